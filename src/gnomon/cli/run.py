@@ -36,6 +36,7 @@ from gnomon.methods.easyscale import Observation, placed
 from gnomon.models.lora import parse_adapters
 from gnomon.plans import Plan, PlanFile, Saved, load_plan
 from gnomon.prediction import Prediction, memory_copies, predict
+from gnomon.prediction.expert_costs import expert_costs
 from gnomon.report.prediction import describe
 from gnomon.report.tables import Column, gib, number, percent, table, wrapped
 from gnomon.request.model import is_code
@@ -379,9 +380,10 @@ def _check_memory(prediction: Prediction) -> tuple[str, ...]:
     needed = sum(rank.peak_bytes * len(rank.ranks) for rank in prediction.memory)
     has = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     if needed > has:
+        fewer = ", fewer experts.replicas" if prediction.plan.experts.replicas else ""
         raise PlanError(
             f"{prediction.model} needs {gib(needed)} GiB under this plan, and this machine has {gib(has)}; take a "
-            f"smaller model, a smaller micro batch or recompute"
+            f"smaller model, a smaller micro batch{fewer} or recompute"
         )
     cores = os.cpu_count() or 1
     measured = any(group.node.device.measured for group in prediction.pricing.cluster.groups)
@@ -464,6 +466,7 @@ def _job(
         override=tuple(filter(None, (options.override or "").split(","))),
         resume_with=_resume_command(options),
         measure=options.timeline is not None,
+        **({"expert_costs": expert_costs(prediction)} if file.plan.experts.rebalance_every else {}),
         record_router=None if options.record_router is None else Path(options.record_router),
         counted=prediction.counted,
         expected_step_s=None if shares_processes(file, options) else prediction.step_s,

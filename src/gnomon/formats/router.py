@@ -23,6 +23,8 @@ from numpy.typing import NDArray
 from gnomon.errors import InputError
 from gnomon.graph import Graph
 from gnomon.plans import RouterLoad
+from gnomon.plans.experts import Router as Router
+from gnomon.plans.experts import routers
 
 SCHEMA = "gnomon.router/1"
 SUFFIX = ".npz"
@@ -32,28 +34,9 @@ DTYPES = {"schema": "U", "model": "U", "layers": "U", "topk": "i", "steps": "i",
 """Name of an array -> kind of its dtype: text or signed whole numbers."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Router:
-    """A layer that sends tokens to experts."""
-
-    layer: str
-    """Its label, as `layers[3]`."""
-    experts: int
-    """It chooses from."""
-    topk: int
-    """It chooses for a token."""
-
-
 def routers_of(graph: Graph) -> tuple[Router, ...]:
     """Those of a model, in the order of its layers. InputError for one without, or with layers of unlike experts."""
-    found = []
-    for layer in graph.layers():
-        block = graph.block(layer.call.block)
-        sizes = {dim.name: dim.size or 0 for tensor in block.tensors for dim in tensor.atoms}
-        for op in block.ops:
-            if op.does == "dispatches":
-                topk = block.tensor(op.inputs[1]).dims[-1].size or 0
-                found.append(Router(layer=layer.label, experts=sizes[str(op.attr("experts", ""))], topk=topk))
+    found = routers(graph)
     if len({router.layer for router in found}) < len(found):
         raise InputError(f"{graph.name} has several routers in a layer, and a router file has one in each")
     if not found:
@@ -63,7 +46,7 @@ def routers_of(graph: Graph) -> tuple[Router, ...]:
             f"{graph.name} has layers of {min(kinds)} to {max(kinds)} experts, and a router file has as many in each "
             f"layer"
         )
-    return tuple(found)
+    return found
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,4 +1,5 @@
-"""Gradients that tensor-parallel ranks add up once a step: norms and routers under sequence parallelism, copied heads.
+"""Gradients that ranks of tp and ep add up once a step: norms and routers under sequence parallelism, copied heads,
+experts that several ranks hold.
 
 `tensor_sums` reads from the sharding which stages have parameters of which every tp rank has a term of the gradient
 (each saw its part of the tokens) or which several tp ranks hold copies of (fewer key-value heads than tp);
@@ -23,21 +24,28 @@ from gnomon.program.rows import KIND, Inserted, Rows, insert
 from gnomon.sharding import shard_block
 from gnomon.units import distinct
 
-TERMS, COPIES = "tp", "kv_copies"
-"""Communicators, and price names, of the two sums: over all tp ranks, and over those that hold one head's copies."""
+TERMS, COPIES, REPLICAS = "tp", "kv_copies", "replicas"
+"""Communicators, and price names, of the sums: over all tp ranks, over those that hold one head's copies, and over
+those of ep that hold one expert's (FlexMoE)."""
 
 
 def tensor_sums(
     graph: Graph, layout: Layout, parts: Iterable[tuple[Mesh, Sequence[Layer]]]
 ) -> tuple[tuple[int, str], ...]:
-    """(stage, TERMS or COPIES) of each sum. parts: mesh and layers of each stage."""
+    """(stage, TERMS, COPIES or REPLICAS) of each sum. parts: mesh and layers of each stage."""
 
     sums: dict[tuple[int, str], None] = {}
     for stage, (mesh, layers) in enumerate(parts):
         blocks = dict.fromkeys(layer.call.block for layer in layers) if mesh.tp > 1 else ()
         names = [_needed(graph.block(name), layout, _alike(mesh)) for name in blocks]
         sums.update(((stage, name), None) for name in (TERMS, COPIES) if any(name in needed for needed in names))
+        if mesh.ep > 1 and any(_has_replicas(graph.block(layer.call.block)) for layer in layers):
+            sums[stage, REPLICAS] = None
     return tuple(sums)
+
+
+def _has_replicas(block: Block) -> bool:
+    return any(op.does == "dispatches" and op.attr("replicas", 0) for op in block.ops)
 
 
 @lru_cache(maxsize=1024)

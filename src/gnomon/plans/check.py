@@ -21,6 +21,7 @@ from gnomon.plans.experts import under, whole_experts
 from gnomon.plans.mesh import Mesh
 from gnomon.plans.parts import INPUT, Schedule
 from gnomon.plans.plan import Plan
+from gnomon.plans.replicas import busiest, check_placement, slots
 from gnomon.plans.select import select
 from gnomon.plans.stages import dependencies, stage_layers, transfers
 from gnomon.plans.vocabulary import vocabulary_errors
@@ -82,6 +83,7 @@ def problems(
     findings += [*_axes_without_effect(plan, graph), *_batch(plan, workload), *_positions(graph, workload)]
     findings += [*_samples(graph, workload), *_fixed_batch(plan, graph, workload), *_open_sizes(graph, workload)]
     findings += _router(plan, graph, workload)
+    findings += _placement(plan, graph)
     unique = dict.fromkeys(findings)
     return tuple(sorted(unique, key=lambda problem: problem.severity))
 
@@ -547,9 +549,11 @@ def _router(plan: Plan, graph: Graph, workload: Workload | None) -> Iterator[Pro
         ep = max(plan.stage_mesh(stage).ep for stage in range(plan.num_stages))
         if experts % ep:
             continue  # said already
-        text = (
-            f"the busiest of ep = {ep} ranks computes and holds {router.busiest(experts, ep):.2f} times the mean rows"
-        )
+        try:
+            load = busiest(router, plan.experts.placement, experts, ep)
+        except PlanError:
+            continue  # as above
+        text = f"the busiest of ep = {ep} ranks computes and holds {load:.2f} times the mean rows"
         if router.layers:
             worst = routed[int(shares.max(axis=1).argmax())]
             text += (
@@ -561,6 +565,47 @@ def _router(plan: Plan, graph: Graph, workload: Workload | None) -> Iterator[Pro
             lost = f"{router.dropped(experts):.1%} of (token, expert) pairs"
             text += f"; capacity {router.capacity:g} drops {lost}{padded}"
         yield _note("router_load", f"router load {router.kind}: {text}")
+
+
+def _placement(plan: Plan, graph: Graph) -> Iterator[Problem]:
+    """Whether experts can lie on ranks as the plan places them."""
+    asked, ep = plan.experts, max(plan.stage_mesh(stage).ep for stage in range(plan.num_stages))
+    if not (asked.replicas or asked.placement or asked.rebalance_every):
+        return
+    routed = [
+        _size(graph.block(layer.call.block), "experts")
+        for layer in graph.layers()
+        if graph.block(layer.call.block).does("dispatches")
+    ]
+    named = next(
+        f"experts.{name} = {value}" if name != "placement" else "experts.placement"
+        for name in ("replicas", "placement", "rebalance_every")
+        if (value := getattr(asked, name))
+    )
+    if not routed:
+        yield _error("no_experts", f"{named} is about routed experts, and {graph.name!r} has none; leave it out")
+        return
+    if any(plan.stage_mesh(stage).ep != ep for stage in range(plan.num_stages)):
+        yield _error("replicas", f"{named} with stages of unlike ep; give every stage the same")
+        return
+    if ep == 1:
+        yield _error("replicas", f"{named} places experts on ranks of ep, and ep = 1; use ep of 2 or more")
+        return
+    rows = asked.placement
+    if len(rows) > 1 and len(rows) != len(routed):
+        yield _error(
+            "placement_layers",
+            f"experts.placement has {len(rows)} rows, but {graph.name!r} has {len(routed)} layers with experts; give "
+            f"one for each, or one for all",
+        )
+        return
+    try:
+        for experts in dict.fromkeys(routed):
+            slots(experts, asked.replicas, ep)
+        for row, experts in dict.fromkeys(zip(rows if len(rows) > 1 else rows * len(routed), routed, strict=False)):
+            check_placement(row, experts, asked.replicas, ep)
+    except PlanError as error:
+        yield _error("placement", str(error))
 
 
 def _size(block: Block, name: str) -> int:

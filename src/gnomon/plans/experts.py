@@ -6,16 +6,42 @@ Where ranks divide experts (ep, etp), those that a captured model computes row b
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Literal
 
 from gnomon.errors import GraphError, PlanError
 from gnomon.graph import Block, Graph, why_whole, with_dispatch
 from gnomon.models.balance import LayerBalance, with_layer_balance
-from gnomon.ops.op import attrs
+from gnomon.ops.op import AttrValue, Does, attrs
 from gnomon.plans.parts import Experts
 from gnomon.plans.plan import Plan
+from gnomon.plans.replicas import on_ranks
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Router:
+    """A layer that sends tokens to experts."""
+
+    layer: str
+    """Its label, as `layers[3]`."""
+    experts: int
+    """It chooses from."""
+    topk: int
+    """It chooses for a token."""
+
+
+def routers(graph: Graph) -> tuple[Router, ...]:
+    """Those of a model, in the order of its layers."""
+    found = []
+    for layer in graph.layers():
+        block = graph.block(layer.call.block)
+        sizes = {dim.name: dim.size or 0 for tensor in block.tensors for dim in tensor.atoms}
+        for op in block.ops:
+            if op.does == "dispatches":
+                topk = block.tensor(op.inputs[1]).dims[-1].size or 0
+                found.append(Router(layer=layer.label, experts=sizes[str(op.attr("experts", ""))], topk=topk))
+    return tuple(found)
 
 
 def under(graph: Graph, plan: Plan) -> Graph:
@@ -26,6 +52,7 @@ def under(graph: Graph, plan: Plan) -> Graph:
     if plan.experts.bias_rate and not router_biases(graph):
         raise PlanError(f"experts.bias_rate moves the biases of routers, and {graph.name} has none; leave it out")
     made = _with_threshold(made, plan.experts.threshold) if plan.experts.threshold < 1.0 else made
+    made = _with_replicas(made, plan.experts.replicas, shared_slots(plan)) if plan.experts.replicas else made
     return _balanced(made, plan.experts) if plan.experts.has_loss else made
 
 
@@ -42,18 +69,43 @@ def _with_threshold(graph: Graph, threshold: float) -> Graph:
             )
     if not routers:
         raise PlanError(f"experts.threshold is for routers, and {graph.name} has none; leave it out")
-    new = attrs(threshold=threshold)
+    return _marked(graph, "routes", attrs(threshold=threshold))
+
+
+def shared_slots(plan: Plan) -> int:
+    """Most slots of a rank whose expert another rank holds too, whose gradients are added up over both."""
+    ep = max(plan.stage_mesh(stage).ep for stage in range(plan.num_stages))
+    most = 0
+    for row in dict.fromkeys(plan.experts.placement):
+        if len(row) % ep == 0:
+            most = max(most, *(sum(row.count(expert) > 1 for expert in own) for own in on_ranks(row, ep)))
+    return most
+
+
+@lru_cache(maxsize=64)
+def _with_replicas(graph: Graph, replicas: int, shared: int) -> Graph:
+    """The graph whose dispatches say how many copies of experts there are beside the first of each, and how many a rank
+    shares with others. They are slots of ranks, so that the experts' parameters stay those of the model."""
+    return _marked(graph, "dispatches", attrs(replicas=replicas, shared=shared))
+
+
+def without_replicas(graph: Graph) -> Graph:
+    """The model that a graph is of, wherever its experts lie."""
+    return _marked(graph, "dispatches", (), gone=("replicas", "shared"))
+
+
+def _marked(graph: Graph, does: Does, new: tuple[tuple[str, AttrValue], ...], gone: tuple[str, ...] = ()) -> Graph:
+    """The graph with these attributes on its ops that do so, and without those that are gone."""
+    names = {name for name, _ in new} | set(gone)
 
     def marked(block: Block) -> Block:
-        return replace(
-            block,
-            ops=tuple(
-                replace(op, attrs=(*(pair for pair in op.attrs if pair[0] != "threshold"), *new))
-                if op.does == "routes"
-                else op
-                for op in block.ops
-            ),
+        if not block.does(does):
+            return block
+        ops = (
+            replace(op, attrs=(*(pair for pair in op.attrs if pair[0] not in names), *new)) if op.does == does else op
+            for op in block.ops
         )
+        return replace(block, ops=tuple(ops))
 
     return replace(graph, blocks=tuple(marked(block) for block in graph.blocks))
 

@@ -165,9 +165,24 @@ class Experts:
     threshold: float = 1.0
     """A token whose first expert is more probable than its second by more than this goes to the first alone (adaptive
     gating, Li et al. 2023; routers that choose two by softmax): at 0 every token, at 1 none."""
+    replicas: int = 0
+    """Copies of a layer's experts beside the first of each, on all ranks of ep together (FlexMoE, Nie et al. 2023):
+    tokens of an expert that several ranks hold are shared out so that the busiest rank has least."""
+    placement: tuple[tuple[int, ...], ...] = ()
+    """The expert in each slot, rank after rank of ep: one row for each layer with experts, or one for all. Empty: the
+    usual order without replicas; with them what the controller makes of the workload's router load."""
+    rebalance_every: int = 0
+    """Steps between two looks of the controller at the tokens that experts get, after which it moves experts where that
+    pays; 0: they stay where they are."""
 
     @typed
     def __post_init__(self) -> None:
+        if self.replicas < 0 or self.rebalance_every < 0:
+            raise PlanError(
+                f"experts.replicas = {self.replicas} and rebalance_every = {self.rebalance_every} must be at least 0"
+            )
+        if len({len(row) for row in self.placement}) > 1:
+            raise PlanError("experts.placement has rows of unlike lengths; give each layer's every slot")
         if not 0.0 <= self.threshold <= 1.0:
             raise PlanError(f"experts.threshold = {self.threshold} is a difference of probabilities, from 0 to 1")
         for name in ("coefficient", "z_loss", "bias_rate"):

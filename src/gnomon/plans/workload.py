@@ -96,11 +96,11 @@ class RouterLoad:
     def computed(self, num_experts: int) -> NDArray[np.float64]:
         """Rows that each expert computes, as a share of all that are routed, the mean over layers: shape
         (num_experts,). Without a capacity that is `fractions`."""
-        computed: NDArray[np.float64] = self._computed(num_experts).mean(axis=0)
+        computed: NDArray[np.float64] = self.computed_by_layer(num_experts).mean(axis=0)
         return computed
 
-    def _computed(self, num_experts: int) -> NDArray[np.float64]:
-        """The same of each layer, (layers, num_experts)."""
+    def computed_by_layer(self, num_experts: int) -> NDArray[np.float64]:
+        """The same of each layer, (layers, num_experts); one row where all layers have the same."""
         if self.padded:
             return np.full((1, num_experts), self.capacity / num_experts)
         shares = self.shares(num_experts) * (1.0 - self.alone / 2)
@@ -133,7 +133,7 @@ class RouterLoad:
             raise PlanError(
                 f"{num_experts} experts do not divide over ep = {ep}; choose ep from the divisors of {num_experts}"
             )
-        computed = self._computed(num_experts)
+        computed = self.computed_by_layer(num_experts)
         by_rank: NDArray[np.float64] = computed.reshape(len(computed), ep, -1).sum(axis=2)
         return by_rank
 

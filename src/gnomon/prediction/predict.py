@@ -14,6 +14,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+from gnomon.control.placing import placed
 from gnomon.graph import BF16, Graph, Kernels, Setting, graph_work
 from gnomon.hardware import Cluster, parse_cluster
 from gnomon.hardware.kinds import apart
@@ -25,6 +26,7 @@ from gnomon.plans import Mesh, Plan, Unit, Workload, batch, check, stage_layers
 from gnomon.plans.check import sample_tokens
 from gnomon.plans.experts import under
 from gnomon.plans.groups import layer_groups
+from gnomon.plans.replicas import busiest
 from gnomon.plans.unread import without
 from gnomon.prediction.band import OPAQUE, Band, band_of, memory_ratios
 from gnomon.prediction.breakdown import step_parts
@@ -237,8 +239,9 @@ class Timed:
         by_layer: bool = False,
     ) -> Timed:
         """As `predict`. by_layer: a row for each layer, as in `lower`."""
-        graph = under(graph_of(model), plan)
         machines = parse_cluster(cluster) if isinstance(cluster, str) else cluster
+        plan = placed(plan, graph_of(model), workload)
+        graph = under(graph_of(model), plan)
         notes = tuple(str(note) for note in check(plan, graph, machines, workload))
         check_methods(plan, graph=graph)
         kernels, assumed, stack = kernels_of(stack, cpu=on_cpu(machines))
@@ -358,7 +361,7 @@ class Asked:
         for stage in range(plan.num_stages):
             mesh = plan.stage_mesh(stage)
             if mesh not in seen:
-                load = self.workload.router.busiest(most, mesh.ep) if most else 1.0
+                load = busiest(self.workload.router, plan.experts.placement, most, mesh.ep) if most else 1.0
                 own = dict(sizes) if sizes is not None else local_sizes(self.workload, self.size, mesh.data_ranks)
                 seen[mesh] = own, load
             local, load = seen[mesh]
@@ -384,6 +387,7 @@ def stages_of(
     """Prices of each stage's layers on its slowest worker: what `predict` begins with, without time and memory of the
     step. PlanError when the plan cannot run."""
     check(plan, graph, cluster, workload)
+    plan = placed(plan, graph, workload)
     graph = under(graph, plan)
     kernels, _, stack = kernels_of(stack, cpu=on_cpu(cluster))
     count, size = batch(plan, workload)
@@ -477,6 +481,22 @@ def _validated(outlined: Outline, messages: Messages = "buffered") -> Structure:
     return validate(build(outlined, messages=messages))
 
 
+def _replicas_beyond(pricing: Pricing, memory: Sequence[RankMemory]) -> Iterator[str]:
+    """Where copies of experts are what a device has no room for: how many it has room for."""
+    replicas, tightest = pricing.plan.experts.replicas, max(memory, key=lambda rank: rank.peak_bytes - rank.limit_bytes)
+    if not replicas or tightest.fits:
+        return
+    each = max(stage.replica_bytes() for stage in pricing.stages)  # of one slot of each layer
+    ep = max(pricing.plan.stage_mesh(stage).ep for stage in range(pricing.plan.num_stages))
+    taken, over = each * replicas // ep, tightest.peak_bytes - tightest.limit_bytes
+    room = max(0, replicas // ep - -(-over // max(each, 1))) * ep
+    fix = f"{room} fit" if room else "none fits"
+    yield (
+        f"experts.replicas = {replicas} take {taken / 2**30:.1f} GiB of each rank, which is {over / 2**30:.1f} GiB "
+        f"over its memory: about {fix}"
+    )
+
+
 def _untried(plan: Plan, stack: Stack) -> Iterator[str]:
     """What a plan rests on that no run on record has shown (docs/accuracy.md)."""
     if plan.overlap.priority:
@@ -528,6 +548,7 @@ def _prediction(played: Timed, memory: tuple[RankMemory, ...], sizes: Mapping[st
     assumptions = (
         *assumed,
         *_untried(plan, pricing.stack),
+        *_replicas_beyond(pricing, memory),
         *cluster.assumptions,
         *apart(kinds.values()),
         *(

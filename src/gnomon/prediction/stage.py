@@ -186,16 +186,28 @@ class StagePrice:
     def _parts(self) -> frozenset[Layer]:
         return frozenset(layer for _, layer in self.share.layers) if self.share else frozenset()
 
-    def static_bytes(self) -> dict[str, int]:
-        """Bytes that stay on a rank between steps: parameters, gradients, master copy, states."""
-        optimizer, precision = self.plan.optimizer, self.plan.precision
-        states = STATE_TENSORS[optimizer.kind] * width(precision.states)
-        kinds = (
+    @property
+    def kept_kinds(self) -> tuple[tuple[str, int, int], ...]:
+        """(what is kept of an element, its bytes, the ZeRO stage that divides it)."""
+        precision = self.plan.precision
+        return (
             ("parameters", width(precision.param), 3),
             ("gradients", width(precision.grad), 2),
             ("master", 0 if precision.master == "none" else width(precision.master), 1),
-            ("states", states, 1),
+            ("states", STATE_TENSORS[self.plan.optimizer.kind] * width(precision.states), 1),
         )
+
+    def replica_bytes(self) -> int:
+        """Bytes that stay on a rank of one expert of each layer (FlexMoE's replicas); 0 without experts on ranks."""
+        if not self.plan.experts.placement:
+            return 0
+        ways, zero = shard_ranks(self.mesh, experts=True), self.plan.optimizer.zero
+        each = self.elements[1] // (len(self.plan.experts.placement[0]) // self.mesh.ep)
+        return sum(each * size // (ways if zero >= first else 1) for _, size, first in self.kept_kinds)
+
+    def static_bytes(self) -> dict[str, int]:
+        """Bytes that stay on a rank between steps: parameters, gradients, master copy, states."""
+        optimizer, precision, kinds = self.plan.optimizer, self.plan.precision, self.kept_kinds
         out = dict.fromkeys((name for name, _, _ in kinds), 0)
         for experts, elements in zip((False, True), self.elements, strict=True):
             ways = shard_ranks(self.mesh, experts=experts)

@@ -15,7 +15,7 @@ import numpy as np
 
 from gnomon.errors import UnpricedError
 from gnomon.late import load_late
-from gnomon.lowering.tensor_sums import COPIES, TERMS
+from gnomon.lowering.tensor_sums import COPIES, REPLICAS, TERMS
 from gnomon.plans import Workload, transfers
 from gnomon.prediction.compute_time import PHASES, ComputeTime
 from gnomon.prediction.layer import parameter_elements
@@ -45,8 +45,8 @@ from gnomon.units import quantise
 TIED = "embedding"
 """Price name of the all-reduce of tied parameters (`lowering.gradients`)."""
 
-IN_UPDATE = frozenset((TERMS, COPIES))
-"""Price names of sums over tensor-parallel ranks right before the update, in whose price they are."""
+IN_UPDATE = frozenset((TERMS, COPIES, REPLICAS))
+"""Price names of sums over ranks of tp and ep right before the update, in whose price they are."""
 
 BY_LAYER = frozenset({*PHASES, *WANTED, "OPT"})
 """Actions whose price follows from their layers alone."""

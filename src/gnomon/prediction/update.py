@@ -70,7 +70,9 @@ def update_parts(
     for layer, times in layers:
         for collective in stage.collectives(layer):
             if collective.when == "before_step":
-                before += times * float(collective_seconds(collective.kind, collective.bytes, stage.links["tp"]))
+                before += times * float(
+                    collective_seconds(collective.kind, collective.bytes, stage.links["+".join(collective.axes)])
+                )
     return float(price.device_s), price.kernels, before + exchanged_s(stage, layers)
 
 

@@ -283,8 +283,19 @@ class _Walk:
             count: Number = self.scene.ranks("etp") if is_row else 1
             for dim in tensor.atoms:
                 count = count * local_size(dim, self.homes[tensor.name], self.scene.axis_sizes, self.scene.sizes)
-            local[tensor.name] = count
+            local[tensor.name] = count if is_row else self.with_replicas(tensor, count)
         return local
+
+    def with_replicas(self, tensor: Tensor, count: Number) -> Number:
+        """Elements of experts' weights in all slots of a rank. count: in its equal part of the experts."""
+        ep = self.scene.ranks("ep")
+        replicas = next((op.attr("replicas", 0) for op in self.block.ops if op.does == "dispatches"), 0)
+        sizes = [dim.size or 0 for dim in tensor.atoms if base(dim.name) == "experts"]
+        if not replicas or tensor.name not in self.routed or tensor.kind == "activation" or ep == 1 or not sizes:
+            return count
+        assert isinstance(replicas, int)
+        each = sizes[0] // ep
+        return count // each * (each + replicas // ep)
 
     def gathered(self) -> dict[str, Number]:
         """Bytes of each tensor that is gathered, of its largest form; what attention gathers inside is among them."""

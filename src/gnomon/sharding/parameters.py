@@ -120,6 +120,7 @@ def parameter_collectives(
         if elements or frozen:
             collectives += _of_group(elements, frozen, mesh, optimizer, precision, experts=experts)
     collectives += _tensor_parallel_sums(sharded, mesh, precision)
+    collectives += _replica_sums(sharded, mesh, precision, without)
     order: tuple[When, ...] = ("before_forward", "before_backward", "after_backward", "before_step", "after_step")
     return tuple(sorted(collectives, key=lambda collective: order.index(collective.when)))
 
@@ -163,6 +164,24 @@ def _tensor_parallel_sums(sharded: ShardedBlock, mesh: Mesh, precision: Precisio
         names = [name for name, copies in sharded.copies.items() if copies == count]
         size = sum(_elements(sharded, sharded.block.tensor(name)) for name in names) * width
         yield ParameterCollective(kind="all_reduce", axes=("tp",), ranks=count, bytes=size, when="before_step")
+
+
+def _replica_sums(
+    sharded: ShardedBlock, mesh: Mesh, precision: Precision, without: frozenset[str]
+) -> Iterator[ParameterCollective]:
+    """Gradients of experts that several ranks of ep hold, of the rank with most of them; priced as if all ranks held
+    each, which is the most that it can be."""
+    dispatch = next((op for op in sharded.block.ops if op.does == "dispatches"), None)
+    shared, replicas = (0, 0) if dispatch is None else (dispatch.attr("shared", 0), dispatch.attr("replicas", 0))
+    assert isinstance(shared, int) and isinstance(replicas, int)
+    if dispatch is None or mesh.ep == 1 or not shared:
+        return
+    sizes = {dim.name: dim.size or 0 for tensor in sharded.block.tensors for dim in tensor.atoms}
+    each = (sizes[str(dispatch.attr("experts", ""))] + replicas) // mesh.ep
+    size = local_elements(sharded, experts=True, without=without) // each * shared * _bytes_of(precision.reduce)
+    yield ParameterCollective(
+        kind="all_reduce", axes=("ep",), ranks=mesh.ep, bytes=size, when="before_step", experts=True
+    )
 
 
 def _elements(sharded: ShardedBlock, tensor: Tensor) -> int:

@@ -93,6 +93,26 @@ LACKS = (
         asked=lambda plan: plan.experts.bias_rate > 0 and plan.optimizer.offload is not None,
     ),
     Lack(
+        name="experts.replicas, placement or rebalance_every with optimizer.zero beside edp > 1, which cuts experts "
+        "into shards (use ep as large as their data-parallel ranks)",
+        asked=lambda plan: (
+            places_experts(plan)
+            and plan.optimizer.zero > 0
+            and any(plan.stage_mesh(stage).edp > 1 for stage in range(plan.num_stages))
+        ),
+    ),
+    Lack(
+        name="experts.replicas, placement or rebalance_every with optimizer.offload or optimizer.offload_parameters",
+        asked=lambda plan: (
+            places_experts(plan) and (plan.optimizer.offload is not None or plan.optimizer.offload_parameters)
+        ),
+    ),
+    Lack(
+        name="experts.replicas, placement or rebalance_every with optimizer.kind = {plan.optimizer.kind!r}, which "
+        "looks at all matrices of a parameter together",
+        asked=lambda plan: places_experts(plan) and needs_whole_matrices(plan),
+    ),
+    Lack(
         name="optimizer.delay with optimizer.offload_parameters, which a late update would change under the step",
         asked=lambda plan: plan.optimizer.delay > 0 and plan.optimizer.offload_parameters,
     ),
@@ -154,6 +174,11 @@ def followed(plan: Plan) -> Plan:
 def by_layer(plan: Plan) -> bool:
     """Whether it runs the plan by a row for each layer where a whole stage would do (`lower`): for gradient buckets."""
     return plan.overlap.in_buckets
+
+
+def places_experts(plan: Plan) -> bool:
+    """Whether the plan says which ranks hold which experts."""
+    return bool(plan.experts.replicas or plan.experts.placement or plan.experts.rebalance_every)
 
 
 def search_reason(base: Plan) -> str | None:

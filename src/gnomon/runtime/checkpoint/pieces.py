@@ -109,7 +109,7 @@ def shared_out(everyone: Sequence[Mapping[str, int]]) -> list[set[str]]:
 
 def _of_buffer(kind: str, buffer: Tensor, part: Range, slots: Iterable[Slot]) -> Iterator[Piece]:
     """Pieces of a buffer that has the elements `part` of the flat one."""
-    for slot in slots:
+    for slot in (one for placed in slots for one, _ in placed.each_expert()):
         low, high = max(slot.start, part[0]), min(slot.stop, part[1])
         at = low - part[0]
         for offset, size in boxes(slot.shape, low - slot.start, high - slot.start):

@@ -143,7 +143,8 @@ def export(executor: Executor, target: Path, *, model: Path) -> Path:
             was_apart = gathered(executor, held)
             if is_first(executor, held):
                 for slot in held.slots:
-                    writer.put(where, slot, held.value(slot.name))
+                    for one, value in slot.experts_of(held.value(slot.name)):
+                        writer.put(where, one, value)
             if was_apart:
                 held.flat = None
     dist.barrier()

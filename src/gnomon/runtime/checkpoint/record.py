@@ -18,6 +18,7 @@ from typing import Any
 from gnomon.errors import InputError
 from gnomon.graph import Graph
 from gnomon.plans import Plan, Workload
+from gnomon.plans.experts import without_replicas
 
 FORMAT = "gnomon.checkpoint/2"
 RECORD = "gnomon.json"
@@ -58,7 +59,7 @@ class Record:
 def identity_of(graph: Graph, plan: Plan, work: Workload) -> dict[str, str]:
     """Model, precision and batch of a run."""
     return {
-        "model": f"{graph.name} {sha256(repr(graph).encode()).hexdigest()[:16]}",
+        "model": f"{graph.name} {sha256(repr(without_replicas(graph)).encode()).hexdigest()[:16]}",
         "precision": repr(plan.precision),
         "batch": f"{work.batch_size} sequences of {work.seq_len or 'several lengths'}",
     }

@@ -352,10 +352,7 @@ def _part(parameters: Parameters, slot: Slot, flat: Tensor | None) -> Tensor:
     """This rank's part of a parameter, flat, of a buffer that has all of it."""
     assert flat is not None
     own = parameters.by_name[slot.name]
-    whole = flat[own.start : own.stop].view(slot.whole)
-    for dim, (first, length) in enumerate(zip(slot.offset, slot.shape, strict=True)):
-        whole = whole.narrow(dim, first, length)
-    return whole.reshape(-1)
+    return slot.part(flat[own.start : own.stop].view(slot.whole)).reshape(-1)
 
 
 def lines(compared: Compared, job: Small) -> Iterator[str]:

@@ -83,10 +83,7 @@ def values_of(held: Mapping[str, Tensor]) -> Values:
         whole = held.get(slot.name)
         if whole is None or not whole.numel():  # of one without elements the graph has a size of 1
             return None
-        part = whole.detach().to(torch.float64).reshape(slot.whole)
-        for dim, (first, length) in enumerate(zip(slot.offset, slot.shape, strict=True)):
-            part = part.narrow(dim, first, length)
-        return part
+        return slot.part(whole.detach().to(torch.float64).reshape(slot.whole))
 
     return values
 
@@ -98,16 +95,21 @@ def weights_of(job: Executor) -> dict[str, Tensor]:
     if job.plan.optimizer.zero:
         raise PlanError("weights are given back of plans whose ranks update all of what they hold: ZeRO 0")
     held = [(slot, parameters.value(slot.name)) for parameters in _held(job) for slot in parameters.slots]
-    weights = {slot.name: value.clone() for slot, value in held if slot.shape == slot.whole}
-    parts = {slot.name: (slot.offset, value.cpu()) for slot, value in held if slot.shape != slot.whole}
+    in_parts = {slot.name for slot, _ in held if slot.shape != slot.whole or slot.experts is not None}
+    weights = {slot.name: value.clone() for slot, value in held if slot.name not in in_parts}
+    parts = {
+        slot.name: [(one.offset, part.cpu()) for one, part in slot.experts_of(value)]
+        for slot, value in held
+        if slot.name in in_parts
+    }
     if job.groups.mesh.tp * job.groups.mesh.ep * job.groups.mesh.etp == 1:
         return weights
-    every: list[dict[str, tuple[tuple[int, ...], Tensor]]] = [{} for _ in range(dist.get_world_size())]
+    every: list[dict[str, list[tuple[tuple[int, ...], Tensor]]]] = [{} for _ in range(dist.get_world_size())]
     dist.all_gather_object(every, parts)
     for slot, value in held:
         if slot.name in parts:
             whole = torch.empty(slot.whole, dtype=value.dtype)
-            for offset, part in (found[slot.name] for found in every if slot.name in found):
+            for offset, part in (one for found in every for one in found.get(slot.name, ())):
                 whole[tuple(slice(first, first + size) for first, size in zip(offset, part.shape, strict=True))] = part
             weights[slot.name] = whole.to(value.device)
     return weights

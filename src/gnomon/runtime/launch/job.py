@@ -29,7 +29,7 @@ from gnomon.prediction import Prediction, predict
 from gnomon.request.model import is_code
 from gnomon.request.runnable import read_runnable_model
 from gnomon.runtime.checkpoint import load, save
-from gnomon.runtime.checkpoint.pretrained import gathered, values_of
+from gnomon.runtime.checkpoint.pretrained import gathered, is_first, values_of
 from gnomon.runtime.launch.own_module import OwnModule
 from gnomon.runtime.module.apply import check_before
 from gnomon.runtime.optim.update import AdamWSettings
@@ -80,10 +80,11 @@ class PreparedJob:
         mine: dict[str, list[tuple[tuple[int, ...], tuple[int, ...], Tensor]]] = {}
         for held, _ in self.executor.parameters():
             freed = gathered(self.executor, held)
-            if self.executor.groups.here.data == 0:
+            if is_first(self.executor, held):
                 for slot in held.slots:
-                    part = slot.whole, slot.offset, held.value(slot.name).cpu().clone()
-                    mine.setdefault(slot.name, []).append(part)
+                    for one, value in slot.experts_of(held.value(slot.name)):
+                        part = one.whole, one.offset, value.cpu().clone()
+                        mine.setdefault(slot.name, []).append(part)
             if freed:
                 held.flat = None
         everyone: list[dict[str, list[tuple[tuple[int, ...], tuple[int, ...], Tensor]]]] = [{}] * dist.get_world_size()

@@ -26,6 +26,7 @@ from typing import Literal
 import torch
 import torch.distributed as dist
 
+from gnomon.control.placing import ROWS_ALONE, Costs
 from gnomon.errors import GraphError, InputError, PlanError, RunError
 from gnomon.formats.router import save_router
 from gnomon.graph import Graph
@@ -56,6 +57,7 @@ from gnomon.runtime.step.routed import Routed
 from gnomon.runtime.watch.progress import Progress, peak_bytes
 from gnomon.runtime.watch.waiting import waited_s, waited_since
 from gnomon.runtime.watch.watchdog import where
+from gnomon.software.own import places_experts
 from gnomon.timeline import Timeline
 from gnomon.timeline.queued import without_a_core
 
@@ -131,6 +133,8 @@ class Job:
     """The command that goes on after a stop, to be shown then."""
     measure: bool = False
     """Take a Timeline."""
+    expert_costs: Costs = ROWS_ALONE
+    """By which experts move, where the plan rebalances them."""
     record_router: Path | None = None
     """File for the tokens that each expert of each layer got in each step (`formats.router`); None: none."""
     counted: Literal["tokens", "samples"] = "tokens"
@@ -147,6 +151,11 @@ class Job:
     def __post_init__(self) -> None:
         if self.steps < 1:
             raise PlanError(f"steps = {self.steps} must be at least 1")
+        if self.memory_checkpoint_every and places_experts(self.plan):
+            raise PlanError(
+                "memory_checkpoint_every copies a rank's state to another rank, and experts that the plan places move; "
+                "use checkpoints in files (checkpoint_every), or leave experts.replicas and placement out"
+            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -338,6 +347,7 @@ def executor_of(
         values=values,
         states=None if own is None else own.states,
         steps=job.steps,
+        expert_costs=job.expert_costs,
     )
 
 

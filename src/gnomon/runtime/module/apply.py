@@ -17,15 +17,17 @@ from types import MappingProxyType
 import torch
 from torch import Tensor
 
+from gnomon.control.placing import placements_of
 from gnomon.errors import PlanError
 from gnomon.graph import Dtypes as GraphDtypes
 from gnomon.graph import Graph, Layer, Op
 from gnomon.graph import Tensor as GraphTensor
 from gnomon.lowering.optimizer import effective_zero
-from gnomon.plans import Mesh, Plan, layer_presets, stage_layers
-from gnomon.plans.experts import under
+from gnomon.plans import Mesh, Plan, RouterLoad, layer_presets, stage_layers
+from gnomon.plans.experts import routers, under
 from gnomon.plans.groups import layer_groups
 from gnomon.plans.parts import Preset
+from gnomon.plans.replicas import Placement, on_ranks
 from gnomon.plans.saving import in_runs
 from gnomon.plans.stages import held_by_several
 from gnomon.runtime.mesh.groups import Groups, meshes_of
@@ -93,6 +95,10 @@ def apply(
         raise PlanError(
             f"{graph.name} has frozen experts, which the runtime does not shard; use zero 0 to 2, or ep = 1"
         )
+    if (lies := placements(graph, plan)) and _has_frozen_experts(graph):
+        raise PlanError(
+            f"{graph.name} has frozen experts, which the runtime does not place; leave experts' placement out"
+        )
     axes, sharded = axes_of(plan, groups), sharded_blocks(graph, plan, mesh)
     runs = {
         name: BlockRun(
@@ -137,6 +143,7 @@ def apply(
         stages[number].four_bit = four_bit_of(
             (slot for slot in still if slot.name in narrow), dtype, start, values, device, where
         )
+        stages[number].placements = {layer.label: lies[layer.label] for layer in layers if layer.label in lies}
         stages[number].presets, stages[number].in_runs, stages[number].rules = presets, runs_again, rules
     return stages
 
@@ -191,7 +198,7 @@ def parts_held(
     """Of each stage of the Program on this rank its parameters, which are not filled yet. What several layers of one of
     the plan's stages read is held by the first, whose backward comes last."""
     zero, axes, number = effective_zero(plan), axes_of(plan, groups), 0
-    first, tables = holders(plan, graph, zero), looked_up(graph)
+    first, tables, lies = holders(plan, graph, zero), looked_up(graph), experts_here(graph, plan, groups)
     stages = stage_layers(plan, graph)
     for index, of_actions in enumerate(layer_groups(plan, stages)):
         alone, lent = zero == 3 or by_layer, dict[str, Parameters]()
@@ -201,7 +208,9 @@ def parts_held(
                 counted = {name for name, stages in first.items() if stages[0] != number}
                 apart = shared if zero == 3 else set[str]()
                 more = beside.get(number, NONE_BESIDE).slots
-                parts = _held(part, sharded, axes, counted, plan, groups, zero, device, tables, set(lent), apart, more)
+                parts = _held(
+                    part, sharded, axes, counted, plan, groups, zero, device, tables, set(lent), apart, more, lies
+                )
                 borrowed = _borrowed(part, sharded, lent)
                 lent |= {name: one for one in parts for name in one.by_name if name in shared}
                 yield Holding(number=number, layers=part, parts=parts, borrowed=borrowed)
@@ -315,9 +324,11 @@ def _held(
     lent: Collection[str],
     shared: Collection[str],
     beside: Sequence[Slot],
+    lies: Mapping[str, tuple[Placement, Placement]],
 ) -> list[Parameters]:
     """The parameters of a stage: routed experts' apart where other ranks than those of the rest hold the same ones, and
-    those that later layers borrow (shared). lent: what it borrows itself. beside: parts of divided layers."""
+    those that later layers borrow (shared). lent: what it borrows itself. beside: parts of divided layers. lies: as in
+    `slots_of`."""
     mesh, here = groups.mesh, groups.here
     experts = set[str]()
     if mesh.tp * mesh.ep * mesh.etp > 1:
@@ -332,7 +343,7 @@ def _held(
         shards = mesh.edp if apart else mesh.dp_shard * mesh.cp
         away = zero == 3 and plan.optimizer.offload_parameters
         divided = zero if shards > 1 or away else 0
-        every = slots_of(layers, sharded, axes, counted, experts, apart=apart, looked_up=tables)
+        every = slots_of(layers, sharded, axes, counted, experts, apart=apart, looked_up=tables, lies=lies)
         chosen = [one for one in every if one.name not in lent and (apart or (one.name in shared) == alone)]
         slots = placed([*chosen, *(beside if not apart and not alone else ())])
         if not slots and (apart or alone):
@@ -423,10 +434,11 @@ def slots_of(
     apart: bool = False,
     frozen: bool = False,
     looked_up: Collection[str] = (),
+    lies: Mapping[str, tuple[Placement, Placement]] = MappingProxyType({}),
 ) -> Iterable[Slot]:
     """The stage's parameters one after the other, each once. counted: tied ones that an earlier stage counts. apart: of
     those that are among `experts`; otherwise of the others. frozen: its frozen weights instead. looked_up: tables of
-    any layer."""
+    any layer. lies: label of a layer -> (experts of this rank, ranks that hold each), where the plan places them."""
     start, seen = 0, set[str]()
     for layer in layers:
         block = sharded[layer.call.block]
@@ -442,7 +454,10 @@ def slots_of(
             sizes = tuple(int(dim.size or 0) for dim in tensor.atoms)
             local = [_local(int(dim.size or 0), dim.name, home.axes_of(dim.name), axes) for dim in tensor.atoms]
             sums = "tp" if "tp" in block.partial_grads.get(tensor.name, ()) else "kv_copies" if copies > 1 else ""
+            placed_experts, held_by = lies.get(layer.label, (None, ())) if apart else (None, ())
             shape = tuple(length for length, _ in local)
+            if placed_experts is not None:
+                shape = (len(placed_experts), *shape[1:])
             slot = Slot(
                 name=name,
                 shape=shape,
@@ -456,9 +471,34 @@ def slots_of(
                 start=start,
                 holders=0 if name in counted else inner if whole else copies,
                 sums="" if apart else sums,
+                experts=placed_experts,
+                held_by=held_by,
             )
             start = slot.stop
             yield slot
+
+
+def placements(graph: Graph, plan: Plan) -> dict[str, Placement]:
+    """Label of each layer with experts -> the expert in each slot of ranks of ep; none where the plan leaves them in
+    their usual order."""
+    asked, ep = plan.experts, max(plan.stage_mesh(stage).ep for stage in range(plan.num_stages))
+    if not (asked.replicas or asked.placement or asked.rebalance_every) or ep == 1:
+        return {}
+    found = routers(graph)
+    rows = placements_of(plan, [router.experts for router in found], ep, RouterLoad())
+    return {router.layer: row for router, row in zip(found, rows, strict=True)}
+
+
+def experts_here(graph: Graph, plan: Plan, groups: Groups) -> dict[str, tuple[Placement, Placement]]:
+    """Label of each layer whose experts the plan places -> (those of this rank, how many ranks of ep hold each)."""
+    rows = placements(graph, plan)
+    return {label: held_here(row, groups.mesh.ep, groups.here.along["ep"]) for label, row in rows.items()}
+
+
+def held_here(placement: Placement, ep: int, rank: int) -> tuple[Placement, Placement]:
+    """(experts of a rank of ep, how many ranks hold each)."""
+    own = on_ranks(placement, ep)[rank]
+    return own, tuple(placement.count(expert) for expert in own)
 
 
 def looked_up(graph: Graph) -> frozenset[str]:
@@ -521,6 +561,8 @@ def beginning(values: Values | None, graph: Graph, seed: int) -> Callable[[Slot]
     begin, tables = constants(graph), tables_of(graph)
 
     def first(slot: Slot) -> Tensor:
+        if slot.experts is not None and values is not None:
+            return torch.cat([first(one) for one, _ in slot.each_expert()])
         given = values(slot) if values is not None else None
         if given is None:
             given = tables.get(slot.name)
@@ -531,7 +573,4 @@ def beginning(values: Values | None, graph: Graph, seed: int) -> Callable[[Slot]
 
 def part_of(slot: Slot, seed: int, constant: float | None) -> Tensor:
     """This rank's part of a parameter at step 0."""
-    whole = initial(slot.name, slot.whole, seed, torch.float64, constant=constant)
-    for dim, (first, length) in enumerate(zip(slot.offset, slot.shape, strict=True)):
-        whole = whole.narrow(dim, first, length)
-    return whole
+    return slot.part(initial(slot.name, slot.whole, seed, torch.float64, constant=constant))

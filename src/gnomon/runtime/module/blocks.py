@@ -23,6 +23,7 @@ from torch.utils.checkpoint import checkpoint
 from gnomon.errors import PlanError
 from gnomon.graph import Block
 from gnomon.plans import Split
+from gnomon.plans.replicas import Placement
 from gnomon.runtime.data.packing import Packing
 from gnomon.runtime.module.block_ops import BlockOp, Need, OpInput
 from gnomon.runtime.module.moves import Move, moved, run, steps
@@ -207,13 +208,14 @@ class BlockRun:
         seen: Callable[[str, Tensor], None] | None = None,
         keeper: Watcher | None = None,
         routed: Callable[[Tensor], None] | None = None,
+        placement: Placement | None = None,
     ) -> dict[str, Tensor]:
         """Outputs by name. state: of position ids and the like. again: paths of ops whose inside is computed again in
         backward. packing: of rows that hold several documents. sizes: of dims on this rank that captured ops ask for.
         compute: what they compute in. seen: is told what each op makes. keeper: decides what is kept for backward.
-        routed: is told which experts tokens choose, (…, topk)."""
+        routed: is told which experts tokens choose, (…, topk). placement: of experts on ranks of ep."""
         frame = Frame(self, dict(inputs), weights, state, packing, dict(sizes or {}), compute)
-        frame.routed = routed
+        frame.routed, frame.placement = routed, placement
         if keeper is None and seen is None and not again and self.plain:
             self._straight(frame)(frame, frame.values)
             return {name: frame.values[name] for name in self.block.outputs}
@@ -316,6 +318,8 @@ class Frame:
         self.routings: dict[str, Routing] = {}
         self.routed: Callable[[Tensor], None] | None = None
         """Is told which experts tokens choose."""
+        self.placement: Placement | None = None
+        """The expert in each slot of ranks of ep; None for their usual order."""
         self.only: frozenset[str] | None = None
         """Paths of the ops that are run, where others are left out."""
         self.ready: dict[str, Tensor] = {}
@@ -325,7 +329,7 @@ class Frame:
     def anew(self, values: dict[str, Tensor]) -> Frame:
         """Another run with the same parameters, from other tensors."""
         frame = Frame(self.owner, values, self.weights, self.state, self.packing, self.sizes, self.compute)
-        frame.device = self.device
+        frame.device, frame.placement = self.device, self.placement
         frame.routings = dict(self.routings)
         return frame
 
@@ -507,7 +511,14 @@ class Frame:
             given = self.owner.capacity
             by = self.values[self._weights_of(names[1])] if given.by_weight and given.over_mean else None
             routing = routing_of(
-                indices, experts, ep=ep, etp=etp, capacity=given.over_mean, padded=given.padded, weights=by
+                indices,
+                experts,
+                ep=ep,
+                etp=etp,
+                capacity=given.over_mean,
+                padded=given.padded,
+                weights=by,
+                placement=self.placement,
             )
             self.routings[names[1]] = self.routings[site.op.outputs[0]] = routing
             return dispatch(first, routing, ep=ep, etp=etp)

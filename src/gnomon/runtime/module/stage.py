@@ -22,6 +22,7 @@ from gnomon.graph import Graph, Layer
 from gnomon.graph import Tensor as GraphTensor
 from gnomon.graph.outputs import losses
 from gnomon.plans.parts import Preset
+from gnomon.plans.replicas import Placement
 from gnomon.runtime.data.packing import Packing, packing_of
 from gnomon.runtime.module.blocks import BlockRun
 from gnomon.runtime.module.crossings import Hop, reads, writes
@@ -68,6 +69,8 @@ class Stage(nn.Module):
         self.borrowed = dict(borrowed)
         self.reduced = (*held, *{id(part): part for part in borrowed.values() if part.borrowed}.values())
         """What gradients of its own are reduced of."""
+        self.placements: Mapping[str, Placement] = {}
+        """Label of a layer -> the expert in each slot of ranks of ep, where the plan places them."""
         self.presets: Mapping[str, Preset] = {}
         """Label of a layer -> what of it is computed again in backward; left out: nothing."""
         self.in_runs: frozenset[str] = frozenset()
@@ -223,6 +226,7 @@ class Stage(nn.Module):
                 seen=None if self.watch is None else partial(self.watch, layer),
                 keeper=keeper,
                 routed=None if self.routed is None else partial(self.routed, layer),
+                placement=self.placements.get(layer.label),
             )
             if keeper is not None and self.note is not None:
                 for tensor in keeper.held():

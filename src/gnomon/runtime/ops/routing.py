@@ -4,7 +4,8 @@ Between dispatch and combine rows are sorted by expert: a tensor of (rows, width
 are. Where ranks divide experts (ep), rows go to the ranks of their experts and come back, each rank as many as its
 tokens chose; where ranks divide an expert (etp), all slices of it get them, and the parts of the result are added up.
 What exceeds an expert's capacity is dropped, the last tokens first or those of least weight, and what is missing may be
-filled up with rows of zeros. Attributes of a router: `fn` (softmax, sigmoid), `groups` and `groups_per_token`,
+filled up with rows of zeros. Experts that a plan places lie on the ranks that it says, some on several
+(`plans.replicas`). Attributes of a router: `fn` (softmax, sigmoid), `groups` and `groups_per_token`,
 `normalised`, `least_sum`, `routed_scale`, `group_top`, `threshold`.
 """
 
@@ -19,6 +20,7 @@ import torch
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
+from gnomon.plans.replicas import Placement, on_ranks, sent_rows
 from gnomon.runtime.mesh.collectives import all_gather, all_to_all
 from gnomon.runtime.ops.site import ALONE, ANCHOR, Axis, Operand, Site
 from gnomon.runtime.parameters.parameters import Weight
@@ -84,10 +86,12 @@ def routing_of(
     capacity: float = 0.0,
     padded: bool = False,
     weights: Tensor | None = None,
+    placement: Placement | None = None,
 ) -> Routing:
     """Of the chosen experts (…, topk), of which some may be none (`experts`). capacity: rows that an expert takes of
     this rank's tokens, over the mean; 0 for all. padded: whether it always computes so many. weights: of the same
-    shape, where tokens of least weight are dropped first; None: the last ones. With several ranks they tell each other
+    shape, where tokens of least weight are dropped first; None: the last ones. placement: the expert in each slot, rank
+    after rank of ep; None: in their order. With several ranks they tell each other
     how many rows there are, so all must come here."""
     flat = indices.reshape(-1)
     if weights is None:
@@ -109,8 +113,11 @@ def routing_of(
     topk = indices.shape[-1]
     if ep.ranks * etp.ranks == 1:
         return Routing(order=order, counts=tuple(counts.tolist()), topk=topk, real=real)
-    sent = counts.view(ep.ranks, -1)
-    got = _exchanged_counts(sent, ep)  # (ranks of ep, experts of this rank)
+    if placement is None:
+        sent = counts.view(ep.ranks, -1)
+        got = _exchanged_counts(sent, ep)  # (ranks of ep, experts of this rank)
+    else:
+        order, sent, got, real = _to_placed(order, counts, ep, placement, real)
     parts = _gathered_counts(got, etp)  # (ranks of etp, ranks of ep, experts of this rank)
     mine = (
         torch.arange(sent.shape[1], device=sent.device).expand_as(parts).reshape(-1).repeat_interleave(parts.flatten())
@@ -125,6 +132,25 @@ def routing_of(
         sorting=torch.argsort(mine, stable=True),
         real=real,
     )
+
+
+def _to_placed(
+    order: Tensor, counts: Tensor, ep: Axis, placement: Placement, real: Tensor | None
+) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+    """(order, rows sent to each rank's slots, rows that come from each rank for this one's slots, real) where experts
+    lie as placed: every rank knows all counts and shares rows out alike. order: by expert; returned by rank, slot."""
+    everyone = _gathered_counts(counts.unsqueeze(0), ep)[:, 0].cpu().numpy()
+    rows = sent_rows(everyone, placement)
+    slots = on_ranks(placement, ep.ranks)
+    sent = torch.tensor([[int(rows[ep.index, e, to]) for e in own] for to, own in enumerate(slots)])
+    got = torch.tensor([[int(rows[by, e, ep.index]) for e in slots[ep.index]] for by in range(ep.ranks)])
+    mine = torch.from_numpy(rows[ep.index])  # (experts, ranks): of an expert's rows the first go to the first rank
+    place = torch.zeros_like(mine)
+    for to, own in enumerate(slots):
+        place[list(own), to] = to * len(own) + torch.arange(len(own))
+    key = place.flatten().repeat_interleave(mine.flatten()).to(order.device)
+    by_slot = torch.argsort(key, stable=True)
+    return order[by_slot], sent.to(order.device), got.to(order.device), None if real is None else real[by_slot]
 
 
 def _exchanged_counts(sent: Tensor, ep: Axis) -> Tensor:

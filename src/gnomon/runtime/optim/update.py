@@ -244,8 +244,14 @@ def _by_holders(parameters: Parameters, most: int) -> Iterator[tuple[int, list[s
     """(ranks that have the same elements, ranges within `mine` of those that so many have, of at most `most`)."""
     ranges: dict[int, list[slice]] = {}
     for slot, (low, high) in parameters.pieces():
-        if slot.holders:
-            ranges.setdefault(slot.holders * parameters.replicas, []).extend(chunks(low, high, most))
+        if not slot.holders:
+            continue
+        first = parameters.mine[0]
+        for one, (begin, end) in slot.each_expert():
+            begin, end = max(low, begin - first), min(high, end - first)
+            count = one.holders * parameters.replicas * (one.held_by[0] if one.held_by else 1)
+            if begin < end:
+                ranges.setdefault(count, []).extend(chunks(begin, end, most))
     yield from ranges.items()
 
 

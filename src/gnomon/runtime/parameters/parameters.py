@@ -10,8 +10,8 @@ gathered stage can be freed between forward and backward (ZeRO 3), and weight gr
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -55,6 +55,11 @@ class Slot:
     """`offset` on each of the tensor-parallel ranks (of etp, of experts), in order; none where each has all of it."""
     table: bool = False
     """Its rows are looked up, not multiplied: in any layer."""
+    experts: tuple[int, ...] | None = None
+    """Which of all experts lie along its first dim, in this order, where a plan places them; None: those from `offset`
+    on."""
+    held_by: tuple[int, ...] = ()
+    """Of each of these, how many ranks of ep hold it."""
 
     @property
     def matrix(self) -> tuple[int, int, int] | None:
@@ -66,6 +71,38 @@ class Slot:
         """The same of what all tensor-parallel ranks hold together, and of as many matrices. Not for vectors."""
         assert self.split is not None
         return _matrix((*self.shape[: self.split[0]], *self.whole[self.split[0] :]), self.split)
+
+    def part(self, whole: Tensor) -> Tensor:
+        """This rank's part of a tensor of the `whole` shape."""
+        if self.experts is not None:
+            whole = whole.index_select(0, torch.tensor(self.experts, device=whole.device))
+        first = 0 if self.experts is None else 1
+        for dim, (begin, length) in enumerate(zip(self.offset[first:], self.shape[first:], strict=True), start=first):
+            whole = whole.narrow(dim, begin, length)
+        return whole
+
+    def each_expert(self) -> Iterator[tuple[Slot, Range]]:
+        """A slot for each expert of a placed one, and where its elements are in the flat buffer; or itself."""
+        if self.experts is None:
+            yield self, (self.start, self.stop)
+            return
+        size = (self.stop - self.start) // max(1, self.shape[0])
+        for number, (expert, ranks) in enumerate(zip(self.experts, self.held_by, strict=True)):
+            begin = self.start + number * size
+            one = replace(
+                self,
+                shape=(1, *self.shape[1:]),
+                offset=(expert, *self.offset[1:]),
+                start=begin,
+                experts=None,
+                held_by=(ranks,),
+            )
+            yield one, (begin, begin + size)
+
+    def experts_of(self, value: Tensor) -> Iterator[tuple[Slot, Tensor]]:
+        """The same with their parts of a value of `shape`."""
+        for number, (one, _) in enumerate(self.each_expert()):
+            yield one, value if self.experts is None else value[number : number + 1]
 
     @property
     def stop(self) -> int:
@@ -168,6 +205,14 @@ class Parameters:
         """Where the gradient lies, with other layers', if they are reduced together."""
         self.grad_shard: Tensor | None = None
         self.begun: set[str] = set()  # parameters whose gradient has its first term; the others' is not written yet
+
+    def place(self, experts: Mapping[str, tuple[int, ...]], held_by: Mapping[str, tuple[int, ...]]) -> None:
+        """Says that other experts lie in these parameters now."""
+        self.slots = tuple(
+            replace(slot, experts=experts[slot.name], held_by=held_by[slot.name]) if slot.name in experts else slot
+            for slot in self.slots
+        )
+        self.by_name = {slot.name: slot for slot in self.slots}
 
     def lay_out(self) -> dict[str, Range]:
         """Where each parameter lies in the flat buffer."""

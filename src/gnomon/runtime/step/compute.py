@@ -64,8 +64,8 @@ class Compute:
         """Says before each forward what of it is recomputed."""
         self.routed: Callable[[Layer, Tensor], None] | None = None
         """Is told which experts tokens choose in each layer, (…, topk), once for each microbatch."""
-        self.counted: Callable[[Layer, Tensor], None] | None = None
-        """The same, for biases that move by it."""
+        self.counted: Sequence[Callable[[Layer, Tensor], None]] = ()
+        """The same, for biases and experts that move by it."""
 
     def actions(self) -> Mapping[str, Action]:
         """Maps each kind of row to what does it. LOAD does nothing: ids are in memory, and a stage takes its rows when
@@ -131,7 +131,7 @@ class Compute:
     def _run_first(self, stage: int, unit: int, entered: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """The first forward of a microbatch: what is computed again later routes the same tokens once more."""
         module = self.stages[stage]
-        told = [one for one in (self.routed, self.counted) if one is not None]
+        told = [one for one in (self.routed, *self.counted) if one is not None]
         module.routed = _told(told) if told else None
         try:
             return self._run(stage, unit, entered)

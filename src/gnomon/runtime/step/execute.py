@@ -9,7 +9,7 @@ stage (`apply`).
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,8 +17,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from gnomon.control.placing import ROWS_ALONE, Costs, placed
 from gnomon.errors import PlanError
-from gnomon.graph import Graph
+from gnomon.graph import Graph, Layer
 from gnomon.lowering.optimizer import effective_zero
 from gnomon.lowering.units import units_of_lengths
 from gnomon.methods import check_methods, mimose, partial_reduce
@@ -32,7 +33,7 @@ from gnomon.program import Program
 from gnomon.runtime.mesh.arrivals import channels, proofs
 from gnomon.runtime.mesh.collectives import all_reduce
 from gnomon.runtime.mesh.groups import Groups, stage_sets
-from gnomon.runtime.module.apply import NOTHING_BESIDE, apply, dtypes, has_experts, holders
+from gnomon.runtime.module.apply import NOTHING_BESIDE, apply, dtypes, has_experts, holders, placements
 from gnomon.runtime.module.blocks import Capacity
 from gnomon.runtime.module.crossings import Shapes, hops
 from gnomon.runtime.module.stage import Batch, Stage
@@ -49,6 +50,7 @@ from gnomon.runtime.step.feed_lengths import FeedOfLengths, has_lengths
 from gnomon.runtime.step.host_update import DelayedRows, HostUpdate, moved_stages
 from gnomon.runtime.step.messages import Messages
 from gnomon.runtime.step.mimose import Mimose
+from gnomon.runtime.step.replicas import Replicas
 from gnomon.runtime.step.resident_bytes import levels
 from gnomon.runtime.step.router_bias import RouterBias
 from gnomon.runtime.step.rows import Action, Row, followed, plan_stages, rows, stages_of_row
@@ -86,13 +88,14 @@ class Executor:
         values: Values | None = None,
         states: Mapping[str, Tensor] | None = None,
         steps: int = 0,
+        expert_costs: Costs = ROWS_ALONE,
     ) -> None:
         """steps: of the whole run, which methods that change weights while they train ask for; 0: nobody knows.
         program: what to run in place of `lower`'s, for the same plan; a plan with methods that rewrite the Program
         needs it, since only a prediction has what they ask for (`Prediction.structure.program`). device: this rank's,
         where all that it holds lies; `launch` gives every process its own. values: of parameters at step 0
         (`pretrained.values_of`); None: random ones by the seed. states: buffers of a captured model by
-        name. `torch.distributed` must be initialised.
+        name. expert_costs: by which experts move. `torch.distributed` must be initialised.
         PlanError for what the runtime does not run, ProgramError for a Program that is no step of the plan."""
         if partial_reduce.METHOD.used(plan):
             raise PlanError("a plan with partial_reduce is run by gnomon run alone; leave the pass out here")
@@ -103,6 +106,7 @@ class Executor:
                     f"leave the pass out here"
                 )
         check_place(plan.device_of)
+        plan = placed(plan, graph, workload)
         graph = under(graph, plan)
         self.graph, self.plan, self.workload, self.device = graph, plan, workload, device
         ends = cut_ends(plan, graph) if plan.schedule.vocabulary != "ends" else None
@@ -136,9 +140,23 @@ class Executor:
         self.state.by_layer = by_layer and effective_zero(plan) < 3
         self.host = HostUpdate(self.state, self.stages, moved_stages(self.program))
         self.compute = Compute(graph, self.stages, self.state, self.buffers, self.feed, dtype)
+        counts = list[Callable[[Layer, Tensor], None]]()
         if plan.experts.bias_rate:
             self.state.biases = RouterBias(self.graph, plan.experts.bias_rate, self.groups.by_comm["norm"], device)
-            self.compute.counted = self.state.biases.note
+            counts.append(self.state.biases.note)
+        if rows_of := placements(self.graph, plan):
+            self.state.replicas = Replicas(
+                self.graph,
+                self.stages,
+                self.state.adam,
+                self.groups,
+                rows_of,
+                expert_costs,
+                plan.experts.rebalance_every,
+                device,
+            )
+            counts.append(self.state.replicas.note)
+        self.compute.counted = tuple(counts)
         if mimose.METHOD.used(plan):
             check_methods(plan, "run")
             ((_, stage),) = self.stages.items()
@@ -294,6 +312,10 @@ class Executor:
         if recorder is not None:
             self._hold(recorder)
         self.buffers.recorder = None
+        if (replicas := self.state.replicas) is not None:
+            if replicas.looks:
+                self.settle()
+            replicas.end_step()
         return StepResult(loss=self.compute.loss, grad_norm=self.state.norm)
 
     def take(self, batch: Tensor | Batch) -> None:
@@ -396,7 +418,9 @@ class Executor:
     @property
     def notes(self) -> tuple[str, ...]:
         """What methods that decide in the run say of it."""
-        said = () if self.compute.mimose is None else (self.compute.mimose.said(),)
+        mimose, replicas = self.compute.mimose, self.state.replicas
+        said = () if mimose is None else (mimose.said(),)
+        said += () if replicas is None or not replicas.every else (replicas.said(),)
         return said + tuple(rule.note for rule in self.state.rules)
 
     def parameters(self) -> Iterator[tuple[Parameters, Update]]:

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
+from gnomon.lowering.tensor_sums import REPLICAS
 from gnomon.program import NO_UNIT
 from gnomon.runtime.mesh.collectives import all_gather, all_reduce, reduce_scatter
 from gnomon.runtime.mesh.groups import Groups
@@ -27,6 +28,7 @@ from gnomon.runtime.optim.weight_rules import WeightRule
 from gnomon.runtime.parameters.parameters import GradientBucket, Parameters
 from gnomon.runtime.parameters.shards import interleaved, kept_shards, packed
 from gnomon.runtime.step.buffers import Buffers, Name
+from gnomon.runtime.step.replicas import Replicas
 from gnomon.runtime.step.router_bias import RouterBias
 
 
@@ -52,6 +54,8 @@ class State:
         """Of plans that compute in fp16."""
         self.biases: RouterBias | None = None
         """Moves the biases of routers after their update, which leaves them where they are."""
+        self.replicas: Replicas | None = None
+        """Adds up gradients of experts that several ranks hold, and moves experts."""
         self.watch: Callable[[Parameters], None] | None = None
         """Is shown parameters with their whole gradient, before they are updated."""
         self.rules: tuple[WeightRule, ...] = ()
@@ -124,6 +128,11 @@ class State:
         self.buffers.wait(name)
         if comm == "embedding":
             self.join_tied(name)
+            return
+        if comm == REPLICAS:
+            assert self.replicas is not None, "a Program that adds up replicas is of a plan that has them"
+            self.buffers.wait(name)
+            self.replicas.add_up(stage)
             return
         if comm in ("dp", "dp_replicate"):
             grads = [(held.my_grad(), group) for held in self.stages[stage].held if (group := self._group(held, comm))]

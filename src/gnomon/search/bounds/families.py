@@ -21,6 +21,7 @@ from gnomon.hardware import Cluster, Device
 from gnomon.plans import Layout, Mesh, Plan, Saved, Schedule, Workload, shared_parameters, transfers
 from gnomon.plans.mesh import DENSE_AXES
 from gnomon.plans.plan import pipeline_rank
+from gnomon.plans.replicas import least_busiest
 from gnomon.prediction.software_kernels import kernels_of, on_cpu
 from gnomon.prediction.stage import stage_links
 from gnomon.prices.collectives import collective_seconds, p2p_seconds
@@ -188,7 +189,7 @@ class Job:
 
     def load(self, ep: int) -> float:
         """Busiest over mean rows of the experts of a rank."""
-        return self.workload.router.busiest(self.experts, ep) if self.experts else 1.0
+        return least_busiest(self.workload.router, self.space.base.experts, self.experts, ep) if self.experts else 1.0
 
     def links(self, mesh: Mesh) -> dict[str, AxisLink]:
         """What the groups of axes of the first stage run over."""

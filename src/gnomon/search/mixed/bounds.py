@@ -21,6 +21,7 @@ from gnomon.graph import Graph
 from gnomon.hardware import Cluster
 from gnomon.hardware.kinds import Kind
 from gnomon.plans import Mesh, Plan, Saved, Workload
+from gnomon.plans.replicas import least_busiest
 from gnomon.plans.stages import dependencies
 from gnomon.prediction import Prediction
 from gnomon.prediction.software_kernels import kernels_of, on_cpu
@@ -182,7 +183,7 @@ class LayerTables:
             self.kinds[kind].node.device,
             {axis: links[axis] for axis in TOKEN_AXES if axis in links},
             self.micro,
-            self.workload.router.busiest(self._experts, ep) if self._experts else 1.0,
+            least_busiest(self.workload.router, plan.experts, self._experts, ep) if self._experts else 1.0,
             (plan.saved.preset,) if plan.saved.rules or plan.saved.every > 1 else PRESETS,
         )
         return {name: self._sums(table) for name, table in tables.items()}

@@ -17,6 +17,7 @@ from gnomon.graph import Graph
 from gnomon.hardware import Cluster
 from gnomon.methods import Method
 from gnomon.plans import Dispatch, Fp8, Offload, Plan, SavedRule, Split
+from gnomon.plans.experts import routers
 from gnomon.plans.mesh import DENSE_AXES
 from gnomon.search.refinement.bucket_cuts import Grain, cut_of, with_grain
 from gnomon.search.refinement.bucket_sizes import bucket_sizes
@@ -152,6 +153,17 @@ def _dispatch_of(plan: Plan) -> Value:
     return plan.layout.dispatch or USUAL
 
 
+def _replica_values(plan: Plan, graph: Graph, _: Cluster) -> tuple[Value, ...]:
+    """None, and one, two and four more experts on each rank, as far as there are so many others; none where the plan
+    says itself which experts lie where."""
+    ep = max(plan.stage_mesh(stage).ep for stage in range(plan.num_stages))
+    counts = [router.experts for router in routers(graph)]
+    if ep == 1 or not counts or (plan.experts.placement and not plan.experts.replicas):
+        return ()
+    most = min(counts) - max(counts) // ep
+    return (0, *(more * ep for more in (1, 2, 4) if more <= most))
+
+
 def _dispatch(plan: Plan, _: Graph, value: Value) -> Plan:
     return replace(plan, layout=replace(plan.layout, dispatch=None if value == USUAL else value))  # type: ignore[arg-type]
 
@@ -263,6 +275,14 @@ CHOICES: tuple[Choice, ...] = (
         values=_dispatch_values,
         of=_dispatch_of,
         make=_dispatch,
+    ),
+    Choice(
+        name="expert_replicas",
+        says="copies of experts on further ranks of ep, under the workload's router load (FlexMoE)",
+        values=_replica_values,
+        of=lambda plan: plan.experts.replicas,
+        make=lambda plan, _, value: replace(plan, experts=replace(plan.experts, replicas=int(value), placement=())),
+        searched=False,
     ),
     Choice(
         name="async_tp",

@@ -14,10 +14,10 @@ from typing import Any, Literal
 
 import numpy as np
 
-from gnomon.control.placing import placed
 from gnomon.graph import BF16, Graph, Kernels, Setting, graph_work
 from gnomon.hardware import Cluster, parse_cluster
 from gnomon.hardware.kinds import apart
+from gnomon.late import load_late
 from gnomon.lowering.lower import Messages, Outline, build, outline
 from gnomon.lowering.units import worker_units
 from gnomon.methods import check_methods
@@ -240,7 +240,7 @@ class Timed:
     ) -> Timed:
         """As `predict`. by_layer: a row for each layer, as in `lower`."""
         machines = parse_cluster(cluster) if isinstance(cluster, str) else cluster
-        plan = placed(plan, graph_of(model), workload)
+        plan = _placed(plan, graph_of(model), workload)
         graph = under(graph_of(model), plan)
         notes = tuple(str(note) for note in check(plan, graph, machines, workload))
         check_methods(plan, graph=graph)
@@ -387,13 +387,21 @@ def stages_of(
     """Prices of each stage's layers on its slowest worker: what `predict` begins with, without time and memory of the
     step. PlanError when the plan cannot run."""
     check(plan, graph, cluster, workload)
-    plan = placed(plan, graph, workload)
+    plan = _placed(plan, graph, workload)
     graph = under(graph, plan)
     kernels, _, stack = kernels_of(stack, cpu=on_cpu(cluster))
     count, size = batch(plan, workload)
     priced = Pricing(plan=plan, graph=graph, cluster=cluster, stack=stack, stages=(), blocks=(), count=count)
     asked = Asked(priced=priced, workload=workload, size=size, kernels=kernels, by_layer=False)
     return tuple(prices[0] for prices in asked.workers(plan))
+
+
+def _placed(plan: Plan, graph: Graph, workload: Workload) -> Plan:
+    """The plan with the placement that the controller makes of experts' replicas, which few plans have."""
+    if not plan.experts.replicas or plan.experts.placement:
+        return plan
+    found: Plan = load_late("gnomon.control.placing:placed")(plan, graph, workload)
+    return found
 
 
 def _replicas(plan: Plan, workers: tuple[tuple[StagePrice, ...], ...]) -> tuple[tuple[StagePrice, ...], ...]:

@@ -419,7 +419,7 @@ class Executor:
     def notes(self) -> tuple[str, ...]:
         """What methods that decide in the run say of it."""
         mimose, replicas = self.compute.mimose, self.state.replicas
-        said = () if mimose is None else (mimose.said(),)
+        said: tuple[str, ...] = () if mimose is None else (mimose.said(),)
         said += () if replicas is None or not replicas.every else (replicas.said(),)
         return said + tuple(rule.note for rule in self.state.rules)
 

@@ -49,7 +49,7 @@ def apart(ours: Sequence[Any], exact: Sequence[Any]) -> float:
     return max(float((a - b).abs().max() / b.abs().max()) for a, b in zip(ours, exact, strict=True))
 
 
-@settings(max_examples=15)
+@settings(max_examples=6)
 @given(
     name=st.sampled_from(list(MODULES)),
     sizes=st.tuples(st.integers(1, 9), st.integers(1, 14), st.integers(2, 40), st.integers(1, 9)),

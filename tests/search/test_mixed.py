@@ -27,8 +27,10 @@ from gnomon.search.mixed.space import MixedPoint, Shape, divisions, layers_of_st
 from gnomon.search.space.points import parse_limit
 from gnomon.software import stack
 
-SEEDS = [seed for seed in range(52) if seed not in (8, 11, 16, 18, 33)]
-"""Those left out are large, and take no line of the search after another that the rest do not."""
+LARGE = (0, 8, 11, 16, 18, 28, 29, 33, 37, 42, 43, 44, 45)
+SEEDS = [seed for seed in range(52) if seed not in LARGE]
+"""Those left out are large, and take no line of the search after another that the rest do not. `check_exact(seed)` of
+this file takes any."""
 MIXED = "1x2xh100-sxm+1x2xa100-sxm-80gb"
 WORKLOAD = Workload(global_batch_size=16, seq_len=512)
 
@@ -110,7 +112,7 @@ def test_kinds_left_out_are_no_ranks() -> None:
 
 
 def test_the_fast_devices_take_more_and_nothing_compared_with_is_faster() -> None:
-    result = plan_mixed(model("llama", 4), MIXED, WORKLOAD, forbid=["pp>2", "tp>1"], tries=60)
+    result = plan_mixed(model("llama", 4), MIXED, WORKLOAD, forbid=["pp>2", "tp>1"], tries=20)
     best = result.best[0]
     assert best.prediction.fits and result.bound_s <= best.step_s
     others = [result.equal, *(entry for _, entry in result.alone)]
@@ -218,8 +220,7 @@ NEW_AXES = {
 """Model, its layers, sequence length, and what is fixed: the axes that `mixed_case` leaves out or draws seldom."""
 
 
-@pytest.mark.parametrize("clip", [True, False])
-@pytest.mark.parametrize("name", NEW_AXES)
+@pytest.mark.parametrize(("name", "clip"), [(name, n % 2 == 0) for n, name in enumerate(NEW_AXES)])
 def test_the_search_is_exact_with_context_experts_and_several_stages(name: str, clip: bool) -> None:
     kind, layers, seq_len, fixed = NEW_AXES[name]
     graph, machines = model(kind, layers), "1x4xh100-sxm+1x4xa100-sxm-80gb"

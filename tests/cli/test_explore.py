@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from http.server import ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import pytest
 from browser import CHROMIUM, needs_chromium, visited
@@ -18,6 +19,9 @@ from gnomon.cli.explore import Page, handler
 from gnomon.cli.options import parse
 from gnomon.cli.options.explore import ExploreOptions
 from gnomon.report.page.explore import POLICY
+from gnomon.schema import load as loads
+from gnomon.serving.file import ServeFile
+from gnomon.units import show_seconds
 
 TOKEN = "a-token"
 JOB = ["llama-tiny", "--on", "4xa100-sxm-40gb", "--global-batch", "8", "--seq-len", "128"]
@@ -73,9 +77,42 @@ def test_ways_can_be_taken(port: int) -> None:
     assert best and form(port, "/predict", [], best[0]["plan"])["fits"]
 
 
+SERVER = [
+    *("llama-3.1-8b", "--on", "2xh100-sxm", "--serve", "--engine", "vllm"),
+    *("--input-len", "256", "--output-len", "64", "--concurrency", "8"),
+]
+
+
+def test_a_server_is_answered_as_predict_serve_does(port: int, capsys: pytest.CaptureFixture[str]) -> None:
+    told = form(port, "/predict", SERVER)
+    assert main(["predict", *SERVER, "--json"]) == 0
+    predicted = json.loads(capsys.readouterr().out)
+    cards = {name: text for name, text, _ in told["cards"]}
+    assert cards["TTFT p50"] == show_seconds(predicted["ttft"]["p50_s"])
+    assert cards["output tokens/s"] == f"{predicted['output_tokens_per_s']:,.0f}"
+    assert told["fits"] and told["file"] == "serve.toml" and "<svg" in told["page"]
+    assert loads(ServeFile, told["plan"]).engine == "vllm"
+    best = form(port, "/best", SERVER)["ways"]
+    again = [*SERVER, *(word for flag, value in best[0]["set"].items() if value for word in (flag, value))]
+    assert form(port, "/predict", again)["fits"]
+
+
+def test_a_server_that_does_not_start_is_helped(port: int) -> None:
+    large = ["llama-3.3-70b", *SERVER[1:], "--tp", "1"]
+    told = form(port, "/predict", large)
+    assert not told["fits"] and told["verdict"] == "does not start" and "70" in told["title"]
+    ways = form(port, "/fit", large)["ways"]
+    changed = [*large, *(word for pair in ways[0]["set"].items() for word in pair)]
+    assert form(port, "/predict", changed)["fits"]
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [
+        ([*SERVER, "--zero", "3"], "--zero is of training, and --serve predicts a server"),
+        ([*JOB, "--concurrency", "3"], "--concurrency is of serving; add --serve"),
+        ([*SERVER, "--page", "/tmp/page.html"], "--page writes a file, which a page may not"),
+        (["train.py", "--on", "8xh100", "--args", ""], "a script is run only where the command line named it"),
         (["no-such-model", "--on", "8xh100"], "no-such-model"),
         (JOB[:1], "--on"),
         ([*JOB, "--tp", "x"], "--tp"),
@@ -124,3 +161,7 @@ def test_the_page_in_a_browser(width: int, port: int, tmp_path: Path) -> None:
     document, log = visited(f"http://127.0.0.1:{port}/?token={TOKEN}", tmp_path, width=width)
     assert "CONSOLE" not in log
     assert "tokens/s/device" in document and "fits: " in document and "answered in" in document
+    state = quote(json.dumps({"words": SERVER, "plan": ""}))
+    document, log = visited(f"http://127.0.0.1:{port}/?token={TOKEN}#{state}", tmp_path, width=width)
+    assert "CONSOLE" not in log
+    assert "TTFT p50" in document and "Make it start" in document and "output tokens/s" in document

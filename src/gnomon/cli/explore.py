@@ -3,7 +3,8 @@
 `run(options)` serves it on 127.0.0.1 until it is interrupted, and returns 0. Only who has the address with its token is
 answered, only from the page itself: requests that name another host (a name that leads here) or another origin (a page
 of somebody else's) get nothing. What the page sends is options of `gnomon predict`; none of them may write a file or
-import a module. Leaves out inference (`gnomon predict --serve`) and what the page looks like (`report.page.explore`).
+import a module. Leaves out what is said of a server (`cli.explore_serve`) and what the page looks like
+(`report.page.explore`).
 """
 
 from __future__ import annotations
@@ -25,13 +26,16 @@ from threading import Lock
 from time import monotonic
 from typing import Any
 
-from gnomon.cli.options.explore import ExploreOptions
+from gnomon.cli.options.explore import ExploreOptions, FormOptions
 from gnomon.cli.options.flags import Flag, flags, given, read
 from gnomon.cli.options.job import TrainingOptions
+from gnomon.cli.options.serve import ServeOptions
 from gnomon.cli.plan_file import For, plan_file
 from gnomon.cli.request import Request, read_request
+from gnomon.cli.serving import SHARED, asks_to_serve, refuse_others
 from gnomon.errors import GnomonError, InputError
 from gnomon.hardware import device_names
+from gnomon.late import load_late
 from gnomon.models.presets import PRESETS
 from gnomon.plans import load_plan_file
 from gnomon.prediction import Prediction, predict
@@ -42,6 +46,7 @@ from gnomon.request.fit import FitRequest
 from gnomon.request.model import is_code
 from gnomon.schema import dump
 from gnomon.search import plan as search
+from gnomon.software.engine import engines
 from gnomon.units import show_seconds
 
 SHOWN = (
@@ -49,8 +54,13 @@ SHOWN = (
     "zero", "recompute", "schedule", "precision", "stack",
 )  # fmt: skip
 """Fields of the form's first part, in this order."""
-LEFT_OUT = ("plan", "source", "strict")
-"""What the page has in another way."""
+SERVED = (
+    "engine", "input_len", "output_len", "concurrency", "rate", "ttft", "tpot", "weights", "kv", "max_model_len",
+    "max_num_seqs", "max_num_batched_tokens", "replicas", "pools",
+)  # fmt: skip
+"""Fields of a server's first part, in this order."""
+LEFT_OUT = ("plan", "source", "strict", "page", "fewest")
+"""What the page has in another way, and what writes a file."""
 BODY_BYTES = 1 << 20
 """Longest that a request may be."""
 BEST_S = 6.0
@@ -88,9 +98,13 @@ class Page:
     """What the page shows and asks. One request at a time: predictions share their memos."""
 
     def __init__(self, options: ExploreOptions) -> None:
-        self.start = TrainingOptions(**{f.name: getattr(options, f.name) for f in fields(TrainingOptions)})
-        if self.start.model is not None:
-            read_request(self.start)  # a mistake on the command line is said there, not in the browser
+        self.start = FormOptions(**{f.name: getattr(options, f.name) for f in fields(FormOptions)})
+        if asks_to_serve(self.start):
+            refuse_others(self.start)
+            load_late("gnomon.cli.explore_serve:answered")(self.start)
+        elif self.start.model is not None:
+            refuse_others(self.start)
+            read_request(_trains(self.start))  # a mistake on the command line is said there, not in the browser
         self.lock = Lock()
 
     def html(self, token: str) -> str:
@@ -102,6 +116,9 @@ class Page:
 
     def predict(self, asked: Mapping[str, Any]) -> dict[str, Any]:
         """The answer to the form as it is."""
+        if server := self._server(asked):
+            told: dict[str, Any] = load_late("gnomon.cli.explore_serve:answered")(server)
+            return {**told, "command": join(["gnomon", "predict", *asked["words"]])}
         job = self._predicted(asked)
         request, prediction = job.request, job.prediction
         timeline = prediction.timeline(steady=False)
@@ -117,11 +134,15 @@ class Page:
             # The answer stands above the frame already.
             "page": page_html(data).replace("</style>", "header { display: none; }</style>", 1),
             "plan": job.file(prediction),
+            "file": "plan.toml",
             "command": join(["gnomon", "predict", *before, *asked["words"]]),
         }
 
     def fit(self, asked: Mapping[str, Any]) -> dict[str, Any]:
         """Changes after which it fits, the fastest first."""
+        if server := self._server(asked):
+            ways: dict[str, Any] = load_late("gnomon.cli.explore_serve:helped")(server)
+            return ways
         job = self._predicted(asked)
         request = job.request
         if job.prediction.has_room:
@@ -135,14 +156,19 @@ class Page:
             stack=request.stack,
         )
         rungs = sorted(to_fit.fitting(keep_going=lambda: monotonic() < until).enough(), key=lambda rung: rung.step_s)
-        ways = []
+        ways_to_fit = []
         for rung in rungs[:WAYS]:
             assert rung.prediction is not None, "a rung that is enough was predicted"
-            ways.append({"text": f"{rung.what}: {_figures(rung.prediction)}", "plan": job.file(rung.prediction)})
-        return {"ways": ways}
+            text = f"{rung.what}: {_figures(rung.prediction)}"
+            ways_to_fit.append({"text": text, "plan": job.file(rung.prediction)})
+        return {"ways": ways_to_fit}
 
     def best(self, asked: Mapping[str, Any]) -> dict[str, Any]:
-        """The fastest plans for the model, the machines and the batch; changes of the form's own job among them."""
+        """The fastest plans for the model, the machines and the batch; changes of the form's own job among them. The
+        best layouts of a server for its load."""
+        if server := self._server(asked):
+            layouts: dict[str, Any] = load_late("gnomon.cli.explore_serve:best")(server)
+            return layouts
         job = self._predicted(asked)
         request = job.request
         until = monotonic() + BEST_S
@@ -160,6 +186,24 @@ class Page:
             ways.append({"text": text, "plan": job.file(one.prediction)})
         return {"ways": ways}
 
+    def _server(self, asked: Mapping[str, Any]) -> FormOptions | None:
+        """The form's options where it asks for a server. InputError for options of training beside them."""
+        options = _read(asked["words"])
+        refuse_others(options)
+        self._check_code(options)
+        return options if asks_to_serve(options) else None
+
+    def _check_code(self, options: FormOptions) -> None:
+        """InputError for a module that the command line did not name, and for what would write a file."""
+        if options.model is not None and is_code(options.model) and options.model != self.start.model:
+            raise InputError(
+                "a module is imported only where the command line named it: gnomon explore MODULE:FUNCTION …"
+            )
+        if options.arguments is not None and options.model != self.start.model:
+            raise InputError("a script is run only where the command line named it: gnomon explore SCRIPT.py --args …")
+        if options.page is not None:
+            raise InputError("--page writes a file, which a page may not; the replay is drawn here")
+
     def _predicted(self, asked: Mapping[str, Any]) -> _Asked:
         with self.lock, tempfile.TemporaryDirectory(prefix="gnomon-explore-") as folder:
             words = list(asked["words"])
@@ -168,11 +212,7 @@ class Page:
                 file.write_text(asked["plan"], encoding="utf-8")
                 words += ["--plan", str(file)]
             options = _read(words)
-            if options.model is not None and is_code(options.model) and options.model != self.start.model:
-                raise InputError(
-                    "a module is imported only where the command line named it: gnomon explore MODULE:FUNCTION …"
-                )
-            request = read_request(options)
+            request = read_request(_trains(options))
             base = load_plan_file(file) if asked["plan"] else None
             named = For(
                 model=options.model or (base.model if base else ""),
@@ -198,12 +238,17 @@ class _Asked:
         return dump(made)
 
 
-def _read(words: Sequence[str]) -> TrainingOptions:
+def _trains(options: FormOptions) -> TrainingOptions:
+    """The options of a job that trains."""
+    return TrainingOptions(**{f.name: getattr(options, f.name) for f in fields(TrainingOptions)})
+
+
+def _read(words: Sequence[str]) -> FormOptions:
     """The options that the words say. InputError in argparse's words."""
     said = StringIO()
     try:
         with redirect_stderr(said):
-            return read(TrainingOptions, words, "gnomon explore")
+            return read(FormOptions, words, "gnomon explore")
     except SystemExit:
         text = said.getvalue().strip().removeprefix("gnomon explore: ").partition("; see gnomon explore")[0]
         raise InputError(text or "the options cannot be read") from None
@@ -218,8 +263,9 @@ def _figures(prediction: Prediction) -> str:
 
 def _form() -> list[Field]:
     """The fields of the form, of the options themselves."""
-    every = flags(TrainingOptions)
-    names = [*SHOWN, *(name for name in every if name not in SHOWN and name not in LEFT_OUT)]
+    every = flags(FormOptions)
+    first = ("serve", *SHOWN, *SERVED)
+    names = [*first, *(name for name in every if name not in first and name not in LEFT_OUT)]
     return [_field(name, every[name]) for name in names]
 
 
@@ -230,19 +276,29 @@ def _field(name: str, flag: Flag) -> Field:
         offered = tuple(PRESETS)
     elif name == "on":
         offered = tuple(f"8x{device}" for device in device_names())
+    elif name == "engine":
+        offered = engines()
     return Field(
         flag=flag.names[0] if flag.names else "",
         label=(flag.names[0].removeprefix("--") if flag.names else "model").replace("-", " "),
         help=flag.help.replace("%%", "%"),
         kind="switch" if flag.is_switch else "choice" if choices else "text",
         choices=tuple(map(str, choices)) if choices else offered,
-        shown=name in SHOWN,
+        shown=name in ("serve", *SHOWN, *SERVED),
+        of=_asked_of(name),
     )
 
 
-def _words(options: TrainingOptions) -> list[str]:
+def _asked_of(name: str) -> str:
+    """`training`, `serving`, or empty for an option of both."""
+    if name == "serve" or name in SHARED:
+        return ""
+    return "serving" if name in flags(ServeOptions) else "training"
+
+
+def _words(options: FormOptions) -> list[str]:
     """The command line that gives these options, without what the page has in another way."""
-    every = flags(TrainingOptions)
+    every = flags(FormOptions)
     out: list[str] = []
     for name, value in given(options).items():
         flag = every.get(name)

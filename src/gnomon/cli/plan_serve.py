@@ -28,6 +28,22 @@ FORMATS: tuple[Literal["weights", "kv"], ...] = ("weights", "kv")
 
 def run(options: PlanOptions) -> int:
     """Search and print."""
+    asked, found = searched(options)
+    if options.json:
+        print_json(_mapping(found))
+    else:
+        print_lines(_text(asked, found, options))
+    if found.best is not None and options.output is not None:
+        chosen = found.best.candidate
+        file = ServeFile.of(options.model, asked.cluster.name, chosen.serving, chosen.engine)
+        if (pools := chosen.pools) is not None:
+            file = replace(file, prefill_count=pools.prefill_count, decode_count=pools.decode_count)
+        schema.save_file(file, options.output)
+    return 0 if found.best is not None else 1
+
+
+def searched(options: PlanOptions) -> tuple[Asked, Found]:
+    """What was asked, and the space searched. InputError for what the search itself chooses."""
     axes = [name for name in ("tp", "pp", "ep", "dp", "replicas") if getattr(options, name) is not None]
     if axes:
         raise InputError(
@@ -54,18 +70,7 @@ def run(options: PlanOptions) -> int:
     )
     target = asked.target or Target(ttft_s=None, tpot_s=None)
     search = fewest if options.fewest else best
-    found = search(asked.graph, asked.cluster, candidates, asked.load, target)
-    if options.json:
-        print_json(_mapping(found))
-    else:
-        print_lines(_text(asked, found, options))
-    if found.best is not None and options.output is not None:
-        chosen = found.best.candidate
-        file = ServeFile.of(options.model, asked.cluster.name, chosen.serving, chosen.engine)
-        if (pools := chosen.pools) is not None:
-            file = replace(file, prefill_count=pools.prefill_count, decode_count=pools.decode_count)
-        schema.save_file(file, options.output)
-    return 0 if found.best is not None else 1
+    return asked, search(asked.graph, asked.cluster, candidates, asked.load, target)
 
 
 def _row(choice: Choice) -> str:

@@ -32,7 +32,7 @@ from gnomon.report.replay_page import replay_page
 from gnomon.report.serving import compared, compared_text, forecast_text
 from gnomon.report.tables import wrapped
 from gnomon.serving.capacity import capacity, changes, most_model_len, most_of, refusal
-from gnomon.serving.forecast import Disaggregated, Target, serve, serve_pools
+from gnomon.serving.forecast import Disaggregated, Forecast, Target, serve, serve_pools
 from gnomon.serving.iteration import Beside
 from gnomon.serving.layout import Draft, Serving
 from gnomon.serving.measured import MeasuredLoad
@@ -69,14 +69,9 @@ def run(options: PredictOptions) -> int:
     problem = refusal(asked.graph, asked.cluster, asked.serving, asked.engine)
     if problem is not None:
         return _refused(asked, problem, as_json=options.json)
-    if asked.pools is not None:
-        found = serve_pools(
-            asked.graph, asked.cluster, asked.serving, asked.engine, asked.pools, asked.load, asked.target
-        )
-    else:
-        found = serve(asked.graph, asked.cluster, asked.serving, asked.engine, asked.load, asked.target, asked.beside)
+    found = forecast(asked)
     if options.page is not None:
-        schema.save_text(replay_page(found, _title(asked), asked.measured), options.page)
+        schema.save_text(replay_page(found, titled(asked), asked.measured), options.page)
     if options.json:
         mapping = found.to_mapping()
         mapping["assumptions"] = [*asked.assumed, *found.assumed]
@@ -95,7 +90,7 @@ def run(options: PredictOptions) -> int:
     print_lines(
         forecast_text(
             found,
-            _title(asked),
+            titled(asked),
             assumed=(*asked.assumed, *asked.cluster.assumptions),
             helps=helps,
             rent=None if paid is None else paid.dollars_per_hour * share,
@@ -104,7 +99,15 @@ def run(options: PredictOptions) -> int:
     return 0
 
 
-def _title(asked: Asked) -> str:
+def forecast(asked: Asked) -> Forecast:
+    """The load replayed on one pool of engines, or on two."""
+    if asked.pools is None:
+        return serve(asked.graph, asked.cluster, asked.serving, asked.engine, asked.load, asked.target, asked.beside)
+    return serve_pools(asked.graph, asked.cluster, asked.serving, asked.engine, asked.pools, asked.load, asked.target)
+
+
+def titled(asked: Asked) -> str:
+    """Model, engine, machines, layout and load in a line."""
     s = asked.serving
     axes = " ".join(f"{n}={getattr(s, n)}" for n in ("tp", "pp", "dp", "ep", "replicas") if getattr(s, n) > 1)
     how = f"{len(asked.load.requests):,} requests"

@@ -257,6 +257,10 @@ class Help:
     """Tokens that it holds then."""
     concurrency: float
     """Requests of the longest length at the same time."""
+    serving: Serving
+    """The layout with it."""
+    engine: Engine
+    """The engine with it."""
 
 
 def most_model_len(graph: Graph, cluster: Cluster, serving: Serving, engine: Engine) -> int:
@@ -303,7 +307,15 @@ def changes(graph: Graph, cluster: Cluster, serving: Serving, engine: Engine) ->
         except InputError:
             continue
         if then.fits and then.concurrency > now.concurrency * 1.02:
-            found.append(Help(change=text, kv_tokens=then.kv_tokens, concurrency=then.concurrency))
+            found.append(
+                Help(
+                    change=text,
+                    kv_tokens=then.kv_tokens,
+                    concurrency=then.concurrency,
+                    serving=other,
+                    engine=record,
+                )
+            )
     return tuple(sorted(found, key=lambda way: -way.concurrency))
 
 

@@ -30,14 +30,25 @@ function make(field) {
   }
   if (field.kind === "switch") { label.className = "switch"; label.append(input, field.label); }
   else label.append(field.label, input);
-  input.addEventListener("input", later);
+  if (field.of) label.dataset.of = field.of;
+  input.addEventListener("input", field.flag === "--serve" ? () => { turn(); later(); } : later);
   inputs.set(field.flag, [field, input]);
   $(field.shown ? "shown" : "more").append(label);
+}
+
+// A job that trains, or a server: options of the other are hidden, and not sent.
+const serves = () => inputs.get("--serve")[1].checked;
+const asked_for = (field) => !field.of || field.of === (serves() ? "serving" : "training");
+
+function turn() {
+  for (const [field, input] of inputs.values()) input.closest("label").hidden = !asked_for(field);
+  $("fit").textContent = serves() ? "Make it start" : "Make it fit";
 }
 
 function words() {
   const out = [];
   for (const [flag, [field, input]] of inputs) {
+    if (!asked_for(field)) continue;
     if (field.kind === "switch") { if (input.checked) out.push(flag); continue; }
     const text = input.value.trim();
     if (!text) continue;
@@ -61,6 +72,12 @@ function fill(state) {
   }
   plan = state.plan || "";
   $("from-plan").hidden = !plan;
+  turn();
+}
+
+// A way that is some options: each is filled in, and one that is empty is left out.
+function set(values) {
+  for (const [flag, value] of Object.entries(values)) inputs.get(flag)[1].value = value;
 }
 
 async function ask(path, body) {
@@ -121,7 +138,10 @@ async function offer(path, button, none) {
     const row = document.createElement("li"), take = document.createElement("button");
     row.textContent = way.text;
     take.type = "button"; take.textContent = "take it";
-    take.addEventListener("click", () => { fill({ words: [], plan: way.plan }); predict(); });
+    take.addEventListener("click", () => {
+      if (way.set) set(way.set); else fill({ words: [], plan: way.plan });
+      predict();
+    });
     row.append(take);
     return row;
   });
@@ -135,7 +155,7 @@ $("save").addEventListener("click", () => {
   if (!latest) return;
   const link = document.createElement("a");
   link.href = URL.createObjectURL(new Blob([latest.plan], { type: "application/toml" }));
-  link.download = "plan.toml";
+  link.download = latest.file;
   link.click();
   URL.revokeObjectURL(link.href);
 });

@@ -35,6 +35,8 @@ class Field:
     """Of a choice; of a text, what is offered."""
     shown: bool = False
     """Above the fold; the others wait under `more options`."""
+    of: str = ""
+    """`training` or `serving`, of which it is an option; empty: of both."""
 
 
 def explore_html(fields: Sequence[Field], state: Mapping[str, object], token: str) -> str:

@@ -145,8 +145,33 @@ SFTTrainer(
 """
 
 
+SLOTH = """
+from unsloth import FastLanguageModel, is_bfloat16_supported
+from unsloth.chat_templates import get_chat_template
+from datasets import load_dataset
+from transformers import TrainingArguments
+from trl import SFTTrainer
+
+model, tokenizer = FastLanguageModel.from_pretrained("acme/small", max_seq_length=256, load_in_4bit=False)
+model = FastLanguageModel.get_peft_model(model, r=8)
+SFTTrainer(
+    model=model,
+    tokenizer=get_chat_template(tokenizer, chat_template="chatml"),
+    train_dataset=load_dataset("acme/nowhere", split="train"),
+    dataset_text_field="text",
+    max_seq_length=256,
+    args=TrainingArguments(output_dir="out", per_device_train_batch_size=2, bf16=is_bfloat16_supported()),
+).train()
+"""
+
+
 @pytest.mark.parametrize(
-    ("text", "needs"), [(TRAINER, ("accelerate", "datasets")), (SFT, ("trl", "peft", "datasets", "accelerate"))]
+    ("text", "needs"),
+    [
+        (SLOTH, ("trl", "peft", "datasets", "accelerate")),
+        (TRAINER, ("accelerate", "datasets")),
+        (SFT, ("trl", "peft", "datasets", "accelerate")),
+    ],
 )
 def test_a_script_of_hugging_face(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, needs: tuple[str, ...]
@@ -170,3 +195,4 @@ def test_a_script_of_hugging_face(
     else:
         assert (job.graph().num_parameters(), job.graph().num_frozen()) == (4 * adapters, whole)
         assert (job.workload.seq_len, job.plan.saved.preset) == (256, "full")
+        assert bool(job.plan.saved.rules) == (text == SLOTH)  # checkpoints on the host are Unsloth's default

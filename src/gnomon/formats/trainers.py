@@ -132,7 +132,8 @@ LIGER = ("use_liger_kernel", "enable_liger_kernel", "use_liger")
 """Switches of all of Liger's kernels: norms, activations, and the loss with the head."""
 LIGER_PARTS = ("liger_rms_norm", "liger_glu_activation", "liger_layer_norm")
 CHUNKED = ("liger_fused_linear_cross_entropy", "cut_cross_entropy", "use_liger_loss", "unsloth_cross_entropy_loss")
-"""Losses that are computed with the head, so that logits are never whole: Liger's, Apple's CCE."""
+"""Losses that are computed with the head, so that logits are never whole: Liger's, Apple's CCE. So is Unsloth's from
+2025.11 on, which `use_unsloth` brings with norms, activations and rotary embedding as kernels of its own."""
 IN_ONE = ("liger_cross_entropy", "flash_attn_cross_entropy")
 IN_PARTS = ("chunked_cross_entropy",)
 ATTENTION = ("attn_implementation", "flash_attn", "attn_impl", "flash_attention")
@@ -145,6 +146,7 @@ def modules_of(f: Fields) -> Modules:
     """How transformers' modules run, by the names that trainers around them share. Experts are modules of their own, as
     in transformers before release 5, unless the file says how they run."""
     liger = any(flag(f, name) for name in LIGER)
+    own = flag(f, "use_unsloth")
     parts = {  # TrainingArguments.liger_kernel_config switches kernels one by one
         name: flag(f, f"liger_kernel_config.{name}", default)
         for name, default in (("rms_norm", liger), ("swiglu", liger), ("fused_linear_cross_entropy", liger))
@@ -153,7 +155,12 @@ def modules_of(f: Fields) -> Modules:
     listed = [flag(f, name) for name in LIGER_PARTS]
     loss: Loss = "unfused"
     tiled = f.peek("loss_type") == "chunked_nll"  # TRL's
-    if (liger and parts["fused_linear_cross_entropy"] and not plain) or tiled or any([flag(f, n) for n in CHUNKED]):
+    if (
+        (liger and parts["fused_linear_cross_entropy"] and not plain)
+        or tiled
+        or own
+        or any([flag(f, n) for n in CHUNKED])
+    ):
         loss = "chunked"
     elif plain or any([flag(f, name) for name in IN_ONE]):
         loss = "fused"
@@ -173,7 +180,7 @@ def modules_of(f: Fields) -> Modules:
     elif how:
         f.fail(EXPERTS[0], f"{how!r} is none of transformers' ways: grouped_mm, batched_mm or eager")
     return Modules(
-        fused=(liger and parts["rms_norm"] and parts["swiglu"]) or any(listed),
+        fused=(liger and parts["rms_norm"] and parts["swiglu"]) or own or any(listed),
         loss=loss,
         compiled=flag(f, "torch_compile"),
         experts=experts,

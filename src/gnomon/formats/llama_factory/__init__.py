@@ -58,7 +58,6 @@ INEXPRESSIBLE = {
     "use_badam": "one block is updated at a time; read as all, so memory is too large",
     "use_adam_mini": "fewer second moments; memory is too large here",
     "use_muon": "another update; priced as AdamW",
-    "use_unsloth*": "kernels of its own: a prediction without is too slow",
     "use_llama_pro": "layers are added",
     "mixture_of_depths": "layers skip tokens",
     "use_rslora": "another scale",

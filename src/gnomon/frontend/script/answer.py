@@ -74,6 +74,9 @@ def of_trainer(trainer: Any) -> dict[str, Any]:
         tiled = hasattr(sys.modules.get("trl.trainer.utils"), "add_fused_lm_head")
         tiled = tiled or getattr(trainer.args, "loss_type", None) == "chunked_nll"
         fields["loss_type"] = "chunked_nll" if tiled else "nll"
+    if SEEN.unsloth is not None:
+        how = SEEN.unsloth.get("checkpointing")
+        fields |= {"use_unsloth": True, "gradient_checkpointing": bool(how), "activation_offloading": how == "unsloth"}
     lengths = batch_lengths(trainer)
     model = trainer.model
     if (how := _experts(model)) is not None:

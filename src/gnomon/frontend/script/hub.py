@@ -26,6 +26,7 @@ from gnomon.errors import GnomonError
 from gnomon.formats.hub import download, find_network, folder_of, is_hub_id
 from gnomon.frontend.script.machine import Passed, Sharded, fully_shard, where
 from gnomon.frontend.script.seen import SEEN, NotHere, Stop
+from gnomon.frontend.script.unsloth import older_config, older_trainer, stand_in
 from gnomon.models.llama import LlamaConfig
 from gnomon.models.presets import CONFIGS
 
@@ -406,6 +407,11 @@ def _prepared(module: Any) -> None:
             value._prepare_dataset = prepare
 
 
+def _sft(module: Any) -> None:
+    _prepared(module)
+    older_trainer(module)
+
+
 def _accelerator(module: Any) -> None:
     cls = module.Accelerator
     begin = cls.__init__
@@ -466,12 +472,15 @@ PATCHES: Mapping[str, Callable[[Any], None]] = {
     "transformers.trainer": _trainer,
     "transformers.utils.quantization_config": _four_bits,
     "datasets": _data,
-    "trl.trainer.sft_trainer": _prepared,
+    "trl.trainer.sft_trainer": _sft,
+    "trl.trainer.sft_config": older_config,
     "trl.trainer.dpo_trainer": _prepared,
     "trl.trainer.reward_trainer": _prepared,
     "trl.trainer.kto_trainer": _prepared,
     "accelerate.accelerator": _accelerator,
     "deepspeed": _deepspeed,
+    "unsloth": stand_in,
+    "unsloth.chat_templates": stand_in,
     "torch.distributed.fsdp": _fsdp,
 }
 """Module -> what is done to it once it is imported."""
@@ -484,6 +493,8 @@ class Patching(importlib.abc.MetaPathFinder):
         """That of the next finder that has it."""
         if name not in PATCHES:
             return None
+        if name.startswith("unsloth"):  # which asks for a GPU when it is imported
+            return importlib.machinery.ModuleSpec(name, Absent(), is_package=name == "unsloth")
         for finder in sys.meta_path:
             spec = None if finder is self else finder.find_spec(name, path, target)
             if spec is not None and spec.loader is not None:
@@ -501,7 +512,7 @@ class Patching(importlib.abc.MetaPathFinder):
 
 
 class Absent(importlib.abc.Loader):
-    """Makes deepspeed where it is not installed."""
+    """Makes deepspeed where it is not installed, and Unsloth."""
 
     def exec_module(self, module: Any) -> None:
         """As it is patched."""

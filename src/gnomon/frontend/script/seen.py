@@ -34,6 +34,8 @@ class Seen:
     """Fields of TrainingArguments that were kept from it, as they ask for devices or packages."""
     quantised: str = ""
     """How `from_pretrained` was to store frozen weights: nf4 or int8."""
+    unsloth: dict[str, object] | None = None
+    """How Unsloth was to checkpoint, and the length it was told, where a script imports it."""
     launcher: dict[str, object] = field(default_factory=dict)
     """Settings of accelerate's Accelerator."""
     deepspeed: Mapping[str, object] | None = None

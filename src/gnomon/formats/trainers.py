@@ -23,7 +23,7 @@ from gnomon.formats.job import Fields, Job, chosen, divides, microbatches, read_
 from gnomon.formats.keys import read_json
 from gnomon.formats.shell import unknown
 from gnomon.graph import Graph
-from gnomon.models.lora import Adapters, with_adapters
+from gnomon.models.lora import NF4, Adapters, with_adapters
 from gnomon.plans import (
     INPUTS_AWAY,
     Layout,
@@ -305,7 +305,7 @@ def loaded(record: Stack, asked: Training, zero: int = 0) -> Stack:
 
 def _in_four_bits(model: Network | str) -> bool:
     graph = network_graph(model)
-    return any(tensor.dtype == "nf4" for block in graph.blocks for tensor in block.frozen)
+    return any(tensor.dtype == NF4 for block in graph.blocks for tensor in block.frozen)
 
 
 def by_deepspeed(f: Fields, given: Given, asked: Training, key: str, folder: Path | None, assumed: list[str]) -> Job:

@@ -39,7 +39,7 @@ class FastModel:
         **_: Any,
     ) -> tuple[Any, Any]:
         """(model, tokenizer)."""
-        transformers = _module("transformers")
+        transformers = import_module("transformers")
         four = load_in_4bit and not full_finetuning and not load_in_8bit
         model = transformers.AutoModelForCausalLM.from_pretrained(
             model_name, torch_dtype=dtype or torch.bfloat16, load_in_4bit=four, load_in_8bit=load_in_8bit
@@ -50,7 +50,7 @@ class FastModel:
     @staticmethod
     def get_peft_model(model: Any, r: int = 16, use_gradient_checkpointing: Any = "unsloth", **given: Any) -> Any:
         """The model with PEFT's adapters."""
-        peft = _module("peft")
+        peft = import_module("peft")
         asked = {name: value for name, value in given.items() if name in LORA and value is not None}
         asked.setdefault("target_modules", list(TARGETS))
         SEEN.unsloth = {**(SEEN.unsloth or {}), "checkpointing": use_gradient_checkpointing}
@@ -90,15 +90,10 @@ def stand_in(module: Any) -> None:
         setattr(module, name, value)
     SEEN.note("unsloth is not run: transformers' modules of the same config, its kernels priced")
     if module.__name__ == "unsloth":
-        trl = _module("trl") if find_spec("trl") is not None else None
+        trl = import_module("trl") if find_spec("trl") is not None else None
         for ours, theirs in (("UnslothTrainer", "SFTTrainer"), ("UnslothTrainingArguments", "SFTConfig")):
             if trl is not None:
                 setattr(module, ours, getattr(trl, theirs))
-
-
-def _module(name: str) -> Any:
-    """A module of the script's own programs, which Gnomon does not need."""
-    return import_module(name)
 
 
 OLDER = {"max_seq_length": "max_length"}
@@ -124,7 +119,7 @@ def older_trainer(module: Any) -> None:
     """SFTTrainer takes the arguments of older releases, which are fields of SFTConfig now."""
     cls = module.SFTTrainer
     begin = cls.__init__
-    config = _module("trl.trainer.sft_config").SFTConfig
+    config = import_module("trl.trainer.sft_config").SFTConfig
     known = {field.name for field in dataclasses.fields(config)}
 
     def init(self: Any, *args: Any, **kwargs: Any) -> None:

@@ -56,9 +56,13 @@ VIT = vit(
 )  # fmt: skip
 WORKLOAD = Workload(global_batch_size=4, seq_len=16)
 ZB = schedule("zero_bubble_h1", 2)
+ROWS = Overlap(experts=True)
+"""Dispatch and combine are rows."""
 
 
-def small(graph: Graph, mesh: Mesh, zero: int = 0, how: object = None, kind: str = "adamw", **parts: object) -> Small:
+def small(
+    graph: Graph, mesh: Mesh, zero: int = 0, how: object = None, kind: str = "adamw", rows: int = 4, **parts: object
+) -> Small:
     plan = Plan(
         mesh=mesh,
         schedule=how or schedule("one_f_one_b", 1 if mesh.data_ranks == 4 else 2),
@@ -67,7 +71,7 @@ def small(graph: Graph, mesh: Mesh, zero: int = 0, how: object = None, kind: str
         **parts,  # type: ignore[arg-type]
     )
     encoded = (("enc_seq", 16),) if graph is T5 else ()
-    work = replace(WORKLOAD, sizes=encoded, seq_len=sample_tokens(graph) or WORKLOAD.seq_len)
+    work = replace(WORKLOAD, global_batch_size=rows, sizes=encoded, seq_len=sample_tokens(graph) or WORKLOAD.seq_len)
     return Small(graph=graph, plan=plan, workload=work)
 
 
@@ -102,6 +106,14 @@ CASES: dict[str, Small] = {
     "learned positions over cp, packed": packed(small(GPT2, Mesh(cp=2))),
     "experts": small(MIXTRAL, Mesh(dp_shard=2, ep=2)),
     "experts, zero 3": small(MIXTRAL, Mesh(dp_shard=2, ep=2), 3, saved=Saved(preset="full")),
+    "exchanges of experts as rows": small(MIXTRAL, Mesh(dp_shard=2, ep=2), 1, overlap=ROWS),
+    "exchanges of experts as rows, zero 3": small(
+        MIXTRAL, Mesh(dp_shard=2, ep=2), 3, overlap=ROWS, saved=Saved(preset="full")
+    ),
+    "exchanges of slices of experts as rows": small(MIXTRAL, Mesh(dp_shard=2, etp=2), 2, overlap=ROWS),
+    "exchanges of experts as rows, split backward": small(MIXTRAL, Mesh(cp=2, ep=2), how=ZB, overlap=ROWS),
+    "exchanges of experts as rows over tp": small(MIXTRAL, Mesh(tp=2, ep=2), layout=SP, overlap=ROWS),
+    "exchanges of experts as rows beside shared ones": small(DEEPSEEK, Mesh(dp_shard=2, ep=2), overlap=ROWS),
     "slices of experts": small(MIXTRAL, Mesh(dp_shard=2, etp=2), 1),
     "experts over cp, split backward": small(MIXTRAL, Mesh(cp=2, ep=2), how=ZB),
     "whole experts beside tp": small(MIXTRAL, Mesh(tp=2), layout=SP),
@@ -162,6 +174,16 @@ CASES: dict[str, Small] = {
     "edp, ep, zero 2": small(MIXTRAL, Mesh(dp_shard=4, ep=2), 2),
     "replicas, ep, zero 1": small(MIXTRAL, Mesh(dp_replicate=2, dp_shard=2, ep=2), 1),
     "ep and etp over dp and cp": small(MIXTRAL, Mesh(dp_shard=2, cp=2, ep=2, etp=2)),
+    "exchanges of experts as rows in a pipeline": small(
+        MIXTRAL, Mesh(pp=2, dp_shard=2, ep=2), 1, how=schedule("one_f_one_b", 2), overlap=ROWS
+    ),
+    "exchanges of experts as rows, dualpipe": small(
+        tiny(model("mixtral-8x7b"), tp=1, ep=2, layers=4),
+        Mesh(pp=2, dp_shard=2, ep=2),
+        how=replace(schedule("dualpipe_v", 4), virtual_stages=2, placement="v"),
+        overlap=ROWS,
+        rows=8,
+    ),
     "an encoder's output skips stages": small(T5, Mesh(pp=4)),
     "encoder, decoder and tp": small(T5, Mesh(pp=2, tp=2), layout=SP),
     "cp, tp, ep over both": small(MIXTRAL, Mesh(cp=2, tp=2, ep=4), layout=SP),

@@ -34,6 +34,8 @@ class Block:
     """Every tensor that an op or the interface names."""
     ops: tuple[Op, ...]
     """In issue order: an op reads only inputs, parameters, states and outputs of earlier ops."""
+    part_of: Block | None = None
+    """The block that it was cut out of, whose other ops say how its tensors lie and what its ops cost."""
     _index: Mapping[str, Tensor] = field(init=False, repr=False, compare=False)
     _parameters: tuple[Tensor, ...] = field(init=False, repr=False, compare=False)
     _dims: tuple[Dim, ...] = field(init=False, repr=False, compare=False)

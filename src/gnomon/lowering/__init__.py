@@ -12,6 +12,8 @@ from gnomon.lowering.chunked import chunks as chunks
 from gnomon.lowering.context_parallel import ring_attention as ring_attention
 from gnomon.lowering.data_parallel import shard_state as shard_state
 from gnomon.lowering.delayed_update import delay_update as delay_update
+from gnomon.lowering.exchanges import side_by_side as side_by_side
+from gnomon.lowering.exchanges import with_exchanges as with_exchanges
 from gnomon.lowering.fsdp import fully_shard as fully_shard
 from gnomon.lowering.generate import Request as Request
 from gnomon.lowering.generate import generate as generate

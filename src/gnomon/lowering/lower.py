@@ -19,9 +19,11 @@ from gnomon import orders
 from gnomon.errors import PlanError
 from gnomon.graph import Graph, Layer
 from gnomon.hardware import Cluster
+from gnomon.lowering.blocks import with_blocks
 from gnomon.lowering.chunked import BUFFERS as CHUNK_BUFFERS
 from gnomon.lowering.chunked import chunk_pass, chunkflow
 from gnomon.lowering.data_parallel import moved_to_host
+from gnomon.lowering.exchanges import apart, composites, side_by_side, with_exchanges
 from gnomon.lowering.gradient_buckets import gradient_buckets, with_gradient_buckets, with_shard_buckets
 from gnomon.lowering.gradients import with_all_reduce, with_optimizer
 from gnomon.lowering.messages import with_messages, with_polled
@@ -50,6 +52,7 @@ from gnomon.plans import (
     stage_layers,
     transfers,
 )
+from gnomon.plans.expert_rows import Part, has_rows, part_of, taken_apart
 from gnomon.plans.experts import under
 from gnomon.plans.groups import layer_groups
 from gnomon.plans.stages import held_by_several
@@ -84,7 +87,11 @@ def lower(
     what of it is exposed is a matter of its price.
     """
     check(plan, graph, cluster, workload)
-    return build(outline(under(graph, plan), plan, cluster, workload, by_layer=by_layer), messages=messages)
+    graph = under(graph, plan)
+    if has_rows(plan):
+        cut = taken_apart(plan, graph)
+        graph, plan = cut.graph, cut.plan
+    return build(outline(graph, plan, cluster, workload, by_layer=by_layer), messages=messages)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,6 +136,8 @@ class Outline:
     """Stages that read nothing from the stage before them."""
     skips: tuple[Skip, ...]
     """Pairs of stages of which one reads the other from afar."""
+    parts: tuple[tuple[int, Part], ...]
+    """Stages that are parts of layers of experts, and which, where exchanges are rows."""
 
 
 MAX_LAYER_ROWS = 2**21
@@ -145,7 +154,8 @@ def outline(
     units: tuple[Unit, ...] = (),
 ) -> Outline:
     """What the Program of a plan that was checked follows from. PlanError for what rows cannot say. by_layer: as in
-    `lower`. units: of one data-parallel worker, where they are known."""
+    `lower`. units: of one data-parallel worker, where they are known. Where exchanges of experts are rows, graph and
+    plan are those of `taken_apart`."""
     _refuse_unexpressed(plan)
     count, units = (len(units), units) if units else _units(graph, plan, workload)
     if count > MAX_UNITS or 2 * count * plan.num_stages > MAX_ROWS:  # a forward and a backward each
@@ -167,7 +177,8 @@ def outline(
         zero = 2  # a gradient is not there whole for longer than its reduction
     if plan.overlap.fused and not together and (zero == 3 or stream):
         raise PlanError("overlap.fused with ZeRO 3 or an update on the host, which go layer by layer; leave it out")
-    by_layer, groups = by_layer or zero == 3 or stream, layer_groups(plan, layers)
+    by_layer = by_layer or zero == 3 or stream or has_rows(plan)
+    groups = layer_groups(plan, layers)
     if by_layer:
         rows = 4 * count * sum(len(part) for part in groups)
         if rows > MAX_LAYER_ROWS:
@@ -176,6 +187,8 @@ def outline(
                 f"limit of {MAX_LAYER_ROWS:,}; use larger microbatches (micro_batch_size), or a smaller batch"
             )
         parts = [(mesh, group) for mesh, of_stage in zip(meshes, groups, strict=True) for group in of_stage]
+    named = [part_of(graph, group[-1]) for of_stage in groups for group in of_stage] if has_rows(plan) else []
+    cut = tuple((stage, part) for stage, part in enumerate(named) if part is not None)
     starts, skips = _chains(graph, plan)
     ranks_of = dict(zip(plan.pipeline_ranks, plan.stage_ranks, strict=True))
     members = [len(group.members) for group in workers]
@@ -199,6 +212,7 @@ def outline(
         sums=tensor_sums(graph, plan.layout, parts),
         starts=starts,
         skips=skips,
+        parts=cut,
     )
 
 
@@ -225,8 +239,15 @@ def _reduces(graph: Graph, mesh: Mesh, layers: Sequence[Layer]) -> bool:
 
 def build(given: Outline, *, messages: Messages = "buffered") -> Program:
     """The Program of an outline, without the plan's passes that edit Programs."""
-    rows, units = _scheduled(given.schedule, given.pipeline_ranks, given.num_microbatches, given.units), given.units
-    unlike = len(given.workers) > 1
+    schedule, units, unlike, pairs = given.schedule, given.units, len(given.workers) > 1, None
+    if given.parts and schedule.name == ONE_F_ONE_B.name and not schedule.passes and max(given.pipeline_ranks) > 0:
+        # with less, a pair of one rank waits for the whole pair of the next, and that for this one's
+        schedule = replace(schedule, passes=(Pass(name=DAPPLE, params=(("policy", "2p"),)),))
+    rows = _scheduled(schedule, given.pipeline_ranks, given.num_microbatches, units)
+    if given.parts:
+        if orders.find(given.schedule.name).composite:
+            pairs = composites(rows)
+        rows = apart(rows)
     if unlike:
         if given.schedule.vocabulary != "ends":
             raise PlanError(f"vocabulary = {given.schedule.vocabulary!r} over unlike workers has no rows; use 'ends'")
@@ -245,13 +266,18 @@ def build(given: Outline, *, messages: Messages = "buffered") -> Program:
         rows = with_tensor_sums(rows, given.sums)
         rows = with_meetings(rows, given.tied, clip=optimizer.clip)
     program = _program(rows, given, units, messages)
+    blocks = given.layers
+    if given.parts:  # before gathers and reductions, which follow the order of what computes
+        program = with_exchanges(with_blocks(program, blocks), dict(given.parts))
+        stage_of = [stage for stage, count in enumerate(blocks) for _ in range(count)]
+        program, blocks = side_by_side(program, stage_of, pairs), ()
     program = apply_optimizer(
         program,
         replace(optimizer, offload=None, delay=0) if after else optimizer,
         replace(given.overlap, bucket_bytes=None) if given.buckets else given.overlap,
         given.zero,
         replicated=given.replicated,
-        blocks=given.layers,
+        blocks=blocks,
         stream=given.stream,
     )
     if given.buckets and given.zero:

@@ -360,7 +360,8 @@ class Overlap:
     optimizer: bool = False
     """Update parameters bucket by bucket during backward."""
     experts: bool = False
-    """Dispatch and combine of one microbatch overlap with the computing of another."""
+    """Dispatch and combine are rows, and overlap with the computing of another microbatch: a backward takes turns with
+    the forward after it, each computing while the tokens of the other travel."""
     priority: tuple[str, ...] = ()
     """Collectives first in line when several wait for one link, most urgent first: `all_to_all`, `all_gather`,
     `reduce_scatter`, `all_reduce`, `send`. Empty: in the order of issue. Lina puts `all_to_all` first."""

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
+from gnomon.lowering.exchanges import COMPUTES
 from gnomon.orders.patterns.vocabulary import SHARED
 from gnomon.prediction.compute_time import PHASES
 from gnomon.prediction.step import Pricing
@@ -22,6 +23,7 @@ from gnomon.units import quantise
 AXES: Mapping[str, str] = {
     **dict.fromkeys(("SEND_F", "RECV_F", "SEND_B", "RECV_B", "SEND_SKIP", "SEND_SKIP_GRAD"), "pp"),
     **dict.fromkeys(("RECV_SKIP", "RECV_SKIP_GRAD", *SHARED), "pp"),
+    **dict.fromkeys(COMPUTES, "ep"),
     **dict.fromkeys(("AR", "REDUCE_GRAD", "UNSHARD"), "dp"),
 }
 """Kind of action -> axis that it communicates over."""

@@ -22,9 +22,11 @@ from collections.abc import Mapping
 import numpy as np
 
 from gnomon.hardware import Device
+from gnomon.lowering.exchanges import COMPUTES
 from gnomon.orders.patterns.vocabulary import SHARED
 from gnomon.prediction.compute_time import PHASES
 from gnomon.prediction.step import Pricing
+from gnomon.prices.dispatch import DISPATCH_SMS
 from gnomon.prices.links import AxisLink
 from gnomon.program import Key, Structure
 from gnomon.simulate import Durations, Times
@@ -64,7 +66,7 @@ def contended(structure: Structure, pricing: Pricing) -> tuple[Durations, Times 
     lost_to_each = slowed(pricing.stages[0].device)
     if (pricing.blocks[0][1] < 0 and not divided) or not lost_to_each:
         return alone, None
-    moving = SHARED if divided else (*TRANSFERS, *HOST)
+    moving = SHARED if divided else (*TRANSFERS, *COMPUTES, *HOST)
     loads, computes = dict[tuple[str, int, str], float](), dict[tuple[str, int, str], tuple[float, float]]()
     others, kernels, idle = np.zeros((3, len(keys)))
     for at, (key, busy) in enumerate(zip(keys, alone.busy.tolist(), strict=True)):
@@ -108,10 +110,13 @@ def _kernels(parts: Mapping[str, float]) -> tuple[float, float]:
 def weight(pricing: Pricing, key: Key, busy: float) -> float:
     """What a second of an action takes from kernels alongside it, from 0 to 1 times SLOWED; 0 for what is no
     transfer."""
-    if key.kind not in (*TRANSFERS, *SHARED, *HOST) or busy <= 0:
+    if key.kind not in (*TRANSFERS, *COMPUTES, *SHARED, *HOST) or busy <= 0:
         return 0.0
-    measured = pricing.stages[0].device.measured
+    device = pricing.stages[0].device
+    measured = device.measured
     processor = measured is not None
+    if key.kind in COMPUTES:  # its kernels hold a part of the device
+        return 1.0 if processor else min(1.0, DISPATCH_SMS / max(device.num_sms, 1) / slowed(device))
     if key.kind in HOST:
         apart = measured is None or (
             measured.processes == 1 and pricing.plan.optimizer.delay > 0

@@ -13,7 +13,7 @@ from dataclasses import replace
 from functools import cached_property, lru_cache
 from typing import Any
 
-from gnomon.graph import forward_work, saved
+from gnomon.graph import backward, forward_work, saved
 from gnomon.plans.saving import LayerSaving
 from gnomon.prediction.layer_exposed import LayerExposed
 from gnomon.prediction.layer_kernels import RING, LayerKernels
@@ -22,7 +22,7 @@ from gnomon.prediction.layer_narrow import LayerNarrow
 from gnomon.prediction.layer_scope import LayerScope
 from gnomon.prediction.layer_types import LayerPrice, LocalContext, Phase
 from gnomon.prediction.numbers import as_float
-from gnomon.sharding import Collective
+from gnomon.sharding import Collective, shard_block
 from gnomon.sharding.homes import routed_tensors
 
 
@@ -66,18 +66,33 @@ class LayerPricing:
         self.narrow = LayerNarrow(scope)
         self.prices = LayerKernels(scope, self.narrow)
         self.exposed = LayerExposed(scope, self.narrow, self.prices.grads)
-        self.memory = LayerMemory(context, scope.sharded, scope.back, scope.dtypes, self.narrow.low)
+        self.sharded, self.back = scope.sharded, scope.back
+        self.paths: frozenset[str] | None = None
+        """Of the ops of a part of a layer, where it is none."""
+        if context.block.part_of is not None:
+            self.paths = frozenset(op.path for op in context.block.ops)
+            self.sharded = shard_block(
+                context.block, context.layout, context.mesh, sizes, scope.dtypes, no_grad=context.no_grad
+            )
+            self.back = backward(context.block, context.kernels, scope.dtypes, no_grad_inputs=context.no_grad)
+        self.memory = LayerMemory(context, self.sharded, self.back, scope.dtypes, self.narrow.low)
+
+    def _mine(self, path: str) -> bool:
+        """Whether a step is of this part of the layer: an op of it, or the sum of gradients of what one of its ops
+        makes or is the first to read."""
+        if self.paths is None:
+            return True
+        return path.partition(":")[0] in self.paths or self.scope.readers.get(path, "").partition(":")[0] in self.paths
 
     @cached_property
     def always(self) -> LayerPrice:
         """The price with everything kept, without what is kept: what does not depend on recomputation."""
-        scope = self.scope
-        forward = self.prices.forward
+        scope, block = self.scope, self.back.forward
+        forward = {path: price for path, price in self.prices.forward.items() if self._mine(path)}
+        sent = [collective for collective in scope.sharded.forward if self._mine(collective.path)]
         early, late = self.memory.around_gradients()
         return LayerPrice(
-            forward=self._asked(
-                self.exposed.phase(forward.items(), self._forward_flops(forward), scope.sharded.forward), forward
-            ),
+            forward=self._asked(self.exposed.phase(forward.items(), self._forward_flops(forward), sent), forward),
             input_grad=self._backward(weight=False),
             weight_grad=self._backward(weight=True),
             recompute=Phase(),
@@ -90,21 +105,18 @@ class LayerPricing:
             late_bytes=late,
             forward_bytes=0,
             deferred_bytes=self.memory.deferred(),
-            weight_cast=self.narrow.weight_cast(),
+            weight_cast=self.narrow.weight_cast(self._mine),
             input_bytes=sum(
-                self.memory.bytes_of(scope.block.tensor(n))
-                for n in scope.block.inputs
-                if n not in scope.context.no_grad
+                self.memory.bytes_of(block.tensor(n)) for n in block.inputs if n not in scope.context.no_grad
             ),
-            output_bytes=sum(self.memory.bytes_of(scope.block.tensor(n)) for n in scope.block.outputs),
-            sharded=scope.sharded,
+            output_bytes=sum(self.memory.bytes_of(block.tensor(n)) for n in block.outputs),
+            sharded=self.sharded,
             context=scope.context,
         )
 
     def price(self, saving: LayerSaving, *, whole: bool) -> LayerPrice:
         """All phases and bytes. whole: as `LocalContext.whole_recompute`."""
-        scope = self.scope
-        fates = saved(scope.back, dict(saving.policy), scope.dtypes)
+        fates = saved(self.back, dict(saving.policy), self.scope.dtypes)
         again = self._all() if whole else fates.recompute_ops
         return replace(
             self.always,
@@ -143,8 +155,9 @@ class LayerPricing:
         return replace(phase, waited_s=waited + (sent if gathers else 0.0))
 
     def _backward(self, *, weight: bool) -> Phase:
-        steps = self.prices.grads[weight]
-        collectives = [c for c in self.scope.sharded.backward if c.weight_grad == weight]
+        steps = [step for step in self.prices.grads[weight] if self._mine(step[0])]
+        sent = (c for c in self.scope.sharded.backward if c.weight_grad == weight)
+        collectives = [c for c in sent if self._mine(c.path)]
         return self.exposed.phase([(path, price) for path, price, _ in steps], sum(f for _, _, f in steps), collectives)
 
     def _forward_flops(self, paths: Iterable[str]) -> float:
@@ -156,7 +169,7 @@ class LayerPricing:
 
     def _all(self) -> tuple[str, ...]:
         """Paths of all ops that run."""
-        return tuple(op.path for op in self.scope.block.ops if not op.rules.is_view)
+        return tuple(op.path for op in self.back.forward.ops if not op.rules.is_view)
 
     def _collectives_again(self, again: Sequence[str]) -> list[Collective]:
         origins = {path.partition(":")[0] for path in again}

@@ -103,7 +103,7 @@ class LayerExposed:
             return 0.0
         if not again and kind not in ("reduce_scatter", "all_reduce"):
             return 0.0
-        readers = {op.path for op in scope.context.block.ops if collective.tensor in op.inputs}
+        readers = {op.path for op in scope.sharded.block.ops if collective.tensor in op.inputs}
         steps = self.grads[not again]
         seconds: float = sum(as_float(price.device_s) for path, price, _ in steps if path.partition(":")[0] in readers)
         return seconds
@@ -176,4 +176,4 @@ class LayerExposed:
         )
 
     def _attends(self, path: str) -> bool:
-        return self.scope.context.block.op(path).does == "attends"
+        return self.scope.sharded.block.op(path).does == "attends"

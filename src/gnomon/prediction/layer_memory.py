@@ -74,14 +74,16 @@ class LayerMemory:
 
     def kept(self, entries: Sequence[SavedTensor]) -> tuple[Kept, ...]:
         """What is kept of these for the backward, but for parameters."""
-        roots = storages(self.block, self.dtypes)
+        roots, part_of = storages(self.block, self.dtypes), self.context.block.part_of
         inputs = {roots[name] for name in self.block.inputs}
+        # what one part of a layer hands another is kept as within the layer
+        outer = inputs if part_of is None else {roots[n] for n in self.block.inputs if n in part_of.inputs}
         return tuple(
             Kept(
                 tensor=entry.tensor.name,
                 is_input=roots[entry.tensor.name] in inputs,
                 is_logits=has_vocab(entry.tensor),
-                bytes=self._kept_bytes(entry, roots[entry.tensor.name] in inputs),
+                bytes=self._kept_bytes(entry, roots[entry.tensor.name] in outer),
             )
             for entry in entries
             if entry.tensor.kind != "parameter"

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from fnmatch import fnmatchcase
 from functools import cached_property
 
@@ -118,11 +119,12 @@ class LayerNarrow:
         wide = fp8 is None or (scope.does(path) == "attends" and not fp8.attention)
         return "" if wide else self.low(path)
 
-    def weight_cast(self) -> OpPrice:
+    def weight_cast(self, mine: Callable[[str], bool]) -> OpPrice:
+        """Of the weights of the ops that are `mine`."""
         scope = self.scope
         total = FREE
         for op in scope.block.ops:
-            if low := self.low(op.path):
+            if mine(op.path) and (low := self.low(op.path)):
                 total += cast_weight_seconds(
                     op, scope.block, scope.setting(op.path), scope.device, scope.curves, rowwise=low == "rowwise"
                 )

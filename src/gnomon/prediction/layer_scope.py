@@ -17,15 +17,15 @@ from gnomon.sharding import causal_shares, shard_block
 
 
 class LayerScope:
-    """A layer's ops on one rank by their paths."""
+    """A layer's ops on one rank by their paths; of a part of a layer (`Block.part_of`), those of the whole."""
 
     def __init__(self, context: LocalContext, sizes: Mapping[str, Any]) -> None:
         self.context, self.facts = context, context.facts
         self.dtypes = Dtypes(compute=context.precision.compute, param=context.precision.compute)
-        self.sharded = shard_block(
-            context.block, context.layout, context.mesh, sizes, self.dtypes, no_grad=context.no_grad
-        )
-        self.back = backward(context.block, context.kernels, self.dtypes, no_grad_inputs=context.no_grad)
+        whole = context.block.part_of or context.block
+        no_grad = tuple(name for name in context.no_grad if name in whole.inputs)
+        self.sharded = shard_block(whole, context.layout, context.mesh, sizes, self.dtypes, no_grad=no_grad)
+        self.back = backward(whole, context.kernels, self.dtypes, no_grad_inputs=no_grad)
         self.block = self.back.forward
         self.device = powered(context.device)
         self.curves: Curves = curves_with(
@@ -35,8 +35,8 @@ class LayerScope:
         self.ops = {op.path: op for op in self.block.ops}
         self.readers = {name: op.path for op in reversed(self.block.ops) for name in (*op.inputs, *op.outputs)}
         self.makers = {name: op for op in self.block.ops for name in op.outputs}
-        self.attending = [op.path for op in context.block.ops if op.does == "attends"]
-        self.opaque = [op.path for op in context.block.ops if op.is_opaque]
+        self.attending = [op.path for op in whole.ops if op.does == "attends"]
+        self.opaque = [op.path for op in whole.ops if op.is_opaque]
 
     def _causal_share(self, sizes: Mapping[str, Any]) -> float | None:
         """Share of a causal square that the busiest rank works on when sequences are divided over cp."""

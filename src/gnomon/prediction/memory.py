@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from gnomon.late import load_late
 from gnomon.lowering.chunked import chunk_pass
+from gnomon.lowering.exchanges import FORWARD
 from gnomon.prediction.communicators import communicators, flat_bytes
 from gnomon.prediction.layer_types import LayerPrice
 from gnomon.prediction.reduced_memory import (
@@ -144,6 +145,10 @@ _WORDS = {
     "I": "input gradient",
     "W": "weight gradient",
     "OPT": "optimizer step",
+    "DISPATCH": "dispatch to experts",
+    "COMBINE": "combine of experts' results",
+    "DISPATCH_B": "backward of a dispatch",
+    "COMBINE_B": "backward of a combine",
     "UNSHARD": "gather of parameters",
     "REDUCE_GRAD": "reduction of gradients",
     "SWITCH": "switch of workers",
@@ -226,7 +231,7 @@ def held_moves(structure: Structure, pricing: Pricing, sizes: Mapping[str, float
         return np.isin(moves.buffer, wanted) & np.isin(program.kind[moves.row], kinds(*names))
 
     kept = np.array([_keeps_input(pricing, block) for block in range(program.num_stages)])
-    at_start = (size > 0) | (moved("X", "F", "R") & kept[program.stage[row]])
+    at_start = (size > 0) | (moved("X", "F", "R", *FORWARD.values()) & kept[program.stage[row]])
     if pricing.stack.gradients.bucketed is False and pricing.plan.optimizer.zero >= 2:
         # the shard is there once it has arrived
         waits = moved("G", "REDUCE_GRAD") | moved("GS", "REDUCE_GRAD")

@@ -24,6 +24,7 @@ from gnomon.methods import check_methods
 from gnomon.models.presets import graph_of
 from gnomon.plans import Mesh, Plan, Unit, Workload, batch, check, stage_layers
 from gnomon.plans.check import sample_tokens
+from gnomon.plans.expert_rows import has_rows, taken_apart
 from gnomon.plans.experts import under
 from gnomon.plans.groups import layer_groups
 from gnomon.plans.replicas import busiest
@@ -247,6 +248,9 @@ class Timed:
         kernels, assumed, stack = kernels_of(stack, cpu=on_cpu(machines))
         assumed += beyond_lines(stack, plan) + expert_lines(stack, graph, plan)
         given, plan = plan, own_runtime.followed(plan) if stack.name == own_runtime.NAME else plan
+        if has_rows(plan):
+            cut = taken_apart(plan, graph)
+            graph, plan = cut.graph, cut.plan
         count, size = batch(plan, workload)
         priced = Pricing(plan=plan, graph=graph, cluster=machines, stack=stack, stages=(), blocks=(), count=count)
         asked = Asked(priced=priced, workload=workload, size=size, kernels=kernels, by_layer=by_layer)

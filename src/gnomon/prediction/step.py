@@ -15,6 +15,7 @@ import numpy as np
 
 from gnomon.errors import UnpricedError
 from gnomon.late import load_late
+from gnomon.lowering.exchanges import COMPUTES
 from gnomon.lowering.tensor_sums import COPIES, REPLICAS, TERMS
 from gnomon.plans import Workload, transfers
 from gnomon.prediction.compute_time import PHASES, ComputeTime
@@ -48,7 +49,7 @@ TIED = "embedding"
 IN_UPDATE = frozenset((TERMS, COPIES, REPLICAS))
 """Price names of sums over ranks of tp and ep right before the update, in whose price they are."""
 
-BY_LAYER = frozenset({*PHASES, *WANTED, "OPT"})
+BY_LAYER = frozenset({*PHASES, *COMPUTES, *WANTED, "OPT"})
 """Actions whose price follows from their layers alone."""
 
 POLLS = frozenset({"RECV_F", "RECV_B", "POLL"})
@@ -145,7 +146,7 @@ class Pricing(PricedStages):
         return self._memo[at]
 
     def _seconds(self, key: Key) -> float:
-        kind, stage = key.kind, key.stage
+        kind, stage = COMPUTES.get(key.kind, key.kind), key.stage
         if "&" in key.name:
             return sum(self.seconds(key._replace(kind=part, name="")) for part in key.name.split("&"))
         if ".." in key.name and kind in ("AR", "REDUCE_GRAD"):
@@ -203,6 +204,8 @@ class Pricing(PricedStages):
         if key.shape in self.shapes:
             return self.shapes[key.shape].amounts(key._replace(shape=""))
         kind, stage = key.kind, key.stage
+        if kind in COMPUTES:
+            return self._exchanged_bytes(kind, stage), 0.0
         if "&" in key.name:
             parts = [self.amounts(key._replace(kind=part, name="")) for part in key.name.split("&")]
             return sum(size for size, _ in parts), sum(flops for _, flops in parts)
@@ -226,6 +229,13 @@ class Pricing(PricedStages):
             of = [(c, n) for layer, n in layers for c in price.collectives(layer)]
             return float(sum(c.bytes * n for c, n in of if c.kind == name and c.when in moments)), 0.0
         return 0.0, 0.0
+
+    def _exchanged_bytes(self, kind: str, block: int) -> float:
+        """What a dispatch, a combine or the backward of one sends over ep and etp."""
+        wanted = "forward" if COMPUTES[kind] == "F" else "backward"
+        stage, layers = self.layers(block)
+        sent = ((c, n) for price, n in layers for c in getattr(price.sharded, wanted))
+        return float(sum(c.bytes * c.steps * n for c, n in sent if c.axis in ("ep", "etp")))
 
     def carried(self, key: Key) -> list[tuple[float, AxisLink]]:
         """(price, link) of a whole collective of parameters or gradients, or of parts of the vocabulary, on each group

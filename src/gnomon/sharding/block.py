@@ -188,7 +188,8 @@ class _Walk:
         self.forward: list[Collective] = []
         self.backward: list[Collective] = []
         # A graph input of integers can be read in any layout: the loader gives each rank the part it needs.
-        self.free = {name for name in block.inputs if not block.tensor(name).is_float}
+        given = block.inputs if block.part_of is None else block.part_of.inputs
+        self.free = {name for name in block.inputs if name in given and not block.tensor(name).is_float}
         self.no_grad = {*no_grad, *(tensor.name for tensor in block.tensors if not tensor.is_float)}
         self.readers: dict[_Need, list[str]] = {}
 

@@ -23,7 +23,8 @@ def homes(block: Block, layout: Layout, scene: Scene) -> dict[str, Sharding]:
     An activation with positions and nothing else over tp is divided along them over tp too if the layout is sequence
     parallel. Rules of the layout come first. Axes of one rank divide nothing.
     """
-    ruled = {rule.dim: rule.axes for rule in layout.rules if fnmatchcase(block.name, rule.region)}
+    name = (block.part_of or block).name
+    ruled = {rule.dim: rule.axes for rule in layout.rules if fnmatchcase(name, rule.region)}
     routed = routed_tensors(block)
     return {tensor.name: _home(tensor, tensor.name in routed, ruled, layout, scene) for tensor in block.tensors}
 
@@ -57,6 +58,8 @@ def _usual_axes(name: str, layout: Layout, *, is_parameter: bool, routed: bool) 
 @lru_cache(maxsize=256)
 def routed_tensors(block: Block) -> frozenset[str]:
     """Tensors inside routed experts: their weights, and the rows from dispatch to combine."""
+    if block.part_of is not None:
+        return routed_tensors(block.part_of) & {tensor.name for tensor in block.tensors}
     names = {name for op in block.ops if op.does == "multiplies rows" for name in op.inputs[1:]}
     for op in block.ops:
         if op.does == "dispatches" or (op.does != "combines" and any(name in names for name in op.inputs)):

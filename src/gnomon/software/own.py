@@ -15,6 +15,7 @@ from gnomon import orders
 from gnomon.graph import Block, Graph
 from gnomon.orders.one_f_one_b import DAPPLE
 from gnomon.plans import Mesh, Plan, Precision
+from gnomon.plans.expert_rows import has_rows
 
 NAME = "gnomon"
 """Its stack record, and what it is called in plan files."""
@@ -47,7 +48,7 @@ class Lack:
 LACKS = (
     Lack(
         name="schedule.vocabulary with gradient buckets",
-        asked=lambda plan: plan.schedule.vocabulary != "ends" and by_layer(plan),
+        asked=lambda plan: plan.schedule.vocabulary != "ends" and plan.overlap.in_buckets,
     ),
     Lack(
         name=f"layout.rules other than those that keep {', '.join(WHOLE_DIMS)} whole, or divide them over tp",
@@ -75,14 +76,10 @@ LACKS = (
         ),
     ),
     Lack(
-        name="overlap.experts, a price of exchanges inside forwards and backwards, which are no rows of a Program",
-        asked=lambda plan: plan.overlap.experts,
-    ),
-    Lack(
         name=f"overlap.bucket_bytes, buckets or fused with schedule.passes other than {DAPPLE}, or a schedule whose "
         "rows hold several actions",
         asked=lambda plan: (
-            by_layer(plan)
+            plan.overlap.in_buckets
             and (
                 any(given.name != DAPPLE for given in plan.schedule.passes) or orders.find(plan.schedule.name).composite
             )
@@ -172,8 +169,9 @@ def followed(plan: Plan) -> Plan:
 
 
 def by_layer(plan: Plan) -> bool:
-    """Whether it runs the plan by a row for each layer where a whole stage would do (`lower`): for gradient buckets."""
-    return plan.overlap.in_buckets
+    """Whether it runs the plan by a row for each layer where a whole stage would do (`lower`): for gradient buckets,
+    and for exchanges of experts beside other computing."""
+    return plan.overlap.in_buckets or has_rows(plan)
 
 
 def places_experts(plan: Plan) -> bool:
@@ -183,7 +181,7 @@ def places_experts(plan: Plan) -> bool:
 
 def search_reason(base: Plan) -> str | None:
     """Why no search for it starts from the plan; None where one does."""
-    if by_layer(base) and not lacking(base):
+    if base.overlap.in_buckets and not lacking(base):
         return (
             "a search for the runtime takes a stage's gradients as reduced at once, and the plan says which "
             "are reduced together; leave overlap.bucket_bytes and overlap.buckets out, and set one in the plan that is "

@@ -24,6 +24,7 @@ from gnomon.graph import Graph
 from gnomon.lowering.optimizer import effective_zero
 from gnomon.plans import Plan, Workload
 from gnomon.plans.ends import cut_ends
+from gnomon.plans.expert_rows import has_rows, taken_apart
 from gnomon.runtime.checkpoint.files import Kept, Reader, write_file
 from gnomon.runtime.checkpoint.lock import FolderLock
 from gnomon.runtime.checkpoint.pieces import Piece, pieces, shared_out
@@ -68,6 +69,9 @@ def holdings(graph: Graph, plan: Plan, rank: int) -> Iterator[tuple[Parameters, 
     whole, ends = graph, cut_ends(plan, graph) if plan.schedule.vocabulary != "ends" else None
     if ends is not None:
         graph, plan = ends.inside, ends.plan
+    if has_rows(plan):
+        cut = taken_apart(plan, graph)
+        graph, plan = cut.graph, cut.plan
     tied = {stage for stages in holders(plan, graph, effective_zero(plan)).values() for stage in stages}
     here = coordinates(plan, rank, experts=has_experts(graph))
     mesh = meshes_of(plan, tied=sorted(tied))[here.pipeline_rank]

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from math import lcm, prod
 from typing import Any
 
@@ -28,7 +29,7 @@ from gnomon.runtime.data.packing import DOCUMENTS
 from gnomon.runtime.launch.own_module import OwnModule
 from gnomon.runtime.module.blocks import BlockRun
 from gnomon.runtime.module.one_process import OneProcess
-from gnomon.runtime.module.stage import Batch
+from gnomon.runtime.module.stage import Batch, Stage
 from gnomon.runtime.ops.site import Axis
 from gnomon.runtime.optim.update import AdamWSettings, Update, clip_scale, squares, summed
 from gnomon.runtime.parameters.parameters import Parameters, Slot
@@ -297,17 +298,15 @@ def _watch(executor: Executor, plain: _Plain, alone: OneProcess, grads: Tensor, 
     place = {key: at for at, key in enumerate(plain.values)}
     seen = set[tuple[str, str, int]]()
 
-    def activation(layer: Layer, name: str, value: Tensor) -> None:
-        run = next(iter(executor.stages.values())).runs[layer.call.block]
-        key = layer.label, name, executor.compute.unit
+    def activation(stage: Stage, layer: Layer, name: str, value: Tensor) -> None:
+        run = stage.runs[layer.call.block]
+        key = stage.whole[layer.label].label, name, stage.unit
         if key in seen or name in routed_tensors(run.block) or not value.ndim:
             return  # recomputed in backward, or rows of other ranks' tokens
         seen.add(key)
-        want = _local(plain.values[key[:2]], run, name, executor)
+        want = _local(plain.values[key[:2]], run, name, executor, stage.unit)
         if want is not None:
-            differences.tensor(
-                f"{name} of {layer.label}, microbatch {key[2]}", value.detach(), want, (0, place[key[:2]])
-            )
+            differences.tensor(f"{name} of {key[0]}, microbatch {key[2]}", value.detach(), want, (0, place[key[:2]]))
 
     def gradient(held: Parameters) -> None:
         for at, (slot, (low, high)) in enumerate(held.pieces()):
@@ -315,17 +314,17 @@ def _watch(executor: Executor, plain: _Plain, alone: OneProcess, grads: Tensor, 
             differences.tensor(f"gradient of {slot.name}", held.my_grad()[low:high], want, (1, -at))
 
     for stage in executor.stages.values():
-        stage.watch = activation
+        stage.watch = partial(activation, stage)
     executor.state.watch = gradient
 
 
-def _local(whole: Tensor, run: BlockRun, name: str, executor: Executor) -> Tensor | None:
-    """What of a tensor of the whole batch lies on this rank for the unit under way; None where that is not said."""
+def _local(whole: Tensor, run: BlockRun, name: str, executor: Executor, unit: int) -> Tensor | None:
+    """What of a tensor of the whole batch lies on this rank for a unit; None where that is not said."""
     axes: Mapping[str, Axis] = run.axes
     dims = run.block.tensor(name).dims
     if not dims or base(dims[0].name) != "batch":
         return None
-    first = executor.compute.unit * executor.feed.rows_of_unit + executor.feed.first_row
+    first = unit * executor.feed.rows_of_unit + executor.feed.first_row
     part = whole[first : first + executor.feed.local_rows]
     home = run.homes[name]
     for at, dim in enumerate(dims[1:], start=1):

@@ -43,6 +43,9 @@ from gnomon.tensors.names import TOKEN_DIMS, base, is_sequence
 Weights = Callable[[str, int], Weight]
 """(name of a parameter in its block, how many of its leading dims a matrix has as rows) -> this rank's part of it."""
 
+ROUTED = ("dispatches", "multiplies rows", "combines")
+"""What ops do that read where tokens went."""
+
 SIZES = 64
 """Batches of other sizes whose captured ops are kept ready."""
 
@@ -102,7 +105,12 @@ class BlockRun:
         self.ways = {o.op.path: _ways(o, axes) for o in sharded.ops if o.op.captured is not None}
         """Of a captured op: into how many parts ranks divide the dims that it works on parts of."""
         self.dims = {t.name: tuple(tuple(a.name for a in dim.atoms) for dim in t.dims) for t in self.block.tensors}
-        self.free = {name for name in self.block.inputs if not self.block.tensor(name).is_float and not self.captured}
+        given = self.block.inputs if self.block.part_of is None else self.block.part_of.inputs
+        self.free = {
+            name
+            for name in self.block.inputs
+            if name in given and not self.block.tensor(name).is_float and not self.captured
+        }
         """Integers that every rank has as each op wants them."""
         reads: dict[str, str] = {}
         for op in self.block.ops:
@@ -117,7 +125,7 @@ class BlockRun:
         """Of captured ops, at the sizes that were seen: what runs."""
         self.lines = dict[tuple[Hashable, ...], Straight]()
         """The whole of it, where nothing looks at each op."""
-        self.plain = self.axes.get("tp", ALONE).ranks == 1 and all(op.does != "dispatches" for op in self.block.ops)
+        self.plain = self.axes.get("tp", ALONE).ranks == 1 and all(op.does not in ROUTED for op in self.block.ops)
         self.written = written(self.block)
         self.cuts = cut_linears(self.ops, splits)
 
@@ -209,13 +217,17 @@ class BlockRun:
         keeper: Watcher | None = None,
         routed: Callable[[Tensor], None] | None = None,
         placement: Placement | None = None,
+        routings: dict[str, Routing] | None = None,
     ) -> dict[str, Tensor]:
         """Outputs by name. state: of position ids and the like. again: paths of ops whose inside is computed again in
         backward. packing: of rows that hold several documents. sizes: of dims on this rank that captured ops ask for.
         compute: what they compute in. seen: is told what each op makes. keeper: decides what is kept for backward.
-        routed: is told which experts tokens choose, (…, topk). placement: of experts on ranks of ep."""
+        routed: is told which experts tokens choose, (…, topk). placement: of experts on ranks of ep. routings: by name,
+        of rows that another part of the layer has sent; those of rows that this one sends or makes are added."""
         frame = Frame(self, dict(inputs), weights, state, packing, dict(sizes or {}), compute)
         frame.routed, frame.placement = routed, placement
+        if routings is not None:
+            frame.routings = routings
         if keeper is None and seen is None and not again and self.plain:
             self._straight(frame)(frame, frame.values)
             return {name: frame.values[name] for name in self.block.outputs}
@@ -504,7 +516,8 @@ class Frame:
         if site.op.does == "dispatches":
             (indices,) = others
             assert isinstance(indices, Tensor)
-            dims = {dim.name: dim.size for tensor in self.owner.block.tensors for dim in tensor.atoms}
+            block = self.owner.block.part_of or self.owner.block
+            dims = {dim.name: dim.size for tensor in block.tensors for dim in tensor.atoms}
             experts = dims[site.attr("experts", "")] or 0
             if self.routed is not None:
                 self.routed(indices[indices < experts])

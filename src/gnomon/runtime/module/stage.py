@@ -21,6 +21,7 @@ from gnomon.errors import GraphError, PlanError
 from gnomon.graph import Graph, Layer
 from gnomon.graph import Tensor as GraphTensor
 from gnomon.graph.outputs import losses
+from gnomon.plans.expert_rows import whole_layer
 from gnomon.plans.parts import Preset
 from gnomon.plans.replicas import Placement
 from gnomon.runtime.data.packing import Packing, packing_of
@@ -29,6 +30,7 @@ from gnomon.runtime.module.crossings import Hop, reads, writes
 from gnomon.runtime.module.moves import Move, moved
 from gnomon.runtime.module.saving import Decided, Keeper, Rules
 from gnomon.runtime.ops.places import places
+from gnomon.runtime.ops.routing import Routing
 from gnomon.runtime.ops.site import ALONE, given
 from gnomon.runtime.parameters.parameters import Parameters, Tape, Weight
 from gnomon.runtime.watch.layer_bytes import LayerBytes
@@ -86,6 +88,12 @@ class Stage(nn.Module):
         """Is told each activation of each layer, by name, as it is made."""
         self.routed: Callable[[Layer, Tensor], None] | None = None
         """Is told which experts tokens choose in each layer, (…, topk)."""
+        self.unit = 0
+        """That whose forward runs, or ran last."""
+        self.routings: dict[str, Routing] = {}
+        """Of the microbatch: whose the rows are that parts of layers of experts hand each other, by full name."""
+        self.whole = {layer.label: whole_layer(graph, layer) for layer in layers}
+        """Label of a layer -> it, or the layer that it is a part of."""
         self._weights: dict[tuple[str, str, int], Weight] = {}
         self.given = {tensor.name for tensor in graph.inputs}
         self.inputs = graph.inputs
@@ -215,6 +223,7 @@ class Stage(nn.Module):
                 keeper = Keeper(run, self.rules[layer.label], self.known, (layer.label, _alike(packing)))
             if self.presets.get(layer.label) == "selective" and layer.label not in self.rules:
                 again = frozenset(op.path for op in run.block.ops if op.does == "attends")
+            routings = {own: self.routings[name] for own, name in self.reads[index].items() if name in self.routings}
             made = run.run(
                 inputs,
                 self.weights(layer, run),
@@ -225,9 +234,11 @@ class Stage(nn.Module):
                 compute=self.held[0].dtypes.param,
                 seen=None if self.watch is None else partial(self.watch, layer),
                 keeper=keeper,
-                routed=None if self.routed is None else partial(self.routed, layer),
-                placement=self.placements.get(layer.label),
+                routed=None if self.routed is None else partial(self.routed, self.whole[layer.label]),
+                placement=self.placements.get(self.whole[layer.label].label),
+                routings=routings,
             )
+            self.routings.update((name, routings[own]) for own, name in self.writes[index].items() if own in routings)
             if keeper is not None and self.note is not None:
                 for tensor in keeper.held():
                     self.note(tensor)

@@ -14,12 +14,15 @@ from torch import Tensor
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from gnomon.graph import Graph, Layer
+from gnomon.lowering.exchanges import BACKWARD, FORWARD
 from gnomon.runtime.data.packing import LENGTHS
 from gnomon.runtime.module.stage import Stage
 from gnomon.runtime.ops.attention import shared_tables
+from gnomon.runtime.ops.routing import Routing
 from gnomon.runtime.parameters.parameters import Aside
-from gnomon.runtime.step.buffers import Buffers
+from gnomon.runtime.step.buffers import Buffers, Name
 from gnomon.runtime.step.feed import Feed, size_named
+from gnomon.runtime.step.lane import Lane
 from gnomon.runtime.step.mimose import Mimose
 from gnomon.runtime.step.resident_bytes import NOTHING, Kept, kept
 from gnomon.runtime.step.rows import Action
@@ -66,6 +69,10 @@ class Compute:
         """Is told which experts tokens choose in each layer, (…, topk), once for each microbatch."""
         self.counted: Sequence[Callable[[Layer, Tensor], None]] = ()
         """The same, for biases and experts that move by it."""
+        self.lane: Lane | None = None
+        """Where exchanges of experts are made that are rows."""
+        self.routings: dict[int, dict[str, Routing]] = {}
+        """Of each microbatch, whose the rows are that parts of layers of experts hand each other."""
 
     def actions(self) -> Mapping[str, Action]:
         """Maps each kind of row to what does it. LOAD does nothing: ids are in memory, and a stage takes its rows when
@@ -78,10 +85,13 @@ class Compute:
             "C": self._forward_unsaved,
             "R": self._forward_again,
             "LOAD": lambda stage, unit: None,
+            **dict.fromkeys(FORWARD.values(), self._exchange),
+            **dict.fromkeys(BACKWARD.values(), self._exchange_back),
         }
 
     def new_step(self) -> None:
         """Begins the loss at 0."""
+        self.routings.clear()
         self.loss = torch.zeros((), dtype=torch.float64, device=self.device)
 
     @property
@@ -107,6 +117,7 @@ class Compute:
         self.state.gathered(stage)
         self.unit = unit
         module = self.stages[stage]
+        module.unit, module.routings = unit, self.routings.setdefault(unit, {})
         batch, packing = self.feed.of_unit(unit), self.feed.packing_of(unit)
         recorder = self.buffers.recorder
         known = self._alike(stage, unit) in self._kept and LENGTHS not in self.feed.batch
@@ -188,7 +199,15 @@ class Compute:
     def _backward(self, stage: int, unit: int) -> None:
         """Runs the whole backward through autograd; weight gradients go where the tape puts them."""
         self.state.gathered(stage)
-        saved, module = self.saved.pop((stage, unit)), self.stages[stage]
+        begins = self._begins(stage, unit)
+        saved = self.saved.pop((stage, unit))
+        self._go_back(stage, unit, begins)
+        for name, back in self._ends(stage, unit, saved).items():
+            self.buffers.tensors[name] = back
+
+    def _begins(self, stage: int, unit: int) -> list[tuple[GradientEdge, Tensor]]:
+        """Where a backward begins, and at which gradients."""
+        saved, module = self.saved[stage, unit], self.stages[stage]
         begins: list[tuple[GradientEdge, Tensor]] = []
         if module.results:
             begins += [(saved.made[result], self.loss_grad()) for result in module.results]
@@ -196,12 +215,54 @@ class Compute:
             grads = self.buffers.take((hop.gradient, stage, unit))
             pairs = zip(hop.trained, grads, strict=True)
             begins += [(saved.made[crossing.name], g) for crossing, g in pairs if crossing.name in saved.made]
+        return begins
+
+    def _go_back(self, stage: int, unit: int, begins: Sequence[tuple[GradientEdge, Tensor]]) -> None:
+        self.stages[stage].routings = self.routings.setdefault(unit, {})
         if begins:
             torch.autograd.backward([edge for edge, _ in begins], [grad for _, grad in begins])
-        for hop in module.enters:
+
+    def _ends(self, stage: int, unit: int, saved: Saved) -> dict[Name, tuple[Tensor, ...]]:
+        """The gradients of what a stage read, by the buffers that they are."""
+        ends = dict[Name, tuple[Tensor, ...]]()
+        for hop in self.stages[stage].enters:
             leaves = [saved.entered[crossing.name] for crossing in hop.trained]
             back = tuple(torch.zeros_like(x) if x.grad is None else x.grad for x in leaves)
-            self.buffers.tensors[hop.gradient, hop.source, unit] = back
+            ends[hop.gradient, hop.source, unit] = back
+        return ends
+
+    def _exchange(self, stage: int, unit: int) -> None:
+        """Has the lane send tokens to their experts, or bring their results back, with what a forward does beside."""
+        entered, done = self._input(stage, unit), dict[str, Tensor]()
+        first, *others = ((hop.buffer, hop.target, unit) for hop in self.stages[stage].leaves)
+
+        def finish() -> None:
+            self.saved[stage, unit] = Saved.of(entered, done)
+            self._output(stage, unit, done)
+
+        self._start(first, lambda: done.update(self._run_first(stage, unit, entered)), entered, finish, others)
+
+    def _exchange_back(self, stage: int, unit: int) -> None:
+        """The same for gradients."""
+        begins = self._begins(stage, unit)
+        saved = self.saved.pop((stage, unit))
+        first, *others = ((hop.gradient, hop.source, unit) for hop in self.stages[stage].enters)
+
+        def finish() -> None:
+            self.buffers.tensors.update(self._ends(stage, unit, saved))
+
+        self._start(first, lambda: self._go_back(stage, unit, begins), saved.entered, finish, others)
+
+    def _start(
+        self,
+        name: Name,
+        work: Callable[[], None],
+        entered: Mapping[str, Tensor],
+        finish: Callable[[], None],
+        also: Sequence[Name],
+    ) -> None:
+        assert self.lane is not None, "the Program has exchanges, so there is a lane"
+        self.buffers.start(name, self.lane.start(work), sum(x.nbytes for x in entered.values()), finish, also=also)
 
     def loss_grad(self) -> Tensor:
         """The gradient at which backward begins: 1 / (tokens counted), times the loss scale."""

@@ -28,6 +28,7 @@ from gnomon.methods.learnt.trained_weights import compressed
 from gnomon.plans import Plan, Unit, Workload, check, shared_parameters
 from gnomon.plans import batch as batch_of
 from gnomon.plans.ends import cut_ends
+from gnomon.plans.expert_rows import has_rows, taken_apart
 from gnomon.plans.experts import under
 from gnomon.program import Program
 from gnomon.runtime.mesh.arrivals import channels, proofs
@@ -48,6 +49,7 @@ from gnomon.runtime.step.compute import Compute
 from gnomon.runtime.step.feed import Feed, size_named
 from gnomon.runtime.step.feed_lengths import FeedOfLengths, has_lengths
 from gnomon.runtime.step.host_update import DelayedRows, HostUpdate, moved_stages
+from gnomon.runtime.step.lane import Lane
 from gnomon.runtime.step.messages import Messages
 from gnomon.runtime.step.mimose import Mimose
 from gnomon.runtime.step.replicas import Replicas
@@ -59,6 +61,7 @@ from gnomon.runtime.step.vocabulary import Divided, Heads
 from gnomon.runtime.step.vocabulary_passes import Passes
 from gnomon.runtime.watch.measure import Levels, Recorder, clock_of, gather, per_class
 from gnomon.runtime.watch.watchdog import SILENT_S, Watchdog
+from gnomon.software import own
 from gnomon.timeline import ROLES, Timeline
 
 
@@ -111,7 +114,11 @@ class Executor:
         self.graph, self.plan, self.workload, self.device = graph, plan, workload, device
         ends = cut_ends(plan, graph) if plan.schedule.vocabulary != "ends" else None
         self.inside, self.plan_inside = (graph, plan) if ends is None else (ends.inside, ends.plan)
-        """What stages run, and by which plan: without an embedding and a head that all pipeline ranks divide."""
+        """What stages run, and by which plan: without an embedding and a head that all pipeline ranks divide, with
+        layers of experts in parts where their exchanges are rows."""
+        if has_rows(plan):
+            apart = taken_apart(own.followed(plan), graph)
+            self.inside, self.plan_inside = apart.graph, apart.plan
         held_by = self._held_by = holders(self.plan_inside, self.inside, effective_zero(plan))
         tied = {stage for stages in held_by.values() for stage in stages}
         self.in_order = device.type == "cuda"
@@ -140,6 +147,8 @@ class Executor:
         self.state.by_layer = by_layer and effective_zero(plan) < 3
         self.host = HostUpdate(self.state, self.stages, moved_stages(self.program))
         self.compute = Compute(graph, self.stages, self.state, self.buffers, self.feed, dtype)
+        if has_rows(plan):
+            self.compute.lane = Lane()
         counts = list[Callable[[Layer, Tensor], None]]()
         if plan.experts.bias_rate:
             self.state.biases = RouterBias(self.graph, plan.experts.bias_rate, self.groups.by_comm["norm"], device)
@@ -445,6 +454,8 @@ class Executor:
         self.disk.close()
         if self.heads is not None:
             self.heads.close()
+        if self.compute.lane is not None:
+            self.compute.lane.close()
         self.delayed = None
         self.rows.clear()
         self.actions = {}  # they hold this object, and with it the groups, until garbage is collected

@@ -17,6 +17,7 @@ from gnomon.lowering.optimizer import effective_zero
 from gnomon.methods import rewrites
 from gnomon.plans import Plan, Unit, Workload, stage_layers
 from gnomon.plans import batch as batch_of
+from gnomon.plans.expert_rows import has_rows
 from gnomon.plans.groups import layer_groups
 from gnomon.program import Program
 from gnomon.runtime.mesh.arrivals import out_of_order
@@ -51,6 +52,8 @@ def program_of(graph: Graph, plan: Plan, workload: Workload, units: tuple[Unit, 
     part of every unit, and the weight of a sequence does not depend on who computes it. units: of this rank's
     data-parallel worker, where workers have units of their own: all of them end the step with the same rows."""
     plan = own.followed(plan)
+    if units and has_rows(plan):
+        raise PlanError("overlap.experts has no rows for units of several lengths yet; leave it out")
     if units:
         return build(outline(graph, plan, units=units, by_layer=own.by_layer(plan)))
     if not any(stage.shares for stage in plan.stages):

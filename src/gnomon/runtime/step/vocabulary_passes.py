@@ -8,7 +8,6 @@ over its own largest logit; SUM_V brings the factor that they lack. Leaves out `
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -24,23 +23,9 @@ from gnomon.runtime.module.crossings import Shape
 from gnomon.runtime.module.stage import Batch
 from gnomon.runtime.parameters.parameters import Weight
 from gnomon.runtime.step.buffers import Name
+from gnomon.runtime.step.lane import Lane
 from gnomon.runtime.step.rows import Action
 from gnomon.runtime.step.vocabulary import Divided, Heads
-
-
-@dataclass(frozen=True, slots=True)
-class Turn:
-    """An exchange under way."""
-
-    future: Future[None]
-
-    def wait(self) -> Any:
-        """Waits until the collective is over."""
-        return self.future.result()
-
-    def is_completed(self) -> bool:
-        """Whether the collective is over."""
-        return self.future.done()
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +67,7 @@ class Passes(Heads):
     def __init__(self, *given: Any) -> None:
         super().__init__(*given)
         self.early = self.divided.plan.schedule.vocabulary == "vocab_2"
-        self.thread = ThreadPoolExecutor(max_workers=1)
+        self.lane = Lane()
         self.parts: dict[int, Part] = {}
         self.at = self.divided.at
         if self.lookup is not None:
@@ -96,7 +81,7 @@ class Passes(Heads):
 
     def close(self) -> None:
         """Ends the thread that waits for collectives."""
-        self.thread.shutdown()
+        self.lane.close()
 
     def actions(self) -> Mapping[str, Action]:
         """Maps each kind of row to what does it."""
@@ -120,7 +105,7 @@ class Passes(Heads):
         finish: Callable[[], None],
         also: Sequence[Name] = (),
     ) -> None:
-        self.buffers.start(name, Turn(self.thread.submit(exchange)), nbytes, finish, also=also)
+        self.buffers.start(name, self.lane.start(exchange), nbytes, finish, also=also)
 
     def _put(self, name: Name, *tensors: Tensor) -> None:
         self.buffers.tensors[name] = tensors

@@ -37,7 +37,7 @@ def test_parts_have_the_parameters_and_the_ops_of_the_whole(name: str) -> None:
     apart = taken_apart(PLAN, graph)
     assert apart.graph.parameters() == graph.parameters()
     for block in graph.blocks:
-        mine = [part for part in apart.graph.blocks if part is block or part.part_of is block]
+        mine = [part for part in apart.graph.blocks if block in (part, part.part_of)]
         assert sorted(op.path for part in mine for op in part.ops) == sorted(op.path for op in block.ops)
     exchanges = [block for block in apart.graph.blocks if block.part_of and block.name.endswith(EXCHANGES)]
     assert exchanges and not any(block.parameters for block in exchanges)

@@ -91,13 +91,13 @@ def taken_apart(plan: Plan, graph: Graph) -> Apart:
             calls += [one for _, one in mine]
             labels[layer.label] = [Layer(call=one, index=0) for _, one in mine]
             named += [(one.label(), part) for part, one in mine]
-    cut = replace(
+    of_parts = replace(
         graph,
-        blocks=tuple(made for block in graph.blocks for made in _blocks(block, parts)),
+        blocks=tuple(one for block in graph.blocks for one in _blocks(block, parts)),
         calls=tuple(calls),
         outputs=tuple(sources.get(source, source) for source in graph.outputs),
     )
-    return Apart(graph=cut, plan=_plan(plan, graph, labels, named))
+    return Apart(graph=of_parts, plan=_plan(plan, graph, labels, named))
 
 
 def _layers(call: Call) -> tuple[Layer, ...]:

@@ -98,6 +98,7 @@ def test_without_ranks_of_experts_there_are_no_exchanges() -> None:
         ("first_per_stage", {"saved": Saved(rules=(SavedRule(preset="full", first_per_stage=1),))}),
         ("optimizer.offload", {"optimizer": Optimizer(offload=Offload())}),
         ("experts.drop = 'probs'", {"experts": Experts(drop="probs")}),
+        ("experts.replicas", {"experts": Experts(replicas=8)}),
     ],
 )
 def test_fields_that_need_layers_whole_are_refused(said: str, changed: dict[str, Any]) -> None:

@@ -119,6 +119,7 @@ def _refuse(plan: Plan) -> None:
         ("schedule.vocabulary other than 'ends'", plan.schedule.vocabulary != "ends"),
         ("optimizer.offload", plan.optimizer.offload is not None),
         ("experts.drop = 'probs'", plan.experts.drop == "probs"),
+        ("experts.replicas or placement", bool(plan.experts.replicas or plan.experts.placement)),
     ):
         if given:
             raise PlanError(

@@ -92,3 +92,13 @@ def serving(folder: Path, *options: str) -> Iterator[Server]:
         finally:
             process.terminate()
             process.wait(60)
+
+
+def encoders(pid: int) -> list[int]:
+    """Workers of a server of an encoder."""
+    found = []
+    for task in Path(f"/proc/{pid}/task").iterdir():
+        for child in (task / "children").read_text().split():
+            if "resource_tracker" not in Path(f"/proc/{child}/cmdline").read_text():
+                found.append(int(child))
+    return found

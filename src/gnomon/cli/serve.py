@@ -68,6 +68,11 @@ def settings_of(options: ServerOptions) -> Any:
         dtype, own = STORED[serving.weights]
         said = given(options)
         dtype, weights = str(said.get("dtype", dtype)), str(said.get("weights", own))
+    buckets, every = options.buckets, options.every_bucket
+    if plan is not None and not buckets:
+        buckets, every = plan.buckets, every or plan.every_bucket
+    if options.every_bucket and not buckets:
+        raise InputError("--every-bucket says who has the lengths of --buckets; give them")
     folder = Path(options.folder).expanduser()
     threads = options.threads or max(1, (os.cpu_count() or 1) // (replicas * tp * pp))
     return load_late("gnomon.serve.settings:Settings")(
@@ -85,6 +90,8 @@ def settings_of(options: ServerOptions) -> Any:
         api_key=options.api_key or os.environ.get(KEY, ""),
         workers=replicas,
         ways=load_late("gnomon.serve.sizes:Ways")(tp=tp, pp=pp),
+        buckets=buckets,
+        every_bucket=every,
         threads=threads,
         max_waiting=options.max_waiting,
         max_body_bytes=quantity("--max-body", parse_bytes, options.max_body),

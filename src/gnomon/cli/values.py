@@ -129,6 +129,14 @@ def lengths(text: str) -> tuple[int, ...]:
     return tuple(read_lengths)
 
 
+def buckets(text: str) -> tuple[int, ...]:
+    """Lengths that texts are padded to, rising: `64,128,512`."""
+    made = tuple(tokens(word.strip()) for word in text.split(","))
+    if list(made) != sorted(set(made)):
+        raise argparse.ArgumentTypeError(f"{text[:80]!r}: lengths rise, each once, as in 64,128,512")
+    return made
+
+
 def new_file(text: str) -> str:
     """The path of a file that can be written. Nothing is left behind, and a file that is there stays as it is."""
     if problem := not_writable(Path(text)) if text else "the name is empty":

@@ -1,7 +1,8 @@
 """BERT: a bidirectional encoder, norms after the residuals, learned positions and token types.
 
-`bert(config)` returns a Graph of embed, layers and a head: the pooler of the bare model, or the masked-language-model
-head with its loss. Leaves out: next-sentence prediction, padding masks (sequences are taken as full).
+`bert(config)` returns a Graph of embed, layers and a head: the pooler of the bare model, the masked-language-model
+head with its loss, or a classifier of whole sequences, to be served. Leaves out: next-sentence prediction, padding
+masks (sequences are taken as full), the loss of classes.
 """
 
 from __future__ import annotations
@@ -41,13 +42,16 @@ class BertConfig:
     """Of the feed-forward."""
     head_activation: str = ""
     """Of the mlm head; "" for that of the feed-forward."""
-    head: Literal["pooler", "mlm"] = "pooler"
-    """pooler: the first token through a linear and tanh, no loss. mlm: masked-language-model loss, no pooler."""
+    head: Literal["pooler", "mlm", "classifier"] = "pooler"
+    """pooler: the first token through a linear and tanh, no loss. mlm: masked-language-model loss, no pooler.
+    classifier: the pooler's output through a linear to classes, no loss."""
+    num_classes: int = 1
+    """Of the classifier."""
 
     def __post_init__(self) -> None:
         positive(num_layers=self.num_layers, hidden_size=self.hidden_size, num_heads=self.num_heads)
         positive(ffn_size=self.ffn_size, vocab_size=self.vocab_size, max_positions=self.max_positions)
-        positive(num_token_types=self.num_token_types)
+        positive(num_token_types=self.num_token_types, num_classes=self.num_classes)
         divisible("hidden_size", self.hidden_size, "num_heads", self.num_heads)
 
 
@@ -93,6 +97,17 @@ def pooler_block(c: BertConfig) -> Block:
     return b.build(b.op("activation", "activation", (out,), name="pooled_output", fn="tanh"))
 
 
+def classifier_block(c: BertConfig) -> Block:
+    """tanh of a linear of the first token, and a linear to classes: from `x` to `logits`."""
+    hidden, pooled = Dim(name="hidden", size=c.hidden_size), Dim(name="pooled", size=c.hidden_size)
+    b = BlockBuilder("head")
+    first = b.op("pool", "first_token", (b.input("x", BATCH, SEQ, hidden),), (BATCH, hidden), fn="first")
+    out = b.linear("classify.dense", first, out=(pooled,), contract=(hidden,), bias=True)
+    out = b.op("activation", "activation", (out,), fn="tanh")
+    classes = Dim(name="classes", size=c.num_classes)
+    return b.build(b.linear("classify.out", out, out=(classes,), contract=(pooled,), bias=True, name="logits"))
+
+
 def mlm_block(c: BertConfig) -> Block:
     """Transform, tied decoder and loss: from `x` and `labels` to the scalar `loss`. Every token gets logits."""
     hidden, same = Dim(name="hidden", size=c.hidden_size), Dim(name="transformed", size=c.hidden_size)
@@ -109,7 +124,7 @@ def mlm_block(c: BertConfig) -> Block:
 
 
 def bert(c: BertConfig) -> Graph:
-    """The model as a Graph; output `head.pooled_output`, or `head.loss` with the MLM head."""
+    """The model as a Graph; output `head.pooled_output`, `head.loss` with the MLM head, `head.logits` of classes."""
     embed, mlm = embed_block(c), c.head == "mlm"
     token_types = INPUT_IDS.renamed("token_type_ids")
     ids = (("input_ids", "input_ids"), ("token_type_ids", "token_type_ids"))
@@ -127,13 +142,19 @@ def bert(c: BertConfig) -> Graph:
         given = (("x", "layers.y"), ("labels", "labels"))
         head = Call(block="head", name="head", inputs=given, prefix="cls.predictions", params=tied)
     else:
-        head = Call(block="head", name="head", inputs=(("x", "layers.y"),), prefix="bert.pooler")
+        prefix = "bert.pooler" if c.head == "pooler" else ""
+        head = Call(block="head", name="head", inputs=(("x", "layers.y"),), prefix=prefix)
+    make, made = {
+        "mlm": (mlm_block, "head.loss"),
+        "pooler": (pooler_block, "head.pooled_output"),
+        "classifier": (classifier_block, "head.logits"),
+    }[c.head]
     return Graph(
         name=c.name,
         inputs=(INPUT_IDS, token_types, *((LABELS,) if mlm else ())),
-        blocks=(embed, layer_block(c), mlm_block(c) if mlm else pooler_block(c)),
+        blocks=(embed, layer_block(c), make(c)),
         calls=(Call(block="embed", name="embed", inputs=ids, prefix="bert.embeddings"), layers, head),
-        outputs=("head.loss",) if mlm else ("head.pooled_output",),
+        outputs=(made,),
     )
 
 

@@ -264,7 +264,7 @@ class Decoder:
             bias = torch.cat([
                 self._weight(layer, block, op.inputs[2]).flatten()
                 if self._has_bias(block, op)
-                else torch.zeros(math.prod(_matrix_dims(block, op)[0]), dtype=self.dtype)
+                else torch.zeros(math.prod(matrix_dims(block, op)[0]), dtype=self.dtype)
                 for op in ops
             ])  # fmt: skip
 
@@ -281,8 +281,8 @@ class Decoder:
         return torch.cat(whole) if len(whole) > 1 else whole[0]
 
     def _joined(self, layer: Layer, block: Block, ops: Sequence[Op]) -> Run:
-        outs = [_matrix_dims(block, op)[0] for op in ops]
-        widths, inner = [math.prod(out) for out in outs], _matrix_dims(block, ops[0])[1]
+        outs = [matrix_dims(block, op)[0] for op in ops]
+        widths, inner = [math.prod(out) for out in outs], matrix_dims(block, ops[0])[1]
         product = self._product(layer, block, ops)
         names = [layer.call.parameter_name(op.inputs[1], layer.index) for op in ops]
         if not any(name in adapter.low for name in names for adapter in self.adapters):
@@ -302,7 +302,7 @@ class Decoder:
     def _op(self, layer: Layer, block: Block, op: Op) -> Run:
         match op.does:
             case "multiplies":
-                out, inner = _matrix_dims(block, op)
+                out, inner = matrix_dims(block, op)
                 one = partial(_one, self._product(layer, block, [op]), out, inner, float(_number(op, "factor", 1.0)))
                 name = layer.call.parameter_name(op.inputs[1], layer.index)
                 if not any(name in adapter.low for adapter in self.adapters):
@@ -471,7 +471,7 @@ def linears_of(graph: Graph) -> list[Linear]:
     return [
         Linear(
             parameter=layer.call.parameter_name(op.inputs[1], layer.index),
-            shape=(math.prod(_matrix_dims(block, op)[0]), _inputs(block, op)),
+            shape=(math.prod(matrix_dims(block, op)[0]), _inputs(block, op)),
             inner_first=Site(op=op, block=block).inner_first,
         )
         for layer in graph.layers()
@@ -503,7 +503,7 @@ def windows_of(graph: Graph) -> tuple[int, ...]:
     return tuple(sorted(found - {0}))
 
 
-def _matrix_dims(block: Block, op: Op) -> tuple[tuple[int, ...], int]:
+def matrix_dims(block: Block, op: Op) -> tuple[tuple[int, ...], int]:
     """Of a linear: sizes of the output's dims that its weight makes, and how many of the input's are contracted."""
     site, weight = Site(op=op, block=block), block.tensor(op.inputs[1])
     sizes = tuple(math.prod(atom.size or 1 for atom in dim.atoms) for dim in weight.dims)

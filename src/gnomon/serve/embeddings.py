@@ -6,7 +6,7 @@ Leaves out the model (`encoder`) and HTTP (`server`).
 from __future__ import annotations
 
 import base64
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -37,6 +37,21 @@ class Texts:
 def texts(body: object, served: Served) -> Texts:
     """InputError for a body that asks for something else."""
     fields = fields_of(body, FIELDS, served)
+    form, dimensions = fields.get("encoding_format") or "float", fields.get("dimensions")
+    if form not in ("float", "base64"):
+        raise InputError("encoding_format is float or base64", "$.encoding_format")
+    if dimensions is not None and not (_is_id(dimensions) and dimensions > 0):
+        raise InputError("dimensions is a whole number above 0", "$.dimensions")
+    return Texts(
+        ids=inputs_of(fields, served),
+        base64=form == "base64",
+        dimensions=dimensions,
+        model=str(fields.get("model") or served.names[0]),
+    )
+
+
+def inputs_of(fields: Mapping[str, Any], served: Served) -> tuple[tuple[int, ...], ...]:
+    """Tokens of each text of `input`. InputError for none, or one that the model does not take."""
     given = fields.get("input")
     if isinstance(given, str) or (isinstance(given, list) and given and all(_is_id(one) for one in given)):
         given = [given]
@@ -44,23 +59,21 @@ def texts(body: object, served: Served) -> Texts:
         raise InputError(f"input is a text, or a list of 1 to {MOST_TEXTS} texts or lists of tokens", "$.input")
     ids = tuple(_ids(one, served.words) for one in given)
     for one in ids:
-        if not one:
-            raise InputError("a text has no token; say something", "$.input")
-        if len(one) > served.max_model_len:
-            raise InputError(
-                f"a text has {len(one)} tokens, and the model takes at most {served.max_model_len}; shorten it",
-                "$.input",
-            )
-        if max(one) >= served.vocab_size:
-            raise InputError(f"input has token {max(one)}, and tokens are 0 to {served.vocab_size - 1}", "$.input")
-    form, dimensions = fields.get("encoding_format") or "float", fields.get("dimensions")
-    if form not in ("float", "base64"):
-        raise InputError("encoding_format is float or base64", "$.encoding_format")
-    if dimensions is not None and not (_is_id(dimensions) and dimensions > 0):
-        raise InputError("dimensions is a whole number above 0", "$.dimensions")
-    return Texts(
-        ids=ids, base64=form == "base64", dimensions=dimensions, model=str(fields.get("model") or served.names[0])
-    )
+        check_text(one, served, "input")
+    return ids
+
+
+def check_text(ids: Sequence[int], served: Served, field: str) -> None:
+    """InputError for a text that the model does not take."""
+    where = f"$.{field}"
+    if not ids:
+        raise InputError("a text has no token; say something", where)
+    if len(ids) > served.max_model_len:
+        raise InputError(
+            f"a text has {len(ids)} tokens, and the model takes at most {served.max_model_len}; shorten it", where
+        )
+    if max(ids) >= served.vocab_size:
+        raise InputError(f"{field} has token {max(ids)}, and tokens are 0 to {served.vocab_size - 1}", where)
 
 
 def _is_id(value: object) -> bool:

@@ -1,15 +1,17 @@
-"""An encoder that makes a vector of a text: `Encoder.open(folder, dtype)`, `embed(ids)`.
+"""An encoder that makes a vector of a text, or says of which class it is: `Encoder.open(folder, dtype, max_len)`.
 
-A folder of BERT's or RoBERTa's family; its head, if the files have one, is left out. What the last layer makes of the
-tokens is pooled as sentence-transformers' `1_Pooling/config.json` says (the mean of them without one) and has length 1,
-as OpenAI's vectors. A text is run by itself, at its own length, so that nothing is padded. Leaves out HTTP and text
-(`embeddings`), and heads that classify.
+A folder of BERT's or RoBERTa's family. `embed(text)`: what the last layer makes of the tokens, pooled as
+sentence-transformers' `1_Pooling/config.json` says (the mean of them without one), of length 1 as OpenAI's vectors; the
+folder's own head, if it has one, is left out. Of a classifier (`*ForSequenceClassification`) `classify(text)` are the
+chances of its classes. A text is computed at its own length, or padded to that of a runtime (`serving.dispatch`); what
+fills it up is seen by nobody. Leaves out HTTP and text (`embeddings`, `classes`).
 Source: Reimers and Gurevych 2019 (pooling).
 """
 
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal, get_args
@@ -20,17 +22,21 @@ from torch.nn import functional
 
 from gnomon.errors import InputError
 from gnomon.formats.huggingface.known import layout
+from gnomon.formats.huggingface.runnable import classifies
 from gnomon.formats.huggingface.weights import Layout
 from gnomon.graph import Graph
-from gnomon.runtime.checkpoint.pretrained import model_of
+from gnomon.runtime.checkpoint.pretrained import CONFIG, model_of
 from gnomon.runtime.module.apply import DTYPES
-from gnomon.runtime.module.one_process import OneProcess
 from gnomon.runtime.parameters.packed import open_folder
 from gnomon.runtime.parameters.weights import WeightReader, settled
+from gnomon.serve.bound import Bound, Text
+from gnomon.serve.load import whole_slots
 
 Pooling = Literal["mean", "cls", "max"]
 POOLED = {"pooling_mode_mean_tokens": "mean", "pooling_mode_cls_token": "cls", "pooling_mode_max_tokens": "max"}
 """Keys of sentence-transformers -> what is done."""
+Activation = Literal["softmax", "sigmoid", "identity"]
+"""Of a classifier's logits, as `problem_type` asks for it: one class, several at once, or a number."""
 
 
 def is_encoder(graph: Graph) -> bool:
@@ -55,7 +61,7 @@ def headless(graph: Graph) -> Graph:
     )
 
 
-def _longest(graph: Graph) -> int:
+def longest_of(graph: Graph) -> int:
     """Tokens that have a place in its tables of positions."""
     rows = [
         int(block.tensor(op.inputs[1]).dims[0].size or 0) - int(str(op.attr("first", 0)))
@@ -85,45 +91,122 @@ DEFAULT_LEN = 4096
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Encoder:
-    """A model that is read."""
+class Kind:
+    """What a folder's encoder is, before its weights are read."""
 
-    model: OneProcess
+    graph: Graph
+    """That is computed."""
+    model_type: str
     pooling: Pooling
+    labels: tuple[str, ...]
+    """Of a classifier's classes; () for vectors."""
+    activation: Activation
     max_len: int
     """Tokens of a text."""
     vocab_size: int
+    token_types: int
+    """Which text of a pair a token may be said to be of; RoBERTa has one, and tells pairs by a token between them."""
 
     @staticmethod
-    def open(folder: Path, dtype: str, max_len: int | None) -> Encoder:
-        """max_len: tokens of a text; None: as many as the model has places for. InputError for weights that are not all
-        there, a pooling that is not known, or more tokens than places."""
-        known = model_of(folder)
-        graph = headless(known.graph)
-        where = layout(known.graph, known.model_type)
-        own = {name: where.pieces[name] for name in graph.parameters()}
-        # of other tensors a folder has a head, a pooler, or neither
-        files = open_folder(folder)
-        reader = WeightReader(files, settled(files, Layout(pieces=own, ignored=(r".",), copies={})))
-        longest = _longest(graph)
+    def of(folder: Path, max_len: int | None) -> Kind:
+        """max_len: tokens of a text; None: as many as the model has places for. InputError for a pooling or a problem
+        that is not known, or more tokens than places."""
+        text = ((folder if folder.is_dir() else folder.parent) / CONFIG).read_text(encoding="utf-8")
+        classifier = classifies(text)
+        known = model_of(folder, classifier=classifier)
+        graph = known.graph if classifier else headless(known.graph)
+        longest = longest_of(graph)
         if max_len is not None and max_len > longest:
             raise InputError(f"max_model_len {max_len} is above the {longest} places of {graph.name}; lower it")
         table = next(op for block in graph.blocks for op in block.ops if op.inputs[:1] == ("input_ids",))
         block = next(block for block in graph.blocks if table in block.ops)
-        return Encoder(
-            model=OneProcess(graph, values=reader, dtype=DTYPES[dtype]),
-            pooling=pooling_of(folder),
+        labels = _labels(graph, json.loads(text)) if classifier else ()
+        return Kind(
+            graph=graph,
+            model_type=known.model_type,
+            pooling="mean" if classifier else pooling_of(folder),
+            labels=labels,
+            activation=_activation(json.loads(text), len(labels)),
             max_len=max_len or longest,
             vocab_size=int(block.tensor(table.inputs[1]).dims[0].size or 0),
+            token_types=_token_types(graph),
         )
 
-    @torch.inference_mode()
-    def embed(self, ids: list[int]) -> Tensor:
-        """(hidden,), float32."""
-        given = {"input_ids": torch.tensor([ids]), "token_type_ids": torch.zeros((1, len(ids)), dtype=torch.int64)}
-        batch = {tensor.name: given[tensor.name] for tensor in self.model.graph.inputs}
-        made = self.model.output(batch)[0].float()
-        match self.pooling:
+
+def _token_types(graph: Graph) -> int:
+    """Rows of the table of token types; 1 without one."""
+    for block in graph.blocks:
+        for op in block.ops:
+            if op.does == "looks up" and op.inputs[0] == "token_type_ids":
+                return int(block.tensor(op.inputs[1]).dims[0].size or 1)
+    return 1
+
+
+def _labels(graph: Graph, values: Mapping[str, object]) -> tuple[str, ...]:
+    """As the file names its classes, or as transformers does."""
+    count = int(graph.source(graph.outputs[0])[1].dims[-1].size or 0)
+    named = values.get("id2label")
+    given = {str(key): str(value) for key, value in named.items()} if isinstance(named, dict) else {}
+    return tuple(given.get(str(at), f"LABEL_{at}") for at in range(count))
+
+
+def _activation(values: Mapping[str, object], classes: int) -> Activation:
+    match values.get("problem_type"):
+        case None:
+            return "softmax" if classes > 1 else "sigmoid"
+        case "single_label_classification":
+            return "softmax"
+        case "multi_label_classification":
+            return "sigmoid"
+        case "regression":
+            return "identity"
+        case other:
+            raise InputError(f"problem_type {str(other)[:60]!r} is not known; transformers has single_label_"
+                             "classification, multi_label_classification and regression")  # fmt: skip
+
+
+class _Read:
+    """Parameters by their full names, as the graph shapes them."""
+
+    def __init__(self, reader: WeightReader, graph: Graph) -> None:
+        self.reader, self.slots = reader, {slot.name: slot for slot in whole_slots(graph)}
+
+    def __getitem__(self, name: str) -> Tensor:
+        slot = self.slots[name]
+        value = self.reader(slot)
+        assert value is not None, "`settled` has looked at what is there"
+        return value.view(slot.shape)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Encoder:
+    """A model that is read."""
+
+    model: Bound
+    kind: Kind
+
+    @staticmethod
+    def open(folder: Path, dtype: str, max_len: int | None) -> Encoder:
+        """InputError as `Kind.of` has them, and for weights that are not all there."""
+        kind = Kind.of(folder, max_len)
+        whole = model_of(folder, classifier=bool(kind.labels)).graph
+        where = layout(whole, kind.model_type)
+        own = {name: where.pieces[name] for name in kind.graph.parameters()}
+        # of other tensors a folder has a head, a pooler, or neither
+        files = open_folder(folder)
+        reader = WeightReader(files, settled(files, Layout(pieces=own, ignored=(r".",), copies={})))
+        graph = kind.graph
+        return Encoder(model=Bound(graph, graph.layers(), _Read(reader, graph), DTYPES[dtype]), kind=kind)
+
+    @property
+    def max_len(self) -> int:
+        """Tokens of a text."""
+        return self.kind.max_len
+
+    def embed(self, ids: list[int], tokens: int = 0) -> Tensor:
+        """(hidden,), float32. tokens: that the text is padded to; 0: its own."""
+        made = self._run(ids, None, tokens)[0, : len(ids)].float()
+        match self.kind.pooling:
             case "cls":
                 pooled = made[0]
             case "max":
@@ -131,6 +214,31 @@ class Encoder:
             case "mean":
                 pooled = made.mean(0)
         return functional.normalize(pooled, dim=0)
+
+    def classify(self, ids: list[int], types: list[int] | None = None, tokens: int = 0) -> Tensor:
+        """(classes,), float32: their chances, or the numbers of a regression. types: of the tokens, 0 or 1; None: 0."""
+        logits = self._run(ids, types, tokens)[0].float()
+        match self.kind.activation:
+            case "softmax":
+                return logits.softmax(-1)
+            case "sigmoid":
+                return logits.sigmoid()
+            case "identity":
+                return logits
+
+    @torch.inference_mode()
+    def _run(self, ids: list[int], types: list[int] | None, tokens: int) -> Tensor:
+        """The graph's output. Rows that fill up are token 0."""
+        rows = max(tokens, len(ids))
+        given = torch.zeros((2, 1, rows), dtype=torch.int64)
+        given[0, 0, : len(ids)] = torch.tensor(ids)
+        if types is not None and max(types) < self.kind.token_types:
+            given[1, 0, : len(ids)] = torch.tensor(types)
+        graph, names = self.kind.graph, ("input_ids", "token_type_ids")
+        wanted = {tensor.name for tensor in graph.inputs}
+        batch = {name: x for name, x in zip(names, given, strict=True) if name in wanted}
+        made: Tensor = self.model.run(batch, [Text(start=0, rows=rows, real=len(ids))])[graph.outputs[0]]
+        return made
 
 
 assert set(POOLED.values()) == set(get_args(Pooling))

@@ -14,26 +14,34 @@ import logging
 import signal
 import socket
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from gnomon.errors import GnomonError, InputError
-from gnomon.runtime.checkpoint.pretrained import model_of
+from gnomon.formats.huggingface.runnable import classifies
+from gnomon.runtime.checkpoint.pretrained import CONFIG, model_of
 from gnomon.serve import api
 from gnomon.serve.checksums import check_sums
-from gnomon.serve.embeddings import Texts, answer, texts
-from gnomon.serve.encoder import Encoder, is_encoder
+from gnomon.serve.classes import classified, pairs, scored, to_classify
+from gnomon.serve.embeddings import answer, texts
+from gnomon.serve.encoder import Kind, is_encoder
 from gnomon.serve.load import look
 from gnomon.serve.matrices import AS_STORED
 from gnomon.serve.messages import Ask, Failed, Told
 from gnomon.serve.metrics import Metrics
+from gnomon.serve.pool import Lost, Pool, Wants
 from gnomon.serve.router import Router
 from gnomon.serve.settings import Settings
 from gnomon.serve.vocabulary import Vocabulary
 
 log = logging.getLogger("gnomon.serve")
+LOOK_S = 0.5
+"""Seconds after which it is looked whether the client of a list of texts is still there."""
 BODY_S = 30.0
 """Seconds in which a body has come."""
 INSTALL = "a server needs starlette, uvicorn and prometheus-client: pip install gnomon[serve]"
@@ -51,11 +59,12 @@ class Refused(Exception):
 class Server:
     """What the handlers share."""
 
-    def __init__(self, settings: Settings, encoder: Encoder | None = None) -> None:
-        """encoder: what answers, in place of workers."""
+    def __init__(self, settings: Settings, encoder: Kind | None = None) -> None:
+        """encoder: what answers, in place of a decoder's workers."""
         self.settings, self.encoder = settings, encoder
-        self.embedding, self.turn = 0, asyncio.Lock()
-        """Texts that wait for the encoder or are in it, and whose turn it is."""
+        self.pool = None if encoder is None else Pool(settings, encoder.max_len)
+        self.embedding = 0
+        """Texts that wait for an encoder or are in it."""
         self.words = Vocabulary.open(Path(settings.folder), settings.tokenizer)
         self.router = Router(settings)
         self.metrics = Metrics(self.router, settings.name)
@@ -72,13 +81,28 @@ class Server:
         """Tokens of a request."""
         return self.router.max_model_len if self.encoder is None else self.encoder.max_len
 
-    async def embed(self, asked: Texts, gone: Callable[[], Awaitable[bool]]) -> dict[str, Any]:
-        """Vectors of texts, one after the other. Refused where too many wait. gone: whether nobody waits any more."""
-        encoder, count = self.encoder, len(asked.ids)
-        if encoder is None:
-            raise Refused(
-                400, f"{self.settings.name} writes words, and embeddings are made by encoders (BERT's family)"
-            )
+    def check_wants(self, wants: Wants) -> Kind:
+        """The encoder. Refused where the model does something else."""
+        name, kind = self.settings.name, self.encoder
+        if kind is None:
+            made = "embeddings are" if wants == "vector" else "classes are"
+            raise Refused(400, f"{name} writes words, and {made} made by encoders (BERT's family)")
+        if bool(kind.labels) != (wants == "classes"):
+            other = "a classifier; ask /classify" if kind.labels else "no classifier; ask /v1/embeddings"
+            raise Refused(400, f"{name} is {other}")
+        return kind
+
+    async def compute(
+        self,
+        ids: Sequence[Sequence[int]],
+        types: Sequence[Sequence[int]] | None,
+        wants: Wants,
+        gone: Callable[[], Awaitable[bool]],
+    ) -> list[NDArray[np.float32]]:
+        """Of each text, as many at a time as there are workers, so that a long list lets others in between. Refused
+        where too many wait. gone: whether nobody waits any more."""
+        pool, count = self.pool, len(ids)
+        assert pool is not None
         if self.embedding and self.embedding + count > self.settings.max_waiting:
             self.metrics.refused.inc()
             raise Refused(
@@ -88,16 +112,23 @@ class Server:
                 **{"Retry-After": str(1 + self.embedding // 32)},
             )
         self.embedding += count
-        made = []
+        own = asyncio.Semaphore(self.settings.workers)
+
+        async def one(at: int) -> NDArray[np.float32]:
+            async with own:
+                return await pool.compute(ids[at], None if types is None else types[at], wants)
+
+        answering = asyncio.gather(*(one(at) for at in range(count)))
         try:
-            for ids in asked.ids:
-                async with self.turn:  # a long list lets others in between
-                    made.append((await asyncio.to_thread(encoder.embed, list(ids))).numpy())
+            while not (await asyncio.wait([answering], timeout=LOOK_S))[0]:
                 if await gone():
-                    break
+                    raise Refused(499, "the client is gone")
+            return list(answering.result())
+        except Lost as lost:
+            raise Refused(lost.status, str(lost), "server_error", **{"Retry-After": "2"}) from None
         finally:
+            answering.cancel()
             self.embedding -= count
-        return answer(asked, made)
 
     def check_key(self, header: str) -> None:
         """Refused without the key, where there is one."""
@@ -229,8 +260,9 @@ def _error(refused: Refused, param: str | None = None) -> dict[str, Any]:
     return {"error": {"message": refused.why, "type": refused.kind, "param": param, "code": refused.status}}
 
 
-def application(settings: Settings, encoder: Encoder | None = None) -> Any:
-    """The app. encoder: what answers, in place of workers. InputError where packages or the tokenizer are not there."""
+def application(settings: Settings, encoder: Kind | None = None) -> Any:
+    """The app. encoder: what answers, in place of a decoder's workers. InputError where packages or the tokenizer are
+    not there."""
     try:
         from starlette.applications import Starlette
         from starlette.middleware import Middleware
@@ -268,7 +300,8 @@ def application(settings: Settings, encoder: Encoder | None = None) -> Any:
     def answering(read: Callable[[object, api.Served], api.Wanted]) -> Callable[[Any], Any]:
         async def run(request: Any) -> Any:
             if encoder is not None:
-                raise Refused(400, f"{settings.name} is an encoder, which writes no words; ask /v1/embeddings")
+                asked_at = "/classify" if encoder.labels else "/v1/embeddings"
+                raise Refused(400, f"{settings.name} is an encoder, which writes no words; ask {asked_at}")
             body = await server.body(request)
             wanted = await asyncio.to_thread(read, body, server.served())
             asked = server.ask(wanted)
@@ -280,8 +313,25 @@ def application(settings: Settings, encoder: Encoder | None = None) -> Any:
 
     async def embeddings(request: Any) -> Any:
         body = await server.body(request)
+        server.check_wants("vector")
         asked = await asyncio.to_thread(texts, body, server.served())
-        return JSONResponse(await server.embed(asked, request.is_disconnected))
+        return JSONResponse(answer(asked, await server.compute(asked.ids, None, "vector", request.is_disconnected)))
+
+    async def classify(request: Any) -> Any:
+        body = await server.body(request)
+        kind = server.check_wants("classes")
+        asked = await asyncio.to_thread(to_classify, body, server.served())
+        made = await server.compute(asked.ids, None, "classes", request.is_disconnected)
+        return JSONResponse(classified(asked, made, kind.labels))
+
+    async def score(request: Any) -> Any:
+        body = await server.body(request)
+        kind = server.check_wants("classes")
+        if len(kind.labels) != 1:
+            raise Refused(400, f"{settings.name} has {len(kind.labels)} classes, and scores are of one; ask /classify")
+        asked = await asyncio.to_thread(pairs, body, server.served())
+        made = await server.compute(asked.ids, asked.types, "classes", request.is_disconnected)
+        return JSONResponse(scored(asked, made))
 
     def card(name: str) -> dict[str, Any]:
         own = {"id": name, "object": "model", "created": 0, "owned_by": "gnomon"}
@@ -302,27 +352,30 @@ def application(settings: Settings, encoder: Encoder | None = None) -> Any:
         return Response(status_code=200)
 
     async def ready(request: Any) -> Any:
-        return Response(status_code=200 if encoder is not None or server.router.is_ready else 503)
+        answering = server.router if server.pool is None else server.pool
+        return Response(status_code=200 if answering.is_ready else 503)
 
     async def metrics(request: Any) -> Any:
         return Response(server.metrics.text(), media_type=server.metrics.content_type)
 
     @asynccontextmanager
     async def lifespan(app: Any) -> AsyncIterator[None]:
-        if encoder is None:
-            await server.router.start()
+        answering = server.router if server.pool is None else server.pool
+        await answering.start()
         length, where = server.max_model_len, getattr(app.state, "address", settings.host)
         print(f"gnomon: serving {settings.name} on {where} ({length} tokens a request)", file=sys.stderr, flush=True)
         try:
             yield
         finally:
-            if encoder is None:
-                await server.router.stop()
+            await answering.stop()
 
     routes = [
         Route("/v1/completions", answering(api.completion), methods=["POST"]),
         Route("/v1/chat/completions", answering(api.chat), methods=["POST"]),
         Route("/v1/embeddings", guarded(embeddings), methods=["POST"]),
+        Route("/classify", guarded(classify), methods=["POST"]),
+        Route("/score", guarded(score), methods=["POST"]),
+        Route("/v1/score", guarded(score), methods=["POST"]),
         Route("/v1/models", guarded(models)),
         Route("/v1/models/{name:path}", guarded(model)),
         Route("/health", health),
@@ -358,20 +411,27 @@ async def _unless_gone(request: Any, asked: Asked, made: Any, empty: Any) -> Any
         asked.cancel()
 
 
-def _looked(settings: Settings) -> Encoder | None:
+def _looked(settings: Settings) -> Kind | None:
     """The encoder that a folder is of; of a decoder, whose workers read it, only whether it can be served."""
     folder = Path(settings.folder)
     for path in (folder, *(path for _, path in settings.adapters)):
         if path.is_dir() and (checked := check_sums(path)):
             print(f"gnomon: {checked} files of {path} are what their sums say", file=sys.stderr, flush=True)
-    if is_encoder(model_of(folder).graph):
-        if settings.adapters or settings.weights != AS_STORED or settings.workers * settings.ways.ranks > 1:
+    if _is_classifier(folder) or is_encoder(model_of(folder).graph):
+        if settings.adapters or settings.weights != AS_STORED or settings.ways.ranks > 1:
             raise InputError(
-                "an encoder is served as its folder has it, by one process; leave --lora, --weights, --replicas and "
-                "parallel sizes"
+                "an encoder is served as its folder has it, whole in each process; leave --lora, --weights and parallel "
+                "sizes out"
             )
-        settings.use_threads()
-        return Encoder.open(folder, settings.dtype, settings.max_model_len)
+        kind = Kind.of(folder, settings.max_model_len)
+        if settings.buckets and settings.buckets[-1] != kind.max_len:
+            raise InputError(
+                f"--buckets ends at {settings.buckets[-1]}, and a text may have {kind.max_len} tokens: end it there, "
+                f"or give --max-model-len {settings.buckets[-1]}"
+            )
+        return kind
+    if settings.buckets:
+        raise InputError("--buckets are lengths that texts of encoders are padded to, and this model writes words")
     look(
         folder,
         settings.rules,
@@ -382,6 +442,11 @@ def _looked(settings: Settings) -> Encoder | None:
         ways=settings.ways,
     )
     return None
+
+
+def _is_classifier(folder: Path) -> bool:
+    config = (folder if folder.is_dir() else folder.parent) / CONFIG
+    return config.is_file() and classifies(config.read_text(encoding="utf-8"))
 
 
 def serve(settings: Settings) -> int:

@@ -54,6 +54,10 @@ class Settings:
     """Of a request."""
     drain_s: float
     """Seconds that running requests have to end when the server is told to stop."""
+    buckets: tuple[int, ...] = ()
+    """Of an encoder: lengths that texts are padded to, rising (`serving.dispatch`); (): each has its own."""
+    every_bucket: bool = False
+    """Whether each worker has all of them, in place of one each."""
 
     def __post_init__(self) -> None:
         for name in ("workers", "threads", "max_body_bytes"):

@@ -48,6 +48,14 @@ class Vocabulary:
         ids: list[int] = self.encoder.tokenizer.encode(text).ids
         return ids
 
+    def pair(self, first: str, second: str) -> tuple[list[int], list[int]]:
+        """Ids of two texts as one, and of which of them each is: 0 or 1."""
+        if self.encoder.tokenizer is None:
+            ids, more = list(first.encode()), list(second.encode())
+            return ids + more, [0] * len(ids) + [1] * len(more)
+        both = self.encoder.tokenizer.encode(first, second)
+        return list(both.ids), list(both.type_ids)
+
     def conversation(self, text: str) -> list[int]:
         """Ids of what a chat template wrote, which has its special tokens."""
         if self.encoder.tokenizer is None:

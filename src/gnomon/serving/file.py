@@ -36,6 +36,10 @@ class ServeFile:
     """Engines that compute prompts alone, each laid out so; 0: every engine does both."""
     decode_count: int = 0
     """Engines that answer, beside those."""
+    buckets: tuple[int, ...] = ()
+    """Of an encoder: lengths that texts are padded to, as `serving.dispatch.Policy` has them; (): each has its own."""
+    every_bucket: bool = False
+    """Whether each worker has all of them, in place of one each."""
 
     @classmethod
     def of(cls, model: str, on: str, serving: Serving, record: Engine) -> ServeFile:

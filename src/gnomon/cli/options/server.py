@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from gnomon.cli.options.flags import Group, Options, option, positional, repeated, switch
-from gnomon.cli.values import at_most, count, new_file, not_negative, number_from, some
+from gnomon.cli.values import at_most, buckets, count, new_file, not_negative, number_from, some
 
 DTYPES = ("fp32", "bf16", "fp64")
 ENGINE = Group("engine")
@@ -85,6 +85,11 @@ examples:
     replicas: int | None = option(
         "--replicas", read=at_most(256), metavar="N", help="copies of the model, with a router before them; 1"
     )
+    buckets: tuple[int, ...] = option(
+        "--buckets", default=(), read=buckets, metavar="LIST",
+        help="of an encoder: lengths that texts are padded to, 64,128,512; default each its own",
+    )  # fmt: skip
+    every_bucket: bool = switch("--every-bucket", help="each worker has all buckets, in place of one each (Arlo)")
     max_waiting: int = option(
         "--max-waiting", default=512, read=count, metavar="N", help="requests that wait; more are told 429"
     )

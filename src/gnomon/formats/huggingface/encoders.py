@@ -1,6 +1,6 @@
 """Hugging Face configs of encoders, of texts and images, and of encoders with a decoder (T5).
 
-As in `huggingface.decoders`. Leaves out heads that classify texts.
+As in `huggingface.decoders`. Heads that classify texts are BERT's and RoBERTa's.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ def _bert(k: Keys, name: str, wanted: Wanted, notes: Notes, *, head_activation: 
     k.ignore("classifier_dropout")
     k.ignore(*(f"pooler_{p}" for p in ("fc_size", "num_attention_heads", "num_fc_layers", "size_per_head", "type")))
     k.ignore("directionality")
+    classes = _classes(k) if wanted.bert_head == "classifier" else 1
     if wanted.bert_head == "pooler":
         notes.append("the bare model with its pooler, without a loss; ask for the mlm head to train it")
     return bert.bert(
@@ -46,6 +47,7 @@ def _bert(k: Keys, name: str, wanted: Wanted, notes: Notes, *, head_activation: 
             attention_dropout=k.number("attention_probs_dropout_prob", 0.1),
             activation=k.choice("hidden_act", ACTIVATIONS, "gelu"),
             head=wanted.bert_head,
+            num_classes=classes,
             head_activation=head_activation,
         )
     )
@@ -85,6 +87,13 @@ def _t5(k: Keys, name: str, wanted: Wanted, notes: Notes, *, multilingual: bool 
     )
 
 
+def _classes(k: Keys) -> int:
+    """Of a classifier; two where the file does not say, as in transformers."""
+    labels = k.raw("id2label")
+    k.ignore("label2id", "problem_type")
+    return k.integer("num_labels", len(labels) if isinstance(labels, Mapping) else 2)
+
+
 def _vit(k: Keys, name: str, wanted: Wanted, notes: Notes) -> Graph:
     labels = k.raw("id2label")
     only(k, wanted, "problem_type", "single_label_classification")
@@ -122,6 +131,8 @@ T5_FILES = Family(
 )
 ROBERTA_FILES = Family(
     names=(
+        (r"^classify\.dense\.", "classifier.dense."),
+        (r"^classify\.out\.", "classifier.out_proj."),
         (r"^cls\.predictions\.transform\.LayerNorm\.", "lm_head.layer_norm."),
         (r"^cls\.predictions\.transform\.", "lm_head."),
         (r"^cls\.predictions\.", "lm_head."),
@@ -140,6 +151,7 @@ ENCODERS = (
         reader=_bert,
         numerics=Usual(**BERT, padding=0),
         weights=Family(
+            names=((r"^classify\.dense\.", "bert.pooler.dense."), (r"^classify\.out\.", "classifier.")),
             ignored=(r"position_ids$", r"^bert\.pooler\.", r"^cls\.seq_relationship\."),
             copies=(
                 ("cls.predictions.decoder.weight", "bert.embeddings.word_embeddings.weight"),

@@ -40,8 +40,8 @@ QUANTISED = "quantization_config says how the checkpoint is stored; the plan's p
 class Wanted:
     """What a config.json does not decide."""
 
-    bert_head: Literal["pooler", "mlm"] = "pooler"
-    """Which BERT: the bare model with its pooler, or the masked-language-model head with a loss."""
+    bert_head: Literal["pooler", "mlm", "classifier"] = "pooler"
+    """Which BERT: the bare model with its pooler, the masked-language-model head with a loss, or a classifier."""
     mtp: bool = False
     """Whether DeepSeek-V3's multi-token prediction module is part of the model."""
     complete: bool = False

@@ -1,7 +1,8 @@
 """A config.json as a model to run: the Graph with all that its results depend on, or the reason why not.
 
 `read_runnable(text, name)` is `read_hf_config`, strict, with the head that has a loss (BERT's masked-language-model
-head), and with numerics written onto the Graph. Leaves out weights (`weights`, `gnomon.runtime.checkpoint.pretrained`).
+head), and with numerics written onto the Graph; `classifies(text)` says whether it is a classifier of texts, which is
+served and not trained. Leaves out weights (`weights`, `gnomon.runtime.checkpoint.pretrained`).
 """
 
 from __future__ import annotations
@@ -23,6 +24,9 @@ OTHER_HEADS = re.compile(
 )
 """Names of classes of transformers with a head of their own: classifiers of sequences and tokens, answers, rewards."""
 
+CLASSIFIER = "ForSequenceClassification"
+"""How names of classifiers of texts end."""
+
 DROPOUT = re.compile(r"^(?!summary_|classifier_).*(dropout|pdrop|dropout_rate|dropout_prob)$")
 """Keys of dropouts."""
 
@@ -39,13 +43,28 @@ class Runnable:
     """As the file names it; the layout of its weights goes by it."""
 
 
-def read_runnable(text: str, name: str) -> Runnable:
-    """PlanError, naming the model type, for one that the runtime does not run; other errors as `read_hf_config`."""
-    read = read_hf_config(text, name, Wanted(bert_head="mlm", complete=True), strict=True)
+def classifies(text: str) -> bool:
+    """Whether a config.json is of a classifier of texts."""
+    return any(one.endswith(CLASSIFIER) for one in _architectures(read_json(text, "config", infinite=True)))
+
+
+def read_runnable(text: str, name: str, *, classifier: bool = False) -> Runnable:
+    """PlanError, naming the model type, for one that the runtime does not run; other errors as `read_hf_config`.
+    classifier: with the head of one, which is BERT's or RoBERTa's."""
+    read = read_hf_config(
+        text, name, Wanted(bert_head="classifier" if classifier else "mlm", complete=True), strict=True
+    )
     if isinstance(read.numerics, str):
         raise PlanError(f"{name} cannot be run: {read.numerics}")
     values = read_json(text, f"config {name!r}", infinite=True)
-    _check_head(values, name)
+    if not classifier:
+        _check_head(values, name)
+    elif read.graph.outputs != ("head.logits",):
+        raise InputError(
+            f"{name} classifies texts by a {values['model_type']}, and classifiers that are served are those of BERT's "
+            "and RoBERTa's families; leave it to transformers",
+            "$.architectures",
+        )
     graph = with_numerics(read.graph, read.numerics)
     _check_rotary(graph, name)
     dropped = any(op.does == "drops" or op.attr("dropout", 0.0) for block in graph.blocks for op in block.ops)
@@ -60,14 +79,18 @@ def read_runnable(text: str, name: str) -> Runnable:
 
 def _check_head(values: Mapping[str, object], name: str) -> None:
     """Refuses a file whose architectures have a head other than the one that its reader gives every model."""
-    given = values.get("architectures")
-    for one in given if isinstance(given, list) else []:
-        if isinstance(one, str) and OTHER_HEADS.search(one):
+    for one in _architectures(values):
+        if OTHER_HEADS.search(one):
             raise InputError(
                 f"{name}: {one} has another head than the model that would run, which predicts tokens (or classes of "
                 f"images); name that class in architectures to train it, and leave {one} to transformers",
                 "$.architectures",
             )
+
+
+def _architectures(values: Mapping[str, object]) -> list[str]:
+    given = values.get("architectures")
+    return [one for one in given if isinstance(one, str)] if isinstance(given, list) else []
 
 
 def _check_rotary(graph: Graph, name: str) -> None:

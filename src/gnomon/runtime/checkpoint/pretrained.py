@@ -50,14 +50,14 @@ BESIDE = ("*.json", "*.txt", "*.model", "*.jinja", "*.md")
 """Files that go with weights: config, tokenizer, generation settings, chat template, the model's card."""
 
 
-def model_of(path: Path) -> Runnable:
-    """The model that a folder's config.json describes. InputError without one."""
+def model_of(path: Path, *, classifier: bool = False) -> Runnable:
+    """The model that a folder's config.json describes, or the classifier that it is. InputError without one."""
     if not path.exists():
         raise InputError(f"{path} does not exist; give a folder with {CONFIG} and *.safetensors")
     config = (path if path.is_dir() else path.parent) / CONFIG
     if not config.is_file():
         raise InputError(f"{config.parent} has no {CONFIG}, which says what its weights are of; put it beside them")
-    return read_runnable(config.read_text(encoding="utf-8"), config.parent.resolve().name)
+    return read_runnable(config.read_text(encoding="utf-8"), config.parent.resolve().name, classifier=classifier)
 
 
 def values_of(path: Path, graph: Graph) -> Values:

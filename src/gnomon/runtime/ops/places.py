@@ -35,10 +35,13 @@ def places(block: Block, name: str, positions: Tensor) -> Tensor:
     return relative_buckets(positions, buckets, farthest, two_sided=two_sided)
 
 
-def relative_buckets(positions: Tensor, buckets: int, farthest: int, *, two_sided: bool) -> Tensor:
+def relative_buckets(
+    positions: Tensor, buckets: int, farthest: int, *, two_sided: bool, queries: Tensor | None = None
+) -> Tensor:
     """(queries, keys): T5's bucket of a key's distance (Raffel et al. 2020, section 2.1): near ones have one each,
-    others share them by the logarithm, from `farthest` on the last one. two_sided: half of them for later keys."""
-    later = positions[None, :] - positions[:, None]
+    others share them by the logarithm, from `farthest` on the last one. two_sided: half of them for later keys.
+    positions: of the keys. queries: theirs; None: the same."""
+    later = positions[None, :] - (positions if queries is None else queries)[:, None]
     first = torch.zeros_like(later)
     if two_sided:
         buckets //= 2

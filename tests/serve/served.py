@@ -94,11 +94,13 @@ def serving(folder: Path, *options: str) -> Iterator[Server]:
             process.wait(60)
 
 
-def encoders(pid: int) -> list[int]:
-    """Workers of a server of an encoder."""
-    found = []
-    for task in Path(f"/proc/{pid}/task").iterdir():
-        for child in (task / "children").read_text().split():
-            if "resource_tracker" not in Path(f"/proc/{child}/cmdline").read_text():
-                found.append(int(child))
-    return found
+def workers(pid: int) -> list[int]:
+    """Processes that have the model, by rank: children of the fork server that a server starts them by."""
+    [forks] = [child for child in children(pid) if b"forkserver" in Path(f"/proc/{child}/cmdline").read_bytes()]
+    return sorted(children(forks))
+
+
+def children(pid: int) -> list[int]:
+    return [
+        int(child) for task in Path(f"/proc/{pid}/task").iterdir() for child in (task / "children").read_text().split()
+    ]

@@ -19,7 +19,7 @@ for package in ("transformers", "openai", "starlette", "uvicorn"):
 import openai  # noqa: E402
 import transformers  # noqa: E402
 from runtime.hf_models import CONFIGS, quiet  # noqa: E402
-from serve.served import encoders, serving  # noqa: E402
+from serve.served import serving, workers  # noqa: E402
 
 from gnomon.cli.options.server import ServerOptions  # noqa: E402
 from gnomon.cli.serve import settings_of  # noqa: E402
@@ -98,7 +98,7 @@ def test_openais_client_reads_vectors_of_texts_and_is_told_what_is_wrong(tmp_pat
             client.completions.create(model="vectors", prompt="a")
         with pytest.raises(openai.BadRequestError, match="no classifier"):
             client.with_options(base_url=server.url).post("/classify", cast_to=object, body={"input": "a"})
-        os.kill(encoders(server.process.pid)[0], signal.SIGKILL)
+        os.kill(workers(server.process.pid)[0], signal.SIGKILL)
         for text in (b"hello", b"a"):  # the other one answers, or says that it had the text
             with contextlib.suppress(openai.InternalServerError):
                 [one] = client.embeddings.create(model="vectors", input=text.decode()).data

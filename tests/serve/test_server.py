@@ -11,7 +11,6 @@ import time
 import urllib.request
 from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -22,7 +21,7 @@ for package in ("transformers", "openai", "starlette", "uvicorn", "llguidance"):
 
 import openai  # noqa: E402
 from safetensors.torch import load_file  # noqa: E402
-from serve.served import Server, serving, write_adapter, write_model  # noqa: E402
+from serve.served import Server, serving, workers, write_adapter, write_model  # noqa: E402
 
 from gnomon import schema  # noqa: E402
 from gnomon.serving.file import ServeFile  # noqa: E402
@@ -209,18 +208,6 @@ def test_a_killed_worker_fails_its_requests_alone_and_comes_back(server: Server,
             return
         time.sleep(0.1)
     raise AssertionError("it did not come back")
-
-
-def workers(pid: int) -> list[int]:
-    """Processes that have the model, by rank: children of the fork server that a server starts them by."""
-    [forks] = [child for child in children(pid) if b"forkserver" in Path(f"/proc/{child}/cmdline").read_bytes()]
-    return sorted(children(forks))
-
-
-def children(pid: int) -> list[int]:
-    return [
-        int(child) for task in Path(f"/proc/{pid}/task").iterdir() for child in (task / "children").read_text().split()
-    ]
 
 
 def test_told_to_end_it_answers_what_runs(server: Server, client: Any) -> None:

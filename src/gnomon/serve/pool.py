@@ -29,7 +29,7 @@ from numpy.typing import NDArray
 
 from gnomon.errors import GnomonError, RunError
 from gnomon.late import load_late
-from gnomon.runtime.processes.local import start_fork_server
+from gnomon.runtime.processes.local import end_with_starter, start_fork_server
 from gnomon.serve.messages import Failed, Stop
 from gnomon.serve.settings import Settings
 from gnomon.serving.dispatch import Dispatcher, Policy, Sent
@@ -87,6 +87,7 @@ def seconds_of(timed: Sequence[Mapping[int, float]]) -> Callable[[int], float]:
 
 def main(environment: Mapping[str, str], connection: Connection, settings: Settings) -> None:
     """A worker: serves until the front end goes or says so."""
+    end_with_starter()
     os.environ.update(environment)  # of a fork server: it has that of when it started
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the front end says when to end
     signal.signal(signal.SIGTERM, signal.SIG_IGN)

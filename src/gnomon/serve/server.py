@@ -420,8 +420,8 @@ def _looked(settings: Settings) -> Kind | None:
     if _is_classifier(folder) or is_encoder(model_of(folder).graph):
         if settings.adapters or settings.weights != AS_STORED or settings.ways.ranks > 1:
             raise InputError(
-                "an encoder is served as its folder has it, whole in each process; leave --lora, --weights and parallel "
-                "sizes out"
+                "an encoder is served as its folder has it, whole in each process; leave --lora, --weights and "
+                "parallel sizes out"
             )
         kind = Kind.of(folder, settings.max_model_len)
         if settings.buckets and settings.buckets[-1] != kind.max_len:

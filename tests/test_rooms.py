@@ -193,6 +193,30 @@ def test_the_package_keeps_the_order() -> None:
     assert problems(files) == []
 
 
+ALONE = ("compiler", "fleet", "formats")
+"""Rooms with a page of their own, which can be read without the rest of the house."""
+
+
+@pytest.mark.parametrize("room", ALONE)
+def test_the_page_of_a_room_names_the_rooms_it_takes_from(room: str) -> None:
+    source = REPOSITORY / "src/gnomon"
+    files = {path.relative_to(source).as_posix(): path.read_text("utf-8") for path in source.rglob("*.py")}
+    known, taken = {module_name(path): path for path in files}, set[str]()
+    for path, text in files.items():
+        if path.startswith(f"{room}/"):
+            reader = ImportReader(module_name(path).rpartition(".")[0], known)
+            reader.visit(ast.parse(text))
+            taken |= {room_of(entry.target) for entry in reader.imports if entry.target.startswith("gnomon")}
+    page = (source / room / "README.md").read_text("utf-8")
+    rows = re.findall(r"^\| ([\w, ]+) \|", page.partition("| room | for |")[2], re.M)
+    listed = [name for row in rows for name in row.split(", ")]
+    assert sorted(listed) == sorted(taken & set(ROOMS) - {room}), "change the table at the end of the room's page"
+    for name in re.findall(r"`([\w/]+(?:\.py|/))`", page):
+        assert (source / room / name).exists() or (REPOSITORY / name).exists(), (
+            f"the page names {name}, which is not there"
+        )
+
+
 def test_what_is_loaded_late_is_there() -> None:
     """Each `module:object` that a caller of `load_late` writes out; registries have their own tests."""
     source, named = REPOSITORY / "src/gnomon", set[str]()

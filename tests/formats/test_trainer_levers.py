@@ -100,6 +100,31 @@ def test_the_way_out_is_in_the_file_s_words(tmp_path: Path) -> None:
     assert any("activation_offloading: true" in line for way in ways for line in way.lines)
 
 
+WHOLE = """
+model_name_or_path: meta-llama/Llama-3.1-8B
+stage: sft
+finetuning_type: full
+cutoff_len: 2048
+packing: true
+per_device_train_batch_size: 1
+gradient_accumulation_steps: 8
+bf16: true
+"""
+
+
+def test_where_nothing_fits_adapters_are_another_job_in_the_file_s_words(tmp_path: Path) -> None:
+    """8B trained whole takes 16 bytes a parameter on one device of 48 GB; LoRA's frozen weights take 2, QLoRA's half
+    one, and what is proposed is what the file is read as once it says so."""
+    (path := tmp_path / "job.yaml").write_text(WHOLE)
+    asked = read_request(TrainingOptions(model=str(path), on="1xl40-48gb"))
+    found = advice(predict(asked.graph, asked.cluster, asked.plan, asked.workload, asked.stack), terms=asked.terms)
+    assert found.ways == () and [len(other.lines) for other in found.others] == [3, 4]
+    for other in found.others:
+        again = made(path, WHOLE, *(line.replace(": ", "=") for line in other.lines), on="1xl40-48gb")
+        assert again.tightest.peak_bytes == pytest.approx(other.peak_bytes, rel=0.01)
+        assert again.step_s == pytest.approx(other.step_s, rel=0.01)
+
+
 @pytest.mark.parametrize(
     ("text", "words", "context"),
     [

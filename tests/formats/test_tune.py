@@ -34,6 +34,7 @@ OPTIONS: tuple[tuple[str, ...], ...] = (
         "finetuning_type: lora\nlora_rank: 8\nlora_target: all",
         "finetuning_type: lora\nlora_rank: 16\nlora_target: q_proj,v_proj",
         "finetuning_type: lora\nlora_target: all\nquantization_bit: 4",
+        "finetuning_type: lora\nlora_target: all\nquantization_bit: 8",
     ),
     ("", "fsdp: full_shard auto_wrap", "fsdp: shard_grad_op auto_wrap offload", *SHIPPED),
     ("", "enable_liger_kernel: true"),

@@ -178,6 +178,18 @@ def test_four_bits_take_less_memory_and_more_time() -> None:
     assert narrow.step_s > whole.step_s
 
 
+def test_eight_bits_of_a_frozen_base() -> None:
+    """A byte in place of two for each weight of a layer's linears; made wide before each matmul."""
+    plan = Plan(mesh=Mesh(dp_shard=2), schedule=Schedule(micro_batch_size=1))
+    whole, narrow = (
+        gnomon.predict(f"llama-3.1-8b+{kind}16", "1x2xh100-sxm", plan, BATCH) for kind in ("lora", "q8lora")
+    )
+    saved = whole.memory[0].by_class["parameters"] - narrow.memory[0].by_class["parameters"]
+    assert saved == 32 * (2 * 4096 * 4096 + 2 * 4096 * 1024 + 3 * 4096 * 14336)
+    assert narrow.step_s > whole.step_s
+    assert parse_adapters("a+q8dora4") == ("a", Adapters(rank=4, base="int8", magnitudes=True))
+
+
 def test_tensor_parallel_adapters() -> None:
     """Column-parallel: B is divided, A is not. Row-parallel: A is, and its narrow output is what is summed."""
     block = model("llama-tiny+lora8:q_proj,o_proj").block(LAYER)

@@ -109,6 +109,10 @@ class Spelled:
     """What sends checkpoints to the host; empty where the program does not."""
     all_away: bool = False
     """Whether it sends all that is kept, where nothing is recomputed."""
+    adapters: tuple[Setting, ...] = ()
+    """What trains LoRA on all linears of layers in place of the whole network; empty where a file cannot say so."""
+    quantised: tuple[Setting, ...] = ()
+    """What, beside `adapters`, stores the frozen network in NF4."""
     more: Mapping[str, Words] = field(default_factory=dict)
     """Of options beside these."""
 
@@ -152,6 +156,10 @@ def trainer_terms(
     }
     if spelled.away:
         words["input_offload"] = lambda change: spelled.away
+    if spelled.adapters:
+        words["adapters"] = lambda change: spelled.adapters
+    if spelled.adapters and spelled.quantised:
+        words["adapters_nf4"] = lambda change: tuple((dict(spelled.adapters) | dict(spelled.quantised)).items())
     if spelled.all_away:
         words["activation_offload"] = lambda change: spelled.away
     if by == "deepspeed":

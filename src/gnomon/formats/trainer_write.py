@@ -88,9 +88,9 @@ class Tuning:
         return list(self.adapters.targets) if self.adapters else []
 
     @property
-    def four_bits(self) -> bool:
-        """Whether frozen weights are in NF4."""
-        return self.adapters is not None and self.adapters.base == "nf4"
+    def bits(self) -> int | None:
+        """Of a frozen weight, where it is quantised: 4 in NF4, 8 in LLM.int8."""
+        return None if self.adapters is None else {"nf4": 4, "int8": 8}.get(self.adapters.base)
 
     @property
     def dtype(self) -> str:

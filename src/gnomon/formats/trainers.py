@@ -23,7 +23,7 @@ from gnomon.formats.job import Fields, Job, chosen, divides, microbatches, read_
 from gnomon.formats.keys import read_json
 from gnomon.formats.shell import unknown
 from gnomon.graph import Graph
-from gnomon.models.lora import NF4, Adapters, with_adapters
+from gnomon.models.lora import INT8, NF4, Adapters, Base, with_adapters
 from gnomon.plans import (
     INPUTS_AWAY,
     Layout,
@@ -305,7 +305,7 @@ def loaded(record: Stack, asked: Training, zero: int = 0) -> Stack:
 
 def _in_four_bits(model: Network | str) -> bool:
     graph = network_graph(model)
-    return any(tensor.dtype == NF4 for block in graph.blocks for tensor in block.frozen)
+    return any(tensor.dtype in (NF4, INT8) for block in graph.blocks for tensor in block.frozen)
 
 
 def by_deepspeed(f: Fields, given: Given, asked: Training, key: str, folder: Path | None, assumed: list[str]) -> Job:
@@ -415,6 +415,7 @@ def adapted(
     targets: Sequence[str],
     *,
     four_bits: bool,
+    eight_bits: bool = False,
     named: str,
     magnitudes: bool = False,
 ) -> Network | str:
@@ -430,7 +431,7 @@ def adapted(
     magnitudes = any([flag(f, key) for key in MAGNITUDES]) or magnitudes
     if magnitudes:
         f.note_default(next((key for key in MAGNITUDES if f.has(key)), "dora"), "true", NORMS)
-    base: Literal["compute", "nf4"] = "nf4" if four_bits else "compute"
+    base: Base = "nf4" if four_bits else "int8" if eight_bits else "compute"
     return with_adapters(graph, Adapters(rank=rank, targets=there, base=base, magnitudes=magnitudes))
 
 

@@ -3,8 +3,9 @@
 `with_adapters(graph, adapters)` returns the same model whose weights are read and not trained: states of the job in
 place of parameters, so they have no gradient and no optimizer state, and no matmul makes one. Next to each linear of a
 target stand two small ones, `lora_A` and `lora_B`, whose matmul is scaled and added. `parse_adapters` reads the end of
-a model's name: `llama-3.1-70b+lora16`, `+qlora16`, `+lora16:q_proj,v_proj`, `+dora16`. Leaves out adapters on experts
-and embeddings, dropout before them, that the first layer's input needs no gradient, and the norms of DoRA's weights.
+a model's name: `llama-3.1-70b+lora16`, `+qlora16` (in NF4), `+q8lora16`, `+lora16:q_proj,v_proj`, `+dora16`. Leaves out
+adapters on experts and embeddings, dropout before them, that the first layer's input needs no gradient, and the norms
+of DoRA's weights.
 """
 
 from __future__ import annotations
@@ -21,8 +22,16 @@ from gnomon.ops.op import AttrValue, attrs
 
 NF4 = "fp4_e2m1"
 """dtype that stands for NF4 in a graph: four bits."""
+INT8 = "fp8_e5m2"
+"""dtype that stands for LLM.int8 in a graph: eight bits; scales of rows, 4 bytes each, are not counted."""
 
-_NAME = re.compile(r"(?P<model>.+)\+(?P<kind>q?[ld]ora)(?P<rank>\d+)(?::(?P<targets>[\w.*,]+))?")
+Base = Literal["compute", "nf4", "int8"]
+"""How the frozen linears of layers are stored."""
+
+PREFIXES: dict[Base, str] = {"compute": "", "nf4": "q", "int8": "q8"}
+"""What stands before `lora` in a model's name, by how its frozen linears are stored."""
+
+_NAME = re.compile(r"(?P<model>.+)\+(?P<kind>(?:q8?)?[ld]ora)(?P<rank>\d+)(?::(?P<targets>[\w.*,]+))?")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,8 +53,9 @@ class Adapters:
     magnitudes: bool = False
     """DoRA: a trained vector scales what the linear and its adapter write. It is divided by the norm of each row of the
     weight with its adapter, which is no part of the graph: a forward computes it without gradients."""
-    base: Literal["compute", "nf4"] = "compute"
-    """How frozen linears of layers are stored: in the compute dtype, or in NF4, widened before each matmul."""
+    base: Base = "compute"
+    """How frozen linears of layers are stored: in the compute dtype, in NF4, or in eight bits (LLM.int8), widened
+    before each matmul."""
 
     def __post_init__(self) -> None:
         positive(rank=self.rank)
@@ -54,7 +64,7 @@ class Adapters:
 
     def __str__(self) -> str:
         targets = f":{','.join(self.targets)}" if self.targets else ""
-        kind = f"{'q' if self.base == 'nf4' else ''}{'dora' if self.magnitudes else 'lora'}"
+        kind = f"{PREFIXES[self.base]}{'dora' if self.magnitudes else 'lora'}"
         return f"+{kind}{self.rank}{targets}"
 
 
@@ -62,13 +72,15 @@ def parse_adapters(name: str) -> tuple[str, Adapters | None]:
     """(name of the model, its adapters) of `llama-3.1-70b+lora16`; None where the name has no such end."""
     match = _NAME.fullmatch(name)
     if match is None:
-        if re.search(r"\+q?[ld]ora", name):
+        if re.search(r"\+(q8?)?[ld]ora", name):
             raise GraphError(
-                f"{name!r}: adapters are written MODEL+lora16, +qlora16, +dora16, or MODEL+lora16:q_proj,v_proj"
+                f"{name!r}: adapters are written MODEL+lora16, +qlora16, +q8lora16, +dora16, or "
+                f"MODEL+lora16:q_proj,v_proj"
             )
         return name, None
     targets = tuple(part for part in (match["targets"] or "").split(",") if part)
-    base: Literal["compute", "nf4"] = "nf4" if match["kind"].startswith("q") else "compute"
+    stored = match["kind"].removesuffix("lora").removesuffix("dora")
+    base = next(base for base, prefix in PREFIXES.items() if prefix == stored)
     rank, magnitudes = int(match["rank"]), match["kind"].endswith("dora")
     return match["model"], Adapters(rank=rank, targets=targets, base=base, magnitudes=magnitudes)
 
@@ -102,9 +114,10 @@ def _linears(block: Block) -> tuple[Op, ...]:
 
 def _frozen(block: Block, linears: tuple[Op, ...], adapters: Adapters) -> Block:
     """The block with its parameters as states of the job, and adapters besides `linears` that are targets."""
-    narrow = {op.inputs[1] for op in linears} if adapters.base == "nf4" else set[str]()
+    stored = {"nf4": NF4, "int8": INT8}.get(adapters.base, "compute")
+    narrow = {op.inputs[1] for op in linears} if adapters.base != "compute" else set[str]()
     tensors = [
-        replace(t, kind="state", lifetime="job", dtype=NF4 if t.name in narrow else "compute")
+        replace(t, kind="state", lifetime="job", dtype=stored if t.name in narrow else "compute")
         if t.kind == "parameter"
         else t
         for t in block.tensors

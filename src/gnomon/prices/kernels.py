@@ -17,6 +17,7 @@ import numpy as np
 from gnomon.errors import UnpricedError
 from gnomon.graph import Block, Dim, GradOp, Op, Setting, Work, forward_work, grad_work, kv_dim, nbytes, numel, size_of
 from gnomon.hardware.types import Device
+from gnomon.models.lora import INT8
 from gnomon.ops.attention import attention_pairs_x2
 from gnomon.ops.curve import Matmul, Stream
 from gnomon.ops.paged import key_positions
@@ -273,11 +274,12 @@ def _table_grad(work: Work, device: Device, curves: Curves) -> OpPrice:
 
 
 def _widened(op: Op, block: Block, setting: Setting, device: Device, curves: Curves) -> OpPrice:
-    """Making a weight that is stored in four bits wide before a matmul, which then reads it once more. Source:
-    bitsandbytes MatMul4Bit dequantizes in the forward and again in the backward."""
+    """Making a frozen weight that is stored in four or eight bits wide before a matmul, which then reads it once more.
+    Source: bitsandbytes MatMul4Bit dequantizes in the forward and again in the backward; MatMul8bitLt in the backward,
+    and its forward casts rows to eight bits and takes outliers by themselves, which is read as as much."""
     weight = block.tensor(op.inputs[1])
     stored, wide = setting.dtypes.bits(weight.dtype), setting.dtypes.bits("compute")
-    if _rows(op) != "tokens" or stored > 4:
+    if _rows(op) != "tokens" or (stored > 4 and weight.dtype != INT8):
         return FREE
     elements = numel(weight.dims, setting.sizes)
     written = elements * wide / 8

@@ -16,7 +16,7 @@ from gnomon.report.tables import Column, number, table_of_plans, wrapped
 from gnomon.request.fit import Ladder
 from gnomon.search.fit.ladder import Fitting, Rung, cost, freed_bytes, helps
 from gnomon.search.fit.largest import Most
-from gnomon.search.fit.options import OPTIONS
+from gnomon.search.fit.options import ADAPTED, OPTIONS
 from gnomon.search.fit.why import unhelpful, without_room
 from gnomon.units import show_bytes, show_seconds
 
@@ -94,6 +94,12 @@ def combined_text(fitting: Fitting, ladder: Ladder, *, chosen: Rung | None = Non
     if smaller := [rung for rung in ladder.smaller if rung.prediction is not None]:
         rows = [(rung.what, *_numbers(fitting, rung)) for rung in smaller]
         lines += ["", *table_of_plans((Column(name="another job", align="left"), *COLUMNS), rows)]
+        lines += [
+            line
+            for rung in smaller
+            if set(rung.options) <= ADAPTED and (said := fitting.lines(rung))
+            for line in wrapped(f"{rung.what}: {'; '.join(said)}", bullet="  ")
+        ]
         lines += [
             line
             for rung in smaller

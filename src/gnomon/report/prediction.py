@@ -321,11 +321,16 @@ def _verdict(prediction: Prediction, advice: Advised | None) -> tuple[str, ...]:
             ]
     elif advice is not None and not (prediction.fits and not short):
         lines += wrapped(_nothing(advice), indent="")
+        for other in advice.others:
+            said = f"{other.what}: {gib(other.peak_bytes)} GiB, {show_seconds(other.step_s)} a step"
+            lines += wrapped(f"{said}: {'; '.join(other.lines)}", bullet="  ")
     return tuple(lines)
 
 
 def _nothing(advice: Advised) -> str:
     """That no change makes it fit, or that not all were looked at."""
+    if advice.others:
+        return "no combination of the changes of gnomon fit makes it fit; another job does:"
     if advice.complete:
         return "no combination of the changes of gnomon fit makes it fit: use more devices, or a smaller model"
     return f"none of the {advice.tried} changes that were tried makes it fit; gnomon fit, given the same, tries all"

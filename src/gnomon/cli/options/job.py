@@ -172,8 +172,8 @@ class AdapterOptions(Options):
         help="linears that get one, as in q_proj,v_proj; all of layers",
         group=ADAPTERS,
     )
-    lora_base: Literal["compute", "nf4"] | None = option(
-        "--lora-base", choices=("compute", "nf4"), help="how frozen linears are stored; compute", group=ADAPTERS
+    lora_base: Literal["compute", "nf4", "int8"] | None = option(
+        "--lora-base", choices=("compute", "nf4", "int8"), help="how frozen linears are stored; compute", group=ADAPTERS
     )
 
 

@@ -66,7 +66,6 @@ INEXPRESSIBLE = {
     "xformers_attention": "which attention kernel",
     "sdp_attention": "which attention kernel",
     "flex_attention": "which attention kernel",
-    "load_in_8bit": "frozen weights in eight bits; read in the compute dtype, so memory is too large",
     "unfrozen_parameters*": "the rest is frozen; read as all trained, so too slow and too large",
     "qat*": "fake quantisation in training",
     "quantize_moe_experts": "experts in four bits; read in the compute dtype",
@@ -124,6 +123,7 @@ def _model(f: Fields, given: Given, folder: Path, assumed: list[str]) -> Network
         rank,
         targets,
         four_bits=four or adapter == "qlora",
+        eight_bits=flag(f, "load_in_8bit"),
         named="lora_target_modules",
         magnitudes=adapter == "dora",
     )
@@ -185,6 +185,8 @@ def read_fields(f: Fields, folder: Path, given: Given) -> Job:
 
 
 SPELLED = Spelled(
+    adapters=(("adapter", "lora"), ("lora_r", 16), ("lora_target_linear", True)),
+    quantised=(("adapter", "qlora"), ("load_in_4bit", True)),
     micro="micro_batch_size",
     chunked_loss=(
         ("plugins", "[axolotl.integrations.liger.LigerPlugin]"),
@@ -230,7 +232,8 @@ def _tune(asked: Asked) -> Draft:
         "output_dir": "out",
     }
     if t.adapters is not None:
-        values |= {"adapter": "qlora" if t.four_bits else "lora", "load_in_4bit": t.four_bits}
+        values |= {"adapter": "qlora" if t.bits == 4 else "lora", "load_in_4bit": t.bits == 4}
+        values |= {"load_in_8bit": True} if t.bits == 8 else {}
         values["lora_r"] = t.adapters.rank
         values |= {"peft_use_dora": True} if t.adapters.magnitudes else {}
         values |= {"lora_target_modules": t.targets} if t.targets else {"lora_target_linear": True}

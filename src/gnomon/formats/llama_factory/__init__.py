@@ -116,12 +116,13 @@ def _model(f: Fields, given: Given, folder: Path, assumed: list[str]) -> tuple[N
         f.report("finetuning_type", "only some layers are trained; read as all, so too slow and too large")
         f.ignore("freeze_trainable_layers", "freeze_trainable_modules")
         return model, True
-    if bits not in (None, 4):
+    if bits not in (None, 4, 8):
         f.report("quantization_bit", "frozen weights are stored so; read in the compute dtype, so memory is too large")
     targets = names_of(f.raw("lora_target") or "all")
     rank = f.integer("lora_rank", 8)
     everything = () if "all" in targets else targets
-    return adapted(f, model, rank, everything, four_bits=bits == 4, named="lora_target"), False
+    four, eight = bits == 4, bits == 8
+    return adapted(f, model, rank, everything, four_bits=four, eight_bits=eight, named="lora_target"), False
 
 
 def _precision(f: Fields, whole: bool) -> Precision:
@@ -174,6 +175,8 @@ def read_fields(source: Source, given: Given) -> Job:
 
 
 SPELLED = Spelled(
+    adapters=(("finetuning_type", "lora"), ("lora_rank", 16), ("lora_target", "all")),
+    quantised=(("quantization_bit", 4),),
     recompute=("disable_gradient_checkpointing", False),
     chunked_loss=(("enable_liger_kernel", True),),
     eight_bit=(("optim", "adamw_8bit"),),
@@ -211,7 +214,7 @@ def _tune(asked: Asked) -> Draft:
     if t.adapters is not None:
         values |= {"lora_rank": t.adapters.rank, "lora_target": ",".join(t.targets) or "all"}
         values |= {"use_dora": True} if t.adapters.magnitudes else {}
-        values |= {"quantization_bit": 4, "quantization_method": "bnb"} if t.four_bits else {}
+        values |= {"quantization_bit": t.bits, "quantization_method": "bnb"} if t.bits else {}
     elif t.pure:
         values["pure_bf16"] = True
     trainer = t.trainer()

@@ -198,7 +198,7 @@ def _tune(asked: Asked) -> Draft:
     if t.adapters is not None:
         values |= {"lora_rank": t.adapters.rank, "target_modules": t.targets or "all-linear"}
         values |= {"use_dora": True} if t.adapters.magnitudes else {}
-        values |= {"quant_method": "bnb", "quant_bits": 4} if t.four_bits else {}
+        values |= {"quant_method": "bnb", "quant_bits": t.bits} if t.bits else {}
     values |= t.trainer()
     words = "".join(f" \\\n  --{key} {_word(value)}" for key, value in values.items())
     text = f"NNODES={asked.num_nodes} NPROC_PER_NODE={asked.processes_per_node} swift sft{words}\n"
@@ -225,6 +225,8 @@ PROGRAM = "ms-swift 3602360"
 
 
 SPELLED = Spelled(
+    adapters=(("tuner_type", "lora"), ("lora_rank", 16), ("target_modules", "all-linear")),
+    quantised=(("quant_method", "bnb"), ("quant_bits", 4)),
     deepspeed={
         (0, False, False): "zero0",
         (1, False, False): "zero1",
@@ -268,11 +270,12 @@ def _network(f: Fields, given: Given, folder: Path, assumed: list[str], word: st
     bits = f.raw("quant_bits")
     if tuner not in ("lora", "longlora", "adalora", "qlora"):
         f.report("tuner_type", "adapters of another form; read as LoRA of the same rank")
-    if bits not in (None, 0, 4):
+    if bits not in (None, 0, 4, 8):
         f.report("quant_bits", "frozen weights are stored so; read in the compute dtype, so memory is too large")
     targets = names_of(f.raw("target_modules") or f.raw("lora_target_modules"))
     everything = tuple(target for target in targets if target not in ("all-linear", "ALL", "DEFAULT"))
-    return adapted(f, network, f.integer("lora_rank", 8), everything, four_bits=bits == 4, named="target_modules")
+    rank, four, eight = f.integer("lora_rank", 8), bits == 4, bits == 8
+    return adapted(f, network, rank, everything, four_bits=four, eight_bits=eight, named="target_modules")
 
 
 TUNERS = """full lora qlora longlora adalora llamapro adapter vera boft fourierft reft bone lora_llm ia3 prompt

@@ -198,7 +198,9 @@ def _tune(asked: Asked) -> Draft:
             f"llama-factory, swift or trl, which load any model by its name"
         )
     folder, _, name = component.rpartition(".")
-    kind = "" if t.adapters is None else "qlora_" if t.four_bits else "lora_"
+    if t.bits == 8:
+        raise PlanError("torchtune has no frozen weights in eight bits; use NF4 (+qlora16), or export to axolotl")
+    kind = "" if t.adapters is None else "qlora_" if t.bits else "lora_"
     model: dict[str, object] = {"_component_": f"{folder}.{kind}{name}"}
     if t.adapters is not None:
         targets = t.targets or ["q_proj", "k_proj", "v_proj", "o_proj", *FEED_FORWARD]

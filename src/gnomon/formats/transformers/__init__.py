@@ -33,7 +33,6 @@ NEUTRAL = IRRELEVANT | frozenset(
 INEXPRESSIBLE = {
     **TRAINER,
     "freeze_backbone": "part of the network is frozen; read as all trained, so too slow and too large",
-    "load_in_8bit": "frozen weights in eight bits; read in the compute dtype, so memory is too large",
 }
 
 FLAGS = ("per_device_train_batch_size", "gradient_accumulation_steps", "output_dir")
@@ -81,10 +80,11 @@ def _model(f: Fields, given: Given, folder: Path, assumed: list[str]) -> Network
     four = flag(f, "load_in_4bit") or flag(f, "q_lora")
     on = flag(f, "use_lora") or flag(f, "use_peft") or flag(f, "use_peft_lora") or flag(f, "lora_enable")
     targets = names_of(f.raw("lora_target_modules"))
-    if not (on or rank or four):
+    eight = flag(f, "load_in_8bit")
+    if not (on or rank or four or eight):
         return network
     everything = () if "all-linear" in targets else targets or ("q_proj", "v_proj")
-    return adapted(f, network, rank or 8, everything, four_bits=four, named="lora_target_modules")
+    return adapted(f, network, rank or 8, everything, four_bits=four, eight_bits=eight, named="lora_target_modules")
 
 
 def _read(path: Path, given: Given) -> Job:

@@ -38,7 +38,6 @@ INEXPRESSIBLE = {
     "padding_free": "no padding: less work than full sequences (--lengths gives those of a step)",
     "use_vllm": "generation, which is not priced",
     "num_generations": "generation is not priced; its answers are sequences of the batch",
-    "load_in_8bit": "frozen weights in eight bits; read in the compute dtype, so memory is too large",
 }
 
 ROLLOUT = "reinforcement learning: generation, rewards and the reference model are not priced, only the update"
@@ -92,12 +91,12 @@ def _looks(sample: Sample) -> bool:
 
 def _model(f: Fields, given: Given, folder: Path, assumed: list[str]) -> Network | str:
     model = model_of(f, "model_name_or_path", given, folder, assumed)
-    four = flag(f, "load_in_4bit")
+    four, eight = flag(f, "load_in_4bit"), flag(f, "load_in_8bit")
     rank, targets = f.integer("lora_r", 16), names_of(f.raw("lora_target_modules"))
     if not flag(f, "use_peft"):
         return model
     everything = () if "all-linear" in targets else targets or ("q_proj", "v_proj")
-    return adapted(f, model, rank, everything, four_bits=four, named="lora_target_modules")
+    return adapted(f, model, rank, everything, four_bits=four, eight_bits=eight, named="lora_target_modules")
 
 
 def _length(f: Fields, given: Given, assumed: list[str]) -> int:
@@ -155,7 +154,13 @@ def read_fields(source: Source, name: str, given: Given) -> Job:
     return finished(source, given, asked, NEUTRAL, INEXPRESSIBLE, assumed, SPELLED)
 
 
-SPELLED = replace(HUGGING_FACE, away=(("activation_offloading", True),), all_away=True)
+SPELLED = replace(
+    HUGGING_FACE,
+    away=(("activation_offloading", True),),
+    all_away=True,
+    adapters=(("use_peft", True), ("lora_r", 16), ("lora_target_modules", "all-linear")),
+    quantised=(("load_in_4bit", True),),
+)
 """Its words for changes."""
 
 
@@ -175,7 +180,7 @@ def _tune(asked: Asked) -> Draft:
     }
     if t.adapters is not None:
         values |= {"use_peft": True, "lora_r": t.adapters.rank, "lora_target_modules": t.targets or "all-linear"}
-        values |= {"load_in_4bit": True} if t.four_bits else {}
+        values |= {f"load_in_{t.bits}bit": True} if t.bits else {}
         values |= {"use_dora": True} if t.adapters.magnitudes else {}
     trainer = t.trainer()
     if t.loss == "chunked" and not t.fused:

@@ -14,8 +14,9 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from gnomon.graph import Graph
-from gnomon.models.lora import NF4
+from gnomon.errors import InputError
+from gnomon.graph import Block, Graph
+from gnomon.models.lora import INT8, NF4
 from gnomon.runtime.parameters.nf4 import Blocks, Form, quantised
 from gnomon.runtime.parameters.parameters import CPU, Dtypes, Parameters, Range, Slot, Values
 from gnomon.runtime.parameters.weights import WeightReader
@@ -168,10 +169,20 @@ def placed(slots: Iterable[Slot]) -> tuple[Slot, ...]:
 
 
 def in_four_bits(graph: Graph) -> frozenset[str]:
-    """Weights that a graph has in four bits, by full name; buffers of a captured model are of their own dtype."""
+    """Weights that a graph has in four bits, by full name; buffers of a captured model are of their own dtype.
+    InputError for a base in eight bits."""
+    if any(tensor.dtype == INT8 for block in graph.blocks if not _captured(block) for tensor in block.frozen):
+        raise InputError(
+            f"{graph.name}: frozen weights in eight bits are predicted and not trained beside; store them in four "
+            f"(+qlora16) or in the compute dtype (+lora16)"
+        )
     return frozenset(
         layer.call.parameter_name(tensor.name, layer.index)
         for layer in graph.layers()
         for tensor in graph.block(layer.call.block).frozen
-        if tensor.dtype == NF4 and not any(op.captured is not None for op in graph.block(layer.call.block).ops)
+        if tensor.dtype == NF4 and not _captured(graph.block(layer.call.block))
     )
+
+
+def _captured(block: Block) -> bool:
+    return any(op.captured is not None for op in block.ops)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from gnomon.plans import Plan
 from gnomon.prediction import Prediction
 from gnomon.prediction.loading import host_short
-from gnomon.search.fit.ladder import Fitting
+from gnomon.search.fit.ladder import Fitting, Rung
 from gnomon.search.fit.options import OPTIONS
 from gnomon.search.fit.terms import Terms
 
@@ -54,6 +54,8 @@ class Advised:
     """The fastest first."""
     tried: int
     """Predictions made."""
+    others: tuple[Advice, ...] = ()
+    """Where nothing makes it fit: other jobs that do, by adapters beside the network frozen."""
     complete: bool
     """Whether all combinations of the changes were looked at, so that none means that there is none."""
 
@@ -76,18 +78,19 @@ def advice(prediction: Prediction, *, most: int = 4, terms: Terms | None = None)
     able = [option for option in OPTIONS if not (long and option.name in STREAMED)]
     fitting = Fitting(base=prediction, options=able, keep_going=lambda: fitting.count < tries, terms=terms)
     rungs = sorted(fitting.enough(), key=lambda rung: rung.step_s)
-    ways = []
-    for rung in rungs[:most]:
-        assert rung.prediction is not None
-        tightest = rung.prediction.tightest
-        ways.append(
-            Advice(
-                what=" and ".join(rung.changes),
-                plan=rung.plan,
-                step_s=rung.step_s,
-                peak_bytes=tightest.peak_bytes,
-                limit_bytes=tightest.limit_bytes,
-                lines=fitting.lines(rung),
-            )
-        )
-    return Advised(ways=tuple(ways), tried=fitting.count, complete=not fitting.left and not long)
+    ways = tuple(_advice(fitting, rung) for rung in rungs[:most])
+    others = () if ways else tuple(_advice(fitting, rung) for rung in fitting.adapted() if rung.fits)
+    return Advised(ways=ways, tried=fitting.count, others=others, complete=not fitting.left and not long)
+
+
+def _advice(fitting: Fitting, rung: Rung) -> Advice:
+    assert rung.prediction is not None
+    tightest = rung.prediction.tightest
+    return Advice(
+        what=" and ".join(rung.changes),
+        plan=rung.plan,
+        step_s=rung.step_s,
+        peak_bytes=tightest.peak_bytes,
+        limit_bytes=tightest.limit_bytes,
+        lines=fitting.lines(rung),
+    )

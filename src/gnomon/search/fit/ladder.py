@@ -11,7 +11,9 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import combinations
 
-from gnomon.errors import GnomonError, PlanError
+from gnomon.errors import GnomonError, GraphError, PlanError
+from gnomon.graph import Graph
+from gnomon.models.lora import Adapters, with_adapters
 from gnomon.plans import Plan, Workload
 from gnomon.plans.check import batch
 from gnomon.prediction import Prediction, predict
@@ -92,7 +94,7 @@ class Fitting:
     left: bool = False
     """Whether something was not looked at: the budget ended, or a plan would have taken minutes to play."""
     _strong: dict[str, str] = field(default_factory=dict)
-    _seen: dict[tuple[Plan, Workload, Stack], Prediction | str] = field(default_factory=dict)
+    _seen: dict[tuple[Plan, Workload, Stack, str], Prediction | str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         stack = self.base.pricing.stack
@@ -129,8 +131,15 @@ class Fitting:
         limit = self.limit_bytes
         return prediction.has_room and (limit is None or prediction.tightest.peak_bytes <= limit)
 
-    def rung(self, options: Sequence[str], changes: Sequence[str], plan: Plan, work: Workload | None = None) -> Rung:
-        """The plan predicted; a plan that was predicted before is not again."""
+    def rung(
+        self,
+        options: Sequence[str],
+        changes: Sequence[str],
+        plan: Plan,
+        work: Workload | None = None,
+        graph: Graph | None = None,
+    ) -> Rung:
+        """The plan predicted; a plan that was predicted before is not again. graph: in place of the job's."""
         bare = Rung(options=tuple(options), changes=tuple(changes), plan=plan, prediction=None)
         stack, before = self.base.pricing.stack, self.base.plan
         if not proposes(stack, before, plan):
@@ -138,21 +147,21 @@ class Fitting:
             return replace(bare, why_not=f"{stack.name} does not run {'; '.join(lacking)}")
         if self._said(options, plan) is None:
             return replace(bare, why_not=f"{stack.name} cannot be told to")
-        outcome = self._predicted(plan, work or self.base.workload, self._stack(options))
+        outcome = self._predicted(plan, work or self.base.workload, self._stack(options), graph)
         if isinstance(outcome, str):
             return replace(bare, why_not=outcome)
         short = host_short(outcome, self.limit_bytes) if self.has_room(outcome) else ""
         return replace(bare, prediction=outcome, fits=self.has_room(outcome) and not short, why_not=short)
 
-    def _predicted(self, plan: Plan, work: Workload, stack: Stack) -> Prediction | str:
-        key = (plan, work, stack)
+    def _predicted(self, plan: Plan, work: Workload, stack: Stack, other: Graph | None = None) -> Prediction | str:
+        key = (plan, work, stack, "" if other is None else other.name)
         if key not in self._seen and (long := self._too_long(plan, work)):
             self._seen[key] = long
             self.left = True
         if key not in self._seen:
             pricing = self.base.pricing
             try:
-                self._seen[key] = predict(pricing.graph, pricing.cluster, plan, work, stack)
+                self._seen[key] = predict(other or pricing.graph, pricing.cluster, plan, work, stack)
             except GnomonError as error:
                 self._seen[key] = str(error).partition(";")[0]
             self.count += 1
@@ -381,6 +390,26 @@ class Fitting:
                 words = "gradients" if name == "grad" else "optimizer states"
                 narrow = replace(plan, precision=replace(precision, **{name: value}))  # type: ignore[arg-type]
                 yield self.rung((f"{name}_dtype",), (f"{words} in {value}",), narrow)
+        yield from self.adapted()
+
+    def adapted(self) -> Iterator[Rung]:
+        """The network frozen, with adapters on all linears of its layers: where the job's program can be told so."""
+        graph, plan = self.base.pricing.graph, self.base.plan
+        if self.terms is None or graph.num_frozen():
+            return
+        narrow = plan.precision.compute
+        precision = replace(plan.precision, param=narrow, grad=narrow, reduce=narrow, master="none", states=narrow)
+        for option, base, what in (
+            ("adapters", "compute", "LoRA of rank 16 on all linears"),
+            ("adapters_nf4", "nf4", "QLoRA: the same, frozen weights in four bits"),
+        ):
+            if option not in self.terms.words:
+                continue
+            try:
+                beside = with_adapters(graph, Adapters(rank=16, base=base))  # type: ignore[arg-type]
+            except GraphError:
+                return
+            yield self.rung((option,), (what,), replace(plan, precision=precision), graph=beside)
 
 
 def _step(rung: Rung) -> float:

@@ -398,5 +398,8 @@ ORDER = ("tp", "pp", "cp", "zero", "parameter_offload", "parameter_disk", "micro
 BY_NAME = ("cpu_offload", "eight_bit_states", "input_offload")
 """Options that only programs have which name them (`Runs.choices`)."""
 
+ADAPTED = frozenset({"adapters", "adapters_nf4"})
+"""Another job: the network frozen, with adapters beside its linears, as programs' terms may have them."""
+
 OF_PROGRAM = ("chunked_loss",)
 """Options that change what the program does, and not the plan."""

@@ -97,6 +97,7 @@ def _server(options: BenchOptions) -> Iterator[str]:
         "--dtype": options.dtype,
         "--weights": options.weights,
         "--kv-memory": options.kv_memory,
+        "--stream-weights": options.stream_weights,
         "--max-model-len": options.max_model_len,
         "--max-num-seqs": options.max_num_seqs,
         "--max-num-batched-tokens": options.max_num_batched_tokens,

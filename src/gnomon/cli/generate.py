@@ -10,6 +10,7 @@ from pathlib import Path
 
 from gnomon.cli.options.server import GenerateOptions
 from gnomon.cli.run import need_torch
+from gnomon.cli.serve import resident_of
 from gnomon.cli.terminal import print_json
 from gnomon.errors import InputError
 from gnomon.late import load_late
@@ -35,6 +36,7 @@ def run(options: GenerateOptions) -> int:
         weights=options.weights,
         kv_bytes=ALL_BYTES,
         longest_asked=len(ids) + options.count,
+        resident_bytes=resident_of(options.stream_weights),
     )
     sampling = load_late("gnomon.serve.sampling:Sampling")(
         max_tokens=options.count,

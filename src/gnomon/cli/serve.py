@@ -84,6 +84,7 @@ def settings_of(options: ServerOptions) -> Any:
         dtype=dtype,
         weights=weights,
         kv_bytes=quantity("--kv-memory", parse_bytes, options.kv_memory),
+        resident_bytes=resident_of(options.stream_weights),
         max_model_len=options.max_model_len or (serving.max_model_len if serving else None),
         host=options.host,
         port=options.port,
@@ -97,6 +98,11 @@ def settings_of(options: ServerOptions) -> Any:
         max_body_bytes=quantity("--max-body", parse_bytes, options.max_body),
         drain_s=quantity("--drain", parse_seconds, options.drain),
     )
+
+
+def resident_of(words: str | None) -> int | None:
+    """Bytes of `--stream-weights`."""
+    return None if words is None else quantity("--stream-weights", parse_bytes, words)
 
 
 def _planned(options: ServerOptions, plan: ServeFile) -> ServeFile:

@@ -37,6 +37,7 @@ from gnomon.runtime.ops.paged import seen_of
 from gnomon.runtime.ops.places import places
 from gnomon.runtime.ops.routing import Routing, routing_of
 from gnomon.runtime.ops.site import Site
+from gnomon.runtime.parameters.files import disk_folder
 from gnomon.runtime.parameters.packed import Codes
 from gnomon.serve.adapters import Adapter, Linear, added
 from gnomon.serve.division import Moves, Share
@@ -46,6 +47,7 @@ from gnomon.serve.paged import Pages, Room
 from gnomon.serve.rows import Rows, Turn
 from gnomon.serve.scan import Scan
 from gnomon.serve.sizes import Sizes
+from gnomon.serve.streamed import Streams
 from gnomon.serving.kv_blocks import KvBlocks
 
 Run = Callable[..., Any]
@@ -67,9 +69,16 @@ class Decoder:
     """The layers of a model, bound to weights, with their pages and states."""
 
     def __init__(
-        self, share: Share, weights: Weights, sizes: Sizes, forms: Forms, adapters: Sequence[Adapter] = ()
+        self,
+        share: Share,
+        weights: Weights,
+        sizes: Sizes,
+        forms: Forms,
+        adapters: Sequence[Adapter] = (),
+        resident_bytes: int | None = None,
     ) -> None:
-        """share: of a model without its loss (`graph.outputs.without_loss`), which `check_decoder` takes."""
+        """share: of a model without its loss (`graph.outputs.without_loss`), which `check_decoder` takes.
+        resident_bytes: of matrices of layers in memory, where others are read from a disk (`streamed`); None: all."""
         graph = share.graph
         check_runnable(graph)
         self.share, self.graph, self.dtype, self.sizes, self.forms = share, graph, forms.dtype, sizes, forms
@@ -78,21 +87,31 @@ class Decoder:
         self.scans: list[Scan] = []
         self._made = deque[Tensor]()
         self._weights, self._read = weights, dict[str, Tensor]()
-        self._matrices = Matrices(weights, forms)
+        self.streams = None
+        if resident_bytes is not None:
+            layers = [_matrix_bytes(graph, layer, forms) for layer in graph.layers()]
+            self.streams = Streams(resident_bytes, layers, _several_readers(graph), disk_folder())
+        self._matrices = Matrices(weights, forms, self.streams)
+        if self.streams is not None and not self._matrices.have_kernels():
+            raise InputError("layers are read from a disk as kernels have them: fp32 or bf16, on AVX-512")
         self._ends = {source.partition(".")[0] for source in graph.outputs} if share.is_last else set[str]()
         self._matrices_of_head = matrices_of_head(graph)
         self._shared = _several_readers(graph)
         self.layers: list[tuple[list[Step], dict[str, str], dict[str, str], bool]] = []
         self.program = Program.of(share, self._matrices, self._pages, sizes, adapters)
-        if self.program is not None:
-            del self._weights, self._matrices  # and the files that they were read from
-            return
-        self.pages.clear()
-        for layer in graph.layers():
-            block = graph.block(layer.call.block)
-            steps = self._compiled(layer, block)
-            self.layers.append((steps, reads(layer), writes(graph, layer), layer.call.name in self._ends))
-        del self._weights, self._matrices
+        if self.program is None:
+            self.pages.clear()
+            for number, layer in enumerate(graph.layers()):
+                if self.streams is not None:
+                    self.streams.layer(number)
+                block = graph.block(layer.call.block)
+                steps = self._compiled(layer, block)
+                self.layers.append((steps, reads(layer), writes(graph, layer), layer.call.name in self._ends))
+                if self.streams is not None:
+                    weights.let_go()
+        del self._weights, self._matrices  # and the files that they were read from
+        if self.streams is not None:
+            self.streams.start()
         last = {name: index for index, (_, read, _, _) in enumerate(self.layers) for name in read.values()}
         kept = {*graph.outputs}
         self.unread = [
@@ -166,6 +185,8 @@ class Decoder:
                 own = {name: x.index_select(1, rows.wanted) for name, x in own.items()}
             for name in self.unread[index]:
                 values.pop(name, None)
+            if self.streams is not None:
+                self.streams.take(index)
             for step in steps:
                 out = step.run(rows, *[own[name] for name in step.reads])
                 for name in step.last:
@@ -174,6 +195,8 @@ class Decoder:
                     own[step.writes[0]] = out
                 else:
                     own.update(zip(step.writes, out, strict=True))
+            if self.streams is not None:
+                self.streams.done(index)
             for name, full in written.items():
                 values[full] = own[name]
         return values
@@ -440,6 +463,16 @@ class Decoder:
         if full not in self._read:
             self._read[full] = self._weights[full].to(self.dtype)
         return self._read[full].view(shape)
+
+
+def _matrix_bytes(graph: Graph, layer: Layer, forms: Forms) -> int:
+    """Of what a layer multiplies by, about; 0 for one before or after the layers that are alike, which stays."""
+    if layer.call.first is None:
+        return 0
+    block = graph.block(layer.call.block)
+    names = {op.inputs[1] for op in block.ops if op.does in ("multiplies", "multiplies rows")}
+    elements = sum(math.prod(a.size or 1 for a in block.tensor(name).atoms) for name in names)
+    return int(elements * forms.bits / 8)
 
 
 def check_decoder(graph: Graph) -> None:

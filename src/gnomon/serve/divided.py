@@ -57,7 +57,7 @@ def open_rank(settings: Settings, seat: Seat) -> tuple[Decoder, int]:
         max_model_len=settings.max_model_len, ways=settings.ways,
     )  # fmt: skip
     share = divide(found.cut, settings.ways, seat.rank, meet(seat, settings.ways))
-    return read(folder, found, share, settings.adapters), found.max_model_len
+    return read(folder, found, share, settings.adapters, settings.resident_bytes), found.max_model_len
 
 
 class Stage:

@@ -13,7 +13,7 @@ import ctypes
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -98,8 +98,8 @@ class Program:
         """vocab_size: of this rank's logits."""
         self.share = share
         self.ops: list[_Op] = []
-        self.sums: list[tuple[int, _Place]] = []
-        """(instructions before it, rows that ranks have terms of)."""
+        self.stops: list[tuple[int, Callable[[int], None]]] = []
+        """(instructions before it, what is done then, of so many tokens)."""
         self.enters = self.leaves = _Place(0, 0)
         """Where what stages before it hand over comes to, and what it hands on lies."""
         self.held: list[object] = []
@@ -143,6 +143,10 @@ class Program:
         self.held += [one for one in tensors if one is not None]
         self.ops.append(op)
 
+    def stop(self, between: Callable[[int], None]) -> None:
+        """Something is done between the instructions so far and those to come. between: is told how many tokens."""
+        self.stops.append((len(self.ops), between))
+
     def multiply(self, kind: str, packed: AnyPacked, bias: Tensor | None, **values: Any) -> None:
         """A product. bias: float32."""
         call, function = product(packed, bias), function_of(packed)
@@ -165,9 +169,8 @@ class Program:
     def run(self, rows: Rows, entering: Tensor | None = None) -> Tensor:
         """(wanted, vocabulary), float32: logits of this rank's part of the vocabulary; or (1, tokens, width) that the
         next stage reads, which the next call writes over. entering: the same of the stage before."""
-        function, call = kernel(self.dtype), self.call
-        tokens = len(rows.ids)
-        assert function is not None and tokens <= self.tokens
+        call, tokens = self.call, len(rows.ids)
+        assert tokens <= self.tokens
         if entering is not None:
             self._rows(self.enters, tokens).copy_(entering[0])
         logits = torch.empty((len(rows.wanted) if self.share.is_last else 0, self.vocab_size))
@@ -179,15 +182,26 @@ class Program:
         lengths = (ctypes.c_int64 * len(rows.tables))(*[table.shape[1] for table in rows.tables])
         call.tables, call.table_rows = ctypes.addressof(tables), ctypes.addressof(lengths)
         done = 0
-        for until, place in [*self.sums, (len(self.ops), None)]:
-            call.ops, call.count = ctypes.addressof(self.array) + done * ctypes.sizeof(_Op), until - done
-            function(ctypes.addressof(call))
+        for until, between in self.stops:
+            self._call(done, until)
+            between(tokens)
             done = until
-            if place is not None:
-                group = self.share.tp.group
-                assert group is not None
-                all_reduce(self._rows(place, tokens), group)
+        self._call(done, len(self.ops))
         return logits if self.share.is_last else self._rows(self.leaves, tokens).unsqueeze(0)
+
+    def _call(self, begin: int, end: int) -> None:
+        """Runs instructions."""
+        if begin == end:
+            return
+        function, call = kernel(self.dtype), self.call
+        assert function is not None
+        call.ops, call.count = ctypes.addressof(self.array) + begin * ctypes.sizeof(_Op), end - begin
+        function(ctypes.addressof(call))
+
+    def sum(self, place: _Place, tokens: int) -> None:
+        """Ranks add up what they have terms of."""
+        assert self.share.tp.group is not None
+        all_reduce(self._rows(place, tokens), self.share.tp.group)
 
     def _rows(self, place: _Place, tokens: int) -> Tensor:
         """(tokens, width) of the workspace."""
@@ -281,9 +295,16 @@ class _Writer:
         if self.share.stage:
             given = self.graph.inputs[0]
             x = program.enters = _Place(streams[1].at, math.prod(atom.size or 1 for atom in given.atoms))
+        kept = self.matrices.streams
         for number, layer in enumerate(self.graph.layers()):
             program.end = begin
+            if kept is not None:
+                kept.layer(number)
+                program.stop(lambda _, own=number: kept.take(own))  # type: ignore[misc]
             x = program.leaves = self._layer(layer, x, streams[number % 2])
+            if kept is not None:
+                program.stop(lambda _, own=number: kept.done(own))  # type: ignore[misc]
+                self.weights.let_go()
         program.close()
         return program
 
@@ -457,7 +478,7 @@ class _Writer:
     def _sum(self, block: Block, op: Op, place: _Place) -> None:
         """Ranks add up what they have terms of."""
         if self.share.sums(block, op):
-            self.program.sums.append((len(self.program.ops), place))
+            self.program.stop(partial(self.program.sum, place))
 
     def _leaves_to_others(self, block: Block, op: Op) -> bool:
         return bool(self.share.tp.index) and self.share.sums(block, op)

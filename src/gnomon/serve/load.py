@@ -100,11 +100,12 @@ def open_model(
     max_model_len: int | None = None,
     longest_asked: int | None = None,
     adapters: Sequence[tuple[str, Path]] = (),
+    resident_bytes: int | None = None,
 ) -> Engine:
     """kv_bytes: of all keys and values. weights: how matrices are stored meanwhile, as `matrices.Forms` reads it.
     max_model_len: tokens of prompt and answer; None: as many as the model's config.json says. longest_asked: of the
     only request that there will be. adapters: (name, folder in PEFT's layout) of those that requests may ask for.
-    Errors as `look` has them."""
+    resident_bytes: of layers in memory, where others stay on a disk. Errors as `look` has them."""
     found = look(
         folder,
         rules,
@@ -114,16 +115,23 @@ def open_model(
         max_model_len=max_model_len,
         longest_asked=longest_asked,
     )
-    return Engine(read(folder, found, whole(found.cut), adapters), rules, max_model_len=found.max_model_len)
+    model = read(folder, found, whole(found.cut), adapters, resident_bytes)
+    return Engine(model, rules, max_model_len=found.max_model_len)
 
 
-def read(folder: Path, found: Looked, share: Share, adapters: Sequence[tuple[str, Path]] = ()) -> Decoder:
+def read(
+    folder: Path,
+    found: Looked,
+    share: Share,
+    adapters: Sequence[tuple[str, Path]] = (),
+    resident_bytes: int | None = None,
+) -> Decoder:
     """What one rank holds. Errors as `look` has them."""
     with _large_apart():
         held = Weights(folder, found.graph, share)
         linears = held.linears(found.cut) if adapters else {}
         lows = [read_adapter(name, path, linears, share.slots) for name, path in adapters]
-        model = Decoder(share, held, found.sizes, found.forms, lows)
+        model = Decoder(share, held, found.sizes, found.forms, lows, resident_bytes)
         del held
     return model
 
@@ -161,6 +169,10 @@ class Weights:
         value = self.reader(slot)
         assert value is not None, "values_of has looked at what is there"
         return value.view(slot.shape)
+
+    def let_go(self) -> None:
+        """What was read of the files takes no memory any more."""
+        self.reader.folder.let_go()
 
     def codes(self, name: str) -> Sequence[Codes]:
         """What the folder has packed of a matrix, rows one below the other; nothing where it has numbers, or this rank

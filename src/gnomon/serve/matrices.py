@@ -21,6 +21,7 @@ from gnomon.compiler import stored
 from gnomon.compiler.stored import Activations, AnyPacked
 from gnomon.errors import InputError
 from gnomon.runtime.parameters.packed import Codes
+from gnomon.serve.streamed import Streams
 from gnomon.storage.dense import Dense
 from gnomon.storage.form import Storage
 from gnomon.storage.integers import Integers
@@ -49,6 +50,9 @@ class Weights(Protocol):
 
     def codes(self, name: str) -> Sequence[Codes]:
         """What a folder has packed of it, rows one below the other; nothing where it has numbers."""
+
+    def let_go(self) -> None:
+        """What was read of files takes no memory any more."""
 
     @property
     def sparse_as(self) -> Sparse | None:
@@ -82,6 +86,11 @@ class Forms:
         return Forms(dtype=dtype, layers=storage)
 
     @property
+    def bits(self) -> float:
+        """Of a weight of the layers, about."""
+        return 8.0 * self.dtype.itemsize if self.layers is None else self.layers.bits_a_weight((1024, 1024))
+
+    @property
     def numbers(self) -> Storage | None:
         """Of what is not rounded; None: no kernel of ours multiplies by it."""
         name = NUMBERS.get(self.dtype)
@@ -106,8 +115,9 @@ def activations_of(storage: Storage) -> Activations:
 class Matrices:
     """Of a model, by the names of their parameters."""
 
-    def __init__(self, weights: Weights, forms: Forms) -> None:
-        self.weights, self.forms = weights, forms
+    def __init__(self, weights: Weights, forms: Forms, streams: Streams | None = None) -> None:
+        """streams: of layers that stay on a disk."""
+        self.weights, self.forms, self.streams = weights, forms, streams
         self.made: dict[str, AnyPacked] = {}
 
     def have_kernels(self) -> bool:
@@ -121,7 +131,8 @@ class Matrices:
     def packed(self, name: str, parts: Callable[[], Sequence[Part]], *, head: bool = False) -> AnyPacked:
         """Made once by that name. parts: rows one below the other."""
         if name not in self.made:
-            self.made[name] = self._made(parts(), head)
+            made = self._made(parts(), head)
+            self.made[name] = made if head or self.streams is None else self.streams.keep(name, made)
         return self.made[name]
 
     def _made(self, parts: Sequence[Part], head: bool) -> AnyPacked:

@@ -34,7 +34,9 @@ class Settings:
     weights: str
     """How matrices are stored, as `matrices.Forms` reads it."""
     kv_bytes: int
-    """Of keys and values of a worker."""
+    """Of keys and values of a process."""
+    resident_bytes: int | None
+    """Of layers' matrices in memory, of a process, where others stay on a disk; None: all."""
     max_model_len: int | None
     """Tokens of prompt and answer; None: as long as the model's config.json says."""
     host: str

@@ -180,6 +180,7 @@ def open_worker(
                 weights=settings.weights,
                 max_model_len=settings.max_model_len,
                 adapters=settings.adapters,
+                resident_bytes=settings.resident_bytes,
             )
         ]
     else:

@@ -29,6 +29,10 @@ class EngineOptions(Options):
     kv_memory: str = option(
         "--kv-memory", default="1 GiB", read=some, metavar="SIZE", group=ENGINE, help="of keys, of a process; 1 GiB"
     )
+    stream_weights: str | None = option(
+        "--stream-weights", read=some, metavar="SIZE", group=ENGINE,
+        help="layers' weights in memory; others are read from disk as they run",
+    )  # fmt: skip
     max_model_len: int | None = option(
         "--max-model-len", read=count, metavar="N", group=ENGINE, help="longest prompt with its answer"
     )
@@ -116,6 +120,9 @@ example:
     dtype: str = option("--dtype", default="fp32", choices=DTYPES, help="computed in; fp32")
     weights: str = option(
         "--weights", default="stored", read=some, metavar="FORM", help="as gnomon serve has it; stored"
+    )
+    stream_weights: str | None = option(
+        "--stream-weights", read=some, metavar="SIZE", help="as gnomon serve has it; all layers in memory"
     )
     temperature: float = option(
         "--temperature", default=0.0, read=not_negative, metavar="T", help="0, the default, takes the likeliest"

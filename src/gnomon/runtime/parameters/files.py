@@ -45,7 +45,7 @@ class ParameterFile:
         self.size, self.dtype, self.pinned = value.numel(), value.dtype, pinned
         self.nbytes = max(value.nbytes, 1)
         try:
-            self._file = _unnamed(folder, self.nbytes)
+            self._file = unnamed_file(folder, self.nbytes)
         except OSError as error:
             raise RunError(
                 f"cannot put {show_bytes(self.nbytes)} of parameters into a file in {str(folder)!r}: {error.strerror}; "
@@ -149,12 +149,13 @@ class ReadAhead:
         self._thread.shutdown()
 
 
-def _unnamed(folder: Path, nbytes: int) -> int:
+def unnamed_file(folder: Path, nbytes: int) -> int:
     """A file of so many bytes that is gone when it is closed."""
     number, name = tempfile.mkstemp(prefix="gnomon-parameters-", dir=folder)
     os.unlink(name)
     try:
-        os.posix_fallocate(number, 0, nbytes)
+        if nbytes:
+            os.posix_fallocate(number, 0, nbytes)
     except BaseException:
         os.close(number)
         raise

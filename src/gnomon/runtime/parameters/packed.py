@@ -71,6 +71,10 @@ class PackedFolder(Folder):
         storage, arrays, shape = self.stored(tensor)
         return torch.from_numpy(storage.widen(arrays, shape))
 
+    def let_go(self) -> None:
+        assert self.files is not None
+        self.files.let_go()
+
 
 @dataclass(frozen=True, slots=True)
 class Codes:

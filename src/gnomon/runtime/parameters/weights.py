@@ -8,7 +8,9 @@ that says how to convert it. Leaves out which tensors make a parameter (`formats
 
 from __future__ import annotations
 
+import ctypes
 import json
+import mmap
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -86,6 +88,11 @@ class Folder:
         if entry.begin % dtype.itemsize:  # only files of other programs begin a tensor where its dtype cannot
             raw = raw.clone()
         return raw.view(dtype).view(entry.shape)
+
+    def let_go(self) -> None:
+        """Pages of the files that were read take no memory any more; what is read again comes from the disk."""
+        for mapped in self._maps.values():
+            ctypes.CDLL(None).madvise(ctypes.c_void_p(mapped.data_ptr()), ctypes.c_size_t(mapped.nbytes), mmap.MADV_DONTNEED)
 
     def check(self, layout: Layout) -> None:
         """One InputError with all that is missing, misshapen or unknown."""

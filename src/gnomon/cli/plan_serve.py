@@ -67,6 +67,7 @@ def searched(options: PlanOptions) -> tuple[Asked, Found]:
         experts=experts,
         fewer=options.fewest,
         pools=True,
+        resident_bytes=asked.serving.resident_bytes,
     )
     target = asked.target or Target(ttft_s=None, tpot_s=None)
     search = fewest if options.fewest else best

@@ -38,7 +38,7 @@ from gnomon.serving.layout import Draft, Serving
 from gnomon.serving.measured import MeasuredLoad
 from gnomon.serving.requests import Load, at_rate, closed, from_csv, poisson
 from gnomon.software.engine import Engine, engine
-from gnomon.units import parse_seconds, show_bytes
+from gnomon.units import parse_bytes, parse_seconds, show_bytes
 
 ServedOptions = PredictOptions | PlanOptions | ExplainOptions | ServiceOptions | SlicesOptions
 
@@ -408,6 +408,11 @@ def _serving(options: ServedOptions, graph: Graph, cluster: Cluster, load: Load,
         weights=weights,
         kv=options.kv or "bf16",
         max_model_len=longest,
+        resident_bytes=(
+            None
+            if options.stream_weights is None
+            else quantity("--stream-weights", parse_bytes, options.stream_weights)
+        ),
         draft=_guesser(options),
         draft_tokens=options.draft_tokens or 0,
         acceptance=options.acceptance or 0.0,

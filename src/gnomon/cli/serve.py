@@ -84,7 +84,9 @@ def settings_of(options: ServerOptions) -> Any:
         dtype=dtype,
         weights=weights,
         kv_bytes=quantity("--kv-memory", parse_bytes, options.kv_memory),
-        resident_bytes=resident_of(options.stream_weights),
+        resident_bytes=(
+            serving.resident_bytes if serving and not options.stream_weights else resident_of(options.stream_weights)
+        ),
         max_model_len=options.max_model_len or (serving.max_model_len if serving else None),
         host=options.host,
         port=options.port,

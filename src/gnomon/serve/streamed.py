@@ -25,10 +25,9 @@ from torch import Tensor
 from gnomon.compiler.stored import AnyPacked
 from gnomon.errors import RunError
 from gnomon.runtime.parameters.files import unnamed_file
+from gnomon.serving.streaming import ROOMS, staying
 from gnomon.units import show_bytes
 
-ROOMS = 2
-"""One is computed with while the other is read into."""
 ALIGNED = 4096
 """Bytes at multiples of which tensors begin, in a room and in the file."""
 PIECE = 1 << 24
@@ -160,16 +159,3 @@ class Streams:
             if not count:
                 raise RunError("the file with streamed weights is shorter than it was written")
             done += count
-
-
-def staying(resident_bytes: int, layers: Sequence[int]) -> frozenset[int]:
-    """Numbers of the layers that stay in memory: as many as there is room for, evenly spread among the others, and
-    those without matrices. layers: bytes of each."""
-    having = [number for number, nbytes in enumerate(layers) if nbytes]
-    chosen: list[int] = []
-    for count in range(1, len(having) + 1):
-        spread = [n for at, n in enumerate(having) if (at + 1) * count // len(having) > at * count // len(having)]
-        if sum(layers[number] for number in spread) > resident_bytes:
-            break
-        chosen = spread
-    return frozenset(chosen) | {number for number, nbytes in enumerate(layers) if not nbytes}

@@ -115,6 +115,7 @@ def _layout(q: Question) -> Iterator[str]:
         weights=(q.serving.weights,),
         kv=(q.serving.kv,),
         experts=experts,
+        resident_bytes=q.serving.resident_bytes,
     )
     found = best(q.graph, q.cluster, candidates, q.load, q.target)
     if found.best is None:
@@ -212,7 +213,7 @@ def _fewest(q: Question) -> Iterator[str]:
     experts = any(op.kind == "grouped_linear" for block in q.graph.blocks for op in block.ops)
     candidates = space(
         q.cluster, [q.engine], q.serving.max_model_len, weights=(q.serving.weights,), kv=(q.serving.kv,),
-        experts=experts, fewer=True,
+        experts=experts, fewer=True, resident_bytes=q.serving.resident_bytes,
     )  # fmt: skip
     found = fewest(q.graph, q.cluster, candidates, q.load, q.target)
     if found.best is None:

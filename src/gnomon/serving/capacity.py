@@ -17,6 +17,7 @@ from gnomon.graph import Graph
 from gnomon.hardware.types import Cluster, Device
 from gnomon.prices.allocator import communicator_bytes
 from gnomon.serving.layout import FORMATS, Serving, is_sparse, kv_bits, weight_format
+from gnomon.serving.streaming import streamed
 from gnomon.serving.weights import BlockShape, Shape, adapter_bytes, encoder_blocks, shape_of
 from gnomon.software.engine import Engine
 from gnomon.units import Bytes, show_bytes
@@ -244,6 +245,8 @@ def _stage_weights(shape: Shape, serving: Serving) -> float:
     """Bytes of the fullest pipeline stage: its layers, and the table or the head."""
     layers = sum(b.weight_bytes * b.count for b in shape.blocks if not b.is_head and not b.has_table)
     ends = [b.weight_bytes * b.count for b in shape.blocks if b.is_head or b.has_table]
+    if serving.resident_bytes is not None:
+        return streamed(shape, serving)[1] + (sum(ends) if serving.pp == 1 else max(ends))
     return layers + sum(ends) if serving.pp == 1 else layers / serving.pp + max(ends)
 
 
@@ -343,6 +346,8 @@ def refusal(graph: Graph, cluster: Cluster, serving: Serving, engine: Engine, be
     first = cluster.devices[0]
     if first.kind not in engine.devices:
         return f"{engine.name} does not run on a {first.kind} ({first.name}); it runs on: {', '.join(engine.devices)}"
+    if serving.resident_bytes is not None and engine.name != "gnomon":
+        return f"{engine.name} does not read layers from a disk as they run; of engines on record gnomon does"
     if is_sparse(serving.weights) and engine.name != "gnomon":
         return f"{engine.name} does not multiply by weights in {serving.weights}; of engines on record gnomon does"
     if not engine.chunked_prefill and serving.max_model_len > engine.max_batched_tokens:

@@ -40,6 +40,7 @@ from gnomon.prices.links import AxisLink, axis_link
 from gnomon.prices.state_space import scan_seconds
 from gnomon.serving.layout import Serving, kv_bits
 from gnomon.serving.scheduler import Batch, Piece
+from gnomon.serving.streaming import streamed
 from gnomon.serving.weights import Attention, BlockShape, Experts, Product, Shape, encoder_blocks, shape_of
 from gnomon.software.engine import Engine
 
@@ -135,6 +136,8 @@ class IterationPrice:
         body, head = self._bodies(self.grid), self._head(self.grid)
         kernels = self._kernels()
         self.launch_floor_s = kernels * engine.launch_s
+        self.read_s = self._read_s(cluster)
+        """Seconds in which the disk gives the layers that are not in memory, which an iteration takes at least."""
         self._body = self._dense(body, most)
         self._heads = self._dense(head, most)
         self.keys: tuple[KeyPrice, ...] = tuple(self._keys(a, count) for a, count in self.shape.attentions)
@@ -158,6 +161,7 @@ class IterationPrice:
         self._host_made, self._host_each_made = ticks(engine.host_step_s / made), ticks(engine.host_sequence_s / made)
         self._floor = ticks(self.launch_floor_s)
         self._floor_made = ticks(self.launch_floor_s / made)
+        self._read, self._read_made = ticks(self.read_s), ticks(self.read_s / made)
         self._graph_most = max(engine.graph_sizes, default=0)
         self._decode_memo: dict[int, int] = {}
         self._piece_memo: dict[tuple[int, int], int] = {}
@@ -174,6 +178,20 @@ class IterationPrice:
         made = copy(self)
         made.serving, made.engine = serving, engine
         return made
+
+    def _read_s(self, cluster: Cluster) -> float:
+        nbytes, _ = streamed(self.shape, self.serving)
+        if not nbytes:
+            return 0.0
+        nodes = [group.node for group in cluster.groups]
+        if any(node.disk_read_bytes_per_s is None for node in nodes):
+            raise UnpricedError(
+                f"the disk of {cluster.name} has no rate, and layers are read from it; gnomon calibrate measures this "
+                f"machine's, a cluster file gives disk_read_bytes_per_s of the node"
+            )
+        # processes of a node share its disks
+        beside = self.serving.tp * self.serving.pp * self.serving.dp * self.serving.replicas / cluster.num_nodes
+        return nbytes * max(1.0, beside) / min(node.disk_read_bytes_per_s or 1.0 for node in nodes)
 
     def _encoder_s(self, beside: Beside) -> float:
         """Seconds of an image's way through the encoder, alone."""
@@ -394,7 +412,7 @@ class IterationPrice:
     def _floor_of(self, decodes: int) -> int:
         """Ticks that the host needs at least: its work of a step, and launches outside graphs."""
         host = self._host_made + self._host_each_made * decodes
-        launches = 0 if decodes <= self._graph_most else self._floor_made
+        launches = max(self._read_made, 0 if decodes <= self._graph_most else self._floor_made)
         return max(host, launches) if self.engine.host_overlap else launches
 
     def _behind(self, decodes: int) -> int:
@@ -539,7 +557,7 @@ class IterationPrice:
                 device += price * min(batch.kv_tokens, batch.decodes * window)
         requests = batch.decodes + len(batch.pieces)
         host = self._host + self._host_each * requests
-        launches = 0 if tokens <= self._graph_most else self._floor
+        launches = max(self._read, 0 if tokens <= self._graph_most else self._floor)
         if self.engine.host_overlap:
             return max(device, host, launches)
         return max(device, launches) + host
@@ -564,7 +582,7 @@ class IterationPrice:
             device += SCAN_STEP_S * sum(block.count for block in self.shape.blocks if block.scan is not None)
         requests = batch.decodes + len(batch.pieces)
         host = self.engine.host_step_s + self.engine.host_sequence_s * requests
-        launches = 0.0 if tokens <= self._graph_most else self.launch_floor_s
+        launches = max(self.read_s, 0.0 if tokens <= self._graph_most else self.launch_floor_s)
         return max(device, host, launches) if self.engine.host_overlap else max(device, launches) + host
 
 

@@ -14,6 +14,7 @@ from gnomon.errors import InputError, nearest
 from gnomon.storage.integers import Integers
 from gnomon.storage.names import storage_of
 from gnomon.storage.sparse import Sparse
+from gnomon.units import Bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -151,6 +152,9 @@ class Serving:
     """A name of `KV_BITS`."""
     max_model_len: int
     """Longest request, prompt and answer together."""
+    resident_bytes: Bytes | None = None
+    """Of layers' matrices in a device's memory, where others are read from its node's disk each time that they run;
+    left out: all are in memory."""
     draft: Draft = "none"
     """Who guesses tokens that the model then checks in one iteration."""
     draft_tokens: int = 0
@@ -179,6 +183,8 @@ class Serving:
             raise InputError(f"acceptance {self.acceptance:g} is a chance: from 0 to 1")
         if self.draft != "none" and not self.acceptance:
             raise InputError("acceptance is not said: what chance a guess has depends on the text; give one, as in 0.7")
+        if self.resident_bytes is not None and self.resident_bytes < 0:
+            raise InputError(f"resident_bytes {self.resident_bytes} of layers in memory must be at least 0")
         if self.lora_rank < 0 or self.lora_slots < 0 or bool(self.lora_rank) != bool(self.lora_slots):
             raise InputError(
                 f"lora_rank {self.lora_rank} with {self.lora_slots} lora_slots: give both above 0, or neither"

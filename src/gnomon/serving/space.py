@@ -88,12 +88,13 @@ def space(
     experts: bool = False,
     fewer: bool = False,
     pools: bool = False,
+    resident_bytes: int | None = None,
 ) -> tuple[Candidate, ...]:
     """Candidates: axes are powers of two whose product is at most the devices; attention dp only with experts.
 
     others: of these also the formats that each engine's record lists. fewer: also layouts that leave devices idle (1,
     2, 4 … replicas). pools: also engines of one device group each that compute prompts, 1, a quarter or half of them,
-    beside engines that answer.
+    beside engines that answer. resident_bytes: as of `Serving`.
     """
     count = cluster.num_devices
     powers = [2**i for i in range(count.bit_length()) if 2**i <= count]
@@ -111,7 +112,9 @@ def space(
             divided = {name for name, size in zip(("tp", "pp", "dp", "ep"), (tp, pp, dp, ep), strict=True) if size > 1}
             able = [rules for rules in engines if divided <= set(rules.plans_axes)]
             for w, k, rules in _formats(weights, kv, able, others):
-                one = Serving(tp=tp, pp=pp, dp=dp, ep=ep, weights=w, kv=k, max_model_len=longest)
+                one = Serving(
+                    tp=tp, pp=pp, dp=dp, ep=ep, weights=w, kv=k, max_model_len=longest, resident_bytes=resident_bytes
+                )
                 for seqs, budget in product(max_seqs or (rules.max_seqs,), budgets or (rules.max_batched_tokens,)):
                     record = replace(rules, max_seqs=seqs, max_batched_tokens=budget)
                     for replicas in copies:

@@ -82,6 +82,10 @@ class ServeOptions(Options):
         "--weights", read=some, metavar="FORMAT", help="bf16, fp8, int8, int4-wo, nvfp4, mxfp4, q4_k …", group=SERVING
     )
     kv: str | None = option("--kv-dtype", read=some, metavar="FORMAT", help="of cached keys: bf16, fp8", group=SERVING)
+    stream_weights: str | None = option(
+        "--stream-weights", read=some, metavar="SIZE", group=SERVING,
+        help="layers in memory, others read from disk; of gnomon",
+    )  # fmt: skip
     max_num_seqs: int | None = option(
         "--max-num-seqs", read=count, metavar="N", help="requests that run at the same time", group=SERVING
     )

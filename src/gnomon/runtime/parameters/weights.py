@@ -92,7 +92,9 @@ class Folder:
     def let_go(self) -> None:
         """Pages of the files that were read take no memory any more; what is read again comes from the disk."""
         for mapped in self._maps.values():
-            ctypes.CDLL(None).madvise(ctypes.c_void_p(mapped.data_ptr()), ctypes.c_size_t(mapped.nbytes), mmap.MADV_DONTNEED)
+            ctypes.CDLL(None).madvise(
+                ctypes.c_void_p(mapped.data_ptr()), ctypes.c_size_t(mapped.nbytes), mmap.MADV_DONTNEED
+            )
 
     def check(self, layout: Layout) -> None:
         """One InputError with all that is missing, misshapen or unknown."""

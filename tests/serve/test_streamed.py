@@ -78,7 +78,8 @@ def test_a_model_that_memory_does_not_hold_answers(tmp_path: Path) -> None:
     }  # fmt: skip
     shapes = {"q_proj": (512, HIDDEN), "k_proj": (128, HIDDEN), "v_proj": (128, HIDDEN), "o_proj": (HIDDEN, 512)}
     layer = {f"self_attn.{name}.weight": shape for name, shape in shapes.items()} | {
-        "mlp.gate_proj.weight": (FFN, HIDDEN), "mlp.up_proj.weight": (FFN, HIDDEN), "mlp.down_proj.weight": (HIDDEN, FFN),
+        "mlp.gate_proj.weight": (FFN, HIDDEN), "mlp.up_proj.weight": (FFN, HIDDEN),
+        "mlp.down_proj.weight": (HIDDEN, FFN),
         "input_layernorm.weight": (HIDDEN,), "post_attention_layernorm.weight": (HIDDEN,),
     }  # fmt: skip
     every = {f"model.layers.{at}.{name}": shape for at in range(LAYERS) for name, shape in layer.items()}

@@ -1,10 +1,10 @@
 """Matrices of layers that stay on a disk and are read as they are needed, each while the layers before it compute.
 
-`Streams(resident_bytes, layers, …)` is told of the layers as they are packed (`layer`, `keep`): as many as `resident_bytes` hold
-stay in memory, evenly spread, so that the disk reads while those compute; of the others a file is written, and their
-tensors lie in one of two rooms, into which a thread reads them in turn. An iteration says `take(n)` before a layer and
-`done(n)` after it. A model whose layers are larger than memory runs so, at the speed of the disk: an iteration of many
-tokens costs as much reading as one of few. Leaves out tables, heads, norms and biases, which stay in memory.
+`Streams(resident_bytes, layers, …)` is told of the layers as they are packed (`layer`, `keep`): as many as
+`resident_bytes` hold stay in memory, evenly spread, so that the disk reads while those compute; of the others a file is
+written, and their tensors lie in one of two rooms, into which a thread reads them in turn. An iteration says `take(n)`
+before a layer and `done(n)` after it. A model whose layers are larger than memory runs so, at the speed of the disk: an
+iteration of many tokens costs as much reading as one of few. Leaves out tables, heads, norms and biases, which stay.
 Source: Aminabadi et al. 2022 (DeepSpeed-Inference, ZeRO-Inference: layers streamed through a buffer, fetched ahead).
 """
 
@@ -112,7 +112,7 @@ class Streams:
         return room[begin : begin + self._most]
 
     def _write(self, flat: Tensor, at: int) -> None:
-        view, done = memoryview(flat.numpy()), 0
+        view, done = memoryview(flat.numpy().data), 0
         try:
             while done < len(view):
                 done += os.pwrite(self._file, view[done:], at + done)
@@ -153,7 +153,7 @@ class Streams:
         return made
 
     def _read(self, at: int, layer: _Layer) -> None:
-        view, done = memoryview(self._room(at)[: layer.nbytes]), 0
+        view, done = memoryview(self._room(at)[: layer.nbytes].data), 0
         while done < layer.nbytes:
             count = os.preadv(self._file, [view[done : done + PIECE]], layer.begin + done)
             if not count:

@@ -1,4 +1,4 @@
-"""Which layers of a model stay in memory where it is larger: `staying(resident_bytes, layers)`, for engine and forecast.
+"""Which layers stay in memory where a model is larger: `staying(resident_bytes, layers)`, for engine and forecast.
 
 Others are on a disk and read into one of `ROOMS` rooms each time that they run. `streamed(shape, serving)` is what an
 iteration reads, and what layers take in memory. Leaves out who reads them (`serve.streamed`).

@@ -29,6 +29,7 @@ from gnomon.compiler import (
     columns,
     convolutions,
     dropout,
+    experts,
     gate,
     log_softmax,
     loops,
@@ -47,7 +48,9 @@ from gnomon.compiler import (
 )
 from gnomon.compiler.build import address_of, has_compiler, libraries
 from gnomon.compiler.gate import Again, Trial
+from gnomon.compiler.live import fuse as fuse_live
 from gnomon.compiler.program import LINES, Planned, Program, Table, Writer, may_fail, program, write
+from gnomon.compiler.ragged import Ragged
 from gnomon.compiler.rules.views import say_views
 from gnomon.compiler.steps import Run, joined
 from gnomon.compiler.summary import summary
@@ -71,8 +74,11 @@ def gnomon(
     module: torch.fx.GraphModule, inputs: Sequence[Any], *, options: dict[str, Any] | None = None, **_: Any
 ) -> Callable[..., Any]:
     """Compiles a traced graph for `torch.compile(backend="gnomon")`. options: `tune_s`, seconds in which each graph's
-    tilings are measured (`tuner`). Others are accepted and ignored, so that code written for another backend runs."""
-    tune_s = seconds_of(options or {})
+    tilings are measured (`tuner`); `ragged`, the name of the argument that says which positions of a padded batch are
+    there (`ragged`); `frozen`, whether weights are written no more (`live`). Others are accepted and ignored, so that
+    code written for another backend runs."""
+    tune_s, frozen = seconds_of(options or {}), frozen_of(options or {})
+    mask = mask_of(options or {}, module)
     on_gpu = any(isinstance(x, torch.Tensor) and x.is_cuda for x in inputs)
     if not (has_triton() if on_gpu else has_compiler()):
         lacks = "Triton is not installed" if on_gpu else "no C++ compiler was found (g++ or CXX)"
@@ -84,7 +90,7 @@ def gnomon(
     through = aot_autograd(
         fw_compiler=partial(compile_graph, tune_s=tune_s),
         bw_compiler=partial(compile_graph, saved=True, tune_s=tune_s),
-        inference_compiler=partial(compile_graph, learns=False, tune_s=tune_s),
+        inference_compiler=partial(compile_graph, learns=False, tune_s=tune_s, frozen=frozen, mask=mask),
         partition_fn=partition,
         keep_inference_input_mutations=True,
     )
@@ -116,6 +122,33 @@ def seconds_of(options: dict[str, Any]) -> float:
     return float(seconds)
 
 
+def frozen_of(options: dict[str, Any]) -> bool:
+    """Whether somebody says that weights are not written any more."""
+    frozen = options.get("frozen", False)
+    if not isinstance(frozen, bool):
+        raise InputError(f'options={{"frozen": {frozen!r}}}: True where weights are not written any more, or False')
+    return frozen
+
+
+def mask_of(options: dict[str, Any], module: torch.fx.GraphModule) -> int | None:
+    """Which input of Dynamo's graph says what of a padded batch is there; None where nobody asks, or it has none."""
+    name = options.get("ragged")
+    if name is None:
+        return None
+    if not isinstance(name, str) or not name.isidentifier():
+        raise InputError(
+            f'options={{"ragged": {name!r}}}: the name of the argument that says which positions of a padded batch are '
+            'there, as {"ragged": "attention_mask"}'
+        )
+    inputs = [node.name.strip("_").lower() for node in module.graph.nodes if node.op == "placeholder"]
+    found = [n for n, one in enumerate(inputs) if one == name.lower() or one.endswith(f"_{name.lower()}")]
+    if len(found) != 1:
+        count = "more than one" if found else "no"
+        say_once(f"ragged: {count} input of a graph is named {name}: its products stay whole")
+        return None
+    return found[0]
+
+
 def compile_graph(
     module: torch.fx.GraphModule,
     inputs: Sequence[Any],
@@ -123,11 +156,14 @@ def compile_graph(
     learns: bool = True,
     saved: bool = False,
     tune_s: float = 0.0,
+    frozen: bool = False,
+    mask: int | None = None,
 ) -> Callable[..., Any]:
     """A boxed function of an ATen graph. learns: whether weights may change between calls. saved: whether its inputs
-    may lie otherwise than it says: a backward's, which the forward kept, or of a loop's body, which is given rows."""
+    may lie otherwise than it says: a backward's, which the forward kept, or of a loop's body, which is given rows.
+    frozen: whether weights are written no more. mask: the input that says what of a padded batch is there."""
     try:
-        made = Compiled(module, packs=not learns, saved=saved, tune_s=tune_s)
+        made = Compiled(module, packs=not learns, saved=saved, tune_s=tune_s, live=not learns, frozen=frozen, mask=mask)
     except Exception as error:  # a mistake of ours must not stop a model that runs in eager
         say_once(f"a graph stays PyTorch's own operations: {type(error).__name__}: {error}")
         log.debug("why", exc_info=True)
@@ -140,10 +176,13 @@ class Compiled:
     chose."""
 
     def __init__(
-        self, module: torch.fx.GraphModule, packs: bool = False, saved: bool = False, tune_s: float = 0.0
-    ) -> None:
+        self, module: torch.fx.GraphModule, packs: bool = False, saved: bool = False, tune_s: float = 0.0,
+        live: bool = False, frozen: bool = False, mask: int | None = None,
+    ) -> None:  # fmt: skip
         """Fuses what it finds in the module's graph. packs: whether weights of convolutions are packed once. saved:
-        whether inputs are what a forward kept. tune_s: seconds in which tilings are measured after the trials."""
+        whether inputs are what a forward kept. tune_s: seconds in which tilings are measured after the trials. live:
+        whether products of what a ReLU made may take the columns that are not zero; frozen, mask: as in
+        `compile_graph`."""
         self.tune_s = tune_s
         self.tuned: list[tuner.Subject] = []
         """Kernels whose tilings were measured."""
@@ -161,11 +200,18 @@ class Compiled:
         self.recurrent = recurrent.fuse(module.graph, recurrent_training.Learner)
         self.scans = scan.fuse(module.graph)
         self.attention = attention.fuse(module.graph)
+        self.experts = experts.fuse(module.graph)
         self.products = products.fuse(module.graph)
+        self.live = fuse_live(module.graph, frozen) if live else []
+        self.ragged = None if mask is None else Ragged(mask)
+        if self.ragged is not None:
+            self.ragged.fuse(module.graph)
         self.bodies = loops.compile_bodies(module, partial(compile_graph, saved=True))
         self.program: Program = program(module.graph, environment_of(module.graph))
         self.program.saved = saved
-        self.tried = [*self.convolutions, *self.draws, *self.pairs, *self.tables, *self.scans, *self.attention]
+        self.tried = [
+            *self.convolutions, *self.draws, *self.pairs, *self.tables, *self.scans, *self.attention, *self.experts
+        ]  # fmt: skip
         """What is no group and tried by itself."""
         texts: list[str | None] = [one.text for one in self.columns]
         texts += [one.text for one in self.tried] + [text for one in self.products for text in one.texts]
@@ -202,6 +248,12 @@ class Compiled:
                 yield from inner.whole()
 
     def boxed(self) -> Callable[[list[Any]], Any]:
+        """What runs it."""
+        if self.ragged is None or not self.ragged.products:
+            return self._boxed()
+        return self.ragged.boxed(self._boxed(), lambda: self.final)
+
+    def _boxed(self) -> Callable[[list[Any]], Any]:
         def call(args: list[Any]) -> Any:
             if not self.final:
                 return self._first(args)

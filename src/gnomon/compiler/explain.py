@@ -15,9 +15,12 @@ import torch
 
 from gnomon.compiler.backend import Compiled
 from gnomon.compiler.columns import Columns
+from gnomon.compiler.forms import Forms
+from gnomon.compiler.live import LiveProduct
 from gnomon.compiler.machine import Machine, this_machine
 from gnomon.compiler.products import Product
 from gnomon.compiler.program import Planned, symbols_in
+from gnomon.compiler.ragged import Places, RaggedProduct
 from gnomon.compiler.recurrent import Recurrent
 from gnomon.compiler.sizes import hint, product
 from gnomon.compiler.steps import Run
@@ -36,7 +39,7 @@ def explained(made: Compiled) -> dict[str, Any]:
         for unit in made.program.units
         if isinstance(unit, torch.fx.Node)
         and unit.op == "call_function"
-        and not isinstance(unit.target, (Columns, Recurrent, Product, Tried))
+        and not isinstance(unit.target, (Columns, Recurrent, Product, Tried, Places, RaggedProduct, LiveProduct))
     )
     aten.update(one.name.split()[0] for one in made.products if not (one.kept or one.own_kept))
     onednn = Counter(one.name.split()[0] for one in made.products if one.kept)
@@ -60,6 +63,7 @@ def explained(made: Compiled) -> dict[str, Any]:
         "columns": columns,
         "recurrent": recurrent,
         "tried": _tried(made),
+        "chosen": _chosen(made),
         "calls": calls,
         **others,
     }
@@ -74,12 +78,26 @@ def _tried(made: Compiled) -> dict[str, dict[str, int]]:
         "product of pairs": made.pairs,
         "gradient of a table": made.tables,
         "attention": made.attention,
+        "products of experts": made.experts,
     }
     own = sum(one.own_kept for one in made.products)
     out["matrix product"] = {"as one kernel": own}
     for name, calls in every.items():
         kept = sum(one.kept for one in calls)
         out[name] = {"as one kernel": kept, "given back to ATen": len(calls) - kept}
+    return out
+
+
+def _chosen(made: Compiled) -> list[dict[str, Any]]:
+    """Products whose form is chosen in every call, by what is there."""
+    ragged = [] if made.ragged is None else made.ragged.products
+    every: list[tuple[str, RaggedProduct | LiveProduct]] = [("rows", one) for one in ragged]
+    every += [("columns", one) for one in made.live]
+    out = []
+    for counts, one in every:
+        out += [{"product": one.product.name, "counts": counts, **forms.why()} for forms in one.forms.values()]
+        if not one.forms:
+            out.append({"product": one.product.name, "counts": counts, **Forms().why()})
     return out
 
 
@@ -219,6 +237,14 @@ def lines(made: dict[str, Any], title: str) -> list[str]:
             f"  {one['name']} of {one['hidden']} units, {one['layers']} layers{both}, any number of steps ({state})",
             f"    time      measured {_us(one['measured_s'])}, ATen {_us(one['aten_s'])}",
         ]
+    for one in made["chosen"]:
+        taken = ", ".join(f"{way} in {calls} call{'' if calls == 1 else 's'}" for way, calls in one["taken"].items())
+        taken = taken or "whole: nothing was left out yet"
+        out.append(f"  product by the {one['counts']} that are there: {one['product']} ({taken})")
+        if one["predicted_s"]:
+            times = ", ".join(f"{way} {_us(one['predicted_s'][way])}" for way in sorted(one["predicted_s"]))
+            out.append(f"    why       {100 * one['share']:.0f} % were there; predicted of the last call: {times}")
+        out += [f"    never     {way}: {why}" for way, why in one["wrong"].items()]
     for n, call in enumerate(made["calls"]):
         state = "kept" if call["kept"] else "given back to Python"
         out += [

@@ -187,6 +187,18 @@ def modulations(r: Random) -> list[Example]:
     return [Example(block=one("modulate", inputs), oracle=oracle, meshes=(BOTH,), keeps=made)]
 
 
+def blends(r: Random) -> list[Example]:
+    b, t, h = batch(r), seq(r), ffn(r)
+    inputs = {"a": (b, t, h), "b": (b, t, h), "logits": (b, t, dim("coefficients", 2))}
+
+    def oracle(a: Tensor, b: Tensor, logits: Tensor) -> Tensor:  # DeepSpeed, deepspeed/moe/layer.py, MoE.forward
+        coef = torch.nn.functional.softmax(logits, dim=-1)
+        return a * coef[..., 0:1] + b * coef[..., 1:]
+
+    made = "the softmax of the logits is a tensor of the run, and is kept in place of them"
+    return [Example(block=one("blend", inputs), oracle=oracle, meshes=(BOTH,), keeps=made)]
+
+
 def softcaps(r: Random) -> list[Example]:
     block = one("softcap", {"x": (batch(r), seq(r), dim("vocab", 8))}, cap=3.0)
     return [Example(block=block, oracle=lambda x: 3.0 * torch.tanh(x / 3.0), meshes=(BOTH,))]
@@ -864,6 +876,7 @@ EXAMPLES: Mapping[str, Callable[[Random], list[Example]]] = {
     "mul": factors,
     "scale": scales,
     "modulate": modulations,
+    "blend": blends,
     "softcap": softcaps,
     "dropout": dropouts,
     "cast": casts,

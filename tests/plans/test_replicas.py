@@ -77,8 +77,6 @@ def test_wrong_placements_are_one_line(experts: Experts, said: str) -> None:
 def test_wrong_numbers_are_refused() -> None:
     with pytest.raises(PlanError, match="must be at least 0"):
         Experts(replicas=-1)
-    with pytest.raises(PlanError, match="rows of unlike lengths"):
-        Experts(placement=((0, 1), (0,)))
     with pytest.raises(PlanError, match="ep = 1; use ep of 2 or more"):
         check(Plan(schedule=Schedule(micro_batch_size=1), experts=Experts(replicas=2)), model("mixtral-8x7b"))
     with pytest.raises(PlanError, match="twice on rank"):

@@ -11,9 +11,10 @@ from dataclasses import replace
 from gnomon.ops.bases import MOVES_BYTES
 from gnomon.ops.curve import Curve, once, passes
 from gnomon.ops.kernels import Kernels
-from gnomon.ops.op import Op, Steps, Tensors, attrs
+from gnomon.ops.op import Op, Problem, Steps, Tensors, attrs
 from gnomon.ops.rules import (
     bytes_of,
+    cannot_write,
     first_dims,
     per_element,
     per_element_back,
@@ -45,6 +46,13 @@ def _saves_vector(op: Op, block: Tensors, needs_grad: Collection[str]) -> tuple[
 def _saves_modulated(op: Op, block: Tensors, needs_grad: Collection[str]) -> tuple[str, ...]:
     x, by = op.inputs[0], op.inputs[2]
     return tuple(name for name, other in ((x, by), (by, x)) if other in needs_grad)
+
+
+def _blend_dims(op: Op, block: Tensors) -> Problem:
+    """Two tensors of the same dims, and two numbers for each token."""
+    a, b, logits, out = (block.tensor(name) for name in (*op.inputs[:3], op.outputs[0]))
+    fits = a.dims == b.dims == out.dims and logits.dims[:-1] == a.dims[:-1] and logits.dims[-1].size == 2
+    return None if fits else cannot_write(op, block)
 
 
 def _sum_back(op: Op, block: Tensors, setting: Setting, grad: GradOp) -> Work:
@@ -209,6 +217,19 @@ MODULATE = replace(
     torch="elementwise:modulate",
 )
 
+BLEND = replace(
+    MOVES_BYTES,
+    name="blend",
+    signature="a, b, logits (…, 2) -> softmax(logits)[0] · a + softmax(logits)[1] · b",
+    dims=_blend_dims,
+    saves=saves_inputs,
+    forward=per_element(3),
+    backward=per_element_back(6),
+    price=passes(3, 2.33),  # a product of each, their sum
+    grad_price=passes(4, 2.0, "reduce"),  # of a and b, and the two sums over each token
+    torch="elementwise:blend",
+)
+
 SOFTCAP = replace(
     MOVES_BYTES,
     name="softcap",
@@ -249,4 +270,4 @@ CAST = replace(
     torch="elementwise:unchanged",
 )
 
-KINDS = (ACTIVATION, GLU, ADD, MUL, SCALE, MODULATE, SOFTCAP, DROPOUT, CAST)
+KINDS = (ACTIVATION, GLU, ADD, MUL, SCALE, MODULATE, BLEND, SOFTCAP, DROPOUT, CAST)

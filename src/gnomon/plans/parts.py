@@ -181,8 +181,6 @@ class Experts:
             raise PlanError(
                 f"experts.replicas = {self.replicas} and rebalance_every = {self.rebalance_every} must be at least 0"
             )
-        if len({len(row) for row in self.placement}) > 1:
-            raise PlanError("experts.placement has rows of unlike lengths; give each layer's every slot")
         if not 0.0 <= self.threshold <= 1.0:
             raise PlanError(f"experts.threshold = {self.threshold} is a difference of probabilities, from 0 to 1")
         for name in ("coefficient", "z_loss", "bias_rate"):

@@ -181,12 +181,15 @@ def busiest(router: RouterLoad, placement: Sequence[Placement], experts: int, ep
     order."""
     if not placement or ep == 1:
         return router.busiest(experts, ep)
-    for row in placement:
-        check_placement(row, experts, len(row) - experts, ep)
-    computed = router.computed_by_layer(experts)
-    shares = [tuple(round(float(share) * SCALE) for share in layer) for layer in computed]
-    count = max(len(shares), len(placement))
-    pairs = [(shares[layer % len(shares)], placement[layer % len(placement)]) for layer in range(count)]
+    count = max(len(placement), len(router.layers))
+    pairs = []
+    for layer in range(count):
+        row = placement[layer % len(placement)]
+        here = max(row) + 1  # layers of a pyramid have unlike numbers of experts
+        computed = router.computed_by_layer(here if here != experts and not router.layers else experts)
+        shares = computed[layer % len(computed)]
+        check_placement(row, len(shares), len(row) - len(shares), ep)
+        pairs.append((tuple(int(share * SCALE) for share in shares.tolist()), row))
     known = {pair: max(rank_rows(*pair, ep)) * ep / SCALE for pair in dict.fromkeys(pairs)}
     return sum(known[pair] for pair in pairs) / count
 

@@ -37,7 +37,7 @@ def expert_costs(prediction: Prediction) -> Costs:
     row_s = (uneven - even) / more
     if row_s <= 0.0:
         return ROWS_ALONE
-    slots = len(plan.experts.placement[0]) // ep if plan.experts.placement else experts // ep
+    slots = max(map(len, plan.experts.placement), default=experts) // ep
     each = stage.elements[1] // (here * slots)  # parameters of an expert
     moved = sum(size for name, size, _ in stage.kept_kinds if name != "gradients")
     link = stage.links["ep"]

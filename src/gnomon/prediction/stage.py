@@ -202,7 +202,9 @@ class StagePrice:
         if not self.plan.experts.placement:
             return 0
         ways, zero = shard_ranks(self.mesh, experts=True), self.plan.optimizer.zero
-        each = self.elements[1] // (len(self.plan.experts.placement[0]) // self.mesh.ep)
+        rows = self.plan.experts.placement
+        mean = sum(map(len, rows)) / len(rows) / self.mesh.ep  # slots of a layer on a rank
+        each = int(self.elements[1] / mean)
         return sum(each * size // (ways if zero >= first else 1) for _, size, first in self.kept_kinds)
 
     def static_bytes(self) -> dict[str, int]:

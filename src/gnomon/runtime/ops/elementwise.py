@@ -82,6 +82,12 @@ def modulate(site: Site, x: Tensor, shift: Operand, by: Operand) -> Tensor:
     return x * (1 + spread(site, read(by), 2)) + spread(site, read(shift), 1)
 
 
+def blend(site: Site, a: Tensor, b: Tensor, logits: Tensor) -> Tensor:
+    """softmax(logits)[0] · a + softmax(logits)[1] · b."""
+    first, second = logits.softmax(-1).split(1, dim=-1)
+    return a * first + b * second
+
+
 def unchanged(site: Site, x: Tensor) -> Tensor:
     """x itself: casts, whose dtype is the plan's."""
     return x

@@ -14,7 +14,7 @@ import pytest
 torch = pytest.importorskip("torch", reason="torch is not installed: the runtime's tests need it")
 
 from runtime import training  # noqa: E402
-from runtime.ranks import launch  # noqa: E402
+from runtime.one_process import alone  # noqa: E402
 from safetensors.torch import load_file  # noqa: E402
 
 from gnomon.cli import main  # noqa: E402
@@ -93,8 +93,8 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_a_run_ends_in_a_sparse_folder_that_is_served_as_one(data: Path, tmp_path: Path) -> None:
     source, target = training.config_folder(tmp_path / "model"), tmp_path / "out"
-    plan = replace(PLAN, mesh=Mesh(dp_replicate=2))
-    outcome = launch(train, 2, training.job(data, plan, 8, export=(target, source)))[0]
+    with alone():
+        outcome = train(training.job(data, PLAN, 8, export=(target, source)))
     assert "fixed after step 4" in outcome.notes[0]
     for tensor, x in load_file(target / "model.safetensors").items():
         if x.ndim == 2:

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from gnomon.cli.models import teacher_of
 from gnomon.cli.options.predict import PredictOptions
 from gnomon.cli.request import read_request
 from gnomon.cli.serving import asks_to_serve, refuse_others
@@ -24,7 +25,8 @@ def run(options: PredictOptions) -> int:
         status: int = load_late("gnomon.cli.predict_serve:run")(options)
         return status
     asked = read_request(options, options.lengths or ())
-    prediction = predict(asked.graph, asked.cluster, asked.plan, asked.workload, asked.stack)
+    taught = teacher_of(asked.plan, asked.graph)
+    prediction = predict(asked.graph, asked.cluster, asked.plan, asked.workload, asked.stack, teacher=taught)
     short = host_short(prediction)
     changes = None
     if short or not prediction.has_room:  # by name, so that a plan that fits does not load the search

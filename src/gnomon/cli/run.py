@@ -20,7 +20,7 @@ from shlex import quote
 from typing import Any
 
 from gnomon import schema
-from gnomon.cli.models import read_model_to_run
+from gnomon.cli.models import read_model_to_run, teacher_of
 from gnomon.cli.options.run import DataOptions, RunOptions
 from gnomon.cli.own import with_own
 from gnomon.cli.request import named_router
@@ -31,7 +31,7 @@ from gnomon.formats.router import SUFFIX, routers_of
 from gnomon.graph import Graph
 from gnomon.hardware import Cluster, parse_cluster
 from gnomon.late import load_late
-from gnomon.methods import bamboo, check_methods, chunkflow, mimose, partial_reduce, rewrites, skrull, used
+from gnomon.methods import bamboo, check_methods, chunkflow, mimose, partial_reduce, rewrites, skrull, teaching_of, used
 from gnomon.methods.easyscale import Observation, placed
 from gnomon.models.lora import parse_adapters
 from gnomon.plans import Plan, PlanFile, Saved, load_plan
@@ -100,7 +100,9 @@ def run(options: RunOptions) -> int:
     assumed: list[str] = []
     check_methods(file.plan, "run", graph)
     alone = _as_predicted(file.plan)
-    prediction = predict(graph, machines, alone, file.workload, with_own(_stack(file), machines, options, assumed))
+    taught = teacher_of(file.plan, graph)
+    priced_for = with_own(_stack(file), machines, options, assumed)
+    prediction = predict(graph, machines, alone, file.workload, priced_for, teacher=taught)
     notes += tuple(assumed)
     notes += (f"the prediction takes the router's load of {options.router}",) if options.router is not None else ()
     notes += _turns(file, options) if shared else ()
@@ -113,7 +115,10 @@ def run(options: RunOptions) -> int:
     folder = Path(options.checkpoints or Path(options.plan).with_suffix(".checkpoints"))
     resumes, said = _check_checkpoints(folder, resume=options.resume, asked=options.checkpoints is not None)
     notes += said
-    notes += () if resumes else begins(file.model, options.weights, options.seed)
+    if taught is not None and options.weights is None:
+        notes += load_late("gnomon.methods.learnt.teacher:begins")(teaching_of(file.plan), graph, taught)
+    else:
+        notes += () if resumes else begins(file.model, options.weights, options.seed)
     notes += uncalibrated(machines, file.on)
     _check_weights(options, file, graph)
     if is_code(file.model):

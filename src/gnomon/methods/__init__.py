@@ -24,10 +24,11 @@ from gnomon.plans import Plan
 from gnomon.program import Program
 
 if TYPE_CHECKING:
+    from gnomon.methods.learnt.teaching import Teaching
     from gnomon.storage.integers import Integers
     from gnomon.storage.sparse import Sparse
 
-_NO_METHOD = frozenset({"__init__", "method", "costs", "trained_weights"})
+_NO_METHOD = frozenset({"__init__", "method", "costs", "teacher", "teaching", "trained_weights"})
 """Files of the folders that hold no method."""
 
 
@@ -88,6 +89,7 @@ def check_methods(plan: Plan, mark: Mark = "predicted", graph: Graph | None = No
             raise PlanError(f"{known.name} ({known.paper}) is not {mark} yet: {known.missing[mark]}; leave it out")
         if (why := known.refusal(plan)) is not None:
             raise PlanError(f"{known.name} cannot be used in this plan: {why}")
+        teaching_of(plan)
         if graph is not None and (why := known.unfit(plan, graph)) is not None:
             raise PlanError(f"{known.name} cannot be used with this model: {why}")
 
@@ -95,6 +97,21 @@ def check_methods(plan: Plan, mark: Mark = "predicted", graph: Graph | None = No
 def trained_storage(plan: Plan) -> Integers | Sparse | None:
     """How the weights of a plan can be stored once it has trained, by a method that sees to it; None: as numbers."""
     return next((entry.storage(plan) for entry in used(plan) if entry.storage is not None), None)
+
+
+def teaching_of(plan: Plan) -> Teaching | None:
+    """The teacher that a plan's methods ask for; None where none does. PlanError where two ask for different ones, or
+    compare with one in two ways."""
+    asked = {entry.name: entry.teaching(plan) for entry in used(plan) if entry.teaching is not None}
+    (first, *others) = asked or ("",)
+    for name in others:
+        one, other = asked[first], asked[name]
+        if (one.folder, one.share, one.temperature) != (other.folder, other.share, other.temperature):
+            raise PlanError(
+                f"{first} and {name} of one plan learn from one teacher: give both the same teacher, share and "
+                f"temperature"
+            )
+    return max(asked.values(), key=lambda teaching: (len(teaching.layers), teaching.hidden), default=None)
 
 
 def methods_named(text: str) -> tuple[Method, ...]:

@@ -19,6 +19,7 @@ from gnomon.simulate.play import Times
 
 if TYPE_CHECKING:  # of methods that most plans do not name, which a prediction does not load then
     from gnomon.methods.learnt.costs import Costs
+    from gnomon.methods.learnt.teaching import Teaching
     from gnomon.storage.integers import Integers
     from gnomon.storage.sparse import Sparse
 
@@ -135,6 +136,8 @@ class Method:
     """What it takes beside the plan's own step; None: nothing that its Program does not show."""
     storage: Callable[[Plan], Integers | Sparse] | None = None
     """How the weights of a plan that uses it can be stored once it has trained; None: as before."""
+    teaching: Callable[[Plan], Teaching] | None = None
+    """The teacher that a plan that uses it asks for; None: none."""
     resumes: bool = True
     """Whether checkpoints hold all that it keeps, so that a run with it goes on after a stop or a loss."""
     searched: bool = False

@@ -37,7 +37,7 @@ from gnomon.prediction.layer_types import KernelFacts
 from gnomon.prediction.memory import RankMemory, rank_memory
 from gnomon.prediction.rewriting import with_methods
 from gnomon.prediction.software_kernels import expert_lines, kernels_of, on_cpu
-from gnomon.prediction.stage import StagePrice, stage_prices
+from gnomon.prediction.stage import StagePrice, stage_prices, width
 from gnomon.prediction.step import Pricing, local_sizes
 from gnomon.prediction.timeline_memory import filled
 from gnomon.prediction.turns import NOTE as TURNS_NOTE
@@ -202,13 +202,17 @@ def predict(
     plan: Plan,
     workload: Workload,
     stack: Stack = PLAIN_STACK,
+    *,
+    teacher: Graph | None = None,
 ) -> Prediction:
     """Time and memory of one step.
+
+    teacher: of a plan whose methods ask for one; None: as large as the model, which is said.
 
     model: a Graph or the name of a preset. cluster: a Cluster or a spec such as `4x8xh100-sxm`. PlanError when the
     plan cannot run on them; UnpricedError names anything without a price.
     """
-    return Timed.of(model, cluster, plan, workload, stack).prediction()
+    return Timed.of(model, cluster, plan, workload, stack, teacher=teacher).prediction()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -238,6 +242,7 @@ class Timed:
         stack: Stack = PLAIN_STACK,
         *,
         by_layer: bool = False,
+        teacher: Graph | None = None,
     ) -> Timed:
         """As `predict`. by_layer: a row for each layer, as in `lower`."""
         machines = parse_cluster(cluster) if isinstance(cluster, str) else cluster
@@ -254,6 +259,10 @@ class Timed:
         count, size = batch(plan, workload)
         priced = Pricing(plan=plan, graph=graph, cluster=machines, stack=stack, stages=(), blocks=(), count=count)
         asked = Asked(priced=priced, workload=workload, size=size, kernels=kernels, by_layer=by_layer)
+        if priced.costs is not None and priced.costs.teacher_forwards:
+            if teacher is None:
+                assumed += ("the teacher is taken to be as large as the model; gnomon predict and run read its folder",)
+            asked = asked.taught_by(graph if teacher is None else teacher)
         if several := worker_units(graph, plan, workload):
             notes, made = (*notes, NOTE), asked.of_units(several)
         elif shares_devices(plan):
@@ -303,6 +312,16 @@ class Asked:
     kernels: Kernels
     by_layer: bool
     """A row for each layer, whatever the plan."""
+
+    def taught_by(self, teacher: Graph) -> Asked:
+        """With a teacher's forward beside every microbatch's, and its weights in the parameters' dtype on each rank."""
+        plan = replace(self.priced.plan, schedule=replace(self.priced.plan.schedule, passes=()))
+        bare = replace(self, priced=replace(self.priced, graph=teacher, plan=plan))
+        stages = tuple(prices[0] for prices in bare.workers(plan))
+        priced = replace(bare.priced, stages=stages, blocks=tuple((stage, -1) for stage in range(len(stages))))
+        seconds = sum(sum(priced.compute.parts("F", block).values()) for block in range(len(stages)))
+        size = teacher.num_parameters() * width(plan.precision.param)
+        return replace(self, priced=replace(self.priced, teacher_s=seconds, teacher_bytes=size))
 
     def side_by_side(self) -> Iterator[tuple[Structure, Pricing]]:
         """Replicas that run at once; those on other devices, or with other shares, play the same rows."""

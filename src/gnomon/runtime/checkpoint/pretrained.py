@@ -20,6 +20,8 @@ from gnomon.formats.huggingface.runnable import Runnable, read_runnable
 from gnomon.formats.huggingface.weights import Layout
 from gnomon.graph import Graph
 from gnomon.graph.outputs import without_loss
+from gnomon.methods.learnt.teacher import teachers_names
+from gnomon.methods.learnt.teaching import Teaching
 from gnomon.models.lora import with_adapters
 from gnomon.plans import Plan
 from gnomon.runtime.checkpoint.adapters import adapters_of
@@ -31,7 +33,7 @@ from gnomon.runtime.mesh.collectives import all_gather
 from gnomon.runtime.module.one_process import OneProcess
 from gnomon.runtime.parameters.frozen import in_four_bits
 from gnomon.runtime.parameters.packed import PackedFolder, open_folder
-from gnomon.runtime.parameters.parameters import CPU, Parameters, Values
+from gnomon.runtime.parameters.parameters import CPU, Parameters, Slot, Values
 from gnomon.runtime.parameters.weights import (
     DTYPES,
     INDEX,
@@ -88,6 +90,21 @@ def load(
     graph = model_of(path).graph
     values = values_of(path, graph)
     return OneProcess(without_loss(graph) if logits else graph, values=values, dtype=dtype, device=device)
+
+
+def taught_by(teaching: Teaching, graph: Graph, dtype: torch.dtype, device: torch.device) -> tuple[OneProcess, Values]:
+    """(the teacher, what the model begins as: the teacher's layers that its own stand for, and what both have once).
+    PlanError for a teacher of other tokens or layers; values of other shapes are refused when they are read."""
+    folder = Path(teaching.folder).expanduser()
+    known = model_of(folder)
+    names = teachers_names(teaching, graph, known.graph)
+    reader = values_of(folder, known.graph)
+
+    def begin(slot: Slot) -> torch.Tensor | None:
+        theirs = names.get(slot.name)
+        return None if theirs is None else reader(replace(slot, name=theirs))
+
+    return OneProcess(known.graph, values=reader, dtype=dtype, device=device), begin
 
 
 def check_export(target: Path, model: Path) -> None:

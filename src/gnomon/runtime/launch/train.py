@@ -33,17 +33,18 @@ from gnomon.graph import Graph
 from gnomon.graph.text_inputs import ids_of, labels_of
 from gnomon.hardware import Cluster
 from gnomon.late import load_late
-from gnomon.methods import trained_storage
+from gnomon.methods import teaching_of, trained_storage
 from gnomon.plans import Plan, Saved, Workload
 from gnomon.program import Program
 from gnomon.runtime.calibrate.slowdown import slowdown_now
 from gnomon.runtime.checkpoint import Saver, checkpoints, load, newest
-from gnomon.runtime.checkpoint.pretrained import export, values_of
+from gnomon.runtime.checkpoint.pretrained import export, taught_by, values_of
 from gnomon.runtime.data import Corpus, Source
 from gnomon.runtime.data.own_batches import Batches, OwnBatches, OwnData, TextBatches
 from gnomon.runtime.data.sequences import SequenceBatches, longest_of
 from gnomon.runtime.launch.membership import MEET_S
 from gnomon.runtime.launch.own_module import OwnModule
+from gnomon.runtime.module.apply import dtypes
 from gnomon.runtime.module.stage import Batch
 from gnomon.runtime.optim.update import AdamWSettings
 from gnomon.runtime.parameters.parameters import CPU, Slot
@@ -321,7 +322,7 @@ def _train(job: Job, executors: list[Executor]) -> Outcome:
                 save_router(record, job.record_router)
         exported(job, executor, own, stopped=bool(loop.stopped))
         executor.leave()
-        return loop.outcome()
+        return loop.outcome(_teachers_loss(executor, loop))
 
 
 def executor_of(
@@ -336,6 +337,10 @@ def executor_of(
         values = own.start(job.weights)
     elif values is None and job.weights is not None:
         values = values_of(job.weights, job.graph)
+    teacher = None
+    if (teaching := teaching_of(job.plan)) is not None:
+        teacher, beginning = taught_by(teaching, job.graph, dtypes(job.plan).param, device or CPU)
+        values = values or beginning
     return Executor(
         job.graph if own is None else own.graph,
         job.plan,
@@ -348,6 +353,7 @@ def executor_of(
         states=None if own is None else own.states,
         steps=job.steps,
         expert_costs=job.expert_costs,
+        teacher=teacher,
     )
 
 
@@ -367,6 +373,19 @@ def exported(job: Job, executor: Executor, own: OwnModule | None, *, stopped: bo
             load_late("gnomon.runtime.checkpoint.compress:stored_as_trained")(whole, target, storage)
             shutil.rmtree(whole)
         dist.barrier()
+
+
+def _teachers_loss(executor: Executor, loop: Loop) -> tuple[str, ...]:
+    """The loss that a teacher has on the text that the model was validated on, if there are both."""
+    taught = executor.compute.taught
+    batch = None if taught is None else loop.corpus.validation_batch(0, **loop.size)
+    if taught is None or batch is None:
+        return ()
+    given = {name: x.to(executor.device) for name, x in batch.items()}
+    counted = int((given[taught.theirs.labels] >= 0).sum())
+    with torch.no_grad():
+        loss = float(taught.teacher.output(given)) / max(counted, 1)
+    return (f"the teacher's loss on that held-out text is {loss:.3f}",)
 
 
 class Loop:
@@ -499,8 +518,8 @@ class Loop:
             again = f"; go on with: {self.job.resume_with}" if self.checkpoint and self.job.resume_with else ""
             print(f"stopped by {name} after step {step}; {kept}{again}", file=sys.stderr, flush=True)
 
-    def outcome(self) -> Outcome:
-        """What there is to tell."""
+    def outcome(self, notes: tuple[str, ...] = ()) -> Outcome:
+        """What there is to tell. notes: beside the executor's."""
         ordered = sorted(self.timelines, key=lambda timeline: timeline.makespan_s)
         return Outcome(
             records=tuple(self.records),
@@ -512,7 +531,7 @@ class Loop:
             slowdown_said=self.slowdown_said,
             waited=self._waited(),
             process_peak_bytes=peak_bytes(self.executor.device),
-            notes=self.executor.notes,
+            notes=self.executor.notes + notes,
             training_tokens=self.corpus.training_tokens,
             validation_tokens=self.corpus.validation_tokens,
             epochs=self.corpus.epochs(self.job.steps, **self.size),

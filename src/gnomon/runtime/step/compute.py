@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -27,6 +28,7 @@ from gnomon.runtime.step.mimose import Mimose
 from gnomon.runtime.step.resident_bytes import NOTHING, Kept, kept
 from gnomon.runtime.step.rows import Action
 from gnomon.runtime.step.state import State
+from gnomon.runtime.step.taught import Taught
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,6 +67,8 @@ class Compute:
         self.loss = torch.zeros((), device=feed.device)
         self.mimose: Mimose | None = None
         """Says before each forward what of it is recomputed."""
+        self.taught: Taught | None = None
+        """Has the model learn from a teacher; `loss` stays that of the text alone."""
         self.routed: Callable[[Layer, Tensor], None] | None = None
         """Is told which experts tokens choose in each layer, (…, topk), once for each microbatch."""
         self.counted: Sequence[Callable[[Layer, Tensor], None]] = ()
@@ -172,8 +176,13 @@ class Compute:
         entered = self._input(stage, unit)
         if self.mimose is not None:
             self.mimose.begin(self.feed.of_unit(unit))
-        made = self._run_first(stage, unit, entered)
-        self.saved[stage, unit] = Saved.of(entered, made)
+        if self.taught is None:
+            made = self._run_first(stage, unit, entered)
+            self.saved[stage, unit] = Saved.of(entered, made)
+        else:
+            run = partial(self._run_first, stage, unit, entered)
+            made, loss = self.taught.forward(unit, run, self.feed.of_unit(unit), self.feed.packing_of(unit))
+            self.saved[stage, unit] = Saved.of(entered, {**made, self.taught.eyes.loss: loss})
         self._output(stage, unit, made)
 
     def _forward_unsaved(self, stage: int, unit: int) -> None:
@@ -189,6 +198,10 @@ class Compute:
         self._backward(stage, unit)
         if self.mimose is not None:
             self.mimose.end()
+        if self.taught is not None and self.taught.augments is not None:
+            run = partial(self._run, stage, unit, {})
+            batch, packing = self.feed.of_unit(unit), self.feed.packing_of(unit)
+            self.taught.adversary(unit, run, batch, packing, self.loss_grad())
 
     def _clear(self, stage: int) -> None:
         """Makes room for a stage's gradient: under ZeRO 2 it would have two whole ones while one is reduced. Where a

@@ -22,8 +22,8 @@ from gnomon.errors import PlanError
 from gnomon.graph import Graph, Layer
 from gnomon.lowering.optimizer import effective_zero
 from gnomon.lowering.units import units_of_lengths
-from gnomon.methods import check_methods, mimose, partial_reduce
-from gnomon.methods.learnt import nxm_admm
+from gnomon.methods import check_methods, mimose, partial_reduce, teaching_of, used
+from gnomon.methods.learnt import ad2, nxm_admm, xtc
 from gnomon.methods.learnt.trained_weights import compressed
 from gnomon.plans import Plan, Unit, Workload, check, shared_parameters
 from gnomon.plans import batch as batch_of
@@ -37,10 +37,12 @@ from gnomon.runtime.mesh.groups import Groups, stage_sets
 from gnomon.runtime.module.apply import NOTHING_BESIDE, apply, dtypes, has_experts, holders, placements
 from gnomon.runtime.module.blocks import Capacity
 from gnomon.runtime.module.crossings import Shapes, hops
+from gnomon.runtime.module.one_process import OneProcess
 from gnomon.runtime.module.stage import Batch, Stage
 from gnomon.runtime.optim.nxm_admm import NxmAdmm
 from gnomon.runtime.optim.update import AdamWSettings, Update
 from gnomon.runtime.optim.weight_rules import WeightRule
+from gnomon.runtime.optim.xtc import Rounded
 from gnomon.runtime.parameters.files import ReadAhead
 from gnomon.runtime.parameters.parameters import CPU, Parameters, Values
 from gnomon.runtime.processes.launch import check_place
@@ -57,6 +59,7 @@ from gnomon.runtime.step.resident_bytes import levels
 from gnomon.runtime.step.router_bias import RouterBias
 from gnomon.runtime.step.rows import Action, Row, followed, plan_stages, rows, stages_of_row
 from gnomon.runtime.step.state import State
+from gnomon.runtime.step.taught import Taught
 from gnomon.runtime.step.vocabulary import Divided, Heads
 from gnomon.runtime.step.vocabulary_passes import Passes
 from gnomon.runtime.watch.measure import Levels, Recorder, clock_of, gather, per_class
@@ -92,8 +95,10 @@ class Executor:
         states: Mapping[str, Tensor] | None = None,
         steps: int = 0,
         expert_costs: Costs = ROWS_ALONE,
+        teacher: OneProcess | None = None,
     ) -> None:
         """steps: of the whole run, which methods that change weights while they train ask for; 0: nobody knows.
+        teacher: that methods of the plan ask for.
         program: what to run in place of `lower`'s, for the same plan; a plan with methods that rewrite the Program
         needs it, since only a prediction has what they ask for (`Prediction.structure.program`). device: this rank's,
         where all that it holds lies; `launch` gives every process its own. values: of parameters at step 0
@@ -102,12 +107,8 @@ class Executor:
         PlanError for what the runtime does not run, ProgramError for a Program that is no step of the plan."""
         if partial_reduce.METHOD.used(plan):
             raise PlanError("a plan with partial_reduce is run by gnomon run alone; leave the pass out here")
-        for changing in (nxm_admm.METHOD,):
-            if changing.used(plan) and not steps:
-                raise PlanError(
-                    f"a plan with {changing.name} is run by gnomon run alone, which knows how many steps there are; "
-                    f"leave the pass out here"
-                )
+        if alone := [entry.name for entry in used(plan) if not entry.resumes and not steps]:
+            raise PlanError(f"a plan with {alone[0]} is run by gnomon run alone; leave the pass out here")
         check_place(plan.device_of)
         plan = placed(plan, graph, workload)
         graph = under(graph, plan)
@@ -171,6 +172,12 @@ class Executor:
             ((_, stage),) = self.stages.items()
             self.compute.mimose = Mimose(mimose.settings_of(plan), graph, stage, self.resident_bytes, device)
         self.state.rules = self._rules(steps)
+        if (teaching := teaching_of(plan)) is not None:
+            if teacher is None:
+                raise PlanError(f"a plan with a teacher ({teaching.folder}) is run by gnomon run alone")
+            ((_, stage),) = self.stages.items()
+            augments = ad2.settings_of(plan) if ad2.METHOD.used(plan) else None
+            self.compute.taught = Taught(teaching, augments, self.graph, stage, teacher)
         self.messages = Messages(
             plan,
             self.groups,
@@ -225,9 +232,13 @@ class Executor:
     def _rules(self, steps: int) -> tuple[WeightRule, ...]:
         """What methods of the plan do to weights around their update, begun."""
         rules: list[WeightRule] = []
-        if nxm_admm.METHOD.used(self.plan):
+        names = {entry.name for entry in used(self.plan)}
+        if nxm_admm.NAME in names:
             check_methods(self.plan, "run", self.graph)
             rules.append(NxmAdmm(nxm_admm.settings_of(self.plan), compressed(self.graph), steps))
+        if xtc.NAME in names and (settings := xtc.settings_of(self.plan)).kind != "none":
+            check_methods(self.plan, "run", self.graph)
+            rules.append(Rounded(settings, compressed(self.graph)))
         for rule in rules:
             for held, _ in self.parameters():
                 rule.begin(held)
@@ -430,6 +441,8 @@ class Executor:
         mimose, replicas = self.compute.mimose, self.state.replicas
         said: tuple[str, ...] = () if mimose is None else (mimose.said(),)
         said += () if replicas is None or not replicas.every else (replicas.said(),)
+        said: tuple[str, ...] = () if self.compute.mimose is None else (self.compute.mimose.said(),)
+        said += () if self.compute.taught is None else (self.compute.taught.note,)
         return said + tuple(rule.note for rule in self.state.rules)
 
     def parameters(self) -> Iterator[tuple[Parameters, Update]]:

@@ -1,0 +1,20 @@
+"""How a model is taught: `Teaching`, a value. Leaves out reading it from a method's parameters (`teacher`)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Teaching:
+    """How a model is taught."""
+
+    folder: str
+    """config.json and safetensors of the teacher."""
+    share: float = 0.7
+    """Of the loss, that compares logits."""
+    temperature: float = 1.0
+    hidden: float = 0.0
+    """Weight of the squares between layers; 0 for none."""
+    layers: tuple[int, ...] = ()
+    """The teacher's layers that the model's stand for, from 0, in order; none: all of as many."""

@@ -1,4 +1,7 @@
-"""How a model is taught: `Teaching`, a value. Leaves out reading it from a method's parameters (`teacher`)."""
+"""How a model is taught: `Teaching`, the value that a plan's methods ask for.
+
+Leaves out reading it from a method's parameters, and what follows for a model (`teacher`).
+"""
 
 from __future__ import annotations
 

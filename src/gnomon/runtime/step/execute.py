@@ -441,7 +441,6 @@ class Executor:
         mimose, replicas = self.compute.mimose, self.state.replicas
         said: tuple[str, ...] = () if mimose is None else (mimose.said(),)
         said += () if replicas is None or not replicas.every else (replicas.said(),)
-        said: tuple[str, ...] = () if self.compute.mimose is None else (self.compute.mimose.said(),)
         said += () if self.compute.taught is None else (self.compute.taught.note,)
         return said + tuple(rule.note for rule in self.state.rules)
 

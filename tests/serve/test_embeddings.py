@@ -77,7 +77,7 @@ def test_vectors_are_those_of_transformers(kind: str, longest: int, tmp_path: Pa
 def test_openais_client_reads_vectors_of_texts_and_is_told_what_is_wrong(tmp_path: Path) -> None:
     model = write_encoder(tmp_path, "bert")
     with (
-        serving(tmp_path, "--name", "vectors", "--replicas", "2", "--buckets", "16,66") as server,
+        serving(tmp_path, "--name", "vectors", "--replicas", "2", "--pad-to", "16,66") as server,
         server.client() as client,
     ):
         made = client.embeddings.create(model="vectors", input=["hello", "a", [104, 105]])

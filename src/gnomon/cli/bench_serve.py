@@ -36,7 +36,9 @@ def run(options: BenchOptions) -> int:
     need_torch("driving a server")
     load, key = load_of(options), options.api_key or os.environ.get(KEY, "")
     with _server(options) as url:
-        rows = load_late("gnomon.serve.drive:drive")(url, load, model=options.model, key=key, seed=options.seed)
+        rows = load_late("gnomon.serve.drive:drive")(
+            url, load, model=options.model, key=key, seed=options.seed, embeds=options.embeddings
+        )
     failed = [row.error for row in rows if row.error]
     if len(failed) == len(rows):
         raise RunError(f"no request was answered: {_message(failed[0])[:300]}")

@@ -11,8 +11,9 @@ from dataclasses import replace
 from typing import Literal
 
 from gnomon import schema
+from gnomon.cli import serve_encoders
 from gnomon.cli.options.plan import PlanOptions
-from gnomon.cli.predict_serve import Asked, read
+from gnomon.cli.predict_serve import Asked, encoder_of, read
 from gnomon.cli.terminal import print_json, print_lines
 from gnomon.errors import InputError
 from gnomon.hardware import rent
@@ -28,6 +29,8 @@ FORMATS: tuple[Literal["weights", "kv"], ...] = ("weights", "kv")
 
 def run(options: PlanOptions) -> int:
     """Search and print."""
+    if (encoder := encoder_of(options)) is not None:
+        return serve_encoders.plan(options, *encoder)
     asked, found = searched(options)
     if options.json:
         print_json(_mapping(found))

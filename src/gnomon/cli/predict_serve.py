@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from gnomon import schema
+from gnomon.cli import serve_encoders
 from gnomon.cli.jobs import pasted
 from gnomon.cli.models import read_model
 from gnomon.cli.options.flags import given
@@ -32,6 +33,7 @@ from gnomon.report.replay_page import replay_page
 from gnomon.report.serving import compared, compared_text, forecast_text
 from gnomon.report.tables import wrapped
 from gnomon.serving.capacity import capacity, changes, most_model_len, most_of, refusal
+from gnomon.serving.encoders import reads_whole_texts
 from gnomon.serving.forecast import Disaggregated, Forecast, Target, serve, serve_pools
 from gnomon.serving.iteration import Beside
 from gnomon.serving.layout import Draft, Serving
@@ -65,6 +67,8 @@ class Asked:
 
 def run(options: PredictOptions) -> int:
     """Predict and print."""
+    if (encoder := encoder_of(options)) is not None:
+        return serve_encoders.predict(options, *encoder)
     asked = read(options)
     problem = refusal(asked.graph, asked.cluster, asked.serving, asked.engine)
     if problem is not None:
@@ -160,9 +164,27 @@ def _refused(asked: Asked, problem: str, *, as_json: bool) -> int:
     return 1
 
 
+def encoder_of(options: PredictOptions | PlanOptions) -> tuple[Graph, Load, list[str]] | None:
+    """(graph, load, notes) of an encoder of texts; None for another model."""
+    if options.model is None or isinstance(options, PredictOptions) and options.source is not None:
+        return None
+    settings = parse_settings(options.settings) if isinstance(options, PredictOptions) else None
+    graph, notes = read_model(options.model, settings=settings)
+    if not reads_whole_texts(graph):
+        if options.pad_to or options.every_bucket:
+            raise InputError(f"--pad-to are lengths of an encoder's texts, and {graph.name} is none; leave it out")
+        return None
+    assumed = list(notes)
+    whole = options if options.requests is not None else replace(options, output_len=options.output_len or 1)
+    load, _ = read_load(whole, assumed)
+    return graph, load, assumed
+
+
 def read(options: ServedOptions) -> Asked:
     """The options, resolved. What nobody gave is assumed, and said."""
     assumed: list[str] = []
+    if options.pad_to or options.every_bucket:
+        raise InputError("--pad-to are lengths of an encoder's texts, which gnomon predict --serve alone looks at")
     options = _from_command(options, assumed)
     if options.model is None:
         raise InputError("no model; give a name (`gnomon catalogue models`) or a config.json")

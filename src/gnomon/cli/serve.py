@@ -68,11 +68,11 @@ def settings_of(options: ServerOptions) -> Any:
         dtype, own = STORED[serving.weights]
         said = given(options)
         dtype, weights = str(said.get("dtype", dtype)), str(said.get("weights", own))
-    buckets, every = options.buckets, options.every_bucket
+    buckets, every = options.pad_to, options.every_bucket
     if plan is not None and not buckets:
         buckets, every = plan.buckets, every or plan.every_bucket
     if options.every_bucket and not buckets:
-        raise InputError("--every-bucket says who has the lengths of --buckets; give them")
+        raise InputError("--every-bucket says who has the lengths of --pad-to; give them")
     folder = Path(options.folder).expanduser()
     threads = options.threads or max(1, (os.cpu_count() or 1) // (replicas * tp * pp))
     return load_late("gnomon.serve.settings:Settings")(
@@ -95,6 +95,7 @@ def settings_of(options: ServerOptions) -> Any:
         ways=load_late("gnomon.serve.sizes:Ways")(tp=tp, pp=pp),
         buckets=buckets,
         every_bucket=every,
+        patience=plan.patience if plan is not None else 1.0,
         threads=threads,
         max_waiting=options.max_waiting,
         max_body_bytes=quantity("--max-body", parse_bytes, options.max_body),

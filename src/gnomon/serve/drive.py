@@ -101,19 +101,20 @@ async def _whole(server: _Server, method: str, path: str, body: bytes = b"") -> 
         writer.close()
 
 
-def drive(url: str, load: Load, *, model: str | None, key: str, seed: int) -> list[Measured]:
-    """In the order of the load. InputError for a server that is not there. model: None for the first that it has."""
+def drive(url: str, load: Load, *, model: str | None, key: str, seed: int, embeds: bool = False) -> list[Measured]:
+    """In the order of the load. InputError for a server that is not there. model: None for the first that it has.
+    embeds: prompts are asked for their vectors, an answer of one token each."""
     parts = urlsplit(url)
     if parts.scheme != "http" or not parts.hostname:
         raise InputError(f"{url!r} is no address of a server here; write http://HOST:PORT")
     server = _Server(parts.hostname, parts.port or 80, parts.path.removesuffix("/").removesuffix("/v1"), key)
     try:
-        return asyncio.run(_drive(server, load, model, seed))
+        return asyncio.run(_drive(server, load, model, seed, embeds))
     except OSError as error:
         raise InputError(f"no server answers at {url}: {error}") from error
 
 
-async def _drive(server: _Server, load: Load, model: str | None, seed: int) -> list[Measured]:
+async def _drive(server: _Server, load: Load, model: str | None, seed: int, embeds: bool) -> list[Measured]:
     if model is None:
         status, text = await _whole(server, "GET", "/v1/models")
         if status != 200:
@@ -121,14 +122,17 @@ async def _drive(server: _Server, load: Load, model: str | None, seed: int) -> l
         model = json.loads(text)["data"][0]["id"]
     rng = random.Random(seed)
     shared = [rng.randint(*TOKENS) for _ in range(max((r.prefix_len for r in load.requests), default=0))]
+    prompts = [
+        [*shared[: one.prefix_len], *(rng.randint(*TOKENS) for _ in range(one.input_len - one.prefix_len))]
+        for one in load.requests
+    ]
     bodies = [
         json.dumps(
-            {
+            {"model": model, "input": prompt}
+            if embeds
+            else {
                 "model": model,
-                "prompt": [
-                    *shared[: one.prefix_len],
-                    *(rng.randint(*TOKENS) for _ in range(one.input_len - one.prefix_len)),
-                ],
+                "prompt": prompt,
                 "max_tokens": one.output_len,
                 "temperature": 0,
                 "ignore_eos": True,
@@ -136,7 +140,7 @@ async def _drive(server: _Server, load: Load, model: str | None, seed: int) -> l
                 "stream_options": {"include_usage": True},
             }
         ).encode()
-        for one in load.requests
+        for prompt, one in zip(prompts, load.requests, strict=True)
     ]
     begin = time.perf_counter()
     places = asyncio.Semaphore(load.concurrency or len(bodies))
@@ -146,9 +150,20 @@ async def _drive(server: _Server, load: Load, model: str | None, seed: int) -> l
             await asyncio.sleep(max(0.0, request.arrival_s - (time.perf_counter() - begin)))
         async with places:
             async with asyncio.timeout(ANSWER_S):
-                return await _one(server, request, body, begin)
+                return await (_embedded if embeds else _one)(server, request, body, begin)
 
     return list(await asyncio.gather(*(one(r, body) for r, body in zip(load.requests, bodies, strict=True))))
+
+
+async def _embedded(server: _Server, request: Request, body: bytes, begin: float) -> Measured:
+    """A text's vector, whose first token and last it is."""
+    sent = time.perf_counter() - begin
+    status, text = await _whole(server, "POST", "/v1/embeddings", body)
+    end = time.perf_counter() - begin
+    return Measured(
+        arrival_s=sent, first_s=end, end_s=end, input_len=request.input_len, output_len=1,
+        error="" if status == 200 else text,
+    )  # fmt: skip
 
 
 async def _one(server: _Server, request: Request, body: bytes, begin: float) -> Measured:

@@ -39,14 +39,6 @@ Activation = Literal["softmax", "sigmoid", "identity"]
 """Of a classifier's logits, as `problem_type` asks for it: one class, several at once, or a number."""
 
 
-def is_encoder(graph: Graph) -> bool:
-    """Whether tokens see those after them, in a model that reads nothing but a text."""
-    names = {tensor.name for tensor in graph.inputs} - {"labels"}
-    attends = [op for block in graph.blocks for op in block.ops if op.does == "attends"]
-    seen = bool(attends) and not any(op.attr("causal", False) for op in attends)
-    return seen and names <= {"input_ids", "token_type_ids"} and "input_ids" in names
-
-
 def headless(graph: Graph) -> Graph:
     """What the last layer makes of the tokens, in place of a loss on them."""
     head = next(call for call in graph.calls if graph.outputs[0].startswith(f"{call.name}."))

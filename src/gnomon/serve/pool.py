@@ -155,8 +155,9 @@ class Pool:
     def __init__(self, settings: Settings, max_len: int) -> None:
         self.settings = settings
         self.policy = Policy(
-            workers=settings.workers, longest=max_len, lengths=settings.buckets, every=settings.every_bucket
-        )
+            workers=settings.workers, longest=max_len, lengths=settings.buckets, every=settings.every_bucket,
+            patience=settings.patience,
+        )  # fmt: skip
         self.workers: list[_Worker | None] = [None] * settings.workers
         self.open: dict[int, _Open] = {}
         self.deaths = 0

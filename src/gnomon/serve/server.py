@@ -29,7 +29,7 @@ from gnomon.serve import api
 from gnomon.serve.checksums import check_sums
 from gnomon.serve.classes import classified, pairs, scored, to_classify
 from gnomon.serve.embeddings import answer, texts
-from gnomon.serve.encoder import Kind, is_encoder
+from gnomon.serve.encoder import Kind
 from gnomon.serve.load import look
 from gnomon.serve.matrices import AS_STORED
 from gnomon.serve.messages import Ask, Failed, Told
@@ -38,6 +38,7 @@ from gnomon.serve.pool import Lost, Pool, Wants
 from gnomon.serve.router import Router
 from gnomon.serve.settings import Settings
 from gnomon.serve.vocabulary import Vocabulary
+from gnomon.serving.encoders import reads_whole_texts
 
 log = logging.getLogger("gnomon.serve")
 LOOK_S = 0.5
@@ -417,7 +418,7 @@ def _looked(settings: Settings) -> Kind | None:
     for path in (folder, *(path for _, path in settings.adapters)):
         if path.is_dir() and (checked := check_sums(path)):
             print(f"gnomon: {checked} files of {path} are what their sums say", file=sys.stderr, flush=True)
-    if _is_classifier(folder) or is_encoder(model_of(folder).graph):
+    if _is_classifier(folder) or reads_whole_texts(model_of(folder).graph):
         if settings.adapters or settings.weights != AS_STORED or settings.ways.ranks > 1:
             raise InputError(
                 "an encoder is served as its folder has it, whole in each process; leave --lora, --weights and "
@@ -426,12 +427,12 @@ def _looked(settings: Settings) -> Kind | None:
         kind = Kind.of(folder, settings.max_model_len)
         if settings.buckets and settings.buckets[-1] != kind.max_len:
             raise InputError(
-                f"--buckets ends at {settings.buckets[-1]}, and a text may have {kind.max_len} tokens: end it there, "
+                f"--pad-to ends at {settings.buckets[-1]}, and a text may have {kind.max_len} tokens: end it there, "
                 f"or give --max-model-len {settings.buckets[-1]}"
             )
         return kind
     if settings.buckets:
-        raise InputError("--buckets are lengths that texts of encoders are padded to, and this model writes words")
+        raise InputError("--pad-to are lengths that texts of encoders are padded to, and this model writes words")
     look(
         folder,
         settings.rules,

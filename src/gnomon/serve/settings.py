@@ -60,6 +60,8 @@ class Settings:
     """Of an encoder: lengths that texts are padded to, rising (`serving.dispatch`); (): each has its own."""
     every_bucket: bool = False
     """Whether each worker has all of them, in place of one each."""
+    patience: float = 1.0
+    """As `serving.dispatch.Policy` has it."""
 
     def __post_init__(self) -> None:
         for name in ("workers", "threads", "max_body_bytes"):

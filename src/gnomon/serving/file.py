@@ -40,6 +40,8 @@ class ServeFile:
     """Of an encoder: lengths that texts are padded to, as `serving.dispatch.Policy` has them; (): each has its own."""
     every_bucket: bool = False
     """Whether each worker has all of them, in place of one each."""
+    patience: float = 1.0
+    """Of its own time there, that a text waits for its runtime before a longer one may have it."""
 
     @classmethod
     def of(cls, model: str, on: str, serving: Serving, record: Engine) -> ServeFile:

@@ -17,8 +17,14 @@ from dataclasses import dataclass, replace
 from gnomon.errors import FormatError, InputError, nearest
 
 ARRIVALS = ("arrival_s", "arrival_ms", "timestamp_ms", "timestamp", "arrived_at", "time_s")
-INPUTS = ("input_len", "input_tokens", "prompt_tokens", "ContextTokens", "num_prefill_tokens", "prefill_tokens")
-OUTPUTS = ("output_len", "output_tokens", "completion_tokens", "GeneratedTokens", "num_decode_tokens", "decode_tokens")
+INPUTS = (
+    "input_len", "input_tokens", "context_tokens", "prompt_tokens", "ContextTokens", "num_prefill_tokens",
+    "prefill_tokens",
+)  # fmt: skip
+OUTPUTS = (
+    "output_len", "output_tokens", "generated_tokens", "completion_tokens", "GeneratedTokens", "num_decode_tokens",
+    "decode_tokens",
+)  # fmt: skip
 PREFIXES = ("prefix_len", "prefix_tokens")
 """Names of a trace's columns, as public traces have them."""
 

@@ -9,7 +9,7 @@ import argparse
 from dataclasses import dataclass
 
 from gnomon.cli.options.flags import Group, Options, option, switch
-from gnomon.cli.values import count, some
+from gnomon.cli.values import buckets, count, some
 
 SERVING = Group("serving (with --serve)")
 
@@ -140,6 +140,11 @@ class ServeOptions(Options):
     image_tokens: int | None = option(
         "--image-tokens", read=count, metavar="N", help="patches of that image, with --vision", group=SERVING
     )
+    pad_to: tuple[int, ...] = option(
+        "--pad-to", default=(), read=buckets, metavar="LIST", group=SERVING,
+        help="predict: lengths that texts of an encoder are padded to, as in 64,128,512",
+    )  # fmt: skip
+    every_bucket: bool = switch("--every-bucket", help="each worker has all buckets, not one each", group=SERVING)
     chunked_prefill: str | None = option(
         "--chunked-prefill", choices=("on", "off"), help="whether prompts are cut at the budget", group=SERVING
     )

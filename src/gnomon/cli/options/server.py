@@ -89,8 +89,8 @@ examples:
     replicas: int | None = option(
         "--replicas", read=at_most(256), metavar="N", help="copies of the model, with a router before them; 1"
     )
-    buckets: tuple[int, ...] = option(
-        "--buckets", default=(), read=buckets, metavar="LIST",
+    pad_to: tuple[int, ...] = option(
+        "--pad-to", default=(), read=buckets, metavar="LIST",
         help="of an encoder: lengths that texts are padded to, 64,128,512; default each its own",
     )  # fmt: skip
     every_bucket: bool = switch("--every-bucket", help="each worker has all buckets, in place of one each (Arlo)")
@@ -161,6 +161,7 @@ examples:
     num_requests: int | None = option("--num-requests", read=count, metavar="N", help="how many; 32 without a trace")
     input_len: int | None = option("--input-len", read=count, metavar="N", help="tokens of a prompt; 128")
     output_len: int | None = option("--output-len", read=count, metavar="N", help="tokens of an answer; 32")
+    embeddings: bool = switch("--embeddings", help="ask an encoder for vectors, in place of words")
     model: str | None = option("--model", read=some, metavar="NAME", help="that is asked for; default the first it has")
     api_key: str | None = option("--api-key", read=some, metavar="KEY", help="default GNOMON_API_KEY")
     seed: int = option(

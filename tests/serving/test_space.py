@@ -9,7 +9,7 @@ from gnomon.models.presets import model
 from gnomon.serving.forecast import Target, serve
 from gnomon.serving.iteration import IterationPrice
 from gnomon.serving.requests import closed
-from gnomon.serving.space import best, bound, exhaustive, fewest, space
+from gnomon.serving.space import best, bound, exhaustive, fewest, least_tpot_s, space
 from gnomon.software.engine import engine
 
 
@@ -24,7 +24,10 @@ def test_the_best_is_that_of_brute_force(of: str, tpot: float) -> None:
     one, all_of_them = (search(graph, cluster, candidates, load, target) for search in (best, exhaustive))
     assert one.best is not None and all_of_them.best is not None
     assert one.best.value == all_of_them.best.value
-    assert one.played < all_of_them.played
+    assert one.played <= all_of_them.played
+    assert {c.candidate for c in one.front} <= {c.candidate for c in all_of_them.front} or one.unknown
+    if not one.unknown:
+        assert [c.candidate for c in one.front] == [c.candidate for c in all_of_them.front]
     assert one.played + one.bounded + sum(n for _, n in one.refused) == one.size == len(candidates)
 
 
@@ -36,6 +39,27 @@ def test_no_replay_exceeds_the_bound() -> None:
             price = IterationPrice(graph, cluster, candidate.serving, candidate.engine)
             found = serve(graph, cluster, candidate.serving, candidate.engine, load)
             assert found.output_tokens_per_s / found.devices <= bound(price, load)
+
+
+def test_the_front_is_that_of_brute_force() -> None:
+    """Of the whole space, where it says so; and nobody's further tokens come faster than the bound has it."""
+    graph, cluster, load = model("llama-3.1-8b"), parse_cluster("2xh100-sxm"), closed(300, 24, 6, 24)
+    candidates = space(
+        cluster, [engine("vllm")], 512, weights=("bf16", "fp8"), kv=("bf16",), max_seqs=(2, 64), budgets=(512, 8192),
+        fewer=True, pools=True,
+    )  # fmt: skip
+    found, whole = (
+        search(graph, cluster, candidates, load, Target(ttft_s=None, tpot_s=None)) for search in (best, exhaustive)
+    )
+    assert not found.unknown and found.played < whole.played and len(whole.front) > 1
+    assert [(c.value, c.forecast.tpot.p50) for c in found.front] == [
+        (c.value, c.forecast.tpot.p50) for c in whole.front
+    ]
+    for candidate in candidates:
+        if candidate.pools is None:
+            price = IterationPrice(graph, cluster, candidate.serving, candidate.engine)
+            played = serve(graph, cluster, candidate.serving, candidate.engine, load)
+            assert least_tpot_s(price, 300) <= played.tpot.p50
 
 
 def test_no_target_can_be_met_is_an_answer() -> None:

@@ -112,7 +112,8 @@ def _text(asked: Asked, found: Found, options: PlanOptions) -> Iterator[str]:
             yield f"  {found.best.forecast.devices} devices, ${cost:.2f} a million output tokens"
         yield from _pools_or_not(found)
     yield ""
-    yield "front of those played: more tokens a device, or less time a token"
+    of = "front" if not found.unknown else f"front of those played ({found.unknown} others may lie beyond it)"
+    yield f"{of}: more tokens a device, or less time a token"
     for choice in found.front:
         yield _row(choice)
     if found.refused:
@@ -166,6 +167,7 @@ def _mapping(found: Found) -> dict[str, object]:
         "candidates": found.size,
         "played": found.played,
         "bounded": found.bounded,
+        "front_unknown": found.unknown,
         "refused": dict(found.refused),
         "best": None if found.best is None else one(found.best),
         "front": [one(choice) for choice in found.front],

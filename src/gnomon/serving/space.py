@@ -65,12 +65,14 @@ class Found:
     best: Choice | None
     """Most output tokens a second and device among those that meet the targets; None if none does."""
     front: tuple[Choice, ...]
-    """Of those played: no other has both more tokens a device and a lower TPOT."""
+    """No other has both more tokens a device and a lower TPOT; of the whole space where `unknown` is 0."""
     size: int
     """Candidates in the space."""
     played: int
     bounded: int
-    """Not played: their bound was under the best."""
+    """Not played."""
+    unknown: int
+    """Of those: candidates that are not the best, and of which it is not known that they are not on the front."""
     refused: tuple[tuple[str, int], ...]
     """Why candidates were not played, with how many."""
 
@@ -172,12 +174,13 @@ def exhaustive(graph: Graph, cluster: Cluster, candidates: Sequence[Candidate], 
 
 def fewest(graph: Graph, cluster: Cluster, candidates: Sequence[Candidate], load: Load, target: Target) -> Found:
     """The best of those that meet the targets with fewest devices, exactly: smaller sets are searched first."""
-    size = played = bounded = 0
+    size = played = bounded = unknown = 0
     refused: dict[str, int] = {}
     shown: list[Choice] = []
     for devices in sorted({candidate.devices for candidate in candidates}):
         found = best(graph, cluster, [c for c in candidates if c.devices == devices], load, target)
         size, played, bounded = size + found.size, played + found.played, bounded + found.bounded
+        unknown += found.unknown
         for reason, count in found.refused:
             refused[reason] = refused.get(reason, 0) + count
         shown += found.front
@@ -189,8 +192,13 @@ def fewest(graph: Graph, cluster: Cluster, candidates: Sequence[Candidate], load
         size=len(candidates),
         played=played,
         bounded=bounded + len(candidates) - size,
+        unknown=unknown + len(candidates) - size,
         refused=tuple(sorted(refused.items(), key=lambda pair: -pair[1])),
     )
+
+
+MOST_FOR_FRONT = 48
+"""Candidates that are played for the front alone: as many as take a second or so."""
 
 
 class _Prices:
@@ -249,20 +257,14 @@ def _search(
             continue
         order.append((_bound(price, candidate, load, known), index, price))
     order.sort(key=lambda entry: (-entry[0], entry[1]))
-    chosen: Choice | None = None
-    played: list[Choice] = []
-    bounded = 0
     shortest = min(r.input_len for r in load.requests)
-    for limit, index, price in order:
+    chosen: Choice | None = None
+    edge: tuple[Choice, ...] = ()
+    played, later = 0, []
+
+    def play(index: int, price: IterationPrice) -> Choice | None:
+        """None for one that is refused."""
         candidate = candidates[index]
-        if prune and (
-            (chosen is not None and limit < chosen.value)
-            # a decode alone, without keys, or the shortest prompt alone is slower than the target
-            or (target.tpot_s is not None and price.least_decode_ticks(1) / TICKS_PER_S > target.tpot_s)
-            or (target.ttft_s is not None and least_ttft_s(price, shortest) > target.ttft_s)
-        ):
-            bounded += 1
-            continue
         try:
             if candidate.pools is not None:
                 forecast = serve_pools(
@@ -273,19 +275,53 @@ def _search(
         except InputError as error:
             reason = str(error)
             refused[reason] = refused.get(reason, 0) + 1
+            return None
+        return Choice(candidate=candidate, forecast=forecast, meets=_meets(forecast, target))
+
+    for limit, index, price in order:
+        least_tpot = least_tpot_s(price, shortest)
+        if prune and (
+            (chosen is not None and limit < chosen.value)
+            # a decode alone or the shortest prompt alone is slower than the target
+            or (target.tpot_s is not None and least_tpot > target.tpot_s)
+            or (target.ttft_s is not None and least_ttft_s(price, shortest) > target.ttft_s)
+        ):
+            later.append((limit, least_tpot, index, price))
             continue
-        choice = Choice(candidate=candidate, forecast=forecast, meets=_meets(forecast, target))
-        played.append(choice)
-        if choice.meets and (chosen is None or choice.value > chosen.value):
-            chosen = choice
+        choice = play(index, price)
+        if choice is not None:
+            played, edge = played + 1, front([*edge, choice])
+            if choice.meets and (chosen is None or choice.value > chosen.value):
+                chosen = choice
+    # What cannot be the best may still lie on the front: unless one that was played is beyond its corner, the tokens a
+    # device and the time a token that its own replay cannot pass.
+    bounded = unknown = 0
+    more = MOST_FOR_FRONT
+    for limit, least_tpot, index, price in sorted(later, key=lambda entry: (entry[1], -entry[0], entry[2])):
+        if any(one.value >= limit and one.forecast.tpot.p50 <= least_tpot for one in edge):
+            bounded += 1
+            continue
+        more -= 1
+        if more < 0:
+            unknown += 1
+            continue
+        choice = play(index, price)
+        if choice is not None:
+            played, edge = played + 1, front([*edge, choice])
     return Found(
         best=chosen,
-        front=front(played),
+        front=edge,
         size=len(candidates),
-        played=len(played),
-        bounded=bounded,
+        played=played,
+        bounded=bounded + unknown,
+        unknown=unknown,
         refused=tuple(sorted(refused.items(), key=lambda pair: -pair[1])),
     )
+
+
+def least_tpot_s(price: IterationPrice, shortest: int) -> float:
+    """Seconds for a further token that no request falls under: a decode alone, after the shortest prompt."""
+    return price.decode_ticks(1, shortest) / TICKS_PER_S
 
 
 def least_ttft_s(price: IterationPrice, shortest: int) -> float:

@@ -111,6 +111,7 @@ CHANGES = {
     "experts.drop": Change("probs", name=MOE),
     "experts.threshold": Change(0.5, name=MOE),
     "experts.replicas": Change(8, name=MOE),
+    "experts.speculate": Change(True, name=MOE),
     "experts.placement": Change((tuple(range(127, -1, -1)),), name=MOE),
     "experts.rebalance_every": Change(10, name=MOE),
     "mesh.order": Change(("tp", "pp", "dp_replicate", "dp_shard", "cp")),

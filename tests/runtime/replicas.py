@@ -25,6 +25,8 @@ GIVEN = Experts(replicas=2, placement=((7, 1, 2, 5, 4, 1, 2, 0, 3, 6),))
 """Both ranks have experts 1 and 2."""
 MOVING = Experts(replicas=2, rebalance_every=1)
 SWAPPED = Experts(placement=((3, 0, 2, 1, 7, 6, 5, 4), (0, 2, 4, 6, 7, 5, 3, 1)))
+AHEAD = Experts(speculate=True)
+BOTH = Experts(placement=SWAPPED.placement, speculate=True)
 STEPS = 4
 
 
@@ -67,6 +69,9 @@ def trained(plans: Sequence[Plan], folder: str = "") -> list[dict[str, object]]:
             if folder and number == 0 and step + 1 == STEPS // 2:
                 save(Path(folder), executor, step + 1)
         moved = executor.state.replicas.told if executor.state.replicas is not None else []
-        found.append({"losses": losses, "norms": norms, "parameters": whole(executor), "moved": len(moved)})
+        guesses = [guess for stage in executor.stages.values() for guess in stage.guesses.values()]
+        missed = [sum(guess.missed for guess in guesses), sum(guess.asked for guess in guesses)]
+        said = {"losses": losses, "norms": norms, "moved": len(moved), "missed": missed}
+        found.append({**said, "parameters": whole(executor)})
         executor.leave()
     return found

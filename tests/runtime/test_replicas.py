@@ -11,11 +11,11 @@ import pytest
 torch = pytest.importorskip("torch", reason="torch is not installed: the runtime's tests need it")
 
 from runtime.ranks import launch  # noqa: E402
-from runtime.replicas import GIVEN, MOVING, STATIC, STEPS, SWAPPED, trained  # noqa: E402
+from runtime.replicas import AHEAD, BOTH, GIVEN, MOVING, STATIC, STEPS, SWAPPED, trained  # noqa: E402
 
 from gnomon.errors import PlanError  # noqa: E402
 from gnomon.models.presets import model  # noqa: E402
-from gnomon.plans import Mesh, Optimizer, Workload, check  # noqa: E402
+from gnomon.plans import Mesh, Optimizer, Saved, Workload, check  # noqa: E402
 from gnomon.runtime.launch.train import Job  # noqa: E402
 from gnomon.software import own  # noqa: E402
 
@@ -40,6 +40,19 @@ def test_replicas_placements_and_moves_train_as_the_plain_plan_does() -> None:
             same(plain, other)
         assert moving["moved"] > 0 and given["moved"] == swapped["moved"] == 0
     assert results[0][2]["losses"] == results[1][2]["losses"]
+
+
+def test_rows_that_are_sent_ahead_are_the_same_rows() -> None:
+    """To the bit, whether the guess was right, too high or, as in each layer's first dispatch, nothing at all; with
+    recomputation, where a dispatch is repeated, and placed experts."""
+    full = Saved(preset="full")
+    cases = (STATIC, replace(STATIC, experts=AHEAD), replace(STATIC, experts=AHEAD, saved=full))
+    cases += tuple(replace(STATIC, experts=asked) for asked in (SWAPPED, BOTH))
+    for plain, ahead, again, swapped, both in launch(trained, 2, cases).values():
+        for one, other in ((plain, ahead), (plain, again), (swapped, both)):
+            assert one["losses"] == other["losses"] and one["norms"] == other["norms"]
+            assert all(torch.equal(x, other["parameters"][name]) for name, x in one["parameters"].items())
+        assert 0 < ahead["missed"][0] < ahead["missed"][1]
 
 
 def test_a_checkpoint_of_moved_experts_goes_on_under_other_plans(tmp_path: Path) -> None:

@@ -570,7 +570,7 @@ def _router(plan: Plan, graph: Graph, workload: Workload | None) -> Iterator[Pro
 def _placement(plan: Plan, graph: Graph) -> Iterator[Problem]:
     """Whether experts can lie on ranks as the plan places them."""
     asked, ep = plan.experts, max(plan.stage_mesh(stage).ep for stage in range(plan.num_stages))
-    if not (asked.replicas or asked.placement or asked.rebalance_every):
+    if not (asked.replicas or asked.placement or asked.rebalance_every or asked.speculate):
         return
     routed = [
         _size(graph.block(layer.call.block), "experts")
@@ -578,8 +578,8 @@ def _placement(plan: Plan, graph: Graph) -> Iterator[Problem]:
         if graph.block(layer.call.block).does("dispatches")
     ]
     named = next(
-        f"experts.{name} = {value}" if name != "placement" else "experts.placement"
-        for name in ("replicas", "placement", "rebalance_every")
+        f"experts.{name} = {value}" if name not in ("placement", "speculate") else f"experts.{name}"
+        for name in ("replicas", "placement", "rebalance_every", "speculate")
         if (value := getattr(asked, name))
     )
     if not routed:

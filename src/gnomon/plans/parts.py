@@ -171,6 +171,9 @@ class Experts:
     placement: tuple[tuple[int, ...], ...] = ()
     """The expert in each slot, rank after rank of ep: one row for each layer with experts, or one for all. Empty: the
     usual order without replicas; with them what the controller makes of the workload's router load."""
+    speculate: bool = False
+    """Rows go to their experts' ranks at once, as many as went there before, while their numbers are exchanged; what
+    there is more of follows (Brainstorm's speculative routing, Cui et al. 2023). Changes no result."""
     rebalance_every: int = 0
     """Steps between two looks of the controller at the tokens that experts get, after which it moves experts where that
     pays; 0: they stay where they are."""

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from gnomon.plans import Plan
 from gnomon.search.budget import KeepGoing, always
 from gnomon.search.checkpointing.improve import ByTensor, by_tensor
-from gnomon.search.refinement.choices import Choice, Value
+from gnomon.search.refinement.choices import Choice, Value, with_load
 from gnomon.search.refinement.neighbours import Climbed, climb
 from gnomon.search.refinement.refine import Effort, Refined, refine
 from gnomon.search.results import Found, Result
@@ -99,8 +99,8 @@ def improve(
     refined, best = None, result.best[0]
     if passes.effort is not None:
         refined = refine(
-            result, choices=passes.choices, forbid=passes.forbid, fixed=passes.fixed, effort=passes.effort,
-            on_progress=on_progress(CHOICES), keep_going=keep_going,
+            result, choices=with_load(passes.choices, result.workload.router), forbid=passes.forbid,
+            fixed=passes.fixed, effort=passes.effort, on_progress=on_progress(CHOICES), keep_going=keep_going,
         )  # fmt: skip
         refined = refined if accepts(refined.best) else None
         best = best if refined is None else refined.best

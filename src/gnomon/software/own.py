@@ -90,6 +90,14 @@ LACKS = (
         asked=lambda plan: plan.experts.bias_rate > 0 and plan.optimizer.offload is not None,
     ),
     Lack(
+        name="experts.speculate with experts.replicas, whose rows go where the numbers of all ranks say",
+        asked=lambda plan: plan.experts.speculate and plan.experts.replicas > 0,
+    ),
+    Lack(
+        name="experts.speculate, replicas or placement with overlap.experts, whose exchanges are rows of their own",
+        asked=lambda plan: plan.overlap.experts and (plan.experts.speculate or places_experts(plan)),
+    ),
+    Lack(
         name="experts.replicas, placement or rebalance_every with optimizer.zero beside edp > 1, which cuts experts "
         "into shards (use ep as large as their data-parallel ranks)",
         asked=lambda plan: (

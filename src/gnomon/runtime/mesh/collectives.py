@@ -45,9 +45,13 @@ def all_to_all(
     group: ProcessGroup,
     received: Sequence[int] | None = None,
     sent: Sequence[int] | None = None,
-) -> None:
+    *,
+    wait: bool = True,
+) -> Work | None:
     """Part r of `x` to rank r, part r of `out` from rank r. received, sent: rows of each part; left out, equal ones."""
-    dist.all_to_all_single(out, x, None if received is None else list(received), sent and list(sent), group=group)
+    coming = None if received is None else list(received)
+    work: Work | None = dist.all_to_all_single(out, x, coming, sent and list(sent), group=group, async_op=not wait)
+    return work
 
 
 def pass_on(x: Tensor, group: ProcessGroup, tag: int = 0) -> tuple[Tensor, list[Work]]:

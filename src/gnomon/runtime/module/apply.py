@@ -37,6 +37,7 @@ from gnomon.runtime.module.saving import rules_of
 from gnomon.runtime.module.stage import Stage
 from gnomon.runtime.ops import check_runnable
 from gnomon.runtime.ops.site import ALONE, Axis
+from gnomon.runtime.ops.speculation import Guess
 from gnomon.runtime.parameters.files import disk_folder
 from gnomon.runtime.parameters.frozen import Where, four_bit_of, frozen_of, in_four_bits, placed
 from gnomon.runtime.parameters.initial import initial, tables_of
@@ -143,6 +144,9 @@ def apply(
         stages[number].four_bit = four_bit_of(
             (slot for slot in still if slot.name in narrow), dtype, start, values, device, where
         )
+        if plan.experts.speculate and mesh.ep > 1:
+            routed = {router.layer for router in routers(graph)}
+            stages[number].guesses = {layer.label: Guess() for layer in layers if layer.label in routed}
         stages[number].placements = {layer.label: lies[layer.label] for layer in layers if layer.label in lies}
         stages[number].presets, stages[number].in_runs, stages[number].rules = presets, runs_again, rules
     return stages

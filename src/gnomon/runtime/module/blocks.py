@@ -34,6 +34,7 @@ from gnomon.runtime.ops.collective_matmul import Cut, Product, gathered_linears,
 from gnomon.runtime.ops.linear import linear, operand_of, result_of
 from gnomon.runtime.ops.routing import Routing, combine, dispatch, grouped_linear, routing_of
 from gnomon.runtime.ops.site import ALONE, Axis, Operand, Site, is_given
+from gnomon.runtime.ops.speculation import Guess, speculated
 from gnomon.runtime.parameters.parameters import Weight
 from gnomon.sharding import ShardedBlock
 from gnomon.sharding.block import ShardedOp
@@ -218,14 +219,16 @@ class BlockRun:
         routed: Callable[[Tensor], None] | None = None,
         placement: Placement | None = None,
         routings: dict[str, Routing] | None = None,
+        guess: Guess | None = None,
     ) -> dict[str, Tensor]:
         """Outputs by name. state: of position ids and the like. again: paths of ops whose inside is computed again in
         backward. packing: of rows that hold several documents. sizes: of dims on this rank that captured ops ask for.
         compute: what they compute in. seen: is told what each op makes. keeper: decides what is kept for backward.
         routed: is told which experts tokens choose, (…, topk). placement: of experts on ranks of ep. routings: by name,
-        of rows that another part of the layer has sent; those of rows that this one sends or makes are added."""
+        of rows that another part of the layer has sent; those of rows that this one sends or makes are added. guess: of
+        the rows of its dispatch."""
         frame = Frame(self, dict(inputs), weights, state, packing, dict(sizes or {}), compute)
-        frame.routed, frame.placement = routed, placement
+        frame.routed, frame.placement, frame.guess = routed, placement, guess
         if routings is not None:
             frame.routings = routings
         if keeper is None and seen is None and not again and self.plain:
@@ -332,6 +335,8 @@ class Frame:
         """Is told which experts tokens choose."""
         self.placement: Placement | None = None
         """The expert in each slot of ranks of ep; None for their usual order."""
+        self.guess: Guess | None = None
+        """How many rows go where, for the dispatch to send ahead by; None where it waits for the numbers."""
         self.only: frozenset[str] | None = None
         """Paths of the ops that are run, where others are left out."""
         self.ready: dict[str, Tensor] = {}
@@ -341,7 +346,7 @@ class Frame:
     def anew(self, values: dict[str, Tensor]) -> Frame:
         """Another run with the same parameters, from other tensors."""
         frame = Frame(self.owner, values, self.weights, self.state, self.packing, self.sizes, self.compute)
-        frame.device, frame.placement = self.device, self.placement
+        frame.device, frame.placement, frame.guess = self.device, self.placement, self.guess
         frame.routings = dict(self.routings)
         return frame
 
@@ -523,18 +528,15 @@ class Frame:
                 self.routed(indices[indices < experts])
             given = self.owner.capacity
             by = self.values[self._weights_of(names[1])] if given.by_weight and given.over_mean else None
-            routing = routing_of(
-                indices,
-                experts,
-                ep=ep,
-                etp=etp,
-                capacity=given.over_mean,
-                padded=given.padded,
-                weights=by,
-                placement=self.placement,
-            )
+            how: dict[str, Any] = {"ep": ep, "etp": etp, "capacity": given.over_mean, "padded": given.padded}
+            how |= {"weights": by, "placement": self.placement}
+            came = None
+            if self.guess is not None:
+                routing, came = speculated(first, indices, experts, self.guess, **how)
+            else:
+                routing = routing_of(indices, experts, **how)
             self.routings[names[1]] = self.routings[site.op.outputs[0]] = routing
-            return dispatch(first, routing, ep=ep, etp=etp)
+            return dispatch(first, routing, ep=ep, etp=etp, came=came)
         routing = self.routings[names[0]]
         if site.op.does == "multiplies rows":
             weight, bias = (*others, None)[:2]

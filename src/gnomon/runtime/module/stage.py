@@ -32,6 +32,7 @@ from gnomon.runtime.module.saving import Decided, Keeper, Rules
 from gnomon.runtime.ops.places import places
 from gnomon.runtime.ops.routing import Routing
 from gnomon.runtime.ops.site import ALONE, given
+from gnomon.runtime.ops.speculation import Guess
 from gnomon.runtime.parameters.parameters import Parameters, Tape, Weight
 from gnomon.runtime.watch.layer_bytes import LayerBytes
 
@@ -73,6 +74,8 @@ class Stage(nn.Module):
         """What gradients of its own are reduced of."""
         self.placements: Mapping[str, Placement] = {}
         """Label of a layer -> the expert in each slot of ranks of ep, where the plan places them."""
+        self.guesses: Mapping[str, Guess] = {}
+        """Label of a layer -> what its dispatch sends ahead by, where the plan has it so."""
         self.presets: Mapping[str, Preset] = {}
         """Label of a layer -> what of it is computed again in backward; left out: nothing."""
         self.in_runs: frozenset[str] = frozenset()
@@ -236,6 +239,7 @@ class Stage(nn.Module):
                 keeper=keeper,
                 routed=None if self.routed is None else partial(self.routed, self.whole[layer.label]),
                 placement=self.placements.get(self.whole[layer.label].label),
+                guess=self.guesses.get(self.whole[layer.label].label),
                 routings=routings,
             )
             self.routings.update((name, routings[own]) for own, name in self.writes[index].items() if own in routings)

@@ -91,8 +91,24 @@ def routing_of(
     """Of the chosen experts (…, topk), of which some may be none (`experts`). capacity: rows that an expert takes of
     this rank's tokens, over the mean; 0 for all. padded: whether it always computes so many. weights: of the same
     shape, where tokens of least weight are dropped first; None: the last ones. placement: the expert in each slot, rank
-    after rank of ep; None: in their order. With several ranks they tell each other
-    how many rows there are, so all must come here."""
+    after rank of ep; None: in their order. With several ranks they tell each other how many rows there are, so all
+    must come here."""
+    order, counts, real = by_expert(indices, experts, capacity=capacity, padded=padded, weights=weights)
+    topk = indices.shape[-1]
+    if ep.ranks * etp.ranks == 1:
+        return Routing(order=order, counts=tuple(counts.tolist()), topk=topk, real=real)
+    if placement is not None and len(placement) > experts:
+        order, sent, got, real = _to_placed(order, counts, ep, placement, real)
+    else:
+        order, sent, real = by_slot(order, counts, ep, placement, real)
+        got = _exchanged_counts(sent, ep)  # (ranks of ep, experts of this rank)
+    return routing_with(order, sent, got, topk=topk, etp=etp, real=real)
+
+
+def by_expert(
+    indices: Tensor, experts: int, *, capacity: float, padded: bool, weights: Tensor | None
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    """(order, rows of each expert, real) of this rank's tokens, sorted by expert; as in `routing_of`."""
     flat = indices.reshape(-1)
     if weights is None:
         order = torch.argsort(flat, stable=True)
@@ -110,14 +126,26 @@ def routing_of(
             place = torch.argsort(torch.cat((flat[order], missing)), stable=True)
             order, real = torch.cat((order, torch.zeros_like(missing)))[place], place < len(order)
             counts = torch.full_like(counts, most)
-    topk = indices.shape[-1]
-    if ep.ranks * etp.ranks == 1:
-        return Routing(order=order, counts=tuple(counts.tolist()), topk=topk, real=real)
+    return order, counts, real
+
+
+def by_slot(
+    order: Tensor, counts: Tensor, ep: Axis, placement: Placement | None, real: Tensor | None
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    """(order, rows to each rank's slots, real) where each expert is in one slot. order: by expert; returned by slot."""
     if placement is None:
-        sent = counts.view(ep.ranks, -1)
-        got = _exchanged_counts(sent, ep)  # (ranks of ep, experts of this rank)
-    else:
-        order, sent, got, real = _to_placed(order, counts, ep, placement, real)
+        return order, counts.view(ep.ranks, -1), real
+    slot = torch.empty(len(placement), dtype=torch.int64)
+    slot[list(placement)] = torch.arange(len(placement))
+    moved = torch.argsort(slot.to(order.device).repeat_interleave(counts), stable=True)
+    sent = counts[list(placement)].view(ep.ranks, -1)
+    return order[moved], sent, None if real is None else real[moved]
+
+
+def routing_with(
+    order: Tensor, sent: Tensor, got: Tensor, *, topk: int, etp: Axis = ALONE, real: Tensor | None = None
+) -> Routing:
+    """sent: (ranks of ep, slots of a rank) of this rank's rows. got: the same of what comes, from each rank."""
     parts = _gathered_counts(got, etp)  # (ranks of etp, ranks of ep, experts of this rank)
     mine = (
         torch.arange(sent.shape[1], device=sent.device).expand_as(parts).reshape(-1).repeat_interleave(parts.flatten())
@@ -175,14 +203,15 @@ class _Moved(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, group: ProcessGroup, received: Sequence[int], sent: Sequence[int]) -> Tensor:
         ctx.way = group, sent, received
-        return _move(x, group, received, sent)
+        return move_rows(x, group, received, sent)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        return _move(grad, *ctx.way), None, None, None
+        return move_rows(grad, *ctx.way), None, None, None
 
 
-def _move(x: Tensor, group: ProcessGroup, received: Sequence[int], sent: Sequence[int]) -> Tensor:
+def move_rows(x: Tensor, group: ProcessGroup, received: Sequence[int], sent: Sequence[int]) -> Tensor:
+    """Rows to other ranks, so many to each; returns those that come."""
     out = torch.empty((sum(received), *x.shape[1:]), dtype=x.dtype, device=x.device)
     all_to_all(out, x.contiguous(), group, received, sent)
     return out
@@ -217,22 +246,26 @@ class _FromSlices(torch.autograd.Function):
 
 def _to_slices(x: Tensor, etp: Axis, slices: Sequence[int]) -> Tensor:
     assert etp.group is not None
-    return _move(x.repeat(etp.ranks, 1), etp.group, slices, [x.shape[0]] * etp.ranks)
+    return move_rows(x.repeat(etp.ranks, 1), etp.group, slices, [x.shape[0]] * etp.ranks)
 
 
 def _from_slices(x: Tensor, etp: Axis, slices: Sequence[int]) -> Tensor:
     assert etp.group is not None
     own = slices[etp.index]
-    return _move(x, etp.group, [own] * etp.ranks, slices).unflatten(0, (etp.ranks, own)).sum(0)
+    return move_rows(x, etp.group, [own] * etp.ranks, slices).unflatten(0, (etp.ranks, own)).sum(0)
 
 
-def dispatch(x: Tensor, routing: Routing, *, ep: Axis = ALONE, etp: Axis = ALONE) -> Tensor:
+def rows_of(x: Tensor, order: Tensor, topk: int, real: Tensor | None) -> Tensor:
+    """(…, width) -> (rows, width): a row for each token and each of its experts, in this order."""
+    rows = x.reshape(-1, x.shape[-1]).index_select(0, order // topk)
+    return rows if real is None else rows * real.unsqueeze(-1)
+
+
+def dispatch(x: Tensor, routing: Routing, *, ep: Axis = ALONE, etp: Axis = ALONE, came: Tensor | None = None) -> Tensor:
     """(…, width) -> (rows, width): a row for each token and each of its experts, sorted by expert, on the ranks that
-    hold the expert."""
-    rows = x.reshape(-1, x.shape[-1]).index_select(0, routing.order // routing.topk)
-    if routing.real is not None:
-        rows = rows * routing.real.unsqueeze(-1)
-    if ep.group is not None:
+    hold the expert. came: the rows that ranks of ep have sent already."""
+    rows = rows_of(x, routing.order, routing.topk, routing.real) if came is None else came
+    if ep.group is not None and came is None:
         rows = _Moved.apply(rows, ep.group, routing.received, routing.sent)  # type: ignore[no-untyped-call]
     if etp.group is not None:
         rows = _ToSlices.apply(rows, etp, routing.slices)  # type: ignore[no-untyped-call]

@@ -7,7 +7,7 @@ not run or the user forbids. Leaves out trying them: that is `search.refinement.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations
 from typing import Literal, get_args, get_type_hints
@@ -16,9 +16,10 @@ from gnomon.errors import PlanError, nearest
 from gnomon.graph import Graph
 from gnomon.hardware import Cluster
 from gnomon.methods import Method
-from gnomon.plans import Dispatch, Fp8, Offload, Plan, SavedRule, Split
+from gnomon.plans import Dispatch, Fp8, Offload, Plan, RouterLoad, SavedRule, Split
 from gnomon.plans.experts import routers
 from gnomon.plans.mesh import DENSE_AXES
+from gnomon.search.expert_placement import for_load
 from gnomon.search.refinement.bucket_cuts import Grain, cut_of, with_grain
 from gnomon.search.refinement.bucket_sizes import bucket_sizes
 from gnomon.search.space.dispatchers import dispatchers, has_dispatcher
@@ -164,6 +165,32 @@ def _replica_values(plan: Plan, graph: Graph, _: Cluster) -> tuple[Value, ...]:
     return (0, *(more * ep for more in (1, 2, 4) if more <= most))
 
 
+def _is_placed(plan: Plan) -> bool:
+    return bool(plan.experts.placement) and not plan.experts.replicas
+
+
+def with_load(choices: Sequence[Choice], router: RouterLoad) -> tuple[Choice, ...]:
+    """The choices with that of experts' places, which follows from the load; without it where experts are alike."""
+
+    def values(plan: Plan, graph: Graph, _: Cluster) -> tuple[Value, ...]:
+        ep = max(plan.stage_mesh(stage).ep for stage in range(plan.num_stages))
+        free = not (plan.experts.placement or plan.experts.replicas)
+        return (False, True) if ep > 1 and free and routers(graph) else ()
+
+    def make(plan: Plan, graph: Graph, value: Value) -> Plan:
+        if not value:
+            return replace(plan, experts=replace(plan.experts, placement=())) if _is_placed(plan) else plan
+        ep = max(plan.stage_mesh(stage).ep for stage in range(plan.num_stages))
+        rows = for_load(router, tuple(one.experts for one in routers(graph)), ep)
+        return replace(plan, experts=replace(plan.experts, placement=rows))
+
+    return tuple(
+        replace(one, values=values, make=make) if one.name == "expert_placement" else one
+        for one in choices
+        if one.name != "expert_placement" or router.kind != "balanced"
+    )
+
+
 def _dispatch(plan: Plan, _: Graph, value: Value) -> Plan:
     return replace(plan, layout=replace(plan.layout, dispatch=None if value == USUAL else value))  # type: ignore[arg-type]
 
@@ -282,6 +309,14 @@ CHOICES: tuple[Choice, ...] = (
         values=_replica_values,
         of=lambda plan: plan.experts.replicas,
         make=lambda plan, _, value: replace(plan, experts=replace(plan.experts, replicas=int(value), placement=())),
+        searched=False,
+    ),
+    Choice(
+        name="expert_placement",
+        says="experts on ranks of ep by the workload's router load, as an integer programme (Brainstorm)",
+        values=lambda plan, _, __: (),
+        of=_is_placed,
+        make=lambda plan, _, __: plan,
         searched=False,
     ),
     Choice(

@@ -132,7 +132,7 @@ class Method:
     stand_ins: Callable[[Sequence[int], int], Iterator[StandIn]] | None = None
     """(lengths of the batch's sequences, devices) -> batches of one length whose best plans are a start for plans with
     it. None: it is not made for batches of several lengths."""
-    costs: Callable[[Plan], Costs] | None = None
+    costs: Callable[[Plan, Graph], Costs] | None = None
     """What it takes beside the plan's own step; None: nothing that its Program does not show."""
     storage: Callable[[Plan], Integers | Sparse] | None = None
     """How the weights of a plan that uses it can be stored once it has trained; None: as before."""

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from functools import lru_cache, reduce
 from operator import add
 
+from gnomon.graph import Graph
 from gnomon.methods import used
 from gnomon.methods.learnt.costs import Costs
 from gnomon.methods.learnt.trained_weights import is_compressed
@@ -21,9 +22,9 @@ from gnomon.prices.stream import stream_seconds
 
 
 @lru_cache(maxsize=256)
-def costs_of(plan: Plan) -> Costs:
+def costs_of(plan: Plan, graph: Graph) -> Costs:
     """Of all methods of a plan."""
-    return reduce(add, (entry.costs(plan) for entry in used(plan) if entry.costs is not None), Costs())
+    return reduce(add, (entry.costs(plan, graph) for entry in used(plan) if entry.costs is not None), Costs())
 
 
 def changed_elements(stage: StagePrice, layers: Sequence[tuple[LayerPrice, int]]) -> int:
@@ -40,7 +41,7 @@ def changed_elements(stage: StagePrice, layers: Sequence[tuple[LayerPrice, int]]
 
 def beside_update_s(costs: Costs, stage: StagePrice, layers: Sequence[tuple[LayerPrice, int]]) -> float:
     """Seconds of what is done to weights around an update of these layers."""
-    size = costs.moved_bytes * changed_elements(stage, layers)
+    size = costs.moved_bytes * changed_elements(stage, layers) + costs.update_bytes
     return float(stream_seconds(size, 0, stage.device, curves_for(stage.device))) if size else 0.0
 
 

@@ -53,7 +53,7 @@ class PricedStages:
         """What methods that change what is learnt take beside the plan's own step; None where it has none."""
         if not self.plan.schedule.passes:
             return None
-        of_plan: Costs = load_late("gnomon.prediction.method_costs:costs_of")(self.plan)
+        of_plan: Costs = load_late("gnomon.prediction.method_costs:costs_of")(self.plan, self.graph)
         return of_plan if any(astuple(of_plan)) else None
 
     @cached_property

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from math import isfinite
 
 from gnomon.errors import PlanError
+from gnomon.graph import Graph
 from gnomon.methods.learnt.costs import Costs
 from gnomon.methods.learnt.teacher import PARAMS, read_teaching
 from gnomon.methods.learnt.teaching import Teaching
@@ -68,7 +69,7 @@ def _refusal(plan: Plan) -> str | None:
     return divided_reason(plan) or staged_reason(plan)
 
 
-def _costs(plan: Plan) -> Costs:
+def _costs(plan: Plan, graph: Graph) -> Costs:
     """A forward and an input gradient for each round; then a forward of both models and a backward."""
     rounds = settings_of(plan).rounds
     return Costs(

@@ -16,6 +16,8 @@ class Costs:
     """Between steps, for each number of the matrices that it is about (`trained_weights.compressed`)."""
     moved_bytes: float = 0.0
     """Read and written around an update, for each such number, on average over a run's steps."""
+    update_bytes: float = 0.0
+    """Read and written around an update by a method that knows its weights by name."""
     teacher_forwards: float = 0.0
     """Forwards of a teacher, a microbatch."""
     forwards: float = 0.0
@@ -32,6 +34,7 @@ class Costs:
         return Costs(
             kept_bytes=self.kept_bytes + other.kept_bytes,
             moved_bytes=self.moved_bytes + other.moved_bytes,
+            update_bytes=self.update_bytes + other.update_bytes,
             teacher_forwards=max(self.teacher_forwards, other.teacher_forwards),
             forwards=self.forwards + other.forwards,
             input_gradients=self.input_gradients + other.input_gradients,

@@ -87,7 +87,7 @@ CHOSEN_BYTES = 96
 2.13's topk, 8 thousand to a million numbers)."""
 
 
-def _costs(plan: Plan) -> Costs:
+def _costs(plan: Plan, graph: Graph) -> Costs:
     """W, Z, U and the gradient are read and it is written; Z and U now and then; later a mask of a byte."""
     settings = settings_of(plan)
     width = DTYPE_BITS[plan.precision.param if plan.precision.master == "none" else plan.precision.master] // 8

@@ -78,7 +78,7 @@ def _storage(plan: Plan) -> Any:
     return load_late("gnomon.storage.names:storage_of")(name)
 
 
-def _costs(plan: Plan) -> Costs:
+def _costs(plan: Plan, graph: Graph) -> Costs:
     """Numbers are read twice and once more for their sizes, and rounded ones written; without a master copy, the
     numbers behind them are another."""
     settings, master = settings_of(plan), plan.precision.master

@@ -34,6 +34,7 @@ from gnomon.graph.text_inputs import ids_of, labels_of
 from gnomon.hardware import Cluster
 from gnomon.late import load_late
 from gnomon.methods import teaching_of, trained_storage
+from gnomon.methods.learnt import iss
 from gnomon.plans import Plan, Saved, Workload
 from gnomon.program import Program
 from gnomon.runtime.calibrate.slowdown import slowdown_now
@@ -362,7 +363,14 @@ def exported(job: Job, executor: Executor, own: OwnModule | None, *, stopped: bo
     if job.export is None or stopped:
         return
     target, model = job.export
-    if own is not None:
+    if own is not None and iss.METHOD.used(job.plan):
+        whole = target.with_name(f".{target.name}.whole")
+        own.export(executor, whole)
+        if dist.get_rank() == 0:
+            load_late("gnomon.runtime.checkpoint.smaller_lstm:shrink")(whole, target, iss.lstms(executor.graph))
+            shutil.rmtree(whole)
+        dist.barrier()
+    elif own is not None:
         own.export(executor, target)
     elif (storage := trained_storage(job.plan)) is None:
         export(executor, target, model=model)

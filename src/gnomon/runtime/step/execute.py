@@ -23,7 +23,7 @@ from gnomon.graph import Graph, Layer
 from gnomon.lowering.optimizer import effective_zero
 from gnomon.lowering.units import units_of_lengths
 from gnomon.methods import check_methods, mimose, partial_reduce, teaching_of, used
-from gnomon.methods.learnt import ad2, nxm_admm, xtc
+from gnomon.methods.learnt import ad2, iss, nxm_admm, xtc
 from gnomon.methods.learnt.trained_weights import compressed
 from gnomon.plans import Plan, Unit, Workload, check, shared_parameters
 from gnomon.plans import batch as batch_of
@@ -39,6 +39,7 @@ from gnomon.runtime.module.blocks import Capacity
 from gnomon.runtime.module.crossings import Shapes, hops
 from gnomon.runtime.module.one_process import OneProcess
 from gnomon.runtime.module.stage import Batch, Stage
+from gnomon.runtime.optim.iss import Iss
 from gnomon.runtime.optim.nxm_admm import NxmAdmm
 from gnomon.runtime.optim.update import AdamWSettings, Update
 from gnomon.runtime.optim.weight_rules import WeightRule
@@ -239,6 +240,9 @@ class Executor:
         if xtc.NAME in names and (settings := xtc.settings_of(self.plan)).kind != "none":
             check_methods(self.plan, "run", self.graph)
             rules.append(Rounded(settings, compressed(self.graph)))
+        if iss.NAME in names:
+            check_methods(self.plan, "run", self.graph)
+            rules.append(Iss(iss.settings_of(self.plan), iss.lstms(self.graph), steps))
         for rule in rules:
             for held, _ in self.parameters():
                 rule.begin(held)

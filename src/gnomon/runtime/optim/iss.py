@@ -1,0 +1,110 @@
+"""Group lasso over components of LSTMs at work (`methods.learnt.iss`): a proximal step after each update.
+
+`Iss` is a `WeightRule`. A factor for each hidden unit, max(0, 1 - lr decay / norm), multiplies its rows and columns; a
+number that two units share, in the recurrent matrix, takes both. Of a layer at least one unit stays. Biases are in no
+norm; those of a removed unit become 0 with it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from gnomon.methods.learnt.iss import GATES, Lstm, LstmLayer, Settings
+from gnomon.methods.learnt.trained_weights import step_at
+from gnomon.runtime.optim.weight_rules import updated
+from gnomon.runtime.parameters.parameters import Parameters
+
+
+class Iss:
+    """The LSTMs of a model, all on this rank."""
+
+    def __init__(self, settings: Settings, lstms: Sequence[Lstm], steps: int) -> None:
+        """steps: of the run."""
+        self.settings, self.lstms = settings, tuple(lstms)
+        self.freeze_at = max(1, step_at(settings.freeze_at, steps))
+        self.step = 0
+        self.stay: dict[str, Tensor] = {}
+        """By recurrent matrix, once it is settled: whether each unit stays."""
+
+    def begin(self, held: Parameters) -> None:
+        """Nothing is kept beside the weights."""
+
+    def before(self, held: Parameters) -> None:
+        """The gradient is the loss's alone."""
+
+    def after(self, held: Parameters, lr: float) -> None:
+        """Shrinks components; once they are settled, keeps what was removed at 0."""
+        layers = [layer for lstm in self.lstms for layer in lstm.layers if layer.recurrent in held.by_name]
+        if not layers:
+            return
+        self.step += 1
+        factors = {layer.recurrent: self._factors(held, layer, lr) for layer in layers}
+        for layer in layers:
+            _scale(held, layer, factors[layer.recurrent])
+        if self.step == self.freeze_at:
+            self.stay = {layer.recurrent: factors[layer.recurrent] > 0 for layer in layers}
+        if held.master is not None:
+            held.shard.copy_(held.master)
+
+    def _factors(self, held: Parameters, layer: LstmLayer, lr: float) -> Tensor:
+        """(hidden,) what each component is multiplied by."""
+        if (stay := self.stay.get(layer.recurrent)) is not None:
+            return stay.to(updated(held).dtype)
+        norms = component_norms(held, layer)
+        least = self.settings.threshold if self.step == self.freeze_at else 0.0
+        shrunk = (1 - lr * self.settings.decay / norms.clamp(min=1e-30)).clamp(min=0)
+        shrunk = torch.where(norms * shrunk > least, shrunk, 0.0)
+        if not bool((shrunk > 0).any()):
+            shrunk[norms.argmax()] = 1.0
+        return shrunk
+
+    @property
+    def nbytes(self) -> int:
+        """Of which units stay."""
+        return sum(x.nbytes for x in self.stay.values())
+
+    @property
+    def note(self) -> str:
+        """How many units are left."""
+        if not self.stay:
+            return f"iss: the run ended before its components were settled (step {self.freeze_at})"
+        left = "; ".join(
+            f"{lstm.path} {', '.join(f'{int(self.stay[one.recurrent].sum())} of {one.hidden}' for one in lstm.layers)}"
+            for lstm in self.lstms
+        )
+        return f"hidden units that are left after step {self.freeze_at}: {left}"
+
+
+def component_norms(held: Parameters, layer: LstmLayer) -> Tensor:
+    """(hidden,) of each component."""
+    given, recurrent = _gates(held, layer.given, layer), _gates(held, layer.recurrent, layer)
+    squares = given.square().sum((0, 2)) + recurrent.square().sum((0, 2)) + recurrent.square().sum((0, 1))
+    squares = squares - recurrent.diagonal(dim1=1, dim2=2).square().sum(0)  # which is in its row and its column
+    for name in layer.readers:
+        squares = squares + _columns(held, name, layer).square().sum(0)
+    return squares.sqrt()
+
+
+def _gates(held: Parameters, name: str, layer: LstmLayer) -> Tensor:
+    """(gates, hidden, inputs)."""
+    slot = held.by_name[name]
+    return updated(held)[slot.start : slot.stop].view(GATES, layer.hidden, -1)
+
+
+def _columns(held: Parameters, name: str, layer: LstmLayer) -> Tensor:
+    """(rows, hidden)."""
+    slot = held.by_name[name]
+    return updated(held)[slot.start : slot.stop].view(-1, layer.hidden)
+
+
+def _scale(held: Parameters, layer: LstmLayer, factors: Tensor) -> None:
+    _gates(held, layer.given, layer).mul_(factors[None, :, None])
+    _gates(held, layer.recurrent, layer).mul_(factors[None, :, None]).mul_(factors[None, None, :])
+    for name in layer.readers:
+        _columns(held, name, layer).mul_(factors)
+    for name in layer.biases:
+        slot = held.by_name[name]
+        updated(held)[slot.start : slot.stop].view(GATES, layer.hidden).mul_((factors > 0).to(factors.dtype))

@@ -49,6 +49,7 @@ from gnomon.compiler import (
 from gnomon.compiler.build import address_of, has_compiler, libraries
 from gnomon.compiler.gate import Again, Trial
 from gnomon.compiler.live import fuse as fuse_live
+from gnomon.compiler.preview import fuse as preview_of_pools
 from gnomon.compiler.program import LINES, Planned, Program, Table, Writer, may_fail, program, write
 from gnomon.compiler.ragged import Ragged
 from gnomon.compiler.rules.views import say_views
@@ -75,9 +76,14 @@ def gnomon(
 ) -> Callable[..., Any]:
     """Compiles a traced graph for `torch.compile(backend="gnomon")`. options: `tune_s`, seconds in which each graph's
     tilings are measured (`tuner`); `ragged`, the name of the argument that says which positions of a padded batch are
-    there (`ragged`); `frozen`, whether weights are written no more (`live`). Others are accepted and ignored, so that
+    there (`ragged`); `frozen`, whether weights are written no more (`live`); `preview`, whether results may be near in
+    place of equal (`preview`). Others are accepted and ignored, so that
     code written for another backend runs."""
-    tune_s, frozen = seconds_of(options or {}), frozen_of(options or {})
+    tune_s, frozen, preview = (
+        seconds_of(options or {}),
+        flag_of(options or {}, "frozen"),
+        flag_of(options or {}, "preview"),
+    )
     mask = mask_of(options or {}, module)
     on_gpu = any(isinstance(x, torch.Tensor) and x.is_cuda for x in inputs)
     if not (has_triton() if on_gpu else has_compiler()):
@@ -90,7 +96,9 @@ def gnomon(
     through = aot_autograd(
         fw_compiler=partial(compile_graph, tune_s=tune_s),
         bw_compiler=partial(compile_graph, saved=True, tune_s=tune_s),
-        inference_compiler=partial(compile_graph, learns=False, tune_s=tune_s, frozen=frozen, mask=mask),
+        inference_compiler=partial(
+            compile_graph, learns=False, tune_s=tune_s, frozen=frozen, mask=mask, preview=preview
+        ),
         partition_fn=partition,
         keep_inference_input_mutations=True,
     )
@@ -122,12 +130,19 @@ def seconds_of(options: dict[str, Any]) -> float:
     return float(seconds)
 
 
-def frozen_of(options: dict[str, Any]) -> bool:
-    """Whether somebody says that weights are not written any more."""
-    frozen = options.get("frozen", False)
-    if not isinstance(frozen, bool):
-        raise InputError(f'options={{"frozen": {frozen!r}}}: True where weights are not written any more, or False')
-    return frozen
+FLAGS = {
+    "frozen": "where weights are not written any more",
+    "preview": "where results may be near in place of equal",
+}
+"""What somebody may say, and when."""
+
+
+def flag_of(options: dict[str, Any], name: str) -> bool:
+    """Whether somebody says so."""
+    given = options.get(name, False)
+    if not isinstance(given, bool):
+        raise InputError(f"options={{{name!r}: {given!r}}}: True {FLAGS[name]}, or False")
+    return given
 
 
 def mask_of(options: dict[str, Any], module: torch.fx.GraphModule) -> int | None:
@@ -158,12 +173,23 @@ def compile_graph(
     tune_s: float = 0.0,
     frozen: bool = False,
     mask: int | None = None,
+    preview: bool = False,
 ) -> Callable[..., Any]:
     """A boxed function of an ATen graph. learns: whether weights may change between calls. saved: whether its inputs
     may lie otherwise than it says: a backward's, which the forward kept, or of a loop's body, which is given rows.
-    frozen: whether weights are written no more. mask: the input that says what of a padded batch is there."""
+    frozen: whether weights are written no more. preview: whether results may be near. mask: the input that says what
+    of a padded batch is there."""
     try:
-        made = Compiled(module, packs=not learns, saved=saved, tune_s=tune_s, live=not learns, frozen=frozen, mask=mask)
+        made = Compiled(
+            module,
+            packs=not learns,
+            saved=saved,
+            tune_s=tune_s,
+            live=not learns,
+            frozen=frozen,
+            mask=mask,
+            preview=preview,
+        )
     except Exception as error:  # a mistake of ours must not stop a model that runs in eager
         say_once(f"a graph stays PyTorch's own operations: {type(error).__name__}: {error}")
         log.debug("why", exc_info=True)
@@ -177,18 +203,19 @@ class Compiled:
 
     def __init__(
         self, module: torch.fx.GraphModule, packs: bool = False, saved: bool = False, tune_s: float = 0.0,
-        live: bool = False, frozen: bool = False, mask: int | None = None,
+        live: bool = False, frozen: bool = False, mask: int | None = None, preview: bool = False,
     ) -> None:  # fmt: skip
         """Fuses what it finds in the module's graph. packs: whether weights of convolutions are packed once. saved:
         whether inputs are what a forward kept. tune_s: seconds in which tilings are measured after the trials. live:
-        whether products of what a ReLU made may take the columns that are not zero; frozen, mask: as in
-        `compile_graph`."""
+        whether products of what a ReLU made may take the columns that are not zero; frozen, mask, preview:
+        as in `compile_graph`."""
         self.tune_s = tune_s
         self.tuned: list[tuner.Subject] = []
         """Kernels whose tilings were measured."""
         began = time.perf_counter()
         before = copy.deepcopy(module.graph) if packs else None
         self.convolutions = convolutions.fuse(module.graph) if packs else []
+        self.previews = preview_of_pools(module.graph) if packs and preview else []
         self.before = torch.fx.GraphModule(module, before) if before and self.convolutions else None
         """The graph without them, in case they are slower."""
         dropout.split(module.graph)
@@ -210,7 +237,8 @@ class Compiled:
         self.program: Program = program(module.graph, environment_of(module.graph))
         self.program.saved = saved
         self.tried = [
-            *self.convolutions, *self.draws, *self.pairs, *self.tables, *self.scans, *self.attention, *self.experts
+            *self.convolutions, *self.previews, *self.draws, *self.pairs, *self.tables, *self.scans, *self.attention,
+            *self.experts,
         ]  # fmt: skip
         """What is no group and tried by itself."""
         texts: list[str | None] = [one.text for one in self.columns]

@@ -71,7 +71,8 @@ class Packed:
     pieces: ctypes.Array[ctypes.c_int64]
     digest: int
     weight: Tensor
-    bias: Tensor | None
+    bias: Any
+    """A tensor or None; of other kinds of convolutions what they keep beside."""
 
 
 class Convolution(Tried):
@@ -122,7 +123,7 @@ class Convolution(Tried):
         out: Tensor = call(other, x, weight, bias, *sizes, "add", 1.0, after, [], "")
         return out
 
-    def _weights(self, tensors: Sequence[Tensor]) -> tuple[Tensor, Tensor | None]:
+    def _weights(self, tensors: Sequence[Tensor]) -> tuple[Tensor, Any]:
         """Packed weight and bias."""
         if not all(one.is_contiguous() for one in tensors):
             tensors = [one.contiguous() for one in tensors]
@@ -132,13 +133,17 @@ class Convolution(Tried):
         now = _digest_of(pieces)
         if known is not None and known.digest == now:
             return known.weight, known.bias
-        weight, bias = self._folded(tensors)
-        pack: Any = torch._C._nn.mkldnn_reorder_conv2d_weight
-        made: Tensor = pack(weight.to_mkldnn(), self.padding, self.stride, self.dilation, self.groups, self.image)
+        made, bias = self._made(tensors)
         if len(self.packed) >= MOST_PACKED:
             self.packed.clear()
         self.packed[places] = Packed(pieces, now, made, bias)
         return made, bias
+
+    def _made(self, tensors: Sequence[Tensor]) -> tuple[Tensor, Any]:
+        """What is kept of weights, and of the bias."""
+        weight, bias = self._folded(tensors)
+        pack: Any = torch._C._nn.mkldnn_reorder_conv2d_weight
+        return pack(weight.to_mkldnn(), self.padding, self.stride, self.dilation, self.groups, self.image), bias
 
     def _folded(self, tensors: Sequence[Tensor]) -> tuple[Tensor, Tensor | None]:
         """The weight and bias of a convolution that gives what this and its batch norm give."""

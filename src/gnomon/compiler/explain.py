@@ -64,6 +64,10 @@ def explained(made: Compiled) -> dict[str, Any]:
         "recurrent": recurrent,
         "tried": _tried(made),
         "chosen": _chosen(made),
+        "previews": [
+            {"kept": one.kept, "apart": one.apart, "measured_s": one.times[0], "exact_s": one.times[1]}
+            for one in made.previews
+        ],
         "calls": calls,
         **others,
     }
@@ -237,6 +241,12 @@ def lines(made: dict[str, Any], title: str) -> list[str]:
             f"  {one['name']} of {one['hidden']} units, {one['layers']} layers{both}, any number of steps ({state})",
             f"    time      measured {_us(one['measured_s'])}, ATen {_us(one['aten_s'])}",
         ]
+    for one in made["previews"]:
+        state = "not tried" if one["apart"] is None else "kept" if one["kept"] else "computed exactly"
+        out.append(f"  convolution and pooling by a preview in eight bits ({state})")
+        if one["apart"] is not None:
+            away = f"{one['apart']:.1g} of the results away from exact ones"
+            out.append(f"    time      measured {_us(one['measured_s'])}, exactly {_us(one['exact_s'])}; {away}")
     for one in made["chosen"]:
         taken = ", ".join(f"{way} in {calls} call{'' if calls == 1 else 's'}" for way, calls in one["taken"].items())
         taken = taken or "whole: nothing was left out yet"

@@ -110,7 +110,7 @@ class LiveProduct:
         w = w.t() if self.product.name.startswith("linear") else w
         if w.stride(1) == 1 or not self.frozen:
             return w if w.stride(1) == 1 else None
-        key = w.data_ptr(), w._version
+        key = w.data_ptr(), 0 if w.is_inference() else w._version
         if key not in self.turned:
             self.turned = {key: w.contiguous()}
         return self.turned[key]

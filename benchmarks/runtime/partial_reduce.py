@@ -22,7 +22,7 @@ from gnomon.models.llama import LlamaConfig, llama
 from gnomon.plans import Mesh, Pass, Plan, Precision, Schedule, Workload
 from gnomon.runtime import Job
 from gnomon.runtime.launch.run import run
-from gnomon.runtime.launch.tickets import PartialRun, run_told
+from gnomon.runtime.launch.tickets import PartialRun, run_partial_reduce
 
 DEVICE_S, SLOWER = 0.8, 4.0
 RESULT = Path(__file__).parents[1] / "results" / "partial_reduce.md"
@@ -50,7 +50,7 @@ def job(workers: int, group: int, steps: int, *, passes: bool = True, weights: s
 def told(workers: int, group: int, steps: int, slower: float, weights: str = "constant") -> PartialRun:
     """One run. slower: times that the last worker takes."""
     pauses = [DEVICE_S] * (workers - 1) + [DEVICE_S * slower]
-    return run_told(job(workers, group, steps, weights=weights), pause_s=pauses)
+    return run_partial_reduce(job(workers, group, steps, weights=weights), pause_s=pauses)
 
 
 def played(workers: int, group: int, steps: int, slower: float, compute_s: float) -> float:

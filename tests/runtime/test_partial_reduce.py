@@ -21,7 +21,7 @@ from gnomon.runtime import Executor, Job  # noqa: E402
 from gnomon.runtime.checkpoint import load, newest  # noqa: E402
 from gnomon.runtime.launch.exported_checkpoint import exported  # noqa: E402
 from gnomon.runtime.launch.replica import Replica, named  # noqa: E402
-from gnomon.runtime.launch.tickets import PartialRun, run_told  # noqa: E402
+from gnomon.runtime.launch.tickets import PartialRun, run_partial_reduce  # noqa: E402
 
 pytestmark = pytest.mark.torch
 
@@ -70,7 +70,7 @@ def parameters(given: Job) -> list[torch.Tensor]:
 
 def test_groups_of_all_workers_are_the_bits_of_an_average_in_every_step(data: Path, tmp_path: Path) -> None:
     given = job(data, WORKERS, checkpoints=tmp_path)
-    told = run_told(given)
+    told = run_partial_reduce(given)
     expected = launch(averaged, WORKERS, given)
     losses = [sum(expected[rank][0][step] for rank in range(WORKERS)) / WORKERS for step in range(STEPS)]
     assert [record.loss for record in told.outcome.records] == losses
@@ -89,7 +89,7 @@ def test_groups_of_all_workers_are_the_bits_of_an_average_in_every_step(data: Pa
 def slow(data: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Job, PartialRun]:
     """Groups of two, one worker slower than the others, a checkpoint on the way."""
     given = job(data, 2, checkpoints=tmp_path_factory.mktemp("kept"), checkpoint_every=4)
-    return given, run_told(given, pause_s=(0.0, 0.0, 0.3))
+    return given, run_partial_reduce(given, pause_s=(0.0, 0.0, 0.3))
 
 
 def test_every_step_is_recorded_and_the_loss_goes_down(slow: tuple[Job, PartialRun]) -> None:
@@ -112,7 +112,7 @@ def test_the_trace_of_a_run_gives_the_same_groups_again(slow: tuple[Job, Partial
 def test_it_goes_on_from_its_checkpoint(data: Path, slow: tuple[Job, PartialRun]) -> None:
     given, _ = slow
     longer = replace(given, steps=STEPS + 2, resume=True)
-    told = run_told(longer)
+    told = run_partial_reduce(longer)
     assert told.outcome.resumed_from == STEPS
     assert [record.step for record in told.outcome.records] == [STEPS + 1, STEPS + 2]
     assert newest(given.checkpoints).name == f"step-{STEPS + 2:06}"  # type: ignore[union-attr, arg-type]
@@ -129,13 +129,13 @@ def test_a_damaged_newest_checkpoint_is_passed_over(data: Path, slow: tuple[Job,
     content[len(content) // 2] ^= 1
     victim.write_bytes(content)
     before = int(older.name.removeprefix("step-"))
-    told = run_told(replace(given, steps=before + 1, resume=True, checkpoints=tmp_path))
+    told = run_partial_reduce(replace(given, steps=before + 1, resume=True, checkpoints=tmp_path))
     assert told.outcome.resumed_from == before
     assert [record.step for record in told.outcome.records] == [before + 1]
 
 
 def test_what_it_does_not_do_is_refused(data: Path) -> None:
     with pytest.raises(PlanError, match="partial_reduce does not do --max-restarts yet"):
-        run_told(job(data, 2, max_restarts=1))
+        run_partial_reduce(job(data, 2, max_restarts=1))
     with pytest.raises(PlanError, match="run by gnomon run alone"):
         Executor(training.llama(training.CONFIG), plan(2), job(data, 2).workload)

@@ -202,7 +202,7 @@ def test_a_plan_that_offloads_is_the_best_of_all_choices(beside: bool, monkeypat
     """Of three layers with a few ways each, every combination predicted: where copies run beside computing, and over a
     faster link where they do not."""
     if not beside:
-        monkeypatch.setattr(ComputeTime, "copies_beside", lambda *_: False)
+        monkeypatch.setattr(ComputeTime, "copies_overlap", lambda *_: False)
     cluster, resolution, shares = parse_cluster("4xgh200-96gb" if not beside else "4xa100-sxm-40gb"), 0.35, (0.4, 1.0)
     base = predict(LLAMA, cluster, ONE, WORK)
     few = {False: (), True: shares}

@@ -57,7 +57,7 @@ def run(options: ExportOptions) -> int:
     elif not lost:
         _put(export, options.output)
     if not options.json:
-        print_lines(_told(export, options.output), out=sys.stderr)
+        print_lines(_summary(export, options.output), out=sys.stderr)
     if lost:
         print(f"gnomon: {len(export.unwritten)} fields are not expressed (--strict); nothing written", file=sys.stderr)
     elif options.json and options.output:
@@ -160,7 +160,7 @@ def _put(export: Export, path: str | None) -> None:
         save_text(export.text, path)
 
 
-def _told(export: Export, path: str | None) -> list[str]:
+def _summary(export: Export, path: str | None) -> list[str]:
     """What goes to standard error."""
     lines = [f"{export.program}{f' in {path}' if path else ''}"]
     if export.unwritten:

@@ -34,7 +34,7 @@ def run(options: ScaleOptions) -> int:
     if options.json:
         print_json({"schema": "gnomon.scale/1", "processes": state.processes, **asdict(state)})
     else:
-        print_lines(_told(state, options.to))
+        print_lines(_state_lines(state, options.to))
     return status
 
 
@@ -51,7 +51,7 @@ def _wait(folder: Path, before: JobState, asked: int, patience_s: float) -> tupl
     return state, NOT_YET
 
 
-def _told(state: JobState, asked: int | None) -> list[str]:
+def _state_lines(state: JobState, asked: int | None) -> list[str]:
     lines = [f"{state.workers} logical workers on {state.processes} processes"]
     if asked is not None and state.processes != asked:
         lines[0] += f", and asked for {asked}: not yet"

@@ -14,7 +14,7 @@ from dataclasses import replace
 
 from gnomon.prediction.layer_types import LayerPrice, Phase
 from gnomon.prediction.priced import PricedStages
-from gnomon.prediction.stage_kernels import around, beside_s
+from gnomon.prediction.stage_kernels import around, other_host_s
 from gnomon.prediction.update import host_copy_s
 from gnomon.prices.collectives import collective_seconds
 from gnomon.prices.host import check_s
@@ -41,7 +41,7 @@ class ComputeTime:
         self.priced = priced
         self._phases: dict[tuple[str, int], Phase] = {}
         self._extras: dict[tuple[str, int], OpPrice] = {}
-        self._besides: dict[tuple[str, int], float] = {}
+        self._other_host: dict[tuple[str, int], float] = {}
         self._whole: ComputeTime | None = None
         self._shares: dict[tuple[str, int], dict[int, float]] = {}
 
@@ -105,9 +105,9 @@ class ComputeTime:
         if self.priced.blocks[block][1] >= 0 and not self.priced.waits_by_layer:
             whole, share = self.of_stages._own_parts(kind, stage), self._share(kind, block)
             return {**spent_on, "launch": share * whole["launch"], "offload": share * whole["offload"]}
-        host = self._host_s(stage, phases, extra.kernels) + self._beside_s(kind, block)
+        host = self._host_s(stage, phases, extra.kernels) + self._other_host_s(kind, block)
         held = max(device + self._starved_s(kind, block), host)
-        copies, beside = self._activation_copies(kind, block), self.copies_beside(stage)
+        copies, beside = self._activation_copies(kind, block), self.copies_overlap(stage)
         return {**spent_on, "launch": held - device, "offload": max(copies - held, 0.0) if beside else copies}
 
     def _share(self, kind: str, block: int) -> float:
@@ -119,7 +119,7 @@ class ComputeTime:
             for other in (b for b, (at, _) in enumerate(self.priced.blocks) if at == stage):
                 phases = [self.phase(name, other) for name in PHASES[kind]]
                 host_s = self._host_s(stage, phases, self._extras_of(kind, other).kernels) - own.host_unit_s
-                host_s += self._beside_s(kind, other)
+                host_s += self._other_host_s(kind, other)
                 device_s = sum(self.phase_s(stage, phase) for phase in phases)
                 of_stage[other] = max(host_s - device_s, 0.0) + self._activation_copies(kind, other)
             total = sum(of_stage.values())
@@ -134,13 +134,13 @@ class ComputeTime:
             self._extras[kind, block] = around(kind, *self.priced.layers(block), self.priced.stack, self.priced.count)
         return self._extras[kind, block]
 
-    def _beside_s(self, kind: str, block: int) -> float:
+    def _other_host_s(self, kind: str, block: int) -> float:
         """What the host does besides launches."""
-        if (kind, block) not in self._besides:
-            self._besides[kind, block] = beside_s(kind, *self.priced.layers(block), self.priced.stack)
-        return self._besides[kind, block]
+        if (kind, block) not in self._other_host:
+            self._other_host[kind, block] = other_host_s(kind, *self.priced.layers(block), self.priced.stack)
+        return self._other_host[kind, block]
 
-    def copies_beside(self, stage: int) -> bool:
+    def copies_overlap(self, stage: int) -> bool:
         """Whether activations go to the host and come back while the device computes: not where a processor copies by
         itself, and not in Gnomon's own runtime, which copies on the stream that computes (`runtime.module.saving`)."""
         return self.priced.stages[stage].device.kind != "cpu" and self.priced.stack.name != own.NAME
@@ -224,7 +224,7 @@ class ComputeTime:
             phases = [getattr(layer, name) for name in PHASES[kind]]
             device = sum(self._sustained_s(at, phase) for phase in phases)
             device += sum(self._waited_s(at, phase, axis) for phase in phases for axis in phase.comm_s)
-            host = self._host_s(at, phases, 0) + beside_s(kind, stage, ((layer, times),), self.priced.stack) / times
+            host = self._host_s(at, phases, 0) + other_host_s(kind, stage, ((layer, times),), self.priced.stack) / times
             total += times * max(host - own.host_unit_s - device, 0.0)
         return total
 

@@ -51,7 +51,7 @@ class LayerExposed:
                 comm[axis] = comm.get(axis, 0.0) + seconds
         compute_s = sum(as_float(price.device_s) for _, price in given)
         if scope.context.expert_overlap and "ep" in comm:
-            comm["ep"] = self._beside_another(comm["ep"], compute_s)
+            comm["ep"] = self._exposed_dispatch_s(comm["ep"], compute_s)
         counts: dict[str, int] = {}
         for collective in collectives:
             counts[collective.axis] = counts.get(collective.axis, 0) + collective.steps
@@ -65,7 +65,7 @@ class LayerExposed:
             flops=flops,
         )
 
-    def _beside_another(self, sent_s: Any, compute_s: Any) -> Any:
+    def _exposed_dispatch_s(self, sent_s: Any, compute_s: Any) -> Any:
         """Seconds that dispatch and combine add to another microbatch's computing of about `compute_s`, alongside which
         they travel: what it does not hide, and the part of the device that their kernels hold meanwhile."""
         hidden = np.minimum(sent_s, compute_s)
@@ -91,10 +91,10 @@ class LayerExposed:
             seconds, parts = self._seconds(collective) * collective.steps, self._parts(collective.path)
             hidden = seconds - larger(seconds / parts, seconds - busy_s * (parts - 1) / parts)
             waited = seconds - hidden * (self.scope.facts.cut_hides if parts > 1 else 1.0)
-            out.append((collective.axis, larger(waited - self._beside(collective), 0.0)))
+            out.append((collective.axis, larger(waited - self._overlapped_s(collective), 0.0)))
         return out
 
-    def _beside(self, collective: Collective) -> float:
+    def _overlapped_s(self, collective: Collective) -> float:
         """Seconds of matmuls that a collective of the backward overlaps with: of input gradients, for inputs that are
         gathered again for the weight gradients; of these, for sums over ranks of input gradients."""
         scope = self.scope

@@ -370,7 +370,7 @@ def _rank(
         )
     )
     by_class["activations"] = total("S", "X", "HX", "EX", "KV", "DKV", "SC", "KX") - logits
-    by_class["activations"] += sum(_batch_beside(pricing, stage) for stage in own)
+    by_class["activations"] += sum(_resident_batch_bytes(pricing, stage) for stage in own)
     more = 0.0 if pricing.costs is None else pricing.costs.logits
     by_class["logits"] = round(logits * (1 + more)) + total("VS")
     by_class["communication"] = total(
@@ -421,7 +421,7 @@ def _ranks_of(stages: Sequence[StagePrice]) -> tuple[int, ...]:
     return apart[0] if len(apart) == 1 else tuple(dict.fromkeys(rank for ranks in apart for rank in ranks))
 
 
-def _batch_beside(pricing: Pricing, stage: StagePrice) -> int:
+def _resident_batch_bytes(pricing: Pricing, stage: StagePrice) -> int:
     """Inputs of a captured model that no layer keeps; the batch of a step is there all the time."""
     sizes, kept = dict[str, int](), set[str]()
     for layer, price in zip(stage.in_order, stage.order, strict=True):

@@ -39,7 +39,7 @@ def changed_elements(stage: StagePrice, layers: Sequence[tuple[LayerPrice, int]]
     )
 
 
-def beside_update_s(costs: Costs, stage: StagePrice, layers: Sequence[tuple[LayerPrice, int]]) -> float:
+def weight_passes_s(costs: Costs, stage: StagePrice, layers: Sequence[tuple[LayerPrice, int]]) -> float:
     """Seconds of what is done to weights around an update of these layers."""
     size = costs.moved_bytes * changed_elements(stage, layers) + costs.update_bytes
     return float(stream_seconds(size, 0, stage.device, curves_for(stage.device))) if size else 0.0

@@ -77,7 +77,7 @@ class ReductionTime:
         buckets, last = 1, 0.0
         # at once: the clock shows what overlaps
         at_once = self.priced.stack.gradients.bucketed is False or (kind == "REDUCE_GRAD" and self._whole_gradients)
-        if beside := 0.0 if at_once else self._beside(kind, block):
+        if beside := 0.0 if at_once else self._overlapped_s(kind, block):
             buckets, last = self._buckets(kind, block)
         seconds = self.reduced(kind, block, buckets)
         ranks = sum(link.ranks for _, link in self._wired[kind, block, buckets])
@@ -94,7 +94,7 @@ class ReductionTime:
             exposed += LAUNCH_S * ranks * self.priced.stages[self.priced.blocks[block][0]].num_tensors
         return exposed
 
-    def _beside(self, kind: str, block: int) -> float:
+    def _overlapped_s(self, kind: str, block: int) -> float:
         """Seconds of computing that run alongside a stage's collective when it goes bucket by bucket. On a measured
         machine Gnomon's own runtime runs, whose rows are whole: none."""
         if self.priced.stages[self.priced.blocks[block][0]].device.measured is not None:

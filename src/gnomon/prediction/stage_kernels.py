@@ -1,7 +1,7 @@
 """Kernels around those of a stage's layers: what a forward or backward launches besides the layers' own.
 
 `around(kind, …)` returns their device seconds and launches: weight gradients added to their buffer, gathered parameters
-copied into place, weights cast to eight bits, the loss computed again for metrics. `beside_s(kind, …)`: what the host
+copied into place, weights cast to eight bits, the loss computed again for metrics. `other_host_s(kind, …)`: what the host
 does besides launches, for each gradient and for each expert. Leaves out the update (`update`).
 """
 
@@ -43,7 +43,7 @@ def around(
     return total
 
 
-def beside_s(kind: str, stage: StagePrice, layers: Iterable[tuple[LayerPrice, int]], stack: Stack) -> float:
+def other_host_s(kind: str, stage: StagePrice, layers: Iterable[tuple[LayerPrice, int]], stack: Stack) -> float:
     """Host seconds of an action of this kind over layers of a stage besides launches: each weight of each expert that
     is gathered by itself when it runs, and what Python runs as each gradient is there."""
     zero, each, hook = stage.plan.optimizer.zero, stack.experts.expert_gather_s, stack.gradients.gradient_hook_s

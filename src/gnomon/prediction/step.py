@@ -183,7 +183,7 @@ class Pricing(PricedStages):
             own = self._update(stage) + parameters_back_s(*self.layers(stage), self.cluster)
             if self.costs is None:
                 return own
-            beside = load_late("gnomon.prediction.method_costs:beside_update_s")(self.costs, *self.layers(stage))
+            beside = load_late("gnomon.prediction.method_costs:weight_passes_s")(self.costs, *self.layers(stage))
             return own + float(beside)
         if kind == "NORM":
             return norm_s(self.stages[self.blocks[stage][0]], self.cluster, self.stack)

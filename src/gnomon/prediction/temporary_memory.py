@@ -52,7 +52,7 @@ def _inside(program: Program, pricing: Pricing) -> NDArray[np.float64]:
             _inside_forward(pricing, block),
             _inside_backward(pricing, block),
         )
-        between = _beside_layers(pricing, block)
+        between = _stage_gradient_bytes(pricing, block)
         update = _inside_update(pricing, block) if pricing.blocks[block][1] <= 0 else 0
         for k, kind in enumerate(program.kinds):
             if kind.name == "I":
@@ -71,7 +71,7 @@ def _inside(program: Program, pricing: Pricing) -> NDArray[np.float64]:
     return table
 
 
-def _beside_layers(pricing: Pricing, block: int) -> tuple[float, float]:
+def _stage_gradient_bytes(pricing: Pricing, block: int) -> tuple[float, float]:
     """Bytes of the gradients that a stage (sends on, has received), during the backward of a layer that is neither
     their first nor their last: as they are there during that of the whole stage. In split backwards the second stay
     until weight gradients have read them."""

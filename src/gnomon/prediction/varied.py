@@ -136,7 +136,7 @@ def _layer(price: LayerPrice, slow: LayerPrice, full: LayerPrice, *, divided: bo
     def phase(one: Phase, own: Phase) -> Phase:
         if not divided:
             return own
-        return _beside(one, own) if beside else one + own
+        return _exchange_hidden(one, own) if beside else one + own
 
     return replace(
         price,
@@ -158,7 +158,7 @@ def _layer(price: LayerPrice, slow: LayerPrice, full: LayerPrice, *, divided: bo
     )
 
 
-def _beside(shared: Phase, own: Phase) -> Phase:
+def _exchange_hidden(shared: Phase, own: Phase) -> Phase:
     """Both, with what the first exchanges over cp hidden behind the computing of the second (DACP's objective:
     the longer of exchange and whole sequences, then the divided ones)."""
     total = shared + own

@@ -336,7 +336,7 @@ def curves_for(device: Device, *, attention: AttentionKernel | None = None) -> C
     known = stem in _FILES
     generic = _file(f"generic-{device.kind}")
     if device.measured is not None:
-        return _beside_measured(device, device.measured, generic)
+        return _measured_curves(device, device.measured, generic)
     file = _file(stem) if known else generic
     assumptions = []
     if not file.measured:
@@ -406,7 +406,7 @@ def _with_libraries(device: Device, attention: AttentionKernel | None, cublas: C
     return replace(curves, gemm=tuple(replace(row, speed=older[0].speed) for row in curves.gemm))
 
 
-def _beside_measured(device: Device, measured: Measured, generic: CurveFile) -> Curves:
+def _measured_curves(device: Device, measured: Measured, generic: CurveFile) -> Curves:
     """The curves of a device that was measured: no price of what was measured asks them."""
     base = generic.gemm[0]
     return Curves(

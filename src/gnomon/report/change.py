@@ -168,7 +168,7 @@ def _ranks(before: Prediction, after: Prediction) -> list[tuple[int, int, int]]:
 
 
 def _fields(before: Prediction, after: Prediction) -> Iterator[Field]:
-    def told(of: Prediction) -> dict[str, str]:
+    def what_differs(of: Prediction) -> dict[str, str]:
         pricing = of.pricing
         values: dict[str, object] = {
             "model": f"{of.model}, {pricing.graph.num_parameters() + pricing.graph.num_frozen():,} parameters",
@@ -179,7 +179,7 @@ def _fields(before: Prediction, after: Prediction) -> Iterator[Field]:
         }
         return dict(_flat("", values))
 
-    one, two = told(before), told(after)
+    one, two = what_differs(before), what_differs(after)
     for name in dict.fromkeys((*one, *two)):
         a, b = one.get(name, "-"), two.get(name, "-")
         if a != b:

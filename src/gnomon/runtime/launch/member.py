@@ -25,7 +25,7 @@ from torch._C._distributed_c10d import Store
 from gnomon.errors import PeerError
 from gnomon.runtime.data.own_batches import Batches
 from gnomon.runtime.launch.membership import Epoch, Membership, loss_noticed, part, say_waited
-from gnomon.runtime.launch.train import Job, Loop, Outcome, Record, anyone, asked_to_end, corpus_of
+from gnomon.runtime.launch.train import Job, Loop, Outcome, Record, largest_of_ranks, signals_noted, corpus_of
 from gnomon.runtime.module.stage import Batch
 from gnomon.runtime.processes.connections import Sockets, shut, sockets
 from gnomon.runtime.processes.faults import plain
@@ -124,7 +124,7 @@ class Member(ABC):
                 busy = loop.saver is not None and loop.saver.busy
                 latest = self.membership.latest() if dist.get_rank() == 0 else 0
                 # one member alone may have been sent a signal, or have seen the epoch: all must end the step alike
-                sent, is_busy, newest = anyone([max(self.asked, default=0), int(busy), latest])
+                sent, is_busy, newest = largest_of_ranks([max(self.asked, default=0), int(busy), latest])
                 self._met()
                 last = loop.ends(self.done, sent, busy=bool(is_busy))
                 self.ended = self.done
@@ -180,7 +180,7 @@ class Member(ABC):
 
 def member(make: Callable[[Job, Batches, list[int], Membership], Member], job: Job, membership: Membership) -> Any:
     """One process, from its start to its end: how the job went, None where it left before that. make: what it is."""
-    with asked_to_end() as asked:
+    with signals_noted() as asked:
         return make(job, corpus_of(job), asked, membership).until_over()
 
 

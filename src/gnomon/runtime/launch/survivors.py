@@ -105,7 +105,7 @@ class _Rank(Member):
 
     def _begin(self, loop: Loop, epoch: Epoch) -> None:
         if epoch.number == 1:
-            loop.ask_the_machine()
+            loop.measure_slowdown()
 
     def _step(self, loop: Loop, step: int) -> None:
         self.in_step = True

@@ -1,7 +1,7 @@
 """Partial reduce: the launcher's side.
 
 `TicketDesk` answers workers in the order in which they arrive with what `methods.partial_reduce.TicketController` says.
-A step of the record is that many tickets as there are workers, whoever trained them. `run_told(job)` is a run with what
+A step of the record is that many tickets as there are workers, whoever trained them. `run_partial_reduce(job)` is a run with what
 its controller saw. Leaves out what workers do (`partial_reduce`) and starting them (`launcher`).
 """
 
@@ -39,7 +39,7 @@ class PartialRun:
     """Of an average, the median."""
 
 
-def run_told(job: Job, *, threads: int = 1, pause_s: Sequence[float] = ()) -> PartialRun:
+def run_partial_reduce(job: Job, *, threads: int = 1, pause_s: Sequence[float] = ()) -> PartialRun:
     """`launcher.run_scheme`, with what the controller saw."""
     launcher = start(job, PARTIAL_REDUCE, threads=threads, pause_s=pause_s)
     outcome = launcher.run()

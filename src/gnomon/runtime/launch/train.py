@@ -287,7 +287,7 @@ def _at(executors: Sequence[Executor]) -> str:
 
 def _train(job: Job, executors: list[Executor]) -> Outcome:
     """`train`. executors: takes the one that is made."""
-    with asked_to_end() as asked:
+    with signals_noted() as asked:
         if int(os.environ.get("LOCAL_RANK", "0")) == 0:
             corpus_of(job)
         dist.barrier()
@@ -301,7 +301,7 @@ def _train(job: Job, executors: list[Executor]) -> Outcome:
         if job.checkpoints is not None and job.resume:
             done = load(job.checkpoints, executor, identity=identity, override=job.override)
         loop = Loop(job, executor, corpus, done)
-        loop.ask_the_machine()
+        loop.measure_slowdown()
         routed = None if job.record_router is None else Routed(executor.graph, executor.device)
         executor.compute.routed = None if routed is None else routed.note
         try:
@@ -310,7 +310,7 @@ def _train(job: Job, executors: list[Executor]) -> Outcome:
                 if routed is not None:
                     routed.end_step(step)
                 busy = loop.saver is not None and loop.saver.busy
-                sent, is_busy = anyone([max(asked, default=0), int(busy)])
+                sent, is_busy = largest_of_ranks([max(asked, default=0), int(busy)])
                 if loop.ends(step, sent, busy=bool(is_busy)):
                     break
         finally:
@@ -439,7 +439,7 @@ class Loop:
             else None
         )
 
-    def ask_the_machine(self) -> None:
+    def measure_slowdown(self) -> None:
         """Says how much slower it is than when it was calibrated, and expects so much; nothing, if it never was."""
         if self.job.calibrated is None or not self.job.calibrated.groups[0].node.device.measured:
             return
@@ -562,7 +562,7 @@ def _measured_steps(done: int, steps: int) -> frozenset[int]:
     return frozenset(first + i * (steps - first) // max(1, count - 1) for i in range(count))
 
 
-def anyone(flags: Sequence[int]) -> list[int]:
+def largest_of_ranks(flags: Sequence[int]) -> list[int]:
     """The largest of each flag over all ranks: a signal may reach one of them only."""
     largest = torch.tensor(flags)
     dist.all_reduce(largest, op=dist.ReduceOp.MAX)
@@ -577,7 +577,7 @@ def identity_of(job: Job, corpus: Batches) -> dict[str, str]:
 
 
 @contextmanager
-def asked_to_end() -> Iterator[list[int]]:
+def signals_noted() -> Iterator[list[int]]:
     """A list that signals are put on, in place of their usual effect."""
     asked: list[int] = []
 

@@ -162,11 +162,11 @@ class _Memory:
         pairs = list(zip(stage.in_order, stage.order, strict=True))
         return [pairs[index]] if index >= 0 else pairs
 
-    def beside_s(self, kind: str, block: int) -> float:
+    def hidden_copy_s(self, kind: str, block: int) -> float:
         """Seconds of a stage's forward or backward that copies of its activations may take for nothing, with nothing
         recomputed."""
         compute = self.pricing.compute
-        if not compute.copies_beside(self.pricing.blocks[block][0]):
+        if not compute.copies_overlap(self.pricing.blocks[block][0]):
             return 0.0
         return sum(compute.parts(kind, block).values())
 
@@ -273,7 +273,7 @@ class _Rank:
             moved = {at: way.moved * memory.s_per_byte(block) / total for at, way, _ in each if way.moved}
             held |= {at: float(way.moved * memory.alive) for at, way, _ in each if way.moved}
             for kind in ("F", "B") if moved else ():
-                over, room = programme.amount(1.0), memory.beside_s(kind, block) / total
+                over, room = programme.amount(1.0), memory.hidden_copy_s(kind, block) / total
                 factors = dict(moved)
                 for at, _, seconds in each if kind == "B" and room else ():  # what is recomputed is in the backward
                     factors[at] = factors.get(at, 0.0) - seconds / total

@@ -130,9 +130,9 @@ class BlockMemory:
         """Bytes of tensors at most: communicators take the rest, at least one of the pipeline, the norm's, and one of
         data-parallel ranks."""
         groups = (family.pp > 1) + (self.clip and self.space.devices > 1) + (family.dp * family.cp > 1)
-        return self.room_beside(groups)
+        return self.tensor_bytes_with(groups)
 
-    def room_beside(self, groups: int) -> float:
+    def tensor_bytes_with(self, groups: int) -> float:
         """Bytes of tensors at most, beside so many communicators. A prediction gives a job that needs all of a device
         the room that communicators usually take: there the fewest are counted."""
         if self.limit >= min(device.memory_bytes for device in self.job.devices):

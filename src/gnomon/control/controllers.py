@@ -34,7 +34,7 @@ class Controller:
 
 
 def _begin_workers(plan: Plan) -> tuple[Plan, int]:
-    """As many processes as the placement names; which workers they begin with is EasyScale's choice."""
+    """Begins with as many processes as the placement names; which workers they begin with is EasyScale's choice."""
     processes = max(plan.device_of) + 1
     return placed(plan, Observation(processes=processes)), processes
 

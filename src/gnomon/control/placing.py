@@ -48,7 +48,7 @@ class Costs:
     """Sending an expert's weights and optimizer states to another rank."""
 
     def step_s(self, totals: Sequence[int], placement: Placement, ep: int) -> float:
-        """Of a step that waits for the rank with most rows, and for the one with most gradients to add up."""
+        """Seconds of a step that waits for the rank with most rows, and for the one with most gradients to add up."""
         held = holders(placement, len(totals), ep)
         shared = [sum(len(held[expert]) > 1 for expert in own) for own in on_ranks(placement, ep)]
         return max(rank_rows(totals, placement, ep)) * self.row_s + max(shared) * self.sum_s

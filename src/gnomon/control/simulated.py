@@ -41,7 +41,7 @@ class Simulated:
         self.seen = replace(NONE, asked=asked)
 
     def happens(self, incident: Incident) -> None:
-        """To the job, before the next look."""
+        """Lets something happen to the job, before the next look."""
         seen, one = self.seen, incident.process
         if incident.what == "came":
             ranks = (*seen.ranks, incident.rank) if incident.rank >= 0 else ()

@@ -25,7 +25,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Look:
-    """A moment."""
+    """What was seen of the job at one moment."""
 
     at: float
     """Seconds since the job was started."""
@@ -36,7 +36,7 @@ class Look:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trace:
-    """Of one job."""
+    """What was seen and decided of one job, from its start to its end."""
 
     controller: str
     """Of `CONTROLLERS`."""
@@ -49,7 +49,7 @@ class Trace:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Head:
-    """The first line."""
+    """The first line of a trace's file."""
 
     SCHEMA: ClassVar[str] = "gnomon.decisions/1"
     controller: str
@@ -68,7 +68,7 @@ class _Said:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Line:
-    """Any other line."""
+    """Any other line of a trace's file."""
 
     at: float
     seen: Seen
@@ -76,7 +76,7 @@ class _Line:
 
 
 class Recorder:
-    """The launcher's side."""
+    """Writes the trace as the launcher goes on."""
 
     def __init__(self, path: Path, *, controller: str, plan: Plan, restarts: int) -> None:
         """InputError where the file cannot be written."""

@@ -83,7 +83,7 @@ def _placed(order: Order, listed: list[list[_Row]]) -> Iterator[str]:
 
 
 def _complete(order: Order, listed: list[list[_Row]], microbatches: int, virtual: int) -> Iterator[str]:
-    """That each rank computes each of its stages once in each direction for each microbatch, and how."""
+    """Checks that each rank computes each of its stages once in each direction for each microbatch, and how."""
     for rank, own in enumerate(listed):
         counts = Counter(row[:3] for row in own)
         kinds = Counter(row[0] for row in own)

@@ -87,7 +87,7 @@ class ComputeTime:
         return sum(times * sum(self._own_parts(one, block).values()) for one, times in more if times)
 
     def _own_parts(self, kind: str, block: int) -> dict[str, float]:
-        """Without methods."""
+        """The parts of an action as its layers take them, before any method changes them."""
         stage = self.priced.blocks[block][0]
         phases = [self.phase(name, block) for name in PHASES[kind]]
         extra = self._extras_of(kind, block)

@@ -175,7 +175,7 @@ def _stays_bytes(stage: StagePrice) -> int:
 
 
 def _gradient_bytes(pricing: Pricing, block: int) -> float:
-    """Of a rank's part of the gradients behind one of the Program's stages."""
+    """Counts the bytes of a rank's part of the gradients behind one of the Program's stages."""
     stage = pricing.stages[pricing.blocks[block][0]]
     share = stage.updated_elements() / max(sum(stage.elements), 1)
     elements = sum(parameter_elements(layer) for layer, _ in layers_behind(pricing, block))

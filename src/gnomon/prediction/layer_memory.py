@@ -113,7 +113,7 @@ class LayerMemory:
 
     @cached_property
     def _moments(self) -> Moments | None:
-        """Of a layer with captured ops."""
+        """Follows the moments of a layer with captured ops."""
         if not any(op.captured is not None for op in self.block.ops):
             return None
         return Moments(self.back, storages(self.block, self.dtypes), self._bytes_inside)
@@ -124,7 +124,7 @@ class LayerMemory:
         return self._moments.backward()
 
     def _bytes_inside(self, tensor: Tensor, op: Op) -> int:
-        """Of a tensor of the block, or one inside a captured op."""
+        """Gives the bytes of a tensor of the block, or of one inside a captured op."""
         if tensor.name in self._named:
             return self.bytes_of(tensor)
         size: int = as_int(nbytes(tensor, self.sharded.sizes(op.path), self.dtypes))

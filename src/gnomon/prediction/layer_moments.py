@@ -47,7 +47,7 @@ class Piece:
 
 
 def pieces_of(block: Block) -> list[Piece]:
-    """Of a lowered block, in order."""
+    """Lists the pieces of a lowered block, in order."""
     found = []
     for place, op in enumerate(block.ops):
         if op.captured is None:
@@ -246,7 +246,8 @@ class _Backward:
         return self.of.tensors[name].kind == "parameter"
 
     def _arrives(self, piece: Piece, name: str, grad: int) -> None:
-        """At a tensor, which may have one already, or be a parameter, where it is added up and goes."""
+        """A gradient arrives at a tensor, which may have one already, or be a parameter, where it is added up and
+        goes."""
         if not self._is_parameter(name):
             if name in self.grads:
                 total = self._new(self.of.sizes[name])

@@ -120,7 +120,7 @@ class LayerNarrow:
         return "" if wide else self.low(path)
 
     def weight_cast(self, mine: Callable[[str], bool]) -> OpPrice:
-        """Of the weights of the ops that are `mine`."""
+        """Prices the cast of the weights of the ops that are `mine`."""
         scope = self.scope
         total = FREE
         for op in scope.block.ops:

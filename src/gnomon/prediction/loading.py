@@ -41,7 +41,7 @@ HOW = {
 
 
 def loading(prediction: Prediction) -> Loading:
-    """What loading takes."""
+    """Adds up what loading a model's weights takes of a rank and of its host."""
     pricing = prediction.pricing
     ranks = max(node.count for node in pricing.cluster.node_kinds)
     how = pricing.stack.workspace.loads

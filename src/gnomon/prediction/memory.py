@@ -298,7 +298,7 @@ def gradients_made(program: Program, pricing: Pricing, moves: HeldMoves) -> dict
 
 
 def _largest_share(pricing: Pricing, block: int) -> float:
-    """Of the parameters behind one of the Program's stages, the share of the largest."""
+    """The share that the largest parameter has of those behind one of the Program's stages."""
     elements = [
         int(layer.sharded.local_elements[tensor.name])
         for layer, _ in layers_behind(pricing, block)
@@ -476,7 +476,7 @@ def _keys_bytes(layer: LayerPrice) -> int:
 
 
 def logits_bytes(pricing: Pricing, block: int) -> int:
-    """Of what a stage of the Program keeps of a microbatch, its logits."""
+    """The bytes of logits in what a stage of the Program keeps of a microbatch."""
     own = pricing.stages[pricing.blocks[block][0]].order[slice(*pricing.span(block))]
     return sum(kept.bytes for layer in own for kept in layer.kept if kept.is_logits)
 

@@ -21,7 +21,7 @@ from gnomon.units import show_bytes, show_seconds
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryCopies:
-    """Of one plan."""
+    """Copies of each rank's state in another rank's memory, as one plan makes them."""
 
     every: int
     """Steps between two copies."""
@@ -51,7 +51,7 @@ class MemoryCopies:
 
     @property
     def sentence(self) -> str:
-        """For people."""
+        """The same as a sentence for people."""
         to = f"{show_bytes(self.sent_bytes)} to the next rank" if self.sent_bytes else "nothing (others hold the same)"
         return (
             f"copies in memory every {self.every} steps: a rank sends {to}, {show_seconds(self.copy_every_s)} in which "
@@ -61,7 +61,7 @@ class MemoryCopies:
 
 
 def memory_copies(prediction: Prediction, every: int) -> MemoryCopies:
-    """The price. InputError for less than one step between copies; UnpricedError for a link without a price."""
+    """Prices the copies. InputError for less than one step between copies; UnpricedError for a link without a price."""
     if every < 1:
         raise InputError(f"copies every {every} steps: give 1 or more")
     plan, cluster = prediction.plan, prediction.pricing.cluster

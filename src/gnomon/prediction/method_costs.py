@@ -23,7 +23,7 @@ from gnomon.prices.stream import stream_seconds
 
 @lru_cache(maxsize=256)
 def costs_of(plan: Plan, graph: Graph) -> Costs:
-    """Of all methods of a plan."""
+    """Adds up what all methods of a plan cost."""
     return reduce(add, (entry.costs(plan, graph) for entry in used(plan) if entry.costs is not None), Costs())
 
 

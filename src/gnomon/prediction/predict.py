@@ -291,11 +291,11 @@ class Timed:
 
     @property
     def step_s(self) -> float:
-        """As in `Prediction`."""
+        """Seconds of an optimizer step, as in `Prediction`."""
         return self.period.seconds
 
     def prediction(self) -> Prediction:
-        """With its memory."""
+        """The whole prediction, with its memory."""
         memory, sizes = _memory(self.structure, self.pricing, self.every)
         return _prediction(self, memory, sizes)
 

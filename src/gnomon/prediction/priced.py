@@ -58,13 +58,13 @@ class PricedStages:
 
     @cached_property
     def rates(self) -> tuple[Rates, ...]:
-        """Of each stage: what its device reaches for minutes, as training runs show it."""
+        """The rate that each stage's device keeps for minutes, as training runs show it."""
         reached = {device: rates(self.stack, device, self.numbers) for device in {s.device for s in self.stages}}
         return tuple(reached[stage.device] for stage in self.stages)
 
     @cached_property
     def launch_s(self) -> tuple[float, ...]:
-        """Of each stage: host seconds of a kernel launch."""
+        """Host seconds of a kernel launch on each stage."""
         devices = {stage.device for stage in self.stages}
         launched = {device: host_cost(self.stack, device, self.numbers).per_kernel_s for device in devices}
         return tuple(launched[stage.device] for stage in self.stages)

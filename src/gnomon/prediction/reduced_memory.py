@@ -31,8 +31,8 @@ class Copy(NamedTuple):
 
 
 def gradient_bytes(stage: StagePrice, index: int) -> tuple[int, int]:
-    """Of a layer's gradient on one rank: whole, and this rank's part of it. Of what several layers of the stage hold
-    (tied weights) there is one part, which comes with the last layer, whose backward is first."""
+    """The bytes of a layer's gradient on one rank: whole, and this rank's part of it. Of what several layers of the
+    stage hold (tied weights) there is one part, which comes with the last layer, whose backward is first."""
     layer, whole, part = stage.order[index], 0, 0
     later = _held_later(stage, index)
     for experts in (False, True):
@@ -107,8 +107,9 @@ def waited_for(program: Program, pricing: Pricing) -> NDArray[np.int64]:
 
 
 def copies(program: Program, pricing: Pricing) -> Sequence[Copy]:
-    """Of each reduction of several layers under ZeRO. Under 1 the copy is there until the reduction is waited for.
-    Under 2 and 3 the gradients themselves go as soon as they are copied: only within the row are there both."""
+    """The bytes that each reduction of several layers under ZeRO copies its gradients into. Under 1 the copy is there
+    until the reduction is waited for. Under 2 and 3 the gradients themselves go as soon as they are copied: only within
+    the row are there both."""
     if pricing.stack.gradients.bucketed is not False or not pricing.plan.optimizer.zero:
         return ()
     waiter, made = waited_for(program, pricing), list[Copy]()
@@ -122,7 +123,8 @@ def copies(program: Program, pricing: Pricing) -> Sequence[Copy]:
 
 
 def largest_bucket(pricing: Pricing, stage: int, reduced: Sequence[int]) -> int:
-    """Of a stage whose layers have so many bytes of gradients each: of buckets of so many layers, or a layer's."""
+    """The bytes of the largest bucket of a stage whose layers have so many bytes of gradients each: of buckets of so
+    many layers, or a layer's."""
     counts = pricing.plan.overlap.buckets or pricing.plan.overlap.fused
     if not counts:
         return max(reduced)

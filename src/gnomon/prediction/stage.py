@@ -129,7 +129,7 @@ class StagePrice:
 
     @cached_property
     def logits_bytes(self) -> int:
-        """Of what it keeps, what has the vocabulary as a dim."""
+        """Bytes of what it keeps that has the vocabulary as a dim."""
         return sum(kept.bytes for price in self.order for kept in price.kept if kept.is_logits)
 
     @cached_property
@@ -264,7 +264,7 @@ class StagePrice:
         return made
 
     def link_of(self, axes: tuple[str, ...]) -> AxisLink:
-        """Between ranks of these axes, or of the pipeline, which divide the vocabulary."""
+        """The link between ranks of these axes, or of the pipeline, which divide the vocabulary."""
         return self.share.link if self.share is not None and axes == ("vocabulary",) else self.links["+".join(axes)]
 
     def update_matrices(self, price: LayerPrice) -> tuple[tuple[int, int, int], ...]:
@@ -339,7 +339,7 @@ class _Sources(NamedTuple):
 
     @classmethod
     def of(cls, call: Call, price: LayerPrice) -> _Sources:
-        """Of what a price keeps."""
+        """The sources of what a price keeps."""
         chain, inputs, outputs = {own: out for out, own in call.chain}, dict(call.inputs), price.sharded.block.outputs
         first, chained = [], []
         for kept in price.kept:
@@ -355,7 +355,7 @@ class _Sources(NamedTuple):
         return cls(tuple(first), tuple(chained), same, ends, call)
 
     def of_layer(self, index: int) -> list[tuple[str, str, str]]:
-        """Of one repeat."""
+        """The sources of one repeat of a layer."""
         name, here, before, last = self.call.name, str(index), str(index - 1), index == self.call.repeat - 1
         return [
             first

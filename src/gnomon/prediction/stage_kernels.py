@@ -1,8 +1,8 @@
 """Kernels around those of a stage's layers: what a forward or backward launches besides the layers' own.
 
 `around(kind, …)` returns their device seconds and launches: weight gradients added to their buffer, gathered parameters
-copied into place, weights cast to eight bits, the loss computed again for metrics. `other_host_s(kind, …)`: what the host
-does besides launches, for each gradient and for each expert. Leaves out the update (`update`).
+copied into place, weights cast to eight bits, the loss computed again for metrics. `other_host_s(kind, …)`: what the
+host does besides launches, for each gradient and for each expert. Leaves out the update (`update`).
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ NOTHING = OpPrice(device_s=0.0, kernels=0)
 def around(
     kind: str, stage: StagePrice, layers: Iterable[tuple[LayerPrice, int]], stack: Stack, microbatches: int
 ) -> OpPrice:
-    """Of an action of this kind (`F`, `B` …) over layers of a stage, each so many times."""
+    """Counts the kernels of an action of this kind (`F`, `B` …) over layers of a stage, each so many times."""
     zero3, total = stage.plan.optimizer.zero == 3, NOTHING
     for layer, times in layers:
         if kind in ("B", "W"):

@@ -71,23 +71,23 @@ class Pricing(PricedStages):
 
     @cached_property
     def messages(self) -> Messages:
-        """Between stages."""
+        """Prices messages between stages."""
         sent = {(t.source, t.target): t.tensors for t in transfers(self.plan, self.graph)}
         return Messages(plan=self.plan, cluster=self.cluster, stack=self.stack, stages=self.stages, sent=sent)
 
     @cached_property
     def compute(self) -> ComputeTime:
-        """Of computing."""
+        """Prices what stages compute."""
         return ComputeTime(self)
 
     @cached_property
     def reductions(self) -> ReductionTime:
-        """Of collectives of parameters and gradients."""
+        """Prices collectives of parameters and gradients."""
         return ReductionTime(self, self.compute)
 
     @cached_property
     def alike(self) -> list[int]:
-        """For each of the Program's stages, the first that costs the same: priced once."""
+        """Finds for each of the Program's stages the first that costs the same, so that it is priced once."""
         like, first = _like_stages(self.stages), dict[tuple[int, tuple[LayerPrice, ...]], int]()
         spans = [slice(*self.span(block)) if index >= 0 else slice(0) for block, (_, index) in enumerate(self.blocks)]
         return [
@@ -296,7 +296,7 @@ class Pricing(PricedStages):
         return seconds * self._elements_share(block) if divided else seconds
 
     def _elements_share(self, block: int) -> float:
-        """Of its stage's parameters, the share of the layers behind one of the Program's stages."""
+        """The share that the layers behind one of the Program's stages have of its stage's parameters."""
         number = self.blocks[block][0]
         of = {
             other: sum(parameter_elements(layer) * times for layer, times in self.layers(other)[1])

@@ -36,7 +36,7 @@ class Traffic:
 
 
 def traffic(prediction: Prediction) -> tuple[Traffic, ...]:
-    """By group, the most bytes first; empty for one rank alone."""
+    """Bytes that each group of ranks exchanges, the most first; empty for one rank alone."""
     pricing, program = prediction.pricing, prediction.structure.program
     best: dict[str, float] = {}
     ptr = program.class_ptr.tolist()

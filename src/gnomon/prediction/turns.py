@@ -48,7 +48,7 @@ class Turns:
 
     @property
     def additions(self) -> int:
-        """Of one worker's gradient to another's, before the exchange."""
+        """Prices adding one worker's gradient to another's, before the exchange."""
         return self.workers - self.sums
 
     @property

@@ -63,7 +63,7 @@ class VocabularyShare:
         return layer.label in self.whole or any(dim.name.split(".")[-1] == "vocab" for dim in tensor.atoms)
 
     def layer(self, kind: str) -> LayerPrice | None:
-        """Of which of the two an action is part."""
+        """Says of which of the two layers an action is part."""
         return self.embedding if kind in ("EMBED", "EGRAD", "SUM_E", "CAST_E") else self.head
 
     def phases(self, kind: str) -> list[Phase]:
@@ -85,12 +85,12 @@ class VocabularyShare:
 
     @property
     def tokens(self) -> int:
-        """Of a microbatch on one rank."""
+        """Tokens of a microbatch on one rank."""
         return self._elements(self._loss.inputs[1])
 
     @property
     def hidden_bytes_sent(self) -> int:
-        """Of the broadcast of hidden states."""
+        """Bytes that the broadcast of hidden states sends."""
         if self.narrow or self.how == "interlaced":
             return self.head.input_bytes // max(self._hidden, 1) * self._hidden
         return 4 * self._hidden + 4 * self.tokens

@@ -56,7 +56,7 @@ def captured_price(
 
 
 def _said(cost: Cost, setting: Setting, *, backward: bool) -> Time:
-    """The author's seconds."""
+    """The seconds that the author of a custom op states."""
     if backward and not cost.backward_seconds:
         return as_time(np.asarray(BACKWARD * seconds_of(cost.seconds, setting.sizes)))
     return as_time(np.asarray(seconds_of(cost.backward_seconds if backward else cost.seconds, setting.sizes)))

@@ -258,7 +258,7 @@ class CopyFit:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CollectiveFile:
-    """All rows."""
+    """The file of collective prices: all its rows."""
 
     SCHEMA: ClassVar[str] = "gnomon.collectives/1"
 
@@ -406,7 +406,7 @@ def copy_seconds(nbytes: Any, node: Node) -> Time:
 
 
 def copy_s_per_byte(node: Node) -> float:
-    """Of each byte of such a copy, without what begins it: no copy is faster."""
+    """Seconds a byte of such a copy, without what begins it: no copy is faster."""
     return _copy_cost(node).s_per_byte
 
 
@@ -464,7 +464,7 @@ def across_cost(row: AcrossFit, kind: CollectiveKind, link: AxisLink) -> Cost:
 
 
 def _across_cost(row: AcrossFit, by: AcrossFit | SmallAcrossFit, kind: CollectiveKind, link: AxisLink) -> Cost:
-    """By the constants of the row itself, or those of its small buffers."""
+    """Prices by the constants of the row itself, or by those of its small buffers."""
     passes, outer = _passes(kind), link.nodes - 1
     step = max(by.step_s, link.across_latency_s)
     if row.algorithm == "tree":

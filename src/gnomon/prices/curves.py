@@ -215,7 +215,7 @@ class CudnnRelease:
 
     @property
     def number(self) -> int:
-        """What orders releases."""
+        """The number by which releases are ordered."""
         return release_number(self.cudnn)
 
 

@@ -108,7 +108,7 @@ class Ggml:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DecodingFile:
-    """`decoding.toml`."""
+    """The rows of `decoding.toml`."""
 
     SCHEMA: ClassVar[str] = "gnomon.decoding/1"
 
@@ -225,7 +225,7 @@ class RoutedExperts(Protocol):
 
     @property
     def experts(self) -> int:
-        """Of all ranks together."""
+        """Experts of all ranks together."""
 
     @property
     def topk(self) -> int:
@@ -237,11 +237,11 @@ class RoutedExperts(Protocol):
 
     @property
     def elements(self) -> float:
-        """Of the weights of one expert on this rank, all its matrices."""
+        """Elements of one expert's weights on this rank, all its matrices."""
 
     @property
     def bits(self) -> float:
-        """Of an element, as it is stored."""
+        """Bits of an element, as it is stored."""
 
     @property
     def row_elements(self) -> float:

@@ -124,7 +124,7 @@ class StackRecord:
 
     @property
     def stack(self) -> str:
-        """Whose they are."""
+        """The stack whose constants they are."""
         return self.numbers[0].stack
 
 

@@ -104,12 +104,13 @@ class _Collector:
         self.parts.append((source, target, steps, np.full(len(source), data, bool)))
 
     def first_readers(self, writer: Longs, reader: Longs) -> tuple[Longs, Longs]:
-        """Of the edges from a writer to readers on one stream only the first: the stream's order gives the others."""
+        """Keeps of the edges from a writer to readers on one stream only the first: the stream's order gives the
+        others."""
         keep = self._ends_of_runs(writer, self.lane[reader], reader)
         return writer[keep], reader[keep]
 
     def last_readers(self, reader: Longs, writer: Longs) -> tuple[Longs, Longs]:
-        """Of the edges from readers on one stream to a writer only the last."""
+        """Keeps of the edges from readers on one stream to a writer only the last."""
         keep = self._ends_of_runs(writer, self.lane[reader], -reader)
         return reader[keep], writer[keep]
 
@@ -155,7 +156,7 @@ def _handed_over(program: Program, table: EffectTable, out: _Collector) -> tuple
 def _on_several_streams(
     program: Program, table: EffectTable, lane: NDArray[np.int32], rest: Longs, alloc: Bools, release: Bools
 ) -> Longs:
-    """Of the entries `rest`, those of buffers that need a history: on one stream a simple life has no edges.
+    """Picks from the entries `rest` those of buffers that need a history: on one stream a simple life has no edges.
 
     Simple: a carried buffer that is never freed; or a step buffer that is opened, read and accumulated, and freed last.
     """
@@ -218,7 +219,7 @@ class _History:
         self.release = self.free & self.live & ~self.carried
 
     def before(self, flag: Bools) -> Longs:
-        """For each entry the index of the latest earlier flagged entry of its buffer, or -1."""
+        """Finds for each entry the index of the latest earlier flagged entry of its buffer, or -1."""
         index = np.where(flag, np.arange(len(flag)), -1)
         last = np.full(len(flag), -1, np.int64)
         np.maximum.accumulate(index[:-1], out=last[1:])
@@ -226,7 +227,7 @@ class _History:
         return last
 
     def after(self, flag: Bools) -> Longs:
-        """For each entry the index of the next later flagged entry of its buffer, or -1."""
+        """Finds for each entry the index of the next later flagged entry of its buffer, or -1."""
         size = len(flag)
         index = np.where(flag, np.arange(size), size)
         following = np.full(size, size, np.int64)

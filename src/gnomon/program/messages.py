@@ -172,7 +172,8 @@ def collective_orders(program: Program) -> list[Problem]:
 
 
 def pool_edges(program: Program, table: EffectTable, opens: Bools, release: Bools, add: AddEdges) -> None:
-    """In a pool of n the k-th allocation of a rank waits for its (k - n)-th free, wrapping into the step before.
+    """Adds the edges of a pool: of n, the k-th allocation of a rank waits for its (k - n)-th free, wrapping into the
+    step before.
 
     opens, release: entries that allocate a buffer (growing one takes no further place) and that free one.
     """

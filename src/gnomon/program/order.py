@@ -282,7 +282,7 @@ def _together(graph: _Entries) -> tuple[Longs, Longs]:
 def _meet(
     group: Longs, now: Longs, ok: NDArray[np.bool_], arrived: Longs, sizes: Longs, waiting: NDArray[np.bool_]
 ) -> NDArray[np.bool_]:
-    """Of the entries that could run alone, those whose whole group could run."""
+    """Picks from the entries that could run alone those whose whole group could run."""
     g = group[now]
     fresh = now[ok & (g >= 0) & ~waiting[now]]
     if len(fresh):

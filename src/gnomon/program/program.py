@@ -80,7 +80,7 @@ class RowEffect(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Override:
-    """Where one row differs from its kind. Empty fields keep the default."""
+    """Says where one row differs from its kind. Empty fields keep the default."""
 
     stream: str = ""
     comm: str = ""
@@ -156,7 +156,7 @@ class Program:
 
     @property
     def num_classes(self) -> int:
-        """Rank classes."""
+        """Counts the rank classes."""
         return len(self.counts)
 
     def rank_class(self, row: int) -> int:
@@ -442,7 +442,7 @@ class ProgramBuilder:
         inputs: Literal["resident", "loaded"] = "resident",
         aliases: tuple[tuple[BufferRef, BufferRef], ...] = (),
     ) -> Program:
-        """The Program. Groups keep their numbers."""
+        """Builds the Program. Groups keep their numbers."""
         ptr = np.concatenate([[0], np.cumsum([len(rows) for rows in self._rows])]).astype(np.int64)
         table = np.array([row for rows in self._rows for row in rows], np.int64).reshape(-1, 4)
         _check_columns(

@@ -53,7 +53,7 @@ class Rows:
 
     @property
     def num_classes(self) -> int:
-        """Rank classes."""
+        """Counts the rank classes."""
         return len(self.class_ptr) - 1
 
     @property

@@ -140,8 +140,8 @@ class Search(Generic[Plan]):
         return bound, candidate
 
     def _close(self, worst: float) -> float:
-        """Closes all candidates. Their plans are counted as too slow, or as left where the bound is below `worst`; the
-        least bound of these, infinity if there are none."""
+        """Closes all candidates that are open. Their plans are counted as too slow, or as left where the bound is below
+        `worst`; the least bound of these, infinity if there are none."""
         least = float("inf")
         for bound, _, candidate in self._heap:
             if bound >= worst:

@@ -14,7 +14,7 @@ KeepGoing = Callable[[], bool]
 
 
 def always() -> bool:
-    """No budget."""
+    """The budget that is never spent."""
     return True
 
 

@@ -32,7 +32,7 @@ STAGES, TENSORS, CHOICES = "plans cut into uneven stages:", "plans given the lea
 
 @dataclass(frozen=True, kw_only=True)
 class Passes:
-    """Which passes are made."""
+    """The passes that a search makes after the exact one."""
 
     uneven_stages: bool = True
     """Layers cut into stages unevenly, and recomputation that differs by stage."""

@@ -148,7 +148,7 @@ def plan(
 
 
 def _spent(result: Result) -> str:
-    """That a budget was spent before a plan was found that fits, and how near the nearest came."""
+    """The error that a budget was spent before a plan was found that fits, and how near the nearest came."""
     sentence = (
         f"no plan of {result.graph.name} on {result.cluster.name} was found that fits in "
         f"{show_bytes(result.limit_bytes)} a device; the budget was spent with {result.counts.left:,} of "
@@ -213,8 +213,8 @@ def _by_layer(space: Space, optimizer: Optimizer) -> Space:
 
 
 def _on_host(result: Result, fixed: Mapping[str, object], limits: Iterable[Limit]) -> str:
-    """That a plan that spares memory fits with the optimizer on the host, or the parameters too, if one does and the
-    stack runs it."""
+    """Says that a plan that spares memory fits with the optimizer on the host, or the parameters too, if one does and
+    the stack runs it."""
     base, graph, cluster = result.space.base, result.graph, result.cluster
     if base.optimizer.offload is not None or not runs(result.stack, "optimizer_offload"):
         return ""

@@ -40,8 +40,8 @@ SAFER = 0.01
 
 
 def safest(best: Found, others: Sequence[Found]) -> Found | None:
-    """Of the plans that tie with the best, the one whose band reaches least far up; None where that of the best is no
-    farther than by SAFER."""
+    """Picks from the plans that tie with the best the one whose band reaches least far up; None where that of the best
+    is no farther than by SAFER."""
     ties = [candidate for candidate in others if candidate.step_s <= best.step_s * (1 + NEAR_TIE)]
     low = min(ties, key=lambda candidate: candidate.prediction.band.high_s, default=best)
     return low if low.prediction.band.high_s < best.prediction.band.high_s * (1 - SAFER) else None
@@ -61,7 +61,7 @@ Sort = tuple[Ranks, str, int, int | None]
 
 
 def sort_of(plan: Plan) -> Sort:
-    """A plan's. Schedule, layout, and how data-parallel ranks are divided into replicas do not count."""
+    """The sort of a plan. Schedule, layout, and how data-parallel ranks are divided into replicas do not count."""
     meshes = [stage.mesh for stage in plan.stages if stage.mesh is not None] or [plan.mesh]
     axes = [len(plan.stages) or plan.mesh.pp]
     for mesh in meshes:
@@ -128,11 +128,11 @@ class Counts:
 
     @property
     def covered(self) -> int:
-        """All of these."""
+        """The points that were covered, all kinds together."""
         return self.priced + self.bounded + self.duplicates + self.illegal + self.left
 
     def __add__(self, other: Counts) -> Counts:
-        """Of two searches together."""
+        """Adds the counts of two searches."""
         names = ("space", "priced", "too_slow", "too_large", "duplicates", "illegal", "left")
         why = dict(Counter(self.why) + Counter(other.why))
         return Counts(**{name: getattr(self, name) + getattr(other, name) for name in names}, why=why)

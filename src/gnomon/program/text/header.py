@@ -49,7 +49,7 @@ class Header:
     """Checks that need the whole header."""
 
     def read(self, line: Line) -> None:
-        """One header line."""
+        """Reads one line of the header."""
         word = line.word("a directive")
         if word not in ("kind", "buffer", "comm", "pool", "unit", "alias"):
             self.once(line, word)
@@ -63,11 +63,11 @@ class Header:
         self.seen.add((what, name))
 
     def read_stages(self, line: Line) -> None:
-        """`stages N`."""
+        """Reads `stages N`."""
         self.num_stages = line.count("number of stages", 1, MAX_STAGES)
 
     def read_units(self, line: Line) -> None:
-        """`units N`."""
+        """Reads `units N`."""
         if self.units:
             raise line.fail("give either `units N` or `unit` lines, not both")
         self.plain = line.count("number of units", 0, MAX_UNITS)
@@ -141,7 +141,7 @@ class Header:
             self.later.append(partial(self.check_pool, line, pool, line.start))
 
     def read_pool(self, line: Line) -> None:
-        """`pool NAME SIZE`."""
+        """Reads `pool NAME SIZE`."""
         name = line.name("a pool")
         self.once(line, "pool", name)
         self.pools += (Pool(name=name, size=line.count("size of the pool", 1)),)

@@ -179,7 +179,7 @@ class Rows:
         return tuple(effects)
 
     def composite(self, line: Line) -> None:
-        """`(0F3&1B1)` or `(0F3&1B1)#5`."""
+        """Reads `(0F3&1B1)` or `(0F3&1B1)#5`."""
         column, first = line.at, self.ptr[-1]
         line.at += 1
         while True:

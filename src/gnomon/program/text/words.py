@@ -73,7 +73,7 @@ class Line:
         return match[0] if match else ""
 
     def word(self, expected: str) -> str:
-        """The next word."""
+        """Takes the next word of the line."""
         word = self.peek()
         if not word:
             raise self.fail(f"expected {expected}, but the line ends")
@@ -93,14 +93,14 @@ class Line:
             raise self.fail(f"expected `{text}`, not {short(self.peek()) if self.more() else 'the end of the line'}")
 
     def name(self, what: str) -> str:
-        """A name: an ASCII word."""
+        """Takes a name, which is an ASCII word."""
         word = self.word(f"a name of {what}")
         if not re.fullmatch(WORD, word):
             raise self.fail(f"expected a name of {what} (ASCII letters, digits and _ . -), not {short(word)}")
         return word
 
     def choice(self, options: Sequence[_T], what: str) -> _T:
-        """One of `options`."""
+        """Takes a word that is one of `options`."""
         word = self.word(f"{what}: one of {', '.join(options)}")
         for option in options:
             if option == word:
@@ -120,7 +120,7 @@ class Line:
         return int(word)
 
     def end(self) -> None:
-        """Nothing may follow."""
+        """Checks that nothing follows."""
         if self.more():
             raise self.fail(f"expected the end of the line, not {short(self.peek())}")
 

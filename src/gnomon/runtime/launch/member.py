@@ -25,7 +25,7 @@ from torch._C._distributed_c10d import Store
 from gnomon.errors import PeerError
 from gnomon.runtime.data.own_batches import Batches
 from gnomon.runtime.launch.membership import Epoch, Membership, loss_noticed, part, say_waited
-from gnomon.runtime.launch.train import Job, Loop, Outcome, Record, largest_of_ranks, signals_noted, corpus_of
+from gnomon.runtime.launch.train import Job, Loop, Outcome, Record, corpus_of, largest_of_ranks, signals_noted
 from gnomon.runtime.module.stage import Batch
 from gnomon.runtime.processes.connections import Sockets, shut, sockets
 from gnomon.runtime.processes.faults import plain

@@ -1,8 +1,8 @@
 """Partial reduce: the launcher's side.
 
 `TicketDesk` answers workers in the order in which they arrive with what `methods.partial_reduce.TicketController` says.
-A step of the record is that many tickets as there are workers, whoever trained them. `run_partial_reduce(job)` is a run with what
-its controller saw. Leaves out what workers do (`partial_reduce`) and starting them (`launcher`).
+A step of the record is that many tickets as there are workers, whoever trained them. `run_partial_reduce(job)` is a run
+with what its controller saw. Leaves out what workers do (`partial_reduce`) and starting them (`launcher`).
 """
 
 from __future__ import annotations

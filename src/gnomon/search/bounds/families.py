@@ -512,7 +512,8 @@ class Sends:
         return self._known[key]
 
     def _seconds(self, family: Family, hop: _Hop) -> Doubles:
-        """Of one message, at least. A program that sends parts of it and gathers them takes no less than a part."""
+        """The least seconds of one message. A program that sends parts of it and gathers them takes no less than a
+        part."""
         tensors, link = hop
         size: Doubles | float = sum(
             np.asarray(family.table.prices[kind].sharded.local_bytes[tensor], float) for kind, tensor in tensors

@@ -93,7 +93,7 @@ class Kinds:
 
     @cached_property
     def own_frozen(self) -> tuple[frozenset[str], ...]:
-        """Of each kind, its weights that are not trained and that no other layer holds, by their names in the block."""
+        """Lists each kind's weights that are not trained and that no other layer holds, by their names in the block."""
         holders = Counter(
             layer.call.parameter_name(tensor.name, layer.index)
             for layer in self.layers
@@ -360,7 +360,7 @@ def _least_kept(
     device: Device,
     links: Mapping[str, AxisLink],
 ) -> list[object]:
-    """For each kind the least that one of its layers keeps, with all layers in one stage.
+    """Finds for each kind the least that one of its layers keeps, with all layers in one stage.
 
     What several layers read counts once in a stage. A shorter stage has fewer layers that another one's tensor saves
     it from counting, so a layer keeps no less there than it does here.

@@ -43,7 +43,7 @@ class RankRows:
 
 @lru_cache(maxsize=64)
 def rank_rows(schedule: str, pp: int, virtual: int, microbatches: int) -> tuple[RankRows, ...]:
-    """Of each pipeline rank."""
+    """The rows of each pipeline rank."""
     rows = schedule_rows(schedule, pp, virtual, microbatches)
     forward, ends, frees = rows.is_kind("F", "C"), rows.is_kind("B", "I"), rows.is_kind("B", "W")
     by_rank = []

@@ -113,7 +113,7 @@ def inside_bytes(table: KindTable, column: int, pipeline: Pipeline, extra: Doubl
 
 
 def _worst(kinds: NDArray[np.int64], table: KindTable, column: int, extra: Doubles, *, by_layer: bool) -> float:
-    """Of the layers of a stage, the last first."""
+    """The worst of a stage's layers, the last first."""
     inside, kept = table.inside_bytes[:, column], table.kept_bytes[:, column]
     if by_layer:
         last = int(kinds[0])

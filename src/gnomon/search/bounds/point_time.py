@@ -344,7 +344,8 @@ def adding_s(table: KindTable, job: Job, *, divided: bool) -> Doubles:
 
 @dataclass(frozen=True, kw_only=True)
 class Weights:
-    """Of what a collective takes from kernels beside it at most, the least that one of its kind does."""
+    """Shares of the device that collectives take from overlapped kernels: at most, the least that one of its kind
+    does."""
 
     reduces: float
     """Of reductions of every microbatch."""
@@ -389,7 +390,7 @@ def _left(whole: Doubles, buckets: Doubles, beside: Doubles) -> Doubles:
 def _bytes(
     collectives: Iterable[ParameterCollective], kind: str, when: str | None = None, axes: str | None = None
 ) -> int:
-    """Of the collectives of a kind; of a moment and a group, where given."""
+    """Bytes of the collectives of a kind; of a moment and a group, where given."""
     return sum(
         c.bytes for c in collectives if c.kind == kind and when in (None, c.when) and axes in (None, "+".join(c.axes))
     )

@@ -25,7 +25,7 @@ Doubles = NDArray[np.float64]
 
 
 class Updates:
-    """Of one way of sharding."""
+    """The least seconds of updates under one way of sharding."""
 
     def __init__(self, job: Job, table: KindTable, mesh: Mesh, optimizer: Optimizer, pp: int, *, away: bool) -> None:
         """mesh: of a stage. away: whether parameters come from the host, block by block."""

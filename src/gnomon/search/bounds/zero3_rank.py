@@ -50,7 +50,7 @@ _KINDS = ("F", "B", "I", "W")
 
 @lru_cache(maxsize=256)
 def gaps(schedule: str, pp: int, virtual: int, microbatches: int) -> Gaps:
-    """Of a schedule without composites."""
+    """The gaps in a schedule without composites."""
     rows = schedule_rows(schedule, pp, virtual, microbatches)
     kinds = np.array(
         [_KINDS.index("F" if kind.name == "C" else kind.name) if kind.name in "FCBIW" else 0 for kind in rows.kinds]

@@ -42,7 +42,7 @@ class Way:
     away: tuple[str, ...] = ()
     """Those that wait on the host."""
     everything: bool
-    """Nothing is recomputed."""
+    """Keeps everything, so that nothing is recomputed."""
     price: LayerPrice
     """With it."""
 
@@ -58,12 +58,12 @@ class Way:
 
     @property
     def seconds(self) -> float:
-        """To recompute the rest, once."""
+        """Seconds to recompute the rest, once."""
         return self.price.recompute.device_s
 
     @property
     def policy(self) -> tuple[tuple[str, Action], ...]:
-        """For `graph.saved`."""
+        """The policy in the words of `graph.saved`."""
         return _policy(frozenset(self.kept), frozenset(self.away))
 
 

@@ -35,7 +35,7 @@ class Programme:
     """Variables that are amounts."""
 
     def variable(self, cost: float) -> int:
-        """A new variable."""
+        """Adds a variable to the programme."""
         self.costs.append(cost)
         return len(self.costs) - 1
 

@@ -48,7 +48,7 @@ ROUNDS = 8
 
 @dataclass(frozen=True, kw_only=True)
 class Least:
-    """What was found."""
+    """The least time that was found, and what it recomputes."""
 
     prediction: Prediction
     """Of the plan that fits."""
@@ -156,7 +156,7 @@ class _Memory:
         return held.round().astype(np.int64)
 
     def layers(self, block: int) -> list[tuple[Layer, LayerPrice]]:
-        """Of one of the Program's stages, in order."""
+        """The layers of one of the Program's stages, in order."""
         number, index = self.pricing.blocks[block]
         stage = self.pricing.stages[number]
         pairs = list(zip(stage.in_order, stage.order, strict=True))
@@ -175,7 +175,7 @@ class _Memory:
         return self.pricing.compute.phase_s(self.pricing.blocks[block][0], way.price.recompute)
 
     def s_per_byte(self, block: int) -> float:
-        """Of copies to the host."""
+        """Seconds a byte of copies to the host."""
         stage = self.pricing.stages[self.pricing.blocks[block][0]]
         size = float(1 << 28)
         return host_copy_s(stage, self.pricing.cluster, size) / size
@@ -229,7 +229,7 @@ class _Rank:
         return min(self.ways[layer], key=lambda way: (way.bytes, way.moved))
 
     def _fullest(self, during: NDArray[np.float64]) -> set[int]:
-        """Of each stage's backwards the fullest row, and of all others together."""
+        """Finds the fullest row among each stage's backwards, and among all other rows."""
         memory, rows, fullest = self.memory, self.memory.rows_of(self.number), dict[int, int]()
         for row in rows:
             place = int(memory.program.stage[row]) if memory.computes_backward(row) else -1

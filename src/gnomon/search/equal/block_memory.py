@@ -20,7 +20,7 @@ ROUNDED = 64.0
 
 
 class BlockMemory:
-    """Of the families of one space."""
+    """Bounds on the memory of the families of one space, looked up by block."""
 
     def __init__(self, job: Job, legality: Legality, limit: int) -> None:
         """limit: bytes that a rank's peak may be."""

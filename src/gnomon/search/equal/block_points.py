@@ -245,7 +245,9 @@ class Opening:
         """Whether a point may fit, by all rows of its schedule and all communicators that are sure."""
         held = (loose.static + least_peak(loose) + self.blocks.memory.workspace).tolist()
         counted = groups(loose, clip=self.blocks.clip)
-        return all(size <= self.blocks.memory.tensor_bytes_with(count) for size, count in zip(held, counted, strict=True))
+        return all(
+            size <= self.blocks.memory.tensor_bytes_with(count) for size, count in zip(held, counted, strict=True)
+        )
 
     def _act(self, group: Group) -> Actions:
         block, sharding = group.block, self._shardings_of(group)[0]

@@ -55,7 +55,7 @@ class Row:
 
     @property
     def rest(self) -> Row | None:
-        """Without the block that has the least bound; None if it is the last."""
+        """The blocks without that of the least bound; None if it is the last."""
         if len(self.columns) == 1:
             return None
         return replace(self, columns=self.columns[1:], bounds=self.bounds[1:])

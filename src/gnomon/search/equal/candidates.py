@@ -72,7 +72,7 @@ class OfRow:
 
     @property
     def points(self) -> int:
-        """In all its blocks."""
+        """Counts the points in all its blocks."""
         return len(self.devices.blocks.legality.choices(self.row.family).kept) * len(self.row.columns)
 
     @property
@@ -195,13 +195,13 @@ class _OfLoose:
 
 
 class FirstBound(_OfLoose):
-    """With the bound of its group's members."""
+    """A point with the bound of its group's members."""
 
     __slots__ = ()
     depth = 3
 
     def expand(self, search: Search[Found], bound: float) -> Smaller:
-        """Under ZeRO 2 its ranks are looked at one by one first, which costs less than playing."""
+        """Looks at the ranks one by one first under ZeRO 2, which costs less than playing."""
         if self.loose.reductions == "stages" and not partly_split(self.loose.point.schedule):
             least = self.devices.tighten.stalled(self.loose) * (1 - SLACK)
             yield max(bound, least), Stalled(self.devices, self.loose)
@@ -210,7 +210,7 @@ class FirstBound(_OfLoose):
 
 
 class Stalled(_OfLoose):
-    """Under ZeRO 2, with its ranks looked at one by one."""
+    """A point under ZeRO 2, bounded by its ranks looked at one by one."""
 
     __slots__ = ()
     depth = 4
@@ -221,7 +221,7 @@ class Stalled(_OfLoose):
 
 
 class Played(_OfLoose):
-    """Under ZeRO 3, with its schedule played bare."""
+    """A point under ZeRO 3, bounded by its schedule played bare."""
 
     __slots__ = ()
     depth = 5

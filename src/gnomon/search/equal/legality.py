@@ -47,7 +47,7 @@ class Choices:
 
 @dataclass(frozen=True, eq=False)
 class Scheduled:
-    """Which schedules and microbatch sizes go together on so many ranks."""
+    """Tells which schedules and microbatch sizes go together on so many ranks."""
 
     rows: tuple[tuple[str, int, tuple[int, ...]], ...]
     """(schedule, virtual stages, columns that run)."""
@@ -58,7 +58,7 @@ class Scheduled:
 
 
 class Legality:
-    """Of the points of one space."""
+    """Says which points of one space can run."""
 
     def __init__(self, job: Job) -> None:
         self.job, self.space = job, job.space

@@ -41,13 +41,13 @@ class _Candidate:
 
 
 def sparest(recompute: Iterable[str]) -> str:
-    """Of some ways of recomputing the one that keeps least."""
+    """Picks from some ways of recomputing the one that keeps least."""
     return next(name for name in SAVES_MOST if name in set(recompute))
 
 
 def sparing_points(blocks: Blocks, families: Iterable[Family]) -> Iterator[Point]:
-    """Of each family that recomputes most, at the smallest microbatch: the plan that shards least of those with room to
-    spare, and the plan that holds least; what is most likely to fit, and fast, first."""
+    """Picks from each family that recomputes most, at the smallest microbatch, the plan that shards least of those with
+    room to spare, and the plan that holds least; what is most likely to fit, and fast, first."""
     candidates = [candidate for family in families for candidate in _of_family(blocks, family)]
     for candidate in sorted(dict.fromkeys(candidates), key=lambda candidate: candidate.order):
         yield candidate.point

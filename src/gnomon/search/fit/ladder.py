@@ -58,13 +58,13 @@ class Rung:
 
     @property
     def step_s(self) -> float:
-        """Of what can run."""
+        """Seconds of a step, of a rung that can run."""
         assert self.prediction is not None
         return self.prediction.step_s
 
     @property
     def peak_bytes(self) -> int:
-        """Of its tightest rank."""
+        """Peak bytes of its tightest rank."""
         assert self.prediction is not None
         return self.prediction.tightest.peak_bytes
 
@@ -239,7 +239,7 @@ class Fitting:
         return rungs
 
     def _fastest_alone(self, option: Option) -> Rung | None:
-        """Of the levels of one option that fit the fastest; of none that does the strongest."""
+        """Picks the fastest of one option's levels that fit, or the strongest where none does."""
         rungs = [self.rung((option.name,), (words,), plan) for words, plan in self.levels(option, self.base.plan)]
         fit = [rung for rung in rungs if rung.fits]
         return min(fit, key=_step) if fit else self._strongest((option,))

@@ -74,7 +74,7 @@ def _with(fitting: Fitting, what: What, chosen: list[Option]) -> Most | None:
 
 
 def _most(fitting: Fitting, what: What, plan: Plan, changes: tuple[str, ...]) -> Most:
-    """By doubling, or halving, and then halving in."""
+    """Searches by doubling or halving, and then by bisection."""
     work = fitting.base.workload
     start = max(work.sequence_lengths()) if what == "seq-len" else max(1, _micro_batch(plan, work))
     unit = 1 if what == "batch" else UNIT if start >= 4 * UNIT else UNIT // 8

@@ -151,7 +151,7 @@ def _parameters(plan: Plan, graph: Graph, cluster: Cluster) -> Iterator[Single]:
 
 
 def _disk(plan: Plan, graph: Graph, cluster: Cluster) -> Iterator[Single]:
-    """Where every node says how fast its disk is."""
+    """Offers the disk where every node says how fast its own is."""
     chosen = choice("parameter_disk")
     if has_disks(cluster) and not chosen.of(plan):
         words = "parameters on a disk" if plan.optimizer.zero == 3 else "parameters on a disk (ZeRO 3)"
@@ -159,7 +159,7 @@ def _disk(plan: Plan, graph: Graph, cluster: Cluster) -> Iterator[Single]:
 
 
 def _tensor_parallel(plan: Plan, graph: Graph, cluster: Cluster) -> Iterator[Single]:
-    """Inside a node."""
+    """Offers tensor parallelism inside a node."""
     node = min(group.node.count for group in cluster.groups)
     yield from changes.tensor_parallel(plan, max(node // plan.stage_mesh(0).tp, 1))
 
@@ -185,7 +185,7 @@ def _chunked_loss(stack: Stack) -> Stack | None:
 
 
 def _as_it_is(words: str) -> Levels:
-    """Of an option of the program: the plan stays."""
+    """Leaves the plan as it is, for an option of the program."""
     return lambda plan, graph, cluster: iter(((words, plan),))
 
 

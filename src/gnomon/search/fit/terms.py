@@ -26,7 +26,7 @@ class Change:
 
     @property
     def microbatches(self) -> int:
-        """Of a step, after it."""
+        """Microbatches of a step, after the change."""
         return batch(self.after, self.workload)[0]
 
     @property
@@ -56,7 +56,7 @@ Style = Literal["yaml", "toml", "json", "flags", "dashes", "hydra"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Terms:
-    """One program's words."""
+    """One program's own words for changes of a job."""
 
     style: Style
     words: Mapping[str, Words]

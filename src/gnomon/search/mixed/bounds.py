@@ -143,7 +143,7 @@ class LayerTables:
         return tables[recompute or block.recompute] if len(tables) > 1 else next(iter(tables.values()))
 
     def _of_axes(self, kind: int, tp: int, cp: int, ep: int, block: MixedBlock) -> dict[str, LayerTable]:
-        """By way of recomputing."""
+        """The tables by way of recomputing."""
         key = kind, tp, cp, ep, *_layout(block, tp, cp)
         if key not in self._all:
             self._all[key] = self._made(kind, tp, cp, ep, block)
@@ -283,7 +283,7 @@ def _cumulated(values: Doubles) -> Doubles:
 
 
 def least_of_ranks(act: Actions, shape: Shape) -> list[RankSeconds]:
-    """Of actions of every stage ([stages, points]), what `least_step_s` adds up."""
+    """Sums the actions of every stage ([stages, points]) as `least_step_s` adds them up."""
     ranks = []
     for stages in map(list, stages_of_ranks(shape)):
         first = stages[0]
@@ -327,7 +327,7 @@ def tails_s(reduced: Doubles, act: Actions, shape: Shape, *, split: bool) -> Dou
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankSeconds:
-    """Of one microbatch on one pipeline rank, or arrays of them."""
+    """Seconds of one microbatch on one pipeline rank, or arrays of them."""
 
     forward: Doubles | float
     """All its stages."""

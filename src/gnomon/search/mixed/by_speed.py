@@ -18,7 +18,7 @@ MOST_MICROBATCHES = 4
 
 
 def points(space: MixedSpace, tables: LayerTables) -> Iterator[MixedPoint]:
-    """Of few microbatches, with the least ZeRO and recomputation of the space and with the most."""
+    """Points of few microbatches, with the least ZeRO and recomputation of the space and with the most."""
     for shape, blocks in space.by_shape:
         if shape.form != "replicas" or shape.pp > 1 or max(shape.tp) > 1 or shape.cp > 1:
             continue

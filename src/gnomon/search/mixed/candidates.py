@@ -72,7 +72,7 @@ class OfShape:
 
     @property
     def points(self) -> int:
-        """Of all blocks."""
+        """Counts the points of all blocks."""
         return sum(map(self.devices.space.count, self.blocks))
 
     @property

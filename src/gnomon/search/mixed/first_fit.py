@@ -102,8 +102,8 @@ def first_fit(devices: RoomyFirst) -> Search[MixedFound]:
 def roomiest(
     graph: Graph, cluster: Cluster, workload: Workload, space: Space, stack: Stack, limit_bytes: int
 ) -> Found | None:
-    """Of a space of plans on one kind of device, that which fits and holds the least by a bound; None if of the first
-    ROOMY meshes none fits."""
+    """Finds in a space of plans on one kind of device the plan that fits and holds the least by a bound; None if of the
+    first ROOMY meshes none fits."""
     devices = EqualDevices(graph, cluster, workload, space, stack, Goal(memory_bytes=limit_bytes))
     able: list[tuple[float, Point]] = []
     for _, family in devices.blocks.families():

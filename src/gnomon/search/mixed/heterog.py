@@ -62,7 +62,7 @@ def _equal(costs: LayerCosts, devices: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def by_speed(costs: LayerCosts, devices: tuple[int, ...]) -> tuple[int, ...]:
-    """Whole sequences: one each, and every further one to the device that then takes least."""
+    """Deals out whole sequences: one each, and every further one to the device that then takes least."""
     seconds = {k: costs.layers[k][0].sum(axis=0) + costs.layers[k][1].sum(axis=0) for k in range(len(costs.layers))}
     shares = [1] * len(devices)
     for _ in range(costs.sequences - len(devices)):

@@ -31,7 +31,7 @@ reduce-scatter with parameters gathered for forward and backward."""
 
 
 class Choice(NamedTuple):
-    """Of one layer."""
+    """The strategy of one layer."""
 
     devices: tuple[int, ...]
     """Of the cluster, ascending."""
@@ -92,7 +92,7 @@ class LayerCosts:
 
     @cached_property
     def tied(self) -> tuple[int, ...]:
-        """Of each layer the first that holds one of its parameters: what shares some has one strategy."""
+        """Finds for each layer the first that holds one of its parameters: what shares some has one strategy."""
         seen, first = dict[str, int](), list[int]()
         graph = self.tables.graph
         for number, layer in enumerate(graph.layers()):

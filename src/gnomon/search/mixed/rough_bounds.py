@@ -17,7 +17,7 @@ from gnomon.search.mixed.space import MixedBlock, MixedSpace, equal_layers, stag
 
 
 class RoughBounds:
-    """Of the blocks of one space."""
+    """Bounds of the blocks of one space, before their points are looked at."""
 
     def __init__(self, tables: LayerTables, space: MixedSpace, *, clip: bool) -> None:
         """clip: whether a step ends with a norm for which all ranks meet."""

@@ -72,7 +72,7 @@ Ranks = tuple[int, ...]
 
 
 class MixedPoint(NamedTuple):
-    """One plan."""
+    """One plan of the space, in numbers."""
 
     form: Form
     kinds: tuple[int, ...]
@@ -134,7 +134,7 @@ class MixedBlock(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class MixedSpace:
-    """What is searched."""
+    """The plans that are searched."""
 
     graph: Graph
     base: Plan
@@ -421,7 +421,7 @@ def deal_out(total: int, workers: int) -> tuple[int, ...]:
 
 
 def equal_layers(num_layers: int, pp: int) -> tuple[int, ...]:
-    """As `Plan` divides layers when nothing is said."""
+    """Divides layers as `Plan` does when nothing is said."""
     return deal_out(num_layers, pp)
 
 

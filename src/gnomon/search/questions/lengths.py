@@ -151,7 +151,8 @@ def peers() -> tuple[Method, ...]:
 
 
 def plain_stand_ins(lengths: Sequence[int]) -> Iterator[StandIn]:
-    """For plans without a method: as many sequences, of the longest length and of the mean."""
+    """Workloads in place of one of many lengths, for plans without a method: as many sequences, of the longest length
+    and of the mean."""
     for seq_len in mean_and_longest(lengths):
         yield StandIn(seq_len=seq_len, batch=len(lengths))
 
@@ -290,7 +291,7 @@ class _Asked:
         return [replace(plan, schedule=replace(plan.schedule, passes=stand_in.passes)) for plan in plans]
 
     def predicted(self, plan: Plan) -> Prediction | str:
-        """On the true lengths, once; why it cannot run; empty when the budget is spent."""
+        """Predicts a plan on the true lengths, once; why it cannot run; empty when the budget is spent."""
         if plan not in self.known:
             if self.known and not self.keep_going():
                 self.spent = True
@@ -314,7 +315,7 @@ class _Asked:
         return True, float(max(rank.peak_bytes for rank in prediction.memory))
 
     def descended(self, start: Prediction, method: Method | None) -> Prediction:
-        """From one plan to the first better one that is one change away, as long as there is one."""
+        """Goes from one plan to the first better one that is one change away, as long as there is one."""
         best, moved = start, True
         while moved:
             moved = False

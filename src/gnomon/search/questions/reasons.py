@@ -171,8 +171,8 @@ BATCHES = (4, 16)
 
 
 def _other_jobs(prediction: Prediction) -> Iterator[OtherJob]:
-    """In bf16 where it computes in fp32 on devices that are faster in bf16, as when a switch was forgotten; and with
-    more sequences a step, where that makes a token at least a tenth faster."""
+    """The job in bf16 where it computes in fp32 on devices that are faster in bf16, as when a switch was forgotten; and
+    with more sequences a step, where that makes a token at least a tenth faster."""
     plan, work = prediction.plan, prediction.workload
     base = prediction.tokens_per_s_per_device
     if plan.precision.compute in ("fp32", "tf32"):

@@ -111,7 +111,7 @@ def _shares(plan: Plan, cluster: Cluster) -> Iterator[tuple[str, Plan]]:
 
 
 def _counted(plan: Plan, count: int, new: int) -> Plan | None:
-    """With another number of microbatches, twice or half; None where shares cannot be halved."""
+    """The plan with another number of microbatches, twice or half; None where shares cannot be halved."""
     if any(share * count % new for stage in plan.stages for share in stage.shares):
         return None
     stages = tuple(

@@ -127,7 +127,7 @@ def _changed(cluster: Cluster, workload: Workload, name: str, value: Value) -> t
 
 
 def label(name: str, value: Value) -> str:
-    """As in `seq_len=4096`, `network=2x`, `memory=80 GiB`, or the cluster's name."""
+    """The case as a label, as in `seq_len=4096`, `network=2x`, `memory=80 GiB`, or the cluster's name."""
     if isinstance(value, Cluster):
         return value.name
     if name == "memory":

@@ -50,7 +50,7 @@ def with_grain(plan: Plan, grain: Grain) -> Plan:
 
 
 def grain_of(plan: Plan, graph: Graph) -> Grain | None:
-    """Of a plan that says them; None where a stage's rows are whole, or go layer by layer by bytes."""
+    """The cuts of a plan that says them; None where a stage's rows are whole, or go layer by layer by bytes."""
     overlap = plan.overlap
     if not overlap.buckets and not overlap.fused:
         return None

@@ -46,7 +46,7 @@ PIPELINE_INSIDE = ("dp_replicate", "dp_shard", "pp", "cp", "tp")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Choice:
-    """One decision."""
+    """One decision that refinement may change."""
 
     name: str
     """As in `--fix prefetch=2`."""
@@ -113,7 +113,7 @@ def _grains(plan: Plan, graph: Graph) -> tuple[Value, ...]:
 
 
 def shown_grain(plan: Plan) -> str:
-    """As `--fix buckets=` takes it; empty where the plan says nothing of it."""
+    """The cuts as `--fix buckets=` takes them; empty where the plan says nothing of it."""
     listed = [",".join(map(str, counts)) for counts in (plan.overlap.buckets, plan.overlap.fused)]
     return listed[0] + (f"/{listed[1]}" if listed[1] else "")
 

@@ -22,7 +22,7 @@ from gnomon.software import proposes
 
 @dataclass(frozen=True, kw_only=True)
 class Climbed:
-    """What neighbours gained."""
+    """How far steps to neighbours went, and what they gained."""
 
     steps: tuple[tuple[str, Prediction], ...]
     """Changes in order, each with the plan that it led to."""

@@ -245,7 +245,7 @@ class _Descent:
         return (Step(choice=of, before=of.of(plan), after=of.of(made.plan), prediction=made),)
 
     def for_methods(self) -> Iterator[Found]:
-        """For each published method that is open the plan which it makes fastest: one of the best two under any
+        """Finds for each published method that is open the plan which it makes fastest: one of the best two under any
         schedule that the method rewrites, FOR_METHODS plans at most. Which of these plans are among the best by
         themselves depends on the memory that they take without it."""
         space, best = self.result.space, self.result.best[:2]

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import json
 import pickle
+import sqlite3
+from contextlib import closing
 from pathlib import Path
 
 import numpy as np
@@ -16,11 +18,12 @@ from hypothesis import strategies as st
 
 from gnomon.cli import main
 from gnomon.errors import InputError
-from gnomon.formats.kineto import read_snapshot, read_trace, read_traces
+from gnomon.formats.kineto import is_nsight, is_trace, read_nsight, read_snapshot, read_trace, read_traces
 from gnomon.profile import account, find_steps
 from gnomon.profile.intervals import common, complement, join, length, minus, union
 from gnomon.report.profile import profile_of
 from tests.profile.device import Device
+from tests.profile.nsys import TABLES, export
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "deepseek-v3" / "plan.toml"
 GEMM = ("aten::mm", "nvjet_tst_128x256")
@@ -28,6 +31,13 @@ NCCL = ("c10d::allreduce_", "ncclDevKernel_AllReduce_Sum_bf16_RING_LL(ncclDevKer
 
 
 def play(fault: str, tmp_path: Path, ranks: int = 1) -> Path:
+    """Kineto's traces of `played`, a file a rank."""
+    for device in played(fault, ranks):
+        device.write(tmp_path)
+    return tmp_path
+
+
+def played(fault: str, ranks: int = 1) -> list[Device]:
     """Four steps of eight matmuls, an all-reduce that overlaps the next matmul, and a fused update; with a fault."""
     devices = [Device(rank, ranks) for rank in range(ranks)]
     for step in range(4):
@@ -76,9 +86,7 @@ def play(fault: str, tmp_path: Path, ranks: int = 1) -> Path:
                 device.wait()
                 device.busy("cpu_op", "entire_frame_compile", 5000)
             device.step(step, start)
-    for device in devices:
-        device.write(tmp_path)
-    return tmp_path
+    return devices
 
 
 FAULTS = (
@@ -100,6 +108,56 @@ def test_an_injected_fault_comes_first(fault: str, tmp_path: Path) -> None:
     profile = profile_of(read_traces(str(play(fault, tmp_path))))
     assert profile.findings[0].name == fault
     assert profile.findings[0].share > 0.1
+
+
+@pytest.mark.parametrize("fault", [fault for fault in FAULTS if fault != "compilation within the step"])
+def test_an_export_of_nsight_says_what_kineto_says(fault: str, tmp_path: Path) -> None:
+    """The same step in both: its seconds, its parts and its fault. Of the compiler's work nsys records nothing."""
+    path = export(played(fault), tmp_path / "report.sqlite")
+    assert is_nsight(str(path)) and not is_trace(str(path))
+    mine, kineto = profile_of(read_nsight(str(path))), profile_of(read_traces(str(play(fault, tmp_path / "kineto"))))
+    assert mine.findings[0].name == kineto.findings[0].name == fault
+    (one,), (other,) = mine.accounts, kineto.accounts
+    assert one.step.seconds == pytest.approx(other.step.seconds, abs=1e-6)
+    for part, seconds in other.parts.items():
+        assert one.parts[part] == pytest.approx(seconds, abs=2e-6), part
+    assert [kind.kind for kind in one.kinds] == [kind.kind for kind in other.kinds]
+
+
+def test_ranks_of_one_export_are_told_apart(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = export(played("slow rank", 4), tmp_path / "report.sqlite")
+    traces = read_nsight(str(path))
+    assert [(trace.rank, trace.world_size, trace.device) for trace in traces] == [
+        (rank, 4, "NVIDIA H100 80GB HBM3") for rank in range(4)
+    ]
+    assert (profile_of(traces).findings[0].name, profile_of(traces).slowest.rank) == ("slow rank", 1)
+    assert main(["compare", str(path)]) == 0
+    assert "slow rank" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("script", "said"),
+    [
+        ("CREATE TABLE other (id INT)", "is no export of Nsight Systems"),
+        (TABLES, "has no kernels; record them: nsys profile"),
+        ("CREATE TABLE NVTX_EVENTS (start INT)", "has no kernels"),
+    ],
+)
+def test_an_export_without_work_is_one_line(
+    script: str, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "report.sqlite"
+    with closing(sqlite3.connect(path)) as base:
+        base.executescript(script)
+    assert main(["compare", str(path)]) == 2
+    error = capsys.readouterr().err
+    assert said in error and len(error.strip().splitlines()) == 1
+    path.write_bytes(path.read_bytes()[:300])
+    assert main(["compare", str(path)]) == 2
+    report = tmp_path / "report.nsys-rep"
+    report.write_bytes(b"x")
+    assert main(["compare", str(report)]) == 2
+    assert "nsys export --type sqlite -o report.sqlite report.nsys-rep" in capsys.readouterr().err
 
 
 def test_a_slow_rank_is_named(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from gnomon.cli.request import read_request
 from gnomon.cli.terminal import print_json, print_lines
 from gnomon.cli.values import not_writable
 from gnomon.errors import InputError
-from gnomon.formats.kineto import is_trace, read_traces
+from gnomon.formats.kineto import is_nsight, is_trace, read_nsight, read_traces
 from gnomon.prediction.measured import MeasuredRun
 from gnomon.report.own_runs import OwnFit, fit_parts
 from gnomon.report.profile import PART_WORDS, profile_of
@@ -43,10 +43,11 @@ def run(options: CalibrateOptions) -> int:
         raise InputError(f"cannot write {str(target)!r}: {problem}; choose another place with -o")
     if not Path(options.trace).exists():
         raise InputError(f"cannot read {options.trace!r}: no such file")
-    if not is_trace(options.trace):
+    if not (is_trace(options.trace) or is_nsight(options.trace)):
         raise InputError(f"{options.trace!r} is no trace of torch.profiler; see gnomon compare --help")
     asked = read_request(TrainingOptions(model=options.job, on=options.on, network=options.network))
-    profile = profile_of(sorted(read_traces(options.trace), key=lambda trace: trace.rank), ())
+    recorded = read_nsight(options.trace) if is_nsight(options.trace) else read_traces(options.trace)
+    profile = profile_of(sorted(recorded, key=lambda trace: trace.rank), ())
     if not profile.accounts:
         raise InputError(f"no whole step is in {options.trace!r}; record three or more, with ProfilerStep marks")
     account = profile.slowest

@@ -16,7 +16,7 @@ from gnomon.cli.request import job_request
 from gnomon.cli.terminal import Progress, print_json, print_lines
 from gnomon.errors import InputError
 from gnomon.formats import programs
-from gnomon.formats.kineto import is_snapshot, is_trace, read_snapshot, read_traces
+from gnomon.formats.kineto import is_nsight, is_snapshot, is_trace, read_nsight, read_snapshot, read_traces
 from gnomon.plans import is_plan_file
 from gnomon.prediction import predict
 from gnomon.profile import Snapshot, Trace
@@ -27,7 +27,7 @@ def is_recorded(path: str) -> bool:
     """Whether a profiler wrote it. InputError if there is no such file."""
     if not Path(path).exists():
         raise InputError(f"cannot read {path!r}: no such file")
-    return is_snapshot(path) or is_trace(path)
+    return is_snapshot(path) or is_trace(path) or is_nsight(path)
 
 
 def run(options: CompareOptions) -> int:
@@ -46,6 +46,8 @@ def run(options: CompareOptions) -> int:
             snapshots.append(read_snapshot(path))
         elif is_trace(path):
             traces += read_traces(path)
+        elif is_nsight(path):
+            traces += read_nsight(path)
         elif expected is not None:
             raise InputError(f"{path!r} and {expected.source!r} are both predictions; give one, and what was recorded")
         else:

@@ -44,22 +44,24 @@ Both files are Timelines of one plan: the predicted one of gnomon predict
 and memory differ, and names the price that is most wrong. What is listed of a
 worker adds up to the difference of the steps.
 
-Or what torch.profiler recorded of any job: where its step went, which kernels
-and collectives took it, memory at the peak (from torch.cuda.memory's snapshot),
-what held it up and what to do; after a plan file, a job file of another program
-(with --on) or a predicted Timeline, next to what was predicted.
+Or what torch.profiler or Nsight Systems recorded of any job: where its step
+went, which kernels and collectives took it, memory at the peak (from
+torch.cuda.memory's snapshot), what held it up and what to do; after a plan
+file, a job file of another program (with --on) or a predicted Timeline, next to
+what was predicted.
 
 examples:
   gnomon compare predicted.timeline measured.timeline
   gnomon compare trace.json.gz
+  gnomon compare report.sqlite        # nsys export --type sqlite report.nsys-rep
   gnomon compare plan.toml traces/ snapshot.pickle
   gnomon compare pretrain.sh traces/ --on 4x8xh100-sxm"""
 
     files: tuple[str, ...] = several(
         optional=True,
         metavar="FILE",
-        help="two Timelines; or a trace of torch.profiler (a folder: one a rank), a memory snapshot, a plan file, a "
-        "job file",
+        help="two Timelines; or a trace of torch.profiler (a folder: one a rank), an export of nsys, a memory snapshot, "
+        "a plan file, a job file",
     )
     on: str | None = option("--on", read=some, metavar="CLUSTER", help="machines of a job file, as in 4x8xh100-sxm")
     json: bool = switch("--json", help="for programs")

@@ -84,8 +84,8 @@ _LARGEST_BYTES = 8 * 2**30
 
 
 def is_trace(path: str) -> bool:
-    """Whether it is named as a trace is (`.json`, `.json.gz`) and does not begin as text of ours; of a folder: whether
-    a file in it is."""
+    """Whether it is named as a trace of torch.profiler is (`.json`, `.json.gz`) and does not begin as text of ours; of
+    a folder: whether a file in it is."""
     where = Path(path)
     if where.is_dir():
         return any(True for _ in _files(where))
@@ -155,7 +155,11 @@ def read_trace(path: str) -> Trace:
         raise InputError(
             f"{path!r} is no trace: it has no list `traceEvents`; see torch.profiler's export_chrome_trace"
         )
-    told = whole if isinstance(whole, dict) else {}
+    return trace_of_events(path, whole if isinstance(whole, dict) else {}, events)
+
+
+def trace_of_events(path: str, told: Mapping[str, Any], events: list[dict[str, Any]]) -> Trace:
+    """The trace of events as Kineto writes them. told: what stands beside `traceEvents`. InputError without any."""
     return _Reading(path, told, events).trace()
 
 

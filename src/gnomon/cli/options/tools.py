@@ -53,15 +53,15 @@ what was predicted.
 examples:
   gnomon compare predicted.timeline measured.timeline
   gnomon compare trace.json.gz
-  gnomon compare report.sqlite        # nsys export --type sqlite report.nsys-rep
+  gnomon compare report.sqlite     # nsys export --type sqlite report.nsys-rep
   gnomon compare plan.toml traces/ snapshot.pickle
   gnomon compare pretrain.sh traces/ --on 4x8xh100-sxm"""
 
     files: tuple[str, ...] = several(
         optional=True,
         metavar="FILE",
-        help="two Timelines; or a trace of torch.profiler (a folder: one a rank), an export of nsys, a memory snapshot, "
-        "a plan file, a job file",
+        help="two Timelines; or a trace of torch.profiler (a folder: one a rank), an export of nsys, a memory "
+        "snapshot, a plan file, a job file",
     )
     on: str | None = option("--on", read=some, metavar="CLUSTER", help="machines of a job file, as in 4x8xh100-sxm")
     json: bool = switch("--json", help="for programs")

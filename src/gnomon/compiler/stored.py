@@ -9,8 +9,9 @@ float32 around one loop (cpp/stored.cpp). Activations in eight bits have a scale
 and OpenVINO have them, and the product is then exact but for float32's sums; in bfloat16 weights are exact too (but
 for NF4's, whose numbers are rounded to it), and float32 is for weights in float32. Which of them is said by
 `activations`. Where the machine lacks the instructions (AVX-512, with VNNI for activations in eight bits) or has no
-compiler the weight is widened in each call, which is slow and the same product; `Packed.by` says so. On a CPU,
-without gradients. What is sparse is laid as `stored_choice` says, by `stored_sparse` or whole.
+compiler the weight is widened in each call, which is slow and the same product; `Packed.by` says so. Without gradients,
+on a CPU; on a GPU the same storages are printed as Triton (`stored_triton`). What is sparse is laid as `stored_choice`
+says, by `stored_sparse` or whole.
 """
 
 from __future__ import annotations
@@ -27,12 +28,14 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from gnomon.compiler import stored_sparse
+from gnomon.compiler import stored_sparse, stored_triton
 from gnomon.compiler.build import ASKS, has_compiler, kernel_of
 from gnomon.compiler.machine import has_features, this_machine
 from gnomon.compiler.stored_choice import NEAR, predicted
 from gnomon.compiler.stored_sparse import Choice, PackedSparse, Product, Taken
+from gnomon.compiler.stored_triton import OnGpu
 from gnomon.compiler.tile_cost import best, rates
+from gnomon.compiler.triton_launch import has_triton
 from gnomon.errors import InputError
 from gnomon.storage.dense import Dense, bfloat16_of
 from gnomon.storage.form import Storage
@@ -186,9 +189,14 @@ def kernel(form: Form) -> Callable[[Any], int] | None:
 AnyPacked: TypeAlias = Packed | PackedSparse
 
 
-def pack(weight: Tensor, storage: Storage, activations: Activations = "int8", rows: int = 1) -> AnyPacked:
+def pack(weight: Tensor, storage: Storage, activations: Activations = "int8", rows: int = 1) -> AnyPacked | OnGpu:
     """A weight (outputs, inputs), rounded to the nearest that can be stored so. InputError where it cannot.
-    rows: that most products have, by which the kernel of a sparse weight is chosen; it multiplies any number."""
+    rows: that most products have, by which the kernel of a sparse weight is chosen; it multiplies any number. One on a
+    GPU is multiplied there, by rows of any dtype (`stored_triton`)."""
+    if weight.is_cuda:
+        if not has_triton():
+            raise InputError("a weight on a GPU is multiplied by Triton's kernels: pip install 'gnomon[triton]'")
+        return stored_triton.pack(weight, storage)
     shape = (weight.shape[0], weight.shape[1])
     if why := storage.refused(shape):
         raise InputError(why)
@@ -309,9 +317,11 @@ def _laid_scales(scales: NDArray[Any]) -> Tensor:
     return torch.from_numpy(np.ascontiguousarray(padded.reshape(-1, SIDE, many).transpose(0, 2, 1)))
 
 
-def linear(x: Tensor, packed: AnyPacked, bias: Tensor | None = None) -> Tensor:
+def linear(x: Tensor, packed: AnyPacked | OnGpu, bias: Tensor | None = None) -> Tensor:
     """x (..., inputs) in float32 or bfloat16 -> (..., outputs) of its dtype. A row with a NaN or an infinity is NaN
     where activations have eight bits."""
+    if isinstance(packed, stored_triton.OnGpu):
+        return stored_triton.linear(x, packed, bias)
     n, k = packed.shape
     if x.shape[-1] != k or x.dtype not in (torch.float32, torch.bfloat16):
         raise InputError(

@@ -53,14 +53,14 @@ def launchers(kernels: Sequence[TritonKernel]) -> list[Callable[..., int] | None
 
 def _loaded(kernel: TritonKernel) -> Callable[..., int] | None:
     try:
-        return Launcher(kernel, _module(kernel.source))
+        return Launcher(kernel, module_of(kernel.source))
     except (OSError, SyntaxError, ImportError) as error:
         log.warning("a kernel cannot be kept or loaded (%s): its operations stay PyTorch's", error)
         return None
 
 
 @cache
-def _module(source: str) -> ModuleType:
+def module_of(source: str) -> ModuleType:
     """Triton reads a function's text back by the name of its file: `linecache` has it, and no file is needed, which
     somebody else might write."""
     name = f"gnomon_triton_{hashlib.sha256(source.encode()).hexdigest()[:32]}"

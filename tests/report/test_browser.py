@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from browser import needs_chromium, shown
 
+from gnomon.cli import main
 from gnomon.plans import Mesh, Plan, Schedule, Workload
 from gnomon.prediction import predict
 from gnomon.report.page import page_data, page_html
@@ -110,3 +111,35 @@ def test_dense_timelines_have_the_colours_of_the_legend(scale: int, tmp_path: Pa
     probe = json.loads(match[1])
     assert {"0072b2", "e69f00"} <= set(probe["swatches"]) & set(probe["seen"])
     assert set(probe["seen"]) <= {*probe["swatches"], *probe["page"]}
+
+
+def test_replays_stand_in_the_page(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A server's and a fleet's, each in a frame of its own, drawn and with its own styles."""
+    serving, fleet, step, out = (
+        tmp_path / name for name in ("serving.html", "fleet.html", "step.timeline", "all.html")
+    )
+    job = ["llama-tiny", "--on", "1x2xh100-sxm", "--global-batch", "4", "--seq-len", "64", "--timeline", str(step)]
+    served = ["--input-len", "64", "--output-len", "8", "--concurrency", "4", "--page", str(serving)]
+    trace = tmp_path / "jobs.csv"
+    trace.write_text("job_id,submit_s,duration_s,num_gpus\na,0,600,2\nb,60,600,2\n")
+    assert main(["predict", *job]) == 0
+    assert main(["predict", "llama-3.2-1b", "--serve", "--on", "h100-sxm", *served]) == 0
+    assert main(["fleet", "replay", str(trace), "--on", "1x2xh100-sxm", "--policy", "fifo", "-o", str(fleet)]) == 0
+    assert main(["report", str(step), "--replay", str(serving), "--replay", str(fleet), "-o", str(out)]) == 0
+    assert main(["report", str(step), "--replay", str(step), "-o", str(out)]) == 2
+    assert "is no page of a replay; gnomon predict --serve --page" in capsys.readouterr().err
+    page = out.read_text(encoding="utf-8")
+    probe = """<script>
+    const frames = [...document.querySelectorAll("iframe.replay")];
+    frames.forEach((f) => { f.sandbox = "allow-same-origin"; });
+    Promise.all(frames.map((f) => new Promise((done) => { f.onload = done; f.srcdoc += ""; }))).then(() => {
+      const out = document.createElement("pre");
+      out.id = "probe";
+      out.textContent = frames.map((f) => f.contentDocument.querySelectorAll("svg").length).join(" ");
+      document.body.append(out);
+    });
+    </script></body>"""
+    dom, log = shown(page.replace("</body>", probe), tmp_path, "--virtual-time-budget=4000")
+    assert "CONSOLE" not in log, log
+    drawn = re.findall(r'<pre id="probe">(\d+) (\d+)</pre>', dom)
+    assert drawn and int(drawn[0][0]) >= 4 and int(drawn[0][1]) >= 1, dom[-300:]

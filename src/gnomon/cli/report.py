@@ -19,6 +19,7 @@ from gnomon.formats.perfetto import perfetto_trace
 from gnomon.plans import PlanFile, is_plan_file, load_plan
 from gnomon.prediction import Prediction, predict
 from gnomon.report.page import page_data, page_html
+from gnomon.report.page.html import title_of
 from gnomon.report.tables import wrapped
 from gnomon.schema import header_of, read_file, save_text
 from gnomon.timeline import Timeline
@@ -31,6 +32,7 @@ DIFFERS = 0.001
 def run(options: ReportOptions) -> int:
     """Write the page."""
     paths = [path for path in (options.before, options.after) if path is not None]
+    replays = [_replay(path) for path in options.replays]
     timelines = [read_timeline(path) for path in paths]
     prediction, asked, plan = _plan(options.plan)
     for timeline, path in zip(timelines, paths, strict=True):
@@ -47,7 +49,7 @@ def run(options: ReportOptions) -> int:
         title=options.title or "",
         others=() if asked is None else _alternatives(str(options.plan), asked),
     )
-    save_text(page_html(data), options.output)
+    save_text(page_html(data, replays), options.output)
     written = [options.output]
     if options.trace:
         save_text(json.dumps(perfetto_trace(timelines, title=data["title"]), allow_nan=False), options.trace)
@@ -55,6 +57,20 @@ def run(options: ReportOptions) -> int:
     lines = [line for text in (data["sentence"], *doubts) for line in wrapped(text, indent="")]
     print_lines([*lines, *(f"wrote {path}" for path in written)])
     return 0
+
+
+def _replay(path: str) -> str:
+    """The page of a replay. InputError for another file."""
+    try:
+        text = read_file(path).decode("utf-8")
+    except UnicodeDecodeError:
+        text = ""
+    if title_of(text) is None:
+        raise InputError(
+            f"{path!r} is no page of a replay; gnomon predict --serve --page FILE and gnomon fleet replay -o FILE make "
+            f"one"
+        )
+    return text
 
 
 def read_timeline(path: str) -> Timeline:

@@ -73,15 +73,24 @@ class ReportOptions(Options):
 
     about = """\
 Writes one self-contained page: the answer, the timelines one over the other,
-memory over time, where the step goes, where they differ, and the plan.
+memory over time, where the step goes, where they differ, and the plan. Replays
+of a server (gnomon predict --serve --page) and of a fleet (gnomon fleet replay
+-o) can stand in it too.
 
-example:
+examples:
   gnomon predict llama-tiny --on 1x4xh100-sxm --pp 4 --timeline step.timeline
-  gnomon report step.timeline -o report.html"""
+  gnomon report step.timeline -o report.html
+  gnomon report step.timeline --replay serving.html --replay fleet.html"""
 
     before: str = positional(metavar="TIMELINE", help="what gnomon predict --timeline or a run wrote")
     after: str | None = positional(optional=True, metavar="MEASURED", help="a second one, to show beside it")
     plan: str | None = option("--plan", read=some, metavar="FILE", help="the plan file that both are of")
+    replays: tuple[str, ...] = repeated(
+        "--replay",
+        metavar="PAGE",
+        help="the page of a replay, of predict --serve --page or of fleet replay -o, as a part of this one; again for "
+        "more",
+    )
     title: str | None = option("--title", metavar="TEXT", help="heading; default the plan's model and machines")
     output: str = option(
         "-o", "--output", default="report.html", read=new_file, metavar="FILE", help="default report.html"

@@ -7,8 +7,9 @@ load anything. Tables are there without scripts, so the page can be searched, re
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Mapping, Sequence
-from html import escape
+from html import escape, unescape
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,8 @@ from gnomon.units import show_bytes
 
 _FOLDER = Path(__file__).parent
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data:"
+HEAD = 1 << 16
+"""Characters of a page within which its head ends: styles stand in it."""
 _BAR_WORKERS = 16
 """Workers whose step is shown as bars; the page says how many there are more."""
 
@@ -45,8 +48,8 @@ _SHELL = """\
 """
 
 
-def page_html(data: Mapping[str, Any]) -> str:
-    """The page of what `page_data` returned."""
+def page_html(data: Mapping[str, Any], replays: Sequence[str] = ()) -> str:
+    """The page of what `page_data` returned. replays: whole pages of replays, of a server or a fleet, shown within."""
     sections = (
         _heading(data),
         _timeline(data),
@@ -55,6 +58,7 @@ def page_html(data: Mapping[str, Any]) -> str:
         _difference(data),
         _alternatives(data["alternatives"]),
         _where(data),
+        *(_replay(number, page) for number, page in enumerate(replays)),
         _listed("assumed", "What was assumed", data["assumptions"]),
         _listed("notes", "Notes", data["notes"]),
         _plan(data["plan"]),
@@ -67,6 +71,20 @@ def page_html(data: Mapping[str, Any]) -> str:
         data=embedded(data),
         script=(_FOLDER / "page.js").read_text(encoding="utf-8"),
     )
+
+
+def title_of(page: str) -> str | None:
+    """The title of a page of ours; None for another text."""
+    found = re.search(r"<title>(.*?)</title>", page[:HEAD], re.DOTALL)
+    ours = page.startswith("<!doctype html>") and '<meta name="color-scheme" content="light dark">' in page[:HEAD]
+    return unescape(found.group(1)).strip() if ours and found else None
+
+
+def _replay(number: int, page: str) -> str:
+    """A section with a whole page in a frame of its own: its styles stay there, and nothing in it runs."""
+    name, title = f"replay-{number}", title_of(page) or "A replay"
+    frame = f'<iframe class="replay" sandbox="" title="{escape(title)}" srcdoc="{escape(page)}"></iframe>'
+    return f'<section aria-labelledby="h-{name}"><h2 id="h-{name}">{escape(title)}</h2>{frame}</section>'
 
 
 def embedded(data: Mapping[str, Any]) -> str:

@@ -48,8 +48,10 @@ for at in range(4):
 steps, tokens = [], []
 while model.has_work:
     begin, cpu = time.perf_counter(), time.process_time()
-    tokens += [(made.key, made.chosen.token) for made in model.step()]
-    steps.append((time.perf_counter() - begin, time.process_time() - cpu))
+    made = [(one.key, one.chosen.token) for one in model.step()]
+    if made:
+        tokens += made
+        steps.append((time.perf_counter() - begin, time.process_time() - cpu))
 peak = int(next(l for l in open("/proc/self/status") if l.startswith("VmHWM")).split()[1]) << 10
 streams = model.model.streams
 print(json.dumps({"steps": steps[1:], "tokens": tokens, "peak": peak,

@@ -38,7 +38,8 @@ from gnomon.prices.decoding import (
 from gnomon.prices.dispatch import dispatch_seconds, holders
 from gnomon.prices.links import AxisLink, axis_link
 from gnomon.prices.state_space import scan_seconds
-from gnomon.serving.layout import Serving, kv_bits
+from gnomon.prices.stored import StoredPrices
+from gnomon.serving.layout import Serving, kv_bits, weight_format
 from gnomon.serving.scheduler import Batch, Piece
 from gnomon.serving.streaming import streamed
 from gnomon.serving.weights import Attention, BlockShape, Experts, Product, Shape, encoder_blocks, shape_of
@@ -117,7 +118,8 @@ class IterationPrice:
         self.engine, self.serving = engine, serving
         self.device: Device = cluster.devices[0]
         vulkan = engine.kernels == "ggml-vulkan"
-        self.ggml = None if engine.kernels == "vendor" else ggml_row(self.device, vulkan=vulkan)
+        self.ggml = ggml_row(self.device, vulkan=vulkan) if engine.kernels.startswith("ggml") else None
+        self.stored = StoredPrices.of(self.device) if engine.kernels == "stored" else None
         # engines take the newest kernel of a generation
         kernel: AttentionKernel = "flash3" if self.device.arch in ("hopper", "blackwell") else "flash2"
         self.curves: Curves = curves_for(self.device, attention=kernel)
@@ -248,9 +250,11 @@ class IterationPrice:
     def _head(self, rows: Array) -> Array:
         """Seconds of the head for so many rows, its logits gathered."""
         total = np.zeros_like(rows)
+        rounded = self.stored is not None and weight_format(self.serving.weights).bits < 16
         for block in self.shape.blocks:
-            if block.is_head:
-                total = total + self._block(block, rows)
+            if block.is_head:  # of rounded layers, the engine keeps the head in eight bits
+                own = tuple(replace(p, bits=min(p.bits, 8.0)) for p in block.products) if rounded else block.products
+                total = total + self._block(replace(block, products=own), rows)
         if self.tp_link is not None:
             total = total + collective_seconds(
                 "all_gather", rows * self.shape.vocab * self.serving.tp * 2, self.tp_link
@@ -261,7 +265,9 @@ class IterationPrice:
         total = sum((self.product_s(p, tokens) for p in block.products), np.zeros_like(tokens))
         if self.serving.lora_rank and not block.is_head:
             total = total + self._adapters_s(block, tokens)
-        if block.pass_kernels and self.ggml is not None:
+        if block.pass_kernels and self.stored is not None:
+            total = total + self.stored.pass_s(tokens * block.pass_bytes)
+        elif block.pass_kernels and self.ggml is not None:
             rate = self.device.memory_bytes_per_s * self.ggml.memory_share
             total = total + block.pass_kernels * self.ggml.start_s + tokens * block.pass_bytes / rate
         elif block.pass_kernels:
@@ -283,6 +289,10 @@ class IterationPrice:
     def product_s(self, product: Product, tokens: Array) -> Array:
         """Seconds of a product with weights as they are stored; wide where the device has no units for the format."""
         dtype, device = product.product, self.device
+        if self.stored is not None:
+            elements = product.batch * product.n * product.k
+            if (own := self.stored.linear_s(elements, product.bits, np.maximum(tokens, 1.0))) is not None:
+                return own
         if self.ggml is not None:
             elements = product.batch * product.n * product.k
             moved = elements * product.bits / 8 + tokens * product.batch * (product.k + product.n) * 2
@@ -360,6 +370,13 @@ class IterationPrice:
     # -- decodes
 
     def _keys(self, attention: Attention, layers: int) -> KeyPrice:
+        if self.stored is not None:
+            kv_heads = attention.heads if attention.latent else attention.kv_heads
+            width = (attention.width + attention.width_v) // 2
+            query_s, key_s = self.stored.decode_s(attention.heads / kv_heads, width, kv_heads)
+            return KeyPrice(
+                base_s=0.0, per_decode_s=layers * query_s, per_key_s=layers * key_s, window=attention.window
+            )
         row = attention_row(self.device, self.kv_bits)
         per_key = kv_seconds_per_token(
             row,
@@ -490,6 +507,11 @@ class IterationPrice:
         """Of their attention."""
         total = 0.0
         for attention, layers in self.shape.attentions:
+            if self.stored is not None:
+                before = min(prefix, attention.window) if attention.window else prefix
+                width = (attention.width + attention.width_v) // 2
+                total += layers * self.stored.prompt_s(new, before, attention.heads, width)
+                continue
             kv = prefix + new
             pairs = new * (prefix + new / 2)
             if attention.window and attention.window < kv:

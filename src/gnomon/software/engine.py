@@ -100,9 +100,9 @@ class Engine:
     """Iterations of decodes alone between two looks at what has come in; 1: it looks before each."""
     group_wait_steps: int
     """Iterations for which an attention group holds back a prompt until other groups have one too; 0: none."""
-    kernels: Literal["vendor", "ggml", "ggml-vulkan"]
-    """Who multiplies: the maker's libraries and what is written next to them, or ggml, in the maker's language or in
-    Vulkan."""
+    kernels: Literal["vendor", "ggml", "ggml-vulkan", "stored"]
+    """Who multiplies: the maker's libraries and what is written next to them; ggml, in the maker's language or in
+    Vulkan; or kernels of our own with packed weights (`compiler.stored`), where they were measured."""
     one_shot_reduce: bool
     """Whether small sums over tensor-parallel ranks run as one kernel over NVLink in place of the library's."""
     plans_weights: tuple[str, ...]

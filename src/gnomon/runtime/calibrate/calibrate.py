@@ -30,6 +30,7 @@ from torch.distributed import ProcessGroup, Work
 from gnomon.hardware import Axis, Measured, Table
 from gnomon.runtime.calibrate.cases import Timed, after, cases
 from gnomon.runtime.calibrate.disk import Disk
+from gnomon.runtime.calibrate.served import served_cases
 from gnomon.runtime.mesh.collectives import all_gather, all_reduce, reduce_scatter
 from gnomon.runtime.processes.launch import launch
 from gnomon.runtime.watch.waiting import waited_s, waited_since
@@ -160,7 +161,7 @@ def _digits(value: float) -> float:
 
 def measure(budget: Budget) -> Repeats:
     """This process's repeats. All processes of the job must call it."""
-    listed = cases(budget.dtypes, fine=budget.fine)
+    listed = [*cases(budget.dtypes, fine=budget.fine), *served_cases(fine=budget.fine)]
     tables = [Times.of((c.what, c.dtype, c.direction), c.axes) for c in listed]
     points = [(t, c, at) for t, c in zip(tables, listed, strict=True) for at in enumerate(c.points())]
     modes = 2 if budget.alone and dist.get_world_size() > 1 else 1

@@ -53,7 +53,7 @@ class Case:
 
     def make(self, point: Point) -> Timed:
         """What is prepared and what is timed at a point."""
-        return self.build(point, DTYPES[self.dtype], self.direction)
+        return self.build(point, DTYPES.get(self.dtype, torch.bfloat16), self.direction)
 
 
 def cases(dtypes: Sequence[str], *, fine: bool = True) -> tuple[Case, ...]:

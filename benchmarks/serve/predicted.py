@@ -1,0 +1,201 @@
+"""What `gnomon predict --serve` says of this machine's own server, against what it does: `python
+benchmarks/serve/predicted.py [--on FILE] [--no-file] [--no-http]`.
+
+A model of SmolLM2-135M's shape with random weights, one thread, under three traces: steady, bursty, long prompts. The
+machine is measured first (`gnomon calibrate --processes 1`; --on takes a file of one). Twice: the engine on the clock of
+its own CPU time, so that nothing else on the machine counts, each step's CPU-seconds held against the price of its
+batch; and `gnomon serve` over HTTP by the wall's clock, driven by `gnomon bench-serve`. Writes
+benchmarks/results/serve_predicted.md. Leaves out other models and devices.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+
+import torch
+import transformers
+from speed import SHAPES
+
+from gnomon.compiler.machine import this_machine
+from gnomon.graph import Graph
+from gnomon.hardware import Cluster, parse_cluster
+from gnomon.runtime.checkpoint.pretrained import model_of
+from gnomon.serve.engine import Engine
+from gnomon.serve.load import open_model
+from gnomon.serve.sampling import Sampling
+from gnomon.serving.forecast import Forecast, serve
+from gnomon.serving.iteration import TICKS_PER_S, IterationPrice
+from gnomon.serving.layout import Serving
+from gnomon.serving.measured import MeasuredLoad
+from gnomon.serving.requests import Load, Request
+from gnomon.software.engine import Engine as Rules
+from gnomon.software.engine import engine
+
+RESULTS = Path(__file__).resolve().parents[1] / "results" / "serve_predicted.md"
+LONGEST = 2048
+FORMS = {"bf16": ("stored", "bf16"), "int8": ("int8", "int8-wo")}
+"""Name -> (--weights of the server, --weights of the prediction)."""
+
+
+def traces() -> dict[str, list[Request]]:
+    """By name."""
+    rng = random.Random(5)
+    steady, at = [], 0.0
+    for _ in range(32):
+        steady.append(Request(arrival_s=at, input_len=rng.choice((64, 128, 192)), output_len=rng.choice((16, 32, 48))))
+        at += rng.expovariate(1.2)
+    bursty = [
+        Request(arrival_s=8.0 * burst + 0.01 * n, input_len=rng.choice((48, 96, 160)), output_len=rng.choice((12, 24)))
+        for burst in range(4)
+        for n in range(8)
+    ]
+    long = [
+        Request(arrival_s=7.0 * n, input_len=rng.choice((900, 1200, 1500)), output_len=rng.choice((12, 20)))
+        for n in range(8)
+    ]
+    return {"steady": steady, "bursty": bursty, "long prompts": long}
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """A request, in seconds."""
+
+    arrival_s: float
+    first_s: float
+    end_s: float
+    input_len: int
+    output_len: int
+
+
+def on_cpu_clock(model: Engine, requests: list[Request]) -> tuple[list[Seen], list[float]]:
+    """(requests, CPU-seconds of each iteration), where time goes on only as the engine computes or waits."""
+    rng, clock, left = random.Random(1), 0.0, list(requests)
+    of: dict[int, Request] = {}
+    first: dict[int, float] = {}
+    seen, steps = [], []
+    while left or model.has_work:
+        if not model.has_work:
+            clock = max(clock, left[0].arrival_s)
+        before = time.process_time()
+        while left and left[0].arrival_s <= clock:
+            one = left.pop(0)
+            prompt = [rng.randrange(5, 4000) for _ in range(one.input_len)]
+            of[model.add(prompt, Sampling(max_tokens=one.output_len, temperature=0))[0]] = one
+        done = model.iterations
+        made = model.step()
+        spent = time.process_time() - before
+        clock += spent
+        if model.iterations > done:
+            steps.append(spent)
+        for token in made:
+            first.setdefault(token.key, clock)
+            if token.reason is not None:
+                r = of[token.key]
+                seen.append(Seen(r.arrival_s, first[token.key], clock, r.input_len, r.output_len))
+    return seen, steps
+
+
+def rows(name: str, form: str, found: Forecast, measured: MeasuredLoad) -> Iterator[str]:
+    """Lines of the table, and how far each is off."""
+    cells = []
+    for what in ("ttft", "tpot"):
+        for at in ("p50", "p99"):
+            ours, theirs = (getattr(getattr(one, what), at) for one in (found, measured))
+            cells.append(f"{1e3 * ours:.0f} / {1e3 * theirs:.0f} ms {ours / theirs - 1:+.0%}")
+    yield f"| {form} | {name} | {' | '.join(cells)} |"
+
+
+def predicted(graph: Graph, cluster: Cluster, rules: Rules, weights: str, load: Load) -> Forecast:
+    """Of one process."""
+    return serve(graph, cluster, Serving(weights=weights, max_model_len=LONGEST), rules, load)
+
+
+def main() -> int:
+    """The tables, and the file."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--on", help="a machine that gnomon calibrate has measured")
+    parser.add_argument("--no-file", action="store_true", help="print only")
+    parser.add_argument("--no-http", action="store_true", help="the CPU's clock alone")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    transformers.logging.set_verbosity_error()
+    rules = replace(engine("gnomon"), max_seqs=8, max_batched_tokens=512)
+    env = {**os.environ, "OMP_NUM_THREADS": "1"}
+    head = "| weights | trace | TTFT p50 | TTFT p99 | TPOT p50 | TPOT p99 |"
+    tables = {"cpu": [f"{head[:-1]}| CPU-seconds a step |", "|---|---|---|---|---|---|---|"]}
+    tables["http"] = [head, "|---|---|---|---|---|---|"]
+    with tempfile.TemporaryDirectory() as name:
+        folder, machine = Path(name) / "model", options.on or f"{name}/local.toml"
+        if not options.on:
+            command = [sys.executable, "-m", "gnomon", "calibrate", "--processes", "1", "-o", machine]
+            subprocess.run(command, check=True, env=env)
+        cluster = parse_cluster(machine)
+        kind, shape = SHAPES["135M"]
+        config = getattr(transformers, kind)(**shape, max_position_embeddings=8192, tie_word_embeddings=True)
+        transformers.AutoModelForCausalLM.from_config(config).to(torch.bfloat16).save_pretrained(folder)
+        graph = model_of(folder).graph
+        for form, (weights, told) in FORMS.items():
+            model = open_model(folder, rules, dtype="bf16", weights=weights, kv_bytes=1 << 29, max_model_len=LONGEST)
+            price = IterationPrice(graph, cluster, Serving(weights=told, max_model_len=LONGEST), rules)
+            alone = replace(rules, request_s=0.0, request_token_s=0.0)
+            on_cpu_clock(model, traces()["bursty"][:8])
+            for trace, requests in traces().items():
+                model.record = []
+                seen, steps = on_cpu_clock(model, requests)
+                batches = [one.batch for one in model.record if one.batch.pieces or one.batch.decodes]
+                ours = [price.batch_ticks(batch) / TICKS_PER_S for batch in batches]
+                off = sum(ours) / sum(steps) - 1
+                measured = MeasuredLoad.of(seen, concurrency=None)
+                [line] = rows(trace, form, predicted(graph, cluster, alone, told, measured.load()), measured)
+                each = f"{1e3 * sum(ours) / len(ours):.1f} / {1e3 * statistics.fmean(steps):.1f} ms {off:+.0%}"
+                tables["cpu"].append(f"{line} {each} |")
+                print(tables["cpu"][-1], flush=True)
+            del model
+            if options.no_http:
+                continue
+            for trace, requests in traces().items():
+                asked, out = Path(name) / "trace.csv", Path(name) / f"{form} {trace}.json"
+                lines = [f"{r.arrival_s},{r.input_len},{r.output_len}" for r in requests]
+                asked.write_text("\n".join(["arrival_s,input_len,output_len", *lines]) + "\n")
+                command = [
+                    sys.executable, "-m", "gnomon", "bench-serve", str(folder), "--requests", str(asked), "-o", str(out),
+                    "--dtype", "bf16", "--weights", weights, "--kv-memory", "512 MiB", "--max-model-len", str(LONGEST),
+                    "--max-num-seqs", "8", "--max-num-batched-tokens", "512", "--threads", "1",
+                ]  # fmt: skip
+                subprocess.run(command, check=True, env=env, stdout=subprocess.DEVNULL)
+                measured = MeasuredLoad.read(out.read_text(), str(out))
+                tables["http"] += rows(trace, form, predicted(graph, cluster, rules, told, measured.load()), measured)
+                print(tables["http"][-1], flush=True)
+        busy = json.dumps([round(x, 1) for x in os.getloadavg()])
+    if not options.no_file:
+        lines = [
+            "# Predicted and measured: this machine's own server",
+            "",
+            f"`python benchmarks/serve/predicted.py`, {datetime.now(UTC):%Y-%m-%d}, {this_machine().model}, one thread, "
+            "SmolLM2-135M's shape with random weights, after `gnomon calibrate --processes 1`; cells are predicted / "
+            "measured and how far predicted is off.",
+            "",
+            "## On the clock of the engine's own CPU time",
+            "",
+            *tables["cpu"],
+        ]
+        if not options.no_http:
+            lines += ["", f"## Over HTTP, by the wall (load average {busy} on two cores)", "", *tables["http"]]
+        RESULTS.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,9 +1,10 @@
-"""What `gnomon predict --serve` says of this machine's own server, against what it does: `python
-benchmarks/serve/predicted.py [--on FILE] [--no-file] [--no-http]`.
+"""What `gnomon predict --serve` says of this machine's own server, against what it does.
+
+`python benchmarks/serve/predicted.py [--on FILE] [--no-file] [--no-http]`
 
 A model of SmolLM2-135M's shape with random weights, one thread, under three traces: steady, bursty, long prompts. The
-machine is measured first (`gnomon calibrate --processes 1`; --on takes a file of one). Twice: the engine on the clock of
-its own CPU time, so that nothing else on the machine counts, each step's CPU-seconds held against the price of its
+machine is measured first (`gnomon calibrate --processes 1`; --on takes a file of one). Twice: the engine on the clock
+of its own CPU time, so that nothing else on the machine counts, each step's CPU-seconds held against the price of its
 batch; and `gnomon serve` over HTTP by the wall's clock, driven by `gnomon bench-serve`. Writes
 benchmarks/results/serve_predicted.md. Leaves out other models and devices.
 """
@@ -170,7 +171,8 @@ def main() -> int:
                 lines = [f"{r.arrival_s},{r.input_len},{r.output_len}" for r in requests]
                 asked.write_text("\n".join(["arrival_s,input_len,output_len", *lines]) + "\n")
                 command = [
-                    sys.executable, "-m", "gnomon", "bench-serve", str(folder), "--requests", str(asked), "-o", str(out),
+                    sys.executable, "-m", "gnomon", "bench-serve", str(folder), "--requests", str(asked),
+                    "-o", str(out),
                     "--dtype", "bf16", "--weights", weights, "--kv-memory", "512 MiB", "--max-model-len", str(LONGEST),
                     "--max-num-seqs", "8", "--max-num-batched-tokens", "512", "--threads", "1",
                 ]  # fmt: skip
@@ -183,8 +185,8 @@ def main() -> int:
         lines = [
             "# Predicted and measured: this machine's own server",
             "",
-            f"`python benchmarks/serve/predicted.py`, {datetime.now(UTC):%Y-%m-%d}, {this_machine().model}, one thread, "
-            "SmolLM2-135M's shape with random weights, after `gnomon calibrate --processes 1`; cells are predicted / "
+            f"`python benchmarks/serve/predicted.py`, {datetime.now(UTC):%Y-%m-%d}, {this_machine().model}, one thread,"
+            " SmolLM2-135M's shape with random weights, after `gnomon calibrate --processes 1`; cells are predicted / "
             "measured and how far predicted is off.",
             "",
             "## On the clock of the engine's own CPU time",

@@ -1,7 +1,7 @@
 """What calibration runs of the engine that serves: products with packed weights, attention over pages.
 
-Weights of a model and its keys are read from memory in every iteration, so a case has as many matrices, and pages, as no
-cache holds, and takes them in turn. Sizes are few: seconds go with the elements of a matrix, and with heads and their
+Weights of a model and its keys are read from memory in every iteration, so a case has as many matrices, and pages, as
+no cache holds, and takes them in turn. Sizes are few: seconds go with the elements of a matrix, and with heads and their
 width. Leaves out passes over activations, which lie in caches, and everything of Python between two iterations.
 """
 
@@ -46,7 +46,7 @@ def served_cases(*, fine: bool) -> list[Case]:
         return tuple(Axis(name=name, sizes=given if fine else given[:2]) for name, given in sizes.items())
 
     made = [
-        Case(what="stored_linear", dtype=form, direction="", axes=axes(rows=ROWS), build=partial(_linear, form))
+        Case(what="stored_linear", dtype=form, direction="", axes=axes(rows=ROWS), build=partial(_linear, form, fine))
         for form in forms
     ]
     if forms:
@@ -62,7 +62,7 @@ def _form(name: str) -> stored.Form:
 
 
 @cache
-def _matrices(form: str) -> Iterator[Packed]:
+def _matrices(form: str, fine: bool) -> Iterator[Packed]:
     weight = torch.linspace(-1.0, 1.0, SIDE * SIDE).view(SIDE, SIDE)
     first = stored.pack(weight, storage_of(form), {"fp32": "fp32", "bf16": "bf16"}.get(form, "int8"))  # type: ignore[arg-type]
     assert isinstance(first, Packed)
@@ -74,11 +74,11 @@ def _matrices(form: str) -> Iterator[Packed]:
             zeros=first.zeros,
         )  # fmt: skip
 
-    return cycle([another() for _ in range(1 + UNCACHED_BYTES // first.bytes)])
+    return cycle([another() for _ in range(1 + UNCACHED_BYTES // first.bytes if fine else 1)])
 
 
-def _linear(form: str, point: Point, dtype: torch.dtype, direction: str) -> Timed:
-    matrices = _matrices(form)
+def _linear(form: str, fine: bool, point: Point, dtype: torch.dtype, direction: str) -> Timed:
+    matrices = _matrices(form, fine)
     x = torch.linspace(-1.0, 1.0, point["rows"] * SIDE).view(point["rows"], SIDE)
     x = x if form == "fp32" else x.bfloat16()
     return lambda: next(matrices), lambda matrix: stored.linear(x, matrix)

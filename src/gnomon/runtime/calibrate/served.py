@@ -1,8 +1,8 @@
 """What calibration runs of the engine that serves: products with packed weights, attention over pages.
 
-Weights of a model and its keys are read from memory in every iteration, so a case has as many matrices, and pages, as
-no cache holds, and takes them in turn. Sizes are few: seconds go with the elements of a matrix, and with heads and their
-width. Leaves out passes over activations, which lie in caches, and everything of Python between two iterations.
+Weights and keys are read from memory in every iteration, so a case has as many matrices, and pages, as no cache holds,
+and takes them in turn. Sizes are few: seconds go with the elements of a matrix, and with heads and their width. Leaves
+out passes over activations, which lie in caches, and everything of Python between two iterations.
 """
 
 from __future__ import annotations

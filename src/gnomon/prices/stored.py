@@ -40,13 +40,13 @@ class StoredPrices:
     def linear_s(self, elements: float, bits: float, rows: Array) -> Array | None:
         """rows times a matrix; None for a form that was not measured."""
         form = next((name for most, name in FORMS.items() if bits <= most), "")
-        seconds = self._table("stored_linear", form, rows=rows)
+        seconds = self._table("stored_linear", form, {"rows": rows})
         return None if seconds is None else seconds * (elements / served.SIDE**2)
 
     def decode_s(self, group: float, width: int, kv_heads: int) -> tuple[float, float]:
         """(seconds of a sequence's query in one layer, more for each key)."""
         keys = np.array([float(served.KEYS[0]), float(served.KEYS[-1])])
-        both = self._table("paged_decode", "bf16", keys=keys, group=np.array([group, group]))
+        both = self._table("paged_decode", "bf16", {"keys": keys, "group": np.array([group, group])})
         assert both is not None, "measured with the products"
         least, most = (float(x) / (served.SEQUENCES * served.KV_HEADS) for x in both)
         each = (most - least) / (served.KEYS[-1] - served.KEYS[0])
@@ -56,17 +56,17 @@ class StoredPrices:
     def prompt_s(self, new: int, before: int, heads: int, width: int) -> float:
         """Attention of a piece of a prompt in one layer."""
         sizes = {"new": np.array([float(new)]), "before": np.array([float(max(1, before))])}
-        seconds = self._table("paged_prompt", "bf16", **sizes)
+        seconds = self._table("paged_prompt", "bf16", sizes)
         assert seconds is not None, "measured with the products"
         return float(seconds[0]) * heads / served.PROMPT_HEADS * width / served.HEAD
 
     def pass_s(self, nbytes: Array) -> Array:
         """Passes over activations that lie in caches."""
-        one = self._table("add", "fp32", "forward", elements=np.array([float(CACHED_ELEMENTS)]))
+        one = self._table("add", "fp32", {"elements": np.array([float(CACHED_ELEMENTS)])}, "forward")
         assert one is not None, "of every calibration"
         return nbytes * (float(one[0]) / (3 * 4 * CACHED_ELEMENTS))
 
-    def _table(self, what: str, dtype: str, direction: str = "", **sizes: Array) -> Array | None:
+    def _table(self, what: str, dtype: str, sizes: Mapping[str, Array], direction: str = "") -> Array | None:
         if all(table.key != (what, dtype, direction) for table in self.measured.tables):
             return None
         return np.asarray(table_seconds(self.measured, what, dtype, direction, **sizes))

@@ -96,6 +96,8 @@ class _Collector:
         self, source: Longs, target: Longs, distance: int | NDArray[np.int32], *, data: bool, strict: bool = False
     ) -> None:
         """strict: a row that waits for itself waits for ever, instead of seeing to it within itself."""
+        # On one stream a row waits for every row before it, in this step and in all before; what is left is an edge
+        # against that order, kept so that the cycle it makes is found.
         keep = self.lane[source] != self.lane[target]
         steps = np.full(len(source), distance, np.int32) if isinstance(distance, int) else distance
         keep |= (steps == 0) & ((source >= target) if strict else (source > target))
@@ -119,7 +121,7 @@ class _Collector:
         """Indices of the smallest `order` for each (end, lane)."""
         if not len(end):
             return end
-        by = np.lexsort((order, lane, end))
+        by = np.lexsort((order, lane, end))  # the first of each run of equal (end, lane) has the smallest order
         new = np.ones(len(by), bool)
         new[1:] = (end[by][1:] != end[by][:-1]) | (lane[by][1:] != lane[by][:-1])
         return by[new]
@@ -141,11 +143,12 @@ def _handed_over(program: Program, table: EffectTable, out: _Collector) -> tuple
     first, length = _segments(table)
     kind = table.buffer_class(table.buffer[first])
     plain = np.array([b.lifetime in ("action", "step") and b.slots == 1 for b in program.buffers], bool)[kind]
+    # Entries of a buffer lie together, in issue order (`_segments`): a pair is its first entry and the one after.
     pair = first[plain & (length == 2)]
     pair = pair[(table.op[pair] == WRITE) & (table.op[pair + 1] == CONSUME)]
     wrote, used = table.row[pair].astype(np.int64), table.row[pair + 1].astype(np.int64)
     out.add(wrote, used, 0, data=True)
-    out.add(used, wrote, 1, data=False)
+    out.add(used, wrote, 1, data=False)  # with one slot, the next step's write waits until this version is gone
     alloc[pair] = release[pair + 1] = True
     done = np.zeros(size, bool)
     done[pair] = done[pair + 1] = True
@@ -168,11 +171,14 @@ def _on_several_streams(
     first = np.flatnonzero(new)
     last = np.append(first[1:], len(rest)) - 1
     kind = table.buffer_class(table.buffer[rest[first]])
+    # Effects are numbered so that comparisons are classes (`kinds`): READ and ACCUMULATE leave a version what it is,
+    # EXTEND and WRITE grow or open one, CONSUME and FREE, the last, end it.
     one_stream = np.minimum.reduceat(on, first) == np.maximum.reduceat(on, first)
     carried = np.array([b.lifetime == "carried" for b in program.buffers], bool)[kind]
     never_freed = carried & (np.maximum.reduceat(op, first) <= WRITE)
     plain = np.array([b.lifetime in ("action", "step") and b.slots == 1 for b in program.buffers], bool)[kind]
     opens = (op[first] == WRITE) | (op[first] == ACCUMULATE)
+    # Entries between the first and the last that grow, open or end a version: a simple life has none.
     inner = np.add.reduceat((op >= EXTEND).astype(np.int64), first) - (op[first] >= EXTEND) - (op[last] >= EXTEND)
     one_life = plain & opens & (op[last] >= CONSUME) & (inner == 0) & (last > first)
     simple = one_stream & (never_freed | one_life)
@@ -211,6 +217,7 @@ class _History:
         self.write = self.op == WRITE
         self.modify = self.write | (self.op == ACCUMULATE) | (self.op == EXTEND)
         self.free = self.op >= CONSUME
+        # Live before an entry: written since it was last freed; a carried buffer also from the step before.
         self.last_modify = self.before(self.modify)
         self.last_free = self.before(self.free)
         self.live = (self.last_modify > self.last_free) | (self.carried & (self.last_free < 0))
@@ -220,6 +227,7 @@ class _History:
 
     def before(self, flag: Bools) -> Longs:
         """Finds for each entry the index of the latest earlier flagged entry of its buffer, or -1."""
+        # A running maximum over all entries, with what lies before the buffer's own first entry taken away.
         index = np.where(flag, np.arange(len(flag)), -1)
         last = np.full(len(flag), -1, np.int64)
         np.maximum.accumulate(index[:-1], out=last[1:])
@@ -282,8 +290,11 @@ def _leaks(program: Program, table: EffectTable, h: _History) -> list[Problem]:
 def _data_edges(h: _History, out: _Collector) -> None:
     """Read after write, accumulations in their order, and the last write of a carried buffer to the next step's
     reads."""
+    # Within the step: whatever looks at a version that is live, in this order of issue; writes open a new one instead,
+    # but for carried buffers, which are changed in place.
     here = np.flatnonzero((h.last_modify > h.last_free) & (~h.write | h.carried))
     out.add(*out.first_readers(h.row[h.last_modify[here]], h.row[here]), 0, data=True)
+    # Across the step: what reads a carried buffer before it is first changed reads what the step before left.
     wraps = np.flatnonzero(h.carried & (h.last_modify < 0))
     source = np.repeat(h.final_of(h.modify), h.length)[wraps]
     wraps, source = wraps[source >= 0], source[source >= 0]
@@ -292,18 +303,23 @@ def _data_edges(h: _History, out: _Collector) -> None:
 
 def _reuse_edges(h: _History, out: _Collector) -> None:
     """Frees and rewrites wait for the reads before them; a new version for the release of the one `slots` before it."""
+    # Write after read: with one slot, what ends a version (a change or a free) waits for the reads of it. With several,
+    # only changes in place do: a write takes another slot.
     single = np.repeat(h.slots == 1, h.length)
     ender = h.after(h.modify | h.free)
     read = np.flatnonzero((h.op == READ) & (ender >= 0))
     read = read[single[read] | ~h.write[ender[read]]]
     out.add(*out.last_readers(h.row[read], h.row[ender[read]]), 0, data=False)
+    # Opened again within the step: after the free.
     again = np.flatnonzero(h.opens & (h.last_free >= 0) & single)
     out.add(h.row[h.last_free[again]], h.row[again], 0, data=False)
+    # Reads after the last change of a carried buffer: the next step's first change waits for them.
     opening = np.repeat(h.first_of(h.modify), h.length)
     in_place = opening >= 0  # an accumulation changes the version itself, however many slots there are
     in_place[in_place] = single[in_place] | ~h.write[opening[in_place]]
     tail = np.flatnonzero(h.carried & in_place & (h.op == READ) & (ender < 0))
     out.add(*out.last_readers(h.row[tail], h.row[opening[tail]]), 1, data=False)
+    # A step buffer of one slot: the next step opens it once this step has released it.
     released, opened = h.final_of(h.release), h.first_of(h.opens)
     step = np.flatnonzero((released >= 0) & (opened >= 0) & (h.slots == 1))
     out.add(h.row[released[step]], h.row[opened[step]], 1, data=False)
@@ -316,6 +332,7 @@ def _several_slots(h: _History, buffer: int, out: _Collector) -> None:
     begin, slots = int(h.first[buffer]), int(h.slots[buffer])
     entries = range(begin, begin + int(h.length[buffer]))
     carried = bool(h.carried_class[buffer])
+    # Versions are numbered by what opens them; those of step k are k * len(opened) + j.
     opened = [i for i in entries if (h.write[i] if carried else h.opens[i])]
     if not opened:
         return
@@ -327,8 +344,10 @@ def _several_slots(h: _History, buffer: int, out: _Collector) -> None:
                 (i, 1 if version < 0 else 0)
             )  # reads before the first write use the last step's version
     for j, start in enumerate(opened):
+        # The version whose slot this one takes: `slots` earlier, which may lie some steps back (steps < 0).
         steps, version = divmod(j - slots, len(opened))
         for end, later in ends[version]:
             distance = -steps - later
+            # In the same step only what comes before in issue order can be waited for.
             if distance > 0 or (distance == 0 and end < start):
                 out.add(h.row[[end]], h.row[[start]], distance, data=False)

@@ -61,12 +61,14 @@ def period(structure: Structure, durations: Durations, after: Times | None = Non
     order = structure.order
     if not order.size:
         return _repeats(0.0, 0)
-    reach = int(order.before[2].max())
+    reach = int(order.before[2].max())  # how many steps back a dependency goes, at most
     if after is not None:
         continued = _going_on(clock, after) if reach == 1 else None
         return continued or period(structure, durations)
     steps, plays = [play(clock)], 1
     window = max(_QUICK + reach, int(_WINDOW_BYTES // (24 * order.size)))
+    # Play until clocks advance alike; if they have not after `target` plays, look for a cycle and try to prove it; the
+    # wait before the next look trebles, since following a cycle back costs as much as some plays.
     target = _QUICK
     while plays <= _MOST:
         while plays < target:
@@ -107,6 +109,8 @@ def _going_on(clock: Clock, after: Times) -> Period | None:
     for plays in range(1, _QUICK + 1):
         now = play(clock, base)
         following = base_from(order, [now])
+        # then: earliest start in this step; start: actual one; late: earliest start in the next step. An edge held its
+        # target up where then == start.
         then, start, late = base[target], now.start[target], following[target]
         advance = float((late - then)[then == start].max(initial=-np.inf))
         if (late[then == start] == then[then == start] + advance).all() and (late <= start + advance).all():
@@ -120,6 +124,8 @@ def _common_advance(order: Order, steps: Sequence[Times], reach: int) -> float |
     if len(steps) <= reach:
         return None
     source = order.before[0]
+    # f(y + c) = f(y) + c for a map of maxima and sums: once all that crosses has moved by c, it does so for ever, and c
+    # is the eigenvalue.
     first = float(steps[-1].end[source[0]] - steps[-2].end[source[0]])
     for back in range(1, reach + 1):
         if not np.all(steps[-back].end[source] - steps[-back - 1].end[source] == first):
@@ -172,6 +178,8 @@ def _cycle(structure: Structure, steps: Sequence[Times]) -> tuple[tuple[float, i
     order = structure.order
     waits, source = _Waits(order), order.before[0]
     advance = steps[-1].end[source] - steps[-2].end[source]
+    # From what advanced most: the critical cycle holds it up, or will. Each wait that bound is followed back; an entry
+    # that is met again some steps earlier closes a cycle, whose seconds are the difference of its two starts.
     step, position = len(steps) - 1, int(source[int(np.argmax(advance))])
     crossings: dict[int, list[tuple[int, float]]] = {}
     path: list[int] = []
@@ -183,6 +191,7 @@ def _cycle(structure: Structure, steps: Sequence[Times]) -> tuple[tuple[float, i
             start = float(steps[step].start[position])
             for later, then in crossings.get(crossed, ()):
                 ratio = (then - start, later - step)
+                # Fractions: a ratio of two numbers on the grid is on no grid.
                 if best is None or Fraction(ratio[0]) * best[1] > Fraction(best[0]) * ratio[1]:
                     best, rows = ratio, _between(path, crossed)
             crossings.setdefault(crossed, []).append((step, start))
@@ -203,6 +212,8 @@ def _prove(clock: Clock, times: Times, ratio: tuple[float, int], reach: int) -> 
     Durations are multiplied by the cycle's steps so that the ratio is a number on the grid. Each round raises the times
     to what the dependencies from earlier steps ask; if a larger cycle exists they rise for ever, and we give up.
     """
+    # y >= f(y) - ratio for every action is a certificate: along any cycle of s steps the inequalities add up to
+    # seconds(cycle) <= s * ratio, so no cycle is larger.
     seconds, steps = ratio
     scaled = clock.scaled(float(steps))
     start: NDArray[np.float64] = times.start * steps

@@ -37,6 +37,10 @@ COMPUTES: Mapping[str, str] = {
 }
 """Kind of an exchange -> the action of its part of the layer."""
 
+TRAVEL = ("SENT", "MADE", "DMADE", "DSENT")
+"""Buffers of exchanges in parts: rows on their way to experts, and their results back; gradients of results on their
+way, and of rows back."""
+
 Pair = tuple[tuple[int, int], tuple[int, int]]
 """((stage, microbatch) of a forward, that of a backward), of the plan's stages."""
 

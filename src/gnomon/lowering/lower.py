@@ -240,9 +240,10 @@ def _reduces(graph: Graph, mesh: Mesh, layers: Sequence[Layer]) -> bool:
 def build(given: Outline, *, messages: Messages = "buffered") -> Program:
     """The Program of an outline, without the plan's passes that edit Programs."""
     schedule, units, unlike, pairs = given.schedule, given.units, len(given.workers) > 1, None
-    if given.parts and schedule.name == ONE_F_ONE_B.name and not schedule.passes and max(given.pipeline_ranks) > 0:
+    chosen = any(own.name in ROW_PASSES for own in schedule.passes)
+    if given.parts and schedule.name == ONE_F_ONE_B.name and not chosen and max(given.pipeline_ranks) > 0:
         # with less, a pair of one rank waits for the whole pair of the next, and that for this one's
-        schedule = replace(schedule, passes=(Pass(name=DAPPLE, params=(("policy", "2p"),)),))
+        schedule = replace(schedule, passes=(*schedule.passes, Pass(name=DAPPLE, params=(("policy", "2p"),))))
     rows = _scheduled(schedule, given.pipeline_ranks, given.num_microbatches, units)
     if given.parts:
         if orders.find(given.schedule.name).composite:

@@ -40,6 +40,16 @@ def part_of(graph: Graph, layer: Layer) -> Part | None:
     return None if block.part_of is None else next(p for p in PARTS if block.name == f"{block.part_of.name}.{p}")
 
 
+LINA = "lina"
+"""The pass that cuts exchanges into parts, as plans write it."""
+
+
+def exchange_parts(plan: Plan) -> int:
+    """Parts that each exchange is cut into, of some of a rank's experts each."""
+    asked = next((dict(given.params) for given in plan.schedule.passes if given.name == LINA), None)
+    return 1 if asked is None else int(asked.get("all_to_all", 2))
+
+
 def divides_experts(plan: Plan) -> bool:
     """Whether tokens go to other ranks for their experts."""
     return any(mesh.ep * mesh.etp > 1 for mesh in (plan.stage_mesh(stage) for stage in range(plan.num_stages)))
@@ -68,6 +78,7 @@ def taken_apart(plan: Plan, graph: Graph) -> Apart:
     if any(block.part_of is not None for block in graph.blocks):
         return Apart(graph=graph, plan=plan)  # they are taken apart already
     _refuse(plan)
+    _check_parts(plan, graph)
     parts = {block.name: cut for block in graph.blocks if (cut := _cut(block))}
     if not parts:
         raise PlanError(
@@ -125,6 +136,19 @@ def _refuse(plan: Plan) -> None:
             raise PlanError(
                 f"overlap.experts takes layers of experts apart, and {field} needs them whole; leave one of the two out"
             )
+
+
+def _check_parts(plan: Plan, graph: Graph) -> None:
+    """PlanError where exchanges are to have more parts than a rank has experts."""
+    asked, ep = exchange_parts(plan), max(plan.stage_mesh(stage).ep for stage in range(plan.num_stages))
+    for block in graph.blocks if asked > 1 else ():
+        for op in (op for op in block.ops if op.does == "dispatches"):
+            experts = next((dim.size for dim in block.dims if dim.name == op.attr("experts", "")), None) or 1
+            if asked > experts // ep:
+                raise PlanError(
+                    f"pass {LINA}: all_to_all = {asked} parts are of some of a rank's experts each, and a rank has "
+                    f"{experts // ep} of the {experts} of {block.name} (ep = {ep}); use at most that"
+                )
 
 
 def _calls_of(layer: Layer, block: Block, parts: dict[Part, Block], sources: dict[str, str]) -> list[tuple[Part, Call]]:

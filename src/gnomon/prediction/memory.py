@@ -14,9 +14,11 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from gnomon.graph import Layer
 from gnomon.late import load_late
 from gnomon.lowering.chunked import chunk_pass
-from gnomon.lowering.exchanges import FORWARD
+from gnomon.lowering.exchanges import FORWARD, TRAVEL
+from gnomon.plans.expert_rows import exchange_parts, part_of
 from gnomon.prediction.communicators import communicators, flat_bytes
 from gnomon.prediction.layer_types import LayerPrice
 from gnomon.prediction.reduced_memory import (
@@ -112,6 +114,9 @@ class RankMemory:
             "peak_at": self.peak_at,
         }
 
+
+_ON_THEIR_WAY = ("SKIP", "DSKIP", *TRAVEL)
+"""How names of buffers begin that are communicated and of which there are several."""
 
 _NO_BYTES = (
     "X",
@@ -374,7 +379,7 @@ def _rank(
     more = 0.0 if pricing.costs is None else pricing.costs.logits
     by_class["logits"] = round(logits * (1 + more)) + total("VS")
     by_class["communication"] = total(
-        "Y", "DY", "DX", "VL", "HG", "EG", "KD", *(name for name, _ in held if name.startswith(("SKIP", "DSKIP")))
+        "Y", "DY", "DX", "VL", "HG", "EG", "KD", *(name for name, _ in held if name.startswith(_ON_THEIR_WAY))
     )
     by_class["temporary"] = temporary
     device = here[0].device
@@ -481,6 +486,11 @@ def logits_bytes(pricing: Pricing, block: int) -> int:
     return sum(kept.bytes for layer in own for kept in layer.kept if kept.is_logits)
 
 
+def _last_layer(pricing: Pricing, block: int) -> Layer:
+    """The last layer behind one of the Program's stages."""
+    return pricing.stages[pricing.blocks[block][0]].in_order[pricing.span(block)[1] - 1]
+
+
 def _several(pricing: Pricing, block: int, number: int, index: int, layers: int) -> dict[str, float]:
     """Buffers of messages of several tensors, which neither the first layer reads nor the last writes alone."""
     sent, sizes = pricing.messages.sent, dict[str, float]()
@@ -502,7 +512,9 @@ def buffer_sizes(pricing: Pricing, kept: frozenset[int] = frozenset()) -> dict[s
     stream to the host, the blocks whose update is on the device.
     """
     sizes: dict[str, float] = {name: 0.0 for name in _NO_BYTES}
-    zero = pricing.plan.optimizer.zero
+    zero, parts_of = pricing.plan.optimizer.zero, exchange_parts(pricing.plan)
+    travelling = [(name, part) for name in TRAVEL for part in range(parts_of)] if parts_of > 1 else []
+    sizes |= {f"{name}.{part}": 0.0 for name, part in travelling}
     for source, target in pricing.messages.sent:
         if target != source + 1:
             size = float(pricing.messages.bytes_of((source, target)))
@@ -519,6 +531,12 @@ def buffer_sizes(pricing: Pricing, kept: frozenset[int] = frozenset()) -> dict[s
         first, last = parts[0][0], parts[-1][0]
         sizes[f"{block}X"] = sizes[f"{block}DX"] = float(first.input_bytes)
         sizes[f"{block}Y"] = sizes[f"{block}DY"] = float(last.output_bytes)
+        given = {"SENT": first.input_bytes, "MADE": last.output_bytes}
+        sizes |= {
+            f"{block}{name}.{part}": given[name] / parts_of
+            for name, part in travelling
+            if name in given and part_of(pricing.graph, _last_layer(pricing, block)) == "experts"
+        }
         if pricing.rows_divide_stages:  # gradients that layers of a stage hand each other are inside theirs
             if index > 0:
                 sizes[f"{block}DX"] = 0.0

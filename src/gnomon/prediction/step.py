@@ -36,6 +36,7 @@ from gnomon.prediction.update import (
     update_parts,
 )
 from gnomon.prediction.vocabulary import KINDS as VOCABULARY
+from gnomon.prices.collectives import collective_seconds
 from gnomon.prices.fitted import Fitted
 from gnomon.prices.links import AxisLink
 from gnomon.program import Key, Program
@@ -146,6 +147,8 @@ class Pricing(PricedStages):
         return self._memo[at]
 
     def _seconds(self, key: Key) -> float:
+        if (parts := _parts_of(key)) > 1:
+            return self._part_s(key._replace(name=""), parts)
         kind, stage = COMPUTES.get(key.kind, key.kind), key.stage
         if "&" in key.name:
             return sum(self.seconds(key._replace(kind=part, name="")) for part in key.name.split("&"))
@@ -204,6 +207,9 @@ class Pricing(PricedStages):
         if key.shape in self.shapes:
             return self.shapes[key.shape].amounts(key._replace(shape=""))
         kind, stage = key.kind, key.stage
+        if (parts := _parts_of(key)) > 1:
+            size, flops = self.amounts(key._replace(name=""))
+            return size / parts, flops / parts
         if kind in COMPUTES:
             return self._exchanged_bytes(kind, stage), 0.0
         if "&" in key.name:
@@ -229,6 +235,20 @@ class Pricing(PricedStages):
             of = [(c, n) for layer, n in layers for c in price.collectives(layer)]
             return float(sum(c.bytes * n for c, n in of if c.kind == name and c.when in moments)), 0.0
         return 0.0, 0.0
+
+    def _part_s(self, whole: Key, parts: int) -> float:
+        """One of the parts of an exchange, of a reduction, or of the experts between two exchanges: its share of what
+        is computed and of bytes, and a collective's start by itself."""
+        starts, stage = 0.0, self.stages[self.blocks[whole.stage][0]]
+        if whole.kind in COMPUTES:
+            wanted = "forward" if COMPUTES[whole.kind] == "F" else "backward"
+            sent = (c for price, _ in self.layers(whole.stage)[1] for c in getattr(price.sharded, wanted))
+            alike = [(c.kind, c.axis) for c in sent if c.axis in ("ep", "etp")]
+            starts = sum(float(collective_seconds(kind, 0, stage.links[axis])) for kind, axis in alike)
+        elif whole.kind == "AR":
+            starts = sum(float(collective_seconds("all_reduce", 0, link)) for _, link in self.carried(whole))
+        seconds = self.seconds(whole)
+        return max(seconds - starts, 0.0) / parts + min(starts, seconds)
 
     def _exchanged_bytes(self, kind: str, block: int) -> float:
         """What a dispatch, a combine or the backward of one sends over ep and etp."""
@@ -305,6 +325,12 @@ class Pricing(PricedStages):
         }
         total = sum(of.values())
         return of[block] / total if total else 1 / len(of)
+
+
+def _parts_of(key: Key) -> int:
+    """Of how many parts of an action a row is one, by its name (`2AR.4`)."""
+    whole, dot, parts = key.name.partition(".")
+    return int(parts) if dot and whole == f"{key.stage}{key.kind}" and parts.isdigit() else 1
 
 
 def _like_stages(stages: tuple[StagePrice, ...]) -> list[int]:

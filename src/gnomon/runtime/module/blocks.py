@@ -521,20 +521,12 @@ class Frame:
         if site.op.does == "dispatches":
             (indices,) = others
             assert isinstance(indices, Tensor)
-            block = self.owner.block.part_of or self.owner.block
-            dims = {dim.name: dim.size for tensor in block.tensors for dim in tensor.atoms}
-            experts = dims[site.attr("experts", "")] or 0
-            if self.routed is not None:
-                self.routed(indices[indices < experts])
-            given = self.owner.capacity
-            by = self.values[self._weights_of(names[1])] if given.by_weight and given.over_mean else None
-            how: dict[str, Any] = {"ep": ep, "etp": etp, "capacity": given.over_mean, "padded": given.padded}
-            how |= {"weights": by, "placement": self.placement}
             came = None
-            if self.guess is not None:
-                routing, came = speculated(first, indices, experts, self.guess, **how)
+            if self.guess is None:
+                routing = self.route(op, indices)
             else:
-                routing = routing_of(indices, experts, **how)
+                experts, how = self._sent_how(op, indices)
+                routing, came = speculated(first, indices, experts, self.guess, **how)
             self.routings[names[1]] = self.routings[site.op.outputs[0]] = routing
             return dispatch(first, routing, ep=ep, etp=etp, came=came)
         routing = self.routings[names[0]]
@@ -547,6 +539,23 @@ class Frame:
         weights, _ = others
         assert isinstance(weights, Tensor)
         return combine(first, weights, routing, ep=ep, etp=etp)
+
+    def route(self, op: BlockOp, indices: Tensor) -> Routing:
+        """Where the rows of a dispatch go."""
+        experts, how = self._sent_how(op, indices)
+        return routing_of(indices, experts, **how)
+
+    def _sent_how(self, op: BlockOp, indices: Tensor) -> tuple[int, dict[str, Any]]:
+        """(experts of the layer, how rows are sent to them: the arguments of `routing_of`)."""
+        site, block = op.site, self.owner.block.part_of or self.owner.block
+        dims = {dim.name: dim.size for tensor in block.tensors for dim in tensor.atoms}
+        experts = dims[site.attr("experts", "")] or 0
+        if self.routed is not None:
+            self.routed(indices[indices < experts])
+        given = self.owner.capacity
+        by = self.values[self._weights_of(site.op.inputs[1])] if given.by_weight and given.over_mean else None
+        how = {"ep": site.axis("ep"), "etp": site.axis("etp"), "capacity": given.over_mean, "padded": given.padded}
+        return experts, {**how, "weights": by, "placement": self.placement}
 
     def _weights_of(self, indices: str) -> str:
         """Of the op that adds up what the experts with these indices made: its weights."""

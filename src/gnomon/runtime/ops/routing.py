@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -24,6 +24,36 @@ from gnomon.plans.replicas import Placement, on_ranks, sent_rows
 from gnomon.runtime.mesh.collectives import all_gather, all_to_all
 from gnomon.runtime.ops.site import ALONE, ANCHOR, Axis, Operand, Site
 from gnomon.runtime.parameters.parameters import Weight
+
+
+class Terms:
+    """Gradients of experts' weights that come a few experts at a time, and are added when all are there, as if they had
+    come at once."""
+
+    def __init__(self, parts: int) -> None:
+        self.parts = parts
+        self.of: dict[int, dict[int, Tensor]] = {}
+        """By weight, and by the first expert of each part."""
+
+    def add(self, weight: Weight, first: int, terms: Tensor) -> None:
+        """terms: of some experts from the first on."""
+        mine = self.of.setdefault(id(weight), {})
+        mine[first] = terms
+        if len(mine) == self.parts:
+            weight.add(torch.cat([mine[at] for at in sorted(mine)]))
+            del self.of[id(weight)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Share:
+    """Some of the experts of each rank, where rows go to a few at a time."""
+
+    first: int
+    """The first of this rank's."""
+    rows: Tensor
+    """Places of their rows among all sorted ones of this rank's tokens."""
+    terms: Terms
+    """Of all parts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,6 +76,13 @@ class Routing:
     """Place of each row sorted by expert among those that came."""
     real: Tensor | None = None
     """(rows): whether a sorted row is a token's; None: all are."""
+    by_slot: tuple[Tensor, Tensor] | None = None
+    """(ranks of ep, experts of a rank) each: rows to every expert, rows that came from each rank for those of this one;
+    None: of one rank."""
+    share: Share | None = None
+    """Of some experts only."""
+    home: bool = False
+    """Rows have come back to the ranks of their tokens, in the order in which they were sent."""
 
 
 def router(site: Site, logits: Tensor, bias: Operand | None = None) -> tuple[Tensor, Tensor]:
@@ -159,7 +196,33 @@ def routing_with(
         slices=tuple(parts.sum((1, 2)).tolist()),
         sorting=torch.argsort(mine, stable=True),
         real=real,
+        by_slot=(sent, got),
     )
+
+
+def shared_out(routing: Routing, parts: int) -> tuple[Routing, ...]:
+    """The same in parts, each of some of the experts of every rank: all rows of an expert are in one."""
+    assert routing.by_slot is not None, "rows of one rank go nowhere"
+    sent, got = routing.by_slot
+    slots = torch.arange(sent.shape[1], device=sent.device)
+    slot, terms, made = slots.expand_as(sent).flatten().repeat_interleave(sent.flatten()), Terms(parts), []
+    for part in range(parts):
+        low, high = (at * sent.shape[1] // parts for at in (part, part + 1))
+        here, came = sent[:, low:high], got[:, low:high]
+        by = slots[low:high].expand_as(came).flatten().repeat_interleave(came.flatten())
+        rows = torch.nonzero((slot >= low) & (slot < high)).flatten()
+        made.append(
+            replace(
+                routing,
+                order=routing.order[rows],
+                counts=routing.counts[low:high],
+                sent=tuple(here.sum(1).tolist()),
+                received=tuple(came.sum(1).tolist()),
+                sorting=torch.argsort(by, stable=True),
+                share=Share(first=low, rows=rows, terms=terms),
+            )
+        )
+    return tuple(made)
 
 
 def _to_placed(
@@ -261,6 +324,18 @@ def rows_of(x: Tensor, order: Tensor, topk: int, real: Tensor | None) -> Tensor:
     return rows if real is None else rows * real.unsqueeze(-1)
 
 
+def to_experts(rows: Tensor, routing: Routing, group: ProcessGroup) -> Tensor:
+    """Rows to the ranks of their experts, where they are sorted by expert. Without gradients: those of `to_tokens`."""
+    assert routing.sorting is not None
+    return move_rows(rows, group, routing.received, routing.sent).index_select(0, routing.sorting)
+
+
+def to_tokens(rows: Tensor, routing: Routing, group: ProcessGroup) -> Tensor:
+    """The reverse of `to_experts`."""
+    assert routing.sorting is not None
+    return move_rows(rows.index_select(0, torch.argsort(routing.sorting)), group, routing.sent, routing.received)
+
+
 def dispatch(x: Tensor, routing: Routing, *, ep: Axis = ALONE, etp: Axis = ALONE, came: Tensor | None = None) -> Tensor:
     """(…, width) -> (rows, width): a row for each token and each of its experts, sorted by expert, on the ranks that
     hold the expert. came: the rows that ranks of ep have sent already."""
@@ -274,6 +349,8 @@ def dispatch(x: Tensor, routing: Routing, *, ep: Axis = ALONE, etp: Axis = ALONE
 
 def returned(rows: Tensor, routing: Routing, *, ep: Axis = ALONE, etp: Axis = ALONE) -> Tensor:
     """What experts made of this rank's rows, in the order in which they were sent."""
+    if routing.home:
+        return rows
     if routing.sorting is not None:
         rows = rows.index_select(0, torch.argsort(routing.sorting))
     if etp.group is not None:
@@ -311,31 +388,47 @@ class _Summed(torch.autograd.Function):
         return of_rows * by_row, (of_rows * rows).sum(-1, keepdim=True), None, None
 
 
+def _of_share(value: Tensor, routing: Routing) -> Tensor:
+    """What of all experts' weights the rows meet."""
+    if routing.share is None:
+        return value
+    return value[routing.share.first : routing.share.first + len(routing.counts)]
+
+
+def _add(weight: Weight, terms: Tensor, share: Share | None) -> None:
+    if share is None:
+        weight.add(terms)
+    else:
+        share.terms.add(weight, share.first, terms)
+
+
 class _Biased(torch.autograd.Function):
     """Each row plus the bias (experts, out) of its own expert."""
 
     @staticmethod
-    def forward(ctx: Any, rows: Tensor, bias: Weight, counts: Sequence[int], anchor: Tensor | None) -> Tensor:
-        ctx.bias, ctx.counts = bias, list(counts)
-        parts = zip(rows.split(ctx.counts), bias.value, strict=True)
+    def forward(ctx: Any, rows: Tensor, bias: Weight, routing: Routing, anchor: Tensor | None) -> Tensor:
+        ctx.bias, ctx.counts, ctx.share = bias, list(routing.counts), routing.share
+        parts = zip(rows.split(ctx.counts), _of_share(bias.value, routing), strict=True)
         return torch.cat([part + own for part, own in parts])
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         bias: Weight = ctx.bias
         terms = torch.stack([part.sum(0) for part in grad.split(ctx.counts)])
-        bias.tape.run(lambda: bias.add(terms), terms)
+        bias.tape.run(lambda: _add(bias, terms, ctx.share), terms)
         return grad, None, None, None
 
 
 class _Experts(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, rows: Tensor, weight: Weight, counts: Sequence[int], anchor: Tensor | None, inner_first: bool
+        ctx: Any, rows: Tensor, weight: Weight, routing: Routing, anchor: Tensor | None, inner_first: bool
     ) -> Tensor:
         ctx.save_for_backward(rows)
-        ctx.weight, ctx.counts, ctx.inner_first = weight, list(counts), inner_first
-        matrices = weight.value if inner_first else weight.value.transpose(1, 2)
+        ctx.weight, ctx.routing, ctx.inner_first = weight, routing, inner_first
+        ctx.counts = list(routing.counts)
+        value = _of_share(weight.value, routing)
+        matrices = value if inner_first else value.transpose(1, 2)
         return torch.cat([part @ w for part, w in zip(rows.split(ctx.counts), matrices, strict=True)])
 
     @staticmethod
@@ -343,12 +436,13 @@ class _Experts(torch.autograd.Function):
         rows = ctx.saved_tensors[0].detach()
         weight: Weight = ctx.weight
         parts, first = grad.split(ctx.counts), ctx.inner_first
-        matrices = weight.value.transpose(1, 2) if first else weight.value
+        value, share = _of_share(weight.value, ctx.routing), ctx.routing.share
+        matrices = value.transpose(1, 2) if first else value
         dx = torch.cat([part @ w for part, w in zip(parts, matrices, strict=True)])
 
         def weight_grad() -> None:
             pairs = zip(parts, rows.split(ctx.counts), strict=True)
-            weight.add(torch.stack([x.T @ g if first else g.T @ x for g, x in pairs]))
+            _add(weight, torch.stack([x.T @ g if first else g.T @ x for g, x in pairs]), share)
 
         weight.tape.run(weight_grad, rows, grad)
         return dx, None, None, None, None
@@ -360,7 +454,7 @@ def grouped_linear(
     """(rows, in) -> (rows, out), each by the weight (out, in) of its own expert, plus that one's bias. inner_first: the
     weight is (in, out)."""
     anchor = ANCHOR if weight.trained else None
-    out: Tensor = _Experts.apply(rows, weight, routing.counts, anchor, inner_first)  # type: ignore[no-untyped-call]
+    out: Tensor = _Experts.apply(rows, weight, routing, anchor, inner_first)  # type: ignore[no-untyped-call]
     if bias is not None:
-        out = _Biased.apply(out, bias, routing.counts, anchor)  # type: ignore[no-untyped-call]
+        out = _Biased.apply(out, bias, routing, anchor)  # type: ignore[no-untyped-call]
     return out

@@ -9,14 +9,17 @@ kinds that the runtime executes, which `Executor` says.
 
 from __future__ import annotations
 
+import math
 from collections import Counter
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
+from fractions import Fraction
+from typing import TypeVar
 
 import numpy as np
 
 from gnomon.errors import ProgramError
-from gnomon.program import Program, Structure, validate
+from gnomon.program import Key, Program, Structure, validate
 
 GRADIENT = ("B", "W")
 """Kinds that add to the gradient of their stage."""
@@ -24,6 +27,9 @@ USES_GRADIENT = ("NORM", "OPT")
 """Kinds that read it when it is whole."""
 TIED = "embedding"
 """Communicator of stages that hold the same parameter."""
+
+
+_Of = TypeVar("_Of")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,6 +44,8 @@ class _Action:
     unit: int
     comm: str
     """Communicator, or empty."""
+    share: Fraction = Fraction(1)
+    """Of the action, of which it is a part (`2AR.4`)."""
 
 
 def check_program(program: Program, standard: Program, *, zero: int, tied: Collection[int]) -> None:
@@ -74,8 +82,22 @@ def _actions(program: Program, cls: int) -> list[_Action]:
         if override is not None and override.effects is not None and not override.adds:
             stages = tuple(dict.fromkeys(effect.ref.stage for effect in override.effects)) or stages
         kind, unit = program.kinds[program.kind[row]].name, int(program.unit[row])
-        actions.append(_Action(row=row, kind=kind, stages=stages, unit=unit, comm=program.comm_of(row)))
+        share = _share(program.keys[program.key[row]])
+        actions.append(_Action(row=row, kind=kind, stages=stages, unit=unit, comm=program.comm_of(row), share=share))
     return actions
+
+
+def _share(key: Key) -> Fraction:
+    whole, dot, parts = key.name.partition(".")
+    return Fraction(1, int(parts)) if dot and whole == f"{key.stage}{key.kind}" and parts.isdigit() else Fraction(1)
+
+
+def _counted(pairs: Iterable[tuple[_Of, Fraction]]) -> Counter[_Of]:
+    """How often each is there, parts counted together; a whole number where all parts are."""
+    sums = dict[_Of, Fraction]()
+    for what, share in pairs:
+        sums[what] = sums.get(what, Fraction(0)) + share
+    return Counter({what: math.ceil(total) if total > 1 else math.floor(total) for what, total in sums.items()})
 
 
 def _stages(actions: list[_Action]) -> list[int]:
@@ -88,7 +110,7 @@ def _microbatches(mine: list[_Action], wanted: list[_Action], units: int) -> Ite
     if other := sorted({action.stages[0] for action in mine if action.kind in ("F", "C", *GRADIENT)} ^ set(stages)):
         yield f"stage {other[0]} is on another rank class than the plan has it on"
         return
-    count = Counter((action.kind, action.stages[0], action.unit) for action in mine)
+    count = _counted(((action.kind, action.stages[0], action.unit), action.share) for action in mine)
     for stage in stages:
         for unit in range(units):
             f, c, r, b, i, w = (count[kind, stage, unit] for kind in "FCRBIW")
@@ -146,7 +168,7 @@ def _as_often(
         "OPT": "its parameters would not be updated once a step",
         "NORM": "gradients would not be clipped as the plan says",
     }[what]
-    ours, theirs = Counter(a.comm for a in have), Counter(a.comm for a in want)
+    ours, theirs = (_counted((a.comm, a.share) for a in actions) for actions in (have, want))
     for comm in sorted(set(ours) | set(theirs)):
         if ours[comm] != theirs[comm] and not (several and ours[comm] and theirs[comm]):
             over = f" over {comm}" if comm else ""

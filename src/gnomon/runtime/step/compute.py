@@ -146,14 +146,18 @@ class Compute:
     def _run_first(self, stage: int, unit: int, entered: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """The first forward of a microbatch: what is computed again later routes the same tokens once more."""
         module = self.stages[stage]
-        told = [one for one in (self.routed, *self.counted) if one is not None]
-        module.routed = _told(told) if told else None
+        module.routed = self.listeners()
         try:
             return self._run(stage, unit, entered)
         finally:
             module.routed = None
 
-    def _input(self, stage: int, unit: int, *, keep: bool = False) -> dict[str, Tensor]:
+    def listeners(self) -> Callable[[Layer, Tensor], None] | None:
+        """Who is told which experts tokens choose; None: nobody."""
+        told = [one for one in (self.routed, *self.counted) if one is not None]
+        return _told(told) if told else None
+
+    def entering(self, stage: int, unit: int, *, keep: bool = False) -> dict[str, Tensor]:
         """What enters a stage, as leaves where gradients go back. keep: the buffers are read again later."""
         entered: dict[str, Tensor] = {}
         for hop in self.stages[stage].enters:
@@ -164,7 +168,8 @@ class Compute:
                 entered[crossing.name] = x.requires_grad_() if crossing.trained and not keep else x
         return entered
 
-    def _output(self, stage: int, unit: int, made: Mapping[str, Tensor]) -> None:
+    def hand_on(self, stage: int, unit: int, made: Mapping[str, Tensor]) -> None:
+        """Puts what a stage made where later ones read it, and adds up its losses."""
         module = self.stages[stage]
         for result in module.results:
             self.loss += made[result].detach().double() / self.feed.counted / module.copies[result]
@@ -173,7 +178,7 @@ class Compute:
             self.buffers.tensors[hop.buffer, hop.target, unit] = handed
 
     def _forward(self, stage: int, unit: int) -> None:
-        entered = self._input(stage, unit)
+        entered = self.entering(stage, unit)
         if self.mimose is not None:
             self.mimose.begin(self.feed.of_unit(unit))
         if self.taught is None:
@@ -183,14 +188,14 @@ class Compute:
             run = partial(self._run_first, stage, unit, entered)
             made, loss = self.taught.forward(unit, run, self.feed.of_unit(unit), self.feed.packing_of(unit))
             self.saved[stage, unit] = Saved.of(entered, {**made, self.taught.eyes.loss: loss})
-        self._output(stage, unit, made)
+        self.hand_on(stage, unit, made)
 
     def _forward_unsaved(self, stage: int, unit: int) -> None:
         with torch.no_grad():
-            self._output(stage, unit, self._run_first(stage, unit, self._input(stage, unit, keep=True)))
+            self.hand_on(stage, unit, self._run_first(stage, unit, self.entering(stage, unit, keep=True)))
 
     def _forward_again(self, stage: int, unit: int) -> None:
-        entered = self._input(stage, unit)
+        entered = self.entering(stage, unit)
         self.saved[stage, unit] = Saved.of(entered, self._run(stage, unit, entered))
 
     def _whole_backward(self, stage: int, unit: int) -> None:
@@ -212,13 +217,13 @@ class Compute:
     def _backward(self, stage: int, unit: int) -> None:
         """Runs the whole backward through autograd; weight gradients go where the tape puts them."""
         self.state.gathered(stage)
-        begins = self._begins(stage, unit)
+        begins = self.begins(stage, unit)
         saved = self.saved.pop((stage, unit))
         self._go_back(stage, unit, begins)
-        for name, back in self._ends(stage, unit, saved).items():
+        for name, back in self.ends(stage, unit, saved).items():
             self.buffers.tensors[name] = back
 
-    def _begins(self, stage: int, unit: int) -> list[tuple[GradientEdge, Tensor]]:
+    def begins(self, stage: int, unit: int) -> list[tuple[GradientEdge, Tensor]]:
         """Where a backward begins, and at which gradients."""
         saved, module = self.saved[stage, unit], self.stages[stage]
         begins: list[tuple[GradientEdge, Tensor]] = []
@@ -235,7 +240,7 @@ class Compute:
         if begins:
             torch.autograd.backward([edge for edge, _ in begins], [grad for _, grad in begins])
 
-    def _ends(self, stage: int, unit: int, saved: Saved) -> dict[Name, tuple[Tensor, ...]]:
+    def ends(self, stage: int, unit: int, saved: Saved) -> dict[Name, tuple[Tensor, ...]]:
         """The gradients of what a stage read, by the buffers that they are."""
         ends = dict[Name, tuple[Tensor, ...]]()
         for hop in self.stages[stage].enters:
@@ -246,23 +251,23 @@ class Compute:
 
     def _exchange(self, stage: int, unit: int) -> None:
         """Has the lane send tokens to their experts, or bring their results back, with what a forward does beside."""
-        entered, done = self._input(stage, unit), dict[str, Tensor]()
+        entered, done = self.entering(stage, unit), dict[str, Tensor]()
         first, *others = ((hop.buffer, hop.target, unit) for hop in self.stages[stage].leaves)
 
         def finish() -> None:
             self.saved[stage, unit] = Saved.of(entered, done)
-            self._output(stage, unit, done)
+            self.hand_on(stage, unit, done)
 
         self._start(first, lambda: done.update(self._run_first(stage, unit, entered)), entered, finish, others)
 
     def _exchange_back(self, stage: int, unit: int) -> None:
         """The same for gradients."""
-        begins = self._begins(stage, unit)
+        begins = self.begins(stage, unit)
         saved = self.saved.pop((stage, unit))
         first, *others = ((hop.gradient, hop.source, unit) for hop in self.stages[stage].enters)
 
         def finish() -> None:
-            self.buffers.tensors.update(self._ends(stage, unit, saved))
+            self.buffers.tensors.update(self.ends(stage, unit, saved))
 
         self._start(first, lambda: self._go_back(stage, unit, begins), saved.entered, finish, others)
 

@@ -22,13 +22,13 @@ from gnomon.errors import PlanError
 from gnomon.graph import Graph, Layer
 from gnomon.lowering.optimizer import effective_zero
 from gnomon.lowering.units import units_of_lengths
-from gnomon.methods import check_methods, mimose, partial_reduce, teaching_of, used
+from gnomon.methods import check_methods, lina, mimose, partial_reduce, teaching_of, used
 from gnomon.methods.learnt import ad2, iss, nxm_admm, xtc
 from gnomon.methods.learnt.trained_weights import compressed
 from gnomon.plans import Plan, Unit, Workload, check, shared_parameters
 from gnomon.plans import batch as batch_of
 from gnomon.plans.ends import cut_ends
-from gnomon.plans.expert_rows import has_rows, taken_apart
+from gnomon.plans.expert_rows import LINA, exchange_parts, has_rows, taken_apart
 from gnomon.plans.experts import under
 from gnomon.program import Program
 from gnomon.runtime.mesh.arrivals import channels, proofs
@@ -49,6 +49,7 @@ from gnomon.runtime.parameters.parameters import CPU, Parameters, Values
 from gnomon.runtime.processes.launch import check_place
 from gnomon.runtime.step.buffers import Buffers
 from gnomon.runtime.step.compute import Compute
+from gnomon.runtime.step.exchanges import Parts
 from gnomon.runtime.step.feed import Feed, size_named
 from gnomon.runtime.step.feed_lengths import FeedOfLengths, has_lengths
 from gnomon.runtime.step.host_update import DelayedRows, HostUpdate, moved_stages
@@ -151,6 +152,9 @@ class Executor:
         self.compute = Compute(graph, self.stages, self.state, self.buffers, self.feed, dtype)
         if has_rows(plan):
             self.compute.lane = Lane()
+        self.parts = Parts(self.inside, self.compute, cut) if (cut := exchange_parts(plan)) > 1 else None
+        if (asked := next((given for given in plan.schedule.passes if given.name == LINA), None)) is not None:
+            self.state.lane, self.state.reduce_parts = self.compute.lane, int(lina.METHOD.read(asked)["all_reduce"])
         counts = list[Callable[[Layer, Tensor], None]]()
         if plan.experts.bias_rate:
             self.state.biases = RouterBias(self.graph, plan.experts.bias_rate, self.groups.by_comm["norm"], device)
@@ -198,6 +202,8 @@ class Executor:
         actions = {**self.compute.actions(), **self.messages.actions(), **self._parameter_actions()}
         if self.heads is not None:
             actions |= self.heads.actions()
+        if self.parts is not None:
+            actions |= self.parts.actions()
         self.actions = actions
         self.rows = rows(self.program, here.pipeline_rank, actions)
         self.disk = self._disk()
@@ -324,6 +330,8 @@ class Executor:
         if self.state.biases is not None:
             self.state.biases.new_step()
         self.compute.new_step()
+        if self.parts is not None:
+            self.parts.new_step()
         chosen = self._rows_now()
         if recorder is None:
             for row in chosen:

@@ -28,6 +28,7 @@ from gnomon.runtime.optim.weight_rules import WeightRule
 from gnomon.runtime.parameters.parameters import GradientBucket, Parameters
 from gnomon.runtime.parameters.shards import interleaved, kept_shards, packed
 from gnomon.runtime.step.buffers import Buffers, Name
+from gnomon.runtime.step.lane import Lane
 from gnomon.runtime.step.replicas import Replicas
 from gnomon.runtime.step.router_bias import RouterBias
 
@@ -63,6 +64,12 @@ class State:
         self.adam = {number: tuple(Update.of(held, kind) for held in stage.held) for number, stage in stages.items()}
         self.on_host: Mapping[int, Sequence[Parameters]] = {}
         """Stages whose update is on the host -> the host's side of their parameters."""
+        self.lane: Lane | None = None
+        """Where all-reduces take turns with exchanges of experts, as on one network; None: each beside all else."""
+        self.reduce_parts = 1
+        """Parts that they are cut into there."""
+        self._part = dict[int, int]()
+        """Stage -> parts of its all-reduce that were started."""
         self.clips = True
         """Whether gradients are clipped to the norm that is measured."""
         self.by_layer = False
@@ -136,13 +143,33 @@ class State:
             return
         if comm in ("dp", "dp_replicate"):
             grads = [(held.my_grad(), group) for held in self.stages[stage].held if (group := self._group(held, comm))]
-            if grads:
+            if grads and self.lane is not None:
+                self._in_turn(stage, name, grads, self.lane)
+            elif grads:
                 works = Together(tuple(started(all_reduce(grad, group, wait=False)) for grad, group in grads))
                 self.buffers.start(name, works, sum(grad.nbytes for grad, _ in grads))
             return
         group = self.groups.by_comm[comm]
         if group is not None:
             self._sum_parts(stage, comm, group)
+
+    def _in_turn(self, stage: int, name: Name, grads: Sequence[tuple[Tensor, ProcessGroup]], lane: Lane) -> None:
+        """A part of the all-reduce, after what the lane was given before."""
+        part = self._part.get(stage, 0)
+        self._part[stage] = (part + 1) % self.reduce_parts
+        last = part + 1 == self.reduce_parts
+        cut = [(grad.tensor_split(self.reduce_parts)[part], group) for grad, group in grads]
+
+        def reduce() -> None:
+            for grad, group in cut:
+                all_reduce(grad, group)
+
+        def finish() -> None:
+            for earlier in range(part):
+                self.buffers.wait((f"{name[0]}.{earlier}", stage, NO_UNIT))
+
+        own = name if last else (f"{name[0]}.{part}", stage, NO_UNIT)
+        self.buffers.start(own, lane.start(reduce), sum(grad.nbytes for grad, _ in cut), finish if last else None)
 
     def _sum_parts(self, stage: int, comm: str, group: ProcessGroup) -> None:
         """Adds up the gradients that ranks of `comm` have terms or copies of: small ones packed together, large ones

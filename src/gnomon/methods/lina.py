@@ -226,6 +226,8 @@ def _refusal(plan: Plan) -> str | None:
         )
     if any(plan.stage_mesh(stage).etp > 1 for stage in range(plan.num_stages)):
         return "slices of an expert (etp) are exchanged whole; use etp = 1"
+    if plan.layout.dispatch not in (None, "all_to_all"):
+        return f"dispatch {plan.layout.dispatch} sends tokens to all of their experts at once; use all_to_all"
     if plan.optimizer.zero:
         return f"it orders all-reduces, and ZeRO {plan.optimizer.zero} scatters gradients; use optimizer.zero = 0"
     if plan.overlap.in_buckets:
@@ -236,6 +238,8 @@ def _refusal(plan: Plan) -> str | None:
 def _variants(plan: Plan) -> Iterator[Plan]:
     alone = any(plan.stage_mesh(stage).ep > 1 for stage in range(plan.num_stages))
     whole = replace(plan, overlap=replace(plan.overlap, experts=True, bucket_bytes=None, buckets=(), fused=()))
+    if whole.layout.dispatch is not None:
+        whole = replace(whole, layout=replace(whole.layout, dispatch="all_to_all"))
     if not alone or METHOD.used(plan) or _refusal(whole) is not None or plan.optimizer.offload is not None:
         return
     for parts, reduced in ((4, 8), (2, 4), (1, 4)):  # as many as a rank has experts, at most

@@ -17,7 +17,8 @@ from gnomon.graph import Graph
 from gnomon.hardware import Cluster
 from gnomon.methods import Method
 from gnomon.plans import Dispatch, Fp8, Offload, Plan, RouterLoad, SavedRule, Split
-from gnomon.plans.experts import routers
+from gnomon.plans.expert_rows import has_rows, taken_apart
+from gnomon.plans.experts import routers, under
 from gnomon.plans.mesh import DENSE_AXES
 from gnomon.search.expert_placement import for_load
 from gnomon.search.refinement.bucket_cuts import Grain, cut_of, with_grain
@@ -304,6 +305,14 @@ CHOICES: tuple[Choice, ...] = (
         make=_dispatch,
     ),
     Choice(
+        name="experts",
+        says="exchanges of experts (ep > 1) beside the computing of another microbatch",
+        values=lambda plan, graph, _: (False, True) if _taken_apart(_beside(plan, graph, True), graph) else (),
+        of=lambda plan: plan.overlap.experts,
+        make=lambda plan, graph, value: _beside(plan, graph, value),
+        searched=False,
+    ),
+    Choice(
         name="expert_replicas",
         says="copies of experts on further ranks of ep, under the workload's router load (FlexMoE)",
         values=_replica_values,
@@ -373,14 +382,35 @@ WORDS = {"fp8": ("none", *get_args(get_type_hints(Fp8)["recipe"])), "dispatch": 
 """Choices with few words as values."""
 
 
+def _beside(plan: Plan, _: Graph, value: Value) -> Plan:
+    """Exchanges of experts as rows, or inside forwards and backwards."""
+    return replace(plan, overlap=replace(plan.overlap, experts=bool(value)))
+
+
+def _taken_apart(plan: Plan, graph: Graph) -> bool:
+    """Whether the model's layers of experts are taken apart so, where the plan asks for it and divides experts."""
+    if not has_rows(plan):
+        return False
+    try:
+        taken_apart(plan, under(graph, plan))
+    except PlanError:
+        return False
+    return True
+
+
 def of_method(method: Method) -> Choice:
-    """A method that `schedule.passes` or a field turns on, as a choice: off, or its first variant of a plan."""
+    """A method that `schedule.passes` or a field turns on, as a choice: off, or its first variant of a plan that this
+    model can have."""
 
-    def make(plan: Plan, _: Graph, value: Value) -> Plan:
-        return next(method.variants(plan), plan) if value and not method.used(plan) else plan
+    def first(plan: Plan, graph: Graph) -> Plan | None:
+        able = (one for one in method.variants(plan) if not has_rows(one) or _taken_apart(one, graph))
+        return None if method.used(plan) else next(able, None)
 
-    def values(plan: Plan, _: Graph, __: Cluster) -> tuple[Value, ...]:
-        return (True,) if not method.used(plan) and next(method.variants(plan), None) is not None else ()
+    def make(plan: Plan, graph: Graph, value: Value) -> Plan:
+        return (first(plan, graph) if value else None) or plan
+
+    def values(plan: Plan, graph: Graph, _: Cluster) -> tuple[Value, ...]:
+        return () if first(plan, graph) is None else (True,)
 
     return Choice(
         name=method.name, says=method.about, values=values, of=method.used, make=make, searched=False, rewrites=True

@@ -207,9 +207,9 @@ class Pricing(PricedStages):
         if key.shape in self.shapes:
             return self.shapes[key.shape].amounts(key._replace(shape=""))
         kind, stage = key.kind, key.stage
-        if (parts := _parts_of(key)) > 1:
+        if (count := _parts_of(key)) > 1:
             size, flops = self.amounts(key._replace(name=""))
-            return size / parts, flops / parts
+            return size / count, flops / count
         if kind in COMPUTES:
             return self._exchanged_bytes(kind, stage), 0.0
         if "&" in key.name:

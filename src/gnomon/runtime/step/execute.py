@@ -152,7 +152,7 @@ class Executor:
         self.compute = Compute(graph, self.stages, self.state, self.buffers, self.feed, dtype)
         if has_rows(plan):
             self.compute.lane = Lane()
-        self.parts = Parts(self.inside, self.compute, cut) if (cut := exchange_parts(plan)) > 1 else None
+        self.parts = Parts(self.inside, self.compute, count) if (count := exchange_parts(plan)) > 1 else None
         if (asked := next((given for given in plan.schedule.passes if given.name == LINA), None)) is not None:
             self.state.lane, self.state.reduce_parts = self.compute.lane, int(lina.METHOD.read(asked)["all_reduce"])
         counts = list[Callable[[Layer, Tensor], None]]()

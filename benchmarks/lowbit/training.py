@@ -32,9 +32,12 @@ from gnomon.frontend.inputs import Named
 from gnomon.frontend.named import build, captured_of
 from gnomon.plans import Pass, Plan, Precision, Schedule, Workload
 from gnomon.runtime import AdamWSettings, Job, Outcome, Source, train
-from gnomon.runtime.checkpoint.pretrained import model_of
+from gnomon.runtime.checkpoint.compress import compress
+from gnomon.runtime.checkpoint.pretrained import load, model_of
 from gnomon.runtime.checkpoint.smaller_lstm import smaller
+from gnomon.runtime.launch.train import corpus_of
 from gnomon.runtime.optim.learning_rate import LearningRate
+from gnomon.storage.integers import Integers
 
 RESULT = Path(__file__).parents[1] / "results" / "lowbit_training.md"
 CONFIG = {
@@ -155,6 +158,7 @@ def nxm(bench: Bench) -> list[Row]:
 
 def xtc(bench: Bench) -> list[Row]:
     teacher, rows = str(bench.teacher()), [bench.row("2 layers, dense, from random numbers", lambda: ())]
+    rows.append(rounded_afterwards(bench, teacher))
     for weights in ("none", "ternary", "binary"):
         for what, more in (("", {}), (", no teacher's answers (share 0)", {"share": 0.0})):
             rows.append(
@@ -166,17 +170,34 @@ def xtc(bench: Bench) -> list[Row]:
     return rows
 
 
+def rounded_afterwards(bench: Bench, teacher: str) -> Row:
+    """The same layers, trained whole and rounded to ternary once at the end, as `gnomon compress --bits ternary`."""
+    losses = []
+    for seed in range(bench.seeds):
+        whole, out = (bench.folder / f"{name}-{seed}" for name in ("whole", "rounded"))
+        passes = (given("xtc", teacher=teacher, layers="1,3", weights="none", share=0.0),)
+        job = bench.job(passes, seed, export=(whole, bench.folder / "base"))
+        bench.run(job)
+        compress(whole, out, Integers(bits=2, group=64, ternary=True), "rtn")
+        batch = corpus_of(job).validation_batch(0, sequences=16, seq_len=64)
+        assert isinstance(batch, dict)
+        losses.append(float(load(out).output(batch).detach()) / batch["labels"].numel())
+    what = "2 of the teacher's layers, ternary by rounding after the last step"
+    print(f"{what:60} {mean(losses):.4f}", flush=True)
+    return what, losses, ""
+
+
 def ad2(bench: Bench) -> list[Row]:
     teacher, few = str(bench.teacher()), bench.folder / "small"
     source = Source(path=few, cache=bench.folder / "tokens")
     known = {"teacher": teacher, "share": 1.0}
     student = given("xtc", layers="1,3", weights="none", **known)
     rows = [bench.row("few bytes, taught", lambda: (student,), data=source)]
-    for radius in (0.1, 0.3, 1.0):
+    for radius, weight in ((0.03, 0.3), (0.1, 1.0), (0.3, 1.0)):
         rows.append(
             bench.row(
-                f"few bytes, taught, ad2 with radius {radius}",
-                lambda r=radius: (student, given("ad2", radius=r, **known)),
+                f"few bytes, taught, ad2 with radius {radius}, weight {weight}",
+                lambda r=radius, w=weight: (student, given("ad2", radius=r, weight=w, **known)),
                 data=source,
             )
         )
@@ -185,19 +206,26 @@ def ad2(bench: Bench) -> list[Row]:
 
 def iss(bench: Bench) -> list[Row]:
     def code(first: int, second: int) -> dict[str, object]:
-        text = f"words_of_lstms:build({first},{second},ids=int64[batch,seq],labels=int64[batch,seq])"
-        text = "words_of_lstms:build(ids=int64[batch,seq],labels=int64[batch,seq])" if first == 96 else text
+        name = f"of_{first}_{second}"  # a function of the module's own for each pair of sizes
+        sys.modules.pop("words_of_lstms", None)
+        with (bench.folder / "words_of_lstms.py").open("a") as file:
+            file.write(f"\n\ndef {name}():\n    return Words({first}, {second})\n")
+        text = f"words_of_lstms:{name}(ids=int64[batch,seq],labels=int64[batch,seq])"
         asked = Named.parse(text)
         return {"code": text, "graph": captured_of(asked, build(asked, real=True, seed=0)).graph}
 
-    whole = code(96, 96)
+    quick = AdamWSettings(lr=1e-2, rate=LearningRate(shape="cosine", warmup_steps=20, total_steps=bench.steps))
+    whole = {**code(96, 96), "settings": quick}
     rows = [bench.row("LSTM of 96 and 96 units", lambda: (), **whole)]
-    for decay in (2.0, 5.0, 10.0):
+    for decay in (20.0, 40.0, 80.0):
         target = bench.folder / f"iss-{decay}"
         export = {"export": (target, bench.folder)} if bench.seeds == 1 else {}
         rows.append(bench.row(f"iss, decay {decay:g}", lambda d=decay: (given("iss", decay=d),), **whole, **export))
         if export:
             rows.append(timed(bench, target))
+            first, second = json.loads((target / "iss.json").read_text())["lstms"].values()
+            same = {**code(first[0], second[0]), "settings": quick}
+            rows.append(bench.row(f"LSTM of {first[0]} and {second[0]} units from the first step", lambda: (), **same))
     return rows
 
 

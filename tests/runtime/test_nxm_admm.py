@@ -18,14 +18,15 @@ from runtime.one_process import alone  # noqa: E402
 from safetensors.torch import load_file  # noqa: E402
 
 from gnomon.cli import main  # noqa: E402
+from gnomon.cli import run as cli_run  # noqa: E402
 from gnomon.errors import PlanError  # noqa: E402
 from gnomon.methods import check_methods  # noqa: E402
 from gnomon.methods.learnt.nxm_admm import Settings  # noqa: E402
 from gnomon.methods.learnt.trained_weights import compressed  # noqa: E402
 from gnomon.models.presets import graph_of  # noqa: E402
-from gnomon.plans import Mesh, Optimizer, Pass, Plan, Precision, Schedule, Workload  # noqa: E402
+from gnomon.plans import Mesh, Optimizer, Pass, Plan, PlanFile, Precision, Schedule, Workload  # noqa: E402
 from gnomon.prediction import predict  # noqa: E402
-from gnomon.runtime import train  # noqa: E402
+from gnomon.runtime import Job, Outcome, train  # noqa: E402
 from gnomon.runtime.checkpoint.pretrained import load  # noqa: E402
 from gnomon.runtime.optim.nxm_admm import NxmAdmm  # noqa: E402
 from gnomon.runtime.parameters.packed import sparse_as  # noqa: E402
@@ -144,3 +145,29 @@ def test_a_stopped_run_does_not_go_on(tmp_path: Path, capsys: pytest.CaptureFixt
     )
     assert main(["run", str(file), "--resume"]) == 2
     assert "nxm_admm keeps what no checkpoint holds, so --resume cannot go on with it" in capsys.readouterr().err
+    file.write_text(file.read_text().replace(', passes = [{name = "nxm_admm"}]', ""))
+    assert main(["run", str(file), "--with-plain"]) == 2
+    assert "(ad2, iss, nxm_admm, xtc), and it names none; leave it out" in capsys.readouterr().err
+
+
+def test_the_loss_without_it_is_shown_beside_its_own(
+    monkeypatch: pytest.MonkeyPatch, data: Path, tmp_path: Path
+) -> None:
+    """`--with-plain`: the same job without the method, for as many steps, whose folder and checkpoints are left out."""
+    source = training.config_folder(tmp_path / "model")
+    asked = training.job(data, PLAN, 6, export=(tmp_path / "out", source), checkpoints=tmp_path / "saved")
+    ran = []
+
+    def run(job: Job) -> Outcome:
+        ran.append(job)
+        with alone():
+            return train(job)
+
+    monkeypatch.setattr(cli_run, "load_late", lambda name: run)
+    plain = cli_run._trained_plain(asked)
+    assert not ran[0].plan.schedule.passes and ran[0].export is None and ran[0].checkpoints is None
+    assert len(plain.records) == 6 and not (tmp_path / "saved").exists()
+    file = PlanFile(model=str(source), on="local", workload=asked.workload, plan=PLAN)
+    told = cli_run.RunReport(file=file, graph=asked.graph, prediction=None, outcome=None, plain=plain)  # type: ignore[arg-type]
+    last = replace(plain.records[-1], validation_loss=plain.records[-1].validation_loss + 0.25)
+    assert "(nxm_admm: +0.250)" in " ".join(cli_run._without(told, last))

@@ -32,6 +32,7 @@ from gnomon.graph import Graph
 from gnomon.hardware import Cluster, parse_cluster
 from gnomon.late import load_late
 from gnomon.methods import bamboo, check_methods, chunkflow, mimose, partial_reduce, rewrites, skrull, teaching_of, used
+from gnomon.methods import every as every_method
 from gnomon.methods.easyscale import Observation, placed
 from gnomon.models.lora import parse_adapters
 from gnomon.plans import Plan, PlanFile, Saved, load_plan
@@ -87,6 +88,7 @@ def run(options: RunOptions) -> int:
         )
     _check_lengths(file, options, shared=shared)
     _check_resumes(file, options, shared=shared)
+    _check_plain(file, options)
     _check_there(options)
     graph, notes = read_model_to_run(file.model)
     file = _routed(file, options, graph)
@@ -128,9 +130,13 @@ def run(options: RunOptions) -> int:
         print_lines(_before(file, prediction, notes, options, done=resumes))
         sys.stdout.flush()
     job = _job(options, file, graph, prediction, folder, device=device)
+    plain = _trained_plain(job) if options.with_plain else None
+    if plain is not None and plain.stopped:
+        return 128 + int(plain.stopped)
     outcome = load_late("gnomon.runtime.launch.run:run")(job)
     if is_rank_0():
-        _after(options, RunReport(file=file, graph=graph, prediction=prediction, outcome=outcome, shared=shared))
+        told = RunReport(file=file, graph=graph, prediction=prediction, outcome=outcome, plain=plain, shared=shared)
+        _after(options, told)
     return 128 + outcome.stopped if outcome.stopped else 0
 
 
@@ -239,6 +245,36 @@ def _check_resumes(file: PlanFile, options: RunOptions, *, shared: bool) -> None
             raise InputError(
                 f"{entry.name} keeps what no checkpoint holds, so {what} cannot go on with it; leave one of them out"
             )
+
+
+def changing(plan: Plan) -> tuple[str, ...]:
+    """Methods of a plan that change what is learnt."""
+    return tuple(entry.name for entry in used(plan) if not entry.resumes)
+
+
+def _check_plain(file: PlanFile, options: RunOptions) -> None:
+    """InputError where a run without methods is asked for beside one that has none, or cannot be started after it."""
+    if not options.with_plain:
+        return
+    if not changing(file.plan):
+        known = ", ".join(entry.name for entry in every_method() if not entry.resumes)
+        raise InputError(
+            f"--with-plain trains the plan without methods that change what is learnt ({known}), and it names none; "
+            f"leave it out"
+        )
+    if "TORCHELASTIC_RUN_ID" in os.environ:
+        raise InputError("--with-plain runs twice, which torchrun's processes do not; start it without torchrun")
+
+
+def _trained_plain(job: Any) -> Any:
+    """The outcome of a job without the methods that change what is learnt, for as many steps."""
+    left_out = changing(job.plan)
+    passes = tuple(one for one in job.plan.schedule.passes if one.name not in left_out)
+    plan = replace(job.plan, schedule=replace(job.plan.schedule, passes=passes))
+    if not job.quiet:
+        print(f"first without {', '.join(left_out)}, for as many steps:", file=sys.stderr, flush=True)
+    alone = replace(job, plan=plan, export=None, checkpoints=None, checkpoint_at_end=False, measure=False)
+    return load_late("gnomon.runtime.launch.run:run")(replace(alone, expected_step_s=None, record_router=None))
 
 
 def shares_processes(file: PlanFile, options: RunOptions) -> bool:
@@ -602,6 +638,8 @@ class RunReport:
     """What was predicted."""
     outcome: Any
     """What happened: a `gnomon.runtime.Outcome`."""
+    plain: Any | None = None
+    """The same without methods that change what is learnt, where that was asked for."""
     shared: bool = False
     """Whether ranks took turns in processes, whose number the prediction takes as it was at first."""
 
@@ -636,6 +674,13 @@ class RunReport:
             }
             if o.records
             else None,
+            "without_methods": None
+            if self.plain is None
+            else {
+                "methods": list(changing(self.file.plan)),
+                "loss": _finite(self.plain.records[-1].loss),
+                "validation_loss": _finite(self.plain.records[-1].validation_loss),
+            },
             "notes": list(o.notes),
             "optimizer": weight_decay_of(self.graph),
             "steps": [
@@ -685,6 +730,7 @@ def summary(told: RunReport) -> tuple[str, ...]:
     first, last = outcome.records[0], outcome.records[-1]
     held_out = "" if last.validation_loss is None else f", on held-out text {last.validation_loss:.3f}"
     losses = f"loss {first.loss:.3f} -> {last.loss:.3f}{held_out}"
+    beside = _without(told, last)
     if told.shared:
         speed = (
             f"measured: {number(measured)} s a step, {number(told.tokens / measured, 4)} {told.prediction.counted}/s"
@@ -723,7 +769,20 @@ def summary(told: RunReport) -> tuple[str, ...]:
         *wrapped(f"measured: the median of {counted}{warm}", indent=""),
         *(line for note in guessed for line in wrapped(note, indent="")),
         losses,
+        *beside,
     )
+
+
+def _without(told: RunReport, last: Any) -> tuple[str, ...]:
+    """The losses without methods that change what is learnt, if there are any, and how far those with them are off."""
+    if told.plain is None:
+        return ()
+    alone, names = told.plain.records[-1], ", ".join(changing(told.file.plan))
+    held_out = ""
+    if alone.validation_loss is not None and last.validation_loss is not None:
+        more = last.validation_loss - alone.validation_loss
+        held_out = f", on held-out text {alone.validation_loss:.3f} ({names}: {more:+.3f})"
+    return wrapped(f"without {names}, as many steps: loss {alone.loss:.3f}{held_out}", indent="")
 
 
 def _off(predicted: float, measured: float) -> str:

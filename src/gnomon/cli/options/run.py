@@ -67,6 +67,10 @@ stopped by ^C or SIGTERM."""
     export: str | None = option(
         "--export", read=some, metavar="FOLDER", help="write the weights at the end, as safetensors with config.json"
     )
+    with_plain: bool = switch(
+        "--with-plain",
+        help="of a plan with methods that change what is learnt: train it without them first, and show both losses",
+    )
     explain_optimizer: bool = switch(
         "--explain-optimizer", help="say which parameters take weight decay and why, and do not train"
     )

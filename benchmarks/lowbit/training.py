@@ -217,7 +217,7 @@ def iss(bench: Bench) -> list[Row]:
     quick = AdamWSettings(lr=1e-2, rate=LearningRate(shape="cosine", warmup_steps=20, total_steps=bench.steps))
     whole = {**code(96, 96), "settings": quick}
     rows = [bench.row("LSTM of 96 and 96 units", lambda: (), **whole)]
-    for decay in (20.0, 40.0, 80.0):
+    for decay in (1.0, 3.0, 6.0):
         target = bench.folder / f"iss-{decay}"
         export = {"export": (target, bench.folder)} if bench.seeds == 1 else {}
         rows.append(bench.row(f"iss, decay {decay:g}", lambda d=decay: (given("iss", decay=d),), **whole, **export))

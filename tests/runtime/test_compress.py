@@ -22,6 +22,7 @@ from gnomon.errors import InputError
 from gnomon.formats.huggingface.known import layout
 from gnomon.runtime.checkpoint import pretrained
 from gnomon.runtime.checkpoint.admm import admm
+from gnomon.runtime.checkpoint.awq import _best, scales_of
 from gnomon.runtime.checkpoint.compress import by_rows, gptq, inputs_of_linears, read_text, wanda
 from gnomon.runtime.parameters.packed import PackedFolder, open_folder
 from gnomon.runtime.parameters.weights import Folder
@@ -347,3 +348,80 @@ def test_what_is_printed(base: Path, corpus: Path, tmp_path: Path, capsys: pytes
     assert main(["compress", str(base), "--bits", "8", "--data", str(corpus), "-o", str(tmp_path / "b")]) == 0
     text = capsys.readouterr().out
     assert "held-out tokens" in text and "relative error" in text and "worst of 14" in text
+
+
+def test_awq_takes_its_scales_back_and_rounds_nearer_where_inputs_are_large(
+    base: Path, corpus: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Every power is tried here one by one; in eight bits the function is that of the folder that it was made from."""
+    made = compressed(
+        capsys, base, "--bits", 8, "--group", 16, "--method", "awq", "--data", corpus, "-o", tmp_path / "8"
+    )
+    assert made["loss"]["after"] == pytest.approx(made["loss"]["before"], abs=2e-3)
+    old, new = load_file(base / "model.safetensors"), load_file(tmp_path / "8" / "model.safetensors")
+    norm = "model.layers.0.post_attention_layernorm.weight"
+    assert not torch.equal(old[norm], new[norm]) and torch.equal(old["model.norm.weight"], new["model.norm.weight"])
+    scales = (old[norm] / new[norm]).numpy()
+    folder = open_folder(tmp_path / "8")
+    up = folder.read(UP).numpy() / scales
+    by = (folder.read(UP.replace("up_proj", "gate_proj")).numpy() / scales) / old[
+        UP.replace("up_proj", "gate_proj")
+    ].numpy()
+    assert np.median(np.abs(by - 1)) < 0.02
+    rows = np.median(up / old[UP].numpy(), 1)  # the linear before takes back what the next one's inputs were given
+    down = (
+        folder.read(UP.replace("up_proj", "down_proj")).numpy() * rows / old[UP.replace("up_proj", "down_proj")].numpy()
+    )
+    assert np.median(np.abs(down - 1)) < 0.02
+
+    rng, form = np.random.default_rng(0), Integers(bits=4, group=16, scale="float32")
+    weights = {"a": rng.normal(size=(12, 32)).astype(np.float32), "b": rng.normal(size=(8, 32)).astype(np.float32)}
+    x = rng.normal(size=(50, 32)) * np.where(np.arange(32) % 11 == 0, 30, 1)
+
+    def rounded(w: np.ndarray) -> np.ndarray:
+        return form.widen(form.narrow(w), (w.shape[0], w.shape[1]))
+
+    chosen = _best(weights, x.T @ x, rounded)
+
+    def error(s: np.ndarray) -> float:
+        return sum(float(np.sum(((rounded(w * s) / s - w) @ x.T) ** 2)) for w in weights.values())
+
+    size = np.sqrt((x**2).sum(0))
+    powers = [size ** (i / 20) / np.sqrt((size ** (i / 20)).max() * (size ** (i / 20)).min()) for i in range(20)]
+    errors = [error(s.astype(np.float32)) for s in powers]
+    assert error(chosen) == pytest.approx(min(errors), rel=1e-4) and min(errors) < 0.5 * errors[0]
+
+
+def test_awq_is_refused_where_it_has_no_place_for_scales(
+    corpus: Path, base: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(InputError, match="whose places are known of llama, .* and this is gemma; take gptq"):
+        scales_of({}, "gemma", lambda name: np.zeros((1, 1), np.float32), {}, lambda x: x)
+    for words in (("--bits", "4"), ("--bits", "fp8", "--data", corpus), ("--sparsity", "2:4", "--data", corpus)):
+        assert main(["compress", str(base), *map(str, words), "--method", "awq", "-o", str(tmp_path / "out")]) == 2
+        assert len(capsys.readouterr().err.splitlines()) == 1 and not (tmp_path / "out").exists()
+
+
+def test_layers_errors_are_those_of_what_they_make(
+    base: Path, corpus: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Beside transformers' hidden states of both folders."""
+    made = compressed(capsys, base, "--sparsity", "2:4", "--data", corpus, "-o", tmp_path / "out")
+    from transformers import AutoModelForCausalLM
+
+    row = read_text(corpus, base, None).held_out[0][None, :-1]
+    states = []
+    for folder in (base, tmp_path / "out"):
+        with quiet(), torch.no_grad():
+            model = AutoModelForCausalLM.from_pretrained(folder, attn_implementation="eager")
+            seen: list[torch.Tensor] = []
+            for layer in model.model.layers:
+                layer.register_forward_hook(lambda m, i, o, seen=seen: seen.append(o[0] if isinstance(o, tuple) else o))
+            model(input_ids=row)
+        states.append(seen)
+    for n, one in enumerate(made["layers"]):
+        wanted = float((states[1][n] - states[0][n]).norm() / states[0][n].norm())
+        assert one["layer"] == n and one["outputs"] == pytest.approx(wanted, rel=1e-3)
+        own = {name: e for name, e in made["errors"].items() if f".{n}." in name}
+        assert min(own.values()) <= one["weights"] <= max(own.values())
+    assert len(made["layers"]) == 2

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,7 @@ WORST = 8
 BLOCKS = re.compile(r"block:[1-9]\d*x[1-9]\d*")
 BLOCKS_LEFT_OUT = "0.9"
 """Share of blocks without a word about it."""
-OF_BITS, OF_ZEROS = ("rtn", "gptq"), ("magnitude", "wanda", "admm")
+OF_BITS, OF_ZEROS = ("rtn", "gptq", "awq"), ("magnitude", "wanda", "admm")
 
 
 def run(options: CompressOptions) -> int:
@@ -95,9 +96,20 @@ def _mapping(made: Any, target: Path, storage: Storage, method: str) -> dict[str
         "tokens_per_s": None
         if made.tokens_per_s is None
         else {"before": made.tokens_per_s[0], "after": made.tokens_per_s[1]},
+        "layers": [{"layer": one.layer, "weights": one.weights, "outputs": one.outputs} for one in made.layers],
         "errors": {error.tensor: error.relative for error in made.errors},
         "notes": list(made.notes),
     }
+
+
+def _layers(made: Any) -> Sequence[str]:
+    """Error by layer: of its weights, and of what it makes of held-out text, after all layers before it."""
+    columns = (Column(name="layer"), Column(name="weights' error"), Column(name="outputs' error"))
+    rows = [
+        (str(one.layer), number(one.weights, 4), "-" if one.outputs is None else number(one.outputs, 4))
+        for one in made.layers
+    ]
+    return table(columns, rows)
 
 
 def _lines(made: Any, target: Path, storage: Storage, method: str) -> tuple[str, ...]:
@@ -123,6 +135,7 @@ def _lines(made: Any, target: Path, storage: Storage, method: str) -> tuple[str,
     out += ["", *table(columns, rows)]
     if len(made.errors) > WORST:
         out.append(f"the {WORST} worst of {len(made.errors)}; --json has all")
+    out += ["", *_layers(made)]
     for note in made.notes:
         out += wrapped(note, bullet="note: ")
     return tuple(out)

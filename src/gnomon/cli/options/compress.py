@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from gnomon.cli.options.flags import Options, option, positional, switch
 from gnomon.cli.values import at_most, some
 
-METHODS = ("rtn", "gptq", "magnitude", "wanda", "admm")
+METHODS = ("rtn", "gptq", "awq", "magnitude", "wanda", "admm")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,7 +22,8 @@ Writes a new folder with the linears of layers in 4 or 8 bits, eight-bit floats
 or ternary (as compressed-tensors has them) or sparse (plain tensors with
 zeros). Embeddings, head, norms, biases and routers stay as they are. --data is
 text: a quarter is held out, and the loss on it is told before and after; gptq,
-wanda and admm look at the inputs that the rest gives each linear. Needs torch.
+awq, wanda and admm look at the inputs that the rest gives each linear. Errors
+are told by tensor and by layer. Needs torch.
 
 examples:
   gnomon compress path/to/hf_folder --bits 4 --data corpus.jsonl -o out
@@ -41,7 +42,7 @@ examples:
         "--sparsity", read=some, metavar="FORM", help="2:4, 4:16, 0.9 (zeros), block:16x16:0.9"
     )
     method: str | None = option(
-        "--method", choices=METHODS, help="rtn (default) or gptq with --bits; magnitude (default), wanda, admm"
+        "--method", choices=METHODS, help="rtn (default), gptq, awq with --bits; magnitude (default), wanda, admm"
     )
     data: str | None = option("--data", read=some, metavar="PATH", help="text: JSONL, Parquet, files; as gnomon run")
     tokenizer: str | None = option("--tokenizer", read=some, metavar="FILE", help="default the folder's own, or bytes")

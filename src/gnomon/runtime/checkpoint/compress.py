@@ -3,7 +3,8 @@
 `compress(source, target, storage, method, text)` writes a new folder, whole or not at all, and returns a `Compressed`:
 errors by tensor, sizes, and the loss before and after on text that no method has seen. Integers and eight-bit floats
 are written as compressed-tensors has them, sparse weights with their zeros in place. Embeddings, the head, norms,
-biases and routers stay as they are. The loss after is that of the folder as it was written and read back.
+biases and routers stay as they are, but for norms and biases that take back the scales of `awq`. The loss after is that
+of the folder as it was written and read back.
 Source: GPTQ (Frantar et al. 2023), Algorithm 1, with the columns in their order and no reordering; Wanda (Sun et al.
 2024), section 3; `admm` has its own. All see the inputs of the model as it was, in one pass, where the papers compress
 a layer before they look at the next one's inputs. Leaves out which words ask for what (`cli.compress`).
@@ -35,9 +36,10 @@ from gnomon.errors import InputError, RunError
 from gnomon.formats.huggingface.known import layout
 from gnomon.formats.huggingface.quantised import eight_config, packed, packed_config
 from gnomon.formats.huggingface.weights import Layout, parameters_of
-from gnomon.graph import Graph
+from gnomon.graph import Graph, Layer
 from gnomon.methods.learnt.trained_weights import KEPT_WHOLE
 from gnomon.runtime.checkpoint.admm import admm
+from gnomon.runtime.checkpoint.awq import Scales, scales_of
 from gnomon.runtime.checkpoint.pretrained import CONFIG, files_beside, load, model_of
 from gnomon.runtime.checkpoint.rewrite import Tensors, exchanged, indexed
 from gnomon.runtime.data.documents import documents, find
@@ -54,19 +56,19 @@ from gnomon.storage.sparse import Sparse
 from gnomon.storage.unstructured import Bitmap
 
 Stored: TypeAlias = Integers | Sparse | Float8
-How = Literal["rtn", "gptq", "magnitude", "wanda", "admm", "as trained"]
+How = Literal["rtn", "gptq", "awq", "magnitude", "wanda", "admm", "as trained"]
 """`as trained`: numbers that can be stored so as they are, which a run's method left."""
-SEES_INPUTS: tuple[How, ...] = ("gptq", "wanda", "admm")
-SEES_PAIRS: tuple[How, ...] = ("gptq", "admm")
-"""Of these, those that want the products of every two inputs."""
+SEES_INPUTS: tuple[How, ...] = ("gptq", "awq", "wanda", "admm")
 """Methods that want text."""
-PLAIN: Mapping[How, How] = {"gptq": "rtn", "wanda": "magnitude", "admm": "magnitude"}
+SEES_PAIRS: tuple[How, ...] = ("gptq", "awq", "admm")
+"""Of these, those that want the products of every two inputs."""
+PLAIN: Mapping[How, How] = {"gptq": "rtn", "awq": "rtn", "wanda": "magnitude", "admm": "magnitude"}
 """Methods that do the same without."""
 LONGEST, SEEN, HELD_OUT = 512, 128, 32
 """Tokens of a row; rows that a method sees, and rows that the loss is measured on, at most."""
 DAMPING = 0.01
 """Of the mean of the diagonal, added to it, as GPTQ does."""
-IN_A_LAYER = re.compile(r"\.\d+\.")
+IN_A_LAYER = re.compile(r"\.(\d+)\.")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,6 +79,19 @@ class Error:
     shape: tuple[int, int]
     relative: float
     """Root of the summed squares of the differences, over that of the weights; 0 for a matrix of zeros."""
+    size: float
+    """That of the weights."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerError:
+    """One layer, in order."""
+
+    layer: int
+    weights: float
+    """As `Error.relative`, of all its linears together."""
+    outputs: float | None
+    """The same of what the layer makes of a held-out row, after all layers before it; None without text."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,6 +109,7 @@ class Compressed:
     """What was written."""
 
     errors: tuple[Error, ...]
+    layers: tuple[LayerError, ...]
     bytes_before: int
     """Of all files with weights."""
     bytes_after: int
@@ -153,28 +169,34 @@ def compress(source: Path, target: Path, storage: Stored, method: How, text: Tex
         raise InputError(f"{source} is quantised already (quantization_config); give the folder that it was made from")
     where = settled(folder, layout(model.graph, model.model_type))
     chosen = _chosen(model.graph, where, storage, source)
-    before, seen = 0.0, Inputs({}, squares=method in SEES_PAIRS)
+    before, seen, made_before, off = 0.0, Inputs({}, squares=method in SEES_PAIRS), list[Tensor](), list[float]()
     if text is not None:
         _check_decoder(model.graph)
         whole = load(source)
         before = _loss(whole, text.held_out)
         if not isfinite(before):
             raise InputError(f"the loss of {source} is {before} as it is; nothing was written")
+        made_before = layer_outputs(whole, text.held_out[0])
         if method in SEES_INPUTS:
             seen = inputs_of_linears(whole, where, text.seen, squares=method in SEES_PAIRS)
         del whole
+    scales = _scales(folder, model.model_type, storage, seen) if method == "awq" else Scales()
     made = Path(tempfile.mkdtemp(dir=target.parent, prefix=f".{target.name}."))
     files = sorted({file for file, _ in folder.entries.values()})
     errors: list[Error] = []
     try:
         for file in files:
-            errors += _write(folder, file, made, chosen, lambda name, x: _stored(name, x, storage, method, seen))
+            errors += _write(
+                folder, file, made, chosen, lambda name, x: _stored(name, x, storage, method, seen, scales), scales
+            )
         left = {name.removesuffix(".weight") for name in _linears(model.graph, where) if name not in chosen}
         _write_rest(folder, made, config, storage, sorted({*left, "lm_head"}))
         loss = None
         if text is not None:
             tokens = text.held_out[:, 1:].numel()
-            loss = Loss(before=before, after=_loss(load(made), text.held_out), tokens=tokens)
+            small = load(made)
+            loss = Loss(before=before, after=_loss(small, text.held_out), tokens=tokens)
+            off = [_off(x, y) for x, y in zip(made_before, layer_outputs(small, text.held_out[0]), strict=True)]
             if not isfinite(loss.after):
                 raise InputError(
                     f"the loss would be {loss.after} (it was {before:.4f}); nothing was written: take more bits, or "
@@ -188,6 +210,7 @@ def compress(source: Path, target: Path, storage: Stored, method: How, text: Tex
         raise
     return Compressed(
         errors=tuple(errors),
+        layers=_by_layer(errors, off),
         bytes_before=sum((folder.path / file).stat().st_size for file in files),
         bytes_after=after,
         loss=loss,
@@ -301,6 +324,47 @@ def _loss(model: OneProcess, rows: Tensor) -> float:
     return total / rows[:, 1:].numel()
 
 
+def layer_outputs(model: OneProcess, row: Tensor) -> list[Tensor]:
+    """What each repeated layer makes of a row of text, in order."""
+    graph, made = model.graph, dict[str, Tensor]()
+    last = {
+        layer.label: graph.block(layer.call.block).outputs[0]
+        for layer in graph.layers()
+        if layer.call.first is not None
+    }
+
+    def note(layer: Layer, name: str, x: Tensor) -> None:
+        if last.get(layer.label) == name:
+            made[layer.label] = x.detach().clone()
+
+    model.stage.watch = note
+    try:
+        with torch.no_grad():
+            model.output({"input_ids": row[None, :-1], "labels": row[None, 1:]})
+    finally:
+        model.stage.watch = None
+    return [made[label] for label in last]
+
+
+def _off(x: Tensor, y: Tensor) -> float:
+    return float((x - y).norm() / x.norm().clamp(min=1e-30))
+
+
+def _by_layer(errors: Sequence[Error], outputs: Sequence[float]) -> tuple[LayerError, ...]:
+    """outputs: of each layer; none without text."""
+    of_layer: dict[int, list[Error]] = {}
+    for error in errors:
+        if (match := IN_A_LAYER.search(error.tensor)) is not None:
+            of_layer.setdefault(int(match[1]), []).append(error)
+    made = []
+    for number, own in sorted(of_layer.items()):
+        size = sum(error.size**2 for error in own) ** 0.5
+        off = sum((error.relative * error.size) ** 2 for error in own) ** 0.5
+        known = outputs[number] if number < len(outputs) else None
+        made.append(LayerError(layer=number, weights=off / size if size else 0.0, outputs=known))
+    return tuple(made)
+
+
 @dataclass(slots=True)
 class Inputs:
     """What linears were given, by tensor of the folder."""
@@ -352,8 +416,24 @@ def _wide(dtype: str, x: NDArray[Any]) -> NDArray[np.float32]:
     return wide_bfloat16(x) if dtype == "BF16" else x.astype(np.float32)
 
 
+def _scales(folder: Folder, model_type: str, storage: Stored, seen: Inputs) -> Scales:
+    """AWQ's, under which matrices are rounded to groups of integers."""
+    assert isinstance(storage, Integers)
+    form = replace(storage, scale="float32")
+
+    def weight(name: str) -> NDArray[np.float32]:
+        return _wide(folder.entries[name][1].dtype, raw(folder, name))
+
+    def rounded(x: NDArray[np.float32]) -> NDArray[np.float32]:
+        return form.widen(form.narrow(x), (x.shape[0], x.shape[1]))
+
+    shapes = {name: entry.shape for name, (_, entry) in folder.entries.items()}
+    squares = {name: sums.numpy() for name, sums in seen.sums.items()}
+    return scales_of(shapes, model_type, weight, squares, rounded)
+
+
 def _stored(
-    name: str, given: tuple[str, NDArray[Any]], storage: Stored, method: How, seen: Inputs
+    name: str, given: tuple[str, NDArray[Any]], storage: Stored, method: How, seen: Inputs, scales: Scales
 ) -> tuple[Tensors, NDArray[np.float32], NDArray[np.float32]]:
     """(the tensors that stand for a weight, the weight, what they stand for)."""
     dtype, x = given
@@ -388,15 +468,16 @@ def _stored(
     elif method == "as trained":
         arrays = form.coded(weight, settle(np.abs(in_groups(weight, form.group)).max(-1).astype(form.scale)))
     else:
-        arrays = form.coded(weight, settle(form.narrow(weight)["scales"]))
-    wide = form.widen(arrays, shape)
+        scaled = scales.scaled(name, weight)
+        arrays = form.coded(scaled, settle(form.narrow(scaled)["scales"]))
+    wide = scales.taken_back(name, form.widen(arrays, shape))
     if form.ternary:
         form, arrays = as_two_bits(form, arrays, shape)
     parts = packed(form, arrays, shape)
-    scales = bfloat16_of(parts["weight_scale"]) if scale == "BF16" else parts["weight_scale"]
+    by = bfloat16_of(parts["weight_scale"]) if scale == "BF16" else parts["weight_scale"]
     tensors: Tensors = {
         f"{base}weight_packed": ("I32", parts["weight_packed"]),
-        f"{base}weight_scale": (scale, scales),
+        f"{base}weight_scale": (scale, by),
         f"{base}weight_shape": ("I64", parts["weight_shape"]),
     }
     if not np.isfinite(wide).all():
@@ -470,8 +551,10 @@ def _write(
     made: Path,
     chosen: Mapping[str, tuple[int, int]],
     stored: Callable[[str, tuple[str, NDArray[Any]]], tuple[Tensors, NDArray[np.float32], NDArray[np.float32]]],
+    scales: Scales,
 ) -> list[Error]:
-    """Writes one file. New tensors are held until its header is known; the others are copied from file to file."""
+    """Writes one file; of what is not chosen, norms and biases are divided by scales. New tensors are held until its
+    header is known; the others are copied from file to file."""
     own = {name: entry for name, (of, entry) in folder.entries.items() if of == file}
     new: dict[str, tuple[str, NDArray[Any]]] = {}
     errors = []
@@ -484,8 +567,13 @@ def _write(
         new.update(tensors)
         size = float(np.linalg.norm(weight.astype(np.float64)))
         off = float(np.linalg.norm(wide.astype(np.float64) - weight))
-        errors.append(Error(tensor=name, shape=chosen[name], relative=off / size if size else 0.0))
-    exchanged(folder, file, made, new, frozenset(chosen))
+        relative = off / size if size else 0.0
+        errors.append(Error(tensor=name, shape=chosen[name], relative=relative, size=size))
+    for name in own:
+        if name not in chosen and name in scales.divided:
+            x = raw(folder, name)
+            new[name] = own[name].dtype, as_dtype(_wide(own[name].dtype, x) / scales.divided[name], x.dtype)
+    exchanged(folder, file, made, new, frozenset({*chosen, *new}))
     return errors
 
 

@@ -6,6 +6,7 @@ validate_args, TransformerConfig and schedules (named in the reader).
 
 from __future__ import annotations
 
+import shlex
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
@@ -26,7 +27,7 @@ from gnomon.models.gpt import GptConfig, gpt2
 from gnomon.models.llama import LlamaConfig, llama3_1_70b
 from gnomon.models.mixtral import mixtral_8x7b
 from gnomon.models.presets import build
-from gnomon.plans import Plan, Saved, SavedRule, check
+from gnomon.plans import Experts, Plan, Saved, SavedRule, check
 from gnomon.prediction import predict
 
 SCRIPTS = Path(__file__).parent / "fixtures/megatron"
@@ -459,3 +460,38 @@ def test_bridge_overrides_lie_over_what_recipes_share() -> None:
 def test_bridge_refusals(overrides: str, message: str) -> None:
     with pytest.raises(InputError, match=message):
         read_megatron_bridge(overrides, model=llama3_1_70b(), devices=16, given=Given(strict=True))
+
+
+@pytest.mark.parametrize(
+    ("asked", "wanted", "reported"),
+    [
+        ("--moe-aux-loss-coeff 1e-2", Experts(balance="layer", coefficient=1e-2), ()),
+        (
+            "--moe-router-load-balancing-type seq_aux_loss --moe-aux-loss-coeff 1e-4 --moe-z-loss-coeff 1e-3",
+            Experts(balance="sequence", coefficient=1e-4, z_loss=1e-3),
+            (),
+        ),
+        ("--moe-router-load-balancing-type none --moe-aux-loss-coeff 1e-2", Experts(), ()),
+        ("--moe-expert-capacity-factor 1.5", Experts(drop="probs"), ()),
+        ("--moe-expert-capacity-factor 1.5 --moe-token-drop-policy position", Experts(), ()),
+        (
+            "--moe-router-load-balancing-type global_aux_loss --moe-aux-loss-coeff 1e-2",
+            Experts(),
+            ("moe_router_load_balancing_type",),
+        ),
+        ("--moe-router-dtype fp64", Experts(), ("moe_router_dtype",)),
+    ],
+)
+def test_what_keeps_experts_evenly_loaded_is_of_the_plan(
+    asked: str, wanted: Experts, reported: tuple[str, ...]
+) -> None:
+    network = (
+        "--num-layers 2 --hidden-size 64 --num-attention-heads 4 --ffn-hidden-size 128 --max-position-embeddings 64 "
+        "--seq-length 32 --swiglu --normalization RMSNorm --position-embedding-type rope --disable-bias-linear "
+        "--untie-embeddings-and-output-weights --num-experts 4 --moe-router-topk 2 --micro-batch-size 1 "
+        "--global-batch-size 4 --vocab-size 128"
+    )
+    job = read_megatron(shlex.split(f"{network} {asked}"), devices=1)
+    assert job.plan.experts == wanted
+    told = {one.field for one in job.unexpressed}
+    assert set(reported) <= told and not {name for name in told if name.startswith("moe_")} - set(reported)

@@ -97,7 +97,6 @@ def test_without_ranks_of_experts_there_are_no_exchanges() -> None:
         ("saved.every above 1", {"saved": Saved(preset="full", every=2)}),
         ("first_per_stage", {"saved": Saved(rules=(SavedRule(preset="full", first_per_stage=1),))}),
         ("optimizer.offload", {"optimizer": Optimizer(offload=Offload())}),
-        ("experts.drop = 'probs'", {"experts": Experts(drop="probs")}),
         ("experts.replicas", {"experts": Experts(replicas=8)}),
     ],
 )

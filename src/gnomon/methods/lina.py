@@ -228,6 +228,8 @@ def _refusal(plan: Plan) -> str | None:
         return "slices of an expert (etp) are exchanged whole; use etp = 1"
     if plan.layout.dispatch not in (None, "all_to_all"):
         return f"dispatch {plan.layout.dispatch} sends tokens to all of their experts at once; use all_to_all"
+    if plan.experts.speculate:
+        return "speculated rows are no part of an exchange; leave experts.speculate out"
     if plan.optimizer.zero:
         return f"it orders all-reduces, and ZeRO {plan.optimizer.zero} scatters gradients; use optimizer.zero = 0"
     if plan.overlap.in_buckets:

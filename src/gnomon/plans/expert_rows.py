@@ -129,7 +129,6 @@ def _refuse(plan: Plan) -> None:
         ("saved.rules with first_per_stage", any(rule.first_per_stage is not None for rule in saved.rules)),
         ("schedule.vocabulary other than 'ends'", plan.schedule.vocabulary != "ends"),
         ("optimizer.offload", plan.optimizer.offload is not None),
-        ("experts.drop = 'probs'", plan.experts.drop == "probs"),
         ("experts.replicas or placement", bool(plan.experts.replicas or plan.experts.placement)),
     ):
         if given:

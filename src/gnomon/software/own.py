@@ -86,6 +86,10 @@ LACKS = (
         ),
     ),
     Lack(
+        name="overlap.experts with experts.drop = 'probs', whose weights another part of the layer makes",
+        asked=lambda plan: has_rows(plan) and plan.experts.drop == "probs",
+    ),
+    Lack(
         name="experts.bias_rate with optimizer.offload, whose update is on the host",
         asked=lambda plan: plan.experts.bias_rate > 0 and plan.optimizer.offload is not None,
     ),

@@ -15,10 +15,11 @@ import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Literal
 
 from gnomon import orders
-from gnomon.errors import FormatError, InputError, nearest
-from gnomon.formats.given import GIVE_MODEL, NOTHING, Given, network_graph
+from gnomon.errors import FormatError, InputError, PlanError, nearest
+from gnomon.formats.given import GIVE_MODEL, NOTHING, Given, Network, network_graph
 from gnomon.formats.job import (
     Fields,
     Job,
@@ -42,6 +43,7 @@ from gnomon.graph import Graph
 from gnomon.plans import (
     Dispatch,
     DType,
+    Experts,
     Fp8,
     Layout,
     Mesh,
@@ -56,6 +58,7 @@ from gnomon.plans import (
     Schedule,
     Workload,
 )
+from gnomon.plans.experts import routers, under
 from gnomon.software import Stack, stack
 
 DTYPE_BYTES = {"fp32": 4, "bf16": 2, "fp16": 2}
@@ -226,6 +229,7 @@ def job_of(
         optimizer=optimizer_of(f),
         precision=precision_of(f),
     )
+    plan = with_balance(f, plan, model)
     record = stack_of(f, base or stack("megatron-deepspeed" if f.flag("deepspeed", False) else "megatron-lm"), plan)
     load = load_of(f)
     f.account(IRRELEVANT | forks.IRRELEVANT, {**INEXPRESSIBLE, **forks.INEXPRESSIBLE}, known_options())
@@ -265,6 +269,53 @@ def load_of(f: Fields) -> RouterLoad:
     if factor < 1:
         f.report("moe_expert_capacity_factor", "under the mean: tokens are dropped of every expert; priced as 1")
     return RouterLoad(capacity=max(1.0, factor), padded=padded)
+
+
+BALANCES = {"aux_loss": "layer", "seq_aux_loss": "sequence"}
+"""--moe-router-load-balancing-type -> `experts.balance`."""
+
+
+def with_balance(f: Fields, plan: Plan, model: Network | str) -> Plan:
+    """The plan with what keeps experts evenly loaded: losses of routers, moved biases, and which tokens are dropped.
+    What this model cannot have is reported, and so is balance by the tokens of more than a microbatch."""
+    policy = f.choice("moe_token_drop_policy", {"probs": "probs", "position": "position"}, "probs")
+    drop: Literal["position", "probs"] = "probs" if policy == "probs" and load_of(f).capacity else "position"
+    if not f.has("num_experts") and not routers(network_graph(model)):
+        return plan
+    kinds = f.raw("moe_router_load_balancing_type")
+    kind = kinds if isinstance(kinds, str) else "aux_loss" if kinds is None else ""
+    given = f.raw("moe_aux_loss_coeff")
+    coefficient = float(given) if isinstance(given, int | float) and not isinstance(given, bool) else 0.0
+    if kind not in (*BALANCES, "none") or isinstance(given, list | tuple):
+        why = "balance by the tokens of all ranks and microbatches (global), by several losses or by transport is not"
+        f.report("moe_router_load_balancing_type", f"{why} computed; the model trains without this loss")
+        coefficient = 0.0
+    experts = Experts(
+        balance="none"
+        if kind == "none" or not coefficient
+        else "sequence"
+        if BALANCES[kind] == "sequence"
+        else "layer",
+        coefficient=0.0 if kind == "none" else coefficient,
+        z_loss=f.number("moe_z_loss_coeff", 0.0),
+        bias_rate=f.number("moe_router_bias_update_rate", 1e-3)
+        if f.flag("moe_router_enable_expert_bias", False)
+        else 0,
+        drop=drop,
+    )
+    try:
+        under(network_graph(model), replace(plan, experts=experts))
+    except PlanError as error:
+        for key in (
+            "moe_aux_loss_coeff",
+            "moe_z_loss_coeff",
+            "moe_router_bias_update_rate",
+            "moe_router_enable_expert_bias",
+        ):
+            f.report(key, f"left out: {error}")
+        return replace(plan, experts=Experts(drop=drop))
+    f.report_unless("moe_router_dtype", (None, "fp32"), "scores of routers are computed in fp32")
+    return replace(plan, experts=experts)
 
 
 NETWORK = """
@@ -667,5 +718,5 @@ def stack_of(f: Fields, base: Stack, plan: Plan) -> Stack:
             base = chosen(base, "no --moe-grouped-gemm", moe_experts="sequential")
         if f.flag("use_transformer_engine_op_fuser", False):
             base = chosen(base, "--use-transformer-engine-op-fuser", moe_experts="fused")
-    f.ignore("moe_grouped_gemm", "moe_permute_fusion", "moe_token_drop_policy", "moe_router_fusion")
+    f.ignore("moe_grouped_gemm", "moe_permute_fusion", "moe_router_fusion")
     return base

@@ -1,8 +1,8 @@
 """One engine on one model, asked by lines: `PYTHON peer_worker.py ENGINE PATH FORM`, in the environment that has it.
 
-A line is JSON, requests as [prompt's tokens, how many to make]; the answer is [tokens made, CPU-seconds of the process].
-At most eight requests run at once, greedily, on one thread, and ends of text are not looked at. Imports nothing of
-Gnomon but for its own engine. Leaves out who asks (`peers`).
+A line is JSON, requests as [prompt's tokens, how many to make]; the answer is [tokens made, CPU-seconds of the
+process]. At most eight requests run at once, greedily, on one thread, and ends of text are not looked at. Imports
+nothing of Gnomon but for its own engine. Leaves out who asks (`peers`).
 """
 
 from __future__ import annotations

@@ -1,10 +1,11 @@
 """Gnomon's server beside other programs' on this machine: `python benchmarks/serve/peers.py [--sizes 135M 0.5B] …`.
 
-Each peer is installed into an environment of its own in --folder (uv where it is there, else pip; npm for llama.cpp), and
-models of the shapes of SmolLM2-135M and Qwen2.5-0.5B with random weights are converted to its format. All engines run as
-processes that wait, one thread each, and are asked in turn: decode (24 tokens after a prompt of 32), prefill of 256 and
-2,048 tokens, eight at once (12 requests of mixed lengths, prompts included); tokens a CPU-second of the whole process.
-What does not install or convert is told and left out. Writes benchmarks/results/serve_peers.md. Leaves out HTTP.
+Each peer is installed into an environment of its own in --folder (uv where it is there, else pip; npm for llama.cpp),
+and models of the shapes of SmolLM2-135M and Qwen2.5-0.5B with random weights are converted to its format. All engines
+run as processes that wait, one thread each, and are asked in turn: decode (24 tokens after a prompt of 32), prefill of
+256 and 2,048 tokens, eight at once (12 requests of mixed lengths, prompts included); tokens a CPU-second of the whole
+process. What does not install or convert is told and left out. Writes benchmarks/results/serve_peers.md. Leaves out
+HTTP.
 """
 
 from __future__ import annotations
@@ -62,7 +63,8 @@ import numpy as np
 from gguf import GGMLQuantizationType, GGUFWriter, LlamaFileType, MODEL_ARCH, get_tensor_name_map, quants
 source, out = sys.argv[1:3]
 c = json.load(open(source + "/config.json"))
-kind, heads, kv_heads, layers = (c[n] for n in ("model_type", "num_attention_heads", "num_key_value_heads", "num_hidden_layers"))
+kind, heads = c["model_type"], c["num_attention_heads"]
+kv_heads, layers = c["num_key_value_heads"], c["num_hidden_layers"]
 raw = np.memmap(source + "/model.safetensors", np.uint8, "r")
 length = struct.unpack("<Q", raw[:8].tobytes())[0]
 header = json.loads(raw[8 : 8 + length].tobytes())
@@ -70,14 +72,16 @@ names = get_tensor_name_map(MODEL_ARCH.QWEN2 if kind == "qwen2" else MODEL_ARCH.
 words = json.load(open(source + "/tokenizer.json"))["model"]["vocab"]
 for form in ("bf16", "q8_0", "q4_0"):
     w = GGUFWriter(f"{out}/{form}.gguf", kind)
-    w.add_context_length(c["max_position_embeddings"]); w.add_embedding_length(c["hidden_size"]); w.add_block_count(layers)
+    w.add_context_length(c["max_position_embeddings"])
+    w.add_embedding_length(c["hidden_size"]); w.add_block_count(layers)
     w.add_feed_forward_length(c["intermediate_size"]); w.add_head_count(heads); w.add_head_count_kv(kv_heads)
     w.add_layer_norm_rms_eps(c["rms_norm_eps"]); w.add_rope_dimension_count(c["hidden_size"] // heads)
     w.add_rope_freq_base(c.get("rope_theta") or c["rope_parameters"]["rope_theta"]); w.add_vocab_size(c["vocab_size"])
     w.add_tokenizer_model("gpt2"); w.add_tokenizer_pre("qwen2" if kind == "qwen2" else "smollm")
-    w.add_token_list(sorted(words, key=words.get)); w.add_token_types([1] * (len(words) - 1) + [3]); w.add_token_merges(["a b"])
+    w.add_token_list(sorted(words, key=words.get)); w.add_token_types([1] * (len(words) - 1) + [3])
+    w.add_token_merges(["a b"])
     w.add_eos_token_id(len(words) - 1); w.add_bos_token_id(len(words) - 1); w.add_add_bos_token(False)
-    w.add_file_type({"bf16": LlamaFileType.MOSTLY_BF16, "q8_0": LlamaFileType.MOSTLY_Q8_0, "q4_0": LlamaFileType.MOSTLY_Q4_0}[form])
+    w.add_file_type(getattr(LlamaFileType, f"MOSTLY_{form.upper()}"))
     for name, entry in header.items():
         if name == "__metadata__":
             continue
@@ -114,11 +118,11 @@ def environment(folder: Path, name: str) -> Path:
     uv = shutil.which("uv")
     make = [sys.executable, "-m", "venv", *(["--without-pip"] if uv else []), str(where)]
     subprocess.run(make, check=True)
-    install = [uv, "pip", "install", "-q", "--python", str(python)] if uv else [str(python), "-m", "pip", "install", "-q"]
-    subprocess.run([*install, *INSTALLS[name]], check=True)
+    pip = [uv, "pip"] if uv else [str(python), "-m", "pip"]
+    here = ["--python", str(python)] if uv else []
+    subprocess.run([*pip, "install", "-q", *here, *INSTALLS[name]], check=True)
     if name == "openvino-export":  # its torchvision is another torch's, and breaks the import
-        away = [uv, "pip", "uninstall", "--python", str(python)] if uv else [str(python), "-m", "pip", "uninstall", "-y"]
-        subprocess.run([*away, "torchvision"], check=False)
+        subprocess.run([*pip, "uninstall", *(here or ["-y"]), "torchvision"], check=False)
     (where / "done").touch()
     return python
 
@@ -128,12 +132,10 @@ def llama(folder: Path) -> Path:
     where = folder / "llama.cpp"
     if not (where / "done").exists():
         where.mkdir(parents=True, exist_ok=True)
-        subprocess.run(
-            ["npm", "install", "--silent", "node-llama-cpp", "--omit=optional", "--ignore-scripts"], cwd=where, check=True
-        )
-        packed = subprocess.run(
-            ["npm", "pack", "--silent", "@node-llama-cpp/linux-x64"], cwd=where, check=True, capture_output=True, text=True
-        )
+        install = ["npm", "install", "--silent", "node-llama-cpp", "--omit=optional", "--ignore-scripts"]
+        subprocess.run(install, cwd=where, check=True)
+        pack = ["npm", "pack", "--silent", "@node-llama-cpp/linux-x64"]
+        packed = subprocess.run(pack, cwd=where, check=True, capture_output=True, text=True)
         into = where / "node_modules" / "@node-llama-cpp" / "linux-x64"
         into.mkdir(parents=True, exist_ok=True)
         shutil.unpack_archive(where / packed.stdout.split()[-1], where / "unpacked", "gztar")
@@ -296,7 +298,8 @@ def table(folder: Path, model: Path, rounds: int, only: Sequence[str]) -> list[s
 def main() -> int:
     """The tables, and the file."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--folder", type=Path, default=Path(tempfile.gettempdir()) / "gnomon-peers", help="of environments")
+    folder = Path(tempfile.gettempdir()) / "gnomon-peers"
+    parser.add_argument("--folder", type=Path, default=folder, help="of environments and models")
     parser.add_argument("--rounds", type=int, default=3, help="of all engines in turn; 3")
     parser.add_argument("--sizes", nargs="*", default=[*SHAPES], choices=[*SHAPES])
     parser.add_argument("--only", nargs="*", default=[], help="peers, by name")
@@ -314,9 +317,10 @@ def main() -> int:
             "# Beside other programs",
             "",
             f"`python benchmarks/serve/peers.py --rounds {options.rounds}`, {datetime.now(UTC):%Y-%m-%d}, "
-            f"{this_machine().model}, one thread, random weights: tokens a CPU-second of the whole process, median [least, "
-            f"most] of {options.rounds} rounds, engines in turn, on a machine that others used too. Peers as their packages "
-            "install on that day. `eight at once` counts output tokens, prompts included; llama.cpp's by its Node wrapper.",
+            f"{this_machine().model}, one thread, random weights: tokens a CPU-second of the whole process, median "
+            f"[least, most] of {options.rounds} rounds, engines in turn, on a machine that others used too. Peers as "
+            "their packages install on that day. `eight at once` counts output tokens, prompts included; llama.cpp's by its "
+            "Node wrapper.",
             "",
         ]
         RESULTS.write_text("\n".join([*head, *lines]).rstrip() + "\n", encoding="utf-8")

@@ -319,8 +319,8 @@ def main() -> int:
             f"`python benchmarks/serve/peers.py --rounds {options.rounds}`, {datetime.now(UTC):%Y-%m-%d}, "
             f"{this_machine().model}, one thread, random weights: tokens a CPU-second of the whole process, median "
             f"[least, most] of {options.rounds} rounds, engines in turn, on a machine that others used too. Peers as "
-            "their packages install on that day. `eight at once` counts output tokens, prompts included; llama.cpp's by "
-            "its Node wrapper.",
+            "their packages install on that day. `eight at once` counts output tokens, prompts included; that of "
+            "llama.cpp is of its Node wrapper.",
             "",
         ]
         RESULTS.write_text("\n".join([*head, *lines]).rstrip() + "\n", encoding="utf-8")

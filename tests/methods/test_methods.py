@@ -31,10 +31,11 @@ PIPELINE = Plan(
 """A plan in which every method that can be planned means something."""
 ALONE = replace(PIPELINE, mesh=Mesh(dp_replicate=8), layout=Layout(), optimizer=Optimizer(clip=False))
 """For methods that change weights while a model trains, which every rank has whole."""
-WHOLE = ("ad2", "iss", "nxm_admm", "xtc")
+WHOLE = ("ad2", "iss", "mos", "nxm_admm", "xtc")
 GIVEN: Mapping[str, Pass] = {
     "bamboo": Pass(name="bamboo", params=(("rank", 1),)),
     "ad2": Pass(name="ad2", params=(("teacher", "somewhere"),)),
+    "mos": Pass(name="mos", params=(("teacher", "somewhere"),)),
     "xtc": Pass(name="xtc", params=(("teacher", "somewhere"),)),
     "mimose": Pass(name="mimose", params=(("budget", "1 GiB"),)),
     "dapple_warmup": Pass(name="dapple_warmup", params=(("policy", "2p"),)),

@@ -287,3 +287,60 @@ def test_a_teacher_that_cannot_is_one_line(
     assert main(["run", str(file)]) == 2
     error = " ".join(capsys.readouterr().err.split())
     assert re.search(says, error), error
+
+
+@pytest.mark.parametrize("until", [0, 1])
+def test_a_student_of_a_mixture_learns_from_it_until_a_step(until: int, tmp_path: Path) -> None:
+    """Mixture-of-Students: the loss of the text and alpha times T^2 KL; then the text's alone."""
+    from transformers import AutoModelForCausalLM
+
+    alpha = 0.7
+    config = {**CONFIGS["mixtral"], "vocab_size": 256, "hidden_size": 32, "intermediate_size": 48}
+    config |= {"num_attention_heads": 2, "num_key_value_heads": 2, "head_dim": 16}
+    for name, layers in (("teacher", 3), ("student", 2)):
+        torch.manual_seed(layers)
+        with quiet():
+            build("mixtral", {**config, "num_hidden_layers": layers}).float().save_pretrained(tmp_path / name)
+    (tmp_path / "text").mkdir()
+    (tmp_path / "text" / "a.txt").write_text("".join(f"line {i} of the text is {i * i} long. " for i in range(900)))
+    params: tuple[tuple[str, str | int | float], ...] = (
+        ("teacher", str(tmp_path / "teacher")), ("alpha", alpha), ("temperature", HEAT), ("until", until),
+    )  # fmt: skip
+    plan = replace(ALONE, schedule=replace(ALONE.schedule, passes=(Pass(name="mos", params=params),)))
+    asked = training.job(tmp_path / "text", plan, 2, graph=model_of(tmp_path / "student").graph)
+    asked = replace(asked, settings=replace(asked.settings, lr=LR, weight_decay=0.0), weights=tmp_path / "student")
+    asked = replace(asked, export=(tmp_path / "out", tmp_path / "student"))
+    with alone():
+        train(asked)
+    with quiet():
+        teacher, student = (
+            AutoModelForCausalLM.from_pretrained(tmp_path / name, attn_implementation="eager").train()
+            for name in ("teacher", "student")
+        )
+    corpus = corpus_of(asked)
+    for step in (1, 2):
+        batch = corpus.batch(step, seed=0, sequences=8, seq_len=32)
+        assert isinstance(batch, dict)
+        rows = torch.cat([batch["input_ids"], batch["labels"][:, -1:]], 1)
+        entropy, off, tokens = losses(student, teacher, rows)
+        student.zero_grad()
+        loss = entropy if until and step > until else entropy + alpha * off
+        after = one_step(student, loss / tokens)
+        with torch.no_grad():
+            for name, parameter in student.named_parameters():
+                parameter.copy_(after[name])
+    expected, made = student.state_dict(), AutoModelForCausalLM.from_pretrained(tmp_path / "out").state_dict()
+    for name, value in expected.items():
+        assert torch.allclose(made[name], value, atol=2e-5), name
+
+
+def test_mixture_of_students_is_refused_where_logits_are_in_parts() -> None:
+    taught = Pass(name="mos", params=(("teacher", "somewhere"), ("until", -1)))
+    plan = Plan(schedule=Schedule(micro_batch_size=1, passes=(taught,)))
+    with pytest.raises(PlanError, match="until = -1 are numbers of at least 0"):
+        check_methods(plan)
+    named = replace(plan.schedule, passes=(Pass(name="mos", params=(("teacher", "somewhere"),)),))
+    with pytest.raises(PlanError, match="which tp divides; use tp = 1"):
+        check_methods(replace(plan, schedule=named, mesh=Mesh(tp=2)))
+    with pytest.raises(PlanError, match="use pp = 1"):
+        check_methods(replace(plan, schedule=named, mesh=Mesh(pp=2)))

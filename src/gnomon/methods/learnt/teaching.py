@@ -15,7 +15,11 @@ class Teaching:
     folder: str
     """config.json and safetensors of the teacher."""
     share: float = 0.7
-    """Of the loss, that compares logits."""
+    """Of the loss, that compares logits; the text's own has the rest."""
+    beside: bool = False
+    """Whether the text's own loss counts whole, and the comparison `share` times beside it."""
+    until: int = 0
+    """Updates after which the teacher is left out; 0: never."""
     temperature: float = 1.0
     hidden: float = 0.0
     """Weight of the squares between layers; 0 for none."""

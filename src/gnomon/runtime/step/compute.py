@@ -181,7 +181,7 @@ class Compute:
         entered = self.entering(stage, unit)
         if self.mimose is not None:
             self.mimose.begin(self.feed.of_unit(unit))
-        if self.taught is None:
+        if self.taught is None or not self.taught.teaches:
             made = self._run_first(stage, unit, entered)
             self.saved[stage, unit] = Saved.of(entered, made)
         else:

@@ -332,6 +332,8 @@ class Executor:
         self.compute.new_step()
         if self.parts is not None:
             self.parts.new_step()
+        if self.compute.taught is not None:
+            self.compute.taught.new_step(max((rule.steps for _, rule in self.parameters()), default=0))
         chosen = self._rows_now()
         if recorder is None:
             for row in chosen:

@@ -126,10 +126,16 @@ class Taught:
         hidden = teaching.hidden > 0
         self.eyes = Eyes(graph, stage, hidden=hidden)
         self.theirs = Eyes(teacher.graph, teacher.stage, hidden=hidden)
+        self.teaches = True
+        """In this step."""
         self.told: dict[int, Told] = {}
         self.same_rows = True
         self.off, self.off_moved, self.tokens = 0.0, 0.0, 0
         """Sums of KL over tokens that counted, of rows as they were and moved."""
+
+    def new_step(self, updates: int) -> None:
+        """updates: there were so far."""
+        self.teaches = not self.teaching.until or updates < self.teaching.until
 
     def _teacher(self, batch: Batch, packing: Packing | None, shift: Tensor | None = None) -> Seen:
         with torch.no_grad(), self.theirs.looking(shift) as seen:
@@ -144,7 +150,8 @@ class Taught:
         counts = batch[self.eyes.labels] >= 0
         assert seen.logits is not None and theirs.logits is not None and seen.norms is not None
         off = self._off(seen.logits, theirs.logits, counts)
-        loss = (1 - self.teaching.share) * made[self.eyes.loss] + self.teaching.share * off
+        own = 1.0 if self.teaching.beside else 1 - self.teaching.share
+        loss = own * made[self.eyes.loss] + self.teaching.share * off
         for place, other in self.pairs.items() if self.teaching.hidden else ():
             mine, wanted = seen.hidden[place], theirs.hidden[other]
             if mine.shape != wanted.shape:
@@ -202,4 +209,5 @@ class Taught:
         tokens = max(self.tokens, 1)
         moved = f", {self.off_moved / tokens:.3f} at moved embeddings" if self.augments is not None else ""
         whose = "" if self.same_rows or self.augments is None else " (the teacher's answers are those to unmoved ones)"
-        return f"taught by {self.teaching.folder}: KL {self.off / tokens:.3f} a token over the run{moved}{whose}"
+        long = f"its first {self.teaching.until} steps" if self.teaching.until else "the run"
+        return f"taught by {self.teaching.folder}: KL {self.off / tokens:.3f} a token over {long}{moved}{whose}"

@@ -18,7 +18,7 @@ from gnomon.cli import main
 from gnomon.errors import PlanError
 from gnomon.methods import check_methods, method, methods_named
 from gnomon.methods import every as every_method
-from gnomon.plans import Layout, Mesh, Optimizer, Overlap, Pass, Plan, Saved, Schedule, Workload
+from gnomon.plans import Layout, Mesh, Optimizer, Overlap, Pass, Plan, RouterLoad, Saved, Schedule, Workload
 from gnomon.prediction import Prediction, predict
 
 WORK = Workload(global_batch_size=8, seq_len=2048)
@@ -46,7 +46,8 @@ MIXED = Plan(mesh=Mesh(dp_shard=8, ep=8), schedule=Schedule(micro_batch_size=1),
 """The same for those about experts."""
 EXCHANGED = replace(MIXED, mesh=Mesh(dp_shard=8, ep=2), optimizer=Optimizer(), overlap=Overlap(experts=True))
 """And about their exchanges."""
-ABOUT_EXPERTS: Mapping[str, Plan] = {"flexmoe": MIXED, "lina": EXCHANGED}
+ABOUT_EXPERTS: Mapping[str, Plan] = {"adaptive_gating": MIXED, "flexmoe": MIXED, "lina": EXCHANGED}
+GATED = replace(WORK, router=RouterLoad(alone=0.8))
 BY_LOAD = ("brainstorm",)
 """Those whose plans follow from a workload's load of routers: tests/search/test_expert_placement.py."""
 
@@ -55,7 +56,8 @@ PLANNED = [m for m in every_method() if "planned" in m.marks and m.stand_ins is 
 
 
 def predicted(plan: Plan) -> Prediction:
-    return predict("llama-3.1-8b" if plan.mesh.ep == 1 else "mixtral-8x7b", "8xh100-sxm", plan, WORK)
+    mixed = plan.mesh.ep > 1
+    return predict("mixtral-8x7b" if mixed else "llama-3.1-8b", "8xh100-sxm", plan, GATED if mixed else WORK)
 
 
 def named(name: str, plan: Plan = PIPELINE) -> Plan:

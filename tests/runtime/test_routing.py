@@ -20,7 +20,7 @@ from gnomon.errors import PlanError  # noqa: E402
 from gnomon.models.mixtral import MixtralConfig, mixtral  # noqa: E402
 from gnomon.models.presets import model  # noqa: E402
 from gnomon.plans import Experts, Mesh, Plan, RouterLoad, Schedule, Workload  # noqa: E402
-from gnomon.plans.experts import under  # noqa: E402
+from gnomon.plans.experts import under, with_one_expert  # noqa: E402
 from gnomon.prediction import predict  # noqa: E402
 from gnomon.runtime import Executor  # noqa: E402
 from gnomon.runtime.ops.routing import combine, dispatch, routing_of  # noqa: E402
@@ -132,6 +132,11 @@ def test_rows_that_are_not_routed_are_not_priced() -> None:
     one = replace(model("mixtral-8x7b"), name="one")
     times = [predict(one, "1xh200-sxm", plan, given).step_s for given in (work, halved)]
     assert times[1] < 0.75 * times[0]
+    flops = [predict(one, "1xh200-sxm", plan, given).model_flops for given in (work, halved)]
+    top_1 = predict(with_one_expert(one), "1xh200-sxm", replace(plan, experts=Experts()), work).model_flops
+    assert flops[1] == top_1 < flops[0]
+    ungated = predict(one, "1xh200-sxm", replace(plan, experts=Experts()), halved)
+    assert ungated.step_s == times[0] and ungated.model_flops == flops[0]
     with pytest.raises(PlanError, match="has none; leave it out"):
         under(model("llama-3.2-1b"), plan)
     with pytest.raises(PlanError, match="chooses 8 by sigmoid"):

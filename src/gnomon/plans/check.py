@@ -21,7 +21,7 @@ from gnomon.plans.experts import under, whole_experts
 from gnomon.plans.mesh import Mesh
 from gnomon.plans.parts import INPUT, Schedule
 from gnomon.plans.plan import Plan
-from gnomon.plans.replicas import busiest, check_placement, slots
+from gnomon.plans.replicas import busiest, check_placement, load_under, slots
 from gnomon.plans.select import select
 from gnomon.plans.stages import dependencies, stage_layers, transfers
 from gnomon.plans.vocabulary import vocabulary_errors
@@ -520,7 +520,7 @@ def _router(plan: Plan, graph: Graph, workload: Workload | None) -> Iterator[Pro
     """Whether routing as the workload has it can be, and what it does to the busiest rank."""
     if workload is None or workload.router == RouterLoad():
         return
-    router = workload.router
+    router = load_under(workload.router, plan.experts)
     sizes = {(_size(block, "experts"), _size(block, "topk")) for block in graph.blocks} - {(0, 0)}
     if not sizes:
         yield _note("no_effect", f"the router's load has no effect: graph {graph.name!r} has no experts")

@@ -11,7 +11,7 @@ from functools import lru_cache
 from typing import Literal
 
 from gnomon.errors import GraphError, PlanError
-from gnomon.graph import Block, Graph, why_whole, with_dispatch
+from gnomon.graph import Block, Dim, Graph, why_whole, with_dispatch
 from gnomon.models.balance import LayerBalance, with_layer_balance
 from gnomon.ops.op import AttrValue, Does, attrs
 from gnomon.plans.parts import Experts
@@ -70,6 +70,21 @@ def _with_threshold(graph: Graph, threshold: float) -> Graph:
     if not routers:
         raise PlanError(f"experts.threshold is for routers, and {graph.name} has none; leave it out")
     return _marked(graph, "routes", attrs(threshold=threshold))
+
+
+@lru_cache(maxsize=16)
+def with_one_expert(graph: Graph) -> Graph:
+    """The graph whose tokens visit one expert each."""
+
+    def one(dim: Dim) -> Dim:
+        if dim.factors:
+            return replace(dim, factors=tuple(map(one, dim.factors)))
+        return replace(dim, size=1) if dim.name.split(".")[-1] == "topk" else dim
+
+    def alone(block: Block) -> Block:
+        return replace(block, tensors=tuple(replace(t, dims=tuple(map(one, t.dims))) for t in block.tensors))
+
+    return replace(graph, blocks=tuple(map(alone, graph.blocks)))
 
 
 def shared_slots(plan: Plan) -> int:

@@ -10,6 +10,7 @@ Source: Nie et al. 2023 (FlexMoE, SIGMOD), section 3: vExperts, and a router tha
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -175,6 +176,11 @@ def sent_rows(counts: NDArray[np.int64], placement: Placement) -> NDArray[np.int
     return sent
 
 
+def load_under(router: RouterLoad, asked: Experts) -> RouterLoad:
+    """The load under a plan: tokens go to one of two experts alone only under its threshold."""
+    return router if asked.threshold < 1.0 or not router.alone else replace(router, alone=0.0)
+
+
 def busiest(router: RouterLoad, placement: Sequence[Placement], experts: int, ep: int) -> float:
     """Rows that the busiest of `ep` ranks computes over those of balanced routing, as `RouterLoad.busiest`, where
     experts lie on ranks as placed: the mean over layers. placement: a row for each layer, or one; none for the usual
@@ -196,6 +202,7 @@ def busiest(router: RouterLoad, placement: Sequence[Placement], experts: int, ep
 
 def least_busiest(router: RouterLoad, asked: Experts, experts: int, ep: int) -> float:
     """What `busiest` is at least, whatever the placement, where the plan leaves that to the load."""
+    router = load_under(router, asked)
     if asked.replicas and not asked.placement:
         return float(router.computed_by_layer(experts).sum(axis=1).mean())
     return busiest(router, asked.placement, experts, ep)

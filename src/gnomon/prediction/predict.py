@@ -25,9 +25,9 @@ from gnomon.models.presets import graph_of
 from gnomon.plans import Mesh, Plan, Unit, Workload, batch, check, stage_layers
 from gnomon.plans.check import sample_tokens
 from gnomon.plans.expert_rows import has_rows, taken_apart
-from gnomon.plans.experts import under
+from gnomon.plans.experts import under, with_one_expert
 from gnomon.plans.groups import layer_groups
-from gnomon.plans.replicas import busiest
+from gnomon.plans.replicas import busiest, load_under
 from gnomon.plans.unread import without
 from gnomon.prediction.band import OPAQUE, Band, band_of, memory_ratios
 from gnomon.prediction.breakdown import step_parts
@@ -384,7 +384,8 @@ class Asked:
         for stage in range(plan.num_stages):
             mesh = plan.stage_mesh(stage)
             if mesh not in seen:
-                load = busiest(self.workload.router, plan.experts.placement, most, mesh.ep) if most else 1.0
+                router = load_under(self.workload.router, plan.experts)
+                load = busiest(router, plan.experts.placement, most, mesh.ep) if most else 1.0
                 own = dict(sizes) if sizes is not None else local_sizes(self.workload, self.size, mesh.data_ranks)
                 seen[mesh] = own, load
             local, load = seen[mesh]
@@ -549,14 +550,14 @@ def _prediction(played: Timed, memory: tuple[RankMemory, ...], sizes: Mapping[st
     structure, pricing, workload, assumed = played.structure, played.pricing, played.workload, played.assumed
     graph, cluster, plan, stack = pricing.graph, pricing.cluster, pricing.plan, pricing.stack
     steady = played.period
-    lengths = workload.sequence_lengths()
+    lengths, alone = workload.sequence_lengths(), load_under(workload.router, plan.experts).alone
     tokens = sum(lengths) if sample_tokens(graph) is None else len(lengths)
     flops = sum(
-        _model_flops(graph, played.kernels, batch, seq, workload.sizes)
+        _model_flops(graph, played.kernels, batch, seq, workload.sizes, alone=alone)
         for seq, batch in sorted(Counter(lengths).items())
     )
     causal = sum(
-        _model_flops(graph, played.kernels, batch, seq, workload.sizes, "half")
+        _model_flops(graph, played.kernels, batch, seq, workload.sizes, "half", alone)
         for seq, batch in sorted(Counter(lengths).items())
     )
     devices = cluster.count_devices(plan.placement)
@@ -621,11 +622,16 @@ def _model_flops(
     seq: int,
     sizes: tuple[tuple[str, int], ...],
     causal: Literal["full", "half"] = "full",
+    alone: float = 0.0,
 ) -> float:
     """Matrix FLOPs of a step, all devices; plans of one model and batch share them. causal: how attention under a
-    causal mask is counted."""
+    causal mask is counted. alone: share of tokens that go to one of their two experts."""
     setting = Setting(sizes={"batch": batch, "seq": seq, **dict(sizes)}, dtypes=BF16, causal_flops=causal)
-    return float(graph_work(graph, kernels, setting).total.matmul_flops)
+    whole = float(graph_work(graph, kernels, setting).total.matmul_flops)
+    if not alone:
+        return whole
+    one = float(graph_work(with_one_expert(graph), kernels, setting).total.matmul_flops)
+    return whole - alone * (whole - one)
 
 
 def _recompute_rows_flops(structure: Structure, pricing: Pricing) -> float:

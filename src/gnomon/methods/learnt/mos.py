@@ -68,5 +68,5 @@ METHOD = Method(
     ),
     refusal=_refusal,
     teaching=_teaching,
-    costs=lambda plan: Costs(teacher_forwards=1.0, logits=3.0),
+    costs=lambda plan, graph: Costs(teacher_forwards=1.0, logits=3.0),
 )

@@ -90,9 +90,10 @@ def test_a_compressed_folder_stays_packed_in_bfloat16_and_is_exact_in_float32(tm
 
 @pytest.mark.parametrize("form", ["2:4", "0.75"])
 def test_a_sparse_folder_is_multiplied_by_what_it_keeps(
-    form: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    form: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Zeros are not multiplied by, and the numbers are those of the same folder read as whole matrices."""
+    """Zeros are not multiplied by, and the numbers are those of the same folder read as whole matrices; what was taken
+    and why is said."""
     served("llama", tmp_path / "whole")
     compress(tmp_path / "whole", tmp_path / "small", storage_of(form), "magnitude")  # type: ignore[arg-type]
     rules = served("llama", tmp_path / "whole")[1].rules
@@ -107,6 +108,9 @@ def test_a_sparse_folder_is_multiplied_by_what_it_keeps(
         layers = [one for one in ours.model.program.weights if isinstance(one, stored.PackedSparse)]
         assert len(layers) == len(ours.model.program.weights) - 1, "all but the head"
         assert all(one.form.kind == taken and one.kept * 2 <= one.shape[0] * one.shape[1] for one in layers)
+        said = capsys.readouterr().err
+        assert f"matrices of {form}" in said
+        assert f"by {taken} for 4 rows: predicted ms {taken} 0.001, dense 1000.000" in said
         got = logits_of(ours)[: len(wanted) if dtype == "fp32" else 1]  # roundings may choose other tokens than these
         assert (got - wanted[: len(got)]).abs().max() < near * wanted.abs().max()
 

@@ -109,6 +109,8 @@ class Decoder:
                 self.layers.append((steps, reads(layer), writes(graph, layer), layer.call.name in self._ends))
                 if self.streams is not None:
                     weights.let_go()
+        self.why = tuple(self._matrices.why())
+        """Which kernels multiply by sparse matrices, and why, in lines."""
         del self._weights, self._matrices  # and the files that they were read from
         if self.streams is not None:
             self.streams.start()

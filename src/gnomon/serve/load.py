@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import json
+import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -133,6 +134,8 @@ def read(
         lows = [read_adapter(name, path, linears, share.slots) for name, path in adapters]
         model = Decoder(share, held, found.sizes, found.forms, lows, resident_bytes)
         del held
+    for line in model.why:
+        print(f"gnomon: {line}", file=sys.stderr, flush=True)
     return model
 
 

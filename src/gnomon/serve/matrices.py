@@ -128,6 +128,21 @@ class Matrices:
             return False
         return all(stored.kernel(stored.form_of(one, activations_of(one))) for one in wanted if one is not None)
 
+    def why(self) -> list[str]:
+        """Of matrices of which a part is kept: a line for each form that was taken, with the first one's reasons."""
+        taken: dict[tuple[str, str], list[AnyPacked]] = {}
+        for one in self.made.values():
+            if one.choice is not None:
+                taken.setdefault((one.storage.name, one.choice.taken), []).append(one)
+        lines = []
+        for (name, _), several in taken.items():
+            first = several[0]
+            assert first.choice is not None
+            count = f"{len(several)} matrices" if len(several) > 1 else "a matrix"
+            size = " x ".join(map(str, first.shape))
+            lines.append(f"{count} of {name} by {first.choice.why} ({size})")
+        return lines
+
     def packed(self, name: str, parts: Callable[[], Sequence[Part]], *, head: bool = False) -> AnyPacked:
         """Made once by that name. parts: rows one below the other."""
         if name not in self.made:

@@ -1,7 +1,7 @@
 """Fine-tuning of small models by the programs that people use, on this machine's CPU: predicted against measured.
 
     gnomon calibrate --processes 1                               # once, with the machine idle
-    python benchmarks/finetune/trainers.py --peers FOLDER        # 24 jobs; the table is kept in results/finetune.md
+    python benchmarks/finetune/trainers.py --peers FOLDER        # 24 jobs; the table is in results/finetune.md
 
 Each job is one command of a script around transformers' Trainer, TRL's SFTTrainer or PEFT's LoRA. Its reader makes the
 prediction (`--on local`), and the same settings train a model of that config.json for STEPS steps: the time of a step
@@ -28,6 +28,9 @@ from pathlib import Path
 from typing import Any
 
 STEPS, WARM = 6, 2
+TILE = 64
+"""Tokens whose logits TRL has at once. Its own number is larger than all of a step here, and without Triton a tile is
+computed op by op, eleven tensors of logits: on a GPU a tile is a small part of a step, as this one is."""
 VOCAB = 4096
 DENSE = {
     "architectures": ["LlamaForCausalLM"],
@@ -82,6 +85,7 @@ class Job:
             f"--gradient_checkpointing {self.checkpointing} --torch_dtype float32 --bf16 False --packing True",
             f"{'--max_length' if self.program == 'trl' else '--block_size'} {self.seq_len}",
             "--experts_implementation grouped_mm" if self.model == "moe" else "",
+            "--loss_type chunked_nll" if self.program == "trl" else "",  # what TRL 1.16 computes, whatever is asked
         ]
         if self.program == "peft":
             words.append("--use_peft True --lora_r 8 --lora_target_modules q_proj,v_proj")
@@ -162,7 +166,9 @@ def measured(job: Job, folder: Path) -> tuple[float, float]:
         from tokenizers.models import WordLevel
         from transformers import PreTrainedTokenizerFast
         from trl import SFTConfig, SFTTrainer
+        from trl.trainer import utils
 
+        utils._CHUNKED_LOGPROB_CHUNK_SIZE = TILE
         words = Tokenizer(WordLevel({"<pad>": 0, "<eos>": 1}, unk_token="<pad>"))
         tokenizer = PreTrainedTokenizerFast(tokenizer_object=words, pad_token="<pad>", eos_token="<eos>")
         arguments = SFTConfig(**common, max_length=job.seq_len, dataset_kwargs={"skip_prepare_dataset": True})

@@ -408,7 +408,7 @@ def torchtitan_plans(draw: st.DrawFn) -> tuple[str, Plan]:
             context=draw(st.sampled_from(["ring", "all_gather"])),
             loss_parallel=draw(st.booleans()),
         ),
-        overlap=Overlap(optimizer=draw(st.booleans())),
+        overlap=Overlap(),
         optimizer=Optimizer(
             kind=draw(st.sampled_from(["adam", "adamw"])),
             zero=3,

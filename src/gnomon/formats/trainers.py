@@ -99,11 +99,11 @@ class Modules:
     """As `Stack.moe_experts`."""
     flash: bool = False
     """The file asks for FlashAttention. Otherwise attention is PyTorch's, which has no soft cap of scores: models with
-    one run it op by op (Gemma 2)."""
+    one run it op by op (Gemma 2), as types without PyTorch's kernels do (GPT-J, GPT-Neo; Bloom, CodeGen always)."""
 
     def of(self, record: Stack, model: Network | str | None = None) -> Stack:
         """The program's record with them, and with what they leave to be chosen. model: that they make up."""
-        capped = model is not None and not self.flash and _caps_scores(network_graph(model))
+        in_steps = model is not None and _attends_in_steps(network_graph(model), self.flash)
         plain = "fused" if self.fused or self.compiled else "unfused"
         able = record.runs.choices + tuple(c for c in LEVERS if c not in record.runs.choices)
         return chosen(
@@ -111,7 +111,7 @@ class Modules:
             "transformers' modules",
             norm=plain,
             activation=plain,
-            attention="unfused_fp32_softmax" if capped else record.layers.attention,
+            attention="unfused_fp32_softmax" if in_steps else record.layers.attention,
             cross_entropy=self.loss,
             launch_mode="compiled" if self.compiled else None,
             moe_experts=self.experts,
@@ -120,8 +120,12 @@ class Modules:
         )
 
 
-def _caps_scores(graph: Graph) -> bool:
-    return any(op.attr("softcap", 0.0) for block in graph.blocks for op in block.ops if op.does == "attends")
+def _attends_in_steps(graph: Graph, flash: bool) -> bool:
+    """Whether attention runs op by op: scores with a cap and types without PyTorch's kernels, where FlashAttention is
+    not asked for; types without that either."""
+    ops = [op for block in graph.blocks for op in block.ops if op.does == "attends"]
+    own = any(op.attr("softcap", 0.0) or op.attr("eager", "") == "by_flash" for op in ops)
+    return (own and not flash) or any(op.attr("eager", "") == "op_by_op" for op in ops)
 
 
 LEVERS = ("chunked_loss", "eight_bit_states", "input_offload")

@@ -23,7 +23,7 @@ from gnomon.models.parts import (
     language_model,
     positive,
     self_attention,
-    with_wide_norms,
+    with_attribute,
 )
 
 
@@ -106,7 +106,7 @@ def gemma2(c: Gemma2Config) -> Graph:
         x = f"{name}.y"
     calls.append(head_call(x, lm_head="model.embed_tokens.weight" if c.tied else "lm_head.weight"))
     blocks.append(head_block(vocab, hidden, softcap=c.final_softcap))
-    return with_wide_norms(language_model(c.name, blocks, calls))
+    return with_attribute(language_model(c.name, blocks, calls), "norm", "wide", True, fn="rms")
 
 
 def gemma2_2b() -> Gemma2Config:

@@ -7,7 +7,7 @@ published FLOPs figure does).
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from gnomon.graph import Block, BlockBuilder, Call, Dim, Graph
 from gnomon.models.parts import (
@@ -221,12 +221,12 @@ def _gpt(name: str, layers: int, hidden: int, heads: int, *, positions: int) -> 
 
 def gpt2() -> GptConfig:
     """GPT-2 124M. Source: Radford et al. 2019 and its config.json (openai-community/gpt2)."""
-    return _gpt("gpt2", 12, 768, 12, positions=1024)
+    return replace(_gpt("gpt2", 12, 768, 12, positions=1024), activation="gelu_new")
 
 
 def gpt2_xl() -> GptConfig:
     """GPT-2 1.5B. Source: Radford et al. 2019 and its config.json (openai-community/gpt2-xl)."""
-    return _gpt("gpt2-xl", 48, 1600, 25, positions=1024)
+    return replace(_gpt("gpt2-xl", 48, 1600, 25, positions=1024), activation="gelu_new")
 
 
 def gpt3_175b() -> GptConfig:

@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from gnomon.errors import GraphError
 from gnomon.graph import Block, BlockBuilder, Call, Dim, Graph, Op, Tensor, kv_dim, product
-from gnomon.ops.op import attrs
+from gnomon.ops.op import AttrValue, attrs
 
 BATCH = Dim(name="batch")
 """Sequences in a microbatch; the workload gives it."""
@@ -369,13 +369,16 @@ def language_model(name: str, blocks: Iterable[Block], calls: Iterable[Call]) ->
     )
 
 
-def with_wide_norms(graph: Graph) -> Graph:
-    """The model with RMSNorms that multiply by their weight in fp32 and narrow then, as Gemma's and OLMo 2's do."""
+def with_attribute(graph: Graph, kind: str, name: str, value: AttrValue, **of: AttrValue) -> Graph:
+    """The model with an attribute on every op of a kind, of those whose own attributes are `of`: what a class of
+    transformers does in a way of its own (`norm`'s `wide` and `fp32`, attention's `eager`). A norm without a weight has
+    nothing to multiply `wide`."""
 
-    def wide(op: Op) -> Op:
-        if op.kind != "norm" or op.attr("fn", "") != "rms" or len(op.inputs) == 1:
+    def marked(op: Op) -> Op:
+        plain = name == "wide" and len(op.inputs) == 1
+        if op.kind != kind or plain or any(op.attr(key, "") != one for key, one in of.items()):
             return op
-        return replace(op, attrs=attrs(**{**dict(op.attrs), "wide": True}))
+        return replace(op, attrs=attrs(**{**dict(op.attrs), name: value}))
 
-    blocks = (replace(block, ops=tuple(wide(op) for op in block.ops)) for block in graph.blocks)
+    blocks = (replace(block, ops=tuple(marked(op) for op in block.ops)) for block in graph.blocks)
     return replace(graph, blocks=tuple(blocks))

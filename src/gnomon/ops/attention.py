@@ -130,6 +130,9 @@ def _steps(op: Op, low: Steps, kernels: Kernels) -> None:
     x = low.step(op, "scores", "matmul", (queries, keys), like, contracts=contracts, attrs=pairs)
     if op.attr("softcap", 0.0):
         x = low.step(op, "capped", "softcap", (x,), like)
+        tanh = replace(like, name=f"{op.path}:tanh")  # which backward reads
+        low.tensors.append(tanh)
+        low.ops[-1] = replace(low.ops[-1], outputs=(x, tanh.name))
     if len(op.inputs) > 3:
         x = low.step(op, "biased", "add", (x, _bias(op, low, like)), like)
     if kernel == "unfused_fp32_softmax":

@@ -51,6 +51,10 @@ def _steps(op: Op, low: Steps, kernels: Kernels) -> None:
         assert isinstance(groups, int), "written by BlockBuilder.norm"
         kept = (x.dims[0], Dim(name="norm_groups", size=groups))
     row = Tensor(name=f"{op.path}:rstd", dims=kept, dtype="fp32")
+    in_fp32 = op.attr("fp32", "") if kernels.norm == "unfused" else ""
+    if in_fp32:
+        _layer_norm_in_fp32(op, low, row, one_kernel=in_fp32 == "wide")
+        return
     if fused:
         mean = () if op.attr("fn", "") == "rms" else (replace(row, name=f"{op.path}:mean"),)
         low.emit(op, *mean, row)
@@ -70,6 +74,27 @@ def _steps(op: Op, low: Steps, kernels: Kernels) -> None:
         return
     normed = low.step(op, "normed", "cast", (scaled,), replace(x, kind="activation"))
     low.ops.append(replace(op, kind="mul", inputs=(normed, *op.inputs[1:]), attrs=()))
+
+
+def _layer_norm_in_fp32(op: Op, low: Steps, row: Tensor, *, one_kernel: bool) -> None:
+    """A LayerNorm over rows that are widened before and narrowed behind. one_kernel: torch's, which keeps the wide
+    rows; else it subtracts the mean twice, and each difference is kept, for the squares and for the product."""
+    x = low.block.tensor(op.inputs[0])
+    wide = replace(x, name="wide", dtype="fp32", kind="activation")
+    copy = low.step(op, "fp32", "cast", (x.name,), wide)
+    if one_kernel:
+        normed = Tensor(name=f"{op.path}:normed", dims=x.dims, dtype="fp32")
+        low.tensors.append(normed)
+        mean = replace(row, name=f"{op.path}:mean")
+        low.emit(replace(op, inputs=(copy, *op.inputs[1:]), outputs=(normed.name,)), mean, row)
+        low.ops.append(Op(kind="cast", path=f"{op.path}:narrow", inputs=(normed.name,), outputs=op.outputs))
+        return
+    centred, again = (low.step(op, name, "scale", (copy,), wide) for name in ("centred", "centred_again"))
+    low.tensors.append(row)
+    low.ops.append(Op(kind="row_stats", path=row.name, inputs=(centred,), outputs=(row.name,)))
+    scaled = low.step(op, "scaled", "mul", (again, row.name), wide)
+    weighed = low.step(op, "weighed", "mul", (scaled, *op.inputs[1:2]), wide) if len(op.inputs) > 1 else scaled
+    low.ops.append(replace(op, kind="cast", inputs=(weighed,), attrs=()))
 
 
 def _norm(op: Op, setting: Division, plain: Strategy) -> tuple[Strategy, ...]:
@@ -97,7 +122,8 @@ def _norm(op: Op, setting: Division, plain: Strategy) -> tuple[Strategy, ...]:
 NORM = replace(
     MOVES_BYTES,
     name="norm",
-    signature="x[, weight][, bias] -> x; fn: rms | layer | group; over, groups, eps; wide: the product in fp32",
+    signature="x[, weight][, bias] -> x; fn: rms | layer | group; over, groups, eps; wide: the product in fp32; "
+    "fp32: wide | steps",
     dims=first_dims,
     saves=_saves_norm,
     forward=per_element(6),

@@ -453,7 +453,9 @@ DECODERS = (
     ),
     ModelType(name="smollm3", reader=_smollm3, numerics=Usual(base=2_000_000.0, padding=128_004), weights=USUAL),
     ModelType(name="granite", reader=_granite, numerics=Usual(**GRANITE), weights=USUAL),
-    ModelType(name="olmo", reader=_olmo, numerics=Usual(eps=1e-5, eps_key="", padding=1), weights=USUAL),
+    ModelType(
+        name="olmo", layer_norm="wide", reader=_olmo, numerics=Usual(eps=1e-5, eps_key="", padding=1), weights=USUAL
+    ),
     ModelType(name="olmo2", reader=_olmo2, numerics=Usual(eps=1e-5, padding=1), wide_norm=True, weights=USUAL),
     ModelType(
         name="olmo3",
@@ -486,6 +488,7 @@ DECODERS = (
     ModelType(name="gemma4_text", reader=_gemma4, numerics=None, weights=USUAL),
     ModelType(
         name="cohere",
+        layer_norm="steps",
         reader=_cohere,
         numerics=Usual(
             **LAYER_NORM, padding=0, base=500_000.0, interleaved=True, logits="logit_scale", logits_usual=0.0625
@@ -494,6 +497,7 @@ DECODERS = (
     ),
     ModelType(
         name="cohere2",
+        layer_norm="steps",
         reader=_cohere2,
         numerics=Usual(**LAYER_NORM, padding=0, interleaved=True, logits="logit_scale", logits_usual=0.0625),
         weights=USUAL,

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Literal
 
 from gnomon.formats.huggingface.numerics import Usual
 from gnomon.formats.huggingface.parts import Reader
@@ -32,6 +33,12 @@ class ModelType:
     wide_norm: bool = False
     """Whether its RMSNorm multiplies by its weight in fp32 and narrows then, where Llama's narrows first. Source:
     transformers 5.23."""
+    layer_norm: Literal["", "wide", "steps"] = ""
+    """How its LayerNorm runs in fp32: `wide`, one kernel on a copy of the rows (OLMo); `steps`, op by op (Cohere).
+    Empty: one kernel in the compute dtype, as torch's."""
+    attention: Literal["", "by_flash", "op_by_op"] = ""
+    """How its attention runs: in ops of its own, unless FlashAttention is asked for, or always. Empty: by PyTorch's
+    kernels. Source: `_supports_sdpa` and `_supports_flash_attn` of its class."""
     same_keys: tuple[str, ...] = ()
     """Other types whose keys its reader reads to the same network."""
     inside: tuple[str, ...] = ()

@@ -392,6 +392,7 @@ OLDER = (
     ),
     ModelType(
         name="bloom",
+        attention="op_by_op",
         reader=_bloom,
         numerics=Usual(**GPT),
         weights=Family(
@@ -412,6 +413,7 @@ OLDER = (
     ),
     ModelType(
         name="gptj",
+        attention="by_flash",
         reader=_gptj,
         numerics=Usual(**GPT | {"rotary": "fixed"}, interleaved=True),
         weights=Family(
@@ -429,7 +431,7 @@ OLDER = (
             ignored=TABLES,
         ),
     ),
-    ModelType(name="codegen", reader=_gptj, numerics=None, weights=USUAL),
+    ModelType(name="codegen", attention="op_by_op", reader=_gptj, numerics=None, weights=USUAL),
     ModelType(
         name="gpt_bigcode",
         reader=_gpt_bigcode,
@@ -455,6 +457,7 @@ OLDER = (
     ),
     ModelType(
         name="gpt_neo",
+        attention="by_flash",
         reader=_gpt_neo,
         numerics=Usual(**GPT),
         weights=Family(

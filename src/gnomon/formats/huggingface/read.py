@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from gnomon.errors import CatalogueError, GraphError, InputError, nearest
 from gnomon.formats.given import setting_value
 from gnomon.formats.huggingface.known import NOT_DESCRIBED, SAME_KEYS, TYPES, numerics_of
+from gnomon.formats.huggingface.model_type import ModelType
 from gnomon.formats.huggingface.nested import language_model
 from gnomon.formats.huggingface.parts import (
     QUANTISED,
@@ -26,7 +27,7 @@ from gnomon.formats.keys import Keys, read_json
 from gnomon.graph import Graph
 from gnomon.models.balance import with_balance_loss
 from gnomon.models.numerics import Numerics
-from gnomon.models.parts import with_wide_norms
+from gnomon.models.parts import with_attribute
 from gnomon.models.presets import Config, build
 
 HARMLESS = frozenset(
@@ -103,8 +104,8 @@ def from_hf_config(
         graph = read if isinstance(read, Graph) else build(read)
         if notes.balance and any(block.does("routes") for block in graph.blocks):
             graph = with_balance_loss(graph, notes.balance)
-        if known.wide_norm and isinstance(read, Graph):
-            graph = with_wide_norms(graph)
+        if isinstance(read, Graph):
+            graph = _as_it_runs(graph, known)
     except GraphError as error:
         raise InputError(f"{name}: {error}", "$") from error
     for key, usual in EVERY_CLASS.items():
@@ -120,6 +121,17 @@ def from_hf_config(
     ]
     config = None if isinstance(read, Graph) or notes.balance else read  # of which the graph is no more
     return HfModel(graph=graph, notes=tuple(notes), config=config, numerics=numerics_of(values))
+
+
+def _as_it_runs(graph: Graph, known: ModelType) -> Graph:
+    """The network with what the type's own modules do differently from others' where nothing stands in their place."""
+    if known.wide_norm:
+        graph = with_attribute(graph, "norm", "wide", True, fn="rms")
+    if known.layer_norm:
+        graph = with_attribute(graph, "norm", "fp32", known.layer_norm, fn="layer")
+    if known.attention:
+        graph = with_attribute(graph, "attention", "eager", known.attention)
+    return graph
 
 
 def _is_widened(values: Mapping[str, object]) -> bool:

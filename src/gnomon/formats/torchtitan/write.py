@@ -26,6 +26,7 @@ REASONS = (
     ("schedule.name", "torchtitan has 1F1B, GPipe, interleaved 1F1B, looped BFS and the zero-bubble schedules of a V"),
     ("layout.sequence_parallel", "torchtitan divides the sequence wherever tp > 1"),
     ("layout.context", "torchtitan has the ring (alltoall) and the gather (allgather)"),
+    ("overlap.optimizer", "updates during backward, which torchtitan has, are in no prediction"),
     ("overlap.bucket_bytes", "FSDP2 reduces block by block, DDP by its own default"),
     ("overlap.*", "FSDP2 gathers one block ahead, reduces during backward, and sends while computing"),
     ("optimizer.kind", "torchtitan v0.2.2 has Adam and AdamW"),
@@ -189,10 +190,7 @@ def _saved(saved: Saved, model: ModelConfig) -> dict[str, object]:
 
 def _optimizer(plan: Plan) -> dict[str, object]:
     optimizer: Optimizer = plan.optimizer
-    return {
-        "name": "Adam" if optimizer.kind == "adam" else "AdamW",
-        "early_step_in_backward": plan.overlap.optimizer,
-    }
+    return {"name": "Adam" if optimizer.kind == "adam" else "AdamW"}
 
 
 def _fp8(fp8: Fp8) -> tuple[str, dict[str, object]]:

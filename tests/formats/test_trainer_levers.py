@@ -100,6 +100,23 @@ def test_the_way_out_is_in_the_file_s_words(tmp_path: Path) -> None:
     assert any("activation_offloading: true" in line for way in ways for line in way.lines)
 
 
+@pytest.mark.parametrize(
+    ("model", "names", "same"),
+    [
+        ("meta-llama/Llama-3.1-8B", "qkv_proj,dense", "q_proj,k_proj,v_proj,o_proj"),
+        ("Qwen/Qwen2.5-7B", "c_attn,w1,w2", "q_proj,k_proj,v_proj,gate_proj,down_proj"),
+        ("EleutherAI/pythia-1.4b", "query_key_value", "query_key_value"),
+    ],
+)
+def test_names_of_linears_in_other_types(model: str, names: str, same: str, tmp_path: Path) -> None:
+    text = FACTORY.replace("Qwen/Qwen2.5-7B", model)
+    trained = [
+        made(tmp_path / "job.yaml", f"{text}lora_target: {targets}\n").pricing.graph.num_parameters()
+        for targets in (names, same)
+    ]
+    assert trained[0] == trained[1] > 0
+
+
 WHOLE = """
 model_name_or_path: meta-llama/Llama-3.1-8B
 stage: sft

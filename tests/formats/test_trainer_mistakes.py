@@ -40,6 +40,13 @@ RUN = (
     "torchrun --nproc_per_node 8 run_clm.py --model_name_or_path meta-llama/Llama-2-7b-hf --block_size 2048 "
     "--per_device_train_batch_size 1 --output_dir o"
 )
+TRL = {
+    "model_name_or_path": "meta-llama/Llama-2-7b-hf",
+    "max_length": "2048",
+    "per_device_train_batch_size": "1",
+    "bf16": "true",
+}
+COLOSSAL = "colossalai run --nproc_per_node 8 benchmark.py -c 7b -p 3d -b 8 -g"
 SWIFT = "NPROC_PER_NODE=8 swift sft --model meta-llama/Llama-2-7b-hf --max_length 2048 --dataset d"
 
 FILES = (
@@ -72,6 +79,20 @@ FILES = (
     (TUNE, {"dtype": "bf61"}, "dtype"),
     (TUNE, {"batch_size": "${x}"}, "batch_size"),
     (TUNE, {"tensor_parallel_dim": "3"}, "8 devices are not a multiple"),
+    (FACTORY, {"stage": "sfft"}, "did you mean 'sft'"),
+    (FACTORY, {"finetuning_type": "lora", "lora_target": "q_prj"}, "did you mean 'q_proj'"),
+    (FACTORY, {"flash_attn": "fa9"}, "flash_attn"),
+    (FACTORY, {"bf16": "1.5"}, "bf16"),
+    (FACTORY, {"fsdp": "full_shard", "deepspeed": "ds_z3_config.json"}, "leave one out"),
+    (AXOLOTL, {"adapter": "lora", "load_in_4bit": "true", "load_in_8bit": "true"}, "load_in_8bit"),
+    (AXOLOTL, {"adapter": "qlora", "load_in_4bit": "false"}, "load_in_4bit"),
+    (AXOLOTL, {"load_in_4bit": "true"}, "trained by adapters only"),
+    (AXOLOTL, {"sample_packing": "on-ish"}, "sample_packing"),
+    (TRL, {"loss_type": "chunk_nll"}, "did you mean 'chunked_nll'"),
+    (TRL, {"fsdp": "[full_shard]", "fsdp_config": "{fsdp_version: 3}"}, "FSDP has versions 1 and 2"),
+    (TRL, {"torch_dtype": "float8"}, "torch_dtype"),
+    (TUNE, {"optimizer": "{_component_: torch.optim.AdamWW}"}, "did you mean 'AdamW'"),
+    (TUNE, {"loss": "{_component_: torchtune.modules.loss.CEWithChunkedOutputLos}"}, "CEWithChunkedOutputLoss"),
 )
 COMMANDS = (
     (RUN + " --fsdp full_shart", "did you mean 'full_shard'"),
@@ -81,6 +102,11 @@ COMMANDS = (
     (RUN + " --gradient_accumulation_steps=x", "gradient_accumulation_steps"),
     (RUN + " --deepspeed missing.json", "deepspeed"),
     (RUN.replace("2048", "$LEN"), "block_size takes 'LEN'"),
+    (RUN + " --optim", "a name of an optimizer"),
+    (COLOSSAL + " --tp 3", "devices = 8 is not divisible"),
+    (COLOSSAL.replace("3d", "3dd"), "did you mean '3d'"),
+    (COLOSSAL + " --zero 3", "--plugin gemini divides parameters"),
+    (COLOSSAL + " --mbs 3 --pp 2", "batch_size = 8 is not divisible by mbs = 3"),
     (SWIFT + " --deepspeed zero7", "deepspeed"),
     (SWIFT + " --torch_dtype bfloat", "torch_dtype"),
     (SWIFT + " --train_type fulll", "did you mean 'full'"),

@@ -142,6 +142,11 @@ IN_ONE = ("liger_cross_entropy", "flash_attn_cross_entropy")
 IN_PARTS = ("chunked_cross_entropy",)
 ATTENTION = ("attn_implementation", "flash_attn", "attn_impl", "flash_attention")
 """Keys that choose the kernel of attention; of the last one its being on."""
+KERNELS = """
+    auto eager sdpa flash_attention_2 flash_attention_3 flex_attention disabled fa2 fa3 flash_attn flash_attn_3 flash
+    flash_attention flash_attention_4 fa4 kernels true false none xformers paged_attention sage_attention math
+    """.split()
+"""Words that they know."""
 FLASH = ("fa2", "fa3", "flash_attn", "flash_attention_2", "flash_attention_3", "flash_attn_3", "true")
 EXPERTS = ("experts_implementation", "experts_impl")
 
@@ -183,6 +188,9 @@ def modules_of(f: Fields) -> Modules:
         experts = "stacked"
     elif how:
         f.fail(EXPERTS[0], f"{how!r} is none of transformers' ways: grouped_mm, batched_mm or eager")
+    for key in ATTENTION:
+        if (named := str(f.peek(key) or "auto").lower()) not in KERNELS and "/" not in named:  # a kernel of the hub
+            f.fail(key, f"{f.peek(key)!r} is no way to attend{nearest(named, KERNELS)}: {', '.join(KERNELS[:9])}")
     return Modules(
         fused=(liger and parts["rms_norm"] and parts["swiglu"]) or own or any(listed),
         loss=loss,
@@ -429,14 +437,47 @@ def adapted(
     graph = network_graph(model)
     layers = {call.block for call in graph.calls if call.first is not None}
     known = {op.path.rpartition(".")[2] for block in graph.blocks if block.name in layers for op in block.ops}
-    there = tuple(t for t in dict.fromkeys(targets) if any(fnmatchcase(name, t) for name in known))
-    if missing := [t for t in targets if t not in there]:
+    if four_bits and eight_bits:
+        f.fail("load_in_8bit", "the frozen network is stored in four bits or in eight; leave one of both out")
+    spelled = [one for t in targets for one in (JOINED.get(t, (t,)) if t not in known else (t,))]
+    there = tuple(t for t in dict.fromkeys(spelled) if any(fnmatchcase(name, t) for name in known))
+    if targets and not there:
+        near = nearest(targets[0], known)
+        f.fail(named, f"no linear of the network is called {targets[0]!r}{near}: {linears(graph)}")
+    if missing := [t for t in spelled if t not in there]:
         f.note_default(named, ", ".join(missing), "no linear of this network has the name: without its adapter")
     magnitudes = any([flag(f, key) for key in MAGNITUDES]) or magnitudes
     if magnitudes:
         f.note_default(next((key for key in MAGNITUDES if f.has(key)), "dora"), "true", NORMS)
     base: Base = "nf4" if four_bits else "int8" if eight_bits else "compute"
     return with_adapters(graph, Adapters(rank=rank, targets=there, base=base, magnitudes=magnitudes))
+
+
+JOINED: Mapping[str, tuple[str, ...]] = {
+    **dict.fromkeys(("query_key_value", "qkv_proj", "W_pack", "Wqkv", "c_attn"), ("q_proj", "k_proj", "v_proj")),
+    "gate_up_proj": ("gate_proj", "up_proj"),
+    **dict.fromkeys(("fc1", "fc_in", "dense_h_to_4h", "c_fc", "wi"), ("up_proj",)),
+    **dict.fromkeys(("fc2", "fc_out", "dense_4h_to_h"), ("down_proj",)),
+    **dict.fromkeys(("out_proj", "dense", "wo"), ("o_proj",)),
+    "w1": ("gate_proj",),
+    "w2": ("down_proj",),
+    "w3": ("up_proj",),
+}
+"""Names of linears in other types of transformers -> those of the same weights here, of a network that has not got the
+name itself. An adapter beside a joined projection has one inner product where three have three."""
+
+
+def linears(graph: Graph) -> str:
+    """Names of the linears of its layers."""
+    layers = {call.block for call in graph.calls if call.first is not None}
+    ops = (op for block in graph.blocks if block.name in layers for op in block.ops if op.does == "multiplies")
+    return ", ".join(sorted({op.path.rpartition(".")[2] for op in ops}))
+
+
+def whole_in_bits(f: Fields, *keys: str) -> None:
+    """InputError for a network that is stored quantised and trained without adapters, which transformers refuses."""
+    if key := next((key for key in keys if flag(f, key)), ""):
+        f.fail(key, "a quantised network is trained by adapters only; say which, or leave it out")
 
 
 MAGNITUDES = ("use_dora", "peft_use_dora", "model.use_dora")
@@ -448,6 +489,8 @@ NORMS = (
 
 def optimizer_of(f: Fields, key: str, default: str) -> str:
     """Our kind of an optimizer's name; one that is not known counts as AdamW, and is listed."""
+    if f.raw(key) is True:
+        f.fail(key, f"expected a name of an optimizer, as in {default}")
     name = str(f.raw(key) or default).lower()
     if re.search(r"4_?bit", name):
         f.report(key, FOUR_BIT)
@@ -477,6 +520,8 @@ def flag(f: Fields, key: str, default: bool = False) -> bool:
         if value.lower() not in (*ON, *OFF):
             f.fail(key, f"expected true or false, got {value!r}")
         return value.lower() in ON
+    if not isinstance(value, bool) and value not in (0, 1):
+        f.fail(key, f"expected true or false, got {value!r}")
     return bool(value)
 
 

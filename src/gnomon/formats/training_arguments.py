@@ -78,6 +78,8 @@ def sharded(f: Fields, asked: Training, *, machines: int = 1) -> Training:
     keys = [name for name in f.names() if name.startswith("fsdp_config.")]
     names = {name.removeprefix("fsdp_config.").removeprefix("fsdp_"): name for name in keys}
     version = f.raw("fsdp_version") or f.raw(names.get("version", "fsdp_version")) or 1
+    if str(version) not in ("1", "2"):
+        f.fail(names.get("version", "fsdp_version"), f"{version!r}: FSDP has versions 1 and 2")
     if not named and words is not True and not names:
         return asked
     if named and not named & set(SHARDS):
@@ -119,8 +121,14 @@ def under_fsdp(precision: Precision) -> Precision:
     return replace(AUTOCAST, compute=precision.compute, reduce=precision.compute)
 
 
+LOADED = ("auto", "bfloat16", "float16", "float32", "bf16", "fp16", "fp32", "half", "float", "none", "None")
+"""Dtypes in which a model may be loaded."""
+
+
 def precision_of(f: Fields, *, loaded: str | None, default: str = "no") -> Precision:
     """bf16, fp16 and the dtype that the model is loaded in: `bfloat16`, `float32`, or None for fp32."""
+    if loaded is not None and loaded.removeprefix("torch.") not in LOADED:
+        f.fail("torch_dtype" if f.has("torch_dtype") else "dtype", f"{loaded!r}; understood are {', '.join(LOADED)}")
     bf16, fp16 = flag(f, "bf16", default == "bf16"), flag(f, "fp16", default == "fp16")
     either_half(f, bf16, fp16)
     pure = flag(f, "pure_bf16")
@@ -163,6 +171,8 @@ def finished(
         loads=asked.loads or "each_rank",
     )
     by_file = inline(f, "deepspeed")
+    if by_file is not None and f.peek("fsdp"):
+        f.fail("fsdp", "fsdp and deepspeed both shard the model, of which transformers takes one; leave one out")
     f.ignore("deepspeed")
     f.account(neutral, inexpressible, ())
     devices = given.devices or source.stated

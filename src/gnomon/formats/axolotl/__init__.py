@@ -36,6 +36,7 @@ from gnomon.formats.trainers import (
     optimizer_of,
     own_engine,
     states_of,
+    whole_in_bits,
 )
 from gnomon.formats.training_arguments import INEXPRESSIBLE as TRAINER
 from gnomon.formats.training_arguments import IRRELEVANT, sharded
@@ -105,6 +106,7 @@ def _model(f: Fields, given: Given, folder: Path, assumed: list[str]) -> Network
     adapter = f.raw("adapter")
     four = flag(f, "load_in_4bit")
     if adapter in (None, ""):
+        whole_in_bits(f, "load_in_4bit", "load_in_8bit")
         f.ignore(*(name for name in f.names() if name.startswith(("lora_", "load_in_"))))
         return model
     rank = f.integer("lora_r", 8)
@@ -114,6 +116,8 @@ def _model(f: Fields, given: Given, folder: Path, assumed: list[str]) -> Network
         f.fail("adapter", f"{adapter!r} is no adapter{nearest(str(adapter), ADAPTERS)}: {', '.join(ADAPTERS)}")
     if adapter not in ("lora", "qlora", "dora"):
         f.report("adapter", "adapters of another form; read as LoRA of the same rank")
+    if adapter == "qlora" and not flag(f, "load_in_4bit", True):
+        f.fail("load_in_4bit", "adapter: qlora is beside a network in four bits; switch it on, or give adapter: lora")
     if not everything and not targets:
         targets = ("q_proj", "v_proj")
     f.ignore("lora_target_modules", "lora_target_linear")
@@ -141,7 +145,7 @@ def read_fields(f: Fields, folder: Path, given: Given) -> Job:
     """The job of fields that are read."""
     assumed = list[str]()
     seq_len = f.integer("sequence_len", 512)
-    if f.raw("sample_packing") is not True and not flag(f, "pad_to_sequence_len"):
+    if not flag(f, "sample_packing") and not flag(f, "pad_to_sequence_len"):
         f.note_default("sample_packing", "false", f"samples are as long as they are; priced as all of {seq_len} tokens")
     f.ignore("sample_packing", "pad_to_sequence_len", "max_packed_sequence_len")
     asked = Training(

@@ -151,7 +151,9 @@ def read_fields(source: Source, given: Given) -> Job:
             "megatron FILE, with --tensor-model-parallel-size and so on in it",
         )
     model, whole = _model(f, given, source.folder, assumed)
-    if (stage := str(f.raw("stage") or "sft")) in STAGES:
+    if (stage := str(f.raw("stage") or "sft")) not in (*STAGES, "sft", "pt"):
+        f.fail("stage", f"{stage!r} is no stage{nearest(stage, (*STAGES, 'sft', 'pt'))}: pt, sft, {', '.join(STAGES)}")
+    if stage in STAGES:
         f.report("stage", STAGES[stage])
     seq_len = f.integer("cutoff_len", 2048)
     if not flag(f, "packing", stage == "pt"):

@@ -203,6 +203,8 @@ def _pattern(f: Fields, layers: int) -> tuple[str, str, int]:
     out: they are of equal sizes here."""
     given = f.raw("hybrid_layer_pattern") or f.raw("hybrid_override_pattern")
     shares = f.number("hybrid_attention_ratio", 0.0), f.number("hybrid_mlp_ratio", 0.0)
+    if not (0 <= shares[0] <= 1 and sum(shares) <= 1):
+        f.fail("hybrid_attention_ratio", f"{shares[0]:g} of attention and {shares[1]:g} of feed-forwards: over 1")
     if given is None:
         return allocated(layers, *shares), "", 0
     main, *ahead = str(given).split("/")

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from gnomon.errors import InputError, PlanError
+from gnomon.errors import InputError, PlanError, nearest
 from gnomon.formats.export import Asked, Draft
 from gnomon.formats.format import Format, Sample
 from gnomon.formats.given import GIVE_MODEL, SEQ_LEN, Given, Network
@@ -59,6 +59,15 @@ LOSSES: Mapping[str, str] = {
 }
 """Its losses: with the head, so that logits are never whole; over whole logits, widened to fp32 chunk by chunk; torch's
 over all of them."""
+
+OTHER_LOSSES = """
+    DPOLoss RSOLoss SimPOLoss GRPOLoss GRPOSimpleLoss PPOLoss ForwardKLLoss ForwardKLWithChunkedOutputLoss
+    ReverseKLLoss SymmetricKLLoss NLLLoss MSELoss
+    """.split()
+"""Others, of preference learning and distillation."""
+
+OPTIMIZERS = "AdamW Adam SGD Adagrad Adadelta Adamax NAdam RAdam RMSprop Rprop ASGD Adafactor LBFGS Muon".split()
+"""Of torch.optim."""
 
 LINEARS = {"output_proj": "o_proj"}
 FEED_FORWARD = ("gate_proj", "up_proj", "down_proj")
@@ -135,7 +144,13 @@ def read_fields(f: Fields, given: Given, *, single: bool) -> Job:
     record = chosen(record, "torchtune", choices=(*record.runs.choices, "eight_bit_states", "input_offload"))
     if flag(f, "compile"):
         record = chosen(record, "compile", launch_mode="compiled", norm="fused", activation="fused")
-    loss = str(f.raw("loss._component_") or "").rpartition(".")[2]
+    whole = str(f.raw("loss._component_") or "")
+    loss = whole.rpartition(".")[2]
+    if whole.startswith(("torchtune.", "torch.nn.")) and loss not in (*LOSSES, *OTHER_LOSSES):
+        f.fail("loss._component_", f"there is no {whole}{nearest(loss, (*LOSSES, *OTHER_LOSSES))}")
+    made_by = str(f.raw("optimizer._component_") or "")
+    if made_by.startswith("torch.optim.") and made_by.rpartition(".")[2] not in OPTIMIZERS:
+        f.fail("optimizer._component_", f"there is no {made_by}{nearest(made_by.rpartition('.')[2], OPTIMIZERS)}")
     if loss in LOSSES:
         record = chosen(record, "loss", cross_entropy=LOSSES[loss])
     clip = f.raw("clip_grad_norm")

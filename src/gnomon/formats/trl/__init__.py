@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+from gnomon.errors import nearest
 from gnomon.formats.export import Asked, Draft
 from gnomon.formats.format import Format, Sample
 from gnomon.formats.given import Given, Network
@@ -18,7 +19,17 @@ from gnomon.formats.shell import Launch
 from gnomon.formats.trainer_source import Source, commands_of, program_name, trainer_source
 from gnomon.formats.trainer_terms import HUGGING_FACE
 from gnomon.formats.trainer_write import as_yaml, drafted, source_of, tuning
-from gnomon.formats.trainers import LIGER, Training, adapted, flag, model_of, names_of, optimizer_of, states_of
+from gnomon.formats.trainers import (
+    LIGER,
+    Training,
+    adapted,
+    flag,
+    model_of,
+    names_of,
+    optimizer_of,
+    states_of,
+    whole_in_bits,
+)
 from gnomon.formats.training_arguments import INEXPRESSIBLE as TRAINER
 from gnomon.formats.training_arguments import IRRELEVANT, finished, precision_of
 
@@ -54,6 +65,11 @@ WHOLE_LOGITS = (
 TILED = ("chunked_nll",)
 """Kinds of SFT's loss that are computed with the head, so that logits are never whole."""
 SFT_LOSSES = ("nll", "dft", *TILED)
+OTHER_LOSSES = """
+    sigmoid hinge ipo exo_pair nca_pair robust bco_pair sppo_hard aot aot_unpaired aot_pair apo_zero apo_down discopop
+    sft sigmoid_norm kto apo_zero_unpaired simpo alphapo bco grpo dr_grpo dapo bnpo cispo sapo luspo vespo orpo kto_pair
+    """.split()
+"""Those of preference and reinforcement learning."""
 
 PROGRAMS = frozenset(
     """
@@ -94,6 +110,7 @@ def _model(f: Fields, given: Given, folder: Path, assumed: list[str]) -> Network
     four, eight = flag(f, "load_in_4bit"), flag(f, "load_in_8bit")
     rank, targets = f.integer("lora_r", 16), names_of(f.raw("lora_target_modules"))
     if not flag(f, "use_peft"):
+        whole_in_bits(f, "load_in_4bit", "load_in_8bit")
         return model
     everything = () if "all-linear" in targets else targets or ("q_proj", "v_proj")
     return adapted(f, model, rank, everything, four_bits=four, eight_bits=eight, named="lora_target_modules")
@@ -122,6 +139,9 @@ def read_fields(source: Source, name: str, given: Given) -> Job:
     f, assumed = source.fields, list(source.assumed)
     seq_len = _length(f, given, assumed)
     loaded = f.raw("torch_dtype") or f.raw("dtype")
+    asked_loss = f.peek("loss_type")
+    if isinstance(asked_loss, str) and asked_loss not in (*SFT_LOSSES, *OTHER_LOSSES):
+        f.fail("loss_type", f"{asked_loss!r} is no loss of TRL{nearest(asked_loss, (*SFT_LOSSES, *OTHER_LOSSES))}")
     if f.has("num_generations") or f.has("reward_funcs") or f.has("max_completion_length") or name in LEARNING:
         f.note_default("reward_funcs", str(f.peek("reward_funcs")), ROLLOUT)
     elif "reward" in name or name == "prm":

@@ -40,7 +40,7 @@ ADDED: Mapping[str, tuple[str, ...]] = {
     "an op kind": ("clip", "nm_linear", "paged_attention"),
     "a device generation": ("hopper", "ada", "cdna3"),
     "a HF model_type": ("olmo2", "phi3", "starcoder2", "gemma2"),
-    "a method": ("lina", "skrull", "sentinel", "disco"),
+    "a method": ("lina", "skrull", "mario", "disco"),
     "a stack": ("nanotron", "torchtitan", "internevo", "vtrain"),
     "a job format": ("axolotl", "swift", "llm_foundry", "openrlhf"),
 }

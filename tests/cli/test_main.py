@@ -437,7 +437,7 @@ def test_a_plan_comes_through_a_pipe(whole: bool, tmp_path: Path, capsys: pytest
     os.close(read)
 
 
-@pytest.mark.parametrize("kind", ["devices", "clusters", "models", "stacks"])
+@pytest.mark.parametrize("kind", ["devices", "clusters", "models", "stacks", "methods", "schedules"])
 def test_catalogue(kind: str, capsys: pytest.CaptureFixture[str]) -> None:
     status, out, _ = ask(capsys, "catalogue", kind)
     assert status == 0
@@ -445,6 +445,9 @@ def test_catalogue(kind: str, capsys: pytest.CaptureFixture[str]) -> None:
     status, everything, _ = ask(capsys, "catalogue", kind, "--json")
     entries = json.loads(everything)
     name = entries[0]["name"]
+    status, shown, _ = ask(capsys, "catalogue", kind, name)
+    assert status == 0 and max(map(len, shown.splitlines())) <= 80
+    assert not re.search(r"\{'|\['", shown), "values as Python writes them are for nobody"
     status, one, _ = ask(capsys, "catalogue", kind, name, "--json")
     assert json.loads(one) == entries[0]
     status, text, _ = ask(capsys, "catalogue", kind, name)

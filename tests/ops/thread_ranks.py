@@ -143,7 +143,13 @@ class ThreadRanks:
     reduce_scatter_tensor = reduce_scatter_single
 
     def all_to_all_single(
-        self, out: Tensor, x: Tensor, received: Sequence[int] | None, sent: Sequence[int] | None, group: Member
+        self,
+        out: Tensor,
+        x: Tensor,
+        received: Sequence[int] | None,
+        sent: Sequence[int] | None,
+        group: Member,
+        async_op: bool = False,
     ) -> None:
         group.record("all_to_all", x)
         ranks = group.meeting.ranks

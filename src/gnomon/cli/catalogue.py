@@ -7,7 +7,7 @@ or all in a table.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from gnomon import orders, schema
@@ -124,10 +124,44 @@ def _one(kind: str, name: str, *, as_json: bool) -> None:
     if as_json:
         print_json(mapping)
         return
-    width = max(len(key) for key in mapping)
+    print_lines(_shown(mapping, ""))
+
+
+def _shown(mapping: Mapping[str, Any], indent: str) -> Iterator[str]:
+    """A line for each field, values in a column; what a field holds itself, and rows of several fields, below it."""
+    width = max((len(key) for key, value in mapping.items() if not _is_nested(value)), default=0)
     for key, value in mapping.items():
-        text = value if isinstance(value, str) else repr(value)
-        print_lines(wrapped(text or "-", indent="", bullet=f"{key:<{width}}  "))
+        if not _is_nested(value):
+            yield from wrapped(_text(value) or "-", indent="", bullet=f"{indent}{key:<{width}}  ")
+            continue
+        yield f"{indent}{key}"
+        if isinstance(value, Mapping):
+            yield from _shown(value, indent + "  ")
+            continue
+        for row in value:
+            (_, first), *rest = ((name, _text(one)) for name, one in row.items() if one not in (None, ""))
+            told = "; ".join(text if name == "about" else f"{name} {text}" for name, text in rest)
+            yield from wrapped(f"{first}: {told}" if told else first, indent=indent + "  ", bullet="- ")
+
+
+def _is_nested(value: object) -> bool:
+    """Whether it takes lines of its own."""
+    if isinstance(value, Mapping):
+        return bool(value)
+    return isinstance(value, list | tuple) and any(isinstance(one, Mapping) for one in value)
+
+
+def _text(value: object) -> str:
+    """A value in a line: lists by commas, yes and no, `-` for none."""
+    if isinstance(value, list | tuple):
+        return ", ".join(map(_text, value))
+    if isinstance(value, Mapping):
+        return "; ".join(f"{key} {_text(one)}" for key, one in value.items())
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, int):
+        return f"{value:,}" if abs(value) >= 10_000 else str(value)
+    return "-" if value is None else str(value)
 
 
 def _order(name: str) -> Mapping[str, Any]:
@@ -208,19 +242,21 @@ def _stacks() -> Sequence[str]:
 
 
 def _schedules() -> Sequence[str]:
-    names = ("schedule", "stages a rank", "backward", "activations", "asks for", "paper")
+    names = ("schedule", "stages", "backward", "activations")
     rows = [
         (
             order.name,
             f"{order.stages_text}, in a V" if order.placement == "v" else order.stages_text,
             order.backward,
             order.held or "-",
-            order.asks or "-",
-            order.paper,
         )
         for order in orders.every()
     ]
-    return table(tuple(_left(name) for name in names), rows)
+    said = (
+        "stages: of a rank; activations: microbatches of a rank's layers that it keeps at once; p ranks, v stages on "
+        "each, m microbatches. gnomon catalogue schedules NAME says its bubble, what it asks for, and its paper."
+    )
+    return (*table(tuple(_left(name) for name in names), rows), "", *wrapped(said, indent=""))
 
 
 def _methods() -> Sequence[str]:

@@ -149,6 +149,8 @@ def _to_form(options: ConvertOptions, form: str) -> int:
     if options.dry_run:
         raise InputError("--dry-run says what a conversion to another plan takes; leave it out with --to")
     source, target = Path(options.path).expanduser(), Path(options.output).expanduser()
+    if form == "gguf":
+        return _to_gguf(options, source, target)
     made: Any = load_late("gnomon.runtime.checkpoint.forms:convert")(source, target, form)
     if options.json:
         print_json(
@@ -174,11 +176,29 @@ def _to_form(options: ConvertOptions, form: str) -> int:
     return WHOLE
 
 
+def _to_gguf(options: ConvertOptions, source: Path, target: Path) -> int:
+    """A folder of weights as one GGUF file."""
+    made: Any = load_late("gnomon.runtime.checkpoint.gguf:to_gguf")(source, target)
+    if options.json:
+        said = {"schema": SCHEMA, "written": str(target), "to": "gguf", "tensors": dict(made.kinds)}
+        print_json({**said, "bytes_before": made.bytes_before, "bytes_after": made.bytes_after})
+        return WHOLE
+    kinds = ", ".join(f"{count} {kind}" for kind, count in made.kinds.items())
+    print_lines(
+        wrapped(
+            f"{target}: {kinds}, each number the same; {show_bytes(made.bytes_before)} -> "
+            f"{show_bytes(made.bytes_after)}; without a tokenizer, so that llama.cpp takes token ids alone",
+            indent="",
+        )
+    )
+    return WHOLE
+
+
 def _convert(options: ConvertOptions) -> int:
     if (options.plan is None) == (options.to is None):
         raise InputError(
             "give --plan PLAN.toml for a checkpoint's ranks, or --to gptq, awq, compressed-tensors, fp32, bf16 or fp16 "
-            "for a folder of quantised weights: one of them"
+            "for a folder of quantised weights, or --to gguf for any folder: one of them"
         )
     if options.to is not None:
         return _to_form(options, options.to)

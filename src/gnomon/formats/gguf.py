@@ -1,8 +1,9 @@
-"""GGUF files: what they say of themselves, and their matrices as values of `gnomon.storage`.
+"""GGUF files: what they say of themselves, and their matrices as values of `gnomon.storage`; and such files written.
 
 `read_gguf(path)` reads the header alone; `stored(file, name)` one matrix, as (storage, arrays, shape), of types F32,
-F16, BF16, Q4_0, Q8_0, Q4_K, Q6_K and MXFP4. Other types are refused by name. Pure: numpy. Leaves out which tensor is
-which parameter (llama.cpp turns rows of q and k), tokenizers, and files in parts.
+F16, BF16, Q4_0, Q8_0, Q4_K, Q6_K and MXFP4. Other types are refused by name. `blocks_of` is a stored matrix as GGUF has
+it, number by number the same, and `write_gguf` writes a file. Pure: numpy. Leaves out which tensor is which parameter
+(`runtime.checkpoint.gguf`), tokenizers, and files in parts.
 Source: ggml, docs/gguf.md (versions 2 and 3), and ggml-common.h.
 """
 
@@ -20,8 +21,9 @@ from numpy.typing import NDArray
 
 from gnomon.errors import InputError
 from gnomon.storage.dense import Dense
-from gnomon.storage.form import Shape, Storage
+from gnomon.storage.form import Arrays, Shape, Storage
 from gnomon.storage.gguf import KINDS, Ggml
+from gnomon.storage.integers import Integers
 from gnomon.storage.tables import MX_BLOCK, MXFP4
 
 NUMBERS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
@@ -30,6 +32,8 @@ TEXT, LIST = 8, 9
 TYPES = {0: "F32", 1: "F16", 2: "Q4_0", 8: "Q8_0", 12: "Q4_K", 14: "Q6_K", 30: "BF16", 39: "MXFP4"}
 PLAIN = {"F32": ("fp32", "<f4"), "F16": ("fp16", "<f2"), "BF16": ("bf16", "<u2")}
 MX_BYTES = 1 + MX_BLOCK // 2
+BLOCK, ALIGN = 32, 32
+"""Numbers that share a scale in Q4_0 and Q8_0; bytes to a multiple of which a tensor begins."""
 MOST = 1 << 28
 """Characters or values that one entry may have: a damaged length asks for no memory."""
 
@@ -137,6 +141,67 @@ def stored(file: Gguf, name: str) -> tuple[Storage, dict[str, NDArray[Any]], Sha
     halves = np.concatenate([blocks[:, 1:] & np.uint8(15), blocks[:, 1:] >> np.uint8(4)], 1)  # 16 low, then 16 high
     codes = (halves[:, ::2] | halves[:, 1::2] << np.uint8(4)).reshape(shape[0], -1)
     return storage, {"codes": codes, "scales": blocks[:, 0].reshape(shape[0], -1)}, shape
+
+
+def blocks_of(storage: Storage, arrays: Arrays, shape: Shape) -> tuple[str, NDArray[np.uint8]]:
+    """(type, bytes) of a matrix. InputError for a storage that no type of GGUF's holds as it is: integers are Q4_0 or
+    Q8_0 where blocks of 32 numbers have one scale that float16 holds, and no zeros of their own."""
+    if isinstance(storage, Dense):
+        kind = next(kind for kind, (name, _) in PLAIN.items() if name == storage.dtype)
+        return kind, np.ascontiguousarray(arrays["values"]).view(np.uint8).ravel()
+    if isinstance(storage, Ggml):
+        return storage.kind.upper(), np.ascontiguousarray(arrays["blocks"]).view(np.uint8).ravel()
+    if not isinstance(storage, Integers) or storage.zeros or storage.bits not in (4, 8):
+        raise InputError(f"{storage.name} is no type of GGUF; int4 and int8 without zeros are Q4_0 and Q8_0")
+    if shape[1] % BLOCK or (storage.group or shape[1]) % BLOCK:
+        raise InputError(
+            f"{storage.name} of {shape[1]:,} columns: GGUF has a scale for each {BLOCK} numbers of a row; a group "
+            f"that is a multiple of {BLOCK} can be written"
+        )
+    wide = np.asarray(arrays["scales"]).astype(np.float32)
+    scales = wide.astype(np.float16)
+    if not np.array_equal(scales.astype(np.float32), wide):
+        raise InputError(
+            f"{storage.name} has scales that float16 does not hold, as GGUF's are; compress a folder in fp16"
+        )
+    codes = storage.codes_of(arrays, shape).reshape(-1, BLOCK)
+    each = np.repeat(scales, shape[1] // BLOCK // scales.shape[1], 1).reshape(-1, 1).view(np.uint8)
+    if storage.bits == 8:
+        return "Q8_0", np.concatenate([each, (codes ^ np.uint8(128))], 1).ravel()  # less 128, as a signed byte
+    half = BLOCK // 2
+    return "Q4_0", np.concatenate([each, codes[:, :half] | codes[:, half:] << np.uint8(4)], 1).ravel()
+
+
+def write_gguf(
+    path: Path, metadata: Mapping[str, Any], tensors: Mapping[str, tuple[str, tuple[int, ...], NDArray[np.uint8]]]
+) -> None:
+    """tensors: (type of TYPES, shape row-major, bytes) by name. metadata: texts, whether, whole numbers (as unsigned 32
+    bits) and others (as float32)."""
+    numbers = {kind: number for number, kind in TYPES.items()}
+    head = struct.pack("<4sIQQ", b"GGUF", 3, len(tensors), len(metadata))
+    for key, value in metadata.items():
+        head += _packed(key) + _packed_value(value)
+    at = 0
+    for name, (kind, shape, raw) in tensors.items():
+        head += _packed(name) + struct.pack(f"<I{len(shape)}QIQ", len(shape), *reversed(shape), numbers[kind], at)
+        at += -(-raw.nbytes // ALIGN) * ALIGN
+    with path.open("wb") as file:
+        file.write(head + bytes(-len(head) % ALIGN))
+        for _, _, raw in tensors.values():
+            file.write(raw.tobytes() + bytes(-raw.nbytes % ALIGN))
+
+
+def _packed(text: str) -> bytes:
+    raw = text.encode("utf-8")
+    return struct.pack("<Q", len(raw)) + raw
+
+
+def _packed_value(value: str | bool | int | float) -> bytes:
+    if isinstance(value, str):
+        return struct.pack("<I", TEXT) + _packed(value)
+    if isinstance(value, bool):
+        return struct.pack("<I?", 7, value)
+    return struct.pack("<II", 4, value) if isinstance(value, int) else struct.pack("<If", 6, value)
 
 
 def _bytes(file: Gguf, name: str, entry: Entry, size: int) -> NDArray[np.uint8]:

@@ -39,8 +39,8 @@ class ConvertOptions(CheckpointOptions):
     plan: str | None = option("--plan", metavar="PLAN.toml", help="of the ranks that will read it")
     to: str | None = option(
         "--to",
-        choices=("gptq", "awq", "compressed-tensors", "fp32", "bf16", "fp16"),
-        help="form of the quantised weights in PATH, a folder with config.json; or whole numbers",
+        choices=("gptq", "awq", "compressed-tensors", "fp32", "bf16", "fp16", "gguf"),
+        help="form of the quantised weights in PATH, a folder with config.json; whole numbers; or one GGUF file",
     )
     output: str = option("-o", "--output", required=True, metavar="FOLDER", help="to write to")
     dry_run: bool = switch("--dry-run", help="only say bytes, seconds and memory")

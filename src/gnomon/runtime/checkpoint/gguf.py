@@ -4,8 +4,8 @@ Integers in groups become Q4_0 or Q8_0, other matrices stay in their dtype, vect
 and must mean, number by number, what the folder means. Models of type llama, mistral, qwen2 and qwen3. Of the first two
 llama.cpp has the rows of q and k in another order, halves of a head in turns. Leaves out tokenizers: the file says that
 it has no vocabulary, so that llama.cpp takes token ids alone.
-Source: llama.cpp, convert_hf_to_gguf.py (LlamaModel.permute, Qwen2Model) and gguf-py (constants.py: names of tensors and
-of metadata).
+Source: llama.cpp, convert_hf_to_gguf.py (LlamaModel.permute, Qwen2Model) and gguf-py (constants.py: names of tensors
+and of metadata).
 """
 
 from __future__ import annotations

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import math
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -20,9 +21,17 @@ from gnomon.runtime.ops.paged import VECTOR, Pool, Seen, Spans, attend
 from gnomon.serve.rows import Rows
 
 
+MADV_NOHUGEPAGE, PAGE = 15, 4096
+"""Of Linux."""
+
+
 def untouched(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
-    """Zeros that take no memory until they are written to: torch's own are written as they are made."""
+    """Zeros that take no memory until they are written to: torch's own are written as they are made. In small pages: in
+    huge ones the first token of each layer's pool would take megabytes."""
     whole = np.zeros(math.prod(shape) * dtype.itemsize, np.uint8)
+    begin = -(-whole.ctypes.data // PAGE) * PAGE
+    if (length := (whole.ctypes.data + whole.nbytes - begin) // PAGE * PAGE) > 0 and sys.platform == "linux":
+        ctypes.CDLL(None).madvise(ctypes.c_void_p(begin), ctypes.c_size_t(length), MADV_NOHUGEPAGE)
     return torch.from_numpy(whole).view(dtype).view(*shape)
 
 

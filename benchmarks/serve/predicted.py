@@ -185,7 +185,8 @@ def main() -> int:
         lines = [
             "# Predicted and measured: this machine's own server",
             "",
-            f"`python benchmarks/serve/predicted.py{' --no-http' * options.no_http}`, {datetime.now(UTC):%Y-%m-%d}, {this_machine().model}, one thread,"
+            f"`python benchmarks/serve/predicted.py{' --no-http' * options.no_http}`, {datetime.now(UTC):%Y-%m-%d}, "
+            f"{this_machine().model}, one thread,"
             " SmolLM2-135M's shape with random weights, after `gnomon calibrate --processes 1`; cells are predicted / "
             "measured and how far predicted is off.",
             "",

@@ -20,7 +20,6 @@ from torch import Tensor
 from gnomon.runtime.ops.paged import VECTOR, Pool, Seen, Spans, attend
 from gnomon.serve.rows import Rows
 
-
 MADV_NOHUGEPAGE, PAGE = 15, 4096
 """Of Linux."""
 

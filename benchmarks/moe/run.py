@@ -46,7 +46,7 @@ CONFIG = MixtralConfig(
 WORK = Workload(global_batch_size=8, seq_len=256)
 STILL = AdamWSettings(lr=1e-9)
 """Too small to change where tokens go."""
-S = 1.0
+S = 1.5
 """Exponent of the load's Zipf law."""
 SETTLING = 6
 """First steps, in which experts move."""
@@ -209,8 +209,8 @@ def gating(rounds: int) -> None:
         executor.leave()
 
 
-def theirs(config: MixtralConfig, work: Workload) -> Callable[[], None]:
-    """A step of transformers' model."""
+def theirs(config: MixtralConfig, work: Workload, experts: str) -> Callable[[], None]:
+    """A step of transformers' model. experts: `eager`, its loop over them; `grouped_mm`, torch's grouped product."""
     import transformers
 
     made = transformers.MixtralConfig(
@@ -219,7 +219,9 @@ def theirs(config: MixtralConfig, work: Workload) -> Callable[[], None]:
         vocab_size=config.vocab_size, num_local_experts=config.num_experts,
         num_experts_per_tok=config.experts_per_token, use_cache=False,
     )  # fmt: skip
-    model = transformers.AutoModelForCausalLM.from_config(made, attn_implementation="sdpa").train()
+    model = transformers.AutoModelForCausalLM.from_config(
+        made, attn_implementation="sdpa", experts_implementation=experts
+    ).train()
     optimizer, given = torch.optim.AdamW(model.parameters(), lr=1e-9, fused=True), batch(config, work)
 
     def step() -> None:
@@ -237,11 +239,16 @@ def against(rounds: int) -> None:
     sizes = {
         "8 experts of 512": CONFIG,
         "32 experts of 128": replace(CONFIG, num_experts=32, expert_ffn_size=128, experts_per_token=4),
+        "64 experts of 256": replace(CONFIG, num_experts=64, expert_ffn_size=256, experts_per_token=2),
     }
     for name, config in sizes.items():
         plan = Plan(schedule=Schedule(micro_batch_size=8), precision=FP32)
         executor, given = Executor(mixtral(config), plan, WORK, settings=STILL), batch(config, WORK)
-        steps = {"transformers": theirs(config, WORK), "gnomon": lambda e=executor, g=given: e.step(g)}
+        steps = {
+            "transformers' loop": theirs(config, WORK, "eager"),
+            "transformers, grouped": theirs(config, WORK, "grouped_mm"),
+            "gnomon": lambda e=executor, g=given: e.step(g),
+        }
         took: dict[str, list[float]] = {way: [] for way in steps}
         for number in range(rounds + 1):
             for way, step in steps.items():
@@ -249,13 +256,13 @@ def against(rounds: int) -> None:
                 step()
                 if number:
                     took[way].append(time.process_time() - began)
-        both = {way: median(seconds) for way, seconds in took.items()}
-        pairs = sorted(a / b for a, b in zip(took["transformers"], took["gnomon"], strict=True))
-        print(
-            f"{name}: transformers {both['transformers']:.3f}, gnomon {both['gnomon']:.3f} CPU-s a step; "
-            f"{both['transformers'] / both['gnomon']:.2f} times as fast ({pairs[0]:.2f} to {pairs[-1]:.2f})",
-            flush=True,
-        )
+        for way, seconds in took.items():
+            ratios = sorted(a / b for a, b in zip(seconds, took["gnomon"], strict=True))
+            print(
+                f"{name}, {way}: {median(seconds):.3f} CPU-s a step, {median(ratios):.2f} times gnomon's "
+                f"({ratios[0]:.2f} to {ratios[-1]:.2f})",
+                flush=True,
+            )
         executor.leave()
 
 

@@ -17,7 +17,20 @@ from gnomon.cli.models import read_model
 from gnomon.cli.request import named_router
 from gnomon.errors import InputError, PlanError
 from gnomon.formats.router import Router, RouterRecord, read_router, routers_of, save_router
-from gnomon.plans import Mesh, Plan, PlanFile, RouterLoad, Workload, load_plan, save_plan_file
+from gnomon.plans import (
+    Experts,
+    Mesh,
+    Optimizer,
+    Plan,
+    PlanFile,
+    RouterLoad,
+    Saved,
+    Schedule,
+    Workload,
+    load_plan,
+    save_plan_file,
+)
+from gnomon.prediction import predict
 from gnomon.schema import dump, load
 
 MIXTRAL = read_model("mixtral-8x7b")[0]
@@ -82,6 +95,58 @@ def test_plan_takes_a_record_and_its_file_keeps_it(tmp_path: Path, capsys: pytes
     save_plan_file(replace(file, workload=replace(file.workload, router=RouterLoad())), found)
     assert main(["predict", str(found), "--json"]) == 0
     assert skewed > json.loads(capsys.readouterr().out)["step_s"]
+
+
+def test_a_search_under_a_skewed_load_finds_copies_of_experts(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """FlexMoE, as far as there is memory for copies; its plan is predicted and written like any other."""
+    (tmp_path / "counts.json").write_text(json.dumps([round(1e5 / (i + 1) ** 0.6) for i in range(128)]))
+    found, asked = (
+        tmp_path / "plan.toml",
+        (
+            "plan qwen3-30b-a3b --on 1x8xh200 --global-batch 16 --seq-len 4096 --ep 8 --pp 1 --tp 1 --cp 1 --zero 1 "
+            "--micro-batch-size 2"
+        ),
+    )
+    assert main([*asked.split(), "--router", str(tmp_path / "counts.json"), "-o", str(found)]) == 0
+    assert "expert_replicas 0 -> 8" in " ".join(capsys.readouterr().out.split())
+    file = load_plan(str(found))
+    assert isinstance(file, PlanFile) and file.plan.experts.replicas == 8
+    static = replace(file.plan, experts=replace(file.plan.experts, replicas=0, placement=()))
+    times = [predict(file.model, file.on, plan, file.workload).step_s for plan in (file.plan, static)]
+    assert times[0] < 0.75 * times[1]
+
+
+@pytest.mark.parametrize(
+    ("experts", "said"),
+    [
+        (Experts(replicas=128), "= 128 take 60.8 GiB of each rank, which is 6.7 GiB over its memory: about 112 fit"),
+        (Experts(placement=(tuple(range(1, 129)),)), "names expert 128, and a layer has 128, counted from 0 to 127"),
+        (Experts(replicas=12), "replicas = 12 give ep = 8 ranks unlike numbers of experts; the nearest are 8 and 16"),
+    ],
+)  # fmt: skip
+def test_experts_that_cannot_lie_so_are_one_line(
+    experts: Experts, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What memory has no room for is still predicted, and said beside."""
+    plan = Plan(
+        mesh=Mesh(dp_shard=8, ep=8), schedule=Schedule(micro_batch_size=1), optimizer=Optimizer(zero=1),
+        saved=Saved(preset="full"), experts=experts,
+    )  # fmt: skip
+    work = Workload(global_batch_size=8, seq_len=4096, router=RouterLoad(kind="zipf", s=0.6))
+    save_plan_file(PlanFile(model="qwen3-30b-a3b", on="1x8xh200", workload=work, plan=plan), tmp_path / "plan.toml")
+    status, told = main(["predict", str(tmp_path / "plan.toml")]), capsys.readouterr()
+    if experts.replicas == 128:
+        assert said in " ".join(told.out.split())
+        return
+    assert status == 2 and said in told.err and told.err.count("\n") == 1
+
+
+def test_an_ep_that_divides_nothing_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(PREDICT.replace("--ep 8", "--ep 3").split()) == 2
+    told = capsys.readouterr().err
+    assert "which 3 does not divide; the nearest legal ep is 2" in told and told.count("\n") == 1
 
 
 def test_a_recorded_load_by_hand() -> None:

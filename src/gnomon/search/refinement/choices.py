@@ -166,6 +166,16 @@ def _replica_values(plan: Plan, graph: Graph, _: Cluster) -> tuple[Value, ...]:
     return (0, *(more * ep for more in (1, 2, 4) if more <= most))
 
 
+def _whole_layers(plan: Plan) -> Plan:
+    """The plan with layers of experts whole, as those are that it places."""
+    return replace(plan, overlap=replace(plan.overlap, experts=False)) if plan.overlap.experts else plan
+
+
+def _replicas(plan: Plan, _: Graph, value: Value) -> Plan:
+    made = replace(plan, experts=replace(plan.experts, replicas=int(value), placement=()))
+    return _whole_layers(made) if value else made
+
+
 def _is_placed(plan: Plan) -> bool:
     return bool(plan.experts.placement) and not plan.experts.replicas
 
@@ -183,7 +193,7 @@ def with_load(choices: Sequence[Choice], router: RouterLoad) -> tuple[Choice, ..
             return replace(plan, experts=replace(plan.experts, placement=())) if _is_placed(plan) else plan
         ep = max(plan.stage_mesh(stage).ep for stage in range(plan.num_stages))
         rows = for_load(router, tuple(one.experts for one in routers(graph)), ep)
-        return replace(plan, experts=replace(plan.experts, placement=rows))
+        return _whole_layers(replace(plan, experts=replace(plan.experts, placement=rows)))
 
     return tuple(
         replace(one, values=values, make=make) if one.name == "expert_placement" else one
@@ -317,7 +327,7 @@ CHOICES: tuple[Choice, ...] = (
         says="copies of experts on further ranks of ep, under the workload's router load (FlexMoE)",
         values=_replica_values,
         of=lambda plan: plan.experts.replicas,
-        make=lambda plan, _, value: replace(plan, experts=replace(plan.experts, replicas=int(value), placement=())),
+        make=_replicas,
         searched=False,
     ),
     Choice(

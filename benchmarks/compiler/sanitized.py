@@ -95,8 +95,11 @@ def main() -> int:
     parser.add_argument("--models", action="store_true", help="the tiny models of transformers too (minutes)")
     parser.add_argument("--no-tests", action="store_true", help="without tests/compiler")
     parser.add_argument("--isa", default=",generic", help="names, empty for this machine's own")
+    parser.add_argument("--only", default="", help="files of tests/compiler, as test_stored,test_gathered")
     options = parser.parse_args()
-    runs: dict[str, tuple[str, ...]] = {} if options.no_tests else {"tests/compiler": TESTS}
+    files = [f"tests/compiler/{name}.py" for name in options.only.split(",") if name]
+    tests = (*TESTS[:5], *files) if files else TESTS
+    runs: dict[str, tuple[str, ...]] = {} if options.no_tests else {" ".join(files) or "tests/compiler": tests}
     if options.opinfo:
         runs["OpInfo"] = (f"opinfo:{options.samples}",)
     if options.models:
@@ -110,7 +113,7 @@ def main() -> int:
                 return 1
             for name, words in runs.items():
                 began = time.perf_counter()
-                done, kernels = batched(words[0], cache, isa) if words != TESTS else (run(words, cache, isa), "")
+                done, kernels = batched(words[0], cache, isa) if words != tests else (run(words, cache, isa), "")
                 said = [
                     line
                     for line in done.stderr.splitlines()
@@ -124,7 +127,7 @@ def main() -> int:
                     f"{time.perf_counter() - began:.0f} s",
                     flush=True,
                 )
-                if done.returncode in (CAUGHT, *range(-64, 0)) or said or (done.returncode and words == TESTS):
+                if done.returncode in (CAUGHT, *range(-64, 0)) or said or (done.returncode and words == tests):
                     bad = 1
                     print("\n".join((*said, done.stdout[-3000:], done.stderr[-6000:])))
     return bad

@@ -98,6 +98,7 @@ def _server(options: BenchOptions) -> Iterator[str]:
         "--tokenizer": options.tokenizer,
         "--dtype": options.dtype,
         "--weights": options.weights,
+        "--head": options.head,
         "--kv-memory": options.kv_memory,
         "--stream-weights": options.stream_weights,
         "--max-model-len": options.max_model_len,

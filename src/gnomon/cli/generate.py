@@ -36,6 +36,7 @@ def run(options: GenerateOptions) -> int:
         weights=options.weights,
         kv_bytes=ALL_BYTES,
         longest_asked=len(ids) + options.count,
+        head=options.head,
         resident_bytes=resident_of(options.stream_weights),
     )
     sampling = load_late("gnomon.serve.sampling:Sampling")(

@@ -73,6 +73,8 @@ def settings_of(options: ServerOptions) -> Any:
         buckets, every = plan.buckets, every or plan.every_bucket
     if options.every_bucket and not buckets:
         raise InputError("--every-bucket says who has the lengths of --pad-to; give them")
+    if options.head != "exact" and tp * pp > 1:
+        raise InputError("--head graph is of a model in one process; leave parallel sizes out")
     folder = Path(options.folder).expanduser()
     threads = options.threads or max(1, (os.cpu_count() or 1) // (replicas * tp * pp))
     return load_late("gnomon.serve.settings:Settings")(
@@ -93,6 +95,7 @@ def settings_of(options: ServerOptions) -> Any:
         api_key=options.api_key or os.environ.get(KEY, ""),
         workers=replicas,
         ways=load_late("gnomon.serve.sizes:Ways")(tp=tp, pp=pp),
+        head=options.head,
         buckets=buckets,
         every_bucket=every,
         patience=plan.patience if plan is not None else 1.0,

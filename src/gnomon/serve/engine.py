@@ -17,6 +17,7 @@ from torch import Tensor
 
 from gnomon.errors import InputError
 from gnomon.serve.choose import Chosen, Row, choose
+from gnomon.serve.graph_head import GraphHead
 from gnomon.serve.rows import Part, Turn
 from gnomon.serve.sampling import Sampling
 from gnomon.serve.sizes import Sizes
@@ -113,6 +114,13 @@ class Engine:
         self._after: dict[int, list[Request]] = {}
         """Request -> others with its prompt, which come when that is computed."""
         self._parts_begun: list[Part] = []
+        self.head: GraphHead | None = None
+        """What makes logits of what the model gives; None: the model itself."""
+
+    @property
+    def vocab_size(self) -> int:
+        """Tokens that logits are about."""
+        return self.model.vocab_size if self.head is None else self.head.vocab_size
 
     @property
     def waiting(self) -> int:
@@ -227,6 +235,9 @@ class Engine:
         """What the iteration made that `begin` began."""
         parts, self._parts_begun = self._parts_begun, []
         logits = self.model.logits()
+        if self.head is not None:
+            whose = [self.requests.get(part.key) for part in parts if part.samples]
+            logits = self.head.logits(logits, [one.row if one is not None else None for one in whose])
         for part in parts:
             if part.key in self.memory.sequences:
                 self.memory.written(part.key, part.start + len(part.tokens))

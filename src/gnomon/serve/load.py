@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import json
+import random
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -30,7 +31,9 @@ from gnomon.serve.adapters import Linear, read_adapter
 from gnomon.serve.decoder import Decoder, check_decoder, linears_of, windows_of
 from gnomon.serve.division import Share, check_division, divide, whole
 from gnomon.serve.engine import Engine
+from gnomon.serve.graph_head import IDENTITY, GraphHead, without_head
 from gnomon.serve.matrices import AS_STORED, Forms
+from gnomon.serve.sampling import Sampling
 from gnomon.serve.sizes import ALONE, Sizes, Ways
 from gnomon.sharding import shard_graph
 from gnomon.software.engine import Engine as Rules
@@ -102,11 +105,13 @@ def open_model(
     longest_asked: int | None = None,
     adapters: Sequence[tuple[str, Path]] = (),
     resident_bytes: int | None = None,
+    head: str = "exact",
 ) -> Engine:
     """kv_bytes: of all keys and values. weights: how matrices are stored meanwhile, as `matrices.Forms` reads it.
     max_model_len: tokens of prompt and answer; None: as many as the model's config.json says. longest_asked: of the
     only request that there will be. adapters: (name, folder in PEFT's layout) of those that requests may ask for.
-    resident_bytes: of layers in memory, where others stay on a disk. Errors as `look` has them."""
+    resident_bytes: of layers in memory, where others stay on a disk. head: `graph` searches for the likeliest tokens in
+    a graph over the vocabulary (`graph_head`). Errors as `look` has them."""
     found = look(
         folder,
         rules,
@@ -116,8 +121,41 @@ def open_model(
         max_model_len=max_model_len,
         longest_asked=longest_asked,
     )
+    if head == "graph":
+        return _with_graph_head(folder, rules, found, adapters, resident_bytes)
     model = read(folder, found, whole(found.cut), adapters, resident_bytes)
     return Engine(model, rules, max_model_len=found.max_model_len)
+
+
+TRIED_PROMPTS, TRIED_TOKENS = 16, 6
+"""Made-up prompts, and tokens of answers to them, whose states a graph over the vocabulary is calibrated by."""
+
+
+def _with_graph_head(
+    folder: Path, rules: Rules, found: Looked, adapters: Sequence[tuple[str, Path]], resident_bytes: int | None
+) -> Engine:
+    """The engine without the model's head, and the head as a graph; which of both is used is told."""
+    if found.forms.layers is not None:
+        raise InputError("--head graph has the head's matrix in full; leave --weights out")
+    cut = without_head(found.cut)
+    held = Weights(folder, found.graph, whole(found.cut))
+    table, bias = held[cut.weight], held[cut.bias] if cut.bias else None
+    head = GraphHead(table.flatten(1).to(found.forms.dtype), None if bias is None else bias.flatten())
+    del held, table
+    model = read(folder, replace(found, cut=cut.graph), whole(cut.graph), adapters, resident_bytes, identity=cut.width)
+    engine = Engine(model, rules, max_model_len=found.max_model_len)
+    engine.head = head
+    draw, longest = random.Random(0), min(found.max_model_len, engine.scheduler.longest())
+    answer = max(1, min(TRIED_TOKENS, longest // 2))
+    for _ in range(TRIED_PROMPTS):
+        prompt = [draw.randrange(head.vocab_size) for _ in range(max(1, min(8, longest - answer)))]
+        engine.add(prompt, Sampling(max_tokens=answer, temperature=0.0))
+        while engine.has_work:
+            engine.step()
+    calibrated = head.calibrate(torch.cat(head.seen))
+    print(f"gnomon: {calibrated.told(head.vocab_size)}", file=sys.stderr, flush=True)
+    head.searched = head.multiplied = 0
+    return engine
 
 
 def read(
@@ -126,10 +164,13 @@ def read(
     share: Share,
     adapters: Sequence[tuple[str, Path]] = (),
     resident_bytes: int | None = None,
+    *,
+    identity: int = 0,
 ) -> Decoder:
-    """What one rank holds. Errors as `look` has them."""
+    """What one rank holds. identity: rows of the identity that stands in the head's place. Errors as `look` has
+    them."""
     with _large_apart():
-        held = Weights(folder, found.graph, share)
+        held = Weights(folder, found.graph, share, identity)
         linears = held.linears(found.cut) if adapters else {}
         lows = [read_adapter(name, path, linears, share.slots) for name, path in adapters]
         model = Decoder(share, held, found.sizes, found.forms, lows, resident_bytes)
@@ -161,7 +202,9 @@ class Weights:
     """Each parameter by its full name, in full, dim by dim as in the Graph and in the file's dtype; read anew each time
     that it is asked for, since what is packed is not kept twice. Of one rank of several, its part."""
 
-    def __init__(self, folder: Path, graph: Graph, share: Share) -> None:
+    def __init__(self, folder: Path, graph: Graph, share: Share, identity: int = 0) -> None:
+        """identity: rows of the matrix `graph_head.IDENTITY`, where the head is a graph over the vocabulary."""
+        self.identity = identity
         reader = values_of(folder, graph)
         assert isinstance(reader, WeightReader), "a folder's"
         self.reader = reader
@@ -170,6 +213,8 @@ class Weights:
         """How the folder says that its matrices are sparse; None: it does not."""
 
     def __getitem__(self, name: str) -> Tensor:
+        if name == IDENTITY:
+            return torch.eye(self.identity)
         slot = self.slots[name]
         value = self.reader(slot)
         assert value is not None, "values_of has looked at what is there"
@@ -182,6 +227,8 @@ class Weights:
     def codes(self, name: str) -> Sequence[Codes]:
         """What the folder has packed of a matrix, rows one below the other; nothing where it has numbers, or this rank
         a part of it, which is read as numbers."""
+        if name == IDENTITY:
+            return ()
         slot = self.slots[name]
         return codes_of(self.reader, name) if slot.shape == slot.whole else ()
 

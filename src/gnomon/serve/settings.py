@@ -56,6 +56,8 @@ class Settings:
     """Of a request."""
     drain_s: float
     """Seconds that running requests have to end when the server is told to stop."""
+    head: str = "exact"
+    """Of a decoder: `graph` searches for the likeliest tokens in a graph over the vocabulary (`graph_head`)."""
     buckets: tuple[int, ...] = ()
     """Of an encoder: lengths that texts are padded to, rising (`serving.dispatch`); (): each has its own."""
     every_bucket: bool = False

@@ -51,7 +51,7 @@ class Worker:
         """(lane, key) -> what is being made."""
         self.keys: dict[int, tuple[int, list[int]]] = {}
         """Number of an ask -> its lane, and keys of its answers that go on."""
-        self.grammars = Grammars(words.encoder, lanes[0].model.vocab_size)
+        self.grammars = Grammars(words.encoder, lanes[0].vocab_size)
         self.steps = self.turn = 0
 
     @property
@@ -181,6 +181,7 @@ def open_worker(
                 max_model_len=settings.max_model_len,
                 adapters=settings.adapters,
                 resident_bytes=settings.resident_bytes,
+                head=settings.head,
             )
         ]
     else:

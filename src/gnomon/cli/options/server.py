@@ -11,6 +11,7 @@ from gnomon.cli.options.flags import Group, Options, option, positional, repeate
 from gnomon.cli.values import at_most, buckets, count, new_file, not_negative, number_from, some
 
 DTYPES = ("fp32", "bf16", "fp64")
+HEADS = ("exact", "graph")
 ENGINE = Group("engine")
 
 
@@ -25,6 +26,10 @@ class EngineOptions(Options):
     weights: str = option(
         "--weights", default="stored", read=some, metavar="FORM", group=ENGINE,
         help="matrices kept as the folder has them (stored), or rounded: int8, int4-g64, int4-g32",
+    )  # fmt: skip
+    head: str = option(
+        "--head", default="exact", choices=HEADS, group=ENGINE,
+        help="graph: the likeliest tokens by a search (FGD), where faster; exact",
     )  # fmt: skip
     kv_memory: str = option(
         "--kv-memory", default="1 GiB", read=some, metavar="SIZE", group=ENGINE, help="of keys, of a process; 1 GiB"
@@ -124,6 +129,7 @@ example:
     stream_weights: str | None = option(
         "--stream-weights", read=some, metavar="SIZE", help="as gnomon serve has it; all layers in memory"
     )
+    head: str = option("--head", default="exact", choices=HEADS, help="as gnomon serve has it; exact")
     temperature: float = option(
         "--temperature", default=0.0, read=not_negative, metavar="T", help="0, the default, takes the likeliest"
     )

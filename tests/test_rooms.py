@@ -33,7 +33,7 @@ FOLDERS = {
 TORCH_ROOMS = frozenset({"frontend", "compiler", "runtime", "serve"})
 OPTIONAL = {
     **{"yaml": "formats", "tokenizers": "runtime", "jinja2": "runtime", "pyarrow": "runtime", "scipy": "search"},
-    **dict.fromkeys(("starlette", "uvicorn", "prometheus_client", "llguidance"), "serve"),
+    **dict.fromkeys(("starlette", "uvicorn", "prometheus_client", "llguidance", "faiss"), "serve"),
     **dict.fromkeys(("transformers", "peft", "trl"), "frontend"),  # of a script that is run, and imports them itself
 }
 """Package of an extra -> the room that may import it, inside a function: without the extra all else works."""

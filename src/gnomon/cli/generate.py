@@ -26,6 +26,7 @@ def run(options: GenerateOptions) -> int:
     folder = Path(options.folder).expanduser()
     tokenizer = Path(options.tokenizer).expanduser() if options.tokenizer else None
     words = load_late("gnomon.serve.vocabulary:Vocabulary").open(folder, tokenizer)
+    words.whole = load_late("gnomon.serve.load:is_seq2seq")(folder)
     ids = words.prompt(options.prompt)
     if not ids:
         raise InputError("the prompt has no token; give some text")

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import cache
 from typing import Literal
 
 from gnomon import schema
 from gnomon.cli import serve_encoders
 from gnomon.cli.options.plan import PlanOptions
-from gnomon.cli.predict_serve import Asked, encoder_of, read
+from gnomon.cli.predict_serve import Asked, encoder_of, expert_loads, read
 from gnomon.cli.terminal import print_json, print_lines
 from gnomon.errors import InputError
 from gnomon.hardware import rent
@@ -58,6 +59,16 @@ def searched(options: PlanOptions) -> tuple[Asked, Found]:
         raise InputError("--fewest asks for the fewest devices that meet targets: give --ttft, --tpot or both")
     engines = [asked.engine, *(read(replace(options, engine=name)).engine for name in names[1:])]
     experts = any(op.kind == "grouped_linear" for block in asked.graph.blocks for op in block.ops)
+    load_of, notes = expert_loads(options, asked.graph), list[str]()
+
+    @cache
+    def expert_load(ep: int) -> float:
+        try:
+            return load_of(ep, notes if ep > 1 else [])
+        except InputError as error:  # so many devices cannot have equal numbers of copies
+            notes.append(f"ep {ep} is not planned: {error}")
+            return float("inf")
+
     candidates = space(
         asked.cluster,
         engines,
@@ -71,7 +82,11 @@ def searched(options: PlanOptions) -> tuple[Asked, Found]:
         fewer=options.fewest,
         pools=True,
         resident_bytes=asked.serving.resident_bytes,
+        redundant_experts=options.redundant_experts or 0,
+        expert_load=expert_load,
     )
+    candidates = tuple(one for one in candidates if one.serving.expert_load < float("inf"))
+    asked = replace(asked, assumed=(*asked.assumed, *notes))
     target = asked.target or Target(ttft_s=None, tpot_s=None)
     search = fewest if options.fewest else best
     return asked, search(asked.graph, asked.cluster, candidates, asked.load, target)

@@ -6,7 +6,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +21,7 @@ from gnomon.cli.options.fleet import ServiceOptions, SlicesOptions
 from gnomon.cli.options.job import PASTED
 from gnomon.cli.options.plan import ExplainOptions, PlanOptions
 from gnomon.cli.options.predict import PredictOptions
+from gnomon.cli.request import named_router
 from gnomon.cli.terminal import print_json, print_lines
 from gnomon.cli.values import quantity
 from gnomon.errors import InputError
@@ -38,6 +41,7 @@ from gnomon.serving.forecast import Disaggregated, Forecast, Target, serve, serv
 from gnomon.serving.iteration import Beside
 from gnomon.serving.layout import Draft, Serving
 from gnomon.serving.measured import MeasuredLoad
+from gnomon.serving.placement import ExpertLoads, loads
 from gnomon.serving.requests import Load, at_rate, closed, from_csv, poisson
 from gnomon.software.engine import Engine, engine
 from gnomon.units import parse_bytes, parse_seconds, show_bytes
@@ -395,6 +399,41 @@ def _stored(model: str | None) -> str | None:
     return served_format(read_json(read_source(path)[0], str(path), infinite=True))
 
 
+def expert_loads(options: ServedOptions, graph: Graph) -> Callable[[int, list[str]], float]:
+    """(ep, notes) -> rows of the busiest of ep devices over the mean, experts placed by the load of --router; what that
+    gains is noted. Even without one. InputError where there is nothing to place."""
+    name = options.router if isinstance(options, (PredictOptions, PlanOptions)) else None
+    copies = options.redundant_experts or 0
+    experts = next(
+        (d.size for b in graph.blocks for op in b.ops if op.kind == "grouped_linear"
+         for d in b.tensor(op.inputs[1]).dims[:1]), None
+    )  # fmt: skip
+    if name is None and copies:
+        raise InputError("--redundant-experts are placed by a load; give it, as in --router router.npz")
+    if name is not None and experts is None:
+        raise InputError(f"--router is how tokens spread over experts, and {graph.name} has none; leave it out")
+    if name is None or experts is None:
+        return lambda ep, assumed: 1.0
+    router, many = named_router(name, graph), experts
+
+    @cache
+    def found(ep: int) -> ExpertLoads:
+        return loads(router, many, copies, ep)
+
+    def load(ep: int, assumed: list[str]) -> float:
+        if ep == 1:
+            assumed.append(f"--router {name}: with ep 1 every device has all experts, and none is busier")
+            return 1.0
+        with_copies = f"with {copies} copies " if copies else ""
+        assumed.append(
+            f"experts placed by {name} {with_copies}on ep {ep}: the busiest device computes {found(ep).placed:.2f} of "
+            f"the mean, and {found(ep).in_order:.2f} where they are dealt out in order"
+        )
+        return found(ep).placed
+
+    return load
+
+
 def _serving(options: ServedOptions, graph: Graph, cluster: Cluster, load: Load, assumed: list[str]) -> Serving:
     pp, dp = options.pp or 1, options.dp or 1
     tp, replicas = options.tp, options.replicas
@@ -421,11 +460,17 @@ def _serving(options: ServedOptions, graph: Graph, cluster: Cluster, load: Load,
     if longest is None:
         longest = load.longest
         assumed.append(f"max_model_len not given: {longest}, the longest request (--max-model-len)")
+    ep = options.ep or (tp * dp if dp > 1 else 1)
+    expert_load = 1.0
+    if not isinstance(options, PlanOptions):  # a plan chooses ep
+        expert_load = expert_loads(options, graph)(ep, assumed)
     return Serving(
         tp=tp,
         pp=pp,
         dp=dp,
-        ep=options.ep or (tp * dp if dp > 1 else 1),
+        ep=ep,
+        redundant_experts=(options.redundant_experts or 0) if ep > 1 else 0,
+        expert_load=expert_load,
         replicas=replicas,
         weights=weights,
         kv=options.kv or "bf16",

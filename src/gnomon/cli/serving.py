@@ -15,7 +15,7 @@ from gnomon.errors import InputError
 COMMANDS_READ = ("vllm", "sglang", "tensorrt-llm", "llama.cpp", "openvino", "dynamo")
 """Programs whose command lines `gnomon predict --from` reads (`formats.engines.BEGINS`)."""
 
-SHARED = ("model", "on", "output", "tp", "pp", "ep", "lora_rank", "json", "settings", "strict", "source")
+SHARED = ("model", "on", "output", "tp", "pp", "ep", "lora_rank", "json", "settings", "strict", "source", "router")
 """Options beside those of serving alone that serving reads; any other that is given is refused."""
 
 

@@ -24,7 +24,9 @@ from gnomon.runtime.module.crossings import reads, writes
 from gnomon.runtime.ops import check_runnable, function_of
 from gnomon.runtime.ops.places import places, relative_buckets
 from gnomon.runtime.ops.site import Site
+from gnomon.runtime.parameters.weights import WeightReader
 from gnomon.serve.decoder import matrix_dims
+from gnomon.serve.load import whole_slots
 
 PACKS = (torch.float32, torch.bfloat16)
 """Dtypes that oneDNN has packed products for."""
@@ -34,6 +36,19 @@ class Weights(Protocol):
     """Parameters by their full names."""
 
     def __getitem__(self, name: str, /) -> Tensor: ...
+
+
+class Read:
+    """Parameters by their full names, as the graph shapes them."""
+
+    def __init__(self, reader: WeightReader, graph: Graph) -> None:
+        self.reader, self.slots = reader, {slot.name: slot for slot in whole_slots(graph)}
+
+    def __getitem__(self, name: str) -> Tensor:
+        slot = self.slots[name]
+        value = self.reader(slot)
+        assert value is not None, "`settled` has looked at what is there"
+        return value.view(slot.shape)
 
 
 @dataclass(slots=True)

@@ -29,8 +29,7 @@ from gnomon.runtime.checkpoint.pretrained import CONFIG, model_of
 from gnomon.runtime.module.apply import DTYPES
 from gnomon.runtime.parameters.packed import open_folder
 from gnomon.runtime.parameters.weights import WeightReader, settled
-from gnomon.serve.bound import Bound, Text
-from gnomon.serve.load import whole_slots
+from gnomon.serve.bound import Bound, Read, Text
 
 Pooling = Literal["mean", "cls", "max"]
 POOLED = {"pooling_mode_mean_tokens": "mean", "pooling_mode_cls_token": "cls", "pooling_mode_max_tokens": "max"}
@@ -157,19 +156,6 @@ def _activation(values: Mapping[str, object], classes: int) -> Activation:
                              "classification, multi_label_classification and regression")  # fmt: skip
 
 
-class _Read:
-    """Parameters by their full names, as the graph shapes them."""
-
-    def __init__(self, reader: WeightReader, graph: Graph) -> None:
-        self.reader, self.slots = reader, {slot.name: slot for slot in whole_slots(graph)}
-
-    def __getitem__(self, name: str) -> Tensor:
-        slot = self.slots[name]
-        value = self.reader(slot)
-        assert value is not None, "`settled` has looked at what is there"
-        return value.view(slot.shape)
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Encoder:
     """A model that is read."""
@@ -188,7 +174,7 @@ class Encoder:
         files = open_folder(folder)
         reader = WeightReader(files, settled(files, Layout(pieces=own, ignored=(r".",), copies={})))
         graph = kind.graph
-        return Encoder(model=Bound(graph, graph.layers(), _Read(reader, graph), DTYPES[dtype]), kind=kind)
+        return Encoder(model=Bound(graph, graph.layers(), Read(reader, graph), DTYPES[dtype]), kind=kind)
 
     @property
     def max_len(self) -> int:

@@ -21,6 +21,7 @@ from torch import Tensor
 from gnomon.errors import InputError
 from gnomon.graph import Dtypes, Graph
 from gnomon.graph.outputs import without_loss
+from gnomon.late import load_late
 from gnomon.plans import Layout, Mesh
 from gnomon.runtime.checkpoint.pretrained import model_of, values_of
 from gnomon.runtime.module.apply import DTYPES, slots_of
@@ -45,6 +46,12 @@ SERVED = ("fp32", "bf16", "fp64")
 """What the engine computes in."""
 DEFAULT_LEN = 4096
 """Tokens of a model whose config.json does not say how long it may be."""
+
+
+def is_seq2seq(folder: Path) -> bool:
+    """Whether a folder's model reads one text and writes another (T5)."""
+    config = (folder if folder.is_dir() else folder.parent) / "config.json"
+    return config.is_file() and bool(json.loads(config.read_text(encoding="utf-8")).get("is_encoder_decoder", False))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,6 +119,16 @@ def open_model(
     only request that there will be. adapters: (name, folder in PEFT's layout) of those that requests may ask for.
     resident_bytes: of layers in memory, where others stay on a disk. head: `graph` searches for the likeliest tokens in
     a graph over the vocabulary (`graph_head`). Errors as `look` has them."""
+    if is_seq2seq(folder):
+        if weights != AS_STORED or adapters or resident_bytes is not None or head != "exact":
+            raise InputError(
+                "an encoder with a decoder is served as its folder has it; leave --weights, --lora, --head and "
+                "--stream-weights out"
+            )
+        made: Engine = load_late("gnomon.serve.seq2seq:open_seq2seq")(
+            folder, rules, dtype=dtype, kv_bytes=kv_bytes, max_model_len=max_model_len or longest_asked
+        )
+        return made
     found = look(
         folder,
         rules,

@@ -30,7 +30,7 @@ from gnomon.serve.checksums import check_sums
 from gnomon.serve.classes import classified, pairs, scored, to_classify
 from gnomon.serve.embeddings import answer, texts
 from gnomon.serve.encoder import Kind
-from gnomon.serve.load import look
+from gnomon.serve.load import is_seq2seq, look
 from gnomon.serve.matrices import AS_STORED
 from gnomon.serve.messages import Ask, Failed, Told
 from gnomon.serve.metrics import Metrics
@@ -67,6 +67,7 @@ class Server:
         self.embedding = 0
         """Texts that wait for an encoder or are in it."""
         self.words = Vocabulary.open(Path(settings.folder), settings.tokenizer)
+        self.words.whole = is_seq2seq(Path(settings.folder))
         self.router = Router(settings)
         self.metrics = Metrics(self.router, settings.name)
 
@@ -431,6 +432,11 @@ def _looked(settings: Settings) -> Kind | None:
                 f"or give --max-model-len {settings.buckets[-1]}"
             )
         return kind
+    if is_seq2seq(folder):
+        if settings.ways.ranks > 1:
+            raise InputError("an encoder with a decoder is served whole in each process; leave parallel sizes out")
+        model_of(folder)
+        return None
     if settings.buckets:
         raise InputError("--pad-to are lengths that texts of encoders are padded to, and this model writes words")
     look(

@@ -21,6 +21,8 @@ class Vocabulary:
     def __init__(self, encoder: Encoder, ends: frozenset[int]) -> None:
         """ends: tokens after which an answer is over."""
         self.encoder, self.ends = encoder, ends
+        self.whole = False
+        """Whether a prompt is a text of its own, which an answer does not go on from: of an encoder with a decoder."""
         self.vocab_size = encoder.vocab_size
 
     @staticmethod
@@ -39,7 +41,7 @@ class Vocabulary:
 
     def prompt(self, text: str) -> list[int]:
         """Ids of a text, with what the tokenizer puts before it."""
-        return self.encoder.prompt(text)
+        return self.text(text) if self.whole else self.encoder.prompt(text)
 
     def text(self, text: str) -> list[int]:
         """Ids of a whole text, with what the tokenizer puts before and after it."""

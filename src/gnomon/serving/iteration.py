@@ -321,6 +321,8 @@ class IterationPrice:
         return np.asarray(seconds)
 
     def _experts_s(self, experts: Experts, tokens: Array) -> Array:
+        """Of the busiest device: all wait for it."""
+        tokens = tokens * self.serving.expert_load
         if self.ggml is not None:
             rows = tokens * experts.topk * experts.local_share
             touched = touched_experts(tokens, experts.experts, experts.topk) * experts.local_share

@@ -144,6 +144,10 @@ class Serving:
     """Groups that each have whole attention and requests of their own, and share the experts."""
     ep: int = 1
     """Devices over which whole experts are dealt; of tp · dp."""
+    redundant_experts: int = 0
+    """Copies of experts beyond one of each, of a layer's."""
+    expert_load: float = 1.0
+    """Rows of experts that the busiest of ep devices computes, over the mean."""
     replicas: int = 1
     """Copies that share nothing."""
     weights: str = "bf16"

@@ -9,7 +9,7 @@ and pools whose engines are laid out differently.
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 from typing import Literal
@@ -90,13 +90,16 @@ def space(
     experts: bool = False,
     fewer: bool = False,
     pools: bool = False,
+    redundant_experts: int = 0,
+    expert_load: Callable[[int], float] = lambda ep: 1.0,
     resident_bytes: int | None = None,
 ) -> tuple[Candidate, ...]:
     """Candidates: axes are powers of two whose product is at most the devices; attention dp only with experts.
 
     others: of these also the formats that each engine's record lists. fewer: also layouts that leave devices idle (1,
     2, 4 … replicas). pools: also engines of one device group each that compute prompts, 1, a quarter or half of them,
-    beside engines that answer. resident_bytes: as of `Serving`.
+    beside engines that answer. resident_bytes: as of `Serving`. expert_load: of ep, as `Serving`
+    has it.
     """
     count = cluster.num_devices
     powers = [2**i for i in range(count.bit_length()) if 2**i <= count]
@@ -115,8 +118,9 @@ def space(
             able = [rules for rules in engines if divided <= set(rules.plans_axes)]
             for w, k, rules in _formats(weights, kv, able, others):
                 one = Serving(
-                    tp=tp, pp=pp, dp=dp, ep=ep, weights=w, kv=k, max_model_len=longest, resident_bytes=resident_bytes
-                )
+                    tp=tp, pp=pp, dp=dp, ep=ep, weights=w, kv=k, max_model_len=longest, resident_bytes=resident_bytes,
+                    redundant_experts=redundant_experts if ep > 1 else 0, expert_load=expert_load(ep),
+                )  # fmt: skip
                 for seqs, budget in product(max_seqs or (rules.max_seqs,), budgets or (rules.max_batched_tokens,)):
                     record = replace(rules, max_seqs=seqs, max_batched_tokens=budget)
                     for replicas in copies:

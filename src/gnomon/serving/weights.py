@@ -261,7 +261,8 @@ class _Walk:
         attention = self._attention(cores[0], latent) if cores else None
         weights = sum(p.n * p.k * p.batch * p.bits / 8 for p in products)
         if experts is not None:
-            weights += experts.elements * experts.stored * experts.bits / 8 * experts.experts * experts.local_share
+            held = (experts.experts + self.serving.redundant_experts) * experts.local_share
+            weights += experts.elements * experts.stored * experts.bits / 8 * held
         if table is not None:
             weights += self.size(block.tensor(table.inputs[1]).dims) * self.stored("table").bits / 8
         named = {block.tensor(name).name for op in (*linears, *grouped) for name in op.inputs[1:2]}

@@ -140,6 +140,10 @@ class ServeOptions(Options):
     image_tokens: int | None = option(
         "--image-tokens", read=count, metavar="N", help="patches of that image, with --vision", group=SERVING
     )
+    redundant_experts: int | None = option(
+        "--redundant-experts", read=count, metavar="N", group=SERVING,
+        help="copies of a layer's experts beyond one of each, placed by the load of --router",
+    )  # fmt: skip
     pad_to: tuple[int, ...] = option(
         "--pad-to", default=(), read=buckets, metavar="LIST", group=SERVING,
         help="predict: lengths that texts of an encoder are padded to, as in 64,128,512",

@@ -1,0 +1,225 @@
+"""Encoders with a decoder (T5) behind the engine: a prompt is read whole, the answer is written token by token.
+
+`open_seq2seq(folder, rules, …)` is an engine whose sequences are the decoder's, from its start token on; what the
+encoder made of the prompt is computed once, when the sequence is first run, and so are the keys and values that
+cross-attention reads. Scheduling, sampling and streaming are the engine's. Keys lie one after the other for each
+answer, not in pages; the blocks that the scheduler deals out count them. Leaves out prefixes that answers share,
+adapters, rounded weights.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from gnomon.errors import InputError
+from gnomon.graph import Graph, Layer
+from gnomon.graph.outputs import without_loss
+from gnomon.runtime.checkpoint.pretrained import CONFIG, model_of, values_of
+from gnomon.runtime.module.apply import DTYPES
+from gnomon.runtime.module.crossings import reads, writes
+from gnomon.runtime.parameters.weights import WeightReader
+from gnomon.serve.bound import Bound, Read, Text
+from gnomon.serve.engine import Engine, Made, Watch
+from gnomon.serve.rows import Turn
+from gnomon.serve.sampling import Sampling
+from gnomon.serve.sizes import Sizes
+from gnomon.serving.kv_blocks import KvBlocks
+from gnomon.software.engine import Engine as Rules
+from gnomon.units import show_bytes
+
+DEFAULT_LEN = 512
+"""Tokens of a prompt with its answer, where nobody says: T5 has no table of positions, and was trained on so many."""
+
+
+def reads_and_writes(graph: Graph) -> bool:
+    """Whether a model reads one text and writes another."""
+    return {"input_ids", "decoder_input_ids"} <= {tensor.name for tensor in graph.inputs}
+
+
+def _sides(graph: Graph) -> tuple[list[Layer], list[Layer]]:
+    """(encoder's, decoder's) layers: the decoder's are those that depend on what is written."""
+    made = {"decoder_input_ids"}
+    encoder, decoder = list[Layer](), list[Layer]()
+    for layer in graph.layers():
+        if made & set(reads(layer).values()):
+            decoder.append(layer)
+            made |= set(writes(graph, layer).values())
+        else:
+            encoder.append(layer)
+    return encoder, decoder
+
+
+class Seq2Seq:
+    """The model as an engine sees one (`engine.Model`)."""
+
+    ranks = 1
+
+    def __init__(self, graph: Graph, weights: Read, dtype: torch.dtype, sizes: Sizes) -> None:
+        """graph: without its loss."""
+        self.sizes, self.graph = sizes, graph
+        encoder, decoder = _sides(graph)
+        self.encoder, self.decoder = (Bound(graph, side, weights, dtype) for side in (encoder, decoder))
+        own = {full for layer in encoder for full in writes(graph, layer).values()}
+        [self.memory] = {source for layer in decoder for source in reads(layer).values() if source in own}
+        self.sources: dict[int, Sequence[int]] = {}
+        """Key of an answer -> its prompt."""
+        self.texts: dict[int, Text] = {}
+        self._logits: list[Tensor] = []
+
+    @property
+    def vocab_size(self) -> int:
+        """Tokens that logits are about."""
+        return int(self.graph.source(self.graph.outputs[0])[1].dims[-1].size or 0)
+
+    def adapter(self, name: str) -> int:
+        """InputError for one by name."""
+        if name:
+            raise InputError(f"there is no adapter {name!r}; an encoder with a decoder is served without")
+        return -1
+
+    def blocks(self, *, prefix_cache: bool) -> KvBlocks:
+        """Whose the blocks are: nobody's yet. Every answer begins with the same token, so none is shared."""
+        return KvBlocks(
+            self.sizes.blocks, self.sizes.block_tokens, windows=(), window_blocks=(), slots=0, prefix_cache=False
+        )  # fmt: skip
+
+    @torch.inference_mode()
+    def start(self, turn: Turn) -> None:
+        """Computes an iteration."""
+        texts, ids, wanted, at = [], list[int](), list[int](), 0
+        for part in turn.parts:
+            text = self.texts.get(part.key)
+            if text is None:
+                text = self.texts[part.key] = Text(start=0, rows=0, real=0, memory=self._read(self.sources[part.key]))
+            text.start, text.rows, text.real, text.first = at, len(part.tokens), len(part.tokens), part.start
+            texts.append(text)
+            ids += part.tokens
+            at += len(part.tokens)
+            if part.samples:
+                wanted.append(at - 1)
+        given = {"decoder_input_ids": torch.tensor([ids]), self.memory: None}
+        made: Tensor = self.decoder.run(given, texts)[self.graph.outputs[0]]
+        self._logits.append(made[0, wanted].float())
+
+    def logits(self) -> Tensor:
+        """(wanted, vocabulary) of the iteration that began first."""
+        return self._logits.pop(0)
+
+    def forget(self, key: int) -> None:
+        """An answer that is over."""
+        self.sources.pop(key, None)
+        self.texts.pop(key, None)
+
+    def _read(self, ids: Sequence[int]) -> Tensor:
+        """(1, tokens, hidden): what the encoder makes of a prompt."""
+        text = Text(start=0, rows=len(ids), real=len(ids))
+        made: Tensor = self.encoder.run({"input_ids": torch.tensor([list(ids)])}, [text])[self.memory]
+        return made
+
+
+class Seq2SeqEngine(Engine):
+    """An engine whose prompts the encoder reads."""
+
+    model: Seq2Seq
+
+    def __init__(self, model: Seq2Seq, rules: Rules, *, max_model_len: int, first: int) -> None:
+        """first: the token that every answer begins after. max_model_len: of a prompt with its answer."""
+        super().__init__(model, replace(rules, prefix_cache=False), max_model_len=max_model_len)
+        self.first = first
+
+    def add(
+        self,
+        prompt: Sequence[int],
+        sampling: Sampling,
+        *,
+        count: int = 1,
+        watch: Sequence[Watch] = (),
+        mask: Sequence[Callable[[], Tensor | None]] = (),
+        adapter: str = "",
+    ) -> list[int]:
+        """As `Engine.add` has them; the prompt is what the encoder reads."""
+        if not prompt or len(prompt) + sampling.max_tokens > self.max_model_len:
+            raise InputError(
+                f"the request asks for {len(prompt)} + {sampling.max_tokens} tokens (prompt and max_tokens), and the "
+                f"model is served with 1 to {self.max_model_len}; shorten the prompt or lower max_tokens"
+            )
+        keys = super().add([self.first], sampling, count=count, watch=watch, mask=mask, adapter=adapter)
+        self.model.sources.update(dict.fromkeys(keys, tuple(prompt)))
+        return keys
+
+    def cancel(self, key: int) -> None:
+        """Nobody waits for it any more."""
+        super().cancel(key)
+        self.model.forget(key)
+
+    def end(self) -> list[Made]:
+        """What the iteration made that `begin` began."""
+        made = super().end()
+        for one in made:
+            if one.reason is not None:
+                self.model.forget(one.key)
+        return made
+
+
+def open_seq2seq(
+    folder: Path, rules: Rules, *, dtype: str, kv_bytes: int, max_model_len: int | None = None
+) -> Seq2SeqEngine:
+    """InputError for weights that are not all there, too little memory, or no token to begin with."""
+    known = model_of(folder)
+    graph = without_loss(known.graph)
+    reader = values_of(folder, known.graph)
+    assert isinstance(reader, WeightReader), "a folder's"
+    longest = max_model_len or DEFAULT_LEN
+    sizes = _sizes(graph, rules, DTYPES[dtype], kv_bytes, longest)
+    model = Seq2Seq(graph, Read(reader, known.graph), DTYPES[dtype], sizes)
+    return Seq2SeqEngine(model, rules, max_model_len=longest, first=first_token(folder))
+
+
+def first_token(folder: Path) -> int:
+    """That a decoder begins with."""
+    where = folder if folder.is_dir() else folder.parent
+    for name in ("generation_config.json", CONFIG):
+        if (where / name).is_file():
+            values = json.loads((where / name).read_text(encoding="utf-8"))
+            for key in ("decoder_start_token_id", "pad_token_id"):
+                if isinstance(values.get(key), int):
+                    return int(values[key])
+    raise InputError(
+        f"{folder}: neither decoder_start_token_id nor pad_token_id says what an answer begins with; add one"
+    )
+
+
+def _sizes(graph: Graph, rules: Rules, dtype: torch.dtype, kv_bytes: int, longest: int) -> Sizes:
+    """Blocks for keys and values of answers and, as many again, of the prompts that they read."""
+    token = 0
+    for layer in graph.layers():
+        block = graph.block(layer.call.block)
+        for op in block.ops:
+            if op.does == "attends" and (op.attr("causal", False) or _crosses(graph, layer, op.inputs[1])):
+                atoms = (a for name in op.inputs[1:3] for a in [block.tensor(name).atoms])
+                token += sum(math.prod(a.size or 1 for a in one) for one in atoms) * dtype.itemsize
+    most = -(-longest // rules.block_tokens)
+    blocks = min(rules.max_seqs * most, kv_bytes // (token * rules.block_tokens))
+    if blocks < most:
+        raise InputError(
+            f"{show_bytes(kv_bytes)} of keys and values hold {blocks * rules.block_tokens} tokens, and a request may "
+            f"have {longest}; give more memory, or lower max_model_len"
+        )
+    return Sizes(
+        blocks=blocks, block_tokens=rules.block_tokens, max_seqs=rules.max_seqs,
+        max_batched_tokens=max(rules.max_batched_tokens, rules.max_seqs), max_len=longest, windows=(), scans=False,
+    )  # fmt: skip
+
+
+def _crosses(graph: Graph, layer: Layer, keys: str) -> bool:
+    """Whether a decoder's attention reads what the encoder made."""
+    block = graph.block(layer.call.block)
+    own = any(dim.name == "enc_seq" for dim in block.tensor(block.outputs[0]).dims)
+    return not own and any(dim.name == "enc_seq" for dim in block.tensor(keys).dims)

@@ -7,7 +7,8 @@ Claim: where both collectives compete a step takes at most 0.75 of that in the o
 link of 0.3 Gbit/s; gradients are the same to the bit. `real` runs itself in a network namespace of its own whose
 loopback `tc tbf` holds to the rate: both processes send through it, so each has half. Plans take turns, another first
 at each step; ratios are of steps of one turn (median and quartiles). All of them run on one network, but for the first,
-whose exchanges and all-reduces go beside each other as gloo has them.
+whose exchanges and all-reduces go beside each other as gloo has them. How fast the machine computes and reduces at that
+moment is read from a few steps first, and where all-reduces go is decided by it.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from statistics import median, quantiles
 from time import perf_counter
 from typing import Any
@@ -30,13 +31,14 @@ from gnomon.software import stack
 
 FP32 = Precision(param="fp32", compute="fp32", grad="fp32", reduce="fp32", master="none", states="fp32")
 OWN = stack("gnomon")
-WARM, ROUNDS = 2, 15
+WARM, ROUNDS = 2, 9
 """Steps of each plan: left out, and counted."""
 IN_ORDER = "in the order of issue"
 SMALL = MixtralConfig(
     name="experts-8", num_layers=4, hidden_size=256, num_heads=4, num_kv_heads=4, head_dim=64, vocab_size=256,
     num_experts=8, experts_per_token=2, expert_ffn_size=1024,
 )  # fmt: skip
+BASE = Plan(mesh=Mesh(dp_shard=2, ep=2), precision=FP32, optimizer=Optimizer(clip=False), overlap=Overlap(experts=True))
 REAL = Workload(global_batch_size=8, seq_len=128)
 
 
@@ -79,6 +81,51 @@ def linked(mbit: int) -> Cluster:
     return replace(cluster, groups=(replace(group, node=replace(group.node, intra=link)),))
 
 
+def seen(nbytes: int) -> tuple[float, float]:
+    """(seconds of an all-reduce of so many bytes, of computing in a step in order), as this machine is now."""
+    import torch
+    import torch.distributed as dist
+
+    from gnomon.runtime import Executor
+
+    reduced, x = list[float](), torch.ones(nbytes // 4)
+    for _ in range(4):
+        dist.barrier()
+        start = perf_counter()
+        dist.all_reduce(x)
+        reduced.append(perf_counter() - start)
+    executor = Executor(mixtral(SMALL), replace(BASE, schedule=Schedule(num_microbatches=1)), REAL, seed=1)
+    computed = list[float]()
+    for _ in range(4):
+        batch = torch.randint(0, SMALL.vocab_size, (REAL.global_batch_size, REAL.seq_len + 1))
+        spans = executor.measured_step(batch)[1].spans
+        computed.append(float(spans.duration_s[(spans.role == 0) & (spans.worker == 0)].sum()))
+    executor.leave()
+    return median(reduced[1:]), median(computed[1:])
+
+
+def as_seen(cluster: Cluster, graph: Graph) -> Cluster:
+    """The machine, as fast as it computes and reduces now."""
+    from gnomon.runtime.processes.launch import launch
+
+    plan = replace(BASE, schedule=lina(1, 1, "issue"))
+    prediction = predict(graph, cluster, plan, REAL, OWN)
+    pricing = prediction.pricing
+    key = next(key for key in prediction.structure.program.keys if key.kind == "AR" and key.stage == 1)
+    reduced, computed = launch(seen, 2, int(pricing.amounts(key)[0]))[0]
+    work = sum(prediction.breakdown.get(kind, 0.0) for kind in ("F", "B", "OPT"))
+    slower, wire = computed / work, reduced / pricing.seconds(key)
+    (group,) = cluster.groups
+    device, intra = group.node.device, group.node.intra
+    assert intra is not None
+    peaks = {f.name: getattr(device.dense_peak, f.name) for f in fields(device.dense_peak)}
+    scaled = replace(device.dense_peak, **{name: rate / slower for name, rate in peaks.items() if rate})
+    device = replace(device, dense_peak=scaled, memory_bytes_per_s=device.memory_bytes_per_s / slower)
+    node = replace(group.node, device=device, intra=replace(intra, bytes_per_s=intra.bytes_per_s / wire))
+    print(f"computing {slower:.2f} and an all-reduce {wire:.2f} of what is foreseen", file=sys.stderr)
+    return replace(cluster, groups=(replace(group, node=node),))
+
+
 def timed(plans: Mapping[str, tuple[Plan, Any]], count: int) -> dict[str, tuple[list[float], list[float], Any]]:
     """(seconds and losses of each step, all parameters at the end, as they lie on this rank) of each plan. plans: with
     their Programs, or None."""
@@ -111,10 +158,8 @@ def real(mbit: int) -> None:
     """Plans on this machine, inside the namespace."""
     from gnomon.runtime.processes.launch import launch
 
-    cluster, graph = linked(mbit), mixtral(SMALL)
-    base = Plan(
-        mesh=Mesh(dp_shard=2, ep=2), precision=FP32, optimizer=Optimizer(clip=False), overlap=Overlap(experts=True)
-    )
+    graph = mixtral(SMALL)
+    cluster = as_seen(linked(mbit), graph)
     schedules = {
         "beside each other, whole": Schedule(num_microbatches=1),
         IN_ORDER: lina(1, 1, "issue"),
@@ -123,7 +168,7 @@ def real(mbit: int) -> None:
     }
     plans = {}
     for name, schedule in schedules.items():
-        plan = replace(base, schedule=schedule)
+        plan = replace(BASE, schedule=schedule)
         prediction = predict(graph, cluster, plan, REAL, OWN)
         plans[name] = plan, prediction.structure.program if schedule.passes else None, prediction.step_s
     measured = launch(timed, 2, {name: (plan, program) for name, (plan, program, _) in plans.items()}, WARM + ROUNDS)

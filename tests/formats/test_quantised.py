@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
 from gnomon.errors import InputError
-from gnomon.formats.huggingface.quantised import method_of, stored
-from gnomon.storage.dense import bfloat16_of
+from gnomon.formats.huggingface.quantised import method_of, shape_of, stored
+from gnomon.storage.dense import bfloat16_of, wide_bfloat16
 
 N, K, G = 16, 64, 32
 CHANCE = np.random.default_rng(0)
@@ -114,10 +116,37 @@ def test_fp8_blocks_and_tensors() -> None:
     np.testing.assert_array_equal(got, weight.float().numpy() * np.float32(0.5))
 
 
+@pytest.mark.parametrize("name", ["int8", "int4", "int4_zeros", "fp8"])
+def test_torchao_means_what_torchao_says(name: str) -> None:
+    """`torchao.json`: layers that torchao 0.18 made and its own `dequantize()` of them, which rounds to bfloat16."""
+    made = json.loads((Path(__file__).parent / "torchao.json").read_text())[name]
+    given = made["tensors"]
+    scales = np.array(given["_weight_scale"], np.float32)
+    tensors = {
+        "_weight_qdata": np.array(given["_weight_qdata"], np.uint8 if name == "fp8" else np.int8),
+        "_weight_scale": bfloat16_of(scales) if "bfloat16" in made["scale_dtype"] else scales,
+    }
+    if "_weight_zero_point" in given:
+        tensors["_weight_zero_point"] = np.array(given["_weight_zero_point"], np.int8)
+    dtype = {"weight_dtype": {"_type": "torch.dtype", "_data": "int4"}} if made["bits"] == 4 else {}
+    of = config(quant_method="torchao", quant_type={"default": {"_type": "…Config", "_data": dtype}})
+    wide = widened(of, tensors)
+    np.testing.assert_array_equal(wide_bfloat16(bfloat16_of(wide)), np.array(made["dequantised"], np.float32))
+    method = method_of(of)
+    assert method is not None
+    storage, _, shape = stored(method, tensors)
+    assert shape == (3, 32)
+    assert storage.name == {"int8": "int8", "int4": "int4-g16", "int4_zeros": "int4-g16-zeros", "fp8": "fp8-row"}[name]
+    with pytest.raises(InputError, match="codes of 3 dims are in a packing that is not read"):
+        shape_of(method, {"_weight_qdata": (2, 4, 8)})
+
+
 def test_what_is_not_read_is_refused_by_name() -> None:
     assert method_of({"hidden_size": 64}) is None
     for given in (
-        {"quant_method": "aqlm"}, {"quant_method": "gptq", "bits": 3, "group_size": 128},
+        {"quant_method": "aqlm"},
+        {"quant_method": "torchao", "quant_type": "int4_weight_only"},
+        {"quant_method": "gptq", "bits": 3, "group_size": 128},
         {"quant_method": "gptq", "bits": "4"},
         {"quant_method": "compressed-tensors", "config_groups": {}}, {"quant_method": "awq", "bits": 8},
     ):  # fmt: skip

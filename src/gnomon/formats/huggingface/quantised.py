@@ -4,11 +4,11 @@
 shape) of a layer whose tensors come under the endings that its program writes (`qweight`, `weight_packed`, …). No
 number changes: `widen` gives what the program's own dequantisation gives. What the forms cannot hold (GPTQ's columns in
 the order of their activation, other bits) is refused by name. Pure: arrays of numpy, bfloat16 as uint16 and fp8 as
-uint8. `layers_of` says which tensors of a folder are of which
-layer; `packed`, `gptq` and `awq` with their `…_config` are the way back. Leaves out which layers a config leaves as
-they are, and NF4 (`four_bits`).
+uint8. `layers_of` says which tensors of a folder are of which layer; `packed`, `gptq` and `awq` with their `…_config`
+are the way back. Leaves out which layers a config leaves as they are, and NF4 (`four_bits`).
 Source: AutoGPTQ 0.7 and GPTQModel (`qlinear`), AutoAWQ 0.2 (`WQLinear_GEMM`), compressed-tensors 0.10
-(`pack_quantized`, `naive_quantized`), transformers 5.23 (`finegrained_fp8`), bitsandbytes 0.50 (`Int8Params`).
+(`pack_quantized`, `naive_quantized`), transformers 5.23 (`finegrained_fp8`), bitsandbytes 0.50 (`Int8Params`),
+torchao 0.18 (`Int8Tensor`, `IntxUnpackedToInt8Tensor`, `Float8Tensor`, as its safetensors name their parts).
 """
 
 from __future__ import annotations
@@ -26,11 +26,12 @@ from gnomon.storage.float8 import Float8
 from gnomon.storage.form import Arrays, Shape, Storage
 from gnomon.storage.integers import Integers
 
-CODED = ("qweight", "weight_packed")
+CODED = ("qweight", "weight_packed", "_weight_qdata")
 """Endings that only codes have."""
 ENDINGS = (
     "qweight", "qzeros", "scales", "g_idx", "weight_packed", "weight_shape", "weight_zero_point", "weight",
     "weight_scale", "weight_scale_inv", "input_scale", "SCB", "weight_format",
+    "_weight_qdata", "_weight_scale", "_weight_zero_point",
 )  # fmt: skip
 """Of all tensors of a layer."""
 Tensors = Mapping[str, NDArray[Any]]
@@ -44,7 +45,7 @@ class Method:
     """What a config says of all its quantised layers."""
 
     program: str
-    """gptq, awq, compressed-tensors, fp8 or bitsandbytes-int8."""
+    """gptq, awq, compressed-tensors, fp8, torchao or bitsandbytes-int8."""
     bits: int = 8
     group: int = 0
     """Columns that share a scale; 0: all."""
@@ -79,10 +80,13 @@ def method_of(config: Mapping[str, Any]) -> Method | None:
             return Method(program="fp8", block=None if block is None else (int(block[0]), int(block[1])))
         case "compressed-tensors":
             return _compressed(given)
+        case "torchao":
+            return Method(program="torchao", bits=_torchao_bits(given))
         case "bitsandbytes" if given.get("load_in_8bit"):
             return Method(program="bitsandbytes-int8")
     raise InputError(
-        f"quantization_config: {program!r} is not read; gptq, awq, fp8, compressed-tensors, bitsandbytes (8 bits) are"
+        f"quantization_config: {program!r} is not read; gptq, awq, fp8, compressed-tensors, torchao, bitsandbytes "
+        "(8 bits) are"
     )
 
 
@@ -131,7 +135,10 @@ def shape_of(method: Method, shapes: Mapping[str, tuple[int, ...]], said: Sequen
     if "qweight" in shapes:
         down, across = shapes["qweight"]
         return (across * 8, down) if method.program == "awq" else (across, down * 32 // method.bits)
-    return shapes["weight"][0], shapes["weight"][1]
+    coded = shapes["_weight_qdata" if method.program == "torchao" else "weight"]
+    if len(coded) != 2:
+        raise InputError(f"codes of {len(coded)} dims are in a packing that is not read; matrices of int8 and fp8 are")
+    return coded[0], coded[1]
 
 
 def _compressed(given: Mapping[str, Any]) -> Method:
@@ -150,6 +157,17 @@ def _compressed(given: Mapping[str, Any]) -> Method:
         raise InputError("quantization_config: compressed-tensors with columns in the order of activations is not read")
     size = weights.get("group_size") or 0
     return Method(program="compressed-tensors", bits=_bits(weights.get("num_bits"), form), group=max(0, int(size)))
+
+
+def _torchao_bits(given: Mapping[str, Any]) -> int:
+    """Of the codes, which lie in int8 each: 4 where the config says so of all layers."""
+    kinds = given.get("quant_type")
+    said = kinds.get("default") if isinstance(kinds, Mapping) else None
+    if not isinstance(said, Mapping) or len(kinds or {}) != 1:
+        raise InputError("quantization_config: torchao without one config for all layers (quant_type.default)")
+    dtype = (said.get("_data") or {}).get("weight_dtype")
+    name = dtype.get("_data") if isinstance(dtype, Mapping) else None
+    return 4 if name == "int4" else 8
 
 
 def _form(given: Mapping[str, Any]) -> object:
@@ -184,6 +202,8 @@ def stored(method: Method, tensors: Tensors) -> tuple[Storage, dict[str, NDArray
         case "bitsandbytes-int8":
             codes, sizes = _one(tensors, "weight"), _one(tensors, "SCB").astype(np.float32)
             return _eight(codes, (sizes / np.float32(127))[:, None])
+        case "torchao":
+            return _torchao(method, tensors)
     if "weight_packed" in tensors:
         return _packed(method, tensors)
     weight = _one(tensors, "weight")
@@ -231,6 +251,28 @@ def _integers(
             f"a layer of {shape[0]} x {shape[1]} in groups of {group} has scales of {numbers.shape}, not {said}"
         )
     return storage, storage.of_codes(codes, numbers, zeros), shape
+
+
+def _torchao(method: Method, tensors: Tensors) -> tuple[Storage, dict[str, NDArray[Any]], Shape]:
+    """_weight_qdata (outputs, inputs) in int8 or e4m3, _weight_scale (outputs, groups), _weight_zero_point alike."""
+    codes, scales = _one(tensors, "_weight_qdata"), _one(tensors, "_weight_scale")
+    if codes.dtype == np.uint8:
+        if scales.shape not in ((codes.shape[0], 1), (1, 1), ()):
+            raise InputError(f"torchao's fp8 with scales of {scales.shape} is not read; those by row or by tensor are")
+        by_row = scales.shape == (codes.shape[0], 1)
+        return _fp8(codes, _number(scales if by_row else scales.reshape(())), (1, 0) if by_row else None)
+    if codes.dtype != np.int8:
+        raise InputError(f"torchao's codes in {codes.dtype} are in a packing that is not read; int8 and fp8 are")
+    middle = 2 ** (method.bits - 1)
+    groups = scales.reshape(codes.shape[0], -1)
+    zeros = tensors.get("_weight_zero_point")
+    wide = None if zeros is None or not zeros.any() else zeros.reshape(groups.shape).astype(np.int16) + middle
+    numbers = codes.astype(np.int16) + middle
+    for x in (numbers, wide):
+        if x is not None and (x.min() < 0 or x.max() >= 2 * middle):
+            raise InputError(f"torchao's codes are out of {method.bits} bits")
+    made = None if wide is None else wide.astype(np.uint8)
+    return _integers(numbers.astype(np.uint8), groups, made, method.bits, codes.shape[1] // groups.shape[1])
 
 
 def _gptq(method: Method, tensors: Tensors) -> tuple[Storage, dict[str, NDArray[Any]], Shape]:

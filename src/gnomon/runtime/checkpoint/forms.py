@@ -64,7 +64,9 @@ def convert(source: Path, target: Path, form: str) -> Converted:
     check_places(source, target)
     folder = open_folder(source)
     if not isinstance(folder, PackedFolder) or folder.files is None or not folder.packed:
-        raise InputError(f"{source} has no weights that gptq, awq, compressed-tensors, fp8 or bitsandbytes quantised")
+        raise InputError(
+            f"{source} has no weights that gptq, awq, compressed-tensors, fp8, torchao or bitsandbytes quantised"
+        )
     config = json.loads((source / CONFIG).read_text(encoding="utf-8"))
     if config["quantization_config"].get("quant_method") == form and form in FORMS:
         raise InputError(f"{source} is of {form} already; copy it")

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from gnomon.errors import InputError
-from gnomon.formats.huggingface.quantised import Method, is_packed, layers_of, method_of, shape_of, stored
+from gnomon.formats.huggingface.quantised import CODED, Method, is_packed, layers_of, method_of, shape_of, stored
 from gnomon.formats.huggingface.safetensors import Entry
 from gnomon.formats.keys import read_json
 from gnomon.runtime.parameters.weights import Folder, WeightReader
@@ -33,6 +33,10 @@ NUMPY: Mapping[str, str] = {
     "I8": "int8", "U8": "uint8", "F8_E4M3": "uint8",
 }  # fmt: skip
 """Dtypes of a file -> numpy's, which has bfloat16 and eight-bit floats as their bits."""
+
+
+CODED_FIRST = (*CODED, "weight")
+"""Endings of a layer's codes."""
 
 
 def raw(folder: Folder, tensor: str) -> NDArray[Any]:
@@ -137,7 +141,7 @@ def open_folder(path: Path) -> Folder:
     entries = dict(files.entries)
     packed = layers_of(method, {name: entry.dtype for name, (_, entry) in entries.items()})
     for weight, parts in packed.items():
-        file, entry = next(entries[parts[end]] for end in ("qweight", "weight_packed", "weight") if end in parts)
+        file, entry = next(entries[parts[end]] for end in CODED_FIRST if end in parts)
         written = raw(files, parts["weight_shape"]).tolist() if "weight_shape" in parts else []
         for part in parts.values():
             entries.pop(part)

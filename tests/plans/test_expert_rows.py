@@ -22,6 +22,7 @@ from gnomon.plans import (
     Saved,
     SavedRule,
     Schedule,
+    check,
     stage_layers,
 )
 from gnomon.plans.expert_rows import EXCHANGES, has_rows, part_of, taken_apart, whole_layer
@@ -109,3 +110,9 @@ def test_fields_that_need_layers_whole_are_refused(said: str, changed: dict[str,
 def test_a_model_without_exchanges_is_refused() -> None:
     with pytest.raises(PlanError, match="no layer of llama-3.1-8b sends tokens to experts"):
         taken_apart(PLAN, model("llama-3.1-8b"))
+
+
+def test_exchanges_that_are_none_are_noted() -> None:
+    plan = replace(PLAN, mesh=Mesh(dp_shard=8), schedule=Schedule(num_microbatches=1))
+    assert [note.name for note in check(plan, model("mixtral-8x7b"))] == ["no_effect"]
+    assert check(replace(plan, overlap=Overlap()), model("mixtral-8x7b")) == ()

@@ -17,6 +17,7 @@ from gnomon import orders
 from gnomon.errors import PlanError, nearest
 from gnomon.graph import Block, Dim, Graph, Layer
 from gnomon.graph import Op as GraphOp
+from gnomon.plans.expert_rows import divides_experts
 from gnomon.plans.experts import under, whole_experts
 from gnomon.plans.mesh import Mesh
 from gnomon.plans.parts import INPUT, Schedule
@@ -625,6 +626,8 @@ def _axes_without_effect(plan: Plan, graph: Graph) -> Iterator[Problem]:
             f"sequence_parallel: every tp "
             f"rank would send the same tokens; set layout.sequence_parallel = true (--sequence-parallel)",
         )
+    if plan.overlap.experts and not divides_experts(plan):
+        yield _note("no_effect", "overlap.experts has no effect: ep x etp = 1, so no tokens go to other ranks")
     if plan.layout.sequence_parallel and all(mesh.tp == 1 for mesh in meshes):
         yield _note("no_effect", "sequence_parallel has no effect at tp = 1")
     away = plan.optimizer.offload_parameters

@@ -365,9 +365,11 @@ class Overlap:
     the forward after it, each computing while the tokens of the other travel."""
     priority: tuple[str, ...] = ()
     """Collectives first in line when several wait for one link, most urgent first: `all_to_all`, `all_gather`,
-    `reduce_scatter`, `all_reduce`, `send`. Empty: in the order of issue. Lina puts `all_to_all` first."""
+    `reduce_scatter`, `all_reduce`, `send`. Empty: in the order of issue. The pass `lina` puts all-to-alls first by
+    itself."""
     splits: tuple[Split, ...] = ()
-    """Ops cut for overlap: asynchronous tensor parallelism, Lina's micro-operations, chunked loss."""
+    """Ops cut for overlap: asynchronous tensor parallelism, chunked loss. Exchanges of experts are cut by the pass
+    `lina`."""
 
     @typed
     def __post_init__(self) -> None:

@@ -13,6 +13,7 @@ from gnomon.models.presets import model
 from gnomon.plans import Experts, Mesh, Optimizer, Plan, RouterLoad, Saved, Schedule, Workload
 from gnomon.plans.replicas import check_placement, in_order
 from gnomon.prediction import predict
+from gnomon.search.questions.reasons import without
 
 EXPERTS, EP, REPLICAS = 16, 4, 8
 
@@ -79,6 +80,10 @@ def test_a_step_with_replicas_is_three_quarters_of_the_static_one() -> None:
     with_copies = predict(few, "1x8xh200", asked, work)
     assert with_copies.step_s < 0.75 * static.step_s
     assert with_copies.plan.experts.placement == placed(asked, few, work).experts.placement
+    bought = dict(without(with_copies.plan))
+    assert bought["flexmoe"].experts == Experts()
+    again = predict(with_copies.pricing.graph, "1x8xh200", bought["flexmoe"], work)
+    assert again.step_s == static.step_s and again.memory == static.memory
     held = [max(rank.by_class["parameters"] for rank in one.memory) for one in (static, with_copies)]
     experts = 48 * 3 * 2048 * 768 * 2  # bytes of one more expert in each layer
     assert held[1] - held[0] == 2 * experts

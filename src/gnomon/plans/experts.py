@@ -51,6 +51,7 @@ def under(graph: Graph, plan: Plan) -> Graph:
     made = with_dispatch(graph) if any(mesh.ep * mesh.etp > 1 for mesh in meshes) else graph
     if plan.experts.bias_rate and not router_biases(graph):
         raise PlanError(f"experts.bias_rate moves the biases of routers, and {graph.name} has none; leave it out")
+    made = as_built(made)
     made = _with_threshold(made, plan.experts.threshold) if plan.experts.threshold < 1.0 else made
     made = _with_replicas(made, plan.experts.replicas, shared_slots(plan)) if plan.experts.replicas else made
     return _balanced(made, plan.experts) if plan.experts.has_loss else made
@@ -102,6 +103,14 @@ def _with_replicas(graph: Graph, replicas: int, shared: int) -> Graph:
     """The graph whose dispatches say how many copies of experts there are beside the first of each, and how many a rank
     shares with others. They are slots of ranks, so that the experts' parameters stay those of the model."""
     return _marked(graph, "dispatches", attrs(replicas=replicas, shared=shared))
+
+
+def as_built(graph: Graph) -> Graph:
+    """The graph without what another plan said of its routers and of where experts lie."""
+    if any(op.attr("threshold", 1.0) != 1.0 for block in graph.blocks for op in block.ops if op.does == "routes"):
+        graph = _marked(graph, "routes", (), gone=("threshold",))
+    placed = any(op.attr("replicas", 0) for block in graph.blocks for op in block.ops if op.does == "dispatches")
+    return without_replicas(graph) if placed else graph
 
 
 def without_replicas(graph: Graph) -> Graph:

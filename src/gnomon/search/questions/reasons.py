@@ -251,8 +251,13 @@ def without(plan: Plan) -> Iterator[tuple[str, Plan]]:
         size = getattr(mesh, axis)
         if size > 1 and (changed := moved(plan, axis, 1, mesh.dp_shard * size)):
             yield f"{axis} {size}", changed
+    usual = replace(plan.experts, replicas=0, placement=(), rebalance_every=0)
     if mesh.ep > 1 and (changed := with_experts(plan, 1)):
-        yield f"ep {mesh.ep}", changed
+        yield f"ep {mesh.ep}", replace(changed, experts=replace(usual, speculate=False))
+    if usual != plan.experts:
+        yield "flexmoe" if plan.experts.replicas else "brainstorm", replace(plan, experts=usual)
+    if plan.experts.threshold < 1.0:
+        yield "adaptive_gating", replace(plan, experts=replace(plan.experts, threshold=1.0))
     if plan.optimizer.zero and mesh.dp_shard * mesh.cp > 1:
         yield f"ZeRO {plan.optimizer.zero}", replace(plan, optimizer=replace(plan.optimizer, zero=0))
     if plan.saved.preset != "none" and not plan.saved.rules:

@@ -12,7 +12,7 @@ from functools import cache
 from typing import Literal
 
 from gnomon import schema
-from gnomon.cli import serve_encoders
+from gnomon.cli import plan_duet, serve_encoders
 from gnomon.cli.options.plan import PlanOptions
 from gnomon.cli.predict_serve import Asked, encoder_of, expert_loads, read
 from gnomon.cli.terminal import print_json, print_lines
@@ -30,6 +30,8 @@ FORMATS: tuple[Literal["weights", "kv"], ...] = ("weights", "kv")
 
 def run(options: PlanOptions) -> int:
     """Search and print."""
+    if options.beside is not None:
+        return plan_duet.run(options)
     if (encoder := encoder_of(options)) is not None:
         return serve_encoders.plan(options, *encoder)
     asked, found = searched(options)

@@ -187,6 +187,8 @@ def encoder_of(options: PredictOptions | PlanOptions) -> tuple[Graph, Load, list
 def read(options: ServedOptions) -> Asked:
     """The options, resolved. What nobody gave is assumed, and said."""
     assumed: list[str] = []
+    if options.beside is not None:
+        raise InputError("--beside is a second kind of device for branches, which gnomon plan --serve alone looks at")
     if options.pad_to or options.every_bucket:
         raise InputError("--pad-to are lengths of an encoder's texts, which gnomon predict --serve alone looks at")
     options = _from_command(options, assumed)

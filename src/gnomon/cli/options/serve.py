@@ -140,6 +140,10 @@ class ServeOptions(Options):
     image_tokens: int | None = option(
         "--image-tokens", read=count, metavar="N", help="patches of that image, with --vision", group=SERVING
     )
+    beside: str | None = option(
+        "--beside", read=some, metavar="DEVICE", group=SERVING,
+        help="plan: a second kind of device, which branches run on at the same time (DUET)",
+    )  # fmt: skip
     redundant_experts: int | None = option(
         "--redundant-experts", read=count, metavar="N", group=SERVING,
         help="copies of a layer's experts beyond one of each, placed by the load of --router",

@@ -1,0 +1,252 @@
+"""Subgraphs of a model on two kinds of device at once (DUET): which run where, by predicted seconds.
+
+`subgraphs(graph, setting)` cuts a model coarsely: at ops that every path crosses a phase ends, and inside a phase
+each branch that shares no op with another is one subgraph. `makespan(…)` plays an assignment: each device runs one
+subgraph at a time, and what crosses goes over a lane of its own. `corrected(…)` begins with each subgraph on its
+faster device and flips one, or two that follow each other, while the makespan falls; `chosen(…)` tries all where they
+are few, and keeps one device where two gain less than 5 %. Seconds are rooflines of ops with a launch each, or
+measured ones that are given. Leaves out running it: this machine has one kind of device.
+Source: Zhang, Hu and Li 2021 (DUET, IPDPS), sections IV and V.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import product
+
+from gnomon.errors import InputError
+from gnomon.graph import Graph
+from gnomon.graph.work import forward_work
+from gnomon.hardware.types import Device
+from gnomon.ops.work import Setting, nbytes
+
+FEW = 12
+"""Subgraphs whose assignments are all tried."""
+GAIN = 0.05
+"""Of one device's time that two must save."""
+LAUNCH_S = {"gpu": 5e-6, "tpu": 5e-6, "cpu": 1e-6}
+"""Of an op, by kind of device: an estimate."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Subgraph:
+    """Some ops that run on one device."""
+
+    name: str
+    """Of its first op and its last."""
+    seconds: tuple[float, float]
+    """On the first device and the second."""
+    reads: tuple[tuple[int, float], ...]
+    """(subgraph before it, bytes that it reads of it)."""
+    ops: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lane:
+    """What crosses between the devices goes over."""
+
+    bytes_per_s: float
+    latency_s: float
+
+    def seconds(self, count: float) -> float:
+        """Of so many bytes."""
+        return self.latency_s + count / self.bytes_per_s
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Chosen:
+    """An assignment."""
+
+    places: tuple[int, ...]
+    """Of each subgraph: 0 for the first device, 1 for the second."""
+    seconds: float
+    alone_s: tuple[float, float]
+    """All on the first, all on the second."""
+    exact: bool
+    """Whether all assignments were tried."""
+
+
+def op_seconds(device: Device, dtype: str) -> Callable[[float, float, float], float]:
+    """(matrix FLOPs, vector FLOPs, bytes) -> seconds of an op: no shorter than the peaks allow, and a launch."""
+    peak, vector = device.flops_per_s(dtype), device.flops_per_s("fp32")
+    launch = LAUNCH_S[device.kind]
+    return lambda matrix, other, moved: launch + max(
+        matrix / peak, other / vector, moved / device.memory_bytes_per_s
+    )  # fmt: skip
+
+
+@dataclass(slots=True)
+class _Op:
+    name: str
+    seconds: tuple[float, float]
+    reads: dict[int, float]
+    """Op before it -> bytes that it reads of it."""
+
+
+def _ops(graph: Graph, setting: Setting, prices: Sequence[Callable[[float, float, float], float]]) -> list[_Op]:
+    """Of all layers, in an order in which they can run."""
+    made: dict[str, tuple[int, float]] = {}
+    found: list[_Op] = []
+    for layer in graph.layers():
+        block, call = graph.block(layer.call.block), layer.call
+        own: dict[str, tuple[int, float]] = {}
+        before = f"{call.name}#{layer.index - 1}" if layer.index else ""
+        chained = {inside: f"{before}.{out}" for out, inside in call.chain} if layer.index else {}
+        for name, source in call.inputs:
+            if (full := chained.get(name, source)) in made:
+                own[name] = made[full]
+        for op in block.ops:
+            work = forward_work(op, block, setting)
+            matrix = float(work.matmul_flops) + float(work.extra_matmul_flops)
+            moved = float(work.read_bytes) + float(work.write_bytes)
+            reads: dict[int, float] = {}
+            for name in op.inputs:
+                if name in own:
+                    at, count = own[name]
+                    reads[at] = max(reads.get(at, 0.0), count)
+            each = tuple(price(matrix, float(work.vector_flops), moved) for price in prices)
+            found.append(_Op(f"{layer.label}.{op.path}", (each[0], each[1]), reads))
+            for name in op.outputs:
+                own[name] = len(found) - 1, float(nbytes(block.tensor(name), setting.sizes, setting.dtypes))
+        for name in block.outputs:
+            if name in own:
+                made[f"{call.name}#{layer.index}.{name}"] = own[name]
+                if layer.index == call.repeat - 1:
+                    made[f"{call.name}.{name}"] = own[name]
+    return found
+
+
+def subgraphs(
+    graph: Graph, setting: Setting, prices: Sequence[Callable[[float, float, float], float]]
+) -> tuple[Subgraph, ...]:
+    """prices: of an op on each of the two devices, as `op_seconds` makes them."""
+    return _coarse(_ops(graph, setting, prices))
+
+
+def _coarse(ops: Sequence[_Op]) -> tuple[Subgraph, ...]:
+    """Chains of ops that every path crosses, with what lies on the only way between them, and branches between."""
+    groups: list[list[int]] = []
+    chain: list[int] = []
+    for region, cut in _regions(ops):
+        branches = _branches(ops, region)
+        if len(branches) > 1:
+            groups += [chain] if chain else []
+            groups += branches
+            chain = []
+        else:
+            chain += region
+        chain += [cut] if cut is not None else []
+    groups += [chain] if chain else []
+    number = {at: index for index, members in enumerate(groups) for at in members}
+    made = []
+    for index, members in enumerate(groups):
+        reads: dict[int, float] = {}
+        for at in members:
+            for source, count in ops[at].reads.items():
+                if number[source] != index:
+                    reads[number[source]] = reads.get(number[source], 0.0) + count
+        first, last = ops[members[0]].name, ops[members[-1]].name
+        made.append(
+            Subgraph(
+                name=first if len(members) == 1 else f"{first} … {last}",
+                seconds=(sum(ops[at].seconds[0] for at in members), sum(ops[at].seconds[1] for at in members)),
+                reads=tuple(sorted(reads.items())),
+                ops=len(members),
+            )
+        )
+    return tuple(made)
+
+
+def _regions(ops: Sequence[_Op]) -> Iterator[tuple[list[int], int | None]]:
+    """(ops in between, the op that every path crosses next); None after the last of these."""
+    farthest = [-1] * len(ops)  # index of the last reader
+    for at, op in enumerate(ops):
+        for source in op.reads:
+            farthest[source] = at
+    sources_after = [0] * (len(ops) + 1)  # ops from here on that read nothing before them
+    for at in range(len(ops) - 1, -1, -1):
+        sources_after[at] = sources_after[at + 1] + (not ops[at].reads)
+    passing, unread, region = -1, False, list[int]()
+    for at in range(len(ops)):
+        # no edge passes by, all before lead here, and all after come from here
+        if passing <= at and not unread and not sources_after[at + 1]:
+            yield region, at
+            region = []
+        else:
+            region.append(at)
+        passing = max(passing, farthest[at])
+        unread = unread or farthest[at] < 0
+    if region:
+        yield region, None
+
+
+def _branches(ops: Sequence[_Op], region: Sequence[int]) -> list[list[int]]:
+    """Ops of a region that lead to each other, by their first op."""
+    root = {at: at for at in region}
+
+    def find(at: int) -> int:
+        while root[at] != at:
+            at = root[at]
+        return at
+
+    for at in region:
+        for source in ops[at].reads:
+            if source in root:
+                one, other = sorted((find(at), find(source)))
+                root[other] = one
+    made: dict[int, list[int]] = {}
+    for at in region:
+        made.setdefault(find(at), []).append(at)
+    return [made[one] for one in sorted(made)]
+
+
+def makespan(parts: Sequence[Subgraph], places: Sequence[int], lane: Lane) -> float:
+    """Seconds until all have run. Subgraphs are in an order in which they can; a device takes them in it."""
+    free, sent_until, end = [0.0, 0.0], 0.0, [0.0] * len(parts)
+    arrived: dict[tuple[int, int], float] = {}
+    for index, part in enumerate(parts):
+        place, ready = places[index], 0.0
+        for source, count in part.reads:
+            if places[source] == place:
+                ready = max(ready, end[source])
+                continue
+            if (source, place) not in arrived:  # what has crossed once is there
+                sent_until = max(sent_until, end[source]) + lane.seconds(count)
+                arrived[source, place] = sent_until
+            ready = max(ready, arrived[source, place])
+        begin = max(free[place], ready)
+        end[index] = free[place] = begin + part.seconds[place]
+    return max(end, default=0.0)
+
+
+def corrected(parts: Sequence[Subgraph], lane: Lane) -> tuple[tuple[int, ...], float]:
+    """(places, makespan): each on its faster device, then flips that help most, while any does."""
+    places = [int(part.seconds[1] < part.seconds[0]) for part in parts]
+    best = makespan(parts, places, lane)
+    pairs = [(source, index) for index, part in enumerate(parts) for source, _ in part.reads]
+    flips = [*((index,) for index in range(len(parts))), *pairs]
+    while True:
+        tried = []
+        for flip in flips:
+            other = [1 - place if index in flip else place for index, place in enumerate(places)]
+            tried.append((makespan(parts, other, lane), other))
+        least = min(tried, key=lambda one: one[0], default=(best, places))
+        if least[0] >= best:
+            return tuple(places), best
+        best, places = least
+
+
+def chosen(parts: Sequence[Subgraph], lane: Lane) -> Chosen:
+    """The best of all where they are few, else `corrected`; one device where two gain too little."""
+    if not parts:
+        raise InputError("a model without ops has no subgraph to place")
+    alone = (makespan(parts, [0] * len(parts), lane), makespan(parts, [1] * len(parts), lane))
+    exact = len(parts) <= FEW
+    places, best = corrected(parts, lane)
+    if exact:
+        best, places = min((makespan(parts, one, lane), one) for one in product((0, 1), repeat=len(parts)))
+    if best > (1 - GAIN) * min(alone):
+        faster = int(alone[1] < alone[0])
+        places, best = (faster,) * len(parts), alone[faster]
+    return Chosen(places=tuple(places), seconds=best, alone_s=alone, exact=exact)

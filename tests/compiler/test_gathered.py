@@ -26,7 +26,7 @@ pytestmark = [
 EXACT = {torch.float32: 1e-5, torch.bfloat16: 1e-2}
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(
     rows=st.integers(0, 40), groups=st.integers(1, 5), n=st.integers(1, 70), k=st.integers(1, 40),
     turned=st.booleans(), dtype=st.sampled_from(gathered.dtypes()), seed=st.integers(0, 99),
@@ -94,7 +94,7 @@ class Encoder(nn.Module):
         x = self.norm(x + self.down(F.relu(self.up(x))))
         if self.pooled == "mean of all":
             return x.mean(1)
-        return (x * there[..., None]).sum(1) / there.sum(1, keepdim=True) if self.pooled == "mean" else x
+        return (x * there[..., None]).sum(1) / there.sum(1, keepdim=True)
 
 
 @pytest.fixture
@@ -111,7 +111,7 @@ def _never_the_whole(self: Any, ways: Any, units: int, of: int, compared: Any) -
     return ways[forms.WHOLE]()
 
 
-@pytest.mark.parametrize("pooled", ["no", "mean", "mean of all"])
+@pytest.mark.parametrize("pooled", ["mean", "mean of all"])
 def test_a_padded_batch_by_the_positions_that_are_there(
     small: None, pooled: str, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -121,10 +121,7 @@ def test_a_padded_batch_by_the_positions_that_are_there(
     with torch.no_grad():
         for lengths in ([8, 8, 8], [8, 8, 8], [3, 8, 1], [2, 5, 8], [8, 8, 8]):
             there = (torch.arange(8) < torch.tensor(lengths)[:, None]).long()
-            made, wanted = fast(ids, there), model(ids, there)
-            if pooled == "no":
-                made, wanted = made[there.bool()], wanted[there.bool()]
-            torch.testing.assert_close(made, wanted, rtol=1e-4, atol=1e-5)
+            torch.testing.assert_close(fast(ids, there), model(ids, there), rtol=1e-4, atol=1e-5)
     ragged = backend.reports[-1].ragged
     assert ragged is not None
     assert len(ragged.products) == 4
@@ -137,17 +134,14 @@ def test_a_padded_batch_by_the_positions_that_are_there(
 
 def test_a_mask_that_is_not_there_leaves_products_whole(caplog: pytest.LogCaptureFixture) -> None:
     model = nn.Linear(8, 8)
-    fast = torch.compile(model, backend="gnomon", options={"ragged": "mask"})
-    with torch.no_grad():
-        torch.testing.assert_close(fast(x := torch.randn(3, 8)), model(x))
+    assert backend.mask_of({"ragged": "mask"}, torch.fx.symbolic_trace(model)) is None
     assert "no input of a graph is named mask" in caplog.text
     for wrong in ({"ragged": 3}, {"ragged": "a mask"}, {"frozen": "yes"}):
         with pytest.raises(InputError, match="options="):
             backend.gnomon(torch.fx.symbolic_trace(model), [], options=wrong)
 
 
-@pytest.mark.parametrize("linear", [True, False])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(("linear", "dtype"), [(True, torch.float32), (False, torch.bfloat16)])
 def test_columns_that_a_relu_left_zero_are_not_read(small: None, linear: bool, dtype: Any) -> None:
     torch.manual_seed(0)
     first, second, bias = nn.Linear(24, 200).to(dtype), nn.Linear(200, 83).to(dtype), torch.randn(83).to(dtype)

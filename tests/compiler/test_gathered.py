@@ -3,6 +3,7 @@ eager's, and what is not there changes nothing."""
 
 from __future__ import annotations
 
+import types
 from typing import Any
 
 import pytest
@@ -159,6 +160,18 @@ def test_columns_that_a_relu_left_zero_are_not_read(small: None, linear: bool, d
     said = "\n".join(line for one in backend.reports[-2:] for line in lines(explained(one), "graph"))
     assert "product by the columns that are there" in said
     assert "columns in" in said
+
+
+def test_what_is_never_zero_is_seldom_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    counted, called = list[int](), list[Any]()
+    monkeypatch.setattr(live.LiveProduct, "_weight", lambda self, w: counted.append(len(called)) or w.t())
+    product = products.Product("linear 4x4", lambda *a: F.linear(*a), lambda *a: F.linear(*a), None)
+    product.trials[0] = types.SimpleNamespace(kept=False, second_kept=False)  # type: ignore[assignment]
+    one, x, w = live.LiveProduct(product, frozen=True), torch.ones(1, 4), torch.randn(4, 4)
+    while len(called) < 200:
+        called.append(one(x, w))
+        assert torch.equal(called[-1], called[0])
+    assert counted == [0, 2, 5, 10, 19, 36, 69, 134, 199]
 
 
 def test_the_fastest_way_is_chosen_by_what_is_there() -> None:

@@ -40,6 +40,8 @@ class Forms:
         """Calls, by way."""
         self.shares: float = 0.0
         """Of what there could be that was there, over all calls."""
+        self.way = WHOLE
+        """That the last call took."""
         self.last: dict[str, float] = {}
         """Predicted seconds of the last call."""
 
@@ -57,6 +59,7 @@ class Forms:
         if out is None:
             way, out = WHOLE, ways[WHOLE]()
         assert out is not None, "the whole product is PyTorch's"
+        self.way = way
         self.taken[way] = self.taken.get(way, 0) + 1
         self.shares += there / max(of, 1)
         return out

@@ -29,8 +29,10 @@ aten = torch.ops.aten
 FORMULA = Path(__file__).with_name("cpp") / "live.cpp"
 MOST = 8
 """Rows: the columns that are zero in all of more are few."""
-FEWEST = 1 << 20
+FEWEST = 1 << 22
 """Weights from which on it is worth to count."""
+PAUSE = 64
+"""Calls at most that are whole without counting, where counting before only ever found too much."""
 PARALLEL = 1 << 20
 """Multiplications from which on threads share a product."""
 THROUGH = (
@@ -87,12 +89,15 @@ class LiveProduct:
         self.product, self.frozen = product, frozen
         self.forms: dict[int, Forms] = {}
         """By rows."""
+        self.pause = self.left = 0
+        """Calls without counting, after each that found too much, and until the next."""
         self.turned: dict[tuple[int, int], Tensor] = {}
         """Weights with the outputs of each k beside each other, by where theirs lie and how often they were written."""
 
     def __call__(self, *args: Tensor) -> Tensor:
         *bias, x, w = args
-        weight = self._weight(w) if 0 < len(x) <= MOST else None
+        self.left -= self.left > 0
+        weight = self._weight(w) if 0 < len(x) <= MOST and not self.left else None
         if weight is None:
             return self.product(*args)
         columns = (x != 0).any(0).nonzero().view(-1)
@@ -101,9 +106,14 @@ class LiveProduct:
             "columns": lambda: product(x, weight, bias[0] if bias else None, columns, self.product.after == "relu"),
         }
         forms = self.forms.setdefault(len(x), Forms())
-        if not forms.unit_s and 2 * len(columns) > x.shape[1] and self.product.trials:
-            return self.product(*args)  # to measure a way by what it is not for would tell little
-        return forms.run(ways, len(columns), len(columns), x.shape[1], lambda out: out)
+        if not forms.unit_s and 2 * len(columns) > x.shape[1]:  # to measure a way by what it is not for tells little
+            out = self.product(*args)
+        else:
+            out = forms.run(ways, len(columns), len(columns), x.shape[1], lambda out: out)
+        few = bool(forms.unit_s) and forms.way != WHOLE
+        self.pause = 0 if few else min(max(2 * self.pause, 1), PAUSE)
+        self.left = self.pause + 1 if self.pause else 0
+        return out
 
     def _weight(self, w: Tensor) -> Tensor | None:
         """(k, n), as the kernel reads it."""

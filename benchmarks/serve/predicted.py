@@ -129,7 +129,10 @@ def main() -> int:
     parser.add_argument("--on", help="a machine that gnomon calibrate has measured")
     parser.add_argument("--no-file", action="store_true", help="print only")
     parser.add_argument("--no-http", action="store_true", help="the CPU's clock alone")
+    parser.add_argument("--forms", nargs="*", default=[*FORMS], choices=[*FORMS], help="of weights")
+    parser.add_argument("--traces", nargs="*", default=[*traces()], choices=[*traces()])
     options = parser.parse_args()
+    asked_for = {name: requests for name, requests in traces().items() if name in options.traces}
     torch.set_num_threads(1)
     transformers.logging.set_verbosity_error()
     rules = replace(engine("gnomon"), max_seqs=8, max_batched_tokens=512)
@@ -147,12 +150,12 @@ def main() -> int:
         config = getattr(transformers, kind)(**shape, max_position_embeddings=8192, tie_word_embeddings=True)
         transformers.AutoModelForCausalLM.from_config(config).to(torch.bfloat16).save_pretrained(folder)
         graph = model_of(folder).graph
-        for form, (weights, told) in FORMS.items():
+        for form, (weights, told) in ((form, FORMS[form]) for form in options.forms):
             model = open_model(folder, rules, dtype="bf16", weights=weights, kv_bytes=1 << 29, max_model_len=LONGEST)
             price = IterationPrice(graph, cluster, Serving(weights=told, max_model_len=LONGEST), rules)
             alone = replace(rules, request_s=0.0, request_token_s=0.0)
             on_cpu_clock(model, traces()["bursty"][:8])
-            for trace, requests in traces().items():
+            for trace, requests in asked_for.items():
                 model.record = []
                 seen, steps = on_cpu_clock(model, requests)
                 batches = [one.batch for one in model.record if one.batch.pieces or one.batch.decodes]
@@ -166,7 +169,7 @@ def main() -> int:
             del model
             if options.no_http:
                 continue
-            for trace, requests in traces().items():
+            for trace, requests in asked_for.items():
                 asked, out = Path(name) / "trace.csv", Path(name) / f"{form} {trace}.json"
                 lines = [f"{r.arrival_s},{r.input_len},{r.output_len}" for r in requests]
                 asked.write_text("\n".join(["arrival_s,input_len,output_len", *lines]) + "\n")

@@ -159,12 +159,15 @@ BY_BLOCK = ("reshard_after_forward", "prefetch", "parameter_offload", "parameter
 """Choices of ZeRO 3."""
 
 
+OF_EXPERTS = ("dispatch", "experts")
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_every_value_makes_a_plan_that_has_it(name: str) -> None:
-    of, graph = choice(name), model("qwen3-30b-a3b" if name == "dispatch" else "llama-3.2-1b")
+    of, graph = choice(name), model("qwen3-30b-a3b" if name in OF_EXPERTS else "llama-3.2-1b")
     hopper = with_disks(parse_cluster("2x4xh100-sxm"), 1e9)
     base = Plan(optimizer=Optimizer(zero=3 if name in BY_BLOCK else 1, clip=False))
-    ep = 4 if name == "dispatch" else 1
+    ep = 4 if name in OF_EXPERTS else 1
     base = replace(base, mesh=replace(base.mesh, tp=2, dp_shard=4, ep=ep))
     base = replace(base, layout=replace(base.layout, sequence_parallel=True))
     base = replace(base, schedule=replace(base.schedule, micro_batch_size=1))

@@ -54,6 +54,7 @@ from gnomon.compiler.program import LINES, Planned, Program, Table, Writer, may_
 from gnomon.compiler.ragged import Ragged
 from gnomon.compiler.rules.views import say_views
 from gnomon.compiler.steps import Run, joined
+from gnomon.compiler.stencil import call as stencil_call
 from gnomon.compiler.summary import summary
 from gnomon.compiler.triton_launch import has_triton, launchers
 from gnomon.compiler.triton_text import TritonKernel
@@ -213,6 +214,7 @@ class Compiled:
         self.tuned: list[tuner.Subject] = []
         """Kernels whose tilings were measured."""
         began = time.perf_counter()
+        self.stencils = stencil_call.fuse(module.graph)
         before = copy.deepcopy(module.graph) if packs else None
         self.convolutions = convolutions.fuse(module.graph) if packs else []
         self.previews = preview_of_pools(module.graph) if packs and preview else []
@@ -240,9 +242,11 @@ class Compiled:
             *self.convolutions, *self.previews, *self.draws, *self.pairs, *self.tables, *self.scans, *self.attention,
             *self.experts,
         ]  # fmt: skip
+        self.tried += self.stencils
         """What is no group and tried by itself."""
         texts: list[str | None] = [one.text for one in self.columns]
         texts += [one.text for one in self.tried] + [text for one in self.products for text in one.texts]
+        texts += [text for one in self.stencils for text in one.texts]
         _load(self.program.planned, [*[one.source for one in self.scans], *dict.fromkeys(filter(None, texts))])
         self.trials: dict[int, Trial] = {}
         self.lock = threading.Lock()

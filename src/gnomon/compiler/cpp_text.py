@@ -30,7 +30,7 @@ TOTAL = {"F": "double", "D": "double", "L": "int64_t", "B": "int32_t"}
 """What a total over all rows is held in."""
 BINARY = {"add": "+", "sub": "-", "mul": "*", "div": "/", "and": "&", "or": "|", "xor": "^"}
 COMPARE = {"lt": "<", "gt": ">", "le": "<=", "ge": ">=", "eq": "==", "ne": "!="}
-CALLS = {"maximum": "maxi", "minimum": "mini", "select": "sel", "abs": "absv"}
+CALLS = {"maximum": "maxi", "minimum": "mini", "select": "sel", "abs": "absv", "fused": "fused"}
 FIRST_HOST = 6
 """Places of the array before the nest's own: rows of a task, tasks of rows, points of a task, tasks of points, whether
 tasks run beside each other, whether outputs are written past the caches."""

@@ -1,0 +1,126 @@
+"""Which rows of a stencil's stages are alive when: stages follow each other by so many rows that each finds its
+neighbours, and each keeps as many rows as the stages behind it still read.
+
+`pipeline(stencil)` gives the rows' order, lags and rings. Whoever walks time t computes row t - lag of each stage in
+order; a ring of `ring` rows is all that is kept of a stage. Inputs that are read beyond their edges are copied row by
+row, with their edges. Leaves out tiles (`tile`) and text.
+Source: sliding windows of Halide (PLDI 2013), along time those of wavefront tiling (Wolf, Lam, PLDI 1991).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+from gnomon.compiler.stencil.stages import Read, Stage, Stencil
+
+Place = tuple[int, int, int]
+"""Along the three dims in which a printer walks: rows, what lies between, and points of a row."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """One array whose rows are computed in turn: a stage's, or a copy of an input's with its edges."""
+
+    stage: Stage | None
+    source: Any
+    """The input's node of a copy, the stage's own node else."""
+    outside: float | Literal["wrap"] | None
+    lag: int
+    ring: int
+    """Rows that are kept; 0 where nobody reads it here."""
+    output: bool
+
+    @property
+    def copies(self) -> bool:
+        return self.stage is None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pipeline:
+    stencil: Stencil
+    rows: tuple[Row, ...]
+    users: tuple[tuple[tuple[int, Place], ...], ...]
+    """By row: who reads it, and at which shift."""
+
+    def place(self, shift: tuple[int, ...]) -> Place:
+        """A shift along the three dims."""
+        spatial = shift[self.first :]
+        if len(spatial) == 1:
+            return (0, 0, spatial[0])
+        return (spatial[0], 0, spatial[1]) if len(spatial) == 2 else (spatial[0], spatial[1], spatial[2])
+
+    def sizes(self, sizes: tuple[int, ...]) -> Place:
+        spatial = sizes[self.first :]
+        if len(spatial) == 1:
+            return (1, 1, spatial[0])
+        return (spatial[0], 1, spatial[1]) if len(spatial) == 2 else (spatial[0], spatial[1], spatial[2])
+
+    @property
+    def first(self) -> int:
+        """The first dim in which something is shifted."""
+        return self.stencil.batch + (self.stencil.channel is not None)
+
+    def found(self, read: Read) -> int | None:
+        """The row that a read is of; None where it is memory."""
+        for n, row in enumerate(self.rows):
+            if row.source is read.field and (row.stage is not None or row.outside == read.outside):
+                return n
+        return None
+
+
+def pipeline(stencil: Stencil) -> Pipeline:
+    """Rows in order, each as early as what it reads allows."""
+    made = {one.node for one in stencil.stages}
+    edges = {
+        (read.field, read.outside): None
+        for one in stencil.stages
+        for read in one.reads()
+        if read.field not in made and read.outside is not None
+    }
+    rows = [
+        Row(stage=None, source=field, outside=outside, lag=0, ring=1, output=False) for field, outside in edges
+    ]
+    for one in stencil.stages:
+        outside = next(
+            (r.outside for s in stencil.stages for r in s.reads() if r.field is one.node and r.outside is not None), None
+        )
+        output = any(node is one.node for node in stencil.outputs)
+        rows.append(Row(stage=one, source=one.node, outside=outside, lag=0, ring=0, output=output))
+    found = Pipeline(stencil=stencil, rows=tuple(rows), users=())
+    users: list[list[tuple[int, Place]]] = [[] for _ in rows]
+    lags = [0] * len(rows)
+    for n, row in enumerate(rows):
+        for read in row.stage.reads() if row.stage is not None else ():
+            of = found.found(read)
+            if of is not None:
+                shift = found.place(read.shift)
+                users[of].append((n, shift))
+                lags[n] = max(lags[n], lags[of] + shift[0])
+    made_rows = []
+    for n, row in enumerate(rows):
+        rings = [lags[user] - lags[n] - shift[0] + 1 for user, shift in users[n]]
+        made_rows.append(replace(row, lag=lags[n], ring=max(rings, default=0)))
+    return Pipeline(stencil=stencil, rows=tuple(made_rows), users=tuple(tuple(one) for one in users))
+
+
+def parts(stencil: Stencil, depth: int) -> list[Stencil]:
+    """The stencil cut after every `depth` stages, each part with what it takes from and leaves to the others."""
+    if depth >= len(stencil.stages):
+        return [stencil]
+    out = []
+    for begin in range(0, len(stencil.stages), depth):
+        here = stencil.stages[begin : begin + depth]
+        nodes = {one.node for one in here}
+        later = {read.field for one in stencil.stages[begin + depth :] for read in one.reads()}
+        outputs = [one.node for one in here if one.node in later or one.node in stencil.outputs]
+        inputs: dict[Any, None] = {}
+        for one in here:
+            for _, source in one.slots():
+                node = source.field if isinstance(source, Read) else source.weight
+                if node not in nodes:
+                    inputs[node] = None
+            if one.base is not None and one.base.field not in nodes:
+                inputs[one.base.field] = None
+        out.append(replace(stencil, stages=here, inputs=tuple(inputs), outputs=tuple(outputs)))
+    return out

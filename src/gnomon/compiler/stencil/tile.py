@@ -1,0 +1,179 @@
+"""How many steps of a stencil are computed together, and in which tiles: the least time that a device's description
+foretells.
+
+A tile of rows, what lies between and points is computed with a border that grows by every step (`Propagate` of the
+tile graph: a stage's domain is what its users read). `foretold` prices one choice: bytes of memory, of the level that
+holds the rings, and vector instructions, each with its border. `tiled(stencil, device)` tries depths of powers of two
+and tiles that halve until their rings fit a level. Leaves out text.
+Source: Welder (OSDI 2023) for widening tiles; MSC (ICPP 2021) for steps together; Roller (OSDI 2022) for few
+candidates.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import prod
+
+from gnomon.compiler.body import kind_of
+from gnomon.compiler.device import DeviceDescription, Level
+from gnomon.compiler.stages import COST
+from gnomon.compiler.stencil.lags import Pipeline, Place, parts, pipeline
+from gnomon.compiler.stencil.stages import Stencil
+
+DEPTHS = (1, 2, 4, 8, 16, 32)
+LOADED = 1.0
+"""Vector instructions that a load takes where it crosses a line, as neighbours' do."""
+BESIDE = 0.5
+"""Of arithmetic, what does not hide behind loads and stores, or they behind it."""
+A_TASK = 64
+"""Rows of a band at least, so that what bands compute twice is little."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tile:
+    depth: int
+    """Stages that are computed together."""
+    size: Place
+    """Rows, between and points of a task's results."""
+    level: str
+    """Where its rings lie."""
+    ring_bytes: int
+    """Of a task."""
+    memory_s: float
+    level_s: float
+    compute_s: float
+
+    @property
+    def seconds(self) -> float:
+        return max(self.memory_s, self.level_s + BESIDE * self.compute_s, self.compute_s + BESIDE * self.level_s)
+
+    @property
+    def bound(self) -> str:
+        return "memory" if self.memory_s >= self.seconds else self.level if self.level_s > self.compute_s else "compute"
+
+
+def borders(of: Pipeline) -> list[tuple[Place, Place]]:
+    """By row of a pipeline: how far before and after a task's results it is computed, along each dim."""
+    out: list[tuple[Place, Place]] = [((0, 0, 0), (0, 0, 0))] * len(of.rows)
+    for n in reversed(range(len(of.rows))):
+        low, high = [0, 0, 0], [0, 0, 0]
+        for user, shift in of.users[n]:
+            for dim in range(3):
+                low[dim] = max(low[dim], out[user][0][dim] - shift[dim])
+                high[dim] = max(high[dim], out[user][1][dim] + shift[dim])
+        out[n] = ((low[0], low[1], low[2]), (high[0], high[1], high[2]))
+    return out
+
+
+def ring_bytes(of: Pipeline, size: Place, edges: list[tuple[Place, Place]]) -> int:
+    """Bytes of rings of a task with results of that size."""
+    total = 0
+    for row, (low, high) in zip(of.rows, edges, strict=True):
+        if row.ring:
+            channels = 1 if of.stencil.channel is None or row.stage is None else row.stage.sizes[of.stencil.channel]
+            total += row.ring * channels * (size[1] + low[1] + high[1]) * (size[2] + low[2] + high[2]) * _bytes(row)
+    return total
+
+
+def _bytes(row: object) -> int:
+    stage = getattr(row, "stage", None)
+    return 8 if stage is not None and kind_of(stage.dtype) == "D" else 4
+
+
+def instructions(of: Pipeline, n: int) -> tuple[float, float]:
+    """(vector instructions, loads and stores) of a vector of one row."""
+    stage = of.rows[n].stage
+    if stage is None:
+        return 0.0, 2.0
+    code = stage.body.code
+    wide = 2.0 if kind_of(stage.dtype) == "D" else 1.0
+    made = sum(COST.get(code[i].op, 1) for i in stage.values if code[i].op not in ("load", "const"))
+    loads = sum(code[i].op == "load" and bool(code[i].axes) for i in stage.values)
+    return wide * made, wide * (LOADED * loads + 1)
+
+
+def foretold(of: Pipeline, size: Place, device: DeviceDescription, depth: int) -> Tile:
+    """Prices tasks of that size for one part of the stencil."""
+    edges = borders(of)
+    held = ring_bytes(of, size, edges)
+    level = _level(device, held)
+    stage = of.stencil.stages[-1]
+    whole = of.sizes(stage.sizes)
+    batches = prod(stage.sizes[: of.first])
+    workers = device.workers
+    tasks = prod(-(-whole[dim] // size[dim]) for dim in range(3)) * batches
+    made_s = level_s = 0.0
+    for n, (low, high) in enumerate(edges):
+        more = prod((size[dim] + low[dim] + high[dim]) / size[dim] for dim in range(3))
+        vectors = prod(whole) * batches * more / device.vectors.lanes
+        made, moved = instructions(of, n)
+        made_s += vectors * made / device.vectors.rate
+        level_s += vectors * moved * device.vectors.lanes * 4 / level.bandwidth
+    busiest = -(-tasks // workers) / tasks
+    memory = 0.0
+    for node in (*of.stencil.inputs, *of.stencil.outputs):
+        value = node.meta["val"]
+        memory += value.numel() * value.element_size()
+    first = edges[0] if edges else ((0, 0, 0), (0, 0, 0))
+    again = prod((size[dim] + first[0][dim] + first[1][dim]) / size[dim] for dim in range(1, 3))
+    return Tile(
+        depth=depth,
+        size=size,
+        level=level.name,
+        ring_bytes=held,
+        memory_s=memory * again / device.memory_bandwidth,
+        level_s=level_s * busiest,
+        compute_s=made_s * busiest,
+    )
+
+
+def _level(device: DeviceDescription, held: int) -> Level:
+    """The first level of which half holds a task's rings."""
+    for level in device.levels:
+        if 2 * held <= level.size // (device.workers if level.shared else 1):
+            return level
+    return Level(name="memory", size=1 << 60, bandwidth=device.memory_bandwidth / device.workers)
+
+
+def sizes(of: Pipeline, device: DeviceDescription) -> list[Place]:
+    """Tiles of a part: whole rows of points, then halves, and halves of what lies between, by which rings fit."""
+    whole = of.sizes(of.stencil.stages[-1].sizes)
+    batches = prod(of.stencil.stages[-1].sizes[: of.first])
+    rows = max(min(whole[0], A_TASK), -(-whole[0] * batches // (2 * device.workers)))
+    rows = min(rows, whole[0])
+    lanes = device.vectors.lanes
+    points, between = [whole[2]], [whole[1]]
+    while points[-1] > 16 * lanes:
+        points.append(-(-points[-1] // 2 // lanes) * lanes)
+    while between[-1] > 4:
+        between.append(-(-between[-1] // 2))
+    return [(rows, m, v) for m in between for v in points]
+
+
+def tiled(stencil: Stencil, device: DeviceDescription) -> tuple[Tile, list[Tile]]:
+    """(the best choice, the best of each depth): by the whole stencil's foretold seconds."""
+    found = []
+    most = len(stencil.stages)
+    for depth in dict.fromkeys(min(depth, most) for depth in DEPTHS):
+        cut = parts(stencil, depth)
+        alike: dict[tuple[object, ...], Tile] = {}
+        total: list[Tile] = []
+        for part in cut:
+            key = (len(part.stages), len(part.inputs), len(part.outputs), part.stages[0].sizes)
+            if key not in alike:
+                of = pipeline(part)
+                alike[key] = min((foretold(of, size, device, depth) for size in sizes(of, device)), key=_seconds)
+            total.append(alike[key])
+        first = total[0]
+        found.append(
+            Tile(
+                depth=depth, size=first.size, level=first.level, ring_bytes=first.ring_bytes,
+                memory_s=sum(one.memory_s for one in total), level_s=sum(one.level_s for one in total),
+                compute_s=sum(one.compute_s for one in total),
+            )  # fmt: skip
+        )
+    return min(found, key=_seconds), found
+
+
+def _seconds(tile: Tile) -> float:
+    return tile.seconds

@@ -6,14 +6,18 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 os.environ["TRITON_INTERPRET"] = "1"
 
 import torch  # noqa: E402
+from compiler.stencils import cases, seen  # noqa: E402
 from torch.nn import functional as F  # noqa: E402
 
 from gnomon.compiler import gate, program, stored_triton, triton_launch  # noqa: E402
+from gnomon.compiler.device import described  # noqa: E402
+from gnomon.compiler.stencil import triton_rows  # noqa: E402
 from gnomon.compiler.triton_text import TritonKernel, triton_kernel  # noqa: E402
 from gnomon.errors import InputError  # noqa: E402
 from gnomon.storage.names import storage_of  # noqa: E402
@@ -151,7 +155,25 @@ def main() -> int:
             problem += "" if all(made.kept(p) for p in planned) else "not kept; "
             bad += bool(problem)
             print(f"{'FAILED ' + problem if problem else 'as eager'}: {name}, blocks of at most {longest}", flush=True)
-    return 1 if bad + stored() else 0
+    return 1 if bad + stored() + stencils() else 0
+
+
+def stencils() -> int:
+    """Those of `stencils.py`, a wide box as a product too; how many are wrong."""
+    h200, bad = described("h200"), 0
+    assert h200.matrices is not None
+    wide = replace(h200, matrices=replace(h200.matrices, dtype="fp32"))  # the interpreter multiplies no bfloat16
+    every = {**cases(), "a wide box": (F.conv2d, (rows(1, 1, 20, 37), rows(1, 1, 7, 7)))}
+    for name, (function, inputs) in every.items():
+        [one] = seen(function, inputs)
+        source, launches = triton_rows.text(one.made, wide)
+        made = triton_rows.run(one.made, source, launches, one.inputs)
+        near = 2e-2 if one.outputs[0].dtype == torch.bfloat16 else 1e-4
+        wrong = any(not torch.allclose(a, b, near, near) for a, b in zip(made, one.outputs, strict=True))
+        wrong |= (name == "a wide box") != any(launch.product for launch in launches)
+        bad += wrong
+        print(f"{'FAILED' if wrong else 'as eager'}: stencil, {name}", flush=True)
+    return bad
 
 
 if __name__ == "__main__":

@@ -11,6 +11,7 @@ from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from typing import Any
 
+from gnomon.cli.options.flags import given
 from gnomon.cli.options.tools import CompileOptions
 from gnomon.cli.terminal import print_json, print_lines
 from gnomon.cli.values import quantity
@@ -18,19 +19,48 @@ from gnomon.errors import InputError
 from gnomon.late import load_late
 from gnomon.units import parse_seconds
 
+ELSEWHERE = ("model", "device", "output", "json")
+"""Options that texts for another device look at."""
+
 
 def run(options: CompileOptions) -> int:
+    others = [name for name in given(options) if name not in ELSEWHERE]
+    if options.device is not None and others:
+        raise InputError(f"--device writes texts and runs none of them: leave out --{', --'.join(others)}")
+    if options.output is not None and options.device is None:
+        raise InputError("-o is for the texts of --device: name a device, or leave it out")
     built = _built(options.model)
+    where = "gnomon.compiler.command:compiled" if options.device is None else "gnomon.compiler.stencil.elsewhere:texts"
     try:
-        compiled = load_late("gnomon.compiler.command:compiled")
+        compiled = load_late(where)
     except ImportError as error:
         raise InputError(f"gnomon compile needs PyTorch ({error}): pip install 'gnomon[torch]'") from None
+    if options.device is not None:
+        return _written(compiled(*built, options.device), options)
     tune_s = 0.0 if options.tune is None else quantity("--tune", parse_seconds, options.tune)
     made = compiled(*built, train=options.train, tune_s=tune_s)
     if options.json:
         print_json(made["data"])
     else:
         print_lines(made["lines"] if options.explain else made["summary"])
+    return 0
+
+
+def _written(texts: list[Any], options: CompileOptions) -> int:
+    """Texts for a device: to files of a folder, or printed."""
+    lines = [line for one in texts for line in one.lines]
+    for n, one in enumerate(texts):
+        if options.output is None:
+            lines += ["", one.source]
+            continue
+        path = Path(options.output) / f"stencil{n}.{one.suffix}"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(one.source, encoding="utf-8")
+        lines.append(f"wrote {path}")
+    if options.json:
+        print_json([{**one.data, "source": one.source} for one in texts])
+    else:
+        print_lines(lines)
     return 0
 
 

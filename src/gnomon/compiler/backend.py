@@ -53,8 +53,8 @@ from gnomon.compiler.preview import fuse as preview_of_pools
 from gnomon.compiler.program import LINES, Planned, Program, Table, Writer, may_fail, program, write
 from gnomon.compiler.ragged import Ragged
 from gnomon.compiler.rules.views import say_views
-from gnomon.compiler.steps import Run, joined
 from gnomon.compiler.stencil import call as stencil_call
+from gnomon.compiler.steps import Run, joined
 from gnomon.compiler.summary import summary
 from gnomon.compiler.triton_launch import has_triton, launchers
 from gnomon.compiler.triton_text import TritonKernel

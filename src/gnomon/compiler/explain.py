@@ -23,6 +23,7 @@ from gnomon.compiler.program import Planned, symbols_in
 from gnomon.compiler.ragged import Places, RaggedProduct
 from gnomon.compiler.recurrent import Recurrent
 from gnomon.compiler.sizes import hint, product
+from gnomon.compiler.stencil.call import StencilCall
 from gnomon.compiler.steps import Run
 from gnomon.compiler.tile_cost import cost, rates
 from gnomon.compiler.tiles import Nest, Tiling, tiling
@@ -57,11 +58,13 @@ def explained(made: Compiled) -> dict[str, Any]:
     ]
     recurrent = [_recurrent(one) for one in made.recurrent]
     calls = [_call(run) for run in made.runs]
+    stencils = [_stencil(one) for one in made.stencils]
     others = {"onednn": dict(onednn.most_common()), "aten": dict(aten.most_common())}
     return {
         "groups": groups,
         "columns": columns,
         "recurrent": recurrent,
+        "stencils": stencils,
         "tried": _tried(made),
         "chosen": _chosen(made),
         "previews": [
@@ -103,6 +106,28 @@ def _chosen(made: Compiled) -> list[dict[str, Any]]:
         if not one.forms:
             out.append({"product": one.product.name, "counts": counts, **Forms().why()})
     return out
+
+
+def _stencil(one: StencilCall) -> dict[str, Any]:
+    """A stencil: how many stages are computed together, in which tiles, and why."""
+    part = one.parts[0].tile
+    return {
+        "stages": len(one.made.stages),
+        "steps": one.made.steps,
+        "sizes": list(one.made.stages[-1].sizes),
+        "together": one.tile.depth,
+        "kernels": len(one.parts),
+        "tile": list(part.size),
+        "ring_bytes": part.ring_bytes,
+        "level": part.level,
+        "bound": part.bound,
+        "predicted_s": sum(part.tile.seconds for part in one.parts),
+        "alone_s": next(tile.seconds for tile in one.tiles if tile.depth == 1),
+        "measured_s": one.verdict.get("kernel_s"),
+        "aten_s": one.verdict.get("aten_s"),
+        "kept": one.kept,
+        "why": one.verdict.get("wrong", ""),
+    }
 
 
 def _call(run: Run) -> dict[str, Any]:
@@ -255,6 +280,15 @@ def lines(made: dict[str, Any], title: str) -> list[str]:
             times = ", ".join(f"{way} {_us(one['predicted_s'][way])}" for way in sorted(one["predicted_s"]))
             out.append(f"    why       {100 * one['share']:.0f} % were there; predicted of the last call: {times}")
         out += [f"    never     {way}: {why}" for way, why in one["wrong"].items()]
+    for one in made["stencils"]:
+        state = "kept" if one["kept"] else f"given back to ATen{': ' + one['why'] if one['why'] else ''}"
+        out += [
+            f"  stencil of {one['stages']} stages over {' x '.join(map(str, one['sizes']))} ({state})",
+            f"    tiles     {one['together']} stages together, {' x '.join(map(str, one['tile']))} points;"
+            f" their rows take {_mib(one['ring_bytes'])} of {one['level']}",
+            f"    time      predicted {_us(one['predicted_s'])} (one by one {_us(one['alone_s'])}),"
+            f" bound by {one['bound']}; measured {_us(one['measured_s'])}, ATen {_us(one['aten_s'])}",
+        ]
     for n, call in enumerate(made["calls"]):
         state = "kept" if call["kept"] else "given back to Python"
         out += [

@@ -104,7 +104,7 @@ class TritonKernel(Kernel):
 
 
 @dataclass(slots=True)
-class _Text:
+class TritonText:
     nest: Nest
     sizes: list[Size] = field(default_factory=list)
     lines: list[str] = field(default_factory=list)
@@ -138,7 +138,7 @@ def triton_kernel(nest: Nest) -> TritonKernel:
     slots = tuple(sorted({code[i].attr for i in values if code[i].op in ("load", "take")}))
     roles = nest.stages.roles
     columns, totals = (tuple(sorted(i for i in roles if roles[i] == role)) for role in ("column", "total"))
-    text = _Text(nest=nest)
+    text = TritonText(nest=nest)
     for axis in (*nest.outer, *nest.inner):
         text.size(nest.sizes[axis])
     bodies: list[list[str]] = []
@@ -179,7 +179,7 @@ def _check(nest: Nest) -> None:
 
 
 # ---- places
-def _places(text: _Text, depth: int) -> None:
+def _places(text: TritonText, depth: int) -> None:
     """Rows and points of a program as indices along each axis; `rm` and `cm` say which exist."""
     nest = text.nest
     for axes, name, letter in ((nest.outer, "row", "r"), (nest.inner, "col", "c")):
@@ -192,15 +192,15 @@ def _places(text: _Text, depth: int) -> None:
         text.say(depth, f"{letter}m = {name} < {_count(text, axes)}")
 
 
-def _rows_of(text: _Text, depth: int) -> None:
+def _rows_of(text: TritonText, depth: int) -> None:
     text.say(depth, "row = block * BM + tl.arange(0, BM)[:, None]")
 
 
-def _count(text: _Text, axes: Sequence[int]) -> str:
+def _count(text: TritonText, axes: Sequence[int]) -> str:
     return text.size(product(text.nest.sizes[a] for a in axes))
 
 
-def _offset(text: _Text, strides: dict[int, Size]) -> str:
+def _offset(text: TritonText, strides: dict[int, Size]) -> str:
     parts = [
         f"i{axis}" if equal(strides[axis], 1) else f"i{axis} * {text.size(strides[axis])}"
         for axis in (*text.nest.outer, *text.nest.inner)
@@ -209,14 +209,14 @@ def _offset(text: _Text, strides: dict[int, Size]) -> str:
     return " + ".join(parts)
 
 
-def _mask(text: _Text, axes: Iterable[int]) -> str:
+def _mask(text: TritonText, axes: Iterable[int]) -> str:
     varying = set(axes)
     parts = [name for name, own in (("rm", text.nest.outer), ("cm", text.nest.inner)) if varying & set(own)]
     return " & ".join(parts)
 
 
 # ---- values
-def _value(text: _Text, value: int, depth: int) -> None:
+def _value(text: TritonText, value: int, depth: int) -> None:
     """`v{value} = …`, unless it has been written."""
     if value in text.emitted:
         return
@@ -226,15 +226,15 @@ def _value(text: _Text, value: int, depth: int) -> None:
         rows = f" | ~({mask})" if (mask := _mask_of(text, ins.args[0])) else ""
         text.say(depth, f'tl.device_assert(v{ins.args[0]}{rows}, "an index is outside its table")')
         return
-    text.say(depth, f"v{value} = {_expression(text, value, depth)}")
+    text.say(depth, f"v{value} = {expression(text, value, depth)}")
 
 
-def _mask_of(text: _Text, value: int) -> str:
+def _mask_of(text: TritonText, value: int) -> str:
     rows, points = text.along(value)
     return " & ".join(name for name, has in (("rm", rows), ("cm", points)) if has)
 
 
-def _expression(text: _Text, value: int, depth: int) -> str:
+def expression(text: TritonText, value: int, depth: int) -> str:
     nest = text.nest
     ins = nest.body.code[value]
     args = [f"v{a}" for a in ins.args]
@@ -276,7 +276,7 @@ def _constant(attr: str, kind: str) -> str:
     return f"tl.full([1, 1], {plain}, {TYPES[kind]})"
 
 
-def _load(text: _Text, value: int, depth: int) -> str:
+def _load(text: TritonText, value: int, depth: int) -> str:
     ins = text.nest.body.code[value]
     inp = text.nest.body.inputs[ins.attr]
     parts = [f"p{ins.attr}"]
@@ -299,7 +299,7 @@ def _load(text: _Text, value: int, depth: int) -> str:
     return f"({loaded} != 0)" if ins.kind == "B" else f"{loaded}.to({TYPES[ins.kind]})"
 
 
-def _full(text: _Text, value: int) -> str:
+def _full(text: TritonText, value: int) -> str:
     return f"tl.broadcast_to(v{value}, (BM, BN))"
 
 
@@ -336,7 +336,7 @@ def _held(kind: str) -> str:
     return {"F": "tl.float32", "D": "tl.float64", "L": "tl.int64", "B": "tl.int32"}[kind]
 
 
-def _source(text: _Text, reduction: int, mask: str) -> str:
+def _source(text: TritonText, reduction: int, mask: str) -> str:
     ins = text.nest.body.code[reduction]
     given = _full(text, ins.args[0])
     given = f"tl.where({given}, 1, 0)" if ins.kind == "B" else given
@@ -344,7 +344,7 @@ def _source(text: _Text, reduction: int, mask: str) -> str:
 
 
 # ---- functions
-def _whole(text: _Text, values: Sequence[int]) -> None:
+def _whole(text: TritonText, values: Sequence[int]) -> None:
     nest, code = text.nest, text.nest.body.code
     roles, level = nest.stages.roles, nest.stages.level
     loops = any(role != "row" for role in roles.values())
@@ -387,7 +387,7 @@ def _whole(text: _Text, values: Sequence[int]) -> None:
         text.say(1, f"tl.store(t{i} + program + {NOWHERE}, a{i})")
 
 
-def _gather(text: _Text, i: int, depth: int) -> None:
+def _gather(text: TritonText, i: int, depth: int) -> None:
     """Adds a block's part of a column or a total."""
     ins = text.nest.body.code[i]
     if text.nest.stages.roles[i] == "column":
@@ -400,7 +400,7 @@ def _gather(text: _Text, i: int, depth: int) -> None:
     text.say(depth, f"a{i} = {_joined(ins.op, ins.kind, f'a{i}', made)}.to({_held(ins.kind)})")
 
 
-def _store(text: _Text, n: int, depth: int) -> None:
+def _store(text: TritonText, n: int, depth: int) -> None:
     out = text.nest.outputs[n]
     mask = " & ".join(f"({m})" for m in (_mask(text, out.strides), *_first(text, out.strides)) if m)
     offset = _offset(text, out.strides) or NOWHERE
@@ -409,17 +409,17 @@ def _store(text: _Text, n: int, depth: int) -> None:
     )
 
 
-def _shape(text: _Text, strides: dict[int, Size]) -> str:
+def _shape(text: TritonText, strides: dict[int, Size]) -> str:
     axes = {axis for axis, stride in strides.items() if not equal(stride, 0)}
     return f"{'BM' if axes & set(text.nest.outer) else '1'}, {'BN' if axes & set(text.nest.inner) else '1'}"
 
 
-def _first(text: _Text, strides: dict[int, Size]) -> tuple[str, ...]:
+def _first(text: TritonText, strides: dict[int, Size]) -> tuple[str, ...]:
     """What all programs of a row know is stored by the first of them."""
     return () if set(strides) & set(text.nest.inner) else (f"tile + {NOWHERE} == 0",)
 
 
-def _walk(text: _Text, values: Sequence[int]) -> None:
+def _walk(text: TritonText, values: Sequence[int]) -> None:
     nest, code = text.nest, text.nest.body.code
     roles, level = nest.stages.roles, nest.stages.level
     text.say(1, "program = tl.program_id(0)")
@@ -475,7 +475,7 @@ def _walk(text: _Text, values: Sequence[int]) -> None:
             _store(text, n, 1)
 
 
-def _closure(text: _Text, roots: Sequence[int]) -> list[int]:
+def _closure(text: TritonText, roots: Sequence[int]) -> list[int]:
     """Values to compute for these, in order: without those that the function has already."""
     code, wanted, waiting = text.nest.body.code, set[int](), list(roots)
     while waiting:
@@ -494,7 +494,7 @@ def _stored_after(nest: Nest) -> bool:
     return any(nest.stages.level[out.value] == POST or not out.strides for out in nest.outputs)
 
 
-def _after(text: _Text, values: Sequence[int]) -> None:
+def _after(text: TritonText, values: Sequence[int]) -> None:
     """Partial results added up in order, and what follows from them."""
     nest, code = text.nest, text.nest.body.code
     roles, level = nest.stages.roles, nest.stages.level

@@ -159,13 +159,21 @@ operations that became one kernel, its tiles, where each edge lives (registers,
 scratch in L1 or L2, memory), its traffic, what bounds it, and its time:
 predicted, measured, and ATen's. Needs torch and g++.
 
-example:
-  gnomon compile model.py:build --explain"""
+--device writes the module's stencils (explicit sums of shifted slices, pads or
+rolls; convolutions of few channels) for another device that a file describes:
+avx512, avx2, neon, h200, sw26010, or NAME.toml. Loops for cores with scratchpads
+are played here and compared with eager.
+
+examples:
+  gnomon compile model.py:build --explain
+  gnomon compile heat.py:build --device sw26010 -o texts/"""
 
     model: str = positional(metavar="FILE.py:FUNCTION", help="returns (module, inputs)")
     explain: bool = switch("--explain", help="groups, tiles, memory levels, traffic, times")
     train: bool = switch("--train", help="the backward too")
     tune: str | None = option("--tune", read=some, metavar="TIME", help="measure tiles of each graph, as in 30s")
+    device: str | None = option("--device", read=some, metavar="NAME", help="write stencils for this device instead")
+    output: str | None = option("-o", "--output", read=some, metavar="FOLDER", help="where --device writes its texts")
     json: bool = switch("--json", help="for programs")
 
 

@@ -1,4 +1,4 @@
-"""Stencils of a graph as calls: `fuse(graph)` puts one in place of each region, which is tried beside ATen like a group.
+"""Stencils of a graph as calls: `fuse(graph)` puts one in place of each region, tried beside ATen like a group.
 
 A call computes its parts in order, each by the C++ of its pipeline over the tiles that `tile` chose for this machine.
 Leaves out what a region is (`find`).
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
@@ -25,7 +25,7 @@ from gnomon.compiler.stencil import cpp_rows
 from gnomon.compiler.stencil.find import Region, regions, stencil
 from gnomon.compiler.stencil.lags import Pipeline, parts, pipeline
 from gnomon.compiler.stencil.stages import Stencil
-from gnomon.compiler.stencil.tile import Tile, foretold, sizes, tiled
+from gnomon.compiler.stencil.tile import Tile, block, foretold, sizes, tiled
 from gnomon.compiler.tried import Tried
 
 PARALLEL = 1 << 16
@@ -91,7 +91,7 @@ class StencilCall(Tried):
         self.tile, self.tiles = tiled(made, this_device())
         self.parts = []
         for one in parts(made, self.tile.depth):
-            of = pipeline(one)
+            of = pipeline(one, block(one))
             text, numbers = cpp_rows.text(of)
             best = min((foretold(of, size, this_device(), self.tile.depth) for size in sizes(of, this_device())),
                        key=lambda tile: tile.seconds)  # fmt: skip
@@ -132,21 +132,22 @@ class StencilCall(Tried):
 # ---- in a graph of ATen's
 def fuse(graph: fx.Graph) -> list[StencilCall]:
     """Puts a `StencilCall` in place of each stencil; returns all of the graph."""
-    made = [node.target for node in graph.nodes if isinstance(node.target, StencilCall)]
+    before = [node.target for node in graph.nodes if isinstance(node.target, StencilCall)]
+    return before + [one for _, one in replaced(graph, StencilCall)]
+
+
+def replaced(graph: fx.Graph, make: Callable[[Stencil, Callable[..., Any]], Any]) -> Iterator[tuple[Region, Any]]:
+    """Puts what `make` makes of a stencil, and of the same by ATen, in place of each of a CPU's."""
     for region in regions(graph):
         try:
-            found, outputs = stencil(region, graph)
-            if not worth(found):
+            found = stencil(region)
+            if not worth(found) or any(node.meta["val"].device.type != "cpu" for node in found.outputs):
                 continue
-            plain = _alone(region, found)
-            call = StencilCall(found, plain)
+            made = make(found, _alone(region, found))
         except UnfitError:
             continue
-        if any(value.device.type != "cpu" for value in outputs.values()):
-            continue
-        _place(graph, region, found, call)
-        made.append(call)
-    return made
+        _place(graph, region, found, made)
+        yield region, made
 
 
 def worth(found: Stencil) -> bool:
@@ -190,10 +191,12 @@ def _alone(region: Region, found: Stencil) -> Callable[..., Any]:
     return fx.GraphModule(torch.nn.Module(), graph).forward  # type: ignore[no-any-return]
 
 
-def _place(graph: fx.Graph, region: Region, found: Stencil, call: StencilCall) -> None:
+def _place(graph: fx.Graph, region: Region, found: Stencil, call: Any) -> None:
     """Has the call compute the outputs; what the region leaves unread goes, and who reads it comes after it."""
     order = {node: n for n, node in enumerate(graph.nodes)}
-    last = max((node for node in graph.nodes if node.op == "placeholder" or node in found.inputs), key=order.__getitem__)
+    last = max(
+        (node for node in graph.nodes if node.op == "placeholder" or node in found.inputs), key=order.__getitem__
+    )
     with graph.inserting_after(last):
         new = graph.call_function(call, tuple(found.inputs))
     results = [new]

@@ -8,6 +8,7 @@ gives the source and the names of the numbers that the call fills in. Leaves out
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,7 +16,7 @@ from gnomon.compiler.body import kind_of
 from gnomon.compiler.build import ASKS
 from gnomon.compiler.cpp_text import SCALAR, TYPES, Text, expression
 from gnomon.compiler.stages import classify
-from gnomon.compiler.stencil.lags import Pipeline, Place, Row
+from gnomon.compiler.stencil.lags import Pipeline, Row
 from gnomon.compiler.stencil.stages import Factor, Read, Stage
 from gnomon.compiler.tiles import Nest
 
@@ -37,6 +38,8 @@ class Rows:
     """What `d` holds after `HOST`: ("size", node, dim) or ("stride", node, dim)."""
     names: dict[Any, str] = field(default_factory=dict)
     """Of inputs' and outputs' memory."""
+    functions: list[str] = field(default_factory=list)
+    """Of the points of rows: stages that are alike share one."""
 
     def say(self, depth: int, line: str) -> None:
         self.lines.append("    " * depth + line)
@@ -80,13 +83,19 @@ class Rows:
             at = f"({at}) * {channels} + {channel}"
         return f"k{n} + (({at}) * m{n} + ({where[1]}) - lm{n}) * w{n} - lv{n}"
 
+    def type(self, read: Read) -> str:
+        """Of what a read finds: an array's, or a ring's."""
+        n = self.of.found(read)
+        return _type(self.of, read.field) if n is None else _scalar(self.of.rows[n])
+
     def channels(self, row: Row) -> str:
         channel = self.of.stencil.channel
         return "1" if channel is None else self.number("size", row.source, channel)
 
-    def at(self, read: Read) -> str:
-        """A row that a stage reads, from its own point 0."""
+    def at(self, read: Read, later: int = 0) -> str:
+        """A row that a stage reads, from its own point 0. later: of which row of a block."""
         shift = self.of.place(read.shift)
+        shift = (shift[0] + later, shift[1], shift[2])
         where = (f"i + {shift[0]}" if shift[0] else "i", f"m + {shift[1]}" if shift[1] else "m")
         channel = "c" if read.channel is None else str(read.channel)
         n = self.of.found(read)
@@ -96,9 +105,7 @@ class Rows:
         outside = self.of.rows[n].outside
         if outside is not None and outside != "wrap":
             inside = [
-                f"({at}) >= 0 && ({at}) < {self.extent(read.field, dim)}"
-                for dim, at in enumerate(where)
-                if shift[dim]
+                f"({at}) >= 0 && ({at}) < {self.extent(read.field, dim)}" for dim, at in enumerate(where) if shift[dim]
             ]
             if inside:
                 place = f"({' && '.join(inside)} ? {place} : f{n} - lv{n})"
@@ -121,6 +128,8 @@ def text(of: Pipeline) -> tuple[str, list[Any]]:
     head.say(0, '#include "math.h"')
     head.say(0, "ALWAYS int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }")
     head.say(0, "ALWAYS int64_t most(int64_t a, int64_t b) { return a > b ? a : b; }")
+    for line in (COPIED, *rows.functions):
+        head.say(0, line)
     head.say(0, 'extern "C" int gnomon_kernel(const int64_t* __restrict d, char* const* __restrict arrays) {')
     for n, node in enumerate(stencil.inputs):
         head.say(1, f"const {_type(of, node)}* const x{n} = (const {_type(of, node)}*)arrays[{n}];")
@@ -163,17 +172,26 @@ def _task(rows: Rows) -> list[str]:
         begin = f"least({begin}, cs{n} + {of.rows[n].lag})"
         end = f"most({end}, ds{n} + {of.rows[n].lag})"
     say(2, f"const int64_t begin = {begin}, end = {end};")
-    say(2, "for (int64_t t = begin; t < end; t++) {")
+    block = of.block
+    say(2, f"for (int64_t t = begin; t < end; t += {block}) {{")
     for n, row in enumerate(of.rows):
-        say(3, "{")
-        say(4, f"const int64_t i = t - {row.lag};")
-        say(4, f"if (i >= cs{n} && i < ds{n})")
         loop = "" if of.stencil.channel is None else f"for (int64_t c = 0; c < {rows.channels(row)}; c++) "
-        say(4, f"{loop}for (int64_t m = cm{n}; m < dm{n}; m++) {{")
+        loop += f"for (int64_t m = cm{n}; m < dm{n}; m++) {{"
+        say(3, "{")
+        say(4, f"const int64_t first = most(t - {row.lag}, cs{n}), after = least(t - {row.lag} + {block}, ds{n});")
+        whole = block > 1 and row.stage is not None
+        if whole:
+            assert row.stage is not None
+            box = _inside(rows, row, row.stage, "first", "after", 0)
+            say(4, f"if (after - first == {block} && {box}) {{")
+            say(4, f"const int64_t i = first; {loop}")
+            _computed(rows, n, row, row.stage, block)
+            say(4, "}} else")
+        say(4, f"for (int64_t i = first; i < after; i++) {loop}")
         if row.stage is None:
             _copied(rows, n, row)
         else:
-            _computed(rows, n, row, row.stage)
+            _computed(rows, n, row, row.stage, 1)
         say(4, "}")
         say(3, "}")
     say(2, "}")
@@ -265,125 +283,243 @@ def _copied(rows: Rows, n: int, row: Row) -> None:
         return
     say(5, f"auto* const in = {rows.memory(row.source, ('i', 'm'), 'c')};")
     _copy(rows, "in", "out", f"cv{n}", f"dv{n}", depth=5)
-    _edges(rows, n, row)
+    _edges(rows, n, row, "out")
 
 
-def _edges(rows: Rows, n: int, row: Row) -> None:
+def _edges(rows: Rows, n: int, row: Row, out: str) -> None:
     if row.outside is not None and row.outside != "wrap":
-        rows.say(5, f"for (int64_t j = lv{n}; j < cv{n}; j++) out[j] = {_literal(row.outside)};")
-        rows.say(5, f"for (int64_t j = dv{n}; j < hv{n}; j++) out[j] = {_literal(row.outside)};")
+        rows.say(5, f"for (int64_t j = lv{n}; j < cv{n}; j++) {out}[j] = {_literal(row.outside)};")
+        rows.say(5, f"for (int64_t j = dv{n}; j < hv{n}; j++) {out}[j] = {_literal(row.outside)};")
+
+
+COPIED = """\
+template <class A, class B> struct same { static const bool is = false; };
+template <class A> struct same<A, A> { static const bool is = true; };
+template <class A, class B> static void copied(const A* from, B* to, int64_t low, int64_t high) {
+    int64_t e = low;
+    for (; e + VW <= high; e += VW) st(to + e, ld(from + e));
+    if constexpr (same<A, B>::is) for (; e < high; e++) to[e] = from[e];
+    else if (e < high) st(to + e, ld(from + e, (int)(high - e)), (int)(high - e));
+}"""
 
 
 def _copy(rows: Rows, source: str, target: str, low: str, high: str, depth: int) -> None:
-    rows.say(depth, "{")
-    rows.say(depth + 1, f"int64_t e = {low};")
-    rows.say(depth + 1, f"for (; e + VW <= {high}; e += VW) st({target} + e, ld({source} + e));")
-    rows.say(depth + 1, f"if (e < {high}) {{")
-    rows.say(depth + 2, f"const int last = (int)({high} - e);")
-    rows.say(depth + 2, f"st({target} + e, ld({source} + e, last), last);")
-    rows.say(depth + 1, "}")
-    rows.say(depth, "}")
+    rows.say(depth, f"copied({source}, {target}, {low}, {high});")
 
 
-def _computed(rows: Rows, n: int, row: Row, stage: Stage) -> None:
-    """A row of a stage: to its ring where somebody reads it, to memory where it is a result."""
+def _computed(rows: Rows, n: int, row: Row, stage: Stage, block: int) -> None:
+    """Rows of a stage: to its ring where somebody reads it, to memory where it is a result."""
     say = rows.say
     direct = not row.ring
-    out = rows.memory(row.source, ("i", "m"), "c") if direct else rows.ring(n, ("i", "m"), "c")
-    say(5, f"auto* const out = {out};")
+    for later in range(block):
+        where = (f"i + {later}" if later else "i", "m")
+        place = rows.memory(row.source, where, "c") if direct else rows.ring(n, where, "c")
+        say(5, f"auto* const out{later} = {place};")
     if stage.box is None:
-        _points(rows, stage, f"cv{n}", f"dv{n}", direct)
+        _points(rows, stage, f"cv{n}", f"dv{n}", direct, block)
     else:
         assert stage.base is not None
         low, high = (rows.of.sizes(tuple(edge[k] for edge in stage.box)) for k in range(2))
         sizes = rows.of.sizes(stage.sizes)
-        inside = []
-        for at, place in (("i", 0), ("m", 1)):
-            if rows.dim(place) is not None and (low[place] or high[place] != sizes[place]):
-                above = sizes[place] - high[place]
-                inside.append(f"{at} >= {low[place]} && {at} < {rows.extent(row.source, place)} - {above}")
         size_v = rows.extent(row.source, 2)
-        above = sizes[2] - high[2]
-        say(5, f"auto* const base = {rows.at(stage.base)};")
-        say(5, f"int64_t lo = most(cv{n}, {low[2]}), hi = least(dv{n}, {size_v} - {above});")
-        if inside:
-            say(5, f"if (!({' && '.join(inside)})) lo = hi = dv{n};")
-        say(5, "if (hi < lo) hi = lo;")
-        _copy(rows, "base", "out", f"cv{n}", f"least(lo, dv{n})", depth=5)
-        _copy(rows, "base", "out", "hi", f"dv{n}", depth=5)
-        _points(rows, stage, "lo", "hi", direct)
-    if not direct:
-        _edges(rows, n, row)
-        if row.output:
-            say(5, f"if (i >= ps{n} && i < qs{n} && m >= pm{n} && m < qm{n}) {{")
-            say(6, f"auto* const to = {rows.memory(row.source, ('i', 'm'), 'c')};")
-            _copy(rows, "out", "to", f"pv{n}", f"qv{n}", depth=6)
-            say(5, "}")
+        say(
+            5,
+            f"const int64_t lo = most(cv{n}, {low[2]}), hi = most(lo, least(dv{n}, {size_v} - {sizes[2] - high[2]}));",
+        )
+        inside = ["lo < hi", *([_inside(rows, row, stage, "i", "i + 1", 0)] if block == 1 else [])]
+        say(5, f"const bool within = {' && '.join([*inside, _inside(rows, row, stage, 'm', 'm + 1', 1)])};")
+        for later in range(block):
+            say(5, f"auto* const base{later} = {rows.at(stage.base, later)};")
+        say(5, "if (within) {")
+        _rim(rows, n, block)
+        _points(rows, stage, "lo", "hi", direct, block)
+        say(5, "} else {")
+        for later in range(block):
+            _copy(rows, f"base{later}", f"out{later}", f"cv{n}", f"dv{n}", depth=6)
+        say(5, "}")
+    for later in range(block):
+        if not direct:
+            _edges(rows, n, row, f"out{later}")
+            if row.output:
+                at = f"i + {later}"
+                say(5, f"if ({at} >= ps{n} && {at} < qs{n} && m >= pm{n} && m < qm{n}) {{")
+                say(6, f"auto* const to = {rows.memory(row.source, (at, 'm'), 'c')};")
+                _copy(rows, f"out{later}", "to", f"pv{n}", f"qv{n}", depth=6)
+                say(5, "}")
 
 
-def _points(rows: Rows, stage: Stage, low: str, high: str, direct: bool) -> None:
-    """The body along points [low, high) of a row; the last vector overlaps the one before it."""
-    say = rows.say
-    nest = _nest(rows.of, stage)
-    line = Text(nest=nest)
-    hoisted, inner = [], []
+def _inside(rows: Rows, row: Row, stage: Stage, first: str, after: str, place: int) -> str:
+    """Whether [first, after) lies inside a stage's box along a dim."""
+    if stage.box is None or rows.dim(place) is None:
+        return "true"
+    low, high = (rows.of.sizes(tuple(edge[k] for edge in stage.box))[place] for k in range(2))
+    above = rows.of.sizes(stage.sizes)[place] - high
+    return f"{first} >= {low} && {after} <= {rows.extent(row.source, place)} - {above}"
+
+
+def _rim(rows: Rows, n: int, block: int) -> None:
+    """What stands beside the box in rows that meet it."""
+    for later in range(block):
+        _copy(rows, f"base{later}", f"out{later}", f"cv{n}", "lo", depth=6)
+        _copy(rows, f"base{later}", f"out{later}", "hi", f"dv{n}", depth=6)
+
+
+@dataclass(slots=True)
+class Vector:
+    """The values of one vector of points, of all rows of a block."""
+
+    of: Rows
+    stage: Stage
+    block: int
+    text: Text
+    inner: list[int] = field(default_factory=list)
+    """Instructions that vary along a row."""
+    loads: dict[tuple[Any, ...], str] = field(default_factory=dict)
+    """Where rows read the same, they share it."""
+    places: dict[tuple[Any, ...], tuple[int, Read]] = field(default_factory=dict)
+
+    def key(self, value: int, later: int) -> tuple[Any, ...]:
+        read = self.stage.body.inputs[self.stage.body.code[value].attr].node
+        shift = self.of.of.place(read.shift)
+        return (shift[0] + later, shift[1], shift[2], read.channel, id(read.field), read.outside)
+
+    def lines(self, partial: bool) -> list[str]:
+        """C++ in an order in which what is loaded is used soon: from the first row to the last."""
+        code = self.stage.body.code
+        wanted = [(i, later) for later in range(self.block) for i in self.inner if code[i].op != "load"]
+        loaded = sorted(self.loads, key=lambda key: (key[4], key[3] or 0, *key[:3]))
+        out, ready, done = [], set(), set()
+        left = list(wanted)
+
+        def known(value: int, later: int) -> bool:
+            if value not in self.inner:
+                return True
+            return self.key(value, later) in ready if code[value].op == "load" else (value, later) in done
+
+        def waiting() -> None:
+            nonlocal left
+            rest = []
+            for i, later in left:
+                if all(known(a, later) for a in code[i].args):
+                    made = expression(self.text, i, last="j", partial=partial)
+                    out.append(f"const {code[i].kind} v{i}_{later} = {self.named(made, later)};")
+                    done.add((i, later))
+                else:
+                    rest.append((i, later))
+            left = rest
+
+        for key in loaded:
+            name = self.loads[key]
+            value, _ = self.places[key]
+            out.append(f"const {code[value].kind} {name} = ld(b_{name} + j{', n' if partial else ''});")
+            ready.add(key)
+            waiting()
+        waiting()
+        return out
+
+    def named(self, made: str, later: int) -> str:
+        """The text of an instruction with the names of a row's values."""
+
+        def name(match: re.Match[str]) -> str:
+            return self.name(int(match[1]), later)
+
+        return re.sub(r"\bv(\d+)\b", name, made)
+
+    def name(self, value: int, later: int) -> str:
+        if value not in self.inner:
+            return f"v{value}"
+        if self.stage.body.code[value].op == "load":
+            return self.loads[self.key(value, later)]
+        return f"v{value}_{later}"
+
+
+def _points(rows: Rows, stage: Stage, low: str, high: str, direct: bool, block: int) -> None:
+    """The body along points [low, high) of rows, by a function that stages which are alike share."""
+    nest = nest_of(rows.of, stage)
+    vector = Vector(of=rows, stage=stage, block=block, text=Text(nest=nest))
+    kind = TYPES[stage.dtype] if direct else SCALAR[kind_of(stage.dtype)]
+    given = [(f"{kind}* const out{k}", f"out{k}") for k in range(block)]
+    given += [("const int64_t low", low), ("const int64_t high", high), ("const bool past", "past")]
+    hoisted: list[str] = []
     for slot, source in stage.slots():
-        if isinstance(source, Read):
-            say(5, f"auto* const b_p{slot} = {rows.at(source)};")
-        else:
-            say(5, f"auto* const b_p{slot} = {rows.names[source.weight]} + {source.element};")
+        if not isinstance(source, Read):
+            of = TYPES[source.weight.meta["val"].dtype]
+            place = f"{rows.names[source.weight]} + {source.element}{_channel(rows, stage, slot)}"
+            given.append((f"const {of}* const b_p{slot}", place))
     for i in stage.values:
         ins = stage.body.code[i]
-        varies = ins.op != "const" and nest.inner[0] in ins.axes
-        (inner if varies or not ins.op == "load" and ins.axes else hoisted).append(i)
-    for i in hoisted:
-        ins = stage.body.code[i]
-        made = expression(line, i, last=None, partial=False)
-        if ins.op == "load":
-            made = f"ld1(b_p{ins.attr}{_channel(rows, stage, ins.attr)})"
-        say(5, f"const {ins.kind} v{i} = {made};")
-    memory = direct and TYPES[stage.dtype] == "float"
-    say(5, f"if ({high} - {low} >= VW) {{")
+        if not (ins.op == "const" or not ins.axes or (ins.op == "load" and nest.inner[0] not in ins.axes)):
+            vector.inner.append(i)
+            continue
+        made = f"ld1(b_p{ins.attr})" if ins.op == "load" else expression(vector.text, i, last=None, partial=False)
+        hoisted.append(f"const {ins.kind} v{i} = {made};")
+    furthest: dict[Any, tuple[int, Read]] = {}
+    for later in range(block):
+        for i in vector.inner:
+            if stage.body.code[i].op == "load":
+                key = vector.key(i, later)
+                read = stage.body.inputs[stage.body.code[i].attr].node
+                if key not in vector.loads:
+                    name = f"x{len(vector.loads)}_"
+                    vector.loads[key], vector.places[key] = name, (i, read)
+                    given.append((f"const {rows.type(read)}* const b_{name}", rows.at(read, later)))
+                if rows.of.found(read) is None and key[0] >= furthest.get(read.field, (-FAR, read))[0]:
+                    furthest[read.field] = (key[0], read)
+    ahead: list[str] = []
+    for n, (last, read) in enumerate(furthest.values() if rows.dim(0) is not None else ()):
+        for row in range(block):
+            place = rows.at(read, last - rows.of.place(read.shift)[0] + 1 + row)
+            given.append((f"const {rows.type(read)}* const a{n}_{row}", place))
+            ahead.append(f"__builtin_prefetch(a{n}_{row} + j, 0, 2);")
+    body = _function(vector, hoisted, ahead, memory=direct and kind == "float")
+    text = f"({', '.join(one for one, _ in given)}) {{\n" + "\n".join(body) + "\n}"
+    texts = [one.partition("(")[2] for one in rows.functions]
+    if text[1:] not in texts:
+        rows.functions.append(f"static __attribute__((noinline)) void points{len(texts)}{text}")
+        texts.append(text[1:])
+    rows.say(6, f"points{texts.index(text[1:])}({', '.join(place for _, place in given)});")
+
+
+def _function(vector: Vector, hoisted: list[str], ahead: list[str], memory: bool) -> list[str]:
+    """The loop along points; the last vector overlaps the one before it. memory: whether it may write past the
+    caches."""
+    value, block = vector.stage.value, vector.block
+    out = list(hoisted)
+    out.append("if (high - low >= VW) {")
     if memory:
-        say(6, f"const int64_t odd = (uintptr_t)(out + {low}) / sizeof(float) % VW;")
-    say(6, f"for (int64_t j = {low};;) {{")
-    for i in inner:
-        say(7, f"const {stage.body.code[i].kind} v{i} = {expression(line, i, last='j', partial=False)};")
+        out.append("const int64_t odd = (uintptr_t)(out0 + low) / sizeof(float) % VW;")
+        aligned = " | ".join(f"(uintptr_t)(out{k} + low + VW - odd)" for k in range(block))
+        out.append(f"const bool even = past && ({aligned}) % sizeof(F) == 0;")
+    out.append("for (int64_t j = low;;) {")
+    out += [*ahead, *vector.lines(partial=False)]
+    stores = [f"st(out{k} + j, {vector.name(value, k)});" for k in range(block)]
     if memory:
-        say(7, "if (past && (uintptr_t)(out + j) % sizeof(F) == 0) st_past(out + j, v{0});".format(stage.value))
-        say(7, f"else st(out + j, v{stage.value});")
+        past = [f"st_past(out{k} + j, {vector.name(value, k)});" for k in range(block)]
+        out.append(f"if (even && (uintptr_t)(out0 + j) % sizeof(F) == 0) {{ {' '.join(past)} }}")
+        out.append(f"else {{ {' '.join(stores)} }}")
     else:
-        say(7, f"st(out + j, v{stage.value});")
-    say(7, f"if (j + VW >= {high}) break;")
-    say(7, f"j += past && j == {low} && odd ? VW - odd : VW;" if memory else "j += VW;")
-    say(7, f"if (j + VW > {high}) j = {high} - VW;")
-    say(6, "}")
-    say(5, f"}} else if ({high} > {low}) {{")
-    say(6, f"const int64_t j = {low};")
-    say(6, f"const int n = (int)({high} - {low});")
-    for i in inner:
-        say(6, f"const {stage.body.code[i].kind} v{i} = {expression(line, i, last='j', partial=True)};")
-    say(6, f"st(out + j, v{stage.value}, n);")
-    say(5, "}")
+        out += stores
+    out.append("if (j + VW >= high) break;")
+    out.append("j += even && j == low && odd ? VW - odd : VW;" if memory else "j += VW;")
+    out.append("if (j + VW > high) j = high - VW;")
+    out += ["}", "} else if (high > low) {", "const int64_t j = low;", "const int n = (int)(high - low);"]
+    out += vector.lines(partial=True)
+    out += [f"st(out{k} + j, {vector.name(value, k)}, n);" for k in range(block)]
+    return [*("    " + line for line in out), "    }"]
 
 
 def _channel(rows: Rows, stage: Stage, slot: int) -> str:
+    """Where a channel's numbers of a weight begin."""
     source = stage.body.inputs[slot].node
     if not isinstance(source, Factor) or not source.by_channel:
         return ""
-    if rows.of.stencil.channel is not None:
-        return f" + c * {source.by_channel}"
-    [axis] = stage.body.inputs[slot].strides
-    return f" + b{axis} * {source.by_channel}"
+    return f" + {'c' if rows.of.stencil.channel is not None else f'b{source.dim}'} * {source.by_channel}"
 
 
-def _nest(of: Pipeline, stage: Stage) -> Nest:
+def nest_of(of: Pipeline, stage: Stage) -> Nest:
     """A nest of the points of a row alone, as `cpp_text` reads it."""
     last = sum(size > 1 for size in stage.sizes) - 1
     stages = classify(stage.body, [stage.value])
     return Nest(
         body=stage.body, stages=stages, outputs=(), outer=(), inner=(last,), sizes={}, passes=(), post=(), scratch=()
     )  # fmt: skip
-
-
-__all__ = ["HOST", "Place", "text"]

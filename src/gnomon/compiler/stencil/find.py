@@ -139,11 +139,11 @@ def regions(graph: torch.fx.Graph) -> list[Region]:
         else:
             behind[node] = frozenset(waits | set(homes))
     order = {node: n for n, node in enumerate(graph.nodes)}
-    others = any(node.target is aten.convolution.default and not few_channels(node) for node in graph.nodes)
+    laid = any(node.target is aten.convolution.default and not few_channels(node) for node in graph.nodes)
     found = []
     for one in made:
         one.members.sort(key=order.__getitem__)
-        if others and any(few_channels(node) for node in one.members):
+        if laid and any(few_channels(node) for node in one.members):
             continue  # images are laid for the other convolutions
         if any(shifts(node) for node in one.members):
             found.append(one)
@@ -299,8 +299,8 @@ def _scattered(node: Node, inside: set[Node]) -> tuple[Node, dict[int, tuple[int
 
 
 # ---- stages
-def stencil(region: Region, graph: torch.fx.Graph) -> tuple[Stencil, dict[Node, torch.Tensor]]:
-    """The stages of a region, with the tensor that each output is; UnfitError where there is none."""
+def stencil(region: Region) -> Stencil:
+    """The stages of a region; UnfitError where there is none."""
     finder = Finder(members=region.members, inside=set(region.members))
     finder.whole = any(few_channels(node) and _mixes(node) for node in region.members)
     outputs = _outputs(finder)
@@ -326,7 +326,7 @@ def stencil(region: Region, graph: torch.fx.Graph) -> tuple[Stencil, dict[Node, 
         raise UnfitError("no stages, or too many")
     found = _periodic(_whole(tuple(used), finder, outputs))
     _check(found)
-    return found, {node: node.meta["val"] for node in outputs}
+    return found
 
 
 def _mixes(node: Node) -> bool:
@@ -340,7 +340,9 @@ def _outputs(finder: Finder) -> list[Node]:
     for node in finder.members:
         if any(user not in finder.inside for user in node.users):
             here = node
-            while here in finder.inside and (here.target in SAME or here.target in (aten.slice.Tensor, aten.select.int)):
+            while here in finder.inside and (
+                here.target in SAME or here.target in (aten.slice.Tensor, aten.select.int)
+            ):
                 here = here.args[0]
             if here in finder.inside:
                 wanted[here] = None
@@ -381,9 +383,7 @@ def _stage(finder: Finder, node: Node) -> Stage:
     return Stage(node=node, sizes=finder.sizes(node), dtype=value.dtype, body=body, value=made)
 
 
-def _body(
-    finder: Finder, node: Node, sizes: tuple[int, ...], moved: Shift, own: bool = False
-) -> tuple[Body, int]:
+def _body(finder: Finder, node: Node, sizes: tuple[int, ...], moved: Shift, own: bool = False) -> tuple[Body, int]:
     """The body of a node's value over those sizes. moved: what is added to all shifts. own: the node is the stage."""
     body = Body(axes=[size for size in sizes if size > 1])
     numbers = iter(range(len(sizes)))
@@ -397,7 +397,7 @@ def _body(
     def memory(arg: Node) -> External:
         shape = tuple(int(size) for size in arg.meta["val"].shape)
         if torch.Size(shape).numel() == 1 and finder.sizes(arg) != sizes:
-            source: Any = Factor(arg, 0, 0)
+            source: Any = Factor(arg, 0)
             if arg in finder.inside:
                 raise UnfitError("a number that is computed")
         elif tuple(s for s in shape if s > 1) != tuple(s for s in sizes if s > 1):
@@ -462,10 +462,8 @@ def _convolution(
     mixes = finder.whole
     spatial = [finder.dim(x, n - len(taps)) for n in range(len(taps))]
     by_channel = int(torch.Size(shape[1:]).numel()) if int(shape[0]) > 1 else 0
-    channel_axis = None
-    if by_channel:
-        place = finder.dim(node, 1)
-        channel_axis = dims[place][0]
+    channel_dim = finder.dim(node, 1) if by_channel else 0
+    channel_axis = dims[channel_dim][0] if by_channel else None
     if weight in finder.inside or (bias is not None and bias in finder.inside):
         raise UnfitError("a weight that is computed")
 
@@ -475,7 +473,11 @@ def _convolution(
         if not value.is_contiguous():
             raise UnfitError("a weight that is not contiguous")
         external = External(
-            node=Factor(of_weight, element, step), sizes=(1,), strides=(1,), offset=element, dtype=value.dtype
+            node=Factor(of_weight, element, step, channel_dim),
+            sizes=(1,),
+            strides=(1,),
+            offset=element,
+            dtype=value.dtype,
         )
         tensor = body.load(external, ((),))
         made = Value(body, tensor.value)
@@ -495,9 +497,7 @@ def _convolution(
             source = replace(source, channel=channel)
         external = External(node=source, sizes=full, strides=_dense(full), offset=0, dtype=x.meta["val"].dtype)
         point = Value(body, body.load(external, _dims_of(full, dims, finder.sizes(node))).value)
-        element = channel * torch.Size(taps).numel() + sum(
-            a * b for a, b in zip(place, _dense(taps), strict=True)
-        )
+        element = channel * torch.Size(taps).numel() + sum(a * b for a, b in zip(place, _dense(taps), strict=True))
         by = factor(weight, element, by_channel)
         if total is None:
             total = point * by

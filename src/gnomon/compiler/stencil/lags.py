@@ -40,8 +40,11 @@ class Row:
 class Pipeline:
     stencil: Stencil
     rows: tuple[Row, ...]
+    """Whoever walks time t computes rows t - lag and the block's others of each in order."""
     users: tuple[tuple[tuple[int, Place], ...], ...]
     """By row: who reads it, and at which shift."""
+    block: int
+    """Rows of each that are computed at a time, so that they share what they load."""
 
     def place(self, shift: tuple[int, ...]) -> Place:
         """A shift along the three dims."""
@@ -69,8 +72,8 @@ class Pipeline:
         return None
 
 
-def pipeline(stencil: Stencil) -> Pipeline:
-    """Rows in order, each as early as what it reads allows."""
+def pipeline(stencil: Stencil, block: int = 1) -> Pipeline:
+    """Rows in order, each as early as what it reads allows. block: rows of each that are computed at a time."""
     made = {one.node for one in stencil.stages}
     edges = {
         (read.field, read.outside): None
@@ -78,16 +81,15 @@ def pipeline(stencil: Stencil) -> Pipeline:
         for read in one.reads()
         if read.field not in made and read.outside is not None
     }
-    rows = [
-        Row(stage=None, source=field, outside=outside, lag=0, ring=1, output=False) for field, outside in edges
-    ]
+    rows = [Row(stage=None, source=field, outside=outside, lag=0, ring=1, output=False) for field, outside in edges]
     for one in stencil.stages:
         outside = next(
-            (r.outside for s in stencil.stages for r in s.reads() if r.field is one.node and r.outside is not None), None
+            (r.outside for s in stencil.stages for r in s.reads() if r.field is one.node and r.outside is not None),
+            None,
         )
         output = any(node is one.node for node in stencil.outputs)
         rows.append(Row(stage=one, source=one.node, outside=outside, lag=0, ring=0, output=output))
-    found = Pipeline(stencil=stencil, rows=tuple(rows), users=())
+    found = Pipeline(stencil=stencil, rows=tuple(rows), users=(), block=block)
     users: list[list[tuple[int, Place]]] = [[] for _ in rows]
     lags = [0] * len(rows)
     for n, row in enumerate(rows):
@@ -100,8 +102,8 @@ def pipeline(stencil: Stencil) -> Pipeline:
     made_rows = []
     for n, row in enumerate(rows):
         rings = [lags[user] - lags[n] - shift[0] + 1 for user, shift in users[n]]
-        made_rows.append(replace(row, lag=lags[n], ring=max(rings, default=0)))
-    return Pipeline(stencil=stencil, rows=tuple(made_rows), users=tuple(tuple(one) for one in users))
+        made_rows.append(replace(row, lag=lags[n], ring=max(rings) + block - 1 if rings else 0))
+    return Pipeline(stencil=stencil, rows=tuple(made_rows), users=tuple(tuple(one) for one in users), block=block)
 
 
 def parts(stencil: Stencil, depth: int) -> list[Stencil]:

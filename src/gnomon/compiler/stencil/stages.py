@@ -39,11 +39,12 @@ class Read:
 @dataclass(frozen=True, slots=True)
 class Factor:
     """A number of a weight that is given at run time: its node, the element, and elements from one channel of the
-    stage to the next."""
+    stage to the next, which are along a dim of the stage."""
 
     weight: Any
     element: int
-    by_channel: int
+    by_channel: int = 0
+    dim: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

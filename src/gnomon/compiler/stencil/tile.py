@@ -24,7 +24,13 @@ DEPTHS = (1, 2, 4, 8, 16, 32)
 LOADED = 1.0
 """Vector instructions that a load takes where it crosses a line, as neighbours' do."""
 BESIDE = 0.5
-"""Of arithmetic, what does not hide behind loads and stores, or they behind it."""
+"""Of what is not the longest of memory, cache and arithmetic, what does not hide behind it."""
+A_WALK = 90.0
+"""Vector instructions to begin and end a row of points, measured from tiles of 256 to 4,096 points."""
+BROKEN_S = 1e-7
+"""That memory takes to begin a row of points which does not continue the one before it: its latency."""
+MANY = 16
+"""Reads of a stage from which on four rows are computed at a time, so that they share them; else two."""
 A_TASK = 64
 """Rows of a band at least, so that what bands compute twice is little."""
 
@@ -45,11 +51,13 @@ class Tile:
 
     @property
     def seconds(self) -> float:
-        return max(self.memory_s, self.level_s + BESIDE * self.compute_s, self.compute_s + BESIDE * self.level_s)
+        every = (self.memory_s, self.level_s, self.compute_s)
+        return max(every) + BESIDE * (sum(every) - max(every))
 
     @property
     def bound(self) -> str:
-        return "memory" if self.memory_s >= self.seconds else self.level if self.level_s > self.compute_s else "compute"
+        every = {"memory": self.memory_s, self.level: self.level_s, "compute": self.compute_s}
+        return max(every, key=lambda name: every[name])
 
 
 def borders(of: Pipeline) -> list[tuple[Place, Place]]:
@@ -107,7 +115,8 @@ def foretold(of: Pipeline, size: Place, device: DeviceDescription, depth: int) -
         more = prod((size[dim] + low[dim] + high[dim]) / size[dim] for dim in range(3))
         vectors = prod(whole) * batches * more / device.vectors.lanes
         made, moved = instructions(of, n)
-        made_s += vectors * made / device.vectors.rate
+        walks = prod(whole[:2]) * batches * more * -(-whole[2] // size[2])
+        made_s += (vectors * made + walks * A_WALK) / device.vectors.rate
         level_s += vectors * moved * device.vectors.lanes * 4 / level.bandwidth
     busiest = -(-tasks // workers) / tasks
     memory = 0.0
@@ -116,12 +125,14 @@ def foretold(of: Pipeline, size: Place, device: DeviceDescription, depth: int) -
         memory += value.numel() * value.element_size()
     first = edges[0] if edges else ((0, 0, 0), (0, 0, 0))
     again = prod((size[dim] + first[0][dim] + first[1][dim]) / size[dim] for dim in range(1, 3))
+    tiles = -(-whole[2] // size[2])
+    broken_s = BROKEN_S * prod(whole[:2]) * batches * tiles / min(tasks, workers) if tiles > 1 else 0.0
     return Tile(
         depth=depth,
         size=size,
         level=level.name,
         ring_bytes=held,
-        memory_s=memory * again / device.memory_bandwidth,
+        memory_s=memory * again / device.memory_bandwidth + broken_s,
         level_s=level_s * busiest,
         compute_s=made_s * busiest,
     )
@@ -150,6 +161,11 @@ def sizes(of: Pipeline, device: DeviceDescription) -> list[Place]:
     return [(rows, m, v) for m in between for v in points]
 
 
+def block(stencil: Stencil) -> int:
+    """Rows of each stage that are computed at a time."""
+    return 4 if max(len(one.reads()) for one in stencil.stages) >= MANY else 2
+
+
 def tiled(stencil: Stencil, device: DeviceDescription) -> tuple[Tile, list[Tile]]:
     """(the best choice, the best of each depth): by the whole stencil's foretold seconds."""
     found = []
@@ -161,14 +177,18 @@ def tiled(stencil: Stencil, device: DeviceDescription) -> tuple[Tile, list[Tile]
         for part in cut:
             key = (len(part.stages), len(part.inputs), len(part.outputs), part.stages[0].sizes)
             if key not in alike:
-                of = pipeline(part)
+                of = pipeline(part, block(part))
                 alike[key] = min((foretold(of, size, device, depth) for size in sizes(of, device)), key=_seconds)
             total.append(alike[key])
         first = total[0]
         found.append(
             Tile(
-                depth=depth, size=first.size, level=first.level, ring_bytes=first.ring_bytes,
-                memory_s=sum(one.memory_s for one in total), level_s=sum(one.level_s for one in total),
+                depth=depth,
+                size=first.size,
+                level=first.level,
+                ring_bytes=first.ring_bytes,
+                memory_s=sum(one.memory_s for one in total),
+                level_s=sum(one.level_s for one in total),
                 compute_s=sum(one.compute_s for one in total),
             )  # fmt: skip
         )

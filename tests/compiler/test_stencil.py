@@ -17,6 +17,7 @@ from gnomon.compiler import backend, device  # noqa: E402
 from gnomon.compiler.body import UnfitError  # noqa: E402
 from gnomon.compiler.device import described  # noqa: E402
 from gnomon.compiler.explain import explained, lines  # noqa: E402
+from gnomon.compiler.stencil import call as stencil_call
 from gnomon.compiler.stencil import cpp_rows, scratchpad  # noqa: E402
 from gnomon.compiler.stencil.box import box_of, pays  # noqa: E402
 from gnomon.compiler.stencil.call import StencilCall  # noqa: E402
@@ -27,6 +28,11 @@ from gnomon.errors import InputError  # noqa: E402
 pytestmark = pytest.mark.torch
 COMPILED = ("two fields", "around the edges", "three dims", "few channels, a bias", "bfloat16")
 """Between them all that the C++ has: each takes g++ half a second. The others are played."""
+
+
+@pytest.fixture(autouse=True)
+def small_ones_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stencil_call, "FEWEST", 1)
 
 
 def near(a: Any, b: Any) -> None:

@@ -47,6 +47,7 @@ from gnomon.compiler import (
     tuner,
 )
 from gnomon.compiler.build import address_of, has_compiler, libraries
+from gnomon.compiler.chains import fuse as fuse_chains
 from gnomon.compiler.gate import Again, Trial
 from gnomon.compiler.live import fuse as fuse_live
 from gnomon.compiler.preview import fuse as preview_of_pools
@@ -198,13 +199,21 @@ def compile_graph(
     return made.boxed()
 
 
+def _alone(module: torch.fx.GraphModule) -> Callable[[list[Any]], Any]:
+    """A part of a graph compiled without chains, as a function of a list; it is no graph that anybody asks about."""
+    made = Compiled(module, chains=False)
+    if made in reports:
+        reports.remove(made)
+    return made.boxed()
+
+
 class Compiled:
     """A compiled graph: its program, and the function that runs it, first on trial and then with what the trials
     chose."""
 
     def __init__(
         self, module: torch.fx.GraphModule, packs: bool = False, saved: bool = False, tune_s: float = 0.0,
-        live: bool = False, frozen: bool = False, mask: int | None = None, preview: bool = False,
+        live: bool = False, frozen: bool = False, mask: int | None = None, preview: bool = False, chains: bool = True,
     ) -> None:  # fmt: skip
         """Fuses what it finds in the module's graph. packs: whether weights of convolutions are packed once. saved:
         whether inputs are what a forward kept. tune_s: seconds in which tilings are measured after the trials. live:
@@ -230,6 +239,7 @@ class Compiled:
         self.scans = scan.fuse(module.graph)
         self.attention = attention.fuse(module.graph)
         self.experts = experts.fuse(module.graph)
+        self.chains = fuse_chains(module.graph, _alone) if chains and mask is None and not frozen else []
         self.products = products.fuse(module.graph)
         self.live = fuse_live(module.graph, frozen) if live else []
         self.ragged = None if mask is None else Ragged(mask)
@@ -242,7 +252,7 @@ class Compiled:
             *self.convolutions, *self.previews, *self.draws, *self.pairs, *self.tables, *self.scans, *self.attention,
             *self.experts,
         ]  # fmt: skip
-        self.tried += self.stencils
+        self.tried += [*self.stencils, *self.chains]
         """What is no group and tried by itself."""
         texts: list[str | None] = [one.text for one in self.columns]
         texts += [one.text for one in self.tried] + [text for one in self.products for text in one.texts]

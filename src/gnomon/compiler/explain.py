@@ -86,6 +86,7 @@ def _tried(made: Compiled) -> dict[str, dict[str, int]]:
         "gradient of a table": made.tables,
         "attention": made.attention,
         "products of experts": made.experts,
+        "product with what surrounds it": made.chains,
     }
     own = sum(one.own_kept for one in made.products)
     out["matrix product"] = {"as one kernel": own}

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ import torch
 from torch import Tensor
 
 from gnomon.compiler.build import kernel_of
+from gnomon.compiler.matmul_tile import MatmulTile
 
 FORMULA = Path(__file__).with_name("cpp") / "linear.cpp"
 PARALLEL = 1 << 20
@@ -34,24 +36,52 @@ class Call(ctypes.Structure):
         *[(name, ctypes.c_int64) for name in ("w_n", "w_k")],
         *[(name, ctypes.c_void_p) for name in ("bias", "gamma", "beta", "mean", "variance")],
         ("eps", ctypes.c_double),
-        *[(name, ctypes.c_void_p) for name in ("added", "out")],
+        *[(name, ctypes.c_void_p) for name in ("added", "out", "norm_gamma", "norm_beta")],
+        ("norm_eps", ctypes.c_double),
+        ("refused", ctypes.c_void_p),
     ]
 
 
-@cache
-def source() -> str:
-    return FORMULA.read_text(encoding="utf-8")
+@dataclass(frozen=True, slots=True)
+class Form:
+    """What a kernel is compiled for: its tile (None: the one of most sizes), and what is computed around the product."""
+
+    tile: MatmulTile | None = None
+    ended: str = ""
+    """C++ of a function `ended` of a vector, which each result passes through; nothing without one."""
+    normed: bool = False
+    """Whether rows of x are normed as they are read."""
+
+
+PLAIN = Form()
 
 
 @cache
-def kernel() -> Callable[[Any], int] | None:
+def source(form: Form = PLAIN) -> str:
+    """The C++ text of a form."""
+    text = FORMULA.read_text(encoding="utf-8")
+    lines = [f"#define TILE {form.tile.rows}", f"#define VECTORS {form.tile.vectors}"] if form.tile else []
+    lines += ["#define NORMED"] if form.normed else []
+    if not form.ended:
+        return "\n".join([*lines, text])
+    begin = ["// flags: -ffp-contract=fast", '#include "vector.h"', '#include "math.h"', form.ended]
+    return "\n".join([*begin, "#define ENDED(v) ended(v)", *lines, text.replace(begin[1], "", 1)])
+
+
+@cache
+def kernel(form: Form = PLAIN) -> Callable[[Any], int] | None:
     """The compiled kernel, None where it does not compile."""
-    return kernel_of(source(), ctypes.POINTER(Call))
+    return kernel_of(source(form), ctypes.POINTER(Call))
 
 
-def linear(*args: Tensor, after: str = "none") -> Tensor | None:
-    """(bias,) x (m, k), weight (n, k), each may lie turned; after: `relu` or `none`. (m, n), None where it does not
-    run."""
+def linear(
+    *args: Tensor,
+    after: str = "none",
+    form: Form = PLAIN,
+    norm: tuple[Tensor | None, Tensor | None, float] | None = None,
+) -> Tensor | None:
+    """(bias,) x (m, k), weight (n, k), each may lie turned; after: `relu` or `none`; norm: gamma, beta and eps of a form
+    that is normed, of x whose numbers of a row lie beside each other. (m, n), None where it does not run."""
     *bias, x, w = args
     x, w = (one if 1 in one.stride() else one.contiguous() for one in (x, w))
     bias = [one.contiguous() for one in bias]
@@ -61,7 +91,11 @@ def linear(*args: Tensor, after: str = "none") -> Tensor | None:
         m=m, n=n, k=k, relu=after == "relu", x=x.data_ptr(), across=max(1, m), x_row=x.stride(0), x_k=x.stride(1),
         w=w.data_ptr(), w_n=w.stride(0), w_k=w.stride(1), bias=bias[0].data_ptr() if bias else None, out=out.data_ptr(),
     )  # fmt: skip
-    return out if _run(call) else None
+    if norm is not None:
+        gamma, beta, call.norm_eps = norm
+        call.norm_gamma = None if gamma is None else gamma.data_ptr()
+        call.norm_beta = None if beta is None else beta.data_ptr()
+    return out if _run(call, form) else None
 
 
 def of_rows(x: Tensor, w: Tensor, relu: bool) -> Call | None:
@@ -101,7 +135,7 @@ def pixels(
     return out if _run(call) else None
 
 
-def _run(call: Any) -> bool:
-    function = kernel()
+def _run(call: Any, form: Form = PLAIN) -> bool:
+    function = kernel(form)
     call.threads = torch.get_num_threads() if call.m * call.n * call.k >= PARALLEL else 1
     return function is not None and (not (call.m and call.n) or not function(call))

@@ -11,6 +11,7 @@ import operator
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cache
+from math import prod
 from typing import Any
 
 import torch
@@ -22,12 +23,14 @@ from gnomon.compiler.device import this_device
 from gnomon.compiler.machine import this_machine
 from gnomon.compiler.node import Node
 from gnomon.compiler.stencil import cpp_rows
-from gnomon.compiler.stencil.find import Region, regions, stencil
+from gnomon.compiler.stencil.find import Region, few_channels, regions, stencil
 from gnomon.compiler.stencil.lags import Pipeline, parts, pipeline
 from gnomon.compiler.stencil.stages import Stencil
 from gnomon.compiler.stencil.tile import Tile, block, foretold, sizes, tiled
 from gnomon.compiler.tried import Tried
 
+FEWEST = 4096
+"""Results from which on a convolution is a stencil; smaller ones are for kernels that begin faster (`thin`)."""
 PARALLEL = 1 << 16
 """Points of all stages from which on threads share them."""
 
@@ -141,6 +144,9 @@ def replaced(graph: fx.Graph, make: Callable[[Stencil, Callable[..., Any]], Any]
     for region in regions(graph):
         try:
             found = stencil(region)
+            small = max(prod(one.sizes) for one in found.stages) < FEWEST
+            if small and any(few_channels(node) for node in region.members):
+                continue
             if not worth(found) or any(node.meta["val"].device.type != "cpu" for node in found.outputs):
                 continue
             made = make(found, _alone(region, found))

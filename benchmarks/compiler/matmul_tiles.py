@@ -72,11 +72,11 @@ def main() -> None:
     text = [
         "# Tiles of matrix products, constructed",
         "",
-        f"{date.today()}, `python benchmarks/compiler/matmul_tiles.py {' '.join(sys.argv[1:])}`, torch {torch.__version__},",
-        f"one thread of an AMD EPYC with AVX-512, other work on the machine. {len(every)} tiles fit in the registers; all were",
-        f"measured. The constructed first choice takes {mean:.3f} of the best's time (geometric mean), at most "
-        f"{max(ratios):.2f},",
-        f"and within 1.1 in {near} of {len(ratios)}; it is constructed in {max(spent) * 1e3:.1f} ms at most.",
+        f"{date.today()}, `python benchmarks/compiler/matmul_tiles.py {' '.join(sys.argv[1:])}`, one thread of an AMD",
+        f"EPYC with AVX-512, torch {torch.__version__}, other work on the machine. {len(every)} tiles fit in the",
+        f"registers; all were measured. The constructed first choice takes {mean:.3f} of the best's time (geometric",
+        f"mean), at most {max(ratios):.2f}, and within 1.1 in {near} of {len(ratios)};",
+        f"it is constructed in {max(spent) * 1e3:.1f} ms at most.",
         "",
         "| m x n x k | constructed (rows x vectors) | best of all | constructed / best | ATen / constructed |",
         "|---|---|---|---:|---:|",

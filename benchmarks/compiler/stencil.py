@@ -143,7 +143,7 @@ def main() -> None:
         f"{date.today()}, `{command}`, torch {torch.__version__}, one thread of an AMD EPYC with AVX-512, other work",
         "on the machine; CPU time, the least of 3 calls. `kernel` writes into memory that was written before,",
         "`/ memory` is beside a copy of as many bytes as must be read and written once, `a step` that for one step.",
-        "`foretold` is the tile model's time over the kernel's. `call` has new memory: most of it is its first writing.",
+        "`foretold` is the tile model's time over the kernel's. `call` has new memory: most is its first writing.",
         "",
         "| 4096 x 4096 | eager ms | call ms | eager / call | kernel ms | / memory | a step | foretold | tiles |",
         "|---|---:|---:|---:|---:|---:|---:|---:|---|",

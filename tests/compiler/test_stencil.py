@@ -17,7 +17,7 @@ from gnomon.compiler import backend, device  # noqa: E402
 from gnomon.compiler.body import UnfitError  # noqa: E402
 from gnomon.compiler.device import described  # noqa: E402
 from gnomon.compiler.explain import explained, lines  # noqa: E402
-from gnomon.compiler.stencil import call as stencil_call
+from gnomon.compiler.stencil import call as stencil_call  # noqa: E402
 from gnomon.compiler.stencil import cpp_rows, scratchpad  # noqa: E402
 from gnomon.compiler.stencil.box import box_of, pays  # noqa: E402
 from gnomon.compiler.stencil.call import StencilCall  # noqa: E402

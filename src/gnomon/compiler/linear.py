@@ -44,7 +44,7 @@ class Call(ctypes.Structure):
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """What a kernel is compiled for: its tile (None: the one of most sizes), and what is computed around the product."""
+    """What a kernel is compiled for: its tile (None: the one of most sizes), and what surrounds the product."""
 
     tile: MatmulTile | None = None
     ended: str = ""
@@ -80,8 +80,8 @@ def linear(
     form: Form = PLAIN,
     norm: tuple[Tensor | None, Tensor | None, float] | None = None,
 ) -> Tensor | None:
-    """(bias,) x (m, k), weight (n, k), each may lie turned; after: `relu` or `none`; norm: gamma, beta and eps of a form
-    that is normed, of x whose numbers of a row lie beside each other. (m, n), None where it does not run."""
+    """(bias,) x (m, k), weight (n, k), each may lie turned; after: `relu` or `none`; norm: gamma, beta and eps of a
+    form that is normed, of x whose numbers of a row lie beside each other. (m, n), None where it does not run."""
     *bias, x, w = args
     x, w = (one if 1 in one.stride() else one.contiguous() for one in (x, w))
     bias = [one.contiguous() for one in bias]

@@ -48,10 +48,14 @@ def grown(device: DeviceDescription) -> list[MatmulTile]:
         fit = [one for one in next_to if fits(one, device) and one.vectors <= VECTORS[-1]]
         if not fit:
             return way
-        here = max(
-            fit, key=lambda one: (_loads(here) - _loads(one)) / (one.sums + one.vectors - here.sums - here.vectors)
-        )
+        here = max(fit, key=lambda one: _saved(here, one))
         way.append(here)
+
+
+def _saved(before: MatmulTile, after: MatmulTile) -> float:
+    """Loads that a larger tile saves for each register that it takes."""
+    taken = after.sums + after.vectors - before.sums - before.vectors
+    return (_loads(before) - _loads(after)) / taken
 
 
 def _loads(tile: MatmulTile) -> float:

@@ -267,7 +267,8 @@ def _write_kernels(made: Compiled, folder: Path) -> None:
     for one in made.whole():
         sources |= dict.fromkeys(p.kernel.source for p in one.program.planned if p.function is not None)
         sources |= dict.fromkeys(call.text for call in one.columns)
-        sources |= dict.fromkeys(text for call in (*one.products, *one.stencils) for text in call.texts)
+        sources |= dict.fromkeys(text for call in one.products for text in call.texts)
+        sources |= dict.fromkeys(text for call in one.stencils for text in call.texts)
         sources |= dict.fromkeys(str(call.text) for call in one.chains)
         sources[steps.SOURCE] = None
         sources |= dict.fromkeys(call.text for call in one.attention if call.text)

@@ -30,13 +30,13 @@ def run(options: CompileOptions) -> int:
     if options.output is not None and options.device is None:
         raise InputError("-o is for the texts of --device: name a device, or leave it out")
     built = _built(options.model)
-    where = "gnomon.compiler.command:compiled" if options.device is None else "gnomon.compiler.stencil.elsewhere:texts"
     try:
-        compiled = load_late(where)
+        if options.device is not None:
+            texts = load_late("gnomon.compiler.stencil.elsewhere:texts")
+            return _written(texts(*built, options.device), options)
+        compiled = load_late("gnomon.compiler.command:compiled")
     except ImportError as error:
         raise InputError(f"gnomon compile needs PyTorch ({error}): pip install 'gnomon[torch]'") from None
-    if options.device is not None:
-        return _written(compiled(*built, options.device), options)
     tune_s = 0.0 if options.tune is None else quantity("--tune", parse_seconds, options.tune)
     made = compiled(*built, train=options.train, tune_s=tune_s)
     if options.json:

@@ -3,6 +3,6 @@
 Read in this order: `sizes`, `body` and `values` (what is computed), `lowering` and `rules/` (what each
 operation computes), `groups` (what is computed together), `stages` and `tiles` (in which order and where each
 edge lives), `nest` (its C++), `build`, `program`, `gate`, `backend`; then `device` with `stencil/`, and `matmul_tile`
-with `chains`. Of other rooms it reads errors, units, trust, schema and storage alone. Importing this package
-imports nothing of it.
+with `chains`. Importing this package imports
+nothing of it.
 """

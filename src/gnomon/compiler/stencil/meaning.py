@@ -1,4 +1,7 @@
-"""What a stage's instructions mean, by torch's own operations: how a described device is played where there is none."""
+"""What a stage's instructions mean, by torch's own operations: how a described device is played where there is none.
+
+Leaves out places: whoever plays says what a read finds.
+"""
 
 from __future__ import annotations
 

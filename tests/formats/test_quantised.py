@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from gnomon.errors import InputError
-from gnomon.formats.huggingface.quantised import method_of, shape_of, stored
+from gnomon.formats.huggingface.quantised import method_of, served_format, shape_of, stored
 from gnomon.storage.dense import bfloat16_of, wide_bfloat16
 
 N, K, G = 16, 64, 32
@@ -136,6 +136,9 @@ def test_torchao_means_what_torchao_says(name: str) -> None:
     assert method is not None
     storage, _, shape = stored(method, tensors)
     assert shape == (3, 32)
+    kind = {"_type": "Float8WeightOnlyConfig" if name == "fp8" else "IntxWeightOnlyConfig", "_data": dtype}
+    called = served_format(config(quant_method="torchao", quant_type={"default": kind}))
+    assert called == ("fp8" if name == "fp8" else f"int{made['bits']}-wo")
     assert storage.name == {"int8": "int8", "int4": "int4-g16", "int4_zeros": "int4-g16-zeros", "fp8": "fp8-row"}[name]
     with pytest.raises(InputError, match="codes of 3 dims are in a packing that is not read"):
         shape_of(method, {"_weight_qdata": (2, 4, 8)})

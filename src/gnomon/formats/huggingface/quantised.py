@@ -108,6 +108,8 @@ def served_format(config: Mapping[str, Any]) -> str | None:
         return "fp8" if method.block is None else "fp8-block"
     if method.program == "compressed-tensors" and _form(config["quantization_config"]) == "float-quantized":
         return "fp8"
+    if method.program == "torchao" and "Float8" in str(config["quantization_config"]["quant_type"]["default"]):
+        return "fp8"
     if method.bits not in (4, 8):
         raise InputError(f"quantization_config: no engine on record multiplies by {method.bits} bits; give --weights")
     return f"int{method.bits}-wo"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 import pytest
 
@@ -10,6 +11,7 @@ from gnomon.errors import FormatError, InputError
 from gnomon.formats.engines import ENGINE_OF, OPTIONS, command_line, read_command
 from gnomon.serving.file import ServeFile
 from gnomon.serving.layout import Serving
+from gnomon.software.engine import engine
 from gnomon.software.engine_options import known
 
 EXPRESSES: Mapping[str, tuple[dict[str, object], dict[str, object], int]] = {
@@ -137,3 +139,9 @@ def test_other_names_suffixes_and_groups_of_attention() -> None:
 def test_unknown_programs_are_said() -> None:
     with pytest.raises(InputError, match="no reader of 'tgi'"):
         read_command("", "tgi", "h100-sxm")
+
+
+def test_copies_of_experts_and_padded_lengths_are_told_where_no_option_has_them() -> None:
+    laid = Serving(tp=8, ep=8, redundant_experts=8, max_model_len=64)
+    _, lost = command_line(replace(ServeFile.of("m", "8xh100-sxm", laid, engine("vllm")), buckets=(16, 64)), "vllm")
+    assert any("8 copies of experts" in line for line in lost) and any("16, 64 tokens" in line for line in lost)

@@ -204,6 +204,12 @@ def command_line(file: ServeFile, program: str) -> tuple[str, tuple[str, ...]]:
         lost.append("guesses and adapters: their options name files that are not known here")
     if program == "dynamo":
         return _workers(shlex.join(words), file), tuple(lost)
+    if file.serving.redundant_experts:
+        lost.append(
+            f"{file.serving.redundant_experts} copies of experts: ask the engine for them, as its balancing has them"
+        )
+    if file.buckets:
+        lost.append(f"texts padded to {', '.join(map(str, file.buckets))} tokens: gnomon serve alone deals them out so")
     if file.prefill_count:
         lost.append(
             f"{file.prefill_count} engines for prompts and {file.decode_count} for answers: start as many, with a "

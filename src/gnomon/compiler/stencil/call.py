@@ -150,7 +150,7 @@ def replaced(graph: fx.Graph, make: Callable[[Stencil, Callable[..., Any]], Any]
             if not worth(found) or any(node.meta["val"].device.type != "cpu" for node in found.outputs):
                 continue
             made = make(found, _alone(region, found))
-        except UnfitError:
+        except (UnfitError, ValueError):  # ValueError: shifts and sizes of unequal numbers of dims
             continue
         _place(graph, region, found, made)
         yield region, made

@@ -24,6 +24,7 @@ from gnomon.cli.models import read_model_to_run, teacher_of
 from gnomon.cli.options.run import DataOptions, RunOptions
 from gnomon.cli.own import with_own
 from gnomon.cli.request import named_router
+from gnomon.cli.run_job import is_job, planned_job
 from gnomon.cli.terminal import print_json, print_lines
 from gnomon.cli.values import no_folder
 from gnomon.errors import InputError, PlanError
@@ -69,7 +70,12 @@ CHECKPOINT_EVERY = 100
 
 def run(options: RunOptions) -> int:
     """Read, predict, train, tell."""
-    file = _on_processes(read_plan(options.plan), options.processes)
+    unlike: tuple[str, ...] = ()
+    if is_job(options.plan):
+        file, options, unlike = planned_job(options)
+    else:
+        file = read_plan(options.plan)
+    file = _on_processes(file, options.processes)
     shared = shares_processes(file, options)
     if options.determinism and not shared:
         raise InputError(
@@ -122,6 +128,7 @@ def run(options: RunOptions) -> int:
     else:
         notes += () if resumes else begins(file.model, options.weights, options.seed)
     notes += uncalibrated(machines, file.on)
+    notes += tuple(f"not as the file says: {one}" for one in unlike)
     _check_weights(options, file, graph)
     if is_code(file.model):
         notes += load_late("gnomon.runtime.launch.captured_job:randomness")(graph)

@@ -51,9 +51,13 @@ examples:
   gnomon run plan.toml --data chats.jsonl --tokenizer path/to/tokenizer.json
 
 exit status: 0 done; 2 the request is wrong, or a process failed; 130 or 143
-stopped by ^C or SIGTERM."""
+stopped by ^C or SIGTERM.
 
-    plan: str = positional(metavar="PLAN.toml", help="a plan file")
+A job file of LLaMA-Factory, axolotl, TRL and others is trained in one process,
+by what it says of model, adapters, data, packing, rates and steps; what is not
+done as it says is listed first."""
+
+    plan: str = positional(metavar="PLAN.toml", help="a plan file, or a trainer's job file (YAML, script)")
     data: str | None = option(
         "--data",
         read=some,

@@ -1,0 +1,132 @@
+"""Job files of trainers carried out by `gnomon run`: what of them is done, what is said, and what is refused."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from gnomon.cli import main
+from gnomon.cli.options.run import RunOptions
+from gnomon.cli.run_job import is_job, planned_job
+from gnomon.errors import InputError
+
+TINY = {
+    "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 64, "intermediate_size": 160,
+    "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 300,
+    "max_position_embeddings": 512, "rms_norm_eps": 1e-5, "tie_word_embeddings": False,
+}  # fmt: skip
+FACTORY = """
+model_name_or_path: tiny
+stage: sft
+finetuning_type: lora
+lora_rank: 4
+lora_target: q_proj,v_proj
+dataset: mine
+cutoff_len: 64
+packing: true
+per_device_train_batch_size: 2
+gradient_accumulation_steps: 2
+learning_rate: 3.0e-4
+num_train_epochs: 3.0
+lr_scheduler_type: cosine
+warmup_steps: 7
+bf16: true
+enable_liger_kernel: true
+"""
+AXOLOTL = """
+base_model: ./tiny
+datasets:
+  - path: mine.txt
+    type: completion
+sequence_len: 64
+sample_packing: true
+micro_batch_size: 2
+gradient_accumulation_steps: 2
+optimizer: adamw_bnb_8bit
+lr_scheduler: linear
+learning_rate: 0.0002
+max_steps: 11
+bf16: auto
+adapter: qlora
+load_in_4bit: true
+lora_r: 4
+lora_target_linear: true
+gradient_checkpointing: true
+"""
+TRL = """python sft.py --model_name_or_path tiny --dataset_name mine.txt --max_length 64 \
+--per_device_train_batch_size 2 --use_peft --lora_r 4 --lora_target_modules all-linear \
+--max_steps 3 --seed 5 --lr_scheduler_type constant
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "tiny").mkdir()
+    (tmp_path / "tiny" / "config.json").write_text(json.dumps(TINY))
+    (tmp_path / "mine.txt").write_text("the sum of two and two is four. " * 400)
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "dataset_info.json").write_text(json.dumps({"mine": {"file_name": "../mine.txt"}}))
+    return tmp_path
+
+
+def put(folder: Path, name: str, text: str) -> RunOptions:
+    (folder / name).write_text(text)
+    assert is_job(str(folder / name))
+    return RunOptions(plan=str(folder / name))
+
+
+def test_a_yaml_of_llama_factory(folder: Path) -> None:
+    file, options, unlike = planned_job(put(folder, "job.yaml", FACTORY))
+    assert file.model == f"{folder}/tiny+lora4:q_proj,v_proj" and file.on == "local:1"
+    assert (file.workload.seq_len, file.workload.global_batch_size) == (64, 4)
+    assert (options.lr, options.lr_schedule, options.warmup_steps, options.packing) == (3e-4, "cosine", 7, "stream")
+    assert Path(str(options.data)).resolve() == (folder / "mine.txt").resolve()
+    assert any("num_train_epochs = 3.0" in line for line in unlike)
+    assert any("enable_liger_kernel" in line for line in unlike)
+
+
+def test_what_the_command_says_holds(folder: Path) -> None:
+    options = put(folder, "job.yaml", FACTORY)
+    asked = RunOptions(plan=options.plan, lr=0.5, steps=9, lr_schedule="wsd", data="other.txt")
+    _, told, unlike = planned_job(asked)
+    assert (told.lr, told.steps, told.lr_schedule, told.data) == (0.5, 9, "wsd", "other.txt")
+    assert not any("epochs" in line for line in unlike)
+
+
+def test_a_yaml_of_axolotl(folder: Path) -> None:
+    file, options, unlike = planned_job(put(folder, "job.yml", AXOLOTL))
+    assert file.model.endswith("/tiny+qlora4") and file.plan.saved.preset == "full"
+    assert (options.steps, options.lr_schedule, options.packing) == (11, "linear", "documents")
+    assert any("adamw_bnb_8bit: states are trained in" in line for line in unlike)
+    assert file.plan.precision.states != "int8"
+
+
+def test_a_script_of_trl(folder: Path) -> None:
+    file, options, _ = planned_job(put(folder, "job.sh", TRL))
+    assert file.model.endswith("/tiny+lora4")
+    assert (options.steps, options.seed, options.packing, options.lr_schedule) == (3, 5, "padded", "constant")
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (FACTORY.replace("stage: sft", "stage: dpo"), "stage = dpo: gnomon run trains on text"),
+        (FACTORY.replace("dataset: mine", "dataset: theirs"), "the data set theirs is not here; give --data"),
+        (FACTORY.replace("cosine", "inverse_sqrt"), "lr_scheduler_type|inverse_sqrt"),
+        (FACTORY.replace("model_name_or_path: tiny", "model_name_or_path: a/b"), "not known here"),
+        (AXOLOTL + "rl: dpo\n", "rl = dpo"),
+    ],
+)
+def test_what_is_not_trained_is_refused_by_its_line(text: str, said: str, folder: Path) -> None:
+    with pytest.raises(InputError, match=said):
+        planned_job(put(folder, "job.yaml", text))
+
+
+def test_a_job_is_trained(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("torch")
+    options = put(folder, "job.yaml", FACTORY)
+    assert main(["run", options.plan, "--steps", "2", "--warmup-steps", "1"]) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert "the adapters alone are trained" in said and "not as the file says" in said and "loss" in said

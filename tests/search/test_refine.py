@@ -12,7 +12,7 @@ from gnomon.errors import GnomonError, PlanError
 from gnomon.hardware import parse_cluster
 from gnomon.methods import methods_named
 from gnomon.models.presets import model
-from gnomon.plans import Goal, Optimizer, Plan, Workload
+from gnomon.plans import Goal, Optimizer, Plan, RouterLoad, Workload
 from gnomon.prediction import predict
 from gnomon.prediction.predict import PLAIN_STACK
 from gnomon.report.prediction import has_choices
@@ -29,6 +29,7 @@ from gnomon.search.refinement.choices import (
     parse_choice_limit,
     read_value,
     runs_value,
+    with_load,
 )
 from gnomon.search.refinement.refine import QUICK, THOROUGH, refine
 from gnomon.software import Stack, own, stack, stacks
@@ -159,12 +160,13 @@ BY_BLOCK = ("reshard_after_forward", "prefetch", "parameter_offload", "parameter
 """Choices of ZeRO 3."""
 
 
-OF_EXPERTS = ("dispatch", "experts")
+OF_EXPERTS = ("dispatch", "experts", "expert_replicas", "expert_placement")
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_every_value_makes_a_plan_that_has_it(name: str) -> None:
     of, graph = choice(name), model("qwen3-30b-a3b" if name in OF_EXPERTS else "llama-3.2-1b")
+    (of,) = with_load((of,), RouterLoad(kind="zipf", s=0.4))
     hopper = with_disks(parse_cluster("2x4xh100-sxm"), 1e9)
     base = Plan(optimizer=Optimizer(zero=3 if name in BY_BLOCK else 1, clip=False))
     ep = 4 if name in OF_EXPERTS else 1

@@ -139,7 +139,7 @@ def has_choices(plan: Plan) -> bool:
         or replace(plan.optimizer, zero=0, clip=True) != replace(usual.optimizer, zero=0, clip=True)
         or plan.mesh.order != usual.mesh.order
         or plan.layout.dispatch != usual.layout.dispatch
-        or bool(plan.saved.rules or plan.schedule.passes)
+        or bool(plan.saved.rules or plan.schedule.passes or plan.experts.replicas or plan.experts.placement)
     )
 
 

@@ -54,8 +54,9 @@ class EncoderPrice(IterationPrice):
         self.engine, self.device = engine, cluster.devices[0]
         self.serving = Serving(tp=1, pp=1, dp=1, ep=1, replicas=1, weights=weights, kv="bf16", max_model_len=1)
         self.ggml = None
-        if engine.kernels != "vendor":
+        if engine.kernels.startswith("ggml"):
             self.ggml = ggml_row(self.device, vulkan=engine.kernels == "ggml-vulkan")
+        self.stored = None  # encoders multiply by oneDNN's matrices, not by the engine's own kernels
         self.curves = curves_for(
             self.device, attention="flash3" if self.device.arch in ("hopper", "blackwell") else "flash2"
         )

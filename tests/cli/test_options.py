@@ -77,7 +77,7 @@ def test_an_option_given_twice_is_an_error_or_adds_up(
 
 def test_what_adds_up_says_so() -> None:
     adding = {action.dest for _, action in ALL if isinstance(action, argparse._AppendAction)}
-    assert adding == {"settings", "sizes", "forbid", "fix", "allow", "vary", "price", "lora"}
+    assert adding == {"settings", "sizes", "forbid", "fix", "allow", "vary", "price", "lora", "replays"}
 
 
 @pytest.mark.parametrize(

@@ -161,8 +161,8 @@ predicted, measured, and ATen's. Needs torch and g++.
 
 --device writes the module's stencils (explicit sums of shifted slices, pads or
 rolls; convolutions of few channels) for another device that a file describes:
-avx512, avx2, neon, h200, sw26010, or NAME.toml. Loops for cores with scratchpads
-are played here and compared with eager.
+avx512, avx2, neon, h200, sw26010, or NAME.toml. Loops for cores that have
+scratchpads are played here and compared with eager.
 
 examples:
   gnomon compile model.py:build --explain

@@ -19,7 +19,7 @@ PYTHON := python3.13 python3.12 python3.11 python3.14 python3 python
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 # torch is by far the largest part of the environment. `make test EXTRAS=dev` does without: its tests are then skipped.
-EXTRAS := dev,docs,torch,hf,parquet,serve,triton
+EXTRAS := dev,docs,torch,hf,parquet,serve,graph,triton
 # Processes that run tests: half as many again as there are cores, because tests also wait for processes of their own.
 # Tests that follow one another share what they predicted or searched, so each process takes a run of them, and one that is
 # done takes half of what another still has. `make test WORKERS=0`: one after another, for a debugger.

@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 from gnomon.hardware import parse_cluster
 from gnomon.models.deepseek import deepseek_v3, deepseek_v3_671b
 from gnomon.models.hybrid import hybrid, nemotron_3_super
-from gnomon.plans import Fp8, Mesh, Optimizer, Overlap, Plan, Precision, Schedule, Workload
+from gnomon.plans import Fp8, Mesh, Optimizer, Plan, Precision, Schedule, Workload
 from gnomon.prediction import predict
 from gnomon.prices.collectives import collective_seconds
-from gnomon.prices.dispatch import DISPATCH_SMS, dispatch_seconds, holders
+from gnomon.prices.dispatch import dispatch_seconds, holders
 from gnomon.prices.links import AxisLink, axis_link
 from gnomon.software import Fact, Stack
 
@@ -144,25 +144,6 @@ def test_hybrid_ep_gathers_the_routing_of_all_tokens_and_sends_weights_with_each
     actual = {kind: waits["hybrid_ep"][kind] - waits["fused"][kind] for kind in ("F", "B")}
     assert actual["F"] == pytest.approx(2 * (gathered + more - bare) * exposed)
     assert actual["B"] == pytest.approx(2 * (more - bare) * exposed)
-
-
-def test_dispatch_beside_another_microbatch_takes_a_part_of_the_device() -> None:
-    """Waits fall to the share of multiprocessors that the transfer's kernels hold, as long as computing is longer."""
-    graph = deepseek_v3(replace(deepseek_v3_671b(), num_layers=1, num_dense_layers=0))
-    waits = {}
-    for beside in (False, True):
-        plan = Plan(
-            mesh=Mesh(dp_shard=64, ep=64),
-            optimizer=Optimizer(zero=1),
-            schedule=Schedule(micro_batch_size=1),
-            overlap=Overlap(experts=beside),
-        )
-        prediction = predict(graph, "8x8xh100-sxm", plan, Workload(global_batch_size=64, seq_len=4096))
-        layer = next(p.forward for p in prediction.pricing.stages[0].order if "ep" in p.forward.comm_s)
-        waits[beside] = layer.comm_s["ep"], layer.compute_s
-    whole, compute = waits[False]
-    left = max(whole - compute, 0) + min(whole, compute) * DISPATCH_SMS / 132
-    assert waits[True] == pytest.approx((left, compute)) and left < whole
 
 
 def test_fused_experts_have_no_activation_and_no_casts_between_products() -> None:

@@ -24,6 +24,8 @@ from gnomon.formats.shell import Launch
 from gnomon.formats.trainer_source import commands_of
 from gnomon.formats.trainers import Modules, adapted, flag, model_of
 from gnomon.models.llama import LlamaConfig
+from gnomon.orders.interleaved_one_f_one_b import ORDER as INTERLEAVED
+from gnomon.orders.one_f_one_b import ORDER as ONE_F_ONE_B
 from gnomon.plans import Layout, Mesh, Offload, Optimizer, Overlap, Plan, Precision, Saved, Schedule, Workload
 from gnomon.software import Stack, stack
 
@@ -96,7 +98,7 @@ def _read(path: Path, given: Given) -> Job:
     plan = Plan(
         mesh=mesh,
         schedule=Schedule(
-            name="interleaved_one_f_one_b" if virtual > 1 else "one_f_one_b",
+            name=(INTERLEAVED if virtual > 1 else ONE_F_ONE_B).name,
             micro_batch_size=micro,
             virtual_stages=virtual,
         ),

@@ -267,6 +267,9 @@ def _deepseek_v3(k: Keys, name: str, wanted: Wanted, notes: Notes) -> deepseek.D
 CONFIGURED = (
     ModelType(
         name="llama",
+        gguf="llama",
+        gguf_turned=True,
+        llama_layers=True,
         reader=_llama,
         numerics=Usual(),
         weights=USUAL,
@@ -274,6 +277,9 @@ CONFIGURED = (
     ),
     ModelType(
         name="mistral",
+        gguf="llama",
+        gguf_turned=True,
+        llama_layers=True,
         reader=_mistral,
         numerics=Usual(),
         weights=USUAL,
@@ -281,6 +287,8 @@ CONFIGURED = (
     ),
     ModelType(
         name="qwen2",
+        gguf="qwen2",
+        llama_layers=True,
         reader=_qwen2,
         numerics=Usual(),
         weights=USUAL,
@@ -296,6 +304,8 @@ CONFIGURED = (
     ),
     ModelType(
         name="qwen3",
+        gguf="qwen3",
+        llama_layers=True,
         reader=_qwen3,
         numerics=Usual(),
         weights=USUAL,

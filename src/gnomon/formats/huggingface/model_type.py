@@ -39,6 +39,13 @@ class ModelType:
     attention: Literal["", "by_flash", "op_by_op"] = ""
     """How its attention runs: in ops of its own, unless FlashAttention is asked for, or always. Empty: by PyTorch's
     kernels. Source: `_supports_sdpa` and `_supports_flash_attn` of its class."""
+    gguf: str = ""
+    """The architecture of llama.cpp as which its weights are written; empty: they are not."""
+    gguf_turned: bool = False
+    """Whether llama.cpp has the rows of its q and k in another order: those of a head's two halves in turn."""
+    llama_layers: bool = False
+    """Whether its layers are Llama's: linears and norms by these names, and a norm multiplies by its weight as it
+    lies, so that a scale of a linear's inputs is taken back in what makes them (AWQ)."""
     same_keys: tuple[str, ...] = ()
     """Other types whose keys its reader reads to the same network."""
     inside: tuple[str, ...] = ()

@@ -218,7 +218,7 @@ def job_of(
     if f.has("rampup_batch_size"):
         f.report("rampup_batch_size", f"the first steps are smaller; priced at the final global batch, {total}")
     count = microbatches(total, micro, mesh.data_ranks, ("global_batch_size", "micro_batch_size"))
-    check_lengths(f, mesh, seq_len)
+    check_lengths(f, mesh, seq_len, grows=family == "images")
     schedule = schedule_of(f, mesh, layers, micro, count)
     plan = Plan(
         mesh=mesh,
@@ -390,15 +390,16 @@ def mesh_of(f: Fields, devices: int | None, num_experts: int) -> Mesh:
     return Mesh(**axes, ep=ep, etp=etp, order=order)
 
 
-def check_lengths(f: Fields, mesh: Mesh, seq_len: int) -> None:
-    """Refusals about the sequence: context and sequence parallelism, positions."""
+def check_lengths(f: Fields, mesh: Mesh, seq_len: int, *, grows: bool) -> None:
+    """Refusals about the sequence: context and sequence parallelism, positions. grows: the program makes positions for
+    as many tokens as its decoder is given (pretrain_vlm.py)."""
     if mesh.cp > 1:
         divides("seq_length", seq_len, "2 x context_parallel_size", 2 * mesh.cp)
     if f.flag("sequence_parallel", False):
         divides("seq_length", seq_len, "tensor_model_parallel_size x context_parallel_size", mesh.tp * mesh.cp)
     positions = f.integer("max_position_embeddings", seq_len)
     rotary = f.raw("position_embedding_type") not in (None, "learned_absolute", "absolute")
-    if positions < seq_len and not rotary and not f.flag("use_rotary_position_embeddings", False):
+    if positions < seq_len and not grows and not rotary and not f.flag("use_rotary_position_embeddings", False):
         f.fail("max_position_embeddings", f"{positions} positions for seq_length = {seq_len}; give at least {seq_len}")
 
 

@@ -19,9 +19,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gnomon.errors import InputError
+from gnomon.formats.huggingface.known import TYPES
 
-MODELS = ("llama", "mistral", "qwen2", "qwen3")
-"""Model types whose linears and norms have the places below, and whose norms multiply by their weight as it lies."""
 POWERS = 20
 IN_LAYER = re.compile(r"(.*\.layers\.\d+\.)self_attn\.q_proj\.weight$")
 PLACES: Sequence[tuple[tuple[str, ...], str]] = (
@@ -68,10 +67,12 @@ def scales_of(
 ) -> Scales:
     """names: every tensor of the folder and its shape. squares: (inputs, inputs) of each linear, sums of all products
     of two inputs. rounded: what a matrix is once it is stored. InputError for a model whose layers are not known."""
-    if model_type not in MODELS:
+    known = TYPES.get(model_type)
+    if known is None or not known.llama_layers:
+        able = ", ".join(name for name, one in TYPES.items() if one.llama_layers)
         raise InputError(
             f"awq takes scales back in the norm or the linear before each one, whose places are known of "
-            f"{', '.join(MODELS)}, and this is {model_type}; take gptq"
+            f"{able}, and this is {model_type}; take gptq"
         )
     made = Scales()
     for start in sorted({match[1] for name in names if (match := IN_LAYER.match(name))}):

@@ -24,15 +24,13 @@ from numpy.typing import NDArray
 
 from gnomon.errors import InputError
 from gnomon.formats.gguf import blocks_of, read_gguf, stored, write_gguf
+from gnomon.formats.huggingface.known import TYPES
 from gnomon.runtime.checkpoint.pretrained import CONFIG
 from gnomon.runtime.parameters.packed import PackedFolder, open_folder, raw
 from gnomon.runtime.parameters.weights import Folder
 from gnomon.storage.dense import Dense
 from gnomon.storage.form import Arrays, Shape, Storage
 
-TURNED = ("llama", "mistral")
-"""Model types whose q and k have their rows in another order there."""
-ARCHITECTURES = {"llama": "llama", "mistral": "llama", "qwen2": "qwen2", "qwen3": "qwen3"}
 NAMES = {
     "model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output",
     "self_attn.q_proj": "attn_q", "self_attn.k_proj": "attn_k", "self_attn.v_proj": "attn_v",
@@ -129,7 +127,7 @@ def _turned(given: Matrix, name: str, config: Mapping[str, Any]) -> Matrix:
     """Rows of q and k in llama.cpp's order: of a head's first and second half one each in turn."""
     storage, arrays, shape = given
     which = next((one for one in ("q_proj", "k_proj") if f".{one}." in name), None)
-    if which is None or config["model_type"] not in TURNED:
+    if which is None or not TYPES[config["model_type"]].gguf_turned:
         return given
     heads = config["num_attention_heads"]
     heads = config.get("num_key_value_heads") or heads if which == "k_proj" else heads
@@ -152,12 +150,14 @@ def _name(name: str, source: Path) -> str:
 def _metadata(config: Mapping[str, Any], source: Path) -> dict[str, Any]:
     """What llama.cpp asks of a model. InputError for one of another kind."""
     kind = config.get("model_type")
-    if kind not in ARCHITECTURES:
-        raise InputError(f"{source} is of type {kind!r}; {', '.join(ARCHITECTURES)} are written as GGUF")
+    known = TYPES.get(str(kind))
+    if known is None or not known.gguf:
+        able = ", ".join(name for name, one in TYPES.items() if one.gguf)
+        raise InputError(f"{source} is of type {kind!r}; {able} are written as GGUF")
     rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
     if rope.get("rope_type", rope.get("type", "default")) != "default":
         raise InputError(f"{source} scales its rotary embeddings ({rope}), whose factors are not written as GGUF here")
-    heads, hidden, own = int(config["num_attention_heads"]), int(config["hidden_size"]), ARCHITECTURES[str(kind)]
+    heads, hidden, own = int(config["num_attention_heads"]), int(config["hidden_size"]), known.gguf
     width = int(config.get("head_dim") or hidden // heads)
     return {
         "general.architecture": own,

@@ -524,7 +524,8 @@ def _stage_price(
                 kernels=made.kernels,
                 device=device,
                 facts=facts,
-                expert_overlap=plan.overlap.experts,
+                # an exchange that is a row of the Program is hidden by the clock, not by its price
+                expert_overlap=plan.overlap.experts and block.part_of is None,
                 split_paths=splits,
                 load=load,
                 pieces=parts,

@@ -164,6 +164,7 @@ def test_a_trace_is_read_and_a_bad_row_is_named() -> None:
         ("llama-3.1-8b", "h100-sxm", {"tp": 2}, "needs 2 devices"),
         ("llama-3.1-8b", "2xh100-sxm", {"tp": 2, "ep": 2}, "has none"),
         ("bert-base", "h100-sxm", {}, "makes no tokens one after another"),
+        ("t5-base", "h100-sxm", {}, "has an encoder beside its decoder, and no server of one is predicted"),
         ("llama-3.1-8b", "h100-sxm", {"max_model_len": 100}, "longer than max_model_len 100"),
         ("llama-3.1-70b", "h100-sxm", {}, "would not start"),
         ("gpt2", "h100-sxm", {}, "longer than the 1024 positions"),

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import sys
 from collections.abc import Collection, Iterator, Mapping
 from typing import NoReturn, TypeVar
@@ -55,6 +56,10 @@ def read_json(text: str, source: str, *, infinite: bool = False) -> Mapping[str,
     if not isinstance(value, dict):
         raise InputError(f"{source} holds a {type(value).__name__}; expected an object", "$")
     return value
+
+
+_EXPONENT = re.compile(r"[0-9]+(\.[0-9]*)?[eE][+-]?[0-9]{1,3}")
+"""A number that is written with an exponent."""
 
 
 class Keys:
@@ -114,10 +119,13 @@ class Keys:
         return value
 
     def number(self, key: str, default: float | None = None) -> float:
-        """A number of at least 0; `default` if absent or null, an error without one."""
+        """A number of at least 0; `default` if absent or null, an error without one. `1e-4` is one, which YAML 1.1
+        takes for text and programs read with float()."""
         value = self.raw(key)
         if value is None:
             value = self._default(key, default)
+        if isinstance(value, str) and _EXPONENT.fullmatch(value):
+            value = float(value)
         if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value <= sys.float_info.max:
             self.fail(key, f"expected a number of at least 0, got {repr(value)[:40]}")
         return float(value)

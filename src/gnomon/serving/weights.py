@@ -401,6 +401,11 @@ def shape_of(graph: Graph, serving: Serving, multiples: tuple[int, ...] = (1, 1)
 
     InputError for a model that makes no tokens one after another.
     """
+    if any(_base(dim) == "enc_seq" for block in graph.blocks for tensor in block.tensors for dim in tensor.atoms):
+        raise InputError(
+            f"{graph.name} has an encoder beside its decoder, and no server of one is predicted; gnomon serve runs "
+            f"folders of T5, and --serve predicts decoders (llama-3.1-8b) and encoders (bert-base)"
+        )
     counts: dict[str, int] = {}
     for call in graph.calls:
         counts[call.block] = counts.get(call.block, 0) + call.repeat

@@ -211,14 +211,24 @@ def adopt(source: str, library: Path) -> None:
             _loaded[key] = function_of(library)
 
 
+TRIES = 5
+"""To have a kernel that is there when it is loaded."""
+
+
 def _one(item: tuple[str, str]) -> Function | None:
     key, source = item
-    try:
-        path = _on_disk(key) or (compiled(key, source) if has_compiler() else None)
-        return None if path is None else function_of(path)
-    except OSError as error:
-        log.warning("kernels cannot be kept or loaded (%s): their operations stay PyTorch's", error)
-        return None
+    failed: OSError | None = None
+    for _ in range(TRIES):  # a process of another seal may take a file away between its making and its loading
+        path: Path | None = None
+        try:
+            path = _on_disk(key) or (compiled(key, source) if has_compiler() else None)
+            return None if path is None else function_of(path)
+        except OSError as error:
+            failed = error
+            if path is None or path.exists():
+                break
+    log.warning("kernels cannot be kept or loaded (%s): their operations stay PyTorch's", failed)
+    return None
 
 
 def function_of(path: Path) -> Function:
@@ -230,11 +240,14 @@ def function_of(path: Path) -> Function:
 def _on_disk(key: str) -> Path | None:
     """A file of this key that this user signed and nobody else may write to; others of the key are removed."""
     for path in cache_folder().glob(f"{key}-*.so"):
-        wrong = f"{path} is a link" if path.is_symlink() else others_may_write(path)
-        if wrong is not None:
-            log.warning("a compiled kernel is not loaded, and is built anew: %s", wrong)
-        elif seal().fits(path.read_bytes(), path.stem.rpartition("-")[2]):
-            return path
+        try:
+            wrong = f"{path} is a link" if path.is_symlink() else others_may_write(path)
+            if wrong is not None:
+                log.warning("a compiled kernel is not loaded, and is built anew: %s", wrong)
+            elif seal().fits(path.read_bytes(), path.stem.rpartition("-")[2]):
+                return path
+        except FileNotFoundError:  # another process removed it first
+            continue
         path.unlink(missing_ok=True)
     return None
 

@@ -28,7 +28,7 @@ from torch import Tensor
 from torch.distributed import ProcessGroup, Work
 
 from gnomon.hardware import Axis, Measured, Table
-from gnomon.runtime.calibrate.cases import Timed, after, cases
+from gnomon.runtime.calibrate.cases import Case, Timed, after, cases
 from gnomon.runtime.calibrate.disk import Disk
 from gnomon.runtime.calibrate.served import served_cases
 from gnomon.runtime.mesh.collectives import all_gather, all_reduce, reduce_scatter
@@ -159,9 +159,17 @@ def _digits(value: float) -> float:
 # --- in every process
 
 
+def _of_all_ranks(own: Sequence[Case]) -> list[Case]:
+    """Cases that every process has a kernel for: all of them run the same ones, or some would wait for ever."""
+    everyone: list[set[tuple[str, str]]] = [set()] * dist.get_world_size()
+    dist.all_gather_object(everyone, {(case.what, case.dtype) for case in own})
+    shared = set.intersection(*everyone)
+    return [case for case in own if (case.what, case.dtype) in shared]
+
+
 def measure(budget: Budget) -> Repeats:
     """This process's repeats. All processes of the job must call it."""
-    listed = [*cases(budget.dtypes, fine=budget.fine), *served_cases(fine=budget.fine)]
+    listed = [*cases(budget.dtypes, fine=budget.fine), *_of_all_ranks(served_cases(fine=budget.fine))]
     tables = [Times.of((c.what, c.dtype, c.direction), c.axes) for c in listed]
     points = [(t, c, at) for t, c in zip(tables, listed, strict=True) for at in enumerate(c.points())]
     modes = 2 if budget.alone and dist.get_world_size() > 1 else 1

@@ -53,6 +53,49 @@ def test_processes_share_a_cache_and_one_is_killed(tmp_path: Path, monkeypatch: 
     assert {build.key_of(source(number)) for number in (1, 2, 5)} <= {path.stem.partition("-")[0] for path in kept}
 
 
+def under_seals(homes: Sequence[str], folder: str, rounds: int) -> None:
+    """In a process of its own: the same kernel again and again, each time under the next seal."""
+    os.environ["GNOMON_CACHE"] = folder
+    made = []
+    for at in range(rounds):
+        os.environ["GNOMON_HOME"] = homes[at % len(homes)]
+        build._loaded.clear()
+        [function] = build.libraries([source(7)])
+        made.append(function is not None and function() == 7)
+    os._exit(int(not all(made)))
+
+
+def test_processes_of_several_seals_take_files_from_each_other_and_lose_no_kernel(tmp_path: Path) -> None:
+    """A kernel of another seal is removed as it is looked at: it may be gone before it is read, or loaded."""
+    context = get_context("fork")
+    homes = [str(tmp_path / name) for name in ("one", "other")]
+    for home in homes:
+        Path(home).mkdir(mode=0o700)
+    (tmp_path / "kernels").mkdir(mode=0o700)
+    processes = [
+        context.Process(target=under_seals, args=(homes[at:] + homes[:at], str(tmp_path / "kernels"), 4))
+        for at in range(2)
+    ]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join()
+    assert [process.exitcode for process in processes] == [0, 0]
+
+
+def test_a_file_that_is_gone_is_no_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GNOMON_CACHE", str(tmp_path))
+    path = tmp_path / f"{build.key_of(source(8))}-0.so"
+    path.write_bytes(b"x")
+
+    def taken(path: Path) -> None:
+        path.unlink()
+        path.stat()
+
+    monkeypatch.setattr(build, "others_may_write", taken)
+    assert build._on_disk(build.key_of(source(8))) is None
+
+
 def test_what_a_killed_process_left_is_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GNOMON_CACHE", str(tmp_path))
     build._loaded.clear()

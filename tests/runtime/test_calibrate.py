@@ -10,6 +10,7 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="torch is not installed: the runtime's tests need it")
 
+import torch.distributed as dist  # noqa: E402
 from runtime import parity  # noqa: E402
 
 from gnomon.errors import InputError  # noqa: E402
@@ -17,7 +18,15 @@ from gnomon.hardware import measured_cluster  # noqa: E402
 from gnomon.models.llama import llama  # noqa: E402
 from gnomon.plans import Mesh, Optimizer, Plan, Schedule  # noqa: E402
 from gnomon.prediction import predict  # noqa: E402
-from gnomon.runtime.calibrate.calibrate import Budget, calibrate, memory_bytes, physical_cores, relative_iqr  # noqa: E402
+from gnomon.runtime.calibrate.calibrate import (  # noqa: E402
+    Budget,
+    _of_all_ranks,
+    calibrate,
+    memory_bytes,
+    physical_cores,
+    relative_iqr,
+)
+from gnomon.runtime.calibrate.cases import Case  # noqa: E402
 from gnomon.software import stack  # noqa: E402
 
 pytestmark = pytest.mark.torch
@@ -54,6 +63,18 @@ def test_computing_loses_to_collectives_beside_it_what_was_measured() -> None:
     assert step_s(None, 0) == step_s(1.0, 0)
     with pytest.raises(InputError, match="lost_beside must be 0 or more"):
         replace(machine, lost_beside=-1.0)
+
+
+def test_cases_are_those_of_all_processes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that has a kernel more than the others would measure it alone, and they would wait for it."""
+    own = [Case(what="stored_linear", dtype=form, direction="", axes=(), build=print) for form in ("bf16", "int4")]
+    monkeypatch.setattr(dist, "get_world_size", lambda: 2)
+
+    def gathered(everyone: list[object], mine: object) -> None:
+        everyone[:] = [mine, {("stored_linear", "bf16")}]
+
+    monkeypatch.setattr(dist, "all_gather_object", gathered)
+    assert [case.dtype for case in _of_all_ranks(own)] == ["bf16"]
 
 
 def test_the_machine_has_cores_and_memory() -> None:

@@ -22,7 +22,6 @@ from gnomon.cli.request import job_request
 from gnomon.cli.run import STACK, device_of, is_rank_0, need_torch, read_plan
 from gnomon.cli.terminal import print_json, print_lines
 from gnomon.errors import InputError
-from gnomon.formats import programs
 from gnomon.graph import Graph
 from gnomon.hardware import parse_cluster
 from gnomon.late import load_late
@@ -30,6 +29,7 @@ from gnomon.prediction import Prediction, predict
 from gnomon.prices.collectives import collective_seconds, p2p_seconds
 from gnomon.prices.links import axis_link
 from gnomon.report.tables import Column, gib, number, table, wrapped
+from gnomon.request.job_file import is_plan
 from gnomon.software import stack
 from gnomon.units import show_bytes
 
@@ -86,7 +86,7 @@ def _predicted(options: CheckOptions) -> tuple[Prediction, Graph]:
         raise InputError(
             "say what is to be checked: gnomon check plan.toml, or a job file of another program with --on"
         )
-    if options.source is None and options.job is not None and _is_plan(options.job):
+    if options.source is None and options.job is not None and is_plan(options.job):
         for name, flag in flags(CheckOptions).items():
             if name in BESIDE_A_JOB and name in given(options):
                 raise InputError(f"{flag.names[0]} is for a job file, and a plan file says all of it: change it there")
@@ -95,11 +95,6 @@ def _predicted(options: CheckOptions) -> tuple[Prediction, Graph]:
         return predict(graph, parse_cluster(file.on), file.plan, file.workload, stack(STACK)), graph
     asked = job_request(options.job, options, options.on)
     return predict(asked.graph, asked.cluster, asked.plan, asked.workload, asked.stack), asked.graph
-
-
-def _is_plan(path: str) -> bool:
-    """Whether it is a plan file, and no TOML of another program."""
-    return path.endswith(".toml") and (not Path(path).exists() or programs.recognised(Path(path)) is None)
 
 
 def _checkpoint_bytes(prediction: Prediction, graph: Graph) -> int:

@@ -55,6 +55,15 @@ def is_job(name: object) -> bool:
     return is_job_file(path)
 
 
+def is_plan(path: str | Path) -> bool:
+    """Says whether a file is a plan of ours, and no TOML of another program. One that is not there is, so that reading
+    it says so."""
+    file = Path(path)
+    if file.suffix != ".toml":
+        return False
+    return not file.exists() or load_late("gnomon.formats.programs:recognised")(file) is None
+
+
 def read_job(path: str | Path, cluster: Cluster | str | None = None, *, model: Graph | str | None = None) -> JobFile:
     """A plan file, or the job file of another program, on machines.
 

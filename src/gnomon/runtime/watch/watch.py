@@ -29,12 +29,11 @@ from torch.autograd.variable import Variable
 from torch.utils._pytree import tree_leaves
 
 from gnomon.errors import InputError
-from gnomon.formats import programs
 from gnomon.frontend import named
 from gnomon.plans import PlanFile, load_plan
 from gnomon.prediction import Prediction, predict
 from gnomon.request import arguments
-from gnomon.request.job_file import read_job
+from gnomon.request.job_file import is_plan, read_job
 from gnomon.request.model import is_code
 from gnomon.runtime.watch.drift import WORDS, Drift, Expected, Parts, expected_of, judge, memory_drift, typical
 from gnomon.runtime.watch.expect import Seen, expect, machine, reason
@@ -388,7 +387,7 @@ def _predicted(plan: object, model: nn.Module) -> Prediction:
     """Of a plan that says what it is for; of a job file of another program, on the machine that this runs on."""
     if isinstance(plan, Prediction):
         return plan
-    if isinstance(plan, str | Path) and not _is_plan(plan):
+    if isinstance(plan, str | Path) and not is_plan(plan):
         job = read_job(plan, machine(model))
         return predict(job.graph, job.cluster, job.plan, job.workload, job.stack)
     file = load_plan(plan) if isinstance(plan, str | Path) else plan
@@ -400,12 +399,6 @@ def _predicted(plan: object, model: nn.Module) -> Prediction:
     graph = named.read(file.model)[0] if is_code(file.model) else arguments.graph(file.model)
     cluster = arguments.cluster(file.on)
     return predict(graph, cluster, file.plan, file.workload, arguments.stack(file.stack or None))
-
-
-def _is_plan(path: str | Path) -> bool:
-    """Whether it is a plan of ours, and no job file of another program."""
-    file = Path(path)
-    return file.suffix == ".toml" and (not file.exists() or programs.recognised(file) is None)
 
 
 def resident() -> int:

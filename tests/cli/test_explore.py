@@ -97,6 +97,11 @@ def test_a_server_is_answered_as_predict_serve_does(port: int, capsys: pytest.Ca
     assert form(port, "/predict", again)["fits"]
 
 
+def test_a_plan_of_training_is_not_dropped_for_a_server(port: int) -> None:
+    plan = form(port, "/predict", JOB)["plan"]
+    assert "a plan file is of training" in form(port, "/predict", SERVER, plan)["error"]
+
+
 def test_a_server_that_does_not_start_is_helped(port: int) -> None:
     large = ["llama-3.3-70b", *SERVER[1:], "--tp", "1"]
     told = form(port, "/predict", large)
@@ -152,6 +157,8 @@ def test_nobody_else_is_answered(port: int) -> None:
 def test_a_mistake_is_said_on_the_command_line(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["explore", "llama-tiny", "--no-browser"]) == 2
     assert "--on" in capsys.readouterr().err
+    assert main(["explore", "--from", "vllm", "serve.sh", "--on", "h100-sxm", "--no-browser"]) == 2
+    assert "the page has no --from" in capsys.readouterr().err
 
 
 @needs_chromium

@@ -99,6 +99,9 @@ class Page:
 
     def __init__(self, options: ExploreOptions) -> None:
         self.start = FormOptions(**{f.name: getattr(options, f.name) for f in fields(FormOptions)})
+        if self.start.source is not None:
+            program, path = self.start.source
+            raise InputError(f"the page has no --from: give the file as it is, gnomon explore {path} (of {program})")
         if asks_to_serve(self.start):
             refuse_others(self.start)
             load_late("gnomon.cli.explore_serve:answered")(self.start)
@@ -191,7 +194,11 @@ class Page:
         options = _read(asked["words"])
         refuse_others(options)
         self._check_code(options)
-        return options if asks_to_serve(options) else None
+        if not asks_to_serve(options):
+            return None
+        if asked["plan"]:
+            raise InputError("a plan file is of training, and serve asks for a server; leave the plan, or serve")
+        return options
 
     def _check_code(self, options: FormOptions) -> None:
         """InputError for a module that the command line did not name, and for what would write a file."""

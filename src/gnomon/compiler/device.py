@@ -102,7 +102,7 @@ class DeviceDescription:
 
 
 def names() -> tuple[str, ...]:
-    """Of the devices that have a file."""
+    """Lists the devices that have a file."""
     return tuple(sorted(path.stem for path in FOLDER.glob("*.toml")))
 
 

@@ -41,7 +41,7 @@ class Grouped(Tried):
         return self.aten(*args) if out is None else out
 
     def aten(self, *args: Tensor) -> Tensor:
-        """By PyTorch."""
+        """Computes the same by PyTorch."""
         x, weights, ends, *places = args
         rows = aten.index.Tensor(x, [places[0]]) if places else x
         out: Tensor = torch._grouped_mm(rows, weights, offs=ends)

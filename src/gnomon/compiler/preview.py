@@ -126,7 +126,7 @@ class Preview(Convolution):
         return pooled.contiguous(memory_format=LAST)
 
     def run(self, *args: Tensor) -> Tensor:
-        """By preview; exactly where there is no kernel."""
+        """Computes by preview, and exactly where there is no kernel."""
         x = args[0].contiguous(memory_format=LAST)
         function = kernel_of(str(self.text), ctypes.c_void_p)
         if function is None:

@@ -46,16 +46,16 @@ Doubles = NDArray[np.float64]
 Longs = NDArray[np.int64]
 
 SLACK = 1e-9
-"""Bounds are lowered by this share: sums of floats are rounded."""
+"""The share by which bounds are lowered, because sums of floats are rounded."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)  # a key of what is kept of it
 class LayerTable:
-    """Sums over the graph's layers before each one, on one kind of device: shape (layers + 1), or (layers + 1, sizes)
+    """Prefix sums over the graph's layers, on one kind of device: shape (layers + 1), or (layers + 1, sizes)
     of many sizes of a worker's microbatch."""
 
     forward: Doubles
-    """Seconds."""
+    """Seconds of the forward."""
     back: Doubles
     """Seconds of a backward that is one action."""
     drain: Doubles
@@ -65,14 +65,14 @@ class LayerTable:
     kept: Doubles
     """Bytes held from forward to backward, at least."""
     inside: Doubles
-    """[layers] bytes that a layer's backward needs beside them."""
+    """[layers] bytes that a layer's backward needs on top of what is kept."""
     dense: Doubles
     """[layers + 1] parameter elements on a rank, each where it is first held."""
     routed: Doubles
-    """[layers + 1] the same of routed experts."""
+    """[layers + 1] parameter elements of routed experts on a rank, counted as `dense` is."""
     least: Doubles
-    """[6, …] of the layers that a pipeline divides the least forward, back, drain, forward and back together, dense
-    elements, and bytes kept."""
+    """[6, …] least value over the layers that a pipeline divides: forward, back, drain, forward and back together,
+    dense elements, and bytes kept."""
 
     def at(self, column: int) -> LayerTable:
         """The table of one size."""
@@ -90,11 +90,14 @@ class LayerTables:
         self.graph, self.cluster, self.workload, self.base, self.kinds = graph, cluster, workload, base, kinds
         kernels, _, self.stack = kernels_of(stack, cpu=on_cpu(cluster))
         layers = graph.layers()
+        # A stage is cut between the counted layers; embedding and head (no `first`) go with the stage that they border.
         self.counted = [i for i, layer in enumerate(layers) if layer.call.first is not None] or list(range(len(layers)))
         self.num_layers = len(layers)
         self.workspace = [workspace_bytes(kind.node.device, self.stack) for kind in kinds]
         self.micro = _worker_sizes(workload.batch_size, [len(kind.devices) for kind in kinds])
         self.column = {size: i for i, size in enumerate(self.micro)}
+        # Preset recomputation is a choice of the space and has a table each; rules of the plan's own are the only
+        # choice.
         plain = base if base.saved.rules else replace(base, saved=Saved())
         self.layer_kinds = Kinds(graph, plain, kernels)
         self.order = np.array([self.layer_kinds.kind_of[layer.label] for layer in layers], np.int64)
@@ -115,6 +118,8 @@ class LayerTables:
         self.predicted: dict[MixedPoint, Prediction | str] = {}
         """What searches of this work have predicted: of a point that cannot run, why."""
         place = {layer.label: i for i, layer in enumerate(layers)}
+        # Layer i reads layer i - 1 for every i > 0: then each stage waits for the one before it, which `played_s`
+        # relies on.
         chained = {place[reader] for reader, maker, _ in dependencies(graph) if place[reader] - place[maker] == 1}
         self.chain = len(chained) == len(layers) - 1
         """Every layer reads from the one before it, so that every stage does."""
@@ -129,15 +134,15 @@ class LayerTables:
         return float(static_bytes(elements, 0.0, self.base, 0, (1, 1), self.stack))
 
     def of(self, block: MixedBlock, entry: int, batch: int, recompute: str | None = None) -> LayerTable:
-        """Of one entry of a block's kinds. batch: sequences of a microbatch on one worker. recompute: in place of the
-        block's."""
+        """The table of one entry of a block's kinds. batch: sequences of a microbatch on one worker. recompute: in
+        place of the block's."""
         key = block.shape, entry, batch, block.sequence_parallel, block.context, recompute or block.recompute
         if key not in self._tables:
             self._tables[key] = self.every(block, entry, recompute).at(self.column[batch])
         return self._tables[key]
 
     def every(self, block: MixedBlock, entry: int, recompute: str | None = None) -> LayerTable:
-        """The same of all sizes (`micro`) at once."""
+        """The table of one entry for every size in `micro` at once."""
         shape = block.shape
         tables = self._of_axes(shape.kinds[entry], shape.tp[entry], shape.cp, shape.ep[entry], block)
         return tables[recompute or block.recompute] if len(tables) > 1 else next(iter(tables.values()))
@@ -171,6 +176,8 @@ class LayerTables:
         return self._roomiest[key]
 
     def _made(self, kind: int, tp: int, cp: int, ep: int, block: MixedBlock) -> dict[str, LayerTable]:
+        # The smallest mesh with these axes: ep ranks are drawn from dp_shard x tp x cp, so dp_shard is what ep needs
+        # beyond the two others.
         mesh = Mesh(dp_shard=ep // gcd(ep, tp * cp), tp=tp, cp=cp, ep=ep)
         layout = replace(self.base.layout, sequence_parallel=block.sequence_parallel and tp > 1, context=block.context)
         plan = replace(
@@ -190,10 +197,13 @@ class LayerTables:
 
     def _sums(self, table: KindTable) -> LayerTable:
         """Prefix sums in the graph's order."""
+        # The host launches a layer's kernels while the device computes: a layer takes the longer of the two, per
+        # action.
         host = table.host_s
         forward = np.maximum(table.forward_s, host[0])
         back = np.maximum(table.input_s + table.weight_s, host[1] + host[2])
         drain = np.maximum(table.input_s, host[1])
+        # sums[b] - sums[a] is the value of layers a … b - 1: every stage, whatever its cut, costs one subtraction.
         dense, routed = self._elements(table)
         counted = self.order[self.counted]
         least = [seconds[counted].min(axis=0) for seconds in (forward, back, drain, forward + back)]
@@ -213,6 +223,7 @@ class LayerTables:
     def _elements(self, table: KindTable) -> tuple[list[float], list[float]]:
         """(dense, routed experts') elements that each layer is the first to hold."""
         seen: set[str] = set()
+        # Tied tensors are counted where they are first held; a later stage that holds them again holds no less.
         dense, routed = [], []
         for layer, kind in zip(self.graph.layers(), self.order.tolist(), strict=True):
             if not self.layer_kinds.shared:
@@ -233,11 +244,14 @@ class LayerTables:
         """Seconds in which a device of a kind updates so many parameter elements, divided over `ways` ranks, at
         least."""
         optimizer, device = self.base.optimizer, self.kinds[kind].node.device
+        # floor: a rank that owns fewer elements than the others bounds the update from below.
         owned = np.floor(np.asarray(elements, float) / ways)
+        # Other optimizers and offloaded updates have no closed price that is proved below the simulator's.
         if optimizer.offload is not None or optimizer.kind != "adamw":
             return np.zeros_like(owned)
         curves = curves_for(device)
         price = optimizer_seconds(owned, optimizer, self.base.precision, device, curves, self.stack)
+        # The timeline rounds every action to its grid, so each price may shrink by one step of it.
         return np.maximum(np.asarray(price.device_s, float) - GRID_S, 0.0)
 
     def reduced_s(self, kind: CollectiveKind, elements: Doubles, devices: tuple[int, ...], mesh: Mesh) -> Doubles:
@@ -247,6 +261,8 @@ class LayerTables:
             return np.zeros_like(elements)
         key = devices, mesh
         if key not in self._links:
+            # The groups that add gradients up are those of dp_shard and cp together; each row of the array is one
+            # group's devices.
             self._links[key] = axis_link(self.cluster, np.array(devices)[mesh.dense.groups("dp_shard", "cp")])
         link = self._links[key]
         size = elements * width(self.base.precision.reduce)
@@ -261,8 +277,10 @@ class LayerTables:
     def edges(self, layers: Longs) -> list[Longs]:
         """[points] first layer of the graph in each stage, and their number at the end. layers: [points, stages]
         counted ones."""
+        # layers[:, s] counts layers of stage s, so the running sum is the first counted layer of stage s + 1.
         starts = np.array(self.counted)[np.cumsum(layers[:, :-1], axis=1)]
         first, last = np.zeros(len(layers), np.int64), np.full(len(layers), self.num_layers)
+        # Layers before the first counted one go with stage 0, those after the last one with the last stage.
         return [first, *starts.T, last]
 
 
@@ -272,6 +290,7 @@ def _layout(block: MixedBlock, tp: int, cp: int) -> tuple[bool, str]:
 
 
 def _worker_sizes(total: int, devices: Sequence[int]) -> tuple[int, ...]:
+    # A microbatch of `size` sequences over n workers gives the fullest ceil(size / n): -(-size // n).
     """Sequences of a microbatch that a worker may have: shares, and equal parts of a microbatch."""
     shares = {*range(1, min(total, LARGEST_SHARE) + 1)}
     parts = {-(-size // n) for size in divisors(total) for count in devices for n in divisors(count) if n <= size}
@@ -309,7 +328,9 @@ def played_s(act: Actions, shape: Shape, schedule: str, microbatches: int) -> tu
         act = halves(act)
     zero = np.zeros_like(act.forward)
     made = skeleton(schedule, shape.pp, shape.virtual, microbatches)
+    # Messages and hand-overs take zero seconds here, which only makes the play shorter.
     ends, finals, _ = play(made, act, zero, zero, zero[1:], zero)
+    # Each level of the skeleton rounds its begin and end to the grid once.
     rounding = 2 * GRID_S * len(made.levels)
     return np.maximum(ends.max(axis=0), finals.max(axis=0)) - rounding, finals - rounding
 
@@ -352,12 +373,16 @@ def least_step_s(
     microbatch still goes back through all of them before the next meeting. Where weight gradients wait, they may be the
     last of a rank: the way back then begins after its last input gradient.
     """
+    # ahead: what earlier ranks must compute before this one's first forward. behind: what they must compute after its
+    # last backward. Both grow only where all ranks meet (clip), otherwise a rank's own work is the bound.
     most = ahead = behind = np.zeros(())
     for i, rank in enumerate(ranks):
         tail = 0.0 if tails is None or not clip else tails[i]
         own = microbatches * (rank.forward + rank.back)
         if split:
             drained = ahead + microbatches * (rank.forward + rank.drain) + behind
+            # Split backward: the rank ends with weight gradients (own), or with the way back after its last input
+            # gradient.
             most = np.maximum(most, np.maximum(ahead + own + tail, drained))
         else:
             most = np.maximum(most, ahead + own + np.maximum(behind, tail))
@@ -385,9 +410,11 @@ def held_bytes(
     way (`in_flight`), the next input gradient finds as many. On the first rank more are under way at some moment
     (`in_flight.under_way`), each in some stage.
     """
+    # One stage a rank: the peak is (microbatches in flight) x kept + what the running backward needs.
     if len(kept) == 1:
         return in_flight(schedules, rank, pp, microbatches) * kept[0] + inside
     every: Doubles = np.sum(kept, axis=0) + inside
+    # Several stages on the first rank: `units` (stage, microbatch) pairs are alive, each at least the smallest stage.
     if not rank:
         units = min(under_way(schedule, pp, len(kept), microbatches) for schedule in schedules)
         every = np.maximum(every, units * np.min(kept, axis=0))
@@ -406,6 +433,8 @@ def static_bytes(
     grads = 0 if stack.gradients.bucketed is False or plan.optimizer.offload else width(precision.grad)
     total: Doubles | float = 0.0
     for elements, parts in zip((dense, routed), ways, strict=True):
+        # ZeRO 1 divides master weights and states, ZeRO 2 gradients as well, ZeRO 3 parameters as well (Rajbhandari et
+        # al. 2020).
         for size, first in ((param, 3), (grads, 2), (master + states, 1)):
             total = total + elements * size / (parts if zero >= first else 1)
     return total

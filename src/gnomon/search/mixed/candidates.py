@@ -33,7 +33,7 @@ from gnomon.search.mixed.space import (
 )
 
 PLAYED = 256
-"""Points of a block whose schedule is played at once."""
+"""The number of points of a block whose schedule is played at once."""
 
 Smaller = Iterator[tuple[float, Candidate]]
 """Candidates with bounds on them."""
@@ -66,7 +66,7 @@ class OfShape:
     shape: Shape
     blocks: tuple[MixedBlock, ...]
     legal: bool = True
-    """They are known to run, and one may fit."""
+    """Whether they are known to run, and one may fit."""
 
     likeness = None
 
@@ -77,15 +77,15 @@ class OfShape:
 
     @property
     def distance(self) -> tuple[int, ...]:
-        """The farthest."""
+        """Shapes are the farthest from a plan."""
         return (0,)
 
     def expand(self, search: Search[MixedFound], bound: float) -> Smaller:
-        """Its blocks."""
+        """Yields the shape's blocks."""
         return self._spread() if self.legal else self.begun()
 
     def begun(self) -> Smaller:
-        """Those blocks that may run, if any may fit."""
+        """Yields those blocks that may run, if any may fit."""
         devices, why = self.devices, self.devices.illegal(self.shape, self.blocks)
         for block, wrong in why.items():
             if wrong:
@@ -102,7 +102,7 @@ class OfShape:
             yield from able._spread()
 
     def _spread(self) -> Smaller:
-        """The blocks that may fit."""
+        """Yields the blocks that may fit."""
         devices = self.devices
         for block in self.blocks:
             if block in devices.large.known or devices.bounds.least_ratio(block) > 1:
@@ -122,24 +122,25 @@ class OfBlock:
 
     @property
     def points(self) -> int:
-        """All of them."""
+        """Counts all of its points."""
         return self.devices.space.count(self.block)
 
     @property
     def distance(self) -> tuple[int, ...]:
-        """After shapes."""
+        """Blocks come after shapes."""
         return (-1,)
 
     def expand(self, search: Search[MixedFound], bound: float) -> Smaller:
-        """Its points, or pipelines of which no rank has its layers yet."""
+        """Yields its points, or pipelines of which no rank has its layers yet."""
         return self._replicas(search) if self.block.shape.form == "replicas" else self._pipelines()
 
     def _replicas(self, search: Search[MixedFound]) -> Smaller:
-        """Every way to share a microbatch: a step is as long as that of the worker that takes longest."""
+        """Yields every way to share a microbatch: a step is as long as that of the worker that takes longest."""
         block, space = self.block, self.devices.space
         shape = block.shape
         shares = _shares_array(space.global_batch // block.microbatches, space.workers(shape), space.equal)
         layers = np.array(equal_layers(space.num_layers, shape.pp * shape.virtual))
+        # All rows have the same layers: a view without a copy.
         every = np.broadcast_to(layers, (len(shares), len(layers)))
         variants = space.variants(shape, block.microbatches)
         for rows in self.devices.completed(block, variants, every, shares, search.worst()):
@@ -153,6 +154,7 @@ class OfBlock:
         devices.counts.too_large += members * (len(every) - len(pipe.variants))
         if not pipe.variants:
             devices.large.added.add(block)
+        # Split and whole backward have different bounds on what follows a rank, so they are two trees.
         for split in (False, True):
             node = Node(pipe, split, (), 0, 0.0, 0.0)
             if node.variants:
@@ -170,16 +172,16 @@ class OfNode:
 
     @property
     def points(self) -> int:
-        """Whole pipelines that begin so, in each variant."""
+        """Counts the whole pipelines that begin so, in each variant."""
         return _completions(self.devices.space, self.node) * len(self.node.variants)
 
     @property
     def distance(self) -> tuple[int, ...]:
-        """After blocks."""
+        """Partial pipelines come after blocks."""
         return (-2,)
 
     def expand(self, search: Search[MixedFound], bound: float) -> Smaller:
-        """One rank more, with every number of layers; at the last but one, whole pipelines."""
+        """Yields one rank more, with every number of layers; at the last but one, whole pipelines."""
         devices, node = self.devices, self.node
         devices.nodes += 1
         pipe, rank = node.pipe, len(node.layers)
@@ -188,15 +190,20 @@ class OfNode:
             yield from self._whole(np.array([equal_layers(num_layers, shape.pp * virtual)]), search)
             return
         rest, after = num_layers - node.used, shape.pp - rank - 1
+        # Every later rank needs `virtual` layers at least, one for each of its stages.
         choices = np.arange(virtual, rest - virtual * after + 1)
+        # The rank before the last: whatever it takes leaves the last one the rest, so the pipelines are whole.
         if after == 1:
             columns = [np.full(len(choices), n) for n in node.layers]
             yield from self._whole(layers_of_stages([*columns, choices, rest - choices], virtual, shape.turned), search)
             return
         forward, back, first = devices.ranks.seconds(node, choices)
+        # With clipping, what is ahead of the next rank: one forward of each first stage, and the way back through it (a
+        # split backward may leave its weight gradients for later).
         step = first[0] + (0.0 if node.split else first[1]) if devices.clip else 0.0 * choices
         ahead, used = node.ahead + step, node.used + choices
         most = devices.of_ranks(node, node.ahead + pipe.count * (forward + back))
+        # A node's bound is the larger of what its ranks take by themselves and what the rest takes behind them.
         bounds = np.maximum(most, devices.of_rest(node, used, ahead, rank + 1)) + 0.0 * choices
         able = devices.ranks.may_begin(node, choices)
         for i, layers in enumerate(choices.tolist()):
@@ -225,17 +232,18 @@ class OfRows:
 
     @property
     def points(self) -> int:
-        """One each."""
+        """Counts the rows, each of which is one point."""
         return len(self.rows.bounds)
 
     @property
     def distance(self) -> tuple[int, ...]:
-        """The nearest; after the others where they were played."""
+        """Points are the nearest to a plan, and those that were played come after the others."""
         return (-3 - self.rows.played,)
 
     def offered(self, search: Search[MixedFound]) -> Smaller:
-        """These where they belong; those that are too slow already are counted."""
+        """Yields these where they belong; those that are too slow already are counted."""
         bounds = self.rows.bounds
+        # Rows are sorted by bound, so those below the worst kept plan are a prefix.
         able = int(np.searchsorted(bounds * (1 - SLACK), search.worst()))
         self.devices.counts.too_slow += len(bounds) - able
         if able:
@@ -247,10 +255,13 @@ class OfRows:
         are played together, which gives better ones."""
         devices, rows = self.devices, self.rows
         if rows.played:
+            # rows[0] has the least bound of its set: predict it, offer the rest again under the bound of the next.
             layers, shares = tuple(rows.layers[0].tolist()), tuple(rows.shares[0].tolist())
             devices.price(point_of(rows.block, layers, shares, *rows.variant), search)
             rest = rows.part(slice(1, None))
         else:
+            # Not played yet: the first PLAYED rows are played together (one array), which raises their bounds; the rest
+            # wait.
             rest = rows.part(slice(PLAYED, None))
         if len(rest.bounds):
             yield from OfRows(devices, rest).offered(search)
@@ -259,7 +270,7 @@ class OfRows:
 
 
 def _completions(space: MixedSpace, node: Node) -> int:
-    """Whole pipelines that begin so."""
+    """Counts the whole pipelines that begin as a node does."""
     ranks = node.pipe.shape.pp - len(node.layers)
     if space.equal or not ranks:
         return 1

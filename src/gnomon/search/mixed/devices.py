@@ -31,10 +31,10 @@ from gnomon.search.space.legal import broken_rule
 from gnomon.software import Stack
 
 TRIES = 300
-"""Predictions of one search, unless more are asked for."""
+"""Predictions of one search, unless the caller gives another number."""
 
 MOST_NODES = 400_000
-"""Partial pipelines that one search looks at."""
+"""Partial pipelines that one search looks at, at most."""
 
 DIVE = 200
 """Items that are opened after the budget, at most, to predict one plan of a space of which none was."""
@@ -45,13 +45,13 @@ class Large:
     """Shapes and blocks that are too large, of several searches for plans that fit."""
 
     known: frozenset[Shape | MixedBlock] = frozenset()
-    """Shown so at less work, longer sequences or a larger model taking no less memory: not looked at."""
+    """Shown too large at less work (longer sequences or a larger model take no less memory), so not looked at."""
     added: set[Shape | MixedBlock] = field(default_factory=set)
-    """Shown so by this search, which adds them."""
+    """Shown too large by this search, which adds them."""
 
 
 class MixedDevices:
-    """Bounds are seconds of a step."""
+    """A space over kinds whose bounds are seconds of a step."""
 
     prune = True
     most_nodes = MOST_NODES
@@ -71,8 +71,8 @@ class MixedDevices:
         large: Large | None = None,
         keep_going: KeepGoing = always,
     ) -> None:
-        """limits: bytes that a device of each kind may hold. most_nodes: partial pipelines that are looked at, at
-        most. large: what need not be looked at. keep_going: the budget."""
+        """Takes the limits (bytes that a device of each kind may hold), most_nodes (partial pipelines that are looked
+        at, at most), large (what need not be looked at) and keep_going (the budget)."""
         self.tables, self.workload, self.stack, self.space, self.limits = tables, workload, stack, space, limits
         self.tries, self.keep_going = tries, keep_going
         self.most_nodes = most_nodes or self.most_nodes
@@ -90,7 +90,7 @@ class MixedDevices:
     # --- what ends a search
 
     def spent(self) -> Ended:
-        """Predictions, partial pipelines or time."""
+        """Says which limit is spent: predictions, partial pipelines or time; empty if none."""
         if self.counts.priced >= self.tries:
             return "tries"
         if self.nodes >= self.most_nodes:
@@ -121,7 +121,7 @@ class MixedDevices:
         return False
 
     def order(self, bound: float, *, whole: bool) -> float:
-        """Where a candidate stands among others. whole: its points are complete."""
+        """Returns where a candidate stands among others, its bound less rounding. whole: its points are complete."""
         return bound * (1 - SLACK)
 
     def of_block(self, block: MixedBlock) -> float:
@@ -131,6 +131,8 @@ class MixedDevices:
     def of_rest(self, node: Node, used: Any, ahead: Any, ranks: int) -> Any:
         """A bound on every pipeline that begins so: the ranks left take the other layers and the head through. used,
         ahead: of its first `ranks`, also arrays."""
+        # At rates[ranks] layers a second the ranks left take the other layers through, side by side, behind `ahead`
+        # seconds.
         pipe = node.pipe
         return (self.space.num_layers - used + pipe.head_layers) / pipe.rates[node.split][ranks] + ahead
 
@@ -143,6 +145,7 @@ class MixedDevices:
         """Points of several variants by their first bounds, the least first, without those that are too slow or too
         large. layers: [points, stages]."""
         made = Rows(block, variants[0], layers, shares, np.zeros(len(layers)), False)
+        # First the cheap bound on time for all variants, then memory only for points that are still fast enough.
         for variant, bounds in zip(variants, self.bounds.bounds(made, variants, played=False), strict=True):
             able = np.flatnonzero(bounds * (1 - SLACK) < worst)
             self.counts.too_slow += len(bounds) - len(able)
@@ -162,9 +165,11 @@ class MixedDevices:
     def played(self, part: Rows) -> Rows:
         """Points with better bounds, the least first, without those that are too large by a better one."""
         pipelined = part.block.shape.pp > 1
+        # Memory by the played schedule first: it drops points before their time is played.
         if pipelined:
             part = part.part(self.fitting(self.bounds.ratio(part, played=True)))
         bounds = part.bounds
+        # A play is a lower bound only where all ranks meet (clip) and stages form a chain that waits link by link.
         if len(bounds) and self.clip and pipelined and self.tables.chain:
             bounds = np.maximum(bounds, self.bounds.bounds(part, [part.variant], played=True)[0])
         return part.part(np.argsort(bounds, kind="stable"), bounds, played=True)
@@ -173,6 +178,8 @@ class MixedDevices:
 
     def illegal(self, shape: Shape, blocks: Sequence[MixedBlock]) -> dict[MixedBlock, str]:
         """What the model says against each block of a shape; empty if nothing."""
+        # What runs depends on axes of a worker and the layout alone, not on kinds' order, microbatches or
+        # recomputation.
         axes = dict.fromkeys(zip(shape.tp, shape.ep, strict=True))
         why: dict[object, str] = {}
         for block in blocks:
@@ -199,6 +206,7 @@ class MixedDevices:
     def price(self, point: MixedPoint, search: Search[MixedFound]) -> None:
         """What the simulator says; kept where it fits."""
         if point in self._known:
+            # Counted as priced so that `tries` means the same whether earlier searches helped or not.
             self.counts.priced += 1
             return
         prediction = self.predicted(point)

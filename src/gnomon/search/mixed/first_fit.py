@@ -64,7 +64,7 @@ class RoomyFirst(MixedDevices):
         return self.bounds.least_ratio(block)
 
     def of_rest(self, node: Node, used: Any, ahead: Any, ranks: int) -> Any:
-        """That of the block."""
+        """Bounds what is left of a pipeline by its block."""
         return self.bounds.least_ratio(node.pipe.block)
 
     def of_ranks(self, node: Node, seconds: Any) -> Any:

@@ -20,13 +20,14 @@ from typing import get_args
 from gnomon.search.mixed.layer_strategies import Choice, LayerCosts, LayerPlay, Strategy, Sync
 
 ALPHA = 1.05
-"""Strategies slower than the best by more than this are not gone on from."""
+"""The ratio to the best beyond which a strategy is not gone on from."""
 BARREN = 12
 """Strategies gone on from without gain, after which the search ends."""
 MOVES = 24
-"""Random ones, tried from each."""
+"""Random changes tried from each strategy."""
 SWEEP = 4
-"""From the first strategy after a gain, and from every so many without, each change of one layer or two is tried."""
+"""The interval of full sweeps: from the first strategy after a gain, and from every so many without, each change of one
+layer or two is tried."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,16 +36,17 @@ class Searched:
 
     strategy: Strategy
     step_s: float
-    """Infinite where nothing fits."""
+    """Seconds of a step; infinite where nothing fits."""
     seed: str
-    """The best of those that it began at."""
+    """The name of the best strategy that it began at."""
     seed_s: float
     played: int
-    """Strategies."""
+    """The number of strategies played."""
 
 
 def options(costs: LayerCosts) -> tuple[Choice, ...]:
-    """What a layer may do."""
+    """Lists what a layer may do: every group of devices with equal shares and shares by speed, each way of adding up,
+    and every device alone."""
     groups = [tuple(costs.kind_of), *(kind.devices for kind in costs.tables.kinds)]
     made = [
         Choice(devices, shares, sync)
@@ -72,12 +74,14 @@ def by_speed(costs: LayerCosts, devices: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def seeds(costs: LayerCosts) -> Iterator[tuple[str, Strategy]]:
-    """(what it is, the strategy) of the usual ones."""
+    """Yields the usual strategies, each with its name."""
     layers = costs.tables.num_layers
     for choice in options(costs):
         who = "all" if len(choice.devices) == len(costs.kind_of) else _named(costs, choice)
         how = "equal" if choice.shares == _equal(costs, choice.devices) else "by speed"
         yield f"{who}, {how}, {choice.sync}" if len(choice.devices) > 1 else who, (choice,) * layers
+    # One layer after the other: the fastest devices first, each with layers in proportion to its speed (a layer lies
+    # where the middle of its share of all layers falls in the running sum of speeds).
     devices = sorted(costs.kind_of, key=lambda d: (-costs.speed(d, costs.sequences), d))
     speeds = list(accumulate(costs.speed(device, costs.sequences) for device in devices))
     places = [
@@ -98,7 +102,7 @@ def whole(costs: LayerCosts, strategy: Strategy) -> Strategy:
 
 
 def search(play: LayerPlay, tries: int = 4000, number: int = 0) -> Searched:
-    """The fastest strategy that is met. tries: strategies played at most, beside seeds. number: of the random moves."""
+    """The fastest strategy that is met. tries: strategies played at most, seeds not counted. number: of the random moves."""
     costs, random, listed = play.costs, Random(number), options(play.costs)
     known, frontier = dict[Strategy, float](), list[tuple[float, int, Strategy]]()
 
@@ -116,6 +120,7 @@ def search(play: LayerPlay, tries: int = 4000, number: int = 0) -> Searched:
     first = min(named, key=named.__getitem__)
     while frontier and len(known) - begun < tries and barren < BARREN:
         seconds, _, strategy = heappop(frontier)
+        # Best-first with a tolerance: the frontier is exhausted once its best is ALPHA beyond the best known.
         best = min(known.values())
         if seconds > ALPHA * best:
             break
@@ -123,6 +128,7 @@ def search(play: LayerPlay, tries: int = 4000, number: int = 0) -> Searched:
             other = whole(costs, _changed(strategy, listed, random))
             if other not in known:
                 look(other)
+        # A full sweep costs 2 x layers x options plays, so it is made only now and then when nothing is gained.
         if barren % SWEEP == 0:
             for other in _near(strategy, listed):
                 if (changed := whole(costs, other)) not in known and len(known) - begun < tries:
@@ -133,7 +139,7 @@ def search(play: LayerPlay, tries: int = 4000, number: int = 0) -> Searched:
 
 
 def _near(strategy: Strategy, listed: tuple[Choice, ...]) -> Iterator[Strategy]:
-    """One layer, or two that follow each other, do something else."""
+    """Yields strategies in which one layer, or two that follow each other, do something else."""
     for size in (1, 2):
         for first in range(len(strategy) - size + 1):
             for choice in listed:
@@ -141,7 +147,7 @@ def _near(strategy: Strategy, listed: tuple[Choice, ...]) -> Iterator[Strategy]:
 
 
 def _changed(strategy: Strategy, listed: tuple[Choice, ...], random: Random) -> Strategy:
-    """A run of layers, most often short, does something else: an option, or what a neighbour does."""
+    """A strategy in which a run of layers, most often short, does something else: an option, or what a neighbour does."""
     size = min(len(strategy), random.choice((1, 1, 1, 2, 4, 8, len(strategy))))
     first = random.randrange(len(strategy) - size + 1)
     near = [strategy[i] for i in (first - 1, first + size) if 0 <= i < len(strategy)]

@@ -34,14 +34,14 @@ class Choice(NamedTuple):
     """The strategy of one layer."""
 
     devices: tuple[int, ...]
-    """Of the cluster, ascending."""
+    """Device indices of the cluster, ascending."""
     shares: tuple[int, ...]
     """Sequences of a microbatch that each takes, in order; 1 at least."""
     sync: Sync = "ring"
 
 
 Strategy = tuple[Choice, ...]
-"""Of every layer."""
+"""One choice for every layer."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -50,11 +50,11 @@ class LayerCosts:
 
     tables: LayerTables
     sequences: int
-    """Of a microbatch."""
+    """Sequences of a microbatch."""
     microbatches: int
     recompute: str
     crossing_bytes: tuple[float, ...]
-    """Of one sequence's output of each layer."""
+    """Bytes of one sequence's output of each layer."""
 
     @cached_property
     def kind_of(self) -> Mapping[int, int]:
@@ -79,6 +79,7 @@ class LayerCosts:
         made = []
         for sums in (table.forward, table.back, table.kept):
             each, seconds = np.diff(sums, axis=0), np.zeros((self.tables.num_layers, self.sequences + 1))
+            # seconds[:, n] = a whole part of at most LARGEST_SHARE and the rest, one after the other.
             for n in range(1, self.sequences + 1):  # larger shares go in parts, as those of the mixed search
                 part = min(n, LARGEST_SHARE)
                 seconds[:, n] = each[:, column[part]] + seconds[:, n - part]
@@ -95,6 +96,7 @@ class LayerCosts:
         """Finds for each layer the first that holds one of its parameters: what shares some has one strategy."""
         seen, first = dict[str, int](), list[int]()
         graph = self.tables.graph
+        # The first layer that holds any parameter of this one: equal numbers mean one strategy.
         for number, layer in enumerate(graph.layers()):
             names = [layer.call.parameter_name(t.name, layer.index) for t in graph.block(layer.call.block).parameters]
             first.append(min([number, *(first[seen[name]] for name in names if name in seen)]))
@@ -109,10 +111,10 @@ class LayerCosts:
 
 
 class LayerPlay:
-    """Steps under strategies, on one cluster."""
+    """Plays steps under strategies, on one cluster."""
 
     def __init__(self, costs: LayerCosts, limits: Sequence[int]) -> None:
-        """limits: bytes that a device of each kind may hold. PlanError for a graph that is no chain."""
+        """Takes the limits, bytes that a device of each kind may hold. PlanError for a graph that is no chain."""
         if not costs.tables.chain:
             raise PlanError(f"{costs.tables.graph.name} is no chain of layers; per-layer strategies are of chains")
         self.costs, self.limits = costs, limits
@@ -129,6 +131,8 @@ class LayerPlay:
         """Whether parameters, gradients, states and what forwards keep fit each device."""
         costs, base, held = self.costs, self.costs.tables.base, dict.fromkeys(self.costs.kind_of, 0.0)
         for number, choice in enumerate(strategy):
+            # "sharded" is ZeRO 3 over the layer's devices: parameters, gradients and states are divided by their
+            # number.
             ways = len(choice.devices) if choice.sync == "sharded" else 1
             own = static_bytes(costs.elements[number], 0.0, base, 3 if ways > 1 else 0, (ways, 1), costs.tables.stack)
             for device, share in zip(choice.devices, choice.shares, strict=True):
@@ -151,11 +155,13 @@ class LayerPlay:
     def route(self, source: int, target: int) -> tuple[tuple[str, int, int], ...]:
         """Queues that a message waits for."""
         a, b = self.costs.node_of[source], self.costs.node_of[target]
+        # Inside a node every pair has its own link. Between nodes a message waits for the sender's way out and the
+        # receiver's way in, which all devices of a node share.
         return (("inside", source, target),) if a == b else (("out", a, -1), ("in", b, -1))
 
 
 class _Step:
-    """One step being played."""
+    """The state of one step while it is played: clocks of devices and queues, in seconds."""
 
     def __init__(self, play: LayerPlay, strategy: Strategy) -> None:
         self.play, self.costs, self.strategy = play, play.costs, strategy
@@ -166,22 +172,23 @@ class _Step:
         self.param_width, self.grad_width = width(precision.param), width(precision.reduce)
 
     def seconds(self) -> float:
-        """The end of the last update."""
+        """Plays the step and returns the end of the last update, in seconds."""
         reduced: dict[int, list[tuple[float, Choice]]] = {}
+        # Only the last microbatch adds gradients up, unless parameters are sharded: those add up after each.
         for unit in range(self.costs.microbatches):
             ends = self._forward()
             reduced = self._backward(ends, last=unit == self.costs.microbatches - 1)
         return self._updates(reduced)
 
     def _forward(self) -> dict[int, float]:
-        """When each device of the last layer has its forward."""
+        """Returns when each device of the last layer has its forward."""
         ends: dict[int, float] = {}
         for number in range(len(self.strategy)):
             ends = self._layer(number, number - 1, ends, 0)
         return ends
 
     def _backward(self, ends: dict[int, float], *, last: bool) -> dict[int, list[tuple[float, Choice]]]:
-        """When gradients of each layer are added up."""
+        """Returns when gradients of each layer are added up, with the layer's strategy."""
         reduced: dict[int, list[tuple[float, Choice]]] = {}
         for number in reversed(range(len(self.strategy))):
             after = number + 1 if number + 1 < len(self.strategy) else -1
@@ -195,10 +202,13 @@ class _Step:
         choice = self.strategy[number]
         ready = dict.fromkeys(choice.devices, 0.0)
         if before >= 0:
+            # What crosses has the size of the earlier layer's output: forward it is `before`'s, backward its
+            # gradient's, so the smaller number.
             size = self.costs.crossing_bytes[min(number, before)]
             for source, target, count in moved(self.strategy[before], choice):
                 there = arrive[source] if source == target else self._send(source, target, count * size, arrive[source])
                 ready[target] = max(ready[target], there)
+        # Parameters of a sharded layer are asked for at time 0, so the queue of collectives prefetches them in order.
         gathered = self._gather(number, choice) if choice.sync == "sharded" else 0.0
         ends = {}
         for device, share in zip(choice.devices, choice.shares, strict=True):
@@ -228,6 +238,7 @@ class _Step:
         if len(choice.devices) == 1:
             return ready
         if choice.sync == "gathered":
+            # Homes rotate over the devices, so that no device serves every layer.
             home = choice.devices[number % len(choice.devices)]
             return max(self._send(other, home, nbytes, ready) for other in choice.devices if other != home)
         kind: CollectiveKind = "all_reduce" if choice.sync == "ring" else "reduce_scatter"
@@ -261,6 +272,8 @@ class _Step:
 def moved(before: Choice, after: Choice) -> list[tuple[int, int, int]]:
     """(from, to, sequences) of a microbatch whose sequences lie on devices in order, before and after."""
     out, left, right = list[tuple[int, int, int]](), list(before.shares), list(after.shares)
+    # Two-pointer walk over the microbatch: both sides list sequences in the same order, so each piece is an overlap of
+    # one holder before and one after.
     i = j = 0
     while i < len(left) and j < len(right):
         count = min(left[i], right[j])

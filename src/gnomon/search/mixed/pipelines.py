@@ -33,23 +33,25 @@ class Pipe:
             for variant in space.variants(block.shape, block.microbatches)
             if rows.has_room(block, variant[0], (variant[1],))
         )
-        """Those of which some point may fit."""
+        """The variants of which some point may fit."""
         size = space.global_batch // self.count
         self.tables = [tables.of(block, rank, -(-size // n)) for rank, n in enumerate(self.workers)]
+        # Layers outside begin … end are the embedding's and the head's; they go with the first and the holding rank.
         begin, end = tables.counted[0], tables.counted[-1] + 1
         self.holder = 0 if self.shape.turned else self.shape.pp - 1
         last = self.tables[self.holder]
+        # sums[-1] - sums[end] is the head alone, sums[begin] - sums[0] the embedding alone.
         self.head = [float(sums[-1] - sums[end]) for sums in (last.forward, last.back)]
         first = self.tables[0]
         self.embed = [float(sums[begin] - sums[0]) for sums in (first.forward, first.back)]
         least = [(float(table.least[0]), float(table.least[3])) for table in self.tables]
         self.head_layers = sum(self.head) / least[-1][1] if self.holder else 0.0
-        """What the head takes on the last rank, in layers."""
+        """What the head takes on the last rank, counted in layers."""
         self.rates = {
             split: [rough.rate(least[rank:], self.count, self.virtual, split=split) for rank in range(len(least))]
             for split in (False, True)
         }
-        """Layers by the second that the ranks from each on take through."""
+        """Layers a second that the ranks from each one on take through."""
         zero, schedules = (
             max((zero_stage for zero_stage, _ in self.variants), default=0),
             {name for _, name in self.variants},
@@ -57,7 +59,7 @@ class Pipe:
         ranks = range(self.shape.pp) if self.variants else ()
         rooms = [rows.most_layers(block, rank, zero, schedules) for rank in ranks]
         self.room = [sum(rooms[rank:]) for rank in range(len(rooms) + 1)]
-        """Layers that the ranks from each on have room for, at most."""
+        """Layers that the ranks from each one on have room for, at most."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,12 +69,12 @@ class Node:
     pipe: Pipe
     split: bool
     layers: tuple[int, ...]
-    """Of ranks."""
+    """Layers of each rank that has some."""
     used: int
     ahead: float
     """Seconds of one forward through their first stages, and with clipping one backward unless it is split."""
     most: float
-    """The largest bound of these ranks."""
+    """The largest bound of the ranks that have layers, in seconds."""
 
     @property
     def variants(self) -> list[tuple[int, str]]:
@@ -84,7 +86,7 @@ class Ranks:
     """Bounds the rank after those of a node."""
 
     def __init__(self, tables: LayerTables, space: MixedSpace, rows: Bounds, limits: tuple[int, ...]) -> None:
-        """limits: bytes that a device of each kind may hold."""
+        """Takes the limits, bytes that a device of each kind may hold."""
         self.tables, self.space, self.rows, self.limits = tables, space, rows, limits
 
     def seconds(self, node: Node, choices: Longs) -> tuple[Any, Any, tuple[Any, Any]]:
@@ -92,14 +94,17 @@ class Ranks:
         layers, and those of its first stage."""
         pipe, rank = node.pipe, len(node.layers)
         table, tables = pipe.tables[rank], self.tables
+        # One stage a rank: the layers of the next rank are known exactly, since those before it are.
         if pipe.virtual == 1:
             first = 0 if not rank else tables.counted[node.used]
             last = rank == pipe.shape.pp - 1
             ends = [tables.num_layers if last else tables.counted[node.used + n] for n in choices.tolist()]
             forward, back = (sums[ends] - sums[first] for sums in (table.forward, table.back))
             return forward, back, (forward, back)
+        # Several stages a rank: which layers they are depends on later ranks, so the smallest layer stands for each.
         embed = pipe.embed if not rank else (0.0, 0.0)
         head = pipe.head if rank == pipe.holder else (0.0, 0.0)
+        # The first stage has the most layers of a rank's stages, ceil(n / virtual).
         begins = -(-choices // pipe.virtual)
         least = [float(seconds) for seconds in table.least[:2]]
         forward, back = (choices * least[i] + (embed[i] + head[i]) for i in (0, 1))
@@ -108,6 +113,7 @@ class Ranks:
     def may_begin(self, node: Node, choices: Longs) -> NDArray[np.bool_]:
         """Whether the rank after those of a node may fit with so many layers, and those after it with the rest."""
         rest = self.space.num_layers - node.used - choices
+        # The layers left must find room on the ranks left.
         able = rest <= node.pipe.room[len(node.layers) + 1]
         return self._fits(node, choices) & able if able.any() else able
 
@@ -116,6 +122,7 @@ class Ranks:
         pipe, rank = node.pipe, len(node.layers)
         kind, table, tables = pipe.shape.kinds[rank], pipe.tables[rank], self.tables
         variants = node.variants
+        # The most ZeRO of the variants holds the least, so the bound holds for all of them.
         zero = max(v[0] for v in variants)
         if pipe.virtual > 1:
             dense: Doubles = choices * table.least[4]
@@ -124,6 +131,7 @@ class Ranks:
             )
             kept = choices * float(table.least[5])  # a microbatch in each stage
             if not rank:
+                # On the first rank more (stage, microbatch) pairs are alive at some moment than one a stage.
                 ways = min(under_way(s, pipe.shape.pp, pipe.virtual, pipe.count) for _, s in variants)
                 kept = np.maximum(kept, choices // pipe.virtual * ways * float(table.least[5]))
             held = np.asarray(held + kept)

@@ -37,9 +37,9 @@ from gnomon.search.space.points import Limit, divisors, make_space, parse_limit
 from gnomon.software import Stack
 
 SPENT = "the time allowed is spent"
-"""Why a search was stopped."""
+"""The reason that a stopped search gives."""
 NOT_TRIED = f"not looked at: {SPENT}"
-"""Why a case has no plan that nobody looked for."""
+"""The reason that a case gives whose plans nobody looked for."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,17 +54,17 @@ class MixedResult:
     best: tuple[MixedFound, ...]
     """The fastest plans that fit, the best first."""
     counts: Counts
-    """Of plans over several kinds."""
+    """Counts the plans over several kinds; those on one kind alone are left out."""
     bound_s: float
     """No plan of the space is faster than this; the best one's step where that is proved."""
     equal: MixedFound | None
-    """The best with equal shares and equal layers on all kinds; None if none fits."""
+    """The best plan with equal shares and equal layers on all kinds; None if none fits."""
     alone: tuple[tuple[Kind, MixedFound | None], ...]
-    """The best on each kind by itself; None if none fits, or of those `unfinished` if none was found in time."""
+    """The best plan on each kind by itself; None if none fits, or of those `unfinished` if none was found in time."""
     predicted: int
-    """Predictions of all searches together."""
+    """Counts the predictions of all searches together."""
     ended: Ended = ""
-    """What ended the search over several kinds before it was proved that nothing is faster."""
+    """Says what ended the search over several kinds before it was proved that nothing is faster."""
     unfinished: tuple[str, ...] = ()
     """What it is compared with and the budget cut short: names of kinds, `equal` for equal shares and layers."""
 
@@ -75,11 +75,12 @@ class MixedResult:
 
 
 BY_SPEED = 8
-"""Plans with shares by speed that are predicted however short the budget is."""
+"""Counts the plans with shares by speed that are predicted however short the budget is."""
 
 
 def _by_speed(devices: MixedDevices, tables: LayerTables, keep_going: KeepGoing) -> Iterator[MixedFound]:
-    """Data parallelism with shares by speed, as far as it runs and fits, while there is time; BY_SPEED in any case."""
+    """Yields plans of data parallelism with shares by speed that run and fit, while there is time; BY_SPEED in any
+    case."""
     for tried, point in enumerate(by_speed.points(devices.space, tables)):
         if tried >= BY_SPEED and not keep_going():
             return
@@ -160,6 +161,8 @@ def plan_mixed(
         allowed = tuple(min(nbytes, most_bytes) for nbytes in allowed)
     asked = _Asked(graph=graph, cluster=machines, workload=workload, stack=stack, base=base, fixed=fixed, limits=limits)
     first = first or keep_going
+    # What the result is compared with comes first: these plans are also the first incumbents of the search over kinds,
+    # so a tight budget still ends with a plan that is no worse than the best kind alone.
     alone, predicted, unfinished = _each_alone(asked, space.kinds, allowed, first)
     even = search_mixed(
         MixedDevices(tables, workload, stack, even_space, allowed, tries=tries, most_nodes=most_nodes, keep_going=first)
@@ -169,9 +172,13 @@ def plan_mixed(
     whole = MixedDevices(
         tables, workload, stack, space, allowed, tries=tries, most_nodes=most_nodes, keep_going=keep_going
     )
+    # Shares by speed are the plan most people would write by hand. A good incumbent early prunes more than a good
+    # order.
     plain = list(_by_speed(whole, tables, keep_going))
     every = [candidate for candidate in (*(f for _, f in alone), *even.best, *plain, *known) if candidate is not None]
+    # One plan may be found by two searches (equal shares are a case of all shares); a plan is kept once.
     begin = list({candidate.plan: candidate for candidate in every}.values())
+    # `diverse` chooses among all that were predicted, so nothing may be dropped for being slower than the `top` best.
     search = search_mixed(whole, top=tries if diverse else top, known=begin, on_progress=progress)
     if not search.best:
         raise PlanError(_nothing_fits(graph, machines, space, search))
@@ -186,6 +193,7 @@ def plan_mixed(
         space=space,
         best=best,
         counts=search.counts,
+        # While candidates are open, nothing is proved below the least of their bounds.
         bound_s=min(search.open_s, best[0].step_s),
         equal=even.best[0] if even.best else None,
         alone=alone,
@@ -240,6 +248,7 @@ def fitting(
     limits = tuple(forbid)
     space, _, tables = _prepared(graph, cluster, workload, stack, base, tuple(sorted(fixed.items())), limits)
     allowed = memory_limits(space.kinds, goal)
+    # Less work never needs more memory, but more work may: a plan that fitted there is predicted again here.
     for candidate in like:
         try:
             again = predict(graph, cluster, candidate.plan, workload, stack)
@@ -250,10 +259,13 @@ def fitting(
 
     if only:
         raise PlanError("none of the known plans fits")
+    # A kind is tried alone only if one copy of the model, divided over all of its devices, could fit: nothing divides
+    # it further.
     able = [
         index for index, kind in enumerate(space.kinds) if tables.divided_bytes / len(kind.devices) <= allowed[index]
     ]
 
+    # The roomiest kind first: the first that fits is the answer.
     able.sort(key=lambda index: -allowed[index] * len(space.kinds[index].devices))
 
     asked = _Asked(graph=graph, cluster=cluster, workload=workload, stack=stack, base=base, fixed=fixed, limits=limits)
@@ -267,6 +279,7 @@ def fitting(
             return _of_kind(own, index)
         return None
 
+    # From cheap to dear: plans that spare memory on one kind, then pipelines over kinds, then all plans of one kind.
     if quick := alone(True):
         return quick
     search = first_fit(
@@ -330,6 +343,7 @@ def _alone(
     found in time. quick: not the fastest, but one of those that spare memory, with much room."""
     graph, workload, stack, base = asked.graph, asked.workload, asked.stack, asked.base
     there, own = part_of(asked.cluster, kind), Goal(memory_bytes=limit_bytes)
+    # SPARING comes first so that what the user fixed wins over it.
     fixed = {**SPARING, **asked.fixed} if quick else asked.fixed
     check_request(graph, there, workload, base, fixed, there.num_devices)
     space = make_space(graph, there, workload, base=base, fixed=fixed, limits=asked.limits, stack=stack)
@@ -341,6 +355,8 @@ def _alone(
     if best is None:
         raise PlanError(f"nothing fits on {there.name}")
     whole = () if len(kind.devices) == asked.cluster.num_devices else kind.devices
+    # The plan was made for a cluster of this kind alone; on the whole cluster its ranks stand on that kind's devices,
+    # and the prediction is made there so that all results share one cluster.
     made = replace(best.plan, placement=whole)
     return predict(graph, asked.cluster, made, workload, stack), counts
 
@@ -376,6 +392,7 @@ def _nothing_fits(graph: Graph, cluster: Cluster, space: MixedSpace, search: Sea
 
 def _nearest_axes(space: MixedSpace) -> str:
     """What to ask for in place of a tp x cp that nodes cannot hold."""
+    # tp x cp must divide the devices of a node of every kind, so of their greatest common divisor.
     able = divisors(gcd(*(kind.node.count for kind in space.kinds)))
     asked = min(space.tp) * min(space.cp)
     if asked in able:

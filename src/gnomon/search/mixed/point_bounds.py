@@ -46,7 +46,7 @@ class Rows:
     bounds: Doubles
     """[points]"""
     played: bool
-    """Their schedule was played: the bound is as good as it gets."""
+    """Whether their schedule was played, after which the bound is as good as it gets."""
 
     def part(self, which: Any, bounds: Doubles | None = None, *, played: bool = False) -> Rows:
         """Some of the points. bounds: better ones."""
@@ -63,9 +63,9 @@ class _Work:
     act: Actions
     """[stages, points]"""
     kind: int
-    """Of the first rank's device."""
+    """The kind of the first rank's device."""
     ways: Sequence[tuple[int, int]]
-    """[ranks] over which ZeRO divides dense and routed parameters."""
+    """[ranks] numbers of ranks over which ZeRO divides dense and routed parameters."""
     dense: Doubles
     """[stages, points] elements that a rank holds before ZeRO."""
     routed: Doubles
@@ -75,14 +75,14 @@ class Bounds:
     """Bounds of the points of one search."""
 
     def __init__(self, tables: LayerTables, space: MixedSpace, limits: tuple[int, ...]) -> None:
-        """limits: bytes that a device of each kind may hold."""
+        """Takes the limits, bytes that a device of each kind may hold."""
         self.tables, self.space, self.limits = tables, space, limits
         self._ratios: dict[object, float] = {}
         self._most: dict[object, int] = {}
         self._flights: dict[object, int] = {}
         optimizer = space.base.optimizer
         self.clip = optimizer.clip and optimizer.offload is None
-        """All ranks meet once a step, in the norm."""
+        """Whether all ranks meet once a step, in the norm."""
 
     def _actions(self, block: MixedBlock, tables: Sequence[tuple[LayerTable, Longs]], layers: Longs) -> Actions:
         """Seconds of the actions of every stage, [stages, points]. tables: of each pipeline rank, and the column (of
@@ -93,6 +93,8 @@ class Bounds:
         def seconds_of(name: str) -> Doubles:
             seconds = np.empty(layers.T.shape)
             for stage in range(layers.shape[1]):
+                # column[edges[s + 1]] - column[edges[s]]: prefix sums, so a stage of any cut is one subtraction for all
+                # points.
                 table, columns = tables[rank_of[stage]]
                 column: Doubles = getattr(table, name)
                 seconds[stage] = column[edges[stage + 1], columns] - column[edges[stage], columns]
@@ -111,11 +113,15 @@ class Bounds:
         micro, size = self.tables.micro, self.space.global_batch // made.block.microbatches
         every = [self.tables.every(block, entry) for entry in range(len(workers))]
         if shape.form == "stages":
+            # Stages: each rank's data-parallel workers divide the whole microbatch, ceil(size / n) sequences at the
+            # fullest.
             parts = [int(np.searchsorted(micro, -(-size // n))) for n in workers]
             columns = [np.full(len(made.bounds), part) for part in parts]
             given = [(list(zip(every, columns, strict=True)), list(shape.kinds))]
             ways = [self.ways(shape, workers, rank) for rank in range(shape.pp)]
         else:
+            # Replicas: `shares` is what all workers of a kind take together; a worker takes ceil(share / workers of the
+            # kind).
             taken = np.searchsorted(micro, -(-made.shares // np.array(workers)))
             given = [([(t, taken[:, k])] * shape.pp, [shape.kinds[k]] * shape.pp) for k, t in enumerate(every)]
             ways = [self.ways(shape, (sum(workers),), 0)] * shape.pp
@@ -143,6 +149,7 @@ class Bounds:
 
     def bounds(self, made: Rows, variants: Sequence[tuple[int, str]], *, played: bool) -> list[Doubles]:
         """[points] bounds on a step of each variant: of its kinds of replica the longest, with what the update of the
+        # The longest of: the pipeline with the meeting, the played order, reductions of one rank back to back.
         first rank takes before it and reductions after it, and reductions by themselves. played: by the order of the
         schedule."""
         shape, count = made.block.shape, made.block.microbatches
@@ -153,6 +160,8 @@ class Bounds:
             reduced = {z: self._reduced(work, shape, z) for z in {min(zero, 1) for zero, _ in variants}}
             for i, (zero, schedule) in enumerate(variants):
                 split, divided = is_split(schedule), min(zero, 1)
+                # Without a play only whether weight gradients are split matters, so schedules of one sort share their
+                # bound.
                 key = schedule if played else split, divided
                 if key not in known:
                     ranks = least_of_ranks(work.act, shape)
@@ -161,8 +170,12 @@ class Bounds:
                     if played:
                         whole, ends = played_s(work.act, shape, schedule, count)
                         known[key] = np.maximum(known[key], np.maximum(whole, (ends + tails).max(axis=0)))
+                    # Ranks meet in the norm's sum (clip) or are one rank: then the first rank's update delays the next
+                    # step whole.
                     if meets:
                         known[key] = known[key] + self._updated(work, shape, divided)
+                # ZeRO 3, and ZeRO 2 with overlapped reduction, add gradients up after every microbatch; others once a
+                # step.
                 every = zero == 3 or (zero == 2 and self.space.base.overlap.grad_reduce)
                 of_ranks = [reduced[divided][list(stages)].sum(axis=0) for stages in stages_of_ranks(shape)]
                 sums = np.max(of_ranks, axis=0) * (count if every else 1)
@@ -190,6 +203,7 @@ class Bounds:
                 column = int(np.searchsorted(micro, -(-size // workers[rank])))
                 columns = np.full(len(ratios), column)
                 ranks = [(rank, columns, self.ways(shape, workers, rank))]
+            # In stages a rank holds one share; in replicas each kind has its own, and the fullest decides.
             else:
                 columns = np.searchsorted(micro, -(-item.shares // np.array(workers)))
                 ranks = [(k, columns[:, k], self.ways(shape, (sum(workers),), 0)) for k in range(len(workers))]
@@ -201,6 +215,7 @@ class Bounds:
                 kept = [table.kept[b, own] - table.kept[a, own] for a, b in parts]
                 inside = table.inside[parts[-1][1] - 1, own]
                 least = held_bytes(kept, inside, (schedule,), rank, shape.pp, block.microbatches)
+                # What the schedule's rows hold, stage by stage, is at least as large as what the closed form knows.
                 if played:
                     made = flight(schedule, shape.pp, shape.virtual, block.microbatches).held
                     insides = np.stack([table.inside[b - 1, own] for _, b in parts])
@@ -221,11 +236,13 @@ class Bounds:
         shape = block.shape
         zero = max(z for z, _ in self.space.variants(shape, block.microbatches))
         ranks = tuple(sorted(zip(shape.kinds, shape.tp, shape.ep, strict=True)))
+        # The order of ranks does not matter to this bound, so permutations of the same ranks share it.
         key = shape.form, ranks, shape.kinds[0 if shape.turned else -1], shape.pp, shape.cp, block[1:], zero
         if key not in self._ratios:
             self._ratios[key] = self._least_ratio(block, zero, (1,) * shape.pp)
         if shape.virtual > 1 or shape.pp == 1 or self._ratios[key] > 1:
             return self._ratios[key]
+        # Bubbles of in-flight microbatches depend on the order of ranks: the key keeps it.
         ordered = shape, block[1:], zero  # what is under way differs by rank
         if ordered not in self._ratios:
             self._ratios[ordered] = self._least_ratio(block, zero, self.flights(block))
@@ -260,6 +277,8 @@ class Bounds:
         if key not in self._most:
             room = self.limits[kind] - tables.workspace[kind]
             held = self._held_by(table, column, zero, ways, under_way, shape.virtual, first=not rank, holder=holder)
+            # `held` never falls with more layers (see `_held_by`), so counting those within the room gives the largest
+            # number.
             self._most[key] = int(np.count_nonzero(held * (1 - SLACK) <= room))
         return self._most[key]
 
@@ -275,6 +294,7 @@ class Bounds:
         ends += [(counted[-1] + 1, total)] if holder else []
         beside = sum(float(table.dense[b] - table.dense[a]) for a, b in ends)
         more = sum(float(table.kept[b, column] - table.kept[a, column]) for a, b in ends)
+        # The last layer of a rank is one before a counted layer, or the model's last if this rank holds the head.
         lasts = [total - 1] if holder else [layer - 1 for layer in counted[1:]] or [total - 1]
         inside = float(table.inside[lasts, column].min())
         held: Doubles = np.zeros(()) + static_bytes(
@@ -283,6 +303,8 @@ class Bounds:
         if virtual == 1:
             return np.asarray(held + under_way * (kept * layers + more) + inside)
         every: Doubles = kept * layers + more + inside
+        # A first rank of several stages: `under_way` (stage, microbatch) pairs, each of at least layers // virtual
+        # layers.
         if first:
             every = np.maximum(every, under_way * kept * (layers // virtual))
         return np.asarray(held + every)
@@ -305,6 +327,7 @@ class Bounds:
             most = self.most_layers(block, rank, zero, schedules)
             if most < shape.virtual:
                 return False
+            # Subtract rank by rank: if the ranks' rooms do not add up to all layers, no cut of this block fits.
             left -= most
         return left <= 0
 
@@ -337,6 +360,9 @@ class Bounds:
     def _filled(self, shape: Shape, zero: int, needs: Sequence[tuple[float, float, float]]) -> float:
         """Share of what its device may hold that the fullest rank does at least. each: of every entry of the kinds,
         what a layer has of parameters and keeps, and what the backward of the model's last layer needs."""
+        # Ranks in a pipeline share layers: with l_i layers, rank i fills (workspace_i + layer_i x l_i) / limit_i of its
+        # device. Setting all equal to x and adding up the l_i gives x = (L + sum of workspace_i / layer_i) / sum of
+        # limit_i / layer_i: the least possible maximum.
         space, workers = self.space, self.space.workers(shape)
         layers, room, most = float(space.num_layers), 0.0, 0.0
         for entry, (kind, (dense, kept, inside)) in enumerate(zip(shape.kinds, needs, strict=True)):
@@ -354,5 +380,6 @@ class Bounds:
 
     def ways(self, shape: Shape, workers: Sequence[int], rank: int) -> tuple[int, int]:
         """Ranks over which ZeRO divides dense and routed parameters."""
+        # Routed experts lie on ep of the tp x dp x cp ranks, so fewer ranks hold copies that ZeRO can divide.
         ranks = workers[rank] * shape.cp
         return ranks, ranks * shape.tp[rank] // shape.ep[rank]

@@ -20,7 +20,7 @@ class RoughBounds:
     """Bounds of the blocks of one space, before their points are looked at."""
 
     def __init__(self, tables: LayerTables, space: MixedSpace, *, clip: bool) -> None:
-        """clip: whether a step ends with a norm for which all ranks meet."""
+        """Takes clip, whether a step ends with a norm for which all ranks meet."""
         self.tables, self.space, self.clip = tables, space, clip
         self._rates: dict[object, Doubles] = {}
         self._leasts: dict[object, tuple[float, float]] = {}

@@ -80,7 +80,7 @@ class MixedPoint(NamedTuple):
     tp: Ranks
     """Tensor-parallel ranks of each entry of `kinds`."""
     layers: tuple[int, ...]
-    """Of each stage; embedding and head are not counted."""
+    """Layers of each stage; embedding and head are not counted."""
     shares: tuple[int, ...]
     """replicas: sequences of a microbatch that the workers of each kind take together; stages: empty."""
     microbatches: int
@@ -93,18 +93,18 @@ class MixedPoint(NamedTuple):
     ep: Ranks = ()
     """Expert-parallel ranks of each entry of `kinds`; empty: 1."""
     context: Context = "ring"
-    """How they exchange a context."""
+    """How context-parallel ranks exchange keys and values."""
     virtual: int = 1
-    """Stages on each pipeline rank."""
+    """The number of stages on each pipeline rank."""
 
     @property
     def pp(self) -> int:
-        """Pipeline ranks."""
+        """Counts the pipeline ranks."""
         return len(self.layers) // self.virtual
 
     @property
     def placement(self) -> Literal["loop", "v"]:
-        """How stages lie on ranks."""
+        """Says how stages lie on ranks: in a loop, or turning at the last rank."""
         return orders.find(self.schedule).placement
 
 
@@ -119,7 +119,7 @@ class Shape(NamedTuple):
     ep: Ranks
     virtual: int
     turned: bool
-    """Stages turn at the last rank (V placement)."""
+    """Whether stages turn at the last rank (V placement)."""
 
 
 class MixedBlock(NamedTuple):
@@ -156,12 +156,12 @@ class MixedSpace:
     zero_in_pipeline: tuple[int, ...] = (0, 1, 2, 3)
     """ZeRO stages that the stack runs with several pipeline ranks."""
     tied_alike: bool = False
-    """Tied weights want equal meshes and no ZeRO: what Gnomon's runtime asks."""
+    """Whether tied weights want equal meshes and no ZeRO, which is a limit of Gnomon's runtime."""
     equal: bool = False
-    """Only equal shares and equal layers: what heterogeneous devices are not made for, to compare with."""
+    """Whether shares and layers are equal: the baseline that plans for heterogeneous devices are compared with."""
 
     def workers(self, shape: Shape) -> Ranks:
-        """replicas: workers of each kind; stages: data-parallel ranks of each pipeline rank."""
+        """Counts the workers of each kind (replicas), or the data-parallel ranks of each pipeline rank (stages)."""
         if shape.form == "replicas":
             per_worker = shape.pp * shape.tp[0] * shape.cp
             return tuple(len(self.kinds[k].devices) // per_worker for k in shape.kinds)
@@ -190,6 +190,8 @@ class MixedSpace:
         return tuple((shape, tuple(blocks)) for shape, blocks in groupby(self.blocks, key=lambda block: block.shape))
 
     def _shapes(self) -> Iterator[Shape]:
+        # Nested choices, the outer ones first: kinds that take part, context ranks, form with its axes, experts, stages
+        # a rank.
         for some in self._subsets():
             for cp in self.cp:
                 for form, kinds, tps, pp in (*self._replicas(some, cp), *self._pipelines(some, cp)):
@@ -198,6 +200,7 @@ class MixedSpace:
                             yield Shape(form, kinds, tps, pp, cp, ep, virtual, turned)
 
     def _subsets(self) -> Iterator[tuple[int, ...]]:
+        # From all kinds down to two: one kind alone is searched elsewhere (`equal`).
         for size in range(len(self.kinds), 1, -1):
             yield from combinations(range(len(self.kinds)), size)
 
@@ -208,6 +211,7 @@ class MixedSpace:
 
     def _pipelines(self, some: tuple[int, ...], cp: int) -> Iterator[tuple[Form, tuple[int, ...], Ranks, int]]:
         options = [[(tp, p) for tp in self.tp for p in self._cuts(k, tp * cp)] for k in some]
+        # A kind's devices are cut into p pipeline ranks; the tensor axis is one for a kind, wherever its ranks stand.
         for chosen in product(*options):
             pp = sum(p for _, p in chosen)
             if pp in self.pp and pp <= min(self.num_layers, MOST_STAGES):
@@ -225,12 +229,14 @@ class MixedSpace:
     def _expert_ranks(self, shape: Shape) -> tuple[Ranks, ...]:
         """Expert-parallel ranks of each kind: their groups hold devices of one kind. Side by side all kinds have the
         same, since they hold replicas of each other; stages take the most that divides the number."""
+        # Ranks among which experts may be divided: dp x tp x cp of one pipeline rank.
         ranks = [n * tp * shape.cp for n, tp in zip(self.workers(shape), shape.tp, strict=True)]
         choices = []
         for ep in self.ep:
             if shape.form == "replicas":
                 choices += [(ep,) * len(ranks)] if not any(n % ep for n in ranks) else []
             else:
+                # A stage whose ranks do not divide by ep takes the largest divisor of ep that does.
                 choices.append(tuple(max(e for e in divisors(ep) if n % e == 0) for n in ranks))
         fixed = self.ep[0] if len(self.ep) == 1 else 1
         return tuple(dict.fromkeys(choice for choice in choices if max(choice) >= fixed))
@@ -261,13 +267,18 @@ class MixedSpace:
     def _variants_of(self, shape: Shape, microbatches: int) -> tuple[tuple[int, str], ...]:
         ranks = tuple(n * shape.cp for n in self.workers(shape))
         zeros: tuple[int, ...] = self.zero
+        # A rank of one worker has nobody to divide with. ZeRO then changes nothing, so only ZeRO 0 stands for all; if
+        # the request fixes another stage, it is kept only where no rank could divide (all are alone).
         if shape.form == "stages" and min(ranks) == 1:
             zeros = tuple(z for z in self.zero if z == 0) or (self.zero[:1] if max(ranks) == 1 else ())
+        # Without a pipeline the schedules do not differ: the first one that takes one stage stands for all.
         if shape.pp == 1:
             flat = [name for name in self.schedule if orders.find(name).takes(1)]
             return tuple((zero, name) for name in flat[:1] for zero in zeros)
         zeros = tuple(z for z in zeros if z in self.zero_in_pipeline)
         if self.tied_alike:
+            # Tied weights live on two stages: the runtime adds their gradients up rank by rank, which needs the same
+            # mesh on both.
             unlike = shape.form == "stages" and len(set(zip(ranks, shape.tp, strict=True))) > 1
             zeros = () if unlike else tuple(z for z in zeros if z == 0)
         known = [order for order in map(orders.find, self.schedule) if (order.placement == "v") == shape.turned]
@@ -278,6 +289,7 @@ class MixedSpace:
         """Shares, or layers, that a block has."""
         size, workers = self.global_batch // microbatches, self.workers(shape)
         if shape.form == "stages":
+            # Every worker takes at least one sequence; equal shares need a whole number each.
             if max(workers) > size or (self.equal and any(size % n for n in workers)):
                 return 0
             return 1 if self.equal else divisions(self.num_layers, shape.pp, shape.virtual)
@@ -285,7 +297,7 @@ class MixedSpace:
 
     @cached_property
     def size(self) -> int:
-        """Number of points."""
+        """Counts the points of all blocks."""
         return sum(self.count(block) for block in self.blocks)
 
     def count(self, block: MixedBlock) -> int:
@@ -317,6 +329,7 @@ class MixedSpace:
             yield even, ()
         else:
             spare = self.num_layers - shape.pp * (shape.virtual - 1)  # every rank has a layer for each stage
+            # Choosing pp - 1 of spare - 1 cuts lists each composition of the layers into pp positive parts once.
             for cuts in combinations(range(1, spare), shape.pp - 1):
                 ends = (0, *cuts, spare)
                 of_ranks = [np.array([b - a + shape.virtual - 1]) for a, b in zip(ends, ends[1:], strict=False)]
@@ -325,6 +338,7 @@ class MixedSpace:
     def plan(self, point: MixedPoint) -> Plan:
         """The Plan of a point. Ranks are numbered as the devices that take part are."""
         devices, parts = self.rank_devices(point.form, point.kinds, point.pp), selectors(self.graph, point.layers)
+        # Ranks are numbered in the order of devices, so ranks of a node stay neighbours whatever the kinds' order is.
         used = sorted(device for of_rank in devices for device in of_rank)
         rank_of = {device: rank for rank, device in enumerate(used)}
         named, meshes = [format_ranks([rank_of[d] for d in of_rank]) for of_rank in devices], self._meshes(point)
@@ -337,6 +351,7 @@ class MixedSpace:
         return replace(
             base,
             mesh=Mesh(),
+            # Stages carry their own meshes, so the plan's mesh is empty.
             stages=tuple(stages),
             schedule=replace(
                 base.schedule,
@@ -360,6 +375,7 @@ class MixedSpace:
     def rank_devices(self, form: Form, kinds: tuple[int, ...], pp: int) -> list[tuple[int, ...]]:
         """Devices of each pipeline rank."""
         if form == "replicas":
+            # Replicas: pipeline rank r stands on the r-th slice of every kind's devices, so each stage spans all kinds.
             parts = [_cut(self.kinds[k].devices, pp) for k in kinds]
             return [tuple(device for part in parts for device in part[rank]) for rank in range(pp)]
         cut = {k: iter(_cut(self.kinds[k].devices, kinds.count(k))) for k in set(kinds)}
@@ -392,6 +408,7 @@ def point_of(
 
 def divisions(layers: int, ranks: int, virtual: int) -> int:
     """Ways to give ranks their layers, one or more for each of their stages."""
+    # Compositions of `spare` layers into `ranks` positive parts: C(spare - 1, ranks - 1).
     spare = layers - ranks * (virtual - 1)
     return comb(spare - 1, ranks - 1) if spare >= ranks else 0
 
@@ -409,7 +426,9 @@ def stages_of_ranks(shape: Shape) -> tuple[tuple[int, ...], ...]:
 def layers_of_stages(of_ranks: Sequence[Longs], virtual: int, turned: bool) -> Longs:
     """[points, stages] layers of each stage, where each rank divides its own over its stages as equally as can be.
     of_ranks: [points] of each rank."""
+    # Round i holds the i-th stage of every rank; a rank with n layers gives its i-th stage ceil((n - i) / virtual).
     rounds = [[(layers + virtual - 1 - i) // virtual for layers in of_ranks] for i in range(virtual)]
+    # V placement: odd rounds run backwards over the ranks.
     ordered = [n for i, counts in enumerate(rounds) for n in (reversed(counts) if turned and i % 2 else counts)]
     return np.stack(ordered, axis=1)
 
@@ -433,6 +452,7 @@ def shares_of(size: int, workers: tuple[int, ...], equal: bool) -> tuple[tuple[i
         return () if rest or not 1 <= share <= LARGEST_SHARE else (tuple(share * n for n in workers),)
     if len(workers) == 1:
         return ((size,),) if workers[0] <= size <= LARGEST_SHARE * workers[0] else ()
+    # Leave at least one sequence for every worker still to come.
     mine, others = workers[0], workers[1:]
     return tuple(
         (total, *rest)
@@ -446,6 +466,7 @@ def _orders(counts: tuple[tuple[int, int], ...]) -> tuple[tuple[int, ...], ...]:
     """Kinds of the stages, in every order that is tried. counts: (kind, its stages)."""
     total = sum(count for _, count in counts)
     blocks = tuple((kind,) * count for kind, count in counts)
+    # Up to ARRANGED ranks every order of kinds is tried; beyond, the ranks of a kind stay together (orders of blocks).
     if total <= ARRANGED:
         flat = tuple(kind for block in blocks for kind in block)
         return tuple(dict.fromkeys(permutations(flat)))
@@ -483,6 +504,7 @@ def make_mixed_space(
     base = with_dispatcher(base, cluster, stack) if stack is not None else base
     fixed, limits = dict(fixed or {}), list(limits)
     _refuse(cluster, fixed, limits)
+    # A dimension of experts must divide by ep in every block that has one.
     experts = expert_ranks(graph, max(len(kind.devices) for kind in kinds))
     if len(experts) == 1 and fixed.get("ep", 1) != 1:
         raise PlanError(f"ep = {fixed['ep']} is asked for, and {graph.name} has no experts to divide; leave it out")

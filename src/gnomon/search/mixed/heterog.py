@@ -102,7 +102,8 @@ def whole(costs: LayerCosts, strategy: Strategy) -> Strategy:
 
 
 def search(play: LayerPlay, tries: int = 4000, number: int = 0) -> Searched:
-    """The fastest strategy that is met. tries: strategies played at most, seeds not counted. number: of the random moves."""
+    """Returns the fastest strategy that is met. tries: strategies played at most, seeds not counted. number: seed of
+    the random moves."""
     costs, random, listed = play.costs, Random(number), options(play.costs)
     known, frontier = dict[Strategy, float](), list[tuple[float, int, Strategy]]()
 
@@ -147,7 +148,8 @@ def _near(strategy: Strategy, listed: tuple[Choice, ...]) -> Iterator[Strategy]:
 
 
 def _changed(strategy: Strategy, listed: tuple[Choice, ...], random: Random) -> Strategy:
-    """A strategy in which a run of layers, most often short, does something else: an option, or what a neighbour does."""
+    """A strategy in which a run of layers, most often short, does something else: an option, or what a neighbour
+    does."""
     size = min(len(strategy), random.choice((1, 1, 1, 2, 4, 8, len(strategy))))
     first = random.randrange(len(strategy) - size + 1)
     near = [strategy[i] for i in (first - 1, first + size) if 0 <= i < len(strategy)]

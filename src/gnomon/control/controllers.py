@@ -40,8 +40,8 @@ def _begin_workers(plan: Plan) -> tuple[Plan, int]:
 
 
 def logical_workers(plan: Plan, seen: Seen) -> Decision | None:
-    """EasyScale. Without a lost process the others go on at once; a change that was asked for waits until all that were
-    started are ready. Workers move to faster processes where speeds are seen."""
+    """Decides as EasyScale does. Where no process is lost, training goes on at once; a requested change waits until all
+    that were started are ready. Workers move to faster processes where speeds are seen."""
     members = seen.ready[: seen.asked]
     if not members:
         return None
@@ -86,7 +86,7 @@ def _begin_ranks(plan: Plan) -> tuple[Plan, int]:
 
 
 def same_ranks(plan: Plan, seen: Seen) -> Decision | None:
-    """Checkpoints in memory: all ranks train, each in the newest process that was started for it, once all are
+    """Decides for checkpoints in memory: every rank trains in the newest process that was started for it, once all are
     ready."""
     holder = dict(zip(seen.ranks, seen.there, strict=True))
     if len(holder) < plan.world_size or not set(holder.values()) <= set(seen.ready):
@@ -103,8 +103,8 @@ def _after_loss_of_rank(seen: Seen, restarts: int) -> AfterLoss:
 
 
 def takeover(plan: Plan, seen: Seen) -> Decision | None:
-    """Bamboo: those that are there go on at once, a lost rank's work with the process that has its copy; one that comes
-    in its place is given its work and its copy when the others have met."""
+    """Decides as Bamboo does: the processes left go on at once, and the holder of a lost rank's copy does its work; one
+    that comes in its place is given its work and its copy when the others have met."""
     home = {rank: one for rank, one in zip(seen.ranks, seen.there, strict=True) if one in seen.ready}
     members = tuple(home[rank] for rank in sorted(home))
     if not members or (not seen.members and len(members) < plan.world_size):

@@ -25,7 +25,7 @@ WIDTHS = {"fp32": 4, "bf16": 2, "fp64": 8}
 
 
 def local_file() -> Path:
-    """Where the calibration of this machine is kept: `local.toml` in $GNOMON_HOME, or in ~/.config/gnomon."""
+    """The file that keeps this machine's calibration: `local.toml` in $GNOMON_HOME, or in ~/.config/gnomon."""
     return user_folder() / "local.toml"
 
 

@@ -19,7 +19,7 @@ NOISY_SPREAD = 0.15
 
 
 def _median(values: Sequence[float]) -> float:
-    """Of at least one value. `statistics` would load random and OpenSSL for it."""
+    """The median of at least one value. The module `statistics` would load random and OpenSSL for it."""
     ordered, half = sorted(values), len(values) // 2
     return ordered[half] if len(values) % 2 else (ordered[half - 1] + ordered[half]) / 2
 

@@ -133,7 +133,8 @@ TINY_S = 10e-6
 
 
 def account(trace: Trace, step: StepWindow) -> Account:
-    """Where the step went. A step's seconds and all parts lie on the grid of time."""
+    """Attributes a step's seconds to computing, communication, copies and waiting. A step's seconds and all parts lie
+    on the grid of time."""
     work = trace.of(*DEVICE_WORK) if trace.on_device else _host_work(trace)
     inside = work[(trace.start_s[work] < step.end_s) & (trace.end_s[work] > step.start_s)]
     kinds = _kinds(trace, inside)
@@ -394,7 +395,8 @@ def message_bytes(details: Mapping[str, object]) -> int:
 
 
 def _tensor_bytes(shape: object, kind: object) -> int:
-    """Of one input as Kineto writes it: a list of sizes, or a list of those (of a list of tensors)."""
+    """Bytes of one input of an op. Kineto writes its shape as a list of sizes, or as a list of such lists for a list of
+    tensors."""
     if not isinstance(shape, list) or not shape:
         return 0
     if all(isinstance(size, int) for size in shape):

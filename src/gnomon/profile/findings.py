@@ -27,7 +27,7 @@ SLOW_RANK = 0.25
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """One cause."""
+    """One cause of lost time, with the seconds that it costs a step and what would help."""
 
     name: str
     """`slow rank`, `data loading` …"""
@@ -45,7 +45,8 @@ class Finding:
 def findings(
     traces: Sequence[Trace], accounts: Sequence[Account], snapshots: Sequence[Snapshot] = ()
 ) -> tuple[Finding, ...]:
-    """Of all ranks, most seconds first; of one cause only the rank that it costs most."""
+    """Looks for every known cause on all ranks and returns those found, most seconds first. A cause seen on several
+    ranks is reported for the rank that it costs most."""
     found: dict[str, Finding] = {}
     for trace, account in zip(traces, accounts, strict=True):
         for look in _LOOKS:

@@ -72,5 +72,5 @@ def common(one: Intervals, other: Intervals) -> Intervals:
 
 
 def length(covered: Intervals) -> float:
-    """Seconds."""
+    """Total seconds that disjoint intervals cover."""
     return float((covered[:, 1] - covered[:, 0]).sum())

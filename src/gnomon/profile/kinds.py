@@ -51,13 +51,13 @@ def kernel_kinds() -> tuple[KernelKind, ...]:
 
 @cache
 def kind_of_op(name: str) -> KernelKind | None:
-    """By an ATen op's or a mark's name."""
+    """The kind of work that an ATen op or a mark of this name does; None if no pattern matches."""
     return next((row for row in kernel_kinds() if any(fnmatchcase(name, pattern) for pattern in row.ops)), None)
 
 
 @cache
 def kind_of_kernel(name: str) -> KernelKind | None:
-    """By a device kernel's name."""
+    """The kind of work that a device kernel of this name does; None if no pattern matches."""
     # fbgemm_gpu is the namespace of every kernel of a library, most of which are no GEMMs.
     lower = name.lower().replace("fbgemm_gpu", "")
     return next((row for row in kernel_kinds() if any(part in lower for part in row.kernels)), None)

@@ -29,7 +29,8 @@ class Lateness:
 
 
 def match_ranks(traces: Sequence[Trace], accounts: Sequence[Account]) -> tuple[Lateness, ...]:
-    """Of each rank, in the order given; empty for fewer than two, or where no collective is seen by two ranks."""
+    """How late each rank reaches the collectives that it shares, in the order of `traces`; empty for fewer than two, or
+    where no collective is seen by two ranks."""
     seen: dict[tuple[str, str, int], dict[int, float]] = defaultdict(dict)
     for place, (trace, account) in enumerate(zip(traces, accounts, strict=True)):
         counts: Counter[tuple[str, str]] = Counter()

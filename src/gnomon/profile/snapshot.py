@@ -48,7 +48,7 @@ class HeldClass:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Snapshot:
-    """One device's allocator."""
+    """What one device's caching allocator holds at one moment."""
 
     source: str
     device: int
@@ -162,7 +162,8 @@ def _classes(blocks: Iterable[tuple[int, Frames]]) -> tuple[HeldClass, ...]:
 
 
 def _class_of(frames: Frames) -> str:
-    """By the stack, innermost call first; the optimizer and autograd are looked for anywhere in it."""
+    """The class of memory that an allocation belongs to, read from its Python stack, innermost call first; the
+    optimizer and autograd are looked for anywhere in it."""
     if not frames:
         return "not known"
     texts = [f"{frame.get('filename', '')} {frame.get('name', '')}".lower() for frame in frames]

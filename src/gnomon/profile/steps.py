@@ -37,7 +37,7 @@ class StepWindow:
 
     @property
     def seconds(self) -> float:
-        """From the start of its work to that of the next step's."""
+        """Seconds from the start of its work to the start of the next step's."""
         return self.end_s - self.start_s
 
 
@@ -157,7 +157,7 @@ def _by_repetition(trace: Trace) -> Steps:
 
 
 def _repeats(names: NDArray[np.int32]) -> tuple[int, ...]:
-    """Where each repetition of a sequence begins; empty if it does not repeat.
+    """Finds the places where each repetition of a sequence begins; empty if it does not repeat.
 
     A step's rarest names come once a step (the loss, the largest update). So: the names that come c times, for c from
     2 up; their distances are the period; c is right if the sequence agrees with itself one period later.

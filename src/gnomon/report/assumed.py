@@ -72,7 +72,8 @@ def _read(prediction: Prediction, name: str) -> bool:
 
 
 def _indexed_seconds(prediction: Prediction) -> float:
-    """At most, of a step: ops that look rows up, and the sums of their gradients, on a rank that divides none."""
+    """An upper bound on the seconds of a step that go to looking rows up and to adding up their gradients, for a rank
+    that holds whole tables."""
     graph, plan = prediction.pricing.graph, prediction.plan
     device = min(prediction.pricing.cluster.devices, key=lambda device: device.memory_bytes_per_s)
     tokens = sum(prediction.workload.sequence_lengths()) / plan.stage_mesh(0).data_ranks

@@ -60,7 +60,7 @@ class Side:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobChange:
-    """Two predictions."""
+    """A job before and after a change: both predictions and what differs between them."""
 
     before: Side
     after: Side
@@ -77,7 +77,8 @@ class JobChange:
 
     @property
     def memory_bytes(self) -> int:
-        """By which the peak of a rank grows, of the one that grows most; of the tightest, where ranks differ."""
+        """How much the peak grows on the rank where it grows most; where the two jobs have other ranks, on the
+        tightest."""
         if self.ranks:
             return max(after - before for _, before, after in self.ranks)
         return self.after.peak_bytes - self.before.peak_bytes
@@ -278,7 +279,7 @@ def annotation_lines(change: JobChange, limits: Sequence[str]) -> tuple[str, ...
 
 
 def _message(text: str) -> str:
-    """As GitHub's runner reads it: per cent signs and line ends are escaped."""
+    """Escapes text for a workflow command as GitHub's runner reads it: per cent signs and line ends are escaped."""
     return text.replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
 
 
@@ -287,6 +288,6 @@ def _property(text: str) -> str:
 
 
 def summary(change: JobChange, limits: Sequence[str]) -> str:
-    """Markdown for `$GITHUB_STEP_SUMMARY`."""
+    """The change as Markdown, to be appended to `$GITHUB_STEP_SUMMARY`."""
     text = "\n".join(change_text(change, limits)[2:]).replace("```", "'''")
     return f"### {change.before.source} → {change.after.source}: {change.sentence}\n\n```text\n{text}\n```\n"

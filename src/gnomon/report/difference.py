@@ -56,13 +56,13 @@ class Price:
 
     @property
     def seconds(self) -> float:
-        """measured - predicted."""
+        """Seconds that were measured beyond those predicted."""
         return self.measured_s - self.predicted_s
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Comparison:
-    """Where two timelines of one Program differ."""
+    """Two timelines of one Program and the places where they differ."""
 
     names: tuple[str, str]
     """What the two are called: predicted and measured, or their files."""

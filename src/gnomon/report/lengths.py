@@ -70,7 +70,7 @@ def lengths_mapping(made: Lengths) -> dict[str, Any]:
 
 
 def _params(plan: Plan) -> list[str]:
-    """`chunkflow: chunk_size 8192, keep 4`."""
+    """One line for each pass with parameters, as in `chunkflow: chunk_size 8192, keep 4`."""
     return [
         f"{given.name}: {', '.join(f'{name} {value}' for name, value in given.params)}"
         for given in plan.schedule.passes

@@ -58,7 +58,7 @@ class Like:
 
 
 def like_text(answer: Like, *, assumed: Sequence[str], notes: Sequence[str]) -> tuple[str, ...]:
-    """Lines for people."""
+    """The answer of `plan --like` as lines of text: the job as it is, then as it should be, and what to change."""
     before, after = answer.before, answer.after
     lines = [f"{answer.source} ({answer.program}) on {before.cluster}"]
     lines += wrapped(f"as it is: {short_plan(before.plan)}", indent="")

@@ -19,7 +19,7 @@ from gnomon.report.tables import Column, number, percent, table, wrapped
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Compared:
-    """One run."""
+    """One measured run next to its prediction."""
 
     run: MeasuredRun
     """As measured."""

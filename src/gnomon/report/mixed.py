@@ -55,7 +55,7 @@ def mixed_text(result: MixedResult, *, assumed: Sequence[str] = (), notes: Seque
 
 
 def _who(result: MixedResult) -> tuple[str, ...]:
-    """Which devices do what."""
+    """Lines that say which kind of device computes which stages and how many sequences."""
     best = result.best[0]
     plan, prediction = best.plan, best.prediction
     name_of = {device: kind.name for kind in result.space.kinds for device in kind.devices}

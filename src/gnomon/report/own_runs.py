@@ -153,7 +153,8 @@ def fit_parts(run: Measured, parts: Mapping[str, float], *, source: str, date: s
 
 
 def _seconds_of(prediction: Prediction) -> dict[str, float]:
-    """Of a predicted step: computing, exposed communication, and kernels that wait for the host."""
+    """Splits a predicted step's seconds into three parts: computing, exposed communication, and kernels that wait for
+    the host."""
     parts = {"compute": 0.0, "exposed communication": 0.0, "host": 0.0}
     for name, seconds in prediction.breakdown.items():
         if name.endswith(" communication"):

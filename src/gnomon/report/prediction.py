@@ -68,8 +68,9 @@ def prediction_text(
     advice: Advised | None = None,
     every_assumption: bool = False,
 ) -> tuple[str, ...]:
-    """Lines. `assumed` stands before what the prediction itself assumed; `advice` under a verdict of not fitting, or
-    maybe not, None when nothing was tried. every_assumption: also those that cannot change the answer."""
+    """A prediction as lines of text. `assumed` stands before what the prediction itself assumed; `advice` under a
+    verdict of not fitting, or maybe not, None when nothing was tried. every_assumption: also those that cannot change
+    the answer."""
     lines = [
         *_heading(prediction),
         *beyond_stack(prediction),
@@ -241,7 +242,8 @@ def _breakdown(prediction: Prediction) -> tuple[str, ...]:
 
 
 def _named(kind: str) -> str:
-    """Of a collective only what the rank waits for is in the breakdown, and nothing of what is hidden."""
+    """The name of a part of the step for people. A collective is called exposed: the breakdown holds only what the rank
+    waits for, nothing of what overlaps."""
     return f"exposed {kind}" if kind.endswith(" communication") else WORDS.get(kind, kind.lower())
 
 
@@ -328,7 +330,7 @@ def _verdict(prediction: Prediction, advice: Advised | None) -> tuple[str, ...]:
 
 
 def _nothing(advice: Advised) -> str:
-    """That no change makes it fit, or that not all were looked at."""
+    """The sentence for advice without a change that fits: that there is none, or that not all were tried."""
     if advice.others:
         return "no combination of the changes of gnomon fit makes it fit; another job does:"
     if advice.complete:

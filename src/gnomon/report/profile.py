@@ -177,7 +177,8 @@ class Expected:
 
 
 def expected_of(prediction: Prediction, source: str) -> Expected:
-    """Of a prediction: its busiest rank's step, its tightest rank's memory."""
+    """What a profile is compared with, taken from a prediction: its busiest rank's step and its tightest rank's
+    memory."""
     parts = dict.fromkeys(PARTS, 0.0)
     for name, seconds in prediction.breakdown.items():
         parts[_part_of(name)] += seconds
@@ -199,7 +200,7 @@ def _part_of(name: str) -> str:
 
 
 def expected_of_timeline(timeline: Timeline, source: str) -> Expected:
-    """Of a Timeline's busiest worker."""
+    """What a profile is compared with, taken from a Timeline's busiest worker."""
     spent = breakdown(timeline)
     worker = min(spent.workers, key=spent.idle_s)
     parts = dict.fromkeys(PARTS, 0.0)
@@ -222,7 +223,7 @@ class Gap:
 
     @property
     def seconds(self) -> float:
-        """measured - expected."""
+        """Seconds that were measured beyond those expected."""
         return self.measured_s - self.expected_s
 
 
@@ -246,7 +247,8 @@ def against(profile: Profile, expected: Expected) -> tuple[Gap, ...]:
 
 
 def profile_text(profile: Profile, expected: Expected | None = None) -> tuple[str, ...]:
-    """Lines: the step, where it went (next to what was predicted), kernels, collectives, memory, what held it up."""
+    """A profile as lines of text: the step, where it went (next to what was predicted), kernels, collectives, memory,
+    what held it up."""
     lines: list[str] = []
     if profile.accounts:
         lines += _heading(profile, expected)

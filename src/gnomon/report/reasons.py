@@ -51,7 +51,7 @@ def reasons_text(reasons: Reasons, *, advice: Advised = NOTHING, terms: Terms | 
 
 
 def expected(prediction: Prediction) -> str:
-    """What to expect: the step, its band, MFU."""
+    """One line that says what to expect: the step, its band, throughput and MFU."""
     band = prediction.band
     return (
         f"step {show_seconds(prediction.step_s)} ({show_seconds(band.low_s)} to {show_seconds(band.high_s)} in "

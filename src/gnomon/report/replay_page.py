@@ -27,7 +27,7 @@ text{font-size:12px;fill:var(--text)}line{stroke:var(--line)}@media(max-width:60
 
 
 def replay_page(found: Forecast, title: str, measured: MeasuredLoad | None = None) -> str:
-    """The page. Curves are of one group of devices. measured: of the same requests."""
+    """A replay as one HTML page. Curves are of one group of devices. measured: of the same requests."""
     samples = found.played.samples
     times = [s[0] for s in samples]
     first = [float(t) for t in found.played.first_s]

@@ -17,7 +17,7 @@ from gnomon.units import show_bytes, show_seconds
 def forecast_text(
     found: Forecast, title: str, *, assumed: Sequence[str] = (), helps: Sequence[Help] = (), rent: float | None = None
 ) -> Iterator[str]:
-    """Lines. rent: dollars an hour of all devices."""
+    """A forecast of serving as lines of text. rent: dollars an hour of all devices."""
     yield title
     yield ""
     yield f"{'':14}{'p50':>10}{'p90':>10}{'p99':>10}{'mean':>10}   4 of 5 measured p50 lie in"
@@ -74,7 +74,7 @@ def forecast_text(
 
 
 def measured_text(found: MeasuredLoad, title: str) -> Iterator[str]:
-    """Lines. title: who was driven."""
+    """A measured load as lines of text. title: the server that was driven."""
     clients = f", {found.concurrency} at a time" if found.concurrency else ""
     yield f"{title}: {len(found.rows):,} requests{clients}, measured"
     yield ""
@@ -95,7 +95,7 @@ def compared(found: Forecast, measured: MeasuredLoad) -> Iterator[tuple[str, flo
 
 
 def compared_text(found: Forecast, measured: MeasuredLoad, source: str) -> Iterator[str]:
-    """Lines. source: the file of what was measured."""
+    """Predicted and measured latencies side by side, as lines of text. source: the file with the measurement."""
     yield f"{source}: {len(measured.rows):,} requests, played at the times that they came"
     yield ""
     yield f"{'':22}{'predicted':>12}{'measured':>12}{'off':>8}"

@@ -45,7 +45,7 @@ def sweep_text(cases: Sequence[Case], first: str) -> tuple[str, ...]:
 
 
 def heads(cases: Sequence[Case]) -> tuple[str, ...]:
-    """Of the columns; cost only where some case has one."""
+    """The heads of the columns; cost is one only where some case has a cost."""
     cost = ("$/1M tok",) if any(case.dollars_per_token is not None for case in cases) else ()
     return ("", "devices", "step", "tok/s/device", "GiB", *cost, "best plan")
 
@@ -75,7 +75,7 @@ def words_of(case: Case) -> str:
 
 
 def fitted_words(fitted: Fitted) -> str:
-    """By which choices a plan fits and what they cost, as in `activation_offload 8 (+3.1 % step)`."""
+    """Says which choices make a plan fit and what they cost, as in `activation_offload 8 (+3.1 % step)`."""
     plan = fitted.candidate.plan
     names = " and ".join(f"{c.name} {show_value(c, value, plan)}" for c, value in fitted.made)
     need = gib(fitted.without.tightest.peak_bytes)

@@ -119,7 +119,7 @@ def gib(size: float) -> str:
 
 
 def dollars(value: float) -> str:
-    """As in `$0.0269`, `$1,234`: three significant digits, whole dollars from 100 on."""
+    """An amount of money, as in `$0.0269` or `$1,234`: three significant digits, whole dollars from 100 on."""
     return f"${value:,.0f}" if value >= 100 else f"${number(value, 3)}"
 
 

@@ -37,7 +37,7 @@ def uneven_text(uneven: Uneven) -> tuple[str, ...]:
 
 
 def _count(value: int) -> str:
-    """In full up to a milliard; above, as a power of ten."""
+    """A count in full up to a milliard; above, as a power of ten."""
     return f"{value:,}" if value < 10**9 else f"{value:.1e}".replace("e+", "e")
 
 

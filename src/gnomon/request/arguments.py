@@ -24,7 +24,8 @@ T = TypeVar("T")
 
 
 def graph(given: Graph | str) -> Graph:
-    """A Graph; or that of a name, an id of the Hugging Face hub, a config.json or a folder with one."""
+    """The Graph that is given, or that of a preset's name, an id of the Hugging Face hub, a config.json or a folder
+    with one."""
     return read_model(given)[0] if isinstance(given, str) else graph_of(given)
 
 

@@ -120,7 +120,7 @@ def _versions() -> dict[str, str]:
 
 
 def _digest_of_source() -> str:
-    """Of the code that makes Graphs, by size and time of its files."""
+    """A digest of the code that makes Graphs, by size and time of its files: kept graphs of other code are not read."""
     told = hashlib.sha256()
     for folder in ("frontend", "graph"):
         for path in sorted((Path(__file__).parents[1] / folder).glob("*.py")):

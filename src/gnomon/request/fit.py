@@ -77,7 +77,7 @@ class Ladder:
 
     @property
     def fastest(self) -> Rung | None:
-        """Of what fits."""
+        """The fastest of the combinations that fit; None if none does."""
         return min(self.combined, key=lambda rung: rung.step_s, default=None)
 
 

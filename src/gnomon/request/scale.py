@@ -25,7 +25,7 @@ MOST_BYTES = 1 << 20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Change:
-    """From when on which processes train."""
+    """A change of placement: the step from which on, and the processes that train from there."""
 
     epoch: int
     """Counted from 1."""
@@ -56,12 +56,12 @@ class JobState:
 
     @property
     def processes(self) -> int:
-        """That train now; 0 before the first step."""
+        """How many processes train now; 0 before the first step."""
         return max(self.changes[-1].placement) + 1 if self.changes else 0
 
 
 class JobFolder:
-    """The launcher's side. `close` when the job is over."""
+    """The launcher's side of the folder through which a running job is scaled. `close` it when the job is over."""
 
     def __init__(self, folder: Path) -> None:
         """folder: of checkpoints. InputError where another job has it, or it cannot be written to."""
@@ -162,7 +162,7 @@ def _read(path: Path) -> Mapping[str, Any]:
 
 
 def _replace(path: Path, values: Mapping[str, Any]) -> None:
-    """At once, so that nobody reads a part of it."""
+    """Writes a file aside and renames it, so that no reader sees a part of it."""
     partial = path.with_suffix(f".{os.getpid()}.partial")
     partial.write_text(json.dumps(values))
     partial.rename(path)

@@ -41,7 +41,7 @@ class _Codec:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Known:
-    """Of text that must be a name that something knows, as in `Annotated[str, Known(find)]`."""
+    """Marks text that must be a name that something knows, as in `Annotated[str, Known(find)]`."""
 
     find: Callable[[str], object]
     """Raises a GnomonError for other names."""

@@ -91,7 +91,8 @@ def _decoded(text: str | bytes, source: str) -> str:
 
 
 def check_depth(root: object, path: str) -> None:
-    """Without recursion, so that a value of any depth gets the error."""
+    """Raises an error for a value nested deeper than `MAX_DEPTH`. Walks without recursion, so that any depth gets
+    it."""
     level: list[object] = [root]
     for _ in range(MAX_DEPTH + 1):
         level = [child for parent in level for child in _children(parent)]

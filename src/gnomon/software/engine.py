@@ -24,7 +24,7 @@ blocks for all it may ask for."""
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineFact:
-    """Where some of an engine's fields are known from."""
+    """The source from which some of an engine's fields are known."""
 
     fields: tuple[str, ...]
     """Names of the fields."""

@@ -20,7 +20,7 @@ Fusion = Literal["fused", "unfused"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fact:
-    """Where one field of a stack is known from."""
+    """The source from which one field of a stack is known."""
 
     field: str
     """The field, as in `attention`."""

@@ -20,7 +20,7 @@ LARGEST = np.float32(448)
 
 @cache
 def e4m3() -> NDArray[np.float32]:
-    """(256): what each byte stands for."""
+    """The value (256) that each byte of float8 e4m3 stands for, NaN included."""
     byte = np.arange(256)
     exponent, mantissa = byte >> 3 & 15, (byte & 7).astype(np.float64)
     size = np.where(exponent == 0, mantissa / 8 * 2.0**-6, (1 + mantissa / 8) * 2.0 ** (exponent - 7.0))

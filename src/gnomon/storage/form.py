@@ -43,7 +43,7 @@ class Storage(ABC):
     @property
     @abstractmethod
     def name(self) -> str:
-        """As people write it; `storage_of` reads it back."""
+        """The name that people write (`int4:64`, `2:4`); `storage_of` reads it back."""
 
     @abstractmethod
     def arrays(self, shape: Shape) -> dict[str, Array]:
@@ -75,7 +75,7 @@ class Storage(ABC):
         return f"{self.name}: {why}{of}" if why else ""
 
     def bits_a_weight(self, shape: Shape) -> float:
-        """With all that goes with it."""
+        """Stored bits for each weight of the shape: codes with their scales, zeros, indices and padding."""
         return 8 * self.bytes(shape) / prod(shape)
 
 
@@ -100,7 +100,7 @@ def bits_unpacked(packed: NDArray[np.uint8], bits: int, columns: int) -> NDArray
 
 
 def in_groups(weight: NDArray[np.float32], group: int) -> NDArray[np.float32]:
-    """(rows, groups, group)."""
+    """A view (rows, groups, group) of a weight (rows, columns); group 0 is one group a row."""
     return weight.reshape(weight.shape[0], -1, group or weight.shape[1])
 
 

@@ -42,7 +42,7 @@ class Bitmap(Unstructured):
         return {"bits": np.packbits(mask, axis=1, bitorder="little")}, weight[mask]
 
     def kept_of(self, arrays: Arrays, shape: Shape) -> NDArray[np.bool_]:
-        """(rows, columns)."""
+        """A mask (rows, columns) of the weights that are stored."""
         bits = np.unpackbits(arrays["bits"].view(np.uint8), axis=1, count=shape[1], bitorder="little")
         return bits.astype(np.bool_)
 

@@ -74,7 +74,7 @@ def amount(terms: Amount, sizes: Sizes) -> Number:
 
 
 def seconds(terms: Amount, sizes: Sizes) -> Any:
-    """As `amount`, without rounding."""
+    """The sum that `amount` rounds, in seconds."""
     return sum((term.factor * numel(term.dims, sizes) for term in terms), start=0.0)
 
 
@@ -98,7 +98,7 @@ BACKWARD = 2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Node:
-    """One ATen op."""
+    """One ATen op as PyTorch ran it, with what its author says that it costs."""
 
     target: str
     """`aten.mul.Tensor`."""

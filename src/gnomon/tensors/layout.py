@@ -23,8 +23,8 @@ Phase = Literal["forward", "backward"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sharding:
-    """Where the parts of one tensor are. An axis that is not named leaves it whole: every rank of the axis has all of
-    it."""
+    """How one tensor is divided over the axes of a mesh. An axis that is not named leaves it whole: every rank of the
+    axis has all of it."""
 
     shards: tuple[tuple[str, str], ...] = ()
     """(axis, dim) for each axis that divides a dim; of two axes on one dim the first is the outer one."""

@@ -110,7 +110,8 @@ class Idle:
 
 
 def breakdown(timeline: Timeline, stream: str = "compute") -> Breakdown:
-    """Where each worker's step goes. InputError for an unknown stream, or spans that overlap on it."""
+    """Attributes each worker's step to its actions and to the causes of its waiting. InputError for an unknown stream,
+    or spans that overlap on it."""
     chosen = _on_stream(timeline, stream)
     idle = _idle(timeline, chosen)
     totals = _Totals(timeline)
@@ -253,7 +254,7 @@ class _Totals:
         self.seconds.append(seconds)
 
     def shares(self) -> tuple[Share, ...]:
-        """By worker, then largest first."""
+        """All pieces added up by what they are, ordered by worker and then largest first."""
         t = self.timeline
         if not self.keys:
             return ()
@@ -301,7 +302,8 @@ def _walk(timeline: Timeline, idle: Idle, totals: _Totals) -> None:
 
 
 class _Chain:
-    """For every interval still open: the span its chain has reached and the time down to which it is explained."""
+    """Follows causes backwards: of every interval still open it holds the span that its chain has reached and the time
+    down to which it is explained."""
 
     def __init__(self, timeline: Timeline, idle: Idle, totals: _Totals) -> None:
         self.spans, self.idle, self.totals = timeline.spans, idle, totals
@@ -351,7 +353,8 @@ class _Chain:
         self._add(mine, span, self.part[span], first[mine])
 
     def back(self) -> None:
-        """On to the causes, for intervals not yet explained; where there is none, the rest is late."""
+        """Steps to the cause of each interval that is not yet explained; where there is none, its rest counts as
+        late."""
         go = np.flatnonzero(self.now > self.low)
         self.item, self.now, self.low, self.shift = self.item[go], self.now[go], self.low[go], self.shift[go]
         self.waiter = self.at[go]

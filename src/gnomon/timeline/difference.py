@@ -46,7 +46,7 @@ class MemoryChange:
 
     @property
     def bytes(self) -> float:
-        """after - before."""
+        """Bytes that the peak of `after` holds beyond that of `before`."""
         return self.after_bytes - self.before_bytes
 
 
@@ -81,7 +81,7 @@ class Difference:
 
 
 def difference(before: Timeline, after: Timeline, stream: str = "compute") -> Difference:
-    """Where two timelines differ. Workers correspond by name.
+    """Compares two timelines worker by worker and part by part. Workers correspond by name.
 
     InputError if no worker is in both, or if one shows a makespan and the other a period: those are not one quantity.
     """

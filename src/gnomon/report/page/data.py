@@ -120,8 +120,8 @@ def _more(before: float, after: float) -> str:
 
 
 def _answer(timelines: Sequence[Timeline], prediction: Prediction | None) -> list[Mapping]:
-    """Figures: what, value with unit for people, the number itself, the band and what was measured where there is
-    one."""
+    """The figures at the top of the page: what, value with unit for people, the number itself, the band and what was
+    measured where there is one."""
     measured = timelines[-1] if timelines[-1].clock == "measured" else None
     step = prediction.step_s if prediction else _step_s(timelines[0])
     out = [_figure("step", step, show_seconds(step), _step_s(measured) if measured else None, show_seconds)]
@@ -254,8 +254,8 @@ def _part(share: Share, timeline: Timeline) -> tuple[str, str]:
 
 
 def _difference(timelines: Sequence[Timeline], names: Sequence[str]) -> Mapping | None:
-    """Where two timelines differ, as `gnomon compare` says it, largest first; None for one timeline. `summary` holds
-    what is most wrong, or why they cannot be compared."""
+    """The places where two timelines differ, as `gnomon compare` says them, largest first; None for one timeline.
+    `summary` holds what is most wrong, or why they cannot be compared."""
     if len(timelines) < 2:
         return None
     try:

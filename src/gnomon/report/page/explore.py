@@ -40,7 +40,7 @@ class Field:
 
 
 def explore_html(fields: Sequence[Field], state: Mapping[str, object], token: str) -> str:
-    """The page."""
+    """The page of `gnomon explore` as one HTML text: style, fields, first state and script are inside it."""
     data = {"fields": [asdict(field) for field in fields], "state": state, "token": token}
     text = (_FOLDER / "explore.html").read_text(encoding="utf-8")
     parts = {

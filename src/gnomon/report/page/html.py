@@ -241,7 +241,7 @@ def _bar(label: str, parts: Sequence[Mapping[str, Any]], step_s: float, longest:
 
 
 def _place(key: str) -> int:
-    """Where a part stands in a bar: the same parts below each other, work before waiting."""
+    """The position of a part within a bar: the same parts below each other, work before waiting."""
     order = ("F", "C", "R", "B", "I", "W", "F&B", "NORM", "OPT")
     waits = ("launch", "host", "copy", "offload", "bubble", "ahead", "idle")
     if key in order:
@@ -317,8 +317,8 @@ def _table(
     last: bool = False,
     keys: Sequence[str] = (),
 ) -> str:
-    """A table; words to the left, numbers to the right. last: the last row is the sum. keys: parts of the step whose
-    colour stands before the first cell of each row."""
+    """An HTML table; words to the left, numbers to the right. last: the last row is the sum. keys: parts of the step
+    whose colour stands before the first cell of each row."""
     right = [all(_is_number(row[i]) for row in rows) for i in range(len(head))]
 
     def line(cells: Sequence[str], tag: str) -> str:

@@ -95,7 +95,7 @@ def sweep_page(cases: Sequence[Case], title: str, answer: str = "", *, front: bo
 
 
 def _table_row(index: int, names: Sequence[str], cells: Sequence[str]) -> str:
-    """A case; on a narrow page each cell stands behind the name of its column."""
+    """One case as a row of the table; on a narrow page each cell stands behind the name of its column."""
     named = zip(names, cells, strict=True)
     shown = "".join(f'<td data-head="{escape(name)}">{escape(cell)}</td>' for name, cell in named)
     return f'<tr id="case-{index}">{shown}</tr>'

@@ -28,7 +28,7 @@ class Budget:
     """A budget that ^C spends; a second ^C ends the program. Used as `with Budget(...) as budget:`."""
 
     def __init__(self, text: str | None, default: str) -> None:
-        """text: of --budget, None where it was not given. InputError for what is no time."""
+        """Reads the text of --budget; None is `default`. InputError for a text that is no time."""
         self.text = text or default
         self.seconds = quantity("--budget", parse_seconds, self.text)
         self.stopped = False

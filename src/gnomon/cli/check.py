@@ -98,7 +98,7 @@ def _predicted(options: CheckOptions) -> tuple[Prediction, Graph]:
 
 
 def _checkpoint_bytes(prediction: Prediction, graph: Graph) -> int:
-    """Of a checkpoint: what is trained, its states and its master copy. Frozen weights are not in one."""
+    """Bytes of a checkpoint: what is trained, its states and its master copy. Frozen weights are not in one."""
     precision = prediction.plan.precision
     widths = {"fp64": 8, "fp32": 4, "bf16": 2, "fp16": 2, "none": 0}
     master = 0 if precision.master == precision.param else widths.get(precision.master, 4)

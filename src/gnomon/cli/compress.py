@@ -103,7 +103,8 @@ def _mapping(made: Any, target: Path, storage: Storage, method: str) -> dict[str
 
 
 def _layers(made: Any) -> Sequence[str]:
-    """Error by layer: of its weights, and of what it makes of held-out text, after all layers before it."""
+    """A table of each layer's relative error: of its weights, and of its outputs on held-out text behind all compressed
+    layers before it."""
     columns = (Column(name="layer"), Column(name="weights' error"), Column(name="outputs' error"))
     rows = [
         (str(one.layer), number(one.weights, 4), "-" if one.outputs is None else number(one.outputs, 4))

@@ -126,7 +126,8 @@ def _is_commit(revision: str) -> bool:
 
 
 def _git(*arguments: str, top: bool = False) -> bytes:
-    """What git prints. top: run at the repository's root. InputError where it fails, or there is no git."""
+    """Runs git and returns what it prints. top: run at the repository's root. InputError where it fails, or there is no
+    git."""
     here = _git("rev-parse", "--show-toplevel").decode().strip() if top else None
     try:
         done = subprocess.run(["git", *arguments], capture_output=True, check=False, cwd=here)

@@ -15,7 +15,7 @@ from gnomon.serving.forecast import Target
 
 
 def run(options: ExplainOptions) -> int:
-    """Answer."""
+    """Answers one of `QUESTIONS`; lists them where none is asked."""
     if options.question is None:
         print_lines(f"--question {name:16}{asked}" for name, asked in QUESTIONS.items())
         return 0

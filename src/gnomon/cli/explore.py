@@ -395,7 +395,7 @@ def handler(page: Page, token: str) -> type[BaseHTTPRequestHandler]:
                 self.wfile.write(body)
 
         def log_message(self, format: str, *args: Any) -> None:
-            """Nothing: the terminal is the user's."""
+            """Prints no line for a request: the terminal is the user's."""
 
     return Handler
 

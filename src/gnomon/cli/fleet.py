@@ -82,7 +82,7 @@ def verdict(results: Sequence[Result]) -> str:
 
 
 def as_json(what: Asked, results: Sequence[Result]) -> dict[str, object]:
-    """For programs."""
+    """The results as plain values, for `--json`."""
     return {
         "trace": what.trace.name,
         "format": what.trace.format,
@@ -98,7 +98,7 @@ def as_json(what: Asked, results: Sequence[Result]) -> dict[str, object]:
 
 
 def text(what: Asked, results: Sequence[Result]) -> list[str]:
-    """For people: a table of policies, where the device-hours went, and what was assumed."""
+    """The results as lines of text: a table of policies, where the device-hours went, and what was assumed."""
     trace = what.trace
     span = show_seconds(trace.jobs[-1].submit_s - trace.jobs[0].submit_s)
     head = f"{len(trace.jobs):,} jobs submitted in {span}, on {what.machines.text}"
@@ -122,7 +122,7 @@ def text(what: Asked, results: Sequence[Result]) -> list[str]:
 
 
 def _uses(results: Sequence[Result]) -> Sequence[str]:
-    """Where device-hours went; every one of them."""
+    """A table of where the device-hours went; the columns add up to all of them."""
     shown = [use for use in USES if any(result.device_s[use] > 0 for result in results)]
     columns = (Column(name="device-hours", align="left"), *(Column(name=use) for use in shown), Column(name="all"))
     rows = []

@@ -45,8 +45,8 @@ def played(what: Asked, chosen: Sequence[Policy]) -> Sequence[Result]:
 
 
 def adaptive(what: Asked, chosen: Policy) -> Forecasts | None:
-    """Under Pollux and Sia jobs choose their batch too, where it was measured; under EasyScale each device gets work in
-    proportion to its speed."""
+    """Forecasts for policies that change a job's batch. Under Pollux and Sia jobs choose their batch too, where it was
+    measured; under EasyScale each device gets work in proportion to its speed."""
     if isinstance(what.told, Profiled) and chosen.name in ("pollux", "sia"):
         known = Profiled(what.told.profiles, adaptive=True)
         kinds = {pool.device: known for pool in what.machines.pools}

@@ -60,7 +60,7 @@ def run(options: WhatIfOptions) -> int:
 
 
 def _answer(rows: Sequence[tuple[str, Result, float | None, dict[str, float]]]) -> str:
-    """Machines or policy: which of the two shortens jobs more."""
+    """One sentence that says which shortens jobs more: other machines or another policy."""
     first = rows[0]
     base = first[3]["jct_mean_s"]
     same = [row for row in rows if row[0] == first[0] and row[1].policy != first[1].policy]

@@ -39,7 +39,7 @@ ANCHORS = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Where:
-    """Where a setting goes in a script that has several places for it."""
+    """The place of a setting in a script that has several places for it."""
 
     variables: bool = True
     """At the variable that a flag takes, rather than at the flag."""

@@ -117,8 +117,8 @@ def _send(via: str, text: str) -> int:
 
 
 def _send_ray(text: str) -> int:
-    """To the job API of the cluster that RAY_API_SERVER_ADDRESS or RAY_ADDRESS names, as `ray job submit` does; of this
-    machine where none does."""
+    """Submits a job to the job API of the cluster that RAY_API_SERVER_ADDRESS or RAY_ADDRESS names, as `ray job submit`
+    does; of this machine where none does."""
     named = (os.environ.get(name, "") for name in ("RAY_API_SERVER_ADDRESS", "RAY_ADDRESS"))
     address = next((value for value in named if value.startswith(("http://", "https://"))), RAY_HERE).rstrip("/")
     request = Request(f"{address}/api/jobs/", text.encode(), {"Content-Type": "application/json"}, method="POST")

@@ -20,12 +20,12 @@ IGNORE = "--no-local-calibration"
 
 
 def stack_file() -> Path:
-    """Where the numbers of this machine's runs are kept: beside the file of `gnomon calibrate`."""
+    """The file that keeps the numbers fitted to this machine's runs; it lies next to that of `gnomon calibrate`."""
     return local_file().parent / f"local-{own.NAME}.toml"
 
 
 def runs_folder() -> Path:
-    """Where its runs are kept."""
+    """The folder that keeps this machine's runs."""
     return local_file().parent / "runs"
 
 

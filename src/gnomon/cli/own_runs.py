@@ -72,7 +72,7 @@ def _own_run(id: str, file: PlanFile, stack: Stack) -> MeasuredRun:
 
 
 def fit_runs(runs: Iterable[MeasuredRun], source: str) -> OwnFit:
-    """Numbers from runs; for their machine, if they are all of one."""
+    """Fits the runtime's own numbers to measured runs; they name a machine if all runs are of one."""
     measured = tuple(runs)
     machines = {machine_of(run.cluster) for run in measured}
     return fit_own(

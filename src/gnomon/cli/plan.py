@@ -131,7 +131,8 @@ def _other(options: PlanOptions, asked: Asked) -> int:
 
 
 def _prices(options: PlanOptions, machines: Cluster) -> dict[str, float]:
-    """Those of `--price`. InputError for the price of a device that no machines have which are asked about."""
+    """The prices that `--price` gives, dollars an hour by device. InputError for the price of a device that no machines
+    have which are asked about."""
     prices = parse_prices(tuple(options.price))
     clusters = (machines, *varied_machines(options))
     names = {group.node.device.name for cluster in clusters for group in cluster.groups}

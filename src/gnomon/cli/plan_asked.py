@@ -84,7 +84,8 @@ class Asked:
 
     @staticmethod
     def read(options: PlanOptions) -> Asked:
-        """From the options, whose model is whole. InputError, PlanError or CatalogueError say what is wrong."""
+        """Reads the question from the options, whose model is whole. InputError, PlanError or CatalogueError say what
+        is wrong."""
         graph, notes = read_model(options.model)
         machines = parse_cluster(options.on)
         assumed: list[str] = []
@@ -135,7 +136,7 @@ class Asked:
 
 
 def _stages_of(cut: tuple[int, ...], options: PlanOptions) -> dict[str, object]:
-    """What `--layers-per-stage` fixes: the pipeline ranks. InputError for what contradicts it."""
+    """The choices that `--layers-per-stage` fixes: the number of pipeline ranks. InputError for what contradicts it."""
     virtual = options.vpp or orders.find(options.schedule or orders.DEFAULT).stages[0]
     ranks, rest = divmod(len(cut), virtual)
     if options.equal_stages:

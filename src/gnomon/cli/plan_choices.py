@@ -49,7 +49,7 @@ WORDS = {
 
 @dataclass(frozen=True, kw_only=True)
 class Chosen:
-    """What was asked."""
+    """The choices that options fix or open, and the plan that they start from."""
 
     point: Mapping[str, object]
     """Field of a point -> its one value."""
@@ -72,7 +72,7 @@ class Chosen:
 
     @staticmethod
     def read(options: PlanOptions, stack: Stack) -> Chosen:
-        """From the options. InputError or PlanError for what cannot be."""
+        """Reads the choices from the options. InputError or PlanError for what cannot be."""
         point: dict[str, object] = {}
         fixed: dict[str, Value] = {}
         for text in options.fix:

@@ -213,7 +213,7 @@ class _File:
 
 
 def _asked(options: PlanOptions, asked: Request, file: _File) -> Asked:
-    """The search: with what the file's program can do open, and everything else as the file has it."""
+    """The question to search: with what the file's program can do open, and everything else as the file has it."""
     plan, terms = asked.plan, asked.terms
     written = file.words.writes(Change(before=plan, after=plan, workload=asked.workload))
     if not written and terms is None:

@@ -32,7 +32,7 @@ def compared(asked: Asked, result: Result, best: Found, hours: float, keep_going
 
 
 def text(found: Losses) -> Iterator[str]:
-    """For people."""
+    """The useful steps an hour of each way to meet losses, as lines of text."""
     head = f"at one loss of a machine in {found.hours:g} hours, useful steps an hour:"
     yield from ("", *wrapped(head, indent=""))
     for one in (found.without, found.copied):

@@ -94,7 +94,7 @@ def _gpus() -> int:
 
 
 def folder_of(options: PlanOptions) -> Path:
-    """Where plan files and logs go: what was asked for, made if need be; else a new temporary folder."""
+    """The folder for plan files and logs: the one asked for, made if need be; else a new temporary folder."""
     if options.try_dir is None:
         return Path(tempfile.mkdtemp(prefix="gnomon-try-"))
     folder = Path(options.try_dir)
@@ -200,12 +200,12 @@ def _calibrated(attempts: Sequence[Attempt], machines: Cluster) -> Refit | None:
 
 
 def _bare(file: PlanFile) -> PlanFile:
-    """Without what the search said of it: a record of a run."""
+    """The plan file without what the search said of it, as the record of a run."""
     return replace(file, predicted=None, runners_up=(), too_large=())
 
 
 def _ended(number: int, frame: object) -> None:
-    """As ^C does: an exception, on whose way what was started is ended."""
+    """Ends as ^C does: raises an exception, on whose way every started process is ended."""
     sys.exit(128 + number)
 
 

@@ -39,7 +39,7 @@ NOT_RUN = ("dp", "ep")
 
 
 def run(options: ServerOptions) -> int:
-    """Serve."""
+    """Loads the folder and serves it until a signal."""
     need_torch("serving")
     if not Path(options.folder).expanduser().exists():
         raise InputError(f"{options.folder} is no folder of weights, which gnomon serve wants; {INFERENCE}")
@@ -57,7 +57,7 @@ def rules_of(options: EngineOptions, base: Engine) -> Engine:
 
 
 def settings_of(options: ServerOptions) -> Any:
-    """As options and the plan say; options win."""
+    """The server's settings, from the plan file and the options; options win."""
     plan = None if options.plan is None else _planned(options, schema.load_file(ServeFile, options.plan))
     serving = None if plan is None else plan.serving
     replicas = options.replicas or (serving.replicas if serving else 1)
@@ -107,7 +107,7 @@ def settings_of(options: ServerOptions) -> Any:
 
 
 def resident_of(words: str | None) -> int | None:
-    """Bytes of `--stream-weights`."""
+    """Reads `--stream-weights` as bytes; None where it is not given."""
     return None if words is None else quantity("--stream-weights", parse_bytes, words)
 
 
@@ -143,7 +143,7 @@ def _planned(options: ServerOptions, plan: ServeFile) -> ServeFile:
 
 
 def _adapter(word: str) -> tuple[str, Path]:
-    """NAME=FOLDER."""
+    """Reads NAME=FOLDER of `--lora`. InputError for a folder that is none of an adapter."""
     name, _, folder = word.partition("=")
     path = Path(folder).expanduser()
     if not name or not folder or not path.is_dir():

@@ -50,7 +50,7 @@ class _Asked:
 
 
 def _read(options: PredictOptions | PlanOptions, graph: Graph, load: Load, notes: Sequence[str]) -> _Asked:
-    """load: what comes in, whose answers are of one token."""
+    """Reads the question from the options. load: the texts that come in, whose answers are of one token."""
     for name in given(options):
         if name in flags(ServeOptions) and name not in LOOKED_AT:
             raise InputError(
@@ -101,7 +101,7 @@ def _title(asked: _Asked) -> str:
 
 
 def predict(options: PredictOptions, graph: Graph, load: Load, notes: Sequence[str]) -> int:
-    """One policy's latencies."""
+    """Predicts and prints the latencies of one policy."""
     asked = _read(options, graph, load, notes)
     policy = Policy(
         workers=asked.workers, longest=asked.longest, lengths=options.pad_to, every=options.every_bucket

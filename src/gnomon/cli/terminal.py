@@ -36,7 +36,7 @@ def print_json(value: Any) -> None:
 
 
 def written(path: str, then: Literal["", "run", "export"] = "") -> tuple[str, ...]:
-    """Where a plan file is, and what can be done with it: it is explained, then run here or exported."""
+    """Lines that say where a plan file was written and which command comes next: explain, then run or export."""
     name = quote(path)
     more = {"": "", "run": f", gnomon run {name}", "export": f", gnomon export {name} --to PROGRAM"}[then]
     return (f"written to {path}", f"next: gnomon explain {name}{more}")

@@ -66,7 +66,7 @@ def tokens(text: str) -> int:
 
 
 def named_size(text: str) -> tuple[str, int]:
-    """`enc_seq=512`: a dim of a model and its size."""
+    """Reads a dim of a model and its size, as in `enc_seq=512`."""
     name, equals, size = text.partition("=")
     if not (equals and name.strip()):
         raise argparse.ArgumentTypeError(f"{text[:40]!r} is not NAME=N, as in enc_seq=512")

@@ -154,7 +154,7 @@ class _Kind:
 
 
 def _kinds(c: DecoderConfig) -> list[_Kind]:
-    """Of each layer."""
+    """What each layer of the decoder is: its window, mixture, rotary and norms."""
     return [
         _Kind(
             window=c.windows[i % len(c.windows)],
@@ -241,7 +241,7 @@ def layer_block(c: DecoderConfig, kind: _Kind) -> Block:
 
 
 def embed_block(c: DecoderConfig, vocab: Dim, hidden: Dim) -> Block:
-    """From `input_ids` to `x`: rows, their factor, positions and norm, as the model has them."""
+    """The block from `input_ids` to `x`: rows, their factor, positions and norm, as the model has them."""
     b = BlockBuilder("embed")
     x = b.embedding("embed_tokens", b.input("input_ids", BATCH, SEQ, dtype="int64"), vocab, hidden)
     if c.embed_scale:

@@ -52,7 +52,7 @@ class Rotary:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Numerics:
-    """Of a whole model."""
+    """The numbers and functions of a model that its sizes do not say: epsilons, rotary, factors, scores."""
 
     norm_eps: float = 1e-5
     """Added to the mean square or the variance."""

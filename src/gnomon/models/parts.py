@@ -95,7 +95,8 @@ class Attention(Projections):
 
 
 def attention_dims(heads: int, kv_heads: int, head_dim: int) -> tuple[Dim, Dim, Dim]:
-    """(heads, kv_heads, head_dim); equal numbers of heads share one dim, so that they are split together."""
+    """The dims (heads, kv_heads, head_dim) of an attention; equal numbers of heads share one dim, so that they are
+    split together."""
     divisible("num_heads", heads, "num_kv_heads", kv_heads)
     query = Dim(name="heads", size=heads)
     keys = query if heads == kv_heads else Dim(name="kv_heads", size=kv_heads)
@@ -184,7 +185,7 @@ def self_attention(b: BlockBuilder, x: str, hidden: Dim, a: Attention, path: str
 
 
 def _linear_biases(b: BlockBuilder, path: str, heads: Dim) -> str:
-    """ALiBi: from positions to what is added to the scores."""
+    """Builds ALiBi's biases: from positions to what is added to the scores."""
     places = b.state("position_ids", SEQ, dtype="int64", lifetime="job")
     return b.op("alibi", f"{path}.alibi", (places,), (SEQ, kv_dim(SEQ), heads))
 
@@ -198,7 +199,7 @@ def _norm_over_heads(b: BlockBuilder, path: str, x: str, heads: Dim, head_dim: D
 
 
 def gated_ffn(b: BlockBuilder, x: str, hidden: Dim, ffn: Dim, *, fn: str, bias: bool = False, path: str = "mlp") -> str:
-    """down(fn(gate(x)) · up(x)): SwiGLU with fn silu, GeGLU with gelu."""
+    """Builds down(fn(gate(x)) · up(x)): SwiGLU with fn silu, GeGLU with gelu."""
     gate = b.linear(f"{path}.gate_proj", x, out=(ffn,), contract=(hidden,), bias=bias)
     up = b.linear(f"{path}.up_proj", x, out=(ffn,), contract=(hidden,), bias=bias)
     act = b.op("glu", f"{path}.act", (gate, up), fn=fn)
@@ -206,7 +207,7 @@ def gated_ffn(b: BlockBuilder, x: str, hidden: Dim, ffn: Dim, *, fn: str, bias: 
 
 
 def dense_ffn(b: BlockBuilder, x: str, hidden: Dim, ffn: Dim, *, fn: str, bias: bool, paths: tuple[str, str]) -> str:
-    """down(fn(up(x))); `paths` are those of the two linears."""
+    """Builds down(fn(up(x))); `paths` are those of the two linears."""
     up = b.linear(paths[0], x, out=(ffn,), contract=(hidden,), bias=bias)
     act = b.op("activation", f"{paths[0]}.act", (up,), fn=fn)
     return b.linear(paths[1], act, out=(hidden,), contract=(ffn,), bias=bias)

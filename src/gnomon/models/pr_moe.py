@@ -113,7 +113,7 @@ def layer_block(c: PrMoeConfig, count: int) -> Block:
 
 
 def block_name(count: int) -> str:
-    """Of a layer with so many experts."""
+    """The name of the block of a layer with so many experts."""
     return f"layer_{count}_experts" if count else "layer_dense"
 
 

@@ -64,7 +64,8 @@ def _sizes(sizes: Mapping[str, int], tp: int, ep: int, positions: int) -> dict[s
 
 
 def _scanned(kind: str, size: int, sizes: Mapping[str, int]) -> int:
-    """Of a Mamba-2 mixer: two heads of 8 in each of at most two groups; what its projection writes is their sum."""
+    """The small size of a dim of a Mamba-2 mixer: two heads of 8 in each of at most two groups; what its projection
+    writes is their sum."""
     groups, state = min(sizes["ssm_groups"], 2), 8
     return {
         "ssm_groups": groups,

@@ -27,7 +27,7 @@ class InspectOptions(CheckpointOptions):
 
 @dataclass(frozen=True, kw_only=True, repr=False, eq=False)
 class VerifyOptions(CheckpointOptions):
-    """Every checksum."""
+    """Options of `checkpoint verify`, which reads every checksum."""
 
     pass
 

@@ -22,7 +22,7 @@ class FormOptions(TrainingOptions, ServeOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class ExploreOptions(FormOptions):
-    """Where the page begins."""
+    """Options of `explore`: the job with which the page begins, and its port."""
 
     about = """\
 A page in the browser on which a prediction follows every change: model,

@@ -172,7 +172,7 @@ class Parser(argparse.ArgumentParser):
         self._given: dict[argparse.Action, list[str]] = {}
 
     def parse_known_args(self, args=None, namespace=None):  # type: ignore[no-untyped-def]
-        """As argparse's; what a command does not know is that command's mistake, not that of `gnomon`."""
+        """Parses as argparse does; what a command does not know is that command's mistake, not that of `gnomon`."""
         self._given = {}
         parsed, more = super().parse_known_args(args, namespace)
         if more:
@@ -183,7 +183,8 @@ class Parser(argparse.ArgumentParser):
         return parsed, more
 
     def _get_values(self, action: argparse.Action, arg_strings: list[str]) -> Any:
-        """As argparse's, which calls it once each time that an option stands there."""
+        """Converts as argparse does, which calls this once for each time that an option is given, and refuses the
+        second."""
         if action.option_strings and not isinstance(action, argparse._AppendAction):
             before = self._given.setdefault(action, arg_strings)
             if before is not arg_strings:
@@ -194,7 +195,7 @@ class Parser(argparse.ArgumentParser):
         return super()._get_values(action, arg_strings)
 
     def _check_value(self, action: argparse.Action, value: object) -> None:
-        """As argparse's, with the nearest of the choices."""
+        """Checks a choice as argparse does; its error names the nearest one."""
         if action.choices is not None and value not in action.choices:
             if isinstance(action, argparse._SubParsersAction) and (missing := not_there([str(value)])) is not None:
                 self.exit(2, broken(f"{self.prog}: {missing}", sys.stderr) + "\n")

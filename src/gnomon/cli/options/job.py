@@ -100,7 +100,7 @@ class LocalOption(Options):
 
 @dataclass(frozen=True, kw_only=True, init=False, repr=False, eq=False)
 class BatchOptions(Options):
-    """What comes in."""
+    """Options of a step's input: batch, sequence length and other sizes."""
 
     global_batch: int | None = option(
         "--global-batch", read=count, metavar="N", help="sequences in an optimizer step", group=BATCH

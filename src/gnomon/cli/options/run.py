@@ -269,7 +269,7 @@ exit status: 0 done; 1 it has not changed in time; 2 the request is wrong."""
 
 @dataclass(frozen=True, kw_only=True, repr=False, eq=False)
 class DataOptions(TextOptions):
-    """A corpus."""
+    """Options of a corpus to train on."""
 
     about = """\
 Reads text as gnomon run --data does and counts its documents, tokens and rows;

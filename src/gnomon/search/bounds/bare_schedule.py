@@ -21,9 +21,9 @@ from gnomon.search.bounds.in_flight import schedule_rows
 Doubles = NDArray[np.float64]
 Longs = NDArray[np.int64]
 Reductions = Literal["", "once", "stages", "layers"]
-"""None; once a stage, after its last backward; of every microbatch and whole stages (ZeRO 2), each after its backward
-and before the stage's next one; of every microbatch and layers (ZeRO 3), which begin somewhere in the backward. A
-rank's reductions follow each other."""
+"""When gradients are reduced: never; once a stage, after its last backward; of every microbatch and whole stages (ZeRO
+2), each after its backward and before the stage's next one; of every microbatch and layers (ZeRO 3), which begin
+somewhere in the backward. A rank's reductions follow each other."""
 
 KINDS = ("F", "B", "I", "W", "R", "R_LAST", "G", "G_FIRST", "G_LAST", "F&B", "NONE")
 """Rows whose durations are given, reductions (the last of a stage with what follows it on its stream), gathers of a
@@ -44,13 +44,13 @@ class Skeleton:
     0 is the start of the step. Columns are [rows]."""
 
     levels: Longs
-    """[levels + 1] where each begins."""
+    """[levels + 1] the row at which each level begins."""
     before: Longs
-    """The row before each on its rank."""
+    """Position of the row before each on its rank."""
     source: Longs
-    """The row whose message it waits for; 0 for none."""
+    """Position of the row whose message it waits for; 0 for none."""
     third: Longs
-    """Another row that it waits for; 0 for none."""
+    """Position of another row that it waits for; 0 for none."""
     key: Longs
     """Row of the table of durations: kind x stage."""
     sent: Longs
@@ -66,7 +66,7 @@ class Skeleton:
 
     @property
     def columns(self) -> tuple[Longs, ...]:
-        """What `play` reads of each row."""
+        """The columns that `play` reads of each row."""
         return self.before, self.source, self.third, self.key, self.sent, self.ahead
 
 
@@ -86,44 +86,57 @@ def skeleton(
     layer waits until the one so many before it is let go. A pass ends no sooner than its last gather and the last of
     its layers. Empty: gathers are not looked at.
     """
+    # Positions count from 1 everywhere below, so that 0 can stand for "waits for nothing": end[0] = 0 is the step's
+    # start.
     rows = schedule_rows(schedule, pp, virtual, microbatches)
     names = [KINDS.index(kind.name) if kind.name in KINDS else 0 for kind in rows.kinds]
     kind = np.array(names, np.int64)[rows.kind]
     stage, unit = rows.stage.astype(np.int64), rows.unit.astype(np.int64)
     stages = rows.num_stages
     before = np.arange(len(kind), dtype=np.int64)  # the row before, as a position from 1
+    # The first row of each rank waits for none before it.
     before[rows.class_ptr[:-1]] = 0
+    # A composite is two neighbouring rows of one group.
     pairs = np.flatnonzero((rows.group[:-1] >= 0) & (rows.group[:-1] == rows.group[1:]))
     source = _sources(kind, stage, unit, stages, microbatches, pairs)
     third = np.zeros(len(kind), np.int64)
     third[pairs] = source[pairs + 1]  # both begin together and end together
     edges = rows.class_ptr
+    # KINDS 1 and 3 are B and W: either completes a stage's gradients for a unit.
     ends = np.flatnonzero((kind == 1) | (kind == 3))
     last = np.zeros(stages, np.int64)
     last[stage[ends]] = ends + 1  # rows are in order of issue, so the last assignment stands
     final, reduced = rows.class_ptr[1:], np.zeros(stages, np.int64)
     opens = (before == 0) & (source == 0)  # the first row of a chain
     read = kind, stage
+    # One reduction a stage: after the last row that adds to its gradients.
     if reductions == "once":
         ends = np.sort(last) - 1
+    # From here on rows are appended: first the reductions, rank by rank, each lane in order of the rows behind which
+    # they stand.
     if reductions:
         own = np.arange(len(ends), dtype=np.int64) + len(kind) + 1
         lanes = np.searchsorted(ends, rows.class_ptr)
         previous = own - 1
         previous[lanes[:-1]] = 0
         reduced[stage[ends]] = own
+        # ZeRO 2: the backward may not add to gradients that are still being reduced.
         if reductions == "stages":
             third[ends] = _same_stage_before(stage[ends], own, stages)
+        # "layers" (ZeRO 3) reductions begin somewhere inside their backward, so they wait only for the row before it.
         started = ends + 1 if reductions == "stages" else before[ends]
+        # The stage's last reduction carries the sums over replicas that follow on its stream.
         final_of_stage = np.where(last[stage[ends]] == ends + 1, KINDS.index("R_LAST"), KINDS.index("R"))
         kind, stage = np.append(kind, final_of_stage), np.append(stage, stage[ends])
         before, source = np.append(before, previous), np.append(source, started)
         third, edges = np.append(third, np.zeros(len(ends), np.int64)), np.append(edges, lanes[1:] + edges[-1])
+    # 3 x stages is the row of the `ahead` table that means "needs no gather".
     ahead = np.full(len(kind), 3 * stages, np.int64)
     if layers:
         gathers = _gathers(*read, rows.class_ptr, np.array(layers, np.int64), held)
         own = np.arange(len(gathers.row), dtype=np.int64) + len(kind) + 1
         third = np.append(third, np.zeros(len(own), np.int64))
+        # A row that reads parameters waits for its gathers, which are rows of their own lane: position `own`.
         third[gathers.row] = own
         ahead = np.append(ahead, np.full(len(own), 3 * stages, np.int64))
         ahead[gathers.row] = kind[gathers.row] * stages + stage[gathers.row]
@@ -132,10 +145,12 @@ def skeleton(
         before, source = np.append(before, previous), np.append(source, gathers.freed)
         kind, stage = np.append(kind, gathers.kind), np.append(stage, stage[gathers.row])
         edges = np.append(edges, gathers.lanes[1:] + edges[-1])
+    # Rows of one level do not depend on each other, so `play` computes a level of all columns as one array operation.
     level = _levels(before, source, third, edges)
     key, sent = _tables(kind, stage, source, stages, pairs, opens)
     order = np.argsort(level, kind="stable")
     place = np.zeros(len(kind) + 1, np.int64)
+    # place: old position -> new position once rows are sorted by level; 0 stays 0.
     place[order + 1] = np.arange(1, len(kind) + 1)
     bounds = np.append(np.searchsorted(level[order], np.arange(int(level.max()) + 1)), len(kind))
     return Skeleton(
@@ -158,9 +173,11 @@ def _tables(
     """Each row's place in the table of durations and in that of messages. pairs: first rows of composites. opens: first
     rows of chains."""
     cost = kind.copy()
+    # The second row of a composite takes no time, the first takes that of both.
     cost[pairs], cost[pairs + 1] = KINDS.index("F&B"), KINDS.index("NONE")
     # a message between a stage and the one before it, or after it; a reduction waits without one
     sent = np.where(source == 0, stages - 1, np.select([kind == 0, kind >= 4], [stage - 1, stages], stage))
+    # The first row of a chain waits for what begins the step (update, gather) of its stage.
     sent[np.flatnonzero(opens)] = stages + 1 + stage[np.flatnonzero(opens)]
     return cost * stages + stage, sent
 
@@ -185,18 +202,24 @@ def _gathers(kind: Longs, stage: Longs, edges: Longs, layers: Longs, held: int) 
     before a pass's first gather is in some earlier pass, and all passes before that one have ended.
     """
     row = np.flatnonzero(kind != 3)
+    # W reads no parameters (KINDS 3); every other row of the schedule does.
     lanes = np.searchsorted(row, edges)
     forward = kind[row] == 0
     first = np.zeros(len(row), bool)
     first[lanes[:-1]] = True
     same = np.append(False, stage[row][1:] == stage[row][:-1]) & ~first
+    # same: the pass before on this rank was over the same stage; turned: in the other direction, so that the last layer
+    # of one is the first of the other.
     turned = same & np.append(False, forward[1:] != forward[:-1])
     # a forward begins with the first layer, where a backward ends; a backward begins with the last
     node = _FIRST_GATHER + np.where(turned, np.where(forward, 1, 2), 0)
     sizes = layers[stage[row]]
+    # Layers that a pass must gather: all of its stage but the one that is still held.
     made = np.maximum(sizes - (turned | (same & (sizes == 1))), 0)
     freed = np.zeros(len(row), np.int64)
     for start, stop in _pairs(lanes):
+        # done: gathers of the lane up to and with each pass. The gather number `wanted` must be let go first; `inside`
+        # is the pass that made it, and the pass before that one is over for sure.
         done = np.cumsum(made[start:stop])
         wanted = done - made[start:stop] - held  # index of the layer that must be let go
         inside = np.searchsorted(done, wanted, side="right")  # the pass that it is in
@@ -234,13 +257,17 @@ def play(
     columns = forward.shape[1]
     gathers = np.zeros((3 * len(forward), columns)) if gathers is None else gathers
     lasts = np.concatenate([forward, whole, first]) if lasts is None else lasts
+    # In V placement the rank of stage s also holds stage S - 1 - s, so both[::-1] is the other row of the composite.
     both = forward + whole  # composites are in V placement: the rank's other stage is as far from the other end
     times = np.concatenate(
         [forward, whole, first, second, reduce, final, gathers, np.maximum(both, both[::-1]), np.zeros_like(both)]
     )
+    # ahead: what a row does before it needs the last gathered layer, as a negative of its last layer's seconds.
     ahead = np.concatenate([lasts - np.concatenate([forward, whole, first]), np.zeros((1, columns))])
+    # -inf marks a message that is not sent: its row never waits for it.
     none = np.full((1, columns), -np.inf)
     wires = np.concatenate([np.where(sends >= 0, sends, -np.inf), none, np.zeros((1, columns)), heads])
+    # Few rows a level: numpy's call overhead exceeds the arithmetic, so plain Python floats are faster.
     if len(made.key) * columns <= NARROW * (len(made.levels) - 1):
         end = _one_by_one(made, times, wires, ahead)
     else:
@@ -253,6 +280,7 @@ def _by_level(made: Skeleton, times: Doubles, wires: Doubles, ahead: Doubles) ->
     end = np.zeros((len(made.key) + 1, times.shape[1]))
     for a, b in _pairs(made.levels):
         before, source, third, key, sent, early = (column[a:b] for column in made.columns)
+        # start = max(row before, message, third row): the recurrence of a longest path.
         start = np.maximum(end[before], end[source] + wires[sent])
         np.maximum(start, end[third] + ahead[early], out=start)
         np.add(start, times[key], out=end[a + 1 : b + 1])
@@ -281,6 +309,8 @@ def _one_by_one(made: Skeleton, times: Doubles, wires: Doubles, ahead: Doubles) 
 def _sources(kind: Longs, stage: Longs, unit: Longs, stages: int, units: int, pairs: Longs) -> Longs:
     """Position (from 1) of the row that a forward or an input gradient gets its message from; 0 for none. pairs: first
     rows of composites, which end with their second row."""
+    # Tables [stage + 1, unit] of the row that does a forward or an input gradient, with a margin of zero rows for the
+    # stages before the first and after the last.
     forward = np.zeros((stages + 2, units), np.int64)
     back = np.zeros((stages + 2, units), np.int64)
     index = np.arange(1, len(kind) + 1)
@@ -297,6 +327,8 @@ def _sources(kind: Longs, stage: Longs, unit: Longs, stages: int, units: int, pa
 def _levels(before: Longs, source: Longs, third: Longs, edges: Longs) -> Longs:
     """[rows] one more than the levels of what a row waits for. edges: of lanes, whose rows follow each other."""
     level = [0, *[-1] * len(before)]
+    # Rounds over the lanes: each lane moves on as far as what it waits for has a level. Schedules are deadlock-free, so
+    # every round moves at least one lane.
     earlier, waits, also = before.tolist(), source.tolist(), third.tolist()
     next_row, ends = edges[:-1].tolist(), edges[1:].tolist()
     moved = True

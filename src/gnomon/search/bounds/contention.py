@@ -27,11 +27,11 @@ class LayerWork:
     busy: Doubles
     """[actions x kinds] seconds, at least."""
     top: Doubles
-    """At most."""
+    """[actions x kinds] seconds, at most."""
     share: Doubles
-    """Of kernels in it, at least."""
+    """[actions x kinds] share of kernels in the action, at least."""
     copied: bool
-    """Whether activations are copied to the host beside it."""
+    """Whether activations are copied to the host meanwhile."""
 
 
 def slowed(
@@ -63,28 +63,39 @@ def slowed(
     machines and beside copies of activations to the host is left out.
     """
     first = shardings[0]
+    # No bound is made for measured devices, nor next to copies to the host (see above); 0 always is one.
     if any(device.measured is not None for device in first.job.devices) or work.copied:
         return np.zeros(len(shardings))
     counts = pipeline.split.counts
     busy, top, share = work.busy, work.top, work.share
+    # often: [ranks, actions x kinds] how often a step has each action of each kind.
     often = np.tile(pipeline.on_rank @ counts * count, len(busy) // counts.shape[1])
+    # own: b of the docstring; spare: i, the waits for launches that contention may fill without loss.
     own, spare = (often @ busy)[:, None], (often @ (top - busy))[:, None]
     taken = np.stack(
-        [sharding.reduced_s * count + sharding.summed_s * sharding.weights.sums for sharding in shardings], axis=-1
+        [sharding.reduced_s * count + sharding.summed_s * sharding.weights.sums for sharding in shardings],
+        axis=-1,
+        # [ranks, stages] @ [stages, kinds] @ [kinds, shardings]: seconds of a rank's reductions, and of its gathers.
     )
     reduced, gathered = pipeline.on_rank @ (counts @ taken), np.zeros((len(own), len(shardings)))
     if first.optimizer.reshard_after_forward:
         gathered = np.stack([gathers(pipeline, count, joins, sharding.gathered_s) for sharding in shardings], axis=-1)
     reduces, reads = np.array([(sharding.weights.reduces, sharding.weights.reads) for sharding in shardings]).T
     none = np.zeros_like(reads)
+    # Four ways to share weight 1 between the two streams: reductions alone, gathers alone, and each with what the other
+    # leaves. `one` belongs to reductions, `two` to gathers.
     one = SLOWED * np.stack([reduces, none, reduces, np.minimum(reduces, 1 - reads)])[:, None, None, None, :]
     two = SLOWED * np.stack([none, reads, np.minimum(reads, 1 - reduces), reads])[:, None, None, None, :]
     # arrays: [weights, λ, μ, ranks, shardings]
+    # λ need only take the shares that occur: between them the bound is a ratio of linear functions, so monotone.
     level = np.unique(share[share > 0])
+    # worth: λ b - P, with P = Σ max(λ - κ_a, 0) b_a at its largest (`top`).
     worth = (level[:, None] * own[:, 0] - np.maximum(level[:, None] - share, 0.0) * top @ often.T)[:, None, :, None]
+    # lowest: q, what actions with κ_a < μ can have lost at most.
     lowest = (SLOWED * np.where(share < level[:, None], share * top, 0.0) @ often.T)[:, :, None]
     high, low = level[:, None, None, None], np.minimum.outer(level, level)[:, :, None, None]
     which = np.minimum.outer(np.arange(len(level)), np.arange(len(level)))
+    # lost = A, slope = s, more = s' in the docstring's inequality.
     lost = one * (high * reduced + worth) + two * (high * gathered + worth) - spare
     slope, more = (one + two) * high, (one + two) * low
     seconds = (around + own + (1 + more) * lost - more * lowest[which]) / (1 + slope + more * slope)
@@ -92,8 +103,9 @@ def slowed(
 
 
 def layer_work(table: KindTable, copying: Doubles, adding: Doubles, column: int, *, split_backward: bool) -> LayerWork:
-    """Of a microbatch size. copying: [kinds] seconds of copying gathered parameters into place. adding: [kinds] seconds
-    of adding weight gradients up."""
+    """The work of layers at one microbatch size. copying: [kinds] seconds of copying gathered parameters into place.
+    adding: [kinds] seconds of adding weight gradients up."""
+    # Launches that may come on top, at most: four for each tensor and for two more, and the host's unit.
     more = table.rates.host_unit_s + table.launch_s * 4 * (table.tensors + 2)
     seconds, names = layer_seconds(table, adding, copying, column), ["F", "I", "W"]
     hosts = [phase[:, column] + more for phase in table.host_s]

@@ -36,10 +36,10 @@ from gnomon.tensors.dims import numel
 Doubles = NDArray[np.float64]
 
 GRID_S = 2.0**-36
-"""Durations are rounded to this grid: each is at most half of it under its price."""
+"""The grid, in seconds, to which durations are rounded: each is at most half of it under its price."""
 
 TOKEN_AXES = ("cp", "tp", "ep", "etp")
-"""Axes that collectives inside layers run over."""
+"""The axes that collectives inside layers run over."""
 
 
 PipelineName = tuple[int, int, bool]
@@ -53,7 +53,7 @@ class Pipeline:
     name: PipelineName
     split: Split
     rank_of: NDArray[np.int64]
-    """[stages]"""
+    """[stages] the pipeline rank of each stage."""
     linked: NDArray[np.bool_]
     """[stages - 1] whether a stage reads from the one before it."""
     sent: tuple[tuple[tuple[int, str], ...], ...]
@@ -63,20 +63,21 @@ class Pipeline:
 
     @cached_property
     def on_rank(self) -> Doubles:
-        """[ranks, stages] 1 where a rank has a stage."""
+        """[ranks, stages] mask that is 1 where a rank has a stage."""
+        # A mask, so that a sum over the stages of a rank is one matrix product: on_rank @ values is [ranks, …].
         ranks = np.arange(int(self.rank_of.max()) + 1)
         mask: Doubles = (ranks[:, None] == self.rank_of).astype(float)
         return mask
 
     @cached_property
     def lowest(self) -> NDArray[np.int64]:
-        """[ranks] the first stage of each."""
+        """[ranks] the first stage of each rank."""
         first: NDArray[np.int64] = np.argmax(self.on_rank, axis=1)
         return first
 
     @cached_property
     def distinct(self) -> tuple[tuple[NDArray[np.int64], NDArray[np.int64]], ...]:
-        """(kinds of its layers in order, stages that have just these)."""
+        """Groups stages that have the same layers: (kinds of its layers in order, stages that have just these)."""
         by_order: dict[bytes, list[int]] = {}
         for stage, order in enumerate(self.split.order):
             by_order.setdefault(order.tobytes(), []).append(stage)
@@ -95,6 +96,8 @@ class Pipeline:
         return least
 
     @cached_property
+    # reduceat takes the largest or smallest of each run of rows, so stages are sorted by rank first; starts[r] is the
+    # first row of rank r in that order.
     def _by_rank(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         order = np.argsort(self.rank_of, kind="stable")
         return order, np.searchsorted(self.rank_of[order], np.arange(len(self.on_rank)))
@@ -102,12 +105,15 @@ class Pipeline:
     @cached_property
     def root(self) -> NDArray[np.int64]:
         """[stages] the first stage of the linked run that a stage is in."""
+        # A stage begins a run if it does not read from the one before it. Its root is the last such beginning up to it:
+        # a running maximum of the starts' indices.
         starts = np.append(True, ~self.linked)
         return np.maximum.accumulate(np.where(starts, np.arange(len(starts)), 0))
 
     @cached_property
     def last(self) -> NDArray[np.int64]:
         """[stages] the last stage of that run."""
+        # The same from the other end: a running minimum of the runs' last stages.
         ends = np.append(~self.linked, True)
         stages = np.arange(len(ends))
         return np.minimum.accumulate(np.where(ends, stages, len(ends))[::-1])[::-1]
@@ -120,6 +126,7 @@ class Job:
         self.graph, self.cluster, self.workload, self.space = graph, cluster, workload, space
         kernels, _, self.stack = kernels_of(stack, cpu=on_cpu(cluster))
         away: dict[str, Saved] = {name: space.saved(name) for name in space.recompute if name == "offload"}
+        # Activations that go to the host are a further way of saving, next to the three presets.
         self.kinds = Kinds(graph, space.base, kernels, away)
         self.devices = tuple(dict.fromkeys(group.node.device for group in cluster.groups))
         self.uniform = len(cluster.groups) == 1
@@ -129,6 +136,7 @@ class Job:
             cluster=cluster,
             stack=self.stack,
             kernels=kernels,
+            # Sequences of many lengths are bounded at the first of them.
             sizes={"seq": workload.sequence_lengths()[0], **dict(workload.sizes)},
             numbers=self.numbers,
             known={},
@@ -142,7 +150,7 @@ class Job:
 
     @cached_property
     def elements(self) -> Doubles:
-        """Elements of the parameters that are trained, dense and routed; those that several layers hold once."""
+        """[dense, routed] elements of the parameters that are trained; those that several layers hold count once."""
         counts, seen = np.zeros(2), set[str]()
         for layer in self.kinds.layers:
             block = self.graph.block(layer.call.block)
@@ -173,6 +181,7 @@ class Job:
             if move.target == move.source + 1:
                 sent[move.source] = tuple((self.kinds.kind_of[label], tensor) for label, tensor in move.tensors)
         ranks = np.array([pipeline_rank(s, plan.mesh.pp, placement) for s in range(stages)], np.int64)
+        # Two stages of one rank that hold one tensor update it once; the bound counts it for neither of them.
         own = np.ones(stages)
         for holders in shared_parameters(plan, self.graph).values() if self.kinds.shared else ():
             for stage in holders:
@@ -188,11 +197,11 @@ class Job:
         )
 
     def load(self, ep: int) -> float:
-        """Busiest over mean rows of the experts of a rank."""
+        """Busiest over mean rows of the experts of a rank; 1 without experts."""
         return least_busiest(self.workload.router, self.space.base.experts, self.experts, ep) if self.experts else 1.0
 
     def links(self, mesh: Mesh) -> dict[str, AxisLink]:
-        """What the groups of axes of the first stage run over."""
+        """Maps each axis to the link that its groups run over, on the first stage."""
         if mesh not in self._links:
             plan = Plan(mesh=mesh)
             ranks = range(mesh.world_size // mesh.pp)
@@ -201,12 +210,13 @@ class Job:
 
     @cached_property
     def node_size(self) -> int:
-        """Devices of a node."""
+        """Counts the devices of a node."""
         return self.cluster.groups[0].node.count
 
     @cached_property
     def meeting_s(self) -> float:
         """Seconds in which all ranks add up one number."""
+        # 8 bytes: one number in double precision.
         ranks = np.arange(self.space.devices, dtype=np.int64)
         if len(ranks) < 2:
             return 0.0
@@ -214,6 +224,8 @@ class Job:
 
     def placed(self, ranks: int) -> bool:
         """Whether stages of so many ranks all lie alike on nodes, so that the first one's links are every one's."""
+        # Stages start at multiples of `ranks`. If that divides a node, or is made of whole nodes, no stage straddles a
+        # node border in another way than the first one.
         whole = ranks % self.node_size == 0 or self.node_size % ranks == 0
         return self.uniform and whole and self.space.base.mesh.order == DENSE_AXES
 
@@ -239,10 +251,11 @@ class Family:
     layout: Layout
     recompute: str
     micro: tuple[int, ...]
-    """Microbatch sizes, all that the space has: the columns of arrays."""
+    """The microbatch sizes of the space, which are the columns of arrays."""
 
     @cached_property
     def mesh(self) -> Mesh:
+        # How data-parallel ranks split into replicas and shards changes nothing inside a layer.
         """Its mesh with all data-parallel ranks in dp_shard."""
         base = self.job.space.base.mesh
         return replace(base, tp=self.tp, cp=self.cp, ep=self.ep, pp=self.pp, dp_replicate=1, dp_shard=self.dp)
@@ -253,6 +266,7 @@ class Family:
         job = self.job
         links = job.links(self.mesh)
         inside = {axis: links[axis] for axis in TOKEN_AXES if axis in links}
+        # Layers see neither the number of pipeline ranks nor ZeRO: families that differ only there share one table.
         key = (self.tp, self.cp, self.ep, self.layout, tuple(inside.items()))
         if key not in job._tables:
             job._tables[key] = self._priced(inside)
@@ -267,6 +281,8 @@ class Family:
             kind_tables(job.priced, plan, device, inside, self.micro, job.load(self.ep), job.space.recompute)
             for device in job.devices
         ]
+        # Where stages lie differently on nodes, or devices differ, each number is the least over devices: below all of
+        # them.
         if job.placed(mesh.world_size):
             return tables[0]
         return {name: _least([table[name] for table in tables]) for name in tables[0]}
@@ -294,11 +310,11 @@ class Actions:
 
     forward: Doubles
     whole: Doubles
-    """A backward in one."""
+    """Seconds of a backward that is one action."""
     input: Doubles
-    """Its first half."""
+    """Seconds of the half that makes input gradients."""
     weight: Doubles
-    """Its second half."""
+    """Seconds of the half that makes weight gradients."""
 
 
 def actions(
@@ -322,8 +338,13 @@ def actions(
     mixed = ((counts > 0).sum(axis=1) > 1)[:, None]  # layers of one kind alone starve nobody
 
     def longest(device: Doubles, extra: Doubles | float, host: Doubles, away: Doubles | float = 0.0) -> Doubles:
+        # ZeRO 3 waits at every layer (its gather, its reduction), so each layer takes the longest of device, host and
+        # copies. Otherwise the host runs ahead over a whole action, and the maximum is taken over the sum of its
+        # layers.
         if by_layer:
             return counts @ np.maximum(np.maximum(np.maximum(device + extra, host + unit), away) - GRID_S, 0.0)
+        # Layers of one kind that are launched slower than they run leave the device idle, which later layers do not
+        # make good.
         spent = counts @ (device + extra) + mixed * (counts @ np.maximum(host - device, 0.0))
         held = np.maximum(spent, counts @ host + unit)
         if np.ndim(away):
@@ -332,6 +353,8 @@ def actions(
         return seconds
 
     chosen = slice(None) if column is None else slice(column, column + 1)
+    # `adding` and `unsharding` are plain kernel seconds; the table's are as the stack runs them, so both are divided by
+    # its rate of compute.
     f, i, w = (host[:, chosen] for host in table.host_s)
     extra, copied = adding[:, None] / table.rates.compute, unsharding[:, None] / table.rates.compute
     input_s, weight_s, away = table.input_s[:, chosen], table.weight_s[:, chosen], table.copied_s[:, chosen]
@@ -427,17 +450,23 @@ def time_bound(
     own. What hides under a computing is less the longer that computing lasts, but never by as much, and every chain
     with the one has the other: computing times that are themselves bounds keep the sum a bound.
     """
+    # back: what a unit's way back takes on each stage; busy: all that a stage computes for one unit.
     back = act.input if split_backward else act.whole
     busy = act.forward + (act.input + act.weight if split_backward else act.whole)
+    # [ranks, columns] work of a rank on all its stages and units, on one compute stream.
     load = pipeline.on_rank @ busy * count
     bound: Doubles = (load + pipeline.on_rank @ ends.update).max(axis=0)
     if not clip:
         return bound
+    # before: from the step's start to a stage's first forward; behind: from its last input gradient to the root's;
+    # length: one unit from its forward there to the end of its input gradient.
     before, behind, length = ways(pipeline, act.forward, back, sends)
     low, root = pipeline.lowest, pipeline.root
     head = ends.head[root]
     tail = (ends.reduce + (act.weight if split_backward else 0.0))[root]
     if split_backward:
+        # Split: either the way back follows the last input gradient, or all weight gradients are done; the step takes
+        # the longer.
         there_and_back = pipeline.on_rank @ (act.forward + act.input) * count + behind[low] + tail[low]
         through = np.maximum(there_and_back, load + pipeline.least_of_rank(ends.reduce))
     else:
@@ -445,9 +474,11 @@ def time_bound(
     through = np.maximum(through, load + pipeline.on_rank @ ends.blocked)
     bound = np.maximum(bound, (head[low] + before[low] + through).max(axis=0))
     if most is not None:
+        # Little's law: `count` units that each stay for `length`, at most `most` at a time.
         passing = head + before + count * length / np.maximum(most, 1) + behind + tail
         bound = np.maximum(bound, passing.max(axis=0))
     if ends.microbatch_reduce.any():
+        # ZeRO 2: the next microbatch may not add to gradients that are being reduced.
         own = act.weight if split_backward else act.whole
         bound = np.maximum(bound, (count * (own + ends.microbatch_reduce)).max(axis=0))
         bound = np.maximum(bound, (pipeline.on_rank @ ends.microbatch_reduce * count).max(axis=0))
@@ -472,6 +503,7 @@ def ways(pipeline: Pipeline, forward: Doubles, back: Doubles, sends: Doubles) ->
     if len(forward) == 1:
         return np.zeros_like(forward), np.zeros_like(back), forward + back
     both, last = forward + back, pipeline.last
+    # A unit passes every link of its run twice, forward and back.
     round_trip = _summed(both[:-1] + 2 * sends)
     length = round_trip[last] - round_trip + both[last]
     return way(pipeline, forward, sends), way(pipeline, back, sends), length
@@ -493,7 +525,7 @@ def _summed(rows: Doubles) -> Doubles:
 
 
 class Sends:
-    """Seconds of messages between neighbouring stages."""
+    """Prices messages between neighbouring stages, in seconds."""
 
     def __init__(self, job: Job) -> None:
         self.job = job
@@ -502,7 +534,7 @@ class Sends:
         self._known: dict[object, Doubles] = {}
 
     def of(self, family: Family, pipeline: Pipeline) -> Doubles:
-        """[stages - 1, microbatch sizes]; 0 where it is not known which link is taken."""
+        """[stages - 1, microbatch sizes] seconds; 0 where it is not known which link is taken."""
         key = family.tp, family.cp, family.ep, family.layout, pipeline.name
         if key not in self._known:
             hops, which = self._of_stages(family.pp, pipeline)
@@ -518,6 +550,7 @@ class Sends:
         size: Doubles | float = sum(
             np.asarray(family.table.prices[kind].sharded.local_bytes[tensor], float) for kind, tensor in tensors
         )
+        # Megatron-LM scatters a replicated activation over tensor ranks before it sends it, and gathers it after.
         if self.job.stack.messages.p2p_partitioned and not family.layout.sequence_parallel:
             size = size / family.tp
         seconds = np.asarray(p2p_seconds(size, link), float) * self.job.slower(link)
@@ -542,6 +575,7 @@ class Sends:
     def _hop(self, ranks: int, a: int, b: int) -> AxisLink | None:
         key = ranks, a, b
         if key not in self._hops:
+            # [ranks, 2] every rank of stage a with its partner in stage b; the slowest pair is the message's link.
             own = np.arange(ranks, dtype=np.int64)
             self._hops[key] = axis_link(self.job.cluster, np.stack([own + a * ranks, own + b * ranks], axis=1))
         return self._hops[key]
@@ -557,7 +591,8 @@ def is_split(schedule: str) -> bool:
 
 
 def partly_split(schedule: str) -> bool:
-    """Whether some are, and others in one action with their input gradients."""
+    """Whether some weight gradients are actions of their own, and others are in one action with their input
+    gradients."""
     return orders.find(schedule).backward == "both"
 
 

@@ -26,11 +26,11 @@ class Held:
     starts: Longs
     """[ranks] the first of the rows chosen of each pipeline rank."""
     stages: Longs
-    """[rows chosen, stages of a rank] those of the row's rank."""
+    """[rows chosen, stages of a rank] the stages of the row's rank."""
     counts: Longs
     """[rows chosen, stages of a rank] units whose activations of the stage are held."""
     open: Longs
-    """[rows chosen, stages of a rank] of these, units whose input gradient is not over: the rest may hold less."""
+    """[rows chosen, stages of a rank] units, of these, whose input gradient is not over: the rest may hold less."""
     begun: NDArray[np.bool_]
     """[rows chosen, stages of a rank] whether a unit's weight gradients of the stage are over."""
     inside: Longs
@@ -42,6 +42,7 @@ class Held:
         """[points] bytes on a pipeline rank at the fullest of its rows, at least. kept, inside: [stages of the rank,
         points] of one unit of each stage, and what its backward needs beside that."""
         chosen = slice(self.starts[rank], self.starts[rank + 1] if rank + 1 < len(self.starts) else None)
+        # [rows, 1] == [rows, stages]: True where a row computes on the stage of the column.
         at = (self.inside[chosen, None] == self.stages[chosen]) & self.backward[chosen, None]
         peak: Doubles = (self.open[chosen] @ kept + at @ inside).max(axis=0)
         return peak
@@ -52,15 +53,15 @@ class Flight:
     """Counts that follow from the order of rows."""
 
     rank_of: Longs
-    """[stages] pipeline rank."""
+    """[stages] the pipeline rank of each stage."""
     most: Longs
-    """[stages] most units between the start of their forward and the end of their input gradient."""
+    """[stages] the most units between the start of their forward and the end of their input gradient."""
     turns: Longs
-    """[stages] passes that read its parameters right after one in the other direction did so on its rank."""
+    """[stages] passes that read the stage's parameters right after one in the other direction did so on its rank."""
     again: Longs
-    """[stages] right after one in the same direction."""
+    """[stages] passes that read the stage's parameters right after one in the same direction."""
     held: Held
-    """Memory is at least what it is at each of these rows."""
+    """The rows at each of which memory is at least what they hold."""
 
 
 @lru_cache(maxsize=256)
@@ -88,18 +89,24 @@ def flight(schedule: str, pp: int, virtual: int, microbatches: int) -> Flight:
         stages = np.unique(stage)
         ranks[stages] = rank
         at = np.searchsorted(stages, stage)
+        # here: [rows of the rank, stages of the rank] 1 where the row computes on the stage.
         here = at[:, None] == np.arange(len(stages))
         f, e, w = forward[mine], ends[mine], frees[mine]
+        # Passes that read parameters, in order of issue; a row after one over the same stage may share its gather.
         reads, forwards = stage[f | e], f[f | e]
         same, turned = reads[1:] == reads[:-1], forwards[1:] != forwards[:-1]
         turns += np.bincount(reads[1:][same & turned], minlength=len(turns))
         again += np.bincount(reads[1:][same & ~turned], minlength=len(again))
+        # open_after: units between forward and input gradient after each row; after: between forward and weight
+        # gradient.
         open_after = np.cumsum(here * (f.astype(np.int64) - e)[:, None], axis=0)
         most[stages] = open_after.max(axis=0)
         after = np.cumsum(here * (f.astype(np.int64) - w)[:, None], axis=0)
+        # A backward still holds what it reads while it runs, so its own unit is added back.
         during = after + here * w[:, None]
         chosen = _peaks(during, f, e)
         still = (open_after + here * e[:, None])[chosen]
+        # begun: some unit's weight gradients of this stage are done before the row starts.
         begun = (np.cumsum(here * w[:, None], axis=0) - here * w[:, None])[chosen] > 0
         on_rank = np.broadcast_to(stages, still.shape)
         held.append((on_rank, during[chosen], still, begun, stage[chosen], e[chosen]))
@@ -114,6 +121,8 @@ def _peaks(during: Longs, forward: NDArray[np.bool_], ends: NDArray[np.bool_]) -
     total = during.sum(axis=1)
     peaks = []
     for kind in (forward, ends):
+        # The row with most in all, and for every stage the row with most of it. Any row is a bound, so these need not
+        # be all that could be the peak.
         rows = np.flatnonzero(kind)
         peaks.append(rows[np.argmax(total[rows])])
         peaks += rows[np.argmax(during[rows], axis=0)].tolist()

@@ -41,9 +41,9 @@ class Kind:
     block: Block
     no_grad: tuple[str, ...]
     savings: Mapping[str, LayerSaving]
-    """Way of saving -> what is kept."""
+    """What is kept of a layer, by way of saving."""
     narrow: bool
-    """Eight-bit products."""
+    """Whether matmuls run in eight bits."""
     layers: tuple[Layer, ...]
 
 
@@ -54,6 +54,7 @@ class Kinds:
         """plan: precision and rules of saving. more: further ways of saving, by name."""
         self.graph = graph
         self.layers = graph.layers()
+        # Presets can be compared only if the plan's own rules do not fix what is saved.
         presets = PRESETS if not plan.saved.rules and plan.saved.every == 1 else (plan.saved.preset,)
         ways = {name: replace(plan.saved, preset=name) for name in presets}  # type: ignore[arg-type]
         by_preset = {
@@ -63,6 +64,8 @@ class Kinds:
         fp8 = plan.precision.fp8
         narrow = {layer.label for layer in select(fp8.calls, graph)} if fp8 else set()
         groups: dict[object, list[Layer]] = {}
+        # Two layers are of one kind if nothing that has a price tells them apart: block, what needs no gradient, what
+        # is kept under every way of saving, and eight-bit matmuls.
         for layer in self.layers:
             no_grad = no_grad_inputs(graph, layer.call)
             kept = tuple(by_label[layer.label] for by_label in by_preset.values())
@@ -88,6 +91,7 @@ class Kinds:
         for layer in self.layers:
             for tensor in self.graph.block(layer.call.block).parameters:
                 name = layer.call.parameter_name(tensor.name, layer.index)
+                # A name that comes a second time belongs to two layers.
                 (twice if name in seen else seen).add(name)
         return frozenset(twice)
 
@@ -135,6 +139,8 @@ def split(kinds: Kinds, plan: Plan) -> Split:
                     repeated.append((stage, kinds.kind_of[layer.label], tensor.name))
                 seen.add(name)
     counts = np.array([np.bincount(stage_kinds, minlength=len(kinds.kinds)) for stage_kinds in order], float)
+    # bincount gives [kinds] counts a stage; stacked they are [stages, kinds], the matrix that turns prices of kinds
+    # into prices of stages.
     return Split(order=tuple(order), counts=counts, repeated=tuple(repeated))
 
 
@@ -143,32 +149,32 @@ class KindTable:
     """Numbers of each kind on one rank: arrays [kinds, microbatch sizes]. Seconds are as the stack runs them."""
 
     forward_s: Doubles
-    """Kernels and collectives of a forward."""
+    """Seconds of a forward, kernels and collectives together."""
     input_s: Doubles
-    """Of recomputation and input gradients."""
+    """Seconds of recomputation and input gradients."""
     weight_s: Doubles
-    """Of weight gradients; what adds them up is not in it."""
+    """Seconds of weight gradients, without what adds them up."""
     kernels_s: tuple[Doubles, Doubles, Doubles]
-    """Of the three, what kernels take."""
+    """Seconds that kernels take of the three."""
     host_s: tuple[Doubles, Doubles, Doubles]
-    """Launches of the three."""
+    """Seconds of the launches of the three."""
     kept_bytes: Doubles
-    """At least what a layer keeps for its backward."""
+    """Bytes that a layer keeps for its backward, at least."""
     copied_s: Doubles
-    """Of sending what a forward keeps to the host, and of its way back, without what begins a copy."""
+    """Seconds of sending what a forward keeps to the host, and of its way back, without what begins a copy."""
     inside_bytes: Doubles
-    """What its backward needs beside that."""
+    """Bytes that a layer's backward needs on top of what is kept."""
     output_bytes: Doubles
     input_bytes: Doubles
     prices: tuple[LayerPrice, ...]
-    """The price of each kind, with arrays inside: for its parameters."""
+    """The price of each kind, with arrays inside, which gives its parameters."""
     elements: Doubles
     """[kinds, 2] parameter elements on one rank: dense, routed."""
     frozen: Doubles
     """[kinds, 2] bytes of weights that are not trained on one rank, dense and routed, but for those that several layers
     hold."""
     tensors: Doubles
-    """[kinds] parameters."""
+    """[kinds] numbers of parameter tensors."""
     device: Device
     rates: Rates
     launch_s: float
@@ -184,17 +190,17 @@ class CommonPrices:
     """What all tables of one search have in common, and the prices of layers that it has so far."""
 
     kinds: Kinds
-    """Layers that are alike."""
+    """The layers that are alike."""
     cluster: Cluster
-    """All machines."""
+    """All machines, whatever part of them a plan takes."""
     stack: Stack
     """The program, nothing that prices need left open (`prediction.software_kernels`)."""
     kernels: Kernels
-    """Which ops it fuses."""
+    """The ops that the program fuses."""
     sizes: Mapping[str, int]
-    """Of the workload, without `batch`."""
+    """The workload's sizes without `batch`."""
     numbers: Fitted
-    """Fitted to runs."""
+    """Numbers that were fitted to runs."""
     known: dict[object, tuple[LayerPrice, ...]]
     """Prices of a kind by what it sees of a plan and of a device; new ones are added."""
 
@@ -213,6 +219,7 @@ def kind_tables(
     links: what the axes run over. micro: sequences of a microbatch on one data-parallel rank. load: busiest over mean
     rows of a rank's experts. presets: the ways of saving.
     """
+    # One call prices all microbatch sizes: `batch` is an array, and every price that depends on it becomes one.
     batch: object = np.array(micro, np.int64) if len(micro) > 1 else int(micro[0])
     prices: list[tuple[LayerPrice, ...]] = []
     facts, known = KernelFacts.of(shared.stack, plan.layout), shared.known
@@ -223,10 +230,13 @@ def kind_tables(
             here = {axis: link for axis, link in links.items() if axis not in ("ep", "etp")}
         # without attention, nothing is exchanged of a context
         layout = plan.layout if kind.block.does("attends") else replace(plan.layout, context="ring")
+        # The key is what a layer of this kind sees. Axes it does not use were set to 1 above, so that plans which
+        # differ only in them share a price.
         key = i, whole.tp, whole.cp, whole.ep, whole.etp, layout, device, tuple(sorted(here.items())), busiest
         if key in known:
             prices.append(known[key])
             continue
+        # All ways of saving are priced together: they differ in what backward recomputes, not in the kernels.
         ways = [(kind.savings[name], kind.savings[name].whole) for name in presets]
         context = LocalContext(
             block=kind.block,
@@ -290,16 +300,20 @@ def _table(
         return np.array([np.broadcast_to(np.asarray(value, float), (width,)) for value in values])
 
     def kernels(phase: Phase) -> Any:
+        # Attention and other kernels run at different shares of their price, as fitted to runs.
         return (phase.compute_s - phase.attention_s + phase.attention_s / own.attention) / own.compute
 
     def seconds(phase: Phase) -> Any:
         spent = kernels(phase)
         for axis, waited in phase.comm_s.items():
+            # A collective's price, and for each hop what runs take beyond it; `exposed` is the share that the stack
+            # does not hide.
             hops = numbers.hops_s(axis, phase.collectives.get(axis, 0), links[axis])
             spent = spent + (waited + hops) * own.exposed
         return spent
 
     def host(phase: Phase) -> object:
+        # The host launches every kernel, and does more for a collective.
         return launch_s * phase.kernels + own.host_collective_s * sum(phase.collectives.values())
 
     return KindTable(
@@ -346,7 +360,9 @@ def _precision(precision: Precision, narrow: bool) -> Precision:
 def _inside(price: LayerPrice, device: Device, stack: Stack) -> Any:
     """[microbatch sizes] bytes that a layer's backward has inside, at least: XLA writes the gradient of logits over
     them where room is short, and where gradients are made without buckets ZeRO may have none before the first."""
+    # Without buckets gradients are made late: only those made early count for the least.
     gradients = price.early_bytes if stack.gradients.bucketed is False else price.transient_bytes
+    # Offloaded activations are in two copies on their way back: the one that is read and the one that comes.
     inside = gradients + 2 * price.offloaded_bytes + price.remade_bytes
     if device.kind != "tpu":
         return inside
@@ -365,6 +381,7 @@ def _least_kept(
     What several layers read counts once in a stage. A shorter stage has fewer layers that another one's tensor saves
     it from counting, so a layer keeps no less there than it does here.
     """
+    # `StagePrice` with all layers in one stage counts shared tensors once: the least that any cut can keep.
     whole = StagePrice(
         stage=0,
         mesh=plan.stage_mesh(0),

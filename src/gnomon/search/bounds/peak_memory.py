@@ -26,7 +26,7 @@ class RankRows:
     """Counts during every row of one pipeline rank."""
 
     stages: Longs
-    """Stages of the rank."""
+    """The stages of the rank, ascending."""
     counts: Longs
     """[rows, stages] units whose activations of the stage are held."""
     open: Longs
@@ -52,11 +52,13 @@ def rank_rows(schedule: str, pp: int, virtual: int, microbatches: int) -> tuple[
         stages, at = np.unique(rows.stage[mine].astype(np.int64), return_inverse=True)
         here = at[:, None] == np.arange(len(stages))
         f, e, w = (here * flag[mine, None].astype(np.int64) for flag in (forward, ends, frees))
+        # Running counts over rows: forwards, input gradients and weight gradients of each stage.
         held = np.cumsum(f, axis=0)
         over = np.cumsum(w, axis=0)
         by_rank.append(
             RankRows(
                 stages=stages,
+                # + w, + e: the row itself still holds the unit that it is about to free.
                 counts=held - over + w,
                 open=held - np.cumsum(e, axis=0) + e,
                 begun=over > 0,
@@ -85,11 +87,13 @@ def least_peak(loose: Loose) -> Doubles:
     inside = inside_bytes(table, loose.column, pipeline, none, by_layer=False)
     gradients = np.zeros(len(counts))
     if sharding.zero == 2:
+        # Two buckets: the one that is filled and the one that is reduced.
         gradients = 2 * np.where(counts > 0, unsharded(sharding, split_backward=False), 0.0).max(axis=1)
     frees = bool(sharding.job.stack.gradients.split_backward_frees)
     peaks = []
     for rank in rank_rows(point.schedule, point.pp, point.virtual_stages, loose.count):
         held = (rank.open if frees else rank.counts) @ kept[rank.stages]
+        # [rows, stages] @ [stages] bytes of activations at each row.
         held += np.where(rank.backward, inside[rank.stages][rank.at], 0.0)
         if sharding.zero == 2 and not point.overlap:
             held += rank.begun @ gradients[rank.stages]
@@ -103,6 +107,7 @@ def groups(loose: Loose, *, clip: bool) -> list[int]:
     """[ranks] groups that a rank communicates in, at least: as predictions count them, by the layers of its first
     stage, but for the group of tied parameters."""
     sharding, pipeline, point = loose.sharding, loose.pipeline, loose.point
+    # The pipeline's group, and that of the norm.
     more = (point.pp > 1) + (clip and sharding.mesh.world_size * point.pp > 1)
     counts = []
     for stage in pipeline.lowest:
@@ -112,6 +117,7 @@ def groups(loose: Loose, *, clip: bool) -> list[int]:
             for phase in (price.forward, price.input_grad, price.weight_grad):
                 used |= {(axis,) for axis in phase.comm_s}
             for collective in sharding.collectives[kind]:
+                # Groups of one rank send nothing and have no communicator.
                 used.add(tuple(axis for axis in collective.axes if getattr(sharding.mesh, axis) > 1))
         counts.append(len(used - {()}) + more)
     return counts

@@ -55,11 +55,13 @@ def _room(job: Job, index: int, cap_bytes: float, groups: int) -> float:
     def fits(allocated: int) -> bool:
         return placed(device, job.stack, allocated, groups).peak_bytes <= cap
 
+    # Bisection: `placed` does not fall with more tensors, so the largest number that fits is well defined.
     low, high = 0, device.memory_bytes
     if not fits(low):
         return -1.0
     while low + 1 < high:
         middle = (low + high) // 2
+        # -1: not even an empty rank fits (the context and communicators alone are too large).
         low, high = (middle, high) if fits(middle) else (low, middle)
     return float(high)
 
@@ -69,6 +71,8 @@ def least_held(table: KindTable, pipeline: Pipeline) -> Doubles:
     than any moment of a step that `held_bytes` looks at."""
     kept = pipeline.split.counts @ table.kept_bytes
     for order, stages in pipeline.distinct:
+        # order[-1] is the last layer of the stage, the first to run backward: all of the stage's activations are still
+        # held.
         kept[stages] += table.inside_bytes[order[-1]]
     return pipeline.most_of_rank(kept)
 
@@ -95,10 +99,12 @@ def held_bytes(
     """
     kept = pipeline.split.counts @ table.kept_bytes[:, column]
     held = flight.held
+    # [rows chosen, stages] units x [stages] bytes of one unit, summed over the stages of the row's rank.
     least = ((held.open if frees else held.counts) * kept[held.stages]).sum(axis=1)
     least += np.where(held.backward, inside[held.inside], 0.0)
     if waiting is not None:
         least += (held.begun * waiting[held.stages]).sum(axis=1)
+    # The greatest over each rank's rows; starts are where the ranks' rows begin.
     most: Doubles = np.maximum.reduceat(least, held.starts)
     return most
 
@@ -107,6 +113,7 @@ def inside_bytes(table: KindTable, column: int, pipeline: Pipeline, extra: Doubl
     """[stages] what a backward needs beside activations. extra: [kinds] whole gradients (and parameters) of a layer,
     where ZeRO divides them; by_layer: it has those of one layer at a time."""
     out = np.zeros(len(pipeline.split.order))
+    # order[::-1]: backward begins at the last layer.
     for order, stages in pipeline.distinct:
         out[stages] = _worst(order[::-1], table, column, extra, by_layer=by_layer)
     return out
@@ -118,6 +125,7 @@ def _worst(kinds: NDArray[np.int64], table: KindTable, column: int, extra: Doubl
     if by_layer:
         last = int(kinds[0])
         return float(inside[last] + extra[last])
+    # Layers behind in the order have let go of what they kept when an earlier one computes.
     freed = np.concatenate([[0.0], np.cumsum(kept[kinds])[:-1]])
     return float((inside[kinds] - freed).max() + 2 * extra[kinds].max())
 

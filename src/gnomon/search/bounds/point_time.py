@@ -40,6 +40,7 @@ class Sharding:
     (`layer_tables.parameters_of`) share it: it reads no times and no activations of theirs."""
 
     def __init__(self, family: Family, replicas: int, shards: int, zero: int) -> None:
+        # `pp` is 1 in this mesh: parameters are divided inside a stage, whatever the number of stages.
         self.job, self.layers = family.job, family.table
         base = self.job.space.base
         self.mesh: Mesh = replace(family.mesh, pp=1, dp_replicate=replicas, dp_shard=shards)
@@ -47,9 +48,10 @@ class Sharding:
         self.precision = base.precision
         self.away = self.optimizer.zero == 3 and self.optimizer.offload_parameters
         """Whether parameters come from the host, block by block."""
+        # One rank has nobody to divide with; ZeRO then changes nothing unless parameters wait on the host.
         divided = shards * family.cp > 1
         self.zero = zero if divided or self.away else 0
-        """The stage that has an effect on rows."""
+        """The ZeRO stage that has an effect on rows."""
         self.pp = family.pp
         self.known = self.job.placed(self.mesh.world_size)
         self.updates = Updates(self.job, self.layers, self.mesh, self.optimizer, self.pp, away=self.away)
@@ -58,12 +60,12 @@ class Sharding:
 
     @cached_property
     def links(self) -> Mapping[str, AxisLink]:
-        """What its groups run over."""
+        """Maps each axis to the link that its groups run over."""
         return self.job.links(replace(self.mesh, pp=self.pp))
 
     @cached_property
     def collectives(self) -> tuple[tuple[ParameterCollective, ...], ...]:
-        """[kinds] of each layer's parameters and gradients."""
+        """[kinds] collectives of each layer's parameters and gradients."""
         return tuple(
             parameter_collectives(price.sharded, self.mesh, self.optimizer, self.precision)
             for price in self.layers.prices
@@ -71,9 +73,10 @@ class Sharding:
 
     @cached_property
     def weights(self) -> Weights:
-        """What its collectives take from kernels beside them under ZeRO 3."""
+        """Shares of the device that its collectives take from overlapped kernels under ZeRO 3."""
 
         def least(kind: str, when: str) -> float:
+            # Where stages lie differently on nodes, links are not known; a share of 0 keeps the bound.
             groups = self.sizes(kind, when) if self.known else {}
             return min((share(self.links[axes]) for axes in groups), default=1.0 if self.known else 0.0)
 
@@ -83,7 +86,7 @@ class Sharding:
         return Weights(reduces=reduces, sums=least("all_reduce", "after_backward") >= reduces, reads=gathers)
 
     def sizes(self, kind: str, when: str) -> dict[str, Doubles]:
-        """Group of axes -> [kinds] bytes."""
+        """Maps a group of axes to the [kinds] bytes of its collectives of one kind and moment."""
         if (kind, when) not in self._sizes:
             by_group: dict[str, Doubles] = {}
             for i, of_kind in enumerate(self.collectives):
@@ -95,14 +98,19 @@ class Sharding:
         return self._sizes[kind, when]
 
     def seconds(self, kind: str, when: str, parts: Split, buckets: Doubles) -> Doubles:
-        """[stages] of a collective in so many buckets, nothing beside it."""
+        """[stages] seconds of a collective in so many buckets, with nothing overlapped."""
+        # A stack whose reducer fills buckets of its own (DDP) sends what has come so far: one piece is the least.
         if self.job.stack.gradients.reducer_buckets:
             buckets = np.ones(len(parts.counts))
         total = np.zeros(len(parts.counts))
         for axes, sizes in self.sizes(kind, when).items() if self.known else ():
+            # [stages, kinds] @ [kinds] = [stages] bytes.
             link, size = self.links[axes], parts.counts @ sizes
+            # Tied parameters are reduced with the first layer that holds them: take out what the later one would have
+            # sent.
             for stage, kind_of, rest in self.tied(parts):
                 size[stage] += _bytes(rest, kind, when, axes) - _bytes(self.collectives[kind_of], kind, when, axes)
+            # buckets x (time of one bucket): latency is paid once a bucket.
             bucket_s = np.asarray(collective_seconds(kind, size / buckets, link), float)
             total += np.where(size > 0, buckets * bucket_s * self.job.slower(link), 0.0)
         return total
@@ -133,12 +141,13 @@ class Sharding:
             return out
         device = self.layers.device
         for i, of_kind in enumerate(self.collectives):
+            # A copy reads and writes every gathered byte once.
             if size := sum(c.bytes for c in of_kind if c.when == "before_forward"):
                 out[i] = float(stream_seconds(size, size, device, curves_for(device)))
         return out
 
     def traffic(self, pipeline: Pipeline, *, overlap: bool) -> Traffic:
-        """What each stage sends before and after the update, with nothing beside it; once a pipeline."""
+        """What each stage sends before and after the update, with nothing overlapped; kept once a pipeline."""
         key = pipeline.name, overlap
         if key not in self._traffic:
             parts = pipeline.split
@@ -150,10 +159,13 @@ class Sharding:
             reduce = first = nothing = np.zeros(len(layers))
             if self.zero:
                 reduce = first = self.seconds("reduce_scatter", "after_backward", parts, last)
+                # Reductions and sums over replicas may be cut into different numbers of buckets: `first` is the time of
+                # the reductions in as many pieces as the sums have.
                 if not np.array_equal(last, after):
                     first = self.seconds("reduce_scatter", "after_backward", parts, after)
             known = self._traffic.get((pipeline.name, not overlap))
             self._traffic[key] = Traffic(
+                # The update does not depend on overlap, so the twin's is taken over.
                 update=self.updates.seconds(pipeline.split) * pipeline.own if known is None else known.update,
                 buckets=last,
                 reduce=reduce * pipeline.own,
@@ -193,6 +205,7 @@ class Sharding:
         return self._each("reduce_scatter", "after_backward")
 
     def _each(self, kind: str, when: str) -> Doubles:
+        # One layer of each kind as a stage of its own: `seconds` then gives a layer's collective.
         one = np.eye(len(self.collectives))
         alone = Split(order=(), counts=one, repeated=())
         return np.maximum(self.seconds(kind, when, alone, np.ones(len(one))) - GRID_S, 0.0)
@@ -235,22 +248,28 @@ def ends_of(
     shardings: all under ZeRO 3, or none. forward: [stages] what gathers run beside. backs: [stages, points] what
     reductions run beside, backwards or their weight gradients. overlap: [points] whether they do.
     """
+    # All points of a group are under ZeRO 3 or none is: their rows differ in kind.
     norm = np.array([sharding.updates.norm_s(pipeline) for sharding in shardings])
     if shardings[0].zero == 3:
         update = np.stack([sharding.updates.by_layer(pipeline) for sharding in shardings], axis=1)
         late = [sharding.late(pipeline, backs[:, i]) for i, sharding in enumerate(shardings)]
         none, reduce = np.zeros_like(update), np.stack(late, axis=1)
+        # ZeRO 3 gathers layer by layer in the forward, so nothing but the updates stands between norm and first
+        # forward.
         head = _of_rank(pipeline, update)
         return Ends(update=update, head=head, norm=norm, reduce=reduce, microbatch_reduce=none, blocked=none)
     every = [sharding.traffic(pipeline, overlap=bool(o)) for sharding, o in zip(shardings, overlap, strict=True)]
     of = Traffic(**{name: np.stack([getattr(one, name) for one in every], axis=1) for name in TRAFFIC})
+    # Without overlap nothing hides: zero seconds of computing stand next to the collectives.
     back, ahead = np.where(overlap, backs, 0.0), np.where(overlap, forward[:, None], 0.0)
     reduce = _left(of.reduce, of.buckets, back)
+    # Sums over replicas follow the reductions on one stream: what the reductions left of the backward may hide them.
     both = _left(of.both, of.after, np.maximum(back - of.first, 0.0))
     gather = _left(of.gather, of.ahead, ahead)
     updates, zero = _of_rank(pipeline, of.update), np.array([sharding.zero for sharding in shardings])
     return Ends(
         update=of.update,
+        # With overlap a stage waits for its own gather; without, every gather of the rank holds the compute stream.
         head=np.where(overlap, np.maximum(updates, of.update + gather), updates + _of_rank(pipeline, gather)),
         norm=norm,
         reduce=reduce + both,
@@ -279,8 +298,10 @@ def streams(
     often): `gathers`, on one stream.
     """
     counts = pipeline.split.counts
+    # Earliest end of a first forward on each rank: -max(-x) is the minimum over the rank's stages.
     before = way(pipeline, act.forward, sends)
     start = -pipeline.most_of_rank(-(before + act.forward)[:, 0])
+    # Reductions of a rank follow each other on one stream: once a microbatch and layer, sums over replicas once a step.
     seconds = float((start + pipeline.on_rank @ (counts @ (reduced * count + summed))).max())
     if gathered is not None:
         seconds = max(seconds, float(gathers(pipeline, count, joins, gathered).max()))
@@ -290,6 +311,7 @@ def streams(
 def gathers(pipeline: Pipeline, count: int, joins: Longs, gathered: Doubles) -> Doubles:
     """[ranks] seconds of a step's gathers under ZeRO 3, at least: two passes over each stage for each microbatch, less
     the longest layer where passes may share one."""
+    # Two passes (forward, backward) a microbatch; a join saves at most the longest layer of the stage.
     counts = pipeline.split.counts
     present = np.where(counts > 0, gathered, 0.0).max(axis=1)
     seconds: Doubles = pipeline.on_rank @ np.maximum(2 * count * (counts @ gathered) - joins * present, 0.0)
@@ -304,6 +326,8 @@ def waiting(pipeline: Pipeline, act: Actions, gathered: Doubles, prefetch: int) 
     the first prefetch + 1. The weight gradients read no parameters.
     """
     held = prefetch + 1
+    # Forward holds the first `held` layers for free, backward the last ones: the bound takes the smaller rest, so it
+    # holds in both directions.
     least = np.zeros((len(act.forward), 1))
     for order, stages in pipeline.distinct:
         times = gathered[order]
@@ -319,6 +343,7 @@ def waiting(pipeline: Pipeline, act: Actions, gathered: Doubles, prefetch: int) 
 
 def _of_rank(pipeline: Pipeline, seconds: Doubles) -> Doubles:
     """[stages] the sum over all stages of a stage's rank."""
+    # [ranks, stages] @ [stages] sums a rank's stages; indexing by rank gives each stage its rank's sum.
     sums: Doubles = (pipeline.on_rank @ seconds)[pipeline.rank_of]
     return sums
 
@@ -332,9 +357,11 @@ def adding_s(table: KindTable, job: Job, *, divided: bool) -> Doubles:
     for i, count in enumerate(elements.tolist()):
         if not count:
             continue
+        # ZeRO 2 and 3 add the reduced shard (width of `reduce`) from the product's result (width of `compute`).
         if divided:
             moved = count * result, count * (DTYPE_BITS[precision.reduce] // 8)
             out[i] = float(stream_seconds(*moved, device, curves_for(device), kernels=1))
+        # Gradients of the compute width need no extra kernel: the GEMM accumulates in place.
         elif precision.grad != precision.compute:
             fused, tensors = bool(job.stack.gradients.grad_accumulation_fused), int(table.tensors[i])
             price = accumulate_seconds(count, precision, device, curves_for(device), fused=fused, tensors=tensors)
@@ -344,31 +371,31 @@ def adding_s(table: KindTable, job: Job, *, divided: bool) -> Doubles:
 
 @dataclass(frozen=True, kw_only=True)
 class Weights:
-    """Shares of the device that collectives take from overlapped kernels: at most, the least that one of its kind
-    does."""
+    """Shares of the device that collectives take from overlapped kernels: the least that any of a kind takes, so at
+    most what is lost."""
 
     reduces: float
-    """Of reductions of every microbatch."""
+    """The share that reductions of every microbatch take."""
     sums: bool
-    """Whether sums over replicas take as much."""
+    """Whether sums over replicas take as much as reductions."""
     reads: float
-    """Of gathers."""
+    """The share that gathers take."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Traffic:
-    """Seconds of each stage, [stages]."""
+    """Seconds of each stage's update and collectives, each [stages]."""
 
     update: Doubles
     buckets: Doubles
-    """Of gradients."""
+    """Buckets of gradients."""
     reduce: Doubles
     after: Doubles
     """Buckets of all-reduces."""
     first: Doubles
-    """Reductions in as many buckets, which hide before them."""
+    """Seconds of reductions in as many buckets as all-reduces have, which hide before them."""
     both: Doubles
-    """All-reduces, after the reductions."""
+    """Seconds of all-reduces, after the reductions."""
     ahead: Doubles
     """Buckets of the gather."""
     gather: Doubles
@@ -378,8 +405,10 @@ TRAFFIC = ("update", "buckets", "reduce", "after", "first", "both", "ahead", "ga
 
 
 def _left(whole: Doubles, buckets: Doubles, beside: Doubles) -> Doubles:
-    """What computing leaves of a collective in buckets. Arrays are [stages, points]."""
+    """Seconds of a collective in buckets that overlapped computing cannot hide. Arrays are [stages, points]."""
     endless = ~np.isfinite(beside).all(axis=0)  # nothing is known of a stage's computing: all may hide
+    # The last bucket is ready only when computing ends, so at most (buckets - 1) / buckets of the computing hides any
+    # of it, and one bucket always remains.
     hidden = np.where(
         endless, whole, np.where(buckets > 1, np.where(endless, 0.0, beside) * (buckets - 1) / buckets, 0.0)
     )
@@ -390,7 +419,7 @@ def _left(whole: Doubles, buckets: Doubles, beside: Doubles) -> Doubles:
 def _bytes(
     collectives: Iterable[ParameterCollective], kind: str, when: str | None = None, axes: str | None = None
 ) -> int:
-    """Bytes of the collectives of a kind; of a moment and a group, where given."""
+    """Bytes of the collectives of a kind; only those of a moment and a group, where given."""
     return sum(
         c.bytes for c in collectives if c.kind == kind and when in (None, c.when) and axes in (None, "+".join(c.axes))
     )

@@ -23,7 +23,7 @@ Doubles = NDArray[np.float64]
 _Group = tuple[str, int, int, int, Reductions, tuple[int, ...], int]
 
 COLUMNS = 256
-"""Sets of durations that are played at once."""
+"""The number of sets of durations that are played at once."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -33,16 +33,16 @@ class Loose:
     point: Point
     pipeline: Pipeline
     act: Actions
-    """[stages, 1] each."""
+    """[stages, 1] seconds of each action."""
     sends: Doubles
-    """[stages - 1, 1]"""
+    """[stages - 1, 1] seconds of messages."""
     count: int
     """Microbatches."""
     ends: Ends
-    """[stages] each."""
+    """[stages] seconds of what begins and ends a step, each."""
     sharding: Sharding
     table: KindTable
-    """Prices of its layers."""
+    """Prices of its family's layers."""
     column: int
     """Index of the microbatch size."""
     adding: Doubles
@@ -57,7 +57,7 @@ class Loose:
 
     @property
     def reductions(self) -> Reductions:
-        """What its reductions are for the skeleton."""
+        """Which reductions the skeleton has rows for."""
         if self.sharding.zero == 3:
             return "layers"
         if self.ends.microbatch_reduce.any():
@@ -101,16 +101,20 @@ class Tighten:
         if loose not in self._found:
             group = self._group(loose)
             waiting = self._waiting[group]
+            # A level is one array operation for all columns, so points that are likely to be asked for next are played
+            # along, those with the least bounds first.
             near = [other for other, bound in waiting.items() if bound < worst and other is not loose]
             part = [loose, *sorted(near, key=lambda other: waiting[other])[: COLUMNS - 1]]
             for member, seconds in zip(part, self._play(group, part), strict=True):
                 self._found[member] = seconds
                 del waiting[member]
+        # A point is asked for once, so its bound need not be kept.
         return self._found.pop(loose)
 
     def _play(self, group: _Group, part: list[Loose]) -> list[float]:
         first = part[0]
         acts = Actions(*(np.concatenate([getattr(member.act, name) for member in part], axis=1) for name in ACTIONS))
+        # -1 marks stages that are not linked: no message is waited for.
         sends = np.where(
             first.pipeline.linked[:, None], np.concatenate([member.sends for member in part], axis=1), -1.0
         )
@@ -129,6 +133,7 @@ class Tighten:
         if loose.reductions != "layers":
             return loose.ends.microbatch_reduce, loose.ends.reduce
         counts, sharding = loose.pipeline.split.counts, loose.sharding
+        # [stages, kinds] @ [kinds]: reductions of all layers of a stage.
         reduce = counts @ sharding.reduced_s
         return reduce, reduce + counts @ sharding.summed_s * loose.pipeline.own
 
@@ -154,6 +159,7 @@ class Tighten:
         layers = [order.tolist() for order in pipeline.split.order]
         rows = passes(point.schedule, point.pp, point.virtual_stages, loose.count)
         longest = 0.0
+        # Any rank is a bound. Each costs a play layer by layer, so only three are looked at.
         for rank in {0, point.pp // 2, point.pp - 1}:
             low = pipeline.lowest[rank]
             single = alone(
@@ -184,8 +190,10 @@ def gathered(pipeline: Pipeline, sharding: Sharding, seconds: Mapping[str, list[
     rows, lasts = np.zeros((3, stages)), np.zeros((3, stages))
     for order, own in pipeline.distinct:
         times = sharding.gathered_s[order]
+        # Rows: all gathers of a stage, all but the first, all but the last (a turned pass has one already).
         if len(order) > 1:
             rows[:, own] = np.array([times.sum(), times[1:].sum(), times[:-1].sum()])[:, None]
+        # The last layer of a pass runs after its gather: the model's last in forward, the stage's first in backward.
         ends = seconds["F"][order[-1]], seconds["B"][order[0]], seconds["I"][order[0]]
         lasts[:, own] = np.array(ends)[:, None]
     return rows.reshape(-1, 1), lasts.reshape(-1, 1)

@@ -28,7 +28,7 @@ class Updates:
     """The least seconds of updates under one way of sharding."""
 
     def __init__(self, job: Job, table: KindTable, mesh: Mesh, optimizer: Optimizer, pp: int, *, away: bool) -> None:
-        """mesh: of a stage. away: whether parameters come from the host, block by block."""
+        """Takes the mesh of a stage, and away: whether parameters come from the host, block by block."""
         self.job, self.table, self.mesh, self.optimizer, self.pp, self.away = job, table, mesh, optimizer, pp, away
         self.precision = job.space.base.precision
         self._by_pipeline: dict[PipelineName, Doubles] = {}
@@ -36,6 +36,7 @@ class Updates:
 
     def elements(self, parts: Split) -> Doubles:
         """[stages, 2] dense and routed parameter elements of a rank, shared ones once."""
+        # [stages, kinds] @ [kinds, 2] = [stages, 2].
         elements = parts.counts @ self.table.elements
         for stage, kind, tensor in parts.repeated:
             elements[stage, 0] -= int(self.table.prices[kind].sharded.local_elements[tensor])
@@ -47,6 +48,7 @@ class Updates:
     def owned(self, parts: Split) -> Doubles:
         """[stages] elements that a rank's optimizer updates."""
         ways = self._ways() if self.optimizer.zero >= 1 else (1, 1)
+        # ceil: the fullest rank of a division.
         elements: Doubles = np.ceil(self.elements(parts) / np.array(ways)).sum(axis=1)
         return elements
 
@@ -54,6 +56,7 @@ class Updates:
         """[stages] seconds of a rank's update, at least."""
         owned, tensors = self.owned(parts), parts.counts @ self.table.tensors
         pairs = list(zip(owned.tolist(), tensors.tolist(), strict=True))
+        # Stages of the middle of a model are all alike: price each (elements, tensors) pair once.
         done = {pair: self._update_s(*pair) for pair in dict.fromkeys(pairs)}
         return np.array([done[pair] for pair in pairs])
 
@@ -70,6 +73,8 @@ class Updates:
         owned, total = self.owned(pipeline.split), pipeline.split.counts @ own
         out = np.zeros(len(total))
         for kinds, stages in pipeline.distinct:
+            # ZeRO 3 updates layer by layer; a layer's part of the stage's owned elements is its part of the stage's
+            # parameters.
             for kind, times in zip(*np.unique(kinds, return_counts=True), strict=True):
                 elements = owned[stages[0]] * own[kind] // max(total[stages[0]], 1.0)
                 out[stages] += times * self._update_s(elements, self.table.tensors[kind])
@@ -89,6 +94,8 @@ class Updates:
         if self.optimizer.offload is not None:  # gradients add to it on their way to the host
             return max(self.job.meeting_s - GRID_S, 0.0)
         owned = self.owned(pipeline.split)
+        # Each rank reads at least the gradients of its first stage; where one stage updates what another holds, of its
+        # smallest.
         first = owned[pipeline.lowest]
         if not pipeline.own.all():
             first = np.array([owned[pipeline.rank_of == r].min() for r in range(len(first))])
@@ -112,6 +119,7 @@ class Updates:
         if self.optimizer.parameter_tier != "disk":
             return 0.0
         rates = [node.disk_read_bytes_per_s, *([node.disk_write_bytes_per_s] if write else [])]
+        # All ranks of a node read one disk at the same time.
         sharers = min(self.mesh.world_size * self.pp, node.count)
         return sum(sharers / rate for rate in rates if rate)
 
@@ -134,6 +142,7 @@ class Updates:
             return 0.0
         nodes = [group.node for group in self.job.cluster.groups]
         sharers = min(self.mesh.world_size * self.pp, *(node.count for node in nodes))
+        # Parameters that live on the host need no copy back to the device.
         moved = 0 if self.away else DTYPE_BITS[self.precision.param] // 8
         element_s = sharers * HOST_ADAM_S + moved * min(copy_s_per_byte(node) for node in nodes)
         return max(elements * element_s - 2 * GRID_S, 0.0)
@@ -147,6 +156,7 @@ class Updates:
         sharers = min(self.mesh.world_size * self.pp, *(group.node.count for group in self.job.cluster.groups))
         rows = float(pipeline.split.counts.sum())
         elements: Doubles = pipeline.on_rank @ (self.owned(pipeline.split) * pipeline.own)
+        # One stream updates all that a rank owns, and the host's cores are shared by the ranks of a node.
         updated = float(elements.max()) * sharers * HOST_ADAM_S
         return max(max(updated, self._written_s(pipeline)) - (rows + 1) * GRID_S, 0.0)
 
@@ -170,4 +180,5 @@ class Updates:
             tensors=tensors,
             matrices=(),  # what Muon makes orthogonal is left out: a bound
         )
+        # Kernels on the device, or their launches, whichever is longer.
         return max(float(price.device_s), price.kernels * self.table.launch_s) - GRID_S

@@ -21,10 +21,10 @@ Doubles = NDArray[np.float64]
 Longs = NDArray[np.int64]
 
 Pass = tuple[str, int]
-"""(kind, stage) of a row."""
+"""The kind and the stage of a row."""
 
 FORWARD, BACKWARD, ADDING = ("F", "C"), ("B", "I"), ("B", "W")
-"""Kinds of rows that read parameters: layers in order, and in the opposite order; those that add to gradients."""
+"""Kinds of rows that read parameters with layers in order, in the opposite order, and kinds that add to gradients."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,9 +38,9 @@ class Gaps:
     after: Longs
     """[gaps] the first row after one of the two."""
     before: Longs
-    """[gaps] the other of the two."""
+    """[gaps] the second of the two rows."""
     stage: Longs
-    """[gaps] of both."""
+    """[gaps] the stage of both rows."""
     rank: Longs
     """[gaps]"""
 
@@ -57,6 +57,7 @@ def gaps(schedule: str, pp: int, virtual: int, microbatches: int) -> Gaps:
     )
     stage, ends = rows.stage.astype(np.int64), rows.class_ptr.astype(np.int64)
     adds, rank = np.flatnonzero(rows.is_kind(*ADDING)), rows.rank_class.astype(np.int64)
+    # Consecutive rows of a rank that add to gradients of one stage: the second waits for the first one's reduction.
     same = (stage[adds[1:]] == stage[adds[:-1]]) & (rank[adds[1:]] == rank[adds[:-1]])
     one, other = adds[:-1][same], adds[1:][same]
     return Gaps(
@@ -77,6 +78,7 @@ def stalled(stalls: Gaps, act: Actions, reduce_s: Doubles) -> Doubles:
     Between two such rows of one stage, with no other such row between them, the rank computes what lies between them,
     or waits for the reduction if that takes longer; these times do not overlap.
     """
+    # done[i]: seconds of all rows before row i, if none waited. What lies between two rows is a difference of it.
     done = np.append(0.0, np.cumsum(np.concatenate([getattr(act, name)[:, 0] for name in ACTIONS])[stalls.key]))
     waits = np.maximum(reduce_s[stalls.stage] - (done[stalls.before] - done[stalls.after]) - GRID_S, 0.0)
     return np.diff(done[stalls.ends]) + np.bincount(stalls.rank, waits, len(stalls.ends) - 1)
@@ -115,6 +117,7 @@ def alone(
     other and their backwards. A gather serves neighbouring reads of one layer. All of these are dependencies of the
     plan's Program, so no step is shorter; waiting for messages and other ranks is left out.
     """
+    # now: the compute stream's clock; gathers and reductions: those of the two communication streams.
     now, gathers, reductions, last_input, last_read = start, 0.0, 0.0, start, start
     freed: list[float] = []
     held: tuple[int, int] | None = None
@@ -126,18 +129,23 @@ def alone(
         reads, adds = kind in FORWARD or kind in BACKWARD, kind in ADDING
         left[stage] -= adds
         ends = adds and not left[stage]
+        # Forward reads layers from the first, backward from the last.
         indices = range(len(order)) if kind in FORWARD else range(len(order) - 1, -1, -1)
         for i in indices:
             layer = order[i]
             at = stage, i
+            # A layer that is still held from the row before needs no gather.
             if reads and at != held:
                 if held is not None:
                     freed.append(last_read)
+                # At most `prefetch` further layers are held: the gather waits for the layer that many before it to be
+                # let go.
                 if len(freed) > prefetch:
                     gathers = max(gathers, freed[-1 - prefetch])
                 gathers += gathered[layer]
                 now = max(now, gathers)
                 held = at
+            # The gradient buffer of this layer is busy until its reduction of the microbatch before is done.
             if adds:
                 now = max(now, done.get(at, 0.0))
             now += times[layer]

@@ -34,16 +34,16 @@ from gnomon.search.checkpointing.layer import Way, layer_ways
 from gnomon.search.checkpointing.milp import Programme
 
 GAP = 5e-3
-"""Share of the recomputation's seconds by which a rank's choice may be worse than the best."""
+"""The share of the recomputation's seconds by which a rank's choice may be worse than the best."""
 
 SHARES = (0.2, 0.4, 0.6, 0.8, 1.0)
-"""Of a layer's bytes that may wait on the host, where tensors may."""
+"""The shares of a layer's bytes that may wait on the host, where tensors may."""
 
 FEW = 6
-"""Layers up to which every order of their ways is looked at where tensors may wait on the host."""
+"""The number of layers up to which every order of their ways is looked at where tensors may wait on the host."""
 
 ROUNDS = 8
-"""Predictions at most."""
+"""The number of predictions, at most."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,9 +51,9 @@ class Least:
     """The least time that was found, and what it recomputes."""
 
     prediction: Prediction
-    """Of the plan that fits."""
+    """The prediction of the plan that fits."""
     predicted: int
-    """Predictions made."""
+    """The number of predictions made."""
 
 
 def least_recompute(prediction: Prediction, limit_bytes: int, *, offload: bool = False) -> Least | None:
@@ -83,6 +83,7 @@ def _least(prediction: Prediction, limit_bytes: int, *, offload: bool) -> Least 
     if plan.stages:
         raise PlanError("stages with meshes of their own keep their own recomputation; give one mesh")
     pricing = prediction.pricing
+    # Everything is priced from the plan that recomputes nothing: ways are counted as less than that.
     base = predict(pricing.graph, pricing.cluster, replace(plan, saved=Saved()), prediction.workload, pricing.stack)
     if _peak(base) <= limit_bytes:
         return Least(prediction=base, predicted=1)
@@ -93,14 +94,19 @@ def _least(prediction: Prediction, limit_bytes: int, *, offload: bool) -> Least 
         plan = _plan(base.plan, memory, chosen)
         return predict(pricing.graph, pricing.cluster, plan, prediction.workload, pricing.stack)
 
+    # First the smallest memory there is: if that does not fit, nothing does; if it does, it calibrates what lies beside
+    # tensors.
     best = made({layer: rank.smallest(layer) for rank in ranks for _, layer, _ in rank.free})
     given_fits = _peak(prediction) <= limit_bytes
     if _peak(best) > limit_bytes:
         return Least(prediction=prediction, predicted=2) if given_fits else None
     for rank in ranks:
+        # over: the allocator's part of the peak. The smaller of two predictions keeps the programme from refusing too
+        # much; `learn` raises it where it was too small.
         rank.over = min(rank.over, rank.beside(best))
     if given_fits and prediction.step_s < best.step_s:
         best = prediction
+    # Solve, predict, learn: each round adds the row that turned out too full.
     for count in range(3, ROUNDS + 1):
         chosen: dict[Layer, Way] = {}
         for rank in ranks:
@@ -132,7 +138,7 @@ class _Memory:
     """What each rank holds at each row of the Program, as a sum over layers."""
 
     def __init__(self, base: Prediction, offload: bool = False) -> None:
-        """base: with nothing recomputed. offload: whether tensors may wait on the host."""
+        """Takes the base, a prediction with nothing recomputed, and offload, whether tensors may wait on the host."""
         self.offload = offload
         self.base, self.program, self.pricing = base, base.structure.program, base.pricing
         self.during = _during(base)
@@ -142,10 +148,13 @@ class _Memory:
     def counts(self) -> NDArray[np.int64]:
         """[rows, stages of the Program] units whose kept tensors are held while the row runs."""
         program = self.program
+        # Give one unit of each stage's kept tensors ("0S", "1S", …) the size 1 and everything else 0: then the bytes in
+        # flight are counts of units.
         unit = {name: 1.0 if name.endswith("S") and name[:-1].isdigit() else 0.0 for name in buffer_sizes(self.pricing)}
         moves = buffer_moves(program, self.base.structure.deps, unit)
         table = np.zeros((program.num_rows, program.num_stages))
         np.add.at(table, (moves.row, program.stage[moves.row]), moves.bytes)
+        # A buffer that a row frees is still held while the row runs, so its negative move counts only after.
         ends = np.zeros_like(table)
         later = moves.bytes < 0
         np.add.at(ends, (moves.row[later], program.stage[moves.row[later]]), moves.bytes[later])
@@ -177,6 +186,7 @@ class _Memory:
     def s_per_byte(self, block: int) -> float:
         """Seconds a byte of copies to the host."""
         stage = self.pricing.stages[self.pricing.blocks[block][0]]
+        # A message so long that the link's latency does not show.
         size = float(1 << 28)
         return host_copy_s(stage, self.pricing.cluster, size) / size
 
@@ -186,11 +196,13 @@ class _Memory:
         held = host_memory(self.base)
         if held.limit_bytes is None:
             return inf
+        # The room of a node is shared by its devices.
         return (held.limit_bytes - held.bytes) / max(node.count for node in self.pricing.cluster.node_kinds)
 
     @property
     def alive(self) -> int:
         """Microbatches whose activations are on the host at once, at most."""
+        # A pipeline of S stages has at most S microbatches under way on its first rank.
         return min(self.pricing.count, self.pricing.plan.num_stages)
 
     def rows_of(self, cls: int) -> range:
@@ -216,11 +228,11 @@ class _Rank:
         self.free = [(block, layer, price) for block in self.blocks for layer, price in memory.layers(block)]
         self.ways = {layer: self._ways(layer, price) for _, layer, price in self.free}
         self.over = self.beside(memory.base)
-        """Bytes of the peak beside the Program's tensors, as far as is known."""
+        """Bytes of the peak next to the Program's tensors, as far as is known."""
         self.rows = self._fullest(memory.during)
 
     def _ways(self, layer: Layer, price: LayerPrice) -> tuple[Way, ...]:
-        """Repeated layers have a choice; an embedding or a head keeps what it keeps."""
+        """The ways of a layer: repeated layers have a choice, an embedding or a head keeps what it keeps."""
         ways = layer_ways(price.context, offload=SHARES) if self.memory.offload else layer_ways(price.context)
         return ways if layer.call.first is not None else ways[:1]
 
@@ -232,24 +244,31 @@ class _Rank:
         """Finds the fullest row among each stage's backwards, and among all other rows."""
         memory, rows, fullest = self.memory, self.memory.rows_of(self.number), dict[int, int]()
         for row in rows:
+            # Each stage's backward has its own peak, since different layers are inside; -1 stands for all other rows
+            # together.
             place = int(memory.program.stage[row]) if memory.computes_backward(row) else -1
             if place not in fullest or during[row] > during[fullest[place]]:
                 fullest[place] = row
         return set(fullest.values())
 
     def solve(self, limit_bytes: int) -> dict[Layer, Way] | None:
-        """The way of each layer."""
+        """The way of each layer that recomputes least within the limits; None where no choice fits."""
         programme = Programme()
         again = {layer: [self.memory.again_s(block, way) for way in self.ways[layer]] for block, layer, _ in self.free}
+        # Variables are 0/1: takes[layer][i] is 1 if the layer goes the i-th way. Seconds are scaled to their sum so
+        # that GAP is relative.
         total = sum(map(max, again.values())) or 1.0
         takes = {layer: [programme.variable(seconds / total) for seconds in again[layer]] for layer in again}
         for at in takes.values():
+            # Each layer goes exactly one way.
             programme.equals(dict.fromkeys(at, 1.0), 1)
         self._copies(programme, takes, again, total)
+        # Symmetry: bytes(before) <= bytes(after) for neighbours that are alike (see `_alike`).
         for before, after in self._alike():
             factors = {at: float(way.bytes) for way, at in zip(self.ways[before], takes[before], strict=True)}
             factors |= {at: -float(way.bytes) for way, at in zip(self.ways[after], takes[after], strict=True)}
             programme.at_most({at: value / limit_bytes for at, value in factors.items()}, 0)
+        # Bytes are scaled by the limit: coefficients near 1 keep the solver's tolerances meaningful.
         for row in sorted(self.rows):
             for factors, room in self._limits(row, takes, limit_bytes):
                 programme.at_most({at: value / limit_bytes for at, value in factors.items()}, room / limit_bytes)
@@ -264,7 +283,7 @@ class _Rank:
     def _copies(
         self, programme: Programme, takes: dict[Layer, list[int]], again: dict[Layer, list[float]], total: float
     ) -> None:
-        """What copies to the host and back cost beside forwards and backwards, and that the host has room."""
+        """What copies to the host and back cost next to forwards and backwards, and that the host has room."""
         memory = self.memory
         held: dict[int, float] = {}
         for block in self.blocks if memory.offload else ():
@@ -273,6 +292,7 @@ class _Rank:
             moved = {at: way.moved * memory.s_per_byte(block) / total for at, way, _ in each if way.moved}
             held |= {at: float(way.moved * memory.alive) for at, way, _ in each if way.moved}
             for kind in ("F", "B") if moved else ():
+                # over >= copies - what they hide under (and never negative): the objective counts what is exposed.
                 over, room = programme.amount(1.0), memory.hidden_copy_s(kind, block) / total
                 factors = dict(moved)
                 for at, _, seconds in each if kind == "B" and room else ():  # what is recomputed is in the backward
@@ -301,6 +321,7 @@ class _Rank:
         recomputed tensors are alive while those after it have let go of theirs."""
         memory = self.memory
         counts = memory.counts[row]
+        # Bytes relative to the first way (everything kept), times the units that are held at this row.
         saved = {
             at: float((way.bytes - self.ways[layer][0].bytes) * int(counts[block]))
             for block, layer, _ in self.free
@@ -313,6 +334,7 @@ class _Rank:
             return
         room = limit_bytes - self.over - float(memory.during[row] - memory.inside[row])
         inside = [(layer, price) for block, layer, price in self.free if block == int(memory.program.stage[row])]
+        # Layers run backward from the last: when this one computes, all later ones have let go of what they kept.
         for place, (layer, price) in enumerate(inside):
             factors = dict(saved)
             for way, at in zip(self.ways[layer], takes[layer], strict=True):
@@ -338,11 +360,12 @@ class _Rank:
     def learn(self, made: Prediction, limit_bytes: int) -> None:
         """Takes over from a prediction what the programme did not know: a fuller row, or more beside the tensors."""
         self.rows |= self._fullest(_during(made))
+        # Half of the excess: the programme's own rows may explain the rest once the fuller row is among them.
         if (peak := made.memory[self.number].peak_bytes) > limit_bytes:
             self.over = max(self.over + (peak - limit_bytes) / 2, self.beside(made))
 
     def beside(self, made: Prediction) -> float:
-        """Bytes of a prediction's peak beside the Program's tensors: contexts, fragments."""
+        """Bytes of a prediction's peak that are not the Program's tensors: contexts, fragments."""
         rows = self.memory.rows_of(self.number)
         return made.memory[self.number].peak_bytes - float(_during(made)[rows.start : rows.stop].max())
 

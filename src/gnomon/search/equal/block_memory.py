@@ -16,14 +16,14 @@ from gnomon.search.bounds.point_memory import least_held, room, state_sizes
 from gnomon.search.equal.legality import Choices, Legality
 
 ROUNDED = 64.0
-"""Bytes: a mean of whole elements may be rounded up too far."""
+"""Bytes by which a mean of whole elements may have been rounded up too far."""
 
 
 class BlockMemory:
     """Bounds on the memory of the families of one space, looked up by block."""
 
     def __init__(self, job: Job, legality: Legality, limit: int) -> None:
-        """limit: bytes that a rank's peak may be."""
+        """Takes the limit, bytes that a rank's peak may be."""
         self.job, self.space, self.legality, self.limit = job, job.space, legality, limit
         self.clip = self.space.base.optimizer.clip
         self.workspace = min(workspace_bytes(device, job.stack) for device in job.devices)
@@ -40,6 +40,7 @@ class BlockMemory:
         choices = self.legality.choices(family)
         if not choices.kept:
             return False
+        # Dense parameters are divided by tp, routed experts by ep (and their own tensor axis), both by the pipeline.
         ways = np.array([family.tp, family.ep * family.mesh.etp], float) * family.pp
         elements = (self.job.elements / ways)[None, :]
         least = float(self._state(choices, elements, np.zeros((1, 2))).min()) + self.workspace - ROUNDED
@@ -57,7 +58,9 @@ class BlockMemory:
         if not choices.kept:  # no sharding is legal: no point that could fit
             return True
         elements, frozen = (
-            (self._layers @ per_kind)[None, :] / family.pp for per_kind in (family.table.elements, family.table.frozen)
+            # The mean over ranks: the fullest rank holds no less, however layers are cut into stages.
+            (self._layers @ per_kind)[None, :] / family.pp
+            for per_kind in (family.table.elements, family.table.frozen)
         )
         least = float(self._state(choices, elements, frozen).min()) + self.workspace - ROUNDED
         self.least = min(self.least, least)
@@ -66,6 +69,7 @@ class BlockMemory:
     def may_fit(self, family: Family, pipeline: Pipeline) -> NDArray[np.bool_]:
         """[microbatch sizes] whether some sharding may fit, going by one unit under way."""
         held = least_held(family.table, pipeline) + self.workspace
+        # [choices, ranks, sizes]: the fullest rank of each choice, then the choice that is best.
         least = (self.static(family, pipeline)[:, :, None] + held).max(axis=1).min(axis=0)
         self.least = min(self.least, float(least.min()))
         fits: NDArray[np.bool_] = least <= self.room(family)
@@ -97,6 +101,7 @@ class BlockMemory:
         """(bytes that the first rank holds between steps, [microbatch sizes] that a unit holds on it), at least."""
         key = family.table, family.dp, pipeline.name
         if key not in self._firsts:
+            # The first rank holds the most units of any schedule that has rows.
             kept = (pipeline.split.counts[pipeline.rank_of == 0] @ family.table.kept_bytes).min(axis=0)
             self._firsts[key] = float(self.static(family, pipeline)[:, 0].min()) + self.workspace, kept
         return self._firsts[key]
@@ -110,6 +115,7 @@ class BlockMemory:
             for stage, kind, tensor in parts.repeated:
                 elements[stage, 0] -= int(table.prices[kind].sharded.local_elements[tensor])
             frozen = parts.counts @ table.frozen
+            # [choices, stages] @ [stages, ranks].
             self._static[key] = self._state(self.legality.choices(family), elements, frozen) @ pipeline.on_rank.T
         return self._static[key]
 
@@ -119,6 +125,7 @@ class BlockMemory:
         total = np.zeros((len(choices.kept), len(elements)))
         for column in range(2):
             own = elements[None, :, column]
+            # From ZeRO stage `first` on, `size` bytes an element are divided; before it every rank holds all.
             divided = np.ceil(own / choices.ways[:, column, None])
             for size, first in state_sizes(self.space.base, self.job.stack):
                 total += np.where(choices.zero[:, None] >= first, divided, own) * size
@@ -129,11 +136,12 @@ class BlockMemory:
     def room(self, family: Family) -> float:
         """Bytes of tensors at most: communicators take the rest, at least one of the pipeline, the norm's, and one of
         data-parallel ranks."""
+        # Counted from below: only groups that every plan of the family has.
         groups = (family.pp > 1) + (self.clip and self.space.devices > 1) + (family.dp * family.cp > 1)
         return self.tensor_bytes_with(groups)
 
     def tensor_bytes_with(self, groups: int) -> float:
-        """Bytes of tensors at most, beside so many communicators. A prediction gives a job that needs all of a device
+        """Bytes of tensors at most, next to so many communicators. A prediction gives a job that needs all of a device
         the room that communicators usually take: there the fewest are counted."""
         if self.limit >= min(device.memory_bytes for device in self.job.devices):
             groups = min(groups, 1)

@@ -45,7 +45,7 @@ from gnomon.search.equal.legality import Choice
 from gnomon.search.space.points import Point, Recompute
 
 KEPT = 1024
-"""Actions of pipelines that are remembered: blocks of one family come close together."""
+"""The number of pipelines whose actions are remembered, because blocks of one family come close together."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -82,19 +82,19 @@ class Opening:
         self._shardings: dict[object, Sharding] = {}
         self._parameters: dict[KindTable, KindTable] = {}
         self._same: dict[object, KindTable] = {}
-        """The first table with such parameters."""
+        """Maps parameters to the first table that has just these."""
         self._acts: dict[object, Actions] = {}
         self._inside: dict[object, Doubles] = {}
         self._coming: dict[object, Doubles] = {}
 
     def block(self, family: Family, schedule: str, virtual: int, column: int) -> Block:
-        """A block by what it is of."""
+        """The block of a family with a schedule, virtual stages and a microbatch size."""
         count = self.space.global_batch // (family.micro[column] * family.dp)
         pipeline = self.job.pipeline(family.pp, virtual, v_placed(schedule))
         return Block(family, schedule, virtual, column, count, pipeline)
 
     def points(self, block: Block, members: Sequence[int] | None = None) -> list[Point]:
-        """All points of a block, or these of its choices."""
+        """All points of a block, or those of its choices that `members` indexes."""
         family, layout = block.family, block.family.layout
         micro, preset = family.micro[block.column], cast(Recompute, family.recompute)
         kept = self.blocks.legality.choices(family).kept
@@ -108,15 +108,19 @@ class Opening:
         ]  # fmt: skip
 
     def open(self, block: Block) -> Iterator[tuple[float, Group]]:
-        """Groups of points that may fit, with bounds; counts the others."""
+        """Yields groups of points that may fit, with bounds; counts the others."""
         family, choices = block.family, self.blocks.legality.choices(block.family)
+        # Bytes of tensors that the emptiest device takes beyond the workspace.
         room = self.blocks.memory.room(family) - self.blocks.memory.workspace
         static = self.blocks.memory.static(family, block.pipeline)
+        # Some numbers of microbatches have no rows in a schedule (interleaved: multiples of pp).
         try:
             flight(block.schedule, family.pp, block.virtual, block.count)
         except PlanError:
             self.counts.reject("schedule", len(choices.kept))
             return
+        # First without what ZeRO 2 and 3 hold for a moment, which is the same for all points; then that for each kind
+        # of it.
         bare = np.zeros(len(family.table.tensors))
         fits = (static + self._held(block, bare, by_layer=False)).max(axis=1) <= room
         for kind in np.unique(choices.holding[fits]).tolist():
@@ -125,10 +129,13 @@ class Opening:
                 held = self._zero_held(block, choices.kept[int(np.argmax(own))], kind // 4)
                 fits[own] &= (static[own] + held).max(axis=1) <= room
         self.counts.too_large += int((~fits).sum())
+        # ZeRO 2 and 3 differ in what comes and goes with a backward, so points are grouped by it; 0 stands for ZeRO 0
+        # and 1.
         alike: dict[int, list[int]] = {}
         for i in np.flatnonzero(fits).tolist():
             alike.setdefault(int(choices.kinds[i]) if choices.effective[i] > 1 else 0, []).append(i)
         for members in alike.values():
+            # Contention is bounded only under ZeRO 3 with a norm.
             rough = self.blocks.clip and int(choices.effective[members[0]]) == 3
             group = Group(block, tuple(members), rough)
             yield self._group_bound(group), group
@@ -145,8 +152,11 @@ class Opening:
         block, given = group.block, self._act(group)
         pipeline, sends, clip = block.pipeline, self._sends(block), self.blocks.clip
         every = self._shardings_of(group)
+        # Of a schedule that splits some backwards, weight gradients are bounded by what a whole backward takes beyond
+        # its input gradients.
         act, longest = halves(given) if partly_split(block.schedule) else given, 0.0
         if every[0].zero == 3:
+            # The least of all shardings, kind by kind: a bound for every point of the group.
             reduced, summed = (np.minimum.reduce([getattr(e, n) for e in every]) for n in ("reduced_s", "summed_s"))
             gathers = None
             if every[0].optimizer.reshard_after_forward:
@@ -187,9 +197,12 @@ class Opening:
         split_backward, clip, first = is_split(block.schedule), self.blocks.clip, every[0]
         adding = self._adding(first, count)
         forward, back = act.forward[:, 0], (act.weight if split_backward else act.whole)[:, 0]
+        # Weight gradients at their longest: what may hide a reduction must not be underestimated, or the bound would be
+        # too high.
         if partly_split(block.schedule):
             act = halves(act)
             back = weight_at_most(table, pipeline.split.counts, adding, block.column)
+        # [stages, members] what reductions run next to.
         backs = np.broadcast_to(back[:, None], (len(back), len(every)))
         if first.zero == 3:
             wait = [sharding.waits(pipeline, act) for sharding in every]
@@ -210,18 +223,21 @@ class Opening:
             ),
             (len(every),),
         )
+        # Updates on the host have a stream of their own, which may be the longest.
         bounds = np.maximum(bounds, [sharding.updates.host_s(pipeline) for sharding in every])
         if first.zero == 3 and clip:
             bounds = np.maximum(bounds, self._slowed(group, given, together))
         static, joins = self.blocks.memory.static(block.family, pipeline), self._joins(block)
         for at, (member, bound, sharding) in enumerate(zip(group.members, bounds.tolist(), every, strict=True)):
             least = bound * (1 - SLACK)
+            # The dearest bound is looked at only for points that the cheaper ones leave.
             if least < worst and clip:
                 least = max(bound, sharding.streams(pipeline, given, sends, count, joins)) * (1 - SLACK)
             if least >= worst:
                 self.counts.too_slow += 1
                 continue
             (point,) = self.points(block, [member])
+            # Without a norm no better bound is known: the point is predicted next.
             if not clip:
                 yield least, point
                 continue
@@ -243,6 +259,7 @@ class Opening:
 
     def fits(self, loose: Loose) -> bool:
         """Whether a point may fit, by all rows of its schedule and all communicators that are sure."""
+        # All rows of the schedule and all communicators: dearer than what `open` looked at.
         held = (loose.static + least_peak(loose) + self.blocks.memory.workspace).tolist()
         counted = groups(loose, clip=self.blocks.clip)
         return all(
@@ -253,6 +270,7 @@ class Opening:
         block, sharding = group.block, self._shardings_of(group)[0]
         table, counts, column = block.family.table, block.pipeline.split.counts, block.column
         adding, copying = self._adding(sharding, block.count), sharding.copying
+        # What the actions of a pipeline depend on; arrays are compared by their bytes.
         key = table, block.pipeline.name, sharding.zero == 3, adding.tobytes(), copying.tobytes()
         if key not in self._acts:  # of all microbatch sizes
             if len(self._acts) >= KEPT:
@@ -263,6 +281,7 @@ class Opening:
 
     def _adding(self, sharding: Sharding, count: int) -> Doubles:
         precision = self.space.base.precision
+        # Gradients of the compute width are added in place but for the first microbatch, which only writes them.
         return sharding.adding * (1.0 if precision.grad != precision.compute else (count - 1) / count)
 
     def _shardings_of(self, group: Group) -> list[Sharding]:
@@ -294,7 +313,7 @@ class Opening:
         return held_bytes(table, column, pipeline, rows, self._inside[key], frees=frees, waiting=waiting)
 
     def _zero_held(self, block: Block, choice: Choice, zero: int) -> Doubles:
-        """[ranks] the same under ZeRO 2 and 3."""
+        """[ranks] bytes that come and go under ZeRO 2 and 3, at least."""
         sharding = self.sharding(block.family, *choice[:3])
         if zero == 2 and not choice[3]:  # gradients of all stages wait for the last backward
             none, extra = np.zeros(len(sharding.collectives)), self._unsharded(sharding, split_backward=False)
@@ -310,9 +329,10 @@ class Opening:
         return self._coming[key]
 
     def sharding(self, family: Family, replicas: int, shards: int, zero: int) -> Sharding:
-        """One way of sharding a family."""
+        """The sharding of a family by replicas, shards and ZeRO stage."""
         table = family.table
         if table not in self._parameters:
+            # Families whose tables have equal parameters share their shardings, whatever their layers keep.
             self._parameters[table] = self._same.setdefault(parameters_of(table), table)
         key = self._parameters[table], family.tp, family.cp, family.ep, family.pp, replicas, shards, zero
         if key not in self._shardings:

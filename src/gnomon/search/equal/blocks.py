@@ -38,7 +38,7 @@ from gnomon.search.equal.legality import Legality
 from gnomon.search.results import Counts
 
 SLACK = 1e-9
-"""Bounds are lowered by this share: sums of floats are rounded."""
+"""The share by which bounds are lowered, because sums of floats are rounded."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -49,9 +49,9 @@ class Row:
     schedule: str
     virtual: int
     columns: tuple[int, ...]
-    """Index of a microbatch size of each block."""
+    """The index of each block's microbatch size."""
     bounds: tuple[float, ...]
-    """Of each block."""
+    """The bound of each block, ascending."""
 
     @property
     def rest(self) -> Row | None:
@@ -65,7 +65,7 @@ class Blocks:
     """The blocks of a space, and how many of its points never get that far."""
 
     def __init__(self, job: Job, counts: Counts, limit: int, *, prune: bool) -> None:
-        """limit: bytes that a rank's peak may be. prune: whether bounds are looked at."""
+        """Takes the limit, bytes that a rank's peak may be, and prune, whether bounds are looked at."""
         self.job, self.space, self.counts, self.prune = job, job.space, counts, prune
         self.legality = Legality(job)
         self.memory = BlockMemory(job, self.legality, limit)
@@ -75,12 +75,12 @@ class Blocks:
         self._work: dict[KindTable, Doubles] = {}
         self._adding: dict[KindTable, Doubles] = {}
         self._acts: dict[object, Actions] = {}
-        """Of the family whose rows are made."""
+        """Actions of the family whose rows are made."""
         self._layers = np.array([len(kind.layers) for kind in job.kinds.kinds], float)
 
     def families(self, keep_going: KeepGoing = always) -> Iterator[tuple[float, Family]]:
-        """Every family that may run, with a bound; counts what is illegal or a duplicate. more: once there is no time
-        left, families come without a price, under a bound of 0."""
+        """Every family that may run, with a bound; counts what is illegal or a duplicate. keep_going: once there is no
+        time left, families come without a price, under a bound of 0."""
         space = self.space
         for tp, cp, ep, pp, dp in space.axes():
             points = len(space.shardings(dp)) * space.leaves
@@ -91,6 +91,7 @@ class Blocks:
                 layout = replace(space.base.layout, sequence_parallel=sequence, keep_gathered=keep, context=context)
                 why = self.legality.illegal(tp, cp, ep, layout)
                 if why:
+                    # Rules on axes and layout rule out all blocks and ways of recomputing at once.
                     blocks = len(space.pipelines(pp)) * len(space.micro_batch_size)
                     self.counts.reject(why, points * blocks * len(space.recompute))
                     continue
@@ -100,6 +101,8 @@ class Blocks:
                     for rule, blocks in legal.why.items():
                         self.counts.reject(rule, points * blocks)
                     self.counts.reject("sharding", legal.blocks * choices.illegal)
+                    # Choices that change no row (ZeRO on one rank, say) stand for each other: one is kept, the rest are
+                    # duplicates.
                     self.counts.duplicates += legal.blocks * (points - choices.illegal - len(choices.kept))
                     if self.prune and self.memory.hopeless(family):
                         self.counts.too_large += legal.blocks * len(choices.kept)
@@ -119,6 +122,7 @@ class Blocks:
         if key not in self._work:
             self._work[key] = self._layers_s(family.table)
         counts = self.legality.microbatches(family)
+        # The smallest product over microbatch sizes: the bound holds for every block of the family.
         bound = (self._work[key] * counts)[counts > 0].min() / family.pp + self.meeting
         return float(bound) * (1 - SLACK)
 
@@ -127,10 +131,14 @@ class Blocks:
         host and back, or of their launches."""
         adding = self.adding(table)[:, None] / table.rates.compute
         back = table.input_s + table.weight_s + adding
+        # [kinds] @ [kinds, sizes] = [sizes] seconds of all layers of the model.
         device, away = self._layers @ (table.forward_s + back), self._layers @ table.copied_s
         if away.any():
+            # Copies to the host have their own stream: forward takes the longer of computing and copying, and so does
+            # backward.
             device = np.maximum(self._layers @ table.forward_s, away) + np.maximum(self._layers @ back, away)
         host = self._layers @ sum(table.host_s)
+        # Three actions a layer (forward, input, weight gradients) are rounded to the grid.
         least: Doubles = np.maximum(np.maximum(device, host) - 3 * self._layers.sum() * GRID_S, 0.0)
         return least
 
@@ -160,6 +168,7 @@ class Blocks:
         bounds: dict[tuple[int, bool, str], Doubles] = {}
         rooms: dict[tuple[int, bool], NDArray[np.bool_]] = {}
         for schedule, virtual, columns in legal.rows:
+            # Rows with one way of splitting backward and one placement share their bounds.
             way = "mixed" if partly_split(schedule) else "split" if is_split(schedule) else "whole"
             at = virtual, v_placed(schedule)
             pipeline = self.job.pipeline(family.pp, *at)

@@ -23,11 +23,12 @@ from gnomon.search.shortlist import Likeness
 from gnomon.search.space.points import Point
 
 Smaller = Iterator[tuple[float, Candidate]]
-"""Candidates with bounds on them."""
+"""Candidates with bounds on them, in seconds."""
 
 
 def _of_family(devices: EqualDevices, family: Family, depth: int) -> tuple[int, int]:
-    """Plans that keep the least come first, of these what is nearest to a plan."""
+    """Orders plans: those that keep the least come first, and of these what is nearest to a plan."""
+    # False sorts before True: families of the sparest recomputation first.
     return int(family.recompute != devices.sparest), -depth
 
 
@@ -44,22 +45,23 @@ class OfFamily:
 
     @property
     def points(self) -> int:
-        """Points that stand for themselves and may run: illegal ones and duplicates are counted before."""
+        """Counts the points that stand for themselves and may run: illegal ones and duplicates are counted before."""
         return self.devices.blocks.points(self.family)
 
     @property
     def likeness(self) -> Likeness:
-        """Their ranks."""
+        """The ranks that all its plans share."""
         return _ranks(self.family)
 
     @property
     def distance(self) -> tuple[int, ...]:
-        """The farthest."""
+        """Families are the farthest from a plan."""
         return _of_family(self.devices, self.family, 0)
 
     def expand(self, search: Search[Found], bound: float) -> Smaller:
-        """Its rows."""
+        """Yields its rows."""
         for row in self.devices.blocks.rows(self.family):
+            # A part's bound is never below that of the whole: what was proved of the family holds for the row.
             yield max(bound, row.bounds[0]), OfRow(self.devices, row)
 
 
@@ -77,16 +79,16 @@ class OfRow:
 
     @property
     def likeness(self) -> Likeness:
-        """Their ranks."""
+        """The ranks that all its plans share."""
         return _ranks(self.row.family)
 
     @property
     def distance(self) -> tuple[int, ...]:
-        """After families."""
+        """Rows come after families."""
         return _of_family(self.devices, self.row.family, 1)
 
     def expand(self, search: Search[Found], bound: float) -> Smaller:
-        """The groups of the block with the least bound, and the row of the others."""
+        """Yields the groups of the block with the least bound, and the row of the others."""
         row, opening = self.row, self.devices.opening
         block = opening.block(row.family, row.schedule, row.virtual, row.columns[0])
         if not self.devices.prune:
@@ -108,21 +110,21 @@ class OfGroup:
 
     @property
     def points(self) -> int:
-        """One a way of sharding."""
+        """Counts one point for each way of sharding."""
         return len(self.group.members)
 
     @property
     def likeness(self) -> Likeness:
-        """Their ranks."""
+        """The ranks that all its plans share."""
         return _ranks(self.group.block.family)
 
     @property
     def distance(self) -> tuple[int, ...]:
-        """After rows."""
+        """Groups come after rows."""
         return _of_family(self.devices, self.group.block.family, 2)
 
     def expand(self, search: Search[Found], bound: float) -> Smaller:
-        """The same with a better bound if that is worth its time, else its points."""
+        """Yields the same with a better bound if that is worth its time, else its points."""
         opening = self.devices.opening
         if self.group.rough:
             least, group = opening.better(self.group)
@@ -142,22 +144,22 @@ class OfPoint:
 
     @property
     def points(self) -> int:
-        """Itself."""
+        """Counts itself."""
         return 1
 
     @property
     def likeness(self) -> Likeness:
-        """Its ranks and its sort."""
+        """The plan's ranks and its sort."""
         sort = sort_of_point(self.point)
         return sort[0], sort
 
     @property
     def distance(self) -> tuple[int, ...]:
-        """The nearest."""
+        """Points are the nearest to a prediction."""
         return int(self.point.recompute != self.devices.sparest), -7
 
     def expand(self, search: Search[Found], bound: float) -> Smaller:
-        """Its prediction."""
+        """Predicts the plan; nothing is left to look at."""
         self.devices.predict(self.point, search)
         return iter(())
 
@@ -173,22 +175,22 @@ class _OfLoose:
 
     @property
     def points(self) -> int:
-        """Itself."""
+        """Counts itself."""
         return 1
 
     @property
     def likeness(self) -> Likeness:
-        """Its ranks and its sort."""
+        """The plan's ranks and its sort."""
         sort = sort_of_point(self.loose.point)
         return sort[0], sort
 
     @property
     def distance(self) -> tuple[int, ...]:
-        """The nearer, the better its bound is."""
+        """Plans are the nearer to a prediction, the better their bounds are."""
         return int(self.loose.point.recompute != self.devices.sparest), -self.depth
 
     def played(self, search: Search[Found], bound: float) -> Smaller:
-        """The same with its schedule played bare, unless it is too large."""
+        """Yields the same with its schedule played bare, unless it is too large."""
         if not self.devices.too_large(self.loose):
             least = max(bound, self.devices.tighten.bound(self.loose, search.worst()) * (1 - SLACK))
             yield least, Played(self.devices, self.loose) if self.loose.gathers else Tight(self.devices, self.loose)
@@ -216,7 +218,7 @@ class Stalled(_OfLoose):
     depth = 4
 
     def expand(self, search: Search[Found], bound: float) -> Smaller:
-        """Played."""
+        """Yields the plan with its schedule played bare."""
         return self.played(search, bound)
 
 
@@ -227,19 +229,19 @@ class Played(_OfLoose):
     depth = 5
 
     def expand(self, search: Search[Found], bound: float) -> Smaller:
-        """With a few ranks played by themselves, layer by layer."""
+        """Yields the plan with a few ranks played by themselves, layer by layer."""
         least = self.devices.tighten.single(self.loose) * (1 - SLACK)
         yield max(bound, least), Tight(self.devices, self.loose)
 
 
 class Tight(_OfLoose):
-    """Its bound on time is as good as it gets."""
+    """A plan whose bound on time is as good as it gets."""
 
     __slots__ = ()
     depth = 6
 
     def expand(self, search: Search[Found], bound: float) -> Smaller:
-        """Its prediction, unless it is too large."""
+        """Predicts the plan, unless it is too large."""
         if not self.devices.too_large(self.loose):
             self.devices.predict(self.loose.point, search)
         return iter(())

@@ -28,14 +28,15 @@ from gnomon.search.space.points import Point, Space
 from gnomon.software import Stack
 
 DIVE, DEEP = 8, 24
-"""After so many predicted plans of which none fits, plans that keep the least are looked for first, until so many
-more were predicted."""
+"""The number of predicted plans of which none fits after which plans that keep the least are looked for first, and the
+number of further predictions for which that lasts."""
 
 OVERTIME = 16
-"""Plans that spare memory and are predicted after the budget is spent, as long as none was found that fits."""
+"""The number of plans that spare memory and are predicted after the budget is spent, as long as none was found that
+fits."""
 
 FEW = 3
-"""Of these so many that fit are enough."""
+"""The number of these that fit and are enough."""
 
 
 class EqualDevices:
@@ -55,7 +56,7 @@ class EqualDevices:
         job: Job | None = None,
         keep_going: KeepGoing = always,
     ) -> None:
-        """near: plans that are kept of those that are faster and do not fit."""
+        """Takes near, the number of plans that are kept of those that are faster and do not fit."""
         self.graph, self.cluster, self.workload, self.space = graph, cluster, workload, space
         self.stack, self.goal, self.prune, self.keep_going = stack, goal, prune, keep_going
         self.job = job or Job(graph, cluster, workload, stack, space)
@@ -68,30 +69,32 @@ class EqualDevices:
         """The way of recomputing that keeps least."""
         self.near: list[Found] = []
         self.smallest: Found | None = None
-        """Of the plans that were predicted and do not fit, the one with the lowest peak."""
+        """The plan with the lowest peak of those that were predicted and do not fit."""
         self._most_near = near
         self._families: list[tuple[float, Family]] = []
 
     def families(self) -> list[tuple[float, Family]]:
-        """What a search begins with, with bounds; once there is no time left, of 0."""
+        """What a search begins with, with bounds in seconds; once there is no time left, of 0."""
         self._families = list(self.blocks.families(self.keep_going))
         return self._families
 
     def spent(self) -> Ended:
-        """The budget alone ends it."""
+        """Says whether the budget is spent, which alone ends the search."""
         return "" if self.keep_going() else "budget"
 
     def dives(self, search: Search[Any]) -> bool:
-        """While none of several plans that were predicted fits, and so nothing bounds what is worth a look."""
+        """Whether several plans were predicted and none fits, so that nothing bounds what is worth a look."""
         return self.prune and not search.best and DIVE <= self.counts.priced < DIVE + DEEP
 
     def last_resort(self, search: Search[Any]) -> None:
-        """A plan that fits, if none was found so far, among those that keep the least. Their points stay counted as
-        what they are found in."""
+        """Looks for a plan that fits, if none was found so far, among those that keep the least. Their points stay
+        counted as what they are found in."""
         if search.best:
             return
+        # These points belong to families that are still open and counted there: what they add to the counts is undone.
         before = replace(self.counts, why=dict(self.counts.why))
         wanted = [(bound, family) for bound, family in self._families if family.recompute == self.sparest]
+        # A bound of 0 marks a family that came after the budget, without prices: those with prices go first.
         priced = [family for bound, family in wanted if bound] or [family for _, family in wanted]
         for point in islice(sparing_points(self.blocks, priced), OVERTIME):
             self.predict(point, search)
@@ -108,7 +111,7 @@ class EqualDevices:
         return True
 
     def predict(self, point: Point, search: Search[Found]) -> None:
-        """What the simulator says; kept where it fits and is fast enough."""
+        """Predicts a point; kept where it fits and is fast enough."""
         plan = self.space.plan(point)
         try:
             timed = Timed.of(self.graph, self.cluster, plan, self.workload, self.stack)
@@ -117,6 +120,7 @@ class EqualDevices:
             return
         self.counts.priced += 1
         sort = sort_of_point(point)
+        # Too slow for the best, and enough plans are known that were faster but did not fit.
         if timed.step_s >= search.kept.worst_of(sort[0], sort) and len(self.near) >= self._most_near:
             return  # whether it fits does not matter
         prediction = timed.prediction()
@@ -132,7 +136,7 @@ class EqualDevices:
             self.near = sorted([*self.near, made], key=lambda candidate: candidate.step_s)
 
     def result(self, search: Search[Found]) -> Result:
-        """What a search of it found."""
+        """Sums up what a search of it found."""
         least = self.blocks.memory.least
         return Result(
             graph=self.graph,

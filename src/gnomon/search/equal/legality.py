@@ -20,7 +20,7 @@ from gnomon.search.space.points import Point
 from gnomon.sharding.parameters import shard_ranks
 
 Choice = tuple[int, int, int, bool]
-"""(dp_replicate, dp_shard, ZeRO stage, overlap)."""
+"""(dp_replicate, dp_shard, ZeRO stage, overlap) of a point."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -29,10 +29,10 @@ class Choices:
 
     kept: tuple[Choice, ...]
     illegal: int
-    """Of the others, those that cannot run: experts that do not divide, ZeRO 3 that waits with its reductions, what
-    the stack has not."""
+    """The number of the other points that cannot run: experts that do not divide, ZeRO 3 that waits with its
+    reductions, what the stack has not."""
     zero: NDArray[np.int64]
-    """[kept] ZeRO stage that is asked for."""
+    """[kept] the ZeRO stage that the point names."""
     effective: NDArray[np.int64]
     """[kept] ZeRO stage that has an effect: 0 where there is one rank to divide over."""
     ways: Doubles
@@ -47,14 +47,14 @@ class Choices:
 
 @dataclass(frozen=True, eq=False)
 class Scheduled:
-    """Tells which schedules and microbatch sizes go together on so many ranks."""
+    """Which schedules and microbatch sizes go together on so many ranks."""
 
     rows: tuple[tuple[str, int, tuple[int, ...]], ...]
-    """(schedule, virtual stages, columns that run)."""
+    """(schedule, virtual stages, columns that run) of each row."""
     blocks: int
-    """Blocks in all of them."""
+    """The number of blocks in all rows."""
     why: dict[str, int]
-    """Name of a rule -> blocks that break it."""
+    """Maps the name of a rule to the number of blocks that break it."""
 
 
 class Legality:
@@ -68,8 +68,9 @@ class Legality:
         self._counts: dict[int, Doubles] = {}
 
     def scheduled(self, pp: int, dp: int) -> Scheduled:
-        """Schedules and microbatch sizes that run on so many ranks."""
+        """The schedules and microbatch sizes that run on so many ranks."""
         if (pp, dp) not in self._scheduled:
+            # (microbatches, sequences left over) for every size; a rest means that the batch does not divide.
             counts = [divmod(self.space.global_batch, micro * dp) for micro in self.space.micro_batch_size]
             rows, why = [], dict[str, int]()
             for schedule, virtual in self.space.pipelines(pp):
@@ -107,6 +108,8 @@ class Legality:
         key = tp, cp, ep, layout
         if key not in self._rules:
             base = self.space.base
+            # The smallest mesh of these axes: experts lie on dp_shard x tp x cp, so dp_shard takes what ep x etp needs
+            # beyond tp x cp.
             need = ep * base.mesh.etp
             shards = need // np.gcd(need, tp * cp)
             mesh = Mesh(tp=tp, cp=cp, ep=ep, etp=base.mesh.etp, dp_shard=int(shards), order=base.mesh.order)
@@ -115,7 +118,7 @@ class Legality:
         return self._rules[key]
 
     def choices(self, family: Family) -> Choices:
-        """The same in every block of a family."""
+        """The choices of a family, which are the same in every block of it."""
         layout = family.layout
         flags = layout.sequence_parallel, layout.keep_gathered
         key = family.tp, family.cp, family.ep, family.dp, family.pp > 1, flags
@@ -127,6 +130,7 @@ class Legality:
         kept: list[Choice] = []
         illegal, layout, space = 0, family.layout, self.space
         for replicas, shards in space.shardings(family.dp):
+            # Every ep x etp group lies inside dp_shard x cp x tp.
             if shards * family.cp * family.tp % (family.ep * space.base.mesh.etp):
                 illegal += space.leaves
                 continue
@@ -147,7 +151,7 @@ class Legality:
         return self.choose(family, tuple(kept), illegal)
 
     def choose(self, family: Family, kept: tuple[Choice, ...], illegal: int = 0) -> Choices:
-        """Choices from what is kept."""
+        """The choices made from what is kept."""
         meshes = {
             (r, s): replace(family.mesh, pp=1, dp_replicate=r, dp_shard=s)
             for r, s in dict.fromkeys(choice[:2] for choice in kept)
@@ -156,6 +160,7 @@ class Legality:
         divided = [shards * family.cp > 1 for _, shards, _, _ in kept]
         zero = np.array([choice[2] for choice in kept], np.int64)
         of_ranks = np.array(ways, float).reshape(-1, 2)
+        # Parameters on the host are gathered layer by layer even by one rank, as under ZeRO 3.
         by_layer = (zero == 3) & self.space.base.optimizer.offload_parameters
         effective = np.where(divided, zero, 3 * by_layer)
         overlap = np.array([choice[3] for choice in kept], np.int64)
@@ -165,7 +170,9 @@ class Legality:
             zero=zero,
             effective=effective,
             ways=of_ranks,
+            # A number a combination: 2 x stage (0 … 3), 1 for divided experts, 8 for layer by layer on one rank.
             kinds=2 * effective + (of_ranks[:, 1] > 1) + 8 * (by_layer & ~np.array(divided, bool)),
+            # Digits again: 4 x stage, 2 for divided experts, 1 for overlap.
             holding=np.where(effective > 1, 4 * effective + 2 * (of_ranks[:, 1] > 1) + overlap, 0),
         )
 

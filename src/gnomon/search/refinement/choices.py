@@ -29,7 +29,7 @@ from gnomon.software import Stack, own
 from gnomon.units import parse_bytes, show_bytes
 
 Value = bool | int | str
-"""Of a choice: yes or no, a number, or a word."""
+"""The value of a choice: yes or no, a number, or a word."""
 
 Make = Callable[[Plan, Graph, Value], Plan]
 Values = Callable[[Plan, Graph, Cluster], tuple[Value, ...]]
@@ -39,10 +39,10 @@ BUCKETS = (25 * 2**20, 100 * 2**20, 400 * 2**20, 2**30)
 elements and DeepSpeed's of 500 M lie between and above the others."""
 
 MOST_AHEAD = 3
-"""Blocks gathered ahead, at most."""
+"""The number of blocks gathered ahead, at most."""
 
 PIPELINE_INSIDE = ("dp_replicate", "dp_shard", "pp", "cp", "tp")
-"""Megatron-LM with `--use-tp-pp-dp-mapping`: stages next to each other, replicas far apart."""
+"""Megatron-LM's order with `--use-tp-pp-dp-mapping`: stages next to each other, replicas far apart."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,22 +50,22 @@ class Choice:
     """One decision that refinement may change."""
 
     name: str
-    """As in `--fix prefetch=2`."""
+    """The name, as in `--fix prefetch=2`."""
     says: str
-    """What it is, in words."""
+    """The words that say what it is."""
     values: Values
     """What it can be in a plan, its own value not left out; empty where it means nothing."""
     of: Callable[[Plan], Value]
-    """What it is in a plan."""
+    """Reads its value from a plan."""
     make: Make
-    """The plan with a value."""
+    """Makes the plan with a value."""
     asked: bool = False
-    """Only where the user allows it: it changes what is computed."""
+    """Whether it is tried only where the user allows it, since it changes what is computed."""
     searched: bool = True
-    """A value can be fixed in the base plan, so that the exact search has it too. Not where it follows from other
-    fields: parts of tp, layers of a stage."""
+    """Whether a value can be fixed in the base plan, so that the exact search has it too. Not where it follows from
+    other fields: parts of tp, layers of a stage."""
     rewrites: bool = False
-    """A published method, which rewrites the plan's Program."""
+    """Whether it is a published method, which rewrites the plan's Program."""
 
 
 def _sharded(plan: Plan) -> bool:
@@ -82,7 +82,7 @@ def _prefetch(plan: Plan, _: Graph, value: Value) -> Plan:
 
 
 def _buckets(plan: Plan, graph: Graph) -> tuple[Value, ...]:
-    """A block's, usual sizes, and sizes between them that cut this plan's layers otherwise."""
+    """The sizes of buckets: a block's, usual sizes, and sizes between them that cut this plan's layers otherwise."""
     if plan.optimizer.zero == 3 or not plan.overlap.grad_reduce:
         return ()
     return tuple(dict.fromkeys((0, *BUCKETS, *bucket_sizes(graph, plan))))
@@ -93,18 +93,20 @@ def _bucket(plan: Plan, _: Graph, value: Value) -> Plan:
 
 
 def _grain(plan: Plan, _: Graph, value: Value) -> Plan:
-    """value: layers of each bucket and, after a stroke, of each action, as `3,2,1/1,2,2,1`; either may be left out."""
+    """Sets the cuts of buckets and actions. value: layers of each bucket and, after a stroke, of each action, as
+    `3,2,1/1,2,2,1`; either may be left out."""
     buckets, _stroke, fused = str(value).partition("/")
     counts = [[word.strip() for word in words.split(",") if word.strip()] for words in (buckets, fused)]
     if not all(word.isdigit() for words in counts for word in words):
         raise PlanError(f"buckets are numbers of layers, as 3,2,1 or 3,2,1/1,2,2,1; not {str(value)[:40]!r}")
     first, second = (tuple(map(int, words)) for words in counts)
+    # Counts of layers replace a size in bytes; both at once would be two answers to one question.
     size = None if first or second else plan.overlap.bucket_bytes
     return replace(plan, overlap=replace(plan.overlap, bucket_bytes=size, buckets=first, fused=second))
 
 
 def _grains(plan: Plan, graph: Graph) -> tuple[Value, ...]:
-    """Its own, and buckets of the usual size of which each is one action."""
+    """Its own cuts, and buckets of the usual size of which each is one action."""
     sized = replace(plan, overlap=replace(plan.overlap, bucket_bytes=BUCKETS[0], buckets=(), fused=()))
     try:
         cut = cut_of(sized, graph)
@@ -124,7 +126,7 @@ def _offload(plan: Plan, _: Graph, value: Value) -> Plan:
 
 
 def _away(tier: Literal["host", "disk"]) -> Make:
-    """Parameters there, or, of a plan that has them there, back on the device."""
+    """Makes the choice of parameters on a tier, or, of a plan that has them there, back on the device."""
 
     def make(plan: Plan, _: Graph, value: Value) -> Plan:
         optimizer = plan.optimizer
@@ -162,6 +164,7 @@ def _replica_values(plan: Plan, graph: Graph, _: Cluster) -> tuple[Value, ...]:
     counts = [router.experts for router in routers(graph)]
     if ep == 1 or not counts or (plan.experts.placement and not plan.experts.replicas):
         return ()
+    # A rank holds max(counts) // ep experts of its own; copies can only be of the others.
     most = min(counts) - max(counts) // ep
     return (0, *(more * ep for more in (1, 2, 4) if more <= most))
 
@@ -219,8 +222,9 @@ def _order(plan: Plan, _: Graph, value: Value) -> Plan:
 
 
 def _orders(plan: Plan, _: Graph, __: Cluster) -> tuple[Value, ...]:
-    """Orders with two axes of several ranks exchanged."""
+    """The orders of axes with two axes of several ranks exchanged."""
     order, mesh = plan.mesh.order, plan.mesh
+    # Axes of one rank may stand anywhere: exchanging them changes no link.
     active = [i for i, axis in enumerate(order) if getattr(mesh, axis) > 1]
     values = [",".join(order)]
     for a, b in combinations(active, 2):
@@ -245,6 +249,7 @@ def _activations(plan: Plan, graph: Graph, value: Value) -> Plan:
 
 
 def _activation_values(plan: Plan, graph: Graph, _: Cluster) -> tuple[Value, ...]:
+    # Offload is combined with no recomputation only: what is recomputed need not be kept anywhere.
     if plan.saved.preset != "none":
         return ()
     per_stage = -(-repeated_layers(graph)[1] // plan.num_stages)
@@ -393,7 +398,7 @@ WORDS = {"fp8": ("none", *get_args(get_type_hints(Fp8)["recipe"])), "dispatch": 
 
 
 def _beside(plan: Plan, _: Graph, value: Value) -> Plan:
-    """Exchanges of experts as rows, or inside forwards and backwards."""
+    """Whether exchanges of experts are rows of their own, or inside forwards and backwards."""
     return replace(plan, overlap=replace(plan.overlap, experts=bool(value)))
 
 

@@ -40,17 +40,17 @@ EXTRA_CHOICES = (
     "parameter_offload",
     "parameter_disk",
 )
-"""Choices (`search.refinement.choices`) that the exact search can have too."""
+"""The choices of `search.refinement.choices` that the exact search can have too."""
 
 MOST_VIRTUAL_STAGES = 8
 """Virtual stages of a pipeline rank that are tried, at most; more only where they are fixed. Each adds messages whose
 launches and waits predictions see too little of: no run on record has more than six."""
 
 WAYS = ("none", "selective", "full", "offload")
-"""What may become of activations."""
+"""The ways of treating activations between forward and backward."""
 
 CHUNK_TOKENS = 2048
-"""Pieces of a sequence are not cut smaller over cp unless asked to."""
+"""The fewest tokens in a piece of a sequence over cp, unless the user fixes cp."""
 
 
 class Point(NamedTuple):
@@ -78,11 +78,11 @@ class Limit:
     """A condition that a point must not meet, as `pp>1`."""
 
     field: str
-    """A field of Point."""
+    """The name of a field of Point."""
     op: str
-    """`>`, `<`, `>=`, `<=`, `=` or `!=`."""
+    """The comparison: `>`, `<`, `>=`, `<=`, `=` or `!=`."""
     value: int | str
-    """What it is compared with."""
+    """What the field is compared with."""
     why: str = ""
     """Who forbids it, where it is not the user."""
 
@@ -125,13 +125,13 @@ class Space:
     """Choices for each field; all their combinations that make `devices` ranks are points."""
 
     base: Plan
-    """What does not vary: precision, optimizer, order of axes …"""
+    """The plan whose precision, optimizer and order of axes every point takes over."""
     devices: int
-    """Ranks of every point."""
+    """The number of ranks of every point."""
     global_batch: int
     """Sequences of a step."""
     num_layers: int
-    """Most stages."""
+    """The number of layers that a pipeline divides, so of stages at most."""
     experts: bool
     """Whether the model has routed experts."""
     tp: tuple[int, ...]
@@ -142,7 +142,7 @@ class Space:
     dp_shard: tuple[int, ...]
     schedule: tuple[str, ...]
     virtual_stages: tuple[int, ...]
-    """For schedules that take several numbers of them."""
+    """Numbers of virtual stages, for schedules that take several."""
     micro_batch_size: tuple[int, ...]
     sequence_parallel: tuple[bool, ...]
     keep_gathered: tuple[bool, ...]
@@ -186,6 +186,7 @@ class Space:
             layout=replace(
                 base.layout,
                 sequence_parallel=point.sequence_parallel,
+                # Every expert-parallel point takes the base plan's dispatcher; without ep there is nothing to dispatch.
                 keep_gathered=point.keep_gathered,
                 context=point.context,
                 dispatch=base.layout.dispatch if point.ep > 1 else None,
@@ -204,6 +205,8 @@ class Space:
         """What a way of saving is in a plan of so many stages."""
         base = self.base.saved
         if recompute != "offload":
+            # The rule names the layers on the host by their place in a stage, so their number depends on the number of
+            # stages.
             return replace(base, preset=recompute)  # type: ignore[arg-type]
         layers, count = self.repeated
         per_stage = -(-count // stages) if count == self.num_layers else count  # at least those of any stage
@@ -213,8 +216,8 @@ class Space:
     def splits(self, tp: int, *, sequence_parallel: bool) -> tuple[Split, ...]:
         """Ops that are cut.
 
-        Plans with products left whole are not looked at where cut ones may be: a cut product takes as long, keeps the
-        same tensors and sends the same bytes, and of the seconds t that a collective takes beside a product of b
+        Plans with matmuls left whole are not looked at where cut ones may be: a cut matmul takes as long, keeps the
+        same tensors and sends the same bytes, and of the seconds t that a collective takes next to a matmul of b
         seconds, max(t / n, t - b (n - 1) / n) are waited for, never more than t (`prediction.layer`). A step is no
         shorter for longer actions, which all bounds rest on, so the same plan with products left whole is not faster.
         Under ZeRO 3 two rounds of losses to collectives (`prediction.contention`) come on top, which are not proved to
@@ -226,6 +229,7 @@ class Space:
 
     def axes(self) -> Iterator[tuple[int, int, int, int, int]]:
         """(tp, cp, ep, pp, dp) with tp x cp x pp x dp = devices."""
+        # ep divides the ranks that dp, cp and tp already have, so it is no factor of the product.
         for tp in self.tp:
             for cp in self.cp:
                 for pp in self.pp:
@@ -266,7 +270,7 @@ class Space:
 
     @cached_property
     def size(self) -> int:
-        """Number of points."""
+        """Counts the points of all axes."""
         total = 0
         for _, cp, _, pp, dp in self.axes():
             points = len(self.shardings(dp)) * len(self.pipelines(pp)) * len(self.layouts(cp))
@@ -274,7 +278,7 @@ class Space:
         return total
 
     def points(self) -> Iterator[Point]:
-        """All of them, legal or not, in the order in which ties are decided."""
+        """All points, legal or not, in the order in which ties are decided."""
         for tp, cp, ep, pp, dp in self.axes():
             for schedule, virtual in self.pipelines(pp):
                 for micro in self.micro_batch_size:
@@ -298,6 +302,7 @@ class Space:
         Only what has a representative among the choices is replaced by it.
         """
         changes: dict[str, object] = {}
+        # The order of the rules matters: later ones look at what earlier ones have changed (`sequence`, `zero`).
         sequence = point.sequence_parallel
         if point.tp == 1 and sequence and False in self.sequence_parallel:
             changes["sequence_parallel"] = sequence = False
@@ -307,6 +312,7 @@ class Space:
         buckets = zero == 2 and self.base.overlap.in_buckets
         if zero and point.dp_shard * point.cp == 1 and not self.experts and not buckets and 0 in self.zero:
             changes["zero"] = zero = 0
+        # The split with the fewest replicas stands for every split of the same data-parallel ranks at ZeRO 0.
         whole = self.shardings(point.dp_replicate * point.dp_shard)[0]
         if zero == 0 and (point.dp_replicate, point.dp_shard) != whole and not self.experts:
             changes |= {"dp_replicate": whole[0], "dp_shard": whole[1]}
@@ -318,7 +324,7 @@ class Space:
 
 
 def divisors(number: int) -> tuple[int, ...]:
-    """In rising order."""
+    """All divisors of a number, ascending."""
     return tuple(d for d in range(1, number + 1) if number % d == 0)
 
 
@@ -359,6 +365,8 @@ def make_space(
     attends = any(block.does("attends") for block in graph.blocks)
     choices: dict[str, tuple[object, ...]] = {
         "tp": ranks,
+        # A piece of context shorter than CHUNK_TOKENS costs more in exchanges than it saves; heads without attention
+        # need none.
         "cp": tuple(c for c in ranks if c == 1 or (attends and longest >= c * CHUNK_TOKENS)),
         "ep": tuple(e for e in ranks if e == 1 or any(n % e == 0 for n in experts)),
         "pp": tuple(p for p in ranks if p <= num_layers),
@@ -413,6 +421,7 @@ def repeated_layers(graph: Graph) -> tuple[str, int]:
     """(selector, how many) of the layers that are repeated most. Those whose numbers have gaps, as where blocks of
     another kind lie between, are selected by their name alone."""
     places = [place(layer) for layer in graph.layers() if layer.call.first is not None]
+    # Layers of the block that is called most often are the repeated ones.
     counts = Counter(name for name, _ in places)
     name, count = counts.most_common(1)[0] if counts else (graph.layers()[0].call.name, 1)
     gaps = bool(counts) and sorted(index for known, index in places if known == name) != list(range(count))
@@ -420,7 +429,7 @@ def repeated_layers(graph: Graph) -> tuple[str, int]:
 
 
 def cut_ranks(cluster: Cluster, mesh: Mesh) -> int:
-    """Tensor-parallel ranks between which products are cut, at most: those of a node, as programs that cut them write
+    """Tensor-parallel ranks between which matmuls are cut, at most: those of a node, as programs that cut them write
     into each other's memory over its links (Transformer Engine's userbuffers, torch's symmetric memory)."""
     return min(group.node.count for group in cluster.groups) if mesh.order[-1] == "tp" else 0
 
@@ -452,6 +461,7 @@ def narrowed(
     choices: Mapping[str, tuple[object, ...]], fixed: Mapping[str, object], limits: Sequence[Limit]
 ) -> dict[str, tuple[object, ...]]:
     """Choices of each field less what is fixed or forbidden; of fields that there are. PlanError where none is left."""
+    # A fixed field has one choice, which a limit may still take away: then the limit is named.
     left = {name: (fixed[name],) if name in fixed else values for name, values in choices.items()}
     for limit in limits:
         if limit.field in left:

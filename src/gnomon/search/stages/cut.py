@@ -25,16 +25,16 @@ from gnomon.search.stages.repredict import Trial, Trials
 
 Doubles = NDArray[np.float64]
 Cut = tuple[int, ...]
-"""Counted layers of each stage."""
+"""The number of counted layers of each stage."""
 
 SLACK = 1e-9
-"""Bounds are lowered by this share: sums of floats are rounded."""
+"""The share by which bounds are lowered, because sums of floats are rounded."""
 
 MOST_CUTS = 3000
-"""Cuts that are listed before they are predicted; beyond it only neighbours of the best are looked at."""
+"""The number of cuts that are listed before they are predicted; beyond it only neighbours of the best are looked at."""
 
 MANY_CUTS = 100_000
-"""Cuts of several stages on a rank that are too many to list."""
+"""The number of cuts of several stages on a rank that are too many to list."""
 
 
 @dataclass(kw_only=True)
@@ -45,18 +45,19 @@ class Cuts:
     """Ways to cut so many layers into so many stages of at least one."""
     predicted: int = 0
     too_large: int = 0
-    """Looked at: no recomputation makes them fit."""
+    """Cuts that were looked at and that no recomputation makes fit."""
     proven: bool = False
-    """Every cut was predicted, does not fit, or cannot be faster by a bound."""
+    """Whether every cut was predicted, does not fit, or cannot be faster by a bound."""
 
     @property
     def too_slow(self) -> int:
-        """Not predicted, as a bound shows them slower than the best; 0 where that was not shown of all the others."""
+        """Cuts that were not predicted, as a bound shows them slower than the best; 0 where that was not shown of all
+        the others."""
         return self.every - self.predicted - self.too_large if self.proven else 0
 
     @property
     def left(self) -> int:
-        """Neither predicted nor shown slower."""
+        """Cuts that were neither predicted nor shown slower."""
         return self.every - self.predicted - self.too_large - self.too_slow
 
 
@@ -80,13 +81,19 @@ def balanced(weights: Sequence[float], spans: Sequence[tuple[int, int]], stages:
     n = len(spans)
     if stages > n:
         raise PlanError(f"{stages} stages need as many layers, but there are {n}; use fewer stages")
+    # begin[i]: seconds of everything before counted layer i; the first stage takes what is before the first one, the
+    # last stage what is behind the last.
     total = np.concatenate([[0.0], np.cumsum(weights)])
     begin = np.array([0, *(total[a] for a, _ in spans[1:]), total[-1]])
     work = begin[None, :] - begin[:, None]  # [first, last): of counted layers, with what stands around them
+    # Ranges must not be empty: first < last, all others cost infinity.
     longest = np.where(np.tri(n + 1, k=0, dtype=bool), np.inf, work)
     best = longest[0].copy()
+    # First programme: best[j] is the least possible longest stage over cuts of layers [0, j) into so many stages.
     for _ in range(stages - 1):
         best = np.maximum(best[:, None], longest).min(axis=0)
+    # Second programme: among cuts whose stages all stay within that limit, the least sum of squares, so the other
+    # stages are as equal as the longest one allows. The tolerance keeps cuts that differ by rounding.
     limit = best[n] * (1 + 1e-12)
     squares = np.where(longest <= limit, longest**2, np.inf)
     costs, choices = squares[0].copy(), []
@@ -94,6 +101,7 @@ def balanced(weights: Sequence[float], spans: Sequence[tuple[int, int]], stages:
         table = costs[:, None] + squares
         choices.append(table.argmin(axis=0))
         costs = table.min(axis=0)
+    # Walk back from the end: choices[k][j] is where the stage that ends at j begins.
     ends = [n]
     for choice in reversed(choices):
         ends.append(int(choice[ends[-1]]))
@@ -102,7 +110,7 @@ def balanced(weights: Sequence[float], spans: Sequence[tuple[int, int]], stages:
 
 
 def equal(layers: int, stages: int) -> Cut:
-    """As equal as possible, the first stages taking one more."""
+    """The layers of each stage, as equal as possible, the first stages taking one more."""
     per_stage, more = divmod(layers, stages)
     return tuple(per_stage + (stage < more) for stage in range(stages))
 
@@ -122,9 +130,11 @@ class Bounds:
         plan, program = trials.plan, trials.prediction.structure.program
         names = [kind.name for kind in program.kinds]
         self.kinds = tuple(name for name in ("F", "B", "I", "W") if np.isin(program.kind, names.index(name)).any())
-        """Kinds of actions that stages compute."""
+        """The kinds of actions that stages compute."""
         self.trials, self.num_stages = trials, plan.num_stages
         self._stages: dict[tuple[int, int, int], tuple[float, ...]] = {}
+        # Composites and rewritten orders have no single chain of actions, so no bound is made (rows stay empty, `of` is
+        # 0).
         grouped = orders.find(plan.schedule.name).composite or bool(plan.schedule.passes)
         chained = len(trials.prediction.pricing.messages.sent) == plan.num_stages - 1
         meet = plan.optimizer.clip and plan.optimizer.offload is None and chained
@@ -133,7 +143,7 @@ class Bounds:
         """[bounds, stages x kinds] how often each action is counted."""
 
     def of(self, counts: Sequence[int]) -> float:
-        """Seconds that a step of the cut takes at least."""
+        """Seconds that a step of the cut takes at least; 0 where no bound is known."""
         if not len(self.rows):
             return 0.0
         return float((self.rows @ np.array(self.seconds(counts)).ravel()).max()) * (1 - SLACK)
@@ -152,7 +162,7 @@ class Bounds:
 
     @cached_property
     def count(self) -> int:
-        """Microbatches."""
+        """Counts the microbatches of a step."""
         return self.trials.prediction.pricing.count
 
     def work(self, stage: int, first: int, last: int) -> float:
@@ -160,6 +170,7 @@ class Bounds:
         if last <= first:
             return 0.0
         seconds = dict(zip(self.kinds, self.stage(stage, first, last), strict=True))
+        # Where a schedule has both whole and split backwards, the shorter way is a bound for each.
         ways = [seconds[kind] for kind in ("B",) if kind in seconds]
         ways += [seconds["I"] + seconds["W"]] if "I" in seconds else []
         return self.count * (seconds["F"] + min(ways)) * (1 - SLACK)
@@ -172,17 +183,23 @@ class Bounds:
             low, high = int(program.class_ptr[cls]), int(program.class_ptr[cls + 1])
             named = [program.kinds[k].name for k in program.kind[low:high].tolist()]
             actions = [(name, int(s)) for name, s in zip(named, program.stage[low:high], strict=True) if name in column]
+            # A bound starts at the rank's first action or its first backward, and ends at its last action or its last
+            # backward.
             backs = [i for i, (name, _) in enumerate(actions) if name in ("B", "I")]
             for first in dict.fromkeys((0, backs[0])):
                 for last in dict.fromkeys((len(actions) - 1, backs[-1])):
                     counts = np.zeros((self.num_stages, len(self.kinds)))
+                    # The actions of the rank between the two, one after another.
                     for name, stage in actions[first : last + 1]:
                         counts[stage, column[name]] += 1
                     if meet:
+                        # What must come before the first of them: forwards of the stages before it, or all forwards and
+                        # the backwards behind it.
                         name, stage = actions[first]
                         counts[: stage if name == "F" else None, column["F"]] += 1
                         if name in ("B", "I"):
                             counts[stage + 1 :, chain] += 1
+                        # What must come after the last of them: backwards of the stages before it.
                         name, stage = actions[last]
                         if name in ("B", "I"):
                             counts[:stage, chain] += 1
@@ -193,8 +210,8 @@ class Search:
     """Looks for the best cut of one plan."""
 
     def __init__(self, trials: Trials, least: Least, *, budget: int, keep_going: KeepGoing = always) -> None:
-        """budget: cuts that may be played; one that takes a whole `predict` counts for three more. keep_going: the
-        time."""
+        """Takes the budget, cuts that may be played (one that needs a whole `predict` counts for three more), and
+        keep_going, the time."""
         self.trials, self.least, self.budget, self.keep_going = trials, least, budget, keep_going
         self.layers, self.stages = len(trials.counted), trials.num_stages
         self.cuts = Cuts(every=comb(self.layers - 1, self.stages - 1))
@@ -204,7 +221,7 @@ class Search:
         self.spent = 0
         self.bounds = Bounds(trials)
         self._rooms: dict[tuple[int, int], int] = {}
-        """(stage, layers before it) -> most layers that it can have; while the best is the same."""
+        """Maps (stage, layers before it) to the most layers that it can have, while the best is the same."""
 
     def run(self) -> Split | None:
         """The best cut; None where none fits."""
@@ -228,17 +245,18 @@ class Search:
 
     @property
     def worst(self) -> float:
-        """What a cut must be faster than."""
+        """The step, in seconds, that a cut must be faster than."""
         return self.best[0] if self.best is not None else float("inf")
 
     def _try(self, cut: Cut) -> bool:
-        """Predicts a cut that was not yet; whether it is the best so far."""
+        """Predicts a cut that was not predicted yet, and says whether it is the best so far."""
         if cut in self.seen:
             return False
         self.seen.add(cut)
         before = self.trials.predicted
         slow = self.best is not None and self.least.least_s(cut) >= self.worst  # whether it fits does not matter
         trial = None if slow else self.least.fit(cut)
+        # A cut that changes recomputation too may need a whole prediction, which costs about four plays.
         self.spent += 1 + 3 * (self.trials.predicted - before)
         if slow:
             self.cuts.predicted += 1
@@ -254,7 +272,8 @@ class Search:
         return False
 
     def _starts(self) -> Iterator[Cut]:
-        """The balanced cut; with several stages on a rank, ranks of as much work with stages as equal as can be."""
+        """Yields the balanced cut; with several stages on a rank, ranks of as much work with stages as equal as can
+        be."""
         weights, spans = self._weights()
         ranks = self.trials.plan.pipeline_ranks
         if self.stages == max(ranks) + 1:
@@ -263,6 +282,7 @@ class Search:
         of_rank = self._shares(weights, spans, ranks)
         left = list(of_rank)
         cut = []
+        # Deal each rank's layers over its stages: ceil(left / stages left) to the next.
         for stage, rank in enumerate(ranks):
             mine = [s for s in range(stage, self.stages) if ranks[s] == rank]
             cut.append(-(-left[rank] // len(mine)))
@@ -300,6 +320,7 @@ class Search:
         self._rooms.clear()
         cuts: list[tuple[float, Cut]] = []
         ranks, nodes = self.trials.plan.pipeline_ranks, 0
+        # Depth first over (layers of the first stages, layers taken, busy seconds of each rank).
         stack: list[tuple[Cut, int, tuple[float, ...]]] = [((), 0, (0.0,) * (max(ranks) + 1))]
         while stack:
             cut, done, busy = stack.pop()
@@ -313,8 +334,10 @@ class Search:
                     cuts.append((bound, cut))
                 continue
             after = self.stages - stage - 1
+            # The last stage takes what is left; others leave a layer to each stage after them.
             for count in range(1, self.layers - done - after + 1) if after else (self.layers - done,):
                 work = self.bounds.work(stage, done, done + count)
+                # More layers only take longer, so no larger count can pass either.
                 if busy[ranks[stage]] + work >= self.worst:
                     break
                 if self._coverable(stage + 1, done + count):
@@ -337,6 +360,7 @@ class Search:
     def _most(self, stage: int, done: int) -> int:
         if stage == self.stages - 1:
             return self.layers - done if done < self.layers and self._below(stage, done, self.layers) else 0
+        # Bisection: the largest number of layers whose work stays below the best step.
         low, high = 0, self.layers - done
         while low < high:
             middle = (low + high + 1) // 2
@@ -355,6 +379,7 @@ class Search:
             if bound >= self.worst:
                 break
             if self._is_over():
+                # The budget ends the proof: from here on only neighbours of the best are tried.
                 self._walk()
                 return
             self._try(cut)
@@ -364,6 +389,7 @@ class Search:
         """Moves one layer from a stage to another as long as that is faster, within the budget."""
         while self.best is not None and not self._is_over():
             cut = self.best[1]
+            # Neighbours by their bounds, the least first: the first that is better becomes the next centre.
             moves = sorted((self.bounds.of(near), near) for near in neighbours(cut) if near not in self.seen)
             if not self._first_better(moves):
                 return
@@ -378,7 +404,7 @@ class Search:
 
 
 def neighbours(cut: Cut) -> Iterator[Cut]:
-    """Cuts with one layer moved from any stage to any other."""
+    """Yields the cuts with one layer moved from any stage to any other."""
     for source, count in enumerate(cut):
         for target in range(len(cut)) if count > 1 else ():
             if target != source:
@@ -392,6 +418,7 @@ def plainest(split: Split, least: Least, tie: float, most: int = 64) -> Trial:
     limit = split.trial.step_s * (1 + tie)
     usual = equal(sum(split.counts), len(split.counts))
 
+    # The squared distance from equal stages.
     def uneven(cut: Cut) -> int:
         return sum((a - b) ** 2 for a, b in zip(cut, usual, strict=True))
 
@@ -401,6 +428,7 @@ def plainest(split: Split, least: Least, tie: float, most: int = 64) -> Trial:
         for near in sorted((other for other in neighbours(cut) if uneven(other) < uneven(cut)), key=uneven)[:left]:
             left -= 1
             if least.least_s(near) <= limit and (fitted := least.fit(near)) is not None and fitted.step_s <= limit:
+                # Greedy descent towards equal stages as long as the step stays within the tolerance.
                 cut, trial = near, fitted
                 break
         else:

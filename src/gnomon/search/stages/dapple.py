@@ -34,10 +34,11 @@ from gnomon.software import Stack, own
 """The stack that runs such plans."""
 
 KEPT = 6
-"""Plans of each number of microbatches that are predicted."""
+"""The number of plans for each number of microbatches that are predicted."""
 
 MOST_DEVICES = 128
-"""Devices of a cluster that the planner is for. Up to `replication.EXACT_DEVICES` its programme drops nothing."""
+"""The number of devices that the planner is for, at most. Up to `replication.EXACT_DEVICES` its programme drops
+nothing."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,17 +46,17 @@ class Dapple:
     """What the planner found."""
 
     best: Prediction | None
-    """The fastest plan that fits."""
+    """The prediction of the fastest plan that fits."""
     predicted: int
-    """Plans that were predicted."""
+    """The number of plans that were predicted."""
     states: int
-    """States of the dynamic programme that were extended."""
+    """The number of states of the dynamic programme that were extended."""
     parallel: Prediction | None
-    """Data parallelism alone, if it runs."""
+    """The prediction of data parallelism alone, if it runs."""
 
     @property
     def gain(self) -> float:
-        """Share of the step saved against data parallelism; 0 where that does not fit."""
+        """The share of the step that is saved against data parallelism; 0 where that does not fit."""
         if self.best is None or self.parallel is None or not self.parallel.fits:
             return 0.0
         return 1 - self.best.step_s / self.parallel.step_s
@@ -74,8 +75,8 @@ class Prices:
         stack: Stack,
         limit_bytes: int | None = None,
     ) -> None:
-        """count: microbatches of a step. limit_bytes: what a device may hold; None for all of it. PlanError when the
-        microbatches do not divide the batch."""
+        """Takes count, the microbatches of a step, and limit_bytes, what a device may hold (None for all of it).
+        PlanError when the microbatches do not divide the batch."""
         self.graph, self.cluster, self.workload, self.stack, self.count = graph, cluster, workload, stack, count
         self.size, rest = divmod(workload.batch_size, count)
         if rest:
@@ -84,11 +85,11 @@ class Prices:
         self.limit_bytes = limit_bytes or min(group.node.device.memory_bytes for group in cluster.groups)
         self.nodes: Used = tuple(group.node.count for group in cluster.groups for _ in range(group.count))
         self.replicas = tuple(range(1, min(cluster.num_devices, self.size) + 1))
-        """Numbers of replicas that a stage may have: each takes a sequence or more."""
+        """The numbers of replicas that a stage may have: each takes a sequence or more."""
         self.layers = graph.layers()
         counted = [i for i, layer in enumerate(self.layers) if layer.call.first is not None]
         self.places = [0, *(counted or range(len(self.layers)))[1:], len(self.layers)]
-        """Where each counted layer begins, and the end."""
+        """The index at which each counted layer begins, and the end."""
         self.num_layers = len(self.places) - 1
         self.twice = True
         self._tables: dict[int, _Table] = {}
@@ -98,12 +99,14 @@ class Prices:
 
     def table(self, replicas: int) -> _Table:
         """Prices of layers on so many replicas, of which each takes as much as the one with most."""
+        # ceil: the replica with the most sequences sets the pace of its stage.
         most = -(-self.size // replicas)
         if most not in self._tables:
             self._tables[most] = self._made(replicas, most)
         return self._tables[most]
 
     def _made(self, replicas: int, most: int) -> _Table:
+        # Data parallelism with this share on every replica prices all layers at once.
         work = replace(self.workload, global_batch_size=most * replicas * self.count)
         prediction = predict(self.graph, self.cluster, self._alone(replicas), work, self.stack)
         pricing, width = prediction.pricing, DTYPE_BITS[self.base.precision.reduce] // 8
@@ -125,7 +128,7 @@ class Prices:
         )
 
     def stage(self, piece: Piece) -> Step:
-        """Seconds of a stage."""
+        """Prices a stage from prefix sums, in seconds for one microbatch."""
         if piece not in self._steps:
             table = self.table(len(piece.devices))
             a, b = self.places[piece.first], self.places[piece.last]
@@ -138,6 +141,7 @@ class Prices:
         """What a replica of the smaller of two stages sends or receives of a microbatch, all of them at once."""
         key = source.last, source.devices, target.devices
         if key not in self._messages:
+            # The smaller stage has fewer replicas, each of which carries more of the microbatch.
             most = -(-self.size // len(source.devices))
             output = self.table(len(source.devices)).outputs[self.places[source.last] - 1]
             pairs = np.array(list(zip(source.devices, target.devices, strict=False)))
@@ -150,6 +154,7 @@ class Prices:
         table, workers = self.table(len(piece.devices)), len(piece.devices)
         a, b = self.places[piece.first], self.places[piece.last]
         elements, zero = table.elements[b] - table.elements[a], self.base.optimizer.zero
+        # ZeRO divides over the stage's own replicas.
         held = static_bytes(elements, 0.0, self.base, zero, (workers, workers), self.stack)
         held += in_flight * (table.kept[b] - table.kept[a])
         return bool(held <= self.limit_bytes)
@@ -178,20 +183,20 @@ class Prices:
 
 
 def _sums(values: Sequence[float]) -> list[float]:
-    """Sums of those before each, and of all."""
+    """Sums of the values before each, and of all."""
     return [0.0, *accumulate(values)]
 
 
 @dataclass(frozen=True, slots=True)
 class _Table:
-    """Sums up to each layer, and what each layer puts out; of one replica."""
+    """Prefix sums of one replica's layers, and what each layer puts out."""
 
     forward: list[float]
     backward: list[float]
     elements: list[float]
     kept: list[float]
     outputs: list[int]
-    """Bytes of a layer's output."""
+    """Bytes of each layer's output."""
     width: int
     """Bytes of an element of a gradient."""
 
@@ -229,6 +234,7 @@ def dapple(
         prices = Prices(graph, cluster, workload, base, count, stack, limit_bytes)
         ranked, extended = pipelines(prices, KEPT)
         states += extended
+        # What the programme found and equal pipelines, so that the answer is never worse than these.
         shapes = dict.fromkeys((*(pieces for _, pieces in ranked), *equal_splits(prices)))
         able = [shape for shape in shapes if not alike or len({len(piece.devices) for piece in shape}) == 1]
         for plan in (plan for pieces in able for plan in _warmed(prices.plan(pieces))):
@@ -281,6 +287,6 @@ def _warmed(plan: Plan) -> Iterator[Plan]:
 
 
 def cuts_of(prediction: Prediction) -> tuple[tuple[int, int], ...]:
-    """(layers, replicas) of each stage."""
+    """Lists (layers, replicas) of each stage."""
     stages = prediction.pricing.stages
     return tuple((len(stage.order), stage.mesh.data_ranks) for stage in stages)

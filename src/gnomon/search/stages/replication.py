@@ -15,18 +15,19 @@ from typing import NamedTuple, Protocol
 import numpy as np
 
 EXACT_DEVICES = 8
-"""Devices up to which no state is dropped. Above it the best `BEAM` states with as many layers are extended, which
-found the same plan as all of them in every case of benchmarks/results/uneven.md."""
+"""The number of devices up to which no state is dropped. Above it the best `BEAM` states with as many layers are
+extended, which found the same plan as all of them in every case of benchmarks/results/uneven.md."""
 
 BEAM = 12
-"""States with as many layers that are extended there; on clusters beyond `FINE_DEVICES` a third of them."""
+"""The number of states with as many layers that are extended there; on clusters beyond `FINE_DEVICES` a third of
+them."""
 
 FINE_DEVICES = 16
-"""Devices up to which every number of replicas is tried; above it those that take powers of two, whole nodes in such
-numbers, or all devices left but so many."""
+"""The number of devices up to which every number of replicas is tried; above it those that take powers of two, whole
+nodes in such numbers, or all devices left but so many."""
 
 Used = tuple[int, ...]
-"""Devices taken on each node."""
+"""The number of devices taken on each node."""
 
 
 class Step(NamedTuple):
@@ -35,13 +36,13 @@ class Step(NamedTuple):
     forward: float
     backward: float
     reduce: float = 0.0
-    """All-reduce of its gradients after the last backward."""
+    """Seconds of the all-reduce of its gradients after the last backward."""
     message: bool = False
-    """Forwards and backwards go at once: a link has two directions."""
+    """Whether it is a message, whose forwards and backwards go at once: a link has two directions."""
 
     @property
     def pace(self) -> float:
-        """Seconds that a microbatch takes of it."""
+        """Seconds that a microbatch takes of the stage or message in steady state."""
         return max(self.forward, self.backward) if self.message else self.forward + self.backward
 
 
@@ -63,7 +64,7 @@ class Costs(Protocol):
 
     @property
     def count(self) -> int:
-        """Microbatches of a step."""
+        """Counts the microbatches of a step."""
 
     @property
     def twice(self) -> bool:
@@ -71,21 +72,21 @@ class Costs(Protocol):
 
     @property
     def num_layers(self) -> int:
-        """Layers that may be cut apart."""
+        """Counts the layers that may be cut apart."""
 
     @property
     def nodes(self) -> Used:
-        """Devices of each node."""
+        """The number of devices of each node."""
 
     @property
     def replicas(self) -> tuple[int, ...]:
-        """Numbers of replicas that a stage may have, rising."""
+        """The numbers of replicas that a stage may have, ascending."""
 
     def stage(self, piece: Piece) -> Step:
-        """Seconds of a stage."""
+        """Prices a stage, in seconds for one microbatch."""
 
     def message(self, source: Piece, target: Piece) -> Step:
-        """Seconds of what the last layer of one stage sends the next."""
+        """Prices what the last layer of one stage sends the next, in seconds for one microbatch."""
 
     def fits(self, piece: Piece, in_flight: int) -> bool:
         """Whether a stage may fit that holds so many microbatches at once."""
@@ -100,12 +101,15 @@ def latency(steps: Sequence[Step], microbatches: int, *, twice: bool = True) -> 
     whether stages begin with twice as many microbatches under way.
     """
     pivot, most, before = 0, -1.0, 0.0
+    # before: one microbatch forward and back through all stages up to this one. The pivot maximises (m - 1) x pace +
+    # before.
     for stage, step in enumerate(steps):
         before += step.forward + step.backward
         if (microbatches - 1) * step.pace + before >= most:
             pivot, most = stage, (microbatches - 1) * step.pace + before
     steady = (microbatches - 1) * steps[pivot].pace
     # a stage before the pivot ends after the backwards between them, one behind it has ended before
+    # Walking away from the pivot, `left` is when a stage's last backward ends, relative to the pivot's steady phase.
     end, left = 0.0, steps[pivot].backward
     for stage in range(pivot, -1, -1):
         end = max(end, steps[stage].reduce + left)
@@ -128,17 +132,22 @@ def _round_trips(steps: Sequence[Step], microbatches: int, twice: bool) -> float
     theirs.
     """
     least = ahead = behind = 0.0
+    # ahead, behind: one forward, one backward of everything before the stage; beyond: both of everything after it.
     beyond = sum(step.forward + step.backward for step in steps)
     after = sum(not step.message for step in steps)
     for step in steps:
         beyond -= step.forward + step.backward
         if not step.message:
+            # Warm-up of DAPPLE: stage i of p holds p - i microbatches, or 2 (p - i) - 1 with the second policy.
             under_way = min(microbatches, 2 * after - 1 if twice else after)
             after -= 1
             rest = microbatches - under_way
+            # came: when the first microbatch's gradient is back at this stage.
             came = ahead + step.forward + beyond
             if rest:
                 turn = step.forward + beyond + step.backward
+                # The stage can take a new microbatch only when an old one came back: with k under way, every k-th waits
+                # a full turn.
                 turns, first = divmod(microbatches - 1, under_way)
                 done = max(
                     came + rest * (step.forward + step.backward), ahead + (first + 1) * step.forward + turns * turn
@@ -152,17 +161,17 @@ def _round_trips(steps: Sequence[Step], microbatches: int, twice: bool) -> float
 
 
 def fresh_first(free: Used, size: Used, count: int) -> Used:
-    """Devices on nodes of which none is taken, then on the others."""
+    """Takes devices on nodes of which none is taken, then on the others."""
     return _in_order(free, sorted(range(len(free)), key=lambda node: (free[node] != size[node], node)), count)
 
 
 def append_first(free: Used, size: Used, count: int) -> Used:
-    """Devices on nodes of which some are taken, then on fresh ones."""
+    """Takes devices on nodes of which some are taken, then on fresh ones."""
     return _in_order(free, sorted(range(len(free)), key=lambda node: (free[node] == size[node], node)), count)
 
 
 def scatter_first(free: Used, size: Used, count: int) -> Used:
-    """Devices one by one from the node with the most free ones."""
+    """Takes devices one by one from the node with the most free ones."""
     left, taken = list(free), [0] * len(free)
     for _ in range(count):
         node = max(range(len(left)), key=lambda n: (left[n], -n))
@@ -176,7 +185,8 @@ POLICIES: Mapping[str, Callable[[Used, Used, int], Used]] = {
     "append first": append_first,
     "scatter first": scatter_first,
 }
-"""Name -> (free devices of each node, devices of each node, how many) -> how many on each node."""
+"""Maps the name of a policy to its function: (free devices of each node, devices of each node, how many) -> how many on
+each node."""
 
 
 def _in_order(free: Used, nodes: Sequence[int], count: int) -> Used:
@@ -188,13 +198,13 @@ def _in_order(free: Used, nodes: Sequence[int], count: int) -> Used:
 
 
 def place(nodes: Used, used: Used, taken: Used) -> tuple[int, ...]:
-    """The next free devices of each node."""
+    """Lists the next free devices of each node by their number in the cluster."""
     starts = np.cumsum((0, *nodes)).tolist()
     return tuple(starts[n] + used[n] + i for n, count in enumerate(taken) for i in range(count))
 
 
 def steps_of(costs: Costs, pieces: Pieces) -> list[Step]:
-    """Stages and the messages between them."""
+    """The stages of a pipeline and the messages between them, in order."""
     steps: list[Step] = []
     for i, piece in enumerate(pieces):
         if i:
@@ -204,7 +214,7 @@ def steps_of(costs: Costs, pieces: Pieces) -> list[Step]:
 
 
 def step_s(costs: Costs, pieces: Pieces) -> float:
-    """The closed form, messages and reductions included."""
+    """Seconds of the closed form, messages and reductions included."""
     return latency(steps_of(costs, pieces), costs.count, twice=costs.twice)
 
 
@@ -214,7 +224,7 @@ def may_fit(costs: Costs, pieces: Pieces) -> bool:
 
 
 class _State(NamedTuple):
-    """Finished stages; the rest of the layers are one last stage on the rest of the devices."""
+    """Finished stages of a pipeline; the rest of the layers are one last stage on the rest of the devices."""
 
     seconds: float
     pieces: Pieces
@@ -242,13 +252,16 @@ def pipelines(costs: Costs, keep: int) -> tuple[list[tuple[float, Pieces]], int]
     total, nodes = costs.num_layers, costs.nodes
     beam = None if sum(nodes) <= EXACT_DEVICES else BEAM if sum(nodes) <= FINE_DEVICES else BEAM // 3
     whole = [(step_s(costs, pieces), pieces) for pieces in dict.fromkeys(_seeds(costs)) if may_fit(costs, pieces)]
+    # kept: the `keep` shortest steps so far; the last of them is what a new pipeline must beat.
     kept = sorted([*(seconds for seconds, _ in whole), *[float("inf")] * keep])[:keep]
     states: dict[int, dict[Used, _State]] = {0: {(0,) * len(nodes): _State(0.0, (), ())}}
+    # States by layers done: extending only adds layers, so each number is complete when its turn comes.
     extended = 0
     for done in range(total):
         reached = sorted(states.pop(done, {}).items(), key=lambda item: item[1].seconds)
         for used, state in reached[:beam]:
             free = tuple(n - u for n, u in zip(nodes, used, strict=True))
+            # Close the pipeline here: all layers left on all devices left.
             if sum(free) in costs.replicas:
                 pieces = (*state.pieces, Piece(done, total, free, place(nodes, used, free)))
                 if may_fit(costs, pieces):
@@ -257,10 +270,12 @@ def pipelines(costs: Costs, keep: int) -> tuple[list[tuple[float, Pieces]], int]
             extended += 1
             for piece, made in _extensions(costs, state, used, free, kept[-1]):
                 taken = tuple(u + t for u, t in zip(used, piece.taken, strict=True))
+                # Dominance: of one state only the finished stages with the shortest step are kept.
                 known = states.setdefault(piece.last, {})
                 if taken not in known or made.seconds < known[taken].seconds:
                     known[taken] = made
     found_s = {pieces: seconds for seconds, pieces in whole}
+    # Data parallelism (one stage) is always reported, for it is what the answer is compared with.
     best = sorted(((seconds, pieces) for pieces, seconds in found_s.items()), key=lambda entry: entry[0])
     return [*best[:keep], *(entry for entry in best[keep:] if len(entry[1]) == 1)], extended
 
@@ -273,6 +288,7 @@ def _seeds(costs: Costs) -> Iterator[Pieces]:
     def piece(first: int, last: int, a: int, b: int) -> Piece:
         return Piece(first, last, taken_of(costs.nodes, range(a, b)), devices[a:b])
 
+    # In order of devices: stage boundaries follow node boundaries wherever the numbers allow.
     if len(devices) in costs.replicas:
         yield (piece(0, total, 0, len(devices)),)
     for one in _counts(costs, len(devices)):
@@ -309,6 +325,7 @@ def _balanced(costs: Costs, ranges: Sequence[tuple[int, int]], piece: Callable[[
         return tuple(made) if made[-1].last == total and slowest <= pace else None
 
     low, high = 0.0, costs.stage(piece(0, total, *ranges[0])).pace
+    # Twenty halvings: the pace to one part in a million of the slowest possible.
     best = cut(high)
     for _ in range(20):
         middle = (low + high) / 2
@@ -327,9 +344,11 @@ def _extensions(costs: Costs, state: _State, used: Used, free: Used, most: float
     at = state.pieces[-1].last if state.pieces else 0
     before = sum(step.forward + step.backward for step in state.steps)
     for count in _counts(costs, left):
+        # Replicas that the last stage could have on what is left.
         rest = max((m for m in costs.replicas if m <= left - count), default=0)
         if not rest:
             continue
+        # Policies often agree; each placement is looked at once.
         for taken in dict.fromkeys(policy(free, nodes, count) for policy in POLICIES.values()):
             devices = place(nodes, used, taken)
             after = tuple(u + t for u, t in zip(used, taken, strict=True))
@@ -337,15 +356,18 @@ def _extensions(costs: Costs, state: _State, used: Used, free: Used, most: float
             last = place(nodes, after, others)[:rest]
             message: tuple[Step, ...] = ()
             if state.pieces:
+                # A message's price does not depend on how many layers the next stage has: one stands for all.
                 message = (costs.message(state.pieces[-1], Piece(at, at + 1, taken, devices)),)
             for end in range(at + 1, total):
                 piece = Piece(at, end, taken, devices)
                 own = costs.stage(piece)
+                # The pivot argument of `latency`: (m - 1) paces of this stage and one way through all up to it.
                 least = (costs.count - 1) * own.pace + before + sum(2 * m.forward for m in message)
                 least = max(state.least, least + own.forward + own.backward)
                 # one stage follows at least
                 if least >= most or not costs.fits(piece, min(2, costs.count)):
                     break
+                # The last stage, if all devices left worked on it without loss, must still keep the pace.
                 alone = costs.stage(Piece(end, total, others, last[:1])).pace
                 if (costs.count - 1) * alone / (left - count) + before >= most:
                     continue
@@ -357,11 +379,13 @@ def _extensions(costs: Costs, state: _State, used: Used, free: Used, most: float
 
 
 def _counts(costs: Costs, left: int) -> tuple[int, ...]:
-    """Numbers of replicas of the next stage: every one below what is left, or on larger clusters some of each size."""
+    """The numbers of replicas of the next stage: every one below what is left, or on larger clusters some of each
+    size."""
     able = tuple(m for m in costs.replicas if m < left)
     if sum(costs.nodes) <= FINE_DEVICES:
         return able
     node = max(costs.nodes)
+    # m & (m - 1) == 0 for powers of two.
     whole = {m for m in able if m % node == 0 and (m // node) & (m // node - 1) == 0} | {
         m for m in able if not m & (m - 1)
     }

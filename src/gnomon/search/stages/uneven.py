@@ -27,22 +27,23 @@ from gnomon.search.stages.recompute import Least, Unit, unit_of
 from gnomon.search.stages.repredict import Trial, Trials
 
 ROWS = 60_000
-"""Rows of Programs that may be played for one plan: a second or so."""
+"""The number of rows of Programs that may be played for one plan: a second or so."""
 
 PLANS = 4
-"""Plans that are cut in each round, at most."""
+"""The number of plans that are cut in each round, at most."""
 
 BARREN = 2
-"""Plans cut one after the other without a gain, after which a round ends."""
+"""The number of plans cut one after the other without a gain, after which a round ends."""
 
 ROUNDS = 3
-"""The search's best plans; then, as long as that finds a better one, plans one change away from it."""
+"""The number of rounds: the first over the search's best plans, then, as long as that finds a better one, over plans
+one change away from it."""
 
 _TIE = 1e-3
-"""Share of the step by which a cut may be slower than the best one if its stages are nearer to equal."""
+"""The share of the step by which a cut may be slower than the best one if its stages are nearer to equal."""
 
 _WORTH = 5e-3
-"""Share of the step by which an uneven plan must be better: less is no reason to leave equal stages."""
+"""The share of the step by which an uneven plan must be better: less is no reason to leave equal stages."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,9 +52,9 @@ class Tried:
 
     point: Point
     equal_s: float
-    """Its step with equal stages and one preset for all layers, whether it fits or not."""
+    """Seconds of its step with equal stages and one preset for all layers, whether it fits or not."""
     step_s: float | None
-    """Its step with the best cut; None where none fits."""
+    """Seconds of its step with the best cut; None where none fits."""
     cuts: Cuts
 
 
@@ -64,7 +65,7 @@ class Uneven:
     best: Found | None
     """The best plan, if it is better than the best of the search."""
     exact_s: float | None
-    """Step of the best plan of the search; None where none fitted."""
+    """Seconds of the step of the best plan of the search; None where none fitted."""
     tried: tuple[Tried, ...]
     reasons: tuple[str, ...] = ()
     """What differs from equal stages, and why: `stage 3 holds the head: 6 layers fewer`."""
@@ -108,6 +109,7 @@ def uneven(
     first = run.round([(candidate.point, candidate.prediction) for candidate in (*result.best, *result.near)])
     if cut is not None and run.best is None:
         raise PlanError(f"no plan of the search fits with layers_per_stage {cut}; leave it open, or allow more memory")
+    # A given cut is a wish, not a search: it is applied to the plans there are and no neighbours are tried.
     for _ in range(ROUNDS - 1 if cut is None and (first or not result.best) else 0):
         leader = run.best[1] if run.best is not None else result.best[0] if result.best else None
         if leader is None or not run.round(list(run.neighbours(leader))):
@@ -125,13 +127,14 @@ def _applies(result: Result) -> bool:
 
 
 class _Pass:
-    """The pass under way."""
+    """The state of the pass: the best plan so far, and what was tried."""
 
     def __init__(
         self, result: Result, cut: Cut | None, on_progress: Callable[[int, int], None] | None, keep_going: KeepGoing
     ) -> None:
         self.keep_going = keep_going
         self.result, self.space, self.cut, self.on_progress = result, result.space, cut, on_progress
+        # Stage by stage recomputation needs both ends of the scale to be open.
         free = {"none", "full"} <= set(result.space.recompute)
         self.unit: Unit = unit_of(result.stack) if free else "none"
         self.best: tuple[float, Found] | None = None
@@ -141,13 +144,14 @@ class _Pass:
 
     @property
     def worst(self) -> float:
-        """What a plan must be faster than."""
+        """The step, in seconds, that a plan must be faster than."""
         return (self.best[0] if self.best is not None else self.exact) * (1 - _WORTH)
 
     def round(self, plans: Sequence[tuple[Point, Prediction]]) -> bool:
-        """Cuts the most promising plans; whether one is the best so far."""
+        """Cuts the most promising plans, and says whether one is the best so far."""
         promising: list[tuple[float, int, Point, Trials]] = []
         for index, (point, prediction) in enumerate(plans):
+            # Plans that differ only in recomputation are one plan here: each cut gets the least that fits.
             shape = unsaved(prediction.plan)
             if shape in self.done or not self.keep_going():
                 continue
@@ -176,6 +180,7 @@ class _Pass:
         if self.cut is not None:
             return step if len(self.cut) == trials.num_stages else float("inf")
         parts = trials.prediction.breakdown
+        # The least recomputation may be none, so what is exposed of it now is hoped away.
         if self.unit != "none":
             step -= sum(seconds for part, seconds in parts.items() if part == "R")
         if can_cut(trials) or self._own_rule():
@@ -183,10 +188,12 @@ class _Pass:
         weights = [trials.layer_seconds(i) for i in range(len(trials.layers))]
         ranks = plan.pipeline_ranks
         start = _longest(weights, trials, equal(len(trials.counted), plan.num_stages))
+        # One stage a rank: the balanced cut is the ideal. Several: a rank may hold any set of layers, so the mean is.
         if len(ranks) == max(ranks) + 1:
             ideal = _longest(weights, trials, balanced(weights, [(i, i + 1) for i in trials.counted], len(ranks)))
         else:
             ideal = sum(weights) / (max(ranks) + 1)
+        # Computing shrinks in proportion to the longest stage; the rest of the step is left as it is.
         return step * min(ideal / start, 1.0)
 
     def _own_rule(self) -> bool:
@@ -197,9 +204,11 @@ class _Pass:
         if self.on_progress is not None:
             self.on_progress(len(self.tried) + 1, PLANS * ROUNDS)
         least = Least(trials, self.result.limit_bytes, self.unit)
+        # A play costs about as much as the Program has rows, so long Programs get fewer of them.
         budget = max(8, min(120, ROWS // trials.prediction.structure.program.num_rows))
         trial: Trial | None
         try:
+            # Some stacks cut by a rule of their own: then only recomputation is chosen.
             if self.cut is not None or can_cut(trials) or self._own_rule():
                 trial = least.fit(self.cut or equal(len(trials.counted), trials.num_stages))
                 cuts = Cuts(every=1)
@@ -213,6 +222,7 @@ class _Pass:
         self.tried.append(Tried(point=point, equal_s=trials.prediction.step_s, step_s=step, cuts=cuts))
         if trial is None or trial.step_s >= self.worst:
             return False
+        # The trial's numbers come from a shortened replay: the plan is predicted in full before it is reported.
         made = predict(self.result.graph, self.result.cluster, trial.plan, self.result.workload, self.result.stack)
         self.best = made.step_s, Found(point=point, plan=trial.plan, prediction=made)
         return True

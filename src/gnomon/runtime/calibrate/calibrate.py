@@ -83,7 +83,7 @@ class Times:
 
     @staticmethod
     def of(key: tuple[str, str, str], axes: tuple[Axis, ...]) -> Times:
-        """No repeats yet."""
+        """A table of one case without repeats yet: a list for each point of its axes."""
         count = math.prod(len(axis.sizes) for axis in axes)
         return Times(key=key, axes=axes, busy=[[] for _ in range(count)], alone=[[] for _ in range(count)])
 
@@ -168,7 +168,7 @@ def _of_all_ranks(own: Sequence[Case]) -> list[Case]:
 
 
 def measure(budget: Budget) -> Repeats:
-    """This process's repeats. All processes of the job must call it."""
+    """Measures every case and returns this process's repeats. All processes of the job must call it."""
     listed = [*cases(budget.dtypes, fine=budget.fine), *_of_all_ranks(served_cases(fine=budget.fine))]
     tables = [Times.of((c.what, c.dtype, c.direction), c.axes) for c in listed]
     points = [(t, c, at) for t, c in zip(tables, listed, strict=True) for at in enumerate(c.points())]
@@ -271,7 +271,8 @@ class Talk:
                 self.lost_beside += _lost_beside(kind, self.groups[dist.get_world_size()])
 
     def _repeats(self, kind: str, group: ProcessGroup, size: int) -> list[float]:
-        """As many on every process: larger ones fewer."""
+        """Seconds of repeated collectives of one size, equally many on every process; larger sizes are repeated
+        less."""
         buffer, run = _talk(kind, group, size)
         run()
         times = []

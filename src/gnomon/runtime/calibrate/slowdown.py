@@ -71,7 +71,8 @@ def slowdown_now(cluster: Cluster, *, step_s: float | None = None) -> tuple[floa
 
 
 def ratio(points: tuple[Again, ...]) -> float:
-    """Of the middle point; of two in the middle, their geometric mean."""
+    """How much slower the machine is now than when it was calibrated: the median of the points' ratios, and of two in
+    the middle their geometric mean."""
     return math.exp(median(math.log(point.now_s / point.then_s) for point in points))
 
 

@@ -39,7 +39,7 @@ def adapters_of(graph: Graph) -> Adapters | None:
 
 
 def peft_layout(graph: Graph) -> Layout:
-    """Where the trained tensors of `graph` lie in PEFT's file."""
+    """Maps each trained tensor of `graph` to its place in PEFT's file."""
     known, trained = parameters_of(graph), graph.parameters()
     pieces = {
         name: (Piece(tensor=f"{PREFIX}{name}", shape=known[name].shape, view=known[name].atoms),) for name in trained

@@ -24,8 +24,9 @@ def admm(
     squares: NDArray[np.float64],
     project: Callable[[NDArray[np.float32]], NDArray[np.bool_]],
 ) -> NDArray[np.float32]:
-    """weight (outputs, inputs); squares (inputs, inputs): the sum of all products of two inputs; project: the mask that
-    is kept of sizes. Returns a matrix of the pattern."""
+    """Fits a weight to a sparsity pattern by ADMM, so that its outputs change least. weight (outputs, inputs); squares
+    (inputs, inputs): the sum of all products of two inputs; project: the mask that is kept of sizes. Returns a matrix
+    of the pattern."""
     sizes = np.sqrt(np.maximum(np.diag(squares), 0))
     sizes = np.where(sizes > 0, sizes, sizes[sizes > 0].min() if (sizes > 0).any() else 1.0)
     h = squares / np.outer(sizes, sizes)

@@ -37,7 +37,7 @@ Vector = NDArray[np.float32]
 
 @dataclass(slots=True, kw_only=True)
 class Scales:
-    """By tensor of the folder."""
+    """The factors by which AWQ scales tensors of the folder before they are rounded, by name."""
 
     columns: dict[str, Vector] = field(default_factory=dict)
     """A linear's inputs are multiplied by these before they are rounded."""
@@ -49,7 +49,7 @@ class Scales:
         return weight * self._by(name, weight)
 
     def taken_back(self, name: str, wide: NDArray[np.float32]) -> NDArray[np.float32]:
-        """The inverse."""
+        """A rounded matrix (outputs, inputs) with the scaling of `scaled` taken back."""
         return wide / self._by(name, wide)
 
     def _by(self, name: str, weight: NDArray[np.float32]) -> NDArray[np.float32]:
@@ -65,8 +65,9 @@ def scales_of(
     squares: Mapping[str, NDArray[np.float64]],
     rounded: Rounded,
 ) -> Scales:
-    """names: every tensor of the folder and its shape. squares: (inputs, inputs) of each linear, sums of all products
-    of two inputs. rounded: what a matrix is once it is stored. InputError for a model whose layers are not known."""
+    """Searches AWQ's scales layer by layer. names: every tensor of the folder and its shape. squares: (inputs, inputs)
+    of each linear, sums of all products of two inputs. rounded: what a matrix is once it is stored. InputError for a
+    model whose layers are not known."""
     known = TYPES.get(model_type)
     if known is None or not known.llama_layers:
         able = ", ".join(name for name, one in TYPES.items() if one.llama_layers)

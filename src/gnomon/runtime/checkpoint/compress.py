@@ -73,7 +73,7 @@ IN_A_LAYER = re.compile(r"\.(\d+)\.")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Error:
-    """One tensor."""
+    """What storing one tensor in few bits loses."""
 
     tensor: str
     shape: tuple[int, int]
@@ -96,7 +96,7 @@ class LayerError:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Loss:
-    """Per token, in nats."""
+    """Cross-entropy on held-out text before and after, in nats per token."""
 
     before: float
     after: float
@@ -238,7 +238,8 @@ def stored_as_trained(whole: Path, target: Path, storage: Stored) -> Compressed:
 def predicted_tokens_per_s(
     graph: Graph, where: Layout, chosen: Mapping[str, tuple[int, int]], storage: Stored, at: Rates | None = None
 ) -> tuple[float, float] | None:
-    """Of the whole model, and of one with these matrices stored so. at: None for this machine's, measured."""
+    """Tokens per second of batch-1 decoding: of the model as it is, and with the chosen matrices stored so. at: rates;
+    None for this machine's, which are measured."""
     shapes = {piece.tensor: (piece.shape[0], prod(piece.shape[1:])) for own in where.pieces.values() for piece in own}
     linears = set(_linears(graph, where))
     outside = {name for name, shape in shapes.items() if not IN_A_LAYER.search(name) and min(shape) > 1}
@@ -316,7 +317,7 @@ def _chosen(graph: Graph, where: Layout, storage: Stored, source: Path) -> dict[
 
 
 def _loss(model: OneProcess, rows: Tensor) -> float:
-    """Per token."""
+    """Mean cross-entropy per token over rows, in nats."""
     total = 0.0
     with torch.no_grad():
         for row in rows:
@@ -351,7 +352,8 @@ def _off(x: Tensor, y: Tensor) -> float:
 
 
 def _by_layer(errors: Sequence[Error], outputs: Sequence[float]) -> tuple[LayerError, ...]:
-    """outputs: of each layer; none without text."""
+    """Adds up errors of tensors layer by layer. outputs: the relative error of each layer's outputs; none without
+    text."""
     of_layer: dict[int, list[Error]] = {}
     for error in errors:
         if (match := IN_A_LAYER.search(error.tensor)) is not None:
@@ -374,7 +376,7 @@ class Inputs:
     squares: bool
 
     def add(self, tensor: str, x: Tensor) -> None:
-        """x: (…, inputs)."""
+        """Adds the inputs (…, inputs) of one call of a linear to its statistics."""
         rows = x.detach().flatten(0, -2).double()
         new = rows.T @ rows if self.squares else (rows**2).sum(0)
         self.sums[tensor] = self.sums[tensor] + new if tensor in self.sums else new
@@ -396,8 +398,8 @@ class _Watch(TorchFunctionMode):
 
 
 def inputs_of_linears(model: OneProcess, where: Layout, rows: Tensor, *, squares: bool) -> Inputs:
-    """Of the linears of a model over rows of text. Parts of one tensor (q, k and v in one) have the same inputs, which
-    count once for each."""
+    """Runs rows of text and gathers statistics of the inputs of every linear. Parts of one tensor (q, k and v in one)
+    have the same inputs, which count once for each."""
     if not len(rows):
         raise InputError("there is too little text to hold some out and see the rest; give more (--data)")
     flat = model.parameters.flat
@@ -486,7 +488,7 @@ def _stored(
 
 
 def as_dtype(x: NDArray[np.float32], dtype: np.dtype[Any]) -> NDArray[Any]:
-    """As a file has it: bfloat16 as uint16."""
+    """Values as a file has them: bfloat16 as uint16."""
     return bfloat16_of(x) if dtype == np.uint16 else x.astype(dtype)
 
 

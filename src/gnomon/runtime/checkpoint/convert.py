@@ -55,12 +55,12 @@ class Preview:
 
     @property
     def nbytes(self) -> int:
-        """Read, and written."""
+        """Bytes that are read and written."""
         return sum(self.files)
 
     @property
     def memory_bytes(self) -> int:
-        """Held at once: the largest file."""
+        """Bytes that are held at once: those of the largest file."""
         return max(self.files)
 
 
@@ -101,7 +101,8 @@ def preview(graph: Graph, plan: Plan) -> Preview:
 
 
 def _seconds_a_byte() -> float:
-    """To read, sum up and write: of a probe, read from memory as files that were written lately are."""
+    """Seconds to read, sum up and write a byte, measured on a probe that is read from memory, as files that were
+    written lately are."""
     block = os.urandom(1 << 20)
     began = perf_counter()
     with TemporaryFile() as out:
@@ -166,7 +167,7 @@ def _filled(reader: Reader, mine: Sequence[Piece]) -> Mapping[str, Kept]:
 
 
 def contents(reader: Reader) -> dict[str, tuple[int, int]]:
-    """Of each kind of tensor (parameters, first, second, master): how many, and their bytes."""
+    """Counts the tensors of each kind (parameters, first, second, master) and their bytes."""
     kinds: dict[str, tuple[int, int]] = {}
     for name, parts in reader.by_name.items():
         kind = name.partition("/")[0]

@@ -149,7 +149,7 @@ class Reader:
             _check_parts(path, name, parts)
 
     def tensor(self, piece: Stored) -> Tensor:
-        """As it lies in its file."""
+        """A tensor as it lies in its file, read through a map of that file."""
         if piece.file not in self.maps:
             at = self.path / piece.file
             self.maps[piece.file] = torch.from_file(str(at), shared=False, size=at.stat().st_size, dtype=torch.uint8)

@@ -57,8 +57,8 @@ class Converted:
 
 
 def convert(source: Path, target: Path, form: str) -> Converted:
-    """form: of FORMS or WHOLE. InputError for a folder that is not quantised, layers that cannot be held so, and places
-    as `compress` has them; nothing is left behind then."""
+    """Writes a quantised folder in another form. form: of FORMS or WHOLE. InputError for a folder that is not
+    quantised, layers that cannot be held so, and places as `compress` has them; nothing is left behind then."""
     if form not in (*FORMS, *WHOLE):
         raise InputError(f"weights are converted to {', '.join((*FORMS, *WHOLE))}, not to {form!r}")
     check_places(source, target)
@@ -95,7 +95,7 @@ def convert(source: Path, target: Path, form: str) -> Converted:
 
 
 def _write(folder: PackedFolder, made: Path, form: str) -> set[Storage]:
-    """Writes all files; the storages of their layers."""
+    """Writes all files and returns the storages of their layers."""
     assert folder.files is not None
     kept: set[Storage] = set()
     symmetric = form == "compressed-tensors" and all(

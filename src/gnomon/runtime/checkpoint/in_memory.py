@@ -36,7 +36,7 @@ class Copy:
     """All of it, as bytes."""
 
     def room(self, nbytes: int) -> Tensor:
-        """Where so many bytes go; what was there is gone."""
+        """A buffer of so many bytes for the next copy; what was there is gone."""
         self.step = NONE
         if self.data.numel() != nbytes:
             self.data = torch.empty(nbytes, dtype=torch.uint8)
@@ -91,7 +91,7 @@ class MemoryCheckpoint:
 
     @property
     def nbytes(self) -> int:
-        """That are held here."""
+        """Bytes of all copies that are held here."""
         return sum(copy.data.numel() for copy in (self.own, self.kept, self._coming))
 
     def attach(self, executor: Executor, *, draws: bool = False) -> None:
@@ -208,7 +208,7 @@ def _exchanged(sent: Sequence[Tensor], rooms: Sequence[Tensor], to: int | None, 
 
 
 def _parts_named(executor: Executor) -> str:
-    """Which elements of which parameters this rank updates, as a checksum."""
+    """A checksum that says which elements of which parameters this rank updates."""
     said = [([(s.name, s.offset, s.shape) for s in held.slots], held.mine) for held, _ in executor.parameters()]
     return hashlib.sha256(repr(said).encode()).hexdigest()
 
@@ -228,7 +228,7 @@ def _parts(executor: Executor) -> list[Tensor]:
 
 
 def _factored(executor: Executor) -> list[dict[str, list[tuple[list[int], str]]]]:
-    """Of each rule: shapes and dtypes of what it keeps beside (`Update.factored`), by parameter."""
+    """Shapes and dtypes of the factored moments (`Update.factored`) of each update rule, by parameter."""
     return [
         {name: [(list(x.shape), str(x.dtype)) for x in rule.factored[name]] for name in sorted(rule.factored)}
         for _, rule in executor.parameters()

@@ -77,7 +77,8 @@ def pieces(parameters: Iterable[tuple[Parameters, Update]], *, writes: bool) -> 
 
 
 def _of_moments(moments: tuple[Tensor, Tensor], part: Range, slot: Slot) -> Iterator[Piece]:
-    """Of means by rows and columns, which every rank with elements of a matrix has; or of a rank's elements."""
+    """Pieces of second moments: means by rows and columns, which every rank with elements of a matrix has; or a rank's
+    own elements."""
     rows, columns = moments
     if rows.ndim == 1:
         yield from _of_buffer("second", rows, part, [slot])
@@ -92,7 +93,7 @@ def _of_moments(moments: tuple[Tensor, Tensor], part: Range, slot: Slot) -> Iter
 
 
 def shared_out(everyone: Sequence[Mapping[str, int]]) -> list[set[str]]:
-    """By rank the keys that it writes: of those that several have, the one with the least to write does. everyone:
+    """Deals out which keys each rank writes; a key that several have goes to the one with the least to write. everyone:
     bytes of each key that a rank has."""
     holders: dict[str, list[int]] = {}
     for rank, keys in enumerate(everyone):

@@ -29,7 +29,7 @@ FIXED = ("model", "precision", "batch")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class File:
-    """One rank's file."""
+    """The record of one rank's file: its name, its bytes and the checksum of its header."""
 
     name: str
     bytes: int
@@ -79,7 +79,8 @@ def _checksum(values: Mapping[str, Any]) -> str:
 
 
 def read_record(path: Path) -> Record:
-    """That of the checkpoint `path`. InputError for one that is half-written, damaged, or of another program."""
+    """Reads the record of the checkpoint `path`. InputError for one that is half-written, damaged, or of another
+    program."""
     try:
         values = json.loads((path / RECORD).read_text("utf-8"))
         checksum = values.pop("checksum")

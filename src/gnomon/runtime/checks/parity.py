@@ -81,8 +81,8 @@ class Compared:
 
 
 def in_small(graph: Graph, plan: Plan, workload: Workload, *, ranks: int = RANKS, code: str = "") -> Small:
-    """The tiny job. ranks: most processes. code: the model, where it is code; then its dims are its own, and only the
-    batch is small. PlanError where no small one follows the plan's rules."""
+    """Makes a tiny job that follows the plan's rules. ranks: most processes. code: the model, where it is code; then
+    its dims are its own, and only the batch is small. PlanError where no small one follows the plan's rules."""
     if code and graph.num_parameters() > LARGEST:
         raise PlanError(
             f"{graph.name} has {graph.num_parameters():,} parameters, and code is compared as it is, up to "
@@ -142,7 +142,7 @@ def _fewer(mesh: Mesh, ranks: int) -> Mesh:
 
 
 def compare(job: Small) -> Compared:
-    """Of all ranks; each calls it."""
+    """Compares the plan with the plain model on all ranks and returns their common result; each rank calls it."""
     mine = _compare(job)
     everyone: list[Compared] = [mine] * dist.get_world_size()
     dist.all_gather_object(everyone, mine)
@@ -355,7 +355,7 @@ def _part(parameters: Parameters, slot: Slot, flat: Tensor | None) -> Tensor:
 
 
 def lines(compared: Compared, job: Small) -> Iterator[str]:
-    """For people."""
+    """The comparison as lines of text."""
     w = job.workload
     yield from job.simplified
     yield (
@@ -369,7 +369,7 @@ def lines(compared: Compared, job: Small) -> Iterator[str]:
 
 
 def to_mapping(compared: Compared, job: Small) -> dict[str, Any]:
-    """For programs."""
+    """The comparison as plain values, for `--json`."""
     return {
         "equal": not compared.first,
         "first": compared.first or None,

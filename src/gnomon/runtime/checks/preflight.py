@@ -40,7 +40,7 @@ COPIES = 2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
-    """Of one rank."""
+    """What one rank finds on its machine before training."""
 
     rank: int
     host: str
@@ -65,13 +65,14 @@ def sizes() -> tuple[tuple[int, ...], int]:
 
 
 def reports(world_size: int, folder: str, device: str) -> list[Report]:
-    """Of all ranks, started here or by the torchrun that this process is in. device: `cpu` or `cuda`."""
+    """Gathers reports of all ranks, started here or by the torchrun that this process is in. device: `cpu` or
+    `cuda`."""
     by_rank = launch(look, world_size, folder, device == "cuda", backend=BACKENDS[device])
     return next(iter(by_rank.values()))
 
 
 def look(folder: str, cuda: bool) -> list[Report]:
-    """Of all ranks, on each of them; all must call it."""
+    """Looks at this rank's machine and gathers the reports of all ranks; all must call it."""
     everyone: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(everyone, _own(folder, cuda))
     return everyone
@@ -161,7 +162,8 @@ class Verdict:
 def judge(
     reports: Sequence[Report], *, peak_bytes: Mapping[int, int], checkpoint_bytes: int, folder: str, shared: bool
 ) -> Verdict:
-    """peak_bytes: predicted, by rank. shared: whether ranks of a host share its memory, as on CPUs."""
+    """Judges whether the job can start, from all ranks' reports. peak_bytes: predicted, by rank. shared: whether ranks
+    of a host share its memory, as on CPUs."""
     problems, warnings = list[str](), list[str]()
     usual = max({one.software for one in reports}, key=[one.software for one in reports].count)
     for one in reports:

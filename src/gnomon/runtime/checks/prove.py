@@ -101,7 +101,7 @@ class CapturedRun:
         return lambda name: self.states[layer.call.parameter_name(name, layer.index)]
 
     def gradients(self) -> Iterator[tuple[str, Tensor]]:
-        """Of each parameter, after a backward."""
+        """Gradients of all parameters by name, after a backward."""
         for slot in self.parameters.slots:
             if self.parameters.grad is not None:
                 yield slot.name, self.parameters.whole_grad()[slot.start : slot.stop].view(slot.shape)

@@ -58,7 +58,8 @@ class ChatTemplate:
         return text.replace(OPEN, "").replace(CLOSE, "")
 
     def _text(self, messages: Sequence[Mapping[str, Any]], at: str, *, prompts: bool = False, **more: Any) -> str:
-        """prompts: with what stands before the assistant's next words. Before a first message there is nothing."""
+        """Renders messages by the template; no message renders as no text. prompts: with what stands before the
+        assistant's next words."""
         if not messages:
             return ""
         try:

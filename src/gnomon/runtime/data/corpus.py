@@ -188,7 +188,8 @@ class Corpus:
         return batch
 
     def _fill(self, rows: Rows, row: int, ids: Integers, labels: Integers, numbers: Integers) -> None:
-        """One row. In a stream its pieces are one text: the last id of one is followed by the first of the next."""
+        """Fills one row of a batch. In a stream its pieces are one text: the last id of one is followed by the first of
+        the next."""
         at, pieces = 0, range(int(rows.first[row]), int(rows.first[row + 1]))
         if self.packing == "stream":
             parts = [slice(int(rows.starts[p]), int(rows.starts[p] + rows.lengths[p])) for p in pieces]
@@ -210,7 +211,7 @@ class Corpus:
 
 @lru_cache(maxsize=4)
 def _order(seed: int, side: int, epoch: int, rows: int) -> Integers:
-    """In which an epoch visits rows."""
+    """The order in which an epoch visits rows: a permutation that follows from seed, side and epoch alone."""
     return np.random.default_rng((seed, side, epoch)).permutation(rows)
 
 
@@ -256,8 +257,8 @@ def _stream(side: Side, seq_len: int) -> Rows:
 
 
 def _counted(begins: Integers, counts: Integers) -> tuple[Integers, Integers, Integers]:
-    """Of each of `counts` numbers that follow one another from `begins` on: (which it is, the number, where the first
-    of each are, and the end of all)."""
+    """Lists runs of consecutive numbers, `counts` of each from `begins` on: (the run of each number, the number, where
+    each run begins, with the end of all)."""
     first = np.concatenate(([0], np.cumsum(counts)))
     which = np.repeat(np.arange(len(counts)), counts)
     return which, begins[which] + np.arange(first[-1]) - first[which], first

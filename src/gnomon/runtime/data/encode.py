@@ -52,8 +52,8 @@ class Encoder:
 
     @staticmethod
     def open(path: Path | None, *, chat_template: Path | None = None) -> Encoder:
-        """path: a tokenizer.json or its folder; None for bytes. chat_template: a Jinja file, in place of the one beside
-        the tokenizer. InputError for what cannot be read."""
+        """Loads a tokenizer. path: a tokenizer.json or its folder; None for bytes. chat_template: a Jinja file, in
+        place of the one beside the tokenizer. InputError for what cannot be read."""
         encoder = Encoder()
         if path is None:
             if chat_template is not None:
@@ -75,7 +75,7 @@ class Encoder:
         return encoder
 
     def encode(self, documents: Iterable[Document]) -> Iterator[Encoded]:
-        """In their order. InputError for text that is none, or conversations without a template."""
+        """Encodes documents in their order. InputError for text that is none, or conversations without a template."""
         if self.tokenizer is None:
             yield from map(self._bytes, documents)
             return

@@ -29,7 +29,7 @@ class OwnData:
     """`my_project.data:batches`."""
 
     def describe(self) -> str:
-        """For people."""
+        """One line that names the source of batches."""
         return f"batches of {self.name}"
 
 
@@ -76,10 +76,10 @@ class OwnBatches:
         return dict(given)
 
     def validation_batch(self, index: int, *, sequences: int, seq_len: int) -> None:
-        """None: nothing is held out."""
+        """Returns no batch: nothing is held out."""
 
     def epochs(self, steps: int, *, sequences: int, seq_len: int) -> float:
-        """0: how often the function returns the same is not known."""
+        """Returns 0: how often the function returns the same batch is not known."""
         return 0.0
 
 

@@ -89,7 +89,7 @@ def packing_of(batch: Mapping[str, Tensor]) -> Packing | None:
 
 
 def packing_of_parts(parts: Sequence[Part], tokens: int, prefixes: Prefixes | None, device: torch.device) -> Packing:
-    """Of a row of `tokens` positions on this rank that has these parts."""
+    """The packing of a row of `tokens` positions that holds these parts on this rank."""
     places = [torch.arange(first, first + count) for part in parts for first, count in part.held]
     numbers = [torch.full((part.tokens,), number) for number, part in enumerate(parts)]
     rest = tokens - sum(part.tokens for part in parts)

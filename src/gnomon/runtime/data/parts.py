@@ -42,7 +42,7 @@ class Part:
 
     @property
     def tokens(self) -> int:
-        """Here."""
+        """Tokens of the sequence that this rank holds."""
         return sum(count for _, count in self.held)
 
 
@@ -57,7 +57,8 @@ def divided(start: int, stop: int, index: int, cp: int, order: str) -> tuple[Seg
 def parts_of(
     unit: Unit, lengths: tuple[int, ...], *, index: int, cp: int, order: str, style: Callable[[int], str]
 ) -> tuple[Part, ...]:
-    """Of one rank, in the unit's order; sequences that other ranks of cp have whole are not among them.
+    """Lists the parts of sequences that one rank holds, in the unit's order; sequences that other ranks of cp have
+    whole are not among them.
 
     lengths: of every sequence of the global batch. index: the rank's place on cp. style: how ranks attend to a
     divided sequence of so many tokens.
@@ -96,7 +97,7 @@ class Prefix:
 
     @property
     def tensors(self) -> Iterator[Tensor]:
-        """What it holds."""
+        """All tensors that it holds: keys, values and their gradients so far."""
         yield from (self.keys, self.values)
         yield from (x for x in (self.grad_keys, self.grad_values) if x is not None)
 
@@ -136,10 +137,10 @@ class Prefixes:
             self.kept.pop((at, part.sequence), None)
 
     def clear(self) -> None:
-        """Before another batch."""
+        """Forgets all prefixes, before another batch."""
         self.kept.clear()
 
     @property
     def nbytes(self) -> int:
-        """Of all there are."""
+        """Bytes of all prefixes that are held."""
         return sum(x.untyped_storage().nbytes() for prefix in self.kept.values() for x in prefix.tensors)

@@ -70,7 +70,7 @@ class Source:
         return None if self.path is None else prefix_of(self.path)
 
     def describe(self) -> str:
-        """For people."""
+        """One line that names the text and its tokens."""
         where = "the Python standard library's source" if self.path is None else str(self.path)
         if self.megatron is not None:
             return f"{where}, tokens already"

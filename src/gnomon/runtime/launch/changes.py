@@ -18,10 +18,11 @@ from gnomon.runtime.launch.membership import Epoch, noted
 
 
 class Changes:
-    """Of one job."""
+    """Requested and made changes of one job's processes."""
 
     def __init__(self, folder: JobFolder | None, workers: int) -> None:
-        """folder: None where nobody can ask, as there is no folder for checkpoints. workers: logical ones."""
+        """folder: through which changes are requested; None where there is no folder for checkpoints. workers: logical
+        ones."""
         self.folder, self.workers = folder, workers
         self.made: list[Change] = []
         self.why = "started"

@@ -87,7 +87,7 @@ class _LogicalMember(Member):
         self.epoch, self.took = epoch, []
 
     def _step(self, loop: Loop, step: int) -> None:
-        """With a word on this process's speed now and then, where workers follow it."""
+        """Trains a step; tells the launcher this process's speed now and then, where workers follow speeds."""
         loop.step(step)
         self.took.append(self.executor.worker_s)
         if self.job.follow_speed and len(self.took) % SPEED_STEPS == 0 and self.executor.own:

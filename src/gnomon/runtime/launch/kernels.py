@@ -16,7 +16,7 @@ from gnomon.runtime.processes import instruction_sets
 
 
 class Kernels:
-    """Of the processes of one job."""
+    """The instruction sets that the processes of one job compute with, and the one that all agree on."""
 
     def __init__(self, *, agreed: bool) -> None:
         """agreed: whether all must compute with the same ones (D2)."""
@@ -35,7 +35,7 @@ class Kernels:
         return self._agree(store, started, there) if self.must_agree else (self._compare(store, there), [])
 
     def _agree(self, store: Store, started: Collection[int], there: Collection[int]) -> tuple[list[str], list[int]]:
-        """On kernels that all have which are there at first."""
+        """Agrees on kernels that all processes have which are there at first, and announces them."""
         found, said = kernels_of(store, started), list[str]()
         if not self.agreed and found.keys() >= set(there):
             self.agreed = instruction_sets.common(found.values())

@@ -55,7 +55,7 @@ Train = Callable[[Job, Membership], Any]
 
 
 class Desk(Protocol):
-    """Where the launcher answers what processes tell it while they train."""
+    """The launcher's side of messages that processes send while they train: it answers them."""
 
     def hear(self, message: bytes) -> Mapping[int, bytes]:
         """Replies to processes, by number. RunError where training cannot go on."""
@@ -164,7 +164,7 @@ class Launcher(Processes):
         return replace(outcome, notes=(*outcome.notes, differing)) if differing else outcome
 
     def outcomes(self) -> list[Any]:
-        """Of processes that trained to the end: those of the last epoch in its order, then others."""
+        """Results of the processes that trained to the end: those of the last epoch in its order, then others."""
         last = self.epochs[-1].members if self.epochs else ()
         ordered = dict.fromkeys((*last, *sorted(self.returned)))
         return [self.returned[one] for one in ordered if self.returned.get(one) is not None]
@@ -173,7 +173,7 @@ class Launcher(Processes):
         return bool(self.outcomes())
 
     def _wait(self) -> list[int]:
-        """Until the job is over; processes that ended it."""
+        """Waits until the job is over; returns the processes that ended it."""
         fatal: list[int] = []
         self.changes.write(self.asked)
         while self._running():
@@ -191,7 +191,7 @@ class Launcher(Processes):
         return fatal or ([] if self._complete() or self.stopped else self.lost)
 
     def _patience_s(self) -> float:
-        """Between two looks: less while a process that was started is to join the others."""
+        """Seconds between two looks at the processes: fewer while a process that was started is to join the others."""
         return SOON_S if self.epochs and set(self._there()) - set(self.epochs[-1].members) else LOOK_S
 
     # --- what is seen, and what follows
@@ -242,7 +242,7 @@ class Launcher(Processes):
             self._announce(decision)
 
     def _announce(self, decision: Decision) -> None:
-        """From the next step on, or where one was lost at once, these train together."""
+        """Announces a new epoch: its members train together from the next step on, or at once where one was lost."""
         assert self.store is not None
         if self.epochs:
             self.left |= set(self.epochs[-1].members) - set(decision.members)

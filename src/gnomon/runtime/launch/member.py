@@ -93,7 +93,7 @@ class Member(ABC):
 
     @abstractmethod
     def _at(self) -> str:
-        """Where in a step it stands."""
+        """Says at which point of a step this process stands, for messages."""
 
     def _lost(self, error: Exception, epoch: Epoch) -> None:
         """Says what this process waited for, and ends its connections. Raises what is no loss of another process."""
@@ -157,7 +157,7 @@ class Member(ABC):
         return loop.outcome()
 
     def _loop(self) -> Loop:
-        """Of this epoch: place 0 may be another process than before."""
+        """The training loop of this epoch, in which place 0 may be another process than before."""
         folder = self.job.checkpoints
         if dist.get_rank() == 0 and folder is not None and folder.is_dir():
             for partial in folder.glob(".step-*.partial"):  # of an epoch that was cut off

@@ -46,7 +46,7 @@ class Epoch:
 
 
 class Membership:
-    """One process's view."""
+    """One process's view of who trains: it joins, meets the others of an epoch, and says what it saw."""
 
     def __init__(
         self,
@@ -65,7 +65,7 @@ class Membership:
 
     @property
     def announced_s(self) -> float:
-        """In which the launcher must have announced an epoch after a loss: all have given up meeting before."""
+        """Seconds within which the launcher must announce an epoch after a loss: all have given up meeting before."""
         return 3 * self.meet_s
 
     def agree(self, found: str) -> str:
@@ -189,12 +189,12 @@ def announce(store: Store, epoch: Epoch) -> None:
 
 
 def say_lost(store: Store, epoch: Epoch) -> None:
-    """Of the launcher: a member was lost."""
+    """The launcher says that a member was lost."""
     store.set(f"lost/{epoch.number}", "1")
 
 
 def say_nobody_comes(store: Store) -> None:
-    """Of the launcher: lost processes are not replaced any more."""
+    """The launcher says that lost processes are not replaced any more."""
     store.set("nobody comes", "1")
 
 
@@ -204,7 +204,7 @@ def nobody_comes(store: Store) -> bool:
 
 
 def say_waited(store: Store, epoch: Epoch, process: int, what: str) -> None:
-    """Of a process that noticed a loss: what it waited for."""
+    """A process that noticed a loss says what it waited for."""
     store.set(f"waited/{epoch.number}/{process}", what)
 
 
@@ -221,12 +221,12 @@ def kernels_of(store: Store, processes: Iterable[int]) -> dict[int, str]:
 
 
 def say_kernels(store: Store, agreed: str) -> None:
-    """Of the launcher: the kernels that all compute with."""
+    """The launcher says which kernels all compute with."""
     store.set("kernels", agreed)
 
 
 def read_epoch(store: Store, number: int) -> Epoch:
-    """That was announced."""
+    """Reads an epoch from the store; waits until it is announced."""
     values = json.loads(store.get(f"epoch/{number}"))
     return Epoch(number=number, **{name: tuple(values[name]) for name in ("members", "placement", "ranks")})
 
@@ -237,6 +237,6 @@ def joined(store: Store, process: int) -> bool:
 
 
 def noted(store: Store, what: str, epoch: Epoch) -> dict[int, float]:
-    """Of the members that left it: when."""
+    """When each member noted `what` in an epoch; those that did not are left out."""
     keys = {member: f"{what}/{epoch.number}/{member}" for member in epoch.members}
     return {member: float(store.get(key)) for member, key in keys.items() if store.check([key])}

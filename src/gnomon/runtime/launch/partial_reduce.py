@@ -89,7 +89,7 @@ def train_partial(job: Job, membership: Membership) -> Ended | None:
 
 
 class _Worker(Member):
-    """One worker. There is one epoch, of all of them: none is replaced."""
+    """One worker of partial reduce. There is one epoch, of all of them: none is replaced."""
 
     def __init__(self, job: Job, corpus: Batches, asked: list[int], membership: Membership) -> None:
         super().__init__(job, corpus, asked, membership)
@@ -225,13 +225,13 @@ class _Worker(Member):
 
 
 def _mean(x: Tensor, share: float, group: Any) -> None:
-    """In place. share: this rank's weight."""
+    """Averages x over the group in place. share: this rank's weight in the mean."""
     x.mul_(share)
     group.allreduce([x]).wait()
 
 
 def read_result(text: bytes) -> Result:
-    """That a worker sent."""
+    """Reads the result that a worker sent."""
     values = json.loads(text)
     meetings = tuple((int(step), loss) for step, loss in values["meetings"])
     return replace(Result(**values), arrival=Arrival(**values["arrival"]), meetings=meetings)

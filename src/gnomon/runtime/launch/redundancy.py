@@ -79,7 +79,7 @@ class Work(RowActions):
         self.rows = self._rows(born)
 
     def _rows(self, born: Sequence[int]) -> list[Row]:
-        """Of the program of this process's replica, in which some processes may have two stages."""
+        """The rows of this process's replica, in which some processes may have two stages."""
         count, here = self.plan.num_stages, dist.get_rank()
         ranks = [self.own.peer(stage) for stage in range(count)]
         dead = [stage for stage in range(count) if born[self.places[ranks[stage]]] != ranks[stage]]
@@ -97,7 +97,7 @@ class Work(RowActions):
     # --- a step
 
     def begin(self, number: int, batch: Tensor | Batch) -> None:
-        """A new one."""
+        """Begins a new step with its batch."""
         self.now = StepUnderWay(number=number)
         self.buffers.tensors.clear()
         for part in (self.own, self.copy):
@@ -122,7 +122,7 @@ class Work(RowActions):
         return self.keepers.get(self.copy.number) == self.place
 
     def row(self, row: Row) -> None:
-        """Does one."""
+        """Carries out one row of the Program."""
         self.at = row
         getattr(self, f"_{row.kind.lower()}")(row.stage, row.unit)
 

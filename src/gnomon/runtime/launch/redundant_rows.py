@@ -87,7 +87,7 @@ class StepUnderWay:
 
 
 class RowActions:
-    """One process's. `own` is its rank's part, `copy` that of the next rank."""
+    """The actions of one process. `own` is its rank's part, `copy` that of the next rank."""
 
     own: RankExecutor
     copy: RankExecutor
@@ -153,7 +153,7 @@ class RowActions:
         self.buffers.tensors[name], self.now.coming[name] = self.plays[stage].messages.receive(name, source)
 
     def _arrive(self, name: Name) -> None:
-        """Until a message is there."""
+        """Waits until a message is there."""
         if (work := self.now.coming.get(name)) is not None:
             work.wait()
             self.now.coming.pop(name)
@@ -251,7 +251,7 @@ class Lines(Messages):
         self.part, self.work = part, work
 
     def send(self, tensors: Sequence[Tensor], name: Name, source: int, to: int) -> Waits:
-        """As `Messages.send`."""
+        """Sends tensors as `Messages.send` does, to whichever process plays the rank."""
         place = self.work.places[self.part.peer(to)]
         tensors = tuple(x.contiguous() for x in tensors)
         if place == dist.get_rank():
@@ -263,7 +263,7 @@ class Lines(Messages):
         return sent
 
     def receive(self, name: Name, source: int) -> tuple[tuple[Tensor, ...], Waits]:
-        """As `Messages.receive`."""
+        """Receives tensors as `Messages.receive` does, from whichever process plays the rank."""
         place = self.work.places[self.part.peer(source)]
         if place == dist.get_rank():
             return self.buffers.tensors[name], Together(())

@@ -174,7 +174,7 @@ class _Rank(Member):
         threading.Thread(target=groups.clear, name="gnomon groups", daemon=True).start()
 
     def _load(self, executor: Executor, *, again: bool) -> None:
-        """From a checkpoint, or step 0. again: there may be one of this run's own."""
+        """Loads a checkpoint, or begins at step 0. again: there may be one of this run's own."""
         self.done = 0
         if self.job.checkpoints is not None and (self.job.resume or again):
             identity = identity_of(self.job, self.corpus)

@@ -109,7 +109,8 @@ class Roles:
 
 
 def roles(everyone: Sequence[StageReport], ranks: int) -> Roles:
-    """From what processes tell, by place. Depends on nothing else."""
+    """Decides who plays which rank from the reports of all processes, by place, and from nothing else: every process
+    comes to the same roles."""
     player = {rank: place for place, told in enumerate(everyone) for rank in told.plays}
     copy = {told.copy: place for place, told in enumerate(everyone) if told.copy != NONE}
     taken = {rank: copy[rank] for rank in range(ranks) if rank not in player and rank in copy}
@@ -214,7 +215,7 @@ class _Process(Member):
         self.work, self.done = None, NONE
 
     def _load(self, *, again: bool) -> None:
-        """From a checkpoint, or step 0. again: there may be one of this run's own."""
+        """Loads a checkpoint, or begins at step 0. again: there may be one of this run's own."""
         self.work = None
         self.work = self._made(blank=False)
         self.records, self.waits, self.done = [], [], 0
@@ -232,7 +233,7 @@ class _Process(Member):
         self._settle()
 
     def _made(self, *, blank: bool) -> Work:
-        """This process's parts. blank: all that they hold will be sent."""
+        """Makes this process's parts. blank: without values, since all that they hold will be sent."""
         job = self.job
         values = None if job.weights is None else values_of(job.weights, job.graph)
         if blank and not any(block.frozen for block in job.graph.blocks):
@@ -270,7 +271,8 @@ class _Process(Member):
         self.work.settle(self.roles.places, self.born, self.roles.keepers)
 
     def _go_on(self, everyone: Sequence[StageReport], newest: int) -> bool:
-        """From what there is in memory; whether it is within a step. newest: steps that are behind at least one."""
+        """Goes on from what there is in memory; returns whether that is within a step. newest: steps that are behind at
+        least one."""
         has = next(place for place, told in enumerate(everyone) if told.done == newest)
         within = any(told.done == newest and told.number == newest + 1 for told in everyone)
         is_new = self.work is None or self.done == NONE
@@ -367,7 +369,7 @@ class _Held:
         self.state, self.device, self.host = work.own.state, work.own.device, work.own.host
 
     def parameters(self) -> Iterator[tuple[Parameters, Update]]:
-        """As an executor's."""
+        """Parameters and updates of its parts, as an executor gives them."""
         for one in self.parts or self.work.plays.values():
             yield from one.parameters()
 

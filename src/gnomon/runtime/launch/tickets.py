@@ -70,7 +70,7 @@ class TicketDesk:
 
     @classmethod
     def of(cls, job: Job) -> TicketDesk:
-        """Of a job that has not begun."""
+        """The desk of a job that has not begun."""
         desk = cls(job, tickets=[0] * job.plan.world_size)
         if not job.quiet:
             tokens = job.workload.global_batch_size * job.workload.seq_len
@@ -78,7 +78,7 @@ class TicketDesk:
         return desk
 
     def hear(self, message: bytes) -> Mapping[int, bytes]:
-        """An arrival: into the record, and to the controller, whose replies are sent. RunError where training
+        """Takes an arrival into the record and to the controller, whose replies are sent. RunError where training
         diverged."""
         result = read_result(message)
         try:
@@ -115,7 +115,7 @@ class TicketDesk:
         )
 
     def add(self, result: Result) -> None:
-        """An arrival. RunError for a loss that is no number."""
+        """Adds an arrival to the record. RunError for a loss that is no number."""
         workers, now = self.job.plan.world_size, perf_counter()
         self.arrivals.append(result.arrival)
         self.signal = self.signal or result.signal

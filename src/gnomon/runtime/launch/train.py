@@ -162,7 +162,7 @@ class Job:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Record:
-    """One step."""
+    """What was measured of one step."""
 
     step: int
     """Counted from 1."""
@@ -277,7 +277,7 @@ def train(job: Job) -> Outcome:
 
 
 def _at(executors: Sequence[Executor]) -> str:
-    """Where this rank stands."""
+    """Says at which row of the Program this rank stands, for messages."""
     watchdogs = [executor.watchdog for executor in executors]
     if not watchdogs:
         return "while it started"

@@ -42,7 +42,7 @@ EXPERT_AXES = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Coordinates:
-    """Where a rank stands."""
+    """The coordinates of a rank: its stage's ranks, and its place along each axis."""
 
     rank: int
     """In the job."""
@@ -161,7 +161,7 @@ def tied_holders(plan: Plan, tied: Sequence[Sequence[int]]) -> tuple[tuple[int, 
 
 
 def channel_name(channel: Channel, route: Route) -> str:
-    """`0>1 X 3>5`: of messages of one kind from rank 3 to rank 5."""
+    """The name of the channel of one kind of message between two ranks: `0>1 X 3>5` is from rank 3 to rank 5."""
     source, destination, buffer = channel
     return f"{source}>{destination} {buffer} {route.source}>{route.target}"
 
@@ -208,7 +208,7 @@ def stage_sets(plan: Plan) -> list[tuple[int, ...]]:
 
 
 def coordinates(plan: Plan, rank: int, *, experts: bool = False) -> Coordinates:
-    """Where `rank` stands under the plan. experts: along their axes too."""
+    """The coordinates of `rank` under the plan. experts: along their axes too."""
     meshes = meshes_of(plan)
     stage_rank, ranks = next((i, ranks) for i, ranks in enumerate(stage_sets(plan)) if rank in ranks)
     position = ranks.index(rank)

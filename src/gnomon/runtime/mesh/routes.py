@@ -39,10 +39,10 @@ class Waits(Protocol):
     """What is started and waited for, as torch's `Work`."""
 
     def wait(self) -> Any:
-        """Until it is over."""
+        """Waits until it is over."""
 
     def is_completed(self) -> bool:
-        """Whether it is."""
+        """Whether it is over."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,17 +52,17 @@ class Together:
     parts: tuple[Waits, ...]
 
     def wait(self) -> None:
-        """Until all are over."""
+        """Waits until all are over."""
         for part in self.parts:
             part.wait()
 
     def is_completed(self) -> bool:
-        """Whether all are."""
+        """Whether all are over."""
         return all(part.is_completed() for part in self.parts)
 
 
 def started(work: Waits | None) -> Waits:
-    """What was started; a rank starts something only in groups of which it is a member."""
+    """The work that was started; a rank starts something only in groups of which it is a member."""
     assert work is not None, "a rank that is no member of a group neither sends nor receives in it"
     return work
 

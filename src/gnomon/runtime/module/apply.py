@@ -153,8 +153,8 @@ def apply(
 
 
 def _held_apart(slots: Sequence[Slot], values: Values | None, zero: int, graph: Graph) -> tuple[Slot, ...]:
-    """Of what a captured model reads and does not train: the weights that ZeRO 3 divides; all else is in its states,
-    whole. PlanError where tp divides them too."""
+    """Picks, of what a captured model reads and does not train, the weights that ZeRO 3 divides; all else is in its
+    states, whole. PlanError where tp divides them too."""
     if zero < 3 or values is None:
         return ()
     chosen = []
@@ -199,8 +199,8 @@ def parts_held(
     by_layer: bool = False,
     beside: Mapping[int, Beside] = NOTHING_BESIDE,
 ) -> Iterator[Holding]:
-    """Of each stage of the Program on this rank its parameters, which are not filled yet. What several layers of one of
-    the plan's stages read is held by the first, whose backward comes last."""
+    """Lays out the parameters of each stage of the Program on this rank, without values yet. What several layers of one
+    of the plan's stages read is held by the first, whose backward comes last."""
     zero, axes, number = effective_zero(plan), axes_of(plan, groups), 0
     first, tables, lies = holders(plan, graph, zero), looked_up(graph), experts_here(graph, plan, groups)
     stages = stage_layers(plan, graph)
@@ -378,7 +378,7 @@ def holders(plan: Plan, graph: Graph, zero: int) -> dict[str, tuple[int, ...]]:
 
 
 def folder_of(plan: Plan) -> Path | None:
-    """Where parameters wait in files; None where they do not."""
+    """The folder where parameters wait in files; None where they do not."""
     return disk_folder() if plan.optimizer.offload_parameters and plan.optimizer.parameter_tier == "disk" else None
 
 
@@ -517,7 +517,7 @@ def looked_up(graph: Graph) -> frozenset[str]:
 
 
 def _places(tensor: GraphTensor, home: Sharding, axes: Mapping[str, Axis], axis: str) -> tuple[tuple[int, ...], ...]:
-    """Where the part of each rank of an axis begins."""
+    """The first index, along each dim, of the part of every rank of an axis."""
     along = [{**axes, axis: replace(axes[axis], index=index)} for index in range(axes[axis].ranks)]
     return tuple(
         tuple(_local(int(dim.size or 0), dim.name, home.axes_of(dim.name), at)[1] for dim in tensor.atoms)

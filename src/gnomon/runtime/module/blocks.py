@@ -221,12 +221,12 @@ class BlockRun:
         routings: dict[str, Routing] | None = None,
         guess: Guess | None = None,
     ) -> dict[str, Tensor]:
-        """Outputs by name. state: of position ids and the like. again: paths of ops whose inside is computed again in
-        backward. packing: of rows that hold several documents. sizes: of dims on this rank that captured ops ask for.
-        compute: what they compute in. seen: is told what each op makes. keeper: decides what is kept for backward.
-        routed: is told which experts tokens choose, (…, topk). placement: of experts on ranks of ep. routings: by name,
-        of rows that another part of the layer has sent; those of rows that this one sends or makes are added. guess: of
-        the rows of its dispatch."""
+        """Computes the block and returns its outputs by name. state: of position ids and the like. again: paths of ops
+        whose inside is computed again in backward. packing: of rows that hold several documents. sizes: of dims on this
+        rank that captured ops ask for. compute: what they compute in. seen: is told what each op makes. keeper: decides
+        what is kept for backward. routed: is told which experts tokens choose, (…, topk). placement: of experts on
+        ranks of ep. routings: by name, of rows that another part of the layer has sent; those of rows that this one
+        sends or makes are added. guess: of the rows of its dispatch."""
         frame = Frame(self, dict(inputs), weights, state, packing, dict(sizes or {}), compute)
         frame.routed, frame.placement, frame.guess = routed, placement, guess
         if routings is not None:
@@ -267,8 +267,8 @@ class CutLinear:
 
 
 def cut_linears(ops: Sequence[BlockOp], splits: Sequence[Split]) -> dict[str, CutLinear]:
-    """By path, those of a block whose collective over tp is cut as the plan says. Inputs are cut where linears alone
-    read them."""
+    """Finds the linears of a block, by path, whose collective over tp is cut as the plan says. Inputs are cut where
+    linears alone read them."""
     chosen = [op for op in ops if any(fnmatchcase(op.site.op.path, split.op) for split in splits)]
     linears = [op for op in chosen if op.site.op.rules.torch == "engine" and op.site.op.does == "multiplies"]
     readers: dict[Need, list[BlockOp]] = {}
@@ -290,7 +290,7 @@ def cut_linears(ops: Sequence[BlockOp], splits: Sequence[Split]) -> dict[str, Cu
 
 
 def _cut_of(there: tuple[Move, ...], back: tuple[Move, ...], kind: str) -> Cut | None:
-    """Where tokens are exchanged this way, and their gradient the other way."""
+    """The cut of a linear whose tokens are exchanged by `kind`, and their gradient by its opposite; None for others."""
     other = {"all_gather": "reduce_scatter", "reduce_scatter": "all_gather"}[kind]
     if [step.kind for step in there] != [kind] or [step.kind for step in back] != [other]:
         return None
@@ -306,10 +306,10 @@ class Watcher(Protocol):
         """The whole of it."""
 
     def begin(self, index: int) -> None:
-        """Before an op."""
+        """Is called before an op."""
 
     def end(self, made: Mapping[str, Tensor]) -> None:
-        """After it: what it made."""
+        """Is called after it, with the tensors that it wrote."""
 
 
 class Frame:
@@ -541,7 +541,7 @@ class Frame:
         return combine(first, weights, routing, ep=ep, etp=etp)
 
     def route(self, op: BlockOp, indices: Tensor) -> Routing:
-        """Where the rows of a dispatch go."""
+        """The routing of a dispatch: which rows go to which experts on which ranks."""
         experts, how = self._sent_how(op, indices)
         return routing_of(indices, experts, **how)
 
@@ -558,7 +558,7 @@ class Frame:
         return experts, {**how, "weights": by, "placement": self.placement}
 
     def _weights_of(self, indices: str) -> str:
-        """Of the op that adds up what the experts with these indices made: its weights."""
+        """The name of the weights by which the rows of the experts with these indices are added up."""
         ops = (op.site.op for op in self.owner.ops if op.site.op.does == "combines")
         return next(op.inputs[1] for op in ops if op.inputs[2] == indices)
 

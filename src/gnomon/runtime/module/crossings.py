@@ -89,7 +89,8 @@ def writes(graph: Graph, layer: Layer) -> dict[str, str]:
 
 
 def hops(graph: Graph, plan: Plan, *, by_layer: bool) -> tuple[Hop, ...]:
-    """Everything that crosses. by_layer: whether a stage of the Program is a layer, as under ZeRO 3."""
+    """Lists every tensor that crosses from one stage to another. by_layer: whether a stage of the Program is a layer,
+    as under ZeRO 3."""
     known, made = _crossings(graph), dict[tuple[str, str], Crossing]()
     for layer in graph.layers():
         for out, name in writes(graph, layer).items():
@@ -129,7 +130,8 @@ def _within(
     ends: tuple[Mapping[str, None], Mapping[str, None]],
     known: Mapping[str, Crossing],
 ) -> Iterator[Hop]:
-    """From one action's layers to the next one's, of one stage of the plan: what is there, and wanted later."""
+    """Lists what one action's layers hand to the next action's within one stage of the plan: tensors that are there and
+    read later."""
     there = dict(ends[0])
     for place in range(len(groups) - 1):
         there |= dict.fromkeys(name for layer in groups[place] for name in writes(graph, layer).values())
@@ -182,15 +184,15 @@ class Shapes:
 
     @cached_property
     def homes(self) -> dict[str, Mapping[str, Sharding]]:
-        """Of each block's tensors, by name."""
+        """The sharding of every block's tensors where they lie between ops, by name."""
         graph, layout, mesh = self._given
         known = {dim.name: 2 * mesh.cp * mesh.tp for block in graph.blocks for dim in block.dims if dim.size is None}
         sharded = shard_graph(graph, layout, mesh, known | {"batch": 1}, Dtypes(param="fp32", compute="fp32"))
         return {name: block.homes for name, block in sharded.items()}
 
     def of(self, crossing: Crossing, sizes: Mapping[str, int] | None = None) -> Shape:
-        """sizes: of this microbatch, where it has others than the rest. PlanError for a length that is no dim of the
-        inputs, which only the sender knows."""
+        """The local shape of a crossing tensor. sizes: of this microbatch, where it has others than the rest. PlanError
+        for a length that is no dim of the inputs, which only the sender knows."""
         sizes = self.sizes if sizes is None else sizes
         tensor, home = crossing.tensor, self.homes[crossing.block][crossing.tensor.name]
         lengths = []

@@ -43,9 +43,9 @@ def steps(
     *,
     sized: bool = False,
 ) -> tuple[Move, ...]:
-    """From one layout to another. dims: for each torch dim the names of the graph's dims in it, outermost first. sized:
-    whether `run` is told the sizes of dims. PlanError where an axis divides a dim that is not the outermost of its
-    torch dim, and those before it have no known size."""
+    """Plans the collectives that bring a tensor from one layout to another. dims: for each torch dim the names of the
+    graph's dims in it, outermost first. sized: whether `run` is told the sizes of dims. PlanError where an axis divides
+    a dim that is not the outermost of its torch dim, and those before it have no known size."""
     moves = []
     for hop in hops(source, target):
         axis = axes.get(hop.axis)

@@ -72,7 +72,7 @@ class OneProcess:
         return float(loss.detach())
 
     def gradient(self, slot: Slot) -> Tensor:
-        """Of one parameter, after `loss`."""
+        """The gradient of one parameter, after `loss`."""
         return self.parameters.whole_grad()[slot.start : slot.stop].view(slot.shape)
 
     @property

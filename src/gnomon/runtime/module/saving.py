@@ -30,7 +30,7 @@ from gnomon.tensors.captured import writes_over
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rules:
-    """Of one layer."""
+    """Which tensors of one layer are saved, recomputed or offloaded."""
 
     actions: Mapping[str, Action]
     """By tensor of the block, or `path:name` of what the op at `path` makes for its own backward."""
@@ -109,7 +109,7 @@ class Keeper:
 
     @contextmanager
     def watching(self, frame: Frame) -> Iterator[None]:
-        """The layer's forward."""
+        """Watches the layer's forward, which runs inside, and decides what autograd saves."""
         self.device = frame.device
         for name, x in frame.values.items():
             self._register(name, x)

@@ -148,9 +148,9 @@ class Stage(nn.Module):
         return tuple(part for part in (self.frozen, self.four_bit) if part is not None)
 
     def forward(self, entered: Mapping[str, Tensor], batch: Batch, packing: Packing | None = None) -> dict[str, Tensor]:
-        """entered: what earlier stages hand it, by name. packing: of a row of several sequences, as ranks have it;
-        None: what the batch says. Returns what it hands later ones, by name; at the last stage the loss summed over
-        tokens, as `results`."""
+        """Computes the stage's layers. entered: what earlier stages hand it, by name. packing: of a row of several
+        sequences, as ranks have it; None: what the batch says. Returns what it hands later ones, by name; at the last
+        stage the loss summed over tokens, as `results`."""
         if self.captured:
             batch, self.sizes = differentiable(batch), bound(self.inputs, batch)
             batch = {n: moved(x, self.entries[n], ()) if self.entries.get(n) else x for n, x in batch.items()}

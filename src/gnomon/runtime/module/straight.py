@@ -26,7 +26,7 @@ class Running(Protocol):
     """A run of a block (`blocks.Frame`)."""
 
     def do(self, op: BlockOp, *, again: bool) -> Mapping[str, Tensor]:
-        """One op."""
+        """Runs one op that is left to the run."""
 
     def operand(self, op: BlockOp, given: OpInput | str) -> Operand:
         """What an op reads."""
@@ -37,8 +37,8 @@ Straight = Callable[[Running, dict[str, Tensor]], None]
 
 
 def straight(name: str, ops: Sequence[BlockOp], calls: Mapping[str, list[Call]], given: frozenset[str]) -> Straight:
-    """Of a block's ops in their order. calls: of captured ones by path. given: inputs of the block that are the batch's
-    (`site`); what reads them, and what is made of them, is left to the run."""
+    """Writes a block's ops, in their order, as straight code without lookups. calls: of captured ones by path. given:
+    inputs of the block that are the batch's (`site`); what reads them, and what is made of them, is left to the run."""
     text, of_batch, trained = _Text(), set(given), set[str]()
     for op in ops:
         made = calls.get(op.site.op.path)
@@ -67,7 +67,7 @@ class _Text:
         self.lines.append(f"    {text}")
 
     def name(self, value: Any) -> str:
-        """A constant's."""
+        """Gives a constant a name in the text."""
         name = f"c{len(self.known)}"
         self.known[name] = value
         return name

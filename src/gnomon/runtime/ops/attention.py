@@ -31,8 +31,8 @@ ROTARY_FIELDS = frozenset(field.name for field in fields(Rotary))
 
 @lru_cache(maxsize=16)
 def window_mask(queries: int, keys: int, window: int, causal: bool, device: torch.device) -> Tensor:
-    """(queries, keys): whether a query sees a key; of its own position and the `window` - 1 before it, or without
-    causality as many after it. The queries are the last positions of the keys."""
+    """A mask (queries, keys): whether a query sees a key; of its own position and the `window` - 1 before it, or
+    without causality as many after it. The queries are the last positions of the keys."""
     distance = torch.arange(keys - queries, keys, device=device)[:, None] - torch.arange(keys, device=device)
     seen = distance < window if window else torch.ones_like(distance, dtype=torch.bool)
     return seen & (distance >= 0 if causal else distance > -window if window else seen)
@@ -66,7 +66,7 @@ def attention(
 def _whole(
     q: Tensor, k: Tensor, v: Tensor, *, rule: Rule, bias: Operand | None, sinks: bool, packing: Packing | None
 ) -> Tensor:
-    """Over whole sequences; (…, heads, positions, dim) each."""
+    """Attention over whole sequences; (…, heads, positions, dim) each."""
     causal, window, scale = rule.causal, rule.window, rule.scale
     if sinks or rule.cap:
         assert bias is not None or not sinks, "sinks are the fourth operand"
@@ -93,7 +93,7 @@ def _whole(
 def _over_parts(
     site: Site, q: Tensor, k: Tensor, v: Tensor, rule: Rule, sinks: Operand | None, packing: Packing
 ) -> Tensor:
-    """Over a row of sequences of several lengths, each by itself; (1, heads, positions, dim) each."""
+    """Attention over a row of sequences of several lengths, each by itself; (1, heads, positions, dim) each."""
     parts = packing.parts or ()
     counts = [part.tokens for part in parts]
     rest = q.shape[-2] - sum(counts)  # filled up with what counts nowhere
@@ -166,7 +166,7 @@ def _with_sinks(out: Tensor, lse: Tensor, sinks: Tensor) -> tuple[Tensor, Tensor
 
 
 def _of_sinks(sinks: Tensor, grad: Tensor, out: Tensor, lse: Tensor) -> Tensor:
-    """Their gradient."""
+    """The gradient of attention sinks (heads)."""
     share = (sinks.to(lse.dtype).view(-1, 1) - lse).exp()
     return -(share * (grad * out).sum(-1)).sum((0, 2)).to(sinks.dtype)
 

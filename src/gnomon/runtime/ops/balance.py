@@ -31,7 +31,7 @@ def expert_load(site: Site, logits: Tensor) -> Tensor:
 
 
 def layer_balance(site: Site, load: Tensor) -> Tensor:
-    """(rows, 1): parts of the loss of a layer, whose sum it is: coefficient x experts x sum over experts of (share of
+    """Terms (rows, 1) whose sum is a layer's balance loss: coefficient x experts x sum over experts of (share of
     choices) x (mean probability), of the microbatch, or of each sequence by itself and the mean over sequences; and the
     z-loss, the mean over tokens of squared log-sum-exps."""
     rows, topk = load.shape[0], site.attr("topk", 1)

@@ -161,7 +161,7 @@ def _listed(x: Any) -> Any:
 
 
 def captured(made: Sequence[Call], where: torch.device, site: Site, *operands: Operand) -> Result:
-    """The op's outputs. made: its `calls`."""
+    """Runs the ATen calls of a captured op and returns its outputs. made: its `calls`."""
     op = site.op
     values: dict[str, Any] = {}
     of_batch, goes_back = list[str](), False

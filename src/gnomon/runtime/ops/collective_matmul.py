@@ -35,7 +35,7 @@ class Product:
 
     @property
     def matrix(self) -> Tensor:
-        """(out, in)."""
+        """The weight as a matrix (out, in)."""
         return self.weight.matrix.T if self.inner_first else self.weight.matrix
 
     @property
@@ -84,7 +84,7 @@ class Cut:
         return mine
 
     def room(self, part: Tensor, ranks: int) -> Tensor:
-        """For the parts of all ranks."""
+        """An empty tensor for the parts of all ranks."""
         shape = list(part.shape)
         shape[self.dim] *= ranks
         return part.new_empty(shape)

@@ -29,7 +29,7 @@ KEYS, GRADIENTS = 0, 1
 
 @dataclass(frozen=True, slots=True)
 class _Where:
-    """Which positions a call is about."""
+    """The positions that a call of attention is about, and the ranks that hold them."""
 
     axis: Axis
     rule: Rule
@@ -54,7 +54,7 @@ class _Where:
         return functional.pad(x, (0, 0, 0, most - x.shape[2])) if x.shape[2] < most else x
 
     def _places(self, rows: int, device: torch.device) -> Tensor:
-        """(positions): where each is among the rows that all ranks send, rank after rank."""
+        """The place of each position (positions) among the rows that all ranks send, rank after rank."""
         each, found = rows // self.axis.ranks, list[tuple[int, int, int]]()
         for rank, segments in enumerate(self.ranks):
             at = rank * each

@@ -46,12 +46,12 @@ def add(site: Site, a: Operand, b: Operand) -> Tensor:
 
 
 def mul(site: Site, a: Operand, b: Operand) -> Tensor:
-    """a · b."""
+    """Elementwise a · b; b is spread over the dims that it lacks."""
     return read(a) * spread(site, read(b), 1)
 
 
 def activation(site: Site, x: Tensor) -> Tensor:
-    """fn(x)."""
+    """Elementwise fn(x), by the op's `fn`."""
     return ACTIVATIONS[site.attr("fn", "")](x)
 
 

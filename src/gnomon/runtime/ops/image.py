@@ -50,7 +50,7 @@ def mse(site: Site, prediction: Tensor, target: Tensor) -> Tensor:
 
 
 def group_norm(site: Site, x: Tensor, *parameters: Operand) -> Tensor:
-    """Over the positions and the channels of a group (Wu and He 2018); weight and bias a channel."""
+    """Normalises over the positions and the channels of a group (Wu and He 2018); weight and bias a channel."""
     if site.dims(site.op.inputs[0])[1:2] != (site.attr("over", ""),):
         raise PlanError(f"{site.op.path}: the runtime norms groups of the dim after the batch")
     weight, bias, *_ = (*(read(given) for given in parameters), None, None)

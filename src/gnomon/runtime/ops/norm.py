@@ -74,9 +74,9 @@ class _FusedNorm(torch.autograd.Function):
 
 
 def _mean(x: Tensor, over: Axis) -> Tensor:
-    """Of each row, of which all ranks have parts of one length. Where several have the same part (copies of a key-value
-    head) they all count alike: forward each part is there as often as any other, and backward each copy's gradient is
-    a term of it."""
+    """The mean of each row, of which all ranks have parts of one length. Where several have the same part (copies of a
+    key-value head) they all count alike: forward each part is there as often as any other, and backward each copy's
+    gradient is a term of it."""
     mean = x.mean(-1, keepdim=True)
     if over.group is not None:
         all_reduce(mean, over.group)

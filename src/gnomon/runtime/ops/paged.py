@@ -244,7 +244,7 @@ def paged_attention(site: Site, q: Tensor, keys: Tensor, values: Tensor, table: 
 
 
 def seen_of(site: Site, k_dim: int, *, slopes: Tensor | None = None, sinks: Tensor | None = None) -> Seen:
-    """As the attributes of `paged_attention` say it, which `attention` has alike."""
+    """The mask that the attributes of `paged_attention` say; `attention` has the same ones."""
     return Seen(
         scale=float(site.attr("scale", 0.0)) or k_dim**-0.5,
         causal=bool(site.attr("causal", False)),

@@ -25,7 +25,7 @@ _BACKWARD = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward.
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rule:
-    """Which keys a query sees, and how scores are made."""
+    """The keys that a query sees, and how scores are computed."""
 
     causal: bool
     window: int
@@ -191,7 +191,7 @@ def _flash(q: Tensor, rule: Rule, piece: Piece, together: Tensor | None) -> bool
 
 @lru_cache(maxsize=64)
 def _seen(query: Segment, key: Segment, rule: Rule, device: torch.device) -> Tensor:
-    """(queries, keys): whether a query sees a key."""
+    """A mask (queries, keys): whether a query sees a key."""
     at, to = (torch.arange(first, first + count, device=device) for first, count in (query, key))
     distance = at[:, None] - to
     seen = distance >= 0 if rule.causal else torch.ones_like(distance, dtype=torch.bool)

@@ -36,7 +36,7 @@ class Terms:
         """By weight, and by the first expert of each part."""
 
     def add(self, weight: Weight, first: int, terms: Tensor) -> None:
-        """terms: of some experts from the first on."""
+        """Adds gradients of some experts' weights. terms: of the experts from the first on."""
         mine = self.of.setdefault(id(weight), {})
         mine[first] = terms
         if len(mine) == self.parts:
@@ -58,7 +58,7 @@ class Share:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Routing:
-    """Which rows belong to whom."""
+    """The assignment of rows to experts and ranks, as a dispatch sends them."""
 
     order: Tensor
     """(rows): place of each sorted row among (tokens × topk)."""
@@ -125,10 +125,10 @@ def routing_of(
     weights: Tensor | None = None,
     placement: Placement | None = None,
 ) -> Routing:
-    """Of the chosen experts (…, topk), of which some may be none (`experts`). capacity: rows that an expert takes of
-    this rank's tokens, over the mean; 0 for all. padded: whether it always computes so many. weights: of the same
-    shape, where tokens of least weight are dropped first; None: the last ones. placement: the expert in each slot, rank
-    after rank of ep; None: in their order. With several ranks they tell each other how many rows there are, so all
+    """Routes rows to the chosen experts (…, topk), of which some may be none (`experts`). capacity: rows that an expert
+    takes of this rank's tokens, over the mean; 0 for all. padded: whether it always computes so many. weights: of the
+    same shape, where tokens of least weight are dropped first; None: the last ones. placement: the expert in each slot,
+    rank after rank of ep; None: in their order. With several ranks they tell each other how many rows there are, so all
     must come here."""
     order, counts, real = by_expert(indices, experts, capacity=capacity, padded=padded, weights=weights)
     topk = indices.shape[-1]

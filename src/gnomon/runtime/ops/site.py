@@ -56,11 +56,11 @@ class Axis:
         return tuple((chunk * length, length) for chunk in chunks)
 
     def positions(self, local: int, device: torch.device) -> Tensor:
-        """(local): the positions that this rank holds."""
+        """The positions (local) that this rank holds."""
         return _positions(self.segments(local), device)
 
     def all_positions(self, local: int, device: torch.device) -> Tensor:
-        """(ranks · local): the positions that all ranks hold, rank after rank."""
+        """The positions (ranks · local) that all ranks hold, rank after rank."""
         return torch.cat([_positions(self.segments(local, index), device) for index in range(self.ranks)])
 
 
@@ -131,7 +131,7 @@ class Site:
         return math.prod(self.axis(name).ranks for name in self.divided)
 
     def positions(self, local: int, device: torch.device) -> Tensor:
-        """(local): the positions of the op's first input that this rank holds."""
+        """The positions (local) of the op's first input that this rank holds."""
         held = torch.arange(local * self.position_ranks, device=device)
         for axis in map(self.axis, self.divided):
             held = held[axis.positions(len(held) // axis.ranks, device)]
@@ -150,7 +150,7 @@ class Site:
         return -1 if dim.size is None else max(1, dim.size // self.ways.get(dim.name, 1))
 
     def token_dim(self, tensor: str) -> int:
-        """Which dim of a tensor counts positions."""
+        """The dim of a tensor that counts positions."""
         return next(i for i, name in enumerate(self.dims(tensor)) if base(name) in TOKEN_DIMS)
 
 

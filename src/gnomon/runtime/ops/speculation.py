@@ -27,7 +27,7 @@ the same shares differ by less from some hundred rows on."""
 
 
 class Guess:
-    """Of one layer's dispatch: rows from each rank to each."""
+    """A guess of one layer's dispatch: rows from each rank to each."""
 
     def __init__(self) -> None:
         self.rows: Tensor | None = None
@@ -36,7 +36,7 @@ class Guess:
         """Dispatches, and those with a second exchange."""
 
     def learn(self, rows: Tensor, *, missed: bool) -> None:
-        """rows: there were, (from, to)."""
+        """Learns the next guess. rows: those that there were, (from, to)."""
         self.rows = rows + rows // SHARE + FLOOR
         self.asked += 1
         self.missed += missed

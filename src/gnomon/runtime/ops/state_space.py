@@ -53,7 +53,7 @@ def _scan(held: Mapping[str, Tensor], chunk: int, steps: tuple[float, float], jo
 
 
 def _convolved(xbc: Tensor, p: Mapping[str, Tensor]) -> Tensor:
-    """Over the last tokens of each channel by itself; zeros before the first."""
+    """A causal convolution over the last tokens of each channel by itself; zeros before the first."""
     weight = torch.cat([p["weight_x"].flatten(0, 1), p["weight_bc"].flatten(0, 2)])
     bias = torch.cat([p["bias_x"].flatten(), p["bias_bc"].flatten()]) if "bias_x" in p else None
     taps = weight.shape[-1]

@@ -35,7 +35,7 @@ def reshape(site: Site, x: Tensor) -> Tensor:
 
 
 def split(site: Site, x: Tensor) -> tuple[Tensor, ...]:
-    """Parts of x: along a dim that the parts have not (as many as it is long), or cut along the one that differs."""
+    """Splits x: along a dim that the parts have not (as many as it is long), or cut along the one that differs."""
     names = site.dims(site.op.inputs[0])
     first = site.dims(site.op.outputs[0])
     if len(first) == len(names) - 1:

@@ -63,7 +63,7 @@ class Iss:
 
     @property
     def nbytes(self) -> int:
-        """Of which units stay."""
+        """Bytes of the masks that say which units stay."""
         return sum(x.nbytes for x in self.stay.values())
 
     @property
@@ -89,13 +89,13 @@ def component_norms(held: Parameters, layer: LstmLayer) -> Tensor:
 
 
 def _gates(held: Parameters, name: str, layer: LstmLayer) -> Tensor:
-    """(gates, hidden, inputs)."""
+    """A recurrent weight as (gates, hidden, inputs)."""
     slot = held.by_name[name]
     return updated(held)[slot.start : slot.stop].view(GATES, layer.hidden, -1)
 
 
 def _columns(held: Parameters, name: str, layer: LstmLayer) -> Tensor:
-    """(rows, hidden)."""
+    """A weight that reads the hidden units, as (rows, hidden)."""
     slot = held.by_name[name]
     return updated(held)[slot.start : slot.stop].view(-1, layer.hidden)
 

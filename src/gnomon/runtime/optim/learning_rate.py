@@ -44,7 +44,7 @@ class LearningRate:
             )
 
     def factor(self, step: int) -> float:
-        """Of step 0, 1, 2 …; past the last step as at it."""
+        """The factor on the learning rate at step 0, 1, 2 …; past the last step it stays."""
         if step < self.warmup_steps:
             return (step + 1) / self.warmup_steps
         if self.shape == "constant":

@@ -27,7 +27,7 @@ class LossScale:
     """In a row, so far."""
 
     def update(self, *, finite: bool) -> None:
-        """After a step whose gradients were finite or not."""
+        """Adapts the scale after a step, by whether its gradients were finite."""
         if not finite:
             self.scale, self.good_steps = self.scale * self.backoff_factor, 0
             return

@@ -65,7 +65,8 @@ rank's elements, and none."""
 
 
 def moments_of(kind: str, held: Parameters) -> dict[str, Moments]:
-    """At 0, by parameter: Adafactor's of all that this rank has elements of; Muon's of what it leaves to AdamW."""
+    """Moments at 0, by parameter: Adafactor's of all that this rank has elements of; Muon's of what it leaves to
+    AdamW."""
     made = dict[str, Moments]()
     for slot, (low, high) in held.pieces():
         sizes: tuple[tuple[int, ...], tuple[int, ...]]
@@ -151,7 +152,7 @@ class _Sums:
         self.parts = dict(zip(self.sizes, self.flat.split(total), strict=True))
 
     def of(self, slot: Slot) -> tuple[Tensor, Tensor, Tensor]:
-        """Of each matrix (count), by rows (count, rows), by columns (count, columns)."""
+        """The sums of each matrix (count), of its rows (count, rows) and of its columns (count, columns)."""
         count, rows, columns = self.sizes[slot.name]
         own, by_rows, by_columns = self.parts[slot.name].split((count, count * rows, count * columns))
         return own, by_rows.view(count, rows), by_columns.view(count, columns)
@@ -170,7 +171,7 @@ def _move(moments: Moments, grad: Tensor, sums: _Sums, slot: Slot, change: float
 
 
 def _update(moments: Moments, grad: Tensor, block: _Block, slot: Slot, eps: float, dtype: torch.dtype) -> Tensor:
-    """Of some of this rank's elements, before it is made short enough."""
+    """The update of some of this rank's elements, before it is clipped to its length."""
     first, second = moments
     if slot.split is None:
         variance = first[block.at].to(dtype, copy=True)
@@ -214,7 +215,7 @@ def _blocks(slot: Slot, held: Parameters, low: int, high: int) -> Iterator[_Bloc
 
 @lru_cache(maxsize=4096)
 def _places(slot: Slot, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Which rows and which columns of the whole matrices this rank has."""
+    """The rows and the columns of the whole matrices of which this rank has elements."""
     assert slot.split is not None
     many, rows = slot.split
     found = []

@@ -93,7 +93,7 @@ class NxmAdmm:
 
     @property
     def nbytes(self) -> int:
-        """Of Z, U and masks."""
+        """Bytes of Z, U and masks."""
         every = (x for own in self.matrices.values() for one in own for x in (one.z, one.u, one.mask))
         return sum(x.nbytes for x in every if x is not None)
 

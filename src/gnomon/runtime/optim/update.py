@@ -67,14 +67,14 @@ class Update:
 
     @staticmethod
     def of(parameters: Parameters, kind: str = "adamw") -> Update:
-        """States at 0."""
+        """An update rule with its states at 0."""
         size, dtype, device = parameters.mine[1] - parameters.mine[0], parameters.dtypes.states, parameters.device
         first, second = (torch.zeros(size, dtype=dtype, device=device) if n in STATES[kind] else None for n in (1, 2))
         return Update(kind=kind, first=first, second=second, factored=moments_of(kind, parameters))
 
     @property
     def nbytes(self) -> int:
-        """Of the states."""
+        """Bytes of the states."""
         pairs = (tensor for pair in self.factored.values() for tensor in pair)
         return sum(tensor.nbytes for tensor in (self.first, self.second, *pairs) if tensor is not None)
 
@@ -233,7 +233,7 @@ def squares(parameters: Parameters) -> Tensor:
 
 
 def summed(terms: Sequence[Tensor], device: torch.device) -> Tensor:
-    """Of vectors in float64. On a CPU rounded once, so that it does not matter how layers share a buffer."""
+    """The sum of vectors in float64. On a CPU rounded once, so that it does not matter how layers share a buffer."""
     terms = [term.to(device) for term in terms]
     if device.type == "cpu":
         return torch.tensor(math.fsum(x for term in terms for x in term.tolist()), dtype=torch.float64)
@@ -256,7 +256,7 @@ def _by_holders(parameters: Parameters, most: int) -> Iterator[tuple[int, list[s
 
 
 def sum_of_squares(x: Tensor) -> Tensor:
-    """Of a vector: on a GPU in float64, on a CPU in float32 or x's wider dtype, so of a short one."""
+    """The sum of a vector's squares: on a GPU in float64, on a CPU in float32 or x's wider dtype, so of a short one."""
     if x.is_cuda:  # one kernel, which widens as it reads
         return torch.linalg.vector_norm(x, dtype=torch.float64).square()
     wide = x if x.dtype in (torch.float32, torch.float64) else x.float()

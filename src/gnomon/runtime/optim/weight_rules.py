@@ -15,20 +15,20 @@ from gnomon.runtime.parameters.parameters import Parameters, Slot
 
 
 class WeightRule(Protocol):
-    """Of one rank."""
+    """A rule of one rank that changes weights around each update."""
 
     def begin(self, held: Parameters) -> None:
-        """Before the first step."""
+        """Is called before the first step."""
 
     def before(self, held: Parameters) -> None:
-        """Before an update, whose gradient is whole and clipped."""
+        """Is called before an update, whose gradient is whole and clipped."""
 
     def after(self, held: Parameters, lr: float) -> None:
-        """After it. lr: the learning rate that it had."""
+        """Is called after an update. lr: the learning rate that it had."""
 
     @property
     def nbytes(self) -> int:
-        """Of what it keeps."""
+        """Bytes of what it keeps."""
 
     @property
     def note(self) -> str:

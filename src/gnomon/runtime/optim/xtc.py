@@ -21,7 +21,7 @@ THRESHOLD = 0.7
 
 
 def ternary(groups: Tensor) -> Tensor:
-    """(…, group): -1, 0 or 1 times the mean size of what is kept."""
+    """Rounds groups (…, group) to -1, 0 or 1 times the mean size of what is kept."""
     sizes = groups.abs()
     kept = sizes > THRESHOLD * sizes.mean(-1, keepdim=True)
     scale = (sizes * kept).sum(-1, keepdim=True) / kept.sum(-1, keepdim=True).clamp_(min=1)
@@ -29,7 +29,7 @@ def ternary(groups: Tensor) -> Tensor:
 
 
 def binary(groups: Tensor) -> Tensor:
-    """(…, group): -1 or 1, that of 0 too, times the mean size."""
+    """Rounds groups (…, group) to -1 or 1 (0 becomes 1) times the mean size."""
     return torch.where(groups < 0, -1.0, 1.0).to(groups.dtype) * groups.abs().mean(-1, keepdim=True)
 
 
@@ -67,7 +67,7 @@ class Rounded:
 
     @property
     def nbytes(self) -> int:
-        """Of the numbers behind rounded ones."""
+        """Bytes of the full-precision numbers behind the rounded ones."""
         return sum(x.nbytes for own in self.behind.values() for x in own.values())
 
     @property

@@ -32,7 +32,7 @@ WRITING = 2
 
 
 def disk_folder() -> Path:
-    """Where the files are: $GNOMON_DISK, or the system's folder for temporary files."""
+    """The folder of the files: $GNOMON_DISK, or the system's folder for temporary files."""
     return Path(os.environ.get("GNOMON_DISK") or tempfile.gettempdir())
 
 
@@ -103,7 +103,7 @@ class ParameterFile:
         self._let_go()
 
     def _let_go(self) -> None:
-        """Of its pages, those that are on the disk take no memory any more."""
+        """Lets go of its pages in memory: those that are on the disk take none any more."""
         self._map.madvise(mmap.MADV_DONTNEED)
         os.posix_fadvise(self._file, 0, 0, os.POSIX_FADV_DONTNEED)
 
@@ -136,7 +136,7 @@ class ReadAhead:
             self._wait(WRITING)
 
     def finish(self) -> None:
-        """Until everything is on the disk."""
+        """Waits until everything is on the disk."""
         with self._lock:
             self._wait(0)
 

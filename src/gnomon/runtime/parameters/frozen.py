@@ -45,7 +45,7 @@ class Frozen(Parameters):
         )
 
     def add_grad(self, name: str, grad: Tensor) -> None:
-        """Nothing: it is not trained."""
+        """Does nothing: a frozen weight is not trained."""
 
     def add_product(self, name: str, left: Tensor, right: Tensor) -> None:
         """Nothing."""
@@ -86,7 +86,7 @@ class FourBit(Frozen):
         self.keep(flat)
 
     def lay_out(self) -> dict[str, Range]:
-        """Ranges of bytes."""
+        """The range of bytes of each weight in the buffer, by name."""
         ends, end = dict[str, Range](), 0
         for name, form in self.forms.items():
             ends[name] = end, end + form.nbytes
@@ -102,7 +102,7 @@ class FourBit(Frozen):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Where:
-    """Which part of frozen weights a rank holds, and where."""
+    """The part of frozen weights that a rank holds, and the place of each."""
 
     shard: int = 0
     """Its number."""

@@ -24,13 +24,13 @@ from gnomon.storage.tables import NF4_BLOCK, NF4_CODES, NF4_GROUP
 
 @lru_cache(maxsize=4)
 def code(device: torch.device) -> Tensor:
-    """(16): what four bits stand for, times the largest of a block."""
+    """The numbers (16) that four bits stand for, as shares of the largest of a block."""
     return torch.tensor(NF4_CODES, dtype=torch.float32, device=device)
 
 
 @lru_cache(maxsize=4)
 def _pairs(device: torch.device) -> Tensor:
-    """(256, 2): what a byte stands for."""
+    """The two numbers (256, 2) that each byte stands for, the upper half first."""
     byte = torch.arange(256, device=device)
     return torch.stack((code(device)[byte >> 4], code(device)[byte & 15]), dim=1)
 
@@ -154,7 +154,7 @@ class Form:
         return -(-self.ends[-1] // 4) * 4
 
     def taken(self, of_blocks: Tensor) -> Tensor:
-        """Of something that the whole tensor has for each block (blocks, …), what this part has."""
+        """Picks this part's blocks from values that the whole tensor has for each block (blocks, …)."""
         if self.is_whole:
             return of_blocks
         rest = of_blocks.shape[1:]
@@ -164,7 +164,7 @@ class Form:
         return found.reshape(self.num_blocks, *rest)
 
     def scales(self, held: Tensor) -> Tensor:
-        """fp32 (blocks): of the bytes `held`."""
+        """The scales (blocks) in fp32 that are stored in the bytes `held`."""
         groups, end, _ = self.ends
         if not self.doubled:
             return held[:end].view(torch.float32)
@@ -175,7 +175,7 @@ class Form:
         return eight * held[4:groups].view(torch.float32).index_select(0, group) + mean
 
     def wide(self, held: Tensor) -> Tensor:
-        """(elements): the numbers that the bytes `held` stand for, in the dtype that the weight had."""
+        """The numbers (elements) that the bytes `held` stand for, in the dtype that the weight had."""
         _, begin, end = self.ends
         pairs = _pairs(held.device).index_select(0, held[begin:end].int()).flatten()[: self.elements]
         scales = self.scales(held)

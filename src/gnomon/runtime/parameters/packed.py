@@ -91,7 +91,7 @@ class Codes:
     """(outputs, inputs)."""
 
     def widened(self) -> Tensor:
-        """In float32."""
+        """The weight in float32."""
         return torch.from_numpy(self.storage.widen(self.arrays, self.shape))
 
 

@@ -215,7 +215,7 @@ class Parameters:
         self.by_name = {slot.name: slot for slot in self.slots}
 
     def lay_out(self) -> dict[str, Range]:
-        """Where each parameter lies in the flat buffer."""
+        """The range of each parameter in the flat buffer, by name."""
         return {slot.name: (slot.start, slot.stop) for slot in self.slots}
 
     def fill(self, value: Callable[[Slot], Tensor]) -> None:
@@ -321,7 +321,7 @@ class Parameters:
 
     @property
     def grad_room(self) -> Tensor | None:
-        """Where the gradient lies, or has its room in a bucket while another member's gradient is there."""
+        """The tensor that the gradient lies in, or its room in a bucket while another member's gradient is there."""
         return self.grad if self.grad is not None or self.bucket is None else self.bucket.room(self)
 
     def free_grad(self) -> None:
@@ -377,7 +377,7 @@ class Parameters:
 
 
 class Borrowed(Parameters):
-    """Under ZeRO 3 what a layer reads of another one's parameters (tied weights): gathered into room of its own, and
+    """Parameters of another layer that a layer reads under ZeRO 3 (tied weights): gathered into room of its own, and
     its gradient is reduced to the one shard."""
 
     borrowed = True
@@ -399,11 +399,11 @@ class Borrowed(Parameters):
 
     @property
     def shard(self) -> Tensor:
-        """The owner's."""
+        """The shard of the layer that owns them."""
         return self.owner.shard
 
     def add_shard(self, part: Tensor) -> None:
-        """To the owner's."""
+        """Adds to the gradient shard of the layer that owns them."""
         self.owner.add_shard(part)
 
 
@@ -424,12 +424,12 @@ class GradientBucket:
         return self._flat
 
     def part(self, of: Parameters) -> Tensor:
-        """Where one member's gradient lies."""
+        """The part of the bucket that holds one member's gradient."""
         begin = sum(held.size for held in self.members[: self.members.index(of)])
         return self._buffer()[begin : begin + of.size]
 
     def room(self, of: Parameters) -> Tensor | None:
-        """The same; None while there is no buffer."""
+        """The same part as `part` gives; None while there is no buffer."""
         return None if self._flat is None else self.part(of)
 
     def free(self) -> None:
@@ -463,12 +463,12 @@ class Weight:
 
     @property
     def value(self) -> Tensor:
-        """Of `shape`."""
+        """The parameter as a tensor of `shape`."""
         return self._parameters.value(self._name).view(self.shape)
 
     @property
     def matrix(self) -> Tensor:
-        """(out, in); a vector for rows = 0."""
+        """The parameter as a matrix (out, in); a vector for rows = 0."""
         if self._seen is not None and self._seen[0] is self._parameters.flat:
             return self._seen[1]
         value = self._parameters.value(self._name)

@@ -97,7 +97,7 @@ def check_place(places: Sequence[int]) -> None:
 
 
 def own_device(backend: str) -> torch.device:
-    """This process's device: its place on the machine is the number of its GPU, 0 where no launcher says it."""
+    """The device of this process: its place on the machine is the number of its GPU, 0 where no launcher says it."""
     return torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0"))) if "nccl" in backend else torch.device("cpu")
 
 

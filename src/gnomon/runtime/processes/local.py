@@ -145,7 +145,8 @@ class Processes:
         """Folder of their errors, and port of the store."""
 
     def results(self) -> dict[int, Any]:
-        """By rank. FailedError where one failed; SystemExit with 128 + the signal where a signal ended them."""
+        """Runs all processes and returns what each gave back, by rank. FailedError where one failed; SystemExit with
+        128 + the signal where a signal ended them."""
         with TemporaryDirectory(prefix="gnomon-") as folder:
             store, port = meeting_place()
             self.store, self.place = store, (Path(folder), port)
@@ -196,7 +197,7 @@ class Processes:
         return self.args
 
     def _environment(self, rank: int, port: int, error: Path) -> dict[str, str]:
-        """Of one process: this one's, and what torchrun would say."""
+        """The environment of one process: this one's, and the variables that torchrun would set."""
         return {"GLOO_SOCKET_IFNAME": loopback(), **os.environ} | {
             "RANK": str(rank),
             "LOCAL_RANK": str(rank),
@@ -208,7 +209,7 @@ class Processes:
         }
 
     def _wait(self) -> list[int]:
-        """Until all have ended; ranks that failed."""
+        """Waits until all have ended; returns the ranks that failed."""
         failed: list[int] = []
         while self._running():
             if now := self._just_failed(LOOK_S):

@@ -224,7 +224,7 @@ class Compute:
             self.buffers.tensors[name] = back
 
     def begins(self, stage: int, unit: int) -> list[tuple[GradientEdge, Tensor]]:
-        """Where a backward begins, and at which gradients."""
+        """The edges at which a backward begins, each with its gradient."""
         saved, module = self.saved[stage, unit], self.stages[stage]
         begins: list[tuple[GradientEdge, Tensor]] = []
         if module.results:

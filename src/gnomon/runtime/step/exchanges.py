@@ -141,7 +141,7 @@ class Parts:
         return action
 
     def _next(self, kind: str, stage: int, unit: int) -> int:
-        """Which part the row is that runs."""
+        """Counts the parts of one kind of row; returns the number of the one that runs."""
         part = self.done.get((kind, stage, unit), 0)
         self.done[kind, stage, unit] = part + 1
         return part

@@ -192,8 +192,8 @@ class FeedOfLengths(Feed):
         return {name: x[chosen][None] for name, x in self.batch.items()}
 
     def _places(self, sequence: int, first: int, count: int) -> Tensor:
-        """Of positions of a sequence among all tokens; of those beyond its end, with which it is padded, the one that
-        counts nowhere."""
+        """Places among all tokens of some positions of a sequence; positions beyond its end, with which it is padded,
+        have the place that counts nowhere."""
         at = torch.arange(first, first + count)
         return torch.where(at < self.lengths[sequence], at + self._starts[sequence], self.tokens)
 

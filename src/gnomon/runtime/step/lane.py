@@ -28,7 +28,7 @@ class Turn:
 
 
 class Lane:
-    """One thread."""
+    """One thread that carries out actions in the order in which they are given."""
 
     def __init__(self) -> None:
         self.thread = ThreadPoolExecutor(max_workers=1)

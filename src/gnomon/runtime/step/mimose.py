@@ -49,7 +49,8 @@ class Mimose:
             self.stage.measures = self.measured = LayerBytes(self.live, len(self.stage.layers))
 
     def end(self) -> None:
-        """After its backward. RunError where it took more than the budget, with every layer recomputed."""
+        """Ends a microbatch after its backward. RunError where it took more than the budget, with every layer
+        recomputed."""
         if self.measured is None:
             return
         self.live.__exit__(None, None, None)

@@ -48,12 +48,12 @@ class Shared:
     """A part of it for each of them, which that one adds up; views."""
 
     def piece(self, rank: int) -> Tensor:
-        """That a holder adds up."""
+        """The piece that a holder adds up."""
         return self.pieces[self.ranks.index(rank)]
 
 
 class Replicas:
-    """Of one rank."""
+    """The replicas of experts on one rank: it counts rows, and moves experts at a look."""
 
     def __init__(
         self,
@@ -90,7 +90,7 @@ class Replicas:
         self._hand_out()
 
     def note(self, layer: Layer, indices: Tensor) -> None:
-        """indices: (…, topk), the experts that tokens chose in a layer."""
+        """Counts rows of each expert of a layer. indices: (…, topk), the experts that tokens chose."""
         self.counts[self.order.index(layer.label)] += torch.bincount(
             indices.reshape(-1), minlength=self.counts.shape[1]
         )

@@ -34,12 +34,12 @@ class RouterBias:
         self.added_up = False
 
     def new_step(self) -> None:
-        """Begins at 0."""
+        """Begins a step: all counts are 0."""
         self.counts.zero_()
         self.added_up = False
 
     def note(self, layer: Layer, indices: Tensor) -> None:
-        """indices: (…, topk), the experts that tokens chose in a layer."""
+        """Counts rows of each expert of a layer. indices: (…, topk), the experts that tokens chose."""
         self.counts[self.place[layer.label]] += torch.bincount(indices.reshape(-1), minlength=self.counts.shape[1])
 
     def move(self, held: Parameters) -> None:

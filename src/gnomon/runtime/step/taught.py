@@ -31,7 +31,7 @@ Run = Callable[[], dict[str, Tensor]]
 
 @dataclass(slots=True)
 class Seen:
-    """Of one forward."""
+    """What is seen of one forward: hidden states and logits."""
 
     logits: Tensor | None = None
     """(batch, seq, vocab)."""
@@ -74,7 +74,7 @@ class Eyes:
 
     @contextmanager
     def looking(self, shift: Tensor | None = None) -> Iterator[Seen]:
-        """At the forward that runs inside."""
+        """Watches the forward that runs inside."""
         self.seen, self.shift, self.stage.watch = Seen(), shift, self._note
         try:
             yield self.seen
@@ -134,7 +134,7 @@ class Taught:
         """Sums of KL over tokens that counted, of rows as they were and moved."""
 
     def new_step(self, updates: int) -> None:
-        """updates: there were so far."""
+        """Begins a step. updates: the number of updates so far, after `until` of which the teacher is left out."""
         self.teaches = not self.teaching.until or updates < self.teaching.until
 
     def _teacher(self, batch: Batch, packing: Packing | None, shift: Tensor | None = None) -> Seen:

@@ -52,12 +52,12 @@ class Parts:
 
     @property
     def step_s(self) -> float:
-        """All of them."""
+        """Seconds of all parts together."""
         return sum(getattr(self, entry.name) for entry in fields(self))
 
     @property
     def own_s(self) -> float:
-        """Without waiting for other ranks."""
+        """Seconds of the step without waiting for other ranks."""
         return self.step_s - self.communication_s
 
 

@@ -64,7 +64,7 @@ def _copy(x: Any) -> Any:
 
 
 def expect(model: nn.Module, optimizer: torch.optim.Optimizer, seen: Seen) -> Prediction:
-    """The loop's step. InputError (or another GnomonError) says why it cannot be predicted."""
+    """Predicts the loop's step. InputError (or another GnomonError) says why it cannot be predicted."""
     if seen.inputs is None or not seen.a_step:
         raise InputError("no forward of the model was seen; call the module that watch was given")
     ranks = dist.get_world_size() if dist.is_initialized() else 1
@@ -90,7 +90,7 @@ def expect(model: nn.Module, optimizer: torch.optim.Optimizer, seen: Seen) -> Pr
 
 
 def reason(error: Exception) -> str:
-    """In a line, why nothing can be expected."""
+    """One line that says why nothing can be predicted."""
     text = str(error) if isinstance(error, GnomonError) else f"{type(error).__name__}: {error}"
     return text.splitlines()[0] if text else type(error).__name__
 
@@ -115,7 +115,7 @@ def _batch(args: tuple[Any, ...], named: Mapping[str, Any]) -> int:
 
 
 def _seq_len(graph: Graph, args: tuple[Any, ...], named: Mapping[str, Any]) -> int:
-    """Of a model of sequences: the second dim of its first input of integers, which capture names `seq`."""
+    """The length of a model's sequences: the second dim of its first input of integers, which capture names `seq`."""
     for x in (*args, *named.values()):
         if isinstance(x, Tensor) and x.dim() > 1 and not x.is_floating_point():
             return int(x.shape[1])

@@ -34,7 +34,7 @@ class LiveBytes(TorchDispatchMode):
         self._known: set[int] = set()
 
     def again(self) -> None:
-        """From here on a new largest."""
+        """Begins a new largest from here on."""
         self.most = self.now
 
     def __torch_dispatch__(
@@ -71,7 +71,7 @@ class LiveBytes(TorchDispatchMode):
 
 
 def _tensors(x: object) -> Iterator[Tensor]:
-    """Of what an op takes or returns: tensors, sequences of them, and plain values."""
+    """Lists the tensors in what an op takes or returns: tensors, sequences of them, and plain values."""
     if isinstance(x, Tensor):
         yield x
     elif isinstance(x, (tuple, list)):
@@ -82,7 +82,7 @@ def _tensors(x: object) -> Iterator[Tensor]:
 
 
 class LayerBytes:
-    """Of one microbatch at one stage, whose layers run one after the other."""
+    """Bytes of each layer for one microbatch at one stage, whose layers run one after the other."""
 
     def __init__(self, live: LiveBytes, layers: int) -> None:
         """live: entered from before the forward until after the backward."""
@@ -95,7 +95,7 @@ class LayerBytes:
         self.current = 0
 
     def begin(self, layer: int) -> None:
-        """Its forward begins."""
+        """Is called before a layer's forward."""
         self._turn(layer)
         self.before[layer] = self.live.now - self.start
 
@@ -114,7 +114,7 @@ class LayerBytes:
                 x.register_hook(partial(self._back, layer))
 
     def held(self) -> Held:
-        """After backward."""
+        """What each layer held, once the backward is over."""
         self._turn(self.current)
         kept = [max(kept, left) for kept, left in zip(self.kept, self.left, strict=True)]
         return Held(kept=tuple(kept), left=tuple(self.left), work=tuple(self.work))

@@ -48,14 +48,14 @@ class Clock(Protocol):
         """Starts a step; returns the machine's monotonic clock."""
 
     def mark(self) -> Any:
-        """This moment."""
+        """A mark for this moment."""
 
     def seconds(self, marks: Sequence[Any]) -> list[float]:
-        """On the machine's monotonic clock; NaN for None."""
+        """Seconds of marks on the machine's monotonic clock; NaN for None."""
 
 
 class HostClock:
-    """For devices that compute as they are told to."""
+    """A clock for devices that compute while the host waits."""
 
     def begin(self) -> float:
         """Now."""
@@ -66,13 +66,13 @@ class HostClock:
         return perf_counter()
 
     def seconds(self, marks: Sequence[float | None]) -> list[float]:
-        """As they are."""
+        """The marks, which are seconds already; NaN for None."""
         return [math.nan if mark is None else mark for mark in marks]
 
 
 class EventClock:
-    """For CUDA, where the host runs ahead: events on the stream that computes. A communication's end is marked once
-    that stream waits for it."""
+    """A clock for CUDA, where the host runs ahead: events on the stream that computes. A communication's end is marked
+    once that stream waits for it."""
 
     def begin(self) -> float:
         """Now, with nothing left to do."""
@@ -81,13 +81,13 @@ class EventClock:
         return self.origin_s
 
     def mark(self) -> Any:
-        """An event."""
+        """Records an event on the stream that computes."""
         event = torch.cuda.Event(enable_timing=True)
         event.record()
         return event
 
     def seconds(self, marks: Sequence[Any]) -> list[float]:
-        """From the events' distance to the first."""
+        """Seconds of events, from their distance to the first one."""
         torch.cuda.synchronize()
         return [math.nan if m is None else self.origin_s + self.origin.elapsed_time(m) / 1e3 for m in marks]
 
@@ -147,7 +147,7 @@ class Recorder:
             self.held.append((row, levels))
 
     def close(self, span: int) -> None:
-        """Ends it."""
+        """Ends a span."""
         self.end[span] = self.clock.mark()
         if span == self.inside:
             self.inside = NONE
@@ -251,7 +251,7 @@ def per_class(timeline: Timeline, first_ranks: Sequence[int], counts: Sequence[i
 
 
 def _memory_of(memory: Memory, chosen: NDArray[np.bool_], first_ranks: Sequence[int]) -> Memory:
-    """Of one rank of each class. chosen: the spans that stay."""
+    """The memory curves of one rank of each class. chosen: the spans that stay."""
     number = np.cumsum(chosen) - 1
     mine = np.isin(memory.worker, list(first_ranks))
     return Memory.of(

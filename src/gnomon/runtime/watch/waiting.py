@@ -26,7 +26,7 @@ class Queued(NamedTuple):
 
 
 def waited_s() -> Queued | None:
-    """Until now; None where the system does not say."""
+    """Seconds that this process has waited for a processor until now; None where the system does not say."""
     try:
         waited = int(ACCOUNT.read_text().split()[1]) * 1e-9
     except (OSError, ValueError, IndexError):

@@ -384,7 +384,7 @@ class _Lines:
 
 
 def _predicted(plan: object, model: nn.Module) -> Prediction:
-    """Of a plan that says what it is for; of a job file of another program, on the machine that this runs on."""
+    """The prediction of a plan file, which says what it is for, or of a job file of another program on this machine."""
     if isinstance(plan, Prediction):
         return plan
     if isinstance(plan, str | Path) and not is_plan(plan):

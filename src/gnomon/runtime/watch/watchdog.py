@@ -56,7 +56,8 @@ class Heard:
 
 
 class Watchdog:
-    """One rank's thread. `row` is what the interpreter tells it: an assignment a row."""
+    """Watches one rank from a thread of its own. The interpreter assigns the number of each row that it begins to
+    `row`."""
 
     def __init__(
         self,
@@ -238,6 +239,6 @@ def _wake(pid: int) -> None:
 
 
 def _tell(text: str, *, ends: bool) -> None:
-    """To whoever started the processes, if the job ends by it and they read it."""
+    """Tells a failure to whoever started the processes, if the job ends by it and they read it; else prints it."""
     if not (ends and tell_failure("PeerError", text)):
         print(f"gnomon: {text}", file=sys.stderr, flush=True)

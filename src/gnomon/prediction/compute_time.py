@@ -30,8 +30,8 @@ PHASES: Mapping[str, tuple[str, ...]] = {
     "I": ("recompute", "input_grad"),
     "W": ("weight_grad",),
 }
-"""Kind of action -> what it computes; `R` runs the forward of its whole stage once more, `FRC` that of another
-rank's."""
+"""Maps a kind of action to the phases that it computes; `R` runs the forward of its whole stage once more, `FRC` that
+of another rank's."""
 
 
 class ComputeTime:
@@ -69,15 +69,15 @@ class ComputeTime:
         return self._phases[name, block]
 
     def parts(self, kind: str, block: int) -> dict[str, float]:
-        """Seconds of a computing action by what they go into: `compute`, what is computed
+        """Divides the seconds of a computing action by what they go into: `compute`, what is computed
         again (`again`), collectives by axis (`tp`), what launches take beyond (`launch`), what offloaded activations
-        take beyond that (`offload`), and what methods do beside it (`methods`). They add up to its price."""
+        take beyond that (`offload`), and what methods do on top (`methods`). They add up to its price."""
         own = self._own_parts(kind, block)
         beside = self._methods_s(kind, block)
         return {**own, "methods": beside} if beside else own
 
     def _methods_s(self, kind: str, block: int) -> float:
-        """The forward of a teacher, and forwards and backwards from other activations."""
+        """Seconds of the forward of a teacher, and of forwards and backwards from other activations."""
         costs = self.priced.costs
         if costs is None or kind not in ("F", "B"):
             return 0.0
@@ -100,13 +100,18 @@ class ComputeTime:
         for phase in phases:
             for axis in phase.comm_s:
                 comm[axis] = comm.get(axis, 0.0) + self._waited_s(stage, phase, axis)
+        # device: kernels and the collectives they wait for, in one stream.
         device = compute + sum(comm.values())
         spent_on = {"compute": compute - again, "again": again, **comm}
+        # Rows of single layers: their launches and copies overlap with other layers of the stage, so what they expose
+        # is a share of what the stage's row would.
         if self.priced.blocks[block][1] >= 0 and not self.priced.waits_by_layer:
             whole, share = self.of_stages._own_parts(kind, stage), self._share(kind, block)
             return {**spent_on, "launch": share * whole["launch"], "offload": share * whole["offload"]}
+        # The host launches ahead: the action lasts as long as the slower of device and host.
         host = self._host_s(stage, phases, extra.kernels) + self._other_host_s(kind, block)
         held = max(device + self._starved_s(kind, block), host)
+        # Copies have their own link; only what exceeds the action shows, unless nothing overlaps them.
         copies, beside = self._activation_copies(kind, block), self.copies_overlap(stage)
         return {**spent_on, "launch": held - device, "offload": max(copies - held, 0.0) if beside else copies}
 
@@ -120,6 +125,7 @@ class ComputeTime:
                 phases = [self.phase(name, other) for name in PHASES[kind]]
                 host_s = self._host_s(stage, phases, self._extras_of(kind, other).kernels) - own.host_unit_s
                 host_s += self._other_host_s(kind, other)
+                # What a layer alone would expose is its weight: host beyond device, and copies.
                 device_s = sum(self.phase_s(stage, phase) for phase in phases)
                 of_stage[other] = max(host_s - device_s, 0.0) + self._activation_copies(kind, other)
             total = sum(of_stage.values())
@@ -129,13 +135,13 @@ class ComputeTime:
         return self._shares[kind, stage][block]
 
     def _extras_of(self, kind: str, block: int) -> OpPrice:
-        """Kernels around those of the layers."""
+        """Prices the kernels around those of the layers."""
         if (kind, block) not in self._extras:
             self._extras[kind, block] = around(kind, *self.priced.layers(block), self.priced.stack, self.priced.count)
         return self._extras[kind, block]
 
     def _other_host_s(self, kind: str, block: int) -> float:
-        """What the host does besides launches."""
+        """Seconds that the host spends on other things than launches."""
         if (kind, block) not in self._other_host:
             self._other_host[kind, block] = other_host_s(kind, *self.priced.layers(block), self.priced.stack)
         return self._other_host[kind, block]
@@ -146,7 +152,7 @@ class ComputeTime:
         return self.priced.stages[stage].device.kind != "cpu" and self.priced.stack.name != own.NAME
 
     def _one_by_one(self, kind: str, block: int, extra: OpPrice) -> dict[str, float]:
-        """The same where a simulator puts layers one behind the other (`Stack.composed`)."""
+        """Divides the seconds of an action where a simulator puts layers one behind the other (`Stack.composed`)."""
         stage, layers = self.priced.layers(block)
         at, parts = self.priced.blocks[block][0], {"compute": 0.0, "again": 0.0, "launch": 0.0, "offload": 0.0}
         repeated = {price for price, alike in stage.layers if alike[0].call.first is not None}
@@ -168,6 +174,7 @@ class ComputeTime:
         """Host seconds of a launch in each phase of a layer, `host_kernel_s` on average over forward and backward."""
         longer = self.priced.stack.launch.forward_launches or 1.0
         forward, backward = layer.forward.launches, layer.input_grad.launches + layer.weight_grad.launches
+        # Forward launches may take `longer` times those of backward; the mean over both stays the fitted number.
         launch_s = self.priced.launch_s[stage] * (forward + backward) / max(longer * forward + backward, 1.0)
         return {
             "forward": longer * launch_s,
@@ -237,6 +244,7 @@ class ComputeTime:
     def _sustained_s(self, stage: int, phase: Phase) -> float:
         """Device seconds of a phase's kernels as the stack runs them for minutes, with its own attention kernels."""
         own = self.priced.rates[stage]
+        # Attention runs at its own fitted speed; all kernels are divided by the sustained speed.
         return (phase.compute_s - phase.attention_s + phase.attention_s / own.attention) / own.compute
 
     def _host_s(self, stage: int, phases: Sequence[Phase], kernels: int) -> float:
@@ -250,7 +258,7 @@ class ComputeTime:
         return total
 
     def _activation_copies(self, kind: str, block: int) -> float:
-        """Seconds of offloaded activations over the host link, one way."""
+        """Seconds of copying offloaded activations over the host link, one way; 0 for actions that copy none."""
         stage, layers = self.priced.layers(block)
         size = sum(layer.offloaded_bytes * times for layer, times in layers)
         if not size or kind not in ("F", "B", "I"):

@@ -50,17 +50,18 @@ idle devices, which its curve is of. Fitted: of 0, 0.1, 0.25 and 0.5, 0 has the 
 programs, models left out, 2026-11-22 (evidence/fits/contention). NCCL timed alongside kernels would settle it."""
 
 ROUNDS = 2
-"""Of 43 fully sharded plans (7B to 175B, with and without pipelines, one step begun at rest and one after it)
-the step is then 0.15% under that of twelve rounds at most, 0.01% in the median; after one round 1.3%."""
+"""Rounds of losses. Of 43 fully sharded plans (7B to 175B, with and without pipelines, one step begun at rest and one
+after it) the step is then 0.15% under that of twelve rounds at most, 0.01% in the median; after one round 1.3%."""
 
 TRANSFERS = ("UNSHARD", "REDUCE_GRAD", "AR")
 HOST = ("D2H", "H2D", "HOST_ADD", "HOST_OPT")
-"""What is done by the host, or to and from it."""
+"""The kinds of action that the host does, or that go to and from it."""
 
 
 def contended(structure: Structure, pricing: Pricing) -> tuple[Durations, Times | None]:
     """(seconds of each price key, with what kernels lose to collectives alongside them; the step played last on the
     way, from which `period` may go on)."""
+    # With rows of whole stages contention is in the prices of computing (`step`), unless the vocabulary is divided.
     alone, keys = pricing.durations(structure.program), structure.program.keys
     divided = pricing.stages[0].share is not None
     lost_to_each = slowed(pricing.stages[0].device)
@@ -68,6 +69,7 @@ def contended(structure: Structure, pricing: Pricing) -> tuple[Durations, Times 
         return alone, None
     moving = SHARED if divided else (*TRANSFERS, *COMPUTES, *HOST)
     loads, computes = dict[tuple[str, int, str], float](), dict[tuple[str, int, str], tuple[float, float]]()
+    # Per price key: what it takes from kernels, which share of it is kernels, and how long it can lose without harm.
     others, kernels, idle = np.zeros((3, len(keys)))
     for at, (key, busy) in enumerate(zip(keys, alone.busy.tolist(), strict=True)):
         stage = pricing.alike[key.stage]
@@ -85,6 +87,7 @@ def contended(structure: Structure, pricing: Pricing) -> tuple[Durations, Times 
     lost, now, beside = np.zeros(len(keys)), alone, OverlapTimes(structure, kernels > 0, others)
     back = OverlapTimes(structure, others > 0, kernels) if BACK else None
     for _ in range(ROUNDS):
+        # Time lost to overlapped collectives, less what the action waits for its launches anyway.
         slower = np.maximum(lost_to_each * kernels * beside.seconds(now) - idle, 0.0)
         if back is not None:
             slower += BACK * others * back.seconds(now)
@@ -116,6 +119,7 @@ def weight(pricing: Pricing, key: Key, busy: float) -> float:
     measured = device.measured
     processor = measured is not None
     if key.kind in COMPUTES:  # its kernels hold a part of the device
+        # A dispatch's kernels hold DISPATCH_SMS of the SMs; the weight is that part over SLOWED.
         return 1.0 if processor else min(1.0, DISPATCH_SMS / max(device.num_sms, 1) / slowed(device))
     if key.kind in HOST:
         apart = measured is None or (
@@ -124,6 +128,7 @@ def weight(pricing: Pricing, key: Key, busy: float) -> float:
         return 0.0 if apart else 1.0
     carried = pricing.carried(key)
     whole = sum(seconds for seconds, _ in carried)
+    # Copies from the host are made by copy engines: only what is not such a copy weighs.
     by_engine = pricing.fetched_s(pricing.alike[key.stage], copies=not processor) if key.kind == "UNSHARD" else 0.0
     if not whole:
         return max(1 - by_engine / busy, 0.0) if processor and key.kind == "UNSHARD" else 0.0

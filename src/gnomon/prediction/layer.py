@@ -68,7 +68,7 @@ class LayerPricing:
         self.exposed = LayerExposed(scope, self.narrow, self.prices.grads)
         self.sharded, self.back = scope.sharded, scope.back
         self.paths: frozenset[str] | None = None
-        """Of the ops of a part of a layer, where it is none."""
+        """Paths of the ops of a part of a layer; None where the layer is whole."""
         if context.block.part_of is not None:
             self.paths = frozenset(op.path for op in context.block.ops)
             self.sharded = shard_block(
@@ -117,6 +117,7 @@ class LayerPricing:
     def price(self, saving: LayerSaving, *, whole: bool) -> LayerPrice:
         """All phases and bytes. whole: as `LocalContext.whole_recompute`."""
         fates = saved(self.back, dict(saving.policy), self.scope.dtypes)
+        # Recomputing the whole layer runs every op again; a policy runs only what the saved tensors do not give.
         again = self._all() if whole else fates.recompute_ops
         return replace(
             self.always,
@@ -130,7 +131,7 @@ class LayerPricing:
         )
 
     def again(self, paths: Sequence[str]) -> Phase:
-        """These ops of the forward, run once more."""
+        """The phase of these ops of the forward, run once more."""
         forward = self.prices.forward
         phase = self.exposed.phase(
             [(path, forward[path]) for op in paths for path in (op, op + RING) if path in forward],
@@ -140,9 +141,10 @@ class LayerPricing:
         return self._asked(phase, paths)
 
     def _asked(self, phase: Phase, paths: Iterable[str]) -> Phase:
-        """A forward over these ops with what the host waits for in it. Where experts run in a loop in Python that is
-        all but the work on their rows, since each expert asks the device which rows are its own; where tokens are
-        gathered, also the gather, since each rank asks how many of them have chosen its experts (a masked select)."""
+        """The phase of a forward over these ops, with what the host waits for in it. Where experts run in a loop in
+        Python that is all but the work on their rows, since each expert asks the device which rows are its own; where
+        tokens are gathered, also the gather, since each rank asks how many of them have chosen its experts (a masked
+        select)."""
         scope = self.scope
         gathers = scope.facts.gathered_tokens and scope.context.mesh.ep > 1
         if (scope.facts.experts not in ("eager", "stacked") and not gathers) or not scope.local_experts:
@@ -151,6 +153,7 @@ class LayerPricing:
         forward = self.prices.forward
         before = (op for op in (scope.ops.get(path) for path in paths) if op is not None)
         waited = sum(as_float(forward[op.path].device_s) for op in before if not rows.intersection(op.outputs))
+        # Half of what travels: out to the experts; the way back is not waited for by the host.
         sent = sum(phase.comm_s.get(axis, 0.0) for axis in ("ep", "etp")) / 2  # there; as much comes back
         return replace(phase, waited_s=waited + (sent if gathers else 0.0))
 

@@ -30,7 +30,7 @@ Grads = Mapping[bool, Sequence[tuple[str, OpPrice, float]]]
 
 
 class LayerExposed:
-    """Collectives of one layer alongside its kernels."""
+    """What collectives of one layer cost alongside its kernels."""
 
     def __init__(self, scope: LayerScope, narrow: LayerNarrow, grads: Grads) -> None:
         self.scope, self.narrow, self.grads = scope, narrow, grads
@@ -39,6 +39,7 @@ class LayerExposed:
     def phase(self, prices: Iterable[tuple[str, OpPrice]], flops: float, collectives: Sequence[Collective]) -> Phase:
         scope = self.scope
         given = list(prices)
+        # busy: seconds of each op's kernels by its path before lowering, since collectives are named by that.
         busy: dict[str, float] = {}
         for path, price in given:
             origin = path.partition(":")[0]
@@ -68,6 +69,7 @@ class LayerExposed:
     def _exposed_dispatch_s(self, sent_s: Any, compute_s: Any) -> Any:
         """Seconds that dispatch and combine add to another microbatch's computing of about `compute_s`, alongside which
         they travel: what it does not hide, and the part of the device that their kernels hold meanwhile."""
+        # hidden · DISPATCH_SMS / num_sms: while tokens travel, their kernels hold a part of the device.
         hidden = np.minimum(sent_s, compute_s)
         return as_float(sent_s - hidden + hidden * DISPATCH_SMS / self.scope.device.num_sms)
 
@@ -80,6 +82,7 @@ class LayerExposed:
         """
         ring = [c for c in collectives if c.inside and c.kind == "send_recv" and self._attends(c.path)]
         out = []
+        # A ring sends keys and values round by round; all of its messages go at once.
         if ring:
             rounds = min(c.steps for c in ring)
             sends = [self._seconds(c) for c in ring]
@@ -89,6 +92,8 @@ class LayerExposed:
             if collective in ring:
                 continue
             seconds, parts = self._seconds(collective) * collective.steps, self._parts(collective.path)
+            # Cut into n parts: at least one part is waited for, and at most (n - 1)/n of the op's time hides the
+            # others.
             hidden = seconds - larger(seconds / parts, seconds - busy_s * (parts - 1) / parts)
             waited = seconds - hidden * (self.scope.facts.cut_hides if parts > 1 else 1.0)
             out.append((collective.axis, larger(waited - self._overlapped_s(collective), 0.0)))
@@ -109,7 +114,7 @@ class LayerExposed:
         return seconds
 
     def _seconds(self, collective: Collective) -> float:
-        """One round; rows that skewed routing sends to the busiest rank with it."""
+        """Seconds of one round; rows that skewed routing sends to the busiest rank are in it."""
         scope = self.scope
         skewed = collective.inside and collective.axis in ("ep", "etp")
         if skewed and scope.facts.gathered_tokens and scope.context.mesh.ep > 1:
@@ -132,6 +137,7 @@ class LayerExposed:
         router = next(op for op in scope.block.ops if op.does == "routes")
         chosen = scope.block.tensor(router.outputs[0]).dims[-1].size
         assert chosen is not None
+        # Bytes are of one copy a chosen expert; gathered tokens come once from each of the ep ranks instead.
         size = collective.bytes * scope.context.mesh.ep / chosen
         outward = (scope.does(collective.path) == "dispatches") == (collective.phase == "forward")
         kind = "all_gather" if outward else "reduce_scatter"
@@ -139,7 +145,7 @@ class LayerExposed:
         return elapsed
 
     def _copies(self, link: AxisLink) -> dict[str, float]:
-        """Copies of a token that go to nodes and to ranks, over its experts."""
+        """Maps nodes and ranks to the copies of a token that go there, over its experts."""
         scope = self.scope
         router = next(op for op in scope.block.ops if op.does == "routes")
         experts, topk = (scope.block.tensor(name).dims[-1].size for name in (router.inputs[0], router.outputs[0]))
@@ -152,8 +158,8 @@ class LayerExposed:
         }
 
     def _sent_once(self, collective: Collective, size: Any, link: AxisLink) -> Any:
-        """A dispatch or combine by DeepEP or HybridEP. HybridEP gathers all ranks' routing before it, and sends
-        weights of all experts in the NVLink domain with each copy of a token and with its gradient."""
+        """Seconds of a dispatch or combine by DeepEP or HybridEP. HybridEP gathers all ranks' routing before it, and
+        sends weights of all experts in the NVLink domain with each copy of a token and with its gradient."""
         scope = self.scope
         copies, router = self._copies(link), next(op for op in scope.block.ops if op.does == "routes")
         if not scope.facts.routing_gathered or scope.does(collective.path) != "dispatches":
@@ -164,6 +170,7 @@ class LayerExposed:
             scope.block.tensor(router.outputs[0]).dims[-1],
         )
         scored = math.prod(size_of(dim, sizes) for dim in scores)
+        # fp32 weights of all experts in the NVLink domain travel with each copy.
         weights = 4 * scored * size_of(topk, sizes) * link.ranks_per_node / link.ranks
         seconds = dispatch_seconds(size + weights, link, **copies)
         return seconds + (

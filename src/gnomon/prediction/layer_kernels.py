@@ -29,7 +29,7 @@ from gnomon.prices.ring import ring_seconds
 from gnomon.sharding.homes import routed_tensors
 
 RING = ":ring"
-"""Of an attention's path: the entry of what it runs besides its kernels around a ring."""
+"""The suffix of an attention's path for what it runs around a ring, next to its kernels."""
 
 
 class LayerKernels:
@@ -55,7 +55,7 @@ class LayerKernels:
 
     @cached_property
     def forward(self) -> dict[str, OpPrice]:
-        """Price of each op that runs."""
+        """Maps the path of each op that runs to its price."""
         scope = self.scope
         return {
             **{op.path: self._op(op.path) for op in scope.block.ops if not op.rules.is_view},
@@ -124,7 +124,7 @@ class LayerKernels:
         return self._around_rows(op, backward=backward)
 
     def _one_by_one(self, op: Op, *, backward: bool) -> OpPrice:
-        """Modules of experts that Python runs one after another."""
+        """The price of modules of experts that Python runs one after another."""
         scope = self.scope
         if op.does not in ("multiplies rows", "gates", "dispatches", "combines"):
             return FREE
@@ -138,11 +138,11 @@ class LayerKernels:
         return sequential_price(op, scope.local_experts, low, moved, scope.device, scope.curves, backward=backward)
 
     def _leads(self, op: Op) -> bool:
-        """Whether a product of experts is the first over its rows: gate and up are one product."""
+        """Whether a matmul of experts is the first over its rows: gate and up are one matmul."""
         return next(o for o in self.scope.block.ops if o.kind == op.kind and o.inputs[0] == op.inputs[0]) is op
 
     def _around_rows(self, op: Op, *, backward: bool) -> OpPrice:
-        """Megatron Core's passes over rows of experts, and launches from the loop of a library."""
+        """The price of Megatron Core's passes over rows of experts, and of launches from the loop of a library."""
         scope = self.scope
         context, experts = scope.context, scope.local_experts
         if not scope.facts.transformer_engine or not experts:
@@ -168,7 +168,7 @@ class LayerKernels:
         return passes + row_passes(does, moved, experts, low, scope.device, scope.curves, backward=backward)
 
     def _loop(self, op: Op, *, backward: bool) -> OpPrice:
-        """transformers' loop over experts, at the dispatch that it has instead."""
+        """The price of transformers' loop over experts, at the dispatch that it has instead."""
         scope, stacked = self.scope, 0
         if scope.facts.experts == "stacked":
             weights = [o for o in scope.block.ops if o.does == "multiplies rows"]
@@ -179,7 +179,7 @@ class LayerKernels:
         return loop_price(scope.local_experts, tokens, stacked, scope.device, scope.curves, backward=backward)
 
     def _grad_prices(self, *, weight: bool) -> list[tuple[str, OpPrice, float]]:
-        """(op, price, matrix FLOPs) of every step of the backward in one of its halves."""
+        """Lists (op, price, matrix FLOPs) of every step of the backward in one of its halves."""
         scope = self.scope
         steps = []
         for grad in scope.back.ops:
@@ -217,7 +217,8 @@ class LayerKernels:
         return [*steps, *((path, price, 0.0) for path, price in rings.items())]
 
     def _filled(self, op: Op, names: Sequence[str]) -> OpPrice:
-        """What is filled before Transformer Engine's kernels write these tensors of an op, or their gradients."""
+        """The price of filling memory before Transformer Engine's kernels write these tensors of an op, or their
+        gradients."""
         scope = self.scope
         if not (scope.facts.deterministic and scope.facts.transformer_engine) or op.does not in FILLED:
             return FREE

@@ -42,7 +42,7 @@ class Piece:
     passes: bool
     """Whether the gradients of its operands are that of its result, or views of it."""
     place: int
-    """Of its op in the block."""
+    """The index of its op in the block."""
     op: Op
 
 
@@ -63,10 +63,11 @@ def pieces_of(block: Block) -> list[Piece]:
 
 
 class Moments:
-    """Of one layer. bytes_of: of a tensor of the block, or inside one of its ops."""
+    """What one layer holds from moment to moment."""
 
     def __init__(self, back: BackwardBlock, roots: Mapping[str, str], bytes_of: Callable[[Tensor, Op], Any]) -> None:
-        """roots: tensor -> whose storage it looks into, of the block's own views."""
+        """Takes bytes_of, the bytes of a tensor of the block or inside one of its ops, and roots, tensor -> whose
+        storage it looks into, of the block's own views."""
         self.back, self.block, self.pieces = back, back.forward, pieces_of(back.forward)
         self.tensors = {t.name: t for t in self.block.tensors}
         self.sizes: dict[str, Any] = {}
@@ -84,8 +85,9 @@ class Moments:
         return self.roots.get(name, name)
 
     def forward(self, kept: Collection[str]) -> Any:
-        """Most bytes during the forward, with its inputs. kept: what stays for backward."""
+        """Most bytes during the forward, its inputs counted. kept: what stays for backward."""
         stay = {self.root(name) for name in (*kept, *self.block.inputs, *self.block.outputs)}
+        # last: place of the op that touches a storage for the last time.
         last = {self.root(name): p.place for p in self.pieces for name in (*p.inputs, *p.outputs)}
         goes: dict[int, list[str]] = {}
         alive = {self.root(n): self._size(n) for n in self.block.inputs if n in self.sizes}
@@ -100,6 +102,7 @@ class Moments:
                     if root not in stay:
                         goes.setdefault(last[root], []).append(root)
             most = larger(most, now)
+            # Storages go when the whole op (all its ATen nodes) is done.
             if i + 1 == len(self.pieces) or self.pieces[i + 1].place != piece.place:
                 for root in goes.pop(piece.place, ()):
                     now = now - alive[root]
@@ -111,8 +114,8 @@ class Moments:
     # --- backward
 
     def backward(self) -> tuple[Any, Any]:
-        """(most bytes of gradients until the first of a parameter is made, from then on), less what the backward has
-        let go of the tensors that the layer keeps."""
+        """Returns (most bytes of gradients until the first of a parameter is made, from then on), less what the
+        backward has let go of the tensors that the layer keeps."""
         run = _Backward(self)
         for i in reversed(range(len(self.pieces))):
             run.piece(i)
@@ -129,8 +132,8 @@ class Moments:
         return found
 
     def read_last(self, wanted: Collection[str]) -> dict[int, list[str]]:
-        """Place of a piece -> kept storages that the backward reads there for the last time. A layer's input goes with
-        the layer that made it."""
+        """Maps the place of a piece to the kept storages that the backward reads there for the last time. A layer's
+        input goes with the layer that made it."""
         inputs = {self.root(name) for name in self.block.inputs}
         kept = {self.root(entry.tensor.name) for entry in self.back.saved} - inputs
         first: dict[str, int] = {}
@@ -142,6 +145,7 @@ class Moments:
                 near = tuple(n for n in (*piece.inputs, *piece.outputs) if self.root(n) in keeps)
             for name in near:
                 if (root := self.root(name)) in kept:
+                    # Pieces are walked forward, so the first that saves a storage is the last to read it in backward.
                     first.setdefault(root, i)
         goes: dict[int, list[str]] = {}
         for root, i in first.items():
@@ -150,7 +154,7 @@ class Moments:
 
 
 class _Backward:
-    """Gradients that are there, by tensor; several tensors may have one of them."""
+    """The state of a backward: gradients that are there, by tensor; several tensors may share one."""
 
     def __init__(self, of: Moments) -> None:
         self.of, self.wanted = of, of.wanted()
@@ -162,6 +166,7 @@ class _Backward:
         self.now: Any = 0
         self.early: Any = 0
         self.late: Any = 0
+        # begun: a gradient of a parameter has been made, so its buffer is there.
         self.begun = False
         for name in of.block.outputs:
             if name in self.wanted:
@@ -211,6 +216,7 @@ class _Backward:
         if any(self._is_parameter(n) for n in targets):
             self.begun = True
         cast = piece.op.rules.memory == "cast" and self.of.root(came[0]) == self.of.root(piece.inputs[0])
+        # The result's gradient is passed on, whole, or as a new tensor where sizes differ.
         if len(came) == 1 and (piece.passes or cast):
             made = []
             for name in targets:
@@ -225,6 +231,7 @@ class _Backward:
             if self._is_parameter(name) and piece.op.rules.weight_sum == "in place":
                 continue
             made.append((name, self._new(sizes[name])))
+            # A broadcast operand's gradient is of the result's size before it is summed.
             if piece.name in SPREAD and not self._same(sizes[name], result):
                 spread = spread + result
             spread = spread + ON_THE_WAY.get(piece.name, 0) * sizes[name]
@@ -232,7 +239,7 @@ class _Backward:
         return self._held(made)
 
     def _held(self, made: list[tuple[str, int]]) -> list[tuple[str, int]]:
-        """Gradients stay while they are handed on."""
+        """Holds gradients while they are handed on."""
         for _, grad in made:
             self.readers[grad] += 1
         return made
@@ -250,6 +257,7 @@ class _Backward:
         goes."""
         if not self._is_parameter(name):
             if name in self.grads:
+                # Autograd adds two gradients into a third: for a moment all three are there.
                 total = self._new(self.of.sizes[name])
                 self._seen(0)
                 self._drop(name)

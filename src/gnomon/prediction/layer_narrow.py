@@ -17,7 +17,7 @@ from gnomon.prices.kernels import FREE, Cast, Low, OpPrice, cast_weight_seconds
 from gnomon.sharding import Collective
 
 ORDERING = frozenset({"dispatches", "combines"})
-"""What no compiler puts a cast into where rows are put in order apart: SparseCores gather them (recipes of TPU 7x,
+"""Ops into which no compiler puts a cast where rows are put in order apart: SparseCores gather them (recipes of TPU 7x,
 `xla_tpu_enable_offloading_gather_to_sparsecore`)."""
 
 
@@ -49,7 +49,7 @@ class LayerNarrow:
         return frozenset(op.inputs[0] for op in self.scope.block.ops if op.path.endswith(".lora_A"))
 
     def _casts(self) -> dict[str, str]:
-        """Tensor that narrow matmuls read -> path of the first, which casts it for all."""
+        """Maps a tensor that narrow matmuls read to the path of the first, which casts it for all."""
         first: dict[str, str] = {}
         for op in self.scope.block.ops:
             if _multiplies_weights(op) and self.low(op.path):
@@ -62,14 +62,15 @@ class LayerNarrow:
         narrow = {op.path for op in scope.block.ops if op.does == "multiplies rows" and self.low(op.path)}
         made = {name for op in scope.block.ops if op.path in narrow for name in op.outputs}
         read = {op.inputs[0] for op in scope.block.ops if op.path in narrow}
+        # An epilogue reads only what narrow matmuls made and writes only what they read: it runs inside them.
         inner = {op.path for op in scope.block.ops if made.issuperset(op.inputs) and read.issuperset(op.outputs)}
         return frozenset(inner)
 
     def _gathered(self) -> dict[str, int]:
-        """Tensor that narrow products read, or whose gradient they do, and that tensor-parallel ranks gather in eight
-        bits -> ranks. Source: NVIDIA/TransformerEngine transformer_engine/pytorch/module/base.py grad_output_preprocess
-        (cast, gather, transpose), layernorm_linear.py (the gathered input is what the norm wrote, in 8 bits; in 16
-        where adapters read it too, `return_layernorm_output`)."""
+        """Maps a tensor that narrow matmuls read, or whose gradient they do, and that tensor-parallel ranks gather in
+        eight bits -> ranks. Source: NVIDIA/TransformerEngine transformer_engine/pytorch/module/base.py
+        grad_output_preprocess (cast, gather, transpose), layernorm_linear.py (the gathered input is what the norm
+        wrote, in 8 bits; in 16 where adapters read it too, `return_layernorm_output`)."""
         scope = self.scope
         if not scope.facts.transformer_engine:
             return {}
@@ -88,6 +89,7 @@ class LayerNarrow:
 
     def cast_of(self, op: Op, *, backward: bool) -> Cast:
         scope = self.scope
+        # The first reader casts for all; what runs between two fused matmuls needs no cast.
         name = op.outputs[0] if backward else op.inputs[0]
         again = not backward and self.casts.get(name, op.path) != op.path
         made = scope.makers.get(name)

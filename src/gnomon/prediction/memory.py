@@ -48,17 +48,17 @@ class RankMemory:
 
     rank_class: int
     ranks: tuple[int, ...]
-    """Ranks of the job."""
+    """Ranks of the job in this class."""
     device: str
     by_class: Mapping[str, int]
-    """parameters, gradients, master, states, activations, logits, temporary, communication, workspace and overhead ->
-    bytes at the peak."""
+    """Bytes at the peak by class: parameters, gradients, master, states, activations, logits, temporary, communication,
+    workspace and overhead -> bytes at the peak."""
     allocated_bytes: int
-    """Peak of what tensors take."""
+    """Bytes of tensors at their peak."""
     reserved_bytes: int
-    """What the allocator holds at the peak."""
+    """Bytes that the allocator holds at the peak."""
     peak_bytes: int
-    """Reserved by the allocator and outside it."""
+    """Bytes at the peak, inside the allocator and outside it."""
     usual_bytes: int
     """The same on a device with room to spare. Where that is more than the device has, the job fits only as long as the
     allocator finds free segments to give back and communicators take less than they usually do."""
@@ -66,9 +66,9 @@ class RankMemory:
     """The same with the fewest gaps, if the prediction leaves nothing out: of a job that is known to have run, all that
     its memory says."""
     limit_bytes: int
-    """Memory of the device."""
+    """Bytes of memory that the device has."""
     peak_at: str
-    """`backward of unit 2`."""
+    """The moment of the peak, as `backward of unit 2`."""
 
     @property
     def fits(self) -> bool:
@@ -77,7 +77,7 @@ class RankMemory:
 
     @property
     def verdict(self) -> Verdict:
-        """`may not fit`: the peak is within the device's memory, what such a job usually takes is not."""
+        """The verdict. `may not fit`: the peak is within the device's memory, what such a job usually takes is not."""
         if not self.fits:
             return "does not fit"
         return "fits" if self.usual_bytes <= self.limit_bytes else "may not fit"
@@ -116,7 +116,7 @@ class RankMemory:
 
 
 _ON_THEIR_WAY = ("SKIP", "DSKIP", *TRAVEL)
-"""How names of buffers begin that are communicated and of which there are several."""
+"""How the names of buffers begin that are communicated and of which there are several."""
 
 _NO_BYTES = (
     "X",
@@ -139,7 +139,7 @@ _NO_BYTES = (
     "KD",
     "GC",
 )
-"""Buffers, with nothing in them unless a stage says so."""
+"""Names of buffers that have nothing in them unless a stage says so."""
 
 _WORDS = {
     "F": "forward",
@@ -166,6 +166,7 @@ def rank_memory(structure: Structure, pricing: Pricing) -> tuple[tuple[RankMemor
     """Memory of every rank class, and the sizes of the Program's buffers that it follows from."""
     program = structure.program
     offload = pricing.plan.optimizer.offload
+    # Gradients that stream to the host, or an optimizer of which a part stays, differ from block to block.
     parted = is_streamed(pricing) or (offload is not None and offload.fraction < 1)
     kept = blocks_on_device(program) if parted else frozenset[int]()
     sizes = buffer_sizes(pricing, kept)
@@ -173,12 +174,14 @@ def rank_memory(structure: Structure, pricing: Pricing) -> tuple[tuple[RankMemor
     extra = temporaries(program, pricing, gradients_made(program, pricing, changes))
     during = changes.during(program.num_rows) + extra
     on_tpu = any(stage.device.kind == "tpu" for stage in pricing.stages)
+    # XLA schedules for memory: what it can do later or without does not count where room is short.
     needed = during - _at_leisure(program, pricing, changes, sizes, extra) if on_tpu else during
     unmade = unmade_gradients(program, pricing)
     is_copy = np.isin(program.kind, [i for i, kind in enumerate(program.kinds) if kind.name == "FRC"])
     memory = []
     for cls in range(program.num_classes):
         low, high = int(program.class_ptr[cls]), int(program.class_ptr[cls + 1])
+        # The fullest row of the class is the peak; everything reported is of that row.
         row = low + int(np.argmax(during[low:high]))
         stages = tuple(dict.fromkeys(pricing.blocks[b][0] for b in distinct(program.stage[low:high]).tolist()))
         held = _held(program, changes, low, row)
@@ -197,19 +200,20 @@ def rank_memory(structure: Structure, pricing: Pricing) -> tuple[tuple[RankMemor
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class HeldMoves:
-    """What comes and goes of the Program's buffers as the stack holds them, one entry each."""
+    """What comes and goes of the Program's buffers as the stack holds them, one entry a move."""
 
     row: NDArray[np.int64]
     buffer: NDArray[np.int64]
-    """Index into the Program's buffer classes."""
+    """Indices into the Program's buffer classes."""
     bytes: NDArray[np.float64]
-    """Positive: more; negative: less."""
+    """Bytes: positive where more is held, negative where less."""
     at_start: NDArray[np.bool_]
-    """Of the row; otherwise at its end."""
+    """Whether the move is at the start of the row; otherwise at its end."""
 
     def during(self, rows: int) -> NDArray[np.float64]:
         """[rows] bytes held while each row runs, in order of issue."""
         total = np.bincount(self.row, self.bytes, rows).astype(float)
+        # A running sum over rows in order of issue. What is freed at a row's end is still held during it.
         ends = np.bincount(self.row, np.where(self.at_start, 0.0, self.bytes), rows)
         held: NDArray[np.float64] = np.cumsum(total) - ends
         return held
@@ -236,6 +240,7 @@ def held_moves(structure: Structure, pricing: Pricing, sizes: Mapping[str, float
         return np.isin(moves.buffer, wanted) & np.isin(program.kind[moves.row], kinds(*names))
 
     kept = np.array([_keeps_input(pricing, block) for block in range(program.num_stages)])
+    # Allocations are at the start of a row, frees at its end, except a stage's input, which then counts as kept.
     at_start = (size > 0) | (moved("X", "F", "R", *FORWARD.values()) & kept[program.stage[row]])
     if pricing.stack.gradients.bucketed is False and pricing.plan.optimizer.zero >= 2:
         # the shard is there once it has arrived
@@ -243,6 +248,7 @@ def held_moves(structure: Structure, pricing: Pricing, sizes: Mapping[str, float
         row, at_start = np.where(waits, waited_for(program, pricing)[row], row), at_start | waits
     buffer = moves.buffer
     first = np.flatnonzero(np.isin(program.kind, kinds("I")))
+    # Input gradients free what weight gradients do not read; the rest (`deferred`) goes with W.
     if pricing.stack.gradients.split_backward_frees and len(first):
         left = np.array([_deferred(pricing, block) for block in range(program.num_stages)])
         late = moved("S", "W")
@@ -278,6 +284,7 @@ def _at_leisure(
             getattr(changes, column)[of] for column in ("row", "buffer", "bytes", "at_start")
         )
         held = HeldMoves(row=row, buffer=buffer, bytes=size, at_start=at_start).during(program.num_rows)
+        # One collective per weight: at most the largest parameter's share is needed at once.
         one = np.array([share[block] * sizes.get(f"{block}{name}", 0.0) for block in range(program.num_stages)])
         spared += np.maximum(held - one[program.stage], 0.0)
     backward = np.isin(program.kind, [i for i, kind in enumerate(program.kinds) if kind.name in ("B", "I")])
@@ -346,7 +353,7 @@ def _rank(
     kept: frozenset[int],
     copies: Collection[int],
 ) -> RankMemory:
-    """copies: of `stages`, those of another rank."""
+    """Memory of one rank class at its fullest row. copies: those of `stages` that are another rank's."""
     here = [pricing.stages[s] for s in stages]
     own = [pricing.stages[s] for s in stages if s not in copies]
     by_class = {"parameters": 0, "gradients": 0, "master": 0, "states": 0}
@@ -357,6 +364,7 @@ def _rank(
     def total(*names: str) -> int:
         return int(sum(size for (name, _), size in held.items() if name in names))
 
+    # Gradients made anew each step come and go, so they are in `held`, not in what stays.
     if made_each_step(pricing):  # they are among what is held
         by_class["gradients"] = 0
     by_class["gradients"] += sum(_second_gradients(pricing, stage) for stage in here)
@@ -367,6 +375,7 @@ def _rank(
     if is_streamed(pricing) or (pricing.stack.gradients.bucketed is False and pricing.plan.optimizer.zero >= 2):
         by_class["gradients"] = 0
     by_class["gradients"] += total("G", "GS")
+    # Logits are kept with activations but reported apart: their share of what each stage keeps.
     logits = int(
         sum(
             size / sizes[f"{block}S"] * logits_bytes(pricing, block)
@@ -388,6 +397,7 @@ def _rank(
     groups, peers = communicators(pricing, here)
     blocks = [block for block, (number, _) in enumerate(pricing.blocks) if number in stages]
     waiting = max(held_by_streams(pricing, block) for block in blocks)
+    # Streams hold freed blocks until they have passed them: memory that cannot be reused at the peak.
     waiting += split_by_microbatches(pricing, by_class["activations"])
     placement = placed(
         device,
@@ -399,6 +409,7 @@ def _rank(
         flat=sum(flat_bytes(pricing, stage) for stage in here) + waiting,
         early=early,
     )
+    # What XLA need not hold yet is taken from the classes in turn, until the total is what is reserved.
     for name, size in (("parameters", total("P")), ("gradients", total("G")), ("temporary", temporary)):
         late = min(max(allocated - placement.reserved_bytes, 0), size)  # what XLA has there no longer than it must
         by_class[name] -= late
@@ -427,7 +438,7 @@ def _ranks_of(stages: Sequence[StagePrice]) -> tuple[int, ...]:
 
 
 def _resident_batch_bytes(pricing: Pricing, stage: StagePrice) -> int:
-    """Inputs of a captured model that no layer keeps; the batch of a step is there all the time."""
+    """Bytes of inputs of a captured model that no layer keeps; the batch of a step is there all the time."""
     sizes, kept = dict[str, int](), set[str]()
     for layer, price in zip(stage.in_order, stage.order, strict=True):
         if not price.forward_bytes:
@@ -441,7 +452,7 @@ def _resident_batch_bytes(pricing: Pricing, stage: StagePrice) -> int:
 
 
 def _static_bytes(pricing: Pricing, stage: StagePrice, kept: frozenset[int]) -> dict[str, int]:
-    """What stays between steps; of an optimizer of which layers stay on the device (kept), those."""
+    """Bytes that stay between steps, by class. kept: blocks whose optimizer stays on the device."""
     sizes = stage.static_bytes()
     if pricing.costs is not None:
         sizes["states"] += load_late("gnomon.prediction.method_costs:kept_bytes")(pricing.costs, stage)
@@ -455,9 +466,10 @@ def _static_bytes(pricing: Pricing, stage: StagePrice, kept: frozenset[int]) -> 
 
 
 def _second_gradients(pricing: Pricing, stage: StagePrice) -> int:
-    """A gradient of every parameter, in the parameters' dtype, besides the accumulated ones: the buckets of torch's
-    DistributedDataParallel (or, where gradients are summed whole, what the last backward left), or gradients that an
-    optimizer with wider ones of its own does not free. Under ZeRO 3, gradients that stay whole between microbatches."""
+    """Bytes of a second gradient of every parameter, in the parameters' dtype, besides the accumulated ones: the
+    buckets of torch's DistributedDataParallel (or, where gradients are summed whole, what the last backward left), or
+    gradients that an optimizer with wider ones of its own does not free. Under ZeRO 3, gradients that stay whole
+    between microbatches."""
     stack, precision = pricing.stack, stage.plan.precision
     if pricing.plan.optimizer.zero == 3:
         summed = stack.gradients.unsharded_accumulation and pricing.count > 1
@@ -468,12 +480,13 @@ def _second_gradients(pricing: Pricing, stage: StagePrice) -> int:
 
 
 def _unreduced(pricing: Pricing, own: Sequence[StagePrice]) -> int:
-    """Gradients before they are added up over replicas, which stay next to the sum so that it can be done again."""
+    """Bytes of gradients before they are added up over replicas, which stay next to the sum so that it can be done
+    again."""
     return sum(stage.static_bytes()["gradients"] for stage in own) if pricing.plan.mesh.data_ranks > 1 else 0
 
 
 def _keys_bytes(layer: LayerPrice) -> int:
-    """Keys and values of a layer's attention on one rank."""
+    """Bytes of keys and values of a layer's attention on one rank."""
     sharded = layer.sharded
     return sum(
         int(sharded.local_bytes[name]) for op in sharded.block.ops if op.does == "attends" for name in op.inputs[1:3]
@@ -492,7 +505,8 @@ def _last_layer(pricing: Pricing, block: int) -> Layer:
 
 
 def _several(pricing: Pricing, block: int, number: int, index: int, layers: int) -> dict[str, float]:
-    """Buffers of messages of several tensors, which neither the first layer reads nor the last writes alone."""
+    """Bytes of buffers of messages of several tensors, which neither the first layer reads nor the last writes
+    alone."""
     sent, sizes = pricing.messages.sent, dict[str, float]()
     last = pricing.span(block)[1]
     ends = (("X", (number - 1, number), index in (-1, 0)), ("Y", (number, number + 1), last == layers))
@@ -511,6 +525,7 @@ def buffer_sizes(pricing: Pricing, kept: frozenset[int] = frozenset()) -> dict[s
     What stays between steps is counted apart (0 here), and so is the host's memory (GH, GT, PH). kept: where gradients
     stream to the host, the blocks whose update is on the device.
     """
+    # Names: S kept, X input, Y output, DX and DY their gradients, P gathered parameters, G whole gradients, GS shards.
     sizes: dict[str, float] = {name: 0.0 for name in _NO_BYTES}
     zero, parts_of = pricing.plan.optimizer.zero, exchange_parts(pricing.plan)
     travelling = [(name, part) for name in TRAVEL for part in range(parts_of)] if parts_of > 1 else []

@@ -41,7 +41,7 @@ GROUPS: Mapping[str, tuple[str, tuple[str, ...]]] = {
     "edp": ("experts", ("edp",)),
     "dp_replicate+edp": ("experts", ("dp_replicate", "edp")),
 }
-"""Named groups of ranks that communicate: (view of the mesh, its axes)."""
+"""Maps the name of a group of ranks that communicate to (view of the mesh, its axes)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,7 +55,7 @@ class StagePrice:
     device: Device
     """The device that it is priced on."""
     members: tuple[int, ...]
-    """Of `ranks`, those on such a device with as large a share of each microbatch: these are priced."""
+    """The ranks among `ranks` on such a device with as large a share of each microbatch: these are priced."""
     links: Mapping[str, AxisLink]
     layers: tuple[tuple[LayerPrice, tuple[Layer, ...]], ...]
     plan: Plan
@@ -64,12 +64,12 @@ class StagePrice:
 
     @cached_property
     def held(self) -> tuple[tuple[LayerPrice, tuple[Layer, ...]], ...]:
-        """The layers and the parts of layers whose parameters it has."""
+        """The layers and the parts of layers whose parameters the stage holds."""
         return (*self.layers, *(((p, (layer,)) for p, layer in self.share.layers) if self.share else ()))
 
     @cached_property
     def order(self) -> tuple[LayerPrice, ...]:
-        """One price a layer, in order."""
+        """The price of each layer, in order of the graph."""
         by_label = {layer.label: price for price, layers in self.layers for layer in layers}
         return tuple(by_label[layer.label] for layer in self.in_order)
 
@@ -89,10 +89,10 @@ class StagePrice:
         return tuple((self.numbers[layer.label], layer) for _, layers in self.layers for layer in layers)
 
     numbers: Mapping[str, int]
-    """Label of a layer -> its place in the graph."""
+    """Maps the label of a layer to its place in the graph."""
 
     def phase(self, name: str) -> Phase:
-        """`forward`, `input_grad`, `weight_grad` or `recompute` of the whole stage."""
+        """The phase `forward`, `input_grad`, `weight_grad` or `recompute` of the whole stage."""
         return reduce(Phase.__add__, (getattr(p, name) * len(layers) for p, layers in self.layers), Phase())
 
     @property
@@ -104,6 +104,7 @@ class StagePrice:
     def kept_bytes(self) -> tuple[int, ...]:
         """Bytes that each layer keeps for its backward, in order of the graph; what several read (an encoder's output)
         counts with the first of them, and a layer's input counts with it, not with the layer that made it."""
+        # seen: where kept tensors were made, so that one tensor read by several layers counts once.
         seen: set[tuple[str, str, str]] = set()
         out = []
         before = None
@@ -113,6 +114,7 @@ class StagePrice:
             at = id(layer.call), id(price)
             if at not in known:
                 known[at] = _Sources.of(layer.call, price)
+            # An input that was recomputed or sent away with the layer before is not kept here.
             away = _read_from(before, layer) if price.input_away else frozenset()
             new = []
             for i, source in enumerate(known[at].of_layer(layer.index)):
@@ -121,6 +123,7 @@ class StagePrice:
                     if price.kept[i].tensor not in away:
                         new.append(i)
             counted = tuple(new)
+            # Runs of layers repeat: equal sets of counted tensors have equal sums.
             if (*at, counted) not in sums:
                 sums[(*at, counted)] = sum(price.kept[i].bytes for i in counted)
             out.append(sums[(*at, counted)])
@@ -141,6 +144,7 @@ class StagePrice:
             experts = routed_tensors(price.sharded.block)
             for layer in layers:
                 for tensor in price.sharded.block.parameters:
+                    # Of a divided vocabulary each pipeline rank has only its own part of the embedding or head.
                     if layer in self._parts and self.share and not self.share.holds(layer, tensor):
                         continue
                     name = layer.call.parameter_name(tensor.name, layer.index)
@@ -169,6 +173,7 @@ class StagePrice:
         """Bytes of buffers of integers and truth values, of which each rank has all."""
         tables = {
             layer.call.parameter_name(tensor.name, layer.index): (price, tensor)
+            # Integer tables are no parameters, so ZeRO does not divide them.
             for price, layers in self.held
             if (found := price.sharded.block.tables)
             for layer in layers
@@ -179,7 +184,7 @@ class StagePrice:
 
     @cached_property
     def num_tensors(self) -> int:
-        """Parameters it holds."""
+        """Counts the parameter tensors it holds."""
         return sum(len(price.sharded.block.parameters) * len(layers) for price, layers in self.held)
 
     @cached_property
@@ -188,7 +193,7 @@ class StagePrice:
 
     @property
     def kept_kinds(self) -> tuple[tuple[str, int, int], ...]:
-        """(what is kept of an element, its bytes, the ZeRO stage that divides it)."""
+        """Lists (what is kept of an element, its bytes, the ZeRO stage that divides it)."""
         precision = self.plan.precision
         return (
             ("parameters", width(precision.param), 3),
@@ -214,14 +219,17 @@ class StagePrice:
         for experts, elements in zip((False, True), self.elements, strict=True):
             ways = shard_ranks(self.mesh, experts=experts)
             for name, size, first in kinds:
+                # ZeRO divides from its stage on, rounded up: the fullest rank.
                 out[name] += (-(-elements // ways) if optimizer.zero >= first else elements) * size
         for experts, size in zip((False, True), self.frozen_bytes, strict=True):
             ways = shard_ranks(self.mesh, experts=experts) if optimizer.zero >= 3 else 1
             out["parameters"] += -(-size // ways)
         out["parameters"] += self.table_bytes
+        # Adafactor's rows and columns, Muon's second moment of what it does not make orthogonal.
         for experts, count in zip((False, True), self._extra_states, strict=True):
             ways = shard_ranks(self.mesh, experts=experts) if optimizer.zero >= 1 else 1
             out["states"] += -(-count // ways) * width(precision.states)
+        # An offloaded share of the optimizer takes its master copy and states with it.
         if optimizer.offload is not None:
             stays = 1 - optimizer.offload.fraction
             out["master"], out["states"] = int(out["master"] * stays), int(out["states"] * stays)
@@ -238,11 +246,11 @@ class StagePrice:
         )
 
     def collectives(self, price: LayerPrice) -> tuple[ParameterCollective, ...]:
-        """Communications of one layer's parameters and gradients."""
+        """Lists the communications of one layer's parameters and gradients."""
         return self._collectives[price]
 
     def update_collectives(self, price: LayerPrice) -> tuple[UpdateCollective, ...]:
-        """Communications of one layer's parameters inside the update."""
+        """Lists the communications of one layer's parameters inside the update."""
         return self._update_collectives[price]
 
     @cached_property
@@ -299,6 +307,7 @@ class StagePrice:
             seen = {layer.call.parameter_name(t.name, 0) for p, layer in before for t in p.sharded.block.parameters}
             mine = {t: layers[0].call.parameter_name(t.name, 0) for t in price.sharded.block.parameters}
             return frozenset(t.name for t, name in mine.items() if name in seen or not self.share.holds(layers[0], t))
+        # Under ZeRO 3 every block gathers and reduces its own parameters; repeated layers share none.
         if (self.plan.optimizer.zero == 3 and self.is_sharded) or len(layers) > 1:
             return frozenset()
         at = self.in_order.index(layers[0])
@@ -327,10 +336,10 @@ class _Sources(NamedTuple):
     """Where the tensors were made that layers of one call keep: (call, which repeat, tensor) of each."""
 
     first: tuple[tuple[str, str, str], ...]
-    """Of the first repeat."""
+    """The sources for the first repeat."""
     chained: tuple[str, ...]
-    """Of later ones: the tensor of the repeat before that it is; empty for those of the repeat itself, and for inputs
-    that every repeat reads."""
+    """The tensor of the repeat before, for later repeats; empty for those of the repeat itself, and for inputs that
+    every repeat reads."""
     same: tuple[bool, ...]
     """Whether it is an input that every repeat reads."""
     outputs: tuple[bool, ...]
@@ -343,6 +352,7 @@ class _Sources(NamedTuple):
         chain, inputs, outputs = {own: out for out, own in call.chain}, dict(call.inputs), price.sharded.block.outputs
         first, chained = [], []
         for kept in price.kept:
+            # inputs: own name -> "maker.tensor" of the graph.
             if kept.is_input:
                 maker, _, tensor = inputs[kept.tensor].partition(".")
                 first.append((maker, "last", tensor))
@@ -355,8 +365,10 @@ class _Sources(NamedTuple):
         return cls(tuple(first), tuple(chained), same, ends, call)
 
     def of_layer(self, index: int) -> list[tuple[str, str, str]]:
-        """The sources of one repeat of a layer."""
+        """Lists the sources of one repeat of a layer."""
         name, here, before, last = self.call.name, str(index), str(index - 1), index == self.call.repeat - 1
+        # In order: an input of every repeat (or of the first); what the repeat before made; an output of the last
+        # repeat; its own.
         return [
             first
             if same or (chained and not index)
@@ -368,7 +380,7 @@ class _Sources(NamedTuple):
 
 
 def width(dtype: str) -> int:
-    """Bytes of an element."""
+    """Bytes of an element of a dtype."""
     return DTYPE_BITS[dtype] // 8
 
 
@@ -389,6 +401,7 @@ def stage_prices(
     sizes: `seq` and others of the workload, and `batch` of one data-parallel rank's microbatch, unless the plan gives
     each rank a share. facts: of the stack. load: busiest over mean rows of experts. pieces: as in `LocalContext`.
     """
+    # Alike devices and equal shares: one worker stands for all ranks.
     made = _planned(plan, graph, cluster, kernels)
     mesh, ranks = plan.stage_mesh(stage), made.ranks[stage]
     shares = plan.stages[stage].shares if plan.stages else ()
@@ -396,6 +409,7 @@ def stage_prices(
     if made.alike is not None and not shares:
         workers[made.alike, sizes["batch"]] = ranks
     else:
+        # Otherwise group ranks by (device, share); a share of 0 has nothing to price.
         listed: dict[tuple[Device, int], list[int]] = {}
         for index, rank in enumerate(ranks):
             part = shares[mesh.dense.coordinate(index, "dp")] if shares else sizes["batch"]
@@ -419,7 +433,7 @@ def stage_prices(
 
 
 class _Planned:
-    """What the stages of one plan share."""
+    """What the stages of one plan share: layers, savings, links and the prices so far."""
 
     def __init__(self, plan: Plan, graph: Graph, cluster: Cluster, kernels: Kernels) -> None:
         self.plan, self.graph, self.cluster, self.kernels = plan, graph, cluster, kernels
@@ -437,17 +451,18 @@ class _Planned:
         self._links: dict[object, dict[str, AxisLink]] = {}
         kinds = {group.node.device for group in cluster.groups}
         self.alike = next(iter(kinds)) if len(kinds) == 1 else None
-        """The device, where all are of one kind."""
+        """The device, where all are of one kind; None otherwise."""
 
     @cached_property
     def devices(self) -> tuple[Device, ...]:
-        """Device of each rank."""
+        """Lists the device of each rank."""
         every = self.cluster.devices
         return tuple(every[place] for place in self.plan.device_of)
 
     def links(self, stage: int) -> dict[str, AxisLink]:
-        """What the collectives of a stage run over; stages on the same ranks have the same, whatever layers they hold:
-        those of experts too where the model has any, since a search moves layers between stages."""
+        """Maps each group of axes to the link that a stage's collectives run over; stages on the same ranks have the
+        same, whatever layers they hold: those of experts too where the model has any, since a search moves layers
+        between stages."""
         mesh, ranks = self.plan.stage_mesh(stage), self.ranks[stage]
         key = mesh, ranks
         if key not in self._links:
@@ -456,13 +471,13 @@ class _Planned:
 
     @cached_property
     def across(self) -> dict[str, AxisLink]:
-        """What pipeline ranks exchange a divided vocabulary over."""
+        """Maps groups of axes to links for exchanges of a divided vocabulary: `tp` is the pipeline's."""
         columns = tuple(dict.fromkeys(self.ranks))
         place = self.plan.places(np.array(columns, np.int64).T)
         return {**self.links(0), "tp": axis_link(self.cluster, place)}
 
     def share(self, stage: int, parts: Sequence[tuple[LayerPrice, Layer]]) -> VocabularyShare:
-        """A rank's part of the divided embedding and head."""
+        """The part that a rank has of the divided embedding and head."""
         mine = self.plan.pipeline_ranks[stage]
         stages = [s for s, rank in enumerate(self.plan.pipeline_ranks) if rank == mine]
         (head, last), first = parts[-1], parts[0]
@@ -477,7 +492,7 @@ class _Planned:
 
 
 _Alike: TypeAlias = "tuple[str, tuple[str, ...], LayerSaving, bool]"
-"""Block, inputs without gradient, what is saved, whether in eight bits."""
+"""(block, inputs without gradient, what is saved, whether in eight bits): what layers of one price have in common."""
 
 _planned = lru_cache(maxsize=2)(_Planned)
 
@@ -545,7 +560,9 @@ def _stage_price(
         raise PlanError(f"stage {stage} has no layers; use fewer stages")
     prices = [(priced(kind), tuple(layers)) for kind, layers in groups.items()]
     share = None
+    # The first stage of a pipeline rank carries that rank's part of the vocabulary.
     if made.divided and plan.pipeline_ranks.index(plan.pipeline_ranks[stage]) == stage:
+        # The vocabulary is divided over the pipeline's ranks as if they were tensor-parallel ones.
         beside = replace(mesh, tp=plan.num_pipeline_ranks)
         layout = replace(plan.layout, sequence_parallel=False)
         parts = [(priced(alike(layer), beside, made.across, layout), layer) for layer in made.divided]
@@ -565,13 +582,14 @@ def _stage_price(
 
 
 def _precision(plan: Plan, narrow: bool) -> Precision:
-    """What prices of layers know of it, so that plans share them."""
+    """The part of the precision that prices of layers depend on, so that plans share them."""
     return Precision(compute=plan.precision.compute, fp8=plan.precision.fp8 if narrow else None)
 
 
 def _inside(block: Block, mesh: Mesh, links: Mapping[str, AxisLink]) -> tuple[Mesh, tuple[tuple[str, AxisLink], ...]]:
     """The axes and links that the price of a layer follows from, so that plans with other data parallelism share it;
     without experts, nothing lies on theirs."""
+    # The smallest mesh with these inner axes: data parallelism beyond ep x etp changes nothing inside a layer.
     ep, etp = (mesh.ep, mesh.etp) if routed_tensors(block) else (1, 1)
     inside = Mesh(dp_shard=ep * etp, cp=mesh.cp, tp=mesh.tp, ep=ep, etp=etp)
     return inside, tuple((axis, links[axis]) for axis in INNER_AXES if axis in links and getattr(inside, axis) > 1)

@@ -45,19 +45,19 @@ from gnomon.software import Stack
 from gnomon.units import quantise
 
 TIED = "embedding"
-"""Price name of the all-reduce of tied parameters (`lowering.gradients`)."""
+"""The price name of the all-reduce of tied parameters (`lowering.gradients`)."""
 
 IN_UPDATE = frozenset((TERMS, COPIES, REPLICAS))
-"""Price names of sums over ranks of tp and ep right before the update, in whose price they are."""
+"""The price names of sums over ranks of tp and ep right before the update, in whose price they are."""
 
 BY_LAYER = frozenset({*PHASES, *COMPUTES, *WANTED, "OPT"})
-"""Actions whose price follows from their layers alone."""
+"""The kinds of action whose price follows from their layers alone."""
 
 POLLS = frozenset({"RECV_F", "RECV_B", "POLL"})
-"""Actions in which a host that polls sleeps until it sees the two descriptions of a tensor gone or come."""
+"""The kinds of action in which a host that polls sleeps until it sees the two descriptions of a tensor gone or come."""
 
 FREE_KINDS = frozenset({*POLLS, "RECV_SKIP", "RECV_SKIP_GRAD", "RESHARD", "LOAD", "FORGET", "RECV_COPY"})
-"""Actions that only mark a moment: a receive ends when its send does."""
+"""The kinds of action that only mark a moment: a receive ends when its send does."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -66,9 +66,9 @@ class Pricing(PricedStages):
     layers to the clock. What is derived is computed once, when it is first asked for."""
 
     shapes: Mapping[str, Pricing] = field(default_factory=dict)
-    """Of units that are not alike, the price of each shape; the stages are then those of the largest."""
+    """The price of each shape of units that are not alike; the stages are then those of the largest."""
     turns: Turns | None = None
-    """Of workers that share the device."""
+    """The turns of workers that share the device; None without."""
 
     @cached_property
     def messages(self) -> Messages:
@@ -90,6 +90,7 @@ class Pricing(PricedStages):
     def alike(self) -> list[int]:
         """Finds for each of the Program's stages the first that costs the same, so that it is priced once."""
         like, first = _like_stages(self.stages), dict[tuple[int, tuple[LayerPrice, ...]], int]()
+        # Blocks are alike if their stages are and they span the same layers.
         spans = [slice(*self.span(block)) if index >= 0 else slice(0) for block, (_, index) in enumerate(self.blocks)]
         return [
             first.setdefault((like[stage], self.stages[stage].order[span]), block)
@@ -120,6 +121,7 @@ class Pricing(PricedStages):
             compute=compute,
             reductions=self.reductions.with_numbers(other, compute),
             _updates=self._updates,
+            # Kept: prices that do not follow from fitted numbers.
             _memo={at: seconds for at, seconds in self._memo.items() if at[0] == "NORM" or at[2] == TIED},
         )
         return other
@@ -140,6 +142,7 @@ class Pricing(PricedStages):
         """Seconds that an action holds its stream."""
         if key.shape in self.shapes:
             return self.shapes[key.shape].seconds(key._replace(shape=""))
+        # Actions that follow from layers alone are priced once for all stages that cost the same.
         stage = self.alike[key.stage] if key.kind in BY_LAYER and not key.name else key.stage
         at = (key.kind, stage, key.name)
         if at not in self._memo:
@@ -147,6 +150,7 @@ class Pricing(PricedStages):
         return self._memo[at]
 
     def _seconds(self, key: Key) -> float:
+        # Names tell rows apart: `2AR.4` is one of four parts, `F&B` a composite, `2..3.AR` spans blocks 2 to 3.
         if (parts := _parts_of(key)) > 1:
             return self._part_s(key._replace(name=""), parts)
         kind, stage = COMPUTES.get(key.kind, key.kind), key.stage
@@ -162,6 +166,7 @@ class Pricing(PricedStages):
             return sum(self.compute.parts(kind, stage).values())
         if kind in ("SEND_F", "SEND_B"):
             here = self.blocks[stage][0]
+            # A forward goes to the next stage, a gradient back to the one before; the pair is named by its lower stage.
             other = here + (1 if kind == "SEND_F" else -1)
             return self._send(min(here, other), max(here, other))
         if kind in ("SEND_SKIP", "SEND_SKIP_GRAD"):
@@ -248,6 +253,7 @@ class Pricing(PricedStages):
         elif whole.kind == "AR":
             starts = sum(float(collective_seconds("all_reduce", 0, link)) for _, link in self.carried(whole))
         seconds = self.seconds(whole)
+        # What is divided shrinks with the number of parts; the start of a collective does not.
         return max(seconds - starts, 0.0) / parts + min(starts, seconds)
 
     def _exchanged_bytes(self, kind: str, block: int) -> float:
@@ -306,11 +312,13 @@ class Pricing(PricedStages):
 
     def _update(self, block: int) -> float:
         number, index = self.blocks[block]
+        # Rows of layers share the price of the whole stage's update by elements, so that the rows add up to it.
         divided = index >= 0 and self.rows_divide_stages
         at = ~number if divided else block
         if at not in self._updates:
             held = self.compute.of_stages.priced.held(number) if divided else self.held(block)
             self._updates[at] = update_parts(*held, self.stack, whole=divided or index < 0)
+        # A device or its launches, whichever is slower, and what comes before.
         device_s, kernels, before = self._updates[at]
         seconds = max(device_s, kernels * self.launch_s[number]) + before
         return seconds * self._elements_share(block) if divided else seconds
@@ -328,7 +336,7 @@ class Pricing(PricedStages):
 
 
 def _parts_of(key: Key) -> int:
-    """Of how many parts of an action a row is one, by its name (`2AR.4`)."""
+    """The number of parts of an action of which a row is one, by its name (`2AR.4`)."""
     whole, dot, parts = key.name.partition(".")
     return int(parts) if dot and whole == f"{key.stage}{key.kind}" and parts.isdigit() else 1
 
@@ -356,4 +364,5 @@ def local_sizes(workload: Workload, microbatch: int, data_ranks: int) -> dict[st
             f"prediction prices batches of one sequence length, but this workload has {len(lengths)} lengths from "
             f"{min(lengths)} to {max(lengths)}; give seq_len"
         )
+    # ceil: the rank with the most sequences of a microbatch.
     return {"batch": -(-microbatch // data_ranks), "seq": lengths.pop(), **dict(workload.sizes)}

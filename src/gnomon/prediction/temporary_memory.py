@@ -55,6 +55,7 @@ def _inside(program: Program, pricing: Pricing) -> NDArray[np.float64]:
         between = _stage_gradient_bytes(pricing, block)
         update = _inside_update(pricing, block) if pricing.blocks[block][1] <= 0 else 0
         for k, kind in enumerate(program.kinds):
+            # Input gradients alone: what weight gradients read stays, and gradients of the stage's sides are there.
             if kind.name == "I":
                 gone = 0 if frees else _read_before(pricing, block)
                 table[k, block] = _inside_backward(pricing, block, split=frees, gone=gone) + between[0]
@@ -102,6 +103,7 @@ def layers_behind(pricing: Pricing, block: int) -> list[tuple[LayerPrice, int]]:
 
 
 def _outputs(pricing: Pricing, block: int) -> int:
+    # The output, and two copies of what is on its way to the host.
     return max(layer.output_bytes + 2 * layer.offloaded_bytes for layer, _ in layers_behind(pricing, block))
 
 
@@ -111,6 +113,7 @@ def _inside_forward(pricing: Pricing, block: int) -> int:
     layers = layers_behind(pricing, block)
     if not any(layer.forward_bytes for layer, _ in layers):
         return _outputs(pricing, block)
+    # A captured layer's peak counts all it holds; what it and others keep is counted elsewhere, so it is taken off.
     held, most, total, handed = 0, 0, sum(kept for _, kept in layers), 0
     for layer, kept in layers:
         inside = kept + layer.output_bytes
@@ -134,6 +137,7 @@ def _inside_backward(
     again = sum(1 for layer, _ in parts if layer.remade_bytes)
     run = min(pricing.plan.saved.every, again)
     most = 0.0
+    # Walking back from the last layer: `gone` is what later layers have let go of.
     for place, (layer, kept) in enumerate(reversed(parts)):
         made = run * layer.remade_bytes + max(run - 1, 0) * layer.input_bytes if layer.remade_bytes else 0
         made += _returned(pricing, layer)

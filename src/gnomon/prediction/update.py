@@ -35,10 +35,10 @@ HOST_ADAM_S = 0.7e-9
 
 
 HOST_BYTES_PER_S = 100e9
-"""Of a server's memory, where nobody says."""
+"""Bytes a second of a server's memory, where nobody says."""
 
 ADDED_BYTES = 10
-"""Moved to add a gradient of two bytes to one of four: both read, one written."""
+"""Bytes that are moved to add a gradient of two bytes to one of four: both read, one written."""
 
 REACHED = 0.5
 """Share of the host memory's bandwidth that such a sum is taken to reach; not measured."""
@@ -47,10 +47,12 @@ REACHED = 0.5
 def update_parts(
     stage: StagePrice, layers: Sequence[tuple[LayerPrice, int]], stack: Stack, *, whole: bool
 ) -> tuple[float, int, float]:
-    """(device seconds, launches, seconds before them) of an update of a stage's layers. whole: they are all of them."""
+    """Returns (device seconds, launches, seconds before them) of an update of a stage's layers. whole: they are all of
+    them."""
     optimizer, precision = stage.plan.optimizer, stage.plan.precision
     updated, share = stage.updated_elements(), 1.0
     if not whole:
+        # Layer by layer each takes its share of the stage's owned elements and tensors.
         share = sum(len(p.sharded.block.parameters) for p, _ in layers) / max(stage.num_tensors, 1)
         elements = sum(parameter_elements(price) * times for price, times in layers)
         updated = updated * elements // max(sum(stage.elements), 1)
@@ -86,6 +88,7 @@ def exchanged_s(stage: StagePrice, layers: Sequence[tuple[LayerPrice, int]]) -> 
 
 
 def in_update(stage: StagePrice, layers: Sequence[tuple[LayerPrice, int]]) -> Iterator[tuple[UpdateCollective, int]]:
+    # Collectives of one part over the same axes go together; those of single matrices one by one.
     """Collectives inside an update of these layers, and how often each is there."""
     together: dict[tuple[str, tuple[str, ...]], UpdateCollective] = {}
     for layer, times in layers:
@@ -105,6 +108,7 @@ def _matrices(stage: StagePrice, layers: Sequence[tuple[LayerPrice, int]]) -> li
     for layer, times in layers:
         for count, rows, columns in stage.update_matrices(layer):
             counts[rows, columns] = counts.get((rows, columns), 0) + count * times
+    # ZeRO divides elements, so of each shape's matrices this rank has a share.
     share = stage.updated_elements() / max(sum(stage.elements), 1)
     return [(ceil(count * share), rows, columns) for (rows, columns), count in counts.items()]
 
@@ -127,12 +131,13 @@ def inside_update(stage: StagePrice, layers: Sequence[tuple[LayerPrice, int]]) -
     parts = 2 * max((one.bytes for one, _ in found if one.part == "matrix"), default=0)
     width = orthogonal_dtype(stage.device)
     matrices = [matrix for layer, _ in layers for matrix in stage.update_matrices(layer)]
+    # Newton-Schulz: four arrays of the matrix's size and three squares of its shorter side, at once.
     inside = [count * (4 * rows * columns + 3 * min(rows, columns) ** 2) for count, rows, columns in matrices]
     return gathered + parts + max(inside, default=0) * DTYPE_BITS[width] // 8
 
 
 def norm_s(stage: StagePrice, cluster: Cluster, stack: Stack) -> float:
-    """Reading a rank's gradients, and an all-reduce of one number over all ranks."""
+    """Seconds of reading a rank's gradients, and of an all-reduce of one number over all ranks."""
     count = stage.updated_elements()
     if stage.plan.optimizer.offload is not None:  # gradients add to it as they are made
         count = 0
@@ -154,8 +159,8 @@ def _meeting_s(cluster: Cluster, placement: tuple[int, ...], ranks: int) -> floa
 def on_host_s(
     kind: str, stage: StagePrice, layers: Sequence[tuple[LayerPrice, int]], cluster: Cluster, *, streamed: bool = False
 ) -> float:
-    """`D2H` and `H2D`, copies over the host link; `HOST_OPT` and `HOST_ADD`, the update and a sum of gradients on the
-    host's cores, which the ranks of a node share. streamed: gradients go down as they are made."""
+    """Seconds of `D2H` and `H2D`, copies over the host link; of `HOST_OPT` and `HOST_ADD`, the update and a sum of
+    gradients on the host's cores, which the ranks of a node share. streamed: gradients go down as they are made."""
     if kind == "H2D" and stage.plan.optimizer.offload_parameters:  # they are where they wait
         return parameters_back_s(stage, layers, cluster)
     elements = sum(n * parameter_elements(layer) for layer, n in layers)
@@ -163,6 +168,7 @@ def on_host_s(
     if kind in ("HOST_OPT", "HOST_ADD"):
         node = _node(stage, cluster)
         sharers = min(node.count, stage.plan.world_size)
+        # Moved bytes over the share of bandwidth that a sum reaches.
         added = ADDED_BYTES / (REACHED * (node.host_memory_bytes_per_s or HOST_BYTES_PER_S))
         usual = elements * share * sharers * (HOST_ADAM_S if kind == "HOST_OPT" else added)
         return max(usual, _by_processor_s(kind, stage, elements * share))
@@ -188,8 +194,8 @@ def _by_processor_s(kind: str, stage: StagePrice, elements: float) -> float:
 def parameters_s(
     stage: StagePrice, layers: Sequence[tuple[LayerPrice, int]], cluster: Cluster, *, copies: bool = True
 ) -> float:
-    """Copying a rank's part of the parameters of some layers from the host, where they wait there, and reading it from
-    the node's disk first, where they wait there; 0 where not. copies: else without the copies.
+    """Seconds of copying a rank's part of the parameters of some layers from the host, where they wait there, and of
+    reading it from the node's disk first, where they wait there; 0 where not. copies: else without the copies.
 
     On the stream that gathers them, before they are gathered: DeepSpeed's `all_gather_coalesced` (deepspeed/runtime/
     zero/partition_parameters.py, edaa722) issues both there, and torch's FSDP2 its copy before its all-gather.
@@ -199,9 +205,9 @@ def parameters_s(
 
 
 def parameters_back_s(stage: StagePrice, layers: Sequence[tuple[LayerPrice, int]], cluster: Cluster) -> float:
-    """Copying updated parameters from the device to the host, where they wait there; and in before, where there is no
-    other copy of them to update (`master = none`). On a disk, whose file is mapped into memory, pages are read before
-    they are written. Where the host updates it is the disk alone."""
+    """Seconds of copying updated parameters from the device to the host, where they wait there; and in before, where
+    there is no other copy of them to update (`master = none`). On a disk, whose file is mapped into memory, pages are
+    read before they are written. Where the host updates it is the disk alone."""
     size = _waiting(stage, layers, trained=True)
     disk = disk_s(stage, cluster, size, write=False) + disk_s(stage, cluster, size, write=True)
     if stage.plan.optimizer.offload is not None:

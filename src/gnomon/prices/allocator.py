@@ -19,17 +19,19 @@ from gnomon.units import Bytes
 
 MIB = 2**20
 BLOCK_BYTES = 512
-"""Every allocation is rounded up to a multiple of it."""
+"""Bytes of which every allocation is a multiple, rounded up."""
 SMALL_BYTES = 1 * MIB
-"""Allocations up to this are packed into small segments; a larger free block is split if more than this is left."""
+"""Bytes up to which allocations are packed into small segments; a larger free block is split if more than this is
+left."""
 SMALL_SEGMENT_BYTES = 2 * MIB
-"""What is asked of the device for small allocations, and its page where segments expand."""
+"""Bytes that small allocations take from the device at once, and the page of small ones where segments expand."""
 OWN_SEGMENT_BYTES = 10 * MIB
-"""Allocations from this on get a segment of their own size, rounded up to SEGMENT_STEP_BYTES."""
+"""Bytes from which on an allocation gets a segment of its own size, rounded up to SEGMENT_STEP_BYTES."""
 LARGE_SEGMENT_BYTES = 20 * MIB
-"""What is asked of the device for allocations between the two, and the page of large ones where segments expand."""
+"""Bytes that allocations between the two take from the device at once, and the page of large ones where segments
+expand."""
 SEGMENT_STEP_BYTES = 2 * MIB
-"""See OWN_SEGMENT_BYTES."""
+"""Bytes to a multiple of which a segment of its own is rounded up."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,13 +39,14 @@ class Figure:
     """A number that was read or measured, with where it is known from."""
 
     value: float
-    """In the unit that its name says."""
+    """The number, in the unit that its name says."""
     source: str
-    """Where it stands."""
+    """Where the number stands."""
     date: str
     """When that was written or read, YYYY-MM."""
     confidence: Literal["checked", "partly", "unchecked"]
-    """partly: measured, but elsewhere than in training jobs of today, or on few points. unchecked: a round guess."""
+    """How sure it is. partly: measured, but elsewhere than in training jobs of today, or on few points; unchecked: a
+    round guess."""
 
     def __post_init__(self) -> None:
         if not (self.source and self.date and self.value >= 0):
@@ -82,7 +85,7 @@ EXPANDABLE_SHARE = Figure(
     date="2026-11",
     confidence="partly",
 )
-"""The same where segments expand."""
+"""What the allocator usually holds beyond the peak of allocated bytes where segments expand, as a share of it."""
 _FAILED = "total less free less reserved in the messages of jobs on one device that ran out of memory"
 CONTEXT_BYTES = Figure(
     value=890 * MIB,
@@ -99,11 +102,11 @@ PRELOADED_CONTEXT_BYTES = Figure(
     date="2022-02",
     confidence="checked",
 )
-"""The same where every kernel's code is loaded with the context."""
+"""CUDA context where every kernel's code is loaded with it."""
 VOLTA_PRELOADED_CONTEXT_BYTES = Figure(
     value=1271 * MIB, source=PRELOADED_CONTEXT_BYTES.source, date="2022-02", confidence="checked"
 )
-"""The same on Volta."""
+"""CUDA context on Volta where every kernel's code is loaded with it."""
 PAIR_COMMUNICATOR_BYTES = Figure(
     value=544 * MIB,
     source="one all-reduce in a group of 2 of 4 A100 with NVLink: 544 MB (NVIDIA/nccl#964)",
@@ -118,14 +121,14 @@ COMMUNICATOR_BYTES = Figure(
     date="2023-08",
     confidence="partly",
 )
-"""The same for more ranks."""
+"""NCCL's buffers of a communicator of more than two ranks."""
 BUS_COMMUNICATOR_BYTES = Figure(
     value=100 * MIB,
     source="a round guess: PCIe gets 2 to 4 channels, buffers are linear in channels (NVIDIA/nccl#986)",
     date="2023-09",
     confidence="unchecked",
 )
-"""The same where devices have no fabric of their own."""
+"""NCCL's buffers of a communicator where devices have no fabric of their own."""
 EXCHANGE_PEER_BYTES = Figure(
     value=3.28e9 / 7,
     source="first all-to-all of 8 H100 in a node: 1.06 to 4.34 GB outside PyTorch, 32 channels a pair "
@@ -152,7 +155,7 @@ SPLIT_SHARE = Figure(
     date="2026-11",
     confidence="partly",
 )
-"""Of activations of several microbatches, what lies between them and cannot be used."""
+"""Share of the activations of several microbatches that lies in gaps between them and cannot be used."""
 WORKSPACE_BYTES = Figure(
     value=8_519_680,
     source="cuBLAS default of PyTorch, 2 x 4096 KiB + 8 x 16 KiB; seen in a snapshot (discuss.pytorch.org 178671)",
@@ -166,10 +169,10 @@ HOPPER_WORKSPACE_BYTES = Figure(
     date="2024-03",
     confidence="partly",
 )
-"""The same from Hopper on."""
+"""cuBLAS workspace of one handle and stream from Hopper on."""
 CUBLAS_HANDLES = 2
-"""Handles with a workspace each: PyTorch keeps them by thread and stream, and forward and backward run in two threads
-(aten/src/ATen/cuda/CublasHandlePool.cpp, read 2026-11-21)."""
+"""The number of handles with a workspace each: PyTorch keeps them by thread and stream, and forward and backward run in
+two threads (aten/src/ATen/cuda/CublasHandlePool.cpp, read 2026-11-21)."""
 ENGINE_WORKSPACE_BYTES = Figure(
     value=4 * MIB,
     source="Transformer Engine, pytorch/module/base.py get_cublas_workspace_size_bytes: 4 MiB, 32 MiB from Hopper on; "
@@ -181,7 +184,7 @@ ENGINE_WORKSPACE_BYTES = Figure(
 HOPPER_ENGINE_WORKSPACE_BYTES = Figure(
     value=32 * MIB, source=ENGINE_WORKSPACE_BYTES.source, date="2026-11", confidence="partly"
 )
-"""The same from Hopper on."""
+"""Workspace of Transformer Engine's matmuls from Hopper on."""
 
 
 def round_up(nbytes: int) -> int:
@@ -213,8 +216,11 @@ def reserved_estimate(allocated: float, largest: float, stack: Stack, *, limit_b
     The usual value of a wide spread: a tenth of the published logs reserve 38% more than they allocate.
     """
     usual = _pages(max(allocated * (1 + _usual_share(stack)), segment_bytes(int(largest))))
+    # The usual reserve, unless the device is smaller: a full allocator frees cached segments and retries before it
+    # fails.
     if limit_bytes is None or usual <= limit_bytes:
         return usual
+    # On a device that is full, at least what it cannot do without.
     return max(min(usual, limit_bytes), reserved_least(allocated, stack))
 
 
@@ -266,6 +272,7 @@ def device_overhead(device: Device, stack: Stack, communicators: int, *, exchang
         return 0
     if stack.workspace.device_overhead_bytes is not None:
         return stack.workspace.device_overhead_bytes
+    # Each communicator has its channels' buffers; all-to-all adds point-to-point buffers for every peer in the node.
     buffers = communicators * communicator_bytes(device) + exchange_peers * EXCHANGE_PEER_BYTES.value
     return round(_context(device, stack) + buffers)
 
@@ -295,17 +302,17 @@ class Placed:
     """What a job's tensors come to on its device."""
 
     reserved_bytes: Bytes
-    """Held by the allocator."""
+    """Bytes that the allocator holds."""
     outside_bytes: Bytes
-    """Context, code of kernels, communication buffers."""
+    """Bytes of context, code of kernels and communication buffers."""
     usual_bytes: Bytes
-    """Both together where there is room to spare; more than the device has where the job must do with less."""
+    """Bytes of both together where there is room to spare; more than the device has where the job must do with less."""
     least_bytes: Bytes
-    """Both together with the fewest gaps, if predictions leave nothing out."""
+    """Bytes of both together with the fewest gaps, if predictions leave nothing out."""
 
     @property
     def peak_bytes(self) -> Bytes:
-        """Both together on this device."""
+        """Bytes of both together on this device."""
         return self.reserved_bytes + self.outside_bytes
 
 
@@ -320,7 +327,7 @@ def placed(
     flat: Bytes = 0,
     early: Bytes = 0,
 ) -> Placed:
-    """Tensors whose bytes peak at `allocated`, with what the allocator holds besides.
+    """Tensors whose bytes peak at `allocated`, with what the allocator holds around them.
 
     largest: bytes of the largest tensor. flat: of tensors that no block which others have left can hold. early: of
     parameters gathered before they are needed. What must be there is less than what usually is, and a job that needs
@@ -333,12 +340,14 @@ def placed(
         least = max(allocated - early, min(allocated, device.memory_bytes - outside))
         usual = allocated + outside
         return Placed(reserved_bytes=least, outside_bytes=outside, usual_bytes=usual, least_bytes=least + outside)
+    # Usual first; then, if tensors and usual overhead do not fit, overhead shrinks as far as it can.
     usual = int(reserved_estimate(allocated, largest, stack)) + flat + outside
     needed = reserved_least(allocated, stack)
     if needed + outside > device.memory_bytes:
         outside = max(least_overhead(device, stack, communicators), device.memory_bytes - needed)
     room = device.memory_bytes - outside
     reserved = int(reserved_estimate(allocated, largest, stack, limit_bytes=room))
+    # `flat` needs segments of its own, counted as far as there is room.
     reserved = min(reserved + flat, max(reserved, room))
     least = int(_pages(allocated * (1 + RESERVED_SHARE_LOW.value))) + least_overhead(device, stack, communicators)
     return Placed(reserved_bytes=reserved, outside_bytes=outside, usual_bytes=usual, least_bytes=least)

@@ -38,11 +38,12 @@ def tiled_window(window: int, device: Device, *, backward: bool) -> int:
     """Keys that a query costs under a sliding window of `window` keys, which masks whole tiles only: the tile of its
     neighbours reaches back to the first key of any of them and forward to the last."""
     tile = TPU_TILES.get(device.arch, (512, 512))[backward] if device.kind == "tpu" else BLOCK
+    # Whole tiles: the window rounded up, and one more since a tile's first and last query see different keys.
     return -(-window // tile) * tile + tile
 
 
 def lane_of(device: Device) -> int:
-    """What head sizes are multiples of as a device multiplies them."""
+    """The multiple to which head sizes are rounded up as a device multiplies them."""
     return lanes_of(device) if device.kind == "tpu" else LANE
 
 
@@ -122,14 +123,19 @@ class Heads:
     """Whether some queries see more keys than others."""
 
     def flops(self, backward: bool) -> Array:
-        """q kᵀ and p v; backward: q kᵀ again, dP = dO vᵀ, dV, dQ, dK. Head sizes as kernels fill them up."""
+        """FLOPs of q kᵀ and p v; backward: q kᵀ again, dP = dO vᵀ, dV, dQ, dK. Head sizes as kernels fill them up."""
+        # ceil to the lane: a head of 72 works as one of 96.
         width, width_v = (-(-size // self.lane) * self.lane for size in (self.width, self.width_v))
+        # Forward: 2 matmuls of 2·pairs·width FLOPs (q kᵀ, p v). Backward: 3 over width (q kᵀ, dQ, dK) and 2 over
+        # width_v (dP, dV).
         a_pair = 2 * (3 * width + 2 * width_v) if backward else 2 * (width + width_v)
         return np.asarray(self.batch * self.heads * self.pairs * a_pair)
 
     def moved_bytes(self, backward: bool) -> Array:
-        """q, k, v, out in 16 bits; backward: also the gradient of out, and those of q (in fp32), k and v."""
+        """Bytes of q, k, v and out in 16 bits; backward: also the gradient of out, and those of q (in fp32), k and
+        v."""
         queries, keys = self.q_len * self.heads, self.kv_len * self.kv_heads
+        # Elements of q, k (width) and of v, out (width_v).
         elements = (queries + keys) * (self.width + self.width_v)
         if backward:
             elements = elements + queries * (self.width_v + 2 * self.width) + keys * (self.width + self.width_v)
@@ -139,18 +145,22 @@ class Heads:
 def attention_model(shape: Heads, peak: float, device: Device, row: AttentionCurve) -> Array:
     """`attention_seconds` for one row of constants; what a fit evaluates. peak: dense FLOP/s."""
     backward = row.direction == "backward"
+    # Backward runs over blocks of keys, forward over blocks of queries.
     parts = np.maximum((shape.kv_len if backward else shape.q_len) / row.block, 1)
     sequences = shape.batch * shape.heads
+    # Seconds of a mean block on one SM: its FLOPs at the SM's reached speed, and starting it.
     block_s = shape.flops(backward) / (sequences * parts) / (peak / device.num_sms * row.efficiency) + row.prologue_s
     # few blocks: the one that sees all keys decides, twice the mean of a causal mask; it has its SM to itself
     ratio = np.minimum(2.0, shape.q_len * shape.kv_len / shape.pairs) if shape.causal else np.ones_like(block_s)
     shared, alone = sequences * np.ceil(parts) / device.num_sms, row.lone_block * ratio
+    # Power mean: rounds -> the larger of the two as tail_power grows.
     large, small = np.maximum(shared, alone), np.minimum(shared, alone)
     rounds = large * (1 + (small / large) ** row.tail_power) ** (1 / row.tail_power)
     if row.wave_overlap is not None and not shape.causal:
         rounds = (1 - row.wave_overlap) * np.ceil(shared) + row.wave_overlap * np.maximum(shared, 1)
     compute = block_s * rounds
     if row.bend:
+        # The bend is interpolated over log waves, as it was fitted.
         compute = compute * np.exp(np.interp(np.log(shared), np.log(BEND_WAVES), np.log(row.bend)))
     memory = shape.moved_bytes(backward) / (device.memory_bytes_per_s * row.memory_efficiency)
     return np.asarray(row.t0_s + np.hypot(compute, memory))

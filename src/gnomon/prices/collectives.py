@@ -55,10 +55,10 @@ def _check(what: str, starts: Iterable[float], shares: Iterable[float], ramps: I
 
 
 Line: TypeAlias = tuple[float, ...]
-"""Logarithms at the knots of a line."""
+"""Natural logarithms at the knots of a piecewise linear line."""
 
 FADE = 4.0
-"""Times the largest size measured, or a part of the least: where the formula stands alone."""
+"""The factor beyond the largest size measured (or below the least) at which the formula stands alone."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,9 +66,9 @@ class Bend:
     """What measured times of one system are over the formula: lines in logarithms between a few sizes."""
 
     at_bytes: tuple[float, ...]
-    """The sizes, ascending."""
+    """The sizes in bytes, ascending."""
     over: tuple[tuple[float, ...], ...]
-    """The factor at each: one list for all sizes of group, or one for each."""
+    """The factor at each size: one list for all sizes of group, or one for each."""
 
     def __post_init__(self) -> None:
         if not self.at_bytes or list(self.at_bytes) != sorted(set(self.at_bytes)) or not self.at_bytes[0] > 0:
@@ -79,17 +79,23 @@ class Bend:
             raise InputError("bend: factors must be from 0.5 to 2")
 
     def logs(self, ranks: tuple[int, ...], n: int, above: float, up_to: float) -> tuple[Line, Line]:
+        # One list of factors holds for all groups; several are interpolated over log2 of the group's size, size by
+        # size.
         """(logs of sizes, logs of factors) for a group of n, above and up to given sizes (0 and inf: no limit). Where
         there is none the factor fades to 1; of large buffers only from above 1, so that a byte gets no dearer."""
         log_n, known = math.log2(n), np.log2(ranks)
         lists = np.log(self.over)
         factors = lists[0] if len(lists) == 1 else np.array([np.interp(log_n, known, column) for column in lists.T])
         sizes = np.log(self.at_bytes)
+        # Where the formula of one protocol ends (`above`, `up_to`) the bend ends with it; elsewhere it fades to factor
+        # 1 at FADE times the measured range.
         ends = [above or self.at_bytes[0] / FADE, up_to if up_to < math.inf else self.at_bytes[-1] * FADE]
         low, high = np.log(ends).tolist()
         if low >= high:
             return (low,), (0.0,)
         inner = (sizes > low) & (sizes < high)
+        # At an open end of large buffers min(0, …): the factor may fade down to 1 but not up, or a byte more would take
+        # less.
         first = float(np.interp(low, sizes, factors)) if above else 0.0
         last = float(np.interp(high, sizes, factors)) if up_to < math.inf else min(0.0, float(factors[-1]))
         return (low, *sizes[inner].tolist(), high), (first, *factors[inner].tolist(), last)
@@ -103,13 +109,13 @@ class SmallFit:
     """Largest buffer of each size of group that takes them, by NCCL's own tuning: it need not be where Simple is as
     fast. Between and beyond sizes of group as in InsideFit."""
     start_s: tuple[Seconds, ...]
-    """As in InsideFit."""
+    """Seconds of an empty collective, as in InsideFit."""
     share: tuple[float, ...]
-    """As in InsideFit."""
+    """Share of the least traffic's peak for large messages, as in InsideFit."""
     ramp: tuple[float, ...]
-    """As in InsideFit."""
+    """Weight of sqrt(start·wire), as in InsideFit."""
     bend: Bend | None = None
-    """As in InsideFit."""
+    """What the formula leaves, as in InsideFit."""
 
     def __post_init__(self) -> None:
         _check("small buffers", self.start_s, self.share, self.ramp)
@@ -124,24 +130,24 @@ class InsideFit:
     link: str
     """Name of the link in the catalogue, or its kind: rows for a name come before those for a kind."""
     collectives: tuple[CollectiveKind, ...]
-    """Those that the row is for."""
+    """The collectives that the row is for."""
     ranks: tuple[int, ...]
     """Sizes of group, ascending; between them constants are interpolated over log2, beyond them `start_s` goes on with
     its last slope and the others stay."""
     start_s: tuple[Seconds, ...]
-    """Of an empty collective."""
+    """Seconds of an empty collective, for each size of group."""
     share: tuple[float, ...]
-    """Of the least traffic's peak, for large messages."""
+    """Share of the least traffic's peak that large messages reach, for each size of group."""
     ramp: tuple[float, ...]
-    """Weight of sqrt(start·wire)."""
+    """Weight of sqrt(start·wire), for each size of group."""
     provenance: Provenance
-    """Of this row."""
+    """Where the row's constants are known from."""
     bend: Bend | None = None
-    """What the formula leaves; None: nothing was measured, or is left."""
+    """What the formula leaves of measured times; None: nothing was measured, or is left."""
     small: SmallFit | None = None
-    """Small buffers; None: one protocol for all."""
+    """Constants of small buffers; None: one protocol for all."""
     arch: str = ""
-    """Only this generation of devices; empty: all."""
+    """The generation of devices that the row is for; empty: all."""
 
     def __post_init__(self) -> None:
         what = f"{self.link} {', '.join(self.collectives)}"
@@ -173,6 +179,8 @@ class InsideFit:
         return float(np.interp(math.log2(ranks), np.log2(self.ranks), values))
 
     def _start(self, ranks: int, starts: tuple[float, ...]) -> float:
+        # Beyond the largest group measured the start grows with its last slope per doubling, never falls: a larger ring
+        # or tree has more steps.
         x, known = math.log2(ranks), np.log2(self.ranks)
         start = self._between(ranks, starts)
         if x > known[-1] and len(known) > 1:
@@ -189,15 +197,15 @@ class SmallAcrossFit:
     """Largest buffer that takes them, for each rank of the group: by NCCL's own tuning it grows with the steps that
     they shorten."""
     start_s: Seconds
-    """As in AcrossFit."""
+    """Seconds of an empty collective in one node, as in AcrossFit."""
     step_s: Seconds
-    """As in AcrossFit."""
+    """Seconds more for each step between nodes, as in AcrossFit."""
     inside_step_s: Seconds
-    """As in AcrossFit."""
+    """Seconds more for each rank that is not the first of its node, as in AcrossFit."""
     share: float
-    """As in AcrossFit."""
+    """Share of what a group's ports carry, as in AcrossFit."""
     ramp: float
-    """As in AcrossFit."""
+    """Weight of sqrt(start·wire), as in AcrossFit."""
 
     def __post_init__(self) -> None:
         _check("small buffers", (self.start_s, self.step_s, self.inside_step_s), (self.share,), (self.ramp,))
@@ -210,27 +218,28 @@ class AcrossFit:
     """What one algorithm reaches of a network between nodes."""
 
     link: str
-    """As in InsideFit."""
+    """Name of the link in the catalogue, or its kind, as in InsideFit."""
     collectives: tuple[CollectiveKind, ...]
-    """Those that the row is for."""
+    """The collectives that the row is for."""
     algorithm: Literal["tree", "ring", "direct"]
-    """tree: double binary tree over nodes. ring: through all ranks. direct: every rank to every other."""
+    """The algorithm: a double binary tree over nodes, a ring through all ranks, or every rank to every other
+    (direct)."""
     start_s: Seconds
-    """Of an empty collective in one node."""
+    """Seconds of an empty collective in one node."""
     step_s: Seconds
-    """More for each doubling of nodes (tree) or each node after the first (ring: in each direction)."""
+    """Seconds more for each doubling of nodes (tree) or each node after the first (ring: in each direction)."""
     inside_step_s: Seconds
-    """More for each rank that is not the first of its node (ring only)."""
+    """Seconds more for each rank that is not the first of its node (ring only)."""
     share: float
-    """Of what a group's ports carry, for large messages."""
+    """Share of what a group's ports carry that large messages reach."""
     ramp: float
-    """Weight of sqrt(start·wire)."""
+    """Weight of sqrt(start·wire) in the price."""
     provenance: Provenance
-    """Of this row."""
+    """Where the row's constants are known from."""
     small: SmallAcrossFit | None = None
-    """Small buffers; None: one protocol for all."""
+    """Constants of small buffers; None: one protocol for all."""
     arch: str = ""
-    """As in InsideFit."""
+    """The generation of devices that the row is for; empty: all."""
 
     def __post_init__(self) -> None:
         what = f"{self.link} {self.algorithm} {', '.join(self.collectives)}"
@@ -242,15 +251,15 @@ class CopyFit:
     """What copies between host and device reach of the host link."""
 
     link: str
-    """As in InsideFit."""
+    """Name of the host link in the catalogue, or its kind."""
     start_s: Seconds
-    """Of an empty copy."""
+    """Seconds of an empty copy."""
     share: float
-    """Of the peak, from pinned memory."""
+    """Share of the link's peak that copies from pinned memory reach."""
     ramp: float
-    """Weight of sqrt(start·wire)."""
+    """Weight of sqrt(start·wire) in the price."""
     provenance: Provenance
-    """Of this row."""
+    """Where the row's constants are known from."""
 
     def __post_init__(self) -> None:
         _check(f"copies over {self.link}", (self.start_s,), (self.share,), (self.ramp,))
@@ -263,16 +272,16 @@ class CollectiveFile:
     SCHEMA: ClassVar[str] = "gnomon.collectives/1"
 
     inside: tuple[InsideFit, ...]
-    """Within a node."""
+    """Rows of groups within a node."""
     across: tuple[AcrossFit, ...]
-    """Between nodes."""
+    """Rows of groups over several nodes."""
     copies: tuple[CopyFit, ...]
-    """Between host and device."""
+    """Rows of copies between host and device."""
 
 
 @cache
 def collective_fits() -> CollectiveFile:
-    """The rows of `collectives.toml`."""
+    """Reads the rows of `collectives.toml`, once."""
     return schema.load_packaged(CollectiveFile, Path(__file__).with_name("collectives.toml"))
 
 
@@ -281,24 +290,26 @@ class Cost:
     """One algorithm on one link: seconds of `nbytes`."""
 
     start_s: float
-    """Of an empty collective."""
+    """Seconds of an empty collective."""
     s_per_byte: float
-    """Wire time of each byte."""
+    """Wire seconds of each byte."""
     ramp: float
     """Weight of sqrt(start·wire)."""
     floor_s_per_byte: float = 0.0
-    """Wire time of each byte on another link that works at the same time."""
+    """Wire seconds of each byte on another link that works at the same time."""
     bend: Bent | None = None
-    """What measured times are over this."""
+    """What measured times are over this price."""
     small: Cost | None = None
-    """Of buffers up to `small_bytes`."""
+    """The cost of buffers up to `small_bytes`."""
     small_bytes: float = 0.0
-    """Where the switch is; larger buffers never take less than those of this size."""
+    """Bytes at which the switch is; larger buffers never take less than those of this size."""
 
     def straight(self, size: Any) -> Any:
         """Seconds by the formula alone."""
+        # start + wire + ramp·sqrt(start·wire): the cross term is pipelining that builds up while start still matters.
         wire = size * self.s_per_byte
         seconds = self.start_s + wire + self.ramp * (self.start_s * wire) ** 0.5
+        # The other link (inside the nodes) works alongside: the slower of the two sets the time.
         if self.floor_s_per_byte:
             seconds = np.maximum(seconds, self.start_s + size * self.floor_s_per_byte)
         return seconds
@@ -312,6 +323,7 @@ class Cost:
             seconds = self.bend.seconds(size, seconds)
         if self.small is None:
             return seconds
+        # NCCL's switch between protocols is a jump: a larger buffer must not take less than the largest small one.
         least = self.small.seconds(self.small_bytes)
         if isinstance(size, float):
             return max(seconds, least)
@@ -323,23 +335,26 @@ class Bent:
     """A bend of one cost: no larger buffer takes less, and none takes less than the link's peak."""
 
     logs: Line
-    """Of sizes; between them and beyond them follows what holds there."""
+    """Logs of sizes; between them and beyond them what follows holds."""
     at_zero: Line
-    """Of the line of log factors over log sizes: its value at 0."""
+    """The value at 0 of the line of log factors over log sizes."""
     slope: Line
-    """And its slope."""
+    """The slope of that line."""
     least_s: tuple[Seconds, ...]
-    """No larger buffer takes less than those of the sizes before."""
+    """Seconds of the sizes before, which no larger buffer takes less than."""
     peak_s_per_byte: float
-    """Least seconds of each byte."""
+    """Least seconds of each byte, at the link's peak."""
 
     @classmethod
     def of(cls, line: tuple[Line, Line], cost: Cost, peak_s_per_byte: float) -> Bent:
         """line: logs of sizes and of factors. Between two sizes seconds are convex in logarithms, so the most that
         they have come to is at one of both."""
+        # Piece i is log factor = at_zero[i] + slope[i]·log size, with flat pieces (slope 0) before the first and after
+        # the last knot.
         logs, over = (np.array(values) for values in line)
         slope = np.concatenate([[0.0], np.diff(over) / np.diff(logs), [0.0]])
         at_zero = np.concatenate([over[:1], over]) - slope * np.concatenate([logs[:1], logs])
+        # Running maximum over the knots: the price never falls as buffers grow.
         most = np.maximum.accumulate(cost.straight(np.exp(logs)) * np.exp(over))
         return cls(
             logs=tuple(logs.tolist()),
@@ -376,6 +391,7 @@ def collective_seconds(kind: str, nbytes: Any, link: AxisLink) -> Any:
         own = communication_seconds(link.measured, _known(kind), link.ranks, nbytes)
         if own is not None:
             return own
+    # Each algorithm has a price; NCCL's tuning takes the fastest for every size, so the minimum does.
     costs = algorithm_costs(kind, link)
     seconds = costs[0].seconds(size)
     for cost in costs[1:]:
@@ -393,6 +409,7 @@ def bound_seconds(kind: str, nbytes: Any, link: AxisLink) -> Any:
 
     A group in one node: bytes that each device must send (half of them where switches add up). Between nodes: bytes
     that must leave a node.
+    # Between nodes only bytes that leave a node count; what moves inside can hide next to it.
     """
     known = _known(kind)
     traffic = _inside_traffic(known, link) if link.nodes == 1 else _least_out(known, link)
@@ -414,7 +431,9 @@ def _copy_cost(node: Node) -> Cost:
     rows = [row for row in collective_fits().copies if row.link in (node.host.name, node.host.kind)]
     if not rows:
         raise UnpricedError(f"no price for copies over {node.host.name!r} ({node.host.kind}) of node {node.name!r}")
+    # A row for the link by name goes before one for its kind (False sorts first).
     row = min(rows, key=lambda r: r.link != node.host.name)
+    # Several devices may share one host link (PCIe switch): all copy at once.
     rate = node.host.bytes_per_s / node.devices_per_host_link
     start = max(row.start_s, node.host.latency_s)
     return Cost(start_s=start, s_per_byte=1 / (rate * row.share), ramp=row.ramp)
@@ -433,6 +452,8 @@ def algorithm_costs(kind: str, link: AxisLink) -> tuple[Cost, ...]:
 def inside_cost(row: InsideFit, kind: CollectiveKind, link: AxisLink) -> Cost:
     """A group within one node, by the constants of a row."""
     ranks = 2 if kind == "send_recv" else link.ranks
+    # Latency alone: a tree of ceil(log2 n) hops, twice for an all-reduce (reduce, then broadcast). A fitted start is
+    # never below it.
     least = _passes(kind) * math.ceil(math.log2(ranks)) * link.inside_latency_s
     peak = _inside_traffic(kind, link) / _rate(kind, link)
     start, share, ramp = row.at(ranks)
@@ -440,6 +461,7 @@ def inside_cost(row: InsideFit, kind: CollectiveKind, link: AxisLink) -> Cost:
     some = row.small_at(ranks)
     up_to = some[0] if some else 0.0
     if row.bend:
+        # The bend of large buffers begins where small ones end.
         cost = replace(cost, bend=Bent.of(row.bend.logs(row.ranks, ranks, up_to, math.inf), cost, peak))
     if some is None or row.small is None:
         return cost
@@ -466,15 +488,22 @@ def across_cost(row: AcrossFit, kind: CollectiveKind, link: AxisLink) -> Cost:
 def _across_cost(row: AcrossFit, by: AcrossFit | SmallAcrossFit, kind: CollectiveKind, link: AxisLink) -> Cost:
     """Prices by the constants of the row itself, or by those of its small buffers."""
     passes, outer = _passes(kind), link.nodes - 1
+    # A fitted step is never below the network's own latency.
     step = max(by.step_s, link.across_latency_s)
     if row.algorithm == "tree":
+        # Double binary tree: each node sends all bytes up and down, half of them in each tree; with two nodes one
+        # direction is enough.
         traffic = (1.0 if link.nodes == 2 else 2.0) * passes / 2
         start = by.start_s + math.ceil(math.log2(link.nodes)) * step
     elif row.algorithm == "ring":
+        # Ring: each rank sends (n - 1)/n of the buffer once (all-gather, reduce-scatter) or twice (all-reduce).
         traffic = 1.0 if kind == "broadcast" else passes * (link.ranks - 1) / link.ranks
+        # Steps of a ring: nodes - 1 hops over the network, and one inside a node for every rank that is not the first
+        # there.
         start = by.start_s + passes * (outer * step + (link.ranks - link.nodes) * by.inside_step_s)
     else:
         traffic = _least_out(kind, link)
+        # Direct: one step to each other node if the bytes differ by peer (all-to-all), one in all otherwise.
         start = by.start_s + (outer if kind == "all_to_all" else 1) * step
     return Cost(
         start_s=start,
@@ -494,11 +523,14 @@ def _inside_s_per_byte(row: AcrossFit, kind: CollectiveKind, link: AxisLink) -> 
         return 0.0
     inner: CollectiveKind = kind
     if row.algorithm == "tree":
+        # A tree reduces inside each node as a collective of its k ranks would.
         traffic = _inside_traffic(kind, replace(link, ranks=k))
     elif row.algorithm == "ring":
+        # A ring passes everything through every rank, so the inside link carries the ring's traffic too.
         inner = "all_gather" if kind == "all_reduce" else kind
         traffic = 1.0 if kind == "broadcast" else _passes(kind) * (link.ranks - 1) / link.ranks
     else:
+        # Direct: of a rank's buffer the parts for the k - 1 peers of its node stay inside.
         traffic = (k - 1) / link.ranks
     _, share, _ = _rows(collective_fits().inside, inner, link)[0].at(k)
     return traffic / (link.inside_bytes_per_s * share)
@@ -511,6 +543,7 @@ def _inside_traffic(kind: CollectiveKind, link: AxisLink) -> float:
     """
     n = link.ranks
     if kind == "all_reduce":
+        # Ring all-reduce: reduce-scatter and all-gather, (n - 1)/n of the buffer each.
         ring = 2 * (n - 1) / n
         return min(ring, (n + 1) / n) if link.switch_sums else ring
     return 1.0 if kind in ("broadcast", "send_recv") else (n - 1) / n
@@ -519,8 +552,10 @@ def _inside_traffic(kind: CollectiveKind, link: AxisLink) -> float:
 def _least_out(kind: CollectiveKind, link: AxisLink) -> float:
     """Bytes that must leave a node, for each byte of the buffer."""
     n, nodes, k = link.ranks, link.nodes, link.ranks_per_node
+    # k ranks of a node each send the shares of the n - k ranks elsewhere.
     if kind == "all_to_all":
         return k * (n - k) / n
+    # Hierarchically, only one copy of the buffer leaves a node: (nodes - 1)/nodes of it, twice for an all-reduce.
     return 1.0 if kind in ("broadcast", "send_recv") else _passes(kind) * (nodes - 1) / nodes
 
 

@@ -28,7 +28,7 @@ Array: TypeAlias = NDArray[np.float64]
 """Float64 values, one for each shape."""
 
 Time: TypeAlias = "float | NDArray[np.float64]"
-"""Seconds: a float, or one for each shape asked about."""
+"""Seconds: a float, or an array with one for each shape in the question."""
 
 Size: TypeAlias = "int | float | NDArray[np.float64]"
 """A size in elements, or an array of sizes."""
@@ -39,7 +39,7 @@ FlashAttention-3 on Hopper, 4 on Blackwell. cudnn: cuDNN's fused attention, as T
 Triton's FlashAttention of 2023."""
 
 CublasRelease: TypeAlias = Literal["12.1"]
-"""Releases of cuBLAS of which there is data besides that of the GEMM rows."""
+"""Releases of cuBLAS of which there is data apart from that of the GEMM rows."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,11 +49,11 @@ class Provenance:
     data: str
     """What was fitted or read: device, library, number of shapes; or what was assumed."""
     date: str
-    """When, YYYY-MM-DD."""
+    """The date of the fit or the reading, YYYY-MM-DD."""
     error: str
     """Median and 90th percentile of the absolute error on shapes kept out of the fit; `unchecked` if there is none."""
     range: str
-    """Shapes in which it holds."""
+    """The shapes in which the constants hold."""
 
     def __post_init__(self) -> None:
         if not (self.data and self.date and self.error and self.range):
@@ -73,25 +73,26 @@ class GemmCurve:
     dtype: str
     """`bf16` (also stands for fp16), `tf32`, `fp32`, `fp8`, `fp4`, `int8`: the rate that the matmul runs at."""
     t0_s: Seconds
-    """Of an empty kernel on the device."""
+    """Seconds of an empty kernel on the device."""
     tile_overhead: float
     """Loss of the matrix units however large the tile: efficiency is 1 / (1 + overhead + edge·(1/rows + 1/cols))."""
     tile_edge: float
     """Loss that falls with the size of the tile, in elements."""
     prologue_s: Seconds
-    """Filling and draining the pipeline of a tile."""
+    """Seconds of filling and draining the pipeline of a tile."""
     wave_overlap: float
-    """0: a last wave that is not full costs a whole one; 1: work spreads evenly."""
+    """Share of a last wave that is not full which costs nothing. 0: it costs a whole wave; 1: work spreads evenly."""
     memory_efficiency: float
     """Part of the memory's peak that operands larger than the last cache move at."""
     cache_efficiency: float
-    """The same for operands that fit the last cache; at most 1, so that no price is under the roofline."""
+    """Part of the memory's peak that operands reach which fit the last cache; at most 1, so that no price is under the
+    roofline."""
     overlap_power: float
     """q in (compute^q + memory^q)^(1/q): 1 adds them, large hides the smaller."""
     provenance: Provenance
-    """Of this row."""
+    """Where the row's constants are known from."""
     device: str = ""
-    """Only this device of the generation; empty: all."""
+    """The only device of the generation that the row is for; empty: all."""
     speed: float = 1.0
     """Speed of the matrix units over what the constants say, under a library older than theirs."""
 
@@ -121,11 +122,11 @@ class AttentionCurve:
     head_dim: int
     """Largest head size of the class."""
     t0_s: Seconds
-    """Of an empty kernel (backward: of its three kernels together)."""
+    """Seconds of an empty kernel (backward: of its three kernels together)."""
     efficiency: float
     """Part of the peak that one SM reaches inside a block of queries."""
     prologue_s: Seconds
-    """Starting and finishing a block of queries."""
+    """Seconds of starting and finishing a block of queries."""
     lone_block: float
     """Time of a block with an SM to itself over its share of a full SM's time: under 1 where an SM holds several."""
     tail_power: float
@@ -133,13 +134,14 @@ class AttentionCurve:
     memory_efficiency: float
     """Part of the memory's peak at which q, k, v and the output move; added to the compute time."""
     provenance: Provenance
-    """Of this row."""
+    """Where the row's constants are known from."""
     device: str = ""
-    """As in GemmCurve."""
+    """The only device of the generation that the row is for; empty: all."""
     block: int = 128
     """Queries of a block (backward: keys)."""
     wave_overlap: float | None = None
-    """As in GemmCurve, without a mask; None: blocks are added up as under one."""
+    """Share of a last wave that costs nothing, as in GemmCurve, without a mask; None: blocks are added up as under
+    one."""
     bend: tuple[float, ...] = ()
     """What measured compute times are over the formula at `BEND_WAVES` waves of blocks; empty: nothing is left."""
 
@@ -148,6 +150,7 @@ class AttentionCurve:
         _between(what, 1, 1024, block=self.block)
         if self.bend and len(self.bend) != len(BEND_WAVES):
             raise InputError(f"{what}: bend has a factor for each of {BEND_WAVES} waves")
+        # A factor may fall by a fifth at most from one knot to the next, while blocks grow fourfold: time never falls.
         for less, more in zip(self.bend, self.bend[1:], strict=False):
             _between(f"{what}: bend over the factor before", 0.8, 2, factor=more / less)
         _between(what, 0, 1, wave_overlap=self.wave_overlap or 0.0)
@@ -162,17 +165,17 @@ class StreamCurve:
     """Constants of `stream.stream_seconds` for one kind of access."""
 
     kind: Walk
-    """How memory is walked."""
+    """The way memory is walked."""
     t0_s: Seconds
-    """Of an empty kernel."""
+    """Seconds of an empty kernel."""
     efficiency: float
     """Part of the memory's peak on data larger than the last cache."""
     cache_efficiency: float
-    """The same for data that fits the last cache; at most 1, so that no price is under the roofline."""
+    """Part of the memory's peak on data that fits the last cache; at most 1, so that no price is under the roofline."""
     provenance: Provenance
-    """Of this row."""
+    """Where the row's constants are known from."""
     device: str = ""
-    """As in GemmCurve."""
+    """The only device of the generation that the row is for; empty: all."""
 
     def __post_init__(self) -> None:
         what = f"stream curve {self.kind} {self.device}".rstrip()
@@ -185,11 +188,11 @@ class Library:
     """How fast matmuls are under an older cuBLAS than that of the GEMM rows."""
 
     cublas: CublasRelease
-    """Its release."""
+    """The release of cuBLAS."""
     speed: float
-    """Of matmuls, over the rows'."""
+    """Speed of matmuls over the rows' own."""
     provenance: Provenance
-    """Of this row."""
+    """Where the speed is known from."""
 
     def __post_init__(self) -> None:
         _between(f"products under cuBLAS {self.cublas}", 0.1, 1, speed=self.speed)
@@ -202,13 +205,13 @@ class CudnnRelease:
     cudnn: str
     """The release, as in `9.4`."""
     forward: float
-    """Speed over that of the rows."""
+    """Speed of the forward over that of the rows."""
     backward: float
-    """The same of gradients."""
+    """Speed of gradients over that of the rows."""
     head_dim: int
     """The class of head sizes that was measured."""
     provenance: Provenance
-    """Of this row."""
+    """Where the speeds are known from."""
 
     def __post_init__(self) -> None:
         _between(f"attention of cuDNN {self.cudnn}", 0.5, 2, forward=self.forward, backward=self.backward)
@@ -220,7 +223,7 @@ class CudnnRelease:
 
 
 def release_number(release: str) -> int:
-    """`9.13` and `9.13.1` -> 913."""
+    """Orders releases: `9.13` and `9.13.1` are 913."""
     major, minor = release.split(".")[:2]
     return int(major) * 100 + int(minor)
 
@@ -232,15 +235,15 @@ class CurveFile:
     SCHEMA: ClassVar[str] = "gnomon.curves/1"
 
     arch: str
-    """Generation, as in Device."""
+    """Name of the generation, as in Device."""
     measured: tuple[str, ...]
-    """Devices that data is of; empty: none, all rows are assumed."""
+    """Devices whose kernels were measured; empty: none, all rows are assumed."""
     gemm: tuple[GemmCurve, ...] = ()
-    """Rows."""
+    """Rows of matmuls."""
     attention: tuple[AttentionCurve, ...] = ()
-    """Rows."""
+    """Rows of fused attention."""
     stream: tuple[StreamCurve, ...] = ()
-    """Rows."""
+    """Rows of kernels that stream memory."""
     libraries: tuple[Library, ...] = ()
     """Older libraries that are known to be slower on this generation."""
     cudnn: tuple[CudnnRelease, ...] = ()
@@ -256,15 +259,15 @@ class Curves:
     """Every curve of one device."""
 
     device: str
-    """Its name in the catalogue."""
+    """The device's name in the catalogue."""
     attention_kernel: AttentionKernel
-    """What `attention` ops of a lowered block run as."""
+    """The kernel that `attention` ops of a lowered block run as."""
     gemm: tuple[GemmCurve, ...]
-    """By dtype."""
+    """Rows of matmuls, by dtype."""
     attention: tuple[AttentionCurve, ...]
-    """By kernel, direction and head size, ascending in the last."""
+    """Rows of attention by kernel, direction and head size, ascending in the last."""
     stream: tuple[StreamCurve, ...]
-    """By kind."""
+    """Rows of streaming kernels, by kind."""
     assumptions: tuple[str, ...]
     """What was not measured on this device; to be shown next to every number made with it."""
 
@@ -305,7 +308,7 @@ def gemm_dtype(dtype: str) -> str:
 
 
 RELATIVES = {"blackwell-ultra": "blackwell", "ampere-ga102": "ampere", "cdna4": "cdna3"}
-"""Generations that borrow the curves of another: same matrix units, other sizes."""
+"""Maps a generation to another whose curves it borrows: same matrix units, other sizes."""
 
 _KERNELS: Mapping[AttentionKernel, str] = {
     "flash1": "FlashAttention",
@@ -336,6 +339,7 @@ def curves_for(device: Device, *, attention: AttentionKernel | None = None) -> C
     known = stem in _FILES
     generic = _file(f"generic-{device.kind}")
     if device.measured is not None:
+        # A machine that was calibrated has tables of its own; generic curves only fill what they leave out.
         return _measured_curves(device, device.measured, generic)
     file = _file(stem) if known else generic
     assumptions = []
@@ -361,6 +365,7 @@ def curves_for(device: Device, *, attention: AttentionKernel | None = None) -> C
         attention=rows,
         stream=streams,
         assumptions=tuple(dict.fromkeys(assumptions)),
+        # Fails here, at once, rather than at the first op that needs the kernel.
     )
     curves.attention_for("forward", 128)
     return curves
@@ -400,6 +405,7 @@ def _with_libraries(device: Device, attention: AttentionKernel | None, cublas: C
         known = {row.kernel for row in curves.attention}
         curves = curves_for(device, attention=attention if attention in known else "flash2")
     stem = RELATIVES.get(device.arch, device.arch)
+    # Only where a slower release was measured on this generation; elsewhere cuBLAS's age is of no account.
     older = [] if device.measured or stem not in _FILES else [x for x in _file(stem).libraries if x.cublas == cublas]
     if not older:
         return curves
@@ -435,6 +441,7 @@ R = TypeVar("R", bound=_Row)
 def _own(rows: tuple[R, ...], device: Device, fits: Callable[[R], bool]) -> R | None:
     """The row for just this device, or else for its whole generation."""
     fitting = [row for row in rows if fits(row) and row.device in ("", device.name)]
+    # True sorts after False: a row for this device wins over one for the generation.
     return max(fitting, key=lambda row: row.device != "", default=None)
 
 
@@ -469,6 +476,7 @@ def _gemm_rows(device: Device, file: CurveFile, generic: CurveFile, assumptions:
         curve = _own(file.gemm, device, lambda row, wanted=dtype: row.dtype == wanted)  # type: ignore[misc]
         if curve is None:
             borrowed.append(dtype)
+        # Without data for a dtype the shape of the efficiency is bf16's, on the dtype's own peak.
         rows.append(curve or replace(base, dtype=dtype))
     if borrowed and file.measured:
         assumptions.append(
@@ -481,6 +489,7 @@ def _attention_rows(
     device: Device, file: CurveFile, generic: CurveFile, assumptions: list[str]
 ) -> tuple[AttentionCurve, ...]:
     rows = [row for row in file.attention if row.device in ("", device.name)]
+    # A row for this very device replaces the generation's row for the same kernel, direction and head size.
     specific = {(row.kernel, row.direction, row.head_dim) for row in rows if row.device}
     rows = [row for row in rows if row.device or (row.kernel, row.direction, row.head_dim) not in specific]
     if not any(row.kernel == "flash2" for row in rows):

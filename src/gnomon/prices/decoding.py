@@ -30,19 +30,19 @@ class DecodeAttention:
     """seconds = t0 + per_head · sequences · kv heads + hypot(bytes of keys / bandwidth, FLOPs / peak)."""
 
     arch: str
-    """Generation."""
+    """Name of the generation."""
     kv_bits: int
-    """Of an element of the cache."""
+    """Bits of an element of the cache."""
     t0_s: Seconds
-    """Of its kernels with few keys, reduction over parts included."""
+    """Seconds of its kernels with few keys, reduction over parts included."""
     per_head_s: Seconds
-    """Of a sequence's key head."""
+    """Seconds of a sequence's key head."""
     memory_efficiency: float
     """Part of the memory's peak at which keys are read."""
     compute_efficiency: float
     """Part of the 16-bit dense peak that few queries a key reach."""
     provenance: Provenance
-    """Of this row."""
+    """Where the row's constants are known from."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,19 +50,19 @@ class FewRows:
     """Fused experts: seconds = t0 + per_expert · experts touched + hypot(bytes / bandwidth, FLOPs / peak)."""
 
     arch: str
-    """Generation."""
+    """Name of the generation."""
     weight_bits: int
-    """Of a weight of the experts."""
+    """Bits of a weight of the experts."""
     t0_s: Seconds
-    """Of its kernels: sort of rows, both matmuls, activation, sum."""
+    """Seconds of its kernels: sort of rows, both matmuls, activation, sum."""
     per_expert_s: Seconds
-    """Of an expert that gets rows."""
+    """Seconds of an expert that gets rows."""
     memory_efficiency: float
     """Part of the memory's peak at which weights are read."""
     compute_efficiency: float
     """Part of the dense peak reached by tiles that are partly empty."""
     provenance: Provenance
-    """Of this row."""
+    """Where the row's constants are known from."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,15 +70,15 @@ class OneShot:
     """A sum over ranks in one kernel: seconds = start + per_rank · ranks + 2 (ranks - 1) / ranks · bytes / rate."""
 
     arch: str
-    """Generation."""
+    """Name of the generation."""
     start_s: Seconds
-    """Of a sum of nothing."""
+    """Seconds of a sum of nothing."""
     per_rank_s: Seconds
-    """More of it for each rank."""
+    """Seconds more for each rank."""
     link_share: float
     """Rate over the link's peak."""
     provenance: Provenance
-    """Of this row."""
+    """Where the row's constants are known from."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,23 +87,23 @@ class Ggml:
     reached as rows fill a tile: rows / (rows + TILE)."""
 
     arch: str
-    """Generation."""
+    """Name of the generation, with `-vulkan` for that backend."""
     start_s: Seconds
-    """Of a matmul, and of each other kernel between two."""
+    """Seconds of a matmul's launch, and of each other kernel between two."""
     memory_share: float
     """Part of the memory's peak at which a vector's matmul reads 16-bit weights."""
     quantised_memory_share: float
-    """The same of quantised ones."""
+    """Part of the memory's peak at which a vector's matmul reads quantised weights."""
     quantised_share: float
     """Part of the int8 peak (of the 16-bit one where there is none) that quantised weights reach with many rows."""
     half_share: float
     """Part of the 16-bit peak with 16-bit sums (half the int8 one, where there is one) that 16-bit weights reach."""
     experts_share: float
-    """Of either, what matmuls of experts reach."""
+    """Part of either that matmuls of experts reach."""
     attention_share: float
     """Speed of its attention of prompts over that of the maker's kernels."""
     provenance: Provenance
-    """Of this row."""
+    """Where the row's constants are known from."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,13 +113,13 @@ class DecodingFile:
     SCHEMA: ClassVar[str] = "gnomon.decoding/1"
 
     attention: tuple[DecodeAttention, ...]
-    """Rows."""
+    """Rows of decode attention."""
     experts: tuple[FewRows, ...]
-    """Rows."""
+    """Rows of fused experts."""
     one_shot: tuple[OneShot, ...]
-    """Rows."""
+    """Rows of sums in one kernel."""
     ggml: tuple[Ggml, ...]
-    """Rows."""
+    """Rows of ggml."""
 
 
 @cache
@@ -153,7 +153,7 @@ def ggml_row(device: Device, *, vulkan: bool = False) -> Ggml:
 
 
 GGML_TILE = 20
-"""Rows at which a matmul of ggml reaches half of what it does with many."""
+"""The number of rows at which a matmul of ggml reaches half of what it does with many."""
 
 
 def ggml_seconds(
@@ -164,11 +164,13 @@ def ggml_seconds(
     rows: that each weight is multiplied by. elements: weights that are read. bits: of one. moved_bytes: weights and
     activations. row: of `ggml_row`.
     """
+    # Above 12 bits weights are multiplied as 16-bit numbers; below, as int8 blocks with scales.
     half = bits > 12
     integer = device.dense_peak.int8
     peak = half_peak(device) if integer is None else integer / 2 if half else integer
     share = (row.half_share if half else row.quantised_share) * (row.experts_share if experts else 1.0)
     many = np.asarray(rows, dtype=np.float64)
+    # A tile fills as rows / (rows + TILE); up to 8 rows a vector kernel runs, which is bound by memory alone.
     compute = 2 * many * elements / (peak * share * many / (many + GGML_TILE))
     memory = np.asarray(moved_bytes) / (
         device.memory_bytes_per_s * (row.memory_share if half else row.quantised_memory_share)
@@ -177,7 +179,7 @@ def ggml_seconds(
 
 
 def assumptions(device: Device) -> tuple[str, ...]:
-    """What was taken from another generation."""
+    """Lists what was taken from another generation."""
     if any(row.arch == _arch(device) for row in _file().attention):
         return ()
     return (
@@ -191,6 +193,7 @@ def kv_seconds_per_token(
     """Seconds of each key that a decode attends to, in one layer on one device: bytes and FLOPs of it."""
     memory = bytes_per_token / (device.memory_bytes_per_s * row.memory_efficiency)
     compute = flops_per_token / (half_peak(device) * row.compute_efficiency)
+    # hypot, not max: near the balance point neither hides the other entirely.
     return float(np.hypot(memory, compute))
 
 
@@ -202,6 +205,7 @@ def decode_attention_seconds(
     memory = np.asarray(moved, dtype=np.float64) / (device.memory_bytes_per_s * row.memory_efficiency)
     compute = np.asarray(flops, dtype=np.float64) / (half_peak(device) * row.compute_efficiency)
     heads = np.asarray(sequences, dtype=np.float64) * np.asarray(kv_heads, dtype=np.float64)
+    # t0 is paid once, per_head for every (sequence, key head), the rest by bytes and FLOPs.
     return np.asarray(row.t0_s + row.per_head_s * heads + np.hypot(memory, compute))
 
 
@@ -217,19 +221,20 @@ def half_peak(device: Device) -> float:
 
 def touched_experts(tokens: Size, experts: int, topk: int) -> Array:
     """Experts that at least one of `tokens` chooses, all choices alike: E (1 - (1 - k/E)^tokens)."""
+    # A token misses an expert with probability 1 - k/E; `tokens` independent tokens all miss it with the power.
     return np.asarray(experts * (1 - (1 - min(topk / experts, 1.0)) ** np.asarray(tokens, dtype=np.float64)))
 
 
 class RoutedExperts(Protocol):
-    """A layer's experts on one rank, as far as their time follows from it."""
+    """What the time of a layer's experts on one rank follows from."""
 
     @property
     def experts(self) -> int:
-        """Experts of all ranks together."""
+        """Counts the experts of all ranks together."""
 
     @property
     def topk(self) -> int:
-        """Experts that a token chooses."""
+        """Counts the experts that a token chooses."""
 
     @property
     def local_share(self) -> float:
@@ -245,7 +250,7 @@ class RoutedExperts(Protocol):
 
     @property
     def row_elements(self) -> float:
-        """Read and written besides weights for a (token, expert) pair."""
+        """Elements read and written for a (token, expert) pair, weights not counted."""
 
 
 def experts_seconds(tokens: Size, layer: RoutedExperts, *, peak: float, device: Device) -> Array:
@@ -254,6 +259,7 @@ def experts_seconds(tokens: Size, layer: RoutedExperts, *, peak: float, device: 
     row = experts_row(device, layer.bits)
     rows = np.asarray(tokens, dtype=np.float64) * layer.topk * layer.local_share
     touched = touched_experts(tokens, layer.experts, layer.topk) * layer.local_share
+    # Every touched expert's weights are read once; rows move 16-bit activations.
     moved = touched * layer.elements * layer.bits / 8 + rows * layer.row_elements * 2
     memory = moved / (device.memory_bytes_per_s * row.memory_efficiency)
     compute = 2 * rows * layer.elements / (peak * row.compute_efficiency)

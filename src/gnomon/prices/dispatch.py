@@ -37,7 +37,7 @@ DISPATCH_SMS = 32
 src/megatron/bridge/perf_recipes/_common.py moe_hybridep_num_sms; DeepEP's own default is 20)."""
 
 RDMA = ("infiniband", "roce")
-"""Kinds of network that the share is for; over others the all-to-all's own price stands."""
+"""The kinds of network that the share is for; over others the all-to-all's own price stands."""
 
 
 ARCHES = ("hopper", "blackwell", "blackwell-ultra")
@@ -59,15 +59,19 @@ def holders(places: int, experts: int, topk: int, groups: int = 1, groups_per_to
     Experts lie in order, an equal part on each place. A token chooses `groups_per_token` of `groups` equal groups of
     consecutive experts, then topk experts of these, all choices alike: with one group, topk of all. By linearity the
     sum over places of 1 - P(none of its experts is chosen). Given that j chosen groups have o experts in common with a
+    # size: experts of a group; chosen: experts in the groups that a token chooses from.
     place, P = C(c - o, topk) / C(c, topk) with c experts in chosen groups; the ways to choose them are counted group by
     group. One group: places · (1 - C(experts - experts/places, topk) / C(experts, topk)).
     """
     size = experts // groups
     chosen = size * groups_per_token
+    # All choices are alike, so probabilities are counts: the denominator is C(groups, g) · C(chosen, topk).
     every = comb(groups, groups_per_token) * comb(chosen, topk)
     expected = Fraction(0)
     for place in range(places):
         low, high = place * experts // places, (place + 1) * experts // places
+        # ways[(count, shared)]: number of ways to choose `count` of the groups that this place touches, which have
+        # `shared` experts in common with it.
         ways, touched = {(0, 0): 1}, range(low // size, -(-high // size) if high > low else low // size)
         for group in touched:
             common = min(high, (group + 1) * size) - max(low, group * size)
@@ -75,6 +79,7 @@ def holders(places: int, experts: int, topk: int, groups: int = 1, groups_per_to
             for (count, shared), number in ways.items():
                 more[count + 1, shared + common] += number
             ways = dict(more)
+        # No expert of the place is chosen: topk from the chosen groups' experts less the shared ones.
         none = sum(
             number * comb(groups - len(touched), groups_per_token - count) * comb(chosen - shared, topk)
             for (count, shared), number in ways.items()
@@ -92,13 +97,16 @@ def dispatch_seconds(nbytes: Any, link: AxisLink, *, nodes: float, ranks: float)
     """
     plain = collective_seconds("all_to_all", nbytes, link)
     if link.nodes == 1:
+        # In a node only copies to ranks matter: `ranks` of the rows are sent.
         return _less(plain, collective_seconds("all_to_all", nbytes * ranks, link))
     if link.across_kind in RDMA:
         start = algorithm_costs("all_to_all", link)[0].start_s
         share = float(np.interp(np.log2(link.nodes), *np.transpose([(np.log2(n), s) for n, s in RDMA_SHARE])))
+        # A fitted share of the ports' peak, interpolated over log2 of the nodes, and the all-to-all's own start.
         far = start + bound_seconds("all_to_all", nbytes * nodes, link) / share
     else:
         far = collective_seconds("all_to_all", nbytes * nodes, link)
+    # The network and the links inside work at once: the slower of the two sets the time.
     if link.ranks_per_node > 1:
         inside = replace(
             link, ranks=link.ranks_per_node, nodes=1, across_kind="", across_name="", across_bytes_per_s=0.0, sharers=1

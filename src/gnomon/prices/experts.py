@@ -71,6 +71,7 @@ def loop_price(
     kernels = round(LOOP_OP * LOOP_OPS[backward] * experts)
     if not backward:
         return OpPrice(device_s=0.0, kernels=kernels)
+    # Each expert's backward zeroes and sums whole tensors, so bytes grow with the number of experts.
     reads = ROWS_PASSES[0] * tokens_bytes + STACK_PASSES[0] * stacked_bytes
     writes = ROWS_PASSES[1] * tokens_bytes + STACK_PASSES[1] * stacked_bytes
     seconds = stream_seconds(reads * experts, writes * experts, device, curves, kernels=kernels)
@@ -78,7 +79,7 @@ def loop_price(
 
 
 BIASED_LAUNCHES = {False: 2, True: 6}
-"""backward -> kernels of it for each expert, from Python."""
+"""Maps backward to the kernels of these biases for each expert, from Python."""
 
 
 def extra_passes(op: Op, size: Size, experts: int, device: Device, curves: Curves, *, backward: bool) -> OpPrice:
@@ -103,15 +104,17 @@ def loop_launches(experts: int, low: Low) -> int:
 def sequential_price(
     op: Op, experts: int, low: Low, rows_bytes: Size, device: Device, curves: Curves, *, backward: bool
 ) -> OpPrice:
-    """What Megatron Core's SequentialMLP runs beside the products and activations of so many experts of a rank, which
+    """What Megatron Core's SequentialMLP runs next to the matmuls and activations of so many experts of a rank, which
     are launched one by one from Python: further launches of each, and at the combine the copy that joins what the
     experts put out; of the gradients of rows, which were cut from one tensor, at the dispatch.
     Source: NVIDIA/Megatron-LM d98e8a6 megatron/core/transformer/moe/experts.py SequentialMLP.forward (torch.split,
     a loop over local_experts, torch.cat)."""
     if op.does == "multiplies rows":
+        # The first expert's matmul is priced with the op itself, so one launch less.
         return OpPrice(device_s=0.0, kernels=experts * EACH_EXPERT[low] - 1)
     if op.does == "gates":
         return OpPrice(device_s=0.0, kernels=experts - 1)
+    # Forward joins (torch.cat) at the combine; backward joins the gradients of the split at the dispatch.
     joins = op.does == ("dispatches" if backward else "combines")
     if not joins or experts == 1:
         return OpPrice(device_s=0.0, kernels=0)
@@ -123,6 +126,7 @@ def row_passes(
 ) -> OpPrice:
     """Passes over the rows around an all-to-all, one way. does: `dispatches` or `combines`. rows_bytes: rows of one
     rank's experts in the compute dtype. experts: of a rank."""
+    # One pass to sort rows by expert, one to pad them for eight bits.
     passes = (experts > 1) + bool(low)
     price = OpPrice(device_s=0.0, kernels=BOOKKEEPING[does, backward] + passes)
     if not passes:

@@ -46,20 +46,21 @@ LIMITS: Mapping[str, tuple[float, float]] = MappingProxyType(
 """Name -> what is physically possible. `attention` may be over 1: the stack's kernel need not be the curve's."""
 
 OWN_LIMITS: Mapping[str, tuple[float, float]] = MappingProxyType({**LIMITS, "compute": (0.02, 5.0)})
-"""The same for numbers of a user's own runs: a machine that was calibrated while others used it may be faster since,
+"""Limits for numbers of a user's own runs: a machine that was calibrated while others used it may be faster since,
 and one that others use now is slower."""
 
 STACK_NUMBERS = 6
-"""Most numbers of one stack."""
+"""The number of fitted numbers of one stack, at most."""
 
 SHARED_NUMBERS = 20
-"""Most numbers of all stacks, devices and links together."""
+"""The number of fitted numbers of all stacks, devices and links together, at most."""
 
 ANY = "*"
-"""Name of the record that holds for every stack."""
+"""The name of the record that holds for every stack."""
 
 NEAREST = {"tpu-7x": "tpu-v6e"}
-"""Generation -> the one whose number it has without one of its own: TPU 7x has v6e's matrix units, of 256 a side."""
+"""Maps a generation to the one whose number it has without one of its own: TPU 7x has v6e's matrix units, of 256 a
+side."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,11 +92,11 @@ class StackNumber:
     """One fitted number of a stack."""
 
     stack: str
-    """Name of its record."""
+    """Name of the stack's record."""
     name: Name
-    """Which number."""
+    """Which number it is."""
     value: float
-    """Seconds, or a ratio."""
+    """The number: seconds, or a ratio."""
     arch: str = ""
     """Generation of devices that it holds for, with those named after it (`blackwell-ultra`); empty for all."""
 
@@ -110,9 +111,9 @@ class StackRecord:
     """The numbers of one stack, fitted together."""
 
     numbers: tuple[StackNumber, ...]
-    """At most STACK_NUMBERS."""
+    """The numbers, at most STACK_NUMBERS."""
     provenance: Provenance
-    """Of all of them."""
+    """Where all of them are known from."""
 
     def __post_init__(self) -> None:
         names = {number.stack for number in self.numbers}
@@ -133,7 +134,7 @@ class LinkNumber:
     """A network's time in training over its price."""
 
     link: str
-    """Name in the catalogue."""
+    """Name of the link in the catalogue."""
     factor: float
     """Seconds over the price of communication outside layers: messages between stages, gradients, parameters; from 0.2
     to 10. In layers a stack's `exposed` says it."""
@@ -150,7 +151,7 @@ class LinkNumber:
 
     @property
     def count(self) -> int:
-        """Numbers that were fitted."""
+        """Counts the numbers that were fitted."""
         return 1 + (self.hop_s > 0)
 
 
@@ -161,7 +162,7 @@ class Fitted:
     SCHEMA: ClassVar[str] = "gnomon.fitted/1"
 
     universal: StackRecord | None = None
-    """Of every stack, on each generation of devices; a stack's own record goes before it."""
+    """The numbers of every stack, on each generation of devices; a stack's own record goes before it."""
     stacks: tuple[StackRecord, ...] = ()
     links: tuple[LinkNumber, ...] = ()
 
@@ -185,6 +186,7 @@ class Fitted:
         record = self.record(stack.name)
         kernel = stack.layers.attention_kernel if stack.layers.attention == "flash" else None
         chosen: dict[str, float] = {}
+        # Later layers overwrite earlier ones: all stacks, then the stack, then the user's own runs.
         layers: tuple[Sequence[StackNumber | OwnNumber], ...] = (
             [n for n in self.universal.numbers if n.name != "attention" or stack.layers.attention != "unfused"]
             if self.universal
@@ -196,6 +198,8 @@ class Fitted:
         others = {"triton"} if kernel != "triton" else set()
         others |= {"attention"} if kernel in OLDER_KERNELS else set()
         for numbers in layers:
+            # Sorted so that the most specific number comes last and wins: no generation, then the nearest, then this
+            # one.
             for number in sorted(numbers, key=lambda n: (n.arch == arch, n.arch == NEAREST.get(arch), n.arch)):
                 if number.name not in LIMITS:
                     known = ", ".join(LIMITS)
@@ -235,13 +239,13 @@ class Fitted:
 
     @property
     def shared(self) -> int:
-        """Those of all stacks, devices and links."""
+        """Counts those of all stacks, devices and links."""
         return sum(number.count for number in self.links) + (len(self.universal.numbers) if self.universal else 0)
 
 
 @cache
 def fitted() -> Fitted:
-    """The numbers on record."""
+    """Reads the numbers on record, once."""
     return schema.load_packaged(Fitted, Path(__file__).with_name("fitted.toml"))
 
 
@@ -259,7 +263,7 @@ on other devices; of other stacks there; or of neither."""
 
 
 def known(stack: Stack, device: Device, numbers: Fitted | None = None) -> Known:
-    """What the rates rest on."""
+    """Says what the rates rest on, in one word."""
     records = numbers or fitted()
     if stack.own is not None:
         return "own"
@@ -272,7 +276,7 @@ def known(stack: Stack, device: Device, numbers: Fitted | None = None) -> Known:
 
 
 NAMED = 4
-"""Sources of a fit that are named next to a prediction; of more only their number is said."""
+"""The number of sources of a fit that are named next to a prediction; of more only their number is said."""
 
 
 def rates_note(stack: Stack, device: Device) -> str:

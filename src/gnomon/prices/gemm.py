@@ -64,7 +64,7 @@ def gemm_seconds(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Products:
-    """Matmuls as arrays of equal shape."""
+    """The shapes of matmuls m×k by k×n, as arrays of equal shape."""
 
     m: Array
     """Rows of the result."""
@@ -73,9 +73,9 @@ class Products:
     k: Array
     """Length of the sums."""
     batch: Array
-    """Matmuls of this shape run together."""
+    """Numbers of matmuls of this shape that run together."""
     moved_bytes: Array
-    """Operands and results of all of them."""
+    """Bytes of operands and results of all of them."""
 
 
 def peak_of(dtype: str, device: Device) -> float:
@@ -101,6 +101,7 @@ def _compute_s(shape: Products, sm_flops_per_s: float, num_sms: int, row: GemmCu
     tiles = np.ceil(m / _ROWS) * np.ceil(n / _COLS) * batch * _PARTS / num_sms
     # between whole waves (the last one waits for its slowest tile) and tiles that follow each other without a gap
     waves = row.wave_overlap * np.maximum(tiles, 1) + (1 - row.wave_overlap) * np.ceil(tiles)
+    # k is padded to whole steps in each split.
     depth = np.ceil(k / (_PARTS * K_STEP)) * K_STEP
     tile_s = row.prologue_s / row.speed + 2 * _ROWS * _COLS * depth / (sm_flops_per_s * efficiency * row.speed)
     return np.asarray((waves * tile_s).min(axis=-1))
@@ -110,4 +111,5 @@ def _operand_bytes(m: Array, n: Array, k: Array, batch: Array, *, dtype: str) ->
     bits = DTYPE_BITS.get({"fp8": "fp8_e4m3", "fp4": "fp4_e2m1", "fp32_matrix": "fp32"}.get(dtype, dtype))
     if bits is None:
         raise UnpricedError(f"bytes of a matmul in {dtype!r} are not known; give moved_bytes")
+    # Operands at their width, results at 16 bits or more.
     return np.asarray(batch * ((m * k + k * n) * bits + m * n * max(bits, 16)) / 8)

@@ -20,10 +20,10 @@ from gnomon.units import Seconds
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostCost:
-    """Host time of one kernel."""
+    """Host time of one kernel, with its source."""
 
     per_kernel_s: Seconds
-    """From one launch to the next, with the framework's work between them."""
+    """Seconds from one launch to the next, with the framework's work between them."""
     source: str
     """Where it is known from."""
     confidence: Literal["checked", "unchecked"]
@@ -63,6 +63,7 @@ def host_cost(stack: Stack, device: Device, numbers: Fitted | None = None) -> Ho
         )
     seen = rates(stack, device, numbers).host_kernel_s
     if seen is not None:
+        # Fitted runs launched eagerly; other ways of launching are taken to be faster by the ratio of their own prices.
         share = _LAUNCHES[stack.launch.launch_mode or "eager"].per_kernel_s / _LAUNCHES["eager"].per_kernel_s
         checked = known(stack, device, numbers) in ("own", "stack")
         return HostCost(
@@ -101,12 +102,12 @@ def check_s(stack: Stack, ranks: int) -> float:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sustained:
-    """Speed under long load over speed in a short burst."""
+    """Speed under long load over speed in a short burst, with a note."""
 
     factor: float
-    """Divides compute-bound times; at most 1."""
+    """The factor by which compute-bound times are divided; at most 1."""
     note: str
-    """Why, or why nothing is known."""
+    """Why it is so, or why nothing is known."""
 
 
 def sustained(stack: Stack, device: Device) -> Sustained:

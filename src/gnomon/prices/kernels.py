@@ -34,8 +34,8 @@ from gnomon.prices.tpu import Shape, apart, devices_of, filled
 from gnomon.sharding.homes import routed_tensors
 
 Low: TypeAlias = Literal["", "fp8", "rowwise", "mxfp8", "fp4"]
-"""Dtype of narrow matmuls; empty for none. `rowwise`: eight bits with a scale for each row of one operand and column
-of the other. `mxfp8`: with a scale for 32 of them."""
+"""Number format of narrow matmuls; empty for none. `rowwise`: eight bits with a scale for each row of one operand and
+column of the other. `mxfp8`: with a scale for 32 of them."""
 
 Experts: TypeAlias = Literal["grouped", "looped", "fused", "sequential", "eager", "stacked"]
 """How matmuls of experts run: as one kernel for all, one after another, or (narrow ones) as one kernel with what lies
@@ -44,7 +44,7 @@ between them; wide ones of the last run one after another. The last three: one a
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpPrice:
-    """What running an op costs on the device. Adds up, and is repeated, like a number."""
+    """The cost of running an op on the device, which adds up, and is repeated, like a number."""
 
     device_s: Time
     """Seconds that the device is busy; an array if sizes were arrays."""
@@ -63,16 +63,17 @@ FREE = OpPrice(device_s=0.0, kernels=0)
 
 
 TABLE_KERNELS = 5
-"""Of the gradient of a table, after its zeros: sort of the ids, offsets, sums."""
+"""Kernels of the gradient of a table after its zeros: sort of the ids, offsets, sums."""
 
 
 GROUPED_SHARE = 0.82
-"""Speed of grouped products in 16 bits over that of one batched product of the same shapes: rows of each expert are not
+"""Speed of grouped matmuls in 16 bits over that of one batched matmul of the same shapes: rows of each expert are not
 known when the kernel is launched. Median of 281 shapes of moe_grouped_gemm_aiconfigurator.csv (H100, CUTLASS, balanced,
 2048 tokens and more; 10th to 90th percentile 0.30 to 1.02), 2026-11-21, activation and permutation priced apart."""
 
 GROUPED_LOW_SHARE = 0.70
-"""The same in 8 bits, with the scales of each expert: 254 shapes (0.28 to 1.06)."""
+"""Speed of grouped matmuls in 8 bits over that of one batched matmul, with the scales of each expert: 254 shapes (0.28
+to 1.06)."""
 
 MXFP8_TIME = 1.05
 """Time of a matmul in MXFP8 over one of the same shape with a scale a tensor, by cuBLAS on Blackwell. Source:
@@ -87,7 +88,7 @@ README of float8 has it (6,768 of 6,150 tokens/s; tensorwise 7,690), and a 70B w
 (pytorch/torchtitan#1299). Read 2026-11-29."""
 
 ODD_ROWS_SHARE = 0.48
-"""Speed of 16-bit products whose weight has a side of an odd number of elements: its rows begin at odd multiples of
+"""Speed of 16-bit matmuls whose weight has a side of an odd number of elements: its rows begin at odd multiples of
 two bytes, which no wide load can fetch. Fitted to profiles of a head of 50257 rows on A100 (0.44 to 0.53 by model),
 2026-11-21 (evidence/LOG.md); with 25128 they show nothing of the kind. nanoGPT gained a quarter
 of GPT-2's whole step from a vocabulary of 50304 (A. Karpathy, February 2023)."""
@@ -110,19 +111,19 @@ class Cast:
     """How the activation that a narrow matmul reads gets its eight bits."""
 
     again: bool = False
-    """Another product of the same rank has cast it already."""
+    """Whether another matmul of the same rank has cast it already."""
     normed: bool = False
-    """The norm that makes it writes eight bits; what is left is the transposed copy."""
+    """Whether the norm that makes it writes eight bits; what is left is the transposed copy."""
     share: float = 1.0
     """Part that a rank casts before the parts are gathered in eight bits; the transposed copy is made of the whole."""
     once: bool = False
-    """Without the transposed copy, which the weight gradient reads: of a weight that is not trained."""
+    """Whether the transposed copy, which the weight gradient reads, is left out: of a weight that is not trained."""
     searched: bool = False
-    """Read for its maxima by row and by column, then cast with either."""
+    """Whether it is read for its maxima by row and by column first, then cast with either."""
 
 
 WHOLE = Cast()
-"""As one kernel does it: read once, written as is and transposed."""
+"""The cast as one kernel does it: read once, written as is and transposed."""
 
 
 def op_seconds(
@@ -141,7 +142,7 @@ def op_seconds(
 ) -> OpPrice:
     """The price of running a lowered op once, forward.
 
-    fp8: products with weights run in 8 bits (`fp4`: in 4), with the `cast` of their input (the weight's own, once a
+    fp8: matmuls with weights run in 8 bits (`fp4`: in 4), with the `cast` of their input (the weight's own, once a
     step, is `cast_weight_seconds`). load: rows that this rank's experts get over those of balanced routing; for
     experts padded to the busiest, busiest over mean. causal_share: of the key-length square under a causal mask,
     the share that this rank works on (`sharding.context.causal_shares`); None: the queries are the last ones of the
@@ -149,8 +150,10 @@ def op_seconds(
     format that the device cannot.
     """
     work = forward_work(op, block, setting)
+    # A cast between equal dtypes is a view.
     if _is_no_cast(op, block, setting):
         return FREE
+    # A measured machine has a table for some kinds: it goes before every curve.
     if (known := _measured(op, block, setting, device, backward=False)) is not None:
         return known
     match op.rules.curve(op):
@@ -163,6 +166,7 @@ def op_seconds(
             of = _Contraction(
                 op=op, block=block, setting=setting, device=device, curves=curves, low=low, load=load, experts=experts
             )
+            # Shapes: forward is m×k by k×n; see `_shape` for what m, n and k are of each op.
             price = _matmuls(of, "forward", work)
             price = price + _widened(op, block, setting, device, curves)
             return price + _cast(op.inputs[0], block, setting, device, curves, cast) if low else price
@@ -227,6 +231,7 @@ def grad_seconds(
                 op=op, block=block, setting=setting, device=device, curves=curves, low=low, load=load, experts=experts
             )
             price = _matmul_grad(of, grad, work)
+            # The incoming gradient is cast once for both gradients; the price goes with the input gradient.
             if grad.phase == "weight_grad":
                 return price
             price = price + _widened(op, block, setting, device, curves)
@@ -248,6 +253,7 @@ def _paged(op: Op, block: Block, setting: Setting, device: Device, curves: Curve
     """Attention of cached keys in blocks. One query a sequence: as decoding kernels are measured (`decoding`), keys
     read at their share of the memory's peak. Several (a chunk of a prompt): as fused attention of as many queries."""
     q, keys, values = (block.tensor(name) for name in op.inputs[:3])
+    # q [sequences, queries, heads, width]; keys [blocks, kv heads, width …]: the cache in blocks.
     sizes, positions = setting.sizes, key_positions(op, block, setting)
     sequences, queries, heads = (size_of(dim, sizes) for dim in q.dims[:3])
     kv_heads = size_of(keys.dims[1], sizes)
@@ -261,6 +267,7 @@ def _paged(op: Op, block: Block, setting: Setting, device: Device, curves: Curve
         sequences, queries, positions, heads, kv_heads, width, head_dim_v=width_v,
         causal=bool(op.attr("causal", False)), device=device, curves=curves,
     )  # fmt: skip
+    # One query a sequence runs the decoding kernel, several run fused attention; sizes may be arrays that have both.
     return OpPrice(device_s=as_time(np.where(np.asarray(queries) == 1, one, several)), kernels=1)
 
 
@@ -268,6 +275,7 @@ def _table_grad(work: Work, device: Device, curves: Curves) -> OpPrice:
     """The gradient of a table of embeddings: it begins as zeros, and rows are added to it by index. What adding it to
     gradients before costs is `optimizer.accumulate_seconds`. Source: PyTorch embedding_dense_backward."""
     table, rows = work.write_bytes, work.read_bytes
+    # embedding_dense_backward: the whole table is zeroed, then rows are sorted by id and summed into it.
     zeros = stream_seconds(0, table, device, curves)
     sums = stream_seconds(rows, np.minimum(rows, table), device, curves, kernels=TABLE_KERNELS, kind="scatter")
     return OpPrice(device_s=zeros + sums, kernels=TABLE_KERNELS + 1)
@@ -279,9 +287,11 @@ def _widened(op: Op, block: Block, setting: Setting, device: Device, curves: Cur
     and its forward casts rows to eight bits and takes outliers by themselves, which is read as as much."""
     weight = block.tensor(op.inputs[1])
     stored, wide = setting.dtypes.bits(weight.dtype), setting.dtypes.bits("compute")
+    # 4 bits or int8 only: wider weights are multiplied as they are stored.
     if _rows(op) != "tokens" or (stored > 4 and weight.dtype != INT8):
         return FREE
     elements = numel(weight.dims, setting.sizes)
+    # Read narrow, written wide, and read wide once more by the matmul: 2 x written.
     written = elements * wide / 8
     seconds = stream_seconds(elements * stored / 8, 2 * written, device, curves)
     return OpPrice(device_s=seconds, kernels=1)
@@ -312,6 +322,7 @@ def _measured(op: Op, block: Block, setting: Setting, device: Device, *, backwar
     """The price of an op that has a table of its own on this device, as the runtime runs it; None for others."""
     if device.measured is None:
         return None
+    # A loss that was lowered to steps was measured as one op: its steps are free.
     if block_loss(op, block):
         return FREE  # it was measured with all its steps
     calibrated = op.rules.calibrated
@@ -322,6 +333,7 @@ def _measured(op: Op, block: Block, setting: Setting, device: Device, *, backwar
     rows = numel(of.dims[:-1], setting.sizes)
     dtype = setting.dtypes.resolve("compute")
     seconds = rule_seconds(
+        # Rows of the op's table: everything but the last dimension, which is the width.
         device.measured,
         op.kind,
         dtype,
@@ -354,6 +366,7 @@ def _low(op: Op, fp8: bool | Low) -> Low:
 
 def _is_no_cast(op: Op, block: Block, setting: Setting) -> bool:
     names = (op.inputs[0], op.outputs[0]) if op.rules.memory == "cast" else ()
+    # One distinct dtype: nothing to cast.
     return len({setting.dtypes.resolve(block.tensor(name).dtype) for name in names}) == 1
 
 
@@ -384,6 +397,7 @@ def _cast(name: str, block: Block, setting: Setting, device: Device, curves: Cur
     a gather in 8 bits; two casts of a gradient: see `Fp8.fixed`."""
     if how.again:
         return FREE
+    # size: bytes as they are; elements: bytes once cast, one each.
     size = nbytes(block.tensor(name), setting.sizes, setting.dtypes)
     elements = numel(block.tensor(name).dims, setting.sizes)
     if how.searched:  # the kernel before finds the maxima, if it is fused with that
@@ -393,9 +407,11 @@ def _cast(name: str, block: Block, setting: Setting, device: Device, curves: Cur
     how = replace(how, once=how.once or device.kind == "tpu")
     if how.once and how.normed:  # the norm wrote what is read
         return FREE
+    # written: the copy as is (share of it) and the transposed copy, of the whole.
     read, written = size * how.share, elements * ((0 if how.once else 1) + how.share)
     if how.once:
         return OpPrice(device_s=stream_seconds(read, written, device, curves, kernels=2), kernels=2)
+    # The norm wrote the copy as is; only the transposed one is read from it and written.
     if how.normed:
         read, written = 0, elements
     if how.normed or how.share < 1:
@@ -411,6 +427,8 @@ def _rows(op: Op) -> str:
 
 def _shape(op: Op, block: Block, sizes: Mapping[str, Any], load: float) -> Shape:
     """The matmuls of a contraction: rows of the left operand, columns of the right, what both share is the batch."""
+    # left is [batch, m, k], right [batch, k, n], out [batch, m, n], each in any order and with several dimensions in
+    # one of them.
     left, right, out = (block.tensor(name).atoms for name in (op.inputs[0], op.inputs[1], op.outputs[0]))
     if _rows(op) == "pixels":  # an implicit matmul: a row for each output pixel
         weight = block.tensor(op.inputs[1]).dims
@@ -421,12 +439,14 @@ def _shape(op: Op, block: Block, sizes: Mapping[str, Any], load: float) -> Shape
         )
     names = {dim.name for dim in right}
     k = _count([dim for dim in left if dim.name in op.contracts], sizes)
+    # Grouped: tokens of all experts are the rows, divided over the experts that get any: min(experts, rows) of them.
     if _rows(op) == "experts":
         experts = size_of(next(dim for dim in right if dim.name == op.attr("groups", "experts")), sizes)
         rows = _count([dim for dim in left if dim.name not in op.contracts], sizes) * load
         busy = np.minimum(experts, rows)
         columns = [d for d in right if d.name not in (*op.contracts, op.attr("groups", "experts"))]
         return Shape(np.maximum(rows / busy, 1), _count(columns, sizes), k, np.maximum(busy, 1))
+    # Dimensions in both operands and in the result are a batch of matmuls.
     shared = {dim.name for dim in left} & names & {dim.name for dim in out}
     rest = [*op.contracts, *shared]
     return Shape(
@@ -439,6 +459,7 @@ def _shape(op: Op, block: Block, sizes: Mapping[str, Any], load: float) -> Shape
 
 def _aligned(n: Size, k: Size) -> Size:
     """What the sides of a weight leave of the speed of its matmuls."""
+    # A side of 1 is no matrix; odd sides elsewhere break 4-byte alignment of rows.
     odd = (np.asarray(n) % 2 == 1) & (np.asarray(k) > 1) | (np.asarray(k) % 2 == 1) & (np.asarray(n) > 1)
     share = np.where(odd, ODD_ROWS_SHARE, 1.0)
     return share if share.ndim else float(share)
@@ -470,10 +491,12 @@ def _matmuls(of: _Contraction, role: str, work: Work) -> OpPrice:
     low, load, experts = of.low, of.load, of.experts
     shape = _shape(op, block, setting.sizes, load)
     weights: Size = 0
+    # Two chips in one package each hold all weights and half of the rows: the other copies' bytes are moved too.
     if device.kind == "tpu" and _rows(op) in ("tokens", "experts"):
         shape = apart(shape, device)
         weights = nbytes(block.tensor(op.inputs[1]), setting.sizes, setting.dtypes) * (devices_of(device) - 1)
     m, n, k = {
+        # C = A B: dA = dC Bᵀ is m×n by n×k, dB = Aᵀ dC is n×m by m×k (or k×m by m×n, transposed).
         "forward": (shape.m, shape.n, shape.k),
         "left": (shape.m, shape.k, shape.n),
         "right": (shape.n, shape.k, shape.m),
@@ -485,12 +508,14 @@ def _matmuls(of: _Contraction, role: str, work: Work) -> OpPrice:
         own = matmul_seconds(device.measured, m, n, k, shape.batch, dtype=dtype, role=way, peak=peak)
         return OpPrice(device_s=own, kernels=1)
     dtype = "fp8" if low in ("mxfp8", "rowwise") else low or setting.dtypes.resolve(block.tensor(op.inputs[0]).dtype)
+    # Narrow matmuls: bytes are not the op's own width, so the curve counts them from the shape.
     moved = None if low else work.read_bytes + work.write_bytes + weights
     if device.kind == "tpu":
         held = _rows(op) == "experts" and role != "right"
         m, n, k = filled(m, n, k, device, columns_held=held)
     grouped = _rows(op) == "experts"
     if grouped and experts != "grouped" and not (low and experts == "fused"):  # one expert after another
+        # Each expert moves its part of the bytes.
         expert_bytes = None if moved is None else moved / np.maximum(shape.batch, 1)
         alone = gemm_seconds(m, n, k, dtype=dtype, device=device, curves=curves, moved_bytes=expert_bytes)
         seconds = as_time(np.asarray(alone) * shape.batch)
@@ -503,8 +528,10 @@ def _matmuls(of: _Contraction, role: str, work: Work) -> OpPrice:
         seconds = seconds * MXFP8_TIME
     if low == "rowwise":
         seconds = seconds * ROWWISE_TIME
+    # Rows whose length is odd cannot be loaded wide (see ODD_ROWS_SHARE).
     if _rows(op) == "tokens" and dtype in ("bf16", "fp16"):
         seconds = seconds / _aligned(shape.n, shape.k)
+    # Heads whose length is no multiple of 8 elements run without tensor cores (see ALIGNED).
     if _rows(op) == "batch" and dtype in ("bf16", "fp16") and device.kind == "gpu":
         uneven = (np.asarray(shape.n) % ALIGNED != 0) | (np.asarray(shape.k) % ALIGNED != 0)
         if uneven.any():
@@ -543,15 +570,18 @@ def _attention(
 ) -> OpPrice:
     sizes = setting.sizes
     q, k, v = (block.tensor(name) for name in op.inputs[:3])
+    # pairs: (query, key) pairs of one head that are worked on; everything else follows from it.
     q_len, kv_len = size_of(q.dims[-3], sizes), size_of(kv_dim(k.dims[-3]), sizes)
     causal, window = bool(op.attr("causal", False)), op.attr("window", 0)
     assert isinstance(window, int)
     if window and causal:  # cuDNN's narrow backward masks what is outside a window, and does not skip it
         window = 0 if narrow and backward else tiled_window(window, device, backward=backward)
     pairs: Size = attention_pairs_x2(q_len, kv_len, causal=causal, window=window, convention="half") / 2
+    # Context parallelism: this rank works on causal_share of the whole key-length square.
     if causal and causal_share is not None:
         whole = attention_pairs_x2(kv_len, kv_len, causal=True, window=window, convention="half") / 2
         pairs = whole * causal_share
+    # Packed pieces: each sees itself and what of its sequence came before it.
     if pieces:
         if not causal and any(before for _, before in pieces):
             raise UnpricedError(f"attention {op.path!r} sees tokens after its own: no chunk of a sequence has a price")

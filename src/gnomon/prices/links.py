@@ -29,21 +29,21 @@ class AxisLink:
     """One group of ranks as its collectives see it. Rates are peaks in one direction."""
 
     ranks: int
-    """Ranks in the group."""
+    """Number of ranks in the group."""
     nodes: int
-    """Nodes that it spans."""
+    """Number of nodes that it spans."""
     ranks_per_node: int
-    """Most ranks of it on one node."""
+    """The most of its ranks on one node."""
     arch: str
     """Generation of the devices on its slowest node."""
     inside_kind: str
     """Kind of the link inside a node; empty where no two of its ranks share a node."""
     inside_name: str
-    """Its name in the catalogue; measured efficiencies are kept by it."""
+    """Name of that link in the catalogue; measured efficiencies are kept by it."""
     inside_bytes_per_s: BytesPerS
     """What one device can send to its peers of the group inside the node, in a ring; 0 where it has none."""
     inside_latency_s: Seconds
-    """Of an empty message inside the node."""
+    """Seconds of an empty message inside the node."""
     switch_sums: bool
     """Whether switches inside the node add up data in flight."""
     pair_bytes_per_s: BytesPerS
@@ -51,11 +51,11 @@ class AxisLink:
     across_kind: str = ""
     """Kind of the network; empty inside one node."""
     across_name: str = ""
-    """Its name in the catalogue."""
+    """Name of the network in the catalogue."""
     across_bytes_per_s: BytesPerS = 0.0
     """What all its ranks on one node can send out of it together, the other groups there having their share."""
     across_latency_s: Seconds = 0.0
-    """Of an empty message between nodes."""
+    """Seconds of an empty message between nodes."""
     sharers: int = 1
     """Groups of the axis that leave the same node, this one included."""
     measured: Measured | None = None
@@ -67,9 +67,9 @@ class _Layout:
     """Where the devices of a cluster stand, as arrays over devices or nodes."""
 
     node_of: Ranks
-    """Node of each device."""
+    """[devices] node of each."""
     kind_of: Ranks
-    """Index into `kinds` of each node."""
+    """[nodes] index into `kinds`."""
     kinds: tuple[Node, ...]
     """Kinds of nodes, one for each group of the cluster."""
 
@@ -92,6 +92,7 @@ def axis_link(cluster: Cluster, groups: Ranks) -> AxisLink:
             f"has {len(layout.node_of)} devices, from 0"
         )
     if len(cluster.groups) == 1:  # nodes are alike: the answer is the same some whole nodes further on
+        # Shifting all groups by whole nodes changes nothing, so equal stages share one cached answer.
         size = cluster.groups[0].node.count
         moved = groups - groups.min() // size * size
         return _slowest(cluster, np.ascontiguousarray(moved, dtype=np.int64).tobytes(), groups.shape)
@@ -104,19 +105,24 @@ def _slowest(cluster: Cluster, devices: bytes, shape: tuple[int, int]) -> AxisLi
     layout, groups = _layout(cluster), np.frombuffer(devices, np.int64).reshape(shape)
     num_nodes = len(layout.kind_of)
     # One entry for each pair (group, node that it has ranks on), in order of groups.
+    # key = group x nodes + node: unique keys are the (group, node) pairs, their counts the ranks there.
     rows = np.arange(len(groups), dtype=np.int64)[:, None] * num_nodes
     key, members = np.unique(rows + layout.node_of[groups], return_counts=True)
     group, node = np.divmod(key, num_nodes)
+    # spans: nodes of each group; only groups on several nodes leave theirs and share its ports.
     spans = np.bincount(group, minlength=len(groups))
     leaves = spans[group] > 1
     sharers = np.bincount(node[leaves], minlength=num_nodes)[node]
     kind = layout.kind_of[node]
     inside = _inside_rates(layout.kinds, kind, members)
     across = np.where(leaves, _across_rates(cluster, layout.kinds, kind, members, sharers, leaves), np.inf)
+    # lone: what a single rank can send out, for point-to-point messages.
     lone = _across_rates(cluster, layout.kinds, kind, np.ones_like(members), sharers, leaves)
     near = np.where(members > 1, np.array([n.pair_rate_bytes_per_s for n in layout.kinds])[kind], np.inf)
     pair = np.minimum(np.where(leaves, lone, np.inf), near)
     latency = np.array([n.nic.latency_s if n.nic else 0.0 for n in layout.kinds])[kind] * leaves
+    # starts: first pair of each group. reduceat gives each group's slowest hop; lexsort orders by it, then most nodes,
+    # then latency.
     starts = np.flatnonzero(np.r_[True, group[1:] != group[:-1]])
     slowest_hop = np.minimum.reduceat(np.minimum(inside, across), starts)
     slowest = int(np.lexsort((-np.maximum.reduceat(latency, starts), -spans, slowest_hop))[0])
@@ -151,6 +157,7 @@ def _describe(
         inside_bytes_per_s=float(inside[in_node]) if has_peers else 0.0,
         inside_latency_s=within.intra.latency_s if has_peers else 0.0,
         pair_bytes_per_s=0.0,
+        # In-switch reduction needs every node of the group to have it.
         switch_sums=has_peers and all(_switch_sums(kinds[k]) for k in set(kind.tolist())),
         across_kind=nic.kind if nic else "",
         across_name=nic.name if nic else "",

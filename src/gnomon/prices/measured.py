@@ -23,7 +23,7 @@ from gnomon.prices.curves import Array, Size, Time, as_time
 from gnomon.tensors.dims import DTYPE_BITS
 
 GROWTH: Mapping[str, float] = {"seq": 2.0, "ranks": 1.0}
-"""Axis -> power of the size that seconds grow with beyond the largest point; 1 where it is not named."""
+"""Maps an axis to the power of the size that seconds grow with beyond the largest point; 1 where it is not named."""
 
 STREAM_WIDTHS = 3
 """Tensors that the table of `add` moves: two read, one written. Stands for any other op by its bytes."""
@@ -31,11 +31,11 @@ STREAM_WIDTHS = 3
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class _Grid:
-    """A table ready to be read."""
+    """A table ready to be read: logs of its sizes and of its seconds."""
 
     names: tuple[str, ...]
     logs: tuple[Array, ...]
-    """Of the sizes, by axis."""
+    """Logs of the sizes, by axis."""
     values: Array
     """Log seconds, rising along every axis."""
 
@@ -48,6 +48,7 @@ def _grids(measured: Measured) -> Mapping[tuple[str, str, str], _Grid]:
 def _grid(table: Table) -> _Grid:
     """Repeats are noisy: where a larger size was faster, both get the geometric mean of the bounds that rise."""
     values = np.log(np.array(table.seconds)).reshape([len(axis.sizes) for axis in table.axes])
+    # over: running maximum from small sizes; under: running minimum from large ones. Both rise, and so does their mean.
     over, under = values, values
     for axis in range(values.ndim):
         over = np.maximum.accumulate(over, axis=axis)
@@ -81,9 +82,11 @@ def table_seconds(measured: Measured, what: str, dtype: str = "", direction: str
     asked = [np.log(np.asarray(sizes[name], dtype=np.float64)) for name in grid.names]
     if any(np.any(log < 0) for log in asked):
         raise UnpricedError(f"{what} of {sizes} has no price: sizes are at least 1")
+    # Multilinear in logs: each axis gives two neighbours with weights 1 - share and share; corners multiply them.
     corners, beyond = [], 0.0
     for name, log, known in zip(grid.names, asked, grid.logs, strict=True):
         inside = np.clip(log, known[0], known[-1])
+        # Beyond the largest point seconds grow with a fixed power, so the excess of the log is added after.
         beyond = beyond + GROWTH.get(name, 1.0) * (np.maximum(log, known[-1]) - known[-1])
         left = np.clip(np.searchsorted(known, inside, side="right") - 1, 0, max(len(known) - 2, 0))
         right = np.minimum(left + 1, len(known) - 1)
@@ -118,6 +121,7 @@ def attention_points(
     """Seconds of attention for `heads` (of all sequences), each a causal square with the area of `pairs`: queries
     times keys. UnpricedError if the dtype was not measured."""
     way = "backward" if backward else "forward"
+    # A causal square of area `pairs` has side sqrt(pairs).
     side = np.sqrt(np.maximum(np.asarray(pairs, np.float64), 1.0))
     return table_seconds(measured, "attention", dtype, way, heads=heads, seq=side, head_dim=head_dim)
 

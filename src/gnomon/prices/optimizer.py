@@ -26,7 +26,7 @@ from gnomon.software import Stack
 STATES: Mapping[str, float] = {
     "adamw": 2, "adam": 2, "sgd": 0, "momentum": 1, "lion": 1, "muon": 1, "adafactor": 0.01,
 }  # fmt: skip
-"""State tensors of the parameter's size; Adafactor keeps a row and a column of each matrix."""
+"""State tensors of the parameter's size for each rule; Adafactor keeps a row and a column of each matrix."""
 
 FOREACH_PASSES: Mapping[str, int] = {
     "adamw": 9, "adam": 9, "sgd": 1, "momentum": 2, "lion": 5, "muon": 2, "adafactor": 9,
@@ -34,10 +34,10 @@ FOREACH_PASSES: Mapping[str, int] = {
 """Arithmetic steps of the rule, each a kernel over all elements where it is not fused (torch.optim, foreach)."""
 
 CHUNK_ELEMENTS = 65536 * 320
-"""Most elements of one launch of a multi-tensor kernel: 320 blocks of 65,536. Source: apex and PyTorch
+"""Elements of one launch of a multi-tensor kernel, at most: 320 blocks of 65,536. Source: apex and PyTorch
 multi_tensor_apply."""
 CHUNK_TENSORS = 30
-"""Most tensors of one launch, for lists of five (same source)."""
+"""Tensors of one launch, at most, for lists of five (same source)."""
 
 _NEWTON_SCHULZ = 5
 """Iterations of Muon's orthogonalisation. Source: Jordan et al. 2024."""
@@ -69,6 +69,7 @@ def optimizer_seconds(
     width = {name: DTYPE_BITS[dtype] / 8 for name, dtype in _dtypes(precision).items()}
     master = width.get("master", 0.0)
     held = STATES[optimizer.kind] * width["states"]
+    # Read: gradient, states, master (or the parameter where there is none). Write: states, master and the parameter.
     read = width["grad"] + held + (master or width["param"])
     write = held + master + width["param"]
     fused = stack.update.optimizer_step == "fused"
@@ -108,7 +109,7 @@ def accumulate_seconds(
 ) -> OpPrice:
     """What adding weight gradients into their buffer costs beyond the matmuls of `kernels.grad_seconds`.
 
-    elements: of the gradients, in `tensors` parameters. fused: the product itself adds into the buffer, so only the
+    elements: of the gradients, in `tensors` parameters. fused: the matmul itself adds into the buffer, so only the
     wider result, read and written, is more; otherwise a kernel for each parameter reads both and writes one. For the
     microbatches that add to what is there; the first may write instead.
     """
@@ -118,12 +119,14 @@ def accumulate_seconds(
         seconds = stream_seconds(count * (result + buffer), count * buffer, device, curves, kernels=tensors)
         return OpPrice(device_s=seconds, kernels=tensors)
     share = curves.stream_for("plain").efficiency
+    # The GEMM writes `result` in any case; with a wider buffer it reads and writes that instead: 2 x buffer - result
+    # more.
     moving = count * (2 * buffer - result) / (device.memory_bytes_per_s * share)
     return OpPrice(device_s=as_time(moving), kernels=0)
 
 
 def norm_seconds(elements: Size, precision: Precision, device: Device, curves: Curves) -> Time:
-    """Reading this rank's gradients for the sum of their squares."""
+    """Seconds of reading this rank's gradients for the sum of their squares."""
     measured = device.measured
     if measured is not None and has(measured, "squares", precision.param):
         return table_seconds(measured, "squares", precision.param, elements=np.maximum(elements, 1))
@@ -156,6 +159,7 @@ def _dtypes(precision: Precision) -> dict[str, str]:
 
 
 def _launches(elements: float, tensors: int, stack: Stack) -> int:
+    # One launch a tensor, or multi-tensor launches limited by both tensors and elements.
     if stack.update.optimizer_step == "single":
         return tensors
     return max(1, -(-tensors // CHUNK_TENSORS), int(-(-elements // CHUNK_ELEMENTS)))
@@ -174,6 +178,7 @@ def _muon(matrices: Iterable[tuple[int, int, int]] | None, device: Device, curve
     for count, rows, columns in matrices:
         short, long = min(rows, columns), max(rows, columns)
         seconds = 0.0
+        # A = X Xᵀ (short×long×short), A A, and their matmul with X (long wide): Newton-Schulz of degree five.
         for n, k in ((short, long), (short, short), (long, short)):
             seconds += float(gemm_seconds(short, n, k, dtype=orthogonal_dtype(device), device=device, curves=curves))
         total = total + OpPrice(device_s=seconds, kernels=5) * (_NEWTON_SCHULZ * count)

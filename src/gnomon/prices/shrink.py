@@ -17,10 +17,10 @@ Errors = Callable[[Array], Array]
 """[points, numbers] -> [points, runs] of log(predicted / measured)."""
 
 MOVE = 0.04
-"""Over which slopes are taken; the numbers are logs."""
+"""The step over which slopes are taken; the numbers are logs."""
 
 ENOUGH = 1e-3
-"""Stops at a step that lowers the loss by less than this share."""
+"""The share of the loss below which a step's gain ends the fit."""
 
 
 def shrunk_fit(
@@ -43,6 +43,7 @@ def shrunk_fit(
 
     def loss(e: Array, x: Array) -> float:
         size = np.abs(e) / scale
+        # Huber: quadratic within `scale`, linear beyond.
         huber = np.where(size < 1, size**2 / 2, size - 0.5)
         return float((weights * huber).sum() + (((x - centre) / spread) ** 2).sum() / 2)
 
@@ -50,11 +51,15 @@ def shrunk_fit(
     now, damping = errors(x[None])[0], 1e-2
     for _ in range(steps):
         slopes = _slopes(errors, x, now, high)
+        # Iteratively reweighted least squares: weight 1/|error| beyond the scale makes the Gauss-Newton step follow the
+        # Huber loss.
         w = weights * np.minimum(1.0, scale / np.maximum(np.abs(now), 1e-12)) / scale**2
+        # Gauss-Newton Hessian: Jᵀ W J, plus the prior's curvature 1/spread².
         hessian = slopes.T @ (w[:, None] * slopes) + np.diag(1 / spread**2)
         downhill = -(slopes.T @ (w * now) + (x - centre) / spread**2)
         gain = 0.0
         for _ in range(4):
+            # Levenberg-Marquardt: damping along the diagonal; steps of more than e in a number are cut.
             step = np.linalg.solve(hessian + damping * np.diag(np.diag(hessian)), downhill)
             tried = np.clip(x + np.clip(step, -1.0, 1.0), low, high)
             then = errors(tried[None])[0]
@@ -62,6 +67,7 @@ def shrunk_fit(
             if gain > 0:
                 x, now, damping = tried, then, damping / 4
                 break
+            # No gain: a shorter, steeper step.
             damping = damping * 10 + 1e-2
         if gain < ENOUGH:
             break
@@ -70,5 +76,6 @@ def shrunk_fit(
 
 def _slopes(errors: Errors, x: Array, now: Array, high: Array) -> Array:
     moves = np.where(x + MOVE <= high, MOVE, -MOVE)
+    # Forward differences; towards the other side where the limit is near. One call evaluates all of them.
     slopes: Array = (errors(x + np.diag(moves)) - now).T / moves
     return slopes

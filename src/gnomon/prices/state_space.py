@@ -21,14 +21,15 @@ from gnomon.prices.gemm import gemm_seconds
 from gnomon.prices.stream import stream_seconds
 
 TRITON_SHARE = 0.58
-"""Speed of these kernels over that of a library's products of their shapes. Dao & Gu 2024 (figure 10, A100, state 64)
+"""Speed of these kernels over that of a library's matmuls of their shapes. Dao & Gu 2024 (figure 10, A100, state 64)
 find the scan as fast as FlashAttention-2 at a length of 2048; the price of its steps alone is 1.94 ms for 16,384 tokens
 of 32 heads of 64, forward and backward, and FlashAttention-2's 3.34 ms. 2026-11-22."""
 
 FORWARD_KERNELS = 6
-"""Convolution, sums of decays, states of chunks, passing them on, C Bᵀ, the scan."""
+"""The kernels of a forward: convolution, sums of decays, states of chunks, passing them on, C Bᵀ, the scan."""
 BACKWARD_KERNELS = 16
-"""The first five again, gate, gradient of states, passed back, x, B, C, C Bᵀ, its factors, decays, dt, convolution."""
+"""The kernels of a backward: the first five again, gate, gradient of states, passed back, x, B, C, C Bᵀ, its factors,
+decays, dt, convolution."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,12 +42,12 @@ class _Sizes:
 
     @property
     def x(self) -> Size:
-        """x, z, y or their gradients."""
+        """Bytes of x, z, y or their gradients."""
         return self.scan.tokens * self.scan.width * self.width
 
     @property
     def b(self) -> Size:
-        """B or C."""
+        """Bytes of B or C."""
         return self.scan.tokens * self.scan.groups * self.scan.state * self.width
 
     @property
@@ -66,15 +67,15 @@ class _Sizes:
 
     @property
     def taps(self) -> Size:
-        """x, B and C, over which the convolution runs."""
+        """Bytes of x, B and C, over which the convolution runs."""
         return self.x + 2 * self.b
 
 
 DELTA_START_S = 12e-6
-"""Of a gated delta rule over few tokens, and how long each more takes where a sequence's chunks follow each other, and
-the share of the 16-bit peak that its matmuls reach where heads and sequences fill the device. Fitted 2026-11-29 to
-linear_attention_aiconfigurator.csv (H100, B200, L40S; vllm 0.24, sglang 0.5.14; one sequence, 16 and 32 heads of
-128 x 128, 64 to 4096 tokens): within 25 %."""
+"""Seconds of a gated delta rule over few tokens, how long each more takes where a sequence's chunks follow each other,
+and the share of the 16-bit peak that its matmuls reach where heads and sequences fill the device. Fitted 2026-11-29 to
+linear_attention_aiconfigurator.csv (H100, B200, L40S; vllm 0.24, sglang 0.5.14; one sequence, 16 and 32 heads of 128 x
+128, 64 to 4096 tokens): within 25 %."""
 DELTA_TOKEN_S = 45e-9
 DELTA_SHARE = 0.2
 
@@ -82,6 +83,7 @@ DELTA_SHARE = 0.2
 def _delta_seconds(scan: Scan, sizes: _Sizes, device: Device, curves: Curves) -> Time:
     """The forward of a gated delta rule over one sequence: its convolution, then chunk after chunk."""
     head = scan.width // scan.heads
+    # Per token and head: reading and updating the state (4 · head · state), and products within a chunk.
     flops = scan.tokens * scan.heads * (4 * head * scan.state + 2 * scan.chunk * (2 * scan.state + head))
     peak = device.dense_peak.bf16 or device.dense_peak.fp16 or device.dense_peak.fp32
     if peak is None:
@@ -102,6 +104,7 @@ def scan_seconds(scan: Scan, dtypes: Dtypes, device: Device, curves: Curves, *, 
         return _delta_seconds(scan, sizes, device, curves)
     product = "tf32" if dtype == "fp32" and device.kind == "gpu" else dtype
 
+    # m, n, k of one chunk's matmul; per_chunk: how many a chunk has (heads or groups); moved: bytes of all.
     def products(m: Size, n: Size, k: Size, per_chunk: Size, moved: Size) -> Time:
         batch = sizes.chunks * per_chunk
         least = batch if not isinstance(batch, (int, float)) else max(batch, 1)
@@ -114,13 +117,18 @@ def scan_seconds(scan: Scan, dtypes: Dtypes, device: Device, curves: Curves, *, 
     chunk, state, heads, groups = scan.chunk, scan.state, scan.heads, scan.groups
     head_dim, half = scan.width // scan.heads, max(scan.chunk // 2, 1)  # a token sees half of its chunk
     states, pairs, x, b = sizes.states, sizes.pairs, sizes.x, sizes.b
+    # Chunk states are kept in fp32 (4 bytes) and passed on in the compute dtype.
     narrow = states * sizes.width
     total = memory(sizes.taps, sizes.taps)  # convolution
     total += memory(scan.tokens * heads * sizes.width, 8 * scan.tokens * heads)  # dt and sums of decays, fp32
+    # States of chunks: x ᵀB, a (head_dim × state) matmul over the chunk's tokens for each head.
     total += products(head_dim, state, chunk, heads, x + b + 4 * states)
+    # Passing states from chunk to chunk is a pass over memory.
     total += memory(4 * states, narrow)
+    # C Bᵀ within a chunk, shared by the heads of a group.
     total += products(chunk, chunk, state, groups, 2 * b + pairs)
     if not backward:
+        # y = C · state + (masked C Bᵀ) · x: k is the state and, on average, half a chunk.
         return total + products(chunk, head_dim, state + half, heads, 4 * x + b + narrow + pairs)
     total += memory(4 * x, 2 * x)  # the gate
     total += products(head_dim, state, chunk, heads, x + b + 4 * states)

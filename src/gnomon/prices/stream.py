@@ -17,6 +17,7 @@ from gnomon.prices.measured import stream_points
 def cached_efficiency(total: Size, device: Device, memory: float, cache: float) -> Size:
     """Share of the memory's peak that `total` bytes move at: `cache` for few, `memory` for many, half-way when they
     are as large as the last cache. Falls slowly enough that more bytes always take longer."""
+    # Without a known cache (l2 = 0) this is `memory` for every size.
     l2 = float(device.l2_bytes or 0)
     return memory + (cache - memory) * l2 / (l2 + np.maximum(total, 1.0))
 
@@ -46,6 +47,7 @@ def stream_seconds(
     share = cached_efficiency(total / kernels, device, row.efficiency, row.cache_efficiency)
     moving = total / (device.memory_bytes_per_s * share)
     flops = device.dense_peak.fp32
+    # The vector units may be slower than memory; the longer counts.
     if flops is not None:
         moving = np.maximum(moving, np.asarray(vector_flops, dtype=np.float64) / flops)
     return as_time(kernels * row.t0_s + moving)

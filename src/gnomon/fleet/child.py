@@ -94,13 +94,13 @@ def write(path: Path, record: Began | Ended) -> None:
 
 
 def read_began(folder: Path, job: str) -> Began | None:
-    """Of the last attempt that began."""
+    """What is noted of a job's last attempt that began; None if none did."""
     path = folder / f"{job}.began"
     return Began(**json.loads(path.read_text())) if path.exists() else None
 
 
 def read_ended(folder: Path, job: str) -> Ended | None:
-    """Of the last attempt that ended by itself."""
+    """What is noted of a job's last attempt that ended by itself; None if none did."""
     path = folder / f"{job}.ended"
     return Ended(**json.loads(path.read_text())) if path.exists() else None
 

@@ -20,7 +20,7 @@ _EPS = 1e-9
 
 @dataclass(slots=True)
 class Devices:
-    """Of all nodes, at one moment."""
+    """The free and held devices of all nodes at one moment."""
 
     machines: Machines
     headroom: float

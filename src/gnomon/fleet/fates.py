@@ -22,7 +22,7 @@ ENDED: tuple[Stage, ...] = ("done", "failed")
 
 @dataclass(slots=True)
 class Fate:
-    """Of one job."""
+    """What became of one job so far: its state, its devices and its attempts."""
 
     task: Task
     index: int

@@ -22,7 +22,8 @@ NEVER = math.inf
 
 @dataclass(frozen=True)
 class Curve:
-    """The stated curve: time on n devices is `serial + (1 - serial) x asked / n`, at the slowest device's speed."""
+    """Forecasts from a stated curve: time on n devices is `serial + (1 - serial) x asked / n`, at the slowest device's
+    speed."""
 
     machines: Machines
     serial: float = 0.0

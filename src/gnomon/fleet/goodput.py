@@ -183,7 +183,7 @@ class Profile:
 
 
 def _turned(placement: Placement) -> Placement:
-    """As it is in the tables: the first of its rotations."""
+    """A placement as the tables write it: the first of its rotations."""
     return min(placement[i:] + placement[:i] for i in range(len(placement)))
 
 
@@ -202,8 +202,8 @@ class Profiles:
     def read(
         folder: str | Path, *, max_local: Mapping[str, int] | None = None, fixed: Mapping[str, int] | None = None
     ) -> Profiles:
-        """Of a folder with the three tables. max_local: largest local batch of an application, where it is less than
-        was measured. fixed: applications that keep a batch, and run on one device."""
+        """Reads profiles from a folder with the three tables. max_local: largest local batch of an application, where
+        it is less than was measured. fixed: applications that keep a batch, and run on one device."""
         base = Path(folder)
         tables = [
             rows_of(base / f"pollux_{name}.csv", ("app", *columns))
@@ -222,7 +222,8 @@ class Profiles:
         fixed: Mapping[str, int] | None = None,
         slowdown: Mapping[str, float] | None = None,
     ) -> Profiles:
-        """Of rows with a column `app`, besides `RUNS`, `PLACED` and `SCALED`. where: they are from, for errors."""
+        """Makes profiles from rows with a column `app`, besides `RUNS`, `PLACED` and `SCALED`. where: their source, for
+        errors."""
         runs_of, placements_of = _validation(validation), _placements(placements)
         scaled_of = _scaled(scalability, placements_of)
         out = {}
@@ -447,7 +448,8 @@ def _columns(points: list[tuple[float, float, float]]) -> tuple[Floats, Floats, 
 def _scaled(
     rows: Sequence[Row], placements: Mapping[str, Mapping[Placement, tuple[Floats, Floats, Floats]]]
 ) -> dict[str, dict[int, dict[int, tuple[Floats, Floats, Floats]]]]:
-    """By nodes and replicas: the table for many nodes, the mean over placements for few."""
+    """Measured seconds by nodes and replicas: from the table of scalability for many nodes, and for few as the mean
+    over placements."""
     by_app: dict[str, dict[int, dict[int, list[tuple[float, float, float]]]]] = {}
     for row in rows:
         point = float(row["local_bsz"]), float(row["step_time"]), float(row["sync_time"])

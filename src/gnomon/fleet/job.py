@@ -109,7 +109,7 @@ class Trace:
 
 
 def reasons(left_out: Sequence[Refused], most: int = 3) -> str:
-    """`: 12 rows left out (line 4: …; line 9: …; …)`, or nothing."""
+    """Says which rows were left out and why, as in `: 12 rows left out (line 4: …; line 9: …; …)`; empty for none."""
     if not left_out:
         return ""
     first = "; ".join(f"line {row.line}: {row.reason}" for row in left_out[:most])

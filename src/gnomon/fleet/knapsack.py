@@ -53,7 +53,9 @@ def _greedy(groups: Sequence[Sequence[Item]], capacity: int) -> list[int]:
 
 
 def _dynamic(groups: Sequence[Sequence[Item]], capacity: int) -> list[int]:
-    """best[c]: most value within c of the groups so far; picks[g][c]: which item of group g that takes."""
+    """Solves the multiple-choice knapsack by dynamic programming; returns the item that each group takes, -1 for none.
+
+    best[c] is the most value of the groups so far within capacity c, picks[g][c] the item of group g in it."""
     best = np.zeros(capacity + 1)
     picks = np.full((len(groups), capacity + 1), -1, dtype=np.int32)
     for index, group in enumerate(groups):

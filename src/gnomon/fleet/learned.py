@@ -37,7 +37,7 @@ class Experience:
     """(squared norm, variance) of the gradient in its last step."""
 
     def after(self, kind: str, point: Point, noise: tuple[float, float]) -> Experience:
-        """With a step that it took on a kind of device."""
+        """The experience with one more step, measured on a kind of device."""
         own = self.points.get(kind, ())
         if any(old[:3] == point[:3] for old in own):
             return Experience(points=self.points, noise=noise)
@@ -46,7 +46,7 @@ class Experience:
 
 @dataclass(frozen=True, slots=True)
 class Tuned:
-    """By shape (nodes, replicas) that was asked for: the goodput at the best batch, and that batch."""
+    """The goodput at the best batch, and that batch, by the shapes (nodes, replicas) that were asked for."""
 
     goodput: Floats
     """Progress a second, in steps of the smallest batch; 0 where no batch is possible."""

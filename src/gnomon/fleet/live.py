@@ -245,7 +245,7 @@ class Controller:
         return State(now=now, machines=self.machines, queue=tuple(queue), running=tuple(running), free=(self.free,))
 
     def _start(self, name: str, count: int) -> None:
-        """On the free devices with the lowest numbers."""
+        """Starts a job on the free devices with the lowest numbers."""
         fate = self.fates[name]
         taken = {number for other in self.fates.values() for number in other.held}
         held = [number for number in range(self.devices) if number not in taken][:count]

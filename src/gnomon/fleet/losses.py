@@ -109,7 +109,7 @@ def useful(known: Priced, hours: float, ways: Iterable[System], assumed: Assumed
 
 
 def best_of(found: Mapping[System, float]) -> System:
-    """Of what `gnomon run` does, that with most useful steps."""
+    """The system with most useful steps among those that `gnomon run` has."""
     return max((one for one in OURS if one in found), key=lambda one: found[one])
 
 
@@ -138,7 +138,7 @@ class Losses:
 
     @property
     def best(self) -> Found:
-        """That makes most useful steps; of equal ones that without a copy."""
+        """The plan that makes most useful steps; of equal ones that without a copy."""
         pays = self.copied is not None and self.copied.steps_per_hour > self.without.steps_per_hour
         return self.copied.found if pays and self.copied is not None else self.without.found
 

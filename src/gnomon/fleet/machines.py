@@ -27,7 +27,7 @@ SLICES = 7
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pool:
-    """Equal nodes."""
+    """A pool of equal nodes."""
 
     name: str
     """`training`, `inference`, or the name of its device."""
@@ -48,7 +48,7 @@ class Pool:
 
     @property
     def devices(self) -> int:
-        """All its devices."""
+        """Devices of all its nodes."""
         return self.nodes * self.per_node
 
     @property
@@ -89,7 +89,7 @@ class Machines:
 
     @property
     def unit(self) -> int:
-        """Of how many parts a device is made that jobs are counted in."""
+        """The number of parts of a device that jobs are counted in."""
         return PARTS if any(pool.hosted for pool in self.pools) else 1
 
     def nodes_of(self, pool: int) -> range:

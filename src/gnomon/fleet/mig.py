@@ -39,7 +39,7 @@ def profile_of(job: Job) -> str:
 
 
 def profile(text: str) -> str:
-    """`3g.20gb` -> `3g`; `1g.20gb` (80 GB devices) -> `1g+`."""
+    """The short name of a MIG profile: `3g.20gb` is `3g`, and `1g.20gb` (80 GB devices) is `1g+`."""
     match = _PROFILE.fullmatch(text.strip().lower())
     if match is None:
         raise InputError(f"unknown MIG profile {text!r}; known are 1g, 2g, 3g, 4g and 7g, as in 3g.20gb")

@@ -131,7 +131,7 @@ def _give_back(levels: list[list[int]], level_of: list[int], nodes: Nodes, size:
 
 
 def _place(levels: list[list[int]], level_of: list[int], per_node: int, need: int) -> Nodes:
-    """Best fit: the least free node that has room, the first of those; several where none has."""
+    """Places a job by best fit: on the least free node that has room, the first of those; several where none has."""
     for level in range(need, per_node + 1):
         heap = levels[level]
         while heap and level_of[heap[0]] != level:

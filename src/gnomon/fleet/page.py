@@ -41,7 +41,8 @@ svg rect.run { stroke: var(--back); stroke-width: .4; vector-effect: non-scaling
 
 
 def fleet_page(results: Sequence[Result], *, title: str, sentence: str, notes: Sequence[str] = ()) -> str:
-    """The page. results: at least one; recorded ones (`Rules.record`) have plots of the cluster over time."""
+    """Results of policies as one HTML page. results: at least one; recorded ones (`Rules.record`) have plots of the
+    cluster over time."""
     style = (Path(pages.__file__).parent / "page.css").read_text(encoding="utf-8") + _STYLE
     recorded = [result for result in results if result.series is not None]
     sections = [

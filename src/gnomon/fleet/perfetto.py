@@ -13,7 +13,7 @@ _US = 1e6
 
 
 def fleet_trace(result: Result) -> dict[str, Any]:
-    """Of a recorded replay. Spans of a node that overlap are on threads of their own."""
+    """A recorded replay as a trace for Perfetto. Spans of a node that overlap are on threads of their own."""
     names: list[dict[str, Any]] = []
     events: list[dict[str, Any]] = []
     ends: dict[int, list[float]] = {}

@@ -66,7 +66,7 @@ class Planner:
     _memo: dict[int, Forecast | Impossible] = field(default_factory=dict, compare=False, repr=False)
 
     def forecast(self, devices: int) -> Forecast | Impossible:
-        """On so many devices of the cluster's first kind of node."""
+        """The plan's forecast on so many devices of the cluster's first kind of node."""
         if devices not in self._memo:
             try:
                 self._memo[devices] = self._forecast(devices)
@@ -113,7 +113,8 @@ def resized(plan: Plan, devices: int) -> Plan:
 
 
 def resized_cluster(cluster: Cluster, devices: int) -> Cluster:
-    """As many nodes of the first kind as hold so many devices. InputError for a part of a node beside whole ones."""
+    """A cluster of as many nodes of the first kind as hold so many devices. InputError for a part of a node beside
+    whole ones."""
     node = cluster.groups[0].node
     if devices <= node.count:
         group = NodeGroup(node=replace(node, count=devices))

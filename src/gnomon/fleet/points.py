@@ -34,8 +34,8 @@ _NAMES = (("job_type", "scale_factor", "gpu", "steps_per_s"), ("model", "devices
 
 
 def read_points(path: str | Path) -> tuple[Points, tuple[str, ...]]:
-    """(points, notes). Rows of speed 0 did not fit; rows of devices spread over nodes (`…_unconsolidated`) are passed
-    over. InputError with the line for what cannot be read."""
+    """Reads measured points; returns (points, notes). Rows of speed 0 did not fit; rows of devices spread over nodes
+    (`…_unconsolidated`) are passed over. InputError with the line for what cannot be read."""
     try:
         text = Path(path).read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:

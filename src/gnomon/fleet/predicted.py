@@ -69,13 +69,13 @@ class Predictions:
         return True
 
     def forecast(self, job: Job, kind: str, per_node: int, devices: int) -> Forecast | None:
-        """On so many devices of a kind; None where the plan cannot use them or does not fit. InputError where the job
-        has no plan at all."""
+        """A job's forecast on so many devices of a kind; None where the plan cannot use them or does not fit.
+        InputError where the job has no plan at all."""
         return self._planner(job, kind, per_node).possible(devices)
 
     def at_reference(self, job: Job) -> Forecast:
-        """On the devices that it asks for: of the kind that its duration is of, else of the first on which it fits.
-        InputError with the reason where there is none."""
+        """A job's forecast on the devices that it asks for: of the kind that its duration is of, else of the first on
+        which it fits. InputError with the reason where there is none."""
         pools = sorted(
             (pool for pool in self.machines.pools), key=lambda pool: pool.device != (job.device or self.reference)
         )
@@ -148,7 +148,7 @@ def _what(job: Job) -> What:
 
 
 def _cluster(kind: str, per_node: int, devices: int) -> Cluster:
-    """As many nodes of a kind as hold so many devices, the last one whole."""
+    """A cluster of as many nodes of a kind as hold so many devices, the last one whole."""
     nodes = -(-devices // per_node)
     return parse_cluster(f"{devices}x{kind}" if devices <= per_node else f"{nodes}x{per_node}x{kind}")
 

@@ -38,26 +38,26 @@ class Shape:
 
     @property
     def machines(self) -> int:
-        """All of them. Machine m is stage m % stages of pipeline m // stages."""
+        """The number of all machines. Machine m is stage m % stages of pipeline m // stages."""
         return self.stages * self.pipelines
 
     @property
     def plan(self) -> Plan:
-        """With a rank for each machine."""
+        """The plan with a rank for each machine."""
         return Plan(
             mesh=Mesh(pp=self.stages, dp_replicate=self.pipelines),
             schedule=Schedule(num_microbatches=1),
         )
 
     def rank(self, machine: int) -> int:
-        """Of the plan. A stage's ranks follow each other."""
+        """The rank of a machine in the plan. A stage's ranks follow each other."""
         pipeline, stage = divmod(machine, self.stages)
         return stage * self.pipelines + pipeline
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Costs:
-    """Seconds."""
+    """Seconds of a step, a checkpoint, a restart and what else a loss costs."""
 
     step_s: float
     """Of a step on all machines."""

@@ -38,8 +38,8 @@ class Forecasts(Protocol):
     """What is foretold of jobs: the interface that policies and the replay use."""
 
     def phase(self, job: Job, done_s: float, allocation: Allocation) -> tuple[float, float]:
-        """(rate, until): seconds of work that an allocation does in a second, and the work done up to which that holds.
-        A job's `work_s` is at rate 1 on what it asked for."""
+        """Says (rate, until): seconds of work that an allocation does in a second, and the work done up to which that
+        holds. A job's `work_s` is at rate 1 on what it asked for."""
 
     def packed(self, job: Job, done_s: float, node: int, per_node: int, most: int) -> NDArray[np.float64]:
         """Rates on 1, 2 … `most` devices, on as few nodes of `per_node` as hold them, of the kind of `node`."""

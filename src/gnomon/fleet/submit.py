@@ -78,7 +78,7 @@ class Submission:
 
     @property
     def devices(self) -> int:
-        """All of them."""
+        """Devices of all nodes."""
         return self.nodes * self.per_node
 
     @property

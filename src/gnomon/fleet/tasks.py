@@ -124,7 +124,7 @@ def read_tasks(path: str | Path, read: Read = read_runnable_model) -> tuple[Task
 
 
 def _task(rows: Rows, line: int, row: dict[str, str], read: Read) -> Task | None:
-    """Of a row; None, with the problem noted, if it is none."""
+    """Reads a task from a row; None, with the problem noted, if it is none."""
     name = row["job_id"]
     if not name or not all(c.isalnum() or c in "._-" for c in name) or name.startswith("."):
         rows.problem(line, f"job_id {name[:32]!r} must be of letters, digits, '.', '_' and '-': it names files")

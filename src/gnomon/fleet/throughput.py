@@ -104,7 +104,8 @@ def fit(points: tuple[Point, ...]) -> Throughput:
 def _begin(
     nodes: Floats, replicas: Floats, local: Floats, step: Floats, compute: Floats
 ) -> tuple[Floats, Sequence[int]]:
-    """Where the search begins, and which of the seven numbers it may change: those that the points say something of."""
+    """The numbers that the search begins with, and the places of those that it may change: the ones that the points say
+    something of."""
     values = np.array([FREE] * 6 + [1.0])
     free = [_EXAMPLE]
     if len(set(local.tolist())) == 1:
@@ -133,7 +134,8 @@ def _begin(
 def _fitted(
     values: Floats, free: NDArray[np.int64], where: tuple[Floats, Floats, Floats], logs: tuple[Floats, Floats]
 ) -> Floats:
-    """Levenberg-Marquardt; each root mean square is a weighted sum of squares, with weights from the round before."""
+    """Fits the free numbers by Levenberg-Marquardt; each root mean square is a weighted sum of squares, with weights
+    from the round before."""
     damping, (cost, residuals, slopes) = 1e-3, _errors(values, where, logs)
     for _ in range(_ROUNDS):
         own = slopes[:, free]

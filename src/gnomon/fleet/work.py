@@ -27,7 +27,7 @@ def _index(active: Active) -> int:
 
 @dataclass(slots=True)
 class Work:
-    """Of all jobs, at one moment."""
+    """The work done and left of all jobs at one moment."""
 
     devices: Devices
     rules: Rules

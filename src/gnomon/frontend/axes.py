@@ -87,7 +87,7 @@ class Axes:
         return self._plain(self.roles.get(root, "d"), extent)
 
     def _product(self, dims: Sequence[Dim]) -> Dim:
-        """Of atoms: a product is the same one however its factors were put together."""
+        """The product of the dims' atoms; it is the same one however its factors were put together."""
         factors = tuple(atom for dim in dims for atom in dim.atoms)
         return Dim(name="_x_".join(atom.name.replace(".", "_") for atom in factors), factors=factors)
 

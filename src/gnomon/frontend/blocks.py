@@ -56,7 +56,7 @@ class Segment:
 
     @property
     def prefix(self) -> str:
-        """Of names of parameters."""
+        """The prefix of its parameters' names."""
         return f"{self.container}.{self.index}" if self.container else ""
 
 

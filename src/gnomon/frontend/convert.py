@@ -128,7 +128,7 @@ class Converter:
         }
 
     def _roles(self, live: Sequence[Step]) -> None:
-        """Words for classes: tables and widths of embeddings, what a feed-forward widens to."""
+        """Names classes of axes: tables and widths of embeddings, and what a feed-forward widens to."""
         tables = self._tables(live)
         for place, table in enumerate(tables):
             rows = self.rows[table]
@@ -172,7 +172,7 @@ class Converter:
         return self.axes.dims(self.rows[index])
 
     def dtype(self, index: int) -> str:
-        """Of an activation."""
+        """The dtype of an activation, `compute` where it is the model's main one."""
         dtype = self.trace.values[index].dtype
         if dtype == self.main:
             return "compute"
@@ -205,7 +205,7 @@ def refs(node: Traced) -> list[int]:
 
 
 def _main_dtype(trace: Trace) -> torch.dtype:
-    """That of most parameters, in bytes."""
+    """The dtype that most bytes of parameters have."""
     sizes: dict[torch.dtype, int] = {}
     for value in trace.values:
         if value.origin in ("parameter", "input") and value.dtype.is_floating_point:

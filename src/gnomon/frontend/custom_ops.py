@@ -63,7 +63,7 @@ def _registered(rules: dict[str, Callable[..., object]], op: object) -> Callable
 
 
 def _name(op: object) -> str:
-    """`namespace::name`."""
+    """The name of a custom op as `namespace::name`."""
     given = op if isinstance(op, str) else getattr(op, "_qualname", None) or getattr(op, "_name", None)
     if not isinstance(given, str):
         called = getattr(op, "_qualified_op_name", "")  # of an OpOverloadPacket
@@ -89,7 +89,7 @@ class Count:
 
     @staticmethod
     def of(value: object) -> Count:
-        """Of a number or a Count."""
+        """A Count of a number, or the Count that is given."""
         if isinstance(value, Count):
             return value
         if isinstance(value, bool) or not isinstance(value, int | float):
@@ -182,7 +182,7 @@ class TensorShape:
         return self.numel() * self.itemsize
 
     def numel(self) -> Any:
-        """Elements."""
+        """The number of elements."""
         total: Any = 1
         for size in self.shape:
             total = total * size
@@ -308,7 +308,7 @@ def _where(function: Callable[..., object]) -> str:
 def solve_triangular_price(
     a: TensorShape, b: TensorShape, *, upper: bool, left: bool = True, unitriangular: bool = False
 ) -> dict[str, object]:
-    """Of a triangular solve, (…, n, n) and (…, n, m), which torch's counter leaves out: half the products of a square
-    matrix. Its backward is another solve, and the gradient of the matrix one whole product."""
+    """FLOPs of a triangular solve, (…, n, n) and (…, n, m), which torch's counter leaves out: half the products of a
+    square matrix. Its backward is another solve, and the gradient of the matrix one whole product."""
     forward = b.numel() * a.shape[-1]
     return {"flops": forward, "backward_flops": 3 * forward}

@@ -121,7 +121,7 @@ class Draft:
         return name
 
     def add(self, tensor: Tensor) -> str:
-        """Declares a tensor; its name."""
+        """Declares a tensor and returns its name."""
         self.tensors[tensor.name] = tensor
         return tensor.name
 

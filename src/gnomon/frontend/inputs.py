@@ -29,7 +29,7 @@ _DTYPES = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Input:
-    """One input."""
+    """One input of a module: its name, dtype and dims."""
 
     name: str
     """Of the forward's argument."""
@@ -54,7 +54,7 @@ class Named:
 
     @staticmethod
     def parse(text: str) -> Named:
-        """From its text."""
+        """Reads MODULE:FUNCTION with its inputs from text."""
         match = NAME.fullmatch(text.strip())
         if match is None:
             raise FormatError(f"{text!r} is no MODULE:FUNCTION, as in my_project.model:build")
@@ -62,7 +62,7 @@ class Named:
         return Named(module=match[1], function=match[2], inputs=inputs, sizes=sizes)
 
     def example(self, given: Mapping[str, int] | None = None, *, seed: int = 0) -> dict[str, Tensor]:
-        """Inputs by name. given: sizes of dims in place of those that are said."""
+        """Makes example inputs by name. given: sizes of dims in place of those that are said."""
         sizes = {**dict(self.sizes), **(given or {})}
         generator = torch.Generator().manual_seed(seed)
         tensors = {}

@@ -113,7 +113,7 @@ def _addmm(call: _Call, out: int, trace: Trace) -> Kind | None:
 
 
 def _product(call: _Call, out: int, trace: Trace) -> Kind | None:
-    """Of rows and a weight: `x @ weight`, or `x @ weight.T`."""
+    """The kind of a matmul of rows and a weight: `x @ weight`, or `x @ weight.T`; None for other calls."""
     name = "mat2" if "mat2" in call.kwargs else "other"
     x, weight, given = call.value(0, "input"), call.parameter(1, name, 2), call.value(1, name)
     if x is None or given is None or len(trace.values[x].shape) < 2 or trace.values[x].origin == "parameter":

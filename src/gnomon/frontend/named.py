@@ -56,8 +56,8 @@ def build(named: Named, *, real: bool = False, seed: int = 0) -> nn.Module:
 
 
 def captured_of(named: Named, module: nn.Module, dtype: torch.dtype | None = torch.bfloat16) -> Captured:
-    """The capture. dtype: of parameters, so that what the code casts to float32 is seen; their own where it then does
-    not run."""
+    """Captures the module with its example inputs. dtype: of parameters, so that what the code casts to float32 is
+    seen; their own where it then does not run."""
     name = f"{named.module.rpartition('.')[2]}.{named.function}"
     if not named.inputs:
         raise InputError(

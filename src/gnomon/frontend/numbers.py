@@ -23,7 +23,8 @@ FINITE = {"isfinite": True, "isnan": False, "isinf": False, "isposinf": False, "
 
 
 class Numbers:
-    """Of the values of one trace on the meta device."""
+    """The numbers that integer values of one trace would hold, computed from what made them: on the meta device they
+    have none."""
 
     def __init__(self, values: Sequence[Value]) -> None:
         self.values = values
@@ -34,7 +35,7 @@ class Numbers:
         self.written: set[int] = set()
 
     def add(self, node: Node) -> None:
-        """One more op."""
+        """Adds one more op of the trace."""
         for index in node.outs:
             if index is not None:
                 self.made[index] = node

@@ -46,7 +46,7 @@ class Value:
 
 @dataclass(slots=True)
 class Node:
-    """One ATen op."""
+    """One ATen op of a recorded forward."""
 
     target: str
     """`aten.mul.Tensor`."""

@@ -35,7 +35,7 @@ Row = list[Axis]
 
 
 def base_name(target: str) -> str:
-    """`aten.add_.Tensor` -> `add`."""
+    """The name of an ATen op without namespace, overload and the mark of in-place ops: `aten.add_.Tensor` is `add`."""
     name = target.split(".")[1]
     return name[:-1] if name.endswith("_") and not name.endswith("__") else name
 

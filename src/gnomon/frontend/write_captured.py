@@ -239,5 +239,5 @@ def _nested(x: Any) -> Any:
 
 
 def short(where: str) -> str:
-    """`package/file.py:12`: the last two folders are enough to find it."""
+    """The end of a path with its line, as in `package/file.py:12`: two folders are enough to find it."""
     return "/".join(where.split("/")[-3:])

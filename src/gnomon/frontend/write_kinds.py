@@ -29,7 +29,7 @@ class _Named:
 
 
 class KindWriter:
-    """Of one block."""
+    """Writes the ops of one block from their recognised kinds."""
 
     def __init__(self, draft: Draft) -> None:
         self.draft, self.owner = draft, draft.owner
@@ -119,7 +119,7 @@ class KindWriter:
         return made
 
     def _attrs(self, kind: Kind) -> dict[str, AttrValue]:
-        """Of the op; `no_grad` where its result gets no gradient and an operand would."""
+        """The attributes of the op; `no_grad` where its result gets no gradient and an operand would."""
         values = self.draft.trace.values
         stops = not values[kind.out].grad and any(values[index].grad for index in kind.operands)
         return dict(kind.attrs) | ({"no_grad": True} if stops else {})

@@ -83,7 +83,8 @@ def cover(
 
 
 def _part(name: str) -> float:
-    """Of a device that a slice takes: a 1g with twice the memory leaves room for three others, not for six."""
+    """The share of a device that a slice takes: a 1g with twice the memory leaves room for three others, not for
+    six."""
     return max(int(name[0]) / 7, memory_share(name))
 
 

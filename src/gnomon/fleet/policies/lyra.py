@@ -192,7 +192,7 @@ class _Round:
         return None
 
     def _memory(self, node: int) -> float:
-        """Of each of its devices."""
+        """Memory bytes of each device of a node."""
         machines = self.state.machines
         return machines.pools[machines.pool_of[node]].memory_bytes
 

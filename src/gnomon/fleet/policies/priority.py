@@ -160,7 +160,7 @@ def tiresias(state: State, forecasts: Forecasts) -> Sequence[Decision]:
 
 
 def tiresias_spread(state: State, forecasts: Forecasts) -> Sequence[Decision]:
-    """As in Pollux's artifact, which places on the emptiest nodes."""
+    """Tiresias as in Pollux's artifact, which places jobs on the emptiest nodes."""
     return _tiresias(state, forecasts, spread_out=True)
 
 

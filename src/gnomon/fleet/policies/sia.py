@@ -134,7 +134,8 @@ def _counts(fewest: int, most: int, per_node: int, nodes: int) -> list[int]:
 
 
 def exact(options: Sequence[Sequence[Configuration]], room: Mapping[int, int]) -> list[Configuration | None]:
-    """The most value: best[c] is that of the jobs so far within the devices c of each pool."""
+    """Picks configurations of most value by dynamic programming: best[c] is the value of the jobs so far within the
+    devices c of each pool."""
     pools = list(room)
     best = np.zeros([room[pool] + 1 for pool in pools])
     picks = []

@@ -53,7 +53,8 @@ def _length(job: Job) -> float:
 
 
 def easy(state: State, forecasts: Forecasts) -> Sequence[Decision]:
-    """EASY backfill: the first job that does not fit has a reservation, and others start if they do not delay it."""
+    """Schedules by EASY backfill: the first job that does not fit has a reservation, and others start if they do not
+    delay it."""
     if not any(state.free):
         return ()
     free = list(state.free)

@@ -40,7 +40,7 @@ def themis(state: State, forecasts: Forecasts) -> Sequence[Decision]:
 
 
 def winners(bids: Sequence[tuple[int, float, float]], devices: int) -> list[bool]:
-    """Which bids get their devices: those with the largest product of 1 over the ratios.
+    """Picks the bids that get their devices: those with the largest product of 1 over the ratios.
 
     bids: (devices, ratio without them until the next auction, ratio with them).
     """

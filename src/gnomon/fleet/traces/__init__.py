@@ -41,7 +41,7 @@ def nothing_known(model: str, devices: int, batch_size: int, steps: float) -> fl
 
 
 def no_prediction(job: Job) -> float:
-    """Where nothing is predicted: an error."""
+    """Raises the error for a row without a duration where nothing is predicted."""
     raise InputError("duration_s is missing, and nothing here predicts how long `steps` take")
 
 
@@ -77,7 +77,7 @@ def read_trace(path: str | Path, how: Reading | None = None) -> Trace:
 
 
 def parse_trace(text: str, name: str, how: Reading | None = None) -> Trace:
-    """As `read_trace`, of a text."""
+    """Parses a text as `read_trace` parses a file."""
     how = how or Reading()
     kind = how.format or recognise(text, name)
     rows = Rows(name, keep_going=how.skip_bad, parts=how.parts)
@@ -115,7 +115,7 @@ def parse_trace(text: str, name: str, how: Reading | None = None) -> Trace:
 
 
 def recognise(text: str, name: str) -> str:
-    """Which format a text has. InputError where its first line is of none."""
+    """Recognises the format of a text. InputError where its first line is of none."""
     first = text.lstrip("\ufeff").lstrip().split("\n", 1)[0].strip()
     if not first:
         raise InputError(f"{name}: it is empty; a trace has a heading and a row a job, or is JSON")

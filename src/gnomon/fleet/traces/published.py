@@ -45,7 +45,7 @@ def is_pai(first: str) -> bool:
 
 
 def philly_log(rows: Rows, text: str) -> Sequence[Job]:
-    """Philly's cluster_job_log: a list of jobs, each with its attempts. Lines are places in the list, from 1.
+    """Reads Philly's cluster_job_log: a list of jobs, each with its attempts. Lines are places in the list, from 1.
 
     How long a job ran is the sum of its attempts, as in the tables that others made of it; how many GPUs, the most of
     any attempt.
@@ -99,7 +99,7 @@ def _gpus(detail: Any) -> int:
 
 
 def cluster_log(rows: Rows, text: str) -> Sequence[Job]:
-    """Helios and Acme: Slurm's jobs with submission, start and end."""
+    """Reads the logs of Helios and Acme: Slurm's jobs with submission, start and end."""
     jobs = []
     for line, row in rows.table(text):
         need(rows.name, list(row), CLUSTER_LOG)

@@ -70,7 +70,7 @@ class Rows:
         return self.value(line, column, row.get(column, ""))
 
     def value(self, line: int, what: str, text: str) -> float:
-        """As `number`, of a text."""
+        """Reads a number from a text, as `number` does from a cell."""
         text = text.strip()
         if not text:
             self.problem(line, f"{what} is missing")

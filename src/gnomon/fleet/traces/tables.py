@@ -32,7 +32,8 @@ weight, SLO (times the duration; none below 0), arrival; 10 say the working dire
 
 
 def plain(rows: Rows, text: str, step_s: StepSeconds) -> Sequence[Job]:
-    """The plain table. Jobs of no device are left out. step_s: of a job whose row says `steps` and no duration."""
+    """Reads the plain table. Jobs of no device are left out. step_s: of a job whose row says `steps` and no
+    duration."""
     jobs = []
     for line, row in rows.table(text):
         need(rows.name, list(row), PLAIN)

@@ -49,7 +49,8 @@ BATCHES = 8
 
 
 def answer() -> dict[str, Any]:
-    """The answer. CaptureError where the model cannot be captured, or nothing was found."""
+    """The job that the script described, as plain values. CaptureError where the model cannot be captured, or nothing
+    was found."""
     found: dict[str, Any] = {"stopped": SEEN.stopped, "notes": SEEN.notes}
     if SEEN.trainer is not None:
         return found | of_trainer(SEEN.trainer)
@@ -62,7 +63,7 @@ def answer() -> dict[str, Any]:
 
 
 def of_trainer(trainer: Any) -> dict[str, Any]:
-    """Of transformers' Trainer and those made of it."""
+    """The job of a script with transformers' Trainer or a class made of it."""
     held = SEEN.held
     fields = {name: held.get(name, value) for name, value in _fields(trainer.args).items()}
     if type(trainer.args).__name__ != "TrainingArguments" or "optim" in fields:
@@ -102,7 +103,7 @@ class LossAlone(nn.Module):
         self.model = model
 
     def forward(self, **inputs: Any) -> Any:
-        """The loss; what a model returns that has none."""
+        """Calls the model; returns its loss, or all that it returns where it has none."""
         out = self.model(**inputs)
         loss = out.get("loss") if isinstance(out, Mapping) else getattr(out, "loss", None)
         if loss is None and isinstance(out, tuple) and isinstance(out[0], Tensor) and out[0].dim() == 0:
@@ -124,7 +125,7 @@ def _fields(args: Any) -> dict[str, Any]:
 
 
 def plain(value: Any) -> Any:
-    """As JSON has it."""
+    """A value as JSON has it."""
     if isinstance(value, Enum):
         return value.value
     if isinstance(value, Mapping):
@@ -187,7 +188,7 @@ def network(model: nn.Module, example: Mapping[str, Any], adapted: bool, *, loss
 
 
 def graph_of(module: nn.Module, example: Mapping[str, Any], name: str) -> dict[str, Any]:
-    """The captured module."""
+    """Captures the module in bfloat16, or in its own dtypes where that fails."""
     try:
         capture = captured(module, dict(example), name=name, dtype=torch.bfloat16)
     except CaptureError:
@@ -242,7 +243,7 @@ def _example(trainer: Any) -> dict[str, Any]:
 
 
 def of_loop(step: FirstStep) -> dict[str, Any]:
-    """Of a loop of the script's own."""
+    """The job of a script with a training loop of its own."""
     whole = step.called[0]
     inputs = {name: value for name, value in step.inputs.items() if value is not None}
     shapes = [tuple(x.shape) for x in inputs.values() if isinstance(x, Tensor) and x.dim()]

@@ -120,7 +120,8 @@ def _configs(module: Any) -> None:
 
 
 def _dtype(kwargs: Mapping[str, Any], config: Any, newer: bool) -> torch.dtype:
-    """Of a model's parameters, as from_pretrained decides: transformers 5 takes the config's where none is said."""
+    """The dtype of a model's parameters, as from_pretrained decides: transformers 5 takes the config's where none is
+    said."""
     said = kwargs.get("dtype", kwargs.get("torch_dtype"))
     if said is None:
         said = "auto" if newer else torch.float32
@@ -490,7 +491,7 @@ class Patching(importlib.abc.MetaPathFinder):
     """Finds modules as others do, and patches those of PATCHES after they have run."""
 
     def find_spec(self, name: str, path: Any, target: Any = None) -> importlib.machinery.ModuleSpec | None:
-        """That of the next finder that has it."""
+        """The spec of the next finder that has the module, with a loader that patches it."""
         if name not in PATCHES:
             return None
         if name.startswith("unsloth"):  # which asks for a GPU when it is imported
@@ -515,7 +516,7 @@ class Absent(importlib.abc.Loader):
     """Makes deepspeed where it is not installed, and Unsloth."""
 
     def exec_module(self, module: Any) -> None:
-        """As it is patched."""
+        """Runs the module's patch in place of its code."""
         PATCHES[module.__name__](module)
 
 

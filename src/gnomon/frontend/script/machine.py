@@ -261,7 +261,7 @@ def _properties(*args: Any) -> Any:
 
 
 def _cuda(devices: int) -> Iterator[Any]:
-    """Answers of torch.cuda."""
+    """Makes torch.cuda answer as on a machine with so many devices, as long as what is inside runs."""
     answers: dict[str, Any] = {
         "is_available": lambda: True,
         "device_count": lambda: max(1, min(devices, 8)),

@@ -55,7 +55,7 @@ class Seen:
     """In the order in which they were made."""
 
     def note(self, text: str) -> None:
-        """Once each."""
+        """Notes a text; the same text is noted once."""
         if text not in self.notes:
             self.notes.append(text)
 

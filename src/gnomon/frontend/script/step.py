@@ -188,7 +188,7 @@ class TrainStep(nn.Module):
                     self.add_module(type(inner).__name__ if not known else f"{type(inner).__name__}{len(known)}", inner)
 
     def forward(self, **inputs: Tensor) -> Any:
-        """The loss."""
+        """Computes the loss as the script does."""
         values: dict[int, Any] = {key: inputs[name] for key, name in self.named.items()}
 
         def now(x: Any) -> Any:
@@ -214,7 +214,7 @@ def unwrapped(module: nn.Module) -> nn.Module:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FirstStep:
-    """A microbatch."""
+    """The first microbatch of a loop: the modules called, their inputs and the loss."""
 
     module: nn.Module
     """To be captured: the script's own where its call returns the loss."""

@@ -25,7 +25,7 @@ LORA = ("r", "target_modules", "lora_alpha", "lora_dropout", "bias", "modules_to
 
 
 class FastModel:
-    """As Unsloth's FastLanguageModel."""
+    """Stands in for Unsloth's FastLanguageModel."""
 
     @staticmethod
     def from_pretrained(
@@ -38,7 +38,7 @@ class FastModel:
         use_gradient_checkpointing: Any = "unsloth",
         **_: Any,
     ) -> tuple[Any, Any]:
-        """(model, tokenizer)."""
+        """Loads as Unsloth does; returns (model, tokenizer)."""
         transformers = import_module("transformers")
         four = load_in_4bit and not full_finetuning and not load_in_8bit
         model = transformers.AutoModelForCausalLM.from_pretrained(

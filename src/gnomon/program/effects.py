@@ -23,22 +23,22 @@ Longs = NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class EffectTable:
-    """Entries sorted by (buffer, row, op)."""
+    """Effects of all rows: entries sorted by (buffer, row, op)."""
 
     buffer: Longs
-    """Dense id of the buffer."""
+    """[entries] dense id of the buffer."""
     row: NDArray[np.int32]
-    """Row of the Program."""
+    """[entries] row of the Program."""
     op: NDArray[np.int8]
-    """Index into EFFECT_OPS."""
+    """[entries] index into EFFECT_OPS."""
     amounts: dict[tuple[int, int], int]
-    """(row, buffer) -> tokens, for `extend`."""
+    """Maps (row, buffer) to the tokens of an `extend`."""
     places: tuple[tuple[int, int], ...]
-    """(rank class, stage) pairs that occur."""
+    """The (rank class, stage) pairs that occur."""
     base: NDArray[np.int64]
-    """[buffer class, place] -> first buffer id, or -1 where the buffer does not exist there."""
+    """[buffer classes, places] first buffer id, or -1 where the buffer does not exist there."""
     width: int
-    """Buffer ids of one class at one place."""
+    """The number of buffer ids of one class at one place."""
 
     @property
     def num_ids(self) -> int:
@@ -52,7 +52,7 @@ class EffectTable:
         return (buffer.astype(np.uint32) // per_class).astype(np.int64)
 
     def ref(self, program: Program, buffer: int) -> BufferRef:
-        """Name, stage and index of a buffer id."""
+        """Resolves a buffer id to its name, stage and index."""
         kind, rest = divmod(buffer, self.width * len(self.places))
         place, index = divmod(rest, self.width)
         return BufferRef(program.buffers[kind].name, self.places[place][1], index)
@@ -65,7 +65,7 @@ class EffectTable:
 
 
 def effect_table(program: Program) -> EffectTable:
-    """All effects of all rows. Raises ProgramError when an effect names an unknown buffer or stage."""
+    """Tabulates all effects of all rows. Raises ProgramError when an effect names an unknown buffer or stage."""
     places, place = _places(program)
     width = _width(program)
     base = _bases(program, places, width)
@@ -79,6 +79,7 @@ def effect_table(program: Program) -> EffectTable:
     classes = {b.name: i for i, b in enumerate(program.buffers)}
     chained = _chained(program)
     replaced = np.array([r for r, o in program.overrides.items() if o.effects is not None and not o.adds], np.int64)
+    # Kind by kind, all of its rows at once: an effect is a few vector operations whatever the number of rows.
     for k, kind in enumerate(program.kinds):
         rows = np.flatnonzero(program.kind == k)
         if len(replaced):
@@ -88,6 +89,7 @@ def effect_table(program: Program) -> EffectTable:
             if effect.which != "own" or buffer.per == "sequence" or buffer.name in chained:
                 packed.append(_by_unit(program, rows, effect, buffer, base[classes[buffer.name]], place, amounts))
                 continue
+            # id = base of (class, place) + unit, where the class has one buffer a unit.
             ids = base[classes[buffer.name]][place[rows]]
             there = ids >= 0
             if buffer.per == "unit":
@@ -100,6 +102,7 @@ def effect_table(program: Program) -> EffectTable:
                 ids = ids + units
             packed.append(_pack(ids[there], rows[there], EFFECT_OPS.index(effect.op)))
     packed.append(_overridden(program, base, places, classes, amounts))
+    # Sorting packed values sorts by buffer, then row, then op; the fields are unpacked by shifts.
     entries = np.sort(np.concatenate(packed)) if packed else np.zeros(0, np.int64)
     return EffectTable(
         buffer=entries >> (_ROW_BITS + _OP_BITS),
@@ -136,7 +139,7 @@ def _class_index(classes: dict[str, int], name: str, who: str) -> int:
 
 
 def _places(program: Program) -> tuple[tuple[tuple[int, int], ...], NDArray[np.int32]]:
-    """(class, stage) pairs that occur, and each row's pair."""
+    """Lists the (class, stage) pairs that occur, and each row's pair."""
     places: list[tuple[int, int]] = []
     place = np.empty(program.num_rows, np.int32)
     for cls in range(program.num_classes):
@@ -154,12 +157,15 @@ def _places(program: Program) -> tuple[tuple[tuple[int, int], ...], NDArray[np.i
 def _bases(program: Program, places: tuple[tuple[int, int], ...], width: int) -> Longs:
     """First id of each buffer class at each place, after the chain between stages and aliases are applied."""
     names = [b.name for b in program.buffers]
+    # Ids are dense: class-major, then place, then `width` numbers for units or sequences.
     base = np.arange(len(names) * len(places), dtype=np.int64).reshape(len(names), len(places)) * width
     at = {place: i for i, place in enumerate(places)}
     first = set(program.chains)
     for (cls, stage), i in at.items():
         last = stage + 1 in first or stage + 1 == program.num_stages
         after = at.get((cls, stage + 1))
+        # Y of a stage is X of the next where both are on one rank, and exists at all only if there is a next stage in
+        # the chain.
         for name, peer in (("Y", "X"), ("DY", "DX")):
             if name in names:
                 if last:
@@ -171,8 +177,10 @@ def _bases(program: Program, places: tuple[tuple[int, int], ...], width: int) ->
                 base[names.index("DX"), i] = -1
             if "X" in names and program.inputs == "resident":
                 base[names.index("X"), i] = -1
+        # Likewise DX of a stage is DY of the one before it.
         elif (cls, stage - 1) in at and "DX" in names and "DY" in names:
             base[names.index("DX"), i] = base[names.index("DY"), at[cls, stage - 1]]
+    # An alias takes the ids of the buffer that stands for it.
     for one, same in program.aliases:
         for (cls, stage), i in at.items():
             if stage == same.stage and (cls, one.stage) in at:
@@ -186,7 +194,7 @@ def _chained(program: Program) -> frozenset[str]:
 
 
 def _relations(program: Program) -> tuple[list[list[int]], list[list[int]]]:
-    """Units before and after each unit in the same sequences."""
+    """Lists the units before and after each unit in the same sequences."""
     pieces: dict[int, list[tuple[int, int]]] = {}
     for u, unit in enumerate(program.units):
         for sequence, start, _ in unit.pieces:
@@ -211,6 +219,7 @@ def _by_unit(
     amounts: dict[tuple[int, int], int],
 ) -> Longs:
     """Effects that depend on which sequences a unit holds."""
+    # A unit's pieces may belong to several sequences; earlier pieces of one are its prefix.
     before, after = _relations(program)
     ids: list[int] = []
     at: list[int] = []

@@ -83,9 +83,9 @@ class BufferMoves:
 
     row: NDArray[np.int64]
     buffer: NDArray[np.int64]
-    """Index into the Program's buffer classes."""
+    """Indices into the Program's buffer classes."""
     bytes: Doubles
-    """Positive: allocated at the start of the row. Negative: freed at its end."""
+    """Bytes: positive where allocated at the start of the row, negative where freed at its end."""
     resident: Doubles
     """[rank classes, buffer classes] bytes of carried buffers, always there."""
 
@@ -125,6 +125,7 @@ def _changes(
         return nbytes, come, gone, nbytes[table.buffer[come]], nbytes[table.buffer[gone]]
     amount = nbytes[table.buffer]
     tokens = np.array([table.amounts[int(table.row[i]), int(table.buffer[i])] for i in extend.tolist()], float)
+    # Extended buffers grow by a number of tokens each time, at bytes a token.
     amount[extend] *= tokens
     return nbytes, come, gone, amount[come], _grown(deps, amount, np.zeros(table.num_ids), gone)
 
@@ -133,6 +134,7 @@ def _grown(deps: Dependencies, amount: Doubles, held: Doubles, gone: NDArray[np.
     """Bytes given back by each free, for buffers that may have been extended; entries are in issue order per buffer."""
     given = []
     freeing = set(gone.tolist())
+    # A free gives back what all extensions have added.
     for i in np.flatnonzero(deps.alloc | deps.release).tolist():
         buffer = int(deps.table.buffer[i])
         if deps.alloc[i]:

@@ -31,13 +31,13 @@ class Order:
     predecessors."""
 
     size: int
-    """Entries."""
+    """The number of entries."""
     rows: Longs
     """[size] the (first) row of each position."""
     position: Positions
     """[rows of the Program] position of each row."""
     level_ptr: Longs
-    """Positions level_ptr[i]:level_ptr[i + 1] wait only for positions before level_ptr[i]."""
+    """Where levels begin: positions level_ptr[i]:level_ptr[i + 1] wait only for positions before level_ptr[i]."""
     lane_before: Positions
     """[size] the entry before on the same stream, or `size`."""
     waits: tuple[Positions, Positions]
@@ -45,7 +45,7 @@ class Order:
     wait_is_data: tuple[NDArray[np.bool_], NDArray[np.bool_]]
     """Whether each of `waits` also waits for the lag of its source."""
     more: tuple[tuple[int, Longs, Longs, NDArray[np.bool_]], ...]
-    """Rare further predecessors: (level, positions, predecessors, data?), each position once in an item."""
+    """Lists the rare further predecessors: (level, positions, predecessors, data?), each position once in an item."""
     groups: tuple[tuple[int, Longs, Longs], ...]
     """(level, positions of grouped entries sorted by group, start of each group): they start together."""
     before: tuple[Longs, Longs, NDArray[np.int32], NDArray[np.bool_]]
@@ -57,14 +57,14 @@ class Deadlock:
     """No entry can go on: a shortest cycle of rows, each waiting for the next, and where the streams stand."""
 
     rows: tuple[int, ...]
-    """Each waits for the next, the last for the first: for its data or message, or because it, or a partner of it,
-    comes later on the same stream."""
+    """Rows of the cycle: each waits for the next, the last for the first: for its data or message, or because it, or a
+    partner of it, comes later on the same stream."""
     partners: tuple[tuple[int, ...], ...]
-    """For each of `rows` the others of its group or message."""
+    """The others of the group or message of each of `rows`."""
     heads: tuple[int, ...]
     """The first row of each stream that did not run."""
     finished: int
-    """Rows that ran before everything stopped."""
+    """The number of rows that ran before everything stopped."""
 
 
 def order(program: Program, deps: Dependencies, *, why: bool = True) -> Order | Deadlock | None:
@@ -180,7 +180,8 @@ def _groups(program: Program, deps: Dependencies) -> Longs | None:
 
 
 FEW = 200
-"""Streams up to which they are followed one by one (measured: 0.3 us an entry; together 25 us a level)."""
+"""The number of streams up to which they are followed one by one (measured: 0.3 us an entry; together 25 us a
+level)."""
 
 
 def _advance(graph: _Entries) -> tuple[Longs, Longs]:
@@ -388,7 +389,8 @@ class _Stuck:
     """Entries that did not run. Each waits for its sources and for all before it on its stream; so do its partners."""
 
     BUDGET = 2_000_000
-    """Entries looked at in search of a shorter cycle, about a second; one cycle is found whatever it costs."""
+    """The number of entries looked at in search of a shorter cycle, about a second; one cycle is found whatever it
+    costs."""
 
     def __init__(self, graph: _Entries, sequence: Longs) -> None:
         self.graph = graph

@@ -22,9 +22,9 @@ from gnomon.program.units import Unit
 Ints = NDArray[np.int32]
 Integers = NDArray[np.signedinteger[Any]]
 NO_UNIT = -1
-"""Unit of a row that belongs to no unit (a reduction, the optimizer)."""
+"""The unit of a row that belongs to no unit (a reduction, the optimizer)."""
 MAX_ROWS, MAX_STAGES, MAX_UNITS = (1 << 23) - 1, (1 << 11) - 2, (1 << 18) - 2
-"""Most rows, stages and units of a Program: messages and effects are packed into 64 bits."""
+"""The most rows, stages and units of a Program: messages and effects are packed into 64 bits."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,13 +32,14 @@ class Communicator:
     """A declared communicator and what sending on it means."""
 
     name: str
-    """Name that rows use."""
+    """The name that rows use."""
     semantics: Literal["buffered", "rendezvous", "collective"] = "buffered"
-    """buffered: a send ends without its receive. rendezvous: both start and end together. collective: no messages."""
+    """What sending means. buffered: a send ends without its receive. rendezvous: both start and end together.
+    collective: no messages."""
     capacity: int = 0
-    """Messages that may be in flight between two ranks when buffered; 0 is no limit."""
+    """The number of messages that may be in flight between two ranks when buffered; 0 is no limit."""
     ordered: bool = True
-    """Messages between two ranks match by order, as in NCCL: they must be received in the order sent."""
+    """Whether messages between two ranks match by order, as in NCCL: they must be received in the order sent."""
 
     def __post_init__(self) -> None:
         if self.capacity < 0 or (self.capacity and self.semantics != "buffered"):
@@ -53,9 +54,9 @@ class Pool:
     """A bound on how many buffers of a pool a rank holds at once."""
 
     name: str
-    """Name that buffer classes use."""
+    """The name that buffer classes use."""
     size: int
-    """Buffers in the pool: the k-th allocation waits for the (k - size)-th free, also across the step."""
+    """The number of buffers in the pool: the k-th allocation waits for the (k - size)-th free, also across the step."""
 
     def __post_init__(self) -> None:
         if self.size < 1:
@@ -68,7 +69,7 @@ class BufferRef(NamedTuple):
     buffer: str
     stage: int
     at: int = 0
-    """Unit or sequence; 0 for buffers that are per stage."""
+    """The unit or sequence; 0 for buffers that are per stage."""
 
 
 class RowEffect(NamedTuple):
@@ -85,11 +86,11 @@ class Override:
     stream: str = ""
     comm: str = ""
     peer: int | None = None
-    """Stage at the other end of a message, when it is not one hop away."""
+    """The stage at the other end of a message, when it is not one hop away."""
     name: str = ""
-    """A name for this row's price."""
+    """The name of this row's price, where it is not that of its kind."""
     effects: tuple[RowEffect, ...] | None = None
-    """Effects instead of the kind's (or, with `adds`, in addition to them)."""
+    """Effects that replace the kind's (or, with `adds`, come in addition to them)."""
     adds: bool = False
     inside: bool = False
     """Mode: this row describes a collective that runs inside a block (checked by trace), not an action of its own."""
@@ -109,7 +110,7 @@ class Key(NamedTuple):
     """Shape of the unit among the Program's units: empty when all units are alike, else as `4` or `2+2` (tokens +
     prefix)."""
     name: str
-    """Set by an override."""
+    """The name that an override sets; empty otherwise."""
 
     @property
     def label(self) -> str:
@@ -132,7 +133,7 @@ class Program:
     inputs: Literal["resident", "loaded"]
     """Whether inputs of first stages are always there, or written by rows (LOAD)."""
     counts: tuple[int, ...]
-    """Ranks in each class."""
+    """The number of ranks in each class."""
     aliases: tuple[tuple[BufferRef, BufferRef], ...]
     """Buffers (per stage) that are one and the same: tied parameters on one rank. The first stands for the second."""
     streams: tuple[str, ...]
@@ -145,13 +146,13 @@ class Program:
     group: Ints
     """Rows of one group (>= 0) start and end together; -1 elsewhere."""
     key: Ints
-    """Index into `keys`."""
+    """[rows] index into `keys`."""
     keys: tuple[Key, ...]
     overrides: Mapping[int, Override] = field(default_factory=dict)
 
     @property
     def num_rows(self) -> int:
-        """Rows of all classes."""
+        """Counts the rows of all classes."""
         return int(self.class_ptr[-1])
 
     @property
@@ -160,11 +161,11 @@ class Program:
         return len(self.counts)
 
     def rank_class(self, row: int) -> int:
-        """The class a row belongs to."""
+        """The class to which a row belongs."""
         return int(np.searchsorted(self.class_ptr, row, side="right")) - 1
 
     def comm_of(self, row: int) -> str:
-        """The communicator a row uses, or ''."""
+        """The communicator that a row uses, or ''."""
         override = self.overrides.get(row)
         return (override.comm if override else "") or self.kinds[self.kind[row]].comm
 
@@ -358,8 +359,11 @@ def _keys(
     overrides: Mapping[int, Override],
 ) -> tuple[tuple[Key, ...], Ints]:
     """Interned price keys: one per (class, kind, stage, unit shape), and one per named override."""
+    # One more shape than there are: the last stands for "no unit".
     shapes, shape_of = unit_shapes(units)
     num_classes, num_shapes = len(class_ptr) - 1, len(shapes) + 1
+    # code = ((kind x stages) + stage) x shapes + shape: a dense number for each combination, so a table lookup replaces
+    # hashing of rows.
     code = kind.astype(np.int32)
     code *= num_stages
     code += stage
@@ -368,6 +372,7 @@ def _keys(
     per_class = len(kinds) * num_stages * num_shapes
     keys: list[Key] = []
     out = np.empty(len(kind), np.int32)
+    # Class by class: used codes get the next key numbers.
     for cls in range(num_classes):
         part = slice(int(class_ptr[cls]), int(class_ptr[cls + 1]))
         used = np.zeros(per_class, bool)

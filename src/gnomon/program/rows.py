@@ -32,9 +32,9 @@ class Rows:
     num_stages: int
     num_units: int
     class_ptr: Longs
-    """Rows class_ptr[c]:class_ptr[c + 1] are those of rank class c."""
+    """Where classes begin: rows class_ptr[c]:class_ptr[c + 1] are those of rank class c."""
     kind: NDArray[np.int8]
-    """Index into `kinds`."""
+    """[rows] index into `kinds`."""
     stage: NDArray[np.int16]
     unit: Ints
     """NO_UNIT (-1) where the row belongs to none."""
@@ -42,13 +42,13 @@ class Rows:
     """Rows of one group (>= 0) start and end together; -1 elsewhere."""
     kinds: tuple[Kind, ...] = STANDARD_KINDS
     overrides: Mapping[int, Override] = field(default_factory=dict)
-    """Row -> where it differs from its kind."""
+    """Maps a row to where it differs from its kind."""
     comms: tuple[Communicator, ...] = ()
-    """Communicators that overrides name."""
+    """The communicators that overrides name."""
 
     @property
     def num_rows(self) -> int:
-        """Rows of all classes."""
+        """Counts the rows of all classes."""
         return int(self.class_ptr[-1])
 
     @property
@@ -69,7 +69,7 @@ class Rows:
 
     @staticmethod
     def of(program: Program) -> Rows:
-        """The rows of a Program, for passes that insert some. `like` turns them back into one."""
+        """Takes the rows of a Program, for passes that insert some; `like` turns them back into one."""
         usual = {Communicator(name=k.comm, semantics="buffered" if k.message else "collective") for k in program.kinds}
         return Rows(
             num_stages=program.num_stages,
@@ -141,16 +141,17 @@ class Inserted:
     """Rows to insert beside existing ones ("anchors")."""
 
     anchor: Longs
-    """Row of the old numbering that each stands next to. Rows of one anchor keep the order in which they are given."""
+    """The row of the old numbering that each stands next to. Rows of one anchor keep the order in which they are
+    given."""
     kind: NDArray[np.int8]
     stage: NDArray[np.int16]
     unit: Ints
     before: bool = False
     """Whether they come before their anchors or after."""
     override: Override | None = None
-    """Where all of them differ from their kind."""
+    """Where all of them differ from their kind; None where they do not."""
     group: int = -1
-    """Group of all of them."""
+    """The group of all of them; -1 for none."""
 
 
 def insert(rows: Rows, parts: Sequence[Inserted], kinds: tuple[Kind, ...] = ()) -> Rows:
@@ -163,6 +164,8 @@ def insert(rows: Rows, parts: Sequence[Inserted], kinds: tuple[Kind, ...] = ()) 
     for part in parts:
         (before if part.before else after)[:old] += np.bincount(part.anchor, minlength=old).astype(np.int32)
     befores, afters = np.cumsum(before), np.cumsum(after)  # inclusive: those next to rows up to and including this one
+    # New row number: old number + rows inserted before it (its own `before` ones included) + rows inserted after
+    # earlier ones.
     moved = np.arange(old, dtype=np.int64) + befores[:old] + (afters - after)[:old]
     kind, stage = np.zeros(size, np.int8), np.zeros(size, np.int16)
     unit, group = np.zeros(size, np.int32), np.full(size, -1, np.int32)
@@ -174,6 +177,7 @@ def insert(rows: Rows, parts: Sequence[Inserted], kinds: tuple[Kind, ...] = ()) 
             kind[place], stage[place], unit[place], group[place] = part.kind, part.stage, part.unit, part.group
             if part.override is not None:
                 overrides.update((row, part.override) for row in place.tolist())
+    # total[r]: rows inserted before old row r; class borders move by it.
     total = np.append(0, befores[:old] + afters[:old])
     return replace(
         rows,
@@ -195,6 +199,7 @@ def _places(parts: Sequence[Inserted], moved: Longs, before: Ints) -> list[Longs
     order = np.argsort(anchor, kind="stable")
     sorted_anchor = anchor[order]
     first = np.flatnonzero(np.append(True, sorted_anchor[1:] != sorted_anchor[:-1]))
+    # rank: number of an inserted row among those of its anchor, in the order of the parts.
     rank = np.arange(len(anchor)) - np.repeat(first, np.diff(np.append(first, len(anchor))))
     base = moved[sorted_anchor] - before[sorted_anchor] if parts[0].before else moved[sorted_anchor] + 1
     place = np.empty(len(anchor), np.int64)

@@ -21,8 +21,8 @@ from gnomon.sharding.homes import routed_tensors
 from gnomon.tensors.layout import CollectiveKind
 
 Part = Literal["squares", "lengths", "shards", "matrix"]
-"""Adafactor's sums of squares by rows and columns, and of its updates; Muon's gathers of a stage's shards, and of one
-matrix over tensor-parallel ranks."""
+"""What a communication carries: Adafactor's sums of squares by rows and columns, and of its updates; Muon's gathers of
+a stage's shards, and of one matrix over tensor-parallel ranks."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,9 +32,9 @@ class UpdateCollective:
     part: Part
     kind: CollectiveKind
     axes: tuple[str, ...]
-    """Mesh axes whose ranks are the group."""
+    """The mesh axes whose ranks are the group."""
     ranks: int
-    """Ranks in the group."""
+    """The number of ranks in the group."""
     bytes: int
     """Bytes of the whole buffer on one rank."""
 
@@ -50,19 +50,19 @@ class Matrix:
 
     name: str
     elements: int
-    """On one rank, before ZeRO divides them."""
+    """Elements on one rank, before ZeRO divides them."""
     count: int
-    """Matrices on one rank: experts are several. 1 for a vector."""
+    """The number of matrices on one rank: experts are several. 1 for a vector."""
     rows: int
-    """Of a whole matrix; 0 for a vector."""
+    """Rows of a whole matrix; 0 for a vector."""
     columns: int
-    """Of a whole matrix; 0 for a vector."""
+    """Columns of a whole matrix; 0 for a vector."""
     divided: bool
     """Whether tensor-parallel ranks (of etp, experts) have parts of each."""
     table: bool
     """Whether its rows are looked up."""
     experts: bool
-    """Whether it is routed experts'."""
+    """Whether it is a parameter of routed experts."""
 
     @property
     def orthogonalised(self) -> bool:

@@ -31,18 +31,18 @@ class ParameterCollective:
     """One communication of parameters or gradients, for all parameters of a block in one group of ranks."""
 
     kind: CollectiveKind
-    """all_gather, reduce_scatter or all_reduce."""
+    """The collective: all_gather, reduce_scatter or all_reduce."""
     axes: tuple[str, ...]
-    """Mesh axes whose ranks together are the group, outermost first: `("dp_shard", "cp")`, or `("edp",)` for
+    """The mesh axes whose ranks together are the group, outermost first: `("dp_shard", "cp")`, or `("edp",)` for
     experts."""
     ranks: int
-    """Ranks in the group."""
+    """The number of ranks in the group."""
     bytes: int
     """Bytes of the whole buffer on one rank: gathered result, what is scattered, what is reduced."""
     when: When
-    """`before_forward` and `before_backward`: each time the block runs, for every microbatch unless parameters stay
-    gathered. `after_backward`: gradients, once a step after the last microbatch (under ZeRO 2 and 3, where they are
-    divided, every time). `before_step`, `after_step`: around the update."""
+    """The moment. `before_forward` and `before_backward`: each time the block runs, for every microbatch unless
+    parameters stay gathered. `after_backward`: gradients, once a step after the last microbatch (under ZeRO 2 and 3,
+    where they are divided, every time). `before_step`, `after_step`: around the update."""
     experts: bool = False
     """Whether these are the routed experts' parameters."""
 
@@ -84,6 +84,7 @@ def waiting_bytes(sharded: ShardedBlock, mesh: Mesh, precision: Precision, *, tr
     for experts in (False, True):
         size = local_elements(sharded, experts=experts) * _bytes_of(precision.param)
         size += 0 if trained else frozen_bytes(sharded, experts=experts)
+        # ceil: the rank with the largest part.
         total += -(-size // shard_ranks(mesh, experts=experts))
     return total
 
@@ -136,6 +137,7 @@ def _of_group(
     def made(kind: CollectiveKind, group: tuple[str, ...], ranks: int, size: int, when: When) -> ParameterCollective:
         return ParameterCollective(kind=kind, axes=group, ranks=ranks, bytes=size, when=when, experts=experts)
 
+    # Nothing to divide over: gradients are summed over all data-parallel ranks at once.
     if optimizer.zero == 0 or shard == 1:
         if shard * replicate > 1 and elements:
             yield made("all_reduce", ("dp_replicate", *axes), shard * replicate, reduced, "after_backward")
@@ -148,6 +150,7 @@ def _of_group(
         return
     yield made("reduce_scatter", axes, shard, reduced, "after_backward")
     if replicate > 1:
+        # Hybrid sharding: each rank sums its shard over the replicas.
         yield made("all_reduce", ("dp_replicate",), replicate, -(-reduced // shard), "after_backward")
     if optimizer.zero < 3:
         yield made("all_gather", axes, shard, gathered, "after_step")
@@ -177,6 +180,7 @@ def _replica_sums(
     if dispatch is None or mesh.ep == 1 or not shared:
         return
     sizes = {dim.name: dim.size or 0 for tensor in sharded.block.tensors for dim in tensor.atoms}
+    # Slots of experts on a rank, replicas included; `shared` of them are held elsewhere too.
     each = (sizes[str(dispatch.attr("experts", ""))] + replicas) // mesh.ep
     size = local_elements(sharded, experts=True, without=without) // each * shared * _bytes_of(precision.reduce)
     yield ParameterCollective(

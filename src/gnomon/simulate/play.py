@@ -52,13 +52,14 @@ class Clock:
         return Clock(order=order, busy=busy, lag=lag)
 
     def scaled(self, factor: float) -> Clock:
-        """All durations times `factor`."""
+        """The same clock with all durations times `factor`."""
         return Clock(order=self.order, busy=self.busy * factor, lag=None if self.lag is None else self.lag * factor)
 
 
 def _by_position(structure: Structure, by_row: Doubles) -> Doubles:
     order = structure.order
     if order.size == len(by_row) and not order.groups:
+        # Rows of a composite are one position: the longest of them is its duration.
         return by_row[order.rows]
     out = np.zeros(order.size)
     np.maximum.at(out, order.position, by_row)
@@ -85,6 +86,8 @@ def base_from(order: Order, steps: Sequence[Times], shift: float = 0.0) -> Doubl
 def play(clock: Clock, base: Doubles | None = None) -> Times:
     """Plays one step and returns when each action starts and ends. base: earliest start of each position; None starts
     from rest at 0."""
+    # A walk in plain Python is faster where levels are narrow; it knows only starts of positions that wait for earlier
+    # steps.
     order, size = clock.order, clock.order.size
     entries = walk(order, (clock.busy == 0).tobytes()) if clock.lag is None else None
     if entries is not None and (base is None or _only(base, entries.later)):
@@ -135,8 +138,8 @@ _Level: TypeAlias = (
     "tuple[int, int, NDArray[np.int32], NDArray[np.int32], NDArray[np.int32] | None, list[tuple[Longs, Longs]],"
     "list[Together]]"
 )
-"""Its slice of positions; what these wait for, first on their stream (the third is None where nothing waits for so
-many); further (positions, what they wait for); groups."""
+"""One level: its slice of positions; what these wait for, first on their stream (the third is None where nothing waits
+for so many); further (positions, what they wait for); groups."""
 
 
 @lru_cache(maxsize=16)

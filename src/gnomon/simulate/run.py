@@ -32,7 +32,7 @@ STREAM_ROLES: Mapping[str, Role] = {
     "d2h": "copy",
     "h2d": "copy",
 }
-"""What rows on a stream of this name do, unless they communicate. Rows on any other stream compute."""
+"""What rows on a stream of this name do, unless they communicate; rows on any other stream compute."""
 
 
 def simulate(
@@ -102,8 +102,10 @@ class _Entries:
 
 def _entries(structure: Structure) -> _Entries:
     program, order = structure.program, structure.order
+    # Issue order is row order: spans are listed as the host issues them.
     row = np.sort(order.rows)
     position = order.position[row].astype(np.int64)
+    # The extra item at the end answers index -1 ("waited for nothing") with NONE.
     span = np.full(order.size + 1, NONE, np.int64)
     span[position] = np.arange(order.size)
     kind, path = program.kind[row].astype(np.int32), np.full(order.size, NONE, np.int32)
@@ -117,7 +119,7 @@ def _entries(structure: Structure) -> _Entries:
 
 
 def _composites(structure: Structure, span: Longs) -> dict[int, list[int]]:
-    """Span -> its rows, for spans of more than one row."""
+    """Maps a span of more than one row to its rows."""
     if structure.order.size == structure.program.num_rows:
         return {}
     of_row = span[structure.order.position]
@@ -148,6 +150,7 @@ def _spans(
     count = np.diff(np.searchsorted(entries.row, program.class_ptr))
     lag = Clock.of(structure, durations).lag
     causing = []
+    # In a step from rest a cause may lie `back` steps earlier; spans of step k start at k x size.
     for step, (cause, back) in enumerate(sources):
         mine = entries.span[cause[at]]  # position -1 picks the last item, which is NONE
         causing.append(np.where(mine < 0, NONE, mine + (0 if steady else (step - back[at]) * size)))
@@ -191,6 +194,7 @@ def _memory(structure: Structure, entries: _Entries, played: Sequence[Times], si
         worker=np.tile(np.searchsorted(program.class_ptr, row, side="right") - 1, len(played)),
         buffer=np.tile(buffer, len(played)),
         span=np.concatenate([span + step * size for step in range(len(played))]),
+        # Allocations happen at the start of a span, frees at its end.
         time_s=np.concatenate([np.where(change > 0, times.start[at], times.end[at]) for times in played]),
         change_bytes=np.tile(change, len(played)),
         resident_bytes=moved.resident,

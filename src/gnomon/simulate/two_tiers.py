@@ -24,16 +24,16 @@ from gnomon.errors import PlanError
 from gnomon.units import show_bytes
 
 STEPS = 3
-"""Steps that are played; the last is measured."""
+"""The number of steps that are played; the last is measured."""
 INTERVALS = (1, 2, 4, 8)
-"""Rows of an interval that are tried."""
+"""Numbers of rows in an interval that are tried."""
 AHEAD = (0, 1, 2, 4, 8)
-"""Intervals read ahead that are tried."""
+"""Numbers of intervals read ahead that are tried."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tensor:
-    """What moves as one."""
+    """A tensor, which moves as one."""
 
     name: str
     nbytes: float
@@ -43,21 +43,21 @@ class Tensor:
 
 @dataclass(frozen=True, kw_only=True)
 class Trace:
-    """What one step uses: rows that run one after the other."""
+    """What one step uses: rows that run one after the other, and tensors."""
 
     tensors: tuple[Tensor, ...]
     seconds: tuple[float, ...]
-    """Of each row, with everything in the fast tier."""
+    """Seconds of each row, with everything in the fast tier."""
     uses: tuple[tuple[int, ...], ...]
-    """Tensors of each row, each once."""
+    """Indices of the tensors that each row uses, each once."""
     writes: tuple[frozenset[int], ...]
-    """Those of them that the row makes or changes."""
+    """The tensors among them that the row makes or changes."""
     inside: float = 0.0
     """Bytes of the pool for tensors that live inside one row."""
 
     @cached_property
     def rows_of(self) -> tuple[tuple[int, ...], ...]:
-        """Rows that use each tensor, in order."""
+        """Maps each tensor to the rows that use it, in order."""
         rows: list[list[int]] = [[] for _ in self.tensors]
         for row, used in enumerate(self.uses):
             for tensor in used:
@@ -66,7 +66,7 @@ class Trace:
 
     @cached_property
     def peak_bytes(self) -> float:
-        """Most that lives at once: what the fast tier needs for nothing to move."""
+        """The most bytes that live at once: what the fast tier needs for nothing to move."""
         return self.most_at_once(range(len(self.tensors))) + self.inside
 
     def next_use(self, tensor: int, after: int) -> int:
@@ -76,7 +76,8 @@ class Trace:
         return rows[0] + len(self.seconds) - after if place == len(rows) else rows[place] - after
 
     def most_at_once(self, chosen: Collection[int]) -> float:
-        """Most bytes of these tensors that live at once."""
+        """The most bytes of these tensors that live at once."""
+        # A sweep over rows: bytes are added at a tensor's first use and taken off after its last.
         change, always = [0.0] * (len(self.seconds) + 1), 0.0
         for tensor in chosen:
             rows, nbytes = self.rows_of[tensor], self.tensors[tensor].nbytes
@@ -104,9 +105,10 @@ class Move(NamedTuple):
     """What is begun before a row."""
 
     row: int
-    """Of all steps that are played, from 0."""
+    """The row's number in all steps that are played, from 0."""
     what: Literal["make", "read", "write", "drop"]
-    """Make it in the fast tier, read it into it, write it out, or leave it: its copy in the slow tier is as good."""
+    """What happens: make it in the fast tier, read it into it, write it out, or leave it: its copy in the slow tier is
+    as good."""
     tensor: int
 
 
@@ -118,14 +120,14 @@ class Migration:
     read_bytes: float
     written_bytes: float
     peak_bytes: float
-    """Most in the fast tier, the pool included."""
+    """The most bytes in the fast tier, the pool included."""
     interval: int = 1
-    """Rows of an interval, of `planned`."""
+    """Rows of an interval, under `planned`."""
     ahead: int = 0
-    """Intervals that are read ahead, of `planned`."""
+    """Intervals that are read ahead, under `planned`."""
 
     moves: tuple[Move, ...] = field(default=(), repr=False)
-    """Of all STEPS, in order, but for tensors that die."""
+    """The moves of all STEPS, in order, but for tensors that die."""
 
     @property
     def moved_bytes(self) -> float:
@@ -134,7 +136,7 @@ class Migration:
 
 
 class _Fast:
-    """The fast tier, and the two directions of the link."""
+    """The fast tier, and the two directions of the link, while steps are played."""
 
     def __init__(self, trace: Trace, link: Link, capacity: float) -> None:
         self.trace, self.link, self.room = trace, link, capacity - trace.inside
@@ -145,16 +147,16 @@ class _Fast:
                 f"{show_bytes(capacity)}; give it more, or take smaller microbatches"
             )
         self.there: dict[int, float] = {}
-        """Tensor in the fast tier -> when it is there; the one used longest ago first."""
+        """Maps a tensor in the fast tier to when it is there; the one used longest ago comes first."""
         self.changed: set[int] = set()
-        """Those whose copy in the slow tier is old, or is none."""
+        """The tensors whose copy in the slow tier is old, or is none."""
         self.born: set[int] = {number for number, tensor in enumerate(trace.tensors) if tensor.carried}
         self.used = self.most = 0.0
         self.reads_until = self.writes_until = self.room_at = 0.0
         self.written: dict[int, float] = {}
         self.moves: list[Move] = []
         self.row = 0
-        """The row that moves are begun before."""
+        """The row before which moves are begun."""
         self.read_bytes = self.written_bytes = 0.0
 
     def leave(self, tensor: int, now: float) -> None:
@@ -172,6 +174,7 @@ class _Fast:
     def make_room(self, nbytes: float, now: float, locked: Collection[int], key: Callable[[int], float]) -> bool:
         """Evicts those of the largest key until so many bytes are free, if that can be; whether they are."""
         others = [tensor for tensor in self.there if tensor not in locked]
+        # Even with all evictable tensors gone there would be no room.
         if self.used - self.trace.bytes_of(others) + nbytes > self.room:
             return False
         for tensor in sorted(others, key=key, reverse=True) if self.used + nbytes > self.room else ():
@@ -190,6 +193,7 @@ class _Fast:
             self.born.add(tensor)
             self.there[tensor] = max(now, self.room_at)
             return
+        # A read waits for the link, for room that is being written out, and for its own copy to be written.
         start = max(now, self.reads_until, self.room_at, self.written.get(tensor, 0.0))
         self.reads_until = self.there[tensor] = start + nbytes / self.link.read
         self.read_bytes += nbytes
@@ -204,6 +208,8 @@ class _Fast:
                 self.born.discard(tensor)
                 self.written.pop(tensor, None)
             else:
+                # Dictionaries keep the order of insertion: popping and adding puts it last, so the first is the least
+                # recently used.
                 self.there[tensor] = self.there.pop(tensor)  # used last
                 if tensor in self.trace.writes[row]:
                     self.changed.add(tensor)
@@ -230,12 +236,15 @@ def least_recently_used(trace: Trace, link: Link, capacity: float) -> Migration:
 def static(trace: Trace, link: Link, capacity: float) -> Migration:
     """Plans a migration in which some tensors stay; the others come for each use and go after it. PlanError where a row
     alone does not fit."""
+    # Moves that pinning saves: one read a use (but the first of what is made anew) and one write for each row that
+    # changes it.
     moves = [len(rows) - (not tensor.carried) + sum(number in trace.writes[row] for row in rows)
              for number, (tensor, rows) in enumerate(zip(trace.tensors, trace.rows_of, strict=True))]  # fmt: skip
     pinned: set[int] = set()
     room = capacity - trace.inside
     for tensor in sorted(range(len(trace.tensors)), key=lambda tensor: -moves[tensor]):
         several = pinned | {tensor}
+        # What is not pinned must fit row by row next to what is.
         staged = max(trace.bytes_of(t for t in used if t not in several) for used in trace.uses)
         if trace.most_at_once(several) + staged <= room:
             pinned = several
@@ -250,6 +259,7 @@ def _on_demand(trace: Trace, link: Link, capacity: float, passing: Collection[in
             began, before = now, (fast.read_bytes, fast.written_bytes)
         for row, used in enumerate(trace.uses):
             fast.row = step * len(trace.uses) + row
+            # Larger age: used longer ago, evicted first.
             age = {tensor: -place for place, tensor in enumerate(fast.there)}
             for tensor in used:
                 if tensor not in fast.there:
@@ -285,6 +295,7 @@ def _by_intervals(trace: Trace, link: Link, capacity: float, length: int, ahead:
             began, before = now, (fast.read_bytes, fast.written_bytes)
         for number, part in enumerate(rows):
             fast.row = step * len(trace.uses) + part[0]
+            # Belady: evict what is used farthest in the future, counted from the row before this interval.
             _bring(fast, needs[number], (), now, part[0] - 1)
             now = max([now, *(fast.there[tensor] for tensor in needs[number])])
             busy = set(needs[number])
@@ -300,8 +311,8 @@ def _by_intervals(trace: Trace, link: Link, capacity: float, length: int, ahead:
 
 
 def _bring(fast: _Fast, wanted: Sequence[int], busy: Collection[int], now: float, row: int) -> bool:
-    """Reads what is wanted, in order, as far as there is room beside what is busy; whether all of it had. row: the last
-    one before."""
+    """Reads what is wanted, in order, as far as there is room next to what is busy; returns whether all of it had room.
+    row: the last one before."""
     locked = {*wanted, *busy}
     for tensor in wanted:
         if tensor in fast.there:

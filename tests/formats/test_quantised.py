@@ -144,6 +144,37 @@ def test_torchao_means_what_torchao_says(name: str) -> None:
         shape_of(method, {"_weight_qdata": (2, 4, 8)})
 
 
+def int4_config(packing: str) -> dict[str, Any]:
+    """As transformers writes torchao's `Int4WeightOnlyConfig`."""
+    data = {"group_size": G, "int4_packing_format": {"_type": "Int4PackingFormat", "_data": packing}}
+    return config(quant_method="torchao", quant_type={"default": {"_type": "Int4WeightOnlyConfig", "_data": data}})
+
+
+@pytest.mark.parametrize("name", ["tiles", "plain", "plain_int32"])
+def test_packed_int4_of_torchao_means_what_torchao_says(name: str) -> None:
+    """`torchao_int4.json`; tiles are filled up to 8 x 1,024, and what is beyond the matrix is dropped."""
+    made = json.loads((Path(__file__).parent / "torchao_int4.json").read_text())[name]
+    tensors = {}
+    for part, given in made["tensors"].items():
+        x = np.array(given["values"], np.float32 if "float" in given["dtype"] else given["dtype"])
+        tensors[part] = bfloat16_of(x) if given["dtype"] == "bfloat16" else x
+    shape = tuple(made["metadata"]["_data"]["shape"])
+    of = int4_config({"tiles": "TILE_PACKED_TO_4D"}.get(name, name.upper()))
+    wide = widened(of, {**tensors, "weight_shape": np.array(shape)})
+    np.testing.assert_array_equal(wide, np.array(made["dequantised"], np.float32))
+    method = method_of(of)
+    assert method is not None and served_format(of) == "int4-wo"
+    coded = {"_weight_qdata": tensors["_weight_qdata"].shape}
+    assert shape_of(method, coded, shape) == shape
+    assert shape_of(method, coded) == ((8, 1024) if name == "tiles" else shape)  # without the file's word
+    with pytest.raises(InputError, match="the file says"):
+        shape_of(method, coded, (9, 2048))
+    with pytest.raises(InputError, match="are not in the packing"):
+        shape_of(method, {"_weight_qdata": (2, 4, 8)})
+    with pytest.raises(InputError, match="PRESHUFFLED; PLAIN, PLAIN_INT32, TILE_PACKED_TO_4D are read"):
+        method_of(int4_config("PRESHUFFLED"))
+
+
 def test_what_is_not_read_is_refused_by_name() -> None:
     assert method_of({"hidden_size": 64}) is None
     for given in (

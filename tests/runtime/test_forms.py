@@ -106,6 +106,26 @@ def test_zeros_of_groups_stay(small: Path, tmp_path: Path) -> None:
         np.testing.assert_array_equal(again.widen(read, shape), storage.widen(arrays, (32, 64)))
 
 
+def test_a_folder_of_torchaos_packed_int4_is_read(tmp_path: Path) -> None:
+    """Tiles that are filled up, with the shape that the file's metadata says; oracle: torchao's own dequantisation."""
+    made = json.loads((Path(__file__).parents[1] / "formats" / "torchao_int4.json").read_text())["tiles"]
+    tensors = {
+        f"layer.{name}": torch.tensor(one["values"], dtype=getattr(torch, one["dtype"]))
+        for name, one in made["tensors"].items()
+    }
+    file = tmp_path / "model.safetensors"
+    safetensors.save_file(tensors, str(file), metadata={"layer.weight": json.dumps(made["metadata"])})
+    packing = {"int4_packing_format": {"_data": "TILE_PACKED_TO_4D"}}
+    said = {"quant_method": "torchao", "quant_type": {"default": {"_type": "Int4WeightOnlyConfig", "_data": packing}}}
+    (tmp_path / "config.json").write_text(json.dumps({"quantization_config": said}))
+    folder = open_folder(tmp_path)
+    assert folder.entries.keys() == {"layer.weight"} and folder.entries["layer.weight"][1].shape == (5, 96)
+    np.testing.assert_array_equal(folder.read("layer.weight").numpy(), np.array(made["dequantised"], np.float32))
+    safetensors.save_file(tensors, str(file), metadata={"layer.weight": '{"_data": {"shape": [5, "96"]}}'})
+    with pytest.raises(InputError, match="metadata of layer.weight says the shape"):
+        open_folder(tmp_path)
+
+
 def test_what_cannot_be_held_is_refused_by_name(
     small: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -8,6 +8,7 @@ import pytest
 from gnomon.errors import InputError
 from gnomon.storage.integers import Integers
 from gnomon.storage.names import storage_of
+from gnomon.storage.shifted import Shifted
 from gnomon.storage.sparse import Sparse
 
 NAMES = (
@@ -48,6 +49,29 @@ def test_what_was_stored_is_stored_again_as_it_was(name: str, shape: tuple[int, 
         np.testing.assert_array_equal(of_zeros.widen(of_zeros.of_mask(wide, mask), shape), wide)
     elif "ternary" not in name and "int2" not in name:
         assert np.abs(wide - weight).max() <= 40 / 5
+
+
+@pytest.mark.parametrize("name", ["int4-g32-offsets", "int4-offsets"])
+def test_codes_with_offsets(name: str) -> None:
+    """Widened number by number, codes as they were, and no number further off than half a step."""
+    storage, shape, chance = storage_of(name), (5, 96), np.random.default_rng(0)
+    assert isinstance(storage, Shifted) and storage.name == name and storage.refused(shape) == ""
+    group = storage.group or shape[1]
+    codes = chance.integers(0, 16, shape).astype(np.uint8)
+    scales, offsets = (chance.standard_normal((5, shape[1] // group)).astype(np.float32) for _ in range(2))
+    arrays = storage.of_codes(codes, scales, offsets)
+    assert {k: (v.dtype.name, v.shape) for k, v in arrays.items()} == {
+        k: (v.dtype, v.shape) for k, v in storage.arrays(shape).items()
+    }
+    wide = storage.widen(arrays, shape)
+    for n in range(5):
+        for k in range(96):
+            g = k // group
+            assert wide[n, k] == np.float32(int(codes[n, k]) - 8) * scales[n, g] + offsets[n, g]
+    weight = chance.standard_normal(shape).astype(np.float32)
+    near = storage.narrow(weight)
+    apart = np.abs(storage.widen(near, shape) - weight).reshape(5, -1, group).max(-1)
+    assert np.all(apart <= near["scales"] * 0.5001)
 
 
 def test_names_are_read_back_and_others_refused() -> None:

@@ -15,6 +15,7 @@ from gnomon.storage.form import Storage
 from gnomon.storage.gguf import KINDS, Ggml
 from gnomon.storage.integers import Integers
 from gnomon.storage.n_of_m import NM
+from gnomon.storage.shifted import Shifted
 from gnomon.storage.sparse import VALUES
 from gnomon.storage.tables import MXFP4, NF4
 from gnomon.storage.unstructured import CSR, Bitmap
@@ -32,9 +33,9 @@ NAMED: dict[str, Storage] = {
 
 
 def storage_of(name: str) -> Storage:
-    """A storage by its name: `int4-g64`, `int4-g128-zeros`, `int8`, `ternary-g64`, `nf4`, `mxfp4`, `fp8`,
-    `fp8-128x128`, `q4_k`, `2:4`, `0.9` (a tenth is kept, by a bitmap), `csr:0.9`, `block:16x16:0.9`; what is sparse
-    keeps float32, or as `4:16-bf16` and `0.9-int8` say. InputError for another."""
+    """A storage by its name: `int4-g64`, `int4-g128-zeros`, `int4-g128-offsets`, `int8`, `ternary-g64`, `nf4`, `mxfp4`,
+    `fp8`, `fp8-128x128`, `q4_k`, `2:4`, `0.9` (a tenth is kept, by a bitmap), `csr:0.9`, `block:16x16:0.9`; what is
+    sparse keeps float32, or as `4:16-bf16` and `0.9-int8` say. InputError for another."""
     if name in NAMED:
         return NAMED[name]
     if match := re.fullmatch(r"(int[48]|int2|ternary)(?:-g(\d+))?(-zeros)?", name):
@@ -44,6 +45,9 @@ def storage_of(name: str) -> Storage:
             return Integers(
                 bits=2 if ternary else int(kind[3:]), group=int(group or 0), zeros=bool(zeros), ternary=ternary
             )
+    if match := re.fullmatch(r"int4(?:-g(\d+))?-offsets", name):
+        if match[1] is None or int(match[1]) >= 8:
+            return Shifted(group=int(match[1] or 0))
     if match := re.fullmatch(r"fp8-(\d+)x(\d+)", name):
         return Float8(block=(int(match[1]), int(match[2])))
     pattern, _, value = name.partition("-")
@@ -54,6 +58,7 @@ def storage_of(name: str) -> Storage:
         "int8",
         "int4-g64",
         "int4-g128-zeros",
+        "int4-g128-offsets",
         "ternary-g64",
         "2:4",
         "4:16",

@@ -8,7 +8,8 @@ uint8. `layers_of` says which tensors of a folder are of which layer; `packed`, 
 are the way back. Leaves out which layers a config leaves as they are, and NF4 (`four_bits`).
 Source: AutoGPTQ 0.7 and GPTQModel (`qlinear`), AutoAWQ 0.2 (`WQLinear_GEMM`), compressed-tensors 0.10
 (`pack_quantized`, `naive_quantized`), transformers 5.23 (`finegrained_fp8`), bitsandbytes 0.50 (`Int8Params`),
-torchao 0.18 (`Int8Tensor`, `IntxUnpackedToInt8Tensor`, `Float8Tensor`, as its safetensors name their parts).
+torchao 0.18 (`Int8Tensor`, `IntxUnpackedToInt8Tensor`, `Float8Tensor`, `Int4Tensor`, `Int4PlainInt32Tensor`,
+`Int4TilePackedTo4dTensor`, as its safetensors name their parts), ATen's int4mm.cu for the words of the last.
 """
 
 from __future__ import annotations
@@ -25,13 +26,14 @@ from gnomon.storage.dense import wide_bfloat16
 from gnomon.storage.float8 import Float8
 from gnomon.storage.form import Arrays, Shape, Storage
 from gnomon.storage.integers import Integers
+from gnomon.storage.shifted import MIDDLE, Shifted
 
 CODED = ("qweight", "weight_packed", "_weight_qdata")
 """Endings that only codes have."""
 ENDINGS = (
     "qweight", "qzeros", "scales", "g_idx", "weight_packed", "weight_shape", "weight_zero_point", "weight",
     "weight_scale", "weight_scale_inv", "input_scale", "SCB", "weight_format",
-    "_weight_qdata", "_weight_scale", "_weight_zero_point",
+    "_weight_qdata", "_weight_scale", "_weight_zero_point", "_weight_scale_and_zero",
 )  # fmt: skip
 """Of all tensors of a layer."""
 Tensors = Mapping[str, NDArray[Any]]
@@ -52,6 +54,17 @@ class Method:
     zeros_are_less_one: bool = False
     """Whether GPTQ's zeros are stored less one, as its first format has them."""
     block: Shape | None = None
+    packing: str = "BYTES"
+    """How torchao's codes lie: one in a byte, or of PACKINGS."""
+
+
+PACKINGS: Mapping[str, str] = {
+    "PLAIN": "two codes in a byte, with offsets", "PLAIN_INT32": "eight codes in a word, with zeros",
+    "TILE_PACKED_TO_4D": "tiles of tinygemm's, with offsets",
+}  # fmt: skip
+"""Those of torchao's `Int4WeightOnlyConfig` that are read."""
+TILE_ROWS, TILE_COLUMNS = 8, 128
+"""Of the words of tinygemm's that lie side by side (eight tiles of 16 columns)."""
 
 
 def method_of(config: Mapping[str, Any]) -> Method | None:
@@ -81,7 +94,7 @@ def method_of(config: Mapping[str, Any]) -> Method | None:
         case "compressed-tensors":
             return _compressed(given)
         case "torchao":
-            return Method(program="torchao", bits=_torchao_bits(given))
+            return Method(program="torchao", bits=_torchao_bits(given), packing=_torchao_packing(given))
         case "bitsandbytes" if given.get("load_in_8bit"):
             return Method(program="bitsandbytes-int8")
     raise InputError(
@@ -129,7 +142,7 @@ def layers_of(method: Method, dtypes: Mapping[str, str]) -> dict[str, dict[str, 
 
 def shape_of(method: Method, shapes: Mapping[str, tuple[int, ...]], said: Sequence[int] = ()) -> Shape:
     """(outputs, inputs) of a layer, by the shapes of its tensors. said: what `weight_shape` holds, where there are
-    words of compressed-tensors."""
+    words of compressed-tensors, or the file says of a layer of torchao's, whose tiles may be filled up."""
     if "weight_packed" in shapes:
         if len(said) != 2:
             raise InputError("a layer has weight_packed and no weight_shape beside it; fetch the folder again")
@@ -138,6 +151,8 @@ def shape_of(method: Method, shapes: Mapping[str, tuple[int, ...]], said: Sequen
         down, across = shapes["qweight"]
         return (across * 8, down) if method.program == "awq" else (across, down * 32 // method.bits)
     coded = shapes["_weight_qdata" if method.program == "torchao" else "weight"]
+    if method.packing != "BYTES":
+        return _torchao_shape(method, coded, said)
     if len(coded) != 2:
         raise InputError(f"codes of {len(coded)} dims are in a packing that is not read; matrices of int8 and fp8 are")
     return coded[0], coded[1]
@@ -169,7 +184,41 @@ def _torchao_bits(given: Mapping[str, Any]) -> int:
         raise InputError("quantization_config: torchao without one config for all layers (quant_type.default)")
     dtype = (said.get("_data") or {}).get("weight_dtype")
     name = dtype.get("_data") if isinstance(dtype, Mapping) else None
-    return 4 if name == "int4" else 8
+    return 4 if name == "int4" or said.get("_type") == INT4 else 8
+
+
+INT4 = "Int4WeightOnlyConfig"
+
+
+def _torchao_packing(given: Mapping[str, Any]) -> str:
+    said = given["quant_type"]["default"]
+    if said.get("_type") != INT4:
+        return "BYTES"
+    packing = (said.get("_data") or {}).get("int4_packing_format")
+    name = str(packing.get("_data") if isinstance(packing, Mapping) else packing or "PLAIN").upper()
+    if name not in PACKINGS:
+        raise InputError(
+            f"quantization_config: torchao's int4 in the packing {name}; {', '.join(PACKINGS)} are read, take one of "
+            f"them (int4_packing_format)"
+        )
+    return name
+
+
+def _torchao_shape(method: Method, coded: Sequence[int], said: Sequence[int]) -> Shape:
+    """InputError for codes that are of another packing than the config says, or hold less than the file says."""
+    dims = 4 if method.packing == "TILE_PACKED_TO_4D" else 2
+    if len(coded) != dims or (dims == 4 and tuple(coded[2:]) != (32, TILE_COLUMNS // 32)):
+        raise InputError(f"torchao's codes of shape {list(coded)} are not in the packing {method.packing}")
+    if dims == 4:
+        whole = coded[0] * TILE_ROWS, coded[1] * TILE_COLUMNS
+    else:
+        whole = coded[0], coded[1] * (2 if method.packing == "PLAIN" else 8)
+    shape = (int(said[0]), int(said[1])) if len(said) == 2 else whole
+    if (shape[0] > whole[0] or shape[1] > whole[1]) if dims == 4 else shape != whole:
+        raise InputError(
+            f"torchao's codes of shape {list(coded)} hold {whole[0]} x {whole[1]}, and the file says {shape}"
+        )
+    return shape
 
 
 def _form(given: Mapping[str, Any]) -> object:
@@ -257,6 +306,8 @@ def _integers(
 
 def _torchao(method: Method, tensors: Tensors) -> tuple[Storage, dict[str, NDArray[Any]], Shape]:
     """_weight_qdata (outputs, inputs) in int8 or e4m3, _weight_scale (outputs, groups), _weight_zero_point alike."""
+    if method.packing != "BYTES":
+        return _torchao_int4(method, tensors)
     codes, scales = _one(tensors, "_weight_qdata"), _one(tensors, "_weight_scale")
     if codes.dtype == np.uint8:
         if scales.shape not in ((codes.shape[0], 1), (1, 1), ()):
@@ -275,6 +326,47 @@ def _torchao(method: Method, tensors: Tensors) -> tuple[Storage, dict[str, NDArr
             raise InputError(f"torchao's codes are out of {method.bits} bits")
     made = None if wide is None else wide.astype(np.uint8)
     return _integers(numbers.astype(np.uint8), groups, made, method.bits, codes.shape[1] // groups.shape[1])
+
+
+def _torchao_int4(method: Method, tensors: Tensors) -> tuple[Storage, dict[str, NDArray[Any]], Shape]:
+    """_weight_qdata as `PACKINGS` says; scales and offsets or zeros (groups, outputs), or (groups, outputs, 2) of both.
+    What tiles are filled up with is dropped."""
+    codes = _one(tensors, "_weight_qdata")
+    rows, columns = _torchao_shape(method, codes.shape, [int(one) for one in tensors.get("weight_shape", ())])
+    if method.packing == "TILE_PACKED_TO_4D":
+        both = _number(_one(tensors, "_weight_scale_and_zero"))
+        scales, others, plain = both[..., 0].T, both[..., 1].T, _of_tiles(codes)
+    else:
+        scales, others = _number(_one(tensors, "_weight_scale")).T, _one(tensors, "_weight_zero_point").T
+        plain = (
+            (np.stack([codes & 15, codes >> 4 & 15], -1).reshape(rows, columns) + MIDDLE & 15).astype(np.uint8)
+            if method.packing == "PLAIN"
+            else _words(np.ascontiguousarray(codes), 4)
+        )
+    groups = scales.shape[-1]
+    if scales.shape != others.shape or len(scales) != len(plain) or not groups or plain.shape[1] % groups:
+        raise InputError(f"torchao's codes of {plain.shape} have scales of {scales.shape} and zeros of {others.shape}")
+    group = plain.shape[1] // groups
+    if columns % group:
+        raise InputError(f"torchao's groups of {group} end within a row of {columns}")
+    plain, scales, others = plain[:rows, :columns], scales[:rows, : columns // group], others[:rows, : columns // group]
+    if method.packing == "PLAIN_INT32":
+        if others.min() < 0 or others.max() > 15:
+            raise InputError("torchao's zeros are out of 4 bits")
+        return _integers(plain, np.ascontiguousarray(scales), others.astype(np.uint8), 4, group)
+    storage = Shifted(group=0 if group >= columns else group)
+    return storage, storage.of_codes(plain, scales, _number(others)), (rows, columns)
+
+
+def _of_tiles(words: NDArray[Any]) -> NDArray[np.uint8]:
+    """(rows / 8, columns / 128, 32, 4) words -> (rows, columns) codes. Of a word's lane its row is the quotient by 4,
+    its columns are 2 c, 2 c + 1, 2 c + 8 and 2 c + 9 of both tiles that the word is of, c being the remainder; even
+    columns lie in its lower half."""
+    tiles, beside, _, pairs = words.shape
+    codes = words.view(np.uint32)[..., None] >> np.arange(0, 32, 4, dtype=np.uint32) & np.uint32(15)
+    lanes = codes.reshape(tiles, beside, TILE_ROWS, 4, pairs, 2, 2, 2)  # row, c, pair of tiles, odd, tile, upper half
+    order = lanes.transpose(0, 2, 1, 4, 6, 7, 3, 5)  # rows; then columns: beside, pair, tile, upper half, c, odd
+    return order.reshape(tiles * TILE_ROWS, beside * TILE_COLUMNS).astype(np.uint8)
 
 
 def _gptq(method: Method, tensors: Tensors) -> tuple[Storage, dict[str, NDArray[Any]], Shape]:

@@ -49,6 +49,19 @@ def raw(folder: Folder, tensor: str) -> NDArray[Any]:
     return np.fromfile(folder.path / name, dtype, count, offset=entry.begin).reshape(entry.shape)
 
 
+def shape_said(files: Folder, file: str, weight: str) -> list[int]:
+    """The shape that a file's metadata says of a packed weight, as torchao writes them; empty where it says none.
+    InputError for what is no shape."""
+    text = files.metadata.get(file, {}).get(weight)
+    said = read_json(text, f"{files.path / file}: metadata of {weight}").get("_data") if text else None
+    shape = said.get("shape", []) if isinstance(said, Mapping) else []
+    if not isinstance(shape, list) or not all(isinstance(one, int) and one > 0 for one in shape):
+        raise InputError(
+            f"{files.path / file}: the metadata of {weight} says the shape {shape!r}; fetch the file again"
+        )
+    return shape
+
+
 @dataclass(frozen=True, slots=True)
 class PackedFolder(Folder):
     """A folder in which some weights are packed; its entries have them whole, in float32."""
@@ -63,6 +76,8 @@ class PackedFolder(Folder):
         """(storage, its arrays, (outputs, inputs)) of a packed weight."""
         assert self.files is not None
         parts = {end: raw(self.files, name) for end, name in self.packed[tensor].items()}
+        if said := shape_said(self.files, self.entries[tensor][0], tensor):
+            parts["weight_shape"] = np.asarray(said)
         try:
             return stored(self.method, parts)
         except InputError as error:
@@ -142,7 +157,9 @@ def open_folder(path: Path) -> Folder:
     packed = layers_of(method, {name: entry.dtype for name, (_, entry) in entries.items()})
     for weight, parts in packed.items():
         file, entry = next(entries[parts[end]] for end in CODED_FIRST if end in parts)
-        written = raw(files, parts["weight_shape"]).tolist() if "weight_shape" in parts else []
+        written = (
+            raw(files, parts["weight_shape"]).tolist() if "weight_shape" in parts else shape_said(files, file, weight)
+        )
         for part in parts.values():
             entries.pop(part)
         try:

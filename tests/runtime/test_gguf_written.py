@@ -1,4 +1,4 @@
-"""Folders written as GGUF: each tensor as ggml's blocks say, under llama.cpp's names, in its order of rows.
+"""Folders written as GGUF, and read back: each tensor as ggml's blocks say, under llama.cpp's names and in its order.
 
 Oracle: blocks taken apart here by ggml-common.h; the same files were read bit-equal by gguf 0.19's own `dequantize`.
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -17,8 +18,12 @@ torch = pytest.importorskip("torch", reason="torch is not installed: the runtime
 from runtime.hf_models import CONFIGS, build, quiet  # noqa: E402
 
 from gnomon.cli import main  # noqa: E402
+from gnomon.errors import InputError  # noqa: E402
 from gnomon.formats.gguf import read_gguf  # noqa: E402
-from gnomon.runtime.parameters.packed import open_folder  # noqa: E402
+from gnomon.formats.gguf_model import config_of  # noqa: E402
+from gnomon.runtime.checkpoint.gguf_folder import folder_of  # noqa: E402
+from gnomon.runtime.checkpoint.pretrained import load  # noqa: E402
+from gnomon.runtime.parameters.packed import PackedFolder, open_folder  # noqa: E402
 
 pytestmark = pytest.mark.torch
 
@@ -102,3 +107,70 @@ def test_what_the_file_cannot_hold_is_one_line(
         config = json.loads((other / "config.json").read_text())
         (other / "config.json").write_text(json.dumps({**config, key: value}))
         refused(other, says)
+
+
+@pytest.mark.parametrize("kind", ["llama", "qwen2"])
+def test_a_file_is_read_as_the_folder_it_was_written_from(
+    kind: str, folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Oracle: transformers' model that the file was made of; in its dtype, and in four bits."""
+    if kind == "qwen2":
+        torch.manual_seed(0)
+        folder = tmp_path / "qwen2"
+        with quiet():
+            build("qwen2", {**CONFIGS["qwen2"], "vocab_size": 256, "intermediate_size": 64}).half().save_pretrained(
+                folder
+            )
+    file = tmp_path / "of.gguf"
+    assert main(["checkpoint", "convert", str(folder), "--to", "gguf", "-o", str(file)]) == 0
+    here = folder_of(file)
+    assert here == folder_of(file)
+    transformers = pytest.importorskip("transformers")
+    ids = torch.arange(16)[None] * 11 % 256
+    with torch.no_grad(), quiet():
+        wanted = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)(ids).logits
+    made = load(here, logits=True).output({"input_ids": ids})
+    assert isinstance(made, torch.Tensor)
+    torch.testing.assert_close(made.detach(), wanted, rtol=1e-5, atol=1e-5)
+    small, four = tmp_path / "small", tmp_path / "four.gguf"
+    assert main(["compress", str(folder), "--bits", "4", "--group", "32", "-o", str(small)]) == 0
+    assert main(["checkpoint", "convert", str(small), "--to", "gguf", "-o", str(four)]) == 0
+    assert main(["checkpoint", "convert", str(four), "--to", "fp32", "-o", str(tmp_path / "whole")]) == 0
+    packed, before, whole = open_folder(folder_of(four)), open_folder(small), open_folder(tmp_path / "whole")
+    assert isinstance(packed, PackedFolder) and packed.stored(Q)[0].name == "int4-g32" and len(packed.packed) == 14
+    for name in before.entries:
+        for read in (packed, whole):
+            np.testing.assert_array_equal(read.read(name).float(), before.read(name).float(), err_msg=name)
+    if kind == "qwen2":
+        return
+    capsys.readouterr()
+    assert main(["generate", str(four), "--prompt", "ab", "--count", "3", "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)["ids"]
+    assert main(["generate", str(small), "--prompt", "ab", "--count", "3", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["ids"] == told
+
+
+def test_a_file_that_cannot_be_served_says_why(folder: Path, tmp_path: Path) -> None:
+    file = tmp_path / "of.gguf"
+    assert main(["checkpoint", "convert", str(folder), "--to", "gguf", "-o", str(file)]) == 0
+    whole = read_gguf(file)
+    for given, says in (
+        ({"general.architecture": "gemma3"}, "architecture 'gemma3'; llama, qwen2, qwen3 are read"),
+        ({"llama.expert_count": 8}, "has 8 experts"),
+        ({"llama.rope.scaling.type": "yarn"}, r"scales its rotary embeddings \(yarn\)"),
+        ({"llama.attention.head_count_kv": [2, 4]}, "not one whole number of all layers"),
+        ({"llama.rope.dimension_count": 8}, "rotated dims of another width"),
+        ({"llama.attention.layer_norm_rms_epsilon": None}, "layer_norm_rms_epsilon is None"),
+    ):
+        with pytest.raises(InputError, match=says):
+            config_of(replace(whole, metadata={**whole.metadata, **given}))
+    with pytest.raises(InputError, match="there is no file"):
+        folder_of(tmp_path / "none.gguf")
+    (tmp_path / "bad.gguf").write_bytes(b"GGML" + bytes(64))
+    with pytest.raises(InputError, match="is no GGUF file"):
+        folder_of(tmp_path / "bad.gguf")
+    (tmp_path / "two").mkdir()
+    for name in ("a", "b"):
+        shutil.copy(file, tmp_path / "two" / f"{name}.gguf")
+    with pytest.raises(InputError, match="has 2 GGUF files"):
+        open_folder(tmp_path / "two")

@@ -151,7 +151,8 @@ def _to_form(options: ConvertOptions, form: str) -> int:
     source, target = Path(options.path).expanduser(), Path(options.output).expanduser()
     if form == "gguf":
         return _to_gguf(options, source, target)
-    made: Any = load_late("gnomon.runtime.checkpoint.forms:convert")(source, target, form)
+    by = "gguf_folder:from_gguf" if source.suffix == ".gguf" else "forms:convert"
+    made: Any = load_late(f"gnomon.runtime.checkpoint.{by}")(source, target, form)
     if options.json:
         print_json(
             {
@@ -166,9 +167,10 @@ def _to_form(options: ConvertOptions, form: str) -> int:
             }
         )
     else:
+        what = "tensors" if made.before == "GGUF" else "linears"
         print_lines(
             wrapped(
-                f"{target}: {made.layers} linears of {made.before} ({', '.join(made.storages)}) as {form}, each number "
+                f"{target}: {made.layers} {what} of {made.before} ({', '.join(made.storages)}) as {form}, each number "
                 f"the same; {show_bytes(made.bytes_before)} -> {show_bytes(made.bytes_after)}",
                 indent="",
             )

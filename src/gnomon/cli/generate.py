@@ -10,7 +10,7 @@ from pathlib import Path
 
 from gnomon.cli.options.server import GenerateOptions
 from gnomon.cli.run import need_torch
-from gnomon.cli.serve import resident_of
+from gnomon.cli.serve import resident_of, weights_at
 from gnomon.cli.terminal import print_json
 from gnomon.errors import InputError
 from gnomon.late import load_late
@@ -23,7 +23,7 @@ ALL_BYTES = 1 << 62
 def run(options: GenerateOptions) -> int:
     """Read the weights and the tokenizer, generate, print."""
     need_torch("generating")
-    folder = Path(options.folder).expanduser()
+    folder = weights_at(options.folder, options.tokenizer)
     tokenizer = Path(options.tokenizer).expanduser() if options.tokenizer else None
     words = load_late("gnomon.serve.vocabulary:Vocabulary").open(folder, tokenizer)
     words.whole = load_late("gnomon.serve.load:is_seq2seq")(folder)

@@ -47,6 +47,16 @@ def run(options: ServerOptions) -> int:
     return status
 
 
+def weights_at(words: str, tokenizer: str | None) -> Path:
+    """A folder of weights; of a GGUF file what stands for one. InputError for a file that is not read."""
+    path = Path(words).expanduser()
+    if path.suffix != ".gguf" or path.is_dir():
+        return path
+    own = Path(tokenizer) if tokenizer else None
+    made: Path = load_late("gnomon.runtime.checkpoint.gguf_folder:folder_of")(path, tokenizer=own)
+    return made
+
+
 def rules_of(options: EngineOptions, base: Engine) -> Engine:
     """The engine's record with the limits that were given."""
     return replace(
@@ -75,12 +85,12 @@ def settings_of(options: ServerOptions) -> Any:
         raise InputError("--every-bucket says who has the lengths of --pad-to; give them")
     if options.head != "exact" and tp * pp > 1:
         raise InputError("--head graph is of a model in one process; leave parallel sizes out")
-    folder = Path(options.folder).expanduser()
+    folder, asked = weights_at(options.folder, options.tokenizer), Path(options.folder).expanduser().resolve()
     threads = options.threads or max(1, (os.cpu_count() or 1) // (replicas * tp * pp))
     return load_late("gnomon.serve.settings:Settings")(
         folder=str(folder),
         tokenizer=Path(options.tokenizer).expanduser() if options.tokenizer else None,
-        name=options.name or folder.resolve().name,
+        name=options.name or (asked.stem if asked.suffix == ".gguf" else asked.name),
         adapters=tuple(_adapter(word) for word in options.lora),
         rules=rules_of(options, engine("gnomon") if plan is None else plan.record()),
         dtype=dtype,

@@ -1,9 +1,9 @@
 """GGUF files: what they say of themselves, and their matrices as values of `gnomon.storage`; and such files written.
 
 `read_gguf(path)` reads the header alone; `stored(file, name)` one matrix, as (storage, arrays, shape), of types F32,
-F16, BF16, Q4_0, Q8_0, Q4_K, Q6_K and MXFP4. Other types are refused by name. `blocks_of` is a stored matrix as GGUF has
-it, number by number the same, and `write_gguf` writes a file. Pure: numpy. Leaves out which tensor is which parameter
-(`runtime.checkpoint.gguf`), tokenizers, and files in parts.
+F16, BF16, Q4_0, Q8_0, Q4_K, Q6_K and MXFP4. Other types are refused by name. `integers_of` and `blocks_of` are a stored
+matrix as `Integers` and as GGUF has it, number by number the same, and `write_gguf` writes a file. Pure: numpy. Leaves
+out which tensor is which parameter (`gguf_model`), tokenizers (`gguf_tokenizer`), and files in parts.
 Source: ggml, docs/gguf.md (versions 2 and 3), and ggml-common.h.
 """
 
@@ -143,6 +143,20 @@ def stored(file: Gguf, name: str) -> tuple[Storage, dict[str, NDArray[Any]], Sha
     return storage, {"codes": codes, "scales": blocks[:, 0].reshape(shape[0], -1)}, shape
 
 
+def integers_of(storage: Storage, arrays: Arrays, shape: Shape) -> tuple[Integers, dict[str, NDArray[Any]]] | None:
+    """Blocks as integers in groups of 32 with scales in float16, which stand for the same numbers; None for others than
+    Q4_0's and Q8_0's."""
+    if not isinstance(storage, Ggml) or storage.kind not in ("q4_0", "q8_0"):
+        return None
+    bits = int(storage.kind[1])
+    blocks = arrays["blocks"].reshape(-1, KINDS[storage.kind].bytes)
+    scales = np.ascontiguousarray(blocks[:, :2]).view(np.float16).reshape(shape[0], -1)
+    raw = blocks[:, 2:]
+    codes = raw ^ np.uint8(128) if bits == 8 else np.concatenate([raw & np.uint8(15), raw >> np.uint8(4)], 1)
+    made = Integers(bits=bits, group=BLOCK)
+    return made, made.of_codes(codes.reshape(shape), scales)
+
+
 def blocks_of(storage: Storage, arrays: Arrays, shape: Shape) -> tuple[str, NDArray[np.uint8]]:
     """(type, bytes) of a matrix. InputError for a storage that no type of GGUF's holds as it is: integers are Q4_0 or
     Q8_0 where blocks of 32 numbers have one scale that float16 holds, and no zeros of their own."""
@@ -176,7 +190,7 @@ def write_gguf(
     path: Path, metadata: Mapping[str, Any], tensors: Mapping[str, tuple[str, tuple[int, ...], NDArray[np.uint8]]]
 ) -> None:
     """tensors: (type of TYPES, shape row-major, bytes) by name. metadata: texts, whether, whole numbers (as unsigned 32
-    bits) and others (as float32)."""
+    bits), others (as float32), and lists of one kind of these."""
     numbers = {kind: number for number, kind in TYPES.items()}
     head = struct.pack("<4sIQQ", b"GGUF", 3, len(tensors), len(metadata))
     for key, value in metadata.items():
@@ -196,7 +210,11 @@ def _packed(text: str) -> bytes:
     return struct.pack("<Q", len(raw)) + raw
 
 
-def _packed_value(value: str | bool | int | float) -> bytes:
+def _packed_value(value: str | bool | int | float | list[Any]) -> bytes:
+    if isinstance(value, list):
+        parts = [_packed_value(one) for one in value]
+        kind = parts[0][:4] if parts else struct.pack("<I", TEXT)
+        return struct.pack("<I", LIST) + kind + struct.pack("<Q", len(parts)) + b"".join(one[4:] for one in parts)
     if isinstance(value, str):
         return struct.pack("<I", TEXT) + _packed(value)
     if isinstance(value, bool):

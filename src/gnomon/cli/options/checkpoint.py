@@ -40,7 +40,8 @@ class ConvertOptions(CheckpointOptions):
     to: str | None = option(
         "--to",
         choices=("gptq", "awq", "compressed-tensors", "fp32", "bf16", "fp16", "gguf"),
-        help="form of the quantised weights in PATH, a folder with config.json; whole numbers; or one GGUF file",
+        help="form of the quantised weights in PATH, a folder with config.json; whole numbers, of a GGUF file too; or "
+        "one GGUF file",
     )
     output: str = option("-o", "--output", required=True, metavar="FOLDER", help="to write to")
     dry_run: bool = switch("--dry-run", help="only say bytes, seconds and memory")
@@ -66,6 +67,7 @@ examples:
   gnomon checkpoint verify saved
   gnomon checkpoint convert saved --plan other.toml -o resharded --dry-run
   gnomon checkpoint convert path/to/gptq_folder --to compressed-tensors -o out
+  gnomon checkpoint convert model.gguf --to fp32 -o folder
   gnomon checkpoint export-hf saved -o weights
 
 exit status: 0 done; 1 a checkpoint is damaged; 2 the request is wrong."""

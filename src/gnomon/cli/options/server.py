@@ -74,9 +74,10 @@ Ends on SIGTERM, after the requests that run. Needs torch and gnomon[serve].
 examples:
   gnomon serve path/to/hf_folder --port 8000
   gnomon serve path/to/hf_folder --dtype fp32 --kv-memory "2 GiB" --replicas 2
-  gnomon serve path/to/hf_folder --tensor-parallel-size 2"""
+  gnomon serve path/to/hf_folder --tensor-parallel-size 2
+  gnomon serve model.gguf --port 8000"""
 
-    folder: str = positional(metavar="FOLDER", help="config.json and *.safetensors")
+    folder: str = positional(metavar="FOLDER", help="config.json and *.safetensors, or one GGUF file")
     plan: str | None = option("--plan", metavar="FILE", help="layout and limits of gnomon plan --serve")
     host: str = option(
         "--host", default="127.0.0.1", read=some, help="address; another than this machine's own wants a key"
@@ -119,7 +120,7 @@ serve. Needs torch.
 example:
   gnomon generate path/to/hf_folder --prompt "Once upon a time" --count 40"""
 
-    folder: str = positional(metavar="FOLDER", help="config.json and safetensors, as gnomon run --export writes")
+    folder: str = positional(metavar="FOLDER", help="config.json and safetensors, or one GGUF file")
     prompt: str = option("--prompt", required=True, read=some, metavar="TEXT", help="what comes before")
     tokenizer: str | None = option("--tokenizer", read=some, metavar="FILE", help="default the folder's own, or bytes")
     dtype: str = option("--dtype", default="fp32", choices=DTYPES, help="computed in; fp32")

@@ -3,16 +3,13 @@
 Integers in groups become Q4_0 or Q8_0, other matrices stay in their dtype, vectors are F32; every tensor is read back
 and must mean, number by number, what the folder means. Models of type llama, mistral, qwen2 and qwen3. Of the first two
 llama.cpp has the rows of q and k in another order, halves of a head in turns. Leaves out tokenizers: the file says that
-it has no vocabulary, so that llama.cpp takes token ids alone.
-Source: llama.cpp, convert_hf_to_gguf.py (LlamaModel.permute, Qwen2Model) and gguf-py (constants.py: names of tensors
-and of metadata).
+it has no vocabulary, so that llama.cpp takes token ids alone. The way back is `gguf_folder`.
 """
 
 from __future__ import annotations
 
 import json
 import os
-import re
 import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -24,6 +21,7 @@ from numpy.typing import NDArray
 
 from gnomon.errors import InputError
 from gnomon.formats.gguf import blocks_of, read_gguf, stored, write_gguf
+from gnomon.formats.gguf_model import heads_turned, name_there, turned
 from gnomon.formats.huggingface.known import TYPES
 from gnomon.runtime.checkpoint.pretrained import CONFIG
 from gnomon.runtime.parameters.packed import PackedFolder, open_folder, raw
@@ -31,13 +29,6 @@ from gnomon.runtime.parameters.weights import Folder
 from gnomon.storage.dense import Dense
 from gnomon.storage.form import Arrays, Shape, Storage
 
-NAMES = {
-    "model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output",
-    "self_attn.q_proj": "attn_q", "self_attn.k_proj": "attn_k", "self_attn.v_proj": "attn_v",
-    "self_attn.o_proj": "attn_output", "self_attn.q_norm": "attn_q_norm", "self_attn.k_norm": "attn_k_norm",
-    "mlp.gate_proj": "ffn_gate", "mlp.up_proj": "ffn_up", "mlp.down_proj": "ffn_down",
-    "input_layernorm": "attn_norm", "post_attention_layernorm": "ffn_norm",
-}  # fmt: skip
 DTYPES = {"F32": "fp32", "F16": "fp16", "BF16": "bf16"}
 Matrix = tuple[Storage, Arrays, Shape]
 
@@ -124,27 +115,21 @@ def _matrix(folder: Folder | PackedFolder, name: str) -> Matrix:
 
 
 def _turned(given: Matrix, name: str, config: Mapping[str, Any]) -> Matrix:
-    """Rows of q and k in llama.cpp's order: of a head's first and second half one each in turn."""
+    """Rows of q and k in llama.cpp's order."""
     storage, arrays, shape = given
-    which = next((one for one in ("q_proj", "k_proj") if f".{one}." in name), None)
-    if which is None or not TYPES[config["model_type"]].gguf_turned:
+    if not (heads := heads_turned(name, config)):
         return given
-    heads = config["num_attention_heads"]
-    heads = config.get("num_key_value_heads") or heads if which == "k_proj" else heads
-    rows = shape[1] if shape[0] == 1 else shape[0]
-    order = np.arange(rows).reshape(heads, 2, rows // heads // 2).swapaxes(1, 2).ravel()
     if shape[0] == 1:  # a bias
-        return storage, {"values": arrays["values"][:, order]}, shape
+        return storage, {"values": arrays["values"][:, turned(shape[1], heads)]}, shape
+    order = turned(shape[0], heads)
     return storage, {key: x[order] for key, x in arrays.items()}, shape
 
 
 def _name(name: str, source: Path) -> str:
-    base, _, end = name.rpartition(".")
-    layer = re.fullmatch(r"model\.layers\.(\d+)\.(.+)", base)
-    known = NAMES.get(layer[2] if layer else base)
-    if known is None or end not in ("weight", "bias"):
+    known = name_there(name)
+    if known is None:
         raise InputError(f"{source}: {name} has no name in llama.cpp that is known here")
-    return f"blk.{layer[1]}.{known}.{end}" if layer else f"{known}.{end}"
+    return known
 
 
 def _metadata(config: Mapping[str, Any], source: Path) -> dict[str, Any]:

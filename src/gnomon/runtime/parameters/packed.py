@@ -1,4 +1,5 @@
-"""Folders whose linears another program has quantised, read as whole weights: `open_folder(path)`.
+"""Folders whose linears another program has quantised, or whose weights are a GGUF file, read as whole weights:
+`open_folder(path)`.
 
 What stands in a config.json's `quantization_config` is `formats.huggingface.quantised`'s to say; here its tensors are
 read. `PackedFolder.stored(name)` is a weight as it is stored, `read(name)` what it stands for, in float32, made anew
@@ -19,10 +20,14 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from gnomon.errors import InputError
+from gnomon.formats.gguf import Gguf, integers_of, read_gguf
+from gnomon.formats.gguf import stored as stored_in_gguf
+from gnomon.formats.gguf_model import heads_turned, name_here, name_there, turned
 from gnomon.formats.huggingface.quantised import CODED, Method, is_packed, layers_of, method_of, shape_of, stored
 from gnomon.formats.huggingface.safetensors import Entry
 from gnomon.formats.keys import read_json
 from gnomon.runtime.parameters.weights import Folder, WeightReader
+from gnomon.storage.dense import Dense
 from gnomon.storage.form import Shape, Storage
 from gnomon.storage.integers import Integers
 from gnomon.storage.names import storage_of
@@ -143,9 +148,72 @@ def sparse_as(path: Path) -> Sparse | None:
     return storage
 
 
+@dataclass(frozen=True, slots=True)
+class GgufFolder(PackedFolder):
+    """A folder with config.json whose weights are one GGUF file; its tensors under their names here, rows in our order.
+    Q4_0 and Q8_0 are packed integers; other blocks are made whole as they are read."""
+
+    gguf: Gguf | None = None
+    config: Mapping[str, Any] = field(default_factory=dict)
+
+    @staticmethod
+    def of(file: Path) -> GgufFolder:
+        """InputError for a file that is none, or tensors without a name here."""
+        gguf, path = read_gguf(file), file.parent
+        config = read_json((path / "config.json").read_text(encoding="utf-8"), str(path / "config.json"), infinite=True)
+        entries: dict[str, tuple[str, Entry]] = {}
+        packed: dict[str, dict[str, str]] = {}
+        for theirs, entry in gguf.entries.items():
+            name = name_here(theirs)
+            if name is None:
+                raise InputError(
+                    f"{gguf.path}: {theirs} is no tensor of a {config.get('model_type')} that is known here"
+                )
+            dtype = {"F16": "F16", "BF16": "BF16"}.get(entry.kind, "F32")
+            entries[name] = file.name, Entry(dtype=dtype, shape=entry.shape, begin=entry.begin, end=entry.begin)
+            if entry.kind in ("Q4_0", "Q8_0"):
+                packed[name] = {"weight": theirs}
+        return GgufFolder(path, entries, {}, packed=packed, gguf=gguf, config=config)
+
+    def stored(self, tensor: str) -> tuple[Storage, dict[str, NDArray[Any]], Shape]:
+        assert self.gguf is not None
+        storage, arrays, shape = stored_in_gguf(self.gguf, str(name_there(tensor)))
+        if (integers := integers_of(storage, arrays, shape)) is not None:
+            storage, arrays = integers
+        if heads := heads_turned(tensor, self.config):
+            vector = len(self.entries[tensor][1].shape) == 1
+            order = np.argsort(turned(shape[1] if vector else shape[0], heads))
+            arrays = {name: x[:, order] if vector else x[order] for name, x in arrays.items()}
+        return storage, arrays, shape
+
+    def read(self, tensor: str, *, as_bytes: bool = False) -> Tensor:
+        storage, arrays, _ = self.stored(tensor)
+        shape = self.entries[tensor][1].shape
+        if isinstance(storage, Dense) and storage.dtype != "fp32":
+            values = torch.from_numpy(np.array(arrays["values"]).view(np.int16))
+            return values.view(torch.bfloat16 if storage.dtype == "bf16" else torch.float16).view(shape)
+        rows = (1, shape[0]) if len(shape) == 1 else (shape[0], shape[1])
+        return torch.from_numpy(np.array(storage.widen(arrays, rows))).view(shape)
+
+    def let_go(self) -> None:
+        """Nothing is mapped."""
+
+
+def gguf_in(path: Path) -> Path | None:
+    """The GGUF file that a folder has in place of safetensors."""
+    if not path.is_dir() or any(path.glob("*.safetensors")):
+        return None
+    found = sorted(path.glob("*.gguf"))
+    if len(found) > 1:
+        raise InputError(f"{path} has {len(found)} GGUF files, {found[0].name}, {found[1].name} …; give one of them")
+    return found[0] if found else None
+
+
 def open_folder(path: Path) -> Folder:
     """The weights in `path`, packed ones made whole as they are read. InputError as `Folder.of`, and for packed tensors
     that are not all there."""
+    if (gguf := gguf_in(path)) is not None:
+        return GgufFolder.of(gguf)
     files = Folder.of(path)
     config = files.path / "config.json"
     said = read_json(config.read_text(encoding="utf-8"), str(config), infinite=True) if config.is_file() else {}

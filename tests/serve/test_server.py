@@ -135,6 +135,16 @@ def test_structured_output_is_of_its_schema(client: Any) -> None:
         ({"prompt": "x", "chat_template": "{{ 7 * 7 }}"}, "chat_template is not supported"),
         ({"prompt": "x", "response_format": {"type": "json_schema", "json_schema": {"schema": {"type": 7}}}}, "schema"),
         ({"prompt": "x", "guided_regex": "("}, "regex"),
+        ({"prompt": "x", "guided_regex": "[^\\x00-\\U0010ffff]"}, "could not be held to its grammar"),
+        ({"prompt": "x", "temperature": 10**400}, "a number of 401 digits"),
+        ({"prompt": "x", "logit_bias": {"5": 10**400}}, "a number of 401 digits"),
+        ({"prompt": "x", "logit_bias": {"5" * 5000: 1}}, "logit_bias names token"),
+        ({"prompt": "x", "logit_bias": {"5": True}}, "object of numbers"),
+        ({"prompt": "x", "stop": "b" * 1000}, "at most 256 letters"),
+        ({"prompt": "x", "stop": ["a"] * 10_000}, "at most 16"),
+        ({"prompt": "x" * 1_000_000}, "of 1000000 letters is more than"),
+        ({"prompt": "x", "stream_options": {"include_usage": True}}, "stream_options are of streams"),
+        ({"prompt": "x", "n": 10**9}, "n is a whole number from 1 to 128"),
         ([], "the body is a JSON object"),
     ],
 )
@@ -143,8 +153,11 @@ def test_what_cannot_be_answered_is_said(server: Server, body: object, says: str
     assert status == 400 and says in answer["error"]["message"], answer
 
 
-def post(server: Server, path: str, body: bytes, key: str = "secret") -> tuple[int, Any]:
-    request = urllib.request.Request(server.url + path, body, {"Authorization": f"Bearer {key}"})
+def post(
+    server: Server, path: str, body: bytes, key: str = "secret", kind: str = "application/json"
+) -> tuple[int, Any]:
+    headers = {"Authorization": f"Bearer {key}", "Content-Type": kind}
+    request = urllib.request.Request(server.url + path, body, headers)
     try:
         with urllib.request.urlopen(request) as answer:
             return answer.status, json.loads(answer.read())
@@ -153,13 +166,36 @@ def post(server: Server, path: str, body: bytes, key: str = "secret") -> tuple[i
             return error.code, json.loads(error.read())
 
 
+@pytest.mark.parametrize("calls", [5, "ab", {"a": 1}, [{"function": {"name": "f", "arguments": "[1]"}}], [None]])
+def test_calls_in_a_conversation_are_looked_at(server: Server, calls: object) -> None:
+    body = {"messages": [{"role": "assistant", "tool_calls": calls}]}
+    status, answer = post(server, "/v1/chat/completions", json.dumps(body).encode())
+    assert status == 400 and "tool_calls" in answer["error"]["message"], answer
+
+
+def test_templates_in_words_are_words(client: Any) -> None:
+    said = "{{ 7 * 7 }}{% for i in range(9) %}x{% endfor %}"
+    made = client.chat.completions.create(model="tiny", messages=[{"role": "user", "content": said}], max_tokens=1)
+    assert made.usage.prompt_tokens == len(f"<user>{said}<assistant>")
+
+
+def test_many_answers_at_once_let_others_in_between(client: Any) -> None:
+    """More than a worker runs at a time, of which each draws by its own number."""
+    asked = {"model": "tiny", "prompt": "x", "max_tokens": 6, "seed": 3}
+    many = client.completions.create(**asked, n=11)
+    assert [one.index for one in many.choices] == list(range(11))
+    assert len({one.text for one in many.choices}) > 8
+    assert [one.text for one in client.completions.create(**asked, n=2).choices] == [c.text for c in many.choices[:2]]
+
+
 def test_keys_models_and_bodies_are_looked_at(server: Server, client: Any) -> None:
     assert post(server, "/v1/completions", b"{}", key="guess")[0] == 401
     with pytest.raises(openai.NotFoundError, match="there is no model 'none'"):
         client.completions.create(model="none", prompt="x")
     assert [model.id for model in client.models.list()] == ["tiny", "other"]
-    for body in (b'{"prompt": NaN}', b"[" * 100000, b"\xff", b""):
+    for body in (b'{"prompt": NaN}', b"[" * 100000, b"\xff", b"", b'{"prompt": "x", "prompt": "y"}'):
         assert post(server, "/v1/completions", body)[0] == 400
+    assert post(server, "/v1/completions", b'{"prompt": "x"}', kind="text/plain")[0] == 415
     assert post(server, "/v1/completions", b" " * (5 << 20))[0] == 413
 
 

@@ -22,6 +22,8 @@ from gnomon.serve.vocabulary import Vocabulary
 
 Body = Mapping[str, Any]
 MOST_ANSWERS, MOST_PROMPTS, MOST_STOPS, MOST_TOOLS = 128, 256, 16, 128
+LONGEST_STOP = 256
+"""Letters: each token's text is looked at for every beginning of a stop string."""
 DEFAULT_COMPLETION = 16
 """Tokens of a completion whose body does not say, as OpenAI's."""
 
@@ -79,7 +81,7 @@ def completion(body: object, served: Served) -> Wanted:
     fields = fields_of(body, COMPLETION, served)
     if fields.get("suffix"):
         raise InputError("suffix is not supported: no model here fills in the middle", "$.suffix")
-    prompts = _prompts(fields.get("prompt"), served.words)
+    prompts = _prompts(fields.get("prompt"), served)
     count = _whole(fields, "n", 1, 1, MOST_ANSWERS)
     if _whole(fields, "best_of", count, 1, MOST_ANSWERS) != count:
         raise InputError("best_of is not supported beside n: ask for n answers and choose", "$.best_of")
@@ -101,6 +103,7 @@ def chat(body: object, served: Served) -> Wanted:
     choice = fields.get("tool_choice") or ("auto" if tools else "none")
     forced = _forced(choice, tools)
     text = served.words.render(_messages(fields.get("messages")), tools if choice != "none" else ())
+    served.words.check(text, served.max_model_len)
     prompt = served.words.conversation(text)
     if not prompt:
         raise InputError("the conversation has no token; say something", "$.messages")
@@ -149,12 +152,14 @@ def _wanted(fields: Body, served: Served, own: _Own) -> Wanted:
     stops = [stop] if isinstance(stop, str) else stop or []
     if not isinstance(stops, list) or not all(isinstance(one, str) and one for one in stops) or len(stops) > MOST_STOPS:
         raise InputError(f"stop is a string, or a list of at most {MOST_STOPS} that are not empty", "$.stop")
+    if (length := max(map(len, stops), default=0)) > LONGEST_STOP:
+        raise InputError(f"a stop string has at most {LONGEST_STOP} letters, not {length}", "$.stop")
     ids = fields.get("stop_token_ids") or []
     if not isinstance(ids, list) or not all(_is_whole(one) and 0 <= one < served.vocab_size for one in ids):
         raise InputError(f"stop_token_ids is a list of tokens, 0 to {served.vocab_size - 1}", "$.stop_token_ids")
     ends = () if _flag(fields, "ignore_eos") else served.words.ends
     bias = fields.get("logit_bias") or {}
-    if not isinstance(bias, dict) or not all(isinstance(v, int | float) and v == v for v in bias.values()):
+    if not isinstance(bias, dict) or any(isinstance(v, bool) or not isinstance(v, int | float) for v in bias.values()):
         raise InputError("logit_bias is an object of numbers by token", "$.logit_bias")
     longest = min(served.max_model_len - len(prompt) for prompt in own.prompts)
     if own.most > longest:
@@ -171,7 +176,7 @@ def _wanted(fields: Body, served: Served, own: _Own) -> Wanted:
         presence_penalty=_number(fields, "presence_penalty", 0.0),
         frequency_penalty=_number(fields, "frequency_penalty", 0.0),
         repetition_penalty=_number(fields, "repetition_penalty", 1.0),
-        logit_bias=biases({str(k): float(v) for k, v in bias.items()}, served.vocab_size),
+        logit_bias=biases({str(k): _finite(v, "logit_bias") for k, v in bias.items()}, served.vocab_size),
         seed=None if fields.get("seed") is None else _whole(fields, "seed", 0, -(1 << 63), (1 << 63) - 1),
         logprobs=own.logprobs,
         stop_ids=frozenset((*ends, *ids)),
@@ -180,6 +185,8 @@ def _wanted(fields: Body, served: Served, own: _Own) -> Wanted:
     options = fields.get("stream_options") or {}
     if not isinstance(options, dict) or options.keys() - {"include_usage", "include_obfuscation"}:
         raise InputError("stream_options has include_usage and nothing else", "$.stream_options")
+    if fields.get("stream_options") is not None and not fields.get("stream"):
+        raise InputError("stream_options are of streams: set stream to true, or leave them out", "$.stream_options")
     return Wanted(
         model=str(fields.get("model") or served.names[0]),
         prompts=own.prompts,
@@ -215,8 +222,9 @@ class ModelError(InputError):
     """A model that is not served."""
 
 
-def _prompts(given: object, words: Vocabulary) -> tuple[tuple[int, ...], ...]:
+def _prompts(given: object, served: Served) -> tuple[tuple[int, ...], ...]:
     """A text, tokens, or a list of either."""
+    words = served.words
     if isinstance(given, str) or (isinstance(given, list) and given and all(_is_whole(one) for one in given)):
         given = [given]
     if not isinstance(given, list) or not 1 <= len(given) <= MOST_PROMPTS:
@@ -224,6 +232,7 @@ def _prompts(given: object, words: Vocabulary) -> tuple[tuple[int, ...], ...]:
     made = []
     for number, one in enumerate(given):
         if isinstance(one, str):
+            words.check(one, served.max_model_len)
             ids = words.prompt(one)
         elif isinstance(one, list) and all(_is_whole(token) for token in one):
             ids = one
@@ -261,7 +270,10 @@ def _messages(given: object) -> list[Body]:
             raise InputError("content is a text, or a list of parts of type text", where)
         message["content"] = content
         if "tool_calls" in message:
-            message["tool_calls"] = [_call_given(call, where) for call in message["tool_calls"]]
+            calls = message["tool_calls"]
+            if not isinstance(calls, list):
+                raise InputError("tool_calls is a list", where)
+            message["tool_calls"] = [_call_given(call, where) for call in calls]
         made.append(message)
     return made
 
@@ -271,10 +283,12 @@ def _call_given(call: object, where: str) -> Body:
     try:
         function = call["function"]  # type: ignore[index]
         arguments = function["arguments"]
-        parsed = json.loads(arguments) if isinstance(arguments, str) else dict(arguments)
+        parsed = json.loads(arguments) if isinstance(arguments, str) else arguments
+        if not (isinstance(parsed, dict) and isinstance(function["name"], str)):
+            raise ValueError
         return {**call, "function": {**function, "arguments": parsed}}  # type: ignore[dict-item]
-    except (TypeError, KeyError, ValueError) as error:
-        raise InputError("tool_calls have a function with a name and arguments in JSON", where) from error
+    except (TypeError, KeyError, ValueError, RecursionError) as error:
+        raise InputError("tool_calls have a function with a name and arguments, an object in JSON", where) from error
 
 
 ANY_TOOL = "\0any"
@@ -362,7 +376,15 @@ def _number(fields: Body, name: str, default: float) -> float:
         return default
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise InputError(f"{name} is a number, not {str(value)[:40]!r}", f"$.{name}")
-    return float(value)
+    return _finite(value, name)
+
+
+def _finite(value: float, name: str) -> float:
+    """JSON's whole numbers may be longer than a float holds."""
+    try:
+        return float(value)
+    except OverflowError:
+        raise InputError(f"{name} has a number of {len(str(value))} digits", f"$.{name}") from None
 
 
 def _flag(fields: Body, name: str) -> bool:

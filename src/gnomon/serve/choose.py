@@ -82,8 +82,9 @@ def _choose(raw: Tensor, row: Row) -> Chosen:
 
 def _changed(raw: Tensor, row: Row) -> Tensor:
     s, logits = row.sampling, raw.clone()
-    for token, value in s.logit_bias:
-        logits[token] += value
+    if s.logit_bias:
+        ids, values = zip(*s.logit_bias, strict=True)
+        logits.index_add_(0, torch.tensor(ids), torch.tensor(values, dtype=logits.dtype))
     if s.repetition_penalty != 1.0:
         seen = torch.tensor(sorted({*row.prompt, *row.answer}))
         own = logits[seen]

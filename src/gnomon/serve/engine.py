@@ -160,12 +160,14 @@ class Engine:
         prompt: Sequence[int],
         sampling: Sampling,
         *,
+        first: int = 0,
         count: int = 1,
         watch: Sequence[Watch] = (),
         mask: Sequence[Callable[[], Tensor | None]] = (),
         adapter: str = "",
     ) -> list[int]:
-        """Keys of `count` answers to a prompt, which is computed once where pages can be shared. watch, mask: of each
+        """Keys of `count` answers to a prompt, which is computed once where pages can be shared. first: of all answers
+        to it, the number of the first of these. watch, mask: of each
         answer, as `Request` and `Row` say. adapter: by its name; keys of one are no other's."""
         salt, which = adapter.encode(), self.model.adapter(adapter)
         self.check(len(prompt), sampling)
@@ -173,7 +175,7 @@ class Engine:
         made: list[int] = []
         for index in range(count):
             answer: list[int] = []
-            row = Row.of(sampling, prompt, answer, index)
+            row = Row.of(sampling, prompt, answer, first + index)
             row.mask = mask[index] if mask else None
             request = Request(
                 key=self._next, prompt=prompt, sampling=sampling, row=row, answer=answer,
@@ -181,12 +183,12 @@ class Engine:
             )  # fmt: skip
             self._next += 1
             self.requests[request.key] = request
-            first = made[0] if made and self.memory.prefix_cache else None
-            self.memory.add(request.key, prompt, salt=salt, fork_of=first)
-            if first is None:
+            parent = made[0] if made and self.memory.prefix_cache else None
+            self.memory.add(request.key, prompt, salt=salt, fork_of=parent)
+            if parent is None:
                 self._arrivals.append(request)
             else:
-                self._after.setdefault(first, []).append(request)
+                self._after.setdefault(parent, []).append(request)
             made.append(request.key)
         return made
 

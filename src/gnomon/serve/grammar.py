@@ -1,12 +1,15 @@
 """What an answer's text must be: JSON, JSON of a schema, or a regular expression, as masks of tokens (llguidance).
 
 `Grammars(encoder).mask(text)` is the state of one answer: `allowed()` says which tokens may follow, `push(token)` moves
-on and returns whether the text is whole and nothing may follow. Written `json`, `schema:{…}` or `regex:…`. Leaves out
+on and returns whether the text is whole and nothing may follow. Written `json`, `schema:{…}` or `regex:…`. A grammar
+that turns out to allow nothing, or too costly to go on with, ends its own answer and says so (`Mask.why`). Leaves out
 where in an answer a grammar begins: it is about all of it.
 """
 
 from __future__ import annotations
 
+import threading
+from collections import OrderedDict
 from typing import Any
 
 import numpy as np
@@ -17,6 +20,8 @@ from gnomon.errors import InputError
 from gnomon.runtime.data.encode import BYTES, Encoder
 
 ANY_JSON = '{"type": "object"}'
+KEPT = 16
+"""Grammars that stay made, the longest unused goes first."""
 
 
 class _Bytes:
@@ -38,17 +43,29 @@ class Mask:
 
     def __init__(self, matcher: Any, vocab_size: int) -> None:
         self.matcher, self.vocab_size = matcher, vocab_size
+        self.why = ""
+        """Why no token can follow, where the text is not whole: its answer is none."""
 
     def allowed(self) -> Tensor | None:
-        """(vocabulary): which tokens may follow."""
-        bits = np.frombuffer(self.matcher.compute_bitmask(), np.uint8)
+        """(vocabulary): which tokens may follow; None where the grammar is at fault, so that others' rows go on."""
+        try:
+            bits = np.frombuffer(self.matcher.compute_bitmask(), np.uint8)
+        except Exception as error:  # llguidance raises nothing narrower
+            self.why = str(error)
+            return None
         known = np.unpackbits(bits, bitorder="little")[: self.vocab_size].astype(bool)
+        if self.matcher.is_error() or not known.any():
+            self.why = str(self.matcher.get_error()) or "no text is of it"
+            return None
         return torch.from_numpy(np.pad(known, (0, self.vocab_size - len(known))))
 
     def push(self, token: int) -> bool:
         """One more token; whether nothing may follow."""
-        self.matcher.consume_token(token)
-        return bool(self.matcher.is_stopped())
+        if not self.why:
+            self.matcher.consume_token(token)
+            if self.matcher.is_error():
+                self.why = str(self.matcher.get_error())
+        return bool(self.why) or bool(self.matcher.is_stopped())
 
 
 class Grammars:
@@ -58,9 +75,25 @@ class Grammars:
         """vocab_size: of the model, which may have more rows than the tokenizer has tokens."""
         self.encoder, self.vocab_size = encoder, vocab_size
         self._tokenizer: Any = None
+        self._made_of = OrderedDict[str, Any]()
+        self._lock = threading.Lock()
+
+    def has(self, text: str) -> bool:
+        """Whether it is made: `mask` takes no time then."""
+        return text in self._made_of
 
     def mask(self, text: str) -> Mask:
-        """InputError for a grammar that is none, or where llguidance is not installed."""
+        """InputError for a grammar that is none, or where llguidance is not installed. May be called by several
+        threads, which make one grammar at a time."""
+        with self._lock:
+            if text not in self._made_of:
+                self._made_of[text] = self._matcher(text)
+            self._made_of.move_to_end(text)
+            if len(self._made_of) > KEPT:
+                self._made_of.popitem(last=False)
+            return Mask(self._made_of[text].deep_copy(), self.vocab_size)
+
+    def _matcher(self, text: str) -> Any:
         try:
             import llguidance
         except ImportError as error:
@@ -68,7 +101,7 @@ class Grammars:
                 "structured output needs llguidance, which is not installed: pip install gnomon[serve]"
             ) from error
         if self._tokenizer is None:
-            self._tokenizer = self._made(llguidance)
+            self._tokenizer = self._tokens(llguidance)
         make = llguidance.LLMatcher
         kind, _, rest = text.partition(":")
         try:
@@ -83,9 +116,9 @@ class Grammars:
         matcher = make(self._tokenizer, grammar, log_level=0)
         if matcher.is_error():
             raise InputError(f"answers cannot be held to this {kind}: {str(matcher.get_error())[:300]}")
-        return Mask(matcher, self.vocab_size)
+        return matcher
 
-    def _made(self, llguidance: Any) -> Any:
+    def _tokens(self, llguidance: Any) -> Any:
         encoder = self.encoder
         if encoder.tokenizer is None:
             return llguidance.LLTokenizer(llguidance.TokenizerWrapper(_Bytes()))

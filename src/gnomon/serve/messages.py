@@ -18,6 +18,8 @@ class Ask:
     """The front end's name for it."""
     prompt: tuple[int, ...]
     sampling: Sampling
+    first: int
+    """Of the answers that were asked for, the first of these: each draws by its own number."""
     count: int
     """Answers."""
     streams: bool

@@ -87,7 +87,7 @@ def biases(given: Mapping[str, float], vocabulary: int) -> tuple[tuple[int, floa
     """OpenAI's `logit_bias`. InputError for a token that there is not."""
     made = []
     for name, value in given.items():
-        if not name.isdecimal() or int(name) >= vocabulary:
-            raise InputError(f"logit_bias names token {name!r}, and tokens are 0 to {vocabulary - 1}")
+        if not (name.isascii() and name.isdecimal() and len(name) < 10 and int(name) < vocabulary):
+            raise InputError(f"logit_bias names token {name[:40]!r}, and tokens are 0 to {vocabulary - 1}")
         made.append((int(name), float(value)))
     return tuple(made)

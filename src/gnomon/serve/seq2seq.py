@@ -139,6 +139,7 @@ class Seq2SeqEngine(Engine):
         prompt: Sequence[int],
         sampling: Sampling,
         *,
+        first: int = 0,
         count: int = 1,
         watch: Sequence[Watch] = (),
         mask: Sequence[Callable[[], Tensor | None]] = (),
@@ -150,7 +151,7 @@ class Seq2SeqEngine(Engine):
                 f"the request asks for {len(prompt)} + {sampling.max_tokens} tokens (prompt and max_tokens), and the "
                 f"model is served with 1 to {self.max_model_len}; shorten the prompt or lower max_tokens"
             )
-        keys = super().add([self.first], sampling, count=count, watch=watch, mask=mask, adapter=adapter)
+        keys = super().add([self.first], sampling, first=first, count=count, watch=watch, mask=mask, adapter=adapter)
         self.model.sources.update(dict.fromkeys(keys, tuple(prompt)))
         return keys
 

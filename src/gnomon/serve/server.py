@@ -1,8 +1,10 @@
 """OpenAI's API over HTTP: `application(settings)` is a Starlette app, `serve(settings)` runs it until told to end.
 
 A request that cannot be read is 400, one without the key 401, one too many 429 with Retry-After, a body that is too
-long 413. A client that goes away or stops reading holds up nobody: its answers are cancelled, or wait for it apart.
-Nothing in a request is opened, imported or run. Leaves out what answers are (`api`) and who makes them (`router`).
+long 413, one that is not said to be JSON 415. A client that goes away or stops reading holds up nobody: its answers are
+cancelled, or wait for it apart; one that asks for many answers at once has as many under way as the workers run, and
+others come in between. Nothing in a request is opened, imported or run. Leaves out what answers are (`api`) and who
+makes them (`router`).
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ import logging
 import signal
 import socket
 import sys
+from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -28,6 +31,7 @@ from gnomon.runtime.checkpoint.pretrained import CONFIG, model_of
 from gnomon.serve import api
 from gnomon.serve.checksums import check_sums
 from gnomon.serve.classes import classified, pairs, scored, to_classify
+from gnomon.serve.connections import most_connections, protocol
 from gnomon.serve.embeddings import answer, texts
 from gnomon.serve.encoder import Kind
 from gnomon.serve.load import is_seq2seq, look
@@ -66,6 +70,8 @@ class Server:
         self.pool = None if encoder is None else Pool(settings, encoder.max_len)
         self.embedding = 0
         """Texts that wait for an encoder or are in it."""
+        self.held = 0
+        """Prompts that are asked for and not yet given to a worker."""
         self.words = Vocabulary.open(Path(settings.folder), settings.tokenizer)
         self.words.whole = is_seq2seq(Path(settings.folder))
         self.router = Router(settings)
@@ -140,7 +146,13 @@ class Server:
 
     async def body(self, request: Any) -> object:
         """JSON of a request. Refused for what is too long, too slow or none."""
-        most = self.settings.max_body_bytes
+        most, headers = self.settings.max_body_bytes, request.headers
+        if "content-length" in headers and "transfer-encoding" in headers:
+            # what stands between client and server may read it by the one where this server reads it by the other
+            raise Refused(400, "a request says how long it is by Content-Length or by Transfer-Encoding, not by both")
+        if (kind := headers.get("content-type", "").partition(";")[0].strip().lower()) != "application/json":
+            # a page in a browser may send other types to other sites unasked
+            raise Refused(415, f"the body's Content-Type is application/json, not {kind[:80] or 'left out'}")
         parts, length = [], 0
         try:
             async with asyncio.timeout(BODY_S):
@@ -152,7 +164,7 @@ class Server:
         except TimeoutError:
             raise Refused(408, f"the body did not come within {BODY_S:g} s") from None
         try:
-            value = json.loads(b"".join(parts), parse_constant=_no_number)
+            value = json.loads(b"".join(parts), parse_constant=_no_number, object_pairs_hook=_each_once)
             json.dumps(value, ensure_ascii=False).encode()  # half a letter, as JSON can write one, is no text
         except UnicodeEncodeError as error:
             raise Refused(400, "the body has half of a surrogate pair, which is no text") from error
@@ -162,45 +174,70 @@ class Server:
 
     def ask(self, wanted: api.Wanted) -> Asked:
         """Hands what is wanted to workers. Refused where too many wait, or none serves."""
-        router, total = self.router, len(wanted.prompts) * wanted.count
+        router = self.router
+        waiting = router.waiting + self.held
         if not router.is_ready:
             raise Refused(503, "no worker serves now; ask again", "server_error", **{"Retry-After": "2"})
-        if router.waiting + len(wanted.prompts) > self.settings.max_waiting:
+        if waiting + len(wanted.prompts) > self.settings.max_waiting:
             self.metrics.refused.inc()
             raise Refused(
                 429,
-                f"{router.waiting} requests wait already, and at most {self.settings.max_waiting} may; ask again later",
+                f"{waiting} requests wait already, and at most {self.settings.max_waiting} may; ask again later",
                 "rate_limit_error",
-                **{"Retry-After": str(1 + router.waiting // 32)},
+                **{"Retry-After": str(1 + waiting // 32)},
             )
-        asked = Asked(self, wanted, total)
-        for number, prompt in enumerate(wanted.prompts):
-            asked.submit(number, prompt)
-        return asked
+        return Asked(self, wanted)
 
 
 def _no_number(name: str) -> float:
     raise ValueError(f"{name} is no JSON")
 
 
-class Asked:
-    """The answers of one request, as they come."""
+def _each_once(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
+    made = dict(pairs)
+    if len(made) < len(pairs):
+        names = [name for name, _ in pairs]
+        twice = next(name for name in names if names.count(name) > 1)
+        raise ValueError(f"{twice[:80]!r} stands in it twice")
+    return made
 
-    def __init__(self, server: Server, wanted: api.Wanted, total: int) -> None:
+
+class Asked:
+    """The answers of one request, as they come. At most as many of them are under way as all workers run at a time."""
+
+    def __init__(self, server: Server, wanted: api.Wanted) -> None:
         self.server, self.wanted = server, wanted
         self.answers = api.Answers(wanted)
+        total, settings = len(wanted.prompts) * wanted.count, server.settings
+        self.room = settings.rules.max_seqs * settings.workers * settings.ways.pp
+        """Answers that may still be begun."""
+        step = min(wanted.count, settings.rules.max_seqs)
+        self.left = deque(
+            (number, first, min(step, wanted.count - first))
+            for number in range(len(wanted.prompts))
+            for first in range(0, wanted.count, step)
+        )
+        """(prompt, first of its answers, answers) of what no worker has yet."""
+        server.held += len(self.left)
         self.heard: asyncio.Queue[tuple[int, Told] | Failed] = asyncio.Queue()
         self.numbers: list[int] = []
         self.times = [server.metrics.request(len(wanted.prompts[at // wanted.count])) for at in range(total)]
+        self._submit()
 
-    def submit(self, number: int, prompt: tuple[int, ...]) -> None:
-        """One prompt's answers to a worker."""
-        wanted = self.wanted
+    def _submit(self) -> None:
+        """To workers, as much as may be under way."""
+        while self.left and self.left[0][2] <= self.room:
+            self._submit_one(*self.left.popleft())
+            self.server.held -= 1
+
+    def _submit_one(self, number: int, first: int, count: int) -> None:
+        wanted, prompt = self.wanted, self.wanted.prompts[number]
+        self.room -= count
         adapter = "" if wanted.model == self.server.settings.name else wanted.model
 
         def make(own: int) -> Ask:
             return Ask(
-                number=own, prompt=prompt, sampling=wanted.sampling, count=wanted.count, streams=wanted.streams,
+                number=own, prompt=prompt, sampling=wanted.sampling, first=first, count=count, streams=wanted.streams,
                 stops=wanted.stops, keep_stop=wanted.keep_stop, adapter=adapter, grammar=wanted.grammar,
             )  # fmt: skip
 
@@ -208,18 +245,23 @@ class Asked:
             if isinstance(message, Failed):
                 self.heard.put_nowait(message)
                 return
-            at = number * wanted.count + message.index
+            at = number * wanted.count + first + message.index
             self.times[at].told(len(message.tokens), message.reason)
             self.heard.put_nowait((at, message))
+            if message.reason is not None:
+                self.room += 1
+                self._submit()
 
         given = self.server.router.submit(make, hear)
         if given is None:
-            self.cancel()
-            raise Refused(503, "no worker serves now; ask again", "server_error", **{"Retry-After": "2"})
+            self.heard.put_nowait(Failed(-1, "no worker serves now; ask again", 503))
+            return
         self.numbers.append(given)
 
     def cancel(self) -> None:
         """Nobody waits any more."""
+        self.server.held -= len(self.left)
+        self.left.clear()
         for number in self.numbers:
             self.server.router.cancel(number)
 
@@ -227,9 +269,9 @@ class Asked:
         """What is told next. Refused for an ask that failed."""
         message = await self.heard.get()
         if isinstance(message, Failed):
-            raise Refused(
-                message.status, message.why, "server_error" if message.status >= 500 else "invalid_request_error"
-            )
+            kind = "server_error" if message.status >= 500 else "invalid_request_error"
+            again = {"Retry-After": "2"} if message.status == 503 else {}
+            raise Refused(message.status, message.why, kind, **again)
         return message
 
     async def whole(self) -> dict[str, Any]:
@@ -279,6 +321,19 @@ def application(settings: Settings, encoder: Kind | None = None) -> Any:
     except ImportError as error:
         raise InputError(INSTALL) from error
 
+    class Stream(StreamingResponse):
+        """Whose answers are cancelled with it: of a client that is gone before it begins, nobody asks for the rest."""
+
+        def __init__(self, asked: Asked) -> None:
+            super().__init__(asked.stream(), media_type="text/event-stream")
+            self.asked = asked
+
+        async def __call__(self, *args: Any) -> None:
+            try:
+                await super().__call__(*args)
+            finally:
+                self.asked.cancel()
+
     def guarded(handler: Callable[[Any], Any]) -> Callable[[Any], Any]:
         async def run(request: Any) -> Any:
             try:
@@ -308,7 +363,7 @@ def application(settings: Settings, encoder: Kind | None = None) -> Any:
             wanted = await asyncio.to_thread(read, body, server.served())
             asked = server.ask(wanted)
             if wanted.streams:
-                return StreamingResponse(asked.stream(), media_type="text/event-stream")
+                return Stream(asked)
             return await _unless_gone(request, asked, JSONResponse, Response)
 
         return guarded(run)
@@ -473,6 +528,7 @@ def serve(settings: Settings) -> int:
         app,
         log_level="warning",
         access_log=False,
+        http=protocol(most_connections()),
         timeout_graceful_shutdown=max(1, int(settings.drain_s)),
         timeout_keep_alive=30,
         h11_max_incomplete_event_size=64 << 10,

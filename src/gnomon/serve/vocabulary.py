@@ -14,6 +14,9 @@ from typing import Any
 from gnomon.errors import InputError
 from gnomon.runtime.data.encode import Encoder
 
+SHORT = 1 << 16
+"""Letters of a text that is split into tokens whatever their number may be."""
+
 
 class Vocabulary:
     """Of a model that is served."""
@@ -24,6 +27,8 @@ class Vocabulary:
         self.whole = False
         """Whether a prompt is a text of its own, which an answer does not go on from: of an encoder with a decoder."""
         self.vocab_size = encoder.vocab_size
+        self.longest = 1 if encoder.tokenizer is None else max(map(len, encoder.tokenizer.get_vocab()))
+        """Letters of the longest token, or more."""
 
     @staticmethod
     def open(folder: Path, tokenizer: Path | None) -> Vocabulary:
@@ -39,6 +44,15 @@ class Vocabulary:
                 ends |= _ends(beside / name)
         return Vocabulary(encoder, frozenset(ends))
 
+    def check(self, text: str, tokens: int) -> None:
+        """InputError for a text that cannot be of so few tokens: splitting megabytes takes seconds."""
+        most = max(SHORT, tokens * self.longest)
+        if len(text) > most:
+            raise InputError(
+                f"a prompt of {len(text)} letters is more than the {most} that {tokens} tokens, which the model is "
+                f"served with, can have; shorten it"
+            )
+
     def prompt(self, text: str) -> list[int]:
         """Ids of a text, with what the tokenizer puts before it."""
         return self.text(text) if self.whole else self.encoder.prompt(text)
@@ -47,8 +61,7 @@ class Vocabulary:
         """Ids of a whole text, with what the tokenizer puts before and after it."""
         if self.encoder.tokenizer is None:
             return list(text.encode())
-        ids: list[int] = self.encoder.tokenizer.encode(text).ids
-        return ids
+        return self.encoder.ids(text)
 
     def pair(self, first: str, second: str) -> tuple[list[int], list[int]]:
         """Ids of two texts as one, and of which of them each is: 0 or 1."""
@@ -62,8 +75,7 @@ class Vocabulary:
         """Ids of what a chat template wrote, which has its special tokens."""
         if self.encoder.tokenizer is None:
             return list(text.encode())
-        ids: list[int] = self.encoder.tokenizer.encode(text, add_special_tokens=False).ids
-        return ids
+        return self.encoder.ids(text, specials=False)
 
     def decode(self, ids: Sequence[int]) -> str:
         """Text of ids."""

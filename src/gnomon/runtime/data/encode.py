@@ -132,11 +132,18 @@ class Encoder:
         learn = _within(encoding.offsets, spans)
         return Encoded(ids=np.asarray(encoding.ids, np.int64), learn=learn, ends=True)
 
+    def ids(self, text: str, *, specials: bool = True) -> list[int]:
+        """Of a text, by the tokenizer. specials: with what it puts before and after."""
+        # unlike `encode` it lets other threads run meanwhile, and leaves offsets out, which take most of its time
+        [made] = self.tokenizer.encode_batch_fast([text], add_special_tokens=specials)
+        ids: list[int] = made.ids
+        return ids
+
     def prompt(self, text: str) -> list[int]:
         """Ids of the beginning of a text."""
         if self.tokenizer is None:
             return list(text.encode())
-        ids: list[int] = self.tokenizer.encode(text).ids
+        ids = self.ids(text)
         return ids[:-1] if len(ids) > 1 and ids[-1] == self.end else ids
 
     def decode(self, ids: Sequence[int]) -> str:

@@ -107,6 +107,8 @@ CHANGES = {
     "experts.balance": Change("sequence", name=MOE),
     "experts.coefficient": Change(0.01, name=MOE),
     "experts.z_loss": Change(0.001, name=MOE),
+    "experts.assignment": Change("sinkhorn", name=MOE),
+    "experts.router_dtype": Change("fp64", name=MOE),
     "experts.bias_rate": Change(0.001, name=MOE),
     "experts.drop": Change("probs", name=MOE),
     "experts.threshold": Change(0.5, name=MOE),
@@ -338,6 +340,7 @@ def megatron_plans(draw: st.DrawFn) -> tuple[str, Plan]:
             virtual_stages=virtual,
             layers_per_stage=split,
         ),
+        experts=draw(st.sampled_from(BALANCED[: 4 if name.startswith("deepseek") else 5])) if experts else Experts(),
         saved=saved,
         layout=Layout(
             sequence_parallel=bool(experts) or draw(st.booleans()),
@@ -358,6 +361,15 @@ def megatron_plans(draw: st.DrawFn) -> tuple[str, Plan]:
             master="none" if param == "fp32" else "fp32",
         ),
     )
+
+
+BALANCED = (
+    Experts(),
+    Experts(balance="layer", coefficient=1e-2, z_loss=1e-3, router_dtype="fp32"),
+    Experts(balance="sequence", coefficient=1e-4),
+    Experts(balance="global", coefficient=0.02, router_dtype="fp64"),
+    Experts(assignment="sinkhorn", z_loss=1e-3),
+)
 
 
 @settings(max_examples=60, deadline=None)

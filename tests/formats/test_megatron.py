@@ -476,10 +476,18 @@ def test_bridge_refusals(overrides: str, message: str) -> None:
         ("--moe-expert-capacity-factor 1.5 --moe-token-drop-policy position", Experts(), ()),
         (
             "--moe-router-load-balancing-type global_aux_loss --moe-aux-loss-coeff 1e-2",
+            Experts(balance="global", coefficient=1e-2),
+            (),
+        ),
+        ("--moe-router-load-balancing-type sinkhorn", Experts(assignment="sinkhorn"), ()),
+        (
+            "--moe-router-load-balancing-type aux_loss seq_aux_loss --moe-aux-loss-coeff 1e-2 1e-4",
             Experts(),
             ("moe_router_load_balancing_type",),
         ),
-        ("--moe-router-dtype fp64", Experts(), ("moe_router_dtype",)),
+        ("--moe-router-dtype fp64", Experts(router_dtype="fp64"), ()),
+        ("--moe-router-dtype fp32", Experts(router_dtype="fp32"), ()),
+        ("--moe-router-score-function sqrtsoftplus", Experts(), ("moe_router_score_function",)),
     ],
 )
 def test_what_keeps_experts_evenly_loaded_is_of_the_plan(

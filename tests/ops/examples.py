@@ -632,10 +632,22 @@ def routers(r: Random) -> list[Example]:
         top = scores.gather(-1, (scores + bias).topk(2, dim=-1).indices)
         return top / top.sum(-1, keepdim=True)
 
+    def evened(logits: Tensor) -> Tensor:  # Clark et al. 2022, as Megatron-LM iterates and weighs
+        cost = logits.detach().flatten(0, 1).exp()
+        rows, columns = torch.ones_like(cost[:, 0]), torch.ones_like(cost[0])
+        moved = 1e9
+        while moved > 1e-4:
+            rows = 1 / len(rows) / ((columns * cost).sum(1) + 1e-8)
+            new = 1 / len(columns) / ((rows[:, None] * cost).sum(0) + 1e-8)
+            moved, columns = (columns - new).abs().mean(), new
+        chosen = (columns * cost * rows[:, None]).topk(2, dim=1).indices
+        return logits.softmax(-1).gather(-1, chosen.view(*logits.shape[:2], 2))
+
     steps = "torch's steps keep scores and sums; the kind is one of a fused router"
     return [
         Example(block=block("softmax", False), oracle=softmax, meshes=(CP,), keeps=steps),
         Example(block=block("sigmoid", True), oracle=sigmoid, meshes=(CP,), keeps=steps),
+        Example(block=block("softmax", False, assignment="sinkhorn"), oracle=evened, keeps=steps),
     ]
 
 
@@ -680,6 +692,11 @@ def layer_balances(r: Random) -> list[Example]:
         frequency, probability = 8 / (2 * tokens) * chosen, load[:, 0] / tokens
         return 0.1 * (frequency * probability).sum(-1, keepdim=True) / load.shape[0]
 
+    def step(load: Tensor, counts: Tensor) -> Tensor:  # Qiu et al. 2025, section 3: shares of a global batch
+        tokens = load[:, 1].detach().sum() / 2
+        uneven = 0.1 * 8 * (counts / counts.sum() * load[:, 0].sum(0) / tokens).sum() / load.shape[0]
+        return uneven.expand(load.shape[0], 1)
+
     steps = "a few numbers for each expert, in steps of torch's own"
     made = []
     for per, oracle, sums in (("layer", layer, t), ("sequence", sequence, dim("load_sums", 2))):
@@ -688,7 +705,15 @@ def layer_balances(r: Random) -> list[Example]:
             "layer_balance", {"load": (b, sums, e)}, (b, dim("losses", 1)), per=per, coefficient=0.1, topk=2, **extra
         )
         made.append(Example(block=block, oracle=oracle, keeps=steps))
-    return made
+    inputs = {"load": (b, dim("load_sums", 2), e), "counts": (e,)}
+    block = one("layer_balance", inputs, (b, dim("losses", 1)), per="global", coefficient=0.1, topk=2)
+    return [*made, Example(block=block, oracle=step, keeps=steps)]
+
+
+def step_loads(r: Random) -> list[Example]:
+    b, e = batch(r), dim("experts", 8)
+    block = one("step_load", {"load": (b, dim("load_sums", 2), e)}, (e,))
+    return [Example(block=block, oracle=lambda load: load[:, 1].sum(0))]
 
 
 TOPK, EXPERTS = 2, 4
@@ -904,6 +929,7 @@ EXAMPLES: Mapping[str, Callable[[Random], list[Example]]] = {
     "expert_load": loads,
     "balance_loss": balances,
     "layer_balance": layer_balances,
+    "step_load": step_loads,
     "dispatch": dispatches,
     "grouped_linear": grouped,
     "combine": combines,

@@ -37,8 +37,10 @@ from gnomon.graph import (  # noqa: E402
     nbytes,
     storages,
 )
+from gnomon.models.presets import model  # noqa: E402
 from gnomon.ops.strategy import Strategy  # noqa: E402
-from gnomon.plans import Layout  # noqa: E402
+from gnomon.plans import Experts, Layout, Plan  # noqa: E402
+from gnomon.plans.experts import under  # noqa: E402
 from gnomon.prediction.software_kernels import kernels_of  # noqa: E402
 from gnomon.runtime.mesh import collectives  # noqa: E402
 from gnomon.runtime.ops import function_of  # noqa: E402
@@ -476,3 +478,24 @@ def test_experts_count_the_flops_of_their_rows() -> None:
     assert sum(forward_work(op, block, SETTING).matmul_flops for op in block.ops) == 2 * (2 * rows * width * inner)
     steps = backward(block, OWN, FP32).ops
     assert sum(grad_work(step, block, SETTING).matmul_flops for step in steps) == 4 * (2 * rows * width * inner)
+
+
+@pytest.mark.parametrize("asked", ["fp32", "fp64"])
+def test_a_routers_product_is_computed_in_its_own_dtype(asked: str) -> None:
+    """Forward and both gradients of a product of bf16, each to the bit what torch makes of the widened operands."""
+    graph = under(model("mixtral-8x7b"), Plan(experts=Experts(router_dtype=asked)))  # type: ignore[arg-type]
+    block = next(block for block in graph.blocks if block.does("routes"))
+    router = next(op for op in block.ops if op.does == "routes")
+    gate = next(op for op in block.ops if router.inputs[0] in op.outputs)
+    assert {block.tensor(router.inputs[0]).dtype, block.tensor(router.outputs[0]).dtype} == {asked}
+    wide, generator = {"fp32": torch.float32, "fp64": torch.float64}[asked], torch.Generator().manual_seed(1)
+    x = torch.randn(2, 3, 4096, generator=generator).bfloat16()
+    weight = Held(torch.randn(8, 4096, generator=generator).bfloat16(), 1)
+    grad = torch.randn(2, 3, 8, generator=generator, dtype=wide)
+    given = x.clone().requires_grad_()
+    out = linear(Site(op=gate, block=block, strategy="local", axes={}), given, weight)  # type: ignore[arg-type]
+    out.backward(grad)
+    assert torch.equal(out, x.to(wide) @ weight.value.to(wide).T)
+    assert given.grad is not None and torch.equal(given.grad, (grad @ weight.value.to(wide)).bfloat16())
+    assert torch.equal(weight.grad, (grad.flatten(0, 1).T @ x.to(wide).flatten(0, 1)).bfloat16())
+    assert under(graph, Plan()) == model("mixtral-8x7b")

@@ -20,6 +20,7 @@ from gnomon.ops.op import AttrValue, Op, attrs
 
 LOAD, OWN, BEFORE, LOSS = "router_load", "router_load_own", "router_load_before", "balance"
 CHOSEN = "router_chosen"
+STEP = "router_step_load"
 SUMS = Dim(name="load_sums", size=2)
 """Probabilities, and choices."""
 LOSSES = Dim(name="router_losses", size=1)
@@ -31,8 +32,9 @@ Attributes = tuple[tuple[str, AttrValue], ...]
 class LayerBalance:
     """The loss of each layer by itself."""
 
-    per: Literal["layer", "sequence"]
-    """Whether its means are over a microbatch's tokens, or over those of each sequence."""
+    per: Literal["layer", "sequence", "global"]
+    """Whether its means are over a microbatch's tokens, or over those of each sequence; `global`: the shares of choices
+    are those of all ranks and the step's microbatches so far."""
     coefficient: float
     z_loss: float
     """Coefficient of the mean of squared log-sum-exps of the router's logits; 0 for none."""
@@ -143,13 +145,18 @@ def _with_load(block: Block, each: LayerBalance | None, *, first: bool) -> Block
         tensors = [Tensor(name=LOAD, dims=(logits.dims[0], LOSSES), dtype="fp32")]
         more = Tensor(name=CHOSEN, dims=(logits.dims[0], sums, logits.dims[-1]), dtype="fp32")
         read = attrs(topk=topk, fn=str(routers[0].attr("fn", "softmax")), z_loss=bool(each.z_loss))
+        counted = Op(kind="step_load", path=STEP, inputs=(CHOSEN,), outputs=(STEP,))
+        is_global = each.per == "global"
         ops = [
             replace(own, path=CHOSEN, outputs=(CHOSEN,), attrs=read),
+            *([counted] if is_global else []),
             Op(
-                kind="layer_balance", path=OWN, inputs=(CHOSEN,), outputs=(out,),
+                kind="layer_balance", path=OWN, inputs=(CHOSEN, STEP) if is_global else (CHOSEN,), outputs=(out,),
                 attrs=attrs(per=each.per, coefficient=each.coefficient, z_loss=each.z_loss, topk=topk),
             ),
         ]  # fmt: skip
+        if is_global:
+            tensors.append(Tensor(name=STEP, dims=logits.dims[-1:], dtype="fp32"))
     if not first:
         tensors += [replace(tensors[0], name=OWN), replace(tensors[0], name=BEFORE)]
         ops.append(Op(kind="add", path=LOAD, inputs=(BEFORE, OWN), outputs=(LOAD,)))

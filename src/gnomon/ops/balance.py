@@ -1,10 +1,12 @@
 """Losses that keep experts evenly loaded: `expert_load`, what a layer's router did, and `balance_loss` of all of them.
 
-`layer_balance` is the loss of one layer by itself, with a z-loss; then `balance_loss` only adds layers up. Leaves out
-biases that are moved in place of a loss.
+`layer_balance` is the loss of one layer by itself, with a z-loss; then `balance_loss` only adds layers up. `step_load`
+is what the routers of all data-parallel ranks did in the step's microbatches so far. Leaves out biases that are moved
+in place of a loss.
 Sources: Fedus et al. 2021 (Switch Transformer), equations 4 to 6, as transformers joins all layers in one loss;
 Megatron-LM core, moe_utils.py, for layers by themselves; Zoph et al. 2022 (ST-MoE), equation 5, for the z-loss;
-DeepSeek-V3, equations 17 to 20, for sequences by themselves.
+DeepSeek-V3, equations 17 to 20, for sequences by themselves; Qiu et al. 2025 (arXiv 2501.11873), section 3, for shares
+of a global batch.
 """
 
 from __future__ import annotations
@@ -12,10 +14,13 @@ from __future__ import annotations
 from dataclasses import replace
 
 from gnomon.ops.curve import once, passes
-from gnomon.ops.divided import with_inside
+from gnomon.ops.divided import own_collective, with_inside
 from gnomon.ops.op import Op, OpKind, Problem, Tensors
 from gnomon.ops.rules import cannot_write, per_element, per_element_back, saves_inputs
 from gnomon.ops.strategy import Division, Strategy
+
+DATA = "dp_replicate+dp_shard+cp"
+"""Axes over which ranks have other tokens, as groups of several axes are named."""
 
 
 def _load_dims(op: Op, block: Tensors) -> Problem:
@@ -27,10 +32,27 @@ def _load_dims(op: Op, block: Tensors) -> Problem:
 
 
 def _layer_dims(op: Op, block: Tensors) -> Problem:
-    """(rows, 2 or 3, experts) -> (rows, 1)."""
+    """(rows, 2 or 3, experts)[, (experts)] -> (rows, 1)."""
     load, losses = block.tensor(op.inputs[0]).dims, block.tensor(op.outputs[0]).dims
     alike = len(load) == 3 and len(losses) == 2 and losses[0] == load[0] and losses[1].size == 1
-    return None if alike else cannot_write(op, block)
+    counts = all(block.tensor(name).dims == load[2:] for name in op.inputs[1:])
+    return None if alike and counts else cannot_write(op, block)
+
+
+def _step_dims(op: Op, block: Tensors) -> Problem:
+    """(rows, 2 or 3, experts) -> (experts)."""
+    load, counts = block.tensor(op.inputs[0]).dims, block.tensor(op.outputs[0]).dims
+    return None if len(load) == 3 and counts == load[2:] else cannot_write(op, block)
+
+
+def _step_load(op: Op, setting: Division, plain: Strategy) -> tuple[Strategy, ...]:
+    """One all-reduce of a number for each expert over the ranks with other tokens. Those of cp have added theirs up
+    before, and are in its groups again: that counts each choice as often, and the shares are the same."""
+    if setting.scene.ranks(DATA) == 1:
+        return (plain,)
+    size = setting.bytes(op.outputs[0], plain.outputs[0])
+    summed = own_collective(op, setting, "all_reduce", DATA, size, "forward", op.outputs[0])
+    return (with_inside(plain, plain.name, (summed,)),)
 
 
 def _balance_dims(op: Op, block: Tensors) -> Problem:
@@ -107,11 +129,28 @@ BALANCE_LOSS = OpKind(
 LAYER_BALANCE = replace(
     BALANCE_LOSS,
     name="layer_balance",
-    signature="load -> of each row its part of the layer's loss; per: layer | sequence, coefficient, z_loss, topk",
+    signature="load[, counts of the step] -> of each row its part of the layer's loss; per: layer | sequence | global, "
+    "coefficient, z_loss, topk",
     dims=_layer_dims,
     strategies="plain",
     does="computes",
     torch="balance:layer_balance",
 )
 
-KINDS = (EXPERT_LOAD, BALANCE_LOSS, LAYER_BALANCE)
+STEP_LOAD = replace(
+    EXPERT_LOAD,
+    name="step_load",
+    signature="load -> how many tokens of all ranks chose each expert in the step's microbatches so far",
+    dims=_step_dims,
+    saves="nothing",
+    forward=per_element(1),
+    backward="no gradient",
+    gradient="none",
+    price=once("reduce"),
+    sums=False,
+    strategies=_step_load,
+    does="counts the step",
+    torch="balance:step_load",
+)
+
+KINDS = (EXPERT_LOAD, BALANCE_LOSS, LAYER_BALANCE, STEP_LOAD)

@@ -173,6 +173,7 @@ Does: TypeAlias = Literal[
     "compares labels",  # a loss of classes
     "compares",  # a loss of numbers
     "balances",  # a loss of how experts are loaded
+    "counts the step",  # choices of experts, of all ranks and the microbatches so far
     "routes",  # chooses experts
     "dispatches",  # makes a row of each token for each of its experts
     "combines",  # adds these rows up

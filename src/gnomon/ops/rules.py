@@ -6,6 +6,7 @@ Each has the signature of the field of `OpKind` that it is for. Leaves out rules
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import replace
 from math import prod
 
 from gnomon.ops.op import Op, Problem, Tensors
@@ -139,15 +140,32 @@ def per_element_back(flops: int) -> Callable[[Op, Tensors, Setting, GradOp], Wor
     return lambda op, block, setting, grad: moved_back(op, block, setting, grad, per_element=flops)
 
 
+def widened_bytes(op: Op, block: Tensors, setting: Setting) -> Number:
+    """Bytes of the wider copies that a matmul makes of its operands where it computes in a dtype of its own: each is
+    written and read once."""
+    dtype = str(op.attr("dtype", ""))
+    if not dtype:
+        return 0
+    total: Number = 0
+    for tensor in map(block.tensor, op.inputs[:2]):
+        if setting.dtypes.bits(tensor.dtype) < setting.dtypes.bits(dtype):
+            total = total + nbytes(replace(tensor, dtype=dtype), setting.sizes, setting.dtypes)
+    return total
+
+
 def multiplied(op: Op, block: Tensors, setting: Setting) -> Work:
     """The forward of a contraction."""
-    return moved(op, block, setting, flops=(flops_of_matmul(op, block, setting), 0))
+    work = moved(op, block, setting, flops=(flops_of_matmul(op, block, setting), 0))
+    wide = widened_bytes(op, block, setting)
+    return replace(work, read_bytes=work.read_bytes + wide, write_bytes=work.write_bytes + wide)
 
 
 def multiplied_back(op: Op, block: Tensors, setting: Setting, grad: GradOp) -> Work:
     """One step of its backward: a matmul, where an operand is read (a bias wants the incoming gradient alone)."""
     flops = flops_of_matmul(op, block, setting) if grad.reads else 0
-    return moved_back(op, block, setting, grad, flops=(flops, 0))
+    work = moved_back(op, block, setting, grad, flops=(flops, 0))
+    wide = widened_bytes(op, block, setting) if grad.reads else 0
+    return replace(work, read_bytes=work.read_bytes + wide, write_bytes=work.write_bytes + wide)
 
 
 def no_work(op: Op, block: Tensors, setting: Setting) -> Work:

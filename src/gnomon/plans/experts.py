@@ -52,6 +52,8 @@ def under(graph: Graph, plan: Plan) -> Graph:
     if plan.experts.bias_rate and not router_biases(graph):
         raise PlanError(f"experts.bias_rate moves the biases of routers, and {graph.name} has none; leave it out")
     made = as_built(made)
+    if plan.experts.assignment != "top_k" or plan.experts.router_dtype != "model":
+        made = _with_routers(made, plan.experts.assignment, plan.experts.router_dtype)
     made = _with_threshold(made, plan.experts.threshold) if plan.experts.threshold < 1.0 else made
     made = _with_replicas(made, plan.experts.replicas, shared_slots(plan)) if plan.experts.replicas else made
     return _balanced(made, plan.experts) if plan.experts.has_loss else made
@@ -71,6 +73,67 @@ def _with_threshold(graph: Graph, threshold: float) -> Graph:
     if not routers:
         raise PlanError(f"experts.threshold is for routers, and {graph.name} has none; leave it out")
     return _marked(graph, "routes", attrs(threshold=threshold))
+
+
+@lru_cache(maxsize=64)
+def _with_routers(graph: Graph, assignment: str, dtype: str) -> Graph:
+    """The graph whose routers assign experts so, from logits computed in this dtype (`model`: their own)."""
+    asked = " and ".join(
+        f"experts.{name} = {value!r}"
+        for name, value, usual in (("assignment", assignment, "top_k"), ("router_dtype", dtype, "model"))
+        if value != usual
+    )
+    if not any(block.does("routes") for block in graph.blocks):
+        raise PlanError(f"{asked} is about routers, and {graph.name} has none; leave it out")
+    if assignment != "top_k":
+        for block in graph.blocks:
+            for op in (op for op in block.ops if op.does == "routes"):
+                if len(op.inputs) > 1 or op.attr("groups", 1) != 1:
+                    what = "biases of experts" if len(op.inputs) > 1 else "groups of experts"
+                    raise PlanError(
+                        f"experts.assignment = {assignment!r} chooses by the logits alone, and the routers of "
+                        f"{graph.name} have {what}; leave it out"
+                    )
+        graph = _marked(graph, "routes", attrs(assignment=assignment))
+    return graph if dtype == "model" else replace(graph, blocks=tuple(_widened(b, dtype, graph) for b in graph.blocks))
+
+
+def _widened(block: Block, dtype: str, graph: Graph) -> Block:
+    """The block whose routers' logits are computed in this dtype, and their weights with them."""
+    routers = [op for op in block.ops if op.does == "routes"]
+    if not routers:
+        return block
+    logits = {op.inputs[0] for op in routers}
+    makes = {op.path for op in block.ops if logits & set(op.outputs)}
+    for op in block.ops:
+        if op.path in makes and (op.does != "multiplies" or op.rules.torch != "engine"):
+            raise PlanError(
+                f"experts.router_dtype is of the product that makes logits, and {op.path} of {graph.name} is none; "
+                f"leave it out"
+            )
+    wide = logits | {op.outputs[0] for op in routers}
+    ops = (replace(op, attrs=attrs(**dict(op.attrs), dtype=dtype)) if op.path in makes else op for op in block.ops)
+    tensors = (replace(t, dtype=dtype) if t.name in wide and t.dtype == "compute" else t for t in block.tensors)
+    return replace(block, ops=tuple(ops), tensors=tuple(tensors))
+
+
+def _as_wide_as_activations(graph: Graph) -> Graph:
+    """The reverse of what a plan's router_dtype does."""
+
+    def narrowed(block: Block) -> Block:
+        made = {op.path: op for op in block.ops if op.does == "multiplies" and op.attr("dtype", "")}
+        if not made:
+            return block
+        logits = {op.outputs[0] for op in made.values()}
+        back = logits | {op.outputs[0] for op in block.ops if op.does == "routes" and op.inputs[0] in logits}
+        ops = (
+            replace(op, attrs=tuple(pair for pair in op.attrs if pair[0] != "dtype")) if op.path in made else op
+            for op in block.ops
+        )
+        tensors = (replace(t, dtype="compute") if t.name in back else t for t in block.tensors)
+        return replace(block, ops=tuple(ops), tensors=tuple(tensors))
+
+    return replace(graph, blocks=tuple(map(narrowed, graph.blocks)))
 
 
 @lru_cache(maxsize=16)
@@ -107,8 +170,11 @@ def _with_replicas(graph: Graph, replicas: int, shared: int) -> Graph:
 
 def as_built(graph: Graph) -> Graph:
     """The graph without what another plan said of its routers and of where experts lie."""
-    if any(op.attr("threshold", 1.0) != 1.0 for block in graph.blocks for op in block.ops if op.does == "routes"):
-        graph = _marked(graph, "routes", (), gone=("threshold",))
+    routers = [op for block in graph.blocks for op in block.ops if op.does == "routes"]
+    if any(op.attr("threshold", 1.0) != 1.0 or op.attr("assignment", "top_k") != "top_k" for op in routers):
+        graph = _marked(graph, "routes", (), gone=("threshold", "assignment"))
+    if any(op.does == "multiplies" and op.attr("dtype", "") for block in graph.blocks for op in block.ops):
+        graph = _as_wide_as_activations(graph)
     placed = any(op.attr("replicas", 0) for block in graph.blocks for op in block.ops if op.does == "dispatches")
     return without_replicas(graph) if placed else graph
 
@@ -126,7 +192,9 @@ def _marked(graph: Graph, does: Does, new: tuple[tuple[str, AttrValue], ...], go
         if not block.does(does):
             return block
         ops = (
-            replace(op, attrs=(*(pair for pair in op.attrs if pair[0] not in names), *new)) if op.does == does else op
+            replace(op, attrs=attrs(**dict(pair for pair in op.attrs if pair[0] not in names), **dict(new)))
+            if op.does == does
+            else op
             for op in block.ops
         )
         return replace(block, ops=tuple(ops))
@@ -138,7 +206,7 @@ def _marked(graph: Graph, does: Does, new: tuple[tuple[str, AttrValue], ...], go
 def _balanced(graph: Graph, experts: Experts) -> Graph:
     if any(op.attr("layers", False) for block in graph.blocks for op in block.ops if op.does == "balances"):
         return graph  # it is under the plan already
-    per: Literal["layer", "sequence"] = "sequence" if experts.balance == "sequence" else "layer"
+    per: Literal["layer", "sequence", "global"] = "layer" if experts.balance == "none" else experts.balance
     try:
         balance = LayerBalance(per=per, coefficient=experts.coefficient, z_loss=experts.z_loss)
         return with_layer_balance(graph, balance)

@@ -147,14 +147,22 @@ class Experts:
     """How tokens come to a mixture's experts, and how these are kept evenly loaded, where its config says nothing of
     it."""
 
-    balance: Literal["none", "layer", "sequence"] = "none"
+    balance: Literal["none", "layer", "sequence", "global"] = "none"
     """Loss of each layer with a router, by the tokens of a microbatch on one data-parallel rank (`layer`: Switch
-    Transformer, Megatron-LM's aux_loss) or of each sequence by itself (`sequence`: DeepSeek-V3, Megatron-LM's
-    seq_aux_loss). `none`: that of the model's config, if it has one."""
+    Transformer, Megatron-LM's aux_loss), of each sequence by itself (`sequence`: DeepSeek-V3, Megatron-LM's
+    seq_aux_loss), or with shares of choices that are those of all ranks and of the step's microbatches so far
+    (`global`: Qiu et al. 2025, Megatron-LM's global_aux_loss). `none`: that of the model's config, if it has one."""
     coefficient: float = 0.0
     """Of that loss."""
     z_loss: float = 0.0
     """Coefficient of the mean of squared log-sum-exps of each router's logits (ST-MoE); 0 for none."""
+    assignment: Literal["top_k", "sinkhorn"] = "top_k"
+    """How a token's experts follow from its logits: the largest (`top_k`), or the largest once Sinkhorn's iterations
+    have made all experts' sums over a microbatch's tokens equal (`sinkhorn`: Clark et al. 2022, Megatron-LM). Weights
+    are then plain probabilities, a sigmoid's for one expert a token, a softmax's for several."""
+    router_dtype: Literal["model", "fp32", "fp64"] = "model"
+    """In what a router's logits are computed (Megatron-LM's moe_router_dtype): `model` is that of the activations. What
+    is narrower than the activations changes nothing."""
     bias_rate: float = 0.0
     """What the bias of a router moves by after each step, up for experts that fewer tokens than the mean chose, down
     for the others (DeepSeek-V3's noaux_tc); 0: it stays."""
@@ -186,6 +194,18 @@ class Experts:
             )
         if not 0.0 <= self.threshold <= 1.0:
             raise PlanError(f"experts.threshold = {self.threshold} is a difference of probabilities, from 0 to 1")
+        if self.assignment == "sinkhorn":
+            for name in ("balance", "bias_rate"):
+                if (value := getattr(self, name)) not in ("none", 0.0):
+                    raise PlanError(
+                        f"experts.assignment = 'sinkhorn' balances experts by itself, and experts.{name} = {value!r} "
+                        f"would too; leave one of the two out"
+                    )
+            if self.threshold < 1.0:
+                raise PlanError(
+                    f"experts.threshold = {self.threshold} is of experts that a softmax chooses, and "
+                    f"experts.assignment = 'sinkhorn' chooses otherwise; leave one of the two out"
+                )
         for name in ("coefficient", "z_loss", "bias_rate"):
             if not 0.0 <= (value := getattr(self, name)) < float("inf"):
                 raise PlanError(f"experts.{name} = {value} must be a finite number of at least 0")
@@ -198,6 +218,11 @@ class Experts:
     def has_loss(self) -> bool:
         """Whether layers have losses of their own."""
         return self.balance != "none" or self.z_loss > 0.0
+
+    @property
+    def counts_the_step(self) -> str:
+        """The field that asks for all ranks' choices of experts in a step; empty for none."""
+        return "experts.bias_rate" if self.bias_rate else "experts.balance" if self.balance == "global" else ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,6 +11,7 @@ from typing import Any
 
 from gnomon.graph import Graph, Kernels
 from gnomon.hardware import Cluster
+from gnomon.ops.moe import SINKHORN_ROUNDS
 from gnomon.plans import Plan
 from gnomon.software import Stack, with_facts
 
@@ -34,8 +35,14 @@ def expert_lines(stack: Stack, graph: Graph, plan: Plan) -> tuple[str, ...]:
     dispatch = plan.layout.dispatch or stack.experts.moe_dispatch
     ep = max(plan.stage_mesh(stage).ep for stage in range(plan.num_stages))
     lines: tuple[str, ...] = ()
+    if plan.experts.router_dtype == "fp64":
+        lines += (
+            "products of routers in fp64 reach the share of its peak that bf16 reaches, where none were measured",
+        )
+    if plan.experts.assignment == "sinkhorn":
+        lines += (f"Sinkhorn's iterations of a router are taken to be {SINKHORN_ROUNDS} a microbatch",)
     if ep > 1 and dispatch in ("fused", "hybrid_ep") and stack.is_unstated:
-        lines = ("the program is taken to have DeepEP's kernels (--fix dispatch=all_to_all plans without)",)
+        lines += ("the program is taken to have DeepEP's kernels (--fix dispatch=all_to_all plans without)",)
     if how == "sequential":
         lines += (
             "experts run one after another from Python, each product and activation by itself (SequentialMLP): as many "

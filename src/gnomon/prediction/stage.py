@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from gnomon.errors import PlanError
 from gnomon.graph import DTYPE_BITS, Block, Call, Graph, Kernels, Layer, nbytes, no_grad_inputs
 from gnomon.hardware import Cluster, Device
+from gnomon.ops.balance import DATA
 from gnomon.plans import LayerSaving, Layout, Mesh, Plan, Precision, divided_layers, savings, select, stage_layers
 from gnomon.prediction.layer import layer_price
 from gnomon.prediction.layer_types import KernelFacts, LayerPrice, LocalContext, Phase
@@ -591,8 +592,13 @@ def _inside(block: Block, mesh: Mesh, links: Mapping[str, AxisLink]) -> tuple[Me
     without experts, nothing lies on theirs."""
     # The smallest mesh with these inner axes: data parallelism beyond ep x etp changes nothing inside a layer.
     ep, etp = (mesh.ep, mesh.etp) if routed_tensors(block) else (1, 1)
-    inside = Mesh(dp_shard=ep * etp, cp=mesh.cp, tp=mesh.tp, ep=ep, etp=etp)
-    return inside, tuple((axis, links[axis]) for axis in INNER_AXES if axis in links and getattr(inside, axis) > 1)
+    if block.does("counts the step"):
+        inside = replace(mesh, pp=1)
+        beside = ((DATA, links[DATA]),) if DATA in links else ()
+    else:
+        inside, beside = Mesh(dp_shard=ep * etp, cp=mesh.cp, tp=mesh.tp, ep=ep, etp=etp), ()
+    among = ((axis, links[axis]) for axis in INNER_AXES if axis in links and getattr(inside, axis) > 1)
+    return inside, (*among, *beside)
 
 
 def stage_links(

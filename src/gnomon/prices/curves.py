@@ -467,14 +467,16 @@ def _pick(
 
 
 def _gemm_rows(device: Device, file: CurveFile, generic: CurveFile, assumptions: list[str]) -> tuple[GemmCurve, ...]:
-    """A row for each dtype that the device has a peak for; those without data reach the share of peak of bf16."""
+    """A row for each dtype that the device has a peak for; those without data reach the share of peak of bf16. fp64 is
+    a plan's own wish for small products (`experts.router_dtype`), of which no file has data: who asks for it says
+    so."""
     rows, borrowed = [], []
     base = _own(file.gemm, device, lambda row: row.dtype == "bf16") or generic.gemm[0]
-    for dtype in ("bf16", "tf32", "fp32", "fp32_matrix", "fp8", "fp4", "int8"):
+    for dtype in ("bf16", "tf32", "fp32", "fp32_matrix", "fp8", "fp4", "int8", "fp64"):
         if not any(getattr(device.dense_peak, name) for name in (dtype, *(("fp16",) if dtype == "bf16" else ()))):
             continue
         curve = _own(file.gemm, device, lambda row, wanted=dtype: row.dtype == wanted)  # type: ignore[misc]
-        if curve is None:
+        if curve is None and dtype != "fp64":
             borrowed.append(dtype)
         # Without data for a dtype the shape of the efficiency is bf16's, on the dtype's own peak.
         rows.append(curve or replace(base, dtype=dtype))

@@ -485,6 +485,12 @@ class _Contraction:
     experts: Experts
 
 
+def _computes_in(op: Op, block: Block, setting: Setting) -> str:
+    """The dtype of a matmul: its operands', or a wider one of its own."""
+    own, asked = setting.dtypes.resolve(block.tensor(op.inputs[0]).dtype), str(op.attr("dtype", ""))
+    return asked if asked and setting.dtypes.bits(asked) > setting.dtypes.bits(own) else own
+
+
 def _matmuls(of: _Contraction, role: str, work: Work) -> OpPrice:
     """One of the three matmuls of a contraction: `forward`, `left` or `right` (the gradient of that operand)."""
     op, block, setting, device, curves = of.op, of.block, of.setting, of.device, of.curves
@@ -501,13 +507,14 @@ def _matmuls(of: _Contraction, role: str, work: Work) -> OpPrice:
         "left": (shape.m, shape.k, shape.n),
         "right": (shape.n, shape.k, shape.m),
     }[role]
-    dtype = "fp8" if low else setting.dtypes.resolve(block.tensor(op.inputs[0]).dtype)
+    own = _computes_in(op, block, setting)
+    dtype = "fp8" if low else own
     if device.measured is not None:
         way = {"forward": "forward", "left": "input_grad", "right": "weight_grad"}[role]
         peak = peak_of(dtype, device)
-        own = matmul_seconds(device.measured, m, n, k, shape.batch, dtype=dtype, role=way, peak=peak)
-        return OpPrice(device_s=own, kernels=1)
-    dtype = "fp8" if low in ("mxfp8", "rowwise") else low or setting.dtypes.resolve(block.tensor(op.inputs[0]).dtype)
+        taken = matmul_seconds(device.measured, m, n, k, shape.batch, dtype=dtype, role=way, peak=peak)
+        return OpPrice(device_s=taken, kernels=1)
+    dtype = "fp8" if low in ("mxfp8", "rowwise") else low or own
     # Narrow matmuls: bytes are not the op's own width, so the curve counts them from the shape.
     moved = None if low else work.read_bytes + work.write_bytes + weights
     if device.kind == "tpu":

@@ -14,6 +14,7 @@ from math import prod
 
 from gnomon.errors import PlanError, nearest
 from gnomon.graph import Block, Dtypes, Graph, Number, Op, Sizes, Tensor, nbytes, no_grad_inputs
+from gnomon.ops.balance import DATA
 from gnomon.ops.strategy import Strategy
 from gnomon.plans import Layout, Mesh
 from gnomon.sharding.homes import routed_tensors
@@ -22,7 +23,8 @@ from gnomon.tensors.layout import Collective, Scene, Sharding, ceil_div, local_s
 from gnomon.tensors.names import base, is_sequence
 
 INNER_AXES = ("cp", "tp", "ep", "etp")
-"""Mesh axes that a block's collectives run on."""
+"""Mesh axes that a block's collectives run on. Beside them all with other tokens together (`ops.balance.DATA`), over
+which a step's choices of experts are counted."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,7 +115,8 @@ def shard_block(
     data-parallel rank's. They may be arrays, for many shapes at once. no_grad: block inputs whose gradient nobody
     wants (pixels). PlanError if an op has no known strategy under the layout.
     """
-    scene = Scene(axis_sizes={axis: getattr(mesh, axis) for axis in INNER_AXES}, sizes=sizes, dtypes=dtypes)
+    axis_sizes = {DATA: mesh.data_ranks * mesh.cp, **{axis: getattr(mesh, axis) for axis in INNER_AXES}}
+    scene = Scene(axis_sizes=axis_sizes, sizes=sizes, dtypes=dtypes)
     walk = _Walk(block, layout, scene, no_grad)
     _check_divisible(block, walk.homes, scene)
 

@@ -18,7 +18,7 @@ from typing import Literal, NoReturn
 from gnomon.errors import InputError
 from gnomon.formats.given import GIVE_MODEL
 from gnomon.formats.job import Fields
-from gnomon.formats.megatron.model import shape_of
+from gnomon.formats.megatron.model import scores_of, shape_of
 from gnomon.graph import Graph
 from gnomon.models.bert import BertConfig, bert
 from gnomon.models.hybrid import HybridConfig, HybridMixture, Mamba2, hybrid
@@ -171,7 +171,7 @@ def _hybrid(f: Fields, tp: int, vocab_size: int | None, name: str) -> Graph:
             experts_per_token=f.integer("moe_router_topk", 2),
             expert_ffn_size=f.integer("moe_ffn_hidden_size", s.ffn),
             shared_ffn_size=f.integer("moe_shared_expert_intermediate_size", 0, least=0),
-            sigmoid=f.peek("moe_router_score_function") == "sigmoid",
+            sigmoid=scores_of(f) == "sigmoid",
         )
     if f.number("attention_dropout", 0.1) > 0 or f.number("hidden_dropout", 0.1) > 0:
         f.note_default("hidden_dropout", "over 0", "dropout, which hybrids here have not: its masks are left out")

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import ast
 from dataclasses import dataclass
+from typing import Literal
 
 from gnomon.errors import CatalogueError, InputError
 from gnomon.formats.given import GIVE_MODEL, Network
@@ -156,6 +157,7 @@ def model_of(f: Fields, tp: int, vocab_size: int | None, name: str) -> Network:
     plain = f.peek("embed_layernorm") is None and s.rms
     if experts:
         simple = plain and s.gated and rotary and not f.peek("moe_shared_expert_intermediate_size")
+        simple = simple and scores_of(f) == "softmax" and f.peek("moe_router_enable_expert_bias") is not True
         if simple and not f.has("expert_interval") and f.peek("moe_layer_freq") in (None, 1):
             return _mixtral(f, s, name, experts)
         return _decoder(f, s, name, experts)
@@ -218,7 +220,7 @@ def _decoder(f: Fields, s: Shape, name: str, experts: int) -> DecoderConfig:
             num_experts=experts,
             experts_per_token=f.integer("topk", 1) if f.flag("deepspeed", False) else f.integer("moe_router_topk", 2),
             expert_ffn_size=width,
-            router="sigmoid" if f.peek("moe_router_score_function") == "sigmoid" else "softmax",
+            router=scores_of(f),
             router_bias=f.peek("moe_router_enable_expert_bias") is True,
             shared_ffn_size=f.integer("moe_shared_expert_intermediate_size", 0, least=0),
             num_dense_layers=dense,
@@ -306,6 +308,24 @@ def _neox(f: Fields, s: Shape, name: str) -> ModelConfig:
     )
 
 
+def scores_of(f: Fields) -> Literal["softmax", "sigmoid"]:
+    """How a router's scores are made; Megatron-LM's default is a softmax."""
+    f.report_unless(
+        "moe_router_score_function", (None, "softmax", "sigmoid"), "no score function here: read as softmax"
+    )
+    return "sigmoid" if f.peek("moe_router_score_function") == "sigmoid" else "softmax"
+
+
+def _latent_scores(f: Fields) -> Literal["softmax", "sigmoid"]:
+    """The same for DeepSeek's: V3's sigmoids have biases, V2's softmax has none."""
+    scores, biased = scores_of(f), f.peek("moe_router_enable_expert_bias") is True
+    if biased and scores == "softmax":
+        f.report("moe_router_enable_expert_bias", "a softmax router with biases is not described here: left out")
+    if not biased and scores == "sigmoid":
+        f.note_default("moe_router_enable_expert_bias", "not given", "biases of routers, which DeepSeek-V3 has")
+    return scores
+
+
 def _latent(f: Fields, s: Shape, name: str, experts: int) -> DeepseekConfig:
     """DeepSeek-V3, with or without experts."""
     _llama_like(f)
@@ -340,6 +360,7 @@ def _latent(f: Fields, s: Shape, name: str, experts: int) -> DeepseekConfig:
         num_shared_experts=-(-shared // width) if experts else 0,
         expert_ffn_size=width,
         vocab_size=s.vocab,
+        router=_latent_scores(f) if experts else "sigmoid",
         num_groups=f.integer("moe_router_num_groups", 1),
         groups_per_token=f.integer("moe_router_group_topk", 1),
         mtp_modules=min(mtp, 1) if experts else 0,

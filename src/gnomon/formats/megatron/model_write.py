@@ -96,6 +96,7 @@ def _deepseek(config: DeepseekConfig, seq_len: int) -> Options:
         ("moe_router_topk", config.experts_per_token),
         ("moe_ffn_hidden_size", config.expert_ffn_size),
         ("moe_shared_expert_intermediate_size", config.num_shared_experts * config.expert_ffn_size or None),
+        ("moe_router_score_function", config.router),
         ("moe_router_num_groups", config.num_groups if config.num_groups > 1 else None),
         ("moe_router_group_topk", config.groups_per_token if config.num_groups > 1 else None),
         ("moe_grouped_gemm", True),

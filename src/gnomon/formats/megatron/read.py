@@ -271,32 +271,54 @@ def load_of(f: Fields) -> RouterLoad:
     return RouterLoad(capacity=max(1.0, factor), padded=padded)
 
 
-BALANCES = {"aux_loss": "layer", "seq_aux_loss": "sequence"}
+Balance = Literal["layer", "sequence", "global"]
+BALANCES: dict[str, Balance] = {"aux_loss": "layer", "seq_aux_loss": "sequence", "global_aux_loss": "global"}
 """--moe-router-load-balancing-type -> `experts.balance`."""
 
 
+ROUTER_DTYPES: dict[str, Literal["model", "fp32", "fp64"]] = {"none": "model", "fp32": "fp32", "fp64": "fp64"}
+"""--moe-router-dtype -> `experts.router_dtype`."""
+
+
+def global_factor(plan: Plan) -> int:
+    """Of Megatron-LM's coefficient over ours where balance is global: its loss has means over the tokens of all
+    data-parallel ranks on each of them, and its average of gradients over them divides once more."""
+    return max(plan.stage_mesh(stage).data_ranks for stage in range(plan.num_stages))
+
+
 def with_balance(f: Fields, plan: Plan, model: Network | str) -> Plan:
-    """The plan with what keeps experts evenly loaded: losses of routers, moved biases, and which tokens are dropped.
-    What this model cannot have is reported, and so is balance by the tokens of more than a microbatch."""
+    """The plan with what keeps experts evenly loaded: losses of routers, moved biases, how experts are assigned and
+    which tokens are dropped. What this model cannot have is reported, and so is balance by several losses at once."""
     policy = f.choice("moe_token_drop_policy", {"probs": "probs", "position": "position"}, "probs")
     drop: Literal["position", "probs"] = "probs" if policy == "probs" and load_of(f).capacity else "position"
     if not f.has("num_experts") and not routers(network_graph(model)):
         return plan
     kinds = f.raw("moe_router_load_balancing_type")
+    kinds = kinds[0] if isinstance(kinds, list | tuple) and len(kinds) == 1 else kinds
     kind = kinds if isinstance(kinds, str) else "aux_loss" if kinds is None else ""
     given = f.raw("moe_aux_loss_coeff")
+    given = given[0] if isinstance(given, list | tuple) and len(given) == 1 else given
     coefficient = float(given) if isinstance(given, int | float) and not isinstance(given, bool) else 0.0
-    if kind not in (*BALANCES, "none") or isinstance(given, list | tuple):
-        why = "balance by the tokens of all ranks and microbatches (global), by several losses or by transport is not"
+    if kind == "sinkhorn" and coefficient:
+        f.fail("moe_aux_loss_coeff", f"{coefficient:g}: sinkhorn balances by itself; give 0, as Megatron-LM asserts")
+    if kind not in (*BALANCES, "none", "sinkhorn") or isinstance(given, list | tuple):
+        why = "balance by several losses at once or by quantiles is not"
         f.report("moe_router_load_balancing_type", f"{why} computed; the model trains without this loss")
-        coefficient = 0.0
+    balance = BALANCES.get(kind) if coefficient else None
+    if balance == "global" and global_factor(plan) > 1:
+        f.notes.append(
+            f"moe_aux_loss_coeff {coefficient:g} of global_aux_loss is experts.coefficient = {coefficient:g} / "
+            f"{global_factor(plan)}: Megatron-LM's mean over all ranks' tokens is averaged over these ranks once more"
+        )
+        coefficient = float(f"{coefficient / global_factor(plan):.15g}")  # as the writer has it
+    if kind == "sinkhorn" and plan.mesh.tp * plan.mesh.cp > 1:
+        why = "sums are over a microbatch's tokens; Megatron-LM's are over those of one rank of tp and cp"
+        f.report("moe_router_load_balancing_type", why)
     experts = Experts(
-        balance="none"
-        if kind == "none" or not coefficient
-        else "sequence"
-        if BALANCES[kind] == "sequence"
-        else "layer",
-        coefficient=0.0 if kind == "none" else coefficient,
+        balance="none" if balance is None else balance,
+        coefficient=0.0 if balance is None else coefficient,
+        assignment="sinkhorn" if kind == "sinkhorn" else "top_k",
+        router_dtype=ROUTER_DTYPES[f.choice("moe_router_dtype", {n: n for n in ROUTER_DTYPES}, "none")],
         z_loss=f.number("moe_z_loss_coeff", 0.0),
         bias_rate=f.number("moe_router_bias_update_rate", 1e-3)
         if f.flag("moe_router_enable_expert_bias", False)
@@ -311,10 +333,11 @@ def with_balance(f: Fields, plan: Plan, model: Network | str) -> Plan:
             "moe_z_loss_coeff",
             "moe_router_bias_update_rate",
             "moe_router_enable_expert_bias",
+            "moe_router_load_balancing_type",
+            "moe_router_dtype",
         ):
             f.report(key, f"left out: {error}")
         return replace(plan, experts=Experts(drop=drop))
-    f.report_unless("moe_router_dtype", (None, "fp32"), "scores of routers are computed in fp32")
     return replace(plan, experts=experts)
 
 

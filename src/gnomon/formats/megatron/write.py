@@ -7,14 +7,24 @@ number of steps, which are placeholders.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from shlex import quote
 
 from gnomon import orders
 from gnomon.formats.export import Asked, Draft, half_of, need_model
 from gnomon.formats.megatron.model_write import model_options
-from gnomon.formats.megatron.read import DISPATCHERS, DTYPE_BYTES, INTERLEAVED, PLAIN, read_megatron
+from gnomon.formats.megatron.read import (
+    BALANCES,
+    DISPATCHERS,
+    DTYPE_BYTES,
+    INTERLEAVED,
+    PLAIN,
+    global_factor,
+    read_megatron,
+)
 from gnomon.formats.megatron.recompute import modules_of
 from gnomon.plans import Optimizer, Overlap, Precision, Saved
+from gnomon.plans.experts import router_biases
 
 PROGRAM = "Megatron-LM 0.20.0"
 
@@ -70,6 +80,7 @@ def draft(asked: Asked) -> Draft:
         elsewhere=(
             "--mock-data, NullTokenizer, --train-iters and --lr are placeholders: give your data, tokenizer and rates",
             UNTIMED,
+            *_config_loss(asked),
             *(("HEAD is host:port of the first machine, for all of them",) if asked.num_nodes > 1 else ()),
         ),
         reasons=REASONS,
@@ -78,8 +89,19 @@ def draft(asked: Asked) -> Draft:
 
 UNTIMED = (
     "what changes results and no time is at Megatron-LM's defaults: --norm-epsilon, --init-method-std, the base and "
-    "scaling of rotary embeddings, what a router adds to the loss"
+    "scaling of rotary embeddings, how a router's weights are normalised and scaled"
 )
+
+
+def _config_loss(asked: Asked) -> Iterator[str]:
+    """The loss of a model's config, which goes by all layers together."""
+    for op in (op for block in asked.graph.blocks for op in block.ops if op.does == "balances"):
+        if not op.attr("layers", False):
+            yield (
+                f"the config's loss that balances experts, {op.attr('coefficient', 0.0)} over all layers together, is "
+                f"not written: Megatron-LM's losses are each layer's by itself (--moe-router-load-balancing-type "
+                f"aux_loss --moe-aux-loss-coeff); a plan says them as experts.balance and coefficient"
+            )
 
 
 def _script(asked: Asked, options: Options) -> str:
@@ -178,6 +200,27 @@ def _layout(asked: Asked) -> Options:
         ("moe_flex_dispatcher_backend", dispatch[1]),
         ("moe_expert_capacity_factor", asked.workload.router.capacity or None),
         ("moe_pad_expert_input_to_capacity", asked.workload.router.padded),
+        *(_balance(asked) if routed else []),
+    ]
+
+
+def _balance(asked: Asked) -> Options:
+    """What keeps experts evenly loaded, as `with_balance` reads it."""
+    experts = asked.plan.experts
+    written: dict[str, str] = {ours: name for name, ours in BALANCES.items()}
+    kind = "sinkhorn" if experts.assignment == "sinkhorn" else written.get(experts.balance)
+    coefficient = experts.coefficient
+    if experts.balance == "global":
+        coefficient = float(f"{coefficient * global_factor(asked.plan):.15g}")
+    biased = bool(router_biases(asked.graph))
+    return [
+        ("moe_router_load_balancing_type", kind),
+        ("moe_aux_loss_coeff", coefficient or None),
+        ("moe_z_loss_coeff", experts.z_loss or None),
+        ("moe_router_enable_expert_bias", biased),
+        ("moe_router_bias_update_rate", experts.bias_rate if biased else None),
+        ("moe_router_dtype", experts.router_dtype if experts.router_dtype != "model" else None),
+        ("moe_token_drop_policy", experts.drop if asked.workload.router.capacity else None),
     ]
 
 

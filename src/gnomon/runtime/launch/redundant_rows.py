@@ -38,8 +38,8 @@ class RankExecutor(Executor):
     """The part of one rank of the plan, whichever process has it; it has no process groups of its own."""
 
     def __init__(self, rank: int, graph: Graph, plan: Plan, workload: Workload, **rest: Any) -> None:
-        if plan.experts.bias_rate:
-            raise PlanError("experts.bias_rate counts tokens on the plan's own processes; leave it out here")
+        if asked := plan.experts.counts_the_step:
+            raise PlanError(f"{asked} counts tokens on the plan's own processes; leave it out here")
         self.number = rank
         super().__init__(graph, without(plan), workload, **rest)
         (self.stage,) = self.stages

@@ -37,8 +37,8 @@ class Replica(Executor):
         values: Callable[[Slot], Tensor | None] | None = None,
     ) -> None:
         """As `Executor`, on processors. plan, workload: of the whole job; its ranks all hold the whole model."""
-        if plan.experts.bias_rate:
-            raise PlanError("experts.bias_rate counts tokens on the plan's own processes; leave it out here")
+        if asked := plan.experts.counts_the_step:
+            raise PlanError(f"{asked} counts tokens on the plan's own processes; leave it out here")
         self.workers = plan.world_size
         units, rows = batch_of(plan, workload)
         schedule = replace(plan.schedule, num_microbatches=units, micro_batch_size=None, passes=())

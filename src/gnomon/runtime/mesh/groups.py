@@ -79,8 +79,8 @@ class Groups:
     here: Coordinates
     """This rank."""
     by_comm: dict[str, ProcessGroup | None]
-    """dp, dp_shard, dp_replicate, tp, cp, kv_copies, norm (all ranks), embedding, vocabulary, those of experts, and the
-    two ends of each channel."""
+    """dp, dp_shard, dp_replicate, tp, cp, kv_copies, norm (all ranks), embedding, vocabulary, those of experts, balance
+    (as dp, of routers' choices), and the two ends of each channel."""
 
     @staticmethod
     def of(
@@ -126,6 +126,9 @@ class Groups:
         groups["embedding"] = _mine("embedding", rows, here)
         rows = [list(row) for row in zip(*stage_sets(plan), strict=True)] if vocabulary else []
         groups["vocabulary"] = _mine("vocabulary", rows, here)
+        if plan.experts.balance == "global":  # met in forwards, while gradients of others may be on their way
+            rows = [[r[i] for i in row] for r, mesh in stages for row in mesh.dense.groups(*AXES["dp"]).tolist()]
+            groups["balance"] = _mine("balance", rows, here)
         groups["norm"] = _mine("norm", [list(range(plan.world_size))], here)
         held = {rank: stage for stage, rank in reversed(list(enumerate(plan.pipeline_ranks)))}
         size = size or math.lcm(*(mesh.data_ranks for mesh in meshes))

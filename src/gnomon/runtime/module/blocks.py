@@ -44,7 +44,7 @@ from gnomon.tensors.names import TOKEN_DIMS, base, is_sequence
 Weights = Callable[[str, int], Weight]
 """(name of a parameter in its block, how many of its leading dims a matrix has as rows) -> this rank's part of it."""
 
-ROUTED = ("dispatches", "multiplies rows", "combines")
+ROUTED = ("dispatches", "multiplies rows", "combines", "counts the step")
 """What ops do that read where tokens went."""
 
 SIZES = 64
@@ -220,15 +220,18 @@ class BlockRun:
         placement: Placement | None = None,
         routings: dict[str, Routing] | None = None,
         guess: Guess | None = None,
+        counted: Callable[[Tensor], Tensor] | None = None,
     ) -> dict[str, Tensor]:
         """Computes the block and returns its outputs by name. state: of position ids and the like. again: paths of ops
         whose inside is computed again in backward. packing: of rows that hold several documents. sizes: of dims on this
         rank that captured ops ask for. compute: what they compute in. seen: is told what each op makes. keeper: decides
         what is kept for backward. routed: is told which experts tokens choose, (…, topk). placement: of experts on
         ranks of ep. routings: by name, of rows that another part of the layer has sent; those of rows that this one
-        sends or makes are added. guess: of the rows of its dispatch."""
+        sends or makes are added. guess: of the rows of its dispatch. counted: what routers' load (rows, 2 or 3,
+        experts) makes of the choices of the step so far; None: this microbatch is all there is."""
         frame = Frame(self, dict(inputs), weights, state, packing, dict(sizes or {}), compute)
         frame.routed, frame.placement, frame.guess = routed, placement, guess
+        frame.counted = counted
         if routings is not None:
             frame.routings = routings
         if keeper is None and seen is None and not again and self.plain:
@@ -337,6 +340,8 @@ class Frame:
         """The expert in each slot of ranks of ep; None for their usual order."""
         self.guess: Guess | None = None
         """How many rows go where, for the dispatch to send ahead by; None where it waits for the numbers."""
+        self.counted: Callable[[Tensor], Tensor] | None = None
+        """Of a router's load, how many tokens chose each expert in the step so far; None: those of the load are all."""
         self.only: frozenset[str] | None = None
         """Paths of the ops that are run, where others are left out."""
         self.ready: dict[str, Tensor] = {}
@@ -347,6 +352,7 @@ class Frame:
         """Another run with the same parameters, from other tensors."""
         frame = Frame(self.owner, values, self.weights, self.state, self.packing, self.sizes, self.compute)
         frame.device, frame.placement, frame.guess = self.device, self.placement, self.guess
+        frame.counted = self.counted
         frame.routings = dict(self.routings)
         return frame
 
@@ -361,6 +367,10 @@ class Frame:
         if site.op.rules.torch == "engine" and site.op.does == "multiplies":
             made = self._linear(op)
             out: Tensor | tuple[Tensor, ...] = made.clone() if site.op.outputs[0] in self.owner.written else made
+        elif site.op.does == "counts the step" and self.counted is not None:
+            load = self.operand(op, op.inputs[0])
+            assert isinstance(load, Tensor)
+            out = self.counted(load)
         elif site.op.rules.runs == "engine":
             out = self._experts(op)
         else:

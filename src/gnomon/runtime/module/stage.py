@@ -91,6 +91,8 @@ class Stage(nn.Module):
         """Is told each activation of each layer, by name, as it is made."""
         self.routed: Callable[[Layer, Tensor], None] | None = None
         """Is told which experts tokens choose in each layer, (…, topk)."""
+        self.counted: Callable[[Layer, int, Tensor], Tensor] | None = None
+        """Of a layer and a microbatch, what `BlockRun.run` calls so."""
         self.unit = 0
         """That whose forward runs, or ran last."""
         self.routings: dict[str, Routing] = {}
@@ -158,18 +160,20 @@ class Stage(nn.Module):
         packing = packing_of(batch) if packing is None else packing
         if packing is not None and self.scans:
             raise PlanError("the runtime's state-space scans run over whole rows; pack one document a row (stream)")
+        unit = self.unit  # another's may be under way once this one's layers are computed again
         for part, again in self._parts():
             if self.measures is not None:
                 self.measures.begin(part[0])
             if again:
                 names, outs = tuple(self._outer(part)), self._outs(part)
-                forward, inputs = partial(self._results, part, names, outs, packing), [values[name] for name in names]
+                forward = partial(self._results, part, names, outs, packing, unit)
+                inputs = [values[name] for name in names]
                 if self.measures is not None:
                     self.measures.kept_by(part[0], partial(forward, *inputs))
                 values.update(zip(outs, _again(forward, *inputs, draws=self.draws), strict=True))
                 del forward, inputs
             else:
-                self._run(part, values, packing)
+                self._run(part, values, packing, unit)
             for name in self.unread[part[-1]]:
                 if name not in self.given_on:
                     values.pop(name, None)
@@ -203,10 +207,11 @@ class Stage(nn.Module):
         names: Sequence[str],
         outs: Sequence[str],
         packing: Packing | None,
+        unit: int,
         *tensors: Tensor,
     ) -> tuple[Tensor, ...]:
         values = dict(zip(names, tensors, strict=True))
-        self._run(part, values, packing)
+        self._run(part, values, packing, unit)
         return tuple(values[out] for out in outs)
 
     def _outs(self, part: Sequence[int]) -> tuple[str, ...]:
@@ -215,7 +220,7 @@ class Stage(nn.Module):
         made = [name for index in part for name in self.writes[index].values()]
         return tuple(name for name in made if name in later or name in self.given_on)
 
-    def _run(self, part: Sequence[int], values: dict[str, Tensor], packing: Packing | None) -> None:
+    def _run(self, part: Sequence[int], values: dict[str, Tensor], packing: Packing | None, unit: int) -> None:
         for index in part:
             layer, run = self.layers[index], self.runs[self.layers[index].call.block]
             inputs = {own: values[name] for own, name in self.reads[index].items()}
@@ -241,6 +246,7 @@ class Stage(nn.Module):
                 placement=self.placements.get(self.whole[layer.label].label),
                 guess=self.guesses.get(self.whole[layer.label].label),
                 routings=routings,
+                counted=None if self.counted is None else partial(self.counted, self.whole[layer.label], unit),
             )
             self.routings.update((name, routings[own]) for own, name in self.writes[index].items() if own in routings)
             if keeper is not None and self.note is not None:

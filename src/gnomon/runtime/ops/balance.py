@@ -1,6 +1,7 @@
 """`expert_load`, `layer_balance`, `balance_loss`: what a microbatch's routers did, summed over its tokens, and losses.
 
-Ranks with parts of the tokens add the loads up between the two (`sharding`), so both work on local tensors.
+Ranks with parts of the tokens add the loads up between the two (`sharding`), so both work on local tensors. What
+routers of other ranks and earlier microbatches did is the engine's (`step.step_load`).
 """
 
 from __future__ import annotations
@@ -30,10 +31,21 @@ def expert_load(site: Site, logits: Tensor) -> Tensor:
     return torch.stack(sums, dim=1)
 
 
-def layer_balance(site: Site, load: Tensor) -> Tensor:
+def choices(load: Tensor) -> Tensor:
+    """How many tokens chose each expert (experts). load: (rows, 2 or 3, experts)."""
+    return load[:, 1].detach().sum(0)
+
+
+def step_load(site: Site, load: Tensor) -> Tensor:
+    """The same, where a microbatch on one rank is all there is; the engine has others' (`step.step_load`)."""
+    return choices(load)
+
+
+def layer_balance(site: Site, load: Tensor, step: Tensor | None = None) -> Tensor:
     """Terms (rows, 1) whose sum is a layer's balance loss: coefficient x experts x sum over experts of (share of
     choices) x (mean probability), of the microbatch, or of each sequence by itself and the mean over sequences; and the
-    z-loss, the mean over tokens of squared log-sum-exps."""
+    z-loss, the mean over tokens of squared log-sum-exps. step: (experts) choices whose shares stand for those of the
+    microbatch."""
     rows, topk = load.shape[0], site.attr("topk", 1)
     chosen, experts = load[:, 1].detach(), load.shape[2]
     tokens = chosen.sum(-1, keepdim=True) / topk
@@ -41,7 +53,7 @@ def layer_balance(site: Site, load: Tensor) -> Tensor:
         shares, means = chosen / (tokens * topk), load[:, 0] / tokens
     else:
         tokens = tokens.sum(0, keepdim=True)
-        shares = chosen.sum(0, keepdim=True) / (tokens * topk)
+        shares = chosen.sum(0, keepdim=True) / (tokens * topk) if step is None else (step / step.sum()).unsqueeze(0)
         means = load[:, 0].sum(0, keepdim=True) / tokens
     losses = (shares * means).sum(-1, keepdim=True) * (experts * site.attr("coefficient", 0.0) / rows)
     losses = losses.expand(rows, 1)

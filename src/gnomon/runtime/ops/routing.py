@@ -6,7 +6,7 @@ tokens chose; where ranks divide an expert (etp), all slices of it get them, and
 What exceeds an expert's capacity is dropped, the last tokens first or those of least weight, and what is missing may be
 filled up with rows of zeros. Experts that a plan places lie on the ranks that it says, some on several
 (`plans.replicas`). Attributes of a router: `fn` (softmax, sigmoid), `groups` and `groups_per_token`,
-`normalised`, `least_sum`, `routed_scale`, `group_top`, `threshold`.
+`normalised`, `least_sum`, `routed_scale`, `group_top`, `threshold`, `assignment`.
 """
 
 from __future__ import annotations
@@ -90,6 +90,9 @@ def router(site: Site, logits: Tensor, bias: Operand | None = None) -> tuple[Ten
     topk = site.block.tensor(site.op.outputs[0]).dims[-1].size
     assert topk is not None
     wide = logits.to(torch.promote_types(logits.dtype, torch.float32))
+    if site.attr("assignment", "top_k") == "sinkhorn":
+        weights, indices = _evenly(wide, topk)
+        return weights.to(logits.dtype), indices
     scores = wide.sigmoid() if site.attr("fn", "softmax") == "sigmoid" else wide.softmax(-1)
     with torch.no_grad():
         chosen = scores.detach()
@@ -112,6 +115,34 @@ def router(site: Site, logits: Tensor, bias: Operand | None = None) -> tuple[Ten
         total = weights.sum(-1, keepdim=True).clamp(min=site.attr("least_sum", 0.0))
         weights = weights / (total + (1e-20 if site.attr("fn", "") == "sigmoid" else 0.0))
     return (weights * site.attr("routed_scale", 1.0)).to(logits.dtype), indices
+
+
+SINKHORN_TOLERANCE, SINKHORN_LEAST = 1e-4, 1e-8
+"""Mean change of the experts' factors at which iterations end, and what is added to sums that are divided by
+(Megatron-LM's)."""
+
+
+def _evenly(logits: Tensor, topk: int) -> tuple[Tensor, Tensor]:
+    """(weights, indices) where the largest are chosen once sums over tokens are equal for all experts. In training and
+    outside alike: the choice is that of the tokens that come together."""
+    with torch.no_grad():
+        indices = sinkhorn(logits.flatten(0, -2)).topk(topk, dim=-1).indices.unflatten(0, logits.shape[:-1])
+    scores = logits.sigmoid() if topk == 1 else logits.softmax(-1)
+    return scores.gather(-1, indices), indices
+
+
+def sinkhorn(logits: Tensor) -> Tensor:
+    """(tokens, experts) -> the same: exponentials times a factor for each token and one for each expert, such that each
+    token's sum is 1 / tokens and each expert's 1 / experts. Source: Sinkhorn and Knopp 1967, as Megatron-LM's
+    moe_utils.py stops it."""
+    exponentials = logits.exp()
+    tokens, experts = exponentials.shape
+    by_expert = exponentials.new_ones(experts)
+    while True:
+        by_token = 1 / tokens / (exponentials @ by_expert + SINKHORN_LEAST)
+        before, by_expert = by_expert, 1 / experts / (by_token @ exponentials + SINKHORN_LEAST)
+        if not (before - by_expert).abs().mean() > SINKHORN_TOLERANCE:  # also where logits are not finite
+            return by_expert * exponentials * by_token.unsqueeze(1)
 
 
 def routing_of(

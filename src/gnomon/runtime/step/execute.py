@@ -61,6 +61,7 @@ from gnomon.runtime.step.resident_bytes import levels
 from gnomon.runtime.step.router_bias import RouterBias
 from gnomon.runtime.step.rows import Action, Row, followed, plan_stages, rows, stages_of_row
 from gnomon.runtime.step.state import State
+from gnomon.runtime.step.step_load import StepLoad
 from gnomon.runtime.step.taught import Taught
 from gnomon.runtime.step.vocabulary import Divided, Heads
 from gnomon.runtime.step.vocabulary_passes import Passes
@@ -159,6 +160,10 @@ class Executor:
         if plan.experts.bias_rate:
             self.state.biases = RouterBias(self.graph, plan.experts.bias_rate, self.groups.by_comm["norm"], device)
             counts.append(self.state.biases.note)
+        self.step_load = StepLoad(self.groups.by_comm["balance"]) if plan.experts.balance == "global" else None
+        if self.step_load is not None:
+            for module in self.stages.values():
+                module.counted = self.step_load.counted
         if rows_of := placements(self.graph, plan):
             self.state.replicas = Replicas(
                 self.graph,
@@ -329,6 +334,8 @@ class Executor:
         self.state.new_step()
         if self.state.biases is not None:
             self.state.biases.new_step()
+        if self.step_load is not None:
+            self.step_load.new_step()
         self.compute.new_step()
         if self.parts is not None:
             self.parts.new_step()

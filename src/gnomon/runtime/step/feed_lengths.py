@@ -72,6 +72,16 @@ class FeedOfLengths(Feed):
             (plan.schedule.vocabulary != "ends", "all pipeline ranks divide the vocabulary; use vocabulary = 'ends'"),
             (mimose.METHOD.used(plan), "mimose decides by the length of padded rows; leave it out"),
             (chunked and not all(op.attr("causal", False) for op in attends), "chunkflow cuts causal sequences alone"),
+            (
+                plan.experts.balance == "global" and plan.mesh.data_ranks > 1,
+                "workers have microbatches of their own, over which no shares of a global batch are counted; use "
+                "experts.balance = 'layer'",
+            ),
+            (
+                plan.experts.assignment == "sinkhorn" and plan.mesh.cp > 1,
+                "ranks of cp have uneven parts, over which Sinkhorn's sums are not taken; use cp = 1, or "
+                "experts.assignment = 'top_k'",
+            ),
             (plan.optimizer.zero == 3, "ZeRO 3 gathers parameters in step on all workers; use zero <= 2"),
         )
         check_methods(plan, "run")

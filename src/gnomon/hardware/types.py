@@ -18,6 +18,7 @@ from dataclasses import dataclass, fields, replace
 from typing import ClassVar, Literal
 
 from gnomon.errors import InputError, UnpricedError, nearest
+from gnomon.hardware.generations import Generation, generation
 from gnomon.hardware.measured import Measured
 from gnomon.units import Bytes, BytesPerS, DollarsPerHour, FlopsPerS, Hertz, Seconds, Watts
 
@@ -91,7 +92,7 @@ class Device:
     kind: Literal["gpu", "tpu", "cpu"]
     """What programs it; the prices room has a set of rules for each."""
     arch: str
-    """Generation: `hopper`, `cdna3`, `tpu-v5p`; efficiency curves are kept by it."""
+    """Generation: `hopper`, `cdna3`, `tpu-v5p`; `generation` has what holds for all of it."""
     per: Literal["package", "gcd", "chip", "process"]
     """What one device is, and all figures here are of: a package (also one of two dies), a GCD (MI250X has two), a TPU
     chip, or the part of a processor that one process gets."""
@@ -149,9 +150,12 @@ class Device:
     @property
     def collectives_library(self) -> str:
         """What moves data between devices like it; two libraries do not talk to each other."""
-        if self.kind == "gpu":
-            return "RCCL" if self.arch.startswith(("cdna", "rdna")) else "NCCL"
-        return "XLA over ICI" if self.kind == "tpu" else "gloo"
+        return self.generation.collectives
+
+    @property
+    def generation(self) -> Generation:
+        """What holds for all devices of its generation."""
+        return generation(self.arch, self.kind)
 
     def __hash__(self) -> int:  # part of every key of a memo; devices of one name seldom differ
         return hash((self.name, self.arch, self.memory_bytes, self.num_sms))

@@ -254,7 +254,7 @@ def workspace_bytes(device: Device, stack: Stack) -> Bytes:
     """
     if device.kind != "gpu":
         return 0
-    older = device.arch in ("volta", "turing", "ampere", "ada")
+    older = device.generation.workspace == "8 MiB"
     usual = round((WORKSPACE_BYTES if older else HOPPER_WORKSPACE_BYTES).value)
     engine = round((ENGINE_WORKSPACE_BYTES if older else HOPPER_ENGINE_WORKSPACE_BYTES).value)
     own = stack.workspace.cublas_workspace_bytes

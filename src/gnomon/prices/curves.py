@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from gnomon import schema
 from gnomon.errors import InputError, UnpricedError, nearest
+from gnomon.hardware.generations import GENERIC
 from gnomon.hardware.measured import Measured
 from gnomon.hardware.types import Device
 from gnomon.ops.curve import Walk
@@ -238,6 +239,8 @@ class CurveFile:
     """Name of the generation, as in Device."""
     measured: tuple[str, ...]
     """Devices whose kernels were measured; empty: none, all rows are assumed."""
+    serving_attention: AttentionKernel
+    """What inference engines run attention as: they take the newest kernel of a generation."""
     gemm: tuple[GemmCurve, ...] = ()
     """Rows of matmuls."""
     attention: tuple[AttentionCurve, ...] = ()
@@ -307,9 +310,6 @@ def gemm_dtype(dtype: str) -> str:
     return "bf16" if dtype == "fp16" else dtype.split("_e")[0]
 
 
-RELATIVES = {"blackwell-ultra": "blackwell", "ampere-ga102": "ampere", "cdna4": "cdna3"}
-"""Maps a generation to another whose curves it borrows: same matrix units, other sizes."""
-
 _KERNELS: Mapping[AttentionKernel, str] = {
     "flash1": "FlashAttention",
     "flash2": "FlashAttention-2",
@@ -318,13 +318,18 @@ _KERNELS: Mapping[AttentionKernel, str] = {
     "triton": "Triton's FlashAttention",
 }
 
-_FILES = ("volta", "turing", "ampere", "hopper", "blackwell", "ada", "cdna1", "cdna2", "cdna3", "tpu-7x")
 _KINDS: tuple[Walk, ...] = ("plain", "reduce", "reduce_grad", "gather", "scatter")
 
 
 @cache
 def _file(stem: str) -> CurveFile:
     return schema.load_packaged(CurveFile, Path(__file__).parent / "curves" / f"{stem}.toml")
+
+
+def _file_of(device: Device) -> CurveFile:
+    """The curves of a device's generation: its own, borrowed or generic ones."""
+    stem = device.generation.curves
+    return _file(f"{GENERIC}-{device.kind}" if stem == GENERIC else stem)
 
 
 @cache
@@ -335,13 +340,11 @@ def curves_for(device: Device, *, attention: AttentionKernel | None = None) -> C
     said among the assumptions. A generation without data gets the generic curves; UnpricedError if the device has no
     such attention kernel.
     """
-    stem = RELATIVES.get(device.arch, device.arch)
-    known = stem in _FILES
-    generic = _file(f"generic-{device.kind}")
+    generic = _file(f"{GENERIC}-{device.kind}")
     if device.measured is not None:
         # A machine that was calibrated has tables of its own; generic curves only fill what they leave out.
         return _measured_curves(device, device.measured, generic)
-    file = _file(stem) if known else generic
+    file = _file_of(device)
     assumptions = []
     if not file.measured:
         row = _own(file.gemm, device, lambda row: True) or generic.gemm[0]
@@ -371,6 +374,11 @@ def curves_for(device: Device, *, attention: AttentionKernel | None = None) -> C
     return curves
 
 
+def serving_curves(device: Device) -> Curves:
+    """The curves of a device under an inference engine."""
+    return curves_for(device, attention=_file_of(device).serving_attention)
+
+
 @cache
 def curves_with(
     device: Device,
@@ -383,10 +391,10 @@ def curves_with(
     that multiplies, where it is older than that of the curves; of no account where no difference was measured. cudnn:
     the release of cuDNN whose attention runs; None: what the rows are of."""
     curves = _with_libraries(device, attention, cublas)
-    stem = RELATIVES.get(device.arch, device.arch)
-    if cudnn is None or device.measured or stem not in _FILES or not _file(stem).cudnn:
+    releases = () if device.measured else _file_of(device).cudnn
+    if cudnn is None or not releases:
         return curves
-    return replace(curves, attention=tuple(_at_release(row, _file(stem).cudnn, cudnn) for row in curves.attention))
+    return replace(curves, attention=tuple(_at_release(row, releases, cudnn) for row in curves.attention))
 
 
 def _at_release(row: AttentionCurve, known: tuple[CudnnRelease, ...], release: str) -> AttentionCurve:
@@ -404,9 +412,8 @@ def _with_libraries(device: Device, attention: AttentionKernel | None, cublas: C
     if attention is not None:
         known = {row.kernel for row in curves.attention}
         curves = curves_for(device, attention=attention if attention in known else "flash2")
-    stem = RELATIVES.get(device.arch, device.arch)
     # Only where a slower release was measured on this generation; elsewhere cuBLAS's age is of no account.
-    older = [] if device.measured or stem not in _FILES else [x for x in _file(stem).libraries if x.cublas == cublas]
+    older = [] if device.measured else [x for x in _file_of(device).libraries if x.cublas == cublas]
     if not older:
         return curves
     return replace(curves, gemm=tuple(replace(row, speed=older[0].speed) for row in curves.gemm))
@@ -427,7 +434,8 @@ def _measured_curves(device: Device, measured: Measured, generic: CurveFile) -> 
 
 def is_measured(device: Device) -> bool:
     """Whether there are kernel measurements of the device itself or of its generation."""
-    return device.measured is not None or device.arch in _FILES and bool(_file(device.arch).measured)
+    own = device.generation.curves == device.arch
+    return device.measured is not None or own and bool(_file(device.arch).measured)
 
 
 class _Row(Protocol):

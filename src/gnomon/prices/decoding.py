@@ -17,6 +17,7 @@ import numpy as np
 
 from gnomon import schema
 from gnomon.errors import UnpricedError
+from gnomon.hardware.generations import decoding_of
 from gnomon.hardware.types import Device
 from gnomon.prices.curves import Array, Provenance, Size
 from gnomon.prices.links import AxisLink
@@ -127,27 +128,23 @@ def _file() -> DecodingFile:
     return schema.load_packaged(DecodingFile, Path(__file__).with_name("decoding.toml"))
 
 
-def _arch(device: Device) -> str:
-    return device.arch.removesuffix("-ultra")
-
-
 def attention_row(device: Device, kv_bits: int) -> DecodeAttention:
     """The row of a device: of the width nearest to `kv_bits`, of its generation or the generic one."""
-    rows = [row for row in _file().attention if row.arch == _arch(device)]
+    rows = [row for row in _file().attention if row.arch == decoding_of(device.arch)]
     rows = rows or [row for row in _file().attention if row.arch == GENERIC]
     return min(rows, key=lambda row: abs(row.kv_bits - kv_bits))
 
 
 def experts_row(device: Device, weight_bits: float) -> FewRows:
     """The row of a device: of the width nearest to `weight_bits`, of its generation or the generic one."""
-    rows = [row for row in _file().experts if row.arch == _arch(device)]
+    rows = [row for row in _file().experts if row.arch == decoding_of(device.arch)]
     rows = rows or [row for row in _file().experts if row.arch == GENERIC]
     return min(rows, key=lambda row: abs(row.weight_bits - weight_bits))
 
 
 def ggml_row(device: Device, *, vulkan: bool = False) -> Ggml:
     """The row of a device: of its generation (in Vulkan where there is one) or the generic one."""
-    names = [f"{_arch(device)}-vulkan"] * vulkan + [_arch(device), GENERIC]
+    names = [f"{decoding_of(device.arch)}-vulkan"] * vulkan + [decoding_of(device.arch), GENERIC]
     known = {row.arch: row for row in _file().ggml}
     return next(known[name] for name in names if name in known)
 
@@ -180,7 +177,7 @@ def ggml_seconds(
 
 def assumptions(device: Device) -> tuple[str, ...]:
     """Lists what was taken from another generation."""
-    if any(row.arch == _arch(device) for row in _file().attention):
+    if any(row.arch == decoding_of(device.arch) for row in _file().attention):
         return ()
     return (
         f"{device.name}: kernels of decoding are priced with shares of other generations (no data of {device.arch})",
@@ -273,7 +270,7 @@ def one_shot_seconds(nbytes: Size, link: AxisLink) -> Array | None:
     """Seconds of a sum over the ranks of a link in one kernel; None between nodes, or without peer links."""
     if link.nodes > 1 or link.inside_kind not in ("nvlink", "xgmi"):
         return None
-    rows = [row for row in _file().one_shot if row.arch == link.arch.removesuffix("-ultra")]
+    rows = [row for row in _file().one_shot if row.arch == decoding_of(link.arch)]
     row = (rows or [row for row in _file().one_shot if row.arch == GENERIC])[0]
     moved = 2 * (link.ranks - 1) / link.ranks * np.asarray(nbytes, dtype=np.float64)
     return np.asarray(row.start_s + row.per_rank_s * link.ranks + moved / (link.inside_bytes_per_s * row.link_share))

@@ -40,15 +40,10 @@ RDMA = ("infiniband", "roce")
 """The kinds of network that the share is for; over others the all-to-all's own price stands."""
 
 
-ARCHES = ("hopper", "blackwell", "blackwell-ultra")
-"""Generations whose devices run these kernels between nodes: they need SM90's instructions, NVLink and RDMA (README,
-Requirements; on Ampere they are built without the transport between nodes)."""
-
-
 def sends_once(cluster: Cluster) -> bool:
     """Whether such kernels run on the cluster's devices and links, as far as is known."""
     nodes = [group.node for group in cluster.groups]
-    linked = all(node.device.arch in ARCHES and node.device.fabric_bytes_per_s for node in nodes)
+    linked = all(node.device.generation.sends_once and node.device.fabric_bytes_per_s for node in nodes)
     return linked and (cluster.num_nodes == 1 or all(node.nic is not None and node.nic.kind in RDMA for node in nodes))
 
 

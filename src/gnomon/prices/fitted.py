@@ -18,6 +18,7 @@ from typing import ClassVar, Literal
 
 from gnomon import schema
 from gnomon.errors import InputError, nearest
+from gnomon.hardware.generations import numbers_of
 from gnomon.hardware.types import Device
 from gnomon.prices.curves import Provenance
 from gnomon.prices.links import AxisLink
@@ -57,10 +58,6 @@ SHARED_NUMBERS = 20
 
 ANY = "*"
 """The name of the record that holds for every stack."""
-
-NEAREST = {"tpu-7x": "tpu-v6e"}
-"""Maps a generation to the one whose number it has without one of its own: TPU 7x has v6e's matrix units, of 256 a
-side."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -182,7 +179,9 @@ class Fitted:
 
     def rates(self, stack: Stack, arch: str) -> Rates:
         """A stack's rates on a generation of devices: the user's own numbers before the stack's before those of all
-        stacks, and in each its numbers for that generation before its numbers for all."""
+        stacks, and in each the numbers of the generation before those of the one that it borrows from, before those of
+        all devices."""
+        lender = numbers_of(arch)
         record = self.record(stack.name)
         kernel = stack.layers.attention_kernel if stack.layers.attention == "flash" else None
         chosen: dict[str, float] = {}
@@ -200,7 +199,7 @@ class Fitted:
         for numbers in layers:
             # Sorted so that the most specific number comes last and wins: no generation, then the nearest, then this
             # one.
-            for number in sorted(numbers, key=lambda n: (n.arch == arch, n.arch == NEAREST.get(arch), n.arch)):
+            for number in sorted(numbers, key=lambda n: (n.arch == arch, n.arch == lender, n.arch)):
                 if number.name not in LIMITS:
                     known = ", ".join(LIMITS)
                     raise InputError(
@@ -208,7 +207,7 @@ class Fitted:
                         f"{nearest(number.name[:40], LIMITS)}; known: {known}"
                     )
                 own = isinstance(number, OwnNumber)  # of the kernel that ran, whatever it was
-                of_arch = arch.startswith(number.arch) or number.arch == NEAREST.get(arch)
+                of_arch = arch.startswith(number.arch) or number.arch == lender
                 if of_arch and (own or number.name not in others):
                     chosen["attention" if number.name == "triton" else number.name] = number.value
         return Rates(**chosen)

@@ -118,8 +118,8 @@ def sustained(stack: Stack, device: Device) -> Sustained:
     """
     note = rates_note(stack, device)
     factor = rates(stack, device).compute
-    if factor == 1.0 and device.arch == "hopper":
-        note += "; long runs of large products on H100 were seen at 0.85 to 0.93 of burst speed"
+    if factor == 1.0 and device.generation.long_runs:
+        note += f"; {device.generation.long_runs}"
     if (share := power_share(device)) < 1:
         note += f"; {device.name} sustains {share:.2f} of its peaks, by its watts a FLOP/s"
     return Sustained(factor=factor, note=note)

@@ -20,9 +20,6 @@ from gnomon.units import BytesPerS, Seconds, distinct
 
 Ranks = NDArray[np.int64]
 
-SUMMING_ARCHS = frozenset({"hopper", "blackwell", "blackwell-ultra"})
-"""Generations whose NVLink switches add up data in flight (NVLS, from the third NVSwitch on)."""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AxisLink:
@@ -173,7 +170,7 @@ def _latency(node: Node) -> float:
 
 
 def _switch_sums(node: Node) -> bool:
-    return node.topology == "switch" and node.intra.kind == "nvlink" and node.device.arch in SUMMING_ARCHS
+    return node.topology == "switch" and node.intra.kind == "nvlink" and node.device.generation.switch_sums
 
 
 @cache

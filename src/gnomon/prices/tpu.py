@@ -12,14 +12,9 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from gnomon.errors import UnpricedError
 from gnomon.hardware.types import Device
 from gnomon.prices.curves import Size
-
-LANES = {"tpu-v6e": 256, "tpu-7x": 256}
-"""Side of the matrix units of a generation; 128 up to v5p."""
-
-DEVICES_OF_CHIP = {"tpu-7x": 2}
-"""Devices that a chip shows to programs where it is not one: each has its own half of the memory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,12 +29,15 @@ class Shape:
 
 def lanes_of(device: Device) -> int:
     """Side of a TPU's matrix unit."""
-    return LANES.get(device.arch, 128)
+    side = device.generation.matrix_unit
+    if side is None:
+        raise UnpricedError(f"{device.name} is of generation {device.arch!r}, whose matrix unit is not known")
+    return side
 
 
 def devices_of(device: Device) -> int:
     """Devices that hold a whole copy of what a chip gathers."""
-    return DEVICES_OF_CHIP.get(device.arch, 1)
+    return device.generation.devices_a_chip
 
 
 def apart(shape: Shape, device: Device) -> Shape:

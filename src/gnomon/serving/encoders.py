@@ -16,8 +16,8 @@ import numpy as np
 from gnomon.errors import InputError
 from gnomon.graph import Graph
 from gnomon.hardware.types import Cluster
-from gnomon.prices import curves_for
 from gnomon.prices.attention import attention_seconds
+from gnomon.prices.curves import serving_curves
 from gnomon.prices.decoding import ggml_row
 from gnomon.serving.buckets import best_lengths
 from gnomon.serving.dispatch import Policy, Seconds, Texts, play
@@ -57,9 +57,7 @@ class EncoderPrice(IterationPrice):
         if engine.kernels.startswith("ggml"):
             self.ggml = ggml_row(self.device, vulkan=engine.kernels == "ggml-vulkan")
         self.stored = None  # encoders multiply by oneDNN's matrices, not by the engine's own kernels
-        self.curves = curves_for(
-            self.device, attention="flash3" if self.device.arch in ("hopper", "blackwell") else "flash2"
-        )
+        self.curves = serving_curves(self.device)
         self.assumed = self.curves.assumptions
         self.tp_link = self.ep_link = self.pp_link = None
         self.layers = encoder_blocks(graph, self.serving)

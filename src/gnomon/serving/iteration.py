@@ -20,10 +20,10 @@ from gnomon.errors import InputError, UnpricedError
 from gnomon.graph import BF16, Graph
 from gnomon.hardware.types import Cluster, Device
 from gnomon.ops.state_space import Scan
-from gnomon.prices import curves_for, gemm_seconds, stream_seconds
+from gnomon.prices import gemm_seconds, stream_seconds
 from gnomon.prices.attention import attention_seconds
 from gnomon.prices.collectives import collective_seconds, p2p_seconds
-from gnomon.prices.curves import Array, AttentionKernel, Curves
+from gnomon.prices.curves import Array, Curves, serving_curves
 from gnomon.prices.decoding import (
     assumptions,
     attention_row,
@@ -120,9 +120,7 @@ class IterationPrice:
         vulkan = engine.kernels == "ggml-vulkan"
         self.ggml = ggml_row(self.device, vulkan=vulkan) if engine.kernels.startswith("ggml") else None
         self.stored = StoredPrices.of(self.device) if engine.kernels == "stored" else None
-        # engines take the newest kernel of a generation
-        kernel: AttentionKernel = "flash3" if self.device.arch in ("hopper", "blackwell") else "flash2"
-        self.curves: Curves = curves_for(self.device, attention=kernel)
+        self.curves: Curves = serving_curves(self.device)
         self.shape: Shape = shape_of(graph, serving)
         self.assumed: tuple[str, ...] = (*self.curves.assumptions, *assumptions(self.device))
         tp, group = serving.tp, serving.tp * serving.dp

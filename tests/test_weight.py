@@ -55,7 +55,7 @@ def test_a_heavy_import_shows_even_when_guarded(name: str, tmp_path: Path) -> No
 
 COLD = ("predict", "llama-3.1-8b", "--on", "4x8xh100-sxm", "--zero", "3", "--global-batch", "128")
 """A prediction of a preset that fits: what most people ask first, and wait for."""
-MODULES, DATACLASSES = 295, 278
+MODULES, DATACLASSES = 297, 282
 """Of Gnomon, that it may load, each a millisecond of processor time. 367 and 336 when they were first counted."""
 
 COUNTED = """

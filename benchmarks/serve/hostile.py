@@ -1,9 +1,11 @@
 """Requests that a server should survive: `python benchmarks/serve/hostile.py [--requests 10000] [--no-file]`.
 
-Malformed, oversized, cut off, slow, cancelled and good ones, 64 at a time, drawn by a seed, at a tiny model's server in
-a process of its own. Afterwards the server must answer as before, hold no block, and have grown by less than 64 MiB.
-Prints what came back, and writes benchmarks/results/serve_hostile.md; exits with 1 where something of it does not hold.
-Leaves out killed workers (tests/serve/test_server.py).
+A tiny model's server of two workers, in processes of its own. First each shape of `tests/serve/hostile.py` once, while
+a client beside it asks again and again for one token: how long it waited at most. Then clients that hold connections
+and say nothing, streams that nobody reads, and one that asks for thousands of answers while another asks for one at a
+time. Then so many drawn ones, 96 at a time, and after half of them a worker is killed (kill -9). Afterwards the server
+must answer as before, hold no block, have grown by less than 64 MiB, and have no more files open than before. Prints
+what came back, and writes benchmarks/results/serve_hostile.md; exits with 1 where something of it does not hold.
 """
 
 from __future__ import annotations
@@ -11,154 +13,217 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
-import random
+import os
 import re
+import signal
 import sys
 import tempfile
+import threading
 import time
-from collections import Counter
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "tests"))
 
-from serve.served import serving, write_model  # noqa: E402
+from serve.hostile import COMPLETIONS, RAW, SHAPES, all_of, bytes_of, exchanged, head  # noqa: E402
+from serve.served import Server, serving, workers, write_model  # noqa: E402
 
 RESULTS = ROOT / "benchmarks" / "results" / "serve_hostile.md"
-GREW = 64 << 20
-PATHS = ("/v1/completions", "/v1/chat/completions")
+GREW, WAITED_S, TIMES = 64 << 20, 2.0, 30.0
+"""Bytes that it may grow by; seconds that one token may take beside any shape; the same, in times of a quiet server's,
+beside one that asks for thousands of answers."""
 
 
-def body(rng: random.Random) -> bytes:
-    """The body of a request: a good one, or one of nine ways to be wrong."""
-    good = {"prompt": "x" * rng.randint(1, 60), "max_tokens": rng.randint(1, 24), "temperature": rng.choice((0, 1))}
-    match rng.randrange(10):
-        case 0 | 1 | 2:
-            return json.dumps(good).encode()
-        case 3:
-            return json.dumps({**good, "stream": True}).encode()
-        case 4:
-            return json.dumps(
-                {**good, rng.choice(list(good)): rng.choice((None, [], {}, -1, 1e99, "x", True))}
-            ).encode()
-        case 5:
-            return json.dumps(
-                {"messages": rng.choice(([], [1], [{"role": "user"}], [{"role": "x", "content": 3}]))}
-            ).encode()
-        case 6:
-            return rng.randbytes(rng.randint(0, 200))
-        case 7:
-            return b"[" * rng.choice((10, 100_000))
-        case 8:
-            return json.dumps({**good, "stop": ["\u0000"] * rng.randint(0, 20), "n": rng.randint(-1, 4)}).encode()
-        case _:
-            return json.dumps({**good, "prompt": [rng.randint(-5, 400) for _ in range(rng.randint(0, 300))]}).encode()
+class Beside:
+    """A client that asks for one token again and again: the longest that one took."""
+
+    def __init__(self, url: str) -> None:
+        where = urlsplit(url)
+        self.address = str(where.hostname), int(where.port or 0)
+        self.longest_s, self.wrong, self.ends = 0.0, 0, False
+        self.thread = threading.Thread(target=lambda: asyncio.run(self._run()), daemon=True)
+        self.thread.start()
+
+    async def _run(self) -> None:
+        body = b'{"prompt": "y", "max_tokens": 1}'
+        while not self.ends:
+            since = time.perf_counter()
+            answer = await exchanged(*self.address, head(COMPLETIONS, len(body)) + body)
+            self.longest_s = max(self.longest_s, time.perf_counter() - since)
+            self.wrong += not answer.startswith(b"HTTP/1.1 200")
+            await asyncio.sleep(0.02)
+
+    def since(self) -> tuple[float, int]:
+        """(longest seconds, answers that were not 200) since the last call."""
+        time.sleep(0.1)
+        made = self.longest_s, self.wrong
+        self.longest_s, self.wrong = 0.0, 0
+        return made
 
 
-async def one(host: str, port: int, rng: random.Random) -> str:
-    """What came back."""
-    how, sent = rng.choice(("whole",) * 6 + ("cut", "gone", "slow", "long")), body(rng)
-    try:
-        reader, writer = await asyncio.open_connection(host, port)
-    except OSError:
-        return "no connection"
-    try:
-        length = len(sent) + (1 << 30) * (how == "long")
-        lines = [
-            f"POST {rng.choice(PATHS)} HTTP/1.1",
-            f"Host: {host}",
-            "Connection: close",
-            f"Content-Length: {length}",
-        ]
-        writer.write(
-            "\r\n".join([*lines, "", ""]).encode() + (sent[: len(sent) // 2] if how in ("cut", "long") else sent)
-        )
-        await writer.drain()
-        if how in ("cut", "gone"):
-            await asyncio.sleep(rng.random() * 0.05)
-            return how
-        if how == "slow":
-            await asyncio.sleep(rng.random())
-        if how == "long":
-            await asyncio.sleep(0.2)
-            return how
-        answer = await asyncio.wait_for(reader.read(), 300)
+def shapes(server: Server, beside: Beside, problems: list[str]) -> list[str]:
+    """Each once: a row of the table."""
+    made = []
+    every = [(name, head(path, len(bytes_of(body))) + bytes_of(body), wanted) for name, path, body, wanted in SHAPES]
+    for name, sent, wanted in (*every, *RAW):
+        began = time.perf_counter()
+        answer = asyncio.run(exchanged(*beside.address, sent, 60))
+        took, (waited, wrong) = time.perf_counter() - began, beside.since()
         found = re.match(rb"HTTP/1.1 (\d+)", answer)
-        return f"status {found[1].decode()}" if found else "no answer"
-    except (OSError, TimeoutError) as error:
-        return type(error).__name__
-    finally:
-        writer.close()
+        status = found[1].decode() if found else "closed"
+        if status not in wanted.split() and status != "closed":
+            problems.append(f"{name}: {status}, not {wanted}")
+        if waited > WAITED_S or wrong:
+            problems.append(f"{name}: another waited {waited:.1f} s for a token, {wrong} got none")
+        made.append(f"| {name} | {status} | {took:.2f} | {waited:.2f} |")
+    return made
 
 
-async def all_of(url: str, count: int, seed: int) -> Counter[str]:
-    """So many of them."""
-    where, places, rng = urlsplit(url), asyncio.Semaphore(64), random.Random(seed)
-    assert where.hostname and where.port
+def silent(server: Server, beside: Beside, problems: list[str]) -> str:
+    """Connections that say nothing, and streams that nobody reads."""
 
-    async def placed(own: random.Random) -> str:
-        async with places:
-            return await one(str(where.hostname), int(where.port or 0), own)
+    async def held() -> None:
+        idle = [await asyncio.open_connection(*beside.address) for _ in range(200)]
+        body = json.dumps({"prompt": "x", "max_tokens": 200, "stream": True}).encode()
+        for _ in range(64):
+            _, writer = await asyncio.open_connection(*beside.address)
+            writer.write(head(COMPLETIONS, len(body)) + body)
+            idle.append((_, writer))
+        await asyncio.sleep(10)
+        for _, writer in idle:
+            writer.close()
 
-    return Counter(await asyncio.gather(*(placed(random.Random(rng.random())) for _ in range(count))))
+    beside.since()
+    asyncio.run(held())
+    waited, wrong = beside.since()
+    if wrong:
+        problems.append(f"beside 200 silent connections and 64 unread streams {wrong} got no answer")
+    return f"200 connections that say nothing and 64 streams that nobody reads: another waited {waited:.2f} s at most."
+
+
+def fair(server: Server, beside: Beside, problems: list[str]) -> str:
+    """One that asks for thousands of answers, while another asks for one at a time."""
+    time.sleep(1)
+    beside.since()
+    time.sleep(2)
+    quiet, _ = beside.since()
+    body = json.dumps({"prompt": ["x" * 40] * 16, "n": 128, "max_tokens": 8}).encode()
+
+    async def greedy() -> None:
+        await asyncio.gather(*(exchanged(*beside.address, head(COMPLETIONS, len(body)) + body) for _ in range(2)))
+
+    began = time.perf_counter()
+    asyncio.run(greedy())
+    took, (waited, wrong) = time.perf_counter() - began, beside.since()
+    if wrong or waited > max(TIMES * quiet, 0.1 * took):
+        problems.append(f"beside one with 4,096 answers another waited {waited:.2f} s for a token, {wrong} got none")
+    return (
+        f"4,096 answers that one client asks for took {took:.0f} s; another waited {waited:.2f} s for a token at most "
+        f"(alone {quiet:.2f})."
+    )
 
 
 def resident(pid: int) -> int:
     """Bytes of a process and its children."""
-    total = 0
-    for task in Path(f"/proc/{pid}/task").iterdir():
-        total += sum(resident(int(child)) for child in (task / "children").read_text().split())
     found = re.search(r"VmRSS:\s+(\d+)", Path(f"/proc/{pid}/status").read_text())
-    return total + (int(found[1]) << 10 if found else 0)
+    return sum(map(resident, children(pid))) + (int(found[1]) << 10 if found else 0)
 
 
-def main() -> int:
+def files(pid: int) -> int:
+    """That a process and its children have open."""
+    return len(os.listdir(f"/proc/{pid}/fd")) + sum(map(files, children(pid)))
+
+
+def children(pid: int) -> list[int]:
+    """Of all its threads."""
+    tasks = Path(f"/proc/{pid}/task").iterdir()
+    return [int(child) for task in tasks for child in (task / "children").read_text().split()]
+
+
+def flood(server: Server, count: int, seed: int) -> tuple[Any, int]:
+    """(what came back, workers that were killed)."""
+    half = asyncio.run(all_of(server.url, count // 2, seed, at_once=96))
+    victim = workers(server.process.pid)[0]
+    killer = threading.Timer(1.0, os.kill, (victim, signal.SIGKILL))
+    killer.start()
+    came = half + asyncio.run(all_of(server.url, count - count // 2, seed + 1, at_once=96))
+    killer.join()
+    return came, 1
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
     """The counts, and the file."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--requests", type=int, default=10_000)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--no-file", action="store_true", help="print only")
-    options = parser.parse_args()
-    problems = []
+    options = parser.parse_args(arguments)
+    problems: list[str] = []
     with tempfile.TemporaryDirectory() as folder:
         write_model(Path(folder))
-        with serving(Path(folder), "--name", "tiny", "--max-num-seqs", "8") as server:
+        limits = ("--name", "tiny", "--max-num-seqs", "8", "--replicas", "2", "--max-waiting", "48")
+        with serving(Path(folder), *limits) as server:
             client = server.client()
             asked = {"model": "tiny", "prompt": "hello", "max_tokens": 16, "temperature": 0}
             before = client.completions.create(**asked).choices[0].text
-            asyncio.run(all_of(server.url, 300, options.seed + 1))  # until its memory is what it needs
-            began = resident(server.process.pid)
-            came = asyncio.run(all_of(server.url, options.requests, options.seed))
+            beside = Beside(server.url)
+            table = shapes(server, beside, problems)
+            told = [silent(server, beside, problems), fair(server, beside, problems)]
+            beside.ends = True
+            beside.thread.join()
+            asyncio.run(all_of(server.url, 300, options.seed + 2))  # until its memory is what it needs
             time.sleep(2)
-            if client.completions.create(**asked).choices[0].text != before:
+            began, opened = resident(server.process.pid), files(server.process.pid)
+            came, killed = flood(server, options.requests, options.seed)
+            time.sleep(40)  # the worker is back, and what was left open is closed
+            again = client.completions.create(**asked).choices[0].text
+            if again != before:
                 problems.append("the server answers otherwise than before")
             time.sleep(1)
-            told = client._client.get(f"{server.url}/metrics").text
-            if 'vllm:kv_cache_usage_perc{model_name="tiny"} 0.0' not in told:
+            metrics = client._client.get(f"{server.url}/metrics").text
+            if 'vllm:kv_cache_usage_perc{model_name="tiny"} 0.0' not in metrics:
                 problems.append("blocks are held by nobody's requests")
-            if 'gnomon:worker_deaths_total{model_name="tiny"} 0.0' not in told:
-                problems.append("a worker died")
-            grew = resident(server.process.pid) - began
+            if f'gnomon:worker_deaths_total{{model_name="tiny"}} {killed}.0' not in metrics:
+                problems.append("a worker died that was not killed")
+            if len(workers(server.process.pid)) != 2:
+                problems.append("a worker did not come back")
+            grew, left = resident(server.process.pid) - began, files(server.process.pid) - opened
             if grew > GREW:
                 problems.append(f"it grew by {grew >> 20} MiB")
-    if came["status 500"]:
-        problems.append(f"{came['status 500']} requests were answered with 500")
+            if left > 8:
+                problems.append(f"it has {left} more files open than before")
+    problems += [f"{count} times {what}" for what, count in came.items() if "500" in what or "without" in what]
     lines = [f"| {what} | {count} |" for what, count in sorted(came.items())]
-    said = f"Memory grew by {grew / 2**20:.1f} MiB. " + ("; ".join(problems) or "Nothing of it failed.")
-    print("\n".join([*lines, said]))
+    said = f"Memory grew by {grew / 2**20:.1f} MiB, open files by {left}. " + (
+        "; ".join(problems) or "Nothing of it failed."
+    )
+    print("\n".join([*table, *told, *lines, said]))
     if not options.no_file:
-        head = [
+        text = [
             "# Hostile requests",
             "",
-            f"`python benchmarks/serve/hostile.py --requests {options.requests}`, {datetime.now(UTC):%Y-%m-%d}: what "
-            "came back.",
+            f"`python benchmarks/serve/hostile.py --requests {options.requests}`, {datetime.now(UTC):%Y-%m-%d}, a "
+            f"2-core machine with others' work beside it, two workers of a tiny model.",
             "",
+            "## Each shape once",
+            "| what | came back | seconds | another waited for a token at most, s |",
+            "|---|---|---|---|",
+            *table,
+            "",
+            *told,
+            "",
+            f"## {options.requests:,} drawn ones, 96 at a time, at most 48 waiting; one of two workers killed halfway",
             "| what | requests |",
             "|---|---|",
+            *lines,
+            "",
+            said,
         ]
-        RESULTS.write_text("\n".join([*head, *lines, "", said]) + "\n", encoding="utf-8")
+        RESULTS.write_text("\n".join(text) + "\n", encoding="utf-8")
     return int(bool(problems))
 
 

@@ -54,6 +54,24 @@ def test_requests_that_share_are_cut_or_set_back_answer_the_same(tmp_path: Path)
     assert [made[key] for key in keys] == [theirs(model, [*ids, one], 50) for one in (5, 6, 7)]
 
 
+@pytest.mark.parametrize("kind", ["gemma2", "mamba2", "granitemoehybrid"])
+def test_beginnings_are_found_where_layers_have_windows_or_states(kind: str, tmp_path: Path) -> None:
+    """A prompt, another that begins alike, a third that finds the second's snapshot, the first's next turn, and several
+    answers to one prompt."""
+    model, ours = served(kind, tmp_path)
+    ids = [3 + (7 * i) % 90 for i in range(60)]
+    found = []
+    said = theirs(model, [*ids[:40], 7, 8], 20)
+    for prompt in ([*ids[:40], 7, 8], [*ids[:40], *ids[50:]], [*ids[:40], 9, 9, 9], [*ids[:40], 7, 8, *said, 5]):
+        key, *_ = ours.add(prompt, greedy(20))
+        before = ours.memory.found_tokens
+        assert answers(ours) == {key: theirs(model, prompt, 20)}
+        found.append(ours.memory.found_tokens - before)
+    assert found[2:] == [32, 48] and found[1] in (0, 32), found
+    keys = ours.add(ids, greedy(20), count=3)
+    assert answers(ours) == dict.fromkeys(keys, theirs(model, ids, 20))
+
+
 def test_a_cancelled_request_leaves_nothing_and_disturbs_nobody(tmp_path: Path) -> None:
     model, ours = served("mistral", tmp_path)
     ids = [3 + (5 * i) % 90 for i in range(30)]
@@ -179,25 +197,55 @@ def test_layers_in_one_call_compute_what_ops_one_by_one_do(kind: str, tmp_path: 
 
 
 def test_the_simulators_scheduler_makes_the_same_batches_of_recorded_arrivals(tmp_path: Path) -> None:
-    """What the engine decided on the wall clock, decided again without blocks that are somebody's, keys or a model."""
+    """What the engine decided on the wall clock, decided again without keys or a model: beginnings that are found in a
+    model with windows, and cancelled requests among it."""
     _, ours = served("mistral", tmp_path, max_batched_tokens=24, max_seqs=3)
     ours.record = []
+    prompts: dict[int, list[int]] = {}
+    said: dict[int, list[int]] = {}
+
+    def step() -> None:
+        for one in ours.step():
+            said.setdefault(one.key, []).append(one.chosen.token)
+
     rng = torch.Generator().manual_seed(1)
     for length, most in torch.randint(1, 40, (12, 2), generator=rng).tolist():
-        key = ours.add([5 + length % 7] * length, greedy(most))[0]
+        prompt = [5 + length % 3] * length
+        key = ours.add(prompt, greedy(most))[0]
+        prompts[key] = prompt
         for _ in range(most % 5):
-            ours.step()
+            step()
         if most % 6 == 0:
             ours.cancel(key)
-    answers(ours)
-    again = Scheduler(ours.rules, ours.model.sizes.blocks)
-    compared = 0
+    while ours.has_work:
+        step()
+    assert ours.memory.found_tokens > 30
+    memory = ours.model.blocks(prefix_cache=True)
+    again, compared = Scheduler(ours.rules, ours.model.sizes.blocks, memory), 0
     for seen in ours.record:
         for key in seen.cancelled:
             again.cancel(key)
+            memory.remove(key)
+        for key, *_ in seen.arrivals:
+            memory.add(key, prompts[key])
         batch = again.step([(*one, 0) for one in seen.arrivals], seen.finished)
+        for key in seen.finished:
+            memory.remove(key)
         assert (list(batch.pieces), batch.decodes, batch.kv_tokens) == (
             list(seen.batch.pieces), seen.batch.decodes, seen.batch.kv_tokens,
         )  # fmt: skip
+        ended = {piece.key for piece in batch.pieces if piece.last}
+        parts = [(piece.key, piece.prefix, piece.prefix + piece.new, piece.last) for piece in batch.pieces]
+        if batch.decodes:
+            decode = [key for key in again.decode_order() if key not in ended]
+            parts += [
+                (key, len(memory.sequences[key].tokens) - 1, len(memory.sequences[key].tokens), True) for key in decode
+            ]
+        for key, start, stop, _ in parts:
+            memory.extend(key, start, stop)
+        for key, _, stop, samples in parts:
+            memory.written(key, stop)
+            if samples:
+                memory.sequences[key].tokens.append(said[key].pop(0))
         compared += 1
     assert compared > 40 and again.free == again.total

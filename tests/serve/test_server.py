@@ -4,6 +4,7 @@ It is that of a plan which divides the model over two processes."""
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import signal
@@ -12,6 +13,7 @@ import urllib.request
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 
@@ -21,6 +23,7 @@ for package in ("transformers", "openai", "starlette", "uvicorn", "llguidance"):
 
 import openai  # noqa: E402
 from safetensors.torch import load_file  # noqa: E402
+from serve.hostile import RAW, all_of, exchanged  # noqa: E402
 from serve.served import Server, serving, workers, write_adapter, write_model  # noqa: E402
 
 from gnomon import schema  # noqa: E402
@@ -217,6 +220,29 @@ def test_who_stops_reading_holds_up_nobody(server: Server, client: Any) -> None:
             return
         time.sleep(0.05)
     raise AssertionError("its request still runs")
+
+
+def test_hostile_requests_leave_it_as_it_was(server: Server, client: Any) -> None:
+    """A sample of `benchmarks/serve/hostile.py`."""
+    asked = {"model": "tiny", "prompt": "hello", "max_tokens": 8, "temperature": 0}
+    before = client.completions.create(**asked).choices[0].text
+    came = asyncio.run(all_of(server.url, 80, 1, at_once=16, key="secret"))
+    assert not [what for what in came if "500" in what or "without" in what or "no answer" in what], came
+    assert came["status 400"] and came["status 200"]
+    for _ in range(100):
+        if 'vllm:kv_cache_usage_perc{model_name="tiny"} 0.0' in get(server, "/metrics"):
+            break
+        time.sleep(0.05)
+    else:
+        raise AssertionError("blocks are held by nobody's requests")
+    assert client.completions.create(**asked).choices[0].text == before
+
+
+@pytest.mark.parametrize(("name", "sent", "wanted"), RAW, ids=[name for name, *_ in RAW])
+def test_what_is_hardly_http_is_refused(server: Server, name: str, sent: bytes, wanted: str) -> None:
+    where = urlsplit(server.url)
+    answer = asyncio.run(exchanged(str(where.hostname), int(where.port or 0), sent, 10))
+    assert answer[9:12].decode() in ("", *wanted.split(), "401"), (name, answer[:200])
 
 
 def test_metrics_bear_the_names_that_dashboards_know(server: Server) -> None:

@@ -139,14 +139,15 @@ class Decoder:
 
     def blocks(self, *, prefix_cache: bool) -> KvBlocks:
         """Whose the pages are: nobody's yet."""
-        sizes, plain = self.sizes, not self.windows and not self.sizes.scans
+        sizes = self.sizes
         return KvBlocks(
             sizes.blocks,
             sizes.block_tokens,
             windows=self.windows,
             window_blocks=[sizes.window_blocks(window) for window in self.windows],
             slots=sizes.max_seqs if sizes.scans else 0,
-            prefix_cache=prefix_cache and plain,
+            snapshots=sizes.snapshots,
+            prefix_cache=prefix_cache,
         )
 
     @torch.inference_mode()
@@ -205,19 +206,22 @@ class Decoder:
 
     def start(self, turn: Turn) -> None:
         """Runs an iteration, whose logits `logits` hands out."""
-        for source, target in turn.copies:
-            self.copy(source, target)
+        self.copy(turn)
         self._made.append(self.forward(turn.rows()))
 
     def logits(self) -> Tensor:
         """(wanted, vocabulary) of the iteration that began first."""
         return self._made.popleft()
 
-    def copy(self, source: int, target: int) -> None:
-        """A block of keys and values of the layers that see all tokens."""
-        for pages in self.pages:
-            if pages.group == 0:
-                pages.copy(source, target)
+    def copy(self, turn: Turn) -> None:
+        """What an iteration wants copied first: blocks of the layers that see all tokens, states of scans."""
+        for source, target in turn.copies:
+            for pages in self.pages:
+                if pages.group == 0:
+                    pages.copy(source, target)
+        for source, target in turn.states:
+            for scan in self.scans:
+                scan.copy(source, target)
 
     # --- compiling
 
@@ -415,7 +419,7 @@ class Decoder:
     def _scan(self, layer: Layer, block: Block, op: Op) -> Run:
         held = {name.rpartition(".")[2]: self._weight(layer, block, name) for name in op.inputs[1:]}
         steps = float(_number(op, "step_min", 0.0)), float(_number(op, "step_max", math.inf))
-        scan = Scan(held, int(_number(op, "chunk", 128)), steps, self.sizes.lanes * self.sizes.max_seqs)
+        scan = Scan(held, int(_number(op, "chunk", 128)), steps, self.sizes.lanes * self.sizes.slots)
         self.scans.append(scan)
         return scan.run
 

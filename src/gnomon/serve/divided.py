@@ -73,8 +73,7 @@ class Stage:
 
     def run(self, turn: Turn) -> Tensor | None:
         """An iteration; logits where the stage makes them. What is sent leaves while others are computed."""
-        for source, target in turn.copies:
-            self.model.copy(source, target)
+        self.model.copy(turn)
         rows = turn.rows()
         entering = []
         for tensor in self.model.entering:

@@ -276,8 +276,13 @@ class Engine:
                 [[at if at < 0 else at + begin for at in table] for table in group]
                 for begin, group in zip(first, tables, strict=True)
             ]
-        slots = [self.lane * self.model.sizes.max_seqs + sequence.slot for sequence in held]
-        return Turn(parts, tables, slots, copies)
+        slot = self.lane * self.model.sizes.slots
+        states = [(source + slot, target + slot) for source, target in memory.states]
+        memory.states.clear()
+        marks: list[list[tuple[int, int]]] = []
+        if any(sequence.taking for sequence in held):
+            marks = [[(tokens, target + slot) for tokens, target in sequence.taking] for sequence in held]
+        return Turn(parts, tables, [slot + sequence.slot for sequence in held], copies, states, marks)
 
     def _chosen(self, keys: Sequence[int], logits: Tensor) -> list[Made]:
         here = [at for at, key in enumerate(keys) if key in self.requests]  # others were cancelled meanwhile

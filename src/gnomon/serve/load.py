@@ -305,6 +305,10 @@ def sizes_of(
         scans=any(block.does("scans") for block in graph.blocks),
         lanes=ways.pp,
     )
+    if sizes.scans and rules.prefix_cache and (state := state_bytes(graph)):
+        # an eighth of the memory, or what four times the running requests have
+        sizes = replace(sizes, snapshots=min(4 * sizes.max_seqs, kv_bytes // 8 // sizes.lanes // state))
+        kv_bytes -= sizes.lanes * sizes.snapshots * state
     shares = [graph] if ways == ALONE else [divide(graph, ways, rank).graph for rank in range(0, ways.ranks, ways.tp)]
     blocks = sizes.blocks
     for share in shares:
@@ -336,6 +340,21 @@ def block_bytes(graph: Graph, sizes: Sizes, dtype: torch.dtype) -> tuple[int, in
             else:
                 every += sizes.block_tokens * tokens
     return every, windowed
+
+
+def state_bytes(graph: Graph) -> int:
+    """Of the states of one request in all scans, and of the tokens that they convolve."""
+    made = 0
+    for layer in graph.layers():
+        block = graph.block(layer.call.block)
+        for op in block.ops:
+            if op.does == "scans":
+                named = {name.rpartition(".")[2]: block.tensor(name) for name in op.inputs[1:]}
+                x, bc = (list(named[name].dims) for name in ("weight_x", "weight_bc"))
+                width, taps, state = _row((*x[0].atoms, *x[1].atoms)), x[-1].size or 1, bc[2].size or 1
+                channels = width + _row(atom for dim in bc[:-1] for atom in dim.atoms)
+                made += 4 * (width * state + channels * (taps - 1))
+    return made
 
 
 def _row(atoms: object) -> int:

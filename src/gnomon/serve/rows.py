@@ -44,10 +44,16 @@ class Turn:
     """Of each part: that of its scans' states."""
     copies: Sequence[tuple[int, int]]
     """Blocks whose contents go to others first."""
+    states: Sequence[tuple[int, int]] = ()
+    """Slots whose states go to others first."""
+    marks: Sequence[Sequence[tuple[int, int]]] = ()
+    """Of each part: (tokens of its sequence, slot that its state after them goes to); none: no part has any."""
 
     def rows(self) -> Rows:
         """As tensors."""
-        return Rows.of(self.parts, self.tables, self.slots)
+        rows = Rows.of(self.parts, self.tables, self.slots)
+        rows.marks = self.marks
+        return rows
 
 
 @dataclass(slots=True, kw_only=True)
@@ -80,6 +86,8 @@ class Rows:
     """Of each sequence: first token, one past the last, tokens before them that are computed."""
     threads: int
     """That kernels take."""
+    marks: Sequence[Sequence[tuple[int, int]]] = ()
+    """As `Turn` has them."""
     made: dict[Hashable, Any] = field(default_factory=dict)
     """What the first layer that wanted it made for all of them."""
 

@@ -20,7 +20,8 @@ class Scan:
     """Of one layer."""
 
     def __init__(self, held: Mapping[str, Tensor], chunk: int, steps: tuple[float, float], slots: int) -> None:
-        """held: parameters by their last name. steps: between which dt stays. slots: of running requests."""
+        """held: parameters by their last name. steps: between which dt stays. slots: of running requests and of
+        snapshots."""
         dtype = torch.promote_types(held["D"].dtype, torch.float32)
         p = {name: tensor.to(dtype) for name, tensor in held.items()}
         self.groups, self.width = p["weight_x"].shape[:2]
@@ -38,6 +39,10 @@ class Scan:
     def nbytes(self) -> int:
         """Of all slots."""
         return self.states.nbytes + self.before.nbytes
+
+    def copy(self, source: int, target: int) -> None:
+        """One slot's state to another."""
+        self.states[target], self.before[target] = self.states[source], self.before[source]
 
     def run(self, rows: Rows, joined: Tensor) -> Tensor:
         """(1, tokens, groups, width) of (1, tokens, all that the projection writes)."""
@@ -66,6 +71,9 @@ class Scan:
         kept = (self.decay * dt).exp()[..., None, None]
         state = self.states[rows.slots] * kept + (x * dt[..., None])[..., None] * b[..., None, :]
         self.states[rows.slots] = state
+        for slot, marks in zip(rows.slots.tolist(), rows.marks, strict=False):
+            for _, target in marks:
+                self.copy(slot, target)
         return torch.einsum("thpn,thn->thp", state, c) + x * self.skip[:, None]
 
     def _pieces(self, rows: Rows, xbc: Tensor, dt: Tensor) -> Tensor:
@@ -75,15 +83,24 @@ class Scan:
             if start == 0:
                 self.states[slot] = 0
                 self.before[slot] = 0
-            window = torch.cat([self.before[slot], xbc[begin:end].T], dim=-1)
-            self.before[slot] = window[:, window.shape[1] - self.taps + 1 :]
-            mixed = functional.conv1d(window.unsqueeze(0), self.weight[:, None], self.bias, groups=len(self.weight))
-            x, b, c = self._split(functional.silu(mixed[0].T))
-            y, self.states[slot] = resumed(
-                x * dt[begin:end, :, None], self.decay * dt[begin:end], b, c, self.chunk, self.states[slot]
-            )
-            made.append(y + x * self.skip[:, None])
+            at = begin
+            for tokens, target in rows.marks[number] if rows.marks else ():
+                stop = begin + tokens - start
+                made.append(self._piece(slot, xbc[at:stop], dt[at:stop]))
+                self.copy(slot, target)
+                at = stop
+            if at < end:
+                made.append(self._piece(slot, xbc[at:end], dt[at:end]))
         return torch.cat(made)
+
+    def _piece(self, slot: int, xbc: Tensor, dt: Tensor) -> Tensor:
+        """Tokens of one sequence, whose state goes on."""
+        window = torch.cat([self.before[slot], xbc.T], dim=-1)
+        self.before[slot] = window[:, window.shape[1] - self.taps + 1 :]
+        mixed = functional.conv1d(window.unsqueeze(0), self.weight[:, None], self.bias, groups=len(self.weight))
+        x, b, c = self._split(functional.silu(mixed[0].T))
+        y, self.states[slot] = resumed(x * dt[..., None], self.decay * dt, b, c, self.chunk, self.states[slot])
+        return y + x * self.skip[:, None]
 
 
 def resumed(x: Tensor, decay: Tensor, b: Tensor, c: Tensor, chunk: int, state: Tensor) -> tuple[Tensor, Tensor]:

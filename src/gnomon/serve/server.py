@@ -218,7 +218,7 @@ class Asked:
             for first in range(0, wanted.count, step)
         )
         """(prompt, first of its answers, answers) of what no worker has yet."""
-        server.held += len(self.left)
+        server.held += len(wanted.prompts)
         self.heard: asyncio.Queue[tuple[int, Told] | Failed] = asyncio.Queue()
         self.numbers: list[int] = []
         self.times = [server.metrics.request(len(wanted.prompts[at // wanted.count])) for at in range(total)]
@@ -227,8 +227,9 @@ class Asked:
     def _submit(self) -> None:
         """To workers, as much as may be under way."""
         while self.left and self.left[0][2] <= self.room:
-            self._submit_one(*self.left.popleft())
-            self.server.held -= 1
+            number, first, count = self.left.popleft()
+            self.server.held -= first == 0
+            self._submit_one(number, first, count)
 
     def _submit_one(self, number: int, first: int, count: int) -> None:
         wanted, prompt = self.wanted, self.wanted.prompts[number]
@@ -260,7 +261,7 @@ class Asked:
 
     def cancel(self) -> None:
         """Nobody waits any more."""
-        self.server.held -= len(self.left)
+        self.server.held -= sum(first == 0 for _, first, _ in self.left)
         self.left.clear()
         for number in self.numbers:
             self.server.router.cancel(number)

@@ -45,11 +45,19 @@ class Sizes:
     """Sliding windows of the model's attention, rising, without those that see all tokens."""
     scans: bool
     """Whether some layer has a state."""
+    snapshots: int = 0
+    """States of scans that are kept of beginnings of prompts."""
     lanes: int = 1
     """Batches that are under way at the same time, each with blocks of its own: as many as stages (`division`)."""
 
+    @property
+    def slots(self) -> int:
+        """States of scans of a lane."""
+        return self.max_seqs + self.snapshots if self.scans else 0
+
     def window_blocks(self, window: int) -> int:
         """Blocks that are enough for layers with a window: what running requests keep between iterations, and an
-        iteration's own tokens; never more than without a window."""
-        kept = self.max_seqs * (-(-window // self.block_tokens) + 1)
-        return min(self.blocks, kept + -(-self.max_batched_tokens // self.block_tokens) + self.max_seqs)
+        iteration's own tokens. What is not taken keeps beginnings of prompts."""
+        most = -(-self.max_len // self.block_tokens)
+        kept = self.max_seqs * min(-(-window // self.block_tokens) + 1, most)
+        return kept + -(-self.max_batched_tokens // self.block_tokens) + self.max_seqs

@@ -1,9 +1,16 @@
-"""Which KV block is whose: block tables, prefixes used again, copy-on-write, and windows that let go of old blocks.
+"""Which KV block is whose: block tables, prefixes used again, copy-on-write, windows that let go of old blocks, and
+snapshots of scans' states.
 
 `KvBlocks(blocks, size, windows)` is the memory that a `Scheduler` asks on the wall clock: it admits a request, finding
 the longest beginning that is still there, grows it as it decodes, and releases it. A block with no owner keeps what is
 written in it until somebody needs the room, the longest unused first. Numbers only: what lies in a block is the
 engine's. Leaves out seconds and tokens' meaning; a token is an integer.
+
+A beginning is found as far as everything is still there that its next token reads: its blocks in layers that see all
+tokens, those within the window in layers that have one, and, for scans, a snapshot of the state after just so many
+tokens. Snapshots are taken where a whole block ends: the last one of a prompt, the last one of an answer so far, and
+where the blocks of a prompt were found and no snapshot was (a beginning that others have too: as SGLang's radix tree
+does for Mamba). They have slots of their own, and the longest unused goes first.
 
 Names: a *group* is the layers that see the same tokens (all of them, or a window); a block number of a group stands for
 that block in each of its layers. Group 0 sees everything, whether or not a model has such layers: the scheduler counts
@@ -17,8 +24,6 @@ from array import array
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-
-from gnomon.errors import InputError
 
 Hash = bytes
 """Of a block's tokens and of all before them."""
@@ -76,12 +81,49 @@ class BlockPool:
             self.by_hash[by] = block
             self.hash_of[block] = by
 
-    def forget(self) -> None:
-        """What is kept is not found any more."""
-        self.empty += self.kept
-        self.kept.clear()
-        self.by_hash.clear()
-        self.hash_of.clear()
+
+class Snapshots:
+    """States after whole blocks of tokens, by their hash; slots `first` to `first + count - 1`."""
+
+    def __init__(self, first: int, count: int) -> None:
+        self.empty = list(range(first + count - 1, first - 1, -1))
+        self.kept: OrderedDict[Hash, int] = OrderedDict()
+        """The longest unused first."""
+        self.total = count
+
+    def take(self) -> int | None:
+        """A slot to write to; None where all are being written to."""
+        if not self.empty and self.kept:
+            self.empty.append(self.kept.popitem(last=False)[1])
+        return self.empty.pop() if self.empty else None
+
+    def keep(self, by: Hash, slot: int) -> None:
+        """What was written to it is the state after tokens of this hash."""
+        if by in self.kept:
+            self.empty.append(slot)
+        else:
+            self.kept[by] = slot
+        self.kept.move_to_end(by)
+
+    def drop(self, by: Hash) -> None:
+        """One that nobody will ask for."""
+        if (slot := self.kept.pop(by, None)) is not None:
+            self.empty.append(slot)
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """The longest beginning of a prompt that needs no computing."""
+
+    tokens: int = 0
+    blocks: tuple[int, ...] = ()
+    """Of group 0."""
+    shared: int = 0
+    """Of these, that somebody owns."""
+    windowed: tuple[tuple[int, ...], ...] = ()
+    """Of each further group, those within its window."""
+    branch: int = 0
+    """Tokens whose blocks are there, where no snapshot is; 0 where there are none such."""
 
 
 @dataclass(slots=True)
@@ -99,13 +141,19 @@ class Held:
     hashes: list[Hash] = field(default_factory=list)
     """Of its whole blocks, as far as they are known."""
     sealed: int = 0
-    """Blocks of group 0 whose hash the pool knows."""
+    """Blocks whose hash the pools know."""
     found: int = 0
     """Tokens at its beginning that needed no computing when it was last admitted."""
     computed: int = 0
     """Tokens whose keys are written."""
     slot: int = -1
     """Of the states of scans, where the model has some."""
+    marks: tuple[int, ...] = ()
+    """Tokens after which its state is wanted as a snapshot."""
+    taking: list[tuple[int, int]] = field(default_factory=list)
+    """(tokens, slot) of snapshots that the next iteration writes."""
+    last: Hash | None = None
+    """Of its snapshot within its answer: the next one takes its place."""
 
 
 class KvBlocks:
@@ -119,17 +167,19 @@ class KvBlocks:
         windows: Sequence[int] = (),
         window_blocks: Sequence[int] = (),
         slots: int = 0,
+        snapshots: int = 0,
         prefix_cache: bool = True,
     ) -> None:
         """blocks: of group 0. size: tokens of a block. windows: of the further groups, in tokens, and how many blocks
-        each has. slots: states of scans, one a running request; 0 where there are none. prefix_cache: whether
-        beginnings are found again, for models whose layers all see everything."""
-        if prefix_cache and (windows or slots):
-            raise InputError("beginnings are found again only where all layers see all tokens: say prefix_cache=False")
+        each has. slots: states of scans, one a running request; 0 where there are none. snapshots: slots after these.
+        prefix_cache: whether beginnings are found again."""
         self.size, self.windows, self.prefix_cache = size, tuple(windows), prefix_cache
         self.pools = [BlockPool(count) for count in (blocks, *window_blocks)]
         self.slots = list(range(slots - 1, -1, -1))
         self.has_slots = slots > 0
+        self.snapshots = Snapshots(slots, snapshots if prefix_cache else 0)
+        self.states: list[tuple[int, int]] = []
+        """(from, to): slots whose states are copied before the next iteration writes."""
         self.sequences: dict[int, Held] = {}
         """Of requests that are known: waiting ones too, without blocks."""
         self.forks: dict[int, int] = {}
@@ -169,31 +219,59 @@ class KvBlocks:
     def find(self, key: int) -> tuple[int, int]:
         """(tokens at its beginning that need no computing, blocks of them that somebody owns): what `admit` would
         find. The last token is always computed, for what follows it."""
-        cached, blocks, shared = self._found(key)
-        return cached, shared
+        found = self._found(key)
+        return found.tokens, found.shared
 
-    def _found(self, key: int) -> tuple[int, list[int], int]:
+    def _found(self, key: int) -> Found:
         sequence, pool = self.sequences[key], self.pools[0]
         prompt = len(sequence.tokens)
-        parent = self.sequences.get(self.forks.get(key, -1))
-        if parent is not None and self.prefix_cache and parent.computed >= prompt:
-            blocks = parent.tables[0][: (prompt - 1) // self.size + 1]
-            whole = (prompt - 1) // self.size
-            return prompt - 1, blocks, whole  # the last one is copied, as it is written to at once
         if not self.prefix_cache:
-            return 0, [], 0
+            return Found()
+        parent = self.sequences.get(self.forks.get(key, -1))
+        plain = not self.windows and not self.has_slots
+        if parent is not None and plain and parent.computed >= prompt:
+            whole = (prompt - 1) // self.size
+            # the last one is copied, as it is written to at once
+            return Found(prompt - 1, tuple(parent.tables[0][: whole + 1]), whole)
+        hashes = self._hashes(sequence, (prompt - 1) // self.size)
         blocks = []
-        for by in self._hashes(sequence, (prompt - 1) // self.size):
+        for by in hashes:
             block = pool.by_hash.get(by)
             if block is None:
                 break
             blocks.append(block)
-        return len(blocks) * self.size, blocks, sum(pool.owners[block] > 0 for block in blocks)
+        count = self._whole(hashes, len(blocks))
+        at = count * self.size
+        windowed = tuple(
+            tuple(other.by_hash[by] for by in hashes[self._first_seen(window, at) : count])
+            for window, other in zip(self.windows, self.pools[1:], strict=True)
+        )
+        shared = sum(pool.owners[block] > 0 for block in blocks[:count])
+        branch = len(blocks) * self.size if self.has_slots and len(blocks) > count else 0
+        return Found(at, tuple(blocks[:count]), shared, windowed, branch)
+
+    def _whole(self, hashes: Sequence[Hash], most: int) -> int:
+        """Blocks, at most so many, after which everything is there that the next token reads."""
+        runs = [0] * len(self.windows)
+        best = 0 if self.windows or self.has_slots else most
+        for count in range(1, most + 1 if self.windows or self.has_slots else 1):
+            fits = not self.has_slots or hashes[count - 1] in self.snapshots.kept
+            for group, window in enumerate(self.windows):
+                there = hashes[count - 1] in self.pools[group + 1].by_hash
+                runs[group] = runs[group] + 1 if there else 0
+                fits = fits and runs[group] >= count - self._first_seen(window, count * self.size)
+            best = count if fits else best
+        return best
+
+    def _first_seen(self, window: int, at: int) -> int:
+        """Of a window, the first block that the token at `at` sees: it sees those from at - window + 1 on."""
+        return max(0, at - window + 1) // self.size
 
     def admit(self, key: int) -> int:
         """Gives a request blocks for its whole prompt and returns how many tokens of it need no computing."""
         sequence, pool = self.sequences[key], self.pools[0]
-        cached, found, _ = self._found(key)
+        seen = self._found(key)
+        cached, found = seen.tokens, seen.blocks
         prompt = len(sequence.tokens)
         table = sequence.tables[0]
         assert not table, "a request is admitted once"
@@ -206,8 +284,20 @@ class KvBlocks:
         if forked:
             self.copies.append((found[cached // self.size], table[cached // self.size]))
         sequence.sealed, sequence.found = cached // self.size, cached
+        for group, blocks in enumerate(seen.windowed, 1):
+            for block in blocks:
+                self.pools[group].share(block)
+            first = cached // self.size - len(blocks)
+            sequence.tables[group] += [-1] * first + list(blocks)
+            sequence.first_held[group] = first
         if self.has_slots:
             sequence.slot = self.slots.pop()
+            if cached:
+                by = sequence.hashes[cached // self.size - 1]
+                self.snapshots.kept.move_to_end(by)
+                self.states.append((self.snapshots.kept[by], sequence.slot))
+            last = (prompt - 1) // self.size * self.size
+            sequence.marks = tuple(sorted({seen.branch, last} - {0, cached})) if self.prefix_cache else ()
         self.found_tokens += cached
         self.asked_tokens += prompt
         return cached
@@ -219,6 +309,18 @@ class KvBlocks:
         for table, pool in zip(sequence.tables, self.pools, strict=True):
             while len(table) < needed:
                 table.append(pool.take())
+        if self.snapshots.total:
+            for at in self._marked(sequence, start, stop):
+                if (slot := self.snapshots.take()) is not None:
+                    sequence.taking.append((at, slot))
+
+    def _marked(self, sequence: Held, start: int, stop: int) -> list[int]:
+        """Tokens after which a snapshot is taken, of those that an iteration computes."""
+        made = [at for at in sequence.marks if start < at <= stop]
+        answers = not sequence.marks or start >= sequence.marks[-1]
+        if answers and stop - start == 1 and stop % self.size == 0 and stop not in made:
+            made.append(stop)
+        return made
 
     def written(self, key: int, stop: int) -> None:
         """Tokens before `stop` are written: whole blocks can be found, and windows let go of what nobody reads."""
@@ -226,14 +328,22 @@ class KvBlocks:
         sequence.computed = stop
         whole = stop // self.size
         if self.prefix_cache and whole > sequence.sealed:
-            hashes, table = self._hashes(sequence, whole), sequence.tables[0]
-            for index in range(sequence.sealed, whole):
-                self.pools[0].seal(table[index], hashes[index])
+            hashes = self._hashes(sequence, whole)
+            for table, pool in zip(sequence.tables, self.pools, strict=True):
+                for index in range(sequence.sealed, whole):
+                    pool.seal(table[index], hashes[index])
             sequence.sealed = whole
+        for at, slot in sequence.taking:
+            by = self._hashes(sequence, at // self.size)[at // self.size - 1]
+            if at not in sequence.marks:
+                if sequence.last is not None:
+                    self.snapshots.drop(sequence.last)
+                sequence.last = by
+            self.snapshots.keep(by, slot)
+        sequence.taking.clear()
         for group, window in enumerate(self.windows, 1):
             table, pool = sequence.tables[group], self.pools[group]
-            # the token at `stop` sees those from stop - window + 1 on
-            until = max(0, stop - window + 1) // self.size
+            until = self._first_seen(window, stop)
             for index in range(sequence.first_held[group], min(until, len(table))):
                 pool.drop(table[index])
                 table[index] = -1
@@ -249,8 +359,12 @@ class KvBlocks:
             table.clear()
             sequence.first_held[group] = 0
         sequence.sealed = sequence.computed = 0
+        self.snapshots.empty += [slot for _, slot in sequence.taking]
+        sequence.taking.clear()
+        sequence.last = None
         if sequence.slot >= 0:
             self.slots.append(sequence.slot)
+            self.states = [copy for copy in self.states if copy[1] != sequence.slot]
             sequence.slot = -1
         mine = [copy for copy in self.copies if self.pools[0].owners[copy[1]] == 0]
         for copy in mine:
@@ -270,4 +384,8 @@ class KvBlocks:
             unowned = sorted([*pool.empty, *pool.kept])
             if unowned != [block for block in range(pool.total) if not owners[block]]:
                 found.append(f"group {group}: blocks without owner are not those that no table names")
+        taking = [slot for sequence in self.sequences.values() for _, slot in sequence.taking]
+        slots = [*self.snapshots.empty, *self.snapshots.kept.values(), *taking]
+        if len(slots) != self.snapshots.total or len(set(slots)) != len(slots):
+            found.append(f"slots of snapshots are {sorted(slots)}, and there are {self.snapshots.total}")
         return found

@@ -34,8 +34,6 @@ STORED: Mapping[str, tuple[str, str]] = {
     "int4-g32": ("bf16", "int4-g32"),
 }
 """Weights of a plan -> what is computed in, and how matrices are kept."""
-NOT_RUN = ("dp", "ep")
-"""Axes of a plan that the engine does not divide a replica by."""
 
 
 def run(options: ServerOptions) -> int:
@@ -73,6 +71,7 @@ def settings_of(options: ServerOptions) -> Any:
     replicas = options.replicas or (serving.replicas if serving else 1)
     tp = options.tensor_parallel_size or (serving.tp if serving else 1)
     pp = options.pipeline_parallel_size or (serving.pp if serving else 1)
+    ep = options.expert_parallel_size or (serving.ep if serving else 1)
     dtype, weights = options.dtype, options.weights
     if serving is not None:
         dtype, own = STORED[serving.weights]
@@ -104,7 +103,7 @@ def settings_of(options: ServerOptions) -> Any:
         port=options.port,
         api_key=options.api_key or os.environ.get(KEY, ""),
         workers=replicas,
-        ways=load_late("gnomon.serve.sizes:Ways")(tp=tp, pp=pp),
+        ways=load_late("gnomon.serve.sizes:Ways")(tp=tp, pp=pp, ep=ep),
         head=options.head,
         buckets=buckets,
         every_bucket=every,
@@ -126,10 +125,15 @@ def _planned(options: ServerOptions, plan: ServeFile) -> ServeFile:
     of, serving = options.plan, plan.serving
     if plan.engine != "gnomon":
         raise InputError(f"{of} is of {plan.engine}; make one with gnomon plan --serve --engine gnomon")
-    if axis := next((name for name in NOT_RUN if getattr(serving, name) > 1), None):
+    if serving.dp > 1:
         raise InputError(
-            f"{of} has {axis} = {getattr(serving, axis)}, and the engine divides a replica by tp and pp; make a plan "
-            f"with {axis} = 1"
+            f"{of} has dp = {serving.dp}: attention's data parallelism is predicted only, and the engine divides a "
+            f"replica by tp, pp and ep; make a plan with dp = 1"
+        )
+    if serving.redundant_experts:
+        raise InputError(
+            f"{of} has {serving.redundant_experts} copies of experts, which are predicted only; make a plan without "
+            f"--redundant-experts"
         )
     if plan.prefill_count:
         raise InputError(

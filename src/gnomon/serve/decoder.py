@@ -49,6 +49,7 @@ from gnomon.serve.scan import Scan
 from gnomon.serve.sizes import Sizes
 from gnomon.serve.streamed import Streams
 from gnomon.serving.kv_blocks import KvBlocks
+from gnomon.sharding.homes import routed_tensors
 
 Run = Callable[..., Any]
 """(rows, *activations) -> what an op writes: a tensor, or several."""
@@ -349,7 +350,8 @@ class Decoder:
                 return self._lookup(layer, block, op)
             case "dispatches":
                 experts = next(d.size for t in block.tensors for d in t.atoms if d.name == op.attr("experts", "")) or 0
-                return partial(_dispatch, experts)
+                here = experts // self.share.ep.ranks
+                return partial(_dispatch, experts, self.share.ep.index * here, here)
             case "multiplies rows":
                 return self._rows(layer, block, op)
             case "combines":
@@ -441,15 +443,14 @@ class Decoder:
         """Experts' matrices, each for itself."""
         name = layer.call.parameter_name(op.inputs[1], layer.index)
         bias = list(self._weight(layer, block, op.inputs[2])) if len(op.inputs) > 2 else None
-        if self.share.tp.index and any(
+        if self.share.etp.index and any(
             other.does == "combines" and op.outputs[0] in other.inputs and self.share.sums(block, other)
             for other in block.ops
         ):
-            bias = None  # of what experts make, which ranks add up, one rank adds it
+            bias = None  # of what an expert makes, which its ranks add up, one rank adds it
         inner_first = block.tensor(op.inputs[1]).dims[1].atoms[0].name in op.contracts
         parts: list[Part] = [*self._weights.codes(name)]
-        experts = block.tensor(op.inputs[1]).dims[0].size
-        if len(parts) != experts:
+        if len(parts) != (block.tensor(op.inputs[1]).dims[0].size or 0) // self.share.ep.ranks:
             weight = self._held(layer, block, op.inputs[1])
             parts = [*(weight.transpose(1, 2) if inner_first else weight)]
         matrices = [self._matrix_of(f"{name}.{index}", lambda part=part: [part]) for index, part in enumerate(parts)]  # type: ignore[misc]
@@ -464,6 +465,8 @@ class Decoder:
         """The same, in its file's dtype."""
         full = layer.call.parameter_name(name, layer.index)
         shape = [math.prod(atom.size or 1 for atom in dim.atoms) for dim in block.tensor(name).dims]
+        if self.share.ep.ranks > 1 and name in routed_tensors(block):
+            shape[0] //= self.share.ep.ranks
         if full not in self._shared:
             return self._weights[full].view(shape)
         if full not in self._read:
@@ -654,8 +657,13 @@ def _angles(op: Op, width: int, rows: Rows, dtype: torch.dtype) -> tuple[Tensor,
     return (angle.cos() * factor).to(dtype).unsqueeze(0), (angle.sin() * factor).to(dtype).unsqueeze(0)
 
 
-def _dispatch(experts: int, rows: Rows, x: Tensor, indices: Tensor) -> Any:
+def _dispatch(experts: int, first: int, here: int, rows: Rows, x: Tensor, indices: Tensor) -> Any:
+    """Rows of this rank's experts: `here` of them from the first on."""
     routing = routing_of(indices, experts)
+    if here < experts:
+        begin, counts = sum(routing.counts[:first]), routing.counts[first : first + here]
+        order = routing.order[begin : begin + sum(counts)]
+        routing = Routing(order=order, counts=counts, topk=routing.topk)
     rows.made["routing"] = routing
     return x.reshape(-1, x.shape[-1]).index_select(0, routing.order // routing.topk)
 
@@ -665,6 +673,8 @@ def _grouped(products: Sequence[Callable[[Tensor], Tensor]], rows: Rows, x: Tens
     routing: Routing = rows.made["routing"]
     at = list(accumulate(routing.counts, initial=0))
     parts = [products[one](x[at[one] : at[one + 1]]) for one, count in enumerate(routing.counts) if count]
+    if not parts:  # no token has chosen an expert of this rank
+        return products[0](x.new_zeros((1, x.shape[-1])))[:0]
     return torch.cat(parts) if len(parts) > 1 else parts[0]
 
 

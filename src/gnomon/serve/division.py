@@ -2,13 +2,16 @@
 
 Layouts and collectives between ops are those of training (`sharding`, `runtime.module.moves`): heads, ffn and
 vocabulary over tp (Shoeybi et al. 2019), layers over pp. A rank's model is a Graph of its own: the layers of its stage,
-with the sizes that it holds, whose inputs are what stages before it hand over. Experts' matrices lie over tp like those
-of other layers: every rank routes all tokens, and what experts make is added up. Leaves out sequence parallelism and
-experts dealt out whole. Ranks are numbered stage by stage, the ranks of one stage beside each other.
+with the sizes that it holds, whose inputs are what stages before it hand over. Every rank of a stage has all tokens and
+routes them; experts are dealt out whole over ep, and each expert's matrices over the ranks that are left (etp), so that
+a rank computes the rows of its own experts, and one sum over the stage gives each token what its experts made. Leaves
+out sequence parallelism and attention's data parallelism, under which rows would travel. Ranks are numbered stage by
+stage, the ranks of one stage beside each other.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -54,6 +57,10 @@ class Share:
     """Its stage's layers, in the sizes of this rank."""
     tp: Axis = ALONE
     """Its place among the ranks of its stage."""
+    ep: Axis = ALONE
+    """Which part of the experts it has."""
+    etp: Axis = ALONE
+    """Its place among those that share each of its experts."""
     stage: int = 0
     ways: Ways = Ways()
     moves: Mapping[tuple[str, str], Moves] = field(default_factory=dict)
@@ -95,9 +102,13 @@ def divide(graph: Graph, ways: Ways, rank: int, tp: Axis = ALONE) -> Share:
     PlanError for a model that does not divide so."""
     stage, index = divmod(rank, ways.tp)
     tp = tp if tp.group is not None else Axis(ranks=ways.tp, index=index)
-    sharded = _sharded(graph, ways.tp)
-    axes = {"tp": tp, "etp": tp}
-    blocks = {name: _local(block, ways.tp) for name, block in sharded.items()}
+    sharded = _sharded(graph, ways)
+    axes = {
+        "tp": tp,
+        "ep": Axis(ranks=ways.ep, index=index // ways.etp),
+        "etp": Axis(ranks=ways.etp, index=index % ways.etp),
+    }
+    blocks = {name: _local(block, axes) for name, block in sharded.items()}
     local = replace(graph, blocks=tuple(blocks[block.name] for block in graph.blocks))
     layers = stage_layers(Plan(mesh=Mesh(pp=ways.pp)), graph)
     own_layers = layers[stage]
@@ -114,7 +125,7 @@ def divide(graph: Graph, ways: Ways, rank: int, tp: Axis = ALONE) -> Share:
     dims = [tuple(atom.name for atom in dim.atoms) for dim in head.block.tensor(made[2]).dims]
     end = steps(home, Sharding(), [dims[0], dims[-1]], axes) if ways.tp > 1 else ()
     return Share(
-        graph=held, tp=tp, stage=stage, ways=ways, moves=moves, end=end,
+        graph=held, tp=tp, ep=axes["ep"], etp=axes["etp"], stage=stage, ways=ways, moves=moves, end=end,
         slots=_slots(own_layers, sharded, axes) if ways.tp > 1 else {}, vocab_size=_vocabulary(graph),
     )  # fmt: skip
 
@@ -131,12 +142,15 @@ def _vocabulary(graph: Graph) -> int:
     return int(graph.source(graph.outputs[0])[1].dims[-1].size or 0)
 
 
-def _sharded(graph: Graph, tp: int) -> dict[str, ShardedBlock]:
+def _sharded(graph: Graph, ways: Ways) -> dict[str, ShardedBlock]:
+    tp = ways.tp
+    if ways.ep > 1 and not any(block.does("multiplies rows") for block in graph.blocks):
+        raise PlanError(f"{graph.name} has no experts that ep = {ways.ep} could deal out; leave it out")
     sizes = {dim.name for block in graph.blocks for dim in block.dims if dim.size is None}
     tables = {dim.size for block in graph.blocks for dim in block.dims if base(dim.name) == "vocab" and dim.size}
     layout = Layout(vocab_parallel=not any(size % tp for size in tables))  # a table that does not divide stays whole
     open_sizes = {name: 2 * tp for name in sizes} | {"batch": 1}
-    made = {block.name: _sharded_block(block, layout, tp, open_sizes) for block in graph.blocks}
+    made = {block.name: _sharded_block(block, layout, ways, open_sizes) for block in graph.blocks}
     for block in made.values():
         for op in block.ops:
             over = str(op.op.attr("over", "")) if op.op.does == "normalises" else ""
@@ -148,8 +162,9 @@ def _sharded(graph: Graph, tp: int) -> dict[str, ShardedBlock]:
     return made
 
 
-def _sharded_block(block: Block, layout: Layout, tp: int, sizes: Mapping[str, int]) -> ShardedBlock:
+def _sharded_block(block: Block, layout: Layout, ways: Ways, sizes: Mapping[str, int]) -> ShardedBlock:
     """Experts apart: in training their tokens are divided over tp (sequence parallelism), here every rank has all."""
+    tp, over = ways.tp, {"tp": ways.tp, "ep": ways.ep, "etp": ways.etp}
     mesh, dtypes = Mesh(tp=tp, etp=tp), Dtypes(param="fp32", compute="fp32")
     routed = [op for op in block.ops if _is_routed(block, op)]
     if not routed:
@@ -161,15 +176,17 @@ def _sharded_block(block: Block, layout: Layout, tp: int, sizes: Mapping[str, in
     sharded = shard_block(
         replace(block, inputs=(*block.inputs, *given), tensors=tensors, ops=rest), layout, mesh, sizes, dtypes
     )
-    scene = Scene(axis_sizes={"cp": 1, "tp": tp, "ep": 1, "etp": tp}, sizes=sizes, dtypes=dtypes)
+    scene = Scene(axis_sizes={"cp": 1, **over}, sizes=sizes, dtypes=dtypes)
     lie = homes(block, layout, scene)
     for weight in (op.inputs[1] for op in routed if op.does == "multiplies rows"):
         for dim in block.tensor(weight).atoms:
-            if lie[weight].axes_of(dim.name) and (dim.size or 0) % tp:
-                raise PlanError(
-                    f"block {block.name!r}: tp = {tp} does not divide {dim.name} = {dim.size} of its experts; use a "
-                    f"divisor"
-                )
+            for axis in lie[weight].axes_of(dim.name):
+                if (dim.size or 0) % over[axis]:
+                    said = f"tp = {tp}" if axis == "etp" and ways.ep == 1 else f"{axis} = {over[axis]}"
+                    raise PlanError(
+                        f"block {block.name!r}: {said} does not divide {dim.name} = {dim.size} of its experts; use a "
+                        f"divisor"
+                    )
     return replace(sharded, block=block, homes=lie)
 
 
@@ -182,19 +199,23 @@ def _is_routed(block: Block, op: Op) -> bool:
 # --- a rank's sizes
 
 
-def _local(sharded: ShardedBlock, tp: int) -> Block:
+def _local(sharded: ShardedBlock, axes: Mapping[str, Axis]) -> Block:
     block = sharded.block
-    tensors = tuple(_part(tensor, sharded.homes[tensor.name], tp) for tensor in block.tensors)
+    tensors = tuple(_part(tensor, sharded.homes[tensor.name], axes) for tensor in block.tensors)
     return block if tensors == block.tensors else replace(block, tensors=tensors)
 
 
-def _part(tensor: Tensor, home: Sharding, tp: int) -> Tensor:
+def _part(tensor: Tensor, home: Sharding, axes: Mapping[str, Axis]) -> Tensor:
+    """Experts stay as many as the router knows: a block has one size of a dim. Who reads weights counts its own."""
+
     def part(dim: Dim) -> Dim:
         if dim.factors:
             return replace(dim, factors=tuple(map(part, dim.factors)))
         if dim.size is None or not home.axes_of(dim.name):
             return dim
-        return replace(dim, size=max(1, dim.size // tp))
+        return replace(
+            dim, size=max(1, dim.size // math.prod(axes[a].ranks for a in home.axes_of(dim.name) if a != "ep"))
+        )
 
     return replace(tensor, dims=tuple(map(part, tensor.dims)))
 
@@ -245,9 +266,9 @@ def _around(sharded: ShardedBlock, op: Op, axes: Mapping[str, Axis]) -> Moves | 
 
 
 def _divides_experts(sharded: ShardedBlock) -> bool:
-    """Whether ranks have parts of every expert."""
+    """Whether ranks have some of the experts, or parts of each."""
     weights = [op.inputs[1] for op in sharded.block.ops if op.does == "multiplies rows"]
-    return any(sharded.homes[name].dim_of("etp") is not None for name in weights)
+    return any(sharded.homes[name].dim_of(axis) is not None for name in weights for axis in ("ep", "etp"))
 
 
 # --- a stage's layers

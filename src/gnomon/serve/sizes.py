@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from gnomon.errors import InputError
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ways:
@@ -16,6 +18,20 @@ class Ways:
     """Ranks that share every matrix."""
     pp: int = 1
     """Stages of layers, one after another."""
+    ep: int = 1
+    """Parts into which the ranks of a stage deal out whole experts; ranks of one part share each of its experts."""
+
+    def __post_init__(self) -> None:
+        if self.tp % self.ep:
+            raise InputError(
+                f"expert-parallel size {self.ep} does not divide tensor-parallel size {self.tp}, whose ranks share the "
+                f"experts; use a divisor"
+            )
+
+    @property
+    def etp(self) -> int:
+        """Ranks that share each expert."""
+        return self.tp // self.ep
 
     @property
     def ranks(self) -> int:

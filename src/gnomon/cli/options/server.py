@@ -58,6 +58,10 @@ class EngineOptions(Options):
         "--pipeline-parallel-size", "-pp", read=at_most(64), metavar="N", group=ENGINE,
         help="stages of layers, each of other processes; 1",
     )  # fmt: skip
+    expert_parallel_size: int | None = option(
+        "--expert-parallel-size", "-ep", read=at_most(64), metavar="N", group=ENGINE,
+        help="parts of a stage's processes with experts of their own; 1",
+    )  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -25,7 +25,7 @@ import kills
 from gnomon.models.llama import LlamaConfig, llama
 from gnomon.plans import Mesh, Pass, Plan, Schedule, Workload
 from gnomon.prediction import predict
-from gnomon.runtime import Job, Source, run
+from gnomon.runtime import Source, TrainingJob, run
 from gnomon.runtime.launch.launcher import run_scheme
 from gnomon.runtime.launch.run import scheme_of
 
@@ -48,7 +48,7 @@ def with_copies(plan: Plan) -> Plan:
     return replace(plan, schedule=replace(plan.schedule, passes=(Pass(name="bamboo"),)))
 
 
-def counting(job: Job, membership: Any) -> Any:
+def counting(job: TrainingJob, membership: Any) -> Any:
     """`train_with_copies`, which says what its tensors take."""
     takeover: Any = import_module("gnomon.runtime.launch.takeover")
     outcome = takeover._Process.until_over
@@ -71,7 +71,7 @@ def _bytes(executor: Any) -> int:
     return sum(x.nbytes for x in tensors if x is not None)
 
 
-def measured(given: Job) -> list[float]:
+def measured(given: TrainingJob) -> list[float]:
     """Seconds of each step after warm-up."""
     scheme = scheme_of(given)
     outcome = run(given) if scheme is None else run_scheme(given, replace(scheme, train=counting))
@@ -97,7 +97,7 @@ def lines(folder: Path, rounds: int, on: str) -> Iterator[str]:
         steps: tuple[list[float], list[float]] = ([], [])
         for _ in range(rounds):
             for at, one in enumerate(both):
-                given = Job(graph=GRAPH, plan=one, workload=WORK, steps=STEPS, data=source, quiet=True)
+                given = TrainingJob(graph=GRAPH, plan=one, workload=WORK, steps=STEPS, data=source, quiet=True)
                 steps[at].extend(measured(given))
         counts = [int(line.split()[1]) for line in Path(os.environ[COUNTED]).read_text().splitlines()]
         plain, copied = median(steps[0]), median(steps[1])

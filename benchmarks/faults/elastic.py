@@ -34,7 +34,7 @@ import torch
 from gnomon.methods.easyscale import Observation, placed
 from gnomon.models.llama import LlamaConfig, llama
 from gnomon.plans import Mesh, Plan, Precision, Schedule, Workload
-from gnomon.runtime import Executor, Job, Source
+from gnomon.runtime import Executor, Source, TrainingJob
 from gnomon.runtime.launch.logical_workers import LogicalWorkers
 from gnomon.runtime.launch.run import run
 from gnomon.runtime.launch.train import corpus_of
@@ -51,14 +51,16 @@ RANK = Plan(schedule=Schedule(num_microbatches=4), precision=FP32)
 STEPS = 3
 
 
-def job(data: Path, folder: Path) -> Job:
+def job(data: Path, folder: Path) -> TrainingJob:
     plan = placed(WORKERS, Observation(processes=3))
     work = Workload(global_batch_size=8, seq_len=32)
     source = Source(path=data, cache=data.parent / "tokens")
-    return Job(graph=llama(SMALL), plan=plan, workload=work, steps=10**6, data=source, quiet=True, checkpoints=folder)
+    return TrainingJob(
+        graph=llama(SMALL), plan=plan, workload=work, steps=10**6, data=source, quiet=True, checkpoints=folder
+    )
 
 
-def losses(given: Job) -> list[float]:
+def losses(given: TrainingJob) -> list[float]:
     """Of one process with all workers."""
     workers = LogicalWorkers(given.graph, given.plan, given.workload, seed=given.seed, settings=given.settings)
     workers.place((0,) * 4)
@@ -74,7 +76,7 @@ def changes(folder: Path) -> list[dict[str, float]]:
     return made if made and made[-1]["going_at"] is not None else made[:-1]
 
 
-def kill(number: int, given: Job) -> tuple[float, float, list[float]]:
+def kill(number: int, given: TrainingJob) -> tuple[float, float, list[float]]:
     """(noticed after, going after, losses) of one kill."""
     chance, at = random.Random(number), [0.0]
     assert given.checkpoints is not None

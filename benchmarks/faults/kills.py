@@ -35,11 +35,11 @@ import torch
 from gnomon.errors import RunError
 from gnomon.models.llama import LlamaConfig, llama
 from gnomon.plans import Mesh, Optimizer, Plan, Precision, Schedule, Workload
-from gnomon.runtime import Executor, Job, Outcome, Source
+from gnomon.runtime import Executor, Outcome, Source, TrainingJob
 from gnomon.runtime.checkpoint import newest, problems_of
 from gnomon.runtime.checkpoint.files import Reader
 from gnomon.runtime.checkpoint.record import read_record
-from gnomon.runtime.step.rows import Row
+from gnomon.runtime.step.rows import RankRow
 
 running: Any = import_module("gnomon.runtime.launch.run")
 training: Any = import_module("gnomon.runtime.launch.train")
@@ -86,7 +86,7 @@ class Found:
     equal: bool
 
 
-def killing(job: Job) -> Outcome:
+def killing(job: TrainingJob) -> Outcome:
     """`train`, in a process that kills itself where KILL says, once."""
     rank, place, step, row, mark = os.environ[KILL].split(":", 4)
     if int(rank) == int(os.environ["RANK"]) and not Path(mark).exists():
@@ -115,7 +115,7 @@ def _arm(place: str, step: int, row: int, mark: Path) -> None:
         return
     do, steps = Executor._do, [0]
 
-    def done(self: Executor, one: Row) -> None:
+    def done(self: Executor, one: RankRow) -> None:
         if one is self.rows[0]:
             steps[0] += 1
         if steps[0] == step and one is self.rows[row % len(self.rows)]:
@@ -145,10 +145,10 @@ def tensors(path: Path) -> dict[str, torch.Tensor]:
     return {name: reader.whole(name) for name in reader.by_name}
 
 
-def job(folder: Path, name: str, at: str) -> Job:
+def job(folder: Path, name: str, at: str) -> TrainingJob:
     source = Source(path=folder / "text", cache=folder / "tokens")
     work = Workload(global_batch_size=8, seq_len=32)
-    given = Job(graph=llama(CONFIG), plan=PLANS[name], workload=work, steps=STEPS, data=source, quiet=True)
+    given = TrainingJob(graph=llama(CONFIG), plan=PLANS[name], workload=work, steps=STEPS, data=source, quiet=True)
     return replace(given, checkpoints=folder / name / at, checkpoint_every=EVERY, max_restarts=1)
 
 

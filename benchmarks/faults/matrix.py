@@ -37,7 +37,7 @@ from kills import CONFIG, FP32, tensors
 from gnomon.errors import GnomonError
 from gnomon.models.llama import llama
 from gnomon.plans import Mesh, Pass, Plan, Schedule, Workload
-from gnomon.runtime import Executor, Job, Outcome, Source
+from gnomon.runtime import Executor, Outcome, Source, TrainingJob
 from gnomon.runtime.checkpoint import newest
 from gnomon.runtime.launch.launcher import run_scheme
 from gnomon.runtime.launch.run import scheme_of
@@ -168,22 +168,22 @@ def _arm() -> None:
         armed(Executor, lambda self, row: row is self.rows[0])
 
 
-def train(job: Job) -> Any:
+def train(job: TrainingJob) -> Any:
     _arm()
     return training.train(job)
 
 
-def train_surviving(job: Job, membership: Any) -> Any:
+def train_surviving(job: TrainingJob, membership: Any) -> Any:
     _arm()
     return survivors.train_surviving(job, membership)
 
 
-def train_with_copies(job: Job, membership: Any) -> Any:
+def train_with_copies(job: TrainingJob, membership: Any) -> Any:
     _arm()
     return takeover.train_with_copies(job, membership)
 
 
-def job_of(folder: Path, fault: str, *, resume: bool) -> Job:
+def job_of(folder: Path, fault: str, *, resume: bool) -> TrainingJob:
     kind = FAULTS[fault].plan
     order = Schedule(num_microbatches=1)
     mesh = Mesh(dp_replicate=2)
@@ -195,7 +195,7 @@ def job_of(folder: Path, fault: str, *, resume: bool) -> Job:
     plan = Plan(mesh=mesh, schedule=order, precision=FP32)
     text = folder / "text.jsonl"
     again = fault in ("kill", "start", "saving", "memory", "bamboo", "workers")
-    return Job(
+    return TrainingJob(
         graph=llama(CONFIG), plan=plan, workload=Workload(global_batch_size=8, seq_len=32),
         steps=WORKER_STEPS if kind == "workers" else STEPS, data=Source(path=text, cache=folder / "tokens"),
         checkpoints=folder / "saved", checkpoint_every=EVERY, max_restarts=int(again), resume=resume,

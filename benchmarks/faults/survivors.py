@@ -34,7 +34,7 @@ import kills
 from gnomon.models.llama import llama
 from gnomon.models.mixtral import MixtralConfig, mixtral
 from gnomon.plans import Mesh, Optimizer, Plan, Precision, Schedule, Workload
-from gnomon.runtime import Job, Outcome, Source
+from gnomon.runtime import Outcome, Source, TrainingJob
 from gnomon.runtime.checkpoint.in_memory import MemoryCheckpoint
 from gnomon.runtime.launch.launcher import run_scheme
 from gnomon.runtime.launch.membership import Epoch, Membership
@@ -75,7 +75,7 @@ class Run:
     equal: bool
 
 
-def surviving(job: Job, membership: Membership) -> Outcome | None:
+def surviving(job: TrainingJob, membership: Membership) -> Outcome | None:
     """`train_surviving`, in a process that kills itself where the variable says."""
     rank, place, step, row, mark = os.environ[kills.KILL].split(":", 4)
     _write_down(Path(mark))
@@ -96,7 +96,7 @@ def surviving(job: Job, membership: Membership) -> Outcome | None:
     return outcome
 
 
-def restarting(job: Job) -> Outcome:
+def restarting(job: TrainingJob) -> Outcome:
     """`train`, in the same way; there are no copies, so the rank dies at the step's first row there."""
     rank, place, step, row, mark = os.environ[kills.KILL].split(":", 4)
     _write_down(Path(mark))
@@ -136,10 +136,10 @@ def _line(mark: Path, text: str) -> None:
         file.write(f"{text}\n")
 
 
-def job(folder: Path, name: str, at: str) -> Job:
+def job(folder: Path, name: str, at: str) -> TrainingJob:
     source = Source(path=folder / "text", cache=folder / "tokens")
     graph, work = EXPERTS if "experts" in name else DENSE, Workload(global_batch_size=8, seq_len=32)
-    given = Job(graph=graph, plan=PLANS[name], workload=work, steps=STEPS, data=source, quiet=True)
+    given = TrainingJob(graph=graph, plan=PLANS[name], workload=work, steps=STEPS, data=source, quiet=True)
     return replace(given, checkpoints=folder / name / at, max_restarts=1)
 
 
@@ -148,7 +148,7 @@ def bits(outcome: Outcome) -> list[tuple[int, float, str, float | None]]:
     return [(r.step, r.loss, repr(r.grad_norm), r.validation_loss) for r in outcome.records]
 
 
-def one_run(asked: Job, kill: str, mark: Path, whole: Outcome, again: int) -> Run:
+def one_run(asked: TrainingJob, kill: str, mark: Path, whole: Outcome, again: int) -> Run:
     """again: the step that is cut off."""
     err = io.StringIO()
     with (

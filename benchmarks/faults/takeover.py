@@ -36,10 +36,10 @@ from gnomon import runtime
 from gnomon.lowering.edit import Row
 from gnomon.models.llama import llama
 from gnomon.plans import Mesh, Pass, Plan, Precision, Saved, Schedule, Workload
-from gnomon.runtime import Job, Outcome, Source
+from gnomon.runtime import Outcome, Source, TrainingJob
 from gnomon.runtime.launch.launcher import run_scheme
 from gnomon.runtime.launch.membership import Epoch, Membership
-from gnomon.runtime.launch.redundancy import Work
+from gnomon.runtime.launch.redundancy import ProcessWork
 from gnomon.runtime.launch.takeover import TAKEOVER
 
 STEPS = 6
@@ -78,7 +78,7 @@ class Run:
     """Whether all went back to a checkpoint."""
 
 
-def killing(job: Job, membership: Membership) -> Outcome | None:
+def killing(job: TrainingJob, membership: Membership) -> Outcome | None:
     """`train_with_copies`, in a process that kills itself where the variable says."""
     chosen, _, name = os.environ[KILLS].partition("|")
     mark, note = Path(name), Membership.note
@@ -113,20 +113,20 @@ def _arm(place: str, step: int, row: int, mark: Path) -> None:
 
         evaluated.forward_loss = dies
         return
-    do, total = Work.row, Work.total
+    do, total = ProcessWork.row, ProcessWork.total
 
-    def done(self: Work, one: Row) -> None:
+    def done(self: ProcessWork, one: Row) -> None:
         if self.now.number >= step and one is self.rows[min(row % (len(self.rows) + 1), len(self.rows) - 1)]:
             if row % (len(self.rows) + 1) < len(self.rows):
                 die()
         do(self, one)
 
-    def ended(self: Work) -> Any:
+    def ended(self: ProcessWork) -> Any:
         if self.now.number >= step and row % (len(self.rows) + 1) == len(self.rows):
             die()
         return total(self)
 
-    Work.row, Work.total = done, ended  # type: ignore[method-assign]
+    ProcessWork.row, ProcessWork.total = done, ended  # type: ignore[method-assign]
 
 
 def _line(mark: Path, text: str) -> None:
@@ -134,10 +134,12 @@ def _line(mark: Path, text: str) -> None:
         file.write(f"{text}\n")
 
 
-def job(folder: Path, name: str) -> Job:
+def job(folder: Path, name: str) -> TrainingJob:
     source = Source(path=folder / "text", cache=folder / "tokens")
     work = Workload(global_batch_size=8, seq_len=32)
-    return Job(graph=GRAPH, plan=PLANS[name], workload=work, steps=STEPS, data=source, quiet=True, validate_every=2)
+    return TrainingJob(
+        graph=GRAPH, plan=PLANS[name], workload=work, steps=STEPS, data=source, quiet=True, validate_every=2
+    )
 
 
 def bits(outcome: Outcome) -> list[tuple[int, float, str, float | None]]:
@@ -145,7 +147,7 @@ def bits(outcome: Outcome) -> list[tuple[int, float, str, float | None]]:
     return [(r.step, r.loss, repr(r.grad_norm), r.validation_loss) for r in outcome.records]
 
 
-def one_run(asked: Job, name: str, chosen: str, mark: Path, whole: Outcome, *, talk: bool) -> Run:
+def one_run(asked: TrainingJob, name: str, chosen: str, mark: Path, whole: Outcome, *, talk: bool) -> Run:
     with (
         patch.dict(os.environ, {KILLS: f"{chosen}|{mark}"}),
         contextlib.redirect_stderr(sys.stdout if talk else io.StringIO()),

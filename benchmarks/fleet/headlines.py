@@ -29,7 +29,7 @@ from gnomon.fleet.forecast import Curve
 from gnomon.fleet.goodput import Profiled, Profiles
 from gnomon.fleet.job import Job, Trace, between
 from gnomon.fleet.machines import Machines, machines
-from gnomon.fleet.points import Measured, Points, read_pairs, read_points
+from gnomon.fleet.points import MeasuredPoints, Points, read_pairs, read_points
 from gnomon.fleet.policies import policy
 from gnomon.fleet.policies.sharing import QOS_TARGET
 from gnomon.fleet.replay import replay
@@ -151,7 +151,7 @@ def sharing(folder: Path) -> Iterator[Row]:
             )
         )  # fmt: skip
     trace, on = Trace(name="Gavel's models", format="drawn", jobs=tuple(jobs)), machines(f"8x4x{P100}")
-    told = Measured(points, Curve(on), P100, pairs=pairs)
+    told = MeasuredPoints(points, Curve(on), P100, pairs=pairs)
     base = play(trace, on, "fifo", told)
     where = f"{len(jobs)} jobs of Gavel's {len(models)} models, drawn, on {on.text}; speeds of pairs are Gavel's"
     kept: dict[str, float] = {}

@@ -14,11 +14,11 @@ import argparse
 from dataclasses import replace
 from pathlib import Path
 
-from gnomon.fleet.spot import Costs, Shape, System, shares
+from gnomon.fleet.spot import MachineShape, SpotCosts, System, shares
 from gnomon.plans import Mesh, Pass, Plan, Schedule, Workload
 from gnomon.prediction import predict
 
-SHAPE, HOURS, SEEDS = Shape(stages=8, pipelines=4), 24, 5
+SHAPE, HOURS, SEEDS = MachineShape(stages=8, pipelines=4), 24, 5
 MODEL, CLUSTER, WORK = "llama-3.1-8b", "4x8xa100-sxm-80gb", Workload(global_batch_size=128, seq_len=4096)
 RATES = (0.0, 0.01, 0.05, 0.1, 0.2, 0.33)
 """Losses of a machine in an hour; Bamboo's evaluation has 10, 16 and 33 %."""
@@ -31,7 +31,7 @@ TAKEOVER_S = 1.4
 """Above the median until all go on in `results/takeover.md`, which was taken on a very loaded machine."""
 
 
-def costs() -> Costs:
+def costs() -> SpotCosts:
     """Of the job."""
     plain = Plan(mesh=Mesh(pp=8, dp_shard=4), schedule=Schedule(name="one_f_one_b", micro_batch_size=1))
 
@@ -41,7 +41,7 @@ def costs() -> Costs:
 
     step = seconds()
     taken = max(seconds(Pass(name="bamboo", params=(("rank", rank),))) for rank in range(SHAPE.stages))
-    return Costs(
+    return SpotCosts(
         step_s=step, copied_step_s=seconds(Pass(name="bamboo")), taken_step_s=taken, takeover_s=TAKEOVER_S,
         come_s=COMES_S[0], start_s=30.0, checkpoint_every=max(1, round(EVERY_S / step)),
     )  # fmt: skip

@@ -31,7 +31,7 @@ import torch.distributed as dist
 from gnomon.frontend.inputs import Named
 from gnomon.frontend.named import build, captured_of
 from gnomon.plans import Pass, Plan, Precision, Schedule, Workload
-from gnomon.runtime import AdamWSettings, Job, Outcome, Source, train
+from gnomon.runtime import AdamWSettings, Outcome, Source, TrainingJob, train
 from gnomon.runtime.checkpoint.compress import compress
 from gnomon.runtime.checkpoint.pretrained import load, model_of
 from gnomon.runtime.checkpoint.smaller_lstm import smaller
@@ -95,14 +95,14 @@ class Bench:
         (folder / "small").mkdir()
         (folder / "small" / "text.txt").write_text(Path(argparse.__file__).read_text()[:60_000])
 
-    def job(self, passes: tuple[Pass, ...], seed: int, **more: object) -> Job:
+    def job(self, passes: tuple[Pass, ...], seed: int, **more: object) -> TrainingJob:
         plan = Plan(
             schedule=Schedule(micro_batch_size=16, passes=passes),
             precision=Precision(param="fp32", compute="fp32", master="none"),
         )
         steps = int(str(more.pop("steps", self.steps)))
         rate = LearningRate(shape="cosine", warmup_steps=min(20, steps // 4), total_steps=steps)
-        given = Job(
+        given = TrainingJob(
             graph=model_of(self.folder / "base").graph,
             plan=plan,
             workload=Workload(global_batch_size=16, seq_len=64),
@@ -113,7 +113,7 @@ class Bench:
         )
         return replace(given, **more)  # type: ignore[arg-type]
 
-    def run(self, job: Job) -> Outcome:
+    def run(self, job: TrainingJob) -> Outcome:
         with alone():
             return train(job)
 

@@ -20,7 +20,7 @@ from statistics import median
 from gnomon.methods.partial_reduce import replay, settings_of
 from gnomon.models.llama import LlamaConfig, llama
 from gnomon.plans import Mesh, Pass, Plan, Precision, Schedule, Workload
-from gnomon.runtime import Job
+from gnomon.runtime import TrainingJob
 from gnomon.runtime.launch.run import run
 from gnomon.runtime.launch.tickets import PartialRun, run_partial_reduce
 
@@ -32,12 +32,12 @@ MODEL = LlamaConfig(
 FP32 = Precision(param="fp32", compute="fp32", grad="fp32", reduce="fp32", master="none", states="fp32")
 
 
-def job(workers: int, group: int, steps: int, *, passes: bool = True, weights: str = "constant") -> Job:
+def job(workers: int, group: int, steps: int, *, passes: bool = True, weights: str = "constant") -> TrainingJob:
     """A small model on the Python standard library's source, two rows for each worker."""
     given = Pass(name="partial_reduce", params=(("group", group), ("weights", weights)))
     schedule = Schedule(num_microbatches=1, passes=(given,) if passes else ())
     plan = Plan(mesh=Mesh(dp_replicate=workers), schedule=schedule, precision=FP32)
-    made = Job(
+    made = TrainingJob(
         graph=llama(MODEL),
         plan=plan,
         workload=Workload(global_batch_size=2 * workers, seq_len=64),

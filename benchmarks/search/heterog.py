@@ -21,7 +21,7 @@ from gnomon.errors import GnomonError
 from gnomon.graph import Graph
 from gnomon.hardware import Cluster, Device, NodeGroup, parse_cluster
 from gnomon.hardware.catalogue import build_node, default_row, device
-from gnomon.hardware.kinds import Kind
+from gnomon.hardware.kinds import DeviceKind
 from gnomon.models.presets import model
 from gnomon.plans import Goal, Optimizer, Plan, Precision, Schedule, Workload
 from gnomon.prediction import predict
@@ -29,7 +29,7 @@ from gnomon.prediction.predict import PLAIN_STACK
 from gnomon.report.mixed import short_mixed
 from gnomon.search.mixed.bounds import LayerTables
 from gnomon.search.mixed.heterog import Searched, by_speed, search
-from gnomon.search.mixed.layer_strategies import Choice, LayerCosts, LayerPlay, Strategy
+from gnomon.search.mixed.layer_strategies import LayerChoice, LayerCosts, LayerPlay, Strategy
 from gnomon.search.mixed.plan_mixed import memory_limits, plan_mixed
 from gnomon.search.mixed.space import MixedPoint, make_mixed_space
 
@@ -144,10 +144,10 @@ def uneven(case: Case, graph: Graph, play: LayerPlay) -> float | None:
     except GnomonError:
         return None
     free = LayerPlay(costs, [2**60] * len(kinds))
-    return free.step_s((Choice(devices, tuple(dealt)),) * costs.tables.num_layers) / predicted
+    return free.step_s((LayerChoice(devices, tuple(dealt)),) * costs.tables.num_layers) / predicted
 
 
-def _dealt(kind: Kind, total: int) -> list[int]:
+def _dealt(kind: DeviceKind, total: int) -> list[int]:
     share, more = divmod(total, len(kind.devices))
     return [share + (place < more) for place in range(len(kind.devices))]
 

@@ -87,7 +87,7 @@ def log_spread(predicted: Array, measured: Array) -> float:
 
 
 def cost(start: float, per_byte: float, ramp: float, size: Array) -> Array:
-    return np.asarray(collectives.Cost(start_s=start, s_per_byte=per_byte, ramp=ramp).seconds(size))
+    return np.asarray(collectives.AlgorithmCost(start_s=start, s_per_byte=per_byte, ramp=ramp).seconds(size))
 
 
 def group(spec: str, ranks: int, per_node: int) -> AxisLink:

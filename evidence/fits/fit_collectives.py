@@ -46,7 +46,15 @@ from evidence.fits.nccl_tuning import switch_bytes
 from gnomon import schema
 from gnomon.hardware import catalogue
 from gnomon.prices import collectives
-from gnomon.prices.collectives import AcrossFit, CollectiveFile, CopyFit, Cost, InsideFit, SmallFit, inside_cost
+from gnomon.prices.collectives import (
+    AcrossFit,
+    AlgorithmCost,
+    CollectiveFile,
+    CopyFit,
+    InsideFit,
+    SmallFit,
+    inside_cost,
+)
 from gnomon.prices.links import AxisLink
 
 FILE = Path(__file__).parents[2] / "src/gnomon/prices/collectives.toml"
@@ -110,7 +118,7 @@ def _misses(row: InsideFit, kind: Any, link: AxisLink, held: Points) -> Array:
     return np.abs(inside_cost(row, kind, link).seconds(held.bytes) / held.seconds - 1)
 
 
-def _fit_cost(points: Points, per_byte: float, loss: Callable[[Array, Array], float]) -> Cost:
+def _fit_cost(points: Points, per_byte: float, loss: Callable[[Array, Array], float]) -> AlgorithmCost:
     """per_byte: seconds at the link's peak."""
     result = search(
         lambda p: loss(cost(p[0], per_byte / p[1], p[2], points.bytes), points.seconds),
@@ -118,10 +126,10 @@ def _fit_cost(points: Points, per_byte: float, loss: Callable[[Array, Array], fl
         np.array([1e-7, 0.01, 0.01]),
         np.array([1e-2, 1.0, 50.0]),
     )
-    return Cost(start_s=float(result[0]), s_per_byte=per_byte / float(result[1]), ramp=float(result[2]))
+    return AlgorithmCost(start_s=float(result[0]), s_per_byte=per_byte / float(result[1]), ramp=float(result[2]))
 
 
-def _constants(costs: list[tuple[float, Cost]]) -> dict[str, tuple[float, ...]]:
+def _constants(costs: list[tuple[float, AlgorithmCost]]) -> dict[str, tuple[float, ...]]:
     return {
         "start_s": tuple(rounded(cost.start_s) for _, cost in costs),
         "share": tuple(min(1.0, rounded(per_byte / cost.s_per_byte)) for per_byte, cost in costs),

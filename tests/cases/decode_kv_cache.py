@@ -27,7 +27,7 @@ from case_format import Case, Expected, Peak
 
 from gnomon.errors import PlanError
 from gnomon.graph import BF16, nbytes
-from gnomon.lowering.generate import Request, generate
+from gnomon.lowering.generate import GenerationRequest, generate
 from gnomon.models.llama import llama, llama_mini
 from gnomon.program import Program, issue_order_peak, parse_program, problems, validate
 
@@ -60,7 +60,7 @@ SIZES = {"P": 10, "KV": 1}
 
 def lowered() -> Program:
     return generate(
-        (Request(prompt_tokens=4, new_tokens=4), Request(prompt_tokens=2, new_tokens=2, joins=1)),
+        (GenerationRequest(prompt_tokens=4, new_tokens=4), GenerationRequest(prompt_tokens=2, new_tokens=2, joins=1)),
     )
 
 
@@ -85,7 +85,7 @@ def a_cache_that_is_never_freed_stays() -> None:
 
 def requests_are_checked() -> None:
     with pytest.raises(PlanError, match="at least 1 prompt token"):
-        Request(prompt_tokens=0, new_tokens=1)
+        GenerationRequest(prompt_tokens=0, new_tokens=1)
     with pytest.raises(PlanError, match="at least one request"):
         generate(())
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from gnomon.control.placing import ROWS_ALONE, Costs, Look, imbalance, move, place, placed
+from gnomon.control.placing import ROWS_ALONE, Look, PlacingCosts, imbalance, move, place, placed
 from gnomon.models.presets import model
 from gnomon.plans import Experts, Mesh, Optimizer, Plan, RouterLoad, Saved, Schedule, Workload
 from gnomon.plans.replicas import check_placement, in_order
@@ -47,8 +47,10 @@ def test_a_drifting_load_is_even_within_twenty_steps(seed: int) -> None:
 def test_moves_are_made_only_where_they_pay() -> None:
     rows = next(drifting(1))
     look = Look(placement=in_order(EXPERTS, REPLICAS, EP), rows=rows, steps=1)
-    usual = Costs(row_s=1e-6, sum_s=0.0, move_s=1e-3)
-    free, dear = (move(look, EP, costs, horizon=10) for costs in (usual, Costs(row_s=1e-6, sum_s=0.0, move_s=10.0)))
+    usual = PlacingCosts(row_s=1e-6, sum_s=0.0, move_s=1e-3)
+    free, dear = (
+        move(look, EP, costs, horizon=10) for costs in (usual, PlacingCosts(row_s=1e-6, sum_s=0.0, move_s=10.0))
+    )
     assert free.slots and free.gain_s * 10 > 1e-3 * len(free.slots)
     assert dear.placement == look.placement and not dear.slots
     even = Look(placement=look.placement, rows=(100,) * EXPERTS, steps=1)

@@ -17,9 +17,9 @@ from gnomon.fleet.job import Job, Trace
 from gnomon.fleet.knapsack import Item, choose
 from gnomon.fleet.machines import Machines, Pool
 from gnomon.fleet.mig import Geometry, legal
-from gnomon.fleet.points import Measured
+from gnomon.fleet.points import MeasuredPoints
 from gnomon.fleet.policies import POLICIES, policy
-from gnomon.fleet.policies.elastic_batch import Point, cover
+from gnomon.fleet.policies.elastic_batch import BatchPoint, cover
 from gnomon.fleet.policies.pollux import fewest_cost
 from gnomon.fleet.policies.sia import Configuration, exact
 from gnomon.fleet.policies.sia import choose as choose_configurations
@@ -262,12 +262,12 @@ def test_mig_slices_are_always_legal(seed: int) -> None:
 def test_slices_cover_demand_on_few_devices() -> None:
     points = {
         "short": [
-            Point(profile="1g", batch=8, per_s=100, latency_s=0.1),
-            Point(profile="7g", batch=64, per_s=500, latency_s=0.1),
+            BatchPoint(profile="1g", batch=8, per_s=100, latency_s=0.1),
+            BatchPoint(profile="7g", batch=64, per_s=500, latency_s=0.1),
         ],
         "long": [
-            Point(profile="1g", batch=1, per_s=10, latency_s=0.9),
-            Point(profile="3g", batch=4, per_s=60, latency_s=0.2),
+            BatchPoint(profile="1g", batch=1, per_s=10, latency_s=0.9),
+            BatchPoint(profile="3g", batch=4, per_s=60, latency_s=0.2),
         ],
     }
     devices = cover({"short": 350, "long": 100}, points, slo_s=0.25)
@@ -337,7 +337,7 @@ def test_what_is_foretold_of_packed_devices_is_what_is_foretold_of_each_number(d
     cluster = Machines(pools)
     curve = Curve(cluster, serial=data.draw(st.floats(0, 1)), spread=data.draw(st.floats(0, 0.9)))
     points = {("m", "v100-sxm-32gb"): ((1, 2.0), (4, 5.0)), ("m", "a100-sxm-80gb"): ((1, 3.0), (8, 9.0))}
-    told = data.draw(st.sampled_from((curve, Measured(points=points, curve=curve, reference="v100-sxm-32gb"))))
+    told = data.draw(st.sampled_from((curve, MeasuredPoints(points=points, curve=curve, reference="v100-sxm-32gb"))))
     job = Job(
         id="j", submit_s=0, work_s=100, devices=data.draw(st.integers(1, 8)), model=data.draw(st.sampled_from("mn"))
     )

@@ -10,10 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gnomon.errors import InputError
-from gnomon.fleet.spot import Costs, Shape, System, losses_at, replay
+from gnomon.fleet.spot import MachineShape, SpotCosts, System, losses_at, replay
 
-SHAPE = Shape(stages=4, pipelines=2)
-COSTS = Costs(
+SHAPE = MachineShape(stages=4, pipelines=2)
+COSTS = SpotCosts(
     step_s=1.0, copied_step_s=1.25, taken_step_s=2.0, takeover_s=1.0, come_s=40.0, start_s=30.0, checkpoint_every=10
 )
 SYSTEMS: tuple[System, ...] = get_args(System)

@@ -15,7 +15,7 @@ from gnomon.plans import Layout, Mesh, Optimizer, Plan, Precision, Saved, Schedu
 from gnomon.runtime import AdamWSettings
 from gnomon.runtime.checks import parity
 from gnomon.runtime.data.own_batches import OwnData
-from gnomon.runtime.launch.train import Job, train
+from gnomon.runtime.launch.train import TrainingJob, train
 
 INPUTS = "(idx=int64[batch,seq=16], targets=int64[batch,seq=16])"
 CODE = f"frontend.project:build{INPUTS}"
@@ -52,11 +52,11 @@ LADDERS = {
 }
 
 
-def job(plan: Plan, code: str = "", **changes: object) -> Job:
+def job(plan: Plan, code: str = "", **changes: object) -> TrainingJob:
     """The user's module on the user's batches."""
     code = code or CODE
     graph = captured_of(Named.parse(code), build(Named.parse(code))).graph
-    made = Job(
+    made = TrainingJob(
         graph=graph,
         code=code,
         plan=plan,

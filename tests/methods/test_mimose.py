@@ -12,7 +12,17 @@ from hypothesis import strategies as st
 
 from gnomon.errors import PlanError
 from gnomon.methods import check_methods
-from gnomon.methods.mimose import MARGIN, ROUND, Held, RecomputeController, Sample, Settings, estimate, peak, recomputed
+from gnomon.methods.mimose import (
+    MARGIN,
+    ROUND,
+    ForwardBytes,
+    MimoseSettings,
+    RecomputeController,
+    Sample,
+    estimate,
+    peak,
+    recomputed,
+)
 from gnomon.plans import Mesh, Offload, Optimizer, Pass, Plan, Saved, Schedule
 
 PLAN = Plan(schedule=Schedule(num_microbatches=1, passes=(Pass(name="mimose", params=(("budget", "1 GiB"),)),)))
@@ -20,18 +30,20 @@ BYTES = st.integers(0, 50).map(float)
 
 
 @st.composite
-def layers(draw: st.DrawFn) -> tuple[Held, tuple[int, ...]]:
+def layers(draw: st.DrawFn) -> tuple[ForwardBytes, tuple[int, ...]]:
     """What up to seven layers hold, and those of them that may be recomputed."""
     count = draw(st.integers(1, 7))
     column = st.lists(BYTES, min_size=count, max_size=count)
     left, more, work = draw(column), draw(column), draw(column)
     may = tuple(layer for layer in range(count) if draw(st.booleans()))
     kept = [a + b * (i in may) for i, (a, b) in enumerate(zip(left, more, strict=True))]
-    return Held(kept=tuple(kept), left=tuple(left), work=tuple(work)), may
+    return ForwardBytes(kept=tuple(kept), left=tuple(left), work=tuple(work)), may
 
 
 @given(given_layers=layers(), room=st.integers(0, 400))
-def test_the_fewest_layers_that_keep_within_the_room(given_layers: tuple[Held, tuple[int, ...]], room: int) -> None:
+def test_the_fewest_layers_that_keep_within_the_room(
+    given_layers: tuple[ForwardBytes, tuple[int, ...]], room: int
+) -> None:
     held, may = given_layers
     choices = [some for count in range(len(may) + 1) for some in combinations(may, count) if peak(held, some) <= room]
     chosen = recomputed(held, may, room)
@@ -53,7 +65,7 @@ def curves(data: st.DataObject, count: int) -> np.ndarray:
 
 def sample(of: np.ndarray, tokens: int) -> Sample:
     kept, left, work = (of @ np.array([1.0, tokens, tokens**2])).tolist()
-    return Sample(tokens=tokens, base=100, held=Held(kept=tuple(kept), left=tuple(left), work=tuple(work)))
+    return Sample(tokens=tokens, base=100, held=ForwardBytes(kept=tuple(kept), left=tuple(left), work=tuple(work)))
 
 
 @given(data=st.data(), sizes=st.lists(st.integers(1, 400), min_size=3, max_size=8, unique=True))
@@ -93,7 +105,7 @@ def test_the_controller_recomputes_more_for_longer_batches_and_stays_within(data
     samples = [sample(of, tokens) for tokens in sizes]
     least = max(peak(estimate(samples).at(tokens), may) for tokens in sizes)
     budget = int((100 + least * (1 + extra)) / (1 - MARGIN)) + 2
-    controller = RecomputeController(Settings(budget=budget, collect=4), may)
+    controller = RecomputeController(MimoseSettings(budget=budget, collect=4), may)
     for one in samples:
         assert controller.choose(one.tokens) is None
         controller.take(one)

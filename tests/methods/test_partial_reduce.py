@@ -14,7 +14,7 @@ from gnomon.methods.partial_reduce import (
     RECENT,
     Arrival,
     Observation,
-    Settings,
+    PartialReduceSettings,
     TicketController,
     grouped,
     joined,
@@ -33,7 +33,7 @@ def test_every_ticket_is_given_once_and_all_meet_in_the_end(
     step_s: list[float], group: int, steps: int, data: st.DataObject
 ) -> None:
     """In any order of arrivals: those that train may arrive whenever they like."""
-    settings = Settings(workers=len(step_s), group=min(group, len(step_s)))
+    settings = PartialReduceSettings(workers=len(step_s), group=min(group, len(step_s)))
     controller = TicketController(settings, steps=steps, meet_every=data.draw(st.integers(0, steps)))
     there = [Arrival(worker=worker) for worker in range(settings.workers)]
     tickets, meetings = [], []
@@ -55,14 +55,14 @@ def test_every_ticket_is_given_once_and_all_meet_in_the_end(
 @given(step_s=SPEEDS, steps=st.integers(30, 60))
 def test_no_worker_stays_apart(step_s: list[float], steps: int) -> None:
     """Of RECENT groups a worker and as many as it takes for the slowest to come, all are joined by averages."""
-    result = replay(Settings(workers=len(step_s), group=2), step_s, steps=steps)
+    result = replay(PartialReduceSettings(workers=len(step_s), group=2), step_s, steps=steps)
     span = (RECENT + 8) * len(step_s)
     for first in range(0, len(result.groups) - span):
         assert len(set(joined(len(step_s), result.groups[first : first + span]))) == 1
 
 
 def test_workers_that_have_met_nobody_are_put_together_with_others() -> None:
-    settings = Settings(workers=4, group=2)
+    settings = PartialReduceSettings(workers=4, group=2)
     recent = ((0, 1), (2, 3)) * 16
     assert grouped(settings, Observation(waiting=(0, 1), recent=recent)) is None
     assert grouped(settings, Observation(waiting=(0, 1, 3), recent=recent)) == (0, 3)
@@ -72,18 +72,20 @@ def test_workers_that_have_met_nobody_are_put_together_with_others() -> None:
 def test_a_slow_worker_costs_its_own_part_and_an_all_reduce_waits_for_it() -> None:
     """16 workers, one of them four times as slow: at most (15 + 1/4) / 16 of the speed is there to be had."""
     speeds = [1.0] * 15 + [4.0]
-    alike = replay(Settings(workers=16, group=2), [1.0] * 16, steps=200).seconds
-    assert 0.9 < alike / replay(Settings(workers=16, group=2), speeds, steps=200).seconds < 0.953
-    assert alike / replay(Settings(workers=16, group=16), speeds, steps=200).seconds == pytest.approx(0.25, abs=0.01)
+    alike = replay(PartialReduceSettings(workers=16, group=2), [1.0] * 16, steps=200).seconds
+    assert 0.9 < alike / replay(PartialReduceSettings(workers=16, group=2), speeds, steps=200).seconds < 0.953
+    assert alike / replay(PartialReduceSettings(workers=16, group=16), speeds, steps=200).seconds == pytest.approx(
+        0.25, abs=0.01
+    )
 
 
 def test_a_model_that_is_behind_counts_less() -> None:
-    assert shares(Settings(workers=4, group=2), [10, 7]) == (0.5, 0.5)
-    assert shares(Settings(workers=4, group=2, weights="dynamic"), [10, 7]) == pytest.approx((0.8, 0.2))
+    assert shares(PartialReduceSettings(workers=4, group=2), [10, 7]) == (0.5, 0.5)
+    assert shares(PartialReduceSettings(workers=4, group=2, weights="dynamic"), [10, 7]) == pytest.approx((0.8, 0.2))
 
 
 def test_a_trace_of_arrivals_gives_the_same_decisions_again() -> None:
-    settings = Settings(workers=5, group=3)
+    settings = PartialReduceSettings(workers=5, group=3)
     first, replies, arrivals = TicketController(settings, steps=9), [], [Arrival(worker=worker) for worker in range(5)]
     for arrival in arrivals:  # grows meanwhile
         replies.append(first.arrive(arrival))
@@ -110,5 +112,5 @@ def test_a_plan_that_cannot_have_it_is_refused(plan: Plan, says: str) -> None:
 
 
 def test_settings_are_the_plans() -> None:
-    assert settings_of(PLAN) == Settings(workers=4, group=2)
+    assert settings_of(PLAN) == PartialReduceSettings(workers=4, group=2)
     check_methods(PLAN, "run")

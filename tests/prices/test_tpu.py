@@ -11,7 +11,7 @@ from gnomon.models.mixtral import mixtral, qwen3_30b_a3b
 from gnomon.plans import Fp8, Mesh, Optimizer, Plan, Precision, Saved, SavedRule, Schedule, Workload
 from gnomon.prediction import Prediction, predict
 from gnomon.prices import curves_for, gemm_seconds
-from gnomon.prices.tpu import Shape, apart, devices_of, filled, lanes_of
+from gnomon.prices.tpu import UnitShape, apart, devices_of, filled, lanes_of
 from gnomon.software import Fact, Stack
 
 V5P, V6E, IRONWOOD = (catalogue.device(name) for name in ("tpu-v5p", "tpu-v6e", "tpu-7x"))
@@ -31,7 +31,7 @@ def test_sides_fill_up_the_matrix_unit() -> None:
 def test_each_device_of_a_chip_multiplies_its_rows_by_all_weights() -> None:
     """The FLOPs stay, the weights are read twice."""
     assert (devices_of(V6E), devices_of(IRONWOOD)) == (1, 2)
-    one = Shape(8192, 1024, 512, 4)
+    one = UnitShape(8192, 1024, 512, 4)
     assert apart(one, V6E) == one
     two = apart(one, IRONWOOD)
     assert (two.m, two.batch) == (4096, 8)

@@ -14,7 +14,7 @@ from browser import needs_chromium, shown
 from gnomon.hardware import parse_cluster
 from gnomon.plans import Mesh, Plan, Saved, Schedule, Workload
 from gnomon.prediction import predict
-from gnomon.report.page.sweep import Axis, sweep_page, undominated
+from gnomon.report.page.sweep import PlotAxis, sweep_page, undominated
 from gnomon.search import Found
 from gnomon.search.questions.goals import Case
 from gnomon.search.space.points import Point
@@ -65,12 +65,12 @@ def test_which_points_no_other_beats() -> None:
 
 
 def test_axes_have_round_marks_around_their_values() -> None:
-    axis = Axis.of("GiB", [10.0, 60.0])
+    axis = PlotAxis.of("GiB", [10.0, 60.0])
     assert axis.low < 10 and axis.high > 60 and axis.ticks == (20.0, 40.0, 60.0)
     assert (axis.percent(axis.low), axis.percent(axis.high)) == (0, 100)
-    one = Axis.of("s", [0.5])
+    one = PlotAxis.of("s", [0.5])
     assert one.low < 0.5 < one.high and len(one.ticks) >= 2
-    assert Axis.of("s", [0.0, 0.0]).high > 0
+    assert PlotAxis.of("s", [0.0, 0.0]).high > 0
 
 
 def test_a_front_is_points_over_their_stairs(cases: tuple[Case, ...]) -> None:

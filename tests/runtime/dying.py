@@ -16,13 +16,13 @@ from runtime import training
 from gnomon.lowering.edit import Row as ProgramRow
 from gnomon.models.llama import llama
 from gnomon.plans import Mesh, Optimizer, Plan, Precision, Schedule, Workload
-from gnomon.runtime import Executor, Job, Outcome
+from gnomon.runtime import Executor, Outcome, TrainingJob
 from gnomon.runtime.checkpoint.in_memory import MemoryCheckpoint, latest
 from gnomon.runtime.launch import takeover
 from gnomon.runtime.launch.membership import Membership
-from gnomon.runtime.launch.redundancy import Work
+from gnomon.runtime.launch.redundancy import ProcessWork
 from gnomon.runtime.launch.survivors import train_surviving
-from gnomon.runtime.step.rows import Row
+from gnomon.runtime.step.rows import RankRow
 
 KILLS = "GNOMON_TEST_KILLS"
 """Variable: `process step row` of each process that is to die, with `;` between them; further numbers are of processes
@@ -41,7 +41,7 @@ HELD = {
 WORK = Workload(global_batch_size=4, seq_len=16)
 
 
-def train(job: Job, membership: Membership) -> Outcome | None:
+def train(job: TrainingJob, membership: Membership) -> Outcome | None:
     """`train_surviving`, in a process that may be one to die."""
     (Path(os.environ[MARKS]) / f"{membership.process} {os.getpid()}").touch()
     for kill in os.environ[KILLS].split(";"):
@@ -51,7 +51,7 @@ def train(job: Job, membership: Membership) -> Outcome | None:
     return train_surviving(job, membership)
 
 
-def absent(job: Job, membership: Membership) -> Outcome | None:
+def absent(job: TrainingJob, membership: Membership) -> Outcome | None:
     """`train_surviving`, but process 1 says that it comes and does not, and process 2, which takes its place, has no
     memory left in its second step."""
     (Path(os.environ[MARKS]) / f"{membership.process} {os.getpid()}").touch()
@@ -63,7 +63,7 @@ def absent(job: Job, membership: Membership) -> Outcome | None:
         threading.Event().wait()
     do, rows = Executor._do, [0]
 
-    def done(self: Executor, one: Row) -> None:
+    def done(self: Executor, one: RankRow) -> None:
         rows[0] += one is self.rows[1]
         if rows[0] == 2 and one is self.rows[1]:
             torch.empty(1 << 50)
@@ -77,7 +77,7 @@ def absent(job: Job, membership: Membership) -> Outcome | None:
 def _dies(step: int, row: int, others: Sequence[int]) -> None:
     do, steps = Executor._do, [0]
 
-    def done(self: Executor, one: Row) -> None:
+    def done(self: Executor, one: RankRow) -> None:
         steps[0] += one is self.rows[0]
         if steps[0] == step and one is self.rows[row % len(self.rows)]:
             pids = dict(path.name.split() for path in Path(os.environ[MARKS]).iterdir())
@@ -89,18 +89,18 @@ def _dies(step: int, row: int, others: Sequence[int]) -> None:
     Executor._do = done  # type: ignore[method-assign]
 
 
-def train_with_copies(job: Job, membership: Membership) -> Outcome | None:
+def train_with_copies(job: TrainingJob, membership: Membership) -> Outcome | None:
     """`takeover.train_with_copies`, in a process that may be one to die."""
     process, step, row = map(int, os.environ[KILLS].split())
     if process == membership.process:
-        do = Work.row
+        do = ProcessWork.row
 
-        def done(self: Work, one: ProgramRow) -> None:
+        def done(self: ProcessWork, one: ProgramRow) -> None:
             if self.now.number == step and one is self.rows[min(row, len(self.rows) - 1)]:
                 os.kill(os.getpid(), signal.SIGKILL)
             do(self, one)
 
-        Work.row = done  # type: ignore[method-assign]
+        ProcessWork.row = done  # type: ignore[method-assign]
     return takeover.train_with_copies(job, membership)
 
 

@@ -10,9 +10,9 @@ from pathlib import Path
 import torch
 from torch._C._distributed_c10d import Store
 
-from gnomon.runtime import Executor, Job, Outcome, train
+from gnomon.runtime import Executor, Outcome, TrainingJob, train
 from gnomon.runtime.processes.local import Processes
-from gnomon.runtime.step.rows import Row
+from gnomon.runtime.step.rows import RankRow
 
 
 def dies_in_start_up(store: Store, rank: int, world_size: int) -> int:
@@ -67,11 +67,11 @@ FAULT = "GNOMON_TEST_FAULT"
 """Variable: `memory` or `nan`, what befalls rank 1 in its seventh step."""
 
 
-def trains(job: Job) -> Outcome:
+def trains(job: TrainingJob) -> Outcome:
     """`train`, with a fault in one rank."""
     do, steps = Executor._do, [0]
 
-    def done(self: Executor, row: Row) -> None:
+    def done(self: Executor, row: RankRow) -> None:
         steps[0] += row is self.rows[0]
         if steps[0] == 7 and row is self.rows[1]:
             if os.environ[FAULT] == "memory":

@@ -14,8 +14,8 @@ from gnomon.simulate.two_tiers import (
     STEPS,
     Link,
     Migration,
-    Tensor,
-    Trace,
+    TierTensor,
+    TierTrace,
     least_recently_used,
     planned,
     static,
@@ -25,12 +25,12 @@ LAYERS, KIB = 6, 1024.0
 LINK = Link(read=1e9, write=1e9)
 
 
-def step() -> Trace:
+def step() -> TierTrace:
     """Layers forward, back, and updated: weights, what forwards keep, gradients, states."""
-    tensors, uses, writes = list[Tensor](), list[tuple[int, ...]](), list[frozenset[int]]()
+    tensors, uses, writes = list[TierTensor](), list[tuple[int, ...]](), list[frozenset[int]]()
     for layer in range(LAYERS):
         for name, nbytes, carried in (("w", 64, True), ("s", 160, False), ("g", 64, False), ("m", 128, True)):
-            tensors.append(Tensor(name=f"{name}{layer}", nbytes=nbytes * KIB, carried=carried))
+            tensors.append(TierTensor(name=f"{name}{layer}", nbytes=nbytes * KIB, carried=carried))
     for layer in range(LAYERS):
         uses.append((4 * layer, 4 * layer + 1))
         writes.append(frozenset({4 * layer + 1}))
@@ -40,13 +40,13 @@ def step() -> Trace:
     for layer in range(LAYERS):
         uses.append((4 * layer, 4 * layer + 2, 4 * layer + 3))
         writes.append(frozenset({4 * layer, 4 * layer + 3}))
-    return Trace(tensors=tuple(tensors), seconds=(0.001,) * len(uses), uses=tuple(uses), writes=tuple(writes))
+    return TierTrace(tensors=tuple(tensors), seconds=(0.001,) * len(uses), uses=tuple(uses), writes=tuple(writes))
 
 
 @pytest.mark.parametrize("share", [0.2, 0.5, 1.0])
 @pytest.mark.parametrize("policy", [static, least_recently_used, planned])
 def test_rows_find_what_was_written_last(
-    policy: Callable[[Trace, Link, float], Migration], share: float, tmp_path: Path
+    policy: Callable[[TierTrace, Link, float], Migration], share: float, tmp_path: Path
 ) -> None:
     trace = step()
     capacity = share * trace.peak_bytes

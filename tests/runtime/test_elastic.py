@@ -28,7 +28,7 @@ from gnomon.errors import PeerError, PlanError  # noqa: E402
 from gnomon.methods.easyscale import Observation, moved, placed  # noqa: E402
 from gnomon.plans import Mesh, Optimizer, Schedule  # noqa: E402
 from gnomon.request.scale import ask, read_state  # noqa: E402
-from gnomon.runtime import Job, Outcome, run  # noqa: E402
+from gnomon.runtime import Outcome, TrainingJob, run  # noqa: E402
 from gnomon.runtime.checkpoint import newest, read_record  # noqa: E402
 from gnomon.runtime.launch.elastic import LOGICAL_WORKERS  # noqa: E402
 from gnomon.runtime.launch.launcher import Launcher, run_scheme  # noqa: E402
@@ -97,7 +97,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def job(data: Path, processes: int, folder: Path, **more: object) -> Job:
+def job(data: Path, processes: int, folder: Path, **more: object) -> TrainingJob:
     plan = replace(PLAN, schedule=Schedule(num_microbatches=1))
     start = placed(plan, Observation(processes=processes))
     return training.job(data, start, 10**6, checkpoints=folder, **more)
@@ -125,7 +125,9 @@ def pids() -> dict[str, int]:
     return {child.name: child.pid for child in active_children() if child.pid and child.name.startswith("gnomon rank")}
 
 
-def beside(given: Job, act: Callable[[Path], None], *, stops: bool = True, pause_s: tuple[float, ...] = ()) -> Outcome:
+def beside(
+    given: TrainingJob, act: Callable[[Path], None], *, stops: bool = True, pause_s: tuple[float, ...] = ()
+) -> Outcome:
     """Runs the job with `act` in a thread. stops: and tells it to stop then."""
     failed: list[BaseException] = []
 
@@ -148,7 +150,7 @@ def beside(given: Job, act: Callable[[Path], None], *, stops: bool = True, pause
             raise failed[0]
 
 
-def undisturbed(given: Job, steps: int) -> list[float]:
+def undisturbed(given: TrainingJob, steps: int) -> list[float]:
     """Losses of the same job in one process."""
     return launch(_losses, 1, replace(given, steps=steps, checkpoints=None))[0]
 
@@ -162,7 +164,7 @@ def assert_replayed(path: Path, decided: list[tuple[int, tuple[int, ...]]]) -> N
     assert [(len(one.members), one.plan.placement) for one in found][: len(decided)] == decided
 
 
-def _losses(given: Job) -> list[float]:
+def _losses(given: TrainingJob) -> list[float]:
     if given.kernels:
         instruction_sets.compute_with(given.kernels)
     workers = LogicalWorkers(given.graph, given.plan, given.workload, seed=given.seed, settings=given.settings)

@@ -22,7 +22,7 @@ torch = pytest.importorskip("torch", reason="torch is not installed: the runtime
 from runtime import faulty, training  # noqa: E402
 
 from gnomon.errors import PeerError, RunError  # noqa: E402
-from gnomon.runtime import Job, Outcome  # noqa: E402
+from gnomon.runtime import Outcome, TrainingJob  # noqa: E402
 from gnomon.runtime.checkpoint import newest, problems_of  # noqa: E402
 from gnomon.runtime.launch.run import run  # noqa: E402
 from gnomon.runtime.processes.faults import plain  # noqa: E402
@@ -110,7 +110,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def beside(job: Job, act: Callable[[], None]) -> Outcome:
+def beside(job: TrainingJob, act: Callable[[], None]) -> Outcome:
     """Runs the job, and `act` in a thread once it has a checkpoint."""
     assert job.checkpoints is not None
     folder = job.checkpoints

@@ -25,7 +25,7 @@ from gnomon.frontend.inputs import Named  # noqa: E402
 from gnomon.frontend.named import build, captured_of  # noqa: E402
 from gnomon.graph import Graph  # noqa: E402
 from gnomon.methods import check_methods  # noqa: E402
-from gnomon.methods.learnt.iss import Lstm, Settings, lstms  # noqa: E402
+from gnomon.methods.learnt.iss import IssSettings, Lstm, lstms  # noqa: E402
 from gnomon.plans import Mesh, Pass, Plan, Workload  # noqa: E402
 from gnomon.prediction import predict  # noqa: E402
 from gnomon.runtime import train  # noqa: E402
@@ -169,7 +169,7 @@ def test_components_are_those_of_the_paper_and_shrink_by_the_proximal_step(found
             norms[n, m] = component_norms(held, layer).numpy()
             wanted = [np.linalg.norm(component(module, n, m, k)) for k in range(layer.hidden)]
             np.testing.assert_allclose(norms[n, m], wanted, rtol=1e-6)
-    rule, lr, before = Iss(Settings(decay=2.0), found, 10), 0.1, held.value("head.weight").clone()
+    rule, lr, before = Iss(IssSettings(decay=2.0), found, 10), 0.1, held.value("head.weight").clone()
     rule.after(held, lr)
     factors = np.maximum(0, 1 - lr * 2.0 / norms[1, 0])
     np.testing.assert_allclose(held.value("head.weight").numpy(), before.numpy() * factors, rtol=1e-9)

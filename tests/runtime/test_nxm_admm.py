@@ -21,12 +21,12 @@ from gnomon.cli import main  # noqa: E402
 from gnomon.cli import run as cli_run  # noqa: E402
 from gnomon.errors import PlanError  # noqa: E402
 from gnomon.methods import check_methods  # noqa: E402
-from gnomon.methods.learnt.nxm_admm import Settings  # noqa: E402
+from gnomon.methods.learnt.nxm_admm import NxmSettings  # noqa: E402
 from gnomon.methods.learnt.trained_weights import compressed  # noqa: E402
 from gnomon.models.presets import graph_of  # noqa: E402
 from gnomon.plans import Mesh, Optimizer, Pass, Plan, PlanFile, Precision, Schedule, Workload  # noqa: E402
 from gnomon.prediction import predict  # noqa: E402
-from gnomon.runtime import Job, Outcome, train  # noqa: E402
+from gnomon.runtime import Outcome, TrainingJob, train  # noqa: E402
 from gnomon.runtime.checkpoint.pretrained import load  # noqa: E402
 from gnomon.runtime.optim.nxm_admm import NxmAdmm  # noqa: E402
 from gnomon.runtime.parameters.packed import sparse_as  # noqa: E402
@@ -57,7 +57,7 @@ def test_updates_are_those_of_the_paper() -> None:
     rng = np.random.default_rng(0)
     w, lr, rho, steps = rng.normal(size=(3, 8)), 0.1, 0.5, 8
     held.fill(lambda slot: torch.from_numpy(w))
-    rule = NxmAdmm(Settings(rho=rho, every=2, mask_at=0.5), {"w"}, steps)
+    rule = NxmAdmm(NxmSettings(rho=rho, every=2, mask_at=0.5), {"w"}, steps)
     rule.begin(held)
 
     def pattern(x: np.ndarray) -> np.ndarray:
@@ -158,7 +158,7 @@ def test_the_loss_without_it_is_shown_beside_its_own(
     asked = training.job(data, PLAN, 6, export=(tmp_path / "out", source), checkpoints=tmp_path / "saved")
     ran = []
 
-    def run(job: Job) -> Outcome:
+    def run(job: TrainingJob) -> Outcome:
         ran.append(job)
         with alone():
             return train(job)

@@ -13,7 +13,7 @@ from gnomon import ops  # noqa: E402
 from gnomon.errors import PlanError  # noqa: E402
 from gnomon.graph import BF16, BlockBuilder, Call, Dim, Graph, Tensor  # noqa: E402
 from gnomon.plans import Layout, Mesh, Pass, Plan, Schedule, Workload  # noqa: E402
-from gnomon.runtime import Job, run  # noqa: E402
+from gnomon.runtime import TrainingJob, run  # noqa: E402
 from gnomon.runtime.launch.elastic import LOGICAL_WORKERS  # noqa: E402
 from gnomon.runtime.launch.run import scheme_of  # noqa: E402
 from gnomon.runtime.launch.survivors import SURVIVORS  # noqa: E402
@@ -102,7 +102,7 @@ def test_a_kind_that_only_lowered_blocks_have_is_refused() -> None:
 def test_every_launcher_refuses_before_a_process_starts() -> None:
     """Those that go on without the processes they lose, the ones that come and go, and one's own loop."""
     plan, workload = Plan(mesh=Mesh(dp_replicate=2)), Workload(global_batch_size=4, seq_len=8)
-    in_memory = Job(graph=scores(), plan=plan, workload=workload, steps=1, memory_checkpoint_every=1)
+    in_memory = TrainingJob(graph=scores(), plan=plan, workload=workload, steps=1, memory_checkpoint_every=1)
     copied = replace(plan, mesh=Mesh(pp=2), schedule=Schedule(passes=(Pass(name="bamboo"),)))
     averaged = replace(plan, schedule=Schedule(passes=(Pass(name="partial_reduce"),)))
     jobs = {

@@ -17,7 +17,7 @@ from runtime.ranks import launch  # noqa: E402
 from gnomon.errors import PlanError  # noqa: E402
 from gnomon.methods.partial_reduce import TicketController, settings_of  # noqa: E402
 from gnomon.plans import Mesh, Pass, Plan, Schedule  # noqa: E402
-from gnomon.runtime import Executor, Job  # noqa: E402
+from gnomon.runtime import Executor, TrainingJob  # noqa: E402
 from gnomon.runtime.checkpoint import load, newest  # noqa: E402
 from gnomon.runtime.launch.exported_checkpoint import exported  # noqa: E402
 from gnomon.runtime.launch.replica import Replica, named  # noqa: E402
@@ -42,12 +42,12 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def job(data: Path, group: int, **more: object) -> Job:
+def job(data: Path, group: int, **more: object) -> TrainingJob:
     given = training.job(data, plan(group), STEPS, **more)
     return replace(given, workload=replace(given.workload, global_batch_size=2 * WORKERS))
 
 
-def averaged(given: Job) -> tuple[list[float], list[torch.Tensor]]:
+def averaged(given: TrainingJob) -> tuple[list[float], list[torch.Tensor]]:
     """One worker of a loop by hand: a step on its own rows, then the mean of all parameters."""
     replica, rank = Replica(given.graph, given.plan, given.workload, settings=given.settings), dist.get_rank()
     corpus, losses = training.corpus_of(given), []
@@ -60,7 +60,7 @@ def averaged(given: Job) -> tuple[list[float], list[torch.Tensor]]:
     return losses, [held.shard.clone() for held, _ in replica.parameters()]
 
 
-def parameters(given: Job) -> list[torch.Tensor]:
+def parameters(given: TrainingJob) -> list[torch.Tensor]:
     """Of the newest checkpoint, under a plan of one rank."""
     assert given.checkpoints is not None
     executor = Executor(given.graph, training.ALONE, given.workload)
@@ -86,13 +86,13 @@ def test_groups_of_all_workers_are_the_bits_of_an_average_in_every_step(data: Pa
 
 
 @pytest.fixture(scope="module")
-def slow(data: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Job, PartialRun]:
+def slow(data: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[TrainingJob, PartialRun]:
     """Groups of two, one worker slower than the others, a checkpoint on the way."""
     given = job(data, 2, checkpoints=tmp_path_factory.mktemp("kept"), checkpoint_every=4)
     return given, run_partial_reduce(given, pause_s=(0.0, 0.0, 0.3))
 
 
-def test_every_step_is_recorded_and_the_loss_goes_down(slow: tuple[Job, PartialRun]) -> None:
+def test_every_step_is_recorded_and_the_loss_goes_down(slow: tuple[TrainingJob, PartialRun]) -> None:
     given, told = slow
     assert [record.step for record in told.outcome.records] == list(range(1, STEPS + 1))
     assert told.outcome.records[-1].loss < told.outcome.records[0].loss
@@ -101,7 +101,7 @@ def test_every_step_is_recorded_and_the_loss_goes_down(slow: tuple[Job, PartialR
     assert told.outcome.checkpoint is not None and told.outcome.checkpoint.name == f"step-{STEPS:06}"
 
 
-def test_the_trace_of_a_run_gives_the_same_groups_again(slow: tuple[Job, PartialRun]) -> None:
+def test_the_trace_of_a_run_gives_the_same_groups_again(slow: tuple[TrainingJob, PartialRun]) -> None:
     given, told = slow
     controller = TicketController(settings_of(given.plan), steps=STEPS, meet_every=4)
     for arrival in told.arrivals:
@@ -109,7 +109,7 @@ def test_the_trace_of_a_run_gives_the_same_groups_again(slow: tuple[Job, Partial
     assert tuple(controller.groups) == told.groups
 
 
-def test_it_goes_on_from_its_checkpoint(data: Path, slow: tuple[Job, PartialRun]) -> None:
+def test_it_goes_on_from_its_checkpoint(data: Path, slow: tuple[TrainingJob, PartialRun]) -> None:
     given, _ = slow
     longer = replace(given, steps=STEPS + 2, resume=True)
     told = run_partial_reduce(longer)
@@ -118,7 +118,9 @@ def test_it_goes_on_from_its_checkpoint(data: Path, slow: tuple[Job, PartialRun]
     assert newest(given.checkpoints).name == f"step-{STEPS + 2:06}"  # type: ignore[union-attr, arg-type]
 
 
-def test_a_damaged_newest_checkpoint_is_passed_over(data: Path, slow: tuple[Job, PartialRun], tmp_path: Path) -> None:
+def test_a_damaged_newest_checkpoint_is_passed_over(
+    data: Path, slow: tuple[TrainingJob, PartialRun], tmp_path: Path
+) -> None:
     given, _ = slow
     assert given.checkpoints is not None
     older, newer = sorted(given.checkpoints.glob("step-*"))[-2:]

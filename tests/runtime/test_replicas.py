@@ -16,7 +16,7 @@ from runtime.replicas import AHEAD, BOTH, GIVEN, MOVING, STATIC, STEPS, SWAPPED,
 from gnomon.errors import PlanError  # noqa: E402
 from gnomon.models.presets import model  # noqa: E402
 from gnomon.plans import Mesh, Optimizer, Saved, Workload, check  # noqa: E402
-from gnomon.runtime.launch.train import Job  # noqa: E402
+from gnomon.runtime.launch.train import TrainingJob  # noqa: E402
 from gnomon.software import own  # noqa: E402
 
 pytestmark = pytest.mark.torch
@@ -69,7 +69,7 @@ def test_what_is_not_run_is_said() -> None:
     assert "beside edp > 1" in (own.plan_reason(sharded) or "")
     assert "all matrices" in (own.plan_reason(replace(STATIC, experts=GIVEN, optimizer=Optimizer(kind="muon"))) or "")
     with pytest.raises(PlanError, match="use checkpoints in files"):
-        Job(
+        TrainingJob(
             graph=model("mixtral-8x7b"), plan=replace(STATIC, experts=MOVING), steps=1, memory_checkpoint_every=1,
             workload=Workload(global_batch_size=4, seq_len=8),
         )  # fmt: skip

@@ -23,8 +23,8 @@ from gnomon.errors import PeerError, PlanError  # noqa: E402
 from gnomon.hardware import parse_cluster  # noqa: E402
 from gnomon.plans import Mesh, Optimizer, Schedule  # noqa: E402
 from gnomon.prediction import memory_copies, predict  # noqa: E402
-from gnomon.runtime import Job, Outcome  # noqa: E402
-from gnomon.runtime.checkpoint.in_memory import NONE, Held, latest, source  # noqa: E402
+from gnomon.runtime import Outcome, TrainingJob  # noqa: E402
+from gnomon.runtime.checkpoint.in_memory import NONE, HeldSteps, latest, source  # noqa: E402
 from gnomon.runtime.launch.launcher import run_scheme  # noqa: E402
 from gnomon.runtime.launch.run import scheme_of  # noqa: E402
 from gnomon.runtime.launch.survivors import SURVIVORS, check_surviving  # noqa: E402
@@ -51,7 +51,9 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def with_kills(job: Job, kills: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Outcome, list[int]]:
+def with_kills(
+    job: TrainingJob, kills: str, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> tuple[Outcome, list[int]]:
     """How the run went, and the numbers of the processes that there were. No process is started twice."""
     folder.mkdir()
     monkeypatch.setenv(dying.KILLS, kills)
@@ -186,7 +188,7 @@ def test_connections_are_shut_down_and_what_listens_or_was_there_before_is_not()
         kept.close()
 
 
-def without(job: Job) -> Mapping[str, Job]:
+def without(job: TrainingJob) -> Mapping[str, TrainingJob]:
     two = job.plan
     return {
         "several ranks": replace(job, plan=training.ALONE),
@@ -228,7 +230,7 @@ def test_no_loss_but_of_both_places_loses_a_state(phases: list[int], lost: set[i
     for rank, phase in enumerate(phases):
         keeps = alike.count(alike[rank - 1]) == 1
         steps = nothing if rank in lost else own[phase]
-        held.append(Held(own=steps, kept=steps if keeps else nothing))
+        held.append(HeldSteps(own=steps, kept=steps if keeps else nothing))
     others = [{(rank + 1) % ranks} if alike.count(alike[rank]) == 1 else set(range(1, ranks)) for rank in range(ranks)]
     step = latest(held, alike)
     if any(others[rank] <= lost for rank in lost):

@@ -19,7 +19,7 @@ from gnomon.control import read_trace, replayed  # noqa: E402
 from gnomon.errors import PlanError  # noqa: E402
 from gnomon.models.llama import llama  # noqa: E402
 from gnomon.plans import Mesh, Optimizer, Pass, Plan, Schedule  # noqa: E402
-from gnomon.runtime import Job, Outcome  # noqa: E402
+from gnomon.runtime import Outcome, TrainingJob  # noqa: E402
 from gnomon.runtime.launch.launcher import run_scheme  # noqa: E402
 from gnomon.runtime.launch.member import NONE  # noqa: E402
 from gnomon.runtime.launch.run import scheme_of  # noqa: E402
@@ -39,7 +39,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def job(data: Path, *, copies: bool, **more: object) -> Job:
+def job(data: Path, *, copies: bool, **more: object) -> TrainingJob:
     passes = (Pass(name="bamboo"),) if copies else ()
     order = Schedule(name="one_f_one_b", num_microbatches=4, passes=passes)
     plan = replace(training.ALONE, mesh=Mesh(pp=3), schedule=order)
@@ -103,7 +103,7 @@ def test_the_rank_before_takes_over_within_the_step(
     assert loss.members[loss.plan.placement[rank]] == (rank - 1) % 3, "that has the copy"
 
 
-def without(job: Job) -> Mapping[str, Job]:
+def without(job: TrainingJob) -> Mapping[str, TrainingJob]:
     plan = job.plan
     return {
         "tp, cp and ep of 1": replace(job, plan=replace(plan, mesh=Mesh(pp=3, tp=2))),

@@ -15,7 +15,7 @@ from runtime.parity import FP32
 from gnomon.models.llama import LlamaConfig, llama
 from gnomon.plans import Mesh, Optimizer, Plan, Precision, Schedule, Workload
 from gnomon.runtime import AdamWSettings as AdamWSettings
-from gnomon.runtime import Executor, Job, Outcome, Record, Source, train
+from gnomon.runtime import Executor, Outcome, Record, Source, TrainingJob, train
 from gnomon.runtime.launch.train import corpus_of as corpus_of
 
 CONFIG = LlamaConfig(
@@ -38,9 +38,9 @@ def source(data: Path) -> Source:
     return Source(path=data, cache=data.parent / f"{data.name}-tokens")
 
 
-def job(data: Path, plan: Plan, steps: int, **more: object) -> Job:
+def job(data: Path, plan: Plan, steps: int, **more: object) -> TrainingJob:
     workload = Workload(global_batch_size=8, seq_len=32)
-    given = Job(graph=llama(CONFIG), plan=plan, workload=workload, steps=steps, data=source(data), quiet=True)
+    given = TrainingJob(graph=llama(CONFIG), plan=plan, workload=workload, steps=steps, data=source(data), quiet=True)
     return replace(given, settings=replace(given.settings, lr=1e-2), **more)  # type: ignore[arg-type]
 
 
@@ -57,7 +57,7 @@ def config_folder(folder: Path, layers: int = CONFIG.num_layers) -> Path:
     return folder
 
 
-def interrupted(given: Job, after: int) -> Outcome:
+def interrupted(given: TrainingJob, after: int) -> Outcome:
     """Trains, and tells the last rank alone to end in step `after`."""
     asked = Executor.total_loss
     seen = []

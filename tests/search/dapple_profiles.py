@@ -18,7 +18,7 @@ import numpy as np
 from gnomon.hardware import Cluster, Link, parse_cluster
 from gnomon.prices.collectives import collective_seconds, p2p_seconds
 from gnomon.prices.links import axis_link
-from gnomon.search.stages.replication import Piece, Pieces, Step, Used, may_fit, pipelines, place, step_s
+from gnomon.search.stages.replication import Pieces, PipelineStep, StagePiece, Used, may_fit, pipelines, place, step_s
 
 MS, MB = 1e-3, 1e6
 
@@ -142,7 +142,7 @@ class Measured:
         self.kept = whole / (self.forward[-1] + self.backward[-1])
         """Bytes of activations for each ms of work, of the profiled batch: by layers nobody published them."""
 
-    def stage(self, piece: Piece) -> Step:
+    def stage(self, piece: StagePiece) -> PipelineStep:
         n = len(piece.devices)
         share = max(1.0, self.size / n / self.profile.batch)
         reduce = 0.0
@@ -153,15 +153,15 @@ class Measured:
             reduce = exposed_s([entry[1] * share * MS for entry in mine], [entry[3] / size * whole for entry in mine])
         forward = self.forward[piece.last] - self.forward[piece.first]
         backward = self.backward[piece.last] - self.backward[piece.first]
-        return Step(forward * share * MS, backward * share * MS, reduce)
+        return PipelineStep(forward * share * MS, backward * share * MS, reduce)
 
-    def message(self, source: Piece, target: Piece) -> Step:
+    def message(self, source: StagePiece, target: StagePiece) -> PipelineStep:
         pairs = np.array(list(zip(source.devices, target.devices, strict=False)))
         size = self.profile.layers[source.last - 1][2] * self.size / self.profile.batch
         seconds = float(p2p_seconds(size / len(pairs), axis_link(self.machines, pairs)))
-        return Step(seconds, seconds, message=True)
+        return PipelineStep(seconds, seconds, message=True)
 
-    def fits(self, piece: Piece, in_flight: int) -> bool:
+    def fits(self, piece: StagePiece, in_flight: int) -> bool:
         work = self.forward[piece.last] + self.backward[piece.last]
         work -= self.forward[piece.first] + self.backward[piece.first]
         share = max(1.0, self.size / len(piece.devices) / self.profile.batch)
@@ -230,15 +230,15 @@ def of_paper(profile: Profile, config: str) -> dict[str, Planned]:
 
 def _shapes(total: int, every: tuple[int, ...]) -> Iterator[tuple[str, Pieces]]:
     devices = len(every)
-    yield "DP", (Piece(0, total, (devices,), every),)
+    yield "DP", (StagePiece(0, total, (devices,), every),)
     for first in range(1, devices):
         for cut in range(1, total):
             one, two = every[:first], every[first:]
             yield (
                 f"{first}:{devices - first}",
-                (Piece(0, cut, (first,), one), Piece(cut, total, (devices - first,), two)),
+                (StagePiece(0, cut, (first,), one), StagePiece(cut, total, (devices - first,), two)),
             )
     if total >= devices:
         ends = [round(total * (i + 1) / devices) for i in range(devices)]
         starts = [0, *ends[:-1]]
-        yield "straight", tuple(Piece(a, b, (1,), (d,)) for a, b, d in zip(starts, ends, every, strict=True))
+        yield "straight", tuple(StagePiece(a, b, (1,), (d,)) for a, b, d in zip(starts, ends, every, strict=True))

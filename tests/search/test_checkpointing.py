@@ -59,7 +59,7 @@ def test_each_way_of_a_layer_is_the_best_of_all_subsets(graph: Graph) -> None:
     """Every subset of the tensors that could be kept, by an evaluation of its own: walking backwards, an op runs again
     if something that it makes is read by backward or by an op that runs again, and is not kept."""
     (price,) = (price for price, layers in stages_of(graph, CLUSTER, ONE, WORK)[0].layers if len(layers) > 1)
-    problem = layer._Layer(price.context)
+    problem = layer._LayerProgramme(price.context)
     names = [name for name in problem.sizes if problem.sizes[name] * 200 > problem.most or name in problem.needed]
     names = [*(n for n in names if n in problem.needed), *(n for n in names if n not in problem.needed)][:18]
     kept = np.arange(2 ** len(names))[:, None] >> np.arange(len(names)) & 1 == 1
@@ -146,9 +146,9 @@ def test_a_programme_with_an_amount_is_solved(case: tuple[Programme, int]) -> No
 
 
 @st.composite
-def layers(draw: st.DrawFn) -> layer._Layer:
+def layers(draw: st.DrawFn) -> layer._LayerProgramme:
     """Ops with an output each, that read some made before or the input; some outputs are read by backward."""
-    count, made = draw(st.integers(2, 5)), object.__new__(layer._Layer)
+    count, made = draw(st.integers(2, 5)), object.__new__(layer._LayerProgramme)
     ops = [
         SimpleNamespace(
             path=f"op{at}",
@@ -172,7 +172,7 @@ def layers(draw: st.DrawFn) -> layer._Layer:
 @settings(max_examples=60, deadline=None)
 @given(layers(), st.integers(0, 20), st.integers(0, 20))
 def test_what_is_kept_and_what_goes_to_the_host_is_the_best_of_all(
-    problem: layer._Layer, budget: int, away: int
+    problem: layer._LayerProgramme, budget: int, away: int
 ) -> None:
     """Every assignment of keep, host and neither, judged by walking backwards."""
 

@@ -16,8 +16,8 @@ from gnomon.plans import Mesh, Plan, Precision, Schedule, Workload
 from gnomon.prediction import predict
 from gnomon.search.stages.dapple import Prices, cuts_of, dapple
 from gnomon.search.stages.replication import (
-    Piece,
-    Step,
+    PipelineStep,
+    StagePiece,
     append_first,
     fresh_first,
     latency,
@@ -33,10 +33,10 @@ def test_the_closed_form_is_that_of_1f1b(delay: int, once: int, twice: int) -> N
     """Four equal stages, twelve microbatches, forward 1 and backward 2, with either warm-up: the seconds that these
     take when they are played (tests/cases/dapple_warm_up.py). The closed form is never above; with few microbatches
     under way it does not see that the waits of several stages add up."""
-    steps: list[Step] = []
+    steps: list[PipelineStep] = []
     for stage in range(4):
-        steps += [Step(delay, delay, message=True)] if stage else []
-        steps.append(Step(1, 2))
+        steps += [PipelineStep(delay, delay, message=True)] if stage else []
+        steps.append(PipelineStep(1, 2))
     assert 0.8 * once <= latency(steps, 12, twice=False) <= once
     assert 0.95 * twice <= latency(steps, 12) <= twice
     assert delay > 1 or latency(steps, 12) == twice
@@ -44,10 +44,10 @@ def test_the_closed_form_is_that_of_1f1b(delay: int, once: int, twice: int) -> N
 
 def test_the_pivot_is_the_longest_stage() -> None:
     """Stage 1 takes 3 and 6 for each of 4 microbatches; the first needs 1 before and 2 after."""
-    steps = [Step(1, 2), Step(3, 6), Step(1, 2)]
+    steps = [PipelineStep(1, 2), PipelineStep(3, 6), PipelineStep(1, 2)]
     assert latency(steps, 4) == 1 + 4 * 9 + 2
-    assert latency([Step(1, 2, 10), Step(3, 6), Step(1, 2)], 4) == 1 + 4 * 9 + 2 + 10
-    assert latency([Step(1, 2), Step(3, 6), Step(1, 2, 50)], 4) == 1 + 3 + 3 * 9 + 50
+    assert latency([PipelineStep(1, 2, 10), PipelineStep(3, 6), PipelineStep(1, 2)], 4) == 1 + 4 * 9 + 2 + 10
+    assert latency([PipelineStep(1, 2), PipelineStep(3, 6), PipelineStep(1, 2, 50)], 4) == 1 + 3 + 3 * 9 + 50
 
 
 def test_placements() -> None:
@@ -61,7 +61,7 @@ def model(vocab: int = 65536) -> GptConfig:
     return GptConfig(name="t", num_layers=4, hidden_size=1024, num_heads=16, vocab_size=vocab, max_positions=512)
 
 
-def every(prices: Prices, most: int) -> Iterator[tuple[Piece, ...]]:
+def every(prices: Prices, most: int) -> Iterator[tuple[StagePiece, ...]]:
     """All cuts into at most so many stages, with all numbers of replicas and all places on nodes."""
     total, nodes = len(prices.places) - 1, prices.nodes
     for stages in range(1, most + 1):
@@ -73,7 +73,7 @@ def every(prices: Prices, most: int) -> Iterator[tuple[Piece, ...]]:
                     continue
                 pieces, used, done = [], (0,) * len(nodes), 0
                 for count, entry in zip(cut, taken, strict=True):
-                    pieces.append(Piece(done, done + count, entry, place(nodes, used, entry)))
+                    pieces.append(StagePiece(done, done + count, entry, place(nodes, used, entry)))
                     used, done = tuple(u + t for u, t in zip(used, entry, strict=True)), done + count
                 yield tuple(pieces)
 

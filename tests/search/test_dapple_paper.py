@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from search import dapple_profiles as paper
 
-from gnomon.search.stages.replication import Step, latency, pipelines, step_s
+from gnomon.search.stages.replication import PipelineStep, latency, pipelines, step_s
 
 PUBLISHED = [
     (paper.RESNET_50, "A", "DP"),
@@ -68,7 +68,7 @@ def test_the_programme_is_no_slower_than_the_paper(profile: paper.Profile, confi
     assert seconds == step_s(costs, pieces) <= theirs.seconds
 
 
-def played(stages: list[Step], messages: list[float], count: int, warm_up: list[int]) -> float:
+def played(stages: list[PipelineStep], messages: list[float], count: int, warm_up: list[int]) -> float:
     """Seconds of a 1F1B pipeline by playing it: each stage's forwards and backwards in order, messages as lags."""
     orders = []
     for warm in warm_up:
@@ -106,12 +106,13 @@ def test_the_closed_form_against_playing_the_pipeline(twice: bool) -> None:
     for _ in range(300):
         p, count = int(generator.integers(2, 7)), int(generator.integers(1, 33))
         stages = [
-            Step(f, 2 * f, r) for f, r in zip(generator.uniform(0.5, 1.5, p), generator.uniform(0, 2, p), strict=True)
+            PipelineStep(f, 2 * f, r)
+            for f, r in zip(generator.uniform(0.5, 1.5, p), generator.uniform(0, 2, p), strict=True)
         ]
         lags = generator.uniform(0, 0.3, p - 1).tolist()
         steps = [stages[0]]
         for lag, stage in zip(lags, stages[1:], strict=True):
-            steps += [Step(lag, lag, message=True), stage]
+            steps += [PipelineStep(lag, lag, message=True), stage]
         warm_up = [2 * (p - s) - 1 if twice else p - s for s in range(p)]
         truth = played(stages, lags, count, warm_up)
         form = latency(steps, count, twice=twice)

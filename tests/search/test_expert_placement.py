@@ -14,7 +14,7 @@ from gnomon.models.presets import model
 from gnomon.plans import Mesh, Optimizer, Plan, RouterLoad, Schedule, Workload
 from gnomon.plans.replicas import Placement, busiest, in_order
 from gnomon.prediction import predict
-from gnomon.search.expert_placement import Profile, best_placement, cost, crossings, for_load
+from gnomon.search.expert_placement import RouterProfile, best_placement, cost, crossings, for_load
 
 pytest.importorskip("scipy", reason="scipy has the solver")
 
@@ -30,7 +30,7 @@ def every(experts: int, ep: int, left: tuple[int, ...] | None = None) -> Iterato
             yield (*own, *rest)
 
 
-def profile(seed: int, layers: int, experts: int, tokens: int = 200) -> Profile:
+def profile(seed: int, layers: int, experts: int, tokens: int = 200) -> RouterProfile:
     """Of tokens whose experts in neighbouring layers go together."""
     random = np.random.default_rng(seed)
     mates = [random.permutation(experts) for _ in range(layers)]
@@ -44,7 +44,7 @@ def profile(seed: int, layers: int, experts: int, tokens: int = 200) -> Profile:
         pair = np.zeros((experts, experts), np.int64)
         np.add.at(pair, (one, other), 1)
         pairs.append(pair)
-    return Profile(rows=rows, pairs=tuple(pairs))
+    return RouterProfile(rows=rows, pairs=tuple(pairs))
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -64,11 +64,11 @@ def test_experts_that_follow_each_other_come_together_and_uniform_ones_gain_noth
     given, usual = profile(1, 3, 8), (in_order(8, 0, 4),) * 3
     together = best_placement(given, 4, row=0.0, crossing=1.0)
     assert crossings(given, together, 4) < 0.75 * crossings(given, usual, 4)
-    even = Profile(rows=((10,) * 4,) * 2, pairs=(np.full((4, 4), 5),))
+    even = RouterProfile(rows=((10,) * 4,) * 2, pairs=(np.full((4, 4), 5),))
     for one in (best_placement(even, 2, crossing=1.0), (in_order(4, 0, 2),) * 2):
         assert crossings(even, one, 2) == 40
     with pytest.raises(PlanError, match="record them"):
-        best_placement(Profile(rows=even.rows), 2, crossing=1.0)
+        best_placement(RouterProfile(rows=even.rows), 2, crossing=1.0)
     with pytest.raises(PlanError, match="4 experts do not divide over ep = 3"):
         best_placement(even, 3)
 

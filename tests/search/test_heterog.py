@@ -20,7 +20,7 @@ from gnomon.prediction.predict import PLAIN_STACK
 from gnomon.search.mixed import by_speed as side_by_side
 from gnomon.search.mixed.bounds import LayerTables
 from gnomon.search.mixed.heterog import by_speed, options, search, seeds, whole
-from gnomon.search.mixed.layer_strategies import Choice, LayerCosts, LayerPlay, moved
+from gnomon.search.mixed.layer_strategies import LayerChoice, LayerCosts, LayerPlay, moved
 from gnomon.search.mixed.plan_mixed import plan_mixed
 from gnomon.search.mixed.space import MixedPoint, make_mixed_space
 
@@ -65,8 +65,8 @@ def test_every_sequence_goes_where_the_next_layer_wants_it(left: list[int], righ
     total = max(sum(left), sum(right))
     left[-1] += total - sum(left)
     right[-1] += total - sum(right)
-    before = Choice(tuple(range(len(left))), tuple(left))
-    after = Choice(tuple(range(10, 10 + len(right))), tuple(right))
+    before = LayerChoice(tuple(range(len(left))), tuple(left))
+    after = LayerChoice(tuple(range(10, 10 + len(right))), tuple(right))
     sent = moved(before, after)
     for devices, shares, end in ((before.devices, left, 0), (after.devices, right, 1)):
         for device, share in zip(devices, shares, strict=True):
@@ -78,10 +78,10 @@ def test_a_step_on_one_device_and_over_two_is_the_sum_of_its_parts() -> None:
     one = play(FAST_AND_SLOW)
     costs = one.costs
     forward, back, _, elements = costs.layers[0]
-    alone = (Choice((0,), (8,)),) * costs.tables.num_layers
+    alone = (LayerChoice((0,), (8,)),) * costs.tables.num_layers
     update = float(costs.tables.update_s(0, float(elements.sum()), 1))
     assert one.step_s(alone) == pytest.approx(float(forward[:, 8].sum() + back[:, 8].sum()) + update)
-    split = (*alone[:1], *(Choice((1,), (8,)),) * (costs.tables.num_layers - 1))
+    split = (*alone[:1], *(LayerChoice((1,), (8,)),) * (costs.tables.num_layers - 1))
     wire = one.wire_s("send_recv", 8 * costs.crossing_bytes[0], (0, 1))
     last = float(costs.tables.update_s(0, float(elements[0]), 1))
     assert one.step_s(split) == pytest.approx(float(forward[:, 8].sum() + back[:, 8].sum()) + 2 * wire + last)
@@ -127,7 +127,7 @@ def test_uneven_data_parallelism_takes_what_a_prediction_of_it_says() -> None:
         "replicas", (0, 1), (1, 1), (space.num_layers,), (10, 6), 1, False, "none", 0, "one_f_one_b", ep=(1, 1)
     )
     predicted = predict(graph, FAST_AND_SLOW, space.plan(point), work, PLAIN_STACK).step_s
-    played = one.step_s((Choice((0, 1, 2, 3), (5, 5, 3, 3)),) * tables.num_layers)
+    played = one.step_s((LayerChoice((0, 1, 2, 3), (5, 5, 3, 3)),) * tables.num_layers)
     assert np.isclose(played, predicted, rtol=0.1)
 
 

@@ -17,7 +17,7 @@ from gnomon.search.best_first import Search
 from gnomon.search.mixed.bounds import LayerTables
 from gnomon.search.mixed.devices import Large, MixedDevices
 from gnomon.search.mixed.plan_mixed import memory_limits, plan_mixed, search_mixed
-from gnomon.search.mixed.point_bounds import Bounds, Rows
+from gnomon.search.mixed.point_bounds import Bounds, PointRows
 from gnomon.search.mixed.results import MixedFound
 from gnomon.search.mixed.space import MixedBlock, MixedPoint, MixedSpace, make_mixed_space, stages_of_ranks
 
@@ -29,10 +29,10 @@ def bounds_of(space: MixedSpace, work: Workload, limits: tuple[int, ...]) -> Bou
     return Bounds(tables, space, limits)
 
 
-def rows_of(space: MixedSpace, block: MixedBlock, variant: tuple[int, str]) -> Rows:
+def rows_of(space: MixedSpace, block: MixedBlock, variant: tuple[int, str]) -> PointRows:
     chosen = list(space.choices(block))
     shares = np.array([entry for _, entry in chosen], np.int64).reshape(len(chosen), -1)
-    return Rows(block, variant, np.array([n for n, _ in chosen]), shares, np.zeros(len(chosen)), False)  # type: ignore[arg-type]
+    return PointRows(block, variant, np.array([n for n, _ in chosen]), shares, np.zeros(len(chosen)), False)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(("kind", "layers", "seq_len"), [("llama", 5, 512), ("tied", 4, 4096), ("mixtral", 4, 512)])
@@ -80,7 +80,7 @@ def test_no_bound_on_memory_is_above_the_prediction(seed: int) -> None:
         assert rows.ratio(made)[0] <= fullest and (point.pp == 1 or rows.ratio(made, played=True)[0] <= fullest)
 
 
-def row_of(space: MixedSpace, point: MixedPoint) -> Rows:
+def row_of(space: MixedSpace, point: MixedPoint) -> PointRows:
     """The one point."""
     (block,) = (
         block
@@ -92,7 +92,7 @@ def row_of(space: MixedSpace, point: MixedPoint) -> Rows:
         and (point.cp == 1 or block.context == point.context)
     )
     layers, shares = np.array([point.layers]), np.array([point.shares], np.int64).reshape(1, -1)
-    return Rows(block, (point.zero, point.schedule), layers, shares, np.zeros(1), False)
+    return PointRows(block, (point.zero, point.schedule), layers, shares, np.zeros(1), False)
 
 
 @pytest.mark.parametrize("most_nodes", [1, 10, 100])

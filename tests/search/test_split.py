@@ -17,7 +17,7 @@ from gnomon.models.presets import model
 from gnomon.plans import Mesh, Optimizer, Plan, Saved, Schedule, Workload, layer_presets
 from gnomon.plans.parts import Preset
 from gnomon.prediction import Prediction, predict
-from gnomon.search.stages.cut import Cut, Cuts, Search, Split, balanced, best_split, equal, neighbours, plainest
+from gnomon.search.stages.cut import BestCut, Cut, Cuts, Search, balanced, best_split, equal, neighbours, plainest
 from gnomon.search.stages.recompute import Least
 from gnomon.search.stages.recut import Presets
 from gnomon.search.stages.repredict import Trials
@@ -151,7 +151,7 @@ def test_of_cuts_as_fast_the_one_nearest_to_equal_is_taken(seed: int) -> None:
     )
     trial = least.fit(best[1])
     assert trial is not None
-    split = Split(counts=best[1], trial=trial, cuts=Cuts(), fits=(best,))
+    split = BestCut(counts=best[1], trial=trial, cuts=Cuts(), fits=(best,))
     result = plainest(split, least, 0.05).plan.schedule.layers_per_stage
     mean = len(trials.counted) / 4
     assert sum((n - mean) ** 2 for n in result) <= sum((n - mean) ** 2 for n in best[1])

@@ -15,16 +15,16 @@ from gnomon.plans import Mesh, Optimizer, Plan, Schedule, Workload
 from gnomon.prediction import Prediction
 from gnomon.prediction.predict import Timed
 from gnomon.prediction.tensors import trace_of
-from gnomon.simulate.two_tiers import Link, Tensor, Trace, least_recently_used, planned, static
+from gnomon.simulate.two_tiers import Link, TierTensor, TierTrace, least_recently_used, planned, static
 
 POLICIES = (static, least_recently_used, planned)
 SLOW = Link(read=1.0, write=1.0)
 
 
-def weights(count: int) -> Trace:
+def weights(count: int) -> TierTrace:
     """Rows of a second, each of which reads a tensor of its own of one byte."""
-    return Trace(
-        tensors=tuple(Tensor(name=f"w{i}", nbytes=1.0, carried=True) for i in range(count)),
+    return TierTrace(
+        tensors=tuple(TierTensor(name=f"w{i}", nbytes=1.0, carried=True) for i in range(count)),
         seconds=(1.0,) * count,
         uses=tuple((i,) for i in range(count)),
         writes=(frozenset(),) * count,
@@ -41,9 +41,9 @@ def test_one_row_is_computed_while_the_next_is_read() -> None:
 
 def test_what_a_forward_keeps_is_written_and_read_once() -> None:
     """Two layers forward and back; there is room for one kept tensor and a half."""
-    kept = tuple(Tensor(name=f"s{i}", nbytes=2.0, carried=False) for i in range(2))
+    kept = tuple(TierTensor(name=f"s{i}", nbytes=2.0, carried=False) for i in range(2))
     made = frozenset
-    trace = Trace(
+    trace = TierTrace(
         tensors=kept, seconds=(4.0,) * 4, uses=((0,), (1,), (1,), (0,)), writes=(made({0}), made({1}), made(), made())
     )
     assert trace.peak_bytes == 4
@@ -54,16 +54,17 @@ def test_what_a_forward_keeps_is_written_and_read_once() -> None:
 
 
 @st.composite
-def traces(draw: st.DrawFn) -> Trace:
+def traces(draw: st.DrawFn) -> TierTrace:
     """Rows of up to three of eight tensors."""
     count = draw(st.integers(1, 8))
     tensors = tuple(
-        Tensor(name=f"t{i}", nbytes=float(draw(st.integers(0, 5))), carried=draw(st.booleans())) for i in range(count)
+        TierTensor(name=f"t{i}", nbytes=float(draw(st.integers(0, 5))), carried=draw(st.booleans()))
+        for i in range(count)
     )
     uses = draw(
         st.lists(st.lists(st.integers(0, count - 1), max_size=3, unique=True).map(tuple), min_size=1, max_size=9)
     )
-    return Trace(
+    return TierTrace(
         tensors=tensors,
         seconds=tuple(float(draw(st.integers(0, 4))) for _ in uses),
         uses=tuple(uses),
@@ -73,7 +74,7 @@ def traces(draw: st.DrawFn) -> Trace:
 
 
 @given(trace=traces(), share=st.floats(0, 1), speed=st.sampled_from([0.5, 4.0, inf]))
-def test_no_policy_is_above_the_capacity_or_faster_than_computing(trace: Trace, share: float, speed: float) -> None:
+def test_no_policy_is_above_the_capacity_or_faster_than_computing(trace: TierTrace, share: float, speed: float) -> None:
     least = max(trace.bytes_of(used) for used in trace.uses) + trace.inside
     capacity = least + share * (trace.peak_bytes - least)
     computing = sum(trace.seconds)
@@ -89,7 +90,7 @@ def test_no_policy_is_above_the_capacity_or_faster_than_computing(trace: Trace, 
 
 
 @given(trace=traces())
-def test_a_row_that_does_not_fit_is_refused(trace: Trace) -> None:
+def test_a_row_that_does_not_fit_is_refused(trace: TierTrace) -> None:
     least = max(trace.bytes_of(used) for used in trace.uses) + trace.inside
     assume(least > 0)
     for policy in POLICIES:

@@ -20,7 +20,7 @@ from gnomon.formats.kineto import is_nsight, is_snapshot, is_trace, read_nsight,
 from gnomon.plans import is_plan_file
 from gnomon.prediction import predict
 from gnomon.profile import Snapshot, Trace
-from gnomon.report.profile import Expected, against, expected_of, expected_of_timeline, profile_of, profile_text
+from gnomon.report.profile import ExpectedParts, against, expected_of, expected_of_timeline, profile_of, profile_text
 
 
 def is_recorded(path: str) -> bool:
@@ -93,7 +93,7 @@ def _is_job(path: str) -> bool:
     return text and programs.recognised(file) is not None
 
 
-def _expected(path: str) -> Expected:
+def _expected(path: str) -> ExpectedParts:
     """The predicted step of a plan file or of a Timeline."""
     if path.endswith(".toml") and is_plan_file(path):
         return expected_of(predicted_plan(path), path)
@@ -101,7 +101,7 @@ def _expected(path: str) -> Expected:
     return expected_of_timeline(timeline, path)
 
 
-def _of_job(path: str | None, options: CompareOptions) -> Expected:
+def _of_job(path: str | None, options: CompareOptions) -> ExpectedParts:
     """The predicted step of a job file on the machines of `--on`. path: None for that of `--from`."""
     asked = job_request(path, options, options.on)
     name = path or (options.source or ("", ""))[1]

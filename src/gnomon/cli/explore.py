@@ -211,7 +211,7 @@ class Page:
         if options.page is not None:
             raise InputError("--page writes a file, which a page may not; the replay is drawn here")
 
-    def _predicted(self, asked: Mapping[str, Any]) -> _Asked:
+    def _predicted(self, asked: Mapping[str, Any]) -> _ExploredJob:
         with self.lock, tempfile.TemporaryDirectory(prefix="gnomon-explore-") as folder:
             words = list(asked["words"])
             file = Path(folder) / "plan.toml"
@@ -227,11 +227,11 @@ class Page:
                 stack=options.stack or (base.stack if base else None),
             )
             prediction = predict(request.graph, request.cluster, request.plan, request.workload, request.stack)
-            return _Asked(request=request, prediction=prediction, named=named)
+            return _ExploredJob(request=request, prediction=prediction, named=named)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Asked:
+class _ExploredJob:
     """The form's job, predicted."""
 
     request: Request

@@ -16,7 +16,7 @@ from gnomon.cli.options.plan import PlanOptions
 from gnomon.cli.options.predict import PredictOptions
 from gnomon.cli.options.serve import ServeOptions
 from gnomon.cli.plan_serve import searched
-from gnomon.cli.predict_serve import Asked, forecast, read, titled
+from gnomon.cli.predict_serve import ServingQuestion, forecast, read, titled
 from gnomon.hardware import rent
 from gnomon.report.replay_page import replay_page
 from gnomon.schema import dump
@@ -64,7 +64,7 @@ def answered(options: FormOptions) -> dict[str, Any]:
 
 
 def _shown(
-    asked: Asked, sentence: str, cards: list[list[str]], *, fits: bool, verdict: str, page: str, file: str
+    asked: ServingQuestion, sentence: str, cards: list[list[str]], *, fits: bool, verdict: str, page: str, file: str
 ) -> dict[str, Any]:
     title, _, plan_line = titled(asked).partition(" served by ")
     return {
@@ -80,7 +80,7 @@ def _shown(
     }
 
 
-def _cards(asked: Asked, found: Forecast) -> list[list[str]]:
+def _cards(asked: ServingQuestion, found: Forecast) -> list[list[str]]:
     held, each = found.capacity, found.output_tokens_per_s / found.devices
     cards = [
         ["TTFT p50", show_seconds(found.ttft.p50), f"p99 {show_seconds(found.ttft.p99)}"],
@@ -136,7 +136,7 @@ def _named(choice: Choice) -> str:
     return f"{' '.join(axes) or 'one device'}, {serving.weights} weights, {serving.kv} keys"
 
 
-def _set(asked: Asked, serving: Serving, engine: Engine, *, whole: bool = False) -> dict[str, str]:
+def _set(asked: ServingQuestion, serving: Serving, engine: Engine, *, whole: bool = False) -> dict[str, str]:
     """Flag -> value, of what differs from what is asked; whole: of every axis and limit."""
     every, out = flags(ServeOptions) | flags(PredictOptions), {}
     for mapping, before, after in ((LAYOUT, asked.serving, serving), (LIMITS, asked.engine, engine)):

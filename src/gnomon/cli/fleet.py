@@ -13,7 +13,7 @@ from typing import Any
 from gnomon.cli.fleet_forecast import run as forecast
 from gnomon.cli.fleet_live import run as run_live
 from gnomon.cli.fleet_play import played, policies_of
-from gnomon.cli.fleet_request import Asked, asked
+from gnomon.cli.fleet_request import FleetRequest, asked
 from gnomon.cli.fleet_service import run as service
 from gnomon.cli.fleet_service import run_slices as slices
 from gnomon.cli.fleet_spot import decisions
@@ -81,7 +81,7 @@ def verdict(results: Sequence[Result]) -> str:
     )
 
 
-def as_json(what: Asked, results: Sequence[Result]) -> dict[str, object]:
+def as_json(what: FleetRequest, results: Sequence[Result]) -> dict[str, object]:
     """The results as plain values, for `--json`."""
     return {
         "trace": what.trace.name,
@@ -97,7 +97,7 @@ def as_json(what: Asked, results: Sequence[Result]) -> dict[str, object]:
     }
 
 
-def text(what: Asked, results: Sequence[Result]) -> list[str]:
+def text(what: FleetRequest, results: Sequence[Result]) -> list[str]:
     """The results as lines of text: a table of policies, where the device-hours went, and what was assumed."""
     trace = what.trace
     span = show_seconds(trace.jobs[-1].submit_s - trace.jobs[0].submit_s)

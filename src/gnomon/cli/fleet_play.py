@@ -8,14 +8,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from gnomon.cli.fleet_request import Asked
+from gnomon.cli.fleet_request import FleetRequest
 from gnomon.cli.options.fleet import TraceOptions
 from gnomon.cli.terminal import Progress
 from gnomon.fleet.forecast import Curve
 from gnomon.fleet.goodput import Profiled
 from gnomon.fleet.kinds import ByKind
 from gnomon.fleet.learned import Learned
-from gnomon.fleet.points import Measured
+from gnomon.fleet.points import MeasuredPoints
 from gnomon.fleet.policies import policy
 from gnomon.fleet.predicted import Predicted
 from gnomon.fleet.replay import replay
@@ -23,7 +23,7 @@ from gnomon.fleet.result import Result
 from gnomon.fleet.state import Forecasts, Policy
 
 
-def played(what: Asked, chosen: Sequence[Policy]) -> Sequence[Result]:
+def played(what: FleetRequest, chosen: Sequence[Policy]) -> Sequence[Result]:
     """The results of policies, with progress."""
     out = []
     for candidate in chosen:
@@ -44,14 +44,14 @@ def played(what: Asked, chosen: Sequence[Policy]) -> Sequence[Result]:
     return out
 
 
-def adaptive(what: Asked, chosen: Policy) -> Forecasts | None:
+def adaptive(what: FleetRequest, chosen: Policy) -> Forecasts | None:
     """Forecasts for policies that change a job's batch. Under Pollux and Sia jobs choose their batch too, where it was
     measured; under EasyScale each device gets work in proportion to its speed."""
     if isinstance(what.told, Profiled) and chosen.name in ("pollux", "sia"):
         known = Profiled(what.told.profiles, adaptive=True)
         kinds = {pool.device: known for pool in what.machines.pools}
         return Learned(ByKind(what.machines, kinds)) if what.learned else known
-    if chosen.name == "easyscale" and not isinstance(what.told, Profiled | Measured | Predicted):
+    if chosen.name == "easyscale" and not isinstance(what.told, Profiled | MeasuredPoints | Predicted):
         return replace(what.told or Curve(what.machines), proportional=True)
     return what.told
 

@@ -16,7 +16,7 @@ from gnomon.fleet.forecast import Curve
 from gnomon.fleet.goodput import Profiled, Profiles
 from gnomon.fleet.job import Job, Trace, between
 from gnomon.fleet.machines import Machines, machines, without_larger
-from gnomon.fleet.points import Measured, Points, of_pools, read_pairs, read_points
+from gnomon.fleet.points import MeasuredPoints, Points, of_pools, read_pairs, read_points
 from gnomon.fleet.predicted import Predicted, Predictions
 from gnomon.fleet.rules import Failure, Rules
 from gnomon.fleet.scenario import DAY_S, in_parts, random_failures, read_demand, repeated, with_elastic
@@ -28,13 +28,13 @@ LISTED = 5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Asked:
+class FleetRequest:
     """A trace and the cluster that it is played on."""
 
     trace: Trace
     machines: Machines
     rules: Rules
-    told: Curve | Measured | Profiled | Predicted | None
+    told: Curve | MeasuredPoints | Profiled | Predicted | None
     """Forecasts; None for the curve that is assumed anyway, which leaves the fast way open."""
     notes: tuple[str, ...]
     """What a reader must know: what was left out, what was assumed."""
@@ -42,7 +42,7 @@ class Asked:
     """Whether the jobs of policies that adapt learn their speeds as they run."""
 
 
-def asked(options: TraceOptions, *, record: bool = False, on: str | None = None) -> Asked:
+def asked(options: TraceOptions, *, record: bool = False, on: str | None = None) -> FleetRequest:
     """What the options of a replay say. InputError for what cannot be read or replayed."""
     known, points_notes = _points(options)
     duration: Duration = nothing_known
@@ -51,7 +51,7 @@ def asked(options: TraceOptions, *, record: bool = False, on: str | None = None)
     elif known is not None:
         first = machines(on or options.on)
         known = of_pools(known, first)
-        duration = Measured(known, Curve(first), _reference(known, first)).duration_s
+        duration = MeasuredPoints(known, Curve(first), _reference(known, first)).duration_s
     predictions = Predictions(machines(on or options.on))
     reading = Reading(
         format=options.format or "",
@@ -82,7 +82,7 @@ def asked(options: TraceOptions, *, record: bool = False, on: str | None = None)
         raise InputError("--pairs are speeds of two models together; give their speeds alone with --points TABLE")
     if options.learned and not isinstance(known, Profiles):
         raise InputError("--learned is of jobs whose steps were timed; give a folder of Pollux's tables with --points")
-    told: Curve | Measured | Profiled | Predicted | None = curve if curve != Curve(cluster) else None
+    told: Curve | MeasuredPoints | Profiled | Predicted | None = curve if curve != Curve(cluster) else None
     if isinstance(known, Profiles):
         told = Profiled(known)
         notes.append("speeds by placement and batch are those of --points")
@@ -90,7 +90,7 @@ def asked(options: TraceOptions, *, record: bool = False, on: str | None = None)
             notes.append("under Pollux and Sia jobs learn their speeds as they run, from steps that they timed")
     elif known is not None:
         pairs = of_pools(read_pairs(options.pairs), cluster) if options.pairs else {}
-        told = Measured(known, curve, _reference(known, cluster), pairs=pairs)
+        told = MeasuredPoints(known, curve, _reference(known, cluster), pairs=pairs)
         models = {model for model, _ in known}
         without = {job.model for job in trace.jobs} - models
         notes.append(f"speeds of {len(models)} models are those of --points; {len(without)} models have none")
@@ -109,7 +109,7 @@ def asked(options: TraceOptions, *, record: bool = False, on: str | None = None)
             notes.append(f"{len(larger):,} jobs larger than the cluster or its memory were left out: {names}{more}")
     stated = () if isinstance(known, Profiles) else (curve.stated(),)
     every = (*notes, *stated, *more_notes)
-    return Asked(trace=trace, machines=cluster, rules=rules, told=told, notes=every, learned=options.learned)
+    return FleetRequest(trace=trace, machines=cluster, rules=rules, told=told, notes=every, learned=options.learned)
 
 
 def _step_s(predictions: Predictions, job: Job) -> float:

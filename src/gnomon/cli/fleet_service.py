@@ -12,12 +12,12 @@ from dataclasses import replace
 from gnomon.cli.options.flags import flags, given
 from gnomon.cli.options.fleet import ServiceOptions, SlicesOptions
 from gnomon.cli.options.serve import ServeOptions
-from gnomon.cli.predict_serve import Asked, read
+from gnomon.cli.predict_serve import ServingQuestion, read
 from gnomon.cli.serving import SHARED
 from gnomon.cli.terminal import Progress, print_json, print_lines
 from gnomon.cli.values import quantity
 from gnomon.errors import InputError
-from gnomon.fleet.policies.elastic_batch import Point, cover
+from gnomon.fleet.policies.elastic_batch import BatchPoint, cover
 from gnomon.fleet.services import Bin, buckets, needs, slice_points
 from gnomon.report.tables import Column, number, percent, table, wrapped
 from gnomon.schema import save_text
@@ -87,7 +87,7 @@ def run(options: ServiceOptions) -> int:
     return 0
 
 
-def _text(asked: Asked, bins: list[Bin], options: ServiceOptions) -> list[str]:
+def _text(asked: ServingQuestion, bins: list[Bin], options: ServiceOptions) -> list[str]:
     devices = asked.serving.devices
     most, mean = max(one.units for one in bins), sum(one.units for one in bins) / len(bins)
     shown = (
@@ -130,7 +130,7 @@ SHOWN = 24
 """Bins that are printed."""
 
 
-def _mapping(asked: Asked, bins: list[Bin]) -> dict[str, object]:
+def _mapping(asked: ServingQuestion, bins: list[Bin]) -> dict[str, object]:
     return {
         "schema": "gnomon.fleet-service/1",
         "devices_per_unit": asked.serving.devices,
@@ -166,7 +166,7 @@ def run_slices(options: SlicesOptions) -> int:
     names = {end: f"to {end}" for end in ends}
     counts = Counter(next(end for end in ends if length <= end) for length in lengths)
     demand = {names[end]: rate * counts[end] / len(lengths) for end in ends}
-    points: dict[str, list[Point]] = {}
+    points: dict[str, list[BatchPoint]] = {}
     progress = Progress("buckets priced:", len(ends))
     for done, end in enumerate(ends):
         progress.show(done)
@@ -221,7 +221,7 @@ def run_slices(options: SlicesOptions) -> int:
     return 0
 
 
-def _slice(bucket: str, point: Point) -> dict[str, object]:
+def _slice(bucket: str, point: BatchPoint) -> dict[str, object]:
     return {
         "bucket": bucket,
         "profile": point.profile,

@@ -11,7 +11,7 @@ from typing import Any
 
 from gnomon.cli.budget import ONE, Budget, Covered, Passing
 from gnomon.cli.options.plan import SHOWN, PlanOptions
-from gnomon.cli.plan_asked import Asked, config_of, whole_model
+from gnomon.cli.plan_asked import PlanRequest, config_of, whole_model
 from gnomon.cli.plan_file import For, plan_file
 from gnomon.cli.plan_goals import answer, is_asked, varied_machines
 from gnomon.cli.plan_lengths import plan_varied
@@ -54,7 +54,7 @@ def run(given: PlanOptions) -> int:
     if options.serve:
         status = load_late("gnomon.cli.plan_serve:run")(options)
         return status
-    asked = Asked.read(options)
+    asked = PlanRequest.read(options)
     mixed = is_mixed(asked.machines)
     if options.mtbf is not None and (mixed or options.lengths or options.try_ or is_asked(options)):
         raise InputError("--mtbf is for the fastest plan on devices of one kind; ask other questions without it")
@@ -88,14 +88,14 @@ def is_like(options: PlanOptions) -> bool:
     return options.like is not None or options.source is not None or job
 
 
-def _varied(options: PlanOptions, asked: Asked) -> int:
+def _varied(options: PlanOptions, asked: PlanRequest) -> int:
     """Plans for a batch of several lengths."""
     if is_asked(options) or asked.chosen.late:
         raise InputError("--lengths is a question of its own; ask it without the others")
     return plan_varied(options, asked)
 
 
-def _over_kinds(options: PlanOptions, asked: Asked) -> int:
+def _over_kinds(options: PlanOptions, asked: PlanRequest) -> int:
     """Plans over devices of several kinds."""
     if options.try_:
         raise InputError("--try is for equal devices, and these are of several kinds; name one of them with --on")
@@ -106,7 +106,7 @@ def _over_kinds(options: PlanOptions, asked: Asked) -> int:
     return plan_over_kinds(options, asked)
 
 
-def _other(options: PlanOptions, asked: Asked) -> int:
+def _other(options: PlanOptions, asked: PlanRequest) -> int:
     """Another question than the fastest plan."""
     if options.try_:
         raise InputError("--try runs the best plans of one search; ask other questions without it")
@@ -144,7 +144,7 @@ def _prices(options: PlanOptions, machines: Cluster) -> dict[str, float]:
     return prices
 
 
-def _found(options: PlanOptions, asked: Asked, budget: Budget) -> Result:
+def _found(options: PlanOptions, asked: PlanRequest, budget: Budget) -> Result:
     """The search, with its progress shown: of the fastest plans if so many are asked for, else of unlike ones."""
     wanted = max(SHOWN, options.try_ or 0)
     if options.top is not None:
@@ -158,7 +158,7 @@ def _found(options: PlanOptions, asked: Asked, budget: Budget) -> Result:
     return result
 
 
-def _search(asked: Asked, top: int, budget: Budget, *, diverse: bool) -> Result:
+def _search(asked: PlanRequest, top: int, budget: Budget, *, diverse: bool) -> Result:
     on_progress = Covered()
     result = plan(
         *asked.job,
@@ -175,7 +175,7 @@ def _search(asked: Asked, top: int, budget: Budget, *, diverse: bool) -> Result:
     return result
 
 
-def searched(options: PlanOptions, asked: Asked, budget: Budget) -> Improved:
+def searched(options: PlanOptions, asked: PlanRequest, budget: Budget) -> Improved:
     """The search, uneven stages, and the choices beyond both."""
     result = exportable(_found(options, asked, budget), asked.target)
     if asked.chosen.asked and asked.stack is PLAIN_STACK:
@@ -196,14 +196,14 @@ def searched(options: PlanOptions, asked: Asked, budget: Budget) -> Improved:
         )
 
 
-def _improved(options: PlanOptions, asked: Asked, result: Result) -> Found:
+def _improved(options: PlanOptions, asked: PlanRequest, result: Result) -> Found:
     """The best plan of a search of another question, with uneven stages and choices beyond the search."""
     passes = asked.chosen.passes(uneven_stages=not options.equal_stages, layers_per_stage=options.layers_per_stage)
     with Passing() as on_progress:
         return improve(result, passes, on_pass=on_progress).best
 
 
-def _one(options: PlanOptions, asked: Asked) -> int:
+def _one(options: PlanOptions, asked: PlanRequest) -> int:
     """The fastest plan: searched, tried if asked, written and printed."""
     cost = rent(asked.machines, _prices(options, asked.machines))
     with Budget(options.budget, ONE) as budget:
@@ -276,7 +276,7 @@ def _one(options: PlanOptions, asked: Asked) -> int:
     return budget.status or (0 if tries is None else tries.status())
 
 
-def _replica_base(asked: Asked) -> Plan:
+def _replica_base(asked: PlanRequest) -> Plan:
     """The base plan of DAPPLE's planner. InputError for a stack that does not run such stages, and for what is fixed
     that its plans do not have."""
     if asked.stack is not PLAIN_STACK and asked.stack.name != own.NAME:

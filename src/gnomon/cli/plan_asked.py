@@ -1,7 +1,7 @@
 """What `gnomon plan` is asked: the model, the machines, the batch, and what its plans must be.
 
-`Asked.read(options)` is all of it, the same for every kind of search. Leaves out the searches (`plan`, `plan_mixed`,
-`plan_lengths`, `plan_goals`).
+`PlanRequest.read(options)` is all of it, the same for every kind of search. Leaves out the searches (`plan`,
+`plan_mixed`, `plan_lengths`, `plan_goals`).
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def whole_model(options: PlanOptions) -> PlanOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Asked:
+class PlanRequest:
     """What was asked of one search."""
 
     graph: Graph
@@ -83,7 +83,7 @@ class Asked:
         return self.graph, self.machines, self.workload, self.stack, self.goal
 
     @staticmethod
-    def read(options: PlanOptions) -> Asked:
+    def read(options: PlanOptions) -> PlanRequest:
         """Reads the question from the options, whose model is whole. InputError, PlanError or CatalogueError say what
         is wrong."""
         graph, notes = read_model(options.model)
@@ -120,7 +120,7 @@ class Asked:
         if why := lacks(base, to):
             assumed.append(f"no file of {stack.name} says these plans: {why}")
         base = based(base, to, precision=options.precision is None)
-        return Asked(
+        return PlanRequest(
             target=to,
             graph=graph,
             notes=notes,

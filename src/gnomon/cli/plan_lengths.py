@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from gnomon.cli.budget import ONE, Budget
 from gnomon.cli.options.plan import PlanOptions
-from gnomon.cli.plan_asked import Asked
+from gnomon.cli.plan_asked import PlanRequest
 from gnomon.cli.plan_file import For, plan_file
 from gnomon.cli.terminal import Trying, print_json, print_lines, written
 from gnomon.errors import InputError, PlanError
@@ -26,7 +26,7 @@ OTHER = ("refine", "sac_ilp", "uneven_replicas", "layers_per_stage", "try_", "to
 """Options that are for batches of one length."""
 
 
-def plan_varied(options: PlanOptions, asked: Asked) -> int:
+def plan_varied(options: PlanOptions, asked: PlanRequest) -> int:
     """Search, print, write."""
     for name in OTHER:
         if getattr(options, name):

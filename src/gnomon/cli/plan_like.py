@@ -20,7 +20,7 @@ from gnomon.cli.options.flags import flags, given
 from gnomon.cli.options.job import PASTED, TrainingOptions
 from gnomon.cli.options.plan import PlanOptions
 from gnomon.cli.plan import searched
-from gnomon.cli.plan_asked import FIELDS, Asked
+from gnomon.cli.plan_asked import FIELDS, PlanRequest
 from gnomon.cli.plan_choices import Chosen
 from gnomon.cli.request import Request, read_request
 from gnomon.cli.terminal import print_json, print_lines
@@ -212,7 +212,7 @@ class _File:
     offered = predicted
 
 
-def _asked(options: PlanOptions, asked: Request, file: _File) -> Asked:
+def _asked(options: PlanOptions, asked: Request, file: _File) -> PlanRequest:
     """The question to search: with what the file's program can do open, and everything else as the file has it."""
     plan, terms = asked.plan, asked.terms
     written = file.words.writes(Change(before=plan, after=plan, workload=asked.workload))
@@ -237,7 +237,7 @@ def _asked(options: PlanOptions, asked: Request, file: _File) -> Asked:
         usual = based(early, file.program(), precision=False)
         base = replace(base, overlap=replace(usual.overlap, grad_reduce=False, param_gather=False))
     limit = None if options.memory is None else quantity("--memory", parse_bytes, options.memory)
-    return Asked(
+    return PlanRequest(
         target=file,
         graph=asked.graph,
         notes=asked.notes,

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from gnomon.cli.fleet_spot import WAYS
-from gnomon.cli.plan_asked import Asked
+from gnomon.cli.plan_asked import PlanRequest
 from gnomon.fleet import losses
 from gnomon.fleet.assumed_losses import Assumed
 from gnomon.fleet.losses import Losses
@@ -20,7 +20,7 @@ from gnomon.search import Found, Result, plan
 from gnomon.search.budget import KeepGoing, always
 
 
-def compared(asked: Asked, result: Result, best: Found, hours: float, keep_going: KeepGoing = always) -> Losses:
+def compared(asked: PlanRequest, result: Result, best: Found, hours: float, keep_going: KeepGoing = always) -> Losses:
     """PlanError for a program that has no copies of stages, and for stages with meshes of their own."""
 
     def searched(fixed: Mapping[str, object], top: int) -> tuple[Found, ...]:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from gnomon.cli.budget import ONE, Budget, Covered
 from gnomon.cli.options.plan import SHOWN, PlanOptions
-from gnomon.cli.plan_asked import Asked
+from gnomon.cli.plan_asked import PlanRequest
 from gnomon.cli.plan_file import For, plan_file
 from gnomon.cli.terminal import print_json, print_lines, written
 from gnomon.plans import PlanFile, save_plan_file
@@ -20,7 +20,7 @@ from gnomon.search.mixed.plan_mixed import MixedResult, plan_mixed
 from gnomon.software import own
 
 
-def plan_over_kinds(options: PlanOptions, asked: Asked) -> int:
+def plan_over_kinds(options: PlanOptions, asked: PlanRequest) -> int:
     """Search, print, write."""
     on_progress, notes = Covered(), asked.notes
     with Budget(options.budget, ONE) as budget:

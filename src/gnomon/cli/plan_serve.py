@@ -14,7 +14,7 @@ from typing import Literal
 from gnomon import schema
 from gnomon.cli import plan_duet, serve_encoders
 from gnomon.cli.options.plan import PlanOptions
-from gnomon.cli.predict_serve import Asked, encoder_of, expert_loads, read
+from gnomon.cli.predict_serve import ServingQuestion, encoder_of, expert_loads, read
 from gnomon.cli.terminal import print_json, print_lines
 from gnomon.errors import InputError
 from gnomon.hardware import rent
@@ -48,7 +48,7 @@ def run(options: PlanOptions) -> int:
     return 0 if found.best is not None else 1
 
 
-def searched(options: PlanOptions) -> tuple[Asked, Found]:
+def searched(options: PlanOptions) -> tuple[ServingQuestion, Found]:
     """What was asked, and the space searched. InputError for what the search itself chooses."""
     axes = [name for name in ("tp", "pp", "ep", "dp", "replicas") if getattr(options, name) is not None]
     if axes:
@@ -107,7 +107,7 @@ def _row(choice: Choice) -> str:
     )
 
 
-def _text(asked: Asked, found: Found, options: PlanOptions) -> Iterator[str]:
+def _text(asked: ServingQuestion, found: Found, options: PlanOptions) -> Iterator[str]:
     yield (
         f"{asked.graph.name} served on {asked.cluster.name}: {found.size} candidates, "
         f"{found.played} played, {found.bounded} bounded, {sum(n for _, n in found.refused)} refused"

@@ -52,7 +52,7 @@ REQUESTS_A_CLIENT, MOST_REQUESTS, LEAST_REQUESTS = 10, 4000, 32
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Asked:
+class ServingQuestion:
     """What the options ask for."""
 
     graph: Graph
@@ -107,14 +107,14 @@ def run(options: PredictOptions) -> int:
     return 0
 
 
-def forecast(asked: Asked) -> Forecast:
+def forecast(asked: ServingQuestion) -> Forecast:
     """The load replayed on one pool of engines, or on two."""
     if asked.pools is None:
         return serve(asked.graph, asked.cluster, asked.serving, asked.engine, asked.load, asked.target, asked.beside)
     return serve_pools(asked.graph, asked.cluster, asked.serving, asked.engine, asked.pools, asked.load, asked.target)
 
 
-def titled(asked: Asked) -> str:
+def titled(asked: ServingQuestion) -> str:
     """Model, engine, machines, layout and load in a line."""
     s = asked.serving
     axes = " ".join(f"{n}={getattr(s, n)}" for n in ("tp", "pp", "dp", "ep", "replicas") if getattr(s, n) > 1)
@@ -130,7 +130,7 @@ def titled(asked: Asked) -> str:
     )
 
 
-def _refused(asked: Asked, problem: str, *, as_json: bool) -> int:
+def _refused(asked: ServingQuestion, problem: str, *, as_json: bool) -> int:
     helps = changes(asked.graph, asked.cluster, asked.serving, asked.engine)
     most = most_model_len(asked.graph, asked.cluster, asked.serving, asked.engine)
     held = capacity(asked.graph, asked.cluster, asked.serving, asked.engine)
@@ -184,7 +184,7 @@ def encoder_of(options: PredictOptions | PlanOptions) -> tuple[Graph, Load, list
     return graph, load, assumed
 
 
-def read(options: ServedOptions) -> Asked:
+def read(options: ServedOptions) -> ServingQuestion:
     """The options, resolved. What nobody gave is assumed, and said."""
     assumed: list[str] = []
     if options.beside is not None:
@@ -228,7 +228,7 @@ def read(options: ServedOptions) -> Asked:
         )
         if options.max_model_len is None:
             serving = replace(serving, max_model_len=load.longest)
-    return Asked(
+    return ServingQuestion(
         graph=graph,
         cluster=cluster,
         serving=serving,

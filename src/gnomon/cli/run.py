@@ -485,7 +485,7 @@ def _job(
 ) -> Any:
     settings = load_late("gnomon.runtime.optim.update:AdamWSettings")(lr=options.lr, rate=_schedule(options))
     every = options.checkpoint_every or (CHECKPOINT_EVERY if options.checkpoints else 0)
-    return load_late("gnomon.runtime.launch.train:Job")(
+    return load_late("gnomon.runtime.launch.train:TrainingJob")(
         graph=graph,
         code=file.model if is_code(file.model) else "",
         plan=file.plan,

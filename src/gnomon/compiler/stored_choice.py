@@ -20,7 +20,7 @@ from gnomon.storage.dense import Dense
 from gnomon.storage.form import Shape, Storage
 from gnomon.storage.integers import Integers
 from gnomon.storage.n_of_m import NM
-from gnomon.storage.sparse import Share, Sparse
+from gnomon.storage.sparse import KeptShare, Sparse
 
 MULTIPLIED, PERMUTED, LISTED, CELL, SEGMENT = 1.6, 2.7, 3.0, 30.0, 30.0
 """Vector instructions' times: of a multiplication of a register; with its permutation; with one of two registers; to go
@@ -39,7 +39,7 @@ def density_of(storage: Sparse) -> float:
     """Share of the numbers that are kept."""
     if isinstance(storage, NM):
         return storage.n / storage.m
-    assert isinstance(storage, Share)
+    assert isinstance(storage, KeptShare)
     return storage.kept
 
 

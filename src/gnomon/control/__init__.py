@@ -13,7 +13,7 @@ from gnomon.control.seen import Seen as Seen
 from gnomon.control.simulated import Incident as Incident
 from gnomon.control.simulated import Simulated as Simulated
 from gnomon.control.simulated import replayed as replayed
+from gnomon.control.trace import ControlTrace as ControlTrace
 from gnomon.control.trace import Look as Look
 from gnomon.control.trace import Recorder as Recorder
-from gnomon.control.trace import Trace as Trace
 from gnomon.control.trace import read_trace as read_trace

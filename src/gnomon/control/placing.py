@@ -37,7 +37,7 @@ POLISHED = 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Costs:
+class PlacingCosts:
     """Seconds, of one layer."""
 
     row_s: float
@@ -54,7 +54,7 @@ class Costs:
         return max(rank_rows(totals, placement, ep)) * self.row_s + max(shared) * self.sum_s
 
 
-ROWS_ALONE = Costs(row_s=1.0, sum_s=0.0, move_s=0.0)
+ROWS_ALONE = PlacingCosts(row_s=1.0, sum_s=0.0, move_s=0.0)
 """Where only the balance of rows counts."""
 
 
@@ -86,7 +86,7 @@ def imbalance(rows: Sequence[int], placement: Placement, ep: int) -> float:
     return max(rank_rows(rows, placement, ep)) * ep / total if total else 1.0
 
 
-def move(look: Look, ep: int, costs: Costs, *, horizon: int, most: int = MOST_MOVES) -> Moved:
+def move(look: Look, ep: int, costs: PlacingCosts, *, horizon: int, most: int = MOST_MOVES) -> Moved:
     """The placement after the moves that pay: a move is made while the busiest rank has more than TRIGGER times the
     mean, if it saves more within `horizon` steps than it costs."""
     placement, began = look.placement, look.placement
@@ -135,7 +135,7 @@ def _moves(placement: Placement, rows: Sequence[int], ep: int) -> Iterator[tuple
                 yield tuple(swapped), 2
 
 
-def place(rows: Sequence[int], replicas: int, ep: int, costs: Costs = ROWS_ALONE) -> Placement:
+def place(rows: Sequence[int], replicas: int, ep: int, costs: PlacingCosts = ROWS_ALONE) -> Placement:
     """A placement for experts that get so many rows: more slots for those with more rows a slot, the heaviest slots
     first into the rank with least; then moves, while the step gets shorter. Never worse than `in_order`."""
     experts, usual = len(rows), in_order(len(rows), replicas, ep)
@@ -160,7 +160,7 @@ def place(rows: Sequence[int], replicas: int, ep: int, costs: Costs = ROWS_ALONE
     return min((usual, packed), key=lambda one: costs.step_s(rows, one, ep))
 
 
-def _polished(placement: Placement, rows: Sequence[int], ep: int, costs: Costs) -> Placement:
+def _polished(placement: Placement, rows: Sequence[int], ep: int, costs: PlacingCosts) -> Placement:
     still = replace(costs, move_s=0.0)
     look = Look(placement=placement, rows=tuple(rows), steps=1)
     return move(look, ep, still, horizon=1, most=POLISHED).placement

@@ -13,7 +13,7 @@ from typing import Literal
 
 from gnomon.control.controllers import CONTROLLERS, surplus
 from gnomon.control.seen import Decision, Seen
-from gnomon.control.trace import NONE, Look, Trace
+from gnomon.control.trace import NONE, ControlTrace, Look
 from gnomon.plans import Plan
 
 
@@ -85,7 +85,7 @@ class Simulated:
         )
 
 
-def incidents(trace: Trace) -> Iterator[tuple[Look, tuple[Incident, ...]]]:
+def incidents(trace: ControlTrace) -> Iterator[tuple[Look, tuple[Incident, ...]]]:
     """Each look of a trace with what had happened since the one before."""
     asked = trace.looks[0].seen.asked if trace.looks else 0
     simulated = Simulated(trace.controller, trace.plan, restarts=trace.restarts, asked=asked)
@@ -101,7 +101,7 @@ def incidents(trace: Trace) -> Iterator[tuple[Look, tuple[Incident, ...]]]:
         yield look, happened
 
 
-def replayed(trace: Trace) -> Sequence[tuple[Seen, Decision | None]]:
+def replayed(trace: ControlTrace) -> Sequence[tuple[Seen, Decision | None]]:
     """What a simulated launcher sees and decides at each look of a trace, told only what happened to the processes."""
     asked = trace.looks[0].seen.asked if trace.looks else 0
     simulated = Simulated(trace.controller, trace.plan, restarts=trace.restarts, asked=asked)

@@ -35,7 +35,7 @@ class Look:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Trace:
+class ControlTrace:
     """What was seen and decided of one job, from its start to its end."""
 
     controller: str
@@ -100,7 +100,7 @@ class Recorder:
             raise InputError(f"cannot write decisions to {str(self.path)!r}: {error.strerror}") from error
 
 
-def read_trace(path: Path) -> Trace:
+def read_trace(path: Path) -> ControlTrace:
     """The trace in a file; a last line that was cut off is passed over. InputError for any other file."""
     try:
         if path.stat().st_size > MOST_BYTES:
@@ -119,7 +119,7 @@ def read_trace(path: Path) -> Trace:
             plan = replace(plan, placement=said.placement)
             decision = Decision(members=said.members, plan=plan, lost=said.lost)
         looks.append(Look(at=line.at, seen=line.seen, decision=decision))
-    return Trace(controller=head.controller, plan=head.plan, restarts=head.restarts, looks=tuple(looks))
+    return ControlTrace(controller=head.controller, plan=head.plan, restarts=head.restarts, looks=tuple(looks))
 
 
 def _read(cls: type[T], text: str, where: str) -> T:

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from gnomon.errors import InputError
 from gnomon.fleet.job import Job
 from gnomon.fleet.state import Allocation
-from gnomon.fleet.traces.rows import Rows, need
+from gnomon.fleet.traces.rows import TraceRows, need
 
 Floats = NDArray[np.float64]
 Placement = tuple[int, ...]
@@ -402,7 +402,7 @@ def rows_of(path: Path, columns: Sequence[str]) -> list[Row]:
         text = path.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         raise InputError(f"cannot read measured points {str(path)!r}: {error}") from error
-    rows = Rows(str(path))
+    rows = TraceRows(str(path))
     out = []
     for line, row in rows.table(text):
         need(str(path), list(row), columns)

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 from gnomon.errors import GnomonError, InputError, PlanError
 from gnomon.fleet.assumed_losses import Assumed
-from gnomon.fleet.spot import Costs, Shape, System, shares
+from gnomon.fleet.spot import MachineShape, SpotCosts, System, shares
 from gnomon.graph import Graph
 from gnomon.hardware import Cluster
 from gnomon.methods import bamboo
@@ -39,8 +39,8 @@ NEEDED = {"schedule": ONE_F_ONE_B.name, "zero": 0, "virtual_stages": 1}
 class Priced:
     """A plan with its seconds."""
 
-    shape: Shape
-    costs: Costs
+    shape: MachineShape
+    costs: SpotCosts
     refused: str
     """Why the plan cannot have copies of stages; empty where it can."""
     copies: str
@@ -60,8 +60,8 @@ def priced(job: Job, given: Plan, assumed: Assumed) -> Priced:
     refused = bamboo.METHOD.refusal(_with(plan, bamboo.NOBODY)) or ""
     copied, taken = (1.0, 1.0) if refused else _seconds(job, plan)
     return Priced(
-        shape=Shape(stages=plan.mesh.pp, pipelines=plan.mesh.data_ranks),
-        costs=Costs(
+        shape=MachineShape(stages=plan.mesh.pp, pipelines=plan.mesh.data_ranks),
+        costs=SpotCosts(
             step_s=plain.step_s,
             copied_step_s=copied,
             memory_step_s=plain.step_s + copies.step_s,
@@ -114,7 +114,7 @@ def best_of(found: Mapping[System, float]) -> System:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Played:
+class PlayedUnderLosses:
     """A plan under losses."""
 
     found: Found
@@ -129,9 +129,9 @@ class Losses:
 
     hours: float
     """Between losses of one machine."""
-    without: Played
+    without: PlayedUnderLosses
     """The fastest plan, as it goes on best without a redundant copy."""
-    copied: Played | None
+    copied: PlayedUnderLosses | None
     """The best plan with one."""
     why: str
     """Why there is none."""
@@ -190,11 +190,11 @@ def _with_room(job: Job, plain: Iterable[Found], limit_bytes: float) -> list[Fou
     return sorted(found, key=lambda one: one.step_s)
 
 
-def _played(job: Job, found: Found, hours: float, way: System, assumed: Assumed) -> Played:
+def _played(job: Job, found: Found, hours: float, way: System, assumed: Assumed) -> PlayedUnderLosses:
     """A plan under lists of losses that are the same for all plans."""
     known = priced(job, found.plan, assumed)
     if known.refused and way == "bamboo":
         raise PlanError(known.refused)
-    return Played(
+    return PlayedUnderLosses(
         found=found, way=way, steps_per_hour=3600 * useful(known, hours, (way,), assumed)[way] / known.costs.step_s
     )

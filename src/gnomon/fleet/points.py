@@ -1,8 +1,8 @@
 """Forecasts from points: speeds of a model on numbers of devices of a kind, measured or predicted by the planner.
 
 `read_points(path)` takes a table `job_type, scale_factor, gpu, steps_per_s` (Gavel's; `model, devices, device, rate` is
-the same). `Measured` are forecasts from points, and from the stated curve for models that have none. Between points a
-speed is interpolated in logarithms; beyond them it stays what it is at the last, so that nothing is promised.
+the same). `MeasuredPoints` are forecasts from points, and from the stated curve for models that have none. Between
+points a speed is interpolated in logarithms; beyond them it stays what it is at the last, so that nothing is promised.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from gnomon.fleet.forecast import NEVER, Curve
 from gnomon.fleet.job import Job
 from gnomon.fleet.machines import Machines
 from gnomon.fleet.state import Allocation, devices_of, packed_on
-from gnomon.fleet.traces.rows import Rows, need
+from gnomon.fleet.traces.rows import TraceRows, need
 from gnomon.hardware import catalogue
 
 Points = Mapping[tuple[str, str], Sequence[tuple[int, float]]]
@@ -41,7 +41,7 @@ def read_points(path: str | Path) -> tuple[Points, tuple[str, ...]]:
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "not text in UTF-8"
         raise InputError(f"cannot read points {str(path)!r}: {reason}") from error
-    rows = Rows(str(path))
+    rows = TraceRows(str(path))
     by_model: dict[tuple[str, str], dict[int, float]] = {}
     skipped = empty = 0
     for line, row in rows.table(text):
@@ -76,7 +76,7 @@ def read_pairs(path: str | Path) -> Mapping[tuple[str, str, str], tuple[float, f
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "not text in UTF-8"
         raise InputError(f"cannot read pairs {str(path)!r}: {reason}") from error
-    rows = Rows(str(path))
+    rows = TraceRows(str(path))
     out: dict[tuple[str, str, str], tuple[float, float]] = {}
     for line, row in rows.table(text):
         need(str(path), list(row), ("job_type_a", "job_type_b", "gpu", "steps_per_s_a", "steps_per_s_b"))
@@ -117,7 +117,7 @@ def speed_at(points: Sequence[tuple[int, float]], devices: int) -> float:
 
 
 @dataclass(frozen=True)
-class Measured:
+class MeasuredPoints:
     """Forecasts from points, with the stated curve behind them: the interface `Forecasts`."""
 
     points: Points

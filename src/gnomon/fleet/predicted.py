@@ -18,7 +18,7 @@ from gnomon.fleet.forecast import NEVER, Curve
 from gnomon.fleet.job import Job
 from gnomon.fleet.machines import Machines
 from gnomon.fleet.planned import Forecast, Planner
-from gnomon.fleet.points import Measured
+from gnomon.fleet.points import MeasuredPoints
 from gnomon.fleet.state import Allocation, devices_of, packed_on
 from gnomon.graph import Graph
 from gnomon.hardware import Cluster, parse_cluster
@@ -37,7 +37,7 @@ What = tuple[str, str, int, int, int]
 
 
 @dataclass(frozen=True)
-class Made:
+class PlannedJob:
     """A job with its plan."""
 
     graph: Graph
@@ -53,7 +53,7 @@ class Predictions:
     machines: Machines
     reference: str = ""
     """Kind of device that durations are of; empty for that of the first pool."""
-    _made: dict[What, Made | GnomonError] = field(default_factory=dict, compare=False, repr=False)
+    _made: dict[What, PlannedJob | GnomonError] = field(default_factory=dict, compare=False, repr=False)
     _planners: dict[tuple[What, str, int], Planner] = field(default_factory=dict, compare=False, repr=False)
 
     def knows(self, job: Job) -> bool:
@@ -105,7 +105,7 @@ class Predictions:
             )  # fmt: skip
         return self._planners[key]
 
-    def made(self, job: Job) -> Made:
+    def made(self, job: Job) -> PlannedJob:
         """The job with its plan. InputError with the reason where there is none."""
         what = _what(job)
         if what not in self._made:
@@ -118,7 +118,7 @@ class Predictions:
             raise InputError(f"job {job.id!r}: {made}")
         return made
 
-    def _searched(self, job: Job) -> Made:
+    def _searched(self, job: Job) -> PlannedJob:
         """The fastest plan on the first kind of device on which any fits."""
         graph = read_model(known_name(job.model))[0]
         seq_len = job.seq_len or sample_tokens(graph) or min(SEQ_LEN, learned_positions(graph) or SEQ_LEN)
@@ -133,14 +133,14 @@ class Predictions:
             except GnomonError as error:
                 first = first or error
             else:
-                return Made(graph, result.best[0].plan, workload, stack("gnomon"))
+                return PlannedJob(graph, result.best[0].plan, workload, stack("gnomon"))
         assert first is not None
         raise first
 
 
-def _of_file(job: Job) -> Made:
+def _of_file(job: Job) -> PlannedJob:
     file = load_plan_file(job.plan)
-    return Made(read_model(file.model)[0], file.plan, file.workload, stack(file.stack or "gnomon"))
+    return PlannedJob(read_model(file.model)[0], file.plan, file.workload, stack(file.stack or "gnomon"))
 
 
 def _what(job: Job) -> What:
@@ -159,7 +159,7 @@ class Predicted:
 
     machines: Machines
     predictions: Predictions
-    behind: Curve | Measured
+    behind: Curve | MeasuredPoints
     _rates: dict[tuple[str, str, int, int], float] = field(default_factory=dict, compare=False, repr=False)
     _peaks: dict[str, float] = field(default_factory=dict, compare=False, repr=False)
     _known: dict[tuple[str, str, int], bool] = field(default_factory=dict, compare=False, repr=False)

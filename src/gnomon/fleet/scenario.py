@@ -15,7 +15,7 @@ from gnomon.errors import InputError
 from gnomon.fleet.job import Trace
 from gnomon.fleet.machines import PARTS, Machines
 from gnomon.fleet.rules import Failure
-from gnomon.fleet.traces.rows import Rows, need
+from gnomon.fleet.traces.rows import TraceRows, need
 
 DAY_S = 86400.0
 PEAK_H = 14.0
@@ -74,7 +74,7 @@ def read_demand(path: str | Path) -> tuple[tuple[float, float], ...]:
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "not text in UTF-8"
         raise InputError(f"cannot read load {str(path)!r}: {reason}") from error
-    rows = Rows(str(path))
+    rows = TraceRows(str(path))
     out: list[tuple[float, float]] = []
     for line, row in rows.table(text):
         need(str(path), list(row), ("bin_start_s", "relative_load"))

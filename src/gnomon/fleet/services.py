@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 
 from gnomon.errors import InputError
 from gnomon.fleet.mig import PLACES, memory_share
-from gnomon.fleet.policies.elastic_batch import Point
+from gnomon.fleet.policies.elastic_batch import BatchPoint
 from gnomon.graph import Graph
 from gnomon.hardware import Cluster, Device
 from gnomon.serving.capacity import refusal
@@ -146,7 +146,7 @@ def slice_of(device: Device, profile: str) -> Device:
     )
 
 
-def slice_points(graph: Graph, cluster: Cluster, serving: Serving, engine: Engine, length: int) -> Iterator[Point]:
+def slice_points(graph: Graph, cluster: Cluster, serving: Serving, engine: Engine, length: int) -> Iterator[BatchPoint]:
     """What every slice of the cluster's device does with batches of prompts of one bucket, padded to its length: 1, 2,
     4 … prompts, as many as its memory holds. At its full rate a batch fills while the one before is computed, so a
     prompt waits for at most twice a batch's time."""
@@ -170,4 +170,4 @@ def slice_points(graph: Graph, cluster: Cluster, serving: Serving, engine: Engin
         for batch in sizes:
             pieces = tuple(Piece(key, 0, length, True) for key in range(batch))
             seconds = price.batch_ticks(Batch(pieces, 0, 0, ())) / TICKS_PER_S
-            yield Point(profile=profile, batch=batch, per_s=batch / seconds, latency_s=2 * seconds)
+            yield BatchPoint(profile=profile, batch=batch, per_s=batch / seconds, latency_s=2 * seconds)

@@ -28,7 +28,7 @@ System = Literal["bamboo", "memory", "restart", "elastic"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Shape:
+class MachineShape:
     """Machines of a job: a rank each."""
 
     stages: int
@@ -56,7 +56,7 @@ class Shape:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Costs:
+class SpotCosts:
     """Seconds of a step, a checkpoint, a restart and what else a loss costs."""
 
     step_s: float
@@ -87,7 +87,7 @@ class Costs:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Result:
+class SpotResult:
     """How far a system came."""
 
     steps: float
@@ -101,7 +101,7 @@ class Result:
 
 
 def losses_at(
-    rate: float, shape: Shape, seconds: float, *, seed: int = 0, bulk: float = 0.0
+    rate: float, shape: MachineShape, seconds: float, *, seed: int = 0, bulk: float = 0.0
 ) -> list[tuple[float, int]]:
     """Draws a list of losses, (when, machine) in order. rate: losses of a machine in an hour. bulk: share of losses
     that take another machine, drawn from all, at the same moment."""
@@ -115,7 +115,9 @@ def losses_at(
     return made
 
 
-def replay(losses: Sequence[tuple[float, int]], shape: Shape, costs: Costs, system: System, seconds: float) -> Result:
+def replay(
+    losses: Sequence[tuple[float, int]], shape: MachineShape, costs: SpotCosts, system: System, seconds: float
+) -> SpotResult:
     """Plays a list of losses on a system. losses: (when, machine) in order; one of a machine that is gone already does
     nothing. seconds: how long."""
     played = (_Decided if system in CONTROLLED else _Played)(shape, costs, system)
@@ -132,7 +134,7 @@ def replay(losses: Sequence[tuple[float, int]], shape: Shape, costs: Costs, syst
         elif not lost:
             played.come(machine)
     played.until(seconds)
-    return Result(steps=played.steps, redone=played.redone, stopped_s=played.stopped_s, starts=played.starts)
+    return SpotResult(steps=played.steps, redone=played.redone, stopped_s=played.stopped_s, starts=played.starts)
 
 
 CONTROLLED: Mapping[System, str] = {"bamboo": "takeover", "memory": "same_ranks"}
@@ -142,7 +144,7 @@ CONTROLLED: Mapping[System, str] = {"bamboo": "takeover", "memory": "same_ranks"
 class _Played:
     """A system at work, in simulated time."""
 
-    def __init__(self, shape: Shape, costs: Costs, system: System) -> None:
+    def __init__(self, shape: MachineShape, costs: SpotCosts, system: System) -> None:
         self.shape, self.costs, self.system = shape, costs, system
         self.now = self.steps = self.redone = self.stopped_s = self.goes_at = 0.0
         """goes_at: from when on steps go on, if machines are there."""
@@ -201,7 +203,7 @@ class _Played:
 class _Decided(_Played):
     """A system that goes on without a start, by the controller of the runtime's launcher."""
 
-    def __init__(self, shape: Shape, costs: Costs, system: System) -> None:
+    def __init__(self, shape: MachineShape, costs: SpotCosts, system: System) -> None:
         super().__init__(shape, costs, system)
         self.job = Simulated(CONTROLLED[system], shape.plan)
         self.process: dict[int, int] = {}
@@ -275,7 +277,14 @@ class _Decided(_Played):
 
 
 def shares(
-    rate: float, shape: Shape, costs: Costs, systems: Iterable[System], *, seconds: float, seeds: int, bulk: float = 0.0
+    rate: float,
+    shape: MachineShape,
+    costs: SpotCosts,
+    systems: Iterable[System],
+    *,
+    seconds: float,
+    seeds: int,
+    bulk: float = 0.0,
 ) -> dict[System, float]:
     """Useful steps of each system over those of a run without losses and copies, the mean of `seeds` lists of
     losses."""

@@ -22,7 +22,7 @@ from gnomon.fleet.forecast import NEVER, Curve
 from gnomon.fleet.job import Job
 from gnomon.fleet.planned import Forecast, Planner
 from gnomon.fleet.state import Allocation, devices_of, packed_on
-from gnomon.fleet.traces.rows import Rows, need
+from gnomon.fleet.traces.rows import TraceRows, need
 from gnomon.graph import Graph
 from gnomon.hardware import catalogue, parse_cluster
 from gnomon.plans import PlanFile, load_plan_file, save_plan_file
@@ -111,7 +111,7 @@ def read_tasks(path: str | Path, read: Read = read_runnable_model) -> tuple[Task
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "not text in UTF-8"
         raise InputError(f"cannot read jobs {str(path)!r}: {reason}") from error
-    rows = Rows(str(path), advice="mend the rows")
+    rows = TraceRows(str(path), advice="mend the rows")
     tasks: dict[int, Task] = {}
     for line, row in rows.table(text):
         need(str(path), list(row), ("job_id",))
@@ -123,7 +123,7 @@ def read_tasks(path: str | Path, read: Read = read_runnable_model) -> tuple[Task
     return tuple(tasks[job.line] for job in kept)
 
 
-def _task(rows: Rows, line: int, row: dict[str, str], read: Read) -> Task | None:
+def _task(rows: TraceRows, line: int, row: dict[str, str], read: Read) -> Task | None:
     """Reads a task from a row; None, with the problem noted, if it is none."""
     name = row["job_id"]
     if not name or not all(c.isalnum() or c in "._-" for c in name) or name.startswith("."):
@@ -159,7 +159,7 @@ def _task(rows: Rows, line: int, row: dict[str, str], read: Read) -> Task | None
 
 
 def _planned(
-    rows: Rows, line: int, row: dict[str, str], path: Path, options: tuple[str, ...], submit_s: float,
+    rows: TraceRows, line: int, row: dict[str, str], path: Path, options: tuple[str, ...], submit_s: float,
     bounds: tuple[int, int], read: Read,
 ) -> Task | None:  # fmt: skip
     """A task of a plan file."""

@@ -15,14 +15,14 @@ from itertools import count
 from torch import nn
 
 from gnomon.frontend.convert import Converter, refs
-from gnomon.frontend.draft import Part
-from gnomon.frontend.records import Step, Trace
+from gnomon.frontend.draft import DraftPart
+from gnomon.frontend.records import ForwardTrace, Step
 from gnomon.frontend.write import write_block
 from gnomon.graph import Block, Call, Graph, Tensor
 from gnomon.tensors.captured import Node, mutates
 
 
-def live_steps(trace: Trace) -> list[Step]:
+def live_steps(trace: ForwardTrace) -> list[Step]:
     """Steps that an output depends on, that write into memory that does, or that Python reads, in order."""
     wanted = set(trace.outputs)
     memory = {trace.values[i].storage for i in wanted}
@@ -115,7 +115,7 @@ class Placed:
 
     segment: Segment
     """Its steps."""
-    part: Part
+    part: DraftPart
     """The block as it was written for this segment."""
     name: str
     """Of a call."""
@@ -126,7 +126,7 @@ class Placed:
 def graph_of(
     name: str,
     converter: Converter,
-    trace: Trace,
+    trace: ForwardTrace,
     live: Sequence[Step],
     containers: Sequence[str],
     inputs: Mapping[int, str],
@@ -205,7 +205,7 @@ def _chain(a: Placed, b: Placed) -> list[tuple[str, str]]:
     return [(made[value], own) for own, value in b.part.inputs if value in made]
 
 
-def _calls(placed: Sequence[Placed], trace: Trace, inputs: Mapping[int, str]) -> list[Call]:
+def _calls(placed: Sequence[Placed], trace: ForwardTrace, inputs: Mapping[int, str]) -> list[Call]:
     """Calls in order. A run's outputs are those of its last repeat; a value of an earlier one that others read breaks
     the run."""
     runs = [part for run in _runs(placed) for part in _unread(run, placed, trace.outputs)]

@@ -23,7 +23,7 @@ from gnomon.errors import CaptureError, InputError
 from gnomon.frontend.blocks import Placed, graph_of, live_steps, repeated
 from gnomon.frontend.convert import Converter
 from gnomon.frontend.flow import flow
-from gnomon.frontend.records import Step, Trace
+from gnomon.frontend.records import ForwardTrace, Step
 from gnomon.frontend.rules import products
 from gnomon.frontend.sizes import Sizes, aligned
 from gnomon.frontend.trace import record
@@ -48,7 +48,7 @@ class Captured:
     """(block, path, ATen op) of what no kind says, once for each block."""
     placed: tuple[Placed, ...]
     """Each layer of the graph as it was recorded, in order."""
-    trace: Trace
+    trace: ForwardTrace
     """The forward."""
     steps: int
     """Calls of the torch API in the forward that matter."""
@@ -136,7 +136,7 @@ def captured(
     )
 
 
-def _unread(trace: Trace, live: Sequence[Step]) -> tuple[tuple[str, int], ...]:
+def _unread(trace: ForwardTrace, live: Sequence[Step]) -> tuple[tuple[str, int], ...]:
     """Products in steps that nothing reads."""
     kept, found = {id(step) for step in live}, dict[str, int]()
     for step in trace.steps:
@@ -254,7 +254,9 @@ def _sizes_of(given: Mapping[str, Tensor], declared: Dims) -> dict[str, int]:
     return sizes
 
 
-def _record(module: nn.Module, tree: Any, given: Mapping[str, Tensor], meta: bool, dtype: torch.dtype | None) -> Trace:
+def _record(
+    module: nn.Module, tree: Any, given: Mapping[str, Tensor], meta: bool, dtype: torch.dtype | None
+) -> ForwardTrace:
     names = {id(x): name for name, x in given.items()}
     torch.manual_seed(0)
     return record(module, tree[0], tree[1], names, meta=meta, dtype=dtype)
@@ -266,10 +268,10 @@ def _again(
     given: Mapping[str, Tensor],
     declared: Dims,
     first: Mapping[str, int],
-    trace: Trace,
+    trace: ForwardTrace,
     meta: bool,
     dtype: torch.dtype | None,
-) -> tuple[dict[str, int], Trace | None]:
+) -> tuple[dict[str, int], ForwardTrace | None]:
     """The same with other sizes: all that are named, else the batch alone; no trace where the ops then differ."""
     varied = {name: _another(name, size) for name, size in first.items()}
     for sizes in (varied, {n: varied[n] if n == "batch" else s for n, s in first.items()}):

@@ -16,9 +16,9 @@ from gnomon import ops
 from gnomon.errors import CaptureError
 from gnomon.frontend.axes import Axes
 from gnomon.frontend.custom_ops import Count, Division, TensorShape, cost_of, division_of, has_price, has_sharding
-from gnomon.frontend.kinds import Kind, kind_of, link_kind
-from gnomon.frontend.records import Node as Traced
-from gnomon.frontend.records import Ref, Step, Trace
+from gnomon.frontend.kinds import CallKind, kind_of, link_kind
+from gnomon.frontend.records import AtenNode as Traced
+from gnomon.frontend.records import ForwardTrace, Ref, Step
 from gnomon.frontend.rules import base_name, link
 from gnomon.frontend.sizes import Extent, Sizes
 from gnomon.graph import Cost, Dim
@@ -35,7 +35,9 @@ DTYPES = {
 class Converter:
     """A trace with classes of axes, ready to be written as blocks."""
 
-    def __init__(self, trace: Trace, sizes: Sizes, live: Sequence[Step], names: Mapping[int, Sequence[str]]) -> None:
+    def __init__(
+        self, trace: ForwardTrace, sizes: Sizes, live: Sequence[Step], names: Mapping[int, Sequence[str]]
+    ) -> None:
         """live: the steps that matter. names: declared dims of an input value."""
         self.trace, self.sizes, self.axes = trace, sizes, Axes()
         self.readers: dict[int, set[int]] = {}
@@ -55,7 +57,7 @@ class Converter:
                 if name and not name.isdigit():
                     self.axes.role(axis, name)
         self.main = _main_dtype(trace)
-        self.kinds: dict[int, Kind] = {}
+        self.kinds: dict[int, CallKind] = {}
         for step in live:
             kind = kind_of(step, trace)
             inner = {out for node in step.nodes for out in node.outs if out is not None}
@@ -117,7 +119,7 @@ class Converter:
             self.notes.append(note)
         return cost
 
-    def _second(self, trace: Trace, sizes: Sizes) -> dict[int, Traced]:
+    def _second(self, trace: ForwardTrace, sizes: Sizes) -> dict[int, Traced]:
         """Each node's twin in the other trace."""
         if sizes.other is None:
             return {}
@@ -204,7 +206,7 @@ def refs(node: Traced) -> list[int]:
     return indices
 
 
-def _main_dtype(trace: Trace) -> torch.dtype:
+def _main_dtype(trace: ForwardTrace) -> torch.dtype:
     """The dtype that most bytes of parameters have."""
     sizes: dict[torch.dtype, int] = {}
     for value in trace.values:

@@ -16,7 +16,7 @@ from gnomon.graph import Block, Dim, Op, Tensor
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class DraftPart:
     """A block, and what it is called with."""
 
     block: Block
@@ -48,7 +48,7 @@ class Draft:
         self.turned: dict[int, str] = {}
         self.lines: dict[str, str] = {}
 
-    def done(self) -> Part:
+    def done(self) -> DraftPart:
         """The block with the ops added so far."""
         outputs = [(self.own[v], v) for v in sorted(self.wanted) if v in self.own and self._made(v)]
         used = set(self.inputs) | {n for op in self.ops for n in (*op.inputs, *op.outputs)}
@@ -59,7 +59,7 @@ class Draft:
             tensors=tuple(t for t in self.tensors.values() if t.name in used),
             ops=tuple(self.ops),
         )
-        return Part(
+        return DraftPart(
             block,
             tuple(self.inputs.items()),
             tuple(outputs),

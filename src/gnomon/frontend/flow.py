@@ -7,19 +7,19 @@ memory gets one if what is written into it later has one. Leaves out parameters 
 from __future__ import annotations
 
 from gnomon.frontend.convert import refs
-from gnomon.frontend.records import Node as Traced
-from gnomon.frontend.records import Trace
+from gnomon.frontend.records import AtenNode as Traced
+from gnomon.frontend.records import ForwardTrace
 from gnomon.tensors.captured import Node, mutates
 
 
-def flow(trace: Trace) -> None:
+def flow(trace: ForwardTrace) -> None:
     """Sets `grad` of each value that an op made."""
     nodes = [node for step in trace.steps for node in step.nodes]
     _written(trace, nodes)
     _asked_for(trace, nodes)
 
 
-def _written(trace: Trace, nodes: list[Traced]) -> None:
+def _written(trace: ForwardTrace, nodes: list[Traced]) -> None:
     """What looks into memory that a value with a gradient was written into has one, and what is computed of it then."""
     values = trace.values
     late = set[int]()
@@ -36,7 +36,7 @@ def _written(trace: Trace, nodes: list[Traced]) -> None:
         values[index].grad = True
 
 
-def _asked_for(trace: Trace, nodes: list[Traced]) -> None:
+def _asked_for(trace: ForwardTrace, nodes: list[Traced]) -> None:
     """What no output with a gradient follows from has none."""
     values = trace.values
     reached = {index for index in trace.outputs if values[index].grad}

@@ -1,8 +1,8 @@
 """Calls of the torch API that an op kind of the graph stands for.
 
-`kind_of(step, trace)` looks at what was called with what and returns a `Kind`: the graph's kind, its operands in the
-graph's order and its attributes. None for a call that no kind says exactly; then it becomes an `opaque` op or a view.
-Leaves out dims (`axes`), and whether operands' dims fit together, which `convert` sees.
+`kind_of(step, trace)` looks at what was called with what and returns a `CallKind`: the graph's kind, its operands in
+the graph's order and its attributes. None for a call that no kind says exactly; then it becomes an `opaque` op or a
+view. Leaves out dims (`axes`), and whether operands' dims fit together, which `convert` sees.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ import torch
 
 from gnomon import ops
 from gnomon.frontend.axes import Axes
-from gnomon.frontend.records import Ref, Step, Trace
+from gnomon.frontend.records import ForwardTrace, Ref, Step
 from gnomon.frontend.rules import Row
 from gnomon.ops.op import AttrValue, TorchCall
 from gnomon.tensors.captured import Node, mutates
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Kind:
+class CallKind:
     """What a call is in the graph."""
 
     kind: str
@@ -46,7 +46,7 @@ class Kind:
 class _Call:
     """Arguments of a call by place or name."""
 
-    def __init__(self, step: Step, trace: Trace) -> None:
+    def __init__(self, step: Step, trace: ForwardTrace) -> None:
         self.args, self.kwargs = step.call
         self.trace = trace
 
@@ -68,7 +68,7 @@ class _Call:
         return index if value.origin == "parameter" and value.grad and len(value.shape) == dims else None
 
 
-def kind_of(step: Step, trace: Trace) -> Kind | None:
+def kind_of(step: Step, trace: ForwardTrace) -> CallKind | None:
     """The kind of a call; None if none says it."""
     rule = _KINDS.get(step.func)
     if not step.nodes:
@@ -82,7 +82,7 @@ def kind_of(step: Step, trace: Trace) -> Kind | None:
     return rule(_Call(step, trace), first if step.func != "native" else out, trace)
 
 
-def _writes_over(step: Step, trace: Trace) -> bool:
+def _writes_over(step: Step, trace: ForwardTrace) -> bool:
     """Whether it writes into memory that it did not make."""
     own = set[int]()
     for node in step.nodes:
@@ -95,36 +95,36 @@ def _writes_over(step: Step, trace: Trace) -> bool:
     return False
 
 
-def _linear(call: _Call, out: int, trace: Trace) -> Kind | None:
+def _linear(call: _Call, out: int, trace: ForwardTrace) -> CallKind | None:
     x, weight = call.value(0, "input"), call.parameter(1, "weight", 2)
     bias, asked = call.parameter(2, "bias", 1), call.get(2, "bias")
     if x is None or weight is None or (asked is not None and bias is None) or len(trace.values[x].shape) < 2:
         return None
-    return Kind(kind="linear", operands=(x, weight) if bias is None else (x, weight, bias), out=out)
+    return CallKind(kind="linear", operands=(x, weight) if bias is None else (x, weight, bias), out=out)
 
 
-def _addmm(call: _Call, out: int, trace: Trace) -> Kind | None:
+def _addmm(call: _Call, out: int, trace: ForwardTrace) -> CallKind | None:
     bias, x, weight = call.parameter(0, "input", 1), call.value(1, "mat1"), call.parameter(2, "mat2", 2)
     if bias is None or x is None or weight is None or {"beta", "alpha", "out"} & set(call.kwargs):
         return None
     if trace.values[bias].shape[0] != trace.values[weight].shape[1]:
         return None
-    return Kind(kind="linear", operands=(x, weight, bias), out=out, inner_first=True)
+    return CallKind(kind="linear", operands=(x, weight, bias), out=out, inner_first=True)
 
 
-def _product(call: _Call, out: int, trace: Trace) -> Kind | None:
+def _product(call: _Call, out: int, trace: ForwardTrace) -> CallKind | None:
     """The kind of a matmul of rows and a weight: `x @ weight`, or `x @ weight.T`; None for other calls."""
     name = "mat2" if "mat2" in call.kwargs else "other"
     x, weight, given = call.value(0, "input"), call.parameter(1, name, 2), call.value(1, name)
     if x is None or given is None or len(trace.values[x].shape) < 2 or trace.values[x].origin == "parameter":
         return None
     if weight is not None:
-        return Kind(kind="linear", operands=(x, weight), out=out, inner_first=True)
+        return CallKind(kind="linear", operands=(x, weight), out=out, inner_first=True)
     whole = _transposed(given, trace)
-    return None if whole is None else Kind(kind="linear", operands=(x, whole), out=out, turned=given)
+    return None if whole is None else CallKind(kind="linear", operands=(x, whole), out=out, turned=given)
 
 
-def _transposed(index: int, trace: Trace) -> int | None:
+def _transposed(index: int, trace: ForwardTrace) -> int | None:
     """The parameter whose transpose a value is."""
     value, tensor = trace.values[index], trace.tensors[index]
     if value.origin != "op" or len(value.shape) != 2:
@@ -136,7 +136,7 @@ def _transposed(index: int, trace: Trace) -> int | None:
     return None
 
 
-def _attention(call: _Call, out: int, trace: Trace) -> Kind | None:
+def _attention(call: _Call, out: int, trace: ForwardTrace) -> CallKind | None:
     q, k, v = (call.value(i, name) for i, name in enumerate(("query", "key", "value")))
     mask, dropout = call.get(3, "attn_mask"), float(call.get(4, "dropout_p", 0.0))
     if q is None or k is None or v is None or any(len(trace.values[i].shape) != 4 for i in (q, k, v)):
@@ -160,11 +160,11 @@ def _attention(call: _Call, out: int, trace: Trace) -> Kind | None:
     if shapes[0][3] != shapes[2][3] or (mask is not None and trace.values[operands[3]].grad):
         given["values_in_rows"] = trace.tensors[v].is_contiguous()
         given["in_steps"] = True  # where there is no kernel for it (`Kernels.attention_in_steps`)
-    return Kind(kind="attention", operands=operands, out=out, attrs=given)
+    return CallKind(kind="attention", operands=operands, out=out, attrs=given)
 
 
-def _norm(fn: str) -> Callable[[_Call, int, Trace], Kind | None]:
-    def rule(call: _Call, out: int, trace: Trace) -> Kind | None:
+def _norm(fn: str) -> Callable[[_Call, int, ForwardTrace], CallKind | None]:
+    def rule(call: _Call, out: int, trace: ForwardTrace) -> CallKind | None:
         x, shape = call.value(0, "input"), call.get(1, "normalized_shape")
         weight, bias = call.parameter(2, "weight", 1), call.parameter(3, "bias", 1) if fn == "layer" else None
         asked = [call.get(2, "weight"), call.get(3, "bias") if fn == "layer" else None]
@@ -178,12 +178,12 @@ def _norm(fn: str) -> Callable[[_Call, int, Trace], Kind | None]:
         if eps is None:
             eps = 1e-5 if fn == "layer" else torch.finfo(trace.values[x].dtype).eps
         operands = (x, *(i for i in (weight, bias) if i is not None))
-        return Kind(kind="norm", operands=operands, out=out, attrs={"fn": fn, "eps": float(eps)})
+        return CallKind(kind="norm", operands=operands, out=out, attrs={"fn": fn, "eps": float(eps)})
 
     return rule
 
 
-def _embedding(call: _Call, out: int, trace: Trace) -> Kind | None:
+def _embedding(call: _Call, out: int, trace: ForwardTrace) -> CallKind | None:
     ids, table = call.value(0, "input"), call.parameter(1, "weight", 2)
     if ids is None or table is None or call.get(3, "max_norm") or call.get(5, "scale_grad_by_freq", False):
         return None
@@ -193,10 +193,10 @@ def _embedding(call: _Call, out: int, trace: Trace) -> Kind | None:
     given: dict[str, AttrValue] = {}
     if padding is not None and int(padding) != -1:
         given["padding"] = int(padding) % trace.values[table].shape[0]
-    return Kind(kind="embedding", operands=(ids, table), out=out, attrs=given)
+    return CallKind(kind="embedding", operands=(ids, table), out=out, attrs=given)
 
 
-def _cross_entropy(call: _Call, out: int, trace: Trace) -> Kind | None:
+def _cross_entropy(call: _Call, out: int, trace: ForwardTrace) -> CallKind | None:
     logits, labels = call.value(0, "input"), call.value(1, "target")
     if logits is None or labels is None or trace.values[labels].dtype.is_floating_point:
         return None
@@ -206,10 +206,10 @@ def _cross_entropy(call: _Call, out: int, trace: Trace) -> Kind | None:
         return None
     if int(call.get(4, "ignore_index", -100)) >= 0:
         return None
-    return Kind(kind="cross_entropy", operands=(logits, labels), out=out, attrs={"reduction": "mean"})
+    return CallKind(kind="cross_entropy", operands=(logits, labels), out=out, attrs={"reduction": "mean"})
 
 
-def _dropout(call: _Call, out: int, trace: Trace) -> Kind | None:
+def _dropout(call: _Call, out: int, trace: ForwardTrace) -> CallKind | None:
     x = call.value(0, "input")
     p = float(call.get(1, "p", 0.5))
     if (
@@ -219,24 +219,24 @@ def _dropout(call: _Call, out: int, trace: Trace) -> Kind | None:
         or trace.values[x].shape != trace.values[out].shape
     ):
         return None
-    return Kind(kind="dropout", operands=(x,), out=out, attrs={"p": p, "drawn": True})
+    return CallKind(kind="dropout", operands=(x,), out=out, attrs={"p": p, "drawn": True})
 
 
-def _activation(fn: str) -> Callable[[_Call, int, Trace], Kind | None]:
-    def rule(call: _Call, out: int, trace: Trace) -> Kind | None:
+def _activation(fn: str) -> Callable[[_Call, int, ForwardTrace], CallKind | None]:
+    def rule(call: _Call, out: int, trace: ForwardTrace) -> CallKind | None:
         x = call.value(0, "input")
         if x is None or not trace.values[x].grad or trace.values[x].origin == "parameter":
             return None
         name = fn
         if fn == "gelu":
             name = "gelu_tanh" if call.get(1, "approximate", "none") == "tanh" else "gelu"
-        return Kind(kind="activation", operands=(x,), out=out, attrs={"fn": name})
+        return CallKind(kind="activation", operands=(x,), out=out, attrs={"fn": name})
 
     return rule
 
 
-def _pair(kind: str) -> Callable[[_Call, int, Trace], Kind | None]:
-    def rule(call: _Call, out: int, trace: Trace) -> Kind | None:
+def _pair(kind: str) -> Callable[[_Call, int, ForwardTrace], CallKind | None]:
+    def rule(call: _Call, out: int, trace: ForwardTrace) -> CallKind | None:
         a, b = call.value(0, "input"), call.value(1, "other")
         if a is None or b is None or call.kwargs.get("alpha", 1) != 1 or call.kwargs.get("out") is not None:
             return None
@@ -245,12 +245,12 @@ def _pair(kind: str) -> Callable[[_Call, int, Trace], Kind | None]:
             return None
         if not made.dtype.is_floating_point or "parameter" in (left.origin, right.origin):
             return None
-        return Kind(kind=kind, operands=(a, b), out=out)
+        return CallKind(kind=kind, operands=(a, b), out=out)
 
     return rule
 
 
-_KINDS: dict[str, Callable[[_Call, int, Trace], Kind | None]] = {
+_KINDS: dict[str, Callable[[_Call, int, ForwardTrace], CallKind | None]] = {
     "linear": _linear,
     "addmm": _addmm,
     "mm": _product,
@@ -294,7 +294,7 @@ def named_axes(kind: str) -> tuple[str, ...]:
     return next((call.axes for call in calls if isinstance(call, TorchCall) and isinstance(call.axes, tuple)), ())
 
 
-def _called(step: Step, out: int, trace: Trace) -> Kind | None:
+def _called(step: Step, out: int, trace: ForwardTrace) -> CallKind | None:
     """The kind that says so of a call, of tensors in the dtype that it makes and numbers; None for others."""
     targets = {node.target for node in step.nodes}
     custom = "::".join(next(iter(targets)).split(".")[:2]) if len(targets) == 1 else ""
@@ -319,10 +319,10 @@ def _called(step: Step, out: int, trace: Trace) -> Kind | None:
         return None
     if ops.find(kind).contracts and (values[1].origin != "parameter" or not values[1].grad):
         return None
-    return Kind(kind=kind, operands=tuple(index for index in operands if index is not None), out=out, attrs=given)
+    return CallKind(kind=kind, operands=tuple(index for index in operands if index is not None), out=out, attrs=given)
 
 
-def link_kind(kind: Kind, rows: list[Row], axes: Axes) -> None:
+def link_kind(kind: CallKind, rows: list[Row], axes: Axes) -> None:
     """Joins the axes of a kind's operands and output, and says what they are."""
     ins, out = [rows[i] for i in kind.operands], rows[kind.out]
     does = ops.find(kind.kind).does

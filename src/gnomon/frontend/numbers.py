@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_map
 
 from gnomon.errors import CaptureError
-from gnomon.frontend.records import Node, Ref, Value
+from gnomon.frontend.records import AtenNode, Ref, Value
 from gnomon.tensors.captured import Node as Written
 from gnomon.tensors.captured import mutates
 
@@ -30,11 +30,11 @@ class Numbers:
         self.values = values
         self.real: dict[int, Tensor] = {}
         """Value -> what it holds, as far as it is known."""
-        self.made: dict[int, Node] = {}
-        self.history: dict[int, list[Node]] = {}
+        self.made: dict[int, AtenNode] = {}
+        self.history: dict[int, list[AtenNode]] = {}
         self.written: set[int] = set()
 
-    def add(self, node: Node) -> None:
+    def add(self, node: AtenNode) -> None:
         """Adds one more op of the trace."""
         for index in node.outs:
             if index is not None:
@@ -70,7 +70,7 @@ class Numbers:
         """Whether it is that of an input or a parameter, which is not ours to write into."""
         return any(value.storage == storage and value.origin != "op" for value in self.values)
 
-    def _run(self, node: Node, where: str) -> None:
+    def _run(self, node: AtenNode, where: str) -> None:
         reads = [x.index for x in tree_flatten((node.args, node.kwargs))[0] if isinstance(x, Ref)]
         known = {index: self.of(index, where) for index in reads}
         args, kwargs = tree_map(lambda x: known[x.index] if isinstance(x, Ref) else on_cpu(x), (node.args, node.kwargs))

@@ -16,7 +16,7 @@ MOST = 5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Share:
+class OpaqueShare:
     """Part of a forward."""
 
     bytes: float
@@ -30,7 +30,7 @@ def target_of(op: Op) -> str:
     return ".".join((moving or [op.captured.nodes[-1].target])[-1].split(".")[:2])
 
 
-def shares(graph: Graph, sizes: Mapping[str, int] | None = None) -> dict[str, Share]:
+def shares(graph: Graph, sizes: Mapping[str, int] | None = None) -> dict[str, OpaqueShare]:
     """ATen op -> its part of the forward's bytes and FLOPs, the largest first."""
     known = {a.name: 1 if a.name == "batch" else 2048 for t in graph.inputs for a in t.atoms if a.size is None}
     setting = Setting(sizes={**known, **(sizes or {})}, dtypes=BF16, causal_flops="full")
@@ -49,7 +49,7 @@ def shares(graph: Graph, sizes: Mapping[str, int] | None = None) -> dict[str, Sh
                 entry = by_target.setdefault(target_of(op), [0.0, 0.0])
                 entry[0], entry[1] = entry[0] + moved, entry[1] + flops
     parts = {
-        name: Share(bytes=moved / max(total_bytes, 1.0), flops=flops / max(total_flops, 1.0))
+        name: OpaqueShare(bytes=moved / max(total_bytes, 1.0), flops=flops / max(total_flops, 1.0))
         for name, (moved, flops) in by_target.items()
     }
     return dict(sorted(parts.items(), key=lambda item: -(item[1].bytes + item[1].flops)))

@@ -1,6 +1,7 @@
 """What a recorded forward is made of: values, ATen ops, and the calls of the torch API that ran them.
 
-A `Trace` holds the steps in order and every value by its index. Leaves out recording (`trace`) and meaning (`convert`).
+A `ForwardTrace` holds the steps in order and every value by its index. Leaves out recording (`trace`) and meaning
+(`convert`).
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ class Value:
 
 
 @dataclass(slots=True)
-class Node:
+class AtenNode:
     """One ATen op of a recorded forward."""
 
     target: str
@@ -78,7 +79,7 @@ class Step:
     """`file.py:12` of the user's code."""
     turns: tuple[tuple[str, int], ...] = ()
     """Modules that were running, outermost first, and the how-manieth run of each it was."""
-    nodes: list[Node] = field(default_factory=list)
+    nodes: list[AtenNode] = field(default_factory=list)
     kept: list[tuple[int, tuple[int, ...], torch.dtype]] = field(default_factory=list)
     """(storage, shape, dtype) of each tensor that autograd keeps."""
     call: tuple[tuple[Any, ...], dict[str, Any]] = ((), {})
@@ -86,7 +87,7 @@ class Step:
 
 
 @dataclass(slots=True)
-class Trace:
+class ForwardTrace:
     """A recorded forward."""
 
     values: list[Value]

@@ -12,7 +12,7 @@ from math import prod
 from typing import Any
 
 from gnomon.frontend.axes import Axes, Axis
-from gnomon.frontend.records import Node, Ref, Trace
+from gnomon.frontend.records import AtenNode, ForwardTrace, Ref
 from gnomon.frontend.sizes import Extent
 from gnomon.graph import Size
 
@@ -40,7 +40,7 @@ def base_name(target: str) -> str:
     return name[:-1] if name.endswith("_") and not name.endswith("__") else name
 
 
-def link(node: Node, trace: Trace, rows: Sequence[Row], axes: Axes) -> None:
+def link(node: AtenNode, trace: ForwardTrace, rows: Sequence[Row], axes: Axes) -> None:
     """Joins axes of the outputs of a node with axes of its operands."""
     name = base_name(node.target)
     outs = [rows[index] for index in node.outs if index is not None]
@@ -73,12 +73,12 @@ def _aligned(row: Row, out: Row, axes: Axes) -> None:
             axes.same(a, b)
 
 
-def _axis(node: Node, place: int, count: int) -> int:
+def _axis(node: AtenNode, place: int, count: int) -> int:
     given = node.args[place] if len(node.args) > place else node.kwargs.get("dim", 0)
     return int(given) % count if count and isinstance(given, int) else 0
 
 
-def _transpose(node: Node, ins: list[Row], outs: list[Row], axes: Axes) -> None:
+def _transpose(node: AtenNode, ins: list[Row], outs: list[Row], axes: Axes) -> None:
     order = list(range(len(ins[0])))
     if order:
         a, b = (0, -1) if base_name(node.target) == "t" else (node.args[1], node.args[2])
@@ -87,12 +87,12 @@ def _transpose(node: Node, ins: list[Row], outs: list[Row], axes: Axes) -> None:
         axes.same(ins[0][j], outs[0][i])
 
 
-def _permute(node: Node, ins: list[Row], outs: list[Row], axes: Axes) -> None:
+def _permute(node: AtenNode, ins: list[Row], outs: list[Row], axes: Axes) -> None:
     for i, j in enumerate(node.args[1]):
         axes.same(ins[0][j], outs[0][i])
 
 
-def _matmul(node: Node, ins: list[Row], outs: list[Row], axes: Axes) -> None:
+def _matmul(node: AtenNode, ins: list[Row], outs: list[Row], axes: Axes) -> None:
     left, right = ins[-2:]
     out = outs[0]
     if len(left) < 2 or len(right) < 2 or len(out) < 2:
@@ -104,7 +104,7 @@ def _matmul(node: Node, ins: list[Row], outs: list[Row], axes: Axes) -> None:
         axes.same(right[0], out[0])
 
 
-def _view(node: Node, ins: list[Row], outs: list[Row], axes: Axes) -> None:
+def _view(node: AtenNode, ins: list[Row], outs: list[Row], axes: Axes) -> None:
     """Groups of axes of equal product: one to one the same, one to many a product."""
     old, new = ins[0], outs[0]
     i = j = 0
@@ -148,19 +148,19 @@ def _under(a: tuple[int, tuple[str, ...]], b: tuple[int, tuple[str, ...]]) -> bo
     return len(a[1]) < len(b[1]) or (len(a[1]) == len(b[1]) and a[0] < b[0])
 
 
-def _unsqueeze(node: Node, ins: list[Row], outs: list[Row], axes: Axes) -> None:
+def _unsqueeze(node: AtenNode, ins: list[Row], outs: list[Row], axes: Axes) -> None:
     where = int(node.args[1]) % len(outs[0])
     for i, axis in enumerate(ins[0]):
         axes.same(axis, outs[0][i + (i >= where)])
 
 
-def _squeeze(node: Node, ins: list[Row], outs: list[Row], axes: Axes) -> None:
+def _squeeze(node: AtenNode, ins: list[Row], outs: list[Row], axes: Axes) -> None:
     kept = [axis for axis in ins[0] if axes.extents[axis] != 1]
     for a, b in zip(kept, [axis for axis in outs[0] if axes.extents[axis] != 1], strict=False):
         axes.same(a, b)
 
 
-def _select(node: Node, ins: list[Row], outs: list[Row], axes: Axes) -> None:
+def _select(node: AtenNode, ins: list[Row], outs: list[Row], axes: Axes) -> None:
     where = _axis(node, 1, len(ins[0]))
     kept = [axis for i, axis in enumerate(ins[0]) if i != where]
     for out in outs:
@@ -168,29 +168,29 @@ def _select(node: Node, ins: list[Row], outs: list[Row], axes: Axes) -> None:
             axes.same(a, b)
 
 
-def _parts(node: Node, ins: list[Row], outs: list[Row], axes: Axes) -> None:
+def _parts(node: AtenNode, ins: list[Row], outs: list[Row], axes: Axes) -> None:
     for out in outs:
         for a, b in zip(ins[0], out, strict=False):
             axes.same(a, b)
 
 
-def _convolution(node: Node, ins: list[Row], outs: list[Row], axes: Axes) -> None:
+def _convolution(node: AtenNode, ins: list[Row], outs: list[Row], axes: Axes) -> None:
     axes.same(ins[0][0], outs[0][0])
     axes.same(ins[1][0], outs[0][1])
     axes.role(outs[0][1], "channels")
 
 
-def _embedding(node: Node, ins: list[Row], outs: list[Row], axes: Axes) -> None:
+def _embedding(node: AtenNode, ins: list[Row], outs: list[Row], axes: Axes) -> None:
     table, ids = ins[0], ins[1]
     for a, b in zip([*ids, table[-1]], outs[0], strict=False):
         axes.same(a, b)
 
 
-def _expand(node: Node, ins: list[Row], outs: list[Row], axes: Axes) -> None:
+def _expand(node: AtenNode, ins: list[Row], outs: list[Row], axes: Axes) -> None:
     _aligned(ins[0], outs[0], axes)
 
 
-def _reduced(node: Node, ins: list[Row], outs: list[Row], axes: Axes) -> None:
+def _reduced(node: AtenNode, ins: list[Row], outs: list[Row], axes: Axes) -> None:
     """Sums over axes, which are kept with length one or left out."""
     gone = node.args[1] if len(node.args) > 1 else node.kwargs.get("dim")
     if gone is None:
@@ -206,7 +206,7 @@ def _reduced(node: Node, ins: list[Row], outs: list[Row], axes: Axes) -> None:
             axes.same(a, b)
 
 
-Rule = Callable[[Node, list[Row], list[Row], Axes], None]
+Rule = Callable[[AtenNode, list[Row], list[Row], Axes], None]
 _RULES: dict[str, Rule] = {
     "t": _transpose, "transpose": _transpose, "permute": _permute, "mm": _matmul, "addmm": _matmul, "bmm": _matmul,
     "baddbmm": _matmul, "view": _view, "_unsafe_view": _view, "reshape": _view, "unsqueeze": _unsqueeze,
@@ -232,7 +232,7 @@ def times(*extents: Extent) -> Extent:
     return Size(factor, names) if names else factor
 
 
-def products(node: Node, extents: Extents) -> tuple[tuple[Shape, ...], tuple[int, int] | None]:
+def products(node: AtenNode, extents: Extents) -> tuple[tuple[Shape, ...], tuple[int, int] | None]:
     """((batch, rows, columns, depth) of each product, the two operands whose gradients are products)."""
     name = base_name(node.target)
     if name == "mkldnn_rnn_layer":

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from itertools import combinations_with_replacement
 from math import prod
 
-from gnomon.frontend.records import Trace
+from gnomon.frontend.records import ForwardTrace
 from gnomon.graph import Size
 
 Extent = int | Size
@@ -55,7 +55,7 @@ class Sizes:
     """Size of each named dim in the trace."""
     second: Mapping[str, int]
     """In the other one; equal where a dim is taken as fixed."""
-    other: Trace | None
+    other: ForwardTrace | None
     """None: nothing is known to follow."""
     fixed: set[str] = field(default_factory=set)
     """Places where a size differs and no rule was found: it is as in the first trace."""
@@ -70,7 +70,7 @@ class Sizes:
         return fitted
 
 
-def aligned(a: Trace, b: Trace) -> bool:
+def aligned(a: ForwardTrace, b: ForwardTrace) -> bool:
     """Whether two traces ran the same ops in the same order."""
     if len(a.steps) != len(b.steps) or len(a.values) != len(b.values):
         return False

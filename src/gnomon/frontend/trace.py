@@ -1,9 +1,9 @@
 """One forward of a module, recorded: every ATen op with its operands, the torch call and module it belongs to.
 
-`record(module, inputs)` runs the module under two modes and returns a `Trace`. A `Step` is one call of the torch API (a
-`linear`, a `scaled_dot_product_attention`, a `+`) with the ATen ops that it runs; what autograd keeps of it is read off
-saved-tensor hooks. On the meta device nothing is computed; an integer that Python asks for is worked out from the ops
-that lead to it. Leaves out what the ops mean (`convert`) and how sizes depend on the inputs (`sizes`).
+`record(module, inputs)` runs the module under two modes and returns a `ForwardTrace`. A `Step` is one call of the torch
+API (a `linear`, a `scaled_dot_product_attention`, a `+`) with the ATen ops that it runs; what autograd keeps of it is
+read off saved-tensor hooks. On the meta device nothing is computed; an integer that Python asks for is worked out from
+the ops that lead to it. Leaves out what the ops mean (`convert`) and how sizes depend on the inputs (`sizes`).
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from torch.utils._pytree import tree_flatten, tree_map
 from gnomon.errors import CaptureError
 from gnomon.frontend.caches import forgotten
 from gnomon.frontend.numbers import FINITE, Numbers, on_cpu
-from gnomon.frontend.records import Node, Ref, Step, Trace, Value, is_trained
+from gnomon.frontend.records import AtenNode, ForwardTrace, Ref, Step, Value, is_trained
 
 LITERAL_ELEMENTS = 64
 """Constants of so many elements are written into the graph; longer ones are states with a name."""
@@ -41,7 +41,7 @@ _VALUE_SIZED = ("aten.nonzero.default", "aten._unique2.default", "aten.masked_se
 """Ops whose output's size depends on values."""
 
 
-class Recorder:
+class ForwardRecorder:
     """The growing trace of one forward."""
 
     def __init__(self, module: nn.Module, *, meta: bool) -> None:
@@ -164,7 +164,7 @@ class Recorder:
         self.values.append(replace(self.values[index], origin="op", name="", grad=False))
         self.held.append(tensor)
         out = (len(self.values) - 1,)
-        node = Node("aten.detach.default", (Ref(index),), {}, out, False, torch.is_grad_enabled(), read=numbers)
+        node = AtenNode("aten.detach.default", (Ref(index),), {}, out, False, torch.is_grad_enabled(), read=numbers)
         step = Step("read", *self.stack[-1], where, self.turns[-1], [node])
         (self.steps if self.open is None else self.late).append(step)
 
@@ -203,7 +203,7 @@ class Recorder:
             for x in flat
         )
         sized = str(func) in _VALUE_SIZED and fed
-        node = Node(str(func), refs_args, refs_kwargs, outs, many, torch.is_grad_enabled(), sized=sized)
+        node = AtenNode(str(func), refs_args, refs_kwargs, outs, many, torch.is_grad_enabled(), sized=sized)
         step.nodes.append(node)
         if self.meta:
             self.numbers.add(node)
@@ -232,7 +232,7 @@ def _where() -> str:
 class _Calls(TorchFunctionMode):
     """Opens a step for each call of the torch API that runs an op."""
 
-    def __init__(self, recorder: Recorder) -> None:
+    def __init__(self, recorder: ForwardRecorder) -> None:
         super().__init__()
         self.recorder = recorder
         self.entering = False
@@ -293,7 +293,7 @@ def _indices(index: Any) -> Any:
 class _Ops(TorchDispatchMode):
     """Records each ATen op; on the meta device brings every operand there."""
 
-    def __init__(self, recorder: Recorder) -> None:
+    def __init__(self, recorder: ForwardRecorder) -> None:
         super().__init__()
         self.recorder = recorder
         self.moved: dict[int, Tensor] = {}
@@ -361,7 +361,7 @@ class _Ops(TorchDispatchMode):
 
 
 @contextmanager
-def _modules(recorder: Recorder) -> Iterator[None]:
+def _modules(recorder: ForwardRecorder) -> Iterator[None]:
     """Knows at any time whose forward runs."""
 
     def enter(module: nn.Module, args: Any) -> None:
@@ -386,7 +386,7 @@ def _modules(recorder: Recorder) -> Iterator[None]:
 
 
 @contextmanager
-def _functions(recorder: Recorder) -> Iterator[None]:
+def _functions(recorder: ForwardRecorder) -> Iterator[None]:
     """Names autograd functions of the user's own, whose backward the graph takes from their forward."""
     plain = torch.autograd.Function.__dict__["apply"]
 
@@ -433,11 +433,11 @@ def record(
     *,
     meta: bool,
     dtype: torch.dtype | None = None,
-) -> Trace:
+) -> ForwardTrace:
     """Runs the module's forward once. args, kwargs: tensors among them are inputs, called `names[id]`. meta: on shapes
     only. dtype: of the module's floating-point tensors, in place of their own. CaptureError with file and line where
     the forward cannot be run."""
-    recorder = Recorder(module, meta=meta)
+    recorder = ForwardRecorder(module, meta=meta)
     swapped: dict[str, Tensor] = {}
 
     def copied(x: Tensor) -> Tensor:
@@ -488,7 +488,7 @@ def record(
             output_names.append(name)
     if not outputs:
         raise CaptureError(f"{type(module).__name__} returned no tensor")
-    return Trace(
+    return ForwardTrace(
         values=recorder.values,
         steps=recorder.steps,
         outputs=outputs,

@@ -9,13 +9,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from gnomon.frontend.convert import Converter
-from gnomon.frontend.draft import Draft, Part
+from gnomon.frontend.draft import Draft, DraftPart
 from gnomon.frontend.records import Step
 from gnomon.frontend.write_captured import CapturedWriter
 from gnomon.frontend.write_kinds import KindWriter
 
 
-def write_block(converter: Converter, steps: Sequence[Step], prefix: str, name: str, wanted: set[int]) -> Part:
+def write_block(converter: Converter, steps: Sequence[Step], prefix: str, name: str, wanted: set[int]) -> DraftPart:
     """The steps as one block. prefix: of the module that they lie under. wanted: values that others read."""
     draft = Draft(converter, prefix, name, wanted)
     kinds, captured = KindWriter(draft), CapturedWriter(draft)

@@ -14,7 +14,7 @@ import torch
 from gnomon.errors import CaptureError
 from gnomon.frontend.convert import refs
 from gnomon.frontend.draft import Draft
-from gnomon.frontend.records import Node as Traced
+from gnomon.frontend.records import AtenNode as Traced
 from gnomon.frontend.records import Ref, Step
 from gnomon.frontend.rules import ALONG, MOVES, POINTWISE, base_name, products
 from gnomon.frontend.sizes import fit

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 
 from gnomon import ops
 from gnomon.frontend.draft import Draft
-from gnomon.frontend.kinds import Kind, named_axes
+from gnomon.frontend.kinds import CallKind, named_axes
 from gnomon.frontend.records import Ref, Step
 from gnomon.frontend.write_captured import short
 from gnomon.graph import Captured, Dim, Node, Op, Tensor, Torch, Use, attrs
@@ -35,7 +35,7 @@ class KindWriter:
         self.draft, self.owner = draft, draft.owner
         self.turned: dict[int, str] = {}
 
-    def write(self, step: Step, kind: Kind) -> bool:
+    def write(self, step: Step, kind: CallKind) -> bool:
         """Writes the step as its kind; False where operands' dims do not fit together."""
         if kind.kind == "attention":
             return self._attention(step, kind)
@@ -118,7 +118,7 @@ class KindWriter:
         self.draft.opaque.append((path, node.target))
         return made
 
-    def _attrs(self, kind: Kind) -> dict[str, AttrValue]:
+    def _attrs(self, kind: CallKind) -> dict[str, AttrValue]:
         """The attributes of the op; `no_grad` where its result gets no gradient and an operand would."""
         values = self.draft.trace.values
         stops = not values[kind.out].grad and any(values[index].grad for index in kind.operands)
@@ -127,7 +127,7 @@ class KindWriter:
     def _read_before(self, name: str) -> bool:
         return any(name in op.inputs for op in self.draft.ops)
 
-    def _attention(self, step: Step, kind: Kind) -> bool:
+    def _attention(self, step: Step, kind: CallKind) -> bool:
         """(batch, heads, positions, dim) become the graph's (batch, positions, heads, dim) by views."""
         order = [self.owner.dims(i) for i in kind.operands[:3]]
         q, k, v = ([d[0], d[2], d[1], d[3]] for d in order)

@@ -13,7 +13,7 @@ from gnomon.hardware.types import Cluster, Device, Node
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Kind:
+class DeviceKind:
     """Devices that are alike, with alike networks."""
 
     name: str
@@ -24,7 +24,7 @@ class Kind:
     """In the cluster."""
 
 
-def kinds_of(cluster: Cluster) -> tuple[Kind, ...]:
+def kinds_of(cluster: Cluster) -> tuple[DeviceKind, ...]:
     """The kinds of a cluster, in order of their first device."""
     kinds: dict[tuple[object, ...], tuple[Node, list[int]]] = {}
     first = 0
@@ -36,7 +36,7 @@ def kinds_of(cluster: Cluster) -> tuple[Kind, ...]:
     names = [node.device.name for node, _ in kinds.values()]
     twins = {name for name in names if names.count(name) > 1}
     return tuple(
-        Kind(
+        DeviceKind(
             name=_full_name(node) if node.device.name in twins else node.device.name, node=node, devices=tuple(devices)
         )
         for node, devices in kinds.values()

@@ -15,7 +15,7 @@ from gnomon.lowering.delayed_update import delay_update as delay_update
 from gnomon.lowering.exchanges import side_by_side as side_by_side
 from gnomon.lowering.exchanges import with_exchanges as with_exchanges
 from gnomon.lowering.fsdp import fully_shard as fully_shard
-from gnomon.lowering.generate import Request as Request
+from gnomon.lowering.generate import GenerationRequest as GenerationRequest
 from gnomon.lowering.generate import generate as generate
 from gnomon.lowering.gradient_buckets import with_gradient_buckets as with_gradient_buckets
 from gnomon.lowering.gradients import with_all_reduce as with_all_reduce

@@ -35,7 +35,7 @@ KV = BufferClass(name="KV", memory="activations", lifetime="sequence", per="sequ
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Request:
+class GenerationRequest:
     """A sequence to be continued."""
 
     prompt_tokens: int
@@ -57,7 +57,7 @@ class Request:
         return self.joins <= step < self.joins + self.new_tokens
 
 
-def generate(requests: Sequence[Request]) -> Program:
+def generate(requests: Sequence[GenerationRequest]) -> Program:
     """The Program of all steps; sequence i is request i. PlanError without requests."""
     if not requests:
         raise PlanError("there is nothing to generate: give at least one request")

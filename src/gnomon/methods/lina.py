@@ -120,7 +120,7 @@ def all_to_all_first(program: Program, simulate: Simulate, *, overrun: bool = Fa
         left, more = OVERRUNS if overrun else 0, waiting[cls] > 0
         while more:
             structure = validate(with_rows(program, listed))
-            line = _Line.of(structure, simulate(structure), cls, listed[cls], waiting[cls])
+            line = _NetworkLine.of(structure, simulate(structure), cls, listed[cls], waiting[cls])
             moves, more = line.placed(overrun=left > 0)
             left -= more
             listed[cls] = _moved(listed[cls], moves)
@@ -146,7 +146,7 @@ def _moved(rows: Sequence[Row], moves: Sequence[tuple[int, int]]) -> list[Row]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Line:
+class _NetworkLine:
     """One rank class's network as played, with reductions that have no place yet."""
 
     spans: tuple[tuple[int, float, float], ...]
@@ -155,7 +155,7 @@ class _Line:
     """(index, when its gradient is complete, index of the row that completes it, seconds) of the others."""
 
     @staticmethod
-    def of(structure: Structure, times: Times, cls: int, rows: Sequence[Row], waiting: int) -> _Line:
+    def of(structure: Structure, times: Times, cls: int, rows: Sequence[Row], waiting: int) -> _NetworkLine:
         program = structure.program
         low, high = int(program.class_ptr[cls]), int(program.class_ptr[cls + 1])
         at = structure.order.position[low:high]
@@ -165,7 +165,7 @@ class _Line:
         stream = program.streams.index(NETWORK)
         writers = {kind.name for kind in program.kinds if touches(kind, "G", "accumulate")}
         last = {row.stage: i for i, row in enumerate(rows) if row.kind in writers and i not in set(pending)}
-        return _Line(
+        return _NetworkLine(
             spans=tuple(
                 (i, starts[i], ends[i])
                 for i in range(len(rows))

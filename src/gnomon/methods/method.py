@@ -18,7 +18,7 @@ from gnomon.program import Program, Structure
 from gnomon.simulate.play import Times
 
 if TYPE_CHECKING:  # of methods that most plans do not name, which a prediction does not load then
-    from gnomon.methods.learnt.costs import Costs
+    from gnomon.methods.learnt.costs import MethodCosts
     from gnomon.methods.learnt.teaching import Teaching
     from gnomon.storage.integers import Integers
     from gnomon.storage.sparse import Sparse
@@ -132,7 +132,7 @@ class Method:
     stand_ins: Callable[[Sequence[int], int], Iterator[StandIn]] | None = None
     """(lengths of the batch's sequences, devices) -> batches of one length whose best plans are a start for plans with
     it. None: it is not made for batches of several lengths."""
-    costs: Callable[[Plan, Graph], Costs] | None = None
+    costs: Callable[[Plan, Graph], MethodCosts] | None = None
     """What it takes beside the plan's own step; None: nothing that its Program does not show."""
     storage: Callable[[Plan], Integers | Sparse] | None = None
     """How the weights of a plan that uses it can be stored once it has trained; None: as before."""

@@ -38,7 +38,7 @@ Numbers = NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Settings:
+class MimoseSettings:
     """What the plan asks for."""
 
     budget: int
@@ -48,7 +48,7 @@ class Settings:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Held:
+class ForwardBytes:
     """Bytes of each layer, in the order of their forwards."""
 
     kept: tuple[float, ...]
@@ -67,7 +67,7 @@ class Sample:
     """Positions, of all its rows."""
     base: int
     """Bytes on the device that are no microbatch's: parameters, gradients, states, the batch."""
-    held: Held
+    held: ForwardBytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,7 +75,7 @@ class Estimate:
     """What layers hold, as polynomials of second degree in tokens that are below no sample and never fall."""
 
     coefficients: Numbers
-    """(3 quantities of `Held`, layers, powers 0 to 2), raised so that no sample is above."""
+    """(3 quantities of `ForwardBytes`, layers, powers 0 to 2), raised so that no sample is above."""
     error: float
     """Largest share of a layer's largest sample by which the polynomials, before that, were off."""
     least: int
@@ -83,12 +83,12 @@ class Estimate:
     most: int
     """Tokens of the largest sample. Of larger ones nothing is said."""
 
-    def at(self, tokens: int) -> Held:
+    def at(self, tokens: int) -> ForwardBytes:
         """Of a microbatch of up to `most` tokens, in whole bytes."""
         size = min(max(tokens, self.least), self.most)
         values = np.ceil(self.coefficients @ np.array([1.0, size, float(size) ** 2]))
         kept, left, work = (tuple(row) for row in values.tolist())
-        return Held(kept=kept, left=left, work=work)
+        return ForwardBytes(kept=kept, left=left, work=work)
 
 
 def estimate(samples: Sequence[Sample]) -> Estimate:
@@ -128,7 +128,7 @@ def _nonnegative(columns: Numbers, values: Numbers) -> Numbers:
     return best
 
 
-def peak(held: Held, chosen: Collection[int]) -> float:
+def peak(held: ForwardBytes, chosen: Collection[int]) -> float:
     """Most bytes of a microbatch where these layers are recomputed."""
     before, most = 0.0, 0.0
     for layer, work in enumerate(held.work):
@@ -138,7 +138,7 @@ def peak(held: Held, chosen: Collection[int]) -> float:
     return most
 
 
-def recomputed(held: Held, layers: Sequence[int], room: float) -> tuple[int, ...] | None:
+def recomputed(held: ForwardBytes, layers: Sequence[int], room: float) -> tuple[int, ...] | None:
     """The fewest of `layers` whose recomputation keeps `peak` within `room`; None where all are not enough.
 
     Layers in forward order; whenever the next one does not fit, the one before it that frees most is recomputed, the
@@ -170,7 +170,7 @@ def recomputed(held: Held, layers: Sequence[int], room: float) -> tuple[int, ...
 class RecomputeController:
     """Says of each microbatch which layers are recomputed, or that it is to be measured. Choices are kept by size."""
 
-    def __init__(self, settings: Settings, layers: Sequence[int]) -> None:
+    def __init__(self, settings: MimoseSettings, layers: Sequence[int]) -> None:
         """layers: those that may be recomputed, in forward order."""
         self.settings, self.layers = settings, tuple(layers)
         self.samples: list[Sample] = []
@@ -207,13 +207,13 @@ class RecomputeController:
         self.choices.clear()
 
 
-def settings_of(plan: Plan) -> Settings:
+def settings_of(plan: Plan) -> MimoseSettings:
     """What a plan that names the method asks for. PlanError for parameters that mean nothing."""
     read = METHOD.read(next(one for one in plan.schedule.passes if one.name == NAME))
     budget, collect = parse_bytes(str(read["budget"])), int(read["collect"])
     if budget < 1 or collect < 1:
         raise PlanError(f"pass {NAME}: budget = {read['budget']!r} and collect = {collect} must be above 0")
-    return Settings(budget=budget, collect=collect)
+    return MimoseSettings(budget=budget, collect=collect)
 
 
 def _refusal(plan: Plan) -> str | None:
@@ -254,7 +254,7 @@ METHOD = Method(
     },
     params=(
         Param(name="budget", about="bytes of tensors on a rank, as in '2 GiB'"),
-        Param(name="collect", about="microbatches that are measured first", default=Settings(budget=1).collect),
+        Param(name="collect", about="microbatches that are measured first", default=MimoseSettings(budget=1).collect),
     ),
     refusal=_refusal,
 )

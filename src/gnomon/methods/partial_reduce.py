@@ -31,7 +31,7 @@ RECENT = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Settings:
+class PartialReduceSettings:
     """What the plan asks for."""
 
     workers: int
@@ -52,7 +52,7 @@ class Observation:
     """Groups so far, the newest last; RECENT times the number of workers are enough."""
 
 
-def grouped(settings: Settings, observation: Observation) -> tuple[int, ...] | None:
+def grouped(settings: PartialReduceSettings, observation: Observation) -> tuple[int, ...] | None:
     """The workers that average now, in order of their numbers; None while too few wait. Depends on nothing else.
 
     The first that wait, unless the recent groups leave workers apart whose models no chain of averages joins: then the
@@ -82,7 +82,7 @@ def joined(workers: int, groups: Iterable[Sequence[int]]) -> tuple[int, ...]:
     return tuple(part)
 
 
-def shares(settings: Settings, updates: Sequence[int]) -> tuple[float, ...]:
+def shares(settings: PartialReduceSettings, updates: Sequence[int]) -> tuple[float, ...]:
     """The weight of each model of a group, which add up to 1. updates: behind each model."""
     if settings.weights == "constant":
         return (1 / len(updates),) * len(updates)
@@ -121,7 +121,7 @@ class Reply:
 class TicketController:
     """Gives out tickets and groups in the order of arrivals, on which alone they depend."""
 
-    def __init__(self, settings: Settings, *, steps: int, done: int = 0, meet_every: int = 0) -> None:
+    def __init__(self, settings: PartialReduceSettings, *, steps: int, done: int = 0, meet_every: int = 0) -> None:
         """steps: of the whole job; a step is a ticket for each worker. done: those behind it. meet_every: steps between
         two meetings; 0 for none but the last."""
         self.settings, self.steps, self.meet_every = settings, steps, meet_every or steps
@@ -212,7 +212,7 @@ class Replay:
     """Trained by each worker."""
 
 
-def replay(settings: Settings, step_s: Sequence[float], *, steps: int, average_s: float = 0.0) -> Replay:
+def replay(settings: PartialReduceSettings, step_s: Sequence[float], *, steps: int, average_s: float = 0.0) -> Replay:
     """Plays the controller on workers that take `step_s[worker]` seconds for a ticket and `average_s` for an average.
     PlanError unless every worker has a time."""
     if len(step_s) != settings.workers or not all(seconds > 0 for seconds in step_s):
@@ -231,11 +231,11 @@ def replay(settings: Settings, step_s: Sequence[float], *, steps: int, average_s
     return Replay(seconds=now + average_s, groups=tuple(controller.groups), tickets=tuple(trained))
 
 
-def settings_of(plan: Plan) -> Settings:
+def settings_of(plan: Plan) -> PartialReduceSettings:
     """What a plan that names the method asks for. PlanError for a plan that cannot have it."""
     given = next(one for one in plan.schedule.passes if one.name == NAME)
     read = METHOD.read(given)
-    return Settings(workers=plan.world_size, group=int(read["group"]), weights=str(read["weights"]))
+    return PartialReduceSettings(workers=plan.world_size, group=int(read["group"]), weights=str(read["weights"]))
 
 
 def _refusal(plan: Plan) -> str | None:

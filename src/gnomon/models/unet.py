@@ -58,7 +58,7 @@ class UnetConfig:
 
 
 @dataclass(slots=True)
-class _Walk:
+class _UnetWalk:
     """The graph under construction: calls so far, where `x` is, and the stack of skips."""
 
     c: UnetConfig
@@ -168,7 +168,7 @@ def head_block(c: UnetConfig, channels: Dim) -> Block:
     return b.build(b.op("mse", "loss", (y, target), (), dtype="fp32"))
 
 
-def _down(walk: _Walk) -> None:
+def _down(walk: _UnetWalk) -> None:
     c = walk.c
     for level, width in enumerate(c.channels):
         for index in range(c.blocks_per_level):
@@ -180,7 +180,7 @@ def _down(walk: _Walk) -> None:
             walk.skips.append((walk.x, walk.channels))
 
 
-def _up(walk: _Walk) -> None:
+def _up(walk: _UnetWalk) -> None:
     c = walk.c
     for step, level in enumerate(reversed(range(len(c.channels)))):
         for index in range(c.blocks_per_level + 1):
@@ -194,7 +194,7 @@ def _up(walk: _Walk) -> None:
 def unet(c: UnetConfig) -> Graph:
     """The model as a Graph; inputs `image`, `time`, `target`; output `head.loss`."""
     image = Tensor(name="image", dims=(BATCH, Dim(name="image_channels", size=c.image_channels), *c.side(0)))
-    walk = _Walk(c=c)
+    walk = _UnetWalk(c=c)
     walk.blocks.append(time_block(c))
     walk.calls.append(Call(block="time", name="time", inputs=(("time", "time"),), prefix="time_embedding"))
     b = BlockBuilder("conv_in")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from gnomon.control.placing import ROWS_ALONE, Costs
+from gnomon.control.placing import ROWS_ALONE, PlacingCosts
 from gnomon.graph import DTYPE_BITS
 from gnomon.plans import RouterLoad
 from gnomon.plans.experts import routers, without_replicas
@@ -19,7 +19,7 @@ SKEW = RouterLoad(kind="zipf", s=0.5)
 """A load with which steps are compared with balanced ones."""
 
 
-def expert_costs(prediction: Prediction) -> Costs:
+def expert_costs(prediction: Prediction) -> PlacingCosts:
     """Of the plan that was predicted, whose experts lie on several ranks; `ROWS_ALONE` where a row takes no time that
     the step shows."""
     plan, pricing, work = prediction.plan, prediction.pricing, prediction.workload
@@ -41,7 +41,7 @@ def expert_costs(prediction: Prediction) -> Costs:
     each = stage.elements[1] // (here * slots)  # parameters of an expert
     moved = sum(size for name, size, _ in stage.kept_kinds if name != "gradients")
     link = stage.links["ep"]
-    return Costs(
+    return PlacingCosts(
         row_s=row_s,
         sum_s=float(collective_seconds("all_reduce", each * DTYPE_BITS[plan.precision.reduce] // 8, link)),
         move_s=float(collective_seconds("all_to_all", each * moved, link)),

@@ -31,7 +31,7 @@ SPREAD = frozenset("mul div add sub where maximum minimum pow".split())
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class MomentOp:
     """One ATen op of a captured op, or an op of a kind."""
 
     name: str
@@ -46,19 +46,19 @@ class Piece:
     op: Op
 
 
-def pieces_of(block: Block) -> list[Piece]:
+def pieces_of(block: Block) -> list[MomentOp]:
     """Lists the pieces of a lowered block, in order."""
     found = []
     for place, op in enumerate(block.ops):
         if op.captured is None:
             view = op.rules.is_view
-            found.append(Piece(op.kind, op.inputs, op.outputs, view, op.rules.gradient == "passed on", place, op))
+            found.append(MomentOp(op.kind, op.inputs, op.outputs, view, op.rules.gradient == "passed on", place, op))
             continue
         for node in op.captured.nodes:
             name, outputs = node.target.split(".")[1], tuple(filter(None, node.outputs))
             name = name if name.startswith("_") else name.rstrip("_")
             passes = name in PASSED_ON or (node.view and name not in PADDED | {"expand"})
-            found.append(Piece(name, reads(node), outputs, node.view or mutates(node), passes, place, op))
+            found.append(MomentOp(name, reads(node), outputs, node.view or mutates(node), passes, place, op))
     return found
 
 
@@ -210,7 +210,7 @@ class _Backward:
         for name, grad in made:
             self._arrives(piece, name, grad)
 
-    def _gradients(self, piece: Piece, came: list[str], targets: list[str]) -> list[tuple[str, int]]:
+    def _gradients(self, piece: MomentOp, came: list[str], targets: list[str]) -> list[tuple[str, int]]:
         """A gradient for each target, with what is there on the way."""
         sizes, first = self.of.sizes, self.grads[came[0]]
         if any(self._is_parameter(n) for n in targets):
@@ -252,7 +252,7 @@ class _Backward:
     def _is_parameter(self, name: str) -> bool:
         return self.of.tensors[name].kind == "parameter"
 
-    def _arrives(self, piece: Piece, name: str, grad: int) -> None:
+    def _arrives(self, piece: MomentOp, name: str, grad: int) -> None:
         """A gradient arrives at a tensor, which may have one already, or be a parameter, where it is added up and
         goes."""
         if not self._is_parameter(name):

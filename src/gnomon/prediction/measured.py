@@ -28,14 +28,14 @@ UPDATE_KINDS = ("OPT", "NORM")
 """Kinds of action that a time without the update does not cover."""
 
 
-class Timed(Protocol):
+class TimedRun(Protocol):
     """Anything whose time covers a step or a part of one."""
 
     @property
     def covers(self) -> Covers: ...
 
 
-class Measured(Timed, Protocol):
+class PredictableRun(TimedRun, Protocol):
     """A run that can be predicted, with its measured step: a `MeasuredRun`, or a reading of a published one."""
 
     @property
@@ -93,7 +93,7 @@ class Refused:
 
 
 def predicted_s(
-    run: Timed, prediction: Prediction, numbers: Fitted | None = None, *, stack: Stack | None = None
+    run: TimedRun, prediction: Prediction, numbers: Fitted | None = None, *, stack: Stack | None = None
 ) -> Seconds:
     """Seconds of what the run's time is of; under other fitted numbers than those on record, or with a stack that
     differs in its own numbers, if given."""
@@ -107,7 +107,7 @@ def predicted_s(
     return seconds - outside(run, prediction.structure, pricing)
 
 
-def outside(run: Timed, structure: Structure, pricing: Pricing) -> Seconds:
+def outside(run: TimedRun, structure: Structure, pricing: Pricing) -> Seconds:
     """Seconds of a predicted step that the run's time does not cover."""
     if run.covers != "forward_backward":
         return 0.0

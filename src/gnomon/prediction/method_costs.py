@@ -12,7 +12,7 @@ from operator import add
 
 from gnomon.graph import Graph
 from gnomon.methods import used
-from gnomon.methods.learnt.costs import Costs
+from gnomon.methods.learnt.costs import MethodCosts
 from gnomon.methods.learnt.trained_weights import is_compressed
 from gnomon.plans import Plan
 from gnomon.prediction.layer_types import LayerPrice
@@ -22,9 +22,9 @@ from gnomon.prices.stream import stream_seconds
 
 
 @lru_cache(maxsize=256)
-def costs_of(plan: Plan, graph: Graph) -> Costs:
+def costs_of(plan: Plan, graph: Graph) -> MethodCosts:
     """Adds up what all methods of a plan cost."""
-    return reduce(add, (entry.costs(plan, graph) for entry in used(plan) if entry.costs is not None), Costs())
+    return reduce(add, (entry.costs(plan, graph) for entry in used(plan) if entry.costs is not None), MethodCosts())
 
 
 def changed_elements(stage: StagePrice, layers: Sequence[tuple[LayerPrice, int]]) -> int:
@@ -39,12 +39,12 @@ def changed_elements(stage: StagePrice, layers: Sequence[tuple[LayerPrice, int]]
     )
 
 
-def weight_passes_s(costs: Costs, stage: StagePrice, layers: Sequence[tuple[LayerPrice, int]]) -> float:
+def weight_passes_s(costs: MethodCosts, stage: StagePrice, layers: Sequence[tuple[LayerPrice, int]]) -> float:
     """Seconds of what is done to weights around an update of these layers."""
     size = costs.moved_bytes * changed_elements(stage, layers) + costs.update_bytes
     return float(stream_seconds(size, 0, stage.device, curves_for(stage.device))) if size else 0.0
 
 
-def kept_bytes(costs: Costs, stage: StagePrice) -> int:
+def kept_bytes(costs: MethodCosts, stage: StagePrice) -> int:
     """Bytes that a rank keeps of a stage's matrices between steps, beside parameters and the optimizer's states."""
     return int(costs.kept_bytes * changed_elements(stage, [(layer, len(labels)) for layer, labels in stage.layers]))

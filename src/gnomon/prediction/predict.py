@@ -258,7 +258,7 @@ class Timed:
             graph, plan = cut.graph, cut.plan
         count, size = batch(plan, workload)
         priced = Pricing(plan=plan, graph=graph, cluster=machines, stack=stack, stages=(), blocks=(), count=count)
-        asked = Asked(priced=priced, workload=workload, size=size, kernels=kernels, by_layer=by_layer)
+        asked = PredictionRequest(priced=priced, workload=workload, size=size, kernels=kernels, by_layer=by_layer)
         if priced.costs is not None and priced.costs.teacher_forwards:
             if teacher is None:
                 assumed += ("the teacher is taken to be as large as the model; gnomon predict and run read its folder",)
@@ -301,7 +301,7 @@ class Timed:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Asked:
+class PredictionRequest:
     """What is asked, and how its plan is priced and lowered: a Program with its prices for each kind of replica."""
 
     priced: Pricing
@@ -313,7 +313,7 @@ class Asked:
     by_layer: bool
     """A row for each layer, whatever the plan."""
 
-    def taught_by(self, teacher: Graph) -> Asked:
+    def taught_by(self, teacher: Graph) -> PredictionRequest:
         """With a teacher's forward beside every microbatch's, and its weights in the parameters' dtype on each rank."""
         plan = replace(self.priced.plan, schedule=replace(self.priced.plan.schedule, passes=()))
         bare = replace(self, priced=replace(self.priced, graph=teacher, plan=plan))
@@ -416,7 +416,7 @@ def stages_of(
     kernels, _, stack = kernels_of(stack, cpu=on_cpu(cluster))
     count, size = batch(plan, workload)
     priced = Pricing(plan=plan, graph=graph, cluster=cluster, stack=stack, stages=(), blocks=(), count=count)
-    asked = Asked(priced=priced, workload=workload, size=size, kernels=kernels, by_layer=False)
+    asked = PredictionRequest(priced=priced, workload=workload, size=size, kernels=kernels, by_layer=False)
     return tuple(prices[0] for prices in asked.workers(plan))
 
 

@@ -25,7 +25,7 @@ from gnomon.prices.links import AxisLink
 from gnomon.software import Stack
 
 if TYPE_CHECKING:
-    from gnomon.methods.learnt.costs import Costs
+    from gnomon.methods.learnt.costs import MethodCosts
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -49,11 +49,11 @@ class PricedStages:
     """Fitted to runs; left out, those on record."""
 
     @cached_property
-    def costs(self) -> Costs | None:
+    def costs(self) -> MethodCosts | None:
         """What methods that change what is learnt take beside the plan's own step; None where it has none."""
         if not self.plan.schedule.passes:
             return None
-        of_plan: Costs = load_late("gnomon.prediction.method_costs:costs_of")(self.plan, self.graph)
+        of_plan: MethodCosts = load_late("gnomon.prediction.method_costs:costs_of")(self.plan, self.graph)
         return of_plan if any(astuple(of_plan)) else None
 
     @cached_property

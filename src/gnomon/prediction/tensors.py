@@ -15,7 +15,7 @@ from gnomon.prediction.step import Pricing
 from gnomon.prediction.temporary_memory import temporaries
 from gnomon.program import buffer_bytes
 from gnomon.program.kinds import EFFECT_OPS
-from gnomon.simulate.two_tiers import Tensor, Trace
+from gnomon.simulate.two_tiers import TierTensor, TierTrace
 
 READS = frozenset({"read", "consume"})
 """Effects after which a tensor is as it was."""
@@ -23,19 +23,19 @@ RESIDENT = {"P": ("parameters",), "G": ("gradients",)}
 STATES = ("master", "states")
 
 
-def trace_of(made: Prediction) -> Trace:
+def trace_of(made: Prediction) -> TierTrace:
     """Of a prediction with a row for each layer (`Timed.of(…, by_layer=True)`), on one rank. PlanError for several."""
     program, table = made.structure.program, made.structure.deps.table
     if made.plan.world_size > 1 or program.num_classes > 1:
         raise PlanError(f"tensors move between the tiers of one rank, and the plan has {made.plan.world_size}; use one")
     sizes, elements, by_class = buffer_bytes(program, made.structure.deps, made.sizes), *_elements(made)
-    tensors: list[Tensor] = []
+    tensors: list[TierTensor] = []
     numbers: dict[object, int] = {}
 
     def number(key: object, name: str, nbytes: float, *, carried: bool) -> int:
         if key not in numbers:
             numbers[key] = len(tensors)
-            tensors.append(Tensor(name=name, nbytes=nbytes, carried=carried))
+            tensors.append(TierTensor(name=name, nbytes=nbytes, carried=carried))
         return numbers[key]
 
     entries: list[list[int]] = [[] for _ in range(program.num_rows)]
@@ -61,7 +61,9 @@ def trace_of(made: Prediction) -> Trace:
         uses.append(tuple(used))
         writes.append(frozenset(tensor for tensor, changes in used.items() if changes))
     inside = float(np.max(temporaries(program, made.pricing), initial=0.0))
-    return Trace(tensors=tuple(tensors), seconds=tuple(seconds), uses=tuple(uses), writes=tuple(writes), inside=inside)
+    return TierTrace(
+        tensors=tuple(tensors), seconds=tuple(seconds), uses=tuple(uses), writes=tuple(writes), inside=inside
+    )
 
 
 def _elements(made: Prediction) -> tuple[list[int], dict[str, float]]:

@@ -298,7 +298,7 @@ def least_overhead(device: Device, stack: Stack, communicators: int) -> Bytes:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Placed:
+class PlacedMemory:
     """What a job's tensors come to on its device."""
 
     reserved_bytes: Bytes
@@ -326,7 +326,7 @@ def placed(
     largest: Bytes = 1,
     flat: Bytes = 0,
     early: Bytes = 0,
-) -> Placed:
+) -> PlacedMemory:
     """Tensors whose bytes peak at `allocated`, with what the allocator holds around them.
 
     largest: bytes of the largest tensor. flat: of tensors that no block which others have left can hold. early: of
@@ -339,7 +339,7 @@ def placed(
     if device.kind == "tpu":  # XLA lays memory out before it runs: no segments
         least = max(allocated - early, min(allocated, device.memory_bytes - outside))
         usual = allocated + outside
-        return Placed(reserved_bytes=least, outside_bytes=outside, usual_bytes=usual, least_bytes=least + outside)
+        return PlacedMemory(reserved_bytes=least, outside_bytes=outside, usual_bytes=usual, least_bytes=least + outside)
     # Usual first; then, if tensors and usual overhead do not fit, overhead shrinks as far as it can.
     usual = int(reserved_estimate(allocated, largest, stack)) + flat + outside
     needed = reserved_least(allocated, stack)
@@ -350,4 +350,4 @@ def placed(
     # `flat` needs segments of its own, counted as far as there is room.
     reserved = min(reserved + flat, max(reserved, room))
     least = int(_pages(allocated * (1 + RESERVED_SHARE_LOW.value))) + least_overhead(device, stack, communicators)
-    return Placed(reserved_bytes=reserved, outside_bytes=outside, usual_bytes=usual, least_bytes=least)
+    return PlacedMemory(reserved_bytes=reserved, outside_bytes=outside, usual_bytes=usual, least_bytes=least)

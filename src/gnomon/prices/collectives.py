@@ -286,7 +286,7 @@ def collective_fits() -> CollectiveFile:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Cost:
+class AlgorithmCost:
     """One algorithm on one link: seconds of `nbytes`."""
 
     start_s: float
@@ -299,7 +299,7 @@ class Cost:
     """Wire seconds of each byte on another link that works at the same time."""
     bend: Bent | None = None
     """What measured times are over this price."""
-    small: Cost | None = None
+    small: AlgorithmCost | None = None
     """The cost of buffers up to `small_bytes`."""
     small_bytes: float = 0.0
     """Bytes at which the switch is; larger buffers never take less than those of this size."""
@@ -346,7 +346,7 @@ class Bent:
     """Least seconds of each byte, at the link's peak."""
 
     @classmethod
-    def of(cls, line: tuple[Line, Line], cost: Cost, peak_s_per_byte: float) -> Bent:
+    def of(cls, line: tuple[Line, Line], cost: AlgorithmCost, peak_s_per_byte: float) -> Bent:
         """line: logs of sizes and of factors. Between two sizes seconds are convex in logarithms, so the most that
         they have come to is at one of both."""
         # Piece i is log factor = at_zero[i] + slope[i]·log size, with flat pieces (slope 0) before the first and after
@@ -427,7 +427,7 @@ def copy_s_per_byte(node: Node) -> float:
     return _copy_cost(node).s_per_byte
 
 
-def _copy_cost(node: Node) -> Cost:
+def _copy_cost(node: Node) -> AlgorithmCost:
     rows = [row for row in collective_fits().copies if row.link in (node.host.name, node.host.kind)]
     if not rows:
         raise UnpricedError(f"no price for copies over {node.host.name!r} ({node.host.kind}) of node {node.name!r}")
@@ -436,11 +436,11 @@ def _copy_cost(node: Node) -> Cost:
     # Several devices may share one host link (PCIe switch): all copy at once.
     rate = node.host.bytes_per_s / node.devices_per_host_link
     start = max(row.start_s, node.host.latency_s)
-    return Cost(start_s=start, s_per_byte=1 / (rate * row.share), ramp=row.ramp)
+    return AlgorithmCost(start_s=start, s_per_byte=1 / (rate * row.share), ramp=row.ramp)
 
 
 @cache
-def algorithm_costs(kind: str, link: AxisLink) -> tuple[Cost, ...]:
+def algorithm_costs(kind: str, link: AxisLink) -> tuple[AlgorithmCost, ...]:
     """The algorithms that a collective may run as on a link."""
     known = _known(kind)
     if link.nodes == 1:
@@ -449,7 +449,7 @@ def algorithm_costs(kind: str, link: AxisLink) -> tuple[Cost, ...]:
     return tuple(across_cost(row, known, link) for row in rows)
 
 
-def inside_cost(row: InsideFit, kind: CollectiveKind, link: AxisLink) -> Cost:
+def inside_cost(row: InsideFit, kind: CollectiveKind, link: AxisLink) -> AlgorithmCost:
     """A group within one node, by the constants of a row."""
     ranks = 2 if kind == "send_recv" else link.ranks
     # Latency alone: a tree of ceil(log2 n) hops, twice for an all-reduce (reduce, then broadcast). A fitted start is
@@ -457,7 +457,7 @@ def inside_cost(row: InsideFit, kind: CollectiveKind, link: AxisLink) -> Cost:
     least = _passes(kind) * math.ceil(math.log2(ranks)) * link.inside_latency_s
     peak = _inside_traffic(kind, link) / _rate(kind, link)
     start, share, ramp = row.at(ranks)
-    cost = Cost(start_s=max(start, least), s_per_byte=peak / share, ramp=ramp)
+    cost = AlgorithmCost(start_s=max(start, least), s_per_byte=peak / share, ramp=ramp)
     some = row.small_at(ranks)
     up_to = some[0] if some else 0.0
     if row.bend:
@@ -466,13 +466,13 @@ def inside_cost(row: InsideFit, kind: CollectiveKind, link: AxisLink) -> Cost:
     if some is None or row.small is None:
         return cost
     _, start, share, ramp = some
-    small = Cost(start_s=max(start, least), s_per_byte=peak / share, ramp=ramp)
+    small = AlgorithmCost(start_s=max(start, least), s_per_byte=peak / share, ramp=ramp)
     if row.small.bend:
         small = replace(small, bend=Bent.of(row.small.bend.logs(row.ranks, ranks, 0.0, up_to), small, peak))
     return replace(cost, small=small, small_bytes=up_to)
 
 
-def across_cost(row: AcrossFit, kind: CollectiveKind, link: AxisLink) -> Cost:
+def across_cost(row: AcrossFit, kind: CollectiveKind, link: AxisLink) -> AlgorithmCost:
     """One algorithm between nodes, on a link that spans several.
 
     Of an all-reduce's bytes, a ring sends 2(n−1)/n out of each node; a tree all of them twice, or once where there are
@@ -485,7 +485,7 @@ def across_cost(row: AcrossFit, kind: CollectiveKind, link: AxisLink) -> Cost:
     return replace(cost, small=small, small_bytes=float(row.small.up_to_bytes * link.ranks))
 
 
-def _across_cost(row: AcrossFit, by: AcrossFit | SmallAcrossFit, kind: CollectiveKind, link: AxisLink) -> Cost:
+def _across_cost(row: AcrossFit, by: AcrossFit | SmallAcrossFit, kind: CollectiveKind, link: AxisLink) -> AlgorithmCost:
     """Prices by the constants of the row itself, or by those of its small buffers."""
     passes, outer = _passes(kind), link.nodes - 1
     # A fitted step is never below the network's own latency.
@@ -505,7 +505,7 @@ def _across_cost(row: AcrossFit, by: AcrossFit | SmallAcrossFit, kind: Collectiv
         traffic = _least_out(kind, link)
         # Direct: one step to each other node if the bytes differ by peer (all-to-all), one in all otherwise.
         start = by.start_s + (outer if kind == "all_to_all" else 1) * step
-    return Cost(
+    return AlgorithmCost(
         start_s=start,
         s_per_byte=traffic / (_rate(kind, link) * by.share),
         ramp=by.ramp,

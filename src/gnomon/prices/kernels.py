@@ -30,7 +30,7 @@ from gnomon.prices.gemm import gemm_seconds, peak_of
 from gnomon.prices.measured import attention_points, matmul_seconds, rule_seconds, table_seconds
 from gnomon.prices.state_space import BACKWARD_KERNELS, FORWARD_KERNELS, scan_seconds
 from gnomon.prices.stream import stream_seconds
-from gnomon.prices.tpu import Shape, apart, devices_of, filled
+from gnomon.prices.tpu import UnitShape, apart, devices_of, filled
 from gnomon.sharding.homes import routed_tensors
 
 Low: TypeAlias = Literal["", "fp8", "rowwise", "mxfp8", "fp4"]
@@ -425,7 +425,7 @@ def _rows(op: Op) -> str:
     return curve.rows if isinstance(curve, Matmul) else ""
 
 
-def _shape(op: Op, block: Block, sizes: Mapping[str, Any], load: float) -> Shape:
+def _shape(op: Op, block: Block, sizes: Mapping[str, Any], load: float) -> UnitShape:
     """The matmuls of a contraction: rows of the left operand, columns of the right, what both share is the batch."""
     # left is [batch, m, k], right [batch, k, n], out [batch, m, n], each in any order and with several dimensions in
     # one of them.
@@ -434,7 +434,7 @@ def _shape(op: Op, block: Block, sizes: Mapping[str, Any], load: float) -> Shape
         weight = block.tensor(op.inputs[1]).dims
         depth = [dim for dim in weight if dim.name in op.contracts]
         channels = [dim for dim in weight if dim.name not in op.contracts]
-        return Shape(
+        return UnitShape(
             _count([dim for dim in out if dim not in channels], sizes), _count(channels, sizes), _count(depth, sizes)
         )
     names = {dim.name for dim in right}
@@ -445,11 +445,11 @@ def _shape(op: Op, block: Block, sizes: Mapping[str, Any], load: float) -> Shape
         rows = _count([dim for dim in left if dim.name not in op.contracts], sizes) * load
         busy = np.minimum(experts, rows)
         columns = [d for d in right if d.name not in (*op.contracts, op.attr("groups", "experts"))]
-        return Shape(np.maximum(rows / busy, 1), _count(columns, sizes), k, np.maximum(busy, 1))
+        return UnitShape(np.maximum(rows / busy, 1), _count(columns, sizes), k, np.maximum(busy, 1))
     # Dimensions in both operands and in the result are a batch of matmuls.
     shared = {dim.name for dim in left} & names & {dim.name for dim in out}
     rest = [*op.contracts, *shared]
-    return Shape(
+    return UnitShape(
         _count([dim for dim in left if dim.name not in rest], sizes),
         _count([dim for dim in right if dim.name not in rest], sizes),
         k,

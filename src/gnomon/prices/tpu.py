@@ -18,7 +18,7 @@ from gnomon.prices.curves import Size
 
 
 @dataclass(frozen=True, slots=True)
-class Shape:
+class UnitShape:
     """m×k by k×n, `batch` times."""
 
     m: Size
@@ -40,7 +40,7 @@ def devices_of(device: Device) -> int:
     return device.generation.devices_a_chip
 
 
-def apart(shape: Shape, device: Device) -> Shape:
+def apart(shape: UnitShape, device: Device) -> UnitShape:
     """A matmul with a weight as the devices of a chip run it: each with its part of the rows."""
     parts = devices_of(device)
     return shape if parts == 1 else replace(shape, m=np.maximum(shape.m / parts, 1), batch=shape.batch * parts)

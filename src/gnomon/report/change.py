@@ -31,7 +31,7 @@ class Field:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Part:
+class StepPart:
     """A part of the busiest rank's step."""
 
     name: str
@@ -65,7 +65,7 @@ class JobChange:
     before: Side
     after: Side
     fields: tuple[Field, ...]
-    parts: tuple[Part, ...]
+    parts: tuple[StepPart, ...]
     """Largest change first."""
     ranks: tuple[tuple[int, int, int], ...]
     """(rank, peak bytes before, after) of ranks that both have, where it changed, most first."""
@@ -127,7 +127,7 @@ def change_of(before: Prediction, after: Prediction, sources: tuple[str, str]) -
     for name in dict.fromkeys((*before.breakdown, *after.breakdown)):
         a, b = before.breakdown.get(name, 0.0), after.breakdown.get(name, 0.0)
         if abs(b - a) > LEAST * before.step_s:
-            parts.append(Part(name=name, before_s=a, after_s=b))
+            parts.append(StepPart(name=name, before_s=a, after_s=b))
     return JobChange(
         before=_side(before, sources[0]),
         after=_side(after, sources[1]),

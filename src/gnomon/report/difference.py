@@ -25,7 +25,7 @@ from gnomon.timeline import (
     peaks,
     seen_buffers,
 )
-from gnomon.timeline.difference import Change, Difference, MemoryChange, difference
+from gnomon.timeline.difference import Difference, MemoryChange, TimeChange, difference
 
 ROWS = 12
 """Rows shown of a worker; the smallest changes are added up in one more."""
@@ -280,7 +280,7 @@ _IDLE = {
 }
 
 
-def change_name(change: Change) -> str:
+def change_name(change: TimeChange) -> str:
     """What people call a change: its action, or what is waited for."""
     action = f"{change.action} {change.path}".rstrip()
     return action if change.busy else _IDLE[change.part].format(action)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from gnomon.hardware.kinds import Kind
+from gnomon.hardware.kinds import DeviceKind
 from gnomon.plans import batch
 from gnomon.plans.plan import pipeline_rank
 from gnomon.report.planning import short_plan
@@ -110,14 +110,14 @@ def _gains(result: MixedResult) -> tuple[str, ...]:
     return table(columns, rows)
 
 
-def short_mixed(candidate: MixedFound, kinds: Sequence[Kind]) -> str:
+def short_mixed(candidate: MixedFound, kinds: Sequence[DeviceKind]) -> str:
     """A plan in a few words: `side by side, h100 6 : a100 2; tp1 z1 m8`, or `h100-sxm-80gb alone: tp2 z1 mb4`."""
     if candidate.point is not None:
         return "; ".join((_work(candidate.point, kinds), _how(candidate.point)))
     return f"{'+'.join(kinds[k].name for k in candidate.kinds)} alone: {short_plan(candidate.plan)}"
 
 
-def _work(point: MixedPoint, kinds: Sequence[Kind]) -> str:
+def _work(point: MixedPoint, kinds: Sequence[DeviceKind]) -> str:
     names = [kinds[k].name.partition("-")[0] for k in point.kinds]
     if point.form == "replicas":
         return "side by side, " + " : ".join(f"{n} {s}" for n, s in zip(names, point.shares, strict=True))

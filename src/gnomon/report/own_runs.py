@@ -14,7 +14,7 @@ import numpy as np
 
 from gnomon.errors import GnomonError, InputError
 from gnomon.prediction import Prediction, predict
-from gnomon.prediction.measured import Measured, Refused, predicted_s
+from gnomon.prediction.measured import PredictableRun, Refused, predicted_s
 from gnomon.prices.fitted import OWN_LIMITS, Fitted, fitted, rates
 from gnomon.prices.host import host_cost
 from gnomon.prices.shrink import Array, shrunk_fit
@@ -42,7 +42,7 @@ class OwnFit:
     """With the numbers."""
     factors: tuple[tuple[str, float], ...]
     """(what, how much slower than on record): kernels, attention, host, collectives."""
-    runs: tuple[Measured, ...]
+    runs: tuple[PredictableRun, ...]
     """Those fitted to."""
     before: tuple[float, ...]
     """Predicted over measured, minus 1, of each with the numbers on record."""
@@ -55,7 +55,7 @@ class OwnFit:
 
 
 def fit_own(
-    runs: Sequence[Measured],
+    runs: Sequence[PredictableRun],
     *,
     source: str,
     date: str,
@@ -111,7 +111,7 @@ LEAST_SHARE = 0.01
 """Of the step: a smaller part of a trace, or of its prediction, says nothing of a rate."""
 
 
-def fit_parts(run: Measured, parts: Mapping[str, float], *, source: str, date: str, machine: str = "") -> OwnFit:
+def fit_parts(run: PredictableRun, parts: Mapping[str, float], *, source: str, date: str, machine: str = "") -> OwnFit:
     """The stack of one recorded step with numbers from where its time went.
 
     parts: seconds that the step computed (`compute`), waited for collectives (`exposed communication`) and for the host
@@ -166,9 +166,11 @@ def _seconds_of(prediction: Prediction) -> dict[str, float]:
     return parts
 
 
-def _predicted(runs: Sequence[Measured], source: str) -> tuple[list[Measured], list[Prediction], tuple[Refused, ...]]:
+def _predicted(
+    runs: Sequence[PredictableRun], source: str
+) -> tuple[list[PredictableRun], list[Prediction], tuple[Refused, ...]]:
     """The runs that can be predicted, their predictions, and the rest. InputError as fit_own says."""
-    used: list[Measured] = []
+    used: list[PredictableRun] = []
     made: list[Prediction] = []
     refused: list[Refused] = []
     for run in runs:
@@ -190,7 +192,7 @@ def _predicted(runs: Sequence[Measured], source: str) -> tuple[list[Measured], l
 class _Errors:
     """log(predicted / measured) of every run as a function of the logs of the factors."""
 
-    def __init__(self, runs: Sequence[Measured], made: Sequence[Prediction], base: Fitted) -> None:
+    def __init__(self, runs: Sequence[PredictableRun], made: Sequence[Prediction], base: Fitted) -> None:
         self.runs, self.made, self.base = runs, made, base
         self.stack = replace(runs[0].stack, own=None)
         self.devices = {stage.device.arch: stage.device for prediction in made for stage in prediction.pricing.stages}

@@ -165,7 +165,7 @@ def profile_of(traces: Sequence[Trace], snapshots: Sequence[Snapshot] = ()) -> P
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Expected:
+class ExpectedParts:
     """A predicted step in the parts of a measured one."""
 
     source: str
@@ -176,14 +176,14 @@ class Expected:
     """Class of memory -> bytes at the peak of the rank that holds most; empty where it is not told."""
 
 
-def expected_of(prediction: Prediction, source: str) -> Expected:
+def expected_of(prediction: Prediction, source: str) -> ExpectedParts:
     """What a profile is compared with, taken from a prediction: its busiest rank's step and its tightest rank's
     memory."""
     parts = dict.fromkeys(PARTS, 0.0)
     for name, seconds in prediction.breakdown.items():
         parts[_part_of(name)] += seconds
     rank = prediction.tightest
-    return Expected(
+    return ExpectedParts(
         source=source,
         step_s=prediction.step_s,
         parts=parts,
@@ -199,7 +199,7 @@ def _part_of(name: str) -> str:
     return {"launch": "host", "bubble": "waiting", "ahead": "waiting", "offload": "copies"}.get(name, "compute")
 
 
-def expected_of_timeline(timeline: Timeline, source: str) -> Expected:
+def expected_of_timeline(timeline: Timeline, source: str) -> ExpectedParts:
     """What a profile is compared with, taken from a Timeline's busiest worker."""
     spent = breakdown(timeline)
     worker = min(spent.workers, key=spent.idle_s)
@@ -208,7 +208,7 @@ def expected_of_timeline(timeline: Timeline, source: str) -> Expected:
     for share in spent.of(worker):
         parts["compute" if share.busy else words.get(share.part, "waiting")] += share.seconds
     held = max((peak.bytes for peak in peaks(timeline)), default=None) if timeline.memory is not None else None
-    return Expected(source=source, step_s=timeline.step_s, parts=parts, peak_bytes=held, held={})
+    return ExpectedParts(source=source, step_s=timeline.step_s, parts=parts, peak_bytes=held, held={})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -227,7 +227,7 @@ class Gap:
         return self.measured_s - self.expected_s
 
 
-def against(profile: Profile, expected: Expected) -> tuple[Gap, ...]:
+def against(profile: Profile, expected: ExpectedParts) -> tuple[Gap, ...]:
     """Part by part, the largest gap first. They add up to the difference of the steps."""
     rank = profile.slowest
     causes = {finding.name: finding for finding in profile.findings}
@@ -246,7 +246,7 @@ def against(profile: Profile, expected: Expected) -> tuple[Gap, ...]:
     return tuple(sorted(gaps, key=lambda gap: (-abs(gap.seconds), gap.part)))
 
 
-def profile_text(profile: Profile, expected: Expected | None = None) -> tuple[str, ...]:
+def profile_text(profile: Profile, expected: ExpectedParts | None = None) -> tuple[str, ...]:
     """A profile as lines of text: the step, where it went (next to what was predicted), kernels, collectives, memory,
     what held it up."""
     lines: list[str] = []
@@ -265,7 +265,7 @@ def profile_text(profile: Profile, expected: Expected | None = None) -> tuple[st
     return tuple(lines)
 
 
-def _heading(profile: Profile, expected: Expected | None) -> list[str]:
+def _heading(profile: Profile, expected: ExpectedParts | None) -> list[str]:
     rank = profile.slowest
     where = profile.device or ("a device" if rank.on_device else "CPU")
     low, high = (show_seconds(s, 3) for s in (min(profile.step_s), max(profile.step_s)))
@@ -281,7 +281,7 @@ def _heading(profile: Profile, expected: Expected | None) -> list[str]:
     return [*out, *wrapped(f"{profile.how}; {seen}", indent="")]
 
 
-def _parts(profile: Profile, expected: Expected | None) -> tuple[str, ...]:
+def _parts(profile: Profile, expected: ExpectedParts | None) -> tuple[str, ...]:
     rank = profile.slowest
     whole = rank.step.seconds
     if expected is None:
@@ -372,7 +372,7 @@ def _rank_rows(profile: Profile) -> tuple[str, ...]:
     return table([Column(name=name) for name in names], rows)
 
 
-def _memory(snapshot: Snapshot, expected: Expected | None) -> tuple[str, ...]:
+def _memory(snapshot: Snapshot, expected: ExpectedParts | None) -> tuple[str, ...]:
     unit, scale = memory_unit(snapshot.peak_bytes)
     rows = [(h.name, number(h.nbytes / scale), h.largest or "-") for h in snapshot.held]
     rows.append(("peak allocated", number(snapshot.peak_bytes / scale), ""))

@@ -8,9 +8,9 @@ prediction.
 from gnomon.runtime.data import Corpus as Corpus
 from gnomon.runtime.data import Source as Source
 from gnomon.runtime.launch.run import run as run
-from gnomon.runtime.launch.train import Job as Job
 from gnomon.runtime.launch.train import Outcome as Outcome
 from gnomon.runtime.launch.train import Record as Record
+from gnomon.runtime.launch.train import TrainingJob as TrainingJob
 from gnomon.runtime.launch.train import train as train
 from gnomon.runtime.mesh.groups import Groups as Groups
 from gnomon.runtime.module.apply import apply as apply

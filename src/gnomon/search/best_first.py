@@ -15,7 +15,7 @@ from typing import Any, Generic, Literal, Protocol, TypeVar
 
 from gnomon.search.budget import KeepGoing
 from gnomon.search.results import Counts
-from gnomon.search.shortlist import Likeness, Shortlist, Timed
+from gnomon.search.shortlist import Likeness, Shortlist, TimedPlan
 
 Ended = Literal["", "tries", "nodes", "budget"]
 """What ended a search before its bounds did; empty where nothing did."""
@@ -23,7 +23,7 @@ Ended = Literal["", "tries", "nodes", "budget"]
 OnProgress = Callable[[int, float | None], None]
 """Takes the points covered so far, and the step of the best plan, if there is one."""
 
-Plan = TypeVar("Plan", bound=Timed)
+Plan = TypeVar("Plan", bound=TimedPlan)
 
 
 class Candidate(Protocol):

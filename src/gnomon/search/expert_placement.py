@@ -31,7 +31,7 @@ SECONDS = 20.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Profile:
+class RouterProfile:
     """What routers did."""
 
     rows: tuple[tuple[int, ...], ...]
@@ -41,7 +41,7 @@ class Profile:
     not known."""
 
 
-def crossings(profile: Profile, placement: Sequence[Placement], ep: int) -> int:
+def crossings(profile: RouterProfile, placement: Sequence[Placement], ep: int) -> int:
     """Tokens that an expert and one of the next layer on another rank got, counted for each such pair."""
     total = 0
     for pair, one, other in zip(profile.pairs, placement[:-1], placement[1:], strict=True):
@@ -58,14 +58,14 @@ def _rank_of(row: Placement, ep: int) -> NDArray[np.int64]:
     return ranks
 
 
-def cost(profile: Profile, placement: Sequence[Placement], ep: int, *, row: float, crossing: float) -> float:
+def cost(profile: RouterProfile, placement: Sequence[Placement], ep: int, *, row: float, crossing: float) -> float:
     """What `best_placement` minimises."""
     busiest = sum(max(rank_rows(rows, own, ep)) for rows, own in zip(profile.rows, placement, strict=True))
     return row * busiest + (crossing * crossings(profile, placement, ep) if crossing else 0.0)
 
 
 def best_placement(
-    profile: Profile, ep: int, *, row: float = 1.0, crossing: float = 0.0, seconds: float = SECONDS
+    profile: RouterProfile, ep: int, *, row: float = 1.0, crossing: float = 0.0, seconds: float = SECONDS
 ) -> tuple[Placement, ...]:
     """The expert of each slot, a row for each layer. row: cost of a row of a layer's busiest rank. crossing: of a token
     whose next expert is on another rank. PlanError where experts do not divide over ranks, InputError without scipy."""
@@ -83,7 +83,9 @@ def best_placement(
         groups = [layers[:1] for layers in known.values()]
     found = dict(enumerate(usual))
     for layers in groups:
-        part = Profile(rows=tuple(profile.rows[layer] for layer in layers), pairs=profile.pairs if crossing else ())
+        part = RouterProfile(
+            rows=tuple(profile.rows[layer] for layer in layers), pairs=profile.pairs if crossing else ()
+        )
         made = _solved(part, ep, row, crossing, seconds / len(groups))
         before = tuple(found[layer] for layer in layers)
         if made is not None and cost(part, made, ep, row=row, crossing=crossing) < cost(
@@ -96,7 +98,9 @@ def best_placement(
     return tuple(found[layer] for layer in range(len(profile.rows)))
 
 
-def _solved(profile: Profile, ep: int, row: float, crossing: float, seconds: float) -> tuple[Placement, ...] | None:
+def _solved(
+    profile: RouterProfile, ep: int, row: float, crossing: float, seconds: float
+) -> tuple[Placement, ...] | None:
     """By HiGHS; None where it found nothing in time."""
     programme, chosen = Programme(), list[list[list[int]]]()
     for rows in profile.rows:
@@ -133,4 +137,4 @@ def for_load(router: RouterLoad, experts: tuple[int, ...], ep: int) -> tuple[Pla
     for layer, count in enumerate(experts):
         shares = router.shares(count)
         rows.append(tuple(int(share * SCALE) for share in shares[layer % len(shares)].tolist()))
-    return best_placement(Profile(rows=tuple(rows)), ep)
+    return best_placement(RouterProfile(rows=tuple(rows)), ep)

@@ -17,7 +17,7 @@ from gnomon.plans import Goal, Offload, Optimizer, Plan, Workload
 from gnomon.plans.precision import default_precision
 from gnomon.prediction import Prediction, host_memory
 from gnomon.prediction.predict import PLAIN_STACK
-from gnomon.search.bounds.families import Job
+from gnomon.search.bounds.families import SearchJob
 from gnomon.search.budget import KeepGoing, always, until
 from gnomon.search.equal.solve import solve
 from gnomon.search.refinement.choices import runs
@@ -126,7 +126,7 @@ def plan(
     if not result.counts.priced and not result.counts.too_large:
         raise PlanError(explain_illegal(result))
 
-    jobs: dict[str, Job] = {}
+    jobs: dict[str, SearchJob] = {}
 
     def again(other: Cluster, limit_bytes: int | None) -> Result | None:
         wider = None
@@ -140,7 +140,7 @@ def plan(
         if wider is None:
             return None
         if other.name not in jobs:
-            jobs[other.name] = Job(graph, other, workload, stack, wider)
+            jobs[other.name] = SearchJob(graph, other, workload, stack, wider)
         limit = goal if limit_bytes is None else Goal(memory_bytes=limit_bytes)
         return solve(graph, other, workload, wider, stack, limit, top=1, job=jobs[other.name])
 

@@ -17,7 +17,7 @@ Likeness = tuple[Ranks, Sort | None]
 """Ranks on each axis, and the sort where plans are of one."""
 
 
-class Timed(Protocol):
+class TimedPlan(Protocol):
     """A plan that was predicted."""
 
     @property
@@ -25,7 +25,7 @@ class Timed(Protocol):
         """Seconds of a step."""
 
 
-Plan = TypeVar("Plan", bound=Timed)
+Plan = TypeVar("Plan", bound=TimedPlan)
 
 
 class Shortlist(Generic[Plan]):

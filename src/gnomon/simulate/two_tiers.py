@@ -32,7 +32,7 @@ AHEAD = (0, 1, 2, 4, 8)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Tensor:
+class TierTensor:
     """A tensor, which moves as one."""
 
     name: str
@@ -42,10 +42,10 @@ class Tensor:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Trace:
+class TierTrace:
     """What one step uses: rows that run one after the other, and tensors."""
 
-    tensors: tuple[Tensor, ...]
+    tensors: tuple[TierTensor, ...]
     seconds: tuple[float, ...]
     """Seconds of each row, with everything in the fast tier."""
     uses: tuple[tuple[int, ...], ...]
@@ -101,7 +101,7 @@ class Link:
     write: float
 
 
-class Move(NamedTuple):
+class TierMove(NamedTuple):
     """What is begun before a row."""
 
     row: int
@@ -126,7 +126,7 @@ class Migration:
     ahead: int = 0
     """Intervals that are read ahead, under `planned`."""
 
-    moves: tuple[Move, ...] = field(default=(), repr=False)
+    moves: tuple[TierMove, ...] = field(default=(), repr=False)
     """The moves of all STEPS, in order, but for tensors that die."""
 
     @property
@@ -138,7 +138,7 @@ class Migration:
 class _Fast:
     """The fast tier, and the two directions of the link, while steps are played."""
 
-    def __init__(self, trace: Trace, link: Link, capacity: float) -> None:
+    def __init__(self, trace: TierTrace, link: Link, capacity: float) -> None:
         self.trace, self.link, self.room = trace, link, capacity - trace.inside
         largest = max((trace.bytes_of(used) for used in trace.uses), default=0.0)
         if largest > self.room:
@@ -154,7 +154,7 @@ class _Fast:
         self.used = self.most = 0.0
         self.reads_until = self.writes_until = self.room_at = 0.0
         self.written: dict[int, float] = {}
-        self.moves: list[Move] = []
+        self.moves: list[TierMove] = []
         self.row = 0
         """The row before which moves are begun."""
         self.read_bytes = self.written_bytes = 0.0
@@ -164,7 +164,7 @@ class _Fast:
         nbytes = self.trace.tensors[tensor].nbytes
         del self.there[tensor]
         self.used -= nbytes
-        self.moves.append(Move(self.row, "write" if tensor in self.changed else "drop", tensor))
+        self.moves.append(TierMove(self.row, "write" if tensor in self.changed else "drop", tensor))
         if tensor in self.changed:
             self.changed.discard(tensor)
             self.writes_until = max(self.writes_until, now) + nbytes / self.link.write
@@ -188,7 +188,7 @@ class _Fast:
         nbytes = self.trace.tensors[tensor].nbytes
         self.used += nbytes
         self.most = max(self.most, self.used)
-        self.moves.append(Move(self.row, "read" if tensor in self.born else "make", tensor))
+        self.moves.append(TierMove(self.row, "read" if tensor in self.born else "make", tensor))
         if tensor not in self.born:
             self.born.add(tensor)
             self.there[tensor] = max(now, self.room_at)
@@ -227,13 +227,13 @@ class _Fast:
         )
 
 
-def least_recently_used(trace: Trace, link: Link, capacity: float) -> Migration:
+def least_recently_used(trace: TierTrace, link: Link, capacity: float) -> Migration:
     """Tensors are read when a row asks for them, in place of those that were used longest ago. PlanError where a row
     alone does not fit."""
     return _on_demand(trace, link, capacity, frozenset())
 
 
-def static(trace: Trace, link: Link, capacity: float) -> Migration:
+def static(trace: TierTrace, link: Link, capacity: float) -> Migration:
     """Plans a migration in which some tensors stay; the others come for each use and go after it. PlanError where a row
     alone does not fit."""
     # Moves that pinning saves: one read a use (but the first of what is made anew) and one write for each row that
@@ -251,7 +251,7 @@ def static(trace: Trace, link: Link, capacity: float) -> Migration:
     return _on_demand(trace, link, capacity, frozenset(range(len(trace.tensors))) - pinned)
 
 
-def _on_demand(trace: Trace, link: Link, capacity: float, passing: Collection[int]) -> Migration:
+def _on_demand(trace: TierTrace, link: Link, capacity: float, passing: Collection[int]) -> Migration:
     """Plays a migration in which tensors come when they are used. passing: those that go after each use."""
     fast, now, began, before = _Fast(trace, link, capacity), 0.0, 0.0, (0.0, 0.0)
     for step in range(STEPS):
@@ -275,7 +275,7 @@ def _on_demand(trace: Trace, link: Link, capacity: float, passing: Collection[in
 
 
 def planned(
-    trace: Trace, link: Link, capacity: float, intervals: Sequence[int] = INTERVALS, ahead: Sequence[int] = AHEAD
+    trace: TierTrace, link: Link, capacity: float, intervals: Sequence[int] = INTERVALS, ahead: Sequence[int] = AHEAD
 ) -> Migration:
     """Sentinel's migration by the intervals, of those given, under which the step is shortest. intervals: rows of one.
     ahead: how many are read ahead; 0: each when it begins. PlanError where a row alone does not fit."""
@@ -283,7 +283,7 @@ def planned(
     return min((one for one in tried if one is not None), key=lambda one: (round(one.step_s, 9), one.moved_bytes))
 
 
-def _by_intervals(trace: Trace, link: Link, capacity: float, length: int, ahead: int) -> Migration | None:
+def _by_intervals(trace: TierTrace, link: Link, capacity: float, length: int, ahead: int) -> Migration | None:
     """None where the tensors of an interval do not fit at once; of one row they do."""
     rows = [range(first, min(first + length, len(trace.uses))) for first in range(0, len(trace.uses), length)]
     needs = [tuple(dict.fromkeys(tensor for row in part for tensor in trace.uses[row])) for part in rows]

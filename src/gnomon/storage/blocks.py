@@ -12,11 +12,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gnomon.storage.form import Array, Arrays, Shape
-from gnomon.storage.sparse import Share, Sparse
+from gnomon.storage.sparse import KeptShare, Sparse
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Blocks(Share):
+class Blocks(KeptShare):
     size: Shape = (16, 16)
 
     @property
@@ -44,7 +44,7 @@ class Blocks(Share):
 
     def mask(self, score: NDArray[np.float32]) -> NDArray[np.bool_]:
         sums = (self.tiles(score).astype(np.float64) ** 2).sum((2, 3))
-        return self._every(Share.mask(self, sums.astype(np.float32)))
+        return self._every(KeptShare.mask(self, sums.astype(np.float32)))
 
     def of_zeros(self, weight: NDArray[np.float32]) -> tuple[Sparse, NDArray[np.bool_]]:
         kept = np.asarray((self.tiles(weight) != 0).any(axis=(2, 3)))

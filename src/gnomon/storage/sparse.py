@@ -105,7 +105,7 @@ class Sparse(Storage):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Share(Sparse):
+class KeptShare(Sparse):
     """A form that keeps a share, wherever it lies."""
 
     kept: float

@@ -12,11 +12,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gnomon.storage.form import Array, Arrays, Shape
-from gnomon.storage.sparse import Share, Sparse
+from gnomon.storage.sparse import KeptShare, Sparse
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Unstructured(Share):
+class Unstructured(KeptShare):
     """Kept numbers row after row."""
 
     def of_zeros(self, weight: NDArray[np.float32]) -> tuple[Sparse, NDArray[np.bool_]]:

@@ -17,7 +17,7 @@ from gnomon.timeline.types import Timeline
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Change:
+class TimeChange:
     """Seconds of one thing on one worker, in both timelines."""
 
     worker: str
@@ -57,7 +57,7 @@ class Difference:
     before_s: float
     """Step of the first timeline."""
     after_s: float
-    changes: tuple[Change, ...]
+    changes: tuple[TimeChange, ...]
     """By size, whichever sign; what did not change is left out."""
     memory: tuple[MemoryChange, ...]
     """Likewise; empty if either timeline has no memory."""
@@ -71,11 +71,11 @@ class Difference:
         return self.after_s - self.before_s
 
     @property
-    def largest(self) -> Change | None:
+    def largest(self) -> TimeChange | None:
         """The change of most seconds, or None if nothing changed."""
         return self.changes[0] if self.changes else None
 
-    def of(self, worker: str) -> tuple[Change, ...]:
+    def of(self, worker: str) -> tuple[TimeChange, ...]:
         """Changes of one worker."""
         return tuple(change for change in self.changes if change.worker == worker)
 
@@ -104,14 +104,14 @@ def difference(before: Timeline, after: Timeline, stream: str = "compute") -> Di
     )
 
 
-def _changes(before: Breakdown, after: Breakdown, workers: list[str]) -> tuple[Change, ...]:
+def _changes(before: Breakdown, after: Breakdown, workers: list[str]) -> tuple[TimeChange, ...]:
     seconds: dict[tuple[str, Part, bool, str, str], list[float]] = {}
     for side, parts in enumerate((before, after)):
         for s in parts.shares:
             if s.worker in workers:
                 seconds.setdefault((s.worker, s.part, s.busy, s.action, s.path), [0.0, 0.0])[side] += s.seconds
     changes = [
-        Change(worker=worker, part=part, busy=busy, action=action, path=path, before_s=a, after_s=b)
+        TimeChange(worker=worker, part=part, busy=busy, action=action, path=path, before_s=a, after_s=b)
         for (worker, part, busy, action, path), (a, b) in seconds.items()
         if a != b
     ]

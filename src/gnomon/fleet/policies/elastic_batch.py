@@ -39,7 +39,7 @@ def elastic_batch(state: State, forecasts: Forecasts) -> Sequence[Decision]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Point:
+class BatchPoint:
     """What a slice does with a batch of one bucket of inputs."""
 
     profile: str
@@ -50,8 +50,8 @@ class Point:
 
 
 def cover(
-    demand: Mapping[str, float], points: Mapping[str, Sequence[Point]], slo_s: float
-) -> tuple[tuple[tuple[str, Point], ...], ...]:
+    demand: Mapping[str, float], points: Mapping[str, Sequence[BatchPoint]], slo_s: float
+) -> tuple[tuple[tuple[str, BatchPoint], ...], ...]:
     """Slices of each device that serve every bucket's rate within the latency, on few devices.
 
     Of each bucket the point with most throughput for its share of a device (of compute or of memory slices, whichever
@@ -59,7 +59,7 @@ def cover(
     largest first, on the first device where they are legal.
     InputError for a bucket that no slice serves in time.
     """
-    wanted: list[tuple[str, Point]] = []
+    wanted: list[tuple[str, BatchPoint]] = []
     for bucket, rate in demand.items():
         usable = [p for p in points[bucket] if p.latency_s <= slo_s and p.per_s > 0 and p.profile in PLACES]
         if not usable:
@@ -71,7 +71,7 @@ def cover(
         if rest > 1e-9 * rate:
             enough = [p for p in usable if p.per_s >= rest]
             wanted.append((bucket, min(enough or [best], key=lambda p: (_part(p.profile), p.per_s))))
-    devices: list[tuple[Geometry, list[tuple[str, Point]]]] = []
+    devices: list[tuple[Geometry, list[tuple[str, BatchPoint]]]] = []
     for number, (bucket, point) in enumerate(sorted(wanted, key=lambda pair: -int(pair[1].profile[0]))):
         home = next((device for device in devices if device[0].start(point.profile) is not None), None)
         if home is None:

@@ -14,7 +14,7 @@ from pathlib import Path
 from gnomon.errors import InputError
 from gnomon.fleet.job import Job, Trace
 from gnomon.fleet.traces import clusters, published, tables
-from gnomon.fleet.traces.rows import MAX_BYTES, Rows
+from gnomon.fleet.traces.rows import MAX_BYTES, TraceRows
 from gnomon.fleet.traces.tables import Duration, StepSeconds
 
 FORMATS: Mapping[str, str] = {
@@ -80,7 +80,7 @@ def parse_trace(text: str, name: str, how: Reading | None = None) -> Trace:
     """Parses a text as `read_trace` parses a file."""
     how = how or Reading()
     kind = how.format or recognise(text, name)
-    rows = Rows(name, keep_going=how.skip_bad, parts=how.parts)
+    rows = TraceRows(name, keep_going=how.skip_bad, parts=how.parts)
     match kind:
         case "philly":
             listed = tables.plain(rows, text, how.step_s)

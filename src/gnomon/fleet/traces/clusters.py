@@ -16,7 +16,7 @@ from typing import Any
 
 from gnomon.errors import InputError
 from gnomon.fleet.job import Job
-from gnomon.fleet.traces.rows import Rows, need
+from gnomon.fleet.traces.rows import TraceRows, need
 
 _GPU = re.compile(r"gres/gpu(?::(?P<kind>[^=,]+))?=(?P<count>[0-9]+)")
 _GRES = re.compile(r"gpu:(?:(?P<kind>[^:,()]+):)?(?P<count>[0-9]+)")
@@ -26,7 +26,7 @@ MIG_RESOURCE = "nvidia.com/mig-"
 """Prefix of the resource of a MIG slice, as in `nvidia.com/mig-3g.20gb`."""
 
 
-def sacct(rows: Rows, text: str) -> Sequence[Job]:
+def sacct(rows: TraceRows, text: str) -> Sequence[Job]:
     """`sacct -P -o JobID,User,Submit,Start,End,State,ReqTRES` or AllocTRES; other columns are not read."""
     jobs = []
     for line, row in rows.table(text, "|"):
@@ -74,7 +74,7 @@ def _gpus(resources: Sequence[str]) -> tuple[int, str]:
     return 0, ""
 
 
-def seconds_of(rows: Rows, line: int, what: str, text: str) -> float:
+def seconds_of(rows: TraceRows, line: int, what: str, text: str) -> float:
     """Seconds since 1970 of `2024-05-01T12:00:00[Z]`, or of a number of them."""
     text = text.strip()
     try:
@@ -91,7 +91,7 @@ def seconds_of(rows: Rows, line: int, what: str, text: str) -> float:
     return (moment if moment.tzinfo else moment.replace(tzinfo=timezone.utc)).timestamp()  # noqa: UP017
 
 
-def json_of(rows: Rows, text: str) -> Any:
+def json_of(rows: TraceRows, text: str) -> Any:
     """What a file of JSON holds. InputError with the line."""
     try:
         return json.loads(text)
@@ -101,7 +101,7 @@ def json_of(rows: Rows, text: str) -> Any:
         raise InputError(f"{rows.name}: not JSON that can be read: {str(error)[:80]}") from error
 
 
-def in_order(rows: Rows, line: int, submit: float, start: float, end: float) -> None:
+def in_order(rows: TraceRows, line: int, submit: float, start: float, end: float) -> None:
     """Note a start before the submission, or an end before the start."""
     if start < submit:
         rows.problem(line, f"it starts {submit - start:g} s before it is submitted")
@@ -115,7 +115,7 @@ def from_zero(jobs: Sequence[Job]) -> Sequence[Job]:
     return [replace(job, submit_s=job.submit_s - first) for job in jobs]
 
 
-def pods(rows: Rows, text: str) -> Sequence[Job]:
+def pods(rows: TraceRows, text: str) -> Sequence[Job]:
     """Pods as `kubectl get pods -A -o json` writes them. Their lines are their places in the list, from 1."""
     document = json_of(rows, text)
     items = document.get("items") if isinstance(document, dict) else document
@@ -129,7 +129,7 @@ def pods(rows: Rows, text: str) -> Sequence[Job]:
     return from_zero(jobs)
 
 
-def _pod(rows: Rows, place: int, pod: Any) -> Job | None:
+def _pod(rows: TraceRows, place: int, pod: Any) -> Job | None:
     meta, spec, status = (_mapping(pod, key) for key in ("metadata", "spec", "status"))
     name = f"{meta.get('namespace', 'default')}/{meta.get('name', '')}"
     if not meta.get("name"):
@@ -178,7 +178,7 @@ def _mapping(value: Any, key: str) -> Mapping[str, Any]:
     return inner if isinstance(inner, dict) else {}
 
 
-def events(rows: Rows, text: str) -> Sequence[Job]:
+def events(rows: TraceRows, text: str) -> Sequence[Job]:
     """A table of events: `time, pod, event, gpus` with events created, started and finished (or Created, Started,
     Completed, Killed, Failed). A pod that starts again before it finished is a mistake: its times overlap."""
     created: dict[str, tuple[int, float, int]] = {}
@@ -218,7 +218,7 @@ def events(rows: Rows, text: str) -> Sequence[Job]:
     return from_zero(jobs)
 
 
-def openb(rows: Rows, text: str) -> Sequence[Job]:
+def openb(rows: TraceRows, text: str) -> Sequence[Job]:
     """Pods of the Alibaba GPU-sharing trace (2023): `name, num_gpu, gpu_milli, creation_time, scheduled_time,
     deletion_time`. Pods that use no GPU are left out, and those that share one where `rows` does not keep
     them."""

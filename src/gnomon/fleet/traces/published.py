@@ -16,7 +16,7 @@ from typing import Any
 
 from gnomon.fleet.job import Job
 from gnomon.fleet.traces.clusters import from_zero, in_order, json_of, seconds_of
-from gnomon.fleet.traces.rows import Rows, need
+from gnomon.fleet.traces.rows import TraceRows, need
 
 CLUSTER_LOG = ("job_id", "gpu_num", "submit_time", "start_time", "end_time")
 """Columns of Helios' cluster_log.csv and of Acme's trace_seren.csv and trace_kalos.csv."""
@@ -44,7 +44,7 @@ def is_pai(first: str) -> bool:
     return len(cells) == len(PAI) and cells[3].strip() in PAI_STATES
 
 
-def philly_log(rows: Rows, text: str) -> Sequence[Job]:
+def philly_log(rows: TraceRows, text: str) -> Sequence[Job]:
     """Reads Philly's cluster_job_log: a list of jobs, each with its attempts. Lines are places in the list, from 1.
 
     How long a job ran is the sum of its attempts, as in the tables that others made of it; how many GPUs, the most of
@@ -62,7 +62,7 @@ def philly_log(rows: Rows, text: str) -> Sequence[Job]:
     return from_zero(jobs)
 
 
-def _of_attempts(rows: Rows, place: int, entry: Mapping[str, Any]) -> Job | None:
+def _of_attempts(rows: TraceRows, place: int, entry: Mapping[str, Any]) -> Job | None:
     name, attempts = str(entry["jobid"]), entry.get("attempts")
     if not isinstance(attempts, list) or not all(isinstance(one, dict) for one in attempts):
         rows.problem(place, f"job {name!r}: attempts is no list of attempts")
@@ -98,7 +98,7 @@ def _gpus(detail: Any) -> int:
     return sum(len(one) for one in lists) if all(isinstance(one, list) for one in lists) else -1
 
 
-def cluster_log(rows: Rows, text: str) -> Sequence[Job]:
+def cluster_log(rows: TraceRows, text: str) -> Sequence[Job]:
     """Reads the logs of Helios and Acme: Slurm's jobs with submission, start and end."""
     jobs = []
     for line, row in rows.table(text):
@@ -116,7 +116,7 @@ def cluster_log(rows: Rows, text: str) -> Sequence[Job]:
     return from_zero(jobs)
 
 
-def timestamps(rows: Rows, text: str) -> Sequence[Job]:
+def timestamps(rows: TraceRows, text: str) -> Sequence[Job]:
     """The philly.csv of Pollux, Sia and ElasticFlow: jobs without a name, numbered by line."""
     jobs = []
     for line, row in rows.table(text):
@@ -131,7 +131,7 @@ def timestamps(rows: Rows, text: str) -> Sequence[Job]:
     return from_zero(jobs)
 
 
-def dlrm(rows: Rows, text: str) -> Sequence[Job]:
+def dlrm(rows: TraceRows, text: str) -> Sequence[Job]:
     """Instances of Alibaba's recommenders (2025). One that was there before the trace is submitted at its start; one
     that outlives it still runs."""
     jobs = []
@@ -153,7 +153,7 @@ def dlrm(rows: Rows, text: str) -> Sequence[Job]:
     return jobs
 
 
-def pai(rows: Rows, text: str) -> Sequence[Job]:
+def pai(rows: TraceRows, text: str) -> Sequence[Job]:
     """PAI's table of tasks (2020): a job is all its tasks, from the first that is launched to the last that ends.
 
     GPUs are asked for in hundredths by each of `inst_num` instances. One that is a part of a GPU is kept where `rows`
@@ -170,7 +170,7 @@ def pai(rows: Rows, text: str) -> Sequence[Job]:
     return from_zero(jobs)
 
 
-def _of_tasks(rows: Rows, name: str, group: Sequence[tuple[int, Mapping[str, str]]]) -> Job | None:
+def _of_tasks(rows: TraceRows, name: str, group: Sequence[tuple[int, Mapping[str, str]]]) -> Job | None:
     first = group[0][0]
     asked: list[tuple[int, float, int]] = []  # (instances, hundredths of a GPU each, line)
     for line, row in group:
@@ -206,7 +206,7 @@ def _of_tasks(rows: Rows, name: str, group: Sequence[tuple[int, Mapping[str, str
     return Job(id=name, submit_s=begin, work_s=max(end - begin, 0.0), devices=devices, share=share, line=first)
 
 
-def _pai_rows(rows: Rows, text: str) -> Iterator[tuple[int, Mapping[str, str]]]:
+def _pai_rows(rows: TraceRows, text: str) -> Iterator[tuple[int, Mapping[str, str]]]:
     if text.split("\n", 1)[0].startswith("job_name,"):
         for line, row in rows.table(text):
             need(rows.name, list(row), PAI[:6])
@@ -220,7 +220,7 @@ def _pai_rows(rows: Rows, text: str) -> Iterator[tuple[int, Mapping[str, str]]]:
         yield line, dict(zip(PAI, cells, strict=True))
 
 
-def _job(rows: Rows, line: int, name: str, count: int, times: Sequence[float], user: str) -> Job:
+def _job(rows: TraceRows, line: int, name: str, count: int, times: Sequence[float], user: str) -> Job:
     """A job of (submission, start, end)."""
     submit, start, end = times
     in_order(rows, line, submit, start, end)

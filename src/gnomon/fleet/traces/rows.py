@@ -1,7 +1,7 @@
 """Rows of a delimited file, read strictly: what a column must hold, and every mistake with its line.
 
-`Rows` reads; its methods return a value or note a problem; `done` raises one InputError with the first of all problems.
-Leaves out what the columns mean.
+`TraceRows` reads; its methods return a value or note a problem; `done` raises one InputError with the first of all
+problems. Leaves out what the columns mean.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ MAX_BYTES = 2**30
 
 
 @dataclass(slots=True)
-class Rows:
+class TraceRows:
     """A file's rows and what was found wrong with them."""
 
     name: str

@@ -14,7 +14,7 @@ from dataclasses import replace
 
 from gnomon.errors import GnomonError, InputError
 from gnomon.fleet.job import Job
-from gnomon.fleet.traces.rows import Rows, need
+from gnomon.fleet.traces.rows import TraceRows, need
 
 Duration = Callable[[str, int, int, float], float]
 """(model, devices, batch size, steps or 0) -> seconds; NaN where no points are known."""
@@ -31,7 +31,7 @@ folder, steps, arrival, scale factor (traces/msr); 6 are older, without the fold
 weight, SLO (times the duration; none below 0), arrival; 10 say the working directory too."""
 
 
-def plain(rows: Rows, text: str, step_s: StepSeconds) -> Sequence[Job]:
+def plain(rows: TraceRows, text: str, step_s: StepSeconds) -> Sequence[Job]:
     """Reads the plain table. Jobs of no device are left out. step_s: of a job whose row says `steps` and no
     duration."""
     jobs = []
@@ -77,12 +77,12 @@ def plain(rows: Rows, text: str, step_s: StepSeconds) -> Sequence[Job]:
     return jobs
 
 
-def _count(rows: Rows, line: int, row: dict[str, str], column: str) -> int:
+def _count(rows: TraceRows, line: int, row: dict[str, str], column: str) -> int:
     """A whole number; 0 where the column or the cell is not there."""
     return rows.count(line, row, column) if row.get(column, "").strip() else 0
 
 
-def tiresias(rows: Rows, text: str) -> Sequence[Job]:
+def tiresias(rows: TraceRows, text: str) -> Sequence[Job]:
     """The table of Tiresias's simulator."""
     jobs = []
     for line, row in rows.table(text):
@@ -104,7 +104,7 @@ def tiresias(rows: Rows, text: str) -> Sequence[Job]:
     return jobs
 
 
-def pollux(rows: Rows, text: str, duration: Duration, workload: int | None) -> Sequence[Job]:
+def pollux(rows: TraceRows, text: str, duration: Duration, workload: int | None) -> Sequence[Job]:
     """A workload of Pollux or Sia: by application and batch size. `submit_s` or `time` is the arrival; a file with a
     column `workload` holds several, of which one is read."""
     jobs = []
@@ -147,7 +147,7 @@ def pollux(rows: Rows, text: str, duration: Duration, workload: int | None) -> S
     return jobs
 
 
-def gavel(rows: Rows, text: str, duration: Duration) -> Sequence[Job]:
+def gavel(rows: TraceRows, text: str, duration: Duration) -> Sequence[Job]:
     """A trace of Gavel: tabs, no heading; steps and a scale factor. Jobs are numbered by line."""
     jobs = []
     for line, full in enumerate(text.splitlines(), start=1):

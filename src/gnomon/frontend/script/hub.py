@@ -281,7 +281,7 @@ def _four_bits(module: Any) -> None:
     cls.post_init = post_init
 
 
-class Row(dict[str, Any]):
+class BlankRow(dict[str, Any]):
     """A row of data that nobody has: text under every key."""
 
     def __init__(self, *args: Any, many: int = 0, **kwargs: Any) -> None:
@@ -300,14 +300,14 @@ def _data(module: Any) -> None:
     class StandIn(module.Dataset):  # type: ignore[misc,name-defined]
         """A data set that is not here: its columns are those that the script's functions return."""
 
-        def __init__(self, row: Row) -> None:
+        def __init__(self, row: BlankRow) -> None:
             table = module.table.InMemoryTable.from_pydict({"text": [WORDS]})
             super().__init__(table, fingerprint="stand-in")  # for who looks behind the methods
             self.row = row
 
         def map(self, function: Any = None, *args: Any, batched: bool = False, **kwargs: Any) -> Any:
-            row = Row(self.row)
-            given = Row({k: [v, v] for k, v in row.items()}, many=2) if batched else Row(row)
+            row = BlankRow(self.row)
+            given = BlankRow({k: [v, v] for k, v in row.items()}, many=2) if batched else BlankRow(row)
             words = dict(kwargs.get("fn_kwargs") or {})
             try:
                 out = function(given, *([[0, 1] if batched else 0] if kwargs.get("with_indices") else []), **words)
@@ -330,10 +330,10 @@ def _data(module: Any) -> None:
 
         def remove_columns(self, names: Any, *args: Any, **kwargs: Any) -> Any:
             dropped = {names} if isinstance(names, str) else set(names)
-            return StandIn(Row({k: v for k, v in self.row.items() if k not in dropped}))
+            return StandIn(BlankRow({k: v for k, v in self.row.items() if k not in dropped}))
 
         def add_column(self, name: str, column: Any, *args: Any, **kwargs: Any) -> Any:
-            return StandIn(Row({**self.row, name: column[0]}))
+            return StandIn(BlankRow({**self.row, name: column[0]}))
 
         def train_test_split(self, *args: Any, **kwargs: Any) -> Any:
             return Splits({"train": self, "test": self})
@@ -342,15 +342,15 @@ def _data(module: Any) -> None:
             return ROWS
 
         def __iter__(self) -> Any:
-            return (Row(self.row) for _ in range(ROWS))
+            return (BlankRow(self.row) for _ in range(ROWS))
 
         def __getitem__(self, key: Any) -> Any:
             if isinstance(key, str):
-                return [Row(self.row)[key]] * ROWS
+                return [BlankRow(self.row)[key]] * ROWS
             if isinstance(key, (slice, list)):
                 count = len(range(*key.indices(ROWS))) if isinstance(key, slice) else len(key)
-                return Row({k: [v] * count for k, v in self.row.items()}, many=count)
-            return Row(self.row)
+                return BlankRow({k: [v] * count for k, v in self.row.items()}, many=count)
+            return BlankRow(self.row)
 
         __getitems__ = __getitem__
         num_rows = property(lambda self: ROWS)
@@ -363,7 +363,7 @@ def _data(module: Any) -> None:
 
     class Splits(module.DatasetDict):  # type: ignore[misc,name-defined]
         def __missing__(self, key: str) -> Any:
-            return StandIn(Row({"text": WORDS}))
+            return StandIn(BlankRow({"text": WORDS}))
 
     def load_dataset(path: Any, name: Any = None, *args: Any, **kwargs: Any) -> Any:
         try:
@@ -372,7 +372,7 @@ def _data(module: Any) -> None:
             if Path(str(path)).exists() or kwargs.get("data_files"):
                 raise
             SEEN.note(f"data set {path}: not here ({type(error).__name__}); a stand-in, so lengths are those asked for")
-            stand_in = StandIn(Row({"text": WORDS}))
+            stand_in = StandIn(BlankRow({"text": WORDS}))
             splits = Splits({"train": stand_in, "test": stand_in, "validation": stand_in})
             return splits if kwargs.get("split") is None else stand_in
         return _fewer(module, found)
@@ -432,7 +432,7 @@ def _fsdp(module: Any) -> None:
 
 
 def _deepspeed(module: Any) -> None:
-    class Engine(Passed):
+    class EngineStub(Passed):
         """In place of deepspeed's: its config is noted."""
 
         device = torch.device("cpu")
@@ -457,7 +457,7 @@ def _deepspeed(module: Any) -> None:
         SEEN.deepspeed = dict(config or {})
         if optimizer is None and kwargs.get("model_parameters") is not None:
             optimizer = torch.optim.AdamW(list(kwargs["model_parameters"]))
-        return Engine(model), optimizer, kwargs.get("training_data"), kwargs.get("lr_scheduler")
+        return EngineStub(model), optimizer, kwargs.get("training_data"), kwargs.get("lr_scheduler")
 
     module.initialize = initialize
     module.init_distributed = lambda *args, **kwargs: None

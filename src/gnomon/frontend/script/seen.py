@@ -1,4 +1,4 @@
-"""What is seen of a script while it runs: `Seen`, one for the process, and the two ways in which it ends early.
+"""What is seen of a script while it runs: `ScriptSeen`, one for the process, and the two ways in which it ends early.
 
 Leaves out who fills it in (`machine`, `hub`, `step`) and what is read of it (`answer`).
 """
@@ -19,7 +19,7 @@ class NotHere(BaseException):
 
 
 @dataclass(slots=True)
-class Seen:
+class ScriptSeen:
     """What the script did up to its first step."""
 
     devices: int = 1
@@ -60,5 +60,5 @@ class Seen:
             self.notes.append(text)
 
 
-SEEN = Seen()
+SEEN = ScriptSeen()
 """Of this process: a script runs once in it."""

@@ -17,7 +17,7 @@ from math import isfinite
 
 from gnomon.errors import PlanError
 from gnomon.graph import Graph
-from gnomon.methods.learnt.costs import Costs
+from gnomon.methods.learnt.costs import MethodCosts
 from gnomon.methods.learnt.teacher import PARAMS, read_teaching
 from gnomon.methods.learnt.teaching import Teaching
 from gnomon.methods.learnt.trained_weights import divided_reason, staged_reason
@@ -28,7 +28,7 @@ NAME = "ad2"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Settings:
+class Ad2Settings:
     """What the plan asks for."""
 
     rounds: int = 1
@@ -47,11 +47,11 @@ def _teaching(plan: Plan) -> Teaching:
     return read_teaching(NAME, _read(plan))
 
 
-def settings_of(plan: Plan) -> Settings:
+def settings_of(plan: Plan) -> Ad2Settings:
     """What a plan that names the method asks for. PlanError for parameters that mean nothing."""
     read = _read(plan)
     read_teaching(NAME, read)
-    settings = Settings(rounds=int(read["rounds"]), radius=float(read["radius"]), weight=float(read["weight"]))
+    settings = Ad2Settings(rounds=int(read["rounds"]), radius=float(read["radius"]), weight=float(read["weight"]))
     if settings.rounds < 1 or not 0 < settings.radius < float("inf") or settings.weight < 0:
         raise PlanError(
             f"pass {NAME}: rounds = {settings.rounds} must be at least 1, radius = {settings.radius} above 0, and "
@@ -69,10 +69,10 @@ def _refusal(plan: Plan) -> str | None:
     return divided_reason(plan) or staged_reason(plan)
 
 
-def _costs(plan: Plan, graph: Graph) -> Costs:
+def _costs(plan: Plan, graph: Graph) -> MethodCosts:
     """A forward and an input gradient for each round; then a forward of both models and a backward."""
     rounds = settings_of(plan).rounds
-    return Costs(
+    return MethodCosts(
         teacher_forwards=2.0,
         forwards=rounds + 1.0,
         input_gradients=float(rounds),
@@ -81,7 +81,7 @@ def _costs(plan: Plan, graph: Graph) -> Costs:
     )
 
 
-_DEFAULT = Settings()
+_DEFAULT = Ad2Settings()
 
 METHOD = Method(
     name=NAME,

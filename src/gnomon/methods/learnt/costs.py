@@ -1,4 +1,4 @@
-"""What a method takes beside the step that a plan has without it: `Costs`, in bytes and passes.
+"""What a method takes beside the step that a plan has without it: `MethodCosts`, in bytes and passes.
 
 Leaves out seconds, which follow from a plan's prices (`prediction.method_costs`).
 """
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Costs:
+class MethodCosts:
     """What a method takes beside the step that a plan has without it."""
 
     kept_bytes: float = 0.0
@@ -29,9 +29,9 @@ class Costs:
     logits: float = 0.0
     """Arrays of the logits' size that are kept from forward to backward, besides the loss's own."""
 
-    def __add__(self, other: Costs) -> Costs:
+    def __add__(self, other: MethodCosts) -> MethodCosts:
         """Of both; a teacher's logits serve both."""
-        return Costs(
+        return MethodCosts(
             kept_bytes=self.kept_bytes + other.kept_bytes,
             moved_bytes=self.moved_bytes + other.moved_bytes,
             update_bytes=self.update_bytes + other.update_bytes,

@@ -20,7 +20,7 @@ from math import isfinite
 
 from gnomon.errors import PlanError
 from gnomon.graph import DTYPE_BITS, Block, Graph, Layer, Op
-from gnomon.methods.learnt.costs import Costs
+from gnomon.methods.learnt.costs import MethodCosts
 from gnomon.methods.learnt.trained_weights import divided_reason
 from gnomon.methods.method import Method, Param
 from gnomon.plans import Plan
@@ -33,7 +33,7 @@ HANDS_ON = frozenset({"reshape", "dropout", "activation", "cast", "scale", "soft
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Settings:
+class IssSettings:
     """What the plan asks for."""
 
     decay: float = 0.5
@@ -67,7 +67,7 @@ class Lstm:
     layers: tuple[LstmLayer, ...]
 
 
-def settings_of(plan: Plan) -> Settings:
+def settings_of(plan: Plan) -> IssSettings:
     """What a plan that names the method asks for. PlanError for parameters that mean nothing."""
     read = METHOD.read(next(one for one in plan.schedule.passes if one.name == NAME))
     decay, threshold, freeze_at = (float(read[name]) for name in ("decay", "threshold", "freeze_at"))
@@ -76,7 +76,7 @@ def settings_of(plan: Plan) -> Settings:
             f"pass {NAME}: decay = {decay} and threshold = {threshold} must be at least 0, and freeze_at = {freeze_at} "
             f"a share of the steps between 0 and 1"
         )
-    return Settings(decay=decay, threshold=threshold, freeze_at=freeze_at)
+    return IssSettings(decay=decay, threshold=threshold, freeze_at=freeze_at)
 
 
 def lstms(graph: Graph) -> tuple[Lstm, ...]:
@@ -215,7 +215,7 @@ def _unfit(plan: Plan, graph: Graph) -> str | None:
     return None if found else f"{graph.name} has no LSTM, whose hidden units it removes; give a module with nn.LSTM"
 
 
-def _costs(plan: Plan, graph: Graph) -> Costs:
+def _costs(plan: Plan, graph: Graph) -> MethodCosts:
     """Each number is read for its norms and scaled, by row and by column."""
     width = DTYPE_BITS[plan.precision.param if plan.precision.master == "none" else plan.precision.master] // 8
     names, sizes = set(parameters_of_components(graph)), dict[str, int]()
@@ -224,10 +224,10 @@ def _costs(plan: Plan, graph: Graph) -> Costs:
         for tensor in block.parameters:
             if (full := layer.call.parameter_name(tensor.name, layer.index)) in names:
                 sizes[full] = _size([atom.size or 0 for atom in tensor.atoms])
-    return Costs(update_bytes=6.0 * width * sum(sizes.values()))
+    return MethodCosts(update_bytes=6.0 * width * sum(sizes.values()))
 
 
-_DEFAULT = Settings()
+_DEFAULT = IssSettings()
 
 METHOD = Method(
     name=NAME,

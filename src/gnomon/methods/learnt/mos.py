@@ -15,7 +15,7 @@ from dataclasses import replace
 from math import isfinite
 
 from gnomon.errors import PlanError
-from gnomon.methods.learnt.costs import Costs
+from gnomon.methods.learnt.costs import MethodCosts
 from gnomon.methods.learnt.teacher import PARAMS, read_teaching
 from gnomon.methods.learnt.teaching import Teaching
 from gnomon.methods.learnt.trained_weights import staged_reason
@@ -68,5 +68,5 @@ METHOD = Method(
     ),
     refusal=_refusal,
     teaching=_teaching,
-    costs=lambda plan, graph: Costs(teacher_forwards=1.0, logits=3.0),
+    costs=lambda plan, graph: MethodCosts(teacher_forwards=1.0, logits=3.0),
 )

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from gnomon.errors import PlanError
 from gnomon.graph import DTYPE_BITS, Graph
 from gnomon.late import load_late
-from gnomon.methods.learnt.costs import Costs
+from gnomon.methods.learnt.costs import MethodCosts
 from gnomon.methods.learnt.trained_weights import compressed, divided_reason
 from gnomon.methods.method import Method, Param
 from gnomon.plans import Plan
@@ -29,7 +29,7 @@ MOST = 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Settings:
+class NxmSettings:
     """What the plan asks for."""
 
     n: int = 2
@@ -49,7 +49,7 @@ class Settings:
         return f"{self.n}:{self.m}"
 
 
-def settings_of(plan: Plan) -> Settings:
+def settings_of(plan: Plan) -> NxmSettings:
     """What a plan that names the method asks for. PlanError for parameters that mean nothing."""
     read = METHOD.read(next(one for one in plan.schedule.passes if one.name == NAME))
     pattern, rho, every, mask_at = str(read["pattern"]), float(read["rho"]), int(read["every"]), float(read["mask_at"])
@@ -64,7 +64,7 @@ def settings_of(plan: Plan) -> Settings:
             f"pass {NAME}: rho = {rho} must be at least 0, every = {every} at least 1, and mask_at = {mask_at} a share "
             f"of the steps between 0 and 1"
         )
-    return Settings(n=int(n), m=int(m), rho=rho, every=every, mask_at=mask_at)
+    return NxmSettings(n=int(n), m=int(m), rho=rho, every=every, mask_at=mask_at)
 
 
 def _refusal(plan: Plan) -> str | None:
@@ -87,16 +87,16 @@ CHOSEN_BYTES = 96
 2.13's topk, 8 thousand to a million numbers)."""
 
 
-def _costs(plan: Plan, graph: Graph) -> Costs:
+def _costs(plan: Plan, graph: Graph) -> MethodCosts:
     """W, Z, U and the gradient are read and it is written; Z and U now and then; later a mask of a byte."""
     settings = settings_of(plan)
     width = DTYPE_BITS[plan.precision.param if plan.precision.master == "none" else plan.precision.master] // 8
     drawn = 5 * width + (CHOSEN_BYTES + 6 * width) / settings.every
     masked = 4 * width + 2
-    return Costs(kept_bytes=2.0 * width, moved_bytes=settings.mask_at * drawn + (1 - settings.mask_at) * masked)
+    return MethodCosts(kept_bytes=2.0 * width, moved_bytes=settings.mask_at * drawn + (1 - settings.mask_at) * masked)
 
 
-_DEFAULT = Settings()
+_DEFAULT = NxmSettings()
 
 METHOD = Method(
     name=NAME,

@@ -18,7 +18,7 @@ from typing import Any
 from gnomon.errors import PlanError
 from gnomon.graph import DTYPE_BITS, Graph
 from gnomon.late import load_late
-from gnomon.methods.learnt.costs import Costs
+from gnomon.methods.learnt.costs import MethodCosts
 from gnomon.methods.learnt.teacher import PARAMS, read_teaching
 from gnomon.methods.learnt.teaching import Teaching
 from gnomon.methods.learnt.trained_weights import compressed, divided_reason, staged_reason
@@ -30,7 +30,7 @@ KINDS = ("ternary", "binary", "none")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Settings:
+class XtcSettings:
     """What the plan asks for of weights."""
 
     kind: str = "ternary"
@@ -47,11 +47,11 @@ def _teaching(plan: Plan) -> Teaching:
     return read_teaching(NAME, _read(plan))
 
 
-def settings_of(plan: Plan) -> Settings:
+def settings_of(plan: Plan) -> XtcSettings:
     """What a plan that names the method asks for. PlanError for parameters that mean nothing."""
     read = _read(plan)
     read_teaching(NAME, read)
-    settings = Settings(kind=str(read["weights"]), group=int(read["group"]))
+    settings = XtcSettings(kind=str(read["weights"]), group=int(read["group"]))
     if settings.group < 0 or 0 < settings.group < 8:
         raise PlanError(f"pass {NAME}: group = {settings.group} shares a scale; give 8 or more, or 0 for a whole row")
     return settings
@@ -78,7 +78,7 @@ def _storage(plan: Plan) -> Any:
     return load_late("gnomon.storage.names:storage_of")(name)
 
 
-def _costs(plan: Plan, graph: Graph) -> Costs:
+def _costs(plan: Plan, graph: Graph) -> MethodCosts:
     """Numbers are read twice and once more for their sizes, and rounded ones written; without a master copy, the
     numbers behind them are another."""
     settings, master = settings_of(plan), plan.precision.master
@@ -86,7 +86,7 @@ def _costs(plan: Plan, graph: Graph) -> Costs:
     width = own if master == "none" else DTYPE_BITS[master] // 8
     rounds = settings.kind != "none"
     copies = 2 * own if master == "none" else 0
-    return Costs(
+    return MethodCosts(
         kept_bytes=float(own) if rounds and master == "none" else 0.0,
         moved_bytes=float(6 * width + own + copies) if rounds else 0.0,
         teacher_forwards=1.0,
@@ -107,7 +107,7 @@ METHOD = Method(
     params=(
         *PARAMS,
         Param(name="weights", about="ternary, binary, or none for layers alone", default="ternary", choices=KINDS),
-        Param(name="group", about="numbers of a row that share a scale; 0: a whole row", default=Settings().group),
+        Param(name="group", about="numbers of a row that share a scale; 0: a whole row", default=XtcSettings().group),
         Param(name="layers", about="of the teacher, that the model's begin as, as '1,3,5'", default=""),
         Param(name="hidden", about="weight of the squares between their layers", default=0.0),
     ),

@@ -10,7 +10,7 @@ import re
 from gnomon.errors import FormatError, nearest
 from gnomon.program.program import Program
 from gnomon.program.text.header import Header
-from gnomon.program.text.rows import Rows
+from gnomon.program.text.rows import ReadRows
 from gnomon.program.text.words import HEADER, MAX_BYTES, VERSION, Line, short
 
 
@@ -36,13 +36,13 @@ def parse_program(text: str, source: str = "program", *, max_bytes: int = MAX_BY
         if body is None and word in Header.FORMS:
             header.read(line)
         elif word == "class":
-            body = body or Rows(header.settled(line))
+            body = body or ReadRows(header.settled(line))
             body.open_class(line)
         elif body is None or word in Header.FORMS or re.fullmatch(r"[a-z]+", word):
             raise line.fail(_unexpected(word, body is not None))
         else:
             body.rows(line)
-    body = body or Rows(header.settled(used[-1]))
+    body = body or ReadRows(header.settled(used[-1]))
     return body.program(source)
 
 

@@ -1,6 +1,6 @@
 """The rows of a Program's text: classes, rows and composites, gathered as columns.
 
-`Rows` takes one line at a time and builds the Program at the end. Names, units and stages are checked here, where
+`ReadRows` takes one line at a time and builds the Program at the end. Names, units and stages are checked here, where
 line and column are known.
 """
 
@@ -28,7 +28,7 @@ from gnomon.program.text.words import LARGEST, MEMBER, REF, ROW, Line, known_nam
 
 
 @dataclass(slots=True)
-class Rows:
+class ReadRows:
     """Rows read so far, as columns."""
 
     header: Header

@@ -31,7 +31,7 @@ APART = 4.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Axis:
+class PlotAxis:
     """A quantity along a side of the plot."""
 
     name: str
@@ -53,11 +53,11 @@ class Axis:
         return tuple(i * apart for i in range(first, floor(self.high / apart) + 1))
 
     @staticmethod
-    def of(name: str, values: Sequence[float]) -> Axis:
+    def of(name: str, values: Sequence[float]) -> PlotAxis:
         """Around some values, with room beside them."""
         low, high = min(values), max(values)
         room = 0.08 * ((high - low) or high or 1.0)
-        return Axis(name=name, low=max(0.0, low - room), high=high + room)
+        return PlotAxis(name=name, low=max(0.0, low - room), high=high + room)
 
 
 def sweep_page(cases: Sequence[Case], title: str, answer: str = "", *, front: bool = False) -> str:
@@ -118,8 +118,8 @@ def _front(cases: Sequence[Case]) -> str:
     points = [(c.best.prediction.tightest.peak_bytes / GIB, c.best.step_s) for _, c in shown if c.best is not None]
     most = max(seconds for _, seconds in points)
     unit, factor = ("s", 1.0) if most >= 1 else ("ms", 1e3) if most >= 1e-3 else ("us", 1e6)
-    across = Axis.of("peak memory of the fullest device (GiB)", [memory for memory, _ in points])
-    up = Axis.of(f"step time ({unit})", [seconds * factor for _, seconds in points])
+    across = PlotAxis.of("peak memory of the fullest device (GiB)", [memory for memory, _ in points])
+    up = PlotAxis.of(f"step time ({unit})", [seconds * factor for _, seconds in points])
     placed = [(across.percent(memory), up.percent(seconds * factor)) for memory, seconds in points]
     best = undominated(points)
     marks = "".join(

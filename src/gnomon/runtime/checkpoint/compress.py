@@ -95,7 +95,7 @@ class LayerError:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Loss:
+class HeldOutLoss:
     """Cross-entropy on held-out text before and after, in nats per token."""
 
     before: float
@@ -113,7 +113,7 @@ class Compressed:
     bytes_before: int
     """Of all files with weights."""
     bytes_after: int
-    loss: Loss | None
+    loss: HeldOutLoss | None
     """None without text."""
     tokens_per_s: tuple[float, float] | None
     """Before and after, predicted of this machine: one sequence, one thread, the products alone, in bfloat16 where
@@ -122,7 +122,7 @@ class Compressed:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Text:
+class HeldOutText:
     """Rows of tokens: (rows, tokens + 1) each, the last one to be predicted."""
 
     seen: Tensor
@@ -130,7 +130,7 @@ class Text:
     notes: tuple[str, ...] = ()
 
 
-def read_text(data: Path, folder: Path, tokenizer: Path | None) -> Text:
+def read_text(data: Path, folder: Path, tokenizer: Path | None) -> HeldOutText:
     """The beginning of a corpus in rows: the first quarter, at most HELD_OUT rows, is held out, what follows may be
     seen. Prompts count as the rest of a text does. InputError for too little, or tokens that the model does not have.
     tokenizer: None for the folder's own, or bytes."""
@@ -154,10 +154,10 @@ def read_text(data: Path, folder: Path, tokenizer: Path | None) -> Text:
         )
     rows = torch.tensor(ids).unfold(0, length + 1, length)[: SEEN + HELD_OUT]
     held = max(1, min(HELD_OUT, len(rows) // 4))
-    return Text(seen=rows[held:], held_out=rows[:held], notes=encoder.notes)
+    return HeldOutText(seen=rows[held:], held_out=rows[:held], notes=encoder.notes)
 
 
-def compress(source: Path, target: Path, storage: Stored, method: How, text: Text | None = None) -> Compressed:
+def compress(source: Path, target: Path, storage: Stored, method: How, text: HeldOutText | None = None) -> Compressed:
     """Writes `target`, which must not exist. InputError for weights that cannot be stored so, a loss or weights that
     are not finite, and a method that wants text without one; nothing is left behind then."""
     if method in SEES_INPUTS and text is None:
@@ -195,7 +195,7 @@ def compress(source: Path, target: Path, storage: Stored, method: How, text: Tex
         if text is not None:
             tokens = text.held_out[:, 1:].numel()
             small = load(made)
-            loss = Loss(before=before, after=_loss(small, text.held_out), tokens=tokens)
+            loss = HeldOutLoss(before=before, after=_loss(small, text.held_out), tokens=tokens)
             off = [_off(x, y) for x, y in zip(made_before, layer_outputs(small, text.held_out[0]), strict=True)]
             if not isfinite(loss.after):
                 raise InputError(

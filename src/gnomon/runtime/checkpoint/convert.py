@@ -25,7 +25,7 @@ from gnomon.lowering.optimizer import effective_zero
 from gnomon.plans import Plan, Workload
 from gnomon.plans.ends import cut_ends
 from gnomon.plans.expert_rows import has_rows, taken_apart
-from gnomon.runtime.checkpoint.files import Kept, Reader, write_file
+from gnomon.runtime.checkpoint.files import Reader, WrittenTensor, write_file
 from gnomon.runtime.checkpoint.lock import FolderLock
 from gnomon.runtime.checkpoint.pieces import Piece, pieces, shared_out
 from gnomon.runtime.checkpoint.record import check_identity, identity_of, read_record, write_record
@@ -156,13 +156,13 @@ def convert(
     return done
 
 
-def _filled(reader: Reader, mine: Sequence[Piece]) -> Mapping[str, Kept]:
+def _filled(reader: Reader, mine: Sequence[Piece]) -> Mapping[str, WrittenTensor]:
     """The pieces of one rank with their values."""
     kept = {}
     for piece in mine:
         value = torch.empty(piece.value.shape, dtype=piece.value.dtype)
         reader.fill(replace(piece, value=value))
-        kept[piece.key] = Kept(whole=piece.whole, value=value)
+        kept[piece.key] = WrittenTensor(whole=piece.whole, value=value)
     return kept
 
 

@@ -30,7 +30,7 @@ BLOCK_BYTES = 64 << 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Kept:
+class WrittenTensor:
     """A tensor that is to be written."""
 
     whole: tuple[int, ...]
@@ -38,7 +38,7 @@ class Kept:
     """On the CPU, contiguous; nobody writes to it until it is in the file."""
 
 
-def write_file(path: Path, tensors: Mapping[str, Kept]) -> File:
+def write_file(path: Path, tensors: Mapping[str, WrittenTensor]) -> File:
     """Writes a rank's file and forces it to disk. tensors: by `Piece.key`."""
     raw = {key: kept.value.reshape(-1).view(torch.uint8).numpy().data for key, kept in tensors.items()}
     described = {key: [list(kept.whole), sha256(raw[key]).hexdigest()] for key, kept in tensors.items()}

@@ -44,7 +44,7 @@ class Copy:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Held:
+class HeldSteps:
     """Steps of which a rank has copies."""
 
     own: tuple[int, ...]
@@ -58,7 +58,7 @@ def keeper(rank: int, ranks: int) -> int:
     return (rank + 1) % ranks
 
 
-def source(rank: int, step: int, held: Sequence[Held], alike: Sequence[int]) -> int | None:
+def source(rank: int, step: int, held: Sequence[HeldSteps], alike: Sequence[int]) -> int | None:
     """The rank that has the state of `rank` after `step`: itself, one that holds the same, or its keeper; None where
     none has. held, alike: by rank; ranks that hold the same parts have one number in `alike`."""
     same = [rank, *(other for other, number in enumerate(alike) if number == alike[rank] and other != rank)]
@@ -68,7 +68,7 @@ def source(rank: int, step: int, held: Sequence[Held], alike: Sequence[int]) -> 
     return next_one if len(same) == 1 and step in held[next_one].kept else None
 
 
-def latest(held: Sequence[Held], alike: Sequence[int]) -> int | None:
+def latest(held: Sequence[HeldSteps], alike: Sequence[int]) -> int | None:
     """The last step after which the state of every rank is somewhere; None where there is none."""
     steps = {step for one in held for step in (*one.own, *one.kept)} - {NONE}
     ranks = range(len(held))
@@ -141,11 +141,11 @@ class MemoryCheckpoint:
         self._live = self._coming.step = NONE
         self.took_s += perf_counter() - began
 
-    def held(self) -> Held:
+    def held(self) -> HeldSteps:
         """Steps that are here."""
-        return Held(own=(self.own.step, self._live), kept=(self.kept.step, self._coming.step))
+        return HeldSteps(own=(self.own.step, self._live), kept=(self.kept.step, self._coming.step))
 
-    def share(self, step: int, held: Sequence[Held], alike: Sequence[int]) -> int:
+    def share(self, step: int, held: Sequence[HeldSteps], alike: Sequence[int]) -> int:
         """Gives ranks without their own copy of `step` the one that another has (`source`), and returns the bytes that
         this rank sent or received. All ranks must call it."""
         self.alike = tuple(alike)

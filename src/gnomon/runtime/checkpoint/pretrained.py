@@ -38,8 +38,8 @@ from gnomon.runtime.parameters.weights import (
     DTYPES,
     INDEX,
     Folder,
+    FolderWriter,
     WeightReader,
-    Writer,
     copy_rest,
     settled,
     start_folder,
@@ -168,7 +168,7 @@ def export(executor: Executor, target: Path, *, model: Path) -> Path:
     return target
 
 
-def _begun(target: Path, model: Path, where: Layout, dtype: torch.dtype, like: Folder | None) -> Writer:
+def _begun(target: Path, model: Path, where: Layout, dtype: torch.dtype, like: Folder | None) -> FolderWriter:
     """A folder with all that goes with weights, into which they are put."""
     check_export(target, model)
     if where.four_bits:

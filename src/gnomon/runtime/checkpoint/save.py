@@ -18,7 +18,7 @@ import torch
 import torch.distributed as dist
 
 from gnomon.errors import InputError, RunError
-from gnomon.runtime.checkpoint.files import Kept, write_file
+from gnomon.runtime.checkpoint.files import WrittenTensor, write_file
 from gnomon.runtime.checkpoint.lock import FolderLock
 from gnomon.runtime.checkpoint.pieces import Piece, pieces, shared_out
 from gnomon.runtime.checkpoint.record import File, Record, checkpoints, identity_of, newest, write_record
@@ -82,7 +82,7 @@ class Saver:
         ):
             problem = f"parameters are not finite after step {step}: training diverged"
         chosen = self._agreed(problem, mine)
-        kept = {p.key: Kept(whole=p.whole, value=_on_host(p, copy)) for p in mine if p.key in chosen}
+        kept = {p.key: WrittenTensor(whole=p.whole, value=_on_host(p, copy)) for p in mine if p.key in chosen}
         target = self._partial / f"rank-{dist.get_rank():05}.safetensors"
         self.pending = self.pool.submit(write_file, target, kept)
 

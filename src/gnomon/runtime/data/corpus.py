@@ -51,7 +51,7 @@ class Side:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Rows:
+class PackedRows:
     """How a side's tokens fill rows of `seq_len` positions: row r has the pieces first[r] to first[r + 1], each a range
     of the ids, whose last id is only predicted."""
 
@@ -83,7 +83,7 @@ class Corpus:
     """Same for the same tokens in the same order; kept in checkpoints."""
     notes: tuple[str, ...] = ()
     """To be told before training."""
-    made: dict[tuple[int, int], Rows] = field(default_factory=dict)
+    made: dict[tuple[int, int], PackedRows] = field(default_factory=dict)
     """Rows by (side, seq_len), once they are asked for."""
 
     @staticmethod
@@ -160,7 +160,7 @@ class Corpus:
         """How often so many steps read the text."""
         return steps * sequences / len(self.rows(TRAINING, seq_len))
 
-    def rows(self, side: int, seq_len: int) -> Rows:
+    def rows(self, side: int, seq_len: int) -> PackedRows:
         """How a side fills rows; worked out once."""
         if (side, seq_len) not in self.made:
             chosen = self.training if side == TRAINING else self.validation
@@ -187,7 +187,7 @@ class Corpus:
             batch[LENGTHS] = torch.from_numpy((numbers == 0).sum(1))
         return batch
 
-    def _fill(self, rows: Rows, row: int, ids: Integers, labels: Integers, numbers: Integers) -> None:
+    def _fill(self, rows: PackedRows, row: int, ids: Integers, labels: Integers, numbers: Integers) -> None:
         """Fills one row of a batch. In a stream its pieces are one text: the last id of one is followed by the first of
         the next."""
         at, pieces = 0, range(int(rows.first[row]), int(rows.first[row + 1]))
@@ -242,7 +242,7 @@ def _divided(whole: Side, held_out: NDArray[np.bool_]) -> tuple[Side, Side]:
     return before.of(before.lengths > 0), after.of(after.lengths > 0)
 
 
-def _stream(side: Side, seq_len: int) -> Rows:
+def _stream(side: Side, seq_len: int) -> PackedRows:
     """Rows of seq_len + 1 ids, each beginning with the last id of the one before; the ids behind the last whole row are
     not reached."""
     ends = np.cumsum(side.lengths)
@@ -253,7 +253,7 @@ def _stream(side: Side, seq_len: int) -> Rows:
     row, document, first = _counted(documents, np.searchsorted(ends, high - 1, "right") - documents + 1)
     begin = np.maximum(low[row], begins[document])
     starts = side.starts[document] + begin - begins[document]
-    return Rows(first=first, starts=starts, lengths=np.minimum(high[row], ends[document]) - begin)
+    return PackedRows(first=first, starts=starts, lengths=np.minimum(high[row], ends[document]) - begin)
 
 
 def _counted(begins: Integers, counts: Integers) -> tuple[Integers, Integers, Integers]:
@@ -264,7 +264,7 @@ def _counted(begins: Integers, counts: Integers) -> tuple[Integers, Integers, In
     return which, begins[which] + np.arange(first[-1]) - first[which], first
 
 
-def _packed(side: Side, seq_len: int) -> Rows:
+def _packed(side: Side, seq_len: int) -> PackedRows:
     """Documents in rows, the longest first, each where the least room is left that holds it (best fit decreasing).
     Longer ones are cut into pieces, of which each begins with the last id of the one before."""
     starts, lengths = _pieces(side, seq_len)
@@ -294,7 +294,7 @@ def _packed(side: Side, seq_len: int) -> Rows:
     return _rows_of(first.tolist(), [starts[p] for p in order], [lengths[p] for p in order])
 
 
-def _padded(side: Side, seq_len: int) -> Rows:
+def _padded(side: Side, seq_len: int) -> PackedRows:
     """A row for each document, or each piece of a longer one."""
     starts, lengths = _pieces(side, seq_len)
     return _rows_of(range(len(starts) + 1), starts, lengths)
@@ -313,6 +313,6 @@ ROWS = {"stream": _stream, "documents": _packed, "padded": _padded}
 """How a side fills rows, by packing."""
 
 
-def _rows_of(first: Sequence[int], starts: Sequence[int], lengths: Sequence[int]) -> Rows:
+def _rows_of(first: Sequence[int], starts: Sequence[int], lengths: Sequence[int]) -> PackedRows:
     one, two, three = (np.asarray(column, np.int64) for column in (first, starts, lengths))
-    return Rows(first=one, starts=two, lengths=three)
+    return PackedRows(first=one, starts=two, lengths=three)

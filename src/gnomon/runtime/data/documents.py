@@ -46,7 +46,7 @@ class Document:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Found:
+class DocumentFiles:
     """Files that hold the documents."""
 
     kind: Kind
@@ -55,12 +55,12 @@ class Found:
     """Files that are there and not read."""
 
 
-def find(root: Path) -> Found:
+def find(root: Path) -> DocumentFiles:
     """What is to be read of a file or folder. InputError for nothing, or for what may not be read."""
     if not root.exists():
         raise InputError(f"{str(root)!r} does not exist; name a folder or file with text in it (--data)")
     if root.is_file():
-        return Found(kind=_kind(root) or "text", files=(root,))
+        return DocumentFiles(kind=_kind(root) or "text", files=(root,))
     if (root / "dataset_dict.json").is_file() or (root / "state.json").is_file():
         return _datasets(root)
     by_kind: dict[Kind, list[Path]] = {}
@@ -72,7 +72,7 @@ def find(root: Path) -> Found:
         if files := by_kind.pop(kind, None):
             rest = [f"{len(paths):,} {other} files in {root} are not read beside the {kind} files" for other, paths
                     in by_kind.items()]  # fmt: skip
-            return Found(kind=kind, files=tuple(files), notes=tuple(rest))
+            return DocumentFiles(kind=kind, files=tuple(files), notes=tuple(rest))
     raise InputError(
         f"{root}: no text in it; files that count end in {', '.join(SUFFIXES)}, {', '.join(JSONL)} or .parquet"
     )
@@ -104,7 +104,7 @@ def unreadable(error: OSError) -> InputError:
     return InputError(f"cannot read {error.filename!r}: {error.strerror}; make it readable, or give another folder")
 
 
-def _datasets(root: Path) -> Found:
+def _datasets(root: Path) -> DocumentFiles:
     """A folder of `Dataset.save_to_disk`, or the training split of one of `DatasetDict`."""
     notes: tuple[str, ...] = ()
     if (root / "dataset_dict.json").is_file():
@@ -120,7 +120,7 @@ def _datasets(root: Path) -> Found:
     files = [root / name for name in names if isinstance(name, str) and Path(name).name == name]
     if not files or len(files) != len(names):
         raise InputError(f"{root / 'state.json'} names no data files; save the set again with `save_to_disk`")
-    return Found(kind="datasets", files=tuple(files), notes=notes)
+    return DocumentFiles(kind="datasets", files=tuple(files), notes=notes)
 
 
 def _json(path: Path) -> Mapping[str, Any]:
@@ -135,7 +135,7 @@ def _json(path: Path) -> Mapping[str, Any]:
     return value
 
 
-def documents(listing: Found, *, column: str = "") -> Iterator[Document]:
+def documents(listing: DocumentFiles, *, column: str = "") -> Iterator[Document]:
     """Every document, in the order of the files' names. column: the one with the text; empty for `text`, `messages`,
     or `prompt` and `completion`, whichever the first record has."""
     for path in listing.files:

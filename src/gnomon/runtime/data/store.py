@@ -25,7 +25,7 @@ from zlib import crc32
 import numpy as np
 
 from gnomon.errors import InputError
-from gnomon.runtime.data.documents import Document, Found, documents, find
+from gnomon.runtime.data.documents import Document, DocumentFiles, documents, find
 from gnomon.runtime.data.encode import Encoded, Encoder
 from gnomon.runtime.data.megatron import Writer, dtype_for, prefix_of
 
@@ -101,7 +101,7 @@ def store(source: Source, say: Say = lambda line: None) -> Path:
     return folder
 
 
-def _key(source: Source, listing: Found, encoder: Encoder) -> str:
+def _key(source: Source, listing: DocumentFiles, encoder: Encoder) -> str:
     parts = [str(FORMAT), encoder.identity, source.column, listing.kind]
     for path in listing.files:
         stat = path.stat()
@@ -111,7 +111,7 @@ def _key(source: Source, listing: Found, encoder: Encoder) -> str:
     return f"{name}-{digest}"
 
 
-def _make(source: Source, listing: Found, encoder: Encoder, folder: Path, say: Say) -> None:
+def _make(source: Source, listing: DocumentFiles, encoder: Encoder, folder: Path, say: Say) -> None:
     """Writes the folder beside its place, then renames it."""
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
@@ -131,7 +131,7 @@ def _make(source: Source, listing: Found, encoder: Encoder, folder: Path, say: S
         shutil.rmtree(partial, ignore_errors=True)
 
 
-def _write(source: Source, listing: Found, encoder: Encoder, folder: Path, say: Say, files: ExitStack) -> None:
+def _write(source: Source, listing: DocumentFiles, encoder: Encoder, folder: Path, say: Say, files: ExitStack) -> None:
     tokens = files.enter_context(Writer(folder / TOKENS, dtype_for(encoder.vocab_size)))
     learn: Writer | None = None
     sides: list[bool] = []

@@ -25,7 +25,7 @@ from gnomon.runtime.launch.launcher import Scheme
 from gnomon.runtime.launch.logical_workers import LogicalWorkers
 from gnomon.runtime.launch.member import Member, member
 from gnomon.runtime.launch.membership import Epoch, Membership
-from gnomon.runtime.launch.train import Job, Loop, Outcome, identity_of
+from gnomon.runtime.launch.train import Loop, Outcome, TrainingJob, identity_of
 from gnomon.runtime.module.stage import Batch
 from gnomon.runtime.processes import instruction_sets
 from gnomon.runtime.processes.connections import sockets
@@ -35,7 +35,7 @@ SPEED_STEPS = 4
 """Steps whose median says how fast a process is."""
 
 
-def check_elastic(job: Job) -> None:
+def check_elastic(job: TrainingJob) -> None:
     """PlanError for what processes that come and go do not do."""
     if "TORCHELASTIC_RUN_ID" in os.environ:
         raise PlanError("torchrun starts its own processes; run a plan with --processes without it")
@@ -48,7 +48,7 @@ def check_elastic(job: Job) -> None:
         raise PlanError(f"logical workers on processes that come and go do not do {', '.join(asked)} yet; leave it out")
 
 
-def train_elastic(job: Job, membership: Membership) -> Outcome | None:
+def train_elastic(job: TrainingJob, membership: Membership) -> Outcome | None:
     """How the job went, or None where this process left before its end. Under determinism D2 it first agrees with the
     others on kernels that all have, before torch has chosen its own."""
     if job.determinism == "D2":
@@ -67,7 +67,7 @@ def train_elastic(job: Job, membership: Membership) -> Outcome | None:
 class _LogicalMember(Member):
     """One process, with some of the plan's workers."""
 
-    def __init__(self, job: Job, corpus: Batches, asked: list[int], membership: Membership) -> None:
+    def __init__(self, job: TrainingJob, corpus: Batches, asked: list[int], membership: Membership) -> None:
         super().__init__(job, corpus, asked, membership)
         values = None if job.weights is None else values_of(job.weights, job.graph)
         make = partial(LogicalWorkers, seed=job.seed, settings=job.settings, values=values)

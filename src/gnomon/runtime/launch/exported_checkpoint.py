@@ -14,10 +14,10 @@ from gnomon.errors import PlanError
 from gnomon.runtime.checkpoint import newest
 from gnomon.runtime.checkpoint.adapters import adapters_of
 from gnomon.runtime.checkpoint.pretrained import export_checkpoint
-from gnomon.runtime.launch.train import Job, Outcome
+from gnomon.runtime.launch.train import Outcome, TrainingJob
 
 
-def keeping(job: Job) -> Job:
+def keeping(job: TrainingJob) -> TrainingJob:
     """The same job, with a checkpoint at its end if weights are to be exported. PlanError for weights that are not
     exported from a checkpoint: adapters alone, and without a folder."""
     if job.export is None:
@@ -29,7 +29,7 @@ def keeping(job: Job) -> Job:
     return replace(job, checkpoint_at_end=True)
 
 
-def exported(job: Job, outcome: Outcome) -> Outcome:
+def exported(job: TrainingJob, outcome: Outcome) -> Outcome:
     """Exports the weights, if that was asked for and the run was not stopped. job: as it was asked for."""
     if job.export is None or outcome.stopped:
         return outcome

@@ -40,7 +40,7 @@ from gnomon.runtime.launch.membership import (
     say_nobody_comes,
     who_waited,
 )
-from gnomon.runtime.launch.train import Job, Outcome, corpus_of, preload_of
+from gnomon.runtime.launch.train import Outcome, TrainingJob, corpus_of, preload_of
 from gnomon.runtime.module.apply import check_before
 from gnomon.runtime.processes.faults import SAID, ended
 from gnomon.runtime.processes.local import FAILED_S, SIGNALS, FailedError, Failure, Processes
@@ -50,7 +50,7 @@ LOOK_S = 0.1
 """Between two looks at what is asked; the end of a process is seen at once."""
 SOON_S = 0.005
 """Between two looks while processes wait for one that is to join them."""
-Train = Callable[[Job, Membership], Any]
+Train = Callable[[TrainingJob, Membership], Any]
 """What each process does, importable by name: how the job went, or None where it left before the end."""
 
 
@@ -70,17 +70,17 @@ class Scheme:
 
     controller: str
     """Of `control.CONTROLLERS`, which decides who trains."""
-    check: Callable[[Job], None]
+    check: Callable[[TrainingJob], None]
     """PlanError for a job that cannot be run so."""
     train: Train
     """What each process does."""
     exports: Literal["processes", "launcher"]
     """Who writes the weights at the end: the processes, or the launcher from their last checkpoint."""
-    desk: Callable[[Job], Desk] | None
+    desk: Callable[[TrainingJob], Desk] | None
     """What answers messages of processes; None where they send none."""
 
 
-def run_scheme(job: Job, scheme: Scheme, *, threads: int = 1, pause_s: Sequence[float] = ()) -> Outcome:
+def run_scheme(job: TrainingJob, scheme: Scheme, *, threads: int = 1, pause_s: Sequence[float] = ()) -> Outcome:
     """Starts the job's processes and returns how it went.
 
     threads: of torch in each. pause_s: seconds that each of the first processes sleeps in a worker's step, in place of
@@ -91,7 +91,7 @@ def run_scheme(job: Job, scheme: Scheme, *, threads: int = 1, pause_s: Sequence[
     return start(job, scheme, threads=threads, pause_s=pause_s).run()
 
 
-def start(job: Job, scheme: Scheme, *, threads: int = 1, pause_s: Sequence[float] = ()) -> Launcher:
+def start(job: TrainingJob, scheme: Scheme, *, threads: int = 1, pause_s: Sequence[float] = ()) -> Launcher:
     """The launcher of a job that was checked; `run` starts its processes. As `run_scheme`."""
     check_before(job.graph, job.plan)
     scheme.check(job)
@@ -102,7 +102,7 @@ def start(job: Job, scheme: Scheme, *, threads: int = 1, pause_s: Sequence[float
 class Launcher(Processes):
     """The processes of one job. A process's number is never given again."""
 
-    def __init__(self, job: Job, scheme: Scheme, *, threads: int, pause_s: Sequence[float]) -> None:
+    def __init__(self, job: TrainingJob, scheme: Scheme, *, threads: int, pause_s: Sequence[float]) -> None:
         """As `run_scheme`."""
         self.scheme, self.controller = scheme, CONTROLLERS[scheme.controller]
         self.given = job
@@ -397,7 +397,7 @@ def _process(
     store: Store,
     number: int,
     world_size: int,
-    job: Job,
+    job: TrainingJob,
     threads: int,
     schedules: Sequence[Path],
     train: Train,

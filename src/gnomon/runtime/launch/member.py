@@ -25,7 +25,7 @@ from torch._C._distributed_c10d import Store
 from gnomon.errors import PeerError
 from gnomon.runtime.data.own_batches import Batches
 from gnomon.runtime.launch.membership import Epoch, Membership, loss_noticed, part, say_waited
-from gnomon.runtime.launch.train import Job, Loop, Outcome, Record, corpus_of, largest_of_ranks, signals_noted
+from gnomon.runtime.launch.train import Loop, Outcome, Record, TrainingJob, corpus_of, largest_of_ranks, signals_noted
 from gnomon.runtime.module.stage import Batch
 from gnomon.runtime.processes.connections import Sockets, shut, sockets
 from gnomon.runtime.processes.faults import plain
@@ -40,7 +40,7 @@ class Member(ABC):
     after_loss_s = math.inf
     """In which the launcher must have announced an epoch after a loss."""
 
-    def __init__(self, job: Job, corpus: Batches, asked: list[int], membership: Membership) -> None:
+    def __init__(self, job: TrainingJob, corpus: Batches, asked: list[int], membership: Membership) -> None:
         """asked: takes the signals that ask this process to end."""
         self.job, self.corpus, self.asked, self.membership = job, corpus, asked, membership
         clone: Any = membership.store
@@ -178,7 +178,9 @@ class Member(ABC):
         self.records[:], self.waits[:] = records_of(table), waits.tolist()
 
 
-def member(make: Callable[[Job, Batches, list[int], Membership], Member], job: Job, membership: Membership) -> Any:
+def member(
+    make: Callable[[TrainingJob, Batches, list[int], Membership], Member], job: TrainingJob, membership: Membership
+) -> Any:
     """One process, from its start to its end: how the job went, None where it left before that. make: what it is."""
     with signals_noted() as asked:
         return make(job, corpus_of(job), asked, membership).until_over()

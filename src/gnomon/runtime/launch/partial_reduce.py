@@ -27,14 +27,14 @@ from gnomon.runtime.data.own_batches import Batches
 from gnomon.runtime.launch.member import Member, member
 from gnomon.runtime.launch.membership import Epoch, Membership
 from gnomon.runtime.launch.replica import Replica, named
-from gnomon.runtime.launch.train import Job, identity_of
+from gnomon.runtime.launch.train import TrainingJob, identity_of
 from gnomon.runtime.step.evaluate import forward_loss
 from gnomon.runtime.watch.progress import peak_bytes
 from gnomon.software import own
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Result:
+class ArrivalNote:
     """What a worker says when it arrives."""
 
     arrival: Arrival
@@ -63,10 +63,10 @@ class Ended:
     held_out: tuple[tuple[int, float | None], ...]
     """(step, loss on held-out text) of the last meeting."""
     resumed_from: int
-    """As in `Result`."""
+    """As in `ArrivalNote`."""
 
 
-def check_partial_reduce(job: Job) -> None:
+def check_partial_reduce(job: TrainingJob) -> None:
     """PlanError for what workers that average their models do not do."""
     if "TORCHELASTIC_RUN_ID" in os.environ:
         raise PlanError("torchrun starts its own processes; run a plan with partial_reduce without it")
@@ -82,7 +82,7 @@ def check_partial_reduce(job: Job) -> None:
         raise PlanError(f"partial_reduce does not do {', '.join(asked)} yet; leave it out")
 
 
-def train_partial(job: Job, membership: Membership) -> Ended | None:
+def train_partial(job: TrainingJob, membership: Membership) -> Ended | None:
     """Worker `membership.process`, from its start to its end."""
     ended: Ended | None = member(_Worker, job, membership)
     return ended
@@ -91,7 +91,7 @@ def train_partial(job: Job, membership: Membership) -> Ended | None:
 class _Worker(Member):
     """One worker of partial reduce. There is one epoch, of all of them: none is replaced."""
 
-    def __init__(self, job: Job, corpus: Batches, asked: list[int], membership: Membership) -> None:
+    def __init__(self, job: TrainingJob, corpus: Batches, asked: list[int], membership: Membership) -> None:
         super().__init__(job, corpus, asked, membership)
         self.number, self.pause_s = membership.process, membership.pause_s
         values = None if job.weights is None else values_of(job.weights, job.graph)
@@ -126,7 +126,7 @@ class _Worker(Member):
             saver = Saver(job.checkpoints, self.replica, identity=identity, keep=job.keep, source=job.source)
         try:
             arrival = Arrival(worker=self.number, updates=self.updates)
-            reply = self._arrive(Result(arrival=arrival, resumed_from=self.resumed_from))
+            reply = self._arrive(ArrivalNote(arrival=arrival, resumed_from=self.resumed_from))
             while True:
                 self._average(reply)
                 if reply.meeting >= 0:
@@ -139,7 +139,7 @@ class _Worker(Member):
             if saver is not None:
                 saver.close()
 
-    def _train_ticket(self, ticket: int) -> Result:
+    def _train_ticket(self, ticket: int) -> ArrivalNote:
         """One step on this worker's rows of a batch."""
         began = perf_counter()
         step, place = divmod(ticket, self.job.plan.world_size)
@@ -147,7 +147,7 @@ class _Worker(Member):
         result = self.replica.step(self.replica.rows_of(batch, place))
         sleep(self.pause_s)
         self.updates += 1
-        made = Result(
+        made = ArrivalNote(
             arrival=Arrival(worker=self.number, updates=self.updates, ticket=ticket, ends=bool(self.asked)),
             loss=float(result.loss),
             grad_norm=float(result.grad_norm),
@@ -160,7 +160,7 @@ class _Worker(Member):
         self.meetings.clear()
         return made
 
-    def _arrive(self, result: Result) -> Reply:
+    def _arrive(self, result: ArrivalNote) -> Reply:
         """Says so, and waits for the answer. PeerError where the launcher is gone."""
         launcher = self.membership.launcher
         assert launcher is not None
@@ -230,8 +230,8 @@ def _mean(x: Tensor, share: float, group: Any) -> None:
     group.allreduce([x]).wait()
 
 
-def read_result(text: bytes) -> Result:
+def read_result(text: bytes) -> ArrivalNote:
     """Reads the result that a worker sent."""
     values = json.loads(text)
     meetings = tuple((int(step), loss) for step, loss in values["meetings"])
-    return replace(Result(**values), arrival=Arrival(**values["arrival"]), meetings=meetings)
+    return replace(ArrivalNote(**values), arrival=Arrival(**values["arrival"]), meetings=meetings)

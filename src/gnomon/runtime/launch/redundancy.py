@@ -1,11 +1,11 @@
 """Bamboo's step on one process: its own stage, a copy of the next one's, and what is needed to go on within a step.
 
-`Work` does a rank's rows of the Program (`methods.bamboo.redundant`) on real tensors. It keeps what it sent until the
-step is over, the input of each redundant forward, and which rows it has done. So a step that was cut off goes on with
-other rows (`Work.resume`): the copy's stage becomes the process's own, its backwards are done again for all units, from
-the activations that the redundant forward kept or, where these were let go, from its input; messages that were lost on
-the way are sent again. Norm and loss are sums that do not depend on who computed their terms. Left out: processes that
-come and go (`takeover`).
+`ProcessWork` does a rank's rows of the Program (`methods.bamboo.redundant`) on real tensors. It keeps what it sent
+until the step is over, the input of each redundant forward, and which rows it has done. So a step that was cut off goes
+on with other rows (`ProcessWork.resume`): the copy's stage becomes the process's own, its backwards are done again for
+all units, from the activations that the redundant forward kept or, where these were let go, from its input; messages
+that were lost on the way are sent again. Norm and loss are sums that do not depend on who computed their terms. Left
+out: processes that come and go (`takeover`).
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class StepProgress:
     """Whether it has the gradient of the stage that it has a copy of."""
 
 
-class Work(RowActions):
+class ProcessWork(RowActions):
     """What one process does of a plan with copies. `own` is its rank's part, `copy` that of the next rank."""
 
     def __init__(self, make: Callable[[int], RankExecutor], rank: int) -> None:

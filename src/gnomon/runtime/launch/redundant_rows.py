@@ -27,7 +27,7 @@ from gnomon.runtime.optim.update import clip_scale, squares
 from gnomon.runtime.parameters.parameters import Parameters
 from gnomon.runtime.step.buffers import Buffers, Name
 from gnomon.runtime.step.execute import Executor
-from gnomon.runtime.step.messages import Messages
+from gnomon.runtime.step.messages import RankMessages
 
 COMMS = ("dp", "dp_shard", "dp_replicate", "tp", "cp", "kv_copies", "norm", "embedding")
 GRADIENTS = 1 << 20
@@ -243,7 +243,7 @@ class RowActions:
         self.copy.state.update(stage)
 
 
-class Lines(Messages):
+class Lines(RankMessages):
     """Messages of a rank's stage to whichever process has the other end."""
 
     def __init__(self, part: RankExecutor, work: RowActions) -> None:
@@ -251,7 +251,7 @@ class Lines(Messages):
         self.part, self.work = part, work
 
     def send(self, tensors: Sequence[Tensor], name: Name, source: int, to: int) -> Waits:
-        """Sends tensors as `Messages.send` does, to whichever process plays the rank."""
+        """Sends tensors as `RankMessages.send` does, to whichever process plays the rank."""
         place = self.work.places[self.part.peer(to)]
         tensors = tuple(x.contiguous() for x in tensors)
         if place == dist.get_rank():
@@ -263,7 +263,7 @@ class Lines(Messages):
         return sent
 
     def receive(self, name: Name, source: int) -> tuple[tuple[Tensor, ...], Waits]:
-        """Receives tensors as `Messages.receive` does, from whichever process plays the rank."""
+        """Receives tensors as `RankMessages.receive` does, from whichever process plays the rank."""
         place = self.work.places[self.part.peer(source)]
         if place == dist.get_rank():
             return self.buffers.tensors[name], Together(())

@@ -20,14 +20,14 @@ from gnomon.runtime.launch.launcher import Scheme, run_scheme
 from gnomon.runtime.launch.survivors import SURVIVORS
 from gnomon.runtime.launch.takeover import TAKEOVER
 from gnomon.runtime.launch.tickets import PARTIAL_REDUCE
-from gnomon.runtime.launch.train import Job, Outcome, corpus_of, preload_of, train
+from gnomon.runtime.launch.train import Outcome, TrainingJob, corpus_of, preload_of, train
 from gnomon.runtime.module.apply import check_before
 from gnomon.runtime.processes.faults import ended, may_start_again
 from gnomon.runtime.processes.launch import BACKENDS, launch
 from gnomon.runtime.processes.local import FailedError
 
 
-def scheme_of(job: Job) -> Scheme | None:
+def scheme_of(job: TrainingJob) -> Scheme | None:
     """How the job's processes are used; None where each rank has one that stays until the end."""
     if job.memory_checkpoint_every:
         return SURVIVORS
@@ -38,7 +38,7 @@ def scheme_of(job: Job) -> Scheme | None:
     return TAKEOVER if bamboo.METHOD.used(job.plan) else None
 
 
-def run(job: Job, *, threads: int = 1) -> Outcome:
+def run(job: TrainingJob, *, threads: int = 1) -> Outcome:
     """Starts the job's processes and returns rank 0's outcome; under `torchrun` this process's.
 
     threads: of torch, in each process. A run that lost a process is started again `job.max_restarts` times, from its
@@ -49,7 +49,7 @@ def run(job: Job, *, threads: int = 1) -> Outcome:
     return _run_ranks(job, threads) if scheme is None else run_scheme(job, scheme, threads=threads)
 
 
-def _run_ranks(job: Job, threads: int) -> Outcome:
+def _run_ranks(job: TrainingJob, threads: int) -> Outcome:
     """A process for each rank; all are started again where one is lost."""
     check_before(job.graph, job.plan)
     size, backend = job.plan.world_size, BACKENDS[job.device]

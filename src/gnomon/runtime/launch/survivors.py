@@ -24,14 +24,14 @@ from torch import Tensor
 from gnomon.errors import PlanError
 from gnomon.methods import partial_reduce
 from gnomon.runtime.checkpoint import load
-from gnomon.runtime.checkpoint.in_memory import NONE, Held, MemoryCheckpoint, latest, source
+from gnomon.runtime.checkpoint.in_memory import NONE, HeldSteps, MemoryCheckpoint, latest, source
 from gnomon.runtime.data.own_batches import Batches
 from gnomon.runtime.launch.captured_job import random_ops
 from gnomon.runtime.launch.launcher import Scheme
 from gnomon.runtime.launch.member import Member, member
 from gnomon.runtime.launch.membership import Epoch, Membership, groups_soon_made
 from gnomon.runtime.launch.own_module import OwnModule
-from gnomon.runtime.launch.train import Job, Loop, Outcome, executor_of, exported, identity_of
+from gnomon.runtime.launch.train import Loop, Outcome, TrainingJob, executor_of, exported, identity_of
 from gnomon.runtime.parameters.parameters import Slot
 from gnomon.runtime.processes.connections import FOLDER, sockets
 from gnomon.runtime.step.execute import Executor
@@ -39,7 +39,7 @@ from gnomon.runtime.watch.watchdog import where
 from gnomon.units import show_bytes
 
 
-def check_surviving(job: Job) -> None:
+def check_surviving(job: TrainingJob) -> None:
     """PlanError for a job that cannot keep its ranks' states in memory."""
     plan = job.plan
     placed = plan.device_of != (*range(plan.world_size),)
@@ -58,7 +58,7 @@ def check_surviving(job: Job) -> None:
         raise PlanError(f"--memory-checkpoint-every needs {', and '.join(asked)}")
 
 
-def train_surviving(job: Job, membership: Membership) -> Outcome | None:
+def train_surviving(job: TrainingJob, membership: Membership) -> Outcome | None:
     """How the job went."""
     outcome: Outcome | None = member(_Rank, job, membership)
     return outcome
@@ -68,7 +68,7 @@ def train_surviving(job: Job, membership: Membership) -> Outcome | None:
 class _StateReport:
     """What a process tells the others when they meet; one that is new, nothing."""
 
-    held: Held = Held(own=(), kept=())  # noqa: RUF009 (frozen)
+    held: HeldSteps = HeldSteps(own=(), kept=())  # noqa: RUF009 (frozen)
     alike: tuple[int, ...] = ()
     ended: int = NONE
     resumed_from: int = 0
@@ -78,7 +78,7 @@ class _StateReport:
 class _Rank(Member):
     """One rank of the plan, with a copy of another's state."""
 
-    def __init__(self, job: Job, corpus: Batches, asked: list[int], membership: Membership) -> None:
+    def __init__(self, job: TrainingJob, corpus: Batches, asked: list[int], membership: Membership) -> None:
         super().__init__(job, corpus, asked, membership)
         self.own_module = OwnModule.of(job.code, job.seed) if job.code else None
         self.copies = MemoryCheckpoint()
@@ -180,7 +180,7 @@ class _Rank(Member):
             identity = identity_of(self.job, self.corpus)
             self.done = load(self.job.checkpoints, executor, identity=identity, override=self.job.override)
 
-    def _say(self, step: int | None, held: Sequence[Held], alike: Sequence[int], moved: int) -> None:
+    def _say(self, step: int | None, held: Sequence[HeldSteps], alike: Sequence[int], moved: int) -> None:
         """What the ranks went back to; each that was given its state says so."""
         rank = dist.get_rank()
         if step is None and rank == 0:
@@ -209,7 +209,7 @@ class _Rank(Member):
         )
 
 
-def _blank(job: Job) -> Callable[[Slot], Tensor | None] | None:
+def _blank(job: TrainingJob) -> Callable[[Slot], Tensor | None] | None:
     """Values in place of those of step 0, where all that a rank holds is in its copy."""
     if job.code or job.weights is not None or any(block.frozen for block in job.graph.blocks):
         return None

@@ -32,9 +32,9 @@ from gnomon.runtime.data.own_batches import Batches
 from gnomon.runtime.launch.launcher import Scheme
 from gnomon.runtime.launch.member import NONE, Member, member
 from gnomon.runtime.launch.membership import Epoch, Membership, groups_soon_made, nobody_comes
-from gnomon.runtime.launch.redundancy import StepProgress, Work
+from gnomon.runtime.launch.redundancy import ProcessWork, StepProgress
 from gnomon.runtime.launch.redundant_rows import RankExecutor
-from gnomon.runtime.launch.train import Job, Loop, Outcome, Record, identity_of
+from gnomon.runtime.launch.train import Loop, Outcome, Record, TrainingJob, identity_of
 from gnomon.runtime.mesh.groups import stage_sets
 from gnomon.runtime.module.stage import Batch
 from gnomon.runtime.optim.update import Update
@@ -45,7 +45,7 @@ from gnomon.runtime.watch.waiting import waited_s, waited_since
 from gnomon.software import own
 
 
-def check_with_copies(job: Job) -> None:
+def check_with_copies(job: TrainingJob) -> None:
     """PlanError for a job that cannot have copies of stages."""
     plan = job.plan
     check_methods(plan, "run")
@@ -71,7 +71,7 @@ def check_with_copies(job: Job) -> None:
         raise PlanError(f"bamboo runs with {', and '.join(asked)}")
 
 
-def train_with_copies(job: Job, membership: Membership) -> Outcome | None:
+def train_with_copies(job: TrainingJob, membership: Membership) -> Outcome | None:
     """How the job went."""
     outcome: Outcome | None = member(_Process, job, membership)
     return outcome
@@ -151,11 +151,11 @@ def handing(now: Roles, born: Sequence[int], following: Mapping[int, int]) -> Ha
 class _Process(Member):
     """A process with a stage, or two, and a copy."""
 
-    def __init__(self, job: Job, corpus: Batches, asked: list[int], membership: Membership) -> None:
+    def __init__(self, job: TrainingJob, corpus: Batches, asked: list[int], membership: Membership) -> None:
         super().__init__(job, corpus, asked, membership)
         self.plan = bamboo.without(job.plan)
         self.size = {"sequences": job.workload.global_batch_size, "seq_len": job.workload.seq_len}
-        self.work: Work | None = None
+        self.work: ProcessWork | None = None
         self.roles = Roles(places=(), taken={}, keepers={})
         self.born: tuple[int, ...] = ()
         """Rank that the process at each place was started for."""
@@ -232,7 +232,7 @@ class _Process(Member):
             _say(f"a stage is lost with the copy of it: all go back to step {self.done}")
         self._settle()
 
-    def _made(self, *, blank: bool) -> Work:
+    def _made(self, *, blank: bool) -> ProcessWork:
         """Makes this process's parts. blank: without values, since all that they hold will be sent."""
         job = self.job
         values = None if job.weights is None else values_of(job.weights, job.graph)
@@ -244,7 +244,7 @@ class _Process(Member):
                 rank, job.graph, job.plan, job.workload, seed=job.seed, settings=job.settings, values=values
             )
 
-        return Work(make, self.born[dist.get_rank()])
+        return ProcessWork(make, self.born[dist.get_rank()])
 
     def _following(self) -> dict[int, int]:
         """Rank -> the next one of its replica."""
@@ -362,7 +362,7 @@ class _Held:
 
     notes: tuple[str, ...] = ()
 
-    def __init__(self, work: Work, parts: Sequence[RankExecutor] = ()) -> None:
+    def __init__(self, work: ProcessWork, parts: Sequence[RankExecutor] = ()) -> None:
         """parts: without them, those whose work it does."""
         self.work, self.parts = work, parts
         self.graph, self.plan, self.workload = work.graph, work.plan, work.workload

@@ -17,8 +17,8 @@ from gnomon.errors import RunError
 from gnomon.methods.partial_reduce import Arrival, TicketController, settings_of
 from gnomon.runtime.checkpoint import newest
 from gnomon.runtime.launch.launcher import Scheme, start
-from gnomon.runtime.launch.partial_reduce import Ended, Result, check_partial_reduce, read_result, train_partial
-from gnomon.runtime.launch.train import WARM_UP, Job, Outcome, Record, corpus_of
+from gnomon.runtime.launch.partial_reduce import ArrivalNote, Ended, check_partial_reduce, read_result, train_partial
+from gnomon.runtime.launch.train import WARM_UP, Outcome, Record, TrainingJob, corpus_of
 from gnomon.runtime.watch.progress import Progress
 
 
@@ -39,7 +39,7 @@ class PartialRun:
     """Of an average, the median."""
 
 
-def run_partial_reduce(job: Job, *, threads: int = 1, pause_s: Sequence[float] = ()) -> PartialRun:
+def run_partial_reduce(job: TrainingJob, *, threads: int = 1, pause_s: Sequence[float] = ()) -> PartialRun:
     """`launcher.run_scheme`, with what the controller saw."""
     launcher = start(job, PARTIAL_REDUCE, threads=threads, pause_s=pause_s)
     outcome = launcher.run()
@@ -51,10 +51,10 @@ def run_partial_reduce(job: Job, *, threads: int = 1, pause_s: Sequence[float] =
 class TicketDesk:
     """What workers said, step by step, and the controller that answers them."""
 
-    job: Job
+    job: TrainingJob
     next_step: int = 1
     """That is recorded next, counted from 1."""
-    results: dict[int, Result] = field(default_factory=dict)
+    results: dict[int, ArrivalNote] = field(default_factory=dict)
     """By ticket, those of steps that are not whole."""
     records: list[Record] = field(default_factory=list)
     arrivals: list[Arrival] = field(default_factory=list)
@@ -69,7 +69,7 @@ class TicketDesk:
     """Made when the first worker arrives, which says what checkpoint it goes on from."""
 
     @classmethod
-    def of(cls, job: Job) -> TicketDesk:
+    def of(cls, job: TrainingJob) -> TicketDesk:
         """The desk of a job that has not begun."""
         desk = cls(job, tickets=[0] * job.plan.world_size)
         if not job.quiet:
@@ -114,7 +114,7 @@ class TicketDesk:
             epochs=corpus.epochs(job.steps, **size),
         )
 
-    def add(self, result: Result) -> None:
+    def add(self, result: ArrivalNote) -> None:
         """Adds an arrival to the record. RunError for a loss that is no number."""
         workers, now = self.job.plan.world_size, perf_counter()
         self.arrivals.append(result.arrival)
@@ -137,7 +137,7 @@ class TicketDesk:
             self._record(of_step, now)
             first += workers
 
-    def _record(self, results: Sequence[Result], now: float) -> None:
+    def _record(self, results: Sequence[ArrivalNote], now: float) -> None:
         loss = sum(result.loss for result in results) / len(results)
         norm = sum(result.grad_norm for result in results) / len(results)
         record = Record(step=self.next_step, loss=loss, grad_norm=norm, step_s=now - self.last)

@@ -26,7 +26,7 @@ from typing import Literal
 import torch
 import torch.distributed as dist
 
-from gnomon.control.placing import ROWS_ALONE, Costs
+from gnomon.control.placing import ROWS_ALONE, PlacingCosts
 from gnomon.errors import GraphError, InputError, PlanError, RunError
 from gnomon.formats.router import save_router
 from gnomon.graph import Graph
@@ -70,7 +70,7 @@ MEASURED = 7
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Job:
+class TrainingJob:
     """What to train, on what, for how long."""
 
     graph: Graph
@@ -135,7 +135,7 @@ class Job:
     """The command that goes on after a stop, to be shown then."""
     measure: bool = False
     """Take a Timeline."""
-    expert_costs: Costs = ROWS_ALONE
+    expert_costs: PlacingCosts = ROWS_ALONE
     """By which experts move, where the plan rebalances them."""
     record_router: Path | None = None
     """File for the tokens that each expert of each layer got in each step (`formats.router`); None: none."""
@@ -223,13 +223,13 @@ def _warm(steps: int) -> int:
     return min(WARM_UP, (steps - 1) // 2) if steps else 0
 
 
-def preload_of(job: Job) -> Sequence[str]:
+def preload_of(job: TrainingJob) -> Sequence[str]:
     """Modules that the job's processes load besides, which a fork server loads once for all."""
     recomputes = job.plan.saved != Saved() or bool(job.plan.schedule.passes)
     return RECOMPUTE_LOADED if recomputes else ()
 
 
-def corpus_of(job: Job) -> Batches:
+def corpus_of(job: TrainingJob) -> Batches:
     """The job's tokens, made if they are not there, or the batches of a function of the user's. InputError for text
     that cannot be read or is too short, PlanError for a model whose vocabulary is too small, or that reads no text."""
 
@@ -266,7 +266,7 @@ def _text_inputs(graph: Graph) -> tuple[str, str]:
     return names
 
 
-def train(job: Job) -> Outcome:
+def train(job: TrainingJob) -> Outcome:
     """How it went, with a record of each step that this call ran. All ranks of the job must call it. PeerError, which
     says where this rank stood, if another is gone."""
     executors: list[Executor] = []
@@ -285,7 +285,7 @@ def _at(executors: Sequence[Executor]) -> str:
     return f"at {where(executors[0].program, row)}" if row >= 0 else "between steps"
 
 
-def _train(job: Job, executors: list[Executor]) -> Outcome:
+def _train(job: TrainingJob, executors: list[Executor]) -> Outcome:
     """`train`. executors: takes the one that is made."""
     with signals_noted() as asked:
         if int(os.environ.get("LOCAL_RANK", "0")) == 0:
@@ -327,7 +327,7 @@ def _train(job: Job, executors: list[Executor]) -> Outcome:
 
 
 def executor_of(
-    job: Job,
+    job: TrainingJob,
     own: OwnModule | None,
     *,
     device: torch.device | None = None,
@@ -358,7 +358,7 @@ def executor_of(
     )
 
 
-def exported(job: Job, executor: Executor, own: OwnModule | None, *, stopped: bool) -> None:
+def exported(job: TrainingJob, executor: Executor, own: OwnModule | None, *, stopped: bool) -> None:
     """Writes the weights, if that was asked for and the run was not stopped. All ranks must call it."""
     if job.export is None or stopped:
         return
@@ -401,7 +401,7 @@ class Loop:
 
     def __init__(
         self,
-        job: Job,
+        job: TrainingJob,
         executor: Executor,
         corpus: Batches,
         done: int,
@@ -569,7 +569,7 @@ def largest_of_ranks(flags: Sequence[int]) -> list[int]:
     return [int(flag) for flag in largest]
 
 
-def identity_of(job: Job, corpus: Batches) -> dict[str, str]:
+def identity_of(job: TrainingJob, corpus: Batches) -> dict[str, str]:
     """What a run goes on from beside model, precision and batch."""
     rest = replace(job.settings, lr=0.0)
     own = {"seed": str(job.seed), "lr": str(job.settings.lr), "optimizer": repr(rest), "data": corpus.identity}

@@ -163,7 +163,7 @@ def _crossings(graph: Graph) -> dict[str, Crossing]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Shape:
+class ReceivedShape:
     """A tensor as a rank receives it."""
 
     sizes: tuple[int, ...]
@@ -190,7 +190,7 @@ class Shapes:
         sharded = shard_graph(graph, layout, mesh, known | {"batch": 1}, Dtypes(param="fp32", compute="fp32"))
         return {name: block.homes for name, block in sharded.items()}
 
-    def of(self, crossing: Crossing, sizes: Mapping[str, int] | None = None) -> Shape:
+    def of(self, crossing: Crossing, sizes: Mapping[str, int] | None = None) -> ReceivedShape:
         """The local shape of a crossing tensor. sizes: of this microbatch, where it has others than the rest. PlanError
         for a length that is no dim of the inputs, which only the sender knows."""
         sizes = self.sizes if sizes is None else sizes
@@ -211,4 +211,4 @@ class Shapes:
             raise PlanError(f"{crossing.name} crosses stages, and is {tensor.dtype}, which the runtime does not send")
         if tensor.dtype == "fp32":  # sums in fp32 or, where a plan computes in fp64, in that
             dtype = torch.promote_types(dtype, self.dtype)
-        return Shape(sizes=tuple(lengths), dtype=dtype, rows=lengths[0] // sizes["batch"] if batched else 0)
+        return ReceivedShape(sizes=tuple(lengths), dtype=dtype, rows=lengths[0] // sizes["batch"] if batched else 0)

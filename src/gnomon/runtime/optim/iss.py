@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from gnomon.methods.learnt.iss import GATES, Lstm, LstmLayer, Settings
+from gnomon.methods.learnt.iss import GATES, IssSettings, Lstm, LstmLayer
 from gnomon.methods.learnt.trained_weights import step_at
 from gnomon.runtime.optim.weight_rules import updated
 from gnomon.runtime.parameters.parameters import Parameters
@@ -21,7 +21,7 @@ from gnomon.runtime.parameters.parameters import Parameters
 class Iss:
     """The LSTMs of a model, all on this rank."""
 
-    def __init__(self, settings: Settings, lstms: Sequence[Lstm], steps: int) -> None:
+    def __init__(self, settings: IssSettings, lstms: Sequence[Lstm], steps: int) -> None:
         """steps: of the run."""
         self.settings, self.lstms = settings, tuple(lstms)
         self.freeze_at = max(1, step_at(settings.freeze_at, steps))

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from gnomon.methods.learnt.nxm_admm import Settings
+from gnomon.methods.learnt.nxm_admm import NxmSettings
 from gnomon.methods.learnt.trained_weights import step_at
 from gnomon.runtime.optim.weight_rules import parts_of, updated
 from gnomon.runtime.parameters.parameters import Parameters, Slot
@@ -37,7 +37,7 @@ def kept(x: Tensor, n: int, m: int) -> Tensor:
 class NxmAdmm:
     """The matrices of a rank's stages."""
 
-    def __init__(self, settings: Settings, names: Collection[str], steps: int) -> None:
+    def __init__(self, settings: NxmSettings, names: Collection[str], steps: int) -> None:
         """names: of the matrices. steps: of the run."""
         self.settings, self.names = settings, names
         self.mask_at = max(1, step_at(settings.mask_at, steps))

@@ -12,7 +12,7 @@ from collections.abc import Collection
 import torch
 from torch import Tensor
 
-from gnomon.methods.learnt.xtc import Settings
+from gnomon.methods.learnt.xtc import XtcSettings
 from gnomon.runtime.optim.weight_rules import parts_of
 from gnomon.runtime.parameters.parameters import Parameters
 
@@ -36,7 +36,7 @@ def binary(groups: Tensor) -> Tensor:
 class Rounded:
     """The matrices of a rank's stages."""
 
-    def __init__(self, settings: Settings, names: Collection[str]) -> None:
+    def __init__(self, settings: XtcSettings, names: Collection[str]) -> None:
         """names: of the matrices."""
         self.settings, self.names = settings, names
         self.behind: dict[int, dict[str, Tensor]] = {}

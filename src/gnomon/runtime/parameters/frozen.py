@@ -17,7 +17,7 @@ from torch import Tensor
 from gnomon.errors import InputError
 from gnomon.graph import Block, Graph
 from gnomon.models.lora import INT8, NF4
-from gnomon.runtime.parameters.nf4 import Blocks, Form, quantised
+from gnomon.runtime.parameters.nf4 import Form, Nf4Blocks, quantised
 from gnomon.runtime.parameters.parameters import CPU, Dtypes, Parameters, Range, Slot, Values
 from gnomon.runtime.parameters.weights import WeightReader
 
@@ -150,7 +150,7 @@ def four_bit_of(
     a rank holds: all plans compute with the same numbers."""
 
     def read(slot: Slot) -> tuple[Form, Tensor]:
-        blocks: Blocks | None = stored.blocks(slot.name) if isinstance(stored, WeightReader) else None
+        blocks: Nf4Blocks | None = stored.blocks(slot.name) if isinstance(stored, WeightReader) else None
         if blocks is None:
             blocks = quantised(values(replace(slot, shape=slot.whole, offset=(0,) * len(slot.whole))))
         return blocks.part(slot.name, slot.whole, slot.offset, slot.shape)

@@ -1,11 +1,11 @@
 """Weights in four bits: NF4 in blocks of 64, whose scales are in eight bits (QLoRA), as bitsandbytes stores them.
 
-`quantised(weight)` makes `Blocks` of a tensor, `Blocks.part(…)` takes what one rank holds of it, and a `Form` lays that
-out as bytes and makes it wide again. A number is code[four bits] · scale of its block; the scale is in fp32, or
-dynamic[eight bits] · scale of 256 blocks + the mean of all scales. Of two numbers the first is in a byte's upper half.
-Each is rounded to its nearest code, as bitsandbytes does on GPUs (its build for CPUs rounds scales by a table of 65,536
-entries). Leaves out fp4, other sizes of blocks, and where weights come from (`weights`).
-Source: Dettmers et al. 2023 (NF4, double quantization), Dettmers et al. 2022 (dynamic data type); bitsandbytes 0.50.
+`quantised(weight)` makes `Nf4Blocks` of a tensor, `Nf4Blocks.part(…)` takes what one rank holds of it, and a `Form`
+lays that out as bytes and makes it wide again. A number is code[four bits] · scale of its block; the scale is in fp32,
+or dynamic[eight bits] · scale of 256 blocks + the mean of all scales. Of two numbers the first is in a byte's upper
+half. Each is rounded to its nearest code, as bitsandbytes does on GPUs (its build for CPUs rounds scales by a table of
+65,536 entries). Leaves out fp4, other sizes of blocks, and where weights come from (`weights`). Source: Dettmers et al.
+2023 (NF4, double quantization), Dettmers et al. 2022 (dynamic data type); bitsandbytes 0.50.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def _scaled(rows: Tensor, largest: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Blocks:
+class Nf4Blocks:
     """A whole tensor in four bits."""
 
     codes: Tensor
@@ -184,7 +184,7 @@ class Form:
         return pairs.view(-1, NF4_BLOCK).mul_(scales[:, None]).flatten().to(self.dtype)
 
 
-def quantised(weight: Tensor) -> Blocks:
+def quantised(weight: Tensor) -> Nf4Blocks:
     """A weight in four bits, with scales in eight bits."""
     rows, largest = _largest(weight.flatten().float(), NF4_BLOCK)
     numbers = _nearest(_scaled(rows, largest)[: weight.numel()], code(weight.device))
@@ -192,7 +192,7 @@ def quantised(weight: Tensor) -> Blocks:
     mean = largest.mean()
     grouped, of_group = _largest(largest - mean, NF4_GROUP)
     scales = _nearest(_scaled(grouped, of_group)[: largest.numel()], dynamic(weight.device))
-    return Blocks(
+    return Nf4Blocks(
         codes=numbers[::2] << 4 | numbers[1::2],
         scales=scales,
         groups=of_group,

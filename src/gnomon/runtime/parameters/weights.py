@@ -25,7 +25,7 @@ from gnomon.formats.huggingface.four_bits import GROUPS, MAP, NESTED_MAP, SCALES
 from gnomon.formats.huggingface.pieces import Piece
 from gnomon.formats.huggingface.safetensors import DTYPE_BYTES, Entry, header_of, read_header
 from gnomon.formats.huggingface.weights import Layout
-from gnomon.runtime.parameters.nf4 import Blocks, code, dynamic
+from gnomon.runtime.parameters.nf4 import Nf4Blocks, code, dynamic
 from gnomon.runtime.parameters.parameters import CPU, Slot
 
 DTYPES: Mapping[str, torch.dtype] = {
@@ -236,7 +236,7 @@ class WeightReader:
                 out[region[1]] = region[0]
         return out
 
-    def blocks(self, name: str) -> Blocks | None:
+    def blocks(self, name: str) -> Nf4Blocks | None:
         """A whole parameter that the folder has in four bits, mapped and not yet read; None for one that it has not.
         InputError for other codes than NF4's."""
         if name not in self.layout.four_bits:
@@ -250,7 +250,7 @@ class WeightReader:
             given = found.get(f"{tensor}{what}")
             if given is not None and not torch.allclose(given.float(), known, rtol=0, atol=1e-6):
                 raise InputError(f"{self.folder.path}: {tensor}{what} is not that of bitsandbytes' NF4")
-        return Blocks(
+        return Nf4Blocks(
             codes=found[tensor].flatten(),
             scales=found[f"{tensor}{SCALES}"],
             groups=found.get(f"{tensor}{GROUPS}"),
@@ -263,7 +263,7 @@ FLOATS = ("float32", "bfloat16", "float16")
 """What bitsandbytes quantises."""
 
 
-class Writer:
+class FolderWriter:
     """A folder that is being written: its files have their full length, and ranks fill in their parts."""
 
     def __init__(self, folder: Path, entries: Mapping[str, tuple[str, Entry]], copies: Mapping[str, str]) -> None:
@@ -296,7 +296,7 @@ def start_folder(
     *,
     single: str = "",
     join: bool = False,
-) -> Writer:
+) -> FolderWriter:
     """Makes the files, of full length and with their headers. like: a folder whose tensors, dtypes and files the new
     one has too, so that what was not trained comes out with the same bytes; None: files of at most SHARD_BYTES.
     single: name of the only file. join: another rank has made them."""
@@ -322,7 +322,7 @@ def start_folder(
         total = sum(entry.end - entry.begin for _, entry in entries.values())
         index = {"metadata": {"total_size": total}, "weight_map": {n: entries[n][0] for n in sorted(entries)}}
         (folder / INDEX).write_text(json.dumps(index, indent=2) + "\n")
-    return Writer(folder, entries, layout.copies or {})
+    return FolderWriter(folder, entries, layout.copies or {})
 
 
 def _sharded(tensors: Mapping[str, tuple[str, tuple[int, ...]]]) -> dict[str, tuple[str, str, tuple[int, ...]]]:

@@ -32,7 +32,7 @@ from gnomon.runtime.step.taught import Taught
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Saved:
+class SavedForBackward:
     """What a forward leaves for its backward."""
 
     entered: Mapping[str, Tensor]
@@ -41,9 +41,11 @@ class Saved:
     """Where backward begins, by name; what the stage made may be freed before."""
 
     @staticmethod
-    def of(entered: Mapping[str, Tensor], made: Mapping[str, Tensor]) -> Saved:
+    def of(entered: Mapping[str, Tensor], made: Mapping[str, Tensor]) -> SavedForBackward:
         """Notes a forward's inputs, and where its outputs enter autograd's graph."""
-        return Saved(entered=entered, made={name: get_gradient_edge(y) for name, y in made.items() if y.requires_grad})
+        return SavedForBackward(
+            entered=entered, made={name: get_gradient_edge(y) for name, y in made.items() if y.requires_grad}
+        )
 
 
 class Compute:
@@ -56,7 +58,7 @@ class Compute:
         self.stages, self.state, self.buffers, self.feed, self.device = stages, state, buffers, feed, feed.device
         self.unit = 0
         """That whose forward runs, or ran last."""
-        self.saved: dict[tuple[int, int], Saved] = {}
+        self.saved: dict[tuple[int, int], SavedForBackward] = {}
         self.aside: dict[tuple[int, int], list[Aside]] = {}
         self._kept: dict[Hashable, Kept] = {}  # what a microbatch keeps at a stage from F to B; counted once asked for
         self._put_aside: dict[Hashable, Kept] = {}  # from I to W
@@ -183,11 +185,11 @@ class Compute:
             self.mimose.begin(self.feed.of_unit(unit))
         if self.taught is None or not self.taught.teaches:
             made = self._run_first(stage, unit, entered)
-            self.saved[stage, unit] = Saved.of(entered, made)
+            self.saved[stage, unit] = SavedForBackward.of(entered, made)
         else:
             run = partial(self._run_first, stage, unit, entered)
             made, loss = self.taught.forward(unit, run, self.feed.of_unit(unit), self.feed.packing_of(unit))
-            self.saved[stage, unit] = Saved.of(entered, {**made, self.taught.eyes.loss: loss})
+            self.saved[stage, unit] = SavedForBackward.of(entered, {**made, self.taught.eyes.loss: loss})
         self.hand_on(stage, unit, made)
 
     def _forward_unsaved(self, stage: int, unit: int) -> None:
@@ -196,7 +198,7 @@ class Compute:
 
     def _forward_again(self, stage: int, unit: int) -> None:
         entered = self.entering(stage, unit)
-        self.saved[stage, unit] = Saved.of(entered, self._run(stage, unit, entered))
+        self.saved[stage, unit] = SavedForBackward.of(entered, self._run(stage, unit, entered))
 
     def _whole_backward(self, stage: int, unit: int) -> None:
         self._clear(stage)
@@ -240,7 +242,7 @@ class Compute:
         if begins:
             torch.autograd.backward([edge for edge, _ in begins], [grad for _, grad in begins])
 
-    def ends(self, stage: int, unit: int, saved: Saved) -> dict[Name, tuple[Tensor, ...]]:
+    def ends(self, stage: int, unit: int, saved: SavedForBackward) -> dict[Name, tuple[Tensor, ...]]:
         """The gradients of what a stage read, by the buffers that they are."""
         ends = dict[Name, tuple[Tensor, ...]]()
         for hop in self.stages[stage].enters:
@@ -255,7 +257,7 @@ class Compute:
         first, *others = ((hop.buffer, hop.target, unit) for hop in self.stages[stage].leaves)
 
         def finish() -> None:
-            self.saved[stage, unit] = Saved.of(entered, done)
+            self.saved[stage, unit] = SavedForBackward.of(entered, done)
             self.hand_on(stage, unit, done)
 
         self._start(first, lambda: done.update(self._run_first(stage, unit, entered)), entered, finish, others)

@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gnomon.errors import RunError
-from gnomon.simulate.two_tiers import STEPS, Link, Migration, Trace
+from gnomon.simulate.two_tiers import STEPS, Link, Migration, TierTrace
 
 WORD = 8
 """Bytes of the count at both ends of a tensor, which is as large at least."""
@@ -44,7 +44,7 @@ class Carried:
 class _Files:
     """Tensors in memory and on the disk."""
 
-    def __init__(self, trace: Trace, folder: Path, capacity: float) -> None:
+    def __init__(self, trace: TierTrace, folder: Path, capacity: float) -> None:
         self.trace, self.room = trace, capacity - trace.inside
         self.words = [max(2, -(-int(tensor.nbytes) // WORD)) for tensor in trace.tensors]
         self.files = [os.open(folder / f"{i}", os.O_CREAT | os.O_RDWR) for i in range(len(trace.tensors))]
@@ -148,7 +148,7 @@ class _Files:
                 self._give(number)
 
 
-def carry_out(trace: Trace, migration: Migration, folder: Path, capacity: float) -> Carried:
+def carry_out(trace: TierTrace, migration: Migration, folder: Path, capacity: float) -> Carried:
     """Carries out all steps of a migration, and says how it went. folder: empty, on the disk that is the slow tier.
     RunError where what was read is not what was written."""
     files = _Files(trace, folder, capacity)

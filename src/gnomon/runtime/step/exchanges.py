@@ -25,7 +25,7 @@ from gnomon.runtime.module.blocks import Frame
 from gnomon.runtime.ops.routing import Routing, rows_of, shared_out, to_experts, to_tokens
 from gnomon.runtime.parameters.parameters import Weight
 from gnomon.runtime.step.buffers import Name
-from gnomon.runtime.step.compute import Compute, Saved
+from gnomon.runtime.step.compute import Compute, SavedForBackward
 from gnomon.runtime.step.rows import Action
 
 SENT, MADE, DMADE, DSENT = TRAVEL
@@ -226,7 +226,7 @@ class Parts:
             entered = {**here.entered, layer.results: here.home.requires_grad_()}
             module.unit, module.routings = unit, {layer.results: replace(here.routing, home=True)}
             made = module(entered, self.compute.feed.of_unit(unit), self.compute.feed.packing_of(unit))
-            self.compute.saved[stage, unit] = Saved.of(entered, made)
+            self.compute.saved[stage, unit] = SavedForBackward.of(entered, made)
             self.compute.hand_on(stage, unit, made)
 
         first, *others = ((hop.buffer, hop.target, unit) for hop in module.leaves)
@@ -293,7 +293,7 @@ class Parts:
             for earlier in range(self.parts - 1):
                 self.compute.buffers.wait((f"{DSENT}.{earlier}", stage, unit))
             del self.under_way[stage, unit]
-            ends = self.compute.ends(stage, unit, Saved(entered=here.entered, made={}))
+            ends = self.compute.ends(stage, unit, SavedForBackward(entered=here.entered, made={}))
             self.compute.buffers.tensors.update(ends)
 
         first, *others = ((hop.gradient, hop.source, unit) for hop in module.enters)

@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from gnomon.control.placing import ROWS_ALONE, Costs, placed
+from gnomon.control.placing import ROWS_ALONE, PlacingCosts, placed
 from gnomon.errors import PlanError
 from gnomon.graph import Graph, Layer
 from gnomon.lowering.optimizer import effective_zero
@@ -54,12 +54,12 @@ from gnomon.runtime.step.feed import Feed, size_named
 from gnomon.runtime.step.feed_lengths import FeedOfLengths, has_lengths
 from gnomon.runtime.step.host_update import DelayedRows, HostUpdate, moved_stages
 from gnomon.runtime.step.lane import Lane
-from gnomon.runtime.step.messages import Messages
+from gnomon.runtime.step.messages import RankMessages
 from gnomon.runtime.step.mimose import Mimose
 from gnomon.runtime.step.replicas import Replicas
 from gnomon.runtime.step.resident_bytes import levels
 from gnomon.runtime.step.router_bias import RouterBias
-from gnomon.runtime.step.rows import Action, Row, followed, plan_stages, rows, stages_of_row
+from gnomon.runtime.step.rows import Action, RankRow, followed, plan_stages, rows, stages_of_row
 from gnomon.runtime.step.state import State
 from gnomon.runtime.step.step_load import StepLoad
 from gnomon.runtime.step.taught import Taught
@@ -97,7 +97,7 @@ class Executor:
         values: Values | None = None,
         states: Mapping[str, Tensor] | None = None,
         steps: int = 0,
-        expert_costs: Costs = ROWS_ALONE,
+        expert_costs: PlacingCosts = ROWS_ALONE,
         teacher: OneProcess | None = None,
     ) -> None:
         """steps: of the whole run, which methods that change weights while they train ask for; 0: nobody knows.
@@ -188,7 +188,7 @@ class Executor:
             ((_, stage),) = self.stages.items()
             augments = ad2.settings_of(plan) if ad2.METHOD.used(plan) else None
             self.compute.taught = Taught(teaching, augments, self.graph, stage, teacher)
-        self.messages = Messages(
+        self.messages = RankMessages(
             plan,
             self.groups,
             self.buffers,
@@ -378,7 +378,7 @@ class Executor:
     def _kinds(self) -> list[str]:
         return [self.program.kinds[self.program.kind[row.number]].name for row in self.rows]
 
-    def _do(self, row: Row) -> None:
+    def _do(self, row: RankRow) -> None:
         self.buffers.row, self.buffers.blocks = row.number, row.blocks
         if self.watchdog is not None:
             self.watchdog.row = row.number
@@ -387,7 +387,7 @@ class Executor:
             self.host.arrive(stages_of_row(self.program, row.number))
         row.action(row.stage, row.unit)
 
-    def _rows_now(self) -> Sequence[Row]:
+    def _rows_now(self) -> Sequence[RankRow]:
         """Those of this step: all of the Program's, but for what a delayed update has not, or does later."""
         if self.delayed is None:
             return self.rows
@@ -407,7 +407,7 @@ class Executor:
                 self._do(row)
             self.synchronise()
 
-    def _do_timed(self, chosen: Sequence[Row], recorder: Recorder) -> None:
+    def _do_timed(self, chosen: Sequence[RankRow], recorder: Recorder) -> None:
         recorder.begin()
         self._hold(recorder)
         for row in chosen:

@@ -25,7 +25,7 @@ from gnomon.program import Program
 from gnomon.runtime.module.stage import Stage
 from gnomon.runtime.parameters.parameters import CPU, Parameters
 from gnomon.runtime.step.host_copies import Arriving, Copies
-from gnomon.runtime.step.rows import Row, stages_of_row
+from gnomon.runtime.step.rows import RankRow, stages_of_row
 from gnomon.runtime.step.state import State
 from gnomon.runtime.watch.measure import HostClock, Recorder
 
@@ -252,7 +252,7 @@ class HostUpdate:
 class DelayedRows:
     """Rows of a step whose Program begins with the update by the gradients of the step before."""
 
-    def __init__(self, rows: Sequence[Row], names: Sequence[str]) -> None:
+    def __init__(self, rows: Sequence[RankRow], names: Sequence[str]) -> None:
         """Splits a step's rows into those that settle what waits and the others. names: kind of each row."""
         computes = max(at for at, name in enumerate(names) if name in ("B", "I", "W"))
         of = list(enumerate(zip(rows, names, strict=True)))

@@ -1,8 +1,8 @@
 """Messages between stages: activations forward, their gradients backward, each rank to those that want its rows.
 
-`Messages` has a function for each such kind of action. X of stage s + 1 is what stage s sends forward, and DY of s - 1
-what it sends backward; skips to and from stages that are no neighbours have names of their own. A message is one tensor
-or several (`crossings`). Left out: what computes them (`compute`), and when they are waited for (`buffers`).
+`RankMessages` has a function for each such kind of action. X of stage s + 1 is what stage s sends forward, and DY of s
+- 1 what it sends backward; skips to and from stages that are no neighbours have names of their own. A message is one
+tensor or several (`crossings`). Left out: what computes them (`compute`), and when they are waited for (`buffers`).
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from gnomon.plans import Plan
 from gnomon.program import Program
 from gnomon.runtime.mesh.groups import Groups, channel_name
 from gnomon.runtime.mesh.routes import Route, Together, Waits, of_rank, routes, started
-from gnomon.runtime.module.crossings import Crossing, Hop, Shape, Shapes
+from gnomon.runtime.module.crossings import Crossing, Hop, ReceivedShape, Shapes
 from gnomon.runtime.step.buffers import Buffers, Name
 from gnomon.runtime.step.rows import Action
 
 
-class Messages:
+class RankMessages:
     """What one rank sends and receives."""
 
     def __init__(
@@ -53,7 +53,7 @@ class Messages:
             self.crossings[hop.gradient, hop.source] = hop.trained
         self.most = max((len(hop.crossings) for hop in hops), default=1)
         self._found: dict[tuple[int, int], tuple[Route, ...]] = {}
-        self._shapes: dict[tuple[str, int, int], Shape] = {}
+        self._shapes: dict[tuple[str, int, int], ReceivedShape] = {}
 
     def actions(self) -> Mapping[str, Action]:
         """Maps each kind of row to what does it."""
@@ -99,7 +99,7 @@ class Messages:
                 parts.append(started(dist.irecv(part, route.source, group=group, tag=self._tag(name, place))))
         return tuple(tensors), Together(tuple(parts))
 
-    def _shape(self, crossing: Crossing, ends: Sequence[Route], unit: int) -> Shape:
+    def _shape(self, crossing: Crossing, ends: Sequence[Route], unit: int) -> ReceivedShape:
         """What a tensor of a unit looks like here. PlanError for one without rows that stages divide among them."""
         sizes = self.sizes(unit)
         key = crossing.name, sizes["batch"], sizes["seq"]
@@ -159,6 +159,6 @@ class Messages:
         return ((unit * len(self.plan_stage) + stage) * 2 + buffer.startswith("D")) * self.most + place
 
 
-def _rows(tensor: Tensor, shape: Shape, first: int, count: int) -> Tensor:
+def _rows(tensor: Tensor, shape: ReceivedShape, first: int, count: int) -> Tensor:
     """Its part for some sequences; all of one that has none."""
     return tensor[first * shape.rows : (first + count) * shape.rows] if shape.rows else tensor

@@ -13,7 +13,7 @@ import torch
 
 from gnomon.errors import PlanError, RunError
 from gnomon.graph import Graph
-from gnomon.methods.mimose import MARGIN, RecomputeController, Sample, Settings
+from gnomon.methods.mimose import MARGIN, MimoseSettings, RecomputeController, Sample
 from gnomon.runtime.module.stage import Batch, Stage
 from gnomon.runtime.watch.layer_bytes import LayerBytes, LiveBytes
 from gnomon.units import show_bytes
@@ -23,7 +23,7 @@ class Mimose:
     """Mimose's controller at work on the one stage of a rank."""
 
     def __init__(
-        self, settings: Settings, graph: Graph, stage: Stage, base: Callable[[], int], device: torch.device
+        self, settings: MimoseSettings, graph: Graph, stage: Stage, base: Callable[[], int], device: torch.device
     ) -> None:
         """Begins without a measurement. base: bytes on the device now that are no microbatch's. PlanError for a model
         whose layers keep what their lengths ask for."""

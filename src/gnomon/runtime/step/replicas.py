@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from gnomon.control.placing import Costs, Look, move
+from gnomon.control.placing import Look, PlacingCosts, move
 from gnomon.graph import Graph, Layer
 from gnomon.plans.experts import routers
 from gnomon.plans.replicas import Placement, holders, on_ranks
@@ -62,7 +62,7 @@ class Replicas:
         updates: Mapping[int, Sequence[Update]],
         groups: Groups,
         placements: Mapping[str, Placement],
-        costs: Costs,
+        costs: PlacingCosts,
         every: int,
         device: torch.device,
     ) -> None:

@@ -32,7 +32,7 @@ Action = Callable[[int, int], None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Row:
+class RankRow:
     """A row of the Program as this rank does it."""
 
     number: int
@@ -104,7 +104,7 @@ def plan_stages(graph: Graph, plan: Plan, program: Program) -> list[int]:
     return [stage for stage, count in enumerate(blocks) for _ in range(count)]
 
 
-def rows(program: Program, cls: int, actions: Mapping[str, Action]) -> list[Row]:
+def rows(program: Program, cls: int, actions: Mapping[str, Action]) -> list[RankRow]:
     """Rows of a rank class, in issue order. actions: by kind. PlanError for a kind that is not among them."""
     out = []
     for row in range(int(program.class_ptr[cls]), int(program.class_ptr[cls + 1])):
@@ -117,7 +117,7 @@ def rows(program: Program, cls: int, actions: Mapping[str, Action]) -> list[Row]
                 f"{program.where(row)}: the runtime does not execute {name}; there are {', '.join(actions)}"
             )
         out.append(
-            Row(
+            RankRow(
                 number=row,
                 action=actions[name],
                 stage=int(program.stage[row]),

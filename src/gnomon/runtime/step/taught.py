@@ -1,8 +1,8 @@
 """A model that learns from a teacher, and from embeddings moved to where they differ (`methods.learnt`: xtc, ad2).
 
 `Taught.forward` runs a microbatch through both and returns the loss that backward begins at; `Taught.adversary` moves
-the rows that were looked up and adds the gradient of what the model then gets wrong. `Seen` is what is looked at in a
-stage's forward. One rank has the whole model and the whole microbatch. Leaves out weights (`optim.xtc`).
+the rows that were looked up and adds the gradient of what the model then gets wrong. `ForwardOutputs` is what is looked
+at in a stage's forward. One rank has the whole model and the whole microbatch. Leaves out weights (`optim.xtc`).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from torch.nn import functional
 
 from gnomon.errors import PlanError
 from gnomon.graph import Graph, Layer
-from gnomon.methods.learnt.ad2 import Settings
+from gnomon.methods.learnt.ad2 import Ad2Settings
 from gnomon.methods.learnt.teacher import repeated, stands_for
 from gnomon.methods.learnt.teaching import Teaching
 from gnomon.runtime.data.packing import Packing
@@ -30,7 +30,7 @@ Run = Callable[[], dict[str, Tensor]]
 
 
 @dataclass(slots=True)
-class Seen:
+class ForwardOutputs:
     """What is seen of one forward: hidden states and logits."""
 
     logits: Tensor | None = None
@@ -49,7 +49,7 @@ class Eyes:
     def __init__(self, graph: Graph, stage: Stage, *, hidden: bool) -> None:
         """hidden: whether at what repeated layers make. PlanError for a model without one loss of logits and labels, or
         whose first layer looks nothing up."""
-        self.stage, self.seen = stage, Seen()
+        self.stage, self.seen = stage, ForwardOutputs()
         losses = [(layer, op) for layer in graph.layers() for op in graph.block(layer.call.block).ops if _compares(op)]
         looked = [
             (layer, op)
@@ -73,9 +73,9 @@ class Eyes:
             self.layers[layer.label, graph.block(layer.call.block).outputs[0]] = place
 
     @contextmanager
-    def looking(self, shift: Tensor | None = None) -> Iterator[Seen]:
+    def looking(self, shift: Tensor | None = None) -> Iterator[ForwardOutputs]:
         """Watches the forward that runs inside."""
-        self.seen, self.shift, self.stage.watch = Seen(), shift, self._note
+        self.seen, self.shift, self.stage.watch = ForwardOutputs(), shift, self._note
         try:
             yield self.seen
         finally:
@@ -118,7 +118,7 @@ class Taught:
     """A model beside its teacher, on one rank."""
 
     def __init__(
-        self, teaching: Teaching, augments: Settings | None, graph: Graph, stage: Stage, teacher: OneProcess
+        self, teaching: Teaching, augments: Ad2Settings | None, graph: Graph, stage: Stage, teacher: OneProcess
     ) -> None:
         """augments: how rows are moved; None: not at all. PlanError for a teacher of other tokens or layers."""
         self.teaching, self.augments, self.stage, self.teacher = teaching, augments, stage, teacher
@@ -137,7 +137,7 @@ class Taught:
         """Begins a step. updates: the number of updates so far, after `until` of which the teacher is left out."""
         self.teaches = not self.teaching.until or updates < self.teaching.until
 
-    def _teacher(self, batch: Batch, packing: Packing | None, shift: Tensor | None = None) -> Seen:
+    def _teacher(self, batch: Batch, packing: Packing | None, shift: Tensor | None = None) -> ForwardOutputs:
         with torch.no_grad(), self.theirs.looking(shift) as seen:
             self.teacher.stage({}, batch, packing)
         return seen

@@ -24,7 +24,7 @@ from gnomon.plans.ends import EMBEDDED, HIDDEN, Ends
 from gnomon.runtime.mesh.groups import Groups, stage_sets
 from gnomon.runtime.module.apply import Beside, axes_of, looked_up, slots_of
 from gnomon.runtime.module.blocks import BlockRun
-from gnomon.runtime.module.crossings import Crossing, Hop, Shape, Shapes
+from gnomon.runtime.module.crossings import Crossing, Hop, ReceivedShape, Shapes
 from gnomon.runtime.module.stage import Batch, Stage
 from gnomon.runtime.ops.site import Axis
 from gnomon.runtime.step.buffers import Buffers
@@ -196,7 +196,7 @@ class Heads:
             assert hidden.grad is not None
             self.buffers.tensors["HG", self.last, unit] = (hidden.grad,)
 
-    def _from(self, rank: int, shape: Shape, name: tuple[str, int, int] | None) -> Tensor:
+    def _from(self, rank: int, shape: ReceivedShape, name: tuple[str, int, int] | None) -> Tensor:
         """A tensor that `rank` has in a buffer, on every rank of the pipeline."""
         if name is not None:
             (x,) = self.buffers.take(name)

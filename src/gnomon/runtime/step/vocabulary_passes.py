@@ -19,7 +19,7 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 from gnomon.errors import PlanError
 from gnomon.runtime.mesh.collectives import all_reduce
 from gnomon.runtime.module.blocks import BlockRun, Frame
-from gnomon.runtime.module.crossings import Shape
+from gnomon.runtime.module.crossings import ReceivedShape
 from gnomon.runtime.module.stage import Batch
 from gnomon.runtime.parameters.parameters import Weight
 from gnomon.runtime.step.buffers import Name
@@ -29,7 +29,7 @@ from gnomon.runtime.step.vocabulary import Divided, Heads
 
 
 @dataclass(frozen=True, slots=True)
-class Made:
+class HeadOutputs:
     """What the head's product made, and the logits after it, which may be the same."""
 
     product: Tensor
@@ -37,12 +37,12 @@ class Made:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Part:
+class SoftmaxPart:
     """What S leaves for T of a microbatch."""
 
     edge: GradientEdge | None
     """Of the logits, where backward goes through the product (`vocab_1`)."""
-    made: Made
+    made: HeadOutputs
     """Where it does not; only what autograd has of it is read."""
     hidden: Tensor
     """A leaf."""
@@ -57,7 +57,7 @@ class Part:
 
 
 _EMPTY = torch.empty(0)
-NOTHING = Made(_EMPTY, _EMPTY)
+NOTHING = HeadOutputs(_EMPTY, _EMPTY)
 """Of a head whose logits are its product."""
 
 
@@ -68,7 +68,7 @@ class Passes(Heads):
         super().__init__(*given)
         self.early = self.divided.plan.schedule.vocabulary == "vocab_2"
         self.lane = Lane()
-        self.parts: dict[int, Part] = {}
+        self.parts: dict[int, SoftmaxPart] = {}
         self.at = self.divided.at
         if self.lookup is not None:
             self.local_lookup = self._stage(self.lookup.layers[0], _alone(self.divided), self.lookup.leaves)
@@ -131,7 +131,7 @@ class Passes(Heads):
     def _cast_hidden(self, stage: int, unit: int) -> None:
         self._cast(("HX", self.at, unit), self.last_rank, self.hidden, here=self.is_last)
 
-    def _cast(self, name: Name, rank: int, shape: Shape, *, here: bool) -> None:
+    def _cast(self, name: Name, rank: int, shape: ReceivedShape, *, here: bool) -> None:
         if here:
             x = self.buffers.take(name)[0].contiguous()
         else:
@@ -160,7 +160,7 @@ class Passes(Heads):
         target = wide.gather(-1, local.unsqueeze(-1)).squeeze(-1) * here.to(wide.dtype)
         early = self._early(made, exponentials / total.unsqueeze(-1), local, here) if self.early else ()
         self._put(("VL", self.at, unit), top, total, target, *early)
-        self.parts[unit] = Part(
+        self.parts[unit] = SoftmaxPart(
             edge=None if self.early else get_gradient_edge(logits),
             made=self._light(made),
             hidden=hidden,
@@ -170,11 +170,11 @@ class Passes(Heads):
             counts=labels >= 0,
         )
 
-    def _light(self, made: Made) -> Made:
+    def _light(self, made: HeadOutputs) -> HeadOutputs:
         """The same without logits that nothing reads."""
         return made if self.early and made.logits is not made.product else NOTHING
 
-    def _product(self, hidden: Tensor, batch: Batch) -> Made:
+    def _product(self, hidden: Tensor, batch: Batch) -> HeadOutputs:
         """Logits of this rank's rows. Under `vocab_2` the product itself is no part of autograd's graph: its two
         gradients come apart."""
         layer, loss = self.head.layers[0], self.loss_op.op
@@ -189,9 +189,9 @@ class Passes(Heads):
             frame.values[first.site.op.outputs[0]] = product.requires_grad_()
         for op in others:
             frame.do(op, again=False)
-        return Made(product, frame.values[loss.inputs[0]])
+        return HeadOutputs(product, frame.values[loss.inputs[0]])
 
-    def _early(self, made: Made, softmax: Tensor, local: Tensor, here: Tensor) -> tuple[Tensor, Tensor]:
+    def _early(self, made: HeadOutputs, softmax: Tensor, local: Tensor, here: Tensor) -> tuple[Tensor, Tensor]:
         """Gradient of the hidden states by the softmax of this part alone, and by the labels that are here: rows of the
         table."""
         label = torch.zeros_like(softmax).scatter_(-1, local.unsqueeze(-1), here.unsqueeze(-1).to(softmax.dtype))
@@ -201,7 +201,7 @@ class Passes(Heads):
         size = self._before(made, label).gather(-1, local.unsqueeze(-1))
         return by_softmax, matrix[local] * size
 
-    def _before(self, made: Made, grad: Tensor) -> Tensor:
+    def _before(self, made: HeadOutputs, grad: Tensor) -> Tensor:
         """The gradient of the product, of that of the logits."""
         grad = grad.to(self.hidden.dtype)
         if made.logits is not made.product:
@@ -214,7 +214,7 @@ class Passes(Heads):
         name = self.product.op.inputs[1 + index]
         return self.head.weights(self.head.layers[0], self.run)(name, 0 if index else self.product.weight_rows)
 
-    def _weight_gradients(self, part: Part, grad: Tensor) -> None:
+    def _weight_gradients(self, part: SoftmaxPart, grad: Tensor) -> None:
         """Adds the gradients of the table and the bias, without that of hidden states, which SUM_V has added up."""
         rows, read = self._before(part.made, grad).flatten(0, -2), part.hidden.flatten(0, -2)
         self._weight(0).add_product(*((read, rows) if self.product.inner_first else (rows, read)))

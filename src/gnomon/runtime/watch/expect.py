@@ -1,9 +1,9 @@
 """What to expect of a training loop that came without a plan: its module captured, its step predicted here.
 
-`Seen` keeps the first forward's inputs and counts microbatches; `expect` captures the module with them, takes the loop
-as it is (its optimizer, its dtypes, plain or DDP over the ranks that are there) for the plan, and predicts it on this
-machine: as calibrated, or a GPU of the catalogue. InputError with the reason where that cannot be done. What the loop
-computes outside of the module, such as its loss, is not in the prediction.
+`FirstForward` keeps the first forward's inputs and counts microbatches; `expect` captures the module with them, takes
+the loop as it is (its optimizer, its dtypes, plain or DDP over the ranks that are there) for the plan, and predicts it
+on this machine: as calibrated, or a GPU of the catalogue. InputError with the reason where that cannot be done. What
+the loop computes outside of the module, such as its loss, is not in the prediction.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _UPDATES = {
 """torch.optim's class -> `Plan.optimizer.kind`."""
 
 
-class Seen:
+class FirstForward:
     """The inputs of a loop's first training forward, and how many forwards a step has."""
 
     def __init__(self) -> None:
@@ -63,7 +63,7 @@ def _copy(x: Any) -> Any:
     return x.detach().clone() if isinstance(x, Tensor) else x
 
 
-def expect(model: nn.Module, optimizer: torch.optim.Optimizer, seen: Seen) -> Prediction:
+def expect(model: nn.Module, optimizer: torch.optim.Optimizer, seen: FirstForward) -> Prediction:
     """Predicts the loop's step. InputError (or another GnomonError) says why it cannot be predicted."""
     if seen.inputs is None or not seen.a_step:
         raise InputError("no forward of the model was seen; call the module that watch was given")

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from gnomon.methods.mimose import Held
+from gnomon.methods.mimose import ForwardBytes
 
 
 class LiveBytes(TorchDispatchMode):
@@ -113,11 +113,11 @@ class LayerBytes:
             if x.requires_grad:
                 x.register_hook(partial(self._back, layer))
 
-    def held(self) -> Held:
+    def held(self) -> ForwardBytes:
         """What each layer held, once the backward is over."""
         self._turn(self.current)
         kept = [max(kept, left) for kept, left in zip(self.kept, self.left, strict=True)]
-        return Held(kept=tuple(kept), left=tuple(self.left), work=tuple(self.work))
+        return ForwardBytes(kept=tuple(kept), left=tuple(self.left), work=tuple(self.work))
 
     def _back(self, layer: int, grad: Tensor) -> None:
         if layer != self.current:

@@ -36,7 +36,7 @@ from gnomon.request import arguments
 from gnomon.request.job_file import is_plan, read_job
 from gnomon.request.model import is_code
 from gnomon.runtime.watch.drift import WORDS, Drift, Expected, Parts, expected_of, judge, memory_drift, typical
-from gnomon.runtime.watch.expect import Seen, expect, machine, reason
+from gnomon.runtime.watch.expect import FirstForward, expect, machine, reason
 
 WARM_UP = 3
 """First steps, which are slower than the rest and count in no window."""
@@ -92,7 +92,7 @@ class Watch:
         self._now = _event if self._cuda is not None else clock
         self._phase: Literal["between", "evaluating", "loading", "forward", "backward", "after"] = "between"
         self._told_data = self._said_what_to_expect = False
-        self._seen = None if expected is not None else Seen()
+        self._seen = None if expected is not None else FirstForward()
         self._loop = (model, optimizer)
         self._last: Any = None
         self._open = _WatchedStep()

@@ -1,9 +1,9 @@
 """Bounds: what a plan takes at least, in time and memory, before it is lowered and played.
 
-Each bound has its proof in its docstring and a property test; none decides. `Job` holds what all points of a space
-share; `Family` the points of one arrangement of axes, layout and recompute, which differ in how they are pipelined,
-sharded and cut into microbatches. Leaves out what only the simulator knows: waiting for messages beyond the chains
-named here, and what a collective hides of another.
+Each bound has its proof in its docstring and a property test; none decides. `SearchJob` holds what all points of a
+space share; `Family` the points of one arrangement of axes, layout and recompute, which differ in how they are
+pipelined, sharded and cut into microbatches. Leaves out what only the simulator knows: waiting for messages beyond the
+chains named here, and what a collective hides of another.
 """
 
 from __future__ import annotations
@@ -119,7 +119,7 @@ class Pipeline:
         return np.minimum.accumulate(np.where(ends, stages, len(ends))[::-1])[::-1]
 
 
-class Job:
+class SearchJob:
     """A model, machines and a batch: what all points of a space have in common."""
 
     def __init__(self, graph: Graph, cluster: Cluster, workload: Workload, stack: Stack, space: Space) -> None:
@@ -242,7 +242,7 @@ def _is(name: str, what: str) -> bool:
 class Family:
     """Points that share axes inside a stage, layout and recompute: their layers cost the same."""
 
-    job: Job
+    job: SearchJob
     tp: int
     cp: int
     ep: int
@@ -527,7 +527,7 @@ def _summed(rows: Doubles) -> Doubles:
 class Sends:
     """Prices messages between neighbouring stages, in seconds."""
 
-    def __init__(self, job: Job) -> None:
+    def __init__(self, job: SearchJob) -> None:
         self.job = job
         self._hops: dict[tuple[int, int, int], AxisLink | None] = {}
         self._kinds: dict[tuple[int, PipelineName], tuple[tuple[_Hop, ...], NDArray[np.int64]]] = {}

@@ -35,7 +35,7 @@ PRESETS = ("none", "selective", "full")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Kind:
+class LayerKind:
     """Layers that cost the same wherever they stand."""
 
     block: Block
@@ -71,7 +71,7 @@ class Kinds:
             kept = tuple(by_label[layer.label] for by_label in by_preset.values())
             groups.setdefault((layer.call.block, no_grad, kept, layer.label in narrow), []).append(layer)
         self.kinds = tuple(
-            Kind(
+            LayerKind(
                 block=graph.block(layers[0].call.block),
                 no_grad=no_grad_inputs(graph, layers[0].call),
                 savings={name: by_label[layers[0].label] for name, by_label in by_preset.items()},

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from gnomon.graph import DTYPE_BITS
 from gnomon.plans import Plan
 from gnomon.prices.allocator import placed
-from gnomon.search.bounds.families import Job, Pipeline
+from gnomon.search.bounds.families import Pipeline, SearchJob
 from gnomon.search.bounds.in_flight import Flight
 from gnomon.search.bounds.layer_tables import KindTable
 from gnomon.search.bounds.point_time import Sharding
@@ -39,7 +39,7 @@ def state_sizes(base: Plan, stack: Stack) -> tuple[tuple[float, int], ...]:
     )
 
 
-def room(job: Job, cap_bytes: float, groups: int) -> float:
+def room(job: SearchJob, cap_bytes: float, groups: int) -> float:
     """Bytes of tensors, at most, with which a rank's peak stays within `cap_bytes`.
 
     The peak does not fall as tensors take more, so the largest number that passes divides those that fit from those
@@ -48,7 +48,7 @@ def room(job: Job, cap_bytes: float, groups: int) -> float:
     return max(_room(job, device_index, cap_bytes, groups) for device_index in range(len(job.devices)))
 
 
-def _room(job: Job, index: int, cap_bytes: float, groups: int) -> float:
+def _room(job: SearchJob, index: int, cap_bytes: float, groups: int) -> float:
     device = job.devices[index]
     cap = min(cap_bytes, device.memory_bytes)
 

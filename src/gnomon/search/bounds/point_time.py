@@ -23,7 +23,7 @@ from gnomon.prices.curves import curves_for
 from gnomon.prices.links import AxisLink
 from gnomon.prices.optimizer import accumulate_seconds
 from gnomon.prices.stream import stream_seconds
-from gnomon.search.bounds.families import GRID_S, Actions, Ends, Family, Job, Pipeline, PipelineName, way
+from gnomon.search.bounds.families import GRID_S, Actions, Ends, Family, Pipeline, PipelineName, SearchJob, way
 from gnomon.search.bounds.layer_tables import KindTable, Split
 from gnomon.search.bounds.update_time import Updates
 from gnomon.sharding import ParameterCollective
@@ -72,7 +72,7 @@ class Sharding:
         )
 
     @cached_property
-    def weights(self) -> Weights:
+    def weights(self) -> StreamWeights:
         """Shares of the device that its collectives take from overlapped kernels under ZeRO 3."""
 
         def least(kind: str, when: str) -> float:
@@ -83,7 +83,7 @@ class Sharding:
         reduces = least("reduce_scatter", "after_backward")
         reads = self.optimizer.reshard_after_forward and not self.away  # copies from the host weigh nothing
         gathers = least("all_gather", "before_forward") if reads else 0.0
-        return Weights(reduces=reduces, sums=least("all_reduce", "after_backward") >= reduces, reads=gathers)
+        return StreamWeights(reduces=reduces, sums=least("all_reduce", "after_backward") >= reduces, reads=gathers)
 
     def sizes(self, kind: str, when: str) -> dict[str, Doubles]:
         """Maps a group of axes to the [kinds] bytes of its collectives of one kind and moment."""
@@ -348,7 +348,7 @@ def _of_rank(pipeline: Pipeline, seconds: Doubles) -> Doubles:
     return sums
 
 
-def adding_s(table: KindTable, job: Job, *, divided: bool) -> Doubles:
+def adding_s(table: KindTable, job: SearchJob, *, divided: bool) -> Doubles:
     """[kinds] seconds of adding a layer's weight gradients to their buffer. divided: of shards (ZeRO 2 and 3)."""
     device, precision = table.device, job.space.base.precision
     elements = table.elements.sum(axis=1)
@@ -370,7 +370,7 @@ def adding_s(table: KindTable, job: Job, *, divided: bool) -> Doubles:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Weights:
+class StreamWeights:
     """Shares of the device that collectives take from overlapped kernels: the least that any of a kind takes, so at
     most what is lost."""
 

@@ -13,7 +13,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gnomon.search.bounds.bare_schedule import Reductions, play, skeleton
-from gnomon.search.bounds.families import ACTIONS, Actions, Ends, Job, Pipeline, is_split, layer_seconds, way, ways
+from gnomon.search.bounds.families import (
+    ACTIONS,
+    Actions,
+    Ends,
+    Pipeline,
+    SearchJob,
+    is_split,
+    layer_seconds,
+    way,
+    ways,
+)
 from gnomon.search.bounds.layer_tables import KindTable
 from gnomon.search.bounds.point_time import Sharding
 from gnomon.search.bounds.zero3_rank import alone, gaps, passes, stalled
@@ -68,7 +78,7 @@ class Loose:
 class Tighten:
     """Bounds that play something."""
 
-    def __init__(self, job: Job) -> None:
+    def __init__(self, job: SearchJob) -> None:
         self.job = job
         self._waiting: dict[_Group, dict[Loose, float]] = {}
         self._found: dict[Loose, float] = {}

@@ -17,7 +17,7 @@ from gnomon.prediction.update import HOST_ADAM_S
 from gnomon.prices.collectives import copy_s_per_byte, copy_seconds
 from gnomon.prices.curves import curves_for
 from gnomon.prices.optimizer import norm_seconds, optimizer_seconds
-from gnomon.search.bounds.families import GRID_S, Job, Pipeline, PipelineName
+from gnomon.search.bounds.families import GRID_S, Pipeline, PipelineName, SearchJob
 from gnomon.search.bounds.layer_tables import KindTable, Split
 from gnomon.sharding.parameters import shard_ranks, waiting_bytes
 
@@ -27,7 +27,9 @@ Doubles = NDArray[np.float64]
 class Updates:
     """The least seconds of updates under one way of sharding."""
 
-    def __init__(self, job: Job, table: KindTable, mesh: Mesh, optimizer: Optimizer, pp: int, *, away: bool) -> None:
+    def __init__(
+        self, job: SearchJob, table: KindTable, mesh: Mesh, optimizer: Optimizer, pp: int, *, away: bool
+    ) -> None:
         """Takes the mesh of a stage, and away: whether parameters come from the host, block by block."""
         self.job, self.table, self.mesh, self.optimizer, self.pp, self.away = job, table, mesh, optimizer, pp, away
         self.precision = job.space.base.precision

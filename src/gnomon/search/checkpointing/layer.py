@@ -76,7 +76,7 @@ def layer_ways(
     resolution: how far apart they are, as a share of all bytes; 0 for every way there is. offload: shares of all bytes
     that may wait on the host; for each the same, coarser, after those where none does. InputError without scipy.
     """
-    layer = _Layer(context)
+    layer = _LayerProgramme(context)
     ways = tuple(_ways(layer, resolution))
     ways = tuple(way for way, less in zip_longest(ways, ways[1:]) if less is None or less.seconds > way.seconds)
     for share in offload:
@@ -96,7 +96,7 @@ def _undominated(ways: tuple[Way, ...]) -> tuple[Way, ...]:
     return tuple(out)
 
 
-def _ways(layer: _Layer, resolution: float, away: int = 0) -> Iterator[Way]:
+def _ways(layer: _LayerProgramme, resolution: float, away: int = 0) -> Iterator[Way]:
     """away: bytes that may wait on the host."""
     yield layer.everything()
     least, size = max(1, int(resolution * layer.most)), layer.most
@@ -115,7 +115,7 @@ def _policy(kept: frozenset[str], away: frozenset[str]) -> tuple[tuple[str, Acti
     return (*named, ("*", "recompute"))
 
 
-class _Layer:
+class _LayerProgramme:
     """The programme of one layer."""
 
     def __init__(self, context: LocalContext) -> None:

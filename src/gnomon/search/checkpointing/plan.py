@@ -88,7 +88,7 @@ def _least(prediction: Prediction, limit_bytes: int, *, offload: bool) -> Least 
     if _peak(base) <= limit_bytes:
         return Least(prediction=base, predicted=1)
     memory = _Memory(base, offload)
-    ranks = [_Rank(memory, number) for number in range(len(base.memory))]
+    ranks = [_RankProgramme(memory, number) for number in range(len(base.memory))]
 
     def made(chosen: dict[Layer, Way]) -> Prediction:
         plan = _plan(base.plan, memory, chosen)
@@ -218,7 +218,7 @@ class _Memory:
         return self.program.kinds[int(self.program.kind[row])].name in ("F", "C", "R")
 
 
-class _Rank:
+class _RankProgramme:
     """One pipeline rank's programme."""
 
     def __init__(self, memory: _Memory, number: int) -> None:

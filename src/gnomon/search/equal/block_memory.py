@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gnomon.prices.allocator import workspace_bytes
-from gnomon.search.bounds.families import Doubles, Family, Job, Pipeline, v_placed
+from gnomon.search.bounds.families import Doubles, Family, Pipeline, SearchJob, v_placed
 from gnomon.search.bounds.in_flight import under_way
 from gnomon.search.bounds.point_memory import least_held, room, state_sizes
 from gnomon.search.equal.legality import Choices, Legality
@@ -22,7 +22,7 @@ ROUNDED = 64.0
 class BlockMemory:
     """Bounds on the memory of the families of one space, looked up by block."""
 
-    def __init__(self, job: Job, legality: Legality, limit: int) -> None:
+    def __init__(self, job: SearchJob, legality: Legality, limit: int) -> None:
         """Takes the limit, bytes that a rank's peak may be."""
         self.job, self.space, self.legality, self.limit = job, job.space, legality, limit
         self.clip = self.space.base.optimizer.clip

@@ -63,7 +63,7 @@ class Block:
 
 
 @dataclass(frozen=True, eq=False)
-class Group:
+class PointGroup:
     """Points of a block whose actions last equally long."""
 
     block: Block
@@ -107,7 +107,7 @@ class Opening:
             for replicas, shards, zero, overlap in chosen
         ]  # fmt: skip
 
-    def open(self, block: Block) -> Iterator[tuple[float, Group]]:
+    def open(self, block: Block) -> Iterator[tuple[float, PointGroup]]:
         """Yields groups of points that may fit, with bounds; counts the others."""
         family, choices = block.family, self.blocks.legality.choices(block.family)
         # Bytes of tensors that the emptiest device takes beyond the workspace.
@@ -137,16 +137,16 @@ class Opening:
         for members in alike.values():
             # Contention is bounded only under ZeRO 3 with a norm.
             rough = self.blocks.clip and int(choices.effective[members[0]]) == 3
-            group = Group(block, tuple(members), rough)
+            group = PointGroup(block, tuple(members), rough)
             yield self._group_bound(group), group
 
-    def better(self, group: Group) -> tuple[float, Group]:
+    def better(self, group: PointGroup) -> tuple[float, PointGroup]:
         """A rough group with a better bound: with what kernels lose to collectives."""
         act = self._act(group)
         bound = float(self._slowed(group, act, no_ends(len(act.forward))).min())
         return bound * (1 - SLACK), replace(group, rough=False)
 
-    def _group_bound(self, group: Group) -> float:
+    def _group_bound(self, group: PointGroup) -> float:
         """Seconds that every point of a group takes, at least: without what begins and ends a step, and under ZeRO 3
         with the fastest gathers and reductions of any of them."""
         block, given = group.block, self._act(group)
@@ -179,7 +179,7 @@ class Opening:
         )
         return (max(float(chains.max()), longest) + self.blocks.meeting) * (1 - SLACK)
 
-    def _slowed(self, group: Group, act: Actions, ends: Ends) -> Doubles:
+    def _slowed(self, group: PointGroup, act: Actions, ends: Ends) -> Doubles:
         """[members] `slowed` of a group under ZeRO 3."""
         block, every, split_backward = group.block, self._shardings_of(group), is_split(group.block.schedule)
         around = beyond(block.pipeline, act, self._sends(block), ends, split_backward=split_backward)
@@ -187,7 +187,7 @@ class Opening:
         work = layer_work(block.family.table, every[0].copying, adding, block.column, split_backward=split_backward)
         return slowed(block.pipeline, around, block.count, joins, every, work)
 
-    def members(self, group: Group, worst: float = float("inf")) -> Iterator[tuple[float, Point | Loose]]:
+    def members(self, group: PointGroup, worst: float = float("inf")) -> Iterator[tuple[float, Point | Loose]]:
         """The points of a group, with bounds; those that take `worst` seconds or more are counted as too slow."""
         block, act = group.block, self._act(group)
         pipeline, count, sends, given = block.pipeline, block.count, self._sends(block), act
@@ -266,7 +266,7 @@ class Opening:
             size <= self.blocks.memory.tensor_bytes_with(count) for size, count in zip(held, counted, strict=True)
         )
 
-    def _act(self, group: Group) -> Actions:
+    def _act(self, group: PointGroup) -> Actions:
         block, sharding = group.block, self._shardings_of(group)[0]
         table, counts, column = block.family.table, block.pipeline.split.counts, block.column
         adding, copying = self._adding(sharding, block.count), sharding.copying
@@ -284,7 +284,7 @@ class Opening:
         # Gradients of the compute width are added in place but for the first microbatch, which only writes them.
         return sharding.adding * (1.0 if precision.grad != precision.compute else (count - 1) / count)
 
-    def _shardings_of(self, group: Group) -> list[Sharding]:
+    def _shardings_of(self, group: PointGroup) -> list[Sharding]:
         family = group.block.family
         kept = self.blocks.legality.choices(family).kept
         return [self.sharding(family, *kept[i][:3]) for i in group.members]

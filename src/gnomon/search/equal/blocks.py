@@ -19,8 +19,8 @@ from gnomon.search.bounds.families import (
     Actions,
     Doubles,
     Family,
-    Job,
     Pipeline,
+    SearchJob,
     Sends,
     actions,
     halves,
@@ -42,7 +42,7 @@ SLACK = 1e-9
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Row:
+class BlockRow:
     """Blocks of one family and schedule that have not been opened, the least bound first."""
 
     family: Family
@@ -54,7 +54,7 @@ class Row:
     """The bound of each block, ascending."""
 
     @property
-    def rest(self) -> Row | None:
+    def rest(self) -> BlockRow | None:
         """The blocks without that of the least bound; None if it is the last."""
         if len(self.columns) == 1:
             return None
@@ -64,7 +64,7 @@ class Row:
 class Blocks:
     """The blocks of a space, and how many of its points never get that far."""
 
-    def __init__(self, job: Job, counts: Counts, limit: int, *, prune: bool) -> None:
+    def __init__(self, job: SearchJob, counts: Counts, limit: int, *, prune: bool) -> None:
         """Takes the limit, bytes that a rank's peak may be, and prune, whether bounds are looked at."""
         self.job, self.space, self.counts, self.prune = job, job.space, counts, prune
         self.legality = Legality(job)
@@ -154,12 +154,12 @@ class Blocks:
         """Points of a family that stand for themselves and may run."""
         return self.legality.scheduled(family.pp, family.dp).blocks * len(self.legality.choices(family).kept)
 
-    def rows(self, family: Family) -> Iterator[Row]:
+    def rows(self, family: Family) -> Iterator[BlockRow]:
         """The rows of a family, with bounds; counts what is too large."""
         legal, kept = self.legality.scheduled(family.pp, family.dp), len(self.legality.choices(family).kept)
         if not self.prune:
             for schedule, virtual, columns in legal.rows:
-                yield Row(family, schedule, virtual, columns, (0.0,) * len(columns))
+                yield BlockRow(family, schedule, virtual, columns, (0.0,) * len(columns))
             return
         if self.memory.too_large(family):
             self.counts.too_large += legal.blocks * kept
@@ -181,7 +181,7 @@ class Blocks:
                 if (*at, way) not in bounds:
                     bounds[*at, way] = self._bounded(family, pipeline, way)
                 chosen = sorted((float(bounds[*at, way][c]), c) for c in wanted)
-                yield Row(family, schedule, virtual, tuple(c for _, c in chosen), tuple(b for b, _ in chosen))
+                yield BlockRow(family, schedule, virtual, tuple(c for _, c in chosen), tuple(b for b, _ in chosen))
 
     def row_bound(self, family: Family, schedule: str, virtual: int, column: int) -> float:
         """Bound on the time of a block, without sharding."""

@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from gnomon.search.best_first import Candidate, Search
 from gnomon.search.bounds.families import Family, partly_split
 from gnomon.search.bounds.tighter_time import Loose
-from gnomon.search.equal.block_points import Group
-from gnomon.search.equal.blocks import SLACK, Row
+from gnomon.search.equal.block_points import PointGroup
+from gnomon.search.equal.blocks import SLACK, BlockRow
 from gnomon.search.equal.devices import EqualDevices
 from gnomon.search.results import Found, sort_of_point
 from gnomon.search.shortlist import Likeness
@@ -70,7 +70,7 @@ class OfRow:
     """Plans of one family and schedule, in blocks by the size of a microbatch."""
 
     devices: EqualDevices
-    row: Row
+    row: BlockRow
 
     @property
     def points(self) -> int:
@@ -106,7 +106,7 @@ class OfGroup:
     """Plans of one block whose actions last equally long."""
 
     devices: EqualDevices
-    group: Group
+    group: PointGroup
 
     @property
     def points(self) -> int:
@@ -193,7 +193,7 @@ class _OfLoose:
         """Yields the same with its schedule played bare, unless it is too large."""
         if not self.devices.too_large(self.loose):
             least = max(bound, self.devices.tighten.bound(self.loose, search.worst()) * (1 - SLACK))
-            yield least, Played(self.devices, self.loose) if self.loose.gathers else Tight(self.devices, self.loose)
+            yield least, PlayedBare(self.devices, self.loose) if self.loose.gathers else Tight(self.devices, self.loose)
 
 
 class FirstBound(_OfLoose):
@@ -222,7 +222,7 @@ class Stalled(_OfLoose):
         return self.played(search, bound)
 
 
-class Played(_OfLoose):
+class PlayedBare(_OfLoose):
     """A point under ZeRO 3, bounded by its schedule played bare."""
 
     __slots__ = ()

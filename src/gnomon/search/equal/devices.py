@@ -16,7 +16,7 @@ from gnomon.hardware import Cluster
 from gnomon.plans import Goal, Workload
 from gnomon.prediction import Timed, host_memory
 from gnomon.search.best_first import Ended, Search
-from gnomon.search.bounds.families import Family, Job
+from gnomon.search.bounds.families import Family, SearchJob
 from gnomon.search.bounds.tighter_time import Loose, Tighten
 from gnomon.search.budget import KeepGoing, always
 from gnomon.search.equal.block_points import Opening
@@ -53,13 +53,13 @@ class EqualDevices:
         *,
         near: int = 1,
         prune: bool = True,
-        job: Job | None = None,
+        job: SearchJob | None = None,
         keep_going: KeepGoing = always,
     ) -> None:
         """Takes near, the number of plans that are kept of those that are faster and do not fit."""
         self.graph, self.cluster, self.workload, self.space = graph, cluster, workload, space
         self.stack, self.goal, self.prune, self.keep_going = stack, goal, prune, keep_going
-        self.job = job or Job(graph, cluster, workload, stack, space)
+        self.job = job or SearchJob(graph, cluster, workload, stack, space)
         self.counts = Counts(space=space.size)
         self.limit = memory_limit(cluster, goal)
         self.tighten = Tighten(self.job)

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from gnomon import orders
 from gnomon.plans import Layout, Mesh
-from gnomon.search.bounds.families import Doubles, Family, Job
+from gnomon.search.bounds.families import Doubles, Family, SearchJob
 from gnomon.search.space.legal import broken_rule
 from gnomon.search.space.points import Point
 from gnomon.sharding.parameters import shard_ranks
@@ -60,7 +60,7 @@ class Scheduled:
 class Legality:
     """Says which points of one space can run."""
 
-    def __init__(self, job: Job) -> None:
+    def __init__(self, job: SearchJob) -> None:
         self.job, self.space = job, job.space
         self._rules: dict[object, str] = {}
         self._scheduled: dict[tuple[int, int], Scheduled] = {}

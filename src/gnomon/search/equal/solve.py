@@ -16,7 +16,7 @@ from gnomon.hardware import Cluster
 from gnomon.plans import Goal, Workload
 from gnomon.prediction.predict import PLAIN_STACK
 from gnomon.search.best_first import OnProgress, Search
-from gnomon.search.bounds.families import Job
+from gnomon.search.bounds.families import SearchJob
 from gnomon.search.budget import KeepGoing, always
 from gnomon.search.equal.candidates import OfFamily
 from gnomon.search.equal.devices import EqualDevices
@@ -38,7 +38,7 @@ def solve(
     prune: bool = True,
     diverse: bool = False,
     known: Iterable[Found] = (),
-    job: Job | None = None,
+    job: SearchJob | None = None,
     on_progress: OnProgress | None = None,
     keep_going: KeepGoing = always,
 ) -> Result:

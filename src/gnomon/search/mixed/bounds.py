@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from gnomon import orders
 from gnomon.graph import Graph
 from gnomon.hardware import Cluster
-from gnomon.hardware.kinds import Kind
+from gnomon.hardware.kinds import DeviceKind
 from gnomon.plans import Mesh, Plan, Saved, Workload
 from gnomon.plans.replicas import least_busiest
 from gnomon.plans.stages import dependencies
@@ -85,7 +85,7 @@ class LayerTables:
     """Tables by kind of device, axes of a worker and layout, of all sizes of a worker's microbatch at once."""
 
     def __init__(
-        self, graph: Graph, cluster: Cluster, workload: Workload, stack: Stack, base: Plan, kinds: Sequence[Kind]
+        self, graph: Graph, cluster: Cluster, workload: Workload, stack: Stack, base: Plan, kinds: Sequence[DeviceKind]
     ) -> None:
         self.graph, self.cluster, self.workload, self.base, self.kinds = graph, cluster, workload, base, kinds
         kernels, _, self.stack = kernels_of(stack, cpu=on_cpu(cluster))

@@ -18,8 +18,8 @@ import numpy as np
 from gnomon.search.best_first import Candidate, Search
 from gnomon.search.mixed.bounds import SLACK, Longs
 from gnomon.search.mixed.devices import MixedDevices
-from gnomon.search.mixed.pipelines import Node, Pipe
-from gnomon.search.mixed.point_bounds import Rows
+from gnomon.search.mixed.pipelines import Pipe, PipelineNode
+from gnomon.search.mixed.point_bounds import PointRows
 from gnomon.search.mixed.results import MixedFound
 from gnomon.search.mixed.space import (
     MixedBlock,
@@ -156,7 +156,7 @@ class OfBlock:
             devices.large.added.add(block)
         # Split and whole backward have different bounds on what follows a rank, so they are two trees.
         for split in (False, True):
-            node = Node(pipe, split, (), 0, 0.0, 0.0)
+            node = PipelineNode(pipe, split, (), 0, 0.0, 0.0)
             if node.variants:
                 yield from _offered(devices, float(devices.of_rest(node, 0, 0.0, 0)), OfNode(devices, node))
 
@@ -166,7 +166,7 @@ class OfNode:
     """Pipelines over kinds whose first ranks have their layers."""
 
     devices: MixedDevices
-    node: Node
+    node: PipelineNode
 
     likeness = None
 
@@ -208,7 +208,9 @@ class OfNode:
         able = devices.ranks.may_begin(node, choices)
         for i, layers in enumerate(choices.tolist()):
             own = float(most[i]) if np.ndim(most) else 0.0
-            child = OfNode(devices, Node(pipe, node.split, (*node.layers, layers), int(used[i]), float(ahead[i]), own))
+            child = OfNode(
+                devices, PipelineNode(pipe, node.split, (*node.layers, layers), int(used[i]), float(ahead[i]), own)
+            )
             if able[i]:
                 yield from _offered(devices, float(bounds[i]), child)
             else:
@@ -226,7 +228,7 @@ class OfRows:
     """Complete plans of one block and variant, in order of their bounds."""
 
     devices: MixedDevices
-    rows: Rows
+    rows: PointRows
 
     likeness = None
 
@@ -269,7 +271,7 @@ class OfRows:
             yield from OfRows(devices, devices.played(rows.part(slice(0, PLAYED)))).offered(search)
 
 
-def _completions(space: MixedSpace, node: Node) -> int:
+def _completions(space: MixedSpace, node: PipelineNode) -> int:
     """Counts the whole pipelines that begin as a node does."""
     ranks = node.pipe.shape.pp - len(node.layers)
     if space.equal or not ranks:

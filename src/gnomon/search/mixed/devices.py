@@ -21,8 +21,8 @@ from gnomon.prediction import Prediction, predict
 from gnomon.search.best_first import Ended, Search
 from gnomon.search.budget import KeepGoing, always
 from gnomon.search.mixed.bounds import SLACK, Doubles, LayerTables, Longs
-from gnomon.search.mixed.pipelines import Node, Ranks
-from gnomon.search.mixed.point_bounds import Bounds, Rows
+from gnomon.search.mixed.pipelines import PipelineNode, Ranks
+from gnomon.search.mixed.point_bounds import Bounds, PointRows
 from gnomon.search.mixed.results import MixedFound, fits
 from gnomon.search.mixed.rough_bounds import RoughBounds
 from gnomon.search.mixed.space import MixedBlock, MixedPoint, MixedSpace, Shape
@@ -128,7 +128,7 @@ class MixedDevices:
         """A bound on all points of a block."""
         return self.rough.of(block)
 
-    def of_rest(self, node: Node, used: Any, ahead: Any, ranks: int) -> Any:
+    def of_rest(self, node: PipelineNode, used: Any, ahead: Any, ranks: int) -> Any:
         """A bound on every pipeline that begins so: the ranks left take the other layers and the head through. used,
         ahead: of its first `ranks`, also arrays."""
         # At rates[ranks] layers a second the ranks left take the other layers through, side by side, behind `ahead`
@@ -136,15 +136,15 @@ class MixedDevices:
         pipe = node.pipe
         return (self.space.num_layers - used + pipe.head_layers) / pipe.rates[node.split][ranks] + ahead
 
-    def of_ranks(self, node: Node, seconds: Any) -> Any:
+    def of_ranks(self, node: PipelineNode, seconds: Any) -> Any:
         """The largest bound of a node's ranks and the next."""
         return np.maximum(node.most, seconds)
 
     def completed(self, block: MixedBlock, variants: Sequence[tuple[int, str]], layers: Longs, shares: Longs,
-                  worst: float) -> Iterator[Rows]:  # fmt: skip
+                  worst: float) -> Iterator[PointRows]:  # fmt: skip
         """Points of several variants by their first bounds, the least first, without those that are too slow or too
         large. layers: [points, stages]."""
-        made = Rows(block, variants[0], layers, shares, np.zeros(len(layers)), False)
+        made = PointRows(block, variants[0], layers, shares, np.zeros(len(layers)), False)
         # First the cheap bound on time for all variants, then memory only for points that are still fast enough.
         for variant, bounds in zip(variants, self.bounds.bounds(made, variants, played=False), strict=True):
             able = np.flatnonzero(bounds * (1 - SLACK) < worst)
@@ -162,7 +162,7 @@ class MixedDevices:
         self.counts.too_large += len(ratios) - len(able)
         return able
 
-    def played(self, part: Rows) -> Rows:
+    def played(self, part: PointRows) -> PointRows:
         """Points with better bounds, the least first, without those that are too large by a better one."""
         pipelined = part.block.shape.pp > 1
         # Memory by the played schedule first: it drops points before their time is played.

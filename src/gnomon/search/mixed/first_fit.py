@@ -23,8 +23,8 @@ from gnomon.search.equal.devices import EqualDevices
 from gnomon.search.mixed.bounds import Doubles, Longs
 from gnomon.search.mixed.candidates import roots
 from gnomon.search.mixed.devices import MixedDevices
-from gnomon.search.mixed.pipelines import Node
-from gnomon.search.mixed.point_bounds import Rows
+from gnomon.search.mixed.pipelines import PipelineNode
+from gnomon.search.mixed.point_bounds import PointRows
 from gnomon.search.mixed.results import MixedFound
 from gnomon.search.mixed.space import MixedBlock
 from gnomon.search.results import Found
@@ -63,29 +63,29 @@ class RoomyFirst(MixedDevices):
         """The share of its device that the fullest rank holds at least."""
         return self.bounds.least_ratio(block)
 
-    def of_rest(self, node: Node, used: Any, ahead: Any, ranks: int) -> Any:
+    def of_rest(self, node: PipelineNode, used: Any, ahead: Any, ranks: int) -> Any:
         """Bounds what is left of a pipeline by its block."""
         return self.bounds.least_ratio(node.pipe.block)
 
-    def of_ranks(self, node: Node, seconds: Any) -> Any:
+    def of_ranks(self, node: PipelineNode, seconds: Any) -> Any:
         """Nothing is known of single ranks."""
         return 0.0
 
     def completed(self, block: MixedBlock, variants: Sequence[tuple[int, str]], layers: Longs, shares: Longs,
-                  worst: float) -> Iterator[Rows]:  # fmt: skip
+                  worst: float) -> Iterator[PointRows]:  # fmt: skip
         """Points of several variants, the roomiest first."""
         for variant in variants:
-            made = Rows(block, variant, layers, shares, np.zeros(len(layers)), False)
+            made = PointRows(block, variant, layers, shares, np.zeros(len(layers)), False)
             yield from self._sorted(made, self.bounds.ratio(made))
 
-    def played(self, part: Rows) -> Rows:
+    def played(self, part: PointRows) -> PointRows:
         """The same by better bounds."""
         ratios = part.bounds
         if part.block.shape.pp > 1:
             ratios = np.maximum(ratios, self.bounds.ratio(part, played=True))
         return next(self._sorted(replace(part, played=True), ratios), part.part(slice(0, 0), played=True))
 
-    def _sorted(self, rows: Rows, ratios: Doubles) -> Iterator[Rows]:
+    def _sorted(self, rows: PointRows, ratios: Doubles) -> Iterator[PointRows]:
         """Those that may fit, the least first, if there are any."""
         able = self.fitting(ratios)
         if len(able):

@@ -17,7 +17,7 @@ from itertools import accumulate
 from random import Random
 from typing import get_args
 
-from gnomon.search.mixed.layer_strategies import Choice, LayerCosts, LayerPlay, Strategy, Sync
+from gnomon.search.mixed.layer_strategies import LayerChoice, LayerCosts, LayerPlay, Strategy, Sync
 
 ALPHA = 1.05
 """The ratio to the best beyond which a strategy is not gone on from."""
@@ -44,18 +44,18 @@ class Searched:
     """The number of strategies played."""
 
 
-def options(costs: LayerCosts) -> tuple[Choice, ...]:
+def options(costs: LayerCosts) -> tuple[LayerChoice, ...]:
     """Lists what a layer may do: every group of devices with equal shares and shares by speed, each way of adding up,
     and every device alone."""
     groups = [tuple(costs.kind_of), *(kind.devices for kind in costs.tables.kinds)]
     made = [
-        Choice(devices, shares, sync)
+        LayerChoice(devices, shares, sync)
         for devices in dict.fromkeys(groups)
         if 1 < len(devices) <= costs.sequences
         for shares in dict.fromkeys((_equal(costs, devices), by_speed(costs, devices)))
         for sync in get_args(Sync)
     ]
-    return (*made, *(Choice((device,), (costs.sequences,)) for device in costs.kind_of))
+    return (*made, *(LayerChoice((device,), (costs.sequences,)) for device in costs.kind_of))
 
 
 def _equal(costs: LayerCosts, devices: tuple[int, ...]) -> tuple[int, ...]:
@@ -88,10 +88,13 @@ def seeds(costs: LayerCosts) -> Iterator[tuple[str, Strategy]]:
         next(i for i, total in enumerate(speeds) if (number + 0.5) / layers <= total / speeds[-1])
         for number in range(layers)
     ]
-    yield "one layer after the other", whole(costs, tuple(Choice((devices[i],), (costs.sequences,)) for i in places))
+    yield (
+        "one layer after the other",
+        whole(costs, tuple(LayerChoice((devices[i],), (costs.sequences,)) for i in places)),
+    )
 
 
-def _named(costs: LayerCosts, choice: Choice) -> str:
+def _named(costs: LayerCosts, choice: LayerChoice) -> str:
     name = costs.tables.kinds[costs.kind_of[choice.devices[0]]].name
     return name if len(choice.devices) > 1 else f"device {choice.devices[0]} ({name})"
 
@@ -139,7 +142,7 @@ def search(play: LayerPlay, tries: int = 4000, number: int = 0) -> Searched:
     return Searched(strategy=found, step_s=known[found], seed=first, seed_s=named[first], played=len(known))
 
 
-def _near(strategy: Strategy, listed: tuple[Choice, ...]) -> Iterator[Strategy]:
+def _near(strategy: Strategy, listed: tuple[LayerChoice, ...]) -> Iterator[Strategy]:
     """Yields strategies in which one layer, or two that follow each other, do something else."""
     for size in (1, 2):
         for first in range(len(strategy) - size + 1):
@@ -147,7 +150,7 @@ def _near(strategy: Strategy, listed: tuple[Choice, ...]) -> Iterator[Strategy]:
                 yield (*strategy[:first], *(choice,) * size, *strategy[first + size :])
 
 
-def _changed(strategy: Strategy, listed: tuple[Choice, ...], random: Random) -> Strategy:
+def _changed(strategy: Strategy, listed: tuple[LayerChoice, ...], random: Random) -> Strategy:
     """A strategy in which a run of layers, most often short, does something else: an option, or what a neighbour
     does."""
     size = min(len(strategy), random.choice((1, 1, 1, 2, 4, 8, len(strategy))))

@@ -1,8 +1,8 @@
 """Strategies that differ from layer to layer, on heterogeneous devices (HeteroG): what a step under one takes.
 
-A `Choice` says, of one layer, which devices compute it, how many sequences each takes, and how its gradient is added up
-(ring, one device that gathers and sends back, or parts of it everywhere as under ZeRO 3). `LayerPlay.step_s` plays a
-step: one queue a device, one for each way in and out of a node (each pair inside one), one for all collectives.
+A `LayerChoice` says, of one layer, which devices compute it, how many sequences each takes, and how its gradient is
+added up (ring, one device that gathers and sends back, or parts of it everywhere as under ZeRO 3). `LayerPlay.step_s`
+plays a step: one queue a device, one for each way in and out of a node (each pair inside one), one for all collectives.
 Sequences that the next layer computes elsewhere are sent there. Prices are those of predictions: `LayerTables`, links,
 collectives, the update. Leaves out clipping, contention, tensor parallelism, and which ones are tried (`heterog`).
 Source: Yi et al. 2020 (HeteroG, CoNEXT), whose simulator has these queues; there groups of operations choose.
@@ -30,7 +30,7 @@ Sync = Literal["ring", "gathered", "sharded"]
 reduce-scatter with parameters gathered for forward and backward."""
 
 
-class Choice(NamedTuple):
+class LayerChoice(NamedTuple):
     """The strategy of one layer."""
 
     devices: tuple[int, ...]
@@ -40,7 +40,7 @@ class Choice(NamedTuple):
     sync: Sync = "ring"
 
 
-Strategy = tuple[Choice, ...]
+Strategy = tuple[LayerChoice, ...]
 """One choice for every layer."""
 
 
@@ -173,7 +173,7 @@ class _Step:
 
     def seconds(self) -> float:
         """Plays the step and returns the end of the last update, in seconds."""
-        reduced: dict[int, list[tuple[float, Choice]]] = {}
+        reduced: dict[int, list[tuple[float, LayerChoice]]] = {}
         # Only the last microbatch adds gradients up, unless parameters are sharded: those add up after each.
         for unit in range(self.costs.microbatches):
             ends = self._forward()
@@ -187,9 +187,9 @@ class _Step:
             ends = self._layer(number, number - 1, ends, 0)
         return ends
 
-    def _backward(self, ends: dict[int, float], *, last: bool) -> dict[int, list[tuple[float, Choice]]]:
+    def _backward(self, ends: dict[int, float], *, last: bool) -> dict[int, list[tuple[float, LayerChoice]]]:
         """Returns when gradients of each layer are added up, with the layer's strategy."""
-        reduced: dict[int, list[tuple[float, Choice]]] = {}
+        reduced: dict[int, list[tuple[float, LayerChoice]]] = {}
         for number in reversed(range(len(self.strategy))):
             after = number + 1 if number + 1 < len(self.strategy) else -1
             ends = self._layer(number, after, ends, 1)
@@ -228,7 +228,7 @@ class _Step:
         self.collectives = max(self.collectives, ready) + self.play.wire_s(kind, nbytes, devices)
         return self.collectives
 
-    def _gather(self, number: int, choice: Choice) -> float:
+    def _gather(self, number: int, choice: LayerChoice) -> float:
         """When a layer's parameters are there: asked for as soon as the queue is free."""
         return self._collective("all_gather", self.costs.elements[number] * self.param_width, choice.devices, 0.0)
 
@@ -244,7 +244,7 @@ class _Step:
         kind: CollectiveKind = "all_reduce" if choice.sync == "ring" else "reduce_scatter"
         return self._collective(kind, nbytes, choice.devices, ready)
 
-    def _updates(self, reduced: Mapping[int, list[tuple[float, Choice]]]) -> float:
+    def _updates(self, reduced: Mapping[int, list[tuple[float, LayerChoice]]]) -> float:
         """The end of the last update, and of sending back what one device updated for others."""
         held, ready = dict.fromkeys(self.clock, 0.0), dict(self.clock)
         homes = list[tuple[int, int]]()
@@ -269,7 +269,7 @@ class _Step:
         return max(*ready.values(), *back)
 
 
-def moved(before: Choice, after: Choice) -> list[tuple[int, int, int]]:
+def moved(before: LayerChoice, after: LayerChoice) -> list[tuple[int, int, int]]:
     """(from, to, sequences) of a microbatch whose sequences lie on devices in order, before and after."""
     out, left, right = list[tuple[int, int, int]](), list(before.shares), list(after.shares)
     # Two-pointer walk over the microbatch: both sides list sequences in the same order, so each piece is an overlap of

@@ -1,7 +1,8 @@
 """Pipelines over heterogeneous devices, rank by rank: least time of a partial one, most layers of a rank.
 
-`Pipe` is a block as its partial pipelines see it, `Node` a pipeline whose first ranks have their layers; `Ranks` bounds
-the next rank. Leaves out whole pipelines (`point_bounds`) and the order of the search (`search.best_first`).
+`Pipe` is a block as its partial pipelines see it, `PipelineNode` a pipeline whose first ranks have their layers;
+`Ranks` bounds the next rank. Leaves out whole pipelines (`point_bounds`) and the order of the search
+(`search.best_first`).
 """
 
 from __future__ import annotations
@@ -63,7 +64,7 @@ class Pipe:
 
 
 @dataclass(frozen=True, slots=True)
-class Node:
+class PipelineNode:
     """A pipeline whose first ranks have their layers."""
 
     pipe: Pipe
@@ -89,7 +90,7 @@ class Ranks:
         """Takes the limits, bytes that a device of each kind may hold."""
         self.tables, self.space, self.rows, self.limits = tables, space, rows, limits
 
-    def seconds(self, node: Node, choices: Longs) -> tuple[Any, Any, tuple[Any, Any]]:
+    def seconds(self, node: PipelineNode, choices: Longs) -> tuple[Any, Any, tuple[Any, Any]]:
         """Seconds of a microbatch forward and backward, at least, on the rank after those of a node with so many
         layers, and those of its first stage."""
         pipe, rank = node.pipe, len(node.layers)
@@ -110,14 +111,14 @@ class Ranks:
         forward, back = (choices * least[i] + (embed[i] + head[i]) for i in (0, 1))
         return forward, back, (begins * least[0] + embed[0], begins * least[1] + embed[1])
 
-    def may_begin(self, node: Node, choices: Longs) -> NDArray[np.bool_]:
+    def may_begin(self, node: PipelineNode, choices: Longs) -> NDArray[np.bool_]:
         """Whether the rank after those of a node may fit with so many layers, and those after it with the rest."""
         rest = self.space.num_layers - node.used - choices
         # The layers left must find room on the ranks left.
         able = rest <= node.pipe.room[len(node.layers) + 1]
         return self._fits(node, choices) & able if able.any() else able
 
-    def _fits(self, node: Node, choices: Longs) -> NDArray[np.bool_]:
+    def _fits(self, node: PipelineNode, choices: Longs) -> NDArray[np.bool_]:
         """Whether the rank after those of a node may fit with so many layers."""
         pipe, rank = node.pipe, len(node.layers)
         kind, table, tables = pipe.shape.kinds[rank], pipe.tables[rank], self.tables

@@ -14,7 +14,7 @@ from math import gcd
 from gnomon.errors import PlanError
 from gnomon.graph import Graph
 from gnomon.hardware import Cluster, parse_cluster
-from gnomon.hardware.kinds import Kind
+from gnomon.hardware.kinds import DeviceKind
 from gnomon.models.presets import model as preset
 from gnomon.plans import Goal, Plan, Workload
 from gnomon.plans.precision import default_precision
@@ -59,7 +59,7 @@ class MixedResult:
     """No plan of the space is faster than this; the best one's step where that is proved."""
     equal: MixedFound | None
     """The best plan with equal shares and equal layers on all kinds; None if none fits."""
-    alone: tuple[tuple[Kind, MixedFound | None], ...]
+    alone: tuple[tuple[DeviceKind, MixedFound | None], ...]
     """The best plan on each kind by itself; None if none fits, or of those `unfinished` if none was found in time."""
     predicted: int
     """Counts the predictions of all searches together."""
@@ -107,7 +107,7 @@ def search_mixed(
     return search
 
 
-def memory_limits(kinds: tuple[Kind, ...], goal: Goal) -> tuple[int, ...]:
+def memory_limits(kinds: tuple[DeviceKind, ...], goal: Goal) -> tuple[int, ...]:
     """Bytes that a device of each kind may hold: the goal's, or its share of that device."""
     own = [kind.node.device.memory_bytes for kind in kinds]
     if goal.memory_bytes:
@@ -159,7 +159,9 @@ def plan_mixed(
     allowed = memory_limits(space.kinds, goal)
     if most_bytes is not None:
         allowed = tuple(min(nbytes, most_bytes) for nbytes in allowed)
-    asked = _Asked(graph=graph, cluster=machines, workload=workload, stack=stack, base=base, fixed=fixed, limits=limits)
+    asked = _AloneRequest(
+        graph=graph, cluster=machines, workload=workload, stack=stack, base=base, fixed=fixed, limits=limits
+    )
     first = first or keep_going
     # What the result is compared with comes first: these plans are also the first incumbents of the search over kinds,
     # so a tight budget still ends with a plan that is no worse than the best kind alone.
@@ -268,7 +270,9 @@ def fitting(
     # The roomiest kind first: the first that fits is the answer.
     able.sort(key=lambda index: -allowed[index] * len(space.kinds[index].devices))
 
-    asked = _Asked(graph=graph, cluster=cluster, workload=workload, stack=stack, base=base, fixed=fixed, limits=limits)
+    asked = _AloneRequest(
+        graph=graph, cluster=cluster, workload=workload, stack=stack, base=base, fixed=fixed, limits=limits
+    )
 
     def alone(quick: bool) -> MixedFound | None:
         for index in able:
@@ -296,7 +300,7 @@ def fitting(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class _Asked:
+class _AloneRequest:
     """What is searched on each kind by itself."""
 
     graph: Graph
@@ -310,12 +314,12 @@ class _Asked:
 
 
 def _each_alone(
-    asked: _Asked, kinds: tuple[Kind, ...], allowed: tuple[int, ...], keep_going: KeepGoing
-) -> tuple[tuple[tuple[Kind, MixedFound | None], ...], int, tuple[str, ...]]:
+    asked: _AloneRequest, kinds: tuple[DeviceKind, ...], allowed: tuple[int, ...], keep_going: KeepGoing
+) -> tuple[tuple[tuple[DeviceKind, MixedFound | None], ...], int, tuple[str, ...]]:
     """The best on each kind by itself (None where it is too small for the model or has no plan that is asked for), how
     many plans were predicted, and the names of kinds whose search the budget ended. allowed: bytes that a device of
     each kind may hold."""
-    best: list[tuple[Kind, MixedFound | None]] = []
+    best: list[tuple[DeviceKind, MixedFound | None]] = []
     predicted, unfinished = 0, list[str]()
     for index, (kind, limit) in enumerate(zip(kinds, allowed, strict=True)):
         try:
@@ -337,7 +341,7 @@ def _of_kind(own: Prediction, index: int) -> MixedFound:
 
 
 def _alone(
-    asked: _Asked, kind: Kind, limit_bytes: int, *, quick: bool = False, keep_going: KeepGoing = always
+    asked: _AloneRequest, kind: DeviceKind, limit_bytes: int, *, quick: bool = False, keep_going: KeepGoing = always
 ) -> tuple[Prediction, Counts]:
     """The best plan on one kind, and how many were predicted. PlanError where nothing fits or runs there, or none was
     found in time. quick: not the fastest, but one of those that spare memory, with much room."""
@@ -361,7 +365,7 @@ def _alone(
     return predict(graph, asked.cluster, made, workload, stack), counts
 
 
-def part_of(cluster: Cluster, kind: Kind) -> Cluster:
+def part_of(cluster: Cluster, kind: DeviceKind) -> Cluster:
     """The cluster's devices of one kind."""
     groups, first = [], 0
     for group in cluster.groups:

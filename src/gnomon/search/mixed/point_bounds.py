@@ -1,7 +1,7 @@
 """Points of a block that have one variant: bounds on their steps and on the memory of their ranks, as arrays.
 
-`Bounds.bounds` and `Bounds.ratio` answer for all points of `Rows` at once. What they add up is in `mixed.bounds`, with
-proofs. Leaves out which points are looked at (`best_first`).
+`Bounds.bounds` and `Bounds.ratio` answer for all points of `PointRows` at once. What they add up is in `mixed.bounds`,
+with proofs. Leaves out which points are looked at (`best_first`).
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from gnomon.search.mixed.space import MixedBlock, MixedSpace, Shape, stages_of_r
 
 
 @dataclass(frozen=True, slots=True)
-class Rows:
+class PointRows:
     """Points of a block that have one variant, in order of their bounds."""
 
     block: MixedBlock
@@ -48,7 +48,7 @@ class Rows:
     played: bool
     """Whether their schedule was played, after which the bound is as good as it gets."""
 
-    def part(self, which: Any, bounds: Doubles | None = None, *, played: bool = False) -> Rows:
+    def part(self, which: Any, bounds: Doubles | None = None, *, played: bool = False) -> PointRows:
         """Some of the points. bounds: better ones."""
         chosen = (self.bounds if bounds is None else bounds)[which]
         return replace(
@@ -107,7 +107,7 @@ class Bounds:
             weight=seconds_of("weight"),
         )
 
-    def _works(self, made: Rows) -> list[_Work]:
+    def _works(self, made: PointRows) -> list[_Work]:
         """Each kind of replica at work on the points."""
         block, shape, workers = made.block, made.block.shape, self.space.workers(made.block.shape)
         micro, size = self.tables.micro, self.space.global_batch // made.block.microbatches
@@ -147,7 +147,7 @@ class Bounds:
             reduced[stages] = self.tables.reduced_s(kind, work.dense[stages], devices[rank], mesh)
         return reduced
 
-    def bounds(self, made: Rows, variants: Sequence[tuple[int, str]], *, played: bool) -> list[Doubles]:
+    def bounds(self, made: PointRows, variants: Sequence[tuple[int, str]], *, played: bool) -> list[Doubles]:
         """[points] bounds on a step of each variant: of its kinds of replica the longest, with what the update of the
         # The longest of: the pipeline with the meeting, the played order, reductions of one rank back to back.
         first rank takes before it and reductions after it, and reductions by themselves. played: by the order of the
@@ -190,7 +190,7 @@ class Bounds:
             (self.tables.update_s(work.kind, elements[stages].sum(axis=0), n) for elements, n in parts), np.zeros(())
         )
 
-    def ratio(self, item: Rows, *, played: bool = False) -> Doubles:
+    def ratio(self, item: PointRows, *, played: bool = False) -> Doubles:
         """[points] bytes that the fullest rank holds, at least, over what its device may: above 1 it does not fit.
         played: by what the rows of the schedule hold."""
         block, shape, (zero, schedule) = item.block, item.block.shape, item.variant

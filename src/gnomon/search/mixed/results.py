@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from gnomon.hardware.kinds import Kind
+from gnomon.hardware.kinds import DeviceKind
 from gnomon.plans import Plan
 from gnomon.prediction import Prediction
 from gnomon.search.mixed.space import MixedPoint
@@ -30,7 +30,7 @@ class MixedFound:
         return self.prediction.step_s
 
 
-def fits(prediction: Prediction, kinds: tuple[Kind, ...], limits: tuple[int, ...]) -> bool:
+def fits(prediction: Prediction, kinds: tuple[DeviceKind, ...], limits: tuple[int, ...]) -> bool:
     """Whether every rank's peak is within what its device may hold."""
     allowed = {device: limit for kind, limit in zip(kinds, limits, strict=True) for device in kind.devices}
     place = prediction.plan.device_of

@@ -26,7 +26,7 @@ from gnomon import orders
 from gnomon.errors import PlanError
 from gnomon.graph import Graph
 from gnomon.hardware import Cluster
-from gnomon.hardware.kinds import Kind, kinds_of
+from gnomon.hardware.kinds import DeviceKind, kinds_of
 from gnomon.plans import Mesh, Plan, Saved, Schedule, Stage, Workload, stage_layers
 from gnomon.plans.parts import Preset
 from gnomon.plans.plan import pipeline_rank
@@ -138,7 +138,7 @@ class MixedSpace:
 
     graph: Graph
     base: Plan
-    kinds: tuple[Kind, ...]
+    kinds: tuple[DeviceKind, ...]
     global_batch: int
     num_layers: int
     all_devices: int

@@ -115,7 +115,7 @@ def plan_lengths(
             able = ", ".join(entry.name for entry in every_method() if entry.stand_ins is not None)
             raise PlanError(f"{method.name} is not for batches of several lengths; {able} are")
     limits = tuple(parse_limit(limit) if isinstance(limit, str) else limit for limit in forbid)
-    asked = _Asked(
+    asked = _LengthsQuestion(
         graph=graph,
         cluster=cluster,
         workload=workload,
@@ -157,7 +157,7 @@ def plain_stand_ins(lengths: Sequence[int]) -> Iterator[StandIn]:
         yield StandIn(seq_len=seq_len, batch=len(lengths))
 
 
-def _nothing(asked: _Asked, ways: Sequence[Fastest]) -> str:
+def _nothing(asked: _LengthsQuestion, ways: Sequence[Fastest]) -> str:
     """Why there is no plan at all."""
     smallest = [way.smallest for way in ways if way.smallest is not None]
     sentence = f"no plan of {asked.graph.name} on {asked.cluster.name} was found that fits these lengths"
@@ -182,7 +182,7 @@ class _Begun:
     """Why the last plan that could not run cannot."""
 
 
-def _followed(asked: _Asked, begun: Sequence[_Begun]) -> list[Fastest]:
+def _followed(asked: _LengthsQuestion, begun: Sequence[_Begun]) -> list[Fastest]:
     """The fastest plan of each way: changes are followed from the best start of every way first, so that a budget that
     is spent is spent on all of them."""
     ends: list[list[Prediction]] = [list(way.starts) for way in begun]
@@ -206,7 +206,7 @@ def _followed(asked: _Asked, begun: Sequence[_Begun]) -> list[Fastest]:
 
 
 @dataclass(kw_only=True)
-class _Asked:
+class _LengthsQuestion:
     """The question, and every plan that was predicted on the true lengths."""
 
     graph: Graph

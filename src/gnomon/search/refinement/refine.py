@@ -63,7 +63,7 @@ FOR_METHODS = 12
 
 
 @dataclass(frozen=True, kw_only=True)
-class Step:
+class KeptChange:
     """A change that was kept."""
 
     choice: Choice
@@ -79,7 +79,7 @@ class Refined:
 
     start: Found
     """Where the best one began."""
-    steps: tuple[Step, ...]
+    steps: tuple[KeptChange, ...]
     """Its changes in order, what is fixed first; none if nothing is gained."""
     best: Found
     """The best plan."""
@@ -136,7 +136,7 @@ def refine(
     )
 
 
-def _end(start: Found, steps: tuple[Step, ...]) -> Found:
+def _end(start: Found, steps: tuple[KeptChange, ...]) -> Found:
     if not steps:
         return start
     last = steps[-1].prediction
@@ -176,10 +176,10 @@ class _Descent:
         self.barren: Counter[str] = Counter()
         """Choice -> plans that fit in which it gained nothing."""
 
-    def down(self, start: Found) -> tuple[Step, ...] | None:
+    def down(self, start: Found) -> tuple[KeptChange, ...] | None:
         """Changes from a plan on, each of which shortens the step (or makes the plan fit), until none does. None if it
         does not fit in the end, or cannot run with what is fixed."""
-        plan, prediction, steps = start.plan, start.prediction, list[Step]()
+        plan, prediction, steps = start.plan, start.prediction, list[KeptChange]()
         for choice, value in self.fixed:
             before = choice.of(plan)
             if value == before or not choice.values(plan, self.result.graph, self.result.cluster):
@@ -188,7 +188,7 @@ class _Descent:
             if fixed is None:
                 return None
             plan, prediction = fixed.plan, fixed
-            steps.append(Step(choice=choice, before=before, after=value, prediction=fixed))
+            steps.append(KeptChange(choice=choice, before=before, after=value, prediction=fixed))
         best = prediction.step_s
         if not self._fits(prediction):  # of all choices the one with which it fits and is fastest
             than_s = self.best_s * MAY_FIT
@@ -214,7 +214,7 @@ class _Descent:
         self.best_s = min(self.best_s, best)
         return tuple(steps)
 
-    def regrained(self, found: Found) -> tuple[Step, ...]:
+    def regrained(self, found: Found) -> tuple[KeptChange, ...]:
         """Gradient buckets and actions of unequal sizes for the best plan, where Gnomon's runtime runs it (other
         programs have one size); none if they gain nothing."""
         of, plan, result = named("buckets"), found.plan, self.result
@@ -242,7 +242,7 @@ class _Descent:
         made = predicted(search(both_ways([*cuts, tuple(layers)]), layers, seconds, tries=GRAINS))
         if made is None or made.step_s >= found.step_s * (1 - self.effort.gain):
             return ()
-        return (Step(choice=of, before=of.of(plan), after=of.of(made.plan), prediction=made),)
+        return (KeptChange(choice=of, before=of.of(plan), after=of.of(made.plan), prediction=made),)
 
     def for_methods(self) -> Iterator[Found]:
         """Finds for each published method that is open the plan which it makes fastest: one of the best two under any
@@ -270,7 +270,7 @@ class _Descent:
                 )
                 yield Found(point=point, plan=plan, prediction=prediction)
 
-    def _best_of(self, choice: Choice, plan: Plan, than_s: float = float("inf")) -> Step | None:
+    def _best_of(self, choice: Choice, plan: Plan, than_s: float = float("inf")) -> KeptChange | None:
         """The value of a choice with which the plan fits, is fastest and below `than_s`; None without one."""
         before = choice.of(plan)
         tried = [
@@ -280,7 +280,7 @@ class _Descent:
         if not able:
             return None
         value, prediction = min(able, key=lambda pair: pair[1].step_s)
-        return Step(choice=choice, before=before, after=value, prediction=prediction)
+        return KeptChange(choice=choice, before=before, after=value, prediction=prediction)
 
     def _open(self, choice: Choice, plan: Plan, before: Value) -> list[Value]:
         values = choice.values(plan, self.result.graph, self.result.cluster)

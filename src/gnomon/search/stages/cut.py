@@ -62,7 +62,7 @@ class Cuts:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Split:
+class BestCut:
     """The best cut that was found."""
 
     counts: Cut
@@ -223,7 +223,7 @@ class Search:
         self._rooms: dict[tuple[int, int], int] = {}
         """Maps (stage, layers before it) to the most layers that it can have, while the best is the same."""
 
-    def run(self) -> Split | None:
+    def run(self) -> BestCut | None:
         """The best cut; None where none fits."""
         start = equal(self.layers, self.stages)
         self._try(start)
@@ -234,14 +234,14 @@ class Search:
         if len(self.seen) == self.cuts.every:  # as with a layer a stage
             self.cuts.proven = True
             _, counts, trial = self.best
-            return Split(counts=counts, trial=trial, cuts=self.cuts, fits=tuple(self.fits))
+            return BestCut(counts=counts, trial=trial, cuts=self.cuts, fits=tuple(self.fits))
         listed = self._listed() if len(self.bounds.rows) else None
         if listed is None:
             self._walk()
         else:
             self._sweep(listed)
         _, counts, trial = self.best
-        return Split(counts=counts, trial=trial, cuts=self.cuts, fits=tuple(self.fits))
+        return BestCut(counts=counts, trial=trial, cuts=self.cuts, fits=tuple(self.fits))
 
     @property
     def worst(self) -> float:
@@ -411,7 +411,7 @@ def neighbours(cut: Cut) -> Iterator[Cut]:
                 yield tuple(n - (s == source) + (s == target) for s, n in enumerate(cut))
 
 
-def plainest(split: Split, least: Least, tie: float, most: int = 64) -> Trial:
+def plainest(split: BestCut, least: Least, tie: float, most: int = 64) -> Trial:
     """Of the cuts that take no longer than the best by a share `tie` of its step, the one nearest to equal stages that
     is found: among those that fit, then by moving layers towards equal stages as long as the step stays within that.
     `most`: cuts predicted for it, at most."""
@@ -451,7 +451,7 @@ def can_cut(trials: Trials) -> str:
     return ""
 
 
-def best_split(trials: Trials, least: Least, *, budget: int = 40, keep_going: KeepGoing = always) -> Split | None:
+def best_split(trials: Trials, least: Least, *, budget: int = 40, keep_going: KeepGoing = always) -> BestCut | None:
     """The best cut of a plan's layers, each with the least recomputation that fits; None where none fits. budget: cuts
     that may be predicted. PlanError for a plan whose layers cannot be cut otherwise."""
     if why := can_cut(trials):

@@ -28,7 +28,16 @@ from gnomon.prices.links import AxisLink, axis_link
 from gnomon.search.mixed.bounds import static_bytes
 from gnomon.search.mixed.space import deal_out, equal_layers
 from gnomon.search.space.points import divisors
-from gnomon.search.stages.replication import Costs, Piece, Pieces, Step, Used, pipelines, place, taken_of
+from gnomon.search.stages.replication import (
+    Pieces,
+    PipelineStep,
+    ReplicationCosts,
+    StagePiece,
+    Used,
+    pipelines,
+    place,
+    taken_of,
+)
 from gnomon.software import Stack, own
 
 """The stack that runs such plans."""
@@ -93,9 +102,9 @@ class Prices:
         self.num_layers = len(self.places) - 1
         self.twice = True
         self._tables: dict[int, _Table] = {}
-        self._steps: dict[Piece, Step] = {}
+        self._steps: dict[StagePiece, PipelineStep] = {}
         self._links: dict[tuple[int, ...], AxisLink] = {}
-        self._messages: dict[tuple[int, tuple[int, ...], tuple[int, ...]], Step] = {}
+        self._messages: dict[tuple[int, tuple[int, ...], tuple[int, ...]], PipelineStep] = {}
 
     def table(self, replicas: int) -> _Table:
         """Prices of layers on so many replicas, of which each takes as much as the one with most."""
@@ -127,17 +136,17 @@ class Prices:
             self.base, mesh=Mesh(dp_shard=replicas), stages=(), placement=() if every else tuple(range(replicas))
         )
 
-    def stage(self, piece: Piece) -> Step:
+    def stage(self, piece: StagePiece) -> PipelineStep:
         """Prices a stage from prefix sums, in seconds for one microbatch."""
         if piece not in self._steps:
             table = self.table(len(piece.devices))
             a, b = self.places[piece.first], self.places[piece.last]
             reduce = self._reduce(piece.devices, (table.elements[b] - table.elements[a]) * table.width)
             forward, backward = table.forward[b] - table.forward[a], table.backward[b] - table.backward[a]
-            self._steps[piece] = Step(forward, backward, reduce)
+            self._steps[piece] = PipelineStep(forward, backward, reduce)
         return self._steps[piece]
 
-    def message(self, source: Piece, target: Piece) -> Step:
+    def message(self, source: StagePiece, target: StagePiece) -> PipelineStep:
         """What a replica of the smaller of two stages sends or receives of a microbatch, all of them at once."""
         key = source.last, source.devices, target.devices
         if key not in self._messages:
@@ -146,10 +155,10 @@ class Prices:
             output = self.table(len(source.devices)).outputs[self.places[source.last] - 1]
             pairs = np.array(list(zip(source.devices, target.devices, strict=False)))
             seconds = float(p2p_seconds(output / most * self.size / len(pairs), axis_link(self.cluster, pairs)))
-            self._messages[key] = Step(seconds, seconds, message=True)
+            self._messages[key] = PipelineStep(seconds, seconds, message=True)
         return self._messages[key]
 
-    def fits(self, piece: Piece, in_flight: int) -> bool:
+    def fits(self, piece: StagePiece, in_flight: int) -> bool:
         """Whether what a stage holds at least is within the limit: parameters, gradients, states and activations."""
         table, workers = self.table(len(piece.devices)), len(piece.devices)
         a, b = self.places[piece.first], self.places[piece.last]
@@ -252,7 +261,7 @@ def dapple(
     return Dapple(best=best, predicted=predicted, states=states, parallel=parallel)
 
 
-def equal_splits(costs: Costs) -> Iterator[Pieces]:
+def equal_splits(costs: ReplicationCosts) -> Iterator[Pieces]:
     """Pipelines of equal layers and as many replicas in every stage, where the devices divide so: what the answer must
     not be slower than."""
     devices = place(costs.nodes, (0,) * len(costs.nodes), costs.nodes)
@@ -263,7 +272,7 @@ def equal_splits(costs: Costs) -> Iterator[Pieces]:
             ends = list(accumulate(layers))
             ranges = [range(per_stage * stage, per_stage * (stage + 1)) for stage in range(stages)]
             yield tuple(
-                Piece(end - n, end, taken_of(costs.nodes, some), tuple(devices[i] for i in some))
+                StagePiece(end - n, end, taken_of(costs.nodes, some), tuple(devices[i] for i in some))
                 for n, end, some in zip(layers, ends, ranges, strict=True)
             )
 

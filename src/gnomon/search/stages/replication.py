@@ -3,7 +3,8 @@
 Fan et al. 2021 (PPoPP, "DAPPLE: a pipelined data parallel approach for training large models"). `pipelines(costs,
 keep)` returns the best pipelines by a closed form of the step (`latency`: the pivot stage sets the pace, what surrounds
 it adds a ramp; messages are stages of their own), placed by three policies. What a stage or a message takes is asked of
-`Costs`: prices of a model (`dapple`), or times that somebody measured. Leaves out the simulator, which decides.
+`ReplicationCosts`: prices of a model (`dapple`), or times that somebody measured. Leaves out the simulator, which
+decides.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ Used = tuple[int, ...]
 """The number of devices taken on each node."""
 
 
-class Step(NamedTuple):
+class PipelineStep(NamedTuple):
     """A stage, or a message between two, as the closed form sees it: seconds for one microbatch."""
 
     forward: float
@@ -47,7 +48,7 @@ class Step(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class StagePiece:
     """A stage of the programme: counted layers [first, last) on so many devices of each node."""
 
     first: int
@@ -56,10 +57,10 @@ class Piece:
     devices: tuple[int, ...]
 
 
-Pieces = tuple[Piece, ...]
+Pieces = tuple[StagePiece, ...]
 
 
-class Costs(Protocol):
+class ReplicationCosts(Protocol):
     """What the programme asks about one number of microbatches."""
 
     @property
@@ -82,17 +83,17 @@ class Costs(Protocol):
     def replicas(self) -> tuple[int, ...]:
         """The numbers of replicas that a stage may have, ascending."""
 
-    def stage(self, piece: Piece) -> Step:
+    def stage(self, piece: StagePiece) -> PipelineStep:
         """Prices a stage, in seconds for one microbatch."""
 
-    def message(self, source: Piece, target: Piece) -> Step:
+    def message(self, source: StagePiece, target: StagePiece) -> PipelineStep:
         """Prices what the last layer of one stage sends the next, in seconds for one microbatch."""
 
-    def fits(self, piece: Piece, in_flight: int) -> bool:
+    def fits(self, piece: StagePiece, in_flight: int) -> bool:
         """Whether a stage may fit that holds so many microbatches at once."""
 
 
-def latency(steps: Sequence[Step], microbatches: int, *, twice: bool = True) -> float:
+def latency(steps: Sequence[PipelineStep], microbatches: int, *, twice: bool = True) -> float:
     """Seconds of an optimizer step: until the pivot begins, the pivot's microbatches, and what is left after it.
 
     The pivot is the stage with the fewest gaps: the one for which these add up to most, gradients' reductions aside.
@@ -122,7 +123,7 @@ def latency(steps: Sequence[Step], microbatches: int, *, twice: bool = True) -> 
     return max(form, _round_trips(steps, microbatches, twice))
 
 
-def _round_trips(steps: Sequence[Step], microbatches: int, twice: bool) -> float:
+def _round_trips(steps: Sequence[PipelineStep], microbatches: int, twice: bool) -> float:
     """Seconds of a step at least: the longest over the stages.
 
     Proof: a stage with k microbatches under way does k forwards, then a backward and a forward in turn, then k
@@ -203,9 +204,9 @@ def place(nodes: Used, used: Used, taken: Used) -> tuple[int, ...]:
     return tuple(starts[n] + used[n] + i for n, count in enumerate(taken) for i in range(count))
 
 
-def steps_of(costs: Costs, pieces: Pieces) -> list[Step]:
+def steps_of(costs: ReplicationCosts, pieces: Pieces) -> list[PipelineStep]:
     """The stages of a pipeline and the messages between them, in order."""
-    steps: list[Step] = []
+    steps: list[PipelineStep] = []
     for i, piece in enumerate(pieces):
         if i:
             steps.append(costs.message(pieces[i - 1], piece))
@@ -213,12 +214,12 @@ def steps_of(costs: Costs, pieces: Pieces) -> list[Step]:
     return steps
 
 
-def step_s(costs: Costs, pieces: Pieces) -> float:
+def step_s(costs: ReplicationCosts, pieces: Pieces) -> float:
     """Seconds of the closed form, messages and reductions included."""
     return latency(steps_of(costs, pieces), costs.count, twice=costs.twice)
 
 
-def may_fit(costs: Costs, pieces: Pieces) -> bool:
+def may_fit(costs: ReplicationCosts, pieces: Pieces) -> bool:
     """Whether every stage of a whole pipeline may fit: stage i of p holds p - i microbatches at once."""
     return all(costs.fits(piece, min(len(pieces) - i, costs.count)) for i, piece in enumerate(pieces))
 
@@ -228,12 +229,12 @@ class _State(NamedTuple):
 
     seconds: float
     pieces: Pieces
-    steps: tuple[Step, ...]
+    steps: tuple[PipelineStep, ...]
     least: float = 0.0
     """Seconds of every pipeline that begins so, at least."""
 
 
-def pipelines(costs: Costs, keep: int) -> tuple[list[tuple[float, Pieces]], int]:
+def pipelines(costs: ReplicationCosts, keep: int) -> tuple[list[tuple[float, Pieces]], int]:
     """(the best by the closed form: (seconds, stages), states extended).
 
     The programme. A state is the number of layers in finished stages and the devices of each node that those use; the
@@ -263,7 +264,7 @@ def pipelines(costs: Costs, keep: int) -> tuple[list[tuple[float, Pieces]], int]
             free = tuple(n - u for n, u in zip(nodes, used, strict=True))
             # Close the pipeline here: all layers left on all devices left.
             if sum(free) in costs.replicas:
-                pieces = (*state.pieces, Piece(done, total, free, place(nodes, used, free)))
+                pieces = (*state.pieces, StagePiece(done, total, free, place(nodes, used, free)))
                 if may_fit(costs, pieces):
                     whole.append((step_s(costs, pieces), pieces))
                     kept = sorted([*kept, whole[-1][0]])[:keep]
@@ -280,13 +281,13 @@ def pipelines(costs: Costs, keep: int) -> tuple[list[tuple[float, Pieces]], int]
     return [*best[:keep], *(entry for entry in best[keep:] if len(entry[1]) == 1)], extended
 
 
-def _seeds(costs: Costs) -> Iterator[Pieces]:
+def _seeds(costs: ReplicationCosts) -> Iterator[Pieces]:
     """Data parallelism, every pipeline of two stages in order of devices, and pipelines of equal replicas whose slowest
     stage is as fast as can be."""
     total, devices = costs.num_layers, place(costs.nodes, (0,) * len(costs.nodes), costs.nodes)
 
-    def piece(first: int, last: int, a: int, b: int) -> Piece:
-        return Piece(first, last, taken_of(costs.nodes, range(a, b)), devices[a:b])
+    def piece(first: int, last: int, a: int, b: int) -> StagePiece:
+        return StagePiece(first, last, taken_of(costs.nodes, range(a, b)), devices[a:b])
 
     # In order of devices: stage boundaries follow node boundaries wherever the numbers allow.
     if len(devices) in costs.replicas:
@@ -308,13 +309,15 @@ def taken_of(nodes: Used, devices: range) -> Used:
     return tuple(max(0, min(devices.stop, e) - max(devices.start, e - n)) for e, n in zip(ends, nodes, strict=True))
 
 
-def _balanced(costs: Costs, ranges: Sequence[tuple[int, int]], piece: Callable[[int, int, int, int], Piece]) -> Pieces:
+def _balanced(
+    costs: ReplicationCosts, ranges: Sequence[tuple[int, int]], piece: Callable[[int, int, int, int], StagePiece]
+) -> Pieces:
     """The cut whose slowest stage is fastest, of stages on these ranges of devices: halving the pace that is allowed,
     each stage taking as many layers as that lets it, but leaving one to each that follows."""
     total = costs.num_layers
 
     def cut(pace: float) -> Pieces | None:
-        made: list[Piece] = []
+        made: list[StagePiece] = []
         for stage, (a, b) in enumerate(ranges):
             first, most = made[-1].last if made else 0, total - (len(ranges) - stage - 1)
             last = first + 1
@@ -338,7 +341,9 @@ def _balanced(costs: Costs, ranges: Sequence[tuple[int, int]], piece: Callable[[
     return best
 
 
-def _extensions(costs: Costs, state: _State, used: Used, free: Used, most: float) -> Iterator[tuple[Piece, _State]]:
+def _extensions(
+    costs: ReplicationCosts, state: _State, used: Used, free: Used, most: float
+) -> Iterator[tuple[StagePiece, _State]]:
     """(stage that may come next, state with it), each placement once; not those that take `most` seconds or longer."""
     total, nodes, left = costs.num_layers, costs.nodes, sum(free)
     at = state.pieces[-1].last if state.pieces else 0
@@ -354,12 +359,12 @@ def _extensions(costs: Costs, state: _State, used: Used, free: Used, most: float
             after = tuple(u + t for u, t in zip(used, taken, strict=True))
             others = tuple(n - u for n, u in zip(nodes, after, strict=True))
             last = place(nodes, after, others)[:rest]
-            message: tuple[Step, ...] = ()
+            message: tuple[PipelineStep, ...] = ()
             if state.pieces:
                 # A message's price does not depend on how many layers the next stage has: one stands for all.
-                message = (costs.message(state.pieces[-1], Piece(at, at + 1, taken, devices)),)
+                message = (costs.message(state.pieces[-1], StagePiece(at, at + 1, taken, devices)),)
             for end in range(at + 1, total):
-                piece = Piece(at, end, taken, devices)
+                piece = StagePiece(at, end, taken, devices)
                 own = costs.stage(piece)
                 # The pivot argument of `latency`: (m - 1) paces of this stage and one way through all up to it.
                 least = (costs.count - 1) * own.pace + before + sum(2 * m.forward for m in message)
@@ -368,17 +373,17 @@ def _extensions(costs: Costs, state: _State, used: Used, free: Used, most: float
                 if least >= most or not costs.fits(piece, min(2, costs.count)):
                     break
                 # The last stage, if all devices left worked on it without loss, must still keep the pace.
-                alone = costs.stage(Piece(end, total, others, last[:1])).pace
+                alone = costs.stage(StagePiece(end, total, others, last[:1])).pace
                 if (costs.count - 1) * alone / (left - count) + before >= most:
                     continue
                 steps = (*state.steps, *message, own)
-                final = Piece(end, total, others, last)
+                final = StagePiece(end, total, others, last)
                 whole = (*steps, costs.message(piece, final), costs.stage(final))
                 seconds = latency(whole, costs.count, twice=costs.twice)
                 yield piece, _State(seconds, (*state.pieces, piece), steps, least)
 
 
-def _counts(costs: Costs, left: int) -> tuple[int, ...]:
+def _counts(costs: ReplicationCosts, left: int) -> tuple[int, ...]:
     """The numbers of replicas of the next stage: every one below what is left, or on larger clusters some of each
     size."""
     able = tuple(m for m in costs.replicas if m < left)

@@ -33,7 +33,7 @@ _OF_SEVERAL = frozenset({"SEND_F", "SEND_B", "SEND_SKIP", "SEND_SKIP_GRAD"})
 """Actions whose price depends on more than their own stage."""
 
 
-class Kind(NamedTuple):
+class PriceKind(NamedTuple):
     """What layers of one price have in common, but for how much of them is kept."""
 
     block: str
@@ -46,7 +46,7 @@ class Content(NamedTuple):
     """What a stage computes: runs of (kind, preset, layers)."""
 
     stage: int
-    runs: tuple[tuple[Kind, Preset, int], ...]
+    runs: tuple[tuple[PriceKind, Preset, int], ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,7 +73,7 @@ class Trials:
         fp8 = self.plan.precision.fp8
         narrow = {layer.label for layer in select(fp8.calls, self.graph)} if fp8 else set()
         self.kinds = tuple(
-            Kind(
+            PriceKind(
                 layer.call.block,
                 no_grad_inputs(self.graph, layer.call),
                 layer.label in narrow,
@@ -83,7 +83,7 @@ class Trials:
         self.numbers = {layer.label: i for i, layer in enumerate(self.layers)}
         self.predicted = 0
         """Times that `predict` was called, or the prices that it begins with."""
-        self._prices: dict[tuple[int, Kind, Preset], LayerPrice] = {}
+        self._prices: dict[tuple[int, PriceKind, Preset], LayerPrice] = {}
         self._seconds: dict[tuple[object, Key], float] = {}
         self._alone: dict[tuple[Content, str], float] = {}
         self._peaks: dict[tuple[Content, ...], int] = {}
@@ -145,7 +145,7 @@ class Trials:
 
     def layer_seconds(self, position: int) -> float:
         """Seconds of one layer of the graph by itself, forward and backward, without what surrounds it."""
-        wanted: tuple[Kind, Preset] = self.kinds[position], "none"
+        wanted: tuple[PriceKind, Preset] = self.kinds[position], "none"
         if all(at[1:] != wanted for at in self._prices):
             self._price("none")
         price = next(price for at, price in self._prices.items() if at[1:] == wanted)
@@ -209,14 +209,14 @@ class Trials:
         """Whether every layer has a price."""
         return self._has(at for stage, span in enumerate(spans) for at in self._keys(stage, *span, presets[stage]))
 
-    def _has(self, keys: Iterable[tuple[int, Kind, Preset]]) -> bool:
+    def _has(self, keys: Iterable[tuple[int, PriceKind, Preset]]) -> bool:
         """Whether these layers have prices; each preset that is missing is priced once."""
         missing = [at for at in keys if at not in self._prices]
         for preset in sorted({preset for _, _, preset in missing}):
             self._price(preset)
         return all(at in self._prices for at in missing)
 
-    def _keys(self, stage: int, a: int, b: int, presets: tuple[Preset, ...]) -> Iterator[tuple[int, Kind, Preset]]:
+    def _keys(self, stage: int, a: int, b: int, presets: tuple[Preset, ...]) -> Iterator[tuple[int, PriceKind, Preset]]:
         """Where to find each layer's price."""
         where, left = self._same.index(self._same[stage]), iter(presets)
         for i in range(a, b):
@@ -229,7 +229,7 @@ class Trials:
         return tuple(self._content(stage, a, b, presets[stage]) for stage, (a, b) in enumerate(spans))
 
     def _content(self, stage: int, a: int, b: int, presets: tuple[Preset, ...]) -> Content:
-        runs: list[tuple[Kind, Preset, int]] = []
+        runs: list[tuple[PriceKind, Preset, int]] = []
         for _, kind, preset in self._keys(stage, a, b, presets):
             if runs and runs[-1][:2] == (kind, preset):
                 runs[-1] = kind, preset, runs[-1][2] + 1

@@ -21,6 +21,8 @@ from gnomon.units import parse_seconds
 
 ELSEWHERE = ("model", "device", "output", "json")
 """Options that texts for another device look at."""
+CHOICES = ("ragged", "frozen", "preview")
+"""What somebody says of a model's calls, as the options of the backend have it."""
 
 
 def run(options: CompileOptions) -> int:
@@ -29,6 +31,9 @@ def run(options: CompileOptions) -> int:
         raise InputError(f"--device writes texts and runs none of them: leave out --{', --'.join(others)}")
     if options.output is not None and options.device is None:
         raise InputError("-o is for the texts of --device: name a device, or leave it out")
+    asked = {name: value for name, value in given(options).items() if name in CHOICES}
+    if options.train and asked:
+        raise InputError(f"--{', --'.join(asked)}: of calls without gradients; leave --train out")
     built = _built(options.model)
     try:
         if options.device is not None:
@@ -38,7 +43,7 @@ def run(options: CompileOptions) -> int:
     except ImportError as error:
         raise InputError(f"gnomon compile needs PyTorch ({error}): pip install 'gnomon[torch]'") from None
     tune_s = 0.0 if options.tune is None else quantity("--tune", parse_seconds, options.tune)
-    made = compiled(*built, train=options.train, tune_s=tune_s)
+    made = compiled(*built, train=options.train, tune_s=tune_s, **asked)
     if options.json:
         print_json(made["data"])
     else:

@@ -7,6 +7,7 @@ both by turns for their times. Leaves out finding the module (the command line's
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from statistics import median
 from typing import Any
 
@@ -21,15 +22,18 @@ ROUNDS, LEAST, SPEND_S = 50, 3, 1.0
 """Calls of each, by turns, whose medians are told: at most `ROUNDS`; after `SPEND_S` seconds no more than `LEAST`."""
 
 
-def compiled(module: Any, inputs: tuple[Any, ...], train: bool, tune_s: float = 0.0) -> dict[str, Any]:
+def compiled(
+    module: Any, inputs: tuple[Any, ...], train: bool, tune_s: float = 0.0, **choices: str | bool
+) -> dict[str, Any]:
     """Forward, and with `train` also the backward of the sum of the first output's elements; a call and eager's, timed.
 
-    Raises `InputError` where the module fails on its inputs without the compiler too.
+    choices: `ragged`, `frozen` and `preview`, as the backend's options; what came of each is told. Raises `InputError`
+    where the module fails on its inputs without the compiler too.
     """
     torch._dynamo.reset()
     earlier = {id(one): one for one in backend.reports}
     _in_eager(module, inputs)
-    options: dict[str, Any] = {"tune_s": tune_s}
+    options: dict[str, Any] = {"tune_s": tune_s, **choices}
     call = torch.compile(module, backend=backend.gnomon, options=options)
     start = time.perf_counter()
     _called(call, inputs, train)
@@ -45,12 +49,33 @@ def compiled(module: Any, inputs: tuple[Any, ...], train: bool, tune_s: float = 
         f"({_counted(torch.get_num_threads(), 'thread')}, medians)",
         _gain(call_s, eager_s),
         *_tuned([one for one in backend.reports if id(one) not in earlier]),
+        *_chosen(made, choices),
     ]
     text = list(summary)
     for n, graph in enumerate(made):
         text += lines(graph, f"graph {n}")
     data = {"compile_s": compile_s, "call_s": call_s, "eager_s": eager_s, "graphs": made}
     return {"data": data, "lines": text, "summary": summary}
+
+
+def _chosen(graphs: list[dict[str, Any]], choices: Mapping[str, str | bool]) -> list[str]:
+    """What came of each choice, in a line."""
+
+    def by(counts: str) -> int:
+        return sum(one["counts"] == counts for graph in graphs for one in graph["chosen"])
+
+    out, previews = [], [one for graph in graphs for one in graph["previews"]]
+    if "ragged" in choices:
+        took = f"{_counted(by('rows'), 'product')} by the rows that are there"
+        out.append(f"ragged: {took if by('rows') else 'no product has the rows of that mask, all are whole'}")
+    if choices.get("frozen"):
+        took = f"{_counted(by('columns'), 'product')} by the columns that are there"
+        out.append(f"frozen: {took if by('columns') else 'no product of few rows follows a ReLU, all are whole'}")
+    if choices.get("preview"):
+        kept = sum(bool(one["kept"]) for one in previews)
+        took = f"{kept} of {_counted(len(previews), 'convolution')} before a pooling by a preview"
+        out.append(f"preview: {took if previews else 'no convolution before a max pooling of 2 x 2 that it takes'}")
+    return out
 
 
 def _tuned(graphs: list[backend.Compiled]) -> list[str]:

@@ -166,12 +166,18 @@ scratchpads are played here and compared with eager.
 
 examples:
   gnomon compile model.py:build --explain
+  gnomon compile model.py:build --ragged attention_mask --explain
   gnomon compile heat.py:build --device sw26010 -o texts/"""
 
     model: str = positional(metavar="FILE.py:FUNCTION", help="returns (module, inputs)")
     explain: bool = switch("--explain", help="groups, tiles, memory levels, traffic, times")
     train: bool = switch("--train", help="the backward too")
     tune: str | None = option("--tune", read=some, metavar="TIME", help="measure tiles of each graph, as in 30s")
+    ragged: str | None = option(
+        "--ragged", read=some, metavar="NAME", help="argument that says what of a padded batch is there"
+    )
+    frozen: bool = switch("--frozen", help="weights are written no more, so that columns of zeros can be left out")
+    preview: bool = switch("--preview", help="results may be near, not equal: convolutions before a pooling")
     device: str | None = option("--device", read=some, metavar="NAME", help="write stencils for this device instead")
     output: str | None = option("-o", "--output", read=some, metavar="FOLDER", help="where --device writes its texts")
     json: bool = switch("--json", help="for programs")

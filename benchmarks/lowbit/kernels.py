@@ -1,23 +1,27 @@
 """Linear layers with stored weights beside torch, OpenVINO and ggml, in one process and in turn.
 
-    python benchmarks/lowbit/kernels.py [--sizes 4096x4096] [--rows 1,8,32,128] [--rounds 7] [--peers FOLDER] [--write]
+    python benchmarks/lowbit/kernels.py [--sizes 4096x4096] [--rows 1,8,32,128] [--rounds 7] [--minutes 4.5] [--write]
 
-One thread; milliseconds of CPU of a call, medians with the least and the most beside, and for each goal the median of
-the ratios within a round. The bound is max(bytes / bandwidth, operations / peak) with the bandwidth and peaks of the
-machine that is named below (measured apart). Peers are installed into FOLDER where they are not there: OpenVINO by pip,
-ggml (llama.cpp's kernels for this processor) by `npm pack @node-llama-cpp/linux-x64`.
+One thread; milliseconds of CPU of a call, medians with the least and the most beside, and for each goal the ratio of
+the medians with the least and the most ratio of a round. The bound is max(bytes / bandwidth, operations / peak) with
+the bandwidth and peaks of the machine that is named below (measured apart). Peers are installed into FOLDER
+(`--peers`) where they are not there: OpenVINO into a virtual environment by uv, ggml (llama.cpp's kernels for this
+processor) by `npm pack @node-llama-cpp/linux-x64`. Each size with each number of rows is a portion, measured at once
+and kept in FOLDER: after `--minutes` the command ends, and the same command goes on; one with other sources begins
+anew.
 """
 
 from __future__ import annotations
 
 import argparse
 import ctypes
+import hashlib
+import json
 import os
-import platform
+import shutil
 import subprocess
 import sys
 import tarfile
-import tempfile
 import time
 from collections.abc import Callable
 from datetime import date
@@ -31,6 +35,7 @@ import torch
 from torch.nn import functional as F
 
 from gnomon.compiler import stored
+from gnomon.compiler.machine import this_machine
 from gnomon.storage.names import storage_of
 
 RESULT = Path(__file__).parents[1] / "results" / "lowbit_kernels.md"
@@ -196,24 +201,30 @@ class _Init(ctypes.Structure):
     _fields_ = [("size", ctypes.c_size_t), ("memory", ctypes.c_void_p), ("no_alloc", ctypes.c_bool)]
 
 
+def uv_in(folder: Path) -> str:
+    """uv, put into an environment of its own by pip where the machine has none."""
+    if found := shutil.which("uv"):
+        return found
+    boot = folder / "boot"
+    if not (boot / "bin" / "uv").exists():
+        subprocess.run([sys.executable, "-m", "venv", "--without-pip", boot], check=True)
+        subprocess.run(
+            [sys.executable, "-m", "pip", "--python", boot / "bin/python", "install", "-q", "uv"], check=True
+        )
+    return str(boot / "bin" / "uv")
+
+
 def installed(folder: Path) -> Path:
     """Peers; ggml's libraries."""
     folder.mkdir(parents=True, exist_ok=True)
-    if not (folder / "py").exists():
-        command = [
-            sys.executable,
-            "-m",
-            "pip",
-            "install",
-            "-q",
-            "--no-deps",
-            "--target",
-            str(folder / "py"),
-            "openvino",
-        ]
-        if subprocess.run(command).returncode:
-            subprocess.run(["uv", "pip", "install", "--no-deps", "--target", str(folder / "py"), "openvino"])
-    sys.path.append(str(folder / "py"))
+    venv = folder / "venv"
+    own = venv / "lib" / f"python{sys.version_info.major}.{sys.version_info.minor}" / "site-packages"
+    if not (own / "openvino").exists():
+        uv = uv_in(folder)
+        subprocess.run([uv, "venv", "-q", "--allow-existing", "--python", sys.executable, venv], check=True)
+        command = [uv, "pip", "install", "-q", "--no-deps", "--python", venv / "bin" / "python", "openvino"]
+        subprocess.run(command, check=True)
+    sys.path.append(str(own))
     if not list(folder.glob("*.tgz")):
         subprocess.run(["npm", "pack", "@node-llama-cpp/linux-x64"], cwd=folder, check=True, capture_output=True)
     where = folder / "package" / "bins" / "linux-x64"
@@ -247,49 +258,87 @@ def measured(calls: dict[str, Callable[[], Any]], rounds: int, enough: float) ->
     return out
 
 
-def table(size: str, rows: list[int], rounds: int, folder: Path) -> list[str]:
+MINE: dict[str, tuple[str, Any]] = {
+    **{name: (name, "int8") for name in ("int4-g64", "int4-g32", "int4-g128", "int8", "ternary-g64")},
+    "bf16": ("bf16", "bf16"),
+    "int4-g64 bf16": ("int4-g64", "bf16"),
+}
+"""Ours: storage and activations."""
+
+
+class Portions:
+    """What was measured, kept between calls of the command: milliseconds by name, by size and rows."""
+
+    def __init__(self, folder: Path, rounds: int) -> None:
+        sources = [*sorted(Path(stored.__file__).parent.rglob("*stored*")), Path(__file__)]
+        text = b"".join(path.read_bytes() for path in sources if path.is_file() and path.suffix != ".pyc")
+        known = hashlib.sha256(text + f"{torch.__version__} {rounds}".encode()).hexdigest()[:16]
+        self.path = folder / f"measured-{known}.json"
+        self.found: dict[str, dict[str, list[float]]] = (
+            json.loads(self.path.read_text(encoding="utf-8")) if self.path.exists() else {}
+        )
+
+    def keep(self, size: str, rows: int, took: dict[str, list[float]]) -> None:
+        self.found[f"{size} {rows}"] = took
+        self.path.write_text(json.dumps(self.found), encoding="utf-8")
+
+    def of(self, size: str, rows: int) -> dict[str, list[float]] | None:
+        return self.found.get(f"{size} {rows}")
+
+
+def measure(size: str, rows: list[int], rounds: int, folder: Path, portions: Portions, ends_s: float) -> bool:
+    """Measures what is missing of a size; False where the time was over before."""
+    missing = [m for m in rows if portions.of(size, m) is None]
+    if not missing:
+        return True
+    if time.monotonic() > ends_s:
+        return False
     n, k = (int(one) for one in size.split("x"))
     weight = torch.randn(n, k, generator=torch.Generator().manual_seed(0)) * 0.02
-    mine = {
-        "int4-g64": "int8",
-        "int4-g32": "int8",
-        "int4-g128": "int8",
-        "int8": "int8",
-        "ternary-g64": "int8",
-        "bf16": "bf16",
-    }
-    calls: dict[str, Call] = {name: ours(weight, name, how) for name, how in mine.items()}  # type: ignore[arg-type]
-    calls["int4-g64 bf16"] = ours(weight, "int4-g64", "bf16")
-    calls |= torch_peers(weight)
     library = installed(folder)
+    calls: dict[str, Call] = {name: ours(weight, storage, how) for name, (storage, how) in MINE.items()}
+    calls |= torch_peers(weight)
     calls |= openvino_peers(weight)
     ggml = Ggml(library)
-    lines = []
-    found: dict[tuple[str, int], list[float]] = {}
-    for m in rows:
+    for m in missing:
+        if time.monotonic() > ends_s:
+            return False
         x = np.random.default_rng(m).standard_normal((m, k)).astype(np.float32)
         every = {name: partial(call, x) for name, call in calls.items()}
         every |= {f"ggml {kind}": ggml.call(weight.numpy(), kind, m, x) for kind in Ggml.TYPES}
-        for name, took in measured(every, rounds, 0.02).items():
-            found[name, m] = took
+        portions.keep(size, m, measured(every, rounds, 0.02))
+        print(f"{size}, {m} rows: measured", flush=True)
+    return True
+
+
+def table(size: str, rows: list[int], portions: Portions) -> list[str]:
+    n, k = (int(one) for one in size.split("x"))
+    found: dict[tuple[str, int], list[float]] = {}
+    for m in rows:
+        took = portions.of(size, m)
+        assert took is not None
+        found |= {(name, m): times for name, times in took.items()}
     head = " | ".join(f"{m} rows" for m in rows)
-    lines += [f"\n## {n} x {k}\n", f"| | {head} |", "|---|" + "---|" * len(rows)]
-    for name in [*calls, *(f"ggml {kind}" for kind in Ggml.TYPES)]:
+    lines = [f"\n## {n} x {k}\n", f"| | {head} |", "|---|" + "---|" * len(rows)]
+    for name in dict.fromkeys(name for name, _ in found):
         cells = []
         for m in rows:
             took = found[name, m]
             text = f"{median(took):.2f} ({min(took):.2f}-{max(took):.2f})"
-            if name in mine or name == "int4-g64 bf16":
-                least = bound_ms(name.split()[0], n, k, m)
+            if name in MINE:
+                least = bound_ms(MINE[name][0], n, k, m)
                 text += f", {median(took) / least:.1f} times {least:.2f}"
             cells.append(text)
         lines.append(f"| {name} | {' | '.join(cells)} |")
-    lines += ["\n| goal | rows | peer / ours | goal | |", "|---|---|---|---|---|"]
+    lines += ["\n| goal | rows | peer / ours (rounds) | at the bound | goal | |", "|---|---|---|---|---|---|"]
     for name, m, peer, goal in GOALS:
         if m in rows:
-            ratio = median(b / a for a, b in zip(found[name, m], found[peer, m], strict=True))
+            mine, theirs = found[name, m], found[peer, m]
+            ratio, each = median(theirs) / median(mine), [b / a for a, b in zip(mine, theirs, strict=True)]
+            best = median(theirs) / bound_ms(MINE[name][0], n, k, m)
             lines.append(
-                f"| {name} beside {peer} | {m} | {ratio:.2f} | {goal} | {'met' if ratio >= goal else 'missed'} |"
+                f"| {name} beside {peer} | {m} | {ratio:.2f} ({min(each):.2f}-{max(each):.2f}) | {best:.2f} | {goal} | "
+                f"{'met' if ratio >= goal else 'missed'} |"
             )
     return lines
 
@@ -299,20 +348,29 @@ def main() -> None:
     parser.add_argument("--sizes", default="4096x4096,14336x4096", help="outputs x inputs")
     parser.add_argument("--rows", default="1,8,32,128")
     parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--peers", type=Path, default=Path(tempfile.gettempdir()) / "gnomon-lowbit-peers")
+    parser.add_argument("--peers", type=Path, default=Path.home() / ".cache" / "gnomon" / "lowbit-peers")
+    parser.add_argument("--minutes", type=float, default=4.5, help="after which no other portion is begun")
     parser.add_argument("--write", action="store_true", help=f"to {RESULT.name}")
     options = parser.parse_args()
     torch.set_num_threads(1)
     rows = [int(one) for one in options.rows.split(",")]
     lines = [
         "# Linear layers with stored weights beside torch, OpenVINO and ggml\n",
-        f"{date.today()}, `python {' '.join(['benchmarks/lowbit/kernels.py', *sys.argv[1:]])}`, {platform.machine()}, "
-        f"one thread, torch {torch.__version__}, load average {os.getloadavg()[0]:.1f}. Milliseconds of CPU of a call: "
-        "median (least-most), and of ours how many times the bound.",
+        f"{date.today()}, `python {' '.join(['benchmarks/lowbit/kernels.py', *sys.argv[1:]])}`, "
+        f"{this_machine().model}, one thread, torch {torch.__version__}, load average {os.getloadavg()[0]:.1f}. "
+        "Milliseconds of CPU of a call: median (least-most), and of ours how many times the bound; at the bound: what "
+        "the ratio would be there.",
     ]
+    options.peers.mkdir(parents=True, exist_ok=True)
+    portions, sizes = Portions(options.peers, options.rounds), options.sizes.split(",")
+    ends_s = time.monotonic() + 60 * options.minutes
     with torch.inference_mode():
-        for size in options.sizes.split(","):
-            lines += table(size, rows, options.rounds, options.peers)
+        for size in sizes:
+            if not measure(size, rows, options.rounds, options.peers, portions, ends_s):
+                missing = [f"{one} of {m} rows" for one in sizes for m in rows if portions.of(one, m) is None]
+                raise SystemExit(f"still to be measured, by the same command: {', '.join(missing)}")
+    for size in sizes:
+        lines += table(size, rows, portions)
     print("\n".join(lines))
     if options.write:
         RESULT.write_text("\n".join(lines) + "\n", encoding="utf-8")

@@ -1,7 +1,8 @@
 // Products of rows that are found at run time (gnomon/compiler/gathered.py): out[to[i], n] = after(sum over k of
 // x[from[i], k] w[g][n, k] + bias[g][n]), where row i is of group g. Rows are gathered by their places while they are copied
 // for the tiles, which a product does anyway, and results go to their places from the registers: nothing is converted. Groups
-// of few rows read their weights once, as they lie, k by k; of more rows, a panel of weights is turned in cache.
+// of few rows read their weights once, as they lie, k by k; of some more, weights are turned in registers, and of many, a panel of
+// them in cache.
 // A lane is a float, or two of bfloat16 beside each other along k, which one instruction multiplies and adds up.
 #include "vector.h"
 #include "memory.h"
@@ -22,6 +23,8 @@ ALWAYS F fma(F sum, F a, F b) { return sum + a * b; }
 constexpr int ROWS = VW == 16 ? 14 : VW == 8 ? 6 : 4;  // of a tile, beside two vectors of outputs
 constexpr int64_t WIDE = 2 * VW, LINE = 16;            // LINE: lanes of a line of memory
 constexpr int64_t FEW = 4, SOME = 4;                  // rows of a tile along k; of a group whose weights are not turned: the turn costs as much as is saved by it
+constexpr int SQUARE = 8;                              // rows of a group whose weights are turned in registers at most
+constexpr int64_t SOON = 64;                           // lanes
 constexpr int64_t HELD = 1 << 19;                      // bytes of rows that meet one turned panel, for the second cache
 constexpr int64_t APART = 16;                          // lanes between copied rows, so that they fall on other places of a cache
 
@@ -194,6 +197,39 @@ void tiles(int64_t rows, const Work& t, int64_t group, const float* panel, int64
     else tile<ROWS>(rows, t, group, panel, m, n, next);
 }
 
+// VW outputs of R rows, of weights with each output's k beside each other: a square of them at a time is turned in registers, so
+// that they are read once and stored nowhere. The squares to come are asked for, SOON lanes ahead in each output.
+template <int R>
+__attribute__((noinline)) void square(const Work& t, int64_t group, int64_t m, int64_t rows, int64_t n) {
+    F sum[R] = {};
+    const float *w = weights(t, group, n), *x = t.x + m * t.x_row;
+    int64_t k = 0;
+    for (; k + VW <= t.k; k += VW, w += VW) {
+        const float* soon = k + SOON < t.k ? w + SOON : w + SOON - t.k + VW * t.w_n;
+        F v[VW];
+        UNROLLED for (int i = 0; i < VW; i++) {
+            v[i] = ld(w + i * t.w_n);
+            __builtin_prefetch(soon + i * t.w_n, 0, 2);
+        }
+        transpose(v);
+        UNROLLED for (int i = 0; i < VW; i++)
+            UNROLLED for (int r = 0; r < R; r++) sum[r] = fma(sum[r], v[i], splat(x[r * t.x_row + k + i]));
+    }
+    if (const int left = (int)(t.k - k)) {
+        F v[VW];
+        UNROLLED for (int i = 0; i < VW; i++) v[i] = ld(w + i * t.w_n, left);
+        transpose(v);
+        F turned[VW];                                  // another array than that which lies in registers
+        UNROLLED for (int i = 0; i < VW; i++) turned[i] = v[i];
+        for (int i = 0; i < left; i++)
+            UNROLLED for (int r = 0; r < R; r++) sum[r] = fma(sum[r], turned[i], splat(x[r * t.x_row + k + i]));
+    }
+    F sums[R];
+    UNROLLED for (int r = 0; r < R; r++) sums[r] = sum[r];
+    const S* bias = t.c.bias ? t.c.bias + group * t.c.bias_group : nullptr;
+    for (int64_t r = 0; r < rows; r++) put(t.c, sums[r], place(t.c, m + r), bias, n);
+}
+
 // Rows of a group by the outputs of one panel.
 void panel_of(const Work& t, int64_t group, int64_t begin, int64_t end, int64_t n, float* room) {
     const int64_t to = n + WIDE < t.c.n ? n + WIDE : t.c.n;
@@ -202,6 +238,11 @@ void panel_of(const Work& t, int64_t group, int64_t begin, int64_t end, int64_t 
     if (end - begin == 2) return beside<2>(t, group, begin, n, to);
     if (end - begin == 3) return beside<3>(t, group, begin, n, to);
     if (end - begin == 4) return beside<4>(t, group, begin, n, to);
+    if (VW == 16 && t.w_k == 1 && end - begin <= SQUARE && to == n + WIDE) {
+        for (int64_t half = n; half < to; half += VW)
+            end - begin <= 6 ? square<6>(t, group, begin, end - begin, half) : square<SQUARE>(t, group, begin, end - begin, half);
+        return;
+    }
     turn(t, group, n, room);
     const int64_t blocks = (end - begin + ROWS - 1) / ROWS, left = t.c.n - n - WIDE;
     const int64_t ahead = t.w_k != 1 || left <= 0 ? 0 : left < WIDE ? left : WIDE;

@@ -23,6 +23,7 @@ from gnomon.plans import (
     Fp8,
     Layout,
     LayoutRule,
+    LowRank,
     Mesh,
     Offload,
     Optimizer,
@@ -92,6 +93,7 @@ class Change:
     name: str = "llama-3.1-8b"
     fp8: bool = False
     offload: bool = False
+    low_rank: bool = False
 
 
 MOE = "qwen3-30b-a3b"
@@ -161,6 +163,13 @@ CHANGES = {
     "optimizer.parameter_tier": Change("disk", zero=3),
     "optimizer.delay": Change(1),
     "optimizer.delay_after": Change(10),
+    "optimizer.low_rank": Change(LowRank(method="galore")),
+    "optimizer.low_rank.method": Change("apollo", low_rank=True),
+    "optimizer.low_rank.rank": Change(8, low_rank=True),
+    "optimizer.low_rank.every": Change(50, low_rank=True),
+    "optimizer.low_rank.projection": Change("random", low_rank=True),
+    "optimizer.low_rank.targets": Change(("mlp.*",), low_rank=True),
+    "optimizer.paged": Change(True),
     "optimizer.clip": Change(False),
     "precision.param": Change("fp16"),
     "precision.compute": Change("fp16"),
@@ -168,6 +177,7 @@ CHANGES = {
     "precision.reduce": Change("bf16"),
     "precision.master": Change("bf16"),
     "precision.states": Change("bf16"),
+    "precision.wide_tables": Change(True),
     "precision.fp8": Change(Fp8(recipe="tensorwise")),
     "precision.fp8.recipe": Change("rowwise", fp8=True),
     "precision.fp8.calls": Change(("layers[0:8]",), fp8=True),
@@ -203,7 +213,11 @@ def base(program: str, change: Change) -> Plan:
         ),
         layout=Layout(sequence_parallel=True),
         overlap=Overlap(),
-        optimizer=Optimizer(zero=change.zero, offload=Offload() if change.offload else None),  # type: ignore[arg-type]
+        optimizer=Optimizer(
+            zero=change.zero,  # type: ignore[arg-type]
+            offload=Offload() if change.offload else None,
+            low_rank=LowRank(method="galore") if change.low_rank else None,
+        ),
         precision=Precision(fp8=Fp8(recipe="tensorwise") if change.fp8 else None),
     )
 

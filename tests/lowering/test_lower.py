@@ -181,7 +181,6 @@ def test_a_host_update_a_step_late() -> None:
             ),
             "pass dapple_warmup changes one_f_one_b, but the schedule is gpipe",
         ),
-        (plan(overlap=Overlap(optimizer=True)), "updates during backward"),
         (replace(plan(), placement=(0, 1, 2, 1)), "puts ranks 1 and 3 on device 1, where they would take turns"),
         (plan(overlap=Overlap(priority=("all_to_all",))), r"overlap.priority = \['all_to_all'\], but .* ready"),
     ],

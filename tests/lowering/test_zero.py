@@ -101,7 +101,6 @@ def test_one_shard_changes_nothing() -> None:
 def test_what_no_pass_does_is_refused() -> None:
     program = parse_program(BLOCKS)
     for optimizer, overlap, why in (
-        (Optimizer(), Overlap(optimizer=True), "updates during backward"),
         (Optimizer(zero=3), Overlap(grad_reduce=False), "leave grad_reduce on"),
         (Optimizer(zero=3), Overlap(bucket_bytes=1 << 20), "bucket_bytes out"),
         (Optimizer(offload=Offload(fraction=0.5)), Overlap(), "use fraction = 1, all updates on the host"),

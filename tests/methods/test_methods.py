@@ -46,7 +46,11 @@ MIXED = Plan(mesh=Mesh(dp_shard=8, ep=8), schedule=Schedule(micro_batch_size=1),
 """The same for those about experts."""
 EXCHANGED = replace(MIXED, mesh=Mesh(dp_shard=8, ep=2), optimizer=Optimizer(), overlap=Overlap(experts=True))
 """And about their exchanges."""
-ABOUT_EXPERTS: Mapping[str, Plan] = {"adaptive_gating": MIXED, "flexmoe": MIXED, "lina": EXCHANGED}
+REPLICAS = replace(ALONE, mesh=Mesh(dp_replicate=8), optimizer=Optimizer())
+ABOUT: Mapping[str, Plan] = {
+    **{"adaptive_gating": MIXED, "flexmoe": MIXED, "lina": EXCHANGED},
+    **dict.fromkeys(("galore", "apollo"), REPLICAS),  # about whole gradients
+}
 GATED = replace(WORK, router=RouterLoad(alone=0.8))
 BY_LOAD = ("brainstorm",)
 """Those whose plans follow from a workload's load of routers: tests/search/test_expert_placement.py."""
@@ -80,7 +84,7 @@ def plain() -> Prediction:
 @pytest.mark.parametrize("name", [m.name for m in PLANNED])
 def test_what_can_be_planned_is_predicted_and_differs(name: str, plain: Prediction) -> None:
     """Those for batches of several lengths: tests/search/test_lengths.py."""
-    result, base = method(name), ABOUT_EXPERTS.get(name, PIPELINE)
+    result, base = method(name), ABOUT.get(name, PIPELINE)
     plain = plain if base is PIPELINE else predicted(base)
     variants = list(result.variants(base))
     assert variants and not result.used(base)
@@ -111,7 +115,8 @@ def test_a_missing_mark_has_a_reason_and_is_refused(entry: object) -> None:
     result = method(entry.name)  # type: ignore[attr-defined]
     assert set(result.marks) | set(result.missing) == {"rewritten", "planned", "predicted", "run"}
     assert all(len(reason) > 10 for reason in result.missing.values())
-    variant = next(result.variants(PIPELINE), named(result.name)) if result.switch != "placement" else None
+    base = ABOUT.get(result.name, PIPELINE)
+    variant = next(result.variants(base), named(result.name)) if result.switch != "placement" else None
     if "run" in result.missing and variant is not None:
         with pytest.raises(PlanError, match="is not run yet"):
             check_methods(variant, "run")

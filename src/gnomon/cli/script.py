@@ -25,7 +25,9 @@ from gnomon.formats.format import Format, Sample
 from gnomon.formats.given import SEQ_LEN, Given, Network
 from gnomon.formats.huggingface.read import read_hf_config
 from gnomon.formats.job import Fields, Job, chosen, flatten
+from gnomon.formats.trainer_optimizers import update_of
 from gnomon.formats.trainer_source import Source
+from gnomon.formats.trainer_words import names_of
 from gnomon.formats.trainers import (
     AUTOCAST,
     BF16,
@@ -37,9 +39,6 @@ from gnomon.formats.trainers import (
     by_deepspeed,
     inline,
     job_of,
-    names_of,
-    optimizer_of,
-    states_of,
 )
 from gnomon.formats.transformers import read_fields as read_trainer
 from gnomon.formats.trl import read_fields as read_trl
@@ -192,8 +191,7 @@ def _of_loop(path: Path, found: Mapping[str, Any], given: Given, assumed: list[s
     if seq_len is None and "graph" in found:
         seq_len = sample_tokens(from_plain(found["graph"]))
     zero = 0 if not found["sharding"].startswith("fsdp") else SHARDS.get(str(shards.get("strategy")), 3)
-    optimizer = optimizer_of(f, "optim", "adamw_torch")
-    states = states_of(f, "optim")
+    update = update_of(f, "optim", "adamw_torch", model)
     by_file = inline(f, "deepspeed") is not None
     f.account((), {}, ())
     hugging = "config" in found
@@ -207,8 +205,7 @@ def _of_loop(path: Path, found: Mapping[str, Any], given: Given, assumed: list[s
         offload=bool(shards.get("offload")),
         recompute=found["checkpointed"],
         precision=precision,
-        optimizer=optimizer,
-        states=states,
+        update=update,
         clip=found["clipped"],
         stack=chosen(stack("pytorch-fsdp"), "torch.compile of the script", launch_mode=mode),
         modules=_modules(found) if hugging else None,

@@ -98,7 +98,10 @@ class Spelled:
     recompute: tuple[str, bool] = ("gradient_checkpointing", True)
     """The switch, and what it is where layers are recomputed."""
     chunked_loss: tuple[Setting, ...] = (("use_liger_kernel", True),)
-    eight_bit: tuple[Setting, ...] = (("optim", "adamw_bnb_8bit"),)
+    optim: str = "optim"
+    """The key of the optimizer's name, which is transformers' OptimizerNames'."""
+    low_rank: Words | None = None
+    """What projects gradients; None for transformers' own names of optimizers."""
     deepspeed: Mapping[tuple[int, bool, bool], str] = field(default_factory=dict)
     """(stage, optimizer on the host, parameters there) -> the value of `deepspeed` that names a file of the project."""
     fsdp_host: tuple[Setting, ...]
@@ -115,6 +118,28 @@ class Spelled:
     """What, beside `adapters`, stores the frozen network in NF4."""
     more: Mapping[str, Words] = field(default_factory=dict)
     """Of options beside these."""
+
+
+def _narrow(spelled: Spelled, change: Change) -> list[Setting]:
+    kind = change.after.optimizer.kind
+    return [(spelled.optim, "lion_8bit" if kind == "lion" else "adamw_bnb_8bit")]
+
+
+def _paged(spelled: Spelled, change: Change) -> list[Setting]:
+    bits = 8 if change.after.precision.states == "int8" else 32
+    return [(spelled.optim, f"paged_adamw_{bits}bit")]
+
+
+def _low_rank(spelled: Spelled, change: Change) -> list[Setting] | None:
+    """transformers' names: APOLLO's moments are of the parameters' dtype, GaLore's may have eight bits."""
+    low, narrow = change.after.optimizer.low_rank, change.after.precision.states == "int8"
+    if low is None or (narrow and low.method == "apollo"):
+        return None
+    return [
+        (spelled.optim, f"{low.method}_adamw{'_8bit' if narrow else ''}"),
+        ("optim_target_modules", "[attn, mlp]"),
+        ("optim_args", f"rank={low.rank},update_proj_gap={low.every}"),
+    ]
 
 
 def trainer_terms(
@@ -152,7 +177,10 @@ def trainer_terms(
         "tf32": lambda change: [("tf32", True)],
         "global_batch": lambda change: [(spelled.steps, change.microbatches)],
         "chunked_loss": lambda change: spelled.chunked_loss,
-        "eight_bit_states": lambda change: spelled.eight_bit,
+        "eight_bit_states": lambda change: _narrow(spelled, change),
+        "four_bit_states": lambda change: [(spelled.optim, "adamw_torch_4bit")],
+        "paged_states": lambda change: _paged(spelled, change),
+        "low_rank": spelled.low_rank or (lambda change: _low_rank(spelled, change)),
     }
     if spelled.away:
         words["input_offload"] = lambda change: spelled.away

@@ -31,6 +31,7 @@ OPTIMS: Mapping[str, str] = {
 }  # fmt: skip
 """Our kind of an optimizer -> transformers' name."""
 
+PAGED: Mapping[str, str] = {"adamw": "paged_adamw_32bit", "adam": "paged_adamw_32bit", "lion": "paged_lion_32bit"}
 EIGHT_BIT: Mapping[str, str] = {"adamw": "adamw_bnb_8bit", "adam": "adamw_bnb_8bit", "lion": "lion_8bit"}
 
 REASONS = (
@@ -39,6 +40,7 @@ REASONS = (
     ("overlap.*", "FSDP and DDP have their defaults; DeepSpeed has overlap_comm and a bucket in elements"),
     ("optimizer.kind", "transformers' optimizers are others"),
     ("optimizer.zero", "without DeepSpeed it is DDP or FSDP (ZeRO 3)"),
+    ("optimizer.low_rank*", "projected gradients are switched on by keys of each program's own (docs/levers.md)"),
     ("optimizer.*", "FSDP and DeepSpeed offload in their own units"),
     ("precision.fp8*", "eight-bit products are no field of the file"),
     ("precision.*", "the program loads the model in bf16 and trains it so, or computes by autocast over fp32"),
@@ -131,6 +133,17 @@ class Tuning:
         return {name: True} | ({} if whole else {"liger_kernel_config": wanted})
 
 
+def _optim(plan: Plan) -> str:
+    """transformers' name of the optimizer with its states as they are kept."""
+    kind, states = plan.optimizer.kind, plan.precision.states
+    eight = states == "int8" and kind in EIGHT_BIT
+    if plan.optimizer.paged and kind in PAGED:
+        return f"paged_{EIGHT_BIT[kind].replace('_bnb', '')}" if eight else PAGED[kind]
+    if states == "fp4_e2m1" and kind == "adamw":
+        return "adamw_torch_4bit"
+    return (EIGHT_BIT if eight else OPTIMS)[kind]
+
+
 def tuning(asked: Asked, program: str, *, axes: tuple[str, ...] = ("pp", "ep", "etp", "cp", "tp")) -> Tuning:
     """The plan of a fine-tuning job. axes: that the program has not. PlanError for a plan with one of them."""
     need_axes(asked, program, *axes)
@@ -140,7 +153,6 @@ def tuning(asked: Asked, program: str, *, axes: tuple[str, ...] = ("pp", "ep", "
     by_deepspeed = by_deepspeed or (plan.optimizer.offload is not None and not plan.optimizer.offload_parameters)
     pure = plan.precision.master == "none" and plan.precision.param in ("bf16", "fp16")
     half = next((one for one in (plan.precision.compute, plan.precision.param) if one in ("bf16", "fp16")), "")
-    eight = plan.precision.states == "int8" and plan.optimizer.kind in EIGHT_BIT
     return Tuning(
         named=asked.named or (HUB_IDS[base][0] if base in HUB_IDS else base),
         base=_base(asked, base, adapters),
@@ -152,7 +164,7 @@ def tuning(asked: Asked, program: str, *, axes: tuple[str, ...] = ("pp", "ep", "
         away=any(rule.action == "offload" for rule in plan.saved.rules),
         half=half,
         pure=pure,
-        optim=(EIGHT_BIT if eight else OPTIMS)[plan.optimizer.kind],
+        optim=_optim(plan),
         clip=1.0 if plan.optimizer.clip else 0.0,
         deepspeed=_deepspeed(asked) if by_deepspeed else None,
         fsdp="" if by_deepspeed or plan.optimizer.zero == 0 else _fsdp(plan),

@@ -8,13 +8,13 @@ gives these things (its own folder).
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, Literal
 
-from gnomon.errors import InputError, nearest
+from gnomon.errors import GraphError, InputError, nearest
 from gnomon.formats.deepspeed import read as deepspeed
 from gnomon.formats.deepspeed.shipped import named_stage, shipped
 from gnomon.formats.given import Given, Network, network_graph
@@ -22,8 +22,11 @@ from gnomon.formats.hub import network_called
 from gnomon.formats.job import Fields, Job, chosen, divides, microbatches, read_source
 from gnomon.formats.keys import read_json
 from gnomon.formats.shell import unknown
+from gnomon.formats.trainer_optimizers import ADAMW, Update
+from gnomon.formats.trainer_words import flag
 from gnomon.graph import Graph
 from gnomon.models.lora import INT8, NF4, Adapters, Base, with_adapters
+from gnomon.models.trained import Trained, with_trained
 from gnomon.plans import (
     INPUTS_AWAY,
     Layout,
@@ -47,37 +50,6 @@ AUTOCAST = Precision(param="fp32", compute="bf16", grad="fp32", reduce="fp32", m
 """torch.autocast over fp32 parameters."""
 FP32 = Precision(param="fp32", compute="fp32", grad="fp32", reduce="fp32", master="none", states="fp32")
 FP16 = replace(AUTOCAST, compute="fp16")
-
-OPTIMIZERS = {
-    "adamw*": "adamw",
-    "paged_adamw*": "adamw",
-    "*lion*": "lion",
-    "adam": "adam",
-    "adam_*": "adam",
-    "sgd*": "sgd",
-    "adafactor": "adafactor",
-    "*muon*": "muon",
-    "*adamw*": "adamw",
-}
-"""Pattern of an optimizer's name -> ours."""
-
-NAMED = frozenset(
-    """
-    adamw_torch adamw_torch_fused adamw_torch_xla adamw_torch_npu_fused adamw_apex_fused adamw_anyprecision adamw_hf
-    adamw_torch_4bit adamw_torch_8bit adamw_8bit adamw_bnb_8bit adamw_32bit adamw adam adafactor ademamix ademamix_8bit
-    paged_adamw paged_adamw_32bit paged_adamw_8bit paged_ademamix_32bit paged_ademamix_8bit lion_32bit lion_8bit lion
-    paged_lion_32bit paged_lion_8bit sgd adagrad rmsprop rmsprop_bnb rmsprop_bnb_8bit rmsprop_bnb_32bit galore_adamw
-    galore_adamw_8bit galore_adafactor galore_adamw_layerwise galore_adamw_8bit_layerwise galore_adafactor_layerwise
-    lomo adalomo grokadamw schedule_free_radam schedule_free_adamw schedule_free_sgd apollo_adamw
-    apollo_adamw_layerwise stable_adamw muon optimi_adamw ao_adamw_4bit ao_adamw_8bit ao_adamw_fp8 adopt_adamw
-    came_pytorch lion_pytorch dion sinkgd q_galore_adamw8bit
-    """.split()
-)
-"""Names of transformers' OptimizerNames, and of axolotl's own."""
-
-FOUR_BIT = "its states are in four bits; read as in the parameters' dtype: memory is too large"
-PAGED = "states move to the host while device memory is short, which is not predicted: memory is too large then"
-
 
 Loss = Literal["unfused", "in_place", "fused", "chunked"]
 """As `Stack.cross_entropy`."""
@@ -128,9 +100,9 @@ def _attends_in_steps(graph: Graph, flash: bool) -> bool:
     return (own and not flash) or any(op.attr("eager", "") == "op_by_op" for op in ops)
 
 
-LEVERS = ("chunked_loss", "eight_bit_states", "input_offload")
-"""What trainers around transformers have beside what the program that shards has: Liger's loss, bitsandbytes'
-optimizers."""
+LEVERS = ("chunked_loss", "eight_bit_states", "four_bit_states", "paged_states", "low_rank", "input_offload")
+"""What trainers around transformers have beside what the program that shards has: Liger's loss, bitsandbytes' and
+torchao's optimizers, GaLore and APOLLO."""
 
 LIGER = ("use_liger_kernel", "enable_liger_kernel", "use_liger")
 """Switches of all of Liger's kernels: norms, activations, and the loss with the head."""
@@ -232,9 +204,7 @@ class Training:
     activations_away: bool = False
     """What is kept for backward waits on the host: with checkpointing, the inputs of layers."""
     precision: Precision = BF16
-    optimizer: str = "adamw"
-    states: Literal["int8"] | None = None
-    """Dtype of the optimizer's states where it is not that of the precision."""
+    update: Update = ADAMW
     clip: bool = True
     stack: Stack | None = None
     """The software; FSDP's or DDP's record where there is none."""
@@ -283,18 +253,19 @@ def job_of(f: Fields, given: Given, asked: Training, assumed: Sequence[str] = ()
         layout=asked.layout,
         overlap=Overlap(),
         optimizer=Optimizer(
-            kind=asked.optimizer,  # type: ignore[arg-type]
             zero=zero,  # type: ignore[arg-type]
             reshard_after_forward=asked.zero != 2,
             offload=offload,
             offload_parameters=offload is not None,
             clip=asked.clip,
         ),
-        precision=asked.precision if asked.states is None else replace(asked.precision, states=asked.states),
+        precision=asked.precision,
     )
+    steps = total // (micro * data)
+    asked.update.check(f, divided_by="fsdp" if zero else "", devices=data, steps=steps)
     return Job(
         model=asked.model,
-        plan=plan,
+        plan=asked.update.plan(plan),
         workload=Workload(global_batch_size=total, seq_len=given.seq_len or asked.seq_len),
         stack=loaded(record if asked.modules is None else asked.modules.of(record, asked.model), asked),
         devices=given.devices,
@@ -350,9 +321,8 @@ def by_deepspeed(f: Fields, given: Given, asked: Training, key: str, folder: Pat
     if asked.cp > 1:  # the ranks of a sequence hold other shards of the same states
         plan = replace(plan, mesh=replace(plan.mesh, cp=asked.cp), layout=asked.layout)
     if "optimizer" not in values:  # the trainer's own, wrapped by DeepSpeed
-        plan = replace(plan, optimizer=replace(plan.optimizer, kind=asked.optimizer))  # type: ignore[arg-type]
-        if asked.states is not None and plan.optimizer.offload is None:
-            plan = replace(plan, precision=replace(plan.precision, states=asked.states))
+        asked.update.check(f, divided_by=key, devices=given.devices or 1, steps=asked.steps or 1)
+        plan = asked.update.plan(plan)
         notes = tuple(note for note in notes if not note.startswith("optimizer.type:"))
     record = job.stack if asked.modules is None else asked.modules.of(job.stack, asked.model)
     return replace(
@@ -453,6 +423,35 @@ def adapted(
     return with_adapters(graph, Adapters(rank=rank, targets=there, base=base, magnitudes=magnitudes))
 
 
+def in_part(f: Fields, key: str, model: Network | str, trained: Trained) -> Network | str:
+    """The network of which a part is trained, and how much that is among what is said of `key`."""
+    graph = network_graph(model)
+    try:
+        part = with_trained(graph, trained)
+    except GraphError as error:
+        f.fail(key, str(error))
+    count = part.num_parameters()
+    share = count / (count + part.num_frozen())
+    f.notes.append(f"{key}: {count / 1e6:,.4g} million parameters are trained, {share:.1%} of the network")
+    return part
+
+
+def layers_in_part(names: Sequence[str], chosen: Set[str]) -> tuple[str, ...]:
+    """Regular expressions of chosen names among all of a network: one for all of its whole layers."""
+    by_layer: dict[str, list[str]] = {}
+    for name in names:
+        found = re.match(r"(.*\.\d+\.)", name)
+        by_layer.setdefault(found[1] if found else name, []).append(name)
+    whole = [start for start, own in by_layer.items() if len(own) > 1 and chosen >= set(own)]
+    starts: dict[str, list[str]] = {}
+    for start in whole:
+        prefix, _, number = start.rstrip(".").rpartition(".")
+        starts.setdefault(prefix, []).append(number)
+    single = (n for start, own in by_layer.items() if start not in whole for n in own if n in chosen)
+    layers = (f"^{re.escape(prefix)}\\.({'|'.join(numbers)})\\." for prefix, numbers in starts.items())
+    return (*layers, *(f"^{re.escape(name)}$" for name in single))
+
+
 JOINED: Mapping[str, tuple[str, ...]] = {
     **dict.fromkeys(("query_key_value", "qkv_proj", "W_pack", "Wqkv", "c_attn"), ("q_proj", "k_proj", "v_proj")),
     "gate_up_proj": ("gate_proj", "up_proj"),
@@ -487,49 +486,6 @@ NORMS = (
 )
 
 
-def optimizer_of(f: Fields, key: str, default: str) -> str:
-    """Our kind of an optimizer's name; one that is not known counts as AdamW, and is listed."""
-    if f.raw(key) is True:
-        f.fail(key, f"expected a name of an optimizer, as in {default}")
-    name = str(f.raw(key) or default).lower()
-    if re.search(r"4_?bit", name):
-        f.report(key, FOUR_BIT)
-    kind = next((ours for pattern, ours in OPTIMIZERS.items() if fnmatchcase(name, pattern)), None)
-    if kind is not None and key in ("optim", "optimizer") and name not in NAMED:
-        f.report(key, f"no optimizer of transformers has the name{nearest(name, NAMED)}; priced as {kind}")
-    elif kind is None:
-        f.report(key, "another update; priced as AdamW")
-    return kind or "adamw"
-
-
-def states_of(f: Fields, key: str) -> Literal["int8"] | None:
-    """int8 for an optimizer in eight bits (bitsandbytes, torchao): a byte a parameter for each state, and a scale in
-    fp32 for each 256 of them, 1.6 %, which is not counted."""
-    name = str(f.raw(key) or "").lower()
-    if "paged" in name:
-        f.report(key, PAGED)
-    return "int8" if re.search(r"8_?bit", name) else None
-
-
-def flag(f: Fields, key: str, default: bool = False) -> bool:
-    """A switch that files write as true, "true", "auto" or 1. InputError for a word that is neither on nor off."""
-    value = f.raw(key)
-    if value is None:
-        return default
-    if isinstance(value, str):
-        if value.lower() not in (*ON, *OFF):
-            f.fail(key, f"expected true or false, got {value!r}")
-        return value.lower() in ON
-    if not isinstance(value, bool) and value not in (0, 1):
-        f.fail(key, f"expected true or false, got {value!r}")
-    return bool(value)
-
-
-ON = ("true", "auto", "1", "yes", "on", "full", "offload", "offload_disk", "unsloth", "legacy")
-"""Words that switch something on, the last ones in a way of their own (axolotl)."""
-OFF = ("false", "0", "no", "off", "none", "null", "")
-
-
 def either_half(f: Fields, bf16: bool, fp16: bool) -> None:
     """InputError for both, which transformers refuses."""
     if bf16 and fp16:
@@ -551,10 +507,3 @@ def inline(f: Fields, key: str) -> object:
             at = at.setdefault(part, {})
         at[last] = inner
     return nested
-
-
-def names_of(value: object) -> tuple[str, ...]:
-    """A list of names, or names between commas."""
-    if isinstance(value, str):
-        return tuple(part.strip() for part in value.split(",") if part.strip())
-    return tuple(map(str, value)) if isinstance(value, Sequence) else ()

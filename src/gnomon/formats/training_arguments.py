@@ -16,6 +16,7 @@ from gnomon.formats.given import Given
 from gnomon.formats.job import Fields, Job
 from gnomon.formats.trainer_source import Source
 from gnomon.formats.trainer_terms import HUGGING_FACE, Spelled, trainer_terms
+from gnomon.formats.trainer_words import flag
 from gnomon.formats.trainers import (
     AUTOCAST,
     BF16,
@@ -24,7 +25,6 @@ from gnomon.formats.trainers import (
     Training,
     by_deepspeed,
     either_half,
-    flag,
     inline,
     job_of,
     modules_of,
@@ -42,7 +42,7 @@ IRRELEVANT = frozenset(
     per_device_eval_batch_size include_* prediction_loss_only past_index jit_mode_eval group_by_length
     length_column_name full_determinism label_smoothing_factor neftune_noise_alpha gradient_checkpointing_kwargs* wandb*
     trackio* mlflow* dataset* trust_remote_code chat_template model_revision tokenizer* eos_token bf16_full_eval
-    fp16_full_eval tf32 preprocessing_* system_prompt average_tokens_across_devices ignore_data_skip use_reentrant_gc
+    fp16_full_eval preprocessing_* system_prompt average_tokens_across_devices ignore_data_skip use_reentrant_gc
     strict skip_memory_metrics attn_implementation use_cache fsdp_transformer_layer_cls_to_wrap early_stopping*
     half_precision_backend local_rank no_cuda use_cpu config_name cache_dir use_fast_tokenizer use_auth_token token
     low_cpu_mem_usage train_file validation_file test_file keep_linebreaks max_train_samples max_eval_samples
@@ -53,8 +53,8 @@ IRRELEVANT = frozenset(
 
 INEXPRESSIBLE = {
     "torch_compile_*": "which backend and mode of torch.compile: read as the default",
-    "galore_*": "gradients projected to low rank",
-    "optim_target_modules": "another update of some linears",
+    "optim_args*": "settings of an optimizer that change no sizes",
+    "optim_target_modules*": "of an optimizer that does not look at them",
 }
 
 MIXED = ("bf16", "fp16", "accelerate_bf16", "accelerate_fp16")
@@ -139,7 +139,12 @@ def precision_of(f: Fields, *, loaded: str | None, default: str = "no") -> Preci
         return BF16
     if bf16:
         return AUTOCAST
-    return FP16 if fp16 else FP32
+    return FP16 if fp16 else in_tf32(f, FP32)
+
+
+def in_tf32(f: Fields, precision: Precision) -> Precision:
+    """With products in TF32 where they would be in fp32 and the file switches it on."""
+    return replace(precision, compute="tf32") if flag(f, "tf32") and precision.compute == "fp32" else precision
 
 
 def finished(
@@ -154,6 +159,7 @@ def finished(
     """The job, sharded as fields and launcher say, every field accounted for. assumed: begins with the source's.
     spelled: the program's words for changes."""
     f = source.fields
+    f.ignore("tf32")  # means nothing to products in bf16 and fp16
     machines = f.peek("num_machines")
     asked = sharded(f, asked, machines=machines if isinstance(machines, int) else 1)
     tp, cp, ulysses = (f.integer(f"parallelism_config.{axis}_size", 1) for axis in ("tp", "cp", "sp"))

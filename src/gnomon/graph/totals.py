@@ -74,12 +74,14 @@ def no_grad_inputs(graph: Graph, call: Call) -> tuple[str, ...]:
 @lru_cache(maxsize=64)
 def _ungraded(graph: Graph) -> frozenset[str]:
     """Sources (`call.tensor`, or an input's name) into which no gradient flows. With adapters, what a frozen table of
-    embeddings makes asks for gradients, as PEFT has it; that of a captured model does as its module says."""
+    embeddings makes asks for gradients, as PEFT has it; that of a captured model does as its module says, and that of a
+    model of which a part is trained does not."""
     is_captured = any(op.captured is not None for block in graph.blocks for op in block.ops)
     found = {given.name for given in graph.inputs}
     for call in graph.calls:
         block = graph.block(call.block)
-        if not is_captured and block.does("looks up"):
+        still = any(op.does == "looks up" and op.stops_gradients for op in block.ops)
+        if not is_captured and block.does("looks up") and not still:
             continue
         given = tuple(own for own, source in call.inputs if source in found)
         graded = gradients(block, (), given)

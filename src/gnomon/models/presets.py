@@ -15,6 +15,7 @@ from gnomon.late import load_late
 from gnomon.models import deepseek, gpt, llama, mixtral
 from gnomon.models.lora import parse_adapters, with_adapters
 from gnomon.models.sizes import GRAPH_SIZES, LLAMA_SIZES
+from gnomon.models.trained import parse_trained, with_trained
 
 Config = llama.LlamaConfig | mixtral.MixtralConfig | deepseek.DeepseekConfig | gpt.GptConfig | gpt.GptNeoxConfig
 """What a decoder is built from."""
@@ -238,8 +239,11 @@ def graph_of(given: Graph | str) -> Graph:
 
 
 def model(name: str) -> Graph:
-    """The published model of that name (`known_name`), frozen and with adapters if it ends in `+lora16`; CatalogueError
-    with the nearest names otherwise."""
+    """The published model of that name (`known_name`), frozen and with adapters if it ends in `+lora16`, in part if it
+    ends in `+only:PATTERN`; CatalogueError with the nearest names otherwise."""
+    name, trained = parse_trained(name)
+    if trained is not None:
+        return with_trained(model(name), trained)
     name, adapters = parse_adapters(name)
     make = PRESETS[known_name(name)]
     return make() if adapters is None else with_adapters(make(), adapters)

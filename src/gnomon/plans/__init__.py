@@ -28,6 +28,7 @@ from gnomon.plans.parts import Experts as Experts
 from gnomon.plans.parts import Fp8 as Fp8
 from gnomon.plans.parts import Layout as Layout
 from gnomon.plans.parts import LayoutRule as LayoutRule
+from gnomon.plans.parts import LowRank as LowRank
 from gnomon.plans.parts import Offload as Offload
 from gnomon.plans.parts import Optimizer as Optimizer
 from gnomon.plans.parts import Overlap as Overlap

@@ -7,7 +7,7 @@ PlanError with the errors among them. `batch` says how the global batch divides 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
@@ -637,6 +637,14 @@ def _axes_without_effect(plan: Plan, graph: Graph) -> Iterator[Problem]:
             f"optimizer.offload_parameters copies parameters to the device block by block, as ZeRO 3 gathers them, but "
             f"optimizer.zero = {plan.optimizer.zero}; use zero = 3",
         )
+    if plan.optimizer.low_rank is not None and (divided := _divides_gradients(plan, meshes)):
+        yield _error(
+            "low_rank_divided",
+            f"optimizer.low_rank projects whole gradients of matrices, which {divided} divides; use data parallelism "
+            f"with optimizer.zero = 0",
+        )
+    if plan.overlap.optimizer:
+        yield from _update_in_backward(plan)
     if plan.optimizer.parameter_tier == "disk" and not away:
         yield _error(
             "parameters_on_disk", "optimizer.parameter_tier = 'disk' has an effect with offload_parameters = true only"
@@ -652,6 +660,32 @@ def _axes_without_effect(plan: Plan, graph: Graph) -> Iterator[Problem]:
         )
 
 
+def _divides_gradients(plan: Plan, meshes: Sequence[Mesh]) -> str:
+    """The field that divides the gradient of a matrix over ranks, or moves its update; empty where none does."""
+    if plan.optimizer.zero and any(mesh.dp_shard * mesh.cp > 1 for mesh in meshes):
+        return f"optimizer.zero = {plan.optimizer.zero}"
+    if any(mesh.tp * mesh.etp > 1 for mesh in meshes):
+        return "tp"
+    return "optimizer.offload" if plan.optimizer.offload is not None else ""
+
+
+def _update_in_backward(plan: Plan) -> Iterator[Problem]:
+    """What an update right after each gradient forbids."""
+    if plan.optimizer.clip:
+        yield _error(
+            "no_norm",
+            "overlap.optimizer updates each parameter before the gradients of others are there, so there is no norm "
+            "of all of them to clip by; set optimizer.clip = false",
+        )
+    if plan.optimizer.offload is not None or plan.optimizer.zero in (1, 2):
+        asked = "offload" if plan.optimizer.offload is not None else f"zero = {plan.optimizer.zero}"
+        yield _error(
+            "update_in_backward",
+            f"overlap.optimizer updates on the device where a gradient is made, and optimizer.{asked} updates shards "
+            f"after the backward; use zero = 0 or 3, and no offload",
+        )
+
+
 def _batch(plan: Plan, workload: Workload | None) -> Iterator[Problem]:
     if workload is None:
         return
@@ -660,6 +694,12 @@ def _batch(plan: Plan, workload: Workload | None) -> Iterator[Problem]:
     except PlanError as error:
         yield _error("batch", str(error))
         return
+    if plan.overlap.optimizer and count > 1:
+        yield _error(
+            "one_backward",
+            f"overlap.optimizer updates after the first gradient of a step, which has {count} microbatches; make it "
+            f"one (schedule.micro_batch_size)",
+        )
     if plan.schedule.num_microbatches is None:
         ranks = plan.num_pipeline_ranks
         yield from _microbatch_rules(plan.schedule, count, ranks, plan.num_stages // ranks)

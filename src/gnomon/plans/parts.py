@@ -440,6 +440,32 @@ class Offload:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LowRank:
+    """Moments of gradients that are projected to few dimensions, of the matrices of layers; every other parameter has
+    its own as before."""
+
+    method: Literal["galore", "apollo"]
+    """`galore`: the update is made of the projected gradient and projected back (Zhao et al. 2024). `apollo`: it is the
+    gradient itself, scaled by row or column as the projected one's update is (Zhu et al. 2024)."""
+    rank: int = 128
+    """Dimensions that are left of the shorter side of each matrix."""
+    every: int = 200
+    """Steps between two projections."""
+    projection: Literal["svd", "random"] = "svd"
+    """From the gradient's singular vectors, or of random numbers."""
+    targets: tuple[str, ...] = ("*",)
+    """Patterns over names of parameters within their block, as in `self_attn.*` or `lm_head.weight`, of whose matrices
+    gradients are projected; `*` means those of layers."""
+
+    @typed
+    def __post_init__(self) -> None:
+        if self.rank < 1 or self.every < 1:
+            raise PlanError(f"optimizer.low_rank: rank = {self.rank} and every = {self.every} must be at least 1")
+        if not self.targets:
+            raise PlanError("optimizer.low_rank.targets names no parameters; give patterns, or '*' for all")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Optimizer:
     """The update, and how its states, the gradients and the parameters are divided among data-parallel ranks."""
 
@@ -466,6 +492,11 @@ class Optimizer:
     """Steps by which the update lags (ZeRO-Offload's delayed update). 1 changes the mathematics."""
     delay_after: int = 40
     """With `delay`, the updates that do not lag yet: parameters change fast at first. Predictions are of the others."""
+    low_rank: LowRank | None = None
+    """Gradients projected to few dimensions before moments are kept of them. Left out: moments of whole gradients."""
+    paged: bool = False
+    """States lie in memory that host and device share: what has no room on the device waits on the host, and comes for
+    the update (bitsandbytes' paged optimizers)."""
     clip: bool = True
     """Clip by the global gradient norm: one small all-reduce over all ranks, and a wait for it, before the update."""
 
@@ -473,6 +504,10 @@ class Optimizer:
     def __post_init__(self) -> None:
         if self.delay_after < 0:
             raise PlanError(f"optimizer delay_after = {self.delay_after} must be at least 0")
+        if self.low_rank is not None and self.kind not in ("adamw", "adam", "adafactor"):
+            raise PlanError(f"optimizer.low_rank keeps moments of Adam, and kind is {self.kind!r}; use kind = 'adamw'")
+        if self.paged and self.offload is not None:
+            raise PlanError("optimizer.paged and optimizer.offload both put states on the host; leave one of them out")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -511,6 +546,9 @@ class Precision:
     master: MasterDType = "fp32"
     """The optimizer's own copy of the parameters; `none` when `param` is that copy."""
     states: DType = "fp32"
-    """Moments of the optimizer."""
+    """Moments of the optimizer. Of a byte (`int8`) or four bits (`fp4_e2m1`: codes of a table) they have a scale in
+    fp32 for each block of them."""
+    wide_tables: bool = False
+    """Moments of tables that rows are looked up in stay in fp32 where `states` is narrower."""
     fp8: Fp8 | None = None
     """Eight-bit matrix products. Left out: none."""

@@ -156,7 +156,7 @@ def _rank_bytes(prediction: Prediction, stage: StagePrice) -> int:
     if plan.optimizer.offload_parameters and plan.optimizer.parameter_tier == "disk":
         sizes = (waiting_bytes(layer.sharded, stage.mesh, plan.precision) for layer, _ in stage.layers)
         total += ON_THE_WAY * max(sizes)
-    return total + _stays_bytes(stage)
+    return total + pricing.paged_bytes + _stays_bytes(stage)
 
 
 def _stays_bytes(stage: StagePrice) -> int:

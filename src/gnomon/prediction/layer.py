@@ -118,7 +118,8 @@ class LayerPricing:
         """All phases and bytes. whole: as `LocalContext.whole_recompute`."""
         fates = saved(self.back, dict(saving.policy), self.scope.dtypes)
         # Recomputing the whole layer runs every op again; a policy runs only what the saved tensors do not give.
-        again = self._all() if whole else fates.recompute_ops
+        # a layer without a backward, before the first that is trained, is not computed again
+        again = self._all() if whole and self.back.ops else fates.recompute_ops if self.back.ops else ()
         return replace(
             self.always,
             recompute=self.again(again),

@@ -34,7 +34,7 @@ from gnomon.prediction.stage import StagePrice, width
 from gnomon.prediction.step import Pricing
 from gnomon.prediction.streamed import blocks_on_device, gradient_sizes, in_flight, is_streamed, on_device
 from gnomon.prediction.temporary_memory import layers_behind, temporaries, unmade_gradients
-from gnomon.prices.allocator import placed, workspace_bytes
+from gnomon.prices.allocator import Placed, placed, workspace_bytes
 from gnomon.program import Program, Structure, buffer_moves
 from gnomon.sharding.parameters import undivided_bytes
 from gnomon.units import distinct, show_bytes
@@ -69,6 +69,8 @@ class RankMemory:
     """Bytes of memory that the device has."""
     peak_at: str
     """The moment of the peak, as `backward of unit 2`."""
+    paged_bytes: int = 0
+    """Of the optimizer's states, what has no room here at the peak and waits on the host (`Optimizer.paged`)."""
 
     @property
     def fits(self) -> bool:
@@ -90,6 +92,8 @@ class RankMemory:
         largest = max(named, key=lambda n: named[n])
         unit, scale = ("GiB", 2**30) if self.peak_bytes >= 2**30 else ("MiB", 2**20)
         part = f"{largest} {self.by_class[largest] / scale:.1f}"
+        if self.paged_bytes:
+            part += f", states on the host {self.paged_bytes / scale:.1f}"
         peak, limit = f"{self.peak_bytes / scale:.1f}", show_bytes(self.limit_bytes, 4 if unit == "GiB" else 3)
         size = f"{peak} of {limit}" if limit.endswith(unit) else f"{peak} {unit} of {limit}"
         if self.verdict == "may not fit":
@@ -112,6 +116,7 @@ class RankMemory:
             "fits": self.fits,
             "verdict": self.verdict,
             "peak_at": self.peak_at,
+            "paged_bytes": self.paged_bytes,
         }
 
 
@@ -399,16 +404,25 @@ def _rank(
     waiting = max(held_by_streams(pricing, block) for block in blocks)
     # Streams hold freed blocks until they have passed them: memory that cannot be reused at the peak.
     waiting += split_by_microbatches(pricing, by_class["activations"])
-    placement = placed(
-        device,
-        pricing.stack,
-        allocated,
-        groups,
-        exchange_peers=peers,
-        largest=max(temporary, 1),
-        flat=sum(flat_bytes(pricing, stage) for stage in here) + waiting,
-        early=early,
-    )
+
+    def place(size: int) -> Placed:
+        return placed(
+            device,
+            pricing.stack,
+            size,
+            groups,
+            exchange_peers=peers,
+            largest=max(temporary, 1),
+            flat=sum(flat_bytes(pricing, stage) for stage in here) + waiting,
+            early=early,
+        )
+
+    placement, paged = place(allocated), 0
+    if pricing.plan.optimizer.paged:  # pages go to the host where a kernel or the allocator asks for room
+        paged = min(by_class["states"], max(0, placement.usual_bytes - device.memory_bytes))
+        by_class["states"] -= paged
+        allocated -= paged
+        placement = place(allocated)
     # What XLA need not hold yet is taken from the classes in turn, until the total is what is reserved.
     for name, size in (("parameters", total("P")), ("gradients", total("G")), ("temporary", temporary)):
         late = min(max(allocated - placement.reserved_bytes, 0), size)  # what XLA has there no longer than it must
@@ -427,6 +441,7 @@ def _rank(
         least_bytes=placement.least_bytes,
         limit_bytes=device.memory_bytes,
         peak_at=moment,
+        paged_bytes=paged,
     )
 
 

@@ -270,6 +270,8 @@ class Timed:
         else:
             made = asked.side_by_side()
         every = tuple(made)
+        if plan.optimizer.paged:  # what waits on the host follows from the peak, and its copies are part of the step
+            every = tuple((rows, _paged(rows, pricing)) for rows, pricing in every)
         played = []
         for structure, pricing in every:
             durations, after = contended(structure, pricing)
@@ -467,6 +469,11 @@ def _memory(
     return tuple(sorted(ranks.values(), key=lambda rank: rank.rank_class)), sizes
 
 
+def _paged(structure: Structure, pricing: Pricing) -> Pricing:
+    """The pricing with the bytes of states that its device has no room for."""
+    return replace(pricing, paged_bytes=max(rank.paged_bytes for rank in rank_memory(structure, pricing)[0]))
+
+
 def _runs_by_layer(plan: Plan, stack: Stack) -> bool:
     """Whether the stack is Gnomon's runtime, which runs the plan layer by layer."""
     return stack.name == own_runtime.NAME and own_runtime.by_layer(plan) and not own_runtime.lacking(plan)
@@ -540,6 +547,10 @@ def _untried(plan: Plan, stack: Stack) -> Iterator[str]:
         )
     if any(rule.action == "offload" for rule in plan.saved.rules):
         yield "activations on the host: no run on record on GPUs tells what their copies cost"
+    if plan.optimizer.low_rank is not None:
+        yield "optimizer.low_rank: one published time of its singular vectors stands behind their price"
+    if plan.optimizer.paged:
+        yield "optimizer.paged: pages are taken to travel at the speed of copies, which no run on record shows"
     if plan.optimizer.offload_parameters:
         where = "a disk" if plan.optimizer.parameter_tier == "disk" else "the host"
         yield f"parameters on {where}: no run on record has them there"

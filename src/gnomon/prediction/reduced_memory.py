@@ -71,9 +71,12 @@ def step_gradients(program: Program, pricing: Pricing) -> list[Copy]:
         number, index = pricing.blocks[int(program.stage[row])]
         stage = pricing.stages[number]
         size = stage.static_bytes()["gradients"] if index < 0 else gradient_bytes(stage, index)[1]
+        moves.append(Copy(row, float(size), True))
+        if pricing.plan.overlap.optimizer and index >= 0:  # the update of the layer is over before the next backward
+            moves.append(Copy(row, -float(size), False))
+            continue
         cls = int(np.searchsorted(program.class_ptr, row, side="right")) - 1
         held[cls] = held.get(cls, 0.0) + size
-        moves.append(Copy(row, float(size), True))
     return moves + [Copy(int(program.class_ptr[cls + 1]) - 1, -size, False) for cls, size in held.items()]
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache, reduce
+from math import ceil
 from typing import NamedTuple, TypeAlias
 
 import numpy as np
@@ -28,8 +29,15 @@ from gnomon.prices.links import AxisLink, axis_link
 from gnomon.sharding import ParameterCollective
 from gnomon.sharding.block import INNER_AXES
 from gnomon.sharding.homes import routed_tensors
-from gnomon.sharding.matrices import UpdateCollective, bytes_in_update, extra_states, matrices_of
-from gnomon.sharding.parameters import STATE_TENSORS, frozen_bytes, parameter_collectives, shard_ranks
+from gnomon.sharding.matrices import UpdateCollective, bytes_in_update, extra_state_bytes, matrices_of, projected
+from gnomon.sharding.parameters import (
+    STATE_TENSORS,
+    frozen_bytes,
+    local_elements,
+    parameter_collectives,
+    shard_ranks,
+    state_width,
+)
 
 GROUPS: Mapping[str, tuple[str, tuple[str, ...]]] = {
     "cp": ("dense", ("cp",)),
@@ -193,14 +201,14 @@ class StagePrice:
         return frozenset(layer for _, layer in self.share.layers) if self.share else frozenset()
 
     @property
-    def kept_kinds(self) -> tuple[tuple[str, int, int], ...]:
+    def kept_kinds(self) -> tuple[tuple[str, float, int], ...]:
         """Lists (what is kept of an element, its bytes, the ZeRO stage that divides it)."""
         precision = self.plan.precision
         return (
             ("parameters", width(precision.param), 3),
             ("gradients", width(precision.grad), 2),
             ("master", 0 if precision.master == "none" else width(precision.master), 1),
-            ("states", STATE_TENSORS[self.plan.optimizer.kind] * width(precision.states), 1),
+            ("states", STATE_TENSORS[self.plan.optimizer.kind] * state_width(precision), 1),
         )
 
     def replica_bytes(self) -> int:
@@ -211,25 +219,27 @@ class StagePrice:
         rows = self.plan.experts.placement
         mean = sum(map(len, rows)) / len(rows) / self.mesh.ep  # slots of a layer on a rank
         each = int(self.elements[1] / mean)
-        return sum(each * size // (ways if zero >= first else 1) for _, size, first in self.kept_kinds)
+        return sum(int(each * size // (ways if zero >= first else 1)) for _, size, first in self.kept_kinds)
 
     def static_bytes(self) -> dict[str, int]:
         """Bytes that stay on a rank between steps: parameters, gradients, master copy, states."""
-        optimizer, precision, kinds = self.plan.optimizer, self.plan.precision, self.kept_kinds
+        optimizer, kinds = self.plan.optimizer, self.kept_kinds
         out = dict.fromkeys((name for name, _, _ in kinds), 0)
         for experts, elements in zip((False, True), self.elements, strict=True):
             ways = shard_ranks(self.mesh, experts=experts)
             for name, size, first in kinds:
                 # ZeRO divides from its stage on, rounded up: the fullest rank.
-                out[name] += (-(-elements // ways) if optimizer.zero >= first else elements) * size
+                out[name] += round((-(-elements // ways) if optimizer.zero >= first else elements) * size)
         for experts, size in zip((False, True), self.frozen_bytes, strict=True):
             ways = shard_ranks(self.mesh, experts=experts) if optimizer.zero >= 3 else 1
             out["parameters"] += -(-size // ways)
         out["parameters"] += self.table_bytes
-        # Adafactor's rows and columns, Muon's second moment of what it does not make orthogonal.
-        for experts, count in zip((False, True), self._extra_states, strict=True):
+        # What is not of a parameter's size: means by rows, projected moments, wide ones of tables.
+        for experts, more in zip((False, True), self._extra_states, strict=True):
             ways = shard_ranks(self.mesh, experts=experts) if optimizer.zero >= 1 else 1
-            out["states"] += -(-count // ways) * width(precision.states)
+            out["states"] += ceil(more / ways)
+        if self.plan.overlap.optimizer:  # each is used where it is made
+            out["gradients"] = max((self._gradient_bytes(price) for price, _ in self.held), default=0)
         # An offloaded share of the optimizer takes its master copy and states with it.
         if optimizer.offload is not None:
             stays = 1 - optimizer.offload.fraction
@@ -237,6 +247,14 @@ class StagePrice:
         if optimizer.offload_parameters:
             out["parameters"] = 0
         return out
+
+    def _gradient_bytes(self, price: LayerPrice) -> int:
+        """Bytes of a rank's part of the gradients of one layer."""
+        sharded, total = price.sharded, 0
+        for experts in (False, True):
+            ways = shard_ranks(self.mesh, experts=experts) if self.plan.optimizer.zero >= 2 else 1
+            total += -(-local_elements(sharded, experts=experts) // ways)
+        return total * width(self.plan.precision.grad)
 
     def updated_elements(self) -> int:
         """Elements that this rank's optimizer updates."""
@@ -277,18 +295,33 @@ class StagePrice:
         return self.share.link if self.share is not None and axes == ("vocabulary",) else self.links["+".join(axes)]
 
     def update_matrices(self, price: LayerPrice) -> tuple[tuple[int, int, int], ...]:
-        """(count, rows, columns) of the matrices of one layer whose updates Muon makes orthogonal, of all shards."""
-        found = matrices_of(price.sharded, self.mesh) if self.plan.optimizer.kind == "muon" else ()
-        return tuple((m.count, m.rows, m.columns) for m in found if m.orthogonalised)
+        """(count, rows, columns) of the matrices of one layer that the update looks at whole, of all shards: those
+        that Muon makes orthogonal, and whose gradients are projected."""
+        optimizer = self.plan.optimizer
+        if optimizer.kind != "muon" and optimizer.low_rank is None:
+            return ()
+        found = [m for m in matrices_of(price.sharded, self.mesh) if m.orthogonalised]
+        if (low := optimizer.low_rank) is not None:
+            repeated = any(price is other and one[0].call.first is not None for other, one in self.held)
+            found = [m for m in found if projected(m, low, repeated=repeated)]
+        return tuple((m.count, m.rows, m.columns) for m in found)
 
     @cached_property
-    def _extra_states(self) -> tuple[int, int]:
-        """Elements of (dense, routed experts') states besides those of a parameter's size, before ZeRO divides them."""
-        kind, totals = self.plan.optimizer.kind, [0, 0]
-        for price, layers in self.held if kind in ("adafactor", "muon") else ():
+    def _extra_states(self) -> tuple[float, float]:
+        """Bytes of (dense, routed experts') states besides those of a parameter's size, before ZeRO divides them."""
+        optimizer, precision, totals = self.plan.optimizer, self.plan.precision, [0.0, 0.0]
+        usual = optimizer.kind not in ("adafactor", "muon") and optimizer.low_rank is None
+        for price, layers in self.held if not usual or precision.wide_tables else ():
             for experts in (False, True):
-                left = self._repeated(price, layers)
-                own = extra_states(price.sharded, self.mesh, kind, experts=experts, without=left)
+                own = extra_state_bytes(
+                    price.sharded,
+                    self.mesh,
+                    optimizer,
+                    precision,
+                    experts=experts,
+                    without=self._repeated(price, layers),
+                    repeated=layers[0].call.first is not None,
+                )
                 totals[experts] += own * len(layers)
         return totals[0], totals[1]
 

@@ -28,6 +28,7 @@ from gnomon.prediction.stage import StagePrice
 from gnomon.prediction.turns import SWITCH, Turns
 from gnomon.prediction.update import (
     exchanged_s,
+    host_copy_s,
     in_update,
     norm_s,
     on_host_s,
@@ -69,6 +70,8 @@ class Pricing(PricedStages):
     """The price of each shape of units that are not alike; the stages are then those of the largest."""
     turns: Turns | None = None
     """The turns of workers that share the device; None without."""
+    paged_bytes: int = 0
+    """Of the states of the rank that has least room, what waits on the host between updates (`Optimizer.paged`)."""
 
     @cached_property
     def messages(self) -> Messages:
@@ -318,6 +321,12 @@ class Pricing(PricedStages):
         if at not in self._updates:
             held = self.compute.of_stages.priced.held(number) if divided else self.held(block)
             self._updates[at] = update_parts(*held, self.stack, whole=divided or index < 0)
+            if self.paged_bytes:  # in for the update, and out for the next forward
+                share = 1.0 if divided or index < 0 else self._elements_share(block)
+                stage = self.stages[number]
+                device_s, kernels, before = self._updates[at]
+                before += 2 * host_copy_s(stage, self.cluster, self.paged_bytes * share)
+                self._updates[at] = device_s, kernels, before
         # A device or its launches, whichever is slower, and what comes before.
         device_s, kernels, before = self._updates[at]
         seconds = max(device_s, kernels * self.launch_s[number]) + before

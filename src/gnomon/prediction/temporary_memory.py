@@ -214,7 +214,9 @@ def _inside_update(pricing: Pricing, block: int) -> int:
     )
     joined = updated * width(precision.grad) if narrow and (parts or freed) else 0
     roots = 0
-    if stack.update.optimizer_step == "foreach":
+    if width(precision.states) < 2:  # one kernel widens, updates and rounds a block of moments
+        pass
+    elif stack.update.optimizer_step == "foreach":
         roots = updated * width(precision.states)
     elif stack.update.optimizer_step == "single":
         flat = parts or (zero in (1, 2) and stack.gradients.grad_buffers == "contiguous")

@@ -16,6 +16,7 @@ import numpy as np
 from gnomon.errors import UnpricedError
 from gnomon.graph import DTYPE_BITS
 from gnomon.hardware import Cluster, Node
+from gnomon.plans import LowRank, Precision
 from gnomon.prediction.layer import parameter_elements
 from gnomon.prediction.layer_types import LayerPrice
 from gnomon.prediction.stage import StagePrice
@@ -116,11 +117,15 @@ def _matrices(stage: StagePrice, layers: Sequence[tuple[LayerPrice, int]]) -> li
 def inside_update(stage: StagePrice, layers: Sequence[tuple[LayerPrice, int]]) -> int:
     """Bytes that an update of these layers makes on its way where it looks at whole matrices.
 
-    Muon: the gathered update under ZeRO 2 and 3 (under 1 it lies where the whole gradient did); of the largest matrix
+    Projected gradients: the largest matrix's update, and, every so often, what its singular vectors take. Muon: the
+    gathered update under ZeRO 2 and 3 (under 1 it lies where the whole gradient did); of the largest matrix
     its parts and the whole under tensor parallelism, and what the iteration holds: four of it and three squares of its
     shorter side. Adafactor: two arrays of the largest matrix's size.
     """
     optimizer, precision = stage.plan.optimizer, stage.plan.precision
+    if optimizer.low_rank is not None:
+        shapes = [(rows, columns) for layer, _ in layers for _, rows, columns in stage.update_matrices(layer)]
+        return max((_projecting(shape, optimizer.low_rank, precision) for shape in shapes), default=0)
     if optimizer.kind not in ("adafactor", "muon") or optimizer.offload is not None:
         return 0
     if optimizer.kind == "adafactor":
@@ -134,6 +139,17 @@ def inside_update(stage: StagePrice, layers: Sequence[tuple[LayerPrice, int]]) -
     # Newton-Schulz: four arrays of the matrix's size and three squares of its shorter side, at once.
     inside = [count * (4 * rows * columns + 3 * min(rows, columns) ** 2) for count, rows, columns in matrices]
     return gathered + parts + max(inside, default=0) * DTYPE_BITS[width] // 8
+
+
+def _projecting(shape: tuple[int, int], low_rank: LowRank, precision: Precision) -> int:
+    """Bytes of a matrix's update from its projected gradient, or of its gradient's singular vectors: a copy in fp32,
+    which the decomposition overwrites, and both sides of them."""
+    rows, columns = shape
+    update = 2 * rows * columns * (DTYPE_BITS[precision.grad] // 8)
+    if low_rank.projection == "random":
+        return update
+    short = min(rows, columns)
+    return max(update, 4 * (2 * rows * columns + short * short + short * short))
 
 
 def norm_s(stage: StagePrice, cluster: Cluster, stack: Stack) -> float:

@@ -15,7 +15,7 @@ from gnomon.errors import UnpricedError
 from gnomon.graph import DTYPE_BITS
 from gnomon.hardware.measured import Measured
 from gnomon.hardware.types import Device
-from gnomon.plans import Optimizer, Precision
+from gnomon.plans import LowRank, Optimizer, Precision
 from gnomon.prices.curves import Array, Curves, Size, Time, as_time
 from gnomon.prices.gemm import gemm_seconds
 from gnomon.prices.kernels import FREE, OpPrice
@@ -39,6 +39,14 @@ multi_tensor_apply."""
 CHUNK_TENSORS = 30
 """Tensors of one launch, at most, for lists of five (same source)."""
 
+SVD_SHARE = 0.034
+"""Of a device's fp32 peak that the singular vectors of a matrix reach by their textbook FLOPs: the first update of a
+LLaMA of 1.3 billion parameters took 70 s on an A100, later ones 0.03 (jiaweizzhao/GaLore#16)."""
+
+PROJECTED_LAUNCHES = 20
+"""Kernels of one matrix's update from a projected gradient: galore_torch and apollo_torch update one parameter after
+another, op by op."""
+
 _NEWTON_SCHULZ = 5
 """Iterations of Muon's orthogonalisation. Source: Jordan et al. 2024."""
 
@@ -57,8 +65,10 @@ def optimizer_seconds(
     """The price of updating `elements` parameters on this device, clipping included.
 
     tensors: parameters they lie in (1: one flat buffer); each costs launches if the stack updates one by one.
-    matrices: for Muon, (count, rows, columns). UnpricedError for Muon without them, or if the stack does not say how
-    its optimizer step runs. Memory-bound: bytes of gradient, states, master copy and parameter, each once if fused.
+    matrices: for Muon and projected gradients, (count, rows, columns). UnpricedError for either without them, or if the
+    stack does not say how its optimizer step runs. Moments of a byte or less are updated by one kernel a parameter,
+    as bitsandbytes and torchao do. Memory-bound: bytes of gradient, states, master copy and parameter, each once if
+    fused.
     """
     if device.measured is not None and (own := measured_update(elements, optimizer, precision, device.measured)):
         return own
@@ -66,18 +76,26 @@ def optimizer_seconds(
         raise UnpricedError(
             f"stack {stack.name!r} does not say how its optimizer runs; set `optimizer_step`, with a fact"
         )
+    projecting, count = FREE, np.asarray(elements, dtype=np.float64)
+    if optimizer.low_rank is not None:
+        if matrices is None:
+            raise UnpricedError("projected gradients have a price with their matrices; give (count, rows, columns)")
+        shapes = tuple(matrices)
+        projecting = _projected(shapes, optimizer.low_rank, precision, device, curves)
+        count = np.maximum(count - sum(n * rows * columns for n, rows, columns in shapes), 1)
+        tensors = max(1, tensors - sum(n for n, _, _ in shapes))
     width = {name: DTYPE_BITS[dtype] / 8 for name, dtype in _dtypes(precision).items()}
+    narrow = width["states"] < 2
     master = width.get("master", 0.0)
     held = STATES[optimizer.kind] * width["states"]
     # Read: gradient, states, master (or the parameter where there is none). Write: states, master and the parameter.
     read = width["grad"] + held + (master or width["param"])
     write = held + master + width["param"]
-    fused = stack.update.optimizer_step == "fused"
+    fused = stack.update.optimizer_step == "fused" or narrow
     steps = 1 if fused else FOREACH_PASSES[optimizer.kind]
     # an unfused step reads two arrays and writes one, in the precision of the states
     per_element = (read, write) if fused else (2 * steps * width["states"], steps * width["states"] + width["param"])
-    count = np.asarray(elements, dtype=np.float64)
-    launches = _launches(float(count.max()), tensors, stack) * steps
+    launches = tensors if narrow else _launches(float(count.max()), tensors, stack) * steps
     seconds = stream_seconds(count * per_element[0], count * per_element[1], device, curves, kernels=launches)
     total = OpPrice(device_s=seconds, kernels=launches)
     if optimizer.clip:  # a norm, then a scaling in place unless the update takes the factor
@@ -87,7 +105,7 @@ def optimizer_seconds(
             total = total + OpPrice(device_s=stream_seconds(grad, grad, device, curves), kernels=1)
     if stack.update.update_in_passes and master:
         total = total + _passes(count, precision, device, curves, launches)
-    return total + (_muon(matrices, device, curves) if optimizer.kind == "muon" else FREE)
+    return total + projecting + (_muon(matrices, device, curves) if optimizer.kind == "muon" else FREE)
 
 
 def _passes(elements: Array, precision: Precision, device: Device, curves: Curves, launches: int) -> OpPrice:
@@ -183,3 +201,36 @@ def _muon(matrices: Iterable[tuple[int, int, int]] | None, device: Device, curve
             seconds += float(gemm_seconds(short, n, k, dtype=orthogonal_dtype(device), device=device, curves=curves))
         total = total + OpPrice(device_s=seconds, kernels=5) * (_NEWTON_SCHULZ * count)
     return total
+
+
+def _projected(
+    matrices: Iterable[tuple[int, int, int]], low_rank: LowRank, precision: Precision, device: Device, curves: Curves
+) -> OpPrice:
+    """The update of matrices from projected gradients: the projection, Adam on what is left, for GaLore its product
+    back, and passes over the whole matrix (scale, subtract, decay); a projection's own price is spread over the steps
+    until the next."""
+    total = FREE
+    dtype = "fp32" if precision.grad == "fp32" else precision.compute
+    wide = DTYPE_BITS[precision.grad] / 8
+    for count, rows, columns in matrices:
+        short, long = sorted((rows, columns))
+        rank = min(low_rank.rank, short)
+        products = float(gemm_seconds(long, rank, short, dtype=dtype, device=device, curves=curves))
+        if low_rank.method == "galore":
+            products += float(gemm_seconds(long, short, rank, dtype=dtype, device=device, curves=curves))
+        size, small = rows * columns * wide, long * rank * 4
+        passes = stream_seconds(4 * size, 3 * size, device, curves, kernels=3)
+        moments = stream_seconds(2 * 9 * small, 9 * small, device, curves, kernels=9)
+        again = 0.0
+        if low_rank.projection == "svd":
+            again = svd_flops(rows, columns) / (SVD_SHARE * device.flops_per_s("fp32")) / low_rank.every
+        each = OpPrice(device_s=products + passes + moments + again, kernels=PROJECTED_LAUNCHES)
+        total = total + each * count
+    return total
+
+
+def svd_flops(rows: int, columns: int) -> int:
+    """Of the thin singular value decomposition of a matrix with both sides: 14 m n^2 + 8 n^3 for m >= n (Golub and Van
+    Loan 2013, table 8.6.1, by bidiagonalisation)."""
+    short, long = sorted((rows, columns))
+    return 14 * long * short**2 + 8 * short**3

@@ -20,6 +20,7 @@ from gnomon.models.decoder import DecoderConfig
 from gnomon.models.lora import parse_adapters, with_adapters
 from gnomon.models.presets import CONFIGS, Config, known_name, positions
 from gnomon.models.presets import model as preset
+from gnomon.models.trained import parse_trained, with_trained
 
 
 def is_a_file(name: str) -> bool:
@@ -75,6 +76,10 @@ def read_model(
     keys of the config by name, in place of its own; strict: a key that is not known is an error."""
     if is_code(name):
         raise InputError(f"{name!r} is code, which the command line imports; in Python give gnomon.capture(module, …)")
+    name, part = parse_trained(name)
+    if part is not None:
+        whole, notes = read_model(name, settings=settings, strict=strict)
+        return (graph := with_trained(whole, part)), (*notes, trained_line(graph))
     name, adapters = parse_adapters(name)
     path = _config_path(name)
     if adapters is not None:
@@ -99,9 +104,15 @@ def read_model(
     return model.graph, model.notes
 
 
+def trained_line(graph: Graph) -> str:
+    """How much of a model is trained, of which a part is."""
+    trained, frozen = graph.num_parameters() / 1e9, graph.num_frozen() / 1e9
+    return f"{trained:.4g} of {trained + frozen:.4g} billion parameters are trained, the others frozen"
+
+
 def read_config(name: str) -> tuple[Config | None, Graph]:
     """(config, graph) of a preset, a config.json or a folder with one; no config for what is no decoder, or frozen."""
-    if is_code(name) or parse_adapters(name)[1] is not None:
+    if is_code(name) or parse_adapters(name)[1] is not None or parse_trained(name)[1] is not None:
         return None, read_model(name)[0]
     path = _config_path(name)
     if path.suffix == ".json" or path.is_file():
@@ -202,7 +213,7 @@ def named_network(name: str) -> tuple[Network, str]:
 def positions_of(name: str) -> int | None:
     """Tokens of the longest sequence that a model by its name, or of a config.json, is made for; None where that is not
     known, as of code. Learned positions are checked with the plan (`plans.check`)."""
-    plain = parse_adapters(name)[0]
+    plain = parse_adapters(parse_trained(name)[0])[0]
     if is_code(plain):
         return None
     path = Path(plain) / "config.json" if Path(plain).is_dir() else Path(plain)

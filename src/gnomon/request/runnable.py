@@ -15,13 +15,18 @@ from gnomon.graph import Graph
 from gnomon.models.lora import parse_adapters, with_adapters
 from gnomon.models.numerics import PRESETS, with_numerics
 from gnomon.models.presets import model
-from gnomon.request.model import is_code, known_model
+from gnomon.models.trained import parse_trained, with_trained
+from gnomon.request.model import is_code, known_model, trained_line
 from gnomon.software import Stack, own
 
 
 def read_runnable_model(name: str) -> tuple[Graph, tuple[str, ...]]:
     """(model with all that its results depend on, notes) of a preset, a config.json or its folder; PlanError for a
     model that the runtime has not."""
+    base, part = parse_trained(name)
+    if part is not None:
+        graph, notes = read_runnable_model(base)
+        return (graph := with_trained(graph, part)), (*notes, trained_line(graph))
     base, adapters = parse_adapters(name)
     if adapters is not None and adapters.magnitudes:
         raise PlanError(f"the runtime does not train DoRA's magnitudes; give {base}+lora{adapters.rank}")

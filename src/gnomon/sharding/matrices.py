@@ -11,13 +11,15 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from itertools import product
 from typing import Literal
 
 from gnomon.graph import DTYPE_BITS, Block, Graph, matrix_rows
-from gnomon.plans import Mesh, Optimizer, Precision
+from gnomon.plans import LowRank, Mesh, Optimizer, Precision
 from gnomon.sharding.block import ShardedBlock
 from gnomon.sharding.homes import routed_tensors
+from gnomon.sharding.parameters import STATE_TENSORS, state_width
 from gnomon.tensors.layout import CollectiveKind
 
 Part = Literal["squares", "lengths", "shards", "matrix"]
@@ -139,15 +141,48 @@ def matrices_of(sharded: ShardedBlock, mesh: Mesh) -> Iterator[Matrix]:
         )
 
 
-def extra_states(sharded: ShardedBlock, mesh: Mesh, kind: str, *, experts: bool, without: frozenset[str]) -> int:
-    """Elements of states, besides those of a parameter's size each, of routed experts' parameters or the others:
-    Adafactor's means by rows and columns and of vectors, and Muon's second moment of vectors and tables."""
+def projected(matrix: Matrix, low_rank: LowRank, *, repeated: bool) -> bool:
+    """Whether the gradient of a matrix is projected. repeated: whether it is a layer's."""
+    wanted = any(fnmatchcase(matrix.name, one) and (repeated or one != "*") for one in low_rank.targets)
+    return matrix.orthogonalised and wanted
+
+
+def extra_state_bytes(
+    sharded: ShardedBlock,
+    mesh: Mesh,
+    optimizer: Optimizer,
+    precision: Precision,
+    *,
+    experts: bool,
+    without: frozenset[str],
+    repeated: bool,
+) -> float:
+    """Bytes of states beside those of a parameter's size each, of routed experts' parameters or the others; negative
+    where some parameters have less.
+
+    Adafactor's means by rows and columns and of vectors; Muon's second moment of vectors and tables; moments of
+    projected gradients in place of whole ones, and what they are projected with, in the gradients' dtype; moments of
+    tables that stay in fp32. repeated: whether the block is a layer's.
+    """
     chosen = [m for m in matrices_of(sharded, mesh) if m.experts == experts and m.name not in without]
-    if kind == "adafactor":
-        return sum(m.count * (m.rows + m.columns) if m.rows else m.elements for m in chosen)
-    if kind == "muon":
-        return sum(m.elements for m in chosen if not m.orthogonalised)
-    return 0
+    each, moments = state_width(precision), STATE_TENSORS[optimizer.kind]
+    size = 0.0
+    if optimizer.kind == "adafactor":
+        size += each * sum(m.count * (m.rows + m.columns) if m.rows else m.elements for m in chosen)
+    elif optimizer.kind == "muon":
+        size += each * sum(m.elements for m in chosen if not m.orthogonalised)
+    if (low := optimizer.low_rank) is not None:
+        for m in chosen:
+            if projected(m, low, repeated=repeated):
+                short, long = sorted((m.rows, m.columns))
+                rank = min(low.rank, short)
+                held = m.count * (rank * long * moments * each + rank * short * DTYPE_BITS[precision.grad] / 8)
+                if optimizer.kind == "adafactor":
+                    held += m.count * (rank - short) * each  # its means are the projected gradient's
+                size += held - m.elements * moments * each
+    if precision.wide_tables and each < 4:
+        size += sum(m.elements for m in chosen if m.table) * moments * (4 - each)
+    return size
 
 
 def bytes_in_update(

@@ -21,7 +21,28 @@ from gnomon.tensors.layout import CollectiveKind, ceil_div
 
 STATE_TENSORS = {"adamw": 2, "adam": 2, "sgd": 0, "momentum": 1, "adafactor": 0, "lion": 1, "muon": 1}
 """State tensors of a parameter's size by optimizer. Adafactor's second moment is rows and columns
-(`matrices.extra_states`), and it has no first, as in torch and transformers."""
+(`matrices.extra_state_bytes`), and it has no first, as in torch and transformers."""
+
+STATE_BLOCKS = {8: 256, 4: 128}
+"""Bits of a moment -> moments that share a scale in fp32: bitsandbytes' and torchao's block sizes (bitsandbytes
+functional.py create_dynamic_map and optimizer.py, blocksize 256; pytorch/ao torchao/optim/adam.py)."""
+
+
+def state_width(precision: Precision) -> float:
+    """Bytes of one moment with its part of a scale: `int8` and `fp4_e2m1` are codes of blocks; the other dtypes have
+    none (Transformer Engine's eight-bit floats have one scale a tensor)."""
+    bits = DTYPE_BITS[precision.states]
+    block = STATE_BLOCKS.get(bits) if precision.states in ("int8", "fp4_e2m1") else None
+    return bits / 8 + (4 / block if block else 0)
+
+
+def least_state_bytes(optimizer: Optimizer, precision: Precision) -> float:
+    """Bytes of moments of an element that stay on a device, at least: none of what has no fixed number there (paged
+    states; projected gradients, whose moments are of other sizes)."""
+    if optimizer.paged or optimizer.low_rank is not None or optimizer.offload is not None:
+        return 0
+    return STATE_TENSORS[optimizer.kind] * state_width(precision)
+
 
 When = Literal["before_forward", "before_backward", "after_backward", "before_step", "after_step"]
 

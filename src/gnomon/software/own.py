@@ -147,6 +147,18 @@ LACKS = (
     ),
     Lack(name="precision.fp8", asked=lambda plan: plan.precision.fp8 is not None, choice="fp8"),
     Lack(
+        name="optimizer.low_rank, whose projections are other programs'",
+        asked=lambda plan: plan.optimizer.low_rank is not None,
+    ),
+    Lack(
+        name="optimizer.paged (states lie on the device, or on the host with optimizer.offload)",
+        asked=lambda plan: plan.optimizer.paged,
+    ),
+    Lack(
+        name="overlap.optimizer (updates follow the backward)",
+        asked=lambda plan: plan.overlap.optimizer,
+    ),
+    Lack(
         name="saved.every with a row for each layer (ZeRO 3, gradient buckets) but for overlap.fused",
         asked=lambda plan: (
             plan.saved.every > 1 and (plan.optimizer.zero == 3 or by_layer(plan)) and not plan.overlap.fused

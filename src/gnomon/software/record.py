@@ -311,7 +311,8 @@ class Runs:
     """Further decisions that it carries out, by the names of `gnomon.search.refinement.choices`:
     `reshard_after_forward`, `optimizer_offload`, `parameter_offload`, `activation_offload`, `async_tp`, `order`,
     `fp8`; `parameter_disk`; and those of `gnomon.search.fit.options`: `chunked_loss`, `eight_bit_states`,
-    `input_offload`, and `cpu_offload`, which takes parameters and optimizer to the host together."""
+    `four_bit_states`, `paged_states`, `low_rank`, `input_offload`, and `cpu_offload`, which takes parameters and
+    optimizer to the host together."""
 
 
 UNSTATED = "unstated"

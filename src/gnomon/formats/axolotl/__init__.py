@@ -7,6 +7,7 @@ preference and reinforcement learning, which are listed.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -16,7 +17,9 @@ from gnomon.formats.export import Asked, Draft
 from gnomon.formats.format import Format, Sample
 from gnomon.formats.given import Given, Network
 from gnomon.formats.job import Fields, Job, flatten, read_source
+from gnomon.formats.trainer_optimizers import update_of
 from gnomon.formats.trainer_terms import Spelled, trainer_terms
+from gnomon.formats.trainer_words import flag, names_of
 from gnomon.formats.trainer_write import as_yaml, drafted, tuning
 from gnomon.formats.trainers import (
     AUTOCAST,
@@ -27,20 +30,18 @@ from gnomon.formats.trainers import (
     adapted,
     by_deepspeed,
     either_half,
-    flag,
+    in_part,
     inline,
     job_of,
     model_of,
     modules_of,
-    names_of,
-    optimizer_of,
     own_engine,
-    states_of,
     whole_in_bits,
 )
 from gnomon.formats.training_arguments import INEXPRESSIBLE as TRAINER
-from gnomon.formats.training_arguments import IRRELEVANT, sharded
+from gnomon.formats.training_arguments import IRRELEVANT, in_tf32, sharded
 from gnomon.formats.yaml_file import read_yaml, said_twice
+from gnomon.models.trained import Trained
 from gnomon.plans import Layout, Precision
 
 NEUTRAL = IRRELEVANT | frozenset(
@@ -67,7 +68,6 @@ INEXPRESSIBLE = {
     "xformers_attention": "which attention kernel",
     "sdp_attention": "which attention kernel",
     "flex_attention": "which attention kernel",
-    "unfrozen_parameters*": "the rest is frozen; read as all trained, so too slow and too large",
     "qat*": "fake quantisation in training",
     "quantize_moe_experts": "experts in four bits; read in the compute dtype",
     "fp8*": "eight-bit products; read as bf16, so too slow",
@@ -98,7 +98,8 @@ def _precision(f: Fields, adapter: bool) -> Precision:
     either_half(f, half and bf16 != "auto", flag(f, "fp16") or flag(f, "float16"))
     if half:
         return BF16
-    return FP16 if flag(f, "fp16") or flag(f, "float16") else AUTOCAST if adapter else FP32
+    f.ignore("tf32")
+    return FP16 if flag(f, "fp16") or flag(f, "float16") else AUTOCAST if adapter else in_tf32(f, FP32)
 
 
 def _model(f: Fields, given: Given, folder: Path, assumed: list[str]) -> Network | str:
@@ -108,7 +109,7 @@ def _model(f: Fields, given: Given, folder: Path, assumed: list[str]) -> Network
     if adapter in (None, ""):
         whole_in_bits(f, "load_in_4bit", "load_in_8bit")
         f.ignore(*(name for name in f.names() if name.startswith(("lora_", "load_in_"))))
-        return model
+        return _in_part(f, model)
     rank = f.integer("lora_r", 8)
     everything = flag(f, "lora_target_linear")
     targets = () if everything else names_of(f.raw("lora_target_modules"))
@@ -133,6 +134,19 @@ def _model(f: Fields, given: Given, folder: Path, assumed: list[str]) -> Network
     )
 
 
+def _in_part(f: Fields, model: Network | str) -> Network | str:
+    """The network of which `unfrozen_parameters` are trained: expressions that match from a name's start, where a point
+    is a point; rows behind them (`[:32000]`) are trained alone, by gradients of the others that are set to zero
+    (src/axolotl/utils/freeze.py)."""
+    given = f.raw("unfrozen_parameters")
+    if not given:
+        return model
+    texts = [given] if isinstance(given, str) else [str(one) for one in given] if isinstance(given, list) else []
+    plain = [re.sub(r"\[\d*(:\d*)?\]$", "", text) for text in texts]
+    patterns = tuple("^" + re.sub(r"\.(?!\+)", r"\\.", text).removeprefix("^") for text in plain)
+    return in_part(f, "unfrozen_parameters", model, Trained(patterns=patterns))
+
+
 def _read(path: Path, given: Given) -> Job:
     text, file = read_source(path)
     twice: list[str] = []
@@ -148,8 +162,9 @@ def read_fields(f: Fields, folder: Path, given: Given) -> Job:
     if not flag(f, "sample_packing") and not flag(f, "pad_to_sequence_len"):
         f.note_default("sample_packing", "false", f"samples are as long as they are; priced as all of {seq_len} tokens")
     f.ignore("sample_packing", "pad_to_sequence_len", "max_packed_sequence_len")
+    model = _model(f, given, folder, assumed)
     asked = Training(
-        model=_model(f, given, folder, assumed),
+        model=model,
         micro=f.integer("micro_batch_size", 1),
         steps=f.integer("gradient_accumulation_steps", 1),
         seq_len=seq_len,
@@ -158,8 +173,7 @@ def read_fields(f: Fields, folder: Path, given: Given) -> Job:
         recompute=flag(f, "gradient_checkpointing"),
         activations_away=flag(f, "activation_offloading") or f.peek("gradient_checkpointing") in AWAY,
         precision=_precision(f, f.has("adapter")),
-        optimizer=optimizer_of(f, "optimizer", "adamw_torch"),
-        states=states_of(f, "optimizer"),
+        update=update_of(f, "optimizer", "adamw_torch", model),
         layout=Layout(context="ring"),
         clip=f.number("max_grad_norm", 1.0) > 0,
         modules=modules_of(f),
@@ -196,7 +210,7 @@ SPELLED = Spelled(
         ("plugins", "[axolotl.integrations.liger.LigerPlugin]"),
         ("liger_fused_linear_cross_entropy", True),
     ),
-    eight_bit=(("optimizer", "adamw_bnb_8bit"),),
+    optim="optimizer",
     deepspeed={
         (1, False, False): "deepspeed_configs/zero1.json",
         (2, True, False): "deepspeed_configs/zero2.json",

@@ -22,7 +22,8 @@ from gnomon.formats.job import Fields, Job, divides, microbatches
 from gnomon.formats.launched import Launched, dashed, launched
 from gnomon.formats.shell import Launch
 from gnomon.formats.trainer_source import commands_of
-from gnomon.formats.trainers import Modules, adapted, flag, model_of
+from gnomon.formats.trainer_words import flag
+from gnomon.formats.trainers import Modules, adapted, model_of
 from gnomon.models.llama import LlamaConfig
 from gnomon.orders.interleaved_one_f_one_b import ORDER as INTERLEAVED
 from gnomon.orders.one_f_one_b import ORDER as ONE_F_ONE_B

@@ -13,7 +13,8 @@ from gnomon.formats.format import Format, Sample
 from gnomon.formats.given import GIVE_MODEL, Given, Network
 from gnomon.formats.job import Fields, Job, chosen, flatten, read_source
 from gnomon.formats.tokenizers import rows_of
-from gnomon.formats.trainers import AUTOCAST, BF16, FP32, Training, flag, job_of
+from gnomon.formats.trainer_words import flag
+from gnomon.formats.trainers import AUTOCAST, BF16, FP32, Training, job_of
 from gnomon.formats.yaml_file import read_yaml
 from gnomon.models.gpt import GptConfig
 from gnomon.models.llama import LlamaConfig

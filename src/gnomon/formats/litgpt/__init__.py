@@ -12,19 +12,9 @@ from gnomon.errors import InputError
 from gnomon.formats.format import Format, Sample
 from gnomon.formats.given import Given, Network
 from gnomon.formats.job import Fields, Job, flatten, read_source
-from gnomon.formats.trainers import (
-    AUTOCAST,
-    BF16,
-    FP16,
-    FP32,
-    Training,
-    adapted,
-    flag,
-    job_of,
-    model_of,
-    optimizer_of,
-    states_of,
-)
+from gnomon.formats.trainer_optimizers import update_of
+from gnomon.formats.trainer_words import flag
+from gnomon.formats.trainers import AUTOCAST, BF16, FP16, FP32, Training, adapted, job_of, model_of
 from gnomon.formats.yaml_file import read_yaml
 
 IRRELEVANT = frozenset(
@@ -103,8 +93,7 @@ def _read(path: Path, given: Given) -> Job:
         zero=3 if devices > 1 else 0,
         recompute=tuned and devices > 1,
         precision=PRECISIONS.get(precision, BF16),
-        optimizer=optimizer_of(f, optimizer, "AdamW"),
-        states=states_of(f, optimizer),
+        update=update_of(f, optimizer, "AdamW"),
         clip=f.raw("train.max_norm") is not None,
     )
     f.account(IRRELEVANT, {}, ())

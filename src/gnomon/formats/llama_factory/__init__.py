@@ -7,33 +7,28 @@ of its later stages, which are listed, and mcore_adapter's models.
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 from gnomon.errors import nearest
 from gnomon.formats.export import Asked, Draft
 from gnomon.formats.format import Format, Sample
-from gnomon.formats.given import Given, Network
+from gnomon.formats.given import Given, Network, network_graph
 from gnomon.formats.job import Fields, Job
 from gnomon.formats.shell import Launch
+from gnomon.formats.trainer_optimizers import update_of
 from gnomon.formats.trainer_source import Source, commands_of, given_flags, program_name, trainer_source
 from gnomon.formats.trainer_terms import Spelled
+from gnomon.formats.trainer_words import flag, names_of
 from gnomon.formats.trainer_write import as_yaml, drafted, source_of, tuning
-from gnomon.formats.trainers import (
-    AUTOCAST,
-    BF16,
-    FP16,
-    Training,
-    adapted,
-    either_half,
-    flag,
-    model_of,
-    names_of,
-    optimizer_of,
-    states_of,
-)
+from gnomon.formats.trainers import AUTOCAST, BF16, FP16, Training, adapted, either_half, in_part, model_of
 from gnomon.formats.training_arguments import INEXPRESSIBLE as TRAINER
 from gnomon.formats.training_arguments import IRRELEVANT, finished
+from gnomon.models.trained import Trained, parameter_names
 from gnomon.plans import Precision
+from gnomon.search.fit.ladder import LAST
+from gnomon.search.fit.terms import Change, Setting
+from gnomon.search.space.points import repeated_layers
 
 NEUTRAL = IRRELEVANT | frozenset(
     """
@@ -43,7 +38,7 @@ NEUTRAL = IRRELEVANT | frozenset(
     rope_scaling resize_vocab create_new_adapter additional_target double_quantization quantization_method pref_beta
     pref_loss kto_* ref_model* reward_model* use_swanlab swanlab* ray_* resources_per_worker placement_strategy
     cache_dir use_fast_tokenizer new_special_tokens compute_accuracy enable_thinking neat_packing_* audio_*
-    max_grad_norm freeze_extra_modules quantization_type adapter_name_or_path export_* val_size freeze_vision_tower
+    max_grad_norm quantization_type adapter_name_or_path export_* val_size freeze_vision_tower
     freeze_multi_modal_projector
     """.split()
 )
@@ -52,9 +47,6 @@ INEXPRESSIBLE = {
     **TRAINER,
     "use_kt": "KTransformers: experts are computed on the host, which no plan says; far too fast here",
     "kt_*": "KTransformers: experts on the host",
-    "use_galore": "gradients projected to low rank",
-    "use_apollo": "gradients projected to low rank",
-    "apollo_*": "gradients projected to low rank",
     "use_badam": "one block is updated at a time; read as all, so memory is too large",
     "use_adam_mini": "fewer second moments; memory is too large here",
     "use_muon": "another update; priced as AdamW",
@@ -113,9 +105,7 @@ def _model(f: Fields, given: Given, folder: Path, assumed: list[str]) -> tuple[N
     if kind == "full":
         return model, True
     if kind == "freeze":
-        f.report("finetuning_type", "only some layers are trained; read as all, so too slow and too large")
-        f.ignore("freeze_trainable_layers", "freeze_trainable_modules")
-        return model, True
+        return _some_layers(f, model), True
     if bits not in (None, 4, 8):
         f.report("quantization_bit", "frozen weights are stored so; read in the compute dtype, so memory is too large")
     targets = names_of(f.raw("lora_target") or "all")
@@ -123,6 +113,34 @@ def _model(f: Fields, given: Given, folder: Path, assumed: list[str]) -> tuple[N
     everything = () if "all" in targets else targets
     four, eight = bits == 4, bits == 8
     return adapted(f, model, rank, everything, four_bits=four, eight_bits=eight, named="lora_target"), False
+
+
+def _some_layers(f: Fields, model: Network | str) -> Network | str:
+    """The network of which its last layers (its first ones, by a negative number) are trained, whole or in some
+    modules, and what `freeze_extra_modules` names beside them (src/llamafactory/model/adapter.py
+    _setup_freeze_tuning)."""
+    graph = network_graph(model)
+    last, count = f.integer("freeze_trainable_layers", 2), repeated_layers(graph)[1]
+    names = parameter_names(graph)
+    numbers = range(max(0, count - last), count) if last > 0 else range(min(-last, count))
+    if not numbers:
+        f.fail(
+            "freeze_trainable_layers",
+            "no layer is trained; give how many last ones are, or below 0 how many first ones",
+        )
+    modules = names_of(f.raw("freeze_trainable_modules") or "all")
+    inside = {found[1] for name in names if (found := re.search(r"\.\d+\.(\w+)", name))}
+    outside = {name.split(".")[-2] for name in names if not re.search(r"\.\d+\.", name)}
+    extra = names_of(f.raw("freeze_extra_modules"))
+    for key, given, known in (
+        ("freeze_trainable_modules", modules, {*inside, "all"}),
+        ("freeze_extra_modules", extra, outside),
+    ):
+        if wrong := [name for name in given if name not in known]:
+            f.fail(key, f"no module has the name {wrong[0]!r}{nearest(wrong[0], known)}: {', '.join(sorted(known))}")
+    which = "" if "all" in modules else f"({'|'.join(modules)})"
+    chosen = rf"\.({'|'.join(map(str, numbers))})\.{which}"
+    return in_part(f, "finetuning_type", model, Trained(patterns=(chosen, *extra)))
 
 
 def _precision(f: Fields, whole: bool) -> Precision:
@@ -168,12 +186,25 @@ def read_fields(source: Source, given: Given) -> Job:
         recompute=not off,
         activations_away=flag(f, "use_unsloth_gc") and not off,
         precision=_precision(f, whole),
-        optimizer=optimizer_of(f, "optim", "adamw_torch"),
-        states=states_of(f, "optim"),
+        update=update_of(f, "optim", "adamw_torch", model),
         clip=f.number("max_grad_norm", 1.0) > 0,
     )
     f.ignore(*CORE)
     return finished(source, given, asked, NEUTRAL, INEXPRESSIBLE, assumed, SPELLED)
+
+
+def _low_rank_terms(change: Change) -> list[Setting] | None:
+    """Its own switches, which its optimizers go with."""
+    low, narrow = change.after.optimizer.low_rank, change.after.precision.states == "int8"
+    if low is None or (narrow and low.method == "apollo"):
+        return None
+    return [
+        *([("optim", "adamw_8bit")] if narrow else []),
+        (f"use_{low.method}", True),
+        (f"{low.method}_target", "all"),
+        (f"{low.method}_rank", low.rank),
+        (f"{low.method}_update_interval", low.every),
+    ]
 
 
 SPELLED = Spelled(
@@ -181,7 +212,8 @@ SPELLED = Spelled(
     quantised=(("quantization_bit", 4),),
     recompute=("disable_gradient_checkpointing", False),
     chunked_loss=(("enable_liger_kernel", True),),
-    eight_bit=(("optim", "adamw_8bit"),),
+    low_rank=_low_rank_terms,
+    more={"some_layers": lambda change: [("finetuning_type", "freeze"), ("freeze_trainable_layers", LAST)]},
     deepspeed={
         (0, False, False): "examples/deepspeed/ds_z0_config.json",
         (2, False, False): "examples/deepspeed/ds_z2_config.json",

@@ -14,19 +14,9 @@ from gnomon.formats.format import Format, Sample
 from gnomon.formats.given import Given, Network
 from gnomon.formats.job import Fields, Job, flatten, read_source
 from gnomon.formats.references import resolved
-from gnomon.formats.trainers import (
-    AUTOCAST,
-    BF16,
-    FP16,
-    FP32,
-    Training,
-    adapted,
-    flag,
-    job_of,
-    model_of,
-    optimizer_of,
-    states_of,
-)
+from gnomon.formats.trainer_optimizers import update_of
+from gnomon.formats.trainer_words import flag
+from gnomon.formats.trainers import AUTOCAST, BF16, FP16, FP32, Training, adapted, job_of, model_of
 from gnomon.formats.training_arguments import SHARDS
 from gnomon.formats.yaml_file import read_yaml
 from gnomon.models.decoder import DecoderConfig
@@ -140,8 +130,7 @@ def _read(path: Path, given: Given) -> Job:
         total=f.integer("global_train_batch_size"),
         seq_len=f.integer("max_seq_len"),
         precision=precision.get(str(f.raw("precision") or "amp_bf16"), AUTOCAST),
-        optimizer=optimizer_of(f, "optimizer.name", "decoupled_adamw"),
-        states=states_of(f, "optimizer.name"),
+        update=update_of(f, "optimizer.name", "decoupled_adamw"),
         clip=f.has("algorithms.gradient_clipping.clipping_threshold"),
         stack=stack("llm-foundry"),
     )

@@ -16,7 +16,8 @@ from gnomon.formats.given import Given, Network
 from gnomon.formats.job import Fields, Job, divides
 from gnomon.formats.launched import dashed, launched
 from gnomon.formats.shell import Launch
-from gnomon.formats.trainers import adapted, flag, model_of, names_of
+from gnomon.formats.trainer_words import flag, names_of
+from gnomon.formats.trainers import adapted, model_of
 from gnomon.plans import Saved
 
 OLDER = {

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import shlex
 from collections.abc import Mapping
 from dataclasses import replace
@@ -25,25 +26,17 @@ from gnomon.formats.megatron.options import known_options
 from gnomon.formats.megatron.read import job_of as megatron_job
 from gnomon.formats.megatron.terms import renamed
 from gnomon.formats.shell import Launch, launches
+from gnomon.formats.trainer_optimizers import update_of
 from gnomon.formats.trainer_source import Source, commands_of, plain, program_name, trainer_source
 from gnomon.formats.trainer_terms import FSDP_HOST, Spelled
+from gnomon.formats.trainer_words import flag, names_of
 from gnomon.formats.trainer_write import drafted, tuning
-from gnomon.formats.trainers import (
-    AUTOCAST,
-    BF16,
-    FP16,
-    FP32,
-    Training,
-    adapted,
-    flag,
-    model_of,
-    names_of,
-    optimizer_of,
-    states_of,
-)
+from gnomon.formats.trainers import AUTOCAST, BF16, FP16, FP32, Training, adapted, in_part, layers_in_part, model_of
 from gnomon.formats.training_arguments import INEXPRESSIBLE as TRAINER
-from gnomon.formats.training_arguments import IRRELEVANT, finished
+from gnomon.formats.training_arguments import IRRELEVANT, finished, in_tf32
+from gnomon.graph import Graph, numel
 from gnomon.models.presets import CONFIGS
+from gnomon.models.trained import Trained
 from gnomon.plans import Layout, Precision
 from gnomon.software import stack
 
@@ -64,10 +57,7 @@ NEUTRAL = IRRELEVANT | frozenset(
 INEXPRESSIBLE = {
     **TRAINER,
     "use_rslora": "another scale",
-    "use_galore": "gradients projected to low rank: a prediction without has too much memory",
     "lisa_*": "some layers are trained at a time; read as all",
-    "freeze_parameters*": "part of the network is frozen; read as all trained, so too slow and too large",
-    "trainable_parameters*": "part of the network is trained; read as all, so too slow and too large",
     "padding_free": "no padding: less work than full sequences (--lengths gives those of a step)",
     "num_generations": "generation is not priced; its answers are sequences of the batch",
     "zero_hpz_partition_size": "ZeRO++: a second copy of the parameters within the node",
@@ -164,8 +154,9 @@ def _by_trainer(source: Source, given: Given, word: str) -> Job:
     if steps is None:
         steps = max(1, math.ceil(16 / micro / max(1, (devices or 1) // ways)))
         assumed.append(f"gradient_accumulation_steps: {steps}, with which ms-swift brings a step to 16 sequences")
+    model = _network(f, given, source.folder, assumed, word)
     asked = Training(
-        model=_network(f, given, source.folder, assumed, word),
+        model=model,
         micro=micro,
         steps=steps,
         seq_len=seq_len,
@@ -173,8 +164,7 @@ def _by_trainer(source: Source, given: Given, word: str) -> Job:
         cp=ways,
         layout=Layout(context="ulysses"),
         precision=_precision(f, assumed),
-        optimizer=optimizer_of(f, "optim", "adamw_torch"),
-        states=states_of(f, "optim"),
+        update=update_of(f, "optim", "adamw_torch", model),
         clip=f.number("max_grad_norm", 1.0) > 0,
     )
     return finished(source, given, asked, NEUTRAL, INEXPRESSIBLE, assumed, SPELLED)
@@ -266,7 +256,7 @@ def _network(f: Fields, given: Given, folder: Path, assumed: list[str], word: st
     if tuner not in TUNERS:
         f.fail("tuner_type", f"{tuner!r} is no way to train{nearest(tuner, TUNERS)}: {', '.join(TUNERS)}")
     if tuner == "full":
-        return network
+        return _in_part(f, network)
     bits = f.raw("quant_bits")
     if tuner not in ("lora", "longlora", "adalora", "qlora"):
         f.report("tuner_type", "adapters of another form; read as LoRA of the same rank")
@@ -276,6 +266,40 @@ def _network(f: Fields, given: Given, folder: Path, assumed: list[str], word: st
     everything = tuple(target for target in targets if target not in ("all-linear", "ALL", "DEFAULT"))
     rank, four, eight = f.integer("lora_rank", 8), bits == 4, bits == 8
     return adapted(f, network, rank, everything, four_bits=four, eight_bits=eight, named="target_modules")
+
+
+def _in_part(f: Fields, model: Network | str) -> Network | str:
+    """The network but for what is frozen: names that begin so, that an expression is found in, or the first share of
+    all parameters; names of `trainable_parameters` are trained whatever else says (swift/tuners/utils.py
+    freeze_parameters, activate_parameters)."""
+    frozen = [f"^{re.escape(name)}" for name in names_of(f.raw("freeze_parameters"))]
+    trained = [f"^{re.escape(name)}" for name in names_of(f.raw("trainable_parameters"))]
+    for key, patterns in (("freeze_parameters_regex", frozen), ("trainable_parameters_regex", trained)):
+        patterns += [str(found)] if (found := f.raw(key)) else []
+    if not 0 <= (ratio := f.number("freeze_parameters_ratio", 0.0)) <= 1:
+        f.fail("freeze_parameters_ratio", f"{ratio} is no share of the parameters, from 0 to 1")
+    if ratio:
+        frozen += _first_share(network_graph(model), ratio)
+    if not frozen:
+        return model
+    key = "freeze_parameters_ratio" if ratio else "freeze_parameters"
+    return in_part(f, key, model, Trained(frozen=tuple(frozen), patterns=tuple(trained)))
+
+
+def _first_share(graph: Graph, ratio: float) -> tuple[str, ...]:
+    """Expressions of the first parameters, up to that share of all."""
+    sizes = {
+        layer.call.parameter_name(t.name, layer.index): int(numel(t.dims, {}))
+        for layer in graph.layers()
+        for t in graph.block(layer.call.block).parameters
+    }
+    names, chosen, count = [*sizes], set[str](), 0
+    for name, size in sizes.items():
+        count += size
+        if count > ratio * sum(sizes.values()):
+            break
+        chosen.add(name)
+    return layers_in_part(names, chosen)
 
 
 TUNERS = """full lora qlora longlora adalora llamapro adapter vera boft fourierft reft bone lora_llm ia3 prompt
@@ -296,7 +320,7 @@ def _precision(f: Fields, assumed: list[str]) -> Precision:
         return BF16
     if kind == "fp16":
         return FP16
-    return AUTOCAST if bf16 else replace(AUTOCAST, compute="fp16") if fp16 else FP32
+    return AUTOCAST if bf16 else replace(AUTOCAST, compute="fp16") if fp16 else in_tf32(f, FP32)
 
 
 def _by_megatron(source: Source, given: Given, word: str) -> Job:

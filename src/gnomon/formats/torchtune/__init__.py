@@ -19,8 +19,10 @@ from gnomon.formats.given import GIVE_MODEL, SEQ_LEN, Given, Network
 from gnomon.formats.hub import network_called
 from gnomon.formats.job import Fields, Job, chosen, flatten, read_source
 from gnomon.formats.references import resolved
+from gnomon.formats.trainer_optimizers import Update, update_of
+from gnomon.formats.trainer_words import flag, names_of
 from gnomon.formats.trainer_write import drafted, tuning
-from gnomon.formats.trainers import BF16, FP32, Training, adapted, flag, job_of, names_of, optimizer_of, states_of
+from gnomon.formats.trainers import BF16, FP32, Training, adapted, job_of
 from gnomon.formats.yaml_file import emit_yaml, read_yaml
 from gnomon.models.lora import parse_adapters
 from gnomon.plans import Layout
@@ -39,7 +41,6 @@ IRRELEVANT = frozenset(
 )
 
 INEXPRESSIBLE = {
-    "optimizer_in_bwd": "each gradient is used and freed within backward: memory is too large here",
     "quantizer*": "fake quantisation in training",
     "teacher_*": "a teacher is run forward, which is not priced",
     "kd_loss*": "a teacher is run forward, which is not priced",
@@ -131,6 +132,12 @@ def _read(path: Path, given: Given) -> Job:
     return read_fields(f, given, single="single_device" in path.name)
 
 
+def _update(f: Fields) -> Update:
+    """With optimizer_in_bwd each gradient is used and freed within the backward."""
+    update = update_of(f, "optimizer._component_", "torch.optim.AdamW")
+    return replace(update, key="optimizer_in_bwd", in_backward=True) if flag(f, "optimizer_in_bwd") else update
+
+
 def read_fields(f: Fields, given: Given, *, single: bool) -> Job:
     """The job of fields that are read. single: of a recipe for one device."""
     assumed: list[str] = []
@@ -141,7 +148,9 @@ def read_fields(f: Fields, given: Given, *, single: bool) -> Job:
     if not flag(f, "dataset.packed"):
         f.note_default("dataset.packed", "false", f"samples are as long as they are; priced as all of {seq_len} tokens")
     record = stack("pytorch-fsdp")
-    record = chosen(record, "torchtune", choices=(*record.runs.choices, "eight_bit_states", "input_offload"))
+    record = chosen(
+        record, "torchtune", choices=(*record.runs.choices, "eight_bit_states", "paged_states", "input_offload")
+    )
     if flag(f, "compile"):
         record = chosen(record, "compile", launch_mode="compiled", norm="fused", activation="fused")
     whole = str(f.raw("loss._component_") or "")
@@ -168,14 +177,17 @@ def read_fields(f: Fields, given: Given, *, single: bool) -> Job:
         recompute=flag(f, "enable_activation_checkpointing"),
         activations_away=flag(f, "enable_activation_offloading"),
         precision=BF16 if f.choice("dtype", {"bf16": "bf16", "fp32": "fp32"}, "bf16") == "bf16" else FP32,
-        optimizer=optimizer_of(f, "optimizer._component_", "torch.optim.AdamW"),
-        states=states_of(f, "optimizer._component_"),
+        update=_update(f),
         clip=clip not in (None, "null"),
         loads="each_rank",
         stack=record,
     )
     f.account(IRRELEVANT, INEXPRESSIBLE, ())
     return replace(job_of(f, given, asked, assumed, 1 if single else None), terms=TERMS)
+
+
+def _bits(change: Change) -> int:
+    return 8 if change.after.precision.states == "int8" else 32
 
 
 def _steps(change: Change) -> list[Setting]:
@@ -194,6 +206,7 @@ TERMS = Terms(
         "input_offload": lambda change: [("enable_activation_offloading", True)],
         "activation_offload": lambda change: [("enable_activation_offloading", True)],
         "eight_bit_states": lambda change: [("optimizer._component_", "bitsandbytes.optim.AdamW8bit")],
+        "paged_states": lambda change: [("optimizer._component_", f"bitsandbytes.optim.PagedAdamW{_bits(change)}bit")],
         "cpu_offload": lambda change: [("fsdp_cpu_offload", True)],
         "tp": lambda change: [("tensor_parallel_dim", change.after.mesh.tp), *_steps(change)],
         "cp": lambda change: [("context_parallel_dim", change.after.mesh.cp), *_steps(change)],
@@ -260,6 +273,8 @@ def _component(optim: str) -> str:
     names = {
         "adamw_bnb_8bit": "bitsandbytes.optim.AdamW8bit",
         "lion_8bit": "bitsandbytes.optim.Lion8bit",
+        "paged_adamw_8bit": "bitsandbytes.optim.PagedAdamW8bit",
+        "paged_adamw_32bit": "bitsandbytes.optim.PagedAdamW32bit",
         "lion_32bit": "bitsandbytes.optim.Lion32bit",
         "sgd": "torch.optim.SGD",
     }

@@ -15,8 +15,10 @@ from gnomon.formats.given import Given, Network
 from gnomon.formats.job import Fields, Job
 from gnomon.formats.llama_factory import FORMAT as LLAMA_FACTORY
 from gnomon.formats.shell import Launch
+from gnomon.formats.trainer_optimizers import update_of
 from gnomon.formats.trainer_source import Source, commands_of, given_flags, program_name, trainer_source
-from gnomon.formats.trainers import Training, adapted, flag, model_of, names_of, optimizer_of, states_of
+from gnomon.formats.trainer_words import flag, names_of
+from gnomon.formats.trainers import Training, adapted, model_of
 from gnomon.formats.training_arguments import INEXPRESSIBLE as TRAINER
 from gnomon.formats.training_arguments import IRRELEVANT, finished, precision_of
 from gnomon.formats.trl import FORMAT as TRL
@@ -100,15 +102,15 @@ def read_fields(source: Source, given: Given) -> Job:
         f.note_default("packing", "false", f"samples are as long as they are; priced as all of {seq_len} tokens")
     f.ignore("packing", "bits")
     loaded = f.raw("torch_dtype") or f.raw("dtype")
+    model = _model(f, given, source.folder, assumed)
     asked = Training(
-        model=_model(f, given, source.folder, assumed),
+        model=model,
         micro=f.integer("per_device_train_batch_size", 8),
         steps=f.integer("gradient_accumulation_steps", 1),
         seq_len=seq_len,
         recompute=flag(f, "gradient_checkpointing"),
         precision=precision_of(f, loaded=None if loaded is None else str(loaded)),
-        optimizer=optimizer_of(f, "optim", "adamw_torch"),
-        states=states_of(f, "optim"),
+        update=update_of(f, "optim", "adamw_torch", model),
         clip=f.number("max_grad_norm", 1.0) > 0,
     )
     return finished(source, given, asked, NEUTRAL, INEXPRESSIBLE, assumed)

@@ -16,20 +16,12 @@ from gnomon.formats.format import Format, Sample
 from gnomon.formats.given import Given, Network
 from gnomon.formats.job import Fields, Job
 from gnomon.formats.shell import Launch
+from gnomon.formats.trainer_optimizers import update_of
 from gnomon.formats.trainer_source import Source, commands_of, program_name, trainer_source
 from gnomon.formats.trainer_terms import HUGGING_FACE
+from gnomon.formats.trainer_words import flag, names_of
 from gnomon.formats.trainer_write import as_yaml, drafted, source_of, tuning
-from gnomon.formats.trainers import (
-    LIGER,
-    Training,
-    adapted,
-    flag,
-    model_of,
-    names_of,
-    optimizer_of,
-    states_of,
-    whole_in_bits,
-)
+from gnomon.formats.trainers import LIGER, Training, adapted, model_of, whole_in_bits
 from gnomon.formats.training_arguments import INEXPRESSIBLE as TRAINER
 from gnomon.formats.training_arguments import IRRELEVANT, finished, precision_of
 
@@ -159,16 +151,16 @@ def read_fields(source: Source, name: str, given: Given) -> Job:
     if started and f.peek("gradient_checkpointing") is None:
         assumed.append("gradient_checkpointing is on, TRL's default (--set gradient_checkpointing=false)")
     half = started and not flag(f, "fp16") and f.peek("bf16") is None
+    model = _model(f, given, source.folder, assumed)
     asked = Training(
-        model=_model(f, given, source.folder, assumed),
+        model=model,
         micro=f.integer("per_device_train_batch_size", 8),
         steps=f.integer("gradient_accumulation_steps", 1),
         seq_len=seq_len,
         recompute=recompute,
         activations_away=flag(f, "activation_offloading"),
         precision=precision_of(f, loaded=None if loaded is None else str(loaded), default="bf16" if half else "no"),
-        optimizer=optimizer_of(f, "optim", "adamw_torch"),
-        states=states_of(f, "optim"),
+        update=update_of(f, "optim", "adamw_torch", model),
         clip=f.number("max_grad_norm", 1.0) > 0,
     )
     return finished(source, given, asked, NEUTRAL, INEXPRESSIBLE, assumed, SPELLED)

@@ -20,7 +20,8 @@ from gnomon.formats.megatron.options import known_options
 from gnomon.formats.megatron.read import job_of as megatron_job
 from gnomon.formats.megatron_bridge.read import RENAMED
 from gnomon.formats.shell import Launch
-from gnomon.formats.trainers import AUTOCAST, BF16, Training, adapted, flag, job_of, model_of, names_of
+from gnomon.formats.trainer_words import flag, names_of
+from gnomon.formats.trainers import AUTOCAST, BF16, Training, adapted, job_of, model_of
 from gnomon.formats.yaml_file import read_yaml
 from gnomon.plans import Layout
 from gnomon.software import stack

@@ -13,20 +13,9 @@ from gnomon.formats.format import Format, Sample
 from gnomon.formats.given import Given, Network
 from gnomon.formats.job import Fields, Job, flatten, read_source
 from gnomon.formats.python_values import module_values
-from gnomon.formats.trainers import (
-    AUTOCAST,
-    BF16,
-    FP16,
-    Training,
-    adapted,
-    by_deepspeed,
-    flag,
-    job_of,
-    model_of,
-    names_of,
-    optimizer_of,
-    states_of,
-)
+from gnomon.formats.trainer_optimizers import update_of
+from gnomon.formats.trainer_words import flag, names_of
+from gnomon.formats.trainers import AUTOCAST, BF16, FP16, Training, adapted, by_deepspeed, job_of, model_of
 
 IRRELEVANT = frozenset(
     """
@@ -94,8 +83,7 @@ def _read(path: Path, given: Given) -> Job:
         cp=parallel,
         recompute=True,  # SupervisedFinetune(use_activation_checkpointing=True)
         precision=precision,
-        optimizer=optimizer_of(f, "optim_type", "AdamW"),
-        states=states_of(f, "optim_type"),
+        update=update_of(f, "optim_type", "AdamW"),
         clip=f.raw("max_norm") is not None,
     )
     by_file = f.peek("deepspeed") or None

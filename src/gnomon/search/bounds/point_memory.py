@@ -16,7 +16,7 @@ from gnomon.search.bounds.families import Pipeline, SearchJob
 from gnomon.search.bounds.in_flight import Flight
 from gnomon.search.bounds.layer_tables import KindTable
 from gnomon.search.bounds.point_time import Sharding
-from gnomon.sharding.parameters import STATE_TENSORS, undivided_bytes
+from gnomon.sharding.parameters import least_state_bytes, undivided_bytes
 from gnomon.software import Stack
 
 Doubles = NDArray[np.float64]
@@ -26,7 +26,7 @@ def state_sizes(base: Plan, stack: Stack) -> tuple[tuple[float, int], ...]:
     """(bytes of an element that stay on a rank between steps, the ZeRO stage from which they are divided)."""
     precision, optimizer = base.precision, base.optimizer
     param = 0 if optimizer.offload_parameters else DTYPE_BITS[precision.param] // 8
-    states = STATE_TENSORS[optimizer.kind] * (DTYPE_BITS[precision.states] // 8)
+    states = least_state_bytes(optimizer, precision)
     master = 0 if precision.master == "none" else DTYPE_BITS[precision.master] // 8
     stays = 1.0 if optimizer.offload is None else 0.0  # of a share of the layers: these differ in size
     comes = stack.gradients.bucketed is False

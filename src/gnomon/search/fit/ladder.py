@@ -14,6 +14,7 @@ from itertools import combinations
 from gnomon.errors import GnomonError, GraphError, PlanError
 from gnomon.graph import Graph
 from gnomon.models.lora import Adapters, with_adapters
+from gnomon.models.trained import Trained, with_trained
 from gnomon.plans import Plan, Workload
 from gnomon.plans.check import batch
 from gnomon.prediction import Prediction, predict
@@ -23,6 +24,7 @@ from gnomon.search.budget import KeepGoing, always
 from gnomon.search.checkpointing.plan import least_recompute
 from gnomon.search.fit.options import BY_NAME, OF_PROGRAM, OPTIONS, ORDER, Amounts, Option
 from gnomon.search.fit.terms import Change, Terms
+from gnomon.search.space.points import repeated_layers
 from gnomon.software import Stack, beyond, proposes
 
 LARGEST = 5
@@ -410,6 +412,15 @@ class Fitting:
             except GraphError:
                 return
             yield self.rung((option,), (what,), replace(plan, precision=precision), graph=beside)
+        if "some_layers" in self.terms.words:
+            count = repeated_layers(graph)[1]
+            last = "|".join(str(number) for number in range(max(0, count - LAST), count))
+            part = with_trained(graph, Trained(patterns=(rf"\.({last})\.",)))
+            yield self.rung(("some_layers",), (f"only the last {LAST} layers are trained",), plan, graph=part)
+
+
+LAST = 2
+"""Layers that are trained where few are: LLaMA-Factory's default."""
 
 
 def _step(rung: Rung) -> float:

@@ -11,8 +11,9 @@ from dataclasses import dataclass, replace
 
 from gnomon.graph import Graph
 from gnomon.hardware import Cluster
+from gnomon.methods.galore import with_low_rank
 from gnomon.methods.method import Exactness
-from gnomon.plans import INPUTS_AWAY, Offload, Plan, Saved, SavedRule
+from gnomon.plans import INPUTS_AWAY, LowRank, Offload, Plan, Saved, SavedRule
 from gnomon.prediction import changes
 from gnomon.prediction.changes import Single, fully_sharded
 from gnomon.search.refinement.choices import BUCKETS, Value, choice
@@ -191,10 +192,55 @@ def _as_it_is(words: str) -> Levels:
 
 def _eight_bit(plan: Plan, graph: Graph, cluster: Cluster) -> Iterator[Single]:
     """States of a byte each, on the device; the update of a CPU has none."""
-    narrow = plan.precision.states in ("int8", "fp8_e4m3", "fp8_e5m2")
+    narrow = plan.precision.states in ("int8", "fp8_e4m3", "fp8_e5m2", "fp4_e2m1")
     if plan.optimizer.kind not in ("adamw", "adam", "lion", "momentum") or plan.optimizer.offload or narrow:
         return
-    yield "optimizer states in eight bits", replace(plan, precision=replace(plan.precision, states="int8"))
+    states = replace(plan.precision, states="int8", wide_tables=True)
+    yield "optimizer states in eight bits", replace(plan, precision=states)
+
+
+def _four_bit(plan: Plan, graph: Graph, cluster: Cluster) -> Iterator[Single]:
+    """States of half a byte each (torchao's AdamW4bit)."""
+    optimizer = plan.optimizer
+    plain = optimizer.offload is None and optimizer.low_rank is None and not optimizer.paged
+    if optimizer.kind == "adamw" and plain and plan.precision.states != "fp4_e2m1":
+        narrow = replace(plan.precision, states="fp4_e2m1", wide_tables=False)
+        yield "optimizer states in four bits", replace(plan, precision=narrow)
+
+
+def _paged(plan: Plan, graph: Graph, cluster: Cluster) -> Iterator[Single]:
+    """States in memory that device and host share: bitsandbytes', of 32 or of eight bits."""
+    optimizer, precision = plan.optimizer, plan.precision
+    if optimizer.kind != "adamw" or optimizer.offload or optimizer.paged or optimizer.low_rank is not None:
+        return
+    if precision.states == "fp4_e2m1":
+        return
+    wide = precision if precision.states == "int8" else replace(precision, states="fp32")
+    yield "optimizer states in pages", replace(plan, optimizer=replace(optimizer, paged=True), precision=wide)
+
+
+def _low_rank(plan: Plan, graph: Graph, cluster: Cluster) -> Iterator[Single]:
+    """Gradients projected before moments are kept of them, where each rank has whole ones."""
+    if plan.optimizer.paged or plan.precision.states == "fp4_e2m1":
+        return
+    for name, given in (
+        ("APOLLO", LowRank(method="apollo", projection="random")),
+        ("GaLore", LowRank(method="galore")),
+    ):
+        for made in with_low_rank(plan, given):
+            yield f"{name} of rank {given.rank}", made
+
+
+def _no_low_rank(plan: Plan) -> str:
+    if plan.optimizer.low_rank is not None:
+        return "the plan has it already"
+    return "only of Adam by replicas: sharded gradients and a host's update have no whole matrices"
+
+
+def _no_narrow(plan: Plan) -> str:
+    if plan.optimizer.offload is not None:
+        return "the update on the host has no such states"
+    return "its states are so already, or it is no AdamW"
 
 
 def _no_eight_bit(plan: Plan) -> str:
@@ -326,6 +372,30 @@ OPTIONS: tuple[Option, ...] = (
         none=_no_eight_bit,
     ),
     Option(
+        name="paged_states",
+        about="optimizer states on the host where the device has no room for them, copied in for the update (paged)",
+        acts_on=("states",),
+        exactness="bitwise",
+        levels=_paged,
+        none=_no_narrow,
+    ),
+    Option(
+        name="low_rank",
+        about="moments of gradients that are projected to few dimensions (APOLLO, GaLore)",
+        acts_on=("states",),
+        exactness="statistical",
+        levels=_low_rank,
+        none=_no_low_rank,
+    ),
+    Option(
+        name="four_bit_states",
+        about="optimizer states of half a byte each, with a scale for a block of them (torchao)",
+        acts_on=("states",),
+        exactness="statistical",
+        levels=_four_bit,
+        none=_no_narrow,
+    ),
+    Option(
         name="optimizer_offload",
         about="optimizer states and the update on the host (ZeRO-Offload)",
         acts_on=("states", "master", "gradients"),
@@ -395,11 +465,12 @@ last another division of the job over its ranks."""
 ORDER = ("tp", "pp", "cp", "zero", "parameter_offload", "parameter_disk", "micro_batch_size")
 """Options that others depend on: in a combination they are made first."""
 
-BY_NAME = ("cpu_offload", "eight_bit_states", "input_offload")
+BY_NAME = ("cpu_offload", "eight_bit_states", "four_bit_states", "paged_states", "low_rank", "input_offload")
 """Options that only programs have which name them (`Runs.choices`)."""
 
-ADAPTED = frozenset({"adapters", "adapters_nf4"})
-"""Another job: the network frozen, with adapters beside its linears, as programs' terms may have them."""
+ADAPTED = frozenset({"adapters", "adapters_nf4", "some_layers"})
+"""Another job: the network frozen, with adapters beside its linears or but for its last layers, as programs' terms may
+have them."""
 
 OF_PROGRAM = ("chunked_loss",)
 """Options that change what the program does, and not the plan."""

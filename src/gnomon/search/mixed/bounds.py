@@ -39,7 +39,7 @@ from gnomon.search.bounds.layer_tables import PRESETS, CommonPrices, Kinds, Kind
 from gnomon.search.mixed.space import LARGEST_SHARE, MixedBlock, MixedPoint, Shape, stages_of_ranks
 from gnomon.search.space.points import divisors
 from gnomon.sharding.homes import routed_tensors
-from gnomon.sharding.parameters import STATE_TENSORS
+from gnomon.sharding.parameters import least_state_bytes
 from gnomon.software import Stack
 
 Doubles = NDArray[np.float64]
@@ -427,7 +427,7 @@ def static_bytes(
     """Bytes of parameters, gradients and states that are there all the time, at least. ways: ranks over which ZeRO
     divides dense parameters, and routed experts'. Gradients that come and go with the step are left out."""
     precision = plan.precision
-    states = 0 if plan.optimizer.offload else STATE_TENSORS[plan.optimizer.kind] * width(precision.states)
+    states = least_state_bytes(plan.optimizer, precision)
     master = 0 if precision.master == "none" or plan.optimizer.offload else width(precision.master)
     param = 0 if plan.optimizer.offload_parameters else width(precision.param)
     grads = 0 if stack.gradients.bucketed is False or plan.optimizer.offload else width(precision.grad)

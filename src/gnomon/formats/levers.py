@@ -1,0 +1,323 @@
+"""What people change to make a fine-tuning job fit or run faster, and how each trainer's file says it: one table.
+
+`LEVERS` has a row for each: the setting of every program that has it, as its file or command says it, whether it is
+priced, and the option of `gnomon fit` that offers it. `table()` prints it (docs/levers.md); a test reads each setting
+with its program's reader. Leaves out what the settings mean (`trainers`, `trainer_optimizers`, the programs' folders).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+from gnomon.errors import InputError
+
+PROGRAMS = ("llama-factory", "axolotl", "trl", "transformers", "swift", "torchtune", "deepspeed", "accelerate")
+"""Of which settings are listed, by the names of their formats; Unsloth's are those of the trainers that call it."""
+
+Priced = Literal["yes", "in part"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lever:
+    """One change, and how programs are told of it."""
+
+    name: str
+    said: Mapping[str, str]
+    """Program -> its settings between semicolons, as `key: value` of its file, dots for tables within tables."""
+    option: str = ""
+    """The option of `gnomon fit` that offers it, where the job's program has it; empty for what only files ask for."""
+    priced: Priced = "yes"
+    without: str = ""
+    """What of it has no price, where it is priced in part."""
+    others: Mapping[str, str] = field(default_factory=dict)
+    """Programs that are not trainers around transformers -> their setting."""
+
+    def __post_init__(self) -> None:
+        if unknown := [program for program in self.said if program not in PROGRAMS]:
+            raise InputError(f"lever {self.name!r} names {unknown[0]!r}, which is none of {', '.join(PROGRAMS)}")
+        if (self.priced == "in part") != bool(self.without):
+            raise InputError(f"lever {self.name!r}: say what has no price where it is priced in part, and only there")
+
+
+def _hugging(text: str, **more: str) -> dict[str, str]:
+    """A setting of TrainingArguments, which these four have alike."""
+    shared = {"llama-factory": text, "trl": text, "transformers": text, "swift": text}
+    return {**shared, **{name.replace("_", "-"): value for name, value in more.items()}}
+
+
+LIGER = "use_liger_kernel: true"
+ATTENTION = "model.lora_attn_modules: [q_proj]"
+SHARDED = {"deepspeed": "zero_optimization.stage: 3", "accelerate": "fsdp_config.fsdp_sharding_strategy: FULL_SHARD"}
+
+LEVERS = (
+    Lever(
+        name="cross-entropy with the head, in parts (Liger, CCE)",
+        option="chunked_loss",
+        said={
+            **_hugging(LIGER, axolotl="liger_fused_linear_cross_entropy: true"),
+            "llama-factory": "enable_liger_kernel: true",
+            "trl": "loss_type: chunked_nll",
+            "torchtune": "loss._component_: torchtune.modules.loss.LinearCrossEntropyLoss",
+        },
+    ),
+    Lever(
+        name="cross-entropy of whole logits as one kernel",
+        said={"axolotl": "liger_cross_entropy: true"},
+        others={"megatron": "--cross-entropy-loss-fusion"},
+    ),
+    Lever(
+        name="cross-entropy over whole logits, chunk by chunk",
+        said={"torchtune": "loss._component_: torchtune.modules.loss.CEWithChunkedOutputLoss"},
+    ),
+    Lever(
+        name="norms and activations as one kernel each (Liger)",
+        said={
+            **_hugging(LIGER, axolotl="liger_rms_norm: true"),
+            "llama-factory": "enable_liger_kernel: true",
+        },
+    ),
+    Lever(
+        name="torch.compile",
+        said=_hugging("torch_compile: true", axolotl="torch_compile: true", torchtune="compile: true"),
+    ),
+    Lever(name="Unsloth's kernels", said={"llama-factory": "use_unsloth: true"}),
+    Lever(
+        name="states of eight bits",
+        option="eight_bit_states",
+        said=_hugging(
+            "optim: adamw_bnb_8bit",
+            axolotl="optimizer: adamw_bnb_8bit",
+            torchtune="optimizer._component_: bitsandbytes.optim.AdamW8bit",
+        ),
+    ),
+    Lever(
+        name="states of four bits",
+        option="four_bit_states",
+        said=_hugging("optim: adamw_torch_4bit", axolotl="optimizer: ao_adamw_4bit"),
+    ),
+    Lever(
+        name="states in pages",
+        option="paged_states",
+        said=_hugging(
+            "optim: paged_adamw_32bit",
+            axolotl="optimizer: paged_adamw_8bit",
+            torchtune="optimizer._component_: bitsandbytes.optim.PagedAdamW8bit",
+        ),
+    ),
+    Lever(
+        name="Adafactor",
+        said=_hugging("optim: adafactor", axolotl="optimizer: adafactor"),
+    ),
+    Lever(
+        name="GaLore",
+        option="low_rank",
+        said={
+            "llama-factory": "use_galore: true; galore_rank: 64",
+            "axolotl": "optimizer: galore_adamw; optim_target_modules: [attn, mlp]",
+            "trl": "optim: galore_adamw; optim_target_modules: [attn, mlp]; optim_args: rank=64",
+            "transformers": "optim: galore_adamw; optim_target_modules: all-linear",
+            "swift": "use_galore: true; galore_rank: 64",
+        },
+    ),
+    Lever(
+        name="APOLLO",
+        option="low_rank",
+        said={
+            "llama-factory": "use_apollo: true; apollo_rank: 64",
+            "axolotl": "optimizer: apollo_adamw; optim_target_modules: [attn, mlp]",
+            "trl": "optim: apollo_adamw; optim_target_modules: [attn, mlp]",
+            "transformers": "optim: apollo_adamw; optim_target_modules: all-linear",
+        },
+    ),
+    Lever(
+        name="updates within the backward",
+        said={
+            "llama-factory": "use_galore: true; galore_layerwise: true",
+            "trl": "optim: galore_adamw_layerwise; optim_target_modules: [attn, mlp]",
+            "transformers": "optim: galore_adamw_layerwise; optim_target_modules: [attn, mlp]",
+            "torchtune": "optimizer_in_bwd: true",
+        },
+    ),
+    Lever(
+        name="LoRA",
+        option="adapters",
+        said={
+            "llama-factory": "finetuning_type: lora; lora_rank: 8",
+            "axolotl": "adapter: lora; lora_r: 8; lora_target_linear: true",
+            "trl": "use_peft: true; lora_r: 8",
+            "transformers": "use_lora: true; lora_r: 8",
+            "swift": "tuner_type: lora; lora_rank: 8",
+            "torchtune": "model._component_: torchtune.models.llama3_2.lora_llama3_2_1b; " + ATTENTION,
+        },
+    ),
+    Lever(
+        name="QLoRA",
+        option="adapters_nf4",
+        said={
+            "llama-factory": "finetuning_type: lora; quantization_bit: 4",
+            "axolotl": "adapter: qlora; load_in_4bit: true; lora_target_linear: true",
+            "trl": "use_peft: true; load_in_4bit: true",
+            "transformers": "use_lora: true; bits: 4",
+            "swift": "tuner_type: lora; quant_bits: 4",
+            "torchtune": "model._component_: torchtune.models.llama3_2.qlora_llama3_2_1b; " + ATTENTION,
+        },
+    ),
+    Lever(
+        name="LoRA on eight bits",
+        said={
+            "llama-factory": "finetuning_type: lora; quantization_bit: 8",
+            "axolotl": "adapter: lora; load_in_8bit: true; lora_target_linear: true",
+            "trl": "use_peft: true; load_in_8bit: true",
+            "transformers": "use_lora: true; bits: 8",
+            "swift": "tuner_type: lora; quant_bits: 8",
+        },
+    ),
+    Lever(
+        name="DoRA",
+        priced="in part",
+        without="the norms of adapted weights in each forward",
+        said={
+            "llama-factory": "finetuning_type: lora; use_dora: true",
+            "axolotl": "adapter: lora; peft_use_dora: true; lora_target_linear: true",
+            "trl": "use_peft: true; use_dora: true",
+            "swift": "tuner_type: lora; use_dora: true",
+            "torchtune": "model._component_: torchtune.models.llama3_2.dora_llama3_2_1b; " + ATTENTION,
+        },
+    ),
+    Lever(
+        name="frozen layers",
+        option="some_layers",
+        said={
+            "llama-factory": "finetuning_type: freeze; freeze_trainable_layers: 2",
+            "axolotl": "unfrozen_parameters: ['^model.layers.1[0-9]+']",
+            "swift": "freeze_parameters_ratio: 0.5",
+        },
+    ),
+    Lever(
+        name="frozen embeddings",
+        said={
+            "axolotl": "unfrozen_parameters: ['^model.layers', '^model.norm']",
+            "swift": "freeze_parameters: [model.embed_tokens]",
+        },
+    ),
+    Lever(
+        name="activation checkpointing",
+        option="recompute",
+        said={
+            "llama-factory": "disable_gradient_checkpointing: false",
+            "axolotl": "gradient_checkpointing: true",
+            "trl": "gradient_checkpointing: true",
+            "transformers": "gradient_checkpointing: true",
+            "swift": "gradient_checkpointing: true",
+            "torchtune": "enable_activation_checkpointing: true",
+            "accelerate": "fsdp_config.fsdp_activation_checkpointing: true",
+        },
+        others={"megatron": "--recompute-granularity full", "torchtitan": "activation_checkpoint.mode"},
+    ),
+    Lever(
+        name="checkpoints on the host",
+        option="input_offload",
+        said={
+            "llama-factory": "use_unsloth_gc: true; disable_gradient_checkpointing: false",
+            "axolotl": "gradient_checkpointing: offload",
+            "trl": "activation_offloading: true; gradient_checkpointing: true",
+            "torchtune": "enable_activation_offloading: true; enable_activation_checkpointing: true",
+        },
+    ),
+    Lever(
+        name="ZeRO and FSDP",
+        option="zero",
+        said={
+            **_hugging("deepspeed: zero3", axolotl="deepspeed: zero3"),
+            **SHARDED,
+        },
+    ),
+    Lever(
+        name="optimizer on the host (DeepSpeed)",
+        option="optimizer_offload",
+        said={
+            **_hugging("deepspeed: zero2_offload", axolotl="deepspeed: zero2_offload"),
+            "deepspeed": "zero_optimization.stage: 2; zero_optimization.offload_optimizer.device: cpu",
+        },
+    ),
+    Lever(
+        name="parameters on the host",
+        option="parameter_offload",
+        said={
+            "deepspeed": "zero_optimization.stage: 3; zero_optimization.offload_param.device: cpu",
+            "axolotl": "deepspeed: deepspeed_configs/zero3_bf16_cpuoffload_params.json",
+        },
+    ),
+    Lever(
+        name="all of it on the host (FSDP)",
+        option="cpu_offload",
+        said={
+            "axolotl": "fsdp: [full_shard, auto_wrap]; fsdp_config.offload_params: true",
+            "trl": "fsdp: full_shard auto_wrap offload",
+            "transformers": "fsdp: full_shard auto_wrap offload",
+            "llama-factory": "fsdp: full_shard auto_wrap offload",
+            "swift": "fsdp: full_shard auto_wrap offload",
+            "torchtune": "fsdp_cpu_offload: true",
+            "accelerate": "fsdp_config.fsdp_offload_params: true",
+        },
+    ),
+    Lever(
+        name="sequences over ranks (Ulysses)",
+        said={"swift": "sequence_parallel_size: 2", "trl": "parallelism_config.sp_size: 2"},
+        option="cp",
+    ),
+    Lever(
+        name="sequences over ranks (ring, gathered keys)",
+        option="cp",
+        said={
+            "axolotl": "context_parallel_size: 2",
+            "trl": "parallelism_config.cp_size: 2",
+            "torchtune": "context_parallel_dim: 2",
+        },
+    ),
+    Lever(
+        name="sample packing",
+        priced="in part",
+        without="attention between packed samples where the program leaves it out",
+        said={
+            "llama-factory": "packing: true",
+            "axolotl": "sample_packing: true",
+            "trl": "packing: true",
+            "swift": "packing: true",
+            "torchtune": "dataset.packed: true",
+        },
+    ),
+    Lever(
+        name="padding-free batches",
+        priced="in part",
+        without="shorter batches, whose lengths --lengths gives",
+        said={"swift": "padding_free: true", "trl": "padding_free: true"},
+    ),
+    Lever(
+        name="TF32",
+        option="tf32",
+        said={
+            "trl": "tf32: true",
+            "transformers": "tf32: true",
+            "swift": "torch_dtype: float32; tf32: true",
+            "axolotl": "bf16: false; tf32: true",
+        },
+    ),
+    Lever(
+        name="experts as one grouped product",
+        said={**_hugging("experts_implementation: grouped_mm"), "axolotl": "experts_implementation: grouped_mm"},
+        others={"megatron": "--moe-grouped-gemm"},
+    ),
+)
+
+
+def table() -> str:
+    """The table as text: a lever, what of it is priced, `gnomon fit`'s option, and each program's setting below."""
+    lines = [f"{'lever':52} {'priced':8} fit"]
+    for lever in LEVERS:
+        lines.append(f"{lever.name:52} {lever.priced:8} {lever.option or '-'}")
+        lines += [f"    {program:14} {said}" for program, said in (*lever.said.items(), *lever.others.items())]
+        lines += [f"    without {lever.without}"] if lever.without else []
+    return "\n".join(lines)

@@ -19,7 +19,7 @@ from pathlib import Path
 import torch
 
 from gnomon.compiler.device import this_device
-from gnomon.compiler.linear import Form, linear
+from gnomon.compiler.linear import LinearForm, linear
 from gnomon.compiler.matmul_tile import MatmulTile, constructed, fits
 
 RESULT = Path(__file__).parents[1] / "results" / "compiler_matmul_tiles.md"
@@ -32,7 +32,7 @@ def measured(x: torch.Tensor, w: torch.Tensor, tiles: list[MatmulTile]) -> tuple
     for _ in range(7):
         for tile in tiles:
             began = time.thread_time()
-            linear(x, w, form=Form(tile))
+            linear(x, w, form=LinearForm(tile))
             best[tile] = min(best[tile], time.thread_time() - began)
         began = time.thread_time()
         torch.mm(x, w.t())
@@ -50,7 +50,7 @@ def main() -> None:
     every = [MatmulTile(r, v) for v in (1, 2, 3, 4) for r in range(2, 30) if fits(MatmulTile(r, v), device)]
     x, w = torch.randn(40, 64), torch.randn(100, 64)
     for tile in every:
-        made = linear(x, w, form=Form(tile))
+        made = linear(x, w, form=LinearForm(tile))
         assert made is not None
         torch.testing.assert_close(made, x @ w.t())
     rng, rows, ratios, spent = random.Random(0), [], [], []

@@ -30,7 +30,7 @@ import transformers
 from gnomon.compiler.machine import this_machine
 from gnomon.serve.engine import Engine
 from gnomon.serve.load import open_model
-from gnomon.serve.rows import Rows
+from gnomon.serve.rows import TokenRows
 from gnomon.serve.sampling import Sampling
 from gnomon.software.engine import engine
 
@@ -110,7 +110,7 @@ def host_share(model: Engine) -> float:
         model.add([rng.randrange(5, 4000) for _ in range(16)], Sampling(max_tokens=48, temperature=0))
     forward, inside = model.model.forward, 0.0
 
-    def timed(rows: Rows) -> torch.Tensor:
+    def timed(rows: TokenRows) -> torch.Tensor:
         nonlocal inside
         before = time.process_time()
         made = forward(rows)

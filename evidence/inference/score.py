@@ -25,10 +25,10 @@ from gnomon.prices.decoding import touched_experts
 from gnomon.serving.capacity import capacity
 from gnomon.serving.iteration import TICKS_PER_S, IterationPrice
 from gnomon.serving.layout import Serving
-from gnomon.serving.pools import Pool, decoding, replay_pools
+from gnomon.serving.pools import EnginePool, decoding, replay_pools
 from gnomon.serving.replay import Played, replay
 from gnomon.serving.requests import closed
-from gnomon.serving.scheduler import Batch, Piece
+from gnomon.serving.scheduler import Batch, PromptPiece
 from gnomon.software.engine import Engine
 
 Array = NDArray[np.float64]
@@ -87,7 +87,7 @@ def _alone(asked: Asked) -> tuple[float, float, float, float]:
         group = min(at_once, batch - first)
         for start in range(0, inputs, budget):
             new = min(budget, inputs - start)
-            pieces.append(tuple(Piece(i, prefix + start, new, start + new == inputs) for i in range(group)))
+            pieces.append(tuple(PromptPiece(i, prefix + start, new, start + new == inputs) for i in range(group)))
     each = [price.batch_ticks(Batch(p, 0, 0, ())) / TICKS_PER_S for p in pieces]
     # pieces follow each other through the stages of a pipeline
     prompt = sum(each) / stages + max(each) * (stages - 1) / stages
@@ -122,8 +122,8 @@ def _loop(asked: Asked) -> tuple[Played, float]:
     load = closed(asked.inputs, asked.outputs, clients, max(3 * clients, 24), spread=SPREAD)
     played = replay_pools(
         load,
-        Pool(price=prefill, blocks=max(prefill_blocks, 1), count=pools.prefill_count * pools.prefill.dp),
-        Pool(price=decode, blocks=max(decode_blocks, 1), count=pools.decode_count * asked.serving.dp),
+        EnginePool(price=prefill, blocks=max(prefill_blocks, 1), count=pools.prefill_count * pools.prefill.dp),
+        EnginePool(price=decode, blocks=max(decode_blocks, 1), count=pools.decode_count * asked.serving.dp),
         transfer,
     )
     return played, 1

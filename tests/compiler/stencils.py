@@ -13,7 +13,7 @@ from torch._functorch._aot_autograd.utils import make_boxed_func
 from torch.nn import functional as F
 
 from gnomon.compiler.stencil.call import replaced
-from gnomon.compiler.stencil.elsewhere import Seen
+from gnomon.compiler.stencil.elsewhere import RunElsewhere
 
 Case = tuple[Callable[..., Any], tuple[Tensor, ...]]
 
@@ -97,12 +97,12 @@ def cases() -> dict[str, Case]:
     }
 
 
-def seen(function: Callable[..., Any], inputs: tuple[Tensor, ...]) -> list[Seen]:
+def seen(function: Callable[..., Any], inputs: tuple[Tensor, ...]) -> list[RunElsewhere]:
     """The stencils of a function, with what they were given and what ATen made of it."""
-    found: list[Seen] = []
+    found: list[RunElsewhere] = []
 
     def compiled(graph: torch.fx.GraphModule, _: Any) -> Any:
-        found.extend(one for _, one in replaced(graph.graph, Seen))
+        found.extend(one for _, one in replaced(graph.graph, RunElsewhere))
         return make_boxed_func(graph.forward)
 
     torch._dynamo.reset()

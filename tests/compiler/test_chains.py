@@ -82,6 +82,6 @@ def test_a_tile_fits_the_size() -> None:
 def test_any_tile_gives_the_product(tile: MatmulTile) -> None:
     x, w, b = torch.randn(31, 45), torch.randn(77, 45), torch.randn(77)
     for left, right in ((x, w), (x.t().contiguous().t(), w.t().contiguous().t())):
-        made = linear.linear(b, left, right, form=linear.Form(tile))
+        made = linear.linear(b, left, right, form=linear.LinearForm(tile))
         assert made is not None
         torch.testing.assert_close(made, torch.addmm(b, x, w.t()), rtol=1e-4, atol=1e-4)

@@ -13,7 +13,7 @@ from gnomon.models.presets import model
 from gnomon.prices.stored import StoredPrices
 from gnomon.serving.iteration import TICKS_PER_S, IterationPrice
 from gnomon.serving.layout import Serving
-from gnomon.serving.scheduler import Batch, Piece
+from gnomon.serving.scheduler import Batch, PromptPiece
 from gnomon.software.engine import engine
 
 ELEMENTS, KEY_S, QUERY_S, PAIR_S = served.SIDE**2, 2e-9, 3e-6, 1e-8
@@ -82,5 +82,5 @@ def test_an_iteration_of_the_engine_is_the_sum_of_its_kernels(measured: Measured
     keys = layers * kv_heads * (2 * QUERY_S + 600 * KEY_S)
     products = 2e-3 * matrices / ELEMENTS
     assert seconds == pytest.approx(products + keys, rel=0.02)
-    prompt = Batch(pieces=(Piece(1, 0, 32, True),), decodes=0, kv_tokens=0, preempted=())
+    prompt = Batch(pieces=(PromptPiece(1, 0, 32, True),), decodes=0, kv_tokens=0, preempted=())
     assert price.batch_ticks(prompt) / TICKS_PER_S > 32e-3 * (matrices - 128256 * 2048) / ELEMENTS

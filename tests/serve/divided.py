@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 
 from gnomon.runtime.ops.site import Axis
-from gnomon.serve.divided import Leader, Stage
+from gnomon.serve.divided import DividedStage, Leader
 from gnomon.serve.division import divide
 from gnomon.serve.engine import Engine
 from gnomon.serve.load import look, read
@@ -63,7 +63,7 @@ def rank(store: Any, rank: int, world_size: int, folders: Sequence[str], ways: W
         found = look(folder, RULES, ways=ways, **OPEN)
         model = read(folder, found, divide(found.cut, ways, rank, tp))
         if rank:
-            stage, turn = Stage(model), [None]
+            stage, turn = DividedStage(model), [None]
             while True:
                 dist.broadcast_object_list(turn, src=0)
                 if turn[0] is None:

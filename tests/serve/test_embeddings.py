@@ -25,7 +25,7 @@ from gnomon.cli.options.server import ServerOptions  # noqa: E402
 from gnomon.cli.serve import settings_of  # noqa: E402
 from gnomon.errors import InputError  # noqa: E402
 from gnomon.serve import server as server_module  # noqa: E402
-from gnomon.serve.encoder import Encoder, Kind  # noqa: E402
+from gnomon.serve.encoder import Encoder, EncoderKind  # noqa: E402
 
 pytestmark = pytest.mark.torch
 
@@ -148,7 +148,7 @@ def test_classes_and_scores_are_those_of_transformers(
         made = transformers.AutoConfig.for_model(kind, **config)
         model = transformers.AutoModelForSequenceClassification.from_config(made).float().eval()
         model.save_pretrained(tmp_path)
-    monkeypatch.setattr(server_module, "Pool", InProcess)
+    monkeypatch.setattr(server_module, "WorkerPool", InProcess)
     settings = settings_of(ServerOptions(folder=str(tmp_path), dtype="fp32", name="m"))
     app = server_module.application(settings, server_module._looked(settings))
 
@@ -181,12 +181,12 @@ def test_problems_and_models_that_classify(tmp_path: Path) -> None:
     for problem, activation in (("multi_label_classification", "sigmoid"), ("regression", "identity")):
         said = {**config, "problem_type": problem, "id2label": {"0": "no", "1": "yes"}}
         (tmp_path / "config.json").write_text(json.dumps(said))
-        kind = Kind.of(tmp_path, None)
+        kind = EncoderKind.of(tmp_path, None)
         assert (kind.activation, kind.labels) == (activation, ("no", "yes"))
     (tmp_path / "config.json").write_text(json.dumps({**config, "problem_type": "odd"}))
     with pytest.raises(InputError, match="problem_type 'odd'"):
-        Kind.of(tmp_path, None)
+        EncoderKind.of(tmp_path, None)
     llama = {"architectures": ["LlamaForSequenceClassification"], "model_type": "llama", **CONFIGS["llama"]}
     (tmp_path / "config.json").write_text(json.dumps(llama))
     with pytest.raises(InputError, match="classifies texts by a llama"):
-        Kind.of(tmp_path, None)
+        EncoderKind.of(tmp_path, None)

@@ -18,10 +18,10 @@ from runtime.hf_models import CONFIGS  # noqa: E402
 from serve.against_generate import answers, compare, greedy, served, theirs  # noqa: E402
 
 from gnomon.errors import InputError, PlanError  # noqa: E402
-from gnomon.runtime.ops.paged import Seen  # noqa: E402
+from gnomon.runtime.ops.paged import Visibility  # noqa: E402
 from gnomon.serve.load import open_model  # noqa: E402
 from gnomon.serve.paged import Pages, Room  # noqa: E402
-from gnomon.serve.rows import Part, Rows  # noqa: E402
+from gnomon.serve.rows import Part, TokenRows  # noqa: E402
 from gnomon.serve.sampling import Sampling  # noqa: E402
 from gnomon.serving.scheduler import Scheduler  # noqa: E402
 from gnomon.software.engine import engine  # noqa: E402
@@ -113,14 +113,14 @@ def test_encoders_are_refused_before_weights_are_read(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "seen",
     [
-        Seen(scale=0.3),
-        Seen(scale=0.3, window=7),
-        Seen(scale=0.3, cap=2.0),
-        Seen(scale=0.3, causal=False),
-        Seen(scale=0.3, causal=False, window=5),
+        Visibility(scale=0.3),
+        Visibility(scale=0.3, window=7),
+        Visibility(scale=0.3, cap=2.0),
+        Visibility(scale=0.3, causal=False),
+        Visibility(scale=0.3, causal=False, window=5),
     ],
 )
-def test_attention_over_pages_is_attention(seen: Seen, dtype: torch.dtype) -> None:
+def test_attention_over_pages_is_attention(seen: Visibility, dtype: torch.dtype) -> None:
     """The kernel and PyTorch's columns of pages, against one softmax over each whole sequence in float64."""
     torch.manual_seed(0)
     for heads, kv_heads, k_dim, v_dim, extra in ((4, 2, 24, 8, "sinks"), (6, 2, 16, 20, "slopes"), (11, 1, 8, 32, "")):
@@ -138,7 +138,7 @@ def test_attention_over_pages_is_attention(seen: Seen, dtype: torch.dtype) -> No
             cut = [slice(0, before) if part == 0 else slice(before, None) for _, before in shapes]
             counts = [b if part == 0 else n for n, b in shapes]
             parts = [Part(i, c.start, [0] * n, True, 1) for i, (c, n) in enumerate(zip(cut, counts, strict=True))]
-            rows = Rows.of(parts, [tables], [-1] * 3)
+            rows = TokenRows.of(parts, [tables], [-1] * 3)
             q = torch.randn(sum(counts), heads, k_dim).to(dtype)
             k, v = (torch.cat([own[i][c] for own, c in zip(whole, cut, strict=True)]) for i in (0, 1))
             made = [one.attend(rows, q, k, v).double() for one in pages]

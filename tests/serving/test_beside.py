@@ -15,7 +15,7 @@ from gnomon.serving.forecast import Disaggregated, serve, serve_pools
 from gnomon.serving.iteration import TICKS_PER_S, Beside, IterationPrice
 from gnomon.serving.layout import Serving
 from gnomon.serving.requests import closed
-from gnomon.serving.scheduler import Batch, Piece
+from gnomon.serving.scheduler import Batch, PromptPiece
 from gnomon.software.engine import engine
 
 PLAIN = Serving(max_model_len=4096)
@@ -84,7 +84,7 @@ def test_adapters_take_their_bytes_and_their_kernels() -> None:
 def test_an_image_is_encoded_once_in_the_first_piece_of_its_prompt() -> None:
     beside = Beside(draft=None, vision=model("vit-l-16"), image_tokens=576)
     rules, plain = price(PLAIN, beside), price()
-    first, later = Batch((Piece(0, 0, 600, False),), 0, 0, ()), Batch((Piece(0, 600, 400, True),), 0, 0, ())
+    first, later = Batch((PromptPiece(0, 0, 600, False),), 0, 0, ()), Batch((PromptPiece(0, 600, 400, True),), 0, 0, ())
     encoder = rules.batch_ticks(first) - plain.batch_ticks(first)
     flops = 2 * 304e6 * 576
     assert 1 < encoder / TICKS_PER_S / (flops / 989e12) < 40

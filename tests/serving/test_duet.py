@@ -12,12 +12,12 @@ from gnomon.cli import main
 from gnomon.graph import BlockBuilder, Call, Dim, Dtypes, Graph, Tensor
 from gnomon.hardware import parse_cluster
 from gnomon.ops.work import Setting
-from gnomon.serving.duet import Lane, Subgraph, chosen, corrected, makespan, op_seconds, subgraphs
+from gnomon.serving.duet import DuetLane, Subgraph, chosen, corrected, makespan, op_seconds, subgraphs
 
-LANE = Lane(bytes_per_s=1e3, latency_s=0.1)
+LANE = DuetLane(bytes_per_s=1e3, latency_s=0.1)
 
 
-def played(parts: list[Subgraph], places: tuple[int, ...], lane: Lane) -> float:
+def played(parts: list[Subgraph], places: tuple[int, ...], lane: DuetLane) -> float:
     """By events: a device takes its next subgraph, in order, as soon as all that it reads is there."""
     end: dict[int, float] = {}
     there: dict[tuple[int, int], float] = {}
@@ -85,7 +85,7 @@ def test_branches_are_apart_and_run_at_the_same_time() -> None:
     parts = subgraphs(two_towers(), setting, [op_seconds(device, "fp32") for device in devices])
     assert [part.ops for part in parts] == [1, 2, 60, 1]
     assert [[source for source, _ in part.reads] for part in parts] == [[], [0], [0], [1, 2]]
-    found = chosen(parts, Lane(bytes_per_s=25e9, latency_s=10e-6))
+    found = chosen(parts, DuetLane(bytes_per_s=25e9, latency_s=10e-6))
     assert found.places[1] == 0 and found.places[2] == 1
     assert found.seconds < 0.95 * min(found.alone_s)
 

@@ -13,9 +13,9 @@ from gnomon.hardware import parse_cluster
 from gnomon.models.presets import model
 from gnomon.serving.iteration import TICKS_PER_S, IterationPrice
 from gnomon.serving.layout import Serving
-from gnomon.serving.pools import Pool, decoding, replay_pools
+from gnomon.serving.pools import EnginePool, decoding, replay_pools
 from gnomon.serving.requests import Load, Request, closed
-from gnomon.serving.scheduler import Batch, Piece
+from gnomon.serving.scheduler import Batch, PromptPiece
 from gnomon.software.engine import engine
 
 
@@ -26,10 +26,10 @@ def price(name: str = "vllm", *, decodes: bool = False) -> IterationPrice:
     return IterationPrice(model("qwen2.5-0.5b"), parse_cluster("h100-sxm"), Serving(max_model_len=4096), rules)
 
 
-def pools(first: int = 1, last: int = 1, name: str = "vllm") -> tuple[Pool, Pool]:
+def pools(first: int = 1, last: int = 1, name: str = "vllm") -> tuple[EnginePool, EnginePool]:
     return (
-        Pool(price=price(name), blocks=4000, count=first),
-        Pool(price=price(name, decodes=True), blocks=4000, count=last),
+        EnginePool(price=price(name), blocks=4000, count=first),
+        EnginePool(price=price(name, decodes=True), blocks=4000, count=last),
     )
 
 
@@ -43,8 +43,8 @@ def test_a_request_alone_is_its_prompt_the_way_and_its_decodes() -> None:
     played = replay_pools(load, prefill, decode, sent)
     rules = prefill.price.engine
     wait = round((rules.request_s + 100 * rules.request_token_s) * TICKS_PER_S)
-    prompt = prefill.price.batch_ticks(Batch((Piece(0, 0, 100, True),), 0, 0, ()))
-    second = decode.price.batch_ticks(Batch((Piece(0, 100, 1, True),), 0, 0, ()))
+    prompt = prefill.price.batch_ticks(Batch((PromptPiece(0, 0, 100, True),), 0, 0, ()))
+    second = decode.price.batch_ticks(Batch((PromptPiece(0, 100, 1, True),), 0, 0, ()))
     rest = sum(decode.price.decode_ticks(1, keys) for keys in (102, 103))
     way = round(sent(100) * TICKS_PER_S)
     assert played.first_s[0] == (wait + prompt) / TICKS_PER_S

@@ -17,7 +17,7 @@ from gnomon.serving.iteration import TICKS_PER_S, IterationPrice
 from gnomon.serving.layout import Serving
 from gnomon.serving.replay import Played, replay
 from gnomon.serving.requests import Load, Request, at_rate, closed, from_csv, poisson
-from gnomon.serving.scheduler import Batch, Piece
+from gnomon.serving.scheduler import Batch, PromptPiece
 from gnomon.software.engine import engine, engines
 
 TIMES = ("arrival_s", "begun_s", "first_s", "second_s", "end_s")
@@ -80,7 +80,7 @@ def test_a_request_alone_is_its_prompt_and_its_decodes() -> None:
     rules = price("vllm")
     load = Load(requests=(Request(arrival_s=0.0, input_len=100, output_len=4),))
     played = replay(load, rules, 1000)
-    prompt = rules.batch_ticks(Batch((Piece(0, 0, 100, True),), 0, 0, ()))
+    prompt = rules.batch_ticks(Batch((PromptPiece(0, 0, 100, True),), 0, 0, ()))
     decodes = sum(rules.decode_ticks(1, keys) for keys in (101, 102, 103))
     wait = round((rules.engine.request_s + 100 * rules.engine.request_token_s) * TICKS_PER_S)
     assert played.first_s[0] == (wait + prompt) / TICKS_PER_S
@@ -94,7 +94,7 @@ def test_tables_are_within_one_per_cent_of_the_program(of: str) -> None:
     rng = random.Random(1)
     for _ in range(40):
         pieces = tuple(
-            Piece(i, rng.choice((0, rng.randint(1, 8000))), rng.randint(1, 2500), rng.random() < 0.5)
+            PromptPiece(i, rng.choice((0, rng.randint(1, 8000))), rng.randint(1, 2500), rng.random() < 0.5)
             for i in range(rng.randint(0, 3))
         )
         decodes = rng.randint(0 if pieces else 1, 250)
@@ -106,7 +106,7 @@ def test_more_work_never_takes_less() -> None:
     rules = price("vllm", "llama-3.1-8b")
     decodes = [rules.decode_ticks(n, n * 1000) for n in range(1, 600)]
     assert decodes == sorted(decodes)
-    pieces = [rules.batch_ticks(Batch((Piece(0, 0, n, True),), 0, 0, ())) for n in range(1, 8000, 7)]
+    pieces = [rules.batch_ticks(Batch((PromptPiece(0, 0, n, True),), 0, 0, ())) for n in range(1, 8000, 7)]
     assert all(b >= a * 0.995 for a, b in zip(pieces, pieces[1:], strict=False))
 
 

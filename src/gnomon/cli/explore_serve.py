@@ -24,7 +24,7 @@ from gnomon.serving.capacity import changes, most_model_len, refusal
 from gnomon.serving.file import ServeFile
 from gnomon.serving.forecast import Disaggregated, Forecast
 from gnomon.serving.layout import Serving
-from gnomon.serving.space import Choice
+from gnomon.serving.space import PlayedCandidate
 from gnomon.software.engine import Engine
 from gnomon.units import show_seconds
 
@@ -128,7 +128,7 @@ def best(options: FormOptions) -> dict[str, Any]:
     return {"ways": ways}
 
 
-def _named(choice: Choice) -> str:
+def _named(choice: PlayedCandidate) -> str:
     serving, pools = choice.candidate.serving, choice.candidate.pools
     axes = [f"{name}={getattr(serving, name)}" for name in ("tp", "pp", "dp", "ep", "replicas")]
     axes = [axis for axis in axes if not axis.endswith("=1")]

@@ -20,7 +20,7 @@ from gnomon.cli.terminal import print_json, print_lines
 from gnomon.errors import InputError, nearest
 from gnomon.formats import programs
 from gnomon.formats.engines import command_line
-from gnomon.formats.export import Asked, Draft, Export, asked_for, exported
+from gnomon.formats.export import Draft, Export, ExportRequest, asked_for, exported
 from gnomon.formats.given import network_graph
 from gnomon.hardware import parse_cluster
 from gnomon.hardware.kinds import is_mixed
@@ -132,7 +132,7 @@ def export_job(options: ExportOptions) -> Export:
     return exported(asked, draft(asked))
 
 
-def _writer(program: str) -> Callable[[Asked], Draft]:
+def _writer(program: str) -> Callable[[ExportRequest], Draft]:
     """What writes for a program. InputError for one that there is no export to."""
     found = programs.find(program) if program in programs.names() else None
     draft = None if found is None else found.write or found.tune

@@ -17,12 +17,12 @@ from gnomon.errors import InputError
 from gnomon.graph import Dtypes
 from gnomon.hardware import Device, parse_cluster
 from gnomon.ops.work import Setting
-from gnomon.serving.duet import LAUNCH_S, Chosen, Lane, Subgraph, chosen, op_seconds, subgraphs
+from gnomon.serving.duet import LAUNCH_S, Chosen, DuetLane, Subgraph, chosen, op_seconds, subgraphs
 from gnomon.units import show_bytes, show_seconds
 
 LOOKED_AT = frozenset("serve beside input_len".split())
 """Options of serving that the question looks at."""
-PCIE = Lane(bytes_per_s=25e9, latency_s=10e-6)
+PCIE = DuetLane(bytes_per_s=25e9, latency_s=10e-6)
 """Between a host and its card: PCIe 4 of 16 lanes, one direction, pinned."""
 SHOWN = 24
 

@@ -21,7 +21,7 @@ from gnomon.hardware import rent
 from gnomon.report.tables import wrapped
 from gnomon.serving.file import ServeFile
 from gnomon.serving.forecast import Target
-from gnomon.serving.space import Choice, Found, best, fewest, space
+from gnomon.serving.space import BestServing, PlayedCandidate, best, fewest, space
 from gnomon.units import show_seconds
 
 FORMATS: tuple[Literal["weights", "kv"], ...] = ("weights", "kv")
@@ -48,7 +48,7 @@ def run(options: PlanOptions) -> int:
     return 0 if found.best is not None else 1
 
 
-def searched(options: PlanOptions) -> tuple[ServingQuestion, Found]:
+def searched(options: PlanOptions) -> tuple[ServingQuestion, BestServing]:
     """What was asked, and the space searched. InputError for what the search itself chooses."""
     axes = [name for name in ("tp", "pp", "ep", "dp", "replicas") if getattr(options, name) is not None]
     if axes:
@@ -94,7 +94,7 @@ def searched(options: PlanOptions) -> tuple[ServingQuestion, Found]:
     return asked, search(asked.graph, asked.cluster, candidates, asked.load, target)
 
 
-def _row(choice: Choice) -> str:
+def _row(choice: PlayedCandidate) -> str:
     s, e, f = choice.candidate.serving, choice.candidate.engine, choice.forecast
     axes = " ".join(f"{n}={getattr(s, n)}" for n in ("tp", "pp", "dp", "ep", "replicas") if getattr(s, n) > 1)
     pools = choice.candidate.pools
@@ -107,7 +107,7 @@ def _row(choice: Choice) -> str:
     )
 
 
-def _text(asked: ServingQuestion, found: Found, options: PlanOptions) -> Iterator[str]:
+def _text(asked: ServingQuestion, found: BestServing, options: PlanOptions) -> Iterator[str]:
     yield (
         f"{asked.graph.name} served on {asked.cluster.name}: {found.size} candidates, "
         f"{found.played} played, {found.bounded} bounded, {sum(n for _, n in found.refused)} refused"
@@ -148,7 +148,7 @@ def _text(asked: ServingQuestion, found: Found, options: PlanOptions) -> Iterato
         yield f"written: {options.output}"
 
 
-def _pools_or_not(found: Found) -> Iterator[str]:
+def _pools_or_not(found: BestServing) -> Iterator[str]:
     """Whether disaggregation pays here, by the best of either kind that was played."""
     assert found.best is not None
     if not found.best.candidate.engine.disaggregates:
@@ -168,8 +168,8 @@ def _pools_or_not(found: Found) -> Iterator[str]:
         yield "  disaggregation does not pay: none that was played gives more tokens or less time a token"
 
 
-def _mapping(found: Found) -> dict[str, object]:
-    def one(choice: Choice) -> dict[str, object]:
+def _mapping(found: BestServing) -> dict[str, object]:
+    def one(choice: PlayedCandidate) -> dict[str, object]:
         held = choice.forecast.to_mapping()
         del held["over_time"]
         record = choice.candidate.engine

@@ -37,7 +37,7 @@ SHOWN = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Asked:
+class _EncoderRequest:
     graph: Graph
     cluster: Cluster
     engine: Engine
@@ -49,7 +49,7 @@ class _Asked:
     assumed: tuple[str, ...]
 
 
-def _read(options: PredictOptions | PlanOptions, graph: Graph, load: Load, notes: Sequence[str]) -> _Asked:
+def _read(options: PredictOptions | PlanOptions, graph: Graph, load: Load, notes: Sequence[str]) -> _EncoderRequest:
     """Reads the question from the options. load: the texts that come in, whose answers are of one token."""
     for name in given(options):
         if name in flags(ServeOptions) and name not in LOOKED_AT:
@@ -84,13 +84,13 @@ def _read(options: PredictOptions | PlanOptions, graph: Graph, load: Load, notes
     if table and longest > min(table):
         raise InputError(f"--max-model-len {longest} is above the {min(table)} places of {graph.name}; lower it")
     price = EncoderPrice(graph, cluster, record, weights)
-    return _Asked(
+    return _EncoderRequest(
         graph=graph, cluster=cluster, engine=record, load=load, price=price, workers=workers, longest=longest,
         weights=weights, assumed=(*assumed, *price.assumed),
     )  # fmt: skip
 
 
-def _title(asked: _Asked) -> str:
+def _title(asked: _EncoderRequest) -> str:
     how = f"{len(asked.load.requests):,} texts" + (
         f", {asked.load.concurrency} at a time" if asked.load.concurrency else ""
     )
@@ -114,7 +114,7 @@ def predict(options: PredictOptions, graph: Graph, load: Load, notes: Sequence[s
     return 0
 
 
-def _text(asked: _Asked, found: EncoderForecast) -> Iterator[str]:
+def _text(asked: _EncoderRequest, found: EncoderForecast) -> Iterator[str]:
     texts = found.texts
     yield _title(asked)
     yield ""
@@ -159,7 +159,7 @@ def plan(options: PlanOptions, graph: Graph, load: Load, notes: Sequence[str]) -
     return 0
 
 
-def _table(asked: _Asked, found: Sequence[EncoderForecast]) -> Iterator[str]:
+def _table(asked: _EncoderRequest, found: Sequence[EncoderForecast]) -> Iterator[str]:
     yield _title(asked)
     yield ""
     yield f"  {'p50':>9}{'p98':>10}{'mean':>10}{'busy':>6}{'padding':>9}{'patience':>10}  lengths"

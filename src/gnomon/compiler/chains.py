@@ -45,7 +45,7 @@ CALL_S = 3e-6
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Found:
+class ChainNodes:
     """Nodes of one chain."""
 
     product: Node
@@ -70,7 +70,7 @@ class Found:
 class Chain(Tried):
     """One chain as a function of x, the weight, and the bias and the norm's two vectors where there are some."""
 
-    def __init__(self, found: Found, form: linear.Form, plain: Callable[..., Any]) -> None:
+    def __init__(self, found: ChainNodes, form: linear.LinearForm, plain: Callable[..., Any]) -> None:
         """Is not tried yet. plain: the same operations compiled apart."""
         self.form, self.plain = form, plain
         self.bias, self.turned = found.bias is not None, found.turned
@@ -121,21 +121,21 @@ def fuse(graph: fx.Graph, compiled: Callable[[fx.GraphModule], Callable[[list[Te
             ended = _ended(found)
         except UnfitError:
             continue
-        form = linear.Form(constructed(*found.sizes, this_device())[0], ended, found.norm is not None)
+        form = linear.LinearForm(constructed(*found.sizes, this_device())[0], ended, found.norm is not None)
         chain = Chain(found, form, _apart(found, compiled))
         _place(graph, found, chain)
         made.append(chain)
     return made
 
 
-def saved_bytes(found: Found) -> int:
+def saved_bytes(found: ChainNodes) -> int:
     """What does not go to memory and back: the normed rows, and what the product would leave for the work after it."""
     m, n, k = found.sizes
     work = any(node.target not in SAME for node in found.after)
     return 2 * 4 * (m * k * (found.norm is not None) + m * n * work)
 
 
-def gains(found: Found, device: DeviceDescription) -> bool:
+def gains(found: ChainNodes, device: DeviceDescription) -> bool:
     """Whether the traffic that is saved, and the kernels' beginnings, are worth looking at beside the product."""
     m, n, k = found.sizes
     saved = saved_bytes(found)
@@ -159,7 +159,7 @@ def _float(node: Any) -> bool:
     )
 
 
-def _found(node: Node) -> Found | None:
+def _found(node: Node) -> ChainNodes | None:
     """The chain around a product, as long as everything in it is read within."""
     *bias, x, w = node.args
     if node.kwargs or not all(_float(one) for one in (node, *bias, x, w)) or (bias and bias[0].meta["val"].dim() != 1):
@@ -174,7 +174,7 @@ def _found(node: Node) -> Found | None:
     if norm is None and all(one.target is aten.relu.default for one in work):
         return None  # `products` takes a ReLU alone
     members = (*before, node, *after)
-    return Found(
+    return ChainNodes(
         product=node, bias=bias[0] if bias else None, x=source, weight=weight, turned=turned, norm=norm,
         members=members, out=out, after=after,
     )  # fmt: skip
@@ -223,7 +223,7 @@ def _after(node: Node) -> tuple[tuple[Node, ...], Node]:
     return tuple(one for one in members if one in needed and one is not node), out
 
 
-def _ended(found: Found) -> str:
+def _ended(found: ChainNodes) -> str:
     """C++ of what follows, as a function of a vector of the product's results; nothing where nothing does."""
     work = [node for node in found.after if node.target not in SAME]
     if not work:
@@ -257,12 +257,14 @@ def _ended(found: Found) -> str:
     return "\n".join([*lines, f"    return v{value};", "}"])
 
 
-def _inputs(found: Found) -> list[Node]:
+def _inputs(found: ChainNodes) -> list[Node]:
     vectors = [] if found.norm is None else [one for one in found.norm.args[2:4] if one is not None]
     return [found.x, found.weight, *([] if found.bias is None else [found.bias]), *vectors]
 
 
-def _apart(found: Found, compiled: Callable[[fx.GraphModule], Callable[[list[Tensor]], Any]]) -> Callable[..., Tensor]:
+def _apart(
+    found: ChainNodes, compiled: Callable[[fx.GraphModule], Callable[[list[Tensor]], Any]]
+) -> Callable[..., Tensor]:
     """The chain's own operations, compiled without chains, as a function of its inputs."""
     graph = fx.Graph()
     places: dict[Node, Node] = {}
@@ -290,7 +292,7 @@ def _apart(found: Found, compiled: Callable[[fx.GraphModule], Callable[[list[Ten
     return apart
 
 
-def _place(graph: fx.Graph, found: Found, chain: Chain) -> None:
+def _place(graph: fx.Graph, found: ChainNodes, chain: Chain) -> None:
     with graph.inserting_before(found.out):
         new = graph.call_function(chain, tuple(_inputs(found)))
     new.meta.update(found.out.meta)

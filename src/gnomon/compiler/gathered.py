@@ -30,8 +30,8 @@ PARALLEL = 1 << 20
 """Multiplications from which on threads share a product."""
 
 
-class Call(ctypes.Structure):
-    """`Call` of cpp/gathered.cpp."""
+class GatheredCall(ctypes.Structure):
+    """`GatheredCall` of cpp/gathered.cpp."""
 
     _fields_ = [
         *[(name, ctypes.c_int64) for name in ("groups", "rows", "n", "k", "relu", "threads")],
@@ -93,7 +93,7 @@ def product(
     out = torch.empty((count if to is None else into or 0, n), dtype=x.dtype)
     if not n:
         return out
-    call = Call(
+    call = GatheredCall(
         groups=1 if ends is None else len(ends), rows=count, n=n, k=k, relu=relu,
         threads=torch.get_num_threads() if count * n * k >= PARALLEL else 1,
         ends=_place(ends), from_=_place(rows), x_rows=len(x), to=_place(to), spare=_place(spare),

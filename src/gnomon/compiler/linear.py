@@ -25,8 +25,8 @@ PARALLEL = 1 << 20
 """Multiplications from which on threads share a product."""
 
 
-class Call(ctypes.Structure):
-    """`Call` of cpp/linear.cpp."""
+class LinearCall(ctypes.Structure):
+    """`LinearCall` of cpp/linear.cpp."""
 
     _fields_ = [
         *[(name, ctypes.c_int64) for name in ("m", "n", "k", "relu", "threads")],
@@ -43,7 +43,7 @@ class Call(ctypes.Structure):
 
 
 @dataclass(frozen=True, slots=True)
-class Form:
+class LinearForm:
     """What a kernel is compiled for: its tile (None: the one of most sizes), and what surrounds the product."""
 
     tile: MatmulTile | None = None
@@ -53,11 +53,11 @@ class Form:
     """Whether rows of x are normed as they are read."""
 
 
-PLAIN = Form()
+PLAIN = LinearForm()
 
 
 @cache
-def source(form: Form = PLAIN) -> str:
+def source(form: LinearForm = PLAIN) -> str:
     """The C++ text of a form."""
     text = FORMULA.read_text(encoding="utf-8")
     lines = [f"#define TILE {form.tile.rows}", f"#define VECTORS {form.tile.vectors}"] if form.tile else []
@@ -69,15 +69,15 @@ def source(form: Form = PLAIN) -> str:
 
 
 @cache
-def kernel(form: Form = PLAIN) -> Callable[[Any], int] | None:
+def kernel(form: LinearForm = PLAIN) -> Callable[[Any], int] | None:
     """The compiled kernel, None where it does not compile."""
-    return kernel_of(source(form), ctypes.POINTER(Call))
+    return kernel_of(source(form), ctypes.POINTER(LinearCall))
 
 
 def linear(
     *args: Tensor,
     after: str = "none",
-    form: Form = PLAIN,
+    form: LinearForm = PLAIN,
     norm: tuple[Tensor | None, Tensor | None, float] | None = None,
 ) -> Tensor | None:
     """(bias,) x (m, k), weight (n, k), each may lie turned; after: `relu` or `none`; norm: gamma, beta and eps of a
@@ -87,7 +87,7 @@ def linear(
     bias = [one.contiguous() for one in bias]
     (m, k), n = x.shape, w.shape[0]
     out = torch.empty((m, n))
-    call = Call(
+    call = LinearCall(
         m=m, n=n, k=k, relu=after == "relu", x=x.data_ptr(), across=max(1, m), x_row=x.stride(0), x_k=x.stride(1),
         w=w.data_ptr(), w_n=w.stride(0), w_k=w.stride(1), bias=bias[0].data_ptr() if bias else None, out=out.data_ptr(),
     )  # fmt: skip
@@ -98,13 +98,13 @@ def linear(
     return out if _run(call, form) else None
 
 
-def of_rows(x: Tensor, w: Tensor, relu: bool) -> Call | None:
+def of_rows(x: Tensor, w: Tensor, relu: bool) -> LinearCall | None:
     """A layer's sizes without its memory: x (m, k), weight (n, k); None where one is to be laid anew first."""
     if not (1 in x.stride() and 1 in w.stride()):
         return None
     (m, k), n = x.shape, w.shape[0]
     threads = 0 if m * n * k >= PARALLEL else 1
-    return Call(
+    return LinearCall(
         m=m, n=n, k=k, relu=relu, threads=threads, across=max(1, m), x_row=x.stride(0), x_k=x.stride(1),
         w_n=w.stride(0), w_k=w.stride(1),
     )  # fmt: skip
@@ -124,7 +124,7 @@ def pixels(
     else:
         out = torch.empty((images, n, down, across), memory_format=last)
     rows = images * down * across
-    call = Call(
+    call = LinearCall(
         m=rows, n=n, k=k, relu=relu, x=x.data_ptr(), x_row=k * step, x_down=wide * k * step, x_k=1,
         across=rows if step == 1 else across, w=w.data_ptr(), w_n=k, w_k=1,
         bias=None if bias is None else bias.data_ptr(), eps=eps, out=out.data_ptr(),
@@ -135,7 +135,7 @@ def pixels(
     return out if _run(call) else None
 
 
-def _run(call: Any, form: Form = PLAIN) -> bool:
+def _run(call: Any, form: LinearForm = PLAIN) -> bool:
     function = kernel(form)
     call.threads = torch.get_num_threads() if call.m * call.n * call.k >= PARALLEL else 1
     return function is not None and (not (call.m and call.n) or not function(call))

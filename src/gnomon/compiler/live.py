@@ -42,8 +42,8 @@ THROUGH = (
 """What leaves zeros where they are (a power: of a positive exponent)."""
 
 
-class Call(ctypes.Structure):
-    """`Call` of cpp/live.cpp."""
+class LiveCall(ctypes.Structure):
+    """`LiveCall` of cpp/live.cpp."""
 
     _fields_ = [
         *[(name, ctypes.c_int64) for name in ("rows", "n", "k", "live", "relu", "threads")],
@@ -73,7 +73,7 @@ def product(x: Tensor, w: Tensor, bias: Tensor | None, columns: Tensor, relu: bo
     x = x if x.stride(1) == 1 else x.contiguous()
     out = torch.empty((rows, n), dtype=x.dtype)
     threads = torch.get_num_threads() if rows * len(columns) * n >= PARALLEL else 1
-    call = Call(
+    call = LiveCall(
         rows=rows, n=n, k=k, live=len(columns), relu=relu, threads=threads, list=columns.data_ptr(), x=x.data_ptr(),
         x_row=x.stride(0), w=w.data_ptr(), w_k=w.stride(0), bias=None if bias is None else bias.data_ptr(),
         out=out.data_ptr(), out_row=n,

@@ -18,7 +18,7 @@ LOOPS = ("scan", "while_loop", "cond")
 Compiler = Callable[[fx.GraphModule, list[Any]], Callable[..., Any]]
 
 
-class Body(torch.nn.Module):
+class CompiledBody(torch.nn.Module):
     """A compiled body, called as the graph that it was."""
 
     def __init__(self, function: Callable[[list[Any]], Any]) -> None:
@@ -30,7 +30,7 @@ class Body(torch.nn.Module):
         return self.function(list(args))
 
 
-def compile_bodies(module: fx.GraphModule, compiler: Compiler) -> list[Body]:
+def compile_bodies(module: fx.GraphModule, compiler: Compiler) -> list[CompiledBody]:
     """Compiles the bodies of a graph's loops and branches and puts them in their place; returns them."""
     made = []
     for node in module.graph.nodes:
@@ -40,6 +40,6 @@ def compile_bodies(module: fx.GraphModule, compiler: Compiler) -> list[Body]:
             name = str(argument.target) if isinstance(argument, fx.Node) and argument.op == "get_attr" else ""
             body = getattr(module, name, None)
             if isinstance(body, fx.GraphModule):
-                setattr(module, name, Body(compiler(body, [])))
+                setattr(module, name, CompiledBody(compiler(body, [])))
                 made.append(getattr(module, name))
     return made

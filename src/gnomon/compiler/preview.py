@@ -45,8 +45,8 @@ REPEATS = 3
 LAST = torch.channels_last
 
 
-class Call(ctypes.Structure):
-    """`Call` of cpp/preview.cpp."""
+class PreviewCall(ctypes.Structure):
+    """`PreviewCall` of cpp/preview.cpp."""
 
     _fields_ = [
         *[(name, ctypes.c_int64) for name in "images high wide outputs pad_h pad_w relu threads".split()],
@@ -137,7 +137,7 @@ class Preview(Convolution):
         down = (high + 2 * self.padding[0] - tall + 1) // 2
         across = (wide + 2 * self.padding[1] - taps + 1) // 2
         out = torch.empty((images, outputs, down, across), memory_format=LAST)
-        call = Call(
+        call = PreviewCall(
             images=images, high=high, wide=wide, outputs=outputs, pad_h=self.padding[0], pad_w=self.padding[1],
             relu=self.relu, threads=torch.get_num_threads(), x=x.data_ptr(), weights=weights.data_ptr(),
             codes=codes.data_ptr(), bias=bias.data_ptr(), out=out.data_ptr(),

@@ -21,7 +21,7 @@ from gnomon.compiler import linear, thin
 from gnomon.compiler.build import address_of
 from gnomon.compiler.gate import Trial
 from gnomon.compiler.node import Node
-from gnomon.compiler.steps import Between, Call, Operation, View
+from gnomon.compiler.steps import Between, KernelCall, Operation, View
 
 aten = torch.ops.aten
 SHARE = 0.98
@@ -39,7 +39,7 @@ TRANSPOSED: dict[Any, tuple[Any, ...]] = {
 """What turns (n, k) into (k, n), with its arguments."""
 
 
-Steps = Callable[[Node, str, str], "list[Call | Operation] | None"]
+Steps = Callable[[Node, str, str], "list[KernelCall | Operation] | None"]
 
 
 class Product:
@@ -109,7 +109,7 @@ class Product:
         kept = any(t.second_kept or (self.by != "oneDNN" and t.kept) for t in self.trials.values())
         return kept or self.in_call
 
-    def step(self, node: Node) -> list[Call | Operation] | None:
+    def step(self, node: Node) -> list[KernelCall | Operation] | None:
         """What C++ calls in a node's place; None where only Python does."""
         trial = self.trials.get(0) if self.size_of is None else None
         if trial is None or trial.kept is None or self.steps is None:
@@ -247,7 +247,7 @@ def _own(few: bool, back: bool) -> Callable[..., Tensor]:
     return _own_linear if back else _own_times
 
 
-def _linear_steps(back: bool, node: Node, which: str, after: str) -> list[Call | Operation] | None:
+def _linear_steps(back: bool, node: Node, which: str, after: str) -> list[KernelCall | Operation] | None:
     """Of (bias,) x (m, k) and a weight (n, k), or (k, n) where it is not turned back."""
     *bias, x, w = node.args
     turned: Any = View(node=w, like=w.meta["val"].t())
@@ -266,15 +266,17 @@ def _linear_steps(back: bool, node: Node, which: str, after: str) -> list[Call |
     return _called(thin.kernel() if is_thin else linear.kernel(), call, node, x, w, bias)
 
 
-def _called(kernel: Any, call: Any, node: Node, x: Node, w: Node, bias: list[Node]) -> list[Call | Operation] | None:
+def _called(
+    kernel: Any, call: Any, node: Node, x: Node, w: Node, bias: list[Node]
+) -> list[KernelCall | Operation] | None:
     """A kernel of ours with its struct, whose result lies as the graph says."""
     if kernel is None or call is None or not node.meta["val"].is_contiguous():
         return None
     inputs = (("x", x), ("w", w), *(("bias", one) for one in bias))
-    return [Call(function=address_of(kernel), filled=call, inputs=inputs, outputs=(("out", node),))]
+    return [KernelCall(function=address_of(kernel), filled=call, inputs=inputs, outputs=(("out", node),))]
 
 
-def _with_relu(target: Any, args: tuple[Any, ...], node: Node, after: str) -> list[Call | Operation]:
+def _with_relu(target: Any, args: tuple[Any, ...], node: Node, after: str) -> list[KernelCall | Operation]:
     """An operation of ATen's, and a ReLU where it ends with one."""
     if after != "relu":
         return [Operation(target=target, args=args, results=(node,))]
@@ -342,7 +344,7 @@ def _convolution(node: Node) -> tuple[Product, tuple[Node, ...]] | None:
             return out
         return torch.relu(plain(x, weight, bias)) if after == "relu" else plain(x, weight, bias)
 
-    def steps(node: Node, which: str, after: str) -> list[Call | Operation] | None:
+    def steps(node: Node, which: str, after: str) -> list[KernelCall | Operation] | None:
         x, weight, *bias = node.args
         one = bias[0] if bias else None
         if which == "own" or (which == "run" and product.by != "oneDNN"):

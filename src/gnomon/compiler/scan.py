@@ -38,7 +38,7 @@ FORMULA = Path(__file__).with_name("cpp") / "scan.cpp"
 
 
 @dataclass(frozen=True, slots=True)
-class Form:
+class ScanForm:
     """What a kernel is compiled for."""
 
     rates: int
@@ -51,17 +51,17 @@ class Form:
     """And along time."""
 
 
-def form_of(rates: Sequence[Tensor], drives: Sequence[Tensor], weight: Tensor | None, exp: bool) -> Form:
+def form_of(rates: Sequence[Tensor], drives: Sequence[Tensor], weight: Tensor | None, exp: bool) -> ScanForm:
     """Says what kernel a scan of these tensors needs, real ones or without values."""
     every = [*rates, *drives, *([] if weight is None else [weight])]
     rank = max(one.dim() for one in every)
     varies = tuple(not _is_one(one.shape[-1]) for one in every)
     timed = tuple(one.dim() == rank and not _is_one(one.shape[0]) for one in every)
-    return Form(len(rates), len(drives), weight is not None, exp, varies, timed)
+    return ScanForm(len(rates), len(drives), weight is not None, exp, varies, timed)
 
 
 @cache
-def source_of(form: Form, backward: bool) -> str:
+def source_of(form: ScanForm, backward: bool) -> str:
     """The C++ text of a kernel."""
     flags = {"RATES": form.rates, "DRIVES": form.drives, "EXP": form.exp, "DOT": form.dot, "BACKWARD": backward}
     lines = [f"#define {name} {int(value)}" for name, value in flags.items()]
@@ -128,7 +128,7 @@ class _ScanCall(ctypes.Structure):
 
 
 @cache
-def kernel(form: Form, backward: bool) -> Callable[[Any], int] | None:
+def kernel(form: ScanForm, backward: bool) -> Callable[[Any], int] | None:
     """The compiled kernel, None where it does not compile."""
     return kernel_of(source_of(form, backward), ctypes.POINTER(_ScanCall))
 
@@ -149,7 +149,7 @@ def _read(x: Tensor) -> Tensor:
     return x if x.shape[-1] == 1 or x.stride(-1) == 1 else x.contiguous()
 
 
-def run(form: Form, tensors: Sequence[Tensor]) -> Tensor | None:
+def run(form: ScanForm, tensors: Sequence[Tensor]) -> Tensor | None:
     """What `plain` gives of rates, drives and the weight, by the kernel; None where it does not run."""
     function = kernel(form, False)
     shape = torch.broadcast_shapes(*[one.shape for one in tensors[: form.rates + form.drives]])
@@ -168,7 +168,7 @@ def run(form: Form, tensors: Sequence[Tensor]) -> Tensor | None:
 
 
 def _call(
-    form: Form, tensors: Sequence[Tensor], shape: Sequence[int]
+    form: ScanForm, tensors: Sequence[Tensor], shape: Sequence[int]
 ) -> tuple[list[Tensor], _ScanCall, tuple[int, ...]]:
     """(tensors that must live as long, the call, sizes)."""
     rank = len(shape)
@@ -185,7 +185,7 @@ def _call(
     return held, call, (steps, batch, width, n)
 
 
-def run_grad(form: Form, g: Tensor, tensors: Sequence[Tensor]) -> list[Tensor] | None:
+def run_grad(form: ScanForm, g: Tensor, tensors: Sequence[Tensor]) -> list[Tensor] | None:
     """What `plain_grad` gives, by the kernel; None where it does not run."""
     function = kernel(form, True)
     shape = torch.broadcast_shapes(*[one.shape for one in tensors[: form.rates + form.drives]])
@@ -275,7 +275,7 @@ class Scan(Tried):
     """One scan, or its backward, as a function of its tensors: the states, their sums with the weight, or the
     gradients of all factors."""
 
-    def __init__(self, form: Form, backward: bool, fixed: bool) -> None:
+    def __init__(self, form: ScanForm, backward: bool, fixed: bool) -> None:
         super().__init__(f"scan{'_grad' if backward else ''}", source_of(form, backward), fixed)
         self.form, self.backward, self.several = form, backward, backward
 

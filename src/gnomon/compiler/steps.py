@@ -124,7 +124,7 @@ class View:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Call:
+class KernelCall:
     """A kernel that takes a struct: its address, the struct without addresses, and which tensor's each field is."""
 
     function: int
@@ -389,7 +389,7 @@ class Builder:
 
 def _name(step: Any) -> str:
     """What a step is, in words."""
-    if isinstance(step, Call):
+    if isinstance(step, KernelCall):
         return f"{getattr(step.outputs[0][1].target, 'name', 'kernel')} (kernel)"
     if isinstance(step, Operation):
         return f"{step.target._schema.name.partition('::')[2]} (ATen)"
@@ -401,14 +401,14 @@ def _name(step: Any) -> str:
 
 
 def _results(step: Any) -> tuple[Any, ...]:
-    if isinstance(step, Call):
+    if isinstance(step, KernelCall):
         return tuple(node for _, node in step.outputs)
     return tuple(node for node in step.results if node is not None)
 
 
 def _tensors(step: Any) -> list[Any]:
     """Nodes and views that a step reads."""
-    if isinstance(step, Call):
+    if isinstance(step, KernelCall):
         return [node for _, node in step.inputs]
     if isinstance(step, Operation):
         return [one for arg in step.args for one in _inside(arg)]
@@ -435,7 +435,7 @@ def _check(step: Any) -> None:
         return
     if isinstance(step, (Loop, Branch)):
         return
-    if isinstance(step, Call):
+    if isinstance(step, KernelCall):
         if ctypes.sizeof(step.filled) > LARGEST_STRUCT:
             raise UnfitStepError("a large struct")
         return
@@ -581,7 +581,7 @@ class Move:
     of: Body | None
     source: Any
     target: Any
-    layouts: tuple[Layout, Layout]
+    layouts: tuple[TensorLayout, TensorLayout]
     steps: tuple[int, int] = (0, 0)
 
 
@@ -658,23 +658,23 @@ def _fixed(nodes: Sequence[Any]) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
+class TensorLayout:
     """How a tensor lies; strides in elements."""
 
     sizes: tuple[int, ...]
     strides: tuple[int, ...]
     dtype: torch.dtype
 
-    def row(self) -> Layout:
+    def row(self) -> TensorLayout:
         """Returns the layout of one row along the first dim."""
-        return Layout(self.sizes[1:], self.strides[1:], self.dtype)
+        return TensorLayout(self.sizes[1:], self.strides[1:], self.dtype)
 
 
-def _layout(value: torch.Tensor) -> Layout:
-    return Layout(tuple(value.shape), value.stride(), value.dtype)
+def _layout(value: torch.Tensor) -> TensorLayout:
+    return TensorLayout(tuple(value.shape), value.stride(), value.dtype)
 
 
-def _laid(one: Layout, other: Layout) -> bool:
+def _laid(one: TensorLayout, other: TensorLayout) -> bool:
     """Whether two tensors of the same sizes lie alike."""
     if one.sizes != other.sizes or one.dtype != other.dtype:
         raise UnfitStepError("a body that reads another size or dtype")
@@ -718,12 +718,12 @@ def _branch(pred: Any, bodies: Sequence[Body], given: list[Any], results: list[A
     )  # fmt: skip
 
 
-def _layouts(one: torch.Tensor, other: torch.Tensor) -> tuple[Layout, Layout]:
+def _layouts(one: torch.Tensor, other: torch.Tensor) -> tuple[TensorLayout, TensorLayout]:
     """Returns the layouts of two tensors of the same sizes and dtype, made alike."""
     return _alike(_layout(one), _layout(other))
 
 
-def _alike(one: Layout, other: Layout) -> tuple[Layout, Layout]:
+def _alike(one: TensorLayout, other: TensorLayout) -> tuple[TensorLayout, TensorLayout]:
     _laid(one, other)
     return one, other
 
@@ -881,7 +881,7 @@ class _Text:
                 self.words += _encoded(arg, of.type, self.tensor, self.kept)
             self.words += [-1 if node is None else self.tensor(node) for node in step.results]
             return
-        if isinstance(step, Call):
+        if isinstance(step, KernelCall):
             self.kept.append(step.filled)
             fields = [(name, node) for name, node in (*step.inputs, *step.outputs)]
             self.words += [STRUCT, step.function, ctypes.addressof(step.filled), ctypes.sizeof(step.filled)]
@@ -973,7 +973,7 @@ class _Text:
         )  # fmt: skip
 
 
-def _collapsed(one: Layout, other: Layout) -> tuple[int, list[tuple[int, int, int]]]:
+def _collapsed(one: TensorLayout, other: TensorLayout) -> tuple[int, list[tuple[int, int, int]]]:
     """A copy between two layouts: bytes that lie beside each other in both, and (size, bytes there, bytes here) of the
     dims around them."""
     item = one.dtype.itemsize

@@ -32,7 +32,7 @@ from gnomon.compiler import stored_sparse, stored_triton
 from gnomon.compiler.build import ASKS, has_compiler, kernel_of
 from gnomon.compiler.machine import has_features, this_machine
 from gnomon.compiler.stored_choice import NEAR, predicted
-from gnomon.compiler.stored_sparse import Choice, PackedSparse, Product, Taken
+from gnomon.compiler.stored_sparse import KernelChoice, PackedSparse, StoredProduct, Taken
 from gnomon.compiler.stored_triton import OnGpu
 from gnomon.compiler.tile_cost import best, rates
 from gnomon.compiler.triton_launch import has_triton
@@ -58,7 +58,7 @@ Arrays = Mapping[str, NDArray[np.generic]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Form:
+class StoredForm:
     """What a kernel is made for."""
 
     bits: int
@@ -99,7 +99,7 @@ class Form:
         return rows * padded * BITS[self.activations] // 8 + 64 + 8 * rows * groups
 
 
-WIDENED = Form(bits=32, group=0, activations="fp32", half=False)
+WIDENED = StoredForm(bits=32, group=0, activations="fp32", half=False)
 """Of what no kernel multiplies by here."""
 
 
@@ -110,7 +110,7 @@ class Packed:
     shape: tuple[int, int]
     """(outputs, inputs)."""
     storage: Storage
-    form: Form
+    form: StoredForm
     codes: Tensor
     """uint8 (panels, steps, 64)."""
     scales: Tensor | None
@@ -118,7 +118,7 @@ class Packed:
     zeros: Tensor | None
     arrays: Arrays | None = field(default=None, repr=False)
     """What it was packed from, where it is widened in each call."""
-    choice: Choice | None = None
+    choice: KernelChoice | None = None
     """Why a sparse weight is laid whole."""
 
     @property
@@ -137,16 +137,16 @@ class Packed:
         return sum(one.numel() * one.itemsize for one in parts if one is not None)
 
 
-def form_of(storage: Storage, activations: Activations = "int8") -> Form:
+def form_of(storage: Storage, activations: Activations = "int8") -> StoredForm:
     """The kernel for a storage. InputError where none is written."""
     if isinstance(storage, Dense) and storage.dtype == "bf16":
-        return Form(bits=16, group=0, activations="bf16", half=False)
+        return StoredForm(bits=16, group=0, activations="bf16", half=False)
     if isinstance(storage, Dense) and storage.dtype == "fp32":
-        return Form(bits=32, group=0, activations="fp32", half=False)
+        return StoredForm(bits=32, group=0, activations="fp32", half=False)
     if isinstance(storage, NF4):
-        return Form(bits=4, group=NF4_BLOCK, activations="bf16", half=False, table=NF4_CODES)
+        return StoredForm(bits=4, group=NF4_BLOCK, activations="bf16", half=False, table=NF4_CODES)
     if isinstance(storage, Integers) and not (activations == "bf16" and storage.bits == 8):
-        form = Form(
+        form = StoredForm(
             bits=storage.bits, group=storage.group, activations=activations, half=storage.scale == "float16",
             zeros=storage.zeros, zero=storage.zero,
             table=() if activations == "int8" else tuple(
@@ -165,7 +165,7 @@ def form_of(storage: Storage, activations: Activations = "int8") -> Form:
 
 
 @cache
-def text_of(form: Form) -> str:
+def text_of(form: StoredForm) -> str:
     """C++ of a kernel."""
     table = [int(one) for one in bfloat16_of(np.asarray(form.table, np.float32))] if form.table else []
     said = {
@@ -181,7 +181,7 @@ def text_of(form: Form) -> str:
 
 
 @cache
-def kernel(form: Form) -> Callable[[Any], int] | None:
+def kernel(form: StoredForm) -> Callable[[Any], int] | None:
     """Compiles the kernel of a form; None where this machine cannot run it or has no compiler."""
     return kernel_of(text_of(form), ctypes.c_void_p) if has_features(form.needs) and has_compiler() else None
 
@@ -217,7 +217,7 @@ def repack(
 
 def has_sparse() -> bool:
     """Whether this machine has kernels of sparse weights."""
-    return stored_sparse.kernel(stored_sparse.Form(kind="listed", value="bf16")) is not None
+    return stored_sparse.kernel(stored_sparse.SparseForm(kind="listed", value="bf16")) is not None
 
 
 def _chosen(arrays: Arrays, storage: Sparse, shape: tuple[int, int], rows: int) -> AnyPacked:
@@ -238,7 +238,7 @@ def _chosen(arrays: Arrays, storage: Sparse, shape: tuple[int, int], rows: int) 
                 took = best(lambda packed=packed: linear(x, packed), 2)  # type: ignore[misc]
                 measured[kind] = min(took, measured.get(kind, took))
     taken = min(measured, key=lambda kind: measured[kind]) if measured else near[0]
-    return replace(made[taken], choice=Choice(taken=taken, rows=rows, predicted=said, measured=measured))
+    return replace(made[taken], choice=KernelChoice(taken=taken, rows=rows, predicted=said, measured=measured))
 
 
 def as_kind(arrays: Arrays, storage: Sparse, shape: tuple[int, int], kind: Taken, rows: int = 1) -> AnyPacked:
@@ -286,7 +286,7 @@ def _laid_whole(arrays: Arrays, storage: Storage, shape: tuple[int, int], activa
     )
 
 
-def _panels(codes: NDArray[Any], form: Form) -> NDArray[Any]:
+def _panels(codes: NDArray[Any], form: StoredForm) -> NDArray[Any]:
     """(panels, steps, layers, 16, codes side by side): outputs and inputs filled up with zeros."""
     rows, columns = codes.shape
     padded = np.zeros((-(-rows // SIDE) * SIDE, form.padded(columns)), codes.dtype)
@@ -295,7 +295,7 @@ def _panels(codes: NDArray[Any], form: Form) -> NDArray[Any]:
     return padded.reshape(shape).transpose(0, 2, 3, 1, 4)
 
 
-def _laid(codes: NDArray[Any], form: Form) -> Tensor:
+def _laid(codes: NDArray[Any], form: StoredForm) -> Tensor:
     """Lays codes out as the kernel reads them: (panels, steps, 64) bytes, of codes in bytes or in words."""
     if form.step == form.beside and codes.shape[0] % SIDE == 0 and codes.shape[1] == form.padded(codes.shape[1]):
         whole = torch.from_numpy(
@@ -370,12 +370,12 @@ def rows_of(packed: AnyPacked, ids: Tensor) -> Tensor:
     return (at[:, :k].float() - packed.form.zero) * scales[:, None]
 
 
-def product(packed: AnyPacked, bias: Tensor | None) -> Product:
+def product(packed: AnyPacked, bias: Tensor | None) -> StoredProduct:
     """What a kernel is told of a weight, whose tensors must outlive it; rows are the caller's to say. bias: float32."""
     if isinstance(packed, PackedSparse):
         return stored_sparse.product(packed, bias)
     n, k = packed.shape
-    return Product(
+    return StoredProduct(
         n=n, k=k, padded=packed.form.padded(k), codes=packed.codes.data_ptr(), scales=_place(packed.scales),
         zeros=_place(packed.zeros), bias=_place(bias), factor=1.0,
     )  # fmt: skip

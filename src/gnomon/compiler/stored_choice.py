@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from math import ceil, sqrt
 
 from gnomon.compiler.machine import Machine
-from gnomon.compiler.stored_sparse import BITS, SIDE, TASK, Form, Taken, form_of, kinds_of
+from gnomon.compiler.stored_sparse import BITS, SIDE, TASK, SparseForm, Taken, form_of, kinds_of
 from gnomon.compiler.tile_cost import Rates
 from gnomon.errors import InputError
 from gnomon.storage.blocks import Blocks
@@ -96,7 +96,7 @@ def _work(storage: Sparse, kind: str, shape: Shape, rows: int) -> tuple[float, f
     return 6 * kept, work
 
 
-def _steps(storage: Sparse, form: Form) -> float:
+def _steps(storage: Sparse, form: SparseForm) -> float:
     """Of a panel's twice a register of columns, on average: as its fullest output needs them."""
     columns, density = 2 * form.block, density_of(storage)
     if isinstance(storage, NM):

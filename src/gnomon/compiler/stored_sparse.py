@@ -49,8 +49,8 @@ NUMBERS: dict[Kind, int] = {"n of m": 0, "listed": 1, "rowwise": 2, "blocks": 3}
 BITS = {"int8": 8, "bf16": 16, "fp32": 32}
 
 
-class Product(ctypes.Structure):
-    """`Product` of cpp/stored.h."""
+class StoredProduct(ctypes.Structure):
+    """`StoredProduct` of cpp/stored.h."""
 
     _fields_ = [
         *[(name, ctypes.c_int64) for name in ("m", "n", "k", "padded", "threads", "wide", "wide_out")],
@@ -67,7 +67,7 @@ class Product(ctypes.Structure):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Form:
+class SparseForm:
     """What a kernel is made for."""
 
     kind: Kind
@@ -109,7 +109,7 @@ class Form:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Choice:
+class KernelChoice:
     """What multiplies by a weight, for products of so many rows."""
 
     taken: Taken
@@ -137,7 +137,7 @@ class PackedSparse:
     shape: Shape
     """(outputs, inputs)."""
     storage: Sparse
-    form: Form
+    form: SparseForm
     codes: Tensor
     """uint8: kept numbers, with their places where the kind has them side by side."""
     starts: Tensor | None
@@ -149,7 +149,7 @@ class PackedSparse:
     """(outputs,), int32: the codes of a row added up, of int8."""
     kept: int
     """Numbers."""
-    choice: Choice | None = None
+    choice: KernelChoice | None = None
     """Why this kind was taken."""
 
     @property
@@ -171,21 +171,21 @@ def kinds_of(storage: Sparse, shape: Shape) -> tuple[Kind, ...]:
     return ("listed", "rowwise") if storage.value == "fp32" else ("listed",)
 
 
-def form_of(storage: Sparse, kind: Kind, rows: int = 1) -> Form:
+def form_of(storage: Sparse, kind: Kind, rows: int = 1) -> SparseForm:
     """rows: that products have, for the columns that are gone through at a time."""
     if kind == "n of m":
         assert isinstance(storage, NM)
-        return Form(kind=kind, value=storage.value, n=storage.n, m=storage.m)
+        return SparseForm(kind=kind, value=storage.value, n=storage.n, m=storage.m)
     if kind == "blocks":
         assert isinstance(storage, Blocks)
-        return Form(kind=kind, value=storage.value, wide=storage.size[1])
+        return SparseForm(kind=kind, value=storage.value, wide=storage.size[1])
     if kind == "rowwise":
-        return Form(kind=kind, value=storage.value, wide=IN_FIRST_CACHE if rows == 1 else IN_FIRST_CACHE // 4)
-    return Form(kind=kind, value=storage.value)
+        return SparseForm(kind=kind, value=storage.value, wide=IN_FIRST_CACHE if rows == 1 else IN_FIRST_CACHE // 4)
+    return SparseForm(kind=kind, value=storage.value)
 
 
 @cache
-def text_of(form: Form) -> str:
+def text_of(form: SparseForm) -> str:
     """C++ of a kernel."""
     said = {
         "KIND": NUMBERS[form.kind], "ACTS": BITS[form.value], "N": form.n, "M": form.m, "WIDE": form.wide,
@@ -195,13 +195,13 @@ def text_of(form: Form) -> str:
 
 
 @cache
-def kernel(form: Form) -> Callable[[Any], int] | None:
+def kernel(form: SparseForm) -> Callable[[Any], int] | None:
     """Compiled; None where this machine cannot run it or has no compiler."""
     return kernel_of(text_of(form), ctypes.c_void_p) if has_features(NEEDS) and has_compiler() else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Kept:
+class StoredMatrix:
     """What a stored matrix keeps, whatever its form."""
 
     mask: NDArray[np.bool_]
@@ -210,12 +210,12 @@ class Kept:
     """(outputs, inputs) float32, bfloat16 as uint16, or int8; 0 where nothing is kept."""
 
 
-def kept_of(arrays: Arrays, storage: Sparse, shape: Shape) -> Kept:
+def kept_of(arrays: Arrays, storage: Sparse, shape: Shape) -> StoredMatrix:
     values = np.asarray(arrays["values"])
     ones = np.ones(values.shape, np.float32)
     mask = storage.spread(arrays, ones, shape) != 0
     codes = storage.spread(arrays, values.astype(np.float32), shape)  # codes of 16 bits are exact in float32
-    return Kept(mask=mask, codes=codes.astype(values.dtype))
+    return StoredMatrix(mask=mask, codes=codes.astype(values.dtype))
 
 
 def repack(arrays: Arrays, storage: Sparse, shape: Shape, kind: Kind, rows: int = 1) -> PackedSparse:
@@ -260,7 +260,7 @@ def _panels(x: NDArray[Any]) -> NDArray[Any]:
     return np.pad(x, ((0, rows - x.shape[0]), *((0, 0) for _ in x.shape[1:]))).reshape(-1, SIDE, *x.shape[1:])
 
 
-def _n_of_m(values: NDArray[Any], places: NDArray[np.uint8], form: Form, columns: int) -> NDArray[np.uint8]:
+def _n_of_m(values: NDArray[Any], places: NDArray[np.uint8], form: SparseForm, columns: int) -> NDArray[np.uint8]:
     """(panels, turns, registers of places and then of numbers, 64)."""
     beside, registers, bits = form.turn
     kept, steps = form.padded(columns) // form.m * form.n, 16 * form.n // form.m * beside
@@ -284,7 +284,7 @@ Laid = tuple[NDArray[Any], NDArray[Any] | None, NDArray[Any] | None]
 """(codes, starts, places)."""
 
 
-def _listed(one: Kept, form: Form) -> Laid:
+def _listed(one: StoredMatrix, form: SparseForm) -> Laid:
     """Places of a byte beside numbers, step after step; steps of (panels, twice a register of columns)."""
     rows, columns = one.mask.shape
     wide, many = 2 * form.block, form.padded(columns) // (2 * form.block)
@@ -306,7 +306,7 @@ def _listed(one: Kept, form: Form) -> Laid:
     return codes, starts.astype(np.int64), steps.astype(np.uint8)
 
 
-def _rowwise(one: Kept, form: Form) -> Laid:
+def _rowwise(one: StoredMatrix, form: SparseForm) -> Laid:
     """Kept numbers by TASK outputs, by `wide` columns, by output, by column."""
     rows, columns = one.mask.shape
     turns = -(-columns // form.wide)
@@ -321,7 +321,7 @@ def _rowwise(one: Kept, form: Form) -> Laid:
     return numbers, starts, places
 
 
-def _blocks(one: Kept, form: Form) -> Laid:
+def _blocks(one: StoredMatrix, form: SparseForm) -> Laid:
     rows, columns = one.mask.shape
     tiles = one.codes.reshape(rows // SIDE, SIDE, columns // form.wide, form.wide).swapaxes(1, 2)
     kept = np.asarray(one.mask.reshape(rows // SIDE, SIDE, columns // form.wide, form.wide).any(axis=(1, 3)))
@@ -333,10 +333,10 @@ def _starts(counts: NDArray[Any]) -> NDArray[np.int64]:
     return np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
 
 
-def product(packed: PackedSparse, bias: Tensor | None) -> Product:
+def product(packed: PackedSparse, bias: Tensor | None) -> StoredProduct:
     """What a kernel is told of a weight, as `stored.product`."""
     n, k = packed.shape
-    return Product(
+    return StoredProduct(
         n=n, k=k, padded=packed.form.padded(k), codes=_place(packed.codes), starts=_place(packed.starts),
         places=_place(packed.places), scales=_place(packed.scales), sums=_place(packed.sums), bias=_place(bias),
         factor=1.0,

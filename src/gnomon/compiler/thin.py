@@ -29,8 +29,8 @@ CALL_S = 12e-6
 """What Python takes to fill the struct and call the kernel, beside ATen's own call."""
 
 
-class Call(ctypes.Structure):
-    """`Call` of cpp/thin.cpp."""
+class ThinCall(ctypes.Structure):
+    """`ThinCall` of cpp/thin.cpp."""
 
     _fields_ = [
         *[(name, ctypes.c_int64) for name in ("m", "n", "k", "relu", "parallel")],
@@ -59,10 +59,10 @@ def source() -> str:
 @cache
 def kernel() -> Callable[[Any], int] | None:
     """The compiled kernel, None where it does not compile."""
-    return kernel_of(source(), ctypes.POINTER(Call))
+    return kernel_of(source(), ctypes.POINTER(ThinCall))
 
 
-def of_rows(x: Tensor, w: Tensor, relu: bool) -> Call | None:
+def of_rows(x: Tensor, w: Tensor, relu: bool) -> ThinCall | None:
     """A linear layer's sizes: x (m, k), w (n, k), which may lie turned. None where it is not thin, or numbers do not
     lie beside each other."""
     (m, k), n = x.shape, w.shape[0]
@@ -71,7 +71,7 @@ def of_rows(x: Tensor, w: Tensor, relu: bool) -> Call | None:
     w_n, w_k = (1, w.stride(1)) if w.stride(1) != 1 and k > 1 else (w.stride(0), 1)
     if w_k != 1 and w.stride(0) != 1 and n > 1:
         return None
-    return Call(
+    return ThinCall(
         m=m, n=n, k=k, relu=relu, parallel=n * k >= PARALLEL, x_row=x.stride(0), w_n=w_n, w_k=w_k, block=m, out_n=1,
         out_p=n,
     )  # fmt: skip
@@ -79,7 +79,7 @@ def of_rows(x: Tensor, w: Tensor, relu: bool) -> Call | None:
 
 def of_positions(
     x: Tensor, w: Tensor, steps: Sequence[int], pads: Sequence[int], apart: Sequence[int], relu: bool
-) -> Call | None:
+) -> ThinCall | None:
     """A convolution's sizes: x (images, channels, ...), w (n, channels, ...) along one dim or two, in one group, as
     `aten.convolution` takes its stride, padding and dilation. None where it is not thin."""
     if x.dim() == 3:  # as of one row
@@ -95,7 +95,7 @@ def of_positions(
     if of != channels or not w.is_contiguous() or not 0 < m <= MOST or n * k < FEWEST or min(out_h, out_w) < 1:
         return None
     x_b, x_c, x_h, x_w = x.stride()
-    return Call(
+    return ThinCall(
         m=m, n=n, k=k, relu=relu, parallel=n * k >= PARALLEL, gathered=1, channels=channels, high=high, wide=wide,
         tall=tall, across=across, step_h=steps[0], step_w=steps[1], pad_h=pads[0], pad_w=pads[1], apart_h=apart[0],
         apart_w=apart[1],
@@ -104,7 +104,7 @@ def of_positions(
     )  # fmt: skip
 
 
-def run(call: Call | None, x: Tensor, w: Tensor, bias: Tensor | None, shape: Sequence[int]) -> Tensor | None:
+def run(call: ThinCall | None, x: Tensor, w: Tensor, bias: Tensor | None, shape: Sequence[int]) -> Tensor | None:
     """The result, of that shape; None where the kernel does not run."""
     function = kernel()
     if call is None or function is None or (bias is not None and not bias.is_contiguous()):
@@ -115,6 +115,6 @@ def run(call: Call | None, x: Tensor, w: Tensor, bias: Tensor | None, shape: Seq
     return None if function(call) else out
 
 
-def shape_of(call: Call, images: int, dims: int) -> tuple[int, ...]:
+def shape_of(call: ThinCall, images: int, dims: int) -> tuple[int, ...]:
     """Of a convolution's result."""
     return (images, call.n, *((call.out_h, call.out_w) if dims == 4 else (call.out_w,)))

@@ -23,7 +23,7 @@ from gnomon.serving.forecast import Forecast
 from gnomon.serving.iteration import TICKS_PER_S, IterationPrice
 from gnomon.serving.layout import Serving
 from gnomon.serving.requests import Load
-from gnomon.serving.scheduler import Batch, Piece
+from gnomon.serving.scheduler import Batch, PromptPiece
 from gnomon.software.engine import Engine
 
 
@@ -168,6 +168,6 @@ def slice_points(graph: Graph, cluster: Cluster, serving: Serving, engine: Engin
             continue
         price = IterationPrice(graph, alone, layout, able)
         for batch in sizes:
-            pieces = tuple(Piece(key, 0, length, True) for key in range(batch))
+            pieces = tuple(PromptPiece(key, 0, length, True) for key in range(batch))
             seconds = price.batch_ticks(Batch(pieces, 0, 0, ())) / TICKS_PER_S
             yield BatchPoint(profile=profile, batch=batch, per_s=batch / seconds, latency_s=2 * seconds)

@@ -1,10 +1,10 @@
 """A plan as the file that another program reads: what the writers for five programs share.
 
-`Asked` is what is to be written and `Draft` what a writer (`megatron_out`, `torchtitan_out` …) makes of it: text, and
-the Job that the program's own reader finds in that text. `exported(asked, draft)` compares that Job with what was
-asked: what differs was not expressed, and is listed in `unwritten`, so no field can be lost in silence. Where a program
-has no place for a choice, writers take the nearest it has: of recomputation one that keeps no more, of products the
-dtype that was asked. Leaves out files and printing.
+`ExportRequest` is what is to be written and `Draft` what a writer (`megatron_out`, `torchtitan_out` …) makes of it:
+text, and the Job that the program's own reader finds in that text. `exported(asked, draft)` compares that Job with what
+was asked: what differs was not expressed, and is listed in `unwritten`, so no field can be lost in silence. Where a
+program has no place for a choice, writers take the nearest it has: of recomputation one that keeps no more, of products
+the dtype that was asked. Leaves out files and printing.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ REASONS: Mapping[str, str] = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Asked:
+class ExportRequest:
     """What is to be written."""
 
     label: str
@@ -158,7 +158,7 @@ class Export:
 
 def asked_for(
     label: str, model: ModelConfig | None, graph: Graph, plan: Plan, workload: Workload, processes_per_node: int
-) -> Asked:
+) -> ExportRequest:
     """The request, its plan normalized. PlanError for what no job file of these programs can say; see `normalized`."""
     if not workload.seq_len:
         raise InputError(
@@ -166,7 +166,7 @@ def asked_for(
         )
     plan = normalized(plan, graph, workload)
     nearby = processes_per_node if plan.world_size % processes_per_node == 0 else plan.world_size
-    return Asked(
+    return ExportRequest(
         label=label,
         model=replace(model, ffn_size=model.ffn_size or 4 * model.hidden_size)
         if isinstance(model, GptConfig)
@@ -178,7 +178,7 @@ def asked_for(
     )
 
 
-def need_axes(asked: Asked, program: str, *without: str) -> None:
+def need_axes(asked: ExportRequest, program: str, *without: str) -> None:
     """PlanError if the plan uses an axis that the program has not: a file without it would be of another job."""
     for axis in without:
         if (size := getattr(asked.plan.mesh, axis)) > 1:
@@ -187,7 +187,7 @@ def need_axes(asked: Asked, program: str, *without: str) -> None:
             )
 
 
-def need_model(asked: Asked, program: str) -> ModelConfig:
+def need_model(asked: ExportRequest, program: str) -> ModelConfig:
     """The model's config; InputError if the program's file must describe the model and it is none of these."""
     if asked.model is None:
         raise InputError(
@@ -197,7 +197,7 @@ def need_model(asked: Asked, program: str) -> ModelConfig:
     return asked.model
 
 
-def exported(asked: Asked, draft: Draft) -> Export:
+def exported(asked: ExportRequest, draft: Draft) -> Export:
     """The draft with everything that it does not carry over."""
     job = draft.job
     lost = list(_model(asked, job))
@@ -221,7 +221,7 @@ def exported(asked: Asked, draft: Draft) -> Export:
     )
 
 
-def _model(asked: Asked, job: Job) -> Iterator[Difference]:
+def _model(asked: ExportRequest, job: Job) -> Iterator[Difference]:
     """Where the model of the file is another one."""
     if asked.base is not None and job.model is not None and job.graph() != asked.graph:
         yield Difference(field="model", asked=asked.graph.name, actual=job.graph().name)
@@ -232,7 +232,7 @@ def _model(asked: Asked, job: Job) -> Iterator[Difference]:
             yield one
 
 
-def _software(asked: Asked, job: Job) -> Iterator[Difference]:
+def _software(asked: ExportRequest, job: Job) -> Iterator[Difference]:
     """Kernels and loss of the job that the file's own job has not. What either does not say is not compared."""
     if asked.stack is None:
         return
@@ -265,7 +265,7 @@ def half_of(precision: Precision) -> DType | None:
     return next((one for one in (precision.compute, precision.param) if one in ("bf16", "fp16")), None)
 
 
-def notes_of(asked: Asked, draft: Draft, unwritten: tuple[Unwritten, ...]) -> tuple[str, ...]:
+def notes_of(asked: ExportRequest, draft: Draft, unwritten: tuple[Unwritten, ...]) -> tuple[str, ...]:
     """Lines that say what the file is, what it cannot say, and what must be said elsewhere."""
     axes, work = asked.plan.mesh.describe(), asked.workload
     lines = [
@@ -286,7 +286,7 @@ def one_line(text: str) -> str:
     return "".join(one if one.isprintable() else " " for one in text)
 
 
-def _commented(asked: Asked, draft: Draft, unwritten: tuple[Unwritten, ...]) -> str:
+def _commented(asked: ExportRequest, draft: Draft, unwritten: tuple[Unwritten, ...]) -> str:
     if not draft.comment:
         return draft.text
     shell = draft.text.startswith("#!")

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from gnomon.formats.export import Asked, Draft
+from gnomon.formats.export import Draft, ExportRequest
 from gnomon.formats.given import Given
 from gnomon.formats.job import Job
 
@@ -51,9 +51,9 @@ class Format:
     """Whether a file is one of these; at most one format says so of a file."""
     read: Callable[[Path, Given], Job]
     """The job of a file. Raises InputError or FormatError with the fix."""
-    write: Callable[[Asked], Draft] | None = None
+    write: Callable[[ExportRequest], Draft] | None = None
     """A plan as one of its files; None where it is read only."""
-    tune: Callable[[Asked], Draft] | None = None
+    tune: Callable[[ExportRequest], Draft] | None = None
     """The same of a program that fine-tunes around PyTorch: what its file says of adapters, loss and sharding. Changes
     of a job of its own are in its terms."""
     stack: str = ""

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from gnomon.errors import InputError
 from gnomon.formats.deepspeed.write import draft as deepspeed_draft
-from gnomon.formats.export import Asked, Draft, need_axes
+from gnomon.formats.export import Draft, ExportRequest, need_axes
 from gnomon.formats.given import Given, Network
 from gnomon.formats.hub import find_network
 from gnomon.formats.job import Fields, Job, flatten
@@ -144,7 +144,7 @@ def _optim(plan: Plan) -> str:
     return (EIGHT_BIT if eight else OPTIMS)[kind]
 
 
-def tuning(asked: Asked, program: str, *, axes: tuple[str, ...] = ("pp", "ep", "etp", "cp", "tp")) -> Tuning:
+def tuning(asked: ExportRequest, program: str, *, axes: tuple[str, ...] = ("pp", "ep", "etp", "cp", "tp")) -> Tuning:
     """The plan of a fine-tuning job. axes: that the program has not. PlanError for a plan with one of them."""
     need_axes(asked, program, *axes)
     plan, stack = asked.plan, asked.stack
@@ -175,7 +175,7 @@ def tuning(asked: Asked, program: str, *, axes: tuple[str, ...] = ("pp", "ep", "
     )
 
 
-def _base(asked: Asked, name: str, adapters: Adapters | None) -> Network | str:
+def _base(asked: ExportRequest, name: str, adapters: Adapters | None) -> Network | str:
     """The network without adapters. InputError for one that is known with them only."""
     if asked.base is not None:
         return asked.base
@@ -194,14 +194,14 @@ def _fsdp(plan: Plan) -> str:
     return " ".join([*words, *(["offload"] if plan.optimizer.offload_parameters else [])])
 
 
-def _experts(asked: Asked, stack: Stack | None) -> str:
+def _experts(asked: ExportRequest, stack: Stack | None) -> str:
     routed = any(op.does == "routes" for block in asked.graph.blocks for op in block.ops)
     if stack is None or not routed:
         return ""
     return {"grouped": "grouped_mm", "stacked": "eager"}.get(str(stack.experts.moe_experts), "")
 
 
-def _deepspeed(asked: Asked) -> dict[str, object]:
+def _deepspeed(asked: ExportRequest) -> dict[str, object]:
     """DeepSpeed's configuration, less what the trainer says itself."""
     values: dict[str, object] = json.loads(deepspeed_draft(replace(asked, model=None)).text)
     for name in ("optimizer", "train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps"):
@@ -209,7 +209,9 @@ def _deepspeed(asked: Asked) -> dict[str, object]:
     return values
 
 
-def drafted(asked: Asked, asks: Tuning, text: str, read: Callable[[Given], Job], *, program: str, start: str) -> Draft:
+def drafted(
+    asked: ExportRequest, asks: Tuning, text: str, read: Callable[[Given], Job], *, program: str, start: str
+) -> Draft:
     """The draft of a text that `read` reads. start: the command that takes it."""
     job = read(Given(devices=asked.plan.mesh.world_size, model=asks.base))
     nodes = "" if asked.num_nodes == 1 else f" on each of {asked.num_nodes} machines"

@@ -32,7 +32,7 @@ PACKS = (torch.float32, torch.bfloat16)
 """Dtypes that oneDNN has packed products for."""
 
 
-class Weights(Protocol):
+class BoundWeights(Protocol):
     """Parameters by their full names."""
 
     def __getitem__(self, name: str, /) -> Tensor: ...
@@ -52,7 +52,7 @@ class Read:
 
 
 @dataclass(slots=True)
-class Text:
+class BoundText:
     """Some rows of a call, which are of one text."""
 
     start: int
@@ -81,7 +81,7 @@ Run = Callable[..., Any]
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class BoundStep:
     """An op, or linears that run as one."""
 
     run: Run
@@ -102,19 +102,19 @@ def product_of(weight: Tensor, bias: Tensor | None) -> Callable[[Tensor], Tensor
 class Bound:
     """Layers that follow each other."""
 
-    def __init__(self, graph: Graph, layers: Sequence[Layer], weights: Weights, dtype: torch.dtype) -> None:
+    def __init__(self, graph: Graph, layers: Sequence[Layer], weights: BoundWeights, dtype: torch.dtype) -> None:
         """PlanError for a model with an op that has no function here."""
         check_runnable(graph)
         self.dtype = dtype
         self._weights, self._held = weights, dict[str, Tensor]()
-        self.layers: list[tuple[list[Step], dict[str, str], dict[str, str]]] = []
+        self.layers: list[tuple[list[BoundStep], dict[str, str], dict[str, str]]] = []
         for layer in layers:
             block = graph.block(layer.call.block)
             self.layers.append((self._steps(layer, block), reads(layer), writes(graph, layer)))
         del self._weights, self._held
 
     @torch.inference_mode()
-    def run(self, values: Mapping[str, Any], texts: Sequence[Text]) -> dict[str, Any]:
+    def run(self, values: Mapping[str, Any], texts: Sequence[BoundText]) -> dict[str, Any]:
         """values: what the layers read, by full names. Those with what they made."""
         made = dict(values)
         for steps, read, written in self.layers:
@@ -135,8 +135,8 @@ class Bound:
         shape = [math.prod(atom.size or 1 for atom in dim.atoms) for dim in block.tensor(name).dims]
         return self._held[full].view(shape)
 
-    def _steps(self, layer: Layer, block: Block) -> list[Step]:
-        steps, done = list[Step](), set[str]()
+    def _steps(self, layer: Layer, block: Block) -> list[BoundStep]:
+        steps, done = list[BoundStep](), set[str]()
         for op in block.ops:
             if op.path in done:
                 continue
@@ -144,7 +144,7 @@ class Bound:
             done |= {one.path for one in alike}
             inputs = tuple(name for name in op.inputs if block.tensor(name).kind == "activation")
             run = self._linears(layer, block, alike) if op.kind == "linear" else self._op(layer, block, op)
-            steps.append(Step(run, inputs, tuple(out for one in alike for out in one.outputs)))
+            steps.append(BoundStep(run, inputs, tuple(out for one in alike for out in one.outputs)))
         return steps
 
     @staticmethod
@@ -203,7 +203,7 @@ class Bound:
         site, function = Site(op=op, block=block), function_of(op.kind)
         held = {n: self._weight(layer, block, n) for n in op.inputs if block.tensor(n).kind != "activation"}
 
-        def run(texts: Sequence[Text], *inputs: Any) -> Any:
+        def run(texts: Sequence[BoundText], *inputs: Any) -> Any:
             own = iter(inputs)
             return function(site, *(held[name] if name in held else next(own) for name in op.inputs))
 
@@ -219,7 +219,7 @@ class Bound:
         if fn == "layer":
             return lambda texts, x: functional.layer_norm(x, x.shape[-1:], weight, bias, eps)
 
-        def rms(texts: Sequence[Text], x: Tensor) -> Tensor:
+        def rms(texts: Sequence[BoundText], x: Tensor) -> Tensor:
             wide = x.to(torch.promote_types(x.dtype, torch.float32))
             out = (wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)).to(x.dtype)
             out = out if weight is None else out * weight
@@ -233,7 +233,7 @@ class Bound:
             return lambda texts, ids: functional.embedding(ids, table)
         if len(block.tensor(place).dims) == 1:
 
-            def rows(texts: Sequence[Text]) -> Tensor:
+            def rows(texts: Sequence[BoundText]) -> Tensor:
                 at = torch.cat([torch.arange(text.first, text.first + text.rows) for text in texts])
                 return functional.embedding(places(block, place, at), table).unsqueeze(0)
 
@@ -241,7 +241,7 @@ class Bound:
         buckets, farthest = len(table), int(str(op.attr("max_distance", 128)))
         two_sided = bool(op.attr("two_sided", False))
 
-        def biases(texts: Sequence[Text]) -> list[Tensor]:
+        def biases(texts: Sequence[BoundText]) -> list[Tensor]:
             """Of each text, (queries, keys, heads): by how far its rows are from all tokens up to their last."""
             made = []
             for text in texts:
@@ -264,7 +264,7 @@ class Bound:
             raise PlanError(f"{op.path}: windows, caps and sinks of attention are not of encoders or T5 here")
         key, over = f"{layer.call.name}#{layer.index}.{op.path}", _is_memory(block, op.inputs[1])
 
-        def run(texts: Sequence[Text], q: Tensor, k: Any, v: Any, bias: Any = None) -> Tensor:
+        def run(texts: Sequence[BoundText], q: Tensor, k: Any, v: Any, bias: Any = None) -> Tensor:
             out = q.new_empty((*q.shape[:-1], q.shape[-1]))
             for at, text in enumerate(texts):
                 own = q[0, text.slice]
@@ -297,7 +297,7 @@ def _is_memory(block: Block, name: str) -> bool:
     return has and not any(dim.name == "enc_seq" for dim in block.tensor(own).dims)
 
 
-def _remembered(text: Text, keys: Sequence[str], made: Callable[[Tensor], list[Tensor]]) -> list[Tensor]:
+def _remembered(text: BoundText, keys: Sequence[str], made: Callable[[Tensor], list[Tensor]]) -> list[Tensor]:
     if keys[0] not in text.read:
         assert text.memory is not None, "a text whose encoder has not run"
         text.read.update(zip(keys, made(text.memory), strict=True))
@@ -314,7 +314,7 @@ ROOM = 64
 """Tokens by which keys and values grow at a time, at least; then by half of what they are."""
 
 
-def _extended(text: Text, key: str, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+def _extended(text: BoundText, key: str, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
     """Keys and values of all tokens so far, the new ones among them."""
     last = text.first + text.rows
     held = text.kept.get(key)

@@ -16,7 +16,7 @@ from gnomon.serve.sampling import Sampling
 
 
 @dataclass(frozen=True, slots=True)
-class Chosen:
+class ChosenToken:
     """A token of an answer."""
 
     token: int
@@ -27,7 +27,7 @@ class Chosen:
 
 
 @dataclass(slots=True)
-class Row:
+class LogitsRow:
     """Whose logits a row has."""
 
     sampling: Sampling
@@ -38,7 +38,7 @@ class Row:
     """Of a grammar: which tokens may follow (vocabulary), None for all."""
 
     @staticmethod
-    def of(sampling: Sampling, prompt: Sequence[int], answer: Sequence[int], index: int = 0) -> Row:
+    def of(sampling: Sampling, prompt: Sequence[int], answer: Sequence[int], index: int = 0) -> LogitsRow:
         """index: of the answer, among several to one prompt, which draw differently."""
         generator = None
         if sampling.temperature > 0:
@@ -47,19 +47,19 @@ class Row:
                 generator.seed()
             else:
                 generator.manual_seed((sampling.seed + index) & 0x7FFF_FFFF_FFFF_FFFF)
-        return Row(sampling, prompt, answer, generator)
+        return LogitsRow(sampling, prompt, answer, generator)
 
 
-def choose(logits: Tensor, rows: Sequence[Row]) -> list[Chosen]:
+def choose(logits: Tensor, rows: Sequence[LogitsRow]) -> list[ChosenToken]:
     """A token of each row. logits: (rows, vocabulary)."""
     if all(row.sampling.is_plain and row.mask is None and row.sampling.logprobs < 0 for row in rows):
         # numpy looks for the largest of floats in vectors: a third of torch's time
         best = logits.numpy().argmax(-1) if logits.dtype == torch.float32 else logits.argmax(-1)
-        return [Chosen(token, None, ()) for token in best.tolist()]
+        return [ChosenToken(token, None, ()) for token in best.tolist()]
     return [_choose(own, row) for own, row in zip(logits.float(), rows, strict=True)]
 
 
-def _choose(raw: Tensor, row: Row) -> Chosen:
+def _choose(raw: Tensor, row: LogitsRow) -> ChosenToken:
     """raw: (vocabulary), float32."""
     s = row.sampling
     logits = _changed(raw, row) if s.changes else raw
@@ -71,16 +71,16 @@ def _choose(raw: Tensor, row: Row) -> Chosen:
     else:
         token = _drawn(logits / s.temperature, s, row.generator)
     if s.logprobs < 0:
-        return Chosen(token, None, ())
+        return ChosenToken(token, None, ())
     told = raw.log_softmax(-1)
     top: tuple[tuple[int, float], ...] = ()
     if s.logprobs:
         best = told.topk(min(s.logprobs, len(told)))
         top = tuple(zip(best.indices.tolist(), best.values.tolist(), strict=True))
-    return Chosen(token, float(told[token]), top)
+    return ChosenToken(token, float(told[token]), top)
 
 
-def _changed(raw: Tensor, row: Row) -> Tensor:
+def _changed(raw: Tensor, row: LogitsRow) -> Tensor:
     s, logits = row.sampling, raw.clone()
     if s.logit_bias:
         ids, values = zip(*s.logit_bias, strict=True)

@@ -24,7 +24,7 @@ SCORE = frozenset("model text_1 text_2 user".split())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Asked:
+class ClassesRequest:
     """What a body asks for."""
 
     ids: tuple[tuple[int, ...], ...]
@@ -33,13 +33,13 @@ class Asked:
     model: str
 
 
-def to_classify(body: object, served: Served) -> Asked:
+def to_classify(body: object, served: Served) -> ClassesRequest:
     """InputError for a body that asks for something else."""
     fields = fields_of(body, CLASSIFY, served)
-    return Asked(ids=inputs_of(fields, served), types=None, model=str(fields.get("model") or served.names[0]))
+    return ClassesRequest(ids=inputs_of(fields, served), types=None, model=str(fields.get("model") or served.names[0]))
 
 
-def pairs(body: object, served: Served) -> Asked:
+def pairs(body: object, served: Served) -> ClassesRequest:
     """Of one text with each of others, or of as many with as many. InputError for a body that asks for something
     else."""
     fields = fields_of(body, SCORE, served)
@@ -54,7 +54,7 @@ def pairs(body: object, served: Served) -> Asked:
     made = [served.words.pair(one, other) for one, other in zip(first, second, strict=True)]
     for ids, _ in made:
         check_text(ids, served, "text_2")
-    return Asked(
+    return ClassesRequest(
         ids=tuple(tuple(ids) for ids, _ in made),
         types=tuple(tuple(types) for _, types in made),
         model=str(fields.get("model") or served.names[0]),
@@ -68,7 +68,7 @@ def _texts(given: object, name: str) -> list[str]:
     return made
 
 
-def _answer(asked: Asked, kind: str, data: list[dict[str, Any]]) -> dict[str, Any]:
+def _answer(asked: ClassesRequest, kind: str, data: list[dict[str, Any]]) -> dict[str, Any]:
     tokens = sum(map(len, asked.ids))
     return {
         "id": f"{kind}-{uuid.uuid4().hex}",
@@ -80,7 +80,7 @@ def _answer(asked: Asked, kind: str, data: list[dict[str, Any]]) -> dict[str, An
     }
 
 
-def classified(asked: Asked, chances: Sequence[NDArray[np.float32]], labels: Sequence[str]) -> dict[str, Any]:
+def classified(asked: ClassesRequest, chances: Sequence[NDArray[np.float32]], labels: Sequence[str]) -> dict[str, Any]:
     """The likeliest class of each text, and the chances of all."""
     data = [
         {"index": at, "label": labels[int(one.argmax())], "probs": one.tolist(), "num_classes": len(one)}
@@ -89,7 +89,7 @@ def classified(asked: Asked, chances: Sequence[NDArray[np.float32]], labels: Seq
     return _answer(asked, "classify", data)
 
 
-def scored(asked: Asked, chances: Sequence[NDArray[np.float32]]) -> dict[str, Any]:
+def scored(asked: ClassesRequest, chances: Sequence[NDArray[np.float32]]) -> dict[str, Any]:
     """The score of each pair."""
     data = [{"index": at, "object": "score", "score": float(one[0])} for at, one in enumerate(chances)]
     return _answer(asked, "score", data)

@@ -4,7 +4,7 @@
 its kinds are those of training; what differs is that ops that look beyond a token (attention, rotary angles, scans)
 read what earlier iterations left in pages and states. Linears that read the same tensor run as one product. Leaves out
 gradients and models that are no decoders. What one rank of several holds, and which collectives stand between its ops,
-says a `Share` (`division`).
+says a `ModelShare` (`division`).
 Shapes: activations are (1, tokens, …), with a torch dim for each dim of the Graph's tensor, products flattened.
 """
 
@@ -40,12 +40,12 @@ from gnomon.runtime.ops.site import Site
 from gnomon.runtime.parameters.files import disk_folder
 from gnomon.runtime.parameters.packed import Codes
 from gnomon.serve.adapters import Adapter, Linear, added
-from gnomon.serve.division import Moves, Share
-from gnomon.serve.forward import Program
+from gnomon.serve.division import ModelShare, Moves
+from gnomon.serve.forward import ForwardProgram
 from gnomon.serve.matrices import Forms, Matrices, Part, Weights, product_of
 from gnomon.serve.paged import Pages, Room
-from gnomon.serve.rows import Rows, Turn
-from gnomon.serve.scan import Scan
+from gnomon.serve.rows import TokenRows, Turn
+from gnomon.serve.scan import LayerScan
 from gnomon.serve.sizes import Sizes
 from gnomon.serve.streamed import Streams
 from gnomon.serving.kv_blocks import KvBlocks
@@ -56,7 +56,7 @@ Run = Callable[..., Any]
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class DecoderStep:
     """An op, or several that run as one."""
 
     run: Run
@@ -71,7 +71,7 @@ class Decoder:
 
     def __init__(
         self,
-        share: Share,
+        share: ModelShare,
         weights: Weights,
         sizes: Sizes,
         forms: Forms,
@@ -85,7 +85,7 @@ class Decoder:
         self.share, self.graph, self.dtype, self.sizes, self.forms = share, graph, forms.dtype, sizes, forms
         self.windows, self.adapters = sizes.windows, tuple(adapters)
         self.pages: list[Pages] = []
-        self.scans: list[Scan] = []
+        self.scans: list[LayerScan] = []
         self._made = deque[Tensor]()
         self._weights, self._read = weights, dict[str, Tensor]()
         self.streams = None
@@ -98,8 +98,8 @@ class Decoder:
         self._ends = {source.partition(".")[0] for source in graph.outputs} if share.is_last else set[str]()
         self._matrices_of_head = matrices_of_head(graph)
         self._shared = _several_readers(graph)
-        self.layers: list[tuple[list[Step], dict[str, str], dict[str, str], bool]] = []
-        self.program = Program.of(share, self._matrices, self._pages, sizes, adapters)
+        self.layers: list[tuple[list[DecoderStep], dict[str, str], dict[str, str], bool]] = []
+        self.program = ForwardProgram.of(share, self._matrices, self._pages, sizes, adapters)
         if self.program is None:
             self.pages.clear()
             for number, layer in enumerate(graph.layers()):
@@ -152,13 +152,13 @@ class Decoder:
         )
 
     @torch.inference_mode()
-    def forward(self, rows: Rows) -> Tensor:
+    def forward(self, rows: TokenRows) -> Tensor:
         """(wanted, vocabulary): logits after the wanted tokens."""
         [logits] = self.outputs(rows, ())
         return logits
 
     @torch.inference_mode()
-    def outputs(self, rows: Rows, entering: Sequence[Tensor]) -> list[Tensor]:
+    def outputs(self, rows: TokenRows, entering: Sequence[Tensor]) -> list[Tensor]:
         """What its layers make: logits (wanted, vocabulary), or what later stages read. entering: what they read of
         earlier stages, as the graph's inputs list it."""
         if self.program is not None:
@@ -180,7 +180,7 @@ class Decoder:
         return torch.empty((1, tokens, *[math.prod(a.size or 1 for a in d.atoms) for d in tensor.dims[2:]]),
                            dtype=self.dtype if tensor.is_float else torch.int64)  # fmt: skip
 
-    def _values(self, rows: Rows, entering: Sequence[Tensor]) -> dict[str, Tensor]:
+    def _values(self, rows: TokenRows, entering: Sequence[Tensor]) -> dict[str, Tensor]:
         values: dict[str, Tensor] = {"input_ids": rows.ids.unsqueeze(0)}
         values |= {tensor.name: x for tensor, x in zip(self.entering, entering, strict=True)}
         for index, (steps, read, written, ends) in enumerate(self.layers):
@@ -226,8 +226,8 @@ class Decoder:
 
     # --- compiling
 
-    def _compiled(self, layer: Layer, block: Block) -> list[Step]:
-        steps: list[Step] = []
+    def _compiled(self, layer: Layer, block: Block) -> list[DecoderStep]:
+        steps: list[DecoderStep] = []
         done = set[str]()
         for op in block.ops:
             if op.path in done or op.does == "measures distance":
@@ -239,12 +239,12 @@ class Decoder:
             if op.does == "attends":
                 inputs = op.inputs[:3]
             made = self._moving(block, together, inputs, made)
-            steps.append(Step(made, inputs, tuple(out for one in together for out in one.outputs), ()))
+            steps.append(DecoderStep(made, inputs, tuple(out for one in together for out in one.outputs), ()))
         seen, kept = set(block.outputs), []
         for step in reversed(steps):
             gone = tuple(dict.fromkeys(name for name in step.reads if name not in seen))
             seen |= set(gone)
-            kept.append(Step(step.run, step.reads, step.writes, gone))
+            kept.append(DecoderStep(step.run, step.reads, step.writes, gone))
         return kept[::-1]
 
     def _moving(self, block: Block, ops: Sequence[Op], inputs: Sequence[str], run: Run) -> Run:
@@ -318,13 +318,13 @@ class Decoder:
         if not any(name in adapter.low for name in names for adapter in self.adapters):
             return partial(_several, product, widths, outs, inner)
 
-        def run(rows: Rows, x: Tensor) -> list[Tensor]:
+        def run(rows: TokenRows, x: Tensor) -> list[Tensor]:
             made, flat = _several(product, widths, outs, inner, rows, x), _flat(x, inner)
             return [self._adapted(name, rows, flat, one) for name, one in zip(names, made, strict=True)]
 
         return run
 
-    def _adapted(self, parameter: str, rows: Rows, x: Tensor, made: Tensor) -> Tensor:
+    def _adapted(self, parameter: str, rows: TokenRows, x: Tensor, made: Tensor) -> Tensor:
         """What a linear wrote, with what adapters add to it."""
         more = added(self.adapters, parameter, rows.adapters, x)
         return made if more is None else made + more.view(made.shape)
@@ -366,7 +366,7 @@ class Decoder:
         if not held:
             return lambda rows, *inputs: function(site, *inputs)
 
-        def run(rows: Rows, *inputs: Tensor) -> Any:
+        def run(rows: TokenRows, *inputs: Tensor) -> Any:
             own = iter(inputs)
             return function(site, *(held[name] if name in held else next(own) for name in op.inputs))
 
@@ -421,7 +421,7 @@ class Decoder:
     def _scan(self, layer: Layer, block: Block, op: Op) -> Run:
         held = {name.rpartition(".")[2]: self._weight(layer, block, name) for name in op.inputs[1:]}
         steps = float(_number(op, "step_min", 0.0)), float(_number(op, "step_max", math.inf))
-        scan = Scan(held, int(_number(op, "chunk", 128)), steps, self.sizes.lanes * self.sizes.slots)
+        scan = LayerScan(held, int(_number(op, "chunk", 128)), steps, self.sizes.lanes * self.sizes.slots)
         self.scans.append(scan)
         return scan.run
 
@@ -563,7 +563,7 @@ def _number(op: Op, name: str, default: float) -> float:
 
 
 def _moved(
-    run: Run, there: Sequence[tuple[Move, ...]], leave: Sequence[tuple[Move, ...]], rows: Rows, *inputs: Tensor
+    run: Run, there: Sequence[tuple[Move, ...]], leave: Sequence[tuple[Move, ...]], rows: TokenRows, *inputs: Tensor
 ) -> Any:
     out = run(rows, *[move(x, moves) for x, moves in zip(inputs, there, strict=True)])
     if isinstance(out, Tensor):
@@ -571,7 +571,7 @@ def _moved(
     return [move(x, moves) for x, moves in zip(out, leave, strict=True)]
 
 
-def _own_rows(table: Tensor, index: int, rows: Rows, ids: Tensor) -> Tensor:
+def _own_rows(table: Tensor, index: int, rows: TokenRows, ids: Tensor) -> Tensor:
     """Of a table that ranks divide: zeros for what others have."""
     local = ids - index * len(table)
     mine = (local >= 0) & (local < len(table))
@@ -587,7 +587,7 @@ def _several(
     widths: Sequence[int],
     outs: Sequence[tuple[int, ...]],
     inner: int,
-    rows: Rows,
+    rows: TokenRows,
     x: Tensor,
 ) -> list[Tensor]:
     made = product(_flat(x, inner)).split(list(widths), dim=-1)
@@ -595,7 +595,7 @@ def _several(
 
 
 def _one(
-    product: Callable[[Tensor], Tensor], out: tuple[int, ...], inner: int, factor: float, rows: Rows, x: Tensor
+    product: Callable[[Tensor], Tensor], out: tuple[int, ...], inner: int, factor: float, rows: TokenRows, x: Tensor
 ) -> Tensor:
     made = product(_flat(x, inner))
     if factor != 1.0:
@@ -604,7 +604,7 @@ def _one(
 
 
 def _norm(
-    center: bool, weight: Tensor | None, bias: Tensor | None, eps: float, offset: float, rows: Rows, x: Tensor
+    center: bool, weight: Tensor | None, bias: Tensor | None, eps: float, offset: float, rows: TokenRows, x: Tensor
 ) -> Tensor:
     wide = x.to(torch.promote_types(x.dtype, torch.float32))
     if center:
@@ -619,7 +619,7 @@ def _norm(
     return out if bias is None else out + bias
 
 
-def _rotary(op: Op, head: int, rows: Rows, x: Tensor) -> Tensor:
+def _rotary(op: Op, head: int, rows: TokenRows, x: Tensor) -> Tensor:
     """x: (1, tokens, …, head)."""
     width = int(head * _number(op, "fraction", 1.0))
     key = ("rotary", op.attrs, width, x.dtype)
@@ -638,7 +638,7 @@ def _rotary(op: Op, head: int, rows: Rows, x: Tensor) -> Tensor:
     return torch.cat([*parts, rest] if width < head else parts, dim=-1)
 
 
-def _angles(op: Op, width: int, rows: Rows, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+def _angles(op: Op, width: int, rows: TokenRows, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     """(cosines, sines), (1, tokens, width / 2) each."""
     if op.attr("scaling", "") not in ("dynamic", "longrope"):
         longest = int(rows.lengths.max())
@@ -657,7 +657,7 @@ def _angles(op: Op, width: int, rows: Rows, dtype: torch.dtype) -> tuple[Tensor,
     return (angle.cos() * factor).to(dtype).unsqueeze(0), (angle.sin() * factor).to(dtype).unsqueeze(0)
 
 
-def _dispatch(experts: int, first: int, here: int, rows: Rows, x: Tensor, indices: Tensor) -> Any:
+def _dispatch(experts: int, first: int, here: int, rows: TokenRows, x: Tensor, indices: Tensor) -> Any:
     """Rows of this rank's experts: `here` of them from the first on."""
     routing = routing_of(indices, experts)
     if here < experts:
@@ -668,7 +668,7 @@ def _dispatch(experts: int, first: int, here: int, rows: Rows, x: Tensor, indice
     return x.reshape(-1, x.shape[-1]).index_select(0, routing.order // routing.topk)
 
 
-def _grouped(products: Sequence[Callable[[Tensor], Tensor]], rows: Rows, x: Tensor) -> Tensor:
+def _grouped(products: Sequence[Callable[[Tensor], Tensor]], rows: TokenRows, x: Tensor) -> Tensor:
     """Each row by the matrix of its own expert; experts without rows are not touched."""
     routing: Routing = rows.made["routing"]
     at = list(accumulate(routing.counts, initial=0))
@@ -678,7 +678,7 @@ def _grouped(products: Sequence[Callable[[Tensor], Tensor]], rows: Rows, x: Tens
     return torch.cat(parts) if len(parts) > 1 else parts[0]
 
 
-def _combine(rows: Rows, x: Tensor, weights: Tensor, indices: Tensor) -> Tensor:
+def _combine(rows: TokenRows, x: Tensor, weights: Tensor, indices: Tensor) -> Tensor:
     routing: Routing = rows.made["routing"]
     by_row = weights.reshape(-1).index_select(0, routing.order).unsqueeze(-1).to(x.dtype)
     out = torch.zeros((indices.shape[1], x.shape[-1]), dtype=x.dtype)

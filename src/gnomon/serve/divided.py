@@ -60,7 +60,7 @@ def open_rank(settings: Settings, seat: Seat) -> tuple[Decoder, int]:
     return read(folder, found, share, settings.adapters, settings.resident_bytes), found.max_model_len
 
 
-class Stage:
+class DividedStage:
     """One rank's layers, and whom it hears and tells."""
 
     def __init__(self, model: Decoder) -> None:
@@ -103,7 +103,7 @@ class Leader:
 
     def __init__(self, model: Decoder, others: Sequence[Connection]) -> None:
         """others: pipes to the other ranks, which `follow`."""
-        self.stage, self.others, self.sizes = Stage(model), others, model.sizes
+        self.stage, self.others, self.sizes = DividedStage(model), others, model.sizes
         self._made = deque[Tensor | tuple[int, int]]()
         """Logits, or the shape of those that the last stage sends."""
 
@@ -157,7 +157,7 @@ def follow(connection: Connection, settings: Settings, seat: Seat) -> None:
     except GnomonError as error:
         connection.send(Failed(-1, str(error), 500))
         return
-    stage = Stage(model)
+    stage = DividedStage(model)
     connection.send(Ready(max_model_len=model.sizes.max_len))
     while True:
         try:

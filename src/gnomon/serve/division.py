@@ -50,7 +50,7 @@ class Moves:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Share:
+class ModelShare:
     """What one rank has of a model."""
 
     graph: Graph
@@ -92,12 +92,12 @@ class Share:
         return moves is not None and any(moves.sums(name) for name in op.outputs)
 
 
-def whole(graph: Graph) -> Share:
+def whole(graph: Graph) -> ModelShare:
     """A model on one process. graph: without its loss."""
-    return Share(graph=graph, vocab_size=_vocabulary(graph))
+    return ModelShare(graph=graph, vocab_size=_vocabulary(graph))
 
 
-def divide(graph: Graph, ways: Ways, rank: int, tp: Axis = ALONE) -> Share:
+def divide(graph: Graph, ways: Ways, rank: int, tp: Axis = ALONE) -> ModelShare:
     """graph: without its loss. tp: the group of the rank's stage; without one, what it holds is all that is asked.
     PlanError for a model that does not divide so."""
     stage, index = divmod(rank, ways.tp)
@@ -124,7 +124,7 @@ def divide(graph: Graph, ways: Ways, rank: int, tp: Axis = ALONE) -> Share:
     home = head.homes[made[2]]
     dims = [tuple(atom.name for atom in dim.atoms) for dim in head.block.tensor(made[2]).dims]
     end = steps(home, Sharding(), [dims[0], dims[-1]], axes) if ways.tp > 1 else ()
-    return Share(
+    return ModelShare(
         graph=held, tp=tp, ep=axes["ep"], etp=axes["etp"], stage=stage, ways=ways, moves=moves, end=end,
         slots=_slots(own_layers, sharded, axes) if ways.tp > 1 else {}, vocab_size=_vocabulary(graph),
     )  # fmt: skip

@@ -24,7 +24,7 @@ ANSWER_S = 3600.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Measured:
+class DrivenRequest:
     """One request, in seconds from the first arrival."""
 
     arrival_s: float
@@ -101,7 +101,7 @@ async def _whole(server: _Server, method: str, path: str, body: bytes = b"") -> 
         writer.close()
 
 
-def drive(url: str, load: Load, *, model: str | None, key: str, seed: int, embeds: bool = False) -> list[Measured]:
+def drive(url: str, load: Load, *, model: str | None, key: str, seed: int, embeds: bool = False) -> list[DrivenRequest]:
     """In the order of the load. InputError for a server that is not there. model: None for the first that it has.
     embeds: prompts are asked for their vectors, an answer of one token each."""
     parts = urlsplit(url)
@@ -114,7 +114,7 @@ def drive(url: str, load: Load, *, model: str | None, key: str, seed: int, embed
         raise InputError(f"no server answers at {url}: {error}") from error
 
 
-async def _drive(server: _Server, load: Load, model: str | None, seed: int, embeds: bool) -> list[Measured]:
+async def _drive(server: _Server, load: Load, model: str | None, seed: int, embeds: bool) -> list[DrivenRequest]:
     if model is None:
         status, text = await _whole(server, "GET", "/v1/models")
         if status != 200:
@@ -145,7 +145,7 @@ async def _drive(server: _Server, load: Load, model: str | None, seed: int, embe
     begin = time.perf_counter()
     places = asyncio.Semaphore(load.concurrency or len(bodies))
 
-    async def one(request: Request, body: bytes) -> Measured:
+    async def one(request: Request, body: bytes) -> DrivenRequest:
         if load.concurrency is None:
             await asyncio.sleep(max(0.0, request.arrival_s - (time.perf_counter() - begin)))
         async with places:
@@ -155,18 +155,18 @@ async def _drive(server: _Server, load: Load, model: str | None, seed: int, embe
     return list(await asyncio.gather(*(one(r, body) for r, body in zip(load.requests, bodies, strict=True))))
 
 
-async def _embedded(server: _Server, request: Request, body: bytes, begin: float) -> Measured:
+async def _embedded(server: _Server, request: Request, body: bytes, begin: float) -> DrivenRequest:
     """A text's vector, whose first token and last it is."""
     sent = time.perf_counter() - begin
     status, text = await _whole(server, "POST", "/v1/embeddings", body)
     end = time.perf_counter() - begin
-    return Measured(
+    return DrivenRequest(
         arrival_s=sent, first_s=end, end_s=end, input_len=request.input_len, output_len=1,
         error="" if status == 200 else text,
     )  # fmt: skip
 
 
-async def _one(server: _Server, request: Request, body: bytes, begin: float) -> Measured:
+async def _one(server: _Server, request: Request, body: bytes, begin: float) -> DrivenRequest:
     sent = time.perf_counter() - begin
     status, lines, writer = await _asked(server, "POST", "/v1/completions", body)
     first = end = 0.0
@@ -190,7 +190,7 @@ async def _one(server: _Server, request: Request, body: bytes, begin: float) -> 
                 first, end = first or now, now
     finally:
         writer.close()
-    return Measured(
+    return DrivenRequest(
         arrival_s=sent,
         first_s=first,
         end_s=end,

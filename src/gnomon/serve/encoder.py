@@ -29,7 +29,7 @@ from gnomon.runtime.checkpoint.pretrained import CONFIG, model_of
 from gnomon.runtime.module.apply import DTYPES
 from gnomon.runtime.parameters.packed import open_folder
 from gnomon.runtime.parameters.weights import WeightReader, settled
-from gnomon.serve.bound import Bound, Read, Text
+from gnomon.serve.bound import Bound, BoundText, Read
 
 Pooling = Literal["mean", "cls", "max"]
 POOLED = {"pooling_mode_mean_tokens": "mean", "pooling_mode_cls_token": "cls", "pooling_mode_max_tokens": "max"}
@@ -82,7 +82,7 @@ DEFAULT_LEN = 4096
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Kind:
+class EncoderKind:
     """What a folder's encoder is, before its weights are read."""
 
     graph: Graph
@@ -99,7 +99,7 @@ class Kind:
     """Which text of a pair a token may be said to be of; RoBERTa has one, and tells pairs by a token between them."""
 
     @staticmethod
-    def of(folder: Path, max_len: int | None) -> Kind:
+    def of(folder: Path, max_len: int | None) -> EncoderKind:
         """max_len: tokens of a text; None: as many as the model has places for. InputError for a pooling or a problem
         that is not known, or more tokens than places."""
         text = ((folder if folder.is_dir() else folder.parent) / CONFIG).read_text(encoding="utf-8")
@@ -112,7 +112,7 @@ class Kind:
         table = next(op for block in graph.blocks for op in block.ops if op.inputs[:1] == ("input_ids",))
         block = next(block for block in graph.blocks if table in block.ops)
         labels = _labels(graph, json.loads(text)) if classifier else ()
-        return Kind(
+        return EncoderKind(
             graph=graph,
             model_type=known.model_type,
             pooling="mean" if classifier else pooling_of(folder),
@@ -161,12 +161,12 @@ class Encoder:
     """A model that is read."""
 
     model: Bound
-    kind: Kind
+    kind: EncoderKind
 
     @staticmethod
     def open(folder: Path, dtype: str, max_len: int | None) -> Encoder:
-        """InputError as `Kind.of` has them, and for weights that are not all there."""
-        kind = Kind.of(folder, max_len)
+        """InputError as `EncoderKind.of` has them, and for weights that are not all there."""
+        kind = EncoderKind.of(folder, max_len)
         whole = model_of(folder, classifier=bool(kind.labels)).graph
         where = layout(whole, kind.model_type)
         own = {name: where.pieces[name] for name in kind.graph.parameters()}
@@ -215,7 +215,7 @@ class Encoder:
         graph, names = self.kind.graph, ("input_ids", "token_type_ids")
         wanted = {tensor.name for tensor in graph.inputs}
         batch = {name: x for name, x in zip(names, given, strict=True) if name in wanted}
-        made: Tensor = self.model.run(batch, [Text(start=0, rows=rows, real=len(ids))])[graph.outputs[0]]
+        made: Tensor = self.model.run(batch, [BoundText(start=0, rows=rows, real=len(ids))])[graph.outputs[0]]
         return made
 
 

@@ -16,7 +16,7 @@ from typing import Literal, Protocol
 from torch import Tensor
 
 from gnomon.errors import InputError
-from gnomon.serve.choose import Chosen, Row, choose
+from gnomon.serve.choose import ChosenToken, LogitsRow, choose
 from gnomon.serve.graph_head import GraphHead
 from gnomon.serve.rows import Part, Turn
 from gnomon.serve.sampling import Sampling
@@ -32,13 +32,13 @@ Watch = Callable[[int], bool]
 
 
 @dataclass(slots=True, kw_only=True)
-class Request:
+class AnswerRequest:
     """One answer."""
 
     key: int
     prompt: Sequence[int]
     sampling: Sampling
-    row: Row
+    row: LogitsRow
     watch: Watch | None
     adapter: int
     """Of the model's, -1 for none."""
@@ -55,7 +55,7 @@ class Made:
     """A token of a request."""
 
     key: int
-    chosen: Chosen
+    chosen: ChosenToken
     reason: Reason | None
     """Why the answer ends with it; None: it goes on. A token of `stop_ids` is no part of the answer."""
 
@@ -103,15 +103,15 @@ class Engine:
         self.model, self.rules, self.max_model_len, self.lane = model, rules, max_model_len, lane
         self.memory: KvBlocks = model.blocks(prefix_cache=rules.prefix_cache)
         self.scheduler = Scheduler(rules, model.sizes.blocks, self.memory)
-        self.requests: dict[int, Request] = {}
+        self.requests: dict[int, AnswerRequest] = {}
         self.record: list[Iteration] | None = None
         """Where iterations are written to, if they are."""
         self.iterations = self.preemptions = 0
         self._next = 0
-        self._arrivals: list[Request] = []
+        self._arrivals: list[AnswerRequest] = []
         self._finished: list[int] = []
         self._cancelled: list[int] = []
-        self._after: dict[int, list[Request]] = {}
+        self._after: dict[int, list[AnswerRequest]] = {}
         """Request -> others with its prompt, which come when that is computed."""
         self._parts_begun: list[Part] = []
         self.head: GraphHead | None = None
@@ -168,16 +168,16 @@ class Engine:
     ) -> list[int]:
         """Keys of `count` answers to a prompt, which is computed once where pages can be shared. first: of all answers
         to it, the number of the first of these. watch, mask: of each
-        answer, as `Request` and `Row` say. adapter: by its name; keys of one are no other's."""
+        answer, as `AnswerRequest` and `LogitsRow` say. adapter: by its name; keys of one are no other's."""
         salt, which = adapter.encode(), self.model.adapter(adapter)
         self.check(len(prompt), sampling)
         prompt = tuple(prompt)
         made: list[int] = []
         for index in range(count):
             answer: list[int] = []
-            row = Row.of(sampling, prompt, answer, first + index)
+            row = LogitsRow.of(sampling, prompt, answer, first + index)
             row.mask = mask[index] if mask else None
-            request = Request(
+            request = AnswerRequest(
                 key=self._next, prompt=prompt, sampling=sampling, row=row, answer=answer,
                 watch=watch[index] if watch else None, adapter=which,
             )  # fmt: skip

@@ -1,4 +1,4 @@
-"""All layers of a plain decoder in one call of a kernel: `Program.of(graph, …)` writes them as its instructions.
+"""All layers of a plain decoder in one call of a kernel: `ForwardProgram.of(graph, …)` writes them as its instructions.
 
 Between two tokens there is nothing for Python to do but to say which rows there are. Matrices are packed once, as the
 kernel reads them (cpp/forward.cpp), those that read the same rows side by side; a table that is also the head's matrix
@@ -29,10 +29,10 @@ from gnomon.runtime.module.crossings import reads, writes
 from gnomon.runtime.ops.attention import shared_tables
 from gnomon.runtime.ops.paged import KERNELS
 from gnomon.serve.adapters import Adapter, told
-from gnomon.serve.division import Share
+from gnomon.serve.division import ModelShare
 from gnomon.serve.matrices import Matrices, Part
 from gnomon.serve.paged import Pages, untouched
-from gnomon.serve.rows import Rows
+from gnomon.serve.rows import TokenRows
 from gnomon.serve.sizes import Sizes
 
 CPP = Path(__file__).with_name("cpp") / "forward.cpp"
@@ -91,10 +91,10 @@ class _NotPlain(Exception):
     """A model with an op that is no instruction."""
 
 
-class Program:
+class ForwardProgram:
     """The instructions, and what they read."""
 
-    def __init__(self, share: Share, sizes: Sizes, dtype: torch.dtype, vocab_size: int) -> None:
+    def __init__(self, share: ModelShare, sizes: Sizes, dtype: torch.dtype, vocab_size: int) -> None:
         """vocab_size: of this rank's logits."""
         self.share = share
         self.ops: list[_Op] = []
@@ -111,18 +111,18 @@ class Program:
 
     @staticmethod
     def of(
-        share: Share,
+        share: ModelShare,
         matrices: Matrices,
         pages: Callable[[Layer, Block, Op], Pages],
         sizes: Sizes,
         adapters: Sequence[Adapter] = (),
-    ) -> Program | None:
+    ) -> ForwardProgram | None:
         """pages: makes those of an attention op. None where the model is not plain, or there is no kernel."""
         dtype = matrices.forms.dtype
         if kernel(dtype) is None or not matrices.have_kernels():
             return None
         vocabulary = int(share.graph.source(share.graph.outputs[0])[1].dims[-1].size or 0) if share.is_last else 0
-        writer = _Writer(Program(share, sizes, dtype, vocabulary), matrices, pages, sizes, adapters)
+        writer = _Writer(ForwardProgram(share, sizes, dtype, vocabulary), matrices, pages, sizes, adapters)
         try:
             writer.check()
         except _NotPlain:
@@ -166,7 +166,7 @@ class Program:
         self.rows_narrowed = untouched((self.narrowed + ALIGNED,), torch.uint8)
         self.call.narrowed = -(-self.rows_narrowed.data_ptr() // ALIGNED) * ALIGNED
 
-    def run(self, rows: Rows, entering: Tensor | None = None) -> Tensor:
+    def run(self, rows: TokenRows, entering: Tensor | None = None) -> Tensor:
         """(wanted, vocabulary), float32: logits of this rank's part of the vocabulary; or (1, tokens, width) that the
         next stage reads, which the next call writes over. entering: the same of the stage before."""
         call, tokens = self.call, len(rows.ids)
@@ -215,7 +215,7 @@ class _Writer:
 
     def __init__(
         self,
-        program: Program,
+        program: ForwardProgram,
         matrices: Matrices,
         pages: Callable[[Layer, Block, Op], Pages],
         sizes: Sizes,
@@ -281,7 +281,7 @@ class _Writer:
         if not fine:
             raise _NotPlain
 
-    def written(self) -> Program:
+    def written(self) -> ForwardProgram:
         """The whole of it."""
         program = self.program
         hidden = max(

@@ -25,7 +25,7 @@ from torch.nn import functional
 
 from gnomon.errors import InputError, PlanError
 from gnomon.graph import Block, Graph
-from gnomon.serve.choose import Row
+from gnomon.serve.choose import LogitsRow
 from gnomon.tensors.dims import Dim
 
 IDENTITY = "graph_head.identity"
@@ -97,7 +97,7 @@ def without_head(graph: Graph) -> Cut:
     )
 
 
-def needs_all(row: Row) -> str:
+def needs_all(row: LogitsRow) -> str:
     """Why a row's sampling needs the logits of all tokens; empty where a graph's do."""
     s = row.sampling
     if s.logprobs >= 0:
@@ -211,7 +211,7 @@ class GraphHead:
         self.seen.clear()
         return made
 
-    def logits(self, states: Tensor, rows: Sequence[Row | None]) -> Tensor:
+    def logits(self, states: Tensor, rows: Sequence[LogitsRow | None]) -> Tensor:
         """(rows, vocabulary): exact of every token that was found, minus infinity of the others. rows: whose they are;
         None: of one that nobody waits for."""
         states = states.float()

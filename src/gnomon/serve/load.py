@@ -30,7 +30,7 @@ from gnomon.runtime.parameters.parameters import Slot
 from gnomon.runtime.parameters.weights import WeightReader
 from gnomon.serve.adapters import Linear, read_adapter
 from gnomon.serve.decoder import Decoder, check_decoder, linears_of, windows_of
-from gnomon.serve.division import Share, check_division, divide, whole
+from gnomon.serve.division import ModelShare, check_division, divide, whole
 from gnomon.serve.engine import Engine
 from gnomon.serve.graph_head import IDENTITY, GraphHead, without_head
 from gnomon.serve.matrices import AS_STORED, Forms
@@ -178,7 +178,7 @@ def _with_graph_head(
 def read(
     folder: Path,
     found: Looked,
-    share: Share,
+    share: ModelShare,
     adapters: Sequence[tuple[str, Path]] = (),
     resident_bytes: int | None = None,
     *,
@@ -219,7 +219,7 @@ class Weights:
     """Each parameter by its full name, in full, dim by dim as in the Graph and in the file's dtype; read anew each time
     that it is asked for, since what is packed is not kept twice. Of one rank of several, its part."""
 
-    def __init__(self, folder: Path, graph: Graph, share: Share, identity: int = 0) -> None:
+    def __init__(self, folder: Path, graph: Graph, share: ModelShare, identity: int = 0) -> None:
         """identity: rows of the matrix `graph_head.IDENTITY`, where the head is a graph over the vocabulary."""
         self.identity = identity
         reader = values_of(folder, graph)

@@ -79,12 +79,12 @@ class Metrics:
         """In Prometheus' format."""
         return self.latest(self.registry)
 
-    def request(self, prompt_tokens: int) -> Timed:
+    def request(self, prompt_tokens: int) -> AnswerTimes:
         """One answer that begins to be waited for."""
-        return Timed(self, prompt_tokens)
+        return AnswerTimes(self, prompt_tokens)
 
 
-class Timed:
+class AnswerTimes:
     """An answer's times."""
 
     def __init__(self, metrics: Metrics, prompt_tokens: int) -> None:

@@ -17,8 +17,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gnomon.runtime.ops.paged import VECTOR, Pool, Seen, Spans, attend
-from gnomon.serve.rows import Rows
+from gnomon.runtime.ops.paged import VECTOR, PagedPool, Spans, Visibility, attend
+from gnomon.serve.rows import TokenRows
 
 MADV_NOHUGEPAGE, PAGE = 15, 4096
 """Of Linux."""
@@ -52,10 +52,10 @@ class Room:
 class Pages:
     """Of one attention op in one layer."""
 
-    def __init__(self, room: Room, seen: Seen) -> None:
+    def __init__(self, room: Room, seen: Visibility) -> None:
         padded = -(-room.v_dim // VECTOR) * VECTOR
         self.group, self.seen = room.group, seen
-        self.pool = Pool(
+        self.pool = PagedPool(
             keys=untouched((room.blocks, room.kv_heads, room.k_dim, room.size), room.dtype),
             values=untouched((room.blocks, room.kv_heads, room.size, padded), room.dtype),
             v_dim=room.v_dim,
@@ -78,7 +78,7 @@ class Pages:
         self.pool.keys[target] = self.pool.keys[source]
         self.pool.values[target] = self.pool.values[source]
 
-    def attend(self, rows: Rows, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    def attend(self, rows: TokenRows, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """q (tokens, heads, dim), k (tokens, kv heads, dim), v (tokens, kv heads, value dim) -> (tokens, heads, value
         dim)."""
         spans = Spans(begins=rows.begins, lengths=rows.lengths, table=rows.tables[self.group], threads=rows.threads)

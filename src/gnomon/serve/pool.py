@@ -1,4 +1,4 @@
-"""Encoders in processes of their own, and who gets which text: `Pool` in the front end, `main` in each process.
+"""Encoders in processes of their own, and who gets which text: `WorkerPool` in the front end, `main` in each process.
 
 The dispatcher of room `serving` says which worker has a text and how far it is padded, by the seconds that the workers
 measured when they started; a worker has one text at a time and the front end the rest, so that one that nobody waits
@@ -50,7 +50,7 @@ Wants = Literal["vector", "classes"]
 
 
 @dataclass(frozen=True, slots=True)
-class Compute:
+class TextWork:
     """A text, for a worker."""
 
     number: int
@@ -71,7 +71,7 @@ class Computed:
 
 
 @dataclass(frozen=True, slots=True)
-class Timed:
+class BusyWorker:
     """A worker serves."""
 
     seconds: Mapping[int, float]
@@ -108,7 +108,7 @@ def main(environment: Mapping[str, str], connection: Connection, settings: Setti
             took = time.perf_counter() - begin
             timed[length] = min(took, timed.get(length, took))
     with suppress(EOFError, BrokenPipeError, ConnectionResetError):  # the front end is gone
-        connection.send(Timed(timed))
+        connection.send(BusyWorker(timed))
         while not isinstance(message := connection.recv(), Stop):
             try:
                 types = None if message.types is None else list(message.types)
@@ -125,7 +125,7 @@ def main(environment: Mapping[str, str], connection: Connection, settings: Setti
 class _Open:
     """A text that is not answered yet."""
 
-    text: Compute
+    text: TextWork
     made: asyncio.Future[NDArray[np.float32]]
     worker: int = -1
 
@@ -149,7 +149,7 @@ class Lost(Exception):
         self.status = status
 
 
-class Pool:
+class WorkerPool:
     """The workers of an encoder's server."""
 
     def __init__(self, settings: Settings, max_len: int) -> None:
@@ -212,7 +212,7 @@ class Pool:
 
     def _heard(self, index: int, worker: _Worker, message: object) -> None:
         match message:
-            case Timed(seconds=seconds):
+            case BusyWorker(seconds=seconds):
                 worker.timed = seconds
                 self._delay_s[index] = AGAIN_S
                 timed = [one.timed for one in self.workers if one is not None and one.timed is not None]
@@ -282,7 +282,7 @@ class Pool:
         """What a worker makes of a text. Lost where none serves, or the one that had it is gone. Cancelled, the text is
         not computed, unless a worker has it already."""
         self._next += 1
-        text = Compute(self._next, tuple(ids), None if types is None else tuple(types), 0, wants)
+        text = TextWork(self._next, tuple(ids), None if types is None else tuple(types), 0, wants)
         open_ = self.open[text.number] = _Open(text, self.loop.create_future())
         self._send(open_)
         try:
@@ -302,7 +302,7 @@ class Pool:
         if self.record is not None:
             self.record.append((now, len(open_.text.ids), sent))
         open_.worker = sent.worker
-        open_.text = Compute(number, open_.text.ids, open_.text.types, sent.tokens, open_.text.wants)
+        open_.text = TextWork(number, open_.text.ids, open_.text.types, sent.tokens, open_.text.wants)
         worker = self.workers[sent.worker]
         assert worker is not None, "the dispatcher knows who is there"
         worker.waiting.append(number)

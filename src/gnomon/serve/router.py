@@ -59,7 +59,7 @@ class Open:
 
 
 @dataclass(slots=True)
-class Worker:
+class ReplicaProcess:
     """A replica."""
 
     processes: Sequence[BaseProcess]
@@ -93,7 +93,7 @@ class Router:
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
-        self.workers: list[Worker | None] = [None] * settings.workers
+        self.workers: list[ReplicaProcess | None] = [None] * settings.workers
         self.deaths = 0
         self.stopping = False
         self._next = 0
@@ -135,10 +135,10 @@ class Router:
             processes[-1].start()
         for end in (*ends, *(pipe for pipe, _ in pipes)):
             end.close()
-        worker = self.workers[index] = Worker(processes, ours, store, time.monotonic())
+        worker = self.workers[index] = ReplicaProcess(processes, ours, store, time.monotonic())
         threading.Thread(target=self._listen, args=(index, worker), daemon=True).start()
 
-    def _listen(self, index: int, worker: Worker) -> None:
+    def _listen(self, index: int, worker: ReplicaProcess) -> None:
         """In a thread of its own: messages of one worker, until it is gone, or any of its processes."""
         ends = [process.sentinel for process in worker.processes]
         with suppress(RuntimeError):  # the loop has ended
@@ -152,7 +152,7 @@ class Router:
             except (EOFError, OSError):
                 self.loop.call_soon_threadsafe(self._gone, index, worker)
 
-    def _heard(self, worker: Worker, message: Any) -> None:
+    def _heard(self, worker: ReplicaProcess, message: Any) -> None:
         match message:
             case Tokens(told=told):
                 for one in told:
@@ -170,7 +170,7 @@ class Router:
                 if (open_ := worker.asks.pop(message.number, None)) is not None:
                     open_.hear(message)
 
-    def _told(self, worker: Worker, told: Told) -> None:
+    def _told(self, worker: ReplicaProcess, told: Told) -> None:
         open_ = worker.asks.get(told.number)
         if open_ is None:  # cancelled meanwhile
             return
@@ -180,7 +180,7 @@ class Router:
             del worker.asks[told.number]
         open_.hear(told)
 
-    def _gone(self, index: int, worker: Worker) -> None:
+    def _gone(self, index: int, worker: ReplicaProcess) -> None:
         if self.stopping or self.workers[index] is not worker:
             return
         self.deaths += 1
@@ -246,7 +246,7 @@ class Router:
         self._next += 1
         ask = make(self._next)
         blocks = _beginnings(ask.prompt, self.settings.rules.block_tokens, ask.adapter)
-        best: tuple[int, Worker] | None = None
+        best: tuple[int, ReplicaProcess] | None = None
         for worker in self.workers:
             if worker is None or worker.ready is None:
                 continue
@@ -266,7 +266,7 @@ class Router:
         return ask.number
 
     @staticmethod
-    def _found(worker: Worker, blocks: Sequence[bytes]) -> int:
+    def _found(worker: ReplicaProcess, blocks: Sequence[bytes]) -> int:
         for count, block in enumerate(blocks):
             if block not in worker.known:
                 return count
@@ -278,7 +278,7 @@ class Router:
             if worker is not None and worker.asks.pop(number, None) is not None:
                 self._send(worker, Cancel(number))
 
-    def _send(self, worker: Worker, message: Any) -> None:
+    def _send(self, worker: ReplicaProcess, message: Any) -> None:
         with suppress(OSError, ValueError), worker.lock:  # it is gone: the thread that reads says so
             worker.connection.send(message)
 

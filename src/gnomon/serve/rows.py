@@ -1,6 +1,6 @@
-"""What an iteration computes, as tensors: `Rows` are the tokens of all its sequences, one after the other.
+"""What an iteration computes, as tensors: `TokenRows` are the tokens of all its sequences, one after the other.
 
-`Rows.of(pieces, …)` makes them of numbers. Every op that looks beyond a token reads them: positions, where each
+`TokenRows.of(pieces, …)` makes them of numbers. Every op that looks beyond a token reads them: positions, where each
 sequence begins, how long it is by now, its block table of each group, and the slot of its state.
 """
 
@@ -49,15 +49,15 @@ class Turn:
     marks: Sequence[Sequence[tuple[int, int]]] = ()
     """Of each part: (tokens of its sequence, slot that its state after them goes to); none: no part has any."""
 
-    def rows(self) -> Rows:
+    def rows(self) -> TokenRows:
         """As tensors."""
-        rows = Rows.of(self.parts, self.tables, self.slots)
+        rows = TokenRows.of(self.parts, self.tables, self.slots)
         rows.marks = self.marks
         return rows
 
 
 @dataclass(slots=True, kw_only=True)
-class Rows:
+class TokenRows:
     """Tokens of an iteration."""
 
     ids: Tensor
@@ -97,7 +97,7 @@ class Rows:
         return len(self.spans)
 
     @staticmethod
-    def of(parts: Sequence[Part], tables: Sequence[Sequence[Sequence[int]]], slots: Sequence[int]) -> Rows:
+    def of(parts: Sequence[Part], tables: Sequence[Sequence[Sequence[int]]], slots: Sequence[int]) -> TokenRows:
         """tables: of each group, of each part; entries that are let go are negative. slots: of each part."""
         ids: list[int] = []
         spans, wanted, begins = [], [], [0]
@@ -122,7 +122,7 @@ class Rows:
             made.append(torch.from_numpy(np.maximum(table, 0)))
         counts = [end - first for first, end, _ in spans]
         lengths = [start + end - first for first, end, start in spans]
-        return Rows(
+        return TokenRows(
             ids=torch.from_numpy(np.array(ids, np.int64)),
             positions=torch.from_numpy(positions),
             begins=torch.from_numpy(np.array(begins, np.int64)),

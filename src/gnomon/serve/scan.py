@@ -1,8 +1,8 @@
 """A Mamba-2 scan that goes on where an earlier iteration stopped: its state and the last tokens that it convolves.
 
-`Scan.run(rows, joined)` is the op `state_space` on rows of many sequences. A running request has a slot; its state is
-as long as a head is wide times its state's size, whatever its length. In float32 or wider, as in training.
-Source: Dao & Gu 2024, section 6.
+`LayerScan.run(rows, joined)` is the op `state_space` on rows of many sequences. A running request has a slot; its state
+is as long as a head is wide times its state's size, whatever its length. In float32 or wider, as in training. Source:
+Dao & Gu 2024, section 6.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from gnomon.serve.rows import Rows
+from gnomon.serve.rows import TokenRows
 
 
-class Scan:
+class LayerScan:
     """Of one layer."""
 
     def __init__(self, held: Mapping[str, Tensor], chunk: int, steps: tuple[float, float], slots: int) -> None:
@@ -44,7 +44,7 @@ class Scan:
         """One slot's state to another."""
         self.states[target], self.before[target] = self.states[source], self.before[source]
 
-    def run(self, rows: Rows, joined: Tensor) -> Tensor:
+    def run(self, rows: TokenRows, joined: Tensor) -> Tensor:
         """(1, tokens, groups, width) of (1, tokens, all that the projection writes)."""
         widths = [self.width, self.width, self.state, self.state, self.heads // self.groups]
         parts = joined[0].to(self.dtype).unflatten(-1, (self.groups, -1)).split(widths, dim=-1)
@@ -62,7 +62,7 @@ class Scan:
         b, c = (t.unflatten(-1, (self.groups, self.state)).repeat_interleave(own, dim=-2) for t in (b, c))
         return x.unflatten(-1, (self.heads, -1)), b, c
 
-    def _one_each(self, rows: Rows, xbc: Tensor, dt: Tensor) -> Tensor:
+    def _one_each(self, rows: TokenRows, xbc: Tensor, dt: Tensor) -> Tensor:
         """A token of each sequence."""
         window = torch.cat([self.before[rows.slots], xbc.unsqueeze(-1)], dim=-1)
         self.before[rows.slots] = window[..., 1:]
@@ -76,7 +76,7 @@ class Scan:
                 self.copy(slot, target)
         return torch.einsum("thpn,thn->thp", state, c) + x * self.skip[:, None]
 
-    def _pieces(self, rows: Rows, xbc: Tensor, dt: Tensor) -> Tensor:
+    def _pieces(self, rows: TokenRows, xbc: Tensor, dt: Tensor) -> Tensor:
         made = []
         for number, (begin, end, start) in enumerate(rows.spans):
             slot = int(rows.slots[number])

@@ -25,7 +25,7 @@ from gnomon.runtime.checkpoint.pretrained import CONFIG, model_of, values_of
 from gnomon.runtime.module.apply import DTYPES
 from gnomon.runtime.module.crossings import reads, writes
 from gnomon.runtime.parameters.weights import WeightReader
-from gnomon.serve.bound import Bound, Read, Text
+from gnomon.serve.bound import Bound, BoundText, Read
 from gnomon.serve.engine import Engine, Made, Watch
 from gnomon.serve.rows import Turn
 from gnomon.serve.sampling import Sampling
@@ -70,7 +70,7 @@ class Seq2Seq:
         [self.memory] = {source for layer in decoder for source in reads(layer).values() if source in own}
         self.sources: dict[int, Sequence[int]] = {}
         """Key of an answer -> its prompt."""
-        self.texts: dict[int, Text] = {}
+        self.texts: dict[int, BoundText] = {}
         self._logits: list[Tensor] = []
 
     @property
@@ -97,7 +97,9 @@ class Seq2Seq:
         for part in turn.parts:
             text = self.texts.get(part.key)
             if text is None:
-                text = self.texts[part.key] = Text(start=0, rows=0, real=0, memory=self._read(self.sources[part.key]))
+                text = self.texts[part.key] = BoundText(
+                    start=0, rows=0, real=0, memory=self._read(self.sources[part.key])
+                )
             text.start, text.rows, text.real, text.first = at, len(part.tokens), len(part.tokens), part.start
             texts.append(text)
             ids += part.tokens
@@ -119,7 +121,7 @@ class Seq2Seq:
 
     def _read(self, ids: Sequence[int]) -> Tensor:
         """(1, tokens, hidden): what the encoder makes of a prompt."""
-        text = Text(start=0, rows=len(ids), real=len(ids))
+        text = BoundText(start=0, rows=len(ids), real=len(ids))
         made: Tensor = self.encoder.run({"input_ids": torch.tensor([list(ids)])}, [text])[self.memory]
         return made
 

@@ -33,12 +33,12 @@ from gnomon.serve.checksums import check_sums
 from gnomon.serve.classes import classified, pairs, scored, to_classify
 from gnomon.serve.connections import most_connections, protocol
 from gnomon.serve.embeddings import answer, texts
-from gnomon.serve.encoder import Kind
+from gnomon.serve.encoder import EncoderKind
 from gnomon.serve.load import is_seq2seq, look
 from gnomon.serve.matrices import AS_STORED
 from gnomon.serve.messages import Ask, Failed, Told
 from gnomon.serve.metrics import Metrics
-from gnomon.serve.pool import Lost, Pool, Wants
+from gnomon.serve.pool import Lost, Wants, WorkerPool
 from gnomon.serve.router import Router
 from gnomon.serve.settings import Settings
 from gnomon.serve.vocabulary import Vocabulary
@@ -53,7 +53,7 @@ INSTALL = "a server needs starlette, uvicorn and prometheus-client: pip install 
 LOCAL = ("127.0.0.1", "localhost", "::1")
 
 
-class Refused(Exception):
+class RefusedRequest(Exception):
     """A request that is not answered, and how HTTP says so."""
 
     def __init__(self, status: int, why: str, kind: str = "invalid_request_error", **headers: str) -> None:
@@ -64,10 +64,10 @@ class Refused(Exception):
 class Server:
     """What the handlers share."""
 
-    def __init__(self, settings: Settings, encoder: Kind | None = None) -> None:
+    def __init__(self, settings: Settings, encoder: EncoderKind | None = None) -> None:
         """encoder: what answers, in place of a decoder's workers."""
         self.settings, self.encoder = settings, encoder
-        self.pool = None if encoder is None else Pool(settings, encoder.max_len)
+        self.pool = None if encoder is None else WorkerPool(settings, encoder.max_len)
         self.embedding = 0
         """Texts that wait for an encoder or are in it."""
         self.held = 0
@@ -89,15 +89,15 @@ class Server:
         """Tokens of a request."""
         return self.router.max_model_len if self.encoder is None else self.encoder.max_len
 
-    def check_wants(self, wants: Wants) -> Kind:
+    def check_wants(self, wants: Wants) -> EncoderKind:
         """The encoder. Refused where the model does something else."""
         name, kind = self.settings.name, self.encoder
         if kind is None:
             made = "embeddings are" if wants == "vector" else "classes are"
-            raise Refused(400, f"{name} writes words, and {made} made by encoders (BERT's family)")
+            raise RefusedRequest(400, f"{name} writes words, and {made} made by encoders (BERT's family)")
         if bool(kind.labels) != (wants == "classes"):
             other = "a classifier; ask /classify" if kind.labels else "no classifier; ask /v1/embeddings"
-            raise Refused(400, f"{name} is {other}")
+            raise RefusedRequest(400, f"{name} is {other}")
         return kind
 
     async def compute(
@@ -113,7 +113,7 @@ class Server:
         assert pool is not None
         if self.embedding and self.embedding + count > self.settings.max_waiting:
             self.metrics.refused.inc()
-            raise Refused(
+            raise RefusedRequest(
                 429,
                 f"{self.embedding} texts wait already, and at most {self.settings.max_waiting} may; ask again later",
                 "rate_limit_error",
@@ -130,10 +130,10 @@ class Server:
         try:
             while not (await asyncio.wait([answering], timeout=LOOK_S))[0]:
                 if await gone():
-                    raise Refused(499, "the client is gone")
+                    raise RefusedRequest(499, "the client is gone")
             return list(answering.result())
         except Lost as lost:
-            raise Refused(lost.status, str(lost), "server_error", **{"Retry-After": "2"}) from None
+            raise RefusedRequest(lost.status, str(lost), "server_error", **{"Retry-After": "2"}) from None
         finally:
             answering.cancel()
             self.embedding -= count
@@ -142,51 +142,55 @@ class Server:
         """Refused without the key, where there is one."""
         key = self.settings.api_key
         if key and not hmac.compare_digest(header.encode(), f"Bearer {key}".encode()):
-            raise Refused(401, "this server asks for its API key, as Authorization: Bearer KEY", "authentication_error")
+            raise RefusedRequest(
+                401, "this server asks for its API key, as Authorization: Bearer KEY", "authentication_error"
+            )
 
     async def body(self, request: Any) -> object:
         """JSON of a request. Refused for what is too long, too slow or none."""
         most, headers = self.settings.max_body_bytes, request.headers
         if "content-length" in headers and "transfer-encoding" in headers:
             # what stands between client and server may read it by the one where this server reads it by the other
-            raise Refused(400, "a request says how long it is by Content-Length or by Transfer-Encoding, not by both")
+            raise RefusedRequest(
+                400, "a request says how long it is by Content-Length or by Transfer-Encoding, not by both"
+            )
         if (kind := headers.get("content-type", "").partition(";")[0].strip().lower()) != "application/json":
             # a page in a browser may send other types to other sites unasked
-            raise Refused(415, f"the body's Content-Type is application/json, not {kind[:80] or 'left out'}")
+            raise RefusedRequest(415, f"the body's Content-Type is application/json, not {kind[:80] or 'left out'}")
         parts, length = [], 0
         try:
             async with asyncio.timeout(BODY_S):
                 async for part in request.stream():
                     length += len(part)
                     if length > most:
-                        raise Refused(413, f"the body is longer than the {most} bytes that this server takes")
+                        raise RefusedRequest(413, f"the body is longer than the {most} bytes that this server takes")
                     parts.append(part)
         except TimeoutError:
-            raise Refused(408, f"the body did not come within {BODY_S:g} s") from None
+            raise RefusedRequest(408, f"the body did not come within {BODY_S:g} s") from None
         try:
             value = json.loads(b"".join(parts), parse_constant=_no_number, object_pairs_hook=_each_once)
             json.dumps(value, ensure_ascii=False).encode()  # half a letter, as JSON can write one, is no text
         except UnicodeEncodeError as error:
-            raise Refused(400, "the body has half of a surrogate pair, which is no text") from error
+            raise RefusedRequest(400, "the body has half of a surrogate pair, which is no text") from error
         except (ValueError, RecursionError) as error:
-            raise Refused(400, f"the body is no JSON: {str(error)[:200]}") from error
+            raise RefusedRequest(400, f"the body is no JSON: {str(error)[:200]}") from error
         return value
 
-    def ask(self, wanted: api.Wanted) -> Asked:
+    def ask(self, wanted: api.Wanted) -> AnswerStream:
         """Hands what is wanted to workers. Refused where too many wait, or none serves."""
         router = self.router
         waiting = router.waiting + self.held
         if not router.is_ready:
-            raise Refused(503, "no worker serves now; ask again", "server_error", **{"Retry-After": "2"})
+            raise RefusedRequest(503, "no worker serves now; ask again", "server_error", **{"Retry-After": "2"})
         if waiting + len(wanted.prompts) > self.settings.max_waiting:
             self.metrics.refused.inc()
-            raise Refused(
+            raise RefusedRequest(
                 429,
                 f"{waiting} requests wait already, and at most {self.settings.max_waiting} may; ask again later",
                 "rate_limit_error",
                 **{"Retry-After": str(1 + waiting // 32)},
             )
-        return Asked(self, wanted)
+        return AnswerStream(self, wanted)
 
 
 def _no_number(name: str) -> float:
@@ -202,7 +206,7 @@ def _each_once(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
     return made
 
 
-class Asked:
+class AnswerStream:
     """The answers of one request, as they come. At most as many of them are under way as all workers run at a time."""
 
     def __init__(self, server: Server, wanted: api.Wanted) -> None:
@@ -272,7 +276,7 @@ class Asked:
         if isinstance(message, Failed):
             kind = "server_error" if message.status >= 500 else "invalid_request_error"
             again = {"Retry-After": "2"} if message.status == 503 else {}
-            raise Refused(message.status, message.why, kind, **again)
+            raise RefusedRequest(message.status, message.why, kind, **again)
         return message
 
     async def whole(self) -> dict[str, Any]:
@@ -291,7 +295,7 @@ class Asked:
             if self.wanted.usage:
                 yield _event(self.answers.last_chunk())
             yield "data: [DONE]\n\n"
-        except Refused as refused:
+        except RefusedRequest as refused:
             yield _event(_error(refused))
         finally:
             self.cancel()
@@ -301,11 +305,11 @@ def _event(value: dict[str, Any]) -> str:
     return f"data: {json.dumps(value, ensure_ascii=False)}\n\n"
 
 
-def _error(refused: Refused, param: str | None = None) -> dict[str, Any]:
+def _error(refused: RefusedRequest, param: str | None = None) -> dict[str, Any]:
     return {"error": {"message": refused.why, "type": refused.kind, "param": param, "code": refused.status}}
 
 
-def application(settings: Settings, encoder: Kind | None = None) -> Any:
+def application(settings: Settings, encoder: EncoderKind | None = None) -> Any:
     """The app. encoder: what answers, in place of a decoder's workers. InputError where packages or the tokenizer are
     not there."""
     try:
@@ -325,7 +329,7 @@ def application(settings: Settings, encoder: Kind | None = None) -> Any:
     class Stream(StreamingResponse):
         """Whose answers are cancelled with it: of a client that is gone before it begins, nobody asks for the rest."""
 
-        def __init__(self, asked: Asked) -> None:
+        def __init__(self, asked: AnswerStream) -> None:
             super().__init__(asked.stream(), media_type="text/event-stream")
             self.asked = asked
 
@@ -340,18 +344,18 @@ def application(settings: Settings, encoder: Kind | None = None) -> Any:
             try:
                 server.check_key(request.headers.get("authorization", ""))
                 return await handler(request)
-            except Refused as refused:
+            except RefusedRequest as refused:
                 return JSONResponse(_error(refused), refused.status, refused.headers)
             except api.ModelError as error:
-                return JSONResponse(_error(Refused(404, str(error)), "model"), 404)
+                return JSONResponse(_error(RefusedRequest(404, str(error)), "model"), 404)
             except GnomonError as error:
-                return JSONResponse(_error(Refused(400, str(error))), 400)
+                return JSONResponse(_error(RefusedRequest(400, str(error))), 400)
             except ClientDisconnect:
                 return Response(status_code=499)
             except Exception as error:
                 log.exception("a request failed by a mistake of this server")
                 why = f"a mistake of this server: {type(error).__name__}"
-                return JSONResponse(_error(Refused(500, why, "server_error")), 500)
+                return JSONResponse(_error(RefusedRequest(500, why, "server_error")), 500)
 
         return run
 
@@ -359,7 +363,7 @@ def application(settings: Settings, encoder: Kind | None = None) -> Any:
         async def run(request: Any) -> Any:
             if encoder is not None:
                 asked_at = "/classify" if encoder.labels else "/v1/embeddings"
-                raise Refused(400, f"{settings.name} is an encoder, which writes no words; ask {asked_at}")
+                raise RefusedRequest(400, f"{settings.name} is an encoder, which writes no words; ask {asked_at}")
             body = await server.body(request)
             wanted = await asyncio.to_thread(read, body, server.served())
             asked = server.ask(wanted)
@@ -386,7 +390,9 @@ def application(settings: Settings, encoder: Kind | None = None) -> Any:
         body = await server.body(request)
         kind = server.check_wants("classes")
         if len(kind.labels) != 1:
-            raise Refused(400, f"{settings.name} has {len(kind.labels)} classes, and scores are of one; ask /classify")
+            raise RefusedRequest(
+                400, f"{settings.name} has {len(kind.labels)} classes, and scores are of one; ask /classify"
+            )
         asked = await asyncio.to_thread(pairs, body, server.served())
         made = await server.compute(asked.ids, asked.types, "classes", request.is_disconnected)
         return JSONResponse(scored(asked, made))
@@ -403,7 +409,7 @@ def application(settings: Settings, encoder: Kind | None = None) -> Any:
 
     async def model(request: Any) -> Any:
         if request.path_params["name"] not in settings.names:
-            raise Refused(404, f"there is no such model; this server has {', '.join(map(repr, settings.names))}")
+            raise RefusedRequest(404, f"there is no such model; this server has {', '.join(map(repr, settings.names))}")
         return JSONResponse(card(request.path_params["name"]))
 
     async def health(request: Any) -> Any:
@@ -449,7 +455,7 @@ def application(settings: Settings, encoder: Kind | None = None) -> Any:
     return app
 
 
-async def _unless_gone(request: Any, asked: Asked, made: Any, empty: Any) -> Any:
+async def _unless_gone(request: Any, asked: AnswerStream, made: Any, empty: Any) -> Any:
     """The whole answer, cancelled where the client goes away before it is made."""
     answering = asyncio.ensure_future(asked.whole())
 
@@ -469,7 +475,7 @@ async def _unless_gone(request: Any, asked: Asked, made: Any, empty: Any) -> Any
         asked.cancel()
 
 
-def _looked(settings: Settings) -> Kind | None:
+def _looked(settings: Settings) -> EncoderKind | None:
     """The encoder that a folder is of; of a decoder, whose workers read it, only whether it can be served."""
     folder = Path(settings.folder)
     for path in (folder, *(path for _, path in settings.adapters)):
@@ -481,7 +487,7 @@ def _looked(settings: Settings) -> Kind | None:
                 "an encoder is served as its folder has it, whole in each process; leave --lora, --weights and "
                 "parallel sizes out"
             )
-        kind = Kind.of(folder, settings.max_model_len)
+        kind = EncoderKind.of(folder, settings.max_model_len)
         if settings.buckets and settings.buckets[-1] != kind.max_len:
             raise InputError(
                 f"--pad-to ends at {settings.buckets[-1]}, and a text may have {kind.max_len} tokens: end it there, "

@@ -37,7 +37,7 @@ SPARE = 1 << 22
 
 
 @dataclass(slots=True)
-class _Layer:
+class _StreamedLayer:
     """One that is on the disk."""
 
     begin: int
@@ -54,7 +54,7 @@ class Streams:
         file is."""
         self.shared, self.folder = shared, folder
         self.stay = staying(resident_bytes, layers)
-        self.layers: dict[int, _Layer] = {}
+        self.layers: dict[int, _StreamedLayer] = {}
         """Those that are on the disk, by their numbers in the model."""
         self.order: list[int] = []
         self.held = 0
@@ -86,7 +86,7 @@ class Streams:
             self.held += packed.bytes
             return packed
         if self._now not in self.layers:
-            self.layers[self._now] = _Layer(self._end)
+            self.layers[self._now] = _StreamedLayer(self._end)
             self.order.append(self._now)
         layer, room = self.layers[self._now], self._room((len(self.order) - 1) % ROOMS)
         changed: dict[str, Any] = {}
@@ -152,7 +152,7 @@ class Streams:
         made = self._coming[at] = number, self._thread.submit(self._read, at, self.layers[number])
         return made
 
-    def _read(self, at: int, layer: _Layer) -> None:
+    def _read(self, at: int, layer: _StreamedLayer) -> None:
         view, done = memoryview(self._room(at)[: layer.nbytes].data), 0
         while done < layer.nbytes:
             count = os.preadv(self._file, [view[done : done + PIECE]], layer.begin + done)

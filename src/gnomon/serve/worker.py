@@ -22,7 +22,7 @@ from typing import Any
 from gnomon.errors import GnomonError
 from gnomon.late import load_late
 from gnomon.runtime.processes.local import end_with_starter
-from gnomon.serve.choose import Chosen
+from gnomon.serve.choose import ChosenToken
 from gnomon.serve.engine import Engine, Made
 from gnomon.serve.grammar import Grammars, Mask
 from gnomon.serve.load import open_model
@@ -207,7 +207,7 @@ def _watching(stream: TextStream, push: Callable[[int], bool] | None) -> Callabl
     return watch
 
 
-def _token(words: Vocabulary, chosen: Chosen) -> Token:
+def _token(words: Vocabulary, chosen: ChosenToken) -> Token:
     if chosen.logprob is None:
         return Token(chosen.token, "", None, ())
     top = tuple((words.decode([token]), value) for token, value in chosen.top)

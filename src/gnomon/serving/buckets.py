@@ -57,7 +57,7 @@ def best_lengths(
 
 
 @dataclass(frozen=True, slots=True, order=True)
-class Expected:
+class ExpectedCost:
     """What an assignment comes to; the smaller, the better."""
 
     overload: float
@@ -75,10 +75,10 @@ def _erlang_c(workers: int, offered: float) -> float:
     return blocked / (1.0 - busy * (1.0 - blocked))
 
 
-def _level(comes: float, seconds: float, workers: int, *, last: bool) -> tuple[float, Expected]:
+def _level(comes: float, seconds: float, workers: int, *, last: bool) -> tuple[float, ExpectedCost]:
     """(texts a second that go on to the next level, what this one comes to)."""
     if not workers:
-        return (0.0, Expected(comes, 0.0)) if last else (comes, Expected(0.0, 0.0))
+        return (0.0, ExpectedCost(comes, 0.0)) if last else (comes, ExpectedCost(0.0, 0.0))
     taken = min(comes, CONGESTED * workers / seconds)
     over = 0.0
     if last:  # nobody is longer: it takes all that it has time for
@@ -88,10 +88,10 @@ def _level(comes: float, seconds: float, workers: int, *, last: bool) -> tuple[f
     offered = taken * seconds
     # service takes the same time each time, so a text waits half as long as Erlang's C says (M/D/n)
     wait_s = 0.5 * _erlang_c(workers, offered) * seconds / (workers - offered) if taken else 0.0
-    return (0.0 if last else comes - taken), Expected(over, taken * (seconds + wait_s))
+    return (0.0 if last else comes - taken), ExpectedCost(over, taken * (seconds + wait_s))
 
 
-def expected(rates: Sequence[float], seconds: Sequence[float], workers: Sequence[int]) -> Expected:
+def expected(rates: Sequence[float], seconds: Sequence[float], workers: Sequence[int]) -> ExpectedCost:
     """Of workers by level. rates: texts a second whose shortest fitting runtime is that of the level. seconds: of a
     text there. What a level has no time for, by `CONGESTED`, goes on to the next longer one and takes that one's
     seconds."""
@@ -99,7 +99,7 @@ def expected(rates: Sequence[float], seconds: Sequence[float], workers: Sequence
     for level, (rate, each, count) in enumerate(zip(rates, seconds, workers, strict=True)):
         comes, made = _level(comes + rate, each, count, last=level == len(rates) - 1)
         over, waiting = over + made.overload, waiting + made.waiting
-    return Expected(over, waiting)
+    return ExpectedCost(over, waiting)
 
 
 def assign(rates: Sequence[float], seconds: Sequence[float], workers: int) -> tuple[int, ...]:
@@ -113,24 +113,24 @@ def assign(rates: Sequence[float], seconds: Sequence[float], workers: int) -> tu
         raise InputError(f"{workers} workers serve nobody; give at least 1")
     if not rates or len(rates) != len(seconds):
         raise InputError(f"{len(rates)} rates and {len(seconds)} times do not describe the same runtimes")
-    labels: dict[int, list[tuple[float, Expected, tuple[int, ...]]]] = {0: [(0.0, Expected(0.0, 0.0), ())]}
+    labels: dict[int, list[tuple[float, ExpectedCost, tuple[int, ...]]]] = {0: [(0.0, ExpectedCost(0.0, 0.0), ())]}
     for level, (rate, each) in enumerate(zip(rates, seconds, strict=True)):
-        last, grown = level == len(rates) - 1, dict[int, list[tuple[float, Expected, tuple[int, ...]]]]()
+        last, grown = level == len(rates) - 1, dict[int, list[tuple[float, ExpectedCost, tuple[int, ...]]]]()
         for used, before in labels.items():
             counts = [workers - used] if last else range(workers - used)
             for count in counts:
                 for comes, so_far, chosen in before:
                     goes, made = _level(comes + rate, each, count, last=last)
-                    total = Expected(so_far.overload + made.overload, so_far.waiting + made.waiting)
+                    total = ExpectedCost(so_far.overload + made.overload, so_far.waiting + made.waiting)
                     grown.setdefault(used + count, []).append((goes, total, (*chosen, count)))
         labels = {used: _unbeaten(found) for used, found in grown.items()}
     return min(labels[workers], key=lambda one: (one[1], one[2]))[2]
 
 
 def _unbeaten(
-    found: Sequence[tuple[float, Expected, tuple[int, ...]]],
-) -> list[tuple[float, Expected, tuple[int, ...]]]:
-    kept: list[tuple[float, Expected, tuple[int, ...]]] = []
+    found: Sequence[tuple[float, ExpectedCost, tuple[int, ...]]],
+) -> list[tuple[float, ExpectedCost, tuple[int, ...]]]:
+    kept: list[tuple[float, ExpectedCost, tuple[int, ...]]] = []
     for one in sorted(found):
         if not kept or one[1] < kept[-1][1]:
             kept.append(one)

@@ -18,7 +18,7 @@ from gnomon.hardware.types import Cluster, Device
 from gnomon.prices.allocator import communicator_bytes
 from gnomon.serving.layout import FORMATS, Serving, is_sparse, kv_bits, weight_format
 from gnomon.serving.streaming import streamed
-from gnomon.serving.weights import BlockShape, Shape, adapter_bytes, encoder_blocks, shape_of
+from gnomon.serving.weights import BlockShape, RankModel, adapter_bytes, encoder_blocks, shape_of
 from gnomon.software.engine import Engine
 from gnomon.units import Bytes, show_bytes
 
@@ -28,7 +28,7 @@ DeltaNet say float32). What its convolution keeps is in 16."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Layers:
+class CachedLayers:
     """Layers of a pipeline stage that cache alike."""
 
     count: int
@@ -71,11 +71,11 @@ class Capacity:
         return self.concurrency >= 1
 
 
-def caching(shape: Shape, serving: Serving) -> tuple[Layers, ...]:
+def caching(shape: RankModel, serving: Serving) -> tuple[CachedLayers, ...]:
     """Kinds of layers of the fullest pipeline stage by what they cache."""
     bits = kv_bits(serving.kv)
     found = [
-        Layers(
+        CachedLayers(
             count=ceil(layers / serving.pp),
             bytes_per_token=attention.kv_elements * bits / 8,
             window=attention.window,
@@ -86,7 +86,7 @@ def caching(shape: Shape, serving: Serving) -> tuple[Layers, ...]:
     scans = [block for block in shape.blocks if block.scan_elements]
     for block in scans:
         found.append(
-            Layers(
+            CachedLayers(
                 count=ceil(block.count / serving.pp),
                 bytes_per_token=0.0,
                 window=0,
@@ -101,7 +101,9 @@ def _rule(block: BlockShape) -> str:
     return str(block.scan[0].attr("rule", "ssd"))
 
 
-def _grouped(layers: tuple[Layers, ...], kv_bytes: float, engine: Engine, longest: int) -> tuple[float, int, int, int]:
+def _grouped(
+    layers: tuple[CachedLayers, ...], kv_bytes: float, engine: Engine, longest: int
+) -> tuple[float, int, int, int]:
     """(bytes of a block, blocks, blocks of the longest request, tokens dealt to a group) of pools of equal pages.
 
     Layers are dealt into groups of one kind and equal size, the last of a kind filled up; a page of every group is as
@@ -136,7 +138,7 @@ def _grouped(layers: tuple[Layers, ...], kv_bytes: float, engine: Engine, longes
 
 
 def kv_tokens(
-    layers: tuple[Layers, ...], kv_bytes: float, engine: Engine, longest: int
+    layers: tuple[CachedLayers, ...], kv_bytes: float, engine: Engine, longest: int
 ) -> tuple[float, int, int, float]:
     """(bytes of a block, blocks, tokens reported, requests of `longest` tokens) from bytes for keys, exact to a block.
 
@@ -176,7 +178,7 @@ def kv_tokens(
     )
 
 
-def activation_bytes(shape: Shape, serving: Serving, engine: Engine) -> float:
+def activation_bytes(shape: RankModel, serving: Serving, engine: Engine) -> float:
     """Peak of the profiling run on one device: the largest layer's tensors of a full batch, or the sampler's logits.
 
     A batch of `max_batched_tokens` has its residual, the input of the layer, its widest product and what follows it;
@@ -241,7 +243,7 @@ def _memory(device: Device) -> int:
     return int(device.memory_bytes)
 
 
-def _stage_weights(shape: Shape, serving: Serving) -> float:
+def _stage_weights(shape: RankModel, serving: Serving) -> float:
     """Bytes of the fullest pipeline stage: its layers, and the table or the head."""
     layers = sum(b.weight_bytes * b.count for b in shape.blocks if not b.is_head and not b.has_table)
     ends = [b.weight_bytes * b.count for b in shape.blocks if b.is_head or b.has_table]

@@ -78,7 +78,7 @@ class Policy:
 
 
 @dataclass(slots=True)
-class _Worker:
+class _DispatchWorker:
     top: int
     """Tokens of its runtime."""
     queue: deque[tuple[int, float]] = field(default_factory=deque)
@@ -111,7 +111,7 @@ class Dispatcher:
         runtime."""
         self.policy, self.seconds = policy, seconds
         self.tops = (policy.lengths or (policy.longest,))[-1 if policy.every else 0 :]
-        self.workers = [_Worker(self.tops[-1]) for _ in range(policy.workers)]
+        self.workers = [_DispatchWorker(self.tops[-1]) for _ in range(policy.workers)]
         self.demoted = self.renewals = 0
         self._seen: deque[tuple[float, int]] = deque(maxlen=policy.WINDOW)
         self._next_s = policy.renews_s
@@ -135,7 +135,7 @@ class Dispatcher:
             raise InputError("no worker serves now")
         first = min(worker.top for worker in own)
 
-        def end_s(worker: _Worker) -> tuple[float, int]:
+        def end_s(worker: _DispatchWorker) -> tuple[float, int]:
             return worker.wait_s(now_s) + self.seconds(policy.padded(length, worker.top)), worker.top
 
         best = min((w for w in own if w.top == first), key=end_s)

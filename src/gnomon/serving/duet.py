@@ -43,7 +43,7 @@ class Subgraph:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Lane:
+class DuetLane:
     """What crosses between the devices goes over."""
 
     bytes_per_s: float
@@ -201,7 +201,7 @@ def _branches(ops: Sequence[_Op], region: Sequence[int]) -> list[list[int]]:
     return [made[one] for one in sorted(made)]
 
 
-def makespan(parts: Sequence[Subgraph], places: Sequence[int], lane: Lane) -> float:
+def makespan(parts: Sequence[Subgraph], places: Sequence[int], lane: DuetLane) -> float:
     """Seconds until all have run. Subgraphs are in an order in which they can; a device takes them in it."""
     free, sent_until, end = [0.0, 0.0], 0.0, [0.0] * len(parts)
     arrived: dict[tuple[int, int], float] = {}
@@ -220,7 +220,7 @@ def makespan(parts: Sequence[Subgraph], places: Sequence[int], lane: Lane) -> fl
     return max(end, default=0.0)
 
 
-def corrected(parts: Sequence[Subgraph], lane: Lane) -> tuple[tuple[int, ...], float]:
+def corrected(parts: Sequence[Subgraph], lane: DuetLane) -> tuple[tuple[int, ...], float]:
     """(places, makespan): each on its faster device, then flips that help most, while any does."""
     places = [int(part.seconds[1] < part.seconds[0]) for part in parts]
     best = makespan(parts, places, lane)
@@ -237,7 +237,7 @@ def corrected(parts: Sequence[Subgraph], lane: Lane) -> tuple[tuple[int, ...], f
         best, places = least
 
 
-def chosen(parts: Sequence[Subgraph], lane: Lane) -> Chosen:
+def chosen(parts: Sequence[Subgraph], lane: DuetLane) -> Chosen:
     """The best of all where they are few, else `corrected`; one device where two gain too little."""
     if not parts:
         raise InputError("a model without ops has no subgraph to place")

@@ -21,7 +21,7 @@ from gnomon.hardware.types import Cluster
 from gnomon.serving.capacity import Capacity, capacity, refusal, weights_beside
 from gnomon.serving.iteration import Beside, IterationPrice
 from gnomon.serving.layout import Serving
-from gnomon.serving.pools import Pool, decoding, replay_pools
+from gnomon.serving.pools import EnginePool, decoding, replay_pools
 from gnomon.serving.replay import Played, replay
 from gnomon.serving.requests import Load
 from gnomon.software.engine import Engine
@@ -247,8 +247,8 @@ def serve_pools(
 
     played = replay_pools(
         load,
-        Pool(price=first, blocks=first_held.blocks, count=pools.prefill_count * pools.prefill.dp),
-        Pool(price=last, blocks=last_held.blocks, count=pools.decode_count * serving.dp),
+        EnginePool(price=first, blocks=first_held.blocks, count=pools.prefill_count * pools.prefill.dp),
+        EnginePool(price=last, blocks=last_held.blocks, count=pools.decode_count * serving.dp),
         transfer,
     )
     whole = replace(serving, replicas=pools.decode_count)

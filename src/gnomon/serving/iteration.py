@@ -40,9 +40,17 @@ from gnomon.prices.links import AxisLink, axis_link
 from gnomon.prices.state_space import scan_seconds
 from gnomon.prices.stored import StoredPrices
 from gnomon.serving.layout import Serving, kv_bits, weight_format
-from gnomon.serving.scheduler import Batch, Piece
+from gnomon.serving.scheduler import Batch, PromptPiece
 from gnomon.serving.streaming import streamed
-from gnomon.serving.weights import Attention, BlockShape, Experts, Product, Shape, encoder_blocks, shape_of
+from gnomon.serving.weights import (
+    BlockShape,
+    RankAttention,
+    RankExperts,
+    RankModel,
+    ServedMatmul,
+    encoder_blocks,
+    shape_of,
+)
 from gnomon.software.engine import Engine
 
 TICKS_PER_S = 2**50
@@ -121,14 +129,14 @@ class IterationPrice:
         self.ggml = ggml_row(self.device, vulkan=vulkan) if engine.kernels.startswith("ggml") else None
         self.stored = StoredPrices.of(self.device) if engine.kernels == "stored" else None
         self.curves: Curves = serving_curves(self.device)
-        self.shape: Shape = shape_of(graph, serving)
+        self.shape: RankModel = shape_of(graph, serving)
         self.assumed: tuple[str, ...] = (*self.curves.assumptions, *assumptions(self.device))
         tp, group = serving.tp, serving.tp * serving.dp
         self.tp_link = axis_link(cluster, np.arange(tp)[None]) if tp > 1 else None
         self.ep_link = axis_link(cluster, np.arange(group)[None]) if serving.dp > 1 else None
         self.pp_link = self._stages(cluster) if serving.pp > 1 else None
         self.kv_bits = kv_bits(serving.kv)
-        self._products: dict[tuple[Product, int], float] = {}
+        self._products: dict[tuple[ServedMatmul, int], float] = {}
         self.checked = 1 + serving.draft_tokens
         """Rows of a request that decodes: the last token and the guesses."""
         most = engine.max_batched_tokens + engine.max_seqs * self.checked
@@ -284,7 +292,7 @@ class IterationPrice:
             total = total + self._dispatch_s(block.experts, tokens)
         return np.asarray(total)
 
-    def product_s(self, product: Product, tokens: Array) -> Array:
+    def product_s(self, product: ServedMatmul, tokens: Array) -> Array:
         """Seconds of a product with weights as they are stored; wide where the device has no units for the format."""
         dtype, device = product.product, self.device
         if self.stored is not None:
@@ -318,7 +326,7 @@ class IterationPrice:
             )
         return np.asarray(seconds)
 
-    def _experts_s(self, experts: Experts, tokens: Array) -> Array:
+    def _experts_s(self, experts: RankExperts, tokens: Array) -> Array:
         """Of the busiest device: all wait for it."""
         tokens = tokens * self.serving.expert_load
         if self.ggml is not None:
@@ -346,7 +354,7 @@ class IterationPrice:
         single = one_shot_seconds(nbytes, link) if self.engine.one_shot_reduce else None
         return library if single is None else np.minimum(library, single)
 
-    def _dispatch_s(self, experts: Experts, tokens: Array) -> Array:
+    def _dispatch_s(self, experts: RankExperts, tokens: Array) -> Array:
         """Rows to the ranks of their experts and back, narrow on the way out where the products are."""
         link = self.ep_link
         assert link is not None
@@ -369,7 +377,7 @@ class IterationPrice:
 
     # -- decodes
 
-    def _keys(self, attention: Attention, layers: int) -> KeyPrice:
+    def _keys(self, attention: RankAttention, layers: int) -> KeyPrice:
         if self.stored is not None:
             kv_heads = attention.heads if attention.latent else attention.kv_heads
             width = (attention.width + attention.width_v) // 2
@@ -534,7 +542,7 @@ class IterationPrice:
             )
             total += float(one) * layers / (self.ggml.attention_share if self.ggml is not None else 1.0)
             if attention.latent and prefix:  # keys of the prefix are made again from the latent ones
-                again = Product(
+                again = ServedMatmul(
                     n=attention.heads * (attention.width - attention.latent + attention.latent_v + attention.width_v),
                     k=attention.latent_v,
                     bits=16,
@@ -648,9 +656,9 @@ def _check(graph: Graph, cluster: Cluster, serving: Serving, engine: Engine) -> 
         raise InputError("the model has no name")
 
 
-def pieces_of(input_len: int, budget: int) -> tuple[Piece, ...]:
+def pieces_of(input_len: int, budget: int) -> tuple[PromptPiece, ...]:
     """One prompt cut at the budget, as an engine alone with it computes it."""
     return tuple(
-        Piece(0, start, min(budget, input_len - start), start + budget >= input_len)
+        PromptPiece(0, start, min(budget, input_len - start), start + budget >= input_len)
         for start in range(0, input_len, budget)
     )

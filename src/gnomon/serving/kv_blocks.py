@@ -127,7 +127,7 @@ class Found:
 
 
 @dataclass(slots=True)
-class Held:
+class RequestBlocks:
     """The blocks of one request."""
 
     tokens: array[int]
@@ -180,7 +180,7 @@ class KvBlocks:
         self.snapshots = Snapshots(slots, snapshots if prefix_cache else 0)
         self.states: list[tuple[int, int]] = []
         """(from, to): slots whose states are copied before the next iteration writes."""
-        self.sequences: dict[int, Held] = {}
+        self.sequences: dict[int, RequestBlocks] = {}
         """Of requests that are known: waiting ones too, without blocks."""
         self.forks: dict[int, int] = {}
         """Request -> another whose prompt is the same, from which it may take blocks as it is admitted."""
@@ -197,7 +197,7 @@ class KvBlocks:
     def add(self, key: int, tokens: Sequence[int], *, salt: bytes = b"", fork_of: int | None = None) -> None:
         """A request that waits. fork_of: another with the same prompt, which is being answered."""
         groups = len(self.pools)
-        self.sequences[key] = Held(array("q", tokens), salt, [[] for _ in range(groups)], [0] * groups)
+        self.sequences[key] = RequestBlocks(array("q", tokens), salt, [[] for _ in range(groups)], [0] * groups)
         if fork_of is not None:
             self.forks[key] = fork_of
 
@@ -207,7 +207,7 @@ class KvBlocks:
         self.forks.pop(key, None)
         del self.sequences[key]
 
-    def _hashes(self, sequence: Held, blocks: int) -> list[Hash]:
+    def _hashes(self, sequence: RequestBlocks, blocks: int) -> list[Hash]:
         known = sequence.hashes
         while len(known) < blocks:
             at = len(known) * self.size
@@ -314,7 +314,7 @@ class KvBlocks:
                 if (slot := self.snapshots.take()) is not None:
                     sequence.taking.append((at, slot))
 
-    def _marked(self, sequence: Held, start: int, stop: int) -> list[int]:
+    def _marked(self, sequence: RequestBlocks, start: int, stop: int) -> list[int]:
         """Tokens after which a snapshot is taken, of those that an iteration computes."""
         made = [at for at in sequence.marks if start < at <= stop]
         answers = not sequence.marks or start >= sequence.marks[-1]

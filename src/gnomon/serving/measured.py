@@ -21,7 +21,7 @@ SCHEMA = "gnomon.serving-measured/1"
 COLUMNS = ("arrival_s", "first_s", "end_s", "input_len", "output_len")
 
 
-class Row(Protocol):
+class RequestSeconds(Protocol):
     """One request, in seconds from the first arrival."""
 
     @property
@@ -46,7 +46,7 @@ class MeasuredLoad:
     """Requests at the same time; None: at their own times."""
 
     @staticmethod
-    def of(rows: Iterable[Row], *, concurrency: int | None) -> MeasuredLoad:
+    def of(rows: Iterable[RequestSeconds], *, concurrency: int | None) -> MeasuredLoad:
         """Of requests that were answered."""
         made = ((r.arrival_s, r.first_s, r.end_s, r.input_len, r.output_len) for r in rows)
         return MeasuredLoad(rows=tuple(sorted(made)), concurrency=concurrency)

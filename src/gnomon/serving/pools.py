@@ -16,14 +16,14 @@ from dataclasses import dataclass, field, replace
 
 from gnomon.errors import InputError
 from gnomon.serving.iteration import TICKS_PER_S, IterationPrice, ticks
-from gnomon.serving.replay import MOST_SAMPLES, Played, Times
+from gnomon.serving.replay import MOST_SAMPLES, Played, TickColumns
 from gnomon.serving.requests import Load
 from gnomon.serving.scheduler import Batch, Scheduler
 from gnomon.software.engine import Engine as EngineRecord
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Pool:
+class EnginePool:
     """Equal engines."""
 
     price: IterationPrice
@@ -75,13 +75,13 @@ COMES, KEYS, ENDS = 0, 1, 2
 class _Play:
     """The state of a replay of two pools."""
 
-    def __init__(self, load: Load, prefill: Pool, decode: Pool, transfer_s: Callable[[int], float]) -> None:
+    def __init__(self, load: Load, prefill: EnginePool, decode: EnginePool, transfer_s: Callable[[int], float]) -> None:
         self.load, self.transfer_s = load, transfer_s
         self.firsts = [_made(prefill) for _ in range(prefill.count)]
         self.lasts = [_made(decode) for _ in range(decode.count)]
         rules = prefill.price.engine
         self.wait = [ticks(rules.request_s + rules.request_token_s * r.input_len) for r in load.requests]
-        self.times = Times(len(load.requests))
+        self.times = TickColumns(len(load.requests))
         self.gaps, self.gap_counts = array("d"), array("q")
         self.events: list[tuple[int, int, int]] = []
         """(tick, kind, key of a request or number of an engine), a heap."""
@@ -198,11 +198,11 @@ class _Play:
             self.samples.append((now / TICKS_PER_S, waits, running, used))
 
 
-def _made(pool: Pool) -> _Engine:
+def _made(pool: EnginePool) -> _Engine:
     return _Engine(Scheduler(pool.price.engine, pool.blocks), pool.price)
 
 
-def replay_pools(load: Load, prefill: Pool, decode: Pool, transfer_s: Callable[[int], float]) -> Played:
+def replay_pools(load: Load, prefill: EnginePool, decode: EnginePool, transfer_s: Callable[[int], float]) -> Played:
     """Play a load. transfer_s: seconds that the keys of so many tokens take from one engine to another, alone.
 
     InputError for a request that an engine's memory never holds. Decode engines mix what arrives with their decodes

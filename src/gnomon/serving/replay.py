@@ -66,7 +66,7 @@ class Played:
         return float(self.end_s.max())
 
 
-class Times:
+class TickColumns:
     """Columns of ticks, one entry a request."""
 
     def __init__(self, count: int) -> None:
@@ -118,7 +118,7 @@ def replay(load: Load, price: IterationPrice, blocks: int, *, one_by_one: bool =
     requests, engine = load.requests, price.engine
     count = len(requests)
     scheduler = Scheduler(engine, blocks)
-    times = Times(count)
+    times = TickColumns(count)
     wait = [ticks(engine.request_s + engine.request_token_s * r.input_len) for r in requests]
     # open: every request at its own time; closed: as many as there are clients, then one for each that ends
     closed = load.concurrency is not None
@@ -272,7 +272,7 @@ def _gaps(
     last_decode: int,
     spent: int,
     decodes: int,
-    times: Times,
+    times: TickColumns,
 ) -> None:
     """Times between tokens that end with the iteration of `spent` ticks from `now`: of those that decoded before it
     from the last decode on, of those whose prompts ended since then from their first token."""

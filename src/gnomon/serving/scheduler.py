@@ -43,7 +43,7 @@ class Running:
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class PromptPiece:
     """Tokens of one prompt that an iteration computes."""
 
     key: int
@@ -60,7 +60,7 @@ class Piece:
 class Batch:
     """What one iteration computes."""
 
-    pieces: Sequence[Piece]
+    pieces: Sequence[PromptPiece]
     """Parts of prompts."""
     decodes: int
     """Requests that get one more token each."""
@@ -175,7 +175,7 @@ class Scheduler:
         pieces = self._pieces(engine.max_batched_tokens - len(self.decoding), new=not preempted) if waits else []
         return self._decode(pieces, preempted)
 
-    def _decode(self, pieces: Sequence[Piece], preempted: Sequence[int]) -> Batch:
+    def _decode(self, pieces: Sequence[PromptPiece], preempted: Sequence[int]) -> Batch:
         """The batch with all decodes in it; those whose prompts end in it decode from the next step on."""
         count = len(self.decoding) - sum(piece.last for piece in pieces)
         if not count:
@@ -283,9 +283,9 @@ class Scheduler:
         """Blocks of all its tokens but the last, which nobody reads."""
         return -(-(run.prompt + run.most - 1) // self.size)
 
-    def _pieces(self, budget: int, *, new: bool = True) -> list[Piece]:
+    def _pieces(self, budget: int, *, new: bool = True) -> list[PromptPiece]:
         """Parts of prompts for so many tokens: those begun go on, then who waits is admitted, in order."""
-        pieces: list[Piece] = []
+        pieces: list[PromptPiece] = []
         engine = self.engine
         while self.filling and budget > 0:
             budget -= self._fill(self.filling.popleft(), budget, pieces)
@@ -306,10 +306,10 @@ class Scheduler:
             budget -= self._fill(run, budget if engine.chunked_prefill else max(budget, whole), pieces)
         return pieces
 
-    def _fill(self, run: Running, budget: int, pieces: list[Piece]) -> int:
+    def _fill(self, run: Running, budget: int, pieces: list[PromptPiece]) -> int:
         tokens = min(run.prompt - run.done, budget)
         last = run.done + tokens == run.prompt
-        pieces.append(Piece(run.key, run.done, tokens, last))
+        pieces.append(PromptPiece(run.key, run.done, tokens, last))
         run.done += tokens
         if last:
             run.start, run.began = run.prompt + 1 - self.steps, self.steps

@@ -44,7 +44,7 @@ class Candidate:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Choice:
+class PlayedCandidate:
     """A candidate that was played."""
 
     candidate: Candidate
@@ -59,12 +59,12 @@ class Choice:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Found:
+class BestServing:
     """The answer."""
 
-    best: Choice | None
+    best: PlayedCandidate | None
     """Most output tokens a second and device among those that meet the targets; None if none does."""
-    front: tuple[Choice, ...]
+    front: tuple[PlayedCandidate, ...]
     """No other has both more tokens a device and a lower TPOT; of the whole space where `unknown` is 0."""
     size: int
     """Candidates in the space."""
@@ -166,21 +166,23 @@ def _meets(found: Forecast, target: Target) -> bool:
     return ttft and (target.tpot_s is None or found.tpot.p50 <= target.tpot_s)
 
 
-def best(graph: Graph, cluster: Cluster, candidates: Sequence[Candidate], load: Load, target: Target) -> Found:
+def best(graph: Graph, cluster: Cluster, candidates: Sequence[Candidate], load: Load, target: Target) -> BestServing:
     """The best candidate, exactly: none that was left out could have been better."""
     return _search(graph, cluster, candidates, load, target, prune=True)
 
 
-def exhaustive(graph: Graph, cluster: Cluster, candidates: Sequence[Candidate], load: Load, target: Target) -> Found:
+def exhaustive(
+    graph: Graph, cluster: Cluster, candidates: Sequence[Candidate], load: Load, target: Target
+) -> BestServing:
     """The same by playing every candidate."""
     return _search(graph, cluster, candidates, load, target, prune=False)
 
 
-def fewest(graph: Graph, cluster: Cluster, candidates: Sequence[Candidate], load: Load, target: Target) -> Found:
+def fewest(graph: Graph, cluster: Cluster, candidates: Sequence[Candidate], load: Load, target: Target) -> BestServing:
     """The best of those that meet the targets with fewest devices, exactly: smaller sets are searched first."""
     size = played = bounded = unknown = 0
     refused: dict[str, int] = {}
-    shown: list[Choice] = []
+    shown: list[PlayedCandidate] = []
     for devices in sorted({candidate.devices for candidate in candidates}):
         found = best(graph, cluster, [c for c in candidates if c.devices == devices], load, target)
         size, played, bounded = size + found.size, played + found.played, bounded + found.bounded
@@ -190,7 +192,7 @@ def fewest(graph: Graph, cluster: Cluster, candidates: Sequence[Candidate], load
         shown += found.front
         if found.best is not None:
             break
-    return Found(
+    return BestServing(
         best=found.best,
         front=front(shown),
         size=len(candidates),
@@ -248,7 +250,7 @@ def _bound(price: IterationPrice, candidate: Candidate, load: Load, known: _Pric
 
 def _search(
     graph: Graph, cluster: Cluster, candidates: Sequence[Candidate], load: Load, target: Target, *, prune: bool
-) -> Found:
+) -> BestServing:
     refused: dict[str, int] = {}
     order: list[tuple[float, int, IterationPrice]] = []
     known = _Prices(graph, cluster, candidates)
@@ -262,11 +264,11 @@ def _search(
         order.append((_bound(price, candidate, load, known), index, price))
     order.sort(key=lambda entry: (-entry[0], entry[1]))
     shortest = min(r.input_len for r in load.requests)
-    chosen: Choice | None = None
-    edge: tuple[Choice, ...] = ()
+    chosen: PlayedCandidate | None = None
+    edge: tuple[PlayedCandidate, ...] = ()
     played, later = 0, []
 
-    def play(index: int, price: IterationPrice) -> Choice | None:
+    def play(index: int, price: IterationPrice) -> PlayedCandidate | None:
         """None for one that is refused."""
         candidate = candidates[index]
         try:
@@ -280,7 +282,7 @@ def _search(
             reason = str(error)
             refused[reason] = refused.get(reason, 0) + 1
             return None
-        return Choice(candidate=candidate, forecast=forecast, meets=_meets(forecast, target))
+        return PlayedCandidate(candidate=candidate, forecast=forecast, meets=_meets(forecast, target))
 
     for limit, index, price in order:
         least_tpot = least_tpot_s(price, shortest)
@@ -312,7 +314,7 @@ def _search(
         choice = play(index, price)
         if choice is not None:
             played, edge = played + 1, front([*edge, choice])
-    return Found(
+    return BestServing(
         best=chosen,
         front=edge,
         size=len(candidates),
@@ -336,9 +338,9 @@ def least_ttft_s(price: IterationPrice, shortest: int) -> float:
     return rules.request_s + rules.request_token_s * shortest + alone
 
 
-def front(choices: Sequence[Choice]) -> tuple[Choice, ...]:
+def front(choices: Sequence[PlayedCandidate]) -> tuple[PlayedCandidate, ...]:
     """Those that no other beats in both tokens a device and TPOT, by TPOT."""
-    kept: list[Choice] = []
+    kept: list[PlayedCandidate] = []
     for choice in sorted(choices, key=lambda c: (c.forecast.tpot.p50, -c.value)):
         if not kept or choice.value > kept[-1].value:
             kept.append(choice)

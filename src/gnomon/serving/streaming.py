@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from math import ceil
 
 from gnomon.serving.layout import Serving
-from gnomon.serving.weights import Shape
+from gnomon.serving.weights import RankModel
 
 ROOMS = 2
 """One is computed with while the other is read into."""
@@ -29,7 +29,7 @@ def staying(resident_bytes: float, layers: Sequence[float]) -> frozenset[int]:
     return frozenset(chosen) | {number for number, nbytes in enumerate(layers) if not nbytes}
 
 
-def streamed(shape: Shape, serving: Serving) -> tuple[float, float]:
+def streamed(shape: RankModel, serving: Serving) -> tuple[float, float]:
     """(bytes that a device reads for an iteration, bytes of its layers in memory). Of several stages, the first's."""
     layers = [b.weight_bytes for b in shape.blocks if not b.is_head and not b.has_table for _ in range(b.count)]
     layers = layers[: ceil(len(layers) / serving.pp)]

@@ -1,8 +1,8 @@
 """A Graph as a server sees it: what each kind of layer computes on one rank for some tokens, and what it caches.
 
-`shape_of(graph, serving)` walks the blocks once and returns a `Shape`: for each block its products (rows joined where
-an engine joins them: q, k and v; gate and up), its attention, experts, scan, passes over activations and sums over
-ranks, with local sizes. InputError where an axis does not divide what it should. Leaves out seconds (`iteration`).
+`shape_of(graph, serving)` walks the blocks once and returns a `RankModel`: for each block its products (rows joined
+where an engine joins them: q, k and v; gate and up), its attention, experts, scan, passes over activations and sums
+over ranks, with local sizes. InputError where an axis does not divide what it should. Leaves out seconds (`iteration`).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ SPLIT = ("heads", "kv_heads", "ffn", "shared_ffn", "vocab", "ssm_groups", "ssm_h
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Product:
+class ServedMatmul:
     """Rows times a matrix of n columns and k rows, `batch` of them; sizes on one rank."""
 
     n: int
@@ -34,7 +34,7 @@ class Product:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Attention:
+class RankAttention:
     """Attention of a layer on one rank."""
 
     heads: int
@@ -65,7 +65,7 @@ class Attention:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Experts:
+class RankExperts:
     """Experts of a layer on one rank."""
 
     experts: int
@@ -92,9 +92,9 @@ class BlockShape:
     name: str
     count: int
     """How many of it are in the model."""
-    products: tuple[Product, ...]
-    attention: Attention | None
-    experts: Experts | None
+    products: tuple[ServedMatmul, ...]
+    attention: RankAttention | None
+    experts: RankExperts | None
     scan_elements: int
     """Elements of the state of a scan for each sequence; 0: none."""
     taps_elements: int
@@ -117,7 +117,7 @@ class BlockShape:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Shape:
+class RankModel:
     """A model on one rank."""
 
     blocks: tuple[BlockShape, ...]
@@ -134,9 +134,9 @@ class Shape:
         return sum(block.weight_bytes * block.count for block in self.blocks)
 
     @property
-    def attentions(self) -> tuple[tuple[Attention, int], ...]:
+    def attentions(self) -> tuple[tuple[RankAttention, int], ...]:
         """Kinds of attention with the number of their layers."""
-        found: dict[Attention, int] = {}
+        found: dict[RankAttention, int] = {}
         for block in self.blocks:
             if block.attention is not None:
                 found[block.attention] = found.get(block.attention, 0) + block.count
@@ -152,7 +152,7 @@ def _base(dim: Dim) -> str:
     return dim.name.rpartition(".")[2]
 
 
-class _Walk:
+class _BlockWalk:
     """One block's ops, gathered."""
 
     def __init__(self, block: Block, serving: Serving, count: int, multiples: tuple[int, ...]) -> None:
@@ -212,7 +212,7 @@ class _Walk:
         latent = "kv_rank" in names and bool(cores)
         is_head = any(op.kind in ("cross_entropy", "mse") for op in block.ops)
         table = next((op for op in block.ops if op.kind == "embedding"), None)
-        joined: dict[tuple[str, float], list[Product]] = {}
+        joined: dict[tuple[str, float], list[ServedMatmul]] = {}
         sums = 0
         for op in linears:
             weight = block.tensor(op.inputs[1])
@@ -225,7 +225,7 @@ class _Walk:
             if router:
                 form = weight_format("bf16")  # routers are not quantised
             out, into = self.size(outer), self.size(inner)
-            made = Product(n=out, k=into, bits=form.bits, product=form.product)
+            made = ServedMatmul(n=out, k=into, bits=form.bits, product=form.product)
             if latent and any(_base(a) == "kv_rank" for d in inner for a in d.atoms):
                 # absorbed into queries and outputs: a small product a head on either side
                 heads = self.sizes[names["heads"].name]
@@ -233,8 +233,8 @@ class _Walk:
                 nope = self.sizes[names["qk_nope_dim"].name] if "qk_nope_dim" in names else out // heads // 2
                 value = out // heads - nope
                 joined[op.path, 0.0] = [
-                    Product(n=into, k=nope, batch=heads, bits=form.bits, product=form.product),
-                    Product(n=value, k=into, batch=heads, bits=form.bits, product=form.product),
+                    ServedMatmul(n=into, k=nope, batch=heads, bits=form.bits, product=form.product),
+                    ServedMatmul(n=value, k=into, batch=heads, bits=form.bits, product=form.product),
                 ]
                 continue
             partial = self.split(inner)
@@ -243,11 +243,13 @@ class _Walk:
             elif partial and "shared" not in op.path:
                 sums += 1
             joined.setdefault((op.path if partial or router else op.inputs[0], form.bits), []).append(made)
-        products: list[Product] = []
+        products: list[ServedMatmul] = []
         for same in joined.values():
             if len(same) > 1 and len({(p.k, p.bits, p.batch, p.product) for p in same}) == 1:
                 first = same[0]
-                products.append(Product(n=sum(p.n for p in same), k=first.k, bits=first.bits, product=first.product))
+                products.append(
+                    ServedMatmul(n=sum(p.n for p in same), k=first.k, bits=first.bits, product=first.product)
+                )
             else:
                 products += same
         experts = self._experts(grouped) if grouped else None
@@ -290,7 +292,7 @@ class _Walk:
             has_table=table is not None,
         )
 
-    def _experts(self, grouped: list[Op]) -> Experts:
+    def _experts(self, grouped: list[Op]) -> RankExperts:
         block, serving = self.block, self.serving
         weights = [block.tensor(op.inputs[1]) for op in grouped]
         experts = weights[0].dims[0].size
@@ -303,7 +305,7 @@ class _Walk:
         form = self.stored("experts")
         width = self.size(weights[0].dims[1:2])
         hidden = self.size(weights[-1].dims[1:2])
-        return Experts(
+        return RankExperts(
             experts=experts,
             topk=topk,
             local_share=1 / serving.ep,
@@ -322,7 +324,7 @@ class _Walk:
         )
         return rows * columns
 
-    def _attention(self, op: Op, latent: bool) -> Attention:
+    def _attention(self, op: Op, latent: bool) -> RankAttention:
         q, k, v = (self.block.tensor(name) for name in op.inputs[:3])
         window = op.attr("window", 0)
         names = {_base(a): self.sizes.get(a.name, 0) for t in self.block.tensors for a in t.atoms}
@@ -330,7 +332,7 @@ class _Walk:
         kv = next((self.sizes[a.name] for a in k.atoms if _base(a) in ("kv_heads", "heads")), 1)
         width = self.sizes[q.atoms[-1].name]
         width_v = self.sizes[v.atoms[-1].name]
-        return Attention(
+        return RankAttention(
             heads=heads,
             kv_heads=kv,
             width=width,
@@ -387,16 +389,16 @@ def encoder_blocks(graph: Graph, serving: Serving) -> tuple[BlockShape, ...]:
     for call in graph.calls:
         counts[call.block] = counts.get(call.block, 0) + call.repeat
     plain = replace(serving, weights="bf16")
-    return tuple(_Walk(graph.block(name), plain, count, (1, 1)).shape() for name, count in counts.items())
+    return tuple(_BlockWalk(graph.block(name), plain, count, (1, 1)).shape() for name, count in counts.items())
 
 
-def adapter_bytes(shape: Shape, serving: Serving) -> float:
+def adapter_bytes(shape: RankModel, serving: Serving) -> float:
     """Of all adapters that are held on one rank, in 16 bits: rank · (rows + columns) of every matrix of the layers."""
     each = sum((p.n + p.k) * p.batch * b.count for b in shape.blocks if not b.is_head for p in b.products)
     return float(serving.lora_slots * serving.lora_rank * each * 2)
 
 
-def shape_of(graph: Graph, serving: Serving, multiples: tuple[int, ...] = (1, 1)) -> Shape:
+def shape_of(graph: Graph, serving: Serving, multiples: tuple[int, ...] = (1, 1)) -> RankModel:
     """The shape of a model on one rank. multiples: `Engine.expert_multiples`.
 
     InputError for a model that makes no tokens one after another.
@@ -409,7 +411,7 @@ def shape_of(graph: Graph, serving: Serving, multiples: tuple[int, ...] = (1, 1)
     counts: dict[str, int] = {}
     for call in graph.calls:
         counts[call.block] = counts.get(call.block, 0) + call.repeat
-    blocks = tuple(_Walk(graph.block(name), serving, count, multiples).shape() for name, count in counts.items())
+    blocks = tuple(_BlockWalk(graph.block(name), serving, count, multiples).shape() for name, count in counts.items())
     blocks = tuple(
         replace(b, weight_bytes=0.0) if b.has_table and _is_tied(graph, b.name) else b for b in blocks
     )  # the head's matrix is the table
@@ -436,7 +438,7 @@ def shape_of(graph: Graph, serving: Serving, multiples: tuple[int, ...] = (1, 1)
         for a in t.atoms
         if _base(a) in ("positions", "max_positions") and a.size
     ]
-    return Shape(
+    return RankModel(
         blocks=blocks,
         hidden=hidden,
         vocab=max(p.n for p in head.products),

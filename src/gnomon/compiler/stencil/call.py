@@ -41,7 +41,7 @@ def _kernel(source: str) -> Callable[..., int] | None:
 
 
 @dataclass(slots=True)
-class Part:
+class StencilKernel:
     """One kernel of a stencil."""
 
     of: Pipeline
@@ -98,7 +98,7 @@ class StencilCall(Tried):
             text, numbers = cpp_rows.text(of)
             best = min((foretold(of, size, this_device(), self.tile.depth) for size in sizes(of, this_device())),
                        key=lambda tile: tile.seconds)  # fmt: skip
-            self.parts.append(Part(of, text, numbers, best))
+            self.parts.append(StencilKernel(of, text, numbers, best))
         self.several = len(made.outputs) > 1
         source = "".join(f"{part.source}// {part.tile.size}\n" for part in self.parts)
         super().__init__("stencil", source, True)

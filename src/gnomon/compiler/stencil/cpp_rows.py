@@ -16,7 +16,7 @@ from gnomon.compiler.body import kind_of
 from gnomon.compiler.build import ASKS
 from gnomon.compiler.cpp_text import SCALAR, TYPES, Text, expression
 from gnomon.compiler.stages import classify
-from gnomon.compiler.stencil.lags import Pipeline, Row
+from gnomon.compiler.stencil.lags import LaggedArray, Pipeline
 from gnomon.compiler.stencil.stages import Factor, Read, Stage
 from gnomon.compiler.tiles import Nest
 
@@ -29,7 +29,7 @@ FAR = 1 << 20
 
 
 @dataclass(slots=True)
-class Rows:
+class RowsFunction:
     """The function under construction."""
 
     of: Pipeline
@@ -88,7 +88,7 @@ class Rows:
         n = self.of.found(read)
         return _type(self.of, read.field) if n is None else _scalar(self.of.rows[n])
 
-    def channels(self, row: Row) -> str:
+    def channels(self, row: LaggedArray) -> str:
         channel = self.of.stencil.channel
         return "1" if channel is None else self.number("size", row.source, channel)
 
@@ -114,7 +114,7 @@ class Rows:
 
 def text(of: Pipeline) -> tuple[str, list[Any]]:
     """(C++, what `d` holds after HOST). Arrays are the stencil's inputs, then its outputs."""
-    rows = Rows(of=of)
+    rows = RowsFunction(of=of)
     stencil = of.stencil
     for n, node in enumerate(stencil.inputs):
         rows.names[node] = f"x{n}"
@@ -122,7 +122,7 @@ def text(of: Pipeline) -> tuple[str, list[Any]]:
         rows.names[node] = f"y{n}"
     say = rows.say
     body = _task(rows)
-    head = Rows(of=of)
+    head = RowsFunction(of=of)
     head.say(0, f"{ASKS}-ffp-contract=off")
     head.say(0, '#include "vector.h"')
     head.say(0, '#include "math.h"')
@@ -156,12 +156,12 @@ def _type(of: Pipeline, node: Any) -> str:
     return TYPES[node.meta["val"].dtype]
 
 
-def _scalar(row: Row) -> str:
+def _scalar(row: LaggedArray) -> str:
     dtype = row.stage.dtype if row.stage is not None else row.source.meta["val"].dtype
     return SCALAR[kind_of(dtype)]
 
 
-def _task(rows: Rows) -> list[str]:
+def _task(rows: RowsFunction) -> list[str]:
     of, say = rows.of, rows.say
     for n in reversed(range(len(of.rows))):
         _range(rows, n)
@@ -199,7 +199,7 @@ def _task(rows: Rows) -> list[str]:
     return rows.lines
 
 
-def _range(rows: Rows, n: int) -> None:
+def _range(rows: RowsFunction, n: int) -> None:
     """Along each dim: [l, h) that others read, [c, d) that is computed, [p, q) that the task leaves in memory."""
     of, row = rows.of, rows.of.rows[n]
     for place, dim in enumerate(DIMS):
@@ -231,7 +231,7 @@ def _beyond(of: Pipeline, n: int, place: int) -> bool:
     return any(shift[place] for _, shift in of.users[n])
 
 
-def _room(rows: Rows) -> None:
+def _room(rows: RowsFunction) -> None:
     """The rings, one after the other in a thread's own memory."""
     say = rows.say
     kept = [(n, row) for n, row in enumerate(rows.of.rows) if row.ring]
@@ -262,7 +262,7 @@ def _literal(value: Any) -> str:
     return "INF" if value == float("inf") else "-INF" if value == -float("inf") else repr(float(value))
 
 
-def _copied(rows: Rows, n: int, row: Row) -> None:
+def _copied(rows: RowsFunction, n: int, row: LaggedArray) -> None:
     """A row of an input, with its edges."""
     say, kind = rows.say, _scalar(row)
     size_v = rows.extent(row.source, 2)
@@ -286,7 +286,7 @@ def _copied(rows: Rows, n: int, row: Row) -> None:
     _edges(rows, n, row, "out")
 
 
-def _edges(rows: Rows, n: int, row: Row, out: str) -> None:
+def _edges(rows: RowsFunction, n: int, row: LaggedArray, out: str) -> None:
     if row.outside is not None and row.outside != "wrap":
         rows.say(5, f"for (int64_t j = lv{n}; j < cv{n}; j++) {out}[j] = {_literal(row.outside)};")
         rows.say(5, f"for (int64_t j = dv{n}; j < hv{n}; j++) {out}[j] = {_literal(row.outside)};")
@@ -303,11 +303,11 @@ template <class A, class B> static void copied(const A* from, B* to, int64_t low
 }"""
 
 
-def _copy(rows: Rows, source: str, target: str, low: str, high: str, depth: int) -> None:
+def _copy(rows: RowsFunction, source: str, target: str, low: str, high: str, depth: int) -> None:
     rows.say(depth, f"copied({source}, {target}, {low}, {high});")
 
 
-def _computed(rows: Rows, n: int, row: Row, stage: Stage, block: int) -> None:
+def _computed(rows: RowsFunction, n: int, row: LaggedArray, stage: Stage, block: int) -> None:
     """Rows of a stage: to its ring where somebody reads it, to memory where it is a result."""
     say = rows.say
     direct = not row.ring
@@ -348,7 +348,7 @@ def _computed(rows: Rows, n: int, row: Row, stage: Stage, block: int) -> None:
                 say(5, "}")
 
 
-def _inside(rows: Rows, row: Row, stage: Stage, first: str, after: str, place: int) -> str:
+def _inside(rows: RowsFunction, row: LaggedArray, stage: Stage, first: str, after: str, place: int) -> str:
     """Whether [first, after) lies inside a stage's box along a dim."""
     if stage.box is None or rows.dim(place) is None:
         return "true"
@@ -357,7 +357,7 @@ def _inside(rows: Rows, row: Row, stage: Stage, first: str, after: str, place: i
     return f"{first} >= {low} && {after} <= {rows.extent(row.source, place)} - {above}"
 
 
-def _rim(rows: Rows, n: int, block: int) -> None:
+def _rim(rows: RowsFunction, n: int, block: int) -> None:
     """What stands beside the box in rows that meet it."""
     for later in range(block):
         _copy(rows, f"base{later}", f"out{later}", f"cv{n}", "lo", depth=6)
@@ -368,7 +368,7 @@ def _rim(rows: Rows, n: int, block: int) -> None:
 class Vector:
     """The values of one vector of points, of all rows of a block."""
 
-    of: Rows
+    of: RowsFunction
     stage: Stage
     block: int
     text: Text
@@ -433,7 +433,7 @@ class Vector:
         return f"v{value}_{later}"
 
 
-def _points(rows: Rows, stage: Stage, low: str, high: str, direct: bool, block: int) -> None:
+def _points(rows: RowsFunction, stage: Stage, low: str, high: str, direct: bool, block: int) -> None:
     """The body along points [low, high) of rows, by a function that stages which are alike share."""
     nest = nest_of(rows.of, stage)
     vector = Vector(of=rows, stage=stage, block=block, text=Text(nest=nest))
@@ -508,7 +508,7 @@ def _function(vector: Vector, hoisted: list[str], ahead: list[str], memory: bool
     return [*("    " + line for line in out), "    }"]
 
 
-def _channel(rows: Rows, stage: Stage, slot: int) -> str:
+def _channel(rows: RowsFunction, stage: Stage, slot: int) -> str:
     """Where a channel's numbers of a weight begin."""
     source = stage.body.inputs[slot].node
     if not isinstance(source, Factor) or not source.by_channel:

@@ -40,7 +40,7 @@ class StencilText:
     data: dict[str, Any]
 
 
-class Seen:
+class RunElsewhere:
     """Stands in a stencil's place: ATen's operations, and the tensors that they were given."""
 
     __name__ = "stencil"
@@ -59,10 +59,10 @@ class Seen:
 def texts(module: Any, inputs: Sequence[Any], name: str) -> list[StencilText]:
     """Of each stencil of the module. InputError where it has none, or there is no such device."""
     device = described(name)
-    found: list[Seen] = []
+    found: list[RunElsewhere] = []
 
     def compiled(graph: torch.fx.GraphModule, _: Any) -> Any:
-        for _, one in replaced(graph.graph, Seen):
+        for _, one in replaced(graph.graph, RunElsewhere):
             found.append(one)
         return make_boxed_func(graph.forward)
 
@@ -77,7 +77,7 @@ def texts(module: Any, inputs: Sequence[Any], name: str) -> list[StencilText]:
     return [_text(one, device) for one in found]
 
 
-def _text(one: Seen, device: DeviceDescription) -> StencilText:
+def _text(one: RunElsewhere, device: DeviceDescription) -> StencilText:
     try:
         if device.printer == "scratchpad":
             return _played(one, device)
@@ -86,12 +86,12 @@ def _text(one: Seen, device: DeviceDescription) -> StencilText:
         raise InputError(f"--device {device.name}: a stencil does not fit: {error}") from error
 
 
-def _about(one: Seen) -> str:
+def _about(one: RunElsewhere) -> str:
     stages, sizes = len(one.made.stages), " x ".join(map(str, one.made.stages[-1].sizes))
     return f"stencil of {stages} {'stage' if stages == 1 else 'stages'} over {sizes}"
 
 
-def _cpp(one: Seen, device: DeviceDescription) -> StencilText:
+def _cpp(one: RunElsewhere, device: DeviceDescription) -> StencilText:
     tile, _ = tiled(one.made, device)
     cut = parts(one.made, tile.depth)
     sources = dict.fromkeys(cpp_rows.text(pipeline(part, block(part)))[0] for part in cut)
@@ -105,7 +105,7 @@ def _cpp(one: Seen, device: DeviceDescription) -> StencilText:
     return StencilText(source=head + "\n".join(sources), suffix="cpp", lines=lines, data=data)
 
 
-def _triton(one: Seen, device: DeviceDescription) -> StencilText:
+def _triton(one: RunElsewhere, device: DeviceDescription) -> StencilText:
     source, launches = triton_rows.text(one.made, device)
     products = sum(launch.product for launch in launches)
     lines = (f"{_about(one)}: {len(launches)} kernels, {products} of them products of tensor cores",)
@@ -114,7 +114,7 @@ def _triton(one: Seen, device: DeviceDescription) -> StencilText:
     )  # fmt: skip
 
 
-def _played(one: Seen, device: DeviceDescription) -> StencilText:
+def _played(one: RunElsewhere, device: DeviceDescription) -> StencilText:
     programs = scratchpad.program(one.made, device)
     played = scratchpad.play(programs, one.made, one.inputs)
     apart = max(float((a.double() - b.double()).abs().max()) for a, b in zip(played.outputs, one.outputs, strict=True))

@@ -19,7 +19,7 @@ Place = tuple[int, int, int]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Row:
+class LaggedArray:
     """One array whose rows are computed in turn: a stage's, or a copy of an input's with its edges."""
 
     stage: Stage | None
@@ -39,7 +39,7 @@ class Row:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pipeline:
     stencil: Stencil
-    rows: tuple[Row, ...]
+    rows: tuple[LaggedArray, ...]
     """Whoever walks time t computes rows t - lag and the block's others of each in order."""
     users: tuple[tuple[tuple[int, Place], ...], ...]
     """By row: who reads it, and at which shift."""
@@ -81,14 +81,16 @@ def pipeline(stencil: Stencil, block: int = 1) -> Pipeline:
         for read in one.reads()
         if read.field not in made and read.outside is not None
     }
-    rows = [Row(stage=None, source=field, outside=outside, lag=0, ring=1, output=False) for field, outside in edges]
+    rows = [
+        LaggedArray(stage=None, source=field, outside=outside, lag=0, ring=1, output=False) for field, outside in edges
+    ]
     for one in stencil.stages:
         outside = next(
             (r.outside for s in stencil.stages for r in s.reads() if r.field is one.node and r.outside is not None),
             None,
         )
         output = any(node is one.node for node in stencil.outputs)
-        rows.append(Row(stage=one, source=one.node, outside=outside, lag=0, ring=0, output=output))
+        rows.append(LaggedArray(stage=one, source=one.node, outside=outside, lag=0, ring=0, output=output))
     found = Pipeline(stencil=stencil, rows=tuple(rows), users=(), block=block)
     users: list[list[tuple[int, Place]]] = [[] for _ in rows]
     lags = [0] * len(rows)

@@ -30,7 +30,7 @@ ROWS, POINTS = 8, 128
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Launch:
+class TritonLaunch:
     """One function and what it is called with: arrays, then sizes and strides by node and dim."""
 
     name: str
@@ -109,7 +109,7 @@ class Lines:
         return f"{made}other={other_text}).to({ {'F': 'tl.float32', 'D': 'tl.float64', 'B': 'tl.int1'}[kind] })"
 
 
-def text(stencil: Stencil, device: DeviceDescription) -> tuple[str, list[Launch]]:
+def text(stencil: Stencil, device: DeviceDescription) -> tuple[str, list[TritonLaunch]]:
     """(source, its calls in order)."""
     of = pipeline(stencil)
     parts, launches = [HEAD], []
@@ -127,7 +127,7 @@ def text(stencil: Stencil, device: DeviceDescription) -> tuple[str, list[Launch]
         head = f"def stage{n}({', '.join(names)}, ROWS: tl.constexpr, POINTS: tl.constexpr):"
         parts.append("\n".join(["@triton.jit", head, *lines.lines]))
         launches.append(
-            Launch(
+            TritonLaunch(
                 name=f"stage{n}",
                 stage=stage,
                 arrays=tuple(lines.arrays),
@@ -228,7 +228,7 @@ def _product(lines: Lines, box: Box) -> tuple[int, int]:
     return (16, box.group)
 
 
-def run(stencil: Stencil, source: str, launches: list[Launch], inputs: list[torch.Tensor]) -> list[torch.Tensor]:
+def run(stencil: Stencil, source: str, launches: list[TritonLaunch], inputs: list[torch.Tensor]) -> list[torch.Tensor]:
     """The outputs, by Triton, of tensors where it runs."""
     module = module_of(source)
     held = dict(zip(stencil.inputs, inputs, strict=True))

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from gnomon.formats.accelerate.read import read_accelerate
 from gnomon.formats.deepspeed.write import recomputed
-from gnomon.formats.export import Asked, Draft, need_axes
+from gnomon.formats.export import Draft, ExportRequest, need_axes
 from gnomon.formats.yaml_file import emit_yaml
 from gnomon.plans import Plan, Saved
 
@@ -27,7 +27,7 @@ REASONS = (
 )
 
 
-def draft(asked: Asked) -> Draft:
+def draft(asked: ExportRequest) -> Draft:
     """The file. PlanError for pipelines and expert parallelism; InputError for what accelerate refuses."""
     need_axes(asked, PROGRAM, "pp", "ep", "etp")
     plan, mesh = asked.plan, asked.plan.mesh
@@ -70,7 +70,7 @@ def _by_file(saved: Saved) -> bool:
     return saved in (Saved(), Saved(preset="full"))
 
 
-def _elsewhere(asked: Asked, sharded: bool) -> tuple[str, ...]:
+def _elsewhere(asked: ExportRequest, sharded: bool) -> tuple[str, ...]:
     optimizer, saved = asked.plan.optimizer, asked.plan.saved
     by_code = recomputed(saved) if not _by_file(saved) or not sharded else ()
     clip = "clip by accelerator.clip_grad_norm_" if optimizer.clip else "do not clip gradients"

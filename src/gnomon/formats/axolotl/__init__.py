@@ -13,7 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from gnomon.errors import nearest
-from gnomon.formats.export import Asked, Draft
+from gnomon.formats.export import Draft, ExportRequest
 from gnomon.formats.format import Format, Sample
 from gnomon.formats.given import Given, Network
 from gnomon.formats.job import Fields, Job, flatten, read_source
@@ -231,7 +231,7 @@ SPELLED = Spelled(
 """Its words for changes."""
 
 
-def _tune(asked: Asked) -> Draft:
+def _tune(asked: ExportRequest) -> Draft:
     """A plan as its YAML."""
     t = tuning(asked, PROGRAM, axes=("pp", "ep", "etp"))
     values: dict[str, object] = {

@@ -11,7 +11,7 @@ import json
 
 from gnomon.errors import PlanError
 from gnomon.formats.deepspeed.read import OPTIMIZERS, read_deepspeed
-from gnomon.formats.export import Asked, Draft, half_of, need_axes
+from gnomon.formats.export import Draft, ExportRequest, half_of, need_axes
 from gnomon.plans import Optimizer, Precision, Saved
 
 PROGRAM = "DeepSpeed 0.19.6"
@@ -37,7 +37,7 @@ REASONS = (
 )
 
 
-def draft(asked: Asked) -> Draft:
+def draft(asked: ExportRequest) -> Draft:
     """The file. PlanError for pipelines, context and expert parallelism and groups of shards; InputError for what
     DeepSpeed refuses."""
     need_axes(asked, "DeepSpeed's configuration", "pp", "cp", "ep", "etp")
@@ -105,7 +105,7 @@ def _kind(optimizer: Optimizer) -> str:
     return names.get(optimizer.kind, "AdamW")
 
 
-def _zero(asked: Asked) -> dict[str, object]:
+def _zero(asked: ExportRequest) -> dict[str, object]:
     plan = asked.plan
     optimizer, overlap = plan.optimizer, plan.overlap
     together = overlap.param_gather if optimizer.zero == 3 else overlap.grad_reduce

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from math import prod
 
 from gnomon.errors import InputError
-from gnomon.formats.huggingface.pieces import Piece, Shape
+from gnomon.formats.huggingface.pieces import Shape, TensorPiece
 from gnomon.formats.huggingface.weights import Layout
 from gnomon.storage.tables import NF4_BLOCK, NF4_GROUP
 
@@ -28,7 +28,7 @@ MAP, NESTED_MAP = ".quant_map", ".nested_quant_map"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class State:
+class WeightState:
     """What the JSON beside a weight says."""
 
     shape: Shape
@@ -61,21 +61,21 @@ def with_blocks(layout: Layout, shapes: Mapping[str, Shape], where: str) -> Layo
     return replace(layout, pieces=pieces, four_bits=found) if found else layout
 
 
-def _pieces(tensor: str, elements: int, shapes: Mapping[str, Shape]) -> list[Piece]:
+def _pieces(tensor: str, elements: int, shapes: Mapping[str, Shape]) -> list[TensorPiece]:
     blocks = -(-elements // NF4_BLOCK)
     sizes = {SCALES: (blocks,), MAP: (2**4,), STATE: shapes[f"{tensor}{STATE}"]}
     if f"{tensor}{GROUPS}" in shapes:
         sizes |= {GROUPS: (-(-blocks // NF4_GROUP),), NESTED_MAP: (2**8,)}
     sizes |= {CODES: (-(-elements // 2), 1)}
-    return [Piece(tensor=f"{tensor}{what}", shape=shape, view=shape) for what, shape in sizes.items()]
+    return [TensorPiece(tensor=f"{tensor}{what}", shape=shape, view=shape) for what, shape in sizes.items()]
 
 
-def state_of(text: str, tensor: str, shape: Shape) -> State:
+def state_of(text: str, tensor: str, shape: Shape) -> WeightState:
     """What the JSON beside `tensor` says. InputError for other blocks than of 64, groups than of 256, another shape."""
     try:
         said = json.loads(text)
         shape_said = tuple(int(size) for size in said["shape"])
-        state = State(shape=shape_said, dtype=str(said["dtype"]), mean=float(said.get("nested_offset", 0.0)))
+        state = WeightState(shape=shape_said, dtype=str(said["dtype"]), mean=float(said.get("nested_offset", 0.0)))
         sizes = said["blocksize"], said.get("nested_blocksize", NF4_GROUP)
     except (ValueError, KeyError, TypeError) as error:
         raise InputError(f"{tensor}{STATE} cannot be read: {error}") from error

@@ -1,8 +1,8 @@
 """Decoders that Hugging Face configs describe by keys alone: one path for the model types that have no reader.
 
-A `Shape` states what no key of a model type says (where its norms stand, their kind, gates, biases that are always
-there); everything else is read by the keys that transformers' configs share, under any of their spellings. Types are in
-SHAPES only if parameters counted so are those of transformers 5.23 for the class's own config, to the last
+A `GenericShape` states what no key of a model type says (where its norms stand, their kind, gates, biases that are
+always there); everything else is read by the keys that transformers' configs share, under any of their spellings. Types
+are in SHAPES only if parameters counted so are those of transformers 5.23 for the class's own config, to the last
 (`python benchmarks/formats/model_types.py`). Leaves out every part that is no kind of `models.decoder`.
 """
 
@@ -39,7 +39,7 @@ KEYS: Mapping[str, tuple[str, ...]] = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Shape:
+class GenericShape:
     """What a model type's keys leave to its code."""
 
     order: Order = "pre"
@@ -72,26 +72,26 @@ class Shape:
 
 CAPS = "the caps of its scores are counted as free"
 
-SHAPES: Mapping[str, Shape] = {
-    "helium": Shape(wide_norm=True),
-    "internlm3": Shape(),
-    "iquestcoder": Shape(),
-    "cwm": Shape(window_every=(4, 4)),
-    "jais2": Shape(norm="layer", gated=False, activation="relu2", bias=True),
-    "hyperclovax": Shape(order="both"),
-    "vaultgemma": Shape(
+SHAPES: Mapping[str, GenericShape] = {
+    "helium": GenericShape(wide_norm=True),
+    "internlm3": GenericShape(),
+    "iquestcoder": GenericShape(),
+    "cwm": GenericShape(window_every=(4, 4)),
+    "jais2": GenericShape(norm="layer", gated=False, activation="relu2", bias=True),
+    "hyperclovax": GenericShape(order="both"),
+    "vaultgemma": GenericShape(
         wide_norm=True, activation="gelu_tanh", tied=True, scaled_embedding=True, window_every=(2, 1), notes=(CAPS,)
     ),
-    "xglm": Shape(norm="layer", gated=False, bias=True, rotary=False, scaled_embedding=True, tied=True),
-    "biogpt": Shape(
+    "xglm": GenericShape(norm="layer", gated=False, bias=True, rotary=False, scaled_embedding=True, tied=True),
+    "biogpt": GenericShape(
         norm="layer", gated=False, bias=True, rotary=False, scaled_embedding=True, tied=True, extra_positions=2
     ),
-    "mellum": Shape(qk_norm=True, window_every=(4, 3)),
-    "exaone_moe": Shape(qk_norm=True, window_every=(4, 3), sigmoid=True, dense_first="first_k_dense_replace"),
-    "solar_open": Shape(sigmoid=True),
-    "flex_olmo": Shape(wide_norm=True, order="post", qk_norm=True, joined_qk_norm=True),
-    "granitemoeshared": Shape(),
-    "hunyuan_v1_dense": Shape(qk_norm=True),
+    "mellum": GenericShape(qk_norm=True, window_every=(4, 3)),
+    "exaone_moe": GenericShape(qk_norm=True, window_every=(4, 3), sigmoid=True, dense_first="first_k_dense_replace"),
+    "solar_open": GenericShape(sigmoid=True),
+    "flex_olmo": GenericShape(wide_norm=True, order="post", qk_norm=True, joined_qk_norm=True),
+    "granitemoeshared": GenericShape(),
+    "hunyuan_v1_dense": GenericShape(qk_norm=True),
 }
 """model_type -> what its code adds to its keys."""
 
@@ -106,7 +106,7 @@ def _key(k: Keys, what: str) -> str:
     return name
 
 
-def _windows(k: Keys, shape: Shape, layers: int) -> tuple[int, ...]:
+def _windows(k: Keys, shape: GenericShape, layers: int) -> tuple[int, ...]:
     """The window of each layer, from `layer_types` or every so many layers."""
     window = k.integer("sliding_window", 0, least=0)
     kinds = k.raw("layer_types")
@@ -121,7 +121,7 @@ def _windows(k: Keys, shape: Shape, layers: int) -> tuple[int, ...]:
     return tuple(window if i % every < first else 0 for i in range(every))
 
 
-def _mixture(k: Keys, shape: Shape, layers: int) -> Mixture | None:
+def _mixture(k: Keys, shape: GenericShape, layers: int) -> Mixture | None:
     if not k.has(experts := _key(k, "experts")):
         return None
     width = k.integer("moe_intermediate_size") if k.has("moe_intermediate_size") else k.integer(_key(k, "ffn"))
@@ -142,7 +142,7 @@ def _mixture(k: Keys, shape: Shape, layers: int) -> Mixture | None:
     )
 
 
-def generic_decoder(k: Keys, name: str, wanted: Wanted, notes: Notes, shape: Shape) -> Graph:
+def generic_decoder(k: Keys, name: str, wanted: Wanted, notes: Notes, shape: GenericShape) -> Graph:
     """The decoder that a config's keys describe, with what its type's code adds. InputError for a key that is missing
     or changes the mathematics."""
     layers, hidden = k.integer(_key(k, "layers")), k.integer(_key(k, "hidden"))

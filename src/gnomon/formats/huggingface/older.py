@@ -11,8 +11,8 @@ from gnomon.formats.huggingface.model_type import ModelType
 from gnomon.formats.huggingface.numerics import GPT, LAYER_NORM, Usual
 from gnomon.formats.huggingface.parts import (
     ACTIVATIONS,
+    DecoderConfigSizes,
     Notes,
-    Sizes,
     Wanted,
     clipped,
     inner,
@@ -58,12 +58,12 @@ def _older_sizes(
     kv_heads: int = 0,
     heads_key: str = "num_attention_heads",
     tied: bool = True,
-) -> Sizes:
+) -> DecoderConfigSizes:
     """Of files that give no width of a head. kv_heads: 0 for as many as heads. said: the key that gave the heads.
     tied: where the file does not say."""
     if hidden % heads:
         k.fail(heads_key, f"hidden_size={hidden} is not a multiple of {heads} heads")
-    return Sizes(
+    return DecoderConfigSizes(
         num_layers=layers,
         hidden_size=hidden,
         num_heads=heads,

@@ -66,7 +66,7 @@ def heads_of(k: Keys, hidden: int) -> tuple[int, int, int]:
     return heads, kv_heads, k.integer("head_dim", hidden // heads)
 
 
-class Sizes(TypedDict):
+class DecoderConfigSizes(TypedDict):
     """What every decoder's config has, by the names of our configs."""
 
     num_layers: int
@@ -79,7 +79,7 @@ class Sizes(TypedDict):
     tied: bool
 
 
-def sizes_of(k: Keys, *, tied: bool = False, head_dim: int = 0) -> Sizes:
+def sizes_of(k: Keys, *, tied: bool = False, head_dim: int = 0) -> DecoderConfigSizes:
     """The sizes by their usual keys. tied, head_dim: where the file does not say; 0 is hidden_size / heads."""
     hidden = k.integer("hidden_size")
     if head_dim:
@@ -87,7 +87,7 @@ def sizes_of(k: Keys, *, tied: bool = False, head_dim: int = 0) -> Sizes:
         head_dim = k.integer("head_dim", head_dim)
     else:
         heads, kv_heads, head_dim = heads_of(k, hidden)
-    return Sizes(
+    return DecoderConfigSizes(
         num_layers=k.integer("num_hidden_layers"),
         hidden_size=hidden,
         num_heads=heads,

@@ -1,8 +1,8 @@
 """Parts of tensors of a folder in Hugging Face's layout that fill a parameter of the Graph, and rules that list them.
 
-A `Rule` takes the name that a file has and a `Parameter`, and returns its `Piece`s: the whole tensor, a transposed one,
-rows of a joined one, one tensor for each expert, groups of a Mamba-2 mixer. Leaves out which rule is for which model
-(`weights`).
+A `Rule` takes the name that a file has and a `Parameter`, and returns its `TensorPiece`s: the whole tensor, a
+transposed one, rows of a joined one, one tensor for each expert, groups of a Mamba-2 mixer. Leaves out which rule is
+for which model (`weights`).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ Shape = tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Piece:
+class TensorPiece:
     """Part of a file's tensor that fills a range of a parameter's first dim, and all of its others."""
 
     tensor: str
@@ -54,29 +54,29 @@ class Parameter:
     """How many of `atoms` are out dims of a matrix; 0 for others."""
 
 
-Rule = Callable[[str, Parameter], Sequence[Piece]]
+Rule = Callable[[str, Parameter], Sequence[TensorPiece]]
 """(name that the file has for it, parameter) -> its pieces."""
 
 
-def whole(name: str, p: Parameter) -> list[Piece]:
+def whole(name: str, p: Parameter) -> list[TensorPiece]:
     """The tensor itself."""
-    return [Piece(tensor=name, shape=p.shape, view=p.atoms)]
+    return [TensorPiece(tensor=name, shape=p.shape, view=p.atoms)]
 
 
-def transposed(name: str, p: Parameter) -> list[Piece]:
+def transposed(name: str, p: Parameter) -> list[TensorPiece]:
     """(in, out), as GPT-2's Conv1D has it."""
     if not p.rows:
         return whole(name, p)
     out, inner = p.atoms[: p.rows], p.atoms[p.rows :]
     order = (*range(len(inner), len(p.atoms)), *range(len(inner)))
-    return [Piece(tensor=name, shape=p.shape[::-1], view=(*inner, *out), order=order)]
+    return [TensorPiece(tensor=name, shape=p.shape[::-1], view=(*inner, *out), order=order)]
 
 
-def expert_each(name: str, p: Parameter) -> list[Piece]:
+def expert_each(name: str, p: Parameter) -> list[TensorPiece]:
     """A tensor for each expert, whose number stands after `experts`."""
     head, _, tail = name.partition(".experts.")
     return [
-        Piece(tensor=f"{head}.experts.{e}.{tail}", shape=p.shape[1:], view=(1, *p.atoms[1:]), first=e)
+        TensorPiece(tensor=f"{head}.experts.{e}.{tail}", shape=p.shape[1:], view=(1, *p.atoms[1:]), first=e)
         for e in range(p.atoms[0])
     ]
 
@@ -84,11 +84,11 @@ def expert_each(name: str, p: Parameter) -> list[Piece]:
 def part(begin: int, rows: int) -> Rule:
     """Rows from `begin` on of a tensor that has `rows` of them (out elements)."""
 
-    def make(name: str, p: Parameter) -> list[Piece]:
+    def make(name: str, p: Parameter) -> list[TensorPiece]:
         step = prod(p.atoms[1 : p.rows or len(p.atoms)])
         view = (rows // step, *p.atoms[1:])
         pick = ((begin // step, begin // step + p.atoms[0]), *((0, n) for n in view[1:]))
-        return [Piece(tensor=name, shape=(rows, *p.shape[1:]), view=view, pick=pick)]
+        return [TensorPiece(tensor=name, shape=(rows, *p.shape[1:]), view=view, pick=pick)]
 
     return make
 
@@ -96,35 +96,35 @@ def part(begin: int, rows: int) -> Rule:
 def alternating(index: int) -> Rule:
     """Of experts (experts, in, 2 × out) in one tensor, gate and up in turns: 0 is the gate (GPT-OSS)."""
 
-    def make(name: str, p: Parameter) -> list[Piece]:
+    def make(name: str, p: Parameter) -> list[TensorPiece]:
         if len(p.atoms) == 2:  # a bias
             experts, out = p.atoms
             pick = ((0, experts), (0, out), (index, index + 1))
-            return [Piece(tensor=name, shape=(experts, 2 * out), view=(experts, out, 2), pick=pick, order=(0, 1))]
+            return [TensorPiece(tensor=name, shape=(experts, 2 * out), view=(experts, out, 2), pick=pick, order=(0, 1))]
         experts, out, inner = p.atoms
         shape, view = (experts, inner, 2 * out), (experts, inner, out, 2)
         ranges = ((0, experts), (0, inner), (0, out), (index, index + 1))
-        return [Piece(tensor=name, shape=shape, view=view, pick=ranges, order=(0, 2, 1))]
+        return [TensorPiece(tensor=name, shape=shape, view=view, pick=ranges, order=(0, 2, 1))]
 
     return make
 
 
-def experts_transposed(name: str, p: Parameter) -> list[Piece]:
+def experts_transposed(name: str, p: Parameter) -> list[TensorPiece]:
     """(experts, in, out) in one tensor."""
     experts, out, inner = p.atoms
-    return [Piece(tensor=name, shape=(experts, inner, out), view=(experts, inner, out), order=(0, 2, 1))]
+    return [TensorPiece(tensor=name, shape=(experts, inner, out), view=(experts, inner, out), order=(0, 2, 1))]
 
 
-def exactly(name: str, p: Parameter) -> list[Piece]:
+def exactly(name: str, p: Parameter) -> list[TensorPiece]:
     """With every dim of its own, as a convolution's kernel."""
-    return [Piece(tensor=name, shape=p.atoms, view=p.atoms)]
+    return [TensorPiece(tensor=name, shape=p.atoms, view=p.atoms)]
 
 
 def led(*ones: int) -> Rule:
     """With dims of 1 before its own, as parameters that are added to a batch."""
 
-    def make(name: str, p: Parameter) -> list[Piece]:
-        return [Piece(tensor=name, shape=(*ones, *p.shape), view=p.atoms)]
+    def make(name: str, p: Parameter) -> list[TensorPiece]:
+        return [TensorPiece(tensor=name, shape=(*ones, *p.shape), view=p.atoms)]
 
     return make
 
@@ -132,12 +132,12 @@ def led(*ones: int) -> Rule:
 def of_each_head(index: int) -> Rule:
     """Of q, k and v that stand side by side in every head (BLOOM)."""
 
-    def make(name: str, p: Parameter) -> list[Piece]:
+    def make(name: str, p: Parameter) -> list[TensorPiece]:
         heads, width, *inner = p.atoms
         view = (heads, 3, width, *inner)
         pick = ((0, heads), (index, index + 1), *((0, n) for n in view[2:]))
         order = (0, *range(2, len(view)))
-        return [Piece(tensor=name, shape=(3 * p.shape[0], *p.shape[1:]), view=view, pick=pick, order=order)]
+        return [TensorPiece(tensor=name, shape=(3 * p.shape[0], *p.shape[1:]), view=view, pick=pick, order=order)]
 
     return make
 
@@ -163,11 +163,11 @@ def of_each_group(names: str, theirs: str) -> Callable[[Mapping[str, Parameter]]
 def _in_group(begin: int, count: int, heads: int) -> Rule:
     """Heads from `begin` on of every group of so many heads."""
 
-    def make(name: str, p: Parameter) -> list[Piece]:
+    def make(name: str, p: Parameter) -> list[TensorPiece]:
         groups, (width, *inner) = p.atoms[0] // count, p.atoms[1:]
         view = (groups * heads, width, *inner)
         return [
-            Piece(
+            TensorPiece(
                 tensor=name,
                 shape=(groups * heads * width, *p.shape[1:]),
                 view=view,
@@ -191,9 +191,9 @@ def two_norms(parameters: Mapping[str, Parameter]) -> dict[str, tuple[str, Rule]
     return made
 
 
-def flat(name: str, p: Parameter) -> list[Piece]:
+def flat(name: str, p: Parameter) -> list[TensorPiece]:
     """One dim in the file."""
-    return [Piece(tensor=name, shape=(prod(p.atoms),), view=p.atoms)]
+    return [TensorPiece(tensor=name, shape=(prod(p.atoms),), view=p.atoms)]
 
 
 def channels(parameters: Mapping[str, Parameter]) -> dict[str, tuple[str, Rule]]:
@@ -213,12 +213,14 @@ def channels(parameters: Mapping[str, Parameter]) -> dict[str, tuple[str, Rule]]
 def _of_x(others: int) -> Rule:
     """others: channels of B and C."""
 
-    def make(name: str, p: Parameter) -> list[Piece]:
+    def make(name: str, p: Parameter) -> list[TensorPiece]:
         groups, width, *taps = p.atoms
         rows = groups * width + others
         shape = (rows, *([1] if taps else []), *taps)
         ranges = [((0, 1), (g * width, (g + 1) * width), *((0, n) for n in taps)) for g in range(groups)]
-        return [Piece(tensor=name, shape=shape, view=(1, rows, *taps), pick=r, first=g) for g, r in enumerate(ranges)]
+        return [
+            TensorPiece(tensor=name, shape=shape, view=(1, rows, *taps), pick=r, first=g) for g, r in enumerate(ranges)
+        ]
 
     return make
 
@@ -226,7 +228,7 @@ def _of_x(others: int) -> Rule:
 def _of_bc(before: int) -> Rule:
     """before: channels of x."""
 
-    def make(name: str, p: Parameter) -> list[Piece]:
+    def make(name: str, p: Parameter) -> list[TensorPiece]:
         two, groups, state, *taps = p.atoms
         rows = before + two * groups * state
         if before % state:  # a piece is a range of rows of so many
@@ -234,7 +236,7 @@ def _of_bc(before: int) -> Rule:
         shape, view = (rows, *([1] if taps else []), *taps), (1, rows // state, state, *taps)
         starts = [before // state + index * groups for index in range(two)]
         ranges = [((0, 1), (a, a + groups), (0, state), *((0, n) for n in taps)) for a in starts]
-        return [Piece(tensor=name, shape=shape, view=view, pick=r, first=i) for i, r in enumerate(ranges)]
+        return [TensorPiece(tensor=name, shape=shape, view=view, pick=r, first=i) for i, r in enumerate(ranges)]
 
     return make
 
@@ -242,11 +244,11 @@ def _of_bc(before: int) -> Rule:
 def half(index: int) -> Rule:
     """Of a tensor (2 × out, in), for each expert where there are several: the gate's rows before those of up."""
 
-    def make(name: str, p: Parameter) -> list[Piece]:
+    def make(name: str, p: Parameter) -> list[TensorPiece]:
         *experts, out, inner = p.atoms
         pick = (*((0, n) for n in experts), (index, index + 1), (0, out), (0, inner))
         view, order = (*experts, 2, out, inner), (*range(len(experts)), len(experts) + 1, len(experts) + 2)
-        return [Piece(tensor=name, shape=(*experts, 2 * out, inner), view=view, pick=pick, order=order)]
+        return [TensorPiece(tensor=name, shape=(*experts, 2 * out, inner), view=view, pick=pick, order=order)]
 
     return make
 
@@ -268,14 +270,14 @@ def projections(parameters: Mapping[str, Parameter]) -> dict[str, tuple[str, Rul
 def _by_group(groups: int, widths: Sequence[int]) -> Rule:
     """widths: rows of one group in each part of the file's tensor."""
 
-    def make(name: str, p: Parameter) -> list[Piece]:
+    def make(name: str, p: Parameter) -> list[TensorPiece]:
         made = []
         for group in range(groups):
             for index, width in enumerate(widths):
                 before = sum(widths[:index])
                 start = groups * before + group * width
                 made.append(
-                    Piece(
+                    TensorPiece(
                         tensor=name,
                         shape=p.shape,
                         view=p.atoms,

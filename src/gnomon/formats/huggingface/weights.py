@@ -1,8 +1,8 @@
 """Where the weights of a Graph lie in a folder in Hugging Face's layout: names, and which part of which tensor.
 
-`layout_of(graph, family)` returns, for each parameter of the Graph, the `Piece`s of file tensors that fill it: most
-are one whole tensor of the same name; GPT-2's are transposed, Phi-3 joins q, k and v, and experts have a tensor each.
-A piece is a view, so it is read and written by the same description. Pure: no tensors
+`layout_of(graph, family)` returns, for each parameter of the Graph, the `TensorPiece`s of file tensors that fill it:
+most are one whole tensor of the same name; GPT-2's are transposed, Phi-3 joins q, k and v, and experts have a tensor
+each. A piece is a view, so it is read and written by the same description. Pure: no tensors
 (`gnomon.runtime.parameters.weights`). Source: the layouts that `save_pretrained` of transformers 5.23 writes.
 """
 
@@ -15,9 +15,9 @@ from math import prod
 
 from gnomon.formats.huggingface.pieces import (
     Parameter,
-    Piece,
     Rule,
     Shape,
+    TensorPiece,
     channels,
     expert_each,
     part,
@@ -113,7 +113,7 @@ USUAL = Family(rules=EXPERTS, ignored=TABLES, copies=HEAD)
 class Layout:
     """Where a Graph's weights lie."""
 
-    pieces: Mapping[str, tuple[Piece, ...]]
+    pieces: Mapping[str, tuple[TensorPiece, ...]]
     """By parameter of the Graph."""
     ignored: tuple[str, ...] = ()
     """As in `Family`."""
@@ -138,7 +138,7 @@ def layout_of(graph: Graph, family: Family) -> Layout:
     joined = (_joined(family.joined)(known) if family.joined else {}) | channels(known) | projections(known)
     for rules in family.together:
         joined |= rules(known)
-    made: dict[str, tuple[Piece, ...]] = {}
+    made: dict[str, tuple[TensorPiece, ...]] = {}
     for name, parameter in known.items():
         theirs, rule = joined.get(name, (name, None))
         if rule is None:

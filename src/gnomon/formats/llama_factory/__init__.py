@@ -11,7 +11,7 @@ import re
 from pathlib import Path
 
 from gnomon.errors import nearest
-from gnomon.formats.export import Asked, Draft
+from gnomon.formats.export import Draft, ExportRequest
 from gnomon.formats.format import Format, Sample
 from gnomon.formats.given import Given, Network, network_graph
 from gnomon.formats.job import Fields, Job
@@ -228,7 +228,7 @@ SPELLED = Spelled(
 """Its words for changes."""
 
 
-def _tune(asked: Asked) -> Draft:
+def _tune(asked: ExportRequest) -> Draft:
     """A plan as its YAML."""
     t = tuning(asked, PROGRAM)
     values: dict[str, object] = {

@@ -31,7 +31,7 @@ DEFAULT_TOKENIZER = "GPT2BPETokenizer"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Shape:
+class MegatronShape:
     """Sizes that every decoder has."""
 
     layers: int
@@ -91,7 +91,7 @@ def vocabulary_of(name: str) -> int | None:
     return None if config is None else config().vocab_size
 
 
-def shape_of(f: Fields, tp: int, vocab_size: int | None, tokenizer: str = DEFAULT_TOKENIZER) -> Shape:
+def shape_of(f: Fields, tp: int, vocab_size: int | None, tokenizer: str = DEFAULT_TOKENIZER) -> MegatronShape:
     """Sizes, checked as validate_args and TransformerConfig check them."""
     hidden, heads = f.integer("hidden_size"), f.integer("num_attention_heads")
     layers = layers_stated(f)
@@ -110,7 +110,7 @@ def shape_of(f: Fields, tp: int, vocab_size: int | None, tokenizer: str = DEFAUL
         )
     ffn = f.integer("ffn_hidden_size", int((4 * hidden * 2 / 3) / 64) * 64 if f.flag("swiglu", False) else 4 * hidden)
     divides("ffn_hidden_size", ffn, "tensor_model_parallel_size", tp)
-    return Shape(
+    return MegatronShape(
         layers=layers,
         hidden=hidden,
         heads=heads,
@@ -200,7 +200,7 @@ def _experts(f: Fields) -> int:
     return count
 
 
-def _decoder(f: Fields, s: Shape, name: str, experts: int) -> DecoderConfig:
+def _decoder(f: Fields, s: MegatronShape, name: str, experts: int) -> DecoderConfig:
     """Any other decoder: its parts one by one."""
     activation = "relu2" if f.flag("squared_relu", False) else "silu" if s.gated else "gelu"
     if s.gated and f.flag("quick_geglu", False):
@@ -271,7 +271,7 @@ def _llama_like(f: Fields) -> None:
                 f.note_default(key, "0.1", "Megatron-LM's default; a Llama-like model has no dropout here")
 
 
-def _gpt(f: Fields, s: Shape, name: str) -> GptConfig:
+def _gpt(f: Fields, s: MegatronShape, name: str) -> GptConfig:
     """GPT-2 or -3."""
     return GptConfig(
         name=name,
@@ -287,7 +287,7 @@ def _gpt(f: Fields, s: Shape, name: str) -> GptConfig:
     )
 
 
-def _neox(f: Fields, s: Shape, name: str) -> ModelConfig:
+def _neox(f: Fields, s: MegatronShape, name: str) -> ModelConfig:
     """GPT-NeoX without its parallel residual."""
     for key in ("hidden_dropout", "attention_dropout"):
         if (value := f.number(key, 0.1)) > 0:
@@ -326,7 +326,7 @@ def _latent_scores(f: Fields) -> Literal["softmax", "sigmoid"]:
     return scores
 
 
-def _latent(f: Fields, s: Shape, name: str, experts: int) -> DeepseekConfig:
+def _latent(f: Fields, s: MegatronShape, name: str, experts: int) -> DeepseekConfig:
     """DeepSeek-V3, with or without experts."""
     _llama_like(f)
     if not s.gated or s.position != "rope" or not s.rms:
@@ -367,7 +367,7 @@ def _latent(f: Fields, s: Shape, name: str, experts: int) -> DeepseekConfig:
     )
 
 
-def _mixtral(f: Fields, s: Shape, name: str, experts: int) -> MixtralConfig:
+def _mixtral(f: Fields, s: MegatronShape, name: str, experts: int) -> MixtralConfig:
     """Experts in every layer, none of them shared."""
     _llama_like(f)
     f.report("mtp_num_layers", "multi-token prediction modules: left out, so too small")

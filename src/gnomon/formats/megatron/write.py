@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from shlex import quote
 
 from gnomon import orders
-from gnomon.formats.export import Asked, Draft, half_of, need_model
+from gnomon.formats.export import Draft, ExportRequest, half_of, need_model
 from gnomon.formats.megatron.model_write import model_options
 from gnomon.formats.megatron.read import (
     BALANCES,
@@ -58,7 +58,7 @@ PLACEHOLDERS: Options = [
 ]
 
 
-def draft(asked: Asked) -> Draft:
+def draft(asked: ExportRequest) -> Draft:
     """The script. InputError for a model or combination that Megatron-LM refuses, with the fix."""
     model = need_model(asked, PROGRAM)
     options = [
@@ -93,7 +93,7 @@ UNTIMED = (
 )
 
 
-def _config_loss(asked: Asked) -> Iterator[str]:
+def _config_loss(asked: ExportRequest) -> Iterator[str]:
     """The loss of a model's config, which goes by all layers together."""
     for op in (op for block in asked.graph.blocks for op in block.ops if op.does == "balances"):
         if not op.attr("layers", False):
@@ -104,7 +104,7 @@ def _config_loss(asked: Asked) -> Iterator[str]:
             )
 
 
-def _script(asked: Asked, options: Options) -> str:
+def _script(asked: ExportRequest, options: Options) -> str:
     """The launch script."""
     words = ["torchrun", f"--nnodes {asked.num_nodes}", f"--nproc-per-node {asked.processes_per_node}"]
     if asked.num_nodes > 1:
@@ -123,7 +123,7 @@ def _script(asked: Asked, options: Options) -> str:
     return f"#!/bin/bash\n{connections}{head}" + " \\\n".join(lines) + "\n"
 
 
-def _mesh(asked: Asked) -> Options:
+def _mesh(asked: ExportRequest) -> Options:
     mesh, model = asked.plan.mesh, asked.model
     experts = hasattr(model, "num_experts")
     replicas = mesh.dp_replicate > 1 and asked.plan.optimizer.zero > 0
@@ -141,7 +141,7 @@ def _mesh(asked: Asked) -> Options:
     ]
 
 
-def _schedule(asked: Asked) -> Options:
+def _schedule(asked: ExportRequest) -> Options:
     """1F1B, or interleaved when the plan is; other schedules become 1F1B with one stage a rank."""
     schedule, pp = asked.plan.schedule, asked.plan.mesh.pp
     if pp == 1:
@@ -161,7 +161,7 @@ def _schedule(asked: Asked) -> Options:
     return [*options, ("num_virtual_stages_per_pipeline_rank", virtual if virtual > 1 else None)]
 
 
-def _saved(asked: Asked) -> Options:
+def _saved(asked: ExportRequest) -> Options:
     saved = asked.plan.saved
     named = modules_of(saved.rules, asked.model)
     if named is not None and saved.preset != "full":
@@ -188,7 +188,7 @@ def _full(method: str, number: int) -> Options:
     return [("recompute_granularity", "full"), ("recompute_method", method), ("recompute_num_layers", number)]
 
 
-def _layout(asked: Asked) -> Options:
+def _layout(asked: ExportRequest) -> Options:
     kinds = {"ring": "p2p", "ulysses": "a2a", "all_gather": "allgather"}
     layout = asked.plan.layout
     routed = any(block.does("routes") for block in asked.graph.blocks)
@@ -204,7 +204,7 @@ def _layout(asked: Asked) -> Options:
     ]
 
 
-def _balance(asked: Asked) -> Options:
+def _balance(asked: ExportRequest) -> Options:
     """What keeps experts evenly loaded, as `with_balance` reads it."""
     experts = asked.plan.experts
     written: dict[str, str] = {ours: name for name, ours in BALANCES.items()}
@@ -224,7 +224,7 @@ def _balance(asked: Asked) -> Options:
     ]
 
 
-def _overlap(asked: Asked) -> Options:
+def _overlap(asked: ExportRequest) -> Options:
     overlap, precision, zero = asked.plan.overlap, asked.plan.precision, asked.plan.optimizer.zero
     reduces = asked.plan.mesh.data_ranks * asked.plan.mesh.cp > 1
     size = DTYPE_BYTES["bf16" if _reduces_in_bf16(precision) else "fp32"]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from gnomon import orders
 from gnomon.errors import InputError
-from gnomon.formats.export import Asked, Draft, half_of, need_axes, need_model
+from gnomon.formats.export import Draft, ExportRequest, half_of, need_axes, need_model
 from gnomon.formats.job import ModelConfig
 from gnomon.formats.nanotron.read import read_nanotron
 from gnomon.formats.yaml_file import emit_yaml
@@ -36,7 +36,7 @@ REASONS = (
 )
 
 
-def draft(asked: Asked) -> Draft:
+def draft(asked: ExportRequest) -> Draft:
     """The file. InputError for a model or combination that nanotron refuses, with the fix."""
     model = need_model(asked, PROGRAM)
     need_axes(asked, PROGRAM, "ep")

@@ -17,7 +17,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from gnomon.errors import InputError, nearest
-from gnomon.formats.export import Asked, Draft
+from gnomon.formats.export import Draft, ExportRequest
 from gnomon.formats.format import Format, Sample
 from gnomon.formats.given import Given, Network, network_graph
 from gnomon.formats.job import Fields, Job
@@ -170,7 +170,7 @@ def _by_trainer(source: Source, given: Given, word: str) -> Job:
     return finished(source, given, asked, NEUTRAL, INEXPRESSIBLE, assumed, SPELLED)
 
 
-def _tune(asked: Asked) -> Draft:
+def _tune(asked: ExportRequest) -> Draft:
     """A plan as a command of `swift sft`."""
     t = tuning(asked, PROGRAM, axes=("pp", "ep", "etp", "tp"))
     values: dict[str, object] = {

@@ -12,7 +12,7 @@ from itertools import product
 
 from gnomon import orders
 from gnomon.errors import InputError
-from gnomon.formats.export import Asked, Draft, need_axes, need_model
+from gnomon.formats.export import Draft, ExportRequest, need_axes, need_model
 from gnomon.formats.job import ModelConfig
 from gnomon.formats.torchtitan.models import FLAVORS
 from gnomon.formats.torchtitan.read import read_torchtitan, stage_split
@@ -44,7 +44,7 @@ KEPT = ("self_attn.core*", "self_attn.q_proj", "self_attn.v_proj", "mlp.gate_pro
 """What `selective_ac_option = "op"` keeps of a Llama's layer, as the reader has it."""
 
 
-def draft(asked: Asked) -> Draft:
+def draft(asked: ExportRequest) -> Draft:
     """The file. InputError for a model or combination that torchtitan refuses, with the fix."""
     model = need_model(asked, PROGRAM)
     plan = asked.plan
@@ -93,7 +93,7 @@ def _flavor(model: ModelConfig) -> tuple[str, str, tuple[str, ...]]:
     return "llama3", model.name, (sizes,)
 
 
-def _training(asked: Asked) -> dict[str, object]:
+def _training(asked: ExportRequest) -> dict[str, object]:
     """Batch and dtypes. A pipeline takes a round of the step at once; without one microbatches are accumulated."""
     plan, precision = asked.plan, asked.plan.precision
     local = asked.micro * (asked.microbatches // plan.schedule.rounds if plan.mesh.pp > 1 else 1)
@@ -114,7 +114,7 @@ def _half(precision: Precision) -> bool:
     return (precision.param, precision.master) == ("bf16", "none")
 
 
-def _parallelism(asked: Asked, model: ModelConfig) -> dict[str, object]:
+def _parallelism(asked: ExportRequest, model: ModelConfig) -> dict[str, object]:
     plan = asked.plan
     mesh, layout = plan.mesh, plan.layout
     plain = plan.optimizer.zero == 0 and mesh.world_size == mesh.data_ranks  # DDP: replicas alone
@@ -137,7 +137,7 @@ def _parallelism(asked: Asked, model: ModelConfig) -> dict[str, object]:
     return table | (_pipeline(asked, model) if mesh.pp > 1 else {})
 
 
-def _pipeline(asked: Asked, model: ModelConfig) -> dict[str, object]:
+def _pipeline(asked: ExportRequest, model: ModelConfig) -> dict[str, object]:
     """The schedule, and torchtitan's own split of layers where it gives the plan's, else the modules of each stage."""
     schedule, pp = asked.plan.schedule, asked.plan.mesh.pp
     order = orders.find(schedule.name)

@@ -13,7 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from gnomon.errors import InputError, PlanError, nearest
-from gnomon.formats.export import Asked, Draft
+from gnomon.formats.export import Draft, ExportRequest
 from gnomon.formats.format import Format, Sample
 from gnomon.formats.given import GIVE_MODEL, SEQ_LEN, Given, Network
 from gnomon.formats.hub import network_called
@@ -215,7 +215,7 @@ TERMS = Terms(
 """Its words for changes."""
 
 
-def _tune(asked: Asked) -> Draft:
+def _tune(asked: ExportRequest) -> Draft:
     """A plan as the YAML of `tune run full_finetune_distributed`, or of the recipe with LoRA."""
     t = tuning(asked, PROGRAM, axes=("pp", "ep", "etp"))
     base = parse_adapters(asked.graph.name)[0]

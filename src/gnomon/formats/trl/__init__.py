@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from gnomon.errors import nearest
-from gnomon.formats.export import Asked, Draft
+from gnomon.formats.export import Draft, ExportRequest
 from gnomon.formats.format import Format, Sample
 from gnomon.formats.given import Given, Network
 from gnomon.formats.job import Fields, Job
@@ -176,7 +176,7 @@ SPELLED = replace(
 """Its words for changes."""
 
 
-def _tune(asked: Asked) -> Draft:
+def _tune(asked: ExportRequest) -> Draft:
     """A plan as the YAML of `trl sft --config`, with PEFT's adapters."""
     t = tuning(asked, PROGRAM)
     values: dict[str, object] = {

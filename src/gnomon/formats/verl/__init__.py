@@ -65,7 +65,7 @@ MEGATRON_NAMES = {"linear_qkv": ("q_proj", "k_proj", "v_proj"), "linear_proj": (
 """Megatron's linears -> those of Hugging Face's models."""
 
 
-class Part(NamedTuple):
+class SettingsAt(NamedTuple):
     """Where the trained network's settings are."""
 
     at: str
@@ -75,8 +75,8 @@ class Part(NamedTuple):
 
 
 _AT = "actor_rollout_ref"
-ACTOR = Part(f"{_AT}.actor", f"{_AT}.model", f"{_AT}.actor.fsdp_config", f"{_AT}.actor.megatron")
-SUPERVISED = Part("engine", "model", "engine", "engine")
+ACTOR = SettingsAt(f"{_AT}.actor", f"{_AT}.model", f"{_AT}.actor.fsdp_config", f"{_AT}.actor.megatron")
+SUPERVISED = SettingsAt("engine", "model", "engine", "engine")
 
 
 def _wanted(launch: Launch) -> bool:
@@ -91,7 +91,7 @@ def _looks(sample: Sample) -> bool:
     return sample.path.suffix != ".py" and ("actor_rollout_ref." in sample.text or supervised)
 
 
-def _engine(f: Fields, part: Part) -> str:
+def _engine(f: Fields, part: SettingsAt) -> str:
     """fsdp or megatron. InputError for another."""
     keys = ("model_engine", "engine", "engine@engine", "actor@actor_rollout_ref.actor", f"{part.at}.strategy")
     named = next((str(f.peek(key)) for key in keys if f.peek(key)), "")
@@ -104,7 +104,7 @@ def _engine(f: Fields, part: Part) -> str:
     return "megatron" if kind in ("megatron", "mcore") else "fsdp"
 
 
-def _batch(f: Fields, part: Part, seq_len: int, data: int, parallel: int) -> tuple[int, int]:
+def _batch(f: Fields, part: SettingsAt, seq_len: int, data: int, parallel: int) -> tuple[int, int]:
     """(sequences of a microbatch, of a step) on `data` ranks, whose sequences are divided between `parallel`."""
     if part is ACTOR:
         total = f.integer(f"{part.at}.ppo_mini_batch_size", 256) * f.integer("actor_rollout_ref.rollout.n", 1)
@@ -128,7 +128,7 @@ def _batch(f: Fields, part: Part, seq_len: int, data: int, parallel: int) -> tup
     return min(share, f.integer(name, default)), total
 
 
-def _model(f: Fields, part: Part, given: Given, folder: Path, assumed: list[str]) -> Network | str:
+def _model(f: Fields, part: SettingsAt, given: Given, folder: Path, assumed: list[str]) -> Network | str:
     """The network, with adapters where it has them."""
     at = part.model
     network = model_of(
@@ -145,7 +145,7 @@ def _model(f: Fields, part: Part, given: Given, folder: Path, assumed: list[str]
     )
 
 
-def _fsdp(f: Fields, part: Part, given: Given, model: Network | str, seq_len: int) -> Training:
+def _fsdp(f: Fields, part: SettingsAt, given: Given, model: Network | str, seq_len: int) -> Training:
     at, devices = part.fsdp, given.devices or 1
     places = (f"{part.at}.", f"{part.fsdp}.", "")  # the actor's is older, and goes before its engine's
     parallel = next((n for at in places if (n := f.integer(f"{at}ulysses_sequence_parallel_size", 1)) > 1), 1)
@@ -170,7 +170,7 @@ def _fsdp(f: Fields, part: Part, given: Given, model: Network | str, seq_len: in
     )
 
 
-def _megatron(f: Fields, part: Part, given: Given, model: Network | str, seq_len: int) -> Job:
+def _megatron(f: Fields, part: SettingsAt, given: Given, model: Network | str, seq_len: int) -> Job:
     at = part.megatron
     values: dict[str, object] = {"bf16": True, "use_distributed_optimizer": True, "seq_length": seq_len}
     for name in f.names():

@@ -31,7 +31,7 @@ from gnomon.hardware.served import (
     SIDE,
 )
 from gnomon.runtime.calibrate.cases import Case, Point, Timed
-from gnomon.runtime.ops.paged import Pool, Seen, Spans, attend
+from gnomon.runtime.ops.paged import PagedPool, Spans, Visibility, attend
 from gnomon.storage.names import storage_of
 
 UNCACHED_BYTES = 1 << 27
@@ -57,7 +57,7 @@ def served_cases(*, fine: bool) -> list[Case]:
     return made
 
 
-def _form(name: str) -> stored.Form:
+def _form(name: str) -> stored.StoredForm:
     return stored.form_of(storage_of(name), {"fp32": "fp32", "bf16": "bf16"}.get(name, "int8"))  # type: ignore[arg-type]
 
 
@@ -89,7 +89,7 @@ def _pages(keys: int, sequences: int, new: int, heads: int, kv_heads: int) -> Ca
     blocks = -(-keys // BLOCK)
     size = sequences * blocks * BLOCK * kv_heads * HEAD * 2 * 2
     pools = cycle(
-        Pool(
+        PagedPool(
             keys=torch.full((sequences * blocks, kv_heads, HEAD, BLOCK), 0.5, dtype=torch.bfloat16),
             values=torch.full((sequences * blocks, kv_heads, BLOCK, HEAD), 0.5, dtype=torch.bfloat16),
             v_dim=HEAD,
@@ -103,7 +103,7 @@ def _pages(keys: int, sequences: int, new: int, heads: int, kv_heads: int) -> Ca
     )  # fmt: skip
     q = torch.full((sequences * new, heads, HEAD), 0.25, dtype=torch.bfloat16)
     k = torch.full((sequences * new, kv_heads, HEAD), 0.25, dtype=torch.bfloat16)
-    seen = Seen(scale=HEAD**-0.5)
+    seen = Visibility(scale=HEAD**-0.5)
 
     def prepare() -> Callable[[], object]:
         pool = next(pools)

@@ -18,7 +18,7 @@ import torch.distributed as dist
 
 from gnomon.errors import InputError, PlanError
 from gnomon.formats.huggingface.known import TYPES, layout
-from gnomon.formats.huggingface.pieces import Piece
+from gnomon.formats.huggingface.pieces import TensorPiece
 from gnomon.formats.huggingface.runnable import Runnable
 from gnomon.formats.huggingface.weights import Layout, parameters_of
 from gnomon.graph import Graph
@@ -42,7 +42,8 @@ def peft_layout(graph: Graph) -> Layout:
     """Maps each trained tensor of `graph` to its place in PEFT's file."""
     known, trained = parameters_of(graph), graph.parameters()
     pieces = {
-        name: (Piece(tensor=f"{PREFIX}{name}", shape=known[name].shape, view=known[name].atoms),) for name in trained
+        name: (TensorPiece(tensor=f"{PREFIX}{name}", shape=known[name].shape, view=known[name].atoms),)
+        for name in trained
     }
     return Layout(pieces=pieces)
 

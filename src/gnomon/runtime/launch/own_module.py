@@ -15,7 +15,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from gnomon.errors import InputError
-from gnomon.formats.huggingface.pieces import Piece
+from gnomon.formats.huggingface.pieces import TensorPiece
 from gnomon.formats.huggingface.weights import Layout, parameters_of
 from gnomon.frontend.inputs import Named
 from gnomon.frontend.named import build, captured_of
@@ -102,12 +102,12 @@ class OwnModule:
     def _layout(self, *, tied: bool) -> Layout:
         """Each parameter as a tensor of the module's shape. tied: written under its other names too, in place of
         letting a folder have them."""
-        known, pieces = parameters_of(self.graph), dict[str, tuple[Piece, ...]]()
+        known, pieces = parameters_of(self.graph), dict[str, tuple[TensorPiece, ...]]()
         for name, x in self.parameters.items():
             shape = tuple(x.shape)
             view = known[name].atoms if name in known else shape
             names = (name, *(other for other, of in self.tied.items() if of == name)) if tied else (name,)
-            pieces[name] = tuple(Piece(tensor=own, shape=shape, view=view) for own in names)
+            pieces[name] = tuple(TensorPiece(tensor=own, shape=shape, view=view) for own in names)
         buffers = tuple(f"^{name}$".replace(".", r"\.") for name in self.states if name not in self.parameters)
         return Layout(pieces=pieces, ignored=buffers, copies=None if tied else dict(self.tied))
 

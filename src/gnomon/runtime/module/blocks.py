@@ -29,8 +29,8 @@ from gnomon.runtime.module.block_ops import BlockOp, Need, OpInput
 from gnomon.runtime.module.moves import Move, moved, run, steps
 from gnomon.runtime.module.straight import Straight, straight
 from gnomon.runtime.ops import check_block, function_of
-from gnomon.runtime.ops.captured import Call, calls, captured, drawn, written
-from gnomon.runtime.ops.collective_matmul import Cut, Product, gathered_linears, scattered_linear
+from gnomon.runtime.ops.captured import AtenCall, calls, captured, drawn, written
+from gnomon.runtime.ops.collective_matmul import Cut, TokenWeight, gathered_linears, scattered_linear
 from gnomon.runtime.ops.linear import linear, operand_of, result_of
 from gnomon.runtime.ops.routing import Routing, combine, dispatch, grouped_linear, routing_of
 from gnomon.runtime.ops.site import ALONE, Axis, Operand, Site, is_given
@@ -122,7 +122,7 @@ class BlockRun:
             for op in sharded.ops
         ]
         self.by_path = {op.site.op.path: op for op in self.ops}
-        self.made = dict[tuple[Hashable, ...], list[Call]]()
+        self.made = dict[tuple[Hashable, ...], list[AtenCall]]()
         """Of captured ops, at the sizes that were seen: what runs."""
         self.lines = dict[tuple[Hashable, ...], Straight]()
         """The whole of it, where nothing looks at each op."""
@@ -419,7 +419,7 @@ class Frame:
     def _captured(self, op: BlockOp) -> Callable[..., Tensor | tuple[Tensor, ...]]:
         return partial(captured, self.calls(op), self.device)
 
-    def calls(self, op: BlockOp) -> list[Call]:
+    def calls(self, op: BlockOp) -> list[AtenCall]:
         """The ATen ops of a captured op, at the sizes of this rank."""
         owner, path = self.owner, op.site.op.path
         key = (path, *self.sizes.items(), self.compute, self.device)
@@ -497,9 +497,9 @@ class Frame:
         self.ready |= dict(zip(together[1:], outs[1:], strict=True))
         return outs[0]
 
-    def _product(self, op: BlockOp) -> Product:
+    def _product(self, op: BlockOp) -> TokenWeight:
         weight, *bias = (self._weight(op, name) for name in op.inputs[1:])
-        return Product(weight, bias[0] if bias else None, op.site.inner_first)
+        return TokenWeight(weight, bias[0] if bias else None, op.site.inner_first)
 
     def _gather(self, given: OpInput) -> Callable[[Tensor], Tensor]:
         """Gathers an input again, once for all linears that read it: the last of them lets it go."""

@@ -18,7 +18,7 @@ from torch import Tensor
 from gnomon.graph import Literal, Use
 from gnomon.runtime.module.block_ops import BlockOp, OpInput
 from gnomon.runtime.ops import function_of
-from gnomon.runtime.ops.captured import Call
+from gnomon.runtime.ops.captured import AtenCall
 from gnomon.runtime.ops.site import Operand, read
 
 
@@ -36,7 +36,7 @@ Straight = Callable[[Running, dict[str, Tensor]], None]
 """(run, its tensors by name): runs all ops."""
 
 
-def straight(name: str, ops: Sequence[BlockOp], calls: Mapping[str, list[Call]], given: frozenset[str]) -> Straight:
+def straight(name: str, ops: Sequence[BlockOp], calls: Mapping[str, list[AtenCall]], given: frozenset[str]) -> Straight:
     """Writes a block's ops, in their order, as straight code without lookups. calls: of captured ones by path. given:
     inputs of the block that are the batch's (`site`); what reads them, and what is made of them, is left to the run."""
     text, of_batch, trained = _Text(), set(given), set[str]()
@@ -90,7 +90,7 @@ class _Text:
         self._results(site.op.outputs, called, many=len(site.op.outputs) > 1)
         return True
 
-    def captured(self, op: BlockOp, calls: Sequence[Call]) -> bool:
+    def captured(self, op: BlockOp, calls: Sequence[AtenCall]) -> bool:
         """The same of ATen ops."""
         inputs = self._inputs(op)
         if any(call.node.read is not None or call.shape is not None or not _writable(call) for call in calls):
@@ -151,7 +151,7 @@ class _Text:
         return self.name(x)
 
 
-def _writable(call: Call) -> bool:
+def _writable(call: AtenCall) -> bool:
     """Whether its arguments can stand in a line: no tensor is written out, and names are names."""
     whole = not any(_written_out(x) for x in (*call.args, *call.kwargs.values()))
     return whole and all(name.isidentifier() and not iskeyword(name) for name in call.kwargs)

@@ -74,7 +74,7 @@ _OWN = (Use, Literal)
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class AtenCall:
     """One ATen op, ready to run."""
 
     node: Node
@@ -90,7 +90,7 @@ class Call:
 
 def calls(
     op: Op, sizes: Mapping[str, int], whole: Mapping[str, int], compute: torch.dtype, where: torch.device
-) -> list[Call]:
+) -> list[AtenCall]:
     """The ATen ops of a captured op. sizes: of the dims on this rank; `whole`, of all ranks together, which arithmetic
     is done with. compute: what the graph's `compute` is. where: what its `device` is."""
     assert op.captured is not None, "of captured ops only"
@@ -101,7 +101,7 @@ def calls(
         kwargs = {name: _ready(x, known, compute, where) for name, x in node.kwargs}
         shape = None if node.shape is None else tuple(_ready(x, known, compute, where) for x in node.shape)
         fixed = not any(_is_own(x) for x in (*args, *kwargs.values()) if type(x) is not Use)
-        made.append(Call(node, aten(RESHAPED.get(node.target, node.target)), args, kwargs, shape, fixed))
+        made.append(AtenCall(node, aten(RESHAPED.get(node.target, node.target)), args, kwargs, shape, fixed))
     return made
 
 
@@ -134,7 +134,7 @@ def _operand(x: Any, values: Mapping[str, Any], where: torch.device) -> Any:
     return x
 
 
-def _held_to(call: Call, made: Tensor, op: Op) -> None:
+def _held_to(call: AtenCall, made: Tensor, op: Op) -> None:
     """RunError where the code would have gone on in another way than with the example: it read other numbers, or
     made another number of rows. A warning where it was a question, or a number that is no count."""
     node = call.node
@@ -160,7 +160,7 @@ def _listed(x: Any) -> Any:
     return [_listed(inner) for inner in x] if isinstance(x, tuple) else x
 
 
-def captured(made: Sequence[Call], where: torch.device, site: Site, *operands: Operand) -> Result:
+def captured(made: Sequence[AtenCall], where: torch.device, site: Site, *operands: Operand) -> Result:
     """Runs the ATen calls of a captured op and returns its outputs. made: its `calls`."""
     op = site.op
     values: dict[str, Any] = {}

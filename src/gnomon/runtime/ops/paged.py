@@ -35,8 +35,8 @@ SPAN, WIDEST = 64, 1024
 _SIZES = "sequences heads kv_heads k_dim v_dim v_row size table_row window causal threads".split()
 
 
-class Call(ctypes.Structure):
-    """`Call` of cpp/paged.h."""
+class PagedCall(ctypes.Structure):
+    """`PagedCall` of cpp/paged.h."""
 
     _fields_ = [
         *[(name, ctypes.c_int64) for name in _SIZES],
@@ -55,7 +55,7 @@ def kernel(dtype: torch.dtype) -> Callable[[Any], int] | None:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Seen:
+class Visibility:
     """What a query sees, and how scores are made."""
 
     scale: float
@@ -73,7 +73,7 @@ class Seen:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Pool:
+class PagedPool:
     """Blocks of keys and values."""
 
     keys: Tensor
@@ -94,10 +94,10 @@ class Pool:
         here = self.keys.device.type == "cpu" and self.keys.is_contiguous() and self.values.is_contiguous()
         return vectors and here and widest <= WIDEST and kernel(self.keys.dtype) is not None
 
-    def call(self, seen: Seen) -> Call:
+    def call(self, seen: Visibility) -> PagedCall:
         """What the kernel is told of it, which does not change from one time to the next."""
         kv_heads, k_dim = self.keys.shape[1:3]
-        return Call(
+        return PagedCall(
             kv_heads=kv_heads, k_dim=k_dim, v_dim=self.v_dim, v_row=self.values.shape[3], size=self.size,
             window=seen.window, causal=seen.causal, scale=seen.scale, cap=seen.cap, keys=self.keys.data_ptr(),
             values=self.values.data_ptr(), slopes=None if seen.slopes is None else seen.slopes.data_ptr(),
@@ -120,7 +120,12 @@ class Spans:
 
 
 def attend(
-    pool: Pool, seen: Seen, spans: Spans, q: Tensor, new: tuple[Tensor, Tensor] | None = None, call: Call | None = None
+    pool: PagedPool,
+    seen: Visibility,
+    spans: Spans,
+    q: Tensor,
+    new: tuple[Tensor, Tensor] | None = None,
+    call: PagedCall | None = None,
 ) -> Tensor:
     """(tokens, heads, value dim). new: keys and values of the queries' own positions, which are written to the pool
     first; None: they are there. call: the pool's, by the kernel; None: by torch."""
@@ -141,7 +146,7 @@ def attend(
     function = kernel(q.dtype)
     assert function is not None
     failed = function(ctypes.addressof(call))
-    assert not failed, "`Pool.fits` was asked before"
+    assert not failed, "`PagedPool.fits` was asked before"
     return out
 
 
@@ -150,7 +155,7 @@ def _rows(x: Tensor) -> Tensor:
     return x if x.stride(-1) == 1 and x.stride(-2) == x.shape[-1] else x.contiguous()
 
 
-def write(pool: Pool, spans: Spans, k: Tensor, v: Tensor) -> None:
+def write(pool: PagedPool, spans: Spans, k: Tensor, v: Tensor) -> None:
     """New keys and values to the last positions of their sequences."""
     bounds, lengths = spans.begins.tolist(), spans.lengths.tolist()
     for number, (begin, end, length) in enumerate(zip(bounds, bounds[1:], lengths, strict=False)):
@@ -160,7 +165,7 @@ def write(pool: Pool, spans: Spans, k: Tensor, v: Tensor) -> None:
         pool.values[block, :, place, : pool.v_dim] = v[begin:end]
 
 
-def by_torch(pool: Pool, seen: Seen, spans: Spans, q: Tensor) -> Tensor:
+def by_torch(pool: PagedPool, seen: Visibility, spans: Spans, q: Tensor) -> Tensor:
     """A block of a sequence at a time, in float32 or wider, merged as flash attention merges (Dao 2022). A query
     without keys gives zeros."""
     wide, (kv_heads, size) = torch.promote_types(q.dtype, torch.float32), (pool.keys.shape[1], pool.size)
@@ -207,10 +212,10 @@ def by_torch(pool: Pool, seen: Seen, spans: Spans, q: Tensor) -> Tensor:
     return out
 
 
-def over_blocks(q: Tensor, keys: Tensor, values: Tensor, table: Tensor, lengths: Tensor, seen: Seen) -> Tensor:
+def over_blocks(q: Tensor, keys: Tensor, values: Tensor, table: Tensor, lengths: Tensor, seen: Visibility) -> Tensor:
     """The kind's own shapes: as many queries of each sequence, q (sequences, queries, heads, dim)."""
     B, Q = q.shape[:2]
-    pool = Pool(keys=keys, values=values, v_dim=values.shape[3])
+    pool = PagedPool(keys=keys, values=values, v_dim=values.shape[3])
     begins = torch.arange(0, (B + 1) * Q, Q, device=q.device)
     spans = Spans(begins=begins, lengths=lengths.long(), table=table.int(), threads=torch.get_num_threads())
     # sequences of no or fewer positions than queries are rows of a batch that is filled up: torch's function has them
@@ -224,7 +229,7 @@ def _paged_attention(
     q: Tensor, keys: Tensor, values: Tensor, table: Tensor, lengths: Tensor, causal: bool, window: int, scale: float,
     softcap: float = 0.0,
 ) -> Tensor:  # fmt: skip
-    seen = Seen(scale=scale or q.shape[-1] ** -0.5, causal=causal, window=window, cap=softcap)
+    seen = Visibility(scale=scale or q.shape[-1] ** -0.5, causal=causal, window=window, cap=softcap)
     return over_blocks(q, keys, values, table, lengths, seen)
 
 
@@ -243,9 +248,9 @@ def paged_attention(site: Site, q: Tensor, keys: Tensor, values: Tensor, table: 
         return over_blocks(q, keys, values, table, lengths, seen)
 
 
-def seen_of(site: Site, k_dim: int, *, slopes: Tensor | None = None, sinks: Tensor | None = None) -> Seen:
+def seen_of(site: Site, k_dim: int, *, slopes: Tensor | None = None, sinks: Tensor | None = None) -> Visibility:
     """The mask that the attributes of `paged_attention` say; `attention` has the same ones."""
-    return Seen(
+    return Visibility(
         scale=float(site.attr("scale", 0.0)) or k_dim**-0.5,
         causal=bool(site.attr("causal", False)),
         window=int(site.attr("window", 0)),

@@ -36,7 +36,7 @@ class Rule:
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class MeetingRows:
     """Queries and keys that meet: ranges of local rows."""
 
     q: slice
@@ -75,13 +75,13 @@ class Merged:
         return out.transpose(1, 2), torch.cat([lse for _, lse in parts], dim=2)
 
 
-def pieces(queries: Sequence[Segment], keys: Sequence[Segment], rule: Rule) -> Iterator[Piece]:
+def pieces(queries: Sequence[Segment], keys: Sequence[Segment], rule: Rule) -> Iterator[MeetingRows]:
     """Yields what of the keys each segment of queries sees; its diagonal first, so that every row has a result to add
     to."""
     at = 0
     for first, length in queries:
         rows, start = slice(at, at + length), 0
-        visible = list[Piece]()
+        visible = list[MeetingRows]()
         for low, count in keys:
             visible += _pieces_of(rows, (first, length), start, (low, count), rule)
             start += count
@@ -89,12 +89,12 @@ def pieces(queries: Sequence[Segment], keys: Sequence[Segment], rule: Rule) -> I
         at += length
 
 
-def _meets_itself(piece: Piece) -> bool:
+def _meets_itself(piece: MeetingRows) -> bool:
     (first, _), (low, count) = piece.at
     return piece.cut and low <= first < low + count
 
 
-def _pieces_of(rows: slice, query: Segment, start: int, key: Segment, rule: Rule) -> Iterator[Piece]:
+def _pieces_of(rows: slice, query: Segment, start: int, key: Segment, rule: Rule) -> Iterator[MeetingRows]:
     (first, length), (low, count) = query, key
     begin, end = low, low + count
     # keys that some query of the segment sees: [begin, end)
@@ -106,9 +106,9 @@ def _pieces_of(rows: slice, query: Segment, start: int, key: Segment, rule: Rule
     if begin >= end:
         return
 
-    def piece(one: int, other: int, *, diagonal: bool = False, cut: bool = False) -> Piece:
+    def piece(one: int, other: int, *, diagonal: bool = False, cut: bool = False) -> MeetingRows:
         keys = slice(start + one - low, start + other - low)
-        return Piece(rows, keys, diagonal, cut, (query, (one, other - one)))
+        return MeetingRows(rows, keys, diagonal, cut, (query, (one, other - one)))
 
     # the last query still sees the first key: the window cuts nothing off on the left
     whole = not rule.window or first + length - rule.window <= begin
@@ -127,7 +127,7 @@ def _pieces_of(rows: slice, query: Segment, start: int, key: Segment, rule: Rule
 
 def _met(
     queries: Sequence[Segment], keys: Sequence[Segment], rule: Rule, packing: Packing | None
-) -> Iterator[tuple[Piece, Tensor | None]]:
+) -> Iterator[tuple[MeetingRows, Tensor | None]]:
     """Yields pieces, but for those whose queries and keys have no document in common; and where they have several,
     (rows, 1, queries, keys): whether a query's is the key's."""
     for piece in pieces(queries, keys, rule):
@@ -185,7 +185,7 @@ def backward(
             total[:, :, rows] += term
 
 
-def _flash(q: Tensor, rule: Rule, piece: Piece, together: Tensor | None) -> bool:
+def _flash(q: Tensor, rule: Rule, piece: MeetingRows, together: Tensor | None) -> bool:
     return q.device.type == "cpu" and not rule.cap and not piece.cut and together is None
 
 
@@ -198,7 +198,9 @@ def _seen(query: Segment, key: Segment, rule: Rule, device: torch.device) -> Ten
     return seen & (distance < rule.window) & (distance > -rule.window) if rule.window else seen
 
 
-def _scores(q: Tensor, k: Tensor, rule: Rule, piece: Piece, together: Tensor | None) -> tuple[Tensor, Tensor | None]:
+def _scores(
+    q: Tensor, k: Tensor, rule: Rule, piece: MeetingRows, together: Tensor | None
+) -> tuple[Tensor, Tensor | None]:
     """(scores, their tanh where they are cut), in a dtype of statistics."""
     wide = torch.promote_types(q.dtype, torch.float32)
     scores = (q @ k.transpose(-2, -1)).to(wide) * rule.scale
@@ -221,7 +223,7 @@ def _grouped(k: Tensor, q: Tensor) -> Tensor:
 
 
 def _written_out(
-    q: Tensor, k: Tensor, v: Tensor, rule: Rule, piece: Piece, together: Tensor | None
+    q: Tensor, k: Tensor, v: Tensor, rule: Rule, piece: MeetingRows, together: Tensor | None
 ) -> tuple[Tensor, Tensor]:
     """Attends to one piece in plain torch; returns (out, lse). A row that sees no key here has lse -inf, which
     `Merged.add` weighs with 0."""
@@ -242,7 +244,7 @@ def _backward_written_out(
     out: Tensor,
     lse: Tensor,
     rule: Rule,
-    piece: Piece,
+    piece: MeetingRows,
     together: Tensor | None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The gradients of one piece, from `out` and `lse` over all keys: FlashAttention's backward (Dao et al. 2022).

@@ -45,7 +45,7 @@ class Terms:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Share:
+class ExpertsShare:
     """Some of the experts of each rank, where rows go to a few at a time."""
 
     first: int
@@ -79,7 +79,7 @@ class Routing:
     by_slot: tuple[Tensor, Tensor] | None = None
     """(ranks of ep, experts of a rank) each: rows to every expert, rows that came from each rank for those of this one;
     None: of one rank."""
-    share: Share | None = None
+    share: ExpertsShare | None = None
     """Of some experts only."""
     home: bool = False
     """Rows have come back to the ranks of their tokens, in the order in which they were sent."""
@@ -250,7 +250,7 @@ def shared_out(routing: Routing, parts: int) -> tuple[Routing, ...]:
                 sent=tuple(here.sum(1).tolist()),
                 received=tuple(came.sum(1).tolist()),
                 sorting=torch.argsort(by, stable=True),
-                share=Share(first=low, rows=rows, terms=terms),
+                share=ExpertsShare(first=low, rows=rows, terms=terms),
             )
         )
     return tuple(made)
@@ -426,7 +426,7 @@ def _of_share(value: Tensor, routing: Routing) -> Tensor:
     return value[routing.share.first : routing.share.first + len(routing.counts)]
 
 
-def _add(weight: Weight, terms: Tensor, share: Share | None) -> None:
+def _add(weight: Weight, terms: Tensor, share: ExpertsShare | None) -> None:
     if share is None:
         weight.add(terms)
     else:

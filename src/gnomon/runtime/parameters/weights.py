@@ -22,7 +22,7 @@ from torch import Tensor
 
 from gnomon.errors import InputError
 from gnomon.formats.huggingface.four_bits import GROUPS, MAP, NESTED_MAP, SCALES, STATE, state_of, with_blocks
-from gnomon.formats.huggingface.pieces import Piece
+from gnomon.formats.huggingface.pieces import TensorPiece
 from gnomon.formats.huggingface.safetensors import DTYPE_BYTES, Entry, header_of, read_header
 from gnomon.formats.huggingface.weights import Layout
 from gnomon.runtime.parameters.nf4 import Nf4Blocks, code, dynamic
@@ -181,7 +181,7 @@ def settled(folder: Folder, layout: Layout) -> Layout:
 def _without(layout: Layout, prefix: str) -> Layout:
     pieces = {
         name: tuple(
-            Piece(
+            TensorPiece(
                 tensor=piece.tensor.removeprefix(prefix),
                 shape=piece.shape,
                 view=piece.view,
@@ -198,7 +198,7 @@ def _without(layout: Layout, prefix: str) -> Layout:
     return Layout(pieces=pieces, ignored=ignored, copies=copies)
 
 
-def _region(file: Tensor, piece: Piece, slot: Slot) -> tuple[Tensor, tuple[slice, ...]] | None:
+def _region(file: Tensor, piece: TensorPiece, slot: Slot) -> tuple[Tensor, tuple[slice, ...]] | None:
     """(this rank's part of a piece as a view of the file's tensor, where in the rank's parameter it is)."""
     part = file.view(piece.view)
     for dim, (begin, end) in enumerate(piece.pick):

@@ -23,8 +23,8 @@ from gnomon.software.engine import Engine
 from gnomon.units import Bytes, show_bytes
 
 SCAN_STATE_BITS = {"ssd": 16, "gated_delta": 32}
-"""Of an element of a scan's state by its rule (vllm: mamba_ssm_cache_dtype auto takes the model's; configs of gated
-DeltaNet say float32). What its convolution keeps is in 16."""
+"""Bits of an element of a scan's state by its rule (vllm: mamba_ssm_cache_dtype auto takes the model's; configs of
+gated DeltaNet say float32). What its convolution keeps is in 16."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,11 +33,11 @@ class CachedLayers:
 
     count: int
     bytes_per_token: float
-    """Of one layer on one rank; 0 for scans."""
+    """Bytes of a token in one layer on one rank; 0 for scans."""
     window: int
     """Tokens kept; 0: all."""
     state_bytes: int
-    """Of one layer for each request, whatever its length."""
+    """Bytes of one layer for each request, whatever its length."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,19 +45,19 @@ class Capacity:
     """What the memory of one device holds."""
 
     memory_bytes: Bytes
-    """Of the device."""
+    """Bytes of memory of the device."""
     usable_bytes: float
-    """What the engine takes at most."""
+    """Bytes that the engine takes at most."""
     weights_bytes: float
-    """Of the rank with most."""
+    """Bytes of weights on the rank with most."""
     activation_bytes: float
-    """Peak of the profiling run: the largest batch and the logits of all rows."""
+    """Bytes at the peak of the profiling run: the largest batch and the logits of all rows."""
     own_bytes: float
-    """Context, libraries, communicators, graphs."""
+    """Bytes of context, libraries, communicators and graphs."""
     kv_bytes: float
-    """Left for keys and states; negative if there is nothing."""
+    """Bytes left for keys and states; negative if there is nothing."""
     block_bytes: float
-    """Of one KV block of all layers on the device."""
+    """Bytes of one KV block of all layers on the device."""
     blocks: int
     """KV blocks that requests of `max_model_len` can use."""
     kv_tokens: int
@@ -115,6 +115,8 @@ def _grouped(
     """
     counts = [kind.count for kind in layers]
     least, most = min(counts), max(counts)
+    # vLLM: groups are as large as the smallest kind, unless the largest kind has less than half as many layers more;
+    # then that one.
     size = most if most < least * 1.5 else least
     tokens = engine.block_tokens
     page = max(kind.bytes_per_token for kind in layers) * tokens
@@ -129,6 +131,7 @@ def _grouped(
         if kind.state_bytes:
             need += groups
         elif kind.window:
+            # A window keeps its own tokens and those of one batch, and a block more since it starts inside one.
             seen = min(kind.window - 1 + engine.max_batched_tokens, longest)
             need += groups * (ceil(seen / tokens) + 1)
         else:
@@ -153,6 +156,7 @@ def kv_tokens(
         states = sum(kind.state_bytes * kind.count for kind in layers)
         free = max(kv_bytes, 0.0)
         if states and not block:
+            # Only states: a slot a request, whatever its length.
             return float(states), int(free // states), int(free // states) * longest, free // states
         if states:
             per_request = states + block * ceil(longest / tokens)
@@ -192,6 +196,7 @@ def activation_bytes(shape: RankModel, serving: Serving, engine: Engine) -> floa
             widest = max(widest, chosen * block.experts.row_elements)
     layer = tokens * (3 * shape.hidden + widest) * 2
     rows = min(engine.max_seqs, engine.max_batched_tokens)
+    # fp32 copies of whole rows of the vocabulary on the sampling rank.
     logits = rows * shape.vocab * serving.tp * 4 * engine.logits_copies
     return max(layer, logits)
 
@@ -206,6 +211,8 @@ def capacity(graph: Graph, cluster: Cluster, serving: Serving, engine: Engine, b
     ranks = serving.tp * serving.dp
     own = engine.reserved_bytes + (communicator_bytes(device, ranks) if ranks > 1 and device.kind == "gpu" else 0)
     memory = _memory(device)
+    # Three rules of engines: a share of all memory; of all but its own (static); or of what is free after weights and
+    # the profiling run.
     if engine.memory_of == "total":
         usable = memory * engine.memory_fraction
         left = usable - weights - activations - own
@@ -247,6 +254,7 @@ def _stage_weights(shape: RankModel, serving: Serving) -> float:
     """Bytes of the fullest pipeline stage: its layers, and the table or the head."""
     layers = sum(b.weight_bytes * b.count for b in shape.blocks if not b.is_head and not b.has_table)
     ends = [b.weight_bytes * b.count for b in shape.blocks if b.is_head or b.has_table]
+    # Layers stream from the disk: only the resident ones and the ends are in memory.
     if serving.resident_bytes is not None:
         return streamed(shape, serving)[1] + (sum(ends) if serving.pp == 1 else max(ends))
     return layers + sum(ends) if serving.pp == 1 else layers / serving.pp + max(ends)
@@ -276,6 +284,7 @@ def most_model_len(graph: Graph, cluster: Cluster, serving: Serving, engine: Eng
 
     low, high = 0, 1
     while high < 2**24 and fits(high):
+        # Doubling, then bisection: fitting falls with the length.
         low, high = high, high * 2
     while high - low > 1:
         middle = (low + high) // 2

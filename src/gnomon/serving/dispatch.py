@@ -24,7 +24,7 @@ from gnomon.serving.buckets import assign
 from gnomon.serving.requests import Load
 
 Seconds = Callable[[int], float]
-"""Of a text that is computed at so many tokens."""
+"""Seconds of a text that is computed at so many tokens."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,22 +32,22 @@ class Policy:
     """How texts of several lengths are served. Frozen: what happened meanwhile is the dispatcher's."""
 
     workers: int
-    """Processes or devices, each with one text at a time."""
+    """The number of processes or devices, each with one text at a time."""
     longest: int
     """Tokens of a text, at most."""
     lengths: tuple[int, ...] = ()
-    """Of the runtimes, rising, the last for the longest text; (): each text is computed at its own length."""
+    """Tokens of the runtimes, rising, the last for the longest text; (): each text is computed at its own length."""
     patience: float = 1.0
-    """Of its own time there, a text waits for its own runtime before a longer one may have it."""
+    """How long a text waits for its own runtime before a longer one may have it, in units of its own time there."""
     every: bool = False
     """Whether each worker has all runtimes (weights that all of them read), in place of one each as in the paper."""
     renews_s: float = 10.0
-    """After so long workers are dealt out anew."""
+    """Seconds after which workers are dealt out anew."""
 
     WINDOW: ClassVar[int] = 256
-    """Last texts that workers are dealt out by."""
+    """The number of last texts that workers are dealt out by."""
     FEWEST: ClassVar[int] = 32
-    """Texts in the window before they are."""
+    """The number of texts in the window below which they are not."""
 
     def __post_init__(self) -> None:
         if self.workers < 1 or self.longest < 1:
@@ -63,7 +63,7 @@ class Policy:
 
     @property
     def name(self) -> str:
-        """For tables."""
+        """The policy's name in tables."""
         if not self.lengths:
             return "own length"
         if len(self.lengths) == 1:
@@ -84,7 +84,7 @@ class _DispatchWorker:
     queue: deque[tuple[int, float]] = field(default_factory=deque)
     """(text, seconds) that it has, the one that it computes first."""
     ends_s: float = 0.0
-    """When it is expected to have ended all of them."""
+    """When it is expected to have ended all of them, in seconds."""
     there: bool = True
     """Whether it serves."""
 
@@ -98,17 +98,17 @@ class Sent:
 
     worker: int
     tokens: int
-    """That it is padded to."""
+    """Tokens to which it is padded."""
     demoted: bool
     """Whether a longer runtime than its own has it."""
 
 
 class Dispatcher:
-    """What is where. Times that it is told never fall."""
+    """The state of the dispatcher: what is where. Times that it is given never fall."""
 
     def __init__(self, policy: Policy, seconds: Seconds, rates: Mapping[int, float] | None = None) -> None:
-        """rates: texts a second of each length, as far as they are known before; None: workers begin with the longest
-        runtime."""
+        """Takes rates, texts a second of each length as far as they are known before; None: workers begin with the
+        longest runtime."""
         self.policy, self.seconds = policy, seconds
         self.tops = (policy.lengths or (policy.longest,))[-1 if policy.every else 0 :]
         self.workers = [_DispatchWorker(self.tops[-1]) for _ in range(policy.workers)]
@@ -120,11 +120,11 @@ class Dispatcher:
 
     @property
     def held(self) -> tuple[int, ...]:
-        """Runtimes that the workers have."""
+        """The runtimes that the workers have."""
         return tuple(worker.top for worker in self.workers)
 
     def arrive(self, text: int, length: int, now_s: float) -> Sent:
-        """Where it goes. text: a number of its own."""
+        """Chooses where a text goes. text: a number of its own."""
         if not 1 <= length <= self.tops[-1]:
             raise InputError(f"a text has {length} tokens, and the longest runtime {self.tops[-1]}")
         self._seen.append((now_s, length))
@@ -138,6 +138,8 @@ class Dispatcher:
         def end_s(worker: _DispatchWorker) -> tuple[float, int]:
             return worker.wait_s(now_s) + self.seconds(policy.padded(length, worker.top)), worker.top
 
+        # Shortest runtime that fits, the worker that ends first; only if its wait exceeds the patience may a longer
+        # runtime have it.
         best = min((w for w in own if w.top == first), key=end_s)
         if best.wait_s(now_s) > policy.patience * self.seconds(policy.padded(length, first)):
             best = min(own, key=end_s)
@@ -150,13 +152,14 @@ class Dispatcher:
         return Sent(index, tokens, best.top > first)
 
     def finish(self, worker: int, text: int, now_s: float) -> None:
-        """It is answered, or nobody waits for it any more."""
+        """Notes that a text is answered, or that nobody waits for it any more."""
         own = self.workers[worker]
         own.queue = deque(one for one in own.queue if one[0] != text)
         own.ends_s = now_s + sum(each for _, each in own.queue)
 
     def lost(self, worker: int) -> list[int]:
-        """It is gone: its texts, which go elsewhere. Another one has the longest runtime, if any is there."""
+        """Takes a worker that is gone, and returns its texts, which go elsewhere. Another one has the longest runtime,
+        if any is there."""
         gone = self.workers[worker]
         gone.there, texts = False, [text for text, _ in gone.queue]
         gone.queue.clear()
@@ -167,7 +170,7 @@ class Dispatcher:
         return texts
 
     def back(self, worker: int) -> None:
-        """It serves again."""
+        """Notes that a worker serves again."""
         self.workers[worker].there = True
 
     def _renew(self, now_s: float) -> None:
@@ -182,8 +185,9 @@ class Dispatcher:
         self.renewals += 1
 
     def _deal(self, rates: Mapping[int, float]) -> None:
-        """Workers by level, with as few as can be changed: queues stay where they are."""
+        """Deals workers out by level, changing as few as can be: queues stay where they are."""
         by_level = [0.0] * len(self.tops)
+        # Texts a second that each runtime would get if every text went to the shortest that fits.
         for length, rate in rates.items():
             by_level[next(at for at, top in enumerate(self.tops) if top >= length)] += rate
         there = [worker for worker in self.workers if worker.there]
@@ -205,17 +209,17 @@ class Texts:
 
     arrival_s: NDArray[np.float64]
     begun_s: NDArray[np.float64]
-    """When it was computed."""
+    """[texts] when it was computed."""
     end_s: NDArray[np.float64]
     length: NDArray[np.int64]
-    """Tokens that it has."""
+    """[texts] tokens that it has."""
     tokens: NDArray[np.int64]
-    """Tokens that it was computed at."""
+    """[texts] tokens that it was computed at."""
     worker: NDArray[np.int64]
     demoted: int
     """Texts that a longer runtime than their own had."""
     busy_s: float
-    """Of all workers together."""
+    """Seconds of all workers together."""
     held: tuple[int, ...]
     """Runtimes of the workers at the end."""
 
@@ -225,13 +229,13 @@ class Texts:
         return self.end_s - self.arrival_s
 
     def percentile(self, p: float) -> float:
-        """Least latency that p % do not exceed."""
+        """The least latency that p % do not exceed, in seconds."""
         ordered = np.sort(self.latency_s)
         return float(ordered[max(0, int(np.ceil(len(ordered) * p / 100)) - 1)])
 
     @property
     def padding(self) -> float:
-        """Share of the tokens that were computed for nothing."""
+        """The share of tokens that were computed for nothing."""
         return 1.0 - float(self.length.sum() / self.tokens.sum())
 
 
@@ -243,9 +247,9 @@ def play(
     takes: Callable[[int, int], float] | None = None,
     known: bool = False,
 ) -> Texts:
-    """The load by the policy, on a virtual clock. takes: (index of a text, tokens) -> seconds that it really takes,
-    where that differs from what the dispatcher expects. known: workers begin dealt out by the load's own lengths and
-    rate."""
+    """Plays the load by the policy, on a virtual clock. takes: (index of a text, tokens) -> seconds that it really
+    takes, where that differs from what the dispatcher expects. known: workers begin dealt out by the load's own lengths
+    and rate."""
     requests = load.requests
     really = takes or (lambda _, tokens: seconds(tokens))
     count = len(requests)

@@ -22,11 +22,11 @@ from gnomon.hardware.types import Device
 from gnomon.ops.work import Setting, nbytes
 
 FEW = 12
-"""Subgraphs whose assignments are all tried."""
+"""The number of subgraphs up to which all assignments are tried."""
 GAIN = 0.05
-"""Of one device's time that two must save."""
+"""The share of one device's time that two must save."""
 LAUNCH_S = {"gpu": 5e-6, "tpu": 5e-6, "cpu": 1e-6}
-"""Of an op, by kind of device: an estimate."""
+"""Seconds of a launch of an op, by kind of device: an estimate."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,9 +34,9 @@ class Subgraph:
     """Some ops that run on one device."""
 
     name: str
-    """Of its first op and its last."""
+    """The names of its first op and its last."""
     seconds: tuple[float, float]
-    """On the first device and the second."""
+    """Seconds on the first device and on the second."""
     reads: tuple[tuple[int, float], ...]
     """(subgraph before it, bytes that it reads of it)."""
     ops: int
@@ -50,25 +50,26 @@ class DuetLane:
     latency_s: float
 
     def seconds(self, count: float) -> float:
-        """Of so many bytes."""
+        """Seconds of so many bytes."""
         return self.latency_s + count / self.bytes_per_s
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chosen:
-    """An assignment."""
+    """An assignment of subgraphs to devices."""
 
     places: tuple[int, ...]
-    """Of each subgraph: 0 for the first device, 1 for the second."""
+    """The device of each subgraph: 0 for the first, 1 for the second."""
     seconds: float
     alone_s: tuple[float, float]
-    """All on the first, all on the second."""
+    """Seconds of all on the first device, and of all on the second."""
     exact: bool
     """Whether all assignments were tried."""
 
 
 def op_seconds(device: Device, dtype: str) -> Callable[[float, float, float], float]:
-    """(matrix FLOPs, vector FLOPs, bytes) -> seconds of an op: no shorter than the peaks allow, and a launch."""
+    """Returns the function (matrix FLOPs, vector FLOPs, bytes) -> seconds of an op: no shorter than the peaks allow,
+    and a launch."""
     peak, vector = device.flops_per_s(dtype), device.flops_per_s("fp32")
     launch = LAUNCH_S[device.kind]
     return lambda matrix, other, moved: launch + max(
@@ -81,11 +82,11 @@ class _Op:
     name: str
     seconds: tuple[float, float]
     reads: dict[int, float]
-    """Op before it -> bytes that it reads of it."""
+    """Maps an op before it to the bytes that it reads of it."""
 
 
 def _ops(graph: Graph, setting: Setting, prices: Sequence[Callable[[float, float, float], float]]) -> list[_Op]:
-    """Of all layers, in an order in which they can run."""
+    """Lists the ops of all layers, in an order in which they can run."""
     made: dict[str, tuple[int, float]] = {}
     found: list[_Op] = []
     for layer in graph.layers():
@@ -120,12 +121,13 @@ def _ops(graph: Graph, setting: Setting, prices: Sequence[Callable[[float, float
 def subgraphs(
     graph: Graph, setting: Setting, prices: Sequence[Callable[[float, float, float], float]]
 ) -> tuple[Subgraph, ...]:
-    """prices: of an op on each of the two devices, as `op_seconds` makes them."""
+    """Cuts a model into subgraphs. prices: of an op on each of the two devices, as `op_seconds` makes them."""
     return _coarse(_ops(graph, setting, prices))
 
 
 def _coarse(ops: Sequence[_Op]) -> tuple[Subgraph, ...]:
-    """Chains of ops that every path crosses, with what lies on the only way between them, and branches between."""
+    """Cuts at chains of ops that every path crosses, with what lies on the only way between them, and branches
+    between."""
     groups: list[list[int]] = []
     chain: list[int] = []
     for region, cut in _regions(ops):
@@ -182,10 +184,12 @@ def _regions(ops: Sequence[_Op]) -> Iterator[tuple[list[int], int | None]]:
 
 
 def _branches(ops: Sequence[_Op], region: Sequence[int]) -> list[list[int]]:
-    """Ops of a region that lead to each other, by their first op."""
+    """Groups ops of a region that lead to each other, by their first op."""
     root = {at: at for at in region}
 
     def find(at: int) -> int:
+        # Union-find without ranks: regions are small, and the smaller index becomes the root so that branches keep
+        # their order.
         while root[at] != at:
             at = root[at]
         return at
@@ -202,7 +206,8 @@ def _branches(ops: Sequence[_Op], region: Sequence[int]) -> list[list[int]]:
 
 
 def makespan(parts: Sequence[Subgraph], places: Sequence[int], lane: DuetLane) -> float:
-    """Seconds until all have run. Subgraphs are in an order in which they can; a device takes them in it."""
+    """Returns the seconds until all have run. Subgraphs are in an order in which they can; a device takes them in
+    it."""
     free, sent_until, end = [0.0, 0.0], 0.0, [0.0] * len(parts)
     arrived: dict[tuple[int, int], float] = {}
     for index, part in enumerate(parts):

@@ -54,22 +54,22 @@ from gnomon.serving.weights import (
 from gnomon.software.engine import Engine
 
 TICKS_PER_S = 2**50
-"""The grid of the replay's time."""
+"""Ticks a second: the grid of the replay's time."""
 
 SCAN_STEP_S, SCAN_STATE_SHARE = 6e-6, 0.8
-"""Of the kernels of a scan's layer in an iteration of decodes, and the part of the memory's peak at which states are
-read and written: linear_attention_aiconfigurator.csv, causal_conv1d_update and
+"""Seconds of the kernels of a scan's layer in an iteration of decodes, and the part of the memory's peak at which
+states are read and written: linear_attention_aiconfigurator.csv, causal_conv1d_update and
 fused_recurrent_gated_delta_rule_packed_decode on H100 and B200, 2 to 128 requests, within 15 %; 2026-11-29."""
 
 _PLAIN: Mapping[str, Any] = {"draft": "none", "draft_tokens": 0, "acceptance": 0.0, "dp": 1, "ep": 1}
-"""What a draft model's own serving has not."""
+"""Fields of `Serving` that a draft model's own serving has not."""
 
 QUERY_BLOCK = 128
 """Queries of a block of attention kernels."""
 
 
 def ticks(seconds: float) -> int:
-    """The nearest point of the grid."""
+    """Rounds seconds to the nearest point of the grid."""
     return round(seconds * TICKS_PER_S)
 
 
@@ -98,11 +98,11 @@ class KeyPrice:
     """What decodes pay in the attention layers of one kind, on one device."""
 
     base_s: float
-    """Of all these layers, whoever decodes."""
+    """Seconds of all these layers, whoever decodes."""
     per_decode_s: float
-    """More for each request that decodes."""
+    """Seconds more for each request that decodes."""
     per_key_s: float
-    """More for each key."""
+    """Seconds more for each key."""
     window: int
     """Keys that a request attends to at most; 0: all."""
 
@@ -118,7 +118,7 @@ class IterationPrice:
         engine: Engine,
         beside: Beside | None = None,
     ) -> None:
-        """beside: other models that run with it."""
+        """Takes beside, other models that run with it."""
         draft = beside.draft if beside is not None else None
         _check(graph, cluster, serving, engine)
         if (serving.draft == "model") != (draft is not None):
@@ -146,6 +146,8 @@ class IterationPrice:
         self.launch_floor_s = kernels * engine.launch_s
         self.read_s = self._read_s(cluster)
         """Seconds in which the disk gives the layers that are not in memory, which an iteration takes at least."""
+        # Prices are piecewise linear in tokens between the grid's points, so a table for every number of tokens is
+        # exact on the grid.
         self._body = self._dense(body, most)
         self._heads = self._dense(head, most)
         self.keys: tuple[KeyPrice, ...] = tuple(self._keys(a, count) for a, count in self.shape.attentions)
@@ -161,6 +163,8 @@ class IterationPrice:
             layers = sum(count for _, count in self.shape.attentions) or 1
             guessed = sum(key.per_key_s for key in self.keys) / layers * serving.draft_tokens
         self.full_s: float = sum(key.per_key_s for key in self.keys if not key.window)
+        # base: whoever decodes; each: per request; full: per key of layers that see all; windows: per key up to the
+        # window.
         self._base = ticks((sum(key.base_s for key in self.keys) + scanning * SCAN_STEP_S) / made)
         self._each = ticks((sum(key.per_decode_s for key in self.keys) + self._state_s()) / made)
         self._full = ticks((self.full_s + guessed) / made)
@@ -207,6 +211,8 @@ class IterationPrice:
         tokens = np.array([float(beside.image_tokens)])
         total = 0.0
         for block in encoder_blocks(beside.vision, replace(self.serving, dp=1, ep=1, pp=1)):
+            # More tokens than a graph was recorded for: kernels are launched one by one, which takes at least this
+            # long.
             total += float(self._block(block, tokens)[0]) * block.count
             if block.attention is not None:
                 a = block.attention
@@ -222,6 +228,7 @@ class IterationPrice:
     def _adapters_s(self, block: BlockShape, tokens: Array) -> Array:
         """Seconds of adapters of a layer: for each matrix one kernel to the rank and one back, each reading the weights
         of as many adapters as there are rows, at most all."""
+        # At most one adapter a row, and no more than there are.
         used = np.minimum(tokens, self.serving.lora_slots)
         rank, total = self.serving.lora_rank, np.zeros_like(tokens)
         for p in block.products:
@@ -250,6 +257,7 @@ class IterationPrice:
                 total = total + self._block(block, tokens) * block.count
         if self.pp_link is not None:
             sent = p2p_seconds(tokens * self.shape.hidden * 2, self.pp_link)
+            # Activations pass every stage border once.
             total = total + sent * (self.serving.pp - 1)
         return total
 
@@ -305,8 +313,10 @@ class IterationPrice:
             return ggml_seconds(
                 tokens, elements=elements, bits=product.bits, moved_bytes=moved, device=device, row=self.ggml
             )
+        # Operand bits by format; the device may lack units for it and multiply wider (`_multiplied`).
         width = 8 if dtype in ("fp8", "int8") else 4 if dtype == "fp4" else 32 if dtype == "fp32" else 16
         dtype, width = _multiplied(device, dtype, width)
+        # Weights as stored, rows as multiplied, results in 16 bits.
         moved = product.batch * (
             product.n * product.k * product.bits / 8 + tokens * product.k * max(width, 8) / 8 + tokens * product.n * 2
         )
@@ -327,7 +337,7 @@ class IterationPrice:
         return np.asarray(seconds)
 
     def _experts_s(self, experts: RankExperts, tokens: Array) -> Array:
-        """Of the busiest device: all wait for it."""
+        """Seconds of the experts of the busiest device: all wait for it."""
         tokens = tokens * self.serving.expert_load
         if self.ggml is not None:
             rows = tokens * experts.topk * experts.local_share
@@ -358,6 +368,7 @@ class IterationPrice:
         """Rows to the ranks of their experts and back, narrow on the way out where the products are."""
         link = self.ep_link
         assert link is not None
+        # Distinct ranks (and nodes) that a token's experts lie on, as a share of its experts.
         places = holders(link.ranks, experts.experts, experts.topk) / experts.topk
         nodes = holders(link.nodes, experts.experts, experts.topk) / experts.topk
         rows = tokens * experts.topk * experts.hidden
@@ -401,7 +412,8 @@ class IterationPrice:
         )
 
     def _state_s(self) -> float:
-        """Of the states of scans for each request that decodes, read and written once, in 32 bits."""
+        """Seconds of the states of scans for each request that decodes, read and written once, in 32 bits."""
+        # Read and written once: 2 x 4 bytes an element.
         moved = self.shape.state_elements * 8
         return float(moved / (self.device.memory_bytes_per_s * SCAN_STATE_SHARE))
 
@@ -410,6 +422,7 @@ class IterationPrice:
         known = self._decode_memo.get(decodes)
         if known is None:
             rows = min(self.engine.padded(decodes) * self.checked, len(self._body) - 1)
+            # Divided by the tokens that an iteration makes: with guesses it counts for several.
             known = round((self._body[rows] + self._heads[rows] + self._guesses(decodes)) / self._made)
             known += self._base + self._each * decodes
             self._decode_memo[decodes] = known
@@ -437,6 +450,7 @@ class IterationPrice:
     def _floor_of(self, decodes: int) -> int:
         """Ticks that the host needs at least: its work of a step, and launches outside graphs."""
         host = self._host_made + self._host_each_made * decodes
+        # Prepared meanwhile (host_overlap): the longer of host and device; otherwise the host comes on top.
         launches = max(self._read_made, 0 if decodes <= self._graph_most else self._floor_made)
         return max(host, launches) if self.engine.host_overlap else launches
 
@@ -452,6 +466,8 @@ class IterationPrice:
                 device += price * min(keys, decodes * window)
             floor = self._floor_of(decodes)
             return (device if device > floor else floor) + self._behind(decodes)
+        # Between bends the price is a line in the number of the iteration: the sum is the mean of first and last times
+        # the count, exact in ticks.
         total, done = 0, 0
         for stop in self._bends(decodes, keys, count):
             first = self.decode_ticks(decodes, keys + done * decodes)
@@ -463,6 +479,7 @@ class IterationPrice:
     def _bends(self, decodes: int, keys: int, count: int) -> list[int]:
         """Iterations after which the price stops being a line: windows fill, the device takes over from the host."""
         stops = set()
+        # keys + j·decodes reaches decodes·window: from there the windowed layers cost no more.
         for window, _ in self._windows:
             full = -(-(decodes * window - keys) // decodes)  # the first whose keys fill it
             stops |= {full, full + 1}
@@ -488,10 +505,12 @@ class IterationPrice:
         blocks and on a grid of prefixes, lines between. A last block that is not full sees fewer keys, as if the prefix
         were as much shorter."""
         # under a block its time goes with the queries that there are: known in eighths
+        # Above a block of 128 queries time steps by block; below, by eighths of one.
         whole = QUERY_BLOCK if new > QUERY_BLOCK else QUERY_BLOCK // 8 if new > QUERY_BLOCK // 8 else 1
         blocks = -(-new // whole) * whole
         prefix -= (blocks - new) // 2
         if prefix < 0:
+            # A piece whose prefix would be negative sees fewer keys than its block: interpolate towards the base price.
             known, base = self._known(blocks, 0), self._piece_base
             device = base + (max(known - base, 0) * (blocks + 2 * prefix)) // blocks
         else:
@@ -512,7 +531,7 @@ class IterationPrice:
         return self.attention_s(new, prefix) + self.scan_s(new)
 
     def attention_s(self, new: int, prefix: int) -> float:
-        """Of their attention."""
+        """Seconds of the attention of `new` tokens after `prefix`, in all layers."""
         total = 0.0
         for attention, layers in self.shape.attentions:
             if self.stored is not None:
@@ -521,7 +540,9 @@ class IterationPrice:
                 total += layers * self.stored.prompt_s(new, before, attention.heads, width)
                 continue
             kv = prefix + new
+            # Causal pairs: each of the new tokens sees the prefix and on average half of the new ones.
             pairs = new * (prefix + new / 2)
+            # A window cuts that: a ramp until it is full, then `window` keys each.
             if attention.window and attention.window < kv:
                 low = max(0, attention.window - prefix)
                 ramp = min(low, new)
@@ -552,7 +573,7 @@ class IterationPrice:
         return total
 
     def scan_s(self, new: int) -> float:
-        """Of their scans."""
+        """Seconds of the scans of `new` tokens, in all layers."""
         total = 0.0
         for block in self.shape.blocks:
             if block.scan is not None:
@@ -568,7 +589,7 @@ class IterationPrice:
         return total
 
     def batch_ticks(self, batch: Batch) -> int:
-        """Ticks of one iteration."""
+        """Ticks of one iteration, prompts and decodes together."""
         if not batch.pieces:
             return self.decode_ticks(batch.decodes, batch.kv_tokens)
         if self.checked > 1 and batch.decodes:
@@ -618,6 +639,7 @@ class IterationPrice:
 
 def _grid_around(value: int) -> tuple[int, int]:
     """The points of a grid with 16 points to a doubling, on either side."""
+    # 16 points a doubling: the step is 1/16 of the power of two below.
     if value < 32:
         return value, value
     step = 1 << (value.bit_length() - 5)
@@ -626,7 +648,7 @@ def _grid_around(value: int) -> tuple[int, int]:
 
 
 def _multiplied(device: Device, dtype: str, width: int) -> tuple[str, int]:
-    """(dtype, bits of its operand) that products really run in: the narrowest that the device has, from `dtype` up."""
+    """(dtype, bits of its operand) that matmuls really run in: the narrowest that the device has, from `dtype` up."""
     order: Sequence[tuple[str, int]] = {
         "fp4": (("fp4", 4), ("fp8", 8), ("bf16", 16), ("fp16", 16), ("fp32", 32)),
         "fp8": (("fp8", 8), ("bf16", 16), ("fp16", 16), ("fp32", 32)),

@@ -26,7 +26,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 Hash = bytes
-"""Of a block's tokens and of all before them."""
+"""The hash of a block's tokens and of all before them."""
 
 
 class BlockPool:
@@ -36,19 +36,20 @@ class BlockPool:
         self.total = blocks
         self.owners = [0] * blocks
         self.empty = list(range(blocks - 1, -1, -1))
-        """Without owner and without contents; the last is taken first, so that memory is used again while warm."""
+        """Blocks without owner and without contents; the last is taken first, so that memory is used again while
+        warm."""
         self.kept: OrderedDict[int, None] = OrderedDict()
-        """Without owner, with contents; the longest unused first."""
+        """Blocks without owner, with contents; the longest unused first."""
         self.by_hash: dict[Hash, int] = {}
         self.hash_of: dict[int, Hash] = {}
 
     @property
     def free(self) -> int:
-        """Blocks without an owner."""
+        """Counts the blocks without an owner."""
         return len(self.empty) + len(self.kept)
 
     def take(self) -> int:
-        """A block for new contents. AssertionError where there is none: who calls has counted."""
+        """Takes a block for new contents. AssertionError where there is none: who calls has counted."""
         if self.empty:
             block = self.empty.pop()
         else:
@@ -59,7 +60,7 @@ class BlockPool:
         return block
 
     def share(self, block: int) -> bool:
-        """One more owner of it; whether it had none."""
+        """Adds an owner to a block; returns whether it had none."""
         alone = self.owners[block] == 0
         if alone:
             del self.kept[block]
@@ -67,7 +68,7 @@ class BlockPool:
         return alone
 
     def drop(self, block: int) -> None:
-        """One owner less."""
+        """Takes an owner from a block, which becomes free with the last."""
         self.owners[block] -= 1
         if self.owners[block] == 0:
             if block in self.hash_of:
@@ -76,7 +77,8 @@ class BlockPool:
                 self.empty.append(block)
 
     def seal(self, block: int, by: Hash) -> None:
-        """Its contents are whole and have this hash. The first block with a hash is the one that is found."""
+        """Notes that a block's contents are whole and have this hash. The first block with a hash is the one that is
+        found."""
         if by not in self.by_hash and block not in self.hash_of:
             self.by_hash[by] = block
             self.hash_of[block] = by
@@ -88,17 +90,17 @@ class Snapshots:
     def __init__(self, first: int, count: int) -> None:
         self.empty = list(range(first + count - 1, first - 1, -1))
         self.kept: OrderedDict[Hash, int] = OrderedDict()
-        """The longest unused first."""
+        """Slots by hash; the longest unused first."""
         self.total = count
 
     def take(self) -> int | None:
-        """A slot to write to; None where all are being written to."""
+        """Takes a slot to write to; None where all are being written to."""
         if not self.empty and self.kept:
             self.empty.append(self.kept.popitem(last=False)[1])
         return self.empty.pop() if self.empty else None
 
     def keep(self, by: Hash, slot: int) -> None:
-        """What was written to it is the state after tokens of this hash."""
+        """Notes that what was written to a slot is the state after tokens of this hash."""
         if by in self.kept:
             self.empty.append(slot)
         else:
@@ -106,7 +108,7 @@ class Snapshots:
         self.kept.move_to_end(by)
 
     def drop(self, by: Hash) -> None:
-        """One that nobody will ask for."""
+        """Drops a snapshot that nobody will ask for."""
         if (slot := self.kept.pop(by, None)) is not None:
             self.empty.append(slot)
 
@@ -117,11 +119,11 @@ class Found:
 
     tokens: int = 0
     blocks: tuple[int, ...] = ()
-    """Of group 0."""
+    """Blocks of group 0 that hold it."""
     shared: int = 0
-    """Of these, that somebody owns."""
+    """How many of these somebody owns."""
     windowed: tuple[tuple[int, ...], ...] = ()
-    """Of each further group, those within its window."""
+    """Blocks of each further group, those within its window."""
     branch: int = 0
     """Tokens whose blocks are there, where no snapshot is; 0 where there are none such."""
 
@@ -131,29 +133,29 @@ class RequestBlocks:
     """The blocks of one request."""
 
     tokens: array[int]
-    """Ids, those of its answer too."""
+    """Ids of its tokens, those of its answer too."""
     salt: bytes
-    """What else its keys depend on (an adapter)."""
+    """What its keys depend on apart from tokens (an adapter)."""
     tables: list[list[int]]
-    """Of each group: block of each `size` tokens; -1 where a window has let go of it."""
+    """Of each group the block of each `size` tokens; -1 where a window has let go of it."""
     first_held: list[int]
-    """Of each group: entries of its table before this one are let go."""
+    """The entries of each group's table before which all are let go."""
     hashes: list[Hash] = field(default_factory=list)
-    """Of its whole blocks, as far as they are known."""
+    """Hashes of its whole blocks, as far as they are known."""
     sealed: int = 0
-    """Blocks whose hash the pools know."""
+    """The number of its blocks whose hash the pools know."""
     found: int = 0
     """Tokens at its beginning that needed no computing when it was last admitted."""
     computed: int = 0
     """Tokens whose keys are written."""
     slot: int = -1
-    """Of the states of scans, where the model has some."""
+    """The slot of its scans' states, where the model has some; -1 for none."""
     marks: tuple[int, ...] = ()
     """Tokens after which its state is wanted as a snapshot."""
     taking: list[tuple[int, int]] = field(default_factory=list)
     """(tokens, slot) of snapshots that the next iteration writes."""
     last: Hash | None = None
-    """Of its snapshot within its answer: the next one takes its place."""
+    """The hash of its snapshot within its answer: the next one takes its place."""
 
 
 class KvBlocks:
@@ -170,9 +172,9 @@ class KvBlocks:
         snapshots: int = 0,
         prefix_cache: bool = True,
     ) -> None:
-        """blocks: of group 0. size: tokens of a block. windows: of the further groups, in tokens, and how many blocks
-        each has. slots: states of scans, one a running request; 0 where there are none. snapshots: slots after these.
-        prefix_cache: whether beginnings are found again."""
+        """Takes the number of blocks of group 0, the tokens of a block (size), the windows of the further groups in
+        tokens with how many blocks each has, the slots of scans' states (one a running request; 0 where there are
+        none), the snapshots (slots after these), and prefix_cache, whether beginnings are found again."""
         self.size, self.windows, self.prefix_cache = size, tuple(windows), prefix_cache
         self.pools = [BlockPool(count) for count in (blocks, *window_blocks)]
         self.slots = list(range(slots - 1, -1, -1))
@@ -181,34 +183,35 @@ class KvBlocks:
         self.states: list[tuple[int, int]] = []
         """(from, to): slots whose states are copied before the next iteration writes."""
         self.sequences: dict[int, RequestBlocks] = {}
-        """Of requests that are known: waiting ones too, without blocks."""
+        """The requests that are known: waiting ones too, without blocks."""
         self.forks: dict[int, int] = {}
-        """Request -> another whose prompt is the same, from which it may take blocks as it is admitted."""
+        """Maps a request to another whose prompt is the same, from which it may take blocks as it is admitted."""
         self.copies: list[tuple[int, int]] = []
         """(from, to) of group 0: blocks to be copied before the next iteration writes."""
         self.found_tokens = self.asked_tokens = 0
-        """Of prompts, since the start: those that needed no computing, and all."""
+        """Tokens of prompts since the start: those that needed no computing, and all."""
 
     @property
     def free(self) -> int:
-        """Blocks of group 0 without an owner."""
+        """Counts the blocks of group 0 without an owner."""
         return self.pools[0].free
 
     def add(self, key: int, tokens: Sequence[int], *, salt: bytes = b"", fork_of: int | None = None) -> None:
-        """A request that waits. fork_of: another with the same prompt, which is being answered."""
+        """Adds a request that waits. fork_of: another with the same prompt, which is being answered."""
         groups = len(self.pools)
         self.sequences[key] = RequestBlocks(array("q", tokens), salt, [[] for _ in range(groups)], [0] * groups)
         if fork_of is not None:
             self.forks[key] = fork_of
 
     def remove(self, key: int) -> None:
-        """A request that is answered or cancelled, with its blocks."""
+        """Removes a request that is answered or cancelled, with its blocks."""
         self.release(key)
         self.forks.pop(key, None)
         del self.sequences[key]
 
     def _hashes(self, sequence: RequestBlocks, blocks: int) -> list[Hash]:
         known = sequence.hashes
+        # Each hash is keyed with the one before it, so equal hashes mean equal beginnings, not only equal blocks.
         while len(known) < blocks:
             at = len(known) * self.size
             before = known[-1] if known else b"gnomon" + sequence.salt
@@ -252,6 +255,7 @@ class KvBlocks:
 
     def _whole(self, hashes: Sequence[Hash], most: int) -> int:
         """Blocks, at most so many, after which everything is there that the next token reads."""
+        # runs[g]: blocks in a row that are there in group g; enough of them must cover the window.
         runs = [0] * len(self.windows)
         best = 0 if self.windows or self.has_slots else most
         for count in range(1, most + 1 if self.windows or self.has_slots else 1):
@@ -283,6 +287,7 @@ class KvBlocks:
         table += [pool.take() for _ in range(needed - len(table))]
         if forked:
             self.copies.append((found[cached // self.size], table[cached // self.size]))
+        # Found blocks are whole, so they are sealed already.
         sequence.sealed, sequence.found = cached // self.size, cached
         for group, blocks in enumerate(seen.windowed, 1):
             for block in blocks:
@@ -296,6 +301,7 @@ class KvBlocks:
                 by = sequence.hashes[cached // self.size - 1]
                 self.snapshots.kept.move_to_end(by)
                 self.states.append((self.snapshots.kept[by], sequence.slot))
+            # Snapshots are wanted at the last whole block of the prompt, and where a beginning branched off.
             last = (prompt - 1) // self.size * self.size
             sequence.marks = tuple(sorted({seen.branch, last} - {0, cached})) if self.prefix_cache else ()
         self.found_tokens += cached
@@ -343,6 +349,7 @@ class KvBlocks:
         sequence.taking.clear()
         for group, window in enumerate(self.windows, 1):
             table, pool = sequence.tables[group], self.pools[group]
+            # Blocks wholly before the window are dropped; the table keeps -1 so that indices stay positions.
             until = self._first_seen(window, stop)
             for index in range(sequence.first_held[group], min(until, len(table))):
                 pool.drop(table[index])
@@ -366,6 +373,7 @@ class KvBlocks:
             self.slots.append(sequence.slot)
             self.states = [copy for copy in self.states if copy[1] != sequence.slot]
             sequence.slot = -1
+        # Copies into blocks that nobody owns any more need not be made.
         mine = [copy for copy in self.copies if self.pools[0].owners[copy[1]] == 0]
         for copy in mine:
             self.copies.remove(copy)

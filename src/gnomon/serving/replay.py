@@ -24,37 +24,37 @@ from gnomon.serving.requests import Load
 from gnomon.serving.scheduler import Scheduler
 
 MOST_SAMPLES = 4096
-"""Points of the curves over time."""
+"""The number of points on the curves over time."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Played:
-    """What a replay saw. Arrays have one entry a request, in seconds from the first arrival."""
+    """The times of a load that was played. Arrays have one entry a request, in seconds from the first arrival."""
 
     arrival_s: NDArray[np.float64]
-    """When it reached the server."""
+    """[requests] when it reached the server."""
     begun_s: NDArray[np.float64]
-    """Start of the first iteration that computed some of its prompt."""
+    """[requests] start of the first iteration that computed some of its prompt."""
     first_s: NDArray[np.float64]
-    """Its first token."""
+    """[requests] its first token."""
     second_s: NDArray[np.float64]
-    """Its second token; NaN for answers of one."""
+    """[requests] its second token; NaN for answers of one."""
     end_s: NDArray[np.float64]
-    """Its last token."""
+    """[requests] its last token."""
     input_len: NDArray[np.int64]
-    """Tokens of its prompt."""
+    """[requests] tokens of its prompt."""
     output_len: NDArray[np.int64]
-    """Tokens of its answer."""
+    """[requests] tokens of its answer."""
     itl_s: NDArray[np.float64]
-    """Times between tokens of a request, each value once for each iteration or run of alike ones …"""
+    """Seconds between tokens of a request, each value once for each iteration or run of alike ones."""
     itl_count: NDArray[np.int64]
-    """… with how many pairs of tokens had it."""
+    """The number of pairs of tokens that had each of `itl_s`."""
     iterations: int
-    """Iterations in all."""
+    """The number of iterations."""
     preemptions: int
-    """Requests that lost their blocks."""
+    """The number of requests that lost their blocks."""
     busy_s: float
-    """Time in which something was computed."""
+    """Seconds in which something was computed."""
     mean_running: float
     """Requests that decode, averaged over iterations in which some do, weighted by time."""
     samples: tuple[tuple[float, int, int, float], ...]
@@ -62,7 +62,7 @@ class Played:
 
     @property
     def span_s(self) -> float:
-        """From the first arrival to the last token."""
+        """Seconds from the first arrival to the last token."""
         return float(self.end_s.max())
 
 
@@ -88,7 +88,7 @@ class TickColumns:
         mean_running: float,
         samples: tuple[tuple[float, int, int, float], ...],
     ) -> Played:
-        """In seconds."""
+        """The columns in seconds, with what the replay counted."""
 
         def column(values: Sequence[int]) -> NDArray[np.float64]:
             return np.array(values, dtype=np.float64) / TICKS_PER_S
@@ -114,17 +114,21 @@ class TickColumns:
 
 
 def replay(load: Load, price: IterationPrice, blocks: int, *, one_by_one: bool = False) -> Played:
-    """Play a load. blocks: KV blocks of the engine. InputError for a request that its memory or context never holds."""
+    """Plays a load. blocks: KV blocks of the engine. InputError for a request that its memory or context never
+    holds."""
     requests, engine = load.requests, price.engine
     count = len(requests)
     scheduler = Scheduler(engine, blocks)
     times = TickColumns(count)
+    # Tokenizing and the like happen before a request can be admitted.
     wait = [ticks(engine.request_s + engine.request_token_s * r.input_len) for r in requests]
     # open: every request at its own time; closed: as many as there are clients, then one for each that ends
     closed = load.concurrency is not None
     begin = min(load.concurrency, count) if load.concurrency is not None else count
     for key in range(begin):
         times.arrival[key] = 0 if closed else ticks(requests[key].arrival_s)
+    # Two heaps: what comes (arrivals by time) and what ends (decode steps by number). Between events the batch is
+    # constant.
     due: list[tuple[int, int]] = [(times.arrival[key] + wait[key], key) for key in range(begin)]
     heapq.heapify(due)
     following = begin
@@ -155,6 +159,8 @@ def replay(load: Load, price: IterationPrice, blocks: int, *, one_by_one: bool =
         until = now if idle or not engine.host_overlap else launched
         while due and due[0][0] <= until and (idle or not looked):
             _, key = heapq.heappop(due)
+            # Groups that attend by themselves wait for each other: a request that comes mid-way waits some iterations
+            # once.
             if holds and key not in held and not idle:
                 held.add(key)
                 heapq.heappush(due, (now + holds * price.decode_ticks(len(scheduler.decoding), scheduler.kv), key))
@@ -162,19 +168,23 @@ def replay(load: Load, price: IterationPrice, blocks: int, *, one_by_one: bool =
             r = requests[key]
             arrivals.append((key, r.input_len, r.output_len, r.prefix_len if engine.prefix_cache else 0))
         jump = 0
+        # Nothing comes and nothing ends: take as many decode-only iterations as are alike at once.
         if not arrivals and not finished and not one_by_one and ends:
             limit = ends[0][0] - scheduler.steps
             jump = scheduler.steady(limit) if limit > 1 else 0
+            # Stop at the next arrival that could be admitted, on the iteration at which the engine looks (`poll`).
             if jump > 1 and due and (poll > 1 or holds or scheduler.may_admit()):
                 room = due[0][0] - now
                 first = _until(room, jump, scheduler, price) if room > 0 else 0
                 first += engine.host_overlap  # it is prepared for while one more runs
+                # Rounded up to the next multiple of `poll` from the last look.
                 jump = min(jump, -(-(looked + max(first, 1)) // poll) * poll - looked)
         if jump > 1:
             decodes, keys = scheduler.advance(jump)
             spent = price.decode_ticks(decodes, keys, jump)
             launched = now + spent - price.decode_ticks(decodes, keys + (jump - 1) * decodes)
             looked += jump
+            # The first of the run may have another gap (a prompt ran between); the rest are alike.
             first = price.decode_ticks(decodes, keys) if fresh or last_decode != now else 0
             _gaps(gap_ticks, gap_counts, fresh, now, last_decode, first, decodes, times)
             rest = spent - first if first else spent
@@ -232,6 +242,7 @@ def replay(load: Load, price: IterationPrice, blocks: int, *, one_by_one: bool =
                 heapq.heappush(ends, (scheduler.steps + left_now, key))
         while ends and ends[0][0] <= scheduler.steps:
             at, key = heapq.heappop(ends)
+            # A preempted request's old end is stale: its entry does not match and is skipped.
             if ends_at.get(key) != at:
                 continue
             del ends_at[key]
@@ -249,6 +260,7 @@ def replay(load: Load, price: IterationPrice, blocks: int, *, one_by_one: bool =
             since = 0
             samples.append((now / TICKS_PER_S, len(scheduler.waiting), scheduler.running, scheduler.used / blocks))
             if len(samples) > MOST_SAMPLES:
+                # Thin the samples by half whenever there are too many, so that the curve stays bounded.
                 samples = samples[::2]
                 every *= 2
 
@@ -274,8 +286,8 @@ def _gaps(
     decodes: int,
     times: TickColumns,
 ) -> None:
-    """Times between tokens that end with the iteration of `spent` ticks from `now`: of those that decoded before it
-    from the last decode on, of those whose prompts ended since then from their first token."""
+    """Records times between tokens that end with the iteration of `spent` ticks from `now`: of those that decoded
+    before it from the last decode on, of those whose prompts ended since then from their first token."""
     if not spent:
         return
     old = decodes - len(fresh)

@@ -23,7 +23,7 @@ class Running:
     """A request as the scheduler sees it."""
 
     key: int
-    """Its caller's name for it."""
+    """The name that its caller gives it."""
     prompt: int
     """Tokens to compute before it decodes: its prompt, and after a preemption also what it had answered."""
     most: int
@@ -47,11 +47,11 @@ class PromptPiece:
     """Tokens of one prompt that an iteration computes."""
 
     key: int
-    """Whose."""
+    """The request whose prompt it is."""
     prefix: int
     """Tokens before them, computed or cached."""
     new: int
-    """Tokens."""
+    """Tokens that the iteration computes."""
     last: bool
     """Whether the prompt ends with them, so that the iteration makes the first token of the answer."""
 
@@ -61,9 +61,9 @@ class Batch:
     """What one iteration computes."""
 
     pieces: Sequence[PromptPiece]
-    """Parts of prompts."""
+    """Parts of prompts that it computes."""
     decodes: int
-    """Requests that get one more token each."""
+    """The number of requests that get one more token each."""
     kv_tokens: int
     """Keys that all of them attend to, the new ones included."""
     preempted: Sequence[int]
@@ -81,7 +81,7 @@ class Batch:
 
 
 IDLE = Batch(pieces=(), decodes=0, kv_tokens=0, preempted=())
-"""Nothing to do until somebody comes."""
+"""The batch with nothing to do until somebody comes."""
 
 
 class Scheduler:
@@ -95,18 +95,19 @@ class Scheduler:
         self.engine, self.memory = engine, memory
         self.total = self.free = blocks
         self.size = engine.block_tokens
+        # Blocks that admission leaves free, so that running requests can grow for a while.
         self.low = int(engine.watermark * blocks)
         self.waiting: deque[Running] = deque()
         self.filling: deque[Running] = deque()
-        """Admitted, prompt not whole yet."""
+        """Requests that are admitted and whose prompts are not whole yet."""
         self.decoding: dict[int, Running] = {}
-        """In order of the end of their prompts."""
+        """Requests that decode, in order of the end of their prompts."""
         self.steps = 0
         """Decode steps so far."""
         self.kv = 0
         """Keys that the decoding requests attend to in the next step."""
         self.phases = [0] * self.size
-        """Decoding requests by (start mod block size): how soon they need their next block."""
+        """Counts of decoding requests by (start mod block size): how soon they need their next block."""
         self.admitted = 0
         self.promised = 0
         """Blocks that running requests may still take, where each is promised all it may ask for."""
@@ -147,6 +148,7 @@ class Scheduler:
         for key in finished:
             self._release(key)
         for key, prompt, most, cached in arrivals:
+            # At least the last token of a prompt is computed: the answer begins with what follows it.
             new = prompt - min(cached, prompt - 1)
             if not self.engine.chunked_prefill and new > self.engine.max_batched_tokens:
                 raise InputError(
@@ -161,6 +163,7 @@ class Scheduler:
                 )
             self.waiting.append(Running(key=key, prompt=prompt, most=most, cached=min(cached, prompt - 1)))
         engine = self.engine
+        # Without mixed batches prompts go first and alone; decodes wait.
         if not engine.mixed:
             pieces = self._pieces(engine.max_batched_tokens)
             if pieces:
@@ -170,6 +173,7 @@ class Scheduler:
                 pieces = self._pieces(engine.max_batched_tokens) if preempted else []
                 return Batch(pieces, 0, 0, preempted) if pieces else IDLE
             return self._decode((), preempted)
+        # Mixed: decodes first (each takes one token of the budget), then pieces of prompts with what is left.
         preempted = self._grow()
         waits = self.filling or self.waiting
         pieces = self._pieces(engine.max_batched_tokens - len(self.decoding), new=not preempted) if waits else []
@@ -177,6 +181,7 @@ class Scheduler:
 
     def _decode(self, pieces: Sequence[PromptPiece], preempted: Sequence[int]) -> Batch:
         """The batch with all decodes in it; those whose prompts end in it decode from the next step on."""
+        # A prompt that ends in this iteration makes its first token now and decodes from the next one on.
         count = len(self.decoding) - sum(piece.last for piece in pieces)
         if not count:
             return Batch(pieces, 0, 0, preempted) if pieces or preempted else IDLE
@@ -191,6 +196,7 @@ class Scheduler:
         return batch
 
     def _shift(self, run: Running) -> None:
+        # A request one step younger: its phase moves by one, its length stays as it was.
         self.phases[run.start % self.size] -= 1
         run.start -= 1
         run.began += 1
@@ -199,6 +205,7 @@ class Scheduler:
     def _blocks_after(self, steps: int) -> int:
         """Blocks that the decoding requests need beside those they hold, for their next `steps` decodes."""
         size, now = self.size, self.steps
+        # Every `size` decodes a request fills one block, so whole rounds cost one block each.
         rounds, rest = divmod(steps, size)
         need = rounds * len(self.decoding)
         # the j-th decode of a request has start + now + j keys; it begins a block where that is 1 mod size
@@ -211,6 +218,7 @@ class Scheduler:
         preempted: list[int] = []
         need = self._need_now()
         while need > self.free:
+            # The last admitted loses its blocks first: the oldest are the nearest to their ends.
             run = max(self.decoding.values(), key=lambda r: r.order)
             if self.filling and self.filling[-1].order > run.order:
                 run = self.filling.pop()
@@ -218,6 +226,7 @@ class Scheduler:
                 self.asked -= run.most
                 self._again(run, run.prompt, run.most)
             else:
+                # What it had answered is computed again as part of its prompt (recomputation, not swapping).
                 length, made = self.length(run.key), self.steps - run.began
                 self._release(run.key)
                 self._again(run, length, run.most - 1 - made)
@@ -242,6 +251,7 @@ class Scheduler:
 
     def _held(self, run: Running) -> int:
         """Blocks of a decoding request: those of the keys that are written."""
+        # The next key is not written yet, so one less than the length; ceil over blocks.
         return -(-(self.steps + run.start - 1) // self.size)
 
     def _release(self, key: int) -> None:
@@ -292,6 +302,7 @@ class Scheduler:
         while new and self.waiting and budget > 0 and self.running < engine.max_seqs:
             run = self.waiting[0]
             reserve = self._admission(run, budget, bool(pieces))
+            # Admission is in order of arrival: if the first does not fit, nobody behind it is looked at.
             if reserve is None:
                 break
             self.waiting.popleft()
@@ -312,6 +323,7 @@ class Scheduler:
         pieces.append(PromptPiece(run.key, run.done, tokens, last))
         run.done += tokens
         if last:
+            # start + steps is the length at any time: storing start makes growing all decodes one addition.
             run.start, run.began = run.prompt + 1 - self.steps, self.steps
             self.decoding[run.key] = run
             self.kv += run.prompt + 1
@@ -331,6 +343,7 @@ class Scheduler:
             return 0
         if self._blocks_after(wanted) <= self.free:
             return wanted
+        # Bisection: needed blocks only grow with steps.
         low, high = 0, wanted  # blocks grow with steps
         while high - low > 1:
             middle = (low + high) // 2
@@ -351,11 +364,13 @@ class Scheduler:
             return None
         blocks = -(-run.prompt // self.size)
         if engine.preemption == "none":
+            # Without preemption a request is admitted only if everything it may ever take is free.
             promise = self._whole(run) - blocks
             return promise if blocks - shared + promise + self.low <= self.free - self.promised else None
         if not self.running:
             return 0
         if self.memory is not None:
+            # Otherwise a share of the outputs to come is kept free (`reserved_output`).
             reserved = -(-int((self.asked + run.most) * engine.reserved_output) // self.size)
             return 0 if blocks - shared + reserved + self.low <= self.free else None
         # in tokens, not blocks: a decode takes more of them than of what it may still ask for, so that who is not

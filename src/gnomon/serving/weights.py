@@ -26,11 +26,11 @@ class ServedMatmul:
     n: int
     k: int
     bits: float
-    """Of a weight as it is stored."""
+    """Bits of a weight as it is stored."""
     product: str
-    """Dtype that it multiplies in."""
+    """The dtype that it multiplies in."""
     batch: int = 1
-    """Matrices (heads of absorbed projections)."""
+    """The number of matrices (heads of absorbed projections)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,19 +48,21 @@ class RankAttention:
     latent: int = 0
     """Elements of a token's latent keys (MLA), which decodes read in place of keys and values; 0: none."""
     latent_v: int = 0
-    """Of them, those that are values."""
+    """Those of the latent elements that are values."""
     causal: bool = True
 
     @property
     def kv_elements(self) -> int:
-        """Cached elements of a token."""
+        """Elements of a token in the cache of one layer."""
         return self.latent or self.kv_heads * (self.width + self.width_v)
 
     @property
     def flops_per_key(self) -> int:
         """FLOPs of a decode for each key that it sees."""
+        # Latent attention: scores over latent + rope elements, values over the latent ones, for every head.
         if self.latent:
             return 2 * self.heads * (self.latent + self.latent_v)
+        # q kᵀ over width, p v over width_v, 2 FLOPs a multiply-add.
         return 2 * self.heads * (self.width + self.width_v)
 
 
@@ -69,16 +71,16 @@ class RankExperts:
     """Experts of a layer on one rank."""
 
     experts: int
-    """In all."""
+    """The number of experts of all ranks."""
     topk: int
-    """Chosen by a token."""
+    """The number of experts that a token chooses."""
     local_share: float
-    """Part of them on a rank."""
+    """Share of the experts that a rank has."""
     elements: int
-    """Weights of one expert on a rank."""
+    """Weights of one expert on a rank, in elements."""
     hidden: int
     stored: float
-    """Weights as an engine stores them, filled up, over those."""
+    """Weights as an engine stores them, filled up, over those of the model."""
     row_elements: int
     """Activations read and written for a (token, expert) pair."""
     bits: float
@@ -103,16 +105,16 @@ class BlockShape:
     pass_bytes: int
     """Bytes of passes over activations for each token: norms, activations, rotary, router."""
     pass_kernels: int
-    """Kernels of them."""
+    """The number of kernels of those passes."""
     sums: int
-    """Sums over tensor-parallel ranks."""
+    """The number of sums over tensor-parallel ranks."""
     dispatches: int
-    """Rows of experts sent to other ranks and back."""
+    """How often rows of experts are sent to other ranks and back: 0 or 1."""
     hidden: int
     weight_bytes: float
-    """On one rank."""
+    """Bytes of its weights on one rank."""
     is_head: bool
-    """Computed for rows of last tokens only."""
+    """Whether it is computed for rows of last tokens only."""
     has_table: bool
 
 
@@ -124,13 +126,13 @@ class RankModel:
     hidden: int
     vocab: int
     ffn: int
-    """Widest product's columns on one rank."""
+    """Columns of the widest matmul on one rank."""
     context: int | None
     """Positions that it has a table for; None: no limit known."""
 
     @property
     def weight_bytes(self) -> float:
-        """On one rank, all stages."""
+        """Bytes of the weights on one rank, all stages together."""
         return sum(block.weight_bytes * block.count for block in self.blocks)
 
     @property
@@ -168,9 +170,11 @@ class _BlockWalk:
     def _local(self, dim: Dim) -> int:
         assert dim.size is not None
         serving, base, size = self.serving, _base(dim), dim.size
+        # Experts' inner dim is divided over the ranks that share an expert: all of tp x dp but those of ep.
         if base == "expert_ffn":
             parts = serving.tp * serving.dp // serving.ep
             return self._divided(size, parts, dim.name)
+        # Fewer key heads than ranks: each head is copied to tp / kv_heads of them.
         if base == "kv_heads" and size < serving.tp:
             if serving.tp % size:
                 raise InputError(f"tp {serving.tp} neither divides nor is a multiple of {size} kv_heads")
@@ -212,10 +216,13 @@ class _BlockWalk:
         latent = "kv_rank" in names and bool(cores)
         is_head = any(op.kind in ("cross_entropy", "mse") for op in block.ops)
         table = next((op for op in block.ops if op.kind == "embedding"), None)
+        # Linears that read one input in one format are joined: an engine runs q, k, v (or gate, up) as one matmul. A
+        # partial result (row-parallel) and a router stay alone.
         joined: dict[tuple[str, float], list[ServedMatmul]] = {}
         sums = 0
         for op in linears:
             weight = block.tensor(op.inputs[1])
+            # inner: dims that are summed over; outer: those of the result.
             inner = tuple(
                 d for d in weight.dims if d.name in op.contracts or any(a.name in op.contracts for a in d.atoms)
             )
@@ -228,6 +235,8 @@ class _BlockWalk:
             made = ServedMatmul(n=out, k=into, bits=form.bits, product=form.product)
             if latent and any(_base(a) == "kv_rank" for d in inner for a in d.atoms):
                 # absorbed into queries and outputs: a small product a head on either side
+                # MLA absorbed: W_UK goes into the query (per head: nope x rank), W_UV into the output (per head: rank x
+                # value).
                 heads = self.sizes[names["heads"].name]
                 form = weight_format("bf16")
                 nope = self.sizes[names["qk_nope_dim"].name] if "qk_nope_dim" in names else out // heads // 2
@@ -238,6 +247,8 @@ class _BlockWalk:
                 ]
                 continue
             partial = self.split(inner)
+            # Row-parallel linears end in a sum over tp; of a mixture only those of shared experts have one of their
+            # own.
             if partial and not any(o.kind == "combine" for o in block.ops):
                 sums += 1
             elif partial and "shared" not in op.path:
@@ -255,12 +266,15 @@ class _BlockWalk:
         experts = self._experts(grouped) if grouped else None
         dispatches = 0
         if experts is not None:
+            # With attention groups (dp) tokens travel to their experts; with tp alone every rank has all tokens and the
+            # outputs are summed.
             if self.serving.dp > 1:
                 dispatches = 1
             elif self.serving.tp > 1:
                 sums += 1
         pass_bytes, pass_kernels = self._passes()
         attention = self._attention(cores[0], latent) if cores else None
+        # Bytes: matmuls, experts of this rank (copies included), table, and what is left in 16 bits.
         weights = sum(p.n * p.k * p.batch * p.bits / 8 for p in products)
         if experts is not None:
             held = (experts.experts + self.serving.redundant_experts) * experts.local_share
@@ -312,6 +326,7 @@ class _BlockWalk:
             elements=sum(self.size(w.dims[1:]) for w in weights),
             stored=self._filled(hidden, width) if form.bits < 6 else 1.0,
             hidden=hidden,
+            # Read the row and its output, and read and write of what lies between gate, up and down.
             row_elements=2 * hidden + 3 * width,
             bits=form.bits,
             product=form.product,
@@ -393,7 +408,8 @@ def encoder_blocks(graph: Graph, serving: Serving) -> tuple[BlockShape, ...]:
 
 
 def adapter_bytes(shape: RankModel, serving: Serving) -> float:
-    """Of all adapters that are held on one rank, in 16 bits: rank · (rows + columns) of every matrix of the layers."""
+    """Bytes of all adapters that are held on one rank, in 16 bits: rank · (rows + columns) of every matrix of the
+    layers."""
     each = sum((p.n + p.k) * p.batch * b.count for b in shape.blocks if not b.is_head for p in b.products)
     return float(serving.lora_slots * serving.lora_rank * each * 2)
 

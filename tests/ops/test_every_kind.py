@@ -39,12 +39,13 @@ from gnomon.graph import (  # noqa: E402
 )
 from gnomon.models.presets import model  # noqa: E402
 from gnomon.ops.strategy import Strategy  # noqa: E402
-from gnomon.plans import Experts, Layout, Plan  # noqa: E402
+from gnomon.plans import Dispatch, Experts, Layout, Plan  # noqa: E402
 from gnomon.plans.experts import under  # noqa: E402
 from gnomon.prediction.software_kernels import kernels_of  # noqa: E402
 from gnomon.runtime.mesh import collectives  # noqa: E402
 from gnomon.runtime.ops import function_of  # noqa: E402
 from gnomon.runtime.ops.captured import calls, captured  # noqa: E402
+from gnomon.runtime.ops.gathered import gathered_combine, gathered_dispatch, gathered_routing  # noqa: E402
 from gnomon.runtime.ops.linear import linear  # noqa: E402
 from gnomon.runtime.ops.routing import combine, dispatch, grouped_linear, routing_of  # noqa: E402
 from gnomon.runtime.ops.site import Axis, Site  # noqa: E402
@@ -90,6 +91,9 @@ class Held:
 
     def add_product(self, left: Tensor, right: Tensor) -> None:
         self.add(left.T @ right)
+
+    def add_products(self, pairs: Sequence[tuple[Tensor, Tensor]]) -> None:
+        self.add(torch.stack([left @ right for left, right in pairs]))
 
     def add_rows(self, at: Tensor, rows: Tensor) -> None:
         self.grad.view(self.shape[0], -1).index_add_(0, at, rows)
@@ -417,11 +421,15 @@ def test_every_strategy_gives_the_same_on_divided_tensors(example: Example, monk
                 raise AssertionError(f"{example.op.kind} as {strategy} on {dict(mesh)}, {layout}: {error}") from error
 
 
+@pytest.mark.parametrize("way", ["all_to_all", "all_gather"])
 @pytest.mark.parametrize("mesh", [{}, {"ep": 2}, {"etp": 2}, {"ep": 2, "etp": 2}], ids=str)
-def test_experts_give_what_a_loop_over_them_gives(mesh: Mapping[str, int], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_experts_give_what_a_loop_over_them_gives(
+    mesh: Mapping[str, int], way: Dispatch, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Each rank has tokens of its own, as many for each expert; weights are divided by experts and by their width."""
+    gathers = way == "all_gather" and "ep" in mesh
     block, ranks = mixture(Random(3)), ThreadRanks(mesh, "contiguous")
-    scene, layout = Scene(axis_sizes=mesh, sizes={}, dtypes=FP32), Layout(sequence_parallel=True)
+    scene, layout = Scene(axis_sizes=mesh, sizes={}, dtypes=FP32), Layout(sequence_parallel=True, dispatch=way)
     setting = setting_of(block, layout, scene)
     generator = torch.Generator().manual_seed(5)
     count, cuts = len(ranks.places), {}
@@ -444,10 +452,10 @@ def test_experts_give_what_a_loop_over_them_gives(mesh: Mapping[str, int], monke
         ep, etp = (axes[rank].get(name, Axis()) for name in ("ep", "etp"))
         mine, rows_by = (t[rank].detach().requires_grad_() for t in (x, by))
         up, down = (Held(cuts[name].local(w.detach(), places[rank]), 2) for name, w in weights.items())
-        routing = routing_of(chosen[rank], 4, ep=ep, etp=etp)
-        rows = dispatch(mine, routing, ep=ep, etp=etp)
+        routing = (gathered_routing if gathers else routing_of)(chosen[rank], 4, ep=ep, etp=etp)
+        rows = (gathered_dispatch if gathers else dispatch)(mine, routing, ep=ep, etp=etp)
         made = grouped_linear(grouped_linear(rows, up, routing), down, routing)  # type: ignore[arg-type]
-        out = combine(made, rows_by, routing, ep=ep, etp=etp)
+        out = (gathered_combine if gathers else combine)(made, rows_by, routing, ep=ep, etp=etp)
         ranks.phases[rank][0] = "backward"
         out.backward(along[rank])
         assert mine.grad is not None and rows_by.grad is not None

@@ -58,6 +58,8 @@ WORKLOAD = Workload(global_batch_size=4, seq_len=16)
 ZB = schedule("zero_bubble_h1", 2)
 ROWS = Overlap(experts=True)
 """Dispatch and combine are rows."""
+BY_GATHER = Layout(dispatch="all_gather")
+"""All tokens come to all ranks of experts."""
 
 
 def small(
@@ -105,6 +107,12 @@ CASES: dict[str, Small] = {
     "ulysses, packed": packed(small(LLAMA, Mesh(cp=2), layout=Layout(context="ulysses"))),
     "learned positions over cp, packed": packed(small(GPT2, Mesh(cp=2))),
     "experts": small(MIXTRAL, Mesh(dp_shard=2, ep=2)),
+    "experts by a gather, zero 3": small(
+        MIXTRAL, Mesh(dp_shard=2, ep=2), 3, saved=Saved(preset="full"), layout=BY_GATHER
+    ),
+    "experts by a gather over tp, beside shared ones": small(
+        DEEPSEEK, Mesh(tp=2, ep=2), layout=replace(BY_GATHER, sequence_parallel=True)
+    ),
     "experts, zero 3": small(MIXTRAL, Mesh(dp_shard=2, ep=2), 3, saved=Saved(preset="full")),
     "exchanges of experts as rows": small(MIXTRAL, Mesh(dp_shard=2, ep=2), 1, overlap=ROWS),
     "exchanges of experts as rows, zero 3": small(
@@ -174,6 +182,7 @@ CASES: dict[str, Small] = {
     "edp, ep, zero 2": small(MIXTRAL, Mesh(dp_shard=4, ep=2), 2),
     "replicas, ep, zero 1": small(MIXTRAL, Mesh(dp_replicate=2, dp_shard=2, ep=2), 1),
     "ep and etp over dp and cp": small(MIXTRAL, Mesh(dp_shard=2, cp=2, ep=2, etp=2)),
+    "ep and etp by a gather": small(MIXTRAL, Mesh(dp_shard=2, cp=2, ep=2, etp=2), layout=BY_GATHER),
     "exchanges of experts as rows in a pipeline": small(
         MIXTRAL, Mesh(pp=2, dp_shard=2, ep=2), 1, how=schedule("one_f_one_b", 2), overlap=ROWS
     ),

@@ -19,7 +19,7 @@ from torch import Tensor  # noqa: E402
 from gnomon.errors import PlanError  # noqa: E402
 from gnomon.models.mixtral import MixtralConfig, mixtral  # noqa: E402
 from gnomon.models.presets import model  # noqa: E402
-from gnomon.plans import Experts, Mesh, Plan, RouterLoad, Schedule, Workload  # noqa: E402
+from gnomon.plans import Experts, Layout, Mesh, Plan, RouterLoad, Schedule, Workload  # noqa: E402
 from gnomon.plans.experts import under, with_one_expert  # noqa: E402
 from gnomon.prediction import predict  # noqa: E402
 from gnomon.runtime import Executor  # noqa: E402
@@ -117,12 +117,13 @@ def both(plans: tuple[Plan, ...], work: Workload) -> list[float]:
 def test_a_capacity_that_is_filled_up_trains_alike_over_ranks() -> None:
     """Ranks have tokens of their own, of which each expert takes so many: one process with as small microbatches."""
     plain = planned(size=1)
-    plans = (replace(plain, mesh=Mesh(dp_shard=2, ep=2)),)
+    spread = replace(plain, mesh=Mesh(dp_shard=2, ep=2))
+    plans = (spread, replace(spread, layout=Layout(dispatch="all_gather")))
     dropped = replace(WORK, router=RouterLoad(capacity=1.0))
     filled = replace(WORK, router=RouterLoad(capacity=1.0, padded=True))
-    (one,), (other,) = (launch(both, 2, plans, work)[0] for work in (dropped, filled))
+    spread_out = [loss for work in (dropped, filled) for loss in launch(both, 2, plans, work)[0]]
     ((alone_too,),) = (launch(both, 1, (plain,), dropped)[0],)
-    assert one == pytest.approx(other, abs=1e-12) and one == pytest.approx(alone_too, abs=1e-12)
+    assert spread_out == pytest.approx([alone_too] * 4, abs=1e-12)
 
 
 def test_rows_that_are_not_routed_are_not_priced() -> None:

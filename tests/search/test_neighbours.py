@@ -73,7 +73,7 @@ def test_passes_that_leave_the_space_end_at_a_plan_without_a_faster_neighbour() 
     [
         ("2x8xh100-sxm", None, "fused"),
         ("2x8xh100-sxm", "megatron-lm", "fused"),
-        ("2x8xh100-sxm", "gnomon", None),
+        ("2x8xh100-sxm", "gnomon", "all_to_all"),
         ("2x8xa100-sxm-80gb", None, "all_to_all"),
         ("2x8xmi300x", "megatron-lm", "all_to_all"),
     ],

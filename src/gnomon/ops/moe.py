@@ -6,7 +6,7 @@ of a token are added up. Leaves out losses that balance the load.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from dataclasses import replace
 
 from gnomon.errors import PlanError
@@ -72,8 +72,9 @@ def _combine_steps(op: Op, low: Steps, kernels: Kernels) -> None:
 
 def _experts(op: Op, setting: Division, plain: Strategy) -> tuple[Strategy, ...]:
     """Dispatch: rows go to the ranks of their experts (all-to-all over ep), then to all slices of them (gather over
-    etp); combine is the reverse (scatter, all-to-all). Bytes are those of balanced routing. Leaves out the counts and
-    probabilities that go along."""
+    etp); combine is the reverse (scatter, all-to-all). Bytes are those of balanced routing. Where the layout gathers,
+    tokens go to all ranks and sums come back, whatever the routing. Leaves out the counts and probabilities that go
+    along; gathered weights, which combine reads, are in it."""
     scene, is_dispatch = setting.scene, op.does == "dispatches"
     if scene.ranks("tp") > 1 and not setting.layout.sequence_parallel:
         raise PlanError(
@@ -81,6 +82,8 @@ def _experts(op: Op, setting: Division, plain: Strategy) -> tuple[Strategy, ...]
             f"rank would send "
             f"the same tokens; set layout.sequence_parallel = true (--sequence-parallel)"
         )
+    if setting.layout.dispatch == "all_gather" and scene.ranks("ep") > 1:
+        return (with_inside(plain, op.kind, tuple(_of_all_tokens(op, setting, plain))),)
     rows, sharding = (op.outputs[0], plain.outputs[0]) if is_dispatch else (op.inputs[0], plain.inputs[0])
     size, etp = setting.bytes(rows, sharding), scene.ranks("etp")
     inside: list[Collective] = []
@@ -92,6 +95,22 @@ def _experts(op: Op, setting: Division, plain: Strategy) -> tuple[Strategy, ...]
             if scene.ranks(axis) > 1:
                 inside.append(own_collective(op, setting, kind, axis, amount, phase, rows))
     return (with_inside(plain, op.kind, tuple(inside)),)
+
+
+def _of_all_tokens(op: Op, setting: Division, plain: Strategy) -> Iterator[Collective]:
+    """What is gathered of all ranks' tokens, over ep and then over etp, and the scatters of its conjugates: of a
+    dispatch its tokens, of a combine its weights, before its sums are scattered."""
+    scene, is_dispatch = setting.scene, op.does == "dispatches"
+    ways = scene.ranks("ep"), scene.ranks("etp")
+    read = (op.inputs[0], plain.inputs[0]) if is_dispatch else (op.inputs[1], plain.inputs[1])
+    sums = () if is_dispatch else ((op.outputs[0], plain.outputs[0]),)
+    for phase in BOTH:
+        for (name, sharding), out in ((read, True), *((one, False) for one in sums)):
+            kind: CollectiveKind = "all_gather" if out == (phase == "forward") else "reduce_scatter"
+            size = setting.bytes(name, sharding)
+            for axis, amount in (("ep", size * ways[0]), ("etp", size * ways[0] * ways[1])):
+                if scene.ranks(axis) > 1:
+                    yield own_collective(op, setting, kind, axis, amount, phase, name)
 
 
 def _router(op: Op, setting: Division, plain: Strategy) -> tuple[Strategy, ...]:

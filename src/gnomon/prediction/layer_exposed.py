@@ -118,7 +118,9 @@ class LayerExposed:
         scope = self.scope
         skewed = collective.inside and collective.axis in ("ep", "etp")
         if skewed and scope.facts.gathered_tokens and scope.context.mesh.ep > 1:
-            return self._gathered_s(collective)
+            if scope.context.layout.dispatch != "all_gather":  # the program's own way, which the block does not know
+                return self._gathered_s(collective)
+            skewed = False  # every rank has all tokens, whichever experts they choose
         size = collective.bytes * (scope.context.load if skewed else 1.0)
         if self.narrow.narrow_gather(collective) or self.narrow.narrow_sum(collective):
             size = size * 8 / DTYPE_BITS[scope.context.precision.compute]

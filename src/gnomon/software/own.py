@@ -141,9 +141,22 @@ LACKS = (
         asked=lambda plan: plan.optimizer.delay > 0 and needs_whole_matrices(plan) and divides_matrices(plan),
     ),
     Lack(
-        name="layout.dispatch = {plan.layout.dispatch!r} (tokens go to their experts by all_to_all)",
-        asked=lambda plan: plan.layout.dispatch not in (None, "all_to_all"),
-        choice="dispatch",
+        name="layout.dispatch = {plan.layout.dispatch!r} (DeepEP's kernels between GPUs: predicted only; it runs "
+        "all_to_all and all_gather)",
+        asked=lambda plan: plan.layout.dispatch not in (None, "all_to_all", "all_gather"),
+    ),
+    Lack(
+        name="layout.dispatch = 'all_gather', which gathers as many tokens of each rank, with overlap.experts, "
+        "experts.replicas, placement or speculate, or uneven shares (use all_to_all)",
+        asked=lambda plan: (
+            plan.layout.dispatch == "all_gather"
+            and (
+                plan.overlap.experts
+                or plan.experts.speculate
+                or places_experts(plan)
+                or any(len(set(stage.shares)) > 1 for stage in plan.stages)
+            )
+        ),
     ),
     Lack(name="precision.fp8", asked=lambda plan: plan.precision.fp8 is not None, choice="fp8"),
     Lack(

@@ -108,6 +108,7 @@ def apply(
             keep_gathered=plan.layout.keep_gathered,
             capacity=capacity,
             splits=plan.overlap.splits,
+            gathers=plan.layout.dispatch == "all_gather",
         )
         for name, block in sharded.items()
     }

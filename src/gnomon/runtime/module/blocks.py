@@ -31,6 +31,7 @@ from gnomon.runtime.module.straight import Straight, straight
 from gnomon.runtime.ops import check_block, function_of
 from gnomon.runtime.ops.captured import AtenCall, calls, captured, drawn, written
 from gnomon.runtime.ops.collective_matmul import Cut, TokenWeight, gathered_linears, scattered_linear
+from gnomon.runtime.ops.gathered import gathered_combine, gathered_dispatch, gathered_routing
 from gnomon.runtime.ops.linear import linear, operand_of, result_of
 from gnomon.runtime.ops.routing import Routing, combine, dispatch, grouped_linear, routing_of
 from gnomon.runtime.ops.site import ALONE, Axis, Operand, Site, is_given
@@ -78,11 +79,13 @@ class BlockRun:
         keep_gathered: bool = False,
         capacity: Capacity = UNLIMITED,
         splits: Sequence[Split] = (),
+        gathers: bool = False,
     ) -> None:
-        """capacity: rows that an expert takes of a rank's tokens. splits: linears that are
-        cut along their tokens (`cut_linears`)."""
+        """capacity: rows that an expert takes of a rank's tokens. splits: linears that are cut along their tokens
+        (`cut_linears`). gathers: whether tokens go to their experts by a gather over ep, and not an all-to-all."""
         check_block(sharded.block)
         self.capacity = capacity
+        self.gathers = gathers and axes.get("ep", ALONE).ranks > 1
         self.block, self.axes, self.keep_gathered = sharded.block, axes, keep_gathered
         self.homes = sharded.homes
         tp = axes.get("tp", ALONE).ranks
@@ -532,6 +535,11 @@ class Frame:
             (indices,) = others
             assert isinstance(indices, Tensor)
             came = None
+            if self.owner.gathers:
+                experts, how = self._sent_how(op, indices)
+                routing = gathered_routing(indices, experts, **{k: v for k, v in how.items() if k != "placement"})
+                self.routings[names[1]] = self.routings[site.op.outputs[0]] = routing
+                return gathered_dispatch(first, routing, ep=ep, etp=etp)
             if self.guess is None:
                 routing = self.route(op, indices)
             else:
@@ -548,6 +556,8 @@ class Frame:
             return grouped_linear(first, weight, routing, bias, inner_first=inner_first)
         weights, _ = others
         assert isinstance(weights, Tensor)
+        if routing.gathered:
+            return gathered_combine(first, weights, routing, ep=ep, etp=etp)
         return combine(first, weights, routing, ep=ep, etp=etp)
 
     def route(self, op: BlockOp, indices: Tensor) -> Routing:

@@ -81,6 +81,8 @@ class Routing:
     None: of one rank."""
     share: ExpertsShare | None = None
     """Of some experts only."""
+    gathered: bool = False
+    """Rows are of the tokens of all ranks, which each has (`gathered`)."""
     home: bool = False
     """Rows have come back to the ranks of their tokens, in the order in which they were sent."""
 
@@ -190,11 +192,17 @@ def by_expert(
         within = torch.arange(len(order), device=order.device) - (counts.cumsum(0) - counts)[flat[order]]
         order, counts = order[within < most], counts.clamp(max=most)
         if padded:
-            missing = torch.arange(experts, device=order.device).repeat_interleave(most - counts)
-            place = torch.argsort(torch.cat((flat[order], missing)), stable=True)
-            order, real = torch.cat((order, torch.zeros_like(missing)))[place], place < len(order)
+            order, real = filled(order, flat[order], most - counts)
             counts = torch.full_like(counts, most)
     return order, counts, real
+
+
+def filled(order: Tensor, experts: Tensor, missing: Tensor) -> tuple[Tensor, Tensor]:
+    """Places (order, of rows sorted by expert) with as many more behind each expert's as are missing (experts), which
+    stand for rows of zeros; and which of them are real. experts: of the rows."""
+    more = torch.arange(len(missing), device=order.device).repeat_interleave(missing)
+    place = torch.argsort(torch.cat((experts, more)), stable=True)
+    return torch.cat((order, torch.zeros_like(more)))[place], place < len(order)
 
 
 def by_slot(
@@ -394,12 +402,16 @@ def returned(rows: Tensor, routing: Routing, *, ep: Axis = ALONE, etp: Axis = AL
 def combine(rows: Tensor, weights: Tensor, routing: Routing, *, ep: Axis = ALONE, etp: Axis = ALONE) -> Tensor:
     """(rows, width), (…, topk) -> (…, width): the sum of a token's rows by their weights."""
     rows = returned(rows, routing, ep=ep, etp=etp)
+    return summed_rows(rows, weights.reshape(-1, routing.topk), routing).unflatten(0, weights.shape[:-1])
+
+
+def summed_rows(rows: Tensor, weights: Tensor, routing: Routing) -> Tensor:
+    """Tokens (tokens, width): of each the sum of its rows (rows, width), by their weights (tokens, topk)."""
     by_row = weights.reshape(-1).index_select(0, routing.order).unsqueeze(-1).to(rows.dtype)
     if routing.real is not None:
         by_row = by_row * routing.real.unsqueeze(-1)
-    tokens, index = weights.shape[:-1], routing.order // routing.topk
-    out: Tensor = _Summed.apply(rows, by_row, index, tokens.numel())  # type: ignore[no-untyped-call]
-    return out.unflatten(0, tokens)
+    out: Tensor = _Summed.apply(rows, by_row, routing.order // routing.topk, len(weights))  # type: ignore[no-untyped-call]
+    return out
 
 
 class _Summed(torch.autograd.Function):
@@ -450,6 +462,15 @@ class _Biased(torch.autograd.Function):
         return grad, None, None, None
 
 
+def _products(rows: Tensor, counts: Sequence[int], matrices: Tensor) -> Tensor:
+    """Rows (rows, out): each expert's, of which there are so many, times its matrix (in, out). Written side by side:
+    joining what each made would copy all of it."""
+    out = rows.new_empty(len(rows), matrices.shape[2])
+    for part, matrix, into in zip(rows.split(counts), matrices, out.split(counts), strict=True):
+        torch.mm(part, matrix, out=into)
+    return out
+
+
 class _Experts(torch.autograd.Function):
     @staticmethod
     def forward(
@@ -460,20 +481,24 @@ class _Experts(torch.autograd.Function):
         ctx.counts = list(routing.counts)
         value = _of_share(weight.value, routing)
         matrices = value if inner_first else value.transpose(1, 2)
-        return torch.cat([part @ w for part, w in zip(rows.split(ctx.counts), matrices, strict=True)])
+        return _products(rows, ctx.counts, matrices)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         rows = ctx.saved_tensors[0].detach()
         weight: Weight = ctx.weight
-        parts, first = grad.split(ctx.counts), ctx.inner_first
+        first, counts = ctx.inner_first, ctx.counts
         value, share = _of_share(weight.value, ctx.routing), ctx.routing.share
         matrices = value.transpose(1, 2) if first else value
-        dx = torch.cat([part @ w for part, w in zip(parts, matrices, strict=True)])
+        dx = _products(grad, counts, matrices)
 
         def weight_grad() -> None:
-            pairs = zip(parts, rows.split(ctx.counts), strict=True)
-            _add(weight, torch.stack([x.T @ g if first else g.T @ x for g, x in pairs]), share)
+            each = zip(grad.split(counts), rows.split(counts), strict=True)
+            pairs = [(x.T, g) if first else (g.T, x) for g, x in each]
+            if share is None:
+                weight.add_products(pairs)
+            else:
+                share.terms.add(weight, share.first, torch.stack([left @ right for left, right in pairs]))
 
         weight.tape.run(weight_grad, rows, grad)
         return dx, None, None, None, None

@@ -50,6 +50,9 @@ class Frozen(Parameters):
     def add_product(self, name: str, left: Tensor, right: Tensor) -> None:
         """Nothing."""
 
+    def add_products(self, name: str, pairs: Sequence[tuple[Tensor, Tensor]]) -> None:
+        """Nothing."""
+
     def add_rows(self, name: str, at: Tensor, rows: Tensor) -> None:
         """Nothing."""
 

@@ -294,6 +294,19 @@ class Parameters:
         else:
             rows.addmm_(left, right)
 
+    def add_products(self, name: str, pairs: Sequence[tuple[Tensor, Tensor]]) -> None:
+        """Adds left · right of each pair to one matrix of the gradient, of a parameter that is as many. The first terms
+        are written where they stay; later ones are added as a whole, so that the bits are those of `add_grad`."""
+        place, first = self._place(name)
+        for matrix, (left, right) in zip(place.view(len(pairs), -1), pairs, strict=True):
+            into = matrix.view(left.shape[0], right.shape[1])
+            if not first:
+                into += left @ right
+            elif left.dtype == into.dtype:
+                torch.mm(left, right, out=into)
+            else:
+                into.copy_(left @ right)
+
     def add_rows(self, name: str, at: Tensor, rows: Tensor) -> None:
         """Adds rows to the gradient of a table at these places."""
         place, first = self._place(name)
@@ -484,6 +497,10 @@ class Weight:
     def add_product(self, left: Tensor, right: Tensor) -> None:
         """Adds leftᵀ · right, of `matrix`'s shape. left: (tokens, out); right: (tokens, in)."""
         self._parameters.add_product(self._name, left.T, right)
+
+    def add_products(self, pairs: Sequence[tuple[Tensor, Tensor]]) -> None:
+        """Adds to each matrix of the parameter the product of a pair: what `value` has first is how many there are."""
+        self._parameters.add_products(self._name, pairs)
 
     def add_rows(self, at: Tensor, rows: Tensor) -> None:
         """Adds rows (tokens, width) at places (tokens) of a table."""

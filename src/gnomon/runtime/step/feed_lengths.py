@@ -82,6 +82,10 @@ class FeedOfLengths(Feed):
                 "ranks of cp have uneven parts, over which Sinkhorn's sums are not taken; use cp = 1, or "
                 "experts.assignment = 'top_k'",
             ),
+            (
+                plan.layout.dispatch == "all_gather" and plan.mesh.ep > 1,
+                "layout.dispatch = 'all_gather' gathers as many tokens of each rank; use all_to_all",
+            ),
             (plan.optimizer.zero == 3, "ZeRO 3 gathers parameters in step on all workers; use zero <= 2"),
         )
         check_methods(plan, "run")

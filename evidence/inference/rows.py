@@ -17,6 +17,7 @@ from gnomon.errors import InputError
 from gnomon.graph import Graph
 from gnomon.hardware import parse_cluster
 from gnomon.hardware.catalogue import default_row
+from gnomon.prices.decoding import Ggml
 from gnomon.serving.layout import Serving
 from gnomon.software.engine import Engine
 
@@ -55,6 +56,8 @@ class Asked:
     runs, the mean batch known. queued: all at once."""
     load: float
     """Batch, clients, or mean batch."""
+    ggml: Ggml | None = None
+    """Rates of ggml's matmuls in place of those on record."""
 
 
 def number(row: Mapping[str, str], name: str, default: int | None = None) -> int:

@@ -1,6 +1,6 @@
 """Published runs of inference predicted and scored by family.
 
-`scores(row)` yields the figures of a row, `table(path)` the lines of `python -m evidence inference RUNS.csv`. A row is
+`scores(row)` yields the figures of a row, `tallied(rows)` those of a table by family. A row is
 read by `rows`; what its tables do not know is counted as not answered, with the reason. Beside a prediction stands a
 derated roofline: 0.75 of the bandwidth, half of the FLOP/s, 0.8 ms a step.
 """
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import csv
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -21,7 +21,7 @@ from evidence.inference.rows import Asked, read
 from gnomon.errors import GnomonError, InputError
 from gnomon.graph import Graph
 from gnomon.hardware import parse_cluster
-from gnomon.prices.decoding import touched_experts
+from gnomon.prices.decoding import Ggml, touched_experts
 from gnomon.serving.capacity import capacity
 from gnomon.serving.iteration import TICKS_PER_S, IterationPrice
 from gnomon.serving.layout import Serving
@@ -32,6 +32,9 @@ from gnomon.serving.scheduler import Batch, PromptPiece
 from gnomon.software.engine import Engine
 
 Array = NDArray[np.float64]
+
+Without = Callable[[str], Callable[[Asked], Asked]]
+"""Source -> what its rows are asked with."""
 
 SPREAD = 0.2
 """Lengths of a closed loop's requests lie from 0.8 of the nominal ones, as the benchmark of most rows draws them."""
@@ -50,16 +53,16 @@ class Score:
 
 
 @cache
-def _price(graph: Graph, on: str, serving: Serving, rules: Engine) -> tuple[IterationPrice, int]:
+def _price(graph: Graph, on: str, serving: Serving, rules: Engine, ggml: Ggml | None) -> tuple[IterationPrice, int]:
     cluster = parse_cluster(on)
     held = capacity(graph, cluster, serving, rules)
     # the run did start: where the memory that is predicted holds less than two requests, it held those
     least = 2 * -(-serving.max_model_len // rules.block_tokens)
-    return IterationPrice(graph, cluster, serving, rules), max(held.blocks, least * serving.pp)
+    return IterationPrice(graph, cluster, serving, rules, ggml=ggml), max(held.blocks, least * serving.pp)
 
 
 def _price_of(asked: Asked) -> tuple[IterationPrice, int]:
-    return _price(asked.graph, asked.on, asked.serving, asked.engine)
+    return _price(asked.graph, asked.on, asked.serving, asked.engine, asked.ggml)
 
 
 def _roofline_step(price: IterationPrice, decodes: float, keys: float) -> float:
@@ -110,8 +113,8 @@ def _loop(asked: Asked) -> tuple[Played, float]:
         return replay(load, price, max(1, blocks // pp)), dp
     pools = asked.pools
     rules = decoding(asked.engine)
-    decode, decode_blocks = _price(asked.graph, asked.on, asked.serving, rules)
-    prefill, prefill_blocks = _price(asked.graph, asked.on, pools.prefill, asked.engine)
+    decode, decode_blocks = _price(asked.graph, asked.on, asked.serving, rules, asked.ggml)
+    prefill, prefill_blocks = _price(asked.graph, asked.on, pools.prefill, asked.engine, asked.ggml)
     bits = sum(a.kv_elements * n for a, n in price.shape.attentions) * price.kv_bits
     link = parse_cluster(asked.on).groups[0].node
     rate = (link.nic.bytes_per_s * link.nics / link.count) if link.nic is not None else 25e9
@@ -129,9 +132,9 @@ def _loop(asked: Asked) -> tuple[Played, float]:
     return played, 1
 
 
-def scores(row: Mapping[str, str]) -> Iterator[Score]:
-    """Figures of a row. InputError where it is not known how to ask for it."""
-    asked = read(row)
+def scores(row: Mapping[str, str], told: Callable[[Asked], Asked] = lambda asked: asked) -> Iterator[Score]:
+    """Figures of a row. told: other constants than those on record. InputError where it is not known how to ask."""
+    asked = told(read(row))
 
     def score(figure: str, predicted: float, roofline: float, measured: str | float) -> Iterator[Score]:
         if measured and float(measured) > 0:
@@ -232,44 +235,94 @@ def _held(ratio: Array, rows: Sequence[str]) -> float:
     return inside / len(ratio)
 
 
-def table(path: str | Path, family: str | None = None, every: int = 1) -> tuple[str, ...]:
-    """Lines: for each family and figure the number, median and p90 of errors, bias, those of the roofline, and what
-    share of rows is answered. every: of equal-minded rows only each n-th, for a quick look."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tally:
+    """Of the rows of a table."""
+
+    found: Mapping[tuple[str, str], Sequence[Score]]
+    """(family, figure) -> its scores."""
+    asked: Mapping[str, int]
+    """Rows of a family, but those flagged."""
+    answered: Mapping[str, int]
+    """Of those, with a prediction."""
+    why: Mapping[str, int]
+    """Reasons why the others have none."""
+
+
+def read_rows(path: str | Path, family: str | None = None, every: int = 1) -> list[dict[str, str]]:
+    """Rows of a table. every: of equal-minded rows only each n-th, for a quick look."""
+    with Path(path).open(encoding="utf-8", newline="") as file:
+        rows = [row for index, row in enumerate(csv.DictReader(file)) if index % every == 0]
+    return [row for row in rows if family is None or row["family"] == family]
+
+
+def tallied(rows: Sequence[Mapping[str, str]], without: Without) -> Tally:
+    """Scores of rows. without: source -> constants that rows of it are predicted with."""
     found: dict[tuple[str, str], list[Score]] = defaultdict(list)
     asked, answered, why = Counter[str](), Counter[str](), Counter[str]()
-    with Path(path).open(encoding="utf-8", newline="") as file:
-        for index, row in enumerate(csv.DictReader(file)):
-            if index % every or (family is not None and row["family"] != family):
-                continue
-            try:
-                made = list(scores(row))
-            except (GnomonError, ValueError, KeyError) as error:
-                reason = str(error)[:60]
-                if reason != "flagged":
-                    asked[row["family"]] += 1
-                    why[f"{row['family']}: {reason}"] += 1
-                continue
-            asked[row["family"]] += 1
-            answered[row["family"]] += bool(made)
-            for score in made:
-                found[row["family"], score.figure].append(score)
-    lines = [
-        f"{'family':20}{'figure':18}{'n':>6}{'median':>9}{'p90':>9}{'bias':>9}{'roofline':>10}"
-        f"{'p10':>7}{'p90 of m/p':>11}{'in 80 %':>9}"
-    ]
-    for (name, figure), rows in sorted(found.items()):
-        ratio = np.array([s.predicted / s.measured for s in rows])
-        rough = np.array([s.roofline / s.measured for s in rows])
+    for row in rows:
+        try:
+            made = list(scores(row, without(row["family"])))
+        except (GnomonError, ValueError, KeyError) as error:
+            reason = str(error)[:60]
+            if reason != "flagged":
+                asked[row["family"]] += 1
+                why[f"{row['family']}: {reason}"] += 1
+            continue
+        asked[row["family"]] += 1
+        answered[row["family"]] += bool(made)
+        for score in made:
+            found[row["family"], score.figure].append(score)
+    return Tally(found=found, asked=asked, answered=answered, why=why)
+
+
+def _ratios(rows: Sequence[Score]) -> Array:
+    """Predicted over measured."""
+    return np.array([s.predicted / s.measured for s in rows])
+
+
+def figure_lines(tally: Tally, held_out: Tally | None) -> Iterator[str]:
+    """For each family and figure: median, p90 and bias of errors with the constants on record; with those that its
+    source is no part of, the same, and what share of it lies in the interval of the other sources; the roofline."""
+    apart = "" if held_out is None else f"{'| left out':>11}{'p90':>9}{'bias':>9}{'in others':>11}"
+    yield (
+        f"{'family':20}{'figure':24}{'n':>6}{'median':>9}{'p90':>9}{'bias':>9}"
+        f"{'p10':>7}{'p90 of m/p':>11}{'in 80 %':>9}{apart}{'roofline':>10}"
+    )
+    for (name, figure), rows in sorted(tally.found.items()):
+        ratio, rough = _ratios(rows), np.array([s.roofline / s.measured for s in rows])
         errors = np.abs(ratio - 1)
         low, high = np.quantile(1 / ratio, (0.1, 0.9))
-        lines.append(
-            f"{name:20}{figure:18}{len(rows):6}{np.median(errors):9.1%}{np.quantile(errors, 0.9):9.1%}"
-            f"{np.median(ratio) - 1:+9.1%}{np.median(np.abs(rough - 1)):10.1%}{low:7.2f}{high:11.2f}"
-            f"{_held(ratio, [s.row for s in rows]):9.0%}"
+        line = (
+            f"{name:20}{figure:24}{len(rows):6}{np.median(errors):9.1%}{np.quantile(errors, 0.9):9.1%}"
+            f"{np.median(ratio) - 1:+9.1%}{low:7.2f}{high:11.2f}{_held(ratio, [s.row for s in rows]):9.0%}"
         )
-    lines.append("")
-    for name in sorted(asked):
-        lines.append(f"{name:20} answered {answered[name]} of {asked[name]}")
-    lines.append("")
-    lines += [f"{count:6} {reason}" for reason, count in why.most_common(25)]
-    return tuple(lines)
+        if held_out is not None:
+            other = _ratios(held_out.found[name, figure])
+            off = np.abs(other - 1)
+            line += f"{np.median(off):11.1%}{np.quantile(off, 0.9):9.1%}{np.median(other) - 1:+9.1%}"
+            line += f"{_in_others(held_out, name, figure):11.0%}"
+        yield f"{line}{np.median(np.abs(rough - 1)):10.1%}"
+
+
+def _in_others(tally: Tally, name: str, figure: str) -> float:
+    """Share of a source's measurements in the 80 % interval that those of all other sources give for the figure, each
+    source counting alike."""
+    others = [1 / _ratios(rows) for (other, what), rows in tally.found.items() if other != name and what == figure]
+    if not others:
+        return float("nan")
+    drawn = np.concatenate([np.quantile(one, np.linspace(0.025, 0.975, 39)) for one in others])
+    low, high = np.quantile(drawn, (0.1, 0.9))
+    own = 1 / _ratios(tally.found[name, figure])
+    return float(((own >= low) & (own <= high)).mean())
+
+
+def answered_lines(tally: Tally) -> Iterator[str]:
+    """What share of rows is answered, and why others are not."""
+    yield ""
+    for name in sorted(tally.asked):
+        yield f"{name:20} answered {tally.answered[name]} of {tally.asked[name]}"
+    yield f"{'all':20} answered {sum(tally.answered.values())} of {sum(tally.asked.values())}"
+    yield ""
+    for reason, count in Counter(tally.why).most_common(25):
+        yield f"{count:6} {reason}"

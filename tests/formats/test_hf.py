@@ -61,6 +61,7 @@ def test_every_file_and_every_reader_is_tried() -> None:
         "roberta",
         "xlm-roberta",
         "mt5",
+        *("bart", "mbart", "marian", "m2m_100", "pegasus"),
         "kimi_k2",
         *(one.name for one in (*DECODERS, *OLDER, *MIXTURES, *HYBRIDS)),
     }
@@ -156,6 +157,36 @@ def test_mt5_is_a_gated_t5_with_a_head_of_its_own() -> None:
     facts = {"model_type": "mt5", "d_model": 512, "d_kv": 64, "d_ff": 1024, "num_layers": 8, "num_heads": 6}
     more = {"num_decoder_layers": 8, "vocab_size": 250112, "feed_forward_proj": "gated-gelu"}
     assert from_hf_config({**facts, **more, "tie_word_embeddings": False}, "m").graph.num_parameters() == 300_176_768
+
+
+@pytest.mark.parametrize(
+    ("kind", "layers", "width", "vocab", "places", "count"),
+    [
+        ("bart", 6, 768, 50265, 1024, 139_420_416),  # bart-base
+        ("bart", 12, 1024, 50265, 1024, 406_291_456),  # bart-large
+        ("mbart", 12, 1024, 250054, 1024, 610_879_488),  # mbart-large-50
+        ("m2m_100", 12, 1024, 256206, 1024, 615_073_792),  # nllb-200-distilled-600M
+        ("pegasus", 16, 1024, 96103, 1024, 568_699_904),  # pegasus-large
+        ("marian", 6, 512, 58101, 512, 73_886_208),  # opus-mt, its two tables of sines left out
+    ],
+)
+def test_encoders_with_a_decoder_have_the_parameters_of_their_cards(
+    kind: str, layers: int, width: int, vocab: int, places: int, count: int
+) -> None:
+    """Counts are those of the hub's cards; names are transformers' own."""
+    values: dict[str, Any] = {"model_type": kind, "d_model": width, "vocab_size": vocab, "is_encoder_decoder": True}
+    values["max_position_embeddings"] = places
+    for side in ("encoder", "decoder"):
+        values |= {f"{side}_layers": layers, f"{side}_ffn_dim": 4 * width, f"{side}_attention_heads": width // 64}
+    read = from_hf_config(values, "m", strict=True)
+    assert read.graph.num_parameters() == count and "not run yet" in str(read.numerics)
+    names = read.graph.parameters()
+    assert "model.decoder.layers.0.encoder_attn.q_proj.weight" in names and "model.shared.weight" in names
+    assert ("model.encoder.embed_positions.weight" in names) == (kind in ("bart", "mbart"))
+    with pytest.raises(InputError, match="tie_word_embeddings=False changes the mathematics"):
+        from_hf_config({**values, "tie_word_embeddings": False}, "m")
+    with pytest.raises(CatalogueError, match="its encoder reads sound"):
+        from_hf_config({**values, "model_type": "whisper"}, "m")
 
 
 def test_kimi_k2_is_a_deepseek_v3_of_more_experts() -> None:

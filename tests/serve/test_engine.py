@@ -228,7 +228,7 @@ def test_the_simulators_scheduler_makes_the_same_batches_of_recorded_arrivals(tm
             memory.remove(key)
         for key, *_ in seen.arrivals:
             memory.add(key, prompts[key])
-        batch = again.step([(*one, 0) for one in seen.arrivals], seen.finished)
+        batch = again.step(seen.arrivals, seen.finished)
         for key in seen.finished:
             memory.remove(key)
         assert (list(batch.pieces), batch.decodes, batch.kv_tokens) == (

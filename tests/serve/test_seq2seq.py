@@ -18,6 +18,7 @@ from gnomon.cli import main  # noqa: E402
 from gnomon.errors import InputError  # noqa: E402
 from gnomon.serve.load import open_model  # noqa: E402
 from gnomon.serve.sampling import Sampling  # noqa: E402
+from gnomon.serving.scheduler import Scheduler  # noqa: E402
 from gnomon.software.engine import engine  # noqa: E402
 
 pytestmark = pytest.mark.torch
@@ -48,26 +49,34 @@ def wanted(model: Any, prompt: list[int], count: int) -> list[int]:
 def test_greedy_answers_are_those_of_generate(kind: str, most: int, tmp_path: Path) -> None:
     """Up to 200 tokens, beside others of other lengths that come and go, some of whom lose their blocks."""
     model = write(tmp_path, kind)
-    block = 2 * 2 * CONFIGS[kind]["num_heads"] * CONFIGS[kind]["d_kv"] * 4 * CONFIGS[kind]["num_layers"] * 16
-    ours = open_model(tmp_path, RULES, dtype="fp32", kv_bytes=block * 40, max_model_len=256)
+    block = 2 * CONFIGS[kind]["num_heads"] * CONFIGS[kind]["d_kv"] * 4 * CONFIGS[kind]["num_layers"] * 16
+    longest = most + 56
+    ours = open_model(tmp_path, RULES, dtype="fp32", kv_bytes=block * (longest // 16 + 1), max_model_len=longest)
     counts = (most, most // 2, 20)
     keys = [
         ours.add(prompt, Sampling(max_tokens=count, temperature=0.0))[0]
         for prompt, count in zip(PROMPTS, counts, strict=True)
     ]
-    gone = ours.add([4, 4], Sampling(max_tokens=100, temperature=0.0))[0]
+    gone = ours.add([4, 4], Sampling(max_tokens=most // 2, temperature=0.0))[0]
     told: dict[int, list[int]] = {}
-    steps = 0
+    steps, ours.record = 0, []
     while ours.has_work:
         steps += 1
         if steps == 20:
             ours.cancel(gone)
         for one in ours.step():
             told.setdefault(one.key, []).append(one.chosen.token)
+        assert ours.memory.problems() == [] and ours.scheduler.free == ours.memory.free
     for key, prompt, count in zip(keys, PROMPTS, counts, strict=True):
         assert told[key] == wanted(model, list(prompt), count)
     assert not ours.model.texts and not ours.model.sources
     assert ours.memory.pools[0].free == ours.memory.pools[0].total
+    assert ours.preemptions  # memory is short of what all would have
+    again = Scheduler(ours.rules, ours.model.sizes.blocks)  # without memory or a model: the simulator's decisions
+    for seen in ours.record:
+        for key in seen.cancelled:
+            again.cancel(key)
+        assert again.step(seen.arrivals, seen.finished) == seen.batch
 
 
 def test_the_command_generates_and_says_what_cannot_be(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -75,7 +84,7 @@ def test_the_command_generates_and_says_what_cannot_be(tmp_path: Path, capsys: p
     assert main(["generate", str(tmp_path), "--prompt", "hello", "--count", "12", "--json"]) == 0
     told = json.loads(capsys.readouterr().out)
     assert told["ids"] == wanted(model, list(b"hello"), 12)
-    with pytest.raises(InputError, match="hold 0 tokens|hold 16 tokens"):
+    with pytest.raises(InputError, match="hold 32 tokens, and a request may have 512"):
         open_model(tmp_path, RULES, dtype="fp32", kv_bytes=20_000)
     with pytest.raises(InputError, match="as its folder has it"):
         open_model(tmp_path, RULES, dtype="fp32", kv_bytes=1 << 26, weights="int8")

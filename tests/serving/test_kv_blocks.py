@@ -27,13 +27,13 @@ class Made:
         self.places: dict[tuple[int, int, int], tuple[int, ...]] = {}
         self.states: dict[int, tuple[int, ...]] = {}
         self.left: dict[int, int] = {}
-        self.arrivals: list[tuple[int, int, int, int]] = []
+        self.arrivals: list[tuple[int, ...]] = []
         self.finished: list[int] = []
 
-    def add(self, key: int, prompt: list[int], most: int, fork_of: int | None = None) -> None:
-        self.memory.add(key, prompt, fork_of=fork_of)
+    def add(self, key: int, prompt: list[int], most: int, fork_of: int | None = None, source: int = 0) -> None:
+        self.memory.add(key, prompt, fork_of=fork_of, source=source)
         self.left[key] = most
-        self.arrivals.append((key, len(prompt), most, 0))
+        self.arrivals.append((key, len(prompt), most, 0, source))
 
     def cancel(self, key: int) -> None:
         if key in self.finished or key not in self.left:
@@ -124,7 +124,7 @@ EVENT = st.one_of(
 @settings(max_examples=30, deadline=None)
 @given(
     st.lists(EVENT, max_size=40), st.integers(6, 14), st.sampled_from((1, 4)), st.sampled_from((3, 16)),
-    st.sampled_from((1, 3, 6)),
+    st.sampled_from((1, 3, 6)), st.sampled_from((0, 0, 7)),
 )  # fmt: skip
 def test_no_history_loses_a_block(
     windows: tuple[int, ...],
@@ -134,19 +134,24 @@ def test_no_history_loses_a_block(
     size: int,
     budget: int,
     seqs: int,
+    source: int,
 ) -> None:
-    """snapshots: of scans' states; -1: there are no scans."""
-    blocks = max(blocks, -(-22 // size))
+    """snapshots: of scans' states; -1: there are no scans. source: tokens that an encoder reads for each request."""
+    source = 0 if windows or snapshots >= 0 else source
+    blocks = max(blocks, -(-22 // size) - (-source // size))
     enough = [seqs * (-(-window // size) + 1) + -(-budget // size) + seqs for window in windows]
     slots = seqs if snapshots >= 0 else 0
-    memory = KvBlocks(blocks, size, windows=windows, window_blocks=enough, slots=slots, snapshots=max(0, snapshots))
+    memory = KvBlocks(
+        blocks, size, windows=windows, window_blocks=enough, slots=slots, snapshots=max(0, snapshots),
+        prefix_cache=not source,
+    )  # fmt: skip
     made, prompts = Made(memory, blocks, budget=budget, seqs=seqs), list[list[int]]()
     for what, value, most in events:
         if what == "add" and isinstance(value, list):
-            made.add(len(prompts), value, most)
+            made.add(len(prompts), value, most, source=source)
             prompts.append(value)
         elif what == "fork" and isinstance(value, int) and value < len(prompts):
-            made.add(len(prompts), prompts[value], most, fork_of=value)
+            made.add(len(prompts), prompts[value], most, fork_of=None if source else value, source=source)
             prompts.append(prompts[value])
         elif what == "cancel" and isinstance(value, int):
             made.cancel(value)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from functools import cache
 
 import numpy as np
@@ -64,7 +65,14 @@ def test_every_request_is_answered_whole_and_in_order(name: str) -> None:
             key=lambda r: r.arrival_s,
         )
         load = Load(requests=tuple(made), concurrency=rng.choice((None, 7)))
-        played = replay_pools(load, *pools(rng.randint(1, 3), rng.randint(1, 3), name), sent)
+        engines = pools(rng.randint(1, 3), rng.randint(1, 3), name)
+        blocks = rng.choice((1100 // price(name).engine.block_tokens, 4000))  # few: requests lose theirs
+        engines = (replace(engines[0], blocks=4000), replace(engines[1], blocks=blocks))
+        played, singly = (replay_pools(load, *engines, sent, one_by_one=one) for one in (False, True))
+        for column in ("arrival_s", "begun_s", "first_s", "second_s", "end_s"):
+            assert np.array_equal(getattr(played, column), getattr(singly, column), equal_nan=True), (seed, column)
+        assert (played.iterations, played.preemptions) == (singly.iterations, singly.preemptions)
+        assert played.mean_running == pytest.approx(singly.mean_running)
         assert (played.begun_s >= played.arrival_s).all()
         assert (played.first_s > played.begun_s).all()
         more = played.output_len > 1

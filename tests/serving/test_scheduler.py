@@ -25,9 +25,9 @@ def small(rng: random.Random, name: str) -> Engine:
 class Served:
     """Drives a scheduler as a server does, one iteration at a time, with a model of its own of blocks and lengths."""
 
-    def __init__(self, rules: Engine, blocks: int, requests: list[tuple[int, int]]) -> None:
+    def __init__(self, rules: Engine, blocks: int, requests: list[tuple[int, int]], texts: list[int]) -> None:
         self.scheduler = Scheduler(rules, blocks)
-        self.rules, self.blocks = rules, blocks
+        self.rules, self.blocks, self.texts = rules, blocks, texts
         self.asked = dict(enumerate(requests))
         self.made: dict[int, int] = dict.fromkeys(self.asked, 0)
         self.written: dict[int, int] = {}
@@ -43,7 +43,12 @@ class Served:
         moved = decoding - ended if batch.decodes else set()
         assert batch.decodes == len(moved)
         assert batch.kv_tokens == sum(self.written[key] + 1 for key in moved)
-        if rules.chunked_prefill:
+        assert batch.sources == sum(self.texts[key] for key in moved)
+        read = [piece.source for piece in batch.pieces if piece.source]
+        assert read == [self.texts[p.key] for p in batch.pieces if p.key not in self.written and self.texts[p.key]]
+        if len(read) > 1 and rules.chunked_prefill:
+            assert batch.decodes + sum(read) <= rules.max_batched_tokens
+        if rules.chunked_prefill and not any(self.texts):
             assert batch.decodes + batch.new_tokens <= rules.max_batched_tokens
         assert rules.mixed or not (batch.pieces and batch.decodes)
         for piece in batch.pieces:
@@ -57,24 +62,29 @@ class Served:
             self.made[key] += 1
         assert scheduler.running == len(self.written) <= rules.max_seqs
         assert scheduler.free >= 0
-        held = {k: -(-written // rules.block_tokens) for k, written in self.written.items()}
+        texts = {key: -(-self.texts[key] // rules.block_tokens) for key in self.written}
+        held = {k: -(-written // rules.block_tokens) + texts[k] for k, written in self.written.items()}
         whole = {run.key: run.blocks for run in scheduler.filling}
         assert scheduler.used == sum((held | whole).values())
 
 
 @pytest.mark.parametrize("name", engines())
-def test_no_block_leaks_and_nobody_is_lost(name: str) -> None:
-    for seed in range(40):
+@pytest.mark.parametrize("reads", [False, True])
+def test_no_block_leaks_and_nobody_is_lost(name: str, reads: bool) -> None:
+    """reads: whether an encoder reads a text for each, whose keys lie in blocks as long as it is admitted."""
+    for seed in range(20 if reads else 40):
         rng = random.Random(seed)
         rules = small(rng, name)
         requests = [(rng.randint(1, 40), rng.randint(1, 30)) for _ in range(rng.randint(1, 12))]
+        texts = [rng.randint(1, 50) if reads else 0 for _ in requests]
         blocks = -(-max(i + o for i, o in requests) // rules.block_tokens) + rng.randint(0, 6)
+        blocks += max(-(-text // rules.block_tokens) for text in texts)
         if rules.watermark:
             blocks *= 2
-        served, waiting, finished = Served(rules, blocks, requests), list(range(len(requests))), []
+        served, waiting, finished = Served(rules, blocks, requests, texts), list(range(len(requests))), []
         for _ in range(20_000):
             come = [waiting.pop(0) for _ in range(rng.randint(0, 2)) if waiting]
-            arrivals = [(key, *requests[key], 0) for key in come]
+            arrivals = [(key, *requests[key], 0, texts[key]) for key in come]
             for key in finished:
                 served.written.pop(key)
             batch = served.scheduler.step(arrivals, finished)
@@ -88,6 +98,7 @@ def test_no_block_leaks_and_nobody_is_lost(name: str) -> None:
         served.scheduler.step((), finished)
         assert served.scheduler.used == 0
         assert served.scheduler.kv == served.scheduler.asked == served.scheduler.promised == 0
+        assert served.scheduler.sources == served.scheduler.source_blocks == 0
         first = list(dict.fromkeys(served.admitted))
         assert first == sorted(first), "admitted in the order in which they came"
 

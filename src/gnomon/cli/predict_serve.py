@@ -35,7 +35,7 @@ from gnomon.hardware import Cluster, parse_cluster, rent
 from gnomon.report.replay_page import replay_page
 from gnomon.report.serving import compared, compared_text, forecast_text
 from gnomon.report.tables import wrapped
-from gnomon.serving.capacity import capacity, changes, most_model_len, most_of, refusal
+from gnomon.serving.capacity import capacity, changes, most_model_len, most_of, refusal, unable
 from gnomon.serving.encoders import reads_whole_texts
 from gnomon.serving.forecast import Disaggregated, Forecast, Target, serve, serve_pools
 from gnomon.serving.iteration import Beside
@@ -74,6 +74,8 @@ def run(options: PredictOptions) -> int:
     if (encoder := encoder_of(options)) is not None:
         return serve_encoders.predict(options, *encoder)
     asked = read(options)
+    if (why := unable(asked.graph, asked.cluster, asked.serving, asked.engine)) is not None:
+        raise InputError(why)  # no limit and no flag would make it start
     problem = refusal(asked.graph, asked.cluster, asked.serving, asked.engine)
     if problem is not None:
         return _refused(asked, problem, as_json=options.json)

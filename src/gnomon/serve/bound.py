@@ -64,9 +64,9 @@ class BoundText:
     first: int = 0
     """Position of its first row."""
     kept: dict[str, tuple[Tensor, Tensor]] = field(default_factory=dict)
-    """Layer -> its keys and values so far, (tokens, heads, dim) with room at the end, where tokens come one by one."""
+    """Layer -> its keys and values so far, (heads, tokens, dim) with room at the end, where tokens come one by one."""
     read: dict[str, Tensor] = field(default_factory=dict)
-    """Linear of `memory` -> what it made of it, (1, tokens, heads, dim)."""
+    """Linear of `memory` -> what it made of it, (heads, tokens, dim)."""
     memory: Tensor | None = None
     """(1, tokens, hidden): what an encoder made of the text that is answered."""
 
@@ -187,7 +187,7 @@ class Bound:
 
         if _is_memory(block, ops[0].inputs[0]):
             keys = [f"{layer.call.name}#{layer.index}.{op.path}" for op in ops]
-            return lambda texts, x: _few([_remembered(text, keys, made) for text in texts])
+            return lambda texts, x: _few(_remembered(texts, keys, made))
         return (lambda texts, x: made(x)[0]) if len(ops) == 1 else (lambda texts, x: made(x))
 
     def _op(self, layer: Layer, block: Block, op: Op) -> Run:
@@ -269,25 +269,38 @@ class Bound:
             for at, text in enumerate(texts):
                 own = q[0, text.slice]
                 if over:
-                    keys, values = k[at][0], v[at][0]
+                    keys, values = k[at], v[at]
                 elif causal:
                     keys, values = _extended(text, key, k[0, text.slice], v[0, text.slice])
                 else:
                     real = slice(text.start, text.start + text.real)
-                    keys, values = k[0, real], v[0, real]
-                mask = None
+                    keys, values = k[0, real].transpose(0, 1), v[0, real].transpose(0, 1)
+                mask, seen = None, keys.shape[1]
                 if bias is not None:
-                    mask = bias[at][:, : len(keys)].movedim(-1, 0).to(q.dtype)
+                    mask = bias[at][:, :seen].movedim(-1, 0).to(q.dtype)
                 if causal and text.rows > 1:
-                    later = torch.ones((text.rows, len(keys)), dtype=torch.bool).triu(text.first + 1)
+                    later = torch.ones((text.rows, seen), dtype=torch.bool).triu(text.first + 1)
                     mask = (q.new_zeros(()) if mask is None else mask).masked_fill(later, -math.inf)
+                if text.rows == 1:
+                    out[0, text.slice] = _of_one(own, keys, values, mask, scale)
+                    continue
                 mixed = functional.scaled_dot_product_attention(
-                    own.transpose(0, 1), keys.transpose(0, 1), values.transpose(0, 1), attn_mask=mask, scale=scale
+                    own.transpose(0, 1), keys, values, attn_mask=mask, scale=scale
                 )
                 out[0, text.slice] = mixed.transpose(0, 1)
             return out
 
         return run
+
+
+def _of_one(q: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, scale: float) -> Tensor:
+    """Attention of one query (1, heads, dim) to keys (heads, tokens, dim): for 256 of them and more PyTorch's fused
+    kernel takes 1.5 to 12 times as long in bfloat16 (torch 2.13 on AVX-512). Probabilities are made in float32."""
+    scores = torch.matmul(q.transpose(0, 1), keys.transpose(1, 2)) * scale
+    if mask is not None:
+        scores = scores + mask
+    share = torch.softmax(scores, -1, dtype=torch.promote_types(q.dtype, torch.float32)).to(q.dtype)
+    return torch.matmul(share, values).transpose(0, 1)
 
 
 def _is_memory(block: Block, name: str) -> bool:
@@ -297,11 +310,18 @@ def _is_memory(block: Block, name: str) -> bool:
     return has and not any(dim.name == "enc_seq" for dim in block.tensor(own).dims)
 
 
-def _remembered(text: BoundText, keys: Sequence[str], made: Callable[[Tensor], list[Tensor]]) -> list[Tensor]:
-    if keys[0] not in text.read:
-        assert text.memory is not None, "a text whose encoder has not run"
-        text.read.update(zip(keys, made(text.memory), strict=True))
-    return [text.read[key] for key in keys]
+def _remembered(
+    texts: Sequence[BoundText], keys: Sequence[str], made: Callable[[Tensor], list[Tensor]]
+) -> list[list[Tensor]]:
+    """Of each text what linears made of its memory, those that are new together."""
+    new = [(text, text.memory) for text in texts if keys[0] not in text.read]
+    if new:
+        memories = [memory for _, memory in new if memory is not None]
+        assert len(memories) == len(new), "a text whose encoder has not run"
+        rows = [part.split([m.shape[1] for m in memories], 1) for part in made(torch.cat(memories, 1))]
+        for at, (text, _) in enumerate(new):  # each head's tokens follow each other, as every later token reads them
+            text.read.update(zip(keys, (part[at][0].transpose(0, 1).contiguous() for part in rows), strict=True))
+    return [[text.read[key] for key in keys] for text in texts]
 
 
 def _few(rows: list[list[Tensor]]) -> Any:
@@ -315,15 +335,15 @@ ROOM = 64
 
 
 def _extended(text: BoundText, key: str, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-    """Keys and values of all tokens so far, the new ones among them."""
+    """Keys and values (heads, tokens, dim) of all tokens so far, the new ones (tokens, heads, dim) among them."""
     last = text.first + text.rows
     held = text.kept.get(key)
-    if held is None or len(held[0]) < last:
+    if held is None or held[0].shape[1] < last:
         room = last + max(ROOM, last // 2)
-        grown = tuple(x.new_empty((room, *x.shape[1:])) for x in (k, v))
+        grown = tuple(x.new_empty((x.shape[1], room, x.shape[2])) for x in (k, v))
         if held is not None:
             for new, old in zip(grown, held, strict=True):
-                new[: text.first] = old[: text.first]
+                new[:, : text.first] = old[:, : text.first]
         held = text.kept[key] = (grown[0], grown[1])
-    held[0][text.first : last], held[1][text.first : last] = k, v
-    return held[0][:last], held[1][:last]
+    held[0][:, text.first : last], held[1][:, text.first : last] = k.transpose(0, 1), v.transpose(0, 1)
+    return held[0][:, :last], held[1][:, :last]

@@ -22,7 +22,7 @@ from gnomon.serve.rows import Part, Turn
 from gnomon.serve.sampling import Sampling
 from gnomon.serve.sizes import Sizes
 from gnomon.serving.kv_blocks import KvBlocks
-from gnomon.serving.scheduler import Batch, Scheduler
+from gnomon.serving.scheduler import Arrival, Batch, Scheduler
 from gnomon.software.engine import Engine as Rules
 
 Reason = Literal["stop", "length"]
@@ -48,6 +48,8 @@ class AnswerRequest:
     """Tokens of its prompt that needed no computing when it was last admitted."""
     preempted: int = 0
     """Times that it lost its blocks."""
+    source: int = 0
+    """Tokens that an encoder reads for it; 0: there is none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,8 +66,8 @@ class Made:
 class Iteration:
     """What an iteration did, for records that are replayed."""
 
-    arrivals: tuple[tuple[int, int, int], ...]
-    """(key, prompt tokens, most output tokens) of those that came before it."""
+    arrivals: tuple[Arrival, ...]
+    """Those that came before it."""
     finished: tuple[int, ...]
     cancelled: tuple[int, ...]
     batch: Batch
@@ -165,10 +167,12 @@ class Engine:
         watch: Sequence[Watch] = (),
         mask: Sequence[Callable[[], Tensor | None]] = (),
         adapter: str = "",
+        source: int = 0,
     ) -> list[int]:
         """Keys of `count` answers to a prompt, which is computed once where pages can be shared. first: of all answers
         to it, the number of the first of these. watch, mask: of each
-        answer, as `AnswerRequest` and `LogitsRow` say. adapter: by its name; keys of one are no other's."""
+        answer, as `Request` and `Row` say. adapter: by its name; keys of one are no other's. source: tokens that an
+        encoder reads for each."""
         salt, which = adapter.encode(), self.model.adapter(adapter)
         self.check(len(prompt), sampling)
         prompt = tuple(prompt)
@@ -179,12 +183,12 @@ class Engine:
             row.mask = mask[index] if mask else None
             request = AnswerRequest(
                 key=self._next, prompt=prompt, sampling=sampling, row=row, answer=answer,
-                watch=watch[index] if watch else None, adapter=which,
+                watch=watch[index] if watch else None, adapter=which, source=source,
             )  # fmt: skip
             self._next += 1
             self.requests[request.key] = request
             parent = made[0] if made and self.memory.prefix_cache else None
-            self.memory.add(request.key, prompt, salt=salt, fork_of=parent)
+            self.memory.add(request.key, prompt, salt=salt, fork_of=parent, source=source)
             if parent is None:
                 self._arrivals.append(request)
             else:
@@ -213,18 +217,18 @@ class Engine:
         """Begins an iteration; False where there is nothing to compute."""
         arrivals, finished, cancelled = self._arrivals, self._finished, self._cancelled
         self._arrivals, self._finished, self._cancelled = [], [], []
-        came = [(r.key, len(r.prompt), r.sampling.max_tokens, 0) for r in arrivals]
+        came = [Arrival(r.key, len(r.prompt), r.sampling.max_tokens, 0, r.source) for r in arrivals]
         batch = self.scheduler.step(came, finished)
         for key in finished:
             self.memory.remove(key)
         if self.record is not None:
-            of = tuple((key, prompt, most) for key, prompt, most, _ in came)
             self.record.append(
-                Iteration(arrivals=of, finished=tuple(finished), cancelled=tuple(cancelled), batch=batch)
+                Iteration(arrivals=tuple(came), finished=tuple(finished), cancelled=tuple(cancelled), batch=batch)
             )
         for key in batch.preempted:
             self.requests[key].preempted += 1
             self.preemptions += 1
+            self.lost(key)
         if not batch.pieces and not batch.decodes:
             return False
         self.iterations += 1
@@ -232,6 +236,9 @@ class Engine:
         self.model.start(self._turn(parts))
         self._parts_begun = parts
         return True
+
+    def lost(self, key: int) -> None:
+        """A request has lost its blocks: of what lies in them nothing is left."""
 
     def end(self) -> list[Made]:
         """What the iteration made that `begin` began."""

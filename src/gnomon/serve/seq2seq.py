@@ -3,7 +3,8 @@
 `open_seq2seq(folder, rules, …)` is an engine whose sequences are the decoder's, from its start token on; what the
 encoder made of the prompt is computed once, when the sequence is first run, and so are the keys and values that
 cross-attention reads. Scheduling, sampling and streaming are the engine's. Keys lie one after the other for each
-answer, not in pages; the blocks that the scheduler deals out count them. Leaves out prefixes that answers share,
+answer, not in pages; the blocks that the scheduler deals out count them, those of the prompt from
+admission on. Leaves out prefixes that answers share,
 adapters, rounded weights.
 """
 
@@ -94,12 +95,9 @@ class Seq2Seq:
     def start(self, turn: Turn) -> None:
         """Computes an iteration."""
         texts, ids, wanted, at = [], list[int](), list[int](), 0
+        self._read([part.key for part in turn.parts if part.key not in self.texts])
         for part in turn.parts:
-            text = self.texts.get(part.key)
-            if text is None:
-                text = self.texts[part.key] = BoundText(
-                    start=0, rows=0, real=0, memory=self._read(self.sources[part.key])
-                )
+            text = self.texts[part.key]
             text.start, text.rows, text.real, text.first = at, len(part.tokens), len(part.tokens), part.start
             texts.append(text)
             ids += part.tokens
@@ -119,11 +117,17 @@ class Seq2Seq:
         self.sources.pop(key, None)
         self.texts.pop(key, None)
 
-    def _read(self, ids: Sequence[int]) -> Tensor:
-        """(1, tokens, hidden): what the encoder makes of a prompt."""
-        text = BoundText(start=0, rows=len(ids), real=len(ids))
-        made: Tensor = self.encoder.run({"input_ids": torch.tensor([list(ids)])}, [text])[self.memory]
-        return made
+    def _read(self, keys: Sequence[int]) -> None:
+        """The encoder reads the prompts of new answers, together."""
+        texts, ids = list[BoundText](), list[int]()
+        for key in keys:
+            prompt = self.sources[key]
+            texts.append(BoundText(start=len(ids), rows=len(prompt), real=len(prompt)))
+            ids += prompt
+        if ids:
+            made: Tensor = self.encoder.run({"input_ids": torch.tensor([ids])}, texts)[self.memory]
+            for key, text in zip(keys, texts, strict=True):
+                self.texts[key] = BoundText(start=0, rows=0, real=0, memory=made[:, text.slice])
 
 
 class Seq2SeqEngine(Engine):
@@ -146,14 +150,19 @@ class Seq2SeqEngine(Engine):
         watch: Sequence[Watch] = (),
         mask: Sequence[Callable[[], Tensor | None]] = (),
         adapter: str = "",
+        source: int = 0,
     ) -> list[int]:
-        """As `Engine.add` has them; the prompt is what the encoder reads."""
+        """As `Engine.add` has them; the prompt is what the encoder reads, all of it."""
+        assert not source, "it is the prompt"
         if not prompt or len(prompt) + sampling.max_tokens > self.max_model_len:
             raise InputError(
                 f"the request asks for {len(prompt)} + {sampling.max_tokens} tokens (prompt and max_tokens), and the "
                 f"model is served with 1 to {self.max_model_len}; shorten the prompt or lower max_tokens"
             )
-        keys = super().add([self.first], sampling, first=first, count=count, watch=watch, mask=mask, adapter=adapter)
+        keys = super().add(
+            [self.first], sampling, first=first, count=count, watch=watch, mask=mask, adapter=adapter,
+            source=len(prompt),
+        )  # fmt: skip
         self.model.sources.update(dict.fromkeys(keys, tuple(prompt)))
         return keys
 
@@ -161,6 +170,10 @@ class Seq2SeqEngine(Engine):
         """Nobody waits for it any more."""
         super().cancel(key)
         self.model.forget(key)
+
+    def lost(self, key: int) -> None:
+        """Its prompt is read again when it is admitted again."""
+        self.model.texts.pop(key, None)
 
     def end(self) -> list[Made]:
         """What the iteration made that `begin` began."""
@@ -200,15 +213,15 @@ def first_token(folder: Path) -> int:
 
 
 def _sizes(graph: Graph, rules: Rules, dtype: torch.dtype, kv_bytes: int, longest: int) -> Sizes:
-    """Blocks for keys and values of answers and, as many again, of the prompts that they read."""
+    """Blocks for keys and values of answers and of the prompts that they read, of which a token takes as much."""
     token = 0
     for layer in graph.layers():
         block = graph.block(layer.call.block)
         for op in block.ops:
-            if op.does == "attends" and (op.attr("causal", False) or _crosses(graph, layer, op.inputs[1])):
+            if op.does == "attends" and op.attr("causal", False):
                 atoms = (a for name in op.inputs[1:3] for a in [block.tensor(name).atoms])
                 token += sum(math.prod(a.size or 1 for a in one) for one in atoms) * dtype.itemsize
-    most = -(-longest // rules.block_tokens)
+    most = -(-longest // rules.block_tokens) + 1  # prompt and answer each begin a block
     blocks = min(rules.max_seqs * most, kv_bytes // (token * rules.block_tokens))
     if blocks < most:
         raise InputError(
@@ -219,10 +232,3 @@ def _sizes(graph: Graph, rules: Rules, dtype: torch.dtype, kv_bytes: int, longes
         blocks=blocks, block_tokens=rules.block_tokens, max_seqs=rules.max_seqs,
         max_batched_tokens=max(rules.max_batched_tokens, rules.max_seqs), max_len=longest, windows=(), scans=False,
     )  # fmt: skip
-
-
-def _crosses(graph: Graph, layer: Layer, keys: str) -> bool:
-    """Whether a decoder's attention reads what the encoder made."""
-    block = graph.block(layer.call.block)
-    own = any(dim.name == "enc_seq" for dim in block.tensor(block.outputs[0]).dims)
-    return not own and any(dim.name == "enc_seq" for dim in block.tensor(keys).dims)

@@ -12,16 +12,20 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from gnomon.graph import Graph
+from gnomon.hardware import rent
 from gnomon.hardware.types import Cluster
 from gnomon.serving.capacity import caching, capacity, changes, most_model_len, most_of, refusal
 from gnomon.serving.forecast import BAND, Disaggregated, Forecast, Target, serve, serve_pools
 from gnomon.serving.iteration import TICKS_PER_S, IterationPrice
 from gnomon.serving.layout import Serving
 from gnomon.serving.requests import Load
-from gnomon.serving.space import best, fewest, space
+from gnomon.serving.space import best, fewest, meets, space
 from gnomon.serving.weights import shape_of
 from gnomon.software.engine import Engine
 from gnomon.units import show_bytes, show_seconds
+
+MOST_CLIENTS = 4096
+"""At a time, that are tried."""
 
 QUESTIONS: Mapping[str, str] = {
     "fits": "will it start, and what is the largest length and batch that does?",
@@ -88,6 +92,39 @@ def _users(q: Question) -> Iterator[str]:
     yield f"of this load {found.played.mean_running * found.groups:.1f} decode at a time on average"
     share = found.queue.p50 / found.ttft.p50 if found.ttft.p50 else 0.0
     yield f"{found.requests_per_s:.3g} requests/s; the queue is {share:.0%} of the median TTFT"
+    if q.target.ttft_s is None and q.target.tpot_s is None:
+        yield "how many meet targets is said where they are given: --ttft, --tpot"
+        return
+    most, at = _most_clients(q)
+    if at is None:
+        yield "not even one client at a time meets the targets"
+        return
+    more = "" if most < MOST_CLIENTS else " and more"
+    yield f"{most}{more} clients at a time meet the targets: {at.requests_per_s:.3g} requests/s, {_row(at)}"
+
+
+def _most_clients(q: Question) -> tuple[int, Forecast | None]:
+    """The most clients of a closed loop of these requests with which the p50s are within the targets, up to
+    `MOST_CLIENTS`, and their forecast; None where one alone is not."""
+
+    def tried(clients: int) -> Forecast | None:
+        count = max(len(q.load.requests), 4 * clients)
+        again = -(-count // len(q.load.requests))
+        load = Load(requests=(q.load.requests * again)[:count], concurrency=clients)
+        found = replace(q, load=load).forecast()
+        return found if meets(found, q.target) else None
+
+    low, high, at = 0, 1, None
+    while high <= MOST_CLIENTS and (found := tried(high)) is not None:
+        low, high, at = high, 2 * high, found
+    high = min(high, MOST_CLIENTS + 1)
+    while high - low > max(1, low // 32):  # to 3 %, as the answer is off by more than that
+        middle = (low + high) // 2
+        if (found := tried(middle)) is not None:
+            low, at = middle, found
+        else:
+            high = middle
+    return low, at
 
 
 def _tokens(q: Question) -> Iterator[str]:
@@ -149,9 +186,12 @@ def _limits(q: Question) -> Iterator[str]:
 
 def _ttft(q: Question) -> Iterator[str]:
     f = q.forecast()
-    for name, at in (("p50", f.ttft.p50), ("p99", f.ttft.p99)):
-        queue = f.queue.p50 if name == "p50" else f.queue.p99
-        yield f"{name} {_s(at)}: {_s(queue)} in the queue, {_s(at - queue)} in prefill"
+    played = f.played
+    order = np.argsort(played.first_s - played.arrival_s, kind="stable")
+    for percent in (50, 99):  # of the request that is there, so that its parts add up
+        one = order[-(-len(order) * percent // 100) - 1]
+        arrived, begun, first = (float(x[one]) for x in (played.arrival_s, played.begun_s, played.first_s))
+        yield f"p{percent} {_s(first - arrived)}: {_s(begun - arrived)} in the queue, {_s(first - begun)} in prefill"
     yield f"before the scheduler {_s(q.engine.request_s)} and {_s(q.engine.request_token_s)} a token of the prompt"
     if not f.stable:
         yield "requests come faster than they are served: the queue grows for as long as they do"
@@ -184,9 +224,14 @@ def _light(q: Question) -> Iterator[str]:
     f = q.forecast()
     running = max(1, round(f.played.mean_running))
     keys = running * round(float(np.mean(f.played.input_len + f.played.output_len / 2)))
-    step = price.decode_ticks(running, keys) / TICKS_PER_S
     kept = sum(a.kv_elements * price.kv_bits / 8 * n for a, n in price.shape.attentions)
-    light = (price.shape.weight_bytes + kept * keys) / price.device.memory_bytes_per_s
+    weights = sum(b.weight_bytes * b.count for b in price.shape.blocks)
+    light = (weights + kept * keys) / price.device.memory_bytes_per_s
+    if price.shape.encoder:  # its own keys are those that it made, and as large ones are those that were read
+        sources = running * round(float(np.mean(f.played.input_len)))
+        step = price.decode_ticks(running, keys - sources, 1, sources) / TICKS_PER_S
+    else:
+        step = price.decode_ticks(running, keys) / TICKS_PER_S
     host = q.engine.host_step_s + q.engine.host_sequence_s * running
     yield f"a step of {running} decodes takes {_s(step)}; reading weights and keys once takes {_s(light)} at the peak"
     yield f"{light / step:.0%} of the memory's peak; the host needs {_s(host)} a step"
@@ -222,6 +267,10 @@ def _fewest(q: Question) -> Iterator[str]:
     s = found.best.candidate.serving
     axes = " ".join(f"{n}={getattr(s, n)}" for n in ("tp", "pp", "dp", "ep", "replicas") if getattr(s, n) > 1)
     yield f"{s.devices} devices ({axes or 'one device'}): {_row(found.best.forecast)}"
+    if (paid := rent(q.cluster)) is not None:
+        hour = paid.dollars_per_hour * s.devices / q.cluster.num_devices
+        tokens = found.best.forecast.output_tokens_per_s * 3600
+        yield f"${hour:.2f} an hour, ${hour / tokens * 1e6:.2f} a million output tokens ({'; '.join(paid.sources)})"
 
 
 def _slots(q: Question) -> Iterator[str]:

@@ -18,8 +18,9 @@ from gnomon.hardware.types import Cluster, Device
 from gnomon.prices.allocator import communicator_bytes
 from gnomon.serving.layout import FORMATS, Serving, is_sparse, kv_bits, weight_format
 from gnomon.serving.streaming import streamed
-from gnomon.serving.weights import BlockShape, RankModel, adapter_bytes, encoder_blocks, shape_of
-from gnomon.software.engine import Engine
+from gnomon.serving.weights import BlockShape, RankModel, adapter_bytes, encoder_blocks, places_of, shape_of
+from gnomon.software.engine import Engine, engines
+from gnomon.software.engine import engine as engine_of
 from gnomon.units import Bytes, show_bytes
 
 SCAN_STATE_BITS = {"ssd": 16, "gated_delta": 32}
@@ -189,6 +190,8 @@ def activation_bytes(shape: RankModel, serving: Serving, engine: Engine) -> floa
     experts have a row for each choice. Logits of `max_seqs` rows are fp32 copies of the whole vocabulary.
     """
     tokens = min(engine.max_batched_tokens, max(serving.max_model_len, engine.max_seqs))
+    if shape.encoder:  # its texts are not cut
+        tokens = max(tokens, serving.max_model_len)
     widest = 1.5 * shape.ffn
     for block in shape.blocks:
         if block.experts is not None:
@@ -252,6 +255,8 @@ def _memory(device: Device) -> int:
 
 def _stage_weights(shape: RankModel, serving: Serving) -> float:
     """Bytes of the fullest pipeline stage: its layers, and the table or the head."""
+    if shape.encoder:
+        return shape.weight_bytes
     layers = sum(b.weight_bytes * b.count for b in shape.blocks if not b.is_head and not b.has_table)
     ends = [b.weight_bytes * b.count for b in shape.blocks if b.is_head or b.has_table]
     # Layers stream from the disk: only the resident ones and the ends are in memory.
@@ -352,15 +357,28 @@ def _ways(cluster: Cluster, serving: Serving, engine: Engine) -> Iterator[tuple[
             yield f"tp {serving.tp * factor}", replace(serving, tp=serving.tp * factor), engine
 
 
-def refusal(graph: Graph, cluster: Cluster, serving: Serving, engine: Engine, beside_bytes: float = 0.0) -> str | None:
-    """The one line that an engine's refusal to start comes down to; None if it starts."""
+def unable(graph: Graph, cluster: Cluster, serving: Serving, engine: Engine) -> str | None:
+    """What an engine does not do at all, whatever its limits and memory; None if there is no such thing."""
     first = cluster.devices[0]
     if first.kind not in engine.devices:
         return f"{engine.name} does not run on a {first.kind} ({first.name}); it runs on: {', '.join(engine.devices)}"
     if serving.resident_bytes is not None and engine.name != "gnomon":
         return f"{engine.name} does not read layers from a disk as they run; of engines on record gnomon does"
+    if (places := places_of(graph)) is not None and places not in engine.encoder_decoders:
+        able = [name for name in engines() if places in engine_of(name).encoder_decoders]
+        return (
+            f"{engine.name} {engine.version} serves no encoder with a decoder whose places are {places}, as "
+            f"{graph.name} is one; of engines on record: {', '.join(able) or 'none does'}"
+        )
     if is_sparse(serving.weights) and engine.name != "gnomon":
         return f"{engine.name} does not multiply by weights in {serving.weights}; of engines on record gnomon does"
+    return None
+
+
+def refusal(graph: Graph, cluster: Cluster, serving: Serving, engine: Engine, beside_bytes: float = 0.0) -> str | None:
+    """The one line that an engine's refusal to start comes down to; None if it starts."""
+    if (why := unable(graph, cluster, serving, engine)) is not None:
+        return why
     if not engine.chunked_prefill and serving.max_model_len > engine.max_batched_tokens:
         return (
             f"{engine.name} would not start: without chunked prefill max_num_batched_tokens "

@@ -16,7 +16,6 @@ import numpy as np
 from gnomon.errors import InputError
 from gnomon.graph import Graph
 from gnomon.hardware.types import Cluster
-from gnomon.prices.attention import attention_seconds
 from gnomon.prices.curves import serving_curves
 from gnomon.prices.decoding import ggml_row
 from gnomon.serving.buckets import best_lengths
@@ -60,6 +59,7 @@ class EncoderPrice(IterationPrice):
         self.curves = serving_curves(self.device)
         self.assumed = self.curves.assumptions
         self.tp_link = self.ep_link = self.pp_link = None
+        self.call_s = 0.0
         self.layers = encoder_blocks(graph, self.serving)
         launches = sum(b.count * (len(b.products) + b.pass_kernels + (b.attention is not None)) for b in self.layers)
         self.launch_floor_s = launches * engine.launch_s
@@ -73,17 +73,7 @@ class EncoderPrice(IterationPrice):
         return self._of_text[tokens]
 
     def _text_s(self, tokens: int) -> float:
-        at, total = np.array([float(tokens)]), 0.0
-        for block in self.layers:
-            total += block.count * float(self._block(block, at)[0])
-            if (a := block.attention) is not None:
-                dtype = "bf16" if self.device.dense_peak.bf16 else "fp16" if self.device.dense_peak.fp16 else "fp32"
-                total += block.count * float(
-                    attention_seconds(
-                        1, tokens, tokens, a.heads, a.kv_heads, a.width, causal=False, device=self.device, dtype=dtype,
-                        curves=self.curves,
-                    )
-                )  # fmt: skip
+        total = float(self._rows_s(self.layers, np.array([float(tokens)]))[0]) + self._seen_s(self.layers, tokens)
         return max(total, self.launch_floor_s) + self.engine.request_s + tokens * self.engine.request_token_s
 
 

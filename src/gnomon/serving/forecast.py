@@ -24,6 +24,7 @@ from gnomon.serving.layout import Serving
 from gnomon.serving.pools import EnginePool, decoding, replay_pools
 from gnomon.serving.replay import Played, replay
 from gnomon.serving.requests import Load
+from gnomon.serving.weights import places_of
 from gnomon.software.engine import Engine
 from gnomon.units import Seconds
 
@@ -153,8 +154,11 @@ def check_load(graph: Graph, serving: Serving, load: Load, context: int | None) 
             f"a request of {load.longest} tokens (prompt and answer) is longer than max_model_len "
             f"{serving.max_model_len}; raise it or cut the request"
         )
-    if context is not None and load.longest > context:
-        raise InputError(f"a request of {load.longest} tokens is longer than the {context} positions of {graph.name}")
+    longest, what = load.longest, "a request"
+    if places_of(graph) is not None:  # prompt and answer are counted apart
+        longest, what = max(max(r.input_len, r.output_len) for r in load.requests), "a prompt or an answer"
+    if context is not None and longest > context:
+        raise InputError(f"{what} of {longest} tokens is longer than the {context} positions of {graph.name}")
 
 
 def serve(
@@ -166,14 +170,38 @@ def serve(
     target: Target | None = None,
     beside: Beside | None = None,
     price: IterationPrice | None = None,
+    alike: Alike | None = None,
 ) -> Forecast:
-    """Predict. price: of these very arguments, where it is known. InputError where it cannot be served, with what
-    would."""
+    """Predict. price: of these very arguments, where it is known. alike: replays of other limits, which are added to.
+    InputError where it cannot be served, with what would."""
     price, held = _started(graph, cluster, serving, engine, load, beside, price)
     groups = serving.replicas * serving.dp * serving.pp
     # batches of a pipeline follow each other through its stages: each has its part of requests and of the memory
-    played = replay(load.share(groups), price, max(1, held.blocks // serving.pp))
+    own, blocks = load.share(groups), max(1, held.blocks // serving.pp)
+    if alike is None or (key := _limits(engine, own, blocks)) is None:
+        played = replay(own, price, blocks)
+    else:
+        key = (replace(serving, replicas=1), serving.replicas, *key)
+        if key not in alike:
+            alike[key] = replay(own, price, blocks), blocks
+        first, its = alike[key]
+        played = replace(first, samples=tuple((t, w, r, used * its / blocks) for t, w, r, used in first.samples))
     return summary(serving, engine, held, played, groups, target, price.assumed)
+
+
+Alike = dict[tuple[object, ...], tuple[Played, int]]
+"""Replays of one load and model that nothing in their key's limits held back, with the blocks that they had."""
+
+
+def _limits(engine: Engine, load: Load, blocks: int) -> tuple[object, ...] | None:
+    """What a replay depends on beside its prices, where blocks are never short: the engine's rules, and its limit of
+    sequences as far as the load reaches it. None where blocks may be short."""
+    present = len(load.requests) if load.concurrency is None else min(load.concurrency, len(load.requests))
+    running = min(present, engine.max_seqs)
+    one = max(-(-r.input_len // engine.block_tokens) - (-r.output_len // engine.block_tokens) for r in load.requests)
+    if running * (one + 1) + int(engine.watermark * blocks) >= blocks:
+        return None
+    return (replace(engine, max_seqs=running),)
 
 
 def _started(
@@ -219,19 +247,28 @@ def serve_pools(
     pools: Disaggregated,
     load: Load,
     target: Target | None = None,
+    price: IterationPrice | None = None,
+    alike: Alike | None = None,
 ) -> Forecast:
-    """Predict prefill and decode in pools of their own; `serving` is the layout of an engine that answers.
+    """Predict prefill and decode in pools of their own; `serving` is the layout of an engine that answers. price: of
+    that engine, where it is known. alike: as in `serve`.
 
     Keys go over the network between nodes, or over the node's own links where all engines are in one.
     """
+    if places_of(graph) is not None:
+        raise InputError(
+            f"{graph.name} has an encoder beside its decoder, which are served together; leave --pools out"
+        )
     devices = pools.prefill.devices * pools.prefill_count + serving.devices * pools.decode_count
     if devices > cluster.num_devices:
         raise InputError(
             f"{pools.prefill_count} engines of {pools.prefill.devices} devices for prompts and {pools.decode_count} of "
             f"{serving.devices} for answers need {devices} devices, and {cluster.name} has {cluster.num_devices}"
         )
-    first, first_held = _started(graph, cluster, pools.prefill, engine, load, None)
-    last, last_held = _started(graph, cluster, serving, decoding(engine), load, None)
+    before = None if price is None or pools.prefill != serving else price.limited(serving, engine)
+    after = None if price is None else price.limited(serving, decoding(engine))
+    first, first_held = _started(graph, cluster, pools.prefill, engine, load, None, before)
+    last, last_held = _started(graph, cluster, serving, decoding(engine), load, None, after)
     kept = sum(a.kv_elements * n for a, n in last.shape.attentions) * last.kv_bits / 8
     heads = serving.tp if not any(a.latent for a, _ in last.shape.attentions) else 1
     node = cluster.groups[0].node
@@ -245,12 +282,18 @@ def serve_pools(
     def transfer(tokens: int) -> float:
         return TRANSFER_START_S + tokens * kept * heads / rate
 
-    played = replay_pools(
-        load,
-        EnginePool(price=first, blocks=first_held.blocks, count=pools.prefill_count * pools.prefill.dp),
-        EnginePool(price=last, blocks=last_held.blocks, count=pools.decode_count * serving.dp),
-        transfer,
-    )
+    prefill = EnginePool(price=first, blocks=first_held.blocks, count=pools.prefill_count * pools.prefill.dp)
+    decode = EnginePool(price=last, blocks=last_held.blocks, count=pools.decode_count * serving.dp)
+    limits = [_limits(pool.price.engine, load, pool.blocks) for pool in (prefill, decode)]
+    if alike is None or None in limits:
+        played = replay_pools(load, prefill, decode, transfer)
+    else:
+        key = (pools.prefill, pools.prefill_count, serving, pools.decode_count, *limits)
+        if key not in alike:
+            alike[key] = replay_pools(load, prefill, decode, transfer), decode.blocks
+        one, its = alike[key]
+        share = its / decode.blocks
+        played = replace(one, samples=tuple((t, w, r, used * share) for t, w, r, used in one.samples))
     whole = replace(serving, replicas=pools.decode_count)
     found = summary(whole, engine, last_held, played, 1, target, last.assumed)
     said = f"keys of {1024} tokens take {transfer(1024) * 1e3:.3g} ms over {way} to an engine that answers"

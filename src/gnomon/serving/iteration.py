@@ -9,10 +9,11 @@ batches differ, and clocks that fall under load beyond what the curves say.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -25,6 +26,7 @@ from gnomon.prices.attention import attention_seconds
 from gnomon.prices.collectives import collective_seconds, p2p_seconds
 from gnomon.prices.curves import Array, Curves, serving_curves
 from gnomon.prices.decoding import (
+    Ggml,
     assumptions,
     attention_row,
     experts_seconds,
@@ -117,19 +119,23 @@ class IterationPrice:
         serving: Serving,
         engine: Engine,
         beside: Beside | None = None,
+        ggml: Ggml | None = None,
     ) -> None:
-        """Takes beside, other models that run with it."""
+        """beside: other models that run with it. ggml: rates of its matmuls, where the engine's are ggml's; None: those
+        on record."""
         draft = beside.draft if beside is not None else None
         _check(graph, cluster, serving, engine)
         if (serving.draft == "model") != (draft is not None):
             raise InputError("a draft model is priced by its graph: give both or neither (--draft-model NAME)")
         self.engine, self.serving = engine, serving
         self.device: Device = cluster.devices[0]
-        vulkan = engine.kernels == "ggml-vulkan"
-        self.ggml = ggml_row(self.device, vulkan=vulkan) if engine.kernels.startswith("ggml") else None
+        vulkan, is_ggml = engine.kernels == "ggml-vulkan", engine.kernels.startswith("ggml")
+        self.ggml = (ggml or ggml_row(self.device, vulkan=vulkan)) if is_ggml else None
         self.stored = StoredPrices.of(self.device) if engine.kernels == "stored" else None
         self.curves: Curves = serving_curves(self.device)
         self.shape: RankModel = shape_of(graph, serving)
+        if self.shape.encoder:
+            self.stored = None  # what reads whole texts multiplies by oneDNN's matrices, the decoder beside it too
         self.assumed: tuple[str, ...] = (*self.curves.assumptions, *assumptions(self.device))
         tp, group = serving.tp, serving.tp * serving.dp
         self.tp_link = axis_link(cluster, np.arange(tp)[None]) if tp > 1 else None
@@ -150,7 +156,10 @@ class IterationPrice:
         # exact on the grid.
         self._body = self._dense(body, most)
         self._heads = self._dense(head, most)
+        self.call_s = engine.attention_call_s if self.shape.encoder else 0.0
         self.keys: tuple[KeyPrice, ...] = tuple(self._keys(a, count) for a, count in self.shape.attentions)
+        self.crossed: tuple[KeyPrice, ...] = tuple(self._keys(a, count) for a, count in self.shape.crossed)
+        """Of attention to what an encoder read."""
         # what an iteration gives is shared by the tokens that it makes: all that decodes pay is of one token
         made = serving.tokens_a_check
         self._made = made
@@ -163,10 +172,11 @@ class IterationPrice:
             layers = sum(count for _, count in self.shape.attentions) or 1
             guessed = sum(key.per_key_s for key in self.keys) / layers * serving.draft_tokens
         self.full_s: float = sum(key.per_key_s for key in self.keys if not key.window)
-        # base: whoever decodes; each: per request; full: per key of layers that see all; windows: per key up to the
-        # window.
-        self._base = ticks((sum(key.base_s for key in self.keys) + scanning * SCAN_STEP_S) / made)
-        self._each = ticks((sum(key.per_decode_s for key in self.keys) + self._state_s()) / made)
+        attending = (*self.keys, *self.crossed)
+        self._base = ticks((sum(key.base_s for key in attending) + scanning * SCAN_STEP_S) / made)
+        self._each = ticks((sum(key.per_decode_s for key in attending) + self._state_s()) / made)
+        self._source = ticks(sum(key.per_key_s for key in self.crossed))
+        self._crossing = ticks(sum(key.base_s + key.per_decode_s for key in self.crossed))
         self._full = ticks((self.full_s + guessed) / made)
         self._windows = tuple((key.window, ticks(key.per_key_s / made)) for key in self.keys if key.window)
         self._host, self._host_each = ticks(engine.host_step_s), ticks(engine.host_sequence_s)
@@ -182,6 +192,9 @@ class IterationPrice:
         scans = np.array([self.scan_s(int(tokens)) for tokens in self.grid]) if has_scans else None
         self._encoder = ticks(self._encoder_s(beside)) if beside is not None and beside.vision is not None else 0
         self._scans = [] if scans is None else self._dense(scans, most)
+        self._least_token: float | None = None
+        self._source_rows: list[int] = []
+        self._seen_memo: dict[int, int] = {}
 
     def limited(self, serving: Serving, engine: Engine) -> IterationPrice:
         """The same prices under other limits, none above these: `max_seqs`, `max_batched_tokens` and replicas may
@@ -208,22 +221,62 @@ class IterationPrice:
     def _encoder_s(self, beside: Beside) -> float:
         """Seconds of an image's way through the encoder, alone."""
         assert beside.vision is not None
-        tokens = np.array([float(beside.image_tokens)])
+        blocks = encoder_blocks(beside.vision, replace(self.serving, dp=1, ep=1, pp=1))
+        at = np.array([float(beside.image_tokens)])
+        return float(self._rows_s(blocks, at)[0]) + self._seen_s(blocks, beside.image_tokens)
+
+    def _rows_s(self, blocks: Sequence[BlockShape], tokens: Array) -> Array:
+        """Seconds of layers but for their attention, for so many rows."""
+        return sum((self._block(b, tokens) * b.count for b in blocks), np.zeros_like(tokens))
+
+    def _seen_s(self, blocks: Sequence[BlockShape], tokens: int) -> float:
+        """Seconds of the attention of layers in which all tokens of a text see each other."""
         total = 0.0
-        for block in encoder_blocks(beside.vision, replace(self.serving, dp=1, ep=1, pp=1)):
-            # More tokens than a graph was recorded for: kernels are launched one by one, which takes at least this
-            # long.
-            total += float(self._block(block, tokens)[0]) * block.count
-            if block.attention is not None:
-                a = block.attention
-                many = beside.image_tokens
+        for block in blocks:
+            if (a := block.attention) is not None:
                 total += block.count * float(
                     attention_seconds(
-                        1, many, many, a.heads, a.kv_heads, a.width, causal=False, device=self.device,
-                        dtype="bf16" if self.device.dense_peak.bf16 else "fp16", curves=self.curves,
+                        1, tokens, tokens, a.heads, a.kv_heads, a.width, causal=False, device=self.device,
+                        dtype=self._wide, curves=self.curves,
                     )
                 )  # fmt: skip
+                total += block.count * self.call_s
         return total
+
+    @property
+    def _wide(self) -> Literal["bf16", "fp16", "fp32"]:
+        """What attention multiplies in."""
+        peak = self.device.dense_peak
+        return "bf16" if peak.bf16 else "fp16" if peak.fp16 else "fp32"
+
+    def _source_rows_s(self, tokens: Array) -> Array:
+        """Seconds of an encoder but for its attention, and of keys and values of all decoder layers, for so many tokens
+        of all texts that are read together."""
+        total = self._rows_s(self.shape.encoder, tokens)
+        ops = sum(b.count * (len(b.products) + b.pass_kernels) for b in self.shape.encoder)
+        ops += sum(b.count * len(b.source_products) for b in self.shape.blocks)
+        total = total + self.engine.op_call_s * ops
+        for block in self.shape.blocks:
+            made = (self.product_s(p, tokens) for p in block.source_products)
+            total = total + sum(made, np.zeros_like(tokens)) * block.count
+        return np.asarray(total)
+
+    def sources_s(self, texts: Sequence[int]) -> float:
+        """Seconds in which an encoder reads texts of so many tokens together, each seeing itself."""
+        rows = float(self._source_rows_s(np.array([float(sum(texts))]))[0])
+        return rows + sum(self._seen_s(self.shape.encoder, tokens) for tokens in texts)
+
+    def sources_ticks(self, texts: Sequence[int]) -> int:
+        """Ticks of `sources_s`, by tables."""
+        if not self._source_rows:
+            most = max(int(self.grid[-1]), self.serving.max_model_len)
+            grid = self.grid if most == int(self.grid[-1]) else _grid(most)
+            self._source_rows += self._dense(self._source_rows_s(grid), most, grid)
+        known = self._seen_memo
+        for tokens in texts:
+            if tokens not in known:
+                known[tokens] = ticks(self._seen_s(self.shape.encoder, tokens))
+        return self._source_rows[sum(texts)] + sum(known[tokens] for tokens in texts)
 
     def _adapters_s(self, block: BlockShape, tokens: Array) -> Array:
         """Seconds of adapters of a layer: for each matrix one kernel to the rank and one back, each reading the weights
@@ -242,10 +295,10 @@ class IterationPrice:
             cluster, np.array([[stage * step, (stage + 1) * step] for stage in range(self.serving.pp - 1)])
         )
 
-    def _dense(self, values: Array, most: int) -> list[int]:
+    def _dense(self, values: Array, most: int, grid: Array | None = None) -> list[int]:
         """Ticks for every number of tokens from 0, lines between the points of the grid."""
         at = np.arange(1, most + 1, dtype=np.float64)
-        return [0, *(int(v) for v in np.rint(np.interp(at, self.grid, values) * TICKS_PER_S))]
+        return [0, *(int(v) for v in np.rint(np.interp(at, self.grid if grid is None else grid, values) * TICKS_PER_S))]
 
     # -- what depends on tokens only
 
@@ -255,6 +308,8 @@ class IterationPrice:
         for block in self.shape.blocks:
             if not block.is_head:
                 total = total + self._block(block, tokens) * block.count
+        if self.shape.encoder:
+            total = total + self.engine.op_call_s * self._kernels()
         if self.pp_link is not None:
             sent = p2p_seconds(tokens * self.shape.hidden * 2, self.pp_link)
             # Activations pass every stage border once.
@@ -382,9 +437,12 @@ class IterationPrice:
         """Kernels of an iteration, which the host launches one by one outside a graph."""
         return sum(
             b.count
-            * (len(b.products) + b.pass_kernels + 2 * (b.attention is not None) + 6 * (b.experts is not None) + b.sums)
+            * (
+                len(b.products) + b.pass_kernels + 2 * (b.attention is not None) + (b.cross is not None)
+                + 6 * (b.experts is not None) + b.sums
+            )
             for b in self.shape.blocks
-        )
+        )  # fmt: skip
 
     # -- decodes
 
@@ -406,7 +464,7 @@ class IterationPrice:
         heads = 1 if attention.latent else attention.kv_heads
         return KeyPrice(
             base_s=layers * row.t0_s,
-            per_decode_s=layers * row.per_head_s * heads,
+            per_decode_s=layers * (row.per_head_s * heads + self.call_s),
             per_key_s=layers * per_key,
             window=attention.window,
         )
@@ -440,12 +498,40 @@ class IterationPrice:
         one = self._body[rows] + ticks(sum(k.base_s + k.per_decode_s * decodes for k in self.keys))
         return (one // layers + self._heads[rows]) * count
 
-    def least_decode_ticks(self, decodes: int) -> int:
-        """Ticks that no iteration with so many decodes falls under: one key each, no padding, no prompts."""
-        rows = decodes * self.checked
-        device = int((self._body[rows] + self._heads[rows]) / self._made) + self._base + self._each * decodes
-        host = self._host_made + self._host_each_made * decodes
-        return max(device, host) if self.engine.host_overlap else device + host
+    def least_decode_ticks(self, most: int) -> tuple[float, float]:
+        """(device's, host's) ticks that no decode falls under in an iteration of at most so many: the least share of
+        one, without its keys, padding and prompts."""
+        device, host = math.inf, math.inf
+        for decodes in range(1, most + 1):
+            rows = decodes * self.checked
+            alone = int((self._body[rows] + self._heads[rows]) / self._made) + self._base + self._each * decodes
+            device = min(device, alone / decodes)
+            host = min(host, (self._host_made + self._host_each_made * decodes) / decodes)
+        return device, host
+
+    def keys_ticks(self, decodes: int, prompt: int, last: int) -> int:
+        """Ticks of the keys that the last `decodes` of a request's first `last` decodes see, after so long a prompt."""
+        first = prompt + last - decodes + 1
+        seen = decodes * (first + prompt + last) // 2
+        total = self._full * seen
+        for window, price in self._windows:
+            within = min(max(window - first, 0), decodes)  # of them, those that see fewer than the window
+            total += price * (within * (2 * first + within - 1) // 2 + (decodes - within) * window)
+        return total
+
+    @property
+    def source_key_ticks(self) -> int:
+        """Ticks of one key of what an encoder read."""
+        return self._source
+
+    def least_token_ticks(self) -> float:
+        """Ticks that no token of a prompt falls under, whatever it is computed with: its share of the layers without
+        attention; 0 where an encoder reads prompts."""
+        if self.shape.encoder:
+            return 0.0
+        if self._least_token is None:  # between points of the grid the price is a line, so the least share is at one
+            self._least_token = min(self._body[int(n)] / int(n) for n in self.grid)
+        return self._least_token
 
     def _floor_of(self, decodes: int) -> int:
         """Ticks that the host needs at least: its work of a step, and launches outside graphs."""
@@ -458,10 +544,11 @@ class IterationPrice:
         """Ticks of the host that the device waits for."""
         return 0 if self.engine.host_overlap else self._host_made + self._host_each_made * decodes
 
-    def decode_ticks(self, decodes: int, keys: int, count: int = 1) -> int:
-        """Ticks of `count` iterations of so many decodes each; `keys` of the first, each next has `decodes` more."""
+    def decode_ticks(self, decodes: int, keys: int, count: int = 1, sources: int = 0) -> int:
+        """Ticks of `count` iterations of so many decodes each; `keys` of the first, each next has `decodes` more;
+        `sources`: keys of what an encoder read for them."""
         if count == 1:
-            device = self._fixed(decodes) + self._full * keys
+            device = self._fixed(decodes) + self._full * keys + self._source * sources
             for window, price in self._windows:
                 device += price * min(keys, decodes * window)
             floor = self._floor_of(decodes)
@@ -469,14 +556,47 @@ class IterationPrice:
         # Between bends the price is a line in the number of the iteration: the sum is the mean of first and last times
         # the count, exact in ticks.
         total, done = 0, 0
-        for stop in self._bends(decodes, keys, count):
-            first = self.decode_ticks(decodes, keys + done * decodes)
-            last = self.decode_ticks(decodes, keys + (stop - 1) * decodes)
+        for stop in self._bends(decodes, keys, count, sources):
+            first = self.decode_ticks(decodes, keys + done * decodes, 1, sources)
+            last = self.decode_ticks(decodes, keys + (stop - 1) * decodes, 1, sources)
             total += (first + last) * (stop - done) // 2  # a line between whole ticks: the sum is exact
             done = stop
         return total
 
-    def _bends(self, decodes: int, keys: int, count: int) -> list[int]:
+    def decodes_until(self, room: int, most: int, decodes: int, keys: int, sources: int = 0) -> int:
+        """Iterations as `decode_ticks` has them, from 1 to `most`, of which the last is the first to end after `room`
+        ticks or more; `most` where none does."""
+        if most <= 1 or room <= 0:
+            return min(most, 1)
+        first = self.decode_ticks(decodes, keys, 1, sources)
+        if first >= room:
+            return 1
+        # as if each took as much longer than the one before as the second does: right but for bends of the price
+        more = self.decode_ticks(decodes, keys + decodes, 1, sources) - first
+        half = first - more / 2
+        guess = room / first if more <= 0 else (math.sqrt(half * half + 2 * more * room) - half) / more
+        high = min(most, math.ceil(guess))
+        low = 0
+        for tried in (high, high - 1):
+            if tried <= low:
+                break
+            if self.decode_ticks(decodes, keys, tried, sources) >= room:
+                high = tried
+            else:
+                low = tried
+        if low >= high:  # none of the first `high` ends so late
+            high = most
+            if low == most or self.decode_ticks(decodes, keys, most, sources) < room:
+                return most
+        while high - low > 1:
+            middle = (low + high) // 2
+            if self.decode_ticks(decodes, keys, middle, sources) >= room:
+                high = middle
+            else:
+                low = middle
+        return high
+
+    def _bends(self, decodes: int, keys: int, count: int, sources: int) -> list[int]:
         """Iterations after which the price stops being a line: windows fill, the device takes over from the host."""
         stops = set()
         # keys + j·decodes reaches decodes·window: from there the windowed layers cost no more.
@@ -485,11 +605,14 @@ class IterationPrice:
             stops |= {full, full + 1}
         floor = self._floor_of(decodes)
         low, high = 0, count
-        if self.decode_ticks(decodes, keys) > floor + self._behind(decodes):
+        edge = floor + self._behind(decodes)
+        if self.decode_ticks(decodes, keys, 1, sources) > edge:
             high = 0
+        elif self.decode_ticks(decodes, keys + (count - 1) * decodes, 1, sources) <= edge:
+            low = count
         while low < high:  # the device's time rises with keys
             middle = (low + high) // 2
-            if self.decode_ticks(decodes, keys + middle * decodes) > floor + self._behind(decodes):
+            if self.decode_ticks(decodes, keys + middle * decodes, 1, sources) > floor + self._behind(decodes):
                 high = middle
             else:
                 low = middle + 1
@@ -557,11 +680,12 @@ class IterationPrice:
                 head_dim_v=attention.width_v,
                 causal=True,
                 pairs=max(pairs, 1.0),
-                dtype="bf16" if self.device.dense_peak.bf16 else "fp16" if self.device.dense_peak.fp16 else "fp32",
+                dtype=self._wide,
                 device=self.device,
                 curves=self.curves,
             )
             total += float(one) * layers / (self.ggml.attention_share if self.ggml is not None else 1.0)
+            total += layers * self.call_s
             if attention.latent and prefix:  # keys of the prefix are made again from the latent ones
                 again = ServedMatmul(
                     n=attention.heads * (attention.width - attention.latent + attention.latent_v + attention.width_v),
@@ -591,7 +715,7 @@ class IterationPrice:
     def batch_ticks(self, batch: Batch) -> int:
         """Ticks of one iteration, prompts and decodes together."""
         if not batch.pieces:
-            return self.decode_ticks(batch.decodes, batch.kv_tokens)
+            return self.decode_ticks(batch.decodes, batch.kv_tokens, 1, batch.sources)
         if self.checked > 1 and batch.decodes:
             # prompts whole, and of the checks beside them the part that one token pays
             alone = Batch(batch.pieces, 0, 0, batch.preempted)
@@ -601,9 +725,14 @@ class IterationPrice:
             tokens += piece.new
             ends += piece.last
             device += self.piece_ticks(piece.new, piece.prefix) + (0 if piece.prefix else self._encoder)
+            if piece.source:
+                device += (self._crossing + self._source * piece.source) * piece.new
+        if self.shape.encoder and (texts := [piece.source for piece in batch.pieces if piece.source]):
+            device += self.sources_ticks(texts)
         device += self._body[tokens] + self._heads[ends]
         if batch.decodes:
             device += self._base + self._each * batch.decodes + self._full * batch.kv_tokens
+            device += self._source * batch.sources
             for window, price in self._windows:
                 device += price * min(batch.kv_tokens, batch.decodes * window)
         requests = batch.decodes + len(batch.pieces)
@@ -625,7 +754,14 @@ class IterationPrice:
         device += float(self._head(np.array([float(heads)]))[0]) if heads else 0.0
         device += sum(self.piece_s(piece.new, piece.prefix) for piece in batch.pieces)
         device += self._encoder / TICKS_PER_S * sum(not piece.prefix for piece in batch.pieces)
+        for piece in batch.pieces:
+            for key in self.crossed:
+                device += (key.base_s + key.per_decode_s + key.per_key_s * piece.source) * piece.new
+        if texts := [piece.source for piece in batch.pieces if piece.source]:
+            device += self.sources_s(texts)
         if batch.decodes:
+            for key in self.crossed:
+                device += key.base_s + key.per_decode_s * batch.decodes + key.per_key_s * batch.sources
             for key in self.keys:
                 keys = batch.kv_tokens if not key.window else min(batch.kv_tokens, batch.decodes * key.window)
                 device += key.base_s + key.per_decode_s * batch.decodes + key.per_key_s * keys
@@ -678,8 +814,10 @@ def _check(graph: Graph, cluster: Cluster, serving: Serving, engine: Engine) -> 
         raise InputError("the model has no name")
 
 
-def pieces_of(input_len: int, budget: int) -> tuple[PromptPiece, ...]:
-    """One prompt cut at the budget, as an engine alone with it computes it."""
+def pieces_of(input_len: int, budget: int, *, is_read: bool = False) -> tuple[PromptPiece, ...]:
+    """One prompt cut at the budget, as an engine alone with it computes it. is_read: an encoder reads it."""
+    if is_read:
+        return (PromptPiece(0, 0, 1, True, input_len),)
     return tuple(
         PromptPiece(0, start, min(budget, input_len - start), start + budget >= input_len)
         for start in range(0, input_len, budget)

@@ -155,7 +155,11 @@ class RequestBlocks:
     taking: list[tuple[int, int]] = field(default_factory=list)
     """(tokens, slot) of snapshots that the next iteration writes."""
     last: Hash | None = None
-    """The hash of its snapshot within its answer: the next one takes its place."""
+    """Of its snapshot within its answer: the next one takes its place."""
+    source: int = 0
+    """Tokens that an encoder reads for it, whose keys and values it holds while it is admitted."""
+    read: list[int] = field(default_factory=list)
+    """Blocks of group 0 that these lie in."""
 
 
 class KvBlocks:
@@ -196,10 +200,15 @@ class KvBlocks:
         """Counts the blocks of group 0 without an owner."""
         return self.pools[0].free
 
-    def add(self, key: int, tokens: Sequence[int], *, salt: bytes = b"", fork_of: int | None = None) -> None:
-        """Adds a request that waits. fork_of: another with the same prompt, which is being answered."""
+    def add(
+        self, key: int, tokens: Sequence[int], *, salt: bytes = b"", fork_of: int | None = None, source: int = 0
+    ) -> None:
+        """A request that waits. fork_of: another with the same prompt, which is being answered. source: tokens that an
+        encoder reads for it."""
         groups = len(self.pools)
-        self.sequences[key] = RequestBlocks(array("q", tokens), salt, [[] for _ in range(groups)], [0] * groups)
+        self.sequences[key] = RequestBlocks(
+            array("q", tokens), salt, [[] for _ in range(groups)], [0] * groups, source=source
+        )
         if fork_of is not None:
             self.forks[key] = fork_of
 
@@ -285,6 +294,7 @@ class KvBlocks:
             table.append(block)
         needed = -(-prompt // self.size)
         table += [pool.take() for _ in range(needed - len(table))]
+        sequence.read = [pool.take() for _ in range(-(-sequence.source // self.size))]
         if forked:
             self.copies.append((found[cached // self.size], table[cached // self.size]))
         # Found blocks are whole, so they are sealed already.
@@ -365,6 +375,9 @@ class KvBlocks:
                     pool.drop(block)
             table.clear()
             sequence.first_held[group] = 0
+        for block in sequence.read:
+            self.pools[0].drop(block)
+        sequence.read = []
         sequence.sealed = sequence.computed = 0
         self.snapshots.empty += [slot for _, slot in sequence.taking]
         sequence.taking.clear()
@@ -384,7 +397,7 @@ class KvBlocks:
         for group, pool in enumerate(self.pools):
             owners = [0] * pool.total
             for sequence in self.sequences.values():
-                for block in sequence.tables[group]:
+                for block in (*sequence.tables[group], *(() if group else sequence.read)):
                     if block >= 0:
                         owners[block] += 1
             if owners != pool.owners:

@@ -3,7 +3,8 @@
 `replay_pools(load, prefill, decode, …)` plays a load through engines of both pools, each with a scheduler of its own
 (`scheduler.Scheduler`), on one virtual clock. A request goes to the engine with fewest requests; its keys go over the
 link when its prompt is done, and its place in the prefill engine is free then. A decode engine admits it as a prompt
-of which all but the first token is cached. Leaves out keys that are sent layer by layer while the prompt is computed,
+of which all but the first token is cached. Decodes that nobody joins and none leaves are taken at once, and cut where
+keys come. Leaves out keys that are sent layer by layer while the prompt is computed,
 and engines that change pools.
 """
 
@@ -52,6 +53,10 @@ class _Engine:
     """What it computes now."""
     since: int = 0
     """When it began to."""
+    until: int = 0
+    """When that ends; events of other ticks are of runs that were cut."""
+    run: int = 0
+    """Iterations of decodes alone that it takes at once, which its scheduler is told at their end; 0: a single step."""
     ends: dict[int, int] = field(default_factory=dict)
     """Key -> decode step at which it has its last token."""
     queue: list[tuple[int, int]] = field(default_factory=list)
@@ -75,8 +80,16 @@ COMES, KEYS, ENDS = 0, 1, 2
 class _Play:
     """The state of a replay of two pools."""
 
-    def __init__(self, load: Load, prefill: EnginePool, decode: EnginePool, transfer_s: Callable[[int], float]) -> None:
-        self.load, self.transfer_s = load, transfer_s
+    def __init__(
+        self,
+        load: Load,
+        prefill: EnginePool,
+        decode: EnginePool,
+        transfer_s: Callable[[int], float],
+        *,
+        one_by_one: bool,
+    ) -> None:
+        self.load, self.transfer_s, self.one_by_one = load, transfer_s, one_by_one
         self.firsts = [_made(prefill) for _ in range(prefill.count)]
         self.lasts = [_made(decode) for _ in range(decode.count)]
         rules = prefill.price.engine
@@ -86,6 +99,8 @@ class _Play:
         self.events: list[tuple[int, int, int]] = []
         """(tick, kind, key of a request or number of an engine), a heap."""
         self.following = self.done = self.iterations = self.preemptions = self.busy = self.weighted = self.weight = 0
+        self.lost: dict[int, int] = {}
+        """Key -> when it lost its blocks."""
         self.samples: list[tuple[float, int, int, float]] = []
         self.every = max(1, len(load.requests) // MOST_SAMPLES)
         self.decode_blocks = decode.blocks * decode.count
@@ -102,10 +117,12 @@ class _Play:
             while self.events and self.events[0][0] == now:  # whoever comes at the same tick is in the same batch
                 _, kind, which = heapq.heappop(self.events)
                 if kind == ENDS:
+                    if engines[which].batch is None or engines[which].until != now:
+                        continue  # of a run that was cut
                     self.ended(engines[which], now, decodes=which >= len(self.firsts))
                     ready.add(which)
                 else:
-                    ready.add(self.given(which, keys=kind == KEYS))
+                    ready.add(self.given(which, now, keys=kind == KEYS))
             for number in sorted(ready):
                 self.start(engines[number], number, now)
 
@@ -115,7 +132,7 @@ class _Play:
         heapq.heappush(self.events, (now + self.wait[self.following], COMES, self.following))
         self.following += 1
 
-    def given(self, key: int, *, keys: bool) -> int:
+    def given(self, key: int, now: int, *, keys: bool) -> int:
         """A request goes to the engine of its pool that has fewest; returns the engine's number."""
         pool, request = self.lasts if keys else self.firsts, self.load.requests[key]
         place = min(range(len(pool)), key=lambda i: pool[i].load)
@@ -123,19 +140,44 @@ class _Play:
         one.load += 1
         if keys:
             one.waiting.append((key, request.input_len + 1, request.output_len - 1, request.input_len))
+            if one.run > 1:
+                self.cut(one, len(self.firsts) + place, now)
             return len(self.firsts) + place
         cached = request.prefix_len if one.price.engine.prefix_cache else 0
         one.waiting.append((key, request.input_len, 1, cached))
         return place
 
+    def cut(self, one: _Engine, number: int, now: int) -> None:
+        """A run of decodes ends with the first iteration that is over now or later: somebody joins then."""
+        batch = one.batch
+        assert batch is not None
+        run = one.price.decodes_until(now - one.since, one.run, batch.decodes, batch.kv_tokens)
+        if run < one.run:
+            one.run, one.until = run, one.since + one.price.decode_ticks(batch.decodes, batch.kv_tokens, run)
+            heapq.heappush(self.events, (one.until, ENDS, number))
+
+    def may_run(self, one: _Engine) -> int:
+        """Iterations of decodes that follow alike if nobody comes."""
+        if self.one_by_one or one.waiting or one.finished or not one.queue:
+            return 0
+        wanted = one.queue[0][0] - one.scheduler.steps
+        return one.scheduler.steady(wanted) if wanted > 1 else 0
+
     def start(self, one: _Engine, number: int, now: int) -> None:
         """The engine's next iteration, if it has anything to do and is not in one."""
         while one.batch is None:
+            if (run := self.may_run(one)) > 1:
+                one.batch = batch = Batch((), len(one.scheduler.decoding), one.scheduler.kv, ())
+                one.run, one.since = run, now
+                one.until = now + one.price.decode_ticks(batch.decodes, batch.kv_tokens, run)
+                heapq.heappush(self.events, (one.until, ENDS, number))
+                return
             batch = one.scheduler.step(one.waiting, one.finished)
             one.waiting, one.finished = [], []
             self.preemptions += len(batch.preempted)
             for key in batch.preempted:
                 one.ends.pop(key, None)
+                self.lost[key] = now
             if batch.is_empty:
                 if not batch.preempted:
                     return
@@ -148,7 +190,7 @@ class _Play:
             self.busy += spent
             self.weighted += batch.decodes * spent
             self.weight += spent if batch.decodes else 0
-            one.batch, one.since = batch, now
+            one.batch, one.since, one.until, one.run = batch, now, now + spent, 0
             heapq.heappush(self.events, (now + spent, ENDS, number))
 
     def ended(self, one: _Engine, now: int, *, decodes: bool) -> None:
@@ -156,9 +198,17 @@ class _Play:
         batch, times = one.batch, self.times
         assert batch is not None
         one.batch = None
+        if one.run:
+            one.scheduler.advance(one.run)
+            spent = now - one.since
+            self.iterations += one.run
+            self.busy += spent
+            self.weighted += batch.decodes * spent
+            self.weight += spent
         if batch.decodes:
-            self.gaps.append(float(now - one.since))
-            self.gap_counts.append(batch.decodes)
+            self.gaps.append((now - one.since) / max(one.run, 1))
+            self.gap_counts.append(batch.decodes * max(one.run, 1))
+        one.run = 0
         for piece in batch.pieces:
             if not piece.last:
                 continue
@@ -176,6 +226,9 @@ class _Play:
             if times.second[key] < 0:  # of its prompt there only the last token was not cached: the answer's first
                 times.second[key] = now
                 self.gaps.append(float(now - times.first[key]))
+                self.gap_counts.append(1)
+            elif key in self.lost:  # a token more, of what was computed again
+                self.gaps.append(float(now - self.lost.pop(key)))
                 self.gap_counts.append(1)
             one.ends[key] = one.scheduler.steps + one.scheduler.decoding[key].most - 1
             heapq.heappush(one.queue, (one.ends[key], key))
@@ -202,13 +255,16 @@ def _made(pool: EnginePool) -> _Engine:
     return _Engine(Scheduler(pool.price.engine, pool.blocks), pool.price)
 
 
-def replay_pools(load: Load, prefill: EnginePool, decode: EnginePool, transfer_s: Callable[[int], float]) -> Played:
+def replay_pools(
+    load: Load, prefill: EnginePool, decode: EnginePool, transfer_s: Callable[[int], float], *, one_by_one: bool = False
+) -> Played:
     """Play a load. transfer_s: seconds that the keys of so many tokens take from one engine to another, alone.
+    one_by_one: no iterations at once, which gives the same times to the bit.
 
     InputError for a request that an engine's memory never holds. Decode engines mix what arrives with their decodes
     whatever their record says: only one token of it is to be computed.
     """
-    play = _Play(load, prefill, decode, transfer_s)
+    play = _Play(load, prefill, decode, transfer_s, one_by_one=one_by_one)
     play.run()
     return play.times.played(
         load,

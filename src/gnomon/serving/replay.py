@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from gnomon.serving.iteration import TICKS_PER_S, IterationPrice, ticks
 from gnomon.serving.requests import Load
-from gnomon.serving.scheduler import Scheduler
+from gnomon.serving.scheduler import Arrival, Scheduler
 
 MOST_SAMPLES = 4096
 """The number of points on the curves over time."""
@@ -146,13 +146,15 @@ def replay(load: Load, price: IterationPrice, blocks: int, *, one_by_one: bool =
     every, since = 1, 0
     poll, looked = engine.poll_steps, engine.poll_steps
     """Iterations of decodes alone since it looked at what has come."""
+    reads = bool(price.shape.encoder)
+    """Whether an encoder reads prompts: an answer then begins with a token of its own."""
     holds = engine.group_wait_steps if price.serving.dp > 1 else 0
     held: set[int] = set()
     """Requests that waited for other groups."""
     launched = 0
     """When the last iteration began: what comes later is not in the next one where that is prepared meanwhile."""
     while done < count:
-        arrivals: list[tuple[int, int, int, int]] = []
+        arrivals: list[Arrival] = []
         idle = scheduler.running == len(finished)
         if looked >= poll or idle:
             looked %= poll
@@ -163,10 +165,14 @@ def replay(load: Load, price: IterationPrice, blocks: int, *, one_by_one: bool =
             # once.
             if holds and key not in held and not idle:
                 held.add(key)
-                heapq.heappush(due, (now + holds * price.decode_ticks(len(scheduler.decoding), scheduler.kv), key))
+                step = price.decode_ticks(len(scheduler.decoding), scheduler.kv, 1, scheduler.sources)
+                heapq.heappush(due, (now + holds * step, key))
                 continue
             r = requests[key]
-            arrivals.append((key, r.input_len, r.output_len, r.prefix_len if engine.prefix_cache else 0))
+            if reads:
+                arrivals.append(Arrival(key, 1, r.output_len, 0, r.input_len))
+            else:
+                arrivals.append(Arrival(key, r.input_len, r.output_len, r.prefix_len if engine.prefix_cache else 0))
         jump = 0
         # Nothing comes and nothing ends: take as many decode-only iterations as are alike at once.
         if not arrivals and not finished and not one_by_one and ends:
@@ -181,11 +187,11 @@ def replay(load: Load, price: IterationPrice, blocks: int, *, one_by_one: bool =
                 jump = min(jump, -(-(looked + max(first, 1)) // poll) * poll - looked)
         if jump > 1:
             decodes, keys = scheduler.advance(jump)
-            spent = price.decode_ticks(decodes, keys, jump)
-            launched = now + spent - price.decode_ticks(decodes, keys + (jump - 1) * decodes)
+            sources = scheduler.sources
+            spent = price.decode_ticks(decodes, keys, jump, sources)
+            launched = now + spent - price.decode_ticks(decodes, keys + (jump - 1) * decodes, 1, sources)
             looked += jump
-            # The first of the run may have another gap (a prompt ran between); the rest are alike.
-            first = price.decode_ticks(decodes, keys) if fresh or last_decode != now else 0
+            first = price.decode_ticks(decodes, keys, 1, sources) if fresh or last_decode != now else 0
             _gaps(gap_ticks, gap_counts, fresh, now, last_decode, first, decodes, times)
             rest = spent - first if first else spent
             if first:
@@ -304,14 +310,4 @@ def _gaps(
 
 def _until(room: int, most: int, scheduler: Scheduler, price: IterationPrice) -> int:
     """Iterations, from 1 to `most`, of which the last is the first to end `room` ticks from now or later."""
-    decodes, keys = len(scheduler.decoding), scheduler.kv
-    if price.decode_ticks(decodes, keys, most) < room:
-        return most
-    low, high = 0, most
-    while high - low > 1:
-        middle = (low + high) // 2
-        if price.decode_ticks(decodes, keys, middle) >= room:
-            high = middle
-        else:
-            low = middle
-    return high
+    return price.decodes_until(room, most, len(scheduler.decoding), scheduler.kv, scheduler.sources)

@@ -12,10 +12,26 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from gnomon.errors import InputError
 from gnomon.serving.kv_blocks import KvBlocks
 from gnomon.software.engine import Engine
+
+
+class Arrival(NamedTuple):
+    """A request that has come."""
+
+    key: int
+    """Its caller's name for it."""
+    prompt: int
+    """Tokens to compute before it decodes: of an encoder with a decoder those that an answer begins after."""
+    most: int
+    """Output tokens that it may ask for."""
+    cached: int
+    """Tokens at the beginning that need no computing."""
+    source: int = 0
+    """Tokens of a text that an encoder reads for it, whole; 0: there is no encoder."""
 
 
 @dataclass(slots=True)
@@ -32,6 +48,8 @@ class Running:
     """Tokens at the beginning that need no computing, at most prompt - 1."""
     done: int = 0
     """Tokens computed, cached ones included."""
+    source: int = 0
+    """As in `Arrival`. Its keys and values are held from admission on, in blocks as large as the answer's."""
     blocks: int = 0
     """KV blocks that it holds."""
     order: int = 0
@@ -54,6 +72,8 @@ class PromptPiece:
     """Tokens that the iteration computes."""
     last: bool
     """Whether the prompt ends with them, so that the iteration makes the first token of the answer."""
+    source: int = 0
+    """Tokens that an encoder reads in it, before these; 0: none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +88,8 @@ class Batch:
     """Keys that all of them attend to, the new ones included."""
     preempted: Sequence[int]
     """Requests that lost their blocks before it, and wait again."""
+    sources: int = 0
+    """Keys of the texts that an encoder read for those who decode, which they attend to beside their own."""
 
     @property
     def new_tokens(self) -> int:
@@ -106,6 +128,8 @@ class Scheduler:
         """Decode steps so far."""
         self.kv = 0
         """Keys that the decoding requests attend to in the next step."""
+        self.sources = self.source_blocks = 0
+        """Keys of what an encoder read for them, and the blocks that these lie in."""
         self.phases = [0] * self.size
         """Counts of decoding requests by (start mod block size): how soon they need their next block."""
         self.admitted = 0
@@ -138,30 +162,31 @@ class Scheduler:
         """Requests that decode, in the order of a batch's rows."""
         return self.decoding
 
-    def step(self, arrivals: Iterable[tuple[int, int, int, int]], finished: Iterable[int]) -> Batch:
+    def step(self, arrivals: Iterable[tuple[int, ...]], finished: Iterable[int]) -> Batch:
         """The next iteration, whose results the caller takes for granted: tokens in it count as computed after.
 
-        arrivals: (key, prompt tokens, most output tokens, cached tokens) of those that came since the last step.
+        arrivals: `Arrival`s, or tuples of their fields, of those that came since the last step.
         finished: keys of decoding requests that have all their tokens. InputError for a request that can never fit.
         """
         self.growing = 0
         for key in finished:
             self._release(key)
-        for key, prompt, most, cached in arrivals:
-            # At least the last token of a prompt is computed: the answer begins with what follows it.
+        for key, prompt, most, cached, source in (Arrival(*one) for one in arrivals):
             new = prompt - min(cached, prompt - 1)
             if not self.engine.chunked_prefill and new > self.engine.max_batched_tokens:
                 raise InputError(
                     f"a prompt of {new} tokens is more than max_batched_tokens {self.engine.max_batched_tokens}, and "
                     f"without chunked prefill it would wait for ever; cut prompts in chunks or raise the budget"
                 )
-            needs = -(-(prompt + most - 1) // self.size)
+            needs = -(-(prompt + most - 1) // self.size) - (-source // self.size)
             if needs > self.total - self.low:
                 raise InputError(
-                    f"a request of {prompt} input and {most} output tokens needs {needs} KV blocks of {self.size}, and "
-                    f"there are {self.total - self.low}: at most {self.longest()} tokens"
+                    f"a request of {source or prompt} input and {most} output tokens needs {needs} KV blocks of "
+                    f"{self.size}, and there are {self.total - self.low}: at most {self.longest()} tokens"
                 )
-            self.waiting.append(Running(key=key, prompt=prompt, most=most, cached=min(cached, prompt - 1)))
+            self.waiting.append(
+                Running(key=key, prompt=prompt, most=most, cached=min(cached, prompt - 1), source=source)
+            )
         engine = self.engine
         # Without mixed batches prompts go first and alone; decodes wait.
         if not engine.mixed:
@@ -186,7 +211,8 @@ class Scheduler:
         if not count:
             return Batch(pieces, 0, 0, preempted) if pieces or preempted else IDLE
         begun = sum(self.decoding[piece.key].start + self.steps for piece in pieces if piece.last)
-        batch = Batch(pieces, count, self.kv - begun, preempted)
+        read = sum(self.decoding[piece.key].source for piece in pieces if piece.last) if self.sources else 0
+        batch = Batch(pieces, count, self.kv - begun, preempted, self.sources - read)
         self.steps += 1
         for piece in pieces:  # they have not moved: their length is as before the step
             if piece.last:
@@ -247,12 +273,15 @@ class Scheduler:
 
     def _again(self, run: Running, prompt: int, most: int) -> None:
         """A preempted request, first in the queue; what it had answered is part of its prompt now."""
-        self.waiting.appendleft(Running(key=run.key, prompt=prompt, most=most, cached=0))
+        self.waiting.appendleft(Running(key=run.key, prompt=prompt, most=most, cached=0, source=run.source))
+
+    def _read(self, run: Running) -> int:
+        """Blocks of what an encoder reads for a request."""
+        return -(-run.source // self.size)
 
     def _held(self, run: Running) -> int:
         """Blocks of a decoding request: those of the keys that are written."""
-        # The next key is not written yet, so one less than the length; ceil over blocks.
-        return -(-(self.steps + run.start - 1) // self.size)
+        return -(-(self.steps + run.start - 1) // self.size) + self._read(run)
 
     def _release(self, key: int) -> None:
         run = self.decoding.pop(key)
@@ -260,6 +289,8 @@ class Scheduler:
         self._give_back(key, held)
         self.asked -= run.most - (self.steps - run.began)
         self.kv -= run.start + self.steps
+        self.sources -= run.source
+        self.source_blocks -= self._read(run)
         self.phases[run.start % self.size] -= 1
         if self.engine.preemption == "none":
             self.promised -= self._whole(run) - held
@@ -291,7 +322,7 @@ class Scheduler:
 
     def _whole(self, run: Running) -> int:
         """Blocks of all its tokens but the last, which nobody reads."""
-        return -(-(run.prompt + run.most - 1) // self.size)
+        return -(-(run.prompt + run.most - 1) // self.size) + self._read(run)
 
     def _pieces(self, budget: int, *, new: bool = True) -> list[PromptPiece]:
         """Parts of prompts for so many tokens: those begun go on, then who waits is admitted, in order."""
@@ -308,25 +339,28 @@ class Scheduler:
             self.waiting.popleft()
             if self.memory is not None:
                 run.cached = self.memory.admit(run.key)
-            run.blocks, run.done, run.order = -(-run.prompt // self.size), run.cached, self.admitted
+            run.blocks, run.done, run.order = -(-run.prompt // self.size) + self._read(run), run.cached, self.admitted
             self.admitted += 1
             self.free = self.free - run.blocks if self.memory is None else self.memory.free - self.growing
             self.promised += reserve
             self.asked += run.most
             whole = run.prompt - run.cached
-            budget -= self._fill(run, budget if engine.chunked_prefill else max(budget, whole), pieces)
+            budget -= run.source  # an encoder's text is not cut: what it leaves is its decoder's, a token at least
+            budget -= self._fill(run, max(budget, 1) if engine.chunked_prefill else max(budget, whole), pieces)
         return pieces
 
     def _fill(self, run: Running, budget: int, pieces: list[PromptPiece]) -> int:
         tokens = min(run.prompt - run.done, budget)
         last = run.done + tokens == run.prompt
-        pieces.append(PromptPiece(run.key, run.done, tokens, last))
+        pieces.append(PromptPiece(run.key, run.done, tokens, last, 0 if run.done > run.cached else run.source))
         run.done += tokens
         if last:
             # start + steps is the length at any time: storing start makes growing all decodes one addition.
             run.start, run.began = run.prompt + 1 - self.steps, self.steps
             self.decoding[run.key] = run
             self.kv += run.prompt + 1
+            self.sources += run.source
+            self.source_blocks += self._read(run)
             self.phases[run.start % self.size] += 1
         else:
             self.filling.append(run)
@@ -362,7 +396,9 @@ class Scheduler:
         missing = run.prompt - run.cached
         if not engine.chunked_prefill and missing > budget and (begun or missing <= engine.max_batched_tokens):
             return None
-        blocks = -(-run.prompt // self.size)
+        if begun and run.source and run.source + 1 > budget:
+            return None  # texts are read whole: one that is longer than what is left goes beside decodes alone
+        blocks = -(-run.prompt // self.size) + self._read(run)
         if engine.preemption == "none":
             # Without preemption a request is admitted only if everything it may ever take is free.
             promise = self._whole(run) - blocks
@@ -375,7 +411,7 @@ class Scheduler:
             return 0 if blocks - shared + reserved + self.low <= self.free else None
         # in tokens, not blocks: a decode takes more of them than of what it may still ask for, so that who is not
         # admitted now is not admitted later in a run of decodes either
-        room = (self.total - self.low - sum(run.blocks for run in self.filling)) * self.size
+        room = (self.total - self.low - self.source_blocks - sum(run.blocks for run in self.filling)) * self.size
         written = self.kv - len(self.decoding)
         expected = (self.asked + run.most) * engine.reserved_output
         fits = blocks + self.low <= self.free and blocks * self.size + expected <= room - written

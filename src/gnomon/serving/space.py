@@ -18,7 +18,7 @@ from gnomon.errors import InputError
 from gnomon.graph import Graph
 from gnomon.hardware.types import Cluster
 from gnomon.serving.capacity import refusal
-from gnomon.serving.forecast import Disaggregated, Forecast, Target, serve, serve_pools
+from gnomon.serving.forecast import Alike, Disaggregated, Forecast, Target, serve, serve_pools
 from gnomon.serving.iteration import TICKS_PER_S, IterationPrice, pieces_of
 from gnomon.serving.layout import Serving
 from gnomon.serving.requests import Load
@@ -142,26 +142,50 @@ def _formats(
             yield w, k, rules
 
 
-def bound(price: IterationPrice, load: Load) -> float:
-    """Output tokens a second and device that no replay of the load exceeds.
+def bound(price: IterationPrice, load: Load, *, apart: int = 0) -> float:
+    """Output tokens a second and device that no replay of the load exceeds. apart: 1 where prompts are computed by
+    other engines (a request's second token is then made of a prompt's last one).
 
-    Each output token but a request's first is one row of a decode iteration. With r requests running, an iteration of
-    decodes takes at least what r rows without a key take, and there are at most r = min(clients, max_seqs) of them. So
-    tokens a second are at most the largest of n / seconds(n) over n up to r, counted with the first tokens, which come
-    from prompts.
+    The work of all engines that share a load, in seconds, is at least the largest of four sums, each over all requests:
+    - decodes: an iteration with n of them takes the device what n rows take and, for each key that one of them sees,
+      its price. n is at most r = min(clients, max_seqs), so a decode takes at least the least share, over n up to r, of
+      n rows; and which keys it sees depends on its request alone.
+    - the host's part of that, which the device does not wait for where they overlap, else both together.
+    - rows: each new token of a prompt and each decode takes at least the least share of a row among any number of rows.
     """
     groups = price.serving.replicas * price.serving.dp * price.serving.pp
     clients = len(load.requests) if load.concurrency is None else load.concurrency
     most = max(1, min(price.engine.max_seqs, -(-clients // groups)))
-    rates = [n * TICKS_PER_S / price.least_decode_ticks(n) for n in range(1, most + 1)]
+    device, host = price.least_decode_ticks(most)
+    decodes = [max(r.output_len - 1 - apart, 0) for r in load.requests]
+    keys = 0
+    for count, r in zip(decodes, load.requests, strict=True):
+        if count:
+            keys += price.keys_ticks(count, 1 if price.shape.encoder else r.input_len, r.output_len - 1)
+            keys += price.source_key_ticks * count * r.input_len
+    made = sum(decodes)
+    work = max(made * device + keys + (0 if price.engine.host_overlap else made * host), made * host)
+    if not apart:
+        rows = prompt_tokens(load) + (made if price.checked == 1 else 0)
+        work = max(work, price.least_token_ticks() * rows + keys)
     outputs = sum(r.output_len for r in load.requests)
-    later = outputs - len(load.requests)
-    if later <= 0:
-        return float("inf")
-    return max(rates) * groups / price.serving.devices * outputs / later
+    return float("inf") if not work else outputs * groups * TICKS_PER_S / work / price.serving.devices
 
 
-def _meets(found: Forecast, target: Target) -> bool:
+def prompt_tokens(load: Load) -> int:
+    """Tokens of prompts that are computed, whatever is cached."""
+    return sum(r.input_len - min(r.prefix_len, r.input_len - 1) for r in load.requests)
+
+
+def prompt_bound(price: IterationPrice, load: Load, groups: int) -> float:
+    """Output tokens a second that engines which compute prompts alone allow: each token of a prompt is computed in an
+    iteration, which takes at least the least share of a row for it."""
+    work = prompt_tokens(load) * price.least_token_ticks()
+    return float("inf") if not work else groups * sum(r.output_len for r in load.requests) * TICKS_PER_S / work
+
+
+def meets(found: Forecast, target: Target) -> bool:
+    """Whether its p50s are within the targets."""
     ttft = target.ttft_s is None or found.ttft.p50 <= target.ttft_s
     return ttft and (target.tpot_s is None or found.tpot.p50 <= target.tpot_s)
 
@@ -216,7 +240,7 @@ class _Prices:
         self.budget = max((c.engine.max_batched_tokens for c in candidates), default=1)
         self.whole: dict[tuple[Serving, Engine], IterationPrice | InputError] = {}
         self.starts: dict[tuple[Serving, Engine], str | None] = {}
-        self.bounds: dict[tuple[Serving, Engine, int], float] = {}
+        self.bounds: dict[tuple[Serving, Engine, int, bool], float] = {}
 
     def of(self, serving: Serving, rules: Engine) -> IterationPrice:
         """InputError where it cannot be, or the engine would not start."""
@@ -241,11 +265,16 @@ class _Prices:
 def _bound(price: IterationPrice, candidate: Candidate, load: Load, known: _Prices) -> float:
     """`bound` of a candidate; of pools that of their engines that answer, spread over all devices."""
     answering = candidate.pools.decode_count if candidate.pools is not None else candidate.serving.replicas
-    key = replace(candidate.serving, replicas=1), candidate.engine, answering
+    key = replace(candidate.serving, replicas=1), candidate.engine, answering, candidate.pools is not None
     if key not in known.bounds:
-        known.bounds[key] = bound(price.limited(replace(key[0], replicas=answering), candidate.engine), load)
-    share = candidate.serving.devices * answering / candidate.devices if candidate.pools is not None else 1.0
-    return known.bounds[key] * share
+        apart = int(candidate.pools is not None)
+        whole = price.limited(replace(key[0], replicas=answering), candidate.engine)
+        known.bounds[key] = bound(whole, load, apart=apart)
+    if candidate.pools is None:
+        return known.bounds[key]
+    answers = known.bounds[key] * candidate.serving.devices * answering / candidate.devices
+    first = candidate.pools.prefill_count * candidate.pools.prefill.dp
+    return min(answers, prompt_bound(price, load, first) / candidate.devices)
 
 
 def _search(
@@ -264,6 +293,7 @@ def _search(
         order.append((_bound(price, candidate, load, known), index, price))
     order.sort(key=lambda entry: (-entry[0], entry[1]))
     shortest = min(r.input_len for r in load.requests)
+    alike: Alike = {}
     chosen: PlayedCandidate | None = None
     edge: tuple[PlayedCandidate, ...] = ()
     played, later = 0, []
@@ -274,15 +304,17 @@ def _search(
         try:
             if candidate.pools is not None:
                 forecast = serve_pools(
-                    graph, cluster, candidate.serving, candidate.engine, candidate.pools, load, target
+                    graph, cluster, candidate.serving, candidate.engine, candidate.pools, load, target, price, alike
                 )
             else:
-                forecast = serve(graph, cluster, candidate.serving, candidate.engine, load, target, price=price)
+                forecast = serve(
+                    graph, cluster, candidate.serving, candidate.engine, load, target, price=price, alike=alike
+                )  # fmt: skip
         except InputError as error:
             reason = str(error)
             refused[reason] = refused.get(reason, 0) + 1
             return None
-        return PlayedCandidate(candidate=candidate, forecast=forecast, meets=_meets(forecast, target))
+        return PlayedCandidate(candidate=candidate, forecast=forecast, meets=meets(forecast, target))
 
     for limit, index, price in order:
         least_tpot = least_tpot_s(price, shortest)
@@ -327,13 +359,16 @@ def _search(
 
 def least_tpot_s(price: IterationPrice, shortest: int) -> float:
     """Seconds for a further token that no request falls under: a decode alone, after the shortest prompt."""
+    if price.shape.encoder:
+        return price.decode_ticks(1, 1, 1, shortest) / TICKS_PER_S
     return price.decode_ticks(1, shortest) / TICKS_PER_S
 
 
 def least_ttft_s(price: IterationPrice, shortest: int) -> float:
     """Seconds to a first token that no request of the load falls under: the shortest prompt alone, in whole pieces."""
     rules = price.engine
-    pieces = pieces_of(shortest, rules.max_batched_tokens if rules.chunked_prefill else shortest)
+    budget = rules.max_batched_tokens if rules.chunked_prefill else shortest
+    pieces = pieces_of(shortest, budget, is_read=bool(price.shape.encoder))
     alone = sum(price.batch_ticks(Batch((piece,), 0, 0, ())) for piece in pieces) / TICKS_PER_S
     return rules.request_s + rules.request_token_s * shortest + alone
 

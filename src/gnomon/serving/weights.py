@@ -7,13 +7,18 @@ over ranks, with local sizes. InputError where an axis does not divide what it s
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass, replace
 from math import prod
+from typing import Literal
 
 from gnomon.errors import InputError
 from gnomon.graph import BF16, Block, Dim, Graph, Op, Setting, forward_work
 from gnomon.ops.state_space import Scan
 from gnomon.serving.layout import Format, Serving, weight_format
+
+ONE_TOKEN = {"batch": 1, "seq": 1, "enc_seq": 1}
+"""Sizes of an activation of one token."""
 
 SPLIT = ("heads", "kv_heads", "ffn", "shared_ffn", "vocab", "ssm_groups", "ssm_heads")
 """Dims (without their scope) that tensor parallelism divides."""
@@ -102,6 +107,10 @@ class BlockShape:
     taps_elements: int
     """Elements of the last inputs of a scan's convolution for each sequence."""
     scan: tuple[Op, Block] | None
+    cross: RankAttention | None
+    """Of a decoder beside an encoder: attention to what that read."""
+    source_products: tuple[ServedMatmul, ...]
+    """Keys and values of that, made once for each text."""
     pass_bytes: int
     """Bytes of passes over activations for each token: norms, activations, rotary, router."""
     pass_kernels: int
@@ -123,6 +132,9 @@ class RankModel:
     """A model on one rank."""
 
     blocks: tuple[BlockShape, ...]
+    """Computed for each token that is made: of an encoder with a decoder, those of the decoder."""
+    encoder: tuple[BlockShape, ...]
+    """Computed once for a text that is answered; none where there is no encoder."""
     hidden: int
     vocab: int
     ffn: int
@@ -132,8 +144,8 @@ class RankModel:
 
     @property
     def weight_bytes(self) -> float:
-        """Bytes of the weights on one rank, all stages together."""
-        return sum(block.weight_bytes * block.count for block in self.blocks)
+        """On one rank, all stages."""
+        return sum(block.weight_bytes * block.count for block in (*self.encoder, *self.blocks))
 
     @property
     def attentions(self) -> tuple[tuple[RankAttention, int], ...]:
@@ -145,6 +157,11 @@ class RankModel:
         return tuple(found.items())
 
     @property
+    def crossed(self) -> tuple[tuple[RankAttention, int], ...]:
+        """Kinds of attention to what an encoder read, with the number of their layers."""
+        return tuple((block.cross, block.count) for block in self.blocks if block.cross is not None)
+
+    @property
     def state_elements(self) -> int:
         """Elements of scans' states for each sequence, all layers."""
         return sum(block.scan_elements * block.count for block in self.blocks)
@@ -154,11 +171,24 @@ def _base(dim: Dim) -> str:
     return dim.name.rpartition(".")[2]
 
 
+def _is_read(block: Block, name: str) -> bool:
+    """Whether a tensor has the tokens of a text that an encoder reads."""
+    return any(_base(dim) == "enc_seq" for dim in block.tensor(name).dims)
+
+
+def _is_source(block: Block, name: str) -> bool:
+    """Whether a decoder's block has it of what an encoder read."""
+    return name in {t.name for t in block.tensors} and _is_read(block, name) and not _is_read(block, block.outputs[0])
+
+
 class _BlockWalk:
     """One block's ops, gathered."""
 
-    def __init__(self, block: Block, serving: Serving, count: int, multiples: tuple[int, ...]) -> None:
-        self.multiples = multiples
+    def __init__(
+        self, block: Block, serving: Serving, count: int, multiples: tuple[int, ...], elsewhere: Collection[str] = ()
+    ) -> None:
+        """elsewhere: parameters that are a later block's too, and counted there."""
+        self.multiples, self.elsewhere = multiples, elsewhere
         self.block, self.serving, self.count = block, serving, count
         self.format = weight_format(serving.weights)
         self.sizes: dict[str, int] = {}
@@ -211,6 +241,8 @@ class _BlockWalk:
         linears = [op for op in block.ops if op.kind == "linear"]
         grouped = [op for op in block.ops if op.kind == "grouped_linear"]
         cores = [op for op in block.ops if op.kind == "attention"]
+        crossing = [op for op in cores if _is_source(block, op.inputs[1])]
+        cores = [op for op in cores if op not in crossing]
         scans = [op for op in block.ops if op.kind == "state_space"]
         names = {_base(atom): atom for tensor in block.tensors for atom in tensor.atoms}
         latent = "kv_rank" in names and bool(cores)
@@ -254,15 +286,14 @@ class _BlockWalk:
             elif partial and "shared" not in op.path:
                 sums += 1
             joined.setdefault((op.path if partial or router else op.inputs[0], form.bits), []).append(made)
-        products: list[ServedMatmul] = []
-        for same in joined.values():
+        products, of_source = list[ServedMatmul](), list[ServedMatmul]()
+        for (of, _), same in joined.items():
+            joint = of_source if _is_source(block, of) else products
             if len(same) > 1 and len({(p.k, p.bits, p.batch, p.product) for p in same}) == 1:
                 first = same[0]
-                products.append(
-                    ServedMatmul(n=sum(p.n for p in same), k=first.k, bits=first.bits, product=first.product)
-                )
+                joint.append(ServedMatmul(n=sum(p.n for p in same), k=first.k, bits=first.bits, product=first.product))
             else:
-                products += same
+                joint += same
         experts = self._experts(grouped) if grouped else None
         dispatches = 0
         if experts is not None:
@@ -274,18 +305,17 @@ class _BlockWalk:
                 sums += 1
         pass_bytes, pass_kernels = self._passes()
         attention = self._attention(cores[0], latent) if cores else None
-        # Bytes: matmuls, experts of this rank (copies included), table, and what is left in 16 bits.
-        weights = sum(p.n * p.k * p.batch * p.bits / 8 for p in products)
+        weights = sum(p.n * p.k * p.batch * p.bits / 8 for p in (*products, *of_source))
         if experts is not None:
             held = (experts.experts + self.serving.redundant_experts) * experts.local_share
             weights += experts.elements * experts.stored * experts.bits / 8 * held
-        if table is not None:
+        if table is not None and table.inputs[1] not in self.elsewhere:
             weights += self.size(block.tensor(table.inputs[1]).dims) * self.stored("table").bits / 8
         named = {block.tensor(name).name for op in (*linears, *grouped) for name in op.inputs[1:2]}
         named |= {table.inputs[1]} if table is not None else set()
         small = [t for t in block.parameters if t.name not in named]
         weights += sum(self.size(t.dims) * 2 for t in small)
-        scan = Scan.of(scans[0], block, {**self.sizes, "batch": 1, "seq": 1}) if scans else None
+        scan = Scan.of(scans[0], block, {**self.sizes, **ONE_TOKEN}) if scans else None
         hidden = self.sizes.get(names["hidden"].name, 0) if "hidden" in names else 0
         return BlockShape(
             name=block.name,
@@ -296,6 +326,8 @@ class _BlockWalk:
             scan_elements=int(scan.width * scan.state) if scan is not None else 0,
             taps_elements=_taps(scans[0], block, scan) if scan is not None else 0,
             scan=(scans[0], block) if scans else None,
+            cross=self._attention(crossing[0], latent=False) if crossing else None,
+            source_products=tuple(of_source),
             pass_bytes=pass_bytes,
             pass_kernels=pass_kernels,
             sums=sums,
@@ -361,13 +393,15 @@ class _BlockWalk:
     def _passes(self) -> tuple[int, int]:
         """(bytes for a token, kernels) of what an engine runs between products; sums with a residual are part of the
         norm that follows, rotary of q and k and the write of keys are one kernel each."""
-        setting = Setting(sizes={**self.sizes, "batch": 1, "seq": 1}, dtypes=BF16, causal_flops="half")
+        setting = Setting(sizes={**self.sizes, **ONE_TOKEN}, dtypes=BF16, causal_flops="half")
         total, kernels, rotary = 0.0, 0, False
         for op in self.block.ops:
             if op.kind in ("linear", "grouped_linear", "attention", "state_space", "cross_entropy", "embedding", "mse"):
                 continue
             if op.kind in ("reshape", "split", "rename", "concat", "scale", "repeat") or op.captured is not None:
                 continue
+            if op.does == "drops":
+                continue  # nothing is dropped where nothing is trained
             if "experts." in op.path and "shared" not in op.path:
                 continue  # in the price of the experts
             work = forward_work(op, self.block, setting)
@@ -389,13 +423,25 @@ def _taps(op: Op, block: Block, scan: Scan) -> int:
     return int((taps - 1) * (scan.width + 2 * scan.groups * scan.state))
 
 
-def _is_tied(graph: Graph, name: str) -> bool:
-    """Whether a block's table of tokens is also the matrix of a later block."""
-    full: dict[str, set[str]] = {}
+def _first_place(block: Block, table: str) -> int:
+    """Row of a table of positions that the first token reads."""
+    first = next((op.attr("first", 0) for op in block.ops if op.kind == "embedding" and op.inputs[1] == table), 0)
+    return first if isinstance(first, int) else 0
+
+
+def _counted_later(graph: Graph) -> dict[str, set[str]]:
+    """Block -> its parameters that are a later block's too: a table is counted where it is used last, as the head's
+    matrix where it is that."""
+    last: dict[str, str] = {}
     for call in graph.calls:
         for tensor in graph.block(call.block).parameters:
-            full.setdefault(call.parameter_name(tensor.name), set()).add(call.block)
-    return any(name in blocks and len(blocks) > 1 for blocks in full.values())
+            last[call.parameter_name(tensor.name)] = call.block
+    found: dict[str, set[str]] = {call.block: set() for call in graph.calls}
+    for call in graph.calls:
+        for tensor in graph.block(call.block).parameters:
+            if last[call.parameter_name(tensor.name)] != call.block:
+                found[call.block].add(tensor.name)
+    return found
 
 
 def encoder_blocks(graph: Graph, serving: Serving) -> tuple[BlockShape, ...]:
@@ -414,23 +460,65 @@ def adapter_bytes(shape: RankModel, serving: Serving) -> float:
     return float(serving.lora_slots * serving.lora_rank * each * 2)
 
 
+Places = Literal["relative", "learned", "fixed"]
+"""How an encoder with a decoder knows where a token stands: a bias on scores by distance (T5), a table that is trained
+(BART), one that is not (Marian)."""
+
+
+def places_of(graph: Graph) -> Places | None:
+    """Of an encoder with a decoder; None for another model."""
+    made = {tensor.name for tensor in graph.inputs}
+    if not {"input_ids", "decoder_input_ids"} <= made:
+        return None
+    ops = [(block, op) for block in graph.blocks for op in block.ops]
+    if any(op.kind == "attention" and len(op.inputs) > 3 for _, op in ops):
+        return "relative"
+    looked_up = [block.tensor(op.inputs[0]).kind for block, op in ops if op.kind == "embedding"]
+    return "learned" if "state" in looked_up else "fixed"
+
+
+def _told_apart(graph: Graph, serving: Serving, blocks: tuple[BlockShape, ...]) -> tuple[BlockShape, ...]:
+    """The encoder's blocks of them. InputError for what is not served so."""
+    of_encoder = {b.name for b in graph.blocks if any(_is_read(b, name) for name in b.outputs)}
+    if not of_encoder:
+        return ()
+    if places_of(graph) is None:
+        raise InputError(
+            f"{graph.name} has an encoder that reads no text (input_ids); --serve predicts what answers texts: "
+            f"decoders (llama-3.1-8b), encoders (bert-base), and encoders with a decoder (t5-base)"
+        )
+    for name, said in (("pp", serving.pp > 1), ("lora_rank", serving.lora_rank), ("draft", serving.draft != "none"),
+                       ("resident_bytes", serving.resident_bytes is not None)):  # fmt: skip
+        if said:
+            raise InputError(
+                f"{graph.name} has an encoder beside its decoder, which is served whole and without {name}; leave it "
+                f"out"
+            )
+    for block in blocks:
+        if block.cross is not None and block.attention is not None:
+            held, read = block.attention.kv_elements, block.cross.kv_elements
+            if held != read:
+                raise InputError(
+                    f"{graph.name} keeps {held} elements of a token that it makes and {read} of one that it reads; "
+                    f"only models that keep as many of both are predicted"
+                )
+    return tuple(block for block in blocks if block.name in of_encoder)
+
+
 def shape_of(graph: Graph, serving: Serving, multiples: tuple[int, ...] = (1, 1)) -> RankModel:
     """The shape of a model on one rank. multiples: `Engine.expert_multiples`.
 
     InputError for a model that makes no tokens one after another.
     """
-    if any(_base(dim) == "enc_seq" for block in graph.blocks for tensor in block.tensors for dim in tensor.atoms):
-        raise InputError(
-            f"{graph.name} has an encoder beside its decoder, and no server of one is predicted; gnomon serve runs "
-            f"folders of T5, and --serve predicts decoders (llama-3.1-8b) and encoders (bert-base)"
-        )
     counts: dict[str, int] = {}
     for call in graph.calls:
         counts[call.block] = counts.get(call.block, 0) + call.repeat
-    blocks = tuple(_BlockWalk(graph.block(name), serving, count, multiples).shape() for name, count in counts.items())
+    later = _counted_later(graph)
     blocks = tuple(
-        replace(b, weight_bytes=0.0) if b.has_table and _is_tied(graph, b.name) else b for b in blocks
-    )  # the head's matrix is the table
+        _BlockWalk(graph.block(name), serving, count, multiples, later[name]).shape() for name, count in counts.items()
+    )
+    encoder = _told_apart(graph, serving, blocks)
+    blocks = tuple(b for b in blocks if b not in encoder)
     cores = [b.attention for b in blocks if b.attention is not None]
     if not any(b.is_head and b.products for b in blocks) or any(not core.causal for core in cores):
         raise InputError(
@@ -448,7 +536,7 @@ def shape_of(graph: Graph, serving: Serving, multiples: tuple[int, ...] = (1, 1)
     hidden = max(b.hidden for b in blocks)
     head = next(b for b in blocks if b.is_head)
     positions = [
-        a.size
+        a.size - _first_place(block, t.name)
         for block in graph.blocks
         for t in block.parameters
         for a in t.atoms
@@ -456,6 +544,7 @@ def shape_of(graph: Graph, serving: Serving, multiples: tuple[int, ...] = (1, 1)
     ]
     return RankModel(
         blocks=blocks,
+        encoder=encoder,
         hidden=hidden,
         vocab=max(p.n for p in head.products),
         ffn=max((p.n for b in blocks if not b.is_head for p in b.products), default=hidden),

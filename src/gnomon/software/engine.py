@@ -92,6 +92,12 @@ class Engine:
     """Whether the host prepares the next iteration while the device computes."""
     launch_s: Seconds
     """Host's time of one kernel outside a graph."""
+    op_call_s: Seconds
+    """Host's time of each op of an encoder with a decoder, where layers run op by op and the device waits for it; 0 s:
+    they do not, or it does not."""
+    attention_call_s: Seconds
+    """Host's time of attention to one text in one layer of an encoder with a decoder, where each text is a call of its
+    own; 0 s: one kernel for all."""
     request_s: Seconds
     """From a request's arrival to the scheduler: server, tokenizer, processes between."""
     request_token_s: Seconds
@@ -111,6 +117,9 @@ class Engine:
     """Axes over which it divides a model; none: copies of it alone."""
     plans_kv: tuple[str, ...]
     """Formats of cached keys that it tries besides 16 bits."""
+    encoder_decoders: tuple[Literal["relative", "learned", "fixed"], ...]
+    """Encoders with a decoder that it serves, by how they know where a token stands: relative (T5), learned (BART,
+    mBART), fixed (Marian, M2M100); none: it serves none."""
     disaggregates: bool
     """Whether engines that compute prompts can hand keys to engines that answer."""
     facts: tuple[EngineFact, ...]

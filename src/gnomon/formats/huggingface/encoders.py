@@ -1,4 +1,4 @@
-"""Hugging Face configs of encoders, of texts and images, and of encoders with a decoder (T5).
+"""Hugging Face configs of encoders, of texts and images, and of encoders with a decoder (T5, BART).
 
 As in `huggingface.decoders`. Heads that classify texts are BERT's and RoBERTa's.
 """
@@ -9,12 +9,12 @@ from collections.abc import Mapping
 
 from gnomon.formats.huggingface.model_type import ModelType
 from gnomon.formats.huggingface.numerics import BERT, Usual
-from gnomon.formats.huggingface.parts import ACTIVATIONS, Notes, Wanted, only
+from gnomon.formats.huggingface.parts import ACTIVATIONS, Notes, Reader, Wanted, only
 from gnomon.formats.huggingface.pieces import exactly, led
 from gnomon.formats.huggingface.weights import Family
 from gnomon.formats.keys import Keys
 from gnomon.graph import Graph
-from gnomon.models import bert, t5, vit
+from gnomon.models import bart, bert, t5, vit
 
 
 def _roberta(k: Keys, name: str, wanted: Wanted, notes: Notes) -> Graph:
@@ -85,6 +85,48 @@ def _t5(k: Keys, name: str, wanted: Wanted, notes: Notes, *, multilingual: bool 
             dropout=k.number("dropout_rate", 0.1),
         )
     )
+
+
+def _bart_like(*, trained: int | None, pre_norm: bool, embedding_norm: bool, scaled: bool) -> Reader:
+    """trained: rows of a table of positions before the first token's; None: positions are not trained. scaled: where
+    the file does not say. Source: modelling classes of transformers 5.23."""
+
+    def read(k: Keys, name: str, wanted: Wanted, notes: Notes) -> Graph:
+        k.must_be("is_encoder_decoder", True)
+        k.must_be("tie_word_embeddings", True)
+        if k.has("share_encoder_decoder_embeddings"):
+            k.must_be("share_encoder_decoder_embeddings", True)
+        for side in ("encoder", "decoder"):
+            if k.number(f"{side}_layerdrop", 0.0):
+                notes.append(f"{side}_layerdrop: layers that training leaves out by chance are computed here")
+        # of older releases, whose classes were one; the classes of today do not read them
+        k.ignore("normalize_before", "normalize_embedding", "static_position_embeddings", "extra_pos_embeddings")
+        k.ignore("add_bias_logits", "add_final_layer_norm", "decoder_vocab_size", "num_hidden_layers")
+        k.ignore("classifier_dropout", "classif_dropout", "num_labels", "id2label", "label2id", "init_std")
+        places = k.integer("max_position_embeddings", 1024)
+        return bart.bart(
+            bart.BartConfig(
+                name=name,
+                num_layers=k.integer("encoder_layers"),
+                num_decoder_layers=k.integer("decoder_layers"),
+                hidden_size=k.integer("d_model"),
+                num_heads=k.integer("encoder_attention_heads"),
+                num_decoder_heads=k.integer("decoder_attention_heads"),
+                ffn_size=k.integer("encoder_ffn_dim"),
+                decoder_ffn_size=k.integer("decoder_ffn_dim"),
+                vocab_size=k.integer("vocab_size"),
+                position_rows=None if trained is None else places + trained,
+                pre_norm=pre_norm,
+                embedding_norm=embedding_norm,
+                scaled=k.flag("scale_embedding", scaled),
+                activation=k.choice("activation_function", ACTIVATIONS, "gelu"),
+                dropout=k.number("dropout", 0.1),
+                attention_dropout=k.number("attention_dropout", 0.0),
+                activation_dropout=k.number("activation_dropout", 0.0),
+            )
+        )
+
+    return read
 
 
 def _classes(k: Keys) -> int:
@@ -178,6 +220,16 @@ ENCODERS = (
     ),
     ModelType(
         name="mt5", reader=_mt5, numerics=Usual(eps_key="layer_norm_epsilon", rotary="", padded=False), weights=T5_FILES
+    ),
+    *(
+        ModelType(name=name, reader=reader, numerics=None, weights=Family())
+        for name, reader in (
+            ("bart", _bart_like(trained=2, pre_norm=False, embedding_norm=True, scaled=False)),
+            ("mbart", _bart_like(trained=2, pre_norm=True, embedding_norm=True, scaled=False)),
+            ("marian", _bart_like(trained=None, pre_norm=False, embedding_norm=False, scaled=False)),
+            ("m2m_100", _bart_like(trained=None, pre_norm=True, embedding_norm=False, scaled=True)),
+            ("pegasus", _bart_like(trained=None, pre_norm=True, embedding_norm=False, scaled=False)),
+        )
     ),
     ModelType(
         name="vit",

@@ -53,6 +53,7 @@ NOT_DESCRIBED = {
     "deepseek_v4": "its attention reads compressed keys, chosen by an index that has no price",
     "longcat_flash": "a layer has two attentions, and experts beside them that compute nothing",
     "apertus": "its feed-forward's activation (xIELU) has no price",
+    "whisper": "its encoder reads sound, which is no text",
     "mllama": "its language model attends to the image in layers of their own",
 }
 """model_type -> why there is no reader, for models that people ask for."""

@@ -134,7 +134,7 @@ def row(name: str, seconds: float, with_inductor: bool) -> str:
             continue
         tenths = quantiles(taken[peer], n=10)
         cells.append(f"{tenths[4] * 1e6:.0f} ({tenths[0] * 1e6:.0f})")
-    steps = [run.count for report in backend.reports for run in report.runs if run.trial and run.trial.kept]
+    steps = [run.count for report in backend.reports for run in report.runs if run.kept]
     return f"| {' | '.join(cells)} | {', '.join(map(str, steps)) or '-'} |"
 
 

@@ -1,7 +1,7 @@
 """Whole models for `table.py`, with random weights: BERT-base, GPT-2, Llama-style of 1 and 16 layers, ViT-B, ResNet-50,
-DLRM and Mamba, without dropout but for a BERT of its own; and silero-vad with the trained weights of its wheel, where
-that is installed. Sizes are those of the architecture, but for the Llama-style model (1,024 units), Mamba (512 units,
-2 layers, as Dynamo unrolls its scan) and vocabularies.
+DLRM, Mamba and a NASNet cell, without dropout but for a BERT of its own; and silero-vad with the trained weights of its
+wheel, where that is installed. Sizes are those of the architecture, but for the Llama-style model (1,024 units), Mamba
+(512 units, 2 layers, as Dynamo unrolls its scan) and vocabularies.
 """
 
 from __future__ import annotations
@@ -59,6 +59,41 @@ class Dlrm(nn.Module):
         every = torch.stack([x, *[table(sparse[:, n]) for n, table in enumerate(self.tables)]], 1)
         dots = every @ every.transpose(1, 2)
         return self.top(torch.cat([x, dots[:, self.below[0], self.below[1]]], -1)).sigmoid()
+
+
+class Separable(nn.Module):
+    """ReLU, a convolution of each channel, one of single pixels and a batch norm, twice."""
+
+    def __init__(self, width: int, size: int) -> None:
+        super().__init__()
+        self.steps = nn.Sequential(*(one for _ in range(2) for one in (
+            nn.ReLU(), nn.Conv2d(width, width, size, padding=size // 2, groups=width, bias=False),
+            nn.Conv2d(width, width, 1, bias=False), nn.BatchNorm2d(width),
+        )))  # fmt: skip
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.steps(x)
+
+
+class NasnetCell(nn.Module):
+    """The normal cell of NASNet-A (Zoph et al. 2018), in mobile's sizes: five blocks of two branches each."""
+
+    def __init__(self, width: int = 44) -> None:
+        super().__init__()
+        self.before, self.now = (
+            nn.Sequential(nn.ReLU(), nn.Conv2d(6 * width, width, 1, bias=False), nn.BatchNorm2d(width)) for _ in "ab"
+        )
+        self.branches = nn.ModuleList(Separable(width, size) for size in (3, 3, 5, 5, 3))
+
+    def forward(self, before: Tensor, now: Tensor) -> Tensor:
+        p, h = self.before(before), self.now(now)
+        first, second, third, fourth, fifth = self.branches
+
+        def mean(x: Tensor) -> Tensor:
+            return nn.functional.avg_pool2d(x, 3, 1, 1, count_include_pad=False)
+
+        blocks = (first(h) + h, second(p) + third(h), mean(h) + p, mean(p) + mean(p), fourth(p) + fifth(p))
+        return torch.cat([p, *blocks], 1)
 
 
 class Voice(nn.Module):
@@ -155,6 +190,13 @@ def models() -> list[Model]:
             inputs=tokens,
             batch=1,
             train=1,
+        ),
+        Model(
+            name="NASNet cell",
+            build=NasnetCell,
+            inputs=lambda n: (torch.randn(n, 264, 28, 28), torch.randn(n, 264, 28, 28)),
+            batch=1,
+            train=0,
         ),
         Model(name="silero-vad", build=silero, inputs=lambda n: (torch.randn(n, 512),), batch=1, train=0),
     ]

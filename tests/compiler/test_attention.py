@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
@@ -191,3 +192,57 @@ def test_what_the_kernels_do_not_know_stays_atens(
     assert [len(graph.attention) for graph in backend.reports] == [taken]
     if not p:
         torch.testing.assert_close(made, attended(q, p), rtol=2e-2, atol=2e-2)
+
+
+class Eager(nn.Module):
+    """Attention as eager models write it."""
+
+    def __init__(self, scale: str) -> None:
+        super().__init__()
+        self.scale = scale
+
+    def forward(self, q: Any, k: Any, v: Any, mask: Any = None) -> Any:
+        turned = k.transpose(-1, -2)
+        scores = {
+            "after": lambda: q @ turned * 0.25,
+            "divided": lambda: (q @ turned) / 4.0,
+            "before": lambda: (q * 0.25) @ turned,
+        }[self.scale]()
+        scores = scores if mask is None else scores + mask
+        return torch.softmax(scores, -1) @ v
+
+
+@pytest.mark.parametrize(
+    ("scale", "masks"),
+    [("after", "none"), ("divided", "(B, 1, S, T)"), ("before", "(T,)"), ("after", "rows of -inf")],
+)
+def test_two_products_and_a_softmax_are_one_kernel(scale: str, masks: str) -> None:
+    q, k, v = (torch.randn(2, size, 3, 16).transpose(1, 2) for size in (5, 70, 70))
+    mask = {"none": None, "(B, 1, S, T)": torch.randn(2, 1, 5, 70), "(T,)": torch.randn(70)}.get(masks)
+    if masks == "rows of -inf":
+        mask = torch.zeros(1, 1, 5, 70).masked_fill(torch.rand(1, 1, 5, 70) < 0.5, -math.inf)
+        mask[:, :, 2] = -math.inf  # softmax of nothing is not a number
+    model = Eager(scale)
+    backend.reports.clear()
+    fast = torch.compile(model, backend="gnomon")
+    with torch.no_grad():
+        for _ in range(3):
+            torch.testing.assert_close(fast(q, k, v, mask), model(q, k, v, mask), rtol=1e-4, atol=1e-5, equal_nan=True)
+    [made] = [one for report in backend.reports for one in report.attention]
+    assert made.kept
+
+
+def test_probabilities_that_somebody_reads_stay_apart() -> None:
+    def both(q: Any, k: Any, v: Any) -> Any:
+        p = torch.softmax(q @ k.transpose(-1, -2), -1)
+        return p, p @ v
+
+    q, k, v = (torch.randn(2, 3, 9, 16, requires_grad=True) for _ in range(3))
+    for function, grad in ((both, False), (lambda q, k, v: both(q, k, v)[1], True)):
+        backend.reports.clear()
+        torch._dynamo.reset()
+        fast = torch.compile(function, backend="gnomon")
+        with torch.set_grad_enabled(grad):
+            for _ in range(2):
+                torch.testing.assert_close(fast(q, k, v), function(q, k, v), rtol=1e-4, atol=1e-5)
+        assert not [one for report in backend.reports for one in report.attention]

@@ -7,7 +7,7 @@ writes them (`steps`).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 LINE = 64
@@ -23,15 +23,19 @@ class Buffer:
     last: int
 
 
-def offsets(buffers: Sequence[Buffer]) -> tuple[list[int], int]:
-    """Bytes from the start to each buffer, and of all together."""
+def offsets(buffers: Sequence[Buffer], at_once: Callable[[int, int], bool] | None = None) -> tuple[list[int], int]:
+    """Bytes from the start to each buffer, and of all together. at_once: whether two buffers may live at the same time;
+    without it, by their steps, which come one after another."""
     out = [0] * len(buffers)
     placed: list[int] = []
     whole = 0
     for n in sorted(range(len(buffers)), key=lambda n: (-buffers[n].size_bytes, buffers[n].first)):
         one, at = buffers[n], 0
         size = -(-one.size_bytes // LINE) * LINE
-        beside = [m for m in placed if buffers[m].first <= one.last and one.first <= buffers[m].last]
+        if at_once is None:
+            beside = [m for m in placed if buffers[m].first <= one.last and one.first <= buffers[m].last]
+        else:
+            beside = [m for m in placed if at_once(m, n)]
         for m in sorted(beside, key=lambda m: out[m]):
             if at + size <= out[m]:
                 break

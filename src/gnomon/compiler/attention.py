@@ -3,7 +3,9 @@
 PyTorch's scaled_dot_product_attention is one ATen operation on a CPU. Its products of bfloat16 are far from what the
 instruction for pairs of them can do, and a causal one multiplies what is above the diagonal too. `fuse(graph)` puts an
 `Attention` and an `AttentionBackward` in place of it and of its gradients, whose kernels (cpp/attention.cpp,
-cpp/attention_backward.cpp) hold a block of scores in cache. They are tried like any group. A head is one thread's, so
+cpp/attention_backward.cpp) hold a block of scores in cache; in float32 also in the place of two matrix products with a
+scale, a mask and a softmax between, as eager models write attention, where nobody else reads the probabilities (a
+backward does). They are tried like any group. A head is one thread's, so
 results are the same with any number of threads. Bfloat16 where the processor has AVX-512 BF16, float32 on all. Leaves
 out dropout, other dtypes, and heads whose size is no multiple of 16 up to 128: these stay ATen's.
 Source: the order of the work is that of Dao, FlashAttention-2 (2023).
@@ -40,7 +42,8 @@ _SIZES = "batch heads queries keys depth causal parallel".split()
 
 def _fields(inputs: str, outputs: str) -> list[tuple[str, Any]]:
     """Sizes, scale, the tensors that are read, the mask, sums of rows, and results, with their strides."""
-    whole = [*_numbers(_SIZES), ("scale", ctypes.c_double), *_tensors(inputs.split())]
+    scales = ["scale", "hollow"] if outputs == "out" else ["scale"]
+    whole = [*_numbers(_SIZES), *((name, ctypes.c_double) for name in scales), *_tensors(inputs.split())]
     mask = [("mask", ctypes.c_void_p), *_numbers(f"mask_{name}" for name in ("kind", *"bhst"))]
     return [*whole, *mask, *_tensors(["sums"]), *_tensors(outputs.split())]
 
@@ -152,6 +155,42 @@ class AttentionBackward(Attention):
         return [*BACKWARD(*tensors, 0.0, self.causal, attn_mask=mask, scale=self.scale)]
 
 
+class Written(Attention):
+    """Attention that is written as two matrix products with a softmax between, of float32: of queries (..., S, depth),
+    keys turned (..., depth, T), values (..., T, depth) and a mask to add, where there is one. Scores do not go to
+    memory."""
+
+    several = False
+
+    def __init__(self, scale: float, divided: bool, sizes: tuple[int, int]) -> None:
+        """Is not tried yet. scale: what scores are multiplied with, or divided by. sizes: batch and heads."""
+        super().__init__(False, 1.0 / scale if divided else scale, True, torch.float32)
+        self.source += f" written {scale} {divided} {sizes}"
+        self.scores, self.divided, self.sizes = scale, divided, sizes
+
+    def run(self, *args: Tensor) -> Tensor:  # type: ignore[override]
+        """Runs the kernel; PyTorch's operations where it cannot."""
+        q, k, v = (one.view(*self.sizes, *one.shape[1:]) if one.dim() == 3 else one for one in args[:3])
+        mask = args[3:]
+        q, k, v = _dense(q), _dense(k.transpose(2, 3)), _dense(v)
+        out, sums = torch.empty_like(q, memory_format=torch.contiguous_format), _turned(q.shape[:3], torch.float32)
+        function, call = kernel(self.name, q.dtype), _AttentionCall(hollow=float("nan"))
+        if function is None:
+            return self.aten(*args)  # type: ignore[return-value]
+        self._fill(call, q, k, mask, {"q": q, "k": k, "v": v, "sums": sums, "out": out})
+        return self.aten(*args) if function(ctypes.addressof(call)) else out.flatten(0, 1)  # type: ignore[return-value]
+
+    def aten(self, *args: Tensor) -> Tensor:  # type: ignore[override]
+        """Runs PyTorch's operations, one after another."""
+        q, k, v, *mask = args
+        q, k, v = (one.reshape(-1, *one.shape[-2:]) for one in (q, k, v))
+        scores = torch.bmm(q, k).view(*self.sizes, q.shape[1], k.shape[2])
+        if self.scores != 1.0:
+            scores = scores / self.scores if self.divided else scores * self.scores
+        scores = scores + mask[0] if mask else scores
+        return torch.bmm(torch.softmax(scores, -1).flatten(0, 1), v)
+
+
 def _turned(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
     """(batch, heads, positions, ...) as ATen lays its results: heads of a position beside each other."""
     batch, heads, positions, *rest = shape
@@ -176,7 +215,102 @@ def fuse(graph: fx.Graph) -> list[Attention]:
         node.replace_all_uses_with(new)
         graph.erase_node(node)
         made.append(call)
+    return [*made, *_fuse_written(graph)]
+
+
+# ---- as two products
+SAME = (aten.view.default, aten._unsafe_view.default, aten.reshape.default, aten.expand.default, aten.clone.default)
+"""What leaves numbers and their order, where it leaves the sizes or joins batch and heads."""
+
+
+def _fuse_written(graph: fx.Graph) -> list[Attention]:
+    """Puts a `Written` in the place of each product of a softmax of a product that nobody else reads."""
+    made: list[Attention] = []
+    for node in list(graph.nodes):
+        found = _written(node)
+        if found is None:
+            continue
+        call, tensors = found
+        with graph.inserting_before(node):
+            new = graph.call_function(call, tuple(tensors))
+        new.meta.update(node.meta)
+        node.replace_all_uses_with(new)
+        waiting = [node]
+        while waiting:
+            one = waiting.pop()
+            if not one.users and one.op == "call_function":
+                above = one.all_input_nodes
+                graph.erase_node(one)
+                waiting += above
+        made.append(call)
     return made
+
+
+def _floats(node: Any) -> Tensor | None:
+    """The fake tensor of a node of float32 numbers of fixed sizes, none of which is 0."""
+    value = _plain(node)
+    fixed = value is not None and all(isinstance(size, int) and size > 0 for size in value.shape)
+    return value if fixed and value is not None and value.dtype == torch.float32 else None
+
+
+def _source(node: Node, batch: int, heads: int) -> Node:
+    """Where numbers of (batch heads, ...) or (batch, heads, ...) come from, views and copies aside."""
+    rest = list(node.meta["val"].shape[-2:])
+    wanted = ([batch, heads, *rest], [batch * heads, *rest])
+    while node.target in SAME and _floats(node.args[0]) is not None and list(node.args[0].meta["val"].shape) in wanted:
+        node = node.args[0]
+    return node
+
+
+def _written(node: Node) -> tuple[Written, list[Node]] | None:
+    """Reads softmax(q k' scale + mask) v, of which nobody reads what lies between."""
+    if node.target is not aten.bmm.default or _floats(node) is None:
+        return None
+    inside: list[Node] = []
+
+    def up(one: Node) -> Node:
+        while one.target in SAME and one.args[0].meta["val"].numel() == one.meta["val"].numel():
+            inside.append(one)
+            one = one.args[0]
+        return one
+
+    softmax = up(node.args[0])
+    if softmax.target is not aten._softmax.default or _floats(softmax) is None:
+        return None
+    dims = softmax.meta["val"].dim()
+    if dims not in (3, 4) or softmax.args[1] not in (-1, dims - 1) or softmax.args[2]:
+        return None
+    inside.append(softmax)
+    scores, mask, scale, divided = softmax.args[0], [], 1.0, False
+    batch, heads = (1, *softmax.meta["val"].shape)[dims - 3 : dims - 1]
+    if scores.target is aten.add.Tensor and len(scores.args) == 2 and not scores.kwargs:
+        one, other = scores.args
+        of = _floats(other)
+        if of is None or of.dim() > dims or _floats(scores) is None:
+            return None
+        inside.append(scores)
+        scores, mask = one, [other]
+    if scores.target in (aten.mul.Tensor, aten.div.Tensor) and isinstance(scores.args[1], float) and not scores.kwargs:
+        inside.append(scores)
+        scale, divided, scores = scores.args[1], scores.target is aten.div.Tensor, scores.args[0]
+    product = up(scores)
+    inside.append(product)
+    if product.target is not aten.bmm.default or not scale > 0 or any(len(one.users) != 1 for one in inside):
+        return None
+    if list(scores.meta["val"].shape) != list(softmax.meta["val"].shape):
+        return None
+    q, k, v = (_source(one, batch, heads) for one in (*product.args, node.args[1]))
+    values = [_floats(one) for one in (q, k, v)]
+    if any(value is None for value in values) or kernel_sizes(values) is None:
+        return None
+    return Written(scale, divided, (batch, heads)), [q, k, v, *mask]
+
+
+def kernel_sizes(values: Sequence[Any]) -> int | None:
+    """The size of a head, where the kernels know it; values: queries, keys turned, values."""
+    q, k, v = values
+    depth = int(q.shape[-1])
+    return depth if depth == k.shape[-2] == v.shape[-1] and depth in DEPTHS else None
 
 
 def _attention(node: Node) -> tuple[Attention, list[Node]] | None:

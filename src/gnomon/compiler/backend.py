@@ -414,7 +414,9 @@ class Compiled:
     def by_kernel(self, planned: Planned) -> bool:
         """Whether a group's kernel is called, by Python or in a run, which may be on trial yet."""
         within = [run for run in self.runs if any(unit is planned for unit in run.units)]
-        return self.kept(planned) or any(run.trial is not None and run.trial.kept is not False for run in within)
+        return self.kept(planned) or any(
+            run.kept or (run.trial is not None and run.trial.kept is None) for run in within
+        )
 
     def _chosen(self, writer: Writer, planned: Planned) -> list[str]:
         return writer.kernel_lines(planned) if self.kept(planned) else writer.given_back(planned)

@@ -24,9 +24,12 @@ import torch
 from torch import Tensor, fx
 
 from gnomon.compiler import gate, linear
-from gnomon.compiler.build import kernel_of
+from gnomon.compiler.build import address_of, kernel_of
+from gnomon.compiler.gate import Trial
 from gnomon.compiler.node import Node
 from gnomon.compiler.products import dtypes
+from gnomon.compiler.rules import pointwise
+from gnomon.compiler.steps import Between, KernelCall, Held, Operation, Packing, PackedSlot
 from gnomon.compiler.tried import Tried
 
 aten = torch.ops.aten
@@ -92,6 +95,8 @@ class Convolution(Tried):
         """Whether nobody else reads the tensor that is added afterwards, so that the sum may take its memory."""
         self.packed: dict[tuple[int, ...], Packed] = {}
         """By the addresses of what is packed."""
+        self.slot: PackedSlot | None = None
+        """Where C++ finds what is packed, once it calls the convolution."""
 
     def run(self, *args: Tensor) -> Tensor:
         """Runs oneDNN's fused convolution."""
@@ -137,7 +142,60 @@ class Convolution(Tried):
         if len(self.packed) >= MOST_PACKED:
             self.packed.clear()
         self.packed[places] = Packed(pieces, now, made, bias)
+        if self.slot is not None:
+            self._share(self.slot)
         return made, bias
+
+    def _share(self, slot: PackedSlot) -> None:
+        slot.hold([(one.digest, one.weight, one.bias) for one in self.packed.values()])
+
+    def step(self, node: Node) -> list[KernelCall | Operation] | None:
+        """What C++ calls in a node's place: oneDNN's, with what is packed found by its digest, or ATen's."""
+        trial = self.trials.get(())
+        if trial is None or trial.kept is None:
+            return None
+        return self._packed_step(node) if trial.kept else self._aten_steps(node)
+
+    def _aten_steps(self, node: Node) -> list[KernelCall | Operation] | None:
+        """ATen's operations, of images that lie as it wants them; None with a sum, whose scale may be of any type."""
+        x, weight, *rest = node.args
+        if self.added or not x.meta["val"].is_contiguous():
+            return None
+        bias = rest.pop(0) if self.bias else None
+        between = Between(node.meta["val"].contiguous())
+        given = (x, weight, bias, self.stride, self.padding, self.dilation, False, [0, 0], self.groups)
+        steps: list[tuple[Any, tuple[Any, ...], int]] = [(aten.convolution.default, given, 0)]
+        if self.eps is not None:
+            steps.append((aten._native_batch_norm_legit_no_training.default, (*rest, 0.0, self.eps), 2))
+        if self.relu:
+            steps.append((aten.relu.default, (), 0))
+        out: list[KernelCall | Operation] = []
+        for n, (target, args, others) in enumerate(steps):
+            made = node if n == len(steps) - 1 else Between(between.like)
+            out.append(
+                Operation(target=target, args=(between, *args) if n else args, results=(made,) + (None,) * others)
+            )
+            between = made
+        return out
+
+    def _packed_step(self, node: Node) -> list[KernelCall | Operation] | None:
+        x, *rest = node.args
+        added = [rest.pop(0)] if self.added else []
+        function = _digest()
+        if function is None or not all(one.meta["val"].is_contiguous() for one in rest):
+            return None
+        if self.slot is None:
+            self.slot = PackedSlot()
+            self._share(self.slot)
+        packing = Packing(slot=self.slot, digest=address_of(function), pieces=tuple(rest))
+        held = (Held(0), Held(1) if self.bias or self.eps is not None else None)
+        sizes, after = (self.padding, self.stride, self.dilation, self.groups), "relu" if self.relu else None
+        call = torch.ops.mkldnn._convolution_pointwise
+        if added:
+            target, args = call.binary, (x, *added, *held, *sizes, "add", None, after, [], "")
+        else:
+            target, args = call.default, (x, *held, *sizes, after or "none", [], "")
+        return [Operation(target=target, args=args, results=(node,), packing=packing)]
 
     def _made(self, tensors: Sequence[Tensor]) -> tuple[Tensor, Any]:
         """What is kept of weights, and of the bias."""
@@ -179,6 +237,49 @@ class Pixels(Convolution):
         super().__init__(*args)
         self.text = linear.source()
         self.source = f"{self.text}// {self.source}"
+
+    def trial(self) -> Trial:
+        """Makes a new trial: of our kernel, then of oneDNN's with packed weights."""
+        listed = self._listed
+        second = (self.source.removeprefix(linear.source()), listed(super().run))
+        return Trial(self.source, listed(self.run), listed(self.aten), second=second)
+
+    def __call__(self, *args: Tensor) -> Any:
+        """Returns the results; PyTorch's, while the kernels are tried."""
+        call = self.settled()
+        return super().__call__(*args) if call is None else call(*args)
+
+    def settled(self) -> Callable[..., Any] | None:
+        trial = self.trials.get(())
+        if trial is None or trial.kept is None:
+            return None
+        if trial.second_kept:
+            return super()._in_place if self.spends else super().run
+        return self.aten if not trial.kept else self._in_place if self.spends else self.run
+
+    def step(self, node: Node) -> list[KernelCall | Operation] | None:
+        """What C++ calls in a node's place: our kernel or oneDNN's."""
+        trial, function = self.trials.get(()), linear.kernel()
+        if trial is None or trial.kept is None or function is None:
+            return None
+        if trial.second_kept or not trial.kept:
+            return self._packed_step(node) if trial.second_kept else self._aten_steps(node)
+        x, *rest = node.args
+        inputs = [("x", x), *([("added", rest.pop(0))] if self.added else []), ("w", rest.pop(0))]
+        inputs += [("bias", rest.pop(0))] if self.bias else []
+        inputs += zip(("gamma", "beta", "mean", "variance"), rest, strict=False)
+        images = ("x", "added")
+        laid = all(
+            one.meta["val"].is_contiguous(memory_format=LAST if name in images else torch.contiguous_format)
+            for name, one in inputs
+        )
+        sizes, out = x.meta["val"].shape, node.meta["val"]
+        if not laid or not out.is_contiguous(memory_format=LAST):
+            return None
+        filled = linear.of_pixels(sizes, int(out.shape[1]), self.stride[0], self.relu, self.eps or 0.0)
+        return [
+            KernelCall(function=address_of(function), filled=filled, inputs=tuple(inputs), outputs=(("out", node),))
+        ]
 
     def run(self, *args: Tensor) -> Tensor:
         """Runs our kernel."""
@@ -317,22 +418,52 @@ def _spends(node: Node) -> bool:
     return all(user in above and isinstance(user.target, Convolution) for user in node.args[1].users)
 
 
+POOLS = (aten.avg_pool2d.default,)
+"""Beside pointwise operations, what is as quick of images that lie channels last, and leaves them so."""
+
+
 def _turn(graph: fx.Graph, made: Sequence[Node]) -> None:
-    """Says of what is now channels last that it is; who needs another order of dims is given a copy."""
-    turned = set(made)
+    """Says of what is now channels last that it is, and of what is computed from that alone, point by point or by
+    pooling; who needs another order of dims is given a copy."""
+    turned, readers = set(made), set(made)
     for node in graph.nodes:
         if node.target is aten.max_pool2d_with_indices.default and node.args[0] in turned:
             first = _only_user(node)
             if first is not None and first.target is operator.getitem and first.args[1] == 0:
                 turned.add(first)
+                readers |= {node, first}
                 node.meta["val"] = tuple(one.contiguous(memory_format=LAST) for one in node.meta["val"])
+        elif node not in turned and _follows(node, turned):
+            turned.add(node)
+            readers.add(node)
     for node in [one for one in graph.nodes if one in turned]:
         before = node.meta["val"]
         node.meta["val"] = before.contiguous(memory_format=LAST)
-        others = [user for user in node.users if user not in made and _only_user(user) not in turned - {*made}]
+        others = [user for user in node.users if user not in readers]
         if others and node.meta["val"].stride() != before.stride():
             with graph.inserting_after(node):
                 copy = graph.call_function(aten.clone.default, (node,), {"memory_format": torch.contiguous_format})
             copy.meta.update({**node.meta, "val": before})
             for user in others:
                 user.replace_input_with(node, copy)
+
+
+def _follows(node: Node, turned: set[Node]) -> bool:
+    """Whether images are computed of turned ones of the same size alone, and of vectors."""
+    value = _value(node)
+    if (
+        value is None
+        or value.dim() != 4
+        or not (node.target in pointwise.RULES or node.target in POOLS + (aten.cat.default,))
+    ):
+        return False
+    if node.target is aten.cat.default and node.args[1:] != (1,):
+        return False
+    images = [
+        one for one in node.all_input_nodes if isinstance(one.meta.get("val"), Tensor) and one.meta["val"].dim() == 4
+    ]
+    others = [one for one in node.all_input_nodes if one not in images]
+    if not images or any(getattr(one.meta.get("val"), "ndim", 4) for one in others):
+        return False
+    whole = [one for one in images if one in turned]
+    return len(whole) == len(images)

@@ -139,10 +139,48 @@ def _call(run: Run) -> dict[str, Any]:
         "arena_bytes": run.arena_bytes,
         "unshared_bytes": sum(one.size_bytes for one in run.placed),
         "placed": [(one.offset, one.size_bytes, one.first, one.last) for one in run.placed],
-        "kept": bool(verdict.get("kept")),
+        "kept": run.kept,
         "measured_s": verdict.get("kernel_s"),
         "python_s": verdict.get("aten_s"),
+        "workers": None if run.beside is None else _workers(run.beside),
     }
+
+
+def _workers(run: Run) -> dict[str, Any]:
+    """A stretch by two workers: what each does and when, as foretold, and what came of the trial."""
+    verdict = run.trial.verdict if run.trial is not None else {}
+    made = run.schedule
+    assert made is not None
+    return {
+        "kept": run.kept,
+        "predicted_s": made.predicted_s,
+        "measured_s": verdict.get("kernel_s"),
+        "one_s": verdict.get("aten_s"),
+        "lists": [[(task.step, task.begin_s, task.end_s) for task in each] for each in made.lists],
+        "wide": sorted(made.wide),
+        "why": verdict.get("wrong", ""),
+    }
+
+
+STEPS = "0123456789abcdefghijklmnopqrstuvwxyz"
+"""A step in a picture of workers: its number, of those above 35 what is left by 36."""
+
+
+def _schedule(made: dict[str, Any]) -> list[str]:
+    """A line a worker: its steps from left to right, as long as they are foretold to take; dots where it waits."""
+    state = "kept" if made["kept"] else f"not kept{': ' + made['why'] if made['why'] else ''}"
+    out = [
+        f"    workers   2 beside each other ({state}): predicted {_us(made['predicted_s'])}, measured"
+        f" {_us(made['measured_s'])}, one after another {_us(made['one_s'])}"
+    ]
+    for n, each in enumerate(made["lists"]):
+        row = ["."] * PICTURE
+        for step, begin_s, end_s in each:
+            begin = min(int(begin_s * PICTURE / made["predicted_s"]), PICTURE - 1)
+            end = max(begin + 1, int(end_s * PICTURE / made["predicted_s"]))
+            row[begin:end] = STEPS[step % len(STEPS)] * (end - begin)
+        out.append(f"      {n} |{''.join(row[:PICTURE])}|")
+    return out
 
 
 def _picture(call: dict[str, Any]) -> list[str]:
@@ -297,6 +335,7 @@ def lines(made: dict[str, Any], title: str) -> list[str]:
             f"    memory    {_mib(call['arena_bytes'])} for what lies between, {_mib(call['unshared_bytes'])} in all",
             f"    time      measured {_us(call['measured_s'])}, the same steps in Python {_us(call['python_s'])}",
             *_picture(call),
+            *(_schedule(call["workers"]) if call["workers"] else []),
         ]
     for name, counts in made["tried"].items():
         out += [f"  {name}: {count} {state}" for state, count in counts.items() if count]

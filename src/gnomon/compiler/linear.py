@@ -117,22 +117,29 @@ def pixels(
     """A convolution of one pixel, of images that lie channels last. x (images, k, height, width), w (n, k, 1, 1); norm:
     the batch norm's gamma, beta, mean and variance, or nothing; added (images, n, ...) or None, into: whether the
     result takes its memory. None where it does not run, and nothing is written."""
-    (images, k, high, wide), n, last = x.shape, w.shape[0], torch.channels_last
-    down, across = (high - 1) // step + 1, (wide - 1) // step + 1
+    (images, _, high, wide), n, last = x.shape, w.shape[0], torch.channels_last
     if added is not None and into:
         out = added
     else:
-        out = torch.empty((images, n, down, across), memory_format=last)
-    rows = images * down * across
-    call = LinearCall(
-        m=rows, n=n, k=k, relu=relu, x=x.data_ptr(), x_row=k * step, x_down=wide * k * step, x_k=1,
-        across=rows if step == 1 else across, w=w.data_ptr(), w_n=k, w_k=1,
-        bias=None if bias is None else bias.data_ptr(), eps=eps, out=out.data_ptr(),
-        added=None if added is None else added.data_ptr(),
-    )  # fmt: skip
+        out = torch.empty((images, n, (high - 1) // step + 1, (wide - 1) // step + 1), memory_format=last)
+    call = of_pixels(x.shape, n, step, relu, eps)
+    call.x, call.w, call.out = x.data_ptr(), w.data_ptr(), out.data_ptr()
+    call.bias = None if bias is None else bias.data_ptr()
+    call.added = None if added is None else added.data_ptr()
     if norm:
         call.gamma, call.beta, call.mean, call.variance = (one.data_ptr() for one in norm)
     return out if _run(call) else None
+
+
+def of_pixels(sizes: Sequence[int], n: int, step: int, relu: bool, eps: float) -> LinearCall:
+    """A convolution of one pixel without its memory. sizes: (images, k, height, width) that lie channels last."""
+    images, k, high, wide = sizes
+    across = (wide - 1) // step + 1
+    rows = images * ((high - 1) // step + 1) * across
+    return LinearCall(
+        m=rows, n=n, k=k, relu=relu, threads=0 if rows * n * k >= PARALLEL else 1, x_row=k * step,
+        x_down=wide * k * step, x_k=1, across=rows if step == 1 else across, w_n=k, w_k=1, eps=eps,
+    )  # fmt: skip
 
 
 def _run(call: Any, form: LinearForm = PLAIN) -> bool:

@@ -5,6 +5,9 @@ makes each stretch of a program's units, as far as C++ can call them, one `Run`:
 buffers, which cpp/steps.cpp walks. It is compiled once for all graphs, so a graph costs no compilation. Kernels are
 called by address; ATen's operations through PyTorch's C interface, by name. A run is tried like a group beside the same
 steps in Python (`gate`); where a step refuses (an index outside its table), Python does the run once more and says why.
+With several threads a run whose steps do not all wait for each other is then tried by two workers (`schedule`), each
+with half of the threads, beside its steps one after another: steps are timed in C++, the schedule is made from their
+seconds, and memory is shared only by what is over before another begins whatever the workers' speeds.
 Taken are tensors of fixed sizes on a CPU. Leaves out what writes in place, draws random numbers, or gives tensors whose
 sizes are known only when it runs.
 Source: Rammer (OSDI 2020) has such tables for a GPU's blocks; MonoNN (OSDI 2024) makes a whole model one call.
@@ -13,6 +16,7 @@ Source: Rammer (OSDI 2020) has such tables for a GPU's blocks; MonoNN (OSDI 2024
 from __future__ import annotations
 
 import ctypes
+import math
 import operator
 import weakref
 from collections.abc import Callable, Sequence
@@ -22,6 +26,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch.utils._python_dispatch import _disable_current_modes
 
 from gnomon.compiler.arena import Buffer, offsets
 from gnomon.compiler.build import address_of, libraries
@@ -29,19 +34,26 @@ from gnomon.compiler.gate import Trial
 from gnomon.compiler.groups import fake
 from gnomon.compiler.node import Node
 from gnomon.compiler.rules.views import VIEWS
+from gnomon.compiler.schedule import StepCost, StepSchedule, scheduled
 
 FORMULA = Path(__file__).with_name("cpp") / "steps.cpp"
 SOURCE = FORMULA.read_text(encoding="utf-8")
 FEWEST = 2
 """Steps, views aside, from which on they are a run."""
-MOST_POINTERS, MOST_ARGUMENTS, LARGEST_STRUCT = 64, 64, 1024
+MOST_POINTERS, MOST_ARGUMENTS, LARGEST_STRUCT, MOST_PACKED, MOST_PIECES = 64, 64, 1024, 4, 8
 """Of cpp/steps.cpp."""
+TIMED = 4
+"""Calls in which steps are timed with half and with all of the threads: the least of each counts."""
+SHARE = 0.97
+"""Of the time of the steps one after another that two workers may take: less is noise."""
+MOST_SCHEDULED = 400
+"""Steps of a run that is given to two workers; of more the order takes long to find."""
 MOST_BYTES = 32 << 20
 """Of an arena, which is kept from call to call; in a backward of what the forward kept too, which a run holds to its
 end. What is larger takes so long that Python's part is nothing."""
-KERNEL, STRUCT, ATEN, LEAVE, PRODUCT, LOOP, BRANCH = range(7)
-RAW, TENSOR, SOME, LIST, TEXT = range(5)
-ROOM, RUN, FORGET = range(3)
+KERNEL, STRUCT, ATEN, LEAVE, PRODUCT, LOOP, BRANCH, PACKED = range(8)
+RAW, TENSOR, SOME, LIST, TEXT, HELD = range(6)
+ROOM, RUN, FORGET, HALVED, WHOLE, HOLD, BESIDE = range(7)
 LIBRARIES = ("aten", "mkldnn")
 """Namespaces of operations that C++ calls."""
 PRODUCTS = {
@@ -67,6 +79,8 @@ FUNCTIONS = {
     ).split(),
 }
 """`Functions` of cpp/steps.cpp: those of PyTorch, then the one that gives a tensor's address, then Python's."""
+AT_THREADS, BLAS_THREADS = "_ZN2at15get_num_threadsEv", "MKL_Set_Num_Threads_Local"
+"""And the last: at::get_num_threads, and MKL's own count, which a PyTorch without MKL does not have."""
 
 
 class _Tensor(ctypes.Structure):
@@ -77,7 +91,8 @@ class _Table(ctypes.Structure):
     _fields_ = [
         (name, ctypes.c_int64)
         for name in (
-            "torch buffers inputs tensors arena results tensor result made step words none child children"
+            "torch buffers inputs tensors arena results tensor result made step words none child children start steps "
+            "wide task0 task1 tasks0 tasks1 seconds held"
         ).split()
     ]
 
@@ -90,6 +105,7 @@ def _library() -> tuple[Callable[..., Any], Callable[..., Any], Any, int] | None
         found = [_address(name) for name in (*FUNCTIONS["torch"], *PRODUCTS.values())][: len(FUNCTIONS["torch"])]
         found.append(int(getattr(torch._C._dynamo.guards, "_torchinductor_pyobject_tensor_data_ptr")))  # noqa: B009
         found += [address_of(getattr(ctypes.pythonapi, name)) for name in FUNCTIONS["python"]]
+        found += [_address(AT_THREADS), address_of(getattr(_torch(), BLAS_THREADS, None))]
         version = _torch().aoti_torch_abi_version
     except (OSError, AttributeError):  # another PyTorch
         return None
@@ -135,6 +151,73 @@ class KernelCall:
     """A second argument, where it is not negative."""
 
 
+class _Packed(ctypes.Structure):
+    _fields_ = [("digest", ctypes.c_uint64), ("weight", ctypes.c_void_p), ("bias", ctypes.c_void_p)]
+
+
+class _PackedSlot(ctypes.Structure):
+    _fields_ = [("taken", ctypes.c_int32), ("count", ctypes.c_int32), ("packed", _Packed * MOST_PACKED)]
+
+
+class PackedSlot:
+    """What C++ takes packed tensors from: by the digest of what they were packed from (`Slot` of cpp/steps.cpp)."""
+
+    def __init__(self) -> None:
+        """Holds nothing yet."""
+        self.memory = _PackedSlot()
+        self.handles: list[int] = []
+
+    @property
+    def address(self) -> int:
+        return ctypes.addressof(self.memory)
+
+    def hold(self, packed: Sequence[tuple[int, torch.Tensor, torch.Tensor | None]]) -> None:
+        """Has these (digest, weight, bias) in the place of others."""
+        library = _library()
+        assert library is not None and len(packed) <= MOST_PACKED
+        given, handles = (_Packed * MOST_PACKED)(), []
+        for one, (digest, *tensors) in zip(given, packed, strict=False):
+            made = [None if t is None else _handle(t) for t in tensors]
+            one.digest, one.weight, one.bias = digest & (1 << 64) - 1, *made
+            handles += [handle for handle in made if handle is not None]
+        library[0](HOLD, self.address, ctypes.addressof(given), len(packed))
+        self._drop()
+        self.handles = handles
+
+    def _drop(self) -> None:
+        drop = _torch().aoti_torch_delete_tensor_object
+        for handle in self.handles:
+            drop(ctypes.c_void_p(handle))
+        self.handles = []
+
+    def __del__(self) -> None:
+        self._drop()
+
+
+def _handle(tensor: torch.Tensor) -> int:
+    """A handle of a tensor, for PyTorch's C interface; its owner deletes it."""
+    capsule: Any = torch._C._aoti.unsafe_alloc_void_ptrs_from_tensors([tensor])[0]
+    get = ctypes.pythonapi.PyCapsule_GetPointer
+    get.restype, get.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]
+    return get(capsule, None) or 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Packing:
+    """What an operation takes packed: the slot, the function of digests, and what was packed."""
+
+    slot: PackedSlot
+    digest: int
+    pieces: tuple[Node, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """An argument that is packed: 0 is the weight, 1 the bias."""
+
+    which: int
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Operation:
     """One of ATen's: its arguments, tensors among them as nodes, views or the number of an earlier operation's result,
@@ -143,6 +226,7 @@ class Operation:
     target: Any
     args: tuple[Any, ...]
     results: tuple[Any, ...]
+    packing: Packing | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -244,6 +328,16 @@ class Run:
     placed: list[Placed] = field(default_factory=list)
     """What lies in the arena."""
     arena_bytes: int = 0
+    again: Callable[[StepSchedule], Run] | None = None
+    """The same steps by two workers, until that was tried."""
+    needs: list[set[int]] = field(default_factory=list)
+    """Of each step, those that it waits for."""
+    first: set[int] = field(default_factory=set)
+    """Steps that the calling thread does."""
+    schedule: StepSchedule | None = None
+    """Of two workers, where they do it."""
+    beside: Run | None = None
+    """By two workers, where that was tried."""
 
     def __call__(self, *args: torch.Tensor) -> Any:
         """The outputs; on trial at the first call."""
@@ -252,8 +346,13 @@ class Run:
         if not PLAIN.issuperset(map(type, args)):  # one without memory
             return self.plain(*args)
         if trial.kept is None:
-            return trial(*args)
-        if trial.kept:
+            out = trial(*args)
+            again, self.again = self.again, None
+            if again is not None and not trial.verdict.get("wrong"):
+                with _disable_current_modes():
+                    self.try_two(args, again)
+            return out
+        if self.kept:
             out = self.called(args)
             if out is not None:
                 return out
@@ -265,6 +364,22 @@ class Run:
 
     def called(self, args: Sequence[torch.Tensor]) -> Any:
         """Returns the results of the call in C++; None where a step refuses its arguments."""
+        if self.two_kept and self.beside is not None:
+            return self.beside.called(args)
+        return self.walked(args, RUN)
+
+    @property
+    def two_kept(self) -> bool:
+        """Whether two workers do the steps."""
+        return self.beside is not None and self.beside.kept
+
+    @property
+    def kept(self) -> bool:
+        """Whether C++ does the steps, by one worker or two."""
+        return (self.trial is not None and bool(self.trial.kept)) or self.two_kept
+
+    def walked(self, args: Sequence[torch.Tensor], what: int) -> Any:
+        """As `called`, by this table; what: RUN, or HALVED or WHOLE, which time its steps."""
         library = _library()
         assert library is not None
         rooms, run, _, _ = library
@@ -274,7 +389,7 @@ class Run:
         except IndexError:
             room = rooms(ROOM, table, None, None)
             weakref.finalize(self.table, rooms, FORGET, table, room, None)
-        handles = run(RUN, table, room, list(args))
+        handles = run(what, table, room, list(args))
         self.rooms.append(room)
         return None if handles is None else torch._C._aoti.alloc_tensors_by_stealing_from_void_ptrs(handles)
 
@@ -284,6 +399,34 @@ class Run:
         if out is None:
             raise RuntimeError("a step of a run refused")
         return out
+
+    def costs(self, args: Sequence[torch.Tensor]) -> list[StepCost] | None:
+        """The steps' seconds with half and with all of the threads; None where one refused."""
+        found = []
+        for what in (HALVED, WHOLE):
+            seconds = (ctypes.c_double * len(self.needs))(*[math.inf] * len(self.needs))
+            self.table.seconds = ctypes.addressof(seconds)
+            if any(self.walked(args, what) is None for _ in range(TIMED)):
+                return None
+            found.append([*seconds])
+        return [StepCost(half_s=half, whole_s=whole) for half, whole in zip(*found, strict=True)]
+
+    def try_two(self, args: Sequence[torch.Tensor], again: Callable[[StepSchedule], Run]) -> None:
+        """Has two workers do the steps, where there are several threads, some steps do not wait for each other, and
+        that is equal and faster."""
+        several = any(not _chained(self.needs, n) for n in range(1, len(self.needs)))
+        if torch.get_num_threads() < 2 or not several or len(self.needs) > MOST_SCHEDULED:
+            return
+        costs = self.costs(args)
+        made = None if costs is None else scheduled(costs, self.needs, self.first)
+        if made is None:
+            return
+        two, trial = again(made), self.trial
+        assert trial is not None
+        others = self.tried if trial.kept else trial.aten
+        two.trial = Trial(f"two workers {trial.kept} {trial.source}", two.tried, others, share=SHARE)
+        two.trial(*args)
+        self.beside = two
 
 
 class Builder:
@@ -384,13 +527,15 @@ class Builder:
             self.asked(node, results, again)
         views = [unit for unit in self.units if isinstance(unit, torch.fx.Node) and unit in again]
         run = _Text(self, list(results)).run(number)
+        run.again = lambda made: _Text(self, list(results), schedule=made).run(number)
         return (run, views) if all(known(fake(node)) for node in run.inputs) else None
 
 
 def _name(step: Any) -> str:
     """What a step is, in words."""
     if isinstance(step, KernelCall):
-        return f"{getattr(step.outputs[0][1].target, 'name', 'kernel')} (kernel)"
+        target = step.outputs[0][1].target
+        return f"{getattr(target, 'name', None) or getattr(target, '__name__', 'kernel')} (kernel)"
     if isinstance(step, Operation):
         return f"{step.target._schema.name.partition('::')[2]} (ATen)"
     if isinstance(step, Branch):
@@ -411,7 +556,8 @@ def _tensors(step: Any) -> list[Any]:
     if isinstance(step, KernelCall):
         return [node for _, node in step.inputs]
     if isinstance(step, Operation):
-        return [one for arg in step.args for one in _inside(arg)]
+        packed = [] if step.packing is None else list(step.packing.pieces)
+        return [*(one for arg in step.args for one in _inside(arg)), *packed]
     if isinstance(step, (Loop, Branch)):
         return list(step.inputs)
     return [step.kernel.nest.body.inputs[slot].node for slot in step.kernel.slots]
@@ -482,6 +628,8 @@ def _bits(number: float) -> int:
     return ctypes.c_int64.from_buffer(ctypes.c_double(number)).value
 
 
+MEMORY_FORMATS = (torch.contiguous_format, torch.preserve_format, torch.channels_last, torch.channels_last_3d)
+"""By c10's numbers."""
 DEVICE_CPU = 0xFFFFFFFF
 """A CPU without a number: the kind in the upper half, the number -1 in the lower."""
 
@@ -497,6 +645,8 @@ def _encoded(arg: Any, kind: Any, tensor: Callable[[Any], int], texts: list[Any]
         return [RAW, 0] if arg is None else [SOME, *_encoded(arg, kind.getElementType(), tensor, texts)]
     if name == "TensorType" and isinstance(arg, (torch.fx.Node, View, Between)):
         return [TENSOR, tensor(arg)]
+    if name == "TensorType" and isinstance(arg, Held):
+        return [HELD, tensor(arg)]
     if name == "ListType" and isinstance(arg, (list, tuple)):
         inner = kind.getElementType()
         return [LIST, len(arg), *(word for one in arg for word in _encoded(one, inner, tensor, texts))]
@@ -507,6 +657,8 @@ def _encoded(arg: Any, kind: Any, tensor: Callable[[Any], int], texts: list[Any]
         return [RAW, int(arg)]
     if name == "IntType" and isinstance(arg, torch.dtype) and arg in DTYPES:
         return [RAW, DTYPES[arg]]
+    if name == "IntType" and arg in MEMORY_FORMATS:
+        return [RAW, MEMORY_FORMATS.index(arg)]
     if name == "IntType" and isinstance(arg, int) and not isinstance(arg, bool):
         return [RAW, arg]
     if name == "FloatType" and isinstance(arg, (int, float)):
@@ -792,9 +944,11 @@ def _loop(
 class _Text:
     """Writes the table of a run, or of a body, whose inputs are set and results are read from outside."""
 
-    def __init__(self, made: Builder, results: list[Any], body: Sequence[Any] | None = None) -> None:
-        """body: inputs of a body."""
-        self.made, self.results, self.body = made, results, body
+    def __init__(
+        self, made: Builder, results: list[Any], body: Sequence[Any] | None = None, schedule: StepSchedule | None = None
+    ) -> None:
+        """body: inputs of a body. schedule: of two workers."""
+        self.made, self.results, self.body, self.schedule = made, results, body, schedule
         self.units, asked = (made.units, list(body)) if body is not None else _needed(made.units, results)
         self.inputs: dict[Any, int] = {node: 1 + n for n, node in enumerate(asked)}
         self.children: list[_Table] = []
@@ -805,12 +959,18 @@ class _Text:
         self.words: list[int] = []
         self.kept: list[Any] = []
         self.arena = 0
+        self.starts: list[int] = []
+        self.held = 0
+        self.needs: list[set[int]] = []
+        self.readers: dict[Any, list[int]] = {}
 
     def run(self, number: int) -> Run:
         table = self.table()
         run = Run(units=self.units, inputs=list(self.inputs), outputs=self.results, number=number)
         run.count, run.arena_bytes = len(self.made.steps), self.arena
         run.names, run.placed = [_name(step) for step in self.made.steps], self.placed
+        run.needs, run.schedule = self.needs, self.schedule
+        run.first = {n for n, step in enumerate(self.made.steps) if isinstance(step, (Loop, Branch))}
         run.table, run.kept_alive = table, self.kept
         return run
 
@@ -818,10 +978,13 @@ class _Text:
         steps, made = self.made.steps, self.made.made
         last = dict(made)
         for n, step in enumerate(steps):
+            self.needs.append(set())
             for one in _tensors(step):
                 at = self.made.base(one)
                 if at in made:
                     last[at] = n
+                    self.readers.setdefault(at, []).append(n)
+                    self.needs[n] |= {made[at]} - {n}
                 else:  # what no result needs may still be a step
                     self.inputs.setdefault(at, 1 + len(self.inputs))
         if self.body is not None:
@@ -829,13 +992,38 @@ class _Text:
         self._place(last)
         gone: dict[int, list[Any]] = {}
         for node in self.made.by_aten:
-            if node not in self.results:
-                gone.setdefault(last[node], []).append(node)
+            if node not in self.results and (after := self._over(node, last[node])) is not None:
+                gone.setdefault(after, []).append(node)
         for n, step in enumerate(steps):
+            self.starts.append(len(self.words))
             self._step(step)
             if n in gone:
                 self.words += [LEAVE, len(gone[n]), *(self.tensor(node) for node in gone[n])]
+        self.starts.append(len(self.words))
         return self._table()
+
+    def _uses(self, node: Any) -> set[int]:
+        """Steps that make or read a tensor's memory."""
+        return {self.made.made[node], *self.readers.get(node, ())}
+
+    def _over(self, node: Any, last: int) -> int | None:
+        """The step after which nobody reads a tensor; None where only the end of the run is sure to be."""
+        if self.schedule is None:
+            return last
+        uses, ordered = self._uses(node), self.schedule.ordered
+        return next((n for n in uses if all(one == n or ordered(one, n) for one in uses)), None)
+
+    def _beside(self, within: Sequence[Any]) -> Callable[[int, int], bool] | None:
+        """Whether two tensors of the arena may live at the same time by the schedule."""
+        if self.schedule is None:
+            return None
+        uses, ordered = [self._uses(node) for node in within], self.schedule.ordered
+        written = [self.made.made[node] for node in within]
+
+        def before(one: int, other: int) -> bool:
+            return all(ordered(n, written[other]) for n in uses[one])
+
+        return lambda one, other: not (before(one, other) or before(other, one))
 
     def _place(self, last: dict[Any, int]) -> None:
         """Inputs and what ATen or the caller owns have buffers; all else lies in the arena, which is buffer 0."""
@@ -847,7 +1035,7 @@ class _Text:
             else:
                 within.append(node)
         sized = [Buffer(size_bytes=_span(self.made.like(n)), first=made[n], last=last[n]) for n in within]
-        places, self.arena = offsets(sized)
+        places, self.arena = offsets(sized, self._beside(within))
         for node, at, one in zip(within, places, sized, strict=True):
             self.buffer[node], self.offset[node] = 0, at
             self.placed.append(Placed(offset=at, size_bytes=one.size_bytes, first=one.first, last=one.last))
@@ -862,6 +1050,8 @@ class _Text:
         return self.buffer[base], self.offset.get(base, 0) + offset_bytes
 
     def tensor(self, node: Any) -> int:
+        if isinstance(node, Held):  # of the operation that is written now
+            return self.held - 2 + node.which
         return self.tensors.setdefault(node, len(self.tensors))
 
     def _step(self, step: Any) -> None:
@@ -875,6 +1065,8 @@ class _Text:
             library = _library()
             assert library is not None
             schema = step.target._schema.arguments
+            if step.packing is not None:
+                self._packing(step.packing)
             self.words += [ATEN, self._string(name), self._string(overload), len(step.args), len(step.results)]
             self.words.append(library[3])
             for arg, of in zip(step.args, schema, strict=True):
@@ -906,6 +1098,13 @@ class _Text:
             places.append(self.place(inp.node, int(inp.offset) * inp.dtype.itemsize))
         places += [self.place(node) for node in step.outputs]
         self.words += [KERNEL, function, ctypes.addressof(sizes), len(places), *(w for place in places for w in place)]
+
+    def _packing(self, packing: Packing) -> None:
+        self.words += [PACKED, packing.slot.address, packing.digest, self.held, len(packing.pieces)]
+        for node in packing.pieces:
+            self.words += [*self.place(node), _span(self.made.like(node))]
+        self.kept.append(packing.slot)
+        self.held += 2
 
     def _child(self, body: Body) -> int:
         self.children.append(body.table)
@@ -964,13 +1163,24 @@ class _Text:
             )
         self.kept += [tensors, library[2]]
         made = [int(node not in self.made.by_aten) for node in self.results if self.body is None]
+        lists, wide = ((), ()) if self.schedule is None else self.schedule.lists, [0] * len(self.made.steps)
+        for n in () if self.schedule is None else self.schedule.wide:
+            wide[n] = 1
+        tasks = [self._array([word for task in each for word in (task.step, task.others)]) for each in lists]
         return _Table(
             torch=ctypes.addressof(library[2]), buffers=1 + len(self.buffer), inputs=len(self.inputs),
             tensors=len(self.tensors), arena=self.arena, results=len(results), tensor=ctypes.addressof(tensors),
             result=self._array(results), made=self._array(made), step=self._array(self.words), words=len(self.words),
             none=id(None), child=self._array([ctypes.addressof(one) for one in self.children]),
-            children=len(self.children),
+            children=len(self.children), start=self._array(self.starts), steps=len(self.made.steps),
+            wide=self._array(wide), task0=tasks[0], task1=tasks[1], tasks0=len(lists[0]), tasks1=len(lists[1]),
+            held=self.held,
         )  # fmt: skip
+
+
+def _chained(needs: Sequence[set[int]], n: int) -> bool:
+    """Whether a step waits for the one before it."""
+    return n - 1 in needs[n]
 
 
 def _collapsed(one: TensorLayout, other: TensorLayout) -> tuple[int, list[tuple[int, int, int]]]:

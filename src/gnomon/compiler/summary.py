@@ -28,6 +28,8 @@ def summary(made: Any) -> str:
         text += f"; given back to ATen: {_named(made, back)}"
     if runs := [run.count for run in made.runs]:
         text += f"; {_counted(len(runs), 'call')} of C++ for {_counted(sum(runs), 'step')}"
+    if two := sum(run.two_kept for run in made.runs):
+        text += f", {two} of them by two workers"
     return f"{text}; compiled in {made.made_s:.1f} s, tried in {made.tried_s:.1f} s"
 
 

@@ -7,7 +7,7 @@
 
 struct Call {                                          // as _Call in attention.py has them
     int64_t batch, heads, queries, keys, depth, causal, parallel;
-    double scale;
+    double scale, hollow;                              // hollow: results of a row of which all is masked
     const S *q, *k, *v; int64_t q_b, q_h, q_s, k_b, k_h, k_s, v_b, v_h, v_s;
     const char* mask; int64_t mask_kind, mask_b, mask_h, mask_s, mask_t;
     float* sums; int64_t sums_b, sums_h, sums_s;
@@ -103,7 +103,8 @@ void block(const Call& c, Room& m, int64_t b, int64_t h, int64_t i, int64_t coun
         const bool none = m.largest[r] == -INF;        // all of the row is masked
         const float over = none ? 0.0f : 1.0f / m.sum[r];
         S* to = c.out + b * c.out_b + h * c.out_h + (i + r) * c.out_s;
-        for (int64_t d = 0; d < c.depth; d += VW) st(to + d, ld(m.out + r * c.depth + d) * over);
+        const F masked = splat((float)c.hollow);
+        for (int64_t d = 0; d < c.depth; d += VW) st(to + d, none ? masked : F(ld(m.out + r * c.depth + d) * over));
         c.sums[b * c.sums_b + h * c.sums_h + (i + r) * c.sums_s] = none ? 0.0f : m.largest[r] + vlog(splat(m.sum[r]))[0];
     }
 }

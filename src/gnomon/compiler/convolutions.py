@@ -29,7 +29,7 @@ from gnomon.compiler.gate import Trial
 from gnomon.compiler.node import Node
 from gnomon.compiler.products import dtypes
 from gnomon.compiler.rules import pointwise
-from gnomon.compiler.steps import Between, KernelCall, Held, Operation, Packing, PackedSlot
+from gnomon.compiler.steps import Between, Held, KernelCall, Operation, PackedSlot, Packing
 from gnomon.compiler.tried import Tried
 
 aten = torch.ops.aten

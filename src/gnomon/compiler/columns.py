@@ -31,7 +31,7 @@ from gnomon.compiler.tried import MEMORY, text_of
 
 aten = torch.ops.aten
 FEWEST = 4
-"""Lookups that are worth a kernel of their own."""
+"""The fewest lookups that are worth a kernel of their own."""
 PARALLEL = 1 << 15
 """Floats of the output from which on several threads write them."""
 
@@ -50,7 +50,7 @@ SCALAR = {
     aten.bitwise_and.Scalar: AND,
     aten.bitwise_xor.Scalar: XOR,
 }
-"""Operations on whole numbers with one constant."""
+"""Maps operations on whole numbers with one constant to their codes."""
 BAGS = (aten._embedding_bag.default, aten._embedding_bag_forward_only.default)
 FLATTENS = (aten.view.default, aten.reshape.default, aten._unsafe_view.default, aten.clone.default)
 
@@ -61,12 +61,12 @@ class Numbers:
 
     node: Node
     first: list[int]
-    """Of each dim of the tensor: the position that was selected; 0 of the others."""
+    """The position that was selected of each dim of the tensor; 0 of the others."""
     row_dim: int
     inner_dim: int = -1
-    """-1: one number a row."""
+    """The dim of several numbers a row; -1: one number a row."""
     code: list[tuple[int, int]] = field(default_factory=list)
-    """(operation, operand) on each number."""
+    """(operation, operand) of each step on every number."""
     boundaries: Node | None = None
     right: bool = False
 
@@ -79,10 +79,10 @@ class Column:
     dim: int
     """Floats of a row."""
     table: Node | None = None
-    """None: floats that are copied."""
+    """The table of the lookup; None: floats that are copied."""
     pool: str = "one"
     offsets: Node | None = None
-    """First number of each bag; None: bags are as long as the inner dim."""
+    """The first number of each bag; None: bags are as long as the inner dim."""
 
 
 def fuse(graph: fx.Graph) -> list[Columns]:
@@ -114,8 +114,8 @@ def _value(node: Any) -> torch.Tensor | None:
 
 
 def _runs(node: Node) -> list[tuple[Node, list[Column]]]:
-    """Concatenations along the last dim, or stacks of rows, whose parts are all columns: the node itself, or new nodes
-    of those of its parts that follow each other."""
+    """Finds concatenations along the last dim, or stacks of rows, whose parts are all columns: the node itself, or new
+    nodes of those of its parts that follow each other."""
     out = _value(node)
     if node.op != "call_function" or node.target not in (aten.cat.default, aten.stack.default):
         return []
@@ -125,6 +125,7 @@ def _runs(node: Node) -> list[tuple[Node, list[Column]]]:
     columns = [_lookup(part) or _copied(part) if _value_is(part, out.dtype) else None for part in parts]
     if node.target is aten.stack.default:
         return [(node, columns)] if out.dim() == 3 and all(columns) and _worth(columns) else []  # type: ignore[list-item]
+    # The whole cat, or else runs of neighbouring columns inside it: those become a cat of their own.
     if all(columns):
         return [(node, columns)] if _worth(columns) else []  # type: ignore[list-item]
     runs, kept = [], []
@@ -160,7 +161,7 @@ def _copied(node: Node) -> Column | None:
 
 
 def _lookup(node: Node) -> Column | None:
-    """Rows of a table, pooled or not."""
+    """Reads rows of a table, pooled or not, as a column; None where it is none."""
     if node.target is operator.getitem and node.args[1] == 0:
         return _bag(node.args[0])
     pool = {aten.sum.dim_IntList: "sum", aten.mean.dim: "mean"}.get(node.target, "one")
@@ -178,7 +179,7 @@ def _lookup(node: Node) -> Column | None:
 
 
 def _table(node: Any) -> torch.Tensor | None:
-    """A table of floats whose rows lie one after the other."""
+    """The tensor of a table of floats whose rows lie one after the other; None where it is none."""
     value = _value(node)
     if value is None or value.dim() != 2 or value.dtype not in MEMORY:
         return None
@@ -209,13 +210,15 @@ def _bag(node: Any) -> Column | None:
 
 
 def _filled(args: Sequence[Any]) -> list[Any]:
-    """(weight, indices, offsets, scale_grad, mode, sparse, per_sample_weights, include_last_offset, padding_idx)."""
+    """Fills in the defaults: (weight, indices, offsets, scale_grad, mode, sparse, per_sample_weights,
+    include_last_offset, padding_idx)."""
     defaults = [None, None, None, False, 0, False, None, False, -1]
     return [*args, *defaults[len(args) :]]
 
 
 def _equal_bags(indices: Any, offsets: Any) -> Numbers | None:
-    """The numbers of (rows, numbers) that were flattened for bags of equal length: offsets are 0, length, 2 length …"""
+    """Finds the numbers of (rows, numbers) that were flattened for bags of equal length: offsets are 0, length, 2
+    length …"""
     if not isinstance(offsets, fx.Node) or offsets.target is not aten.arange.start_step or offsets.args[0] != 0:
         return None
     node, length = indices, offsets.args[2] if len(offsets.args) > 2 else 1
@@ -236,11 +239,12 @@ def _same(size: Any, node: Any) -> bool:
 
 
 def _numbers(node: Any) -> Numbers | None:
-    """The numbers of a tensor of one or two dims, followed back through arithmetic and selected positions."""
+    """Reads the numbers of a tensor of one or two dims, followed back through arithmetic and selected positions."""
     value = _value(node)
     if value is None or value.dim() not in (1, 2) or value.dtype not in (torch.int64, torch.int32):
         return None
     code: list[tuple[int, int]] = []
+    # Walk back through arithmetic: the last operation is met first, so steps are put in front.
     while step := _arithmetic(node):
         code = [*step[1], *code]
         node = step[0]
@@ -260,7 +264,7 @@ def _numbers(node: Any) -> Numbers | None:
 
 
 def _arithmetic(node: Any) -> tuple[Node, list[tuple[int, int]]] | None:
-    """(operand, operations) of one node of arithmetic on int64."""
+    """Reads (operand, operations) of one node of arithmetic on int64."""
     value = _value(node)
     if value is None or value.dtype != torch.int64 or node.op != "call_function" or node.kwargs:
         return None
@@ -284,7 +288,7 @@ def _whole(value: Any) -> bool:
 
 
 def _selected(node: Node, dims: int) -> Numbers:
-    """Back through `x[:, i]`: the tensor that is read, and the positions that were selected."""
+    """Goes back through `x[:, i]`: the tensor that is read, and the positions that were selected."""
     picks: list[tuple[int, int]] = []
     while node.target in (aten.select.int, aten.slice.Tensor):
         source = _value(node.args[0])
@@ -309,6 +313,7 @@ def _selected(node: Node, dims: int) -> Numbers:
         node = node.args[0]
     whole = _value(node)
     assert whole is not None
+    # left: dims that remain after each selection, as dims of the whole tensor.
     left, first = list(range(whole.dim())), [0] * whole.dim()
     for dim, at in reversed(picks):
         first[left[dim]] = at
@@ -323,7 +328,7 @@ FORMULA = Path(__file__).with_name("cpp") / "columns.cpp"
 
 @cache
 def _kernel(dtype: torch.dtype) -> Any:
-    """The compiled kernel, None where it does not compile."""
+    """Compiles the kernel; None where it does not compile."""
     pointer, number = ctypes.c_void_p, ctypes.c_int64
     kinds = (pointer, number, pointer, pointer, pointer, pointer, number, number, number)
     return kernel_of(text_of(FORMULA, dtype), *kinds)
@@ -346,7 +351,7 @@ class Columns:
             return places[read]
 
         self.layouts: list[int] = []
-        """Arguments whose sizes and strides are asked for in every call."""
+        """Indices of arguments whose sizes and strides are asked for in every call."""
         rows: list[int] = []
         code: list[tuple[int, int]] = []
         target = 0
@@ -356,6 +361,7 @@ class Columns:
                 self.layouts.append(ids)
             table = _value(column.table)
             bounds = _value(numbers.boundaries)
+            # One row of the table is a column, in the order in which columns.cpp reads it.
             rows += [
                 COPY if table is None else LOOKUP, place(column.table), table.shape[0] if table is not None else 0,
                 column.dim, ids, self.layouts.index(ids), *[*numbers.first, 0, 0][:3], numbers.row_dim,
@@ -370,6 +376,7 @@ class Columns:
         self.table = (ctypes.c_int64 * len(rows))(*rows)
         self.code = (ctypes.c_int64 * max(1, 2 * len(code)))(*[number for pair in code for number in pair])
         rowed = next((c for c in columns if c.offsets is None), columns[0])
+        # The number of rows is that of a column without offsets, or of the offsets themselves.
         self.batch_of = (place(rowed.offsets or rowed.numbers.node), 0 if rowed.offsets else rowed.numbers.row_dim)
         self.aten = _extracted(node, self.arguments)
         self.text = text_of(FORMULA, self.dtype)

@@ -29,7 +29,7 @@ from gnomon.compiler.machine import this_machine
 
 log = logging.getLogger("gnomon.compiler")
 SLOWER = 1.0
-"""A kernel is kept while it takes at most this times ATen's time."""
+"""The ratio to ATen's time up to which a kernel is kept."""
 REPEATS, ENOUGH_S = 7, 0.06
 IN_A_ROW = 10
 TOLERANCE = {
@@ -37,12 +37,13 @@ TOLERANCE = {
     torch.float32: (2e-4, 1e-5),
     torch.bfloat16: (4e-2, 2e-2),
 }
-"""(relative, in units of the largest element) by dtype; sums are in another order than eager's."""
+"""Tolerances (relative, in units of the largest element) by dtype; sums are in another order than eager's."""
 
 NEAR = 4.0
-"""Times the distances of eager and of moved inputs from the result in double that a kernel may be away from it."""
+"""The multiple of the distances of eager and of moved inputs from the result in double that a kernel may be away from
+it."""
 MOVES, MOVED = 2, 4.0
-"""How often inputs are moved, and by how many units in the last place at most."""
+"""The number of times that inputs are moved, and by how many units in the last place at most."""
 
 _verdicts: dict[str, dict[str, Any]] = {}
 _lock = threading.Lock()

@@ -51,6 +51,7 @@ class Kernel:
 
 def kernel(nest: Nest) -> Kernel:
     text = Text(nest=nest)
+    # Only inputs that some value reads get a pointer: dead loads are not passed.
     values = {i for p in nest.passes for i in p.values} | set(_between(nest)) | set(nest.post)
     values |= needed_after_rows(nest)
     text.slots = sorted({nest.body.code[i].attr for i in values if nest.body.code[i].op in ("load", "take")})
@@ -79,6 +80,7 @@ def _function(text: Text) -> None:
     text.say(1, f"const int64_t rows = {text.size(product(nest.sizes[a] for a in nest.outer))};")
     last = nest.sizes[nest.inner[-1]] if nest.inner else 1
     text.say(1, f"const int64_t points = {text.size(last)};")
+    # inner[:-1] are loops around the vectorised axis; row_points counts all points of a row.
     others = [text.size(nest.sizes[a]) for a in nest.inner[:-1]]
     text.say(1, f"const int64_t row_points = {' * '.join(['points', *others])};")
     for axis, name in zip(nest.inner[:-1], others, strict=True):
@@ -90,6 +92,7 @@ def _function(text: Text) -> None:
     if nest.scratch:
         arrays = [*(f"p{slot}" for slot in text.slots), *(f"q{n}" for n in range(len(nest.outputs)))]
         text.say(1, f"const int64_t place = aside({', '.join(arrays)});")
+    # Static schedule: which thread runs a task does not matter, since partial results are added up in order of tasks.
     text.say(1, "#pragma omp parallel for if (d[4]) schedule(static) reduction(| : failed)")
     text.say(1, "for (int64_t task = 0; task < chunks * tiles; task++) {")
     _task(text)
@@ -111,6 +114,7 @@ def _partials(text: Text) -> None:
     for i in columns:
         kind = SCALAR[nest.body.code[i].kind]
         text.say(1, f"const int64_t a{i} = {at};")
+        # Columns of several reductions lie one after another, each on a page of its own, so threads share no line.
         at = f"a{i} + apart(sizeof({kind}) * chunks * row_points)"
     if columns:
         text.say(1, f"char* const columns = (char*)aligned_alloc(PAGE, ({at} + PAGE - 1) / PAGE * PAGE);")
@@ -124,6 +128,7 @@ def _partials(text: Text) -> None:
 
 def _task(text: Text) -> None:
     nest = text.nest
+    # task -> (chunk of rows, tile of points).
     text.say(2, "const int64_t c = task / tiles, at = task % tiles * tile;")
     text.say(2, "const int64_t begin = c * chunk, end = begin + chunk < rows ? begin + chunk : rows;")
     whole = len(nest.inner) == 1
@@ -134,6 +139,8 @@ def _task(text: Text) -> None:
         else "const int64_t lo = 0, hi = points;",
     )
     if nest.scratch:
+        # Scratch is a thread's own and grows once; `place` sets it off from the arrays so that they do not meet in one
+        # set of the cache.
         text.say(2, "static thread_local char* room = 0;")
         text.say(2, "static thread_local int64_t room_bytes = 0;")
         text.say(
@@ -165,6 +172,7 @@ def _task(text: Text) -> None:
 
 
 def _first_place(text: Text) -> None:
+    # The row's index is divided out once a task, then counted up (`_next_place`).
     """Writes where along the outer axes a task begins."""
     outer, rest = text.nest.outer, "begin"
     for axis in reversed(outer[1:]):
@@ -189,6 +197,8 @@ def _row(text: Text) -> None:
     declared: set[int] = set()
     based: set[str] = set()
     between = _between(nest)
+    # In order: values that this pass needs from the row, bases of arrays, the pass, and its reductions as one number
+    # each.
     for step in nest.passes:
         _between_passes(text, between, declared, based, step.level)
         _bases(text, step, based)
@@ -202,6 +212,7 @@ def _row(text: Text) -> None:
             elif nest.stages.roles[i] == "total":
                 made = _horizontal(ins.op, f"r{i}", ins.kind)
                 text.say(3, f"a{i} = {combine_scalar(ins.op, f'a{i}', f'({TOTAL[ins.kind]}){made}')};")
+    # What is left for the row once all passes are over.
     _between_passes(text, between, declared, based, POST - 1)
     for i in roles(nest, "total"):
         source = nest.body.code[i].args[0]
@@ -221,7 +232,7 @@ def _horizontal(op: str, name: str, kind: str) -> str:
 
 
 def _between_passes(text: Text, between: Sequence[int], declared: set[int], based: set[str], level: int) -> None:
-    """Values of the whole row that are known by now."""
+    """Writes values of the whole row that are known by now."""
     nest = text.nest
     for i in between:
         if i in declared or nest.stages.level[i] > level or nest.body.code[i].op in REDUCTIONS:
@@ -251,7 +262,7 @@ def _bases(text: Text, step: Pass, based: set[str]) -> None:
 
 
 def _base(text: Text, name: str, strides: dict[int, Size], based: set[str]) -> None:
-    """The row's place in memory; a row that an index chose is checked first."""
+    """Writes the row's place in memory; a row that an index chose is checked first."""
     if name in based:
         return
     based.add(name)
@@ -262,6 +273,7 @@ def _base(text: Text, name: str, strides: dict[int, Size], based: set[str]) -> N
         if inp.index is not None:
             k = name[1:]
             text.say(3, f"const int64_t at{k} = v{inp.index}[0];")
+            # An index outside its table reads row 0 instead, and the call fails: nothing outside memory is touched.
             text.say(3, f"const bool in{k} = at{k} >= 0 && at{k} < {text.size(inp.rows)};")
             text.say(3, f"failed |= !in{k};")
             place += f" + (in{k} ? at{k} : 0) * {text.size(inp.index_stride)}"
@@ -286,11 +298,13 @@ def _pass(text: Text, step: Pass) -> None:
         depth += 1
     for n in step.stores:
         if n in _may_pass(nest):
+            # A stream of stores past the caches must be aligned; whether it is, is known only at run time.
             text.say(depth, f"const bool past{n} = d[5] && ((uintptr_t)(b_q{n} + lo)) % sizeof(F) == 0;")
     lane = linear(nest)
     text.say(depth, f"const int64_t base = {lane};" if lane != "0" else "{")
     if lane != "0":
         text.say(depth, "{")
+    # Several partial sums at once hide the latency of additions; they are combined in a fixed order.
     unroll = tiles.unroll(nest, step)
     gathered = [i for i in step.reductions if nest.stages.roles[i] != "column"]
     text.say(depth, "int64_t j = lo;")
@@ -308,6 +322,7 @@ def _pass(text: Text, step: Pass) -> None:
         for i in gathered:
             for u in range(1, unroll):
                 text.say(depth, f"r{i} = {combine(nest.body.code[i].op, f'r{i}', f'r{i}_{u}')};")
+    # The rest in single vectors, then one partial vector.
     text.say(depth, "for (; j + VW <= hi; j += VW) {")
     _points(text, step, depth + 1, partial=False, copy=0)
     text.say(depth, "}")
@@ -337,6 +352,7 @@ def _points(text: Text, step: Pass, depth: int, partial: bool, copy: int) -> Non
             text.say(depth, f"const {kind} v{value} = {read(text, f'q{n}', nest.outputs[n].strides, j, partial)};")
     for i in step.values:
         ins = nest.body.code[i]
+        # Points beyond the end of a row must not report a failure.
         if ins.op == "check":
             rest = " & first(n)" if partial else ""
             text.say(depth, f"wrong{step.level} = wrong{step.level} | (~v{ins.args[0]}{rest});")
@@ -356,6 +372,7 @@ def _points(text: Text, step: Pass, depth: int, partial: bool, copy: int) -> Non
             else:
                 text.say(depth, f"st({place}, ({ins.kind})({combine(ins.op, f'ld({place})', source)}));")
             continue
+        # A partial vector's missing points take the neutral element.
         if partial:
             source = f"sel(first(n), {source}, {_neutral_vector(ins.op, ins.kind)})"
         name = f"r{i}_{copy}" if copy else f"r{i}"

@@ -64,9 +64,10 @@ extern "C" int gnomon_kernel(const int64_t* __restrict d, float* __restrict x) {
 PROBE_INSTRUCTIONS = 14
 EXP, ADD, SUM, WALK, PEAK = range(5)
 STORE, LOAD = 2.0, 0.5
-"""In vector instructions: a core stores half as often as it computes, and loads twice as often."""
+"""Cost of a store and of a load in vector instructions: a core stores half as often as it computes, and loads twice as
+often."""
 BESIDE = 0.6
-"""Of the work of the other units, what the busiest one waits for."""
+"""Share of the other units' work that the busiest one waits for."""
 PLACE = 4
 """Instructions to find a row's place in one of its arrays."""
 
@@ -76,22 +77,22 @@ class Rates:
     """One core's, but for memory, which is that of torch's threads together."""
 
     memory_bytes_per_s: float
-    """What reading one array that no cache holds and writing another moves."""
+    """Bytes a second that reading one array that no cache holds and writing another moves."""
     l3_bytes_per_s: float
-    """Read and written in place, in the last cache."""
+    """Bytes a second, read and written in place, in the last cache."""
     l2_bytes_per_s: float
     instructions_per_s: float
-    """Vector instructions, on a polynomial whose data lies in the first cache."""
+    """Vector instructions a second, on a polynomial whose data lies in the first cache."""
     addition_s: float
-    """From one addition of a running sum to the next."""
+    """Seconds from one addition of a running sum to the next."""
     peak_s: float
-    """The same of a running maximum."""
+    """Seconds from one step of a running maximum to the next."""
     walk_s: float
-    """To begin and end one walk along a row."""
+    """Seconds to begin and end one walk along a row."""
     task_s: float
-    """To begin a task, beside its first row."""
+    """Seconds to begin a task, apart from its first row."""
     gather_s: float
-    """From the last vector of a sum to its one number, which the next pass waits for."""
+    """Seconds from the last vector of a sum to its one number, which the next pass waits for."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,7 +101,7 @@ class Cost:
 
     memory_s: float
     compute_s: float
-    """Of the busiest worker, with everything that is not memory."""
+    """Seconds of the busiest worker, with everything that is not memory."""
 
     @property
     def seconds(self) -> float:
@@ -113,15 +114,16 @@ class Cost:
 
 @cache
 def rates() -> Rates:
-    """Measured once a process; without a compiler, round figures."""
+    """Measures the rates once a process; without a compiler they are round figures."""
     return measured(time.perf_counter)
 
 
 def measured(clock: Callable[[], float]) -> Rates:
-    """By a clock: on a machine that others use, that of one's own CPU time."""
+    """Measures the rates by a clock: on a machine that others use, that of one's own CPU time."""
     machine = this_machine()
     a = torch.zeros(1 << 23)
     out = torch.zeros_like(a)
+    # One array read and one written: 2 x 4 bytes an element.
     memory = 2 * a.numel() * 4 / best(lambda: torch.add(a, 1.0, out=out), clock=clock)
     [function] = libraries([PROBE])
     if function is None:
@@ -144,11 +146,13 @@ def measured(clock: Callable[[], float]) -> Rates:
         return best(lambda: probed(array, ctypes.c_void_p(x.data_ptr())), clock=clock)
 
     def moved(cache_bytes: int) -> float:
+        # An eighth of the cache in floats, so that the array surely stays in it; enough repeats for 4M elements.
         points = min(cache_bytes // 8 // 64 * 64, a.numel())
         repeats = max(1, (1 << 22) // points)
         return 2 * 4 * points * repeats / seconds(ADD, points, repeats)
 
     lanes = machine.isa.lanes
+    # 1,024 points in L1: instructions and latencies without any memory traffic.
     exp_s, sum_s = seconds(EXP, 1024, 400), seconds(SUM, 1024, 400)
     addition_s = sum_s / (400 * (1024 // lanes))
     repeats = 20_480
@@ -161,6 +165,7 @@ def measured(clock: Callable[[], float]) -> Rates:
         addition_s=addition_s,
         peak_s=seconds(PEAK, 1024, 400) / (400 * (1024 // lanes)),
         walk_s=walk_s,
+        # One row a task against 1,024 rows a task: the difference is the task.
         task_s=max(seconds(WALK, lanes, repeats) / repeats - walk_s, 1e-10),
         gather_s=max(seconds(SUM, lanes, repeats) / repeats - addition_s, 1e-10),
     )
@@ -182,6 +187,7 @@ def cost(nest: Nest, tile: Tiling, walks: int, moved_bytes: int, workers: int, a
     workers = workers if tile.parallel else 1
     lanes, tasks = machine.isa.lanes, tile.chunks * tile.tiles
     visits = tile.rows * tile.tiles
+    # A tile that is not the whole row is filled up to whole vectors, each tile by itself.
     vectors = tile.tiles * -(-tile.tile // lanes) if tile.tiles > 1 else -(-tile.points // lanes)
     vector_s = sum(_vector_s(nest, step, at) for step in nest.passes)
     compute_s = tile.rows * walks * vectors * vector_s
@@ -191,11 +197,14 @@ def cost(nest: Nest, tile: Tiling, walks: int, moved_bytes: int, workers: int, a
     if columns:
         running = tile.tile * walks * columns * 4
         compute_s += _beyond_l1_s(2 * 4.0 * tile.rows * tile.points * walks * columns, running, at, machine)
+    # Tasks are whole: with few of them the busiest worker has more than its share.
     busiest = -(-tasks // workers) / tasks
     compute_s *= busiest
     if columns:
+        # Partial results of columns are added up by one thread after all tasks.
         results = tile.chunks * tile.points * walks * columns  # added up one by one
         compute_s += results / at.instructions_per_s + 2 * 4 * results / _level(4 * results, at, machine)
+    # Memory is overlapped with computing (prefetch, out of order): the longer of the two counts (`Cost.seconds`).
     return Cost(memory_s=moved_bytes / _level(moved_bytes, at, machine, workers), compute_s=compute_s)
 
 
@@ -212,7 +221,7 @@ def instructions(nest: Nest, step: Pass) -> float:
 
 
 def _walk_s(nest: Nest, step: Pass, at: Rates) -> float:
-    """What one walk of a pass takes beside its vectors."""
+    """Seconds that one walk of a pass takes apart from its vectors."""
     arrays = sum(nest.body.code[i].op in ("load", "take") for i in step.values)
     arrays += len(step.stores) + len(step.read_back) + len(step.scratch) + len(step.reductions)
     gathered = _gathered(nest, step)
@@ -221,7 +230,7 @@ def _walk_s(nest: Nest, step: Pass, at: Rates) -> float:
 
 
 def _gathered(nest: Nest, step: Pass) -> list[int]:
-    """What a pass adds up along the row."""
+    """Lists what a pass adds up along the row."""
     return [i for i in step.reductions if nest.stages.roles[i] != "column"]
 
 
@@ -231,14 +240,15 @@ def _own(nest: Nest, value: int) -> float:
 
 
 def _vector_s(nest: Nest, step: Pass, at: Rates) -> float:
-    """One vector of a pass: its instructions, or the next addition of its longest sum."""
+    """Seconds of one vector of a pass: its instructions, or the next addition of its longest sum."""
     each = (at.peak_s if nest.body.code[i].op == "peak" else at.addition_s for i in _gathered(nest, step))
     return max(instructions(nest, step) / at.instructions_per_s, max(each, default=0.0) / tiles.unroll(nest, step))
 
 
 def _again_s(nest: Nest, tile: Tiling, walks: int, at: Rates, machine: Machine) -> float:
-    """Rows that do not stay in the first cache between passes."""
+    """Seconds for rows that do not stay in the first cache between passes."""
     per_point = 0
+    # The first pass brings its rows in; later ones read them again, and scratch is written and read.
     for number, step in enumerate(nest.passes):
         loads = sum(nest.body.code[i].op in ("load", "take") for i in step.values)
         per_point += 4 * len(step.scratch) + 4 * ((loads if number else 0) + len(step.read_back))
@@ -247,7 +257,7 @@ def _again_s(nest: Nest, tile: Tiling, walks: int, at: Rates, machine: Machine) 
 
 
 def _arrays(nest: Nest) -> int:
-    """Arrays along a row that lie beside each other in the first cache while passes go over it."""
+    """Counts the arrays along a row that lie next to each other in the first cache while passes go over it."""
     code, inner = nest.body.code, set(nest.inner)
     read = {code[i].attr for step in nest.passes for i in step.values if code[i].op in ("load", "take")}
     loads = sum(bool(inner & set(nest.body.inputs[slot].strides)) for slot in read)
@@ -260,7 +270,7 @@ def _beyond_l1_s(moved: float, room: int, at: Rates, machine: Machine) -> float:
 
 
 def _level(room: float, at: Rates, machine: Machine, workers: int = 1) -> float:
-    """Bytes a second of the level that holds so many bytes."""
+    """Bytes a second of the level that holds so many bytes: half of a cache, since others use it too."""
     if room <= machine.l2_bytes // 2:
         return at.l2_bytes_per_s * workers
     if room <= machine.l3_bytes // 2:

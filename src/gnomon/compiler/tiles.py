@@ -25,7 +25,7 @@ RECOMPUTE = 6
 AN_INSTRUCTION_BYTES = 10
 """Bytes that move past the caches while a core does a vector instruction: 30 GB/s, 3.3 GHz, one each cycle."""
 WALK_INSTRUCTIONS = 50
-"""To find a row's places and to fill the core, before vectors follow each other."""
+"""Instructions to find a row's places and to fill the core, before vectors follow each other."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,9 +36,9 @@ class Output:
     dtype: torch.dtype
     shape: tuple[Size, ...]
     memory: tuple[Size, ...]
-    """Strides by dim, as the tensor is allocated."""
+    """Strides by dim in elements, as the tensor is allocated."""
     strides: dict[int, Size]
-    """Strides by axis."""
+    """Strides by axis in elements."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,9 +49,9 @@ class Pass:
     values: tuple[int, ...]
     reductions: tuple[int, ...]
     stores: tuple[int, ...]
-    """Places in `Nest.outputs`."""
+    """Indices into `Nest.outputs`."""
     read_back: dict[int, str]
-    """Value of an earlier pass -> `scratch` or `output N`."""
+    """Maps a value of an earlier pass to where it is read: `scratch` or `output N`."""
     scratch: tuple[int, ...]
     """Values that it puts in scratch for later passes."""
 
@@ -62,7 +62,7 @@ class Nest:
     stages: Stages
     outputs: tuple[Output, ...]
     outer: tuple[int, ...]
-    """Axes in the order of loops; what was merged is gone from both lists."""
+    """Axes in the order of loops, the slowest first; what was merged is gone from both lists."""
     inner: tuple[int, ...]
     sizes: dict[int, Size]
     passes: tuple[Pass, ...]
@@ -106,6 +106,7 @@ def output(body: Body, key: Any, tensor: Tensor, memory: Sequence[Size]) -> Outp
         if not dim and not equal(size, 1):
             raise UnfitError("an output that is a broadcast")
         step = stride
+        # A dim may be several axes, row-major: the last one has the dim's stride, those before it multiples of it.
         for axis in reversed(dim):
             strides[axis] = step
             step = product((step, body.axes[axis]))
@@ -147,7 +148,7 @@ def nest(body: Body, outputs: Sequence[Output], environment: Any) -> Nest:
 
 
 def _widened(body: Body, stages: Stages, outputs: Sequence[Output]) -> Stages:
-    """Axes along which outputs are stored though no value varies along them (a broadcast that is kept)."""
+    """Adds axes along which outputs are stored though no value varies along them (a broadcast that is kept)."""
     stored = frozenset().union(*(frozenset(out.strides) for out in outputs)) if outputs else frozenset()
     more = stored - stages.inner - stages.outer
     if not more:
@@ -155,6 +156,7 @@ def _widened(body: Body, stages: Stages, outputs: Sequence[Output]) -> Stages:
     if stages.roles or not stages.inner and not stages.outer:
         if stages.roles:
             raise UnfitError("a reduction that is stored as a broadcast")
+        # Something must be the inner loop: the axis along which memory is contiguous.
         fast = next((a for out in outputs for a, s in out.strides.items() if equal(s, 1)), max(more))
         return replace(stages, inner=frozenset({fast}), outer=frozenset(more - {fast}))
     return replace(stages, outer=stages.outer | more)
@@ -167,6 +169,7 @@ def _check_store(body: Body, stages: Stages, out: Output) -> None:
         if along & stages.outer:
             raise UnfitError("a result of all rows stored for each")
         return
+    # Rows are dealt to tasks: an output that several rows write would race.
     if along & stages.outer != stages.outer:
         raise UnfitError("an output that rows share")
     if along & stages.inner and along & stages.inner != stages.inner:
@@ -182,6 +185,7 @@ def _ordered(
     refs: list[dict[int, Size]] = [out.strides for out in outputs]
     refs += [body.inputs[body.code[i].attr].strides for i in values if body.code[i].op in ("load", "take")]
     whole = max(refs, key=lambda r: len(r), default={})
+    # The largest stride first: the inner loop then walks contiguous memory.
     place = {axis: hint(stride, environment) for axis, stride in whole.items()}
 
     def key(axis: int) -> tuple[int, int]:
@@ -200,22 +204,26 @@ def _merge(
 ) -> tuple[Body, list[Output], tuple[int, ...], tuple[int, ...], dict[int, Size]]:
     """Neighbouring axes that all memory walks as one become one; `free`: rows and points may become one too."""
     body = body.copy()
+    # Merging changes strides and sizes; the caller's body is left as it was.
     outputs = list(outputs)
     sizes = dict(enumerate(body.axes))
     used = {body.code[i].attr for i in values if body.code[i].op in ("load", "take")}
     fixed = {body.code[i].attr for i in values if body.code[i].op in ("index", "is_at")}
 
     def walks_as_one(strides: dict[int, Size], a: int, b: int) -> bool:
+        # Walked as one: stepping a by 1 is stepping b by its whole size, in every array that has either.
         if a not in strides and b not in strides:
             return True
         return a in strides and b in strides and equal(strides[a], product((strides[b], sizes[b])))
 
     def merge(axes: tuple[int, ...]) -> tuple[int, ...]:
         out = list(axes)
+        # From the inside out, so that a merged axis can be merged again with the one before it.
         i = len(out) - 2
         while i >= 0:
             a, b = out[i], out[i + 1]
             refs = [body.inputs[s].strides for s in used] + [o.strides for o in outputs]
+            # An axis whose index is read as a number must keep its meaning.
             if not {a, b} & fixed and all(walks_as_one(strides, a, b) for strides in refs):
                 sizes[b] = product((sizes[a], sizes[b]))
                 for s in used:
@@ -225,6 +233,7 @@ def _merge(
             i -= 1
         return tuple(out)
 
+    # Without reductions nothing distinguishes rows from points: all of it may be one long loop.
     if free:
         every = merge((*outer, *inner))
         return body, outputs, every[:-1], every[-1:], sizes
@@ -236,7 +245,12 @@ def _without(strides: dict[int, Size], axis: int) -> dict[int, Size]:
 
 
 def _passes(
-    body: Body, stages: Stages, outputs: Sequence[Output], values: Sequence[int]
+    # One pass for each level of values: a reduction's result is known only after the whole row, so what reads it comes
+    # in a later pass.
+    body: Body,
+    stages: Stages,
+    outputs: Sequence[Output],
+    values: Sequence[int],
 ) -> tuple[tuple[Pass, ...], tuple[int, ...]]:
     level = stages.level
     reductions = {i: level[body.code[i].args[0]] for i in stages.roles}
@@ -273,6 +287,7 @@ def _passes(
         )
         for value in here:
             done.setdefault(value, len(passes) - 1)
+        # A stored float32, float64 or int64 can be read back bit for bit; narrower outputs were rounded.
         for n in kept:
             if outputs[n].dtype in (torch.float32, torch.float64, torch.int64):
                 stored[outputs[n].value] = n
@@ -303,6 +318,7 @@ def _needed(
         if value not in roots or value not in stages.roles:
             if body.code[value].op != "check" and not _in_row(body, stages, value):
                 continue  # the same for the whole row: computed between passes
+        # Cheap values are computed again: scratch costs a store and a load, which is as much as RECOMPUTE instructions.
         if value in done and done[value] < now and cost(body, value) > RECOMPUTE:
             back[value] = f"output {stored[value]}" if value in stored else "scratch"
             continue
@@ -316,6 +332,7 @@ def tiling(nest: Nest, rows: int, points: int, machine: Machine) -> Tiling:
     sizes alone, never on the number of threads, so that sums are the same with any."""
     lanes = machine.isa.lanes
     row_bytes = max(1, bytes_of_point(nest))
+    # tile: as many points as half of L1 holds for all arrays, in multiples of four vectors, at least 32 vectors.
     tile = points
     if not nest.has_row and len(nest.inner) == 1:
         fits = max(machine.l1_bytes // (2 * row_bytes), 1) // (4 * lanes) * (4 * lanes)
@@ -323,10 +340,13 @@ def tiling(nest: Nest, rows: int, points: int, machine: Machine) -> Tiling:
         if points > 2 * fits:
             tile = fits
     tile = max(tile, 1)
+    # chunk: rows of a task, so that a task has 16K elements; columns get at most 64 chunks, since each has partial sums
+    # of its own.
     chunk = max(1, -(-16_384 // tile))
     if nest.has_column:
         chunk = max(64, -(-rows // 64))
     chunk = min(chunk, max(rows, 1))
+    # Below 150,000 units of work a parallel region costs more than it saves.
     work = rows * points * (4 + sum(cost(nest.body, o.value) for o in nest.outputs) // 8)
     many = -(-rows // chunk) * -(-points // tile) > 1
     return Tiling(
@@ -335,14 +355,15 @@ def tiling(nest: Nest, rows: int, points: int, machine: Machine) -> Tiling:
         chunk=chunk,
         tile=tile,
         parallel=bool(many and work > 150_000),
+        # Stores past the caches only where the outputs would not stay in them anyway.
         past=rows * points * row_bytes > machine.l3_bytes
         or (by_memory(nest, points, lanes) and rows * points * moved_of_point(nest) >= machine.l3_bytes // 2),
     )
 
 
 def unroll(nest: Nest, step: Pass) -> int:
-    """Vectors of a pass beside each other: partial sums hide the latency of additions; expensive passes have enough to
-    do."""
+    """Vectors of a pass that are worked on at once: partial sums hide the latency of additions; expensive passes have
+    enough to do."""
     if not any(nest.stages.roles[i] != "column" for i in step.reductions):
         return 1
     work = sum(cost(nest.body, nest.body.code[i].args[0]) for i in step.reductions)

@@ -49,7 +49,7 @@ CALLS = {
 NOWHERE = "tl.zeros([1, 1], tl.int32)"
 """Makes a tensor of what is a plain number or pointer."""
 PARTS, SOME = 32, 1024
-"""Partial results of columns, and of a total, that are read at once."""
+"""The number of partial results of columns, and of a total, that are read at once."""
 HEAD = """\
 import triton
 import triton.language as tl
@@ -93,12 +93,12 @@ class TritonKernel(Kernel):
     before them."""
 
     columns: tuple[int, ...]
-    """Reductions down the rows, each with a table of partial results: a row for each program."""
+    """Indices of reductions down the rows, each with a table of partial results: a row for each program."""
     totals: tuple[int, ...]
     walks: bool
     """Whether `walk` was written."""
     after: bool
-    """Whether `after` was."""
+    """Whether `after` was written."""
     checks: bool
     """Whether something in it can fail."""
 
@@ -112,6 +112,7 @@ class TritonText:
     """Values that the function has a name for by now."""
 
     def size(self, value: Size) -> str:
+        # 0 and 1 stay literals: Triton specialises on them, and a stride of 1 is what makes loads contiguous.
         if isinstance(value, int) and value in (0, 1):
             return str(value)
         for n, known in enumerate(self.sizes):
@@ -142,8 +143,10 @@ def triton_kernel(nest: Nest) -> TritonKernel:
     for axis in (*nest.outer, *nest.inner):
         text.size(nest.sizes[axis])
     bodies: list[list[str]] = []
+    # Columns need all rows of a program at once, so there is no walk with them.
     walks = nest.has_row and not columns
     for name, written in (("whole", True), ("walk", walks), ("after", _stored_after(nest))):
+        # Each function has its own names, but all share the arguments d0, d1, ….
         text.lines, text.emitted = [], set()
         if written:
             {"whole": _whole, "walk": _walk, "after": _after}[name](text, values)
@@ -189,6 +192,7 @@ def _places(text: TritonText, depth: int) -> None:
             rest = f"({rest} // {text.size(nest.sizes[axis])})"
         if axes:
             text.say(depth, f"i{axes[0]} = {rest}")
+        # rm, cm: masks of rows and points that exist, since blocks are powers of two.
         text.say(depth, f"{letter}m = {name} < {_count(text, axes)}")
 
 
@@ -258,6 +262,7 @@ def expression(text: TritonText, value: int, depth: int) -> str:
         return f"(-{args[0]})"
     if ins.op == "not":
         return f"({args[0]} == 0)" if ins.kind == "B" else f"(~{args[0]})"
+    # Triton's maximum drops NaN by default; ATen's keeps it.
     if ins.op in ("maximum", "minimum"):
         nan = ", propagate_nan=tl.PropagateNan.ALL" if ins.kind in "FD" else ""
         return f"tl.{ins.op}({args[0]}, {args[1]}{nan})"
@@ -273,6 +278,7 @@ def _cast(given: str, before: str, after: str) -> str:
 def _constant(attr: str, kind: str) -> str:
     """Writes a constant as a tensor, so that Python does not choose the kind of what it is combined with."""
     plain = f'float("{attr}")' if attr in ("inf", "-inf", "nan") else attr
+    # A [1, 1] tensor broadcasts against any block and has its own type, where a Python number would take the other's.
     return f"tl.full([1, 1], {plain}, {TYPES[kind]})"
 
 
@@ -285,6 +291,7 @@ def _load(text: TritonText, value: int, depth: int) -> str:
     masks = [_mask(text, inp.strides)] if inp.strides else []
     if inp.index is not None:
         at = f"v{inp.index}"
+        # Outside its table an index fails in debug builds and reads nothing otherwise (masked).
         text.say(depth, f"in{value} = ({at} >= 0) & ({at} < {text.size(inp.rows)})")
         rows = f" | ~({mask})" if (mask := _mask_of(text, inp.index)) else ""
         text.say(depth, f'tl.device_assert(in{value}{rows}, "an index is outside its table")')
@@ -318,6 +325,7 @@ def _reduced(op: str, kind: str, given: str, axis: int) -> str:
         return f"tl.sum({given}, axis={axis}, keep_dims=True)"
     if op in ("any", "all"):
         return f"tl.{'max' if op == 'any' else 'min'}({given}, axis={axis}, keep_dims=True)"
+    # tl.max drops NaN: `larger` and `smaller` (see HEAD) bring it back.
     if op == "peak" or kind == "L":
         return f"tl.{'min' if op == 'min' else 'max'}({given}, axis={axis}, keep_dims=True)"
     return f"{'smaller' if op == 'min' else 'larger'}({given}, {axis})"
@@ -340,6 +348,7 @@ def _source(text: TritonText, reduction: int, mask: str) -> str:
     ins = text.nest.body.code[reduction]
     given = _full(text, ins.args[0])
     given = f"tl.where({given}, 1, 0)" if ins.kind == "B" else given
+    # Masked points take the neutral element, so a block may reach beyond the data.
     return f"tl.where({mask}, {given}, {_neutral(ins.op, ins.kind)})"
 
 
@@ -347,6 +356,7 @@ def _source(text: TritonText, reduction: int, mask: str) -> str:
 def _whole(text: TritonText, values: Sequence[int]) -> None:
     nest, code = text.nest, text.nest.body.code
     roles, level = nest.stages.roles, nest.stages.level
+    # With reductions over rows a program loops over `chunk` blocks and keeps the running result.
     loops = any(role != "row" for role in roles.values())
     text.say(1, "program = tl.program_id(0)")
     text.say(1, "program = program.to(tl.int64) if WIDE else program")
@@ -367,6 +377,7 @@ def _whole(text: TritonText, values: Sequence[int]) -> None:
     for i in values:
         role = roles.get(i)
         if level[i] == POST and role is None:
+            # What follows from all rows belongs to `after`.
             continue
         if role is None:
             _value(text, i, depth)
@@ -394,6 +405,7 @@ def _gather(text: TritonText, i: int, depth: int) -> None:
         made = _reduced(ins.op, ins.kind, _source(text, i, "rm"), 0)
     else:
         rows, points = text.along(ins.args[0])
+        # A value that does not differ along rows (or points) counts once, not once a row: mask all but the first.
         mask = " & ".join([*(["rm"] if rows else ["(row == 0)"]), *(["cm"] if points else ["(col == 0)"])])
         inside = _reduced(ins.op, ins.kind, _source(text, i, mask), 1)
         made = _reduced(ins.op, ins.kind, inside, 0)
@@ -431,6 +443,7 @@ def _walk(text: TritonText, values: Sequence[int]) -> None:
     _places(text, 1)
     inner = nest.stages.inner
     row_level = [i for i in values if not code[i].axes & inner and level[i] != POST and roles.get(i) is None]
+    # Pass by pass: a later pass computes again what it reads, since a block's values do not outlive the loop.
     for step in nest.passes:
         for i in row_level:
             if level[i] <= step.level and all(a in text.emitted for a in code[i].args):
@@ -442,6 +455,7 @@ def _walk(text: TritonText, values: Sequence[int]) -> None:
         text.say(1, f"for at in range(0, {_count(text, nest.inner)}, BN):")
         text.say(2, "col = at + tl.arange(0, BN)[None, :]")
         _places(text, 2)
+        # Names of the loop's body are not known outside of it.
         before = set(text.emitted)
         roots = [code[i].args[0] for i in step.reductions] + [nest.outputs[n].value for n in step.stores]
         for i in _closure(text, [*roots, *(i for i in step.values if code[i].op == "check")]):
@@ -495,7 +509,7 @@ def _stored_after(nest: Nest) -> bool:
 
 
 def _after(text: TritonText, values: Sequence[int]) -> None:
-    """Partial results added up in order, and what follows from them."""
+    """Writes the sum of partial results in order, and what follows from them."""
     nest, code = text.nest, text.nest.body.code
     roles, level = nest.stages.roles, nest.stages.level
     text.say(1, "col = tl.program_id(0) * BN + tl.arange(0, BN)[None, :]")
@@ -508,6 +522,7 @@ def _after(text: TritonText, values: Sequence[int]) -> None:
         role, ins = roles.get(i), code[i]
         if role == "column":
             text.say(1, f"v{i} = tl.full([1, BN], {_neutral(ins.op, ins.kind)}, {_held(ins.kind)})")
+            # PARTS rows at a time, in order: the sum does not depend on how many programs ran at once.
             text.say(1, f"for at in range(0, programs, {PARTS}):")
             text.say(2, f"part = at + tl.arange(0, {PARTS})[:, None]")
             mask = f"cm & (part < programs), other={_neutral(ins.op, ins.kind)}"

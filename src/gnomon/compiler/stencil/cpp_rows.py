@@ -21,11 +21,11 @@ from gnomon.compiler.stencil.stages import Factor, Read, Stage
 from gnomon.compiler.tiles import Nest
 
 DIMS = "smv"
-"""Rows, what lies between, points of a row."""
+"""Dims of the text: s rows, m what lies between, v points of a row."""
 HOST = ("bands", "band", "tiles_m", "tile_m", "tiles_v", "tile_v", "parallel", "past")
-"""What the call says first."""
+"""Names of the numbers that the call says first."""
 FAR = 1 << 20
-"""Rings before the first: a row before the first one has a place too."""
+"""Rings counted before the first, so that a row before the first one has a place too."""
 
 
 @dataclass(slots=True)
@@ -37,9 +37,9 @@ class RowsFunction:
     numbers: list[Any] = field(default_factory=list)
     """What `d` holds after `HOST`: ("size", node, dim) or ("stride", node, dim)."""
     names: dict[Any, str] = field(default_factory=dict)
-    """Of inputs' and outputs' memory."""
+    """Names of inputs' and outputs' memory."""
     functions: list[str] = field(default_factory=list)
-    """Of the points of rows: stages that are alike share one."""
+    """Functions of the points of rows: stages that are alike share one."""
 
     def say(self, depth: int, line: str) -> None:
         self.lines.append("    " * depth + line)
@@ -64,7 +64,7 @@ class RowsFunction:
         return "0" if dim is None else self.number("stride", node, self.of.first + dim)
 
     def memory(self, node: Any, where: tuple[str, str], channel: str) -> str:
-        """A row of an array in memory, from point 0."""
+        """Address of a row of an array in memory, from point 0."""
         name = self.names[node]
         place = "".join(f" + b{n} * {self.number('stride', node, n)}" for n in range(self.of.stencil.batch))
         if self.of.stencil.channel is not None:
@@ -75,16 +75,17 @@ class RowsFunction:
         return f"{name}{place}"
 
     def ring(self, n: int, where: tuple[str, str], channel: str) -> str:
-        """A row that is kept, from point 0."""
+        """Address of a row that is kept, from point 0."""
         row = self.of.rows[n]
         channels = self.channels(row)
+        # Row i lies at i mod ring; FAR rings are added so that the index of a row before the first is not negative.
         at = f"({where[0]} + {FAR * row.ring}) % {row.ring}" if row.ring > 1 else "0"
         if self.of.stencil.channel is not None:
             at = f"({at}) * {channels} + {channel}"
         return f"k{n} + (({at}) * m{n} + ({where[1]}) - lm{n}) * w{n} - lv{n}"
 
     def type(self, read: Read) -> str:
-        """Of what a read finds: an array's, or a ring's."""
+        """The type of what a read finds: an array's, or a ring's."""
         n = self.of.found(read)
         return _type(self.of, read.field) if n is None else _scalar(self.of.rows[n])
 
@@ -93,7 +94,7 @@ class RowsFunction:
         return "1" if channel is None else self.number("size", row.source, channel)
 
     def at(self, read: Read, later: int = 0) -> str:
-        """A row that a stage reads, from its own point 0. later: of which row of a block."""
+        """Address of a row that a stage reads, from its own point 0. later: of which row of a block."""
         shift = self.of.place(read.shift)
         shift = (shift[0] + later, shift[1], shift[2])
         where = (f"i + {shift[0]}" if shift[0] else "i", f"m + {shift[1]}" if shift[1] else "m")
@@ -104,6 +105,7 @@ class RowsFunction:
         place = self.ring(n, where, channel)
         outside = self.of.rows[n].outside
         if outside is not None and outside != "wrap":
+            # Beyond the edge (only where the shift can leave it) one constant row stands for all of them.
             inside = [
                 f"({at}) >= 0 && ({at}) < {self.extent(read.field, dim)}" for dim, at in enumerate(where) if shift[dim]
             ]
@@ -142,6 +144,7 @@ def text(of: Pipeline) -> tuple[str, list[Any]]:
     head.say(1, f"const int64_t batches = {' * '.join(['1', *batches])};")
     head.say(1, "#pragma omp parallel for if (parallel) schedule(static)")
     head.say(1, "for (int64_t task = 0; task < batches * bands * tiles_m * tiles_v; task++) {")
+    # task -> (batch, band of rows, tile between, tile of points).
     head.say(2, "const int64_t at_v = task % tiles_v, at_m = task / tiles_v % tiles_m;")
     head.say(2, "const int64_t at_s = task / (tiles_v * tiles_m) % bands;")
     rest = "task / (tiles_v * tiles_m * bands)"
@@ -163,11 +166,14 @@ def _scalar(row: LaggedArray) -> str:
 
 def _task(rows: RowsFunction) -> list[str]:
     of, say = rows.of, rows.say
+    # Backwards over stages: a stage's range follows from those of the stages that read it.
     for n in reversed(range(len(of.rows))):
         _range(rows, n)
     _room(rows)
     every = [n for n in range(len(of.rows))]
     begin, end = "INT64_MAX", "INT64_MIN"
+    # t counts rows of the last stage; a stage with lag L is at row t - L, so that its readers find what they need in
+    # the ring.
     for n in every:
         begin = f"least({begin}, cs{n} + {of.rows[n].lag})"
         end = f"most({end}, ds{n} + {of.rows[n].lag})"
@@ -179,6 +185,7 @@ def _task(rows: RowsFunction) -> list[str]:
         loop += f"for (int64_t m = cm{n}; m < dm{n}; m++) {{"
         say(3, "{")
         say(4, f"const int64_t first = most(t - {row.lag}, cs{n}), after = least(t - {row.lag} + {block}, ds{n});")
+        # A block of rows shares loads, but only where all of it lies inside the stage's box.
         whole = block > 1 and row.stage is not None
         if whole:
             assert row.stage is not None
@@ -200,7 +207,8 @@ def _task(rows: RowsFunction) -> list[str]:
 
 
 def _range(rows: RowsFunction, n: int) -> None:
-    """Along each dim: [l, h) that others read, [c, d) that is computed, [p, q) that the task leaves in memory."""
+    """Writes the ranges along each dim: [l, h) that others read, [c, d) that is computed, [p, q) that the task leaves
+    in memory."""
     of, row = rows.of, rows.of.rows[n]
     for place, dim in enumerate(DIMS):
         size = rows.extent(row.source, place)
@@ -232,11 +240,12 @@ def _beyond(of: Pipeline, n: int, place: int) -> bool:
 
 
 def _room(rows: RowsFunction) -> None:
-    """The rings, one after the other in a thread's own memory."""
+    """Writes the rings, one after the other in a thread's own memory."""
     say = rows.say
     kept = [(n, row) for n, row in enumerate(rows.of.rows) if row.ring]
     say(2, "int64_t wanted = 64;")
     for n, row in kept:
+        # A row's width is rounded up to vectors with one to spare, so that the last vector may overlap the end.
         say(2, f"const int64_t w{n} = (hv{n} - lv{n} + 3 * VW) / VW * VW, m{n} = hm{n} - lm{n};")
         say(2, f"const int64_t o{n} = wanted;")
         lines = f"{row.ring} * m{n} * {rows.channels(row)} + 1"
@@ -263,10 +272,11 @@ def _literal(value: Any) -> str:
 
 
 def _copied(rows: RowsFunction, n: int, row: LaggedArray) -> None:
-    """A row of an input, with its edges."""
+    """Writes a row of an input to its ring, with its edges."""
     say, kind = rows.say, _scalar(row)
     size_v = rows.extent(row.source, 2)
     say(5, f"{kind}* const out = {rows.ring(n, ('i', 'm'), 'c')};")
+    # Wrap around: rows by a positive modulus, points in stretches up to the array's end.
     if row.outside == "wrap":
         where = [
             f"(({at}) % {rows.extent(row.source, place)} + {rows.extent(row.source, place)}) % "
@@ -308,7 +318,7 @@ def _copy(rows: RowsFunction, source: str, target: str, low: str, high: str, dep
 
 
 def _computed(rows: RowsFunction, n: int, row: LaggedArray, stage: Stage, block: int) -> None:
-    """Rows of a stage: to its ring where somebody reads it, to memory where it is a result."""
+    """Writes rows of a stage: to its ring where somebody reads it, to memory where it is a result."""
     say = rows.say
     direct = not row.ring
     for later in range(block):
@@ -326,6 +336,7 @@ def _computed(rows: RowsFunction, n: int, row: LaggedArray, stage: Stage, block:
             5,
             f"const int64_t lo = most(cv{n}, {low[2]}), hi = most(lo, least(dv{n}, {size_v} - {sizes[2] - high[2]}));",
         )
+        # Inside the box the stage's own formula; around it a copy of what stands there.
         inside = ["lo < hi", *([_inside(rows, row, stage, "i", "i + 1", 0)] if block == 1 else [])]
         say(5, f"const bool within = {' && '.join([*inside, _inside(rows, row, stage, 'm', 'm + 1', 1)])};")
         for later in range(block):
@@ -358,7 +369,7 @@ def _inside(rows: RowsFunction, row: LaggedArray, stage: Stage, first: str, afte
 
 
 def _rim(rows: RowsFunction, n: int, block: int) -> None:
-    """What stands beside the box in rows that meet it."""
+    """Copies what stands around the box in rows that meet it."""
     for later in range(block):
         _copy(rows, f"base{later}", f"out{later}", f"cv{n}", "lo", depth=6)
         _copy(rows, f"base{later}", f"out{later}", "hi", f"dv{n}", depth=6)
@@ -375,18 +386,21 @@ class Vector:
     inner: list[int] = field(default_factory=list)
     """Instructions that vary along a row."""
     loads: dict[tuple[Any, ...], str] = field(default_factory=dict)
-    """Where rows read the same, they share it."""
+    """Names of loads; where rows read the same, they share one."""
     places: dict[tuple[Any, ...], tuple[int, Read]] = field(default_factory=dict)
 
     def key(self, value: int, later: int) -> tuple[Any, ...]:
         read = self.stage.body.inputs[self.stage.body.code[value].attr].node
         shift = self.of.of.place(read.shift)
+        # Two rows of a block that read the same place have one key, so the load is made once.
         return (shift[0] + later, shift[1], shift[2], read.channel, id(read.field), read.outside)
 
     def lines(self, partial: bool) -> list[str]:
         """C++ in an order in which what is loaded is used soon: from the first row to the last."""
         code = self.stage.body.code
         wanted = [(i, later) for later in range(self.block) for i in self.inner if code[i].op != "load"]
+        # Loads in order of memory, each followed by everything that has become computable: few registers are alive at
+        # once.
         loaded = sorted(self.loads, key=lambda key: (key[4], key[3] or 0, *key[:3]))
         out, ready, done = [], set(), set()
         left = list(wanted)
@@ -453,6 +467,7 @@ def _points(rows: RowsFunction, stage: Stage, low: str, high: str, direct: bool,
             continue
         made = f"ld1(b_p{ins.attr})" if ins.op == "load" else expression(vector.text, i, last=None, partial=False)
         hoisted.append(f"const {ins.kind} v{i} = {made};")
+    # The farthest row down of every array is prefetched one block ahead.
     furthest: dict[Any, tuple[int, Read]] = {}
     for later in range(block):
         for i in vector.inner:
@@ -473,6 +488,7 @@ def _points(rows: RowsFunction, stage: Stage, low: str, high: str, direct: bool,
             ahead.append(f"__builtin_prefetch(a{n}_{row} + j, 0, 2);")
     body = _function(vector, hoisted, ahead, memory=direct and kind == "float")
     text = f"({', '.join(one for one, _ in given)}) {{\n" + "\n".join(body) + "\n}"
+    # Stages with equal text share one function: the compiler then has less to do.
     texts = [one.partition("(")[2] for one in rows.functions]
     if text[1:] not in texts:
         rows.functions.append(f"static __attribute__((noinline)) void points{len(texts)}{text}")
@@ -499,7 +515,9 @@ def _function(vector: Vector, hoisted: list[str], ahead: list[str], memory: bool
         out.append(f"else {{ {' '.join(stores)} }}")
     else:
         out += stores
+    # The last vector is moved back to end at `high`: some points are computed twice, to the same values.
     out.append("if (j + VW >= high) break;")
+    # The first step brings the output to an aligned address, where stores may go past the caches.
     out.append("j += even && j == low && odd ? VW - odd : VW;" if memory else "j += VW;")
     out.append("if (j + VW > high) j = high - VW;")
     out += ["}", "} else if (high > low) {", "const int64_t j = low;", "const int n = (int)(high - low);"]
@@ -509,7 +527,7 @@ def _function(vector: Vector, hoisted: list[str], ahead: list[str], memory: bool
 
 
 def _channel(rows: RowsFunction, stage: Stage, slot: int) -> str:
-    """Where a channel's numbers of a weight begin."""
+    """The text of where a channel's numbers of a weight begin."""
     source = stage.body.inputs[slot].node
     if not isinstance(source, Factor) or not source.by_channel:
         return ""

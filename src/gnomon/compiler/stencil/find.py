@@ -24,9 +24,9 @@ from gnomon.compiler.values import Value
 
 aten = torch.ops.aten
 CHANNELS = 4
-"""Of images that a convolution may mix; with more it is a matrix product."""
+"""The channels of images that a convolution may mix; with more it is a matrix product."""
 TAPS = 160
-"""Products of a point at most, all channels together."""
+"""Multiplications of a point, at most, all channels together."""
 MOST_STAGES = 512
 FLOATS = (torch.float32, torch.bfloat16, torch.float64)
 SAME = {
@@ -41,7 +41,7 @@ SAME = {
     aten.detach.default,
     aten.expand.default,
 }
-"""What keeps elements and their order: views of other dims of size 1."""
+"""Ops that keep elements and their order: views of other dims of size 1."""
 SHIFTS = {aten.slice.Tensor, aten.constant_pad_nd.default, aten.roll.default, aten.select.int}
 POINTWISE = {op for op in pointwise.FORMULAS if op is not aten.clone.default}
 
@@ -52,7 +52,7 @@ class Region:
 
     members: list[Node] = field(default_factory=list)
     after: set[int] = field(default_factory=set)
-    """Regions that it waits for, by number."""
+    """Numbers of the regions that it waits for."""
 
 
 def fixed(node: Any) -> torch.Tensor | None:
@@ -105,7 +105,7 @@ def regions(graph: torch.fx.Graph) -> list[Region]:
     made: list[Region] = []
     of: dict[Node, int] = {}
     behind: dict[Node, frozenset[int]] = {}
-    """Regions that a node waits for on a way that leaves them."""
+    """Maps a node to the regions that it waits for on a way that leaves them."""
     alias: dict[int, int] = {}
 
     def number(n: int) -> int:
@@ -120,9 +120,12 @@ def regions(graph: torch.fx.Graph) -> list[Region]:
             waits |= {number(n) for n in behind.get(arg, ())}
         homes = list(dict.fromkeys(number(of[arg]) for arg in above if arg in of))
         if taken(node):
+            # A node joins a region of its inputs unless it waits for that region on a way through others: then the
+            # region would not be convex.
             fit = [n for n in homes if n not in waits]
             home = fit[0] if fit else None
             for other in fit[1:]:
+                # Two regions become one if neither waits for the other.
                 if home in made[other].after or other in made[home].after:  # type: ignore[operator, index]
                     continue
                 made[home].members += made[other].members  # type: ignore[index]
@@ -158,7 +161,7 @@ class Finder:
     members: list[Node]
     inside: set[Node] = field(default_factory=set)
     stages: dict[Node, None] = field(default_factory=dict)
-    """Nodes that are stages."""
+    """The nodes that are stages."""
     whole: bool = False
     """Whether dims of size 1 count: where channels are mixed."""
     views: dict[Node, Read] = field(default_factory=dict)
@@ -183,7 +186,7 @@ class Finder:
         return Read(node, (0,) * len(self.sizes(node)))
 
     def needs(self, node: Node) -> Read:
-        """A node as a whole field, which is made a stage where it is a view of something else."""
+        """Reads a node as a whole field, which is made a stage where it is a view of something else."""
         read = self.view(node)
         if any(read.shift) or read.outside is not None or self.sizes(read.field) != self.sizes(node):
             self.stages[node] = None
@@ -209,6 +212,7 @@ class Finder:
                 raise UnfitError("a slice with steps")
             size = args[0].meta["val"].shape[args[1] if len(args) > 1 else 0]
             start = _start(args[2] if len(args) > 2 else None, int(size))
+            # A slice of everything is no shift.
             if node.meta["val"].shape == args[0].meta["val"].shape:
                 return self.view(args[0])
             dim = self.dim(args[0], args[1] if len(args) > 1 else 0)
@@ -216,6 +220,7 @@ class Finder:
                 raise UnfitError("a slice of one row")
             return _moved(self.view(args[0]), dim, start)
         if target is aten.constant_pad_nd.default:
+            # Edges of two pads would be two kinds of outside: what is padded must be a field by itself.
             read, pads = self.needs(args[0]), list(args[1])
             fill = float(args[2]) if len(args) > 2 else 0.0
             for n in range(len(pads) // 2):
@@ -229,6 +234,7 @@ class Finder:
             if len(args) < 3 or not args[2]:
                 raise UnfitError("a roll of the flat tensor")
             read = self.view(args[0])
+            # A roll of something that is already shifted or padded needs that as a stage of its own.
             if read.outside not in (None, "wrap") or (read.outside is None and any(read.shift)):
                 read = self.needs(args[0])
             if self.sizes(read.field) != self.sizes(node):
@@ -266,7 +272,7 @@ def _moved(read: Read, dim: int, by: int) -> Read:
 
 # ---- writes into the interior
 def _plain(node: Any, inside: set[Node]) -> Any:
-    """What a node is a copy of."""
+    """The node that a node is a copy of."""
     while isinstance(node, torch.fx.Node) and node in inside:
         if node.target is aten.copy.default:
             node = node.args[1]
@@ -290,6 +296,7 @@ def _scattered(node: Node, inside: set[Node]) -> tuple[Node, dict[int, tuple[int
     if source in inside and source.target is aten.slice_scatter.default:
         under, box, what = _scattered(source, inside)
         part = _plain(under, inside)
+        # Nested writes: the inner one writes into a slice of the same base, so both are one box.
         cut = part in inside and part.target is aten.slice.Tensor and part.args[1] % len(shape) == dim
         if cut and _plain(part.args[0], inside) is _plain(base, inside) and dim not in box:
             begin = _start(part.args[2] if len(part.args) > 2 else None, int(shape[dim]))
@@ -315,6 +322,7 @@ def stencil(region: Region) -> Stencil:
                 finder.needs(node.args[0]) if any(node.args[4]) else finder.view(node.args[0])
                 if finder.computed(node.args[0]):
                     finder.stages[node.args[0]] = None
+    # Reading a stage at a distance may make another node a stage; repeat until none is added.
     made: list[Stage] = []
     for _ in region.members:
         before = len(finder.stages)
@@ -387,6 +395,7 @@ def _body(finder: Finder, node: Node, sizes: tuple[int, ...], moved: Shift, own:
     """The body of a node's value over those sizes. moved: what is added to all shifts. own: the node is the stage."""
     body = Body(axes=[size for size in sizes if size > 1])
     numbers = iter(range(len(sizes)))
+    # Axes exist only for dims larger than 1.
     dims = tuple((next(numbers),) if size > 1 else () for size in sizes)
     full = tuple(int(size) for size in node.meta["val"].shape)
 
@@ -395,6 +404,7 @@ def _body(finder: Finder, node: Node, sizes: tuple[int, ...], moved: Shift, own:
         return replace(seen, shift=tuple(a + b for a, b in zip(seen.shift, moved, strict=True)))
 
     def memory(arg: Node) -> External:
+        # A single number is a factor; everything else must have the stage's own sizes.
         shape = tuple(int(size) for size in arg.meta["val"].shape)
         if torch.Size(shape).numel() == 1 and finder.sizes(arg) != sizes:
             source: Any = Factor(arg, 0)
@@ -418,6 +428,7 @@ def _body(finder: Finder, node: Node, sizes: tuple[int, ...], moved: Shift, own:
         if one in seen or not inline(one):
             continue
         seen.add(one)
+        # Everything pointwise that is not a stage is computed where it is used.
         order.append(one)
         waiting += [arg for arg in one.all_input_nodes if inline(arg)] if one.target in POINTWISE else []
     for one in sorted(order, key=lambda n: n._sort_key):
@@ -452,7 +463,7 @@ def _dense(shape: Sequence[int]) -> tuple[int, ...]:
 def _convolution(
     finder: Finder, lowering: Lowering, node: Node, dims: tuple[tuple[int, ...], ...], moved: Shift
 ) -> Any:
-    """Products of shifted reads with numbers of the weight, added in order of channels and taps."""
+    """Adds products of shifted reads with numbers of the weight, added in order of channels and taps."""
     x, weight, bias, _, padding, dilation = node.args[:6]
     body, shape = lowering.body, weight.meta["val"].shape
     _, of, *taps = (int(size) for size in shape)
@@ -501,6 +512,7 @@ def _convolution(
         by = factor(weight, element, by_channel)
         if total is None:
             total = point * by
+        # Fused multiply-add in float32, as ATen's convolution does on a CPU.
         elif point.kind == "F":
             total = Value(body, body.emit("fused", point.id, by.id, total.id, kind="F"))
         else:
@@ -524,6 +536,7 @@ def _whole(stages: tuple[Stage, ...], finder: Finder, outputs: Sequence[Node]) -
     moved = [dim for dim in range(rank) for one in stages for read in one.reads() if read.shift[dim]]
     if not moved:
         raise UnfitError("nothing is shifted")
+    # Dims before the first shifted one are a batch (less the channel, where channels are mixed).
     first = min(moved)
     if channel is not None and first < 2:
         raise UnfitError("channels that are shifted")
@@ -535,6 +548,7 @@ def _periodic(found: Stencil) -> Stencil:
     """Stages whose ends are read as neighbours are computed beyond them, and so is whatever they read."""
     wraps = {read.field for one in found.stages for read in one.reads() if read.outside == "wrap"}
     made: list[Stage] = []
+    # Backwards: what a wrapping stage reads must wrap as well.
     for one in reversed(found.stages):
         if one.node in wraps:
             wraps |= {read.field for read in one.reads()}

@@ -34,7 +34,7 @@ ITEM = {"F": 4, "D": 8}
 
 @dataclass(frozen=True, slots=True)
 class Get:
-    """A region of an array to a buffer; outside the array stands `outside`."""
+    """Fetches a region of an array to a buffer; outside the array stands `outside`."""
 
     buffer: str
     array: Any
@@ -44,25 +44,25 @@ class Get:
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """Until what was fetched to a buffer has come."""
+    """Waits until what was fetched to a buffer has come."""
 
     buffer: str
 
 
 @dataclass(frozen=True, slots=True)
 class Compute:
-    """A stage over a region, into a buffer of that region."""
+    """Computes a stage over a region, into a buffer of that region."""
 
     buffer: str
     stage: Stage
     region: Region
     reads: tuple[tuple[Any, str], ...]
-    """(field, the buffer that holds it)."""
+    """(field, the buffer that holds it) of each read."""
 
 
 @dataclass(frozen=True, slots=True)
 class Put:
-    """A part of a buffer to an array."""
+    """Writes a part of a buffer to an array."""
 
     buffer: str
     array: Any
@@ -85,7 +85,7 @@ class ManyCore:
     device: DeviceDescription
     cores: tuple[Core, ...]
     places: dict[str, tuple[int, int]]
-    """By buffer: (first byte in the scratchpad, bytes)."""
+    """Maps a buffer to (first byte in the scratchpad, bytes)."""
     tile: tuple[int, ...]
     twice: bool
     """Whether the next tile is fetched while one is computed."""
@@ -93,15 +93,15 @@ class ManyCore:
 
 @dataclass(slots=True)
 class Played:
-    """What came of it."""
+    """What came of playing the programs: outputs, transfers and times."""
 
     outputs: list[Tensor] = field(default_factory=list)
     transfers: int = 0
     moved_bytes: int = 0
     seconds: float = 0.0
-    """Of the busiest core, foretold by the device's rates."""
+    """Seconds of the busiest core, foretold by the device's rates."""
     most_bytes: int = 0
-    """Of a scratchpad."""
+    """Bytes of a scratchpad in use, at most."""
 
 
 class PlayError(Exception):
@@ -117,6 +117,7 @@ def program(stencil: Stencil, device: DeviceDescription) -> list[ManyCore]:
     if stencil.channel is not None or any(r.outside == "wrap" for s in stencil.stages for r in s.reads()):
         raise UnfitError("channels that are mixed, or edges that wrap around, from a scratchpad")
     best: tuple[float, list[ManyCore]] | None = None
+    # Deeper steps read less from memory and compute more at the edges: try powers of two.
     for depth in (1, 2, 4, 8):
         if depth > 1 and depth > len(stencil.stages):
             break
@@ -138,6 +139,7 @@ def _part(of: Pipeline, device: DeviceDescription) -> tuple[float, ManyCore]:
     found: list[tuple[float, tuple[int, ...], bool]] = []
     lanes = device.vectors.lanes
     for tile in _tiles(whole, of.first, lanes):
+        # Double buffering first; if it does not fit, one buffer.
         for twice in (True, False):
             held = sum(size for _, size in _places(of, tile, twice).values())
             if held <= device.levels[0].size:
@@ -150,7 +152,7 @@ def _part(of: Pipeline, device: DeviceDescription) -> tuple[float, ManyCore]:
 
 
 def _tiles(whole: tuple[int, ...], first: int, lanes: int) -> list[tuple[int, ...]]:
-    """Tiles of spatial dims in powers of two, of single points of the others."""
+    """Lists tiles of spatial dims in powers of two, of single points of the others."""
     choices = []
     for dim, size in enumerate(whole):
         if dim < first:
@@ -163,11 +165,12 @@ def _tiles(whole: tuple[int, ...], first: int, lanes: int) -> list[tuple[int, ..
 
 
 def _needed(of: Pipeline, region: Region) -> list[Region]:
-    """By row of the pipeline: the region that is computed, or fetched, for results in a region; `Propagate`."""
+    """Returns by row of the pipeline the region that is computed, or fetched, for results in a region; `Propagate`."""
     edges = borders(of)
     out = []
     for low, high in edges:
         spatial = len(region) - of.first
+        # Borders are of three dims; a stencil of fewer uses the last of them.
         pick = {1: (2,), 2: (0, 2), 3: (0, 1, 2)}[spatial]
         own = list(region[: of.first])
         own += [(a - low[place], b + high[place]) for (a, b), place in zip(region[of.first :], pick, strict=True)]
@@ -176,7 +179,7 @@ def _needed(of: Pipeline, region: Region) -> list[Region]:
 
 
 def _inputs(of: Pipeline) -> dict[Any, tuple[Region, float]]:
-    """By field from memory: how far around a stage's own place it is read, by dim, and what stands outside."""
+    """Maps each field from memory to how far around a stage's own place it is read, by dim, and what stands outside."""
     nodes = {one.node for one in of.stencil.stages}
     found: dict[Any, tuple[Region, float]] = {}
     for n, row in enumerate(of.rows):
@@ -207,13 +210,14 @@ def _points(region: Region) -> int:
 
 
 def _places(of: Pipeline, tile: tuple[int, ...], twice: bool) -> dict[str, tuple[int, int]]:
-    """Buffers one after the other: windows of inputs, twice where the next is fetched meanwhile, then stages."""
+    """Lays buffers one after the other: windows of inputs, twice where the next is fetched meanwhile, then stages."""
     region = tuple((0, size) for size in tile)
     at, out = 0, {}
     for n, (node, (reach, _)) in enumerate(_inputs(of).items()):
         size = _points(_grown(region, reach)) * ITEM[kind_of(node.meta["val"].dtype)]
         for copy in range(1 + twice):
             out[f"in{n}_{copy}"] = (at, size)
+            # 32-byte alignment for vectors and DMA.
             at += (size + 31) // 32 * 32
     needed = _needed(of, region)
     for n, row in enumerate(of.rows):
@@ -225,18 +229,20 @@ def _places(of: Pipeline, tile: tuple[int, ...], twice: bool) -> dict[str, tuple
 
 
 def transfers(region: Region, item: int, largest: int) -> int:
-    """Transfers of a region: one a row of points, or more where a row is larger than the largest."""
+    """Counts the transfers of a region: one a row of points, or more where a row is larger than the largest."""
     rows = _points(region[:-1]) if len(region) > 1 else 1
     return rows * max(1, -(-(region[-1][1] - region[-1][0]) * item // largest))
 
 
 def _seconds(of: Pipeline, device: DeviceDescription, tile: tuple[int, ...], twice: bool) -> float:
-    """Of the busiest core: DMA and work of all its tiles, beside each other where the next is fetched meanwhile."""
+    """Seconds of the busiest core: DMA and work of all its tiles, beside each other where the next is fetched
+    meanwhile."""
     assert device.dma is not None
     whole = of.stencil.stages[-1].sizes
     tiles = prod(-(-size // step) for size, step in zip(whole, tile, strict=True))
     rounds = -(-tiles // device.workers)
     region = tuple((0, size) for size in tile)
+    # Cores share the memory's bandwidth.
     bandwidth = device.memory_bandwidth / min(device.workers, tiles)
     moved = 0.0
     for node, (reach, _) in _inputs(of).items():
@@ -249,6 +255,7 @@ def _seconds(of: Pipeline, device: DeviceDescription, tile: tuple[int, ...], twi
         for row, needed in zip(of.rows, _needed(of, region), strict=True)
         if row.stage is not None
     )
+    # With double buffering a round takes the longer of moving and working; the shorter shows once, at the ends.
     return rounds * (max(moved, work) if twice else moved + work) + (min(moved, work) if twice else 0.0)
 
 
@@ -260,7 +267,7 @@ def _work_s(stage: Stage, region: Region, device: DeviceDescription) -> float:
 
 
 def _programs(of: Pipeline, device: DeviceDescription, tile: tuple[int, ...], twice: bool) -> ManyCore:
-    """Tiles dealt out to cores in turn."""
+    """Deals tiles out to cores in turn, and writes each core's program."""
     sizes = {one.node: one.sizes for one in of.stencil.stages}
     every = [
         tuple((at, at + step) for at, step in zip(place, tile, strict=True))
@@ -283,6 +290,7 @@ def _programs(of: Pipeline, device: DeviceDescription, tile: tuple[int, ...], tw
             if not twice or n == 0:
                 fetch(region, copy)
             if twice and n + 1 < len(mine):
+                # Fetch the next tile before waiting for this one: it comes while this one is computed.
                 fetch(mine[n + 1], (n + 1) % 2)
             code += [Wait(f"in{k}_{copy}") for k in range(len(fields))]
             held = {node: f"in{k}_{copy}" for k, node in enumerate(fields)}
@@ -293,6 +301,8 @@ def _programs(of: Pipeline, device: DeviceDescription, tile: tuple[int, ...], tw
                 code.append(Compute(f"stage{k}", row.stage, needed, tuple(dict.fromkeys(reads))))
                 held[row.stage.node] = f"stage{k}"
                 if row.output:
+                    # Only the tile's own region goes to memory, cut at the array's end; its border belongs to other
+                    # tiles.
                     mine_only = tuple((a, min(b, size)) for (a, b), size in zip(region, sizes[row.source], strict=True))
                     if all(a < b for a, b in mine_only):
                         code.append(Put(f"stage{k}", row.source, mine_only))
@@ -325,11 +335,12 @@ def _flat(tensor: Tensor) -> Tensor:
 
 
 def _core(part: ManyCore, core: Core, arrays: dict[Any, Tensor], played: Played) -> float:
-    """One core's program; its seconds."""
+    """Runs one core's program and returns its seconds."""
     device = part.device
     assert device.dma is not None
     held: dict[str, tuple[Region, Tensor]] = {}
     coming: dict[str, float] = {}
+    # now: the core's clock; dma: when the engine is free. Transfers follow each other on one engine.
     now = dma = 0.0
     bandwidth = device.memory_bandwidth / len(part.cores)
     for place, size in part.places.values():
@@ -341,6 +352,7 @@ def _core(part: ManyCore, core: Core, arrays: dict[Any, Tensor], played: Played)
             now = max(now, coming.pop(one.buffer, now))
             continue
         if isinstance(one, Compute):
+            # Reading a buffer before its Wait is the bug that double buffering invites: it is an error here.
             late = [name for _, name in one.reads if name in coming]
             if late:
                 raise PlayError(f"{late[0]} is read before it has come")
@@ -378,7 +390,7 @@ def _fits(part: ManyCore, buffer: str, values: Tensor) -> None:
 
 
 def _window(array: Tensor, region: Region, outside: float) -> Tensor:
-    """A region of an array, of which some may lie outside."""
+    """A region of an array as a tensor, of which some may lie outside."""
     out = torch.full([b - a for a, b in region], outside, dtype=array.dtype) if array.is_floating_point() else None
     if out is None:
         raise UnfitError("a field of no floats in a scratchpad")
@@ -433,7 +445,7 @@ def _mask(region: Region, box: Region) -> Tensor:
 
 # ---- the C of a core
 def text(made: list[ManyCore]) -> str:
-    """C of each part: what every core runs, with its own number."""
+    """The C of each part: what every core runs, with its own number."""
     return "\n\n".join(_part_text(part, n) for n, part in enumerate(made)) + "\n"
 
 
@@ -485,7 +497,7 @@ def _part_text(part: ManyCore, number: int) -> str:
 
 
 def _corner(tile: str, name: str, count: list[int], step: tuple[int, ...]) -> list[str]:
-    """Where a tile begins, by dim."""
+    """Lines that compute where a tile begins, by dim."""
     lines, rest = [], tile
     for dim in reversed(range(len(step))):
         lines.append(f"const int {name}{dim} = {rest} % {count[dim]} * {step[dim]};")
@@ -494,7 +506,7 @@ def _corner(tile: str, name: str, count: list[int], step: tuple[int, ...]) -> li
 
 
 def _gets(part: ManyCore, names: dict[Any, str], corner: str, copy: str) -> list[str]:
-    """What fetches the windows of a tile."""
+    """Lines that fetch the windows of a tile."""
     lines = []
     for n, (node, (reach, outside)) in enumerate(_inputs(part.of).items()):
         window = [

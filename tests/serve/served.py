@@ -30,6 +30,11 @@ def write_model(folder: Path, kind: str = "llama") -> None:
     config = {**CONFIGS[kind], "vocab_size": 259, "max_position_embeddings": 256, "eos_token_id": 257}
     with quiet():
         build(kind, {**config, "bos_token_id": 256, "pad_token_id": 258}).float().save_pretrained(folder)
+    write_words(folder)
+
+
+def write_words(folder: Path) -> None:
+    """A tokenizer whose tokens are bytes, and a chat template."""
     letters = tokenizers.pre_tokenizers.ByteLevel.alphabet()
     made = tokenizers.Tokenizer(tokenizers.models.BPE({letter: at for at, letter in enumerate(sorted(letters))}, []))
     made.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)

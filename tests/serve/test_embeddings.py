@@ -25,7 +25,9 @@ from gnomon.cli.options.server import ServerOptions  # noqa: E402
 from gnomon.cli.serve import settings_of  # noqa: E402
 from gnomon.errors import InputError  # noqa: E402
 from gnomon.serve import server as server_module  # noqa: E402
+from gnomon.serve.drive import drive  # noqa: E402
 from gnomon.serve.encoder import Encoder, EncoderKind  # noqa: E402
+from gnomon.serving.requests import poisson  # noqa: E402
 
 pytestmark = pytest.mark.torch
 
@@ -94,6 +96,9 @@ def test_openais_client_reads_vectors_of_texts_and_is_told_what_is_wrong(tmp_pat
         ):  # fmt: skip
             with pytest.raises(openai.BadRequestError, match=why):
                 client.embeddings.create(model="vectors", **body)
+        rows = drive(server.url, poisson(12, 1, rate=200.0, count=6), model=None, key="", seed=1, embeds=True)
+        assert [(row.error, row.input_len, row.output_len) for row in rows] == [("", 12, 1)] * 6
+        assert all(0 <= row.arrival_s < row.first_s == row.end_s for row in rows)
         with pytest.raises(openai.BadRequestError, match="is an encoder"):
             client.completions.create(model="vectors", prompt="a")
         with pytest.raises(openai.BadRequestError, match="no classifier"):

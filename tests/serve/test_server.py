@@ -124,6 +124,46 @@ def test_structured_output_is_of_its_schema(client: Any) -> None:
     assert made.choices[0].finish_reason == "tool_calls"
 
 
+def test_what_vllm_takes_beside_openais_fields_acts(client: Any) -> None:
+    asked = {"model": "tiny", "prompt": "q", "max_tokens": 6, "seed": 1}
+    ask = client.completions.create
+    assert ask(**asked, extra_body={"guided_choice": ["yes", "no."]}).choices[0].text in ("yes", "no.")
+    only = ask(**asked, extra_body={"allowed_token_ids": [70, 71], "return_token_ids": True}).choices[0]
+    assert set(only.token_ids) <= {70, 71} and len(only.token_ids) == 6
+    greedy = {**asked, "temperature": 0}
+    letters = list(range(90))
+    word = ask(**greedy, extra_body={"allowed_token_ids": letters}).choices[0].text[0]
+    assert word not in ask(**greedy, extra_body={"allowed_token_ids": letters, "bad_words": [word]}).choices[0].text
+    plain = ask(**greedy).choices[0]
+    cut = ask(**{**greedy, "prompt": "zzq"}, extra_body={"truncate_prompt_tokens": 1, "cache_salt": "mine"})
+    assert cut.usage.prompt_tokens == 1 and cut.choices[0].text == plain.text
+    best = ask(**asked, best_of=4, logprobs=0)
+    all_four = ask(**asked, n=4, logprobs=0)
+    means = [sum(one.logprobs.token_logprobs) for one in all_four.choices]
+    assert best.choices[0].text == all_four.choices[means.index(max(means))].text
+    assert best.usage.completion_tokens == 24
+    ends = ask(**{**asked, "logit_bias": {"257": 100}}, extra_body={"ignore_eos": True, "skip_special_tokens": False})
+    assert ends.choices[0].text == "<eos>" * 6
+
+
+def test_calls_of_tools_are_streamed(client: Any) -> None:
+    """Several at once, where it is asked for; text before the answer ends, where none begins in it."""
+    properties = {"properties": {"a": {"enum": [1]}}, "required": ["a"], "additionalProperties": False}
+    tool = {"type": "function", "function": {"name": "f", "parameters": {"type": "object", **properties}}}
+    said = [{"role": "user", "content": "q"}]
+    asked = {"model": "tiny", "messages": said, "tools": [tool], "stream": True, "seed": 3}
+    chunks = list(client.chat.completions.create(**asked, tool_choice="required"))
+    [call] = [call for c in chunks for call in c.choices[0].delta.tool_calls or ()]
+    assert (call.index, call.function.name, json.loads(call.function.arguments)) == (0, "f", {"a": 1})
+    assert chunks[-1].choices[0].finish_reason == "tool_calls"
+    several = client.chat.completions.create(
+        **{**asked, "stream": False}, tool_choice="required", parallel_tool_calls=True, max_tokens=200
+    ).choices[0]
+    assert several.finish_reason == "length" or several.message.tool_calls
+    told = list(client.chat.completions.create(**asked, max_tokens=30))
+    assert sum(bool(c.choices[0].delta.content) for c in told) > 3
+
+
 @pytest.mark.parametrize(
     ("body", "says"),
     [

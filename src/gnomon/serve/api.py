@@ -3,7 +3,7 @@
 `completion(body, …)` and `chat(body, …)` read a body strictly: a field that is not known or not supported is an error
 that names it, so that nothing that somebody asked for is left out in silence. Fields of vLLM beside OpenAI's: top_k,
 min_p, repetition_penalty, min_tokens, stop_token_ids, ignore_eos, include_stop_str_in_output, guided_regex. Nothing in
-a body is a path, a template or code. Leaves out HTTP (`server`).
+a body is a path, a template or code. What vLLM documents beside these is refused by name. Leaves out HTTP (`server`).
 """
 
 from __future__ import annotations
@@ -16,12 +16,15 @@ from dataclasses import dataclass
 from typing import Any
 
 from gnomon.errors import InputError, nearest
+from gnomon.serve.calls import ANY_TOOL, CLOSE_CALL, SEVERAL_TOOLS, Calls, calls_in, forced_by, schema_of, tools_of
 from gnomon.serve.messages import Token, Told
 from gnomon.serve.sampling import Sampling, biases
 from gnomon.serve.vocabulary import Vocabulary
 
 Body = Mapping[str, Any]
-MOST_ANSWERS, MOST_PROMPTS, MOST_STOPS, MOST_TOOLS = 128, 256, 16, 128
+MOST_ANSWERS, MOST_PROMPTS, MOST_STOPS, MOST_BANNED = 128, 256, 16, 256
+STRUCTURES = ("response_format", "structured_outputs", "guided_json", "guided_regex", "guided_choice")
+"""Fields that say what an answer's text is."""
 LONGEST_STOP = 256
 """Letters: each token's text is looked at for every beginning of a stop string."""
 DEFAULT_COMPLETION = 16
@@ -29,14 +32,24 @@ DEFAULT_COMPLETION = 16
 
 LABELS = frozenset("user metadata safety_identifier prompt_cache_key store service_tier".split())
 """Fields that change nothing in an answer."""
+USUAL: Mapping[str, object] = {
+    "use_beam_search": False, "length_penalty": 1.0, "spaces_between_special_tokens": True, "priority": 0,
+    "watermarking": False, "include_reasoning": True, "return_token_offsets": False, "modalities": ["text"],
+    "continue_final_message": False, "functions": [], "bad_words": [], "return_mm_kwargs": True,
+    "routed_experts_prompt_start": 0, "store": False,
+}  # fmt: skip
+"""Fields that clients write out though nothing is asked for: these values are taken, and no other."""
 COMMON = frozenset(
     "model stream stream_options n max_tokens temperature top_p top_k min_p presence_penalty frequency_penalty "
-    "repetition_penalty logit_bias seed stop stop_token_ids ignore_eos min_tokens include_stop_str_in_output "
-    "response_format guided_regex logprobs".split()
+    "repetition_penalty logit_bias allowed_token_ids bad_words seed stop stop_token_ids ignore_eos min_tokens "
+    "include_stop_str_in_output skip_special_tokens add_special_tokens truncate_prompt_tokens truncation_side "
+    "response_format structured_outputs guided_json guided_regex guided_choice logprobs cache_salt request_id "
+    "return_token_ids return_tokens_as_token_ids".split()
 )
 COMPLETION = COMMON | LABELS | frozenset("prompt echo best_of suffix".split())
 CHAT = COMMON | LABELS | frozenset(
-    "messages max_completion_tokens top_logprobs tools tool_choice parallel_tool_calls".split()
+    "messages max_completion_tokens top_logprobs tools tool_choice parallel_tool_calls add_generation_prompt "
+    "chat_template_kwargs documents reasoning_effort".split()
 )  # fmt: skip
 
 
@@ -48,19 +61,35 @@ class Wanted:
     """One of the names that are served."""
     prompts: tuple[tuple[int, ...], ...]
     sampling: Sampling
+    logprobs: int
+    """Likeliest tokens that are told beside each; -1: no log-probabilities are told."""
     count: int
     """Answers to each prompt."""
+    best: int
+    """Of these, that are told: those with the largest mean log-probability of a token."""
     streams: bool
     usage: bool
     """Whether a stream ends with the counts of tokens."""
     stops: tuple[str, ...]
     keep_stop: bool
+    specials: bool
+    """Whether special tokens have text."""
+    salt: str
+    """Of those whose keys may be shared."""
+    id: str
+    """That the answer bears; empty for any."""
+    tells_ids: bool
+    """Whether ids of tokens are told beside text."""
+    as_ids: bool
+    """Whether log-probabilities name tokens by their ids."""
     grammar: str
     echoes: tuple[str, ...]
     """Text that is told before each prompt's answers; () for none."""
     chat: bool
     calls: bool
     """Whether the answer may be calls of tools."""
+    several: bool
+    """Whether it may be more than one."""
     forced: str
     """Name of the tool that it is a call of; empty for none."""
 
@@ -81,30 +110,39 @@ def completion(body: object, served: Served) -> Wanted:
     fields = fields_of(body, COMPLETION, served)
     if fields.get("suffix"):
         raise InputError("suffix is not supported: no model here fills in the middle", "$.suffix")
-    prompts = _prompts(fields.get("prompt"), served)
+    most = _whole(fields, "max_tokens", DEFAULT_COMPLETION, 1, served.max_model_len)
+    prompts = tuple(_cut(fields, one, served.max_model_len - most) for one in _prompts(fields, served))
     count = _whole(fields, "n", 1, 1, MOST_ANSWERS)
-    if _whole(fields, "best_of", count, 1, MOST_ANSWERS) != count:
-        raise InputError("best_of is not supported beside n: ask for n answers and choose", "$.best_of")
+    tried = _whole(fields, "best_of", count, count, MOST_ANSWERS)
+    if tried > count and _flag(fields, "stream"):
+        raise InputError("best_of is chosen when all answers are there: leave stream out, or best_of", "$.best_of")
     logprobs = _whole(fields, "logprobs", -1, 0, 20)
     echoes = tuple(served.words.decode(prompt) for prompt in prompts) if _flag(fields, "echo") else ()
     if echoes and logprobs >= 0:
         raise InputError("echo with logprobs is not supported: log-probabilities are of the answer", "$.echo")
-    most = _whole(fields, "max_tokens", DEFAULT_COMPLETION, 1, served.max_model_len)
     own = _Own(
-        prompts=prompts, most=most, logprobs=logprobs, echoes=echoes, chat=False, calls=False, forced="", schema=""
-    )
+        prompts=prompts, most=most, logprobs=logprobs, tried=tried, echoes=echoes, chat=False, calls=False,
+        several=True, forced="", schema="",
+    )  # fmt: skip
     return _wanted(fields, served, own)
 
 
 def chat(body: object, served: Served) -> Wanted:
     """Of /v1/chat/completions."""
     fields = fields_of(body, CHAT, served)
-    tools = _tools(fields)
+    tools = tools_of(fields)
     choice = fields.get("tool_choice") or ("auto" if tools else "none")
-    forced = _forced(choice, tools)
-    text = served.words.render(_messages(fields.get("messages")), tools if choice != "none" else ())
+    parallel = None if fields.get("parallel_tool_calls") is None else _flag(fields, "parallel_tool_calls")
+    forced = forced_by(choice, tools, parallel)
+    text = served.words.render(
+        _messages(fields.get("messages")), tools if choice != "none" else (),
+        opens=fields.get("add_generation_prompt") is None or _flag(fields, "add_generation_prompt"),
+        variables=_variables(fields),
+    )  # fmt: skip
     served.words.check(text, served.max_model_len)
-    prompt = served.words.conversation(text)
+    own_specials = _flag(fields, "add_special_tokens")
+    prompt = served.words.prompt(text) if own_specials else served.words.conversation(text)
+    prompt = list(_cut(fields, tuple(prompt), served.max_model_len - 1))
     if not prompt:
         raise InputError("the conversation has no token; say something", "$.messages")
     room = served.max_model_len - len(prompt)
@@ -116,15 +154,19 @@ def chat(body: object, served: Served) -> Wanted:
         )
     name = "max_completion_tokens" if fields.get("max_completion_tokens") is not None else "max_tokens"
     most = _whole(fields, name, room, 1, served.max_model_len)
+    if fields.get("max_tokens") not in (None, fields.get(name)):
+        both = f"max_tokens {fields['max_tokens']} and max_completion_tokens {most}"
+        raise InputError(f"{both} both say how long an answer may be; give the second alone", "$.max_tokens")
     logprobs = -1
     if _flag(fields, "logprobs"):
         logprobs = _whole(fields, "top_logprobs", 0, 0, 20)
     elif fields.get("top_logprobs") is not None:
         raise InputError("top_logprobs is told beside logprobs: set logprobs to true", "$.top_logprobs")
-    schema = _call_schema(tools, forced) if forced else ""
+    schema = schema_of(tools, forced) if forced else ""
     own = _Own(
-        prompts=(tuple(prompt),), most=most, logprobs=logprobs, echoes=(), chat=True,
-        calls=choice != "none" and bool(tools), forced="" if forced == ANY_TOOL else forced, schema=schema,
+        prompts=(tuple(prompt),), most=most, logprobs=logprobs, tried=0, echoes=(), chat=True,
+        calls=choice != "none" and bool(tools), several=parallel is not False,
+        forced="" if forced in (ANY_TOOL, SEVERAL_TOOLS) else forced, schema=schema,
     )  # fmt: skip
     return _wanted(fields, served, own)
 
@@ -137,10 +179,13 @@ class _Own:
     most: int
     """Tokens of an answer."""
     logprobs: int
-    """As `Sampling` has it."""
+    """As `Wanted` has it."""
+    tried: int
+    """Answers of which the best are told; 0: as many as are."""
     echoes: tuple[str, ...]
     chat: bool
     calls: bool
+    several: bool
     forced: str
     schema: str
     """That a forced call's answer is of; empty for none."""
@@ -148,19 +193,23 @@ class _Own:
 
 def _wanted(fields: Body, served: Served, own: _Own) -> Wanted:
     """Of the fields that both have. InputError for what cannot be."""
+    grammar = own.schema or grammar_of(fields)
     stop = fields.get("stop")
     stops = [stop] if isinstance(stop, str) else stop or []
     if not isinstance(stops, list) or not all(isinstance(one, str) and one for one in stops) or len(stops) > MOST_STOPS:
         raise InputError(f"stop is a string, or a list of at most {MOST_STOPS} that are not empty", "$.stop")
     if (length := max(map(len, stops), default=0)) > LONGEST_STOP:
         raise InputError(f"a stop string has at most {LONGEST_STOP} letters, not {length}", "$.stop")
-    ids = fields.get("stop_token_ids") or []
-    if not isinstance(ids, list) or not all(_is_whole(one) and 0 <= one < served.vocab_size for one in ids):
-        raise InputError(f"stop_token_ids is a list of tokens, 0 to {served.vocab_size - 1}", "$.stop_token_ids")
+    ids = _tokens(fields, "stop_token_ids", served)
+    allowed, banned = _tokens(fields, "allowed_token_ids", served), _banned(fields, served.words)
+    if grammar and (allowed or banned):
+        name = "allowed_token_ids" if allowed else "bad_words"
+        raise InputError(f"{name} beside a grammar may leave no token that follows; give one of both", f"$.{name}")
     ends = () if _flag(fields, "ignore_eos") else served.words.ends
     bias = fields.get("logit_bias") or {}
     if not isinstance(bias, dict) or any(isinstance(v, bool) or not isinstance(v, int | float) for v in bias.values()):
         raise InputError("logit_bias is an object of numbers by token", "$.logit_bias")
+    count = _whole(fields, "n", 1, 1, MOST_ANSWERS)
     longest = min(served.max_model_len - len(prompt) for prompt in own.prompts)
     if own.most > longest:
         raise InputError(
@@ -178,7 +227,9 @@ def _wanted(fields: Body, served: Served, own: _Own) -> Wanted:
         repetition_penalty=_number(fields, "repetition_penalty", 1.0),
         logit_bias=biases({str(k): _finite(v, "logit_bias") for k, v in bias.items()}, served.vocab_size),
         seed=None if fields.get("seed") is None else _whole(fields, "seed", 0, -(1 << 63), (1 << 63) - 1),
-        logprobs=own.logprobs,
+        allowed=tuple(dict.fromkeys(allowed)),
+        banned=banned,
+        logprobs=max(own.logprobs, 0) if own.tried > count else own.logprobs,
         stop_ids=frozenset((*ends, *ids)),
         min_tokens=_whole(fields, "min_tokens", 0, 0, own.most),
     )
@@ -191,15 +242,24 @@ def _wanted(fields: Body, served: Served, own: _Own) -> Wanted:
         model=str(fields.get("model") or served.names[0]),
         prompts=own.prompts,
         sampling=sampling,
-        count=_whole(fields, "n", 1, 1, MOST_ANSWERS),
+        logprobs=own.logprobs,
+        count=max(own.tried, count),
+        best=count,
         streams=_flag(fields, "stream"),
         usage=_flag(options, "include_usage"),
-        stops=tuple(stops),
+        # of calls that may not be several the first ends the answer
+        stops=(*stops, *(() if own.several or not own.calls else (CLOSE_CALL,))),
         keep_stop=_flag(fields, "include_stop_str_in_output"),
-        grammar=own.schema or _grammar(fields),
+        specials=fields.get("skip_special_tokens") is not None and not _flag(fields, "skip_special_tokens"),
+        salt=_text(fields, "cache_salt", 1024),
+        id=_text(fields, "request_id", 128),
+        tells_ids=_flag(fields, "return_token_ids"),
+        as_ids=_flag(fields, "return_tokens_as_token_ids"),
+        grammar=grammar,
         echoes=own.echoes,
         chat=own.chat,
         calls=own.calls,
+        several=own.several,
         forced=own.forced,
     )
 
@@ -209,6 +269,8 @@ def fields_of(body: object, known: frozenset[str], served: Served) -> Body:
     if not isinstance(body, dict):
         raise InputError("the body is a JSON object")
     for name, value in body.items():
+        if name in USUAL and value == USUAL[name] and type(value) is type(USUAL[name]):
+            continue
         if name not in known and value is not None:
             raise InputError(f"{name[:80]} is not supported{nearest(name[:80], known)}", f"$.{name[:80]}")
     model = body.get("model")
@@ -222,9 +284,10 @@ class ModelError(InputError):
     """A model that is not served."""
 
 
-def _prompts(given: object, served: Served) -> tuple[tuple[int, ...], ...]:
+def _prompts(fields: Body, served: Served) -> tuple[tuple[int, ...], ...]:
     """A text, tokens, or a list of either."""
-    words = served.words
+    words, given = served.words, fields.get("prompt")
+    specials = fields.get("add_special_tokens") is None or _flag(fields, "add_special_tokens")
     if isinstance(given, str) or (isinstance(given, list) and given and all(_is_whole(one) for one in given)):
         given = [given]
     if not isinstance(given, list) or not 1 <= len(given) <= MOST_PROMPTS:
@@ -233,7 +296,7 @@ def _prompts(given: object, served: Served) -> tuple[tuple[int, ...], ...]:
     for number, one in enumerate(given):
         if isinstance(one, str):
             words.check(one, served.max_model_len)
-            ids = words.prompt(one)
+            ids = words.prompt(one) if specials else words.conversation(one)
         elif isinstance(one, list) and all(_is_whole(token) for token in one):
             ids = one
             if bad := [token for token in ids if not 0 <= token < words.vocab_size]:
@@ -291,65 +354,99 @@ def _call_given(call: object, where: str) -> Body:
         raise InputError("tool_calls have a function with a name and arguments, an object in JSON", where) from error
 
 
-ANY_TOOL = "\0any"
+def _cut(fields: Body, prompt: tuple[int, ...], most: int) -> tuple[int, ...]:
+    """What `truncate_prompt_tokens` leaves of a prompt: its end, or its beginning. most: what -1 means."""
+    count = _whole(fields, "truncate_prompt_tokens", 0, -1, 1 << 31)
+    side = fields.get("truncation_side")
+    if side not in (None, "left", "right") or (side and not count):
+        raise InputError("truncation_side is left or right, beside truncate_prompt_tokens", "$.truncation_side")
+    count = max(1, most) if count == -1 else count
+    if not count:
+        return prompt
+    return prompt[:count] if side == "right" else prompt[-count:]
 
 
-def _tools(fields: Body) -> Sequence[Body]:
-    tools = fields.get("tools") or []
-    if not isinstance(tools, list) or len(tools) > MOST_TOOLS:
-        raise InputError(f"tools is a list of at most {MOST_TOOLS}", "$.tools")
-    for number, tool in enumerate(tools):
-        function = tool.get("function") if isinstance(tool, dict) and tool.get("type") == "function" else None
-        if not isinstance(function, dict) or not isinstance(function.get("name"), str):
-            raise InputError("a tool is {type: function, function: {name, parameters}}", f"$.tools[{number}]")
-    return tools
+def _variables(fields: Body) -> dict[str, Any]:
+    """Of the template."""
+    given = fields.get("chat_template_kwargs") or {}
+    if not isinstance(given, dict):
+        raise InputError("chat_template_kwargs is an object", "$.chat_template_kwargs")
+    made = dict(given)
+    for name in ("documents", "reasoning_effort"):
+        if fields.get(name) is not None:
+            made[name] = fields[name]
+    return made
 
 
-def _forced(choice: object, tools: Sequence[Body]) -> str:
-    if choice in ("auto", "none"):
+def _tokens(fields: Body, name: str, served: Served) -> list[int]:
+    ids = fields.get(name) or []
+    if not isinstance(ids, list) or not all(_is_whole(one) and 0 <= one < served.vocab_size for one in ids):
+        raise InputError(f"{name} is a list of tokens, 0 to {served.vocab_size - 1}", f"$.{name}")
+    return ids
+
+
+def _banned(fields: Body, words: Vocabulary) -> tuple[tuple[int, ...], ...]:
+    """Tokens of `bad_words`, at the beginning of a text and after a space."""
+    given = fields.get("bad_words") or []
+    fits = isinstance(given, list) and len(given) <= MOST_BANNED
+    if not fits or not all(isinstance(one, str) and one.strip() and len(one) <= LONGEST_STOP for one in given):
+        raise InputError(
+            f"bad_words is a list of at most {MOST_BANNED} words of at most {LONGEST_STOP} letters", "$.bad_words"
+        )
+    rows = (tuple(words.conversation(before + one.lstrip())) for one in given for before in ("", " "))
+    return tuple(dict.fromkeys(row for row in rows if row))
+
+
+def _text(fields: Body, name: str, most: int) -> str:
+    value = fields.get(name)
+    if value is None:
         return ""
-    if choice == "required" and tools:
-        return ANY_TOOL
-    function = choice.get("function") if isinstance(choice, dict) else None
-    name = function.get("name") if isinstance(function, dict) else None
-    if isinstance(name, str) and any(tool["function"]["name"] == name for tool in tools):
-        return name
-    raise InputError("tool_choice is none, auto, required, or {type: function, function: {name}} of a tool that is "
-                     "given", "$.tool_choice")  # fmt: skip
+    if not isinstance(value, str) or not 0 < len(value) <= most:
+        raise InputError(f"{name} is a text of 1 to {most} letters", f"$.{name}")
+    return value
 
 
-def _call_schema(tools: Sequence[Body], forced: str) -> str:
-    """JSON of a call: of one tool, or of any."""
-    options = [
-        {
-            "type": "object",
-            "properties": {
-                "name": {"const": tool["function"]["name"]},
-                "arguments": tool["function"].get("parameters") or {"type": "object"},
-            },
-            "required": ["name", "arguments"],
-            "additionalProperties": False,
-        }
-        for tool in tools
-        if forced in (ANY_TOOL, tool["function"]["name"])
-    ]
-    return "schema:" + json.dumps(options[0] if len(options) == 1 else {"anyOf": options})
-
-
-def _grammar(fields: Body) -> str:
-    form, regex = fields.get("response_format"), fields.get("guided_regex")
-    if regex is not None:
-        if not isinstance(regex, str) or form:
-            raise InputError("guided_regex is a text, without response_format beside it", "$.guided_regex")
-        return f"regex:{regex}"
-    if form is None:
+def grammar_of(fields: Body) -> str:
+    """What an answer's text is held to, as `grammar` reads it; empty for nothing. InputError for two of them."""
+    given = [name for name in STRUCTURES if fields.get(name)]
+    if len(given) > 1:
+        raise InputError(f"{given[1]} and {given[0]} both say what an answer is; give one of them", f"$.{given[1]}")
+    if not given:
         return ""
+    [name] = given
+    value = fields[name]
+    if name == "response_format":
+        return _response_format(value)
+    if name != "structured_outputs":
+        return _structure(name.removeprefix("guided_"), value, name)
+    known = {"json", "regex", "choice", "json_object"}
+    said = {key: one for key, one in value.items() if one not in (None, False)} if isinstance(value, dict) else {}
+    if len(said) != 1 or said.keys() - known:
+        raise InputError(f"structured_outputs has one of {', '.join(sorted(known))}, and nothing else", f"$.{name}")
+    [(kind, one)] = said.items()
+    return _structure(kind, one, f"structured_outputs.{kind}")
+
+
+def _structure(kind: str, value: object, name: str) -> str:
+    if kind == "json_object" and value is True:
+        return "json"
+    if kind == "regex" and isinstance(value, str):
+        return f"regex:{value}"
+    if kind == "json" and isinstance(value, dict | str):
+        return "schema:" + (value if isinstance(value, str) else json.dumps(value))
+    if kind == "choice" and isinstance(value, list) and all(isinstance(one, str) and one for one in value):
+        return "choice:" + json.dumps(value)
+    wanted = {"json_object": "true", "regex": "a text", "json": "a JSON schema", "choice": "a list of texts"}[kind]
+    raise InputError(f"{name} is {wanted}", f"$.{name}")
+
+
+def _response_format(form: object) -> str:
     kind = form.get("type") if isinstance(form, dict) else None
     if kind == "text":
         return ""
     if kind == "json_object":
         return "json"
-    if kind == "json_schema" and isinstance(form.get("json_schema"), dict):
+    if kind == "json_schema" and isinstance(form, dict) and isinstance(form.get("json_schema"), dict):
         schema = form["json_schema"].get("schema")
         if isinstance(schema, dict):
             return "schema:" + json.dumps(schema)
@@ -399,9 +496,9 @@ def _flag(fields: Body, name: str) -> bool:
 # --- answers
 
 
-def new_id(chat: bool) -> str:
+def new_id(wanted: Wanted) -> str:
     """Of an answer."""
-    return ("chatcmpl-" if chat else "cmpl-") + uuid.uuid4().hex
+    return ("chatcmpl-" if wanted.chat else "cmpl-") + (wanted.id or uuid.uuid4().hex)
 
 
 @dataclass(slots=True)
@@ -421,13 +518,16 @@ class Answers:
     """A body's answers as they come: `add` and `whole`, or `chunks` of a stream."""
 
     def __init__(self, wanted: Wanted) -> None:
-        self.wanted, self.model, self.id = wanted, wanted.model, new_id(wanted.chat)
+        self.wanted, self.model, self.id = wanted, wanted.model, new_id(wanted)
         self.created = int(time.time())
         total = wanted.count * len(wanted.prompts)
         self.texts, self.reasons = [""] * total, [None] * total
         self.tokens: list[list[Token]] = [[] for _ in range(total)]
         self.letters = [0] * total
         self.begun = [False] * total
+        self.calls = [Calls(several=wanted.several) for _ in range(total)]
+        self.unsaid: list[list[Token]] = [[] for _ in range(total)]
+        """Tokens of a stream whose text is held back, as a call may begin in it."""
         self.counted = Counted(sum(map(len, wanted.prompts)))
 
     @property
@@ -445,24 +545,25 @@ class Answers:
 
     def whole(self) -> dict[str, Any]:
         """The body of an answer that is not streamed."""
-        choices = []
-        for at, text in enumerate(self.texts):
+        choices: list[dict[str, Any]] = []
+        for index, at in enumerate(self._best()):
+            text, ids = self.texts[at], self._ids(at, self.tokens[at], begins=True)
             if not self.wanted.chat:
                 echo = self._echo(at)
                 choices.append({
-                    "index": at, "text": echo + text, "finish_reason": self.reasons[at],
+                    **ids, "index": index, "text": echo + text, "finish_reason": self.reasons[at],
                     "logprobs": self._logprobs(at, self.tokens[at], len(echo)),
                 })  # fmt: skip
                 continue
             message, reason = self._message(text), self.reasons[at]
             choices.append({
-                "index": at, "message": message, "logprobs": self._chat_logprobs(self.tokens[at]),
+                **ids, "index": index, "message": message, "logprobs": self._chat_logprobs(self.tokens[at]),
                 "finish_reason": "tool_calls" if message.get("tool_calls") and reason == "stop" else reason,
             })  # fmt: skip
         return {**self._head(stream=False), "choices": choices, "usage": self.counted.usage()}
 
     def chunks(self, at: int, told: Told) -> list[dict[str, Any]]:
-        """What a stream says of it. Answers that may be calls are told at their end."""
+        """What a stream says of it."""
         wanted, made = self.wanted, []
         self.add(at, told)
         if not wanted.chat:
@@ -471,34 +572,75 @@ class Answers:
             self.letters[at] += len(text)
             choice: dict[str, Any] = {"index": at, "text": text, "finish_reason": told.reason}
             choice["logprobs"] = self._logprobs(at, told.tokens, begun)
+            choice |= self._ids(at, told.tokens, begins=not self.begun[at])
             self.begun[at] = True
             return [self._chunk(choice)]
-        if not self.begun[at]:
+        if first := not self.begun[at]:
             self.begun[at] = True
             made.append(
                 self._chunk({"index": at, "delta": {"role": "assistant", "content": ""}, "finish_reason": None})
             )
         if wanted.calls:
-            if told.reason is not None:
-                message, reason = self._message(self.texts[at]), told.reason
-                delta = {key: value for key, value in message.items() if key != "role" and value is not None}
-                if calls := delta.get("tool_calls"):
-                    delta["tool_calls"] = [{"index": i, **call} for i, call in enumerate(calls)]
-                    reason = "tool_calls" if reason == "stop" else reason
-                made.append(self._chunk({"index": at, "delta": delta, "finish_reason": None}))
-                made.append(self._chunk({"index": at, "delta": {}, "finish_reason": reason}))
-            return made
+            return made + self._calls_chunks(at, told, first=first)
         if told.text or told.tokens:
             choice = {"index": at, "delta": {"content": told.text}, "finish_reason": None}
             choice["logprobs"] = self._chat_logprobs(told.tokens)
+            choice |= self._ids(at, told.tokens, begins=first)
             made.append(self._chunk(choice))
         if told.reason is not None:
             made.append(self._chunk({"index": at, "delta": {}, "finish_reason": told.reason}))
         return made
 
+    def _calls_chunks(self, at: int, told: Told, *, first: bool) -> list[dict[str, Any]]:
+        """Of an answer that may be calls: text where no call begins, calls when they are whole."""
+        calls, ends = self.calls[at], told.reason is not None
+        made: list[dict[str, Any]] = []
+        self.unsaid[at] += told.tokens
+        number = calls.count
+        for event in calls.push(told.text, last=ends):
+            delta: dict[str, Any] = {"content": event}
+            if isinstance(event, dict):
+                delta = {"tool_calls": [{"index": number, **event}]}
+                number += 1
+            choice = {"index": at, "delta": delta, "finish_reason": None}
+            choice["logprobs"] = self._chat_logprobs(self.unsaid[at])
+            choice |= self._ids(at, self.unsaid[at], begins=first and not made)
+            self.unsaid[at] = []
+            made.append(self._chunk(choice))
+        if ends:
+            reason = "tool_calls" if calls.count and told.reason == "stop" else told.reason
+            choice = {"index": at, "delta": {}, "finish_reason": reason}
+            if self.unsaid[at]:
+                choice["logprobs"] = self._chat_logprobs(self.unsaid[at])
+                choice |= self._ids(at, self.unsaid[at], begins=False)
+            made.append(self._chunk(choice))
+        return made
+
     def last_chunk(self) -> dict[str, Any]:
         """With the counts of tokens."""
         return {**self._head(stream=True), "choices": [], "usage": self.counted.usage()}
+
+    def _best(self) -> Sequence[int]:
+        """The answers that are told, by prompt, of each the best first."""
+        wanted = self.wanted
+        if wanted.best == wanted.count:
+            return range(len(self.texts))
+        made: list[int] = []
+        for first in range(0, len(self.texts), wanted.count):
+            mine = range(first, first + wanted.count)
+            made += sorted(mine, key=lambda at: -_mean(self.tokens[at]))[: wanted.best]
+        return made
+
+    def _ids(self, at: int, tokens: Sequence[Token], *, begins: bool) -> dict[str, Any]:
+        """Ids beside text, where they are asked for."""
+        if not self.wanted.tells_ids:
+            return {}
+        told: dict[str, Any] = {"token_ids": [token.id for token in tokens]}
+        return {**told, "prompt_token_ids": list(self.wanted.prompts[at // self.wanted.count])} if begins else told
+
+    def _name(self, token: int, text: str) -> str:
+        """Of a token, in log-probabilities."""
+        return f"token_id:{token}" if self.wanted.as_ids else text
 
     def _head(self, *, stream: bool) -> dict[str, Any]:
         kind = ("chat.completion" + ".chunk" * stream) if self.wanted.chat else "text_completion"
@@ -513,62 +655,42 @@ class Answers:
     def _message(self, text: str) -> dict[str, Any]:
         message: dict[str, Any] = {"role": "assistant", "content": text}
         if self.wanted.calls:
-            content, calls = calls_in(text)
+            content, calls = calls_in(text, several=self.wanted.several)
             if calls:
                 message["content"] = content or None
                 message["tool_calls"] = calls
         return message
 
     def _logprobs(self, at: int, tokens: Sequence[Token], begin: int) -> dict[str, Any] | None:
-        if self.wanted.sampling.logprobs < 0:
+        if self.wanted.logprobs < 0:
             return None
         offsets = []
         for token in tokens:
             offsets.append(begin)
             begin += len(token.text)
         return {
-            "tokens": [token.text for token in tokens],
+            "tokens": [self._name(token.id, token.text) for token in tokens],
             "token_logprobs": [token.logprob for token in tokens],
-            "top_logprobs": [dict(token.top) for token in tokens] if self.wanted.sampling.logprobs else None,
+            "top_logprobs": [{self._name(i, text): value for i, text, value in token.top} for token in tokens]
+            if self.wanted.logprobs
+            else None,
             "text_offset": offsets,
         }
 
     def _chat_logprobs(self, tokens: Sequence[Token]) -> dict[str, Any] | None:
-        if self.wanted.sampling.logprobs < 0:
+        if self.wanted.logprobs < 0:
             return None
-        return {"content": [{**_told(t.text, t.logprob), "top_logprobs": [_told(*p) for p in t.top]} for t in tokens]}
+        return {
+            "content": [
+                {**self._told(t.id, t.text, t.logprob), "top_logprobs": [self._told(*one) for one in t.top]}
+                for t in tokens
+            ]
+        }
+
+    def _told(self, token: int, text: str, logprob: float | None) -> dict[str, Any]:
+        return {"token": self._name(token, text), "logprob": logprob, "bytes": list(text.encode())}
 
 
-def _told(text: str, logprob: float | None) -> dict[str, Any]:
-    return {"token": text, "logprob": logprob, "bytes": list(text.encode())}
-
-
-OPEN_CALL, CLOSE_CALL = "<tool_call>", "</tool_call>"
-
-
-def calls_in(text: str) -> tuple[str, list[dict[str, Any]]]:
-    """(text beside them, calls of tools in an answer): objects with a name and arguments, alone or each within
-    `<tool_call>` as Qwen's and Hermes' templates have it; Llama 3 says parameters."""
-    whole = _call(text)
-    if whole is not None:
-        return "", [whole]
-    before, *parts = text.split(OPEN_CALL)
-    calls = []
-    for part in parts:
-        call = _call(part.partition(CLOSE_CALL)[0])
-        if call is None:
-            return text, []
-        calls.append(call)
-    return (before.strip(), calls) if calls else (text, [])
-
-
-def _call(text: str) -> dict[str, Any] | None:
-    try:
-        value = json.loads(text)
-        arguments = value.get("arguments", value.get("parameters"))
-        if isinstance(value.get("name"), str) and isinstance(arguments, dict):
-            function = {"name": value["name"], "arguments": json.dumps(arguments)}
-            return {"id": f"call_{uuid.uuid4().hex[:24]}", "type": "function", "function": function}
-    except (ValueError, AttributeError):
-        pass
-    return None
+def _mean(tokens: Sequence[Token]) -> float:
+    """Log-probability of a token."""
+    return sum(token.logprob or 0.0 for token in tokens) / max(1, len(tokens))

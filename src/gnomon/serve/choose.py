@@ -94,6 +94,13 @@ def _changed(raw: Tensor, row: LogitsRow) -> Tensor:
         logits[ids] -= s.presence_penalty + s.frequency_penalty * counts
     if len(row.answer) < s.min_tokens and s.stop_ids:
         logits[torch.tensor(sorted(s.stop_ids))] = -torch.inf
+    for row_of in s.banned:
+        before = row_of[:-1]
+        if not before or tuple(row.answer[-len(before) :]) == before:
+            logits[row_of[-1]] = -torch.inf
+    if s.allowed:
+        kept = torch.tensor(s.allowed)
+        logits = torch.full_like(logits, -torch.inf).index_copy_(0, kept, logits[kept])
     return logits
 
 

@@ -168,12 +168,13 @@ class Engine:
         mask: Sequence[Callable[[], Tensor | None]] = (),
         adapter: str = "",
         source: int = 0,
+        salt: str = "",
     ) -> list[int]:
         """Keys of `count` answers to a prompt, which is computed once where pages can be shared. first: of all answers
-        to it, the number of the first of these. watch, mask: of each
-        answer, as `Request` and `Row` say. adapter: by its name; keys of one are no other's. source: tokens that an
-        encoder reads for each."""
-        salt, which = adapter.encode(), self.model.adapter(adapter)
+        to it, the number of the first of these. watch, mask: of each answer, as `AnswerRequest` and `LogitsRow` say.
+        adapter: by its name; keys of one are no other's. source: tokens that an encoder reads for each. salt: keys of
+        one are no other's either."""
+        which = self.model.adapter(adapter)
         self.check(len(prompt), sampling)
         prompt = tuple(prompt)
         made: list[int] = []
@@ -188,7 +189,8 @@ class Engine:
             self._next += 1
             self.requests[request.key] = request
             parent = made[0] if made and self.memory.prefix_cache else None
-            self.memory.add(request.key, prompt, salt=salt, fork_of=parent, source=source)
+            whose = f"{adapter}\0{salt}".encode()
+            self.memory.add(request.key, prompt, salt=whose, fork_of=parent, source=source)
             if parent is None:
                 self._arrivals.append(request)
             else:

@@ -1,13 +1,15 @@
 """What an answer's text must be: JSON, JSON of a schema, or a regular expression, as masks of tokens (llguidance).
 
 `Grammars(encoder).mask(text)` is the state of one answer: `allowed()` says which tokens may follow, `push(token)` moves
-on and returns whether the text is whole and nothing may follow. Written `json`, `schema:{…}` or `regex:…`. A grammar
+on and returns whether the text is whole and nothing may follow. Written `json`, `schema:{…}`, `regex:…` or
+`choice:["…", …]`. A grammar
 that turns out to allow nothing, or too costly to go on with, ends its own answer and says so (`Mask.why`). Leaves out
 where in an answer a grammar begins: it is about all of it.
 """
 
 from __future__ import annotations
 
+import json
 import threading
 from collections import OrderedDict
 from typing import Any
@@ -107,6 +109,8 @@ class Grammars:
         try:
             if kind == "regex":
                 grammar = make.grammar_from_regex(rest)
+            elif kind == "choice":
+                grammar = make.grammar_from_lark(f"start: {' | '.join(map(json.dumps, json.loads(rest)))}")
             else:
                 schema = rest if kind == "schema" else ANY_JSON
                 # without, a model that is unsure writes spaces until its tokens are spent

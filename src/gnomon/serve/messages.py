@@ -28,8 +28,12 @@ class Ask:
     """Strings that end an answer."""
     keep_stop: bool = False
     """Whether the string that ended it is told."""
+    specials: bool = False
+    """Whether special tokens have text."""
     adapter: str = ""
     """By its name; empty for the model as it is."""
+    salt: str = ""
+    """Of those whose keys may be shared: beginnings with another are not found."""
     grammar: str = ""
     """What an answer's text must be, as `grammar` reads it; none: anything."""
 
@@ -63,7 +67,8 @@ class Token:
     text: str
     """Where log-probabilities were asked for."""
     logprob: float | None
-    top: tuple[tuple[str, float], ...]
+    top: tuple[tuple[int, str, float], ...]
+    """Id, text and log-probability of the likeliest."""
 
 
 @dataclass(frozen=True, slots=True)

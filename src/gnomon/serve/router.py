@@ -245,7 +245,7 @@ class Router:
         """The number of an ask that went to a worker; None where there is none that serves."""
         self._next += 1
         ask = make(self._next)
-        blocks = _beginnings(ask.prompt, self.settings.rules.block_tokens, ask.adapter)
+        blocks = _beginnings(ask.prompt, self.settings.rules.block_tokens, f"{ask.adapter}\0{ask.salt}")
         best: tuple[int, ReplicaProcess] | None = None
         for worker in self.workers:
             if worker is None or worker.ready is None:
@@ -287,10 +287,10 @@ def _exitcode(processes: Sequence[BaseProcess]) -> int | None:
     return next((process.exitcode for process in processes if process.exitcode is not None), None)
 
 
-def _beginnings(prompt: Sequence[int], size: int, adapter: str) -> list[bytes]:
-    """A hash of each whole number of blocks that a prompt begins with, which are an adapter's own."""
+def _beginnings(prompt: Sequence[int], size: int, whose: str) -> list[bytes]:
+    """A hash of each whole number of blocks that a prompt begins with. whose: an adapter's, and a salt's."""
     tokens, made = array("q", prompt), list[bytes]()
-    before = hashlib.blake2b(adapter.encode(), digest_size=16).digest() if adapter else b""
+    before = hashlib.blake2b(whose.encode(), digest_size=16).digest()
     for at in range(0, len(prompt) // size * size, size):
         before = hashlib.blake2b(tokens[at : at + size].tobytes(), digest_size=16, key=before).digest()
         made.append(before)

@@ -36,6 +36,10 @@ class Sampling:
     """Logits of tokens that prompt or answer have are divided by it where positive, multiplied otherwise."""
     logit_bias: tuple[tuple[int, float], ...] = ()
     """Token -> what is added to its logit."""
+    allowed: tuple[int, ...] = ()
+    """The only tokens that may be chosen; none: all."""
+    banned: tuple[tuple[int, ...], ...] = ()
+    """Rows of tokens that an answer does not have."""
     seed: int | None = None
     """Of the draws; None: nobody's."""
     logprobs: int = -1
@@ -66,6 +70,8 @@ class Sampling:
             raise InputError(f"top_k must be at least 0 (0 is all), got {self.top_k}")
         if not 0 <= self.min_tokens <= self.max_tokens:
             raise InputError(f"min_tokens must be from 0 to max_tokens = {self.max_tokens}, got {self.min_tokens}")
+        if self.allowed and self.min_tokens and self.stop_ids.issuperset(self.allowed):
+            raise InputError("min_tokens asks for tokens, and allowed_token_ids has none but those that end an answer")
         if any(not math.isfinite(value) or abs(value) > 100 for _, value in self.logit_bias):
             raise InputError("logit_bias must be from -100 to 100")
 
@@ -79,7 +85,7 @@ class Sampling:
         """Whether logits are changed before a token is chosen."""
         return bool(
             self.presence_penalty or self.frequency_penalty or self.repetition_penalty != 1.0 or self.logit_bias
-            or self.min_tokens
+            or self.min_tokens or self.allowed or self.banned
         )  # fmt: skip
 
 

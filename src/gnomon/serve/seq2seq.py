@@ -151,6 +151,7 @@ class Seq2SeqEngine(Engine):
         mask: Sequence[Callable[[], Tensor | None]] = (),
         adapter: str = "",
         source: int = 0,
+        salt: str = "",
     ) -> list[int]:
         """As `Engine.add` has them; the prompt is what the encoder reads, all of it."""
         assert not source, "it is the prompt"

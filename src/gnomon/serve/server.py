@@ -243,7 +243,8 @@ class AnswerStream:
         def make(own: int) -> Ask:
             return Ask(
                 number=own, prompt=prompt, sampling=wanted.sampling, first=first, count=count, streams=wanted.streams,
-                stops=wanted.stops, keep_stop=wanted.keep_stop, adapter=adapter, grammar=wanted.grammar,
+                stops=wanted.stops, keep_stop=wanted.keep_stop, specials=wanted.specials, adapter=adapter,
+                salt=wanted.salt, grammar=wanted.grammar,
             )  # fmt: skip
 
         def hear(message: Told | Failed) -> None:

@@ -20,9 +20,12 @@ LONGEST_LETTER = 16
 class TextStream:
     """The text of one answer."""
 
-    def __init__(self, words: Vocabulary, stops: Sequence[str] = (), *, keep_stop: bool = False) -> None:
-        """stops: strings that end the answer. keep_stop: whether it is told too."""
-        self.words, self.stops, self.keep_stop = words, tuple(stops), keep_stop
+    def __init__(
+        self, words: Vocabulary, stops: Sequence[str] = (), *, keep_stop: bool = False, specials: bool = False
+    ) -> None:
+        """stops: strings that end the answer. keep_stop: whether it is told too. specials: whether special tokens have
+        text."""
+        self.words, self.stops, self.keep_stop, self.specials = words, tuple(stops), keep_stop, specials
         self.longest = max(map(len, self.stops), default=0)
         self.ids: list[int] = []
         self.before = 0
@@ -37,11 +40,14 @@ class TextStream:
     def push(self, token: int) -> bool:
         """One more token. Whether the answer ends with it."""
         self.ids.append(token)
-        old = self.words.decode(self.ids[self.before : self.read])
-        new = self.words.decode(self.ids[self.before :])
+        old = self._decoded(self.before, self.read)
+        new = self._decoded(self.before)
         if new.endswith(BROKEN) and len(self.ids) - self.read < LONGEST_LETTER:
             return False
         return self._add(new[len(old) :])
+
+    def _decoded(self, first: int, stop: int | None = None) -> str:
+        return self.words.decode(self.ids[first:stop], specials=self.specials)
 
     def _add(self, more: str) -> bool:
         begin = max(0, len(self.text) - self.longest + 1)
@@ -57,8 +63,8 @@ class TextStream:
     def take(self, *, all: bool = False) -> str:
         """Text since the last call. all: also what could begin a stop string, since nothing follows."""
         if all and not self.ended and self.read < len(self.ids):
-            old = self.words.decode(self.ids[self.before : self.read])
-            self._add(self.words.decode(self.ids[self.before :])[len(old) :])
+            old = self._decoded(self.before, self.read)
+            self._add(self._decoded(self.before)[len(old) :])
         upto = len(self.text) if all or self.ended else len(self.text) - self._held()
         new = self.text[self.told : upto]
         self.told = max(self.told, upto)

@@ -14,6 +14,8 @@ from typing import Any
 from gnomon.errors import InputError
 from gnomon.runtime.data.encode import Encoder
 
+OWN = frozenset("messages tools add_generation_prompt bos_token eos_token unk_token pad_token opens".split())
+"""Variables of a template that are told in other ways."""
 SHORT = 1 << 16
 """Letters of a text that is split into tokens whatever their number may be."""
 
@@ -77,19 +79,30 @@ class Vocabulary:
             return list(text.encode())
         return self.encoder.ids(text, specials=False)
 
-    def decode(self, ids: Sequence[int]) -> str:
-        """Text of ids."""
-        return self.encoder.decode(ids)
+    def decode(self, ids: Sequence[int], *, specials: bool = False) -> str:
+        """Text of ids. specials: with that of special tokens."""
+        return self.encoder.decode(ids, specials=specials)
 
-    def render(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]]) -> str:
-        """A conversation as the folder's template writes it, up to where the answer begins."""
+    def render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]],
+        *,
+        opens: bool = True,
+        variables: Mapping[str, Any] | None = None,
+    ) -> str:
+        """A conversation as the folder's template writes it, up to where the answer begins. opens: whether the turn of
+        the answer is begun. variables: of the template; InputError for one that it does not read."""
         chat = self.encoder.chat
         if chat is None:
             raise InputError(
                 f"{self.encoder.name} has no chat template, so conversations cannot be written as this model has them; "
                 f"ask /v1/completions with a text, or put a chat_template.jinja beside the tokenizer"
             )
-        return chat.prompt(messages, tools)
+        given = dict(variables or {})
+        if unread := [name for name in given if name in OWN or name not in chat.reads]:
+            raise InputError(f"the chat template of {self.encoder.name} reads no {unread[0][:80]!r}; leave it out")
+        return chat.prompt(messages, tools, opens=opens, **given)
 
 
 def _ends(file: Path) -> set[int]:

@@ -114,13 +114,15 @@ class Worker:
             self.send(Failed(ask.number, f"the engine cannot take this request: {type(error).__name__}", 500))
 
     def _add(self, ask: Ask) -> None:
-        streams = [TextStream(self.words, ask.stops, keep_stop=ask.keep_stop) for _ in range(ask.count)]
+        streams = [
+            TextStream(self.words, ask.stops, keep_stop=ask.keep_stop, specials=ask.specials) for _ in range(ask.count)
+        ]
         masks = [self.grammars.mask(ask.grammar) for _ in range(ask.count)] if ask.grammar else []
         watches = [_watching(stream, masks[at].push if masks else None) for at, stream in enumerate(streams)]
         lane = min(range(len(self.lanes)), key=lambda at: self.lanes[at].running + self.lanes[at].waiting)
         keys = self.lanes[lane].add(
             ask.prompt, ask.sampling, first=ask.first, count=ask.count, watch=watches,
-            mask=[mask.allowed for mask in masks], adapter=ask.adapter,
+            mask=[mask.allowed for mask in masks], adapter=ask.adapter, salt=ask.salt,
         )  # fmt: skip
         self.keys[ask.number] = lane, list(keys)
         for index, (key, stream) in enumerate(zip(keys, streams, strict=True)):
@@ -210,8 +212,8 @@ def _watching(stream: TextStream, push: Callable[[int], bool] | None) -> Callabl
 def _token(words: Vocabulary, chosen: ChosenToken) -> Token:
     if chosen.logprob is None:
         return Token(chosen.token, "", None, ())
-    top = tuple((words.decode([token]), value) for token, value in chosen.top)
-    return Token(chosen.token, words.decode([chosen.token]), chosen.logprob, top)
+    top = tuple((token, words.decode([token], specials=True), value) for token, value in chosen.top)
+    return Token(chosen.token, words.decode([chosen.token], specials=True), chosen.logprob, top)
 
 
 def open_worker(

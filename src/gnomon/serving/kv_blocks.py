@@ -223,9 +223,9 @@ class KvBlocks:
         # Each hash is keyed with the one before it, so equal hashes mean equal beginnings, not only equal blocks.
         while len(known) < blocks:
             at = len(known) * self.size
-            before = known[-1] if known else b"gnomon" + sequence.salt
+            before = known[-1] if known else hashlib.blake2b(sequence.salt, digest_size=16).digest()
             part = sequence.tokens[at : at + self.size].tobytes()
-            known.append(hashlib.blake2b(part, digest_size=16, key=before[:64]).digest())
+            known.append(hashlib.blake2b(part, digest_size=16, key=before).digest())
         return known
 
     def find(self, key: int) -> tuple[int, int]:

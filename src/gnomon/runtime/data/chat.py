@@ -13,6 +13,7 @@ from datetime import datetime
 from typing import Any
 
 from gnomon.errors import InputError
+from gnomon.late import load_late
 
 OPEN, CLOSE = "\ue0f0", "\ue0f1"
 """Private characters that stand around what `{% generation %}` encloses until the spans are read off."""
@@ -28,6 +29,8 @@ class ChatTemplate:
         environment, self.error = _environment()
         try:
             self.template = environment.from_string(source)
+            self.reads = load_late("jinja2.meta:find_undeclared_variables")(environment.parse(source))
+            """Variables that it has from outside."""
         except self.error as error:
             raise InputError(f"{where}: the chat template does not compile: {error}") from error
 
@@ -52,9 +55,17 @@ class ChatTemplate:
             spans.append((len(before), len(after)))
         return text, tuple(spans)
 
-    def prompt(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] = ()) -> str:
-        """What stands before the assistant's next words, without marks. tools: functions that it may call."""
-        text = self._text(messages, "the conversation", prompts=True, tools=list(tools) or None)
+    def prompt(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]] = (),
+        *,
+        opens: bool = True,
+        **more: Any,
+    ) -> str:
+        """What stands before the assistant's next words, without marks. tools: functions that it may call. opens:
+        whether its turn is begun. more: further variables of the template."""
+        text = self._text(messages, "the conversation", prompts=opens, tools=list(tools) or None, **more)
         return text.replace(OPEN, "").replace(CLOSE, "")
 
     def _text(self, messages: Sequence[Mapping[str, Any]], at: str, *, prompts: bool = False, **more: Any) -> str:

@@ -42,6 +42,7 @@ from gnomon.runtime.parameters.packed import Codes
 from gnomon.serve.adapters import Adapter, Linear, added
 from gnomon.serve.division import ModelShare, Moves
 from gnomon.serve.forward import ForwardProgram
+from gnomon.serve.latent import Latent, LatentPages, latent_of, skipped
 from gnomon.serve.matrices import Forms, Matrices, Part, Weights, product_of
 from gnomon.serve.paged import Pages, Room
 from gnomon.serve.rows import TokenRows, Turn
@@ -84,7 +85,7 @@ class Decoder:
         check_runnable(graph)
         self.share, self.graph, self.dtype, self.sizes, self.forms = share, graph, forms.dtype, sizes, forms
         self.windows, self.adapters = sizes.windows, tuple(adapters)
-        self.pages: list[Pages] = []
+        self.pages: list[Pages | LatentPages] = []
         self.scans: list[LayerScan] = []
         self._made = deque[Tensor]()
         self._weights, self._read = weights, dict[str, Tensor]()
@@ -228,9 +229,12 @@ class Decoder:
 
     def _compiled(self, layer: Layer, block: Block) -> list[DecoderStep]:
         steps: list[DecoderStep] = []
-        done = set[str]()
+        done = set(skipped(block))
         for op in block.ops:
             if op.path in done or op.does == "measures distance":
+                continue
+            if op.does == "attends" and (found := latent_of(block, op)) is not None:
+                steps.append(self._latent(layer, block, op, found))
                 continue
             together = self._together(block, op)
             done |= {one.path for one in together}
@@ -409,8 +413,34 @@ class Decoder:
             dtype=self.dtype,
             group=self.windows.index(window) + 1 if window else 0,
         )
-        self.pages.append(Pages(room, seen))
-        return self.pages[-1]
+        made = Pages(room, seen)
+        self.pages.append(made)
+        return made
+
+    def _latent(self, layer: Layer, block: Block, op: Op, found: Latent) -> DecoderStep:
+        """Attention, with the up-projection of its keys and values and what joins them."""
+        dims = {dim.atoms[0].name: at for at, dim in enumerate(block.tensor(found.up.inputs[1]).dims)}
+        [rank] = found.up.contracts
+        wide = next(name for name in dims if name not in ("heads", rank))
+        weight = self._weight(layer, block, found.up.inputs[1]).permute(dims["heads"], dims[wide], dims[rank])
+        nope, rope = (int(block.tensor(name).dims[-1].size or 0) for name in found.join.inputs)
+        seen = seen_of(Site(op=op, block=block), nope + rope)
+        pages = LatentPages(self.sizes.lanes * self.sizes.blocks, self.sizes.block_tokens, weight, (nope, rope), seen)
+        name = layer.call.parameter_name(found.up.inputs[1], layer.index)
+        for number, adapter in enumerate(self.adapters):
+            if name in adapter.low:
+                pages.adapt(number, adapter.low[name])
+        self.pages.append(pages)
+        reads = (op.inputs[0], *found.reads)
+        around = [moves for one in (op, found.up, found.join) if (moves := self.share.around(block, one)) is not None]
+        there = [next((m.there[name] for m in around if name in m.there), ()) for name in reads]
+        own = self.share.around(block, op)
+        leave = [() if own is None else own.leave.get(op.outputs[0], ())]
+
+        def run(rows: TokenRows, q: Tensor, latent: Tensor, rotated: Tensor) -> Tensor:
+            return pages.attend(rows, q[0], latent[0], rotated[0]).unsqueeze(0)
+
+        return DecoderStep(partial(_moved, run, there, leave), reads, op.outputs, ())
 
     def _slopes(self, heads: int) -> Tensor:
         """Of this rank's heads."""

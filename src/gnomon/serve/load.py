@@ -33,6 +33,7 @@ from gnomon.serve.decoder import Decoder, check_decoder, linears_of, windows_of
 from gnomon.serve.division import ModelShare, check_division, divide, whole
 from gnomon.serve.engine import Engine
 from gnomon.serve.graph_head import IDENTITY, GraphHead, without_head
+from gnomon.serve.latent import latent_of, row_of
 from gnomon.serve.matrices import AS_STORED, Forms
 from gnomon.serve.sampling import Sampling
 from gnomon.serve.sizes import ALONE, Sizes, Ways
@@ -332,7 +333,9 @@ def block_bytes(graph: Graph, sizes: Sizes, dtype: torch.dtype) -> tuple[int, in
         for op in block.ops:
             if op.does != "attends":
                 continue
-            tokens = sum(_row(block.tensor(name).atoms) for name in op.inputs[1:3]) * dtype.itemsize
+            found = latent_of(block, op)
+            row = sum(_row(block.tensor(name).atoms) for name in op.inputs[1:3])
+            tokens = (row if found is None else row_of(block, found)) * dtype.itemsize
             window = op.attr("window", 0)
             assert isinstance(window, int)
             if window:

@@ -1,0 +1,164 @@
+"""Latent attention (MLA) as an engine keeps it: the latent and the rotated key of each token, and nothing a head.
+
+`latent_of(block, op)` says whether an attention's keys and values are made of one latent; `LatentPages.attend` runs
+what the Graph has as an up-projection, a concatenation and attention. With few queries the up-projection is absorbed:
+queries go to the latent's space (q_nope W_UK), see latents as keys and as values, and come back by W_UV. With many,
+keys and values of a span are made again from its latents, which is fewer products then. A span of several blocks at a
+time, merged as flash attention merges, so that no sequence is copied together. In float32 or wider. Leaves out windows,
+caps and sinks, which models with latents do not have: those keep keys and values of every head (`paged`).
+Source: DeepSeek-V2, section 2.1.2 and appendix C.
+Letters: S sequences, Q queries of each, H heads, L tokens of a span, N width of a key without positions, R of the
+latent, P of the rotated part, V of a value.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from gnomon.graph import Block, Op
+from gnomon.runtime.ops.paged import Visibility
+from gnomon.serve.adapters import Low
+from gnomon.serve.paged import untouched
+from gnomon.serve.rows import TokenRows
+
+SPAN = 512
+"""Tokens whose scores are computed at once."""
+
+
+@dataclass(frozen=True, slots=True)
+class Latent:
+    """The ops around an attention whose keys and values are made of one latent."""
+
+    up: Op
+    """A linear from the latent to keys without positions and values, of all heads."""
+    apart: Op
+    """Splits these."""
+    join: Op
+    """Puts the rotated key beside the others."""
+
+    @property
+    def reads(self) -> tuple[str, str]:
+        """(latent, rotated key)."""
+        return self.up.inputs[0], self.join.inputs[1]
+
+
+def latent_of(block: Block, op: Op) -> Latent | None:
+    """None where keys and values are not made so, or attention has what `LatentPages` leaves out."""
+    makers = {name: one for one in block.ops for name in one.outputs}
+    if len(op.inputs) != 3 or op.attr("window", 0) or op.attr("softcap", 0.0) or op.attr("sinks", False):
+        return None
+    join = makers.get(op.inputs[1])
+    if join is None or join.kind != "concat" or len(join.inputs) != 2:
+        return None
+    apart = makers.get(join.inputs[0])
+    if apart is None or apart.kind != "split" or apart.outputs != (join.inputs[0], op.inputs[2]):
+        return None
+    up = makers.get(apart.inputs[0])
+    if up is None or up.kind != "linear" or len(up.inputs) != 2 or len(up.contracts) != 1:
+        return None
+    rotated, latent = (block.tensor(name) for name in (join.inputs[1], up.inputs[0]))
+    made = {*join.outputs, *apart.outputs, *up.outputs}
+    others = [one for one in block.ops if one not in (op, join, apart) and any(name in made for name in one.inputs)]
+    alone = len(rotated.dims) == len(latent.dims) == 3 and not others and not made & set(block.outputs)
+    return Latent(up, apart, join) if alone and up.attr("factor", 1.0) == 1.0 else None
+
+
+def row_of(block: Block, found: Latent) -> int:
+    """Elements that are kept of a token."""
+    return sum(block.tensor(name).dims[-1].size or 0 for name in found.reads)
+
+
+class LatentPages:
+    """Of one attention op in one layer: (blocks, tokens of a block, R + P)."""
+
+    group = 0
+
+    def __init__(self, blocks: int, size: int, weight: Tensor, widths: tuple[int, int], seen: Visibility) -> None:
+        """weight: (H, N + V, R), the up-projection. widths: N and P."""
+        self.nope, self.rope = widths
+        self.up_k, self.up_v = (
+            part.contiguous() for part in weight.split([self.nope, weight.shape[1] - self.nope], dim=1)
+        )
+        self.rank, self.seen, self.size = weight.shape[2], seen, size
+        self.pool = untouched((blocks, size, self.rank + self.rope), weight.dtype)
+        self.of_adapter: dict[int, tuple[Tensor, Tensor]] = {}
+        """Number of an adapter that changes the up-projection -> what it becomes."""
+
+    @property
+    def nbytes(self) -> int:
+        """Of all pages, used or not."""
+        return self.pool.nbytes
+
+    def adapt(self, number: int, low: Low) -> None:
+        """An adapter of the up-projection: W + B A."""
+        both = torch.cat([self.up_k, self.up_v], dim=1)
+        both = (both.float().flatten(0, 1) + (low.a.T @ low.b).T).view(both.shape).to(both.dtype)
+        self.of_adapter[number] = both[:, : self.nope].contiguous(), both[:, self.nope :].contiguous()
+
+    def copy(self, source: int, target: int) -> None:
+        """One block's contents to another."""
+        self.pool[target] = self.pool[source]
+
+    def attend(self, rows: TokenRows, q: Tensor, latent: Tensor, rotated: Tensor) -> Tensor:
+        """q (tokens, H, N + P), latent (tokens, R), rotated (tokens, P) -> (tokens, H, V)."""
+        table = rows.tables[self.group].long()
+        whose = rows.made.get("whose")
+        if whose is None:
+            whose = rows.made["whose"] = torch.arange(rows.count).repeat_interleave(torch.diff(rows.begins))
+        block = table[whose, rows.positions // self.size]
+        self.pool[block, rows.positions % self.size] = torch.cat([latent, rotated], dim=-1)
+        if rows.one_each and not self.of_adapter:
+            return self._seen(q.unsqueeze(1), table, rows.positions.unsqueeze(1), -1)[:, 0]
+        made = []
+        for number, (begin, end, _) in enumerate(rows.spans):
+            adapter = int(rows.adapters[begin])
+            at = rows.positions[begin:end].unsqueeze(0)
+            made.append(self._seen(q[begin:end].unsqueeze(0), table[number : number + 1], at, adapter)[0])
+        return torch.cat(made)
+
+    def _seen(self, q: Tensor, table: Tensor, at: Tensor, adapter: int) -> Tensor:
+        """q (S, Q, H, N + P), table (S, blocks), at (S, Q) positions -> (S, Q, H, V)."""
+        wide = torch.promote_types(q.dtype, torch.float32)
+        up_k, up_v = (w.to(wide) for w in self.of_adapter.get(adapter, (self.up_k, self.up_v)))
+        plain, turned = q[..., : self.nope].to(wide), q[..., self.nope :].to(wide)
+        queries, values = q.shape[1], up_v.shape[1]
+        # products of a key: absorbed, H Q (2 R + P); made again, H R (N + V) once and H Q (N + P + V)
+        saved = queries * (2 * self.rank - self.nope - values)
+        absorbed = saved <= self.rank * (self.nope + values)
+        if absorbed:
+            plain = torch.einsum("sqhn,hnr->sqhr", plain, up_k)
+        width = self.rank if absorbed else values
+        top = q.new_full(q.shape[:3], -torch.inf, dtype=wide)
+        total, acc = torch.zeros_like(top), q.new_zeros((*q.shape[:3], width), dtype=wide)
+        blocks, last = SPAN // self.size, int(at.max())
+        for first in range(0, last // self.size + 1, blocks):
+            held = self.pool[table[:, first : first + blocks]].flatten(1, 2).to(wide)  # (S, L, R + P)
+            latents = held[..., : self.rank]
+            keys, mixed = latents, latents
+            score = torch.einsum("sqhp,slp->sqhl", turned, held[..., self.rank :])
+            if absorbed:
+                score = score + torch.einsum("sqhr,slr->sqhl", plain, keys)
+            else:
+                score = score + torch.einsum("sqhn,slhn->sqhl", plain, torch.einsum("slr,hnr->slhn", keys, up_k))
+                mixed = torch.einsum("slr,hvr->slhv", latents, up_v)
+            place = torch.arange(first * self.size, first * self.size + held.shape[1])
+            hidden = place > at[..., None]  # (S, Q, L)
+            score = (score * self.seen.scale).masked_fill(hidden[:, :, None], -torch.inf)
+            most = torch.maximum(top, score.amax(-1))
+            base = torch.where(most == -torch.inf, 0.0, most)
+            kept, shares = (top - base).exp(), (score - base[..., None]).exp()
+            total = total * kept + shares.sum(-1)
+            more = torch.einsum("sqhl,slr->sqhr" if absorbed else "sqhl,slhr->sqhr", shares, mixed)
+            acc, top = acc * kept[..., None] + more, most
+        out = acc / total[..., None]
+        return (torch.einsum("sqhr,hvr->sqhv", out, up_v) if absorbed else out).to(q.dtype)
+
+
+def skipped(block: Block) -> frozenset[str]:
+    """Paths of ops that `LatentPages` runs with an attention."""
+    found: Sequence[Latent | None] = [latent_of(block, op) for op in block.ops if op.does == "attends"]
+    return frozenset(op.path for one in found if one is not None for op in (one.up, one.apart, one.join))

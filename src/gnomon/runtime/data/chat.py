@@ -13,7 +13,6 @@ from datetime import datetime
 from typing import Any
 
 from gnomon.errors import InputError
-from gnomon.late import load_late
 
 OPEN, CLOSE = "\ue0f0", "\ue0f1"
 """Private characters that stand around what `{% generation %}` encloses until the spans are read off."""
@@ -26,10 +25,10 @@ class ChatTemplate:
     def __init__(self, source: str, specials: Mapping[str, str], where: str) -> None:
         self.where, self.specials = where, dict(specials)
         self.marks = "generation" in source and "endgeneration" in source
-        environment, self.error = _environment()
+        environment, self.error, variables_of = _environment()
         try:
             self.template = environment.from_string(source)
-            self.reads = load_late("jinja2.meta:find_undeclared_variables")(environment.parse(source))
+            self.reads = variables_of(environment.parse(source))
             """Variables that it has from outside."""
         except self.error as error:
             raise InputError(f"{where}: the chat template does not compile: {error}") from error
@@ -93,10 +92,12 @@ def _spans(text: str) -> tuple[str, Spans]:
     return "".join(out), tuple(spans)
 
 
-def _environment() -> tuple[Any, type[Exception]]:
+def _environment() -> tuple[Any, type[Exception], Callable[[Any], set[str]]]:
+    """(environment, its errors, which variables a parsed template has from outside)."""
     try:
         import jinja2
         import jinja2.ext
+        import jinja2.meta
         import jinja2.nodes
         import jinja2.sandbox
     except ImportError as error:
@@ -128,4 +129,4 @@ def _environment() -> tuple[Any, type[Exception]]:
     environment.filters["tojson"] = as_json
     environment.globals["raise_exception"] = refuse
     environment.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
-    return environment, jinja2.TemplateError
+    return environment, jinja2.TemplateError, jinja2.meta.find_undeclared_variables

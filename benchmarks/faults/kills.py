@@ -36,9 +36,8 @@ from gnomon.errors import RunError
 from gnomon.models.llama import LlamaConfig, llama
 from gnomon.plans import Mesh, Optimizer, Plan, Precision, Schedule, Workload
 from gnomon.runtime import Executor, Outcome, Source, TrainingJob
-from gnomon.runtime.checkpoint import newest, problems_of
-from gnomon.runtime.checkpoint.files import Reader
-from gnomon.runtime.checkpoint.record import read_record
+from gnomon.runtime.checkpoint.files import Reader, problems_of
+from gnomon.runtime.checkpoint.record import newest, read_record
 from gnomon.runtime.step.rows import RankRow
 
 running: Any = import_module("gnomon.runtime.launch.run")

@@ -38,7 +38,7 @@ from gnomon.errors import GnomonError
 from gnomon.models.llama import llama
 from gnomon.plans import Mesh, Pass, Plan, Schedule, Workload
 from gnomon.runtime import Executor, Outcome, Source, TrainingJob
-from gnomon.runtime.checkpoint import newest
+from gnomon.runtime.checkpoint.record import newest
 from gnomon.runtime.launch.launcher import run_scheme
 from gnomon.runtime.launch.run import scheme_of
 from gnomon.runtime.launch.survivors import SURVIVORS

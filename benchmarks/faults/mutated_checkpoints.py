@@ -40,10 +40,10 @@ from gnomon.models.llama import LlamaConfig, llama
 from gnomon.plans import Mesh, Plan, PlanFile, Schedule, Workload
 from gnomon.prediction import predict
 from gnomon.runtime import Executor
-from gnomon.runtime.checkpoint import RECORD, problems_of, save
 from gnomon.runtime.checkpoint.convert import convert
-from gnomon.runtime.checkpoint.files import Reader
-from gnomon.runtime.checkpoint.record import read_record
+from gnomon.runtime.checkpoint.files import Reader, problems_of
+from gnomon.runtime.checkpoint.record import RECORD, read_record
+from gnomon.runtime.checkpoint.save import save
 from gnomon.software import stack
 from gnomon.timeline.text import parse_timeline, print_timeline
 

@@ -36,7 +36,8 @@ from gnomon.models.mixtral import MixtralConfig, mixtral  # noqa: E402
 from gnomon.models.t5 import T5Config, t5  # noqa: E402
 from gnomon.plans import Layout, Mesh, Optimizer, Plan, Precision, Saved, Schedule, Workload  # noqa: E402
 from gnomon.runtime import AdamWSettings, Executor  # noqa: E402
-from gnomon.runtime.checkpoint import Saver, load  # noqa: E402
+from gnomon.runtime.checkpoint.load import load  # noqa: E402
+from gnomon.runtime.checkpoint.save import Saver  # noqa: E402
 from gnomon.runtime.data.corpus import Corpus  # noqa: E402
 from gnomon.runtime.data.store import Source  # noqa: E402
 from gnomon.runtime.module.stage import Batch  # noqa: E402

@@ -294,9 +294,12 @@ class Rows:
     rows: list[Row]
     until: float
     """On the monotonic clock: nothing is begun after it."""
+    rest: float
+    """How long to wait after an answer, over what it took."""
+    last: float
 
-    def __init__(self, file: Path, until: float) -> None:
-        self.file, self.until = file, until
+    def __init__(self, file: Path, until: float, rest: float) -> None:
+        self.file, self.until, self.rest, self.last = file, until, rest, time.monotonic()
         self.rows = [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
 
     def missing(self, size: str, peer: Peer, task: str, number: int) -> bool:
@@ -313,6 +316,8 @@ class Rows:
         with self.file.open("a") as out:
             out.write(json.dumps(row) + "\n")
         print(f"{size} {peer.name} {peer.group}, {task}, round {number + 1}: {values}", flush=True)
+        time.sleep(self.rest * (time.monotonic() - self.last))
+        self.last = time.monotonic()
 
     @property
     def over(self) -> bool:
@@ -446,6 +451,7 @@ def main() -> int:
     folder = cache_folder().parent / "peers"
     parser.add_argument("--folder", type=Path, default=folder, help="of environments, models and rows")
     parser.add_argument("--minutes", type=float, default=24 * 60.0, help="after which nothing is begun any more")
+    parser.add_argument("--rest", type=float, default=0.0, help="wait after an answer so many times what it took; 0")
     parser.add_argument("--rounds", type=int, default=3, help="of all engines in turn; 3")
     parser.add_argument("--sizes", nargs="*", default=[*SHAPES], choices=[*SHAPES])
     parser.add_argument("--weights", nargs="*", default=[*GROUPS], choices=[*GROUPS])
@@ -459,7 +465,7 @@ def main() -> int:
     file = options.folder / "rows.jsonl"
     if options.anew:
         file.unlink(missing_ok=True)
-    rows, left_out = Rows(file, time.monotonic() + 60 * options.minutes), dict[str, None]()
+    rows, left_out = Rows(file, time.monotonic() + 60 * options.minutes, options.rest), dict[str, None]()
     by_size = dict[str, list[Peer]]()
     for size in options.sizes:
         model = options.folder / "models" / size / "hf"

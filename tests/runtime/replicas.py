@@ -12,7 +12,8 @@ from torch import Tensor
 from gnomon.models.mixtral import MixtralConfig, mixtral
 from gnomon.plans import Experts, Mesh, Plan, Schedule, Workload
 from gnomon.runtime import Executor
-from gnomon.runtime.checkpoint import load, save
+from gnomon.runtime.checkpoint.load import load
+from gnomon.runtime.checkpoint.save import save
 from gnomon.runtime.launch.job import PreparedJob
 
 CONFIG = MixtralConfig(

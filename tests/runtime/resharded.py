@@ -11,7 +11,8 @@ from runtime import parity
 from gnomon.errors import InputError
 from gnomon.models.llama import llama
 from gnomon.runtime import Executor
-from gnomon.runtime.checkpoint import load, save
+from gnomon.runtime.checkpoint.load import load
+from gnomon.runtime.checkpoint.save import save
 
 WRITERS = ("zero 3", "1f1b", "tp and sp", "zero bubble v", "zero 3, update on the host")
 """Of two processes."""

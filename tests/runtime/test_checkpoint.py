@@ -24,17 +24,13 @@ from runtime.ranks import launch  # noqa: E402
 from gnomon.errors import InputError, RunError  # noqa: E402
 from gnomon.models.llama import llama  # noqa: E402
 from gnomon.runtime import Executor  # noqa: E402
-from gnomon.runtime.checkpoint import (  # noqa: E402
-    RECORD,
-    FolderLock,
-    Saver,
-    boxes,
-    load,
-    newest,
-    problems_of,
-    save,
-)
 from gnomon.runtime.checkpoint.convert import convert  # noqa: E402
+from gnomon.runtime.checkpoint.files import problems_of  # noqa: E402
+from gnomon.runtime.checkpoint.load import load  # noqa: E402
+from gnomon.runtime.checkpoint.lock import FolderLock  # noqa: E402
+from gnomon.runtime.checkpoint.pieces import boxes  # noqa: E402
+from gnomon.runtime.checkpoint.record import RECORD, newest  # noqa: E402
+from gnomon.runtime.checkpoint.save import Saver, save  # noqa: E402
 
 pytestmark = pytest.mark.torch
 

@@ -21,10 +21,11 @@ from gnomon.models.llama import llama  # noqa: E402
 from gnomon.plans import Mesh, Plan, PlanFile, save_plan_file  # noqa: E402
 from gnomon.request.runnable import read_runnable_model  # noqa: E402
 from gnomon.runtime import Executor  # noqa: E402
-from gnomon.runtime.checkpoint import load, problems_of, save  # noqa: E402
 from gnomon.runtime.checkpoint.convert import convert, preview, shares  # noqa: E402
-from gnomon.runtime.checkpoint.files import Reader  # noqa: E402
+from gnomon.runtime.checkpoint.files import Reader, problems_of  # noqa: E402
+from gnomon.runtime.checkpoint.load import load  # noqa: E402
 from gnomon.runtime.checkpoint.record import read_record  # noqa: E402
+from gnomon.runtime.checkpoint.save import save  # noqa: E402
 
 pytestmark = pytest.mark.torch
 

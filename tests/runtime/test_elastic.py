@@ -29,7 +29,7 @@ from gnomon.methods.easyscale import Observation, moved, placed  # noqa: E402
 from gnomon.plans import Mesh, Optimizer, Schedule  # noqa: E402
 from gnomon.request.scale import ask, read_state  # noqa: E402
 from gnomon.runtime import Outcome, TrainingJob, run  # noqa: E402
-from gnomon.runtime.checkpoint import newest, read_record  # noqa: E402
+from gnomon.runtime.checkpoint.record import newest, read_record  # noqa: E402
 from gnomon.runtime.launch.elastic import LOGICAL_WORKERS  # noqa: E402
 from gnomon.runtime.launch.launcher import Launcher, run_scheme  # noqa: E402
 from gnomon.runtime.launch.logical_workers import LogicalWorkers  # noqa: E402

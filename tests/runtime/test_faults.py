@@ -23,7 +23,8 @@ from runtime import faulty, training  # noqa: E402
 
 from gnomon.errors import PeerError, RunError  # noqa: E402
 from gnomon.runtime import Outcome, TrainingJob  # noqa: E402
-from gnomon.runtime.checkpoint import newest, problems_of  # noqa: E402
+from gnomon.runtime.checkpoint.files import problems_of  # noqa: E402
+from gnomon.runtime.checkpoint.record import newest  # noqa: E402
 from gnomon.runtime.launch.run import run  # noqa: E402
 from gnomon.runtime.processes.faults import plain  # noqa: E402
 from gnomon.runtime.processes.launch import launch  # noqa: E402

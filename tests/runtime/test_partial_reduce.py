@@ -18,7 +18,8 @@ from gnomon.errors import PlanError  # noqa: E402
 from gnomon.methods.partial_reduce import TicketController, settings_of  # noqa: E402
 from gnomon.plans import Mesh, Pass, Plan, Schedule  # noqa: E402
 from gnomon.runtime import Executor, TrainingJob  # noqa: E402
-from gnomon.runtime.checkpoint import load, newest  # noqa: E402
+from gnomon.runtime.checkpoint.load import load  # noqa: E402
+from gnomon.runtime.checkpoint.record import newest  # noqa: E402
 from gnomon.runtime.launch.exported_checkpoint import exported  # noqa: E402
 from gnomon.runtime.launch.replica import Replica, named  # noqa: E402
 from gnomon.runtime.launch.tickets import PartialRun, run_partial_reduce  # noqa: E402

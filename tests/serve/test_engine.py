@@ -129,6 +129,8 @@ def test_attention_over_pages_is_attention(seen: Visibility, dtype: torch.dtype)
         room = Room(blocks=16, size=16, kv_heads=kv_heads, k_dim=k_dim, v_dim=v_dim, dtype=dtype)
         pages = [Pages(room, replace(seen, **own)) for _ in range(2)]
         assert pages[0].call is not None
+        for held in (pages[0].pool.keys, pages[0].pool.values):
+            held.fill_(torch.nan)  # what no token has written may be anything
         pages[1].call = None
         order, tables, whole = torch.randperm(16).tolist(), [], []
         for new, before in shapes:

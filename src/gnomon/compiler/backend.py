@@ -57,7 +57,8 @@ from gnomon.compiler.rules.views import say_views
 from gnomon.compiler.stencil import call as stencil_call
 from gnomon.compiler.steps import Run, joined
 from gnomon.compiler.summary import summary
-from gnomon.compiler.triton_launch import has_triton, launchers
+from gnomon.compiler.triton_launch import launchers
+from gnomon.compiler.triton_module import has_triton
 from gnomon.compiler.triton_text import TritonKernel
 from gnomon.errors import InputError
 

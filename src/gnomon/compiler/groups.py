@@ -22,7 +22,7 @@ from gnomon.compiler.rules.join import JOINS
 from gnomon.compiler.rules.views import VIEWS
 from gnomon.compiler.sizes import size_of, sizes_of
 from gnomon.compiler.stages import classify
-from gnomon.compiler.triton_launch import has_triton
+from gnomon.compiler.triton_module import has_triton
 
 aten = torch.ops.aten
 LARGEST = 48

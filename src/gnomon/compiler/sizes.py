@@ -9,15 +9,21 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
+from functools import cache
 from typing import Any
 
 import torch
-from torch.utils._sympy.printers import PythonPrinter
+
+from gnomon.late import load_late
 
 Size = Any
 """An `int`, or a sympy expression of the ShapeEnv's symbols."""
 
-_PRINTER = PythonPrinter()
+
+@cache
+def _printer() -> Any:
+    """Loaded late: sympy takes half a second, and whose sizes are all numbers does not need it."""
+    return load_late("torch.utils._sympy.printers:PythonPrinter")()
 
 
 def size_of(value: int | torch.SymInt) -> Size:
@@ -63,7 +69,7 @@ def hint(size: Size, environment: Any) -> int:
 
 def text(size: Size) -> str:
     """Python that computes it; the symbols are names."""
-    return str(size) if isinstance(size, int) else str(_PRINTER.doprint(size))
+    return str(size) if isinstance(size, int) else str(_printer().doprint(size))
 
 
 def symbols(size: Size) -> set[Any]:

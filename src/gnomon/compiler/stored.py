@@ -35,7 +35,7 @@ from gnomon.compiler.stored_choice import NEAR, predicted
 from gnomon.compiler.stored_sparse import KernelChoice, PackedSparse, StoredProduct, Taken
 from gnomon.compiler.stored_triton import OnGpu
 from gnomon.compiler.tile_cost import best, rates
-from gnomon.compiler.triton_launch import has_triton
+from gnomon.compiler.triton_module import has_triton
 from gnomon.errors import InputError
 from gnomon.storage.dense import Dense, bfloat16_of
 from gnomon.storage.form import Storage

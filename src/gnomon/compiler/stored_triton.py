@@ -25,7 +25,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from gnomon.compiler.triton_launch import module_of
+from gnomon.compiler.triton_module import module_of
 from gnomon.errors import InputError
 from gnomon.storage.blocks import Blocks
 from gnomon.storage.dense import Dense

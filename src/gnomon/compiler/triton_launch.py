@@ -6,21 +6,16 @@ a block and cannot be walked. Leaves out text.
 
 from __future__ import annotations
 
-import hashlib
-import importlib.util
-import linecache
 import logging
 import os
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cache
-from types import ModuleType
 from typing import Any
 
 import torch
 
 from gnomon.compiler.sizes import product, symbols, text
+from gnomon.compiler.triton_module import module_of
 from gnomon.compiler.triton_text import TritonKernel
 
 log = logging.getLogger("gnomon.compiler")
@@ -40,12 +35,6 @@ MOST_PARTS = 512
 """Programs beside each other that add up columns: enough for the multiprocessors of a GPU."""
 
 
-@cache
-def has_triton() -> bool:
-    """Whether Triton is installed."""
-    return importlib.util.find_spec("triton") is not None
-
-
 def launchers(kernels: Sequence[TritonKernel]) -> list[Callable[..., int] | None]:
     """A function for each kernel; None where its text cannot be loaded."""
     return [_loaded(kernel) for kernel in kernels]
@@ -57,19 +46,6 @@ def _loaded(kernel: TritonKernel) -> Callable[..., int] | None:
     except (OSError, SyntaxError, ImportError) as error:
         log.warning("a kernel cannot be kept or loaded (%s): its operations stay PyTorch's", error)
         return None
-
-
-@cache
-def module_of(source: str) -> ModuleType:
-    """Triton reads a function's text back by the name of its file: `linecache` has it, and no file is needed, which
-    somebody else might write."""
-    name = f"gnomon_triton_{hashlib.sha256(source.encode()).hexdigest()[:32]}"
-    module, file = ModuleType(name), f"<{name}>"
-    module.__file__ = file
-    linecache.cache[file] = len(source), None, source.splitlines(keepends=True), file
-    sys.modules[name] = module
-    exec(compile(source, file, "exec"), module.__dict__)
-    return module
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,7 +27,7 @@ from gnomon.lowering.exchanges import apart, composites, side_by_side, with_exch
 from gnomon.lowering.gradient_buckets import gradient_buckets, with_gradient_buckets, with_shard_buckets
 from gnomon.lowering.gradients import with_all_reduce, with_optimizer
 from gnomon.lowering.messages import with_messages, with_polled
-from gnomon.lowering.optimizer import apply_optimizer, effective_zero, with_meetings
+from gnomon.lowering.optimizer import apply_optimizer, with_meetings
 from gnomon.lowering.shared import Shared, shared_buffers, shared_stages
 from gnomon.lowering.skips import Skip, skip_buffers, with_skips
 from gnomon.lowering.tensor_sums import tensor_sums, with_tensor_sums
@@ -56,6 +56,7 @@ from gnomon.plans.expert_rows import Part, has_rows, part_of, taken_apart
 from gnomon.plans.experts import under
 from gnomon.plans.groups import layer_groups
 from gnomon.plans.stages import held_by_several
+from gnomon.plans.zero import effective_zero
 from gnomon.program import Communicator, Program, with_buffers
 from gnomon.program.program import MAX_ROWS, MAX_UNITS
 from gnomon.program.rows import Rows, repeated

@@ -58,6 +58,19 @@ ALWAYS F paired(F sum, int, uint32_t) { return sum; }
 ALWAYS void narrowed(uint16_t*, F) {}
 #endif
 
+// Scores of VW keys from `position` on by a query at `at`: capped, biased by a head's slope, and -INF where it sees them not.
+ALWAYS F seen(const Call& c, F score, int64_t position, int64_t at, int64_t end, int64_t head) {
+    F x = score * (float)c.scale;
+    if (c.cap != 0.0) x = vtanh(x / (float)c.cap) * (float)c.cap;
+    const B place = lanes() + (int32_t)position;
+    if (c.slopes) x = x + __builtin_convertvector(place - (int32_t)at, F) * c.slopes[head];
+    B is = place < (int32_t)end;
+    if (c.causal) is = is & (place <= (int32_t)at);
+    if (c.window) is = is & (place > (int32_t)(at - c.window));
+    if (c.window && !c.causal) is = is & (place < (int32_t)(at + c.window));
+    return sel(is, x, splat(-INF));
+}
+
 // Queries `from` to `from + R / group` of a sequence, all heads of a group of one kv head: R rows at most, `count` real.
 // P: products of pairs of bfloat16, by which shares of the softmax are rounded too.
 template <int R, bool P>
@@ -110,18 +123,7 @@ void rows(const Call& c, Room& m, int64_t s, int64_t h, int64_t first, int64_t c
                     st(m.p + r * SPAN + i, x);
                 }
             } else for (int r = 0; r < R; r++) {
-                F x = score[r] * (float)c.scale;
-                if (c.cap != 0.0) x = vtanh(x / (float)c.cap) * (float)c.cap;
-                const B place = lanes() + (int32_t)position;
-                if (c.slopes) {
-                    const int64_t head = h * group + (first + least(r, count - 1)) % group;
-                    x = x + __builtin_convertvector(place - (int32_t)at[r], F) * c.slopes[head];
-                }
-                B seen = place < (int32_t)end;
-                if (c.causal) seen = seen & (place <= (int32_t)at[r]);
-                if (c.window) seen = seen & (place > (int32_t)(at[r] - c.window));
-                if (c.window && !c.causal) seen = seen & (place < (int32_t)(at[r] + c.window));
-                x = sel(seen, x, splat(-INF));
+                const F x = seen(c, score[r], position, at[r], end, h * group + (first + least(r, count - 1)) % group);
                 top[r] = larger(top[r], x);
                 st(m.p + r * SPAN + i, x);
             }
@@ -201,6 +203,151 @@ void some(const Call& c, Room& m, int64_t s, int64_t h, int64_t first, int64_t c
     else rows<MOST, false>(c, m, s, h, first, count);
 }
 
+#if VW == 16 && defined(__AVX512BF16__)
+// Many queries of a sequence, as a prompt has them: TILES times BESIDE rows meet a span of keys and values, which is brought into
+// pairs once for all of them, BESIDE by two vectors of sums at a time (24 registers, as in stored.cpp's products).
+constexpr int64_t BESIDE = 12, TILES = 16, BROAD = 256;  // rows beside each other; of one block; elements of a head
+constexpr int64_t FROM = 2 * BESIDE;                     // rows from which on a block is faster
+
+struct Block {
+    alignas(64) uint32_t keys[BROAD / 2 * SPAN];       // (pair of elements, key)
+    alignas(64) uint32_t values[SPAN / 2 * BROAD];     // (pair of keys, element)
+    alignas(64) uint32_t q[TILES][BROAD / 2 * BESIDE];   // (pair of elements, row)
+    alignas(64) float out[TILES][BESIDE * BROAD];
+    alignas(64) F sum[TILES][BESIDE];                    // of each lane's keys
+    float largest[TILES][BESIDE];                        // scores are powers of two, not of e
+    alignas(64) float p[BESIDE * SPAN];
+    alignas(64) uint32_t narrow[BESIDE * SPAN / 2];      // pairs of keys
+};
+
+// 2^x for x of at most 0, within 4e-6 of it: what is multiplied is rounded to bfloat16
+ALWAYS F power(F x) {
+    const F k = vnearest(x), f = x - k;
+    F e = fused(f, 0.0096181292f, 0.0555041086f);
+    e = fused(e, f, 0.2402265069f);
+    e = fused(e, f, 0.6931471806f);
+    return scaled(fused(e, f, 1.0f), k);
+}
+
+// to += or = a (BESIDE, pairs, with `row` from one row to the next and `step` between pairs) times b (pairs, width), 32 columns
+template <bool MORE>
+ALWAYS void multiplied(const uint32_t* a, int64_t row, int64_t step, const uint32_t* b, int64_t width, int64_t pairs, float* to, int64_t to_row) {
+    F x[BESIDE], y[BESIDE];
+    UNROLLED for (int r = 0; r < BESIDE; r++) {
+        x[r] = MORE ? ld(to + r * to_row) : F{};
+        y[r] = MORE ? ld(to + r * to_row + VW) : F{};
+    }
+    for (int64_t t = 0; t < pairs; t++) {
+        const __m512i low = _mm512_load_si512(b + t * width), high = _mm512_load_si512(b + t * width + VW);
+        UNROLLED for (int r = 0; r < BESIDE; r++) {
+            const uint32_t pair = a[r * row + t * step];
+            x[r] = paired(x[r], low, pair);
+            y[r] = paired(y[r], high, pair);
+        }
+    }
+    UNROLLED for (int r = 0; r < BESIDE; r++) {
+        st(to + r * to_row, x[r]);
+        st(to + r * to_row + VW, y[r]);
+    }
+}
+
+void block(const Call& c, Block& m, int64_t s, int64_t h, int64_t first, int64_t count) {
+    const int64_t group = c.heads / c.kv_heads, begin = c.begins[s], total = c.begins[s + 1] - begin, length = c.lengths[s];
+    const int64_t before = length - total, tiles = (count + BESIDE - 1) / BESIDE, wide = (c.v_row + 2 * VW - 1) / (2 * VW) * 2 * VW;
+    const float two = 1.44269504088896341f;            // scores as powers of two
+    auto at = [&](int64_t row) { return before + (first + least(row, count - 1)) / group; };
+    auto head = [&](int64_t row) { return h * group + (first + least(row, count - 1)) % group; };
+    for (int64_t t = 0; t < tiles; t++) {
+        for (int64_t r = 0; r < BESIDE; r++) {
+            const int64_t row = t * BESIDE + r;
+            const S* q = c.q + (begin + at(row) - before) * c.q_row + head(row) * c.k_dim;
+            for (int64_t d = 0; d < c.k_dim; d += 2) memcpy(m.q[t] + d / 2 * BESIDE + r, q + d, 4);
+            m.sum[t][r] = F{};
+            m.largest[t][r] = -INF;
+        }
+        memset(m.out[t], 0, sizeof(float) * (size_t)(BESIDE * wide));
+    }
+    const int64_t end = c.causal ? at(count - 1) + 1 : length;
+    int64_t start = c.window ? at(0) - c.window + 1 : 0;
+    start = start < 0 ? 0 : start / c.size * c.size;
+    const int32_t* table = c.tables + s * c.table_row;
+    for (int64_t j = start; j < end; j += SPAN) {
+        const int64_t here = least(SPAN, end - j);
+        for (int64_t i = 0; i < here; i += VW) {       // a vector of keys lies in one block
+            const int64_t page = (int64_t)table[(j + i) / c.size] * c.kv_heads + h;
+            const S* k = c.keys + page * c.k_dim * c.size + (j + i) % c.size;
+            for (int64_t d = 0; d < c.k_dim; d += 2)
+                _mm512_store_si512(m.keys + d / 2 * SPAN + i, beside(k + d * c.size, k + (d + 1) * c.size));
+            const S* v = c.values + (page * c.size + (j + i) % c.size) * c.v_row;
+            for (int64_t t = 0; t < VW; t += 2)        // what lies after the last value may be anything, and is not read
+                for (int64_t d = 0; d < c.v_row; d += VW) {
+                    const S *one = v + t * c.v_row + d, *other = one + c.v_row;
+                    _mm512_store_si512(m.values + (i + t) / 2 * wide + d,
+                        i + t + 1 < here ? beside(one, other) : i + t < here ? beside(one, nullptr) : _mm512_setzero_si512());
+                }
+        }
+        for (int64_t t = 0; t < tiles; t++) {
+            const int64_t earliest = at(t * BESIDE), latest = at(t * BESIDE + BESIDE - 1);
+            if ((c.causal && j > latest) || (c.window && j + SPAN <= earliest - c.window)) continue;
+            const bool plain = here == SPAN && !c.window && !c.slopes && c.cap == 0.0 && (!c.causal || j + SPAN - 1 <= earliest);
+            for (int64_t i = 0; i < here; i += 2 * VW)
+                multiplied<false>(m.q[t], 1, BESIDE, m.keys + i, SPAN, c.k_dim / 2, m.p + i, SPAN);
+            const int64_t vectors = (here + VW - 1) / VW;
+            for (int64_t r = 0; r < BESIDE; r++) {
+                float* p = m.p + r * SPAN;
+                F top = splat(-INF), x[SPAN / VW];
+                for (int64_t i = 0; i < vectors; i++) {
+                    x[i] = plain ? ld(p + i * VW) * ((float)c.scale * two)
+                                 : seen(c, ld(p + i * VW), j + i * VW, at(t * BESIDE + r), end, head(t * BESIDE + r)) * two;
+                    top = larger(top, x[i]);
+                }
+                uint16_t* narrow = (uint16_t*)(m.narrow + r * SPAN / 2);
+                float most = m.largest[t][r];
+                if (_mm512_cmp_ps_mask((__m512)top, _mm512_set1_ps(most), _CMP_NLE_UQ)) {  // of most spans none is larger
+                    const float was = most;
+                    m.largest[t][r] = most = hmax(top);
+                    const float kept = was == -INF ? 0.0f : power(splat(was - most))[0];
+                    m.sum[t][r] = m.sum[t][r] * kept;
+                    for (int64_t d = 0; d < wide; d += VW) st(m.out[t] + r * wide + d, ld(m.out[t] + r * wide + d) * kept);
+                }
+                if (most == -INF) {                    // nothing of these is seen
+                    memset(narrow, 0, 2 * SPAN);
+                    continue;
+                }
+                F added = F{};
+                for (int64_t i = 0; i < vectors; i++) {
+                    const F e = plain ? power(x[i] - most) : sel(x[i] == splat(-INF), F{}, power(x[i] - most));
+                    added = added + e;
+                    narrowed(narrow + i * VW, e);
+                }
+                m.sum[t][r] = m.sum[t][r] + added;
+            }
+            for (int64_t d = 0; d < wide; d += 2 * VW)
+                multiplied<true>(m.narrow, SPAN / 2, 1, m.values + d, wide, (here + 1) / 2, m.out[t] + d, wide);
+        }
+    }
+    for (int64_t row = 0; row < count; row++) {
+        const int64_t t = row / BESIDE, r = row % BESIDE, to_head = head(row);
+        float all = hsum(m.sum[t][r]), by = 1.0f;
+        if (c.sinks) {
+            const float sink = c.sinks[to_head] * two, largest = m.largest[t][r], most = sink > largest ? sink : largest;
+            by = power(splat(largest - most))[0];
+            all = all * by + power(splat(sink - most))[0];
+        }
+        by = all > 0.0f ? by / all : 0.0f;
+        const float* from = m.out[t] + r * wide;
+        S* to = c.out + ((begin + at(row) - before) * c.heads + to_head) * c.v_dim;
+        int64_t d = 0;
+        for (; d + VW <= c.v_dim; d += VW) st(to + d, ld(from + d) * by);
+        if (d < c.v_dim) st(to + d, ld(from + d) * by, (int)(c.v_dim - d));
+    }
+}
+#else
+constexpr int64_t BESIDE = 1, TILES = 1, BROAD = 0, FROM = 1;
+struct Block {};
+void block(const Call&, Block&, int64_t, int64_t, int64_t, int64_t) {}
+#endif
+
 void put(const Call& c, int64_t s) {
     const int64_t begin = c.begins[s], total = c.begins[s + 1] - begin, before = c.lengths[s] - total;
     for (int64_t i = 0; i < total; i++) {
@@ -217,23 +364,27 @@ void put(const Call& c, int64_t s) {
 // New keys and values, and what each query sees.
 void over_pages(const Call& c) {
     const int64_t group = c.heads / c.kv_heads, tile = group >= MOST ? MOST : MOST / group * group;
-    int64_t longest = 0, work = 0;
+    const bool blocks = PAIRS && c.k_dim % 2 == 0 && c.k_dim <= BROAD && c.v_row <= BROAD;
+    int64_t longest = 0, work = 0, units = 0;
     for (int64_t s = 0; s < c.sequences; s++) {
         if (c.k) put(c, s);
-        const int64_t n = (c.begins[s + 1] - c.begins[s]) * group;
+        const int64_t n = (c.begins[s + 1] - c.begins[s]) * group, rows = blocks && n >= FROM ? BESIDE * TILES : tile;
         work += n * c.kv_heads * c.lengths[s] * (c.k_dim + c.v_dim);
-        longest = n > longest ? n : longest;
+        longest = (n + rows - 1) / rows > longest ? (n + rows - 1) / rows : longest;
     }
-    const int64_t tiles = (longest + tile - 1) / tile, units = c.sequences * c.kv_heads * tiles;
+    units = c.sequences * c.kv_heads * longest;
     const int64_t threads = work >= 1 << 20 ? c.threads : 1;   // of less, waiting for another thread takes longer
 #pragma omp parallel num_threads(threads) if (threads > 1)
     {
-        Room m;
+        union Either { Room few; Block many; Either() {} } m;
 #pragma omp for schedule(dynamic)
         for (int64_t u = 0; u < units; u++) {
-            const int64_t s = u / (c.kv_heads * tiles), h = u / tiles % c.kv_heads, first = u % tiles * tile;
-            const int64_t all = (c.begins[s + 1] - c.begins[s]) * group;
-            if (first < all) some(c, m, s, h, first, least(tile, all - first));
+            const int64_t s = u / (c.kv_heads * longest), h = u / longest % c.kv_heads;
+            const int64_t all = (c.begins[s + 1] - c.begins[s]) * group, rows = blocks && all >= FROM ? BESIDE * TILES : tile;
+            const int64_t first = u % longest * rows;
+            if (first >= all) continue;
+            if (blocks && all >= FROM) block(c, m.many, s, h, first, least(rows, all - first));
+            else some(c, m.few, s, h, first, least(rows, all - first));
         }
     }
 }

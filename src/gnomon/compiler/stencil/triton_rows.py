@@ -22,7 +22,7 @@ from gnomon.compiler.stencil.box import Box, box_of, pays
 from gnomon.compiler.stencil.cpp_rows import nest_of
 from gnomon.compiler.stencil.lags import Pipeline, pipeline
 from gnomon.compiler.stencil.stages import Factor, Read, Stage, Stencil
-from gnomon.compiler.triton_launch import module_of
+from gnomon.compiler.triton_module import module_of
 from gnomon.compiler.triton_text import HEAD, TritonText, expression
 
 ROWS, POINTS = 8, 128

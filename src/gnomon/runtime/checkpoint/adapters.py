@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
@@ -25,7 +25,9 @@ from gnomon.graph import Graph
 from gnomon.models.lora import Adapters, parse_adapters
 from gnomon.runtime.parameters.parameters import Values
 from gnomon.runtime.parameters.weights import Folder, WeightReader, start_folder
-from gnomon.runtime.step.execute import Executor
+
+if TYPE_CHECKING:
+    from gnomon.runtime.step.execute import Executor
 
 CONFIG, FILE = "adapter_config.json", "adapter_model.safetensors"
 PREFIX = "base_model.model."

@@ -9,6 +9,7 @@ from __future__ import annotations
 import shutil
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
@@ -20,13 +21,11 @@ from gnomon.formats.huggingface.runnable import Runnable, read_runnable
 from gnomon.formats.huggingface.weights import Layout
 from gnomon.graph import Graph
 from gnomon.graph.outputs import without_loss
-from gnomon.methods.learnt.teacher import teachers_names
-from gnomon.methods.learnt.teaching import Teaching
+from gnomon.late import load_late
 from gnomon.models.lora import with_adapters
 from gnomon.plans import Plan
 from gnomon.runtime.checkpoint.adapters import adapters_of
 from gnomon.runtime.checkpoint.adapters import export as export_adapters
-from gnomon.runtime.checkpoint.convert import holdings
 from gnomon.runtime.checkpoint.files import Reader
 from gnomon.runtime.checkpoint.record import read_record
 from gnomon.runtime.mesh.collectives import all_gather
@@ -44,8 +43,11 @@ from gnomon.runtime.parameters.weights import (
     settled,
     start_folder,
 )
-from gnomon.runtime.step.execute import Executor
 from gnomon.trust import leads_out
+
+if TYPE_CHECKING:
+    from gnomon.methods.learnt.teaching import Teaching
+    from gnomon.runtime.step.execute import Executor
 
 CONFIG = "config.json"
 BESIDE = ("*.json", "*.txt", "*.model", "*.jinja", "*.md")
@@ -107,7 +109,7 @@ def taught_by(teaching: Teaching, graph: Graph, dtype: torch.dtype, device: torc
     PlanError for a teacher of other tokens or layers; values of other shapes are refused when they are read."""
     folder = Path(teaching.folder).expanduser()
     known = model_of(folder)
-    names = teachers_names(teaching, graph, known.graph)
+    names = load_late("gnomon.methods.learnt.teacher:teachers_names")(teaching, graph, known.graph)
     reader = values_of(folder, known.graph)
 
     def begin(slot: Slot) -> torch.Tensor | None:
@@ -213,6 +215,7 @@ def export_checkpoint(path: Path, target: Path, *, model: Path) -> int:
     where = layout(known.graph, known.model_type)
     like = Folder.of(model) if any((model if model.is_dir() else model.parent).glob("*.safetensors")) else None
     where = where if like is None else settled(like, where)
+    holdings = load_late("gnomon.runtime.checkpoint.convert:holdings")
     slots = [slot for held, _ in holdings(known.graph, Plan(), 0) for slot in held.slots]
     missing = [slot.name for slot in slots if f"parameters/{slot.name}" not in stored.by_name]
     if missing or len(slots) < sum(name.startswith("parameters/") for name in stored.by_name):

@@ -12,7 +12,7 @@ import shutil
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
@@ -22,7 +22,9 @@ from gnomon.runtime.checkpoint.files import WrittenTensor, write_file
 from gnomon.runtime.checkpoint.lock import FolderLock
 from gnomon.runtime.checkpoint.pieces import Piece, pieces, shared_out
 from gnomon.runtime.checkpoint.record import File, Record, checkpoints, identity_of, newest, write_record
-from gnomon.runtime.step.execute import Executor
+
+if TYPE_CHECKING:
+    from gnomon.runtime.step.execute import Executor
 
 KEEP = 2
 """Newest checkpoints that are kept."""

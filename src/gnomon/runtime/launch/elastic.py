@@ -18,7 +18,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from gnomon.errors import PlanError
-from gnomon.runtime.checkpoint import load
+from gnomon.runtime.checkpoint.load import load
 from gnomon.runtime.checkpoint.pretrained import values_of
 from gnomon.runtime.data.own_batches import Batches
 from gnomon.runtime.launch.launcher import Scheme

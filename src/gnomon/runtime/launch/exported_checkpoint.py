@@ -11,7 +11,6 @@ import shutil
 from dataclasses import replace
 
 from gnomon.errors import PlanError
-from gnomon.runtime.checkpoint import newest
 from gnomon.runtime.checkpoint.adapters import adapters_of
 from gnomon.runtime.checkpoint.pretrained import export_checkpoint
 from gnomon.runtime.launch.train import Outcome, TrainingJob

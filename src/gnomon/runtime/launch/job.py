@@ -28,8 +28,9 @@ from gnomon.plans import Plan, PlanFile, Workload, load_plan
 from gnomon.prediction import Prediction, predict
 from gnomon.request.model import is_code
 from gnomon.request.runnable import read_runnable_model
-from gnomon.runtime.checkpoint import load, save
+from gnomon.runtime.checkpoint.load import load
 from gnomon.runtime.checkpoint.pretrained import gathered, is_first, values_of
+from gnomon.runtime.checkpoint.save import save
 from gnomon.runtime.launch.own_module import OwnModule
 from gnomon.runtime.module.apply import check_before
 from gnomon.runtime.optim.update import AdamWSettings

@@ -26,7 +26,7 @@ from gnomon import orders
 from gnomon.control import CONTROLLERS, Decision, Recorder, Seen, surplus
 from gnomon.errors import NoMemoryError, PeerError
 from gnomon.request.scale import JobFolder
-from gnomon.runtime.checkpoint import newest
+from gnomon.runtime.checkpoint.record import newest
 from gnomon.runtime.launch.changes import Changes
 from gnomon.runtime.launch.exported_checkpoint import exported, keeping
 from gnomon.runtime.launch.kernels import Kernels

@@ -21,8 +21,9 @@ from torch._C._distributed_c10d import PrefixStore
 
 from gnomon.errors import PeerError, PlanError
 from gnomon.methods.partial_reduce import Arrival, Reply
-from gnomon.runtime.checkpoint import Saver, load
+from gnomon.runtime.checkpoint.load import load
 from gnomon.runtime.checkpoint.pretrained import values_of
+from gnomon.runtime.checkpoint.save import Saver
 from gnomon.runtime.data.own_batches import Batches
 from gnomon.runtime.launch.member import Member, member
 from gnomon.runtime.launch.membership import Epoch, Membership

@@ -14,7 +14,7 @@ from typing import Any
 
 from gnomon.errors import RunError
 from gnomon.methods import bamboo, partial_reduce
-from gnomon.runtime.checkpoint import newest
+from gnomon.runtime.checkpoint.record import newest
 from gnomon.runtime.launch.elastic import LOGICAL_WORKERS
 from gnomon.runtime.launch.launcher import Scheme, run_scheme
 from gnomon.runtime.launch.survivors import SURVIVORS

@@ -23,8 +23,8 @@ from torch import Tensor
 
 from gnomon.errors import PlanError
 from gnomon.methods import partial_reduce
-from gnomon.runtime.checkpoint import load
 from gnomon.runtime.checkpoint.in_memory import NONE, HeldSteps, MemoryCheckpoint, latest, source
+from gnomon.runtime.checkpoint.load import load
 from gnomon.runtime.data.own_batches import Batches
 from gnomon.runtime.launch.captured_job import random_ops
 from gnomon.runtime.launch.launcher import Scheme

@@ -26,7 +26,7 @@ from torch.distributed import ProcessGroup
 from gnomon.errors import PlanError, RunError
 from gnomon.methods import bamboo, check_methods
 from gnomon.plans import shared_parameters
-from gnomon.runtime.checkpoint import load
+from gnomon.runtime.checkpoint.load import load
 from gnomon.runtime.checkpoint.pretrained import values_of
 from gnomon.runtime.data.own_batches import Batches
 from gnomon.runtime.launch.launcher import Scheme

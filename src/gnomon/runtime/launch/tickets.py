@@ -15,7 +15,7 @@ from time import perf_counter
 
 from gnomon.errors import RunError
 from gnomon.methods.partial_reduce import Arrival, TicketController, settings_of
-from gnomon.runtime.checkpoint import newest
+from gnomon.runtime.checkpoint.record import newest
 from gnomon.runtime.launch.launcher import Scheme, start
 from gnomon.runtime.launch.partial_reduce import ArrivalNote, Ended, check_partial_reduce, read_result, train_partial
 from gnomon.runtime.launch.train import WARM_UP, Outcome, Record, TrainingJob, corpus_of

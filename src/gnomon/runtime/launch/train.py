@@ -38,8 +38,10 @@ from gnomon.methods.learnt import iss
 from gnomon.plans import Plan, Saved, Workload
 from gnomon.program import Program
 from gnomon.runtime.calibrate.slowdown import slowdown_now
-from gnomon.runtime.checkpoint import Saver, checkpoints, load, newest
+from gnomon.runtime.checkpoint.load import load
 from gnomon.runtime.checkpoint.pretrained import export, taught_by, values_of
+from gnomon.runtime.checkpoint.record import checkpoints, newest
+from gnomon.runtime.checkpoint.save import Saver
 from gnomon.runtime.data import Corpus, Source
 from gnomon.runtime.data.own_batches import Batches, OwnBatches, OwnData, TextBatches
 from gnomon.runtime.data.sequences import SequenceBatches, longest_of

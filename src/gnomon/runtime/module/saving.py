@@ -19,10 +19,10 @@ from torch.autograd.graph import saved_tensors_hooks
 
 from gnomon.errors import PlanError
 from gnomon.graph import Graph
+from gnomon.late import load_late
 from gnomon.plans import Plan
 from gnomon.plans.parts import Action
 from gnomon.plans.saving import named_by_tensor, savings
-from gnomon.prediction.software_kernels import kernels_of
 from gnomon.runtime.module.blocks import BlockRun, Frame
 from gnomon.software import own, stack
 from gnomon.tensors.captured import writes_over
@@ -51,7 +51,8 @@ def rules_of(plan: Plan, graph: Graph) -> dict[str, Rules]:
     """Label of each layer in which rules name tensors -> what they say."""
     if all(rule.preset is not None for rule in plan.saved.rules):
         return {}
-    by_label, chosen, (kernels, *_) = {}, named_by_tensor(plan, graph), kernels_of(stack(own.NAME))
+    kernels, *_ = load_late("gnomon.prediction.software_kernels:kernels_of")(stack(own.NAME))
+    by_label, chosen = {}, named_by_tensor(plan, graph)
     for label, saving in savings(plan, graph, kernels).items():
         if label in chosen and (saving.policy or saving.input == "offload"):
             by_label[label] = Rules(actions=dict(saving.policy), input=saving.input)

@@ -20,7 +20,6 @@ from torch import Tensor
 from gnomon.control.placing import ROWS_ALONE, PlacingCosts, placed
 from gnomon.errors import PlanError
 from gnomon.graph import Graph, Layer
-from gnomon.lowering.optimizer import effective_zero
 from gnomon.lowering.units import units_of_lengths
 from gnomon.methods import check_methods, lina, mimose, partial_reduce, teaching_of, used
 from gnomon.methods.learnt import ad2, iss, nxm_admm, xtc
@@ -30,6 +29,7 @@ from gnomon.plans import batch as batch_of
 from gnomon.plans.ends import cut_ends
 from gnomon.plans.expert_rows import LINA, exchange_parts, has_rows, taken_apart
 from gnomon.plans.experts import under
+from gnomon.plans.zero import effective_zero
 from gnomon.program import Program
 from gnomon.runtime.mesh.arrivals import channels, proofs
 from gnomon.runtime.mesh.collectives import all_reduce

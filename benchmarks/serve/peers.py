@@ -116,7 +116,7 @@ class Peer:
     name: str
     group: str
     """The precision of its weights: those of one are asked in turn."""
-    command: Sequence[str]
+    command: tuple[str, ...]
 
 
 def environment(folder: Path, name: str) -> Path:
@@ -200,7 +200,7 @@ def peers_of(folder: Path, model: Path, only: Sequence[str], vllm: bool) -> Iter
 
 
 def _python(name: str, group: str, python: Path | str, engine: str, model: Path, form: Path | str) -> Peer:
-    command = [str(python), str(HERE / "peer_worker.py"), engine, str(model), str(form)]
+    command = (str(python), str(HERE / "peer_worker.py"), engine, str(model), str(form))
     return Peer(name=name, group=group, command=command)
 
 

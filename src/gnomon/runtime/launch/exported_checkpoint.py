@@ -13,6 +13,7 @@ from dataclasses import replace
 from gnomon.errors import PlanError
 from gnomon.runtime.checkpoint.adapters import adapters_of
 from gnomon.runtime.checkpoint.pretrained import export_checkpoint
+from gnomon.runtime.checkpoint.record import newest
 from gnomon.runtime.launch.train import Outcome, TrainingJob
 
 

@@ -16,7 +16,7 @@ from gnomon.lowering import lower  # noqa: E402
 from gnomon.lowering.edit import Row, rows_of, with_rows  # noqa: E402
 from gnomon.models.llama import LlamaConfig, llama  # noqa: E402
 from gnomon.plans import Plan, Workload  # noqa: E402
-from gnomon.plans.zero import effective_zero  # noqa: E402
+from gnomon.plans.plan import effective_zero  # noqa: E402
 from gnomon.program import Program  # noqa: E402
 from gnomon.runtime import Executor  # noqa: E402
 from gnomon.runtime.module.apply import check_plan, holders  # noqa: E402

@@ -55,8 +55,8 @@ from gnomon.plans import (
 from gnomon.plans.expert_rows import Part, has_rows, part_of, taken_apart
 from gnomon.plans.experts import under
 from gnomon.plans.groups import layer_groups
+from gnomon.plans.plan import effective_zero
 from gnomon.plans.stages import held_by_several
-from gnomon.plans.zero import effective_zero
 from gnomon.program import Communicator, Program, with_buffers
 from gnomon.program.program import MAX_ROWS, MAX_UNITS
 from gnomon.program.rows import Rows, repeated

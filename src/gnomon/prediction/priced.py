@@ -16,7 +16,7 @@ from gnomon.graph import Graph
 from gnomon.hardware import Cluster
 from gnomon.late import load_late
 from gnomon.plans import Plan, shared_parameters
-from gnomon.plans.zero import effective_zero
+from gnomon.plans.plan import effective_zero
 from gnomon.prediction.layer_types import LayerPrice
 from gnomon.prediction.stage import StagePrice
 from gnomon.prices.fitted import Fitted, Rates, fitted, rates

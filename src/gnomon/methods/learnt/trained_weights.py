@@ -13,7 +13,7 @@ from math import prod
 from gnomon.graph import Block, Graph
 from gnomon.orders import DEFAULT
 from gnomon.plans import Plan, Saved
-from gnomon.plans.zero import effective_zero
+from gnomon.plans.plan import effective_zero
 from gnomon.sharding.matrices import is_looked_up, split_of
 
 KEPT_WHOLE = re.compile(r"\.(gate|router|shared_expert_gate)(\.layer)?\.weight$")

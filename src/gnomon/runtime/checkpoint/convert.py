@@ -24,7 +24,7 @@ from gnomon.graph import Graph
 from gnomon.plans import Plan, Workload
 from gnomon.plans.ends import cut_ends
 from gnomon.plans.expert_rows import has_rows, taken_apart
-from gnomon.plans.zero import effective_zero
+from gnomon.plans.plan import effective_zero
 from gnomon.runtime.checkpoint.files import Reader, WrittenTensor, write_file
 from gnomon.runtime.checkpoint.lock import FolderLock
 from gnomon.runtime.checkpoint.pieces import Piece, pieces, shared_out

@@ -26,10 +26,10 @@ from gnomon.plans import Mesh, Plan, RouterLoad, layer_presets, stage_layers
 from gnomon.plans.experts import routers, under
 from gnomon.plans.groups import layer_groups
 from gnomon.plans.parts import Preset
+from gnomon.plans.plan import effective_zero
 from gnomon.plans.replicas import Placement, on_ranks
 from gnomon.plans.saving import in_runs
 from gnomon.plans.stages import held_by_several
-from gnomon.plans.zero import effective_zero
 from gnomon.runtime.mesh.groups import Groups, meshes_of
 from gnomon.runtime.module.blocks import UNLIMITED, BlockRun, Capacity, cut_linears
 from gnomon.runtime.module.crossings import Hop, hops

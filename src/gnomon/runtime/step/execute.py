@@ -29,7 +29,7 @@ from gnomon.plans import batch as batch_of
 from gnomon.plans.ends import cut_ends
 from gnomon.plans.expert_rows import LINA, exchange_parts, has_rows, taken_apart
 from gnomon.plans.experts import under
-from gnomon.plans.zero import effective_zero
+from gnomon.plans.plan import effective_zero
 from gnomon.program import Program
 from gnomon.runtime.mesh.arrivals import channels, proofs
 from gnomon.runtime.mesh.collectives import all_reduce

@@ -18,7 +18,7 @@ from gnomon.plans import Plan, Unit, Workload, stage_layers
 from gnomon.plans import batch as batch_of
 from gnomon.plans.expert_rows import has_rows
 from gnomon.plans.groups import layer_groups
-from gnomon.plans.zero import effective_zero
+from gnomon.plans.plan import effective_zero
 from gnomon.program import Program
 from gnomon.runtime.mesh.arrivals import out_of_order
 from gnomon.runtime.step.check_program import check_program

@@ -16,7 +16,7 @@ import numpy as np
 from gnomon.graph import Layer, no_grad_inputs
 from gnomon.plans import Plan, Saved, layer_presets, select, shared_parameters, stage_layers, transfers
 from gnomon.plans.parts import Preset
-from gnomon.plans.zero import effective_zero
+from gnomon.plans.plan import effective_zero
 from gnomon.prediction import Prediction, predict
 from gnomon.prediction.contention import contended
 from gnomon.prediction.layer_types import LayerPrice

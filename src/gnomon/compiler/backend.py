@@ -258,7 +258,9 @@ class Compiled:
         texts: list[str | None] = [one.text for one in self.columns]
         texts += [one.text for one in self.tried] + [text for one in self.products for text in one.texts]
         texts += [text for one in self.stencils for text in one.texts]
-        _load(self.program.planned, [*[one.source for one in self.scans], *dict.fromkeys(filter(None, texts))])
+        self.texts = [*[one.source for one in self.scans], *dict.fromkeys(filter(None, texts))]
+        """C++ of what is no group."""
+        _load(self.program.planned, self.texts)
         self.trials: dict[int, Trial] = {}
         self.lock = threading.Lock()
         self.runs: list[Run] = []

@@ -266,12 +266,8 @@ def _write_kernels(made: Compiled, folder: Path) -> None:
     sources: dict[str, None] = {}
     for one in made.whole():
         sources |= dict.fromkeys(p.kernel.source for p in one.program.planned if p.function is not None)
-        sources |= dict.fromkeys(call.text for call in one.columns)
-        sources |= dict.fromkeys(text for call in one.products for text in call.texts)
-        sources |= dict.fromkeys(text for call in one.stencils for text in call.texts)
-        sources |= dict.fromkeys(str(call.text) for call in one.chains)
+        sources |= dict.fromkeys(one.texts)
         sources[steps.SOURCE] = None
-        sources |= dict.fromkeys(call.text for call in one.attention if call.text)
         if one.draws:
             sources[mersenne.source()] = None
     folder.mkdir()

@@ -400,7 +400,9 @@ def _body(finder: Finder, node: Node, sizes: tuple[int, ...], moved: Shift, own:
     full = tuple(int(size) for size in node.meta["val"].shape)
 
     def read(arg: Node) -> Read:
-        seen = finder.views[arg] if own and arg is node else finder.view(arg)
+        seen = finder.views.get(arg) if own and arg is node else finder.view(arg)
+        if seen is None:
+            raise UnfitError("a field that is nothing but padding of what is computed")
         return replace(seen, shift=tuple(a + b for a, b in zip(seen.shift, moved, strict=True)))
 
     def memory(arg: Node) -> External:

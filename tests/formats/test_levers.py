@@ -139,3 +139,33 @@ def test_mistakes_are_named_by_the_files_own_key(program: str, said: str, messag
     with pytest.raises(InputError, match=message) as error:
         read(tmp_path, program, said, 2)
     assert not re.search(r"\n", str(error.value))
+
+
+@pytest.mark.parametrize(
+    ("flags", "zero", "away"),
+    [
+        ("--deepspeed --zero_stage 3", 3, False),
+        ("--zero_stage 3 --offload --deepspeed", 3, True),
+        ("--deepspeed --deepspeed_config ds.json", 2, False),
+    ],
+)
+def test_deepspeeds_own_switch_takes_its_settings_from_beside_it(
+    flags: str, zero: int, away: bool, tmp_path: Path
+) -> None:
+    (tmp_path / "ds.json").write_text('{"zero_optimization": {"stage": 2}}')
+    path = tmp_path / "run.sh"
+    path.write_text(
+        "deepspeed main.py --model_name_or_path meta-llama/Llama-3.2-1B --per_device_train_batch_size 1 "
+        f"--gradient_accumulation_steps 1 --max_seq_len 512 {flags}"
+    )
+    plan = programs.find("transformers").read(path, Given(devices=2)).plan
+    assert (plan.optimizer.zero, plan.optimizer.offload_parameters) == (zero, away)
+
+
+def test_deepspeeds_own_switch_alone_is_asked_about(tmp_path: Path) -> None:
+    path = tmp_path / "run.sh"
+    path.write_text(
+        "deepspeed main.py --model_name_or_path meta-llama/Llama-3.2-1B --per_device_train_batch_size 1 --deepspeed"
+    )
+    with pytest.raises(InputError, match="no --zero_stage says how.*deepspeed"):
+        programs.find("transformers").read(path, Given(devices=2, seq_len=512))

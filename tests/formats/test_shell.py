@@ -49,6 +49,21 @@ def test_what_comes_from_outside_is_given_or_named() -> None:
     assert options("python a.py --at $(date)") == ("--at", f"{UNKNOWN}$(command){UNKNOWN}")
 
 
+def test_a_count_of_gpus_is_that_of_the_machine() -> None:
+    script = "N=$(nvidia-smi -L | wc -l)\nM=$(nvidia-smi --query-gpu=name --format=csv,noheader | wc -l)\n"
+    script += "python a.py $N $((32 / M))"
+    found = launches(script, {}, devices=4)
+    assert found.launches[0].options == ("4", "8")
+    assert found.skipped == ["a command that counts GPUs of a machine: taken as 4"]
+    assert launches(script, {}).launches[0].options[0] == f"{UNKNOWN}N{UNKNOWN}"
+
+
+def test_what_a_command_prints_is_asked_for_by_its_variable() -> None:
+    script = "NODES=$(scontrol show hostnames | wc -l)\npython a.py --steps $((16 / NODES))"
+    assert launches(script, {}).launches[0].options == ("--steps", f"{UNKNOWN}NODES{UNKNOWN}")
+    assert launches(script, {}, {"NODES": "2"}).launches[0].options == ("--steps", "8")
+
+
 def test_commands_are_never_run(tmp_path: object) -> None:
     script = f"touch {tmp_path}/x\nA=$(touch {tmp_path}/y)\n`touch {tmp_path}/z`\npython a.py\n"
     assert len(launches(script, {}).launches) == 1

@@ -45,6 +45,10 @@ class Launched:
         return f
 
 
+NODE = 8
+"""Devices of a machine, at most, where a script counts them."""
+
+
 def launched(path: Path, given: Given, wanted: Callable[[Launch], bool], hint: str) -> Launched:
     """The last command of the script that is wanted. hint: an option that such a command has, for the message.
 
@@ -52,7 +56,8 @@ def launched(path: Path, given: Given, wanted: Callable[[Launch], bool], hint: s
     """
     text, file = read_source(path)
     settings, taken = with_written(text, path, given)
-    script = launches(text, given.env, settings, path.resolve().parent)
+    one_node = None if given.devices is None else min(given.devices, NODE)
+    script = launches(text, given.env, settings, path.resolve().parent, one_node)
     commands = [one for one in script.launches if wanted(one)]
     if not commands:
         skipped = f"; not followed: {', '.join(script.skipped)}" if script.skipped else ""

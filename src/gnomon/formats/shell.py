@@ -68,6 +68,8 @@ class Script:
     """(nesting, line) of each open `if` whose test is not known."""
     fixed: frozenset[str] = frozenset()
     """Variables that keep their value whatever the script assigns."""
+    devices: int | None = None
+    """Of the machine that it runs on, where somebody says."""
     folder: Path | None = None
     """Where the script lies; what it sources is looked for there."""
     functions: dict[str, list[Command]] = field(default_factory=dict)
@@ -83,13 +85,18 @@ class Script:
 
 
 def launches(
-    text: str, env: Mapping[str, str], fixed: Mapping[str, str] | None = None, folder: Path | None = None
+    text: str,
+    env: Mapping[str, str],
+    fixed: Mapping[str, str] | None = None,
+    folder: Path | None = None,
+    devices: int | None = None,
 ) -> Script:
     """The script followed to its end. fixed: values that assignments do not change. folder: the script's, for what it
-    sources. FormatError with the line of a quote or bracket that is not closed."""
+    sources. devices: of the machine that it runs on, for scripts that count them. FormatError with the line of a quote
+    or bracket that is not closed."""
     fixed = dict(fixed or {})
     given = fixed.pop(ARGUMENTS, "")
-    script = Script(variables={**env, **fixed}, fixed=frozenset(fixed), folder=folder)
+    script = Script(variables={**env, **fixed}, fixed=frozenset(fixed), folder=folder, devices=devices)
     for number, word in enumerate(command_line(given, ARGUMENTS), 1):
         script.variables[str(number)] = word
     script.read.add(ARGUMENTS)
@@ -452,6 +459,8 @@ def assign(name: str, raw: str, more: bool, script: Script) -> None:
         script.variables[name] = [*before, *items]
         return
     text = joined(raw, script)
+    if f"{UNKNOWN}$(command){UNKNOWN}" in text:  # by the name under which somebody can say it
+        text = text.replace(f"{UNKNOWN}$(command){UNKNOWN}", f"{UNKNOWN}{name}{UNKNOWN}")
     if more and isinstance(old, list):
         script.variables[name] = [*old, text]
     else:
@@ -530,6 +539,10 @@ COUNTED = re.compile(r"\s*expr\s+([^|;&<>]*?)\s*", re.DOTALL)
 """A command that computes with whole numbers, as `expr 16 / $GPUS`, `expr $A \\* 2`."""
 
 
+GPUS = re.compile(r"\s*(nvidia-smi|rocm-smi)\s[^|;&]*\|\s*(wc\s+-l|grep\s+-c\s+\S+)\s*", re.DOTALL)
+"""A command that counts the GPUs of the machine that the script runs on."""
+
+
 def substitute(text: str, at: int, script: Script) -> tuple[Value, int]:
     """(value of the `$…` at `at`, position after it)."""
     if text[at] == "`":
@@ -548,6 +561,10 @@ def substitute(text: str, at: int, script: Script) -> tuple[Value, int]:
             return choice[2], end
         if (counted := COUNTED.fullmatch(text[at + 2 : end - 1])) is not None:
             return arithmetic(counted[1].replace("\\", "").replace("'", ""), script), end
+        if script.devices and GPUS.fullmatch(text[at + 2 : end - 1]) is not None:
+            phrase = f"a command that counts GPUs of a machine: taken as {script.devices}"
+            script.skipped += [phrase] if phrase not in script.skipped else []
+            return str(script.devices), end
         return f"{UNKNOWN}$(command){UNKNOWN}", end
     if text.startswith("${", at):
         end = bracket_end(text, at + 1, 1)

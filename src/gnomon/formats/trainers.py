@@ -350,10 +350,30 @@ def own_engine(key: str, value: object, folder: Path | None) -> tuple[Mapping[st
     return None
 
 
+SWITCHED = (True, "True", "true")
+"""DeepSpeed's own switch (`deepspeed.add_config_arguments`), whose settings other arguments say."""
+BESIDE_SWITCH = ("deepspeed_config", "zero_stage", "offload")
+"""These: a file, or DeepSpeed-Chat's stage and offload (microsoft/DeepSpeedExamples applications/DeepSpeed-Chat
+training/utils/ds_utils.py get_train_ds_config)."""
+
+
+def _switched(f: Fields, key: str) -> object:
+    """The settings of a script that is started with `--deepspeed` alone."""
+    if (file := f.peek("deepspeed_config")) is not None:
+        return file
+    if f.peek("zero_stage") is None:
+        f.fail(key, "is a switch here, and no --deepspeed_config and no --zero_stage says how: --set deepspeed=zero3")
+    away = {"device": "cpu"} if flag(f, "offload") else {"device": "none"}
+    stage = f.integer("zero_stage", 0, least=0)
+    return {"zero_optimization": {"stage": stage, "offload_param": away, "offload_optimizer": away}}
+
+
 def _deepspeed_values(
     f: Fields, key: str, value: object, folder: Path | None, assumed: list[str]
 ) -> tuple[Mapping[str, object], str]:
     """(a configuration, its name) of a path, of a stage's name, or of a mapping."""
+    if value in SWITCHED:
+        value = _switched(f, key)
     if (own := own_engine(key, value, folder)) is not None:
         return own
     name = str(value)

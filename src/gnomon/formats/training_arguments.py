@@ -19,9 +19,11 @@ from gnomon.formats.trainer_terms import HUGGING_FACE, Spelled, trainer_terms
 from gnomon.formats.trainer_words import flag
 from gnomon.formats.trainers import (
     AUTOCAST,
+    BESIDE_SWITCH,
     BF16,
     FP16,
     FP32,
+    SWITCHED,
     Training,
     by_deepspeed,
     either_half,
@@ -180,6 +182,8 @@ def finished(
     if by_file is not None and f.peek("fsdp"):
         f.fail("fsdp", "fsdp and deepspeed both shard the model, of which transformers takes one; leave one out")
     f.ignore("deepspeed")
+    if by_file in SWITCHED:
+        f.ignore(*BESIDE_SWITCH)
     f.account(neutral, inexpressible, ())
     devices = given.devices or source.stated
     given = replace(given, devices=devices)

@@ -130,3 +130,40 @@ def test_a_job_is_trained(folder: Path, capsys: pytest.CaptureFixture[str]) -> N
     assert main(["run", options.plan, "--steps", "2", "--warmup-steps", "1"]) == 0
     said = " ".join(capsys.readouterr().out.split())
     assert "the adapters alone are trained" in said and "not as the file says" in said and "loss" in said
+
+
+@pytest.mark.parametrize(
+    ("text", "learn"),
+    [
+        (FACTORY, "answers"),
+        (FACTORY + "train_on_prompt: true\n", "all"),
+        (AXOLOTL, "answers"),
+        (AXOLOTL + "train_on_inputs: true\n", "all"),
+    ],
+)
+def test_what_is_learnt_is_what_the_program_learns(text: str, learn: str, folder: Path) -> None:
+    (folder / "job.yaml").write_text(text)
+    _, options, _ = planned_job(RunOptions(plan=str(folder / "job.yaml")))
+    assert options.learn == learn
+
+
+def test_trls_default_is_all_of_a_conversation(folder: Path) -> None:
+    for more, learn in (("", "completions"), ("--assistant_only_loss true", "answers")):
+        _, options, _ = planned_job(put(folder, "job.sh", TRL.rstrip("\n") + f" {more}\n"))
+        assert options.learn == learn
+
+
+def test_projected_gradients_and_pages_are_said_and_trained_without(folder: Path) -> None:
+    text = FACTORY.replace("finetuning_type: lora", "finetuning_type: full\nuse_galore: true")
+    file, _, unlike = planned_job(put(folder, "job.yaml", text))
+    assert file.plan.optimizer.low_rank is None
+    assert any("galore: moments are of whole gradients" in line for line in unlike)
+    file, _, _ = planned_job(put(folder, "job.yml", AXOLOTL.replace("adamw_bnb_8bit", "paged_adamw_8bit")))
+    assert not file.plan.optimizer.paged
+
+
+def test_a_part_of_a_model_is_trained(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("torch")
+    text = FACTORY.replace("finetuning_type: lora", "finetuning_type: freeze\nfreeze_trainable_layers: 1")
+    assert main(["run", put(folder, "job.yaml", text).plan, "--steps", "2", "--warmup-steps", "1"]) == 0
+    assert "billion parameters are trained, the others frozen" in " ".join(capsys.readouterr().out.split())

@@ -189,6 +189,35 @@ def test_what_the_assistant_says_is_learnt_and_nothing_else(tmp_path: Path, toke
     assert encoder.tokenizer.decode(learnt, skip_special_tokens=False).startswith(" again.<|endoftext|>")
 
 
+@pytest.mark.parametrize("learn", ["answers", "completions", "all"])
+def test_conversations_are_the_tokens_that_transformers_makes(tmp_path: Path, tokenizer: Path, learn: str) -> None:
+    """As TRL's SFTTrainer asks for them: with the assistant's mask under assistant_only_loss, else all of them."""
+    from transformers import PreTrainedTokenizerFast
+
+    (tmp_path / "marked.jinja").write_text(MARKED)
+    theirs = PreTrainedTokenizerFast(tokenizer_file=str(tokenizer / "tokenizer.json"), eos_token="<|endoftext|>")
+    theirs.chat_template = MARKED
+    path = jsonl(tmp_path / "chats.jsonl", [{"messages": CHAT}, {"messages": CHAT[:2]}])
+    encoder = Encoder.open(tokenizer, chat_template=tmp_path / "marked.jinja", learn=learn)  # type: ignore[arg-type]
+    for document, messages in zip(documents_.documents(documents_.find(path)), (CHAT, CHAT[:2]), strict=True):
+        want = theirs.apply_chat_template(messages, tokenize=True, return_dict=True, return_assistant_tokens_mask=True)
+        [made] = encoder.encode([document])
+        assert made.ids.tolist() == want["input_ids"]
+        if learn == "answers":
+            assert made.learn is not None and made.learn.tolist() == [bool(x) for x in want["assistant_masks"]]
+        else:
+            assert made.learn is None
+
+
+def test_prompts_are_learnt_where_all_is(tmp_path: Path, tokenizer: Path) -> None:
+    path = jsonl(tmp_path / "pairs.jsonl", [{"prompt": "the fox", "completion": " again."}])
+    for learn, whole in (("answers", False), ("completions", False), ("all", True)):
+        for folder in (tokenizer, None):
+            encoder = Encoder.open(folder, learn=learn)  # type: ignore[arg-type]
+            [made] = encoder.encode(documents_.documents(documents_.find(path)))
+            assert (made.learn is None) == whole
+
+
 GOOD = json.dumps({"text": "good"})
 DAMAGED = {
     "not json": (f"{GOOD}\n{{oops\n", r"d\.jsonl:2: no JSON"),

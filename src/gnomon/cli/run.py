@@ -566,7 +566,7 @@ def source_of(options: RunOptions | DataOptions) -> Any:
         )
     }
     return load_late("gnomon.runtime.data.store:Source")(
-        **paths, column=options.column or "", packing=options.packing or ""
+        **paths, column=options.column or "", packing=options.packing or "", learn=options.learn or "answers"
     )
 
 
@@ -588,7 +588,7 @@ def _check_there(options: RunOptions) -> None:
 def _resume_command(options: RunOptions) -> str:
     """The same command with --resume."""
     words = ["gnomon", "run", options.plan, "--steps", str(options.steps)]
-    paths = ("weights", "export", "data", "tokenizer", "chat_template", "column", "packing")
+    paths = ("weights", "export", "data", "tokenizer", "chat_template", "column", "packing", "learn")
     for name in (*paths, "checkpoints", "timeline", "record_router", "router", "device"):
         if (value := getattr(options, name)) is not None:
             words += [f"--{name.replace('_', '-')}", value]

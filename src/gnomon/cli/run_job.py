@@ -57,6 +57,9 @@ UNLIKE = {
     "deepspeed": "one process holds everything: nothing is sharded",
     "fsdp": "one process holds everything: nothing is sharded",
     "group_by_length": "samples are not sorted by length",
+    "template": "conversations are written by the chat template of the tokenizer, not LLaMA-Factory's own",
+    "mask_history": "all answers of a conversation are learnt, not the last alone",
+    "roles_to_train": "what the assistant says is learnt",
     "weight_decay": "weight decay is that of the runtime (--explain-optimizer)",
 }
 """Key -> what is done in its place, where it is switched on; empty: it is done."""
@@ -84,13 +87,16 @@ def planned_job(options: RunOptions) -> tuple[PlanFile, RunOptions, tuple[str, .
             f"{path} divides its model over {plan.mesh.world_size} ranks; gnomon run takes such a plan "
             f"from gnomon fit {path} --on local:{plan.mesh.world_size} -o plan.toml"
         )
-    plan = replace(plan, optimizer=replace(plan.optimizer, zero=0, offload=None, offload_parameters=False))
+    if plan.optimizer.low_rank is not None:
+        said.append(f"{plan.optimizer.low_rank.method}: moments are of whole gradients, which are not projected")
+    alone = replace(plan.optimizer, zero=0, offload=None, offload_parameters=False, low_rank=None, paged=False)
+    plan = replace(plan, optimizer=alone)
     precision = plan.precision
     if any(getattr(device.dense_peak, precision.compute) is None for device in parse_cluster(ON).devices):
         said.append(f"{precision.compute}: trained in fp32, as this machine is not measured in it (gnomon calibrate)")
         precision = replace(FP32, states=precision.states)
     if precision.states not in ("fp32", "bf16", "fp16", "fp64"):
-        said.append(f"{_optimizer_key(values)}: states are trained in {precision.compute}, not in eight bits")
+        said.append(f"{_optimizer_key(values)}: states are trained in {precision.compute}, not narrower")
         precision = replace(precision, states=precision.param)
     if any(rule.action == "offload" for rule in plan.saved.rules):
         said.append("checkpoints on the host: this machine has one memory")
@@ -171,6 +177,10 @@ def _with_file(options: RunOptions, values: Mapping[str, Any], path: Path, folde
     )
     joined = bool(packed) and not (values.get("neat_packing") or values.get("sample_packing"))
     found["packing"] = "padded" if not packed else "stream" if joined else "documents"
+    found["learn"] = _learnt(path, values)
+    for key in ("chat_template_jinja", "chat_template_path", "chat_template"):
+        if isinstance(values.get(key), str) and (template := _template(path, str(values[key]))):
+            found["chat_template"] = template
     data = asked.get("data") or _data(path, values)
     found["data"] = data
     if folder is not None:
@@ -179,6 +189,28 @@ def _with_file(options: RunOptions, values: Mapping[str, Any], path: Path, folde
         if any(folder.glob("*.safetensors")):
             found["weights"] = str(folder)
     return replace(options, **{name: value for name, value in found.items() if name not in asked})
+
+
+def _learnt(path: Path, values: Mapping[str, Any]) -> str:
+    """What the program learns of a conversation: LLaMA-Factory, axolotl and ms-swift what the assistant says, unless
+    told otherwise; TRL all of it, but for `assistant_only_loss`, and of a prompt with a completion the latter (trl 1.16
+    trainer/sft_trainer.py)."""
+    kind = programs.recognised(path)
+    if kind is not None and kind.name == "trl":
+        if _on(values.get("assistant_only_loss")):
+            return "answers"
+        return "all" if values.get("completion_only_loss") in (False, "false") else "completions"
+    everything = any(_on(values.get(key)) for key in ("train_on_inputs", "train_on_prompt"))
+    return "all" if everything or values.get("loss_scale") == "all" else "answers"
+
+
+def _template(path: Path, named: str) -> str:
+    """The file of a chat template that is named, or that lies in a folder of that name; empty where it is none."""
+    for place in (path.parent / named, Path(named)):
+        for file in (place, place / "chat_template.jinja"):
+            if file.is_file() and file.suffix in (".jinja", ".jinja2", ".j2"):
+                return os.fspath(file)
+    return ""
 
 
 def _data(path: Path, values: Mapping[str, Any]) -> str:

@@ -25,6 +25,12 @@ class TextOptions(Options):
     column: str | None = option(
         "--column", read=some, metavar="NAME", help="with the text, of records; default text, messages or prompt"
     )
+    learn: str | None = option(
+        "--learn",
+        choices=("answers", "completions", "all"),
+        help="what is learnt of conversations and prompts: what the assistant says, and completions (default); "
+        "completions, and conversations whole; or all",
+    )
     packing: str | None = option(
         "--packing",
         choices=("stream", "documents", "padded"),

@@ -54,6 +54,10 @@ class ChatTemplate:
             spans.append((len(before), len(after)))
         return text, tuple(spans)
 
+    def text(self, messages: Sequence[Mapping[str, Any]], at: str) -> str:
+        """A conversation without marks, of which nothing is told apart."""
+        return self._text(messages, at).replace(OPEN, "").replace(CLOSE, "")
+
     def prompt(
         self,
         messages: Sequence[Mapping[str, Any]],

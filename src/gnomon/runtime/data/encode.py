@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from hashlib import sha256
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,6 +21,10 @@ from numpy.typing import NDArray
 from gnomon.errors import InputError
 from gnomon.runtime.data.chat import ChatTemplate, Spans
 from gnomon.runtime.data.documents import Document, unreadable
+
+Learn = Literal["answers", "completions", "all"]
+"""What is to be learnt of a conversation and of a prompt with its completion: what the assistant says, and the
+completion; the completion, and a conversation whole (TRL's default); or all of both."""
 
 BYTES = 256
 """Entries of the vocabulary of bytes; 0 is the end of a text."""
@@ -49,12 +53,14 @@ class Encoder:
         self.name = "bytes"
         self.identity = "bytes"
         self.notes: tuple[str, ...] = ()
+        self.learn: Learn = "answers"
 
     @staticmethod
-    def open(path: Path | None, *, chat_template: Path | None = None) -> Encoder:
+    def open(path: Path | None, *, chat_template: Path | None = None, learn: Learn = "answers") -> Encoder:
         """Loads a tokenizer. path: a tokenizer.json or its folder; None for bytes. chat_template: a Jinja file, in
         place of the one beside the tokenizer. InputError for what cannot be read."""
         encoder = Encoder()
+        encoder.learn = learn
         if path is None:
             if chat_template is not None:
                 raise InputError("a chat template writes special tokens, so it wants a tokenizer too (--tokenizer)")
@@ -93,7 +99,7 @@ class Encoder:
         prompt, completion = document.text, document.completion or b""
         raw = prompt + completion + (b"\0" if document.ends else b"")
         learn = None
-        if document.completion is not None:
+        if document.completion is not None and self.learn != "all":
             learn = np.arange(len(raw)) >= len(prompt)
         return Encoded(ids=np.frombuffer(raw, np.uint8).astype(np.int64), learn=learn, ends=document.ends)
 
@@ -111,7 +117,8 @@ class Encoder:
         for (_, document), text, rest, first, encoding in zip(documents, texts, rests, firsts, encodings, strict=True):
             encoding = encoding if first else next(bare)
             ids = list(encoding.ids)
-            learn = None if rest is None else [stop > len(text) for _, stop in encoding.offsets]
+            whole_text = rest is None or self.learn == "all"
+            learn = None if whole_text else [stop > len(text) for _, stop in encoding.offsets]
             if document.ends and self.end is not None:
                 if ids[-1:] != [self.end]:
                     ids.append(self.end)
@@ -127,9 +134,12 @@ class Encoder:
                 f"{document.where}: a conversation wants a chat template, and {self.name} has none beside it; give one "
                 f"with --chat-template"
             )
-        text, spans = self.chat.render(document.messages, document.where)
+        if self.learn == "answers":
+            text, spans = self.chat.render(document.messages, document.where)
+        else:
+            text, spans = self.chat.text(document.messages, document.where), ()
         encoding = self.tokenizer.encode(text, add_special_tokens=False)
-        learn = _within(encoding.offsets, spans)
+        learn = _within(encoding.offsets, spans) if self.learn == "answers" else None
         return Encoded(ids=np.asarray(encoding.ids, np.int64), learn=learn, ends=True)
 
     def ids(self, text: str, *, specials: bool = True) -> list[int]:

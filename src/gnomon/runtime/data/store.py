@@ -26,7 +26,7 @@ import numpy as np
 
 from gnomon.errors import InputError
 from gnomon.runtime.data.documents import Document, DocumentFiles, documents, find
-from gnomon.runtime.data.encode import Encoded, Encoder
+from gnomon.runtime.data.encode import Encoded, Encoder, Learn
 from gnomon.runtime.data.megatron import Writer, dtype_for, prefix_of
 
 FORMAT = 1
@@ -52,6 +52,8 @@ class Source:
     """Jinja file; None: the one beside the tokenizer."""
     column: str = ""
     """With the text, of records; empty: `text`, `messages` or `prompt`."""
+    learn: Learn = "answers"
+    """What is learnt of conversations and of prompts with completions."""
     packing: Packing = ""
     """`stream`: documents one after the other, cut into rows; `documents`: whole documents packed into rows, which do
     not see each other; `padded`: one document a row, and a microbatch as long as its longest. Empty: documents where a
@@ -94,7 +96,10 @@ def store(source: Source, say: Say = lambda line: None) -> Path:
 
     InputError for text that cannot be read, with its file and line.
     """
-    listing, encoder = find(source.root), Encoder.open(source.tokenizer, chat_template=source.chat_template)
+    listing, encoder = (
+        find(source.root),
+        Encoder.open(source.tokenizer, chat_template=source.chat_template, learn=source.learn),
+    )
     folder = (source.cache or cache_folder()) / _key(source, listing, encoder)
     if not (folder / RECORD).is_file():
         _make(source, listing, encoder, folder, say)
@@ -103,6 +108,7 @@ def store(source: Source, say: Say = lambda line: None) -> Path:
 
 def _key(source: Source, listing: DocumentFiles, encoder: Encoder) -> str:
     parts = [str(FORMAT), encoder.identity, source.column, listing.kind]
+    parts += [source.learn] if source.learn != "answers" else []
     for path in listing.files:
         stat = path.stat()
         parts.append(f"{path.resolve()}\0{stat.st_size}\0{stat.st_mtime_ns}")

@@ -267,28 +267,33 @@ MINE: dict[str, tuple[str, Any]] = {
 
 
 class Portions:
-    """What was measured, kept between calls of the command: milliseconds by name, by size and rows."""
+    """What was measured, kept between calls of a command, by name; of the same sources and the same `given`."""
 
-    def __init__(self, folder: Path, rounds: int) -> None:
-        sources = [*sorted(Path(stored.__file__).parent.rglob("*stored*")), Path(__file__)]
+    def __init__(self, folder: Path, script: Path, given: str) -> None:
+        sources = [*sorted(Path(stored.__file__).parent.rglob("*stored*")), script]
         text = b"".join(path.read_bytes() for path in sources if path.is_file() and path.suffix != ".pyc")
-        known = hashlib.sha256(text + f"{torch.__version__} {rounds}".encode()).hexdigest()[:16]
-        self.path = folder / f"measured-{known}.json"
-        self.found: dict[str, dict[str, list[float]]] = (
-            json.loads(self.path.read_text(encoding="utf-8")) if self.path.exists() else {}
-        )
+        known = hashlib.sha256(text + f"{torch.__version__} {given}".encode()).hexdigest()[:16]
+        folder.mkdir(parents=True, exist_ok=True)
+        self.path = folder / f"{script.stem}-{known}.json"
+        self.found: dict[str, Any] = json.loads(self.path.read_text(encoding="utf-8")) if self.path.exists() else {}
 
-    def keep(self, size: str, rows: int, took: dict[str, list[float]]) -> None:
-        self.found[f"{size} {rows}"] = took
+    def keep(self, name: str, value: Any) -> None:
+        self.found[name] = value
         self.path.write_text(json.dumps(self.found), encoding="utf-8")
+        print(f"{name}: measured", flush=True)
 
-    def of(self, size: str, rows: int) -> dict[str, list[float]] | None:
-        return self.found.get(f"{size} {rows}")
+    def of(self, name: str) -> Any:
+        """None where it is still to be measured."""
+        return self.found.get(name)
+
+
+def portion(size: str, rows: int) -> str:
+    return f"{size}, {rows} rows"
 
 
 def measure(size: str, rows: list[int], rounds: int, folder: Path, portions: Portions, ends_s: float) -> bool:
     """Measures what is missing of a size; False where the time was over before."""
-    missing = [m for m in rows if portions.of(size, m) is None]
+    missing = [m for m in rows if portions.of(portion(size, m)) is None]
     if not missing:
         return True
     if time.monotonic() > ends_s:
@@ -306,8 +311,7 @@ def measure(size: str, rows: list[int], rounds: int, folder: Path, portions: Por
         x = np.random.default_rng(m).standard_normal((m, k)).astype(np.float32)
         every = {name: partial(call, x) for name, call in calls.items()}
         every |= {f"ggml {kind}": ggml.call(weight.numpy(), kind, m, x) for kind in Ggml.TYPES}
-        portions.keep(size, m, measured(every, rounds, 0.02))
-        print(f"{size}, {m} rows: measured", flush=True)
+        portions.keep(portion(size, m), measured(every, rounds, 0.02))
     return True
 
 
@@ -315,9 +319,7 @@ def table(size: str, rows: list[int], portions: Portions) -> list[str]:
     n, k = (int(one) for one in size.split("x"))
     found: dict[tuple[str, int], list[float]] = {}
     for m in rows:
-        took = portions.of(size, m)
-        assert took is not None
-        found |= {(name, m): times for name, times in took.items()}
+        found |= {(name, m): times for name, times in portions.of(portion(size, m)).items()}
     head = " | ".join(f"{m} rows" for m in rows)
     lines = [f"\n## {n} x {k}\n", f"| | {head} |", "|---|" + "---|" * len(rows)]
     for name in dict.fromkeys(name for name, _ in found):
@@ -361,14 +363,14 @@ def main() -> None:
         "Milliseconds of CPU of a call: median (least-most), and of ours how many times the bound; at the bound: what "
         "the ratio would be there.",
     ]
-    options.peers.mkdir(parents=True, exist_ok=True)
-    portions, sizes = Portions(options.peers, options.rounds), options.sizes.split(",")
+    portions, sizes = Portions(options.peers, Path(__file__), f"{options.rounds} rounds"), options.sizes.split(",")
     ends_s = time.monotonic() + 60 * options.minutes
     with torch.inference_mode():
         for size in sizes:
             if not measure(size, rows, options.rounds, options.peers, portions, ends_s):
-                missing = [f"{one} of {m} rows" for one in sizes for m in rows if portions.of(one, m) is None]
-                raise SystemExit(f"still to be measured, by the same command: {', '.join(missing)}")
+                raise SystemExit(
+                    f"{len(portions.found)} of {len(sizes) * len(rows)} portions; the same command goes on"
+                )
     for size in sizes:
         lines += table(size, rows, portions)
     print("\n".join(lines))

@@ -1,11 +1,13 @@
 """Products with sparse weights beside torch's and beside dense ones in the same precision; the choice among kernels.
 
-    python benchmarks/lowbit/sparse.py [--sizes 4096x4096] [--rows 1,8,32,128] [--rounds 5] [--no-grid] [--write]
+    python benchmarks/lowbit/sparse.py [--sizes 4096x4096] [--rows 1,8,32,128] [--rounds 5] [--minutes 4.5]
+        [--no-grid] [--write]
 
 One thread; milliseconds of CPU of a call, medians with the least and the most beside, in turn in one process; for each
 goal the median of the ratios within a round. The bound is max(bytes / bandwidth, operations / peak) with what
 `kernels.py` says of the machine. The grid: what was chosen beside the fastest of all kernels, over shapes, shares that
-are kept and rows, and the share from which on the whole matrix is faster, predicted and measured.
+are kept and rows, and the share from which on the whole matrix is faster, predicted and measured. In portions, as
+`kernels.py` has them: the same command goes on.
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ import argparse
 import os
 import platform
 import sys
+import time
 import warnings
 from collections.abc import Callable
 from datetime import date
@@ -24,7 +27,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from kernels import BYTES_PER_S, OPS_PER_S, measured
+from kernels import BYTES_PER_S, OPS_PER_S, Portions, measured, portion
 from torch.nn import functional as F
 
 from gnomon.compiler import stored, stored_choice, stored_sparse
@@ -115,17 +118,33 @@ def bound_ms(name: str, n: int, k: int, m: int) -> float:
     return 1e3 * max(storage.bytes((n, k)) / BYTES_PER_S, 2 * n * k * m * share / peak)
 
 
-def table(size: str, rows: list[int], rounds: int) -> list[str]:
+def measure_table(size: str, rows: list[int], rounds: int, portions: Portions, ends_s: float) -> bool:
+    """Measures what is missing of a size; False where the time was over before."""
     n, k = (int(one) for one in size.split("x"))
-    weight = torch.randn(n, k, generator=torch.Generator().manual_seed(0)) * 0.02
-    found: dict[tuple[str, int], list[float]] = {}
-    lines, taken, kept = [], {}, kept_of(weight)
+    weight, kept = torch.randn(n, k, generator=torch.Generator().manual_seed(0)) * 0.02, None
     for m in rows:
+        if portions.of(portion(size, m)) is not None:
+            continue
+        if time.monotonic() > ends_s:
+            return False
+        kept = kept or kept_of(weight)
         calls, packed = calls_of(weight, kept, m)
         x = torch.randn(m, k, generator=torch.Generator().manual_seed(m))
-        for name, took in measured({name: partial(call, x) for name, call in calls.items()}, rounds, 0.02).items():
-            found[name, m] = took
-        taken |= {(name, m): one.choice.taken for name, one in packed.items() if one.choice is not None}
+        took = measured({name: partial(call, x) for name, call in calls.items()}, rounds, 0.02)
+        taken = {name: one.choice.taken for name, one in packed.items() if one.choice is not None}
+        portions.keep(portion(size, m), {"took": took, "taken": taken})
+    return True
+
+
+def table(size: str, rows: list[int], portions: Portions) -> list[str]:
+    n, k = (int(one) for one in size.split("x"))
+    found: dict[tuple[str, int], list[float]] = {}
+    taken: dict[tuple[str, int], str] = {}
+    lines: list[str] = []
+    for m in rows:
+        one = portions.of(portion(size, m))
+        found |= {(name, m): times for name, times in one["took"].items()}
+        taken |= {(name, m): kind for name, kind in one["taken"].items()}
     lines += [f"\n## {n} x {k}\n", f"| | {' | '.join(f'{m} rows' for m in rows)} |", "|---|" + "---|" * len(rows)]
     for name in dict.fromkeys(name for name, _ in found):
         cells = []
@@ -149,7 +168,38 @@ def table(size: str, rows: list[int], rounds: int) -> list[str]:
     return lines
 
 
-def grid(rounds: int) -> list[str]:
+def measure_grid(rounds: int, portions: Portions, ends_s: float) -> bool:
+    """Shares of one precision and one number of rows at a time; as `measure_table`."""
+    for value, shape in GRID:
+        dense = torch.randn(shape, generator=torch.Generator().manual_seed(1)).numpy()
+        where = np.random.default_rng(2).random(shape)
+        for rows in GRID_ROWS:
+            if portions.of(f"grid {value} {rows}") is not None:
+                continue
+            if time.monotonic() > ends_s:
+                return False
+            portions.keep(f"grid {value} {rows}", [
+                _case(value, shape, rows, dense, where < share, rounds) for share in SHARES
+            ])  # fmt: skip
+    return True
+
+
+def _case(value: str, shape: tuple[int, int], rows: int, dense: Any, mask: Any, rounds: int) -> dict[str, Any]:
+    """What was chosen and predicted, and the least milliseconds of each kernel, measured after the choice."""
+    storage = storage_of(f"0.9{'' if value == 'fp32' else f'-{value}'}")
+    assert isinstance(storage, Sparse)
+    storage, mask = storage.of_zeros(np.where(mask, dense, np.float32(0)))
+    arrays = storage.of_mask(dense, mask)
+    choice: Any = stored.repack(arrays, storage, shape, rows=rows).choice
+    kinds = (*stored_sparse.kinds_of(storage, shape), "dense")
+    every: Any = {kind: stored.as_kind(arrays, storage, shape, kind, rows) for kind in kinds}
+    x = torch.randn(rows, shape[1])
+    took = measured({kind: partial(stored.linear, x, one) for kind, one in every.items()}, rounds, 0.01)
+    least = {kind: min(times) for kind, times in took.items()}
+    return {"taken": choice.taken, "predicted": choice.predicted[choice.taken], "least": least}
+
+
+def grid(portions: Portions) -> list[str]:
     """The choice, over shapes, shares and rows; and where the whole matrix becomes faster."""
     lines = [
         "\n## What is chosen\n",
@@ -159,27 +209,16 @@ def grid(rounds: int) -> list[str]:
     ]
     scores, crossings = [], []
     for value, shape in GRID:
-        dense = torch.randn(shape, generator=torch.Generator().manual_seed(1)).numpy()
-        where = np.random.default_rng(2).random(shape)
         for rows in GRID_ROWS:
             curve: list[tuple[float, float, float]] = []
-            for share in SHARES:
-                storage, mask = storage_of(f"0.9{'' if value == 'fp32' else f'-{value}'}"), where < share
-                assert isinstance(storage, Sparse)
-                storage, mask = storage.of_zeros(np.where(mask, dense, np.float32(0)))
-                arrays = storage.of_mask(dense, mask)
-                choice: Any = stored.repack(arrays, storage, shape, rows=rows).choice
-                kinds = (*stored_sparse.kinds_of(storage, shape), "dense")
-                every: Any = {kind: stored.as_kind(arrays, storage, shape, kind, rows) for kind in kinds}
-                x = torch.randn(rows, shape[1])
-                took = measured({kind: partial(stored.linear, x, one) for kind, one in every.items()}, rounds, 0.01)
-                least = {kind: min(times) for kind, times in took.items()}
-                score = min(least.values()) / least[choice.taken]
+            for share, case in zip(SHARES, portions.of(f"grid {value} {rows}"), strict=True):
+                least = case["least"]
+                score = min(least.values()) / least[case["taken"]]
                 scores.append(score)
                 curve.append((share, min(v for kind, v in least.items() if kind != "dense"), least["dense"]))
                 lines.append(
-                    f"| {value} | {shape[0]} x {shape[1]} | {rows} | {share:.0%} | {choice.taken} | "
-                    f"{1e3 * choice.predicted[choice.taken]:.3f} | "
+                    f"| {value} | {shape[0]} x {shape[1]} | {rows} | {share:.0%} | {case['taken']} | "
+                    f"{1e3 * case['predicted']:.3f} | "
                     f"{', '.join(f'{one} {least[one]:.3f}' for one in sorted(least, key=least.__getitem__))} | "
                     f"{score:.2f} |"
                 )
@@ -224,6 +263,8 @@ def main() -> None:
     parser.add_argument("--sizes", default="4096x4096,14336x4096", help="outputs x inputs")
     parser.add_argument("--rows", default="1,8,32,128")
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--minutes", type=float, default=4.5, help="after which no other portion is begun")
+    parser.add_argument("--folder", type=Path, default=Path.home() / ".cache" / "gnomon" / "lowbit-peers")
     parser.add_argument("--no-grid", action="store_true")
     parser.add_argument("--write", action="store_true", help=f"to {RESULT.name}")
     options = parser.parse_args()
@@ -236,12 +277,20 @@ def main() -> None:
         f"{os.getloadavg()[0]:.1f}. Milliseconds of CPU of a call: median (least-most), of ours how many times the "
         "bound, and the kernel that was taken.",
     ]
+    portions, ends_s = (
+        Portions(options.folder, Path(__file__), f"{options.rounds}"),
+        time.monotonic() + 60 * options.minutes,
+    )
+    sizes, rows = options.sizes.split(","), [int(one) for one in options.rows.split(",")]
     with torch.no_grad():
-        for size in options.sizes.split(","):
-            lines += table(size, [int(one) for one in options.rows.split(",")], options.rounds)
-            print("\n".join(lines[-40:]), flush=True)
-        if not options.no_grid:
-            lines += grid(options.rounds)
+        done = all(measure_table(size, rows, options.rounds, portions, ends_s) for size in sizes)
+        done = done and (options.no_grid or measure_grid(options.rounds, portions, ends_s))
+    if not done:
+        raise SystemExit(f"{len(portions.found)} portions are measured; the same command goes on")
+    for size in sizes:
+        lines += table(size, rows, portions)
+    if not options.no_grid:
+        lines += grid(portions)
     print("\n".join(lines))
     if options.write:
         RESULT.write_text("\n".join(lines) + "\n", encoding="utf-8")

@@ -269,18 +269,25 @@ MINE: dict[str, tuple[str, Any]] = {
 class Portions:
     """What was measured, kept between calls of a command, by name; of the same sources and the same `given`."""
 
-    def __init__(self, folder: Path, script: Path, given: str) -> None:
+    def __init__(self, folder: Path, script: Path, given: str, minutes: float) -> None:
+        """minutes: after which no other portion is begun; one is at least."""
         sources = [*sorted(Path(stored.__file__).parent.rglob("*stored*")), script]
         text = b"".join(path.read_bytes() for path in sources if path.is_file() and path.suffix != ".pyc")
         known = hashlib.sha256(text + f"{torch.__version__} {given}".encode()).hexdigest()[:16]
         folder.mkdir(parents=True, exist_ok=True)
         self.path = folder / f"{script.stem}-{known}.json"
+        self.new, self.ends_s = 0, time.monotonic() + 60 * minutes
         self.found: dict[str, Any] = json.loads(self.path.read_text(encoding="utf-8")) if self.path.exists() else {}
 
     def keep(self, name: str, value: Any) -> None:
         self.found[name] = value
+        self.new += 1
         self.path.write_text(json.dumps(self.found), encoding="utf-8")
         print(f"{name}: measured", flush=True)
+
+    @property
+    def is_over(self) -> bool:
+        return self.new > 0 and time.monotonic() > self.ends_s
 
     def of(self, name: str) -> Any:
         """None where it is still to be measured."""
@@ -291,12 +298,12 @@ def portion(size: str, rows: int) -> str:
     return f"{size}, {rows} rows"
 
 
-def measure(size: str, rows: list[int], rounds: int, folder: Path, portions: Portions, ends_s: float) -> bool:
+def measure(size: str, rows: list[int], rounds: int, folder: Path, portions: Portions) -> bool:
     """Measures what is missing of a size; False where the time was over before."""
     missing = [m for m in rows if portions.of(portion(size, m)) is None]
     if not missing:
         return True
-    if time.monotonic() > ends_s:
+    if portions.is_over:
         return False
     n, k = (int(one) for one in size.split("x"))
     weight = torch.randn(n, k, generator=torch.Generator().manual_seed(0)) * 0.02
@@ -306,7 +313,7 @@ def measure(size: str, rows: list[int], rounds: int, folder: Path, portions: Por
     calls |= openvino_peers(weight)
     ggml = Ggml(library)
     for m in missing:
-        if time.monotonic() > ends_s:
+        if portions.is_over:
             return False
         x = np.random.default_rng(m).standard_normal((m, k)).astype(np.float32)
         every = {name: partial(call, x) for name, call in calls.items()}
@@ -363,11 +370,11 @@ def main() -> None:
         "Milliseconds of CPU of a call: median (least-most), and of ours how many times the bound; at the bound: what "
         "the ratio would be there.",
     ]
-    portions, sizes = Portions(options.peers, Path(__file__), f"{options.rounds} rounds"), options.sizes.split(",")
-    ends_s = time.monotonic() + 60 * options.minutes
+    portions = Portions(options.peers, Path(__file__), f"{options.rounds} rounds", options.minutes)
+    sizes = options.sizes.split(",")
     with torch.inference_mode():
         for size in sizes:
-            if not measure(size, rows, options.rounds, options.peers, portions, ends_s):
+            if not measure(size, rows, options.rounds, options.peers, portions):
                 raise SystemExit(
                     f"{len(portions.found)} of {len(sizes) * len(rows)} portions; the same command goes on"
                 )

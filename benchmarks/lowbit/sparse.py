@@ -16,7 +16,6 @@ import argparse
 import os
 import platform
 import sys
-import time
 import warnings
 from collections.abc import Callable
 from datetime import date
@@ -118,14 +117,14 @@ def bound_ms(name: str, n: int, k: int, m: int) -> float:
     return 1e3 * max(storage.bytes((n, k)) / BYTES_PER_S, 2 * n * k * m * share / peak)
 
 
-def measure_table(size: str, rows: list[int], rounds: int, portions: Portions, ends_s: float) -> bool:
+def measure_table(size: str, rows: list[int], rounds: int, portions: Portions) -> bool:
     """Measures what is missing of a size; False where the time was over before."""
     n, k = (int(one) for one in size.split("x"))
     weight, kept = torch.randn(n, k, generator=torch.Generator().manual_seed(0)) * 0.02, None
     for m in rows:
         if portions.of(portion(size, m)) is not None:
             continue
-        if time.monotonic() > ends_s:
+        if portions.is_over:
             return False
         kept = kept or kept_of(weight)
         calls, packed = calls_of(weight, kept, m)
@@ -168,7 +167,7 @@ def table(size: str, rows: list[int], portions: Portions) -> list[str]:
     return lines
 
 
-def measure_grid(rounds: int, portions: Portions, ends_s: float) -> bool:
+def measure_grid(rounds: int, portions: Portions) -> bool:
     """Shares of one precision and one number of rows at a time; as `measure_table`."""
     for value, shape in GRID:
         dense = torch.randn(shape, generator=torch.Generator().manual_seed(1)).numpy()
@@ -176,7 +175,7 @@ def measure_grid(rounds: int, portions: Portions, ends_s: float) -> bool:
         for rows in GRID_ROWS:
             if portions.of(f"grid {value} {rows}") is not None:
                 continue
-            if time.monotonic() > ends_s:
+            if portions.is_over:
                 return False
             portions.keep(f"grid {value} {rows}", [
                 _case(value, shape, rows, dense, where < share, rounds) for share in SHARES
@@ -283,8 +282,8 @@ def main() -> None:
     )
     sizes, rows = options.sizes.split(","), [int(one) for one in options.rows.split(",")]
     with torch.no_grad():
-        done = all(measure_table(size, rows, options.rounds, portions, ends_s) for size in sizes)
-        done = done and (options.no_grid or measure_grid(options.rounds, portions, ends_s))
+        done = all(measure_table(size, rows, options.rounds, portions) for size in sizes)
+        done = done and (options.no_grid or measure_grid(options.rounds, portions))
     if not done:
         raise SystemExit(f"{len(portions.found)} portions are measured; the same command goes on")
     for size in sizes:

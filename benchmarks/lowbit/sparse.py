@@ -276,10 +276,7 @@ def main() -> None:
         f"{os.getloadavg()[0]:.1f}. Milliseconds of CPU of a call: median (least-most), of ours how many times the "
         "bound, and the kernel that was taken.",
     ]
-    portions, ends_s = (
-        Portions(options.folder, Path(__file__), f"{options.rounds}"),
-        time.monotonic() + 60 * options.minutes,
-    )
+    portions = Portions(options.folder, Path(__file__), f"{options.rounds} rounds", options.minutes)
     sizes, rows = options.sizes.split(","), [int(one) for one in options.rows.split(",")]
     with torch.no_grad():
         done = all(measure_table(size, rows, options.rounds, portions) for size in sizes)

@@ -1,6 +1,6 @@
 """Sparsity that a call shows: a padded batch, experts' rows, columns that a ReLU left zero.
 
-    python benchmarks/lowbit/dynamic.py [--layers 4] [--rounds 7] [--write]
+    python benchmarks/lowbit/dynamic.py [--only ragged,experts,columns] [--layers 4] [--rounds 7] [--write]
 
 One thread; milliseconds of CPU of a call, in turn in one process: median (least-most), and times the first column's.
 `padded` is the same model compiled without the option; `nested` is eager PyTorch on jagged nested tensors with the same
@@ -150,18 +150,20 @@ def columns(rows: int, zero: float, dtype: torch.dtype) -> tuple[str, dict[str, 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", default="ragged,experts,columns")
     parser.add_argument("--layers", type=int, default=4)
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--write", action="store_true", help=f"to {RESULT.name}")
     options = parser.parse_args()
     torch.set_num_threads(1)
     torch.manual_seed(0)
-    makers: list[Callable[[], tuple[str, dict[str, Callable[[], Any]]]]] = [
+    makers: list[partial[tuple[str, dict[str, Callable[[], Any]]]]] = [
         *[partial(ragged, options.layers, dtype) for dtype in (torch.float32, torch.bfloat16)],
         *[partial(experts, tokens) for tokens in (1, 8, 64)],
         *[partial(columns, *case, dtype) for dtype in (torch.float32, torch.bfloat16)
           for case in ((1, 0.9), (4, 0.97), (1, 0.5))],
     ]  # fmt: skip
+    makers = [make for make in makers if make.func.__name__ in options.only.split(",")]
     lines = [
         "# Sparsity that a call shows\n",
         f"{date.today()}, `python {' '.join(['benchmarks/lowbit/dynamic.py', *sys.argv[1:]])}`, "

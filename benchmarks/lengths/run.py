@@ -1,11 +1,14 @@
 """Sequences of several lengths as they run: speed of each way to make microbatches of them, and memory by length.
 
-    python benchmarks/lengths/run.py speed [ROUNDS [CONTEXT]]   # tokens a CPU-second of each way, one process
+    python benchmarks/lengths/run.py speed [ROUNDS [CONTEXT [CSV COLUMN]]]   # tokens a CPU-second of each way
+    python benchmarks/lengths/run.py real [ROUNDS [CONTEXT [CSV COLUMN]]]    # the same on lengths of real text alone
     python benchmarks/lengths/run.py peaks [LONGEST]    # ChunkFlow's peak from 2,048 tokens on
     python benchmarks/lengths/run.py cp [ROUNDS [CONTEXT]]        # Skrull beside every sequence divided, two processes
 
-`speed` trains a small Llama in float32 on two batches: one long sequence among forty short ones, and lengths drawn as
-chats are (87 % under 1/8 of the context). Each way does the same step on the same tokens: transformers' own loop padded
+`speed` trains a small Llama in float32 on batches of one process: one long sequence among forty short ones, lengths
+drawn as chats are (87 % under 1/8 of the context), and real text (`corpora`): 128 docstrings of Python's standard
+library, and sixteen of the documents whose tokens a CSV has counted, each cut at the context (four times that for the
+CSV's). Each way does the same step on the same tokens: transformers' own loop padded
 and sorted, then Gnomon's runtime padded, sorted and padded, packed, and the plan that `plan_lengths` finds. Steps of
 all ways take turns; CPU-seconds are compared, since other processes share the machine. What is found goes to
 `results/lengths.md` by hand, with the date and the machine.
@@ -20,12 +23,14 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from statistics import median
 from typing import Any
 
 import numpy as np
 import torch
 import torch.distributed as dist
+from corpora import column, docstrings, drawn, said
 from torch import Tensor
 from torch._C._distributed_c10d import HashStore
 
@@ -64,12 +69,22 @@ def chats(context: int, count: int, seed: int = 0) -> tuple[int, ...]:
 
 
 def batches(context: int) -> Mapping[str, tuple[int, ...]]:
-    """Lengths of the two batches."""
+    """Lengths of the batches that are made up."""
     short = context // 64
     return {
         f"{context} x 1, {short} x 39": (short,) * 20 + (context,) + (short,) * 19,
         f"chats to {context}, 40": chats(context, 40),
     }
+
+
+def real(context: int, counted: Sequence[str]) -> Mapping[str, tuple[int, ...]]:
+    """Lengths of batches of real text. counted: a CSV and its column, or nothing."""
+    found = {"docstrings": (docstrings(), 128, context)}
+    if counted:
+        found[Path(counted[0]).stem] = column(*counted), 16, 4 * context
+    for name, (lengths, _, _) in found.items():
+        print(f"{name}: {said(lengths)}", flush=True)
+    return {f"{name}, {count} to {most}": drawn(lengths, count, most) for name, (lengths, count, most) in found.items()}
 
 
 def tokens(lengths: Sequence[int], vocab: int) -> dict[str, Tensor]:
@@ -145,10 +160,10 @@ def _before(end: float) -> bool:
     return time.process_time() < end
 
 
-def speed(rounds: int, context: int) -> None:
+def speed(rounds: int, given: Mapping[str, tuple[int, ...]]) -> None:
     """One table a batch."""
     graph, cluster = llama(CONFIG), parse_cluster("local")
-    for batch, lengths in batches(context).items():
+    for batch, lengths in given.items():
         end = time.process_time() + BUDGET_S
         made = plan_lengths(
             graph, cluster, Workload(lengths=lengths), stack("gnomon"), methods=(*peers(), method("chunkflow")),
@@ -212,12 +227,12 @@ def _alive(step: Callable[[], Any]) -> float:
     return most / 2**20
 
 
-def divided(rounds: int, context: int) -> dict[str, tuple[float, float]]:
+def divided(rounds: int, lengths: tuple[int, ...]) -> dict[str, tuple[float, float]]:
     """On each of two processes: (least seconds, median CPU-seconds of both) of a step of each plan, in turns."""
-    lengths, graph, layout = (context, *(context // 32,) * 32), llama(CONFIG), Layout(context="ring")
-    passes = (Pass(name="skrull", params=(("capacity", context + context // 16),)),)
+    graph, layout, longest = llama(CONFIG), Layout(context="ring"), max(lengths)
+    passes = (Pass(name="skrull", params=(("capacity", longest + longest // 16),)),)
     plans = {
-        "every sequence divided": planned(size=33, mesh=Mesh(cp=2), layout=layout),
+        "every sequence divided": planned(size=len(lengths), mesh=Mesh(cp=2), layout=layout),
         "skrull": planned(*passes, mesh=Mesh(cp=2), layout=layout),
     }
     running = {name: ours(graph, plan, lengths) for name, plan in plans.items()}
@@ -243,13 +258,16 @@ def main() -> None:
     torch.set_num_threads(1)
     print(f"torch {torch.__version__}, {os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}", flush=True)
     if what == "cp":
-        for name, (wall, cpu) in launch(divided, 2, count or 5, context)[0].items():
-            print(f"{name:24} {wall:7.3f} s at best, {cpu:7.3f} CPU-s")
+        made_up = f"{context} x 1, {context // 32} x 32", (context, *(context // 32,) * 32)
+        for name, lengths in (made_up, *real(context, ()).items()):
+            for way, (wall, cpu) in launch(divided, 2, count or 5, lengths)[0].items():
+                print(f"{name}: {way:24} {wall:7.3f} s at best, {cpu:7.3f} CPU-s", flush=True)
         return
     with tempfile.TemporaryDirectory():
         dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
-        if what == "speed":
-            speed(count or 3, context)
+        if what in ("speed", "real"):
+            made_up = batches(context) if what == "speed" else {}
+            speed(count or 3, {**made_up, **real(context, sys.argv[4:6])})
         else:
             peaks(count or 65536)
         dist.destroy_process_group()

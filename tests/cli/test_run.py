@@ -14,7 +14,7 @@ from gnomon.cli import main
 from gnomon.cli.checkpoint import plain
 from gnomon.cli.options.flags import read
 from gnomon.cli.options.run import RunOptions
-from gnomon.cli.run import _resume_command, _schedule, uncalibrated
+from gnomon.cli.run import _lengths, _resume_command, _schedule, uncalibrated
 from gnomon.errors import InputError
 from gnomon.hardware import parse_cluster
 from gnomon.plans import Mesh, Optimizer, Plan, PlanFile, Precision, Schedule, Workload, save_plan_file
@@ -170,3 +170,12 @@ def test_an_identity_is_written_for_people() -> None:
         "lr 0.1, rate (shape wsd, on yes), betas 0.9 and 0.95"
     )
     assert plain("small bb13abbb") == "small bb13abbb" and plain("4 sequences of 32") == "4 sequences of 32"
+
+
+def test_sequences_beyond_the_models_positions_are_said_before_training(tmp_path: Path) -> None:
+    config = tmp_path / "config.json"
+    config.write_text(json.dumps({"model_type": "llama", "max_position_embeddings": 128}))
+    for lengths, said in (((500, 8), 1), ((128, 8), 0)):
+        file = PlanFile(model=str(config), on="local", plan=Plan(), workload=Workload(lengths=lengths))
+        lines = _lengths(file, None, None)  # type: ignore[arg-type]
+        assert len(lines) == said and all("longer than the 128 positions" in line for line in lines)

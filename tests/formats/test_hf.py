@@ -337,3 +337,14 @@ def constants(path: Path) -> Iterator[str]:
     for node in ast.walk(tree):
         if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in said:
             yield node.value
+
+
+def test_losses_that_transformers_does_not_compute_are_named() -> None:
+    """DeepSeek's own files have them; a plan's field that has the loss is said with its values."""
+    values = json.loads((CONFIGS / "deepseek-v3.json").read_text())
+    values.pop("aux_loss_alpha", None)
+    for more, balance in (({"seq_aux": True}, "sequence"), ({"seq_aux": False}, "layer"), ({}, "sequence")):
+        text = json.dumps({**values, "aux_loss_alpha": 0.003, **more})
+        (said,) = [note for note in read_hf_config(text, "x").notes if "aux_loss_alpha" in note]
+        assert f"experts.balance = '{balance}' with coefficient = 0.003" in said
+    assert not any("aux_loss" in note for note in read_hf_config(json.dumps(values), "x").notes)

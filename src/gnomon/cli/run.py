@@ -41,7 +41,7 @@ from gnomon.prediction import Prediction, memory_copies, predict
 from gnomon.prediction.expert_costs import expert_costs
 from gnomon.report.prediction import describe
 from gnomon.report.tables import Column, gib, number, percent, table, wrapped
-from gnomon.request.model import is_code
+from gnomon.request.model import is_code, too_long
 from gnomon.sharding.matrices import decaying
 from gnomon.software import Stack, stack
 from gnomon.timeline.text import print_timeline
@@ -327,6 +327,9 @@ def _lengths(file: PlanFile, prediction: Prediction, packing: str | None) -> tup
             f"mimose recomputes as many layers as the length of each microbatch asks for, within {show_bytes(budget)} "
             f"a rank; the prediction is for all of them"
         )
+    every = workload.sequence_lengths() if workload.distribution is None else workload.distribution.values
+    if beyond := too_long(file.model, max(every)):
+        said.append(beyond)
     if workload.distribution is not None:
         said.append("each step draws lengths of its own; the prediction is for one draw")
     elif workload.lengths and packing in ("documents", "padded"):

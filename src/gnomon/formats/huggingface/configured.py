@@ -243,7 +243,7 @@ def _deepseek_v3(k: Keys, name: str, wanted: Wanted, notes: Notes) -> deepseek.D
     k.must_be("pretraining_tp", 1)
     k.choice("hidden_act", SILU, "silu")
     k.ignore("max_position_embeddings", "norm_topk_prob", "routed_scaling_factor")
-    k.ignore("aux_loss_alpha", "seq_aux", "ep_size", "qk_head_dim", "head_dim", "num_experts_per_token")
+    k.ignore("ep_size", "qk_head_dim", "head_dim", "num_experts_per_token")
     balance_loss(k, wanted, notes, known=False)
     quantised = k.raw("quantization_config")
     if quantised is not None:

@@ -113,9 +113,9 @@ def _deepseek_v2(k: Keys, name: str, wanted: Wanted, notes: Notes) -> Graph:
     k.must_be("topk_method", "greedy", "group_limited_greedy")
     grouped = k.raw("topk_method") == "group_limited_greedy"
     k.choice("hidden_act", SILU, "silu")
-    k.ignore(
-        "max_position_embeddings", "pretraining_tp", "aux_loss_alpha", "seq_aux", "ep_size", "head_dim", "qk_head_dim"
-    )
+    k.ignore("max_position_embeddings", "pretraining_tp", "ep_size", "head_dim", "qk_head_dim")
+    if k.raw("norm_topk_prob") is True:
+        notes.append("norm_topk_prob=True: weights of experts are not divided by their sum, as in transformers")
     k.ignore("n_group", "topk_group", *ROUTER_KEYS)
     balance_loss(k, wanted, notes, known=False)
     config = replace(
@@ -195,7 +195,7 @@ def _dots1(k: Keys, name: str, wanted: Wanted, notes: Notes) -> Graph:
     if wanted.complete and windowed:
         k.fail("sliding_window", "layers from max_window_layers on have a window, which is not described; it is null")
     k.ignore("max_position_embeddings", "sliding_window", "max_window_layers", "pretraining_tp", "ep_size")
-    k.ignore("aux_loss_alpha", "seq_aux", *ROUTER_KEYS)
+    k.ignore(*ROUTER_KEYS)
     balance_loss(k, wanted, notes)
     bias, expert = k.flag("attention_bias", False), k.integer("moe_intermediate_size")
     return decoder(

@@ -140,8 +140,15 @@ def factor(k: Keys, wanted: Wanted, key: str) -> float:
 
 def balance_loss(k: Keys, wanted: Wanted, notes: Notes, *, known: bool = True, usual: float = 0.001) -> None:
     """The loss of transformers that keeps experts evenly loaded, which it adds where output_router_logits is on. known:
-    whether its class has one. usual: its factor where the file does not say."""
-    key = "router_aux_loss_coef"
+    whether its class has one. usual: its factor where the file does not say. DeepSeek's own loss (`aux_loss_alpha`),
+    which no class of transformers computes, is said."""
+    key, alpha, by_sequence = "router_aux_loss_coef", k.raw("aux_loss_alpha"), k.raw("seq_aux") is not False
+    if isinstance(alpha, int | float) and alpha > 0:
+        balance = "sequence" if by_sequence else "layer"
+        notes.append(
+            f"aux_loss_alpha={alpha} adds nothing: transformers has no such loss; a plan has it as "
+            f"experts.balance = '{balance}' with coefficient = {alpha}"
+        )
     if known and k.flag("output_router_logits", False):
         notes.balance = k.number(key, usual)
         return

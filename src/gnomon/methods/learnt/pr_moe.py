@@ -2,7 +2,7 @@
 
 It is a network (`models.pr_moe`, presets `pr-moe-350m` and `pr-moe-1.3b`), and no decision of a plan: `gnomon plan`,
 `predict` and `run` take it as any model, under every axis. So no plan turns it on, and what follows from it is that of
-its Graph. Leaves out its student (MoS), whose distillation is a teacher of the plan (`methods.learnt`).
+its Graph. Leaves out its student (MoS), whose distillation is `mos`.
 """
 
 from __future__ import annotations

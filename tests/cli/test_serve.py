@@ -16,6 +16,7 @@ from gnomon.cli.options.flags import read
 from gnomon.cli.options.server import ServerOptions
 from gnomon.cli.serve import settings_of
 from gnomon.errors import InputError
+from gnomon.request.released import context_of, stored_of
 from gnomon.serving.file import ServeFile
 
 ALWAYS = ["predict", "llama-3.1-8b", "--serve", "--on", "h100-sxm"]
@@ -84,12 +85,50 @@ def test_what_a_server_took_stands_beside_what_is_predicted_for_the_same_request
         ([*LENGTHS, "--weights", "fp9"], "weights in 'fp9' are not known"),
         ([*LENGTHS, "--tp", "2"], "needs 2 devices"),
         ([*LENGTHS, "--max-model-len", "100"], "longer than max_model_len 100"),
+        ([*LENGTHS, "--max-model-len", "131073"], "longer than the 131072 tokens that llama-3.1-8b was made for"),
+        (["--input-len", "131072", "--output-len", "1"], "a request of 131073 tokens (prompt and answer) is longer"),
+        ([*LENGTHS, "--engine", "gnomon"], "gnomon does not run on a gpu"),
     ],
 )
 def test_wrong_inputs_are_one_line(more: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*ALWAYS, *more]) == 2
     error = capsys.readouterr().err
     assert said in error and error.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("values", "longest"),
+    [
+        ({"max_position_embeddings": 4096}, 4096),
+        ({"max_position_embeddings": 4096, "rope_scaling": {"rope_type": "linear", "factor": 4.0}}, 16_384),
+        ({"max_position_embeddings": 32_768, "rope_scaling": {
+            "type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32_768}}, 131_072),
+        ({"max_position_embeddings": 131_072, "rope_scaling": {
+            "rope_type": "llama3", "factor": 8.0, "original_max_position_embeddings": 8192}}, 131_072),
+        ({"text_config": {"max_position_embeddings": 512}, "seq_length": 1024}, 512),
+        ({"hidden_size": 8}, None),
+    ],
+)  # fmt: skip
+def test_how_long_a_text_a_model_was_made_for(values: dict[str, Any], longest: int | None, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(values))
+    assert context_of(str(tmp_path)) == context_of(str(tmp_path / "config.json")) == longest
+    assert context_of("llama-2-7b") == 4096 and context_of("mamba2-2.7b") is None
+    assert context_of("meta-llama/Meta-Llama-3.1-8B-Instruct") == 131_072
+
+
+def test_weights_are_those_that_a_model_was_released_in(capsys: pytest.CaptureFixture[str]) -> None:
+    names = {
+        "gpt-oss-20b": "mxfp4", "deepseek-ai/DeepSeek-V3": "fp8-block", "Qwen/Qwen3-30B-A3B-FP8": "fp8",
+        "qwen3-8b": None,
+        "TheBloke/Llama-2-13B-chat-AWQ": "int4-wo", "models/Meta-Llama-3.1-8B-Instruct-Q4_K_M.gguf": "q4_k",
+        "nvidia/DeepSeek-R1-FP4": "nvfp4", "x/Qwen2.5-7B-GPTQ-Int8": "int8-wo", "meta-llama/Llama-3.1-8B": None,
+    }  # fmt: skip
+    assert {name: stored_of(name) for name in names} == names
+    asked = ["predict", "gpt-oss-20b", "--serve", "--on", "h100-sxm", *LENGTHS, "--json"]
+    for engine, weights in (("vllm", "mxfp4"), ("llama.cpp", "mxfp4-gguf")):
+        assert main([*asked, "--engine", engine]) == 0
+        found = json.loads(capsys.readouterr().out)
+        assert found["weights"] == weights and any("as gpt-oss-20b is released" in one for one in found["assumptions"])
 
 
 def test_options_of_serving_want_serve(capsys: pytest.CaptureFixture[str]) -> None:

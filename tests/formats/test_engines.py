@@ -33,9 +33,10 @@ def test_what_is_written_reads_back(program: str) -> None:
         max_batched_tokens=4096, serving=Serving(**{"max_model_len": 8192, **axes}), **limits,  # type: ignore[arg-type]
     )  # fmt: skip
     line, lost = command_line(file, program)
-    back, unread = read_command(line, program, "8xh100-sxm")
+    made = read_command(line, program, "8xh100-sxm")
+    back, unread = made.file, made.unread
     assert (back, len(lost)) == (file, lines)
-    assert [said for said in unread if not said.startswith("max_model_len")] == []
+    assert unread == ()
 
 
 COMPOSE = """
@@ -72,10 +73,12 @@ spec:
 
 
 def test_containers_are_read_as_they_stand() -> None:
-    file, unread = read_command(COMPOSE, "vllm", "8xh100-sxm")
+    made = read_command(COMPOSE, "vllm", "8xh100-sxm")
+    file, unread = made.file, made.unread
     assert (file.model, file.serving.tp, file.serving.replicas, file.memory_fraction) == ("meta/M", 4, 2, 0.92)
     assert (file.serving.max_model_len, unread) == (16_000, ())
-    file, unread = read_command(MANIFEST, "sglang", "8xh100-sxm")
+    made = read_command(MANIFEST, "sglang", "8xh100-sxm")
+    file, unread = made.file, made.unread
     assert (file.model, file.serving.tp, file.serving.replicas, file.memory_fraction) == ("meta/M", 2, 3, 0.8)
     assert unread[0] == "--scheduler-recv-interval 10"
     with pytest.raises(FormatError, match="none of its 2 containers starts `llama-server`"):
@@ -83,7 +86,8 @@ def test_containers_are_read_as_they_stand() -> None:
 
 
 def test_options_are_those_of_the_program_itself() -> None:
-    _, unread = read_command("vllm serve M --tensor-paralel-size 2 --max-model-len 10", "vllm", "h100-sxm")
+    made = read_command("vllm serve M --tensor-paralel-size 2 --max-model-len 10", "vllm", "h100-sxm")
+    unread = made.unread
     assert len(unread) == 1 and unread[0].startswith("vllm 0.19.0 has no option --tensor-paralel-size (did you mean")
     for line, said in (
         ("vllm serve M --mamba-cache-dtype fp99", "is none of"),
@@ -97,7 +101,7 @@ def test_options_are_those_of_the_program_itself() -> None:
 
 
 def test_slots_of_llama_cpp_share_the_context() -> None:
-    file, _ = read_command("llama-server -m m.gguf -c 32768 -np 4 -ngl 99 -ub 512", "llama.cpp", "rtx-4090")
+    file = read_command("llama-server -m m.gguf -c 32768 -np 4 -ngl 99 -ub 512", "llama.cpp", "rtx-4090").file
     assert (file.serving.max_model_len, file.max_seqs) == (8192, 4)
 
 
@@ -105,9 +109,10 @@ def test_a_line_as_it_stands_names_what_is_not_read() -> None:
     text = (
         "export X=1\nvllm serve meta/M \\\n  -tp 4 --port 8000 --kv-cache-dtype=fp8 --enforce-eager --max-num-seqs 32\n"
     )
-    file, unread = read_command(text, "vllm", "4xh100-sxm")
+    made = read_command(text, "vllm", "4xh100-sxm")
+    file, unread = made.file, made.unread
     assert (file.model, file.serving.tp, file.serving.kv, file.max_seqs) == ("meta/M", 4, "fp8", 32)
-    assert unread == ("--enforce-eager", "max_model_len is not said: 4096 is taken")
+    assert unread == ("--enforce-eager",) and "max_model_len" not in made.said
 
 
 @pytest.mark.parametrize(
@@ -128,12 +133,12 @@ def test_wrong_lines_are_said(text: str, said: str) -> None:
 def test_other_names_suffixes_and_groups_of_attention() -> None:
     """sglang's tp counts the groups of attention dp; without the flag, dp is replicas."""
     text = "python -m sglang.launch_server --model M --tensor-parallel-size 8 --dp-size 2 --context-length 8K"
-    apart, _ = read_command(text, "sglang", "8xh100-sxm")
+    apart = read_command(text, "sglang", "8xh100-sxm").file
     assert (apart.serving.tp, apart.serving.dp, apart.serving.replicas) == (8, 1, 2)
-    groups, _ = read_command(f"{text} --enable-dp-attention", "sglang", "8xh100-sxm")
+    groups = read_command(f"{text} --enable-dp-attention", "sglang", "8xh100-sxm").file
     assert (groups.serving.tp, groups.serving.dp, groups.serving.max_model_len) == (4, 2, 8192)
     line, _ = command_line(groups, "sglang")
-    assert read_command(line, "sglang", "8xh100-sxm")[0] == groups
+    assert read_command(line, "sglang", "8xh100-sxm").file == groups
 
 
 def test_unknown_programs_are_said() -> None:
@@ -145,3 +150,41 @@ def test_copies_of_experts_and_padded_lengths_are_told_where_no_option_has_them(
     laid = Serving(tp=8, ep=8, redundant_experts=8, max_model_len=64)
     _, lost = command_line(replace(ServeFile.of("m", "8xh100-sxm", laid, engine("vllm")), buckets=(16, 64)), "vllm")
     assert any("8 copies of experts" in line for line in lost) and any("16, 64 tokens" in line for line in lost)
+
+
+@pytest.mark.parametrize(
+    ("program", "text", "wanted"),
+    [
+        ("vllm", "M=org/a\nTP=${TP:-4}\nvllm serve $M -tp ${TP} --max-model-len 8192", {"tp": 4}),
+        ("vllm", "python3 -m vllm.entrypoints.openai.api_server --model=org/a -tp=2 --max-model-len=8192", {"tp": 2}),
+        ("vllm", "docker run --gpus all -p 8000:8000 vllm/vllm-openai:v0.19 --model org/a -tp 2 --max-model-len 8192",
+         {"tp": 2}),
+        ("sglang", "sglang serve --model-path org/a --tp 2 --context-length 8192", {"tp": 2}),
+        ("tensorrt-llm", "mpirun -n 1 trtllm-serve serve org/a --tp_size 2 --max_seq_len 8192", {"tp": 2}),
+        ("llama.cpp", "llama-server -hf org/a -c 8192 -np 1", {"tp": 1}),
+        ("dynamo", "python3 -m dynamo.vllm --model org/a --is-prefill-worker --max-model-len 8192 &\n"
+         "python3 -m dynamo.vllm --model org/a --is-decode-worker --max-model-len 8192", {"tp": 1}),
+    ],
+)  # fmt: skip
+def test_servers_are_started_in_many_ways(program: str, text: str, wanted: dict[str, int]) -> None:
+    """As programs' own documents start them: variables of the script, images, older entrypoints, launchers."""
+    made = read_command(text, program, "8xh100-sxm")
+    assert made.file.model == "org/a" and made.unread == () and {"model", "max_model_len"} <= made.said
+    assert made.file.serving.max_model_len == 8192
+    assert {name: getattr(made.file.serving, name) for name in wanted} == wanted
+    if program == "dynamo":
+        assert (made.file.prefill_count, made.file.decode_count) == (1, 1)
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("vllm serve $MODEL -tp 2", "a variable that is not set there; put its name in"),
+        ("vllm serve org/a -tp $TP", "--tensor-parallel-size is '\\$TP', a variable that is not set"),
+        ("vllm serve --config server.yaml", "--config server.yaml is a file that is not read"),
+        ("docker run ghcr.io/me/other:1 --model org/a", "no `vllm serve` in it"),
+    ],
+)
+def test_what_a_script_leaves_open_is_said(text: str, says: str) -> None:
+    with pytest.raises(FormatError, match=says):
+        read_command(text, "vllm", "8xh100-sxm")

@@ -23,6 +23,7 @@ ASKED = Question(
     engine=engine("vllm"),
     load=closed(300, 20, 8, 24),
     target=Target(ttft_s=1.0, tpot_s=None),
+    context=None,
 )
 
 

@@ -30,6 +30,7 @@ def run(options: ExplainOptions) -> int:
         engine=asked.engine,
         load=asked.load,
         target=asked.target or Target(ttft_s=None, tpot_s=None),
+        context=asked.context,
     )
     lines = list(ANSWERS[options.question](question))
     if options.json:

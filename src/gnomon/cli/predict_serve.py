@@ -35,6 +35,7 @@ from gnomon.hardware import Cluster, parse_cluster, rent
 from gnomon.report.replay_page import replay_page
 from gnomon.report.serving import compared, compared_text, forecast_text
 from gnomon.report.tables import wrapped
+from gnomon.request.released import context_of, stored_of
 from gnomon.serving.capacity import capacity, changes, most_model_len, most_of, refusal, unable
 from gnomon.serving.encoders import reads_whole_texts
 from gnomon.serving.forecast import Disaggregated, Forecast, Target, serve, serve_pools
@@ -64,6 +65,8 @@ class ServingQuestion:
     beside: Beside | None
     """Draft model and encoder of images."""
     pools: Disaggregated | None
+    context: int | None
+    """Tokens of a prompt and its answer that the model was made for; None: nobody says."""
     measured: MeasuredLoad | None
     """What a server took for the same requests, where somebody drove one."""
     assumed: tuple[str, ...]
@@ -134,7 +137,7 @@ def titled(asked: ServingQuestion) -> str:
 
 def _refused(asked: ServingQuestion, problem: str, *, as_json: bool) -> int:
     helps = changes(asked.graph, asked.cluster, asked.serving, asked.engine)
-    most = most_model_len(asked.graph, asked.cluster, asked.serving, asked.engine)
+    most = most_model_len(asked.graph, asked.cluster, asked.serving, asked.engine, asked.context)
     held = capacity(asked.graph, asked.cluster, asked.serving, asked.engine)
     seqs = most_of(asked.graph, asked.cluster, asked.serving, asked.engine, "max_seqs")
     budget = most_of(asked.graph, asked.cluster, asked.serving, asked.engine, "max_batched_tokens")
@@ -210,7 +213,9 @@ def read(options: ServedOptions) -> ServingQuestion:
         assumed.append("engine not given: vllm (--engine)")
     record = _engine(engine(name), options, cluster, assumed)
     load, measured = read_load(options, assumed)
-    serving = _serving(options, graph, cluster, load, assumed)
+    serving = _serving(options, graph, cluster, record, load, assumed)
+    context = context_of(options.model)
+    _check_context(graph.name, context, serving.max_model_len, is_given=options.max_model_len is not None)
     target = None
     if options.ttft is not None or options.tpot is not None:
         target = Target(
@@ -240,8 +245,19 @@ def read(options: ServedOptions) -> ServingQuestion:
         beside=beside,
         pools=_pools(options, serving),
         measured=measured,
+        context=context,
         assumed=tuple(assumed),
     )
+
+
+def _check_context(model: str, context: int | None, longest: int, *, is_given: bool) -> None:
+    """InputError for more tokens than a model was made for."""
+    if context is not None and longest > context:
+        what = f"--max-model-len {longest}" if is_given else f"a request of {longest} tokens (prompt and answer)"
+        raise InputError(
+            f"{what} is longer than the {context} tokens that {model} was made for (max_position_embeddings), where "
+            f"engines refuse to start; shorten it, or give a config.json with rope_scaling"
+        )
 
 
 def _beside(options: ServedOptions) -> Beside | None:
@@ -282,7 +298,8 @@ def _from_command(options: ServedOptions, assumed: list[str]) -> ServedOptions:
         return options
     program, path = options.source
     source = pasted() if path == PASTED else Path(path)
-    file, unread = read_command(read_source(source)[0], program, options.on or "")
+    command = read_command(read_source(source)[0], program, options.on or "")
+    file = command.file
     said: dict[str, Any] = {
         "model": file.model,
         "engine": file.engine,
@@ -292,15 +309,17 @@ def _from_command(options: ServedOptions, assumed: list[str]) -> ServedOptions:
         "pp": file.serving.pp,
         "dp": file.serving.dp,
         "ep": file.serving.ep,
-        "weights": file.serving.weights,
         "kv": file.serving.kv,
-        "max_model_len": file.serving.max_model_len,
+        "weights": file.serving.weights if "weights" in command.said else None,
+        "max_model_len": file.serving.max_model_len if "max_model_len" in command.said else context_of(file.model),
         "max_num_seqs": file.max_seqs,
         "max_num_batched_tokens": file.max_batched_tokens,
         "memory_fraction": file.memory_fraction,
     }
     beside = given(options)
-    assumed += [f"{path}: not read: {what}" for what in unread]
+    assumed += [f"{path}: not read: {what}" for what in command.unread]
+    if "max_model_len" not in command.said and said["max_model_len"] is not None:
+        assumed.append(f"{path} does not say max_model_len: {said['max_model_len']}, as {file.model} was made for")
     return replace(options, **{name: value for name, value in said.items() if name not in beside})
 
 
@@ -438,7 +457,9 @@ def expert_loads(options: ServedOptions, graph: Graph) -> Callable[[int, list[st
     return load
 
 
-def _serving(options: ServedOptions, graph: Graph, cluster: Cluster, load: Load, assumed: list[str]) -> Serving:
+def _serving(
+    options: ServedOptions, graph: Graph, cluster: Cluster, record: Engine, load: Load, assumed: list[str]
+) -> Serving:
     pp, dp = options.pp or 1, options.dp or 1
     tp, replicas = options.tp, options.replicas
     devices = cluster.num_devices
@@ -457,6 +478,9 @@ def _serving(options: ServedOptions, graph: Graph, cluster: Cluster, load: Load,
     weights = options.weights
     if weights is None and (weights := _stored(options.model)) is not None:
         assumed.append(f"weights are {weights}, as the model's quantization_config says (--weights)")
+    if weights is None and (released := stored_of(options.model)) is not None:
+        weights = "mxfp4-gguf" if released == "mxfp4" and record.kernels.startswith("ggml") else released
+        assumed.append(f"weights are {weights}, as {options.model} is released (--weights)")
     if weights is None:
         peak = cluster.devices[0].dense_peak
         weights = "bf16" if peak.bf16 is not None else "fp16" if peak.fp16 is not None else "fp32"

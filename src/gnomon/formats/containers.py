@@ -75,9 +75,16 @@ def _words(container: Mapping[str, object]) -> list[str]:
         words = shlex.split(" ".join(words[2:]).replace("\\\n", " "), comments=True)
     image = str(container.get("image", ""))
     if words and words[0].startswith("-"):
-        words = [*next((start for part, start in IMAGES.items() if part in image), ()), *words]
+        words = [*image_starts(image), *words]
     env = dict(_env(container))
     return [re.sub(r"\$[({]?(\w+)[)}]?", lambda m: env.get(m[1], m[0]), word) for word in words]
+
+
+def image_starts(image: str) -> tuple[str, ...]:
+    """The words of an image's entrypoint; () of one that is not known."""
+    if not re.fullmatch(r"[\w.-]+(:\d+)?(/[\w.-]+)+(:[\w.-]+)?(@sha256:\w+)?", image):
+        return ()
+    return next((start for part, start in IMAGES.items() if part in image), ())
 
 
 def _env(container: Mapping[str, object]) -> Iterator[tuple[str, str]]:

@@ -13,11 +13,11 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Mapping
-from dataclasses import fields, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from gnomon.errors import FormatError, InputError, nearest
-from gnomon.formats.containers import words_of
+from gnomon.formats.containers import image_starts, words_of
 from gnomon.serving.file import ServeFile
 from gnomon.serving.layout import FORMATS, KV_BITS, Serving
 from gnomon.software.engine import engine
@@ -32,6 +32,16 @@ BEGINS: Mapping[str, tuple[str, ...]] = {
     "dynamo": ("python", "-m", "dynamo.vllm"),
 }
 """Program -> the words before its options; the model follows, or is an option."""
+
+SUBCOMMANDS: Mapping[str, tuple[str, ...]] = {"tensorrt-llm": ("serve",)}
+"""Words after these that name no model."""
+
+ALSO_BEGINS: Mapping[str, tuple[tuple[str, ...], ...]] = {
+    "vllm": (("python", "-m", "vllm.entrypoints.openai.api_server"), ("python", "-m", "vllm.entrypoints.api_server")),
+    "sglang": (("sglang", "serve"),),
+    "llama.cpp": (("python", "-m", "llama_cpp.server"),),
+}
+"""Other words that start the same server."""
 
 OPTIONS: Mapping[str, Mapping[str, str]] = {
     "vllm": {
@@ -112,6 +122,9 @@ SPELLED: dict[str, Mapping[str, str]] = {
     },
     "llama.cpp": {
         "-m": "--model",
+        "-hf": "--model",
+        "-hfr": "--model",
+        "--hf-repo": "--model",
         "-np": "--parallel",
         "-c": "--ctx-size",
         "-b": "--batch-size",
@@ -148,7 +161,7 @@ IGNORED = (
 )
 """Options that change no prediction."""
 
-FLAGS = ("--enable-expert-parallel", "--enable-dp-attention", "--is-prefill-worker")
+FLAGS = ("--enable-expert-parallel", "--enable-dp-attention", "--is-prefill-worker", "--is-decode-worker")
 """Options without a value that are read."""
 
 SUFFIXED = ("--max-model-len", "--max-num-batched-tokens", "--context-length")
@@ -227,25 +240,41 @@ def _workers(line: str, file: ServeFile) -> str:
     return "\n".join(("python -m dynamo.frontend &", *first, *last, "wait"))
 
 
-def read_command(text: str, program: str, on: str) -> tuple[ServeFile, tuple[str, ...]]:
-    """(server, options that were not read) of a command line as it stands, `\\` at line ends included, or of the
-    container of a compose file or manifest that starts the program.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Command:
+    """A command line that was read."""
 
-    What it does not set is the engine's own default. FormatError for a line that is not the program's, a value that is
-    no number where one belongs, or an option given twice.
+    file: ServeFile
+    """The server. What the line does not say is the engine's own default, 16 bits, and 4096 tokens."""
+    unread: tuple[str, ...]
+    """Options that were not read."""
+    said: frozenset[str]
+    """Names of fields of `ServeFile` and `Serving` that it says."""
+
+
+def read_command(text: str, program: str, on: str) -> Command:
+    """A command line as it stands, `\\` at line ends included, with variables that a script sets, or of the container
+    of a compose file, a manifest or `docker run` that starts the program.
+
+    FormatError for a line that is not the program's, a value that is no number where one belongs, a variable that the
+    script does not set, or an option given twice.
     """
     if program not in OPTIONS:
         raise InputError(f"no reader of {program[:40]!r}{nearest(program, OPTIONS)}; known: {', '.join(OPTIONS)}")
     begins, options = list(BEGINS[program]), known(ENGINE_OF.get(program, program))
     container = words_of(text, begins)
     try:
-        words = container.words if container else shlex.split(text.replace("\\\n", " "), comments=True)
+        words = container.words if container else _expanded(shlex.split(text.replace("\\\n", " "), comments=True))
     except ValueError as error:
         raise FormatError(f"the command line of {program} cannot be read: {error}") from None
-    at = next((i for i in range(len(words)) if _is_begin(words[i : i + len(begins)], begins)), None)
+    starts = (begins, *map(list, ALSO_BEGINS.get(program, ())))
+    found = ((i + len(one)) for i in range(len(words)) for one in starts if _is_begin(words[i : i + len(one)], one))
+    at = next(found, None)
+    if at is None:  # `docker run IMAGE OPTIONS` starts what is the image's own
+        at = next((i + 1 for i, w in enumerate(words) if image_starts(w) == tuple(begins)), None)
     if at is None:
         raise FormatError(f"no `{' '.join(begins)}` in it; give the command line that starts {program}")
-    rest, values, unread = words[at + len(begins) :], dict[str, Any](), list[str]()
+    rest, values, unread = words[at:], dict[str, Any](), list[str]()
     flags: set[str] = set()
     if program == "dynamo" and "&" in rest:
         rest = rest[: rest.index("&")]
@@ -254,6 +283,8 @@ def read_command(text: str, program: str, on: str) -> tuple[ServeFile, tuple[str
         word = SPELLED[program].get(word, word)
         word = SPELLED[program].get(options.resolved(word), options.resolved(word))
         if not word.startswith("-"):
+            if word in SUBCOMMANDS.get(program, ()) and not values:
+                continue
             if "model" in values:
                 unread.append(word)
             values.setdefault("model", word)
@@ -263,6 +294,8 @@ def read_command(text: str, program: str, on: str) -> tuple[ServeFile, tuple[str
             continue
         if not equals and not options.is_flag(word) and rest and not rest[0].startswith("--"):
             given = rest.pop(0)
+        if "$" in given:
+            raise FormatError(f"{word} is {given[:40]!r}, a variable that is not set there; put its value in")
         name = "model" if word == "--model" else OPTIONS[program].get(word)
         if name is None:
             if (problem := options.says(word)) is not None:
@@ -273,9 +306,15 @@ def read_command(text: str, program: str, on: str) -> tuple[ServeFile, tuple[str
             continue
         if name in values:
             raise FormatError(f"{word} is given twice")
+        if program == "llama.cpp" and name == "max_model_len" and given == "0":
+            continue  # as the model's file says
         values[name] = _value(word, name, given)
     if "model" not in values:
-        raise FormatError(f"the command line of {program} names no model")
+        other = next((one for one in unread if one.startswith(("--config", "--preset"))), None)
+        more = f"; {other} is a file that is not read: put what it says on the command line" if other else ""
+        raise FormatError(f"the command line of {program} names no model{more}")
+    if "$" in values["model"]:
+        raise FormatError(f"the model is {values['model'][:40]!r}, a variable that is not set there; put its name in")
     record = engine(ENGINE_OF.get(program, program))
     axes: dict[str, Any] = {name: values[name] for name in ("tp", "pp", "dp", "ep") if name in values}
     if "--enable-expert-parallel" in flags:
@@ -291,12 +330,10 @@ def read_command(text: str, program: str, on: str) -> tuple[ServeFile, tuple[str
         values["max_model_len"] //= values.get("max_seqs", record.max_seqs)
     if container is not None and container.replicas > 1:
         axes["replicas"] = axes.get("replicas", 1) * container.replicas
-    counts = [words[i : i + len(begins)] == begins for i in range(len(words))] if program == "dynamo" else []
+    counts = [_is_begin(words[i : i + 3], begins) for i in range(len(words))] if program == "dynamo" else []
     first = words.count("--is-prefill-worker") if program == "dynamo" else 0
     if sum(counts) > 1 and not first:
         axes["replicas"] = sum(counts)
-    if "max_model_len" not in values:
-        unread.append("max_model_len is not said: 4096 is taken")
     serving = Serving(
         **axes, weights=values.get("weights", "bf16"), kv=values.get("kv", "bf16"),
         max_model_len=values.get("max_model_len", 4096),
@@ -306,12 +343,32 @@ def read_command(text: str, program: str, on: str) -> tuple[ServeFile, tuple[str
     file = replace(file, **limits)
     if first:
         file = replace(file, prefill_count=first, decode_count=sum(counts) - first)
-    return file, tuple(unread)
+    return Command(file=file, unread=tuple(unread), said=frozenset(values))
+
+
+def _expanded(words: list[str]) -> list[str]:
+    """Words of a script with the variables that it sets before, as `NAME=value`, put in; `${NAME:-value}` is the value
+    where it sets none."""
+    known: dict[str, str] = {}
+
+    def value(match: re.Match[str]) -> str:
+        name, other = match[1] or match[3], match[2]
+        return known.get(name, match[0] if other is None else other)
+
+    made = []
+    for word in words:
+        word = re.sub(r"\$\{(\w+)(?::?-([^}]*))?\}|\$(\w+)", value, word)
+        if (sets := re.fullmatch(r"([A-Za-z_]\w*)=(.*)", word, re.DOTALL)) is not None:
+            known[sets[1]] = sets[2]
+        made.append(word)
+    return made
 
 
 def started_by(text: str) -> str | None:
     """The program whose server a script starts, as --from names it; None where it starts none."""
-    return next((name for name, words in BEGINS.items() if " ".join(words[-2:]) in text), None)
+    starts = [(name, words) for name, words in BEGINS.items()]
+    starts += [(name, words) for name, others in ALSO_BEGINS.items() for words in others]
+    return next((name for name, words in starts if " ".join(words[-2:]) in text), None)
 
 
 def _is_begin(words: list[str], begins: list[str]) -> bool:

@@ -54,6 +54,8 @@ class Question:
     engine: Engine
     load: Load
     target: Target
+    context: int | None
+    """Tokens of a prompt and its answer that the model was made for; None: nobody says."""
 
     def forecast(self, serving: Serving | None = None, engine: Engine | None = None) -> Forecast:
         """The prediction, of another layout or other limits where they are given."""
@@ -63,7 +65,9 @@ class Question:
 def _fits(q: Question) -> Iterator[str]:
     problem = refusal(q.graph, q.cluster, q.serving, q.engine)
     yield problem or "it starts"
-    yield f"largest max_model_len: {most_model_len(q.graph, q.cluster, q.serving, q.engine) or 'none'}"
+    longest = most_model_len(q.graph, q.cluster, q.serving, q.engine, q.context)
+    what = ", which the model was made for" if longest == q.context else ""
+    yield f"largest max_model_len: {longest or 'none'}{what}"
     yield f"largest max_num_seqs: {most_of(q.graph, q.cluster, q.serving, q.engine, 'max_seqs') or 'none'}"
     budget = most_of(q.graph, q.cluster, q.serving, q.engine, "max_batched_tokens")
     yield f"largest max_num_batched_tokens: {budget or 'none'}"

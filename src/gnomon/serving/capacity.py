@@ -281,14 +281,16 @@ class Help:
     """The engine with it."""
 
 
-def most_model_len(graph: Graph, cluster: Cluster, serving: Serving, engine: Engine) -> int:
+def most_model_len(graph: Graph, cluster: Cluster, serving: Serving, engine: Engine, context: int | None = None) -> int:
     """The largest `max_model_len` of which one request fits; 0 if none does."""
 
     def fits(longest: int) -> bool:
         return capacity(graph, cluster, replace(serving, max_model_len=longest), engine).fits
 
+    if context is not None and fits(context):
+        return context
     low, high = 0, 1
-    while high < 2**24 and fits(high):
+    while high < (context or 2**24) and fits(high):
         # Doubling, then bisection: fitting falls with the length.
         low, high = high, high * 2
     while high - low > 1:

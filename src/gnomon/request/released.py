@@ -93,7 +93,7 @@ def context_of(name: str | None) -> int | None:
 def _said(values: Mapping[str, Any]) -> int | None:
     inner = values.get("text_config")
     values = {**values, **(inner if isinstance(inner, Mapping) else {})}
-    found = [values[key] for key in KEYS if isinstance(values.get(key), int) and not isinstance(values[key], bool)]
+    found = [int(values[key]) for key in KEYS if type(values.get(key)) is int]
     scaling = values.get("rope_scaling") or values.get("rope_parameters")
     longest = min(found, default=None)
     if longest is None or not isinstance(scaling, Mapping):

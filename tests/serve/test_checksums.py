@@ -42,3 +42,17 @@ def test_sums_that_cannot_be_right_are_refused(line: str, why: str, tmp_path: Pa
     (tmp_path.parent / "x.safetensors").write_bytes(b"")
     with pytest.raises(InputError, match=re.escape(why)):
         check_sums(tmp_path)
+
+
+def test_a_link_into_the_hubs_cache_is_held_against_its_name(tmp_path: Path) -> None:
+    content = bytes(range(100))
+    blob = tmp_path / "blobs" / hashlib.sha256(content).hexdigest()
+    folder = tmp_path / "snapshots" / "a"
+    for made in (blob.parent, folder):
+        made.mkdir(parents=True)
+    blob.write_bytes(content)
+    (folder / "model.safetensors").symlink_to(blob)
+    assert check_sums(folder) == 1
+    blob.write_bytes(content[:-1] + b"x")
+    with pytest.raises(InputError, match=r"model\.safetensors is not what its sum"):
+        check_sums(folder)

@@ -15,6 +15,7 @@ torch = pytest.importorskip("torch", reason="torch is not installed: the engine'
 pytest.importorskip("transformers", reason="transformers, the oracle, is not installed")
 
 from runtime.hf_models import CONFIGS  # noqa: E402
+from safetensors.torch import load_file, save_file  # noqa: E402
 from serve.against_generate import answers, compare, greedy, served, theirs  # noqa: E402
 
 from gnomon.errors import InputError, PlanError  # noqa: E402
@@ -99,6 +100,15 @@ def test_what_can_never_be_answered_is_said(tmp_path: Path) -> None:
         ours.add([5] * 60, greedy(10))
     with pytest.raises(InputError, match="give more memory"):
         open_model(tmp_path, engine("gnomon"), dtype="fp32", kv_bytes=1000)
+
+
+def test_weights_that_are_no_numbers_are_found_before_serving(tmp_path: Path) -> None:
+    _, ours = served("llama", tmp_path)
+    weights = load_file(tmp_path / "model.safetensors")
+    weights["model.layers.1.mlp.up_proj.weight"].view(-1)[7] = float("nan")
+    save_file(weights, tmp_path / "model.safetensors")
+    with pytest.raises(InputError, match=r"up_proj\.weight of .* has 1 weights that are no numbers"):
+        open_model(tmp_path, ours.rules, dtype="fp32", kv_bytes=1 << 24)
 
 
 def test_encoders_are_refused_before_weights_are_read(tmp_path: Path) -> None:

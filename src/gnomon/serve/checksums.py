@@ -1,8 +1,9 @@
 """Whether the weights of a folder are those that somebody took the sums of: `check_sums(folder)`.
 
 A folder's `SHA256SUMS`, or `FILE.sha256` beside a file, has lines as the program sha256sum writes them: the sum in
-hexadecimal, and the file's name. A folder without either is served as it is: a file that is cut off is found by its
-header. Leaves out signatures: who can change weights can change sums beside them.
+hexadecimal, and the file's name. In a cache of Hugging Face's hub a file is a link to one that its sum is the name of.
+A folder without any of these is served as it is: a file that is cut off is found by its header, and numbers that are
+none as they are read. Leaves out signatures: who can change weights can change sums beside them.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from pathlib import Path
 from gnomon.errors import InputError
 
 WHOLE, BESIDE = "SHA256SUMS", ".sha256"
+SUM = re.compile("[0-9a-f]{64}")
 LINE = re.compile(r"([0-9a-fA-F]{64})(?:\s+\*?(\S.*))?")
 
 
@@ -25,6 +27,10 @@ def check_sums(folder: Path) -> int:
         if source.is_file():
             for name, digest in _read(source).items():
                 wanted[name] = digest, source
+    for file in sorted(folder.glob("*.safetensors")):
+        target = file.resolve()
+        if file.is_symlink() and target.parent.name == "blobs" and SUM.fullmatch(target.name):
+            wanted.setdefault(file.name, (target.name, target))
     checked = 0
     for name, (digest, source) in wanted.items():
         if not name.endswith(".safetensors"):

@@ -330,19 +330,14 @@ def _spaced(text: str) -> str:
 
 
 def _engine(record: Engine, options: ServedOptions, cluster: Cluster, assumed: list[str]) -> Engine:
-    """The record with the user's limits; of smaller devices, the smaller defaults of vLLM and SGLang."""
-    least = min(d.memory_bytes for d in cluster.devices) / 2**30
-    if record.name == "vllm" and (least < 70 or any("a100" in d.name for d in cluster.devices)):
-        if options.max_num_seqs is None and record.max_seqs > 256:
-            record = replace(record, max_seqs=256)
-            assumed.append("max_num_seqs 256: as vllm on an A100 or less than 70 GiB")
-        if options.max_num_batched_tokens is None and record.max_batched_tokens > 2048:
-            record = replace(record, max_batched_tokens=2048)
-            assumed.append("max_num_batched_tokens 2048: as vllm on an A100 or less than 70 GiB")
-    if record.name == "sglang" and least < 60 and options.max_num_batched_tokens is None:
-        budget = 2048 if least < 35 else 4096
-        record = replace(record, max_batched_tokens=min(budget, record.max_batched_tokens))
-        assumed.append(f"max_num_batched_tokens {record.max_batched_tokens}: as sglang on less than 60 GiB")
+    """The record with the user's limits; on smaller devices with the engine's smaller defaults."""
+    if (own := record.smaller(cluster.devices)) is not None:
+        if options.max_num_seqs is None and own.max_seqs < record.max_seqs:
+            record = replace(record, max_seqs=own.max_seqs)
+            assumed.append(f"max_num_seqs {own.max_seqs}: as {record.name} on {own.words}")
+        if options.max_num_batched_tokens is None and own.max_batched_tokens < record.max_batched_tokens:
+            record = replace(record, max_batched_tokens=own.max_batched_tokens)
+            assumed.append(f"max_num_batched_tokens {own.max_batched_tokens}: as {record.name} on {own.words}")
     fraction = options.memory_fraction
     if options.chunked_prefill is not None:
         record = replace(record, chunked_prefill=options.chunked_prefill == "on")

@@ -289,6 +289,7 @@ ATTENTION = replace(
     strategies=_strategies,
     together=HEAD_DIMS,
     does="attends",
+    served="apart",
     calls="rules of the frontend",
     documents=True,
     torch="attention:attention",
@@ -318,6 +319,7 @@ ROTARY = replace(
     backward=per_element_back(3),
     calibrated="rows read",
     does="rotates",
+    served="kernel a block",
     documents=True,
     torch="attention:rotary",
 )

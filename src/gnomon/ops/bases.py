@@ -36,6 +36,7 @@ MOVES_BYTES = OpKind(
     sums=False,
     together=(),
     does="computes",
+    served="kernel",
     calls="none",
     documents=False,
     torch=UNSAID,
@@ -53,6 +54,7 @@ CONTRACTION = replace(
     price=Matmul("tokens", narrow=True),
     grad_price=Matmul("tokens", narrow=True),
     does="multiplies",
+    served="apart",
 )
 """Activations times a weight: a matmul forward and one for each operand's gradient, that of the weight a step of its
 own which a schedule can delay."""

@@ -101,6 +101,7 @@ CONV2D = replace(
     grad_price=Matmul("pixels", narrow=False),
     strategies=_convolution,
     does="convolves",
+    served="kernel",
     torch="image:conv2d",
 )
 

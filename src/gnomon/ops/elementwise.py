@@ -172,6 +172,7 @@ ADD = replace(
     calibrated="elements, forward",
     gradient="passed on",
     does="adds",
+    served="bytes",
     calls="rules of the frontend",
     torch="elementwise:add",
 )
@@ -194,6 +195,7 @@ MUL = replace(
 SCALE = replace(
     MOVES_BYTES,
     name="scale",
+    served="free",  # folded into a neighbour
     signature="x[, vector] -> x times a constant or a learned vector; factor",
     dims=first_dims,
     saves=_saves_vector,
@@ -254,6 +256,7 @@ DROPOUT = replace(
     backward=per_element_back(1),
     steps=_mask_steps,
     does="drops",
+    served="free",
     calls="rules of the frontend",
     torch="elementwise:dropped",
 )

@@ -57,6 +57,7 @@ EMBEDDING = replace(
     weight_sum="in place",
     sums=True,
     does="looks up",
+    served="apart",
     calls="rules of the frontend",
     torch="lookup:embedding",
 )

@@ -90,6 +90,7 @@ MATMUL = replace(
     price=Matmul("batch", narrow=False),
     grad_price=Matmul("batch", narrow=False),
     does="multiplies activations",
+    served="kernel",
     torch="lowered",
 )
 

@@ -90,6 +90,7 @@ CROSS_ENTROPY = replace(
     strategies=_loss,
     sums=True,
     does="compares labels",
+    served="apart",
     calls="rules of the frontend",
     torch="lookup:cross_entropy",
 )
@@ -106,6 +107,7 @@ MSE = replace(
     grad_price=once("reduce"),
     sums=True,
     does="compares",
+    served="apart",
     torch="image:mse",
 )
 

@@ -165,6 +165,7 @@ DISPATCH = replace(
     grad_price=once("reduce", kernels=2),
     strategies=_experts,
     does="dispatches",
+    served="bytes",
     torch="engine",
 )
 
@@ -194,6 +195,7 @@ COMBINE = replace(
     grad_price=once("reduce", kernels=3),
     strategies=_experts,
     does="combines",
+    served="bytes",
     torch="engine",
 )
 

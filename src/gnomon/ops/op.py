@@ -246,6 +246,11 @@ class OpKind:
     """Base names of dims that are divided together (query and key heads); empty: each by itself."""
     does: Does
     """Its part in a model, which others ask for in place of its name."""
+    served: Literal["apart", "kernel", "kernel a block", "bytes", "free"]
+    """What it costs in an inference engine's passes over activations. apart: it has a price of its own (matmuls,
+    attention, scans, lookups, heads). kernel: a kernel that reads its inputs and writes its outputs. kernel a block:
+    all of a block are one kernel (rotary of q and k). bytes: its bytes move in the kernel of a neighbour (a sum with
+    the residual in the norm that follows). free: nothing runs (views, what only training has)."""
     calls: tuple[TorchCall, ...] | Literal["rules of the frontend", "none"]
     """Calls of the torch API that are captured as this kind. `rules of the frontend`: what `frontend.kinds` reads,
     which looks at more than names; none: no call is."""

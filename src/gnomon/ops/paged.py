@@ -84,6 +84,7 @@ PAGED_ATTENTION = replace(
     strategies=_strategies,
     together=HEAD_DIMS,
     does="attends blocks",
+    served="apart",
     calls=(
         TorchCall(
             function="gnomon::paged_attention",

@@ -157,6 +157,7 @@ STATE_SPACE = replace(
     strategies=_scanned,
     together=STATE_DIMS,
     does="scans",
+    served="apart",
     torch="state_space:state_space",
 )
 

@@ -108,6 +108,7 @@ def _renamed(op: Op, setting: Division, plain: Strategy) -> tuple[Strategy, ...]
 RESHAPE = replace(
     MOVES_BYTES,
     name="reshape",
+    served="free",
     signature="x -> a view of x in other dims",
     dims=_reshape_dims,
     memory="view",
@@ -123,6 +124,7 @@ RESHAPE = replace(
 SPLIT = replace(
     MOVES_BYTES,
     name="split",
+    served="free",
     signature="x -> views of its parts along one dim, or of each of its slices",
     dims=_split_dims,
     memory="part",
@@ -138,6 +140,7 @@ SPLIT = replace(
 RENAME = replace(
     MOVES_BYTES,
     name="rename",
+    served="free",
     signature="x -> x with other names for its dims",
     dims=_rename_dims,
     memory="view",
@@ -154,6 +157,7 @@ RENAME = replace(
 CONCAT = replace(
     MOVES_BYTES,
     name="concat",
+    served="free",
     signature="a, b, … -> one after another along a dim",
     dims=_concat_dims,
     saves="nothing",
@@ -165,6 +169,7 @@ CONCAT = replace(
 REPEAT = replace(
     MOVES_BYTES,
     name="repeat",
+    served="free",
     signature="x -> copies along a dim (kv_heads -> heads)",
     dims=_repeat_dims,
     saves="nothing",

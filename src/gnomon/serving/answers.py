@@ -148,7 +148,7 @@ def _tokens(q: Question) -> Iterator[str]:
 
 
 def _layout(q: Question) -> Iterator[str]:
-    experts = any(op.kind == "grouped_linear" for block in q.graph.blocks for op in block.ops)
+    experts = any(block.does("multiplies rows") for block in q.graph.blocks)
     candidates = space(
         q.cluster,
         [q.engine],
@@ -259,7 +259,7 @@ def _fewest(q: Question) -> Iterator[str]:
     if q.target.ttft_s is None and q.target.tpot_s is None:
         yield "no target is given: --ttft, --tpot"
         return
-    experts = any(op.kind == "grouped_linear" for block in q.graph.blocks for op in block.ops)
+    experts = any(block.does("multiplies rows") for block in q.graph.blocks)
     candidates = space(
         q.cluster, [q.engine], q.serving.max_model_len, weights=(q.serving.weights,), kv=(q.serving.kv,),
         experts=experts, fewer=True, resident_bytes=q.serving.resident_bytes,

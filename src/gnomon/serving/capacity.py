@@ -364,7 +364,7 @@ def unable(graph: Graph, cluster: Cluster, serving: Serving, engine: Engine) -> 
     first = cluster.devices[0]
     if first.kind not in engine.devices:
         return f"{engine.name} does not run on a {first.kind} ({first.name}); it runs on: {', '.join(engine.devices)}"
-    if serving.resident_bytes is not None and engine.name != "gnomon":
+    if serving.resident_bytes is not None and not engine.streams_weights:
         return f"{engine.name} does not read layers from a disk as they run; of engines on record gnomon does"
     if (places := places_of(graph)) is not None and places not in engine.encoder_decoders:
         able = [name for name in engines() if places in engine_of(name).encoder_decoders]
@@ -372,7 +372,7 @@ def unable(graph: Graph, cluster: Cluster, serving: Serving, engine: Engine) -> 
             f"{engine.name} {engine.version} serves no encoder with a decoder whose places are {places}, as "
             f"{graph.name} is one; of engines on record: {', '.join(able) or 'none does'}"
         )
-    if is_sparse(serving.weights) and engine.name != "gnomon":
+    if is_sparse(serving.weights) and not engine.sparse_weights:
         return f"{engine.name} does not multiply by weights in {serving.weights}; of engines on record gnomon does"
     return None
 

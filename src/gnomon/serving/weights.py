@@ -238,16 +238,16 @@ class _BlockWalk:
 
     def shape(self) -> BlockShape:
         block = self.block
-        linears = [op for op in block.ops if op.kind == "linear"]
-        grouped = [op for op in block.ops if op.kind == "grouped_linear"]
-        cores = [op for op in block.ops if op.kind == "attention"]
+        linears = [op for op in block.ops if op.does == "multiplies"]
+        grouped = [op for op in block.ops if op.does == "multiplies rows"]
+        cores = [op for op in block.ops if op.does == "attends"]
         crossing = [op for op in cores if _is_source(block, op.inputs[1])]
         cores = [op for op in cores if op not in crossing]
-        scans = [op for op in block.ops if op.kind == "state_space"]
+        scans = [op for op in block.ops if op.does == "scans"]
         names = {_base(atom): atom for tensor in block.tensors for atom in tensor.atoms}
         latent = "kv_rank" in names and bool(cores)
-        is_head = any(op.kind in ("cross_entropy", "mse") for op in block.ops)
-        table = next((op for op in block.ops if op.kind == "embedding"), None)
+        is_head = any(op.does in ("compares labels", "compares") for op in block.ops)
+        table = next((op for op in block.ops if op.does == "looks up"), None)
         # Linears that read one input in one format are joined: an engine runs q, k, v (or gate, up) as one matmul. A
         # partial result (row-parallel) and a router stay alone.
         joined: dict[tuple[str, float], list[ServedMatmul]] = {}
@@ -281,7 +281,7 @@ class _BlockWalk:
             partial = self.split(inner)
             # Row-parallel linears end in a sum over tp; of a mixture only those of shared experts have one of their
             # own.
-            if partial and not any(o.kind == "combine" for o in block.ops):
+            if partial and not block.does("combines"):
                 sums += 1
             elif partial and "shared" not in op.path:
                 sums += 1
@@ -394,14 +394,11 @@ class _BlockWalk:
         """(bytes for a token, kernels) of what an engine runs between products; sums with a residual are part of the
         norm that follows, rotary of q and k and the write of keys are one kernel each."""
         setting = Setting(sizes={**self.sizes, **ONE_TOKEN}, dtypes=BF16, causal_flops="half")
-        total, kernels, rotary = 0.0, 0, False
+        total, kernels, once = 0.0, 0, set[str]()
         for op in self.block.ops:
-            if op.kind in ("linear", "grouped_linear", "attention", "state_space", "cross_entropy", "embedding", "mse"):
+            served = op.rules.served
+            if served in ("apart", "free") or op.captured is not None:
                 continue
-            if op.kind in ("reshape", "split", "rename", "concat", "scale", "repeat") or op.captured is not None:
-                continue
-            if op.does == "drops":
-                continue  # nothing is dropped where nothing is trained
             if "experts." in op.path and "shared" not in op.path:
                 continue  # in the price of the experts
             work = forward_work(op, self.block, setting)
@@ -409,12 +406,10 @@ class _BlockWalk:
                 self.size(self.block.tensor(n).dims) * 2 for n in op.inputs if self.block.tensor(n).kind == "parameter"
             )
             total += max(0, int(work.read_bytes) + int(work.write_bytes) - own)
-            if op.kind in ("add", "dispatch", "combine") or (op.kind == "rotary" and rotary):
-                continue
-            rotary = rotary or op.kind == "rotary"
-            kernels += 1
-        cached = any(op.kind == "attention" for op in self.block.ops)
-        return int(total), kernels + cached
+            kernels += served == "kernel" or (served == "kernel a block" and op.kind not in once)
+            once.add(op.kind)
+        writes_keys = self.block.does("attends")  # keys and values go to their pages in one kernel
+        return int(total), kernels + writes_keys
 
 
 def _taps(op: Op, block: Block, scan: Scan) -> int:
@@ -425,7 +420,7 @@ def _taps(op: Op, block: Block, scan: Scan) -> int:
 
 def _first_place(block: Block, table: str) -> int:
     """Row of a table of positions that the first token reads."""
-    first = next((op.attr("first", 0) for op in block.ops if op.kind == "embedding" and op.inputs[1] == table), 0)
+    first = next((op.attr("first", 0) for op in block.ops if op.does == "looks up" and op.inputs[1] == table), 0)
     return first if isinstance(first, int) else 0
 
 
@@ -471,9 +466,9 @@ def places_of(graph: Graph) -> Places | None:
     if not {"input_ids", "decoder_input_ids"} <= made:
         return None
     ops = [(block, op) for block in graph.blocks for op in block.ops]
-    if any(op.kind == "attention" and len(op.inputs) > 3 for _, op in ops):
+    if any(op.does == "attends" and len(op.inputs) > 3 for _, op in ops):
         return "relative"
-    looked_up = [block.tensor(op.inputs[0]).kind for block, op in ops if op.kind == "embedding"]
+    looked_up = [block.tensor(op.inputs[0]).kind for block, op in ops if op.does == "looks up"]
     return "learned" if "state" in looked_up else "fixed"
 
 

@@ -8,6 +8,7 @@ and everything that differs by model or device.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -15,6 +16,7 @@ from typing import ClassVar, Literal
 
 from gnomon import schema
 from gnomon.errors import CatalogueError, InputError, nearest
+from gnomon.hardware.types import Device
 from gnomon.units import Bytes, Seconds
 
 Preemption = Literal["recompute", "none"]
@@ -32,6 +34,22 @@ class EngineFact:
     """Code, document or measurement."""
     date: str
     """When it was read or fitted, YYYY-MM-DD."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SmallerDefaults:
+    """Limits of an engine on devices with less memory, or of some names."""
+
+    below_bytes: Bytes
+    """Devices with less memory than this are under it."""
+    names: tuple[str, ...]
+    """So are devices with one of these in their names, whatever their memory."""
+    max_batched_tokens: int
+    """Token budget of an iteration."""
+    max_seqs: int
+    """Requests that run at the same time."""
+    words: str
+    """Those devices, for people: `an A100 or less than 70 GiB`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,6 +140,13 @@ class Engine:
     mBART), fixed (Marian, M2M100); none: it serves none."""
     disaggregates: bool
     """Whether engines that compute prompts can hand keys to engines that answer."""
+    streams_weights: bool
+    """Whether it can read layers from a disk as they run, where memory does not hold them."""
+    sparse_weights: bool
+    """Whether it multiplies by weights of which some are not stored."""
+    smaller_defaults: tuple[SmallerDefaults, ...]
+    """Limits that it takes in place of `max_batched_tokens` and `max_seqs` on smaller devices; the first row that a
+    device is under holds. Empty: it takes the same everywhere."""
     facts: tuple[EngineFact, ...]
     """Where it is known from; every field but the name is in one of them."""
 
@@ -139,6 +164,13 @@ class Engine:
             raise InputError(f"{what}: graph_sizes must rise")
         if self.preemption == "none" and self.reserved_output < 1:
             raise InputError(f"{what}: without preemption reserved_output must be 1, or admitted requests could starve")
+
+    def smaller(self, devices: Sequence[Device]) -> SmallerDefaults | None:
+        """The limits that it takes on these devices in place of its own; None where it takes its own."""
+        for row in self.smaller_defaults:
+            if any(d.memory_bytes < row.below_bytes or any(name in d.name for name in row.names) for d in devices):
+                return row
+        return None
 
     def padded(self, decodes: int) -> int:
         """Rows that a batch of so many decodes is computed with."""

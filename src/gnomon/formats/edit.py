@@ -312,7 +312,7 @@ _QUOTED = re.compile(r"\"(?:[^\"\\]|\\.)*\"|'(?:[^']|'')*'")
 
 
 def _value_end(line: str, at: int) -> int | None:
-    """Where a value ends that begins there; None for one that goes on in further lines."""
+    """Finds where a value ends that begins there; None for one that goes on in further lines."""
     opens = line[at : at + 1]
     if opens in ("|", ">"):
         return None
@@ -540,7 +540,7 @@ def _toml(text: str, key: str, value: object) -> str:
 
 
 def _toml_end(line: str, at: int) -> int | None:
-    """Where a value ends that begins there; None for one that goes on in further lines."""
+    """Finds where a value ends that begins there; None for one that goes on in further lines."""
     if line.startswith(('"""', "'''"), at):
         closed = line.find(line[at : at + 3], at + 3)
         return None if closed < 0 else closed + 3

@@ -87,7 +87,7 @@ class ExportRequest:
 
     @property
     def num_nodes(self) -> int:
-        """Machines."""
+        """Counts the machines."""
         return max(1, -(-self.plan.world_size // self.processes_per_node))
 
     @property
@@ -188,7 +188,7 @@ def need_axes(asked: ExportRequest, program: str, *without: str) -> None:
 
 
 def need_model(asked: ExportRequest, program: str) -> ModelConfig:
-    """The model's config; InputError if the program's file must describe the model and it is none of these."""
+    """Returns the model's config; InputError if the program's file must describe the model and it is none of these."""
     if asked.model is None:
         raise InputError(
             f"a file for {program} describes the model, and {asked.label} is no decoder that can be described (Llama, "
@@ -222,7 +222,7 @@ def exported(asked: ExportRequest, draft: Draft) -> Export:
 
 
 def _model(asked: ExportRequest, job: Job) -> Iterator[Difference]:
-    """Where the model of the file is another one."""
+    """Yields a difference where the model of the file is another one."""
     if asked.base is not None and job.model is not None and job.graph() != asked.graph:
         yield Difference(field="model", asked=asked.graph.name, actual=job.graph().name)
     if job.model is None or isinstance(job.model, str) or asked.model is None:

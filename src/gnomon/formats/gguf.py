@@ -189,8 +189,8 @@ def blocks_of(storage: Storage, arrays: Arrays, shape: Shape) -> tuple[str, NDAr
 def write_gguf(
     path: Path, metadata: Mapping[str, Any], tensors: Mapping[str, tuple[str, tuple[int, ...], NDArray[np.uint8]]]
 ) -> None:
-    """tensors: (type of TYPES, shape row-major, bytes) by name. metadata: texts, whether, whole numbers (as unsigned 32
-    bits), others (as float32), and lists of one kind of these."""
+    """Writes a GGUF file. tensors: (type of TYPES, shape row-major, bytes) by name. metadata: texts, whether, whole
+    numbers (as unsigned 32 bits), others (as float32), and lists of one kind of these."""
     numbers = {kind: number for number, kind in TYPES.items()}
     head = struct.pack("<4sIQQ", b"GGUF", 3, len(tensors), len(metadata))
     for key, value in metadata.items():

@@ -46,7 +46,7 @@ def name_there(name: str) -> str | None:
 
 
 def name_here(theirs: str) -> str | None:
-    """The inverse."""
+    """Inverts `name_there`: our name of one of llama.cpp's tensors, None for one that has none."""
     base, _, end = theirs.rpartition(".")
     layer = re.fullmatch(r"blk\.(\d+)\.(.+)", base)
     known = HERE.get(layer[2] if layer else base)
@@ -56,7 +56,7 @@ def name_here(theirs: str) -> str | None:
 
 
 def turned(rows: int, heads: int) -> NDArray[np.intp]:
-    """Which row of ours each of llama.cpp's is."""
+    """Maps each of llama.cpp's rows to the row of ours that it is."""
     return np.arange(rows).reshape(heads, 2, rows // heads // 2).swapaxes(1, 2).ravel()
 
 

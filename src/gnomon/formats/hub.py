@@ -101,7 +101,7 @@ def is_hub_id(name: str) -> bool:
 
 
 def folder_of(hub_id: str) -> str:
-    """Where `download` puts a model's config."""
+    """Names the folder where `download` puts a model's config."""
     return hub_id.partition("/")[2]
 
 
@@ -118,7 +118,7 @@ def download(hub_id: str) -> str:
 
 
 def find_network(name: str, folder: Path | None = None) -> tuple[Network | str, str] | None:
-    """As `network_called`; None for a name that nothing here knows."""
+    """Finds a model as `network_called` does; None for a name that nothing here knows."""
     for place in (Path(name), *([folder / name] if folder is not None else [])):
         config = place / "config.json" if place.is_dir() else place
         if config.name == "config.json" and config.is_file():

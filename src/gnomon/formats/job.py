@@ -79,7 +79,7 @@ class Job:
 
 
 def layers_of(model: Network | str) -> int:
-    """Decoder layers: those with an index, or all of a model whose layers have none."""
+    """Counts decoder layers: those with an index, or all of a model whose layers have none."""
     layers = network_graph(model).layers()
     return sum(layer.call.first is not None for layer in layers) or len(layers)
 
@@ -144,7 +144,7 @@ class Fields(Keys):
         self.unexpressed: list[Unexpressed] = []
 
     def raw(self, key: str) -> object:
-        """As for `Keys`; InputError for a value with a variable that the script does not set."""
+        """Reads a value as `Keys` does; InputError for one with a variable that the script does not set."""
         value = super().raw(key)
         for text in value if isinstance(value, (tuple, list)) else (value,):
             if isinstance(text, str) and (variable := offered(text)) is not None:
@@ -154,7 +154,7 @@ class Fields(Keys):
         return value
 
     def text(self, key: str, default: str | None = None) -> str:
-        """A string; `default` if absent or null, an error without one."""
+        """Reads a string; `default` if absent or null, an error without one."""
         value = self.raw(key)
         if value is None:
             value = self._default(key, default)
@@ -169,7 +169,7 @@ class Fields(Keys):
             self.unexpressed.append(Unexpressed(field=key, value=shorten(value), why=why))
 
     def names(self) -> tuple[str, ...]:
-        """All keys."""
+        """Lists all keys."""
         return tuple(self._values)
 
     def peek(self, key: str) -> object:

@@ -131,7 +131,7 @@ class Keys:
         return float(value)
 
     def flag(self, key: str, default: bool) -> bool:
-        """true or false; `default` if absent or null."""
+        """Reads true or false; `default` if absent or null."""
         value = self.raw(key)
         if value is None:
             return default

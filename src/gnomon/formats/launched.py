@@ -20,7 +20,7 @@ from gnomon.formats.usage import written_arguments
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Launched:
-    """A training command."""
+    """A training command as it was found in a script."""
 
     file: str
     """The script."""

@@ -148,7 +148,7 @@ def _memory(timeline: Timeline, pids: Longs) -> Iterator[Event]:
 
 
 def _flows(timeline: Timeline, pids: Longs, threads: _Threads, first: int) -> list[Event]:
-    """Arrows between slices: a start in the last nanosecond of one, an end at the beginning of the other."""
+    """Draws arrows between slices: a start in the last nanosecond of one, an end at the beginning of the other."""
     s = timeline.spans
     out: list[Event] = []
     for source, target in _arrows(timeline, threads):

@@ -55,7 +55,7 @@ def parsed(text: str, source: str) -> ast.Module:
 
 @dataclass(slots=True)
 class Module:
-    """A file: its functions and values by name, and what it imports from files beside it."""
+    """A file: its functions and values by name, and what it imports from files next to it."""
 
     functions: dict[str, ast.FunctionDef]
     values: Values
@@ -145,7 +145,8 @@ def _defaults(node: ast.FunctionDef, module: Module, depth: int) -> Values:
 
 
 def _followed(body: Sequence[ast.stmt], names: Values, module: Module, depth: int) -> object:
-    """What statements return; `_GOES_ON` where they return nothing. An `if` is followed where its test is known."""
+    """Evaluates what statements return; `_GOES_ON` where they return nothing. An `if` is followed where its test is
+    known."""
     for statement in body:
         if isinstance(statement, ast.Return):
             return None if statement.value is None else _value(statement.value, names, module, depth)

@@ -441,7 +441,7 @@ def follow_source(line: int, name: str, script: Script, depth: int) -> None:
 
 
 def assign(name: str, raw: str, more: bool, script: Script) -> None:
-    """`name=raw`, or `name+=raw`."""
+    """Carries out `name=raw`, or `name+=raw`."""
     if name in script.fixed:
         return
     if script.loops and name not in script.fresh:
@@ -576,7 +576,7 @@ def substitute(text: str, at: int, script: Script) -> tuple[Value, int]:
 
 
 def parameter(inside: str, script: Script) -> Value:
-    """Value of `${inside}`: a name, `name[@]`, `name[2]`, `name:-default`, `#name[@]`; others are not known."""
+    """Evaluates `${inside}`: a name, `name[@]`, `name[2]`, `name:-default`, `#name[@]`; others are not known."""
     if inside == "#":
         return str(sum(name.isdecimal() and name != "0" for name in script.variables))
     match = re.fullmatch(r"([A-Za-z_]\w*|\d+|[@*])(\[[@*\d]+\])?(?:(:?[-=+?])(.*))?", inside, re.DOTALL)

@@ -38,7 +38,7 @@ def is_integer(text: str) -> bool:
 
 
 def calculate(node: ast.expr) -> int:
-    """An integer expression. ValueError for anything else."""
+    """Calculates an integer expression. ValueError for anything else."""
     match node:
         case ast.Constant(value=int(value)):
             return value

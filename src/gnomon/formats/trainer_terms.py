@@ -91,7 +91,7 @@ DEEPSPEED = Terms(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Spelled:
-    """One trainer's names."""
+    """The names that one trainer spells settings by."""
 
     micro: str = "per_device_train_batch_size"
     steps: str = "gradient_accumulation_steps"
@@ -131,7 +131,7 @@ def _paged(spelled: Spelled, change: Change) -> list[Setting]:
 
 
 def _low_rank(spelled: Spelled, change: Change) -> list[Setting] | None:
-    """transformers' names: APOLLO's moments are of the parameters' dtype, GaLore's may have eight bits."""
+    """Writes transformers' names: APOLLO's moments are of the parameters' dtype, GaLore's may have eight bits."""
     low, narrow = change.after.optimizer.low_rank, change.after.precision.states == "int8"
     if low is None or (narrow and low.method == "apollo"):
         return None
@@ -145,8 +145,8 @@ def _low_rank(spelled: Spelled, change: Change) -> list[Setting] | None:
 def trainer_terms(
     spelled: Spelled, *, by: str, style: Style = "yaml", engine: Mapping[str, object] | None = None, table: bool = False
 ) -> Terms:
-    """Its terms. by: what shards the job, `deepspeed`, `fsdp` or nothing (replicas). engine: DeepSpeed's configuration
-    of the job, where it is the user's own. table: whether that is a table in the file itself."""
+    """Lists a trainer's terms. by: what shards the job, `deepspeed`, `fsdp` or nothing (replicas). engine: DeepSpeed's
+    configuration of the job, where it is the user's own. table: whether that is a table in the file itself."""
 
     def file(change: Change) -> list[Setting] | None:
         if not on_host(change):

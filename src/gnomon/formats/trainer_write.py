@@ -86,22 +86,22 @@ class Tuning:
 
     @property
     def targets(self) -> list[str]:
-        """Linears with adapters; none for all."""
+        """Names the linears with adapters; none for all."""
         return list(self.adapters.targets) if self.adapters else []
 
     @property
     def bits(self) -> int | None:
-        """Of a frozen weight, where it is quantised: 4 in NF4, 8 in LLM.int8."""
+        """Counts the bits of a frozen weight, where it is quantised: 4 in NF4, 8 in LLM.int8."""
         return None if self.adapters is None else {"nf4": 4, "int8": 8}.get(self.adapters.base)
 
     @property
     def dtype(self) -> str:
-        """In which the model is loaded: DeepSpeed keeps copies in fp32 itself."""
+        """Names the dtype in which the model is loaded: DeepSpeed keeps copies in fp32 itself."""
         loaded = self.half if self.pure or self.deepspeed is not None else ""
         return {"bf16": "bfloat16", "fp16": "float16"}.get(loaded, "float32")
 
     def trainer(self) -> dict[str, object]:
-        """Fields of TrainingArguments."""
+        """Lists the fields of TrainingArguments."""
         values: dict[str, object] = {
             "per_device_train_batch_size": self.micro,
             "gradient_accumulation_steps": self.steps,
@@ -117,13 +117,13 @@ class Tuning:
         return values | self.sharding()
 
     def sharding(self) -> dict[str, object]:
-        """`deepspeed` or `fsdp`."""
+        """Writes `deepspeed` or `fsdp`."""
         if self.deepspeed is not None:
             return {"deepspeed": dict(self.deepspeed)}
         return {"fsdp": self.fsdp} if self.fsdp else {}
 
     def liger(self, name: str = "use_liger_kernel") -> dict[str, object]:
-        """Liger's switches; with single kernels off where the plan has not all of them."""
+        """Writes Liger's switches; with single kernels off where the plan has not all of them."""
         wanted = {"rms_norm": self.fused, "swiglu": self.fused, "fused_linear_cross_entropy": self.loss == "chunked"}
         if self.loss == "fused":
             wanted["cross_entropy"] = True
@@ -223,7 +223,7 @@ def drafted(
 
 
 def as_yaml(values: Mapping[str, object]) -> str:
-    """YAML text; lists are written in one line."""
+    """Writes YAML text; lists are written in one line."""
     plain = {k: v for k, v in values.items() if not isinstance(v, list)}
     lists = "".join(f"{k}: {json.dumps(v)}\n" for k, v in values.items() if isinstance(v, list))
     return emit_yaml(plain) + lists

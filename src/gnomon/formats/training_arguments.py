@@ -145,7 +145,7 @@ def precision_of(f: Fields, *, loaded: str | None, default: str = "no") -> Preci
 
 
 def in_tf32(f: Fields, precision: Precision) -> Precision:
-    """With products in TF32 where they would be in fp32 and the file switches it on."""
+    """Returns the precision with matmuls in TF32 where they would be in fp32 and the file switches it on."""
     return replace(precision, compute="tf32") if flag(f, "tf32") and precision.compute == "fp32" else precision
 
 

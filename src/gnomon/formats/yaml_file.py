@@ -51,7 +51,7 @@ def emit_yaml(values: Mapping[str, object], indent: str = "") -> str:
 
 
 def _scalar(value: object) -> str:
-    """One value; text in quotes where YAML would take it for something else."""
+    """Writes one value; text in quotes where YAML would take it for something else."""
     if isinstance(value, str):
         if _PLAIN.fullmatch(value) and value.lower() not in _WORDS:
             return value
@@ -81,7 +81,7 @@ def read_yaml(text: str, source: str, twice: list[str] | None = None) -> Mapping
 
 
 def _read(yaml: Any, text: str, source: str, twice: list[str] | None) -> Mapping[str, object]:
-    """As `read_yaml`, by PyYAML."""
+    """Reads YAML as `read_yaml` does, by PyYAML."""
     loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
     try:
         events = yaml.parse(text, Loader=loader)

@@ -56,7 +56,7 @@ class Low:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Adapter:
-    """One."""
+    """One adapter: its matrices by linear."""
 
     name: str
     low: Mapping[str, Low]
@@ -66,8 +66,8 @@ class Adapter:
 def read_adapter(
     name: str, folder: Path, linears: Mapping[str, Linear], slots: Mapping[str, Slot] = NO_PARTS
 ) -> Adapter:
-    """linears: by the module that files name. slots: this rank's parts of parameters; none: all of each. InputError for
-    another kind, or modules that the model has not."""
+    """Reads an adapter. linears: by the module that files name. slots: this rank's parts of parameters; none: all of
+    each. InputError for another kind, or modules that the model has not."""
     try:
         config = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
@@ -117,7 +117,7 @@ def _low(file: Folder, head: str, shape: tuple[int, int], rank: int, factor: flo
 
 
 def _own(low: Low, linear: Linear, slot: Slot) -> Low:
-    """Of a rank's part of the matrix: the same rows of B and columns of A."""
+    """Cuts an adapter to a rank's part of the matrix: the same rows of B and columns of A."""
     held = torch.arange(math.prod(slot.whole)).view(slot.whole)
     for dim, (first, length) in enumerate(zip(slot.offset, slot.shape, strict=True)):
         held = held.narrow(dim, first, length)
@@ -130,7 +130,7 @@ def _own(low: Low, linear: Linear, slot: Slot) -> Low:
 
 
 class _Adapted(ctypes.Structure):
-    """`Adapted` of cpp/forward.cpp."""
+    """The struct `Adapted` of cpp/forward.cpp."""
 
     _fields_ = [("a", ctypes.c_void_p), ("b", ctypes.c_void_p), ("rank", ctypes.c_int64)]
 

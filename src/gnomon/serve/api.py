@@ -106,7 +106,7 @@ class Served:
 
 
 def completion(body: object, served: Served) -> Wanted:
-    """Of /v1/completions."""
+    """Reads a body of /v1/completions."""
     fields = fields_of(body, COMPLETION, served)
     if fields.get("suffix"):
         raise InputError("suffix is not supported: no model here fills in the middle", "$.suffix")
@@ -128,7 +128,7 @@ def completion(body: object, served: Served) -> Wanted:
 
 
 def chat(body: object, served: Served) -> Wanted:
-    """Of /v1/chat/completions."""
+    """Reads a body of /v1/chat/completions."""
     fields = fields_of(body, CHAT, served)
     tools = tools_of(fields)
     choice = fields.get("tool_choice") or ("auto" if tools else "none")
@@ -313,7 +313,7 @@ ROLES = ("system", "developer", "user", "assistant", "tool")
 
 
 def _messages(given: object) -> list[Body]:
-    """With texts in place of lists of their parts."""
+    """Reads messages, with texts in place of lists of their parts."""
     if not isinstance(given, list) or not given:
         raise InputError("messages is a list of at least one message", "$.messages")
     made: list[Body] = []
@@ -509,7 +509,7 @@ class Counted:
     answer: int = 0
 
     def usage(self) -> dict[str, int]:
-        """In OpenAI's words."""
+        """Counts tokens in OpenAI's words."""
         both = self.prompt + self.answer
         return {"prompt_tokens": self.prompt, "completion_tokens": self.answer, "total_tokens": both}
 
@@ -617,7 +617,7 @@ class Answers:
         return made
 
     def last_chunk(self) -> dict[str, Any]:
-        """With the counts of tokens."""
+        """Makes the last chunk, with the counts of tokens."""
         return {**self._head(stream=True), "choices": [], "usage": self.counted.usage()}
 
     def _best(self) -> Sequence[int]:

@@ -72,7 +72,7 @@ class BoundText:
 
     @property
     def slice(self) -> slice:
-        """Its rows."""
+        """The slice of its rows."""
         return slice(self.start, self.start + self.rows)
 
 
@@ -115,7 +115,7 @@ class Bound:
 
     @torch.inference_mode()
     def run(self, values: Mapping[str, Any], texts: Sequence[BoundText]) -> dict[str, Any]:
-        """values: what the layers read, by full names. Those with what they made."""
+        """Runs the layers. values: what they read, by full names. Returns those with what they made."""
         made = dict(values)
         for steps, read, written in self.layers:
             own = {name: made[source] for name, source in read.items()}
@@ -242,7 +242,8 @@ class Bound:
         two_sided = bool(op.attr("two_sided", False))
 
         def biases(texts: Sequence[BoundText]) -> list[Tensor]:
-            """Of each text, (queries, keys, heads): by how far its rows are from all tokens up to their last."""
+            """Returns for each text (queries, keys, heads): by how far its rows are from all tokens up to their
+            last."""
             made = []
             for text in texts:
                 queries = torch.arange(text.first, text.first + text.rows)
@@ -313,7 +314,7 @@ def _is_memory(block: Block, name: str) -> bool:
 def _remembered(
     texts: Sequence[BoundText], keys: Sequence[str], made: Callable[[Tensor], list[Tensor]]
 ) -> list[list[Tensor]]:
-    """Of each text what linears made of its memory, those that are new together."""
+    """Returns for each text what linears made of its memory, those that are new together."""
     new = [(text, text.memory) for text in texts if keys[0] not in text.read]
     if new:
         memories = [memory for _, memory in new if memory is not None]
@@ -325,7 +326,7 @@ def _remembered(
 
 
 def _few(rows: list[list[Tensor]]) -> Any:
-    """By linear, in place of by text; of one linear alone what it made."""
+    """Turns lists by text into lists by linear; of one linear alone what it made."""
     turned = [list(one) for one in zip(*rows, strict=True)]
     return turned if len(turned) > 1 else turned[0]
 

@@ -39,7 +39,7 @@ class LogitsRow:
 
     @staticmethod
     def of(sampling: Sampling, prompt: Sequence[int], answer: Sequence[int], index: int = 0) -> LogitsRow:
-        """index: of the answer, among several to one prompt, which draw differently."""
+        """Makes the row of an answer. index: of the answer, among several to one prompt, which draw differently."""
         generator = None
         if sampling.temperature > 0:
             generator = torch.Generator()
@@ -60,7 +60,7 @@ def choose(logits: Tensor, rows: Sequence[LogitsRow]) -> list[ChosenToken]:
 
 
 def _choose(raw: Tensor, row: LogitsRow) -> ChosenToken:
-    """raw: (vocabulary), float32."""
+    """Chooses a token. raw: (vocabulary), float32."""
     s = row.sampling
     logits = _changed(raw, row) if s.changes else raw
     allowed = row.mask() if row.mask is not None else None

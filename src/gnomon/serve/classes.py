@@ -40,8 +40,8 @@ def to_classify(body: object, served: Served) -> ClassesRequest:
 
 
 def pairs(body: object, served: Served) -> ClassesRequest:
-    """Of one text with each of others, or of as many with as many. InputError for a body that asks for something
-    else."""
+    """Reads pairs of one text with each of others, or of as many with as many. InputError for a body that asks for
+    something else."""
     fields = fields_of(body, SCORE, served)
     first, second = (_texts(fields.get(name), name) for name in ("text_1", "text_2"))
     if len(first) == 1:

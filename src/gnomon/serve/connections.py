@@ -18,7 +18,7 @@ FULL = b"HTTP/1.1 503 Service Unavailable\r\nRetry-After: 2\r\nConnection: close
 
 
 def most_connections() -> int:
-    """That the process has file descriptors for."""
+    """Counts the connections that the process has file descriptors for."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return 1 << 16 if soft == resource.RLIM_INFINITY else max(1, soft - OWN)
 
@@ -28,7 +28,7 @@ def protocol(most: int, head_s: float = HEAD_S, stall_s: float = STALL_S) -> Any
     from uvicorn.protocols.http.h11_impl import H11Protocol
 
     class Limited(H11Protocol):
-        """One connection."""
+        """One connection, whose time is limited."""
 
         def __init__(self, *args: Any, **more: Any) -> None:
             super().__init__(*args, **more)

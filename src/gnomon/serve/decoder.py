@@ -79,8 +79,8 @@ class Decoder:
         adapters: Sequence[Adapter] = (),
         resident_bytes: int | None = None,
     ) -> None:
-        """share: of a model without its loss (`graph.outputs.without_loss`), which `check_decoder` takes.
-        resident_bytes: of matrices of layers in memory, where others are read from a disk (`streamed`); None: all."""
+        """Takes the share of a model without its loss (`graph.outputs.without_loss`), which `check_decoder` takes, and
+        resident_bytes of matrices of layers in memory, where others are read from a disk (`streamed`); None: all."""
         graph = share.graph
         check_runnable(graph)
         self.share, self.graph, self.dtype, self.sizes, self.forms = share, graph, forms.dtype, sizes, forms
@@ -154,7 +154,7 @@ class Decoder:
 
     @torch.inference_mode()
     def forward(self, rows: TokenRows) -> Tensor:
-        """(wanted, vocabulary): logits after the wanted tokens."""
+        """Returns (wanted, vocabulary): logits after the wanted tokens."""
         [logits] = self.outputs(rows, ())
         return logits
 
@@ -252,7 +252,7 @@ class Decoder:
         return kept[::-1]
 
     def _moving(self, block: Block, ops: Sequence[Op], inputs: Sequence[str], run: Run) -> Run:
-        """With the collectives before and after."""
+        """Wraps a run with the collectives before and after it."""
         around = [moves for op in ops if (moves := self.share.around(block, op)) is not None]
         if not around:
             return run
@@ -291,7 +291,7 @@ class Decoder:
         return [held.reshape(math.prod(held.shape[:rows]), -1)]
 
     def _product(self, layer: Layer, block: Block, ops: Sequence[Op]) -> Callable[[Tensor], Tensor]:
-        """Of linears that read the same rows, side by side."""
+        """Makes the matmul of linears that read the same rows, side by side."""
         name = " ".join(layer.call.parameter_name(op.inputs[1], layer.index) for op in ops)
         bias = None
         if any(self._has_bias(block, op) for op in ops):
@@ -443,7 +443,7 @@ class Decoder:
         return DecoderStep(partial(_moved, run, there, leave), reads, op.outputs, ())
 
     def _slopes(self, heads: int) -> Tensor:
-        """Of this rank's heads."""
+        """Returns the slopes of this rank's heads."""
         tp = self.share.tp
         every = torch.tensor(slopes_of(heads * tp.ranks), dtype=torch.float32)
         return every[heads * tp.index : heads * (tp.index + 1)].contiguous()
@@ -505,7 +505,8 @@ class Decoder:
 
 
 def _matrix_bytes(graph: Graph, layer: Layer, forms: Forms) -> int:
-    """Of what a layer multiplies by, about; 0 for one before or after the layers that are alike, which stays."""
+    """Estimates the bytes that a layer multiplies by; 0 for one before or after the layers that are alike, which
+    stays."""
     if layer.call.first is None:
         return 0
     block = graph.block(layer.call.block)
@@ -538,7 +539,8 @@ def matrices_of_head(graph: Graph) -> frozenset[str]:
 
 
 def linears_of(graph: Graph) -> list[Linear]:
-    """Of the layers before the logits, those that may have adapters: not multiplied by a factor of their own."""
+    """Lists linears of the layers before the logits, those that may have adapters: not multiplied by a factor of their
+    own."""
     ends = {source.partition(".")[0] for source in graph.outputs}
     return [
         Linear(
@@ -576,7 +578,8 @@ def windows_of(graph: Graph) -> tuple[int, ...]:
 
 
 def matrix_dims(block: Block, op: Op) -> tuple[tuple[int, ...], int]:
-    """Of a linear: sizes of the output's dims that its weight makes, and how many of the input's are contracted."""
+    """Returns for a linear the sizes of the output's dims that its weight makes, and how many of the input's are
+    contracted."""
     site, weight = Site(op=op, block=block), block.tensor(op.inputs[1])
     sizes = tuple(math.prod(atom.size or 1 for atom in dim.atoms) for dim in weight.dims)
     rows = site.weight_rows
@@ -602,7 +605,7 @@ def _moved(
 
 
 def _own_rows(table: Tensor, index: int, rows: TokenRows, ids: Tensor) -> Tensor:
-    """Of a table that ranks divide: zeros for what others have."""
+    """Looks up rows of a table that ranks divide: zeros for what others have."""
     local = ids - index * len(table)
     mine = (local >= 0) & (local < len(table))
     return functional.embedding(local.clamp(0, len(table) - 1), table) * mine.unsqueeze(-1)
@@ -650,7 +653,7 @@ def _norm(
 
 
 def _rotary(op: Op, head: int, rows: TokenRows, x: Tensor) -> Tensor:
-    """x: (1, tokens, …, head)."""
+    """Turns x by its positions. x: (1, tokens, …, head)."""
     width = int(head * _number(op, "fraction", 1.0))
     key = ("rotary", op.attrs, width, x.dtype)
     if (made := rows.made.get(key)) is None:

@@ -72,7 +72,8 @@ class DividedStage:
         self._sent: list[Sent] = []
 
     def run(self, turn: Turn) -> Tensor | None:
-        """An iteration; logits where the stage makes them. What is sent leaves while others are computed."""
+        """Runs an iteration; returns logits where the stage makes them. What is sent leaves while others are
+        computed."""
         self.model.copy(turn)
         rows = turn.rows()
         entering = []
@@ -102,14 +103,14 @@ class Leader:
     """Rank 0, as the engine sees it."""
 
     def __init__(self, model: Decoder, others: Sequence[Connection]) -> None:
-        """others: pipes to the other ranks, which `follow`."""
+        """Takes others, pipes to the other ranks, which `follow`."""
         self.stage, self.others, self.sizes = DividedStage(model), others, model.sizes
         self._made = deque[Tensor | tuple[int, int]]()
         """Logits, or the shape of those that the last stage sends."""
 
     @property
     def ranks(self) -> int:
-        """Processes."""
+        """Counts the processes."""
         return self.stage.model.ranks
 
     @property
@@ -118,11 +119,11 @@ class Leader:
         return self.stage.model.vocab_size
 
     def adapter(self, name: str) -> int:
-        """As `Decoder.adapter`."""
+        """Numbers an adapter as `Decoder.adapter` does."""
         return self.stage.model.adapter(name)
 
     def blocks(self, *, prefix_cache: bool) -> KvBlocks:
-        """Of one lane."""
+        """Makes the blocks of one lane."""
         return self.stage.model.blocks(prefix_cache=prefix_cache)
 
     def start(self, turn: Turn) -> None:

@@ -98,8 +98,8 @@ def whole(graph: Graph) -> ModelShare:
 
 
 def divide(graph: Graph, ways: Ways, rank: int, tp: Axis = ALONE) -> ModelShare:
-    """graph: without its loss. tp: the group of the rank's stage; without one, what it holds is all that is asked.
-    PlanError for a model that does not divide so."""
+    """Divides a model. graph: without its loss. tp: the group of the rank's stage; without one, what it holds is all
+    that is asked. PlanError for a model that does not divide so."""
     stage, index = divmod(rank, ways.tp)
     tp = tp if tp.group is not None else Axis(ranks=ways.tp, index=index)
     sharded = _sharded(graph, ways)
@@ -163,7 +163,8 @@ def _sharded(graph: Graph, ways: Ways) -> dict[str, ShardedBlock]:
 
 
 def _sharded_block(block: Block, layout: Layout, ways: Ways, sizes: Mapping[str, int]) -> ShardedBlock:
-    """Experts apart: in training their tokens are divided over tp (sequence parallelism), here every rank has all."""
+    """Shards a block with its experts apart: in training their tokens are divided over tp (sequence parallelism), here
+    every rank has all."""
     tp, over = ways.tp, {"tp": ways.tp, "ep": ways.ep, "etp": ways.etp}
     mesh, dtypes = Mesh(tp=tp, etp=tp), Dtypes(param="fp32", compute="fp32")
     routed = [op for op in block.ops if _is_routed(block, op)]

@@ -41,12 +41,12 @@ class DrivenRequest:
 
     @property
     def ttft_s(self) -> float:
-        """To the first token."""
+        """Seconds from arrival to the first token."""
         return self.first_s - self.arrival_s
 
     @property
     def tpot_s(self) -> float | None:
-        """A further token; None for an answer of one."""
+        """Seconds of a further token; None for an answer of one."""
         return (self.end_s - self.first_s) / (self.output_len - 1) if self.output_len > 1 else None
 
 
@@ -102,8 +102,9 @@ async def _whole(server: _Server, method: str, path: str, body: bytes = b"") -> 
 
 
 def drive(url: str, load: Load, *, model: str | None, key: str, seed: int, embeds: bool = False) -> list[DrivenRequest]:
-    """In the order of the load. InputError for a server that is not there. model: None for the first that it has.
-    embeds: prompts are asked for their vectors, an answer of one token each."""
+    """Drives a server with a load and returns its requests, in the order of the load. InputError for a server that is
+    not there. model: None for the first that it has. embeds: prompts are asked for their vectors, an answer of one
+    token each."""
     parts = urlsplit(url)
     if parts.scheme != "http" or not parts.hostname:
         raise InputError(f"{url!r} is no address of a server here; write http://HOST:PORT")

@@ -100,8 +100,8 @@ class EncoderKind:
 
     @staticmethod
     def of(folder: Path, max_len: int | None) -> EncoderKind:
-        """max_len: tokens of a text; None: as many as the model has places for. InputError for a pooling or a problem
-        that is not known, or more tokens than places."""
+        """Reads what a folder's encoder is. max_len: tokens of a text; None: as many as the model has places for.
+        InputError for a pooling or a problem that is not known, or more tokens than places."""
         text = ((folder if folder.is_dir() else folder.parent) / CONFIG).read_text(encoding="utf-8")
         classifier = classifies(text)
         known = model_of(folder, classifier=classifier)
@@ -134,7 +134,7 @@ def _token_types(graph: Graph) -> int:
 
 
 def _labels(graph: Graph, values: Mapping[str, object]) -> tuple[str, ...]:
-    """As the file names its classes, or as transformers does."""
+    """Names the classes as the file does, or as transformers does."""
     count = int(graph.source(graph.outputs[0])[1].dims[-1].size or 0)
     named = values.get("id2label")
     given = {str(key): str(value) for key, value in named.items()} if isinstance(named, dict) else {}
@@ -182,7 +182,7 @@ class Encoder:
         return self.kind.max_len
 
     def embed(self, ids: list[int], tokens: int = 0) -> Tensor:
-        """(hidden,), float32. tokens: that the text is padded to; 0: its own."""
+        """Returns the vector (hidden,) of a text, float32. tokens: that the text is padded to; 0: its own."""
         made = self._run(ids, None, tokens)[0, : len(ids)].float()
         match self.kind.pooling:
             case "cls":
@@ -194,7 +194,8 @@ class Encoder:
         return functional.normalize(pooled, dim=0)
 
     def classify(self, ids: list[int], types: list[int] | None = None, tokens: int = 0) -> Tensor:
-        """(classes,), float32: their chances, or the numbers of a regression. types: of the tokens, 0 or 1; None: 0."""
+        """Returns (classes,), float32: their chances, or the numbers of a regression. types: of the tokens, 0 or 1;
+        None: 0."""
         logits = self._run(ids, types, tokens)[0].float()
         match self.kind.activation:
             case "softmax":
@@ -206,7 +207,7 @@ class Encoder:
 
     @torch.inference_mode()
     def _run(self, ids: list[int], types: list[int] | None, tokens: int) -> Tensor:
-        """The graph's output. Rows that fill up are token 0."""
+        """Returns the graph's output. Rows that fill up are token 0."""
         rows = max(tokens, len(ids))
         given = torch.zeros((2, 1, rows), dtype=torch.int64)
         given[0, 0, : len(ids)] = torch.tensor(ids)

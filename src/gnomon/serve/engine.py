@@ -33,7 +33,7 @@ Watch = Callable[[int], bool]
 
 @dataclass(slots=True, kw_only=True)
 class AnswerRequest:
-    """One answer."""
+    """The request of one answer."""
 
     key: int
     prompt: Sequence[int]
@@ -90,7 +90,7 @@ class Model(Protocol):
     def blocks(self, *, prefix_cache: bool) -> KvBlocks: ...
 
     def start(self, turn: Turn) -> None:
-        """Begins an iteration."""
+        """Begins an iteration on the model."""
 
     def logits(self) -> Tensor:
         """(wanted, vocabulary) of the iteration that began first of those that are under way."""
@@ -100,8 +100,8 @@ class Engine:
     """A model that answers."""
 
     def __init__(self, model: Model, rules: Rules, *, max_model_len: int, lane: int = 0) -> None:
-        """rules: the record of the engine, as predictions have it. max_model_len: tokens of prompt and answer. lane:
-        whose blocks it has, of those that the model is made for."""
+        """Takes the rules (the record of the engine, as predictions have it), max_model_len (tokens of prompt and
+        answer) and the lane whose blocks it has, of those that the model is made for."""
         self.model, self.rules, self.max_model_len, self.lane = model, rules, max_model_len, lane
         self.memory: KvBlocks = model.blocks(prefix_cache=rules.prefix_cache)
         self.scheduler = Scheduler(rules, model.sizes.blocks, self.memory)

@@ -46,7 +46,7 @@ _NUMBERS = "kind in_ in_row with_ with_row out out_row width out_width heads fla
 
 
 class _Op(ctypes.Structure):
-    """`Op` of cpp/forward.cpp."""
+    """The struct `Op` of cpp/forward.cpp."""
 
     _fields_ = [
         *[(name, ctypes.c_int64) for name in _NUMBERS],
@@ -56,7 +56,7 @@ class _Op(ctypes.Structure):
 
 
 class _Run(ctypes.Structure):
-    """`Run` of cpp/forward.cpp."""
+    """The struct `Run` of cpp/forward.cpp."""
 
     _fields_ = [
         *[(name, ctypes.c_int64) for name in ("count", "tokens", "wanted", "threads", "sequences")],
@@ -69,7 +69,7 @@ class _Run(ctypes.Structure):
 
 @cache
 def kernel(dtype: torch.dtype) -> Callable[[Any], int] | None:
-    """The compiled kernel; None where it does not compile, or the processor has not what it needs."""
+    """Returns the compiled kernel; None where it does not compile, or the processor has not what it needs."""
     if dtype not in KERNELS:
         return None
     function = kernel_of(text_of(CPP, dtype), ctypes.c_void_p)
@@ -95,7 +95,7 @@ class ForwardProgram:
     """The instructions, and what they read."""
 
     def __init__(self, share: ModelShare, sizes: Sizes, dtype: torch.dtype, vocab_size: int) -> None:
-        """vocab_size: of this rank's logits."""
+        """Takes the vocab_size of this rank's logits."""
         self.share = share
         self.ops: list[_Op] = []
         self.stops: list[tuple[int, Callable[[int], None]]] = []
@@ -117,7 +117,8 @@ class ForwardProgram:
         sizes: Sizes,
         adapters: Sequence[Adapter] = (),
     ) -> ForwardProgram | None:
-        """pages: makes those of an attention op. None where the model is not plain, or there is no kernel."""
+        """Makes the instructions. pages: makes those of an attention op. None where the model is not plain, or there is
+        no kernel."""
         dtype = matrices.forms.dtype
         if kernel(dtype) is None or not matrices.have_kernels():
             return None
@@ -137,7 +138,7 @@ class ForwardProgram:
         return _Place(at, width)
 
     def add(self, kind: str, *, tensors: tuple[Tensor | None, Tensor | None] = (None, None), **values: Any) -> None:
-        """An instruction. tensors: weight and bias."""
+        """Adds an instruction. tensors: weight and bias."""
         op = _Op(kind=KINDS.index(kind), **{"heads": 1, "with_": -1, **values})
         op.weight, op.bias = (None if one is None else one.data_ptr() for one in tensors)
         self.held += [one for one in tensors if one is not None]
@@ -148,7 +149,7 @@ class ForwardProgram:
         self.stops.append((len(self.ops), between))
 
     def multiply(self, kind: str, packed: AnyPacked, bias: Tensor | None, **values: Any) -> None:
-        """A product. bias: float32."""
+        """Adds a matmul. bias: float32."""
         call, function = product(packed, bias), function_of(packed)
         assert function is not None, "Matrices.have_kernels was asked"
         self.narrowed = max(self.narrowed, packed.form.room(self.tokens, packed.shape[1]))
@@ -167,8 +168,8 @@ class ForwardProgram:
         self.call.narrowed = -(-self.rows_narrowed.data_ptr() // ALIGNED) * ALIGNED
 
     def run(self, rows: TokenRows, entering: Tensor | None = None) -> Tensor:
-        """(wanted, vocabulary), float32: logits of this rank's part of the vocabulary; or (1, tokens, width) that the
-        next stage reads, which the next call writes over. entering: the same of the stage before."""
+        """Returns (wanted, vocabulary), float32: logits of this rank's part of the vocabulary; or (1, tokens, width)
+        that the next stage reads, which the next call writes over. entering: the same of the stage before."""
         call, tokens = self.call, len(rows.ids)
         assert tokens <= self.tokens
         if entering is not None:
@@ -190,7 +191,7 @@ class ForwardProgram:
         return logits if self.share.is_last else self._rows(self.leaves, tokens).unsqueeze(0)
 
     def _call(self, begin: int, end: int) -> None:
-        """Runs instructions."""
+        """Runs the instructions [begin, end)."""
         if begin == end:
             return
         function, call = kernel(self.dtype), self.call
@@ -211,7 +212,7 @@ class ForwardProgram:
 
 
 class _Writer:
-    """From a Graph to instructions."""
+    """The state of writing: from a Graph to instructions."""
 
     def __init__(
         self,
@@ -515,7 +516,7 @@ class _Writer:
         return weight, torch.cat(biases)
 
     def _parts(self, layer: Layer, block: Block, op: Op) -> list[Part]:
-        """Of a linear's matrix (outputs, inputs)."""
+        """Lists the parts of a linear's matrix (outputs, inputs)."""
         if codes := self.weights.codes(layer.call.parameter_name(op.inputs[1], layer.index)):
             return [*codes]
         held, inner = self._held(layer, block, op.inputs[1]), _inner(block, op)
@@ -553,11 +554,11 @@ class _Writer:
         return self.angles[key]
 
     def _weight(self, layer: Layer, block: Block, name: str) -> Tensor:
-        """As it is computed with."""
+        """Returns a weight as it is computed with."""
         return self._held(layer, block, name).to(self.program.dtype)
 
     def _held(self, layer: Layer, block: Block, name: str) -> Tensor:
-        """In its file's dtype."""
+        """Returns a weight in its file's dtype."""
         return self.weights[layer.call.parameter_name(name, layer.index)].view(
             [math.prod(atom.size or 1 for atom in dim.atoms) for dim in block.tensor(name).dims]
         )

@@ -49,7 +49,8 @@ class Mask:
         """Why no token can follow, where the text is not whole: its answer is none."""
 
     def allowed(self) -> Tensor | None:
-        """(vocabulary): which tokens may follow; None where the grammar is at fault, so that others' rows go on."""
+        """Returns (vocabulary): which tokens may follow; None where the grammar is at fault, so that others' rows go
+        on."""
         try:
             bits = np.frombuffer(self.matcher.compute_bitmask(), np.uint8)
         except Exception as error:  # llguidance raises nothing narrower
@@ -62,7 +63,7 @@ class Mask:
         return torch.from_numpy(np.pad(known, (0, self.vocab_size - len(known))))
 
     def push(self, token: int) -> bool:
-        """One more token; whether nothing may follow."""
+        """Takes one more token; returns whether nothing may follow."""
         if not self.why:
             self.matcher.consume_token(token)
             if self.matcher.is_error():
@@ -71,10 +72,10 @@ class Mask:
 
 
 class Grammars:
-    """Of one tokenizer."""
+    """The grammars of one tokenizer."""
 
     def __init__(self, encoder: Encoder, vocab_size: int) -> None:
-        """vocab_size: of the model, which may have more rows than the tokenizer has tokens."""
+        """Takes the vocab_size of the model, which may have more rows than the tokenizer has tokens."""
         self.encoder, self.vocab_size = encoder, vocab_size
         self._tokenizer: Any = None
         self._made_of = OrderedDict[str, Any]()

@@ -60,7 +60,7 @@ class Cut:
 
 
 def without_head(graph: Graph) -> Cut:
-    """graph: one that returns logits. PlanError for a head that does more than multiply."""
+    """Cuts the head off a graph that returns logits. PlanError for a head that does more than multiply."""
     call = next(call for call in graph.calls if graph.outputs[0].startswith(f"{call.name}."))
     block = graph.block(call.block)
     op = block.ops[-1]
@@ -129,7 +129,7 @@ class Calibrated:
         return bool(self.width) and rows * self.graph_s < float(np.interp(rows, TIMED_ROWS, self.exact_s))
 
     def told(self, tokens: int) -> str:
-        """In a line."""
+        """Sums the calibration up in a line."""
         times = f"{self.graph_s * 1e3:.2f} ms a row, exact {self.exact_s[0] * 1e3:.2f}"
         seen = f"recall@{RECALLED} {self.recall:.3f}, {times}"
         if not self.pays(1):
@@ -138,10 +138,10 @@ class Calibrated:
 
 
 class GraphHead:
-    """Of a model, with the graph over its vocabulary."""
+    """The head of a model, with the graph over its vocabulary."""
 
     def __init__(self, table: Tensor, bias: Tensor | None) -> None:
-        """table: (vocabulary, width). bias: (vocabulary)."""
+        """Takes the table (vocabulary, width) and the bias (vocabulary)."""
         try:
             import faiss  # type: ignore[import-not-found, import-untyped, unused-ignore]
         except ImportError as error:
@@ -171,7 +171,7 @@ class GraphHead:
         self._said = set[str]()
 
     def exact(self, states: Tensor) -> Tensor:
-        """(rows, vocabulary). states: (rows, width), float32."""
+        """Returns exact logits (rows, vocabulary). states: (rows, width), float32."""
         return functional.linear(states, self.table, self.bias)
 
     def found(self, state: Tensor, count: int, width: int) -> tuple[NDArray[np.int64], Tensor]:
@@ -212,8 +212,8 @@ class GraphHead:
         return made
 
     def logits(self, states: Tensor, rows: Sequence[LogitsRow | None]) -> Tensor:
-        """(rows, vocabulary): exact of every token that was found, minus infinity of the others. rows: whose they are;
-        None: of one that nobody waits for."""
+        """Returns (rows, vocabulary): exact logits of every token that was found, minus infinity of the others. rows:
+        whose they are; None: of one that nobody waits for."""
         states = states.float()
         known = self.calibrated
         if known is None:

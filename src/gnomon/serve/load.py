@@ -83,8 +83,9 @@ def look(
     longest_asked: int | None = None,
     ways: Ways = ALONE,
 ) -> Looked:
-    """kv_bytes: of keys and values of a process. InputError or PlanError for a folder without weights, a model that is
-    no decoder or does not divide so, too little memory, or weights that are not served so."""
+    """Looks at a folder before it is loaded. kv_bytes: of keys and values of a process. InputError or PlanError for a
+    folder without weights, a model that is no decoder or does not divide so, too little memory, or weights that are not
+    served so."""
     if dtype not in SERVED:
         raise InputError(f"the engine computes in {', '.join(SERVED)}, not in {dtype!r}")
     forms = Forms.of(weights, DTYPES[dtype])
@@ -115,11 +116,11 @@ def open_model(
     resident_bytes: int | None = None,
     head: str = "exact",
 ) -> Engine:
-    """kv_bytes: of all keys and values. weights: how matrices are stored meanwhile, as `matrices.Forms` reads it.
-    max_model_len: tokens of prompt and answer; None: as many as the model's config.json says. longest_asked: of the
-    only request that there will be. adapters: (name, folder in PEFT's layout) of those that requests may ask for.
-    resident_bytes: of layers in memory, where others stay on a disk. head: `graph` searches for the likeliest tokens in
-    a graph over the vocabulary (`graph_head`). Errors as `look` has them."""
+    """Opens a model. kv_bytes: of all keys and values. weights: how matrices are stored meanwhile, as `matrices.Forms`
+    reads it. max_model_len: tokens of prompt and answer; None: as many as the model's config.json says. longest_asked:
+    of the only request that there will be. adapters: (name, folder in PEFT's layout) of those that requests may ask
+    for. resident_bytes: of layers in memory, where others stay on a disk. head: `graph` searches for the likeliest
+    tokens in a graph over the vocabulary (`graph_head`). Errors as `look` has them."""
     if is_seq2seq(folder):
         if weights != AS_STORED or adapters or resident_bytes is not None or head != "exact":
             raise InputError(
@@ -225,7 +226,8 @@ class Weights:
     that it is asked for, since what is packed is not kept twice. Of one rank of several, its part."""
 
     def __init__(self, folder: Path, graph: Graph, share: ModelShare, identity: int = 0) -> None:
-        """identity: rows of the matrix `graph_head.IDENTITY`, where the head is a graph over the vocabulary."""
+        """Takes identity, the rows of the matrix `graph_head.IDENTITY`, where the head is a graph over the
+        vocabulary."""
         self.identity = identity
         reader = values_of(folder, graph)
         assert isinstance(reader, WeightReader), "a folder's"
@@ -261,7 +263,8 @@ class Weights:
         return codes_of(self.reader, name) if slot.shape == slot.whole else ()
 
     def linears(self, graph: Graph) -> dict[str, Linear]:
-        """Of the layers of `graph`, by the module that the folder's files name, where it has a tensor of its own."""
+        """Maps linears of the layers of `graph` by the module that the folder's files name, where it has a tensor of
+        its own."""
         made = {}
         for linear in linears_of(graph):
             pieces = self.reader.layout.pieces[linear.parameter]
@@ -303,8 +306,8 @@ def max_len_of(folder: Path) -> int:
 def sizes_of(
     graph: Graph, rules: Rules, dtype: torch.dtype, kv_bytes: int, max_model_len: int, ways: Ways = ALONE
 ) -> Sizes:
-    """As many blocks as the bytes of a process hold, at most what all running requests may fill; the same on every
-    rank. InputError where that is not even one request of the longest."""
+    """Sizes caches: as many blocks as the bytes of a process hold, at most what all running requests may fill; the same
+    on every rank. InputError where that is not even one request of the longest."""
     most = -(-max_model_len // rules.block_tokens)
     sizes = Sizes(
         blocks=rules.max_seqs * most,
@@ -356,7 +359,7 @@ def block_bytes(graph: Graph, sizes: Sizes, dtype: torch.dtype) -> tuple[int, in
 
 
 def state_bytes(graph: Graph) -> int:
-    """Of the states of one request in all scans, and of the tokens that they convolve."""
+    """Counts the bytes of the states of one request in all scans, and of the tokens that they convolve."""
     made = 0
     for layer in graph.layers():
         block = graph.block(layer.call.block)

@@ -87,18 +87,18 @@ class Forms:
 
     @property
     def bits(self) -> float:
-        """Of a weight of the layers, about."""
+        """Bits of a weight of the layers, about."""
         return 8.0 * self.dtype.itemsize if self.layers is None else self.layers.bits_a_weight((1024, 1024))
 
     @property
     def numbers(self) -> Storage | None:
-        """Of what is not rounded; None: no kernel of ours multiplies by it."""
+        """How numbers that are not rounded are stored; None: no kernel of ours multiplies by them."""
         name = NUMBERS.get(self.dtype)
         return None if name is None else Dense(dtype=name)
 
     @property
     def head(self) -> Integers | None:
-        """Of the head."""
+        """How the head is stored; None where it is not rounded."""
         return None if self.layers is None else TABLE
 
     @property
@@ -113,10 +113,10 @@ def activations_of(storage: Storage) -> Activations:
 
 
 class Matrices:
-    """Of a model, by the names of their parameters."""
+    """The matrices of a model, by the names of their parameters."""
 
     def __init__(self, weights: Weights, forms: Forms, streams: Streams | None = None) -> None:
-        """streams: of layers that stay on a disk."""
+        """Takes streams, the layers that stay on a disk."""
         self.weights, self.forms, self.streams = weights, forms, streams
         self.made: dict[str, AnyPacked] = {}
 
@@ -129,7 +129,8 @@ class Matrices:
         return all(stored.kernel(stored.form_of(one, activations_of(one))) for one in wanted if one is not None)
 
     def why(self) -> list[str]:
-        """Of matrices of which a part is kept: a line for each form that was taken, with the first one's reasons."""
+        """Explains matrices of which a part is kept: a line for each form that was taken, with the first one's
+        reasons."""
         taken: dict[tuple[str, str], list[AnyPacked]] = {}
         for one in self.made.values():
             if one.choice is not None:
@@ -166,7 +167,8 @@ class Matrices:
         return stored.repack(joined, storage, shape, activations_of(storage))
 
     def _numbers(self, parts: Sequence[Part], *, sparse: bool) -> AnyPacked:
-        """Not rounded; of a sparse folder what is not 0, where a matrix has its pattern and a kernel is faster so."""
+        """Packs a matrix that is not rounded; of a sparse folder what is not 0, where a matrix has its pattern and a
+        kernel is faster so."""
         forms = self.forms
         assert forms.numbers is not None
         whole = torch.cat([(part.widened() if isinstance(part, Codes) else part).to(forms.dtype) for part in parts])

@@ -56,12 +56,12 @@ class Cancel:
 
 @dataclass(frozen=True, slots=True)
 class Stop:
-    """The worker ends."""
+    """The message that ends a worker."""
 
 
 @dataclass(frozen=True, slots=True)
 class Token:
-    """Of an answer."""
+    """A token of an answer."""
 
     id: int
     text: str
@@ -85,7 +85,7 @@ class Told:
 
 @dataclass(frozen=True, slots=True)
 class Tokens:
-    """Of an iteration."""
+    """The tokens of an iteration."""
 
     told: tuple[Told, ...]
 
@@ -101,7 +101,7 @@ class Failed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ready:
-    """The worker serves."""
+    """The message that a worker serves."""
 
     max_model_len: int
     """Tokens of prompt and answer."""
@@ -109,7 +109,7 @@ class Ready:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stats:
-    """Of a worker, since its start."""
+    """Counts of a worker, since its start."""
 
     running: int
     waiting: int

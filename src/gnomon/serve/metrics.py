@@ -19,7 +19,7 @@ COUNTS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000, 20000, 50
 
 
 class Metrics:
-    """Of a server."""
+    """The metrics of a server."""
 
     def __init__(self, router: Router, name: str) -> None:
         import prometheus_client as prometheus
@@ -76,7 +76,7 @@ class Metrics:
         self.registry.register(Now())  # type: ignore[arg-type]
 
     def text(self) -> bytes:
-        """In Prometheus' format."""
+        """Writes the metrics in Prometheus' format."""
         return self.latest(self.registry)
 
     def request(self, prompt_tokens: int) -> AnswerTimes:
@@ -85,7 +85,7 @@ class Metrics:
 
 
 class AnswerTimes:
-    """An answer's times."""
+    """The times of one answer, as they come."""
 
     def __init__(self, metrics: Metrics, prompt_tokens: int) -> None:
         self.metrics, self.prompt_tokens = metrics, prompt_tokens

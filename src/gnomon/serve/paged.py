@@ -50,7 +50,7 @@ class Room:
 
 
 class Pages:
-    """Of one attention op in one layer."""
+    """The pages of one attention op in one layer."""
 
     def __init__(self, room: Room, seen: Visibility) -> None:
         padded = -(-room.v_dim // VECTOR) * VECTOR
@@ -64,13 +64,13 @@ class Pages:
 
     @property
     def address(self) -> int:
-        """Of what the kernel is told of them, for kernels that have it within themselves."""
+        """The address of what the kernel is told of them, for kernels that have it within themselves."""
         assert self.call is not None
         return ctypes.addressof(self.call)
 
     @property
     def nbytes(self) -> int:
-        """Of all pages, used or not."""
+        """Bytes of all pages, used or not."""
         return self.pool.keys.nbytes + self.pool.values.nbytes
 
     def copy(self, source: int, target: int) -> None:

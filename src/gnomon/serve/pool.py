@@ -72,21 +72,22 @@ class Computed:
 
 @dataclass(frozen=True, slots=True)
 class BusyWorker:
-    """A worker serves."""
+    """The message that a worker serves, with what it timed."""
 
     seconds: Mapping[int, float]
     """Tokens -> of a text padded to so many."""
 
 
 def seconds_of(timed: Sequence[Mapping[int, float]]) -> Callable[[int], float]:
-    """Of a text at so many tokens: the workers' mean, on lines between what they timed, never falling."""
+    """Returns the seconds of a text at so many tokens: the workers' mean, on lines between what they timed, never
+    falling."""
     at = sorted(timed[0])
     means = np.maximum.accumulate([sum(one[length] for one in timed) / len(timed) for length in at])
     return lambda tokens: float(np.interp(tokens, at, means))
 
 
 def main(environment: Mapping[str, str], connection: Connection, settings: Settings) -> None:
-    """A worker: serves until the front end goes or says so."""
+    """Runs a worker: it serves until the front end goes or says so."""
     end_with_starter()
     os.environ.update(environment)  # of a fork server: it has that of when it started
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the front end says when to end
@@ -201,7 +202,7 @@ class WorkerPool:
         threading.Thread(target=self._listen, args=(index, worker), daemon=True).start()
 
     def _listen(self, index: int, worker: _Worker) -> None:
-        """In a thread of its own: messages of one worker, until it is gone."""
+        """Listens, in a thread of its own, to the messages of one worker, until it is gone."""
         with suppress(RuntimeError):  # the loop has ended
             try:
                 while True:

@@ -60,7 +60,7 @@ class Open:
 
 @dataclass(slots=True)
 class ReplicaProcess:
-    """A replica."""
+    """A replica: its processes and what is under way there."""
 
     processes: Sequence[BaseProcess]
     """By rank; the first is spoken to."""
@@ -139,7 +139,7 @@ class Router:
         threading.Thread(target=self._listen, args=(index, worker), daemon=True).start()
 
     def _listen(self, index: int, worker: ReplicaProcess) -> None:
-        """In a thread of its own: messages of one worker, until it is gone, or any of its processes."""
+        """Listens, in a thread of its own, to the messages of one worker, until it is gone, or any of its processes."""
         ends = [process.sentinel for process in worker.processes]
         with suppress(RuntimeError):  # the loop has ended
             try:
@@ -232,7 +232,7 @@ class Router:
         return min((one.ready.max_model_len for one in self.workers if one is not None and one.ready), default=0)
 
     def stats(self) -> list[Stats]:
-        """Of the workers that are there."""
+        """Lists the counts of the workers that are there."""
         return [one.stats for one in self.workers if one is not None and one.stats is not None]
 
     @property

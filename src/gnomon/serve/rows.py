@@ -50,7 +50,7 @@ class Turn:
     """Of each part: (tokens of its sequence, slot that its state after them goes to); none: no part has any."""
 
     def rows(self) -> TokenRows:
-        """As tensors."""
+        """Makes the rows as tensors."""
         rows = TokenRows.of(self.parts, self.tables, self.slots)
         rows.marks = self.marks
         return rows
@@ -93,12 +93,13 @@ class TokenRows:
 
     @property
     def count(self) -> int:
-        """Sequences."""
+        """Counts the sequences."""
         return len(self.spans)
 
     @staticmethod
     def of(parts: Sequence[Part], tables: Sequence[Sequence[Sequence[int]]], slots: Sequence[int]) -> TokenRows:
-        """tables: of each group, of each part; entries that are let go are negative. slots: of each part."""
+        """Makes rows of parts. tables: of each group, of each part; entries that are let go are negative. slots: of
+        each part."""
         ids: list[int] = []
         spans, wanted, begins = [], [], [0]
         for part in parts:

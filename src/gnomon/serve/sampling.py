@@ -90,7 +90,7 @@ class Sampling:
 
 
 def biases(given: Mapping[str, float], vocabulary: int) -> tuple[tuple[int, float], ...]:
-    """OpenAI's `logit_bias`. InputError for a token that there is not."""
+    """Reads OpenAI's `logit_bias`. InputError for a token that there is not."""
     made = []
     for name, value in given.items():
         if not (name.isascii() and name.isdecimal() and len(name) < 10 and int(name) < vocabulary):

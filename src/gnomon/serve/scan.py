@@ -17,11 +17,11 @@ from gnomon.serve.rows import TokenRows
 
 
 class LayerScan:
-    """Of one layer."""
+    """The scan of one layer, with its states."""
 
     def __init__(self, held: Mapping[str, Tensor], chunk: int, steps: tuple[float, float], slots: int) -> None:
-        """held: parameters by their last name. steps: between which dt stays. slots: of running requests and of
-        snapshots."""
+        """Takes held, the parameters by their last name, steps, between which dt stays, and slots, of running requests
+        and of snapshots."""
         dtype = torch.promote_types(held["D"].dtype, torch.float32)
         p = {name: tensor.to(dtype) for name, tensor in held.items()}
         self.groups, self.width = p["weight_x"].shape[:2]
@@ -37,7 +37,7 @@ class LayerScan:
 
     @property
     def nbytes(self) -> int:
-        """Of all slots."""
+        """Bytes of the states of all slots."""
         return self.states.nbytes + self.before.nbytes
 
     def copy(self, source: int, target: int) -> None:

@@ -45,7 +45,7 @@ def reads_and_writes(graph: Graph) -> bool:
 
 
 def _sides(graph: Graph) -> tuple[list[Layer], list[Layer]]:
-    """(encoder's, decoder's) layers: the decoder's are those that depend on what is written."""
+    """Divides the layers into (encoder's, decoder's): the decoder's are those that depend on what is written."""
     made = {"decoder_input_ids"}
     encoder, decoder = list[Layer](), list[Layer]()
     for layer in graph.layers():
@@ -63,7 +63,7 @@ class Seq2Seq:
     ranks = 1
 
     def __init__(self, graph: Graph, weights: Read, dtype: torch.dtype, sizes: Sizes) -> None:
-        """graph: without its loss."""
+        """Takes the graph without its loss."""
         self.sizes, self.graph = sizes, graph
         encoder, decoder = _sides(graph)
         self.encoder, self.decoder = (Bound(graph, side, weights, dtype) for side in (encoder, decoder))
@@ -93,7 +93,7 @@ class Seq2Seq:
 
     @torch.inference_mode()
     def start(self, turn: Turn) -> None:
-        """Computes an iteration."""
+        """Computes an iteration of all texts together."""
         texts, ids, wanted, at = [], list[int](), list[int](), 0
         self._read([part.key for part in turn.parts if part.key not in self.texts])
         for part in turn.parts:
@@ -136,7 +136,8 @@ class Seq2SeqEngine(Engine):
     model: Seq2Seq
 
     def __init__(self, model: Seq2Seq, rules: Rules, *, max_model_len: int, first: int) -> None:
-        """first: the token that every answer begins after. max_model_len: of a prompt with its answer."""
+        """Takes first, the token that every answer begins after, and max_model_len, tokens of a prompt with its
+        answer."""
         super().__init__(model, replace(rules, prefix_cache=False), max_model_len=max_model_len)
         self.first = first
 
@@ -153,7 +154,7 @@ class Seq2SeqEngine(Engine):
         source: int = 0,
         salt: str = "",
     ) -> list[int]:
-        """As `Engine.add` has them; the prompt is what the encoder reads, all of it."""
+        """Adds a request as `Engine.add` does; the prompt is what the encoder reads, all of it."""
         assert not source, "it is the prompt"
         if not prompt or len(prompt) + sampling.max_tokens > self.max_model_len:
             raise InputError(
@@ -200,7 +201,7 @@ def open_seq2seq(
 
 
 def first_token(folder: Path) -> int:
-    """That a decoder begins with."""
+    """Finds the token that a decoder begins with."""
     where = folder if folder.is_dir() else folder.parent
     for name in ("generation_config.json", CONFIG):
         if (where / name).is_file():

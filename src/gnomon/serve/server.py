@@ -65,7 +65,7 @@ class Server:
     """What the handlers share."""
 
     def __init__(self, settings: Settings, encoder: EncoderKind | None = None) -> None:
-        """encoder: what answers, in place of a decoder's workers."""
+        """Takes the encoder that answers, in place of a decoder's workers."""
         self.settings, self.encoder = settings, encoder
         self.pool = None if encoder is None else WorkerPool(settings, encoder.max_len)
         self.embedding = 0
@@ -90,7 +90,7 @@ class Server:
         return self.router.max_model_len if self.encoder is None else self.encoder.max_len
 
     def check_wants(self, wants: Wants) -> EncoderKind:
-        """The encoder. Refused where the model does something else."""
+        """Returns the encoder. Refused where the model does something else."""
         name, kind = self.settings.name, self.encoder
         if kind is None:
             made = "embeddings are" if wants == "vector" else "classes are"
@@ -229,7 +229,7 @@ class AnswerStream:
         self._submit()
 
     def _submit(self) -> None:
-        """To workers, as much as may be under way."""
+        """Sends texts to workers, as much as may be under way."""
         while self.left and self.left[0][2] <= self.room:
             number, first, count = self.left.popleft()
             self.server.held -= first == 0
@@ -311,8 +311,8 @@ def _error(refused: RefusedRequest, param: str | None = None) -> dict[str, Any]:
 
 
 def application(settings: Settings, encoder: EncoderKind | None = None) -> Any:
-    """The app. encoder: what answers, in place of a decoder's workers. InputError where packages or the tokenizer are
-    not there."""
+    """Makes the app. encoder: what answers, in place of a decoder's workers. InputError where packages or the tokenizer
+    are not there."""
     try:
         from starlette.applications import Starlette
         from starlette.middleware import Middleware

@@ -17,7 +17,7 @@ from gnomon.software.engine import Engine
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """Of a server."""
+    """The settings of a server."""
 
     folder: str
     """With config.json and *.safetensors."""
@@ -82,7 +82,7 @@ class Settings:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """That clients may ask for: the model's, and its adapters'."""
+        """The names that clients may ask for: the model's, and its adapters'."""
         return (self.name, *(name for name, _ in self.adapters))
 
     def use_threads(self) -> None:

@@ -45,7 +45,7 @@ ALONE = Ways()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sizes:
-    """Of what is kept between iterations."""
+    """Sizes of what is kept between iterations."""
 
     blocks: int
     """Of keys and values, of layers that see all tokens."""

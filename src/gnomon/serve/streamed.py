@@ -49,9 +49,9 @@ class Streams:
     """The layers of a model, in the order in which they run."""
 
     def __init__(self, resident_bytes: int, layers: Sequence[int], shared: frozenset[str], folder: Path) -> None:
-        """resident_bytes: of layers' matrices in memory, besides the two rooms. layers: about how many bytes the
-        matrices of each have, 0 for one that stays. shared: parameters of several layers, which stay. folder: where the
-        file is."""
+        """Takes resident_bytes of layers' matrices in memory apart from the two rooms, layers (about how many bytes the
+        matrices of each have, 0 for one that stays), shared, the parameters of several layers, which stay, and the
+        folder where the file is."""
         self.shared, self.folder = shared, folder
         self.stay = staying(resident_bytes, layers)
         self.layers: dict[int, _StreamedLayer] = {}
@@ -71,7 +71,7 @@ class Streams:
 
     @property
     def streamed_bytes(self) -> int:
-        """That an iteration reads; none where the rooms hold all."""
+        """Counts the bytes that an iteration reads; none where the rooms hold all."""
         return sum(layer.nbytes for layer in self.layers.values()) if len(self.order) > ROOMS else 0
 
     # --- packing

@@ -38,7 +38,7 @@ class TextStream:
         self.ended = False
 
     def push(self, token: int) -> bool:
-        """One more token. Whether the answer ends with it."""
+        """Takes one more token; returns whether the answer ends with it."""
         self.ids.append(token)
         old = self._decoded(self.before, self.read)
         new = self._decoded(self.before)

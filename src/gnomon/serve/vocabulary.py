@@ -21,10 +21,10 @@ SHORT = 1 << 16
 
 
 class Vocabulary:
-    """Of a model that is served."""
+    """The vocabulary of a model that is served."""
 
     def __init__(self, encoder: Encoder, ends: frozenset[int]) -> None:
-        """ends: tokens after which an answer is over."""
+        """Takes ends, the tokens after which an answer is over."""
         self.encoder, self.ends = encoder, ends
         self.whole = False
         """Whether a prompt is a text of its own, which an answer does not go on from: of an encoder with a decoder."""
@@ -34,7 +34,8 @@ class Vocabulary:
 
     @staticmethod
     def open(folder: Path, tokenizer: Path | None) -> Vocabulary:
-        """tokenizer: its file or folder; None: that in the model's folder, or bytes where there is none."""
+        """Opens a vocabulary. tokenizer: its file or folder; None: that in the model's folder, or bytes where there is
+        none."""
         beside = folder if folder.is_dir() else folder.parent
         if tokenizer is not None and not (tokenizer.is_file() or (tokenizer / "tokenizer.json").is_file()):
             raise InputError(f"{tokenizer} has no tokenizer.json; name the file or its folder")

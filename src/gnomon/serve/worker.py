@@ -85,7 +85,7 @@ class Worker:
         self._take(message)
 
     def _make(self, number: int) -> None:
-        """In a thread of its own: the grammar of an ask, unless nobody waits for it any more."""
+        """Makes, in a thread of its own, the grammar of an ask, unless nobody waits for it any more."""
         why, ask = "", self.making.get(number)
         if ask is not None:
             try:
@@ -150,7 +150,7 @@ class Worker:
         self.steps += 1
 
     def stats(self) -> Stats:
-        """For metrics."""
+        """Counts what metrics show."""
         lanes = self.lanes
         pools = [engine.memory.pools[0] for engine in lanes]
         return Stats(
@@ -243,7 +243,7 @@ def open_worker(
 
 
 def _heard(connection: Connection, worker: Worker, *, waits: bool) -> list[Any]:
-    """Which of both has something to say. waits: until one has."""
+    """Waits for which of both has something to say. waits: until one has."""
     if waits or worker.making:
         return wait([connection, worker.made], None if waits else 0)
     return [connection] if connection.poll(0) else []  # a tenth of the time of the other

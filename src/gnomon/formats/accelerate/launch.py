@@ -106,7 +106,7 @@ def _flag_values(flags: Mapping[str, object]) -> dict[str, object]:
 
 
 def _as_arguments(values: Mapping[str, object]) -> dict[str, object]:
-    """Fields of TrainingArguments: `fsdp` and `fsdp_config`, `deepspeed`, and the mixed precision."""
+    """Lists the fields of TrainingArguments: `fsdp` and `fsdp_config`, `deepspeed`, and the mixed precision."""
     arguments: dict[str, object] = {}
     kind = values.get("distributed_type")
     if kind == "FSDP":

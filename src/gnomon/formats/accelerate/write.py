@@ -28,7 +28,7 @@ REASONS = (
 
 
 def draft(asked: ExportRequest) -> Draft:
-    """The file. PlanError for pipelines and expert parallelism; InputError for what accelerate refuses."""
+    """Drafts the file. PlanError for pipelines and expert parallelism; InputError for what accelerate refuses."""
     need_axes(asked, PROGRAM, "pp", "ep", "etp")
     plan, mesh = asked.plan, asked.plan.mesh
     sharded = plan.optimizer.zero > 0 or mesh.world_size != mesh.data_ranks

@@ -153,7 +153,7 @@ def _network(f: Fields, given: Given, folder: Path, assumed: list[str]) -> Netwo
 
 
 def _llama(name: str, layers: int, hidden: int, ffn: int, kv_heads: int) -> LlamaConfig:
-    """Of the benchmark's MODEL_CONFIGS, what the catalogue has not."""
+    """Describes a model of the benchmark's MODEL_CONFIGS that the catalogue has not."""
     return LlamaConfig(
         name=name,
         num_layers=layers,
@@ -237,7 +237,8 @@ def _precision(f: Fields, plugin: str) -> Precision:
 
 
 def _record(f: Fields, plugin: str, network: Network | str) -> Stack:
-    """transformers' modules; Shardformer puts apex' norms in their place under the plugins that know the network."""
+    """The stack of a job: transformers' modules; Shardformer puts apex' norms in their place under the plugins that
+    know the network."""
     fused = plugin.startswith(("gemini", "3d"))
     modules = Modules(fused=fused, loss="unfused", compiled=False, experts="eager", flash=flag(f, "xformers"))
     f.ignore("xformers")

@@ -259,7 +259,7 @@ def mesh_of(f: Fields, devices: int) -> Mesh:
 
 
 def batch_of(f: Fields, ranks: int) -> tuple[int, int]:
-    """(global batch, microbatch): two of the three sizes give the third, as in _set_batch_related_parameters."""
+    """Reads (global batch, microbatch): two of the three sizes give the third, as in _set_batch_related_parameters."""
     names = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps")
     total, micro, steps = (f.integer(name) if f.has(name) else None for name in names)
     f.ignore(*names)
@@ -292,7 +292,7 @@ def batch_of(f: Fields, ranks: int) -> tuple[int, int]:
 
 
 def devices_for(total: int, per_rank: int) -> str:
-    """Which number of ranks a batch is for."""
+    """Says for which number of ranks a batch is."""
     if total % per_rank:
         return f"no number of ranks gives {total}"
     return f"the nearest number of devices is {total // per_rank}, which it is for"
@@ -361,7 +361,7 @@ def optimizer_of(f: Fields) -> Optimizer:
 
 
 def _away(f: Fields, stage: int) -> dict[str, Any]:
-    """Where parameters wait, which is at stage 3 only."""
+    """Says where parameters wait, which is at stage 3 only."""
     key = "zero_optimization.offload_param.device"
     device = f.raw(key)
     if f.flag("zero_optimization.cpu_offload_param", False):

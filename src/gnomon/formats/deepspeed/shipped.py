@@ -59,7 +59,7 @@ class NamedStage:
     parameters_on_host: bool
 
     def describe(self) -> str:
-        """As a sentence has it."""
+        """Puts the configuration into words, as a sentence has it."""
         waits = [
             what
             for what, there in (("optimizer", self.optimizer_on_host), ("parameters", self.parameters_on_host))

@@ -38,8 +38,8 @@ REASONS = (
 
 
 def draft(asked: ExportRequest) -> Draft:
-    """The file. PlanError for pipelines, context and expert parallelism and groups of shards; InputError for what
-    DeepSpeed refuses."""
+    """Drafts the file. PlanError for pipelines, context and expert parallelism and groups of shards; InputError for
+    what DeepSpeed refuses."""
     need_axes(asked, "DeepSpeed's configuration", "pp", "cp", "ep", "etp")
     plan = asked.plan
     if plan.optimizer.zero == 3 and plan.mesh.dp_replicate > 1:

@@ -188,8 +188,8 @@ def _query_scale(k: Keys) -> float:
 def _cohere(
     k: Keys, name: str, wanted: Wanted, notes: Notes, *, windows: tuple[int, ...] = (0,), second: bool = False
 ) -> Graph:
-    """Command R: one norm before attention and feed-forward, which run side by side. second: only layers with a window
-    have rotary positions."""
+    """Reads Command R: one norm before attention and feed-forward, which run side by side. second: only layers with a
+    window have rotary positions."""
     k.must_be("attention_dropout", 0.0, 0)
     bias = k.flag("attention_bias", False)
     k.ignore("max_position_embeddings", "use_parallel_block", "use_embedding_sharing", "use_gated_activation")
@@ -305,7 +305,7 @@ def _exaone4(k: Keys, name: str, wanted: Wanted, notes: Notes) -> Graph:
 
 
 def _ungated(k: Keys, name: str, wanted: Wanted, notes: Notes, *, norm: Literal["rms", "layer"] = "rms") -> Graph:
-    """Arcee: a Llama whose feed-forward squares a ReLU in place of a gate."""
+    """Reads Arcee: a Llama whose feed-forward squares a ReLU in place of a gate."""
     k.must_be("attention_dropout", 0.0, 0)
     k.ignore("max_position_embeddings", "partial_rotary_factor", "rope_percent", "rope_percentage", "norm_eps")
     return decoder(

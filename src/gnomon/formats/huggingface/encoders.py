@@ -88,8 +88,8 @@ def _t5(k: Keys, name: str, wanted: Wanted, notes: Notes, *, multilingual: bool 
 
 
 def _bart_like(*, trained: int | None, pre_norm: bool, embedding_norm: bool, scaled: bool) -> Reader:
-    """trained: rows of a table of positions before the first token's; None: positions are not trained. scaled: where
-    the file does not say. Source: modelling classes of transformers 5.23."""
+    """Makes a reader of models like BART. trained: rows of a table of positions before the first token's; None:
+    positions are not trained. scaled: where the file does not say. Source: modelling classes of transformers 5.23."""
 
     def read(k: Keys, name: str, wanted: Wanted, notes: Notes) -> Graph:
         k.must_be("is_encoder_decoder", True)
@@ -130,7 +130,7 @@ def _bart_like(*, trained: int | None, pre_norm: bool, embedding_norm: bool, sca
 
 
 def _classes(k: Keys) -> int:
-    """Of a classifier; two where the file does not say, as in transformers."""
+    """Counts the classes of a classifier; two where the file does not say, as in transformers."""
     labels = k.raw("id2label")
     k.ignore("label2id", "problem_type")
     return k.integer("num_labels", len(labels) if isinstance(labels, Mapping) else 2)

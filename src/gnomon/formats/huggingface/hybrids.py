@@ -76,8 +76,8 @@ def _with_attention(
     gated: bool = False,
     scales: tuple[float, float] = (0.0, 0.0),
 ) -> Graph:
-    """The model; its widths and heads are under the same keys in all families whose layers may be attention. scales: of
-    the embedding and of scores, as `HybridConfig` has them."""
+    """Makes the model; its widths and heads are under the same keys in all families whose layers may be attention.
+    scales: of the embedding and of scores, as `HybridConfig` has them."""
     heads, kv_heads, head_dim = heads_of(k, k.integer("hidden_size"))
     return hybrid(
         HybridConfig(

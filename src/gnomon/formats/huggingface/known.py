@@ -79,5 +79,5 @@ def unread(values: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def layout(graph: Graph, model_type: str) -> Layout:
-    """Where the weights lie of a Graph that was read from a config.json of this type."""
+    """Says where the weights lie of a Graph that was read from a config.json of this type."""
     return layout_of(graph, TYPES[model_type].weights if model_type in TYPES else USUAL)

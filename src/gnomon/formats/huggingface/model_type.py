@@ -18,7 +18,7 @@ from gnomon.formats.huggingface.weights import Family
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelType:
-    """One of them."""
+    """One model type: its shape, numerics and names of weights."""
 
     name: str
     """As files have it."""

@@ -43,7 +43,7 @@ LAYERED = ("full_attention", "sliding_attention")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Usual:
-    """Of one model type: which keys its class reads, and what counts where its file does not say."""
+    """The numerics of one model type: which keys its class reads, and what counts where its file does not say."""
 
     eps: float = 1e-6
     """Of its norms."""
@@ -146,7 +146,8 @@ def unread_keys(values: Mapping[str, Any], every: Collection[str], usual: Usual 
 
 
 def read_numerics(values: Mapping[str, Any], usual: Usual, kind: str) -> Numerics | str:
-    """Of a parsed config.json of a type; a sentence where its Graph cannot be run. kind: the type's name."""
+    """Reads the numerics of a parsed config.json of a type; a sentence where its Graph cannot be run. kind: the type's
+    name."""
     try:
         return _read(values, usual, kind)
     except _Refused as refused:
@@ -156,7 +157,7 @@ def read_numerics(values: Mapping[str, Any], usual: Usual, kind: str) -> Numeric
 
 
 def _read(values: Mapping[str, Any], usual: Usual, kind: str) -> Numerics:
-    """The same; what Python raises where a value is no number, or none that a float holds."""
+    """Reads the numerics; raises what Python raises where a value is no number, or none that a float holds."""
 
     def number(key: str, absent: float) -> float:
         value = values.get(key) if key else None
@@ -217,7 +218,7 @@ def _padding(values: Mapping[str, Any], usual: Usual) -> int | None:
 
 
 def _rotaries(values: Mapping[str, Any], usual: Usual, kind: str) -> tuple[Rotary, Rotary | None]:
-    """Of layers that see all tokens, and of layers with a window where they differ."""
+    """Reads the rotary embeddings of layers that see all tokens, and of layers with a window where they differ."""
     if not usual.rotary:
         return Rotary(), None
     if usual.rotary == "fixed":
@@ -254,7 +255,7 @@ def _rotaries(values: Mapping[str, Any], usual: Usual, kind: str) -> tuple[Rotar
 
 
 def _fraction(values: Mapping[str, Any], usual: Usual) -> float:
-    """Beside the block."""
+    """Reads the fraction of a head that is turned, from keys outside the block."""
     given = values.get(usual.fraction_key) if usual.fraction_key else None
     turned = values.get(usual.fraction_from) if usual.fraction_from else None
     if given is None and turned is not None:
@@ -273,7 +274,8 @@ def _fixed(values: Mapping[str, Any]) -> Rotary:
 
 
 def _layered(plain: Any, older: Any, values: Mapping[str, Any], usual: Usual) -> tuple[Rotary, Rotary | None]:
-    """Of two blocks. Older files have one, for layers that see all tokens, beside keys of their own."""
+    """Reads the rotary embeddings of two blocks. Older files have one, for layers that see all tokens, and keys of
+    their own for the rest."""
     blocks = dict(plain) if plain is not None else {name: {"rope_type": "default"} for name in LAYERED}
     if strange := [name for name in blocks if name not in LAYERED]:
         _refuse(f"rope_parameters.{strange[0]}", f"its rotary angles go by the type of a layer: {', '.join(LAYERED)}")
@@ -302,8 +304,8 @@ def _layered(plain: Any, older: Any, values: Mapping[str, Any], usual: Usual) ->
 
 
 def _rotary(block: Mapping[str, Any], values: Mapping[str, Any], usual: Usual, *, at: str, base: float) -> Rotary:
-    """block: rope_parameters (since 5.0), or rope_scaling with the keys that older files have beside it. at: its key,
-    for errors."""
+    """Reads one rotary embedding. block: rope_parameters (since 5.0), or rope_scaling with the keys that older files
+    have next to it. at: its key, for errors."""
     kind = str(block.get("rope_type", block.get("type", "default")) or "default")
     if kind not in ("default", *SCALINGS):
         _refuse(
@@ -371,7 +373,7 @@ def _factors(block: Mapping[str, Any], key: str) -> str:
 
 
 def _of_longrope(block: Mapping[str, Any], values: Mapping[str, Any], original: int) -> float:
-    """As given, or the root of 1 + ln(factor) / ln(original) (Ding et al. 2024)."""
+    """Computes LongRoPE's factor: as given, or the root of 1 + ln(factor) / ln(original) (Ding et al. 2024)."""
     if (stated := block.get("attention_factor")) is not None:
         return float(stated)
     factor = block.get("factor") or (values.get("max_position_embeddings") or original) / original
@@ -379,7 +381,8 @@ def _of_longrope(block: Mapping[str, Any], values: Mapping[str, Any], original: 
 
 
 def _attention_factor(block: Mapping[str, Any], factor: float) -> float:
-    """Of YaRN: as given, or 0.1 ln(factor) + 1, or the quotient of two of these (Peng et al. 2023, section 3.4)."""
+    """Computes YaRN's factor: as given, or 0.1 ln(factor) + 1, or the quotient of two of these (Peng et al. 2023,
+    section 3.4)."""
     if (stated := block.get("attention_factor")) is not None:
         return float(stated)
     above, below = block.get("mscale"), block.get("mscale_all_dim")

@@ -59,8 +59,8 @@ def _older_sizes(
     heads_key: str = "num_attention_heads",
     tied: bool = True,
 ) -> DecoderConfigSizes:
-    """Of files that give no width of a head. kv_heads: 0 for as many as heads. said: the key that gave the heads.
-    tied: where the file does not say."""
+    """Reads sizes of files that give no width of a head. kv_heads: 0 for as many as heads. said: the key that gave the
+    heads. tied: where the file does not say."""
     if hidden % heads:
         k.fail(heads_key, f"hidden_size={hidden} is not a multiple of {heads} heads")
     return DecoderConfigSizes(
@@ -197,7 +197,8 @@ def _bloom(k: Keys, name: str, wanted: Wanted, notes: Notes) -> Graph:
 
 
 def _gptj(k: Keys, name: str, wanted: Wanted, notes: Notes) -> Graph:
-    """GPT-J and CodeGen: one norm before attention and feed-forward, which run side by side; a bias of the head."""
+    """Reads GPT-J and CodeGen: one norm before attention and feed-forward, which run side by side; a bias of the
+    head."""
     hidden = k.integer("n_embd")
     k.must_be("embd_pdrop", 0.0, 0)
     for key in ("scale_attn_weights", "rotary"):
@@ -222,7 +223,7 @@ def _gptj(k: Keys, name: str, wanted: Wanted, notes: Notes) -> Graph:
 
 
 def _gpt_bigcode(k: Keys, name: str, wanted: Wanted, notes: Notes) -> Graph:
-    """StarCoder 1: GPT-2 whose heads share one key and one value."""
+    """Reads StarCoder 1: GPT-2 whose heads share one key and one value."""
     hidden, heads = k.integer("n_embd"), k.integer("n_head")
     shared = k.flag("multi_query", True)
     k.must_be("num_key_value_heads", 1 if shared else heads)

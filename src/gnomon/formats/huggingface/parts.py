@@ -108,7 +108,7 @@ class Biases(TypedDict):
 
 
 def biases_of(k: Keys) -> Biases:
-    """As Llama's files say them."""
+    """Reads which linears have biases, as Llama's files say it."""
     attention = k.flag("attention_bias", False)
     return Biases(qkv_bias=attention, out_bias=attention, ffn_bias=k.flag("mlp_bias", False))
 
@@ -130,8 +130,8 @@ def clipped(k: Keys, wanted: Wanted, notes: Notes) -> None:
 
 
 def factor(k: Keys, wanted: Wanted, key: str) -> float:
-    """Of the embedding or of scores: 1 where the file does not say, and never 0, which nothing could be trained with. A
-    prediction counts it as free."""
+    """Reads a factor of the embedding or of scores: 1 where the file does not say, and never 0, which nothing could be
+    trained with. A prediction counts it as free."""
     value = k.number(key, 1.0)
     if not value:
         k.fail(key, f"{key}=0 multiplies everything away; give another factor")
@@ -161,8 +161,8 @@ def balance_loss(k: Keys, wanted: Wanted, notes: Notes, *, known: bool = True, u
 
 
 def cap(k: Keys, key: str, absent: float) -> float:
-    """A soft cap: null is none, leaving it out is the class's default `absent`, and 0 is a mistake: scores and logits
-    are divided by it."""
+    """Reads a soft cap: null is none, leaving it out is the class's default `absent`, and 0 is a mistake: scores and
+    logits are divided by it."""
     if k.raw(key) == 0:
         k.fail(key, f"{key} is 0, which scores are divided by; null is no cap")
     return k.number(key, absent if not k.given(key) else 0.0)
@@ -216,7 +216,7 @@ def free_multipliers(k: Keys, notes: Notes) -> None:
 
 
 def optional_window(k: Keys, absent: int) -> int:
-    """sliding_window: null is none, leaving it out is the class's default `absent`; 0 would see nothing."""
+    """Reads sliding_window: null is none, leaving it out is the class's default `absent`; 0 would see nothing."""
     if k.raw("sliding_window") == 0:
         k.fail("sliding_window", "a window of 0 tokens sees nothing; null is no window")
     return k.integer("sliding_window", absent if not k.given("sliding_window") else 0, least=0)

@@ -59,7 +59,7 @@ Rule = Callable[[str, Parameter], Sequence[TensorPiece]]
 
 
 def whole(name: str, p: Parameter) -> list[TensorPiece]:
-    """The tensor itself."""
+    """Takes the tensor itself, whole."""
     return [TensorPiece(tensor=name, shape=p.shape, view=p.atoms)]
 
 
@@ -94,7 +94,7 @@ def part(begin: int, rows: int) -> Rule:
 
 
 def alternating(index: int) -> Rule:
-    """Of experts (experts, in, 2 × out) in one tensor, gate and up in turns: 0 is the gate (GPT-OSS)."""
+    """Takes a part of experts (experts, in, 2 × out) in one tensor, gate and up in turns: 0 is the gate (GPT-OSS)."""
 
     def make(name: str, p: Parameter) -> list[TensorPiece]:
         if len(p.atoms) == 2:  # a bias
@@ -116,12 +116,12 @@ def experts_transposed(name: str, p: Parameter) -> list[TensorPiece]:
 
 
 def exactly(name: str, p: Parameter) -> list[TensorPiece]:
-    """With every dim of its own, as a convolution's kernel."""
+    """Takes the tensor with every dim of its own, as a convolution's kernel."""
     return [TensorPiece(tensor=name, shape=p.atoms, view=p.atoms)]
 
 
 def led(*ones: int) -> Rule:
-    """With dims of 1 before its own, as parameters that are added to a batch."""
+    """Takes the tensor with dims of 1 before its own, as parameters that are added to a batch."""
 
     def make(name: str, p: Parameter) -> list[TensorPiece]:
         return [TensorPiece(tensor=name, shape=(*ones, *p.shape), view=p.atoms)]
@@ -130,7 +130,7 @@ def led(*ones: int) -> Rule:
 
 
 def of_each_head(index: int) -> Rule:
-    """Of q, k and v that stand side by side in every head (BLOOM)."""
+    """Takes a part of q, k and v that stand side by side in every head (BLOOM)."""
 
     def make(name: str, p: Parameter) -> list[TensorPiece]:
         heads, width, *inner = p.atoms
@@ -197,7 +197,8 @@ def flat(name: str, p: Parameter) -> list[TensorPiece]:
 
 
 def channels(parameters: Mapping[str, Parameter]) -> dict[str, tuple[str, Rule]]:
-    """Mamba-2's convolution: a file has x, B and C one after the other, and a dim of one for the input channel."""
+    """Maps parameters of Mamba-2's convolution: a file has x, B and C one after the other, and a dim of one for the
+    input channel."""
     made: dict[str, tuple[str, Rule]] = {}
     for name in parameters:
         for what in ("weight", "bias"):
@@ -211,7 +212,7 @@ def channels(parameters: Mapping[str, Parameter]) -> dict[str, tuple[str, Rule]]
 
 
 def _of_x(others: int) -> Rule:
-    """others: channels of B and C."""
+    """Takes the channels of x. others: channels of B and C."""
 
     def make(name: str, p: Parameter) -> list[TensorPiece]:
         groups, width, *taps = p.atoms
@@ -226,7 +227,7 @@ def _of_x(others: int) -> Rule:
 
 
 def _of_bc(before: int) -> Rule:
-    """before: channels of x."""
+    """Takes the channels of B or C. before: channels of x."""
 
     def make(name: str, p: Parameter) -> list[TensorPiece]:
         two, groups, state, *taps = p.atoms
@@ -242,7 +243,8 @@ def _of_bc(before: int) -> Rule:
 
 
 def half(index: int) -> Rule:
-    """Of a tensor (2 × out, in), for each expert where there are several: the gate's rows before those of up."""
+    """Takes half of a tensor (2 × out, in), for each expert where there are several: the gate's rows before those of
+    up."""
 
     def make(name: str, p: Parameter) -> list[TensorPiece]:
         *experts, out, inner = p.atoms
@@ -268,7 +270,7 @@ def projections(parameters: Mapping[str, Parameter]) -> dict[str, tuple[str, Rul
 
 
 def _by_group(groups: int, widths: Sequence[int]) -> Rule:
-    """widths: rows of one group in each part of the file's tensor."""
+    """Takes a part of each group. widths: rows of one group in each part of the file's tensor."""
 
     def make(name: str, p: Parameter) -> list[TensorPiece]:
         made = []

@@ -177,7 +177,7 @@ def _compressed(given: Mapping[str, Any]) -> Method:
 
 
 def _torchao_bits(given: Mapping[str, Any]) -> int:
-    """Of the codes, which lie in int8 each: 4 where the config says so of all layers."""
+    """Counts the bits of the codes, which lie in int8 each: 4 where the config says so of all layers."""
     kinds = given.get("quant_type")
     said = kinds.get("default") if isinstance(kinds, Mapping) else None
     if not isinstance(said, Mapping) or len(kinds or {}) != 1:
@@ -222,7 +222,7 @@ def _torchao_shape(method: Method, coded: Sequence[int], said: Sequence[int]) ->
 
 
 def _form(given: Mapping[str, Any]) -> object:
-    """Of compressed-tensors with one group of layers."""
+    """Reads the format of compressed-tensors with one group of layers."""
     [group] = given["config_groups"].values()
     return group.get("format") or given.get("format")
 
@@ -270,7 +270,7 @@ def _one(tensors: Tensors, name: str) -> NDArray[Any]:
 
 
 def _number(x: NDArray[Any]) -> NDArray[np.float32]:
-    """Scales as float32: bfloat16 comes as uint16."""
+    """Reads scales as float32: bfloat16 comes as uint16."""
     return wide_bfloat16(x) if x.dtype == np.uint16 else x.astype(np.float32)
 
 
@@ -457,7 +457,7 @@ def awq(storage: Integers, arrays: Arrays, shape: Shape) -> dict[str, NDArray[An
 
 
 def _zeros(storage: Integers, arrays: Arrays) -> NDArray[np.uint8]:
-    """(outputs, groups)."""
+    """Returns the zero points (outputs, groups)."""
     if storage.zeros:
         return np.asarray(arrays["zeros"], np.uint8)
     return np.full(arrays["scales"].shape, storage.zero, np.uint8)

@@ -111,7 +111,7 @@ USUAL = Family(rules=EXPERTS, ignored=TABLES, copies=HEAD)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layout:
-    """Where a Graph's weights lie."""
+    """Where a Graph's weights lie: the pieces of file tensors that fill each parameter."""
 
     pieces: Mapping[str, tuple[TensorPiece, ...]]
     """By parameter of the Graph."""
@@ -133,7 +133,7 @@ class Layout:
 
 
 def layout_of(graph: Graph, family: Family) -> Layout:
-    """Of a Graph that was read from a config.json of a type whose files are so."""
+    """Lays out a Graph that was read from a config.json of a type whose files are so."""
     known = parameters_of(graph)
     joined = (_joined(family.joined)(known) if family.joined else {}) | channels(known) | projections(known)
     for rules in family.together:

@@ -67,7 +67,7 @@ def read_nsight(path: str) -> tuple[Trace, ...]:
 
 
 class _Export:
-    """One database."""
+    """One database of an export."""
 
     def __init__(self, path: str, base: sqlite3.Connection) -> None:
         self.path, self.base = path, base
@@ -80,7 +80,7 @@ class _Export:
         self.words: dict[int, str] = dict(self._rows("StringIds", "id", "value"))
 
     def traces(self) -> tuple[Trace, ...]:
-        """Of each process that has work on a device."""
+        """Reads a trace of each process that has work on a device."""
         devices, events = self._work()
         if not devices:
             raise InputError(
@@ -121,7 +121,7 @@ class _Export:
         return devices, events
 
     def _process(self, thread: int, devices: Mapping[int, int]) -> int:
-        """Of a thread; where kernels do not say theirs, all are of one."""
+        """Names the process of a thread; where kernels do not say theirs, all are of one."""
         return 0 if 0 in devices else thread & PROCESS
 
     def _on_device(self, table: str) -> Iterator[tuple[int, int, int, int, int, int, str, dict[str, Any]]]:
@@ -171,7 +171,7 @@ class _Export:
             yield from self.base.execute(f"SELECT {', '.join(map(_quoted, columns))} FROM {_quoted(table)}")
 
     def _word(self, value: Any) -> str:
-        """A name: text, or the number of one."""
+        """Reads a name: text, or the number of one."""
         return value if isinstance(value, str) else self.words.get(value, "")
 
     def _device_names(self) -> dict[int, str]:
@@ -179,7 +179,7 @@ class _Export:
         return {int(device): self._word(name) for device, name in known.items() if device is not None}
 
     def _memory_kinds(self) -> dict[int, str]:
-        """`Pageable`, `Pinned`, `Device`: as the export itself calls them."""
+        """Names memory kinds (`Pageable`, `Pinned`, `Device`) as the export itself calls them."""
         for column in ("label", "name"):
             if rows := list(self._rows("ENUM_CUDA_MEM_KIND", "id", column)):
                 return {int(number): str(text).rpartition("_")[2].capitalize() for number, text in rows}

@@ -137,7 +137,7 @@ def _bytes(path: Path, limit: int) -> bytes:
 
 
 def read_trace(path: str) -> Trace:
-    """One rank's trace. InputError if it cannot be read or holds no events."""
+    """Reads one rank's trace. InputError if it cannot be read or holds no events."""
     data = _bytes(Path(path), _LARGEST_BYTES)
     if len(data) == _LARGEST_BYTES:
         raise InputError(
@@ -164,7 +164,7 @@ def trace_of_events(path: str, told: Mapping[str, Any], events: list[dict[str, A
 
 
 class _Reading:
-    """Events to columns."""
+    """The state of reading: events become columns."""
 
     def __init__(self, path: str, told: Mapping[str, Any], events: list[dict[str, Any]]) -> None:
         self.path, self.told, self.events = path, told, events
@@ -251,7 +251,7 @@ class _Reading:
         )
 
     def _category(self, event: Mapping[str, Any]) -> int | None:
-        """Ours; None for what is no work, which is counted if it is not known."""
+        """Classifies an event; None for what is no work, which is counted if it is not known."""
         text = str(event.get("cat", "")).lower()
         category = _CATEGORIES.get(text)
         if category is None and text not in _IGNORED:

@@ -21,7 +21,7 @@ class _PlainUnpickler(pickle.Unpickler):
     """Builds plain containers, and nothing else."""
 
     def find_class(self, module: str, name: str) -> NoReturn:
-        """Refuses every global."""
+        """Refuses every global, so that unpickling runs no code."""
         raise pickle.UnpicklingError(f"it names {module}.{name}, which a memory snapshot never does")
 
     def persistent_load(self, pid: Any) -> NoReturn:

@@ -94,7 +94,7 @@ def _vocabulary(f: Fields, tokenizer: str, absent: int) -> int:
 
 
 def _precision(f: Fields) -> Precision:
-    """`p=f32,c=bfloat16`: parameters and compute."""
+    """Reads `p=f32,c=bfloat16` as dtypes of parameters and compute."""
     spelled = str(f.raw("trainer.mp") or "f32")
     parts = dict(part.partition("=")[::2] for part in spelled.split(",")) if "=" in spelled else {}
     compute, stored = parts.get("c", parts.get("compute", spelled)), parts.get("p", parts.get("params", spelled))

@@ -59,7 +59,8 @@ def _looks(sample: Sample) -> bool:
 
 
 def _mpt(f: Fields) -> DecoderConfig:
-    """MPTConfig's defaults: learned positions unless ALiBi or rotary ones are switched on, biases, a tied head."""
+    """Fills in MPTConfig's defaults: learned positions unless ALiBi or rotary ones are switched on, biases, a tied
+    head."""
     attention = "model.attn_config."
     hidden, heads = f.integer("model.d_model", 2048), f.integer("model.n_heads", 16)
     kind = str(f.raw(f"{attention}attn_type") or "multihead_attention")

@@ -50,7 +50,7 @@ def _looks(sample: Sample) -> bool:
 
 
 def _model(f: Fields, given: Given, assumed: list[str]) -> Network | str:
-    """By model_name, or by the sizes of a Llama, which base.yml fills in."""
+    """Finds the model by model_name, or by the sizes of a Llama, which base.yml fills in."""
     if given.model is not None:
         f.ignore("model_name", "head_dim", "vocab_size", *SIZES)
         return given.model

@@ -201,7 +201,7 @@ def _experts(f: Fields) -> int:
 
 
 def _decoder(f: Fields, s: MegatronShape, name: str, experts: int) -> DecoderConfig:
-    """Any other decoder: its parts one by one."""
+    """Describes any other decoder, part by part."""
     activation = "relu2" if f.flag("squared_relu", False) else "silu" if s.gated else "gelu"
     if s.gated and f.flag("quick_geglu", False):
         f.report("quick_geglu", "a gated GELU: read as SiLU, which costs the same")
@@ -272,7 +272,7 @@ def _llama_like(f: Fields) -> None:
 
 
 def _gpt(f: Fields, s: MegatronShape, name: str) -> GptConfig:
-    """GPT-2 or -3."""
+    """Describes GPT-2 or GPT-3."""
     return GptConfig(
         name=name,
         num_layers=s.layers,
@@ -413,7 +413,7 @@ def _dense_layers(f: Fields, layers: int) -> int:
 
 
 def _pattern_of(f: Fields, layers: int) -> tuple[bool, ...]:
-    """Which layers are mixtures: --moe-layer-freq, or every expert_interval-th of Megatron-DeepSpeed."""
+    """Says which layers are mixtures: --moe-layer-freq, or every expert_interval-th of Megatron-DeepSpeed."""
     if f.flag("deepspeed", False):
         every = f.integer("expert_interval", 2)
         return tuple((i + 1) % every == 0 for i in range(layers))

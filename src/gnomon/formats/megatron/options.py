@@ -183,8 +183,8 @@ def parse_options(words: Sequence[str]) -> tuple[dict[str, object], tuple[str, .
 
 
 def _grouped(words: Sequence[str], unset: list[str]) -> Iterator[tuple[str, list[str]]]:
-    """(option, its values); `--name=value` too. A word that is all a variable which is not known goes to `unset` where
-    no value is missing."""
+    """Yields (option, its values); `--name=value` too. A word that is all a variable which is not known goes to `unset`
+    where no value is missing."""
     option: str | None = None
     values: list[str] = []
     switches = _listed()[1]

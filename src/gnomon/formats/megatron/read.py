@@ -281,7 +281,7 @@ ROUTER_DTYPES: dict[str, Literal["model", "fp32", "fp64"]] = {"none": "model", "
 
 
 def global_factor(plan: Plan) -> int:
-    """Of Megatron-LM's coefficient over ours where balance is global: its loss has means over the tokens of all
+    """Computes Megatron-LM's coefficient over ours where balance is global: its loss has means over the tokens of all
     data-parallel ranks on each of them, and its average of gradients over them divides once more."""
     return max(plan.stage_mesh(stage).data_ranks for stage in range(plan.num_stages))
 
@@ -374,7 +374,7 @@ def seq_len_of(f: Fields, given: Given) -> int:
 
 
 def mesh_of(f: Fields, devices: int | None, num_experts: int) -> Mesh:
-    """Axes; data parallelism is what is left of the devices."""
+    """Reads the axes; data parallelism is what is left of the devices."""
     tp, pp = f.integer("tensor_model_parallel_size", 1), f.integer("pipeline_model_parallel_size", 1)
     # DeepSpeed-Ulysses divides the sequence as context parallelism does; layout_of says how attention sees it whole.
     cp = f.integer("ds_sequence_parallel_size", 1) * f.integer("context_parallel_size", 1)
@@ -537,7 +537,7 @@ def parse_layout(f: Fields, text: str, layers: int) -> tuple[int, ...]:
 
 
 def saved_of(f: Fields, model: object) -> Saved:
-    """Recomputation."""
+    """Reads what is recomputed."""
     granularity = f.raw("recompute_granularity")
     if f.flag("recompute_activations", False):
         granularity = "selective"
@@ -671,7 +671,7 @@ def optimizer_of(f: Fields) -> Optimizer:
 
 
 def precision_of(f: Fields) -> Precision:
-    """Dtypes; fp32 unless --bf16 or --fp16."""
+    """Reads dtypes; fp32 unless --bf16 or --fp16."""
     if f.flag("bf16", False) and f.flag("fp16", False):
         f.fail("fp16", "--bf16 and --fp16 are both given; keep one")
     param: DType = "bf16" if f.flag("bf16", False) else "fp16" if f.flag("fp16", False) else "fp32"

@@ -59,7 +59,7 @@ PLACEHOLDERS: Options = [
 
 
 def draft(asked: ExportRequest) -> Draft:
-    """The script. InputError for a model or combination that Megatron-LM refuses, with the fix."""
+    """Drafts the script. InputError for a model or combination that Megatron-LM refuses, with the fix."""
     model = need_model(asked, PROGRAM)
     options = [
         *model_options(model, asked.workload.seq_len),
@@ -105,7 +105,7 @@ def _config_loss(asked: ExportRequest) -> Iterator[str]:
 
 
 def _script(asked: ExportRequest, options: Options) -> str:
-    """The launch script."""
+    """Writes the launch script."""
     words = ["torchrun", f"--nnodes {asked.num_nodes}", f"--nproc-per-node {asked.processes_per_node}"]
     if asked.num_nodes > 1:
         words += ["--rdzv-backend c10d", '--rdzv-endpoint "$HEAD"']

@@ -103,7 +103,7 @@ def read_nanotron(source: str | Path, *, name: str = "nanotron-job", given: Give
 
 
 def mesh_of(f: Fields) -> Mesh:
-    """Axes. nanotron's experts have ranks of their own beyond dp; only ep = 1 is the same here."""
+    """Reads the axes. nanotron's experts have ranks of their own beyond dp; only ep = 1 is the same here."""
     ep = f.integer("parallelism.expert_parallel_size", 1)
     if ep > 1:
         f.fail(

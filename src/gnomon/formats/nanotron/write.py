@@ -37,7 +37,7 @@ REASONS = (
 
 
 def draft(asked: ExportRequest) -> Draft:
-    """The file. InputError for a model or combination that nanotron refuses, with the fix."""
+    """Drafts the file. InputError for a model or combination that nanotron refuses, with the fix."""
     model = need_model(asked, PROGRAM)
     need_axes(asked, PROGRAM, "ep")
     plan = asked.plan

@@ -86,7 +86,7 @@ def network_name(config: str) -> str:
 
 
 def folders(path: Path, given: str | None) -> tuple[Path, ...]:
-    """Where recipes are looked for."""
+    """Lists the folders where recipes are looked for."""
     placed = [Path(given), *Path(given).parents] if given else []
     roots = [*placed, *path.resolve().parents, *map(Path, sys.path)]
     return (path.resolve().parent, *(root for root in roots if (root / BELOW).is_dir()))

@@ -203,7 +203,7 @@ def _tune(asked: ExportRequest) -> Draft:
 
 
 def _word(value: object) -> str:
-    """As a shell takes it."""
+    """Writes a value as a shell takes it."""
     if isinstance(value, list):
         return " ".join(shlex.quote(str(one)) for one in value)
     if isinstance(value, bool):
@@ -372,7 +372,7 @@ def _megatron_network(f: Fields, given: Given, folder: Path, assumed: list[str])
 
 
 def _megatron_values(f: Fields) -> dict[str, object]:
-    """Megatron-LM's options: ms-swift's words for switches are `true` and `false`."""
+    """Reads Megatron-LM's options: ms-swift's words for switches are `true` and `false`."""
     values = dict(MEGATRON_DEFAULTS)
     known = known_options()
     for key in f.names():

@@ -255,7 +255,7 @@ def _plain(values: list[str], name: str) -> object:
 
 
 def mesh_of(f: Fields, devices: int | None) -> Mesh:
-    """Axes; a shard degree of -1 takes the devices that are left."""
+    """Reads the axes; a shard degree of -1 takes the devices that are left."""
 
     def degree(name: str) -> int:
         return f.integer(f"parallelism.{name}_degree", 1)
@@ -400,7 +400,7 @@ def stage_split(layers: int, stages: int, first: int, last: int) -> tuple[int, .
 
 
 def saved_of(f: Fields, config: Network | str, mesh: Mesh) -> Saved:
-    """Activation checkpointing."""
+    """Reads activation checkpointing."""
     section = "activation_checkpoint"
     mode = f.choice(f"{section}.mode", {m: m for m in ("none", "full", "selective", "memory_budget")}, "selective")
     option = f.raw(f"{section}.selective_ac_option")
@@ -434,8 +434,8 @@ def kept_ops(graph: Graph, exchanged: bool) -> tuple[str, ...]:
 
 
 def splits_of(f: Fields, mesh: Mesh) -> tuple[Split, ...]:
-    """Async tensor parallelism: inductor puts symmetric memory's fused products in place of a gather and a product, and
-    of a product and a scatter (torch/_inductor/fx_passes/micro_pipeline_tp.py)."""
+    """Reads async tensor parallelism: inductor puts symmetric memory's fused matmuls in place of a gather and a matmul,
+    and of a matmul and a scatter (torch/_inductor/fx_passes/micro_pipeline_tp.py)."""
     asked = f.flag("parallelism.enable_async_tensor_parallel", False)
     if not asked or mesh.tp == 1:
         return ()
@@ -492,7 +492,7 @@ def optimizer_of(f: Fields, mesh: Mesh) -> Optimizer:
 
 
 def precision_of(f: Fields) -> Precision:
-    """FSDP2's mixed precision: parameters and states in training.dtype, no copy beside them."""
+    """Reads FSDP2's mixed precision: parameters and states in training.dtype, without a master copy."""
     names = {"bfloat16": "bf16", "float32": "fp32"}
     stored: DType = f.choice("training.dtype", names, "float32")  # type: ignore[assignment]
     compute: DType = f.choice("training.mixed_precision_param", names, "bfloat16")  # type: ignore[assignment]

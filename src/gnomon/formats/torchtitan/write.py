@@ -45,7 +45,7 @@ KEPT = ("self_attn.core*", "self_attn.q_proj", "self_attn.v_proj", "mlp.gate_pro
 
 
 def draft(asked: ExportRequest) -> Draft:
-    """The file. InputError for a model or combination that torchtitan refuses, with the fix."""
+    """Drafts the file. InputError for a model or combination that torchtitan refuses, with the fix."""
     model = need_model(asked, PROGRAM)
     plan = asked.plan
     if not any(hasattr(one, "num_experts") for one in (model,)):
@@ -94,7 +94,8 @@ def _flavor(model: ModelConfig) -> tuple[str, str, tuple[str, ...]]:
 
 
 def _training(asked: ExportRequest) -> dict[str, object]:
-    """Batch and dtypes. A pipeline takes a round of the step at once; without one microbatches are accumulated."""
+    """Writes batch and dtypes. A pipeline takes a round of the step at once; without one microbatches are
+    accumulated."""
     plan, precision = asked.plan, asked.plan.precision
     local = asked.micro * (asked.microbatches // plan.schedule.rounds if plan.mesh.pp > 1 else 1)
     half = _half(precision)
@@ -194,7 +195,7 @@ def _optimizer(plan: Plan) -> dict[str, object]:
 
 
 def _fp8(fp8: Fp8) -> tuple[str, dict[str, object]]:
-    """(converter, its table): mx for mxfp8, otherwise float8 with the nearest recipe."""
+    """Writes (converter, its table): mx for mxfp8, otherwise float8 with the nearest recipe."""
     names = [pattern.strip("*") for pattern in fp8.except_ops]
     skipped = ["output" if name == "lm_head" else name for name in names]
     if fp8.recipe == "mxfp8":

@@ -133,7 +133,7 @@ def _read(path: Path, given: Given) -> Job:
 
 
 def _update(f: Fields) -> Update:
-    """With optimizer_in_bwd each gradient is used and freed within the backward."""
+    """Reads the update; with optimizer_in_bwd each gradient is used and freed within the backward."""
     update = update_of(f, "optimizer._component_", "torch.optim.AdamW")
     return replace(update, key="optimizer_in_bwd", in_backward=True) if flag(f, "optimizer_in_bwd") else update
 
@@ -191,7 +191,7 @@ def _bits(change: Change) -> int:
 
 
 def _steps(change: Change) -> list[Setting]:
-    """As many sequences a step on fewer data-parallel ranks."""
+    """Sets as many sequences a step on fewer data-parallel ranks."""
     return [("gradient_accumulation_steps", change.microbatches)]
 
 

@@ -109,7 +109,7 @@ def _model(f: Fields, given: Given, folder: Path, assumed: list[str]) -> Network
 
 
 def _length(f: Fields, given: Given, assumed: list[str]) -> int:
-    """max_length or max_seq_length; prompt and answer of a rollout."""
+    """Reads max_length or max_seq_length; prompt and answer of a rollout."""
     for key in ("max_seq_length", "max_length"):
         if f.has(key):
             f.ignore("max_seq_length", "max_length")

@@ -66,7 +66,7 @@ MEGATRON_NAMES = {"linear_qkv": ("q_proj", "k_proj", "v_proj"), "linear_proj": (
 
 
 class SettingsAt(NamedTuple):
-    """Where the trained network's settings are."""
+    """Where the trained network's settings are in the file."""
 
     at: str
     model: str
@@ -92,7 +92,7 @@ def _looks(sample: Sample) -> bool:
 
 
 def _engine(f: Fields, part: SettingsAt) -> str:
-    """fsdp or megatron. InputError for another."""
+    """Reads the engine, fsdp or megatron. InputError for another."""
     keys = ("model_engine", "engine", "engine@engine", "actor@actor_rollout_ref.actor", f"{part.at}.strategy")
     named = next((str(f.peek(key)) for key in keys if f.peek(key)), "")
     f.ignore(*keys)
@@ -208,7 +208,7 @@ def _fields(path: Path, given: Given) -> tuple[Fields, int | None]:
 
 
 def _devices(f: Fields) -> int | None:
-    """Nodes x devices; None where the script takes one of them from elsewhere."""
+    """Multiplies nodes by devices; None where the script takes one of them from elsewhere."""
     nodes, per_node = f.peek("trainer.nnodes") or 1, f.peek("trainer.n_gpus_per_node") or 8
     return nodes * per_node if isinstance(nodes, int) and isinstance(per_node, int) else None
 

@@ -367,7 +367,7 @@ class _Progress:
         print(f"\r{text}  " if self.terminal else text, end="" if self.terminal else "\n", file=sys.stderr, flush=True)
 
     def end(self) -> None:
-        """Wipe the line."""
+        """Wipes the line of progress."""
         if self.shown and self.terminal:
             print(f"\r{' ' * 40}\r", end="", file=sys.stderr, flush=True)
 

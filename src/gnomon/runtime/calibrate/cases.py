@@ -133,7 +133,7 @@ class _Lone(Weight):
     """A parameter whose gradient is dropped: adding it up is measured by itself."""
 
     def add(self, grad: Tensor) -> None:
-        """Nothing."""
+        """Does nothing: gradients are not measured here."""
 
 
 def _parameters(dtype: torch.dtype, *shapes: tuple[int, ...]) -> Parameters:

@@ -107,7 +107,7 @@ class HeldOutLoss:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Compressed:
-    """What was written."""
+    """What was written, with the errors of each matrix."""
 
     errors: tuple[Error, ...]
     layers: tuple[LayerError, ...]
@@ -126,7 +126,7 @@ class Compressed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeldOutText:
-    """Rows of tokens: (rows, tokens + 1) each, the last one to be predicted."""
+    """Held-out rows of tokens: (rows, tokens + 1) each, the last one to be predicted."""
 
     seen: Tensor
     held_out: Tensor

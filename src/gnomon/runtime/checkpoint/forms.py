@@ -44,7 +44,7 @@ DTYPES: Mapping[str, str] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Converted:
-    """What was written."""
+    """What a conversion wrote."""
 
     layers: int
     before: str

@@ -35,7 +35,7 @@ Matrix = tuple[Storage, Arrays, Shape]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Written:
-    """What was written."""
+    """What a GGUF file was written with."""
 
     kinds: Mapping[str, int]
     """Type -> tensors of it."""

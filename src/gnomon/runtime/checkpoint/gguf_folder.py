@@ -36,8 +36,8 @@ OWN = (CONFIG, TOKENIZER, "tokenizer_config.json", "special_tokens_map.json", "g
 
 
 def folder_of(file: Path, *, tokenizer: Path | None = None) -> Path:
-    """tokenizer: one that is used instead, so that the file's own need not be known. InputError for a file that is no
-    GGUF, or a model or tokenizer that is not read."""
+    """Makes a folder of a GGUF file. tokenizer: one that is used instead, so that the file's own need not be known.
+    InputError for a file that is no GGUF, or a model or tokenizer that is not read."""
     if not file.is_file():
         raise InputError(f"there is no file {str(file)!r}")
     beside = {name: (file.parent / name).read_text(encoding="utf-8") for name in OWN if (file.parent / name).is_file()}

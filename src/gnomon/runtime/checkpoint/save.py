@@ -42,8 +42,8 @@ class Saver:
         keep: int = KEEP,
         source: Path | None = None,
     ) -> None:
-        """identity: what the run adds to model, precision and batch. source: what the model was read from, if it was a
-        file."""
+        """Takes identity, what the run adds to model, precision and batch, and source, what the model was read from, if
+        it was a file."""
         self.folder, self.executor, self.keep, self.source = folder, executor, keep, source
         self.identity = {**identity_of(executor.graph, executor.plan, executor.workload), **(identity or {})}
         self.step = self.updates = 0

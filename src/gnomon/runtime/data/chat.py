@@ -20,7 +20,7 @@ Spans = tuple[tuple[int, int], ...]
 
 
 class ChatTemplate:
-    """A compiled template. specials: `bos_token` and the like, which templates write themselves."""
+    """A compiled chat template. specials: `bos_token` and the like, which templates write themselves."""
 
     def __init__(self, source: str, specials: Mapping[str, str], where: str) -> None:
         self.where, self.specials = where, dict(specials)

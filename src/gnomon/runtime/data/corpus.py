@@ -42,7 +42,7 @@ class Side:
 
     @property
     def size(self) -> int:
-        """Tokens."""
+        """Counts the tokens."""
         return int(self.lengths.sum())
 
     def of(self, chosen: NDArray[np.bool_]) -> Side:
@@ -132,7 +132,7 @@ class Corpus:
 
     @property
     def validation_tokens(self) -> int:
-        """Held out."""
+        """Counts the tokens that are held out."""
         return self.validation.size
 
     def check(self, seq_len: int) -> None:

@@ -58,7 +58,7 @@ class Encoder:
     @staticmethod
     def open(path: Path | None, *, chat_template: Path | None = None, learn: Learn = "answers") -> Encoder:
         """Loads a tokenizer. path: a tokenizer.json or its folder; None for bytes. chat_template: a Jinja file, in
-        place of the one beside the tokenizer. InputError for what cannot be read."""
+        place of the one next to the tokenizer. InputError for what cannot be read."""
         encoder = Encoder()
         encoder.learn = learn
         if path is None:
@@ -143,7 +143,7 @@ class Encoder:
         return Encoded(ids=np.asarray(encoding.ids, np.int64), learn=learn, ends=True)
 
     def ids(self, text: str, *, specials: bool = True) -> list[int]:
-        """Of a text, by the tokenizer. specials: with what it puts before and after."""
+        """Encodes a text by the tokenizer. specials: whether with what it puts before and after."""
         # unlike `encode` it lets other threads run meanwhile, and leaves offsets out, which take most of its time
         [made] = self.tokenizer.encode_batch_fast([text], add_special_tokens=specials)
         ids: list[int] = made.ids

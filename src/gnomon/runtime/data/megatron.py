@@ -113,7 +113,7 @@ def _check(
 
 
 class Writer:
-    """Writes documents. Without `finish` there is no index, so nobody takes the pair for whole."""
+    """A writer of documents; without `finish` there is no index, so nobody takes the pair for whole."""
 
     def __init__(self, prefix: Path, dtype: np.dtype[Any]) -> None:
         self.prefix, self.dtype = prefix, dtype
@@ -140,7 +140,7 @@ class Writer:
         self.length = 0
 
     def finish(self) -> None:
-        """Writes the index."""
+        """Writes the index, which makes the pair whole."""
         self.end()
         self.out.close()
         sizes = np.asarray(self.lengths, np.int32)

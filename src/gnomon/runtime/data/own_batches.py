@@ -59,7 +59,7 @@ class OwnBatches:
 
     @property
     def identity(self) -> str:
-        """Kept in checkpoints."""
+        """Names the batches, as checkpoints keep it."""
         return self.name
 
     def batch(self, step: int, *, seed: int, sequences: int, seq_len: int) -> dict[str, Tensor]:
@@ -104,7 +104,7 @@ class TextBatches:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """To be told before training."""
+        """Lists what is said before training."""
         return self.corpus.notes
 
     @property
@@ -114,12 +114,12 @@ class TextBatches:
 
     @property
     def validation_tokens(self) -> int:
-        """Held out."""
+        """Counts the tokens that are held out."""
         return self.corpus.validation_tokens
 
     @property
     def identity(self) -> str:
-        """Kept in checkpoints."""
+        """Names the batches, as checkpoints keep it."""
         return self.corpus.identity
 
     def batch(self, step: int, *, seed: int, sequences: int, seq_len: int) -> dict[str, Tensor]:

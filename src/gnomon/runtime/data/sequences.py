@@ -45,7 +45,7 @@ class SequenceBatches:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """To be told before training."""
+        """Lists what is said before training."""
         return self.corpus.notes
 
     @property
@@ -55,12 +55,12 @@ class SequenceBatches:
 
     @property
     def validation_tokens(self) -> int:
-        """Held out."""
+        """Counts the tokens that are held out."""
         return self.corpus.validation_tokens
 
     @property
     def identity(self) -> str:
-        """Kept in checkpoints."""
+        """Names the batches, as checkpoints keep it."""
         return f"{self.corpus.identity} {self.rows.packing} lengths"
 
     def lengths(self, step: int, seed: int) -> tuple[int, ...]:

@@ -21,8 +21,8 @@ class Changes:
     """Requested and made changes of one job's processes."""
 
     def __init__(self, folder: JobFolder | None, workers: int) -> None:
-        """folder: through which changes are requested; None where there is no folder for checkpoints. workers: logical
-        ones."""
+        """Takes the folder through which changes are requested (None where there is no folder for checkpoints) and the
+        number of logical workers."""
         self.folder, self.workers = folder, workers
         self.made: list[Change] = []
         self.why = "started"

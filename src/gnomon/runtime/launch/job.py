@@ -49,14 +49,14 @@ class PreparedJob:
     """A model under a plan, on this process."""
 
     def __init__(self, executor: Executor, *, owns_group: bool, source: Path | None) -> None:
-        """source: what the model was read from, if it was a file."""
+        """Takes source, what the model was read from, if it was a file."""
         self.executor, self._owns_group, self._source = executor, owns_group, source
         self.steps = 0
         """Updates so far, those of a loaded checkpoint too."""
         self._recorder: Recorder | None = None
 
     def step(self, batch: Batch) -> float:
-        """One update; returns the mean loss over all labels of the batch. All ranks must call it."""
+        """Makes one update; returns the mean loss over all labels of the batch. All ranks must call it."""
         self._recorder = Recorder(memory=False, clock=clock_of(self.executor.device))
         result = self.executor.step(batch, self._recorder)
         self.steps += 1
@@ -110,7 +110,7 @@ class PreparedJob:
         return self.steps
 
     def close(self) -> None:
-        """Ends process groups. All ranks must call it."""
+        """Ends the process groups. All ranks must call it."""
         self.executor.leave()
         if self._owns_group:
             dist.destroy_process_group()

@@ -19,7 +19,7 @@ class Kernels:
     """The instruction sets that the processes of one job compute with, and the one that all agree on."""
 
     def __init__(self, *, agreed: bool) -> None:
-        """agreed: whether all must compute with the same ones (D2)."""
+        """Takes agreed, whether all must compute with the same kernels (D2)."""
         self.must_agree = agreed
         self.agreed = ""
         """What all compute with; empty until they have said what they have."""

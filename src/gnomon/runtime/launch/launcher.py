@@ -103,7 +103,7 @@ class Launcher(Processes):
     """The processes of one job. A process's number is never given again."""
 
     def __init__(self, job: TrainingJob, scheme: Scheme, *, threads: int, pause_s: Sequence[float]) -> None:
-        """As `run_scheme`."""
+        """Takes what `run_scheme` takes."""
         self.scheme, self.controller = scheme, CONTROLLERS[scheme.controller]
         self.given = job
         self.plan, processes = self.controller.begin(job.plan)

@@ -48,8 +48,8 @@ class LogicalWorkers(Replica):
         settings: AdamWSettings = AdamWSettings(),  # noqa: B008 (frozen)
         values: Values | None = None,
     ) -> None:
-        """As `Executor`, on processors, before any group is joined: `place` says which workers are here. PlanError for
-        a plan whose ranks cannot be logical workers."""
+        """Takes what `Executor` takes, on processors, before any group is joined: `place` says which workers are here.
+        PlanError for a plan whose ranks cannot be logical workers."""
         if (why := reason(plan)) is not None:
             raise PlanError(f"easyscale cannot be used in this plan: {why}")
         super().__init__(graph, plan, workload, seed=seed, settings=settings, values=values)
@@ -132,7 +132,7 @@ class LogicalWorkers(Replica):
         return float(result.loss)
 
     def measured_step(self, batch: Tensor | Batch, *, memory: bool = False) -> tuple[StepResult, Timeline]:
-        """PlanError: workers that take turns have no Timeline yet."""
+        """Raises PlanError: workers that take turns have no Timeline yet."""
         raise PlanError("a Timeline of logical workers is not measured yet; leave out --timeline or --processes")
 
     def _counted(self, batch: Batch) -> int:

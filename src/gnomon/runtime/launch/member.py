@@ -41,7 +41,7 @@ class Member(ABC):
     """In which the launcher must have announced an epoch after a loss."""
 
     def __init__(self, job: TrainingJob, corpus: Batches, asked: list[int], membership: Membership) -> None:
-        """asked: takes the signals that ask this process to end."""
+        """Takes asked, the signals that ask this process to end."""
         self.job, self.corpus, self.asked, self.membership = job, corpus, asked, membership
         clone: Any = membership.store
         self.watched: Store = clone.clone()

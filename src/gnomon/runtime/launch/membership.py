@@ -57,9 +57,9 @@ class Membership:
         pause_s: float = 0.0,
         launcher: Connection | None = None,
     ) -> None:
-        """process: its number, which no other one of the job has or had. meet_s: in which processes that are there
-        must have met. pause_s: that it sleeps in each worker's step, in place of a slower processor. launcher: where
-        it speaks to the launcher's desk, if there is one."""
+        """Takes the process's number, which no other one of the job has or had, meet_s, in which processes that are
+        there must have met, pause_s, that it sleeps in each worker's step in place of a slower processor, and launcher,
+        where it speaks to the launcher's desk, if there is one."""
         self.store, self.process, self.meet_s = store, process, meet_s
         self.pause_s, self.launcher = pause_s, launcher
 

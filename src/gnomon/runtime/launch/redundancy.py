@@ -44,7 +44,7 @@ class ProcessWork(RowActions):
     """What one process does of a plan with copies. `own` is its rank's part, `copy` that of the next rank."""
 
     def __init__(self, make: Callable[[int], RankExecutor], rank: int) -> None:
-        """make: the part of a rank. rank: of the plan, that the process was started for."""
+        """Takes make, which makes the part of a rank, and the rank of the plan that the process was started for."""
         self.own = make(rank)
         self.copy = make(self.own.peer(self.own.stage + 1))
         self.buffers = Buffers()

@@ -52,7 +52,7 @@ class RankExecutor(Executor):
 
     @property
     def held(self) -> Sequence[Parameters]:
-        """Its parameters."""
+        """The parameters of the stage."""
         return self.stages[self.stage].held
 
     def peer(self, stage: int) -> int:
@@ -160,7 +160,7 @@ class RowActions:
             self.now.received.add(name)
 
     def _frc(self, stage: int, unit: int) -> None:
-        """The redundant forward: what leaves the copy's stage stays here, unless the rank is lost."""
+        """Runs the redundant forward: what leaves the copy's stage stays here, unless the rank is lost."""
         entered = ("X", stage, unit)
         if stage:
             self.now.inputs[unit] = self.now.log[entered]

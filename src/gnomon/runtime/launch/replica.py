@@ -36,7 +36,8 @@ class Replica(Executor):
         settings: AdamWSettings = AdamWSettings(),  # noqa: B008 (frozen)
         values: Callable[[Slot], Tensor | None] | None = None,
     ) -> None:
-        """As `Executor`, on processors. plan, workload: of the whole job; its ranks all hold the whole model."""
+        """Takes what `Executor` takes, on processors. plan, workload: of the whole job; its ranks all hold the whole
+        model."""
         if asked := plan.experts.counts_the_step:
             raise PlanError(f"{asked} counts tokens on the plan's own processes; leave it out here")
         self.workers = plan.world_size

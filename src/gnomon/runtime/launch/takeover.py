@@ -363,7 +363,7 @@ class _Held:
     notes: tuple[str, ...] = ()
 
     def __init__(self, work: ProcessWork, parts: Sequence[RankExecutor] = ()) -> None:
-        """parts: without them, those whose work it does."""
+        """Takes the work and its parts; without them, those whose work it does."""
         self.work, self.parts = work, parts
         self.graph, self.plan, self.workload = work.graph, work.plan, work.workload
         self.state, self.device, self.host = work.own.state, work.own.device, work.own.host

@@ -288,7 +288,7 @@ def _at(executors: Sequence[Executor]) -> str:
 
 
 def _train(job: TrainingJob, executors: list[Executor]) -> Outcome:
-    """`train`. executors: takes the one that is made."""
+    """Trains as `train` does. executors: takes the one that is made."""
     with signals_noted() as asked:
         if int(os.environ.get("LOCAL_RANK", "0")) == 0:
             corpus_of(job)
@@ -409,7 +409,7 @@ class Loop:
         done: int,
         evaluate: Callable[[Batch], float] | None = None,
     ) -> None:
-        """evaluate: the loss of a batch without training; None: the executor's rows'."""
+        """Takes evaluate, the loss of a batch without training; None: the executor's rows'."""
         self.job, self.executor, self.corpus, self.done = job, executor, corpus, done
         self.evaluate = evaluate or partial(evaluate_rows, executor)
         self.size = {"sequences": job.workload.batch_size, "seq_len": longest_of(job.workload)}
@@ -548,7 +548,7 @@ class Loop:
         )
 
     def _waited(self) -> float | None:
-        """`Outcome.waited`; all ranks must call it."""
+        """Measures `Outcome.waited`; all ranks must call it."""
         warm = _warm(len(self.records))
         took = sum(record.step_s for record in self.records[warm:])
         share = sum(self.waits[warm:]) / took if took else math.nan
@@ -558,7 +558,7 @@ class Loop:
 
 
 def _measured_steps(done: int, steps: int) -> frozenset[int]:
-    """At most MEASURED steps, spread over those after warm-up; the last one if there are none."""
+    """Picks at most MEASURED steps, spread over those after warm-up; the last one if there are none."""
     first = min(done + WARM_UP + 1, steps)
     count = min(MEASURED, steps - first + 1)
     return frozenset(first + i * (steps - first) // max(1, count - 1) for i in range(count))

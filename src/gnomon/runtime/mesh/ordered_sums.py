@@ -27,7 +27,7 @@ class Partial:
     """Adds up gradients of the workers of one process, as far as it can alone."""
 
     def __init__(self, total: int) -> None:
-        """total: workers of all processes."""
+        """Takes the total number of workers of all processes."""
         self.total = total
         self.sums: dict[Node, list[Tensor]] = {}
 

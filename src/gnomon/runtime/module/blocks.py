@@ -81,8 +81,8 @@ class BlockRun:
         splits: Sequence[Split] = (),
         gathers: bool = False,
     ) -> None:
-        """capacity: rows that an expert takes of a rank's tokens. splits: linears that are cut along their tokens
-        (`cut_linears`). gathers: whether tokens go to their experts by a gather over ep, and not an all-to-all."""
+        """Takes capacity, rows that an expert takes of a rank's tokens, splits, linears that are cut along their tokens
+        (`cut_linears`), and gathers, whether tokens go to their experts by a gather over ep and not an all-to-all."""
         check_block(sharded.block)
         self.capacity = capacity
         self.gathers = gathers and axes.get("ep", ALONE).ranks > 1

@@ -176,8 +176,8 @@ class Shapes:
     """What tensors that cross look like on a rank."""
 
     def __init__(self, graph: Graph, layout: Layout, mesh: Mesh, sizes: Mapping[str, int], dtype: torch.dtype) -> None:
-        """sizes: of the dims that the graph leaves open, `batch` that of this rank's part of a microbatch. dtype: of
-        activations."""
+        """Takes the sizes of the dims that the graph leaves open (`batch` that of this rank's part of a microbatch),
+        and the dtype of activations."""
         self.sizes, self.dtype = dict(sizes), dtype
         self.axes = {axis: getattr(mesh, axis) for axis in ("cp", "tp", "ep", "etp")}
         self._given = graph, layout, mesh

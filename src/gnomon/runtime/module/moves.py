@@ -126,7 +126,7 @@ class _Moved(torch.autograd.Function):
 
 
 def moved(x: Tensor, there: tuple[Move, ...], back: tuple[Move, ...], sizes: Mapping[str, int] | None = None) -> Tensor:
-    """x after `there`; its gradient comes home by `back`. sizes: as of `run`."""
+    """Returns x after `there`; its gradient comes home by `back`. sizes: as of `run`."""
     if not there and not back:
         return x
     out: Tensor = _Moved.apply(x, there, back, sizes)  # type: ignore[no-untyped-call]

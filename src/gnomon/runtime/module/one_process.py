@@ -37,8 +37,8 @@ class OneProcess:
         dtype: torch.dtype = torch.float32,
         device: torch.device = CPU,
     ) -> None:
-        """values: of the parameters (`weights.reader`); None: those of step 0 by the seed. states: what else a captured
-        model reads, by name."""
+        """Takes values of the parameters (`weights.reader`; None: those of step 0 by the seed) and states, what else a
+        captured model reads, by name."""
         check_runnable(graph)
         self.graph = graph
         sharded = shard_graph(
@@ -77,5 +77,5 @@ class OneProcess:
 
     @property
     def slots(self) -> Iterable[Slot]:
-        """The parameters."""
+        """Lists the parameters."""
         return self.parameters.slots

@@ -30,7 +30,7 @@ from gnomon.tensors.captured import writes_over
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rules:
-    """Which tensors of one layer are saved, recomputed or offloaded."""
+    """What becomes of the tensors of one layer: which are saved, recomputed or offloaded."""
 
     actions: Mapping[str, Action]
     """By tensor of the block, or `path:name` of what the op at `path` makes for its own backward."""
@@ -93,7 +93,7 @@ class Keeper:
     """One forward of one layer, and its backward."""
 
     def __init__(self, run: BlockRun, rules: Rules, known: dict[Hashable, Decided], label: Hashable) -> None:
-        """known: layers that ran before, by label; this adds to it."""
+        """Takes known, layers that ran before, by label; this adds to it."""
         self.run, self.rules, self.known, self.label = run, rules, known, label
         self.decided = known.get(label)
         self.saved: list[_Saved] = []
@@ -133,7 +133,7 @@ class Keeper:
         return {"", *self.hosts}
 
     def begin(self, index: int) -> None:
-        """An op begins."""
+        """Notes that an op begins."""
         self.op, self.order = index, 0
         if self.run.ops[index].site.op.path in self.run.drawing:
             self.drawn[index] = _generators(self.device)

@@ -57,9 +57,9 @@ class Stage(nn.Module):
         enters: Sequence[Hop] = (),
         leaves: Sequence[Hop] = (),
     ) -> None:
-        """held: its parameters, by the ranks that their gradients are reduced over. zero: the ZeRO stage in effect.
-        borrowed: parameters that it reads and another stage holds, by name.
-        enters, leaves: what earlier stages hand it, and what it hands later ones."""
+        """Takes its parameters (held) by the ranks that their gradients are reduced over, the ZeRO stage in effect, the
+        parameters that it reads and another stage holds (borrowed), by name, and what earlier stages hand it (enters)
+        and it hands later ones (leaves)."""
         super().__init__()
         self.layers, self.held, self.runs, self.tape = tuple(layers), tuple(held), runs, Tape()
         self.zero = zero

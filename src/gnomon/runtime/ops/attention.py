@@ -201,8 +201,8 @@ Attributes = tuple[tuple[str, Any], ...]
 
 
 def inverse_frequencies(attributes: Attributes, width: int, dtype: torch.dtype, positions: int) -> Tensor:
-    """(width / 2): radians a position of each pair, in the order of operations of transformers. positions: of the
-    sequence, on which `dynamic` and `longrope` depend. Sources: Su et al. 2021; Llama 3.1's smooth change between
+    """Returns (width / 2): radians a position of each pair, in the order of operations of transformers. positions: of
+    the sequence, on which `dynamic` and `longrope` depend. Sources: Su et al. 2021; Llama 3.1's smooth change between
     scaled and unscaled pairs; YaRN (Peng et al. 2023); LongRoPE (Ding et al. 2024)."""
     r = Rotary(**{name: value for name, value in attributes if name in ROTARY_FIELDS})
     plain = 1.0 / r.base ** (torch.arange(0, width, 2, dtype=torch.int64).to(dtype) / width)

@@ -87,7 +87,7 @@ def over_context(
     packing: Packing | None,
     part: Part | None = None,
 ) -> Tensor:
-    """Attention over cp. plain: attention over whole sequences of fewer heads, (B, heads, positions, dim) each, which
+    """Attends over cp. plain: attention over whole sequences of fewer heads, (B, heads, positions, dim) each, which
     knows the documents of the rows (packing) too. part: what the ranks have of one sequence, and in which style they
     attend to it; None: rows in equal parts, in the style of the layout."""
     axis = site.axis("cp")

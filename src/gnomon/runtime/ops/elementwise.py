@@ -89,7 +89,7 @@ def blend(site: Site, a: Tensor, b: Tensor, logits: Tensor) -> Tensor:
 
 
 def unchanged(site: Site, x: Tensor) -> Tensor:
-    """x itself: casts, whose dtype is the plan's."""
+    """Returns x itself: casts, whose dtype is the plan's."""
     return x
 
 

@@ -81,8 +81,8 @@ def gathered_routing(
     padded: bool = False,
     weights: Tensor | None = None,
 ) -> Routing:
-    """Which rows of all ranks' tokens this rank's experts compute. Arguments as in `routing_of`; a capacity is of each
-    rank's tokens, as there."""
+    """Says which rows of all ranks' tokens this rank's experts compute. Arguments as in `routing_of`; a capacity is of
+    each rank's tokens, as there."""
     chosen, topk = indices.reshape(-1, indices.shape[-1]), indices.shape[-1]
     if capacity:
         order, _, _ = by_expert(indices, experts, capacity=capacity, padded=False, weights=weights)

@@ -50,10 +50,10 @@ class _Linear(torch.autograd.Function):
         inner_first: bool,
         dtype: torch.dtype | None,
     ) -> Tensor:
-        """The linear's forward. x: (…, in) as it is multiplied. home: the same as it lies between ops, which is what is
-        kept. gather: from home to x. leave: of the result, from partial sums to its home; enter: of its gradient, back.
-        inner_first: the weight is (in, out). dtype: in which products are computed, and that of the result; None: that
-        of x."""
+        """Runs the linear's forward. x: (…, in) as it is multiplied. home: the same as it lies between ops, which is
+        what is kept. gather: from home to x. leave: of the result, from partial sums to its home; enter: of its
+        gradient, back. inner_first: the weight is (in, out). dtype: in which the matmul is computed, and that of the
+        result; None: that of x."""
         if weight.trained or (bias is not None and bias.trained):
             ctx.save_for_backward(home)
         ctx.weight, ctx.bias, ctx.gather, ctx.enter, ctx.inner_first = weight, bias, gather, enter, inner_first

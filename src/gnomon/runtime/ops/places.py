@@ -18,7 +18,8 @@ from gnomon.graph import Block
 
 
 def places(block: Block, name: str, positions: Tensor) -> Tensor:
-    """positions: of the tokens, (positions) or, in rows that hold several documents, (rows, positions)."""
+    """Looks up a table of positions. positions: of the tokens, (positions) or, in rows that hold several documents,
+    (rows, positions)."""
     reader = next((op for op in block.ops if op.does == "looks up" and op.inputs[0] == name), None)
     dims = block.tensor(name).dims
     if any(op.does == "measures distance" and op.inputs[0] == name for op in block.ops):
@@ -38,8 +39,8 @@ def places(block: Block, name: str, positions: Tensor) -> Tensor:
 def relative_buckets(
     positions: Tensor, buckets: int, farthest: int, *, two_sided: bool, queries: Tensor | None = None
 ) -> Tensor:
-    """(queries, keys): T5's bucket of a key's distance (Raffel et al. 2020, section 2.1): near ones have one each,
-    others share them by the logarithm, from `farthest` on the last one. two_sided: half of them for later keys.
+    """Returns (queries, keys): T5's bucket of a key's distance (Raffel et al. 2020, section 2.1): near ones have one
+    each, others share them by the logarithm, from `farthest` on the last one. two_sided: half of them for later keys.
     positions: of the keys. queries: theirs; None: the same."""
     later = positions[None, :] - (positions if queries is None else queries)[:, None]
     first = torch.zeros_like(later)

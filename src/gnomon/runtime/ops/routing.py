@@ -221,7 +221,8 @@ def by_slot(
 def routing_with(
     order: Tensor, sent: Tensor, got: Tensor, *, topk: int, etp: Axis = ALONE, real: Tensor | None = None
 ) -> Routing:
-    """sent: (ranks of ep, slots of a rank) of this rank's rows. got: the same of what comes, from each rank."""
+    """Makes a routing from counts. sent: (ranks of ep, slots of a rank) of this rank's rows. got: the same of what
+    comes, from each rank."""
     parts = _gathered_counts(got, etp)  # (ranks of etp, ranks of ep, experts of this rank)
     mine = (
         torch.arange(sent.shape[1], device=sent.device).expand_as(parts).reshape(-1).repeat_interleave(parts.flatten())
@@ -463,8 +464,8 @@ class _Biased(torch.autograd.Function):
 
 
 def _products(rows: Tensor, counts: Sequence[int], matrices: Tensor) -> Tensor:
-    """Rows (rows, out): each expert's, of which there are so many, times its matrix (in, out). Written side by side:
-    joining what each made would copy all of it."""
+    """Returns rows (rows, out): each expert's, of which there are so many, times its matrix (in, out). Written side by
+    side: joining what each made would copy all of it."""
     out = rows.new_empty(len(rows), matrices.shape[2])
     for part, matrix, into in zip(rows.split(counts), matrices, out.split(counts), strict=True):
         torch.mm(part, matrix, out=into)

@@ -101,8 +101,8 @@ class _Begun:
     def __init__(
         self, rows: Tensor, going: Sequence[int], ahead: Sequence[int], behind: Sequence[int], group: ProcessGroup
     ) -> None:
-        """going: rows there are for each rank. ahead, behind: those that are guessed to go to each, and come from
-        each."""
+        """Takes the rows that are going to each rank (going), and those that are guessed to go to each (ahead) and to
+        come from each (behind)."""
         self.group, self.ahead, self.behind = group, ahead, behind
         self.parts = rows.split(list(going))
         shape = rows.shape[1:]

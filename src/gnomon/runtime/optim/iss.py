@@ -22,7 +22,7 @@ class Iss:
     """The LSTMs of a model, all on this rank."""
 
     def __init__(self, settings: IssSettings, lstms: Sequence[Lstm], steps: int) -> None:
-        """steps: of the run."""
+        """Takes the number of steps of the run."""
         self.settings, self.lstms = settings, tuple(lstms)
         self.freeze_at = max(1, step_at(settings.freeze_at, steps))
         self.step = 0

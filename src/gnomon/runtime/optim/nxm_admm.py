@@ -38,7 +38,7 @@ class NxmAdmm:
     """The matrices of a rank's stages."""
 
     def __init__(self, settings: NxmSettings, names: Collection[str], steps: int) -> None:
-        """names: of the matrices. steps: of the run."""
+        """Takes the names of the matrices and the number of steps of the run."""
         self.settings, self.names = settings, names
         self.mask_at = max(1, step_at(settings.mask_at, steps))
         self.matrices: dict[int, list[_Matrix]] = {}

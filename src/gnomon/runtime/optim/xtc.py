@@ -37,7 +37,7 @@ class Rounded:
     """The matrices of a rank's stages."""
 
     def __init__(self, settings: XtcSettings, names: Collection[str]) -> None:
-        """names: of the matrices."""
+        """Takes the names of the matrices."""
         self.settings, self.names = settings, names
         self.behind: dict[int, dict[str, Tensor]] = {}
         """Of parameters without a master copy: the numbers that are updated."""
@@ -53,7 +53,7 @@ class Rounded:
             held.shard[slot.start : slot.stop] = x
 
     def after(self, held: Parameters, lr: float) -> None:
-        """Rounds it again."""
+        """Rounds the weights again after an update."""
         own = self.behind.setdefault(id(held), {})
         rounding = ternary if self.settings.kind == "ternary" else binary
         for slot, columns in parts_of(held, self.names):
@@ -72,6 +72,6 @@ class Rounded:
 
     @property
     def note(self) -> str:
-        """What forward reads."""
+        """Says what the forward reads."""
         group = f"{self.settings.group} numbers" if self.settings.group else "a row"
         return f"weights of layers are {self.settings.kind}, with a scale for each group of {group}"

@@ -40,8 +40,8 @@ class ParameterFile:
     """Some parameters, as bytes on a disk."""
 
     def __init__(self, value: Tensor, folder: Path, *, pinned: bool) -> None:
-        """value: a vector, of which the file gets a copy. pinned: whether a GPU copies what is read. RunError where
-        the folder is not there or has no room."""
+        """Takes value, a vector of which the file gets a copy, and pinned, whether a GPU copies what is read. RunError
+        where the folder is not there or has no room."""
         self.size, self.dtype, self.pinned = value.numel(), value.dtype, pinned
         self.nbytes = max(value.nbytes, 1)
         try:
@@ -112,7 +112,8 @@ class ReadAhead:
     """Files of a rank, in the order in which a step takes them."""
 
     def __init__(self, order: Sequence[ParameterFile]) -> None:
-        """order: as parameters are gathered in a step; the same file is there as often as it is taken."""
+        """Takes the order in which parameters are gathered in a step; the same file is there as often as it is
+        taken."""
         self.order = tuple(order)
         self._next = 0
         self._thread = ThreadPoolExecutor(1, "disk")
@@ -145,7 +146,7 @@ class ReadAhead:
             self._writing.popleft().result()
 
     def close(self) -> None:
-        """Ends the thread."""
+        """Ends the thread that reads ahead."""
         self._thread.shutdown()
 
 

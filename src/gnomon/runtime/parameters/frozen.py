@@ -48,13 +48,13 @@ class Frozen(Parameters):
         """Does nothing: a frozen weight is not trained."""
 
     def add_product(self, name: str, left: Tensor, right: Tensor) -> None:
-        """Nothing."""
+        """Does nothing: a frozen weight is not trained."""
 
     def add_products(self, name: str, pairs: Sequence[tuple[Tensor, Tensor]]) -> None:
-        """Nothing."""
+        """Does nothing: a frozen weight is not trained."""
 
     def add_rows(self, name: str, at: Tensor, rows: Tensor) -> None:
-        """Nothing."""
+        """Does nothing: a frozen weight is not trained."""
 
 
 class FourBit(Frozen):
@@ -70,7 +70,7 @@ class FourBit(Frozen):
         dtype: torch.dtype,
         device: torch.device = CPU,
     ) -> None:
-        """read: a rank's part of a weight, as bytes. dtype: that products read."""
+        """Takes read, which gives a rank's part of a weight as bytes, and the dtype that matmuls read."""
         parts = {slot.name: read(slot) for slot in slots}
         self.forms = {name: form for name, (form, _) in parts.items()}
         self.wide = dtype

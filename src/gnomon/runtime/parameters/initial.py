@@ -30,8 +30,8 @@ def tables_of(graph: Graph) -> dict[str, Tensor]:
 
 
 def sines_of_places(rows: int, width: int) -> Tensor:
-    """(rows, width): of patches of a square image row by row; half of the width for the column, half for the row, each
-    sines, then cosines, at frequencies from 1 to 1/10 000 (Dosovitskiy et al. 2021; Peebles and Xie 2023)."""
+    """Returns (rows, width): of patches of a square image row by row; half of the width for the column, half for the
+    row, each sines, then cosines, at frequencies from 1 to 1/10 000 (Dosovitskiy et al. 2021; Peebles and Xie 2023)."""
     side = math.isqrt(rows)
     speed = 10_000.0 ** (-torch.arange(width // 4, dtype=torch.float64) / (width // 4))
     place = torch.arange(rows)

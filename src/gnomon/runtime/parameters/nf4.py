@@ -37,8 +37,8 @@ def _pairs(device: torch.device) -> Tensor:
 
 @lru_cache(maxsize=4)
 def dynamic(device: torch.device) -> Tensor:
-    """(256): what eight bits of a scale stand for: seven decades with twice as many steps in each next one, both signs,
-    and 0 and 1. Ascending."""
+    """Returns (256): what eight bits of a scale stand for: seven decades with twice as many steps in each next one,
+    both signs, and 0 and 1. Ascending."""
     numbers = [0.0, 1.0]
     for decade in range(7):
         edges = torch.linspace(0.1, 1, 2**decade + 1, dtype=torch.float32)
@@ -138,7 +138,7 @@ class Form:
 
     @property
     def num_blocks(self) -> int:
-        """Blocks in it."""
+        """Counts the blocks in it."""
         return -(-self.elements // NF4_BLOCK)
 
     @property

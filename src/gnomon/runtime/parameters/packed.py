@@ -196,7 +196,7 @@ class GgufFolder(PackedFolder):
         return torch.from_numpy(np.array(storage.widen(arrays, rows))).view(shape)
 
     def let_go(self) -> None:
-        """Nothing is mapped."""
+        """Does nothing: no file is mapped here."""
 
 
 def gguf_in(path: Path) -> Path | None:

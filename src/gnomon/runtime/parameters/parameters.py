@@ -181,9 +181,9 @@ class Parameters:
         folder: Path | None = None,
         device: torch.device = CPU,
     ) -> None:
-        """replicas: ranks that reduce the same gradient to the same elements. experts: whether these are routed
-        experts', which are reduced over other ranks than the rest. away: whether this rank's shard waits in the host's
-        memory (ZeRO 3). folder: where it waits in a file instead."""
+        """Takes replicas, the ranks that reduce the same gradient to the same elements, experts, whether these are
+        routed experts' (reduced over other ranks than the rest), away, whether this rank's shard waits in the host's
+        memory (ZeRO 3), and folder, where it waits in a file instead."""
         self.slots, self.dtypes, self.zero, self.device = tuple(slots), dtypes, zero, device
         self.replicas, self.experts = replicas, experts
         self.num_shards, self.shard_number, self.away, self.folder = num_shards, shard, away, folder
@@ -261,8 +261,8 @@ class Parameters:
 
     @property
     def shard(self) -> Tensor:
-        """PS: this rank's part of the parameters as forward reads them; in the host's memory where they are away, or in
-        a file."""
+        """The PS buffer: this rank's part of the parameters as forward reads them; in the host's memory where they are
+        away, or in a file."""
         if self.resident is not None:
             return self.resident
         assert self.flat is not None
@@ -424,7 +424,7 @@ class GradientBucket:
     """Gradients of several layers in one buffer, so that one collective reduces them."""
 
     def __init__(self, members: Sequence[Parameters]) -> None:
-        """members: below ZeRO 2, whose gradients stay; of the same dtype and device."""
+        """Takes members below ZeRO 2, whose gradients stay; of the same dtype and device."""
         self.members = tuple(members)
         self._flat: Tensor | None = None
         for held in members:
@@ -463,8 +463,8 @@ class Weight:
     def __init__(
         self, parameters: Parameters, name: str, tape: Tape, *, rows: int, shape: Sequence[int] | None = None
     ) -> None:
-        """rows: leading dims of the local shape that a matrix has as rows (heads × head_dim are two). shape: in place
-        of the slot's, whose dims may be factors of this one's."""
+        """Takes rows, the leading dims of the local shape that a matrix has as rows (heads × head_dim are two), and
+        shape, in place of the slot's, whose dims may be factors of this one's."""
         self._parameters, self._name, self._rows, self.tape = parameters, name, rows, tape
         self.shape = tuple(shape or parameters.by_name[name].shape)
         self._seen: tuple[Tensor, Tensor] | None = None  # (flat buffer, the matrix in it), where that stays

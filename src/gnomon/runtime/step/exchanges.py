@@ -79,7 +79,7 @@ class Parts:
     """Exchanges of one rank."""
 
     def __init__(self, graph: Graph, compute: Compute, parts: int) -> None:
-        """graph: of parts of layers. PlanError for what is not exchanged in parts."""
+        """Takes the graph of parts of layers. PlanError for what is not exchanged in parts."""
         self.compute, self.parts, self.stages = compute, parts, compute.stages
         self.layers: dict[int, _Layer] = {}
         """By each of their three stages."""
@@ -255,7 +255,7 @@ class Parts:
         self._back_through(self.layers[stage], self._next("B", stage, unit), stage, unit)
 
     def _experts_input_back(self, stage: int, unit: int) -> None:
-        """I: weight gradients are put aside for W."""
+        """Runs I: weight gradients are put aside for W."""
         part, tape = self._next("I", stage, unit), self.stages[stage].tape
         tape.aside = []
         self._back_through(self.layers[stage], part, stage, unit)

@@ -41,8 +41,8 @@ class RankMessages:
         sizes: Callable[[int], Mapping[str, int]],
         device: torch.device,
     ) -> None:
-        """plan_stage: of each stage of the Program. hops: of all ranks. rows: of a microbatch, on all ranks. shapes: of
-        tensors here. sizes: of the open dims of a unit here."""
+        """Takes plan_stage of each stage of the Program, the hops of all ranks, the rows of a microbatch on all ranks,
+        the shapes of tensors here, and the sizes of the open dims of a unit here."""
         self.plan, self.groups, self.buffers, self.plan_stage = plan, groups, buffers, plan_stage
         self.program, self.rows, self.shapes, self.device = program, rows, shapes, device
         self.sizes = sizes

@@ -66,8 +66,8 @@ class Replicas:
         every: int,
         device: torch.device,
     ) -> None:
-        """updates: the optimizer's states of each stage's parameters. placements: of all layers of the job. every:
-        steps between two looks; 0 for none."""
+        """Takes updates, the optimizer's states of each stage's parameters, placements of all layers of the job, and
+        every, the steps between two looks; 0 for none."""
         self.stages, self.updates, self.costs, self.every = stages, updates, costs, every
         group = groups.by_comm["ep"]
         assert group is not None, "experts are placed on several ranks of ep"

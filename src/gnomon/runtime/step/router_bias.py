@@ -24,7 +24,7 @@ class RouterBias:
     """Those of one rank."""
 
     def __init__(self, graph: Graph, rate: float, group: ProcessGroup | None, device: torch.device) -> None:
-        """group: of all ranks."""
+        """Takes the group of all ranks."""
         routers = routers_of(graph)
         self.rate, self.group = rate, group
         self.place = {router.layer: index for index, router in enumerate(routers)}
@@ -34,7 +34,7 @@ class RouterBias:
         self.added_up = False
 
     def new_step(self) -> None:
-        """Begins a step: all counts are 0."""
+        """Begins a step, at which all counts are 0."""
         self.counts.zero_()
         self.added_up = False
 

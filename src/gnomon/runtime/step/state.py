@@ -46,8 +46,8 @@ class State:
         tied: frozenset[str],
         device: torch.device,
     ) -> None:
-        """kind: the rule of the update. tied: parameters that several stages hold, whose gradients are added up before
-        it."""
+        """Takes kind, the rule of the update, and tied, the parameters that several stages hold, whose gradients are
+        added up before it."""
         self.stages, self.groups, self.buffers, self.settings, self.tied = stages, groups, buffers, settings, tied
         self.device = device
         fp16 = any(held.dtypes.param == torch.float16 for stage in stages.values() for held in stage.held)
@@ -130,7 +130,7 @@ class State:
             self.buffers.start(names[0], works, sum(grad.nbytes for grad, _ in sums), also=names[1:])
 
     def all_reduce(self, stage: int, comm: str) -> None:
-        """AR: sums the gradient over a communicator, or the part of it that this communicator adds up."""
+        """Carries out AR: sums the gradient over a communicator, or the part of it that this communicator adds up."""
         name = self._grad_name(stage)
         self.buffers.wait(name)
         if comm == "embedding":
@@ -246,7 +246,7 @@ class State:
             self.buffers.wait(row)
 
     def unshard(self, stages: Iterable[int]) -> None:
-        """UNSHARD: gathers whole parameters from the shards of all ranks."""
+        """Carries out UNSHARD: gathers whole parameters from the shards of all ranks."""
         for number in stages:
             self.buffers.wait(("PS", number, NO_UNIT))
             works, size = [], 0
@@ -261,7 +261,7 @@ class State:
             self.buffers.start(("P", number, NO_UNIT), Together(tuple(works)), size)
 
     def reshard(self, stage: int) -> None:
-        """RESHARD: frees what was gathered."""
+        """Carries out RESHARD: frees what was gathered."""
         self.gathered(stage)
         for held in self.stages[stage].parts:
             if held.zero == 3:
@@ -274,8 +274,8 @@ class State:
         return group
 
     def reduce_grad(self, stages: Iterable[int]) -> None:
-        """REDUCE_GRAD: sums gradients so that this rank has its shard of the sum, in place; later units add to it. One
-        at a time under ZeRO 2 and 3: what is under way holds a whole gradient."""
+        """Carries out REDUCE_GRAD: sums gradients so that this rank has its shard of the sum, in place; later units add
+        to it. One at a time under ZeRO 2 and 3: what is under way holds a whole gradient."""
         numbers = tuple(stages)
         if self.by_layer or len(numbers) > 1:
             self.reduced()
@@ -335,7 +335,7 @@ class State:
             self.buffers.wait(name)
 
     def measure_norm(self, stages: Iterable[int]) -> None:
-        """NORM: measures the global gradient norm, and sets the factor that clips to it."""
+        """Carries out NORM: measures the global gradient norm, and sets the factor that clips to it."""
         numbers, terms = tuple(stages), list[Tensor]()
         down = {n for n in numbers if any(part.grad is not None for part in self.on_host.get(n, ()))}
         if not down.issuperset(
@@ -366,7 +366,7 @@ class State:
         return Ranks(shards=shards, inner=self.groups.by_comm.get("etp" if held.experts else "tp"))
 
     def update(self, stage: int) -> None:
-        """OPT: updates this rank's part."""
+        """Carries out OPT: updates this rank's part."""
         self.join_tied()
         self.buffers.wait(self._grad_name(stage))
         if self.stages[stage].zero < 3:

@@ -17,10 +17,10 @@ from gnomon.runtime.ops.balance import choices
 
 
 class StepLoad:
-    """That of one rank."""
+    """The load of one rank's experts within a step."""
 
     def __init__(self, group: ProcessGroup | None) -> None:
-        """group: of the ranks that hold the same layers."""
+        """Takes the group of the ranks that hold the same layers."""
         self.group = group
         self.so_far: dict[str, Tensor] = {}
         """Label of a layer -> (experts): of the microbatches that it has seen."""
@@ -28,12 +28,13 @@ class StepLoad:
         """The same as a microbatch found it, itself included."""
 
     def new_step(self) -> None:
-        """Begins at 0."""
+        """Begins a step at 0."""
         self.so_far.clear()
         self.known.clear()
 
     def counted(self, layer: Layer, unit: int, load: Tensor) -> Tensor:
-        """(experts): how many tokens chose each, up to this microbatch. load: (rows, 2 or 3, experts), this rank's."""
+        """Counts (experts): how many tokens chose each, up to this microbatch. load: (rows, 2 or 3, experts), this
+        rank's."""
         key = layer.label, unit
         if key not in self.known:
             own = choices(load)

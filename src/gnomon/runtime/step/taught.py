@@ -47,8 +47,8 @@ class Eyes:
     """What looks at a stage's forwards."""
 
     def __init__(self, graph: Graph, stage: Stage, *, hidden: bool) -> None:
-        """hidden: whether at what repeated layers make. PlanError for a model without one loss of logits and labels, or
-        whose first layer looks nothing up."""
+        """Takes hidden, whether to look at what repeated layers make. PlanError for a model without one loss of logits
+        and labels, or whose first layer looks nothing up."""
         self.stage, self.seen = stage, ForwardOutputs()
         losses = [(layer, op) for layer in graph.layers() for op in graph.block(layer.call.block).ops if _compares(op)]
         looked = [
@@ -120,7 +120,7 @@ class Taught:
     def __init__(
         self, teaching: Teaching, augments: Ad2Settings | None, graph: Graph, stage: Stage, teacher: OneProcess
     ) -> None:
-        """augments: how rows are moved; None: not at all. PlanError for a teacher of other tokens or layers."""
+        """Takes augments, how rows are moved; None: not at all. PlanError for a teacher of other tokens or layers."""
         self.teaching, self.augments, self.stage, self.teacher = teaching, augments, stage, teacher
         self.pairs = stands_for(teaching, graph, teacher.graph)
         hidden = teaching.hidden > 0

@@ -24,7 +24,7 @@ class LiveBytes(TorchDispatchMode):
     """Counts while it is entered; storages that are freed later are taken off later."""
 
     def __init__(self, device: torch.device) -> None:
-        """device: whose tensors count."""
+        """Takes the device whose tensors count."""
         super().__init__()
         self.device = device
         self.now = 0
@@ -85,7 +85,7 @@ class LayerBytes:
     """Bytes of each layer for one microbatch at one stage, whose layers run one after the other."""
 
     def __init__(self, live: LiveBytes, layers: int) -> None:
-        """live: entered from before the forward until after the backward."""
+        """Takes live, entered from before the forward until after the backward."""
         self.live, self.start = live, live.now
         self.kept, self.left, self.work = ([0] * layers for _ in range(3))
         self.before = [0] * layers

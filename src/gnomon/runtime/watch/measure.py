@@ -58,11 +58,11 @@ class HostClock:
     """A clock for devices that compute while the host waits."""
 
     def begin(self) -> float:
-        """Now."""
+        """Reads the clock now."""
         return perf_counter()
 
     def mark(self) -> float:
-        """Now."""
+        """Reads the clock now."""
         return perf_counter()
 
     def seconds(self, marks: Sequence[float | None]) -> list[float]:
@@ -147,7 +147,7 @@ class Recorder:
             self.held.append((row, levels))
 
     def close(self, span: int) -> None:
-        """Ends a span."""
+        """Ends a span at the clock's time."""
         self.end[span] = self.clock.mark()
         if span == self.inside:
             self.inside = NONE

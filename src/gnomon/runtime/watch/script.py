@@ -68,7 +68,7 @@ class _FirstUpdate:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the script; its exit status is Python's. 2 where the request is wrong."""
+    """Runs the script; its exit status is Python's. 2 where the request is wrong."""
     parser = argparse.ArgumentParser(prog="python -m gnomon.watch", description=DESCRIPTION, allow_abbrev=False)
     parser.add_argument(
         "--plan",

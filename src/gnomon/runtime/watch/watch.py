@@ -150,7 +150,8 @@ class Watch:
         self.close()
 
     def data(self, loader: Iterable[Batch]) -> Iterator[Batch]:
-        """The loader's batches. What it takes is `data loading`, and the rest between two steps the loop's own."""
+        """Yields the loader's batches. What it takes is `data loading`, and the rest between two steps the loop's
+        own."""
         self._told_data = True
         batches = iter(loader)
         while True:

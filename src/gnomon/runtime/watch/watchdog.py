@@ -70,7 +70,7 @@ class Watchdog:
         unanswered_s: float = UNANSWERED_S,
         say: Callable[[str], None] | None = None,
     ) -> None:
-        """say: takes the message in place of what tells it and ends the process."""
+        """Takes say, which takes the message in place of what tells it and ends the process."""
         self.unanswered_s = unanswered_s
         self.program, self.rank, self.world_size = program, rank, world_size
         self.silent_s, self.stuck_s, self.say = silent_s, stuck_s, say
@@ -91,7 +91,7 @@ class Watchdog:
             thread.start()
 
     def close(self) -> None:
-        """Ends the threads."""
+        """Ends the threads that watch."""
         self._over.set()
         for thread in self._threads:
             thread.join(timeout=5 * EVERY_S)

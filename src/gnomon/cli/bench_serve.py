@@ -17,8 +17,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from gnomon.cli.missing import need_torch
 from gnomon.cli.options.server import BenchOptions
-from gnomon.cli.run import need_torch
 from gnomon.cli.serve import KEY
 from gnomon.cli.terminal import print_json, print_lines
 from gnomon.errors import InputError, RunError

@@ -14,12 +14,13 @@ from typing import Any
 
 import numpy as np
 
+from gnomon.cli.missing import need_torch
 from gnomon.cli.models import read_model_to_run
 from gnomon.cli.options.flags import flags, given
 from gnomon.cli.options.job import JobFileOptions
 from gnomon.cli.options.run import CheckOptions
 from gnomon.cli.request import job_request
-from gnomon.cli.run import STACK, device_of, is_rank_0, need_torch, read_plan
+from gnomon.cli.run import STACK, device_of, is_rank_0, read_plan
 from gnomon.cli.terminal import print_json, print_lines
 from gnomon.errors import InputError
 from gnomon.graph import Graph

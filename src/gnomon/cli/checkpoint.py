@@ -14,6 +14,7 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any
 
+from gnomon.cli.missing import need_torch
 from gnomon.cli.models import read_model_to_run
 from gnomon.cli.options.checkpoint import (
     CheckpointOptions,
@@ -22,7 +23,7 @@ from gnomon.cli.options.checkpoint import (
     InspectOptions,
     VerifyOptions,
 )
-from gnomon.cli.run import need_torch, read_plan
+from gnomon.cli.run import read_plan
 from gnomon.cli.terminal import print_json, print_lines
 from gnomon.errors import InputError
 from gnomon.late import load_late

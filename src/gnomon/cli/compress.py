@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from gnomon.cli.missing import need_torch
 from gnomon.cli.options.compress import CompressOptions
-from gnomon.cli.run import need_torch
 from gnomon.cli.terminal import print_json, print_lines
 from gnomon.errors import InputError
 from gnomon.late import load_late

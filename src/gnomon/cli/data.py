@@ -11,8 +11,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from gnomon.cli.missing import need_torch
 from gnomon.cli.options.run import DataOptions
-from gnomon.cli.run import need_torch, source_of
+from gnomon.cli.run import source_of
 from gnomon.cli.terminal import print_json, print_lines
 from gnomon.errors import InputError
 from gnomon.late import load_late

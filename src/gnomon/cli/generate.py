@@ -8,8 +8,8 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+from gnomon.cli.missing import need_torch
 from gnomon.cli.options.server import GenerateOptions
-from gnomon.cli.run import need_torch
 from gnomon.cli.serve import resident_of, weights_at
 from gnomon.cli.terminal import print_json
 from gnomon.errors import InputError

@@ -13,13 +13,13 @@ import sys
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from importlib.util import find_spec
 from math import isfinite
 from pathlib import Path
 from shlex import quote
 from typing import Any
 
 from gnomon import schema
+from gnomon.cli.missing import need_torch
 from gnomon.cli.models import read_model_to_run, teacher_of
 from gnomon.cli.options.run import DataOptions, RunOptions
 from gnomon.cli.own import with_own
@@ -548,12 +548,6 @@ def _schedule(options: RunOptions) -> Any:
         decay_steps=decay,
         final=lowest / options.lr,
     )
-
-
-def need_torch(what: str) -> None:
-    """InputError where torch is not installed."""
-    if find_spec("torch") is None:
-        raise InputError(f"{what} needs torch, which is not installed: pip install gnomon[torch]")
 
 
 def source_of(options: RunOptions | DataOptions) -> Any:

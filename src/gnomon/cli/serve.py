@@ -12,10 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from gnomon import schema
-from gnomon.cli.missing import INFERENCE
+from gnomon.cli.missing import INFERENCE, need_torch
 from gnomon.cli.options.flags import given
 from gnomon.cli.options.server import EngineOptions, ServerOptions
-from gnomon.cli.run import need_torch
 from gnomon.cli.values import quantity
 from gnomon.errors import InputError
 from gnomon.late import load_late

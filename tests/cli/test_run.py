@@ -44,7 +44,7 @@ def refused(file: PlanFile | Plan, folder: Path, capsys: pytest.CaptureFixture[s
 def test_without_torch_it_says_what_to_install(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gnomon.cli.run.find_spec", lambda name: None)
+    monkeypatch.setattr("gnomon.cli.missing.find_spec", lambda name: None)
     err = refused(FILE, tmp_path, capsys)
     assert err == "gnomon: running a plan needs torch, which is not installed: pip install gnomon[torch]\n"
 
@@ -67,7 +67,7 @@ def test_what_cannot_run_is_said(
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("gnomon.cli.run.find_spec", lambda name: find_spec("json"))
+    monkeypatch.setattr("gnomon.cli.missing.find_spec", lambda name: find_spec("json"))
     assert message in refused(file, tmp_path, capsys)
 
 

@@ -44,6 +44,7 @@ def parser() -> argparse.ArgumentParser:
     served.add_argument("--family", metavar="NAME", help="only rows of this family")
     served.add_argument("--every", type=int, default=1, metavar="N", help="only each n-th row, for a quick look")
     served.add_argument("--on-record", action="store_true", help="not also with each source left out: half the time")
+    served.add_argument("--rows", metavar="OUT.csv", help="write every figure: measured, predicted, without its source")
     commands.add_parser("constants", help="every number that was fitted to whole jobs, and their count")
     return top
 
@@ -58,7 +59,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         if options.command == "validate":
             return validate.run(options)
         if options.command == "inference":
-            rows = inference.table(options.table, options.family, max(1, options.every), refit=not options.on_record)
+            rows = inference.table(
+                options.table, options.family, max(1, options.every), refit=not options.on_record, out=options.rows
+            )
             print_lines(rows)
             return 0
         print_lines(constants.text())

@@ -1,10 +1,13 @@
-"""How long replaying 100,000 requests takes, and whether the search's best is that of playing every candidate.
+"""How long replaying 100,000 requests and planning take, and whether the search's best is that of playing all.
 
-`python benchmarks/serving/replay.py` prints CPU-seconds of this process and needs no GPU.
+`python benchmarks/serving/replay.py [speed] [plans] [brute]` prints CPU-seconds of this process and needs no GPU.
 """
 
 from __future__ import annotations
 
+import resource
+import subprocess
+import sys
 import time
 
 from gnomon.hardware import parse_cluster
@@ -36,6 +39,26 @@ def speed() -> None:
             begun = time.process_time()
             played = replay(load, price, blocks)
             print(f"| {name} | {said} | {time.process_time() - begun:.1f} | {played.iterations:,} |")
+
+
+PLANS = (("llama-3.3-70b", "8xh100-sxm"), ("llama-3.3-70b", "8x8xh100-sxm"), ("qwen3-30b-a3b", "8xh100-sxm"),
+         ("deepseek-v3", "2x8xh200-sxm"), ("deepseek-v3", "8x8xh200-sxm"))  # fmt: skip
+"""Models on 8 to 64 devices."""
+
+
+def plans() -> None:
+    """`gnomon plan --serve` whole, from the start of the process, as a user has it."""
+    print("\n| model, devices | candidates | CPU-s |\n|---|---|---|")
+    for of, on in PLANS:
+        command = [
+            sys.executable, "-m", "gnomon", "plan", of, "--serve", "--on", on, "--input-len", "1000", "--output-len",
+            "500", "--concurrency", "128", "--ttft", "2s", "--tpot", "50ms",
+        ]  # fmt: skip
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
+        first = subprocess.run(command, check=True, capture_output=True, text=True).stdout.splitlines()[0]
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        spent = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+        print(f"| {of}, {on} | {first.partition(': ')[2]} | {spent:.1f} |", flush=True)
 
 
 def brute() -> None:
@@ -73,5 +96,5 @@ def brute() -> None:
 
 
 if __name__ == "__main__":
-    speed()
-    brute()
+    for name in sys.argv[1:] or ("speed", "plans", "brute"):
+        {"speed": speed, "plans": plans, "brute": brute}[name]()

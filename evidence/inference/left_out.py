@@ -26,7 +26,7 @@ from gnomon.serving.layout import weight_format
 from gnomon.software.engine import Engine
 
 Row = Mapping[str, str]
-HOSTS_S = (5e-5, 1e-4, 2e-4, 5e-4, 1e-3, 1.5e-3, 2e-3, 3e-3, 5e-3, 8e-3, 12e-3)
+HOSTS_S = (1e-4, 3e-4, 1e-3, 2e-3, 3e-3, 5e-3, 8e-3)
 """Host times of an iteration that are tried."""
 NEUTRAL: Mapping[str, Any] = {"host_sequence_s": 6e-6, "launch_s": 5e-6, "request_s": 8e-3, "request_token_s": 4e-6}
 """What stands in place of the other host times, the same for every engine."""
@@ -39,7 +39,7 @@ START: Mapping[str, Any] = {
 """Rates of ggml from which a fit begins."""
 FITTED = ("memory_share", "quantised_memory_share", "quantised_share", "half_share")
 """Those that a fit moves."""
-ROUNDS, MOST = 3, 40
+ROUNDS, MOST = 3, 12
 """Of a fit of ggml's rates, and rows of a source that a fit looks at."""
 STEPS = ("TPOT", "ITL", "decode", "latency")
 """How figures begin that host time shows in."""

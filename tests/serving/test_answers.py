@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 
 import pytest
 
@@ -11,7 +12,7 @@ from gnomon.hardware import parse_cluster
 from gnomon.models.presets import model
 from gnomon.serving.answers import ANSWERS, QUESTIONS, Question
 from gnomon.serving.capacity import capacity, most_model_len
-from gnomon.serving.forecast import Target
+from gnomon.serving.forecast import BANDS, Disaggregated, Target, serve_pools
 from gnomon.serving.layout import Serving
 from gnomon.serving.requests import closed
 from gnomon.software.engine import engine
@@ -52,3 +53,18 @@ def test_explain_lists_and_answers_by_name(capsys: pytest.CaptureFixture[str]) -
     assert "in the queue" in capsys.readouterr().out
     assert main([*base, "--question", "tfft"]) == 2
     assert "did you mean 'ttft'" in capsys.readouterr().err
+
+
+def test_bands_are_those_of_the_situation() -> None:
+    """One at a time, several, in ggml, in two pools: four of five measured figures lie between other multiples."""
+    one, several = closed(300, 20, 1, 4), closed(300, 20, 8, 24)
+    asked = replace(ASKED, serving=replace(ASKED.serving, replicas=1))
+    assert replace(asked, load=one).forecast().situation == "alone"
+    assert replace(asked, load=several).forecast().situation == "several"
+    assert replace(asked, load=one, engine=engine("llama.cpp")).forecast().situation == "alone in ggml"
+    pools = Disaggregated(prefill=asked.serving, prefill_count=1, decode_count=1)
+    made = serve_pools(asked.graph, asked.cluster, asked.serving, asked.engine, pools, several)
+    assert made.situation == "pools"
+    for bands in BANDS.values():
+        assert bands.keys() == {"ttft", "tpot", "e2e"} and all(low < high for low, high in bands.values())
+    assert made.to_mapping()["bands"] == {n: {"low": lo, "high": hi} for n, (lo, hi) in BANDS["pools"].items()}

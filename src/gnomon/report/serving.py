@@ -5,13 +5,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from gnomon.report.tables import wrapped
 from gnomon.serving.capacity import Help
-from gnomon.serving.forecast import BAND, Forecast, Spread
+from gnomon.serving.forecast import BANDS, Forecast, Situation, Spread
 from gnomon.serving.measured import MeasuredLoad
 from gnomon.units import show_bytes, show_seconds
+
+BAND_OF: Mapping[Situation, str] = {
+    "several": "several at a time",
+    "pools": "pools of their own",
+    "alone": "one at a time",
+    "alone in ggml": "one at a time in ggml",
+}
+"""What runs a band is of, in words."""
 
 
 def forecast_text(
@@ -34,10 +42,10 @@ def forecast_text(
         cells = "".join(f"{show_seconds(value):>10}" for value in (spread.p50, spread.p90, spread.p99, spread.mean))
         said = ""
         if band:
-            low, high = BAND[band]
+            low, high = BANDS[found.situation][band]
             said = f"   {show_seconds(spread.p50 * low)} to {show_seconds(spread.p50 * high)}"
         yield f"{name:14}{cells}{said}"
-    yield "(measured over predicted, 10th to 90th percentile of runs in docs/accuracy.md; each half holds the other)"
+    yield f"(measured over predicted, 10th to 90th percentile of published runs, {BAND_OF[found.situation]})"
     yield ""
     each = found.output_tokens_per_s / found.devices
     yield f"throughput    {found.output_tokens_per_s:,.0f} output tokens/s, {each:,.0f} a device"

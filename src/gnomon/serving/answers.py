@@ -15,7 +15,7 @@ from gnomon.graph import Graph
 from gnomon.hardware import rent
 from gnomon.hardware.types import Cluster
 from gnomon.serving.capacity import caching, capacity, changes, most_model_len, most_of, refusal
-from gnomon.serving.forecast import BAND, Disaggregated, Forecast, Target, serve, serve_pools
+from gnomon.serving.forecast import BANDS, Disaggregated, Forecast, Target, serve, serve_pools
 from gnomon.serving.iteration import TICKS_PER_S, IterationPrice
 from gnomon.serving.layout import Serving
 from gnomon.serving.requests import Load
@@ -245,7 +245,7 @@ def _light(q: Question) -> Iterator[str]:
 
 
 def _trust(q: Question) -> Iterator[str]:
-    for name, (low, high) in BAND.items():
+    for name, (low, high) in BANDS[q.forecast().situation].items():
         yield f"{name}: four of five measured medians lie in {low:g} to {high:g} times the prediction"
     yield "TPOT is (last token - first) / (tokens - 1) of a request; its p50 is over requests"
     price = IterationPrice(q.graph, q.cluster, q.serving, q.engine)

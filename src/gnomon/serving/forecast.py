@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,11 +31,22 @@ from gnomon.units import Seconds
 
 PERCENTILES = (50, 90, 99)
 
-BAND: Mapping[str, tuple[float, float]] = {"ttft": (0.86, 3.87), "tpot": (0.78, 1.27), "e2e": (0.86, 1.47)}
+Situation = Literal["several", "pools", "alone", "alone in ggml"]
+"""several requests at a time on engines that do both; on pools of their own for prompts and answers; one at a time, by
+the maker's kernels or by ggml's."""
+
+BANDS: Mapping[Situation, Mapping[str, tuple[float, float]]] = {
+    "several": {"ttft": (0.86, 3.87), "tpot": (0.78, 1.27), "e2e": (0.86, 1.47)},
+    "pools": {"ttft": (1.12, 29.95), "tpot": (0.26, 1.23), "e2e": (0.53, 1.32)},
+    "alone": {"ttft": (0.84, 1.47), "tpot": (0.88, 1.33), "e2e": (0.88, 1.33)},
+    "alone in ggml": {"ttft": (0.76, 2.56), "tpot": (0.91, 1.46), "e2e": (0.94, 4.52)},
+}
 """Of four measurements in five, between which multiples of the prediction they lie: 10th and 90th percentile of
-measured over predicted on the closed-loop runs of one pool of InferenceX that docs/accuracy.md lists. Taken from one
-half of these runs they hold 79 to 81 % of the other half; no other source of serving runs was tried. e2e: from tokens a
-second."""
+measured over predicted on every fifth of the published runs of docs/accuracy.md, 2026-11-29, those of each situation.
+several: closed loops of InferenceX (352 runs, and 172 for e2e, from tokens a second). pools: the same (154, 71). alone:
+prompts of TensorRT-LLM's documentation (18), latencies of LLM-Inference-Bench on engines other than llama.cpp (52).
+alone in ggml: llama-bench's prompts and decodes of four sources (247, 245) and LLM-Inference-Bench's latencies (184).
+Taken from one half of the runs they hold 75 to 81 % of the other; of alone's prompts, 56 %: there are too few."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,6 +122,8 @@ class Forecast:
     stable: bool
     """Whether the queue keeps up: the last quarter of requests waits no longer than the second quarter does, by a half
     and 100 ms."""
+    situation: Situation
+    """Whose band its figures have."""
     assumed: tuple[str, ...]
 
     def to_mapping(self) -> dict[str, object]:
@@ -126,7 +140,7 @@ class Forecast:
             "kv": self.serving.kv,
             "max_model_len": self.serving.max_model_len,
             **{name: getattr(self, name).to_mapping() for name in spreads},
-            "bands": {name: {"low": low, "high": high} for name, (low, high) in BAND.items()},
+            "bands": {name: {"low": low, "high": high} for name, (low, high) in BANDS[self.situation].items()},
             "output_tokens_per_s": self.output_tokens_per_s,
             "input_tokens_per_s": self.input_tokens_per_s,
             "output_tokens_per_s_per_device": self.output_tokens_per_s / self.devices,
@@ -297,7 +311,14 @@ def serve_pools(
     whole = replace(serving, replicas=pools.decode_count)
     found = summary(whole, engine, last_held, played, 1, target, last.assumed)
     said = f"keys of {1024} tokens take {transfer(1024) * 1e3:.3g} ms over {way} to an engine that answers"
-    return replace(found, devices=devices, assumed=(*found.assumed, said))
+    return replace(found, devices=devices, situation="pools", assumed=(*found.assumed, said))
+
+
+def _situation(engine: Engine, played: Played) -> Situation:
+    # one request at a time decodes alone, whatever the load was called
+    if played.mean_running > 1.05:
+        return "several"
+    return "alone in ggml" if engine.kernels.startswith("ggml") else "alone"
 
 
 def summary(
@@ -349,5 +370,6 @@ def summary(
         requests_per_s=len(ttft) / span * groups,
         goodput=met,
         stable=stable,
+        situation=_situation(engine, played),
         assumed=assumed,
     )

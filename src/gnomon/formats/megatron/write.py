@@ -35,6 +35,12 @@ REASONS = (
     ("schedule.name", "Megatron-LM has 1F1B, and interleaved 1F1B"),
     ("layout.context_order", "Megatron-LM always gives a rank two parts, from both ends"),
     ("layout.keep_gathered", "Megatron-LM gathers again in backward"),
+    ("experts.threshold", "routers send every token to as many experts"),
+    ("experts.replicas", "an expert lies on one rank of ep alone"),
+    ("experts.placement", "experts lie on ranks in their order"),
+    ("experts.rebalance_every", "experts stay where they are"),
+    ("experts.speculate", "rows are sent once their numbers are known"),
+    ("experts.drop", "tokens are dropped where --moe-expert-capacity-factor says how many an expert takes"),
     ("overlap.bucket_bytes", "buckets are --ddp-bucket-size elements; blocks are not told apart"),
     (
         "overlap.splits",

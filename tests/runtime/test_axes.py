@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 torch = pytest.importorskip("torch", reason="torch is not installed: the runtime's tests need it")
@@ -10,7 +12,7 @@ from runtime import axes, jobs  # noqa: E402
 
 from gnomon.models.presets import model  # noqa: E402
 from gnomon.models.tiny import tiny  # noqa: E402
-from gnomon.plans import Layout, Mesh, Plan, Schedule, Workload  # noqa: E402
+from gnomon.plans import Experts, Layout, Mesh, Plan, Schedule, Workload  # noqa: E402
 from gnomon.runtime.checks.parity import in_small  # noqa: E402
 from gnomon.runtime.data.packing import packing_of  # noqa: E402
 from gnomon.runtime.ops.pieces import Merged, Rule, attend, backward, pieces  # noqa: E402
@@ -90,6 +92,10 @@ def test_a_plan_in_small_keeps_its_axes_and_divides_its_model() -> None:
     assert small.plan.mesh == Mesh(pp=2, cp=2, tp=2, ep=4)
     assert small.graph.num_parameters() < 100_000
     assert any("in small" in message for message in small.simplified)
+    balanced = replace(plan, experts=Experts(balance="global", coefficient=0.1))
+    told = in_small(model("mixtral-8x7b"), balanced, Workload(global_batch_size=512, seq_len=8192))
+    assert told.plan == small.plan  # a loss by microbatches, which the plain model has not
+    assert any("without experts.balance, experts.coefficient" in message for message in told.simplified)
 
 
 @pytest.mark.parametrize("name", ["llama-3.1-8b", "mixtral-8x7b", "deepseek-v3", "gemma-2-9b", "gpt2"])

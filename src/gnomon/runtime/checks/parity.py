@@ -23,7 +23,7 @@ from gnomon.frontend.inputs import Named
 from gnomon.graph import Graph, Layer
 from gnomon.graph.text_inputs import labels_of
 from gnomon.models.tiny import tiny
-from gnomon.plans import Mesh, Plan, Precision, Workload, check
+from gnomon.plans import Experts, Mesh, Plan, Precision, Workload, check
 from gnomon.plans.check import sample_tokens
 from gnomon.runtime.data.packing import DOCUMENTS
 from gnomon.runtime.launch.own_module import OwnModule
@@ -80,6 +80,11 @@ class Compared:
     """Of each step."""
 
 
+OF_EXPERTS = ("balance", "coefficient", "z_loss", "assignment", "bias_rate", "threshold")
+"""Fields of `experts` that change what is learnt: most by the tokens of a microbatch, and the plain model takes the
+batch as one."""
+
+
 def in_small(graph: Graph, plan: Plan, workload: Workload, *, ranks: int = RANKS, code: str = "") -> Small:
     """Makes a tiny job that follows the plan's rules. ranks: most processes. code: the model, where it is code; then
     its dims are its own, and only the batch is small. PlanError where no small one follows the plan's rules."""
@@ -90,6 +95,10 @@ def in_small(graph: Graph, plan: Plan, workload: Workload, *, ranks: int = RANKS
         )
     simplified: list[str] = []
     short = replace(plan, precision=FP64, placement=())
+    usual = Experts()
+    if beside := [name for name in OF_EXPERTS if getattr(plan.experts, name) != getattr(usual, name)]:
+        simplified.append(f"without {', '.join(f'experts.{name}' for name in beside)}, which the plain model has not")
+        short = replace(short, experts=replace(plan.experts, **{name: getattr(usual, name) for name in OF_EXPERTS}))
     if not plan.stages:
         mesh = _fewer(plan.mesh, ranks)
         if mesh != plan.mesh:

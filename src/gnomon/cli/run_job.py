@@ -87,6 +87,8 @@ def planned_job(options: RunOptions) -> tuple[PlanFile, RunOptions, tuple[str, .
             f"{path} divides its model over {plan.mesh.world_size} ranks; gnomon run takes such a plan "
             f"from gnomon fit {path} --on local:{plan.mesh.world_size} -o plan.toml"
         )
+    if kind.name == "axolotl" and not _on(values.get("train_on_inputs")):
+        said.append("what a chat template writes after an answer's end-of-turn token is learnt too, as a new line")
     if plan.optimizer.low_rank is not None:
         said.append(f"{plan.optimizer.low_rank.method}: moments are of whole gradients, which are not projected")
     alone = replace(plan.optimizer, zero=0, offload=None, offload_parameters=False, low_rank=None, paged=False)

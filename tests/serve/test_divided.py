@@ -12,16 +12,21 @@ pytest.importorskip("transformers", reason="transformers, which writes the folde
 from serve.against_generate import served  # noqa: E402
 from serve.divided import OPEN, RULES, asked, rank  # noqa: E402
 
+from gnomon import schema  # noqa: E402
+from gnomon.cli.options.server import ServerOptions  # noqa: E402
+from gnomon.cli.serve import settings_of  # noqa: E402
 from gnomon.errors import InputError, PlanError  # noqa: E402
 from gnomon.runtime.processes.local import Processes  # noqa: E402
 from gnomon.serve.load import look, open_model  # noqa: E402
 from gnomon.serve.sizes import Ways  # noqa: E402
+from gnomon.serving.file import ServeFile  # noqa: E402
+from gnomon.serving.layout import Serving  # noqa: E402
+from gnomon.software.engine import engine  # noqa: E402
 
 pytestmark = pytest.mark.torch
 
 KINDS = ("llama", "bloom", "gemma2", "deepseek_v3", "gpt_oss", "mamba2")
 WAYS = Ways(tp=2, pp=2)
-MIXTURES = ("mixtral", "deepseek_v3", "gpt_oss")
 
 
 def test_a_divided_model_answers_as_one_process_does(tmp_path: Path) -> None:
@@ -36,17 +41,31 @@ def test_a_divided_model_answers_as_one_process_does(tmp_path: Path) -> None:
     assert dict(zip(KINDS, made, strict=True)) == dict(zip(KINDS, wanted, strict=True))
 
 
-@pytest.mark.parametrize("ways", [Ways(tp=2, ep=2), Ways(tp=4, ep=2)], ids=["ep2", "tp4-ep2"])
-def test_experts_dealt_out_answer_as_one_process_does(ways: Ways, tmp_path: Path) -> None:
-    """Whole, and each shared by two; with biases, and a shared expert beside."""
-    kinds = MIXTURES if ways.etp == 1 else ("gpt_oss",)
-    folders, wanted = [], []
-    for kind in kinds:
-        folders.append(str(tmp_path / kind))
-        served(kind, tmp_path / kind)
-        wanted.append(asked([open_model(tmp_path / kind, RULES, **OPEN)]))
-    made = Processes(rank, ways.ranks, (folders, ways), start_method="forkserver").results()[0]
-    assert dict(zip(kinds, made, strict=True)) == dict(zip(kinds, wanted, strict=True))
+@pytest.mark.parametrize(("kind", "ways"), [("deepseek_v3", Ways(tp=2, ep=2)), ("gpt_oss", Ways(tp=4, ep=2))])
+def test_experts_dealt_out_answer_as_one_process_does(kind: str, ways: Ways, tmp_path: Path) -> None:
+    """Whole, beside a shared expert; and with biases, each shared by two."""
+    served(kind, tmp_path)
+    wanted = asked([open_model(tmp_path, RULES, **OPEN)])
+    made = Processes(rank, ways.ranks, ([str(tmp_path)], ways), start_method="forkserver").results()[0]
+    assert made == [wanted]
+
+
+def test_a_plan_that_deals_out_experts_is_served_and_what_is_only_predicted_is_refused(tmp_path: Path) -> None:
+    def planned(**axes: int) -> Ways:
+        layout = Serving(weights="fp32", kv="fp32", max_model_len=64, **axes)
+        file = tmp_path / "serve.toml"
+        schema.save_file(ServeFile.of("mixtral", "2xcpu-process", layout, engine("gnomon")), file)
+        made: Ways = settings_of(ServerOptions(folder=str(tmp_path), plan=str(file))).ways
+        return made
+
+    assert planned(tp=2, ep=2) == Ways(tp=2, ep=2)
+    with pytest.raises(InputError, match=r"dp = 2: attention's data parallelism is predicted only"):
+        planned(tp=1, dp=2)
+    with pytest.raises(InputError, match="2 copies of experts, which are predicted only"):
+        planned(tp=2, ep=2, redundant_experts=2)
+    assert (
+        settings_of(ServerOptions(folder=str(tmp_path), tensor_parallel_size=2, expert_parallel_size=2)).ways.etp == 1
+    )
 
 
 def test_what_does_not_divide_is_said(tmp_path: Path) -> None:

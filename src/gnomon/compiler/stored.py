@@ -17,6 +17,7 @@ says, by `stored_sparse` or whole.
 from __future__ import annotations
 
 import ctypes
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache
@@ -47,8 +48,9 @@ FORMULA = Path(__file__).with_name("cpp") / "stored.cpp"
 NEEDS = frozenset({"avx512f", "avx512bw", "avx512dq", "avx512vl", "f16c"})
 SIDE = 16
 """Outputs of a panel."""
-TRIES = 4
-"""Rounds in which kernels are tried beside each other."""
+TRIES, TRIED_S = 4, 0.01
+"""Rounds in which kernels are tried beside each other at least; seconds before which they are not over, since what else
+a machine does takes as long as a few products of a tenth of a millisecond."""
 PARALLEL = 1 << 20
 """Multiplications from which on threads share a product."""
 Activations = Literal["int8", "bf16", "fp32"]
@@ -233,8 +235,10 @@ def _chosen(arrays: Arrays, storage: Sparse, shape: tuple[int, int], rows: int) 
     measured: dict[Taken, float] = {}
     if len(near) > 1:
         x = torch.randn(rows, shape[1], generator=torch.Generator().manual_seed(0))
-        for _ in range(TRIES):  # in turn, so that what else the machine does befalls all
-            for kind, packed in made.items():
+        began, rounds = time.perf_counter(), 0
+        while rounds < TRIES or time.perf_counter() - began < TRIED_S:
+            rounds += 1
+            for kind, packed in made.items():  # in turn, so that what else the machine does befalls all
                 took = best(lambda packed=packed: linear(x, packed), 2)  # type: ignore[misc]
                 measured[kind] = min(took, measured.get(kind, took))
     taken = min(measured, key=lambda kind: measured[kind]) if measured else near[0]

@@ -9,11 +9,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
+from pathlib import Path
 
 from evidence.published.fitted_reading import CHOICES
 from gnomon.prediction.band import BandNumbers
+from gnomon.prices.decoding import ggml_rows
 from gnomon.prices.fitted import fitted
 from gnomon.report.tables import Column, table, wrapped
+from gnomon.serving.forecast import BANDS
+from gnomon.software.engine import engines
 
 REFITTED = "fitted again"
 KEPT = "kept"
@@ -104,17 +108,66 @@ def groups() -> tuple[Group, ...]:
     )
 
 
+HOST = ("host_step_s", "host_sequence_s", "launch_s", "request_s", "request_token_s")
+"""Host times of an engine's record."""
+GGML = ("start_s", "memory_share", "quantised_memory_share", "quantised_share", "half_share", "experts_share",
+        "attention_share")  # fmt: skip
+"""Rates of a generation's ggml."""
+
+
+def inference_groups() -> tuple[Group, ...]:
+    """Those that were chosen by hand with published runs of inference servers in view."""
+    own = (Path(__file__).parent / "inference" / "engines").glob("*.toml")
+    measured = ("gnomon",)  # on the machine that it ran on
+    records = [*(name for name in engines() if name not in measured), *own]
+    return (
+        Group(
+            what=f"host times of {len(records)} records of engines",
+            count=len(HOST) * len(records),
+            seen="time of a token",
+            where="gnomon/software/engines, evidence/inference/engines",
+            left_out=f"{REFITTED}: evidence.inference.left_out",
+        ),
+        Group(
+            what=f"rates of ggml's matmuls on {len(ggml_rows())} generations",
+            count=len(GGML) * len(ggml_rows()),
+            seen="tokens a second",
+            where="gnomon/prices/decoding.toml",
+            left_out=f"{REFITTED}: evidence.inference.left_out",
+        ),
+        Group(
+            what="80% intervals of four situations",
+            count=sum(2 * len(bands) for bands in BANDS.values()),
+            seen="both",
+            where="gnomon/serving/forecast.py BANDS",
+            left_out="held by the other half of the runs",
+        ),
+    )
+
+
 def total() -> int:
-    """How many there are."""
+    """How many there are of those fitted to training jobs."""
     return sum(group.count for group in groups())
 
 
 def text() -> Sequence[str]:
-    """A line each, and the sum."""
+    """A line each, and the sums."""
+    return (
+        *_lines(groups()),
+        "",
+        f"{total()} numbers fitted to whole jobs",
+        "",
+        *_lines(inference_groups()),
+        "",
+        f"{sum(group.count for group in inference_groups())} numbers chosen with published inference runs in view",
+    )
+
+
+def _lines(found: Sequence[Group]) -> list[str]:
     columns = (Column(name="numbers"), Column(name="seen", align="left"), Column(name="source left out", align="left"))
-    rows = [(str(group.count), group.seen, group.left_out) for group in groups()]
+    rows = [(str(group.count), group.seen, group.left_out) for group in found]
     head, *body = table(columns, rows)
     lines = [head]
-    for group, line in zip(groups(), body, strict=True):
+    for group, line in zip(found, body, strict=True):
         lines += [line, *wrapped(f"{group.what} ({group.where})", indent="         ")]
-    return (*lines, "", f"{total()} numbers fitted to whole jobs")
+    return lines

@@ -8,7 +8,9 @@ from pathlib import Path
 import pytest
 
 from evidence.__main__ import main
+from evidence.inference.left_out import Refit, best_host
 from evidence.inference.rows import read
+from evidence.inference.score import scores
 from gnomon.errors import InputError
 
 COLUMNS = (
@@ -59,3 +61,29 @@ def test_validate_scores_such_a_table(tmp_path: Path, capsys: pytest.CaptureFixt
         "TPOT",
         "TTFT",
     ]
+
+
+def test_constants_without_a_source_do_not_depend_on_it() -> None:
+    """Host times and ggml's rates of one source's rows are those that the other gives, whatever its own were."""
+    small = {"model_key": "llama3-8b", "input_len": "64", "output_len": "8", "mode": "single-stream", "load": "1"}
+    ggml = {**small, "engine": "llama.cpp", "metric": "tokens_per_s_decode", "device": "rtx-4090", "load_kind": "batch"}
+    host = {**small, "metric": "latency_ms", "load_kind": "batch"}
+
+    def rows(own: float) -> list[dict[str, str]]:
+        return [
+            row(id="a", family="own", **{**host, "value": str(60 * own)}),
+            row(id="b", family="other", **{**host, "value": "150"}),
+            row(id="c", family="own", **{**ggml, "value": str(40 * own)}),
+            row(id="d", family="other", **{**ggml, "value": "20"}),
+        ]
+
+    one, two = (Refit(rows(own)) for own in (1.0, 3.0))
+    vllm, ada = ("vllm", "0.19"), ("ggml", "ada")
+    assert one.host_s(vllm, "own") == two.host_s(vllm, "own") == best_host([rows(1.0)[1]]) > 5e-3
+    assert one.rates(ada, "own") == two.rates(ada, "own")
+    assert one.rates(ada, "other") != two.rates(ada, "other")
+    # fitted: twenty tokens a second are what the other's rates give
+    [made] = scores(rows(1.0)[3], one.without("own"))
+    assert made.predicted == pytest.approx(made.measured, rel=0.02)
+    lines = "\n".join(one.lines())
+    assert "ggml on ada" in lines and "vllm 0.19" in lines

@@ -149,6 +149,11 @@ def ggml_row(device: Device, *, vulkan: bool = False) -> Ggml:
     return next(known[name] for name in names if name in known)
 
 
+def ggml_rows() -> tuple[Ggml, ...]:
+    """Of all generations on record."""
+    return _file().ggml
+
+
 GGML_TILE = 20
 """The number of rows at which a matmul of ggml reaches half of what it does with many."""
 

@@ -9,6 +9,7 @@ and pools whose engines are laid out differently.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Container, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
@@ -157,13 +158,12 @@ def bound(price: IterationPrice, load: Load, *, apart: int = 0) -> float:
     clients = len(load.requests) if load.concurrency is None else load.concurrency
     most = max(1, min(price.engine.max_seqs, -(-clients // groups)))
     device, host = price.least_decode_ticks(most)
-    decodes = [max(r.output_len - 1 - apart, 0) for r in load.requests]
-    keys = 0
-    for count, r in zip(decodes, load.requests, strict=True):
-        if count:
-            keys += price.keys_ticks(count, 1 if price.shape.encoder else r.input_len, r.output_len - 1)
-            keys += price.source_key_ticks * count * r.input_len
-    made = sum(decodes)
+    keys = made = 0
+    for (inputs, outputs), many in Counter((r.input_len, r.output_len) for r in load.requests).items():
+        if (count := outputs - 1 - apart) > 0:
+            own = price.keys_ticks(count, 1 if price.shape.encoder else inputs, outputs - 1)
+            keys += many * (own + price.source_key_ticks * count * inputs)
+            made += many * count
     work = max(made * device + keys + (0 if price.engine.host_overlap else made * host), made * host)
     if not apart:
         rows = prompt_tokens(load) + (made if price.checked == 1 else 0)

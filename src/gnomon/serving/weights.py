@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from math import prod
 from typing import Literal
 
@@ -500,11 +501,30 @@ def _told_apart(graph: Graph, serving: Serving, blocks: tuple[BlockShape, ...]) 
     return tuple(block for block in blocks if block.name in of_encoder)
 
 
+class _Same:
+    """A graph as a key: itself, not one that is equal, which would cost a comparison of all its ops."""
+
+    def __init__(self, graph: Graph) -> None:
+        self.graph = graph
+
+    def __hash__(self) -> int:
+        return id(self.graph)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Same) and other.graph is self.graph
+
+
 def shape_of(graph: Graph, serving: Serving, multiples: tuple[int, ...] = (1, 1)) -> RankModel:
     """The shape of a model on one rank. multiples: `Engine.expert_multiples`.
 
     InputError for a model that makes no tokens one after another.
     """
+    return _shape_of(_Same(graph), replace(serving, replicas=1, max_model_len=1), multiples)
+
+
+@lru_cache(maxsize=1024)
+def _shape_of(same: _Same, serving: Serving, multiples: tuple[int, ...]) -> RankModel:
+    graph = same.graph
     counts: dict[str, int] = {}
     for call in graph.calls:
         counts[call.block] = counts.get(call.block, 0) + call.repeat

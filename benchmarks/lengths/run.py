@@ -6,8 +6,8 @@
     python benchmarks/lengths/run.py cp [ROUNDS [CONTEXT]]        # Skrull beside every sequence divided, two processes
 
 `speed` trains a small Llama in float32 on batches of one process: one long sequence among forty short ones, lengths
-drawn as chats are (87 % under 1/8 of the context), and real text (`corpora`): 128 docstrings of Python's standard
-library, and sixteen of the documents whose tokens a CSV has counted, each cut at the context (four times that for the
+drawn as chats are (87 % under 1/8 of the context), and real text (`corpora`): 64 docstrings of Python's standard
+library, and eight of the documents whose tokens a CSV has counted, each cut at the context (four times that for the
 CSV's). Each way does the same step on the same tokens: transformers' own loop padded
 and sorted, then Gnomon's runtime padded, sorted and padded, packed, and the plan that `plan_lengths` finds. Steps of
 all ways take turns; CPU-seconds are compared, since other processes share the machine. What is found goes to
@@ -79,9 +79,9 @@ def batches(context: int) -> Mapping[str, tuple[int, ...]]:
 
 def real(context: int, counted: Sequence[str]) -> Mapping[str, tuple[int, ...]]:
     """Lengths of batches of real text. counted: a CSV and its column, or nothing."""
-    found = {"docstrings": (docstrings(), 128, context)}
+    found = {"docstrings": (docstrings(), 64, context)}
     if counted:
-        found[Path(counted[0]).stem] = column(*counted), 16, 4 * context
+        found[Path(counted[0]).stem] = column(*counted), 8, 4 * context
     for name, (lengths, _, _) in found.items():
         print(f"{name}: {said(lengths)}", flush=True)
     return {f"{name}, {count} to {most}": drawn(lengths, count, most) for name, (lengths, count, most) in found.items()}

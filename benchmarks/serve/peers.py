@@ -233,6 +233,8 @@ def _llama(folder: Path, model: Path) -> list[Peer]:
             for group, form in GROUPS.items()]  # fmt: skip
 
 
+BY_HAND = "\n## What is not reached"
+"""Where the page's part begins that a person writes."""
 LONGEST_S = 240.0
 """That an answer may take."""
 
@@ -481,27 +483,31 @@ def main() -> int:
         ask_alone(size, peers, rows, options.rounds)
         for group in options.weights:
             ask(size, [peer for peer in peers if peer.group == group], rows, options.rounds)
-    tables = [line for size in SHAPES for line in ("", f"## {size}", "", *page(rows.rows, size))]
+    asked = [size for size in SHAPES if any(row["size"] == size for row in rows.rows)]
+    tables = [line for size in asked for line in ("", f"## {size}", "", *page(rows.rows, size))]
     lines = [*tables, *(f"\nLeft out: {one}" for one in left_out)]
     print("\n".join(lines))
     if rows.over:
         print("\nNot all was asked: the same command goes on.")
-    if not options.no_file and not options.install:
+    if rows.rows and not options.no_file and not options.install:
         days = sorted({row["at"] for row in rows.rows})
+        rounds = 1 + max(row["round"] for row in rows.rows)
         loads = sorted(row["load"] for row in rows.rows) or [0.0]
         head = [
             "# Beside other programs",
             "",
-            f"`python benchmarks/serve/peers.py --rounds {options.rounds}`, {' and '.join(days)}, "
+            f"`python benchmarks/serve/peers.py`, {' and '.join(days)}, "
             f"{this_machine().model}, one thread, random weights: tokens a CPU-second of the whole process, median "
-            "[least, most] of rounds in which the engines of a precision are asked in turn, on a machine that others "
-            f"used too (load average {statistics.median(loads)}, {loads[0]} to {loads[-1]}). Peers as their packages "
-            "install on that day. `eight at once` counts output tokens, prompts included. Memory: what is resident "
+            f"[least, most] of up to {rounds} rounds in which the engines of a precision are asked in turn, on a "
+            f"machine that others used too (load average {statistics.median(loads)}, {loads[0]} to {loads[-1]}). Peers "
+            "as their packages install on that day. `eight at once` counts output tokens, prompts included. Memory: what is resident "
             "after eight prompts of 256 and eight tokens each, mapped files of weights among it; the third column over "
             "the bytes of the weights as Gnomon stores them and of the keys that were written. First token: "
             "CPU-seconds from the start of a process.",
         ]
-        RESULTS.write_text("\n".join([*head, *lines]).rstrip() + "\n", encoding="utf-8")
+        before = RESULTS.read_text(encoding="utf-8") if RESULTS.exists() else ""
+        by_hand = before.partition(BY_HAND)[1:]  # is kept
+        RESULTS.write_text("\n".join([*head, *lines]).rstrip() + "\n" + "".join(by_hand), encoding="utf-8")
     return 0
 
 

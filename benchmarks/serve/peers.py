@@ -496,14 +496,14 @@ def main() -> int:
         head = [
             "# Beside other programs",
             "",
-            f"`python benchmarks/serve/peers.py`, {' and '.join(days)}, "
-            f"{this_machine().model}, one thread, random weights: tokens a CPU-second of the whole process, median "
-            f"[least, most] of up to {rounds} rounds in which the engines of a precision are asked in turn, on a "
-            f"machine that others used too (load average {statistics.median(loads)}, {loads[0]} to {loads[-1]}). Peers "
-            "as their packages install on that day. `eight at once` counts output tokens, prompts included. Memory: what is resident "
-            "after eight prompts of 256 and eight tokens each, mapped files of weights among it; the third column over "
-            "the bytes of the weights as Gnomon stores them and of the keys that were written. First token: "
-            "CPU-seconds from the start of a process.",
+            f"`python benchmarks/serve/peers.py`, {' and '.join(days)}, {this_machine().model}, one thread, random "
+            "weights: tokens a CPU-second of the whole process, median [least, most] of up to "
+            f"{rounds} rounds in which the engines of a precision are asked in turn, on a machine that others used too "
+            f"(load average {statistics.median(loads)}, {loads[0]} to {loads[-1]}). Peers as their packages install on "
+            "that day. `eight at once` counts output tokens, prompts included. Memory: what is resident after eight "
+            "prompts of 256 and eight tokens each, mapped files of weights among it; the third column over the bytes "
+            "of the weights as Gnomon stores them and of the keys that were written. First token: CPU-seconds from the "
+            "start of a process.",
         ]
         before = RESULTS.read_text(encoding="utf-8") if RESULTS.exists() else ""
         by_hand = before.partition(BY_HAND)[1:]  # is kept

@@ -88,20 +88,25 @@ def _pages(keys: int, sequences: int, new: int, heads: int, kv_heads: int) -> Ca
     """Attention of the last `new` queries of sequences, in pages that are taken in turn."""
     blocks = -(-keys // BLOCK)
     size = sequences * blocks * BLOCK * kv_heads * HEAD * 2 * 2
-    pools = cycle(
-        PagedPool(
-            keys=torch.full((sequences * blocks, kv_heads, HEAD, BLOCK), 0.5, dtype=torch.bfloat16),
-            values=torch.full((sequences * blocks, kv_heads, BLOCK, HEAD), 0.5, dtype=torch.bfloat16),
-            v_dim=HEAD,
-        )
-        for _ in range(1 + min(64, UNCACHED_BYTES // size))
+    # scores that differ: of equal ones the first is the largest, and no later span has anything to do over again
+    draw = torch.Generator().manual_seed(0)
+    held = torch.empty(2, sequences * blocks, kv_heads, HEAD * BLOCK, dtype=torch.bfloat16).uniform_(
+        -1, 1, generator=draw
     )
+
+    def another() -> PagedPool:
+        own = held.clone()
+        return PagedPool(
+            keys=own[0].unflatten(-1, (HEAD, BLOCK)), values=own[1].unflatten(-1, (BLOCK, HEAD)), v_dim=HEAD
+        )
+
+    pools = cycle(another() for _ in range(1 + min(64, UNCACHED_BYTES // size)))
     spans = Spans(
         begins=torch.arange(sequences + 1) * new, lengths=torch.full((sequences,), keys),
         table=torch.arange(sequences * blocks, dtype=torch.int32).view(sequences, blocks),
         threads=torch.get_num_threads(),
     )  # fmt: skip
-    q = torch.full((sequences * new, heads, HEAD), 0.25, dtype=torch.bfloat16)
+    q = torch.empty(sequences * new, heads, HEAD, dtype=torch.bfloat16).uniform_(-1, 1, generator=draw)
     k = torch.full((sequences * new, kv_heads, HEAD), 0.25, dtype=torch.bfloat16)
     seen = Visibility(scale=HEAD**-0.5)
 

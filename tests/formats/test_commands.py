@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import io
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from gnomon.cli import main
-from gnomon.errors import GnomonError
+from gnomon.errors import FormatError, GnomonError
 from gnomon.formats import programs
 from gnomon.formats.given import Given
 from gnomon.formats.job import Job
@@ -223,6 +224,16 @@ def test_a_command_is_of_one_program_at_most(tmp_path: Path, command: str, expec
     (tmp_path / "run.sh").write_text(command)
     program = programs.recognised(tmp_path / "run.sh")
     assert expected is None or program is not None and program.name == expected
+
+
+def test_commands_in_branches_on_an_argument(tmp_path: Path) -> None:
+    flags = "--model_name_or_path gpt2 --per_device_train_batch_size 1 --max_seq_length 64"
+    script = f'if [ "$1" == "plain" ]; then\n  python run_clm.py {flags}\n'
+    script += f'elif [ "$1" == "half" ]; then\n  python run_clm.py {flags} --fp16\nfi\n'
+    with pytest.raises(FormatError, match=r"by its argument: give one, as in --set args=plain \(plain, half\)"):
+        read(tmp_path, script)
+    chosen = replace(ON, settings={"args": "half"})
+    assert read(tmp_path, script, chosen)[1].plan.precision.compute == "fp16"
 
 
 def test_a_stage_is_read_from_the_name_with_what_it_keeps_on_the_host(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from pathlib import Path
 from gnomon.errors import FormatError, InputError, nearest
 from gnomon.formats.given import Given, setting_value
 from gnomon.formats.job import Fields, read_source
-from gnomon.formats.shell import ARGUMENTS, Launch, launches, unknown
+from gnomon.formats.shell import ARGUMENTS, Launch, branches, launches, unknown
 from gnomon.formats.usage import written_arguments
 
 
@@ -60,6 +60,12 @@ def launched(path: Path, given: Given, wanted: Callable[[Launch], bool], hint: s
     script = launches(text, given.env, settings, path.resolve().parent, one_node)
     commands = [one for one in script.launches if wanted(one)]
     if not commands:
+        if ARGUMENTS not in given.settings and (words := branches(text)):
+            raise FormatError(
+                f"{file} chooses what it starts by its argument: give one, as in --set args={words[0]} "
+                f"({', '.join(words)})",
+                file,
+            )
         skipped = f"; not followed: {', '.join(script.skipped)}" if script.skipped else ""
         raise FormatError(f"{file} starts no Python program with {hint}{skipped}; give the command itself", file)
     options = {name: text for name, text in given.settings.items() if name not in script.read and name != ARGUMENTS}

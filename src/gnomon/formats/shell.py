@@ -111,6 +111,16 @@ def launches(
     return script
 
 
+COMPARED = re.compile(r"""\[\s*"?\$\{?\w+\}?"?\s*==?\s*["']?([\w.-]+)["']?\s*\]""")
+"""A test of a variable against a word."""
+
+
+def branches(text: str) -> tuple[str, ...]:
+    """Words that a script's tests compare variables with, where its first argument is what chooses among them; none
+    for a script that takes no argument."""
+    return tuple(dict.fromkeys(COMPARED.findall(text)))[:8] if re.search(r"\$\{?1\b", text) else ()
+
+
 def unknown(text: str) -> str | None:
     """Name of the first variable in `text` that the script does not give, or None."""
     variable = offered(text)

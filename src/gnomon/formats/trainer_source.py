@@ -19,7 +19,7 @@ from gnomon.formats.format import Sample
 from gnomon.formats.given import Given
 from gnomon.formats.job import Fields, flatten, read_source
 from gnomon.formats.launched import Launched, beside, dashed, launched, overrides
-from gnomon.formats.shell import Launch, launches
+from gnomon.formats.shell import ARGUMENTS, Launch, branches, launches
 from gnomon.formats.yaml_file import read_yaml, said_twice
 
 YAML_ENDS = (".yaml", ".yml", ".json")
@@ -53,7 +53,9 @@ def commands_of(sample: Sample) -> tuple[Launch, ...]:
     if sample.values or sample.path.suffix in (".py", ".json", ".toml", *YAML_ENDS):
         return ()
     try:
-        return tuple(launches(sample.text, {}).launches)
+        found = tuple(launches(sample.text, {}).launches)
+        chosen = () if found else branches(sample.text)  # commands that stand in branches on the script's argument
+        return found or tuple(one for word in chosen for one in launches(sample.text, {}, {ARGUMENTS: word}).launches)
     except InputError:
         return ()
 

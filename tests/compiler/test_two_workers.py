@@ -249,3 +249,26 @@ def test_no_race_under_the_thread_sanitizer(tmp_path: Path) -> None:
         pytest.skip(done.stderr.strip().splitlines()[0])
     assert done.returncode == 0 and "WARNING" not in done.stderr, done.stdout + done.stderr
     assert done.stdout.startswith("0 wrong")
+
+
+def test_a_sum_into_what_a_run_is_given_is_no_difference() -> None:
+    """The same steps in Python took the memory of an input, which the run in C++ then read."""
+    convolutions = [nn.Conv2d(8, 8, size, padding=size // 2) for size in (1, 3, 1, 3)]
+
+    def function(x: Any) -> Any:
+        first, second, third, fourth = convolutions
+        y = first(x).relu()
+        drawn = torch.rand(1)  # ends the first run
+        return fourth((third(second(y).relu() * drawn) + y).relu())
+
+    torch._dynamo.reset()
+    backend.reports.clear()
+    fast = torch.compile(function, backend="gnomon")
+    x = torch.randn(2, 8, 12, 12)
+    for seed in range(4):
+        torch.manual_seed(seed)
+        made = fast(x)
+        torch.manual_seed(seed)
+        torch.testing.assert_close(made, function(x), rtol=2e-4, atol=1e-5)
+    runs = [run for report in backend.reports for run in report.runs]
+    assert runs and not any(run.trial is not None and run.trial.verdict.get("wrong") for run in runs)

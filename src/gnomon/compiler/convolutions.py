@@ -188,6 +188,7 @@ class Convolution(Tried):
             self.slot = PackedSlot()
             self._share(self.slot)
         packing = Packing(slot=self.slot, digest=address_of(function), pieces=tuple(rest))
+        self.spends = False  # the same steps in Python are tried on inputs that C++ reads too
         held = (Held(0), Held(1) if self.bias or self.eps is not None else None)
         sizes, after = (self.padding, self.stride, self.dilation, self.groups), "relu" if self.relu else None
         call = torch.ops.mkldnn._convolution_pointwise
@@ -276,6 +277,7 @@ class Pixels(Convolution):
         sizes, out = x.meta["val"].shape, node.meta["val"]
         if not laid or not out.is_contiguous(memory_format=LAST):
             return None
+        self.spends = False  # as in `_packed_step`
         filled = linear.of_pixels(sizes, int(out.shape[1]), self.stride[0], self.relu, self.eps or 0.0)
         return [
             KernelCall(function=address_of(function), filled=filled, inputs=tuple(inputs), outputs=(("out", node),))

@@ -93,6 +93,9 @@ class Convolution(Tried):
         self.bias, self.eps, self.added, self.relu = bias, eps, added, relu
         self.spends = False
         """Whether nobody else reads the tensor that is added afterwards, so that the sum may take its memory."""
+        self.in_call = False
+        """Whether it is a step of a run: then it takes no memory, as what is added may be the run's input, on which the
+        same steps in C++ and in Python are tried."""
         self.packed: dict[tuple[int, ...], Packed] = {}
         """By the addresses of what is packed."""
         self.slot: PackedSlot | None = None
@@ -114,7 +117,7 @@ class Convolution(Tried):
 
     def settled(self) -> Callable[..., Any] | None:
         call = super().settled()
-        return self._in_place if self.spends and call == self.run else call
+        return self._in_place if self.spends and not self.in_call and call == self.run else call
 
     def _in_place(self, *args: Tensor) -> Tensor:
         """Runs oneDNN's fused convolution, into the tensor that is added."""
@@ -188,7 +191,7 @@ class Convolution(Tried):
             self.slot = PackedSlot()
             self._share(self.slot)
         packing = Packing(slot=self.slot, digest=address_of(function), pieces=tuple(rest))
-        self.spends = False  # the same steps in Python are tried on inputs that C++ reads too
+        self.in_call = True
         held = (Held(0), Held(1) if self.bias or self.eps is not None else None)
         sizes, after = (self.padding, self.stride, self.dilation, self.groups), "relu" if self.relu else None
         call = torch.ops.mkldnn._convolution_pointwise
@@ -254,9 +257,10 @@ class Pixels(Convolution):
         trial = self.trials.get(())
         if trial is None or trial.kept is None:
             return None
+        spends = self.spends and not self.in_call
         if trial.second_kept:
-            return super()._in_place if self.spends else super().run
-        return self.aten if not trial.kept else self._in_place if self.spends else self.run
+            return super()._in_place if spends else super().run
+        return self.aten if not trial.kept else self._in_place if spends else self.run
 
     def step(self, node: Node) -> list[KernelCall | Operation] | None:
         """What C++ calls in a node's place: our kernel or oneDNN's."""
@@ -277,7 +281,7 @@ class Pixels(Convolution):
         sizes, out = x.meta["val"].shape, node.meta["val"]
         if not laid or not out.is_contiguous(memory_format=LAST):
             return None
-        self.spends = False  # as in `_packed_step`
+        self.in_call = True
         filled = linear.of_pixels(sizes, int(out.shape[1]), self.stride[0], self.relu, self.eps or 0.0)
         return [
             KernelCall(function=address_of(function), filled=filled, inputs=tuple(inputs), outputs=(("out", node),))

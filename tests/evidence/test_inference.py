@@ -8,10 +8,12 @@ from pathlib import Path
 import pytest
 
 from evidence.__main__ import main
+from evidence.inference import tables
 from evidence.inference.left_out import Refit, best_host
 from evidence.inference.rows import read
 from evidence.inference.score import scores
 from gnomon.errors import InputError
+from gnomon.software.engine import engine
 
 COLUMNS = (
     "id family model model_key params_b precision kv_precision device num_devices engine tp pp ep dp mode input_len "
@@ -87,3 +89,12 @@ def test_constants_without_a_source_do_not_depend_on_it() -> None:
     assert made.predicted == pytest.approx(made.measured, rel=0.02)
     lines = "\n".join(one.lines())
     assert "ggml on ada" in lines and "vllm 0.19" in lines
+
+
+def test_records_of_engines_of_published_runs_are_whole() -> None:
+    """A field that is added to `Engine` is said of these too."""
+    found = sorted((Path(tables.__file__).parent / "engines").glob("*.toml"))
+    assert len(found) > 5
+    for path in found:
+        record = engine(str(path))
+        assert record.name and {name for fact in record.facts for name in fact.fields} >= {"streams_weights", "version"}

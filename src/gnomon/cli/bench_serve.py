@@ -32,7 +32,7 @@ REQUESTS, INPUT_LEN, OUTPUT_LEN = 32, 128, 32
 
 
 def run(options: BenchOptions) -> int:
-    """Drive, print, write."""
+    """Drives the server, prints the figures and writes the file."""
     need_torch("driving a server")
     load, key = load_of(options), options.api_key or os.environ.get(KEY, "")
     with _server(options) as url:

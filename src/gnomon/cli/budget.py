@@ -103,6 +103,6 @@ class Covered:
         self._progress.show(done, "" if best_s is None else f"; best so far {show_seconds(best_s)} a step")
 
     def end(self) -> None:
-        """Wipe the line."""
+        """Wipes the line of progress."""
         if self._progress is not None:
             self._progress.end()

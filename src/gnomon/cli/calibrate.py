@@ -34,7 +34,7 @@ SHOWN = (
 
 
 def run(options: CalibrateOptions) -> int:
-    """Measure, write, print; with `--from`, leave it to `calibrate_from`."""
+    """Measures the machine, writes the file and prints it; with `--from`, leaves that to `calibrate_from`."""
     if options.trace is None and options.job is None and (options.on or options.network):
         raise InputError("--on and --model are of the job of a trace; give --from-trace TRACES and --job FILE too")
     if options.trace is not None or options.job is not None:

@@ -64,7 +64,7 @@ def _names(kind: str) -> Sequence[str]:
 
 
 def _by_size(name: str) -> tuple[str | float, ...]:
-    """`qwen3-8b` before `qwen3-14b`: numbers in a name count as such. Words and numbers alternate."""
+    """Sorts `qwen3-8b` before `qwen3-14b`: numbers in a name count as such. Words and numbers alternate."""
     return tuple(float(part) if i % 2 else part for i, part in enumerate(re.split(r"([0-9]+(?:\.[0-9]+)?)", name)))
 
 

@@ -16,7 +16,7 @@ from gnomon.report.tables import wrapped
 
 
 def run(options: CompareOptions) -> int:
-    """Read, compare, print."""
+    """Reads two files, compares them and prints the differences."""
     files = options.files
     if any(compare_traces.is_recorded(path) for path in files):
         return compare_traces.run(options)

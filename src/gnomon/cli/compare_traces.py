@@ -31,7 +31,7 @@ def is_recorded(path: str) -> bool:
 
 
 def run(options: CompareOptions) -> int:
-    """Read, account, print."""
+    """Reads a prediction and traces, accounts for the difference and prints it."""
     paths = options.files
     traces: list[Trace] = []
     snapshots: list[Snapshot] = []

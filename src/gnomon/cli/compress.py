@@ -32,7 +32,7 @@ OF_BITS, OF_ZEROS = ("rtn", "gptq", "awq"), ("magnitude", "wanda", "admm")
 
 
 def run(options: CompressOptions) -> int:
-    """Read, write, print."""
+    """Reads a model's weights, writes them compressed and prints their sizes."""
     storage, method = _asked(options)
     need_torch("compressing weights")
     source, target = Path(options.folder).expanduser(), Path(options.output).expanduser()

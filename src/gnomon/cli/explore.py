@@ -70,7 +70,7 @@ WAYS = 5
 
 
 def run(options: ExploreOptions) -> int:
-    """Serve until interrupted."""
+    """Serves the page until interrupted."""
     token = secrets.token_urlsafe(24)
     page = Page(options)
     try:

@@ -37,7 +37,7 @@ BAD_REQUEST = 2
 
 
 def run(options: ExportOptions) -> int:
-    """Read, write, tell."""
+    """Reads weights, writes them in the other form and says what was written."""
     _check_target(options.output, force=options.force)
     of_a_job = options.on is not None or (
         is_a_file(options.plan)

@@ -18,7 +18,7 @@ from gnomon.units import MAX_DEVICES, show_seconds
 
 
 def run(options: ForecastOptions) -> int:
-    """Print the forecasts."""
+    """Prints the forecasts of one job."""
     asked = request_of_plan(options.plan)
     planner = Planner(
         graph=asked.graph,

@@ -136,7 +136,7 @@ def _possible(trace: Trace, told: Predicted, *, leave_out: bool) -> tuple[Trace,
 
 
 def _points(options: TraceOptions) -> tuple[Points | Profiles | None, tuple[str, ...]]:
-    """Measured points: a folder of Pollux's tables, or one table of steps a second."""
+    """Reads measured points: a folder of Pollux's tables, or one table of steps a second."""
     if not options.points:
         return None, ()
     if Path(options.points).is_dir():

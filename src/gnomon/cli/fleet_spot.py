@@ -35,7 +35,7 @@ AROUND = (1 / 8, 1 / 4, 1 / 2, 1, 2, 4, 8)
 
 
 def run(options: SpotOptions) -> int:
-    """Print the table."""
+    """Prints the useful steps of each system by the time between losses of machines."""
     assumed = _assumed(options)
     asked = _priced(options, assumed)
     systems = tuple(one for one in WAYS if one != "bamboo" or not asked.refused)

@@ -41,7 +41,7 @@ from gnomon.software import own
 
 
 def run(given: PlanOptions) -> int:
-    """Search, print, write."""
+    """Searches for plans, prints the best and writes its file."""
     if is_like(given):
         status: int = load_late("gnomon.cli.plan_like:run")(given)
         return status
@@ -204,7 +204,7 @@ def _improved(options: PlanOptions, asked: PlanRequest, result: Result) -> Found
 
 
 def _one(options: PlanOptions, asked: PlanRequest) -> int:
-    """The fastest plan: searched, tried if asked, written and printed."""
+    """Finds the fastest plan: searched, tried if asked, written and printed."""
     cost = rent(asked.machines, _prices(options, asked.machines))
     with Budget(options.budget, ONE) as budget:
         made = searched(options, asked, budget)

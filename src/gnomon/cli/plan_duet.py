@@ -28,7 +28,7 @@ SHOWN = 24
 
 
 def run(options: PlanOptions) -> int:
-    """Cut, place, print."""
+    """Places one text's subgraphs on two kinds of devices and prints who computes what."""
     for name in given(options):
         if name in flags(ServeOptions) and name not in LOOKED_AT:
             raise InputError(

@@ -106,7 +106,7 @@ def varied_machines(options: PlanOptions) -> tuple[Cluster, ...]:
 
 
 def answer(options: PlanOptions, asked: Question, cluster: Cluster, workload: Workload, assumed: Sequence[str]) -> int:
-    """Search, print, draw."""
+    """Searches for the plans that no other beats on all goals, prints and draws them."""
     on_progress = Trying()
     mixed = is_mixed(cluster) and bool(options.longest or options.largest)
     with Budget(options.budget, MIXED if mixed else QUESTION) as budget:

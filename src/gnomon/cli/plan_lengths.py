@@ -27,7 +27,7 @@ OTHER = ("refine", "sac_ilp", "uneven_replicas", "layers_per_stage", "try_", "to
 
 
 def plan_varied(options: PlanOptions, asked: PlanRequest) -> int:
-    """Search, print, write."""
+    """Searches a plan for sequences of varied lengths, prints it and writes its file."""
     for name in OTHER:
         if getattr(options, name):
             option = name.rstrip("_").replace("_", "-")

@@ -21,7 +21,7 @@ from gnomon.software import own
 
 
 def plan_over_kinds(options: PlanOptions, asked: PlanRequest) -> int:
-    """Search, print, write."""
+    """Searches plans over devices of several kinds, prints the best and writes its file."""
     on_progress, notes = Covered(), asked.notes
     with Budget(options.budget, ONE) as budget:
         result = plan_mixed(

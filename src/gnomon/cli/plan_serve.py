@@ -29,7 +29,7 @@ FORMATS: tuple[Literal["weights", "kv"], ...] = ("weights", "kv")
 
 
 def run(options: PlanOptions) -> int:
-    """Search and print."""
+    """Searches for serving plans and prints them."""
     if options.beside is not None:
         return plan_duet.run(options)
     if (encoder := encoder_of(options)) is not None:

@@ -134,7 +134,8 @@ class Tries:
         return self.folder / "gnomon-own.toml"
 
     def text(self, output: str | None) -> tuple[str, ...]:
-        """Lines: each attempt, what was kept, where things are. output: the plan file asked for."""
+        """Returns the lines to print: each attempt, what was kept, where things are. output: the plan file asked
+        for."""
         lines = [*tried_text(self.attempts), "", f"plan files, with what was measured, and logs: {self.folder}"]
         if self.fit is not None:
             own = self.fit.stack.own
@@ -153,7 +154,7 @@ class Tries:
         return {**tried_mapping(self.attempts), "folder": str(self.folder), "stack": stack, "calibration": kept}
 
     def status(self) -> int:
-        """0; RunError if none ran."""
+        """Returns exit status 0; RunError if no attempt ran."""
         if best_of(self.attempts) is None:
             raise RunError(
                 f"none of the {len(self.attempts)} plans tried ran; the first: {self.attempts[0].reason}; logs: "
@@ -210,7 +211,7 @@ def _ended(number: int, frame: object) -> None:
 
 
 def _tried(options: PlanOptions, candidate: Found, file: PlanFile, folder: Path, which: tuple[int, int]) -> Attempt:
-    """One of them. which: (2, 5) for the second of five."""
+    """Runs one candidate and returns what came of it. which: (2, 5) for the second of five."""
     name = re.sub(r"[^A-Za-z0-9.]+", "-", f"{Path(file.model).name} {short(candidate)}").strip("-")
     path = folder / f"{which[0]}-{name}-{file.workload.batch_size}x{file.workload.seq_len}.toml"
     _say(f"trying {which[0]} of {which[1]}: {short(candidate)}, predicted {show_seconds(candidate.step_s)} a step")

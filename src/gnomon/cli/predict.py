@@ -19,7 +19,7 @@ from gnomon.units import show_seconds
 
 
 def run(options: PredictOptions) -> int:
-    """Predict and print."""
+    """Predicts the step and prints it."""
     refuse_others(options)
     if asks_to_serve(options):
         status: int = load_late("gnomon.cli.predict_serve:run")(options)

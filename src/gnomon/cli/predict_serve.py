@@ -73,7 +73,7 @@ class ServingQuestion:
 
 
 def run(options: PredictOptions) -> int:
-    """Predict and print."""
+    """Predicts the serving figures and prints them."""
     if (encoder := encoder_of(options)) is not None:
         return serve_encoders.predict(options, *encoder)
     asked = read(options)
@@ -190,7 +190,7 @@ def encoder_of(options: PredictOptions | PlanOptions) -> tuple[Graph, Load, list
 
 
 def read(options: ServedOptions) -> ServingQuestion:
-    """The options, resolved. What nobody gave is assumed, and said."""
+    """Reads the question from the options. What nobody gave is assumed, and said."""
     assumed: list[str] = []
     if options.beside is not None:
         raise InputError("--beside is a second kind of device for branches, which gnomon plan --serve alone looks at")
@@ -277,7 +277,7 @@ def _beside(options: ServedOptions) -> Beside | None:
 
 
 def _pools(options: ServedOptions, serving: Serving) -> Disaggregated | None:
-    """`--pools 1:3`."""
+    """Reads the pools of `--pools 1:3`; None without it."""
     if options.pools is None:
         return None
     first, colon, last = options.pools.partition(":")

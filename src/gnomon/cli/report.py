@@ -30,7 +30,7 @@ DIFFERS = 0.001
 
 
 def run(options: ReportOptions) -> int:
-    """Write the page."""
+    """Writes the page of the report."""
     paths = [path for path in (options.before, options.after) if path is not None]
     replays = [_replay(path) for path in options.replays]
     timelines = [read_timeline(path) for path in paths]

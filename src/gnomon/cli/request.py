@@ -237,7 +237,7 @@ def _changed(plan: Plan, options: TrainingOptions, machines: Cluster, *, keep_me
 
 
 def given_precision(options: PrecisionOption, machines: Cluster, assumed: list[str]) -> Precision:
-    """That of `--precision`; without it the devices' default."""
+    """Returns the precision of `--precision`; without it the devices' default."""
     if options.precision is not None:
         return PRECISIONS[options.precision]
     precision = default_precision(machines)

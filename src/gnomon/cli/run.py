@@ -358,13 +358,13 @@ def _check_weights(options: RunOptions, file: PlanFile, graph: Graph) -> None:
 
 
 def _stack(file: PlanFile) -> Stack:
-    """Our own program; with the numbers of a stack file of it, if the plan names one."""
+    """Returns our own program's stack; with the numbers of a stack file of it, if the plan names one."""
     named = stack(file.stack) if file.stack.endswith(".toml") else None
     return named if named is not None and named.name == STACK else stack(STACK)
 
 
 def read_plan(path: str) -> PlanFile:
-    """The plan file; InputError for a plan that does not say what it is for."""
+    """Reads a plan file; InputError for a plan that does not say what it is for."""
     if not isinstance(file := load_plan(path), PlanFile):
         raise InputError(
             f"{path} does not say which model, machines and batch it is for; start it with "
@@ -374,7 +374,7 @@ def read_plan(path: str) -> PlanFile:
 
 
 def _folder(name: str) -> Path:
-    """Of a model or of weights, as a path."""
+    """Returns the folder of a model or of weights as a path."""
     return Path(name).expanduser()
 
 
@@ -649,7 +649,7 @@ class RunReport:
 
     @property
     def tokens(self) -> int:
-        """Of a step; or samples."""
+        """Counts the tokens of a step; or its samples."""
         return counted_in_step(self.file, self.prediction)
 
     def to_mapping(self) -> dict[str, Any]:
@@ -726,7 +726,7 @@ def _after(options: RunOptions, told: RunReport) -> None:
 
 
 def summary(told: RunReport) -> tuple[str, ...]:
-    """Lines: speed measured and predicted, and the losses."""
+    """Returns the lines of a run: speed measured and predicted, and the losses."""
     outcome = told.outcome
     if not outcome.records:
         return (f"nothing to do: {outcome.resumed_from} steps are behind it already; ask for more with --steps",)

@@ -110,7 +110,7 @@ def _check(header: Sequence[str], name: str) -> None:
 
 
 def _run(given: Mapping[str, str], line: int) -> MeasuredRun:
-    """One row."""
+    """Reads one row of the table."""
     if "step_s" not in given:
         raise InputError("step_s is empty: every row has a measured step")
     for names in () if "plan" in given else NEEDED:

@@ -23,7 +23,7 @@ SHOWN = 5
 
 
 def run(options: ScaleOptions) -> int:
-    """Ask, wait, tell."""
+    """Asks a running job for another size, waits, and says what it did."""
     folder = Path(options.job).expanduser()
     folder = folder.with_suffix(".checkpoints") if folder.suffix == ".toml" else folder
     if options.to is None:

@@ -22,7 +22,7 @@ _COLOURS = {"fits:": "32", "may not fit:": "33;1", "does not fit:": "31;1"}
 
 
 def print_lines(lines: Iterable[str], out: TextIO | None = None) -> None:
-    """Print lines; verdicts in colour on a terminal."""
+    """Prints lines, with verdicts in colour on a terminal."""
     out = sys.stdout if out is None else out
     colour = coloured(out)
     for line in lines:
@@ -86,7 +86,7 @@ class Progress:
         print(f"\r{text}" if self.terminal else text, end="" if self.terminal else "\n", file=sys.stderr, flush=True)
 
     def end(self) -> None:
-        """Wipe the line."""
+        """Wipes the line of progress."""
         if self.shown and self.terminal:
             print(f"\r{' ' * 76}\r", end="", file=sys.stderr, flush=True)
 
@@ -102,7 +102,7 @@ class Trying:
         self._progress.say(f"{f'trying {label}'[:60]:60}")
 
     def end(self) -> None:
-        """Wipe the line."""
+        """Wipes the line of progress."""
         self._progress.end()
 
 

@@ -15,7 +15,7 @@ from gnomon.report.measured import compared, comparison_text
 
 
 def run(options: ValidateOptions) -> int:
-    """Read, predict, print."""
+    """Reads the measured runs, predicts each and prints the errors."""
     done, refused = compared(read_runs(Path(options.table)))
     if options.json:
         print_json(

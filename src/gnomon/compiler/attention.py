@@ -58,13 +58,13 @@ def _tensors(names: Sequence[str]) -> list[tuple[str, Any]]:
 
 
 class _AttentionCall(ctypes.Structure):
-    """`Call` of cpp/attention.cpp."""
+    """The struct `Call` of cpp/attention.cpp, field by field."""
 
     _fields_ = _fields("q k v", "out")
 
 
 class _AttentionBackwardCall(ctypes.Structure):
-    """`Call` of cpp/attention_backward.cpp."""
+    """The struct `Call` of cpp/attention_backward.cpp, field by field."""
 
     _fields_ = _fields("g q k v out", "dq dk dv")
 
@@ -100,7 +100,7 @@ class Attention(Tried):
         self.causal, self.scale = causal, scale
 
     def run(self, *args: Tensor) -> list[Tensor]:
-        """Runs the kernel; PyTorch's operation where it cannot."""
+        """Runs the kernel on these tensors, or PyTorch's operation where it cannot."""
         q, k, v, *mask = args
         out, sums = torch.empty_like(q), _turned(q.shape[:3], torch.float32)
         q, k, v = (_dense(one) for one in (q, k, v))
@@ -138,7 +138,7 @@ class AttentionBackward(Attention):
     name = "attention_backward"
 
     def run(self, *args: Tensor) -> list[Tensor]:
-        """By the kernel; by PyTorch where it does not run."""
+        """Runs the kernel on these tensors, or PyTorch's operation where it cannot."""
         g, q, k, v, out = (_dense(one) for one in args[:5])
         sums, *mask = args[5:]
         function = kernel(self.name, q.dtype)
@@ -150,7 +150,7 @@ class AttentionBackward(Attention):
         return self.aten(*args) if function(ctypes.addressof(call)) else made
 
     def aten(self, *args: Tensor) -> list[Tensor]:
-        """By PyTorch."""
+        """Runs PyTorch's operation on the same tensors."""
         *tensors, mask = args if len(args) == 7 else (*args, None)
         return [*BACKWARD(*tensors, 0.0, self.causal, attn_mask=mask, scale=self.scale)]
 
@@ -169,7 +169,7 @@ class Written(Attention):
         self.scores, self.divided, self.sizes = scale, divided, sizes
 
     def run(self, *args: Tensor) -> Tensor:  # type: ignore[override]
-        """Runs the kernel; PyTorch's operations where it cannot."""
+        """Runs the kernel on these tensors, or PyTorch's operations where it cannot."""
         q, k, v = (one.view(*self.sizes, *one.shape[1:]) if one.dim() == 3 else one for one in args[:3])
         mask = args[3:]
         q, k, v = _dense(q), _dense(k.transpose(2, 3)), _dense(v)
@@ -254,7 +254,7 @@ def _floats(node: Any) -> Tensor | None:
 
 
 def _source(node: Node, batch: int, heads: int) -> Node:
-    """Where numbers of (batch heads, ...) or (batch, heads, ...) come from, views and copies aside."""
+    """Finds where numbers of (batch heads, ...) or (batch, heads, ...) come from, through views and copies."""
     rest = list(node.meta["val"].shape[-2:])
     wanted = ([batch, heads, *rest], [batch * heads, *rest])
     while node.target in SAME and _floats(node.args[0]) is not None and list(node.args[0].meta["val"].shape) in wanted:

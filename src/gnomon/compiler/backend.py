@@ -149,7 +149,8 @@ def flag_of(options: dict[str, Any], name: str) -> bool:
 
 
 def mask_of(options: dict[str, Any], module: torch.fx.GraphModule) -> int | None:
-    """Which input of Dynamo's graph says what of a padded batch is there; None where nobody asks, or it has none."""
+    """Finds the input of Dynamo's graph that says which rows of a padded batch are there; None where nobody asks, or it
+    has none."""
     name = options.get("ragged")
     if name is None:
         return None
@@ -293,7 +294,7 @@ class Compiled:
                 yield from inner.whole()
 
     def boxed(self) -> Callable[[list[Any]], Any]:
-        """What runs it."""
+        """Returns the function that runs the graph."""
         if self.ragged is None or not self.ragged.products:
             return self._boxed()
         return self.ragged.boxed(self._boxed(), lambda: self.final)

@@ -188,7 +188,7 @@ def kernel_of(source: str, *arguments: Any) -> Callable[..., int] | None:
 
 
 def address_of(function: Any) -> int:
-    """Where a function of a library begins."""
+    """Returns the address at which a function of a library begins."""
     return ctypes.cast(function, ctypes.c_void_p).value or 0
 
 

@@ -85,7 +85,7 @@ class Chain(Tried):
         super().__init__("chain", f"{self.text}// {found.sizes} {self.bias} {self.turned} {self.norm}", True)
 
     def run(self, *args: Tensor) -> Tensor:
-        """Runs the kernel; the operations apart where it does not run."""
+        """Runs the kernel on these tensors, or the operations one by one where it does not run."""
         x, weight, *rest = args
         bias = [rest.pop(0)] if self.bias else []
         norm = None

@@ -328,7 +328,7 @@ FORMULA = Path(__file__).with_name("cpp") / "columns.cpp"
 
 @cache
 def _kernel(dtype: torch.dtype) -> Any:
-    """Compiles the kernel; None where it does not compile."""
+    """Compiles the kernel for one dtype; None where it does not compile."""
     pointer, number = ctypes.c_void_p, ctypes.c_int64
     kinds = (pointer, number, pointer, pointer, pointer, pointer, number, number, number)
     return kernel_of(text_of(FORMULA, dtype), *kinds)
@@ -401,7 +401,7 @@ class Columns:
         return lambda *args: call(*args)[0]
 
     def _run(self, *args: torch.Tensor) -> tuple[torch.Tensor]:
-        """Runs the kernel; ATen, which says why, where a number is outside its table."""
+        """Runs the kernel, or ATen, which says why, where a number is outside its table."""
         where, dim = self.batch_of
         batch = args[where].shape[dim]
         shape = (batch, self.count, self.width // self.count) if self.stacked else (batch, self.width)

@@ -249,7 +249,7 @@ class Pixels(Convolution):
         return Trial(self.source, listed(self.run), listed(self.aten), second=second)
 
     def __call__(self, *args: Tensor) -> Any:
-        """Returns the results; PyTorch's, while the kernels are tried."""
+        """Returns the results, which are PyTorch's while the kernels are tried."""
         call = self.settled()
         return super().__call__(*args) if call is None else call(*args)
 
@@ -288,7 +288,7 @@ class Pixels(Convolution):
         ]
 
     def run(self, *args: Tensor) -> Tensor:
-        """Runs our kernel."""
+        """Runs our kernel on these tensors."""
         return self._by_kernel(args, into=False)
 
     def _in_place(self, *args: Tensor) -> Tensor:

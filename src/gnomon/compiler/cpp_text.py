@@ -135,7 +135,7 @@ def write(text: Text, n: int, strides: dict[int, Size], value: str, j: str, part
 
 
 def expression(text: Text, value: int, last: str | None, partial: bool) -> str:
-    """Writes one instruction; `last`: the position along the vector axis, None between passes."""
+    """Writes one instruction as a C++ expression; `last` is the position along the vector axis, None between passes."""
     nest = text.nest
     ins = nest.body.code[value]
     args = [f"v{a}" for a in ins.args]

@@ -35,7 +35,7 @@ class Grouped(Tried):
         self.gathers = gathers
 
     def run(self, *args: Tensor) -> Tensor:
-        """By the kernel; by PyTorch where it cannot, as for an end or a place that is not there."""
+        """Runs the kernel on these tensors, or PyTorch where it cannot, as for an end or a place that is not there."""
         x, weights, ends, *places = args
         out = gathered.product(x, weights.transpose(1, 2), ends=ends, rows=places[0] if places else None)
         return self.aten(*args) if out is None else out

@@ -110,7 +110,7 @@ def _chosen(made: Compiled) -> list[dict[str, Any]]:
 
 
 def _stencil(one: StencilCall) -> dict[str, Any]:
-    """A stencil: how many stages are computed together, in which tiles, and why."""
+    """Explains a stencil: how many stages are computed together, in which tiles, and why."""
     part = one.parts[0].tile
     return {
         "stages": len(one.made.stages),

@@ -30,7 +30,7 @@ REPEATS = 3
 
 
 class Forms:
-    """Of one product."""
+    """The forms in which one matmul of a ragged batch may run, with what each has cost."""
 
     def __init__(self) -> None:
         self.unit_s: dict[str, float] = {}
@@ -85,7 +85,8 @@ class Forms:
         return wanted
 
     def why(self) -> dict[str, Any]:
-        """For `explain`: calls by way, the mean share that was there, predicted seconds of the last call."""
+        """Returns, for `explain`, the calls by way, the mean share that was there, and the predicted seconds of the
+        last call."""
         calls = sum(self.taken.values())
         return {
             "taken": dict(self.taken),

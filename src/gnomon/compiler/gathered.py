@@ -31,7 +31,7 @@ PARALLEL = 1 << 20
 
 
 class GatheredCall(ctypes.Structure):
-    """`GatheredCall` of cpp/gathered.cpp."""
+    """The struct `Call` of cpp/gathered.cpp, field by field."""
 
     _fields_ = [
         *[(name, ctypes.c_int64) for name in ("groups", "rows", "n", "k", "relu", "threads")],
@@ -66,7 +66,7 @@ def text(dtype: torch.dtype) -> str:
 
 @cache
 def kernel(dtype: torch.dtype) -> Callable[[Any], int] | None:
-    """Compiled; None where it does not compile."""
+    """Compiles the kernel for a dtype; None where it does not compile."""
     return kernel_of(text(dtype), ctypes.c_void_p) if dtype in dtypes() else None
 
 

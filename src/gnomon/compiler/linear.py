@@ -26,7 +26,7 @@ PARALLEL = 1 << 20
 
 
 class LinearCall(ctypes.Structure):
-    """`LinearCall` of cpp/linear.cpp."""
+    """The struct `Call` of cpp/linear.cpp, field by field."""
 
     _fields_ = [
         *[(name, ctypes.c_int64) for name in ("m", "n", "k", "relu", "threads")],

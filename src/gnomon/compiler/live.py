@@ -43,7 +43,7 @@ THROUGH = (
 
 
 class LiveCall(ctypes.Structure):
-    """`LiveCall` of cpp/live.cpp."""
+    """The struct `Call` of cpp/live.cpp, field by field."""
 
     _fields_ = [
         *[(name, ctypes.c_int64) for name in ("rows", "n", "k", "live", "relu", "threads")],
@@ -60,7 +60,7 @@ class LiveCall(ctypes.Structure):
 
 @cache
 def kernel(dtype: torch.dtype) -> Callable[[Any], int] | None:
-    """Compiled; None where it does not compile."""
+    """Compiles the kernel for a dtype; None where it does not compile."""
     return kernel_of(text_of(FORMULA, dtype), ctypes.c_void_p)
 
 

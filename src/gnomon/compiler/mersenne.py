@@ -47,7 +47,7 @@ _lock = threading.RLock()
 
 
 class _DrawCall(ctypes.Structure):
-    """`Call` of cpp/mersenne.cpp."""
+    """The struct `Call` of cpp/mersenne.cpp, field by field."""
 
     _fields_ = [
         ("count", ctypes.c_int64), ("kind", ctypes.c_int64), ("below", ctypes.c_uint64), ("bytes", ctypes.c_int64),
@@ -114,7 +114,7 @@ class Draw(Tried):
         return out if drawn(out, self.kind, self.below, torch.default_generator) else self.aten(*args)
 
     def aten(self, *args: Tensor) -> Tensor:
-        """Draws by PyTorch."""
+        """Draws the same numbers by PyTorch's generator."""
         return self._aten(self._empty(args, self.dtype), torch.default_generator)
 
     def _aten(self, out: Tensor, generator: torch.Generator) -> Tensor:

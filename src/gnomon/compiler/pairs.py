@@ -35,7 +35,7 @@ FORMULA = Path(__file__).with_name("cpp") / "pairs.cpp"
 
 
 class _PairsCall(ctypes.Structure):
-    """`Call` of cpp/pairs.cpp."""
+    """The struct `Call` of cpp/pairs.cpp, field by field."""
 
     _fields_ = [
         (name, ctypes.c_void_p if name in ("x", "y", "i", "j", "first", "out") else ctypes.c_int64)
@@ -62,7 +62,7 @@ class Pairs(Tried):
         self.joined = joined
 
     def run(self, *args: Tensor) -> Tensor:
-        """Runs the kernel; PyTorch's operations where it cannot."""
+        """Runs the kernel on these tensors, or PyTorch's operations where it cannot."""
         x, y, i, j, *first = args
         function = kernel(x.dtype)
         (batch, rows, depth), columns, count = x.shape, y.shape[2], i.shape[0]

@@ -35,7 +35,7 @@ FORMULA = Path(__file__).with_name("cpp") / "pairs_backward.cpp"
 
 
 class _PairsBackwardCall(ctypes.Structure):
-    """`Call` of cpp/pairs_backward.cpp."""
+    """The struct `Call` of cpp/pairs_backward.cpp, field by field."""
 
     _fields_ = [
         (name, ctypes.c_void_p if name in ("grad", "i", "j", "right", "left", "out") else ctypes.c_int64)
@@ -62,7 +62,7 @@ class PairsBackward(Tried):
         super().__init__("pairs_backward", self.text, fixed)
 
     def run(self, *args: Tensor) -> Tensor:
-        """Runs the kernel; PyTorch's operations where it cannot."""
+        """Runs the kernel on these tensors, or PyTorch's operations where it cannot."""
         grad, i, j, right, left = args
         left, function = left.mT, kernel(grad.dtype)
         (batch, rows, depth), count = right.shape, i.shape[0]

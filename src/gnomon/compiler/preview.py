@@ -46,7 +46,7 @@ LAST = torch.channels_last
 
 
 class PreviewCall(ctypes.Structure):
-    """`PreviewCall` of cpp/preview.cpp."""
+    """The struct `Call` of cpp/preview.cpp, field by field."""
 
     _fields_ = [
         *[(name, ctypes.c_int64) for name in "images high wide outputs pad_h pad_w relu threads".split()],
@@ -100,7 +100,7 @@ class Preview(Convolution):
 
     @property
     def verdict(self) -> dict[str, Any]:
-        """As a trial's."""
+        """Returns the verdict in the form that a trial's has."""
         return {} if self.keeps is None else {"kernel_s": self.times[0], "aten_s": self.times[1]}
 
     def _tried(self, args: tuple[Tensor, ...]) -> Tensor:
@@ -121,7 +121,7 @@ class Preview(Convolution):
         return wanted
 
     def aten(self, *args: Tensor) -> Tensor:
-        """Exactly: by oneDNN or ATen as the convolution's own trial says, then pooled."""
+        """Computes the result exactly: the convolution by oneDNN or ATen as its own trial says, then the pooling."""
         pooled: Tensor = torch.nn.functional.max_pool2d(self.exact(*args), 2)
         return pooled.contiguous(memory_format=LAST)
 

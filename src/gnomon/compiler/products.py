@@ -70,7 +70,7 @@ class Product:
         """By the first size's power of two."""
 
     def __call__(self, *args: Tensor) -> Tensor:
-        """Returns the matmul. Each size is tried on its first inputs."""
+        """Returns the matmul, by the faster way; each size is tried on its first inputs."""
         key = 0 if self.size_of is None else int(args[self.size_of].shape[0] - 1).bit_length()
         trial = self.trials.get(key)
         if trial is None:
@@ -248,7 +248,7 @@ def _own(few: bool, back: bool) -> Callable[..., Tensor]:
 
 
 def _linear_steps(back: bool, node: Node, which: str, after: str) -> list[KernelCall | Operation] | None:
-    """Of (bias,) x (m, k) and a weight (n, k), or (k, n) where it is not turned back."""
+    """Returns the steps of (bias,) x (m, k) and a weight (n, k), or (k, n) where it is not turned back."""
     *bias, x, w = node.args
     turned: Any = View(node=w, like=w.meta["val"].t())
     values = x.meta["val"], w.meta["val"] if back else turned.like
@@ -311,7 +311,7 @@ def _aten_times(*args: Tensor) -> Tensor:
 
 
 def _convolution(node: Node) -> tuple[Product, tuple[Node, ...]] | None:
-    """Of `convolution` along two dims, or of few positions along one or two, of fixed sizes."""
+    """Takes a `convolution` of fixed sizes along two dims, or of few positions along one or two; None for another."""
     if node.target is not aten.convolution.default or node.kwargs:
         return None
     x, weight, bias, stride, padding, dilation, *growth = node.args

@@ -40,7 +40,8 @@ DRIFT = 30.0
 
 
 class Places:
-    """From a mask (batch, positions): int64, how many are there, their places in order, and those of the others."""
+    """Computes from a mask (batch, positions), in int64, how many are there, their places in order, and those of the
+    others."""
 
     __name__ = "places_of_rows"
     __module__ = __name__
@@ -172,7 +173,7 @@ def _top(a: Tensor) -> float:
 
 
 def _counted(results: Any, mask: Tensor) -> list[Tensor]:
-    """Of a graph's results, what means something: rows that are there, and all of what has no positions."""
+    """Keeps of a graph's results what means something: rows that are there, and all of what has no positions."""
     tensors = [one for one in results if isinstance(one, Tensor)]
     there = mask != 0
     return [one[there] if one.shape[:2] == mask.shape else one.clone() for one in tensors]

@@ -184,7 +184,7 @@ class Layers:
 
 
 class _RecurrentCall(ctypes.Structure):
-    """`Call` of cpp/recurrent.cpp."""
+    """The struct `Call` of cpp/recurrent.cpp, field by field."""
 
     _fields_ = [
         *[(name, ctypes.c_int64) for name in ("gates", "hidden", "steps", "batch", "reverse", "threads")],
@@ -238,7 +238,7 @@ class Recurrent:
         return self.run(*args) if trial.kept else self.layers.aten(*args)
 
     def run(self, *args: Tensor) -> tuple[Tensor, ...]:
-        """Runs the kernel; ATen's operation where it cannot."""
+        """Runs the kernel on these tensors, or ATen's operation where it cannot."""
         made = forward(self.layers, args, self._checked)
         return self.layers.aten(*args) if made is None else made[0]
 

@@ -49,7 +49,7 @@ _memory = threading.local()
 
 
 class _Backward(ctypes.Structure):
-    """`Call` of cpp/recurrent_backward.cpp."""
+    """The struct `Call` of cpp/recurrent_backward.cpp, field by field."""
 
     _fields_ = [
         *[(name, ctypes.c_int64) for name in ("gates", "hidden", "steps", "batch", "reverse", "threads")],
@@ -115,7 +115,7 @@ class Learner:
         return self.run(*args) if trial.kept else self.given_back(*args)
 
     def run(self, *args: Tensor) -> tuple[Any, ...]:
-        """Runs the kernel."""
+        """Runs the kernel on these tensors."""
         spec, run = self.layers, kernel(args[0].dtype)
         assert run is not None
         kept = kept_shapes(spec, args[0], args[1])
@@ -186,8 +186,8 @@ def gradients(
     kept: Sequence[Tensor],
     dx: bool,
 ) -> list[Tensor]:
-    """Of x, the states and the weights, in their order. given: of the output and the last states. dx: whether that of x
-    is wanted; empty if not."""
+    """Returns the gradients of x, the states and the weights, in their order. given: those of the output and the last
+    states. dx: whether that of x is wanted; it is empty if not."""
     gates, _, memory = split(spec, kept)
     if memory[0].numel() > 1:
         return onednn_backward(spec, given, args, out, kept, dx)

@@ -117,7 +117,7 @@ class _Gradient(ctypes.Structure):
 
 
 class _ScanCall(ctypes.Structure):
-    """`Call` of cpp/scan.cpp."""
+    """The struct `Call` of cpp/scan.cpp, field by field."""
 
     _fields_ = [
         *[(name, ctypes.c_int64) for name in ("steps", "batch", "width", "n", "chunks", "parallel")],
@@ -280,12 +280,12 @@ class Scan(Tried):
         self.form, self.backward, self.several = form, backward, backward
 
     def run(self, *args: Tensor) -> Any:
-        """Runs the kernel; PyTorch's operations where it cannot."""
+        """Runs the kernel on these tensors, or PyTorch's operations where it cannot."""
         made: Any = run_grad(self.form, args[0], args[1:]) if self.backward else run(self.form, args)
         return self.aten(*args) if made is None else made
 
     def aten(self, *args: Tensor) -> Any:
-        """Runs PyTorch's operations."""
+        """Runs PyTorch's operations on the same tensors."""
         g, every = (args[0], args[1:]) if self.backward else (None, args)
         last = self.form.rates + self.form.drives
         given = (every[: self.form.rates], every[self.form.rates : last], every[last] if self.form.dot else None)

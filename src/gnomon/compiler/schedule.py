@@ -70,7 +70,8 @@ def scheduled(
 
 
 def _longest_s(costs: Sequence[StepCost], needs: Sequence[Collection[int]]) -> list[float]:
-    """Of each step, the seconds from its beginning to the end of all that waits for it, with enough workers."""
+    """Returns, for each step, the seconds from its beginning to the end of all that waits for it, with enough
+    workers."""
     out = [cost.half_s for cost in costs]
     for n in reversed(range(len(costs))):
         for one in needs[n]:

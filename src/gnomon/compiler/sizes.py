@@ -22,7 +22,8 @@ Size = Any
 
 @cache
 def _printer() -> Any:
-    """Loaded late: sympy takes half a second, and whose sizes are all numbers does not need it."""
+    """Loads sympy's printer late: sympy takes half a second, and a graph whose sizes are all numbers does not need
+    it."""
     return load_late("torch.utils._sympy.printers:PythonPrinter")()
 
 

@@ -126,7 +126,7 @@ def _torch() -> ctypes.CDLL:
 
 
 def _address(name: str) -> int:
-    """Of a function of PyTorch's; AttributeError where there is none of that name."""
+    """Returns the address of a function of PyTorch's; AttributeError where there is none of that name."""
     return address_of(getattr(_torch(), name))
 
 
@@ -163,7 +163,7 @@ class PackedSlot:
     """What C++ takes packed tensors from: by the digest of what they were packed from (`Slot` of cpp/steps.cpp)."""
 
     def __init__(self) -> None:
-        """Holds nothing yet."""
+        """Begins with an empty slot."""
         self.memory = _PackedSlot()
         self.handles: list[int] = []
 
@@ -340,7 +340,7 @@ class Run:
     """By two workers, where that was tried."""
 
     def __call__(self, *args: torch.Tensor) -> Any:
-        """The outputs; on trial at the first call."""
+        """Returns the outputs; the first call is on trial."""
         trial = self.trial
         assert trial is not None and self.plain is not None
         if not PLAIN.issuperset(map(type, args)):  # one without memory
@@ -379,7 +379,7 @@ class Run:
         return (self.trial is not None and bool(self.trial.kept)) or self.two_kept
 
     def walked(self, args: Sequence[torch.Tensor], what: int) -> Any:
-        """As `called`, by this table; what: RUN, or HALVED or WHOLE, which time its steps."""
+        """Runs as `called` does, by this table. what: RUN, or HALVED or WHOLE, which time its steps."""
         library = _library()
         assert library is not None
         rooms, run, _, _ = library
@@ -394,7 +394,7 @@ class Run:
         return None if handles is None else torch._C._aoti.alloc_tensors_by_stealing_from_void_ptrs(handles)
 
     def tried(self, *args: torch.Tensor) -> Any:
-        """As `called`, and RuntimeError where it does not run."""
+        """Runs as `called` does, but raises RuntimeError where that does not run."""
         out = self.called(args)
         if out is None:
             raise RuntimeError("a step of a run refused")

@@ -87,7 +87,7 @@ class StoredForm:
 
     @property
     def needs(self) -> frozenset[str]:
-        """Of the processor: flags of /proc/cpuinfo."""
+        """Returns the processor's flags in /proc/cpuinfo that the kernel needs."""
         return NEEDS | {"avx512_vnni"} if self.activations == "int8" else NEEDS
 
     def padded(self, columns: int) -> int:

@@ -68,7 +68,7 @@ def storage_s(storage: Storage, shape: Shape, rows: int, held: float, rates: Rat
 
 
 def _work(storage: Sparse, kind: str, shape: Shape, rows: int) -> tuple[float, float]:
-    """(bytes, vector instructions)."""
+    """Returns the bytes and the vector instructions of the matmul."""
     if kind == "dense":
         steps = -(-shape[0] // SIDE) * shape[1] * BITS[storage.value] / 32
         return 64.0 * steps, steps * _tiled(rows) * MULTIPLIED
@@ -97,7 +97,8 @@ def _work(storage: Sparse, kind: str, shape: Shape, rows: int) -> tuple[float, f
 
 
 def _steps(storage: Sparse, form: SparseForm) -> float:
-    """Of a panel's twice a register of columns, on average: as its fullest output needs them."""
+    """Returns the loop's steps in a panel's stretch of twice a register of columns, on average, as its fullest output
+    needs them."""
     columns, density = 2 * form.block, density_of(storage)
     if isinstance(storage, NM):
         return float(ceil(columns * density / form.per))

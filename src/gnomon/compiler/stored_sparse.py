@@ -50,7 +50,7 @@ BITS = {"int8": 8, "bf16": 16, "fp32": 32}
 
 
 class StoredProduct(ctypes.Structure):
-    """`StoredProduct` of cpp/stored.h."""
+    """The struct `Product` of cpp/stored.h, field by field."""
 
     _fields_ = [
         *[(name, ctypes.c_int64) for name in ("m", "n", "k", "padded", "threads", "wide", "wide_out")],
@@ -90,7 +90,8 @@ class SparseForm:
 
     @property
     def turn(self) -> tuple[int, int, int]:
-        """Of n of m: (blocks of columns that a turn of the loop has, its registers of places, the bits of a place)."""
+        """Returns, for n of m, the blocks of columns that a turn of the loop has, its registers of places, and the bits
+        of a place."""
         bits = 1 if self.m == 2 else 2 if self.m == 4 else 4
         fields, steps = BITS[self.value] // bits, 16 * self.n // self.m
         beside = fields // steps if fields > steps else 1
@@ -121,7 +122,7 @@ class KernelChoice:
 
     @property
     def why(self) -> str:
-        """In a line."""
+        """Says in a line why this form was taken."""
 
         def times(of: Mapping[Taken, float]) -> str:
             return ", ".join(f"{kind} {1e3 * of[kind]:.3f}" for kind in sorted(of, key=lambda kind: of[kind]))
@@ -172,7 +173,8 @@ def kinds_of(storage: Sparse, shape: Shape) -> tuple[Kind, ...]:
 
 
 def form_of(storage: Sparse, kind: Kind, rows: int = 1) -> SparseForm:
-    """rows: that products have, for the columns that are gone through at a time."""
+    """Returns the form of a storage's kernel. rows: those of the matmuls, which decide how many columns are gone
+    through at a time."""
     if kind == "n of m":
         assert isinstance(storage, NM)
         return SparseForm(kind=kind, value=storage.value, n=storage.n, m=storage.m)
@@ -196,7 +198,7 @@ def text_of(form: SparseForm) -> str:
 
 @cache
 def kernel(form: SparseForm) -> Callable[[Any], int] | None:
-    """Compiled; None where this machine cannot run it or has no compiler."""
+    """Compiles the kernel of a form; None where this machine cannot run it or has no compiler."""
     return kernel_of(text_of(form), ctypes.c_void_p) if has_features(NEEDS) and has_compiler() else None
 
 
@@ -255,7 +257,7 @@ def _tensor(x: NDArray[Any] | None) -> Tensor | None:
 
 
 def _panels(x: NDArray[Any]) -> NDArray[Any]:
-    """(panels, 16, …): outputs filled up with zeros."""
+    """Arranges outputs as (panels, 16, ...), filled up with zeros."""
     rows = -(-x.shape[0] // SIDE) * SIDE
     return np.pad(x, ((0, rows - x.shape[0]), *((0, 0) for _ in x.shape[1:]))).reshape(-1, SIDE, *x.shape[1:])
 

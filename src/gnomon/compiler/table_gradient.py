@@ -28,7 +28,7 @@ FORMULA = Path(__file__).with_name("cpp") / "table_gradient.cpp"
 
 
 class _TableGradientCall(ctypes.Structure):
-    """`Call` of cpp/table_gradient.cpp."""
+    """The struct `Call` of cpp/table_gradient.cpp, field by field."""
 
     _fields_ = [
         (name, ctypes.c_void_p if name in ("index", "grad", "out") else ctypes.c_int64)
@@ -53,7 +53,7 @@ class TableGradient(Tried):
         self.rows, self.skipped = rows, skipped
 
     def run(self, *args: Tensor) -> Tensor:
-        """Runs the kernel; PyTorch's operation where there is none."""
+        """Runs the kernel on these tensors, or PyTorch's operation where there is none."""
         grad, indices = args
         function = kernel(grad.dtype)
         width = grad.shape[-1]
@@ -72,7 +72,7 @@ class TableGradient(Tried):
         return out
 
     def aten(self, *args: Tensor) -> Tensor:
-        """Runs PyTorch's operation."""
+        """Runs PyTorch's operation on the same tensors."""
         grad, indices = args
         out: Tensor = aten.embedding_dense_backward.default(grad, indices, self.rows, self.skipped, False)
         return out

@@ -30,7 +30,7 @@ CALL_S = 12e-6
 
 
 class ThinCall(ctypes.Structure):
-    """`ThinCall` of cpp/thin.cpp."""
+    """The struct `Call` of cpp/thin.cpp, field by field."""
 
     _fields_ = [
         *[(name, ctypes.c_int64) for name in ("m", "n", "k", "relu", "parallel")],
@@ -116,5 +116,5 @@ def run(call: ThinCall | None, x: Tensor, w: Tensor, bias: Tensor | None, shape:
 
 
 def shape_of(call: ThinCall, images: int, dims: int) -> tuple[int, ...]:
-    """Of a convolution's result."""
+    """Returns the shape of a convolution's result."""
     return (images, call.n, *((call.out_h, call.out_w) if dims == 4 else (call.out_w,)))

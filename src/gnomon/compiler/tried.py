@@ -48,15 +48,15 @@ class Tried:
         """By sizes' powers of two."""
 
     def run(self, *args: Tensor) -> Any:
-        """Runs the kernel."""
+        """Runs the kernel on these tensors."""
         raise NotImplementedError
 
     def aten(self, *args: Tensor) -> Any:
-        """Runs PyTorch's operations."""
+        """Runs PyTorch's operations on these tensors."""
         raise NotImplementedError
 
     def __call__(self, *args: Tensor) -> Any:
-        """Returns the results; PyTorch's, while the kernel is tried."""
+        """Returns the results, which are PyTorch's while the kernel is tried."""
         key = () if self.fixed else tuple(int(size).bit_length() for one in args for size in one.shape)
         trial = self.trials.get(key)
         if trial is None:

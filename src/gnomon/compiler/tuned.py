@@ -35,7 +35,7 @@ def tunable(nest: Nest) -> bool:
 
 
 def chosen(source: str, nest: Nest, rows: int, points: int) -> Tiling:
-    """Of a kernel at these sizes."""
+    """Returns the tiling of a kernel at these sizes: the one remembered, or else the model's."""
     usual = tiling(nest, rows, points, this_machine())
     found = known(source).get((rows, points)) if tunable(nest) else None
     return usual if found is None else with_choice(usual, nest, found)
@@ -57,7 +57,7 @@ def known(source: str) -> dict[Sizes, Choice]:
 
 
 def keep(source: str, sizes: Sizes, choice: Choice) -> None:
-    """Remembers a choice."""
+    """Remembers the tiling chosen for a kernel at these sizes."""
     path = _path(source, torch.get_num_threads())
     with _lock:
         every = _read(path)

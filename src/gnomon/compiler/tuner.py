@@ -56,7 +56,7 @@ class Subject:
     tried: list[Tiling] = field(default_factory=list)
 
     def next(self) -> None:
-        """Measures one candidate."""
+        """Measures one candidate more."""
         tile = self.candidates.pop(0)
         took = timed(lambda: self.run(tile), self.best_s)
         self.measured += 1
@@ -174,7 +174,7 @@ def candidates(planned: Any, usual: Tiling) -> list[Tiling]:
 
 
 def predicted_s(nest: Any, tile: Tiling) -> float:
-    """By the tile model; bytes of memory are the same for all, so they do not count."""
+    """Predicts seconds by the tile model; bytes of memory are the same for all tiles, so they do not count."""
     walks = int(product(nest.sizes[a] for a in nest.inner)) // max(tile.points, 1)
     foretold = cost(nest, tile, walks, 0, torch.get_num_threads(), rates(), this_machine())
     return foretold.seconds + 1e-6 * foretold.compute_s

@@ -42,7 +42,7 @@ class Curve:
     )
 
     def phase(self, job: Job, done_s: float, allocation: Allocation) -> tuple[float, float]:
-        """See `Forecasts`."""
+        """Returns (rate, until) as `Forecasts` does: from the scaling curve and the speeds of the nodes."""
         speeds = self.machines.speed
         count = devices_of(allocation)
         if self.proportional:
@@ -53,7 +53,7 @@ class Curve:
         return self.rate(job, count, len(allocation), largest, speed), NEVER
 
     def packed(self, job: Job, done_s: float, node: int, per_node: int, most: int) -> NDArray[np.float64]:
-        """See `Forecasts`."""
+        """Returns the rates on 1 to `most` devices packed on nodes as `node`, by the curve."""
         speed = self.machines.speed[node]
         key = (job.devices, speed, per_node, most)
         rates = self._packed.get(key)
@@ -64,11 +64,11 @@ class Curve:
         return rates
 
     def limits(self, job: Job) -> tuple[int, int]:
-        """See `Forecasts`."""
+        """Returns the fewest and the most devices that the job's line states."""
         return job.fewest, job.most
 
     def remaining_s(self, job: Job, done_s: float, allocation: Allocation) -> float:
-        """See `Forecasts`."""
+        """Returns the seconds left at today's rate."""
         return (job.work_s - done_s) / self.phase(job, done_s, allocation)[0]
 
     def rate(self, job: Job, count: int, nodes: int, per_node: int, speed: float) -> float:
@@ -83,15 +83,15 @@ class Curve:
         return rate
 
     def memory_bytes(self, job: Job, devices: int) -> float:
-        """See `Forecasts`."""
+        """Returns the memory that the job's line states, or else the one assumed for all."""
         return job.memory_bytes or self.memory
 
     def resize_s(self, job: Job, devices: int) -> float:
-        """See `Forecasts`."""
+        """Charges no time for a resize: the curve does not know one."""
         return 0.0
 
     def beside(self, job: Job, other: Job) -> float:
-        """See `Forecasts`."""
+        """Returns the one share of speed assumed for any two jobs on one device."""
         return self.sharing
 
     def stated(self) -> str:

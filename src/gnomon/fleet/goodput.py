@@ -194,7 +194,7 @@ def _at(points: tuple[Floats, Floats, Floats], local: int) -> tuple[float, float
 
 @dataclass(frozen=True, slots=True)
 class Profiles:
-    """Profiles by application."""
+    """The measured profiles by application."""
 
     known: Mapping[str, Profile]
 
@@ -294,7 +294,7 @@ def _step(profile: Profile, placement: Placement, atomic: int, accumulated: int)
 
 @dataclass(frozen=True)
 class Profiled:
-    """Forecasts from profiles: the interface `Forecasts`."""
+    """Implements `Forecasts` from profiles."""
 
     profiles: Profiles
     adaptive: bool = False
@@ -345,7 +345,7 @@ class Profiled:
         return min(bisect_right(progress, reached), len(progress) - 1) - 1
 
     def phase(self, job: Job, done_s: float, allocation: Allocation) -> tuple[float, float]:
-        """See `Forecasts`; a rate holds for an epoch."""
+        """Returns (rate, until) as `Forecasts` does; a rate holds for an epoch."""
         profile = self.profiles.of(job)
         total = profile.progress_at(profile.epochs)
         epoch = self.epoch(job, done_s)
@@ -353,7 +353,8 @@ class Profiled:
         return goodput * job.work_s / total, profile.progress_at(epoch + 1) / total * job.work_s
 
     def packed(self, job: Job, done_s: float, node: int, per_node: int, most: int) -> Floats:
-        """See `Forecasts`; one row for all jobs of an application that are in the same epoch."""
+        """Returns the rates on 1 to `most` devices; one row serves all jobs of an application that are in the same
+        epoch."""
         profile, epoch = self.profiles.of(job), self.epoch(job, done_s)
         key = (job.model, 0 if self.adaptive else job.batch_size, epoch, per_node, most)
         goodputs = self._packed.get(key)
@@ -364,13 +365,13 @@ class Profiled:
         return scaled
 
     def limits(self, job: Job) -> tuple[int, int]:
-        """See `Forecasts`: any number, as long as the smallest local batch allows it."""
+        """Allows any number of devices, as long as the smallest local batch allows it."""
         profile = self.profiles.of(job)
         batch = profile.batches[-1] if self.adaptive else job.batch_size
         return 1, max(1, min(profile.most, batch // profile.min_local))
 
     def remaining_s(self, job: Job, done_s: float, allocation: Allocation) -> float:
-        """See `Forecasts`: whole epochs that are left, as Optimus counts them."""
+        """Returns the seconds of whole epochs that are left, as Optimus counts them."""
         profile = self.profiles.of(job)
         placement = tuple(count for _, count in allocation)
         last, now = profile.epochs - 1, self.epoch(job, done_s)
@@ -384,15 +385,15 @@ class Profiled:
         return remaining
 
     def memory_bytes(self, job: Job, devices: int) -> float:
-        """See `Forecasts`: the profiles do not say."""
+        """Returns the memory that the job's line states, as the profiles do not say."""
         return job.memory_bytes
 
     def resize_s(self, job: Job, devices: int) -> float:
-        """See `Forecasts`: in the replay's costs."""
+        """Charges no time for a resize, which is in the replay's costs."""
         return 0.0
 
     def beside(self, job: Job, other: Job) -> float:
-        """See `Forecasts`: not measured."""
+        """Assumes half the speed for a job that shares devices, as that was not measured."""
         return 0.5
 
 

@@ -42,7 +42,7 @@ class Journal:
         self._file.truncate(kept)
 
     def write(self, kind: str, job: str, **more: Any) -> None:
-        """Append an event; it is on the disk when this returns."""
+        """Appends an event; it is on the disk when this returns."""
         event = {"event": kind, "job": job, **more}
         self._file.write(json.dumps(event, separators=(",", ":")).encode() + b"\n")
         self._file.flush()
@@ -50,5 +50,5 @@ class Journal:
         self.events.append(event)
 
     def close(self) -> None:
-        """Close the file."""
+        """Closes the file of events."""
         self._file.close()

@@ -83,30 +83,30 @@ class ByKind:
         return self.kinds[self.kind(node)]
 
     def phase(self, job: Job, done_s: float, allocation: Allocation) -> tuple[float, float]:
-        """See `Forecasts`."""
+        """Returns (rate, until) by the forecasts of the allocation's kind of device."""
         return self.on(allocation[0][0]).phase(job, done_s, allocation)
 
     def packed(self, job: Job, done_s: float, node: int, per_node: int, most: int) -> NDArray[np.float64]:
-        """See `Forecasts`."""
+        """Returns the rates on 1 to `most` devices by the forecasts of the node's kind of device."""
         return self.on(node).packed(job, done_s, node, per_node, most)
 
     def limits(self, job: Job) -> tuple[int, int]:
-        """See `Forecasts`: the widest of all kinds."""
+        """Returns the widest limits of all kinds."""
         limits = [forecasts.limits(job) for forecasts in self.kinds.values()]
         return min(fewest for fewest, _ in limits), max(most for _, most in limits)
 
     def remaining_s(self, job: Job, done_s: float, allocation: Allocation) -> float:
-        """See `Forecasts`."""
+        """Returns the seconds left by the forecasts of the allocation's kind of device."""
         return self.on(allocation[0][0]).remaining_s(job, done_s, allocation)
 
     def memory_bytes(self, job: Job, devices: int) -> float:
-        """See `Forecasts`: the profiles do not say."""
+        """Returns the memory that the job's line states, as the profiles do not say."""
         return job.memory_bytes
 
     def resize_s(self, job: Job, devices: int) -> float:
-        """See `Forecasts`: in the replay's costs."""
+        """Charges no time for a resize, which is in the replay's costs."""
         return 0.0
 
     def beside(self, job: Job, other: Job) -> float:
-        """See `Forecasts`: not measured."""
+        """Assumes half the speed for a job that shares devices, as that was not measured."""
         return 0.5

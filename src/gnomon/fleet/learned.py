@@ -161,33 +161,33 @@ class Learned:
         return ratio
 
     def phase(self, job: Job, done_s: float, allocation: Allocation) -> tuple[float, float]:
-        """See `Forecasts`; as far as is known, a rate holds."""
+        """Returns (rate, until) as `Forecasts` does; as far as is known, a rate holds for ever."""
         kind, count = self.known.kind(allocation[0][0]), devices_of(allocation)
         return float(self.rates(job, kind, np.array([count]), np.array([len(allocation)]))[0]), math.inf
 
     def packed(self, job: Job, done_s: float, node: int, per_node: int, most: int) -> Floats:
-        """See `Forecasts`."""
+        """Returns the rates on 1 to `most` devices, each on as few nodes as hold them."""
         counts = np.arange(1, most + 1)
         return self.rates(job, self.known.kind(node), counts, -(-counts // per_node))
 
     def limits(self, job: Job) -> tuple[int, int]:
-        """See `Forecasts`."""
+        """Returns the limits that the known forecasts give."""
         return self.known.limits(job)
 
     def remaining_s(self, job: Job, done_s: float, allocation: Allocation) -> float:
-        """See `Forecasts`."""
+        """Returns the seconds left at the rate learnt."""
         return (job.work_s - done_s) / self.phase(job, done_s, allocation)[0]
 
     def memory_bytes(self, job: Job, devices: int) -> float:
-        """See `Forecasts`."""
+        """Returns the memory that the known forecasts give."""
         return self.known.memory_bytes(job, devices)
 
     def resize_s(self, job: Job, devices: int) -> float:
-        """See `Forecasts`."""
+        """Returns the seconds of a resize that the known forecasts give."""
         return self.known.resize_s(job, devices)
 
     def beside(self, job: Job, other: Job) -> float:
-        """See `Forecasts`."""
+        """Returns the share of speed that the known forecasts give."""
         return self.known.beside(job, other)
 
 
@@ -198,7 +198,7 @@ class Learning(ByKind):
     learned: Learned
 
     def phase(self, job: Job, done_s: float, allocation: Allocation) -> tuple[float, float]:
-        """See `Forecasts`; a rate holds for an epoch."""
+        """Returns (rate, until) as `Forecasts` does; a rate holds for an epoch."""
         profiled, shape = self.on(allocation[0][0]), tuple(count for _, count in allocation)
         profile, epoch = profiled.profiles.of(job), profiled.epoch(job, done_s)
         total = profile.progress_at(profile.epochs)

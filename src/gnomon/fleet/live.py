@@ -74,7 +74,7 @@ class Controller:
                 )
 
     def run(self) -> dict[str, Fate]:
-        """Until every job is done or has failed. RunError if another controller drives the folder."""
+        """Runs until every job is done or has failed. RunError if another controller drives the folder."""
         with self._alone():
             while any(fate.state not in ENDED for fate in self.fates.values()):
                 self._collect()

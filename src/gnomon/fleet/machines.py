@@ -99,7 +99,7 @@ class Machines:
 
     @property
     def devices(self) -> int:
-        """All devices."""
+        """Counts the devices of all pools."""
         return sum(pool.devices for pool in self.pools)
 
     @property

@@ -134,7 +134,7 @@ class MeasuredPoints:
     )
 
     def phase(self, job: Job, done_s: float, allocation: Allocation) -> tuple[float, float]:
-        """See `Forecasts`."""
+        """Returns (rate, until) as `Forecasts` does, from the measured points where the job's model has some."""
         cluster = self.curve.machines
         kind = cluster.pools[cluster.pool_of[allocation[0][0]]].device
         count = devices_of(allocation)
@@ -149,7 +149,7 @@ class MeasuredPoints:
         return rate, NEVER
 
     def packed(self, job: Job, done_s: float, node: int, per_node: int, most: int) -> NDArray[np.float64]:
-        """See `Forecasts`."""
+        """Returns the rates on 1 to `most` devices packed on nodes as `node`."""
         cluster = self.curve.machines
         kind = cluster.pools[cluster.pool_of[node]].device
         key = (job.model, job.device, job.devices, kind, per_node, most)
@@ -161,24 +161,24 @@ class MeasuredPoints:
         return rates
 
     def limits(self, job: Job) -> tuple[int, int]:
-        """See `Forecasts`."""
+        """Returns the limits that the curve gives."""
         return self.curve.limits(job)
 
     def remaining_s(self, job: Job, done_s: float, allocation: Allocation) -> float:
-        """See `Forecasts`."""
+        """Returns the seconds left at today's rate."""
         return (job.work_s - done_s) / self.phase(job, done_s, allocation)[0]
 
     def memory_bytes(self, job: Job, devices: int) -> float:
-        """See `Forecasts`."""
+        """Returns the memory measured, or else the curve's."""
         points = self.memory.get((job.model, job.device or self.reference))
         return speed_at(points, devices) if points else self.curve.memory_bytes(job, devices)
 
     def resize_s(self, job: Job, devices: int) -> float:
-        """See `Forecasts`: in the replay's costs."""
+        """Charges no time for a resize, which is in the replay's costs."""
         return 0.0
 
     def beside(self, job: Job, other: Job) -> float:
-        """See `Forecasts`: measured on one device, else the curve's."""
+        """Returns the share of speed measured for the two on one device, or else the curve's."""
         kind = job.device or self.reference
         both, alone = self.pairs.get((job.model, other.model, kind)), self.points.get((job.model, kind))
         if both is None or alone is None:

@@ -190,21 +190,21 @@ class Predicted:
         return 0.0
 
     def packed(self, job: Job, done_s: float, node: int, per_node: int, most: int) -> NDArray[np.float64]:
-        """See `Forecasts`."""
+        """Returns the rates on 1 to `most` devices packed on nodes as `node`."""
         shapes = (packed_on(count, node, per_node) for count in range(1, most + 1))
         return np.array([self.phase(job, done_s, shape)[0] for shape in shapes])
 
     def limits(self, job: Job) -> tuple[int, int]:
-        """See `Forecasts`."""
+        """Returns the limits of the forecasts behind these."""
         return self.behind.limits(job)
 
     def remaining_s(self, job: Job, done_s: float, allocation: Allocation) -> float:
-        """See `Forecasts`."""
+        """Returns the seconds left at today's rate; NEVER at rate 0."""
         rate = self.phase(job, done_s, allocation)[0]
         return (job.work_s - done_s) / rate if rate else NEVER
 
     def memory_bytes(self, job: Job, devices: int) -> float:
-        """See `Forecasts`: what the trace says, else the peak of the prediction."""
+        """Returns the memory that the trace states, or else the peak of the prediction."""
         if job.memory_bytes or not self.knows(job):
             return self.behind.memory_bytes(job, devices)
         if job.id not in self._peaks:
@@ -212,11 +212,11 @@ class Predicted:
         return self._peaks[job.id]
 
     def resize_s(self, job: Job, devices: int) -> float:
-        """See `Forecasts`: in the replay's costs."""
+        """Returns the seconds of a resize of the forecasts behind these."""
         return self.behind.resize_s(job, devices)
 
     def beside(self, job: Job, other: Job) -> float:
-        """See `Forecasts`."""
+        """Returns the share of speed of the forecasts behind these."""
         return self.behind.beside(job, other)
 
     def impossible(self, jobs: Sequence[Job]) -> dict[str, str]:

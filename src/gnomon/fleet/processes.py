@@ -50,7 +50,7 @@ class LocalProcesses:
     """Those that this controller started."""
 
     def start(self, name: str, attempt: int, known: int, command: Sequence[str], devices: Sequence[int]) -> None:
-        """See `Processes`."""
+        """Starts a job under a child process of ours, as `Processes` has it."""
         words = [sys.executable, "-m", "gnomon.fleet.child", str(self.folder), name, str(attempt), str(known), "--"]
         visible = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
         own = [visible[number] if number < len(visible) and visible[0] else str(number) for number in devices]
@@ -60,7 +60,7 @@ class LocalProcesses:
         )
 
     def alive(self, name: str) -> bool:
-        """See `Processes`."""
+        """Says whether one of the job's processes lives."""
         child = self.children.get(name)
         if child is not None:
             if child.poll() is None:
@@ -77,7 +77,7 @@ class LocalProcesses:
             return False
 
     def stop(self, name: str) -> None:
-        """See `Processes`: the process beside the job passes SIGTERM on once; if it is gone, the job gets it."""
+        """Sends SIGTERM to the process alongside the job, which passes it on once; if that is gone, the job gets it."""
         began = read_began(self.folder, name)
         if began is None:
             return  # it has not come so far: asked again at the next look
@@ -87,11 +87,11 @@ class LocalProcesses:
                 return
 
     def began(self, name: str) -> int:
-        """See `Processes`."""
+        """Returns the number of the last attempt that began; 0 for none."""
         began = read_began(self.folder, name)
         return began.attempt if began else 0
 
     def ended(self, name: str) -> tuple[int, int] | None:
-        """See `Processes`."""
+        """Returns (attempt, status) of the last attempt that ended; None for none."""
         ended = read_ended(self.folder, name)
         return (ended.attempt, ended.status) if ended else None

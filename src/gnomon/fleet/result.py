@@ -81,12 +81,12 @@ class Result:
 
     @property
     def submit_s(self) -> Floats:
-        """By job."""
+        """Returns the second of submission, by job."""
         return np.array([job.submit_s for job in self.jobs])
 
     @property
     def jct_s(self) -> Floats:
-        """Job completion times: from submission to the end."""
+        """Returns the job completion times, from submission to the end, by job."""
         return np.asarray(self.finish_s - self.submit_s)
 
     def figures(self) -> dict[str, float]:

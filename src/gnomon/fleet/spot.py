@@ -161,7 +161,7 @@ class _Played:
         self.now = at
 
     def _speed(self) -> float:
-        """Steps a second."""
+        """Returns the steps done in a second."""
         if self.system == "restart":
             return 0.0 if self.gone else 1 / self.costs.step_s
         return self.pipelines / self.shape.pipelines / self.costs.step_s
@@ -226,7 +226,7 @@ class _Decided(_Played):
         return 1 / (costs.taken_step_s if twice else costs.copied_step_s)
 
     def lose(self, machine: int) -> None:
-        """A process ends."""
+        """Loses a machine: a process ends."""
         self.gone.add(machine)
         if self.system == "memory":
             self._without_copy()

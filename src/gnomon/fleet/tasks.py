@@ -226,7 +226,8 @@ class TaskForecasts:
     curve: Curve
 
     def phase(self, job: Job, done_s: float, allocation: Allocation) -> tuple[float, float]:
-        """See `Forecasts`; rate 0 on numbers of devices that a plan cannot use or does not fit."""
+        """Returns (rate, until) as `Forecasts` does; rate 0 on numbers of devices that a plan cannot use or does not
+        fit."""
         planner = self.tasks[job.id].planner
         if planner is None:
             return self.curve.phase(job, done_s, allocation)
@@ -236,29 +237,29 @@ class TaskForecasts:
         return asked.step_s / given.step_s, NEVER
 
     def packed(self, job: Job, done_s: float, node: int, per_node: int, most: int) -> NDArray[np.float64]:
-        """See `Forecasts`."""
+        """Returns the rates on 1 to `most` devices packed on nodes as `node`."""
         shapes = (packed_on(count, node, per_node) for count in range(1, most + 1))
         return np.array([self.phase(job, done_s, shape)[0] for shape in shapes])
 
     def limits(self, job: Job) -> tuple[int, int]:
-        """See `Forecasts`."""
+        """Returns the limits that the curve gives."""
         return self.curve.limits(job)
 
     def remaining_s(self, job: Job, done_s: float, allocation: Allocation) -> float:
-        """See `Forecasts`."""
+        """Returns the seconds left at today's rate; NEVER at rate 0."""
         rate = self.phase(job, done_s, allocation)[0]
         return max(job.work_s - done_s, 0.0) / rate if rate else NEVER
 
     def memory_bytes(self, job: Job, devices: int) -> float:
-        """See `Forecasts`."""
+        """Returns the peak memory of the plan forecast for so many devices."""
         planner = self.tasks[job.id].planner
         forecast = planner.forecast(devices) if planner is not None else None
         return float(forecast.peak_bytes) if isinstance(forecast, Forecast) else self.curve.memory_bytes(job, devices)
 
     def resize_s(self, job: Job, devices: int) -> float:
-        """See `Forecasts`."""
+        """Returns the seconds of a resize that the curve gives."""
         return self.curve.resize_s(job, devices)
 
     def beside(self, job: Job, other: Job) -> float:
-        """See `Forecasts`."""
+        """Returns the share of speed that the curve gives."""
         return self.curve.beside(job, other)

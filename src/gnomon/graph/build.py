@@ -181,7 +181,7 @@ class BlockBuilder:
         return self.op("dropout", path, (x,), p=p) if p > 0 else x
 
     def build(self, *outputs: str) -> Block:
-        """The frozen block."""
+        """Returns the frozen block."""
         return Block(
             name=self._name,
             inputs=tuple(self._inputs),

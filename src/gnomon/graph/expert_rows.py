@@ -46,7 +46,7 @@ def work(op: Op) -> list[Node]:
 
 
 def base(node: Node) -> str:
-    """`mul` of `aten.mul.Tensor`."""
+    """Returns the operation's base name: `mul` of `aten.mul.Tensor`."""
     return node.target.split(".")[1]
 
 
@@ -61,7 +61,7 @@ def same_extent(a: Iterable[Dim], b: Iterable[Dim]) -> bool:
 
 
 class RowFacts:
-    """Of one block."""
+    """Facts about the rows of one block, collected op by op."""
 
     def __init__(self, block: Block) -> None:
         self.block = block
@@ -101,7 +101,7 @@ class RowFacts:
         return fact if fact is not None and fact.what in what else None
 
     def _integers(self, op: Op, nodes: list[Node]) -> bool:
-        """Which expert a row has, and in which order rows are."""
+        """Recognises the integers that say which expert a row has, and in which order rows are."""
         made = op.outputs[0]
         if made in self.chosen:
             self.facts[made] = Fact("chosen", self.chosen[made])
@@ -159,7 +159,7 @@ class RowFacts:
         )
 
     def _flat(self, op: Op, nodes: list[Node]) -> bool:
-        """Weights of rows."""
+        """Recognises the weights of rows."""
         if len(nodes) != 1 or not op.inputs:
             return False
         name, source, made = base(nodes[0]), op.inputs[0], op.outputs[0]
@@ -180,7 +180,7 @@ class RowFacts:
         return False
 
     def multiplied_by(self, rows: str) -> str | None:
-        """By which integers the weights are gathered that the first product of these rows has."""
+        """Returns the integers by which the weights are gathered that the first matmul of these rows has."""
         names, gathered = {rows}, dict[str, str]()
         for op in self.block.ops:
             stacks = [name for name in op.inputs if name in self.chosen]

@@ -59,7 +59,7 @@ def to_plain(graph: Graph) -> dict[str, Any]:
 
 
 def from_plain(given: object) -> Graph:
-    """The Graph. FormatError or GraphError for anything that `to_plain` did not write."""
+    """Rebuilds the Graph. FormatError or GraphError for anything that `to_plain` did not write."""
     listed = given.get("rows") if isinstance(given, dict) else None
     if not isinstance(listed, list):
         raise FormatError("a Graph is a table with a list of rows")

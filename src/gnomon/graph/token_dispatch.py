@@ -103,7 +103,7 @@ class _Rewriting:
     # --- what is looked for
 
     def done(self) -> Block:
-        """The block. _Unlike where it does something else."""
+        """Returns the block. _Unlike where it does something else."""
         for place, op in enumerate(self.block.ops):
             self.now = place
             self._take(op)
@@ -235,7 +235,7 @@ class _Rewriting:
         return dim
 
     def _products(self, op: Op, nodes: list[Node]) -> bool:
-        """Of rows and their experts' weights."""
+        """Recognises the matmuls of rows with their experts' weights."""
         if op.does == "adds" and op.captured is None:
             return self._biased(op)
         if len(nodes) != 1:
@@ -403,7 +403,7 @@ def _withnames(node: Node, named: Mapping[str, str]) -> Node:
 
 
 def _extent(dim: Dim) -> int | None:
-    """Of a dim of known size, or of a product of such."""
+    """Returns the size of a dim of known size, or of a product of such; None for another."""
     total = 1
     for atom in dim.atoms:
         if atom.size is None:

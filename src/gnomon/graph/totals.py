@@ -45,7 +45,7 @@ class BlockWork:
 
     @property
     def total(self) -> Work:
-        """All three phases."""
+        """Adds up all three phases."""
         return self.forward + self.input_grad + self.weight_grad
 
 

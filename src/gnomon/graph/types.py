@@ -174,7 +174,7 @@ class Call:
 
     @property
     def group(self) -> str:
-        """The family name: `layers` for every run of `layers[i]`."""
+        """Returns the family name: `layers` for every run of `layers[i]`."""
         return self.name if self.family is None else self.family
 
     def label(self, index: int = 0) -> str:

@@ -113,7 +113,7 @@ def _by_heads(mask: Mask, op: Op, block: Block) -> Mask:
 
 
 def _forward(op: Op, block: Block, kept: Mapping[str, Mask], live: Mapping[str, Mask]) -> Mask:
-    """Where a result may be other than zero."""
+    """Marks where a result may be other than zero."""
     every = np.ones(_size(block, op.outputs[0]), np.bool_)
     if (weight := _weight(op, block, kept)) is not None:
         return every if len(op.inputs) > 2 else _any(kept[weight][:, _live(op.inputs[0], block, live)], 1)

@@ -94,7 +94,8 @@ def mean_and_longest(lengths: Sequence[int]) -> tuple[int, ...]:
 
 
 def halves(longest: int, sizes: Sequence[int]) -> tuple[int, ...]:
-    """Of a search's usual sizes those under the longest sequence; where all are as long, powers of two under it."""
+    """Keeps those of a search's usual sizes that are under the longest sequence; where all are as long, powers of two
+    under it."""
     usual = tuple(size for size in sizes if size < longest)
     return usual or tuple(2**power for power in range((longest - 1).bit_length() - 1, 0, -1))[:4]
 
@@ -146,7 +147,7 @@ class Method:
 
     @property
     def marks(self) -> tuple[Mark, ...]:
-        """What it has."""
+        """Lists the marks that the method has."""
         return tuple(mark for mark in MARKS if mark not in self.missing)
 
     def used(self, plan: Plan) -> bool:

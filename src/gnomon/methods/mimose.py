@@ -84,7 +84,7 @@ class Estimate:
     """Tokens of the largest sample. Of larger ones nothing is said."""
 
     def at(self, tokens: int) -> ForwardBytes:
-        """Of a microbatch of up to `most` tokens, in whole bytes."""
+        """Predicts the bytes of a microbatch of up to `most` tokens, in whole bytes."""
         size = min(max(tokens, self.least), self.most)
         values = np.ceil(self.coefficients @ np.array([1.0, size, float(size) ** 2]))
         kept, left, work = (tuple(row) for row in values.tolist())

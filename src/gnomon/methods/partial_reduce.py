@@ -74,7 +74,7 @@ def grouped(settings: PartialReduceSettings, observation: Observation) -> tuple[
 
 
 def joined(workers: int, groups: Iterable[Sequence[int]]) -> tuple[int, ...]:
-    """Of each worker, the least worker that a chain of groups joins it to."""
+    """Returns, for each worker, the least worker that a chain of groups joins it to."""
     part = list(range(workers))
     for group in groups:
         ends = {part[worker] for worker in group}
@@ -153,7 +153,7 @@ class TicketController:
         return replies
 
     def _begin(self, replies: dict[int, Reply]) -> None:
-        """All have started: there is nothing to average yet."""
+        """Answers all workers once all have started: there is nothing to average yet."""
         if len(self.waiting) == self.settings.workers:
             for arrival in sorted(self.waiting, key=lambda one: one.worker):
                 self._release([arrival], replies)
@@ -183,7 +183,7 @@ class TicketController:
             self.given += 1
 
     def _meet(self, replies: dict[int, Reply]) -> None:
-        """All wait: they average, and go on unless it was the end."""
+        """Answers all workers once all wait: they average, and go on unless it was the end."""
         step, workers = self.given // self.settings.workers, self.settings.workers
         over = self.ends or step == self.steps
         self.until = self.given if over else self._next_meeting()

@@ -33,7 +33,7 @@ OPAQUE = 2.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ratios:
-    """Between which measured over predicted lies."""
+    """The bounds between which measured over predicted lies."""
 
     low: float
     high: float
@@ -45,7 +45,7 @@ class Ratios:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Band:
-    """Between which a step and its memory lie in eight cases of ten."""
+    """The bounds between which a step and its memory lie in eight cases of ten."""
 
     low_s: Seconds
     high_s: Seconds
@@ -139,7 +139,7 @@ def log_widths(evidence: Evidence, numbers: BandNumbers) -> tuple[float, float]:
 
 
 def band_of(evidence: Evidence) -> Ratios:
-    """Between which measured over predicted lies."""
+    """Returns the bounds between which measured over predicted step time lies."""
     own = band_numbers()
     down, up = log_widths(evidence, own)
     opaque = evidence.opaque * (1 - evidence.waiting)
@@ -148,6 +148,6 @@ def band_of(evidence: Evidence) -> Ratios:
 
 
 def memory_ratios() -> Ratios:
-    """Between which measured over predicted peak memory lies."""
+    """Returns the bounds between which measured over predicted peak memory lies."""
     own = band_numbers()
     return Ratios(low=exp(-own.memory_below), high=exp(own.memory_above))

@@ -32,7 +32,7 @@ SECONDS = 20.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RouterProfile:
-    """What routers did."""
+    """The rows that routers sent to each expert, by layer."""
 
     rows: tuple[tuple[int, ...], ...]
     """(layers, experts): of each expert."""
@@ -59,7 +59,7 @@ def _rank_of(row: Placement, ep: int) -> NDArray[np.int64]:
 
 
 def cost(profile: RouterProfile, placement: Sequence[Placement], ep: int, *, row: float, crossing: float) -> float:
-    """What `best_placement` minimises."""
+    """Returns the seconds that `best_placement` minimises."""
     busiest = sum(max(rank_rows(rows, own, ep)) for rows, own in zip(profile.rows, placement, strict=True))
     return row * busiest + (crossing * crossings(profile, placement, ep) if crossing else 0.0)
 
@@ -101,7 +101,7 @@ def best_placement(
 def _solved(
     profile: RouterProfile, ep: int, row: float, crossing: float, seconds: float
 ) -> tuple[Placement, ...] | None:
-    """By HiGHS; None where it found nothing in time."""
+    """Solves the placement by HiGHS; None where it found nothing in time."""
     programme, chosen = Programme(), list[list[list[int]]]()
     for rows in profile.rows:
         own = [[programme.variable(0.0) for _ in range(ep)] for _ in rows]

@@ -96,7 +96,8 @@ class Diverse(Shortlist[Found]):
         self._meshes[sort[0]] = sorted(other.step_s for (ranks, *_), other in every if ranks == sort[0])
 
     def worst(self) -> float:
-        """The same; a plan of the list also takes less than UP_TO times the best one's step."""
+        """Returns the worst step still listed; a plan of the list also takes less than UP_TO times the best one's
+        step."""
         return min(super().worst(), UP_TO * self.best[0].step_s) if self.best else float("inf")
 
     def worst_of(self, ranks: Ranks, sort: Sort | None = None) -> float:

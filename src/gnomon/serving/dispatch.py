@@ -94,7 +94,7 @@ class _DispatchWorker:
 
 @dataclass(frozen=True, slots=True)
 class Sent:
-    """Where a text goes."""
+    """The worker that a text goes to, and when."""
 
     worker: int
     tokens: int
@@ -225,7 +225,7 @@ class Texts:
 
     @property
     def latency_s(self) -> NDArray[np.float64]:
-        """Arrival to answer."""
+        """Returns the seconds from arrival to answer."""
         return self.end_s - self.arrival_s
 
     def percentile(self, p: float) -> float:

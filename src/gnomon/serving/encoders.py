@@ -67,7 +67,7 @@ class EncoderPrice(IterationPrice):
         self._of_text: dict[int, float] = {}
 
     def seconds(self, tokens: int) -> float:
-        """Of a text of so many tokens, from the process that has it to its answer."""
+        """Returns the seconds of a text of so many tokens, from the process that has it to its answer."""
         if tokens not in self._of_text:
             self._of_text[tokens] = self._text_s(tokens)
         return self._of_text[tokens]
@@ -91,11 +91,11 @@ class EncoderForecast:
 
     @property
     def span_s(self) -> float:
-        """From the first arrival to the last answer."""
+        """Returns the seconds from the first arrival to the last answer."""
         return float(self.texts.end_s.max() - self.texts.arrival_s.min())
 
     def to_mapping(self) -> dict[str, object]:
-        """For programs: seconds, texts, tokens."""
+        """Writes seconds, texts and tokens for programs to read."""
         texts, policy = self.texts, self.policy
         return {
             "schema": "gnomon.encoder-forecast/1",

@@ -14,7 +14,7 @@ from gnomon.software.engine import Engine, engine
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServeFile:
-    """One server."""
+    """The record of one server."""
 
     SCHEMA: ClassVar[str] = "gnomon.serve/1"
 

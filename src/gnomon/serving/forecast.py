@@ -64,7 +64,7 @@ class Spread:
 
     @classmethod
     def of(cls, values: NDArray[np.float64], counts: NDArray[np.int64] | None = None) -> Spread:
-        """Of values, each as often as `counts` says."""
+        """Summarizes values, each as often as `counts` says."""
         if values.size == 0:
             return cls(p50=0.0, p90=0.0, p99=0.0, mean=0.0)
         weights = np.ones(len(values), dtype=np.int64) if counts is None else counts
@@ -79,7 +79,7 @@ class Spread:
         )
 
     def to_mapping(self) -> dict[str, float]:
-        """For programs."""
+        """Writes the percentiles for programs to read."""
         return {"p50_s": self.p50, "p90_s": self.p90, "p99_s": self.p99, "mean_s": self.mean}
 
 
@@ -127,7 +127,7 @@ class Forecast:
     assumed: tuple[str, ...]
 
     def to_mapping(self) -> dict[str, object]:
-        """For programs: seconds, bytes, tokens."""
+        """Writes seconds, bytes and tokens for programs to read."""
         spreads = ("ttft", "queue", "prefill", "first_decode", "tpot", "itl", "e2e")
         held = self.capacity
         return {
@@ -186,8 +186,8 @@ def serve(
     price: IterationPrice | None = None,
     alike: Alike | None = None,
 ) -> Forecast:
-    """Predict. price: of these very arguments, where it is known. alike: replays of other limits, which are added to.
-    InputError where it cannot be served, with what would."""
+    """Predicts how a load is served. price: of these very arguments, where it is known. alike: replays of other limits,
+    which are added to. InputError where it cannot be served, with what would."""
     price, held = _started(graph, cluster, serving, engine, load, beside, price)
     groups = serving.replicas * serving.dp * serving.pp
     # batches of a pipeline follow each other through its stages: each has its part of requests and of the memory

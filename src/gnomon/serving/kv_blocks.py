@@ -277,7 +277,7 @@ class KvBlocks:
         return best
 
     def _first_seen(self, window: int, at: int) -> int:
-        """Of a window, the first block that the token at `at` sees: it sees those from at - window + 1 on."""
+        """Returns a window's first block that the token at `at` sees: it sees those from at - window + 1 on."""
         return max(0, at - window + 1) // self.size
 
     def admit(self, key: int) -> int:

@@ -200,7 +200,7 @@ class Serving:
 
     @property
     def devices(self) -> int:
-        """Devices in all."""
+        """Counts the devices of all replicas."""
         return self.tp * self.pp * self.dp * self.replicas
 
     @property

@@ -47,7 +47,7 @@ class MeasuredLoad:
 
     @staticmethod
     def of(rows: Iterable[RequestSeconds], *, concurrency: int | None) -> MeasuredLoad:
-        """Of requests that were answered."""
+        """Collects the requests that were answered."""
         made = ((r.arrival_s, r.first_s, r.end_s, r.input_len, r.output_len) for r in rows)
         return MeasuredLoad(rows=tuple(sorted(made)), concurrency=concurrency)
 
@@ -106,16 +106,16 @@ class MeasuredLoad:
 
     @property
     def span_s(self) -> float:
-        """From the first arrival to the last token."""
+        """Returns the seconds from the first arrival to the last token."""
         return float(self._column("end_s").max() - self._column("arrival_s").min())
 
     @property
     def output_tokens_per_s(self) -> float:
-        """Over the whole of it."""
+        """Returns the output tokens a second over the whole span."""
         return float(self._column("output_len").sum()) / self.span_s
 
     def to_mapping(self) -> Mapping[str, object]:
-        """The file."""
+        """Writes the file's mapping."""
         return {
             "schema": SCHEMA,
             "concurrency": self.concurrency,

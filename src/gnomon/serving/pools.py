@@ -25,7 +25,7 @@ from gnomon.software.engine import Engine as EngineRecord
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EnginePool:
-    """Equal engines."""
+    """A pool of equal engines."""
 
     price: IterationPrice
     blocks: int
@@ -106,7 +106,7 @@ class _Play:
         self.decode_blocks = decode.blocks * decode.count
 
     def run(self) -> None:
-        """To the last token."""
+        """Plays the load to the last token."""
         requests, clients = self.load.requests, self.load.concurrency
         for key in range(len(requests) if clients is None else min(clients, len(requests))):
             self.come(0 if clients is not None else ticks(requests[key].arrival_s))

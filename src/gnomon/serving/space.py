@@ -29,7 +29,7 @@ from gnomon.software.engine import Engine
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Candidate:
-    """One way."""
+    """One way to serve: a layout, or pools."""
 
     serving: Serving
     engine: Engine
@@ -38,7 +38,7 @@ class Candidate:
 
     @property
     def devices(self) -> int:
-        """That it takes."""
+        """Counts the devices that it takes."""
         if self.pools is None:
             return self.serving.devices
         return self.serving.devices * (self.pools.prefill_count + self.pools.decode_count)
@@ -61,7 +61,7 @@ class PlayedCandidate:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BestServing:
-    """The answer."""
+    """The answer of a search for the best way to serve."""
 
     best: PlayedCandidate | None
     """Most output tokens a second and device among those that meet the targets; None if none does."""

@@ -145,7 +145,7 @@ class RankModel:
 
     @property
     def weight_bytes(self) -> float:
-        """On one rank, all stages."""
+        """Returns the bytes of weights on one rank, over all stages."""
         return sum(block.weight_bytes * block.count for block in (*self.encoder, *self.blocks))
 
     @property
@@ -462,7 +462,7 @@ Places = Literal["relative", "learned", "fixed"]
 
 
 def places_of(graph: Graph) -> Places | None:
-    """Of an encoder with a decoder; None for another model."""
+    """Returns the places of an encoder with a decoder; None for another model."""
     made = {tensor.name for tensor in graph.inputs}
     if not {"input_ids", "decoder_input_ids"} <= made:
         return None

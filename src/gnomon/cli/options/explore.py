@@ -22,7 +22,7 @@ class FormOptions(TrainingOptions, ServeOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class ExploreOptions(FormOptions):
-    """Options of `explore`: the job with which the page begins, and its port."""
+    """The options of `explore`: the job with which the page begins, and its port."""
 
     about = """\
 A page in the browser on which a prediction follows every change: model,

@@ -36,7 +36,7 @@ example of a table:
 
 @dataclass(frozen=True, kw_only=True, repr=False, eq=False)
 class CompareOptions(JobFileOptions):
-    """Options of `compare`: two Timelines, or a prediction and recorded traces."""
+    """The options of `compare`: two Timelines, or a prediction and recorded traces."""
 
     about = """\
 Both files are Timelines of one plan: the predicted one of gnomon predict

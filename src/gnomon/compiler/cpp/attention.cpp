@@ -5,7 +5,7 @@
 #include "math.h"
 #include "attention.h"
 
-struct Call {                                          // as _Call in attention.py has them
+struct Call {                                          // as _AttentionCall in attention.py has them
     int64_t batch, heads, queries, keys, depth, causal, parallel;
     double scale, hollow;                              // hollow: results of a row of which all is masked
     const S *q, *k, *v; int64_t q_b, q_h, q_s, k_b, k_h, k_s, v_b, v_h, v_s;

@@ -5,7 +5,7 @@
 #include "math.h"
 #include "attention.h"
 
-struct Call {                                          // as _BackwardCall in attention.py has them
+struct Call {                                          // as _AttentionBackwardCall in attention.py has them
     int64_t batch, heads, queries, keys, depth, causal, parallel;
     double scale;
     const S *g, *q, *k, *v, *out;

@@ -28,7 +28,7 @@ constexpr int64_t SOON = 64;                           // lanes
 constexpr int64_t HELD = 1 << 19;                      // bytes of rows that meet one turned panel, for the second cache
 constexpr int64_t APART = 16;                          // lanes between copied rows, so that they fall on other places of a cache
 
-struct Call {                                          // as Call in gathered.py has it
+struct Call {                                          // as GatheredCall in gathered.py has it
     int64_t groups, rows, n, k, relu, threads;         // rows: in all
     const int32_t* ends;                               // of groups among rows; null: one group
     const int64_t* from; int64_t x_rows;               // places in x, negative ones from its end; null: as they lie

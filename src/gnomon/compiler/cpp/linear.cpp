@@ -25,7 +25,7 @@ constexpr int64_t AHEAD = (ROWS + VW - 1) / VW * VW;   // rows of x that lie bes
 constexpr int64_t LINE = 16;                           // floats of a line of memory
 constexpr int64_t TOGETHER = 2048;                     // rows that are this far apart fall on few places of the first cache
 
-struct Call {                                          // as Call in linear.py has them 
+struct Call {                                          // as LinearCall in linear.py has them 
     int64_t m, n, k, relu, threads;                    // threads: 0 for all
     const float* x; int64_t across, x_row, x_down;     // of m rows `across` are x_row apart, then x_down to the next
     int64_t x_k;                                       // from one k to the next; 1, or x_row is

@@ -9,7 +9,7 @@ namespace {
 
 constexpr int64_t AHEAD = 6;                           // steps of the list
 
-struct Call {                                          // as Call in live.py has it
+struct Call {                                          // as LiveCall in live.py has it
     int64_t rows, n, k, live, relu, threads;
     const int64_t* list;
     const S* x; int64_t x_row;

@@ -20,7 +20,7 @@ struct Generator {                                     // as torch.Generator.get
 
 enum { MASK, FLOAT, BF16 };
 
-struct Call {                                          // as _Call in mersenne.py has them
+struct Call {                                          // as _DrawCall in mersenne.py has them
     int64_t count, kind;                               // numbers, and what they become
     uint64_t below;                                    // a mask is true where a number of 53 bits is below
     int64_t bytes;                                     // of the state

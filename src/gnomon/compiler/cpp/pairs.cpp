@@ -9,7 +9,7 @@ namespace {
 
 constexpr int ROWS = VW == 16 ? 8 : 4;                 // of a tile, beside two vectors of columns
 
-struct Call {                                          // as _Call in pairs.py has them
+struct Call {                                          // as _PairsCall in pairs.py has them
     int64_t batch, rows, columns, depth, count, before, parallel;
     const S* x; int64_t x_b, x_r, x_d;                 // numbers from one sample, row, place in the row to the next
     const S* y; int64_t y_b, y_d, y_c;

@@ -8,7 +8,7 @@ namespace {
 
 constexpr int ROWS = VW == 16 ? 8 : 4;                 // of a tile, beside two vectors of the depth
 
-struct Call {                                          // as _Call in pairs_backward.py has them
+struct Call {                                          // as _PairsBackwardCall in pairs_backward.py has them
     int64_t batch, rows, depth, count, parallel;
     const S* grad; int64_t grad_b, grad_k;
     const int64_t *i; int64_t i_step; const int64_t* j; int64_t j_step;

@@ -18,7 +18,7 @@ constexpr int64_t PIXELS = 8;                          // pooled ones that meet 
 constexpr int64_t BLOCK = 32;                          // outputs whose sums lie in the first cache
 constexpr int64_t EACH = ACROSS * PART;                // weights of an output in a turn, of PART channels of x
 
-struct Call {                                          // as Call in preview.py has it
+struct Call {                                          // as PreviewCall in preview.py has it
     int64_t images, high, wide, outputs, pad_h, pad_w, relu, threads;
     const float* x;                                    // (images, high, wide, CHANNELS)
     const float* weights;                              // (TALL, CHANNELS / PART, outputs, ACROSS, PART)

@@ -12,7 +12,7 @@ namespace {
 constexpr int DIGESTS = 16;
 enum Mode { CHECK_AND_RUN, PACK, PACK_AND_RUN };
 
-struct Call {                                          // as _Call in recurrent.py has them
+struct Call {                                          // as _RecurrentCall in recurrent.py has them
     int64_t gates, hidden, steps, batch, reverse, threads;
     int64_t x_step, x_row, y_step, y_row;              // numbers from one step, one row, to the next
     const S *weight; const float* bias; const S* x; const float *h0, *c0;  // weight (gates x hidden, hidden); bias may be null

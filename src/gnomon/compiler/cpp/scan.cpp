@@ -11,7 +11,7 @@ constexpr int ALL = RATES + DRIVES + DOT;
 
 struct Factor { const float* p; int64_t t, b, d; };    // numbers from one step, row of the batch, column to the next; n is 1
 struct Gradient { float* p; int64_t t, b, d, chunk; }; // chunk: from one chunk's part of a sum to the next, or 0
-struct Call {                                          // as _Call in scan.py has them
+struct Call {                                          // as _ScanCall in scan.py has them
     int64_t steps, batch, width, n, chunks, parallel;
     Factor of[9];                                      // rates, drives, the weight
     Gradient out, grad[9];                             // out: what is made; in the backward its gradient, which is read

@@ -2,7 +2,7 @@
 #pragma once
 #include <stdint.h>
 
-struct Product {                                       // as Product in stored_sparse.py has them
+struct Product {                                       // as StoredProduct in stored_sparse.py has them
     int64_t m, n, k, padded, threads;                  // padded: k with what fills the last group
     int64_t wide, wide_out;                            // x and added are float32, out is; else bfloat16
     const void* x; int64_t x_row;                      // elements from one row to the next

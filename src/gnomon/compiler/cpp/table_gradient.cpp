@@ -6,7 +6,7 @@
 
 namespace {
 
-struct Call {                                          // as _Call in table_gradient.py has them
+struct Call {                                          // as _TableGradientCall in table_gradient.py has them
     int64_t rows, width, count, skipped, wide, parallel;
     const void* index; int64_t index_step;             // int64 where wide, else int32
     const S* grad; int64_t grad_row;

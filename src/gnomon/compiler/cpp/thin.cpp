@@ -7,7 +7,7 @@
 namespace {
 
 
-struct Call {                                           // as _Call in thin.py has it
+struct Call {                                           // as ThinCall in thin.py has it
     int64_t m, n, k, relu, parallel;                    // m: positions
     const float* x; int64_t x_row;                      // of a linear layer: from one row to the next
     int64_t gathered, channels, high, wide;             // of a convolution: its input

@@ -81,7 +81,7 @@ class StencilKernel:
 
 
 def _kept(shape: Sequence[int], what: Sequence[int]) -> list[int]:
-    """Of dims of more than one element."""
+    """Keeps the entries of dims with more than one element."""
     return [int(one) for size, one in zip(shape, what, strict=True) if size > 1]
 
 
@@ -108,7 +108,7 @@ class StencilCall(Tried):
         return list(dict.fromkeys(part.source for part in self.parts))
 
     def run(self, *args: Tensor) -> Any:
-        """Runs the kernels; ATen where one does not run."""
+        """Runs the kernels on these tensors, or ATen where one does not run."""
         held = dict(zip(self.made.inputs, args, strict=True))
         for node, one in held.items():
             if one.dim() and (one.stride(-1) != 1 or one.numel() == 1):

@@ -57,7 +57,7 @@ class RunElsewhere:
 
 
 def texts(module: Any, inputs: Sequence[Any], name: str) -> list[StencilText]:
-    """Of each stencil of the module. InputError where it has none, or there is no such device."""
+    """Writes the text of each stencil of the module. InputError where it has none, or there is no such device."""
     device = described(name)
     found: list[RunElsewhere] = []
 

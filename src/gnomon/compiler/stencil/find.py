@@ -168,7 +168,7 @@ class Finder:
     """What each node is a view of, where it is one."""
 
     def sizes(self, node: Node) -> tuple[int, ...]:
-        """Sizes by dim."""
+        """Returns a node's sizes by dim."""
         shape = tuple(int(size) for size in node.meta["val"].shape)
         return shape if self.whole else tuple(size for size in shape if size > 1)
 

@@ -61,7 +61,7 @@ class Stage:
 
     @property
     def values(self) -> list[int]:
-        """Instructions in order."""
+        """Returns the live instructions in order."""
         return live(self.body, [self.value])
 
     def slots(self) -> Iterator[tuple[int, Any]]:

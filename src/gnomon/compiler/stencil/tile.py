@@ -61,7 +61,7 @@ class Tile:
 
 
 def borders(of: Pipeline) -> list[tuple[Place, Place]]:
-    """By row of a pipeline: how far before and after a task's results it is computed, along each dim."""
+    """Returns, for each row of a pipeline, how far before and after a task's results it is computed, along each dim."""
     out: list[tuple[Place, Place]] = [((0, 0, 0), (0, 0, 0))] * len(of.rows)
     for n in reversed(range(len(of.rows))):
         low, high = [0, 0, 0], [0, 0, 0]

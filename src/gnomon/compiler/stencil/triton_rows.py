@@ -73,7 +73,7 @@ class Lines:
         return "1" if dim is None else self.number("size", node, dim)
 
     def start(self, node: Any, channel: str) -> str:
-        """Where a program's batch begins in an array."""
+        """Writes where a program's batch begins in an array."""
         text = self.array(node)
         for n in range(self.of.stencil.batch):
             text += f" + b{n} * {self.number('stride', node, n)}"
@@ -140,7 +140,7 @@ def text(stencil: Stencil, device: DeviceDescription) -> tuple[str, list[TritonL
 
 
 def _places(lines: Lines) -> None:
-    """Which tile a program has: points along grid 0, rows along grid 1, all else along grid 2."""
+    """Writes which tile a program has: points along grid 0, rows along grid 1, all else along grid 2."""
     node, say = lines.stage.node, lines.say
     say("rest = tl.program_id(2)")
     if lines.of.stencil.channel is not None:

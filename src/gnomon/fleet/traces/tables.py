@@ -78,7 +78,7 @@ def plain(rows: TraceRows, text: str, step_s: StepSeconds) -> Sequence[Job]:
 
 
 def _count(rows: TraceRows, line: int, row: dict[str, str], column: str) -> int:
-    """A whole number; 0 where the column or the cell is not there."""
+    """Reads a whole number; 0 where the column or the cell is not there."""
     return rows.count(line, row, column) if row.get(column, "").strip() else 0
 
 

@@ -30,7 +30,7 @@ class MethodCosts:
     """Arrays of the logits' size that are kept from forward to backward, besides the loss's own."""
 
     def __add__(self, other: MethodCosts) -> MethodCosts:
-        """Of both; a teacher's logits serve both."""
+        """Adds the costs of two methods; a teacher's logits serve both."""
         return MethodCosts(
             kept_bytes=self.kept_bytes + other.kept_bytes,
             moved_bytes=self.moved_bytes + other.moved_bytes,

@@ -60,7 +60,7 @@ class LstmLayer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lstm:
-    """A module."""
+    """One LSTM module of the model."""
 
     path: str
     """As the user's module names it."""

@@ -45,7 +45,7 @@ class NxmSettings:
 
     @property
     def pattern(self) -> str:
-        """As people write it."""
+        """Writes the pattern as people do."""
         return f"{self.n}:{self.m}"
 
 

@@ -27,7 +27,7 @@ PARAMS = (
 
 
 def read_teaching(name: str, read: Params) -> Teaching:
-    """Of a method's parameters. PlanError for numbers that mean nothing."""
+    """Reads a method's parameters. PlanError for numbers that mean nothing."""
     share, temperature = float(read["share"]), float(read["temperature"])
     hidden, layers = float(read.get("hidden", 0.0)), str(read.get("layers", "")).replace(" ", "")
     if not 0 <= share <= 1 or not 0 < temperature < float("inf") or hidden < 0 or not isfinite(hidden):

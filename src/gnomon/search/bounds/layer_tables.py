@@ -116,7 +116,7 @@ class Kinds:
 
 @dataclass(frozen=True, kw_only=True)
 class Split:
-    """Which kinds of layers each stage of a pipeline has."""
+    """The kinds of layers that each stage of a pipeline has."""
 
     order: tuple[NDArray[np.int64], ...]
     """Kind of each layer of each stage, in order."""

@@ -67,7 +67,7 @@ class Loose:
 
     @property
     def reductions(self) -> Reductions:
-        """Which reductions the skeleton has rows for."""
+        """Says which reductions the skeleton has rows for."""
         if self.sharding.zero == 3:
             return "layers"
         if self.ends.microbatch_reduce.any():

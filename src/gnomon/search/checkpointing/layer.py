@@ -136,7 +136,7 @@ class _LayerProgramme:
         self.most = sum(self.sizes[name] for name in self.needed)
 
     def everything(self) -> Way:
-        """Nothing is recomputed."""
+        """Keeps everything: nothing is recomputed."""
         price = self.pricing.price(LayerSaving(policy=(), input="keep"), whole=False)
         return Way(kept=(), everything=True, price=price)
 

@@ -59,7 +59,7 @@ class OfFamily:
         return _of_family(self.devices, self.family, 0)
 
     def expand(self, search: Search[Found], bound: float) -> Smaller:
-        """Yields its rows."""
+        """Yields the family's rows."""
         for row in self.devices.blocks.rows(self.family):
             # A part's bound is never below that of the whole: what was proved of the family holds for the row.
             yield max(bound, row.bounds[0]), OfRow(self.devices, row)
@@ -144,7 +144,7 @@ class OfPoint:
 
     @property
     def points(self) -> int:
-        """Counts itself."""
+        """Counts the one point that it is."""
         return 1
 
     @property
@@ -175,7 +175,7 @@ class _OfLoose:
 
     @property
     def points(self) -> int:
-        """Counts itself."""
+        """Counts the one point that it is."""
         return 1
 
     @property

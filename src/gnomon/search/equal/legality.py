@@ -47,7 +47,7 @@ class Choices:
 
 @dataclass(frozen=True, eq=False)
 class Scheduled:
-    """Which schedules and microbatch sizes go together on so many ranks."""
+    """The schedules and microbatch sizes that go together on so many ranks."""
 
     rows: tuple[tuple[str, int, tuple[int, ...]], ...]
     """(schedule, virtual stages, columns that run) of each row."""

@@ -48,7 +48,7 @@ class Advice:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Advised:
-    """Ways to fit."""
+    """The ways to make a plan fit."""
 
     ways: tuple[Advice, ...]
     """The fastest first."""

@@ -120,8 +120,8 @@ class Question:
         known: Sequence[MixedFound] = (),
         most_nodes: int | None = None,
     ) -> Case:
-        """The fastest plan; without one, the reason. memory_bytes: a limit in place of the goal's. known, most_nodes:
-        of a search over several kinds, as `plan_mixed` takes them."""
+        """Finds the fastest plan; without one, the reason. memory_bytes: a limit in place of the goal's. known,
+        most_nodes: of a search over several kinds, as `plan_mixed` takes them."""
         goal = self.goal if memory_bytes is None else replace(self.goal, memory_bytes=memory_bytes)
         case = Case(label=label, cluster=cluster, workload=workload, best=None, rent=rent(cluster, self.prices))
         if is_mixed(cluster):

@@ -169,7 +169,7 @@ class Space:
         return pp == 1 or zero in self.zero_in_pipeline
 
     def plan(self, point: Point) -> Plan:
-        """The point's Plan."""
+        """Builds the point's Plan."""
         base = self.base
         schedule = Schedule(
             name=point.schedule,
@@ -479,7 +479,7 @@ def count_layers(graph: Graph) -> int:
 
 
 def _none_left(name: str, limits: Iterable[Limit], fixed: Mapping[str, object]) -> str:
-    """Which limits leave a field without a choice, and whose they are."""
+    """Says which limits leave a field without a choice, and whose they are."""
     of_field = [limit for limit in limits if limit.field == name]
     own = [f"{limit.field}{limit.op}{limit.value}" for limit in of_field if not limit.why]
     reasons = "; ".join(sorted({limit.why for limit in of_field if limit.why}))

@@ -224,7 +224,7 @@ class Search:
         """Maps (stage, layers before it) to the most layers that it can have, while the best is the same."""
 
     def run(self) -> BestCut | None:
-        """The best cut; None where none fits."""
+        """Finds the best cut; None where none fits."""
         start = equal(self.layers, self.stages)
         self._try(start)
         for cut in self._starts():

@@ -120,7 +120,7 @@ class Least:
         return tuple(tuple(stage) for stage in out)
 
     def _steps(self, counts: Sequence[int]) -> list[tuple[tuple[int, Preset], ...]]:
-        """For each stage, (layer in it, preset) one after the other: the cheapest seconds for a byte first."""
+        """Lists for each stage (layer in it, preset) one after the other: the cheapest seconds for a byte first."""
         steps, done = [], 0
         for stage, count in enumerate(counts):
             prices = [self.trials.layer_prices(stage, done + i) for i in range(count)]

@@ -53,7 +53,8 @@ class Recut:
         return replace(self.plan, schedule=schedule, saved=self._saved(counts, presets))
 
     def _saved(self, counts: Sequence[int], presets: Presets) -> Saved:
-        """Presets as rules: one for all, then for each run of others in a stage a rule; as few as there can be."""
+        """Writes presets as rules: one for all, then for each run of others in a stage a rule; as few as there can
+        be."""
         return min((self._saved_on(base, counts, presets) for base in LESS_KEPT), key=lambda saved: len(saved.rules))
 
     def _saved_on(self, base: Preset, counts: Sequence[int], presets: Presets) -> Saved:

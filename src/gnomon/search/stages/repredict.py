@@ -217,7 +217,7 @@ class Trials:
         return all(at in self._prices for at in missing)
 
     def _keys(self, stage: int, a: int, b: int, presets: tuple[Preset, ...]) -> Iterator[tuple[int, PriceKind, Preset]]:
-        """Where to find each layer's price."""
+        """Yields the keys under which each layer's price is found."""
         where, left = self._same.index(self._same[stage]), iter(presets)
         for i in range(a, b):
             yield where, self.kinds[i], next(left) if self._is_counted(i) else "none"

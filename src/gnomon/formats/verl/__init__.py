@@ -28,19 +28,18 @@ from gnomon.software import stack
 
 IRRELEVANT = frozenset(
     """
-    data* algorithm* trainer* reward* custom_reward_function* ray_kwargs* ray_init* hydra* checkpoint*
-    global_profiler* actor_rollout_ref.rollout* actor_rollout_ref.ref* actor_rollout_ref.hybrid_engine critic*
-    transfer_queue* rollout* *.optim.* *.use_kl_loss *.kl_loss* *.entropy_* *.clip_ratio* *.loss_* *.checkpoint*
-    *.policy_loss* *.ppo_epochs *.shuffle *.data_loader_seed *.profiler* *.rollout_correction* *.tis_*
-    *.freeze_vision_tower *.use_shm *.path *.trust_remote_code *.custom_chat_template *.external_lib *.tokenizer_path
-    *.override_config* *.lora_alpha *.tau_* *.exclude_modules *.lora.* *.lora_adapter_path *.use_orig_params
-    *.wrap_policy* *.use_torch_compile *.grad_clip *.dist_checkpointing* *.use_dist_checkpointing *.use_mbridge
-    *.vanilla_mbridge *.use_remove_padding *.calculate_* *.load_weight *.nccl_timeout *.full_determinism *.strategy
-    *.forward_prefetch *.ppo_infer* *.forward_max* *.*_infer optim.* async_training* distillation* *.mtp*
-    *.router_replay* model_engine engine actor optim@* model@* model.path use_remove_padding *.use_prefix_grouper
-    *.log_prob* *.forward_only *.attn_implementation *.kl_ctrl* *.dtype *.dist_ckpt* *.distrib_optim_* *.rollout_n
-    *.bypass* *.pad_mode *.truncation *.balance_dp_token reward_model* nnodes n_gpus_per_node *.seed *.pad_*
-    *.model_config* actor_rollout_ref.nccl_timeout lora.* *.qat.* *.hf_config_path *ulysses_sequence_parallel_size
+    data* algorithm* trainer* reward* custom_reward_function* ray_kwargs* ray_init* hydra* checkpoint* global_profiler*
+    actor_rollout_ref.rollout* actor_rollout_ref.ref* actor_rollout_ref.hybrid_engine critic* transfer_queue* rollout*
+    *.optim.* *.use_kl_loss *.kl_loss* *.entropy_* *.clip_ratio* *.loss_* *.checkpoint* *.policy_loss* *.ppo_epochs
+    *.shuffle *.data_loader_seed *.profiler* *.rollout_correction* *.tis_* *.freeze_vision_tower *.use_shm *.path
+    *.trust_remote_code *.custom_chat_template *.external_lib *.tokenizer_path *.override_config* *.lora_alpha *.tau_*
+    *.exclude_modules *.lora.* *.lora_adapter_path *.use_orig_params *.wrap_policy* *.use_torch_compile *.grad_clip
+    *.dist_checkpointing* *.use_dist_checkpointing *.use_mbridge *.vanilla_mbridge *.use_remove_padding *.calculate_*
+    *.load_weight *.nccl_timeout *.full_determinism *.strategy *.forward_prefetch *.ppo_infer* *.forward_max* *.*_infer
+    optim.* async_training* distillation* *.mtp* *.router_replay* model_engine engine actor optim@* model@* model.path
+    use_remove_padding *.use_prefix_grouper *.log_prob* *.forward_only *.attn_implementation *.kl_ctrl* *.dtype
+    *.dist_ckpt* *.distrib_optim_* *.rollout_n *.bypass* *.pad_mode *.truncation *.balance_dp_token reward_model* nnodes
+    n_gpus_per_node *.seed *.pad_* *.model_config* lora.* *.qat.* *.hf_config_path *ulysses_sequence_parallel_size
     """.split()
 )
 

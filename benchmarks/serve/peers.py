@@ -405,7 +405,7 @@ def page(rows: Sequence[Row], size: str) -> list[str]:
         lines.append(f"| {group} | {name} | {' | '.join(cells)} |")
     lines += [
         "",
-        "Gnomon over the best other engine of that precision, by medians (round by round: least to most):",
+        "Gnomon over the best other engine of that precision, in rounds that both answered (least to most):",
         "",
     ]
     lines += [f"| weights | {' | '.join(TASKS)} |", "|---|" + "---|" * len(TASKS)]
@@ -420,8 +420,7 @@ def page(rows: Sequence[Row], size: str) -> list[str]:
                 continue
             best = max(others, key=lambda name: statistics.median(others[name]))
             each = [a / b for a, b in zip(ours, others[best], strict=False)]
-            ratio = statistics.median(ours) / statistics.median(others[best])
-            cells.append(f"{ratio:.2f} ({min(each):.2f} to {max(each):.2f}) of {best}")
+            cells.append(f"{statistics.median(each):.2f} ({min(each):.2f} to {max(each):.2f}) of {best}")
         lines.append(f"| {group} | {' | '.join(cells)} |")
     lines += [
         "", "| weights | engine | memory | without interpreter and libraries | over weights and keys | first token | "

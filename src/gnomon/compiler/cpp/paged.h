@@ -13,7 +13,7 @@
 #define PAIRS false
 #endif
 
-struct Call {                                          // as _Call in paged.py has them; k and v are null where none are new
+struct Call {                                          // as PagedCall in runtime/ops/paged.py has them; k and v are null where none are new
     int64_t sequences, heads, kv_heads, k_dim, v_dim, v_row, size, table_row, window, causal, threads;
     double scale, cap;
     const S *q, *k, *v; int64_t q_row, k_row, v_in_row; // a row is a token: its heads lie one after the other

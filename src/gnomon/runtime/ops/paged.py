@@ -36,7 +36,7 @@ _SIZES = "sequences heads kv_heads k_dim v_dim v_row size table_row window causa
 
 
 class PagedCall(ctypes.Structure):
-    """`PagedCall` of cpp/paged.h."""
+    """The struct `Call` of cpp/paged.h, field by field."""
 
     _fields_ = [
         *[(name, ctypes.c_int64) for name in _SIZES],

@@ -215,6 +215,33 @@ def test_a_command_line_predicts_what_its_options_say(tmp_path: Path, capsys: py
     assert any("--enforce-eager" in note for note in found["assumptions"])
 
 
+def test_guesses_and_adapters_of_a_command_line_predict_as_options_do(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    line = tmp_path / "serve.sh"
+    line.write_text(
+        "vllm serve llama-3.1-8b --max_model_len 4k --spec-method ngram --spec-tokens 3 --enable-lora --max-loras 2\n"
+    )
+    asked = ["--on", "1xh100-sxm", *LENGTHS, "--json", "--acceptance", "0.6"]
+    assert main(["predict", "--from", "vllm", str(line), *asked]) == 0
+    found = json.loads(capsys.readouterr().out)
+    said = [
+        "--max-model-len",
+        "4000",
+        "--draft",
+        "ngram",
+        "--draft-tokens",
+        "3",
+        "--lora-rank",
+        "16",
+        "--lora-slots",
+        "2",
+    ]
+    assert main(["predict", "llama-3.1-8b", "--serve", *said, *asked]) == 0
+    beside = json.loads(capsys.readouterr().out)
+    assert (found["tpot"], found["ttft"]) == (beside["tpot"], beside["ttft"])
+
+
 def test_the_command_of_a_server_is_no_job_and_says_how_it_is_read(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import replace
+from importlib.resources import files
 
 import pytest
 
@@ -12,7 +14,8 @@ from gnomon.formats.engines import ENGINE_OF, OPTIONS, command_line, read_comman
 from gnomon.serving.file import ServeFile
 from gnomon.serving.layout import Serving
 from gnomon.software.engine import engine
-from gnomon.software.engine_options import known
+from gnomon.software.engine_options import TYPES, known
+from gnomon.units import Bytes
 
 EXPRESSES: Mapping[str, tuple[dict[str, object], dict[str, object], int]] = {
     # what a file may differ in (axes and formats; limits), and how many lines say what is lost
@@ -88,10 +91,10 @@ def test_containers_are_read_as_they_stand() -> None:
 def test_options_are_those_of_the_program_itself() -> None:
     made = read_command("vllm serve M --tensor-paralel-size 2 --max-model-len 10", "vllm", "h100-sxm")
     unread = made.unread
-    assert len(unread) == 1 and unread[0].startswith("vllm 0.19.0 has no option --tensor-paralel-size (did you mean")
+    assert len(unread) == 1 and unread[0].startswith("vllm 0.32.0 has no option --tensor-paralel-size (did you mean")
     for line, said in (
         ("vllm serve M --mamba-cache-dtype fp99", "is none of"),
-        ("vllm serve M --max-loras many", "is no number"),
+        ("vllm serve M --max-loras many", "is no whole number"),
     ):
         with pytest.raises(FormatError, match=said):
             read_command(line, "vllm", "h100-sxm")
@@ -119,7 +122,8 @@ def test_a_line_as_it_stands_names_what_is_not_read() -> None:
     ("text", "said"),
     [
         ("vllm serve M --max-num-seqs many", "--max-num-seqs 'many' is no number"),
-        ("vllm serve M --kv-cache-dtype fp7", "no format of keys"),
+        ("vllm serve M --kv-cache-dtype fp7", "fp7' is none of auto"),
+        ("vllm serve M --kv-cache-dtype turboquant_3bit_nc", "no format of keys"),
         ("vllm serve --max-num-seqs 3", "names no model"),
         ("sglang M", "no `vllm serve` in it"),
         ("vllm serve M -tp 2 --tensor-parallel-size 4", "given twice"),
@@ -188,3 +192,92 @@ def test_servers_are_started_in_many_ways(program: str, text: str, wanted: dict[
 def test_what_a_script_leaves_open_is_said(text: str, says: str) -> None:
     with pytest.raises(FormatError, match=says):
         read_command(text, "vllm", "8xh100-sxm")
+
+
+@pytest.mark.parametrize("path", sorted(p.name for p in files("gnomon.software").joinpath("options").iterdir()))
+def test_lists_hold_types_and_choices_and_no_source_text(path: str) -> None:
+    """Choices read out of source once kept `Literal['none`, and no value of such an option was taken."""
+    options = known(path.removesuffix(".txt"))
+    for name, kind in options.takes.items():
+        assert re.fullmatch(r"--?\w[\w.-]*", name), name
+        plain = kind.rstrip("*+?")
+        assert plain in TYPES or all(re.fullmatch(r"[\w.-]+", one) for one in plain.split("|")), (name, kind)
+
+
+VERDICTS: Mapping[str, str | None] = {
+    # what vLLM 0.32.0's own parser says of them (benchmarks/serving/vllm_parser.py): None, or it refuses
+    "--tensor_parallel_size 4 --max_model_len=16k": None,
+    "--max-model-len -1": None,
+    "--max-model-len 25.6K": "only k, m, g and t take fractions",
+    "--max-num-seqs 1k": "is no number",
+    "--device-memory-utilization 0.8": None,
+    "--max-num-s 9": "has no option --max-num-s",  # ambiguous
+    "--enable-expert-parallel=false": "takes no value",
+    "--trust-remote-code=true": "takes no value",
+    "--no-headless": "has no option --no-headless",
+    "--no-long-prefill-token-threshold": None,  # begins --no-long-prefill-token-threshold-adaptive
+    "--served-model-name a b c -tp 2": None,
+    "--served-model-name -tp 2": "is given no value",
+    "--language-model-only -tp 2": None,
+    "--scheduling-policy priority": None,
+    "--mm-encoder-attn-dtype fp4": "is none of fp8",
+    "--convert embed": None,
+    "-O3 -cc.mode 3": None,
+    "--compilation-config {mode:3}": "is no JSON",
+    "--limit-mm-per-prompt.image 2": None,
+    "--port x": "is no whole number",
+    "--block-size 32.0": "is no whole number",
+    "--calculate-kv-scales": "any more \\(0.19.0 had it\\)",
+    "--quantization compressed-tensors": None,
+    "--dtype float64": "is none of",
+}
+
+
+@pytest.mark.parametrize(("words", "says"), VERDICTS.items())
+def test_lines_are_taken_and_refused_as_by_vllm_itself(words: str, says: str | None) -> None:
+    try:
+        unread = read_command(f"vllm serve M {words}", "vllm", "8xh100-sxm").unread
+    except FormatError as error:
+        unread = (str(error),)
+        assert says is not None, error
+    told = [one for one in unread if one.startswith("vllm 0.32.0 has") or not one.startswith("-") or says]
+    assert len(told) == (says is not None) and all(re.search(str(says), one) for one in told), unread
+    if "-tp 2" in words and says is None:
+        assert read_command(f"vllm serve M {words}", "vllm", "8xh100-sxm").file.serving.tp == 2
+
+
+def test_guesses_and_adapters_are_written_for_vllm_and_read() -> None:
+    for of in (
+        {"draft": "ngram", "draft_tokens": 4, "acceptance": 0.6},
+        {"draft": "mtp", "draft_tokens": 1, "acceptance": 0.8},
+        {"lora_rank": 64, "lora_slots": 4},
+        {"weights": "fp32", "kv": "fp16"},
+    ):
+        file = ServeFile.of("m", "8xh100-sxm", Serving(max_model_len=8192, **of), engine("vllm"))  # type: ignore[arg-type]
+        line, lost = command_line(file, "vllm")
+        assert read_command(line, "vllm", "8xh100-sxm", file.serving.acceptance).file == file
+        assert len(lost) == ("draft" in of)
+    made = read_command("vllm serve M --spec-method ngram --spec-tokens 3", "vllm", "h100-sxm")
+    assert made.file.serving.draft == "none" and "give --acceptance" in made.unread[0]
+    made = read_command("vllm serve M -sc.method eagle3 -sc.num_speculative_tokens 3", "vllm", "h100-sxm", 0.5)
+    assert made.file.serving.draft == "none" and "not predicted" in made.unread[0]
+    text = "vllm serve M --speculative-config.method draft_model -sc.model small -sc.num_speculative_tokens 3"
+    made = read_command(text, "vllm", "h100-sxm", 0.5)
+    assert (made.draft, made.file.serving.draft, made.file.serving.draft_tokens) == ("small", "model", 3)
+
+
+@pytest.mark.parametrize(
+    ("of", "says"),
+    [
+        ({"kv": "int8"}, "kv int8"),  # was written as fp8
+        ({"tp": 4, "ep": 2}, "deals experts over all 4"),  # read back as ep 4
+        ({"resident_bytes": Bytes(1 << 30)}, "read from disk"),
+        ({"lora_rank": 24, "lora_slots": 1}, "written as 32"),
+        ({"lora_rank": 1024, "lora_slots": 1}, "at most 512"),
+        ({"draft": "model", "draft_tokens": 2, "acceptance": 0.5}, "its name is not in the file"),
+    ],
+)
+def test_what_vllm_has_no_option_for_is_told(of: dict[str, object], says: str) -> None:
+    file = ServeFile.of("m", "8xh100-sxm", Serving(max_model_len=64, **of), engine("vllm"))  # type: ignore[arg-type]
+    _, lost = command_line(file, "vllm")
+    assert [one for one in lost if says in one]

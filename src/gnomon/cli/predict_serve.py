@@ -298,7 +298,7 @@ def _from_command(options: ServedOptions, assumed: list[str]) -> ServedOptions:
         return options
     program, path = options.source
     source = pasted() if path == PASTED else Path(path)
-    command = read_command(read_source(source)[0], program, options.on or "")
+    command = read_command(read_source(source)[0], program, options.on or "", options.acceptance or 0.0)
     file = command.file
     said: dict[str, Any] = {
         "model": file.model,
@@ -311,6 +311,10 @@ def _from_command(options: ServedOptions, assumed: list[str]) -> ServedOptions:
         "ep": file.serving.ep,
         "kv": file.serving.kv,
         "weights": file.serving.weights if "weights" in command.said else None,
+        "draft": None if file.serving.draft == "none" else command.draft or file.serving.draft,
+        "draft_tokens": file.serving.draft_tokens or None,
+        "lora_rank": file.serving.lora_rank or None,
+        "lora_slots": file.serving.lora_slots or None,
         "max_model_len": file.serving.max_model_len if "max_model_len" in command.said else context_of(file.model),
         "max_num_seqs": file.max_seqs,
         "max_num_batched_tokens": file.max_batched_tokens,

@@ -4,12 +4,13 @@
 option that is not read named. The text may be a command line, a script, a compose file or a Kubernetes manifest. An
 option's name and what it sets are one row of `OPTIONS`; options that change no prediction are in `IGNORED`; names and
 values are held against the program's own list (`software.engine_options`). Only the programs in `OPTIONS` are known.
-Source: options of the sdist of vllm 0.19.0 (engine/arg_utils.py), the wheel of sglang 0.5.14 (srt/server_args.py) and
-NVIDIA/TensorRT-LLM at 00209af (tensorrt_llm/commands/serve.py), read there; the parsers themselves were not run.
+Source: vllm 0.32.0's parser itself (`benchmarks/serving/vllm_parser.py` runs it); options of the wheel of sglang 0.5.14
+(srt/server_args.py) and NVIDIA/TensorRT-LLM at 00209af (tensorrt_llm/commands/serve.py), read there.
 """
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
 from collections.abc import Mapping
@@ -19,9 +20,9 @@ from typing import Any
 from gnomon.errors import FormatError, InputError, nearest
 from gnomon.formats.containers import image_starts, words_of
 from gnomon.serving.file import ServeFile
-from gnomon.serving.layout import FORMATS, KV_BITS, Serving
+from gnomon.serving.layout import FORMATS, KV_BITS, Draft, Serving
 from gnomon.software.engine import engine
-from gnomon.software.engine_options import known
+from gnomon.software.engine_options import AUTO, EngineOptions, known, size_of
 
 BEGINS: Mapping[str, tuple[str, ...]] = {
     "vllm": ("vllm", "serve"),
@@ -99,13 +100,6 @@ ENGINE_OF = {"dynamo": "vllm"}
 """Program -> the engine that it runs, where that is another."""
 
 SPELLED: dict[str, Mapping[str, str]] = {
-    "vllm": {
-        "-tp": "--tensor-parallel-size",
-        "-pp": "--pipeline-parallel-size",
-        "-dp": "--data-parallel-size",
-        "-q": "--quantization",
-        "-ep": "--enable-expert-parallel",
-    },
     "sglang": {
         "--model": "--model-path",
         "--tensor-parallel-size": "--tp-size",
@@ -132,8 +126,7 @@ SPELLED: dict[str, Mapping[str, str]] = {
     },
     "openvino": {},
 }
-SPELLED = {**SPELLED, "dynamo": SPELLED["vllm"]}
-"""Program -> other names of its options."""
+"""Program -> other names of its options, where `OPTIONS` has another than the list of the program puts first."""
 
 IGNORED = (
     "--host",
@@ -161,14 +154,52 @@ IGNORED = (
 )
 """Options that change no prediction."""
 
-FLAGS = ("--enable-expert-parallel", "--enable-dp-attention", "--is-prefill-worker", "--is-decode-worker")
+FLAGS = (
+    "--enable-expert-parallel",
+    "--enable-dp-attention",
+    "--enable-lora",
+    "--is-prefill-worker",
+    "--is-decode-worker",
+)
 """Options without a value that are read."""
-
-SUFFIXED = ("--max-model-len", "--max-num-batched-tokens", "--context-length")
-"""Options of vllm and sglang that take 8k for 8000 and 8K for 8192."""
 
 NARROW: Mapping[str, str] = {"fp8": "fp8", "nvfp4": "modelopt_fp4", "int4-wo": "awq", "mxfp4": "mxfp4"}
 """Format -> `--quantization`; the checkpoint itself says the rest."""
+
+WEIGHTS: Mapping[str, str] = {
+    **{word: name for name, word in NARROW.items()},
+    **dict.fromkeys(("gptq", "gptq_marlin", "awq_marlin", "auto_awq", "auto_gptq"), "int4-wo"),
+    **dict.fromkeys(("modelopt", "fbgemm_fp8", "fp8_per_tensor", "fp8_per_channel"), "fp8"),
+    "fp8_per_block": "fp8-block",
+    "int8_per_channel_weight_only": "int8-wo",
+    "gpt_oss_mxfp4": "mxfp4",
+    "bitsandbytes": "nf4",
+}
+"""`--quantization` -> format."""
+
+IN_CHECKPOINT = ("compressed-tensors", "torchao", "quark", "moe_wna16", "inc", "modelopt_mixed", "auto-round")
+"""Values of `--quantization` that name a program, whose checkpoint says in which format the weights are."""
+
+KEYS: Mapping[str, Mapping[str, str]] = {
+    "vllm": {"fp8": "fp8", "fp16": "float16"},
+    "sglang": {"fp8": "fp8_e4m3"},
+    "llama.cpp": {"q8_0": "q8_0", "fp32": "f32", "fp16": "f16"},
+    "openvino": {"int8": "u8"},
+}
+"""Engine -> format of keys -> how it is spelled; 16 bits are what each has where nothing is said."""
+
+GUESSES: Mapping[str, str] = {
+    "--spec-method": "method",
+    "--spec-model": "model",
+    "--spec-tokens": "num_speculative_tokens",
+}
+"""vllm's options of their own for keys of `--speculative-config`."""
+
+LORA = {"--max-loras": "lora_slots", "--max-lora-rank": "lora_rank"}
+"""vllm's options of adapters, which are read beside `--enable-lora`."""
+
+LORA_DEFAULTS = {"lora_slots": 1, "lora_rank": 16}
+"""vllm 0.32.0's own."""
 
 
 def command_line(file: ServeFile, program: str) -> tuple[str, tuple[str, ...]]:
@@ -190,18 +221,23 @@ def command_line(file: ServeFile, program: str) -> tuple[str, tuple[str, ...]]:
     for option, name in rows.items():
         value = said[name]
         if name == "kv":
-            if value in ("fp8", "int8", "q8_0"):
-                spelled = {"sglang": "fp8_e4m3", "llama.cpp": "q8_0", "openvino": "u8"}.get(program, "fp8")
-                words += [option, spelled]
+            if value in KEYS[own]:
+                words += [option, KEYS[own][value]]
+            elif KV_BITS[value] != KV_BITS["bf16"]:
+                lost.append(f"kv {value}: {program} stores no keys so that are read back as the same")
         elif name == "weights":
             if value in NARROW:
                 words += [option, NARROW[value]]
+            elif own == "vllm" and value in ("fp16", "fp32"):
+                words += ["--dtype", {"fp16": "float16", "fp32": "float32"}[value]]
             elif value != "bf16":
                 lost.append(f"weights {value}: a checkpoint stored so")
         elif name not in ("pp", "dp", "ep") or value > 1:
             words += [option, str(value)]
-    if own == "vllm" and file.serving.ep > 1:
-        words.append("--enable-expert-parallel")
+    if own == "vllm":
+        more, untold = _of_vllm(file.serving)
+        words += more
+        lost += untold
     if program == "sglang" and file.serving.dp > 1:
         words.append("--enable-dp-attention")
     for name in ("dp", "ep", "kv", "weights"):
@@ -213,10 +249,12 @@ def command_line(file: ServeFile, program: str) -> tuple[str, tuple[str, ...]]:
     for name in ("max_model_len", "memory_fraction"):
         if name not in rows.values():
             lost.append(f"{name} {said[name]}: {program} has no such option")
-    if file.serving.draft != "none" or file.serving.lora_rank:
+    if own != "vllm" and (file.serving.draft != "none" or file.serving.lora_rank):
         lost.append("guesses and adapters: their options name files that are not known here")
     if program == "dynamo":
         return _workers(shlex.join(words), file), tuple(lost)
+    if file.serving.resident_bytes is not None:
+        lost.append("layers that are read from disk: gnomon serve alone does so")
     if file.serving.redundant_experts:
         lost.append(
             f"{file.serving.redundant_experts} copies of experts: ask the engine for them, as its balancing has them"
@@ -231,6 +269,32 @@ def command_line(file: ServeFile, program: str) -> tuple[str, tuple[str, ...]]:
     if file.serving.replicas > 1:
         lost.append(f"{file.serving.replicas} replicas: start as many, behind a router")
     return shlex.join(words), tuple(lost)
+
+
+def _of_vllm(serving: Serving) -> tuple[list[str], list[str]]:
+    """(words, what they do not say) of experts, guesses and adapters."""
+    words, lost = list[str](), list[str]()
+    if serving.ep > 1:
+        words.append("--enable-expert-parallel")
+        if serving.ep != serving.tp * serving.dp:
+            lost.append(f"ep {serving.ep}: vllm deals experts over all {serving.tp * serving.dp} devices of tp x dp")
+    if serving.draft == "model":
+        lost.append("the model that guesses: its name is not in the file; add --speculative-config with it")
+    elif serving.draft != "none":
+        said = {"method": serving.draft, "num_speculative_tokens": serving.draft_tokens}
+        words += ["--speculative-config", json.dumps(said)]
+        lost.append(
+            f"acceptance {serving.acceptance:g}: what the text makes it; give --acceptance where the line is predicted"
+        )
+    if serving.lora_rank:
+        ranks = [int(rank) for rank in known("vllm").takes["--max-lora-rank"].split("|")]
+        rank = min((one for one in ranks if one >= serving.lora_rank), default=None)
+        if rank is None:
+            return words, [*lost, f"lora_rank {serving.lora_rank}: vllm takes at most {max(ranks)}"]
+        if rank != serving.lora_rank:
+            lost.append(f"lora_rank {serving.lora_rank}: written as {rank}, the next that vllm takes")
+        words += ["--enable-lora", "--max-loras", str(serving.lora_slots), "--max-lora-rank", str(rank)]
+    return words, lost
 
 
 def _workers(line: str, file: ServeFile) -> str:
@@ -250,11 +314,14 @@ class Command:
     """Options that were not read."""
     said: frozenset[str]
     """Names of fields of `ServeFile` and `Serving` that it says."""
+    draft: str | None = None
+    """The model that guesses, where it names one."""
 
 
-def read_command(text: str, program: str, on: str) -> Command:
+def read_command(text: str, program: str, on: str, acceptance: float = 0.0) -> Command:
     """A command line as it stands, `\\` at line ends included, with variables that a script sets, or of the container
-    of a compose file, a manifest or `docker run` that starts the program.
+    of a compose file, a manifest or `docker run` that starts the program. acceptance: as of `Serving`, which no line
+    says; 0: guesses are told as not read.
 
     FormatError for a line that is not the program's, a value that is no number where one belongs, a variable that the
     script does not set, or an option given twice.
@@ -274,14 +341,15 @@ def read_command(text: str, program: str, on: str) -> Command:
         at = next((i + 1 for i, w in enumerate(words) if image_starts(w) == tuple(begins)), None)
     if at is None:
         raise FormatError(f"no `{' '.join(begins)}` in it; give the command line that starts {program}")
-    rest, values, unread = words[at:], dict[str, Any](), list[str]()
-    flags: set[str] = set()
+    rest, values, unread, own = words[at:], dict[str, Any](), list[str](), ENGINE_OF.get(program, program)
+    flags, guesses, adapters = set[str](), dict[str, Any](), dict[str, int]()
     if program == "dynamo" and "&" in rest:
         rest = rest[: rest.index("&")]
     while rest:
-        word, equals, given = rest.pop(0).partition("=")
-        word = SPELLED[program].get(word, word)
-        word = SPELLED[program].get(options.resolved(word), options.resolved(word))
+        word, inside = options.parted(rest.pop(0))
+        word = SPELLED.get(program, {}).get(word, word)
+        word = options.resolved(word)
+        word = SPELLED.get(program, {}).get(word, word)
         if not word.startswith("-"):
             if word in SUBCOMMANDS.get(program, ()) and not values:
                 continue
@@ -290,35 +358,70 @@ def read_command(text: str, program: str, on: str) -> Command:
             values.setdefault("model", word)
             continue
         if word in FLAGS:
+            if inside is not None:
+                raise FormatError(f"{word} takes no value, and is given {inside[:40]!r}; leave it out for off")
             flags.add(word)
             continue
-        if not equals and not options.is_flag(word) and rest and not rest[0].startswith("--"):
-            given = rest.pop(0)
+        given = _given(word, inside, rest, options)
         if "$" in given:
             raise FormatError(f"{word} is {given[:40]!r}, a variable that is not set there; put its value in")
         name = "model" if word == "--model" else OPTIONS[program].get(word)
+        if own == "vllm" and (word in GUESSES or word.partition(".")[0] == "--speculative-config"):
+            options.check(word, given)
+            guesses |= _guess(word, given)
+            continue
+        if own == "vllm" and word in LORA:
+            options.check(word, given)
+            adapters[LORA[word]] = int(given)
+            continue
+        if own == "vllm" and word == "--dtype":
+            options.check(word, given)
+            if given in ("float", "float32"):
+                values.setdefault("weights", "fp32")
+            continue
         if name is None:
             if (problem := options.says(word)) is not None:
                 unread.append(problem)
-            elif word not in IGNORED:
-                options.check(word, given)
+                continue
+            options.check(word, given)
+            if word not in IGNORED:
                 unread.append(f"{word}{f' {given}' if given else ''}")
             continue
-        if name in values:
+        if name in values and not (name == "weights" and values[name] == "fp32"):
             raise FormatError(f"{word} is given twice")
         if program == "llama.cpp" and name == "max_model_len" and given == "0":
             continue  # as the model's file says
-        values[name] = _value(word, name, given)
+        if name == "max_model_len" and own == "vllm" and given.lower() in AUTO:
+            unread.append(f"{word} {given}: the longest that fits in memory; give --max-model-len to have it predicted")
+            continue
+        if name == "weights" and given in IN_CHECKPOINT:
+            unread.append(
+                f"{word} {given}: the checkpoint says in which format; give --weights where it is not at hand"
+            )
+            continue
+        values[name] = _value(word, name, given, options)
     if "model" not in values:
         other = next((one for one in unread if one.startswith(("--config", "--preset"))), None)
         more = f"; {other} is a file that is not read: put what it says on the command line" if other else ""
         raise FormatError(f"the command line of {program} names no model{more}")
     if "$" in values["model"]:
         raise FormatError(f"the model is {values['model'][:40]!r}, a variable that is not set there; put its name in")
-    record = engine(ENGINE_OF.get(program, program))
+    record = engine(own)
     axes: dict[str, Any] = {name: values[name] for name in ("tp", "pp", "dp", "ep") if name in values}
     if "--enable-expert-parallel" in flags:
         axes["ep"] = axes.get("tp", 1) * axes.get("dp", 1)
+    if "--enable-lora" in flags and own == "vllm":
+        axes |= LORA_DEFAULTS | adapters
+    elif adapters:
+        unread.append(f"{' and '.join(n for n, f in LORA.items() if f in adapters)}, without --enable-lora")
+    if guesses:
+        drafted = _draft(guesses)
+        if drafted is None or not acceptance:
+            how = "guesses so are not predicted" if drafted is None else "give --acceptance, which depends on the text"
+            unread.append(f"--speculative-config {json.dumps(guesses)}: {how}")
+            guesses = {}
+        else:
+            axes |= {"draft": drafted[0], "draft_tokens": drafted[1], "acceptance": acceptance}
     if program == "sglang" and axes.get("dp", 1) > 1:
         if "--enable-dp-attention" in flags:
             if axes.get("tp", 1) % axes["dp"]:
@@ -343,7 +446,56 @@ def read_command(text: str, program: str, on: str) -> Command:
     file = replace(file, **limits)
     if first:
         file = replace(file, prefill_count=first, decode_count=sum(counts) - first)
-    return Command(file=file, unread=tuple(unread), said=frozenset(values))
+    draft = str(guesses["model"]) if file.serving.draft == "model" else None
+    return Command(file=file, unread=tuple(unread), said=frozenset(values), draft=draft)
+
+
+def _given(word: str, inside: str | None, rest: list[str], options: EngineOptions) -> str:
+    """The value of an option, taken from the words behind it where it is not in its own; all of an option that takes
+    several. FormatError where one must stand there and none does."""
+    if inside is not None:
+        return inside
+    taken = list[str]()
+    while not options.is_flag(word) and rest and _is_value(rest[0]):
+        taken.append(rest.pop(0))
+        if not options.takes_several(word):
+            break
+    if not taken and options.has_value(word):
+        raise FormatError(f"{word} is given no value, and {options.release} takes one")
+    return " ".join(taken)
+
+
+def _is_value(word: str) -> bool:
+    """Whether a word is no option, as argparse has it: negative numbers are values."""
+    return not word.startswith("-") or word == "-" or re.fullmatch(r"-\d+|-\d*\.\d+", word) is not None
+
+
+def _guess(word: str, given: str) -> dict[str, Any]:
+    """Keys of `--speculative-config` that an option says."""
+    if word == "--speculative-config":
+        try:
+            said = json.loads(given)
+        except ValueError:
+            said = None
+        if not isinstance(said, dict):
+            raise FormatError(f"{word} {given[:40]!r} is no table of JSON")
+        return said
+    key = GUESSES.get(word) or word.partition(".")[2]
+    try:
+        return {key: json.loads(given)}
+    except ValueError:
+        return {key: given}
+
+
+def _draft(said: Mapping[str, Any]) -> tuple[Draft, int] | None:
+    """(who guesses, how many tokens) of vllm's `--speculative-config`; None for a kind of guess that is not predicted,
+    or no number."""
+    method, tokens = said.get("method"), said.get("num_speculative_tokens")
+    kinds: dict[str, Draft] = {"ngram": "ngram", "ngram_gpu": "ngram", "suffix": "ngram", "draft_model": "model"}
+    kind: Draft | None = "mtp" if str(method).endswith("mtp") else kinds.get(str(method))
+    if kind is None or not isinstance(tokens, int) or (kind == "model" and "model" not in said):
+        return None
+    return kind, tokens
 
 
 def _expanded(words: list[str]) -> list[str]:
@@ -376,7 +528,7 @@ def _is_begin(words: list[str], begins: list[str]) -> bool:
     return names == begins or names == [begins[0].replace("python", "python3"), *begins[1:]]
 
 
-def _value(word: str, name: str, text: str) -> Any:
+def _value(word: str, name: str, text: str, options: EngineOptions) -> Any:
     if name in ("model",):
         return text
     if name == "kv":
@@ -388,19 +540,22 @@ def _value(word: str, name: str, text: str) -> Any:
             "f32": "fp32",
             "fp8_e4m3": "fp8",
             "fp8_e5m2": "fp8",
+            "fp8_inc": "fp8",
             "u8": "int8",
         }.get(text, text)
         if kept not in KV_BITS:
-            raise FormatError(f"{word} {text[:40]!r} is no format of keys that is known")
+            options.check(word, text)
+            raise FormatError(
+                f"{word} {text[:40]!r} is no format of keys that is known; those are {', '.join(KV_BITS)}"
+            )
         return kept
     if name == "weights":
-        kept = {"modelopt_fp4": "nvfp4", "awq": "int4-wo", "gptq": "int4-wo", "awq_marlin": "int4-wo"}.get(text, text)
+        kept = WEIGHTS.get(text, text)
         if kept not in FORMATS:
             raise FormatError(f"{word} {text[:40]!r} is no format of weights that is known")
         return kept
-    shown = re.fullmatch(r"(\d+(?:\.\d+)?)([kKmM])", text) if word in SUFFIXED else None
-    if shown:
-        return int(float(shown[1]) * {"k": 10**3, "K": 2**10, "m": 10**6, "M": 2**20}[shown[2]])
+    if options.takes.get(word, "").startswith("size"):
+        return size_of(word, text)
     try:
         return float(text) if name == "memory_fraction" else int(text)
     except ValueError:

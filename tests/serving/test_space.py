@@ -98,3 +98,17 @@ def test_pools_and_idle_devices_are_in_the_space_and_the_fewest_are_those_of_bru
     assert smallest.best is not None and few.best.value == smallest.best.value
     one = best(graph, cluster, candidates, load, target)
     assert one.best is not None and every.best is not None and one.best.value == every.best.value
+
+
+def test_experts_are_planned_as_the_engine_can_deal_them() -> None:
+    """vLLM has a switch for them, over all devices of tp x dp; SGLang a number."""
+    cluster = parse_cluster("8xh100-sxm")
+    planned = {
+        name: {
+            (one.serving.tp * one.serving.dp, one.serving.ep)
+            for one in space(cluster, [engine(name)], 1024, weights=("bf16",), experts=True)
+        }
+        for name in ("vllm", "sglang")
+    }
+    assert {ep in (1, devices) for devices, ep in planned["vllm"]} == {True} and (8, 8) in planned["vllm"]
+    assert (8, 2) in planned["sglang"] and planned["vllm"] < planned["sglang"]

@@ -116,7 +116,11 @@ def space(
             if dp > 1 and ep != tp * dp:
                 continue
             divided = {name for name, size in zip(("tp", "pp", "dp", "ep"), (tp, pp, dp, ep), strict=True) if size > 1}
-            able = [rules for rules in engines if divided <= set(rules.plans_axes)]
+            able = [
+                rules
+                for rules in engines
+                if divided <= set(rules.plans_axes) and (rules.partial_experts or ep in (1, tp * dp))
+            ]
             for w, k, rules in _formats(weights, kv, able, others):
                 one = Serving(
                     tp=tp, pp=pp, dp=dp, ep=ep, weights=w, kv=k, max_model_len=longest, resident_bytes=resident_bytes,

@@ -133,6 +133,8 @@ class Engine:
     """Formats of weights that a search tries besides the devices' own 16 bits; none: no other."""
     plans_axes: tuple[Literal["tp", "pp", "dp", "ep"], ...]
     """Axes over which it divides a model; none: copies of it alone."""
+    partial_experts: bool
+    """Whether ep may be less than the devices of tp x dp and more than one."""
     plans_kv: tuple[str, ...]
     """Formats of cached keys that it tries besides 16 bits."""
     encoder_decoders: tuple[Literal["relative", "learned", "fixed"], ...]

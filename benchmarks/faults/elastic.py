@@ -61,7 +61,7 @@ def job(data: Path, folder: Path) -> TrainingJob:
 
 
 def losses(given: TrainingJob) -> list[float]:
-    """Of one process with all workers."""
+    """The loss of each step in one process with all workers."""
     workers = LogicalWorkers(given.graph, given.plan, given.workload, seed=given.seed, settings=given.settings)
     workers.place((0,) * 4)
     corpus = corpus_of(given)

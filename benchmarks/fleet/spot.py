@@ -32,7 +32,7 @@ TAKEOVER_S = 1.4
 
 
 def costs() -> SpotCosts:
-    """Of the job."""
+    """Seconds of the job's step and of what each loss costs it."""
     plain = Plan(mesh=Mesh(pp=8, dp_shard=4), schedule=Schedule(name="one_f_one_b", micro_batch_size=1))
 
     def seconds(*passes: Pass) -> float:

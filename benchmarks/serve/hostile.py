@@ -140,7 +140,7 @@ def files(pid: int) -> int:
 
 
 def children(pid: int) -> list[int]:
-    """Of all its threads."""
+    """Process ids of the children of all threads of a process."""
     tasks = Path(f"/proc/{pid}/task").iterdir()
     return [int(child) for task in tasks for child in (task / "children").read_text().split()]
 

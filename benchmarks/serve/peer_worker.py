@@ -124,7 +124,7 @@ def ctranslate2(path: str, form: str, imported: Imported) -> Run:
 
 
 def vllm(path: str, form: str, imported: Imported) -> Run:
-    """In this process, op by op; form: its dtype."""
+    """Runs vLLM in this process, op by op; form: its dtype."""
     os.environ |= {
         "VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind",
         "VLLM_LOGGING_LEVEL": "ERROR", "HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1",
@@ -244,7 +244,7 @@ def llama(path: str, form: str, imported: Imported) -> Run:
 
 
 def version_of(name: str, form: str) -> str:
-    """Of the packages that compute."""
+    """The versions of the packages that compute, for the page."""
     if name == "llama":
         made = Path(form, "_nlcBuildMetadata.json")
         return str(json.loads(made.read_text())["buildOptions"]["llamaCpp"]["release"])

@@ -114,7 +114,8 @@ def rows(name: str, form: str, found: Forecast, measured: MeasuredLoad) -> Itera
     for what in ("ttft", "tpot"):
         for at in ("p50", "p99"):
             ours, theirs = (getattr(getattr(one, what), at) for one in (found, measured))
-            cells.append(f"{1e3 * ours:.0f} / {1e3 * theirs:.0f} ms {ours / theirs - 1:+.0%}")
+            off = f"{ours / theirs - 1:+.0%}" if theirs else "nothing measured"  # all tokens came at once
+            cells.append(f"{1e3 * ours:.0f} / {1e3 * theirs:.0f} ms {off}")
     yield f"| {form} | {name} | {' | '.join(cells)} |"
 
 

@@ -40,7 +40,7 @@ LONGEST = 1024
 
 
 def traces() -> dict[str, list[Request]]:
-    """By name."""
+    """The requests of each trace, by its name; the seed makes them the same in every run."""
     rng = random.Random(3)
     steady, at = [], 0.0
     for _ in range(40):

@@ -237,7 +237,7 @@ def _held(ratio: Array, rows: Sequence[str]) -> float:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tally:
-    """Of the rows of a table."""
+    """Scores of the rows of a table, by family and figure, and what was not answered."""
 
     found: Mapping[tuple[str, str], Sequence[Score]]
     """(family, figure) -> its scores."""

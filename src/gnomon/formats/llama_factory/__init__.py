@@ -194,7 +194,7 @@ def read_fields(source: Source, given: Given) -> Job:
 
 
 def _low_rank_terms(change: Change) -> list[Setting] | None:
-    """Its own switches, which its optimizers go with."""
+    """Settings that write `optimizer.low_rank`: LLaMA-Factory's own switches; None for what it has no switch for."""
     low, narrow = change.after.optimizer.low_rank, change.after.precision.states == "int8"
     if low is None or (narrow and low.method == "apollo"):
         return None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from serve.served import write_words  # noqa: E402
 from gnomon.errors import InputError  # noqa: E402
 from gnomon.serve.api import Answers, Served, Wanted, chat, completion  # noqa: E402
 from gnomon.serve.messages import Token, Told  # noqa: E402
+from gnomon.serve.text import TextStream  # noqa: E402
 from gnomon.serve.vocabulary import Vocabulary  # noqa: E402
 
 TEMPLATE = (
@@ -160,6 +162,38 @@ def test_calls_are_streamed_as_they_end_with_log_probabilities_of_all_tokens(ser
     assert deltas[-1][1] == "tool_calls" and tokens == [f"token_id:{ord(letter)}" for letter in text]
     one = asked(served, True, tools=[tool], parallel_tool_calls=False)
     assert "</tool_call>" in one.stops and not one.several
+
+
+def test_letters_are_told_whole_or_not_at_all(served: Served) -> None:
+    """However many tokens they come in, and where an answer ends within one."""
+    text = "aé€😀 b😀"
+    ids = served.words.text(text)
+    assert len(ids) == len(text.encode())
+    for count in range(1, len(ids) + 1):
+        stream, said = TextStream(served.words), []
+        for token in ids[:count]:
+            stream.push(token)
+            said.append(stream.take())
+        said.append(stream.take(all=True))
+        assert "".join(said) == text.encode()[:count].decode(errors="ignore"), (count, said)
+
+
+def test_tokens_are_those_of_the_model_not_of_its_tokenizer(served: Served) -> None:
+    """A table has rows for as many as the model says; beyond them lies other memory."""
+    few, many = replace(served, vocab_size=200), replace(served, vocab_size=300)
+    last = served.words.text("é")[0]
+    assert last < 200 and max(served.words.text("zz")) < 200
+    high = next(letter for letter in map(chr, range(0x80, 0x3000)) if max(served.words.text(letter)) >= 200)
+    for chats, said in ((False, {"prompt": high}), (True, {"messages": [{"role": "user", "content": high}]})):
+        with pytest.raises(InputError, match="is not one of the model's, 0 to 199"):
+            asked(few, chats, **said)
+    for field in ({"prompt": [4, 200]}, {"stop_token_ids": [200]}, {"logit_bias": {"200": 1}}, {"prompt": [-1]}):
+        with pytest.raises(InputError, match="199"):
+            completion({"prompt": "z", **field}, few)
+    wanted = completion({"prompt": [299], "bad_words": [high], "logit_bias": {"299": 1}}, many)
+    assert wanted.prompts == ((299,),) and wanted.sampling.banned
+    wanted = completion({"prompt": "z", "bad_words": [high]}, few)
+    assert not wanted.sampling.banned and not wanted.sampling.stop_ids  # <eos> is 257
 
 
 def test_two_fields_that_say_how_long_an_answer_is_agree(served: Served) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -21,9 +22,12 @@ from serve.against_generate import answers, compare, greedy, served, theirs  # n
 from gnomon.errors import InputError, PlanError  # noqa: E402
 from gnomon.runtime.ops.paged import Visibility  # noqa: E402
 from gnomon.serve.load import open_model  # noqa: E402
+from gnomon.serve.messages import Ask  # noqa: E402
 from gnomon.serve.paged import Pages, Room  # noqa: E402
 from gnomon.serve.rows import Part, TokenRows  # noqa: E402
 from gnomon.serve.sampling import Sampling  # noqa: E402
+from gnomon.serve.vocabulary import Vocabulary  # noqa: E402
+from gnomon.serve.worker import Worker  # noqa: E402
 from gnomon.serving.scheduler import Scheduler  # noqa: E402
 from gnomon.software.engine import engine  # noqa: E402
 
@@ -94,10 +98,41 @@ def test_a_seed_draws_the_same_whoever_runs_beside(tmp_path: Path) -> None:
     assert answers(ours)[beside] == first
 
 
+def test_next_to_no_temperature_takes_the_likeliest(tmp_path: Path) -> None:
+    _, ours = served("llama", tmp_path)
+    keys = [
+        ours.add([5, 6, 7], Sampling(max_tokens=9, temperature=temperature, seed=1))[0]
+        for temperature in (0.0, 1e-6, 1e-40, 1e-300)
+    ]
+    made = answers(ours)
+    assert len({tuple(made[key]) for key in keys}) == 1
+
+
+def test_without_a_tokenizer_each_token_is_told_as_it_comes(tmp_path: Path) -> None:
+    """Bytes that are no whole letter yet, among them."""
+    _, ours = served("llama", tmp_path)
+    heard: list[Any] = []
+    worker = Worker([ours], Vocabulary.open(tmp_path, None), heard.append)
+    streamed, whole = (
+        Ask(number=at, prompt=(5, 80, 7), sampling=greedy(6), first=0, count=1, streams=not at) for at in range(2)
+    )
+    worker.take(streamed)
+    worker.take(whole)
+    while worker.has_work:
+        worker.step()
+    told = [one for tokens in heard for one in tokens.told]
+    assert [len(one.tokens) for one in told if one.number == 0] == [1] * 6
+    [end] = [one for one in told if one.number == 1]
+    assert [token.id for token in end.tokens] == [one.tokens[0].id for one in told if one.number == 0]
+
+
 def test_what_can_never_be_answered_is_said(tmp_path: Path) -> None:
     _, ours = served("llama", tmp_path, length=64)
     with pytest.raises(InputError, match=r"60 \+ 10 tokens.*at most 64"):
         ours.add([5] * 60, greedy(10))
+    for token in (-1, 1 << 20):
+        with pytest.raises(InputError, match=f"has token {token}, and the model's tokens are 0 to"):
+            ours.add([5, token], greedy(10))
     with pytest.raises(InputError, match="give more memory"):
         open_model(tmp_path, engine("gnomon"), dtype="fp32", kv_bytes=1000)
 

@@ -70,6 +70,19 @@ def test_a_completion_and_its_stream_say_the_same(client: Any) -> None:
     assert [c.text for c in several.choices] == ["hello" + whole.choices[0].text] * 4
 
 
+def test_a_stream_has_each_token_as_it_comes(client: Any) -> None:
+    """Those of bytes that are no whole letter yet, too, and with what was counted so far."""
+    asked = {"model": "tiny", "prompt": "hello", "max_tokens": 40, "seed": 7, "logprobs": 0}
+    more = {"return_token_ids": True, "ignore_eos": True}
+    whole = client.completions.create(**asked, extra_body=more).choices[0]
+    options = {"include_usage": True, "continuous_usage_stats": True}
+    *chunks, last = client.completions.create(**asked, stream=True, stream_options=options, extra_body=more)
+    assert [c.choices[0].token_ids for c in chunks] == [[token] for token in whole.token_ids]
+    assert [c.usage.completion_tokens for c in chunks] == list(range(1, 41)) and last.usage.total_tokens == 45
+    assert "".join(c.choices[0].text for c in chunks) == whole.text and any(not c.choices[0].text for c in chunks)
+    assert [c.choices[0].logprobs.text_offset[0] for c in chunks] == whole.logprobs.text_offset
+
+
 def test_an_adapter_is_a_model_of_its_own_name(client: Any) -> None:
     assert [(one.id, one.model_extra.get("parent")) for one in client.models.list()] == [
         ("tiny", None),
@@ -187,6 +200,7 @@ def test_calls_of_tools_are_streamed(client: Any) -> None:
         ({"prompt": "x", "stop": ["a"] * 10_000}, "at most 16"),
         ({"prompt": "x" * 1_000_000}, "of 1000000 letters is more than"),
         ({"prompt": "x", "stream_options": {"include_usage": True}}, "stream_options are of streams"),
+        ({"prompt": "x", "stream": True, "stream_options": {"continuous_usage_stats": True}}, "include_usage"),
         ({"prompt": "x", "n": 10**9}, "n is a whole number from 1 to 128"),
         ([], "the body is a JSON object"),
     ],

@@ -25,6 +25,7 @@ Body = Mapping[str, Any]
 MOST_ANSWERS, MOST_PROMPTS, MOST_STOPS, MOST_BANNED = 128, 256, 16, 256
 STRUCTURES = ("response_format", "structured_outputs", "guided_json", "guided_regex", "guided_choice")
 """Fields that say what an answer's text is."""
+STREAM_OPTIONS = frozenset("include_usage include_obfuscation continuous_usage_stats".split())
 LONGEST_STOP = 256
 """Letters: each token's text is looked at for every beginning of a stop string."""
 DEFAULT_COMPLETION = 16
@@ -70,6 +71,8 @@ class Wanted:
     streams: bool
     usage: bool
     """Whether a stream ends with the counts of tokens."""
+    usage_each: bool
+    """Whether each of its chunks has those of its own answer so far, too."""
     stops: tuple[str, ...]
     keep_stop: bool
     specials: bool
@@ -103,6 +106,7 @@ class Served:
     words: Vocabulary
     max_model_len: int
     vocab_size: int
+    """Of the model."""
 
 
 def completion(body: object, served: Served) -> Wanted:
@@ -145,6 +149,7 @@ def chat(body: object, served: Served) -> Wanted:
     prompt = list(_cut(fields, tuple(prompt), served.max_model_len - 1))
     if not prompt:
         raise InputError("the conversation has no token; say something", "$.messages")
+    _check_ids(prompt, served, "$.messages")
     room = served.max_model_len - len(prompt)
     if room < 1:
         raise InputError(
@@ -201,11 +206,11 @@ def _wanted(fields: Body, served: Served, own: _Own) -> Wanted:
     if (length := max(map(len, stops), default=0)) > LONGEST_STOP:
         raise InputError(f"a stop string has at most {LONGEST_STOP} letters, not {length}", "$.stop")
     ids = _tokens(fields, "stop_token_ids", served)
-    allowed, banned = _tokens(fields, "allowed_token_ids", served), _banned(fields, served.words)
+    allowed, banned = _tokens(fields, "allowed_token_ids", served), _banned(fields, served)
     if grammar and (allowed or banned):
         name = "allowed_token_ids" if allowed else "bad_words"
         raise InputError(f"{name} beside a grammar may leave no token that follows; give one of both", f"$.{name}")
-    ends = () if _flag(fields, "ignore_eos") else served.words.ends
+    ends = () if _flag(fields, "ignore_eos") else (one for one in served.words.ends if one < served.vocab_size)
     bias = fields.get("logit_bias") or {}
     if not isinstance(bias, dict) or any(isinstance(v, bool) or not isinstance(v, int | float) for v in bias.values()):
         raise InputError("logit_bias is an object of numbers by token", "$.logit_bias")
@@ -234,8 +239,12 @@ def _wanted(fields: Body, served: Served, own: _Own) -> Wanted:
         min_tokens=_whole(fields, "min_tokens", 0, 0, own.most),
     )
     options = fields.get("stream_options") or {}
-    if not isinstance(options, dict) or options.keys() - {"include_usage", "include_obfuscation"}:
-        raise InputError("stream_options has include_usage and nothing else", "$.stream_options")
+    if not isinstance(options, dict) or options.keys() - STREAM_OPTIONS:
+        raise InputError(
+            "stream_options has include_usage and continuous_usage_stats and nothing else", "$.stream_options"
+        )
+    if _flag(options, "continuous_usage_stats") and not _flag(options, "include_usage"):
+        raise InputError("continuous_usage_stats goes with include_usage: set both to true", "$.stream_options")
     if fields.get("stream_options") is not None and not fields.get("stream"):
         raise InputError("stream_options are of streams: set stream to true, or leave them out", "$.stream_options")
     return Wanted(
@@ -247,6 +256,7 @@ def _wanted(fields: Body, served: Served, own: _Own) -> Wanted:
         best=count,
         streams=_flag(fields, "stream"),
         usage=_flag(options, "include_usage"),
+        usage_each=_flag(options, "continuous_usage_stats"),
         # of calls that may not be several the first ends the answer
         stops=(*stops, *(() if own.several or not own.calls else (CLOSE_CALL,))),
         keep_stop=_flag(fields, "include_stop_str_in_output"),
@@ -299,14 +309,19 @@ def _prompts(fields: Body, served: Served) -> tuple[tuple[int, ...], ...]:
             ids = words.prompt(one) if specials else words.conversation(one)
         elif isinstance(one, list) and all(_is_whole(token) for token in one):
             ids = one
-            if bad := [token for token in ids if not 0 <= token < words.vocab_size]:
-                raise InputError(f"token {bad[0]} is not one of 0 to {words.vocab_size - 1}", f"$.prompt[{number}]")
         else:
             raise InputError("a prompt is a text or a list of tokens", f"$.prompt[{number}]")
         if not ids:
             raise InputError("a prompt has at least one token", f"$.prompt[{number}]")
+        _check_ids(ids, served, f"$.prompt[{number}]")
         made.append(tuple(ids))
     return tuple(made)
+
+
+def _check_ids(ids: Sequence[int], served: Served, where: str) -> None:
+    """InputError for a token that the model has not, though its tokenizer may."""
+    if bad := [token for token in (min(ids), max(ids)) if not 0 <= token < served.vocab_size]:
+        raise InputError(f"token {bad[0]} is not one of the model's, 0 to {served.vocab_size - 1}", where)
 
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
@@ -385,16 +400,18 @@ def _tokens(fields: Body, name: str, served: Served) -> list[int]:
     return ids
 
 
-def _banned(fields: Body, words: Vocabulary) -> tuple[tuple[int, ...], ...]:
-    """Tokens of `bad_words`, at the beginning of a text and after a space."""
+def _banned(fields: Body, served: Served) -> tuple[tuple[int, ...], ...]:
+    """Tokens of `bad_words`, at the beginning of a text and after a space. A word with a token that the model has not
+    is in no answer."""
     given = fields.get("bad_words") or []
     fits = isinstance(given, list) and len(given) <= MOST_BANNED
     if not fits or not all(isinstance(one, str) and one.strip() and len(one) <= LONGEST_STOP for one in given):
         raise InputError(
             f"bad_words is a list of at most {MOST_BANNED} words of at most {LONGEST_STOP} letters", "$.bad_words"
         )
-    rows = (tuple(words.conversation(before + one.lstrip())) for one in given for before in ("", " "))
-    return tuple(dict.fromkeys(row for row in rows if row))
+    conversation = served.words.conversation
+    rows = (tuple(conversation(before + one.lstrip())) for one in given for before in ("", " "))
+    return tuple(dict.fromkeys(row for row in rows if row and max(row) < served.vocab_size))
 
 
 def _text(fields: Body, name: str, most: int) -> str:
@@ -568,10 +585,12 @@ class Answers:
         self.add(at, told)
         if not wanted.chat:
             text = (self._echo(at) if not self.begun[at] else "") + told.text
-            begun = self.letters[at]
-            self.letters[at] += len(text)
+            if not self.begun[at]:
+                self.letters[at] = len(self._echo(at))
             choice: dict[str, Any] = {"index": at, "text": text, "finish_reason": told.reason}
-            choice["logprobs"] = self._logprobs(at, told.tokens, begun)
+            choice["logprobs"] = self._logprobs(at, told.tokens, self.letters[at])
+            # by tokens, not by text, which may come later than they: as in an answer that is told whole
+            self.letters[at] += sum(len(token.text) for token in told.tokens)
             choice |= self._ids(at, told.tokens, begins=not self.begun[at])
             self.begun[at] = True
             return [self._chunk(choice)]
@@ -647,7 +666,12 @@ class Answers:
         return {"id": self.id, "object": kind, "created": self.created, "model": self.model}
 
     def _chunk(self, choice: dict[str, Any]) -> dict[str, Any]:
-        return {**self._head(stream=True), "choices": [choice]}
+        made = {**self._head(stream=True), "choices": [choice]}
+        if self.wanted.usage_each:
+            at = choice["index"]
+            own = len(self.wanted.prompts[at // self.wanted.count])
+            made["usage"] = Counted(own, len(self.tokens[at])).usage()
+        return made
 
     def _echo(self, at: int) -> str:
         return self.wanted.echoes[at // self.wanted.count] if self.wanted.echoes else ""

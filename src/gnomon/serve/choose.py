@@ -14,6 +14,9 @@ from torch import Tensor
 
 from gnomon.serve.sampling import Sampling
 
+COLDEST = 1e-30
+"""Temperature that float32 holds; the likeliest token is the only one long before."""
+
 
 @dataclass(frozen=True, slots=True)
 class ChosenToken:
@@ -69,7 +72,8 @@ def _choose(raw: Tensor, row: LogitsRow) -> ChosenToken:
     if s.temperature == 0:
         token = int(logits.argmax())
     else:
-        token = _drawn(logits / s.temperature, s, row.generator)
+        # from the largest on: divided by next to nothing it would be infinite, and no share a number
+        token = _drawn((logits - logits.max()) / max(s.temperature, COLDEST), s, row.generator)
     if s.logprobs < 0:
         return ChosenToken(token, None, ())
     told = raw.log_softmax(-1)

@@ -159,7 +159,7 @@ def follow(connection: Connection, settings: Settings, seat: Seat) -> None:
         connection.send(Failed(-1, str(error), 500))
         return
     stage = DividedStage(model)
-    connection.send(Ready(max_model_len=model.sizes.max_len))
+    connection.send(Ready(max_model_len=model.sizes.max_len, vocab_size=model.vocab_size))
     while True:
         try:
             stage.run(connection.recv())

@@ -96,6 +96,12 @@ class Model(Protocol):
         """(wanted, vocabulary) of the iteration that began first of those that are under way."""
 
 
+def check_ids(prompt: Sequence[int], vocab_size: int) -> None:
+    """InputError for a token that the model's table has no row of, whatever its tokenizer knows."""
+    if bad := [token for token in (min(prompt), max(prompt)) if not 0 <= token < vocab_size]:
+        raise InputError(f"the prompt has token {bad[0]}, and the model's tokens are 0 to {vocab_size - 1}")
+
+
 class Engine:
     """A model that answers."""
 
@@ -176,6 +182,7 @@ class Engine:
         one are no other's either."""
         which = self.model.adapter(adapter)
         self.check(len(prompt), sampling)
+        check_ids(prompt, self.vocab_size)
         prompt = tuple(prompt)
         made: list[int] = []
         for index in range(count):

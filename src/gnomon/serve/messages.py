@@ -23,7 +23,7 @@ class Ask:
     count: int
     """Answers."""
     streams: bool
-    """Whether text is told as it comes; otherwise at the end."""
+    """Whether tokens are told as they come; otherwise at the end."""
     stops: tuple[str, ...] = ()
     """Strings that end an answer."""
     keep_stop: bool = False
@@ -78,6 +78,7 @@ class Told:
     number: int
     index: int
     text: str
+    """Empty where its tokens are no whole letter yet, or have no text."""
     tokens: tuple[Token, ...]
     reason: str | None
     """Why it ended; None: it goes on."""
@@ -105,6 +106,8 @@ class Ready:
 
     max_model_len: int
     """Tokens of prompt and answer."""
+    vocab_size: int
+    """Tokens that prompts may have: rows of the model's table, however many its tokenizer knows."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -231,6 +231,11 @@ class Router:
         """Tokens of prompt and answer."""
         return min((one.ready.max_model_len for one in self.workers if one is not None and one.ready), default=0)
 
+    @property
+    def vocab_size(self) -> int:
+        """Tokens that prompts may have."""
+        return min((one.ready.vocab_size for one in self.workers if one is not None and one.ready), default=0)
+
     def stats(self) -> list[Stats]:
         """Lists the counts of the workers that are there."""
         return [one.stats for one in self.workers if one is not None and one.stats is not None]

@@ -27,7 +27,7 @@ from gnomon.runtime.module.apply import DTYPES
 from gnomon.runtime.module.crossings import reads, writes
 from gnomon.runtime.parameters.weights import WeightReader
 from gnomon.serve.bound import Bound, BoundText, Read
-from gnomon.serve.engine import Engine, Made, Watch
+from gnomon.serve.engine import Engine, Made, Watch, check_ids
 from gnomon.serve.rows import Turn
 from gnomon.serve.sampling import Sampling
 from gnomon.serve.sizes import Sizes
@@ -161,6 +161,7 @@ class Seq2SeqEngine(Engine):
                 f"the request asks for {len(prompt)} + {sampling.max_tokens} tokens (prompt and max_tokens), and the "
                 f"model is served with 1 to {self.max_model_len}; shorten the prompt or lower max_tokens"
             )
+        check_ids(prompt, self.vocab_size)
         keys = super().add(
             [self.first], sampling, first=first, count=count, watch=watch, mask=mask, adapter=adapter,
             source=len(prompt),

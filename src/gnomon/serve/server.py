@@ -79,7 +79,7 @@ class Server:
 
     def served(self) -> api.Served:
         """What bodies are read against."""
-        size = self.words.vocab_size if self.encoder is None else self.encoder.vocab_size
+        size = self.router.vocab_size if self.encoder is None else self.encoder.vocab_size
         return api.Served(
             names=self.settings.names, words=self.words, max_model_len=self.max_model_len, vocab_size=size
         )

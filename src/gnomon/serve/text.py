@@ -61,10 +61,11 @@ class TextStream:
         return self.ended
 
     def take(self, *, all: bool = False) -> str:
-        """Text since the last call. all: also what could begin a stop string, since nothing follows."""
+        """Text since the last call. all: also what could begin a stop string, since nothing follows; a letter that is
+        not whole then is none."""
         if all and not self.ended and self.read < len(self.ids):
             old = self._decoded(self.before, self.read)
-            self._add(self._decoded(self.before)[len(old) :])
+            self._add(self._decoded(self.before)[len(old) :].rstrip(BROKEN))
         upto = len(self.text) if all or self.ended else len(self.text) - self._held()
         new = self.text[self.told : upto]
         self.told = max(self.told, upto)

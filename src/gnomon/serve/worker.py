@@ -164,6 +164,8 @@ class Worker:
         )
 
     def _told(self, lane: int, made: Made) -> Told | None:
+        """What is told of a token. Streams have each as it comes, those without a text of their own too (part of a
+        letter, or of what may be a stop string; no tokenizer): when tokens come is what clients measure."""
         answer = self.answers.get((lane, made.key))
         if answer is None:  # another answer to its prompt failed in this iteration
             return None
@@ -174,7 +176,7 @@ class Worker:
             answer.tokens.append(_token(self.words, made.chosen))
         ends = made.reason is not None
         text = answer.stream.take(all=ends) if ends or answer.ask.streams else ""
-        if not ends and not text:
+        if not ends and not (answer.ask.streams and answer.tokens):
             return None
         message = Told(answer.ask.number, answer.index, text, tuple(answer.tokens), made.reason)
         answer.tokens = []
@@ -273,7 +275,7 @@ def main(
         connection.send(Failed(-1, str(error), 500))
         return
     most = min(min(engine.max_model_len, engine.scheduler.longest()) for engine in worker.lanes)
-    connection.send(Ready(max_model_len=most))
+    connection.send(Ready(max_model_len=most, vocab_size=worker.lanes[0].vocab_size))
     told = worker.stats()
     while True:
         try:

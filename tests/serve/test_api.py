@@ -37,7 +37,7 @@ BOTH: dict[str, tuple[Any, Any]] = {
     "cache_salt": ("s", ""), "request_id": ("r", ""), "return_token_ids": (True, 1),
     "return_tokens_as_token_ids": (True, 1), "user": ("u", None), "use_beam_search": (False, True),
     "length_penalty": (1.0, 0.5), "spaces_between_special_tokens": (True, False), "priority": (0, 1),
-    "watermarking": (False, True), "prompt_logprobs": (None, 1), "logprob_token_ids": (None, [5]),
+    "watermarking": (False, True), "prompt_logprobs": (3, 99), "logprob_token_ids": (None, [5]),
     "session_id": (None, "s"), "kv_transfer_params": (None, {}), "ec_transfer_params": (None, {}),
     "vllm_xargs": (None, {"a": 1}), "repetition_detection": (None, {}), "thinking_token_budget": (None, 5),
     "stream_interval": (None, 2), "logits_processors": (None, ["os.system"]),

@@ -77,6 +77,37 @@ def test_beginnings_are_found_where_layers_have_windows_or_states(kind: str, tmp
     assert answers(ours) == dict.fromkeys(keys, theirs(model, ids, 20))
 
 
+def test_log_probabilities_of_a_prompt_are_the_models(tmp_path: Path) -> None:
+    """In pieces of eight tokens, between requests without, found before (which has no logits), and after a preemption,
+    against the model's own log-softmax."""
+    model, ours = served("llama", tmp_path, max_batched_tokens=8, max_seqs=3)
+    tight = open_model(tmp_path, ours.rules, dtype="fp32", kv_bytes=9 * 16 * 2 * 2 * 16 * 4, max_model_len=128)
+    ids = [3 + (7 * i) % 90 for i in range(40)]
+    asked = replace(greedy(30), prompt_logprobs=2)
+    with torch.inference_mode():
+        logs = model(torch.tensor([ids])).logits[0].log_softmax(-1)
+    for engine_, others in ((ours, 1), (ours, 0), (tight, 2)):
+        engine_.add([5, 6, 7], greedy(9))
+        [key, *_] = engine_.add(ids, asked)
+        for other in range(others):
+            engine_.add([*ids, other], greedy(50))
+        told = None
+        while engine_.has_work:
+            for one in engine_.step():
+                assert one.scores is None or (one.key == key and told is None)
+                told = one.scores if one.scores is not None else told
+        assert told is not None and [one.token for one in told] == ids[1:]
+        for at, one in enumerate(told):
+            best = logs[at].topk(2)
+            assert one.logprob == pytest.approx(float(logs[at, ids[at + 1]]), abs=1e-4)
+            assert [value for _, value in one.top] == pytest.approx(best.values.tolist(), abs=1e-4)
+            assert one.rank == int((logs[at] >= logs[at, ids[at + 1]]).sum())
+    assert tight.preemptions > 0 and not tight.memory.problems() and not ours.memory.problems()
+    [alone] = ours.add([5], asked, count=2)[:1]
+    made = [one for one in iter(lambda: ours.step() if ours.has_work else None, None) for one in one]
+    assert [one.scores for one in made if one.scores is not None] == [()] and made[0].key == alone
+
+
 def test_a_cancelled_request_leaves_nothing_and_disturbs_nobody(tmp_path: Path) -> None:
     model, ours = served("mistral", tmp_path)
     ids = [3 + (5 * i) % 90 for i in range(30)]

@@ -83,6 +83,35 @@ def test_a_stream_has_each_token_as_it_comes(client: Any) -> None:
     assert [c.choices[0].logprobs.text_offset[0] for c in chunks] == whole.logprobs.text_offset
 
 
+def test_echoed_prompts_have_log_probabilities(client: Any) -> None:
+    """As evaluation harnesses ask for them: lists of tokens, the prompt's own log-probabilities, no answer or one of a
+    token."""
+    asked = {"model": "tiny", "temperature": 0, "echo": True, "logprobs": 1}
+    [first, second] = client.completions.create(prompt=[[104, 101, 108], [9]], max_tokens=1, **asked).choices
+    logs = first.logprobs
+    assert len(logs.tokens) == 4 and logs.token_logprobs[0] is None and logs.top_logprobs[0] is None
+    assert [max(top.values()) for top in logs.top_logprobs[3:]] == logs.token_logprobs[3:]  # greedy
+    assert first.text == "".join(logs.tokens) and logs.text_offset == [0, *(len(first.text[:n]) for n in (1, 2, 3))]
+    assert len(second.logprobs.tokens) == 2
+    silent = client.completions.create(prompt=[104, 101, 108], max_tokens=0, **asked)
+    assert silent.choices[0].logprobs.token_logprobs == logs.token_logprobs[:3]
+    assert silent.usage.completion_tokens == 0 and silent.choices[0].text == first.text[:3]
+    streamed = list(client.completions.create(prompt=[104, 101, 108], max_tokens=2, stream=True, **asked))
+    assert [t for c in streamed for t in c.choices[0].logprobs.token_logprobs][:4] == logs.token_logprobs
+    more = client.completions.create(
+        model="tiny", prompt=[104, 101, 108], max_tokens=1, extra_body={"prompt_logprobs": 0}
+    ).choices[0].model_extra["prompt_logprobs"]  # fmt: skip
+    assert (
+        more[0] is None
+        and [one["101" if at == 0 else "108"]["logprob"] for at, one in enumerate(more[1:])]
+        == (logs.token_logprobs[1:3])
+    )
+    spoken = client.chat.completions.create(
+        model="tiny", messages=[{"role": "user", "content": "hi"}], max_tokens=1, extra_body={"prompt_logprobs": 1}
+    )
+    assert len(spoken.model_extra["prompt_logprobs"]) == spoken.usage.prompt_tokens
+
+
 def test_an_adapter_is_a_model_of_its_own_name(client: Any) -> None:
     assert [(one.id, one.model_extra.get("parent")) for one in client.models.list()] == [
         ("tiny", None),

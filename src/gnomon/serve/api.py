@@ -2,8 +2,9 @@
 
 `completion(body, …)` and `chat(body, …)` read a body strictly: a field that is not known or not supported is an error
 that names it, so that nothing that somebody asked for is left out in silence. Fields of vLLM beside OpenAI's: top_k,
-min_p, repetition_penalty, min_tokens, stop_token_ids, ignore_eos, include_stop_str_in_output, guided_regex. Nothing in
-a body is a path, a template or code. What vLLM documents beside these is refused by name. Leaves out HTTP (`server`).
+min_p, repetition_penalty, min_tokens, stop_token_ids, ignore_eos, include_stop_str_in_output, guided_regex,
+prompt_logprobs. Nothing in a body is a path, a template or code. What vLLM documents beside these is refused by name.
+Leaves out HTTP (`server`).
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ COMMON = frozenset(
     "repetition_penalty logit_bias allowed_token_ids bad_words seed stop stop_token_ids ignore_eos min_tokens "
     "include_stop_str_in_output skip_special_tokens add_special_tokens truncate_prompt_tokens truncation_side "
     "response_format structured_outputs guided_json guided_regex guided_choice logprobs cache_salt request_id "
-    "return_token_ids return_tokens_as_token_ids".split()
+    "return_token_ids return_tokens_as_token_ids prompt_logprobs".split()
 )
 COMPLETION = COMMON | LABELS | frozenset("prompt echo best_of suffix".split())
 CHAT = COMMON | LABELS | frozenset(
@@ -88,6 +89,10 @@ class Wanted:
     grammar: str
     echoes: tuple[str, ...]
     """Text that is told before each prompt's answers; () for none."""
+    prompt_logprobs: int
+    """Likeliest tokens that `prompt_logprobs` has of each token of a prompt; -1: the answer has no such field."""
+    silent: bool
+    """Whether only prompts are told: a token is computed after each, and left out."""
     chat: bool
     calls: bool
     """Whether the answer may be calls of tools."""
@@ -114,19 +119,25 @@ def completion(body: object, served: Served) -> Wanted:
     fields = fields_of(body, COMPLETION, served)
     if fields.get("suffix"):
         raise InputError("suffix is not supported: no model here fills in the middle", "$.suffix")
-    most = _whole(fields, "max_tokens", DEFAULT_COMPLETION, 1, served.max_model_len)
+    echo = _flag(fields, "echo")
+    most = _whole(fields, "max_tokens", DEFAULT_COMPLETION, 0 if echo else 1, served.max_model_len)
+    silent, most = most == 0, max(1, most)
     prompts = tuple(_cut(fields, one, served.max_model_len - most) for one in _prompts(fields, served))
     count = _whole(fields, "n", 1, 1, MOST_ANSWERS)
     tried = _whole(fields, "best_of", count, count, MOST_ANSWERS)
     if tried > count and _flag(fields, "stream"):
         raise InputError("best_of is chosen when all answers are there: leave stream out, or best_of", "$.best_of")
     logprobs = _whole(fields, "logprobs", -1, 0, 20)
-    echoes = tuple(served.words.decode(prompt) for prompt in prompts) if _flag(fields, "echo") else ()
-    if echoes and logprobs >= 0:
-        raise InputError("echo with logprobs is not supported: log-probabilities are of the answer", "$.echo")
+    echoes = tuple(served.words.decode(prompt) for prompt in prompts) if echo else ()
+    if echoes and logprobs >= 0 and count > 1 and _flag(fields, "stream"):
+        raise InputError(
+            "a stream begins with a prompt's log-probabilities for one answer alone: set n to 1, or leave out stream, "
+            "echo or logprobs",
+            "$.echo",
+        )
     own = _Own(
         prompts=prompts, most=most, logprobs=logprobs, tried=tried, echoes=echoes, chat=False, calls=False,
-        several=True, forced="", schema="",
+        several=True, forced="", schema="", silent=silent,
     )  # fmt: skip
     return _wanted(fields, served, own)
 
@@ -171,7 +182,7 @@ def chat(body: object, served: Served) -> Wanted:
     own = _Own(
         prompts=(tuple(prompt),), most=most, logprobs=logprobs, tried=0, echoes=(), chat=True,
         calls=choice != "none" and bool(tools), several=parallel is not False,
-        forced="" if forced in (ANY_TOOL, SEVERAL_TOOLS) else forced, schema=schema,
+        forced="" if forced in (ANY_TOOL, SEVERAL_TOOLS) else forced, schema=schema, silent=False,
     )  # fmt: skip
     return _wanted(fields, served, own)
 
@@ -194,6 +205,7 @@ class _Own:
     forced: str
     schema: str
     """That a forced call's answer is of; empty for none."""
+    silent: bool
 
 
 def _wanted(fields: Body, served: Served, own: _Own) -> Wanted:
@@ -221,6 +233,9 @@ def _wanted(fields: Body, served: Served, own: _Own) -> Wanted:
             f"a prompt of {served.max_model_len - longest} tokens with {own.most} of answer is more than the "
             f"{served.max_model_len} that the model is served with; shorten the prompt or lower max_tokens"
         )
+    scored = _whole(fields, "prompt_logprobs", -1, 0, 20)
+    if scored >= 0 and _flag(fields, "stream"):
+        raise InputError("prompt_logprobs are told with a whole answer: leave out stream", "$.prompt_logprobs")
     sampling = Sampling(
         max_tokens=own.most,
         temperature=_number(fields, "temperature", 1.0),
@@ -235,6 +250,7 @@ def _wanted(fields: Body, served: Served, own: _Own) -> Wanted:
         allowed=tuple(dict.fromkeys(allowed)),
         banned=banned,
         logprobs=max(own.logprobs, 0) if own.tried > count else own.logprobs,
+        prompt_logprobs=max(scored, own.logprobs if own.echoes else -1),
         stop_ids=frozenset((*ends, *ids)),
         min_tokens=_whole(fields, "min_tokens", 0, 0, own.most),
     )
@@ -267,6 +283,8 @@ def _wanted(fields: Body, served: Served, own: _Own) -> Wanted:
         as_ids=_flag(fields, "return_tokens_as_token_ids"),
         grammar=grammar,
         echoes=own.echoes,
+        prompt_logprobs=scored,
+        silent=own.silent,
         chat=own.chat,
         calls=own.calls,
         several=own.several,
@@ -545,6 +563,8 @@ class Answers:
         self.calls = [Calls(several=wanted.several) for _ in range(total)]
         self.unsaid: list[list[Token]] = [[] for _ in range(total)]
         """Tokens of a stream whose text is held back, as a call may begin in it."""
+        self.prompts: list[Sequence[Token]] = [() for _ in wanted.prompts]
+        """Tokens of each prompt with their log-probabilities, where these were asked for and are there."""
         self.counted = Counted(sum(map(len, wanted.prompts)))
 
     @property
@@ -554,6 +574,11 @@ class Answers:
 
     def add(self, at: int, told: Told) -> None:
         """What a worker told of answer `at`."""
+        if told.prompt:
+            self.prompts[at // self.wanted.count] = told.prompt
+        if self.wanted.silent:
+            self.reasons[at] = "length" if told.reason is not None else None  # type: ignore[call-overload]
+            return
         self.texts[at] += told.text
         self.tokens[at] += told.tokens
         self.counted.answer += len(told.tokens)
@@ -569,7 +594,8 @@ class Answers:
                 echo = self._echo(at)
                 choices.append({
                     **ids, "index": index, "text": echo + text, "finish_reason": self.reasons[at],
-                    "logprobs": self._logprobs(at, self.tokens[at], len(echo)),
+                    "logprobs": self._logprobs(at, self.tokens[at], len(echo), begins=True),
+                    **self._prompt_logprobs(at),
                 })  # fmt: skip
                 continue
             message, reason = self._message(text), self.reasons[at]
@@ -577,21 +603,25 @@ class Answers:
                 **ids, "index": index, "message": message, "logprobs": self._chat_logprobs(self.tokens[at]),
                 "finish_reason": "tool_calls" if message.get("tool_calls") and reason == "stop" else reason,
             })  # fmt: skip
-        return {**self._head(stream=False), "choices": choices, "usage": self.counted.usage()}
+        of_prompt = self._prompt_logprobs(0) if self.wanted.chat else {}
+        return {**self._head(stream=False), "choices": choices, "usage": self.counted.usage(), **of_prompt}
 
     def chunks(self, at: int, told: Told) -> list[dict[str, Any]]:
         """What a stream says of it."""
         wanted, made = self.wanted, []
         self.add(at, told)
         if not wanted.chat:
-            text = (self._echo(at) if not self.begun[at] else "") + told.text
-            if not self.begun[at]:
+            first, tokens, text = not self.begun[at], told.tokens, told.text
+            if wanted.silent:
+                tokens, text = (), ""
+            if first:
+                text = self._echo(at) + text
                 self.letters[at] = len(self._echo(at))
-            choice: dict[str, Any] = {"index": at, "text": text, "finish_reason": told.reason}
-            choice["logprobs"] = self._logprobs(at, told.tokens, self.letters[at])
+            choice: dict[str, Any] = {"index": at, "text": text, "finish_reason": self.reasons[at]}
+            choice["logprobs"] = self._logprobs(at, tokens, self.letters[at], begins=first)
             # by tokens, not by text, which may come later than they: as in an answer that is told whole
-            self.letters[at] += sum(len(token.text) for token in told.tokens)
-            choice |= self._ids(at, told.tokens, begins=not self.begun[at])
+            self.letters[at] += sum(len(token.text) for token in tokens)
+            choice |= self._ids(at, tokens, begins=first)
             self.begun[at] = True
             return [self._chunk(choice)]
         if first := not self.begun[at]:
@@ -685,9 +715,13 @@ class Answers:
                 message["tool_calls"] = calls
         return message
 
-    def _logprobs(self, at: int, tokens: Sequence[Token], begin: int) -> dict[str, Any] | None:
+    def _logprobs(self, at: int, tokens: Sequence[Token], begin: int, *, begins: bool) -> dict[str, Any] | None:
+        """Log-probabilities of a completion's tokens. begin: letters before them. begins: whether echoed tokens of the
+        prompt come first."""
         if self.wanted.logprobs < 0:
             return None
+        if begins and self.wanted.echoes:
+            tokens, begin = [*self.prompts[at // self.wanted.count], *tokens], 0
         offsets = []
         for token in tokens:
             offsets.append(begin)
@@ -695,11 +729,32 @@ class Answers:
         return {
             "tokens": [self._name(token.id, token.text) for token in tokens],
             "token_logprobs": [token.logprob for token in tokens],
-            "top_logprobs": [{self._name(i, text): value for i, text, value in token.top} for token in tokens]
-            if self.wanted.logprobs
-            else None,
+            "top_logprobs": [self._top(token) for token in tokens] if self.wanted.logprobs else None,
             "text_offset": offsets,
         }
+
+    def _top(self, token: Token) -> dict[str, float] | None:
+        """Log-probabilities of the likeliest tokens and of the one that is there; None for the first of a prompt."""
+        if token.logprob is None:
+            return None
+        likeliest = {self._name(i, text): value for i, text, value in token.top}
+        return likeliest | {self._name(token.id, token.text): token.logprob}
+
+    def _prompt_logprobs(self, at: int) -> dict[str, Any]:
+        """vLLM's field of that name: by id the token of the prompt and those that were likeliest in its place."""
+        if self.wanted.prompt_logprobs < 0:
+            return {}
+        made: list[dict[str, Any] | None] = []
+        for token in self.prompts[at // self.wanted.count]:
+            if token.logprob is None:
+                made.append(None)
+                continue
+            here = [(token.id, token.text, token.logprob, token.rank)]
+            here += [(*one, rank) for rank, one in enumerate(token.top[: self.wanted.prompt_logprobs], 1)]
+            made.append({
+                str(i): {"logprob": value, "rank": rank, "decoded_token": text} for i, text, value, rank in here
+            })  # fmt: skip
+        return {"prompt_logprobs": made}
 
     def _chat_logprobs(self, tokens: Sequence[Token]) -> dict[str, Any] | None:
         if self.wanted.logprobs < 0:

@@ -16,6 +16,8 @@ from gnomon.serve.sampling import Sampling
 
 COLDEST = 1e-30
 """Temperature that float32 holds; the likeliest token is the only one long before."""
+SCORED_AT_ONCE = 64
+"""Tokens of a prompt whose log-probabilities are computed together."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +29,8 @@ class ChosenToken:
     """Natural logarithm of its probability by the model's own logits, where it was asked for."""
     top: tuple[tuple[int, float], ...]
     """The same of the likeliest tokens."""
+    rank: int = 0
+    """Of a prompt's token: how many tokens are at least as likely, itself included."""
 
 
 @dataclass(slots=True)
@@ -60,6 +64,24 @@ def choose(logits: Tensor, rows: Sequence[LogitsRow]) -> list[ChosenToken]:
         best = logits.numpy().argmax(-1) if logits.dtype == torch.float32 else logits.argmax(-1)
         return [ChosenToken(token, None, ()) for token in best.tolist()]
     return [_choose(own, row) for own, row in zip(logits.float(), rows, strict=True)]
+
+
+def scores(logits: Tensor, tokens: Sequence[int], top: int) -> list[ChosenToken]:
+    """Returns log-probability and rank of given tokens. logits: (tokens, vocabulary). top: likeliest tokens that each
+    is given with."""
+    made = []
+    # a slice at a time: of 2,048 tokens and 150,000 words the logarithms would be as large again as the logits
+    for begin in range(0, len(tokens), SCORED_AT_ONCE):
+        part = torch.tensor(tokens[begin : begin + SCORED_AT_ONCE])
+        logs = logits[begin : begin + SCORED_AT_ONCE].float().log_softmax(-1)
+        own = logs.gather(1, part.unsqueeze(1))
+        ranks = (logs >= own).sum(-1).tolist()
+        best = logs.topk(min(top, logs.shape[1]))
+        for token, value, ids, values, rank in zip(
+            part.tolist(), own.squeeze(1).tolist(), best.indices.tolist(), best.values.tolist(), ranks, strict=True
+        ):
+            made.append(ChosenToken(token, value, tuple(zip(ids, values, strict=True)), rank))
+    return made
 
 
 def _choose(raw: Tensor, row: LogitsRow) -> ChosenToken:

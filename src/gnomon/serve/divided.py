@@ -134,7 +134,7 @@ class Leader:
             logits = self.stage.run(turn)
         except (OSError, RuntimeError) as error:
             raise RunError(f"a process of this replica is gone: {error}") from error
-        wanted = sum(part.samples for part in turn.parts)
+        wanted = sum(len(part.wanted) for part in turn.parts)
         self._made.append((wanted, self.vocab_size) if logits is None else logits)
 
     def logits(self) -> Tensor:

@@ -16,7 +16,7 @@ from typing import Literal, Protocol
 from torch import Tensor
 
 from gnomon.errors import InputError
-from gnomon.serve.choose import ChosenToken, LogitsRow, choose
+from gnomon.serve.choose import ChosenToken, LogitsRow, choose, scores
 from gnomon.serve.graph_head import GraphHead
 from gnomon.serve.rows import Part, Turn
 from gnomon.serve.sampling import Sampling
@@ -50,6 +50,8 @@ class AnswerRequest:
     """Times that it lost its blocks."""
     source: int = 0
     """Tokens that an encoder reads for it; 0: there is none."""
+    scores: list[ChosenToken] | None = None
+    """Log-probabilities of its prompt's tokens from the second on, as far as they are computed; None: nobody asked."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +62,9 @@ class Made:
     chosen: ChosenToken
     reason: Reason | None
     """Why the answer ends with it; None: it goes on. A token of `stop_ids` is no part of the answer."""
+    scores: tuple[ChosenToken, ...] | None = None
+    """With the first token of an answer, where they were asked for: log-probabilities of its prompt's tokens from the
+    second on."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -179,7 +184,7 @@ class Engine:
         """Keys of `count` answers to a prompt, which is computed once where pages can be shared. first: of all answers
         to it, the number of the first of these. watch, mask: of each answer, as `AnswerRequest` and `LogitsRow` say.
         adapter: by its name; keys of one are no other's. source: tokens that an encoder reads for each. salt: keys of
-        one are no other's either."""
+        one are no other's either. Number 0 has the prompt's log-probabilities, where they are asked for."""
         which = self.model.adapter(adapter)
         self.check(len(prompt), sampling)
         check_ids(prompt, self.vocab_size)
@@ -193,10 +198,13 @@ class Engine:
                 key=self._next, prompt=prompt, sampling=sampling, row=row, answer=answer,
                 watch=watch[index] if watch else None, adapter=which, source=source,
             )  # fmt: skip
+            whose = f"{adapter}\0{salt}".encode()
+            if sampling.prompt_logprobs >= 0 and first + index == 0:
+                request.scores = []
+                whose += f"\0{self._next}".encode()  # a beginning that is found has no logits: it finds its own alone
             self._next += 1
             self.requests[request.key] = request
             parent = made[0] if made and self.memory.prefix_cache else None
-            whose = f"{adapter}\0{salt}".encode()
             self.memory.add(request.key, prompt, salt=whose, fork_of=parent, source=source)
             if parent is None:
                 self._arrivals.append(request)
@@ -254,12 +262,28 @@ class Engine:
         parts, self._parts_begun = self._parts_begun, []
         logits = self.model.logits()
         if self.head is not None:
-            whose = [self.requests.get(part.key) for part in parts if part.samples]
+            whose = [self.requests.get(part.key) for part in parts for _ in part.wanted]
             logits = self.head.logits(logits, [one.row if one is not None else None for one in whose])
         for part in parts:
             if part.key in self.memory.sequences:
                 self.memory.written(part.key, part.start + len(part.tokens))
+        if any(part.scored for part in parts):
+            logits = self._scored(parts, logits)
         return self._chosen([part.key for part in parts if part.samples], logits)
+
+    def _scored(self, parts: Sequence[Part], logits: Tensor) -> Tensor:
+        """Notes log-probabilities of prompts' tokens; returns the logits of the rows that a token is chosen from.
+        logits: (wanted, vocabulary)."""
+        at, chosen = 0, []
+        for part in parts:
+            count, request = len(part.scored), self.requests.get(part.key)
+            if count and request is not None and request.scores is not None:
+                first = part.start + part.scored.start + 1
+                targets = request.prompt[first : first + count]
+                request.scores += scores(logits[at : at + count], targets, request.sampling.prompt_logprobs)
+            chosen += [at + count] * part.samples
+            at += count + part.samples
+        return logits[chosen]
 
     def _parts(self, batch: Batch) -> list[Part]:
         parts, sequences = [], self.memory.sequences
@@ -267,7 +291,14 @@ class Engine:
             request, stop = self.requests[piece.key], piece.prefix + piece.new
             request.cached = sequences[piece.key].found
             tokens = sequences[piece.key].tokens[piece.prefix : stop]
-            parts.append(Part(piece.key, piece.prefix, tokens, piece.last, len(request.prompt), request.adapter))
+            scored = range(0)
+            if request.scores is not None:
+                # after a preemption only what was not scored before; the prompt's last token says nothing of it
+                begin = max(0, len(request.scores) - piece.prefix)
+                scored = range(begin, max(begin, min(stop, len(request.prompt) - 1) - piece.prefix))
+            parts.append(
+                Part(piece.key, piece.prefix, tokens, piece.last, len(request.prompt), request.adapter, scored)
+            )
         if batch.decodes:
             ended = {piece.key for piece in batch.pieces if piece.last}
             for key in self.scheduler.decode_order():
@@ -310,6 +341,7 @@ class Engine:
             return out
         for request, chosen in zip(requests, choose(logits, [request.row for request in requests]), strict=True):
             token, sampling = chosen.token, request.sampling
+            of_prompt = tuple(request.scores) if request.scores is not None and not request.answer else None
             stops = token in sampling.stop_ids
             if not stops:
                 request.answer.append(token)
@@ -318,7 +350,7 @@ class Engine:
                 request.reason = "stop"
             elif len(request.answer) >= sampling.max_tokens:
                 request.reason = "length"
-            out.append(Made(request.key, chosen, request.reason))
+            out.append(Made(request.key, chosen, request.reason, of_prompt))
             self._arrivals += self._after.pop(request.key, [])
             if request.reason is not None:
                 self._finished.append(request.key)

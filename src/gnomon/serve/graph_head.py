@@ -100,7 +100,7 @@ def without_head(graph: Graph) -> Cut:
 def needs_all(row: LogitsRow) -> str:
     """Why a row's sampling needs the logits of all tokens; empty where a graph's do."""
     s = row.sampling
-    if s.logprobs >= 0:
+    if s.logprobs >= 0 or s.prompt_logprobs >= 0:
         return "log-probabilities"
     if s.changes:
         return "penalties, a bias or min_tokens"

@@ -69,6 +69,8 @@ class Token:
     logprob: float | None
     top: tuple[tuple[int, str, float], ...]
     """Id, text and log-probability of the likeliest."""
+    rank: int = 0
+    """Of a prompt's token: how many tokens are at least as likely, itself included."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +84,8 @@ class Told:
     tokens: tuple[Token, ...]
     reason: str | None
     """Why it ended; None: it goes on."""
+    prompt: tuple[Token, ...] = ()
+    """Once, where it was asked for: the prompt's tokens; its first has no log-probability."""
 
 
 @dataclass(frozen=True, slots=True)

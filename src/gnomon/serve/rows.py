@@ -31,6 +31,14 @@ class Part:
     """Tokens of the request's own prompt, on which angles of some rotary embeddings depend."""
     adapter: int = -1
     """That its request asked for; -1 for none."""
+    scored: range = range(0)
+    """Those of `tokens`, before the last one of the prompt, after which logits are wanted too: they say how likely the
+    prompt's own next token is."""
+
+    @property
+    def wanted(self) -> list[int]:
+        """The places in `tokens` after which logits are wanted."""
+        return [*self.scored, len(self.tokens) - 1] if self.samples else [*self.scored]
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,8 +115,7 @@ class TokenRows:
             ids.extend(part.tokens)
             spans.append((first, len(ids), part.start))
             begins.append(len(ids))
-            if part.samples:
-                wanted.append(len(ids) - 1)
+            wanted += [first + at for at in part.wanted]
         one_each = len(ids) == len(parts) and all(part.start for part in parts)
         if one_each:
             positions = np.fromiter((part.start for part in parts), np.int64, len(parts))

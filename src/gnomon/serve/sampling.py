@@ -44,6 +44,8 @@ class Sampling:
     """Of the draws; None: nobody's."""
     logprobs: int = -1
     """Likeliest tokens whose log-probabilities are told beside the chosen one's; -1: none are told."""
+    prompt_logprobs: int = -1
+    """The same of the prompt's tokens after its first; -1: of none."""
     stop_ids: frozenset[int] = frozenset()
     """Tokens that end the answer and are no part of it."""
     min_tokens: int = 0
@@ -62,6 +64,7 @@ class Sampling:
         within("presence_penalty", -2, 2)
         within("frequency_penalty", -2, 2)
         within("logprobs", -1, MOST_LOGPROBS)
+        within("prompt_logprobs", -1, MOST_LOGPROBS)
         if not 0 < self.top_p <= 1:
             raise InputError(f"top_p must be above 0 and at most 1, got {self.top_p:g}")
         if not (math.isfinite(self.repetition_penalty) and self.repetition_penalty > 0):

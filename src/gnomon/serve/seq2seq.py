@@ -156,6 +156,11 @@ class Seq2SeqEngine(Engine):
     ) -> list[int]:
         """Adds a request as `Engine.add` does; the prompt is what the encoder reads, all of it."""
         assert not source, "it is the prompt"
+        if sampling.prompt_logprobs >= 0:
+            raise InputError(
+                "an encoder reads the prompt, which so has no log-probabilities: leave out prompt_logprobs, and echo "
+                "with logprobs"
+            )
         if not prompt or len(prompt) + sampling.max_tokens > self.max_model_len:
             raise InputError(
                 f"the request asks for {len(prompt)} + {sampling.max_tokens} tokens (prompt and max_tokens), and the "

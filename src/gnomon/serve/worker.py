@@ -45,6 +45,8 @@ class Answer:
     mask: Mask | None = None
     """What its text is held to."""
     tokens: list[Token] = field(default_factory=list)
+    prompt: tuple[Token, ...] = ()
+    """The tokens of its prompt that are still to be told."""
 
 
 class Worker:
@@ -174,12 +176,16 @@ class Worker:
             return None
         if made.chosen.token not in answer.ask.sampling.stop_ids:
             answer.tokens.append(_token(self.words, made.chosen))
+        if made.scores is not None:
+            first = answer.ask.prompt[0]
+            begin = Token(first, self.words.decode([first], specials=True), None, ())
+            answer.prompt = (begin, *(_token(self.words, one) for one in made.scores))
         ends = made.reason is not None
         text = answer.stream.take(all=ends) if ends or answer.ask.streams else ""
         if not ends and not (answer.ask.streams and answer.tokens):
             return None
-        message = Told(answer.ask.number, answer.index, text, tuple(answer.tokens), made.reason)
-        answer.tokens = []
+        message = Told(answer.ask.number, answer.index, text, tuple(answer.tokens), made.reason, answer.prompt)
+        answer.tokens, answer.prompt = [], ()
         if ends:
             del self.answers[lane, made.key]
             _, left = self.keys[answer.ask.number]
@@ -215,7 +221,7 @@ def _token(words: Vocabulary, chosen: ChosenToken) -> Token:
     if chosen.logprob is None:
         return Token(chosen.token, "", None, ())
     top = tuple((token, words.decode([token], specials=True), value) for token, value in chosen.top)
-    return Token(chosen.token, words.decode([chosen.token], specials=True), chosen.logprob, top)
+    return Token(chosen.token, words.decode([chosen.token], specials=True), chosen.logprob, top, chosen.rank)
 
 
 def open_worker(

@@ -577,7 +577,8 @@ class Answers:
         if told.prompt:
             self.prompts[at // self.wanted.count] = told.prompt
         if self.wanted.silent:
-            self.reasons[at] = "length" if told.reason is not None else None  # type: ignore[call-overload]
+            if told.reason is not None:
+                self.reasons[at] = "length"  # type: ignore[call-overload]
             return
         self.texts[at] += told.text
         self.tokens[at] += told.tokens

@@ -61,7 +61,7 @@ def others_may_write(path: Path, *, owners: tuple[int, ...] | None = None) -> st
 
 
 def leads_out(file: Path, folder: Path, *, hub: bool = False) -> Path | None:
-    """Where a link of a folder leads, if that is not in the folder; None for what lies in it.
+    """Finds where a link of a folder leads, if that is not in the folder; None for what lies in it.
 
     hub: a folder of the Hugging Face cache, `models--…/snapshots/REVISION`, has all its files as links into the
     `blobs` beside `snapshots`; those lie in it too.
@@ -73,7 +73,7 @@ def leads_out(file: Path, folder: Path, *, hub: bool = False) -> Path | None:
 
 
 def _may_be_replaced(folder: Path) -> str | None:
-    """Of a folder above a private one: whether others may rename what is in it."""
+    """Says why others may rename what is in a folder above a private one; None where they may not."""
     found = folder.stat()
     if found.st_uid not in _trusted():
         return (
@@ -115,7 +115,7 @@ def _new_key() -> bytes:
 
 
 def new_seal() -> Seal:
-    """With a key of this process alone."""
+    """Makes a seal with a key of this process alone."""
     return Seal(_new_key())
 
 

@@ -132,8 +132,8 @@ class Attention(Tried):
 
 
 class AttentionBackward(Attention):
-    """Backward of attention. From the output's gradient, queries, keys, values, the output and the rows' sums, and the
-    mask where there is one: gradients of queries, keys and values."""
+    """Computes attention's backward. From the output's gradient, queries, keys, values, the output and the rows' sums,
+    and the mask where there is one: gradients of queries, keys and values."""
 
     name = "attention_backward"
 

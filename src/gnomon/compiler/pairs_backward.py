@@ -53,9 +53,9 @@ def kernel(dtype: torch.dtype) -> Callable[[Any], int] | None:
 
 
 class PairsBackward(Tried):
-    """Backward of `Pairs`. From the pairs' gradients (batch, pairs), the pairs' rows and columns, the right side's
-    vectors (batch, rows, depth) and the left side's, turned (batch, depth, rows): the vectors' gradient (batch, rows,
-    depth)."""
+    """Computes the backward of `Pairs`. From the pairs' gradients (batch, pairs), the pairs' rows and columns, the
+    right side's vectors (batch, rows, depth) and the left side's, turned (batch, depth, rows): the vectors' gradient
+    (batch, rows, depth)."""
 
     def __init__(self, fixed: bool, dtype: torch.dtype = torch.float32) -> None:
         self.text = text_of(FORMULA, dtype)

@@ -220,8 +220,8 @@ class Held:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Operation:
-    """One of ATen's: its arguments, tensors among them as nodes, views or the number of an earlier operation's result,
-    and the node of each result, None where nobody reads it."""
+    """A call of one ATen op: its arguments, tensors among them as nodes, views or the number of an earlier operation's
+    result, and the node of each result, None where nobody reads it."""
 
     target: Any
     args: tuple[Any, ...]

@@ -34,7 +34,7 @@ class DraftPart:
 
 
 class Draft:
-    """The growing block. prefix: of the module that its steps lie under. wanted: values that others read."""
+    """Builds a block op by op. prefix: path of the module that its steps lie under. wanted: values that others read."""
 
     def __init__(self, owner: Converter, prefix: str, name: str, wanted: set[int]) -> None:
         self.owner, self.trace, self.prefix, self.name, self.wanted = owner, owner.trace, prefix, name, wanted

@@ -123,7 +123,7 @@ class ForwardRecorder:
         return tree_map(lambda x: self.ref(x) if isinstance(x, Tensor) else x, tree)
 
     def refs_known(self, tree: Any) -> Any:
-        """Like `refs`, with None for tensors that are not values (those of vmap)."""
+        """Does what `refs` does, with None for tensors that are not values (those of vmap)."""
 
         def one(x: Any) -> Any:
             if not isinstance(x, Tensor):

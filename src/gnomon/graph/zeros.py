@@ -28,8 +28,8 @@ ZERO_TO_ZERO = ("gelu", "gelu_tanh", "gelu_new", "quick_gelu", "relu", "relu2", 
 
 
 def needed(graph: Graph, kept: Mapping[str, Mask]) -> dict[str, Mask]:
-    """kept: full name of a parameter -> where it is not zero, (outputs, inputs); of those that are not named everything
-    counts. A subset of it for each."""
+    """Finds the part of each mask that anything reads. kept: full name of a parameter -> where it is not zero,
+    (outputs, inputs); of those that are not named everything counts."""
     out = {name: mask.copy() for name, mask in kept.items()}
     while True:
         counts = {name: np.zeros_like(mask) for name, mask in out.items()}

@@ -56,7 +56,8 @@ Work = Callable[[int], int]
 
 
 def dacp(lengths: Sequence[int], *, capacity: int, cp: int, work: Work) -> tuple[int, ...]:
-    """Distribution-aware context parallelism: for each sequence of a microbatch the rank that has it whole, or DIVIDED.
+    """Chooses for each sequence of a microbatch the rank that has it whole, or DIVIDED (distribution-aware context
+    parallelism).
 
     lengths: tokens; capacity: tokens that a rank can hold; cp: ranks. Shortest first, a sequence goes to the rank with
     least work if it has room, else to the one with most room, else it is divided. Where no room is left for its part,
@@ -129,7 +130,7 @@ def _place(lengths: Sequence[int], capacity: int, cp: int, work: Work) -> tuple[
 
 
 def gds(lengths: Sequence[int], *, data_ranks: int, capacity: int, cp: int, work: Work) -> tuple[Unit, ...]:
-    """Global data scheduling: the units of one global batch, each with its whole (`local`) sequences.
+    """Makes the units of one global batch, each with its whole (`local`) sequences (global data scheduling).
 
     Sequences go to the data-parallel ranks by work, largest first to the least loaded; each rank takes the fewest
     microbatches for which `dacp` finds room, and deals its sequences to them by length, so that each gets long and

@@ -18,7 +18,8 @@ USUAL = 0.1
 
 
 def variants(plan: Plan) -> Iterator[Plan]:
-    """With the paper's threshold: tried where it is asked for by name, as it changes what is learnt."""
+    """Yields the plan with the paper's threshold, which is tried where it is asked for by name, as it changes what is
+    learnt."""
     if plan.experts.threshold == 1.0:
         yield replace(plan, experts=replace(plan.experts, threshold=USUAL))
 

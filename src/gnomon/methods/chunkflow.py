@@ -42,8 +42,8 @@ def reason(plan: Plan) -> str | None:
 
 
 def variants(plan: Plan) -> Iterator[Plan]:
-    """With each chunk size: the usual ones, or half and twice the plan's own; and K, with a pipeline with more warm-up
-    too. Where there is room, more chunks keep what they made, and fewer run twice."""
+    """Yields the plan with each chunk size: the usual ones, or half and twice the plan's own; and K, with a pipeline
+    with more warm-up too. Where there is room, more chunks keep what they made, and fewer run twice."""
     own, plain = chunk_pass(plan.schedule), replace(plan, schedule=replace(plan.schedule, passes=()))
     if reason(plain) is not None or (plan.schedule.passes and own is None):
         return
@@ -60,8 +60,8 @@ def variants(plan: Plan) -> Iterator[Plan]:
 
 
 def stand_ins(lengths: Sequence[int], devices: int) -> Iterator[StandIn]:
-    """For each chunk size that some sequence exceeds: the batch's tokens as chunks, a microbatch each; a multiple of
-    the devices, so that every number of data-parallel workers divides them."""
+    """Yields, for each chunk size that some sequence exceeds, the batch's tokens as chunks, a microbatch each; a
+    multiple of the devices, so that every number of data-parallel workers divides them."""
     fixed = {"cp": 1, "schedule": ONE_F_ONE_B.name, "virtual_stages": 1, "micro_batch_size": 1}
     for size in halves(max(lengths), CHUNK_SIZES):
         if size < max(lengths):

@@ -29,7 +29,7 @@ def variants(plan: Plan) -> Iterator[Plan]:
 
 
 def stand_ins(lengths: Sequence[int], devices: int) -> Iterator[StandIn]:
-    """As many sequences, of the longest length and of the mean."""
+    """Yields batches of as many sequences, all of the longest length or all of the mean."""
     for seq_len in mean_and_longest(lengths):
         yield StandIn(seq_len=seq_len, batch=len(lengths), passes=(Pass(name=GROUP_BY_LENGTH),))
 

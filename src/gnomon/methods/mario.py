@@ -49,7 +49,7 @@ def mario(program: Program, simulate: Simulate, *, sizes: Sizes, limit: float = 
 
 
 def apply_checkpoint(program: Program, where: Callable[[int, int], bool] | None = None) -> Program:
-    """Pass 1: forwards keep only their input (`C`), and a recompute (`R`) stands right before each backward.
+    """Pass 1: makes forwards keep only their input (`C`), and a recompute (`R`) stands right before each backward.
 
     where: (stage, unit) -> checkpoint it? None checkpoints all. PlanError when a backward is part of a composite
     action: there a recompute has no place of its own.
@@ -71,7 +71,7 @@ def apply_checkpoint(program: Program, where: Callable[[int, int], bool] | None 
 
 
 def overlap_recompute(program: Program) -> Program:
-    """Pass 2: each recompute is issued before the receive of the gradient that its backward needs.
+    """Pass 2: issues each recompute before the receive of the gradient that its backward needs.
 
     The receive and the recompute are adjacent, so what is live during the backward, and with it the issue-order peak,
     stays.
@@ -90,7 +90,7 @@ def overlap_recompute(program: Program) -> Program:
 
 
 def remove_redundancy(program: Program) -> Program:
-    """Pass 3: a checkpointed forward whose recompute comes next on its stream is a plain forward again."""
+    """Pass 3: turns a checkpointed forward whose recompute comes next on its stream back into a plain one."""
     streams = {kind.name: kind.stream for kind in program.kinds}
     edited = []
     for rows in rows_of(program):
@@ -246,7 +246,8 @@ def _valid(program: Program) -> Program:
 
 
 def _rewrite(program: Program, params: Params, context: Context) -> Program:
-    """All four passes; where checkpointing alone does not fit, without the last, so that memory says by how much."""
+    """Runs all four passes; where checkpointing alone does not fit, without the last, so that memory says by how
+    much."""
     out = remove_redundancy(overlap_recompute(apply_checkpoint(program)))
     if _peaks(validate(out), context.sizes)[1] > context.limit:
         return out

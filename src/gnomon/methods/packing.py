@@ -34,7 +34,7 @@ def reason(plan: Plan) -> str | None:
 
 
 def variants(plan: Plan) -> Iterator[Plan]:
-    """With each size: the usual ones, or half and twice the plan's own."""
+    """Yields the plan with each size: the usual ones, or half and twice the plan's own."""
     own, plan = packing_tokens(plan), replace(plan, schedule=replace(plan.schedule, passes=()))
     if reason(plan) is not None:
         return

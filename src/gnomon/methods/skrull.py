@@ -102,7 +102,8 @@ def reason(plan: Plan) -> str | None:
 
 
 def variants(plan: Plan) -> Iterator[Plan]:
-    """With each capacity: the usual ones, or half and twice the plan's own; none where a plan cannot have it."""
+    """Yields the plan with each capacity: the usual ones, or half and twice the plan's own; none where a plan cannot
+    have it."""
     own, plan = skrull_pass(plan.schedule), replace(plan, schedule=replace(plan.schedule, passes=()))
     if reason(plan) is not None:
         return
@@ -122,8 +123,8 @@ def near(own: SkrullPass) -> Iterator[SkrullPass]:
 
 
 def stand_ins(lengths: Sequence[int], devices: int) -> Iterator[StandIn]:
-    """For each capacity, and context-parallel ranks that together hold the longest sequence: sequences that fill these
-    ranks, as many as the batch's tokens make; a multiple of the devices."""
+    """Yields, for each capacity and as many context-parallel ranks as hold the longest sequence, sequences that fill
+    these ranks, as many as the batch's tokens make; a multiple of the devices."""
     longest = max(lengths)
     for capacity in CAPACITIES if longest > min(CAPACITIES) else halves(longest, ()):
         for cp in (2, 4, 8, 16):

@@ -82,7 +82,7 @@ class DitConfig:
 
 
 def embed_block(c: DitConfig) -> Block:
-    """From `latent`, `time`, `label` to tokens `x` and the conditioning vector `cond`."""
+    """Builds the block that makes tokens `x` and the conditioning vector `cond` of `latent`, `time` and `label`."""
     b = BlockBuilder("embed")
     latent = b.input("latent", *c.latent.dims)
     time = b.input("time", BATCH, dtype="fp32")

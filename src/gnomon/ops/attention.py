@@ -66,7 +66,7 @@ def pairs_of(op: Op, q: Number, kv: Number, convention: CausalFlops) -> Number:
 
 
 def _flops(op: Op, block: Tensors, setting: Setting) -> Number:
-    """Of the forward of flash attention."""
+    """Counts the FLOPs of flash attention's forward."""
     q, k, v = (block.tensor(name) for name in op.inputs[:3])
     sizes = setting.sizes
     pairs_x2 = pairs_of(op, size_of(q.dims[-3], sizes), size_of(kv_dim(k.dims[-3]), sizes), setting.causal_flops)
@@ -261,7 +261,7 @@ def _ulysses(op: Op, setting: Division, plain: Strategy) -> Strategy | None:
 
 
 def _strategies(op: Op, setting: Division, plain: Strategy) -> tuple[Strategy, ...]:
-    """Over cp each rank has a part of every sequence: three ways, the layout's choice first."""
+    """Lists the three ways over cp, where each rank has a part of every sequence; the layout's choice is first."""
     if setting.scene.ranks("cp") == 1:
         return (plain,)
     chosen = setting.layout.context

@@ -65,7 +65,7 @@ def _patchify_dims(op: Op, block: Tensors) -> Problem:
 
 
 def _saves_indices(op: Op, block: Tensors, needs_grad: Collection[str]) -> tuple[str, ...]:
-    """Where the maxima were, of a pool that says so."""
+    """Saves where the maxima were, of a pool that returns indices."""
     return op.outputs[1:]
 
 

@@ -24,7 +24,7 @@ BOTH: tuple[Phase, ...] = ("forward", "backward")
 
 
 def plain_strategy(op: Op, setting: Division) -> Strategy:
-    """By the dims of its tensors; by what was found of it, where it was captured."""
+    """Divides an op by the dims of its tensors, or by what capture found of it."""
     return _captured(op, setting) if op.captured is not None else _plain(op, setting)
 
 

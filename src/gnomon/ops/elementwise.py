@@ -120,7 +120,7 @@ def _softcap_work(op: Op, block: Tensors, setting: Setting) -> Work:
 
 
 def _square_back(op: Op, grad: GradOp) -> Curve:
-    """Of x²: PyTorch's pow_backward copies x, doubles it and multiplies (FunctionsManual.cpp)."""
+    """Prices the backward of x²: PyTorch's pow_backward copies x, doubles it and multiplies (FunctionsManual.cpp)."""
     return passes(3, 2.33) if op.attr("fn", "") == "square" else once()
 
 

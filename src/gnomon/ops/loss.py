@@ -50,7 +50,7 @@ def _steps(op: Op, low: Steps, kernels: Kernels) -> None:
 
 
 def _price(op: Op) -> Curve:
-    """Of a log-softmax only what the labels choose is read."""
+    """Prices the loss: of a log-softmax only what the labels choose is read."""
     return "labels" if op.attr("nll", False) else once("reduce")
 
 

@@ -21,7 +21,7 @@ from gnomon.tensors.dims import Number, Sizes
 
 
 def _saves(op: Op, block: Tensors, needs_grad: Collection[str]) -> tuple[str, ...]:
-    """What autograd kept."""
+    """Saves what autograd kept when the op was captured."""
     assert op.captured is not None, "checked by Op"
     return op.captured.keeps
 
@@ -100,7 +100,7 @@ def _work_back(op: Op, block: Tensors, setting: Setting, grad: GradOp) -> Work:
 
 
 def _steps(op: Op, low: Steps, kernels: Kernels) -> None:
-    """With what is kept of its inside."""
+    """Lowers the op with the tensors that autograd keeps inside it."""
     assert op.captured is not None, "checked by Op"
     low.emit(op, *(t for t in op.captured.tensors if t.name in op.captured.keeps))
 

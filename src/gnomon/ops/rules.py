@@ -67,7 +67,7 @@ def contracted_dims(op: Op, block: Tensors, without: Collection[str] = ()) -> Pr
 
 
 def saves_operands(op: Op, block: Tensors, needs_grad: Collection[str]) -> tuple[str, ...]:
-    """Of a matmul: each operand, where the other one wants a gradient."""
+    """Saves each operand of a matmul where the other one wants a gradient."""
     left = op.inputs[:1] if op.inputs[1] in needs_grad else ()
     return (*left, *(op.inputs[1:2] if op.inputs[0] in needs_grad else ()))
 
@@ -78,7 +78,7 @@ def saves_inputs(op: Op, block: Tensors, needs_grad: Collection[str]) -> tuple[s
 
 
 def saves_output(op: Op, block: Tensors, needs_grad: Collection[str]) -> tuple[str, ...]:
-    """What it wrote."""
+    """Saves what the op wrote."""
     return op.outputs[:1]
 
 
@@ -169,7 +169,7 @@ def multiplied_back(op: Op, block: Tensors, setting: Setting, grad: GradOp) -> W
 
 
 def no_work(op: Op, block: Tensors, setting: Setting) -> Work:
-    """A view: nothing moves."""
+    """Costs nothing: a view moves no bytes."""
     return Work()
 
 

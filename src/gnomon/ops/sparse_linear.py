@@ -61,7 +61,7 @@ def _work_back(op: Op, block: Tensors, setting: Setting, grad: GradOp) -> Work:
 
 
 def _strategies(op: Op, setting: Division, plain: Strategy) -> tuple[Strategy, ...]:
-    """As a linear's, where ranks have whole groups of M. PlanError where they have not."""
+    """Divides it as a linear where ranks have whole groups of M. PlanError where they have not."""
     _, m = _pattern(op)
     dim = setting.block.tensor(op.inputs[1]).atoms[-1]
     local = local_size(dim, plain.inputs[1], setting.scene.axis_sizes, setting.scene.sizes)

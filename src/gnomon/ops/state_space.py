@@ -48,8 +48,8 @@ class Scan:
 
     @classmethod
     def of(cls, op: Op, block: Tensors, sizes: Sizes) -> Scan:
-        """From the op's tensors: y is (…, groups, width of a group), the convolution of B and C has (2, G, N, kernel),
-        dt's bias has the heads."""
+        """Reads the sizes of the op's tensors: y is (…, groups, width of a group), the convolution of B and C has (2,
+        G, N, kernel), dt's bias has the heads."""
         y, taps, bias = (block.tensor(name) for name in (op.outputs[0], op.inputs[2], op.inputs[-3]))
         chunk = op.attr("chunk", 0)
         assert isinstance(chunk, int)

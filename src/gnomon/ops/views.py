@@ -56,7 +56,7 @@ def _add_up(whole: Dim, parts: Sequence[Dim]) -> bool:
 
 
 def _rename_dims(op: Op, block: Tensors) -> Problem:
-    """As many elements at every place, but for dims of one element that the result leaves out."""
+    """Checks that dims match place by place, but for dims of one element that the result leaves out."""
     x, out = block.tensor(op.inputs[0]).dims, block.tensor(op.outputs[0]).dims
     return None if as_many(x, out) and len(out) <= len(x) else cannot_write(op, block)
 

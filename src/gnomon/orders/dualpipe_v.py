@@ -57,7 +57,7 @@ def _drain(out: VRank, rank: int, below: int) -> None:
 
 
 def _two_a_rank(ranks: int, microbatches: int, virtual: int) -> str:
-    """As DeepSeek's dualpipev.py asserts."""
+    """Says what DeepSeek's dualpipev.py asserts and this shape breaks; empty where nothing does."""
     if microbatches >= 2 * ranks:
         return ""
     return (

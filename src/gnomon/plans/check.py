@@ -53,11 +53,11 @@ class Machines(Protocol):
 
     @property
     def name(self) -> str:
-        """Name for messages."""
+        """Returns the name that messages use."""
 
     @property
     def num_devices(self) -> int:
-        """Devices in all."""
+        """Counts all devices."""
 
 
 def check(

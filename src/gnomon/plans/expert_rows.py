@@ -35,7 +35,7 @@ class Apart:
 
 
 def part_of(graph: Graph, layer: Layer) -> Part | None:
-    """Which part of a layer of experts it is; None: of a graph that was not cut, or a layer that has none."""
+    """Says which part of a layer of experts it is; None in a graph that was not cut, and for a layer that has none."""
     block = graph.block(layer.call.block)
     return None if block.part_of is None else next(p for p in PARTS if block.name == f"{block.part_of.name}.{p}")
 
@@ -151,7 +151,7 @@ def _check_parts(plan: Plan, graph: Graph) -> None:
 
 
 def _calls_of(layer: Layer, block: Block, parts: dict[Part, Block], sources: dict[str, str]) -> list[tuple[Part, Call]]:
-    """One repeat's calls. sources: where tensors are now; those that it makes are added."""
+    """Lists the calls of one repeat. sources: where tensors are now; those that it makes are added."""
     call, made = layer.call, list[tuple[Part, Call]]()
     bound = {own: sources.get(f"{call.name}<{own}", sources.get(given, given)) for own, given in call.inputs}
     if layer.index == 0:

@@ -225,8 +225,8 @@ def router_biases(graph: Graph) -> dict[str, str]:
 
 
 def whole_experts(graph: Graph) -> str:
-    """Which op of a captured graph computes experts without a rule of how they divide, or takes single ones out of the
-    weights of all, with its line."""
+    """Names the op of a captured graph that computes experts without a rule of how they divide, or takes single ones
+    out of the weights of all, with its line."""
     if why := why_whole(graph):
         return f"ranks cannot have parts of the experts of {graph.name!r}: {why}"
     takes = ""

@@ -16,7 +16,7 @@ from gnomon.units import Bytes
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Goal:
-    """Under which limits a search looks."""
+    """The limits within which a search looks for the fastest plan."""
 
     SCHEMA: ClassVar[str] = "gnomon.goal/1"
 

@@ -111,8 +111,8 @@ def _decisions(plan: Plan, graph: Graph) -> Iterator[tuple[Layer, _Decided]]:
 
 
 def _saving(decided: _Decided, block: Block, original: Block, *, to_the_end: bool) -> LayerSaving:
-    """One layer's saving. block: lowered; original: as the graph has it. to_the_end: what is recomputed in full runs
-    its whole forward."""
+    """Returns what one layer saves. block: lowered; original: as the graph has it. to_the_end: what is recomputed in
+    full runs its whole forward."""
     actions = _preset(decided.preset, original, block) if decided.applies else {}
     paths = {name: op.path for op in block.ops for name in op.outputs}
     for rule in decided.rules:

@@ -136,8 +136,8 @@ def weight(pricing: Pricing, key: Key, busy: float) -> float:
 
 
 def share(link: AxisLink) -> float:
-    """Of SLOWED, what a collective over the link takes, by the bytes that a ring moves past each of its devices at
-    most: all that enters a node passes each of the group's devices there."""
+    """Computes the part of SLOWED that a collective over the link takes, by the bytes that a ring moves past each of
+    its devices at most: all that enters a node passes each of the group's devices there."""
     if link.measured is not None:  # what is lost was measured with such collectives
         return 1.0
     rate = link.across_bytes_per_s if link.nodes > 1 else link.inside_bytes_per_s

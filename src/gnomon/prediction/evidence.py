@@ -90,8 +90,8 @@ def evidence(pricing: Pricing, step_s: float) -> Evidence:
 
 
 def opaque_share(pricing: Pricing) -> float:
-    """Of the seconds that kernels of the busiest stage take, and collectives that they wait for, those of ops without a
-    rule of their own."""
+    """Share of the busiest stage's seconds (kernels and exposed collectives) that ops without a rule of their own
+    take."""
     if not any(op.is_opaque for block in pricing.graph.blocks for op in block.ops):
         return 0.0
     phases = ("forward", "input_grad", "weight_grad", "recompute")

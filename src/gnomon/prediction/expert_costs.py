@@ -20,8 +20,8 @@ SKEW = RouterLoad(kind="zipf", s=0.5)
 
 
 def expert_costs(prediction: Prediction) -> PlacingCosts:
-    """Of the plan that was predicted, whose experts lie on several ranks; `ROWS_ALONE` where a row takes no time that
-    the step shows."""
+    """Costs of placing the experts of a predicted plan, which lie on several ranks; `ROWS_ALONE` where a row takes no
+    time that the step shows."""
     plan, pricing, work = prediction.plan, prediction.pricing, prediction.workload
     stage = max(pricing.stages, key=lambda one: one.elements[1])
     ep, layers = stage.mesh.ep, routers(pricing.graph)

@@ -28,7 +28,7 @@ from gnomon.sharding.homes import routed_tensors
 
 @lru_cache(maxsize=4096)
 def layer_price(context: LocalContext) -> LayerPrice:
-    """The price. UnpricedError names an op, link or number format without one."""
+    """Prices a layer. UnpricedError names an op, link or number format without one."""
     return layer_pricing(context).price(context.saving, whole=context.whole_recompute)
 
 

@@ -79,7 +79,8 @@ class RankMemory:
 
     @property
     def verdict(self) -> Verdict:
-        """The verdict. `may not fit`: the peak is within the device's memory, what such a job usually takes is not."""
+        """Judges whether the plan fits. `may not fit`: the peak is within the device's memory, what such a job usually
+        takes is not."""
         if not self.fits:
             return "does not fit"
         return "fits" if self.usual_bytes <= self.limit_bytes else "may not fit"
@@ -446,7 +447,7 @@ def _rank(
 
 
 def _ranks_of(stages: Sequence[StagePrice]) -> tuple[int, ...]:
-    """Every rank once; stages on the same ranks, of which there may be thousands, share their numbers."""
+    """Lists every rank once; stages on the same ranks, of which there may be thousands, share their numbers."""
     members = [stage.members for stage in stages]
     apart = [ranks for i, ranks in enumerate(members) if ranks not in members[:i]]
     return apart[0] if len(apart) == 1 else tuple(dict.fromkeys(rank for ranks in apart for rank in ranks))

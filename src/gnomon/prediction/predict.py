@@ -112,7 +112,7 @@ class Prediction:
 
     @cached_property
     def band(self) -> Band:
-        """Between which the step and the peak memory lie in eight cases of ten."""
+        """Bounds between which the step and the peak memory lie in eight cases of ten."""
         time, memory = band_of(evidence(self.pricing, self.step_s)), memory_ratios()
         peak = self.tightest.peak_bytes
         return Band(
@@ -244,7 +244,7 @@ class Timed:
         by_layer: bool = False,
         teacher: Graph | None = None,
     ) -> Timed:
-        """As `predict`. by_layer: a row for each layer, as in `lower`."""
+        """Prices, lowers and plays a plan, as `predict` does. by_layer: a row for each layer, as in `lower`."""
         machines = parse_cluster(cluster) if isinstance(cluster, str) else cluster
         plan = _placed(plan, graph_of(model), workload)
         graph = under(graph_of(model), plan)
@@ -316,7 +316,8 @@ class PredictionRequest:
     """A row for each layer, whatever the plan."""
 
     def taught_by(self, teacher: Graph) -> PredictionRequest:
-        """With a teacher's forward beside every microbatch's, and its weights in the parameters' dtype on each rank."""
+        """Returns the request with a teacher's forward in every microbatch, and its weights in the parameters' dtype on
+        each rank."""
         plan = replace(self.priced.plan, schedule=replace(self.priced.plan.schedule, passes=()))
         bare = replace(self, priced=replace(self.priced, graph=teacher, plan=plan))
         stages = tuple(prices[0] for prices in bare.workers(plan))
@@ -377,7 +378,7 @@ class PredictionRequest:
     def workers(
         self, plan: Plan, *, sizes: Mapping[str, int] | None = None, pieces: Pieces = ()
     ) -> tuple[tuple[StagePrice, ...], ...]:
-        """Of each stage, the prices of its kinds of worker. sizes, pieces: of one unit, where units differ."""
+        """Prices each stage's kinds of worker. sizes, pieces: of one unit, where units differ."""
         graph, cluster, stack = self.priced.graph, self.priced.cluster, self.priced.stack
         experts = [dim.size for block in graph.blocks for dim in block.dims if dim.name.split(".")[-1] == "experts"]
         most, stages = max((count or 0 for count in experts), default=0), []
@@ -521,7 +522,7 @@ def _validated(outlined: Outline, messages: Messages = "buffered") -> Structure:
 
 
 def _replicas_beyond(pricing: Pricing, memory: Sequence[RankMemory]) -> Iterator[str]:
-    """Where copies of experts are what a device has no room for: how many it has room for."""
+    """Says how many copies of experts a device has room for, where they are what does not fit."""
     replicas, tightest = pricing.plan.experts.replicas, max(memory, key=lambda rank: rank.peak_bytes - rank.limit_bytes)
     if not replicas or tightest.fits:
         return

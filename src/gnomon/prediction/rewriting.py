@@ -17,8 +17,8 @@ from gnomon.simulate import Clock, play
 
 
 def with_methods(structure: Structure, every: Sequence[Pricing]) -> Structure:
-    """every: prices of each kind of replica. PlanError where replicas differ: the rewritten order is one for all; or
-    where a method cannot rewrite this Program."""
+    """Applies the plan's methods to the Program. every: prices of each kind of replica. PlanError where replicas
+    differ: the rewritten order is one for all; or where a method cannot rewrite this Program."""
     plan = every[0].plan
     if not rewrites(plan):
         return structure

@@ -367,7 +367,7 @@ def _read_from(before: Layer | None, layer: Layer) -> frozenset[str]:
 
 
 class _Sources(NamedTuple):
-    """Where the tensors were made that layers of one call keep: (call, which repeat, tensor) of each."""
+    """Where the tensors that layers of one call keep were computed: (call, which repeat, tensor) of each."""
 
     first: tuple[tuple[str, str, str], ...]
     """The sources for the first repeat."""

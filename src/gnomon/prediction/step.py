@@ -351,8 +351,9 @@ def _parts_of(key: Key) -> int:
 
 
 def _like_stages(stages: tuple[StagePrice, ...]) -> list[int]:
-    """For each stage the first with the same layers on ranks of the same devices, mesh and links: what its layers cost,
-    together and one by one, is the same. (What they share with other layers decides how many elements are updated.)"""
+    """Finds for each stage the first one with the same layers on ranks of the same devices, mesh and links: what its
+    layers cost, together and one by one, is the same. (What they share with other layers decides how many elements are
+    updated.)"""
     known: dict[object, list[int]] = {}
     firsts = []
     for index, stage in enumerate(stages):

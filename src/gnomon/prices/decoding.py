@@ -150,7 +150,7 @@ def ggml_row(device: Device, *, vulkan: bool = False) -> Ggml:
 
 
 def ggml_rows() -> tuple[Ggml, ...]:
-    """Of all generations on record."""
+    """Lists the rows of all generations on record."""
     return _file().ggml
 
 

@@ -392,9 +392,9 @@ def _streamed(stream: Stream, work: Work, device: Device, curves: Curves, load: 
 
 
 def _cast(name: str, block: Block, setting: Setting, device: Device, curves: Curves, how: Cast) -> OpPrice:
-    """To 8 bits, as is and transposed (Hopper multiplies 8-bit operands along rows only), and the maximum for the
-    scale. A TPU multiplies along both, from one copy. Source: Transformer Engine's cast-transpose; fp8_transpose after
-    a gather in 8 bits; two casts of a gradient: see `Fp8.fixed`."""
+    """Prices a cast to 8 bits, as is and transposed (Hopper multiplies 8-bit operands along rows only), and the maximum
+    for the scale. A TPU multiplies along both, from one copy. Source: Transformer Engine's cast-transpose;
+    fp8_transpose after a gather in 8 bits; two casts of a gradient: see `Fp8.fixed`."""
     if how.again:
         return FREE
     # size: bytes as they are; elements: bytes once cast, one each.

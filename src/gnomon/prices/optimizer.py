@@ -230,7 +230,7 @@ def _projected(
 
 
 def svd_flops(rows: int, columns: int) -> int:
-    """Of the thin singular value decomposition of a matrix with both sides: 14 m n^2 + 8 n^3 for m >= n (Golub and Van
-    Loan 2013, table 8.6.1, by bidiagonalisation)."""
+    """Counts the FLOPs of the thin singular value decomposition of a matrix with both sides: 14 m n^2 + 8 n^3 for m >=
+    n (Golub and Van Loan 2013, table 8.6.1, by bidiagonalisation)."""
     short, long = sorted((rows, columns))
     return 14 * long * short**2 + 8 * short**3

@@ -26,7 +26,7 @@ FORMS: Mapping[float, str] = {5.0: "int4-g64", 12.0: "int8", 16.0: "bf16", 32.0:
 
 @dataclass(frozen=True, slots=True)
 class StoredPrices:
-    """Of one device."""
+    """Prices of stored weights on one device."""
 
     measured: Measured
 

@@ -61,7 +61,7 @@ class Steps:
 
 
 def find_steps(trace: Trace) -> Steps:
-    """The steps. InputError if the trace holds no work."""
+    """Finds the steps of a trace. InputError if the trace holds no work."""
     marks = _marks(trace, _STEP_MARK)
     if marks:
         edges = [(trace.named(mark), float(trace.start_s[mark]), float(trace.end_s[mark])) for mark in marks]

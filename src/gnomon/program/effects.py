@@ -189,7 +189,7 @@ def _bases(program: Program, places: tuple[tuple[int, int], ...], width: int) ->
 
 
 def _chained(program: Program) -> frozenset[str]:
-    """Per-unit buffers that later units of a sequence reach: they exist only for units that have a suffix."""
+    """Finds per-unit buffers that later units of a sequence reach: they exist only for units that have a suffix."""
     return frozenset(e.buffer for kind in program.kinds for e in kind.effects if e.which != "own")
 
 

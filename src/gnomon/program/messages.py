@@ -22,7 +22,7 @@ _UNIT_BITS, _STAGE_BITS, _ROW_BITS = 18, 11, 23  # what from_columns allows: 2**
 
 
 class AddEdges(Protocol):
-    """Receives edges: source rows, target rows, distance in steps."""
+    """Takes edges: source rows, target rows, distance in steps."""
 
     def __call__(
         self, source: Longs, target: Longs, distance: int | NDArray[np.int32], *, data: bool, strict: bool = ...

@@ -195,7 +195,7 @@ def _same(a: object, b: object) -> bool:
 
 
 def plain_units(count: int) -> tuple[Unit, ...]:
-    """Ordinary microbatches: unit i holds all of sequence i (one token long), equal weights."""
+    """Makes ordinary microbatches: unit i holds all of sequence i (one token long), equal weights."""
     return tuple(Unit(pieces=((i, 0, 1),), weight=1.0 / count, worker=0) for i in range(count))
 
 
@@ -358,7 +358,7 @@ def _keys(
     num_stages: int,
     overrides: Mapping[int, Override],
 ) -> tuple[tuple[Key, ...], Ints]:
-    """Interned price keys: one per (class, kind, stage, unit shape), and one per named override."""
+    """Interns price keys: one per (class, kind, stage, unit shape), and one per named override."""
     # One more shape than there are: the last stands for "no unit".
     shapes, shape_of = unit_shapes(units)
     num_classes, num_shapes = len(class_ptr) - 1, len(shapes) + 1

@@ -27,7 +27,7 @@ class Structure:
 
 
 def validate(program: Program) -> Structure:
-    """The Program's Structure. ProgramError, with all problems found, if it cannot run."""
+    """Checks the Program and returns its Structure. ProgramError, with all problems found, if it cannot run."""
     examined = _examine(program)
     if isinstance(examined, Structure):
         return examined

@@ -97,7 +97,7 @@ def _choices(best: Found) -> str:
 
 
 def links_text(plan: Plan, cluster: Cluster) -> str:
-    """Which network each axis of several ranks runs over, of a plan with one mesh: `tp inside a node (nvlink4);
+    """Says which network each axis of several ranks runs over, of a plan with one mesh: `tp inside a node (nvlink4);
     dp_shard between nodes (infiniband-ndr, 4 ranks on each)`."""
     where: dict[str, list[str]] = {}
     devices = np.array(plan.device_of)
@@ -143,7 +143,7 @@ def short_plan(plan: Plan) -> str:
 
 
 def short_plans(plans: Sequence[Plan]) -> tuple[str, ...]:
-    """Of each the short form; where two that differ would read alike, with what tells them apart behind it."""
+    """Short form of each plan; where two that differ would read alike, with what tells them apart behind it."""
     names = [short_plan(plan) for plan in plans]
     return tuple(
         name + _apart(plan, [p for p, n in zip(plans, names, strict=True) if n == name and p != plan])
@@ -152,7 +152,8 @@ def short_plans(plans: Sequence[Plan]) -> tuple[str, ...]:
 
 
 def _apart(plan: Plan, alike: Sequence[Plan]) -> str:
-    """`; layers 9 8 8 7`, or the fields that it sets otherwise than others of the same name."""
+    """Tells a plan from those alike: `; layers 9 8 8 7`, or the fields that it sets otherwise than others of the same
+    name."""
     if not alike:
         return ""
     counts = plan.schedule.layers_per_stage

@@ -70,19 +70,20 @@ SAID: Mapping[str, str] = {
 
 
 def stored_of(name: str | None) -> str | None:
-    """Of a preset's name, a repository's or a file's; None where it says nothing: 16 bits."""
+    """Storage that a preset's, repository's or file's name says; None where it says nothing: 16 bits."""
     last = _last(name)
     said = next((form for pattern, form in SAID.items() if re.search(pattern, last)), None)
     return said or next((form for begins, form in STORED.items() if last.startswith(begins)), None)
 
 
 def _last(name: str | None) -> str:
-    """Of a repository's name, a preset's or a file's, what tells models apart."""
+    """The part of a repository's, preset's or file's name that tells models apart."""
     return (name or "").rstrip("/").rpartition("/")[2].lower().removeprefix("meta-")
 
 
 def context_of(name: str | None) -> int | None:
-    """name: a preset's, a config.json, or a folder with one."""
+    """Tokens that the model was made for; None where nothing says. name: a preset's, a config.json, or a folder with
+    one."""
     path = Path(name or "").expanduser()
     path = path / "config.json" if path.is_dir() else path
     if path.suffix == ".json" and path.is_file():

@@ -207,7 +207,7 @@ def explain_illegal(result: Result) -> str:
 
 
 def explain_too_large(result: Result, again: Again) -> str:
-    """Why nothing fits: the least that is needed, and the nearest plan, limit or number of nodes that would do."""
+    """Says why nothing fits: the least that is needed, and the nearest plan, limit or number of nodes that would do."""
     limit = show_bytes(result.limit_bytes)
     sentence = f"no plan of {result.graph.name} on {result.cluster.name} fits in {limit} a device"
     if (

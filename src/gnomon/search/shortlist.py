@@ -49,7 +49,7 @@ class Shortlist(Generic[Plan]):
 
 
 class Fastest(Shortlist[Plan]):
-    """The fastest plan; the next `few` - 1 are those met on the way."""
+    """Keeps the fastest plan; the next `few` - 1 are those met on the way."""
 
     def worst(self) -> float:
         """What a plan must be faster than to be looked at."""

@@ -209,7 +209,7 @@ class _Own:
 
 
 def _wanted(fields: Body, served: Served, own: _Own) -> Wanted:
-    """Of the fields that both have. InputError for what cannot be."""
+    """Reads the fields that both kinds of body have. InputError for what cannot be."""
     grammar = own.schema or grammar_of(fields)
     stop = fields.get("stop")
     stops = [stop] if isinstance(stop, str) else stop or []
@@ -400,7 +400,7 @@ def _cut(fields: Body, prompt: tuple[int, ...], most: int) -> tuple[int, ...]:
 
 
 def _variables(fields: Body) -> dict[str, Any]:
-    """Of the template."""
+    """Variables of the chat template that a body sets."""
     given = fields.get("chat_template_kwargs") or {}
     if not isinstance(given, dict):
         raise InputError("chat_template_kwargs is an object", "$.chat_template_kwargs")
@@ -532,7 +532,7 @@ def _flag(fields: Body, name: str) -> bool:
 
 
 def new_id(wanted: Wanted) -> str:
-    """Of an answer."""
+    """Makes the id of an answer."""
     return ("chatcmpl-" if wanted.chat else "cmpl-") + (wanted.id or uuid.uuid4().hex)
 
 
@@ -642,7 +642,7 @@ class Answers:
         return made
 
     def _calls_chunks(self, at: int, told: Told, *, first: bool) -> list[dict[str, Any]]:
-        """Of an answer that may be calls: text where no call begins, calls when they are whole."""
+        """Makes chunks of an answer that may be calls: text where no call begins, calls when they are whole."""
         calls, ends = self.calls[at], told.reason is not None
         made: list[dict[str, Any]] = []
         self.unsaid[at] += told.tokens
@@ -689,7 +689,7 @@ class Answers:
         return {**told, "prompt_token_ids": list(self.wanted.prompts[at // self.wanted.count])} if begins else told
 
     def _name(self, token: int, text: str) -> str:
-        """Of a token, in log-probabilities."""
+        """Names a token as log-probabilities do."""
         return f"token_id:{token}" if self.wanted.as_ids else text
 
     def _head(self, *, stream: bool) -> dict[str, Any]:

@@ -71,7 +71,7 @@ Event = str | dict[str, Any]
 
 
 class Calls:
-    """Of one answer."""
+    """Finds the function calls in one answer as it comes."""
 
     def __init__(self, *, several: bool = True) -> None:
         """several: whether a list may have more than one; otherwise the first is told."""
@@ -128,7 +128,7 @@ class Calls:
         return told
 
     def _listed(self) -> Iterator[Event]:
-        """Of an answer that is JSON."""
+        """Yields the calls of an answer that is JSON."""
         value = _parsed(self.left)
         calls = [_call(one) for one in (value if isinstance(value, list) else [value])]
         if calls and all(calls):

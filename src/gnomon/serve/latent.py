@@ -73,7 +73,7 @@ def row_of(block: Block, found: Latent) -> int:
 
 
 class LatentPages:
-    """Of one attention op in one layer: (blocks, tokens of a block, R + P)."""
+    """Pages of latent keys for one attention op in one layer: (blocks, tokens of a block, R + P)."""
 
     group = 0
 
@@ -90,7 +90,7 @@ class LatentPages:
 
     @property
     def nbytes(self) -> int:
-        """Of all pages, used or not."""
+        """Bytes of all pages, used or not."""
         return self.pool.nbytes
 
     def adapt(self, number: int, low: Low) -> None:

@@ -92,9 +92,9 @@ def _level(comes: float, seconds: float, workers: int, *, last: bool) -> tuple[f
 
 
 def expected(rates: Sequence[float], seconds: Sequence[float], workers: Sequence[int]) -> ExpectedCost:
-    """Of workers by level. rates: texts a second whose shortest fitting runtime is that of the level. seconds: of a
-    text there. What a level has no time for, by `CONGESTED`, goes on to the next longer one and takes that one's
-    seconds."""
+    """Expected cost of workers by level. rates: texts a second whose shortest fitting runtime is that of the level.
+    seconds: of a text there. What a level has no time for, by `CONGESTED`, goes on to the next longer one and takes
+    that one's seconds."""
     comes = over = waiting = 0.0
     for level, (rate, each, count) in enumerate(zip(rates, seconds, workers, strict=True)):
         comes, made = _level(comes + rate, each, count, last=level == len(rates) - 1)

@@ -44,7 +44,7 @@ def reads_whole_texts(graph: Graph) -> bool:
 
 
 class EncoderPrice(IterationPrice):
-    """Of a text alone on one device, by the prices of an iteration's layers; what has to do with keys is left out."""
+    """Prices a text alone on one device, by an iteration's layers; what has to do with keys is left out."""
 
     def __init__(self, graph: Graph, cluster: Cluster, engine: Engine, weights: str) -> None:
         """weights: a format of `serving.layout.FORMATS`."""

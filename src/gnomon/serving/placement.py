@@ -37,8 +37,8 @@ class ExpertLoads:
 
 
 def placed(rows: Sequence[int], redundant: int, ep: int) -> Placement:
-    """rows: tokens that each expert gets. redundant: slots beyond one for each expert. PlanError where devices would
-    have unlike numbers of slots."""
+    """Places experts and their copies on devices by their load. rows: tokens that each expert gets. redundant: slots
+    beyond one for each expert. PlanError where devices would have unlike numbers of slots."""
     experts, each = len(rows), slots(len(rows), redundant, ep)
     found = place(rows, redundant, ep)
     if comb(experts, each) ** ep > FEW:

@@ -44,7 +44,8 @@ def _nearest(x: NDArray[np.float32], codes: tuple[float, ...]) -> NDArray[np.uin
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NF4(Storage):
-    """Scales in fp32; with them in eight bits the runtime reads it (`runtime.nf4`), and `nf4_bytes` counts it."""
+    """Normal floats of 4 bits with scales in fp32; with scales in eight bits the runtime reads it (`runtime.nf4`), and
+    `nf4_bytes` counts it."""
 
     @property
     def name(self) -> str:

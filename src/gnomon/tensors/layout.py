@@ -149,7 +149,7 @@ class Scene:
         return local_bytes(tensor, sharding, self.axis_sizes, self.sizes, self.dtypes)
 
     def ranks(self, axis: str) -> int:
-        """Ranks on `axis`."""
+        """Counts the ranks on `axis`."""
         return self.axis_sizes.get(axis, 1)
 
 

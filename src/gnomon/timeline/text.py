@@ -207,7 +207,7 @@ def _worker(cells: list[str]) -> Worker:
 
 
 def _checked(lines: _Lines, make: Callable[[Any], _T], given: object) -> _T:
-    """What `make` returns; its objections become FormatErrors."""
+    """Returns what `make` returns; its objections become FormatErrors."""
     try:
         return make(given)
     except FormatError:

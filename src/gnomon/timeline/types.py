@@ -101,12 +101,12 @@ class Spans(_SameValues):
 
     @property
     def size(self) -> int:
-        """Number of spans."""
+        """Counts the spans."""
         return len(self.worker)
 
     @property
     def end_s(self) -> Doubles:
-        """Seconds, exact."""
+        """End of each span in seconds, exact."""
         return self.start_s + self.duration_s
 
     @staticmethod

@@ -433,7 +433,7 @@ def _fsdp(module: Any) -> None:
 
 def _deepspeed(module: Any) -> None:
     class EngineStub(Passed):
-        """In place of deepspeed's: its config is noted."""
+        """Stands in for DeepSpeed's engine and notes its config."""
 
         device = torch.device("cpu")
 

@@ -144,7 +144,7 @@ class Passed(nn.Module):
 
 
 class Replicated(Passed):
-    """In place of DistributedDataParallel."""
+    """Stands in for DistributedDataParallel."""
 
     def __init__(self, module: nn.Module, *args: Any, **kwargs: Any) -> None:
         super().__init__(module)
@@ -152,7 +152,7 @@ class Replicated(Passed):
 
 
 class Sharded(Passed):
-    """In place of FullyShardedDataParallel."""
+    """Stands in for FullyShardedDataParallel."""
 
     def __init__(self, module: nn.Module, *args: Any, **kwargs: Any) -> None:
         super().__init__(module)
@@ -194,7 +194,7 @@ def _clip(*args: Any, **kwargs: Any) -> Tensor:
 
 
 class Scaler:
-    """In place of GradScaler: scales by one."""
+    """Stands in for GradScaler and scales by one."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         pass
@@ -225,7 +225,7 @@ class Scaler:
 
 
 class Autocast(contextlib.ContextDecorator):
-    """In place of torch.autocast: its dtype is noted, nothing is cast."""
+    """Stands in for torch.autocast: notes its dtype and casts nothing."""
 
     def __init__(self, device_type: str = "cuda", dtype: Any = None, enabled: bool = True, **rest: Any) -> None:
         self.dtype = (dtype or torch.float16) if enabled else None
@@ -247,7 +247,7 @@ def _compile(model: Any = None, **kwargs: Any) -> Any:
 
 
 def _again(function: Any, *args: Any, **kwargs: Any) -> Any:
-    """In place of torch.utils.checkpoint: what is kept does not matter here."""
+    """Stands in for torch.utils.checkpoint and calls the function: what is saved does not matter here."""
     SEEN.checkpointed = True
     for option in ("use_reentrant", "preserve_rng_state", "context_fn", "determinism_check", "debug", "early_stop"):
         kwargs.pop(option, None)

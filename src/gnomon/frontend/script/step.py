@@ -127,7 +127,7 @@ def _evenly(module: nn.Module) -> None:
 
 
 def _backward(self: Any, *args: Any, **kwargs: Any) -> None:
-    """In place of backward: counted; gradients that have no memory are there afterwards."""
+    """Stands in for `backward` and counts its calls; gradients that have no memory are there afterwards."""
     if SEEN.trainer is None and TAPE.loss is None and id(self) in TAPE.made:
         TAPE.loss = self
     SEEN.backwards += 1

@@ -38,7 +38,7 @@ class VRank:
         self.actions.append((self._backward("B", chunk),))
 
     def input_gradient(self, chunk: int) -> None:
-        """I; its W waits."""
+        """Adds an I, whose W waits."""
         action = self._backward("I", chunk)
         self.waiting.append((chunk, action[2]))
         self.actions.append((action,))

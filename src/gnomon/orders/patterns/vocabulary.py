@@ -316,8 +316,8 @@ def _rows(ranks: Sequence[Sequence[Action]], how: Vocabulary, num_ranks: int, co
 
 
 def _special(kind: str, stage: int, unit: int, how: Vocabulary, rank: int, loss: int, last: int) -> Override | None:
-    """Where an action of the first or the last stage, or of its rank, differs from its kind: it makes what the others
-    get, or gets what they make. loss: the rank of the last stage."""
+    """Says where an action of the first or the last stage, or of its rank, differs from its kind: it makes what the
+    others get, or gets what they make. loss: the rank of the last stage."""
 
     def on(text: str, *, adds: bool = True) -> Override:
         return Override(effects=tuple(_at(effect, rank, unit) for effect in effects(text)), adds=adds)

@@ -40,7 +40,7 @@ class PlotAxis:
     """Of the plot; `low` stands at 0 per cent, `high` at 100."""
 
     def percent(self, value: float) -> float:
-        """Where a value stands."""
+        """Place of a value on the axis, in percent."""
         return 100 * (value - self.low) / (self.high - self.low)
 
     @property
@@ -102,7 +102,7 @@ def _table_row(index: int, names: Sequence[str], cells: Sequence[str]) -> str:
 
 
 def undominated(points: Sequence[tuple[float, float]]) -> tuple[int, ...]:
-    """Which of (memory, time) no other beats in one without losing in the other, the least memory first."""
+    """Indices of the (memory, time) that no other beats in one without losing in the other, the least memory first."""
     front: list[int] = []
     for index in sorted(range(len(points)), key=lambda i: points[i]):
         if not front or points[index][1] < points[front[-1]][1]:
@@ -154,7 +154,7 @@ def _stairs(front: Sequence[tuple[float, float]]) -> str:
 
 
 def _numbered(placed: Sequence[tuple[float, float]]) -> list[bool]:
-    """Which points have their number beside them: those that are apart from all others that do."""
+    """Says which points have their number next to them: those that are apart from all others that do."""
     taken: list[tuple[float, float]] = []
     shown = []
     for x, y in placed:

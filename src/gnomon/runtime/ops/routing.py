@@ -407,7 +407,7 @@ def combine(rows: Tensor, weights: Tensor, routing: Routing, *, ep: Axis = ALONE
 
 
 def summed_rows(rows: Tensor, weights: Tensor, routing: Routing) -> Tensor:
-    """Tokens (tokens, width): of each the sum of its rows (rows, width), by their weights (tokens, topk)."""
+    """Returns (tokens, width): for each token the sum of its rows (rows, width), by their weights (tokens, topk)."""
     by_row = weights.reshape(-1).index_select(0, routing.order).unsqueeze(-1).to(rows.dtype)
     if routing.real is not None:
         by_row = by_row * routing.real.unsqueeze(-1)

@@ -288,7 +288,7 @@ def _by_level(made: Skeleton, times: Doubles, wires: Doubles, ahead: Doubles) ->
 
 
 def _one_by_one(made: Skeleton, times: Doubles, wires: Doubles, ahead: Doubles) -> Doubles:
-    """The same."""
+    """Plays the schedule action by action, where `_by_level` plays a level at once."""
     rows = [column.tolist() for column in made.columns]
     ended = []
     for column in range(times.shape[1]):

@@ -326,7 +326,7 @@ def actions(
     by_layer: bool,
     column: int | None = None,
 ) -> Actions:
-    """At least how long each stage's actions last, [stages, microbatch sizes], or of one size only.
+    """Bounds from below how long each stage's actions last, [stages, microbatch sizes], or of one size only.
 
     adding: [kinds] seconds that weight gradients take to be added up; unsharding: [kinds] seconds of copying gathered
     parameters. An action lasts as long as its kernels and collectives, where layers of one kind that are launched

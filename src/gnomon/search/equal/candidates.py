@@ -27,7 +27,7 @@ Smaller = Iterator[tuple[float, Candidate]]
 
 
 def _of_family(devices: EqualDevices, family: Family, depth: int) -> tuple[int, int]:
-    """Orders plans: those that keep the least come first, and of these what is nearest to a plan."""
+    """Key that orders plans: those that keep the least come first, and of these what is nearest to a plan."""
     # False sorts before True: families of the sparest recomputation first.
     return int(family.recompute != devices.sparest), -depth
 

@@ -141,7 +141,7 @@ class Fitting:
         work: Workload | None = None,
         graph: Graph | None = None,
     ) -> Rung:
-        """The plan predicted; a plan that was predicted before is not again. graph: in place of the job's."""
+        """Predicts the plan; a plan that was predicted before is not again. graph: in place of the job's."""
         bare = Rung(options=tuple(options), changes=tuple(changes), plan=plan, prediction=None)
         stack, before = self.base.pricing.stack, self.base.plan
         if not proposes(stack, before, plan):

@@ -412,9 +412,9 @@ def neighbours(cut: Cut) -> Iterator[Cut]:
 
 
 def plainest(split: BestCut, least: Least, tie: float, most: int = 64) -> Trial:
-    """Of the cuts that take no longer than the best by a share `tie` of its step, the one nearest to equal stages that
-    is found: among those that fit, then by moving layers towards equal stages as long as the step stays within that.
-    `most`: cuts predicted for it, at most."""
+    """Finds, among cuts that take no longer than the best by a share `tie` of its step, the one nearest to equal stages
+    that is found: among those that fit, then by moving layers towards equal stages as long as the step stays within
+    that. `most`: cuts predicted for it, at most."""
     limit = split.trial.step_s * (1 + tie)
     usual = equal(sum(split.counts), len(split.counts))
 

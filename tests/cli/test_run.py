@@ -6,15 +6,17 @@ import json
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
+from shlex import split
 
 import pytest
 
 from gnomon import schema
 from gnomon.cli import main
 from gnomon.cli.checkpoint import plain
-from gnomon.cli.options.flags import read
+from gnomon.cli.options.flags import flags, given, read
 from gnomon.cli.options.run import RunOptions
 from gnomon.cli.run import _lengths, _resume_command, _schedule, uncalibrated
+from gnomon.cli.values import new_file, some
 from gnomon.errors import InputError
 from gnomon.hardware import parse_cluster
 from gnomon.plans import Mesh, Optimizer, Plan, PlanFile, Precision, Schedule, Workload, save_plan_file
@@ -138,8 +140,35 @@ def test_a_schedule_of_the_learning_rate(words: str, rates: dict[int, float]) ->
     options = read(RunOptions, ["plan.toml", *words.split()])
     result = _schedule(options)
     assert {step: pytest.approx(result.factor(step)) for step in rates} == rates
-    asked = words.partition("--lr-schedule ")[2].split()[:1]
-    assert not asked or f"--lr-schedule {asked[0]}" in _resume_command(options)
+
+
+def test_the_command_that_resumes_has_every_option_of_the_run(tmp_path: Path) -> None:
+    """Every option of `gnomon run` is given a value that is not its default: none is left out of what is printed."""
+    texts = {
+        "grace": "7.5",
+        "lr": "2e-05",
+        "min_lr": "1e-06",
+        "meet_within": "3.5",
+        "data": "-a b",
+        "plan": "a plan.toml",
+    }
+    for name, flag in flags(RunOptions).items():
+        if flag.settings.get("choices"):
+            default = flag.settings.get("default")
+            texts[name] = next(choice for choice in flag.settings["choices"] if choice != default)
+        texts.setdefault(name, str(tmp_path / name) if flag.settings.get("type") in (str, some, new_file) else "3")
+    words = [texts["plan"]]
+    for name, flag in flags(RunOptions).items():
+        words += [f"{flag.names[0]}={texts[name]}"] if flag.names and not flag.is_switch else list(flag.names)
+    options = read(RunOptions, words)
+    assert set(given(options)) == set(flags(RunOptions)), "the test gives each option"
+    program, command, *printed = split(_resume_command(options))
+    assert (program, command) == ("gnomon", "run")
+    assert given(read(RunOptions, printed)) == given(options)
+    assert given(read(RunOptions, split(_resume_command(read(RunOptions, ["p.toml"])))[2:])) == {
+        "plan": "p.toml",
+        "resume": True,
+    }
 
 
 @pytest.mark.parametrize(

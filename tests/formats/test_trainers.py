@@ -321,6 +321,33 @@ def test_a_key_that_nobody_knows_is_listed_and_strict_refuses_it(name: str, tmp_
         result.read(path, Given(devices=case.devices, strict=True))
 
 
+@pytest.mark.parametrize(
+    ("program", "text"),
+    [
+        ("swift", "swift sft --model Qwen/Qwen3-8B --max_length 1024"),
+        ("swift", "swift sft --model Qwen/Qwen3-8B"),
+        ("swift", "megatron sft --model Qwen/Qwen3-8B --max_length 1024 --global_batch_size 8"),
+        (
+            "openrlhf",
+            "deepspeed --module openrlhf.cli.train_sft --model.model_name_or_path Qwen/Qwen3-8B --data.max_len 96",
+        ),
+        ("llama-factory", "model_name_or_path: Qwen/Qwen3-8B\nstage: sft\ntemplate: qwen\ncutoff_len: 1024\n"),
+        ("axolotl", "base_model: Qwen/Qwen3-8B\nsequence_len: 1024\nmicro_batch_size: 1\n"),
+    ],
+)
+@pytest.mark.parametrize("seq_len", [None, 384])
+def test_what_unpacked_samples_are_priced_as_is_what_is_said(
+    program: str, text: str, seq_len: int | None, tmp_path: Path
+) -> None:
+    """The note said the file's length where `--seq-len` had taken its place."""
+    path = tmp_path / ("job.yaml" if ": " in text else "job.sh")
+    path.write_text(text, encoding="utf-8")
+    job = programs.find(program).read(path, Given(devices=8, seq_len=seq_len))
+    (said,) = (line.why for line in job.unexpressed if "may be shorter" in line.why)
+    assert said == f"samples may be shorter: each is priced as {job.workload.seq_len} tokens"
+    assert seq_len in (None, job.workload.seq_len)
+
+
 REGISTRY = """
 def base() -> Trainer.Config:
     return Trainer.Config(

@@ -108,6 +108,13 @@ def test_what_lengths_cannot_be_run_with_is_said() -> None:
             executor.step(lengths.batch((9, 2)))
         with pytest.raises(PlanError, match="add up to them"):
             executor.step({**lengths.batch((8, 3)), "lengths": torch.tensor([8, 4])})
+        rows = {name: torch.zeros(2, 8, dtype=torch.int64) for name in ("input_ids", "labels")}
+        for odd in ((8, 0), (8, -1), (9, 3), (8,)):
+            with pytest.raises(PlanError, match="a row for each, and lengths of at most a row"):
+                executor.step({**rows, "lengths": torch.tensor(odd)})
+        for flat in ({}, {"lengths": torch.tensor([8, 3])}, {**rows, "labels": rows["labels"][:1]}):
+            with pytest.raises(PlanError, match="lengths of 1 or more that add up to them"):
+                executor.step(flat)
         executor.leave()
         drawn = replace(work, lengths=(), global_batch_size=2, distribution=Lengths(values=(8, 4), weights=(1.0, 1.0)))
         with pytest.raises(PlanError, match="learned positions|64"):

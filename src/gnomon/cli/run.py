@@ -21,6 +21,7 @@ from typing import Any
 from gnomon import schema
 from gnomon.cli.missing import need_torch
 from gnomon.cli.models import read_model_to_run, teacher_of
+from gnomon.cli.options.flags import words_of
 from gnomon.cli.options.run import DataOptions, RunOptions
 from gnomon.cli.own import with_own
 from gnomon.cli.request import named_router
@@ -584,25 +585,8 @@ def _check_there(options: RunOptions) -> None:
 
 def _resume_command(options: RunOptions) -> str:
     """The same command with --resume."""
-    words = ["gnomon", "run", options.plan, "--steps", str(options.steps)]
-    paths = ("weights", "export", "data", "tokenizer", "chat_template", "column", "packing", "learn")
-    for name in (*paths, "checkpoints", "timeline", "record_router", "router", "device"):
-        if (value := getattr(options, name)) is not None:
-            words += [f"--{name.replace('_', '-')}", value]
-    for name in ("seed", "lr"):
-        words += [f"--{name}", str(getattr(options, name))]
-    if options.lr_schedule != "constant":
-        words += ["--lr-schedule", options.lr_schedule]
-    if options.warmup_steps:
-        words += ["--warmup-steps", str(options.warmup_steps)]
-    if options.min_lr:
-        words += ["--min-lr", str(options.min_lr)]
-    if options.processes is not None:
-        words += ["--processes", str(options.processes)]
-    words += ["--follow-speed"] * options.follow_speed
-    if options.determinism is not None:
-        words += ["--determinism", options.determinism]
-    return " ".join(quote(word) for word in [*words, "--resume"])
+    words = ["gnomon", "run", *words_of(replace(options, resume=True))]
+    return " ".join(quote(word) for word in words)
 
 
 def _before(

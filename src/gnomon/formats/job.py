@@ -139,6 +139,7 @@ class Fields(Keys):
     def __init__(self, values: Mapping[str, object], source: str, given: Given = NOTHING) -> None:
         super().__init__({**values, **given.values()}, source)
         self._settings = frozenset(given.settings)
+        self._seq_len = given.seq_len
         self._strict = given.strict
         self.notes: list[str] = []
         self.unexpressed: list[Unexpressed] = []
@@ -181,6 +182,10 @@ class Fields(Keys):
         self.raw(key)
         if all(listed.field != key for listed in self.unexpressed):
             self.unexpressed.append(Unexpressed(field=key, value=value, why=why))
+
+    def note_unpacked(self, key: str, value: str, seq_len: int) -> None:
+        """List that samples are not packed. seq_len: of the file; `--seq-len`, where it is given, is what is priced."""
+        self.note_default(key, value, f"samples may be shorter: each is priced as {self._seq_len or seq_len} tokens")
 
     def report_unless(self, key: str, allowed: Collection[object], why: str) -> None:
         """`report` unless the value is one of `allowed` (by type too: 1 is not True)."""

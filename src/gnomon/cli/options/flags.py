@@ -134,6 +134,24 @@ def given(options: Options) -> dict[str, object]:
     return {f.name: values[f.name] for f in fields(options) if values[f.name] != f.default}
 
 
+def words_of(options: Options) -> tuple[str, ...]:
+    """The words that `read` makes these options of: positional ones, and what differs from its default. Of options
+    whose values are read from what `str` writes of them."""
+    asked, every = given(options), flags(type(options))
+    words = [str(asked[name]) for name, flag in every.items() if not flag.names and name in asked]
+    for name, flag in every.items():
+        if not flag.names or name not in asked:
+            continue
+        value = str(asked[name])
+        if flag.is_switch:
+            words.append(flag.names[-1])
+        elif value.startswith("-"):  # as an option's value it would be taken for an option
+            words.append(f"{flag.names[-1]}={value}")
+        else:
+            words += [flag.names[-1], value]
+    return tuple(words)
+
+
 def add_flags(parser: argparse.ArgumentParser, of: type[Options]) -> None:
     """The options of a class, added to a parser."""
     groups: dict[Group, argparse._ArgumentGroup] = {}

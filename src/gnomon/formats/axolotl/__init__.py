@@ -160,7 +160,7 @@ def read_fields(f: Fields, folder: Path, given: Given) -> Job:
     assumed = list[str]()
     seq_len = f.integer("sequence_len", 512)
     if not flag(f, "sample_packing") and not flag(f, "pad_to_sequence_len"):
-        f.note_default("sample_packing", "false", f"samples are as long as they are; priced as all of {seq_len} tokens")
+        f.note_unpacked("sample_packing", "false", seq_len)
     f.ignore("sample_packing", "pad_to_sequence_len", "max_packed_sequence_len")
     model = _model(f, given, folder, assumed)
     asked = Training(

@@ -84,7 +84,7 @@ def _read(path: Path, given: Given) -> Job:
         assumed.append("train.max_seq_length is not given: 4096 tokens (--seq-len)")
     length = f.raw("train.max_seq_length")
     if tuned:
-        f.note_default("samples", "padded", "samples are as long as they are; priced as all of the longest length")
+        f.note_unpacked("samples", "padded", length if isinstance(length, int) else 4096)
     asked = Training(
         model=_model(f, given, folder, assumed),
         micro=micro,

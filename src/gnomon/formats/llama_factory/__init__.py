@@ -175,7 +175,7 @@ def read_fields(source: Source, given: Given) -> Job:
         f.report("stage", STAGES[stage])
     seq_len = f.integer("cutoff_len", 2048)
     if not flag(f, "packing", stage == "pt"):
-        f.note_default("packing", "false", f"samples are as long as they are; priced as all of {seq_len} tokens")
+        f.note_unpacked("packing", "false", seq_len)
     off = flag(f, "disable_gradient_checkpointing")
     f.ignore("gradient_checkpointing")
     asked = Training(

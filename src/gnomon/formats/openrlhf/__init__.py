@@ -80,7 +80,6 @@ INEXPRESSIBLE = {
 
 UPDATE = "reinforcement learning: generation, rewards, critic and reference model are not priced, only the update"
 PAIRS = "two answers a sample (and for DPO a reference model run forward) are not priced: one sequence a sample"
-SAMPLES = "samples are as long as they are; priced as all of {} tokens"
 
 
 def _wanted(launch: Launch) -> bool:
@@ -146,7 +145,7 @@ def _read(path: Path, given: Given) -> Job:
     ring = f.integer("ds.ring_attn_size", 1)
     recompute = flag(f, f"{part}.gradient_checkpointing_enable") or flag(f, "model.gradient_checkpointing_enable")
     if not flag(f, "ds.packing_samples"):
-        f.note_default("ds.packing_samples", "false", SAMPLES.format(seq_len))
+        f.note_unpacked("ds.packing_samples", "false", seq_len)
     if learning:
         f.note_default("algorithm", program.rpartition(".")[2], UPDATE)
     elif "dpo" in program or "rm" in program:

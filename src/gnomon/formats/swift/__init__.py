@@ -95,6 +95,7 @@ MEGATRON_RENAMED: Mapping[str, str] = {
     "virtual_pipeline_model_parallel_size": "num_virtual_stages_per_pipeline_rank",
     "max_length": "seq_length",
 }
+"""ms-swift's name -> Megatron-LM's."""
 
 MEGATRON_NEUTRAL = NEUTRAL | frozenset(
     """
@@ -146,7 +147,7 @@ def _by_trainer(source: Source, given: Given, word: str) -> Job:
         f.note_default("rlhf_type", kind, ROLLOUT if kind in ("grpo", "ppo", "gkd") else PAIRS)
     seq_len = _length(f, given, assumed)
     if not flag(f, "packing"):
-        f.note_default("packing", "false", f"samples are as long as they are; priced as all of {seq_len} tokens")
+        f.note_unpacked("packing", "false", seq_len)
     micro = given.micro_batch_size or f.integer("per_device_train_batch_size", 1)
     devices = given.devices or source.stated
     ways = f.integer("sequence_parallel_size", 1)
@@ -241,10 +242,11 @@ MEGATRON = renamed(_as_value, "flags")
 
 
 def _length(f: Fields, given: Given, assumed: list[str]) -> int:
+    """Tokens of a sequence by the file alone; `--seq-len` takes its place where the job is made (`trainers.job_of`)."""
     if f.has("max_length"):
         return f.integer("max_length")
     if given.seq_len is None:
-        assumed.append("max_length is not given, so samples are as long as they are: 2048 tokens (--seq-len)")
+        assumed.append("max_length is not given, so nothing cuts samples: priced as 2048 tokens (--seq-len)")
     return 2048
 
 
@@ -334,9 +336,9 @@ def _by_megatron(source: Source, given: Given, word: str) -> Job:
     length = given.seq_len
     if length is None and "seq_length" not in values:
         length = 2048
-        assumed.append("max_length is not given, so samples are as long as they are: 2048 tokens (--seq-len)")
+        assumed.append("max_length is not given, so nothing cuts samples: priced as 2048 tokens (--seq-len)")
     if not flag(f, "packing"):
-        f.note_default("packing", "false", "samples are as long as they are; priced as all of max_length tokens")
+        f.note_unpacked("packing", "false", length or int(str(values["seq_length"])))
     f.account(MEGATRON_NEUTRAL, INEXPRESSIBLE, ())
     fields = Fields(values, f.source, replace(given, settings={}))
     devices = given.devices or source.stated

@@ -146,7 +146,7 @@ def read_fields(f: Fields, given: Given, *, single: bool) -> Job:
         assumed.append(f"the file does not say the sequence length: {SEQ_LEN} tokens (--seq-len)")
     seq_len = length if isinstance(length, int) else SEQ_LEN
     if not flag(f, "dataset.packed"):
-        f.note_default("dataset.packed", "false", f"samples are as long as they are; priced as all of {seq_len} tokens")
+        f.note_unpacked("dataset.packed", "false", seq_len)
     record = stack("pytorch-fsdp")
     record = chosen(
         record, "torchtune", choices=(*record.runs.choices, "eight_bit_states", "paged_states", "input_offload")

@@ -99,7 +99,7 @@ def read_fields(source: Source, given: Given) -> Job:
     program = program_name(source.program)
     seq_len = _length(f, given, program, assumed)
     if program != "run_clm" and not flag(f, "packing"):  # run_clm.py cuts the joined text into blocks
-        f.note_default("packing", "false", f"samples are as long as they are; priced as all of {seq_len} tokens")
+        f.note_unpacked("packing", "false", seq_len)
     f.ignore("packing", "bits")
     loaded = f.raw("torch_dtype") or f.raw("dtype")
     model = _model(f, given, source.folder, assumed)

@@ -142,7 +142,7 @@ def read_fields(source: Source, name: str, given: Given) -> Job:
         f.note_default("beta", str(f.peek("beta")), PAIRS)
     else:
         if not flag(f, "packing"):
-            f.note_default("packing", "false", f"samples are as long as they are; priced as all of {seq_len} tokens")
+            f.note_unpacked("packing", "false", seq_len)
         if not any(flag(f, key) for key in LIGER) and f.peek("loss_type") not in TILED:
             f.note_default("loss_type", str(f.peek("loss_type") or "nll"), WHOLE_LOGITS)
     f.ignore("packing", "max_completion_length")

@@ -71,9 +71,7 @@ def _read(path: Path, given: Given) -> Job:
     precision = BF16 if "bfloat16" in loaded or tuned else FP16 if half == "float16" else AUTOCAST
     seq_len = f.integer("max_length", 2048)
     if not flag(f, "pack_to_max_length"):
-        f.note_default(
-            "pack_to_max_length", "False", f"samples are as long as they are; priced as all of {seq_len} tokens"
-        )
+        f.note_unpacked("pack_to_max_length", "False", seq_len)
     parallel = f.integer("sequence_parallel_size", 1)
     asked = Training(
         model=model,

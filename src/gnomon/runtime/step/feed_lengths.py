@@ -1,9 +1,10 @@
-"""Batches whose sequences have lengths of their own: which tokens this rank takes in each microbatch: `FeedOfLengths`.
+"""Batches whose sequences differ in length: which tokens this rank takes in each microbatch: `FeedOfLengths`.
 
-A batch is `input_ids` and `labels` (tokens of all sequences, one after the other) with `lengths` (sequences), or rows
-of one sequence each, with `lengths` where they are padded. The units of a step follow from its lengths as the plan
-says (`lowering.units`), so steps may differ; a rank's row has its parts of a unit's sequences and no padding, but for
-what sequence parallelism divides by. Left out: what computes them, and which rows of a Program a step has (`execute`).
+A batch is `input_ids` and `labels` with `lengths`, the number of tokens of each sequence, in one of two forms: flat
+(tokens of all sequences, one after the other) or padded (a row for each sequence; without `lengths` all of a row).
+The microbatches ("units") of a step follow from its lengths by the plan's rule (`lowering.units`), so each step may
+have others. In a unit a rank has one row: its part of the unit's sequences, padded only to a multiple of tp under
+sequence parallelism. Left out: the computation, and which rows of a Program a step has (`execute`).
 """
 
 from __future__ import annotations
@@ -42,17 +43,21 @@ def has_lengths(plan: Plan, workload: Workload) -> bool:
 
 
 class FeedOfLengths(Feed):
-    """The batches of one rank, whose lengths each brings."""
+    """The batches of one rank where each batch brings its lengths.
+
+    Every method of `Feed` that reads rows or positions is overridden; `Feed.__init__`, which divides rows of one
+    length, is not called.
+    """
 
     def __init__(self, graph: Graph, plan: Plan, workload: Workload, groups: Groups, device: torch.device) -> None:
         """PlanError for models and plans whose sequences have to be of one length."""
         self.graph, self.plan, self.workload, self.layout, self.device = graph, plan, workload, plan.layout, device
         mesh, here = groups.mesh, groups.here
-        self.worker, self.cp, self.place = here.data, mesh.cp, here.along["cp"]
+        self.data_rank, self.cp, self.cp_rank = here.data, mesh.cp, here.along["cp"]
         self.multiple = mesh.tp if plan.layout.sequence_parallel else 1
+        # A unit is one row on each data-parallel rank, in order of ranks: `checks.parity` finds this rank's so.
         self.rows_of_unit, self.first_row, self.local_rows = mesh.data_ranks, here.data, 1
         self.labels = labels_or_usual(graph)
-        self.one_length_reason = self.one_document_reason = None
         self.batch: Batch = {}
         self.counted = 1
         self.prefixes: Prefixes | None = None
@@ -96,16 +101,17 @@ class FeedOfLengths(Feed):
     def _begin(self, lengths: Sequence[int]) -> None:
         """Units of a step with these sequences."""
         self.lengths = tuple(lengths)
-        self.units: tuple[Unit, ...] = units_of_lengths(self.graph, self.plan, self.lengths)[self.worker]
+        self.units: tuple[Unit, ...] = units_of_lengths(self.graph, self.plan, self.lengths)[self.data_rank]
         self.num_units = len(self.units)
         layout = self.layout
         order, skrull = layout.context_order, skrull_pass(self.plan.schedule)
 
-        def style(tokens: int) -> str:
+        def attention_over_cp(tokens: int) -> str:
             return layout.context if skrull is None else skrull.style(tokens, layout.context)
 
         self._parts = [
-            parts_of(unit, self.lengths, index=self.place, cp=self.cp, order=order, style=style) for unit in self.units
+            parts_of(unit, self.lengths, index=self.cp_rank, cp=self.cp, order=order, style=attention_over_cp)
+            for unit in self.units
         ]
         cut = any(part.cut for parts in self._parts for part in parts)
         self.prefixes = Prefixes(lengths=self.lengths) if cut else None
@@ -125,7 +131,8 @@ class FeedOfLengths(Feed):
         return max(1, -(-held // self.multiple)) * self.multiple
 
     def sizes_of(self, unit: int) -> dict[str, int]:
-        """Sizes of the open dims of a unit on this rank, as if all ranks of cp had as many tokens."""
+        """Sizes of the open dims of a unit: a row of cp times this rank's tokens. Ranks of cp may have unequal parts:
+        `Shapes` divides "seq" by cp, which gives back what this rank has."""
         return {"batch": 1, "seq": self._tokens(unit) * self.cp, **dict(self.workload.sizes)}
 
     @property
@@ -148,12 +155,9 @@ class FeedOfLengths(Feed):
         flat, lengths = self._flat(batch_of_ids(batch) if isinstance(batch, Tensor) else batch)
         if len(lengths) != self.workload.batch_size:
             raise PlanError(f"a step takes {self.workload.batch_size} sequences, not {len(lengths)}")
-        if (
-            self.workload.distribution is None
-            and self.workload.seq_len == 0
-            and max(lengths) > max(self.workload.lengths)
-        ):
-            longest = max(self.workload.lengths)
+        # A drawn distribution has no largest length that the plan was made for; seq_len bounds rows before they come.
+        listed = self.workload.distribution is None and self.workload.seq_len == 0
+        if listed and max(lengths) > (longest := max(self.workload.lengths)):
             raise PlanError(f"a sequence has {max(lengths)} tokens, and the plan is for at most {longest}")
         asked = {tensor.name for tensor in self.graph.inputs}
         numbers = torch.repeat_interleave(torch.arange(len(lengths)), torch.tensor(lengths))
@@ -173,28 +177,34 @@ class FeedOfLengths(Feed):
         self.counted = self.tokens if labels is None else max(1, int((labels >= 0).sum()))
 
     def _flat(self, batch: Batch) -> tuple[dict[str, Tensor], list[int]]:
-        """(tokens of all sequences, one after the other; tokens of each)."""
+        """(tokens of all sequences, one after the other; tokens of each). PlanError for lengths that are not those of
+        the tokens, or under 1."""
         given = dict(batch)
         counts = given.pop(LENGTHS, None)
-        first = next(iter(given.values()))
-        if first.ndim == 2:  # a row each
-            lengths = [first.shape[1]] * len(first) if counts is None else [int(n) for n in counts]
-            if len(lengths) == len(first) and max(lengths) <= first.shape[1]:
-                cut = {
-                    name: torch.cat([row[:n] for row, n in zip(x, lengths, strict=True)]) for name, x in given.items()
-                }
-                return cut, lengths
-        lengths = [] if counts is None else [int(n) for n in counts]
         shapes = {name: tuple(x.shape) for name, x in given.items()}
-        if not lengths or min(lengths) < 1 or any(shape != (sum(lengths),) for shape in shapes.values()):
+        first = next(iter(shapes.values()), ())
+        padded = len(first) == 2
+        if counts is None and padded:
+            lengths = [first[1]] * first[0]
+        else:
+            lengths = [] if counts is None else [int(n) for n in counts]
+        expected = (len(lengths), first[1]) if padded else (sum(lengths),)
+        longest = first[1] if padded else sum(lengths)
+        alike = bool(shapes) and all(shape == expected for shape in shapes.values())
+        if not alike or not lengths or not 1 <= min(lengths) <= max(lengths) <= longest:
             raise PlanError(
-                f"a batch of sequences of several lengths is their tokens one after the other, and lengths that add "
-                f"up to them; here are {shapes} and {sum(lengths)} tokens in {len(lengths)} lengths"
+                f"a batch of sequences of several lengths is their tokens one after the other, and lengths of 1 or "
+                f"more that add up to them; or a row for each, and lengths of at most a row; here are {shapes} and "
+                f"{sum(lengths)} tokens in {len(lengths)} lengths"
             )
-        return given, lengths
+        if not padded:
+            return given, lengths
+        return {
+            name: torch.cat([row[:n] for row, n in zip(x, lengths, strict=True)]) for name, x in given.items()
+        }, lengths
 
     def _with_end(self, name: str, x: Tensor) -> Tensor:
-        """Appends one position, which counts in no loss."""
+        """Appends one position, which counts in no loss: rows are padded with it (`of_unit`)."""
         return torch.cat((x, x.new_full((1,), -1 if "labels" in name else 0)))
 
     def of_unit(self, unit: int) -> Batch:
@@ -206,8 +216,8 @@ class FeedOfLengths(Feed):
         return {name: x[chosen][None] for name, x in self.batch.items()}
 
     def _places(self, sequence: int, first: int, count: int) -> Tensor:
-        """Places among all tokens of some positions of a sequence; positions beyond its end, with which it is padded,
-        have the place that counts nowhere."""
+        """Indices among all tokens of `count` positions of a sequence from `first` on. Positions beyond its end are
+        padding: their index is that of the position which `_with_end` appended."""
         at = torch.arange(first, first + count)
         return torch.where(at < self.lengths[sequence], at + self._starts[sequence], self.tokens)
 

@@ -349,12 +349,12 @@ def main() -> int:
     parser.add_argument("python")
     for program in ("megatron", "deepspeed", "nanotron"):
         parser.add_argument(f"--{program}", default="", metavar="DIR")
-    parser.add_argument("--only", choices=programs.written())
+    parser.add_argument("--only", choices=programs.writable_programs())
     options = parser.parse_args()
     paths = {program: getattr(options, program) for program in ("megatron", "deepspeed", "nanotron")}
     wrong = 0
     print("| plan | program | result | values compared, or why not | not expressed |\n| --- | --- | --- | --- | --- |")
-    for program in programs.written() if options.only is None else (options.only,):
+    for program in programs.writable_programs() if options.only is None else (options.only,):
         for one in checks(program, options.python, paths.get(program, "")):
             wrong += one.verdict == "WRONG"
             print(f"| {one.plan} | {program} | {one.verdict} | {one.detail} | {one.listed} |", flush=True)

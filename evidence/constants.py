@@ -14,7 +14,7 @@ from pathlib import Path
 from evidence.published.fitted_reading import CHOICES
 from gnomon.prediction.band import BandNumbers
 from gnomon.prices.decoding import ggml_rows
-from gnomon.prices.fitted import fitted
+from gnomon.prices.fitted import fitted_rates
 from gnomon.report.tables import Column, table, wrapped
 from gnomon.serving.forecast import BANDS
 from gnomon.software.engine import engines
@@ -74,7 +74,7 @@ PRICES = (
 
 def groups() -> tuple[Group, ...]:
     """All of them: of prices, of readings, of bands."""
-    numbers = fitted()
+    numbers = fitted_rates()
     rates = (
         ("rates of all stacks", len(numbers.universal.numbers) if numbers.universal else 0),
         (f"rates of {len(numbers.stacks)} stacks", sum(len(record.numbers) for record in numbers.stacks)),

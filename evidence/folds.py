@@ -13,7 +13,7 @@ from typing import ClassVar
 from zlib import crc32
 
 from gnomon import schema
-from gnomon.prices.fitted import Fitted
+from gnomon.prices.fitted import FittedRates
 
 FILE = Path(__file__).parent / "folds.toml"
 """The folds on record."""
@@ -28,7 +28,7 @@ class Fold:
 
     left_out: str
     """A source; or the part of the models."""
-    numbers: Fitted
+    numbers: FittedRates
     """Fitted to the rest."""
 
 
@@ -43,11 +43,11 @@ class Folds:
     sources: tuple[Fold, ...] = ()
     """Without one source each."""
 
-    def without_model(self, model: str) -> Fitted | None:
+    def without_model(self, model: str) -> FittedRates | None:
         """The numbers to which no run of a model was fitted; None if there are none."""
         return next((fold.numbers for fold in self.models if fold.left_out == str(fold_of(model))), None)
 
-    def without_source(self, source: str) -> Fitted | None:
+    def without_source(self, source: str) -> FittedRates | None:
         """The numbers to which no run of a source was fitted; None where none of its runs were used."""
         return next((fold.numbers for fold in self.sources if fold.left_out == source), None)
 

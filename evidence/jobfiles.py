@@ -25,7 +25,7 @@ from multiprocessing import get_context
 from pathlib import Path
 
 from gnomon.cli import main as gnomon
-from gnomon.cli.options.flags import read
+from gnomon.cli.options.flags import parse_options
 from gnomon.cli.options.predict import PredictOptions
 from gnomon.cli.request import read_request
 from gnomon.errors import GnomonError
@@ -148,7 +148,7 @@ def attempt(argv: Sequence[str], *, whole: bool) -> tuple[str | None, int | None
     out, err = io.StringIO(), io.StringIO()
     try:
         with redirect_stdout(out), redirect_stderr(err):
-            asked = read_request(read(PredictOptions, argv[1:]))
+            asked = read_request(parse_options(PredictOptions, argv[1:]))
             other = next(
                 (n for note in asked.assumed for n in re.findall(r"the file is for (\d+) devices", note)), None
             )

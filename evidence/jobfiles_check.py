@@ -22,7 +22,7 @@ from pathlib import Path
 
 from evidence.jobfiles import Listed, Outcome, index, outcomes
 from gnomon.cli.jobs import job_file, read_job
-from gnomon.cli.options.flags import read
+from gnomon.cli.options.flags import parse_options
 from gnomon.cli.options.predict import PredictOptions
 from gnomon.errors import GnomonError
 from gnomon.formats.given import parse_settings
@@ -244,7 +244,7 @@ class Checked:
 def job_of(outcome: Outcome, files: Path) -> Job | None:
     """The job as Gnomon reads it with the options of the table; None where there is none."""
     path = outcome.listed.below(files)
-    options = read(PredictOptions, [str(path), *outcome.given])
+    options = parse_options(PredictOptions, [str(path), *outcome.given])
     source = job_file(options)
     if source is None:
         return None

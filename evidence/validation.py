@@ -30,7 +30,7 @@ from gnomon.prediction import Prediction
 from gnomon.prediction.band import Ratios, band_of
 from gnomon.prediction.evidence import evidence
 from gnomon.prediction.measured import predicted_s
-from gnomon.prices.fitted import Fitted
+from gnomon.prices.fitted import FittedRates
 from gnomon.report.tables import Column, percent, table
 from gnomon.units import Seconds
 
@@ -140,7 +140,7 @@ def _without_model(run: Run, *known: tuple[Run, Prediction]) -> tuple[Run, Predi
     return read, made or first_prediction(read)
 
 
-def _band(result: Prediction, numbers: Fitted | None, seconds: Seconds) -> Ratios:
+def _band(result: Prediction, numbers: FittedRates | None, seconds: Seconds) -> Ratios:
     """The band of a prediction of so many seconds under other numbers."""
     if numbers is None:
         return band_of(evidence(result.pricing, result.step_s))
@@ -152,7 +152,7 @@ def _worst(run: Run, predicted: float) -> float:
     return max(run.readings_s, key=lambda seconds: abs(predicted / seconds - 1))
 
 
-def _error(run: Run, result: Prediction, numbers: Fitted | None) -> float:
+def _error(run: Run, result: Prediction, numbers: FittedRates | None) -> float:
     """The error of a prediction, under other numbers if there are any."""
     seconds = predicted_s(run, result, numbers)
     return seconds / _worst(run, seconds) - 1

@@ -17,7 +17,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
-from gnomon.cli.options.flags import read
+from gnomon.cli.options.flags import parse_options
 from gnomon.cli.options.predict import PredictOptions
 from gnomon.cli.request import read_request
 from gnomon.prediction import predict
@@ -87,7 +87,7 @@ class Fixed:
 
 def predicted(command: str) -> Fixed:
     """A command's prediction now."""
-    asked = read_request(read(PredictOptions, shlex.split(command)))
+    asked = read_request(parse_options(PredictOptions, shlex.split(command)))
     prediction = predict(asked.graph, asked.cluster, asked.plan, asked.workload, asked.stack)
     return Fixed(command, prediction.step_s, prediction.tightest.peak_bytes)
 

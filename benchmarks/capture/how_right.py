@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import gnomon
-from gnomon.frontend.inputs import Named
+from gnomon.frontend.inputs import CodeModel
 from gnomon.frontend.named import build as built
 from gnomon.frontend.named import captured_of
 from gnomon.plans import Plan, Precision, Schedule, Workload
@@ -118,7 +118,7 @@ class Row:
 
 def prepared(kind: str) -> Row:
     """Captured, priced, and ready to take steps."""
-    named = Named.parse(code(kind))
+    named = CodeModel.parse(code(kind))
     found = captured_of(named, built(named))
     guess = gnomon.predict(found.graph, "local:1", PLAN, WORK, "gnomon")
     ids = torch.randint(0, VOCAB, (BATCH, LENGTH + 1), generator=torch.Generator().manual_seed(0))

@@ -31,7 +31,7 @@ from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
 import gnomon
-from gnomon.frontend.capture import Captured, captured, quiet
+from gnomon.frontend.capture import CapturedModule, captured, quiet
 from gnomon.frontend.trace import named_tensors
 from gnomon.graph import Dtypes, Setting, graph_saved_bytes
 from gnomon.plans import Mesh, Optimizer, Plan, Precision, Saved, SavedRule, Schedule, Workload
@@ -196,7 +196,9 @@ def kept_error(model: nn.Module, example: Mapping[str, Tensor], graph: Any, dtyp
     return round(float(graph_saved_bytes(graph, kernels, setting, {})) / max(sum(sizes.values()), 1) - 1, 5)
 
 
-def step(module: nn.Module, found: Captured, batch: Mapping[str, Tensor], *, rounds: int = ROUNDS) -> dict[str, float]:
+def step(
+    module: nn.Module, found: CapturedModule, batch: Mapping[str, Tensor], *, rounds: int = ROUNDS
+) -> dict[str, float]:
     """Predicted and measured seconds and bytes of a step, and those of a plain loop, in turns."""
     rows, seq_len = len(batch["answers"]), _length(found, batch)
     work = Workload(global_batch_size=rows, seq_len=seq_len)
@@ -246,7 +248,7 @@ def _seconds(call: Callable[[], object]) -> float:
     return time.thread_time() - began
 
 
-def _length(found: Captured, batch: Mapping[str, Tensor]) -> int:
+def _length(found: CapturedModule, batch: Mapping[str, Tensor]) -> int:
     """Positions of a sequence: those of the first integers with two dims; 1 for a model of none."""
     if tokens := sample_tokens(found.graph):
         return tokens
@@ -269,7 +271,7 @@ def plain_losses(module: nn.Module, batch: Mapping[str, Tensor]) -> list[float]:
     return losses
 
 
-def runs(module: nn.Module, found: Captured, batch: Mapping[str, Tensor]) -> dict[str, str]:
+def runs(module: nn.Module, found: CapturedModule, batch: Mapping[str, Tensor]) -> dict[str, str]:
     """Plan -> nothing where two of its steps have the losses of a plain loop, else what happened."""
     losses = plain_losses(module, batch)
     if not all(map(math.isfinite, losses)):
@@ -288,7 +290,7 @@ def runs(module: nn.Module, found: Captured, batch: Mapping[str, Tensor]) -> dic
     return said
 
 
-def on_one(module: nn.Module, found: Captured, plan: Plan, batch: Mapping[str, Tensor]) -> list[float] | str:
+def on_one(module: nn.Module, found: CapturedModule, plan: Plan, batch: Mapping[str, Tensor]) -> list[float] | str:
     """Losses of two steps on this process."""
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     try:
@@ -297,13 +299,13 @@ def on_one(module: nn.Module, found: Captured, plan: Plan, batch: Mapping[str, T
         dist.destroy_process_group()
 
 
-def _losses(module: nn.Module, found: Captured, plan: Plan, batch: Mapping[str, Tensor]) -> list[float]:
+def _losses(module: nn.Module, found: CapturedModule, plan: Plan, batch: Mapping[str, Tensor]) -> list[float]:
     work = Workload(global_batch_size=len(batch["answers"]), seq_len=_length(found, batch))
     job = executor(module, found, plan, work, settings=SETTINGS)
     return [job.total_loss(job.step(batch)) for _ in range(2)]
 
 
-def _on_two(module: nn.Module, found: Captured, plan: Plan, batch: Mapping[str, Tensor]) -> list[float] | str:
+def _on_two(module: nn.Module, found: CapturedModule, plan: Plan, batch: Mapping[str, Tensor]) -> list[float] | str:
     """Losses of two steps on two processes that are forked from this one, or why there are none."""
     context = multiprocessing.get_context("fork")
     with tempfile.TemporaryDirectory() as folder:
@@ -333,7 +335,7 @@ def _on_two(module: nn.Module, found: Captured, plan: Plan, batch: Mapping[str, 
 
 
 def _rank(
-    rank: int, store: Path, module: nn.Module, found: Captured, plan: Plan, batch: Mapping[str, Tensor], pipe: Any
+    rank: int, store: Path, module: nn.Module, found: CapturedModule, plan: Plan, batch: Mapping[str, Tensor], pipe: Any
 ) -> None:
     signal.alarm(WAIT_S + 5)
     try:

@@ -32,7 +32,7 @@ from gnomon.compiler import tiles
 from gnomon.compiler.build import libraries
 from gnomon.compiler.explain import moved_bytes
 from gnomon.compiler.machine import this_machine
-from gnomon.compiler.program import Planned, program
+from gnomon.compiler.program import PlannedGroup, program
 from gnomon.compiler.sizes import product
 from gnomon.compiler.tile_cost import cost, rates
 from gnomon.compiler.tiles import Tiling, tiling
@@ -89,7 +89,7 @@ class Tile:
     run: Callable[[], object]
 
 
-def planned_of(family: Family) -> Planned:
+def planned_of(family: Family) -> PlannedGroup:
     graph = make_fx(family.call, tracing_mode="fake")(*family.inputs).graph
     made = program(graph, None)
     (only,) = made.planned
@@ -118,7 +118,7 @@ def choices(family: Family) -> Iterator[Tile]:
                 yield runnable(family, planned, function, tile, words, own)
 
 
-def tilings(planned: Planned) -> Iterator[tuple[Tiling, bool]]:
+def tilings(planned: PlannedGroup) -> Iterator[tuple[Tiling, bool]]:
     """The compiler's own first."""
     nest = planned.kernel.nest
     rows = int(product(nest.sizes[a] for a in nest.outer))
@@ -141,7 +141,7 @@ def memory_for(number: int, shape: tuple[int, ...], strides: tuple[int, ...], dt
     return torch.empty_strided(shape, strides, dtype=dtype)
 
 
-def runnable(family: Family, planned: Planned, function: Any, tile: Tiling, words: str, own: bool) -> Tile:
+def runnable(family: Family, planned: PlannedGroup, function: Any, tile: Tiling, words: str, own: bool) -> Tile:
     nest, kernel = planned.kernel.nest, planned.kernel
     placeholders = [n for n in planned.inputs[0].graph.nodes if n.op == "placeholder"]
     given = {node.name: tensor for node, tensor in zip(placeholders, family.inputs, strict=True)}

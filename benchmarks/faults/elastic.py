@@ -31,7 +31,7 @@ from statistics import median
 
 import torch
 
-from gnomon.methods.easyscale import Observation, placed
+from gnomon.methods.easyscale import Observation, place_workers
 from gnomon.models.llama import LlamaConfig, llama
 from gnomon.plans import Mesh, Plan, Precision, Schedule, Workload
 from gnomon.runtime import Executor, Source, TrainingJob
@@ -52,7 +52,7 @@ STEPS = 3
 
 
 def job(data: Path, folder: Path) -> TrainingJob:
-    plan = placed(WORKERS, Observation(processes=3))
+    plan = place_workers(WORKERS, Observation(processes=3))
     work = Workload(global_batch_size=8, seq_len=32)
     source = Source(path=data, cache=data.parent / "tokens")
     return TrainingJob(

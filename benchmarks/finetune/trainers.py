@@ -103,7 +103,7 @@ def jobs() -> Iterator[Job]:
 def predicted(job: Job, folder: Path, on: str) -> tuple[float, float]:
     """(seconds, bytes of tensors) of a step."""
     from gnomon.formats import programs
-    from gnomon.formats.given import Given
+    from gnomon.formats.given import ReadContext
     from gnomon.hardware import parse_cluster
     from gnomon.prediction import predict
 
@@ -111,7 +111,7 @@ def predicted(job: Job, folder: Path, on: str) -> tuple[float, float]:
     path.write_text(job.command(folder) + "\n")
     kind = programs.recognised(path)
     assert kind is not None, job.command(folder)
-    read = kind.read(path, Given(devices=1))
+    read = kind.read(path, ReadContext(devices=1))
     made = predict(read.graph(), parse_cluster(on), read.plan, read.workload, read.stack)
     by_class = made.tightest.by_class
     tensors = sum(size for name, size in by_class.items() if name not in ("workspace", "overhead"))

@@ -24,7 +24,7 @@ from artifact import simulated
 from gnomon.fleet.costs import Costs
 from gnomon.fleet.goodput import Profiled, Profiles
 from gnomon.fleet.kinds import ByKind
-from gnomon.fleet.learned import Learned
+from gnomon.fleet.learned import LearnedForecasts
 from gnomon.fleet.machines import Machines, Pool
 from gnomon.fleet.policies import policy
 from gnomon.fleet.policies.priority import tiresias_spread
@@ -57,9 +57,9 @@ def main() -> None:
                 "avgs"
             ]
             ours, theirs, beside = [], [], []
-            told: Profiled | Learned = Profiled(profiles, adaptive=name == "pollux")
+            told: Profiled | LearnedForecasts = Profiled(profiles, adaptive=name == "pollux")
             if options.learned and name == "pollux":
-                told = Learned(ByKind(MACHINES, {MACHINES.pools[0].device: told}))
+                told = LearnedForecasts(ByKind(MACHINES, {MACHINES.pools[0].device: told}))
             for number in range(int(first), int(last or first) + 1):
                 began = time.process_time()
                 trace = read_trace(folder / f"workload-{number}.csv", Reading(duration=profiles.duration_s))

@@ -27,7 +27,7 @@ from gnomon.fleet.costs import Costs
 from gnomon.fleet.goodput import Profiled
 from gnomon.fleet.job import Job
 from gnomon.fleet.kinds import ByKind, read_kind
-from gnomon.fleet.learned import Learned
+from gnomon.fleet.learned import LearnedForecasts
 from gnomon.fleet.machines import Machines, Pool
 from gnomon.fleet.policies import policy
 from gnomon.fleet.policies.sia import sia
@@ -64,7 +64,7 @@ def main() -> None:
         for kind in KINDS
     }
     known = ByKind(machines, {kind: Profiled(own, adaptive=True) for kind, own in profiles.items()})
-    told = known if options.known else Learned(known)
+    told = known if options.known else LearnedForecasts(known)
     fixed = ByKind(machines, {kind: Profiled(own, adaptive=False) for kind, own in profiles.items()})
     rules = Rules(costs=Costs(restart_s=30, first_start_s=30, resize_s=30, by_model=START_S))
     for name in options.workloads.split(","):

@@ -28,7 +28,7 @@ from time import process_time
 import torch
 import torch.distributed as dist
 
-from gnomon.frontend.inputs import Named
+from gnomon.frontend.inputs import CodeModel
 from gnomon.frontend.named import build, captured_of
 from gnomon.plans import Pass, Plan, Precision, Schedule, Workload
 from gnomon.runtime import AdamWSettings, Outcome, Source, TrainingJob, train
@@ -211,7 +211,7 @@ def iss(bench: Bench) -> list[Row]:
         with (bench.folder / "words_of_lstms.py").open("a") as file:
             file.write(f"\n\ndef {name}():\n    return Words({first}, {second})\n")
         text = f"words_of_lstms:{name}(ids=int64[batch,seq],labels=int64[batch,seq])"
-        asked = Named.parse(text)
+        asked = CodeModel.parse(text)
         return {"code": text, "graph": captured_of(asked, build(asked, real=True, seed=0)).graph}
 
     quick = AdamWSettings(lr=1e-2, rate=LearningRate(shape="cosine", warmup_steps=20, total_steps=bench.steps))
@@ -231,7 +231,7 @@ def iss(bench: Bench) -> list[Row]:
 
 def timed(bench: Bench, target: Path) -> Row:
     """CPU-seconds of a forward of the smaller module over those of the whole one, in turn."""
-    asked = Named.parse("words_of_lstms:build(ids=int64[batch,seq],labels=int64[batch,seq])")
+    asked = CodeModel.parse("words_of_lstms:build(ids=int64[batch,seq],labels=int64[batch,seq])")
     whole, small = (build(asked, real=True, seed=0) for _ in range(2))
     small, ids = smaller(small, target), torch.randint(0, 256, (8, 64))
     took: dict[str, list[float]] = {"whole": [], "small": []}

@@ -21,10 +21,10 @@ from platform import python_version
 
 from gnomon.models.llama import LlamaConfig, llama
 from gnomon.plans import Optimizer, Plan, Precision, Saved, Schedule, Workload
-from gnomon.prediction.predict import Timed
+from gnomon.prediction.predict import TimedPlan
 from gnomon.prediction.tensors import trace_of
 from gnomon.runtime.step.disk_tier import carry_out, measured_link
-from gnomon.simulate.two_tiers import Link, least_recently_used, planned, static
+from gnomon.simulate.two_tiers import Link, least_recently_used, plan_migration, static
 
 RESULTS = Path(__file__).resolve().parents[1] / "results" / "sentinel.md"
 GIB = 2**30
@@ -37,7 +37,7 @@ CASES = (
     ("mistral-7b", "1xh100-sxm", 16, 8192, "none"),
 )
 """(model, device, sequences of a step, their length, what is recomputed)."""
-POLICIES = {"Sentinel": planned, "LRU": least_recently_used, "fixed": static}
+POLICIES = {"Sentinel": plan_migration, "LRU": least_recently_used, "fixed": static}
 SMALL = llama(
     LlamaConfig(
         name="llama-21m", num_layers=6, hidden_size=512, num_heads=8, num_kv_heads=8, head_dim=64, ffn_size=1408,
@@ -55,7 +55,7 @@ def carried(folder: Path, repeats: int) -> tuple[list[str], bool]:
     precision = Precision(param="fp32", compute="fp32", grad="fp32", reduce="fp32", master="none", states="fp32")
     plan = Plan(schedule=Schedule(micro_batch_size=2), optimizer=Optimizer(clip=False), precision=precision)
     work = Workload(global_batch_size=4, seq_len=256)
-    trace = trace_of(Timed.of(SMALL, "local:1", plan, work, by_layer=True).prediction())
+    trace = trace_of(TimedPlan.of(SMALL, "local:1", plan, work, by_layer=True).prediction())
     link, alone, rows, good = measured_link(folder), sum(trace.seconds), list[str](), True
     for share in (0.4, 0.2):
         capacity = share * trace.peak_bytes
@@ -92,12 +92,12 @@ def main() -> int:
     for name, device, batch, seq_len, preset in CASES:
         plan = Plan(schedule=Schedule(micro_batch_size=2), optimizer=Optimizer(clip=False), saved=Saved(preset=preset))
         work = Workload(global_batch_size=batch, seq_len=seq_len)
-        trace = trace_of(Timed.of(name, device, plan, work, by_layer=True).prediction())
+        trace = trace_of(TimedPlan.of(name, device, plan, work, by_layer=True).prediction())
         alone = sum(trace.seconds)
         for words, link in LINKS.items():
             for share in SHARES:
                 capacity, began = share * trace.peak_bytes, time.process_time()
-                plan_of = planned(trace, link, capacity)
+                plan_of = plan_migration(trace, link, capacity)
                 took = time.process_time() - began
                 lru, fixed = least_recently_used(trace, link, capacity), static(trace, link, capacity)
                 good &= share > 0.2 or plan_of.step_s <= min(lru.step_s, fixed.step_s)

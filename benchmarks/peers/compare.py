@@ -33,7 +33,7 @@ from gnomon.models.gpt import GptConfig
 from gnomon.models.llama import LlamaConfig
 from gnomon.plans import batch
 from gnomon.prediction import predict
-from gnomon.prices.fitted import fitted
+from gnomon.prices.fitted import fitted_rates
 
 HERE = Path(__file__).parent
 PACKAGES = ("llm-analysis==0.2.2", "psutil", "numpy", "pandas")
@@ -198,7 +198,7 @@ def _table(cases: Sequence[Case], answers: dict[str, dict[str, dict[str, Any]]])
 
 def _is_fitted(family: str) -> bool:
     """Whether some of Gnomon's numbers were fitted to runs of this family, as their record says."""
-    result = fitted()
+    result = fitted_rates()
     records = [*([result.universal] if result.universal else []), *result.stacks, *result.links]
     return any(re.search(rf"\b{re.escape(family)}\b", record.provenance.data) for record in records)
 

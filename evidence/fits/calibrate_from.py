@@ -23,7 +23,7 @@ from evidence.published import Run, read_runs
 from gnomon.prediction.band import band_of
 from gnomon.prediction.evidence import Evidence, evidence
 from gnomon.prediction.measured import predicted_s
-from gnomon.prices.fitted import Fitted
+from gnomon.prices.fitted import FittedRates
 from gnomon.report.own_runs import fit_own
 
 FAMILIES = ("mosaic-llmfoundry", "vtrain-micro24", "nemo-24.07")
@@ -32,7 +32,7 @@ JUDGED = 40
 COUNTS = (3, 5, 10)
 
 
-def unknown(family: str, stack: str) -> Fitted:
+def unknown(family: str, stack: str) -> FittedRates:
     """The numbers of somebody who never saw the source or its stack."""
     known = folds().without_source(family)
     assert known is not None

@@ -24,7 +24,7 @@ from evidence.published import Run, read_runs
 from gnomon import orders
 from gnomon.prediction import contention
 from gnomon.prediction.step import Pricing
-from gnomon.prices.fitted import Fitted, fitted
+from gnomon.prices.fitted import FittedRates, fitted_rates
 
 Cases = dict[str, list[Case]]
 
@@ -87,7 +87,7 @@ def errors(shows: Cases, fits: Cases) -> dict[str, tuple[str, str]]:
     for family, given in shows.items():
         apart = folds().without_source(family) is not None  # None: no number was fitted to it
         for case in given:
-            numbers = folds().without_model(case.run.row.model) if apart else fitted()
+            numbers = folds().without_model(case.run.row.model) if apart else fitted_rates()
             on_record.setdefault(family, []).append(case.log_error(numbers))
     for job in JOBS:
         mine = {family: shows[family] for family in job.families if family in shows}
@@ -99,7 +99,7 @@ def errors(shows: Cases, fits: Cases) -> dict[str, tuple[str, str]]:
     return {f: (shares(on_record[f]), shares(again[f]) if f in again else "") for f in shows}
 
 
-def without(fits: Cases, job: Job, fold: int) -> Fitted:
+def without(fits: Cases, job: Job, fold: int) -> FittedRates:
     """The stack's numbers fitted again to models of other folds."""
     base = next(model.numbers for model in folds().models if model.left_out == str(fold))
     return Without(fits).job(job, lambda case: fold_of(case.run.row.model) != fold, base)

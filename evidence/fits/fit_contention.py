@@ -26,7 +26,7 @@ from evidence.published.row import COMPOSED
 from gnomon.errors import GnomonError
 from gnomon.prediction import contention
 from gnomon.prediction.measured import predicted_s
-from gnomon.prices.fitted import fitted
+from gnomon.prices.fitted import fitted_rates
 
 Pair = tuple[float, float]
 """(SLOWED, FULL_RATE in bytes a second)."""
@@ -38,7 +38,7 @@ SMALLEST = 5
 
 def errors(run: Run) -> Mapping[Pair, float] | None:
     """log(predicted / measured) of a run for each pair; None if it cannot be predicted."""
-    numbers = folds().without_source(run.family) or fitted()
+    numbers = folds().without_source(run.family) or fitted_rates()
     plain = contention.SLOWED, contention.FULL_RATE
     try:
         read, made = fitted_reading(run)

@@ -47,7 +47,7 @@ from gnomon.prices.curves import (
     StreamCurve,
     curves_for,
 )
-from gnomon.prices.gemm import Products, gemm_model, gemm_seconds
+from gnomon.prices.gemm import GemmShapes, gemm_model, gemm_seconds
 from gnomon.prices.stream import cached_efficiency
 
 CURVES = Path(__file__).parents[2] / "src/gnomon/prices/curves"
@@ -140,7 +140,7 @@ def fit_gemm(data: Path, of: GemmTable) -> Result:
     peak = machine.flops_per_s("fp32_matrix" if of.rate == "fp32" else of.rate)
 
     def predict(which: Any, values: dict[str, float]) -> Array:
-        shape = Products(m=m[which], n=n[which], k=k[which], batch=batch[which], moved_bytes=moved[which])
+        shape = GemmShapes(m=m[which], n=n[which], k=k[which], batch=batch[which], moved_bytes=moved[which])
         cast = 3 * m[which] * k[which] / machine.memory_bytes_per_s * values.get("cast_passes", 0.0)
         product = gemm_model(shape, peak, machine, gemm_row(of.rate, values))
         return np.asarray(product + cast + values.get("cast_s", 0.0))

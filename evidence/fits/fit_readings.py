@@ -27,7 +27,7 @@ from evidence.published.nanotron import NANOTRON_POLL_S, environment, of_benchma
 from evidence.readings import FILE, JobThresholds, ReadingFold, Readings
 from gnomon import schema
 from gnomon.errors import GnomonError
-from gnomon.formats.job import chosen
+from gnomon.formats.job import with_job_fields
 from gnomon.prediction.measured import predicted_s
 
 DATE = "2026-11-24"
@@ -57,7 +57,7 @@ class Job:
 def job(run: Run) -> Job | None:
     """A run in each way; None if it cannot be predicted."""
     plain, checked = as_measured(run, UNUSED), run.stack
-    polled = chosen(checked, "tried", p2p_poll_s=NANOTRON_POLL_S) if run.plan.mesh.pp > 1 else checked
+    polled = with_job_fields(checked, "tried", p2p_poll_s=NANOTRON_POLL_S) if run.plan.mesh.pp > 1 else checked
     errors: list[float] = []
     for stack in (unchecked(checked), checked, polled):
         way = replace(plain, stack=stack)

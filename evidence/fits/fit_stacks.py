@@ -26,7 +26,7 @@ from evidence.published import Run, read_runs
 from evidence.published.row import COMPOSED
 from gnomon import schema
 from gnomon.prices.curves import Provenance
-from gnomon.prices.fitted import ANY, Fitted, fitted
+from gnomon.prices.fitted import ANY, FittedRates, fitted_rates
 
 DATE = "2026-11-23"
 LEFT = ("megatron-ci",)
@@ -164,7 +164,7 @@ class Fits:
         self.newest: dict[str, Array] = {}
         self.steps = 6
 
-    def from_record(self, record: Fitted) -> Fitted:
+    def from_record(self, record: FittedRates) -> FittedRates:
         """Start from the numbers on record, two steps of each. Returns them."""
         self.steps = 2
         every = {(n.name, n.arch): n.value for n in (record.universal.numbers if record.universal else ())}
@@ -178,7 +178,7 @@ class Fits:
                 self.best[job.stack] = np.log([known[key] for key in job.numbers])
         return record
 
-    def universal(self, keep: Callable[[Case], bool], base: Fitted) -> Fitted:
+    def universal(self, keep: Callable[[Case], bool], base: FittedRates) -> FittedRates:
         """`base` with the numbers of all stacks, from the cases that are kept."""
         families = [family for family in self.families if family not in APART]
         given = [case for family in families for case in self.few[family] if keep(case)]
@@ -188,7 +188,7 @@ class Fits:
         self.newest[ANY] = x
         return replace(problem.fitted(x, provenance(given, "")), stacks=base.stacks)
 
-    def job(self, job: Job, keep: Callable[[Case], bool], base: Fitted) -> Fitted:
+    def job(self, job: Job, keep: Callable[[Case], bool], base: FittedRates) -> FittedRates:
         """`base` with a stack's numbers; without them if nothing is kept."""
         given = [case for family in job.families for case in self.all.get(family, ()) if keep(case)]
         links = {name.partition(":")[2] for name, _ in job.numbers} - {""}
@@ -214,10 +214,10 @@ class Fits:
             self.newest[job.stack] = x
         return problem.fitted(x, provenance(given, ""))
 
-    def everything(self, keep: Callable[[Case], bool], base: Fitted | None = None) -> Fitted:
+    def everything(self, keep: Callable[[Case], bool], base: FittedRates | None = None) -> FittedRates:
         """All numbers from the cases that are kept. Factors of networks come with a stack, and the numbers of all
         stacks need them: those stacks are fitted first. base: what they are before; None for nothing."""
-        result = self.universal(keep, Fitted()) if base is None else base
+        result = self.universal(keep, FittedRates()) if base is None else base
         for job in JOBS:
             if any(name.startswith("link:") for name, _ in job.numbers):
                 result = self.job(job, keep, result)
@@ -227,7 +227,7 @@ class Fits:
         return result
 
 
-def centre(name: str, arch: str, base: Fitted, job: Job) -> float:
+def centre(name: str, arch: str, base: FittedRates, job: Job) -> float:
     """What a number is for all stacks."""
     given = dict(job.starts)
     if name in given:
@@ -259,7 +259,9 @@ def shares(errors: Sequence[float]) -> str:
     return f"{np.median(size):.1%} / {size.mean():.1%} / {np.percentile(size, 90):.1%}, {np.median(off):+.1%}"
 
 
-def with_errors(result: Fitted, fits: Fits, models: dict[str, list[float]], sources: dict[str, list[float]]) -> Fitted:
+def with_errors(
+    result: FittedRates, fits: Fits, models: dict[str, list[float]], sources: dict[str, list[float]]
+) -> FittedRates:
     """The numbers with the errors of what was left out in their provenance."""
 
     def told(record_families: Sequence[str], where: dict[str, list[float]], what: str) -> str:
@@ -298,7 +300,7 @@ def main() -> None:
     fits = Fits(runs)
     print(f"{sum(map(len, fits.all.values()))} cases, {perf_counter() - begun:.0f} s", flush=True)
     if options.nearby:
-        result = fits.everything(lambda case: True, fits.from_record(fitted()))
+        result = fits.everything(lambda case: True, fits.from_record(fitted_rates()))
     else:
         result = fits.everything(lambda case: True)
     fits.best, fits.steps = fits.newest, 1  # without a part of the runs the numbers are near: slopes are at hand
@@ -324,7 +326,7 @@ def main() -> None:
 
 def one_stack(runs: Sequence[Run], job: Job, *, write: bool) -> None:
     """A stack's own numbers again, on record and in every fold; those of all stacks and of other stacks stay."""
-    fits, record, known = Fits(runs, job.families), fitted(), folds()
+    fits, record, known = Fits(runs, job.families), fitted_rates(), folds()
     result = fits.job(job, lambda case: True, record)
     print_numbers(result)
     models: dict[str, list[float]] = {}
@@ -360,15 +362,15 @@ def one_stack(runs: Sequence[Run], job: Job, *, write: bool) -> None:
         FILE.write_text(schema.dump(written), encoding="utf-8")
 
 
-_SHARED: list[tuple[Fits, Fitted]] = []
+_SHARED: list[tuple[Fits, FittedRates]] = []
 """What the processes that fit the folds have in common."""
 
 
-def _shared(fits: Fits, result: Fitted) -> None:
+def _shared(fits: Fits, result: FittedRates) -> None:
     _SHARED.append((fits, result))
 
 
-def _fold(left: str) -> tuple[str, Fitted, dict[str, list[float]]]:
+def _fold(left: str) -> tuple[str, FittedRates, dict[str, list[float]]]:
     """(what was left out, the numbers without it, log errors of it by family)."""
     fits, result = _SHARED[0]
     if not left.isdigit():
@@ -383,7 +385,7 @@ def _fold(left: str) -> tuple[str, Fitted, dict[str, list[float]]]:
     return left, part, held
 
 
-def without(fits: Fits, family: str, result: Fitted) -> Fitted:
+def without(fits: Fits, family: str, result: FittedRates) -> FittedRates:
     """The numbers as they would be without a source: of all stacks, of its own stack, of its network."""
 
     def keep(case: Case) -> bool:
@@ -399,7 +401,7 @@ def without(fits: Fits, family: str, result: Fitted) -> Fitted:
     return part
 
 
-def print_numbers(result: Fitted) -> None:
+def print_numbers(result: FittedRates) -> None:
     """Every number, and how many there are."""
     for record in (result.universal, *result.stacks):
         if record is not None:
@@ -408,13 +410,15 @@ def print_numbers(result: Fitted) -> None:
     print(f"{result.count} numbers in all, {result.shared} of all stacks and links", flush=True)
 
 
-def print_errors(fits: Fits, result: Fitted, models: dict[str, list[float]], sources: dict[str, list[float]]) -> None:
+def print_errors(
+    fits: Fits, result: FittedRates, models: dict[str, list[float]], sources: dict[str, list[float]]
+) -> None:
     """One line a family."""
     print("\n| family | runs | neutral | of all stacks | fitted | models left out | source left out |")
     print("|---|---:|---|---|---|---|---|")
     alone = replace(result, stacks=())
     for family, given in ((family, fits.all[family]) for family in fits.families):
-        columns = [shares([case.log_error(numbers) for case in given]) for numbers in (Fitted(), alone, result)]
+        columns = [shares([case.log_error(numbers) for case in given]) for numbers in (FittedRates(), alone, result)]
         columns += [shares(where[family]) if where.get(family) else "" for where in (models, sources)]
         print(f"| {family} | {len(given)} | " + " | ".join(columns) + " |", flush=True)
 

@@ -27,7 +27,7 @@ from evidence.published import Row, Run, read_table, to_run
 from evidence.published.fitted_reading import fitted_reading
 from evidence.validation import Score, predicted_bytes, score
 from gnomon.errors import GnomonError
-from gnomon.formats.job import chosen
+from gnomon.formats.job import with_job_fields
 from gnomon.formats.torchtitan.read import read_torchtitan
 from gnomon.hardware import parse_cluster
 from gnomon.prediction import Prediction, predict
@@ -127,7 +127,7 @@ def other_reading(run: Run) -> float:
         facts = tuple(fact for fact in run.stack.facts if fact.field != "checked_collectives")
         other = run.stack.changed(facts, checked_collectives=None)
     else:
-        other = chosen(run.stack, "the other reading", checked_collectives=True)
+        other = with_job_fields(run.stack, "the other reading", checked_collectives=True)
     prediction = predict(run.graph, run.cluster, run.plan, run.workload, other)
     return predicted_bytes(run, prediction) / (run.memory_bytes or 1) - 1
 

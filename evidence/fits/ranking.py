@@ -30,9 +30,9 @@ from evidence.readings import readings
 from evidence.validate import score_all
 from evidence.validation import Score, spearman
 from gnomon.errors import GnomonError
-from gnomon.formats.job import chosen as with_fields
+from gnomon.formats.job import with_job_fields as with_fields
 from gnomon.report.prediction import WORDS, describe
-from gnomon.search import Found, loss, make_space, pick_diverse, solve
+from gnomon.search import FoundPlan, loss, make_space, pick_diverse, solve
 from gnomon.software import Stack
 
 FAMILIES = ("nanotron-ultrascale", "vtrain-micro24", "mosaic-llmfoundry", "bloom-prequel", "libai")
@@ -277,7 +277,7 @@ def tuned_line(run: Run) -> str:
     best = result.best[0]
     faster = sum(candidate.step_s < made.step_s * (1 - 1e-9) for candidate in result.best)
     rank = f"{faster + 1}" if faster < TOP else f"over {TOP}"
-    theirs = Found(point=best.point, plan=made.plan, prediction=made)
+    theirs = FoundPlan(point=best.point, plan=made.plan, prediction=made)
     lost = loss(best, theirs)
     gain = made.step_s / best.step_s - 1
     part = WORDS.get(lost.part, lost.part.lower()).partition(" (")[0]

@@ -19,7 +19,7 @@ from gnomon.prediction import Prediction
 from gnomon.prediction.contention import contended
 from gnomon.prediction.measured import outside
 from gnomon.prices.curves import Provenance
-from gnomon.prices.fitted import ANY, LIMITS, Fitted, LinkNumber, Name, StackNumber, StackRecord
+from gnomon.prices.fitted import ANY, LIMITS, FittedRates, LinkNumber, Name, StackNumber, StackRecord
 from gnomon.prices.shrink import Array, shrunk_fit
 from gnomon.program import Structure
 from gnomon.simulate import Durations
@@ -78,11 +78,11 @@ class Case:
     memo: dict[object, float] = field(default_factory=dict)
     script: Script | None = None
 
-    def log_error(self, numbers: Fitted) -> float:
+    def log_error(self, numbers: FittedRates) -> float:
         """log(predicted / measured) under these numbers."""
         return float(self.log_errors([numbers])[0])
 
-    def log_errors(self, several: Sequence[Fitted]) -> Array:
+    def log_errors(self, several: Sequence[FittedRates]) -> Array:
         """The same of each, played at once."""
         keys = [self._key(numbers) for numbers in several]
         new = {key: numbers for key, numbers in zip(keys, several, strict=True) if key not in self.memo}
@@ -90,7 +90,7 @@ class Case:
             self.memo.update(zip(new, self._played(list(new.values())), strict=True))
         return np.array([self.memo[key] for key in keys])
 
-    def _key(self, numbers: Fitted) -> object:
+    def _key(self, numbers: FittedRates) -> object:
         """Of the numbers, what this case depends on."""
         stages = self.made.pricing.stages
         archs = {stage.device.arch for stage in stages}
@@ -100,7 +100,7 @@ class Case:
             tuple((numbers.link_factor(name), numbers.hop_s(name)) for name in sorted(names)),
         )
 
-    def _played(self, several: Sequence[Fitted]) -> list[float]:
+    def _played(self, several: Sequence[FittedRates]) -> list[float]:
         structure = self.made.structure
         pricings = [self.made.pricing.with_numbers(numbers) for numbers in several]
         busy = np.stack([contended(structure, pricing)[0].busy for pricing in pricings])
@@ -145,8 +145,8 @@ def cases(runs: Iterable[Run]) -> list[Case]:
 
 
 def with_values(
-    base: Fitted, stack: str, numbers: Sequence[Number], values: Sequence[float], message: Provenance
-) -> Fitted:
+    base: FittedRates, stack: str, numbers: Sequence[Number], values: Sequence[float], message: Provenance
+) -> FittedRates:
     """`base` with these numbers of a stack (ANY: of all) and of links in place of its own."""
     own: list[StackNumber] = []
     links = {number.link: number for number in base.links}
@@ -161,9 +161,9 @@ def with_values(
             own.append(StackNumber(stack=stack, name=name, value=value, arch=number.arch))
     record = StackRecord(numbers=tuple(own), provenance=message)
     if stack == ANY:
-        return Fitted(universal=record, stacks=base.stacks, links=tuple(links.values()))
+        return FittedRates(universal=record, stacks=base.stacks, links=tuple(links.values()))
     rest = tuple(r for r in base.stacks if r.stack != stack)
-    return Fitted(universal=base.universal, stacks=(*rest, record), links=tuple(links.values()))
+    return FittedRates(universal=base.universal, stacks=(*rest, record), links=tuple(links.values()))
 
 
 @dataclass(frozen=True)
@@ -172,12 +172,12 @@ class Problem:
 
     stack: str
     numbers: tuple[Number, ...]
-    base: Fitted
+    base: FittedRates
     """Everything else."""
     weight: float = 16.0
     """Rows that a family counts for, however many it has."""
 
-    def fitted(self, x: Array, message: Provenance | None = None) -> Fitted:
+    def fitted(self, x: Array, message: Provenance | None = None) -> FittedRates:
         """`base` with the numbers whose logs are x."""
         blank = Provenance(data="being fitted", date="2026-11-21", error="unknown", range="unknown")
         return with_values(self.base, self.stack, self.numbers, np.exp(x).tolist(), message or blank)

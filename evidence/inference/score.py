@@ -26,7 +26,7 @@ from gnomon.serving.capacity import capacity
 from gnomon.serving.iteration import TICKS_PER_S, IterationPrice
 from gnomon.serving.layout import Serving
 from gnomon.serving.pools import EnginePool, decoding, replay_pools
-from gnomon.serving.replay import Played, replay
+from gnomon.serving.replay import PlayedLoad, replay
 from gnomon.serving.requests import closed
 from gnomon.serving.scheduler import Batch, PromptPiece
 from gnomon.software.engine import Engine
@@ -102,7 +102,7 @@ def _alone(asked: Asked) -> tuple[float, float, float, float]:
     return prompt, decode, flops / (0.5 * peak), step * steps
 
 
-def _loop(asked: Asked) -> tuple[Played, float]:
+def _loop(asked: Asked) -> tuple[PlayedLoad, float]:
     """A closed loop played by one group of engines, and the groups that play the like."""
     price, blocks = _price_of(asked)
     dp, pp = asked.serving.dp, asked.serving.pp

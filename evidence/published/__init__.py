@@ -1,6 +1,6 @@
 """Published training runs: a CSV table of measurements, one run a row, as models, plans, clusters and seconds.
 
-`read_runs(path)` returns `Run`s, and `Refused` rows with the reason. Leaves out predicting and scoring (`report`).
+`read_runs(path)` returns `Run`s, and `RefusedRun` rows with the reason. Leaves out predicting and scoring (`report`).
 """
 
 from evidence.published.notes import NoteFacts as NoteFacts

@@ -13,7 +13,7 @@ from dataclasses import replace
 from evidence.published.row import Row
 from evidence.published.rules import first
 from gnomon.errors import InputError
-from gnomon.formats.job import chosen
+from gnomon.formats.job import with_job_fields
 from gnomon.plans import Plan
 from gnomon.software import Stack
 
@@ -151,8 +151,8 @@ def with_test_options(stack: Stack, row: Row) -> Stack:
     source = "NVIDIA/Megatron-LM d98e8a6 tests/functional_tests/test_cases"
     ordered = "nondeterministic" not in test
     if ordered and re.search(BLACKWELL, row.device.lower()):
-        stack = chosen(stack, NOT_IN_ORDER, attention_kernel="flash2")
-    return chosen(
+        stack = with_job_fields(stack, NOT_IN_ORDER, attention_kernel="flash2")
+    return with_job_fields(
         stack,
         source,
         cublas_workspace_bytes=8 * 4096 * 1024 if ordered else None,

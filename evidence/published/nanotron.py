@@ -13,7 +13,7 @@ import re
 from evidence.published.notes import NANOTRON_BENCHMARK
 from evidence.published.row import Row
 from evidence.readings import JobThresholds
-from gnomon.formats.job import chosen
+from gnomon.formats.job import with_job_fields
 from gnomon.software import Stack
 
 NANOTRON_SCRIPT = (
@@ -36,7 +36,9 @@ ranks on ("0 if dp>=32"): a job that has ZeRO 1 with them is older, which is an 
 
 def as_started(base: Stack, row: Row) -> Stack:
     """nanotron as the script of its benchmark starts every job."""
-    return chosen(base, NANOTRON_SCRIPT, cublas="12.1", checked_collectives=True) if of_benchmark(row) else base
+    return (
+        with_job_fields(base, NANOTRON_SCRIPT, cublas="12.1", checked_collectives=True) if of_benchmark(row) else base
+    )
 
 
 def of_benchmark(row: Row) -> bool:
@@ -63,7 +65,7 @@ def as_timed(base: Stack, row: Row, known: JobThresholds) -> Stack:
         return base
     checked, polled = environment(row, known)
     base = base if checked else unchecked(base)
-    return chosen(base, NANOTRON_POLLS, p2p_poll_s=NANOTRON_POLL_S) if polled else base
+    return with_job_fields(base, NANOTRON_POLLS, p2p_poll_s=NANOTRON_POLL_S) if polled else base
 
 
 def unchecked(base: Stack) -> Stack:

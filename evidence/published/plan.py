@@ -20,7 +20,7 @@ from evidence.published.row import Row
 from evidence.published.rules import first, says, sources
 from evidence.published.settings import XLA
 from gnomon.errors import InputError
-from gnomon.formats.job import chosen
+from gnomon.formats.job import with_job_fields
 from gnomon.formats.nanotron.read import stages_of
 from gnomon.models.llama import LlamaConfig
 from gnomon.plans import Layout, Mesh, Overlap, Plan, Split, Workload
@@ -421,26 +421,28 @@ def stack(row: Row, facts: NoteFacts) -> tuple[Stack, Notes]:
     launch = "compiled" if facts.compiled or re.search(XLA, program) else None
     base = Stack(name=row.framework, version="") if name is None else named_stack(name)
     told = {"attention": attention, "launch_mode": launch, "attention_kernel": kernel}
-    result = chosen(base, f"published runs, {row.family}", **told)
+    result = with_job_fields(base, f"published runs, {row.family}", **told)
     if other:
-        result = chosen(result, f"published runs: {row.framework} is read as the nearest stack", nearest=True)
+        result = with_job_fields(result, f"published runs: {row.framework} is read as the nearest stack", nearest=True)
     result = _as_launched(result, row, facts, program, eager=eager)
     if held := next((why for pattern, why in HELD_OUTPUTS if re.search(pattern, program)), None):
-        result = chosen(result, held, outputs_held=True)
+        result = with_job_fields(result, held, outputs_held=True)
     if re.search(r"oneflow", program) and (row.tp or 1) == 1:
-        result = chosen(result, ONEFLOW_LOSS, cross_entropy="fused")
+        result = with_job_fields(result, ONEFLOW_LOSS, cross_entropy="fused")
     if re.search(HUGGING_FACE, program) and "fsdp" in (row.zero_or_fsdp or "").lower():
-        result = chosen(result, NO_SYNC, unsharded_accumulation=True)
+        result = with_job_fields(result, NO_SYNC, unsharded_accumulation=True)
     if re.search(r"v100", row.device.lower()) and re.search(r"megatron", program):
-        result = chosen(result, "CUDA before 11.7 loads every kernel with the context", preloaded_kernels=True)
+        result = with_job_fields(result, "CUDA before 11.7 loads every kernel with the context", preloaded_kernels=True)
     result = _before_core(result, f"{program} {row.source or ''}".lower())
     if name == "llm-foundry" and re.search(r"a100.*pure", f"{row.device} {row.precision}".lower()):
-        result = chosen(result, EARLY_FOUNDRY, recompute_stops=False)
+        result = with_job_fields(result, EARLY_FOUNDRY, recompute_stops=False)
     if name == "llm-foundry" and re.search(r"scripts/train/benchmarking", row.source or ""):
         flash = re.search(r"large scale", (row.section or "").lower()) and re.search(FOUNDRY_FLASH, row.model.lower())
-        result = chosen(result, FOUNDRY_KERNELS, attention_kernel="flash2" if flash else "triton", cublas="12.1")
+        result = with_job_fields(
+            result, FOUNDRY_KERNELS, attention_kernel="flash2" if flash else "triton", cublas="12.1"
+        )
     if re.search(r"deepep|hybridep", row.notes.lower()):
-        result = chosen(result, f"published runs, {row.family}: DeepEP", moe_dispatch="fused")
+        result = with_job_fields(result, f"published runs, {row.family}: DeepEP", moe_dispatch="fused")
     result = _as_recipes_set(result, row, facts, program)
     if name == "nanotron":
         result = nanotron.as_started(result, row)
@@ -450,22 +452,22 @@ def stack(row: Row, facts: NoteFacts) -> tuple[Stack, Notes]:
 def _as_launched(result: Stack, row: Row, facts: NoteFacts, program: str, *, eager: bool) -> Stack:
     """Compiled by torch or XLA, or the eager code of transformers."""
     if facts.compiled and not re.search(XLA, program):
-        result = chosen(result, "torch.compile fuses what lies between products", **COMPILED)
+        result = with_job_fields(result, "torch.compile fuses what lies between products", **COMPILED)
     if re.search(XLA, program):
         loss = "chunked" if settings.tiled(row) else "fused"
-        result = chosen(result, "XLA fuses what lies between products", cross_entropy=loss)
+        result = with_job_fields(result, "XLA fuses what lies between products", cross_entropy=loss)
         if _attention((row.flash_attention or "").lower()) != "unfused":
-            result = chosen(result, XLA_ATTENTION, attention="flash", attention_kernel="cudnn")
+            result = with_job_fields(result, XLA_ATTENTION, attention="flash", attention_kernel="cudnn")
     if row.experts and re.search(r"maxtext", program) and not says(row, "drops_tokens"):
-        result = chosen(result, MAXTEXT_ROWS, moe_rows="sorted")
+        result = with_job_fields(result, MAXTEXT_ROWS, moe_rows="sorted")
     if re.search(r"paxml", program):
-        result = chosen(result, PAXML_TE, transformer_engine=True)
+        result = with_job_fields(result, PAXML_TE, transformer_engine=True)
     if eager:
-        result = chosen(result, "the eager code of transformers", **EAGER)
+        result = with_job_fields(result, "the eager code of transformers", **EAGER)
         if re.search(r"fusedadam", program):
-            result = chosen(result, FUSED_ADAM, optimizer_step="fused")
+            result = with_job_fields(result, FUSED_ADAM, optimizer_step="fused")
         if re.search(r"liger", program):
-            result = chosen(result, LIGER, **LIGER_KERNELS)
+            result = with_job_fields(result, LIGER, **LIGER_KERNELS)
     return result
 
 
@@ -473,7 +475,7 @@ def _as_recipes_set(result: Stack, row: Row, facts: NoteFacts, program: str) -> 
     """As the recipe or script of the row's program and release has it."""
     if re.search(r"megatron-bridge", program):
         set_by = recipe(row, facts.release)
-        result = chosen(
+        result = with_job_fields(
             result,
             BRIDGE_RECIPES,
             moe_dispatch="hybrid_ep" if set_by.hybrid_ep else "fused" if set_by.one_copy else None,
@@ -481,23 +483,23 @@ def _as_recipes_set(result: Stack, row: Row, facts: NoteFacts, program: str) -> 
             launch_mode="cuda_graph" if set_by.graphs else None,
         )
     if re.search(r"nemo|megatron-bridge", program) and _sums_in_fp8(row, facts.release):
-        result = chosen(result, FP8_SUMS, tp_reduce_dtype="fp8")
+        result = with_job_fields(result, FP8_SUMS, tp_reduce_dtype="fp8")
     if nvidia.eager_activation(row):
-        result = chosen(result, sources("eager_activation"), activation="unfused")
+        result = with_job_fields(result, sources("eager_activation"), activation="unfused")
     if nvidia.local_attention(row):
-        result = chosen(result, nvidia.LOCAL_ATTENTION, attention="unfused")
+        result = with_job_fields(result, nvidia.LOCAL_ATTENTION, attention="unfused")
     if nvidia.without_cudnn(row):
-        result = chosen(result, sources("without_cudnn"), attention_kernel="flash2")
+        result = with_job_fields(result, sources("without_cudnn"), attention_kernel="flash2")
     if result.layers.attention_kernel == "cudnn":
-        result = chosen(result, sources("cudnn"), cudnn=nvidia.cudnn(row, facts.release))
+        result = with_job_fields(result, sources("cudnn"), cudnn=nvidia.cudnn(row, facts.release))
     if of_date := torchtitan.kernels(row, facts.compiled):
-        result = chosen(result, torchtitan.SOURCE, **of_date)
+        result = with_job_fields(result, torchtitan.SOURCE, **of_date)
     if of_recipe := automodel.kernels(row):
-        result = chosen(result, automodel.SOURCE, **of_recipe)
+        result = with_job_fields(result, automodel.SOURCE, **of_recipe)
     if program == "nemo" and nvidia.unfused_loss(row):
-        result = chosen(result, nvidia.UNFUSED_LOSS, cross_entropy="in_place")
+        result = with_job_fields(result, nvidia.UNFUSED_LOSS, cross_entropy="in_place")
     if program == "nemo" and row.experts and facts.release < CORE_13:
-        result = chosen(result, BEFORE_CORE_13, moe_weights="output")
+        result = with_job_fields(result, BEFORE_CORE_13, moe_weights="output")
     return result
 
 
@@ -509,12 +511,12 @@ def _on_deepspeed(row: Row) -> bool:
 def _before_core(base: Stack, message: str) -> Stack:
     """Megatron-LM, and its forks, as they were before Megatron Core. said: program and source."""
     if base.layers.backward_overlap and re.search(EARLY, message):
-        base = chosen(base, "Megatron-LM of 2021", backward_overlap=False)
+        base = with_job_fields(base, "Megatron-LM of 2021", backward_overlap=False)
     if base.gradients.grad_accumulation_fused and re.search(EARLY, message):
-        base = chosen(base, ADDED_GRADIENTS, grad_accumulation_fused=False)
+        base = with_job_fields(base, ADDED_GRADIENTS, grad_accumulation_fused=False)
     if re.search(BEFORE_CORE, message):
-        base = chosen(base, PARTED_MESSAGES, p2p_partitioned=True)
-        base = chosen(base, UPDATE_IN_PASSES, update_in_passes=True)
+        base = with_job_fields(base, PARTED_MESSAGES, p2p_partitioned=True)
+        base = with_job_fields(base, UPDATE_IN_PASSES, update_in_passes=True)
     return base
 
 

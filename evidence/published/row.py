@@ -1,7 +1,7 @@
 """A table of published runs as text: named columns, each value with its type, problems kept by row.
 
-`read_table(source)` returns `Row`s and, for rows whose values cannot be read, `Refused` with the reason; a header that
-cannot be read is an error for the whole file. Leaves out what the values mean for a model or a plan.
+`read_table(source)` returns `Row`s and, for rows whose values cannot be read, `RefusedRun` with the reason; a header
+that cannot be read is an error for the whole file. Leaves out what the values mean for a model or a plan.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """A published run as Gnomon's own values: model, plan, workload, stack, cluster, and what was measured.
 
-`read_runs(source)` returns every row as a `Run` or a `Refused` with the reason, in the order of the file. Nothing is
+`read_runs(source)` returns every row as a `Run` or a `RefusedRun` with the reason, in the order of the file. Nothing is
 predicted here, and nothing is fitted to what was measured.
 """
 

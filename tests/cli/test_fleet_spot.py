@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from gnomon.cli import main
-from gnomon.control import Incident, Recorder, Simulated
+from gnomon.control import Incident, Recorder, SimulatedLauncher
 from gnomon.methods import bamboo
 from gnomon.plans import Mesh, Optimizer, Plan, PlanFile, Schedule, Workload, load_plan_file, save_plan_file
 
@@ -53,7 +53,7 @@ def test_a_plan_that_cannot_have_copies_of_stages_says_why(tmp_path: Path, capsy
 
 
 def test_a_recorded_trace_is_played_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    job, plan = Simulated("takeover", FILE.plan), FILE.plan
+    job, plan = SimulatedLauncher("takeover", FILE.plan), FILE.plan
     recorder = Recorder(tmp_path / "decisions", controller="takeover", plan=plan, restarts=0)
     for rank in range(4):
         job.happens(Incident(what="came", process=rank, rank=rank))

@@ -407,12 +407,14 @@ def test_progress_waits_two_seconds(monkeypatch: pytest.MonkeyPatch, capsys: pyt
 
 
 def test_what_to_do_with_a_plan_file_is_said() -> None:
-    assert terminal.written("my plan.toml", "run") == (
+    assert terminal.next_steps("my plan.toml", "run") == (
         "written to my plan.toml",
         "next: gnomon explain 'my plan.toml', gnomon run 'my plan.toml'",
     )
-    assert terminal.written("p.toml", "export")[1] == "next: gnomon explain p.toml, gnomon export p.toml --to PROGRAM"
-    assert terminal.written("p.toml")[1] == "next: gnomon explain p.toml"
+    assert (
+        terminal.next_steps("p.toml", "export")[1] == "next: gnomon explain p.toml, gnomon export p.toml --to PROGRAM"
+    )
+    assert terminal.next_steps("p.toml")[1] == "next: gnomon explain p.toml"
 
 
 def test_a_device_stands_for_its_usual_node(capsys: pytest.CaptureFixture[str]) -> None:

@@ -14,7 +14,7 @@ import pytest
 
 from gnomon.cli import main
 from gnomon.cli.options import COMMANDS, Actions, parse, parser
-from gnomon.cli.options.flags import Options, given
+from gnomon.cli.options.flags import Options, changed_options
 
 Found = tuple[tuple[str, ...], argparse.Action]
 """(words of the command, one of its options)."""
@@ -171,7 +171,7 @@ def test_no_group_of_options_takes_the_place_of_one_in_another() -> None:
 
 def test_options_are_frozen_values() -> None:
     _, options = parse(["predict", "gpt2", "--on", "h100", "--set", "a=1"])
-    assert given(options) == {"model": "gpt2", "on": "h100", "settings": ("a=1",)}
+    assert changed_options(options) == {"model": "gpt2", "on": "h100", "settings": ("a=1",)}
     with pytest.raises(FrozenInstanceError):
         options.model = "other"  # type: ignore[attr-defined]
 

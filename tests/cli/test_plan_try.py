@@ -21,7 +21,7 @@ from gnomon.cli import main, plan_try
 from gnomon.cli.options.job import LocalOption, TrainingOptions
 from gnomon.cli.options.plan import PlanOptions
 from gnomon.cli.own import machine_of, runs_folder, stack_file, with_own
-from gnomon.cli.plan_try import Done, attempt, check_try
+from gnomon.cli.plan_try import ProcessEnd, attempt, check_try
 from gnomon.errors import InputError, PlanError
 from gnomon.hardware import Cluster, measured_cluster, parse_cluster
 from gnomon.plans import load_plan_file
@@ -67,7 +67,7 @@ def tells(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The folder of tries; runs are told by `story.json`, one entry each: seconds of a step, or how it ends. What does
     not hang may take its time: the limit is on the clock, and the machine may be busy."""
 
-    def patient(plan: Path, *, steps: int, limit_s: float) -> Done:
+    def patient(plan: Path, *, steps: int, limit_s: float) -> ProcessEnd:
         number = len({*plan.parent.glob("*.log"), plan.with_suffix(".log")}) - 1  # as PRINTS counts
         entry = json.loads((tmp_path / "story.json").read_text())[number]
         return attempt(plan, steps=steps, limit_s=limit_s if entry == "hangs" else 600.0)

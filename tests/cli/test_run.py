@@ -13,7 +13,7 @@ import pytest
 from gnomon import schema
 from gnomon.cli import main
 from gnomon.cli.checkpoint import plain
-from gnomon.cli.options.flags import flags, given, read
+from gnomon.cli.options.flags import changed_options, flags, parse_options
 from gnomon.cli.options.run import RunOptions
 from gnomon.cli.run import _lengths, _resume_command, _schedule, uncalibrated
 from gnomon.cli.values import new_file, some
@@ -137,7 +137,7 @@ def test_a_config_that_is_no_model(tmp_path: Path, capsys: pytest.CaptureFixture
 def test_a_schedule_of_the_learning_rate(words: str, rates: dict[int, float]) -> None:
     """The factor of a step by hand."""
     pytest.importorskip("torch", reason="torch is not installed: the runtime's tests need it")
-    options = read(RunOptions, ["plan.toml", *words.split()])
+    options = parse_options(RunOptions, ["plan.toml", *words.split()])
     result = _schedule(options)
     assert {step: pytest.approx(result.factor(step)) for step in rates} == rates
 
@@ -160,12 +160,14 @@ def test_the_command_that_resumes_has_every_option_of_the_run(tmp_path: Path) ->
     words = [texts["plan"]]
     for name, flag in flags(RunOptions).items():
         words += [f"{flag.names[0]}={texts[name]}"] if flag.names and not flag.is_switch else list(flag.names)
-    options = read(RunOptions, words)
-    assert set(given(options)) == set(flags(RunOptions)), "the test gives each option"
+    options = parse_options(RunOptions, words)
+    assert set(changed_options(options)) == set(flags(RunOptions)), "the test gives each option"
     program, command, *printed = split(_resume_command(options))
     assert (program, command) == ("gnomon", "run")
-    assert given(read(RunOptions, printed)) == given(options)
-    assert given(read(RunOptions, split(_resume_command(read(RunOptions, ["p.toml"])))[2:])) == {
+    assert changed_options(parse_options(RunOptions, printed)) == changed_options(options)
+    assert changed_options(
+        parse_options(RunOptions, split(_resume_command(parse_options(RunOptions, ["p.toml"])))[2:])
+    ) == {
         "plan": "p.toml",
         "resume": True,
     }
@@ -181,7 +183,7 @@ def test_the_command_that_resumes_has_every_option_of_the_run(tmp_path: Path) ->
 )
 def test_schedules_that_cannot_be(words: str, message: str) -> None:
     with pytest.raises(InputError, match=message):
-        _schedule(read(RunOptions, ["plan.toml", *words.split()]))
+        _schedule(parse_options(RunOptions, ["plan.toml", *words.split()]))
 
 
 def test_a_machine_that_nobody_measured_is_said_to_be_a_guess(tmp_path: Path) -> None:

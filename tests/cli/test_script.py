@@ -17,7 +17,7 @@ from gnomon.cli.jobs import job_file
 from gnomon.cli.options.job import TrainingOptions
 from gnomon.cli.script import script_format
 from gnomon.errors import InputError
-from gnomon.formats.given import Given
+from gnomon.formats.given import ReadContext
 from gnomon.frontend.script.hub import PATCHES
 from gnomon.frontend.script.seen import NotHere
 
@@ -72,7 +72,7 @@ def test_a_loop_of_pytorch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.chdir(tmp_path)
     (script := tmp_path / "train.py").write_text(LOOP)
     # 4.2 million parameters: past what is kept with values, so that the step is one of shapes
-    job = script_format("--width 400 --accumulate 3").read(script, Given(devices=2))
+    job = script_format("--width 400 --accumulate 3").read(script, ReadContext(devices=2))
     plan, graph = job.plan, job.graph()
     width = 400
     assert graph.num_parameters() == 2 * 1000 * width + 8 * width * width + 5 * width
@@ -87,7 +87,7 @@ def test_a_loop_of_pytorch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
 def test_a_script_that_comes_to_no_step(tmp_path: Path) -> None:
     (script := tmp_path / "train.py").write_text("import argparse\nargparse.ArgumentParser().parse_args()")
     with pytest.raises(InputError, match="status 2 .*unrecognized arguments: --what 1"):
-        script_format("--what 1").read(script, Given(devices=1))
+        script_format("--what 1").read(script, ReadContext(devices=1))
 
 
 def test_a_model_that_is_not_here() -> None:
@@ -183,7 +183,7 @@ def test_a_script_of_hugging_face(
     (tmp_path / "small" / "config.json").write_text(json.dumps(LLAMA))
     (script := tmp_path / "train.py").write_text(text)
     given = "--output_dir out --per_device_train_batch_size 2 --gradient_accumulation_steps 4 --bf16 --fsdp full_shard"
-    job = script_format(given if text == TRAINER else "").read(script, Given(devices=2, seq_len=256))
+    job = script_format(given if text == TRAINER else "").read(script, ReadContext(devices=2, seq_len=256))
     layer = 2 * 256 * 256 + 2 * 256 * 128 + 3 * 256 * 704 + 2 * 256
     adapters = 8 * (2 * 2 * 256 + 2 * (256 + 128) + 3 * (256 + 704))
     whole = 2 * 4096 * 256 + 4 * layer + 256

@@ -12,7 +12,7 @@ import pytest
 
 from gnomon import schema
 from gnomon.cli import main
-from gnomon.cli.options.flags import read
+from gnomon.cli.options.flags import parse_options
 from gnomon.cli.options.server import ServerOptions
 from gnomon.cli.serve import settings_of
 from gnomon.errors import InputError
@@ -154,7 +154,7 @@ def test_a_plan_of_this_engine_is_how_it_serves(tmp_path: Path) -> None:
 
     def settings(file: ServeFile, *words: str) -> Any:
         schema.save_file(file, out)
-        return settings_of(read(ServerOptions, [str(tmp_path), "--plan", str(out), *words]))
+        return settings_of(parse_options(ServerOptions, [str(tmp_path), "--plan", str(out), *words]))
 
     made = settings(plan)
     assert made.workers * made.ways.ranks == 2 and (made.dtype, made.weights) == ("bf16", "int8")

@@ -25,7 +25,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
 from gnomon.compiler import gate
-from gnomon.compiler.backend import Compiled
+from gnomon.compiler.backend import CompiledGraph
 from gnomon.compiler.gate import different
 from gnomon.compiler.rules import RULES
 
@@ -148,7 +148,7 @@ def compared(function: Function, inputs: list[torch.Tensor]) -> tuple[str, str]:
     if any(torch.Tag.nondeterministic_seeded in target.tags for target in targets):
         return "left out", ""
     try:
-        made = Compiled(traced)
+        made = CompiledGraph(traced)
         if not made.program.planned:
             return "left out", ""
         if any(planned.function is None for planned in made.program.planned):

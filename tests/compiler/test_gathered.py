@@ -46,7 +46,7 @@ def test_rows_of_groups_by_their_places_against_one_by_one(
     ends[-1] = rows
     places, order = torch.randint(-9, 9, (rows,)), torch.randperm(rows + 3)
     to, spare = order[:rows], order[rows:]
-    made = gathered.product(x, w, bias, ends=ends, rows=places, to=to, spare=spare, relu=True, into=rows + 3)
+    made = gathered.gathered_matmul(x, w, bias, ends=ends, rows=places, to=to, spare=spare, relu=True, into=rows + 3)
     wanted = torch.zeros(rows + 3, n, dtype=torch.float64)
     for row in range(rows):
         group = int((ends <= row).sum())
@@ -59,7 +59,7 @@ def test_places_and_ends_that_are_not_there_are_refused() -> None:
     x, w = torch.randn(4, 8), torch.randn(2, 3, 8)
     for ends, rows in (([2, 1], [0, 1]), ([1, 3], [0, 1]), ([1, 2], [0, 4]), ([1, 2], [0, -5])):
         given_ = {"ends": torch.tensor(ends, dtype=torch.int32), "rows": torch.tensor(rows)}
-        assert gathered.product(x, w, **given_) is None
+        assert gathered.gathered_matmul(x, w, **given_) is None
 
 
 @pytest.mark.skipif(torch.bfloat16 not in gathered.dtypes(), reason="needs AVX-512 BF16")
@@ -166,10 +166,10 @@ def test_columns_that_a_relu_left_zero_are_not_read(small: None, linear: bool, d
 
 def test_what_is_never_zero_is_seldom_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     counted, called = list[int](), list[Any]()
-    monkeypatch.setattr(live.LiveProduct, "_weight", lambda self, w: counted.append(len(called)) or w.t())
-    product = products.Product("linear 4x4", lambda *a: F.linear(*a), lambda *a: F.linear(*a), None)
+    monkeypatch.setattr(live.LiveMatmul, "_weight", lambda self, w: counted.append(len(called)) or w.t())
+    product = products.TriedMatmul("linear 4x4", lambda *a: F.linear(*a), lambda *a: F.linear(*a), None)
     product.trials[0] = types.SimpleNamespace(kept=False, second_kept=False)  # type: ignore[assignment]
-    one, x, w = live.LiveProduct(product, frozen=True), torch.ones(1, 4), torch.randn(4, 4)
+    one, x, w = live.LiveMatmul(product, frozen=True), torch.ones(1, 4), torch.randn(4, 4)
     while len(called) < 200:
         called.append(one(x, w))
         assert torch.equal(called[-1], called[0])

@@ -64,7 +64,7 @@ def chosen(x: Any, w: Any) -> Any:
     return torch.softmax((x @ w).exp(), -1) if x.sum() > 0 else ((x @ w).cos() + 2).log()
 
 
-def inner(made: backend.Compiled) -> list[backend.Compiled]:
+def inner(made: backend.CompiledGraph) -> list[backend.CompiledGraph]:
     """Graphs of the bodies."""
     return list(made.whole())[1:]
 

@@ -342,5 +342,5 @@ def test_a_state_that_aten_does_not_leave_is_refused() -> None:
     odd[16] += 1  # the next word's place, and as many left as before
     generator = torch.Generator()
     generator.set_state(odd)
-    assert not mersenne.drawn(torch.empty(4), 1, 0, generator)
+    assert not mersenne.fill_random(torch.empty(4), 1, 0, generator)
     assert torch.equal(generator.get_state(), odd)

@@ -62,7 +62,7 @@ def folder(model: Recommender, tmp_path_factory: pytest.TempPathFactory) -> Path
 
 
 @pytest.fixture(scope="module")
-def loaded(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> saved.Loaded:
+def loaded(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> saved.LoadedModel:
     """As a process without a compiler has it, with nothing in its cache."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("GNOMON_CACHE", str(tmp_path_factory.mktemp("empty")))
@@ -79,7 +79,7 @@ def loaded(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> saved.Load
 @given(batch=st.integers(1, 64))
 @settings(max_examples=20, deadline=None)
 def test_every_size_it_was_saved_for_gives_what_the_module_gives(
-    model: Recommender, loaded: saved.Loaded, batch: int
+    model: Recommender, loaded: saved.LoadedModel, batch: int
 ) -> None:
     ids, dense = inputs(batch)
     with torch.no_grad():
@@ -91,7 +91,7 @@ def test_every_size_it_was_saved_for_gives_what_the_module_gives(
         assert not got[name].requires_grad
 
 
-def test_one_compilation_serves_them_all(loaded: saved.Loaded) -> None:
+def test_one_compilation_serves_them_all(loaded: saved.LoadedModel) -> None:
     assert len(loaded.compiled.program.planned) >= 2 and len(loaded.compiled.columns) == 1
 
 
@@ -108,7 +108,7 @@ def test_one_compilation_serves_them_all(loaded: saved.Loaded) -> None:
         (lambda ids, dense: ((3,), {"dense": dense}), "'ids' is int, and was saved as"),
     ],
 )  # fmt: skip
-def test_other_inputs_are_refused(loaded: saved.Loaded, change: object, said: str) -> None:
+def test_other_inputs_are_refused(loaded: saved.LoadedModel, change: object, said: str) -> None:
     args, kwargs = change(*inputs(3))  # type: ignore[operator]
     with pytest.raises(InputError, match=said):
         loaded(*args, **kwargs)

@@ -14,8 +14,8 @@ from torch.fx.experimental.proxy_tensor import make_fx  # noqa: E402
 from torch.nn import functional as F  # noqa: E402
 
 from gnomon.compiler.groups import Group, rebuilt  # noqa: E402
-from gnomon.compiler.program import Planned, _asked, _loops  # noqa: E402
-from gnomon.compiler.siblings import joined  # noqa: E402
+from gnomon.compiler.program import PlannedGroup, _asked, _loops  # noqa: E402
+from gnomon.compiler.siblings import join_siblings  # noqa: E402
 
 pytestmark = pytest.mark.torch
 Tensors = tuple[torch.Tensor, ...]
@@ -64,7 +64,7 @@ def test_groups_that_wait_for_each_other_through_a_third_stay_apart(through_anot
         body = rebuilt(members)
         assert body is not None
         kept.append(Group(members=members, body=body))
-    made = joined(graph, kept, _asked(graph, kept), lambda body, nodes: _loops(body, nodes, None, set()), None)
+    made = join_siblings(graph, kept, _asked(graph, kept), lambda body, nodes: _loops(body, nodes, None, set()), None)
     together = any({exp, tanh} <= set(group.members) for group in made)
     assert together is not through_another
 
@@ -104,6 +104,6 @@ def test_any_graph_of_branches_gives_what_eager_gives(
     assert len(members) == len(set(members))
     there: set[torch.fx.Node] = set()
     for unit in made.program.units:
-        wanted = unit.inputs if isinstance(unit, Planned) else unit.all_input_nodes
+        wanted = unit.inputs if isinstance(unit, PlannedGroup) else unit.all_input_nodes
         assert set(wanted) <= there
-        there.update(unit.outputs if isinstance(unit, Planned) else [unit])
+        there.update(unit.outputs if isinstance(unit, PlannedGroup) else [unit])

@@ -24,7 +24,7 @@ def widened(name: str, weight: torch.Tensor) -> torch.Tensor:
     return wide if name != "nf4" else wide.clone()
 
 
-def rounded(x: torch.Tensor, packed: stored.Packed) -> torch.Tensor:
+def rounded(x: torch.Tensor, packed: stored.PackedStored) -> torch.Tensor:
     """Activations as the kernel has them, in double."""
     if packed.form.activations != "int8":
         return (x.bfloat16() if packed.form.activations == "bf16" else x).double()

@@ -74,7 +74,7 @@ def test_results_are_the_same_bit_by_bit_and_a_family_asks_once(monkeypatch: pyt
         assert report.tuned and all(one.sizes[0] == rows for one in report.tuned)
         chosen.append([one.measured for one in report.tuned])
         for one in report.tuned:
-            found = tuned.known(one.source).get(one.sizes)
+            found = tuned.choices_of(one.source).get(one.sizes)
             assert found is None or one.best is not None and found == (one.best.chunk, one.best.tile)
     assert min(chosen[0]) > 2 >= max(chosen[1])
 

@@ -12,21 +12,21 @@ from typing import Any
 import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from gnomon.compiler.backend import Compiled
+from gnomon.compiler.backend import CompiledGraph
 
 
-def compiled(function: Callable[..., Any], *inputs: Any, symbolic: bool = False) -> Compiled:
+def compiled(function: Callable[..., Any], *inputs: Any, symbolic: bool = False) -> CompiledGraph:
     traced = make_fx(function, tracing_mode="symbolic" if symbolic else "fake")(*inputs)
     traced.graph.eliminate_dead_code()
-    return Compiled(traced)
+    return CompiledGraph(traced)
 
 
-def run(made: Compiled, *inputs: Any) -> tuple[Any, ...]:
+def run(made: CompiledGraph, *inputs: Any) -> tuple[Any, ...]:
     out = made.boxed()(list(inputs))
     return tuple(out) if isinstance(out, (tuple, list)) else (out,)
 
 
-def same(function: Callable[..., Any], *inputs: Any, groups: int | None = None, again: Any = None) -> Compiled:
+def same(function: Callable[..., Any], *inputs: Any, groups: int | None = None, again: Any = None) -> CompiledGraph:
     """Kernels give what eager gives, on the first call (each beside ATen) and on the second (kernels alone)."""
     made = compiled(function, *inputs)
     if groups is not None:

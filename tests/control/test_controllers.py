@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gnomon.control import CONTROLLERS, Incident, Look, Recorder, Seen, Simulated, read_trace, replayed
+from gnomon.control import CONTROLLERS, Incident, JobProcesses, Look, Recorder, SimulatedLauncher, read_trace, replayed
 from gnomon.control.controllers import keepers
 from gnomon.errors import GnomonError, InputError
 from gnomon.plans import Mesh, Plan, Schedule
@@ -17,10 +17,10 @@ WORKERS = Plan(mesh=Mesh(dp_replicate=4))
 PIPELINES = Plan(mesh=Mesh(pp=3, dp_replicate=2), schedule=Schedule(name="one_f_one_b", num_microbatches=4))
 
 
-def started(name: str, plan: Plan, processes: int) -> Simulated:
+def started(name: str, plan: Plan, processes: int) -> SimulatedLauncher:
     """A job all of whose processes are ready."""
     workers = name == "logical_workers"
-    job = Simulated(name, plan, restarts=2, asked=processes if workers else 0)
+    job = SimulatedLauncher(name, plan, restarts=2, asked=processes if workers else 0)
     for process in range(processes):
         job.happens(Incident(what="came", process=process, rank=-1 if workers else process))
         job.happens(Incident(what="ready", process=process))
@@ -81,7 +81,7 @@ INCIDENTS = st.lists(
 )
 
 
-def played(name: str, plan: Plan, incidents: list[tuple[str, int]]) -> tuple[Simulated, list[Look]]:
+def played(name: str, plan: Plan, incidents: list[tuple[str, int]]) -> tuple[SimulatedLauncher, list[Look]]:
     """A job to which these happen."""
     job, born = started(name, plan, plan.world_size), plan.world_size
     looks = [Look(at=0.0, seen=seen, decision=decision) for seen, decision in [job.look()]]
@@ -162,4 +162,7 @@ def test_what_is_no_trace_is_said(tmp_path: Path) -> None:
 
 def test_nothing_is_decided_of_nobody() -> None:
     for name, controller in CONTROLLERS.items():
-        assert controller.decide(WORKERS if name == "logical_workers" else PIPELINES, Seen(there=(), ready=())) is None
+        assert (
+            controller.decide(WORKERS if name == "logical_workers" else PIPELINES, JobProcesses(there=(), ready=()))
+            is None
+        )

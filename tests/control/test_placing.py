@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from gnomon.control.placing import ROWS_ALONE, Look, PlacingCosts, imbalance, move, place, placed
+from gnomon.control.placing import ROWS_ALONE, Look, PlacingCosts, imbalance, move, place, with_placement
 from gnomon.models.presets import model
 from gnomon.plans import Experts, Mesh, Optimizer, Plan, RouterLoad, Saved, Schedule, Workload
 from gnomon.plans.replicas import check_placement, in_order
@@ -81,7 +81,7 @@ def test_a_step_with_replicas_is_three_quarters_of_the_static_one() -> None:
     asked = replace(plan, experts=Experts(replicas=16))
     with_copies = predict(few, "1x8xh200", asked, work)
     assert with_copies.step_s < 0.75 * static.step_s
-    assert with_copies.plan.experts.placement == placed(asked, few, work).experts.placement
+    assert with_copies.plan.experts.placement == with_placement(asked, few, work).experts.placement
     bought = dict(without(with_copies.plan))
     assert bought["flexmoe"].experts == Experts()
     again = predict(with_copies.pricing.graph, "1x8xh200", bought["flexmoe"], work)

@@ -20,7 +20,7 @@ from evidence.readings import FILE, JobThresholds, ReadingFold, Readings, readin
 from evidence.validation import Score, score
 from gnomon import schema
 from gnomon.prediction.measured import predicted_s
-from gnomon.prices.fitted import Fitted, fitted
+from gnomon.prices.fitted import FittedRates, fitted_rates
 
 ROOT = Path(__file__).parents[2]
 BENCHMARK = LLAMA | {"notes": "by scripts/scaling_benchmarks.py; tied emb for 1.34B/3.57B", "params_b": "1.34"}
@@ -74,7 +74,7 @@ def test_a_share_met_exactly_is_read_as_the_code_says_at_first() -> None:
 
 def test_what_is_left_out_is_predicted_on_the_first_reading(monkeypatch: pytest.MonkeyPatch) -> None:
     """With the same numbers in every fold only the reading differs; and the verdict is that of the first one."""
-    numbers = fitted()
+    numbers = fitted_rates()
     sources = tuple(Fold(left_out=name, numbers=numbers) for name in ("nanotron-ultrascale", "korthikanti-2022"))
     monkeypatch.setattr(validation, "folds", lambda: Folds(sources=sources))
     late = score(to_run(row_with(**LATE)))
@@ -143,7 +143,11 @@ def test_the_fit_finds_the_thresholds_that_made_the_times() -> None:
 
 def test_fitted_numbers_are_all_counted_and_the_readme_says_how_many() -> None:
     groups = constants.groups()
-    assert constants.total() == sum(group.count for group in groups) >= fitted().count + sum(c.numbers for c in CHOICES)
+    assert (
+        constants.total()
+        == sum(group.count for group in groups)
+        >= fitted_rates().count + sum(c.numbers for c in CHOICES)
+    )
     text = " ".join((ROOT / "README.md").read_text(encoding="utf-8").split())
     assert f"{constants.total()} constants are fitted to whole jobs" in text
     for group in groups:
@@ -151,4 +155,4 @@ def test_fitted_numbers_are_all_counted_and_the_readme_says_how_many() -> None:
             places = (ROOT / "src" / name, ROOT / "src/gnomon/prices" / name, ROOT / "evidence" / name)
             assert any(place.is_file() for place in places), name
     assert sum(group.count for group in groups if group.what.startswith("widths")) == 20
-    assert isinstance(fitted(), Fitted)
+    assert isinstance(fitted_rates(), FittedRates)

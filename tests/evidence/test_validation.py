@@ -25,7 +25,7 @@ from gnomon.prediction import Prediction, predict
 from gnomon.prediction.band import Ratios
 from gnomon.prediction.measured import predicted_s
 from gnomon.prices import Provenance
-from gnomon.prices.fitted import ANY, Fitted, StackNumber, StackRecord
+from gnomon.prices.fitted import ANY, FittedRates, StackNumber, StackRecord
 
 TABLE = """\
 id,family,model,layers,hidden,heads,kv_heads,ffn,vocab,seq_len,device,num_devices,devices_per_node,precision,framework,\
@@ -161,10 +161,10 @@ def test_columns_of_truth(monkeypatch: pytest.MonkeyPatch) -> None:
     that is left out of nothing keeps its error."""
     (run, *_), _ = read_runs(TABLE)
 
-    def slow(share: float) -> Fitted:
+    def slow(share: float) -> FittedRates:
         number = StackNumber(stack=ANY, name="compute", value=share)
         source = Provenance(data="a test", date="2026-11-21", error="none", range="this test")
-        return Fitted(universal=StackRecord(numbers=(number,), provenance=source))
+        return FittedRates(universal=StackRecord(numbers=(number,), provenance=source))
 
     models = tuple(Fold(left_out=str(i), numbers=slow(0.8)) for i in range(MODEL_FOLDS))
     made = Folds(models=models, sources=(Fold(left_out="f", numbers=slow(0.4)),))

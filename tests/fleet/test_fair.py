@@ -16,7 +16,7 @@ from gnomon.fleet.job import Job, Trace
 from gnomon.fleet.linear import maximise
 from gnomon.fleet.machines import Machines, Pool
 from gnomon.fleet.policies import policy
-from gnomon.fleet.policies.elasticflow import Demand, planned, smallest_share, taken
+from gnomon.fleet.policies.elasticflow import Demand, plan_uses, remaining, smallest_share
 from gnomon.fleet.policies.gavel import TIE, shares
 from gnomon.fleet.policies.shockwave import MAKESPAN, POWER, ROUNDS, plan, welfare
 from gnomon.fleet.policies.themis import LEASE_S, winners
@@ -194,7 +194,7 @@ def test_shares_of_elasticflow_meet_deadlines_and_what_it_refuses_cannot() -> No
             linear(draw.randint(1, 30) * 10, devices if wide else draw.randint(1, devices), draw.randint(2, 12) * 10)
             for _ in range(draw.randint(1, 6))
         ]
-        uses = planned(demands, 0.0, devices)
+        uses = plan_uses(demands, 0.0, devices)
         if uses is None:
             if wide and all(d.left_s % devices == 0 for d in demands):
                 # Shares are whole devices: a little more room is enough for what could be divided at will.
@@ -213,7 +213,7 @@ def test_shares_of_elasticflow_meet_deadlines_and_what_it_refuses_cannot() -> No
 
 
 def test_the_smallest_share_by_trying_all() -> None:
-    profile = taken([(0.0, math.inf, 8)], [(0.0, 10.0, 6), (10.0, 20.0, 4)])
+    profile = remaining([(0.0, math.inf, 8)], [(0.0, 10.0, 6), (10.0, 20.0, 4)])
     assert profile == [(0.0, 10.0, 2), (10.0, 20.0, 4), (20.0, math.inf, 8)]
     for left in range(1, 200, 7):
         for due in (5.0, 15.0, 25.0, 40.0):

@@ -219,7 +219,7 @@ def told(text: str, program: str, machine: Path) -> Any:
     return json.loads(text) if program == "deepspeed" else yaml.safe_load(text)
 
 
-@pytest.mark.parametrize("program", programs.written())
+@pytest.mark.parametrize("program", programs.writable_programs())
 @given(label=TEXTS)
 @example(label="a\rowned: true")
 @example(label="a\u2028owned: true")

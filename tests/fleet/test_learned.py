@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from gnomon.fleet.goodput import Profiled, Profiles
 from gnomon.fleet.job import Job, Trace
 from gnomon.fleet.kinds import ByKind
-from gnomon.fleet.learned import Experience, Learned
+from gnomon.fleet.learned import Experience, LearnedForecasts
 from gnomon.fleet.machines import Machines, Pool
 from gnomon.fleet.policies import policy
 from gnomon.fleet.replay import replay
@@ -55,13 +55,13 @@ KNOWN = ByKind(
 
 
 def test_before_it_ran_a_job_scales_linearly_on_every_kind() -> None:
-    told = Learned(KNOWN)
+    told = LearnedForecasts(KNOWN)
     assert told.packed(JOB, 0.0, SLOW, 4, 8) == pytest.approx(np.arange(1, 9))
     assert told.phase(JOB, 0.0, ((FAST, 2),))[0] == 2
 
 
 def test_from_one_device_others_of_its_kind_are_free_and_other_kinds_are_a_ratio() -> None:
-    told = Learned(KNOWN)
+    told = LearnedForecasts(KNOWN)
     told.ran(JOB, 0.0, ((SLOW, 1),))
     seen = told.seen[JOB.id]
     assert seen.noise == (1.0, 4.0)
@@ -86,7 +86,7 @@ def test_a_step_is_kept_once_and_an_experience_does_not_change() -> None:
 @given(st.lists(st.tuples(st.floats(0, 3999), st.sampled_from(["1", "2", "4", "44", "f1", "f4"])), max_size=6))
 @settings(max_examples=20, deadline=None)
 def test_a_job_that_learns_is_never_faster_than_one_that_knows(steps: list[tuple[float, str]]) -> None:
-    told = Learned(KNOWN)
+    told = LearnedForecasts(KNOWN)
     places = {"1": ((0, 1),), "2": ((0, 2),), "4": ((0, 4),), "44": ((0, 4), (1, 4)), "f1": ((2, 1),), "f4": ((2, 4),)}
     for done_s, name in steps:
         told.ran(JOB, done_s, places[name])
@@ -99,7 +99,7 @@ def test_a_job_that_learns_is_never_faster_than_one_that_knows(steps: list[tuple
 @pytest.mark.parametrize("name", ["pollux", "sia"])
 def test_a_replay_begins_anew_and_accounts_for_every_second(name: str) -> None:
     jobs = tuple(replace(JOB, id=f"cnn-{i}", submit_s=100.0 * i, work_s=500.0 + 300 * i) for i in range(6))
-    trace, told = Trace(name="t", format="t", jobs=jobs), Learned(KNOWN)
+    trace, told = Trace(name="t", format="t", jobs=jobs), LearnedForecasts(KNOWN)
     pools = POOLS if name == "sia" else POOLS[:1]
     first, second = (replay(trace, Machines(pools), policy(name), forecasts=told) for _ in range(2))
     assert not told.seen

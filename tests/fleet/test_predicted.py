@@ -11,7 +11,7 @@ from gnomon.errors import InputError
 from gnomon.fleet.forecast import Curve
 from gnomon.fleet.job import Job
 from gnomon.fleet.machines import machines
-from gnomon.fleet.predicted import Predicted, Predictions
+from gnomon.fleet.predicted import PredictedForecasts, Predictions
 from gnomon.hardware import parse_cluster
 from gnomon.plans import load_plan_file
 from gnomon.prediction import predict
@@ -37,7 +37,7 @@ def job(**more: object) -> Job:
 
 def test_a_plan_file_is_predicted_on_every_kind_and_number_of_devices(tmp_path: Path) -> None:
     (tmp_path / "p.toml").write_text(PLAN)
-    told = Predicted(MIXED, Predictions(MIXED), Curve(MIXED))
+    told = PredictedForecasts(MIXED, Predictions(MIXED), Curve(MIXED))
     planned = job(plan=str(tmp_path / "p.toml"))
     file, (graph, *_) = load_plan_file(tmp_path / "p.toml"), read_model("llama-tiny")
     step_s = {}
@@ -55,7 +55,7 @@ def test_a_plan_file_is_predicted_on_every_kind_and_number_of_devices(tmp_path: 
 
 
 def test_a_model_and_its_batch_have_the_fastest_plan() -> None:
-    told = Predicted(MIXED, Predictions(MIXED), Curve(MIXED))
+    told = PredictedForecasts(MIXED, Predictions(MIXED), Curve(MIXED))
     small = job(model="llama-tiny", batch_size=16, seq_len=64)
     assert told.predictions.made(small).plan.world_size == 2
     assert told.phase(small, 0, ((0, 2),))[0] == 1.0
@@ -63,7 +63,7 @@ def test_a_model_and_its_batch_have_the_fastest_plan() -> None:
 
 
 def test_a_job_of_which_no_plan_fits_is_named(tmp_path: Path) -> None:
-    told = Predicted(MIXED, Predictions(MIXED), Curve(MIXED))
+    told = PredictedForecasts(MIXED, Predictions(MIXED), Curve(MIXED))
     huge = job(id="huge", model="llama-3.1-405b", batch_size=64, devices=1)
     assert "no plan of llama-3.1-405b" in told.impossible([huge])["huge"]
     (tmp_path / "p.toml").write_text(PLAN.replace("llama-tiny", "llama-3.1-70b"))

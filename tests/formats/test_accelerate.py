@@ -10,14 +10,14 @@ import pytest
 from gnomon.errors import InputError
 from gnomon.formats.accelerate.read import read_accelerate
 from gnomon.formats.deepspeed.read import read_deepspeed
-from gnomon.formats.given import Given
+from gnomon.formats.given import ReadContext
 from gnomon.formats.job import Job
 from gnomon.plans import Saved, check
 
 FILES = Path(__file__).parent / "fixtures/accelerate"
 
 
-STRICT = Given(strict=True)
+STRICT = ReadContext(strict=True)
 
 
 def job(text: str, **arguments: Any) -> Job:

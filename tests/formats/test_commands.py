@@ -11,13 +11,13 @@ import pytest
 from gnomon.cli import main
 from gnomon.errors import FormatError, GnomonError
 from gnomon.formats import programs
-from gnomon.formats.given import Given
+from gnomon.formats.given import ReadContext
 from gnomon.formats.job import Job
 
-ON = Given(devices=8, model="llama-tiny")
+ON = ReadContext(devices=8, model="llama-tiny")
 
 
-def read(folder: Path, text: str, given: Given = ON, **files: str) -> tuple[str, Job]:
+def read(folder: Path, text: str, given: ReadContext = ON, **files: str) -> tuple[str, Job]:
     """(format by what is in it, job) of a script with files beside it; `a__b` in a name is `a.b`."""
     for name, content in files.items():
         (folder / name.replace("__", ".")).write_text(content)
@@ -28,7 +28,7 @@ def read(folder: Path, text: str, given: Given = ON, **files: str) -> tuple[str,
     return program.name, program.read(path, given)
 
 
-def from_yaml(folder: Path, name: str, text: str, given: Given = ON) -> Job:
+def from_yaml(folder: Path, name: str, text: str, given: ReadContext = ON) -> Job:
     path = folder / "job.yaml"
     path.write_text(text)
     return programs.find(name).read(path, given)
@@ -153,7 +153,7 @@ MEGATRON = """NNODES=2 NPROC_PER_NODE=8 megatron sft --load Qwen3-30B-A3B-mcore 
 
 
 def test_megatron_sft_takes_the_network_from_the_hub_and_swifts_defaults(tmp_path: Path) -> None:
-    name, job = read(tmp_path, MEGATRON, Given())
+    name, job = read(tmp_path, MEGATRON, ReadContext())
     assert name == "swift"
     assert job.plan.mesh.tp == 2 and job.plan.mesh.ep == 4 and job.plan.mesh.etp == 1
     assert job.plan.optimizer.zero == 1 and job.plan.precision.compute == "bf16"  # use_distributed_optimizer
@@ -170,7 +170,7 @@ torchrun --nproc_per_node=8 examples/nlp/language_modeling/megatron_llama_pretra
 
 
 def test_hydras_overrides_of_nemo_are_its_yaml(tmp_path: Path) -> None:
-    name, job = read(tmp_path, NEMO, Given(devices=8, vocab_size=32000))
+    name, job = read(tmp_path, NEMO, ReadContext(devices=8, vocab_size=32000))
     assert name == "nemo"
     assert job.plan.mesh.tp == 2 and job.plan.layout.sequence_parallel and job.plan.optimizer.zero == 1
     assert any("NeMo's own configuration" in line for line in job.assumed)

@@ -14,7 +14,7 @@ from gnomon.formats.engines import ENGINE_OF, OPTIONS, command_line, read_comman
 from gnomon.serving.file import ServeFile
 from gnomon.serving.layout import Serving
 from gnomon.software.engine import engine
-from gnomon.software.engine_options import TYPES, known
+from gnomon.software.engine_options import TYPES, options_of
 from gnomon.units import Bytes
 
 EXPRESSES: Mapping[str, tuple[dict[str, object], dict[str, object], int]] = {
@@ -99,7 +99,7 @@ def test_options_are_those_of_the_program_itself() -> None:
         with pytest.raises(FormatError, match=said):
             read_command(line, "vllm", "h100-sxm")
     for program, rows in OPTIONS.items():
-        options = known(ENGINE_OF.get(program, program))
+        options = options_of(ENGINE_OF.get(program, program))
         assert [name for name in rows if options.says(name)] == [] and options.release
 
 
@@ -197,7 +197,7 @@ def test_what_a_script_leaves_open_is_said(text: str, says: str) -> None:
 @pytest.mark.parametrize("path", sorted(p.name for p in files("gnomon.software").joinpath("options").iterdir()))
 def test_lists_hold_types_and_choices_and_no_source_text(path: str) -> None:
     """Choices read out of source once kept `Literal['none`, and no value of such an option was taken."""
-    options = known(path.removesuffix(".txt"))
+    options = options_of(path.removesuffix(".txt"))
     for name, kind in options.takes.items():
         assert re.fullmatch(r"--?\w[\w.-]*", name), name
         plain = kind.rstrip("*+?")

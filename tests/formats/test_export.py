@@ -40,7 +40,7 @@ from gnomon.plans import (
 )
 from gnomon.plans.mesh import DENSE_AXES
 
-PROGRAMS = programs.written()
+PROGRAMS = programs.writable_programs()
 
 FSDP = Precision(param="fp32", compute="bf16", grad="fp32", reduce="fp32", master="none", states="fp32")
 KEPT = ("self_attn.core*", "self_attn.q_proj", "self_attn.v_proj", "mlp.gate_proj", "mlp.down_proj")

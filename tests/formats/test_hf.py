@@ -23,7 +23,7 @@ from gnomon.formats.huggingface.hybrids import HYBRIDS
 from gnomon.formats.huggingface.known import READERS, TYPES
 from gnomon.formats.huggingface.mixtures import MIXTURES
 from gnomon.formats.huggingface.older import OLDER
-from gnomon.formats.huggingface.read import Wanted, from_hf_config, read_hf_config
+from gnomon.formats.huggingface.read import ReadOptions, from_hf_config, read_hf_config
 from gnomon.formats.keys import MAX_CHARACTERS, read_json
 from gnomon.models.presets import model
 
@@ -249,10 +249,10 @@ def test_what_is_left_out_is_said() -> None:
         "quantization_config",
         "num_nextn_predict_layers=1",
     ]
-    whole = from_hf_config(config("deepseek-v3"), "m", Wanted(mtp=True))
+    whole = from_hf_config(config("deepseek-v3"), "m", ReadOptions(mtp=True))
     assert len(whole.notes) == 1 and whole.graph.outputs == ("head.loss", "mtp.loss")
     assert from_hf_config(config("llama-3.1-8b"), "m").notes == ()
-    mlm = from_hf_config(config("bert-base-uncased"), "m", Wanted(bert_head="mlm"))
+    mlm = from_hf_config(config("bert-base-uncased"), "m", ReadOptions(bert_head="mlm"))
     assert mlm.notes == () and mlm.graph.outputs == ("head.loss",)
 
 

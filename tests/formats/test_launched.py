@@ -9,7 +9,7 @@ import pytest
 
 from gnomon.errors import GnomonError, InputError
 from gnomon.formats import programs
-from gnomon.formats.given import Given
+from gnomon.formats.given import ReadContext
 from gnomon.formats.job import Job
 
 NEMO = """
@@ -220,7 +220,7 @@ def read(folder: Path, case: Case, **more: object) -> Job:
     path.write_text(case.text, encoding="utf-8")
     result = programs.recognised(path)
     assert result is not None and result.name == case.format
-    return result.read(path, Given(settings=case.given, **more))  # type: ignore[arg-type]
+    return result.read(path, ReadContext(settings=case.given, **more))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -286,7 +286,7 @@ def test_refusals_say_the_way_on(name: str, text: str, message: str, tmp_path: P
     result = programs.recognised(path)
     assert result is not None
     with pytest.raises(GnomonError, match=message):
-        result.read(path, Given())
+        result.read(path, ReadContext())
 
 
 def test_advice_works_when_typed(tmp_path: Path) -> None:
@@ -298,8 +298,8 @@ def test_advice_works_when_typed(tmp_path: Path) -> None:
     path.write_text(looped, encoding="utf-8")
     result = programs.find("megatron-bridge")
     with pytest.raises(InputError, match="a loop gives it several values: --set c=2,1"):
-        result.read(path, Given(model="llama-3.1-8b", devices=8))
-    job = result.read(path, Given(model="llama-3.1-8b", devices=8, settings={"c": "4,2"}))
+        result.read(path, ReadContext(model="llama-3.1-8b", devices=8))
+    job = result.read(path, ReadContext(model="llama-3.1-8b", devices=8, settings={"c": "4,2"}))
     assert (job.plan.mesh.tp, job.plan.mesh.pp) == (4, 2)
 
 

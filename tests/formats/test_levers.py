@@ -12,7 +12,7 @@ import yaml
 
 from gnomon.errors import InputError
 from gnomon.formats import programs
-from gnomon.formats.given import Given
+from gnomon.formats.given import ReadContext
 from gnomon.formats.job import Job
 from gnomon.formats.levers import LEVERS, PROGRAMS, table
 from gnomon.search.fit.options import ADAPTED, OPTIONS
@@ -83,7 +83,7 @@ def read(tmp_path: Path, program: str, said: str, devices: int) -> Job:
     path = tmp_path / ("run.sh" if program in COMMANDS else "job.json" if program == "deepspeed" else "job.yaml")
     path.write_text(file_of(program, said))
     model = "llama-3.2-1b" if program in ("deepspeed", "accelerate") else None
-    given = Given(model=model, devices=devices, seq_len=1024, micro_batch_size=1 if model else None)
+    given = ReadContext(model=model, devices=devices, seq_len=1024, micro_batch_size=1 if model else None)
     return programs.find(program).read(path, given)
 
 
@@ -158,7 +158,7 @@ def test_deepspeeds_own_switch_takes_its_settings_from_beside_it(
         "deepspeed main.py --model_name_or_path meta-llama/Llama-3.2-1B --per_device_train_batch_size 1 "
         f"--gradient_accumulation_steps 1 --max_seq_len 512 {flags}"
     )
-    plan = programs.find("transformers").read(path, Given(devices=2)).plan
+    plan = programs.find("transformers").read(path, ReadContext(devices=2)).plan
     assert (plan.optimizer.zero, plan.optimizer.offload_parameters) == (zero, away)
 
 
@@ -168,4 +168,4 @@ def test_deepspeeds_own_switch_alone_is_asked_about(tmp_path: Path) -> None:
         "deepspeed main.py --model_name_or_path meta-llama/Llama-3.2-1B --per_device_train_batch_size 1 --deepspeed"
     )
     with pytest.raises(InputError, match="no --zero_stage says how.*deepspeed"):
-        programs.find("transformers").read(path, Given(devices=2, seq_len=512))
+        programs.find("transformers").read(path, ReadContext(devices=2, seq_len=512))

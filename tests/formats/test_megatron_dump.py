@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from gnomon.formats import programs
-from gnomon.formats.given import Given
+from gnomon.formats.given import ReadContext
 from gnomon.formats.job import Job
 
 GIVEN: dict[str, object] = {
@@ -35,7 +35,7 @@ def read(path: Path, text: str) -> Job:
     path.write_text(text)
     kind = programs.recognised(path)
     assert kind is not None and kind.name == "megatron"
-    return kind.read(path, Given(devices=16))
+    return kind.read(path, ReadContext(devices=16))
 
 
 def command() -> str:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from gnomon.errors import InputError
-from gnomon.formats.given import Given
+from gnomon.formats.given import ReadContext
 from gnomon.formats.megatron.read import read_megatron
 
 SIZES = """--num-layers {layers} --hidden-size 1024 --num-attention-heads 16 --seq-length 1024 \\
@@ -35,7 +35,7 @@ def test_a_multimodal_program_is_its_decoder_with_the_tokens_of_images() -> None
 
 
 def test_a_mixture_that_is_not_recomputed() -> None:
-    job = read_megatron(SCRIPT.format(layers=8), given=Given(settings={"moe_layer_recompute": "false"}))
+    job = read_megatron(SCRIPT.format(layers=8), given=ReadContext(settings={"moe_layer_recompute": "false"}))
     assert [entry.field for entry in job.unexpressed] == ["rampup_batch_size"]
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from gnomon.errors import InputError
-from gnomon.formats.given import Given
+from gnomon.formats.given import ReadContext
 from gnomon.formats.job import Job
 from gnomon.formats.nanotron.read import read_nanotron, stages_of
 from gnomon.models.llama import LlamaConfig
@@ -21,7 +21,7 @@ def job(*changes: tuple[str, str]) -> Job:
     for old, new in changes:
         assert text.count(old) == 1, old
         text = text.replace(old, new)
-    return read_nanotron(text, given=Given(strict=True))
+    return read_nanotron(text, given=ReadContext(strict=True))
 
 
 def test_the_tiny_llama() -> None:

@@ -13,14 +13,14 @@ import pytest
 
 from gnomon.formats import programs
 from gnomon.formats.edit import edited
-from gnomon.formats.given import Given, parse_settings
+from gnomon.formats.given import ReadContext, parse_settings
 from gnomon.formats.job import Job
 from gnomon.hardware import Cluster, parse_cluster, with_host_memory
 from gnomon.plans.parts import Offload
 from gnomon.prediction import Prediction, host_memory, predict
 from gnomon.prediction.loading import host_short, loading
 from gnomon.report.prediction import prediction_text
-from gnomon.search.fit.advice import Advised, advice
+from gnomon.search.fit.advice import FitAdvice, advice
 from gnomon.search.fit.terms import Change, Terms
 from gnomon.software import able
 
@@ -103,7 +103,7 @@ ON = "1x8xa100-sxm-40gb"
 
 def read(path: Path, name: str, settings: dict[str, str] | None = None) -> Job:
     text = (settings or {}).items()
-    given = Given(devices=8, settings=parse_settings([f"{key}={value}" for key, value in text]))
+    given = ReadContext(devices=8, settings=parse_settings([f"{key}={value}" for key, value in text]))
     if name == "deepspeed":
         given = replace(given, model="llama-2-7b", seq_len=2048, settings=given.settings)
     return programs.find(name).read(path, given)
@@ -114,7 +114,7 @@ def predicted(job: Job, on: str = ON) -> Prediction:
     return predict(job.graph(), parse_cluster(on), job.plan, job.workload, stack)
 
 
-def ways(base: Prediction, job: Job) -> Advised:
+def ways(base: Prediction, job: Job) -> FitAdvice:
     return advice(base, most=8, terms=job.terms)
 
 
@@ -218,7 +218,7 @@ def test_a_quantised_base_peaks_while_it_is_loaded(tmp_path: Path) -> None:
         "lora_target_linear: true\nsequence_len: 512\nmicro_batch_size: 1\nbf16: auto\ngradient_checkpointing: true\n"
         "fsdp: [full_shard, auto_wrap]\nfsdp_config: {fsdp_offload_params: true, fsdp_cpu_ram_efficient_loading: true}"
     )
-    job = programs.find("axolotl").read(path, Given(devices=2))
+    job = programs.find("axolotl").read(path, ReadContext(devices=2))
     made = predicted(job, "1x2xrtx-3090")
     before = loading(made)
     assert made.tightest.peak_bytes < 4 * 2**30 < 14e9 < before.device_bytes < 24e9

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gnomon.errors import CatalogueError, FormatError, GnomonError, InputError
-from gnomon.formats.given import Given
+from gnomon.formats.given import ReadContext
 from gnomon.formats.job import Job
 from gnomon.formats.torchtitan.models import FLAVORS
 from gnomon.formats.torchtitan.read import read_torchtitan, stage_split
@@ -32,7 +32,7 @@ def job(devices: int | None = 8, flavor: str = "8B", **sections: dict[str, Any])
         for key, value in values.items():
             text = str(value).lower() if isinstance(value, bool) else repr(value).replace("'", '"')
             lines.append(f"{key} = {text}")
-    return read_torchtitan("\n".join(lines), devices=devices, given=Given(strict=True))
+    return read_torchtitan("\n".join(lines), devices=devices, given=ReadContext(strict=True))
 
 
 def test_the_405b_file() -> None:

@@ -10,7 +10,7 @@ import pytest
 from gnomon.cli import main
 from gnomon.errors import GnomonError
 from gnomon.formats import programs
-from gnomon.formats.given import Given
+from gnomon.formats.given import ReadContext
 
 FACTORY = {
     "model_name_or_path": "meta-llama/Llama-2-7b-hf",
@@ -132,7 +132,7 @@ def refused(path: Path, text: str, said: str) -> None:
     kind = programs.recognised(path)
     assert kind is not None
     with pytest.raises(GnomonError) as error:
-        kind.read(path, Given(devices=8))
+        kind.read(path, ReadContext(devices=8))
     assert said in str(error.value) and "\n" not in str(error.value)
 
 
@@ -152,5 +152,5 @@ def test_an_optimizer_that_nobody_knows_is_listed_with_the_nearest(tmp_path: Pat
     path.write_text(RUN + " --optim adamw_tourch\n")
     kind = programs.recognised(path)
     assert kind is not None
-    listed = [str(one) for one in kind.read(path, Given(devices=8)).unexpressed]
+    listed = [str(one) for one in kind.read(path, ReadContext(devices=8)).unexpressed]
     assert any("adamw_tourch" in one and "did you mean 'adamw_torch'" in one for one in listed)

@@ -10,7 +10,7 @@ import pytest
 
 from gnomon.errors import InputError
 from gnomon.formats import programs
-from gnomon.formats.given import Given
+from gnomon.formats.given import ReadContext
 from gnomon.formats.hub import network_called, plain_name
 from gnomon.formats.job import Job
 from gnomon.formats.references import resolved
@@ -278,7 +278,7 @@ def read(folder: Path, name: str, **more: object) -> Job:
     path.write_text(case.text, encoding="utf-8")
     result = programs.recognised(path)
     assert result is not None and result.name == name
-    return result.read(path, Given(devices=case.devices, **more))  # type: ignore[arg-type]
+    return result.read(path, ReadContext(devices=case.devices, **more))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -315,10 +315,10 @@ def test_a_key_that_nobody_knows_is_listed_and_strict_refuses_it(name: str, tmp_
     path = tmp_path / case.name
     path.write_text(text, encoding="utf-8")
     result = programs.find(name)
-    job = result.read(path, Given(devices=case.devices))
+    job = result.read(path, ReadContext(devices=case.devices))
     assert any(str(field).startswith("frobnicate = 3") for field in job.unexpressed)
     with pytest.raises(InputError, match="frobnicate"):
-        result.read(path, Given(devices=case.devices, strict=True))
+        result.read(path, ReadContext(devices=case.devices, strict=True))
 
 
 @pytest.mark.parametrize(
@@ -342,7 +342,7 @@ def test_what_unpacked_samples_are_priced_as_is_what_is_said(
     """The note said the file's length where `--seq-len` had taken its place."""
     path = tmp_path / ("job.yaml" if ": " in text else "job.sh")
     path.write_text(text, encoding="utf-8")
-    job = programs.find(program).read(path, Given(devices=8, seq_len=seq_len))
+    job = programs.find(program).read(path, ReadContext(devices=8, seq_len=seq_len))
     (said,) = (line.why for line in job.unexpressed if "may be shorter" in line.why)
     assert said == f"samples may be shorter: each is priced as {job.workload.seq_len} tokens"
     assert seq_len in (None, job.workload.seq_len)
@@ -373,12 +373,12 @@ def test_torchtitans_registry_is_read_and_never_run(tmp_path: Path) -> None:
     result = programs.recognised(path)
     assert result is not None and result.name == "torchtitan"
     with pytest.raises(InputError, match="--set config=base"):
-        result.read(path, Given(devices=8))
-    job = result.read(path, Given(devices=8, settings={"config": "large"}))
+        result.read(path, ReadContext(devices=8))
+    job = result.read(path, ReadContext(devices=8, settings={"config": "large"}))
     assert (job.plan.mesh.tp, job.plan.mesh.dp_shard, job.plan.saved.preset) == (4, 2, "full")
     assert (job.plan.schedule.micro_batch_size, job.workload.seq_len) == (2, 8192)
     assert round(job.graph().num_parameters() / 1e9, 1) == 70.6
-    assert result.read(path, Given(devices=8, settings={"config": "base"})).plan.mesh.dp_shard == 8
+    assert result.read(path, ReadContext(devices=8, settings={"config": "base"})).plan.mesh.dp_shard == 8
 
 
 @pytest.mark.parametrize(
@@ -395,7 +395,7 @@ def test_a_section_of_primus_that_is_none_is_named(text: str, name: str, tmp_pat
     path = tmp_path / "file.yaml"
     path.write_text(text, encoding="utf-8")
     with pytest.raises(InputError, match=f"'{name}' is no section with keys"):
-        programs.find("primus").read(path, Given(devices=8))
+        programs.find("primus").read(path, ReadContext(devices=8))
 
 
 def test_what_is_given_beside_a_file_is_in_place_of_it(tmp_path: Path) -> None:

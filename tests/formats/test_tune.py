@@ -140,4 +140,4 @@ def test_a_plan_file_and_what_a_trainer_has_not() -> None:
         export_file(replace(file, model="qwen3-8b"), "torchtune")
     with pytest.raises(InputError, match="known: accelerate, axolotl"):
         export_file(file, "lama-factory")
-    assert set(programs.written()) < set(programs.exported_to())
+    assert set(programs.writable_programs()) < set(programs.exported_to())

@@ -10,7 +10,7 @@ import pytest
 from gnomon.errors import GnomonError, InputError
 from gnomon.formats import programs
 from gnomon.formats.deepspeed.read import read_deepspeed
-from gnomon.formats.given import Given
+from gnomon.formats.given import ReadContext
 from gnomon.formats.nanotron.read import read_nanotron
 from gnomon.formats.torchtitan.read import read_torchtitan
 from gnomon.formats.usage import written_arguments
@@ -36,10 +36,10 @@ def test_arguments_that_are_written_down_are_taken_and_said(
 ) -> None:
     (tmp_path / "README.md").write_text(readme)
     (script := tmp_path / "train.sh").write_text(comment + SCRIPT)
-    job = programs.find("megatron").read(script, Given(devices=8))
+    job = programs.find("megatron").read(script, ReadContext(devices=8))
     assert (job.workload.seq_len, job.plan.schedule.micro_batch_size) == (2048, 2)
     assert any("7B 2 2048" in note and said in note for note in job.notes)
-    own = programs.find("megatron").read(script, Given(devices=8, settings={"args": "7B 4 512"}))
+    own = programs.find("megatron").read(script, ReadContext(devices=8, settings={"args": "7B 4 512"}))
     assert (own.workload.seq_len, own.plan.schedule.micro_batch_size) == (512, 4)
 
 
@@ -77,7 +77,7 @@ def test_lists_of_the_autotuner_are_jobs_of_their_own(key: str, first: int) -> N
     with pytest.raises(InputError, match=rf"autotuner tries each .*--set {key}={first}"):
         read_deepspeed(json.dumps(values), devices=8, model="llama-2-7b", seq_len=2048)
     read = read_deepspeed(
-        json.dumps(values), given=Given(devices=8, model="llama-2-7b", seq_len=2048, settings={key: str(first)})
+        json.dumps(values), given=ReadContext(devices=8, model="llama-2-7b", seq_len=2048, settings={key: str(first)})
     )
     assert read.plan.optimizer.zero == (first if section else 2)
 

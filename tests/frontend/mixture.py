@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from gnomon.frontend.capture import Captured, captured
+from gnomon.frontend.capture import CapturedModule, captured
 from gnomon.plans import Layout, Mesh, Optimizer, Plan, Precision, Schedule, Workload
 from gnomon.runtime import AdamWSettings
 from gnomon.runtime.launch.captured_job import executor, weights_of
@@ -101,7 +101,7 @@ def batches() -> list[dict[str, Tensor]]:
     return [{"ids": draw(), "targets": draw()} for _ in range(STEPS)]
 
 
-def capture(model: nn.Module) -> Captured:
+def capture(model: nn.Module) -> CapturedModule:
     return captured(model, {name: x[:2] for name, x in batches()[0].items()}, training=False)
 
 

@@ -9,7 +9,7 @@ from frontend import mixed_op, project
 from frontend.mixed_op import mix
 
 import gnomon
-from gnomon.frontend.inputs import Named
+from gnomon.frontend.inputs import CodeModel
 from gnomon.frontend.named import build, captured_of
 from gnomon.plans import Layout, Mesh, Optimizer, Plan, Precision, Saved, Schedule, Workload
 from gnomon.runtime import AdamWSettings
@@ -55,7 +55,7 @@ LADDERS = {
 def job(plan: Plan, code: str = "", **changes: object) -> TrainingJob:
     """The user's module on the user's batches."""
     code = code or CODE
-    graph = captured_of(Named.parse(code), build(Named.parse(code))).graph
+    graph = captured_of(CodeModel.parse(code), build(CodeModel.parse(code))).graph
     made = TrainingJob(
         graph=graph,
         code=code,

@@ -15,7 +15,7 @@ from torch import Tensor, nn  # noqa: E402
 from torch.nn import functional  # noqa: E402
 
 from gnomon.errors import PlanError  # noqa: E402
-from gnomon.frontend.capture import Captured, captured  # noqa: E402
+from gnomon.frontend.capture import CapturedModule, captured  # noqa: E402
 from gnomon.plans import Saved, SavedRule, Workload  # noqa: E402
 from gnomon.runtime.launch.captured_job import executor, random_ops, weights_of  # noqa: E402
 from gnomon.runtime.watch.layer_bytes import LiveBytes  # noqa: E402
@@ -55,13 +55,13 @@ class Net(nn.Module):
 
 
 @pytest.fixture(scope="module")
-def net() -> tuple[Net, Captured]:
+def net() -> tuple[Net, CapturedModule]:
     torch.manual_seed(0)
     module = Net().double()
     return module, captured(module, {name: x[:2] for name, x in project.batches(1).items()})
 
 
-def ran(net: tuple[Net, Captured], saved: Saved) -> tuple[list[float], dict[str, Tensor], int]:
+def ran(net: tuple[Net, CapturedModule], saved: Saved) -> tuple[list[float], dict[str, Tensor], int]:
     """Losses, weights after them, and bytes at the peak of a step."""
     with alone():
         job = executor(*net, replace(BASE, saved=saved), Workload(global_batch_size=4, seq_len=16), settings=SETTINGS)
@@ -88,7 +88,9 @@ def rule(action: str, *tensors: str) -> Saved:
     ],
     ids=lambda saved: f"{saved.preset} {[(rule.action, rule.tensors) for rule in saved.rules]}",
 )
-def test_random_numbers_are_drawn_again_and_memory_is_written_again(net: tuple[Net, Captured], saved: Saved) -> None:
+def test_random_numbers_are_drawn_again_and_memory_is_written_again(
+    net: tuple[Net, CapturedModule], saved: Saved
+) -> None:
     assert len(random_ops(net[1].graph)) == 2 and len(net[1].graph.layers()) > 3
     losses, weights, most = ran(net, Saved())
     again, same, less = ran(net, saved)
@@ -110,7 +112,7 @@ class Over(nn.Module):
         return self.b(torch.sin(self.a(x)))
 
 
-def test_a_layer_that_writes_over_what_it_reads_is_said(net: tuple[Net, Captured]) -> None:
+def test_a_layer_that_writes_over_what_it_reads_is_said(net: tuple[Net, CapturedModule]) -> None:
     module = Net().double()
     module.h = nn.ModuleList(Over().double() for _ in range(3))
     example = {name: x[:2] for name, x in project.batches(1).items()}
@@ -125,7 +127,7 @@ def test_what_is_written_over_is_found_through_views() -> None:
     assert writes_over(("x", "z"), (view, write, other)) == ("x",)
 
 
-def test_dropout_is_the_kind_and_drawn_in_a_run(net: tuple[Net, Captured]) -> None:
+def test_dropout_is_the_kind_and_drawn_in_a_run(net: tuple[Net, CapturedModule]) -> None:
     """On the CPU torch writes it out; priced and kept as one op it is a byte an element."""
     graph = net[1].graph
     assert {op.path for block in graph.blocks for op in block.ops if op.kind == "dropout"} == {"dropout"}

@@ -18,8 +18,8 @@ from torch.utils.flop_counter import FlopCounterMode  # noqa: E402
 import gnomon  # noqa: E402
 from gnomon.cli import main  # noqa: E402
 from gnomon.errors import CaptureError, FormatError, InputError, PlanError  # noqa: E402
-from gnomon.frontend.capture import Captured, captured  # noqa: E402
-from gnomon.frontend.inputs import Named  # noqa: E402
+from gnomon.frontend.capture import CapturedModule, captured  # noqa: E402
+from gnomon.frontend.inputs import CodeModel  # noqa: E402
 from gnomon.frontend.opaque import shares  # noqa: E402
 from gnomon.frontend.sizes import fit  # noqa: E402
 from gnomon.graph import BF16, EAGER, UNFUSED, Setting, Size, graph_work  # noqa: E402
@@ -38,24 +38,24 @@ def batch(b: int = 2, s: int = 16) -> tuple[Tensor, Tensor]:
 
 
 @pytest.fixture(scope="module")
-def nano() -> Captured:
+def nano() -> CapturedModule:
     return captured(NanoGPT(), batch(), dims=DIMS)
 
 
-def test_layers_are_found_and_stored_once(nano: Captured) -> None:
+def test_layers_are_found_and_stored_once(nano: CapturedModule) -> None:
     calls = {call.name: call for call in nano.graph.calls}
     assert list(calls) == ["embed", "h", "head"]
     assert (calls["h"].repeat, calls["h"].prefix, calls["h"].first) == (3, "h", 0)
     assert [layer.label for layer in nano.graph.layers()] == ["embed", "h[0]", "h[1]", "h[2]", "head"]
 
 
-def test_parameters_have_the_module_s_names_and_tied_ones_count_once(nano: Captured) -> None:
+def test_parameters_have_the_module_s_names_and_tied_ones_count_once(nano: CapturedModule) -> None:
     module = NanoGPT()
     assert set(nano.graph.parameters()) == {name for name, _ in module.named_parameters()}
     assert nano.graph.num_parameters() == sum(p.numel() for p in module.parameters())
 
 
-def test_dims_are_found_by_role(nano: Captured) -> None:
+def test_dims_are_found_by_role(nano: CapturedModule) -> None:
     layer = nano.graph.block("h")
     assert [str(d) for d in layer.tensor("x").dims] == ["batch", "seq", "hidden=32"]
     assert [str(d) for d in layer.tensor("up.weight").dims] == ["hidden=32", "ffn=128"]
@@ -66,7 +66,7 @@ def test_dims_are_found_by_role(nano: Captured) -> None:
 
 
 @pytest.mark.parametrize("sizes", [(2, 16), (3, 40)])
-def test_flops_are_those_that_torch_counts(nano: Captured, sizes: tuple[int, int]) -> None:
+def test_flops_are_those_that_torch_counts(nano: CapturedModule, sizes: tuple[int, int]) -> None:
     """At the sizes of the recording and at others. Attention in products, as the counter knows no CPU kernel of it."""
     module = NanoGPT()
     with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counted:
@@ -423,14 +423,14 @@ def test_sizes_follow_from_those_of_the_inputs(x: int, y: int, wanted: object) -
 
 
 def test_a_name_of_code_is_read() -> None:
-    named = Named.parse("a.b:build(ids=int64[batch,seq=128]<1000, pixels=float32[batch,3,8,8])")
+    named = CodeModel.parse("a.b:build(ids=int64[batch,seq=128]<1000, pixels=float32[batch,3,8,8])")
     assert (named.module, named.function, named.sizes) == ("a.b", "build", (("seq", 128),))
     assert {n: tuple(x.shape) for n, x in named.example().items()} == {"ids": (2, 128), "pixels": (2, 3, 8, 8)}
     assert with_inputs("a:b", "ids=int64[batch,seq]", 8) == "a:b(ids=int64[batch,seq=8])"
     assert not is_code("llama-3.1-8b") and not is_code("C:/models/config.json") and is_code("a.b:c")
     for wrong in ("ids=int64", "ids=float8[batch]", "ids=int64[batch] x"):
         with pytest.raises(FormatError):
-            Named.parse(f"a:b({wrong})")
+            CodeModel.parse(f"a:b({wrong})")
     with pytest.raises(InputError, match="is none"):
         with_inputs("llama-3.1-8b", "ids=int64[batch,seq]", None)
 

@@ -15,7 +15,7 @@ from torch import nn  # noqa: E402
 import gnomon  # noqa: E402
 from gnomon.errors import CaptureError, InputError  # noqa: E402
 from gnomon.frontend import custom_ops  # noqa: E402
-from gnomon.frontend.capture import Captured, captured  # noqa: E402
+from gnomon.frontend.capture import CapturedModule, captured  # noqa: E402
 from gnomon.frontend.opaque import share_lines, shares  # noqa: E402
 from gnomon.graph import BF16, EAGER, Dtypes, Setting, Work, forward_work, grad_work, lower  # noqa: E402
 from gnomon.graph.backward import backward  # noqa: E402
@@ -40,12 +40,12 @@ def rules() -> Iterator[None]:
         rules_.update(old)
 
 
-def mixed() -> Captured:
+def mixed() -> CapturedModule:
     ids = torch.zeros(2, 8, dtype=torch.int64)
     return captured(Mixed(), {"ids": ids, "labels": ids}, dims={"ids": ("batch", "seq"), "labels": ("batch", "seq")})
 
 
-def works(model: Captured, sizes: Mapping[str, int], dtypes: Dtypes = BF16) -> tuple[Work, Work]:
+def works(model: CapturedModule, sizes: Mapping[str, int], dtypes: Dtypes = BF16) -> tuple[Work, Work]:
     """Of the op, forward and backward."""
     block = next(block for block in model.graph.blocks if any(op.path == OP for op in block.ops))
     low, back = lower(block, EAGER), backward(block, EAGER, dtypes)

@@ -16,7 +16,7 @@ from torch import Tensor, nn  # noqa: E402
 from gnomon.cli import main  # noqa: E402
 from gnomon.errors import CaptureError, FormatError, InputError  # noqa: E402
 from gnomon.frontend.capture import captured  # noqa: E402
-from gnomon.frontend.inputs import Named  # noqa: E402
+from gnomon.frontend.inputs import CodeModel  # noqa: E402
 from gnomon.runtime.checks.prove import prove  # noqa: E402
 
 pytestmark = pytest.mark.torch
@@ -163,7 +163,7 @@ def test_wrong_inputs_are_said_with_the_module_that_took_them(module: nn.Module,
 )
 def test_a_typing_error_in_inputs_is_pointed_at(text: str, said: str) -> None:
     with pytest.raises(FormatError, match=said):
-        Named.parse(f"a:b({text})")
+        CodeModel.parse(f"a:b({text})")
 
 
 def test_nothing_is_imported_that_the_user_does_not_name(

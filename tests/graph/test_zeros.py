@@ -7,7 +7,7 @@ from math import prod
 import numpy as np
 
 from gnomon.graph import Graph
-from gnomon.graph.zeros import Mask, needed
+from gnomon.graph.zeros import Mask, columns_read
 from gnomon.models.llama import llama, llama_tiny
 
 LAYER = "model.layers.0"
@@ -27,7 +27,7 @@ def whole(graph: Graph) -> dict[str, Mask]:
 
 def idle(kept: dict[str, Mask], graph: Graph) -> dict[str, tuple[set[int], set[int]]]:
     """(rows, columns) that are idle as wholes and were kept, of matrices that have some."""
-    made = needed(graph, {f"{LAYER}.{name}.weight": mask for name, mask in kept.items()})
+    made = columns_read(graph, {f"{LAYER}.{name}.weight": mask for name, mask in kept.items()})
     out = {}
     for name, mask in kept.items():
         after = made[f"{LAYER}.{name}.weight"]

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from gnomon.errors import PlanError
 from gnomon.lowering.edit import rows_of, with_rows
-from gnomon.methods.easyscale import Observation, additions, easyscale, moved, placed
+from gnomon.methods.easyscale import Observation, additions, easyscale, move_workers, place_workers
 from gnomon.plans import Mesh, Plan
 from gnomon.program import issue_order_peak, validate
 
@@ -66,7 +66,7 @@ def slowest(shares: tuple[int, ...], speeds: tuple[float, ...]) -> float:
 @given(st.integers(1, 9), st.lists(st.floats(0.1, 10), min_size=1, max_size=5).map(tuple))
 def test_workers_are_shared_out_by_speed_as_well_as_can_be(workers: int, speeds: tuple[float, ...]) -> None:
     observed = Observation(processes=len(speeds), speeds=speeds)
-    plan = placed(Plan(mesh=Mesh(dp_replicate=workers)), observed)
+    plan = place_workers(Plan(mesh=Mesh(dp_replicate=workers)), observed)
     count = min(workers, len(speeds))
     assert sorted(plan.placement) == list(plan.placement) and set(plan.placement) == set(range(count))
     cuts = [(0, *inner, workers) for inner in combinations(range(1, workers), count - 1)]
@@ -77,11 +77,11 @@ def test_workers_are_shared_out_by_speed_as_well_as_can_be(workers: int, speeds:
 @settings(max_examples=60, deadline=None)
 @given(st.integers(1, 9), st.lists(st.floats(0.1, 10), min_size=1, max_size=5).map(tuple))
 def test_workers_move_at_most_once_while_speeds_stay(workers: int, speeds: tuple[float, ...]) -> None:
-    plan = placed(Plan(mesh=Mesh(dp_replicate=workers)), Observation(processes=len(speeds)))
-    once = moved(plan, Observation(processes=len(speeds), speeds=speeds))
-    assert moved(once, Observation(processes=len(speeds), speeds=speeds)) == once
+    plan = place_workers(Plan(mesh=Mesh(dp_replicate=workers)), Observation(processes=len(speeds)))
+    once = move_workers(plan, Observation(processes=len(speeds), speeds=speeds))
+    assert move_workers(once, Observation(processes=len(speeds), speeds=speeds)) == once
     alike = Observation(processes=len(speeds), speeds=(1.0,) * len(speeds))
-    assert moved(plan, alike) == plan
+    assert move_workers(plan, alike) == plan
 
 
 @pytest.mark.parametrize(
@@ -94,4 +94,4 @@ def test_workers_move_at_most_once_while_speeds_stay(workers: int, speeds: tuple
 )
 def test_processes_that_cannot_be_are_refused(observed: Observation, says: str) -> None:
     with pytest.raises(PlanError, match=says):
-        placed(Plan(mesh=Mesh(dp_replicate=4)), observed)
+        place_workers(Plan(mesh=Mesh(dp_replicate=4)), observed)

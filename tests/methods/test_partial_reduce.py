@@ -16,8 +16,8 @@ from gnomon.methods.partial_reduce import (
     Observation,
     PartialReduceSettings,
     TicketController,
+    components,
     grouped,
-    joined,
     replay,
     settings_of,
     shares,
@@ -58,7 +58,7 @@ def test_no_worker_stays_apart(step_s: list[float], steps: int) -> None:
     result = replay(PartialReduceSettings(workers=len(step_s), group=2), step_s, steps=steps)
     span = (RECENT + 8) * len(step_s)
     for first in range(0, len(result.groups) - span):
-        assert len(set(joined(len(step_s), result.groups[first : first + span]))) == 1
+        assert len(set(components(len(step_s), result.groups[first : first + span]))) == 1
 
 
 def test_workers_that_have_met_nobody_are_put_together_with_others() -> None:

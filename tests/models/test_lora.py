@@ -11,7 +11,7 @@ import pytest
 import gnomon
 from gnomon.errors import GraphError
 from gnomon.formats import programs
-from gnomon.formats.given import Given
+from gnomon.formats.given import ReadContext
 from gnomon.graph import BF16, Graph
 from gnomon.graph.backward import backward
 from gnomon.hardware import parse_cluster
@@ -282,6 +282,6 @@ def test_dora_by_every_trainer_s_word(tmp_path: Path) -> None:
         (path := tmp_path / "job.yaml").write_text(text)
         kind = programs.recognised(path)
         assert kind is not None
-        job = kind.read(path, Given(devices=1, seq_len=1024))
+        job = kind.read(path, ReadContext(devices=1, seq_len=1024))
         assert "+dora" in job.graph().name, text
         assert any("norms of the adapted weights" in str(one) for one in job.unexpressed)

@@ -13,7 +13,7 @@ from gnomon.plans import Layout, Optimizer, Workload
 from gnomon.prediction import Prediction, predict
 from gnomon.prices.collectives import collective_seconds
 from gnomon.prices.curves import Provenance
-from gnomon.prices.fitted import Fitted, LinkNumber
+from gnomon.prices.fitted import FittedRates, LinkNumber
 from gnomon.program import Key
 from gnomon.software import Fact, Stack
 
@@ -87,24 +87,24 @@ def test_a_tensor_parallel_group_passes_through_its_nodes() -> None:
         pricing = run(stack_with(), nodes=nodes, tp=tp).pricing
         link = pricing.stages[0].links["tp"]
         name = link.across_name or "none"
-        slow = Fitted(links=(LinkNumber(link=name, factor=1.0, hop_s=HOP_S, provenance=SOURCE),))
+        slow = FittedRates(links=(LinkNumber(link=name, factor=1.0, hop_s=HOP_S, provenance=SOURCE),))
         count = pricing.compute.phase("forward", 0).collectives["tp"]
         more = (
             pricing.with_numbers(slow).compute.parts("F", 0)["tp"]
-            - pricing.with_numbers(Fitted()).compute.parts("F", 0)["tp"]
+            - pricing.with_numbers(FittedRates()).compute.parts("F", 0)["tp"]
         )
         assert more == pytest.approx(count * HOP_S * (max(tp // 4, 1) - 1))
         reduce = next(key for key in run(stack_with(), nodes=nodes, tp=tp).structure.program.keys if key.kind == "OPT")
-        assert pricing.with_numbers(slow).seconds(reduce) == pricing.with_numbers(Fitted()).seconds(reduce)
+        assert pricing.with_numbers(slow).seconds(reduce) == pricing.with_numbers(FittedRates()).seconds(reduce)
 
 
 def test_a_network_that_is_slower_in_training_is_so_outside_layers_only() -> None:
     pricing = run(stack_with(), nodes=2, tp=8).pricing
     name = pricing.stages[0].links["tp"].across_name
-    slow = pricing.with_numbers(Fitted(links=(LinkNumber(link=name, factor=3.0, provenance=SOURCE),)))
-    assert slow.compute.parts("F", 0) == pricing.with_numbers(Fitted()).compute.parts("F", 0)
+    slow = pricing.with_numbers(FittedRates(links=(LinkNumber(link=name, factor=3.0, provenance=SOURCE),)))
+    assert slow.compute.parts("F", 0) == pricing.with_numbers(FittedRates()).compute.parts("F", 0)
     data = run(stack_with("whole_gradients"), nodes=2).pricing
     key = next(k for k in run(stack_with("whole_gradients"), nodes=2).structure.program.keys if k.kind == "REDUCE_GRAD")
-    assert data.with_numbers(Fitted(links=slow.numbers.links)).seconds(key) == pytest.approx(
-        3 * data.with_numbers(Fitted()).seconds(key)
+    assert data.with_numbers(FittedRates(links=slow.numbers.links)).seconds(key) == pytest.approx(
+        3 * data.with_numbers(FittedRates()).seconds(key)
     )

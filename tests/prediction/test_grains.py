@@ -13,7 +13,7 @@ from gnomon.hardware import parse_cluster
 from gnomon.models.presets import model
 from gnomon.plans import Layout, Mesh, Plan, Saved, Schedule, Workload
 from gnomon.plans.parts import Preset
-from gnomon.prediction.predict import Timed
+from gnomon.prediction.predict import TimedPlan
 from gnomon.software import Stack, stack
 
 STACKS = (Stack(name="unstated", version=""), stack("gnomon"), stack("megatron-lm"), stack("torchtitan"))
@@ -49,7 +49,7 @@ def test_both_grains_agree_where_nothing_acts_inside_a_stage(
     plan = Plan(mesh=mesh, schedule=order, saved=Saved(preset=preset), layout=layout)
     work = Workload(global_batch_size=microbatches, seq_len=seq_len)
     stages, layers = (
-        Timed.of(model(name), cluster, plan, work, software, by_layer=by_layer).prediction()
+        TimedPlan.of(model(name), cluster, plan, work, software, by_layer=by_layer).prediction()
         for by_layer in (False, True)
     )
     assert layers.structure.program.num_stages > stages.structure.program.num_stages

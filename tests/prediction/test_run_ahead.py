@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gnomon.formats.job import chosen
+from gnomon.formats.job import with_job_fields
 from gnomon.hardware import parse_cluster
 from gnomon.hardware.scaled import scaled
 from gnomon.models.presets import model
@@ -20,7 +20,7 @@ from gnomon.software import Stack, stack
 SEQ, HIDDEN = 4096, 4096
 NANOTRON = stack("nanotron")
 FREED = NANOTRON.changed(tuple(fact for fact in NANOTRON.facts if fact.field != "held_launches"), held_launches=None)
-CHECKED = chosen(NANOTRON, "TORCH_DISTRIBUTED_DEBUG=DETAIL", checked_collectives=True)
+CHECKED = with_job_fields(NANOTRON, "TORCH_DISTRIBUTED_DEBUG=DETAIL", checked_collectives=True)
 
 
 @cache
@@ -72,7 +72,7 @@ def test_the_first_stage_issues_its_warm_up_at_once() -> None:
     tensor = SEQ * HIDDEN * 2
     held = [held_by_streams(result(CHECKED, micro=1, pp=4).pricing, stage) for stage in range(4)]
     assert held[0] in (2 * 16 * tensor, 2 * 17 * tensor) and held[1:] == [5 * tensor] * 3
-    polled = chosen(CHECKED, "sleeps between looks", p2p_poll_s=0.1)
+    polled = with_job_fields(CHECKED, "sleeps between looks", p2p_poll_s=0.1)
     assert held_by_streams(result(polled, micro=1, pp=4).pricing, 0) == 5 * tensor
     assert held_by_streams(result(CHECKED, micro=1, pp=4, count=1).pricing, 0) == 5 * tensor
 

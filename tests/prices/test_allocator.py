@@ -19,7 +19,7 @@ from gnomon.prices.allocator import (
     communicator_bytes,
     device_overhead,
     least_overhead,
-    placed,
+    place_memory,
     reserved_estimate,
     reserved_least,
     round_up,
@@ -223,7 +223,7 @@ def test_peaks_do_not_fall_and_what_is_needed_decides(
 ) -> None:
     on = device(name)
     actual, fuller = (
-        placed(on, stack, size, groups, exchange_peers=peers, largest=largest, flat=flat)
+        place_memory(on, stack, size, groups, exchange_peers=peers, largest=largest, flat=flat)
         for size in (allocated, allocated + more)
     )
     assert allocated <= actual.peak_bytes <= fuller.peak_bytes or largest > allocated
@@ -239,10 +239,10 @@ def test_xla_gathers_no_earlier_than_there_is_room() -> None:
     there."""
     on = device("tpu-v5p")
     over = on.memory_bytes + 5 * 2**30
-    tight = placed(on, PLAIN, over, 0, early=8 * 2**30)
+    tight = place_memory(on, PLAIN, over, 0, early=8 * 2**30)
     assert tight.peak_bytes == on.memory_bytes and tight.usual_bytes == over
-    assert placed(on, PLAIN, over, 0, early=4 * 2**30).peak_bytes == on.memory_bytes + 2**30
-    assert placed(on, PLAIN, 2**30, 0, early=2**29).peak_bytes == 2**30
+    assert place_memory(on, PLAIN, over, 0, early=4 * 2**30).peak_bytes == on.memory_bytes + 2**30
+    assert place_memory(on, PLAIN, 2**30, 0, early=2**29).peak_bytes == 2**30
 
 
 def test_every_measured_number_is_a_figure() -> None:

@@ -19,13 +19,13 @@ from gnomon.prices import Provenance, host_cost, sustained
 from gnomon.prices.fitted import (
     ANY,
     LIMITS,
-    Fitted,
+    FittedRates,
     LinkNumber,
     Rates,
     StackNumber,
     StackRecord,
-    fitted,
-    known,
+    evidence_of,
+    fitted_rates,
     rates,
 )
 from gnomon.simulate import period
@@ -37,10 +37,10 @@ FACT = Fact(field="attention", source="a test", date="2026-11-21")
 SOURCE = Provenance(data="a test", date="2026-11-21", error="none", range="this test")
 
 
-def numbers(**values: float) -> Fitted:
+def numbers(**values: float) -> FittedRates:
     """A record of the stack `test`."""
     own = tuple(StackNumber(stack="test", name=name, value=value) for name, value in values.items())  # type: ignore[arg-type]
-    return Fitted(stacks=(StackRecord(numbers=own, provenance=SOURCE),))
+    return FittedRates(stacks=(StackRecord(numbers=own, provenance=SOURCE),))
 
 
 @cache
@@ -51,13 +51,13 @@ def job() -> Prediction:
     return predict("gpt2", "1x4xh100-sxm-80gb", plan, workload, TEST)
 
 
-def step_s(result: Fitted) -> float:
+def step_s(result: FittedRates) -> float:
     made = job()
     return period(made.structure, made.pricing.with_numbers(result).durations(made.structure.program)).seconds
 
 
 def test_every_number_says_where_it_is_from_and_for_what_it_holds() -> None:
-    result = fitted()
+    result = fitted_rates()
     assert result.stacks and result.count <= 6 * len(result.stacks) + 20
     assert result.universal is not None and result.shared <= 20
     records = (result.universal, *result.stacks)
@@ -67,13 +67,13 @@ def test_every_number_says_where_it_is_from_and_for_what_it_holds() -> None:
 
 
 def test_every_number_is_of_a_stack_or_a_link_on_record() -> None:
-    assert {record.stack for record in fitted().stacks} <= set(stacks())
-    for number in fitted().links:
+    assert {record.stack for record in fitted_rates().stacks} <= set(stacks())
+    for number in fitted_rates().links:
         assert catalogue.link(number.link).name == number.link
 
 
 def test_no_stack_computes_faster_than_the_burst() -> None:
-    for record in fitted().stacks:
+    for record in fitted_rates().stacks:
         assert all(n.value <= 1 for n in record.numbers if n.name == "compute")
         assert all(1e-6 <= n.value <= 1e-4 for n in record.numbers if n.name == "host_kernel_s")
 
@@ -102,10 +102,10 @@ def test_a_generation_comes_before_all_devices() -> None:
         StackNumber(stack="test", name="compute", value=0.9),
         StackNumber(stack="test", name="compute", value=0.8, arch="hopper"),
     )
-    result = Fitted(stacks=(StackRecord(numbers=own, provenance=SOURCE),))
+    result = FittedRates(stacks=(StackRecord(numbers=own, provenance=SOURCE),))
     assert result.rates(TEST, "hopper").compute == 0.8
     assert result.rates(TEST, "ampere").compute == 0.9
-    assert schema.load(Fitted, schema.dump(result)) == result
+    assert schema.load(FittedRates, schema.dump(result)) == result
 
 
 def test_a_generation_without_a_number_has_that_of_the_nearest() -> None:
@@ -115,7 +115,7 @@ def test_a_generation_without_a_number_has_that_of_the_nearest() -> None:
     stack = Stack(name="test", version="")
 
     def compute(arch: str, *numbers: StackNumber) -> float:
-        return Fitted(stacks=(StackRecord(numbers=numbers, provenance=SOURCE),)).rates(stack, arch).compute
+        return FittedRates(stacks=(StackRecord(numbers=numbers, provenance=SOURCE),)).rates(stack, arch).compute
 
     assert compute("tpu-7x", every) == 0.9
     assert compute("tpu-7x", every, v6e) == 0.8
@@ -125,8 +125,8 @@ def test_a_generation_without_a_number_has_that_of_the_nearest() -> None:
 
 def test_a_stack_without_runs_has_the_rates_of_all_stacks_and_says_so() -> None:
     unknown = Stack(name="unheard-of", version="0")
-    assert rates(unknown, H100, Fitted()) == Rates()
-    every = fitted().universal
+    assert rates(unknown, H100, FittedRates()) == Rates()
+    every = fitted_rates().universal
     assert every is not None
     compute = next(n.value for n in every.numbers if (n.name, n.arch) == ("compute", "hopper"))
     assert sustained(unknown, H100).factor == compute
@@ -138,7 +138,7 @@ def test_a_stack_without_runs_has_the_rates_of_all_stacks_and_says_so() -> None:
 
 def test_op_by_op_attention_is_not_slowed_by_what_fused_kernels_reach() -> None:
     every = (StackNumber(stack=ANY, name="attention", value=0.6),)
-    result = Fitted(universal=StackRecord(numbers=every, provenance=SOURCE))
+    result = FittedRates(universal=StackRecord(numbers=every, provenance=SOURCE))
     assert rates(TEST, H100, result).attention == 0.6
     assert rates(TEST.changed((FACT,), attention="unfused"), H100, result).attention == 1.0
 
@@ -156,7 +156,7 @@ def test_own_numbers_go_before_those_on_record() -> None:
     result = rates(mine, H100, numbers(compute=0.8, exposed=0.9))
     assert (result.compute, result.exposed) == (0.5, 0.9)
     assert "3 own runs" in sustained(mine, H100).note
-    assert known(mine, H100) == "own"
+    assert evidence_of(mine, H100) == "own"
     with pytest.raises(InputError, match="did you mean 'compute'"):
         rates(replace(TEST, own=replace(own, numbers=(OwnNumber(name="computes", value=0.5),))), H100)
 
@@ -172,13 +172,13 @@ def test_numbers_of_all_stacks_stand_in_for_a_record() -> None:
     assert rates(TEST, H100, result) == Rates(compute=0.9, exposed=0.7)
     assert rates(other, H100, result) == Rates(compute=0.8, exposed=0.7)
     assert result.count == 3 and result.shared == 2
-    assert known(other, H100, result) == "device"
-    assert known(other, catalogue.device("v100-sxm-32gb"), result) == "nothing"
+    assert evidence_of(other, H100, result) == "device"
+    assert evidence_of(other, catalogue.device("v100-sxm-32gb"), result) == "nothing"
     with pytest.raises(InputError, match="named '\\*'"):
         replace(result, universal=numbers(compute=0.9).stacks[0])
     many = tuple(StackNumber(stack=ANY, name="compute", value=0.8, arch=f"a{i}") for i in range(21))
     with pytest.raises(InputError, match="at most 20"):
-        Fitted(universal=StackRecord(numbers=many, provenance=SOURCE))
+        FittedRates(universal=StackRecord(numbers=many, provenance=SOURCE))
 
 
 def test_a_fitted_stack_says_what_it_rests_on() -> None:
@@ -198,7 +198,7 @@ def test_triton_s_attention_has_a_number_of_its_own() -> None:
     """Neither what other kernels reach nor the stack's number for them holds for it, and its own holds for no other."""
     every = (StackNumber(stack=ANY, name="attention", value=0.6),)
     own = (StackNumber(stack="test", name="triton", value=1.2), StackNumber(stack="test", name="attention", value=0.7))
-    result = Fitted(
+    result = FittedRates(
         universal=StackRecord(numbers=every, provenance=SOURCE), stacks=(StackRecord(numbers=own, provenance=SOURCE),)
     )
     facts = (FACT, replace(FACT, field="attention_kernel"))

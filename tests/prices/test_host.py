@@ -6,7 +6,7 @@ import pytest
 
 from gnomon.hardware import catalogue
 from gnomon.prices import host_cost, sustained
-from gnomon.prices.fitted import Fitted
+from gnomon.prices.fitted import FittedRates
 from gnomon.software import Fact, Stack
 
 H100 = catalogue.device("h100-sxm-80gb")
@@ -19,7 +19,7 @@ def stack(launch: str) -> Stack:
 
 def test_eager_costs_most_and_replay_next_to_nothing() -> None:
     ways = ("eager", "compiled", "cuda_graph")
-    eager, compiled, graph = (host_cost(stack(way), H100, Fitted()).per_kernel_s for way in ways)
+    eager, compiled, graph = (host_cost(stack(way), H100, FittedRates()).per_kernel_s for way in ways)
     assert 5e-6 <= eager <= 10e-6
     assert eager > compiled > 10 * graph > 0
     slow = [

@@ -16,7 +16,7 @@ import pytest
 from gnomon.plans import Mesh, Optimizer, Plan, Saved, Schedule, Workload
 from gnomon.prediction import Prediction, predict
 from gnomon.report.page import page_data, page_html
-from gnomon.report.page.spans import cut, span_columns
+from gnomon.report.page.spans import span_columns, window_s
 from gnomon.report.tables import percent
 from gnomon.schema import dump
 from gnomon.timeline import Spans, Timeline, Worker, memory_curve, peaks
@@ -113,7 +113,7 @@ def test_a_long_timeline_is_cut_and_says_so() -> None:
         spans=Spans.of(worker=0, stream=0, kind=0, role=0, start_s=start, end_s=start + 1e-4, unit=np.arange(count)),
         makespan_s=10.5,
     )
-    assert cut([timeline], 1000) == pytest.approx(0.1)
+    assert window_s([timeline], 1000) == pytest.approx(0.1)
     page = page_html(page_data([timeline]))
     assert len(page.encode()) < 2_000_000
     assert re.search(r"Only the first [\d.]+ s are shown: [\d,]+ of 100,000 spans", page)

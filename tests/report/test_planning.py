@@ -9,7 +9,7 @@ import gnomon
 from gnomon.plans import Mesh, Optimizer, Overlap, Plan, Saved, SavedRule, Schedule, Workload
 from gnomon.prediction.band import Band
 from gnomon.report.planning import short_plan, short_plans
-from gnomon.search import Found
+from gnomon.search import FoundPlan
 from gnomon.search.results import safest
 
 ONE = Plan(mesh=Mesh(pp=2, dp_shard=4), schedule=Schedule(micro_batch_size=1))
@@ -50,7 +50,7 @@ def test_a_plan_that_is_as_fast_and_surer_is_named() -> None:
     is as sure as the best."""
     point = gnomon.plan("llama-tiny", "1x1xa100-sxm-80gb", Workload(global_batch_size=1, seq_len=64), top=1).best[0]
 
-    def result(step_s: float, high_s: float) -> Found:
+    def result(step_s: float, high_s: float) -> FoundPlan:
         band = Band(low_s=step_s / 2, high_s=high_s, low_bytes=1, high_bytes=2)
         made = replace(point.prediction, step_s=step_s)
         vars(made)["band"] = band  # as if the plan were better or less well known

@@ -7,7 +7,7 @@ import pytest
 from gnomon.plans import Mesh, Optimizer, Plan, Saved, SavedRule, Schedule, Workload
 from gnomon.prediction import Prediction, predict
 from gnomon.report.prediction import describe, prediction_text
-from gnomon.search.fit.advice import Advice, Advised
+from gnomon.search.fit.advice import Advice, FitAdvice
 
 
 def plan(**changes: object) -> Plan:
@@ -93,7 +93,7 @@ def test_advice_stands_under_a_verdict_of_not_fitting() -> None:
     change = Advice(
         what="ZeRO stage 2", plan=result.plan, step_s=0.5, peak_bytes=70 * 2**30, limit_bytes=80 * 2**30, lines=()
     )
-    lines = prediction_text(result, advice=Advised(ways=(change,), tried=1, complete=True))
+    lines = prediction_text(result, advice=FitAdvice(ways=(change,), tried=1, complete=True))
     verdict = next(i for i, line in enumerate(lines) if line.startswith("does not fit: "))
     title = lines.index("what would fit, fastest first")
     assert verdict < title
@@ -102,7 +102,7 @@ def test_advice_stands_under_a_verdict_of_not_fitting() -> None:
         (True, "no combination of the changes"),
         (False, "none of the 24 changes that"),
     ):
-        none = Advised(ways=(), tried=24, complete=complete)
+        none = FitAdvice(ways=(), tried=24, complete=complete)
         text = " ".join(prediction_text(result, advice=none))
         assert said in text and ("use more devices" in text) == complete
         assert said not in " ".join(prediction_text(result))

@@ -15,7 +15,7 @@ from gnomon.hardware import parse_cluster
 from gnomon.plans import Mesh, Plan, Saved, Schedule, Workload
 from gnomon.prediction import predict
 from gnomon.report.page.sweep import PlotAxis, sweep_page, undominated
-from gnomon.search import Found
+from gnomon.search import FoundPlan
 from gnomon.search.questions.goals import Case
 from gnomon.search.space.points import Point
 
@@ -31,7 +31,7 @@ def case(label: str, micro: int = 1, *, full: bool = False, why: str = "") -> Ca
     plan = Plan(mesh=Mesh(dp_shard=2), schedule=Schedule(micro_batch_size=micro), saved=saved)
     prediction = predict("llama-tiny", ON, plan, WORK)
     point = Point(1, 1, 1, 1, 1, 2, "one_f_one_b", 1, micro, False, False, "ring", saved.preset, 0, True)
-    return Case(label=label, cluster=ON, workload=WORK, best=Found(point=point, plan=plan, prediction=prediction))
+    return Case(label=label, cluster=ON, workload=WORK, best=FoundPlan(point=point, plan=plan, prediction=prediction))
 
 
 @pytest.fixture(scope="module")

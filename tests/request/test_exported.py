@@ -15,7 +15,7 @@ from gnomon.request.exported import SAME, Target, based, lacks, target
 from gnomon.request.model import read_config
 from gnomon.search import make_space
 from gnomon.search.space.points import Point
-from gnomon.software import beyond, stack, stacks
+from gnomon.software import stack, stacks, unsupported
 
 JOBS = {
     "gpt2-xl": ("1x8xa100-sxm-80gb", Workload(global_batch_size=32, seq_len=1024)),
@@ -61,7 +61,7 @@ def test_what_is_offered_for_a_program_comes_back_from_its_file(model: str, name
             message, prediction = to.offered(plan)  # as `gnomon plan` does
         except GnomonError:  # what it leaves out, as experts over groups that the program makes otherwise
             continue
-        assert beyond(to.stack, message) == ()
+        assert unsupported(to.stack, message) == ()
         again, repeated = to.predicted(message)
         assert again == message
         assert repeated.step_s == pytest.approx(prediction.step_s, rel=SAME)
@@ -74,7 +74,7 @@ def test_a_search_for_a_program_looks_at_what_it_runs_only(name: str) -> None:
     space = make_space(read_config("llama-3.1-8b")[1], parse_cluster(on), work, stack=stack(name))
     points = [point for point in space.points() if space.runs(point.pp, point.zero)]
     for point in Random(name).sample(points, min(200, len(points))):
-        assert beyond(stack(name), space.plan(point)) == ()
+        assert unsupported(stack(name), space.plan(point)) == ()
 
 
 @pytest.mark.parametrize("name", sorted(programs.stacks()))

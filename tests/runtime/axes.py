@@ -20,7 +20,7 @@ from gnomon.models.vit import VitConfig, vit
 from gnomon.plans import Layout, LayoutRule, Mesh, Optimizer, Overlap, Plan, Saved, Workload
 from gnomon.plans.check import sample_tokens
 from gnomon.runtime.checks import parity
-from gnomon.runtime.checks.parity import FP64, Compared, Small
+from gnomon.runtime.checks.parity import FP64, ParityResult, Small
 from gnomon.runtime.ops import context
 
 SIZES = {"num_layers": 2, "hidden_size": 16, "num_heads": 4, "num_kv_heads": 2, "head_dim": 4, "vocab_size": 32}
@@ -201,7 +201,7 @@ CASES: dict[str, Small] = {
 BROKEN = "gathered, in the wrong order"
 
 
-def compare_all(world_size: int) -> dict[str, Compared]:
+def compare_all(world_size: int) -> dict[str, ParityResult]:
     """Of every case of so many processes, in one of them. Two steps: parameters at the end show the second update,
     whose states are of both."""
     with patch.object(parity, "STEPS", 2):

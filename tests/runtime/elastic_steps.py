@@ -10,7 +10,7 @@ import torch
 from runtime import training
 from torch import Tensor
 
-from gnomon.methods.easyscale import Observation, placed
+from gnomon.methods.easyscale import Observation, place_workers
 from gnomon.models.llama import llama
 from gnomon.plans import Mesh, Plan, Schedule, Workload
 from gnomon.runtime import Executor
@@ -31,7 +31,7 @@ def batches(steps: int) -> list[Tensor]:
 
 
 def on(plan: Plan, processes: int) -> tuple[int, ...]:
-    return placed(plan, Observation(processes=processes)).placement
+    return place_workers(plan, Observation(processes=processes)).placement
 
 
 def logical(plan: Plan, placements: Sequence[Sequence[int]]) -> Told:

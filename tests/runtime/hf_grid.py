@@ -31,7 +31,7 @@ from torch.nn import functional
 
 from gnomon.errors import GnomonError, PlanError
 from gnomon.formats.huggingface.known import layout
-from gnomon.formats.huggingface.parts import Wanted
+from gnomon.formats.huggingface.parts import ReadOptions
 from gnomon.formats.huggingface.read import read_hf_config
 from gnomon.formats.huggingface.weights import Layout as FileLayout
 from gnomon.graph import Graph
@@ -151,7 +151,7 @@ def prepared(folder: Path, model: str) -> None:
 def read(model: str, folder: str) -> tuple[Graph, FileLayout]:
     """The graph of a folder, and where its parameters lie in the files."""
     text = (Path(folder) / model / "config.json").read_text()
-    found = read_hf_config(text, model, Wanted(bert_head="mlm", complete=True))
+    found = read_hf_config(text, model, ReadOptions(bert_head="mlm", complete=True))
     assert not isinstance(found.numerics, str), found.numerics
     graph = with_numerics(found.graph, found.numerics)
     return graph, settled(Folder.of(Path(folder) / model), layout(graph, model.partition(" ")[0]))

@@ -23,7 +23,7 @@ from torch.overrides import TorchFunctionMode
 
 from gnomon.errors import GnomonError
 from gnomon.formats.huggingface.known import layout, numerics_of
-from gnomon.formats.huggingface.parts import Wanted
+from gnomon.formats.huggingface.parts import ReadOptions
 from gnomon.formats.huggingface.read import read_hf_config
 from gnomon.graph import Graph
 from gnomon.graph.outputs import without_loss
@@ -351,7 +351,7 @@ def compare(kind: str, folder: Path) -> Compared:
         model.save_pretrained(folder / "weights")
         text = (folder / "weights" / "config.json").read_text()
         try:
-            read = read_hf_config(text, kind, Wanted(bert_head="mlm", complete=True))
+            read = read_hf_config(text, kind, ReadOptions(bert_head="mlm", complete=True))
             if isinstance(read.numerics, str):
                 return Compared(kind=kind, refusal=read.numerics)
             graph = with_numerics(read.graph, read.numerics)

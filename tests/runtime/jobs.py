@@ -10,7 +10,7 @@ from once import once
 from runtime import accounted, axes, measured, parity, traced
 from runtime.ranks import launch
 
-from gnomon.runtime.checks.parity import Compared
+from gnomon.runtime.checks.parity import ParityResult
 from gnomon.timeline import Timeline
 
 
@@ -23,7 +23,7 @@ class Results:
     traced: dict[str, traced.Traced]
     measured: dict[str, tuple[Timeline, Timeline]]
     accounted: dict[str, accounted.Accounted]
-    axes: dict[str, Compared]
+    axes: dict[str, ParityResult]
     updates: dict[str, tuple[list[traced.Call], int]]
     threads: tuple[int, int]
     """Of the process, before the first plan and after the last; (0, 0) where the system does not say."""

@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from gnomon.formats.huggingface.known import layout
-from gnomon.formats.huggingface.parts import Wanted
+from gnomon.formats.huggingface.parts import ReadOptions
 from gnomon.formats.huggingface.read import read_hf_config
 from gnomon.models.numerics import with_numerics
 from gnomon.plans import Layout, Mesh, Optimizer, Pass, Plan, Saved, Schedule, Workload
@@ -110,7 +110,7 @@ def worst(case: Case, folder: Path, loss: float) -> tuple[float, float]:
 def against(case: Case, folder: Path, work: Workload, given: dict[str, Tensor], loss: float) -> tuple[float, float]:
     """The same of any batch, against the gradients in the folder."""
     text = (folder / case.kind / "weights" / "config.json").read_text()
-    read = read_hf_config(text, case.kind, Wanted(bert_head="mlm", complete=True))
+    read = read_hf_config(text, case.kind, ReadOptions(bert_head="mlm", complete=True))
     assert not isinstance(read.numerics, str)
     graph = with_numerics(read.graph, read.numerics)
     made = Folder.of(folder / case.kind / "weights")
@@ -144,7 +144,7 @@ def before_and_after(
 ) -> dict[str, tuple[Tensor, Tensor]]:
     """Of parameters whose names end so their values before a step and after it, where this rank has them whole."""
     text = (folder / case.kind / "weights" / "config.json").read_text()
-    read = read_hf_config(text, case.kind, Wanted(bert_head="mlm", complete=True))
+    read = read_hf_config(text, case.kind, ReadOptions(bert_head="mlm", complete=True))
     assert not isinstance(read.numerics, str)
     graph = with_numerics(read.graph, read.numerics)
     made = Folder.of(folder / case.kind / "weights")

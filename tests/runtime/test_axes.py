@@ -15,7 +15,7 @@ from gnomon.models.tiny import tiny  # noqa: E402
 from gnomon.plans import Experts, Layout, Mesh, Plan, Schedule, Workload  # noqa: E402
 from gnomon.runtime.checks.parity import in_small  # noqa: E402
 from gnomon.runtime.data.packing import packing_of  # noqa: E402
-from gnomon.runtime.ops.pieces import Merged, Rule, attend, backward, pieces  # noqa: E402
+from gnomon.runtime.ops.pieces import OnlineSoftmax, Rule, attend, backward, pieces  # noqa: E402
 
 pytestmark = pytest.mark.torch
 
@@ -61,7 +61,7 @@ def test_pieces_merge_to_attention_over_everything(
     scores = q @ k.repeat_interleave(2, 1).mT * rule.scale
     scores = torch.tanh(scores / cap) * cap if cap else scores
     whole = scores.masked_fill(~seen, -torch.inf).softmax(-1) @ v.repeat_interleave(2, 1)
-    merged, own = Merged(), q.detach()[:, :, rows]
+    merged, own = OnlineSoftmax(), q.detach()[:, :, rows]
     keys = ((8, 8), (0, 8))  # in another order than their positions'
     places = [*range(8, 16), *range(8)]
     attend(merged, own, k.detach()[:, :, places], v.detach()[:, :, places], queries, keys, rule, packing)

@@ -24,7 +24,7 @@ from gnomon.models.llama import llama  # noqa: E402
 from gnomon.plans import Layout, LayoutRule, Mesh, Offload, Optimizer, Overlap, Plan, Saved, SavedRule, Workload  # noqa: E402
 from gnomon.prediction import Prediction  # noqa: E402
 from gnomon.runtime import Executor  # noqa: E402
-from gnomon.runtime.checks.parity import Compared, Small, compare  # noqa: E402
+from gnomon.runtime.checks.parity import ParityResult, Small, compare  # noqa: E402
 from gnomon.software import stack  # noqa: E402
 
 pytestmark = pytest.mark.torch
@@ -118,7 +118,7 @@ def wide() -> Graph:
 class Ran:
     """Of one rank."""
 
-    compared: Compared
+    compared: ParityResult
     flops: int
     most: int
     """Bytes at the fullest moment."""

@@ -17,7 +17,7 @@ from gnomon.simulate.two_tiers import (
     TierTensor,
     TierTrace,
     least_recently_used,
-    planned,
+    plan_migration,
     static,
 )
 
@@ -44,7 +44,7 @@ def step() -> TierTrace:
 
 
 @pytest.mark.parametrize("share", [0.2, 0.5, 1.0])
-@pytest.mark.parametrize("policy", [static, least_recently_used, planned])
+@pytest.mark.parametrize("policy", [static, least_recently_used, plan_migration])
 def test_rows_find_what_was_written_last(
     policy: Callable[[TierTrace, Link, float], Migration], share: float, tmp_path: Path
 ) -> None:

@@ -25,7 +25,7 @@ from runtime.ranks import launch  # noqa: E402
 from gnomon.cli import main  # noqa: E402
 from gnomon.control import read_trace, replayed  # noqa: E402
 from gnomon.errors import PeerError, PlanError  # noqa: E402
-from gnomon.methods.easyscale import Observation, moved, placed  # noqa: E402
+from gnomon.methods.easyscale import Observation, move_workers, place_workers  # noqa: E402
 from gnomon.plans import Mesh, Optimizer, Schedule  # noqa: E402
 from gnomon.request.scale import ask, read_state  # noqa: E402
 from gnomon.runtime import Outcome, TrainingJob, run  # noqa: E402
@@ -99,7 +99,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def job(data: Path, processes: int, folder: Path, **more: object) -> TrainingJob:
     plan = replace(PLAN, schedule=Schedule(num_microbatches=1))
-    start = placed(plan, Observation(processes=processes))
+    start = place_workers(plan, Observation(processes=processes))
     return training.job(data, start, 10**6, checkpoints=folder, **more)
 
 
@@ -203,7 +203,7 @@ def test_a_killed_process_is_replaced_and_the_job_rescaled_while_the_others_stay
     assert outcome.checkpoint == newest(tmp_path / "kept")
     assert losses == undisturbed(given, len(losses))
     changes = json.loads((tmp_path / "kept" / ".job" / "state.json").read_text())["changes"]
-    decided = [placed(given.plan, Observation(processes=count)).placement for count in (3, 2, 3, 2)]
+    decided = [place_workers(given.plan, Observation(processes=count)).placement for count in (3, 2, 3, 2)]
     assert [tuple(change["placement"]) for change in changes] == decided, "what was observed decides"
     assert changes[1]["why"] == "process 1 was killed by SIGKILL"
     assert changes[1]["noticed_at"] is not None and changes[3]["noticed_at"] is None
@@ -345,7 +345,7 @@ def test_workers_move_from_a_slow_process_to_a_fast_one(data: Path, tmp_path: Pa
     assert [tuple(change["placement"]) for change in changes[:2]] == [(0, 0, 1, 1), (0, 0, 0, 1)]
     assert changes[1]["why"].startswith("workers moved by measured speeds ")
     speeds = tuple(float(text) for text in changes[1]["why"].split("speeds ")[1].split(", "))
-    decided = moved(placed(given.plan, Observation(processes=2)), Observation(processes=2, speeds=speeds))
+    decided = move_workers(place_workers(given.plan, Observation(processes=2)), Observation(processes=2, speeds=speeds))
     assert decided.placement == (0, 0, 0, 1)
 
 

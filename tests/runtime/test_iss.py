@@ -21,7 +21,7 @@ from safetensors.torch import load_file, save_file  # noqa: E402
 from torch import nn  # noqa: E402
 
 from gnomon.errors import InputError, PlanError  # noqa: E402
-from gnomon.frontend.inputs import Named  # noqa: E402
+from gnomon.frontend.inputs import CodeModel  # noqa: E402
 from gnomon.frontend.named import build, captured_of  # noqa: E402
 from gnomon.graph import Graph  # noqa: E402
 from gnomon.methods import check_methods  # noqa: E402
@@ -115,7 +115,7 @@ def named(function: str) -> str:
 
 
 def graph_of(function: str) -> Graph:
-    asked = Named.parse(named(function))
+    asked = CodeModel.parse(named(function))
     return captured_of(asked, build(asked, real=True, seed=0)).graph
 
 
@@ -161,7 +161,7 @@ def found() -> tuple[Lstm, ...]:
 
 def test_components_are_those_of_the_paper_and_shrink_by_the_proximal_step(found: tuple[Lstm, ...]) -> None:
     assert [(one.path, [layer.hidden for layer in one.layers]) for one in found] == [("rnn", [12, 12]), ("last", [10])]
-    module = build(Named.parse(named("words")), real=True, seed=3)
+    module = build(CodeModel.parse(named("words")), real=True, seed=3)
     held = held_of(module)
     norms = {}
     for n, lstm in enumerate(found):
@@ -178,7 +178,7 @@ def test_components_are_those_of_the_paper_and_shrink_by_the_proximal_step(found
 
 def test_units_without_a_component_are_removed_and_the_function_stays(found: tuple[Lstm, ...], tmp_path: Path) -> None:
     """Masked units keep biases, and with them outputs that nothing reads."""
-    module = build(Named.parse(named("words")), real=True, seed=1)
+    module = build(CodeModel.parse(named("words")), real=True, seed=1)
     own, rng = dict(module.named_parameters()), np.random.default_rng(0)
     left: dict[str, list[int]] = {}
     with torch.no_grad():
@@ -193,7 +193,7 @@ def test_units_without_a_component_are_removed_and_the_function_stays(found: tup
     save_file({name: x.detach().contiguous() for name, x in own.items()}, tmp_path / "model.safetensors")
     sizes = shrink(tmp_path, tmp_path / "small", found)
     assert {path: list(of) for path, of in sizes.items()} == left == {"rnn": [8, 8], "last": [7]}
-    small = smaller(build(Named.parse(named("words")), real=True, seed=2), tmp_path / "small")
+    small = smaller(build(CodeModel.parse(named("words")), real=True, seed=2), tmp_path / "small")
     ids = torch.randint(0, 256, (3, 9), generator=torch.Generator().manual_seed(0))
     torch.testing.assert_close(small(ids, ids), module(ids, ids), rtol=1e-6, atol=1e-6)
     assert isinstance(small.rnn, LstmLayers) and small.head.in_features == 7
@@ -213,7 +213,7 @@ def test_a_run_leaves_a_smaller_module_with_the_same_loss(found: tuple[Lstm, ...
     asked = training.job(data, plan, 8, graph=graph_of("words"), code=named("words"), export=(target, tmp_path))
     with alone():
         outcome = train(asked)
-    small = smaller(build(Named.parse(named("words")), real=True, seed=5), target)
+    small = smaller(build(CodeModel.parse(named("words")), real=True, seed=5), target)
     sizes = [layer.hidden_size for part in (small.rnn, small.last) for layer in part.layers]
     assert all(1 <= size < whole for size, whole in zip(sizes, (12, 12, 10), strict=True))
     assert f"rnn {sizes[0]} of 12, {sizes[1]} of 12; last {sizes[2]} of 10" in outcome.notes[0]

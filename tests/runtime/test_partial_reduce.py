@@ -21,7 +21,7 @@ from gnomon.runtime import Executor, TrainingJob  # noqa: E402
 from gnomon.runtime.checkpoint.load import load  # noqa: E402
 from gnomon.runtime.checkpoint.record import newest  # noqa: E402
 from gnomon.runtime.launch.exported_checkpoint import exported  # noqa: E402
-from gnomon.runtime.launch.replica import Replica, named  # noqa: E402
+from gnomon.runtime.launch.replica import Replica, inputs_by_name  # noqa: E402
 from gnomon.runtime.launch.tickets import PartialRun, run_partial_reduce  # noqa: E402
 
 pytestmark = pytest.mark.torch
@@ -53,7 +53,7 @@ def averaged(given: TrainingJob) -> tuple[list[float], list[torch.Tensor]]:
     replica, rank = Replica(given.graph, given.plan, given.workload, settings=given.settings), dist.get_rank()
     corpus, losses = training.corpus_of(given), []
     for step in range(given.steps):
-        batch = named(corpus.batch(step + 1, seed=0, sequences=2 * WORKERS, seq_len=given.workload.seq_len))
+        batch = inputs_by_name(corpus.batch(step + 1, seed=0, sequences=2 * WORKERS, seq_len=given.workload.seq_len))
         losses.append(float(replica.step(replica.rows_of(batch, rank)).loss))
         for held, _ in replica.parameters():
             held.shard.mul_(1 / WORKERS)

@@ -16,7 +16,7 @@ from gnomon.errors import PlanError  # noqa: E402
 from gnomon.models.llama import llama  # noqa: E402
 from gnomon.plans import Mesh, Plan, Workload  # noqa: E402
 from gnomon.runtime import Executor  # noqa: E402
-from gnomon.runtime.checks.parity import Compared, Small, compare  # noqa: E402
+from gnomon.runtime.checks.parity import ParityResult, Small, compare  # noqa: E402
 from gnomon.runtime.processes.launch import rank_at  # noqa: E402
 
 pytestmark = pytest.mark.torch
@@ -25,7 +25,7 @@ PLAN = Plan(mesh=Mesh(pp=2), schedule=schedule("one_f_one_b", 2), precision=FP64
 SMALL = Small(graph=llama(CONFIG), plan=PLAN, workload=Workload(global_batch_size=4, seq_len=6))
 
 
-def placed() -> tuple[int, int, list[int], Compared]:
+def placed() -> tuple[int, int, list[int], ParityResult]:
     """(number of the process, its rank, stages that it holds, what differs from the plain model)."""
     executor = Executor(SMALL.graph, SMALL.plan, SMALL.workload)
     stages = list(executor.stages)

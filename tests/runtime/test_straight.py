@@ -9,7 +9,7 @@ import pytest
 torch = pytest.importorskip("torch")
 from torch import Tensor, nn  # noqa: E402
 
-from gnomon.frontend.capture import Captured, captured  # noqa: E402
+from gnomon.frontend.capture import CapturedModule, captured  # noqa: E402
 from gnomon.runtime.checks.prove import CapturedRun  # noqa: E402
 
 pytestmark = pytest.mark.torch
@@ -43,14 +43,14 @@ Step = tuple[CapturedRun, list[Tensor], list[Tensor]]
 
 
 @pytest.fixture(scope="module")
-def recorded() -> tuple[nn.Module, Captured, dict[str, Tensor]]:
+def recorded() -> tuple[nn.Module, CapturedModule, dict[str, Tensor]]:
     torch.manual_seed(0)
     module = Kinds().double().eval()
     batch = {"x": torch.randn(4, 8, dtype=torch.float64), "weights": torch.rand(4, 8, dtype=torch.float64)}
     return module, captured(module, batch, training=False), batch
 
 
-def _step(recorded: tuple[nn.Module, Captured, dict[str, Tensor]], rows: int, *, one_by_one: bool) -> Step:
+def _step(recorded: tuple[nn.Module, CapturedModule, dict[str, Tensor]], rows: int, *, one_by_one: bool) -> Step:
     module, found, batch = recorded
     run = CapturedRun(module, found, torch.float64)
     (out,) = run.run(
@@ -62,7 +62,7 @@ def _step(recorded: tuple[nn.Module, Captured, dict[str, Tensor]], rows: int, *,
 
 @pytest.mark.parametrize("rows", [4, 7])
 def test_results_and_gradients_are_those_of_one_op_after_the_other(
-    recorded: tuple[nn.Module, Captured, dict[str, Tensor]], rows: int
+    recorded: tuple[nn.Module, CapturedModule, dict[str, Tensor]], rows: int
 ) -> None:
     _, *want = _step(recorded, rows, one_by_one=True)
     _, *got = _step(recorded, rows, one_by_one=False)
@@ -71,7 +71,7 @@ def test_results_and_gradients_are_those_of_one_op_after_the_other(
 
 
 def test_most_ops_are_lines_and_a_traceback_shows_them(
-    recorded: tuple[nn.Module, Captured, dict[str, Tensor]],
+    recorded: tuple[nn.Module, CapturedModule, dict[str, Tensor]],
 ) -> None:
     run, *_ = _step(recorded, 4, one_by_one=False)
     (block,) = run.runs.values()

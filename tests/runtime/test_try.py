@@ -13,7 +13,7 @@ torch = pytest.importorskip("torch", reason="torch is not installed: the runtime
 
 from gnomon import schema  # noqa: E402
 from gnomon.cli import main, plan_try  # noqa: E402
-from gnomon.cli.plan_try import Done, attempt  # noqa: E402
+from gnomon.cli.plan_try import ProcessEnd, attempt  # noqa: E402
 from gnomon.hardware import NodeGroup, parse_cluster  # noqa: E402
 from gnomon.plans import load_plan_file, save_plan_file  # noqa: E402
 
@@ -41,7 +41,7 @@ def test_two_are_tried_and_the_next_plan_is_nearer_to_what_was_measured(
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     spoilt: list[Path] = []
 
-    def once(plan: Path, *, steps: int, limit_s: float) -> Done:
+    def once(plan: Path, *, steps: int, limit_s: float) -> ProcessEnd:
         if not spoilt:
             spoilt.append(plan)
             save_plan_file(replace(load_plan_file(plan), model="mamba2-2.7b"), plan)

@@ -29,7 +29,7 @@ from gnomon.prediction import Prediction  # noqa: E402
 from gnomon.prediction.update import in_update  # noqa: E402
 from gnomon.runtime import Executor  # noqa: E402
 from gnomon.runtime.checkpoint.convert import holdings  # noqa: E402
-from gnomon.runtime.checks.parity import Compared, Small, batch_of, compare  # noqa: E402
+from gnomon.runtime.checks.parity import ParityResult, Small, batch_of, compare  # noqa: E402
 from gnomon.runtime.module.one_process import OneProcess  # noqa: E402
 from gnomon.runtime.step.evaluate import evaluate  # noqa: E402
 from gnomon.software import stack  # noqa: E402
@@ -78,7 +78,7 @@ JOBS: dict[str, Small] = {
 }
 
 
-def compare_all(ranks: int) -> dict[str, tuple[Compared, float]]:
+def compare_all(ranks: int) -> dict[str, tuple[ParityResult, float]]:
     """With the held-out loss of the first batch, before anything is trained."""
     return {name: (compare(small), held_out(small)) for name, small in JOBS.items() if small.plan.world_size == ranks}
 
@@ -91,7 +91,7 @@ def held_out(small: Small) -> float:
 
 
 @cache
-def compared(ranks: int) -> dict[str, tuple[Compared, float]]:
+def compared(ranks: int) -> dict[str, tuple[ParityResult, float]]:
     return launch(compare_all, ranks, ranks)[0]
 
 

@@ -24,7 +24,7 @@ from torch import Tensor, nn  # noqa: E402
 import gnomon  # noqa: E402
 from gnomon.errors import InputError  # noqa: E402
 from gnomon.plans import Mesh, Plan, PlanFile, Schedule, Workload, save_plan_file  # noqa: E402
-from gnomon.runtime.watch.drift import Expected, Parts, expected_of, judge, memory_drift  # noqa: E402
+from gnomon.runtime.watch.drift import ExpectedStep, Parts, expected_of, judge, memory_drift  # noqa: E402
 from gnomon.runtime.watch.script import main as script_main  # noqa: E402
 from gnomon.runtime.watch.watch import Watch, watch  # noqa: E402
 
@@ -32,7 +32,7 @@ pytestmark = pytest.mark.torch
 
 PLAIN = Parts(data_s=0.0, compute_s=0.10, communication_s=0.02, update_s=0.01)
 PLAN = Plan(schedule=Schedule(micro_batch_size=1))
-EXPECTED = Expected(parts=PLAIN, high=1.2, memory_bytes=1 << 30, high_bytes=1 << 31, uneven=False)
+EXPECTED = ExpectedStep(parts=PLAIN, high=1.2, memory_bytes=1 << 30, high_bytes=1 << 31, uneven=False)
 
 
 class Clock:

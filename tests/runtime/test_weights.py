@@ -32,7 +32,7 @@ from gnomon.plans import (  # noqa: E402
     Workload,
     save_plan_file,
 )
-from gnomon.runtime.checkpoint.pretrained import export, files_beside, load, model_of, values_of  # noqa: E402
+from gnomon.runtime.checkpoint.pretrained import companion_files, export, load, model_of, values_of  # noqa: E402
 from gnomon.runtime.parameters.weights import Folder  # noqa: E402
 from gnomon.runtime.step.execute import Executor  # noqa: E402
 
@@ -233,8 +233,8 @@ def test_a_link_out_of_the_model_s_folder_is_not_written_with_the_weights(
     (tmp_path / "private.txt").write_text("a password")
     (model / "notes.txt").symlink_to(tmp_path / "private.txt")
     with pytest.raises(InputError, match="notes.txt is a link out of the model's folder, to .*private.txt"):
-        files_beside(model)
+        companion_files(model)
     (model / "notes.txt").unlink()
     (model / "generation_config.json").unlink(missing_ok=True)
     (model / "generation_config.json").symlink_to("config.json")
-    assert {"config.json", "generation_config.json"} <= {file.name for file in files_beside(model)}
+    assert {"config.json", "generation_config.json"} <= {file.name for file in companion_files(model)}

@@ -13,7 +13,7 @@ from gnomon.report.prediction import prediction_text
 from gnomon.request.fit import ladder
 from gnomon.search.fit.advice import advice
 from gnomon.search.fit.ladder import Fitting
-from gnomon.software import beyond, stack
+from gnomon.software import stack, unsupported
 
 ONE = Schedule(micro_batch_size=1)
 
@@ -49,7 +49,7 @@ def test_predict_offers_what_fit_finds(make: object) -> None:
 def test_what_the_program_does_not_run_is_not_offered() -> None:
     base = long_sequences()
     for way in advice(base).ways:
-        assert set(beyond(base.pricing.stack, way.plan)) <= set(beyond(base.pricing.stack, base.plan))
+        assert set(unsupported(base.pricing.stack, way.plan)) <= set(unsupported(base.pricing.stack, base.plan))
     rungs = {rung.what: rung for rung in Fitting(base=base).alone()}
     assert rungs["tp 1 -> 2"].why_not.startswith("pytorch-fsdp does not run tp")
 

@@ -27,8 +27,8 @@ from gnomon.search.questions.goals import (
     up_to,
 )
 from gnomon.search.questions.largest import grown, largest, largest_of, unit
-from gnomon.search.questions.sweep import Varied, sweep, vary
-from gnomon.search.results import Found, Result
+from gnomon.search.questions.sweep import Variation, sweep, vary
+from gnomon.search.results import FoundPlan, Result
 
 CLUSTER = parse_cluster("1x2xa100-sxm-80gb")
 WORK = Workload(global_batch_size=4, seq_len=128)
@@ -99,15 +99,15 @@ def test_a_case_takes_a_faster_plan_of_another_that_fits_it() -> None:
     """What comes after the exact search begins from few plans: one case may find what others miss."""
     own = {case.label: case for case in vary(ASKED, CLUSTER, WORK, "links", (0.5, 1.0, 2.0))}
     worse = pareto(ASKED, CLUSTER, WORK)[-1].best
-    assert isinstance(worse, Found) and worse.step_s > max(c.best.step_s for c in own.values() if c.best)
+    assert isinstance(worse, FoundPlan) and worse.step_s > max(c.best.step_s for c in own.values() if c.best)
 
-    def lucky_on_slow_links(result: Result) -> Found:
+    def lucky_on_slow_links(result: Result) -> FoundPlan:
         return result.best[0] if result.cluster == own["links=0.5x"].cluster else worse
 
     cases = vary(replace(ASKED, improve=lucky_on_slow_links), CLUSTER, WORK, "links", (0.5, 1.0, 2.0))
     steps = [case.best.step_s for case in cases if case.best is not None]
     assert steps == sorted(steps, reverse=True) and len(steps) == 3
-    first, middle, last = (case.best.plan for case in cases if isinstance(case.best, Found))
+    first, middle, last = (case.best.plan for case in cases if isinstance(case.best, FoundPlan))
     assert first == middle == last != worse.plan
     longer = vary(replace(ASKED, improve=lucky_on_slow_links), CLUSTER, WORK, "seq_len", (128, 256))
     assert all(case.best is worse for case in longer)  # other work is another case's
@@ -115,7 +115,7 @@ def test_a_case_takes_a_faster_plan_of_another_that_fits_it() -> None:
 
 def test_two_things_vary_together() -> None:
     other = parse_cluster("1x2xh100-sxm")
-    varied = (Varied(name="seq_len", values=(64, 128)), Varied(name="on", values=(CLUSTER, other)))
+    varied = (Variation(name="seq_len", values=(64, 128)), Variation(name="on", values=(CLUSTER, other)))
     cases = sweep(ASKED, CLUSTER, WORK, varied)
     labels = [f"{on} seq_len={n}" for n in (64, 128) for on in (CLUSTER.name, other.name)]
     assert [case.label for case in cases] == labels
@@ -140,7 +140,7 @@ def test_slower_links_and_less_memory_are_those_of_other_machines() -> None:
 
 
 def test_tokens_of_a_batch_are_whole_sequences() -> None:
-    varied = (Varied(name="seq_len", values=(64, 128)),)
+    varied = (Variation(name="seq_len", values=(64, 128)),)
     cases = sweep(ASKED, CLUSTER, WORK, varied, tokens_per_batch=1024)
     assert [case.workload.global_batch_size for case in cases] == [16, 8]
     assert whole_sequences(4 * 2**20, 4096) == 1024
@@ -236,7 +236,7 @@ def test_a_question_that_is_stopped_says_what_it_did_not_look_at(calls: int) -> 
         assert not calls and "the time allowed is spent" in str(error)
         return
     last, best = cases[-1].best, whole[-1].best
-    assert isinstance(last, Found) and isinstance(best, Found)
+    assert isinstance(last, FoundPlan) and isinstance(best, FoundPlan)
     assert last.prediction.pricing.graph.num_parameters() <= best.prediction.pricing.graph.num_parameters()
     stopped = any("not looked at: the time allowed is spent" in case.why for case in cases)
     assert stopped or cases[-1].label == whole[-1].label

@@ -20,7 +20,7 @@ from gnomon.prediction.predict import PLAIN_STACK
 from gnomon.search.mixed import by_speed as side_by_side
 from gnomon.search.mixed.bounds import LayerTables
 from gnomon.search.mixed.heterog import by_speed, options, search, seeds, whole
-from gnomon.search.mixed.layer_strategies import LayerChoice, LayerCosts, LayerPlay, moved
+from gnomon.search.mixed.layer_strategies import LayerChoice, LayerCosts, LayerPlay, resharded
 from gnomon.search.mixed.plan_mixed import plan_mixed
 from gnomon.search.mixed.space import MixedPoint, make_mixed_space
 
@@ -67,11 +67,11 @@ def test_every_sequence_goes_where_the_next_layer_wants_it(left: list[int], righ
     right[-1] += total - sum(right)
     before = LayerChoice(tuple(range(len(left))), tuple(left))
     after = LayerChoice(tuple(range(10, 10 + len(right))), tuple(right))
-    sent = moved(before, after)
+    sent = resharded(before, after)
     for devices, shares, end in ((before.devices, left, 0), (after.devices, right, 1)):
         for device, share in zip(devices, shares, strict=True):
             assert sum(entry[2] for entry in sent if entry[end] == device) == share
-    assert moved(before, before) == [(device, device, share) for device, share in zip(*before[:2], strict=True)]
+    assert resharded(before, before) == [(device, device, share) for device, share in zip(*before[:2], strict=True)]
 
 
 def test_a_step_on_one_device_and_over_two_is_the_sum_of_its_parts() -> None:

@@ -21,7 +21,7 @@ from gnomon.search.mixed.plan_mixed import fitting, plan_mixed
 from gnomon.search.mixed.results import MixedFound
 from gnomon.search.mixed.space import make_mixed_space
 from gnomon.search.questions.goals import Question, among, best_case, fewest_devices, longest, of_nodes, pareto, up_to
-from gnomon.search.questions.sweep import Varied, sweep
+from gnomon.search.questions.sweep import Variation, sweep
 from gnomon.search.space.points import make_space
 
 MIXED = parse_cluster("1x2xh100-sxm+1x2xa100-sxm-80gb")
@@ -70,7 +70,7 @@ def test_fronts_and_sweeps() -> None:
     assert (
         points and points == sorted(points) and [p for _, p in points] == sorted((p for _, p in points), reverse=True)
     )
-    swept = sweep(ASKED, MIXED, WORK, (Varied(name="network", values=(0.5, 2.0)),))
+    swept = sweep(ASKED, MIXED, WORK, (Variation(name="network", values=(0.5, 2.0)),))
     slow, fast = (case.best.step_s for case in swept if case.best is not None)
     assert fast <= slow
     assert longest(ASKED, MIXED, WORK, multiple=256, most=512)[-1].label == "seq_len=512"

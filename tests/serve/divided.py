@@ -15,7 +15,7 @@ from gnomon.runtime.ops.site import Axis
 from gnomon.serve.divided import DividedStage, Leader
 from gnomon.serve.division import divide
 from gnomon.serve.engine import Engine
-from gnomon.serve.load import look, read
+from gnomon.serve.load import load_share, look
 from gnomon.serve.sampling import Sampling
 from gnomon.serve.sizes import Ways
 from gnomon.software.engine import engine
@@ -61,7 +61,7 @@ def rank(store: Any, rank: int, world_size: int, folders: Sequence[str], ways: W
     out = []
     for folder in map(Path, folders):
         found = look(folder, RULES, ways=ways, **OPEN)
-        model = read(folder, found, divide(found.cut, ways, rank, tp))
+        model = load_share(folder, found, divide(found.cut, ways, rank, tp))
         if rank:
             stage, turn = DividedStage(model), [None]
             while True:

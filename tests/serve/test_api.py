@@ -15,8 +15,8 @@ pytest.importorskip("tokenizers", reason="tokenizers is not installed")
 from serve.served import write_words  # noqa: E402
 
 from gnomon.errors import InputError  # noqa: E402
-from gnomon.serve.api import Answers, Served, Wanted, chat, completion  # noqa: E402
-from gnomon.serve.messages import Token, Told  # noqa: E402
+from gnomon.serve.api import AnswerRequest, Answers, ServedModel, chat, completion  # noqa: E402
+from gnomon.serve.messages import Delta, Token  # noqa: E402
 from gnomon.serve.text import TextStream  # noqa: E402
 from gnomon.serve.vocabulary import Vocabulary  # noqa: E402
 
@@ -66,21 +66,21 @@ SAME = frozenset(
 
 
 @pytest.fixture(scope="module")
-def served(tmp_path_factory: pytest.TempPathFactory) -> Served:
+def served(tmp_path_factory: pytest.TempPathFactory) -> ServedModel:
     folder = tmp_path_factory.mktemp("words")
     write_words(folder)
     (folder / "chat_template.jinja").write_text(TEMPLATE)
-    return Served(names=("m",), words=Vocabulary.open(folder, None), max_model_len=64, vocab_size=259)
+    return ServedModel(names=("m",), words=Vocabulary.open(folder, None), max_model_len=64, vocab_size=259)
 
 
-def asked(served: Served, chats: bool, **more: Any) -> Wanted:
+def asked(served: ServedModel, chats: bool, **more: Any) -> AnswerRequest:
     if chats:
         return chat({"messages": [{"role": "user", "content": "ab"}], **more}, served)
     return completion({"prompt": "abc", **more}, served)
 
 
 @pytest.mark.parametrize(("chats", "fields"), [(False, COMPLETIONS), (True, CHATS)], ids=["completions", "chat"])
-def test_each_field_acts_or_is_refused_by_its_name(served: Served, chats: bool, fields: dict[str, Any]) -> None:
+def test_each_field_acts_or_is_refused_by_its_name(served: ServedModel, chats: bool, fields: dict[str, Any]) -> None:
     plain = asked(served, chats)
     for name, (good, bad) in fields.items():
         if good is not None:
@@ -92,7 +92,7 @@ def test_each_field_acts_or_is_refused_by_its_name(served: Served, chats: bool, 
             assert name in str(refused.value) or "unread" in str(refused.value), (name, str(refused.value))
 
 
-def test_structures_are_written_as_grammars(served: Served) -> None:
+def test_structures_are_written_as_grammars(served: ServedModel) -> None:
     for body, wanted in (
         ({"guided_json": {"type": "object"}}, 'schema:{"type": "object"}'),
         ({"structured_outputs": {"json": '{"type": "object"}'}}, 'schema:{"type": "object"}'),
@@ -106,7 +106,7 @@ def test_structures_are_written_as_grammars(served: Served) -> None:
         asked(served, False, guided_regex="a", allowed_token_ids=[5])
 
 
-def test_prompts_are_cut_where_it_is_asked_for(served: Served) -> None:
+def test_prompts_are_cut_where_it_is_asked_for(served: ServedModel) -> None:
     ids = served.words.prompt("abcdef")
     for more, wanted in (({"truncate_prompt_tokens": 2}, ids[-2:]), ({"truncate_prompt_tokens": 99}, ids)):
         [prompt] = asked(served, False, prompt="abcdef", **more).prompts
@@ -117,7 +117,7 @@ def test_prompts_are_cut_where_it_is_asked_for(served: Served) -> None:
     assert len(prompt) == 54
 
 
-def test_a_template_reads_its_variables_and_no_others(served: Served) -> None:
+def test_a_template_reads_its_variables_and_no_others(served: ServedModel) -> None:
     def text(**more: Any) -> str:
         return served.words.decode(asked(served, True, **more).prompts[0], specials=True)
 
@@ -128,11 +128,11 @@ def test_a_template_reads_its_variables_and_no_others(served: Served) -> None:
         text(chat_template_kwargs={"messages": []})
 
 
-def told(index: int, ids: list[int], logprob: float) -> Told:
-    return Told(1, index, "".join(map(chr, ids)), tuple(Token(i, chr(i), logprob, ()) for i in ids), "length")
+def told(index: int, ids: list[int], logprob: float) -> Delta:
+    return Delta(1, index, "".join(map(chr, ids)), tuple(Token(i, chr(i), logprob, ()) for i in ids), "length")
 
 
-def test_the_best_answers_are_told_the_best_first(served: Served) -> None:
+def test_the_best_answers_are_told_the_best_first(served: ServedModel) -> None:
     answers = Answers(asked(served, False, n=2, best_of=3, return_token_ids=True))
     for index, logprob in enumerate((-2.0, -0.5, -1.0)):
         answers.add(index, told(index, [65 + index] * (index + 1), logprob))
@@ -143,7 +143,7 @@ def test_the_best_answers_are_told_the_best_first(served: Served) -> None:
         asked(served, False, best_of=3, stream=True)
 
 
-def test_calls_are_streamed_as_they_end_with_log_probabilities_of_all_tokens(served: Served) -> None:
+def test_calls_are_streamed_as_they_end_with_log_probabilities_of_all_tokens(served: ServedModel) -> None:
     tool = {"type": "function", "function": {"name": "f"}}
     answers = Answers(asked(served, True, tools=[tool], logprobs=True, return_tokens_as_token_ids=True))
     said = ('{"name": "f", "arguments": {}}', '{"name": "f", "arguments": {"a": 1}}')
@@ -151,7 +151,7 @@ def test_calls_are_streamed_as_they_end_with_log_probabilities_of_all_tokens(ser
     deltas, tokens = [], []
     for at, letter in enumerate(text):
         ends = at == len(text) - 1
-        message = Told(1, 0, letter, (Token(ord(letter), letter, -1.0, ()),), "stop" if ends else None)
+        message = Delta(1, 0, letter, (Token(ord(letter), letter, -1.0, ()),), "stop" if ends else None)
         for chunk in answers.chunks(0, message):
             [choice] = chunk["choices"]
             deltas.append((choice["delta"], choice["finish_reason"]))
@@ -164,7 +164,7 @@ def test_calls_are_streamed_as_they_end_with_log_probabilities_of_all_tokens(ser
     assert "</tool_call>" in one.stops and not one.several
 
 
-def test_letters_are_told_whole_or_not_at_all(served: Served) -> None:
+def test_letters_are_told_whole_or_not_at_all(served: ServedModel) -> None:
     """However many tokens they come in, and where an answer ends within one."""
     text = "aé€😀 b😀"
     ids = served.words.text(text)
@@ -178,7 +178,7 @@ def test_letters_are_told_whole_or_not_at_all(served: Served) -> None:
         assert "".join(said) == text.encode()[:count].decode(errors="ignore"), (count, said)
 
 
-def test_tokens_are_those_of_the_model_not_of_its_tokenizer(served: Served) -> None:
+def test_tokens_are_those_of_the_model_not_of_its_tokenizer(served: ServedModel) -> None:
     """A table has rows for as many as the model says; beyond them lies other memory."""
     few, many = replace(served, vocab_size=200), replace(served, vocab_size=300)
     last = served.words.text("é")[0]
@@ -196,7 +196,7 @@ def test_tokens_are_those_of_the_model_not_of_its_tokenizer(served: Served) -> N
     assert not wanted.sampling.banned and not wanted.sampling.stop_ids  # <eos> is 257
 
 
-def test_two_fields_that_say_how_long_an_answer_is_agree(served: Served) -> None:
+def test_two_fields_that_say_how_long_an_answer_is_agree(served: ServedModel) -> None:
     assert asked(served, True, max_tokens=5, max_completion_tokens=5).sampling.max_tokens == 5
     with pytest.raises(InputError, match="max_tokens 4 and max_completion_tokens 5"):
         asked(served, True, max_tokens=4, max_completion_tokens=5)

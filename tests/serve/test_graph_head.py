@@ -20,7 +20,7 @@ from serve.served import write_model  # noqa: E402
 from gnomon.cli.options.server import ServerOptions  # noqa: E402
 from gnomon.cli.serve import settings_of  # noqa: E402
 from gnomon.errors import InputError, PlanError  # noqa: E402
-from gnomon.serve.graph_head import Calibrated, GraphHead, without_head  # noqa: E402
+from gnomon.serve.graph_head import GraphHead, HeadCalibration, without_head  # noqa: E402
 from gnomon.serve.load import open_model  # noqa: E402
 from gnomon.serve.sampling import Sampling  # noqa: E402
 from gnomon.software.engine import engine  # noqa: E402
@@ -82,7 +82,7 @@ def answers(folder: Path, head: str) -> tuple[Any, dict[int, list[int]]]:
         folder, replace(engine("gnomon"), max_seqs=4), dtype="fp32", kv_bytes=1 << 24, head=head
     )  # fmt: skip
     if made.head is not None:
-        made.head.calibrated = Calibrated(width=64, recall=1.0, graph_s=0.0, exact_s=(1.0, 1.0, 1.0))
+        made.head.calibrated = HeadCalibration(width=64, recall=1.0, graph_s=0.0, exact_s=(1.0, 1.0, 1.0))
     asked = [
         Sampling(max_tokens=12, temperature=0.0), Sampling(max_tokens=9, temperature=0.8, top_k=5, seed=3),
         Sampling(max_tokens=9, temperature=0.8, seed=3), Sampling(max_tokens=5, temperature=0.0, logprobs=2),

@@ -12,7 +12,7 @@ from gnomon.hardware import parse_cluster
 from gnomon.models.presets import model
 from gnomon.serving.capacity import capacity
 from gnomon.serving.forecast import Disaggregated, serve, serve_pools
-from gnomon.serving.iteration import TICKS_PER_S, Beside, IterationPrice
+from gnomon.serving.iteration import TICKS_PER_S, IterationPrice, SideModels
 from gnomon.serving.layout import Serving
 from gnomon.serving.requests import closed
 from gnomon.serving.scheduler import Batch, PromptPiece
@@ -23,11 +23,11 @@ ON = "h100-sxm"
 
 
 @cache
-def price(serving: Serving = PLAIN, beside: Beside | None = None) -> IterationPrice:
+def price(serving: Serving = PLAIN, beside: SideModels | None = None) -> IterationPrice:
     return IterationPrice(model("llama-3.1-8b"), parse_cluster(ON), serving, engine("vllm"), beside)
 
 
-def step(serving: Serving, beside: Beside | None = None, decodes: int = 8) -> float:
+def step(serving: Serving, beside: SideModels | None = None, decodes: int = 8) -> float:
     return price(serving, beside).decode_ticks(decodes, decodes * 1000) / TICKS_PER_S
 
 
@@ -50,7 +50,7 @@ def test_guesses_at_no_cost_pay_where_memory_is_the_limit_and_not_where_rows_are
 
 def test_a_draft_model_costs_its_own_steps_and_its_memory() -> None:
     small = model("llama-3.2-1b")
-    beside = Beside(draft=small, vision=None, image_tokens=0)
+    beside = SideModels(draft=small, vision=None, image_tokens=0)
     with_model = replace(guessing(0.7), draft="model")
     rules = replace(engine("vllm"), host_step_s=0.0, host_sequence_s=0.0)
     graph, on = model("llama-3.1-8b"), parse_cluster(ON)
@@ -82,7 +82,7 @@ def test_adapters_take_their_bytes_and_their_kernels() -> None:
 
 
 def test_an_image_is_encoded_once_in_the_first_piece_of_its_prompt() -> None:
-    beside = Beside(draft=None, vision=model("vit-l-16"), image_tokens=576)
+    beside = SideModels(draft=None, vision=model("vit-l-16"), image_tokens=576)
     rules, plain = price(PLAIN, beside), price()
     first, later = Batch((PromptPiece(0, 0, 600, False),), 0, 0, ()), Batch((PromptPiece(0, 600, 400, True),), 0, 0, ())
     encoder = rules.batch_ticks(first) - plain.batch_ticks(first)

@@ -12,7 +12,7 @@ from gnomon.cli import main
 from gnomon.graph import BlockBuilder, Call, Dim, Dtypes, Graph, Tensor
 from gnomon.hardware import parse_cluster
 from gnomon.ops.work import Setting
-from gnomon.serving.duet import DuetLane, Subgraph, chosen, corrected, makespan, op_seconds, subgraphs
+from gnomon.serving.duet import DuetLane, Subgraph, choose, corrected, makespan, op_seconds, subgraphs
 
 LANE = DuetLane(bytes_per_s=1e3, latency_s=0.1)
 
@@ -50,7 +50,7 @@ def test_few_subgraphs_are_placed_as_the_best_of_all() -> None:
     for _ in range(25):
         parts = made(rng, rng.randint(1, 7))
         every = [played(parts, places, LANE) for places in product((0, 1), repeat=len(parts))]
-        found = chosen(parts, LANE)
+        found = choose(parts, LANE)
         alone = min(found.alone_s)
         assert found.exact and found.seconds == pytest.approx(min(every) if min(every) <= 0.95 * alone else alone)
         places, seconds = corrected(parts, LANE)
@@ -85,7 +85,7 @@ def test_branches_are_apart_and_run_at_the_same_time() -> None:
     parts = subgraphs(two_towers(), setting, [op_seconds(device, "fp32") for device in devices])
     assert [part.ops for part in parts] == [1, 2, 60, 1]
     assert [[source for source, _ in part.reads] for part in parts] == [[], [0], [0], [1, 2]]
-    found = chosen(parts, DuetLane(bytes_per_s=25e9, latency_s=10e-6))
+    found = choose(parts, DuetLane(bytes_per_s=25e9, latency_s=10e-6))
     assert found.places[1] == 0 and found.places[2] == 1
     assert found.seconds < 0.95 * min(found.alone_s)
 

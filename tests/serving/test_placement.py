@@ -16,7 +16,7 @@ from gnomon.models.presets import model
 from gnomon.plans.workload import RouterLoad
 from gnomon.serving.iteration import IterationPrice
 from gnomon.serving.layout import Serving
-from gnomon.serving.placement import loads, placed
+from gnomon.serving.placement import loads, place_experts
 from gnomon.serving.weights import shape_of
 from gnomon.software.engine import engine
 
@@ -43,7 +43,7 @@ def test_the_placement_is_the_best_of_all() -> None:
             for held in product(combinations(range(experts), each), repeat=ep)
             if len({e for own in held for e in own}) == experts
         )
-        found = placed(rows, redundant, ep)
+        found = place_experts(rows, redundant, ep)
         own = tuple(found[rank * each : (rank + 1) * each] for rank in range(ep))
         assert least(rows, own) == pytest.approx(best, abs=1.0)
 

@@ -15,7 +15,7 @@ from gnomon.models.presets import model
 from gnomon.serving.forecast import Spread, Target, serve
 from gnomon.serving.iteration import TICKS_PER_S, IterationPrice
 from gnomon.serving.layout import Serving
-from gnomon.serving.replay import Played, replay
+from gnomon.serving.replay import PlayedLoad, replay
 from gnomon.serving.requests import Load, Request, at_rate, closed, from_csv, poisson
 from gnomon.serving.scheduler import Batch, PromptPiece
 from gnomon.serving.weights import shape_of
@@ -45,7 +45,7 @@ def random_load(rng: random.Random) -> Load:
     return Load(requests=tuple(made), concurrency=clients)
 
 
-def same(one: Played, two: Played) -> bool:
+def same(one: PlayedLoad, two: PlayedLoad) -> bool:
     return all(np.array_equal(getattr(one, name), getattr(two, name), equal_nan=True) for name in TIMES)
 
 

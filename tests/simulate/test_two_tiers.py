@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 from gnomon.errors import PlanError
 from gnomon.plans import Mesh, Optimizer, Plan, Schedule, Workload
 from gnomon.prediction import Prediction
-from gnomon.prediction.predict import Timed
+from gnomon.prediction.predict import TimedPlan
 from gnomon.prediction.tensors import trace_of
-from gnomon.simulate.two_tiers import Link, TierTensor, TierTrace, least_recently_used, planned, static
+from gnomon.simulate.two_tiers import Link, TierTensor, TierTrace, least_recently_used, plan_migration, static
 
-POLICIES = (static, least_recently_used, planned)
+POLICIES = (static, least_recently_used, plan_migration)
 SLOW = Link(read=1.0, write=1.0)
 
 
@@ -33,7 +33,7 @@ def weights(count: int) -> TierTrace:
 
 def test_one_row_is_computed_while_the_next_is_read() -> None:
     trace = weights(6)
-    assert planned(trace, SLOW, 2).step_s == 6  # one stays nowhere, each comes behind the one before
+    assert plan_migration(trace, SLOW, 2).step_s == 6  # one stays nowhere, each comes behind the one before
     assert least_recently_used(trace, SLOW, 2).step_s == 12  # each was evicted just before its turn
     assert static(trace, SLOW, 2).step_s == 11  # one is pinned
     assert all(policy(trace, SLOW, 6).step_s == 6 for policy in POLICIES)
@@ -47,10 +47,10 @@ def test_what_a_forward_keeps_is_written_and_read_once() -> None:
         tensors=kept, seconds=(4.0,) * 4, uses=((0,), (1,), (1,), (0,)), writes=(made({0}), made({1}), made(), made())
     )
     assert trace.peak_bytes == 4
-    result = planned(trace, SLOW, 3)
+    result = plan_migration(trace, SLOW, 3)
     assert (result.read_bytes, result.written_bytes) == (2, 2)
     assert result.step_s == 16 + 4  # there is no room for the second while the first is written, nor back
-    assert planned(trace, SLOW, 4).step_s == 16
+    assert plan_migration(trace, SLOW, 4).step_s == 16
 
 
 @st.composite
@@ -85,7 +85,7 @@ def test_no_policy_is_above_the_capacity_or_faster_than_computing(trace: TierTra
         if speed == inf:
             assert result.step_s == pytest.approx(computing)
     if share == 1:
-        whole = planned(trace, Link(read=speed, write=speed), trace.peak_bytes)
+        whole = plan_migration(trace, Link(read=speed, write=speed), trace.peak_bytes)
         assert (whole.step_s, whole.read_bytes, whole.written_bytes) == (pytest.approx(computing), 0, 0)
 
 
@@ -102,7 +102,7 @@ def test_a_row_that_does_not_fit_is_refused(trace: TierTrace) -> None:
 def made(clip: bool = False, mesh: Mesh = Mesh()) -> Prediction:  # noqa: B008 (frozen)
     plan = Plan(mesh=mesh, schedule=Schedule(micro_batch_size=1), optimizer=Optimizer(clip=clip))
     work = Workload(global_batch_size=4, seq_len=4096)
-    return Timed.of("llama-2-7b", f"{mesh.world_size}xa100-sxm-80gb", plan, work, by_layer=True).prediction()
+    return TimedPlan.of("llama-2-7b", f"{mesh.world_size}xa100-sxm-80gb", plan, work, by_layer=True).prediction()
 
 
 def test_a_model_s_tensors_are_its_memory() -> None:
@@ -131,7 +131,7 @@ def test_what_has_no_trace_is_refused() -> None:
     with pytest.raises(PlanError, match="the plan has 2; use one"):
         trace_of(made(mesh=Mesh(dp_replicate=2)))
     prediction = made()
-    whole = Timed.of(
+    whole = TimedPlan.of(
         "llama-2-7b", "1xa100-sxm-80gb", prediction.plan, replace(prediction.workload), by_layer=False
     ).prediction()
     with pytest.raises(PlanError, match="a row for each layer"):

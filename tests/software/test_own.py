@@ -10,7 +10,7 @@ from gnomon.models.presets import model
 from gnomon.plans import Mesh, Offload, Optimizer, Overlap, Pass, Plan, Precision, Saved, Schedule
 from gnomon.search.refinement.choices import CHOICES, runs
 from gnomon.search.space.points import stack_limits
-from gnomon.software import beyond, own, stack
+from gnomon.software import own, stack, unsupported
 
 FP32 = Precision(param="fp32", compute="fp32", grad="fp32", reduce="fp32", master="none", states="fp32")
 
@@ -36,7 +36,7 @@ FP32 = Precision(param="fp32", compute="fp32", grad="fp32", reduce="fp32", maste
     ],
 )
 def test_a_prediction_names_what_a_run_would_refuse(plan: Plan, lacks: tuple[str, ...]) -> None:
-    assert own.lacking(plan) == lacks == beyond(stack(own.NAME), plan)
+    assert own.lacking(plan) == lacks == unsupported(stack(own.NAME), plan)
     assert bool(own.plan_reason(plan)) == bool(lacks)
 
 

@@ -12,7 +12,7 @@ from gnomon.errors import PlanError
 from gnomon.plans import Layout, Mesh, Offload, Optimizer, Plan, Saved, Schedule, Workload
 from gnomon.prediction import predict
 from gnomon.schema import dump, load
-from gnomon.software import GROUPS, Fact, Stack, able, beyond, proposes, stack, stacks, with_facts
+from gnomon.software import GROUPS, Fact, Stack, able, proposes, stack, stacks, unsupported, with_facts
 
 
 def test_a_stack_needs_a_source_for_every_field() -> None:
@@ -40,16 +40,16 @@ def test_every_field_drives_something() -> None:
 def test_what_a_record_does_not_list_is_named() -> None:
     zero, vpp = Optimizer(zero=3), Schedule(name="interleaved_one_f_one_b", virtual_stages=2, micro_batch_size=1)
     wide = Plan(mesh=Mesh(dp_shard=4), optimizer=zero, schedule=Schedule(micro_batch_size=1))
-    assert beyond(stack("megatron-lm"), wide) == ("ZeRO 3 (it has 0, 1)",)
-    assert beyond(stack("torchtitan"), wide) == beyond(stack("megatron-lm"), Plan()) == ()
-    assert beyond(Stack(name="unknown", version=""), wide) == ()
+    assert unsupported(stack("megatron-lm"), wide) == ("ZeRO 3 (it has 0, 1)",)
+    assert unsupported(stack("torchtitan"), wide) == unsupported(stack("megatron-lm"), Plan()) == ()
+    assert unsupported(Stack(name="unknown", version=""), wide) == ()
     split = Plan(mesh=Mesh(pp=4), schedule=Schedule(name="zero_bubble_h1"))
-    assert beyond(stack("megatron-lm"), split) == (
+    assert unsupported(stack("megatron-lm"), split) == (
         "schedule zero_bubble_h1 (it has one_f_one_b, interleaved_one_f_one_b)",
     )
     looped, gathered = Plan(mesh=Mesh(pp=2), schedule=vpp), Plan(mesh=Mesh(cp=2), layout=Layout(context="all_gather"))
-    assert any("interleaved" in entry for entry in beyond(stack("deepspeed"), looped))
-    assert beyond(stack("nanotron"), gathered) == ("context parallelism by all_gather (it has ring)",)
+    assert any("interleaved" in entry for entry in unsupported(stack("deepspeed"), looped))
+    assert unsupported(stack("nanotron"), gathered) == ("context parallelism by all_gather (it has ring)",)
     with_note = predict(
         "llama-tiny", "1x4xh100-sxm", wide, Workload(global_batch_size=4, seq_len=256), stack("megatron")
     )
@@ -69,8 +69,8 @@ def test_a_plan_of_a_programs_own_file_is_within_its_record(name: str) -> None:
         ),
     ):
         record = stack(name)
-        assert beyond(able(record, plan, "its own file"), plan) == ()
-        assert proposes(record, plan, plan) and (not beyond(record, plan) or not proposes(record, Plan(), plan))
+        assert unsupported(able(record, plan, "its own file"), plan) == ()
+        assert proposes(record, plan, plan) and (not unsupported(record, plan) or not proposes(record, Plan(), plan))
 
 
 def test_a_name_of_a_field_is_in_one_group() -> None:

@@ -73,7 +73,7 @@ class Passing:
     """Progress of the passes after a search: what its `on_pass` calls. Used as `with Passing() as on_progress:`."""
 
     def __init__(self) -> None:
-        self._name, self._covered = "", Covered()
+        self._name, self._covered = "", SearchProgress()
 
     def __enter__(self) -> Passing:
         return self
@@ -85,11 +85,11 @@ class Passing:
         """So many of at most so many plans of a pass were looked at."""
         if name != self._name:
             self._covered.end()
-            self._name, self._covered = name, Covered(name)
+            self._name, self._covered = name, SearchProgress(name)
         self._covered(done, most)
 
 
-class Covered:
+class SearchProgress:
     """Progress of a search, which says how many points there are when it begins: what its `on_progress` calls."""
 
     def __init__(self, what: str = "covered") -> None:

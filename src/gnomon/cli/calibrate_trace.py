@@ -11,7 +11,7 @@ from datetime import date
 from pathlib import Path
 
 from gnomon import schema
-from gnomon.cli.options.flags import given
+from gnomon.cli.options.flags import changed_options
 from gnomon.cli.options.job import TrainingOptions
 from gnomon.cli.options.tools import CalibrateOptions
 from gnomon.cli.own import machine_of
@@ -36,7 +36,7 @@ def run(options: CalibrateOptions) -> int:
         raise InputError("--from and --from-trace are two ways to the same numbers; use one of them")
     if options.trace is None or options.job is None:
         raise InputError("a trace says nothing without its job: give --from-trace TRACES and --job FILE")
-    if measuring := [name for name in ("processes", "seconds") if name in given(options)]:
+    if measuring := [name for name in ("processes", "seconds") if name in changed_options(options)]:
         raise InputError(f"--{measuring[0]} is for measuring this machine; leave it out where a trace is read")
     target = Path(options.output or "own.toml")
     if problem := not_writable(target):

@@ -17,7 +17,7 @@ def read_code(name: str) -> tuple[Graph, tuple[str, ...]]:
     if (kept := cache.load(name)) is not None:
         return kept
     try:
-        read = load_late("gnomon.frontend.named:read")
+        read = load_late("gnomon.frontend.named:graph_of")
     except ImportError as error:
         if error.name != "torch":
             raise

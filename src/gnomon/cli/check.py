@@ -16,7 +16,7 @@ import numpy as np
 
 from gnomon.cli.missing import need_torch
 from gnomon.cli.models import read_model_to_run
-from gnomon.cli.options.flags import flags, given
+from gnomon.cli.options.flags import changed_options, flags
 from gnomon.cli.options.job import JobFileOptions
 from gnomon.cli.options.run import CheckOptions
 from gnomon.cli.request import job_request
@@ -89,7 +89,7 @@ def _predicted(options: CheckOptions) -> tuple[Prediction, Graph]:
         )
     if options.source is None and options.job is not None and is_plan(options.job):
         for name, flag in flags(CheckOptions).items():
-            if name in BESIDE_A_JOB and name in given(options):
+            if name in BESIDE_A_JOB and name in changed_options(options):
                 raise InputError(f"{flag.names[0]} is for a job file, and a plan file says all of it: change it there")
         file = read_plan(options.job)
         graph, _ = read_model_to_run(file.model)

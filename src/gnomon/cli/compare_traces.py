@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from gnomon.cli.options.flags import flags, given
+from gnomon.cli.options.flags import changed_options, flags
 from gnomon.cli.options.tools import CompareOptions
 from gnomon.cli.report import predicted_plan, read_timeline
 from gnomon.cli.request import job_request
@@ -53,7 +53,7 @@ def run(options: CompareOptions) -> int:
         else:
             expected = _expected(path)
     progress.end()
-    if not of_job and (alone := [name for name in given(options) if name not in ("files", "json")]):
+    if not of_job and (alone := [name for name in changed_options(options) if name not in ("files", "json")]):
         raise InputError(
             f"{flags(type(options))[alone[0]].names[-1]} is for a job file, and none of {', '.join(paths)} is one; "
             f"give it, or leave the option out"

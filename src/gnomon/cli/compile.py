@@ -11,7 +11,7 @@ from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from typing import Any
 
-from gnomon.cli.options.flags import given
+from gnomon.cli.options.flags import changed_options
 from gnomon.cli.options.tools import CompileOptions
 from gnomon.cli.terminal import print_json, print_lines
 from gnomon.cli.values import quantity
@@ -26,12 +26,12 @@ CHOICES = ("ragged", "frozen", "preview")
 
 
 def run(options: CompileOptions) -> int:
-    others = [name for name in given(options) if name not in ELSEWHERE]
+    others = [name for name in changed_options(options) if name not in ELSEWHERE]
     if options.device is not None and others:
         raise InputError(f"--device writes texts and runs none of them: leave out --{', --'.join(others)}")
     if options.output is not None and options.device is None:
         raise InputError("-o is for the texts of --device: name a device, or leave it out")
-    asked = {name: value for name, value in given(options).items() if name in CHOICES}
+    asked = {name: value for name, value in changed_options(options).items() if name in CHOICES}
     if options.train and asked:
         raise InputError(f"--{', --'.join(asked)}: of calls without gradients; leave --train out")
     built = _built(options.model)

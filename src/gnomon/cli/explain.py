@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from gnomon.cli import explain_serve
-from gnomon.cli.budget import Covered
+from gnomon.cli.budget import SearchProgress
 from gnomon.cli.options.plan import ExplainOptions
 from gnomon.cli.request import read_request
 from gnomon.cli.serving import asks_to_serve
@@ -26,7 +26,7 @@ def run(options: ExplainOptions) -> int:
     asked = read_request(options)
     file = _plan_file(options)
     prediction = predict(asked.graph, asked.cluster, asked.plan, asked.workload, asked.stack)
-    progress = Covered("neighbours predicted:")
+    progress = SearchProgress("neighbours predicted:")
     reasons = explain(
         prediction,
         runners_up=file.runners_up if file else (),

@@ -27,7 +27,7 @@ from time import monotonic
 from typing import Any
 
 from gnomon.cli.options.explore import ExploreOptions, FormOptions
-from gnomon.cli.options.flags import Flag, flags, given, read
+from gnomon.cli.options.flags import Flag, changed_options, flags, parse_options
 from gnomon.cli.options.job import TrainingOptions
 from gnomon.cli.options.serve import ServeOptions
 from gnomon.cli.plan_file import For, plan_file
@@ -255,7 +255,7 @@ def _read(words: Sequence[str]) -> FormOptions:
     said = StringIO()
     try:
         with redirect_stderr(said):
-            return read(FormOptions, words, "gnomon explore")
+            return parse_options(FormOptions, words, "gnomon explore")
     except SystemExit:
         text = said.getvalue().strip().removeprefix("gnomon explore: ").partition("; see gnomon explore")[0]
         raise InputError(text or "the options cannot be read") from None
@@ -307,7 +307,7 @@ def _words(options: FormOptions) -> list[str]:
     """The command line that gives these options, without what the page has in another way."""
     every = flags(FormOptions)
     out: list[str] = []
-    for name, value in given(options).items():
+    for name, value in changed_options(options).items():
         flag = every.get(name)
         if flag is None or name in LEFT_OUT:
             continue

@@ -17,7 +17,7 @@ from gnomon.cli.jobs import job_file
 from gnomon.cli.options.fit import FitOptions
 from gnomon.cli.plan_file import For, plan_file
 from gnomon.cli.request import Request, adapted_name, read_request
-from gnomon.cli.terminal import Progress, print_json, print_lines, written
+from gnomon.cli.terminal import Progress, next_steps, print_json, print_lines
 from gnomon.cli.values import quantity
 from gnomon.errors import InputError
 from gnomon.hardware import parse_cluster
@@ -191,4 +191,4 @@ def _write(options: FitOptions, output: str, asked: Request, named: str, ladder:
     file = plan_file(what, asked.workload, asked.stack, prediction, asked.assumed, others=others)
     save_plan_file(replace(file, workload=prediction.workload), output)
     if not options.json:
-        print_lines(("", *written(output, "run")))
+        print_lines(("", *next_steps(output, "run")))

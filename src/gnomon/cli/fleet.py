@@ -13,7 +13,7 @@ from typing import Any
 from gnomon.cli.fleet_forecast import run as forecast
 from gnomon.cli.fleet_live import run as run_live
 from gnomon.cli.fleet_play import played, policies_of
-from gnomon.cli.fleet_request import FleetRequest, asked
+from gnomon.cli.fleet_request import FleetRequest, request_of
 from gnomon.cli.fleet_service import run as service
 from gnomon.cli.fleet_service import run_slices as slices
 from gnomon.cli.fleet_spot import decisions
@@ -51,7 +51,7 @@ def run(options: FleetOptions | SubmitOptions) -> int:
 
 def _replay(options: ReplayOptions) -> int:
     chosen = policies_of(options)
-    what = asked(options, record=bool(options.output or options.trace))
+    what = request_of(options, record=bool(options.output or options.trace))
     results = played(what, chosen)
     written = []
     if options.output:

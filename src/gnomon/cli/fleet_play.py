@@ -14,10 +14,10 @@ from gnomon.cli.terminal import Progress
 from gnomon.fleet.forecast import Curve
 from gnomon.fleet.goodput import Profiled
 from gnomon.fleet.kinds import ByKind
-from gnomon.fleet.learned import Learned
+from gnomon.fleet.learned import LearnedForecasts
 from gnomon.fleet.points import MeasuredPoints
 from gnomon.fleet.policies import policy
-from gnomon.fleet.predicted import Predicted
+from gnomon.fleet.predicted import PredictedForecasts
 from gnomon.fleet.replay import replay
 from gnomon.fleet.result import Result
 from gnomon.fleet.state import Forecasts, Policy
@@ -50,8 +50,8 @@ def adaptive(what: FleetRequest, chosen: Policy) -> Forecasts | None:
     if isinstance(what.told, Profiled) and chosen.name in ("pollux", "sia"):
         known = Profiled(what.told.profiles, adaptive=True)
         kinds = {pool.device: known for pool in what.machines.pools}
-        return Learned(ByKind(what.machines, kinds)) if what.learned else known
-    if chosen.name == "easyscale" and not isinstance(what.told, Profiled | MeasuredPoints | Predicted):
+        return LearnedForecasts(ByKind(what.machines, kinds)) if what.learned else known
+    if chosen.name == "easyscale" and not isinstance(what.told, Profiled | MeasuredPoints | PredictedForecasts):
         return replace(what.told or Curve(what.machines), proportional=True)
     return what.told
 

@@ -17,7 +17,7 @@ from gnomon.fleet.goodput import Profiled, Profiles
 from gnomon.fleet.job import Job, Trace, between
 from gnomon.fleet.machines import Machines, machines, without_larger
 from gnomon.fleet.points import MeasuredPoints, Points, of_pools, read_pairs, read_points
-from gnomon.fleet.predicted import Predicted, Predictions
+from gnomon.fleet.predicted import PredictedForecasts, Predictions
 from gnomon.fleet.rules import Failure, Rules
 from gnomon.fleet.scenario import DAY_S, in_parts, random_failures, read_demand, repeated, with_elastic
 from gnomon.fleet.traces import Reading, nothing_known, read_trace
@@ -34,7 +34,7 @@ class FleetRequest:
     trace: Trace
     machines: Machines
     rules: Rules
-    told: Curve | MeasuredPoints | Profiled | Predicted | None
+    told: Curve | MeasuredPoints | Profiled | PredictedForecasts | None
     """Forecasts; None for the curve that is assumed anyway, which leaves the fast way open."""
     notes: tuple[str, ...]
     """What a reader must know: what was left out, what was assumed."""
@@ -42,7 +42,7 @@ class FleetRequest:
     """Whether the jobs of policies that adapt learn their speeds as they run."""
 
 
-def asked(options: TraceOptions, *, record: bool = False, on: str | None = None) -> FleetRequest:
+def request_of(options: TraceOptions, *, record: bool = False, on: str | None = None) -> FleetRequest:
     """What the options of a replay say. InputError for what cannot be read or replayed."""
     known, points_notes = _points(options)
     duration: Duration = nothing_known
@@ -82,7 +82,7 @@ def asked(options: TraceOptions, *, record: bool = False, on: str | None = None)
         raise InputError("--pairs are speeds of two models together; give their speeds alone with --points TABLE")
     if options.learned and not isinstance(known, Profiles):
         raise InputError("--learned is of jobs whose steps were timed; give a folder of Pollux's tables with --points")
-    told: Curve | MeasuredPoints | Profiled | Predicted | None = curve if curve != Curve(cluster) else None
+    told: Curve | MeasuredPoints | Profiled | PredictedForecasts | None = curve if curve != Curve(cluster) else None
     if isinstance(known, Profiles):
         told = Profiled(known)
         notes.append("speeds by placement and batch are those of --points")
@@ -98,7 +98,7 @@ def asked(options: TraceOptions, *, record: bool = False, on: str | None = None)
         if lacking:
             notes.append(f"no point is of {', '.join(lacking)}: there jobs scale as is stated of jobs without a model")
     if known is None and any(predictions.knows(job) for job in trace.jobs):
-        told = Predicted(cluster, predictions, curve)
+        told = PredictedForecasts(cluster, predictions, curve)
         trace, more = _possible(trace, told, leave_out=options.skip_larger)
         notes += more
     if options.skip_larger:
@@ -121,7 +121,7 @@ def _step_s(predictions: Predictions, job: Job) -> float:
     return predictions.step_s(job)
 
 
-def _possible(trace: Trace, told: Predicted, *, leave_out: bool) -> tuple[Trace, Sequence[str]]:
+def _possible(trace: Trace, told: PredictedForecasts, *, leave_out: bool) -> tuple[Trace, Sequence[str]]:
     """The trace without jobs of which no plan runs here, and notes. InputError for them unless they are left out."""
     why = told.impossible(trace.jobs)
     if why and not leave_out:

@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 
-from gnomon.cli.options.flags import flags, given
+from gnomon.cli.options.flags import changed_options, flags
 from gnomon.cli.options.fleet import ServiceOptions, SlicesOptions
 from gnomon.cli.options.serve import ServeOptions
 from gnomon.cli.predict_serve import ServingQuestion, read
@@ -37,7 +37,7 @@ ALONE = (
 def _refuse(options: ServiceOptions | SlicesOptions, own: Sequence[str], without: Sequence[str]) -> None:
     """InputError for an option of training, and for one of serving that is not looked at here."""
     every, serving = flags(type(options)), flags(ServeOptions)
-    for name in given(options):
+    for name in changed_options(options):
         taken = name in own or name in ("model", "on", "json") or name in serving or name in SHARED
         if not taken or name in without:
             raise InputError(f"{every[name].names[-1]} has no meaning for this question; leave it out")

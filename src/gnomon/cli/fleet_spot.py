@@ -15,8 +15,8 @@ from gnomon.cli.options.fleet import DecisionsOptions, SpotOptions
 from gnomon.cli.request import request_of_plan
 from gnomon.cli.terminal import Progress, print_json, print_lines
 from gnomon.control import read_trace, replayed
-from gnomon.fleet.assumed_losses import Assumed
-from gnomon.fleet.losses import Priced, best_of, priced, useful
+from gnomon.fleet.assumed_losses import AssumedLosses
+from gnomon.fleet.losses import PricedPlan, best_of, price_under_losses, useful
 from gnomon.fleet.spot import System
 from gnomon.methods import bamboo
 from gnomon.plans import Pass, load_plan_file, save_plan_file
@@ -60,14 +60,14 @@ def run(options: SpotOptions) -> int:
     return 0
 
 
-def _priced(options: SpotOptions, assumed: Assumed) -> Priced:
+def _priced(options: SpotOptions, assumed: AssumedLosses) -> PricedPlan:
     """What the simulation takes. InputError for a plan whose stages have meshes of their own."""
     request = request_of_plan(options.plan)
-    return priced((request.graph, request.cluster, request.workload, request.stack), request.plan, assumed)
+    return price_under_losses((request.graph, request.cluster, request.workload, request.stack), request.plan, assumed)
 
 
-def _assumed(options: SpotOptions) -> Assumed:
-    return Assumed(
+def _assumed(options: SpotOptions) -> AssumedLosses:
+    return AssumedLosses(
         come_s=options.come,
         start_s=options.start,
         takeover_s=options.takeover,
@@ -79,7 +79,7 @@ def _assumed(options: SpotOptions) -> Assumed:
     )
 
 
-def _text(options: SpotOptions, asked: Priced, found: Mapping[float, Mapping[System, float]]) -> list[str]:
+def _text(options: SpotOptions, asked: PricedPlan, found: Mapping[float, Mapping[System, float]]) -> list[str]:
     costs, best = asked.costs, best_of(found[options.mtbf])
     names = {"bamboo": costs.copied_step_s, "memory": costs.memory_step_s}
     rows = [

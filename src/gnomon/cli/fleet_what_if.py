@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from gnomon.cli.fleet_play import played, policies_of
-from gnomon.cli.fleet_request import asked
+from gnomon.cli.fleet_request import request_of
 from gnomon.cli.options.fleet import WhatIfOptions
 from gnomon.cli.terminal import print_json, print_lines
 from gnomon.errors import InputError
@@ -26,7 +26,7 @@ def run(options: WhatIfOptions) -> int:
     specs = [options.on] + ([f"{options.on}+{options.add}"] if options.add else [])
     cases = []
     for spec in specs:
-        what = asked(options, on=spec)
+        what = request_of(options, on=spec)
         cases += [(spec, what, result) for result in played(what, chosen)]
     base = cases[0][2].figures()
     rows = [(spec, result, _rent(spec, options), result.figures()) for spec, _, result in cases]

@@ -17,7 +17,7 @@ from pathlib import Path
 from gnomon.cli.options.job import PASTED, TrainingOptions
 from gnomon.errors import CatalogueError, InputError
 from gnomon.formats import programs
-from gnomon.formats.given import Given, Network, parse_settings
+from gnomon.formats.given import Network, ReadContext, parse_settings
 from gnomon.formats.job import NO_EFFECT, Job
 from gnomon.formats.keys import MAX_CHARACTERS
 from gnomon.formats.shell import ARGUMENTS
@@ -105,7 +105,7 @@ def read_job(source: tuple[programs.Format, Path], options: TrainingOptions, nam
     """The job in a file, on so many devices, with what the options give beside it. named: a model in place of its
     own."""
     job_format, path = source
-    given = Given(
+    given = ReadContext(
         devices=devices,
         model=None if named is None or options.lora_rank is not None else network(named),
         vocab_size=options.vocab_size,

@@ -20,7 +20,7 @@ from gnomon.errors import GnomonError, InputError
 from gnomon.hardware import Cluster, parse_cluster
 from gnomon.plans import PlanFile, is_plan_file, load_plan_file, save_plan_file
 from gnomon.prediction import predict
-from gnomon.prediction.measured import MeasuredRun, Refused
+from gnomon.prediction.measured import MeasuredRun, RefusedRun
 from gnomon.report.own_runs import FEW, OwnFit, fit_own
 from gnomon.report.prediction import describe
 from gnomon.report.tables import percent
@@ -32,14 +32,14 @@ NEWEST = 20
 """Runs that the numbers are fitted to, at most."""
 
 
-def read_own(source: Path) -> tuple[tuple[MeasuredRun, ...], tuple[Refused, ...]]:
+def read_own(source: Path) -> tuple[tuple[MeasuredRun, ...], tuple[RefusedRun, ...]]:
     """(runs, what cannot be read as one) of a plan file with what was measured, or of all those in a folder, by name.
 
     Other files of a folder are passed over. InputError for a folder without any, or a file that is none.
     """
     paths = sorted(source.glob("*.toml")) if source.is_dir() else [source]
     runs: list[MeasuredRun] = []
-    refused: list[Refused] = []
+    refused: list[RefusedRun] = []
     for path in paths:
         try:
             if source.is_dir() and not is_plan_file(path):
@@ -48,7 +48,7 @@ def read_own(source: Path) -> tuple[tuple[MeasuredRun, ...], tuple[Refused, ...]
             stack = replace(named_stack(file.stack or own.NAME), own=None)
             runs.append(_own_run(path.stem, file, stack))
         except GnomonError as error:
-            refused.append(Refused(id=path.stem, reason=str(error)))
+            refused.append(RefusedRun(id=path.stem, reason=str(error)))
     if not runs and not refused:
         raise InputError(f"no plan file in {str(source)!r}; `gnomon plan --try N --try-dir {source}` puts some there")
     return tuple(runs), tuple(refused)

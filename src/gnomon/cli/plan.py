@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from gnomon.cli.budget import ONE, Budget, Covered, Passing
+from gnomon.cli.budget import ONE, Budget, Passing, SearchProgress
 from gnomon.cli.options.plan import SHOWN, PlanOptions
 from gnomon.cli.plan_asked import PlanRequest, config_of, whole_model
 from gnomon.cli.plan_file import For, plan_file
@@ -17,7 +17,7 @@ from gnomon.cli.plan_goals import answer, is_asked, varied_machines
 from gnomon.cli.plan_lengths import plan_varied
 from gnomon.cli.plan_mixed import plan_over_kinds
 from gnomon.cli.serving import refuse_others
-from gnomon.cli.terminal import print_json, print_lines, written
+from gnomon.cli.terminal import next_steps, print_json, print_lines
 from gnomon.errors import InputError
 from gnomon.hardware import Cluster, parse_prices, rent
 from gnomon.hardware.kinds import is_mixed
@@ -32,7 +32,7 @@ from gnomon.report.tried import ranked_mapping, ranked_text
 from gnomon.report.uneven import replicas_mapping, replicas_text
 from gnomon.request.exported import AsFile, as_files, comes_back, exportable
 from gnomon.request.model import is_job_file
-from gnomon.search import Found, Result, parse_limit, pick_diverse, plan
+from gnomon.search import FoundPlan, Result, parse_limit, pick_diverse, plan
 from gnomon.search.mixed.devices import TRIES
 from gnomon.search.passes import Improved, improve
 from gnomon.search.questions.goals import Question
@@ -159,7 +159,7 @@ def _found(options: PlanOptions, asked: PlanRequest, budget: Budget) -> Result:
 
 
 def _search(asked: PlanRequest, top: int, budget: Budget, *, diverse: bool) -> Result:
-    on_progress = Covered()
+    on_progress = SearchProgress()
     result = plan(
         *asked.job,
         base=asked.base,
@@ -196,7 +196,7 @@ def searched(options: PlanOptions, asked: PlanRequest, budget: Budget) -> Improv
         )
 
 
-def _improved(options: PlanOptions, asked: PlanRequest, result: Result) -> Found:
+def _improved(options: PlanOptions, asked: PlanRequest, result: Result) -> FoundPlan:
     """The best plan of a search of another question, with uneven stages and choices beyond the search."""
     passes = asked.chosen.passes(uneven_stages=not options.equal_stages, layers_per_stage=options.layers_per_stage)
     with Passing() as on_progress:
@@ -210,7 +210,7 @@ def _one(options: PlanOptions, asked: PlanRequest) -> int:
         made = searched(options, asked, budget)
         lost = None
         if options.mtbf is not None:
-            compared = load_late("gnomon.cli.plan_losses:compared")
+            compared = load_late("gnomon.cli.plan_losses:compare_copies")
             lost = compared(asked, made.result, made.best, options.mtbf, budget)
     result, assumed = made.result, asked.assumed
     best = made.best if lost is None else lost.best
@@ -272,7 +272,7 @@ def _one(options: PlanOptions, asked: PlanRequest) -> int:
                 print_lines(("", *ranked_text(again, tries.attempts)))
         elif options.output:
             here = options.on.partition(":")[0] == "local"
-            print_lines(("", *written(options.output, "run" if here else "export")))
+            print_lines(("", *next_steps(options.output, "run" if here else "export")))
     return budget.status or (0 if tries is None else tries.status())
 
 
@@ -301,7 +301,7 @@ def _replica_base(asked: PlanRequest) -> Plan:
     return base
 
 
-def _file(options: PlanOptions, result: Result, best: Found, assumed: list[str]) -> PlanFile:
+def _file(options: PlanOptions, result: Result, best: FoundPlan, assumed: list[str]) -> PlanFile:
     faster = tuple(candidate.plan for candidate in result.near if candidate.step_s < best.step_s)
     others = (candidate.plan for candidate in result.best)
     named = For(options.model, options.on, options.stack)

@@ -12,7 +12,7 @@ from gnomon import orders
 from gnomon.cli.models import read_model
 from gnomon.cli.options.plan import PlanOptions
 from gnomon.cli.own import with_own
-from gnomon.cli.plan_choices import Chosen
+from gnomon.cli.plan_choices import PlanChoices
 from gnomon.cli.plan_goals import name_of
 from gnomon.cli.request import (
     adapted_name,
@@ -70,7 +70,7 @@ class PlanRequest:
     base: Plan
     fixed: dict[str, object]
     """Field of a point -> its one value."""
-    chosen: Chosen
+    chosen: PlanChoices
     goal: Goal
     assumed: list[str]
     """What was not said, and how it was filled in."""
@@ -97,7 +97,7 @@ class PlanRequest:
         }
         if options.sac_ilp:
             check_stack(stack)
-        chosen = Chosen.read(options, stack)
+        chosen = PlanChoices.read(options, stack)
         for field, value in chosen.point.items():
             if fixed.get(field, value) != value:
                 option = next(name for name, other in FIELDS.items() if other == field).replace("_", "-")

@@ -1,7 +1,7 @@
 """`gnomon plan`: what `--fix`, `--forbid`, `--allow`, `--refine` and `--methods` say of choices and fields.
 
-`Chosen.read(options, stack)` tells apart what the exact search fixes or forbids from what the refinement does;
-`Chosen.passes` is what follows that search. Leaves out both searches.
+`PlanChoices.read(options, stack)` tells apart what the exact search fixes or forbids from what the refinement does;
+`PlanChoices.passes` is what follows that search. Leaves out both searches.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from gnomon.search.refinement.choices import (
 )
 from gnomon.search.refinement.make_fit import Spare
 from gnomon.search.refinement.refine import QUICK, THOROUGH, Effort
-from gnomon.search.results import Found, Result
+from gnomon.search.results import FoundPlan, Result
 from gnomon.search.space.points import EXTRA_CHOICES
 from gnomon.search.stages.cut import Cut
 from gnomon.software import Stack, own
@@ -48,7 +48,7 @@ WORDS = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class Chosen:
+class PlanChoices:
     """The choices that options fix or open, and the plan that they start from."""
 
     point: Mapping[str, object]
@@ -71,7 +71,7 @@ class Chosen:
     """Whether the user asks for it, or fixes what only it can do."""
 
     @staticmethod
-    def read(options: PlanOptions, stack: Stack) -> Chosen:
+    def read(options: PlanOptions, stack: Stack) -> PlanChoices:
         """Reads the choices from the options. InputError or PlanError for what cannot be."""
         point: dict[str, object] = {}
         fixed: dict[str, Value] = {}
@@ -108,7 +108,7 @@ class Chosen:
         asked = bool(options.refine or late or methods)
         opened = (*allowed(stack, allow=options.allow, forbid=on_choices, fixed=fixed), *methods)
         names = [] if options.refine is False else [option.name for option in opened]
-        return Chosen(
+        return PlanChoices(
             point=point,
             fixed=fixed,
             late=late,
@@ -122,7 +122,7 @@ class Chosen:
             asked=asked,
         )
 
-    def idle(self, candidate: Found, result: Result) -> tuple[str, ...]:
+    def idle(self, candidate: FoundPlan, result: Result) -> tuple[str, ...]:
         """Choices that are fixed in the base plan and mean nothing in the plan found."""
         names = [name for name in self.fixed if name not in self.late]
         return tuple(name for name in names if not choice(name).values(candidate.plan, result.graph, result.cluster))

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from gnomon.cli.models import read_model
-from gnomon.cli.options.flags import flags, given
+from gnomon.cli.options.flags import changed_options, flags
 from gnomon.cli.options.plan import PlanOptions
 from gnomon.cli.options.serve import ServeOptions
 from gnomon.cli.terminal import print_json, print_lines
@@ -17,7 +17,7 @@ from gnomon.errors import InputError
 from gnomon.graph import Dtypes
 from gnomon.hardware import Device, parse_cluster
 from gnomon.ops.work import Setting
-from gnomon.serving.duet import LAUNCH_S, Chosen, DuetLane, Subgraph, chosen, op_seconds, subgraphs
+from gnomon.serving.duet import LAUNCH_S, DuetAssignment, DuetLane, Subgraph, choose, op_seconds, subgraphs
 from gnomon.units import show_bytes, show_seconds
 
 LOOKED_AT = frozenset("serve beside input_len".split())
@@ -29,7 +29,7 @@ SHOWN = 24
 
 def run(options: PlanOptions) -> int:
     """Places one text's subgraphs on two kinds of devices and prints who computes what."""
-    for name in given(options):
+    for name in changed_options(options):
         if name in flags(ServeOptions) and name not in LOOKED_AT:
             raise InputError(
                 f"--{name.replace('_', '-')} is of a server, and --beside places one text's subgraphs; leave one out"
@@ -48,7 +48,7 @@ def run(options: PlanOptions) -> int:
         dtypes=Dtypes(param=dtype, compute=dtype), causal_flops="half",
     )  # fmt: skip
     parts = subgraphs(graph, setting, [op_seconds(device, dtype) for device in (first, second)])
-    found = chosen(parts, PCIE)
+    found = choose(parts, PCIE)
     assumed = [
         *notes, f"batch 1 in {dtype}, rooflines of ops with a launch of "
         + " and ".join(f"{show_seconds(LAUNCH_S[device.kind])} on {device.name}" for device in (first, second)),
@@ -62,7 +62,7 @@ def run(options: PlanOptions) -> int:
 
 
 def _mapping(
-    devices: tuple[Device, Device], parts: tuple[Subgraph, ...], found: Chosen, assumed: list[str]
+    devices: tuple[Device, Device], parts: tuple[Subgraph, ...], found: DuetAssignment, assumed: list[str]
 ) -> dict[str, object]:
     return {
         "schema": "gnomon.duet/1",
@@ -79,7 +79,7 @@ def _mapping(
 
 
 def _text(
-    name: str, devices: tuple[Device, Device], parts: tuple[Subgraph, ...], found: Chosen, assumed: list[str]
+    name: str, devices: tuple[Device, Device], parts: tuple[Subgraph, ...], found: DuetAssignment, assumed: list[str]
 ) -> Iterator[str]:
     first, second = devices
     yield f"{name} on {first.name} and {second.name}: {len(parts)} subgraphs"

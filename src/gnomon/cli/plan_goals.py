@@ -44,8 +44,8 @@ from gnomon.search.questions.goals import (
     up_to,
 )
 from gnomon.search.questions.largest import largest, largest_of
-from gnomon.search.questions.sweep import VARIED, Value, Varied, sweep
-from gnomon.search.refinement.choices import made
+from gnomon.search.questions.sweep import VARIED, Value, Variation, sweep
+from gnomon.search.refinement.choices import choices_of
 from gnomon.units import parse_bytes, parse_count, parse_seconds, show_bytes, show_seconds
 
 RESOLUTION = 0.01
@@ -169,8 +169,8 @@ def _front(asked: Question, cluster: Cluster, workload: Workload) -> Answer:
     cases = pareto(asked, cluster, workload, resolution_bytes=resolution)
     falls = f"the fastest in the memory allowed, which falls by {show_bytes(resolution)} or more"
     summary = f"Each plan is {falls}."
-    usual = made(asked.base)
-    if not is_mixed(cluster) and any(case.best is not None and made(case.best.plan) != usual for case in cases):
+    usual = choices_of(asked.base)
+    if not is_mixed(cluster) and any(case.best is not None and choices_of(case.best.plan) != usual for case in cases):
         summary = f"Each plan of the exact search is {falls}; plans with offload and the like are made of those."
     return cases, summary, bool(cases)
 
@@ -297,7 +297,7 @@ def _show(options: PlanOptions, cases: Sequence[Case], summary: str, assumed: Se
         save_text(sweep_page(cases, title, summary, front=options.pareto), options.html)
 
 
-def _varied(text: str) -> Varied:
+def _varied(text: str) -> Variation:
     """What varies and its values, as in `seq_len=4k,32k`, `nodes=1..16`, `on=4x8xh100-sxm,2xaws-p5`."""
     name, rest = name_of(text), text.partition("=")[2]
     if name not in VARIED:
@@ -305,7 +305,7 @@ def _varied(text: str) -> Varied:
     values = tuple(value for part in rest.split(",") if part.strip() for value in _values(name, part.strip()))
     if not values:
         raise InputError(f"--vary {text[:40]!r} has no values; write {name}=V,V,…, as in seq_len=4k,32k or nodes=1..16")
-    return Varied(name=name, values=values)
+    return Variation(name=name, values=values)
 
 
 def _values(name: str, text: str) -> tuple[Value, ...]:

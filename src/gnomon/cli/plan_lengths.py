@@ -9,7 +9,7 @@ from gnomon.cli.budget import ONE, Budget
 from gnomon.cli.options.plan import PlanOptions
 from gnomon.cli.plan_asked import PlanRequest
 from gnomon.cli.plan_file import For, plan_file
-from gnomon.cli.terminal import Trying, print_json, print_lines, written
+from gnomon.cli.terminal import Trying, next_steps, print_json, print_lines
 from gnomon.errors import InputError, PlanError
 from gnomon.hardware.kinds import is_mixed
 from gnomon.methods import Method, methods_named
@@ -61,7 +61,7 @@ def plan_varied(options: PlanOptions, asked: PlanRequest) -> int:
     else:
         print_lines(lengths_text(made, methods=options.methods is not None, assumed=asked.assumed, notes=asked.notes))
         if options.output:
-            print_lines(("", *written(options.output)))
+            print_lines(("", *next_steps(options.output)))
     return budget.status
 
 

@@ -16,12 +16,12 @@ from shlex import quote
 from gnomon.cli.budget import ONE, Budget
 from gnomon.cli.job_text import JobText, Reread, Where, at, job_text, save_job
 from gnomon.cli.jobs import job_file
-from gnomon.cli.options.flags import flags, given
+from gnomon.cli.options.flags import changed_options, flags
 from gnomon.cli.options.job import PASTED, TrainingOptions
 from gnomon.cli.options.plan import PlanOptions
 from gnomon.cli.plan import searched
 from gnomon.cli.plan_asked import FIELDS, PlanRequest
-from gnomon.cli.plan_choices import Chosen
+from gnomon.cli.plan_choices import PlanChoices
 from gnomon.cli.request import Request, read_request
 from gnomon.cli.terminal import print_json, print_lines
 from gnomon.cli.values import quantity
@@ -123,7 +123,7 @@ def _refuse(options: PlanOptions) -> None:
     """InputError for an option that has no meaning here: one that asks something else, or that is for the file to
     say. None is dropped in silence."""
     taken = {"like", "model", "to", "json", *SHARED, *SEARCHED}
-    for name in given(options):
+    for name in changed_options(options):
         if name == "output":
             raise InputError("-o writes a plan file, and what is planned is a job file: --to FILE writes it changed")
         if name not in taken:
@@ -223,7 +223,7 @@ def _asked(options: PlanOptions, asked: Request, file: _File) -> PlanRequest:
         )
     fixed = {} if written else _as_it_is(plan, asked.workload, frozenset(terms.words if terms is not None else ()))
     fixed |= {field: value for name, field in FIELDS.items() if (value := getattr(options, name)) is not None}
-    chosen = Chosen.read(options if written else replace(options, refine=False), asked.stack)
+    chosen = PlanChoices.read(options if written else replace(options, refine=False), asked.stack)
     fixed |= chosen.point
     base = replace(
         plan,

@@ -12,23 +12,25 @@ from typing import Any
 from gnomon.cli.fleet_spot import WAYS
 from gnomon.cli.plan_asked import PlanRequest
 from gnomon.fleet import losses
-from gnomon.fleet.assumed_losses import Assumed
+from gnomon.fleet.assumed_losses import AssumedLosses
 from gnomon.fleet.losses import Losses
 from gnomon.plans import Plan
 from gnomon.report.tables import wrapped
-from gnomon.search import Found, Result, plan
+from gnomon.search import FoundPlan, Result, plan
 from gnomon.search.budget import KeepGoing, always
 
 
-def compared(asked: PlanRequest, result: Result, best: Found, hours: float, keep_going: KeepGoing = always) -> Losses:
+def compare_copies(
+    asked: PlanRequest, result: Result, best: FoundPlan, hours: float, keep_going: KeepGoing = always
+) -> Losses:
     """PlanError for a program that has no copies of stages, and for stages with meshes of their own."""
 
-    def searched(fixed: Mapping[str, object], top: int) -> tuple[Found, ...]:
+    def searched(fixed: Mapping[str, object], top: int) -> tuple[FoundPlan, ...]:
         forbid = (*asked.chosen.forbid, "pp<2")
         return plan(*asked.job, base=asked.base, fixed=dict(fixed), forbid=forbid, top=top, keep_going=keep_going).best
 
     job = (asked.graph, asked.machines, asked.workload, asked.stack)
-    return losses.compared(job, best, hours, asked.fixed, searched, result.limit_bytes, Assumed())
+    return losses.compare_copies(job, best, hours, asked.fixed, searched, result.limit_bytes, AssumedLosses())
 
 
 def text(found: Losses) -> Iterator[str]:

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from gnomon.cli.budget import ONE, Budget, Covered
+from gnomon.cli.budget import ONE, Budget, SearchProgress
 from gnomon.cli.options.plan import SHOWN, PlanOptions
 from gnomon.cli.plan_asked import PlanRequest
 from gnomon.cli.plan_file import For, plan_file
-from gnomon.cli.terminal import print_json, print_lines, written
+from gnomon.cli.terminal import next_steps, print_json, print_lines
 from gnomon.plans import PlanFile, save_plan_file
 from gnomon.report.mixed import mixed_mapping, mixed_text
 from gnomon.search.mixed.devices import TRIES
@@ -22,7 +22,7 @@ from gnomon.software import own
 
 def plan_over_kinds(options: PlanOptions, asked: PlanRequest) -> int:
     """Searches plans over devices of several kinds, prints the best and writes its file."""
-    on_progress, notes = Covered(), asked.notes
+    on_progress, notes = SearchProgress(), asked.notes
     with Budget(options.budget, ONE) as budget:
         result = plan_mixed(
             *asked.job,
@@ -50,7 +50,7 @@ def plan_over_kinds(options: PlanOptions, asked: PlanRequest) -> int:
     else:
         print_lines(mixed_text(result, assumed=asked.assumed, notes=notes))
         if options.output:
-            print_lines(("", *written(options.output)))
+            print_lines(("", *next_steps(options.output)))
     return budget.status
 
 

@@ -39,7 +39,7 @@ from gnomon.report.planning import short
 from gnomon.report.tables import wrapped
 from gnomon.report.tried import Attempt, Ended, best_of, tried_mapping, tried_text
 from gnomon.schema import save_file
-from gnomon.search import Found
+from gnomon.search import FoundPlan
 from gnomon.software import Stack, own
 from gnomon.units import parse_seconds, show_seconds
 
@@ -164,7 +164,7 @@ class Tries:
 
 
 def try_plans(
-    options: PlanOptions, candidates: Sequence[Found], plan_file: Callable[[Found], PlanFile], machines: Cluster
+    options: PlanOptions, candidates: Sequence[FoundPlan], plan_file: Callable[[FoundPlan], PlanFile], machines: Cluster
 ) -> Tries:
     """Runs each of the plans once, in order; writes the plan file that was asked for, of the best measured, the stack
     file, and unless the user says no this machine's calibration. plan_file: of one of them."""
@@ -210,7 +210,7 @@ def _ended(number: int, frame: object) -> None:
     sys.exit(128 + number)
 
 
-def _tried(options: PlanOptions, candidate: Found, file: PlanFile, folder: Path, which: tuple[int, int]) -> Attempt:
+def _tried(options: PlanOptions, candidate: FoundPlan, file: PlanFile, folder: Path, which: tuple[int, int]) -> Attempt:
     """Runs one candidate and returns what came of it. which: (2, 5) for the second of five."""
     name = re.sub(r"[^A-Za-z0-9.]+", "-", f"{Path(file.model).name} {short(candidate)}").strip("-")
     path = folder / f"{which[0]}-{name}-{file.workload.batch_size}x{file.workload.seq_len}.toml"
@@ -228,7 +228,7 @@ def _tried(options: PlanOptions, candidate: Found, file: PlanFile, folder: Path,
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Done:
+class ProcessEnd:
     """How a process ended."""
 
     measured: dict[str, Any] | None
@@ -241,7 +241,7 @@ class Done:
     """Seconds it took."""
 
 
-def attempt(plan: Path, *, steps: int, limit_s: float) -> Done:
+def attempt(plan: Path, *, steps: int, limit_s: float) -> ProcessEnd:
     """`gnomon run` of a plan file in its own process group, all of which is gone when this returns.
 
     Its output and errors stay beside the plan file. Nothing is raised for what the process does.
@@ -271,11 +271,11 @@ def attempt(plan: Path, *, steps: int, limit_s: float) -> Done:
     wall_s = time.monotonic() - began
     if timed_out:
         reason = f"ended after the limit of {show_seconds(limit_s)} (--try-timeout)"
-        return Done(measured=None, ended="timed out", reason=reason, wall_s=wall_s)
+        return ProcessEnd(measured=None, ended="timed out", reason=reason, wall_s=wall_s)
     if process.returncode == 0 and (measured := _printed(out)) is not None:
-        return Done(measured=measured, ended="ran", reason="", wall_s=wall_s)
+        return ProcessEnd(measured=measured, ended="ran", reason="", wall_s=wall_s)
     ended, reason = _why(process.returncode, log)
-    return Done(measured=None, ended=ended, reason=reason, wall_s=wall_s)
+    return ProcessEnd(measured=None, ended=ended, reason=reason, wall_s=wall_s)
 
 
 def _why(status: int, log: Path) -> tuple[Ended, str]:

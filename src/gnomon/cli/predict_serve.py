@@ -16,7 +16,7 @@ from gnomon import schema
 from gnomon.cli import serve_encoders
 from gnomon.cli.jobs import pasted
 from gnomon.cli.models import read_model
-from gnomon.cli.options.flags import given
+from gnomon.cli.options.flags import changed_options
 from gnomon.cli.options.fleet import ServiceOptions, SlicesOptions
 from gnomon.cli.options.job import PASTED
 from gnomon.cli.options.plan import ExplainOptions, PlanOptions
@@ -33,13 +33,13 @@ from gnomon.formats.keys import read_json
 from gnomon.graph import Graph
 from gnomon.hardware import Cluster, parse_cluster, rent
 from gnomon.report.replay_page import replay_page
-from gnomon.report.serving import compared, compared_text, forecast_text
+from gnomon.report.serving import compared_text, forecast_text, rows_beside_measured
 from gnomon.report.tables import wrapped
 from gnomon.request.released import context_of, stored_of
 from gnomon.serving.capacity import capacity, changes, most_model_len, most_of, refusal, unable
 from gnomon.serving.encoders import reads_whole_texts
 from gnomon.serving.forecast import Disaggregated, Forecast, Target, serve, serve_pools
-from gnomon.serving.iteration import Beside
+from gnomon.serving.iteration import SideModels
 from gnomon.serving.layout import Draft, Serving
 from gnomon.serving.measured import MeasuredLoad
 from gnomon.serving.placement import ExpertLoads, loads
@@ -62,7 +62,7 @@ class ServingQuestion:
     engine: Engine
     load: Load
     target: Target | None
-    beside: Beside | None
+    beside: SideModels | None
     """Draft model and encoder of images."""
     pools: Disaggregated | None
     context: int | None
@@ -91,7 +91,7 @@ def run(options: PredictOptions) -> int:
         if asked.measured is not None:
             mapping["measured"] = {
                 name: {"measured": measured, "predicted": predicted, "ratio": predicted / measured}
-                for name, predicted, measured in compared(found, asked.measured)
+                for name, predicted, measured in rows_beside_measured(found, asked.measured)
             }
         print_json(mapping)
         return 0
@@ -227,7 +227,7 @@ def read(options: ServedOptions) -> ServingQuestion:
             f"a check of {serving.draft_tokens} guesses makes {serving.tokens_a_check:.3g} tokens on average; ITL is "
             f"their mean share, and tokens really come in groups"
         )
-    beside = _beside(options)
+    beside = _side_models(options)
     if beside is not None and beside.vision is not None:
         load = replace(
             load,
@@ -260,7 +260,7 @@ def _check_context(model: str, context: int | None, longest: int, *, is_given: b
         )
 
 
-def _beside(options: ServedOptions) -> Beside | None:
+def _side_models(options: ServedOptions) -> SideModels | None:
     """The draft model and the encoder that options name."""
     if (options.vision is None) != (options.image_tokens is None):
         raise InputError("--vision names the encoder and --image-tokens its patches: give both or neither")
@@ -269,7 +269,7 @@ def _beside(options: ServedOptions) -> Beside | None:
         return None
     if options.pools is not None:
         raise InputError("--pools with --vision or a draft model is not predicted; leave one out")
-    return Beside(
+    return SideModels(
         draft=None if named is None else read_model(named)[0],
         vision=None if options.vision is None else read_model(options.vision)[0],
         image_tokens=options.image_tokens or 0,
@@ -320,7 +320,7 @@ def _from_command(options: ServedOptions, assumed: list[str]) -> ServedOptions:
         "max_num_batched_tokens": file.max_batched_tokens,
         "memory_fraction": file.memory_fraction,
     }
-    beside = given(options)
+    beside = changed_options(options)
     assumed += [f"{path}: not read: {what}" for what in command.unread]
     if "max_model_len" not in command.said and said["max_model_len"] is not None:
         assumed.append(f"{path} does not say max_model_len: {said['max_model_len']}, as {file.model} was made for")

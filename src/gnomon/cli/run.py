@@ -35,7 +35,7 @@ from gnomon.hardware import Cluster, parse_cluster
 from gnomon.late import load_late
 from gnomon.methods import bamboo, check_methods, chunkflow, mimose, partial_reduce, rewrites, skrull, teaching_of, used
 from gnomon.methods import every as every_method
-from gnomon.methods.easyscale import Observation, placed
+from gnomon.methods.easyscale import Observation, place_workers
 from gnomon.models.lora import parse_adapters
 from gnomon.plans import Plan, PlanFile, Saved, load_plan
 from gnomon.prediction import Prediction, memory_copies, predict
@@ -189,7 +189,7 @@ def _on_processes(file: PlanFile, processes: int | None) -> PlanFile:
         return file
     if processes > file.plan.world_size:
         raise PlanError(f"the plan has {file.plan.world_size} ranks, which are no use to {processes} processes")
-    return replace(file, plan=placed(file.plan, Observation(processes=processes)))
+    return replace(file, plan=place_workers(file.plan, Observation(processes=processes)))
 
 
 def _routed(file: PlanFile, options: RunOptions, graph: Graph) -> PlanFile:

@@ -15,11 +15,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from gnomon.cli.options.flags import given
+from gnomon.cli.options.flags import changed_options
 from gnomon.cli.options.run import RunOptions
 from gnomon.errors import InputError
 from gnomon.formats import programs
-from gnomon.formats.given import Given
+from gnomon.formats.given import ReadContext
 from gnomon.formats.job import Fields, Job, flatten, read_source
 from gnomon.formats.launched import dashed
 from gnomon.formats.trainer_source import YAML_ENDS, commands_of, plain
@@ -78,7 +78,7 @@ def planned_job(options: RunOptions) -> tuple[PlanFile, RunOptions, tuple[str, .
     assert kind is not None, "asked by is_job"
     values = _values(path)
     _refuse_other_training(path, values)
-    job = kind.read(path, Given(devices=1))
+    job = kind.read(path, ReadContext(devices=1))
     said = [f"{key} = {_short(values[key])}: {why}" for key, why in UNLIKE.items() if why and _on(values.get(key))]
     name, folder = _model(path, values, job)
     plan = replace(job.plan, overlap=type(job.plan.overlap)())
@@ -106,7 +106,7 @@ def planned_job(options: RunOptions) -> tuple[PlanFile, RunOptions, tuple[str, .
     plan = replace(plan, precision=precision)
     told = _with_file(options, values, path, folder)
     epochs = next((key for key in ("num_train_epochs", "num_epochs") if values.get(key)), "")
-    if epochs and not values.get("max_steps") and "steps" not in given(options):
+    if epochs and not values.get("max_steps") and "steps" not in changed_options(options):
         said.append(f"{epochs} = {values[epochs]}: a run is of steps, of which this has {told.steps} (--steps)")
     file = PlanFile(model=name, on=ON, workload=job.workload, plan=plan)
     return file, told, tuple(said)
@@ -156,7 +156,7 @@ def _model(path: Path, values: Mapping[str, Any], job: Job) -> tuple[str, Path |
 
 def _with_file(options: RunOptions, values: Mapping[str, Any], path: Path, folder: Path | None) -> RunOptions:
     """The options that the command leaves out, as the file says them."""
-    asked = given(options)
+    asked = changed_options(options)
     f = Fields(values, str(path))
     found: dict[str, Any] = {}
     if f.has("learning_rate"):

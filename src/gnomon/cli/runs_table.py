@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NoReturn
 
-from gnomon.cli.options.flags import add_flags, flags, made
+from gnomon.cli.options.flags import add_flags, flags, from_namespace
 from gnomon.cli.options.job import LayoutOptions, TrainingOptions
 from gnomon.cli.request import read_request
 from gnomon.errors import GnomonError, InputError, nearest
@@ -144,7 +144,7 @@ def _asked(given: Mapping[str, str]) -> TrainingOptions:
         parsed = _parser().parse_args(arguments)
     except InputError as error:
         raise InputError(str(error).replace("argument --", "column ", 1)) from None
-    return made(TrainingOptions, parsed)
+    return from_namespace(TrainingOptions, parsed)
 
 
 def _number(column: str, text: str) -> float:

@@ -22,9 +22,9 @@ from typing import Any, Literal
 
 from gnomon.errors import InputError
 from gnomon.formats.format import Format, Sample
-from gnomon.formats.given import SEQ_LEN, Given, Network
+from gnomon.formats.given import SEQ_LEN, Network, ReadContext
 from gnomon.formats.huggingface.read import read_hf_config
-from gnomon.formats.job import Fields, Job, chosen, flatten
+from gnomon.formats.job import Fields, Job, flatten, with_job_fields
 from gnomon.formats.trainer_optimizers import update_of
 from gnomon.formats.trainer_source import Source
 from gnomon.formats.trainer_words import names_of
@@ -69,7 +69,7 @@ def _never(sample: Sample) -> bool:
     return False
 
 
-def _read(arguments: str, path: Path, given: Given) -> Job:
+def _read(arguments: str, path: Path, given: ReadContext) -> Job:
     found = found_in(path, arguments, given.devices or 1)
     network = _network(found)
     ran = (
@@ -128,7 +128,7 @@ def _network(found: Mapping[str, Any]) -> Network:
     return from_plain(found["graph"])
 
 
-def _of_trainer(path: Path, found: Mapping[str, Any], given: Given, assumed: list[str]) -> Job:
+def _of_trainer(path: Path, found: Mapping[str, Any], given: ReadContext, assumed: list[str]) -> Job:
     """Returns the job of a Trainer, read from the fields of its arguments as a launch script's flags are."""
     fields = dict(found["fields"])
     lengths: list[list[int]] = found["lengths"]
@@ -162,7 +162,7 @@ DTYPES: Mapping[str, Literal["bf16", "fp16"]] = {"bfloat16": "bf16", "float16": 
 SHARDS = {"shard_grad_op": 2, "hybrid_shard_zero2": 2, "no_shard": 0}
 
 
-def _of_loop(path: Path, found: Mapping[str, Any], given: Given, assumed: list[str]) -> Job:
+def _of_loop(path: Path, found: Mapping[str, Any], given: ReadContext, assumed: list[str]) -> Job:
     """Returns the job of a loop without a Trainer, from the calls that it made up to its first step."""
     launcher: Mapping[str, Any] = found["launcher"]
     autocast = found["autocast"] or {"bf16": "bfloat16", "fp16": "float16"}.get(
@@ -207,7 +207,7 @@ def _of_loop(path: Path, found: Mapping[str, Any], given: Given, assumed: list[s
         precision=precision,
         update=update,
         clip=found["clipped"],
-        stack=chosen(stack("pytorch-fsdp"), "torch.compile of the script", launch_mode=mode),
+        stack=with_job_fields(stack("pytorch-fsdp"), "torch.compile of the script", launch_mode=mode),
         modules=_modules(found) if hugging else None,
     )
     if found["compiled"]:

@@ -13,7 +13,7 @@ from typing import Any
 
 from gnomon import schema
 from gnomon.cli.missing import INFERENCE, need_torch
-from gnomon.cli.options.flags import given
+from gnomon.cli.options.flags import changed_options
 from gnomon.cli.options.server import EngineOptions, ServerOptions
 from gnomon.cli.values import quantity
 from gnomon.errors import InputError
@@ -74,7 +74,7 @@ def settings_of(options: ServerOptions) -> Any:
     dtype, weights = options.dtype, options.weights
     if serving is not None:
         dtype, own = STORED[serving.weights]
-        said = given(options)
+        said = changed_options(options)
         dtype, weights = str(said.get("dtype", dtype)), str(said.get("weights", own))
     buckets, every = options.pad_to, options.every_bucket
     if plan is not None and not buckets:
@@ -146,7 +146,7 @@ def _planned(options: ServerOptions, plan: ServeFile) -> ServeFile:
         )
     if serving.draft != "none":
         raise InputError(f"{of} has guesses by {serving.draft}, which the engine does not check; make a plan without")
-    dtype = given(options).get("dtype", STORED[serving.weights][0])
+    dtype = changed_options(options).get("dtype", STORED[serving.weights][0])
     if serving.kv != dtype:
         raise InputError(
             f"{of} has keys in {serving.kv}, and the engine keeps them as it computes, in {dtype}; make a plan with "

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from gnomon import schema
-from gnomon.cli.options.flags import flags, given
+from gnomon.cli.options.flags import changed_options, flags
 from gnomon.cli.options.plan import PlanOptions
 from gnomon.cli.options.predict import PredictOptions
 from gnomon.cli.options.serve import ServeOptions
@@ -51,7 +51,7 @@ class _EncoderRequest:
 
 def _read(options: PredictOptions | PlanOptions, graph: Graph, load: Load, notes: Sequence[str]) -> _EncoderRequest:
     """Reads the question from the options. load: the texts that come in, whose answers are of one token."""
-    for name in given(options):
+    for name in changed_options(options):
         if name in flags(ServeOptions) and name not in LOOKED_AT:
             raise InputError(
                 f"--{name.replace('_', '-')} is of decoders, and {graph.name} is an encoder, whose texts are answered "

@@ -7,7 +7,7 @@ for what does not go with it. Leaves out predicting a server (`cli.predict_serve
 from __future__ import annotations
 
 from gnomon.cli.missing import INFERENCE, SERVERS
-from gnomon.cli.options.flags import Options, flags, given
+from gnomon.cli.options.flags import Options, changed_options, flags
 from gnomon.cli.options.job import JobOptions, StackOption
 from gnomon.cli.options.serve import ServeOptions
 from gnomon.errors import InputError
@@ -28,7 +28,7 @@ def asks_to_serve(options: ServeOptions) -> bool:
 def refuse_others(options: ServeOptions) -> None:
     """InputError for an option of training beside --serve, or one of serving without it."""
     serves, own = asks_to_serve(options), flags(ServeOptions)
-    for name in given(options):
+    for name in changed_options(options):
         if serves and name not in own and name not in SHARED:
             raise InputError(f"--{name.replace('_', '-')} is of training, and --serve predicts a server; leave one out")
         if not serves and name in own:

@@ -35,7 +35,7 @@ def print_json(value: Any) -> None:
     print(json.dumps(value, indent=2, allow_nan=False, ensure_ascii=escaped))
 
 
-def written(path: str, then: Literal["", "run", "export"] = "") -> tuple[str, ...]:
+def next_steps(path: str, then: Literal["", "run", "export"] = "") -> tuple[str, ...]:
     """Lines that say where a plan file was written and which command comes next: explain, then run or export."""
     name = quote(path)
     more = {"": "", "run": f", gnomon run {name}", "export": f", gnomon export {name} --to PROGRAM"}[then]

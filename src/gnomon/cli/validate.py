@@ -11,12 +11,12 @@ from pathlib import Path
 from gnomon.cli.options.tools import ValidateOptions
 from gnomon.cli.runs_table import read_runs
 from gnomon.cli.terminal import print_json, print_lines
-from gnomon.report.measured import compared, comparison_text
+from gnomon.report.measured import compare_runs, comparison_text
 
 
 def run(options: ValidateOptions) -> int:
     """Reads the measured runs, predicts each and prints the errors."""
-    done, refused = compared(read_runs(Path(options.table)))
+    done, refused = compare_runs(read_runs(Path(options.table)))
     if options.json:
         print_json(
             {

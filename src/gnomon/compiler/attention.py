@@ -25,7 +25,7 @@ from torch import Tensor, fx
 from gnomon.compiler.build import kernel_of
 from gnomon.compiler.machine import this_machine
 from gnomon.compiler.node import Node
-from gnomon.compiler.tried import Tried, text_of
+from gnomon.compiler.tried import TriedKernel, text_of
 
 aten = torch.ops.aten
 FORWARD = aten._scaled_dot_product_flash_attention_for_cpu.default
@@ -86,7 +86,7 @@ def dtypes() -> tuple[torch.dtype, ...]:
     return (torch.float32, torch.bfloat16) if paired else (torch.float32,)
 
 
-class Attention(Tried):
+class Attention(TriedKernel):
     """Attention of queries (batch, heads, S, depth), keys and values (batch, heads, T, depth) and a mask to add, where
     there is one: the output, and the logarithm of each row's sum of exponentials (batch, heads, S) in float32."""
 
@@ -155,7 +155,7 @@ class AttentionBackward(Attention):
         return [*BACKWARD(*tensors, 0.0, self.causal, attn_mask=mask, scale=self.scale)]
 
 
-class Written(Attention):
+class WrittenAttention(Attention):
     """Attention that is written as two matrix products with a softmax between, of float32: of queries (..., S, depth),
     keys turned (..., depth, T), values (..., T, depth) and a mask to add, where there is one. Scores do not go to
     memory."""
@@ -224,7 +224,7 @@ SAME = (aten.view.default, aten._unsafe_view.default, aten.reshape.default, aten
 
 
 def _fuse_written(graph: fx.Graph) -> list[Attention]:
-    """Puts a `Written` in the place of each product of a softmax of a product that nobody else reads."""
+    """Puts a `WrittenAttention` in the place of each product of a softmax of a product that nobody else reads."""
     made: list[Attention] = []
     for node in list(graph.nodes):
         found = _written(node)
@@ -262,7 +262,7 @@ def _source(node: Node, batch: int, heads: int) -> Node:
     return node
 
 
-def _written(node: Node) -> tuple[Written, list[Node]] | None:
+def _written(node: Node) -> tuple[WrittenAttention, list[Node]] | None:
     """Reads softmax(q k' scale + mask) v, of which nobody reads what lies between."""
     if node.target is not aten.bmm.default or _floats(node) is None:
         return None
@@ -303,7 +303,7 @@ def _written(node: Node) -> tuple[Written, list[Node]] | None:
     values = [_floats(one) for one in (q, k, v)]
     if any(value is None for value in values) or kernel_sizes(values) is None:
         return None
-    return Written(scale, divided, (batch, heads)), [q, k, v, *mask]
+    return WrittenAttention(scale, divided, (batch, heads)), [q, k, v, *mask]
 
 
 def kernel_sizes(values: Sequence[Any]) -> int | None:

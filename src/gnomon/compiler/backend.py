@@ -51,11 +51,11 @@ from gnomon.compiler.chains import fuse as fuse_chains
 from gnomon.compiler.gate import Again, Trial
 from gnomon.compiler.live import fuse as fuse_live
 from gnomon.compiler.preview import fuse as preview_of_pools
-from gnomon.compiler.program import LINES, Planned, Program, Table, Writer, may_fail, program, write
+from gnomon.compiler.program import LINES, PlannedGroup, Program, Table, Writer, may_fail, program, write
 from gnomon.compiler.ragged import Ragged
 from gnomon.compiler.rules.views import say_views
 from gnomon.compiler.stencil import call as stencil_call
-from gnomon.compiler.steps import Run, joined
+from gnomon.compiler.steps import Run, join_runs
 from gnomon.compiler.summary import summary
 from gnomon.compiler.triton_launch import launchers
 from gnomon.compiler.triton_module import has_triton
@@ -65,7 +65,7 @@ from gnomon.errors import InputError
 log = logging.getLogger("gnomon.compiler")
 _said: set[str] = set()
 
-reports: list[Compiled] = []
+reports: list[CompiledGraph] = []
 """What was compiled in this process, the newest last; `gnomon compile --explain` reads it. At most `KEPT`."""
 KEPT = 64
 CALL_S = 3e-6
@@ -184,7 +184,7 @@ def compile_graph(
     frozen: whether weights are written no more. preview: whether results may be near. mask: the input that says what
     of a padded batch is there."""
     try:
-        made = Compiled(
+        made = CompiledGraph(
             module,
             packs=not learns,
             saved=saved,
@@ -203,13 +203,13 @@ def compile_graph(
 
 def _alone(module: torch.fx.GraphModule) -> Callable[[list[Any]], Any]:
     """A part of a graph compiled without chains, as a function of a list; it is no graph that anybody asks about."""
-    made = Compiled(module, chains=False)
+    made = CompiledGraph(module, chains=False)
     if made in reports:
         reports.remove(made)
     return made.boxed()
 
 
-class Compiled:
+class CompiledGraph:
     """A compiled graph: its program, and the function that runs it, first on trial and then with what the trials
     chose."""
 
@@ -285,7 +285,7 @@ class Compiled:
             del reports[0]
         reports.append(self)
 
-    def whole(self) -> Iterator[Compiled]:
+    def whole(self) -> Iterator[CompiledGraph]:
         """This graph, and those of its loops' bodies."""
         yield self
         for body in self.bodies:
@@ -338,7 +338,7 @@ class Compiled:
         """A call in which each kernel that is kept is compared with ATen once more."""
         checks: dict[int, Again] = {}
 
-        def both(writer: Writer, planned: Planned) -> list[str]:
+        def both(writer: Writer, planned: PlannedGroup) -> list[str]:
             if not self.kept(planned):
                 return writer.given_back(planned)
             return self._by(
@@ -363,21 +363,21 @@ class Compiled:
             return write(self.program, self._chosen, self._with_runs())
         if self in reports:
             reports.remove(self)
-        return Compiled(before).boxed()
+        return CompiledGraph(before).boxed()
 
     def _with_runs(self) -> list[Any]:
         """The program's units with stretches that C++ calls as one, where all sizes are fixed."""
         if self.program.environment is not None:
             return self.program.units
         try:
-            units = joined(self.program.units, self._kernel, self._body, self.program.saved)
+            units = join_runs(self.program.units, self._kernel, self._body, self.program.saved)
         except Exception:  # a mistake of ours: Python calls the steps
             log.debug("a graph's steps are called by Python", exc_info=True)
             return self.program.units
         self.runs = [unit for unit in units if isinstance(unit, Run)]
         return units
 
-    def _kernel(self, planned: Planned) -> tuple[int, ctypes.Array[Any]] | None:
+    def _kernel(self, planned: PlannedGroup) -> tuple[int, ctypes.Array[Any]] | None:
         """Address and sizes of a kernel that a run calls, None where it is ATen's or not for a CPU. Of kernels that
         were given back those are called too that lost by less than Python takes to call one."""
         trial = self.trials.get(planned.number)
@@ -392,7 +392,7 @@ class Compiled:
         """The program of a loop's or a branch's body, tried before on inputs that are made where it has not run yet."""
         body = getattr(self.program.graph.owning_module, str(node.target), None)
         made = getattr(getattr(body, "function", None), "compiled", None)
-        if not isinstance(made, Compiled) or made.program.environment is not None:
+        if not isinstance(made, CompiledGraph) or made.program.environment is not None:
             return None
         if not made.final and not made.tried_on_made():
             return None
@@ -402,7 +402,7 @@ class Compiled:
     def tried_on_made(self) -> bool:
         """Tries the graph on inputs that are made; whether it ran."""
         values = [node.meta.get("val") for node in self.program.graph.nodes if node.op == "placeholder"]
-        if not all(steps.known(value) for value in values):
+        if not all(steps.is_static(value) for value in values):
             return False
         try:
             with _disable_current_modes(), torch.no_grad():
@@ -411,26 +411,26 @@ class Compiled:
             return False
         return self.final
 
-    def kept(self, planned: Planned) -> bool:
+    def kept(self, planned: PlannedGroup) -> bool:
         trial = self.trials.get(planned.number)
         return trial is not None and bool(trial.kept)
 
-    def by_kernel(self, planned: Planned) -> bool:
+    def by_kernel(self, planned: PlannedGroup) -> bool:
         """Whether a group's kernel is called, by Python or in a run, which may be on trial yet."""
         within = [run for run in self.runs if any(unit is planned for unit in run.units)]
         return self.kept(planned) or any(
             run.kept or (run.trial is not None and run.trial.kept is None) for run in within
         )
 
-    def _chosen(self, writer: Writer, planned: Planned) -> list[str]:
+    def _chosen(self, writer: Writer, planned: PlannedGroup) -> list[str]:
         return writer.kernel_lines(planned) if self.kept(planned) else writer.given_back(planned)
 
-    def _on_trial(self, writer: Writer, planned: Planned) -> list[str]:
+    def _on_trial(self, writer: Writer, planned: PlannedGroup) -> list[str]:
         if planned.function is None:
             return writer.given_back(planned)
         return self._by(writer, planned, lambda trial: self.trials.setdefault(planned.number, trial))
 
-    def _by(self, writer: Writer, planned: Planned, called: Callable[[Trial], Any]) -> list[str]:
+    def _by(self, writer: Writer, planned: PlannedGroup, called: Callable[[Trial], Any]) -> list[str]:
         """The line that calls what stands in a group's place, made of the group's trial."""
         names = [writer.name(n) for n in planned.inputs]
         symbols = sorted(writer.symbols_of(planned))
@@ -451,7 +451,7 @@ class Compiled:
         return [f"{made} = {writer.constant(called(trial))}({', '.join([*names, *symbols])})"]
 
 
-def _load(planned: Sequence[Planned], others: Sequence[str]) -> None:
+def _load(planned: Sequence[PlannedGroup], others: Sequence[str]) -> None:
     """Gives kernels their functions, as far as this machine has what makes them. others: sources that are compiled
     beside them."""
     plain = [p for p in planned if not isinstance(p.kernel, TritonKernel)]

@@ -30,7 +30,7 @@ from gnomon.compiler.products import TRANSPOSED
 from gnomon.compiler.rules import pointwise
 from gnomon.compiler.stages import classify, live
 from gnomon.compiler.tiles import Nest
-from gnomon.compiler.tried import Tried
+from gnomon.compiler.tried import TriedKernel
 
 aten = torch.ops.aten
 SAME = (aten.view.default, aten._unsafe_view.default, aten.reshape.default)
@@ -67,7 +67,7 @@ class ChainNodes:
         return m, n, int(self.weight.meta["val"].shape[1 if self.turned else 0])
 
 
-class Chain(Tried):
+class Chain(TriedKernel):
     """One chain as a function of x, the weight, and the bias and the norm's two vectors where there are some."""
 
     def __init__(self, found: ChainNodes, form: linear.LinearForm, plain: Callable[..., Any]) -> None:

@@ -78,7 +78,7 @@ def _chosen(graphs: list[dict[str, Any]], choices: Mapping[str, str | bool]) -> 
     return out
 
 
-def _tuned(graphs: list[backend.Compiled]) -> list[str]:
+def _tuned(graphs: list[backend.CompiledGraph]) -> list[str]:
     """What tuning found, in a line; nothing where nobody asked for it."""
     subjects = [one for graph in graphs for one in graph.tuned]
     if not subjects:

@@ -29,8 +29,8 @@ from gnomon.compiler.gate import Trial
 from gnomon.compiler.node import Node
 from gnomon.compiler.products import dtypes
 from gnomon.compiler.rules import pointwise
-from gnomon.compiler.steps import Between, Held, KernelCall, Operation, PackedSlot, Packing
-from gnomon.compiler.tried import Tried
+from gnomon.compiler.steps import Between, KernelCall, Operation, PackedArgument, PackedSlot, Packing
+from gnomon.compiler.tried import TriedKernel
 
 aten = torch.ops.aten
 FEWEST = 3
@@ -68,7 +68,7 @@ def _digest_of(pieces: ctypes.Array[ctypes.c_int64]) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class Packed:
+class PackedWeight:
     """What was made of weights, and the digest of what it was made of."""
 
     pieces: ctypes.Array[ctypes.c_int64]
@@ -78,7 +78,7 @@ class Packed:
     """A tensor or None; of other kinds of convolutions what they keep beside."""
 
 
-class Convolution(Tried):
+class Convolution(TriedKernel):
     """One convolution and what follows it, as a function of the image, the tensor that is added (if any), and the
     tensors that it is packed from: weight, bias (if any), and the batch norm's four (if any)."""
 
@@ -96,7 +96,7 @@ class Convolution(Tried):
         self.in_call = False
         """Whether it is a step of a run: then it takes no memory, as what is added may be the run's input, on which the
         same steps in C++ and in Python are tried."""
-        self.packed: dict[tuple[int, ...], Packed] = {}
+        self.packed: dict[tuple[int, ...], PackedWeight] = {}
         """By the addresses of what is packed."""
         self.slot: PackedSlot | None = None
         """Where C++ finds what is packed, once it calls the convolution."""
@@ -144,7 +144,7 @@ class Convolution(Tried):
         made, bias = self._made(tensors)
         if len(self.packed) >= MOST_PACKED:
             self.packed.clear()
-        self.packed[places] = Packed(pieces, now, made, bias)
+        self.packed[places] = PackedWeight(pieces, now, made, bias)
         if self.slot is not None:
             self._share(self.slot)
         return made, bias
@@ -192,7 +192,7 @@ class Convolution(Tried):
             self._share(self.slot)
         packing = Packing(slot=self.slot, digest=address_of(function), pieces=tuple(rest))
         self.in_call = True
-        held = (Held(0), Held(1) if self.bias or self.eps is not None else None)
+        held = (PackedArgument(0), PackedArgument(1) if self.bias or self.eps is not None else None)
         sizes, after = (self.padding, self.stride, self.dilation, self.groups), "relu" if self.relu else None
         call = torch.ops.mkldnn._convolution_pointwise
         if added:

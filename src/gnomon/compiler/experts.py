@@ -16,13 +16,13 @@ from torch import Tensor, fx
 
 from gnomon.compiler import gathered
 from gnomon.compiler.node import Node
-from gnomon.compiler.tried import Tried
+from gnomon.compiler.tried import TriedKernel
 
 aten = torch.ops.aten
 PRODUCTS = (aten._grouped_mm.default,)
 
 
-class Grouped(Tried):
+class Grouped(TriedKernel):
     """Rows of x (any, k), the weights (experts, k, n) and the ends of the experts' rows, int32 (experts,), and the
     place of each row in x where they are gathered: (rows, n)."""
 
@@ -37,7 +37,7 @@ class Grouped(Tried):
     def run(self, *args: Tensor) -> Tensor:
         """Runs the kernel on these tensors, or PyTorch where it cannot, as for an end or a place that is not there."""
         x, weights, ends, *places = args
-        out = gathered.product(x, weights.transpose(1, 2), ends=ends, rows=places[0] if places else None)
+        out = gathered.gathered_matmul(x, weights.transpose(1, 2), ends=ends, rows=places[0] if places else None)
         return self.aten(*args) if out is None else out
 
     def aten(self, *args: Tensor) -> Tensor:

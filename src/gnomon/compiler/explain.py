@@ -13,34 +13,36 @@ from typing import Any
 
 import torch
 
-from gnomon.compiler.backend import Compiled
+from gnomon.compiler.backend import CompiledGraph
 from gnomon.compiler.columns import Columns
 from gnomon.compiler.forms import Forms
-from gnomon.compiler.live import LiveProduct
+from gnomon.compiler.live import LiveMatmul
 from gnomon.compiler.machine import Machine, this_machine
-from gnomon.compiler.products import Product
-from gnomon.compiler.program import Planned, symbols_in
-from gnomon.compiler.ragged import Places, RaggedProduct
+from gnomon.compiler.products import TriedMatmul
+from gnomon.compiler.program import PlannedGroup, symbols_in
+from gnomon.compiler.ragged import Places, RaggedMatmul
 from gnomon.compiler.recurrent import Recurrent
 from gnomon.compiler.sizes import hint, product
 from gnomon.compiler.stencil.call import StencilCall
 from gnomon.compiler.steps import Run
 from gnomon.compiler.tile_cost import cost, rates
 from gnomon.compiler.tiles import Nest, Tiling, tiling
-from gnomon.compiler.tried import Tried
+from gnomon.compiler.tried import TriedKernel
 
 PICTURE = 48
 """Columns of a picture of memory."""
 
 
-def explained(made: Compiled) -> dict[str, Any]:
+def explained(made: CompiledGraph) -> dict[str, Any]:
     """One compiled graph as data."""
     aten = Counter(
         str(unit.target).removeprefix("aten.")
         for unit in made.program.units
         if isinstance(unit, torch.fx.Node)
         and unit.op == "call_function"
-        and not isinstance(unit.target, (Columns, Recurrent, Product, Tried, Places, RaggedProduct, LiveProduct))
+        and not isinstance(
+            unit.target, (Columns, Recurrent, TriedMatmul, TriedKernel, Places, RaggedMatmul, LiveMatmul)
+        )
     )
     aten.update(one.name.split()[0] for one in made.products if not (one.kept or one.own_kept))
     onednn = Counter(one.name.split()[0] for one in made.products if one.kept)
@@ -76,10 +78,10 @@ def explained(made: Compiled) -> dict[str, Any]:
     }
 
 
-def _tried(made: Compiled) -> dict[str, dict[str, int]]:
+def _tried(made: CompiledGraph) -> dict[str, dict[str, int]]:
     """How many of the operations that are tried by themselves a kernel runs, and how many PyTorch."""
     out = {}
-    every: dict[str, Sequence[Tried]] = {
+    every: dict[str, Sequence[TriedKernel]] = {
         "random numbers": made.draws,
         "scan over time": made.scans,
         "product of pairs": made.pairs,
@@ -96,10 +98,10 @@ def _tried(made: Compiled) -> dict[str, dict[str, int]]:
     return out
 
 
-def _chosen(made: Compiled) -> list[dict[str, Any]]:
+def _chosen(made: CompiledGraph) -> list[dict[str, Any]]:
     """Products whose form is chosen in every call, by what is there."""
     ragged = [] if made.ragged is None else made.ragged.products
-    every: list[tuple[str, RaggedProduct | LiveProduct]] = [("rows", one) for one in ragged]
+    every: list[tuple[str, RaggedMatmul | LiveMatmul]] = [("rows", one) for one in ragged]
     every += [("columns", one) for one in made.live]
     out = []
     for counts, one in every:
@@ -211,7 +213,7 @@ def _recurrent(one: Recurrent) -> dict[str, Any]:
     }
 
 
-def _group(made: Compiled, planned: Planned) -> dict[str, Any]:
+def _group(made: CompiledGraph, planned: PlannedGroup) -> dict[str, Any]:
     nest, environment = planned.kernel.nest, made.program.environment
     rows = hint(product(nest.sizes[a] for a in nest.outer), environment)
     points = hint(product(nest.sizes[a] for a in nest.inner), environment)
@@ -241,7 +243,7 @@ def _group(made: Compiled, planned: Planned) -> dict[str, Any]:
     }
 
 
-def moved_bytes(planned: Planned, environment: Any) -> dict[str, int]:
+def moved_bytes(planned: PlannedGroup, environment: Any) -> dict[str, int]:
     """Bytes that must come from and go to memory: each element once."""
     nest = planned.kernel.nest
     read = 0

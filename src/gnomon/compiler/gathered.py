@@ -70,7 +70,7 @@ def kernel(dtype: torch.dtype) -> Callable[[Any], int] | None:
     return kernel_of(text(dtype), ctypes.c_void_p) if dtype in dtypes() else None
 
 
-def product(
+def gathered_matmul(
     x: Tensor, w: Tensor, bias: Tensor | None = None, *, ends: Tensor | None = None, rows: Tensor | None = None,
     to: Tensor | None = None, spare: Tensor | None = None, fill: float = 0.0, relu: bool = False,
     into: int | None = None,

@@ -22,7 +22,7 @@ from torch import Tensor, fx
 
 from gnomon.compiler.build import kernel_of
 from gnomon.compiler.forms import WHOLE, Forms
-from gnomon.compiler.products import Product
+from gnomon.compiler.products import TriedMatmul
 from gnomon.compiler.tried import text_of
 
 aten = torch.ops.aten
@@ -64,7 +64,7 @@ def kernel(dtype: torch.dtype) -> Callable[[Any], int] | None:
     return kernel_of(text_of(FORMULA, dtype), ctypes.c_void_p)
 
 
-def product(x: Tensor, w: Tensor, bias: Tensor | None, columns: Tensor, relu: bool) -> Tensor | None:
+def live_matmul(x: Tensor, w: Tensor, bias: Tensor | None, columns: Tensor, relu: bool) -> Tensor | None:
     """x (rows, k), w (k, n) with the outputs of a k beside each other, columns: int64, those that are not zero. None
     where it does not run."""
     function, (rows, k), n = kernel(x.dtype), x.shape, w.shape[1]
@@ -81,10 +81,10 @@ def product(x: Tensor, w: Tensor, bias: Tensor | None, columns: Tensor, relu: bo
     return None if function(ctypes.addressof(call)) else out
 
 
-class LiveProduct:
+class LiveMatmul:
     """A product of what a ReLU made, as a function of its tensors."""
 
-    def __init__(self, product: Product, frozen: bool) -> None:
+    def __init__(self, product: TriedMatmul, frozen: bool) -> None:
         self.__name__, self.__module__ = f"live_{product.__name__}", __name__
         self.product, self.frozen = product, frozen
         self.forms: dict[int, Forms] = {}
@@ -103,7 +103,7 @@ class LiveProduct:
         columns = (x != 0).any(0).nonzero().view(-1)
         ways: dict[str, Callable[[], Tensor | None]] = {
             WHOLE: lambda: self.product(*args),
-            "columns": lambda: product(x, weight, bias[0] if bias else None, columns, self.product.after == "relu"),
+            "columns": lambda: live_matmul(x, weight, bias[0] if bias else None, columns, self.product.after == "relu"),
         }
         forms = self.forms.setdefault(len(x), Forms())
         if not forms.unit_s and 2 * len(columns) > x.shape[1]:  # to measure a way by what it is not for tells little
@@ -126,12 +126,12 @@ class LiveProduct:
         return self.turned[key]
 
 
-def fuse(graph: fx.Graph, frozen: bool) -> list[LiveProduct]:
+def fuse(graph: fx.Graph, frozen: bool) -> list[LiveMatmul]:
     """Has products of what a ReLU made take the columns that are not zero. frozen: whether weights may be turned once.
     Returns them."""
     made = []
     for node in graph.nodes:
-        if node.op != "call_function" or not isinstance(node.target, Product) or "convolution" in node.target.name:
+        if node.op != "call_function" or not isinstance(node.target, TriedMatmul) or "convolution" in node.target.name:
             continue
         x, w = (one.meta["val"] for one in node.args[-2:])
         rows, k = x.shape
@@ -146,7 +146,7 @@ def fuse(graph: fx.Graph, frozen: bool) -> list[LiveProduct]:
         outputs_beside = w.stride(0 if node.target.name.startswith("linear") else 1) == 1
         if not (frozen or outputs_beside) or not _often_zero(node.args[-2]):
             continue
-        node.target = LiveProduct(node.target, frozen)
+        node.target = LiveMatmul(node.target, frozen)
         made.append(node.target)
     return made
 
@@ -155,7 +155,7 @@ def _often_zero(node: Any) -> bool:
     """Whether a ReLU's zeros are a node's."""
     if not isinstance(node, fx.Node) or node.op != "call_function":
         return False
-    if node.target is aten.relu.default or (isinstance(node.target, Product) and node.target.after == "relu"):
+    if node.target is aten.relu.default or (isinstance(node.target, TriedMatmul) and node.target.after == "relu"):
         return True
     if node.target is aten.mul.Tensor:  # a gate, or a square
         return any(_often_zero(one) for one in node.args)

@@ -26,7 +26,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from gnomon.compiler.build import kernel_of
 from gnomon.compiler.gate import Trial
 from gnomon.compiler.node import Node
-from gnomon.compiler.tried import Tried
+from gnomon.compiler.tried import TriedKernel
 
 aten = torch.ops.aten
 FORMULA = Path(__file__).with_name("cpp") / "mersenne.cpp"
@@ -67,7 +67,7 @@ def kernel() -> Callable[[Any], int] | None:
     return kernel_of(source(), ctypes.POINTER(_DrawCall))
 
 
-def drawn(out: Tensor, kind: int, below: int, generator: torch.Generator) -> bool:
+def fill_random(out: Tensor, kind: int, below: int, generator: torch.Generator) -> bool:
     """Fills a dense tensor as it lies in memory. False where ATen must, and then the generator is as it was.
 
     below: a mask is true where a number of `BITS` bits is below it.
@@ -91,7 +91,7 @@ def drawn(out: Tensor, kind: int, below: int, generator: torch.Generator) -> boo
     return False
 
 
-class Draw(Tried):
+class Draw(TriedKernel):
     """Random numbers of a fixed shape, or of the shape of a tensor."""
 
     effects = True
@@ -111,7 +111,7 @@ class Draw(Tried):
     def run(self, *args: Tensor) -> Tensor:
         """Draws by the kernel; by PyTorch where it cannot."""
         out = self._empty(args, self.made)
-        return out if drawn(out, self.kind, self.below, torch.default_generator) else self.aten(*args)
+        return out if fill_random(out, self.kind, self.below, torch.default_generator) else self.aten(*args)
 
     def aten(self, *args: Tensor) -> Tensor:
         """Draws the same numbers by PyTorch's generator."""
@@ -152,7 +152,7 @@ def _same(p: float | None, dtype: torch.dtype, size: int, generator: torch.Gener
     left = generator.get_state()
     made = torch.empty(size, dtype=call.made)
     generator.set_state(before)
-    drew = drawn(made, call.kind, call.below, generator)
+    drew = fill_random(made, call.kind, call.below, generator)
     return drew and torch.equal(made, wanted) and torch.equal(generator.get_state(), left)
 
 

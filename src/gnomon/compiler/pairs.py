@@ -21,7 +21,7 @@ from torch import Tensor, fx
 
 from gnomon.compiler.build import kernel_of
 from gnomon.compiler.node import Node
-from gnomon.compiler.tried import MEMORY, Tried, text_of
+from gnomon.compiler.tried import MEMORY, TriedKernel, text_of
 
 aten = torch.ops.aten
 LARGEST = 128
@@ -52,7 +52,7 @@ def kernel(dtype: torch.dtype) -> Callable[[Any], int] | None:
     return kernel_of(text_of(FORMULA, dtype), ctypes.POINTER(_PairsCall))
 
 
-class Pairs(Tried):
+class Pairs(TriedKernel):
     """Chosen dot products of x (batch, rows, depth), y (batch, depth, columns), and the pairs' rows and columns:
     (batch, pairs), after the columns of a third tensor where there is one."""
 

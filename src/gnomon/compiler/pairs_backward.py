@@ -21,7 +21,7 @@ from torch import Tensor, fx
 from gnomon.compiler.build import kernel_of
 from gnomon.compiler.node import Node
 from gnomon.compiler.pairs import LARGEST, PARALLEL, SAME, WHOLE, itself, value_of
-from gnomon.compiler.tried import Tried, text_of
+from gnomon.compiler.tried import TriedKernel, text_of
 
 aten = torch.ops.aten
 TURNS: dict[Any, tuple[tuple[Any, ...], ...]] = {
@@ -52,7 +52,7 @@ def kernel(dtype: torch.dtype) -> Callable[[Any], int] | None:
     return kernel_of(text_of(FORMULA, dtype), ctypes.POINTER(_PairsBackwardCall))
 
 
-class PairsBackward(Tried):
+class PairsBackward(TriedKernel):
     """Computes the backward of `Pairs`. From the pairs' gradients (batch, pairs), the pairs' rows and columns, the
     right side's vectors (batch, rows, depth) and the left side's, turned (batch, depth, rows): the vectors' gradient
     (batch, rows, depth)."""
@@ -125,7 +125,7 @@ def _found(node: Node) -> list[Node] | None:
         return None
     for one, other in (node.args, node.args[::-1]):
         turned = _turned(other)
-        plain, second = _product(one), None if turned is None else _product(turned)
+        plain, second = _batched_matmul(one), None if turned is None else _batched_matmul(turned)
         if plain is None or second is None:
             continue
         whole, right = plain
@@ -142,7 +142,7 @@ def _found(node: Node) -> list[Node] | None:
     return None
 
 
-def _product(node: Any) -> tuple[Node, Node] | None:
+def _batched_matmul(node: Any) -> tuple[Node, Node] | None:
     """Both sides of a batched product that one node reads, behind views that change nothing."""
     node = _alone(node)
     if node is None or node.target is not aten.bmm.default or len(node.users) != 1:

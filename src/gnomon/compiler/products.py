@@ -1,7 +1,7 @@
 """Matrix products and convolutions by oneDNN or a kernel of ours where it is faster than ATen's; float32 and bfloat16.
 
 ATen gives float32 products to its BLAS and many convolutions of one image to a product of patches, whatever the
-processor; bfloat16 it gives to oneDNN, but copies a bias into the result before. `fuse(graph)` puts a `Product` in
+processor; bfloat16 it gives to oneDNN, but copies a bias into the result before. `fuse(graph)` puts a `TriedMatmul` in
 place of each that is large enough. Its first call tries both (`gate`), once for each size: oneDNN is kept where it is
 equal and faster, ATen otherwise. A product of float32 is also tried by a kernel of ours (`linear`), beside the better
 of the two. Weights are read as they lie in every call: nothing is packed ahead, so a weight that somebody writes is
@@ -42,7 +42,7 @@ TRANSPOSED: dict[Any, tuple[Any, ...]] = {
 Steps = Callable[[Node, str, str], "list[KernelCall | Operation] | None"]
 
 
-class Product:
+class TriedMatmul:
     """One product or convolution, as a function of its tensors: by oneDNN, a kernel of ours or ATen, as its trial
     says."""
 
@@ -129,13 +129,13 @@ class Product:
         return None if trial.kept is None else self._chosen(trial)
 
 
-def fuse(graph: fx.Graph) -> list[Product]:
-    """Puts a `Product` in place of each product and convolution that is large enough; returns them."""
+def fuse(graph: fx.Graph) -> list[TriedMatmul]:
+    """Puts a `TriedMatmul` in place of each product and convolution that is large enough; returns them."""
     if not torch.backends.mkldnn.is_available() or not torch.backends.mkldnn.enabled:
         return []
     made = []
     for node in list(graph.nodes):
-        found = _product(node) or _convolution(node)
+        found = _matmul(node) or _convolution(node)
         if found is None:
             continue
         call, arguments = found
@@ -150,7 +150,7 @@ def fuse(graph: fx.Graph) -> list[Product]:
     return made
 
 
-def _relu(node: Node, call: Product) -> Node:
+def _relu(node: Node, call: TriedMatmul) -> Node:
     """What the product ends with: a ReLU that alone reads it is taken in; else the product itself."""
     user = next(iter(node.users)) if len(node.users) == 1 else None
     if user is None or user.target is not aten.relu.default:
@@ -180,7 +180,7 @@ def dtypes() -> tuple[torch.dtype, ...]:
     return (torch.float32, torch.bfloat16) if bf16 else (torch.float32,)
 
 
-def _product(node: Node) -> tuple[Product, tuple[Node, ...]] | None:
+def _matmul(node: Node) -> tuple[TriedMatmul, tuple[Node, ...]] | None:
     """Reads an `addmm` or `mm` as a matmul with its inputs; None where no kernel of ours takes it."""
     if node.target not in (aten.addmm.default, aten.mm.default) or node.kwargs:
         return None
@@ -202,7 +202,7 @@ def _product(node: Node) -> tuple[Product, tuple[Node, ...]] | None:
         return None
     place = None if len(fixed) == 3 else len(bias)
     name = f"{'linear' if back else 'matmul'} {'x'.join(map(str, fixed))}"
-    call = Product(name, run, plain, place, partial(_linear_steps, back))
+    call = TriedMatmul(name, run, plain, place, partial(_linear_steps, back))
     float32 = values[0].dtype == torch.float32  # type: ignore[union-attr]
     laid: tuple[Any, Any] = (values[-2], weight.meta["val"] if back else values[-1].t())  # type: ignore[union-attr]
     few = float32 and place is None and thin.of_rows(*laid, False) is not None
@@ -310,7 +310,7 @@ def _aten_times(*args: Tensor) -> Tensor:
     return torch.addmm(*args) if len(args) == 3 else torch.mm(*args)
 
 
-def _convolution(node: Node) -> tuple[Product, tuple[Node, ...]] | None:
+def _convolution(node: Node) -> tuple[TriedMatmul, tuple[Node, ...]] | None:
     """Takes a `convolution` of fixed sizes along two dims, or of few positions along one or two; None for another."""
     if node.target is not aten.convolution.default or node.kwargs:
         return None
@@ -356,7 +356,7 @@ def _convolution(node: Node) -> tuple[Product, tuple[Node, ...]] | None:
         given = (x, weight, one, stride, padding, dilation, False, [0] * (dims - 2), 1)
         return _with_relu(aten.convolution.default, given, node, after)
 
-    product = Product(f"convolution {'x'.join(map(str, sizes))}", run, plain, None, steps)
+    product = TriedMatmul(f"convolution {'x'.join(map(str, sizes))}", run, plain, None, steps)
     if dims == 3 and not few:
         return None
     if dims == 3:

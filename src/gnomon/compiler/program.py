@@ -25,13 +25,13 @@ from gnomon.compiler.gate import Trial
 from gnomon.compiler.groups import Group, device_of, fake, groups, leaves, rebuilt, root, worth
 from gnomon.compiler.nest import Kernel, kernel
 from gnomon.compiler.rules.views import VIEWS
-from gnomon.compiler.siblings import joined
+from gnomon.compiler.siblings import join_siblings
 from gnomon.compiler.sizes import Size, product, size_of, sizes_of, symbols, text
 from gnomon.compiler.steps import SOURCE, Run
 from gnomon.compiler.tiles import Nest, Output, nest, output
 from gnomon.compiler.triton_launch import SizeTable, symbol_names
 from gnomon.compiler.triton_text import TritonKernel, triton_kernel
-from gnomon.compiler.tuned import chosen
+from gnomon.compiler.tuned import tiling_of
 
 LINES = "    "
 PRINTERS: dict[str, Callable[[Nest], Kernel]] = {"cpu": kernel, "cuda": triton_kernel}
@@ -39,7 +39,7 @@ PRINTERS: dict[str, Callable[[Nest], Kernel]] = {"cpu": kernel, "cuda": triton_k
 
 
 @dataclass(slots=True)
-class Planned:
+class PlannedGroup:
     """A group with its outputs and its kernel."""
 
     group: Group
@@ -59,8 +59,8 @@ class Planned:
 class Program:
     graph: torch.fx.Graph
     environment: Any
-    planned: list[Planned]
-    units: list[Planned | torch.fx.Node]
+    planned: list[PlannedGroup]
+    units: list[PlannedGroup | torch.fx.Node]
     """What runs, in order."""
     saved: bool = False
     """Whether inputs are what another graph made: their layouts are looked at when it is called."""
@@ -73,7 +73,7 @@ def program(graph: torch.fx.Graph, environment: Any) -> Program:
     kept = groups(graph)
     known = {*_symbol_sources(graph)}
     loops = partial(_loops, environment=environment, known=known)
-    kept = joined(graph, kept, _asked(graph, kept), loops, environment)
+    kept = join_siblings(graph, kept, _asked(graph, kept), loops, environment)
     kept = [group for group in kept if worth(group) or (environment is None and _only_python(group))]
     while True:
         outputs = _asked(graph, kept)
@@ -140,8 +140,8 @@ def _asked(graph: torch.fx.Graph, kept: Sequence[Group]) -> dict[int, list[torch
 
 def _planned(
     kept: Sequence[Group], outputs: dict[int, list[torch.fx.Node]], environment: Any, known: set[str]
-) -> tuple[list[Planned], list[Group]]:
-    made: list[Planned] = []
+) -> tuple[list[PlannedGroup], list[Group]]:
+    made: list[PlannedGroup] = []
     refused: list[Group] = []
     for n, group in enumerate(kept):
         if not outputs[n]:
@@ -153,7 +153,7 @@ def _planned(
             continue
         where = device_of(outputs[n][0])
         assert where is not None, "groups make tensors"
-        made.append(Planned(group=group, outputs=outputs[n], kernel=written, number=len(made), device=where))
+        made.append(PlannedGroup(group=group, outputs=outputs[n], kernel=written, number=len(made), device=where))
     return made, refused
 
 
@@ -192,10 +192,10 @@ def _has_effects(node: torch.fx.Node) -> bool:
     return isinstance(node.target, torch._ops.HigherOrderOperator) or getattr(node.target, "effects", False)
 
 
-def _ordered(made: Program) -> list[Planned | torch.fx.Node]:
+def _ordered(made: Program) -> list[PlannedGroup | torch.fx.Node]:
     """Units in an order that keeps the graph's where it can: those ready first, the earliest first."""
     member = {node: p for p in made.planned for node in p.group.members if node in p.outputs}
-    units: dict[int, Planned | torch.fx.Node] = {}
+    units: dict[int, PlannedGroup | torch.fx.Node] = {}
     place = {node: i for i, node in enumerate(made.graph.nodes)}
     unit_of: dict[torch.fx.Node, int] = {}
     needs: dict[int, set[int]] = {}
@@ -223,9 +223,9 @@ def _ordered(made: Program) -> list[Planned | torch.fx.Node]:
             visit(node)
     before: int | None = None
     for number, unit in sorted(units.items()):
-        asks = unit.inputs if isinstance(unit, Planned) else unit.all_input_nodes
+        asks = unit.inputs if isinstance(unit, PlannedGroup) else unit.all_input_nodes
         needs[number] = {unit_of[a] for a in asks} - {number}
-        if not isinstance(unit, Planned) and _has_effects(unit):
+        if not isinstance(unit, PlannedGroup) and _has_effects(unit):
             if before is not None:
                 needs[number].add(before)
             before = number
@@ -248,8 +248,8 @@ def _earlier_readers(
     }
     readers = set()
     for other, unit in units.items():
-        asks = unit.inputs if isinstance(unit, Planned) else unit.all_input_nodes
-        first = min(m._sort_key for m in unit.group.members) if isinstance(unit, Planned) else unit._sort_key
+        asks = unit.inputs if isinstance(unit, PlannedGroup) else unit.all_input_nodes
+        first = min(m._sort_key for m in unit.group.members) if isinstance(unit, PlannedGroup) else unit._sort_key
         if other != number and first < write._sort_key and any(root(a) in written for a in asks):
             readers.add(other)
     return readers
@@ -338,7 +338,7 @@ class Writer:
     def size(self, value: Size) -> str:
         return text(value)
 
-    def kernel_lines(self, planned: Planned) -> list[str]:
+    def kernel_lines(self, planned: PlannedGroup) -> list[str]:
         """Allocate outputs, call the kernel, and ATen in its place where an index was out of range."""
         nest = planned.kernel.nest
         out = []
@@ -370,7 +370,7 @@ class Writer:
             return [*out, call]
         return [*out, f"if {call}:", *(LINES + line for line in self.given_back(planned))]
 
-    def _launched(self, planned: Planned, kernel: TritonKernel) -> list[str]:
+    def _launched(self, planned: PlannedGroup, kernel: TritonKernel) -> list[str]:
         """A call of a Triton kernel, and ATen in its place where it does not fit these sizes."""
         names = symbol_names(kernel)
         table = self.constant(SizeTable(kernel, names, _SIZE_FUNCTIONS))
@@ -383,20 +383,20 @@ class Writer:
     def scope(self) -> dict[str, Any]:
         return {**self.constants, **_SIZE_FUNCTIONS}
 
-    def symbols_of(self, planned: Planned) -> set[str]:
+    def symbols_of(self, planned: PlannedGroup) -> set[str]:
         return set(symbols_in(planned))
 
-    def _host_sizes(self, planned: Planned) -> Iterable[Size]:
+    def _host_sizes(self, planned: PlannedGroup) -> Iterable[Size]:
         nest = planned.kernel.nest
         return [*planned.kernel.sizes, *(nest.sizes[a] for a in (*nest.outer, *nest.inner))]
 
-    def given_back(self, planned: Planned) -> list[str]:
+    def given_back(self, planned: PlannedGroup) -> list[str]:
         """The group by ATen, its results in the layouts that other kernels and callers are told of."""
         known = set(self.symbols)
         laid = [self.declared(node) for node in planned.outputs if _declares(node, known)]
         return [*self.aten_lines(planned), *(line for lines in laid for line in lines)]
 
-    def aten_lines(self, planned: Planned) -> list[str]:
+    def aten_lines(self, planned: PlannedGroup) -> list[str]:
         """The group's members, each by ATen."""
         outside = set(planned.inputs)
         wanted: set[torch.fx.Node] = set()
@@ -420,7 +420,7 @@ def as_declared(x: torch.Tensor, strides: tuple[int, ...]) -> torch.Tensor:
 class Table:
     """The array of sizes that a kernel is given, kept for every set of the symbols' values that came."""
 
-    def __init__(self, planned: Planned, names: Sequence[str]) -> None:
+    def __init__(self, planned: PlannedGroup, names: Sequence[str]) -> None:
         nest = planned.kernel.nest
         self.nest, self.source = nest, planned.kernel.source
         self.names = tuple(names)
@@ -436,7 +436,7 @@ class Table:
         array = self.known.get(values)
         if array is None:
             rows, points, *rest = self.sizes(*values)
-            t = chosen(self.source, self.nest, rows, points)
+            t = tiling_of(self.source, self.nest, rows, points)
             every = (t.chunk, t.chunks, t.tile, t.tiles, int(t.parallel), int(t.past), *rest)
             array = (ctypes.c_int64 * len(every))(*every)
             if len(self.known) > 4096:
@@ -449,7 +449,7 @@ _SIZE_FUNCTIONS: dict[str, Any] = {}
 exec("import math, torch", _SIZE_FUNCTIONS)
 
 
-def may_fail(planned: Planned) -> bool:
+def may_fail(planned: PlannedGroup) -> bool:
     """Whether a kernel looks at its inputs, and may leave them to ATen."""
     body = planned.kernel.nest.body
     return any(ins.op in ("take", "check") for ins in body.code)
@@ -488,7 +488,7 @@ def _symbol_sources(graph: torch.fx.Graph) -> dict[str, str]:
 
 
 def write(
-    made: Program, lines_of: Callable[[Writer, Planned], list[str]], units: Sequence[Any] | None = None
+    made: Program, lines_of: Callable[[Writer, PlannedGroup], list[str]], units: Sequence[Any] | None = None
 ) -> Callable[[list[Any]], Any]:
     """The program as a function of the list of its arguments, which it empties. units: its units with runs among them
     (`steps.joined`)."""
@@ -510,7 +510,7 @@ def write(
     for unit in units:
         if isinstance(unit, Run):
             lines.append(LINES + _run_line(writer, unit, lines_of))
-        elif isinstance(unit, Planned):
+        elif isinstance(unit, PlannedGroup):
             lines += [LINES + line for line in lines_of(writer, unit)]
         elif unit.op == "output":
             lines.append(f"    return {writer.argument(unit.args[0])}")
@@ -528,22 +528,22 @@ def write(
     return function
 
 
-def _run_line(writer: Writer, run: Run, lines_of: Callable[[Writer, Planned], list[str]]) -> str:
+def _run_line(writer: Writer, run: Run, lines_of: Callable[[Writer, PlannedGroup], list[str]]) -> str:
     """The line that calls a run, which is given the same steps in Python."""
     names = ", ".join(writer.name(n) for n in run.inputs)
     made = ", ".join(writer.name(n) for n in run.outputs)
     read = {node for unit in run.units if isinstance(unit, torch.fx.Node) for node in unit.all_input_nodes}
     lines = [writer.aten(node) for node in read if node.op == "get_attr"]
     for unit in run.units:
-        lines += lines_of(writer, unit) if isinstance(unit, Planned) else [writer.aten(unit)]
-        results = unit.outputs if isinstance(unit, Planned) else [unit]
+        lines += lines_of(writer, unit) if isinstance(unit, PlannedGroup) else [writer.aten(unit)]
+        results = unit.outputs if isinstance(unit, PlannedGroup) else [unit]
         if isinstance(unit, torch.fx.Node) and fake(unit) is not None:
             lines += [line for node in results for line in writer.declared(node)]
     scope = dict(writer.scope())
     text = "\n".join(LINES + line for line in [*lines, f"return [{made}]"])
     exec(f"def plain({names}):\n{text}", scope)
     run.plain = scope["plain"]
-    what = [one.kernel.source if isinstance(one, Planned) else str(one.format_node()) for one in run.units]
+    what = [one.kernel.source if isinstance(one, PlannedGroup) else str(one.format_node()) for one in run.units]
     run.trial = Trial("\n".join([SOURCE, *what]), run.tried, run.plain)
     return f"{made}, = {writer.constant(run)}({names})"
 
@@ -561,7 +561,7 @@ def _declared_symbols(made: Program) -> set[str]:
     return {str(s) for node in nodes for size in sizes_of(node.meta["val"].stride()) for s in symbols(size)}
 
 
-def symbols_in(planned: Planned) -> list[str]:
+def symbols_in(planned: PlannedGroup) -> list[str]:
     """Names of the symbols that a group's sizes are made of."""
     return sorted(_symbols(planned.kernel))
 
@@ -584,7 +584,7 @@ def _last_uses(made: Program, units: Sequence[Any]) -> dict[int, list[torch.fx.N
     """Unit -> tensors that nobody needs after it."""
     last: dict[torch.fx.Node, int] = {}
     for n, unit in enumerate(units):
-        if isinstance(unit, (Planned, Run)):
+        if isinstance(unit, (PlannedGroup, Run)):
             for node in (*unit.inputs, *unit.outputs):
                 last[node] = n
         else:
@@ -594,7 +594,7 @@ def _last_uses(made: Program, units: Sequence[Any]) -> dict[int, list[torch.fx.N
     out: dict[int, list[torch.fx.Node]] = {}
     present = {n for n in made.graph.nodes if n.op == "placeholder"}
     for unit in units:
-        present |= set(unit.outputs) if isinstance(unit, (Planned, Run)) else {unit}
+        present |= set(unit.outputs) if isinstance(unit, (PlannedGroup, Run)) else {unit}
     for node, n in last.items():
         if node in present and node.op != "output":
             out.setdefault(id(units[n]), []).append(node)

@@ -25,7 +25,7 @@ from gnomon.compiler import gathered
 from gnomon.compiler.forms import WHOLE, Forms
 from gnomon.compiler.gate import TOLERANCE
 from gnomon.compiler.node import Node
-from gnomon.compiler.products import Product
+from gnomon.compiler.products import TriedMatmul
 from gnomon.compiler.sizes import equal, sizes_of
 
 log = logging.getLogger("gnomon.compiler")
@@ -52,10 +52,10 @@ class Places:
         return torch.cat([live.new_tensor([len(live)]), live, (~there).nonzero().view(-1)])
 
 
-class RaggedProduct:
+class RaggedMatmul:
     """A product of the rows of a padded batch, as a function of the places and its own tensors."""
 
-    def __init__(self, product: Product, whole: Ragged) -> None:
+    def __init__(self, product: TriedMatmul, whole: Ragged) -> None:
         self.__name__, self.__module__ = f"ragged_{product.__name__}", __name__
         self.product, self.whole = product, whole
         self.forms: dict[int, Forms] = {}
@@ -71,7 +71,7 @@ class RaggedProduct:
         relu = self.product.after == "relu"
 
         def by_place() -> Tensor | None:
-            return gathered.product(
+            return gathered.gathered_matmul(
                 x, turned, bias[0] if bias else None, rows=live, to=live, spare=dead, fill=self.whole.fill, relu=relu,
                 into=len(x),
             )  # fmt: skip
@@ -95,7 +95,7 @@ class Ragged:
     def __init__(self, mask: int) -> None:
         """mask: which of the graph's inputs says what is there."""
         self.mask = mask
-        self.products: list[RaggedProduct] = []
+        self.products: list[RaggedMatmul] = []
         self.on = False
         self.proved: bool | None = None
         """None: no call had padding yet."""
@@ -118,13 +118,13 @@ class Ragged:
         positions = value.shape[0] * value.shape[1]
         places.meta["val"] = value.new_empty((positions + 1,), dtype=torch.int64)
         for node in found:
-            node.target = RaggedProduct(node.target, self)
+            node.target = RaggedMatmul(node.target, self)
             node.args = (places, *node.args)
             self.products.append(node.target)
 
     def _of_positions(self, node: Node, sizes: Sequence[Any]) -> bool:
         """Whether a node is a product of rows that are the mask's positions, in order."""
-        if node.op != "call_function" or not isinstance(node.target, Product) or "convolution" in node.target.name:
+        if node.op != "call_function" or not isinstance(node.target, TriedMatmul) or "convolution" in node.target.name:
             return False
         x = node.args[-2]
         if x.op != "call_function" or x.target not in FLATTENS or x.meta["val"].dtype not in gathered.dtypes():

@@ -27,7 +27,7 @@ from torch.export.graph_signature import ConstantArgument, InputKind, OutputKind
 from torch.utils import _pytree as pytree
 
 from gnomon.compiler import build, mersenne, steps
-from gnomon.compiler.backend import Compiled
+from gnomon.compiler.backend import CompiledGraph
 from gnomon.compiler.machine import this_machine
 from gnomon.errors import CaptureError, InputError
 from gnomon.trust import others_may_write
@@ -41,11 +41,11 @@ WHOLE = frozenset({"aten::scaled_dot_product_attention"})
 """Composite operations that ATen runs better whole."""
 
 
-class Loaded:
+class LoadedModel:
     """A saved model; called as the module was, with tensors that lie on the CPU. Gradients are not recorded."""
 
     def __init__(self, exported: ExportedProgram, keywords: list[str]) -> None:
-        self.compiled = Compiled(exported.graph_module)
+        self.compiled = CompiledGraph(exported.graph_module)
         self._call = self.compiled.boxed()
         self._in, self._out, self._keywords = exported.call_spec.in_spec, exported.call_spec.out_spec, keywords
         held = {**exported.state_dict, **exported.constants}
@@ -135,7 +135,7 @@ def save(
         with quiet():
             torch.export.save(exported, work / PROGRAM)
         # As it is read back, so that what is compiled here is what a process that loads it asks for.
-        made = Compiled(_read(work / PROGRAM).graph_module)
+        made = CompiledGraph(_read(work / PROGRAM).graph_module)
         _write_kernels(made, work / KERNELS)
         files = sorted(path for path in work.rglob("*") if path.is_file())
         record = {
@@ -155,7 +155,7 @@ def save(
     return target
 
 
-def load(path: str | Path) -> Loaded:
+def load(path: str | Path) -> LoadedModel:
     """A saved model, ready to be called. Raises InputError where the folder is not whole."""
     folder = Path(path)
     record = _record(folder)
@@ -184,7 +184,7 @@ def load(path: str | Path) -> Loaded:
             f"torch {torch.__version__} cannot read {folder / PROGRAM}, which torch {record['torch']} wrote ({error}); "
             "where it returns a library's own type (transformers' outputs), import that library first"
         ) from error
-    return Loaded(exported, list(record["keywords"]))
+    return LoadedModel(exported, list(record["keywords"]))
 
 
 @contextmanager
@@ -261,7 +261,7 @@ def _composites() -> dict[Any, Any]:
     }
 
 
-def _write_kernels(made: Compiled, folder: Path) -> None:
+def _write_kernels(made: CompiledGraph, folder: Path) -> None:
     """C++ and library of every kernel of a graph and its loops' bodies."""
     sources: dict[str, None] = {}
     for one in made.whole():

@@ -23,7 +23,7 @@ from torch import Tensor, fx
 
 from gnomon.compiler.build import kernel_of
 from gnomon.compiler.recurrent import library
-from gnomon.compiler.tried import Tried
+from gnomon.compiler.tried import TriedKernel
 
 MOST = 4
 """Factors of a product; a longer one is multiplied before."""
@@ -271,7 +271,7 @@ torch.library.register_autograd("gnomon::scan", _backward, setup_context=_setup,
 
 
 # ---- in a graph of ATen's
-class Scan(Tried):
+class Scan(TriedKernel):
     """One scan, or its backward, as a function of its tensors: the states, their sums with the weight, or the
     gradients of all factors."""
 

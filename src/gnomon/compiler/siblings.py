@@ -25,7 +25,7 @@ Node = torch.fx.Node
 Nested = Callable[[Body, Sequence[Node]], Nest]
 
 
-def joined(
+def join_siblings(
     graph: torch.fx.Graph, kept: Sequence[Group], outputs: dict[int, list[Node]], nested: Nested, environment: Any
 ) -> list[Group]:
     """The groups after all pairs that gain by it are one. outputs: what others ask of each group, by its place;

@@ -212,7 +212,7 @@ class Packing:
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
+class PackedArgument:
     """An argument that is packed: 0 is the weight, 1 the bias."""
 
     which: int
@@ -247,7 +247,7 @@ class UnfitStepError(Exception):
     """A step that C++ cannot call; it says why. Never reaches a user."""
 
 
-def known(value: Any) -> bool:
+def is_static(value: Any) -> bool:
     """Whether a tensor is of fixed sizes, dense, on a CPU, and not empty."""
     return (
         isinstance(value, torch.Tensor)
@@ -284,8 +284,8 @@ def _shares(node: Node) -> bool:
         above = above.args[0]
     one, other = node.meta.get("val"), above.meta.get("val")
     if isinstance(one, (list, tuple)):
-        return all(known(part) for part in one) and known(other)
-    return known(one) and known(other) and bool(one.untyped_storage()._cdata == other.untyped_storage()._cdata)
+        return all(is_static(part) for part in one) and is_static(other)
+    return is_static(one) and is_static(other) and bool(one.untyped_storage()._cdata == other.untyped_storage()._cdata)
 
 
 def _span(value: torch.Tensor) -> int:
@@ -296,7 +296,7 @@ def _span(value: torch.Tensor) -> int:
 
 # ---- a run
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Placed:
+class ArenaSlot:
     """Bytes of the arena, and the steps from which and to which they are of use."""
 
     offset: int
@@ -325,7 +325,7 @@ class Run:
     """Steps, views aside."""
     names: list[str] = field(default_factory=list)
     """Of them."""
-    placed: list[Placed] = field(default_factory=list)
+    placed: list[ArenaSlot] = field(default_factory=list)
     """What lies in the arena."""
     arena_bytes: int = 0
     again: Callable[[StepSchedule], Run] | None = None
@@ -465,7 +465,7 @@ class Builder:
         if hasattr(unit, "kernel"):
             tensors = [*unit.inputs, *unit.outputs]
             slots = len(unit.kernel.slots) + len(unit.outputs)
-            if self.kernel_of(unit) is None or not all(known(fake(n)) for n in tensors) or slots > MOST_POINTERS:
+            if self.kernel_of(unit) is None or not all(is_static(fake(n)) for n in tensors) or slots > MOST_POINTERS:
                 raise UnfitStepError("a group that ATen runs, or of sizes that change")
             return [unit], [list(unit.outputs)]
         if _is_view(unit):
@@ -484,7 +484,7 @@ class Builder:
         step_of = getattr(unit.target, "step", None)
         if step_of is not None:
             steps = step_of(unit)
-            if steps is None or not known(fake(unit)):
+            if steps is None or not is_static(fake(unit)):
                 raise UnfitStepError("an operation of ours that only Python calls")
         else:
             steps = [_operation(unit)]
@@ -528,7 +528,7 @@ class Builder:
         views = [unit for unit in self.units if isinstance(unit, torch.fx.Node) and unit in again]
         run = _Text(self, list(results)).run(number)
         run.again = lambda made: _Text(self, list(results), schedule=made).run(number)
-        return (run, views) if all(known(fake(node)) for node in run.inputs) else None
+        return (run, views) if all(is_static(fake(node)) for node in run.inputs) else None
 
 
 def _name(step: Any) -> str:
@@ -573,7 +573,7 @@ def _check(step: Any) -> None:
     for one in (*_tensors(step), *_results(step)):
         if one is None:
             continue
-        if not known(one.like if isinstance(one, (View, Between)) else one.meta.get("val")):
+        if not is_static(one.like if isinstance(one, (View, Between)) else one.meta.get("val")):
             raise UnfitStepError("a tensor elsewhere, of a size that changes, or empty")
     if isinstance(step, Operation) and step.target in PRODUCTS:
         if not all(isinstance(scale, (int, float)) for scale in step.args[3:]):
@@ -645,7 +645,7 @@ def _encoded(arg: Any, kind: Any, tensor: Callable[[Any], int], texts: list[Any]
         return [RAW, 0] if arg is None else [SOME, *_encoded(arg, kind.getElementType(), tensor, texts)]
     if name == "TensorType" and isinstance(arg, (torch.fx.Node, View, Between)):
         return [TENSOR, tensor(arg)]
-    if name == "TensorType" and isinstance(arg, Held):
+    if name == "TensorType" and isinstance(arg, PackedArgument):
         return [HELD, tensor(arg)]
     if name == "ListType" and isinstance(arg, (list, tuple)):
         inner = kind.getElementType()
@@ -704,7 +704,7 @@ class Body:
                 self.results = list(of) if isinstance(of, (list, tuple)) else [of]
             elif op not in ("placeholder", "get_attr") and not builder.add(unit):
                 raise UnfitStepError("a body with a step that only Python calls")
-        if not all(known(fake(one)) for one in (*self.inputs, *self.results)):
+        if not all(is_static(fake(one)) for one in (*self.inputs, *self.results)):
             raise UnfitStepError("a body of sizes that change, or of numbers")
         kept = [base for one in self.results if (base := builder.base(one)) in builder.made]
         self.text = _Text(builder, kept, self.inputs)
@@ -783,7 +783,7 @@ def _higher(node: Node, body_of: BodyOf) -> Loop | Branch:
     """The step of a node of higher order, of fixed sizes."""
     name, args = node.target.name(), node.args
     values = node.meta.get("val")
-    if node.kwargs or not isinstance(values, (list, tuple)) or not all(known(value) for value in values):
+    if node.kwargs or not isinstance(values, (list, tuple)) or not all(is_static(value) for value in values):
         raise UnfitStepError("a loop of sizes that change")
     results: list[Any] = [None] * len(values)
     for user in node.users:
@@ -805,7 +805,7 @@ def _higher(node: Node, body_of: BodyOf) -> Loop | Branch:
 
 
 def _fixed(nodes: Sequence[Any]) -> None:
-    if not all(isinstance(node, torch.fx.Node) and known(fake(node)) for node in nodes):
+    if not all(isinstance(node, torch.fx.Node) and is_static(fake(node)) for node in nodes):
         raise UnfitStepError("a loop of sizes that change, or of numbers")
 
 
@@ -952,7 +952,7 @@ class _Text:
         self.units, asked = (made.units, list(body)) if body is not None else _needed(made.units, results)
         self.inputs: dict[Any, int] = {node: 1 + n for n, node in enumerate(asked)}
         self.children: list[_Table] = []
-        self.placed: list[Placed] = []
+        self.placed: list[ArenaSlot] = []
         self.buffer: dict[Any, int] = {}
         self.offset: dict[Any, int] = {}
         self.tensors: dict[Any, int] = {}
@@ -1038,7 +1038,7 @@ class _Text:
         places, self.arena = offsets(sized, self._beside(within))
         for node, at, one in zip(within, places, sized, strict=True):
             self.buffer[node], self.offset[node] = 0, at
-            self.placed.append(Placed(offset=at, size_bytes=one.size_bytes, first=one.first, last=one.last))
+            self.placed.append(ArenaSlot(offset=at, size_bytes=one.size_bytes, first=one.first, last=one.last))
 
     def place(self, node: Any, offset_bytes: int | None = None) -> tuple[int, int]:
         """(buffer, bytes from its start) of a tensor; offset_bytes: from its base, where it is known."""
@@ -1050,7 +1050,7 @@ class _Text:
         return self.buffer[base], self.offset.get(base, 0) + offset_bytes
 
     def tensor(self, node: Any) -> int:
-        if isinstance(node, Held):  # of the operation that is written now
+        if isinstance(node, PackedArgument):  # of the operation that is written now
             return self.held - 2 + node.which
         return self.tensors.setdefault(node, len(self.tensors))
 
@@ -1196,7 +1196,7 @@ def _collapsed(one: TensorLayout, other: TensorLayout) -> tuple[int, list[tuple[
     return whole, dims
 
 
-def joined(units: Sequence[Any], kernel_of: KernelOf, body_of: BodyOf, saved: bool) -> list[Any]:
+def join_runs(units: Sequence[Any], kernel_of: KernelOf, body_of: BodyOf, saved: bool) -> list[Any]:
     """The units, with a `Run` in the place of each stretch that C++ can call, and then views of its results. saved:
     whether inputs are what a forward kept, and are freed as they are read."""
     if _library() is None:

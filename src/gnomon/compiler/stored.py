@@ -6,12 +6,12 @@ generator.
 
 `text_of` writes the C++ of a kernel for any (bits, group, zeros, table) and activations in eight bits, bfloat16 or
 float32 around one loop (cpp/stored.cpp). Activations in eight bits have a scale for each row and group, as llama.cpp
-and OpenVINO have them, and the product is then exact but for float32's sums; in bfloat16 weights are exact too (but
-for NF4's, whose numbers are rounded to it), and float32 is for weights in float32. Which of them is said by
-`activations`. Where the machine lacks the instructions (AVX-512, with VNNI for activations in eight bits) or has no
-compiler the weight is widened in each call, which is slow and the same product; `Packed.by` says so. Without gradients,
-on a CPU; on a GPU the same storages are printed as Triton (`stored_triton`). What is sparse is laid as `stored_choice`
-says, by `stored_sparse` or whole.
+and OpenVINO have them, and the product is then exact but for float32's sums; in bfloat16 weights are exact too (but for
+NF4's, whose numbers are rounded to it), and float32 is for weights in float32. Which of them is said by `activations`.
+Where the machine lacks the instructions (AVX-512, with VNNI for activations in eight bits) or has no compiler the
+weight is widened in each call, which is slow and the same product; `PackedStored.by` says so. Without gradients, on a
+CPU; on a GPU the same storages are printed as Triton (`stored_triton`). What is sparse is laid as `stored_choice` says,
+by `stored_sparse` or whole.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from gnomon.compiler import stored_sparse, stored_triton
 from gnomon.compiler.build import ASKS, has_compiler, kernel_of
 from gnomon.compiler.machine import has_features, this_machine
 from gnomon.compiler.stored_choice import NEAR, predicted
-from gnomon.compiler.stored_sparse import KernelChoice, PackedSparse, StoredProduct, Taken
+from gnomon.compiler.stored_sparse import KernelChoice, PackedSparse, StoredMatmul, Taken
 from gnomon.compiler.stored_triton import OnGpu
 from gnomon.compiler.tile_cost import best, rates
 from gnomon.compiler.triton_module import has_triton
@@ -106,7 +106,7 @@ WIDENED = StoredForm(bits=32, group=0, activations="fp32", half=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Packed:
+class PackedStored:
     """A weight as a kernel reads it."""
 
     shape: tuple[int, int]
@@ -188,7 +188,7 @@ def kernel(form: StoredForm) -> Callable[[Any], int] | None:
     return kernel_of(text_of(form), ctypes.c_void_p) if has_features(form.needs) and has_compiler() else None
 
 
-AnyPacked: TypeAlias = Packed | PackedSparse
+AnyPacked: TypeAlias = PackedStored | PackedSparse
 
 
 def pack(weight: Tensor, storage: Storage, activations: Activations = "int8", rows: int = 1) -> AnyPacked | OnGpu:
@@ -226,7 +226,7 @@ def _chosen(arrays: Arrays, storage: Sparse, shape: tuple[int, int], rows: int) 
     """Laid as is fastest for so many rows: by prediction, and by trial among those that are near the best."""
     if not has_sparse():
         none = torch.empty(0, dtype=torch.uint8)
-        return Packed(
+        return PackedStored(
             shape=shape, storage=storage, form=WIDENED, codes=none, scales=None, zeros=None, arrays=arrays
         )  # fmt: skip
     said = predicted(storage, shape, rows, rates(), this_machine())
@@ -258,7 +258,7 @@ def as_kind(arrays: Arrays, storage: Sparse, shape: tuple[int, int], kind: Taken
     return _laid_whole(numbers.narrow(storage.widen(arrays, shape)), numbers, shape, how)
 
 
-def _laid_whole(arrays: Arrays, storage: Storage, shape: tuple[int, int], activations: Activations) -> Packed:
+def _laid_whole(arrays: Arrays, storage: Storage, shape: tuple[int, int], activations: Activations) -> PackedStored:
     form = form_of(storage, activations)
     if isinstance(storage, NF4) and shape[1] % NF4_BLOCK:
         raise InputError(
@@ -279,7 +279,7 @@ def _laid_whole(arrays: Arrays, storage: Storage, shape: tuple[int, int], activa
         codes = _laid(plain if form.activations == "int8" else plain.astype(np.uint16), form)
         scales = _laid_scales(np.asarray(arrays["scales"]))
         zeros = _laid_scales(np.asarray(arrays["zeros"]).astype(np.float32)) if storage.zeros else None
-    return Packed(
+    return PackedStored(
         shape=shape,
         storage=storage,
         form=form,
@@ -331,7 +331,7 @@ def linear(x: Tensor, packed: AnyPacked | OnGpu, bias: Tensor | None = None) -> 
         raise InputError(
             f"a weight of {n} x {k} multiplies rows of {k} in float32 or bfloat16, not {tuple(x.shape)} {x.dtype}"
         )
-    if isinstance(packed, Packed) and packed.arrays is not None:
+    if isinstance(packed, PackedStored) and packed.arrays is not None:
         weight = torch.from_numpy(packed.storage.widen(packed.arrays, packed.shape))
         return torch.nn.functional.linear(x.float(), weight, None if bias is None else bias.float()).to(x.dtype)
     rows = x.reshape(-1, k)
@@ -342,7 +342,7 @@ def linear(x: Tensor, packed: AnyPacked | OnGpu, bias: Tensor | None = None) -> 
     if m and n:
         room = torch.empty(form.room(m, k), dtype=torch.uint8)
         wide_bias = None if bias is None else bias.float().contiguous()
-        call = product(packed, wide_bias)
+        call = stored_matmul(packed, wide_bias)
         call.m, call.threads = m, torch.get_num_threads() if m * packed.kept >= PARALLEL else 1
         call.wide = call.wide_out = x.dtype == torch.float32
         call.x, call.x_row, call.out, call.out_row = rows.data_ptr(), rows.stride(0) if m > 1 else k, out.data_ptr(), n
@@ -364,7 +364,7 @@ def rows_of(packed: AnyPacked, ids: Tensor) -> Tensor:
     """(ids, inputs) of a weight, its numbers as they are or float32 of codes of eight bits: of a table of embeddings
     that is a head's matrix too."""
     n, k = packed.shape
-    assert isinstance(packed, Packed) and packed.arrays is None, "a head is laid whole"
+    assert isinstance(packed, PackedStored) and packed.arrays is None, "a head is laid whole"
     assert packed.form.step == packed.form.beside, "a step has one code a place"
     at = packed.codes.view(-1, packed.codes.shape[1], SIDE, 4)[ids // SIDE, :, ids % SIDE].flatten(1)
     if packed.scales is None:
@@ -374,12 +374,12 @@ def rows_of(packed: AnyPacked, ids: Tensor) -> Tensor:
     return (at[:, :k].float() - packed.form.zero) * scales[:, None]
 
 
-def product(packed: AnyPacked, bias: Tensor | None) -> StoredProduct:
+def stored_matmul(packed: AnyPacked, bias: Tensor | None) -> StoredMatmul:
     """What a kernel is told of a weight, whose tensors must outlive it; rows are the caller's to say. bias: float32."""
     if isinstance(packed, PackedSparse):
-        return stored_sparse.product(packed, bias)
+        return stored_sparse.sparse_matmul(packed, bias)
     n, k = packed.shape
-    return StoredProduct(
+    return StoredMatmul(
         n=n, k=k, padded=packed.form.padded(k), codes=packed.codes.data_ptr(), scales=_place(packed.scales),
         zeros=_place(packed.zeros), bias=_place(bias), factor=1.0,
     )  # fmt: skip

@@ -49,7 +49,7 @@ NUMBERS: dict[Kind, int] = {"n of m": 0, "listed": 1, "rowwise": 2, "blocks": 3}
 BITS = {"int8": 8, "bf16": 16, "fp32": 32}
 
 
-class StoredProduct(ctypes.Structure):
+class StoredMatmul(ctypes.Structure):
     """The struct `Product` of cpp/stored.h, field by field."""
 
     _fields_ = [
@@ -335,10 +335,10 @@ def _starts(counts: NDArray[Any]) -> NDArray[np.int64]:
     return np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
 
 
-def product(packed: PackedSparse, bias: Tensor | None) -> StoredProduct:
+def sparse_matmul(packed: PackedSparse, bias: Tensor | None) -> StoredMatmul:
     """What a kernel is told of a weight, as `stored.product`."""
     n, k = packed.shape
-    return StoredProduct(
+    return StoredMatmul(
         n=n, k=k, padded=packed.form.padded(k), codes=_place(packed.codes), starts=_place(packed.starts),
         places=_place(packed.places), scales=_place(packed.scales), sums=_place(packed.sums), bias=_place(bias),
         factor=1.0,

@@ -15,7 +15,7 @@ MOST_NAMED = 4
 
 
 def summary(made: Any) -> str:
-    """Summarizes a `backend.Compiled` whose trials are over."""
+    """Summarizes a `backend.CompiledGraph` whose trials are over."""
     kept = [planned for planned in made.program.planned if made.by_kernel(planned)]
     back = [planned for planned in made.program.planned if not made.by_kernel(planned)]
     own = sum(bool(one.trial.kept) for one in made.columns) + sum(one.own_kept for one in made.products)

@@ -19,7 +19,7 @@ from torch import Tensor, fx
 
 from gnomon.compiler.build import kernel_of
 from gnomon.compiler.node import Node
-from gnomon.compiler.tried import MEMORY, Tried, text_of
+from gnomon.compiler.tried import MEMORY, TriedKernel, text_of
 
 aten = torch.ops.aten
 LEAST = 1 << 18
@@ -42,7 +42,7 @@ def kernel(dtype: torch.dtype) -> Callable[[Any], int] | None:
     return kernel_of(text_of(FORMULA, dtype), ctypes.POINTER(_TableGradientCall))
 
 
-class TableGradient(Tried):
+class TableGradient(TriedKernel):
     """Backward of a lookup: from the gradient of its result (..., width) and the indices (...), the table's (rows,
     width)."""
 

@@ -115,10 +115,10 @@ class Cost:
 @cache
 def rates() -> Rates:
     """Measures the rates once a process; without a compiler they are round figures."""
-    return measured(time.perf_counter)
+    return measure_rates(time.perf_counter)
 
 
-def measured(clock: Callable[[], float]) -> Rates:
+def measure_rates(clock: Callable[[], float]) -> Rates:
     """Measures the rates by a clock: on a machine that others use, that of one's own CPU time."""
     machine = this_machine()
     a = torch.zeros(1 << 23)

@@ -1,7 +1,7 @@
 """An operation of ours in a graph that is tried by itself: a function of tensors by a kernel or by PyTorch.
 
-`Tried` runs both on the first inputs of each size (`gate.Trial`) and then what the trial chose. A program asks it with
-`settled()` for the function to call from then on. Leaves out groups, whose trials the program holds.
+`TriedKernel` runs both on the first inputs of each size (`gate.Trial`) and then what the trial chose. A program asks it
+with `settled()` for the function to call from then on. Leaves out groups, whose trials the program holds.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def text_of(formula: Path, dtype: torch.dtype) -> str:
     return text if dtype == torch.float32 else f"#define MEMORY {MEMORY[dtype]}\n{text}"
 
 
-class Tried:
+class TriedKernel:
     """A function of tensors; what it is made of says `run` (the kernel) and `aten` (PyTorch)."""
 
     several = False

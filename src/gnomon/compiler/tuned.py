@@ -34,10 +34,10 @@ def tunable(nest: Nest) -> bool:
     return not {"column", "total"} & set(nest.stages.roles.values())
 
 
-def chosen(source: str, nest: Nest, rows: int, points: int) -> Tiling:
+def tiling_of(source: str, nest: Nest, rows: int, points: int) -> Tiling:
     """Returns the tiling of a kernel at these sizes: the one remembered, or else the model's."""
     usual = tiling(nest, rows, points, this_machine())
-    found = known(source).get((rows, points)) if tunable(nest) else None
+    found = choices_of(source).get((rows, points)) if tunable(nest) else None
     return usual if found is None else with_choice(usual, nest, found)
 
 
@@ -51,7 +51,7 @@ def with_choice(usual: Tiling, nest: Nest, choice: Choice) -> Tiling:
     return replace(usual, chunk=chunk, tile=tile, parallel=many and (usual.parallel or one_task))
 
 
-def known(source: str) -> dict[Sizes, Choice]:
+def choices_of(source: str) -> dict[Sizes, Choice]:
     """What was measured of a kernel on this machine with these threads."""
     return _read(_path(source, torch.get_num_threads()))
 

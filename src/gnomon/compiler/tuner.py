@@ -149,7 +149,7 @@ def subject_of(planned: Any) -> Subject | None:
         function((ctypes.c_int64 * len(every))(*every), *places)
 
     usual = tiling(nest, rows, points, this_machine())
-    near = nearest(tuned.known(kernel.source), (rows, points))
+    near = nearest(tuned.choices_of(kernel.source), (rows, points))
     ahead = [usual] if near is None else [usual, tuned.with_choice(usual, nest, near)]
     every = list(dict.fromkeys([*ahead, *candidates(planned, usual)]))
     every = every[: 2 if near is not None else MOST]

@@ -9,9 +9,9 @@ from gnomon.control.controllers import Controller as Controller
 from gnomon.control.controllers import surplus as surplus
 from gnomon.control.seen import AfterLoss as AfterLoss
 from gnomon.control.seen import Decision as Decision
-from gnomon.control.seen import Seen as Seen
+from gnomon.control.seen import JobProcesses as JobProcesses
 from gnomon.control.simulated import Incident as Incident
-from gnomon.control.simulated import Simulated as Simulated
+from gnomon.control.simulated import SimulatedLauncher as SimulatedLauncher
 from gnomon.control.simulated import replayed as replayed
 from gnomon.control.trace import ControlTrace as ControlTrace
 from gnomon.control.trace import Look as Look

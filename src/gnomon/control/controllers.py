@@ -2,8 +2,8 @@
 
 `CONTROLLERS[name]` is a value of pure functions. `decide(plan, seen)` is the decision that follows, or None where all
 goes on as it is; plan: the one in force, whose placement the last decision gave. `after_loss(seen, restarts)` is what
-the launcher does about a lost process. Each depends on nothing else, so that a recorded `Seen` gives the same decision
-again. Where workers go is `methods.easyscale`'s. Leaves out acting on it.
+the launcher does about a lost process. Each depends on nothing else, so that a recorded `JobProcesses` gives the same
+decision again. Where workers go is `methods.easyscale`'s. Leaves out acting on it.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
-from gnomon.control.seen import AfterLoss, Decision, Seen
-from gnomon.methods.easyscale import Observation, moved, placed
+from gnomon.control.seen import AfterLoss, Decision, JobProcesses
+from gnomon.methods.easyscale import Observation, move_workers, place_workers
 from gnomon.plans import Plan
 
 
@@ -24,9 +24,9 @@ class Controller:
     """Whether each process is started for one rank of the plan; else processes are alike, and any takes any workers."""
     begin: Callable[[Plan], tuple[Plan, int]]
     """The plan in force at the start, and the processes to start."""
-    decide: Callable[[Plan, Seen], Decision | None]
+    decide: Callable[[Plan, JobProcesses], Decision | None]
     """Who trains from now on; None where all goes on as it is."""
-    after_loss: Callable[[Seen, int], AfterLoss]
+    after_loss: Callable[[JobProcesses, int], AfterLoss]
     """From what is seen without the lost process, and the times that one may still be replaced."""
 
 
@@ -36,10 +36,10 @@ class Controller:
 def _begin_workers(plan: Plan) -> tuple[Plan, int]:
     """Begins with as many processes as the placement names; which workers they begin with is EasyScale's choice."""
     processes = max(plan.device_of) + 1
-    return placed(plan, Observation(processes=processes)), processes
+    return place_workers(plan, Observation(processes=processes)), processes
 
 
-def logical_workers(plan: Plan, seen: Seen) -> Decision | None:
+def logical_workers(plan: Plan, seen: JobProcesses) -> Decision | None:
     """Decides as EasyScale does. Where no process is lost, training goes on at once; a requested change waits until all
     that were started are ready. Workers move to faster processes where speeds are seen."""
     members = seen.ready[: seen.asked]
@@ -50,14 +50,14 @@ def logical_workers(plan: Plan, seen: Seen) -> Decision | None:
         broken = not set(seen.members) <= set(seen.there)
         if not broken and len(seen.ready) < len(seen.there):
             return None
-        return Decision(members=members, plan=placed(plan, observed))
+        return Decision(members=members, plan=place_workers(plan, observed))
     if seen.parted:
         return Decision(members=members, plan=plan)
-    better = moved(plan, observed) if seen.speeds else plan
+    better = move_workers(plan, observed) if seen.speeds else plan
     return None if better == plan else Decision(members=members, plan=better)
 
 
-def _after_loss_of_worker(seen: Seen, restarts: int) -> AfterLoss:
+def _after_loss_of_worker(seen: JobProcesses, restarts: int) -> AfterLoss:
     """Those left go on; one fewer is wanted where no other may be started."""
     others = len(seen.there)
     who = "1 other goes" if others == 1 else f"{others} others go"
@@ -71,7 +71,7 @@ def _after_loss_of_worker(seen: Seen, restarts: int) -> AfterLoss:
     return AfterLoss(goes_on=True, starts=0, restarts=0, asked=max(1, seen.asked - 1), said=stays)
 
 
-def surplus(seen: Seen) -> tuple[int, ...]:
+def surplus(seen: JobProcesses) -> tuple[int, ...]:
     """Processes that wait for a decision which will not name them."""
     if not seen.asked:
         return ()
@@ -85,7 +85,7 @@ def _begin_ranks(plan: Plan) -> tuple[Plan, int]:
     return plan, plan.world_size
 
 
-def same_ranks(plan: Plan, seen: Seen) -> Decision | None:
+def same_ranks(plan: Plan, seen: JobProcesses) -> Decision | None:
     """Decides for checkpoints in memory: every rank trains in the newest process that was started for it, once all are
     ready."""
     holder = dict(zip(seen.ranks, seen.there, strict=True))
@@ -95,14 +95,14 @@ def same_ranks(plan: Plan, seen: Seen) -> Decision | None:
     return Decision(members=members, plan=plan) if members != seen.members or seen.parted else None
 
 
-def _after_loss_of_rank(seen: Seen, restarts: int) -> AfterLoss:
+def _after_loss_of_rank(seen: JobProcesses, restarts: int) -> AfterLoss:
     """Nobody can go on without a rank: another process takes its place, or the job ends."""
     left = max(0, restarts - 1)
     said = f"the others stay, and another process takes its place ({left} left)"
     return AfterLoss(goes_on=restarts > 0, starts=min(1, restarts), restarts=left, asked=0, said=said)
 
 
-def takeover(plan: Plan, seen: Seen) -> Decision | None:
+def takeover(plan: Plan, seen: JobProcesses) -> Decision | None:
     """Decides as Bamboo does: the processes left go on at once, and the holder of a lost rank's copy does its work; one
     that comes in its place is given its work and its copy when the others have met."""
     home = {rank: one for rank, one in zip(seen.ranks, seen.there, strict=True) if one in seen.ready}
@@ -118,7 +118,7 @@ def takeover(plan: Plan, seen: Seen) -> Decision | None:
     return Decision(members=members, plan=replace(plan, placement=placement), lost=lost)
 
 
-def _does(plan: Plan, seen: Seen, home: Mapping[int, int]) -> tuple[dict[int, int], tuple[int, ...]]:
+def _does(plan: Plan, seen: JobProcesses, home: Mapping[int, int]) -> tuple[dict[int, int], tuple[int, ...]]:
     """Process that does each rank's work, and ranks whose state none has. home: the process started for each rank, of
     those that are ready."""
     ranks = range(plan.world_size)
@@ -150,7 +150,7 @@ def keepers(plan: Plan) -> dict[int, int]:
     }
 
 
-def _after_loss_of_stage(seen: Seen, restarts: int) -> AfterLoss:
+def _after_loss_of_stage(seen: JobProcesses, restarts: int) -> AfterLoss:
     """Those left go on, if they have begun; another comes if that may be."""
     left = max(0, restarts - 1)
     after = f"another process takes its place ({left} left)" if restarts else "no other one takes its place"

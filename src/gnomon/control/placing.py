@@ -70,7 +70,7 @@ class Look:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Moved:
+class PlacementChange:
     """What it makes of it."""
 
     placement: Placement
@@ -86,7 +86,7 @@ def imbalance(rows: Sequence[int], placement: Placement, ep: int) -> float:
     return max(rank_rows(rows, placement, ep)) * ep / total if total else 1.0
 
 
-def move(look: Look, ep: int, costs: PlacingCosts, *, horizon: int, most: int = MOST_MOVES) -> Moved:
+def move(look: Look, ep: int, costs: PlacingCosts, *, horizon: int, most: int = MOST_MOVES) -> PlacementChange:
     """The placement after the moves that pay: a move is made while the busiest rank has more than TRIGGER times the
     mean, if it saves more within `horizon` steps than it costs."""
     placement, began = look.placement, look.placement
@@ -103,7 +103,7 @@ def move(look: Look, ep: int, costs: PlacingCosts, *, horizon: int, most: int = 
             break
         now, _, placement = best
     changed = tuple(slot for slot, (one, other) in enumerate(zip(began, placement, strict=True)) if one != other)
-    return Moved(placement=placement, slots=changed, gain_s=first - now)
+    return PlacementChange(placement=placement, slots=changed, gain_s=first - now)
 
 
 def _moves(placement: Placement, rows: Sequence[int], ep: int) -> Iterator[tuple[Placement, int]]:
@@ -189,7 +189,7 @@ def placements_of(plan: Plan, experts: Sequence[int], ep: int, router: RouterLoa
     return tuple(made)
 
 
-def placed(plan: Plan, graph: Graph, workload: Workload | None) -> Plan:
+def with_placement(plan: Plan, graph: Graph, workload: Workload | None) -> Plan:
     """The plan with the placement of its experts' replicas, one row for each layer with experts, where it leaves that
     to the load; the same plan where no expert has a replica. PlanError where experts cannot have so many."""
     if not plan.experts.replicas or plan.experts.placement:

@@ -1,4 +1,4 @@
-"""What a controller is told and what it answers: `Seen`, `Decision` and `AfterLoss`.
+"""What a controller is told and what it answers: `JobProcesses`, `Decision` and `AfterLoss`.
 
 Processes have numbers that are never given again. Leaves out how these things come to be known.
 """
@@ -11,7 +11,7 @@ from gnomon.plans import Plan
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Seen:
+class JobProcesses:
     """The processes of a job at one moment."""
 
     there: tuple[int, ...]

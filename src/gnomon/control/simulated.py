@@ -1,8 +1,8 @@
 """A launcher in simulated time: it sees what happens to processes, asks the job's controller, and acts on the answer.
 
-`Simulated` is told incidents, and `look` is what a real launcher does between two of them. `incidents(trace)` is what
-happened in a recorded run, so that playing it shows whether the same decisions follow. Leaves out seconds of steps
-(`fleet.spot`).
+`SimulatedLauncher` is told incidents, and `look` is what a real launcher does between two of them. `incidents(trace)`
+is what happened in a recorded run, so that playing it shows whether the same decisions follow. Leaves out seconds of
+steps (`fleet.spot`).
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from gnomon.control.controllers import CONTROLLERS, surplus
-from gnomon.control.seen import Decision, Seen
+from gnomon.control.seen import Decision, JobProcesses
 from gnomon.control.trace import NONE, ControlTrace, Look
 from gnomon.plans import Plan
 
@@ -31,7 +31,7 @@ class Incident:
     speeds: tuple[float, ...] = ()
 
 
-class Simulated:
+class SimulatedLauncher:
     """The launcher of one job."""
 
     def __init__(self, controller: str, plan: Plan, *, restarts: int = 0, asked: int = 0) -> None:
@@ -61,7 +61,7 @@ class Simulated:
         else:
             self.seen = replace(seen, met=True)
 
-    def look(self) -> tuple[Seen, Decision | None]:
+    def look(self) -> tuple[JobProcesses, Decision | None]:
         """What is seen, and what is decided; it is done at once."""
         seen = self.seen
         decision = self.controller.decide(self.plan, seen)
@@ -88,7 +88,7 @@ class Simulated:
 def incidents(trace: ControlTrace) -> Iterator[tuple[Look, tuple[Incident, ...]]]:
     """Each look of a trace with what had happened since the one before."""
     asked = trace.looks[0].seen.asked if trace.looks else 0
-    simulated = Simulated(trace.controller, trace.plan, restarts=trace.restarts, asked=asked)
+    simulated = SimulatedLauncher(trace.controller, trace.plan, restarts=trace.restarts, asked=asked)
     for look in trace.looks:
         happened = tuple(_between(simulated.seen, look.seen))
         for one in happened:
@@ -101,10 +101,10 @@ def incidents(trace: ControlTrace) -> Iterator[tuple[Look, tuple[Incident, ...]]
         yield look, happened
 
 
-def replayed(trace: ControlTrace) -> Sequence[tuple[Seen, Decision | None]]:
+def replayed(trace: ControlTrace) -> Sequence[tuple[JobProcesses, Decision | None]]:
     """What a simulated launcher sees and decides at each look of a trace, told only what happened to the processes."""
     asked = trace.looks[0].seen.asked if trace.looks else 0
-    simulated = Simulated(trace.controller, trace.plan, restarts=trace.restarts, asked=asked)
+    simulated = SimulatedLauncher(trace.controller, trace.plan, restarts=trace.restarts, asked=asked)
     played = []
     for _, happened in incidents(trace):
         for one in happened:
@@ -113,7 +113,7 @@ def replayed(trace: ControlTrace) -> Sequence[tuple[Seen, Decision | None]]:
     return played
 
 
-def _between(before: Seen, now: Seen) -> Iterator[Incident]:
+def _between(before: JobProcesses, now: JobProcesses) -> Iterator[Incident]:
     """What makes one of the other, but for the number that is asked for."""
     for one in before.there:
         if one not in now.there:

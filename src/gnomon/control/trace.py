@@ -14,12 +14,12 @@ from typing import ClassVar, TypeVar
 
 from gnomon import schema
 from gnomon.control.controllers import CONTROLLERS
-from gnomon.control.seen import Decision, Seen
+from gnomon.control.seen import Decision, JobProcesses
 from gnomon.errors import InputError
 from gnomon.plans import Plan
 
 MOST_BYTES = 1 << 28
-NONE = Seen(there=(), ready=())
+NONE = JobProcesses(there=(), ready=())
 T = TypeVar("T")
 
 
@@ -29,7 +29,7 @@ class Look:
 
     at: float
     """Seconds since the job was started."""
-    seen: Seen
+    seen: JobProcesses
     decision: Decision | None
     """None where all went on as it was."""
 
@@ -58,7 +58,7 @@ class _Head:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Said:
+class _DecisionLine:
     """A decision, without what all have in common."""
 
     members: tuple[int, ...]
@@ -71,8 +71,8 @@ class _Line:
     """Any other line of a trace's file."""
 
     at: float
-    seen: Seen
-    decision: _Said | None = None
+    seen: JobProcesses
+    decision: _DecisionLine | None = None
 
 
 class Recorder:
@@ -83,13 +83,13 @@ class Recorder:
         self.path, self.began, self.last = path, time(), NONE
         self._line(_Head(controller=controller, restarts=restarts, plan=plan), mode="w")
 
-    def look(self, seen: Seen, decision: Decision | None) -> None:
+    def look(self, seen: JobProcesses, decision: Decision | None) -> None:
         """A line, if anything is new."""
         if seen == self.last and decision is None:
             return
         self.last, said = seen, None
         if decision is not None:
-            said = _Said(members=decision.members, placement=decision.plan.placement, lost=decision.lost)
+            said = _DecisionLine(members=decision.members, placement=decision.plan.placement, lost=decision.lost)
         self._line(_Line(at=round(time() - self.began, 6), seen=seen, decision=said))
 
     def _line(self, value: object, *, mode: str = "a") -> None:

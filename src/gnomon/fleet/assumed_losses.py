@@ -1,4 +1,4 @@
-"""What a simulation of losses of machines takes unless told otherwise: `Assumed`.
+"""What a simulation of losses of machines takes unless told otherwise: `AssumedLosses`.
 
 By itself, so that the command line can say the numbers without a simulation.
 """
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Assumed:
+class AssumedLosses:
     """What a simulation of losses takes unless told otherwise."""
 
     come_s: float = 600.0

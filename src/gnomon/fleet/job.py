@@ -74,7 +74,7 @@ class Job:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Refused:
+class RefusedRow:
     """A row of a trace that is not a job that can be replayed."""
 
     line: int
@@ -93,7 +93,7 @@ class Trace:
     """Which reader read it."""
     jobs: tuple[Job, ...]
     """In order of submission, then of the file."""
-    left_out: tuple[Refused, ...] = ()
+    left_out: tuple[RefusedRow, ...] = ()
     """Rows that are no jobs for a replay (never ran, no GPU), each with its line, to be reported."""
     notes: tuple[str, ...] = ()
     """What the reader assumed."""
@@ -108,7 +108,7 @@ class Trace:
             seen.add(job.id)
 
 
-def reasons(left_out: Sequence[Refused], most: int = 3) -> str:
+def reasons(left_out: Sequence[RefusedRow], most: int = 3) -> str:
     """Says which rows were left out and why, as in `: 12 rows left out (line 4: …; line 9: …; …)`; empty for none."""
     if not left_out:
         return ""

@@ -1,11 +1,12 @@
 """Speeds that jobs learn as they run, in place of speeds that are known: what Pollux and Sia have.
 
 A job times its steps; `fit` makes a throughput model of each kind of device from them, with the gradient noise of its
-last step. From these `Learned` foretells it: goodput at the best batch on devices that it had, or not yet. On a kind of
-device that it never had, it is as fast as on one that it had, times a ratio that is measured on single devices. Before
-it ran at all it is taken to scale linearly. `Learned.truth` is what happens then: a job trains at the batch that its
-model prefers, which need not be the best one. The replay tells a `Learned` what ran. Leaves out the throughput model
-itself (`throughput`). Sources: Qiao et al., OSDI 2021; Jayaram Subramanya et al., SOSP 2023, section 3.2.
+last step. From these `LearnedForecasts` foretells it: goodput at the best batch on devices that it had, or not yet. On
+a kind of device that it never had, it is as fast as on one that it had, times a ratio that is measured on single
+devices. Before it ran at all it is taken to scale linearly. `LearnedForecasts.truth` is what happens then: a job trains
+at the batch that its model prefers, which need not be the best one. The replay tells a `LearnedForecasts` what ran.
+Leaves out the throughput model itself (`throughput`). Sources: Qiao et al., OSDI 2021; Jayaram Subramanya et al., SOSP
+2023, section 3.2.
 """
 
 from __future__ import annotations
@@ -82,7 +83,7 @@ def tuned(
 
 
 @dataclass(frozen=True)
-class Learned:
+class LearnedForecasts:
     """Forecasts from what jobs have measured so far: the interface `Forecasts`."""
 
     known: ByKind
@@ -92,9 +93,9 @@ class Learned:
     _memo: dict[tuple[object, ...], Tuned] = field(default_factory=dict, compare=False, repr=False)
     _ratios: dict[tuple[str, str, str], float] = field(default_factory=dict, compare=False, repr=False)
 
-    def started(self) -> Learned:
+    def started(self) -> LearnedForecasts:
         """One that knows of no job yet."""
-        return Learned(self.known)
+        return LearnedForecasts(self.known)
 
     @property
     def truth(self) -> Learning:
@@ -195,7 +196,7 @@ class Learned:
 class Learning(ByKind):
     """What happens while jobs learn: a job trains at the batch that it prefers by what it has timed."""
 
-    learned: Learned
+    learned: LearnedForecasts
 
     def phase(self, job: Job, done_s: float, allocation: Allocation) -> tuple[float, float]:
         """Returns (rate, until) as `Forecasts` does; a rate holds for an epoch."""

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from gnomon.errors import GnomonError, InputError, PlanError
-from gnomon.fleet.assumed_losses import Assumed
+from gnomon.fleet.assumed_losses import AssumedLosses
 from gnomon.fleet.spot import MachineShape, SpotCosts, System, shares
 from gnomon.graph import Graph
 from gnomon.hardware import Cluster
@@ -20,7 +20,7 @@ from gnomon.orders.one_f_one_b import ORDER as ONE_F_ONE_B
 from gnomon.plans import Pass, Plan, Workload
 from gnomon.prediction import memory_copies, predict
 from gnomon.prediction.predict import PLAIN_STACK
-from gnomon.search import Found
+from gnomon.search import FoundPlan
 from gnomon.software import Stack, own
 
 Job = tuple[Graph, Cluster, Workload, Stack]
@@ -36,7 +36,7 @@ NEEDED = {"schedule": ONE_F_ONE_B.name, "zero": 0, "virtual_stages": 1}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Priced:
+class PricedPlan:
     """A plan with its seconds."""
 
     shape: MachineShape
@@ -49,7 +49,7 @@ class Priced:
     """Without copies."""
 
 
-def priced(job: Job, given: Plan, assumed: Assumed) -> Priced:
+def price_under_losses(job: Job, given: Plan, assumed: AssumedLosses) -> PricedPlan:
     """InputError for a plan whose stages have meshes of their own."""
     graph, cluster, workload, stack = job
     plan = bamboo.without(given)
@@ -59,7 +59,7 @@ def priced(job: Job, given: Plan, assumed: Assumed) -> Priced:
     copies = memory_copies(plain, assumed.memory_every)
     refused = bamboo.METHOD.refusal(_with(plan, bamboo.NOBODY)) or ""
     copied, taken = (1.0, 1.0) if refused else _seconds(job, plan)
-    return Priced(
+    return PricedPlan(
         shape=MachineShape(stages=plan.mesh.pp, pipelines=plan.mesh.data_ranks),
         costs=SpotCosts(
             step_s=plain.step_s,
@@ -95,7 +95,7 @@ def _seconds(job: Job, plan: Plan) -> tuple[float, float]:
     return step_s(bamboo.NOBODY), max(step_s(rank) for rank in range(plan.mesh.pp))
 
 
-def useful(known: Priced, hours: float, ways: Iterable[System], assumed: Assumed) -> dict[System, float]:
+def useful(known: PricedPlan, hours: float, ways: Iterable[System], assumed: AssumedLosses) -> dict[System, float]:
     """Useful steps of each way over those of a run without losses and copies, at one loss of a machine in `hours`."""
     return shares(
         1 / hours,
@@ -117,7 +117,7 @@ def best_of(found: Mapping[System, float]) -> System:
 class PlayedUnderLosses:
     """A plan under losses."""
 
-    found: Found
+    found: FoundPlan
     way: System
     steps_per_hour: float
     """Useful ones."""
@@ -137,20 +137,20 @@ class Losses:
     """Why there is none."""
 
     @property
-    def best(self) -> Found:
+    def best(self) -> FoundPlan:
         """The plan that makes most useful steps; of equal ones that without a copy."""
         pays = self.copied is not None and self.copied.steps_per_hour > self.without.steps_per_hour
         return self.copied.found if pays and self.copied is not None else self.without.found
 
 
-def compared(
+def compare_copies(
     job: Job,
-    fastest: Found,
+    fastest: FoundPlan,
     hours: float,
     fixed: Mapping[str, object],
-    searched: Callable[[Mapping[str, object], int], Iterable[Found]],
+    searched: Callable[[Mapping[str, object], int], Iterable[FoundPlan]],
     limit_bytes: float,
-    assumed: Assumed,
+    assumed: AssumedLosses,
 ) -> Losses:
     """The fastest plan beside those with copies of stages. fixed: fields of a point that were asked to be so. searched:
     (such fields, how many) -> the fastest plans with more than one stage that have them. PlanError for a program that
@@ -178,7 +178,7 @@ def compared(
     return Losses(hours=hours, without=without, copied=copied, why=why)
 
 
-def _with_room(job: Job, plain: Iterable[Found], limit_bytes: float) -> list[Found]:
+def _with_room(job: Job, plain: Iterable[FoundPlan], limit_bytes: float) -> list[FoundPlan]:
     """The fastest plans with copies of stages that fit."""
     graph, cluster, workload, stack = job
     found = []
@@ -190,9 +190,9 @@ def _with_room(job: Job, plain: Iterable[Found], limit_bytes: float) -> list[Fou
     return sorted(found, key=lambda one: one.step_s)
 
 
-def _played(job: Job, found: Found, hours: float, way: System, assumed: Assumed) -> PlayedUnderLosses:
+def _played(job: Job, found: FoundPlan, hours: float, way: System, assumed: AssumedLosses) -> PlayedUnderLosses:
     """A plan under lists of losses that are the same for all plans."""
-    known = priced(job, found.plan, assumed)
+    known = price_under_losses(job, found.plan, assumed)
     if known.refused and way == "bamboo":
         raise PlanError(known.refused)
     return PlayedUnderLosses(

@@ -79,7 +79,7 @@ def usable(state: State, forecasts: Forecasts, job: Job, count: int) -> Sequence
     return _usable(state.machines, job.device, count, forecasts.memory_bytes(job, count))
 
 
-def chosen(state: State, jobs: Sequence[Active], picks: Mapping[str, tuple[int, int]]) -> Sequence[Decision]:
+def decisions_for(state: State, jobs: Sequence[Active], picks: Mapping[str, tuple[int, int]]) -> Sequence[Decision]:
     """Decisions that give every job the number of devices of the pool that was chosen for it, and none to the others.
 
     Jobs that have such devices keep them; the largest of the others are placed first. picks: by id, (pool, devices),

@@ -1,8 +1,9 @@
 """Jobs of a trace that say what they train: their rates and memory are predictions, and not the stated curve.
 
 A job gives a plan file (`plan`), or a model and its global batch (`model, batch_size`); then the plan is the fastest
-that a search finds on the devices that it asks for. `Predictions` keeps the planners, `Predicted` are forecasts that
-use them and leave every other job to the forecasts behind. Leaves out learning from what a replay measures.
+that a search finds on the devices that it asks for. `Predictions` keeps the planners, `PredictedForecasts` are
+forecasts that use them and leave every other job to the forecasts behind. Leaves out learning from what a replay
+measures.
 """
 
 from __future__ import annotations
@@ -154,7 +155,7 @@ def _cluster(kind: str, per_node: int, devices: int) -> Cluster:
 
 
 @dataclass(frozen=True)
-class Predicted:
+class PredictedForecasts:
     """Forecasts of predicted jobs, with others behind them: the interface `Forecasts`."""
 
     machines: Machines

@@ -20,7 +20,7 @@ from gnomon.errors import InputError, RunError
 from gnomon.fleet.devices import Devices
 from gnomon.fleet.forecast import Curve
 from gnomon.fleet.job import Trace
-from gnomon.fleet.learned import Learned
+from gnomon.fleet.learned import LearnedForecasts
 from gnomon.fleet.machines import Machines, check_fits
 from gnomon.fleet.ordered import can_be_ordered, replay_ordered
 from gnomon.fleet.placement import fit
@@ -68,7 +68,7 @@ def replay(
     """The fate of a trace's jobs under a policy.
 
     forecasts: what the policy is told; default the stated curve. truth: what happens; default the forecasts, and of
-    `Learned` what it says, which begins anew.
+    `LearnedForecasts` what it says, which begins anew.
     InputError for jobs that these machines cannot run. RunError for jobs that a policy never starts.
     """
     told = forecasts or Curve(machines)
@@ -85,7 +85,7 @@ def replay(
             else f"policy {policy.name} knows no parts of devices; fgd does, or leave --gpu-sharing out"
         )
     rules = rules or Rules()
-    learned = told.started() if isinstance(told, Learned) else None
+    learned = told.started() if isinstance(told, LearnedForecasts) else None
     if learned:
         told, truth = learned, learned.truth
     if can_be_ordered(trace, machines, policy, plain=rules == Rules(costs=rules.costs), known=forecasts or truth):

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from statistics import mean
 from typing import Literal, get_args
 
-from gnomon.control import Incident, Simulated
+from gnomon.control import Incident, SimulatedLauncher
 from gnomon.errors import InputError
 from gnomon.plans import Mesh, Plan, Schedule
 
@@ -205,7 +205,7 @@ class _Decided(_Played):
 
     def __init__(self, shape: MachineShape, costs: SpotCosts, system: System) -> None:
         super().__init__(shape, costs, system)
-        self.job = Simulated(CONTROLLED[system], shape.plan)
+        self.job = SimulatedLauncher(CONTROLLED[system], shape.plan)
         self.process: dict[int, int] = {}
         """Of each machine that is there."""
         self.born = 0

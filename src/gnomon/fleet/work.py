@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from gnomon.errors import RunError
 from gnomon.fleet.devices import Devices
-from gnomon.fleet.learned import Learned
+from gnomon.fleet.learned import LearnedForecasts
 from gnomon.fleet.result import Run
 from gnomon.fleet.rules import Rules
 from gnomon.fleet.state import FULL, PAUSED, Active, Allocation, Forecasts, devices_of
@@ -33,7 +33,7 @@ class Work:
     rules: Rules
     truth: Forecasts
     """How fast jobs really go."""
-    learned: Learned | None = None
+    learned: LearnedForecasts | None = None
     """What jobs measure of themselves, where their speeds are not known."""
     now: float = 0.0
     queue: dict[str, Active] = field(default_factory=dict)

@@ -22,7 +22,7 @@ from gnomon.formats.containers import image_starts, words_of
 from gnomon.serving.file import ServeFile
 from gnomon.serving.layout import FORMATS, KV_BITS, Draft, Serving
 from gnomon.software.engine import engine
-from gnomon.software.engine_options import AUTO, EngineOptions, known, size_of
+from gnomon.software.engine_options import AUTO, EngineOptions, options_of, size_of
 
 BEGINS: Mapping[str, tuple[str, ...]] = {
     "vllm": ("vllm", "serve"),
@@ -287,7 +287,7 @@ def _of_vllm(serving: Serving) -> tuple[list[str], list[str]]:
             f"acceptance {serving.acceptance:g}: what the text makes it; give --acceptance where the line is predicted"
         )
     if serving.lora_rank:
-        ranks = [int(rank) for rank in known("vllm").takes["--max-lora-rank"].split("|")]
+        ranks = [int(rank) for rank in options_of("vllm").takes["--max-lora-rank"].split("|")]
         rank = min((one for one in ranks if one >= serving.lora_rank), default=None)
         if rank is None:
             return words, [*lost, f"lora_rank {serving.lora_rank}: vllm takes at most {max(ranks)}"]
@@ -328,7 +328,7 @@ def read_command(text: str, program: str, on: str, acceptance: float = 0.0) -> C
     """
     if program not in OPTIONS:
         raise InputError(f"no reader of {program[:40]!r}{nearest(program, OPTIONS)}; known: {', '.join(OPTIONS)}")
-    begins, options = list(BEGINS[program]), known(ENGINE_OF.get(program, program))
+    begins, options = list(BEGINS[program]), options_of(ENGINE_OF.get(program, program))
     container = words_of(text, begins)
     try:
         words = container.words if container else _expanded(shlex.split(text.replace("\\\n", " "), comments=True))

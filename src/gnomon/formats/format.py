@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from gnomon.formats.export import Draft, ExportRequest
-from gnomon.formats.given import Given
+from gnomon.formats.given import ReadContext
 from gnomon.formats.job import Job
 
 
@@ -49,7 +49,7 @@ class Format:
     """What its files are, in a few words."""
     looks: Callable[[Sample], bool]
     """Whether a file is one of these; at most one format says so of a file."""
-    read: Callable[[Path, Given], Job]
+    read: Callable[[Path, ReadContext], Job]
     """The job of a file. Raises InputError or FormatError with the fix."""
     write: Callable[[ExportRequest], Draft] | None = None
     """A plan as one of its files; None where it is read only."""

@@ -55,7 +55,7 @@ def name_here(theirs: str) -> str | None:
     return f"model.layers.{layer[1]}.{known}.{end}" if layer else f"{known}.{end}"
 
 
-def turned(rows: int, heads: int) -> NDArray[np.intp]:
+def row_order(rows: int, heads: int) -> NDArray[np.intp]:
     """Maps each of llama.cpp's rows to the row of ours that it is."""
     return np.arange(rows).reshape(heads, 2, rows // heads // 2).swapaxes(1, 2).ravel()
 

@@ -1,8 +1,8 @@
 """What a person gives beside a job file, by one rule for the readers of all formats.
 
-`Given` holds the devices, the network and sizes that a file may leave open, and `settings`: `--set name=value` for
-anything that the reader would have read, by the name that the file gives it. `parse_settings(words)` reads the words.
-Leaves out the command line (`cli`) and what a name means (each reader).
+`ReadContext` holds the devices, the network and sizes that a file may leave open, and `settings`: `--set name=value`
+for anything that the reader would have read, by the name that the file gives it. `parse_settings(words)` reads the
+words. Leaves out the command line (`cli`) and what a name means (each reader).
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ GIVE_MODEL = "give --model NAME (gnomon catalogue models), or --model path/to/co
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Given:
+class ReadContext:
     """What is given beside a job file; None and empty are what the file says, or its program's default."""
 
     devices: int | None = None
@@ -72,7 +72,7 @@ class Given:
         return {name: setting_value(text) for name, text in self.settings.items()}
 
 
-NOTHING = Given()
+NOTHING = ReadContext()
 """Nothing beside the file."""
 
 

@@ -13,7 +13,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 
 from gnomon.errors import InputError, nearest
-from gnomon.formats.given import GIVE_MODEL, NOTHING, Given, Network, network_graph
+from gnomon.formats.given import GIVE_MODEL, NOTHING, Network, ReadContext, network_graph
 from gnomon.formats.keys import MAX_CHARACTERS, Keys
 from gnomon.formats.shell import UNKNOWN, offered
 from gnomon.graph import Graph
@@ -136,7 +136,7 @@ def shorten(value: object) -> str:
 class Fields(Keys):
     """The flattened fields of a job file being read: what was asked for, what does not matter, what has no place."""
 
-    def __init__(self, values: Mapping[str, object], source: str, given: Given = NOTHING) -> None:
+    def __init__(self, values: Mapping[str, object], source: str, given: ReadContext = NOTHING) -> None:
         super().__init__({**values, **given.values()}, source)
         self._settings = frozenset(given.settings)
         self._seq_len = given.seq_len
@@ -224,7 +224,7 @@ class Fields(Keys):
                 self.report(key, UNKNOWN_FIELD + hint)
 
 
-def chosen(stack: Stack, source: str, **values: object) -> Stack:
+def with_job_fields(stack: Stack, source: str, **values: object) -> Stack:
     """`stack` with fields that the job's own file sets; `source` names the setting. None leaves a field as it is."""
     return with_facts(stack, f"the job's own setting: {source}", "as read", **values)
 

@@ -12,14 +12,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gnomon.errors import FormatError, InputError, nearest
-from gnomon.formats.given import Given, setting_value
+from gnomon.formats.given import ReadContext, setting_value
 from gnomon.formats.job import Fields, read_source
 from gnomon.formats.shell import ARGUMENTS, Launch, branches, launches, unknown
 from gnomon.formats.usage import written_arguments
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Launched:
+class TrainCommand:
     """A training command as it was found in a script."""
 
     file: str
@@ -36,7 +36,7 @@ class Launched:
     taken: str = ""
     """Which arguments the script was started with, where they were not given but written down beside it."""
 
-    def fields(self, values: Mapping[str, object], given: Given) -> Fields:
+    def fields(self, values: Mapping[str, object], given: ReadContext) -> Fields:
         """Its options by name, with what of the script was not followed."""
         f = Fields(values, self.file, given)
         f.notes += [self.taken] if self.taken else []
@@ -49,7 +49,7 @@ NODE = 8
 """Devices of a machine, at most, where a script counts them."""
 
 
-def launched(path: Path, given: Given, wanted: Callable[[Launch], bool], hint: str) -> Launched:
+def launched(path: Path, given: ReadContext, wanted: Callable[[Launch], bool], hint: str) -> TrainCommand:
     """The last command of the script that is wanted. hint: an option that such a command has, for the message.
 
     FormatError where there is none, InputError for a `--set` that is neither a variable nor an option.
@@ -71,7 +71,7 @@ def launched(path: Path, given: Given, wanted: Callable[[Launch], bool], hint: s
     options = {name: text for name, text in given.settings.items() if name not in script.read and name != ARGUMENTS}
     if wrong := [name for name in options if name.isidentifier() and name.upper() == name]:
         raise InputError(f"{file} uses no variable {wrong[0]!r}{nearest(wrong[0], script.read)}", "--set")
-    return Launched(
+    return TrainCommand(
         file=file,
         launch=commands[-1],
         options=options,
@@ -82,7 +82,7 @@ def launched(path: Path, given: Given, wanted: Callable[[Launch], bool], hint: s
     )
 
 
-def with_written(text: str, path: Path | None, given: Given) -> tuple[Mapping[str, str], str]:
+def with_written(text: str, path: Path | None, given: ReadContext) -> tuple[Mapping[str, str], str]:
     """(settings with the arguments that the script's comment or README writes down, a sentence on them): where the
     script takes arguments and none are given."""
     none = ARGUMENTS not in given.settings and not any(name.isdecimal() for name in (*given.settings, *given.env))
@@ -114,7 +114,7 @@ def launched_devices(launcher: Sequence[str], text: str) -> int | None:
     return int(nodes) * int(per_node)
 
 
-def beside(name: str, folder: Path) -> Path | None:
+def find_near(name: str, folder: Path) -> Path | None:
     """A file that is named, looked for in the working folder, beside the script and above it."""
     places = (Path(name), *(parent / name for parent in (folder, *folder.parents)))
     return next((place for place in places if place.is_file()), None)

@@ -31,7 +31,7 @@ def names() -> tuple[str, ...]:
     return tuple(sorted(name.replace("_", "-") for name in programs))
 
 
-def written() -> tuple[str, ...]:
+def writable_programs() -> tuple[str, ...]:
     """Names of the programs whose files can be written."""
     return tuple(name for name in names() if find(name).write is not None)
 

@@ -39,13 +39,13 @@ def _value(value: object, root: Mapping[str, object], at: tuple[str, ...], env: 
         named = _named(match, root, at, env)
         return match[0] if named is None or isinstance(named, Mapping | list) else str(named)
 
-    replaced = _COMPUTED.sub(computed, _REFERENCE.sub(put, value))
+    replaced = _COMPUTED.sub(evaluate, _REFERENCE.sub(put, value))
     if replaced != value and replaced.lstrip("-").isdigit():
         return int(replaced)
     return value if replaced == value else _value(replaced, root, at, env, depth + 1)
 
 
-def computed(match: re.Match[str]) -> str:
+def evaluate(match: re.Match[str]) -> str:
     """A product or a quotient of whole numbers; what cannot be computed stays."""
     a, b = int(match[2]), int(match[3])
     if match[1] == "divide" and (b == 0 or a % b):

@@ -232,7 +232,7 @@ def open_loop(line: int, words: list[str], stream: Iterator[Command], script: Sc
 def follow_case(line: int, words: list[str], stream: Iterator[Command], script: Script, depth: int) -> None:
     """`case WORD in PATTERN) … ;; esac`: the commands of the first pattern that fits; none where WORD is not known."""
     body = body_of(stream, words, "esac")
-    subject = joined(words[1], script) if len(words) > 1 else ""
+    subject = word_value(words[1], script) if len(words) > 1 else ""
     first = words[3:]
     clauses: list[tuple[list[str], list[Command]]] = []
     patterns: list[str] | None = []
@@ -241,7 +241,7 @@ def follow_case(line: int, words: list[str], stream: Iterator[Command], script: 
             patterns = []
         elif patterns is not None:
             ends = part.index(")") if ")" in part else len(part)
-            patterns += [joined(raw, script) for raw in part[:ends] if raw not in ("(", "esac")]
+            patterns += [word_value(raw, script) for raw in part[:ends] if raw not in ("(", "esac")]
             if ends < len(part):
                 clauses.append((patterns, [(at, part[ends + 1 :])] if part[ends + 1 :] else []))
                 patterns = None
@@ -332,7 +332,7 @@ def commands(text: str) -> Iterator[tuple[int, list[str]]]:
 
 def condition(words: list[str], script: Script) -> bool | None:
     """Value of a test on strings or numbers; None when it cannot be known from the script (files, commands)."""
-    test = [w for raw in words for w in ([raw] if raw in ("[", "[[", "]", "]]", "!") else [joined(raw, script)])]
+    test = [w for raw in words for w in ([raw] if raw in ("[", "[[", "]", "]]", "!") else [word_value(raw, script)])]
     test = [w for w in test if w not in ("[", "[[", "]", "]]")]
     parts = re.split(r"\0(&&|\|\||-a|-o)\0", "\0".join(test))
     value: bool | None = None
@@ -352,7 +352,7 @@ def simple_command(line: int, words: list[str], script: Script, depth: int) -> N
     separator = ""
     while words and (match := re.match(r"([A-Za-z_]\w*)(\+?)=", words[0])):
         if match[1] == "IFS" and len(words) > 1:
-            separator = joined(words[0][4:], script)
+            separator = word_value(words[0][4:], script)
         assign(match[1], words[0][match.end() :], bool(match[2]), script)
         words = words[1:]
     if words and words[-1].startswith(DOCUMENT):
@@ -411,7 +411,7 @@ def read_into(words: list[str], separator: str, script: Script) -> None:
     if raw.startswith("'") or len(names) < 2:
         assign(names[-1], raw, False, script)
         return
-    text = joined(raw, script)
+    text = word_value(raw, script)
     parts = text.split(separator or None, len(names) - 1)
     for at, name in enumerate(names):
         if name not in script.fixed:
@@ -468,7 +468,7 @@ def assign(name: str, raw: str, more: bool, script: Script) -> None:
             raise FormatError(f"array {name} grows beyond {MAX_WORDS} words; give the training command", f"{name}")
         script.variables[name] = [*before, *items]
         return
-    text = joined(raw, script)
+    text = word_value(raw, script)
     if f"{UNKNOWN}$(command){UNKNOWN}" in text:  # by the name under which somebody can say it
         text = text.replace(f"{UNKNOWN}$(command){UNKNOWN}", f"{UNKNOWN}{name}{UNKNOWN}")
     if more and isinstance(old, list):
@@ -480,7 +480,7 @@ def assign(name: str, raw: str, more: bool, script: Script) -> None:
         raise FormatError(f"variable {name} grows beyond what a job needs; give the training command", f"{name}")
 
 
-def joined(raw: str, script: Script) -> str:
+def word_value(raw: str, script: Script) -> str:
     """A word's value as one string, not split."""
     return " ".join(expand(raw, script, split=False))
 
@@ -604,9 +604,9 @@ def parameter(inside: str, script: Script) -> Value:
         value = [value]
     missing = value is None or (operator and operator.startswith(":") and value == "")
     if operator and operator.endswith("+"):
-        return "" if missing else joined(default, script)
+        return "" if missing else word_value(default, script)
     if missing and operator and operator[-1] in "-=":
-        return joined(f'"{default}"' if '"' not in default else default, script)
+        return word_value(f'"{default}"' if '"' not in default else default, script)
     if value is None and name in "@*":
         return [str(script.variables[position]) for position in positions(script)]
     if value is None and name.isdecimal() and script.shifted:
@@ -618,7 +618,7 @@ def parameter(inside: str, script: Script) -> Value:
 
 def arithmetic(text: str, script: Script) -> str:
     """Value of `$((text))` for + - * / % on integers; not known otherwise."""
-    filled = re.sub(r"\$?\{?\b([A-Za-z_]\w*)\b\}?", lambda m: joined(f"${m[1]}", script), text)
+    filled = re.sub(r"\$?\{?\b([A-Za-z_]\w*)\b\}?", lambda m: word_value(f"${m[1]}", script), text)
     if (name := unknown(filled)) is not None:
         return f"{UNKNOWN}{name}{UNKNOWN}"
     try:

@@ -16,9 +16,9 @@ from pathlib import Path
 from gnomon.errors import InputError
 from gnomon.formats.accelerate.launch import launched_values
 from gnomon.formats.format import Sample
-from gnomon.formats.given import Given
+from gnomon.formats.given import ReadContext
 from gnomon.formats.job import Fields, flatten, read_source
-from gnomon.formats.launched import Launched, beside, dashed, launched, overrides
+from gnomon.formats.launched import TrainCommand, dashed, find_near, launched, overrides
 from gnomon.formats.shell import ARGUMENTS, Launch, branches, launches
 from gnomon.formats.yaml_file import read_yaml, said_twice
 
@@ -61,7 +61,7 @@ def commands_of(sample: Sample) -> tuple[Launch, ...]:
 
 
 def trainer_source(
-    path: Path, given: Given, wanted: Callable[[Launch], bool], hint: str, *, by_pyyaml: bool = True
+    path: Path, given: ReadContext, wanted: Callable[[Launch], bool], hint: str, *, by_pyyaml: bool = True
 ) -> Source:
     """The fields of a file. wanted: which command of a script is meant; hint: an option of it, for the message.
     by_pyyaml: whether the program reads YAML by PyYAML, which takes the last of a key that is given twice."""
@@ -89,7 +89,7 @@ def trainer_source(
     )
 
 
-def _written(command: Launched, folder: Path, assumed: list[str]) -> dict[str, object]:
+def _written(command: TrainCommand, folder: Path, assumed: list[str]) -> dict[str, object]:
     """Fields of a YAML file that the command names, then those that stand in the command."""
     words = list(command.launch.options)
     names: list[str] = []
@@ -103,7 +103,7 @@ def _written(command: Launched, folder: Path, assumed: list[str]) -> dict[str, o
         names.append(config)
     values: dict[str, object] = {}
     for name in names:
-        place = beside(name, folder)
+        place = find_near(name, folder)
         if place is None:
             raise InputError(
                 f"{command.file} takes its fields from {name!r}, which is not here; give that file: gnomon predict "

@@ -90,7 +90,7 @@ DEEPSPEED = Terms(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Spelled:
+class TrainerTerms:
     """The names that one trainer spells settings by."""
 
     micro: str = "per_device_train_batch_size"
@@ -120,17 +120,17 @@ class Spelled:
     """Of options beside these."""
 
 
-def _narrow(spelled: Spelled, change: Change) -> list[Setting]:
+def _narrow(spelled: TrainerTerms, change: Change) -> list[Setting]:
     kind = change.after.optimizer.kind
     return [(spelled.optim, "lion_8bit" if kind == "lion" else "adamw_bnb_8bit")]
 
 
-def _paged(spelled: Spelled, change: Change) -> list[Setting]:
+def _paged(spelled: TrainerTerms, change: Change) -> list[Setting]:
     bits = 8 if change.after.precision.states == "int8" else 32
     return [(spelled.optim, f"paged_adamw_{bits}bit")]
 
 
-def _low_rank(spelled: Spelled, change: Change) -> list[Setting] | None:
+def _low_rank(spelled: TrainerTerms, change: Change) -> list[Setting] | None:
     """Writes transformers' names: APOLLO's moments are of the parameters' dtype, GaLore's may have eight bits."""
     low, narrow = change.after.optimizer.low_rank, change.after.precision.states == "int8"
     if low is None or (narrow and low.method == "apollo"):
@@ -143,7 +143,12 @@ def _low_rank(spelled: Spelled, change: Change) -> list[Setting] | None:
 
 
 def trainer_terms(
-    spelled: Spelled, *, by: str, style: Style = "yaml", engine: Mapping[str, object] | None = None, table: bool = False
+    spelled: TrainerTerms,
+    *,
+    by: str,
+    style: Style = "yaml",
+    engine: Mapping[str, object] | None = None,
+    table: bool = False,
 ) -> Terms:
     """Lists a trainer's terms. by: what shards the job, `deepspeed`, `fsdp` or nothing (replicas). engine: DeepSpeed's
     configuration of the job, where it is the user's own. table: whether that is a table in the file itself."""
@@ -213,5 +218,5 @@ def trainer_terms(
 FSDP_HOST: tuple[Setting, ...] = (("fsdp", "full_shard auto_wrap offload"),)
 """TrainingArguments'."""
 
-HUGGING_FACE = Spelled(fsdp_host=FSDP_HOST, fsdp=(("fsdp", "full_shard auto_wrap"),))
+HUGGING_FACE = TrainerTerms(fsdp_host=FSDP_HOST, fsdp=(("fsdp", "full_shard auto_wrap"),))
 """Scripts that parse TrainingArguments, TRL's among them."""

@@ -15,7 +15,7 @@ from pathlib import Path
 from gnomon.errors import InputError
 from gnomon.formats.deepspeed.write import draft as deepspeed_draft
 from gnomon.formats.export import Draft, ExportRequest, need_axes
-from gnomon.formats.given import Given, Network
+from gnomon.formats.given import Network, ReadContext
 from gnomon.formats.hub import find_network
 from gnomon.formats.job import Fields, Job, flatten
 from gnomon.formats.trainer_source import Source
@@ -210,10 +210,10 @@ def _deepspeed(asked: ExportRequest) -> dict[str, object]:
 
 
 def drafted(
-    asked: ExportRequest, asks: Tuning, text: str, read: Callable[[Given], Job], *, program: str, start: str
+    asked: ExportRequest, asks: Tuning, text: str, read: Callable[[ReadContext], Job], *, program: str, start: str
 ) -> Draft:
     """The draft of a text that `read` reads. start: the command that takes it."""
-    job = read(Given(devices=asked.plan.mesh.world_size, model=asks.base))
+    job = read(ReadContext(devices=asked.plan.mesh.world_size, model=asks.base))
     nodes = "" if asked.num_nodes == 1 else f" on each of {asked.num_nodes} machines"
     said = (
         "data, chat template, learning rate and number of steps are placeholders; set yours",
@@ -229,7 +229,7 @@ def as_yaml(values: Mapping[str, object]) -> str:
     return emit_yaml(plain) + lists
 
 
-def source_of(text: str, given: Given) -> Source:
+def source_of(text: str, given: ReadContext) -> Source:
     """A YAML text as a trainer's fields."""
     values = flatten(read_yaml(text, "<export>"))
     return Source(fields=Fields(values, "<export>", given), folder=Path(), program="", stated=None)

@@ -17,9 +17,9 @@ from typing import Any, Literal
 from gnomon.errors import GraphError, InputError, nearest
 from gnomon.formats.deepspeed import read as deepspeed
 from gnomon.formats.deepspeed.shipped import named_stage, shipped
-from gnomon.formats.given import Given, Network, network_graph
+from gnomon.formats.given import Network, ReadContext, network_graph
 from gnomon.formats.hub import network_called
-from gnomon.formats.job import Fields, Job, chosen, divides, microbatches, read_source
+from gnomon.formats.job import Fields, Job, divides, microbatches, read_source, with_job_fields
 from gnomon.formats.keys import read_json
 from gnomon.formats.shell import unknown
 from gnomon.formats.trainer_optimizers import ADAMW, Update
@@ -78,7 +78,7 @@ class Modules:
         in_steps = model is not None and _attends_in_steps(network_graph(model), self.flash)
         plain = "fused" if self.fused or self.compiled else "unfused"
         able = record.runs.choices + tuple(c for c in LEVERS if c not in record.runs.choices)
-        return chosen(
+        return with_job_fields(
             record,
             "transformers' modules",
             norm=plain,
@@ -225,7 +225,9 @@ class Training:
         return Saved(rules=(SavedRule(calls=layers, action="offload", first_per_stage=count),))
 
 
-def job_of(f: Fields, given: Given, asked: Training, assumed: Sequence[str] = (), stated: int | None = None) -> Job:
+def job_of(
+    f: Fields, given: ReadContext, asked: Training, assumed: Sequence[str] = (), stated: int | None = None
+) -> Job:
     """The job on the devices that are given. InputError for sizes that do not divide."""
     if given.devices is None:
         raise InputError("the file does not say how many devices it runs on; give --on CLUSTER (in Python devices=)")
@@ -283,7 +285,7 @@ def loaded(record: Stack, asked: Training, zero: int = 0) -> Stack:
     how: str | None = asked.loads
     if how == "each_rank" and (zero == 3 or _in_four_bits(asked.model)):
         how = "by_file"
-    return record if how is None else chosen(record, "from_pretrained", loads=how)
+    return record if how is None else with_job_fields(record, "from_pretrained", loads=how)
 
 
 def _in_four_bits(model: Network | str) -> bool:
@@ -291,7 +293,9 @@ def _in_four_bits(model: Network | str) -> bool:
     return any(tensor.dtype in (NF4, INT8) for block in graph.blocks for tensor in block.frozen)
 
 
-def by_deepspeed(f: Fields, given: Given, asked: Training, key: str, folder: Path | None, assumed: list[str]) -> Job:
+def by_deepspeed(
+    f: Fields, given: ReadContext, asked: Training, key: str, folder: Path | None, assumed: list[str]
+) -> Job:
     """The job whose sharding and precision a DeepSpeed file says, under `key`, inline or by its path.
 
     Where the file is not here, its name may say the stage (`zero3_bf16.json`), which is then taken with DeepSpeed's
@@ -391,7 +395,7 @@ def _deepspeed_values(
     return by_name.values(), name
 
 
-def model_of(f: Fields, key: str, given: Given, folder: Path | None, assumed: list[str]) -> Network | str:
+def model_of(f: Fields, key: str, given: ReadContext, folder: Path | None, assumed: list[str]) -> Network | str:
     """The network under `key`, or the one that is given."""
     if given.model is not None:
         f.ignore(key)

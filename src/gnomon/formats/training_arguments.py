@@ -12,10 +12,10 @@ from collections.abc import Collection, Mapping
 from dataclasses import replace
 
 from gnomon.errors import nearest
-from gnomon.formats.given import Given
+from gnomon.formats.given import ReadContext
 from gnomon.formats.job import Fields, Job
 from gnomon.formats.trainer_source import Source
-from gnomon.formats.trainer_terms import HUGGING_FACE, Spelled, trainer_terms
+from gnomon.formats.trainer_terms import HUGGING_FACE, TrainerTerms, trainer_terms
 from gnomon.formats.trainer_words import flag
 from gnomon.formats.trainers import (
     AUTOCAST,
@@ -151,12 +151,12 @@ def in_tf32(f: Fields, precision: Precision) -> Precision:
 
 def finished(
     source: Source,
-    given: Given,
+    given: ReadContext,
     asked: Training,
     neutral: Collection[str],
     inexpressible: Mapping[str, str],
     assumed: list[str],
-    spelled: Spelled = HUGGING_FACE,
+    spelled: TrainerTerms = HUGGING_FACE,
 ) -> Job:
     """The job, sharded as fields and launcher say, every field accounted for. assumed: begins with the source's.
     spelled: the program's words for changes."""

@@ -110,7 +110,7 @@ def segments(steps: Sequence[Step], containers: Sequence[str]) -> list[Segment]:
 
 
 @dataclass(slots=True)
-class Placed:
+class PlacedSegment:
     """A segment as a block in the graph."""
 
     segment: Segment
@@ -130,7 +130,7 @@ def graph_of(
     live: Sequence[Step],
     containers: Sequence[str],
     inputs: Mapping[int, str],
-) -> tuple[Graph, list[Placed]]:
+) -> tuple[Graph, list[PlacedSegment]]:
     """(the Graph, its layers in order). inputs: name of each input value."""
     parts = segments(live, containers)
     made = {o: i for i, p in enumerate(parts) for s in p.steps for n in s.nodes for o in n.outs if o is not None}
@@ -140,7 +140,7 @@ def graph_of(
             for node in step.nodes:
                 for index in refs(node):
                     read.setdefault(index, set()).add(place)
-    placed: list[Placed] = []
+    placed: list[PlacedSegment] = []
     blocks: list[Block] = []
     names: dict[str, int] = {}
     for place, part in enumerate(parts):
@@ -150,7 +150,7 @@ def graph_of(
         same = next((b for b in reversed(blocks) if replace(written.block, name=b.name) == b), None)
         if same is None:
             blocks.append(written.block)
-        placed.append(Placed(part, written, label, same.name if same else label))
+        placed.append(PlacedSegment(part, written, label, same.name if same else label))
     calls = _calls(placed, trace, inputs)
     tensors = tuple(
         Tensor(name=given, dims=converter.dims(index), dtype=converter.dtype(index)) for index, given in inputs.items()
@@ -170,10 +170,10 @@ def _label(part: Segment, place: int, count: int, names: dict[str, int]) -> str:
     return stem if names[stem] == 1 else f"{stem}_{names[stem]}"
 
 
-def _runs(placed: Sequence[Placed]) -> Iterator[list[Placed]]:
+def _runs(placed: Sequence[PlacedSegment]) -> Iterator[list[PlacedSegment]]:
     """Neighbours that are one Call: equal blocks with rising indices, each fed by the one before and by the same
     other values."""
-    run: list[Placed] = []
+    run: list[PlacedSegment] = []
     for p in placed:
         if run and _continues(run, p):
             run.append(p)
@@ -185,7 +185,7 @@ def _runs(placed: Sequence[Placed]) -> Iterator[list[Placed]]:
         yield run
 
 
-def _continues(run: Sequence[Placed], p: Placed) -> bool:
+def _continues(run: Sequence[PlacedSegment], p: PlacedSegment) -> bool:
     last = run[-1]
     same = p.block == last.block and p.segment.container == last.segment.container != ""
     if not same or p.segment.index != last.segment.index + 1 or p.part.params != last.part.params:
@@ -200,12 +200,12 @@ def _continues(run: Sequence[Placed], p: Placed) -> bool:
     return len(run) == 1 or chain == _chain(run[-2], last)
 
 
-def _chain(a: Placed, b: Placed) -> list[tuple[str, str]]:
+def _chain(a: PlacedSegment, b: PlacedSegment) -> list[tuple[str, str]]:
     made = {value: own for own, value in a.part.outputs}
     return [(made[value], own) for own, value in b.part.inputs if value in made]
 
 
-def _calls(placed: Sequence[Placed], trace: ForwardTrace, inputs: Mapping[int, str]) -> list[Call]:
+def _calls(placed: Sequence[PlacedSegment], trace: ForwardTrace, inputs: Mapping[int, str]) -> list[Call]:
     """Calls in order. A run's outputs are those of its last repeat; a value of an earlier one that others read breaks
     the run."""
     runs = [part for run in _runs(placed) for part in _unread(run, placed, trace.outputs)]
@@ -247,13 +247,15 @@ def _calls(placed: Sequence[Placed], trace: ForwardTrace, inputs: Mapping[int, s
     return calls
 
 
-def _unread(run: Sequence[Placed], placed: Sequence[Placed], returned: Sequence[int]) -> Iterator[list[Placed]]:
+def _unread(
+    run: Sequence[PlacedSegment], placed: Sequence[PlacedSegment], returned: Sequence[int]
+) -> Iterator[list[PlacedSegment]]:
     """A run cut behind each repeat whose outputs someone other than the next one reads, or the module returns."""
-    readers: dict[int, list[Placed]] = {}
+    readers: dict[int, list[PlacedSegment]] = {}
     for p in placed:
         for _, value in p.part.inputs:
             readers.setdefault(value, []).append(p)
-    part: list[Placed] = []
+    part: list[PlacedSegment] = []
     for p, following in zip(run, [*run[1:], None], strict=True):
         part.append(p)
         outside = any(r is not following for _, value in p.part.outputs for r in readers.get(value, ()))
@@ -268,7 +270,7 @@ def _family(container: str, families: Mapping[str, str]) -> str:
     return last if last not in families.values() else re.sub(r"[^A-Za-z0-9_\-]", "_", container)
 
 
-def _sources(placed: Sequence[Placed], calls: Sequence[Call]) -> dict[int, str]:
+def _sources(placed: Sequence[PlacedSegment], calls: Sequence[Call]) -> dict[int, str]:
     sources: dict[int, str] = {}
     by_name = {call.name for call in calls}
     owner = ""

@@ -20,11 +20,11 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten, tree_map
 
 from gnomon.errors import CaptureError, InputError
-from gnomon.frontend.blocks import Placed, graph_of, live_steps, repeated
+from gnomon.frontend.blocks import PlacedSegment, graph_of, live_steps, repeated
 from gnomon.frontend.convert import Converter
 from gnomon.frontend.flow import flow
 from gnomon.frontend.records import ForwardTrace, Step
-from gnomon.frontend.rules import products
+from gnomon.frontend.rules import matmul_shapes
 from gnomon.frontend.sizes import Sizes, aligned
 from gnomon.frontend.trace import record
 from gnomon.graph import Graph
@@ -37,7 +37,7 @@ Dims = Mapping[str, Sequence[str]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Captured:
+class CapturedModule:
     """A module as a Graph, and how it became one."""
 
     graph: Graph
@@ -46,7 +46,7 @@ class Captured:
     """What does not hold in general: values that Python read, sizes that are as in the example."""
     opaque: tuple[tuple[str, str, str], ...]
     """(block, path, ATen op) of what no kind says, once for each block."""
-    placed: tuple[Placed, ...]
+    placed: tuple[PlacedSegment, ...]
     """Each layer of the graph as it was recorded, in order."""
     trace: ForwardTrace
     """The forward."""
@@ -87,7 +87,7 @@ def captured(
     dtype: torch.dtype | None = None,
     training: bool = True,
     computing: bool = False,
-) -> Captured:
+) -> CapturedModule:
     """`capture`, with all that it found. training: whether the module is recorded as it trains (dropout) or not.
     computing: a large module too is recorded as it computes, so that the trace has numbers."""
     module, notes = _plain(module)
@@ -123,7 +123,7 @@ def captured(
         notes.append(
             f"{len(sizes.fixed)} kinds of sizes follow from the inputs by no product, and are as in the example"
         )
-    return Captured(
+    return CapturedModule(
         graph=graph,
         notes=tuple(dict.fromkeys(notes)),
         opaque=tuple((p.block, *entry) for p in placed if p.name == p.block for entry in p.part.opaque),
@@ -141,7 +141,7 @@ def _unread(trace: ForwardTrace, live: Sequence[Step]) -> tuple[tuple[str, int],
     kept, found = {id(step) for step in live}, dict[str, int]()
     for step in trace.steps:
         for node in () if id(step) in kept else step.nodes:
-            shapes, _ = products(node, lambda index: trace.values[index].shape)
+            shapes, _ = matmul_shapes(node, lambda index: trace.values[index].shape)
             if flops := sum(2 * prod(int(size) for size in shape) for shape in shapes):  # type: ignore[call-overload]
                 found[step.where] = found.get(step.where, 0) + flops
     return tuple(found.items())

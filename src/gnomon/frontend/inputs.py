@@ -1,8 +1,8 @@
 """What a captured model is named by: `my_project.model:build(ids=int64[batch,seq])`.
 
-`Named.parse(text)` reads the module, the function in it that returns a torch module, and its inputs: dtype and dims, a
-name for one that varies, a number for one that does not, `seq=4096` for a size to record with. `example()` makes
-tensors. FormatError says what is wrong. Leaves out importing anything.
+`CodeModel.parse(text)` reads the module, the function in it that returns a torch module, and its inputs: dtype and
+dims, a name for one that varies, a number for one that does not, `seq=4096` for a size to record with. `example()`
+makes tensors. FormatError says what is wrong. Leaves out importing anything.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Input:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Named:
+class CodeModel:
     """A model that is code."""
 
     module: str
@@ -53,13 +53,13 @@ class Named:
     """Of named dims, as far as they are said."""
 
     @staticmethod
-    def parse(text: str) -> Named:
+    def parse(text: str) -> CodeModel:
         """Reads MODULE:FUNCTION with its inputs from text."""
         match = NAME.fullmatch(text.strip())
         if match is None:
             raise FormatError(f"{text!r} is no MODULE:FUNCTION, as in my_project.model:build")
         inputs, sizes = parse_inputs(match[3] or "")
-        return Named(module=match[1], function=match[2], inputs=inputs, sizes=sizes)
+        return CodeModel(module=match[1], function=match[2], inputs=inputs, sizes=sizes)
 
     def example(self, given: Mapping[str, int] | None = None, *, seed: int = 0) -> dict[str, Tensor]:
         """Makes example inputs by name. given: sizes of dims in place of those that are said."""

@@ -112,7 +112,7 @@ def _addmm(call: _Call, out: int, trace: ForwardTrace) -> CallKind | None:
     return CallKind(kind="linear", operands=(x, weight, bias), out=out, inner_first=True)
 
 
-def _product(call: _Call, out: int, trace: ForwardTrace) -> CallKind | None:
+def _matmul_kind(call: _Call, out: int, trace: ForwardTrace) -> CallKind | None:
     """The kind of a matmul of rows and a weight: `x @ weight`, or `x @ weight.T`; None for other calls."""
     name = "mat2" if "mat2" in call.kwargs else "other"
     x, weight, given = call.value(0, "input"), call.parameter(1, name, 2), call.value(1, name)
@@ -253,9 +253,9 @@ def _pair(kind: str) -> Callable[[_Call, int, ForwardTrace], CallKind | None]:
 _KINDS: dict[str, Callable[[_Call, int, ForwardTrace], CallKind | None]] = {
     "linear": _linear,
     "addmm": _addmm,
-    "mm": _product,
-    "matmul": _product,
-    "__matmul__": _product,
+    "mm": _matmul_kind,
+    "matmul": _matmul_kind,
+    "__matmul__": _matmul_kind,
     "scaled_dot_product_attention": _attention,
     "layer_norm": _norm("layer"),
     "rms_norm": _norm("rms"),

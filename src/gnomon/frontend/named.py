@@ -17,26 +17,26 @@ import torch
 from torch import nn
 
 from gnomon.errors import CaptureError, InputError
-from gnomon.frontend.capture import SMALL, Captured, captured
-from gnomon.frontend.inputs import Named
+from gnomon.frontend.capture import SMALL, CapturedModule, captured
+from gnomon.frontend.inputs import CodeModel
 from gnomon.frontend.opaque import share_lines
 from gnomon.graph import Graph
 from gnomon.late import load_user
 
 
-def read(text: str) -> tuple[Graph, tuple[str, ...]]:
+def graph_of(text: str) -> tuple[Graph, tuple[str, ...]]:
     """(Graph, notes) of a model named as code."""
-    named = Named.parse(text)
+    named = CodeModel.parse(text)
     capture = captured_of(named, build(named))
     return capture.graph, notes_of(capture)
 
 
-def notes_of(capture: Captured) -> tuple[str, ...]:
+def notes_of(capture: CapturedModule) -> tuple[str, ...]:
     """What is to be said of a capture."""
     return (*capture.notes, *share_lines(capture.graph))
 
 
-def build(named: Named, *, real: bool = False, seed: int = 0) -> nn.Module:
+def build(named: CodeModel, *, real: bool = False, seed: int = 0) -> nn.Module:
     """What the function returns: without memory for weights where it can be. real: with its own values. seed:
     of torch, for values that it draws."""
     function = _imported(named)
@@ -55,7 +55,7 @@ def build(named: Named, *, real: bool = False, seed: int = 0) -> nn.Module:
         raise CaptureError(f"{named.module}:{named.function}() failed: {type(error).__name__}: {error}") from error
 
 
-def captured_of(named: Named, module: nn.Module, dtype: torch.dtype | None = torch.bfloat16) -> Captured:
+def captured_of(named: CodeModel, module: nn.Module, dtype: torch.dtype | None = torch.bfloat16) -> CapturedModule:
     """Captures the module with its example inputs. dtype: of parameters, so that what the code casts to float32 is
     seen; their own where it then does not run."""
     name = f"{named.module.rpartition('.')[2]}.{named.function}"
@@ -71,7 +71,7 @@ def captured_of(named: Named, module: nn.Module, dtype: torch.dtype | None = tor
         return captured(module, named.example(), dims=named.dims, name=name)
 
 
-def _checked(named: Named, module: object) -> nn.Module:
+def _checked(named: CodeModel, module: object) -> nn.Module:
     if not isinstance(module, nn.Module):
         raise InputError(
             f"{named.module}:{named.function}() returned {type(module).__name__}; it should return a torch.nn.Module"
@@ -79,7 +79,7 @@ def _checked(named: Named, module: object) -> nn.Module:
     return module
 
 
-def _imported(named: Named) -> Callable[[], nn.Module]:
+def _imported(named: CodeModel) -> Callable[[], nn.Module]:
     """The function, of the module as it is found from the folder where the command runs."""
     here = os.getcwd()
     if here not in sys.path:

@@ -232,7 +232,7 @@ def times(*extents: Extent) -> Extent:
     return Size(factor, names) if names else factor
 
 
-def products(node: AtenNode, extents: Extents) -> tuple[tuple[Shape, ...], tuple[int, int] | None]:
+def matmul_shapes(node: AtenNode, extents: Extents) -> tuple[tuple[Shape, ...], tuple[int, int] | None]:
     """((batch, rows, columns, depth) of each product, the two operands whose gradients are products)."""
     name = base_name(node.target)
     if name == "mkldnn_rnn_layer":

@@ -16,7 +16,7 @@ from gnomon.frontend.convert import refs
 from gnomon.frontend.draft import Draft
 from gnomon.frontend.records import AtenNode as Traced
 from gnomon.frontend.records import Ref, Step
-from gnomon.frontend.rules import ALONG, MOVES, POINTWISE, base_name, products
+from gnomon.frontend.rules import ALONG, MOVES, POINTWISE, base_name, matmul_shapes
 from gnomon.frontend.sizes import fit
 from gnomon.frontend.trace import LITERAL_ELEMENTS
 from gnomon.graph import Captured, Literal, Node, Op, Size, Tensor, Torch, Use, attrs
@@ -150,7 +150,7 @@ class CapturedWriter:
         name = base_name(node.target)
         if name in _SIZED and node.outs[0] is not None:
             args = (args[0], self._target(node, args[1]), *args[2:])
-        shapes, pair = products(node, self.owner.extents)
+        shapes, pair = matmul_shapes(node, self.owner.extents)
         values = self.trace.values
         wanted = sum(1 for i in pair if values[i].grad) if pair and any(values[o].grad for o in node.outs if o) else 0
         reads = [values[i] for i in refs(node)]

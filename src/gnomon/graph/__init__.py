@@ -8,7 +8,7 @@ devices (`sharding`), how long it takes (`prices`).
 from gnomon.graph.backward import Action as Action
 from gnomon.graph.backward import BackwardBlock as BackwardBlock
 from gnomon.graph.backward import Policy as Policy
-from gnomon.graph.backward import Saved as Saved
+from gnomon.graph.backward import SavedSplit as SavedSplit
 from gnomon.graph.backward import SavedTensor as SavedTensor
 from gnomon.graph.backward import backward as backward
 from gnomon.graph.backward import gradients as gradients

@@ -52,7 +52,7 @@ class BackwardBlock:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Saved:
+class SavedSplit:
     """What becomes of a block's tensors between forward and backward, under a policy."""
 
     kept: tuple[SavedTensor, ...]
@@ -206,7 +206,7 @@ def _check_policy(block: Block, policy: Policy) -> None:
             raise GraphError(f"block {block.name!r}: input {pattern!r} cannot be recomputed inside the block; keep it")
 
 
-def saved(back: BackwardBlock, policy: Policy, dtypes: Dtypes) -> Saved:
+def saved(back: BackwardBlock, policy: Policy, dtypes: Dtypes) -> SavedSplit:
     """What is kept, offloaded and recomputed under `policy` (empty: all that backward reads is kept).
 
     A tensor marked recompute is recomputed by its op from what that op reads: tensors that are kept or offloaded, block
@@ -237,7 +237,7 @@ def saved(back: BackwardBlock, policy: Policy, dtypes: Dtypes) -> Saved:
     order = [t.name for t in block.tensors if t.name in held]
     entries = [needed.get(n) or _saved(block, n, ()) for n in order]
     offloaded = tuple(s for s in entries if _action(block, policy, s.tensor.name) == "offload")
-    return Saved(
+    return SavedSplit(
         kept=tuple(s for s in entries if s not in offloaded),
         offloaded=offloaded,
         recomputed=tuple(s for s in back.saved if s.tensor.name not in held),

@@ -27,7 +27,7 @@ ZERO_TO_ZERO = ("gelu", "gelu_tanh", "gelu_new", "quick_gelu", "relu", "relu2", 
 """Activations of which 0 makes 0."""
 
 
-def needed(graph: Graph, kept: Mapping[str, Mask]) -> dict[str, Mask]:
+def columns_read(graph: Graph, kept: Mapping[str, Mask]) -> dict[str, Mask]:
     """Finds the part of each mask that anything reads. kept: full name of a parameter -> where it is not zero,
     (outputs, inputs); of those that are not named everything counts."""
     out = {name: mask.copy() for name, mask in kept.items()}

@@ -166,7 +166,7 @@ class Observation:
     """Of each, in any unit; empty: all alike."""
 
 
-def placed(plan: Plan, observation: Observation) -> Plan:
+def place_workers(plan: Plan, observation: Observation) -> Plan:
     """The plan with its logical workers on the processes that there are: a controller, so it depends on nothing else.
 
     Workers next to each other share a process. The time of the slowest process is the least that there is with at
@@ -193,10 +193,10 @@ GAIN = 0.1
 """Share of the slowest process's time from which on workers move: less is noise of a measurement."""
 
 
-def moved(plan: Plan, observation: Observation) -> Plan:
+def move_workers(plan: Plan, observation: Observation) -> Plan:
     """The plan with workers moved to faster processes, or the same plan where the slowest process's time would fall by
     less than GAIN: a controller too. observation: of the processes that the plan's workers are on, with speeds."""
-    better = placed(plan, observation)
+    better = place_workers(plan, observation)
     before, after = (_slowest(one.placement, observation.speeds) for one in (plan, better))
     return better if after < (1 - GAIN) * before else plan
 

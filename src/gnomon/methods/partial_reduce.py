@@ -64,7 +64,7 @@ def grouped(settings: PartialReduceSettings, observation: Observation) -> tuple[
     chosen = list(waiting[: settings.group])
     recent = observation.recent[-RECENT * settings.workers :]
     if len(recent) == RECENT * settings.workers:
-        part = joined(settings.workers, recent)
+        part = components(settings.workers, recent)
         if len(set(part)) > 1 and len({part[worker] for worker in chosen}) == 1:
             other = next((worker for worker in waiting if part[worker] != part[waiting[0]]), None)
             if other is None:
@@ -73,7 +73,7 @@ def grouped(settings: PartialReduceSettings, observation: Observation) -> tuple[
     return tuple(sorted(chosen))
 
 
-def joined(workers: int, groups: Iterable[Sequence[int]]) -> tuple[int, ...]:
+def components(workers: int, groups: Iterable[Sequence[int]]) -> tuple[int, ...]:
     """Returns, for each worker, the least worker that a chain of groups joins it to."""
     part = list(range(workers))
     for group in groups:

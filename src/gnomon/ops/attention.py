@@ -17,7 +17,15 @@ from gnomon.ops.curve import Curve, Stream, once
 from gnomon.ops.divided import BOTH, own_collective, with_inside
 from gnomon.ops.kernels import Kernels
 from gnomon.ops.op import AttrValue, Op, Problem, Steps, Tensors, attrs
-from gnomon.ops.rules import cannot_write, first_dims, moved, moved_back, per_element, per_element_back, saves_output
+from gnomon.ops.rules import (
+    cannot_write,
+    elementwise_work,
+    first_dims,
+    moved_back,
+    per_element,
+    per_element_back,
+    saves_output,
+)
 from gnomon.ops.strategy import Division, Strategy
 from gnomon.ops.work import CausalFlops, GradOp, Setting, Work
 from gnomon.tensors.dims import Dim, Number, numel, size_of
@@ -75,7 +83,7 @@ def _flops(op: Op, block: Tensors, setting: Setting) -> Number:
 
 
 def _work(op: Op, block: Tensors, setting: Setting) -> Work:
-    return moved(op, block, setting, flops=(_flops(op, block, setting), 0))
+    return elementwise_work(op, block, setting, flops=(_flops(op, block, setting), 0))
 
 
 def _work_back(op: Op, block: Tensors, setting: Setting, grad: GradOp) -> Work:

@@ -16,8 +16,8 @@ from gnomon.ops.op import Op, Problem, Tensors
 from gnomon.ops.rules import (
     Flops,
     contracted_dims,
+    elementwise_work,
     flops_of_matmul,
-    moved,
     moved_back,
 )
 from gnomon.ops.work import GradOp, Setting, Work
@@ -46,7 +46,7 @@ def _matmul_flops(op: Op, block: Tensors, setting: Setting) -> Flops:
 
 
 def _matmul_work(op: Op, block: Tensors, setting: Setting) -> Work:
-    return moved(op, block, setting, flops=_matmul_flops(op, block, setting))
+    return elementwise_work(op, block, setting, flops=_matmul_flops(op, block, setting))
 
 
 def _matmul_work_back(op: Op, block: Tensors, setting: Setting, grad: GradOp) -> Work:

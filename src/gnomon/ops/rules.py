@@ -106,7 +106,7 @@ def vectors(op: Op, block: Tensors, setting: Setting, per_element: int) -> Numbe
     return numel(block.tensor(op.inputs[0]).dims, setting.sizes) * per_element if per_element else 0
 
 
-def moved(op: Op, block: Tensors, setting: Setting, *, flops: Flops = (0, 0), per_element: int = 0) -> Work:
+def elementwise_work(op: Op, block: Tensors, setting: Setting, *, flops: Flops = (0, 0), per_element: int = 0) -> Work:
     """Reads its inputs and writes its outputs, each once."""
     return Work(
         matmul_flops=flops[0],
@@ -132,7 +132,7 @@ def moved_back(
 
 def per_element(flops: int) -> Callable[[Op, Tensors, Setting], Work]:
     """The forward of a kind that does so many vector FLOPs for each element of its first input."""
-    return lambda op, block, setting: moved(op, block, setting, per_element=flops)
+    return lambda op, block, setting: elementwise_work(op, block, setting, per_element=flops)
 
 
 def per_element_back(flops: int) -> Callable[[Op, Tensors, Setting, GradOp], Work]:
@@ -155,7 +155,7 @@ def widened_bytes(op: Op, block: Tensors, setting: Setting) -> Number:
 
 def multiplied(op: Op, block: Tensors, setting: Setting) -> Work:
     """The forward of a contraction."""
-    work = moved(op, block, setting, flops=(flops_of_matmul(op, block, setting), 0))
+    work = elementwise_work(op, block, setting, flops=(flops_of_matmul(op, block, setting), 0))
     wide = widened_bytes(op, block, setting)
     return replace(work, read_bytes=work.read_bytes + wide, write_bytes=work.write_bytes + wide)
 

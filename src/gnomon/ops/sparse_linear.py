@@ -16,7 +16,7 @@ from gnomon.errors import PlanError
 from gnomon.ops.bases import CONTRACTION
 from gnomon.ops.curve import Matmul
 from gnomon.ops.op import Op, Problem, Tensors, TorchCall
-from gnomon.ops.rules import Flops, contracted_dims, flops_of_matmul, moved, moved_back
+from gnomon.ops.rules import Flops, contracted_dims, elementwise_work, flops_of_matmul, moved_back
 from gnomon.ops.strategy import Division, Strategy
 from gnomon.ops.work import GradOp, Setting, Work
 from gnomon.tensors.dims import Number
@@ -49,7 +49,7 @@ def _flops(whole: Number, op: Op) -> Flops:
 
 
 def _work(op: Op, block: Tensors, setting: Setting) -> Work:
-    return moved(op, block, setting, flops=_flops(flops_of_matmul(op, block, setting), op))
+    return elementwise_work(op, block, setting, flops=_flops(flops_of_matmul(op, block, setting), op))
 
 
 def _work_back(op: Op, block: Tensors, setting: Setting, grad: GradOp) -> Work:

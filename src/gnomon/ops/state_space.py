@@ -18,7 +18,7 @@ from gnomon.ops.bases import MOVES_BYTES
 from gnomon.ops.divided import BOTH, own_collective, with_inside
 from gnomon.ops.kernels import Kernels
 from gnomon.ops.op import Op, Problem, Steps, Tensors
-from gnomon.ops.rules import cannot_write, extent, moved, moved_back
+from gnomon.ops.rules import cannot_write, elementwise_work, extent, moved_back
 from gnomon.ops.strategy import Division, Strategy
 from gnomon.ops.work import GradOp, Setting, Work
 from gnomon.tensors.dims import Number, Sizes, numel, size_of
@@ -94,7 +94,7 @@ def _saves(op: Op, block: Tensors, needs_grad: Collection[str]) -> tuple[str, ..
 
 
 def _work(op: Op, block: Tensors, setting: Setting) -> Work:
-    return moved(
+    return elementwise_work(
         op, block, setting, flops=(scan_flops(op, block, setting.sizes, whole=setting.causal_flops == "full"), 0)
     )
 

@@ -19,7 +19,7 @@ from gnomon.prediction.memory import RankMemory as RankMemory
 from gnomon.prediction.memory_copies import MemoryCopies as MemoryCopies
 from gnomon.prediction.memory_copies import memory_copies as memory_copies
 from gnomon.prediction.predict import Prediction as Prediction
-from gnomon.prediction.predict import Timed as Timed
+from gnomon.prediction.predict import TimedPlan as TimedPlan
 from gnomon.prediction.predict import predict as predict
 from gnomon.prediction.stage import StagePrice as StagePrice
 from gnomon.prediction.stage import stage_prices as stage_prices

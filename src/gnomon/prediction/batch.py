@@ -14,11 +14,11 @@ from typing import Any
 import numpy as np
 
 from gnomon.prediction.layer import layer_price, price_layer
-from gnomon.prediction.layer_types import Kept, LayerPrice, LocalContext, Phase
+from gnomon.prediction.layer_types import LayerPrice, LocalContext, Phase, SavedBytes
 from gnomon.prices.kernels import OpPrice
 from gnomon.sharding import Collective, ShardedBlock, ShardedOp, Strategy
 
-_TAKEN_APART = (LayerPrice, Phase, Kept, OpPrice, ShardedBlock, ShardedOp, Strategy, Collective)
+_TAKEN_APART = (LayerPrice, Phase, SavedBytes, OpPrice, ShardedBlock, ShardedOp, Strategy, Collective)
 """What may hold arrays; everything else in a price is the graph's or the plan's."""
 
 

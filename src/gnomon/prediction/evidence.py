@@ -13,7 +13,7 @@ from math import log2
 from gnomon import orders
 from gnomon.prediction.step import Pricing
 from gnomon.prices.curves import is_measured
-from gnomon.prices.fitted import Known, known
+from gnomon.prices.fitted import Known, evidence_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,7 +73,7 @@ def evidence(pricing: Pricing, step_s: float) -> Evidence:
     devices = {stage.device.name: stage.device for stage in pricing.stages}.values()
     launch = _share(busiest["launch"], whole)
     return Evidence(
-        known=min((known(pricing.stack, device, pricing.numbers) for device in devices), key=LEAST.index),
+        known=min((evidence_of(pricing.stack, device, pricing.numbers) for device in devices), key=LEAST.index),
         own_runs=pricing.stack.own.runs if pricing.stack.own else 0,
         launch=launch,
         communication=_share(sum(s for part, s in busiest.items() if part in pricing.stages[0].links), whole),

@@ -11,7 +11,7 @@ from functools import cached_property
 
 from gnomon.graph import DTYPE_BITS, BackwardBlock, Dtypes, Op, SavedTensor, Tensor, nbytes, storages
 from gnomon.prediction.layer_moments import Moments
-from gnomon.prediction.layer_types import Kept, LocalContext
+from gnomon.prediction.layer_types import LocalContext, SavedBytes
 from gnomon.prediction.numbers import as_int, larger, smaller
 from gnomon.prices.kernels import Low
 from gnomon.sharding import ShardedBlock
@@ -72,14 +72,14 @@ class LayerMemory:
         """Rows of a tensor on the busiest rank over those of balanced routing: 1 but for the rows of experts."""
         return self.context.load if tensor.name in self.routed and tensor.kind != "parameter" else 1
 
-    def kept(self, entries: Sequence[SavedTensor]) -> tuple[Kept, ...]:
+    def kept(self, entries: Sequence[SavedTensor]) -> tuple[SavedBytes, ...]:
         """What is kept of these for the backward, but for parameters."""
         roots, part_of = storages(self.block, self.dtypes), self.context.block.part_of
         inputs = {roots[name] for name in self.block.inputs}
         # what one part of a layer hands another is kept as within the layer
         outer = inputs if part_of is None else {roots[n] for n in self.block.inputs if n in part_of.inputs}
         return tuple(
-            Kept(
+            SavedBytes(
                 tensor=entry.tensor.name,
                 is_input=roots[entry.tensor.name] in inputs,
                 is_logits=has_vocab(entry.tensor),

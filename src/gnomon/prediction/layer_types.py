@@ -1,6 +1,6 @@
 """What the price of a layer depends on, and what it is made of: values only.
 
-`LocalContext` goes into `layer.layer_price`, which returns a `LayerPrice` of `Phase`s and `Kept` tensors.
+`LocalContext` goes into `layer.layer_price`, which returns a `LayerPrice` of `Phase`s and `SavedBytes` tensors.
 """
 
 from __future__ import annotations
@@ -191,7 +191,7 @@ class Phase:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Kept:
+class SavedBytes:
     """A tensor kept between forward and backward."""
 
     tensor: str
@@ -211,7 +211,7 @@ class LayerPrice:
     input_grad: Phase
     weight_grad: Phase
     recompute: Phase
-    kept: tuple[Kept, ...]
+    kept: tuple[SavedBytes, ...]
     """What stays in device memory between forward and backward."""
     offloaded_bytes: int
     """What leaves device memory and comes back."""

@@ -15,7 +15,7 @@ from gnomon.plans import Plan, Workload
 from gnomon.prediction.contention import contended
 from gnomon.prediction.predict import Prediction
 from gnomon.prediction.step import Pricing
-from gnomon.prices.fitted import Fitted
+from gnomon.prices.fitted import FittedRates
 from gnomon.program import Structure
 from gnomon.simulate import period
 from gnomon.software import Stack
@@ -83,7 +83,7 @@ class MeasuredRun:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Refused:
+class RefusedRun:
     """A run that cannot be read or predicted."""
 
     id: str
@@ -93,7 +93,7 @@ class Refused:
 
 
 def predicted_s(
-    run: TimedRun, prediction: Prediction, numbers: Fitted | None = None, *, stack: Stack | None = None
+    run: TimedRun, prediction: Prediction, numbers: FittedRates | None = None, *, stack: Stack | None = None
 ) -> Seconds:
     """Seconds of what the run's time is of; under other fitted numbers than those on record, or with a stack that
     differs in its own numbers, if given."""

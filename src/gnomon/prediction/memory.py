@@ -34,7 +34,7 @@ from gnomon.prediction.stage import StagePrice, width
 from gnomon.prediction.step import Pricing
 from gnomon.prediction.streamed import blocks_on_device, gradient_sizes, in_flight, is_streamed, on_device
 from gnomon.prediction.temporary_memory import layers_behind, temporaries, unmade_gradients
-from gnomon.prices.allocator import PlacedMemory, placed, workspace_bytes
+from gnomon.prices.allocator import PlacedMemory, place_memory, workspace_bytes
 from gnomon.program import Program, Structure, buffer_moves
 from gnomon.sharding.parameters import undivided_bytes
 from gnomon.units import distinct, show_bytes
@@ -407,7 +407,7 @@ def _rank(
     waiting += split_by_microbatches(pricing, by_class["activations"])
 
     def place(size: int) -> PlacedMemory:
-        return placed(
+        return place_memory(
             device,
             pricing.stack,
             size,

@@ -50,7 +50,7 @@ from gnomon.program import Structure, validate
 from gnomon.schema import to_mapping
 from gnomon.simulate import Durations, Period, makespan, period
 from gnomon.simulate import simulate as play_timeline
-from gnomon.software import Stack, beyond, beyond_lines
+from gnomon.software import Stack, beyond_lines, unsupported
 from gnomon.software import own as own_runtime
 from gnomon.software.record import UNSTATED
 from gnomon.timeline import Timeline
@@ -156,7 +156,7 @@ class Prediction:
     def beyond(self) -> tuple[str, ...]:
         """What the plan asks that the program does not run by its record: as in `software.beyond`. What is predicted
         is of a program that did."""
-        return beyond(self.pricing.stack, self.plan)
+        return unsupported(self.pricing.stack, self.plan)
 
     def timeline(self, *, steady: bool = True) -> Timeline:
         """The predicted Timeline of a step: its causes, bytes, FLOPs, and memory by the classes of `memory`.
@@ -212,11 +212,11 @@ def predict(
     model: a Graph or the name of a preset. cluster: a Cluster or a spec such as `4x8xh100-sxm`. PlanError when the
     plan cannot run on them; UnpricedError names anything without a price.
     """
-    return Timed.of(model, cluster, plan, workload, stack, teacher=teacher).prediction()
+    return TimedPlan.of(model, cluster, plan, workload, stack, teacher=teacher).prediction()
 
 
 @dataclass(frozen=True, kw_only=True)
-class Timed:
+class TimedPlan:
     """A plan priced, lowered and played, but for its memory: what a search asks of plans that are slow."""
 
     structure: Structure
@@ -243,7 +243,7 @@ class Timed:
         *,
         by_layer: bool = False,
         teacher: Graph | None = None,
-    ) -> Timed:
+    ) -> TimedPlan:
         """Prices, lowers and plays a plan, as `predict` does. by_layer: a row for each layer, as in `lower`."""
         machines = parse_cluster(cluster) if isinstance(cluster, str) else cluster
         plan = _placed(plan, graph_of(model), workload)
@@ -278,7 +278,7 @@ class Timed:
             played.append((structure, pricing, durations, period(structure, durations, after)))
         # replicas meet at the end of a step only: it is as long as the slowest one's
         structure, pricing, durations, steady = max(played, key=lambda replica: replica[3].seconds)
-        return Timed(
+        return TimedPlan(
             structure=structure,
             every=every,
             pricing=pricing,
@@ -427,7 +427,7 @@ def _placed(plan: Plan, graph: Graph, workload: Workload) -> Plan:
     """The plan with the placement that the controller makes of experts' replicas, which few plans have."""
     if not plan.experts.replicas or plan.experts.placement:
         return plan
-    found: Plan = load_late("gnomon.control.placing:placed")(plan, graph, workload)
+    found: Plan = load_late("gnomon.control.placing:with_placement")(plan, graph, workload)
     return found
 
 
@@ -557,7 +557,7 @@ def _untried(plan: Plan, stack: Stack) -> Iterator[str]:
         yield f"parameters on {where}: no run on record has them there"
 
 
-def _prediction(played: Timed, memory: tuple[RankMemory, ...], sizes: Mapping[str, float]) -> Prediction:
+def _prediction(played: TimedPlan, memory: tuple[RankMemory, ...], sizes: Mapping[str, float]) -> Prediction:
     """What a person reads of a plan that was played, and its memory."""
     structure, pricing, workload, assumed = played.structure, played.pricing, played.workload, played.assumed
     graph, cluster, plan, stack = pricing.graph, pricing.cluster, pricing.plan, pricing.stack

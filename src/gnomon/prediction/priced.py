@@ -19,7 +19,7 @@ from gnomon.plans import Plan, shared_parameters
 from gnomon.plans.plan import effective_zero
 from gnomon.prediction.layer_types import LayerPrice
 from gnomon.prediction.stage import StagePrice
-from gnomon.prices.fitted import Fitted, Rates, fitted, rates
+from gnomon.prices.fitted import FittedRates, Rates, fitted_rates, rates
 from gnomon.prices.host import host_cost
 from gnomon.prices.links import AxisLink
 from gnomon.software import Stack
@@ -45,7 +45,7 @@ class PricedStages:
     """Of a microbatch's forward through the teacher that a method of the plan asks."""
     teacher_bytes: int = 0
     """Of its parameters on each rank."""
-    numbers: Fitted = field(default_factory=fitted)
+    numbers: FittedRates = field(default_factory=fitted_rates)
     """Fitted to runs; left out, those on record."""
 
     @cached_property

@@ -38,7 +38,7 @@ from gnomon.prediction.update import (
 )
 from gnomon.prediction.vocabulary import KINDS as VOCABULARY
 from gnomon.prices.collectives import collective_seconds
-from gnomon.prices.fitted import Fitted
+from gnomon.prices.fitted import FittedRates
 from gnomon.prices.links import AxisLink
 from gnomon.program import Key, Program
 from gnomon.simulate import Durations
@@ -112,7 +112,7 @@ class Pricing(PricedStages):
         """The prices for units of a shape (`Key.shape`)."""
         return self.shapes.get(shape, self)
 
-    def with_numbers(self, numbers: Fitted | None = None, stack: Stack | None = None) -> Pricing:
+    def with_numbers(self, numbers: FittedRates | None = None, stack: Stack | None = None) -> Pricing:
         """The same plan under other fitted numbers, or with a stack that differs in its own numbers alone; what does
         not depend on them is not computed again."""
         shapes = {shape: priced.with_numbers(numbers, stack) for shape, priced in self.shapes.items()}

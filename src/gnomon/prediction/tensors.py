@@ -24,8 +24,8 @@ STATES = ("master", "states")
 
 
 def trace_of(made: Prediction) -> TierTrace:
-    """Makes the trace of a prediction with a row for each layer (`Timed.of(…, by_layer=True)`), on one rank. PlanError
-    for several."""
+    """Makes the trace of a prediction with a row for each layer (`TimedPlan.of(…, by_layer=True)`), on one rank.
+    PlanError for several."""
     program, table = made.structure.program, made.structure.deps.table
     if made.plan.world_size > 1 or program.num_classes > 1:
         raise PlanError(f"tensors move between the tiers of one rank, and the plan has {made.plan.world_size}; use one")

@@ -15,7 +15,7 @@ from gnomon.prices.curves import Time as Time
 from gnomon.prices.curves import curves_for as curves_for
 from gnomon.prices.gemm import gemm_seconds as gemm_seconds
 from gnomon.prices.host import HostCost as HostCost
-from gnomon.prices.host import Sustained as Sustained
+from gnomon.prices.host import SustainedSpeed as SustainedSpeed
 from gnomon.prices.host import host_cost as host_cost
 from gnomon.prices.host import sustained as sustained
 from gnomon.prices.kernels import FREE as FREE

@@ -316,7 +316,7 @@ class PlacedMemory:
         return self.reserved_bytes + self.outside_bytes
 
 
-def placed(
+def place_memory(
     device: Device,
     stack: Stack,
     allocated: Bytes,

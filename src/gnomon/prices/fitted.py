@@ -153,7 +153,7 @@ class LinkNumber:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Fitted:
+class FittedRates:
     """Everything fitted to whole runs."""
 
     SCHEMA: ClassVar[str] = "gnomon.fitted/1"
@@ -212,12 +212,12 @@ class Fitted:
                     chosen["attention" if number.name == "triton" else number.name] = number.value
         return Rates(**chosen)
 
-    def of_generations(self) -> Fitted:
+    def of_generations(self) -> FittedRates:
         """Only the numbers of all stacks that name a generation of devices."""
         if self.universal is None:
-            return Fitted()
+            return FittedRates()
         numbers = tuple(number for number in self.universal.numbers if number.arch)
-        return Fitted(universal=replace(self.universal, numbers=numbers))
+        return FittedRates(universal=replace(self.universal, numbers=numbers))
 
     def link_factor(self, name: str) -> float:
         """Seconds over price of a network in training runs, outside layers; 1 where nothing was fitted."""
@@ -243,16 +243,16 @@ class Fitted:
 
 
 @cache
-def fitted() -> Fitted:
+def fitted_rates() -> FittedRates:
     """Reads the numbers on record, once."""
-    return schema.load_packaged(Fitted, Path(__file__).with_name("fitted.toml"))
+    return schema.load_packaged(FittedRates, Path(__file__).with_name("fitted.toml"))
 
 
-def rates(stack: Stack, device: Device, numbers: Fitted | None = None) -> Rates:
+def rates(stack: Stack, device: Device, numbers: FittedRates | None = None) -> Rates:
     """A stack's rates on a device; those of all stacks where nothing was fitted (`rates_note` says so). Where a device
     has no launches to pay for, of those of all stacks only what is of its own generation, besides the user's own
     numbers. numbers: in place of those on record."""
-    known = numbers or fitted()
+    known = numbers or fitted_rates()
     return (known if device.kind == "gpu" else known.of_generations()).rates(stack, device.arch)
 
 
@@ -261,9 +261,9 @@ Known = Literal["own", "stack", "stack elsewhere", "device", "nothing"]
 on other devices; of other stacks there; or of neither."""
 
 
-def known(stack: Stack, device: Device, numbers: Fitted | None = None) -> Known:
+def evidence_of(stack: Stack, device: Device, numbers: FittedRates | None = None) -> Known:
     """Says what the rates rest on, in one word."""
-    records = numbers or fitted()
+    records = numbers or fitted_rates()
     if stack.own is not None:
         return "own"
     record = records.record(stack.name)
@@ -284,9 +284,9 @@ def rates_note(stack: Stack, device: Device) -> str:
         own = stack.own
         fit = f"; {len(own.numbers)} numbers of {stack.name!r} fitted to {own.runs} own runs" if own else ""
         return f"{device.measured.note}{fit}"
-    records = fitted()
+    records = fitted_rates()
     record, every = records.record(stack.name), records.universal
-    match known(stack, device):
+    match evidence_of(stack, device):
         case "own" if stack.own is not None:
             return f"{len(stack.own.numbers)} numbers of {stack.name!r} fitted to {stack.own.runs} own runs"
         case "stack" if record is not None:

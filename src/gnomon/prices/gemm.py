@@ -58,12 +58,12 @@ def gemm_seconds(
     if any(np.any(size < 1) for size in sizes):
         raise UnpricedError(f"a matmul of {m} x {k} by {k} x {n}, {batch} times, has no price: sizes are at least 1")
     moved = _operand_bytes(*sizes, dtype=dtype) if moved_bytes is None else np.asarray(moved_bytes, dtype=np.float64)
-    shape = Products(m=sizes[0], n=sizes[1], k=sizes[2], batch=sizes[3], moved_bytes=moved)
+    shape = GemmShapes(m=sizes[0], n=sizes[1], k=sizes[2], batch=sizes[3], moved_bytes=moved)
     return as_time(gemm_model(shape, peak_of(dtype, device), device, curves.gemm_for(dtype)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Products:
+class GemmShapes:
     """The shapes of matmuls m×k by k×n, as arrays of equal shape."""
 
     m: Array
@@ -83,7 +83,7 @@ def peak_of(dtype: str, device: Device) -> float:
     return device.flops_per_s("fp32_matrix" if dtype == "fp32" else dtype)
 
 
-def gemm_model(shape: Products, peak: float, device: Device, row: GemmCurve) -> Array:
+def gemm_model(shape: GemmShapes, peak: float, device: Device, row: GemmCurve) -> Array:
     """`gemm_seconds` for one row of constants; what a fit evaluates. peak: dense FLOP/s."""
     compute = _compute_s(shape, peak / device.num_sms, device.num_sms, row)
     share = cached_efficiency(shape.moved_bytes, device, row.memory_efficiency, row.cache_efficiency)
@@ -93,7 +93,7 @@ def gemm_model(shape: Products, peak: float, device: Device, row: GemmCurve) -> 
     return np.asarray(row.t0_s + large * (1 + (small / large) ** row.overlap_power) ** (1 / row.overlap_power))
 
 
-def _compute_s(shape: Products, sm_flops_per_s: float, num_sms: int, row: GemmCurve) -> Array:
+def _compute_s(shape: GemmShapes, sm_flops_per_s: float, num_sms: int, row: GemmCurve) -> Array:
     # [..., 1] against [tile shapes × splits of k], of which the best is taken
     m, n, k, batch = (size[..., None] for size in (shape.m, shape.n, shape.k, shape.batch))
     # a tile reads (rows + cols) · k elements for rows · cols · k multiplications: small tiles wait for memory

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from gnomon.hardware.types import Device
-from gnomon.prices.fitted import Fitted, known, rates, rates_note
+from gnomon.prices.fitted import FittedRates, evidence_of, rates, rates_note
 from gnomon.prices.power import power_share
 from gnomon.software import Stack
 from gnomon.units import Seconds
@@ -51,7 +51,7 @@ _LAUNCHES: Mapping[str, HostCost] = {
 }
 
 
-def host_cost(stack: Stack, device: Device, numbers: Fitted | None = None) -> HostCost:
+def host_cost(stack: Stack, device: Device, numbers: FittedRates | None = None) -> HostCost:
     """Host time of a kernel under a stack, with its source. What was fitted to runs, which launch kernels one by one,
     falls with other ways of launching as their price does. A stack that does not say how it launches is taken as eager,
     and the result says so. TPUs run whole compiled programs: nothing a kernel. numbers: in place of those on record."""
@@ -65,7 +65,7 @@ def host_cost(stack: Stack, device: Device, numbers: Fitted | None = None) -> Ho
     if seen is not None:
         # Fitted runs launched eagerly; other ways of launching are taken to be faster by the ratio of their own prices.
         share = _LAUNCHES[stack.launch.launch_mode or "eager"].per_kernel_s / _LAUNCHES["eager"].per_kernel_s
-        checked = known(stack, device, numbers) in ("own", "stack")
+        checked = evidence_of(stack, device, numbers) in ("own", "stack")
         return HostCost(
             per_kernel_s=seen * share,
             source=rates_note(stack, device),
@@ -101,7 +101,7 @@ def check_s(stack: Stack, ranks: int) -> float:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Sustained:
+class SustainedSpeed:
     """Speed under long load over speed in a short burst, with a note."""
 
     factor: float
@@ -110,7 +110,7 @@ class Sustained:
     """Why it is so, or why nothing is known."""
 
 
-def sustained(stack: Stack, device: Device) -> Sustained:
+def sustained(stack: Stack, device: Device) -> SustainedSpeed:
     """The factor of a stack on a device, with what it rests on in the note: 1 where no runs were fitted.
 
     Kernel data are bursts at locked clocks. On H100, long runs of large matmuls were seen at 0.85 to 0.93 of them, and
@@ -122,4 +122,4 @@ def sustained(stack: Stack, device: Device) -> Sustained:
         note += f"; {device.generation.long_runs}"
     if (share := power_share(device)) < 1:
         note += f"; {device.name} sustains {share:.2f} of its peaks, by its watts a FLOP/s"
-    return Sustained(factor=factor, note=note)
+    return SustainedSpeed(factor=factor, note=note)

@@ -43,7 +43,7 @@ def material(prediction: Prediction, line: str) -> bool:
     return True
 
 
-def shown(prediction: Prediction, lines: Sequence[str], *, every: bool) -> tuple[str, ...]:
+def lines_to_print(prediction: Prediction, lines: Sequence[str], *, every: bool) -> tuple[str, ...]:
     """The lines to print: those that are material, and how many are not; all of them for `every`."""
     kept = tuple(line for line in lines if every or material(prediction, line))
     left = len(lines) - len(kept)

@@ -13,12 +13,12 @@ import numpy as np
 
 from gnomon.errors import GnomonError
 from gnomon.prediction import Prediction, predict
-from gnomon.prediction.measured import MeasuredRun, Refused, predicted_s
+from gnomon.prediction.measured import MeasuredRun, RefusedRun, predicted_s
 from gnomon.report.tables import Column, number, percent, table, wrapped
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Compared:
+class ComparedRun:
     """One measured run next to its prediction."""
 
     run: MeasuredRun
@@ -58,20 +58,20 @@ class Compared:
         }
 
 
-def compared(runs: Iterable[MeasuredRun]) -> tuple[tuple[Compared, ...], tuple[Refused, ...]]:
+def compare_runs(runs: Iterable[MeasuredRun]) -> tuple[tuple[ComparedRun, ...], tuple[RefusedRun, ...]]:
     """(runs with their predictions, runs that cannot be predicted), in the order given."""
-    done: list[Compared] = []
-    refused: list[Refused] = []
+    done: list[ComparedRun] = []
+    refused: list[RefusedRun] = []
     for run in runs:
         try:
             prediction = predict(run.graph, run.cluster, run.plan, run.workload, run.stack)
-            done.append(Compared(run=run, prediction=prediction))
+            done.append(ComparedRun(run=run, prediction=prediction))
         except GnomonError as error:
-            refused.append(Refused(id=run.id, reason=str(error)))
+            refused.append(RefusedRun(id=run.id, reason=str(error)))
     return tuple(done), tuple(refused)
 
 
-def comparison_text(done: Sequence[Compared], refused: Sequence[Refused]) -> tuple[str, ...]:
+def comparison_text(done: Sequence[ComparedRun], refused: Sequence[RefusedRun]) -> tuple[str, ...]:
     """A table, its summary, and what was filled in or refused."""
     names = ("step s", "predicted", "error %", "in band", "peak GiB", "predicted", "error %", "fits")
     rows = [
@@ -100,7 +100,7 @@ def comparison_text(done: Sequence[Compared], refused: Sequence[Refused]) -> tup
     return tuple(lines)
 
 
-def _summary(done: Sequence[Compared]) -> str:
+def _summary(done: Sequence[ComparedRun]) -> str:
     sizes, inside = np.abs([row.error for row in done]), sum(row.in_band for row in done)
     summary = (
         f"{len(done)} run{'s' * (len(done) != 1)}: step time off by {np.median(sizes):.1%} at the median, "

@@ -14,8 +14,8 @@ import numpy as np
 
 from gnomon.errors import GnomonError, InputError
 from gnomon.prediction import Prediction, predict
-from gnomon.prediction.measured import PredictableRun, Refused, predicted_s
-from gnomon.prices.fitted import OWN_LIMITS, Fitted, fitted, rates
+from gnomon.prediction.measured import PredictableRun, RefusedRun, predicted_s
+from gnomon.prices.fitted import OWN_LIMITS, FittedRates, fitted_rates, rates
 from gnomon.prices.host import host_cost
 from gnomon.prices.shrink import Array, shrunk_fit
 from gnomon.software import OwnNumber, OwnRuns, Stack
@@ -50,7 +50,7 @@ class OwnFit:
     """With its own."""
     left_out: tuple[float, ...]
     """With those fitted to the other runs; empty for one run, or if nobody asked."""
-    refused: tuple[Refused, ...]
+    refused: tuple[RefusedRun, ...]
     """Runs that cannot be predicted."""
 
 
@@ -60,7 +60,7 @@ def fit_own(
     source: str,
     date: str,
     machine: str = "",
-    numbers: Fitted | None = None,
+    numbers: FittedRates | None = None,
     check: bool = True,
 ) -> OwnFit:
     """The stack of these runs with numbers fitted to them.
@@ -70,7 +70,7 @@ def fit_own(
     run can be predicted, or when the runs are of several stacks.
     """
     used, made, refused = _predicted(runs, source)
-    errors = _Errors(used, made, numbers or fitted())
+    errors = _Errors(used, made, numbers or fitted_rates())
     everyone = np.ones(len(used), bool)
     x = errors.fit(everyone)
     left_out = []
@@ -120,7 +120,7 @@ def fit_parts(run: PredictableRun, parts: Mapping[str, float], *, source: str, d
     rate beside other kernels. InputError where the run cannot be predicted.
     """
     (used, *_), (made, *_), refused = _predicted([run], source)
-    errors = _Errors([used], [made], fitted())
+    errors = _Errors([used], [made], fitted_rates())
     x = np.zeros(len(SPREADS))
     for _ in range(ROUNDS):
         own = OwnRuns(numbers=errors.numbers(x), runs=1, data="-", date="-", error="-", range="-")
@@ -168,17 +168,17 @@ def _seconds_of(prediction: Prediction) -> dict[str, float]:
 
 def _predicted(
     runs: Sequence[PredictableRun], source: str
-) -> tuple[list[PredictableRun], list[Prediction], tuple[Refused, ...]]:
+) -> tuple[list[PredictableRun], list[Prediction], tuple[RefusedRun, ...]]:
     """The runs that can be predicted, their predictions, and the rest. InputError as fit_own says."""
     used: list[PredictableRun] = []
     made: list[Prediction] = []
-    refused: list[Refused] = []
+    refused: list[RefusedRun] = []
     for run in runs:
         try:
             made.append(predict(run.graph, run.cluster, run.plan, run.workload, run.stack))
             used.append(run)
         except GnomonError as error:
-            refused.append(Refused(id=run.id, reason=str(error)))
+            refused.append(RefusedRun(id=run.id, reason=str(error)))
     if not used:
         why = f": {refused[0].reason}" if refused else ""
         raise InputError(f"no run of {source} can be predicted{why}")
@@ -192,7 +192,7 @@ def _predicted(
 class _Errors:
     """log(predicted / measured) of every run as a function of the logs of the factors."""
 
-    def __init__(self, runs: Sequence[PredictableRun], made: Sequence[Prediction], base: Fitted) -> None:
+    def __init__(self, runs: Sequence[PredictableRun], made: Sequence[Prediction], base: FittedRates) -> None:
         self.runs, self.made, self.base = runs, made, base
         self.stack = replace(runs[0].stack, own=None)
         self.devices = {stage.device.arch: stage.device for prediction in made for stage in prediction.pricing.stages}

@@ -20,12 +20,12 @@ from gnomon.report.checkpointing import by_tensor_mapping, by_tensor_text
 from gnomon.report.prediction import WORDS, between, describe, run_lengths
 from gnomon.report.tables import Column, dollars, gib, memory_unit, number, percent, table, table_of_plans, wrapped
 from gnomon.report.uneven import uneven_mapping, uneven_text
-from gnomon.search import Found, Result, loss
+from gnomon.search import FoundPlan, Result, loss
 from gnomon.search.checkpointing.improve import ByTensor
 from gnomon.search.questions.goals import tokens_of
 from gnomon.search.refinement.choices import NAMES, show_value
-from gnomon.search.refinement.neighbours import Climbed
-from gnomon.search.refinement.refine import Refined
+from gnomon.search.refinement.neighbours import ClimbReport
+from gnomon.search.refinement.refine import RefinedPlans
 from gnomon.search.results import safest
 from gnomon.search.stages.uneven import Uneven
 from gnomon.units import show_bytes, show_seconds
@@ -47,10 +47,10 @@ def plan_text(
     assumed: Sequence[str] = (),
     notes: Sequence[str] = (),
     rent: Rent | None = None,
-    refined: Refined | None = None,
+    refined: RefinedPlans | None = None,
     stages: Uneven | None = None,
     tensors: ByTensor | None = None,
-    climbed: Climbed | None = None,
+    climbed: ClimbReport | None = None,
 ) -> tuple[str, ...]:
     """Lines of at most 80 columns. rent: of the cluster, if it has a price. refined: of the best plans, if asked.
     stages: what uneven ones gain. tensors: what recomputation tensor by tensor gains. climbed: what neighbours gain."""
@@ -81,7 +81,7 @@ def plan_text(
     return tuple(lines)
 
 
-def _choices(best: Found) -> str:
+def _choices(best: FoundPlan) -> str:
     """What `describe` does not say."""
     point = best.point
     words = []
@@ -113,7 +113,7 @@ def links_text(plan: Plan, cluster: Cluster) -> str:
     return "; ".join(f"{' and '.join(axes)} {place}" for place, axes in where.items())
 
 
-def short(candidate: Found) -> str:
+def short(candidate: FoundPlan) -> str:
     """A plan in a few words: `tp2 pp4 dp8 z1 v2 mb2 sp; one_f_one_b; full`; axes of one rank and ZeRO 0 left out."""
     return short_plan(candidate.plan)
 
@@ -185,7 +185,7 @@ def _short_stages(plan: Plan) -> str:
     return "; ".join([" ".join(words), *([plan.schedule.name] if len(meshes) > 1 else []), *again])
 
 
-def _speed(best: Found, rent: Rent | None) -> tuple[str, ...]:
+def _speed(best: FoundPlan, rent: Rent | None) -> tuple[str, ...]:
     prediction = best.prediction
     band = prediction.band
     pairs = [
@@ -202,7 +202,7 @@ def _speed(best: Found, rent: Rent | None) -> tuple[str, ...]:
     return (f"{'step':<16}{told}", *(f"{name:<16}{value:>12}" for name, value in pairs))
 
 
-def _safer(best: Found, result: Result) -> tuple[str, ...]:
+def _safer(best: FoundPlan, result: Result) -> tuple[str, ...]:
     """The plan that ties with the best and whose band reaches less far up, if there is one."""
     safer = safest(best, result.best)
     if safer is None:
@@ -217,7 +217,7 @@ def _safer(best: Found, result: Result) -> tuple[str, ...]:
 _LEFT = f"left as they are: {', '.join(NAMES)} (--refine tries what the stack runs, --fix sets one)"
 
 
-def refined_text(refined: Refined) -> tuple[str, ...]:
+def refined_text(refined: RefinedPlans) -> tuple[str, ...]:
     """What the choices beyond the exact search gain, a line each."""
     open_ = ", ".join(choice.name for choice in refined.choices) or "none that the stack is known to run"
     plans = "the best plan" if refined.starts == 1 else f"{refined.starts} plans, of which some may not fit yet,"
@@ -245,7 +245,7 @@ def refined_text(refined: Refined) -> tuple[str, ...]:
     return (*table(columns, rows), *wrapped(summary))
 
 
-def climbed_text(climbed: Climbed, before: Found) -> tuple[str, ...]:
+def climbed_text(climbed: ClimbReport, before: FoundPlan) -> tuple[str, ...]:
     """What plans one change away from the best gain, a line each. before: where the climb began."""
     if not climbed.steps:
         return wrapped(f"neighbours of the best plan: {climbed.tried} predicted, none is faster", indent="")
@@ -258,7 +258,7 @@ def climbed_text(climbed: Climbed, before: Found) -> tuple[str, ...]:
     return (*table(columns, rows), *wrapped(f"{climbed.tried} plans one change away were predicted"))
 
 
-def climbed_mapping(climbed: Climbed) -> dict[str, Any]:
+def climbed_mapping(climbed: ClimbReport) -> dict[str, Any]:
     """Plain values for JSON."""
     return {
         "steps": [{"change": what, "step_s": made.step_s} for what, made in climbed.steps],
@@ -344,7 +344,7 @@ def _covered(result: Result) -> tuple[str, ...]:
     )
 
 
-def refined_mapping(refined: Refined) -> dict[str, Any]:
+def refined_mapping(refined: RefinedPlans) -> dict[str, Any]:
     """Plain values for JSON."""
     return {
         "start": refined.start.point._asdict(),
@@ -371,9 +371,9 @@ def result_mapping(
     *,
     rent: Rent | None = None,
     stages: Uneven | None = None,
-    refined: Refined | None = None,
+    refined: RefinedPlans | None = None,
     tensors: ByTensor | None = None,
-    climbed: Climbed | None = None,
+    climbed: ClimbReport | None = None,
 ) -> dict[str, Any]:
     """Plain values for JSON, as `gnomon.search/1`. rent: of the cluster, if it has a price. stages: what uneven ones
     gain. refined: of the best plans, if asked. climbed: what neighbours gained. `safest` is an index into `best`."""

@@ -16,13 +16,13 @@ from gnomon.late import load_late
 from gnomon.plans import Plan, SavedRule, Workload, batch
 from gnomon.prediction import Prediction, RankMemory, host_memory
 from gnomon.prediction.loading import host_limit, host_short, loading
-from gnomon.report.assumed import shown
+from gnomon.report.assumed import lines_to_print
 from gnomon.report.tables import Column, gib, memory_unit, number, percent, ranges, table, wrapped
 from gnomon.software import beyond_lines
 from gnomon.units import show_seconds
 
 if TYPE_CHECKING:
-    from gnomon.search.fit.advice import Advised
+    from gnomon.search.fit.advice import FitAdvice
 
 ROWS = 8
 """Rank classes shown; the tightest are."""
@@ -65,7 +65,7 @@ def prediction_text(
     prediction: Prediction,
     *,
     assumed: Sequence[str] = (),
-    advice: Advised | None = None,
+    advice: FitAdvice | None = None,
     every_assumption: bool = False,
 ) -> tuple[str, ...]:
     """A prediction as lines of text. `assumed` stands before what the prediction itself assumed; `advice` under a
@@ -86,7 +86,7 @@ def prediction_text(
     taken = tuple(
         assumption for assumption in dict.fromkeys((*assumed, *prediction.assumptions)) if assumption not in above
     )
-    told = shown(prediction, taken, every=every_assumption)
+    told = lines_to_print(prediction, taken, every=every_assumption)
     for title, entries in (("assumed", told), ("notes", prediction.notes)):
         if entries:
             lines += ["", title, *(line for entry in entries for line in wrapped(entry, bullet="- "))]
@@ -304,7 +304,7 @@ def _host(prediction: Prediction) -> tuple[str, ...]:
     return tuple(lines)
 
 
-def _verdict(prediction: Prediction, advice: Advised | None) -> tuple[str, ...]:
+def _verdict(prediction: Prediction, advice: FitAdvice | None) -> tuple[str, ...]:
     lines = [*_host(prediction), *wrapped(prediction.verdict, indent="")]
     if short := host_short(prediction):
         lines += wrapped(f"all the same it does not fit: {short} (--host-memory says what a node has)", indent="")
@@ -329,7 +329,7 @@ def _verdict(prediction: Prediction, advice: Advised | None) -> tuple[str, ...]:
     return tuple(lines)
 
 
-def _nothing(advice: Advised) -> str:
+def _nothing(advice: FitAdvice) -> str:
     """The sentence for advice without a change that fits: that there is none, or that not all were tried."""
     if advice.others:
         return "no combination of the changes of gnomon fit makes it fit; another job does:"

@@ -14,7 +14,7 @@ from gnomon.prediction import Prediction, host_memory, traffic
 from gnomon.report.planning import short_plans
 from gnomon.report.prediction import WORDS, beyond_stack, describe
 from gnomon.report.tables import Column, gib, number, percent, table, wrapped
-from gnomon.search.fit.advice import NOTHING, Advised
+from gnomon.search.fit.advice import NOTHING, FitAdvice
 from gnomon.search.fit.terms import Change, Terms
 from gnomon.search.questions.reasons import SHARE, Neighbour, Other, OtherJob, Reasons, within_share
 from gnomon.units import show_seconds
@@ -25,7 +25,7 @@ LARGE = 0.15
 """Share of the step from which a part is named as what bounds it."""
 
 
-def reasons_text(reasons: Reasons, *, advice: Advised = NOTHING, terms: Terms | None = None) -> tuple[str, ...]:
+def reasons_text(reasons: Reasons, *, advice: FitAdvice = NOTHING, terms: Terms | None = None) -> tuple[str, ...]:
     """Lines of at most 80 columns. terms: of the job's own file."""
     prediction = reasons.prediction
     lines = [f"{prediction.model} on {prediction.cluster}", *wrapped(describe(prediction.plan, prediction.workload))]
@@ -151,7 +151,7 @@ def _machines(reasons: Reasons) -> tuple[str, ...]:
     return tuple(lines)
 
 
-def _answers(reasons: Reasons, advice: Advised) -> tuple[str, ...]:
+def _answers(reasons: Reasons, advice: FitAdvice) -> tuple[str, ...]:
     lines = [*wrapped(network(reasons), indent=""), *wrapped(sharding(reasons), indent="")]
     if advice.ways:
         first = advice.ways[0]

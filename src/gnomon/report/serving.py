@@ -94,7 +94,7 @@ def measured_text(found: MeasuredLoad, title: str) -> Iterator[str]:
     yield f"throughput    {found.output_tokens_per_s:,.1f} output tokens/s over {show_seconds(found.span_s)}"
 
 
-def compared(found: Forecast, measured: MeasuredLoad) -> Iterator[tuple[str, float, float]]:
+def rows_beside_measured(found: Forecast, measured: MeasuredLoad) -> Iterator[tuple[str, float, float]]:
     """(what, predicted, measured) of the same requests: seconds, and output tokens a second."""
     for name in ("ttft", "tpot", "e2e"):
         for at in ("p50", "p99"):
@@ -108,7 +108,7 @@ def compared_text(found: Forecast, measured: MeasuredLoad, source: str) -> Itera
     yield ""
     yield f"{'':22}{'predicted':>12}{'measured':>12}{'off':>8}"
     words = {"ttft": "TTFT", "tpot": "TPOT", "e2e": "end to end", "output": "output tokens/s"}
-    for name, ours, theirs in compared(found, measured):
+    for name, ours, theirs in rows_beside_measured(found, measured):
         what, at = words[name.partition("_")[0]], name.split("_")[1]
         seconds = name.endswith("_s") and at in ("p50", "p99")
         cells = [show_seconds(value) if seconds else f"{value:,.1f}" for value in (ours, theirs)]

@@ -13,11 +13,11 @@ from gnomon.hardware.kinds import kinds_of
 from gnomon.report.mixed import short_mixed
 from gnomon.report.planning import short_plan
 from gnomon.report.tables import Column, dollars, gib, number, table, wrapped
-from gnomon.search import Found
+from gnomon.search import FoundPlan
 from gnomon.search.mixed.results import MixedFound
 from gnomon.search.questions.goals import Case
-from gnomon.search.refinement.choices import made, show_value
-from gnomon.search.refinement.make_fit import Fitted
+from gnomon.search.refinement.choices import choices_of, show_value
+from gnomon.search.refinement.make_fit import FittingPlan
 from gnomon.units import show_seconds
 
 LONG = 20
@@ -61,7 +61,7 @@ def row(case: Case, names: Sequence[str], *, whys: bool = False) -> tuple[str, .
     return case.label, devices, show_seconds(best.step_s), rate, _gib(best), *cost, words_of(case)
 
 
-def _gib(candidate: Found | MixedFound) -> str:
+def _gib(candidate: FoundPlan | MixedFound) -> str:
     return gib(candidate.prediction.tightest.peak_bytes)
 
 
@@ -71,10 +71,10 @@ def words_of(case: Case) -> str:
     if isinstance(case.best, MixedFound):
         return short_mixed(case.best, kinds_of(case.cluster))
     plan = case.best.plan
-    return "; ".join((short_plan(plan), *(f"{c.name} {show_value(c, value, plan)}" for c, value in made(plan))))
+    return "; ".join((short_plan(plan), *(f"{c.name} {show_value(c, value, plan)}" for c, value in choices_of(plan))))
 
 
-def fitted_words(fitted: Fitted) -> str:
+def fitted_words(fitted: FittingPlan) -> str:
     """Says which choices make a plan fit and what they cost, as in `activation_offload 8 (+3.1 % step)`."""
     plan = fitted.candidate.plan
     names = " and ".join(f"{c.name} {show_value(c, value, plan)}" for c, value in fitted.made)
@@ -100,12 +100,12 @@ def _mapping(case: Case) -> dict[str, Any]:
         "dollars_per_million_tokens": None if case.dollars_per_token is None else case.dollars_per_token * 1e6,
         "peak_bytes": best.prediction.tightest.peak_bytes,
         "point": None if best.point is None else best.point._asdict(),
-        **({} if isinstance(best, MixedFound) else {"choices": {c.name: value for c, value in made(best.plan)}}),
+        **({} if isinstance(best, MixedFound) else {"choices": {c.name: value for c, value in choices_of(best.plan)}}),
         **({} if case.fitted is None else {"fits_by": _fits_by(case.fitted)}),
     }
 
 
-def _fits_by(fitted: Fitted) -> dict[str, Any]:
+def _fits_by(fitted: FittingPlan) -> dict[str, Any]:
     return {
         "choices": {choice.name: value for choice, value in fitted.made},
         "longer_step": fitted.cost,

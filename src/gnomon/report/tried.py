@@ -13,7 +13,7 @@ from typing import Any, Literal
 from gnomon.plans import Ran
 from gnomon.report.planning import short
 from gnomon.report.tables import Column, percent, table, wrapped
-from gnomon.search import Found, Result
+from gnomon.search import FoundPlan, Result
 from gnomon.units import show_seconds
 
 UNSTEADY = 1.3
@@ -27,7 +27,7 @@ Ended = Literal["ran", "refused", "failed", "timed out"]
 class Attempt:
     """One plan that was tried."""
 
-    candidate: Found
+    candidate: FoundPlan
     """The plan, as predicted."""
     file: str
     """Its plan file."""
@@ -153,7 +153,7 @@ def ranked_mapping(again: Result, attempts: Sequence[Attempt]) -> list[dict[str,
     ]
 
 
-def _ran(candidate: Found, attempts: Sequence[Attempt]) -> Ran | None:
+def _ran(candidate: FoundPlan, attempts: Sequence[Attempt]) -> Ran | None:
     """What was measured of a plan, if it was tried and ran."""
     return next((attempt.ran for attempt in attempts if attempt.candidate.plan == candidate.plan), None)
 

@@ -20,7 +20,7 @@ from gnomon.graph import Graph
 from gnomon.hardware import Cluster
 from gnomon.plans import Mesh, Plan, Workload
 from gnomon.prediction import Prediction, predict
-from gnomon.search import Found, Result
+from gnomon.search import FoundPlan, Result
 from gnomon.software import Stack
 from gnomon.software import stack as named_stack
 
@@ -90,7 +90,7 @@ def as_files(
     """What each program with a writer makes of a plan, the fastest first, those that cannot run it last. Nothing for
     work that no job file says."""
     found = []
-    for name in programs.written() if workload.seq_len else ():
+    for name in programs.writable_programs() if workload.seq_len else ():
         job_format = programs.find(name)
         record = named_stack(job_format.stack)
         to = Target(format=job_format, config=config, graph=graph, machines=machines, workload=workload, stack=record)
@@ -177,7 +177,7 @@ def exportable(result: Result, to: Says | None) -> Result:
     return replace(result, best=tuple(sorted(best, key=lambda candidate: candidate.step_s))) if best else result
 
 
-def comes_back(candidate: Found, to: Says | None) -> bool:
+def comes_back(candidate: FoundPlan, to: Says | None) -> bool:
     """Whether a plan's file gives the plan's step."""
     if to is None:
         return True

@@ -129,6 +129,6 @@ def job_of(
 
 
 def _given(devices: int, model: Graph | str | None) -> Any:
-    """What stands beside the file: `formats.given.Given`."""
+    """What stands beside the file: `formats.given.ReadContext`."""
     graph = None if model is None else arguments.graph(model)
-    return load_late("gnomon.formats.given:Given")(devices=devices, model=graph, env=dict(os.environ))
+    return load_late("gnomon.formats.given:ReadContext")(devices=devices, model=graph, env=dict(os.environ))

@@ -13,7 +13,7 @@ from gnomon.search.planning import Loss as Loss
 from gnomon.search.planning import loss as loss
 from gnomon.search.planning import plan as plan
 from gnomon.search.results import Counts as Counts
-from gnomon.search.results import Found as Found
+from gnomon.search.results import FoundPlan as FoundPlan
 from gnomon.search.results import Result as Result
 from gnomon.search.results import memory_limit as memory_limit
 from gnomon.search.results import pick_diverse as pick_diverse

@@ -46,7 +46,7 @@ class Candidate(Protocol):
         too large or cannot run is counted; a plan by itself is predicted, and kept. bound: its own."""
 
 
-class Searched(Protocol):
+class SearchSpace(Protocol):
     """A space of plans, as the search sees it."""
 
     counts: Counts
@@ -66,7 +66,7 @@ class Searched(Protocol):
 class Search(Generic[Plan]):
     """One search under way."""
 
-    def __init__(self, space: Searched, kept: Shortlist[Plan], on_progress: OnProgress | None = None) -> None:
+    def __init__(self, space: SearchSpace, kept: Shortlist[Plan], on_progress: OnProgress | None = None) -> None:
         """kept: the plans that are looked for. on_progress: is called after every candidate."""
         self.space, self.kept, self.counts, self.on_progress = space, kept, space.counts, on_progress
         self.ended: Ended = ""

@@ -15,9 +15,9 @@ from gnomon.plans import Plan
 from gnomon.search.budget import KeepGoing, always
 from gnomon.search.checkpointing.improve import ByTensor, by_tensor
 from gnomon.search.refinement.choices import Choice, Value, with_load
-from gnomon.search.refinement.neighbours import Climbed, climb
-from gnomon.search.refinement.refine import Effort, Refined, refine
-from gnomon.search.results import Found, Result
+from gnomon.search.refinement.neighbours import ClimbReport, climb
+from gnomon.search.refinement.refine import Effort, RefinedPlans, refine
+from gnomon.search.results import FoundPlan, Result
 from gnomon.search.space.points import Limit
 from gnomon.search.stages.cut import Cut
 from gnomon.search.stages.dapple import Dapple, dapple
@@ -59,12 +59,12 @@ class Improved:
 
     result: Result
     """With the best uneven stages, and the best recomputation by tensor, among its plans."""
-    best: Found
+    best: FoundPlan
     """The fastest of all."""
     stages: Uneven | None = None
     tensors: ByTensor | None = None
-    refined: Refined | None = None
-    climbed: Climbed | None = None
+    refined: RefinedPlans | None = None
+    climbed: ClimbReport | None = None
     """What neighbours of the best plan gained; None where it is that of the search, which had looked at them."""
     replicas: Dapple | None = None
 
@@ -73,7 +73,7 @@ def improve(
     result: Result,
     passes: Passes,
     *,
-    accepts: Callable[[Found], bool] = lambda _: True,
+    accepts: Callable[[FoundPlan], bool] = lambda _: True,
     on_pass: OnPass | None = None,
     keep_going: KeepGoing = always,
 ) -> Improved:

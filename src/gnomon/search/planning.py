@@ -30,7 +30,7 @@ from gnomon.search.requests import (
     explain_too_large,
     with_fixed_batch,
 )
-from gnomon.search.results import Found, Result
+from gnomon.search.results import FoundPlan, Result
 from gnomon.search.space.points import EXTRA_CHOICES, Limit, Space, has_disks, make_space, parse_limit
 from gnomon.software import Stack
 from gnomon.units import show_bytes, show_seconds
@@ -254,12 +254,12 @@ class Loss:
     """By how much."""
 
 
-def loss(best: Found, other: Found) -> Loss:
+def loss(best: FoundPlan, other: FoundPlan) -> Loss:
     """What `other` loses against `best`, and where most."""
-    return lost(best.prediction, other.prediction)
+    return loss_between(best.prediction, other.prediction)
 
 
-def lost(best: Prediction, other: Prediction) -> Loss:
+def loss_between(best: Prediction, other: Prediction) -> Loss:
     """The same of predictions."""
     ours, theirs = best.breakdown, other.breakdown
     grown = {part: theirs.get(part, 0.0) - ours.get(part, 0.0) for part in {*ours, *theirs}}

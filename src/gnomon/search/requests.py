@@ -20,7 +20,7 @@ from gnomon.lowering.chunked import chunk_pass
 from gnomon.lowering.packed import skrull_pass
 from gnomon.plans import Mesh, Plan, Schedule, Workload
 from gnomon.plans.check import fixed_batch, problems
-from gnomon.search.results import Found, Result
+from gnomon.search.results import FoundPlan, Result
 from gnomon.search.space.points import Point, count_layers
 from gnomon.units import show_bytes
 
@@ -227,7 +227,7 @@ def explain_too_large(result: Result, again: Again) -> str:
     return f"{sentence}; use more devices, or devices with more memory"
 
 
-def least_memory(result: Result, again: Again, most_bytes: int) -> Found | None:
+def least_memory(result: Result, again: Again, most_bytes: int) -> FoundPlan | None:
     """A plan that takes little memory, up to `most_bytes` a device: the limit is raised in steps of a tenth from what
     every plan holds at least, so the least of all is at most a tenth below."""
     limit = max(result.limit_bytes, result.least_bytes or 0, 1)
@@ -261,7 +261,7 @@ def _more_nodes(result: Result, again: Again) -> Result | None:
     return most
 
 
-def _words(candidate: Found) -> str:
+def _words(candidate: FoundPlan) -> str:
     plan = candidate.plan
     again = "" if plan.saved.preset == "none" else f", recompute {plan.saved.preset}"
     return (

@@ -19,7 +19,7 @@ from gnomon.software import Stack
 
 
 @dataclass(frozen=True, kw_only=True)
-class Found:
+class FoundPlan:
     """One plan that was predicted and fits."""
 
     point: Point
@@ -39,7 +39,7 @@ SAFER = 0.01
 """A plan is safer than another whose band reaches so much farther up."""
 
 
-def safest(best: Found, others: Sequence[Found]) -> Found | None:
+def safest(best: FoundPlan, others: Sequence[FoundPlan]) -> FoundPlan | None:
     """Picks from the plans that tie with the best the one whose band reaches least far up; None where that of the best
     is no farther than by SAFER."""
     ties = [candidate for candidate in others if candidate.step_s <= best.step_s * (1 + NEAR_TIE)]
@@ -161,7 +161,7 @@ class Result:
     stack: Stack
     goal: Goal
     space: Space
-    best: tuple[Found, ...]
+    best: tuple[FoundPlan, ...]
     """The fastest plans that fit, the best first; with `diverse`, alternatives to it."""
     counts: Counts
     limit_bytes: int
@@ -169,9 +169,9 @@ class Result:
     diverse: bool = False
     """Whether each of the best is the fastest of its sort (`sort_of`), few of one mesh (`most_alike`), up to UP_TO
     times the best step: in place of the fastest ones, alike or not."""
-    near: tuple[Found, ...] = ()
+    near: tuple[FoundPlan, ...] = ()
     """Plans that are faster than the best and do not fit, the fastest first."""
-    smallest: Found | None = None
+    smallest: FoundPlan | None = None
     """Of the plans that were predicted and do not fit, the one with the lowest peak."""
     open_s: float | None = None
     """Seconds that a step of any plan that was not looked at takes at least; None where every plan was covered."""
@@ -183,7 +183,7 @@ class Result:
     why_illegal: dict[str, int] = field(default_factory=dict)
     """Name of a rule -> points that break it."""
 
-    def led_by(self, better: Found | None) -> Result:
+    def led_by(self, better: FoundPlan | None) -> Result:
         """The same with a faster plan before the others, of which as many are kept as before; itself without one."""
         if better is None:
             return self

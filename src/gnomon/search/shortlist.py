@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import Generic, Protocol, TypeVar
 
-from gnomon.search.results import UP_TO, Found, Ranks, Sort, sort_of_point
+from gnomon.search.results import UP_TO, FoundPlan, Ranks, Sort, sort_of_point
 
 Likeness = tuple[Ranks, Sort | None]
 """Ranks on each axis, and the sort where plans are of one."""
@@ -64,7 +64,7 @@ class First(Shortlist[Plan]):
         return -float("inf") if self.best else float("inf")
 
 
-class Diverse(Shortlist[Found]):
+class Diverse(Shortlist[FoundPlan]):
     """The `few` fastest that are unlike; none that takes more than UP_TO times the best one's step.
 
     Proof that what is left out does not matter: going through sorts by the step of their fastest plan, those of a mesh
@@ -76,10 +76,10 @@ class Diverse(Shortlist[Found]):
         """same: plans of one mesh, at most."""
         super().__init__(few)
         self.same = same
-        self._fastest: dict[Sort, Found] = {}
+        self._fastest: dict[Sort, FoundPlan] = {}
         self._meshes: dict[Ranks, list[float]] = {}
 
-    def add(self, candidate: Found) -> None:
+    def add(self, candidate: FoundPlan) -> None:
         """Takes a plan that fits, where it is the fastest of its sort so far."""
         sort = sort_of_point(candidate.point)
         if sort in self._fastest and self._fastest[sort].step_s <= candidate.step_s:

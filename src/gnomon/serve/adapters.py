@@ -135,7 +135,7 @@ class _Adapted(ctypes.Structure):
     _fields_ = [("a", ctypes.c_void_p), ("b", ctypes.c_void_p), ("rank", ctypes.c_int64)]
 
 
-def told(adapters: Sequence[Adapter], parameter: str) -> ctypes.Array[_Adapted] | None:
+def kernel_args(adapters: Sequence[Adapter], parameter: str) -> ctypes.Array[_Adapted] | None:
     """What the kernel is told of a linear's adapters, in their order; None where none has it."""
     lows = [adapter.low.get(parameter) for adapter in adapters]
     if not any(lows):

@@ -18,7 +18,7 @@ from typing import Any
 
 from gnomon.errors import InputError, nearest
 from gnomon.serve.calls import ANY_TOOL, CLOSE_CALL, SEVERAL_TOOLS, Calls, calls_in, forced_by, schema_of, tools_of
-from gnomon.serve.messages import Token, Told
+from gnomon.serve.messages import Delta, Token
 from gnomon.serve.sampling import Sampling, biases
 from gnomon.serve.vocabulary import Vocabulary
 
@@ -56,7 +56,7 @@ CHAT = COMMON | LABELS | frozenset(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Wanted:
+class AnswerRequest:
     """What a body asks for."""
 
     model: str
@@ -103,7 +103,7 @@ class Wanted:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Served:
+class ServedModel:
     """What a body is read against."""
 
     names: tuple[str, ...]
@@ -114,7 +114,7 @@ class Served:
     """Of the model."""
 
 
-def completion(body: object, served: Served) -> Wanted:
+def completion(body: object, served: ServedModel) -> AnswerRequest:
     """Reads a body of /v1/completions."""
     fields = fields_of(body, COMPLETION, served)
     if fields.get("suffix"):
@@ -142,7 +142,7 @@ def completion(body: object, served: Served) -> Wanted:
     return _wanted(fields, served, own)
 
 
-def chat(body: object, served: Served) -> Wanted:
+def chat(body: object, served: ServedModel) -> AnswerRequest:
     """Reads a body of /v1/chat/completions."""
     fields = fields_of(body, CHAT, served)
     tools = tools_of(fields)
@@ -189,13 +189,13 @@ def chat(body: object, served: Served) -> Wanted:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Own:
-    """What completions and conversations say in ways of their own, as `Wanted` has it."""
+    """What completions and conversations say in ways of their own, as `AnswerRequest` has it."""
 
     prompts: tuple[tuple[int, ...], ...]
     most: int
     """Tokens of an answer."""
     logprobs: int
-    """As `Wanted` has it."""
+    """As `AnswerRequest` has it."""
     tried: int
     """Answers of which the best are told; 0: as many as are."""
     echoes: tuple[str, ...]
@@ -208,7 +208,7 @@ class _Own:
     silent: bool
 
 
-def _wanted(fields: Body, served: Served, own: _Own) -> Wanted:
+def _wanted(fields: Body, served: ServedModel, own: _Own) -> AnswerRequest:
     """Reads the fields that both kinds of body have. InputError for what cannot be."""
     grammar = own.schema or grammar_of(fields)
     stop = fields.get("stop")
@@ -263,7 +263,7 @@ def _wanted(fields: Body, served: Served, own: _Own) -> Wanted:
         raise InputError("continuous_usage_stats goes with include_usage: set both to true", "$.stream_options")
     if fields.get("stream_options") is not None and not fields.get("stream"):
         raise InputError("stream_options are of streams: set stream to true, or leave them out", "$.stream_options")
-    return Wanted(
+    return AnswerRequest(
         model=str(fields.get("model") or served.names[0]),
         prompts=own.prompts,
         sampling=sampling,
@@ -292,7 +292,7 @@ def _wanted(fields: Body, served: Served, own: _Own) -> Wanted:
     )
 
 
-def fields_of(body: object, known: frozenset[str], served: Served) -> Body:
+def fields_of(body: object, known: frozenset[str], served: ServedModel) -> Body:
     """An object of known fields, for a model that is served. InputError for another."""
     if not isinstance(body, dict):
         raise InputError("the body is a JSON object")
@@ -312,7 +312,7 @@ class ModelError(InputError):
     """A model that is not served."""
 
 
-def _prompts(fields: Body, served: Served) -> tuple[tuple[int, ...], ...]:
+def _prompts(fields: Body, served: ServedModel) -> tuple[tuple[int, ...], ...]:
     """A text, tokens, or a list of either."""
     words, given = served.words, fields.get("prompt")
     specials = fields.get("add_special_tokens") is None or _flag(fields, "add_special_tokens")
@@ -336,7 +336,7 @@ def _prompts(fields: Body, served: Served) -> tuple[tuple[int, ...], ...]:
     return tuple(made)
 
 
-def _check_ids(ids: Sequence[int], served: Served, where: str) -> None:
+def _check_ids(ids: Sequence[int], served: ServedModel, where: str) -> None:
     """InputError for a token that the model has not, though its tokenizer may."""
     if bad := [token for token in (min(ids), max(ids)) if not 0 <= token < served.vocab_size]:
         raise InputError(f"token {bad[0]} is not one of the model's, 0 to {served.vocab_size - 1}", where)
@@ -411,14 +411,14 @@ def _variables(fields: Body) -> dict[str, Any]:
     return made
 
 
-def _tokens(fields: Body, name: str, served: Served) -> list[int]:
+def _tokens(fields: Body, name: str, served: ServedModel) -> list[int]:
     ids = fields.get(name) or []
     if not isinstance(ids, list) or not all(_is_whole(one) and 0 <= one < served.vocab_size for one in ids):
         raise InputError(f"{name} is a list of tokens, 0 to {served.vocab_size - 1}", f"$.{name}")
     return ids
 
 
-def _banned(fields: Body, served: Served) -> tuple[tuple[int, ...], ...]:
+def _banned(fields: Body, served: ServedModel) -> tuple[tuple[int, ...], ...]:
     """Tokens of `bad_words`, at the beginning of a text and after a space. A word with a token that the model has not
     is in no answer."""
     given = fields.get("bad_words") or []
@@ -531,13 +531,13 @@ def _flag(fields: Body, name: str) -> bool:
 # --- answers
 
 
-def new_id(wanted: Wanted) -> str:
+def new_id(wanted: AnswerRequest) -> str:
     """Makes the id of an answer."""
     return ("chatcmpl-" if wanted.chat else "cmpl-") + (wanted.id or uuid.uuid4().hex)
 
 
 @dataclass(slots=True)
-class Counted:
+class TokenCounts:
     """Tokens of a body's prompts and answers."""
 
     prompt: int
@@ -552,7 +552,7 @@ class Counted:
 class Answers:
     """A body's answers as they come: `add` and `whole`, or `chunks` of a stream."""
 
-    def __init__(self, wanted: Wanted) -> None:
+    def __init__(self, wanted: AnswerRequest) -> None:
         self.wanted, self.model, self.id = wanted, wanted.model, new_id(wanted)
         self.created = int(time.time())
         total = wanted.count * len(wanted.prompts)
@@ -565,14 +565,14 @@ class Answers:
         """Tokens of a stream whose text is held back, as a call may begin in it."""
         self.prompts: list[Sequence[Token]] = [() for _ in wanted.prompts]
         """Tokens of each prompt with their log-probabilities, where these were asked for and are there."""
-        self.counted = Counted(sum(map(len, wanted.prompts)))
+        self.counted = TokenCounts(sum(map(len, wanted.prompts)))
 
     @property
     def is_done(self) -> bool:
         """Whether all have ended."""
         return all(reason is not None for reason in self.reasons)
 
-    def add(self, at: int, told: Told) -> None:
+    def add(self, at: int, told: Delta) -> None:
         """What a worker told of answer `at`."""
         if told.prompt:
             self.prompts[at // self.wanted.count] = told.prompt
@@ -607,7 +607,7 @@ class Answers:
         of_prompt = self._prompt_logprobs(0) if self.wanted.chat else {}
         return {**self._head(stream=False), "choices": choices, "usage": self.counted.usage(), **of_prompt}
 
-    def chunks(self, at: int, told: Told) -> list[dict[str, Any]]:
+    def chunks(self, at: int, told: Delta) -> list[dict[str, Any]]:
         """What a stream says of it."""
         wanted, made = self.wanted, []
         self.add(at, told)
@@ -641,7 +641,7 @@ class Answers:
             made.append(self._chunk({"index": at, "delta": {}, "finish_reason": told.reason}))
         return made
 
-    def _calls_chunks(self, at: int, told: Told, *, first: bool) -> list[dict[str, Any]]:
+    def _calls_chunks(self, at: int, told: Delta, *, first: bool) -> list[dict[str, Any]]:
         """Makes chunks of an answer that may be calls: text where no call begins, calls when they are whole."""
         calls, ends = self.calls[at], told.reason is not None
         made: list[dict[str, Any]] = []
@@ -701,7 +701,7 @@ class Answers:
         if self.wanted.usage_each:
             at = choice["index"]
             own = len(self.wanted.prompts[at // self.wanted.count])
-            made["usage"] = Counted(own, len(self.tokens[at])).usage()
+            made["usage"] = TokenCounts(own, len(self.tokens[at])).usage()
         return made
 
     def _echo(self, at: int) -> str:

@@ -38,7 +38,7 @@ class BoundWeights(Protocol):
     def __getitem__(self, name: str, /) -> Tensor: ...
 
 
-class Read:
+class BoundParameters:
     """Parameters by their full names, as the graph shapes them."""
 
     def __init__(self, reader: WeightReader, graph: Graph) -> None:
@@ -89,7 +89,7 @@ class BoundStep:
     writes: tuple[str, ...]
 
 
-def product_of(weight: Tensor, bias: Tensor | None) -> Callable[[Tensor], Tensor]:
+def matmul_by(weight: Tensor, bias: Tensor | None) -> Callable[[Tensor], Tensor]:
     """x (…, in) -> (…, out) by a matrix (out, in), packed where it can be."""
     weight = weight.contiguous()
     if weight.dtype not in PACKS or not torch.backends.mkldnn.is_available():
@@ -176,7 +176,7 @@ class Bound:
                 torch.zeros(width, dtype=self.dtype) if bias is None else bias
                 for bias, width in zip(biases, widths, strict=True)
             ])  # fmt: skip
-        product = product_of(torch.cat(matrices) if len(matrices) > 1 else matrices[0], whole)
+        product = matmul_by(torch.cat(matrices) if len(matrices) > 1 else matrices[0], whole)
         factor = float(ops[0].attr("factor", 1.0))  # type: ignore[arg-type]
 
         def made(x: Tensor) -> list[Tensor]:

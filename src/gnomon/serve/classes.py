@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gnomon.errors import InputError
-from gnomon.serve.api import Served, fields_of
+from gnomon.serve.api import ServedModel, fields_of
 from gnomon.serve.embeddings import MOST_TEXTS, check_text, inputs_of
 
 CLASSIFY = frozenset("model input user".split())
@@ -33,13 +33,13 @@ class ClassesRequest:
     model: str
 
 
-def to_classify(body: object, served: Served) -> ClassesRequest:
+def to_classify(body: object, served: ServedModel) -> ClassesRequest:
     """InputError for a body that asks for something else."""
     fields = fields_of(body, CLASSIFY, served)
     return ClassesRequest(ids=inputs_of(fields, served), types=None, model=str(fields.get("model") or served.names[0]))
 
 
-def pairs(body: object, served: Served) -> ClassesRequest:
+def pairs(body: object, served: ServedModel) -> ClassesRequest:
     """Reads pairs of one text with each of others, or of as many with as many. InputError for a body that asks for
     something else."""
     fields = fields_of(body, SCORE, served)

@@ -43,7 +43,7 @@ from gnomon.serve.adapters import Adapter, Linear, added
 from gnomon.serve.division import ModelShare, Moves
 from gnomon.serve.forward import ForwardProgram
 from gnomon.serve.latent import Latent, LatentPages, latent_of, skipped
-from gnomon.serve.matrices import Forms, Matrices, Part, Weights, product_of
+from gnomon.serve.matrices import Forms, Matrices, Part, Weights, matmul_by
 from gnomon.serve.paged import Pages, Room
 from gnomon.serve.rows import TokenRows, Turn
 from gnomon.serve.scan import LayerScan
@@ -305,7 +305,7 @@ class Decoder:
         def parts() -> list[Part]:
             return [part for op in ops for part in self._parts(layer, block, op)]
 
-        return product_of(self._matrix_of(name, parts, head=layer.call.name in self._ends), bias)
+        return matmul_by(self._matrix_of(name, parts, head=layer.call.name in self._ends), bias)
 
     def _matrix_of(self, name: str, parts: Callable[[], list[Part]], *, head: bool = False) -> AnyPacked | Tensor:
         """Packed where this machine has kernels."""
@@ -484,7 +484,7 @@ class Decoder:
             weight = self._held(layer, block, op.inputs[1])
             parts = [*(weight.transpose(1, 2) if inner_first else weight)]
         matrices = [self._matrix_of(f"{name}.{index}", lambda part=part: [part]) for index, part in enumerate(parts)]  # type: ignore[misc]
-        products = [product_of(matrix, None if bias is None else bias[index]) for index, matrix in enumerate(matrices)]
+        products = [matmul_by(matrix, None if bias is None else bias[index]) for index, matrix in enumerate(matrices)]
         return partial(_grouped, products)
 
     def _weight(self, layer: Layer, block: Block, name: str) -> Tensor:

@@ -25,8 +25,8 @@ from gnomon.runtime.ops.site import Axis
 from gnomon.runtime.processes.local import loopback
 from gnomon.serve.decoder import Decoder
 from gnomon.serve.division import divide
-from gnomon.serve.load import look, read
-from gnomon.serve.messages import Failed, Ready, Seat
+from gnomon.serve.load import load_share, look
+from gnomon.serve.messages import Failure, Ready, Seat
 from gnomon.serve.rows import Turn
 from gnomon.serve.settings import Settings
 from gnomon.serve.sizes import Ways
@@ -57,7 +57,7 @@ def open_rank(settings: Settings, seat: Seat) -> tuple[Decoder, int]:
         max_model_len=settings.max_model_len, ways=settings.ways,
     )  # fmt: skip
     share = divide(found.cut, settings.ways, seat.rank, meet(seat, settings.ways))
-    return read(folder, found, share, settings.adapters, settings.resident_bytes), found.max_model_len
+    return load_share(folder, found, share, settings.adapters, settings.resident_bytes), found.max_model_len
 
 
 class DividedStage:
@@ -156,7 +156,7 @@ def follow(connection: Connection, settings: Settings, seat: Seat) -> None:
     try:
         model, _ = open_rank(settings, seat)
     except GnomonError as error:
-        connection.send(Failed(-1, str(error), 500))
+        connection.send(Failure(-1, str(error), 500))
         return
     stage = DividedStage(model)
     connection.send(Ready(max_model_len=model.sizes.max_len, vocab_size=model.vocab_size))
@@ -176,6 +176,6 @@ def lead(settings: Settings, seat: Seat, others: Sequence[Connection]) -> tuple[
             told = other.recv()
         except EOFError as error:
             raise RunError("a process of this replica ended before it served") from error
-        if isinstance(told, Failed):
+        if isinstance(told, Failure):
             raise RunError(told.why)
     return Leader(model, others), longest

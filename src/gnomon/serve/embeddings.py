@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gnomon.errors import InputError
-from gnomon.serve.api import Served, fields_of
+from gnomon.serve.api import ServedModel, fields_of
 from gnomon.serve.vocabulary import Vocabulary
 
 FIELDS = frozenset("model input encoding_format dimensions user".split())
@@ -34,7 +34,7 @@ class Texts:
     model: str
 
 
-def texts(body: object, served: Served) -> Texts:
+def texts(body: object, served: ServedModel) -> Texts:
     """InputError for a body that asks for something else."""
     fields = fields_of(body, FIELDS, served)
     form, dimensions = fields.get("encoding_format") or "float", fields.get("dimensions")
@@ -50,7 +50,7 @@ def texts(body: object, served: Served) -> Texts:
     )
 
 
-def inputs_of(fields: Mapping[str, Any], served: Served) -> tuple[tuple[int, ...], ...]:
+def inputs_of(fields: Mapping[str, Any], served: ServedModel) -> tuple[tuple[int, ...], ...]:
     """Tokens of each text of `input`. InputError for none, or one that the model does not take."""
     given = fields.get("input")
     if isinstance(given, str) or (isinstance(given, list) and given and all(_is_id(one) for one in given)):
@@ -63,7 +63,7 @@ def inputs_of(fields: Mapping[str, Any], served: Served) -> tuple[tuple[int, ...
     return ids
 
 
-def check_text(ids: Sequence[int], served: Served, field: str) -> None:
+def check_text(ids: Sequence[int], served: ServedModel, field: str) -> None:
     """InputError for a text that the model does not take."""
     where = f"$.{field}"
     if not ids:

@@ -29,7 +29,7 @@ from gnomon.runtime.checkpoint.pretrained import CONFIG, model_of
 from gnomon.runtime.module.apply import DTYPES
 from gnomon.runtime.parameters.packed import open_folder
 from gnomon.runtime.parameters.weights import WeightReader, settled
-from gnomon.serve.bound import Bound, BoundText, Read
+from gnomon.serve.bound import Bound, BoundParameters, BoundText
 
 Pooling = Literal["mean", "cls", "max"]
 POOLED = {"pooling_mode_mean_tokens": "mean", "pooling_mode_cls_token": "cls", "pooling_mode_max_tokens": "max"}
@@ -174,7 +174,7 @@ class Encoder:
         files = open_folder(folder)
         reader = WeightReader(files, settled(files, Layout(pieces=own, ignored=(r".",), copies={})))
         graph = kind.graph
-        return Encoder(model=Bound(graph, graph.layers(), Read(reader, graph), DTYPES[dtype]), kind=kind)
+        return Encoder(model=Bound(graph, graph.layers(), BoundParameters(reader, graph), DTYPES[dtype]), kind=kind)
 
     @property
     def max_len(self) -> int:

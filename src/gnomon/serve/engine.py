@@ -55,7 +55,7 @@ class AnswerRequest:
 
 
 @dataclass(frozen=True, slots=True)
-class Made:
+class EngineToken:
     """A token of a request."""
 
     key: int
@@ -226,7 +226,7 @@ class Engine:
             self._cancelled.append(key)
         self.memory.remove(key)
 
-    def step(self) -> list[Made]:
+    def step(self) -> list[EngineToken]:
         """Runs an iteration; nothing where there is nothing to do."""
         return self.end() if self.begin() else []
 
@@ -257,7 +257,7 @@ class Engine:
     def lost(self, key: int) -> None:
         """A request has lost its blocks: of what lies in them nothing is left."""
 
-    def end(self) -> list[Made]:
+    def end(self) -> list[EngineToken]:
         """What the iteration made that `begin` began."""
         parts, self._parts_begun = self._parts_begun, []
         logits = self.model.logits()
@@ -331,12 +331,12 @@ class Engine:
             marks = [[(tokens, target + slot) for tokens, target in sequence.taking] for sequence in held]
         return Turn(parts, tables, [slot + sequence.slot for sequence in held], copies, states, marks)
 
-    def _chosen(self, keys: Sequence[int], logits: Tensor) -> list[Made]:
+    def _chosen(self, keys: Sequence[int], logits: Tensor) -> list[EngineToken]:
         here = [at for at, key in enumerate(keys) if key in self.requests]  # others were cancelled meanwhile
         if len(here) < len(keys):
             logits = logits[here]
         requests = [self.requests[keys[at]] for at in here]
-        out: list[Made] = []
+        out: list[EngineToken] = []
         if not requests:
             return out
         for request, chosen in zip(requests, choose(logits, [request.row for request in requests]), strict=True):
@@ -350,7 +350,7 @@ class Engine:
                 request.reason = "stop"
             elif len(request.answer) >= sampling.max_tokens:
                 request.reason = "length"
-            out.append(Made(request.key, chosen, request.reason, of_prompt))
+            out.append(EngineToken(request.key, chosen, request.reason, of_prompt))
             self._arrivals += self._after.pop(request.key, [])
             if request.reason is not None:
                 self._finished.append(request.key)

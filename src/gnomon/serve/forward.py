@@ -21,14 +21,14 @@ import torch
 from torch import Tensor
 
 from gnomon.compiler.build import kernel_of
-from gnomon.compiler.stored import AnyPacked, function_of, product
+from gnomon.compiler.stored import AnyPacked, function_of, stored_matmul
 from gnomon.compiler.tried import text_of
 from gnomon.graph import Block, Layer, Op
 from gnomon.runtime.mesh.collectives import all_reduce
 from gnomon.runtime.module.crossings import reads, writes
 from gnomon.runtime.ops.attention import shared_tables
 from gnomon.runtime.ops.paged import KERNELS
-from gnomon.serve.adapters import Adapter, told
+from gnomon.serve.adapters import Adapter, kernel_args
 from gnomon.serve.division import ModelShare
 from gnomon.serve.matrices import Matrices, Part
 from gnomon.serve.paged import Pages, untouched
@@ -150,7 +150,7 @@ class ForwardProgram:
 
     def multiply(self, kind: str, packed: AnyPacked, bias: Tensor | None, **values: Any) -> None:
         """Adds a matmul. bias: float32."""
-        call, function = product(packed, bias), function_of(packed)
+        call, function = stored_matmul(packed, bias), function_of(packed)
         assert function is not None, "Matrices.have_kernels was asked"
         self.narrowed = max(self.narrowed, packed.form.room(self.tokens, packed.shape[1]))
         self.held += [call, bias, function]
@@ -486,7 +486,7 @@ class _Writer:
 
     def _adapt(self, layer: Layer, block: Block, op: Op, source: _Place, place: _Place, by: float = 1.0) -> None:
         """What adapters add to a linear that is written. by: what it was multiplied by."""
-        rows = told(self.adapters, layer.call.parameter_name(op.inputs[1], layer.index))
+        rows = kernel_args(self.adapters, layer.call.parameter_name(op.inputs[1], layer.index))
         if rows is None:
             return
         self.program.held += [rows, *self.adapters]

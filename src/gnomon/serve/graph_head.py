@@ -47,7 +47,7 @@ INSTALL = "a head searched in a graph needs faiss: pip install gnomon[graph]"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Cut:
+class HeadlessModel:
     """A model without its head."""
 
     graph: Graph
@@ -59,7 +59,7 @@ class Cut:
     width: int
 
 
-def without_head(graph: Graph) -> Cut:
+def without_head(graph: Graph) -> HeadlessModel:
     """Cuts the head off a graph that returns logits. PlanError for a head that does more than multiply."""
     call = next(call for call in graph.calls if graph.outputs[0].startswith(f"{call.name}."))
     block = graph.block(call.block)
@@ -85,7 +85,7 @@ def without_head(graph: Graph) -> Cut:
     )
     named = [pair for pair in call.params if pair[0] not in op.inputs[1:]]
     headless = replace(call, params=(*named, (op.inputs[1], IDENTITY)))
-    return Cut(
+    return HeadlessModel(
         graph=replace(
             graph,
             blocks=tuple(cut if one is block else one for one in graph.blocks),
@@ -112,7 +112,7 @@ def needs_all(row: LogitsRow) -> str:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Calibrated:
+class HeadCalibration:
     """What the graph recalls and takes."""
 
     width: int
@@ -163,7 +163,7 @@ class GraphHead:
         self._index = faiss.IndexHNSWFlat(points.shape[1], NEIGHBOURS)
         self._index.hnsw.efConstruction = BUILD_EF
         self._index.add(np.ascontiguousarray(points, dtype=np.float32))
-        self.calibrated: Calibrated | None = None
+        self.calibrated: HeadCalibration | None = None
         self.seen: list[Tensor] = []
         """States that were met before `calibrate`."""
         self.searched = self.multiplied = 0
@@ -185,14 +185,14 @@ class GraphHead:
         logits = self.table.index_select(0, at) @ state
         return tokens, logits if self.bias is None else logits + self.bias[at]
 
-    def calibrate(self, states: Tensor, clock: Callable[[], float] = time.process_time) -> Calibrated:
+    def calibrate(self, states: Tensor, clock: Callable[[], float] = time.process_time) -> HeadCalibration:
         """How widely to search, by what the product says of these states: (rows, width)."""
         exact = self.exact(states).topk(RECALLED).indices.numpy()
         exact_s = []
         for rows in TIMED_ROWS:
             few = states[:1].expand(rows, -1).contiguous()
             exact_s.append(min(_timed(lambda few=few: self.exact(few), clock) for _ in range(3)))  # type: ignore[misc]
-        made = Calibrated(width=0, recall=0.0, graph_s=0.0, exact_s=tuple(exact_s))
+        made = HeadCalibration(width=0, recall=0.0, graph_s=0.0, exact_s=tuple(exact_s))
         for width in WIDTHS:
             begin, hits = clock(), 0
             for state, wanted in zip(states, exact, strict=True):
@@ -201,7 +201,7 @@ class GraphHead:
                 hits += len(set(best.tolist()) & set(wanted.tolist()))
             graph_s = (clock() - begin) / len(states)
             recall = hits / (RECALLED * len(states))
-            made = Calibrated(width=0, recall=recall, graph_s=graph_s, exact_s=tuple(exact_s))
+            made = HeadCalibration(width=0, recall=recall, graph_s=graph_s, exact_s=tuple(exact_s))
             if recall >= RECALL:
                 made = replace(made, width=width)
                 break

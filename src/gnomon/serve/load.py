@@ -56,7 +56,7 @@ def is_seq2seq(folder: Path) -> bool:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Looked:
+class ModelFolder:
     """What a folder has, before weights are read."""
 
     graph: Graph
@@ -82,7 +82,7 @@ def look(
     max_model_len: int | None = None,
     longest_asked: int | None = None,
     ways: Ways = ALONE,
-) -> Looked:
+) -> ModelFolder:
     """Looks at a folder before it is loaded. kv_bytes: of keys and values of a process. InputError or PlanError for a
     folder without weights, a model that is no decoder or does not divide so, too little memory, or weights that are not
     served so."""
@@ -100,7 +100,7 @@ def look(
         check_division(cut, ways)
     sizes = sizes_of(cut, rules, DTYPES[dtype], kv_bytes, min(asked, longest_asked or asked), ways)
     values_of(folder, graph)  # the files' headers: what is missing or misshapen
-    return Looked(graph=graph, cut=cut, ways=ways, sizes=sizes, forms=forms, max_model_len=asked)
+    return ModelFolder(graph=graph, cut=cut, ways=ways, sizes=sizes, forms=forms, max_model_len=asked)
 
 
 def open_model(
@@ -142,7 +142,7 @@ def open_model(
     )
     if head == "graph":
         return _with_graph_head(folder, rules, found, adapters, resident_bytes)
-    model = read(folder, found, whole(found.cut), adapters, resident_bytes)
+    model = load_share(folder, found, whole(found.cut), adapters, resident_bytes)
     return Engine(model, rules, max_model_len=found.max_model_len)
 
 
@@ -151,7 +151,7 @@ TRIED_PROMPTS, TRIED_TOKENS = 16, 6
 
 
 def _with_graph_head(
-    folder: Path, rules: Rules, found: Looked, adapters: Sequence[tuple[str, Path]], resident_bytes: int | None
+    folder: Path, rules: Rules, found: ModelFolder, adapters: Sequence[tuple[str, Path]], resident_bytes: int | None
 ) -> Engine:
     """The engine without the model's head, and the head as a graph; which of both is used is told."""
     if found.forms.layers is not None:
@@ -161,7 +161,9 @@ def _with_graph_head(
     table, bias = held[cut.weight], held[cut.bias] if cut.bias else None
     head = GraphHead(table.flatten(1).to(found.forms.dtype), None if bias is None else bias.flatten())
     del held, table
-    model = read(folder, replace(found, cut=cut.graph), whole(cut.graph), adapters, resident_bytes, identity=cut.width)
+    model = load_share(
+        folder, replace(found, cut=cut.graph), whole(cut.graph), adapters, resident_bytes, identity=cut.width
+    )
     engine = Engine(model, rules, max_model_len=found.max_model_len)
     engine.head = head
     draw, longest = random.Random(0), min(found.max_model_len, engine.scheduler.longest())
@@ -177,9 +179,9 @@ def _with_graph_head(
     return engine
 
 
-def read(
+def load_share(
     folder: Path,
-    found: Looked,
+    found: ModelFolder,
     share: ModelShare,
     adapters: Sequence[tuple[str, Path]] = (),
     resident_bytes: int | None = None,

@@ -207,7 +207,7 @@ def _check(storage: Integers, parts: Sequence[Part]) -> None:
             raise InputError(f"a matrix of {' x '.join(map(str, part.shape))} cannot be served as {why}; take int8")
 
 
-def product_of(matrix: AnyPacked | Tensor, bias: Tensor | None) -> Callable[[Tensor], Tensor]:
+def matmul_by(matrix: AnyPacked | Tensor, bias: Tensor | None) -> Callable[[Tensor], Tensor]:
     """x (…, in) -> (…, out). A tensor is multiplied by PyTorch."""
     if isinstance(matrix, Tensor):
         plain = matrix.contiguous()

@@ -74,7 +74,7 @@ class Token:
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
+class Delta:
     """Text and tokens of an answer since it was last told of."""
 
     number: int
@@ -92,11 +92,11 @@ class Told:
 class Tokens:
     """The tokens of an iteration."""
 
-    told: tuple[Told, ...]
+    told: tuple[Delta, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Failed:
+class Failure:
     """An ask that is not answered, and how HTTP says it."""
 
     number: int

@@ -30,7 +30,7 @@ from numpy.typing import NDArray
 from gnomon.errors import GnomonError, RunError
 from gnomon.late import load_late
 from gnomon.runtime.processes.local import end_with_starter, start_fork_server
-from gnomon.serve.messages import Failed, Stop
+from gnomon.serve.messages import Failure, Stop
 from gnomon.serve.settings import Settings
 from gnomon.serving.dispatch import Dispatcher, Policy, Sent
 
@@ -63,7 +63,7 @@ class TextWork:
 
 
 @dataclass(frozen=True, slots=True)
-class Computed:
+class WorkerResult:
     """What a worker made of it."""
 
     number: int
@@ -98,7 +98,7 @@ def main(environment: Mapping[str, str], connection: Connection, settings: Setti
             Path(settings.folder), settings.dtype, settings.max_model_len
         )
     except GnomonError as error:
-        connection.send(Failed(-1, str(error), 500))
+        connection.send(Failure(-1, str(error), 500))
         return
     lengths = settings.buckets or tuple(sorted({*(one for one in TIMED if one < encoder.max_len), encoder.max_len}))
     timed: dict[int, float] = {}
@@ -117,9 +117,9 @@ def main(environment: Mapping[str, str], connection: Connection, settings: Setti
                     made = encoder.embed(list(message.ids), message.tokens)
                 else:
                     made = encoder.classify(list(message.ids), types, message.tokens)
-                connection.send(Computed(message.number, made.numpy()))
+                connection.send(WorkerResult(message.number, made.numpy()))
             except Exception as error:  # this text is lost, not the server
-                connection.send(Failed(message.number, f"the encoder failed: {type(error).__name__}: {error}", 500))
+                connection.send(Failure(message.number, f"the encoder failed: {type(error).__name__}: {error}", 500))
 
 
 @dataclass(slots=True)
@@ -142,7 +142,7 @@ class _Worker:
     """Texts that come after it."""
 
 
-class Lost(Exception):
+class LostText(Exception):
     """A text that is not answered, and how HTTP says so."""
 
     def __init__(self, why: str, status: int) -> None:
@@ -222,18 +222,18 @@ class WorkerPool:
                 elif len(timed) == len(self.workers):
                     self.machine = Dispatcher(self.policy, seconds_of(timed))
                     self._ready.set()
-            case Failed(number=-1):
+            case Failure(number=-1):
                 self._failed = message.why
                 self._ready.set()
-            case Computed() | Failed():
+            case WorkerResult() | Failure():
                 assert self.machine is not None
                 worker.has = -1
                 self.machine.finish(index, message.number, time.monotonic())
                 if (open_ := self.open.pop(message.number, None)) is not None and not open_.made.done():
-                    if isinstance(message, Computed):
+                    if isinstance(message, WorkerResult):
                         open_.made.set_result(message.values)
                     else:
-                        open_.made.set_exception(Lost(message.why, message.status))
+                        open_.made.set_exception(LostText(message.why, message.status))
                 self._feed(index)
 
     def _gone(self, index: int, worker: _Worker) -> None:
@@ -249,7 +249,7 @@ class WorkerPool:
         log.warning("encoder %d is gone; it is started again", index)
         texts = self.machine.lost(index) if worker.timed is not None else []
         if (failed := self.open.pop(worker.has, None)) is not None and not failed.made.done():
-            failed.made.set_exception(Lost("the process that was answering is gone; send the request again", 503))
+            failed.made.set_exception(LostText("the process that was answering is gone; send the request again", 503))
         worker.connection.close()
         for number in texts:
             if number in self.open:
@@ -296,7 +296,7 @@ class WorkerPool:
         number, now = open_.text.number, time.monotonic()
         if not self.is_ready:
             self.open.pop(number, None)
-            open_.made.set_exception(Lost("no worker serves now; ask again", 503))
+            open_.made.set_exception(LostText("no worker serves now; ask again", 503))
             return
         assert self.machine is not None
         sent = self.machine.arrive(number, len(open_.text.ids), now)

@@ -29,7 +29,7 @@ from torch._C._distributed_c10d import Store
 from gnomon.errors import RunError
 from gnomon.late import load_late
 from gnomon.runtime.processes.local import meeting_place, start_fork_server
-from gnomon.serve.messages import Ask, Cancel, Failed, Ready, Seat, Stats, Stop, Tokens, Told
+from gnomon.serve.messages import Ask, Cancel, Delta, Failure, Ready, Seat, Stats, Stop, Tokens
 from gnomon.serve.settings import Settings
 
 log = logging.getLogger("gnomon.serve")
@@ -42,7 +42,7 @@ LOADED = ("gnomon.serve.worker", "gnomon.serve.divided", "gnomon.serve.grammar")
 LEAVE_S = 10.0
 """Seconds that a worker has to end when it is told to."""
 
-Hear = Callable[[Told | Failed], None]
+Hear = Callable[[Delta | Failure], None]
 """Is told what becomes of an ask."""
 
 
@@ -163,14 +163,14 @@ class Router:
                 worker.ready = message
                 if all(one is not None and one.ready is not None for one in self.workers):
                     self._ready.set()
-            case Failed(number=-1):
+            case Failure(number=-1):
                 self._failed = message.why
                 self._ready.set()
-            case Failed():
+            case Failure():
                 if (open_ := worker.asks.pop(message.number, None)) is not None:
                     open_.hear(message)
 
-    def _told(self, worker: ReplicaProcess, told: Told) -> None:
+    def _told(self, worker: ReplicaProcess, told: Delta) -> None:
         open_ = worker.asks.get(told.number)
         if open_ is None:  # cancelled meanwhile
             return
@@ -195,7 +195,7 @@ class Router:
         )
         self.workers[index] = None
         for number, open_ in worker.asks.items():
-            open_.hear(Failed(number, "the process that was answering is gone; send the request again", 503))
+            open_.hear(Failure(number, "the process that was answering is gone; send the request again", 503))
         worker.asks.clear()
         worker.end()
         self._delay_s[index] = AGAIN_S if lived_s > SOON_S else min(60.0, 2 * self._delay_s[index])

@@ -26,8 +26,8 @@ from gnomon.runtime.checkpoint.pretrained import CONFIG, model_of, values_of
 from gnomon.runtime.module.apply import DTYPES
 from gnomon.runtime.module.crossings import reads, writes
 from gnomon.runtime.parameters.weights import WeightReader
-from gnomon.serve.bound import Bound, BoundText, Read
-from gnomon.serve.engine import Engine, Made, Watch, check_ids
+from gnomon.serve.bound import Bound, BoundParameters, BoundText
+from gnomon.serve.engine import Engine, EngineToken, Watch, check_ids
 from gnomon.serve.rows import Turn
 from gnomon.serve.sampling import Sampling
 from gnomon.serve.sizes import Sizes
@@ -62,7 +62,7 @@ class Seq2Seq:
 
     ranks = 1
 
-    def __init__(self, graph: Graph, weights: Read, dtype: torch.dtype, sizes: Sizes) -> None:
+    def __init__(self, graph: Graph, weights: BoundParameters, dtype: torch.dtype, sizes: Sizes) -> None:
         """Takes the graph without its loss."""
         self.sizes, self.graph = sizes, graph
         encoder, decoder = _sides(graph)
@@ -183,7 +183,7 @@ class Seq2SeqEngine(Engine):
         """Its prompt is read again when it is admitted again."""
         self.model.texts.pop(key, None)
 
-    def end(self) -> list[Made]:
+    def end(self) -> list[EngineToken]:
         """What the iteration made that `begin` began."""
         made = super().end()
         for one in made:
@@ -202,7 +202,7 @@ def open_seq2seq(
     assert isinstance(reader, WeightReader), "a folder's"
     longest = max_model_len or DEFAULT_LEN
     sizes = _sizes(graph, rules, DTYPES[dtype], kv_bytes, longest)
-    model = Seq2Seq(graph, Read(reader, known.graph), DTYPES[dtype], sizes)
+    model = Seq2Seq(graph, BoundParameters(reader, known.graph), DTYPES[dtype], sizes)
     return Seq2SeqEngine(model, rules, max_model_len=longest, first=first_token(folder))
 
 

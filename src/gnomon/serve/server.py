@@ -36,9 +36,9 @@ from gnomon.serve.embeddings import answer, texts
 from gnomon.serve.encoder import EncoderKind
 from gnomon.serve.load import is_seq2seq, look
 from gnomon.serve.matrices import AS_STORED
-from gnomon.serve.messages import Ask, Failed, Told
+from gnomon.serve.messages import Ask, Delta, Failure
 from gnomon.serve.metrics import Metrics
-from gnomon.serve.pool import Lost, Wants, WorkerPool
+from gnomon.serve.pool import LostText, Wants, WorkerPool
 from gnomon.serve.router import Router
 from gnomon.serve.settings import Settings
 from gnomon.serve.vocabulary import Vocabulary
@@ -77,10 +77,10 @@ class Server:
         self.router = Router(settings)
         self.metrics = Metrics(self.router, settings.name)
 
-    def served(self) -> api.Served:
+    def served(self) -> api.ServedModel:
         """What bodies are read against."""
         size = self.router.vocab_size if self.encoder is None else self.encoder.vocab_size
-        return api.Served(
+        return api.ServedModel(
             names=self.settings.names, words=self.words, max_model_len=self.max_model_len, vocab_size=size
         )
 
@@ -132,7 +132,7 @@ class Server:
                 if await gone():
                     raise RefusedRequest(499, "the client is gone")
             return list(answering.result())
-        except Lost as lost:
+        except LostText as lost:
             raise RefusedRequest(lost.status, str(lost), "server_error", **{"Retry-After": "2"}) from None
         finally:
             answering.cancel()
@@ -176,7 +176,7 @@ class Server:
             raise RefusedRequest(400, f"the body is no JSON: {str(error)[:200]}") from error
         return value
 
-    def ask(self, wanted: api.Wanted) -> AnswerStream:
+    def ask(self, wanted: api.AnswerRequest) -> AnswerStream:
         """Hands what is wanted to workers. Refused where too many wait, or none serves."""
         router = self.router
         waiting = router.waiting + self.held
@@ -209,7 +209,7 @@ def _each_once(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
 class AnswerStream:
     """The answers of one request, as they come. At most as many of them are under way as all workers run at a time."""
 
-    def __init__(self, server: Server, wanted: api.Wanted) -> None:
+    def __init__(self, server: Server, wanted: api.AnswerRequest) -> None:
         self.server, self.wanted = server, wanted
         self.answers = api.Answers(wanted)
         total, settings = len(wanted.prompts) * wanted.count, server.settings
@@ -223,7 +223,7 @@ class AnswerStream:
         )
         """(prompt, first of its answers, answers) of what no worker has yet."""
         server.held += len(wanted.prompts)
-        self.heard: asyncio.Queue[tuple[int, Told] | Failed] = asyncio.Queue()
+        self.heard: asyncio.Queue[tuple[int, Delta] | Failure] = asyncio.Queue()
         self.numbers: list[int] = []
         self.times = [server.metrics.request(len(wanted.prompts[at // wanted.count])) for at in range(total)]
         self._submit()
@@ -247,8 +247,8 @@ class AnswerStream:
                 salt=wanted.salt, grammar=wanted.grammar,
             )  # fmt: skip
 
-        def hear(message: Told | Failed) -> None:
-            if isinstance(message, Failed):
+        def hear(message: Delta | Failure) -> None:
+            if isinstance(message, Failure):
                 self.heard.put_nowait(message)
                 return
             at = number * wanted.count + first + message.index
@@ -260,7 +260,7 @@ class AnswerStream:
 
         given = self.server.router.submit(make, hear)
         if given is None:
-            self.heard.put_nowait(Failed(-1, "no worker serves now; ask again", 503))
+            self.heard.put_nowait(Failure(-1, "no worker serves now; ask again", 503))
             return
         self.numbers.append(given)
 
@@ -271,10 +271,10 @@ class AnswerStream:
         for number in self.numbers:
             self.server.router.cancel(number)
 
-    async def next(self) -> tuple[int, Told]:
+    async def next(self) -> tuple[int, Delta]:
         """What is told next. Refused for an ask that failed."""
         message = await self.heard.get()
-        if isinstance(message, Failed):
+        if isinstance(message, Failure):
             kind = "server_error" if message.status >= 500 else "invalid_request_error"
             again = {"Retry-After": "2"} if message.status == 503 else {}
             raise RefusedRequest(message.status, message.why, kind, **again)
@@ -360,7 +360,7 @@ def application(settings: Settings, encoder: EncoderKind | None = None) -> Any:
 
         return run
 
-    def answering(read: Callable[[object, api.Served], api.Wanted]) -> Callable[[Any], Any]:
+    def answering(read: Callable[[object, api.ServedModel], api.AnswerRequest]) -> Callable[[Any], Any]:
         async def run(request: Any) -> Any:
             if encoder is not None:
                 asked_at = "/classify" if encoder.labels else "/v1/embeddings"

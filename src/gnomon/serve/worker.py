@@ -23,10 +23,10 @@ from gnomon.errors import GnomonError
 from gnomon.late import load_late
 from gnomon.runtime.processes.local import end_with_starter
 from gnomon.serve.choose import ChosenToken
-from gnomon.serve.engine import Engine, Made
+from gnomon.serve.engine import Engine, EngineToken
 from gnomon.serve.grammar import Grammars, Mask
 from gnomon.serve.load import open_model
-from gnomon.serve.messages import Ask, Cancel, Failed, Ready, Seat, Stats, Stop, Token, Tokens, Told
+from gnomon.serve.messages import Ask, Cancel, Delta, Failure, Ready, Seat, Stats, Stop, Token, Tokens
 from gnomon.serve.settings import Settings
 from gnomon.serve.text import TextStream
 from gnomon.serve.vocabulary import Vocabulary
@@ -103,7 +103,7 @@ class Worker:
         number, why = self.made.recv()
         ask = self.making.pop(number, None)
         if ask is not None and why:
-            self.send(Failed(number, why, 400))
+            self.send(Failure(number, why, 400))
         elif ask is not None:
             self._take(ask)
 
@@ -111,9 +111,9 @@ class Worker:
         try:
             self._add(ask)
         except GnomonError as error:
-            self.send(Failed(ask.number, str(error), 400))
+            self.send(Failure(ask.number, str(error), 400))
         except Exception as error:  # this ask is lost, not the server
-            self.send(Failed(ask.number, f"the engine cannot take this request: {type(error).__name__}", 500))
+            self.send(Failure(ask.number, f"the engine cannot take this request: {type(error).__name__}", 500))
 
     def _add(self, ask: Ask) -> None:
         streams = [
@@ -165,7 +165,7 @@ class Worker:
             iterations=sum(engine.iterations for engine in lanes),
         )
 
-    def _told(self, lane: int, made: Made) -> Told | None:
+    def _told(self, lane: int, made: EngineToken) -> Delta | None:
         """What is told of a token. Streams have each as it comes, those without a text of their own too (part of a
         letter, or of what may be a stop string; no tokenizer): when tokens come is what clients measure."""
         answer = self.answers.get((lane, made.key))
@@ -184,7 +184,7 @@ class Worker:
         text = answer.stream.take(all=ends) if ends or answer.ask.streams else ""
         if not ends and not (answer.ask.streams and answer.tokens):
             return None
-        message = Told(answer.ask.number, answer.index, text, tuple(answer.tokens), made.reason, answer.prompt)
+        message = Delta(answer.ask.number, answer.index, text, tuple(answer.tokens), made.reason, answer.prompt)
         answer.tokens, answer.prompt = [], ()
         if ends:
             del self.answers[lane, made.key]
@@ -200,7 +200,7 @@ class Worker:
         for key in keys:
             self.lanes[lane].cancel(key)
             self.answers.pop((lane, key), None)
-        self.send(Failed(number, why, status))
+        self.send(Failure(number, why, status))
 
     def _lost(self, why: str) -> None:
         for number in list(self.keys):
@@ -278,7 +278,7 @@ def main(
     try:
         worker = open_worker(settings, connection.send, seat, others)
     except GnomonError as error:
-        connection.send(Failed(-1, str(error), 500))
+        connection.send(Failure(-1, str(error), 500))
         return
     most = min(min(engine.max_model_len, engine.scheduler.longest()) for engine in worker.lanes)
     connection.send(Ready(max_model_len=most, vocab_size=worker.lanes[0].vocab_size))

@@ -242,7 +242,7 @@ def capacity(graph: Graph, cluster: Cluster, serving: Serving, engine: Engine, b
     )
 
 
-def weights_beside(graph: Graph | None, serving: Serving) -> float:
+def side_model_bytes(graph: Graph | None, serving: Serving) -> float:
     """Bytes of a model that runs beside on one rank, in 16 bits."""
     if graph is None:
         return 0.0

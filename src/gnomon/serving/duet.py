@@ -55,7 +55,7 @@ class DuetLane:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Chosen:
+class DuetAssignment:
     """An assignment of subgraphs to devices."""
 
     places: tuple[int, ...]
@@ -242,7 +242,7 @@ def corrected(parts: Sequence[Subgraph], lane: DuetLane) -> tuple[tuple[int, ...
         best, places = least
 
 
-def chosen(parts: Sequence[Subgraph], lane: DuetLane) -> Chosen:
+def choose(parts: Sequence[Subgraph], lane: DuetLane) -> DuetAssignment:
     """The best of all where they are few, else `corrected`; one device where two gain too little."""
     if not parts:
         raise InputError("a model without ops has no subgraph to place")
@@ -254,4 +254,4 @@ def chosen(parts: Sequence[Subgraph], lane: DuetLane) -> Chosen:
     if best > (1 - GAIN) * min(alone):
         faster = int(alone[1] < alone[0])
         places, best = (faster,) * len(parts), alone[faster]
-    return Chosen(places=tuple(places), seconds=best, alone_s=alone, exact=exact)
+    return DuetAssignment(places=tuple(places), seconds=best, alone_s=alone, exact=exact)

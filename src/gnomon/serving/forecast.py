@@ -19,11 +19,11 @@ from numpy.typing import NDArray
 from gnomon.errors import InputError
 from gnomon.graph import Graph
 from gnomon.hardware.types import Cluster
-from gnomon.serving.capacity import Capacity, capacity, refusal, weights_beside
-from gnomon.serving.iteration import Beside, IterationPrice
+from gnomon.serving.capacity import Capacity, capacity, refusal, side_model_bytes
+from gnomon.serving.iteration import IterationPrice, SideModels
 from gnomon.serving.layout import Serving
 from gnomon.serving.pools import EnginePool, decoding, replay_pools
-from gnomon.serving.replay import Played, replay
+from gnomon.serving.replay import PlayedLoad, replay
 from gnomon.serving.requests import Load
 from gnomon.serving.weights import places_of
 from gnomon.software.engine import Engine
@@ -100,7 +100,7 @@ class Forecast:
     serving: Serving
     engine: Engine
     capacity: Capacity
-    played: Played
+    played: PlayedLoad
     """Of one group of devices."""
     groups: int
     """Groups with requests of their own: replicas, attention groups, and one for each pipeline stage's batch."""
@@ -182,7 +182,7 @@ def serve(
     engine: Engine,
     load: Load,
     target: Target | None = None,
-    beside: Beside | None = None,
+    beside: SideModels | None = None,
     price: IterationPrice | None = None,
     alike: Alike | None = None,
 ) -> Forecast:
@@ -203,7 +203,7 @@ def serve(
     return summary(serving, engine, held, played, groups, target, price.assumed)
 
 
-Alike = dict[tuple[object, ...], tuple[Played, int]]
+Alike = dict[tuple[object, ...], tuple[PlayedLoad, int]]
 """Replays of one load and model that nothing in their key's limits held back, with the blocks that they had."""
 
 
@@ -224,7 +224,7 @@ def _started(
     serving: Serving,
     engine: Engine,
     load: Load,
-    beside: Beside | None,
+    beside: SideModels | None,
     price: IterationPrice | None = None,
 ) -> tuple[IterationPrice, Capacity]:
     """Its price and memory. InputError where the engine would not start, or a request is too long."""
@@ -232,7 +232,7 @@ def _started(
     check_load(graph, serving, load, price.shape.context)
     others = 0.0
     if beside is not None:
-        others = weights_beside(beside.draft, serving) + weights_beside(beside.vision, serving)
+        others = side_model_bytes(beside.draft, serving) + side_model_bytes(beside.vision, serving)
     problem = refusal(graph, cluster, serving, engine, others)
     if problem is not None:
         raise InputError(problem)
@@ -314,7 +314,7 @@ def serve_pools(
     return replace(found, devices=devices, situation="pools", assumed=(*found.assumed, said))
 
 
-def _situation(engine: Engine, played: Played) -> Situation:
+def _situation(engine: Engine, played: PlayedLoad) -> Situation:
     # one request at a time decodes alone, whatever the load was called
     if played.mean_running > 1.05:
         return "several"
@@ -325,7 +325,7 @@ def summary(
     serving: Serving,
     engine: Engine,
     held: Capacity,
-    played: Played,
+    played: PlayedLoad,
     groups: int,
     target: Target | None,
     assumed: tuple[str, ...],

@@ -84,7 +84,7 @@ def _grid(most: int) -> Array:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Beside:
+class SideModels:
     """Other models that run with the one that is served."""
 
     draft: Graph | None
@@ -118,7 +118,7 @@ class IterationPrice:
         cluster: Cluster,
         serving: Serving,
         engine: Engine,
-        beside: Beside | None = None,
+        beside: SideModels | None = None,
         ggml: Ggml | None = None,
     ) -> None:
         """beside: other models that run with it. ggml: rates of its matmuls, where the engine's are ggml's; None: those
@@ -218,7 +218,7 @@ class IterationPrice:
         beside = self.serving.tp * self.serving.pp * self.serving.dp * self.serving.replicas / cluster.num_nodes
         return nbytes * max(1.0, beside) / min(node.disk_read_bytes_per_s or 1.0 for node in nodes)
 
-    def _encoder_s(self, beside: Beside) -> float:
+    def _encoder_s(self, beside: SideModels) -> float:
         """Seconds of an image's way through the encoder, alone."""
         assert beside.vision is not None
         blocks = encoder_blocks(beside.vision, replace(self.serving, dp=1, ep=1, pp=1))

@@ -114,7 +114,7 @@ class Snapshots:
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class PrefixHit:
     """The longest beginning of a prompt that needs no computing."""
 
     tokens: int = 0
@@ -234,17 +234,17 @@ class KvBlocks:
         found = self._found(key)
         return found.tokens, found.shared
 
-    def _found(self, key: int) -> Found:
+    def _found(self, key: int) -> PrefixHit:
         sequence, pool = self.sequences[key], self.pools[0]
         prompt = len(sequence.tokens)
         if not self.prefix_cache:
-            return Found()
+            return PrefixHit()
         parent = self.sequences.get(self.forks.get(key, -1))
         plain = not self.windows and not self.has_slots
         if parent is not None and plain and parent.computed >= prompt:
             whole = (prompt - 1) // self.size
             # the last one is copied, as it is written to at once
-            return Found(prompt - 1, tuple(parent.tables[0][: whole + 1]), whole)
+            return PrefixHit(prompt - 1, tuple(parent.tables[0][: whole + 1]), whole)
         hashes = self._hashes(sequence, (prompt - 1) // self.size)
         blocks = []
         for by in hashes:
@@ -260,7 +260,7 @@ class KvBlocks:
         )
         shared = sum(pool.owners[block] > 0 for block in blocks[:count])
         branch = len(blocks) * self.size if self.has_slots and len(blocks) > count else 0
-        return Found(at, tuple(blocks[:count]), shared, windowed, branch)
+        return PrefixHit(at, tuple(blocks[:count]), shared, windowed, branch)
 
     def _whole(self, hashes: Sequence[Hash], most: int) -> int:
         """Blocks, at most so many, after which everything is there that the next token reads."""

@@ -36,7 +36,7 @@ class ExpertLoads:
     """Of each layer of the load."""
 
 
-def placed(rows: Sequence[int], redundant: int, ep: int) -> Placement:
+def place_experts(rows: Sequence[int], redundant: int, ep: int) -> Placement:
     """Places experts and their copies on devices by their load. rows: tokens that each expert gets. redundant: slots
     beyond one for each expert. PlanError where devices would have unlike numbers of slots."""
     experts, each = len(rows), slots(len(rows), redundant, ep)
@@ -71,7 +71,7 @@ def loads(router: RouterLoad, experts: int, redundant: int, ep: int) -> ExpertLo
     try:
         rows = [[int(share * SCALE) for share in layer] for layer in router.computed_by_layer(experts).tolist()]
         plain = in_order(experts, 0, ep)
-        made = {layer: placed(layer, redundant, ep) for layer in dict.fromkeys(map(tuple, rows))}
+        made = {layer: place_experts(layer, redundant, ep) for layer in dict.fromkeys(map(tuple, rows))}
         before = [max(rank_rows(layer, plain, ep)) * ep / sum(layer) for layer in rows]
         after = [max(rank_rows(layer, made[tuple(layer)], ep)) * ep / sum(layer) for layer in rows]
     except PlanError as error:

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field, replace
 
 from gnomon.errors import InputError
 from gnomon.serving.iteration import TICKS_PER_S, IterationPrice, ticks
-from gnomon.serving.replay import MOST_SAMPLES, Played, TickColumns
+from gnomon.serving.replay import MOST_SAMPLES, PlayedLoad, TickColumns
 from gnomon.serving.requests import Load
 from gnomon.serving.scheduler import Batch, Scheduler
 from gnomon.software.engine import Engine as EngineRecord
@@ -257,7 +257,7 @@ def _made(pool: EnginePool) -> _Engine:
 
 def replay_pools(
     load: Load, prefill: EnginePool, decode: EnginePool, transfer_s: Callable[[int], float], *, one_by_one: bool = False
-) -> Played:
+) -> PlayedLoad:
     """Play a load. transfer_s: seconds that the keys of so many tokens take from one engine to another, alone.
     one_by_one: no iterations at once, which gives the same times to the bit.
 

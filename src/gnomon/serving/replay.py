@@ -28,7 +28,7 @@ MOST_SAMPLES = 4096
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Played:
+class PlayedLoad:
     """The times of a load that was played. Arrays have one entry a request, in seconds from the first arrival."""
 
     arrival_s: NDArray[np.float64]
@@ -87,7 +87,7 @@ class TickColumns:
         busy_s: float,
         mean_running: float,
         samples: tuple[tuple[float, int, int, float], ...],
-    ) -> Played:
+    ) -> PlayedLoad:
         """The columns in seconds, with what the replay counted."""
 
         def column(values: Sequence[int]) -> NDArray[np.float64]:
@@ -95,7 +95,7 @@ class TickColumns:
 
         second = column(self.second)
         second[np.array(self.second) < 0] = np.nan
-        return Played(
+        return PlayedLoad(
             arrival_s=column(self.arrival),
             begun_s=column(self.begun),
             first_s=column(self.first),
@@ -113,7 +113,7 @@ class TickColumns:
         )
 
 
-def replay(load: Load, price: IterationPrice, blocks: int, *, one_by_one: bool = False) -> Played:
+def replay(load: Load, price: IterationPrice, blocks: int, *, one_by_one: bool = False) -> PlayedLoad:
     """Plays a load. blocks: KV blocks of the engine. InputError for a request that its memory or context never
     holds."""
     requests, engine = load.requests, price.engine

@@ -473,7 +473,7 @@ def places_of(graph: Graph) -> Places | None:
     return "learned" if "state" in looked_up else "fixed"
 
 
-def _told_apart(graph: Graph, serving: Serving, blocks: tuple[BlockShape, ...]) -> tuple[BlockShape, ...]:
+def _split_encoder(graph: Graph, serving: Serving, blocks: tuple[BlockShape, ...]) -> tuple[BlockShape, ...]:
     """The encoder's blocks of them. InputError for what is not served so."""
     of_encoder = {b.name for b in graph.blocks if any(_is_read(b, name) for name in b.outputs)}
     if not of_encoder:
@@ -532,7 +532,7 @@ def _shape_of(same: _Same, serving: Serving, multiples: tuple[int, ...]) -> Rank
     blocks = tuple(
         _BlockWalk(graph.block(name), serving, count, multiples, later[name]).shape() for name, count in counts.items()
     )
-    encoder = _told_apart(graph, serving, blocks)
+    encoder = _split_encoder(graph, serving, blocks)
     blocks = tuple(b for b in blocks if b not in encoder)
     cores = [b.attention for b in blocks if b.attention is not None]
     if not any(b.is_head and b.products for b in blocks) or any(not core.causal for core in cores):

@@ -274,7 +274,7 @@ def _on_demand(trace: TierTrace, link: Link, capacity: float, passing: Collectio
     return fast.migration(now - began, before)
 
 
-def planned(
+def plan_migration(
     trace: TierTrace, link: Link, capacity: float, intervals: Sequence[int] = INTERVALS, ahead: Sequence[int] = AHEAD
 ) -> Migration:
     """Sentinel's migration by the intervals, of those given, under which the step is shortest. intervals: rows of one.

@@ -14,6 +14,6 @@ from gnomon.software.record import OwnRuns as OwnRuns
 from gnomon.software.record import Stack as Stack
 from gnomon.software.record import with_facts as with_facts
 from gnomon.software.runs import able as able
-from gnomon.software.runs import beyond as beyond
 from gnomon.software.runs import beyond_lines as beyond_lines
 from gnomon.software.runs import proposes as proposes
+from gnomon.software.runs import unsupported as unsupported

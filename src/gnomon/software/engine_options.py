@@ -149,7 +149,7 @@ def size_of(word: str, text: str) -> int:
 
 
 @cache
-def known(program: str) -> EngineOptions:
+def options_of(program: str) -> EngineOptions:
     """The list of a program. InputError if there is none."""
     path = files("gnomon.software").joinpath("options", f"{program}.txt")
     if not path.is_file():

@@ -14,24 +14,24 @@ from gnomon.software import own
 from gnomon.software.record import Stack, with_facts
 
 
-def beyond(stack: Stack, plan: Plan) -> tuple[str, ...]:
+def unsupported(stack: Stack, plan: Plan) -> tuple[str, ...]:
     """What a plan asks that the record does not list, one phrase each."""
     return tuple(_beyond(stack, plan))
 
 
 def beyond_lines(stack: Stack, plan: Plan) -> tuple[str, ...]:
     """The same as sentences."""
-    return tuple(f"stack {stack.name!r} does not run {what}, by its record" for what in beyond(stack, plan))
+    return tuple(f"stack {stack.name!r} does not run {what}, by its record" for what in unsupported(stack, plan))
 
 
 def proposes(stack: Stack, plan: Plan, changed: Plan) -> bool:
     """Whether a change of a plan asks nothing of the program that the plan has not asked and the record leaves out."""
-    return set(beyond(stack, changed)) <= set(beyond(stack, plan))
+    return set(unsupported(stack, changed)) <= set(unsupported(stack, plan))
 
 
 def able(stack: Stack, plan: Plan, source: str) -> Stack:
     """The record with what a plan asks, as of a plan that a file of the program itself holds. source: that file."""
-    if not beyond(stack, plan):
+    if not unsupported(stack, plan):
         return stack
     runs, meshes = stack.runs, [stage.mesh for stage in plan.stages] or [plan.mesh]
     axes = [axis for axis in ("dp_replicate", "tp", "cp", "ep") if any(getattr(mesh, axis) > 1 for mesh in meshes)]

@@ -11,7 +11,7 @@ import argparse
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from gnomon.cli.options.flags import Options, Parser, add_flags, made, read
+from gnomon.cli.options.flags import Options, Parser, add_flags, from_namespace, parse_options
 from gnomon.late import load_late
 
 _EPILOG = """\
@@ -107,8 +107,8 @@ def parse(words: Sequence[str]) -> tuple[str, Options]:
         parsed = parser(*words[:1]).parse_args(words)
         command = COMMANDS[parsed.command]
         of = command.actions[parsed.action] if isinstance(command, Actions) else command
-        return parsed.command, made(_options(of), parsed)
-    return words[0], read(_options(command), words[1:], f"gnomon {words[0]}", command.text)
+        return parsed.command, from_namespace(_options(of), parsed)
+    return words[0], parse_options(_options(command), words[1:], f"gnomon {words[0]}", command.text)
 
 
 def parser(only: str | None = None) -> argparse.ArgumentParser:

@@ -128,7 +128,7 @@ def flags(of: type[Options]) -> dict[str, Flag]:
     return {name: every[name] for name in [*ordered, *(own for own in every if own not in ordered)]}
 
 
-def given(options: Options) -> dict[str, object]:
+def changed_options(options: Options) -> dict[str, object]:
     """Field -> value, of the options whose values are not their defaults."""
     values = {f.name: getattr(options, f.name) for f in fields(options)}
     return {f.name: values[f.name] for f in fields(options) if values[f.name] != f.default}
@@ -137,7 +137,7 @@ def given(options: Options) -> dict[str, object]:
 def words_of(options: Options) -> tuple[str, ...]:
     """The words that `read` makes these options of: positional ones, and what differs from its default. Of options
     whose values are read from what `str` writes of them."""
-    asked, every = given(options), flags(type(options))
+    asked, every = changed_options(options), flags(type(options))
     words = [str(asked[name]) for name, flag in every.items() if not flag.names and name in asked]
     for name, flag in every.items():
         if not flag.names or name not in asked:
@@ -167,18 +167,18 @@ def add_flags(parser: argparse.ArgumentParser, of: type[Options]) -> None:
             group.add_argument(name, **flag.settings)
 
 
-def made(of: type[O], parsed: argparse.Namespace) -> O:
+def from_namespace(of: type[O], parsed: argparse.Namespace) -> O:
     """The value of what was parsed; lists become tuples. What the parser does not have keeps its default."""
     values = {name: getattr(parsed, name) for name in flags(of) if hasattr(parsed, name)}
     return of(**{name: tuple(value) if isinstance(value, list) else value for name, value in values.items()})
 
 
-def read(of: type[O], words: Sequence[str], prog: str = "gnomon", text: str = "") -> O:
+def parse_options(of: type[O], words: Sequence[str], prog: str = "gnomon", text: str = "") -> O:
     """The options that the words give. SystemExit, as argparse's, for help or for what is wrong. text: what the command
     is for, in a line."""
     parser = Parser(prog=prog, description=text, epilog=of.about)
     add_flags(parser, of)
-    return made(of, parser.parse_args(words))
+    return from_namespace(of, parser.parse_args(words))
 
 
 class Parser(argparse.ArgumentParser):

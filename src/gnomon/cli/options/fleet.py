@@ -13,11 +13,11 @@ from gnomon.cli.options.job import LayoutOptions, StackOption
 from gnomon.cli.options.run import LaunchOptions
 from gnomon.cli.options.serve import ServeOptions
 from gnomon.cli.values import at_most, count, new_file, number_from, some
-from gnomon.fleet.assumed_losses import Assumed
+from gnomon.fleet.assumed_losses import AssumedLosses
 
 TRACE = Group("the trace")
 RULES = Group("the cluster")
-ASSUMED = Assumed()
+ASSUMED = AssumedLosses()
 
 
 @dataclass(frozen=True, kw_only=True, init=False, repr=False, eq=False)

@@ -27,7 +27,7 @@ from gnomon.compiler.stencil.find import Region, few_channels, regions, stencil
 from gnomon.compiler.stencil.lags import Pipeline, parts, pipeline
 from gnomon.compiler.stencil.stages import Stencil
 from gnomon.compiler.stencil.tile import Tile, block, foretold, sizes, tiled
-from gnomon.compiler.tried import Tried
+from gnomon.compiler.tried import TriedKernel
 
 FEWEST = 4096
 """Results from which on a convolution is a stencil; smaller ones are for kernels that begin faster (`thin`)."""
@@ -85,7 +85,7 @@ def _kept(shape: Sequence[int], what: Sequence[int]) -> list[int]:
     return [int(one) for size, one in zip(shape, what, strict=True) if size > 1]
 
 
-class StencilCall(Tried):
+class StencilCall(TriedKernel):
     """A stencil as a function of its inputs, to its one output or several."""
 
     def __init__(self, made: Stencil, plain: Callable[..., Any]) -> None:

@@ -81,7 +81,7 @@ def few_channels(node: Node) -> bool:
     return (own or few) and 1 < size <= TAPS and len(taps) in (1, 2, 3)
 
 
-def taken(node: Node) -> bool:
+def may_join(node: Node) -> bool:
     """Whether a node may be of a stencil."""
     value = fixed(node)
     if node.op != "call_function" or value is None:
@@ -119,7 +119,7 @@ def regions(graph: torch.fx.Graph) -> list[Region]:
         for arg in above:
             waits |= {number(n) for n in behind.get(arg, ())}
         homes = list(dict.fromkeys(number(of[arg]) for arg in above if arg in of))
-        if taken(node):
+        if may_join(node):
             # A node joins a region of its inputs unless it waits for that region on a way through others: then the
             # region would not be convex.
             fit = [n for n in homes if n not in waits]

@@ -1,6 +1,6 @@
 """Stencils for many cores without caches: tiles come by DMA into each core's scratchpad, and results go back.
 
-`program(stencil, device)` makes the loops: for each core a list of `Get`, `Wait`, `Compute` and `Put`, with places in
+`program(stencil, device)` makes the loops: for each core a list of `Get`, `Wait`, `Compute` and `Store`, with places in
 the scratchpad; the next tile is fetched while this one is computed where both fit. `play` runs them on tensors and
 holds them to the device: what does not fit, is read before it has come, or lies outside an array is an error, and
 transfers are counted and timed. `text` is the C of a core. Leaves out edges that wrap around.
@@ -61,7 +61,7 @@ class Compute:
 
 
 @dataclass(frozen=True, slots=True)
-class Put:
+class Store:
     """Writes a part of a buffer to an array."""
 
     buffer: str
@@ -69,7 +69,7 @@ class Put:
     region: Region
 
 
-Instruction: TypeAlias = Get | Wait | Compute | Put
+Instruction: TypeAlias = Get | Wait | Compute | Store
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,7 +92,7 @@ class ManyCore:
 
 
 @dataclass(slots=True)
-class Played:
+class PlayResult:
     """What came of playing the programs: outputs, transfers and times."""
 
     outputs: list[Tensor] = field(default_factory=list)
@@ -305,7 +305,7 @@ def _programs(of: Pipeline, device: DeviceDescription, tile: tuple[int, ...], tw
                     # tiles.
                     mine_only = tuple((a, min(b, size)) for (a, b), size in zip(region, sizes[row.source], strict=True))
                     if all(a < b for a, b in mine_only):
-                        code.append(Put(f"stage{k}", row.source, mine_only))
+                        code.append(Store(f"stage{k}", row.source, mine_only))
         cores.append(Core(code=tuple(code)))
     return ManyCore(
         of=of, device=device, cores=tuple(cores), places=_places(of, tile, twice), tile=tile, twice=twice
@@ -313,10 +313,10 @@ def _programs(of: Pipeline, device: DeviceDescription, tile: tuple[int, ...], tw
 
 
 # ---- playing
-def play(made: list[ManyCore], stencil: Stencil, inputs: list[Tensor]) -> Played:
+def play(made: list[ManyCore], stencil: Stencil, inputs: list[Tensor]) -> PlayResult:
     """The outputs for these inputs by the programs of all cores, held to the device; PlayError where it could not."""
     arrays = {node: _flat(one) for node, one in zip(stencil.inputs, inputs, strict=True)}
-    played = Played()
+    played = PlayResult()
     for part in made:
         for one in part.of.stencil.stages:
             if any(one.node is node for node in part.of.stencil.outputs):
@@ -334,7 +334,7 @@ def _flat(tensor: Tensor) -> Tensor:
     return tensor.reshape([size for size in tensor.shape if size > 1])
 
 
-def _core(part: ManyCore, core: Core, arrays: dict[Any, Tensor], played: Played) -> float:
+def _core(part: ManyCore, core: Core, arrays: dict[Any, Tensor], played: PlayResult) -> float:
     """Runs one core's program and returns its seconds."""
     device = part.device
     assert device.dma is not None

@@ -119,7 +119,7 @@ def text(stencil: Stencil, device: DeviceDescription) -> tuple[str, list[TritonL
         lines = Lines(of=of, stage=stage, lines=[], arrays=[], numbers=[])
         if product:
             assert box is not None
-            tile = _product(lines, box)
+            tile = _matmul_tile(lines, box)
         else:
             _pointwise(lines)
             tile = (ROWS if lines.dim(0) is not None else 1, POINTS)
@@ -200,7 +200,7 @@ def _factor(lines: Lines, source: Factor) -> str:
     return f"tl.load({lines.array(source.weight)} + {source.element}{by}).to(tl.float32)"
 
 
-def _product(lines: Lines, box: Box) -> tuple[int, int]:
+def _matmul_tile(lines: Lines, box: Box) -> tuple[int, int]:
     """Rows of POINTS results: windows of all rows of the box beside each other, times a band of its weights."""
     stage, say = lines.stage, lines.say
     _places(lines)

@@ -14,7 +14,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from gnomon.fleet.placement import chosen, usable
+from gnomon.fleet.placement import decisions_for, usable
 from gnomon.fleet.state import Active, Decision, Forecasts, Policy, State, packed_on
 
 _EPS = 1e-6
@@ -66,7 +66,7 @@ def _use(profile: Profile, demand: Demand, most: int) -> Use | None:
     return None
 
 
-def taken(profile: Profile, use: Use) -> Profile:
+def remaining(profile: Profile, use: Use) -> Profile:
     """What is left of a profile."""
     out = []
     for begin, end, free in profile:
@@ -77,7 +77,7 @@ def taken(profile: Profile, use: Use) -> Profile:
     return out
 
 
-def planned(demands: Sequence[Demand], now: float, devices: int) -> list[Use] | None:
+def plan_uses(demands: Sequence[Demand], now: float, devices: int) -> list[Use] | None:
     """What every job takes when all meet their deadlines, the earliest first; None where one cannot."""
     profile: Profile = [(now, math.inf, devices)]
     uses: list[Use] = [[] for _ in demands]
@@ -86,7 +86,7 @@ def planned(demands: Sequence[Demand], now: float, devices: int) -> list[Use] | 
         if found is None:
             return None
         uses[place] = found[1]
-        profile = taken(profile, found[1])
+        profile = remaining(profile, found[1])
     return uses
 
 
@@ -107,7 +107,7 @@ def elasticflow(state: State, forecasts: Forecasts) -> Sequence[Decision]:
             picks[active.job.id] = (pool, count)
             room[pool] -= count
     _rest(state, forecasts, jobs, room, picks)
-    return chosen(state, jobs, picks)
+    return decisions_for(state, jobs, picks)
 
 
 def _home(state: State, forecasts: Forecasts, active: Active) -> int:
@@ -127,7 +127,7 @@ def _shares(
     uses: list[Use] = []
     for active in (*started, *(active for active in due if active.first_s < 0)):
         more = [*admitted, (active, _demand(state, forecasts, active, pool))]
-        found = planned([demand for _, demand in more], state.now, devices)
+        found = plan_uses([demand for _, demand in more], state.now, devices)
         if found is not None:
             admitted, uses = more, found
     out = []

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gnomon.fleet.linear import maximise
-from gnomon.fleet.placement import chosen, usable
+from gnomon.fleet.placement import decisions_for, usable
 from gnomon.fleet.policies.priority import pays
 from gnomon.fleet.state import Active, Decision, Forecasts, Policy, State, packed_on
 
@@ -117,7 +117,7 @@ def gavel(state: State, forecasts: Forecasts, *, coefficients: Coefficients | No
         if active.job.id not in picks and room[pool] >= active.job.devices:
             picks[active.job.id] = (pool, active.job.devices)
             room[pool] -= active.job.devices
-    return chosen(state, jobs, picks)
+    return decisions_for(state, jobs, picks)
 
 
 def _speed(state: State, forecasts: Forecasts, active: Active, pool: int) -> float:

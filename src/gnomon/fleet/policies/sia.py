@@ -21,7 +21,7 @@ from types import MappingProxyType
 
 import numpy as np
 
-from gnomon.fleet.placement import chosen
+from gnomon.fleet.placement import decisions_for
 from gnomon.fleet.state import Active, Decision, Forecasts, Policy, State, packed_on
 
 RESTART_S = 30.0
@@ -63,7 +63,9 @@ def sia(
         if pool in room:
             room[pool] += active.devices
     picks = zip(jobs, choose([own(active) for active in jobs], room), strict=True)
-    return chosen(state, jobs, {active.job.id: (pick.pool, pick.count) for active, pick in picks if pick is not None})
+    return decisions_for(
+        state, jobs, {active.job.id: (pick.pool, pick.count) for active, pick in picks if pick is not None}
+    )
 
 
 def choose(options: Sequence[Sequence[Configuration]], room: Mapping[int, int]) -> list[Configuration | None]:

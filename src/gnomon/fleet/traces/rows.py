@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from gnomon.errors import InputError
-from gnomon.fleet.job import Job, Refused, check_job
+from gnomon.fleet.job import Job, RefusedRow, check_job
 
 SHOWN = 5
 """Problems that an error lists."""
@@ -34,9 +34,9 @@ class TraceRows:
     """Rows with a mistake are left out and listed, in place of an error."""
     parts: bool = False
     """Jobs that take a part of a device are kept; otherwise they are listed as left out."""
-    problems: list[Refused] = field(default_factory=list)
+    problems: list[RefusedRow] = field(default_factory=list)
     """Rows that cannot be read."""
-    left_out: list[Refused] = field(default_factory=list)
+    left_out: list[RefusedRow] = field(default_factory=list)
     """Rows that can be read and are no jobs for a replay."""
 
     def table(self, text: str, delimiter: str = ",") -> Iterator[tuple[int, dict[str, str]]]:
@@ -59,11 +59,11 @@ class TraceRows:
 
     def problem(self, line: int, reason: str) -> None:
         """Note what is wrong with a row."""
-        self.problems.append(Refused(line=line, reason=reason))
+        self.problems.append(RefusedRow(line=line, reason=reason))
 
     def leave_out(self, line: int, reason: str) -> None:
         """Note why a row is no job for a replay."""
-        self.left_out.append(Refused(line=line, reason=reason))
+        self.left_out.append(RefusedRow(line=line, reason=reason))
 
     def number(self, line: int, row: dict[str, str], column: str) -> float:
         """A finite number of 0 or more; NaN, with a problem noted, where there is none."""

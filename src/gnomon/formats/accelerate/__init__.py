@@ -10,7 +10,7 @@ from pathlib import Path
 from gnomon.formats.accelerate.read import read_accelerate
 from gnomon.formats.accelerate.write import draft
 from gnomon.formats.format import Format, Sample
-from gnomon.formats.given import Given
+from gnomon.formats.given import ReadContext
 from gnomon.formats.job import Job
 
 
@@ -18,7 +18,7 @@ def _looks(sample: Sample) -> bool:
     return sample.has("distributed_type")
 
 
-def _read(path: Path, given: Given) -> Job:
+def _read(path: Path, given: ReadContext) -> Job:
     return read_accelerate(path, given=given)
 
 

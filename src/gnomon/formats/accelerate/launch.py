@@ -15,7 +15,7 @@ from pathlib import Path
 
 from gnomon.errors import InputError, nearest
 from gnomon.formats.job import flatten, read_source
-from gnomon.formats.launched import beside, dashed
+from gnomon.formats.launched import dashed, find_near
 from gnomon.formats.yaml_file import read_yaml
 
 _FSDP1: Mapping[str, object] = {
@@ -65,7 +65,7 @@ def launched_values(words: Sequence[str], folder: Path, assumed: list[str]) -> t
 def _configuration(name: object, folder: Path, assumed: list[str]) -> Mapping[str, object]:
     if not isinstance(name, str):
         return {}
-    if (place := beside(name, folder)) is not None:
+    if (place := find_near(name, folder)) is not None:
         text, file = read_source(place)
         return read_yaml(text, file)
     last = name.rpartition("/")[2]

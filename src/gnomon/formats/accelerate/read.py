@@ -15,8 +15,8 @@ from pathlib import Path
 
 from gnomon.errors import InputError
 from gnomon.formats.deepspeed.read import job_of, read_deepspeed
-from gnomon.formats.given import NOTHING, SEQ_LEN, Given, Network
-from gnomon.formats.job import Fields, Job, chosen, divides, flatten, read_source
+from gnomon.formats.given import NOTHING, SEQ_LEN, Network, ReadContext
+from gnomon.formats.job import Fields, Job, divides, flatten, read_source, with_job_fields
 from gnomon.formats.yaml_file import read_yaml, said_twice
 from gnomon.plans import DType, Layout, Mesh, Offload, Optimizer, Overlap, Plan, Precision, Saved, Schedule, Workload
 from gnomon.search.fit.terms import Terms
@@ -74,7 +74,7 @@ def read_accelerate(
     gradient_accumulation_steps: int | None = None,
     devices: int | None = None,
     model: Network | str | None = None,
-    given: Given = NOTHING,
+    given: ReadContext = NOTHING,
 ) -> Job:
     """The job of a configuration file (a Path, or its text) around a script of its own.
 
@@ -110,10 +110,10 @@ def read_accelerate(
     axes, optimizer = sharding_of(f, devices, kind == "FSDP")
     record = stack("pytorch-fsdp")
     if kind == "FSDP":
-        record = chosen(record, NO_SYNC, unsharded_accumulation=True)
+        record = with_job_fields(record, NO_SYNC, unsharded_accumulation=True)
     backend = f.raw("dynamo_config.dynamo_backend")
     if backend is not None and str(backend).upper() not in ("NO", "EAGER"):
-        record = chosen(record, "dynamo_backend", launch_mode="compiled", norm="fused", activation="fused")
+        record = with_job_fields(record, "dynamo_backend", launch_mode="compiled", norm="fused", activation="fused")
     f.ignore("dynamo_config.dynamo_backend")
     checkpoint = f.flag("fsdp_config.fsdp_activation_checkpointing", False)
     plan = Plan(
@@ -163,7 +163,7 @@ FSDP = Terms(
 """Its words for changes."""
 
 
-def _by_deepspeed(f: Fields, file: str, given: Given, steps: int | None, folder: Path | None) -> Job:
+def _by_deepspeed(f: Fields, file: str, given: ReadContext, steps: int | None, folder: Path | None) -> Job:
     """The job of a deepspeed_config, as DeepSpeedPlugin writes DeepSpeed's configuration from it; or of the file that
     it names, where that lies beside it or in the working folder."""
     own = f.raw("deepspeed_config.deepspeed_config_file")

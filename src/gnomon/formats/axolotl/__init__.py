@@ -15,10 +15,10 @@ from pathlib import Path
 from gnomon.errors import nearest
 from gnomon.formats.export import Draft, ExportRequest
 from gnomon.formats.format import Format, Sample
-from gnomon.formats.given import Given, Network
+from gnomon.formats.given import Network, ReadContext
 from gnomon.formats.job import Fields, Job, flatten, read_source
 from gnomon.formats.trainer_optimizers import update_of
-from gnomon.formats.trainer_terms import Spelled, trainer_terms
+from gnomon.formats.trainer_terms import TrainerTerms, trainer_terms
 from gnomon.formats.trainer_words import flag, names_of
 from gnomon.formats.trainer_write import as_yaml, drafted, tuning
 from gnomon.formats.trainers import (
@@ -102,7 +102,7 @@ def _precision(f: Fields, adapter: bool) -> Precision:
     return FP16 if flag(f, "fp16") or flag(f, "float16") else AUTOCAST if adapter else in_tf32(f, FP32)
 
 
-def _model(f: Fields, given: Given, folder: Path, assumed: list[str]) -> Network | str:
+def _model(f: Fields, given: ReadContext, folder: Path, assumed: list[str]) -> Network | str:
     model = model_of(f, "base_model", given, folder, assumed)
     adapter = f.raw("adapter")
     four = flag(f, "load_in_4bit")
@@ -147,7 +147,7 @@ def _in_part(f: Fields, model: Network | str) -> Network | str:
     return in_part(f, "unfrozen_parameters", model, Trained(patterns=patterns))
 
 
-def _read(path: Path, given: Given) -> Job:
+def _read(path: Path, given: ReadContext) -> Job:
     text, file = read_source(path)
     twice: list[str] = []
     fields = Fields(flatten(read_yaml(text, file, twice)), file, given)
@@ -155,7 +155,7 @@ def _read(path: Path, given: Given) -> Job:
     return replace(job, assumed=(*said_twice(twice), *job.assumed))
 
 
-def read_fields(f: Fields, folder: Path, given: Given) -> Job:
+def read_fields(f: Fields, folder: Path, given: ReadContext) -> Job:
     """The job of fields that are read."""
     assumed = list[str]()
     seq_len = f.integer("sequence_len", 512)
@@ -202,7 +202,7 @@ def read_fields(f: Fields, folder: Path, given: Given) -> Job:
     return replace(job, terms=trainer_terms(SPELLED, by="fsdp" if asked.zero else ""))
 
 
-SPELLED = Spelled(
+SPELLED = TrainerTerms(
     adapters=(("adapter", "lora"), ("lora_r", 16), ("lora_target_linear", True)),
     quantised=(("adapter", "qlora"), ("load_in_4bit", True)),
     micro="micro_batch_size",
@@ -270,7 +270,7 @@ def _tune(asked: ExportRequest) -> Draft:
         sharding = {"fsdp": t.fsdp.split()}
     text = as_yaml(values | sharding)
 
-    def read(given: Given) -> Job:
+    def read(given: ReadContext) -> Job:
         return read_fields(Fields(flatten(read_yaml(text, "<export>")), "<export>", given), Path(), given)
 
     return drafted(asked, t, text, read, program=PROGRAM, start="axolotl train FILE")

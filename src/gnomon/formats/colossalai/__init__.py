@@ -17,9 +17,9 @@ from typing import Literal
 
 from gnomon.errors import InputError, nearest
 from gnomon.formats.format import Format, Sample
-from gnomon.formats.given import Given, Network
+from gnomon.formats.given import Network, ReadContext
 from gnomon.formats.job import Fields, Job, divides, microbatches
-from gnomon.formats.launched import Launched, dashed, launched
+from gnomon.formats.launched import TrainCommand, dashed, launched
 from gnomon.formats.shell import Launch
 from gnomon.formats.trainer_source import commands_of
 from gnomon.formats.trainer_words import flag
@@ -74,7 +74,7 @@ def _looks(sample: Sample) -> bool:
     return "colossalai" in sample.text and any(map(_wanted, commands_of(sample)))
 
 
-def _read(path: Path, given: Given) -> Job:
+def _read(path: Path, given: ReadContext) -> Job:
     command = launched(path, given, _wanted, "colossalai run")
     f, assumed = _fields(command, given), list[str]()
     plugin = str(f.raw("plugin") or "gemini")
@@ -124,7 +124,7 @@ def _read(path: Path, given: Given) -> Job:
     )
 
 
-def _fields(command: Launched, given: Given) -> Fields:
+def _fields(command: TrainCommand, given: ReadContext) -> Fields:
     """The flags by the benchmark's names, letters among them."""
     words = [
         f"--{SHORT[word[1:]]}" if re.fullmatch(r"-[A-Za-z]", word) and word[1:] in SHORT else word
@@ -136,7 +136,7 @@ def _fields(command: Launched, given: Given) -> Fields:
     return command.fields(values, replace(given, settings=options))
 
 
-def _network(f: Fields, given: Given, folder: Path, assumed: list[str]) -> Network | str:
+def _network(f: Fields, given: ReadContext, folder: Path, assumed: list[str]) -> Network | str:
     name = f.peek("config")
     small: Mapping[str, LlamaConfig] = {
         "5b": _llama("5b", 32, 4096, 11008, 8),

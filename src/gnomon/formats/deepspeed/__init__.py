@@ -10,7 +10,7 @@ from pathlib import Path
 from gnomon.formats.deepspeed.read import read_deepspeed
 from gnomon.formats.deepspeed.write import draft
 from gnomon.formats.format import Format, Sample
-from gnomon.formats.given import Given
+from gnomon.formats.given import ReadContext
 from gnomon.formats.job import Job
 
 KEYS = ("zero_optimization", "train_batch_size", "train_micro_batch_size_per_gpu")
@@ -20,7 +20,7 @@ def _looks(sample: Sample) -> bool:
     return sample.path.suffix == ".json" and any(key in sample.values for key in KEYS)
 
 
-def _read(path: Path, given: Given) -> Job:
+def _read(path: Path, given: ReadContext) -> Job:
     return read_deepspeed(path, given=given)
 
 

@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any, Literal, cast
 
 from gnomon.errors import InputError
-from gnomon.formats.given import NOTHING, SEQ_LEN, Given, Network
-from gnomon.formats.job import Fields, Job, chosen, divides, flatten, microbatches, read_source
+from gnomon.formats.given import NOTHING, SEQ_LEN, Network, ReadContext
+from gnomon.formats.job import Fields, Job, divides, flatten, microbatches, read_source, with_job_fields
 from gnomon.formats.keys import read_json
 from gnomon.formats.trainer_terms import DEEPSPEED
 from gnomon.plans import DType, Mesh, Offload, Optimizer, Overlap, Plan, Precision, Saved, Schedule, Workload
@@ -120,7 +120,7 @@ def read_deepspeed(
     gradient_accumulation_steps: int | None = None,
     mixed_precision: Literal["no", "bf16", "fp16"] | None = None,
     saved: Saved | None = None,
-    given: Given = NOTHING,
+    given: ReadContext = NOTHING,
 ) -> Job:
     """The job of a configuration file (a Path, or its text) around a model of its own.
 
@@ -177,7 +177,7 @@ def job_of(
     values: Mapping[str, object],
     file: str,
     *,
-    given: Given,
+    given: ReadContext,
     steps: int | None = None,
     mixed_precision: str | None,
     saved: Saved,
@@ -223,7 +223,7 @@ def job_of(
     overlap = overlap_of(f, optimizer.zero, precision.reduce)
     record = stack("deepspeed")
     if optimizer.offload is not None:
-        record = chosen(record, "offload_optimizer (DeepSpeedCPUAdam)", optimizer_step="fused")
+        record = with_job_fields(record, "offload_optimizer (DeepSpeedCPUAdam)", optimizer_step="fused")
     f.account(IRRELEVANT, INEXPRESSIBLE, ())
     plan = Plan(
         mesh=mesh,

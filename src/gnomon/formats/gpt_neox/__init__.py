@@ -14,7 +14,7 @@ from typing import Any
 
 from gnomon.formats.deepspeed import read as deepspeed
 from gnomon.formats.format import Format, Sample
-from gnomon.formats.given import GIVE_MODEL, Given, Network
+from gnomon.formats.given import GIVE_MODEL, Network, ReadContext
 from gnomon.formats.job import Fields, Job, divides, flatten, layers_of, read_source
 from gnomon.formats.megatron.forks import layers_by_type
 from gnomon.formats.tokenizers import rows_of
@@ -66,7 +66,7 @@ def _looks(sample: Sample) -> bool:
     return "pipe_parallel_size" in keys and bool({"model_parallel_size", "num_layers"} & keys)
 
 
-def _network(f: Fields, given: Given, tp: int) -> Network | str:
+def _network(f: Fields, given: ReadContext, tp: int) -> Network | str:
     hidden, heads = f.integer("hidden_size"), f.integer("num_attention_heads")
     layers, positions = f.integer("num_layers"), f.integer("max_position_embeddings", 2048)
     norm, act = str(f.raw("norm") or "layernorm"), str(f.raw("activation") or "gelu")
@@ -134,7 +134,7 @@ def _network(f: Fields, given: Given, tp: int) -> Network | str:
     )
 
 
-def _vocabulary(f: Fields, given: Given, tp: int) -> int:
+def _vocabulary(f: Fields, given: ReadContext, tp: int) -> int:
     """Rows of the embedding: the tokenizer's, padded as Megatron pads them."""
     tokenizer = str(f.peek("tokenizer_type") or "GPT2BPETokenizer")
     named = rows_of(str(f.peek("vocab_file") or ""))
@@ -157,7 +157,7 @@ def _deepspeed(flat: Mapping[str, object]) -> dict[str, object]:
     return kept
 
 
-def _read(path: Path, given: Given) -> Job:
+def _read(path: Path, given: ReadContext) -> Job:
     text, file = read_source(path)
     flat = {key.replace("-", "_"): value for key, value in flatten(read_yaml(text, file)).items()}
     sections = {key for key in flat if key.partition(".")[0] in DEEPSPEED}

@@ -15,7 +15,7 @@ from gnomon.formats.huggingface.parts import (
     QUANTISED,
     SILU,
     Notes,
-    Wanted,
+    ReadOptions,
     balance_loss,
     biases_of,
     cap,
@@ -31,7 +31,7 @@ from gnomon.graph import Graph
 from gnomon.models import deepseek, gemma, gpt, llama, mixtral
 
 
-def _llama(k: Keys, name: str, wanted: Wanted, notes: Notes) -> llama.LlamaConfig:
+def _llama(k: Keys, name: str, wanted: ReadOptions, notes: Notes) -> llama.LlamaConfig:
     k.must_be("attention_dropout", 0.0, 0)
     k.must_be("pretraining_tp", 1, 2, 4, 8)  # splits matrices to reproduce rounding; same work
     k.ignore("max_position_embeddings")
@@ -43,7 +43,7 @@ def _llama(k: Keys, name: str, wanted: Wanted, notes: Notes) -> llama.LlamaConfi
     )
 
 
-def _mistral(k: Keys, name: str, wanted: Wanted, notes: Notes) -> llama.LlamaConfig:
+def _mistral(k: Keys, name: str, wanted: ReadOptions, notes: Notes) -> llama.LlamaConfig:
     window = optional_window(k, 4096)
     k.must_be("attention_dropout", 0.0, 0)
     k.ignore("max_position_embeddings")
@@ -65,7 +65,7 @@ def _qwen_window(k: Keys, layers: int) -> tuple[int, int]:
     return window, full
 
 
-def _qwen(k: Keys, name: str, wanted: Wanted, notes: Notes, *, third: bool) -> llama.LlamaConfig:
+def _qwen(k: Keys, name: str, wanted: ReadOptions, notes: Notes, *, third: bool) -> llama.LlamaConfig:
     hidden, layers = k.integer("hidden_size"), k.integer("num_hidden_layers")
     heads = k.integer("num_attention_heads")
     kv_heads = k.integer("num_key_value_heads")
@@ -93,15 +93,15 @@ def _qwen(k: Keys, name: str, wanted: Wanted, notes: Notes, *, third: bool) -> l
     )
 
 
-def _qwen2(k: Keys, name: str, wanted: Wanted, notes: Notes) -> llama.LlamaConfig:
+def _qwen2(k: Keys, name: str, wanted: ReadOptions, notes: Notes) -> llama.LlamaConfig:
     return _qwen(k, name, wanted, notes, third=False)
 
 
-def _qwen3(k: Keys, name: str, wanted: Wanted, notes: Notes) -> llama.LlamaConfig:
+def _qwen3(k: Keys, name: str, wanted: ReadOptions, notes: Notes) -> llama.LlamaConfig:
     return _qwen(k, name, wanted, notes, third=True)
 
 
-def _gemma2(k: Keys, name: str, wanted: Wanted, notes: Notes) -> Graph:
+def _gemma2(k: Keys, name: str, wanted: ReadOptions, notes: Notes) -> Graph:
     layers = k.integer("num_hidden_layers")
     k.must_be("attention_bias", False)
     k.must_be("attention_dropout", 0.0, 0)
@@ -129,7 +129,7 @@ def _gemma2(k: Keys, name: str, wanted: Wanted, notes: Notes) -> Graph:
     )
 
 
-def _gpt2(k: Keys, name: str, wanted: Wanted, notes: Notes) -> gpt.GptConfig:
+def _gpt2(k: Keys, name: str, wanted: ReadOptions, notes: Notes) -> gpt.GptConfig:
     hidden = k.integer("n_embd")
     dropout, embed_dropout = k.number("resid_pdrop", 0.1), k.number("embd_pdrop", 0.1)
     if (dropout > 0) != (embed_dropout > 0):
@@ -154,7 +154,7 @@ def _gpt2(k: Keys, name: str, wanted: Wanted, notes: Notes) -> gpt.GptConfig:
     )
 
 
-def _gpt_neox(k: Keys, name: str, wanted: Wanted, notes: Notes) -> gpt.GptNeoxConfig:
+def _gpt_neox(k: Keys, name: str, wanted: ReadOptions, notes: Notes) -> gpt.GptNeoxConfig:
     k.must_be("attention_bias", True)
     for key in ("attention_dropout", "hidden_dropout", "attention_probs_dropout_prob", "hidden_dropout_prob"):
         k.must_be(key, 0.0, 0)
@@ -175,7 +175,7 @@ def _gpt_neox(k: Keys, name: str, wanted: Wanted, notes: Notes) -> gpt.GptNeoxCo
     )
 
 
-def _mixtral(k: Keys, name: str, wanted: Wanted, notes: Notes) -> mixtral.MixtralConfig:
+def _mixtral(k: Keys, name: str, wanted: ReadOptions, notes: Notes) -> mixtral.MixtralConfig:
     hidden = k.integer("hidden_size")
     heads, kv_heads, head_dim = heads_of(k, hidden)
     window = optional_window(k, 0)
@@ -200,7 +200,7 @@ def _mixtral(k: Keys, name: str, wanted: Wanted, notes: Notes) -> mixtral.Mixtra
     )
 
 
-def _qwen3_moe(k: Keys, name: str, wanted: Wanted, notes: Notes) -> mixtral.MixtralConfig:
+def _qwen3_moe(k: Keys, name: str, wanted: ReadOptions, notes: Notes) -> mixtral.MixtralConfig:
     hidden = k.integer("hidden_size")
     heads, kv_heads, head_dim = heads_of(k, hidden)
     bias = k.flag("attention_bias", False)
@@ -232,7 +232,7 @@ def _qwen3_moe(k: Keys, name: str, wanted: Wanted, notes: Notes) -> mixtral.Mixt
     )
 
 
-def _deepseek_v3(k: Keys, name: str, wanted: Wanted, notes: Notes) -> deepseek.DeepseekConfig:
+def _deepseek_v3(k: Keys, name: str, wanted: ReadOptions, notes: Notes) -> deepseek.DeepseekConfig:
     k.must_be("num_key_value_heads", k.integer("num_attention_heads"))
     k.must_be("attention_bias", False)
     k.must_be("attention_dropout", 0.0, 0)

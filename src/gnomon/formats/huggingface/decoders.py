@@ -17,7 +17,7 @@ from gnomon.formats.huggingface.parts import (
     ACTIVATIONS,
     HEAD_NORMS,
     Notes,
-    Wanted,
+    ReadOptions,
     biases_of,
     check_layer_types,
     clipped,
@@ -34,7 +34,7 @@ from gnomon.models.decoder import DecoderConfig, Mixture, Order, decoder
 GELU_TANH = {"gelu_pytorch_tanh": "gelu_tanh"}
 
 
-def _phi3(k: Keys, name: str, wanted: Wanted, notes: Notes) -> Graph:
+def _phi3(k: Keys, name: str, wanted: ReadOptions, notes: Notes) -> Graph:
     for key in ("attention_dropout", "resid_pdrop", "embd_pdrop"):
         k.must_be(key, 0.0, 0)
     k.must_be("attention_bias", False)
@@ -50,7 +50,7 @@ def _phi3(k: Keys, name: str, wanted: Wanted, notes: Notes) -> Graph:
     )
 
 
-def _smollm3(k: Keys, name: str, wanted: Wanted, notes: Notes) -> Graph:
+def _smollm3(k: Keys, name: str, wanted: ReadOptions, notes: Notes) -> Graph:
     layers = k.integer("num_hidden_layers")
     k.must_be("attention_dropout", 0.0, 0)
     k.must_be("use_sliding_window", False)
@@ -71,7 +71,7 @@ def _smollm3(k: Keys, name: str, wanted: Wanted, notes: Notes) -> Graph:
     )
 
 
-def _granite(k: Keys, name: str, wanted: Wanted, notes: Notes) -> Graph:
+def _granite(k: Keys, name: str, wanted: ReadOptions, notes: Notes) -> Graph:
     if k.number("attention_dropout", 0.0):
         notes.append("attention_dropout is left out")
     k.ignore("max_position_embeddings")
@@ -90,7 +90,7 @@ def _granite(k: Keys, name: str, wanted: Wanted, notes: Notes) -> Graph:
     )
 
 
-def _olmo2(k: Keys, name: str, wanted: Wanted, notes: Notes, *, windows: tuple[int, ...] = (0,)) -> Graph:
+def _olmo2(k: Keys, name: str, wanted: ReadOptions, notes: Notes, *, windows: tuple[int, ...] = (0,)) -> Graph:
     bias = k.flag("attention_bias", False)
     k.must_be("attention_dropout", 0.0, 0)
     k.ignore("max_position_embeddings")
@@ -111,13 +111,13 @@ def _olmo2(k: Keys, name: str, wanted: Wanted, notes: Notes, *, windows: tuple[i
     )
 
 
-def _olmo3(k: Keys, name: str, wanted: Wanted, notes: Notes) -> Graph:
+def _olmo3(k: Keys, name: str, wanted: ReadOptions, notes: Notes) -> Graph:
     window, layers = k.integer("sliding_window", 4096), k.integer("num_hidden_layers")
     check_layer_types(k, [("sliding" if (i + 1) % 4 else "full") + "_attention" for i in range(layers)])
     return _olmo2(k, name, wanted, notes, windows=(window, window, window, 0))
 
 
-def _stablelm(k: Keys, name: str, wanted: Wanted, notes: Notes) -> Graph:
+def _stablelm(k: Keys, name: str, wanted: ReadOptions, notes: Notes) -> Graph:
     for key in ("attention_dropout", "hidden_dropout"):
         k.must_be(key, 0.0, 0)
     k.must_be("qk_layernorm", False)
@@ -135,7 +135,7 @@ def _stablelm(k: Keys, name: str, wanted: Wanted, notes: Notes) -> Graph:
     )
 
 
-def _gemma(k: Keys, name: str, wanted: Wanted, notes: Notes) -> Graph:
+def _gemma(k: Keys, name: str, wanted: ReadOptions, notes: Notes) -> Graph:
     sizes = sizes_of(k, tied=True, head_dim=256)
     k.must_be("attention_bias", False)
     k.must_be("attention_dropout", 0.0, 0)
@@ -152,7 +152,7 @@ def _gemma(k: Keys, name: str, wanted: Wanted, notes: Notes) -> Graph:
     )
 
 
-def _gemma3(k: Keys, name: str, wanted: Wanted, notes: Notes) -> Graph:
+def _gemma3(k: Keys, name: str, wanted: ReadOptions, notes: Notes) -> Graph:
     sizes = sizes_of(k, tied=True, head_dim=256)
     k.must_be("attention_bias", False)
     k.must_be("attention_dropout", 0.0, 0)
@@ -186,7 +186,7 @@ def _query_scale(k: Keys) -> float:
 
 
 def _cohere(
-    k: Keys, name: str, wanted: Wanted, notes: Notes, *, windows: tuple[int, ...] = (0,), second: bool = False
+    k: Keys, name: str, wanted: ReadOptions, notes: Notes, *, windows: tuple[int, ...] = (0,), second: bool = False
 ) -> Graph:
     """Reads Command R: one norm before attention and feed-forward, which run side by side. second: only layers with a
     window have rotary positions."""
@@ -214,7 +214,7 @@ def _cohere(
     )
 
 
-def _cohere2(k: Keys, name: str, wanted: Wanted, notes: Notes) -> Graph:
+def _cohere2(k: Keys, name: str, wanted: ReadOptions, notes: Notes) -> Graph:
     layers, window, every = k.integer("num_hidden_layers"), k.integer("sliding_window", 4096), _pattern(k, 4)
     check_layer_types(k, [("sliding" if (i + 1) % every else "full") + "_attention" for i in range(layers)])
     k.must_be("use_qk_norm", False)
@@ -230,7 +230,7 @@ def _pattern(k: Keys, absent: int) -> int:
     return k.integer("sliding_window_pattern", absent)
 
 
-def _glm(k: Keys, name: str, wanted: Wanted, notes: Notes, *, order: Order = "pre") -> Graph:
+def _glm(k: Keys, name: str, wanted: ReadOptions, notes: Notes, *, order: Order = "pre") -> Graph:
     k.must_be("attention_dropout", 0.0, 0)
     k.ignore("max_position_embeddings", "partial_rotary_factor")
     notes.append("its joined projections (gate and up) are counted as products of their own")
@@ -245,11 +245,11 @@ def _glm(k: Keys, name: str, wanted: Wanted, notes: Notes, *, order: Order = "pr
     )
 
 
-def _glm4(k: Keys, name: str, wanted: Wanted, notes: Notes) -> Graph:
+def _glm4(k: Keys, name: str, wanted: ReadOptions, notes: Notes) -> Graph:
     return _glm(k, name, wanted, notes, order="both")
 
 
-def _seed_oss(k: Keys, name: str, wanted: Wanted, notes: Notes) -> Graph:
+def _seed_oss(k: Keys, name: str, wanted: ReadOptions, notes: Notes) -> Graph:
     k.ignore("max_position_embeddings", "pretraining_tp")
     return decoder(
         DecoderConfig(
@@ -265,7 +265,7 @@ def _seed_oss(k: Keys, name: str, wanted: Wanted, notes: Notes) -> Graph:
     )
 
 
-def _ernie(k: Keys, name: str, wanted: Wanted, notes: Notes) -> Graph:
+def _ernie(k: Keys, name: str, wanted: ReadOptions, notes: Notes) -> Graph:
     bias = k.flag("use_bias", False)
     k.ignore("max_position_embeddings")
     return decoder(
@@ -280,7 +280,7 @@ def _ernie(k: Keys, name: str, wanted: Wanted, notes: Notes) -> Graph:
     )
 
 
-def _exaone4(k: Keys, name: str, wanted: Wanted, notes: Notes) -> Graph:
+def _exaone4(k: Keys, name: str, wanted: ReadOptions, notes: Notes) -> Graph:
     layers, window = k.integer("num_hidden_layers"), optional_window(k, 4096)
     k.must_be("attention_dropout", 0.0, 0)
     k.ignore("max_position_embeddings")
@@ -304,7 +304,7 @@ def _exaone4(k: Keys, name: str, wanted: Wanted, notes: Notes) -> Graph:
     )
 
 
-def _ungated(k: Keys, name: str, wanted: Wanted, notes: Notes, *, norm: Literal["rms", "layer"] = "rms") -> Graph:
+def _ungated(k: Keys, name: str, wanted: ReadOptions, notes: Notes, *, norm: Literal["rms", "layer"] = "rms") -> Graph:
     """Reads Arcee: a Llama whose feed-forward squares a ReLU in place of a gate."""
     k.must_be("attention_dropout", 0.0, 0)
     k.ignore("max_position_embeddings", "partial_rotary_factor", "rope_percent", "rope_percentage", "norm_eps")
@@ -321,11 +321,11 @@ def _ungated(k: Keys, name: str, wanted: Wanted, notes: Notes, *, norm: Literal[
     )
 
 
-def _nemotron(k: Keys, name: str, wanted: Wanted, notes: Notes) -> Graph:
+def _nemotron(k: Keys, name: str, wanted: ReadOptions, notes: Notes) -> Graph:
     return _ungated(k, name, wanted, notes, norm="layer")
 
 
-def _ministral(k: Keys, name: str, wanted: Wanted, notes: Notes) -> Graph:
+def _ministral(k: Keys, name: str, wanted: ReadOptions, notes: Notes) -> Graph:
     layers, window = k.integer("num_hidden_layers"), optional_window(k, 4096)
     given = k.raw("layer_types")
     windows: tuple[int, ...] = (window,)
@@ -345,7 +345,7 @@ def _ministral(k: Keys, name: str, wanted: Wanted, notes: Notes) -> Graph:
     )
 
 
-def _ministral3(k: Keys, name: str, wanted: Wanted, notes: Notes) -> Graph:
+def _ministral3(k: Keys, name: str, wanted: ReadOptions, notes: Notes) -> Graph:
     k.must_be("attention_dropout", 0.0, 0)
     k.ignore("max_position_embeddings")
     return decoder(
@@ -358,7 +358,7 @@ def _ministral3(k: Keys, name: str, wanted: Wanted, notes: Notes) -> Graph:
     )
 
 
-def _olmo(k: Keys, name: str, wanted: Wanted, notes: Notes) -> Graph:
+def _olmo(k: Keys, name: str, wanted: ReadOptions, notes: Notes) -> Graph:
     bias = k.flag("attention_bias", False)
     k.must_be("attention_dropout", 0.0, 0)
     clipped(k, wanted, notes)
@@ -378,7 +378,7 @@ def _olmo(k: Keys, name: str, wanted: Wanted, notes: Notes) -> Graph:
     )
 
 
-def _gemma4(k: Keys, name: str, wanted: Wanted, notes: Notes) -> Graph:
+def _gemma4(k: Keys, name: str, wanted: ReadOptions, notes: Notes) -> Graph:
     """Gemma 4 without an embedding in every layer: its 31B, and its 26B with experts beside the feed-forward."""
     sizes = sizes_of(k, tied=True, head_dim=256)
     count = sizes["num_layers"]

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 
 from gnomon.formats.huggingface.model_type import ModelType
 from gnomon.formats.huggingface.numerics import BERT, Usual
-from gnomon.formats.huggingface.parts import ACTIVATIONS, Notes, Reader, Wanted, only
+from gnomon.formats.huggingface.parts import ACTIVATIONS, Notes, Reader, ReadOptions, only
 from gnomon.formats.huggingface.pieces import exactly, led
 from gnomon.formats.huggingface.weights import Family
 from gnomon.formats.keys import Keys
@@ -17,12 +17,12 @@ from gnomon.graph import Graph
 from gnomon.models import bart, bert, t5, vit
 
 
-def _roberta(k: Keys, name: str, wanted: Wanted, notes: Notes) -> Graph:
+def _roberta(k: Keys, name: str, wanted: ReadOptions, notes: Notes) -> Graph:
     """Its head has a GELU, whatever the layers have."""
     return _bert(k, name, wanted, notes, head_activation="gelu")
 
 
-def _bert(k: Keys, name: str, wanted: Wanted, notes: Notes, *, head_activation: str = "") -> Graph:
+def _bert(k: Keys, name: str, wanted: ReadOptions, notes: Notes, *, head_activation: str = "") -> Graph:
     k.must_be("position_embedding_type", "absolute")
     k.must_be("is_decoder", False)
     k.must_be("add_cross_attention", False)
@@ -53,11 +53,11 @@ def _bert(k: Keys, name: str, wanted: Wanted, notes: Notes, *, head_activation: 
     )
 
 
-def _mt5(k: Keys, name: str, wanted: Wanted, notes: Notes) -> Graph:
+def _mt5(k: Keys, name: str, wanted: ReadOptions, notes: Notes) -> Graph:
     return _t5(k, name, wanted, notes, multilingual=True)
 
 
-def _t5(k: Keys, name: str, wanted: Wanted, notes: Notes, *, multilingual: bool = False) -> Graph:
+def _t5(k: Keys, name: str, wanted: ReadOptions, notes: Notes, *, multilingual: bool = False) -> Graph:
     layers = k.integer("num_layers")
     gated = k.choice("feed_forward_proj", {"relu": "", "gated-gelu": "gated"}, "relu") == "gated"
     k.must_be("is_gated_act", gated)
@@ -91,7 +91,7 @@ def _bart_like(*, trained: int | None, pre_norm: bool, embedding_norm: bool, sca
     """Makes a reader of models like BART. trained: rows of a table of positions before the first token's; None:
     positions are not trained. scaled: where the file does not say. Source: modelling classes of transformers 5.23."""
 
-    def read(k: Keys, name: str, wanted: Wanted, notes: Notes) -> Graph:
+    def read(k: Keys, name: str, wanted: ReadOptions, notes: Notes) -> Graph:
         k.must_be("is_encoder_decoder", True)
         k.must_be("tie_word_embeddings", True)
         if k.has("share_encoder_decoder_embeddings"):
@@ -136,7 +136,7 @@ def _classes(k: Keys) -> int:
     return k.integer("num_labels", len(labels) if isinstance(labels, Mapping) else 2)
 
 
-def _vit(k: Keys, name: str, wanted: Wanted, notes: Notes) -> Graph:
+def _vit(k: Keys, name: str, wanted: ReadOptions, notes: Notes) -> Graph:
     labels = k.raw("id2label")
     only(k, wanted, "problem_type", "single_label_classification")
     k.ignore("label2id", "encoder_stride", "pooler_output_size", "pooler_act")

@@ -14,7 +14,7 @@ from functools import partial
 from typing import Literal
 
 from gnomon.formats.huggingface.model_type import ModelType
-from gnomon.formats.huggingface.parts import ACTIVATIONS, Notes, Wanted, free_multipliers
+from gnomon.formats.huggingface.parts import ACTIVATIONS, Notes, ReadOptions, free_multipliers
 from gnomon.formats.huggingface.weights import USUAL
 from gnomon.formats.keys import Keys
 from gnomon.graph import Graph
@@ -142,7 +142,7 @@ def _mixture(k: Keys, shape: GenericShape, layers: int) -> Mixture | None:
     )
 
 
-def generic_decoder(k: Keys, name: str, wanted: Wanted, notes: Notes, shape: GenericShape) -> Graph:
+def generic_decoder(k: Keys, name: str, wanted: ReadOptions, notes: Notes, shape: GenericShape) -> Graph:
     """The decoder that a config's keys describe, with what its type's code adds. InputError for a key that is missing
     or changes the mathematics."""
     layers, hidden = k.integer(_key(k, "layers")), k.integer(_key(k, "hidden"))

@@ -14,7 +14,7 @@ from gnomon.formats.huggingface.numerics import GPT, GRANITE, SHARED, Usual
 from gnomon.formats.huggingface.parts import (
     ACTIVATIONS,
     Notes,
-    Wanted,
+    ReadOptions,
     balance_loss,
     factor,
     free_multipliers,
@@ -101,7 +101,7 @@ def _with_attention(
     )
 
 
-def _nemotron_h(k: Keys, name: str, wanted: Wanted, notes: Notes) -> Graph:
+def _nemotron_h(k: Keys, name: str, wanted: ReadOptions, notes: Notes) -> Graph:
     pattern = k.raw("hybrid_override_pattern")
     if isinstance(pattern, str):
         k.ignore("layers_block_type")
@@ -157,7 +157,7 @@ def _nemotron_h(k: Keys, name: str, wanted: Wanted, notes: Notes) -> Graph:
     )
 
 
-def _mamba2(k: Keys, name: str, wanted: Wanted, notes: Notes) -> Graph:
+def _mamba2(k: Keys, name: str, wanted: ReadOptions, notes: Notes) -> Graph:
     k.choice("hidden_act", {"silu": "silu"}, "silu")
     k.must_be("rms_norm", True)
     k.ignore("expand", "residual_in_fp32", *STEP_KEYS)
@@ -180,7 +180,7 @@ _BAMBA |= {"kernel": "mamba_d_conv", "chunk": "mamba_chunk_size"}
 _BAMBA |= {"conv_bias": "mamba_conv_bias", "proj_bias": "mamba_proj_bias"}
 
 
-def _bamba(k: Keys, name: str, wanted: Wanted, notes: Notes) -> Graph:
+def _bamba(k: Keys, name: str, wanted: ReadOptions, notes: Notes) -> Graph:
     k.must_be("attention_bias", False)
     k.must_be("mlp_bias", False)
     k.must_be("attention_dropout", 0.0, 0)
@@ -204,7 +204,7 @@ def _bamba(k: Keys, name: str, wanted: Wanted, notes: Notes) -> Graph:
     )
 
 
-def _granite_hybrid(k: Keys, name: str, wanted: Wanted, notes: Notes) -> Graph:
+def _granite_hybrid(k: Keys, name: str, wanted: ReadOptions, notes: Notes) -> Graph:
     """Every layer has a feed-forward for all tokens, which is the shared expert where there are routed ones."""
     k.must_be("attention_bias", False)
     k.must_be("attention_dropout", 0.0, 0)
@@ -241,7 +241,7 @@ def _granite_hybrid(k: Keys, name: str, wanted: Wanted, notes: Notes) -> Graph:
     )
 
 
-def _llama4(k: Keys, name: str, wanted: Wanted, notes: Notes) -> Graph:
+def _llama4(k: Keys, name: str, wanted: ReadOptions, notes: Notes) -> Graph:
     """Every `interleave_moe_layer_step`-th layer is a mixture with a shared expert as wide as its others."""
     count, step = k.integer("num_hidden_layers"), k.integer("interleave_moe_layer_step", 1)
     k.must_be("attention_bias", False)

@@ -15,7 +15,7 @@ from gnomon.formats.huggingface.parts import (
     QUANTISED,
     SILU,
     Notes,
-    Wanted,
+    ReadOptions,
     balance_loss,
     check_layer_types,
     clipped,
@@ -36,7 +36,7 @@ from gnomon.models.decoder import DecoderConfig, Mixture, decoder
 ROUTER_KEYS = ("norm_topk_prob", "routed_scaling_factor")
 
 
-def _olmoe(k: Keys, name: str, wanted: Wanted, notes: Notes) -> Graph:
+def _olmoe(k: Keys, name: str, wanted: ReadOptions, notes: Notes) -> Graph:
     k.must_be("attention_dropout", 0.0, 0)
     k.must_be("attention_bias", False)
     k.choice("hidden_act", SILU, "silu")
@@ -60,7 +60,7 @@ def _olmoe(k: Keys, name: str, wanted: Wanted, notes: Notes) -> Graph:
     )
 
 
-def _gpt_oss(k: Keys, name: str, wanted: Wanted, notes: Notes) -> Graph:
+def _gpt_oss(k: Keys, name: str, wanted: ReadOptions, notes: Notes) -> Graph:
     layers, window = k.integer("num_hidden_layers"), k.integer("sliding_window", 128)
     k.must_be("attention_dropout", 0.0, 0)
     k.must_be("attention_bias", True)
@@ -103,7 +103,7 @@ def _gpt_oss(k: Keys, name: str, wanted: Wanted, notes: Notes) -> Graph:
     return mixtral.mixtral(config)
 
 
-def _deepseek_v2(k: Keys, name: str, wanted: Wanted, notes: Notes) -> Graph:
+def _deepseek_v2(k: Keys, name: str, wanted: ReadOptions, notes: Notes) -> Graph:
     k.must_be("num_key_value_heads", k.integer("num_attention_heads"))
     for key in ("attention_bias", "mlp_bias", "tie_word_embeddings"):
         k.must_be(key, False)
@@ -128,7 +128,7 @@ def _deepseek_v2(k: Keys, name: str, wanted: Wanted, notes: Notes) -> Graph:
     return deepseek.deepseek_v3(config)
 
 
-def _qwen2_moe(k: Keys, name: str, wanted: Wanted, notes: Notes) -> Graph:
+def _qwen2_moe(k: Keys, name: str, wanted: ReadOptions, notes: Notes) -> Graph:
     k.must_be("attention_dropout", 0.0, 0)
     k.must_be("use_sliding_window", False)
     k.must_be("decoder_sparse_step", 1)
@@ -153,7 +153,7 @@ def _qwen2_moe(k: Keys, name: str, wanted: Wanted, notes: Notes) -> Graph:
     )
 
 
-def _glm4_moe(k: Keys, name: str, wanted: Wanted, notes: Notes) -> Graph:
+def _glm4_moe(k: Keys, name: str, wanted: ReadOptions, notes: Notes) -> Graph:
     k.must_be("attention_dropout", 0.0, 0)
     k.choice("hidden_act", SILU, "silu")
     k.ignore("max_position_embeddings", "partial_rotary_factor", *ROUTER_KEYS)
@@ -182,7 +182,7 @@ def _glm4_moe(k: Keys, name: str, wanted: Wanted, notes: Notes) -> Graph:
     )
 
 
-def _dots1(k: Keys, name: str, wanted: Wanted, notes: Notes) -> Graph:
+def _dots1(k: Keys, name: str, wanted: ReadOptions, notes: Notes) -> Graph:
     layers = k.integer("num_hidden_layers")
     k.must_be("attention_dropout", 0.0, 0)
     k.must_be("use_sliding_window", False)
@@ -220,7 +220,7 @@ def _dots1(k: Keys, name: str, wanted: Wanted, notes: Notes) -> Graph:
     )
 
 
-def _minimax_m2(k: Keys, name: str, wanted: Wanted, notes: Notes) -> Graph:
+def _minimax_m2(k: Keys, name: str, wanted: ReadOptions, notes: Notes) -> Graph:
     layers = k.integer("num_hidden_layers")
     for key in ("attention_dropout", "router_jitter_noise"):
         k.must_be(key, 0.0, 0)
@@ -261,7 +261,7 @@ def _same_width(k: Keys, **more: Any) -> Mixture:
     )
 
 
-def _granitemoe(k: Keys, name: str, wanted: Wanted, notes: Notes) -> Graph:
+def _granitemoe(k: Keys, name: str, wanted: ReadOptions, notes: Notes) -> Graph:
     bias = k.flag("attention_bias", False)
     k.must_be("attention_dropout", 0.0, 0)
     k.choice("hidden_act", SILU, "silu")
@@ -283,7 +283,7 @@ def _granitemoe(k: Keys, name: str, wanted: Wanted, notes: Notes) -> Graph:
     )
 
 
-def _phimoe(k: Keys, name: str, wanted: Wanted, notes: Notes) -> Graph:
+def _phimoe(k: Keys, name: str, wanted: ReadOptions, notes: Notes) -> Graph:
     bias = k.flag("attention_bias", False)
     for key in ("attention_dropout", "hidden_dropout"):
         k.must_be(key, 0.0, 0)
@@ -307,7 +307,7 @@ def _phimoe(k: Keys, name: str, wanted: Wanted, notes: Notes) -> Graph:
     )
 
 
-def _ernie_moe(k: Keys, name: str, wanted: Wanted, notes: Notes) -> Graph:
+def _ernie_moe(k: Keys, name: str, wanted: ReadOptions, notes: Notes) -> Graph:
     layers = k.integer("num_hidden_layers")
     k.must_be("use_bias", False)
     k.must_be("moe_layer_interval", 1)
@@ -332,7 +332,7 @@ def _ernie_moe(k: Keys, name: str, wanted: Wanted, notes: Notes) -> Graph:
     )
 
 
-def _dbrx(k: Keys, name: str, wanted: Wanted, notes: Notes) -> Graph:
+def _dbrx(k: Keys, name: str, wanted: ReadOptions, notes: Notes) -> Graph:
     a, f = inner(k, "attn_config"), inner(k, "ffn_config")
     hidden, heads = k.integer("d_model"), k.integer("n_heads")
     for keys, key in ((a, "attn_pdrop"), (k, "emb_pdrop"), (k, "resid_pdrop")):

@@ -13,7 +13,7 @@ from gnomon.formats.huggingface.parts import (
     ACTIVATIONS,
     DecoderConfigSizes,
     Notes,
-    Wanted,
+    ReadOptions,
     clipped,
     inner,
     only,
@@ -75,7 +75,7 @@ def _older_sizes(
     )
 
 
-def _starcoder2(k: Keys, name: str, wanted: Wanted, notes: Notes) -> Graph:
+def _starcoder2(k: Keys, name: str, wanted: ReadOptions, notes: Notes) -> Graph:
     bias = k.flag("use_bias", True)
     k.must_be("embedding_dropout", 0.0, 0)
     k.must_be("mlp_type", "default")
@@ -94,7 +94,7 @@ def _starcoder2(k: Keys, name: str, wanted: Wanted, notes: Notes) -> Graph:
     )
 
 
-def _phi(k: Keys, name: str, wanted: Wanted, notes: Notes) -> Graph:
+def _phi(k: Keys, name: str, wanted: ReadOptions, notes: Notes) -> Graph:
     k.must_be("qk_layernorm", False)
     k.must_be("embd_pdrop", 0.0, 0)
     k.ignore("max_position_embeddings", "partial_rotary_factor")
@@ -112,7 +112,7 @@ def _phi(k: Keys, name: str, wanted: Wanted, notes: Notes) -> Graph:
     )
 
 
-def _falcon(k: Keys, name: str, wanted: Wanted, notes: Notes) -> Graph:
+def _falcon(k: Keys, name: str, wanted: ReadOptions, notes: Notes) -> Graph:
     layers, hidden, heads = (k.integer(key) for key in ("num_hidden_layers", "hidden_size", "num_attention_heads"))
     newer, several = k.flag("new_decoder_architecture", False), k.flag("multi_query", True)
     shared = 1 if several else heads
@@ -141,7 +141,7 @@ def _falcon(k: Keys, name: str, wanted: Wanted, notes: Notes) -> Graph:
     )
 
 
-def _opt(k: Keys, name: str, wanted: Wanted, notes: Notes) -> Graph:
+def _opt(k: Keys, name: str, wanted: ReadOptions, notes: Notes) -> Graph:
     hidden, heads = k.integer("hidden_size"), k.integer("num_attention_heads")
     k.must_be("word_embed_proj_dim", hidden)
     for key in ("do_layer_norm_before", "layer_norm_elementwise_affine"):
@@ -165,7 +165,7 @@ def _opt(k: Keys, name: str, wanted: Wanted, notes: Notes) -> Graph:
     )
 
 
-def _bloom(k: Keys, name: str, wanted: Wanted, notes: Notes) -> Graph:
+def _bloom(k: Keys, name: str, wanted: ReadOptions, notes: Notes) -> Graph:
     def either(*keys: str) -> int:
         given = {key: k.integer(key) for key in keys if k.has(key)}
         if len(set(given.values())) > 1:
@@ -196,7 +196,7 @@ def _bloom(k: Keys, name: str, wanted: Wanted, notes: Notes) -> Graph:
     )
 
 
-def _gptj(k: Keys, name: str, wanted: Wanted, notes: Notes) -> Graph:
+def _gptj(k: Keys, name: str, wanted: ReadOptions, notes: Notes) -> Graph:
     """Reads GPT-J and CodeGen: one norm before attention and feed-forward, which run side by side; a bias of the
     head."""
     hidden = k.integer("n_embd")
@@ -222,7 +222,7 @@ def _gptj(k: Keys, name: str, wanted: Wanted, notes: Notes) -> Graph:
     )
 
 
-def _gpt_bigcode(k: Keys, name: str, wanted: Wanted, notes: Notes) -> Graph:
+def _gpt_bigcode(k: Keys, name: str, wanted: ReadOptions, notes: Notes) -> Graph:
     """Reads StarCoder 1: GPT-2 whose heads share one key and one value."""
     hidden, heads = k.integer("n_embd"), k.integer("n_head")
     shared = k.flag("multi_query", True)
@@ -267,7 +267,7 @@ def _attention_types(k: Keys, layers: int) -> list[str]:
     return kinds
 
 
-def _gpt_neo(k: Keys, name: str, wanted: Wanted, notes: Notes) -> Graph:
+def _gpt_neo(k: Keys, name: str, wanted: ReadOptions, notes: Notes) -> Graph:
     """Attention of every second layer is within a window; scores are not scaled."""
     hidden, layers = k.integer("hidden_size"), k.integer("num_layers")
     kinds = _attention_types(k, layers)
@@ -297,7 +297,7 @@ def _gpt_neo(k: Keys, name: str, wanted: Wanted, notes: Notes) -> Graph:
     )
 
 
-def _mpt(k: Keys, name: str, wanted: Wanted, notes: Notes) -> Graph:
+def _mpt(k: Keys, name: str, wanted: ReadOptions, notes: Notes) -> Graph:
     hidden, ratio = k.integer("d_model"), k.integer("expansion_ratio", 4)
     a = inner(k, "attn_config")
     a.must_be("attn_type", "multihead_attention")

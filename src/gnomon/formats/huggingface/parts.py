@@ -37,7 +37,7 @@ QUANTISED = "quantization_config says how the checkpoint is stored; the plan's p
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Wanted:
+class ReadOptions:
     """What a config.json does not decide."""
 
     bert_head: Literal["pooler", "mlm", "classifier"] = "pooler"
@@ -113,7 +113,7 @@ def biases_of(k: Keys) -> Biases:
     return Biases(qkv_bias=attention, out_bias=attention, ffn_bias=k.flag("mlp_bias", False))
 
 
-def only(k: Keys, wanted: Wanted, key: str, *allowed: object) -> None:
+def only(k: Keys, wanted: ReadOptions, key: str, *allowed: object) -> None:
     """A key that a prediction counts as free, and that a model that runs must have at one of these values, or not at
     all."""
     if wanted.complete:
@@ -122,14 +122,14 @@ def only(k: Keys, wanted: Wanted, key: str, *allowed: object) -> None:
         k.ignore(key)
 
 
-def clipped(k: Keys, wanted: Wanted, notes: Notes) -> None:
+def clipped(k: Keys, wanted: ReadOptions, notes: Notes) -> None:
     """clip_qkv, which cuts q, k and v off, be it at 0: null is none."""
     only(k, wanted, "clip_qkv")
     if k.raw("clip_qkv") is not None:
         notes.append("clip_qkv, which cuts q, k and v off, is counted as free")
 
 
-def factor(k: Keys, wanted: Wanted, key: str) -> float:
+def factor(k: Keys, wanted: ReadOptions, key: str) -> float:
     """Reads a factor of the embedding or of scores: 1 where the file does not say, and never 0, which nothing could be
     trained with. A prediction counts it as free."""
     value = k.number(key, 1.0)
@@ -138,7 +138,7 @@ def factor(k: Keys, wanted: Wanted, key: str) -> float:
     return value if wanted.complete else 0.0
 
 
-def balance_loss(k: Keys, wanted: Wanted, notes: Notes, *, known: bool = True, usual: float = 0.001) -> None:
+def balance_loss(k: Keys, wanted: ReadOptions, notes: Notes, *, known: bool = True, usual: float = 0.001) -> None:
     """The loss of transformers that keeps experts evenly loaded, which it adds where output_router_logits is on. known:
     whether its class has one. usual: its factor where the file does not say. DeepSeek's own loss (`aux_loss_alpha`),
     which no class of transformers computes, is said."""
@@ -168,7 +168,7 @@ def cap(k: Keys, key: str, absent: float) -> float:
     return k.number(key, absent if not k.given(key) else 0.0)
 
 
-def deepseek_of(k: Keys, wanted: Wanted, name: str, *, num_dense_layers: int) -> DeepseekConfig:
+def deepseek_of(k: Keys, wanted: ReadOptions, name: str, *, num_dense_layers: int) -> DeepseekConfig:
     """What the files of DeepSeek-V2 and V3 say by the same keys; groups of experts and the router are the caller's."""
     factor = latent_score_factor({key: k.raw(key) for key in ("rope_scaling", "rope_parameters")})
     nope, rope = k.integer("qk_nope_head_dim"), k.integer("qk_rope_head_dim")
@@ -222,5 +222,5 @@ def optional_window(k: Keys, absent: int) -> int:
     return k.integer("sliding_window", absent if not k.given("sliding_window") else 0, least=0)
 
 
-Reader = Callable[[Keys, str, Wanted, Notes], Graph | Config]
+Reader = Callable[[Keys, str, ReadOptions, Notes], Graph | Config]
 """(keys, name, what the file does not decide, notes to add to) -> the model."""

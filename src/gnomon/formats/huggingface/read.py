@@ -20,7 +20,7 @@ from gnomon.formats.huggingface.nested import language_model
 from gnomon.formats.huggingface.parts import (
     QUANTISED,
     Notes,
-    Wanted,
+    ReadOptions,
 )
 from gnomon.formats.huggingface.quantised import is_packed
 from gnomon.formats.keys import Keys, read_json
@@ -75,7 +75,7 @@ class HfModel:
 
 
 def from_hf_config(
-    values: Mapping[str, object], name: str, wanted: Wanted | None = None, *, strict: bool = False
+    values: Mapping[str, object], name: str, wanted: ReadOptions | None = None, *, strict: bool = False
 ) -> HfModel:
     """The model that a parsed config.json describes, called `name`; a key that no reader knows is noted.
 
@@ -100,7 +100,7 @@ def from_hf_config(
         )
     keys, notes = Keys(values, name), Notes()
     try:
-        read = known.reader(keys, name, wanted or Wanted(), notes)
+        read = known.reader(keys, name, wanted or ReadOptions(), notes)
         graph = read if isinstance(read, Graph) else build(read)
         if notes.balance and any(block.does("routes") for block in graph.blocks):
             graph = with_balance_loss(graph, notes.balance)
@@ -146,7 +146,7 @@ def _is_widened(values: Mapping[str, object]) -> bool:
 def read_hf_config(
     text: str,
     name: str,
-    wanted: Wanted | None = None,
+    wanted: ReadOptions | None = None,
     *,
     settings: Mapping[str, str] | None = None,
     strict: bool = False,
@@ -158,7 +158,7 @@ def read_hf_config(
     if (head := given.pop("bert_head", None)) is not None:
         if head not in ("pooler", "mlm"):
             raise InputError(f"bert_head={head!r}: it is pooler or mlm", "--set")
-        wanted = replace(wanted or Wanted(), bert_head=head)
+        wanted = replace(wanted or ReadOptions(), bert_head=head)
     if (mtp := given.pop("mtp", None)) is not None:
-        wanted = replace(wanted or Wanted(), mtp=mtp is True or mtp == 1)
+        wanted = replace(wanted or ReadOptions(), mtp=mtp is True or mtp == 1)
     return from_hf_config(values | given, name, wanted, strict=strict)

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from gnomon.errors import InputError, PlanError
 from gnomon.formats.huggingface.known import unread
-from gnomon.formats.huggingface.parts import Wanted
+from gnomon.formats.huggingface.parts import ReadOptions
 from gnomon.formats.huggingface.read import read_hf_config
 from gnomon.formats.keys import read_json
 from gnomon.graph import Graph
@@ -52,7 +52,7 @@ def read_runnable(text: str, name: str, *, classifier: bool = False) -> Runnable
     """PlanError, naming the model type, for one that the runtime does not run; other errors as `read_hf_config`.
     classifier: with the head of one, which is BERT's or RoBERTa's."""
     read = read_hf_config(
-        text, name, Wanted(bert_head="classifier" if classifier else "mlm", complete=True), strict=True
+        text, name, ReadOptions(bert_head="classifier" if classifier else "mlm", complete=True), strict=True
     )
     if isinstance(read.numerics, str):
         raise PlanError(f"{name} cannot be run: {read.numerics}")

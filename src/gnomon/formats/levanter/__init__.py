@@ -10,8 +10,8 @@ import re
 from pathlib import Path
 
 from gnomon.formats.format import Format, Sample
-from gnomon.formats.given import GIVE_MODEL, Given, Network
-from gnomon.formats.job import Fields, Job, chosen, flatten, read_source
+from gnomon.formats.given import GIVE_MODEL, Network, ReadContext
+from gnomon.formats.job import Fields, Job, flatten, read_source, with_job_fields
 from gnomon.formats.tokenizers import rows_of
 from gnomon.formats.trainer_words import flag
 from gnomon.formats.trainers import AUTOCAST, BF16, FP32, Training, job_of
@@ -45,7 +45,7 @@ def _looks(sample: Sample) -> bool:
     return sample.has("trainer.train_batch_size", "model") or sample.has("trainer.mp", "model.type")
 
 
-def _network(f: Fields, given: Given) -> Network | str:
+def _network(f: Fields, given: ReadContext) -> Network | str:
     if given.model is not None:
         f.ignore(*(key for key in f.names() if key.startswith("model.")))
         return given.model
@@ -103,7 +103,7 @@ def _precision(f: Fields) -> Precision:
     return FP32
 
 
-def _read(path: Path, given: Given) -> Job:
+def _read(path: Path, given: ReadContext) -> Job:
     text, file = read_source(path)
     f = Fields(flatten(read_yaml(re.sub(r"!include \S+", "included", text), file)), file, given)
     tp = f.integer("trainer.model_axis_size", 1)
@@ -123,7 +123,7 @@ def _read(path: Path, given: Given) -> Job:
         tp=tp,
         recompute=flag(f, "model.gradient_checkpointing", True),
         precision=_precision(f),
-        stack=chosen(stack("pytorch-fsdp"), "XLA compiles the step", launch_mode="compiled"),
+        stack=with_job_fields(stack("pytorch-fsdp"), "XLA compiles the step", launch_mode="compiled"),
     )
     f.note_default("compiler", "XLA", "a JAX program: overlap and fusion are the compiler's; read as torch.compile's")
     f.account(IRRELEVANT, INEXPRESSIBLE, ())

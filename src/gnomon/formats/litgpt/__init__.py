@@ -10,7 +10,7 @@ from pathlib import Path
 
 from gnomon.errors import InputError
 from gnomon.formats.format import Format, Sample
-from gnomon.formats.given import Given, Network
+from gnomon.formats.given import Network, ReadContext
 from gnomon.formats.job import Fields, Job, flatten, read_source
 from gnomon.formats.trainer_optimizers import update_of
 from gnomon.formats.trainer_words import flag
@@ -42,7 +42,7 @@ def _looks(sample: Sample) -> bool:
     return train and (sample.has("checkpoint_dir") or sample.has("out_dir") or sample.has("model_name"))
 
 
-def _model(f: Fields, given: Given, folder: Path, assumed: list[str]) -> Network | str:
+def _model(f: Fields, given: ReadContext, folder: Path, assumed: list[str]) -> Network | str:
     f.ignore("model_config")
     key = "checkpoint_dir" if f.has("checkpoint_dir") else "model_name"
     for name in [name for name in f.names() if name.startswith("model_config.")]:
@@ -60,7 +60,7 @@ def _model(f: Fields, given: Given, folder: Path, assumed: list[str]) -> Network
     return adapted(f, model, f.integer("lora_r"), named, four_bits=four.startswith(("nf4", "fp4")), named="lora_*")
 
 
-def _read(path: Path, given: Given) -> Job:
+def _read(path: Path, given: ReadContext) -> Job:
     text, file = read_source(path)
     f = Fields(flatten(read_yaml(text, file)), file, given)
     folder, assumed = path.resolve().parent, list[str]()

@@ -13,12 +13,12 @@ from pathlib import Path
 from gnomon.errors import nearest
 from gnomon.formats.export import Draft, ExportRequest
 from gnomon.formats.format import Format, Sample
-from gnomon.formats.given import Given, Network, network_graph
+from gnomon.formats.given import Network, ReadContext, network_graph
 from gnomon.formats.job import Fields, Job
 from gnomon.formats.shell import Launch
 from gnomon.formats.trainer_optimizers import update_of
 from gnomon.formats.trainer_source import Source, commands_of, given_flags, program_name, trainer_source
-from gnomon.formats.trainer_terms import Spelled
+from gnomon.formats.trainer_terms import TrainerTerms
 from gnomon.formats.trainer_words import flag, names_of
 from gnomon.formats.trainer_write import as_yaml, drafted, source_of, tuning
 from gnomon.formats.trainers import AUTOCAST, BF16, FP16, Training, adapted, either_half, in_part, model_of
@@ -92,7 +92,7 @@ def _looks(sample: Sample) -> bool:
     )
 
 
-def _model(f: Fields, given: Given, folder: Path, assumed: list[str]) -> tuple[Network | str, bool]:
+def _model(f: Fields, given: ReadContext, folder: Path, assumed: list[str]) -> tuple[Network | str, bool]:
     """(network, whether it is trained whole)."""
     model = model_of(f, "model_name_or_path", given, folder, assumed)
     kind = str(f.raw("finetuning_type") or "lora")
@@ -154,12 +154,12 @@ def _precision(f: Fields, whole: bool) -> Precision:
     return FP16 if fp16 and not bf16 else AUTOCAST
 
 
-def _read(path: Path, given: Given) -> Job:
+def _read(path: Path, given: ReadContext) -> Job:
     # OmegaConf reads it, which refuses a key that is given twice
     return read_fields(trainer_source(path, given, _wanted, "--model_name_or_path", by_pyyaml=False), given)
 
 
-def read_fields(source: Source, given: Given) -> Job:
+def read_fields(source: Source, given: ReadContext) -> Job:
     """The job of fields that are read."""
     f, assumed = source.fields, list(source.assumed)
     if core := [key for key in CORE if isinstance(f.peek(key), int) and f.peek(key) != 1]:
@@ -207,7 +207,7 @@ def _low_rank_terms(change: Change) -> list[Setting] | None:
     ]
 
 
-SPELLED = Spelled(
+SPELLED = TrainerTerms(
     adapters=(("finetuning_type", "lora"), ("lora_rank", 16), ("lora_target", "all")),
     quantised=(("quantization_bit", 4),),
     recompute=("disable_gradient_checkpointing", False),
@@ -257,7 +257,7 @@ def _tune(asked: ExportRequest) -> Draft:
     text = as_yaml(values | trainer)
     start = f"FORCE_TORCHRUN=1 NPROC_PER_NODE={asked.processes_per_node} llamafactory-cli train FILE"
 
-    def read(given: Given) -> Job:
+    def read(given: ReadContext) -> Job:
         return read_fields(source_of(text, given), given)
 
     return drafted(asked, t, text, read, program=PROGRAM, start=start)

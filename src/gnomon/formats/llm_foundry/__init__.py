@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from gnomon.formats.format import Format, Sample
-from gnomon.formats.given import Given, Network
+from gnomon.formats.given import Network, ReadContext
 from gnomon.formats.job import Fields, Job, flatten, read_source
 from gnomon.formats.references import resolved
 from gnomon.formats.trainer_optimizers import update_of
@@ -100,7 +100,7 @@ def _mpt(f: Fields) -> DecoderConfig:
     )
 
 
-def _model(f: Fields, given: Given, folder: Path, assumed: list[str]) -> Network | str:
+def _model(f: Fields, given: ReadContext, folder: Path, assumed: list[str]) -> Network | str:
     name = f.raw("model.name")
     if given.model is None and name == "mpt_causal_lm":
         return _mpt(f)
@@ -115,7 +115,7 @@ def _model(f: Fields, given: Given, folder: Path, assumed: list[str]) -> Network
     return adapted(f, model, f.integer("model.peft_config.r"), named, four_bits=False, named=where)
 
 
-def _read(path: Path, given: Given) -> Job:
+def _read(path: Path, given: ReadContext) -> Job:
     text, file = read_source(path)
     whole = read_yaml(text, file)
     f = Fields(flatten(_values(whole, given.env)), file, given)

@@ -12,9 +12,9 @@ import re
 from pathlib import Path
 
 from gnomon.formats.format import Format, Sample
-from gnomon.formats.given import GIVE_MODEL, Given, Network
+from gnomon.formats.given import GIVE_MODEL, Network, ReadContext
 from gnomon.formats.hub import network_called
-from gnomon.formats.job import Fields, Job, chosen, flatten, read_source
+from gnomon.formats.job import Fields, Job, flatten, read_source, with_job_fields
 from gnomon.formats.trainers import AUTOCAST, BF16, FP32, Training, job_of
 from gnomon.formats.yaml_file import read_yaml
 from gnomon.models.llama import LlamaConfig
@@ -49,7 +49,7 @@ def _looks(sample: Sample) -> bool:
     return sample.has("max_target_length") and (sample.has("per_device_batch_size") or sample.has("base_config"))
 
 
-def _model(f: Fields, given: Given, assumed: list[str]) -> Network | str:
+def _model(f: Fields, given: ReadContext, assumed: list[str]) -> Network | str:
     """Finds the model by model_name, or by the sizes of a Llama, which base.yml fills in."""
     if given.model is not None:
         f.ignore("model_name", "head_dim", "vocab_size", *SIZES)
@@ -82,7 +82,7 @@ def _axis(f: Fields, name: str, default: int = 1) -> int:
     return -1 if -1 in known else math.prod(known) if known else default
 
 
-def _read(path: Path, given: Given) -> Job:
+def _read(path: Path, given: ReadContext) -> Job:
     text, file = read_source(path)
     f = Fields(flatten(read_yaml(text, file)), file, given)
     assumed: list[str] = []
@@ -113,7 +113,7 @@ def _read(path: Path, given: Given) -> Job:
         recompute=policy not in KEEPS_ALL,
         precision=precision,
         clip=f.number("gradient_clipping_threshold", 1.0) > 0,
-        stack=chosen(stack("pytorch-fsdp"), "XLA compiles the step", launch_mode="compiled"),
+        stack=with_job_fields(stack("pytorch-fsdp"), "XLA compiles the step", launch_mode="compiled"),
     )
     f.note_default("compiler", "XLA", "a JAX program: overlap and fusion are the compiler's; read as torch.compile's")
     f.account(IRRELEVANT, INEXPRESSIBLE, ())

@@ -9,7 +9,7 @@ import re
 from pathlib import Path
 
 from gnomon.formats.format import Format, Sample
-from gnomon.formats.given import Given
+from gnomon.formats.given import ReadContext
 from gnomon.formats.job import Job
 from gnomon.formats.megatron.read import read_megatron
 from gnomon.formats.megatron.write import draft
@@ -30,7 +30,7 @@ def _looks(sample: Sample) -> bool:
     )
 
 
-def _read(path: Path, given: Given) -> Job:
+def _read(path: Path, given: ReadContext) -> Job:
     return read_megatron(path, given=given)
 
 

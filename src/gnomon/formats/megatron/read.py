@@ -19,16 +19,16 @@ from typing import Literal
 
 from gnomon import orders
 from gnomon.errors import FormatError, InputError, PlanError, nearest
-from gnomon.formats.given import GIVE_MODEL, NOTHING, Given, Network, network_graph
+from gnomon.formats.given import GIVE_MODEL, NOTHING, Network, ReadContext, network_graph
 from gnomon.formats.job import (
     Fields,
     Job,
-    chosen,
     divides,
     give_variable,
     layers_of,
     microbatches,
     read_source,
+    with_job_fields,
 )
 from gnomon.formats.launched import launched_devices, with_written
 from gnomon.formats.megatron import families, forks
@@ -71,7 +71,7 @@ def read_megatron(
     env: Mapping[str, str] | None = None,
     vocab_size: int | None = None,
     name: str = "megatron-job",
-    given: Given = NOTHING,
+    given: ReadContext = NOTHING,
 ) -> Job:
     """The job that a script (a Path, or its text) or a list of arguments starts.
 
@@ -180,7 +180,7 @@ def _after(words: Sequence[str], option: str) -> str:
 
 
 def job_of(
-    f: Fields, *, given: Given, name: str, base: Stack | None = None, family: families.Family = "decoder"
+    f: Fields, *, given: ReadContext, name: str, base: Stack | None = None, family: families.Family = "decoder"
 ) -> Job:
     """A job from named arguments, those of Megatron-LM's `args`; a model that is given is in place of its network
     options."""
@@ -246,7 +246,7 @@ def job_of(
     )
 
 
-def _with_images(f: Fields, given: Given, text: int, assumed: list[str]) -> int:
+def _with_images(f: Fields, given: ReadContext, text: int, assumed: list[str]) -> int:
     """Tokens of a sample with those of its image: what the decoder is given, by its own option or text and image
     together."""
     stated = f.peek("decoder_seq_length")
@@ -359,7 +359,7 @@ def experts_of(graph: Graph) -> int:
     return max((size for size in sizes if size is not None), default=0)
 
 
-def seq_len_of(f: Fields, given: Given) -> int:
+def seq_len_of(f: Fields, given: ReadContext) -> int:
     """Tokens of a sequence; packs of up to max_tokens_per_gpu count as one sequence of so many."""
     if given.seq_len is not None:
         f.ignore("seq_length", "encoder_seq_length", "max_tokens_per_gpu")
@@ -712,35 +712,35 @@ def stack_of(f: Fields, base: Stack, plan: Plan) -> Stack:
     local = f.text("transformer_impl", "transformer_engine") == "local"
     flash = any(f.flag(f"use_flash_attn{kind}", False) for kind in ("", "_v1", "_v2", "_triton", "_builder"))
     if flash:
-        base = chosen(base, "--use-flash-attn", attention="flash")
+        base = with_job_fields(base, "--use-flash-attn", attention="flash")
     elif f.flag("deepspeed", False):
         pass
     elif backend in ("unfused", "local") or local:
-        base = chosen(base, f"--attention-backend {backend}", attention="unfused")
+        base = with_job_fields(base, f"--attention-backend {backend}", attention="unfused")
     if f.flag("cross_entropy_loss_fusion", False):
-        base = chosen(base, "--cross-entropy-loss-fusion", cross_entropy="fused")
+        base = with_job_fields(base, "--cross-entropy-loss-fusion", cross_entropy="fused")
     f.ignore("cross_entropy_fusion_impl")
     graphs = f.raw("cuda_graph_impl") not in (None, "none")
     if graphs or f.flag("enable_cuda_graph", False) or f.flag("external_cuda_graph", False):
-        base = chosen(base, "--cuda-graph-impl", launch_mode="cuda_graph")
+        base = with_job_fields(base, "--cuda-graph-impl", launch_mode="cuda_graph")
     if f.flag("no_gradient_accumulation_fusion", False):
-        base = chosen(base, "--no-gradient-accumulation-fusion", grad_accumulation_fused=False)
+        base = with_job_fields(base, "--no-gradient-accumulation-fusion", grad_accumulation_fused=False)
     if f.flag("deterministic_mode", False):
-        base = chosen(base, "--deterministic-mode", deterministic=True)
+        base = with_job_fields(base, "--deterministic-mode", deterministic=True)
     for key, field in (
         ("no_bias_dropout_fusion", "dropout_add"),
         ("no_bias_swiglu_fusion", "activation"),
         ("no_bias_gelu_fusion", "activation"),
     ):
         if f.flag(key, False):
-            base = chosen(base, f"--{key.replace('_', '-')}", **{field: "unfused"})
+            base = with_job_fields(base, f"--{key.replace('_', '-')}", **{field: "unfused"})
     f.report_unless("no_rope_fusion", (False,), "rotary embeddings are priced as one kernel")
     if f.has("num_experts"):
         if f.flag("moe_grouped_gemm", False):
             f.notes.append("moe_grouped_gemm: products of a rank's experts are launched together")
         elif not f.flag("deepspeed", False):
-            base = chosen(base, "no --moe-grouped-gemm", moe_experts="sequential")
+            base = with_job_fields(base, "no --moe-grouped-gemm", moe_experts="sequential")
         if f.flag("use_transformer_engine_op_fuser", False):
-            base = chosen(base, "--use-transformer-engine-op-fuser", moe_experts="fused")
+            base = with_job_fields(base, "--use-transformer-engine-op-fuser", moe_experts="fused")
     f.ignore("moe_grouped_gemm", "moe_permute_fusion", "moe_router_fusion")
     return base

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from gnomon.errors import InputError, nearest
 from gnomon.formats.format import Format, Sample
-from gnomon.formats.given import GIVE_MODEL, Given
+from gnomon.formats.given import GIVE_MODEL, ReadContext
 from gnomon.formats.hub import network_called
 from gnomon.formats.job import Fields, Job, read_source
 from gnomon.formats.launched import dashed, launched, overrides
@@ -64,7 +64,7 @@ def _wanted(launch: Launch) -> bool:
     )
 
 
-def _recipe(name: str, path: Path, given: Given) -> tuple[dict[str, object], str | None]:
+def _recipe(name: str, path: Path, given: ReadContext) -> tuple[dict[str, object], str | None]:
     """(settings, id of the network) of a recipe that is looked for; nothing where a network is given instead."""
     recipe = find_recipe(name, sources(path, given.settings.get("recipes")))
     if recipe is not None:
@@ -77,7 +77,7 @@ def _recipe(name: str, path: Path, given: Given) -> tuple[dict[str, object], str
     return {}, None
 
 
-def _job(values: Mapping[str, object], name: str, hub: str | None, file: str, given: Given) -> Job:
+def _job(values: Mapping[str, object], name: str, hub: str | None, file: str, given: ReadContext) -> Job:
     """The job of a recipe's settings with what is laid over them."""
     assumed: tuple[str, ...] = ()
     settings = {key: text for key, text in given.settings.items() if key not in ("recipe", "recipes")}
@@ -102,7 +102,7 @@ def _job(values: Mapping[str, object], name: str, hub: str | None, file: str, gi
     return replace(job, unexpressed=listed, assumed=(*assumed, *job.assumed), stated_devices=stated)
 
 
-def _python(path: Path, given: Given) -> Job:
+def _python(path: Path, given: ReadContext) -> Job:
     text, file = read_source(path)
     names, wanted = names_in(text), given.settings.get("recipe")
     if wanted is not None and wanted not in names:
@@ -115,7 +115,7 @@ def _python(path: Path, given: Given) -> Job:
     return replace(job, assumed=(f"the recipe {name} of the file{others}", *job.assumed))
 
 
-def _script(path: Path, given: Given) -> Job:
+def _script(path: Path, given: ReadContext) -> Job:
     script = launched(path, given, _wanted, "--recipe")
     options = script.launch.options
     words = [f"--{SHORT[word]}_parallel_size" if word in SHORT else BATCHES.get(word, word) for word in options]
@@ -128,7 +128,7 @@ def _script(path: Path, given: Given) -> Job:
     return _job(values, name, hub, script.file, replace(given, settings=script.options))
 
 
-def _read(path: Path, given: Given) -> Job:
+def _read(path: Path, given: ReadContext) -> Job:
     if path.suffix == ".py":
         return _python(path, given)
     text, _ = read_source(path)

@@ -16,7 +16,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from gnomon.errors import FormatError, InputError, nearest
-from gnomon.formats.given import NOTHING, Given, Network
+from gnomon.formats.given import NOTHING, Network, ReadContext
 from gnomon.formats.job import Fields, Job, read_source
 from gnomon.formats.megatron.options import known_options
 from gnomon.formats.megatron.read import job_of
@@ -118,7 +118,7 @@ def read_megatron_bridge(
     model: Network | str,
     devices: int,
     env: Mapping[str, str] | None = None,
-    given: Given = NOTHING,
+    given: ReadContext = NOTHING,
 ) -> Job:
     """The job of `section.field=value` words (a list, text, or a file of them) for a model.
 
@@ -136,7 +136,7 @@ def read_megatron_bridge(
 
 
 def job_of_overrides(
-    asked: Mapping[str, object], file: str, given: Given, *, whole: bool = False, base: Stack | None = None
+    asked: Mapping[str, object], file: str, given: ReadContext, *, whole: bool = False, base: Stack | None = None
 ) -> Job:
     """The job of settings by `section.field`, with a network that is given. whole: they are all of a recipe, so that
     what they leave out is Megatron's default. base: the software; Megatron-Bridge."""

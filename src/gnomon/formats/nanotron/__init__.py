@@ -8,7 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from gnomon.formats.format import Format, Sample
-from gnomon.formats.given import Given
+from gnomon.formats.given import ReadContext
 from gnomon.formats.job import Job
 from gnomon.formats.nanotron.read import read_nanotron
 from gnomon.formats.nanotron.write import draft
@@ -18,7 +18,7 @@ def _looks(sample: Sample) -> bool:
     return sample.has("parallelism", "model.model_config")
 
 
-def _read(path: Path, given: Given) -> Job:
+def _read(path: Path, given: ReadContext) -> Job:
     return read_nanotron(path, given=given)
 
 

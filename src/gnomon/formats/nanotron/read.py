@@ -10,8 +10,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from gnomon import orders
-from gnomon.formats.given import GIVE_MODEL, NOTHING, Given
-from gnomon.formats.job import Fields, Job, ModelConfig, chosen, divides, flatten, read_source
+from gnomon.formats.given import GIVE_MODEL, NOTHING, ReadContext
+from gnomon.formats.job import Fields, Job, ModelConfig, divides, flatten, read_source, with_job_fields
 from gnomon.formats.yaml_file import read_yaml
 from gnomon.models.llama import LlamaConfig
 from gnomon.models.mixtral import MixtralConfig
@@ -46,7 +46,7 @@ INEXPRESSIBLE = {
 }
 
 
-def read_nanotron(source: str | Path, *, name: str = "nanotron-job", given: Given = NOTHING) -> Job:
+def read_nanotron(source: str | Path, *, name: str = "nanotron-job", given: ReadContext = NOTHING) -> Job:
     """The job of a configuration file (a Path, or its text). InputError for what is missing, unknown or refused."""
     text, file = read_source(source)
     f = Fields(flatten(read_yaml(text, file)), file, given)
@@ -88,7 +88,7 @@ def read_nanotron(source: str | Path, *, name: str = "nanotron-job", given: Give
     record = stack("nanotron")
     fused = f.flag("optimizer.torch_adam_is_fused", True)  # where older files have it
     if not f.flag("optimizer.optimizer_factory.torch_adam_is_fused", fused):
-        record = chosen(record, "torch_adam_is_fused = false", optimizer_step="foreach")
+        record = with_job_fields(record, "torch_adam_is_fused = false", optimizer_step="foreach")
     f.account(IRRELEVANT, INEXPRESSIBLE, ())
     return Job(
         model=model,

@@ -15,7 +15,7 @@ from itertools import pairwise
 from pathlib import Path
 
 from gnomon.formats.format import Format, Sample
-from gnomon.formats.given import GIVE_MODEL, Given
+from gnomon.formats.given import GIVE_MODEL, ReadContext
 from gnomon.formats.job import Fields, Job, flatten, read_source
 from gnomon.formats.launched import launched, overrides
 from gnomon.formats.megatron.options import known_options
@@ -119,7 +119,7 @@ def _wanted(launch: Launch) -> bool:
     return named and any(re.match(r"\+{0,2}(model|trainer)\.\w", word) for word in launch.options)
 
 
-def _tree(path: Path, given: Given) -> tuple[dict[str, object], str, tuple[str, ...]]:
+def _tree(path: Path, given: ReadContext) -> tuple[dict[str, object], str, tuple[str, ...]]:
     """(fields, name for messages, what was assumed) of a YAML file, or of a command whose configuration file is read
     where it lies beside the script."""
     if path.suffix.lower() in (".yaml", ".yml"):
@@ -198,7 +198,7 @@ def _tokenizer(model: Mapping[str, object]) -> dict[str, object]:
     return {"tokenizer_type": library, **({"vocab_size": rows} if rows else {})}
 
 
-def _read(path: Path, given: Given) -> Job:
+def _read(path: Path, given: ReadContext) -> Job:
     flat, file, assumed = _tree(path, given)
     whole = Fields(flat, file, replace(given, settings={}))
     model = {key.removeprefix("model."): value for key, value in flat.items() if key.startswith("model.")}

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from gnomon.errors import InputError, nearest
 from gnomon.formats.format import Format, Sample
-from gnomon.formats.given import GIVE_MODEL, Given, Network
+from gnomon.formats.given import GIVE_MODEL, Network, ReadContext
 from gnomon.formats.hub import network_called
 from gnomon.formats.job import Fields, Job, flatten, read_source
 from gnomon.formats.megatron_bridge.read import job_of_overrides
@@ -92,7 +92,7 @@ def folders(path: Path, given: str | None) -> tuple[Path, ...]:
     return (path.resolve().parent, *(root for root in roots if (root / BELOW).is_dir()))
 
 
-def _recipe(path: Path, text: str, file: str, given: Given) -> tuple[str, object]:
+def _recipe(path: Path, text: str, file: str, given: ReadContext) -> tuple[str, object]:
     """(name, what the recipe's function returns): the file's own, or one that its script calls by `llm.NAME`."""
     module = module_of(text, file, folders(path, given.settings.get("recipes")))
     names = [name for name in module.functions if name.endswith("recipe")]
@@ -154,7 +154,7 @@ def _network(config: Mapping[str, object], file: str, assumed: list[str]) -> Net
     return network
 
 
-def _read(path: Path, given: Given) -> Job:
+def _read(path: Path, given: ReadContext) -> Job:
     text, file = read_source(path)
     name, config = _recipe(path, text, file, given)
     trainer = config.get("trainer") if isinstance(config, Mapping) else None

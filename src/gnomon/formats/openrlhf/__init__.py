@@ -12,7 +12,7 @@ from pathlib import Path
 
 from gnomon.formats.deepspeed import read as deepspeed
 from gnomon.formats.format import Format, Sample
-from gnomon.formats.given import Given, Network
+from gnomon.formats.given import Network, ReadContext
 from gnomon.formats.job import Fields, Job, divides
 from gnomon.formats.launched import dashed, launched
 from gnomon.formats.shell import Launch
@@ -91,7 +91,7 @@ def _looks(sample: Sample) -> bool:
     return not sample.values and sample.path.suffix != ".py" and "openrlhf.cli.train_" in sample.text
 
 
-def _fields(path: Path, given: Given) -> tuple[Fields, str, int | None]:
+def _fields(path: Path, given: ReadContext) -> tuple[Fields, str, int | None]:
     """(fields by the newer names, program, devices that the launcher says)."""
     script = launched(path, given, _wanted, "a program of openrlhf.cli")
     values = {OLDER.get(name, name): value for name, value in dashed(script.launch.options).items()}
@@ -99,7 +99,7 @@ def _fields(path: Path, given: Given) -> tuple[Fields, str, int | None]:
     return script.fields(values, replace(given, settings=options)), script.launch.program, script.devices
 
 
-def _model(f: Fields, given: Given, part: str, folder: Path, assumed: list[str]) -> Network | str:
+def _model(f: Fields, given: ReadContext, part: str, folder: Path, assumed: list[str]) -> Network | str:
     named = next((key for key in (f"{part}.model_name_or_path", "model.model_name_or_path") if f.has(key)), "")
     network = model_of(f, named or f"{part}.model_name_or_path", given, folder, assumed)
     rank, four = f.integer("ds.lora.rank", 0, least=0), flag(f, "ds.load_in_4bit")
@@ -132,7 +132,7 @@ def _config(f: Fields, part: str) -> dict[str, object]:
     }
 
 
-def _read(path: Path, given: Given) -> Job:
+def _read(path: Path, given: ReadContext) -> Job:
     f, program, stated = _fields(path, given)
     learning = "ppo" in program
     part, assumed = ("actor" if learning else "model"), list[str]()

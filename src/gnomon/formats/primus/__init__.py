@@ -14,7 +14,7 @@ from pathlib import Path
 
 from gnomon.errors import InputError
 from gnomon.formats.format import Format, Sample
-from gnomon.formats.given import GIVE_MODEL, Given, Network
+from gnomon.formats.given import GIVE_MODEL, Network, ReadContext
 from gnomon.formats.hub import network_called
 from gnomon.formats.job import Fields, Job, flatten, read_source
 from gnomon.formats.megatron.options import known_options
@@ -64,7 +64,7 @@ def _looks(sample: Sample) -> bool:
     return sample.has("modules.pre_trainer.framework") or sample.has("modules.post_trainer.framework")
 
 
-def _network(f: Fields, name: str, given: Given, assumed: list[str]) -> Network | str:
+def _network(f: Fields, name: str, given: ReadContext, assumed: list[str]) -> Network | str:
     if given.model is not None:
         return given.model
     plain = name.removesuffix(".yaml").rpartition("/")[2]
@@ -88,7 +88,7 @@ def _section(
     return section
 
 
-def _read(path: Path, given: Given) -> Job:
+def _read(path: Path, given: ReadContext) -> Job:
     text, file = read_source(path)
     tree = read_yaml(text, file)
     modules = _section(resolved(tree, given.env), "modules", file)

@@ -19,7 +19,7 @@ from pathlib import Path
 from gnomon.errors import InputError, nearest
 from gnomon.formats.export import Draft, ExportRequest
 from gnomon.formats.format import Format, Sample
-from gnomon.formats.given import Given, Network, network_graph
+from gnomon.formats.given import Network, ReadContext, network_graph
 from gnomon.formats.job import Fields, Job
 from gnomon.formats.launched import dashed
 from gnomon.formats.megatron.options import known_options
@@ -28,7 +28,7 @@ from gnomon.formats.megatron.terms import renamed
 from gnomon.formats.shell import Launch, launches
 from gnomon.formats.trainer_optimizers import update_of
 from gnomon.formats.trainer_source import Source, commands_of, plain, program_name, trainer_source
-from gnomon.formats.trainer_terms import FSDP_HOST, Spelled
+from gnomon.formats.trainer_terms import FSDP_HOST, TrainerTerms
 from gnomon.formats.trainer_words import flag, names_of
 from gnomon.formats.trainer_write import drafted, tuning
 from gnomon.formats.trainers import AUTOCAST, BF16, FP16, FP32, Training, adapted, in_part, layers_in_part, model_of
@@ -126,7 +126,7 @@ def _looks(sample: Sample) -> bool:
     return any(_wanted(command) for command in commands_of(sample))
 
 
-def _read(path: Path, given: Given) -> Job:
+def _read(path: Path, given: ReadContext) -> Job:
     found: list[Launch] = []
 
     def wanted(launch: Launch) -> bool:
@@ -139,7 +139,7 @@ def _read(path: Path, given: Given) -> Job:
     return _by_megatron(source, given, word) if program == "megatron" else _by_trainer(source, given, word)
 
 
-def _by_trainer(source: Source, given: Given, word: str) -> Job:
+def _by_trainer(source: Source, given: ReadContext, word: str) -> Job:
     """`swift sft | pt | rlhf`."""
     f, assumed = source.fields, list(source.assumed)
     if (named := str(f.raw("rlhf_type") or "")) or word == "rlhf":
@@ -194,7 +194,7 @@ def _tune(asked: ExportRequest) -> Draft:
     words = "".join(f" \\\n  --{key} {_word(value)}" for key, value in values.items())
     text = f"NNODES={asked.num_nodes} NPROC_PER_NODE={asked.processes_per_node} swift sft{words}\n"
 
-    def read(given: Given) -> Job:
+    def read(given: ReadContext) -> Job:
         launch = next(one for one in launches(text, {}).launches if _wanted(one))
         fields = {name: plain(value) for name, value in dashed(launch.options[1:]).items()}
         source = Source(fields=Fields(fields, "<export>", given), folder=Path(), program="swift", stated=None)
@@ -215,7 +215,7 @@ def _word(value: object) -> str:
 PROGRAM = "ms-swift 3602360"
 
 
-SPELLED = Spelled(
+SPELLED = TrainerTerms(
     adapters=(("tuner_type", "lora"), ("lora_rank", 16), ("target_modules", "all-linear")),
     quantised=(("quant_method", "bnb"), ("quant_bits", 4)),
     deepspeed={
@@ -241,7 +241,7 @@ MEGATRON = renamed(_as_value, "flags")
 """Its words for changes of `megatron sft | pt | rlhf`."""
 
 
-def _length(f: Fields, given: Given, assumed: list[str]) -> int:
+def _length(f: Fields, given: ReadContext, assumed: list[str]) -> int:
     """Tokens of a sequence by the file alone; `--seq-len` takes its place where the job is made (`trainers.job_of`)."""
     if f.has("max_length"):
         return f.integer("max_length")
@@ -250,7 +250,7 @@ def _length(f: Fields, given: Given, assumed: list[str]) -> int:
     return 2048
 
 
-def _network(f: Fields, given: Given, folder: Path, assumed: list[str], word: str) -> Network | str:
+def _network(f: Fields, given: ReadContext, folder: Path, assumed: list[str], word: str) -> Network | str:
     key = next((key for key in ("model", "model_id_or_path", "model_type") if f.has(key)), "model")
     network = model_of(f, key, given, folder, assumed)
     tuner = str(f.raw("tuner_type") or f.raw("train_type") or f.raw("sft_type") or ("full" if word == "pt" else "lora"))
@@ -325,7 +325,7 @@ def _precision(f: Fields, assumed: list[str]) -> Precision:
     return AUTOCAST if bf16 else replace(AUTOCAST, compute="fp16") if fp16 else in_tf32(f, FP32)
 
 
-def _by_megatron(source: Source, given: Given, word: str) -> Job:
+def _by_megatron(source: Source, given: ReadContext, word: str) -> Job:
     """`megatron sft | pt | rlhf`: the network is the hub's, the rest are Megatron-LM's options."""
     f, assumed = source.fields, list(source.assumed)
     if word == "rlhf":
@@ -354,7 +354,7 @@ def _by_megatron(source: Source, given: Given, word: str) -> Job:
     )
 
 
-def _megatron_network(f: Fields, given: Given, folder: Path, assumed: list[str]) -> Network:
+def _megatron_network(f: Fields, given: ReadContext, folder: Path, assumed: list[str]) -> Network:
     key = next((key for key in ("model", "load", "mcore_model", "ref_load") if f.has(key)), "model")
     name = f.peek(key)
     if given.model is None and isinstance(name, str):  # `Qwen3-30B-A3B-mcore` is the converted folder of a model

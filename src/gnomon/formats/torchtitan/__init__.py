@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from gnomon.formats.format import Format, Sample
-from gnomon.formats.given import Given
+from gnomon.formats.given import ReadContext
 from gnomon.formats.job import Job, read_source
 from gnomon.formats.torchtitan.read import read_torchtitan
 from gnomon.formats.torchtitan.registry import is_registry, registry_fields
@@ -24,7 +24,7 @@ def _looks(sample: Sample) -> bool:
     )
 
 
-def _read(path: Path, given: Given) -> Job:
+def _read(path: Path, given: ReadContext) -> Job:
     if path.suffix != ".py":
         return read_torchtitan(path, devices=given.devices, given=given)
     text, file = read_source(path)

@@ -19,17 +19,17 @@ from pathlib import Path
 
 from gnomon import orders
 from gnomon.errors import FormatError, InputError
-from gnomon.formats.given import NOTHING, Given, Network, network_graph
+from gnomon.formats.given import NOTHING, Network, ReadContext, network_graph
 from gnomon.formats.job import (
     Fields,
     Job,
-    chosen,
     divides,
     flatten,
     layers_of,
     microbatches,
     read_source,
     shorten,
+    with_job_fields,
 )
 from gnomon.formats.torchtitan.models import by_dims, flavor
 from gnomon.formats.torchtitan.terms import TERMS
@@ -145,7 +145,7 @@ def read_torchtitan(
     *,
     devices: int | None = None,
     model: Network | str | None = None,
-    given: Given = NOTHING,
+    given: ReadContext = NOTHING,
 ) -> Job:
     """The job of a TOML file (a Path, or its text), of command-line words, or of fields by their names.
 
@@ -544,13 +544,13 @@ def stack_of(f: Fields) -> Stack:
     if f.flag("compile.enable", False):
         if "model" in parts:
             fused = "fused"
-            record = chosen(record, "compile", launch_mode="compiled", norm=fused, activation=fused)
+            record = with_job_fields(record, "compile", launch_mode="compiled", norm=fused, activation=fused)
             # a compiled layer has its checkpoint inside, of which only what the backward reads is run again
-            record = chosen(record, "torch/_functorch/partitioners.py of torch 2.8", recompute_stops=True)
+            record = with_job_fields(record, "torch/_functorch/partitioners.py of torch 2.8", recompute_stops=True)
         if "loss" in parts:
-            record = chosen(record, "compile.components", cross_entropy="fused")
+            record = with_job_fields(record, "compile.components", cross_entropy="fused")
     kinds = {"fused": "fused", "foreach": "foreach", "for-loop": "single"}
     if f.has("optimizer.implementation"):
         kind = f.choice("optimizer.implementation", kinds)
-        record = chosen(record, "optimizer.implementation", optimizer_step=kind)
+        record = with_job_fields(record, "optimizer.implementation", optimizer_step=kind)
     return record

@@ -15,9 +15,9 @@ from pathlib import Path
 from gnomon.errors import InputError, PlanError, nearest
 from gnomon.formats.export import Draft, ExportRequest
 from gnomon.formats.format import Format, Sample
-from gnomon.formats.given import GIVE_MODEL, SEQ_LEN, Given, Network
+from gnomon.formats.given import GIVE_MODEL, SEQ_LEN, Network, ReadContext
 from gnomon.formats.hub import network_called
-from gnomon.formats.job import Fields, Job, chosen, flatten, read_source
+from gnomon.formats.job import Fields, Job, flatten, read_source, with_job_fields
 from gnomon.formats.references import resolved
 from gnomon.formats.trainer_optimizers import Update, update_of
 from gnomon.formats.trainer_words import flag, names_of
@@ -97,7 +97,7 @@ def spellings(component: str) -> list[str]:
     return versions
 
 
-def _model(f: Fields, given: Given, assumed: list[str]) -> Network | str:
+def _model(f: Fields, given: ReadContext, assumed: list[str]) -> Network | str:
     component = f.text("model._component_")
     model = given.model
     for name in spellings(component) if model is None else ():
@@ -126,7 +126,7 @@ def _model(f: Fields, given: Given, assumed: list[str]) -> Network | str:
     )
 
 
-def _read(path: Path, given: Given) -> Job:
+def _read(path: Path, given: ReadContext) -> Job:
     text, file = read_source(path)
     f = Fields(flatten(resolved(read_yaml(text, file))), file, given)
     return read_fields(f, given, single="single_device" in path.name)
@@ -138,7 +138,7 @@ def _update(f: Fields) -> Update:
     return replace(update, key="optimizer_in_bwd", in_backward=True) if flag(f, "optimizer_in_bwd") else update
 
 
-def read_fields(f: Fields, given: Given, *, single: bool) -> Job:
+def read_fields(f: Fields, given: ReadContext, *, single: bool) -> Job:
     """The job of fields that are read. single: of a recipe for one device."""
     assumed: list[str] = []
     length = f.raw("tokenizer.max_seq_len")
@@ -148,11 +148,11 @@ def read_fields(f: Fields, given: Given, *, single: bool) -> Job:
     if not flag(f, "dataset.packed"):
         f.note_unpacked("dataset.packed", "false", seq_len)
     record = stack("pytorch-fsdp")
-    record = chosen(
+    record = with_job_fields(
         record, "torchtune", choices=(*record.runs.choices, "eight_bit_states", "paged_states", "input_offload")
     )
     if flag(f, "compile"):
-        record = chosen(record, "compile", launch_mode="compiled", norm="fused", activation="fused")
+        record = with_job_fields(record, "compile", launch_mode="compiled", norm="fused", activation="fused")
     whole = str(f.raw("loss._component_") or "")
     loss = whole.rpartition(".")[2]
     if whole.startswith(("torchtune.", "torch.nn.")) and loss not in (*LOSSES, *OTHER_LOSSES):
@@ -161,7 +161,7 @@ def read_fields(f: Fields, given: Given, *, single: bool) -> Job:
     if made_by.startswith("torch.optim.") and made_by.rpartition(".")[2] not in OPTIMIZERS:
         f.fail("optimizer._component_", f"there is no {made_by}{nearest(made_by.rpartition('.')[2], OPTIMIZERS)}")
     if loss in LOSSES:
-        record = chosen(record, "loss", cross_entropy=LOSSES[loss])
+        record = with_job_fields(record, "loss", cross_entropy=LOSSES[loss])
     clip = f.raw("clip_grad_norm")
     asked = Training(
         model=_model(f, given, assumed),
@@ -261,7 +261,7 @@ def _tune(asked: ExportRequest) -> Draft:
     values |= {"context_parallel_dim": mesh.cp} if mesh.cp > 1 else {}
     text = emit_yaml(values)
 
-    def read(given: Given) -> Job:
+    def read(given: ReadContext) -> Job:
         return read_fields(Fields(flatten(read_yaml(text, "<export>")), "<export>", given), given, single=False)
 
     recipe = "full_finetune_distributed" if t.adapters is None else "lora_finetune_distributed"

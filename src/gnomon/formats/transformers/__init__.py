@@ -11,7 +11,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from gnomon.formats.format import Format, Sample
-from gnomon.formats.given import Given, Network
+from gnomon.formats.given import Network, ReadContext
 from gnomon.formats.job import Fields, Job
 from gnomon.formats.llama_factory import FORMAT as LLAMA_FACTORY
 from gnomon.formats.shell import Launch
@@ -63,7 +63,7 @@ def _looks(sample: Sample) -> bool:
     return not (LLAMA_FACTORY.looks(sample) or TRL.looks(sample))
 
 
-def _length(f: Fields, given: Given, program: str, assumed: list[str]) -> int:
+def _length(f: Fields, given: ReadContext, program: str, assumed: list[str]) -> int:
     for key in LENGTHS:
         if f.has(key):
             f.ignore(*LENGTHS)
@@ -75,7 +75,7 @@ def _length(f: Fields, given: Given, program: str, assumed: list[str]) -> int:
     return 1024
 
 
-def _model(f: Fields, given: Given, folder: Path, assumed: list[str]) -> Network | str:
+def _model(f: Fields, given: ReadContext, folder: Path, assumed: list[str]) -> Network | str:
     key = "model_name_or_path" if f.has("model_name_or_path") or not f.has("config_name") else "config_name"
     network = model_of(f, key, given, folder, assumed)
     rank = f.integer("lora_r", f.integer("lora_rank", 0, least=0), least=0)
@@ -89,11 +89,11 @@ def _model(f: Fields, given: Given, folder: Path, assumed: list[str]) -> Network
     return adapted(f, network, rank or 8, everything, four_bits=four, eight_bits=eight, named="lora_target_modules")
 
 
-def _read(path: Path, given: Given) -> Job:
+def _read(path: Path, given: ReadContext) -> Job:
     return read_fields(trainer_source(path, given, _wanted, "--per_device_train_batch_size"), given)
 
 
-def read_fields(source: Source, given: Given) -> Job:
+def read_fields(source: Source, given: ReadContext) -> Job:
     """The job of fields that are read."""
     f, assumed = source.fields, list(source.assumed)
     program = program_name(source.program)

@@ -13,7 +13,7 @@ from pathlib import Path
 from gnomon.errors import nearest
 from gnomon.formats.export import Draft, ExportRequest
 from gnomon.formats.format import Format, Sample
-from gnomon.formats.given import Given, Network
+from gnomon.formats.given import Network, ReadContext
 from gnomon.formats.job import Fields, Job
 from gnomon.formats.shell import Launch
 from gnomon.formats.trainer_optimizers import update_of
@@ -97,7 +97,7 @@ def _looks(sample: Sample) -> bool:
     return any(_wanted(command) for command in commands_of(sample))
 
 
-def _model(f: Fields, given: Given, folder: Path, assumed: list[str]) -> Network | str:
+def _model(f: Fields, given: ReadContext, folder: Path, assumed: list[str]) -> Network | str:
     model = model_of(f, "model_name_or_path", given, folder, assumed)
     four, eight = flag(f, "load_in_4bit"), flag(f, "load_in_8bit")
     rank, targets = f.integer("lora_r", 16), names_of(f.raw("lora_target_modules"))
@@ -108,7 +108,7 @@ def _model(f: Fields, given: Given, folder: Path, assumed: list[str]) -> Network
     return adapted(f, model, rank, everything, four_bits=four, eight_bits=eight, named="lora_target_modules")
 
 
-def _length(f: Fields, given: Given, assumed: list[str]) -> int:
+def _length(f: Fields, given: ReadContext, assumed: list[str]) -> int:
     """Reads max_length or max_seq_length; prompt and answer of a rollout."""
     for key in ("max_seq_length", "max_length"):
         if f.has(key):
@@ -121,12 +121,12 @@ def _length(f: Fields, given: Given, assumed: list[str]) -> int:
     return 1024
 
 
-def _read(path: Path, given: Given) -> Job:
+def _read(path: Path, given: ReadContext) -> Job:
     source = trainer_source(path, given, _wanted, "--model_name_or_path")
     return read_fields(source, program_name(source.program) if source.program else path.stem.lower(), given)
 
 
-def read_fields(source: Source, name: str, given: Given) -> Job:
+def read_fields(source: Source, name: str, given: ReadContext) -> Job:
     """The job of fields that are read. name: of the script, which says what is learned."""
     f, assumed = source.fields, list(source.assumed)
     seq_len = _length(f, given, assumed)
@@ -200,7 +200,7 @@ def _tune(asked: ExportRequest) -> Draft:
     text = as_yaml(values | trainer)
     start = f"accelerate launch --num_processes {asked.plan.mesh.world_size} -m trl sft --config FILE"
 
-    def read(given: Given) -> Job:
+    def read(given: ReadContext) -> Job:
         return read_fields(source_of(text, given), "sft", given)
 
     return drafted(asked, t, text, read, program=PROGRAM, start=start)

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from gnomon.formats.format import Format, Sample
-from gnomon.formats.given import Given, Network
+from gnomon.formats.given import Network, ReadContext
 from gnomon.formats.job import Fields, Job, flatten, read_source
 from gnomon.formats.launched import dashed, launched, overrides
 from gnomon.formats.megatron.options import known_options
@@ -127,7 +127,7 @@ def _batch(f: Fields, part: SettingsAt, seq_len: int, data: int, parallel: int) 
     return min(share, f.integer(name, default)), total
 
 
-def _model(f: Fields, part: SettingsAt, given: Given, folder: Path, assumed: list[str]) -> Network | str:
+def _model(f: Fields, part: SettingsAt, given: ReadContext, folder: Path, assumed: list[str]) -> Network | str:
     """The network, with adapters where it has them."""
     at = part.model
     network = model_of(
@@ -144,7 +144,7 @@ def _model(f: Fields, part: SettingsAt, given: Given, folder: Path, assumed: lis
     )
 
 
-def _fsdp(f: Fields, part: SettingsAt, given: Given, model: Network | str, seq_len: int) -> Training:
+def _fsdp(f: Fields, part: SettingsAt, given: ReadContext, model: Network | str, seq_len: int) -> Training:
     at, devices = part.fsdp, given.devices or 1
     places = (f"{part.at}.", f"{part.fsdp}.", "")  # the actor's is older, and goes before its engine's
     parallel = next((n for at in places if (n := f.integer(f"{at}ulysses_sequence_parallel_size", 1)) > 1), 1)
@@ -169,7 +169,7 @@ def _fsdp(f: Fields, part: SettingsAt, given: Given, model: Network | str, seq_l
     )
 
 
-def _megatron(f: Fields, part: SettingsAt, given: Given, model: Network | str, seq_len: int) -> Job:
+def _megatron(f: Fields, part: SettingsAt, given: ReadContext, model: Network | str, seq_len: int) -> Job:
     at = part.megatron
     values: dict[str, object] = {"bf16": True, "use_distributed_optimizer": True, "seq_length": seq_len}
     for name in f.names():
@@ -194,7 +194,7 @@ def _megatron(f: Fields, part: SettingsAt, given: Given, model: Network | str, s
     return megatron_job(Fields(values, "megatron"), given=asked, name="verl-job", base=stack("megatron-lm"))
 
 
-def _fields(path: Path, given: Given) -> tuple[Fields, int | None]:
+def _fields(path: Path, given: ReadContext) -> tuple[Fields, int | None]:
     """(fields, devices that the launcher says)."""
     if path.suffix.lower() in (".yaml", ".yml"):
         text, file = read_source(path)
@@ -212,7 +212,7 @@ def _devices(f: Fields) -> int | None:
     return nodes * per_node if isinstance(nodes, int) and isinstance(per_node, int) else None
 
 
-def _read(path: Path, given: Given) -> Job:
+def _read(path: Path, given: ReadContext) -> Job:
     f, stated = _fields(path, given)
     part = ACTOR if any(name.startswith("actor_rollout_ref.") for name in f.names()) else SUPERVISED
     assumed: list[str] = []

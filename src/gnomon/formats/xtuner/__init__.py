@@ -10,7 +10,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from gnomon.formats.format import Format, Sample
-from gnomon.formats.given import Given, Network
+from gnomon.formats.given import Network, ReadContext
 from gnomon.formats.job import Fields, Job, flatten, read_source
 from gnomon.formats.python_values import module_values
 from gnomon.formats.trainer_optimizers import update_of
@@ -45,7 +45,7 @@ def _looks(sample: Sample) -> bool:
     return sample.path.suffix == ".py" and "xtuner" in sample.text and "accumulative_counts" in sample.text
 
 
-def _model(f: Fields, given: Given, folder: Path, assumed: list[str]) -> tuple[Network | str, bool]:
+def _model(f: Fields, given: ReadContext, folder: Path, assumed: list[str]) -> tuple[Network | str, bool]:
     """(network, whether it has adapters)."""
     named = next(
         (k for k in ("pretrained_model_name_or_path", "llm_name_or_path", "path") if f.has(k)), "llm_name_or_path"
@@ -60,7 +60,7 @@ def _model(f: Fields, given: Given, folder: Path, assumed: list[str]) -> tuple[N
     return adapted(f, model, rank, targets, four_bits=four, named="model.lora.target_modules"), True
 
 
-def _read(path: Path, given: Given) -> Job:
+def _read(path: Path, given: ReadContext) -> Job:
     text, file = read_source(path)
     values = {key: value for key, value in flatten(module_values(text, file)).items() if value is not None}
     f = Fields(values, file, given)

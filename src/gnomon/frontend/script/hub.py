@@ -24,7 +24,7 @@ import torch
 
 from gnomon.errors import GnomonError
 from gnomon.formats.hub import download, find_network, folder_of, is_hub_id
-from gnomon.frontend.script.machine import Passed, Sharded, fully_shard, where
+from gnomon.frontend.script.machine import PassThrough, Sharded, fully_shard, where
 from gnomon.frontend.script.seen import SEEN, NotHere, Stop
 from gnomon.frontend.script.unsloth import older_config, older_trainer, stand_in
 from gnomon.models.llama import LlamaConfig
@@ -432,7 +432,7 @@ def _fsdp(module: Any) -> None:
 
 
 def _deepspeed(module: Any) -> None:
-    class EngineStub(Passed):
+    class EngineStub(PassThrough):
         """Stands in for DeepSpeed's engine and notes its config."""
 
         device = torch.device("cpu")

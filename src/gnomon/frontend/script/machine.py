@@ -119,7 +119,7 @@ def _by_the_script() -> bool:
     return frame is not None and not any(part in frame.f_code.co_filename for part in INSTALLED)
 
 
-class Passed(nn.Module):
+class PassThrough(nn.Module):
     """A wrapper of data parallelism that does nothing but hold its module."""
 
     def __init__(self, module: nn.Module, *args: Any, **kwargs: Any) -> None:
@@ -143,7 +143,7 @@ class Passed(nn.Module):
         return _clip()
 
 
-class Replicated(Passed):
+class Replicated(PassThrough):
     """Stands in for DistributedDataParallel."""
 
     def __init__(self, module: nn.Module, *args: Any, **kwargs: Any) -> None:
@@ -151,7 +151,7 @@ class Replicated(Passed):
         SEEN.sharding = "ddp"
 
 
-class Sharded(Passed):
+class Sharded(PassThrough):
     """Stands in for FullyShardedDataParallel."""
 
     def __init__(self, module: nn.Module, *args: Any, **kwargs: Any) -> None:
@@ -303,8 +303,8 @@ def _wrapped() -> Iterator[Any]:
     yield mock.patch.object(nn.utils.clip_grad, "clip_grad_norm_", _clip)
     for place in (nn.parallel, nn.parallel.distributed):
         yield mock.patch.object(place, "DistributedDataParallel", Replicated)
-    yield mock.patch.object(nn, "DataParallel", Passed)
-    yield mock.patch.object(nn.parallel, "DataParallel", Passed)
+    yield mock.patch.object(nn, "DataParallel", PassThrough)
+    yield mock.patch.object(nn.parallel, "DataParallel", PassThrough)
     yield mock.patch.object(torch, "set_default_device", lambda *a, **k: None)
     made = DeviceContext.__init__
     yield mock.patch.object(

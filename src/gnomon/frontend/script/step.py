@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_flatten, tree_map
 
-from gnomon.frontend.script.machine import REAL, Passed, where
+from gnomon.frontend.script.machine import REAL, PassThrough, where
 from gnomon.frontend.script.seen import SEEN, Stop
 
 SHAPING = ("reshape", "view", "flatten", "contiguous", "to", "long", "squeeze", "unsqueeze", "clone", "ravel")
@@ -207,7 +207,7 @@ def _mapped(change: Callable[[Any], Any], tree: Any) -> Any:
 
 def unwrapped(module: nn.Module) -> nn.Module:
     """The module within wrappers of data parallelism."""
-    while isinstance(module, Passed):
+    while isinstance(module, PassThrough):
         module = module.module
     return module
 

@@ -14,7 +14,7 @@ from gnomon.errors import InputError
 from gnomon.prediction import Prediction
 from gnomon.prediction.breakdown import AXES
 from gnomon.report.difference import change_name, compare
-from gnomon.report.page.spans import cut, span_columns
+from gnomon.report.page.spans import span_columns, window_s
 from gnomon.report.page.where import alternative_rows, communication_rows, layout_rows
 from gnomon.report.prediction import WORDS, between, describe
 from gnomon.report.tables import number, percent
@@ -163,7 +163,7 @@ def _timelines(timelines: Sequence[Timeline], names: Sequence[str]) -> list[Mapp
     """Every timeline with its tables, cut to what a page can hold, over the same window."""
     limit = MAX_SPANS
     while True:
-        until = cut(timelines, limit)
+        until = window_s(timelines, limit)
         columns = [span_columns(timeline, until) for timeline in timelines]
         if limit < 100 or len(json.dumps(columns, separators=(",", ":"))) <= MAX_JSON_BYTES:
             break

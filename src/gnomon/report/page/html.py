@@ -193,7 +193,7 @@ def _breakdown(data: Mapping[str, Any]) -> str:
     out += _more(len(data["workers"]) - _BAR_WORKERS, "workers")
     if data["workers"]:
         fullest = min(data["workers"], key=lambda w: _idle(w["of"][0]["parts"]))
-        out += _beside(fullest)
+        out += _both_bars(fullest)
     if not out:
         return ""
     return f'<section aria-labelledby="h-parts"><h2 id="h-parts">Where the step goes</h2>{out}</section>'
@@ -204,7 +204,7 @@ def _idle(parts: Iterable[Mapping[str, Any]]) -> float:
     return float(sum(part["seconds"] for part in parts if part["key"] in waits))
 
 
-def _beside(worker: Mapping[str, Any]) -> str:
+def _both_bars(worker: Mapping[str, Any]) -> str:
     """A worker's parts, predicted beside measured."""
     of = worker["of"]
     seconds = [{part["part"]: part["seconds"] for part in side["parts"]} for side in of]

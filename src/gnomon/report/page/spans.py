@@ -23,7 +23,7 @@ TICKS = 10**8
 Longs = NDArray[np.int64]
 
 
-def cut(timelines: Sequence[Timeline], limit: int) -> float:
+def window_s(timelines: Sequence[Timeline], limit: int) -> float:
     """Seconds from 0 in which at most `limit` spans of all timelines start; infinite where there are no more."""
     starts = np.concatenate([timeline.spans.start_s for timeline in timelines])
     if len(starts) <= limit:

@@ -268,7 +268,7 @@ class Talk:
                 times.busy[at] += self._repeats(times.key[0], self.groups[ranks], size)
         if self.times:
             for kind in ("all_gather", "reduce_scatter"):
-                self.lost_beside += _lost_beside(kind, self.groups[dist.get_world_size()])
+                self.lost_beside += _lost_in_overlap(kind, self.groups[dist.get_world_size()])
 
     def _repeats(self, kind: str, group: ProcessGroup, size: int) -> list[float]:
         """Seconds of repeated collectives of one size, equally many on every process; larger sizes are repeated
@@ -294,7 +294,7 @@ def _group(ranks: int) -> ProcessGroup:
     return group
 
 
-def _lost_beside(kind: str, group: ProcessGroup) -> list[float]:
+def _lost_in_overlap(kind: str, group: ProcessGroup) -> list[float]:
     """Seconds that products lose to each second of a collective that runs meanwhile, as all processes do both: 1 where
     the collective takes the only core from them, 0 where it has one of its own."""
     buffer, run = _talk(kind, group, BESIDE_BYTES)

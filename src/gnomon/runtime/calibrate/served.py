@@ -14,7 +14,7 @@ from itertools import cycle
 import torch
 
 from gnomon.compiler import stored
-from gnomon.compiler.stored import Packed
+from gnomon.compiler.stored import PackedStored
 from gnomon.hardware import Axis
 from gnomon.hardware.served import (
     BEFORE,
@@ -62,14 +62,14 @@ def _form(name: str) -> stored.StoredForm:
 
 
 @cache
-def _matrices(form: str, fine: bool) -> Iterator[Packed]:
+def _matrices(form: str, fine: bool) -> Iterator[PackedStored]:
     weight = torch.linspace(-1.0, 1.0, SIDE * SIDE).view(SIDE, SIDE)
     first = stored.pack(weight, storage_of(form), {"fp32": "fp32", "bf16": "bf16"}.get(form, "int8"))  # type: ignore[arg-type]
-    assert isinstance(first, Packed)
+    assert isinstance(first, PackedStored)
 
-    def another() -> Packed:
+    def another() -> PackedStored:
         scales = None if first.scales is None else first.scales.clone()
-        return Packed(
+        return PackedStored(
             shape=first.shape, storage=first.storage, form=first.form, codes=first.codes.clone(), scales=scales,
             zeros=first.zeros,
         )  # fmt: skip

@@ -1,13 +1,13 @@
 """A folder of weights, made smaller: linears of layers rounded to groups of integers, or with most numbers put to zero.
 
-`compress(source, target, storage, method, text)` writes a new folder, whole or not at all, and returns a `Compressed`:
-errors by tensor, sizes, and the loss before and after on text that no method has seen. Integers and eight-bit floats
-are written as compressed-tensors has them, sparse weights with their zeros in place. Embeddings, the head, norms,
-biases and routers stay as they are, but for norms and biases that take back the scales of `awq`. The loss after is that
-of the folder as it was written and read back.
-Source: GPTQ (Frantar et al. 2023), Algorithm 1, with the columns in their order and no reordering; Wanda (Sun et al.
-2024), section 3; `admm` has its own. All see the inputs of the model as it was, in one pass, where the papers compress
-a layer before they look at the next one's inputs. Leaves out which words ask for what (`cli.compress`).
+`compress(source, target, storage, method, text)` writes a new folder, whole or not at all, and returns a
+`CompressionReport`: errors by tensor, sizes, and the loss before and after on text that no method has seen. Integers
+and eight-bit floats are written as compressed-tensors has them, sparse weights with their zeros in place. Embeddings,
+the head, norms, biases and routers stay as they are, but for norms and biases that take back the scales of `awq`. The
+loss after is that of the folder as it was written and read back. Source: GPTQ (Frantar et al. 2023), Algorithm 1, with
+the columns in their order and no reordering; Wanda (Sun et al. 2024), section 3; `admm` has its own. All see the inputs
+of the model as it was, in one pass, where the papers compress a layer before they look at the next one's inputs. Leaves
+out which words ask for what (`cli.compress`).
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ from gnomon.formats.huggingface.known import layout
 from gnomon.formats.huggingface.quantised import eight_config, packed, packed_config
 from gnomon.formats.huggingface.weights import Layout, parameters_of
 from gnomon.graph import Graph, Layer
-from gnomon.graph.zeros import needed
+from gnomon.graph.zeros import columns_read
 from gnomon.methods.learnt.trained_weights import KEPT_WHOLE
 from gnomon.runtime.checkpoint.admm import admm
 from gnomon.runtime.checkpoint.awq import Scales, scales_of
-from gnomon.runtime.checkpoint.pretrained import CONFIG, files_beside, load, model_of, refuse_gguf
+from gnomon.runtime.checkpoint.pretrained import CONFIG, companion_files, load, model_of, refuse_gguf
 from gnomon.runtime.checkpoint.rewrite import Tensors, exchanged, indexed
 from gnomon.runtime.data.documents import documents, find
 from gnomon.runtime.data.encode import Encoder
@@ -106,7 +106,7 @@ class HeldOutLoss:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Compressed:
+class CompressionReport:
     """What was written, with the errors of each matrix."""
 
     errors: tuple[Error, ...]
@@ -160,7 +160,9 @@ def read_text(data: Path, folder: Path, tokenizer: Path | None) -> HeldOutText:
     return HeldOutText(seen=rows[held:], held_out=rows[:held], notes=encoder.notes)
 
 
-def compress(source: Path, target: Path, storage: Stored, method: How, text: HeldOutText | None = None) -> Compressed:
+def compress(
+    source: Path, target: Path, storage: Stored, method: How, text: HeldOutText | None = None
+) -> CompressionReport:
     """Writes `target`, which must not exist. InputError for weights that cannot be stored so, a loss or weights that
     are not finite, and a method that wants text without one; nothing is left behind then."""
     if method in SEES_INPUTS and text is None:
@@ -213,7 +215,7 @@ def compress(source: Path, target: Path, storage: Stored, method: How, text: Hel
     except BaseException:
         shutil.rmtree(made, ignore_errors=True)
         raise
-    return Compressed(
+    return CompressionReport(
         errors=tuple(errors),
         layers=_by_layer(errors, off),
         bytes_before=sum((folder.path / file).stat().st_size for file in files),
@@ -225,7 +227,7 @@ def compress(source: Path, target: Path, storage: Stored, method: How, text: Hel
     )
 
 
-def stored_as_trained(whole: Path, target: Path, storage: Stored) -> Compressed:
+def stored_as_trained(whole: Path, target: Path, storage: Stored) -> CompressionReport:
     """Writes `target`, which must not have files, from a folder whose matrices a run's method left as `storage` can
     have them. RunError where some are not, and nothing is written."""
     if target.is_dir():
@@ -603,7 +605,7 @@ def _without_idle(made: Path, graph: Graph, where: Layout, chosen: Mapping[str, 
     for own in layers:
         found = {name: raw(folder, names[name]) for name in sorted(own - shared) if name in names}
         kept = {name: x.reshape(chosen[names[name]]) != 0 for name, x in found.items()}
-        for name, mask in needed(graph, kept).items():
+        for name, mask in columns_read(graph, kept).items():
             idle = kept[name] & ~mask
             if idle.any():
                 count += int(idle.sum())
@@ -624,7 +626,7 @@ def _write_rest(
     left: Sequence[str],
 ) -> None:
     """The index, config.json and what goes with weights."""
-    for file in files_beside(folder.path):
+    for file in companion_files(folder.path):
         shutil.copyfile(file, made / file.name)
     if isinstance(storage, Integers):
         said = {"quantization_config": packed_config(replace(storage, ternary=False), left)}

@@ -31,10 +31,10 @@ from gnomon.runtime.checkpoint.pieces import Piece, pieces, shared_out
 from gnomon.runtime.checkpoint.record import check_identity, identity_of, read_record, write_record
 from gnomon.runtime.checkpoint.save import put_in_place
 from gnomon.runtime.mesh.groups import AXES, EXPERT_AXES, Groups, coordinates, meshes_of
-from gnomon.runtime.module.apply import NOTHING_BESIDE, check_plan, has_experts, holders, parts_held, sharded_blocks
+from gnomon.runtime.module.apply import NO_SHARES, check_plan, has_experts, holders, parts_held, sharded_blocks
 from gnomon.runtime.optim.update import Update
 from gnomon.runtime.parameters.parameters import Parameters
-from gnomon.runtime.step.vocabulary import Divided
+from gnomon.runtime.step.vocabulary import DividedVocabulary
 from gnomon.software import own
 
 META = torch.device("meta")
@@ -77,7 +77,7 @@ def holdings(graph: Graph, plan: Plan, rank: int) -> Iterator[tuple[Parameters, 
     mesh = meshes_of(plan, tied=sorted(tied))[here.pipeline_rank]
     groups = Groups(mesh=mesh, here=here, by_comm=dict.fromkeys((*AXES, *EXPERT_AXES, "vocabulary"), None))
     blocks, by_layer = sharded_blocks(graph, plan, mesh), own.by_layer(plan)
-    beside = NOTHING_BESIDE if ends is None else Divided.of(ends, plan, groups).beside(whole)
+    beside = NO_SHARES if ends is None else DividedVocabulary.of(ends, plan, groups).beside(whole)
     for holding in parts_held(graph, plan, groups, blocks, META, by_layer=by_layer, beside=beside):
         for held in holding.parts:
             if held.dtypes.master is not None:

@@ -59,7 +59,7 @@ def _all(out: int, data: memoryview) -> None:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Stored:
+class StoredPiece:
     """A piece as it lies in a file."""
 
     file: str
@@ -69,7 +69,7 @@ class Stored:
     checksum: str
 
 
-def stored(path: Path, file: File) -> dict[str, Stored]:
+def stored(path: Path, file: File) -> dict[str, StoredPiece]:
     """Pieces of one file by key. InputError for a file that is not the one that was written."""
     at = path / file.name
     if (other := leads_out(at, path)) is not None:
@@ -93,7 +93,7 @@ def stored(path: Path, file: File) -> dict[str, Stored]:
         raise InputError(f"{at} does not say of which tensors its parts are: {error}") from error
 
 
-def _stored(file: str, key: str, entry: Entry, whole: Sequence[int], checksum: str) -> Stored:
+def _stored(file: str, key: str, entry: Entry, whole: Sequence[int], checksum: str) -> StoredPiece:
     """ValueError for a part that does not lie within its tensor, or of a dtype that no checkpoint has."""
     places = key.rpartition("@")[2]
     offset = tuple(int(place) for place in places.split(",")) if places else ()
@@ -102,7 +102,7 @@ def _stored(file: str, key: str, entry: Entry, whole: Sequence[int], checksum: s
         type(size) is int and 0 <= begin and begin + length <= size for begin, length, size in ends
     ):
         raise ValueError(f"{key} is {entry.dtype} of shape {entry.shape} at {offset} of {whole}")
-    return Stored(file=file, entry=entry, whole=tuple(whole), offset=offset, checksum=checksum)
+    return StoredPiece(file=file, entry=entry, whole=tuple(whole), offset=offset, checksum=checksum)
 
 
 def problems_of(path: Path, part: slice = slice(None)) -> list[str]:
@@ -120,7 +120,7 @@ def problems_of(path: Path, part: slice = slice(None)) -> list[str]:
     return problems
 
 
-def _damaged(path: Path, pieces: Mapping[str, Stored]) -> Iterable[str]:
+def _damaged(path: Path, pieces: Mapping[str, StoredPiece]) -> Iterable[str]:
     with path.open("rb") as opened:
         for key, piece in pieces.items():
             opened.seek(piece.entry.begin)
@@ -141,14 +141,14 @@ class Reader:
     def __init__(self, path: Path, record: Record) -> None:
         self.path, self.record = path, record
         self.maps: dict[str, Tensor] = {}
-        self.by_name: dict[str, list[Stored]] = {}
+        self.by_name: dict[str, list[StoredPiece]] = {}
         for file in record.files:
             for key, piece in stored(path, file).items():
                 self.by_name.setdefault(key.rpartition("@")[0], []).append(piece)
         for name, parts in self.by_name.items():
             _check_parts(path, name, parts)
 
-    def tensor(self, piece: Stored) -> Tensor:
+    def tensor(self, piece: StoredPiece) -> Tensor:
         """A tensor as it lies in its file, read through a map of that file."""
         if piece.file not in self.maps:
             at = self.path / piece.file
@@ -170,7 +170,7 @@ class Reader:
         if done != wanted.value.numel():
             raise InputError(f"the checkpoint {self.path} has only a part of {wanted.name}; it is not whole")
 
-    def _copy(self, piece: Stored, wanted: Piece) -> int:
+    def _copy(self, piece: StoredPiece, wanted: Piece) -> int:
         """Elements that were copied."""
         shape = wanted.value.shape
         low = [max(a, b) for a, b in zip(piece.offset, wanted.offset, strict=True)]
@@ -189,7 +189,7 @@ class Reader:
         return out
 
 
-def _check_parts(path: Path, name: str, parts: Sequence[Stored]) -> None:
+def _check_parts(path: Path, name: str, parts: Sequence[StoredPiece]) -> None:
     """InputError unless parts make up one tensor, and none lies over another."""
     if len({(part.whole, part.entry.dtype) for part in parts}) > 1:
         raise InputError(f"the checkpoint {path} has {name} in parts of several shapes or dtypes")

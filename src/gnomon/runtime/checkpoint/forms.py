@@ -1,8 +1,9 @@
 """A folder of quantised weights in another program's form: GPTQ, AWQ, compressed-tensors, or whole numbers.
 
-`convert(source, target, form)` writes a new folder, whole or not at all, and returns a `Converted`. Every layer that is
-written is read back and must mean, number by number, what the source means; what cannot is refused by name. What is not
-quantised is copied. Leaves out rounding to another storage (`compress`) and GGUF, whose files have other names.
+`convert(source, target, form)` writes a new folder, whole or not at all, and returns a `ConversionReport`. Every layer
+that is written is read back and must mean, number by number, what the source means; what cannot is refused by name.
+What is not quantised is copied. Leaves out rounding to another storage (`compress`) and GGUF, whose files have other
+names.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from numpy.typing import NDArray
 from gnomon.errors import InputError
 from gnomon.formats.huggingface import quantised
 from gnomon.runtime.checkpoint.compress import check_places
-from gnomon.runtime.checkpoint.pretrained import CONFIG, files_beside
+from gnomon.runtime.checkpoint.pretrained import CONFIG, companion_files
 from gnomon.runtime.checkpoint.rewrite import exchanged, indexed
 from gnomon.runtime.parameters.packed import PackedFolder, open_folder
 from gnomon.storage.dense import Dense
@@ -43,7 +44,7 @@ DTYPES: Mapping[str, str] = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Converted:
+class ConversionReport:
     """What a conversion wrote."""
 
     layers: int
@@ -56,7 +57,7 @@ class Converted:
     bytes_after: int
 
 
-def convert(source: Path, target: Path, form: str) -> Converted:
+def convert(source: Path, target: Path, form: str) -> ConversionReport:
     """Writes a quantised folder in another form. form: of FORMS or WHOLE. InputError for a folder that is not
     quantised, layers that cannot be held so, and places as `compress` has them; nothing is left behind then."""
     if form not in (*FORMS, *WHOLE):
@@ -74,7 +75,7 @@ def convert(source: Path, target: Path, form: str) -> Converted:
     try:
         storages = _write(folder, made, form)
         config = _configured(config, folder, form, storages)
-        for file in files_beside(source):
+        for file in companion_files(source):
             shutil.copyfile(file, made / file.name)
         (made / CONFIG).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
         indexed(folder, made)
@@ -85,7 +86,7 @@ def convert(source: Path, target: Path, form: str) -> Converted:
         shutil.rmtree(made, ignore_errors=True)
         raise
     files = {file for file, _ in folder.entries.values()}
-    return Converted(
+    return ConversionReport(
         layers=len(folder.packed),
         before=folder.method.program,
         storages=tuple(sorted({one.name for one in storages})),

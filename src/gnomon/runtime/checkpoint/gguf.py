@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from gnomon.errors import InputError
 from gnomon.formats.gguf import blocks_of, read_gguf, stored, write_gguf
-from gnomon.formats.gguf_model import heads_turned, name_there, turned
+from gnomon.formats.gguf_model import heads_turned, name_there, row_order
 from gnomon.formats.huggingface.known import TYPES
 from gnomon.runtime.checkpoint.pretrained import CONFIG
 from gnomon.runtime.parameters.packed import PackedFolder, open_folder, raw
@@ -34,7 +34,7 @@ Matrix = tuple[Storage, Arrays, Shape]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Written:
+class WrittenGguf:
     """What a GGUF file was written with."""
 
     kinds: Mapping[str, int]
@@ -43,7 +43,7 @@ class Written:
     bytes_after: int
 
 
-def to_gguf(source: Path, target: Path) -> Written:
+def to_gguf(source: Path, target: Path) -> WrittenGguf:
     """InputError for a model or weights that the file cannot hold as they are; nothing is left behind then."""
     if target.suffix != ".gguf":
         raise InputError(f"--to gguf writes one file; name it {target.name}.gguf (-o)")
@@ -72,7 +72,7 @@ def to_gguf(source: Path, target: Path) -> Written:
     _write(target, metadata, tensors, wide)
     kinds = [kind for kind, _, _ in tensors.values()]
     files = {file for file, _ in folder.entries.values()}
-    return Written(
+    return WrittenGguf(
         kinds={kind: kinds.count(kind) for kind in dict.fromkeys(kinds)},
         bytes_before=sum((source / file).stat().st_size for file in files),
         bytes_after=target.stat().st_size,
@@ -120,8 +120,8 @@ def _turned(given: Matrix, name: str, config: Mapping[str, Any]) -> Matrix:
     if not (heads := heads_turned(name, config)):
         return given
     if shape[0] == 1:  # a bias
-        return storage, {"values": arrays["values"][:, turned(shape[1], heads)]}, shape
-    order = turned(shape[0], heads)
+        return storage, {"values": arrays["values"][:, row_order(shape[1], heads)]}, shape
+    order = row_order(shape[0], heads)
     return storage, {key: x[order] for key, x in arrays.items()}, shape
 
 

@@ -23,7 +23,7 @@ from gnomon.formats.gguf_model import config_of
 from gnomon.formats.gguf_tokenizer import chat_template, ends, special_tokens, tokenizer_json
 from gnomon.formats.huggingface.safetensors import header_of
 from gnomon.runtime.checkpoint.compress import check_places
-from gnomon.runtime.checkpoint.forms import WHOLE, Converted
+from gnomon.runtime.checkpoint.forms import WHOLE, ConversionReport
 from gnomon.runtime.checkpoint.pretrained import CONFIG
 from gnomon.runtime.parameters.packed import GgufFolder, open_folder
 from gnomon.runtime.parameters.weights import SINGLE
@@ -77,7 +77,7 @@ def _texts(file: Gguf, skip: set[str]) -> dict[str, str]:
     return out
 
 
-def from_gguf(source: Path, target: Path, form: str) -> Converted:
+def from_gguf(source: Path, target: Path, form: str) -> ConversionReport:
     """A folder with the file's model, tokenizer and weights, each number the same. form: of WHOLE. InputError as
     `folder_of`, and where numbers of that dtype would be others; nothing is left behind then."""
     if form not in WHOLE:
@@ -102,7 +102,7 @@ def from_gguf(source: Path, target: Path, form: str) -> Converted:
     except BaseException:
         shutil.rmtree(made, ignore_errors=True)
         raise
-    return Converted(
+    return ConversionReport(
         layers=len(folder.entries), before="GGUF", storages=tuple(sorted(storages)),
         bytes_before=source.stat().st_size, bytes_after=(target / SINGLE).stat().st_size,
     )  # fmt: skip

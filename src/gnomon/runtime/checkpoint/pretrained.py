@@ -185,7 +185,7 @@ def _begun(target: Path, model: Path, where: Layout, dtype: torch.dtype, like: F
     check_export(target, model)
     if where.four_bits:
         raise InputError(f"{model} has weights in four bits, which whole ones are not written as; export adapters")
-    beside = files_beside(model if model.is_dir() else model.parent)
+    beside = companion_files(model if model.is_dir() else model.parent)
     writer = start_folder(target, where, dtype, like)
     for file in beside:
         shutil.copyfile(file, target / file.name)
@@ -194,7 +194,7 @@ def _begun(target: Path, model: Path, where: Layout, dtype: torch.dtype, like: F
     return writer
 
 
-def files_beside(folder: Path) -> list[Path]:
+def companion_files(folder: Path) -> list[Path]:
     """Files that are copied with weights. InputError for a link to what is not the model's: it would come out with the
     contents of that file."""
     found = sorted({file for pattern in BESIDE for file in folder.glob(pattern) if file.name != INDEX})

@@ -3,7 +3,7 @@
 `in_small(graph, plan, workload)` gives the tiny job: the plan's own axes, schedule and layout with short dims and few
 ranks on each axis. `compare(job)` runs in every rank of it: three steps in float64 beside `OneProcess`, torch's
 autograd on whole tensors; it compares each activation as it lies on the rank, then each gradient, loss, gradient norm
-and updated parameter. Returns `Compared`. Leaves out what float64 hides (dtypes) and speed.
+and updated parameter. Returns `ParityResult`. Leaves out what float64 hides (dtypes) and speed.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from gnomon.errors import PlanError
-from gnomon.frontend.inputs import Named
+from gnomon.frontend.inputs import CodeModel
 from gnomon.graph import Graph, Layer
 from gnomon.graph.text_inputs import labels_of
 from gnomon.models.tiny import tiny
@@ -63,7 +63,7 @@ class Small:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Compared:
+class ParityResult:
     """What a rank found; `merged` is of all."""
 
     first: str = ""
@@ -150,10 +150,10 @@ def _fewer(mesh: Mesh, ranks: int) -> Mesh:
     return replace(mesh, **sizes, ep=ep, etp=etp)
 
 
-def compare(job: Small) -> Compared:
+def compare(job: Small) -> ParityResult:
     """Compares the plan with the plain model on all ranks and returns their common result; each rank calls it."""
     mine = _compare(job)
-    everyone: list[Compared] = [mine] * dist.get_world_size()
+    everyone: list[ParityResult] = [mine] * dist.get_world_size()
     dist.all_gather_object(everyone, mine)
     first = min(everyone, key=lambda one: one.order)
     return replace(
@@ -164,7 +164,7 @@ def compare(job: Small) -> Compared:
     )
 
 
-def _compare(job: Small) -> Compared:
+def _compare(job: Small) -> ParityResult:
     own = OwnModule.of(job.code, 3) if job.code else None
     values, states = (None, None) if own is None else (own.start(None), _doubled(own.states))
     graph = job.graph if own is None else own.graph
@@ -224,7 +224,7 @@ def batch_of(job: Small, step: int) -> Batch:
     distribution. Labels of a model of text are its next tokens."""
     sizes = {"batch": job.workload.global_batch_size, "seq": job.workload.seq_len, **dict(job.workload.sizes)}
     if job.code:
-        return Named.parse(job.code).example(sizes, seed=100 + step)
+        return CodeModel.parse(job.code).example(sizes, seed=100 + step)
     generator, batch = torch.Generator().manual_seed(100 + step), dict[str, Tensor]()
     for tensor in job.graph.inputs:
         shape = [prod(atom.size or sizes[atom.name] for atom in dim.atoms) for dim in tensor.dims]
@@ -261,7 +261,7 @@ class _Found:
     """Differences as they are found."""
 
     def __init__(self) -> None:
-        self.best = Compared()
+        self.best = ParityResult()
         self.count, self.largest = 0, 0.0
 
     def tensor(self, name: str, have: Tensor, want: Tensor, order: tuple[int, int]) -> None:
@@ -281,9 +281,9 @@ class _Found:
     def _note(self, name: str, off: float, order: tuple[int, int]) -> None:
         self.largest = max(self.largest, off)
         if not off <= TOLERANCE and order < self.best.order:
-            self.best = Compared(first=name, off=off, order=order)
+            self.best = ParityResult(first=name, off=off, order=order)
 
-    def done(self) -> Compared:
+    def done(self) -> ParityResult:
         return replace(self.best, tensors=self.count, largest=self.largest)
 
 
@@ -363,7 +363,7 @@ def _part(parameters: Parameters, slot: Slot, flat: Tensor | None) -> Tensor:
     return slot.part(flat[own.start : own.stop].view(slot.whole)).reshape(-1)
 
 
-def lines(compared: Compared, job: Small) -> Iterator[str]:
+def lines(compared: ParityResult, job: Small) -> Iterator[str]:
     """The comparison as lines of text."""
     w = job.workload
     yield from job.simplified
@@ -377,7 +377,7 @@ def lines(compared: Compared, job: Small) -> Iterator[str]:
         yield f"equal: {compared.tensors:,} tensors and values, the largest difference {compared.largest:.1e}"
 
 
-def to_mapping(compared: Compared, job: Small) -> dict[str, Any]:
+def to_mapping(compared: ParityResult, job: Small) -> dict[str, Any]:
     """The comparison as plain values, for `--json`."""
     return {
         "equal": not compared.first,

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
 from gnomon.errors import CaptureError
-from gnomon.frontend.capture import Captured, Dims, captured
+from gnomon.frontend.capture import CapturedModule, Dims, captured
 from gnomon.frontend.records import is_trained
 from gnomon.graph import Dtypes as GraphDtypes
 from gnomon.graph import Graph, Layer
@@ -60,7 +60,7 @@ def symbols(graph: Graph, placeholder: int = 2) -> dict[str, int]:
 class CapturedRun:
     """A captured model on this process, with the module's own values."""
 
-    def __init__(self, module: nn.Module, capture: Captured, dtype: torch.dtype) -> None:
+    def __init__(self, module: nn.Module, capture: CapturedModule, dtype: torch.dtype) -> None:
         graph = capture.graph
         check_runnable(graph)
         self.graph, self.captured = graph, capture
@@ -123,7 +123,7 @@ def prove(
     return compare(module, example, capture, seed=seed)
 
 
-def compare(module: nn.Module, example: Any, capture: Captured, *, seed: int = 0) -> Proof:
+def compare(module: nn.Module, example: Any, capture: CapturedModule, *, seed: int = 0) -> Proof:
     """The proof for a module in float64 and its capture."""
     trace = capture.trace
     run = CapturedRun(module, capture, torch.float64)
@@ -154,7 +154,7 @@ def compare(module: nn.Module, example: Any, capture: Captured, *, seed: int = 0
     return Proof(outputs=outputs, gradients=gradients, first=first)
 
 
-def _as_torch(got: Tensor, want: Tensor, capture: Captured, place: int) -> Tensor:
+def _as_torch(got: Tensor, want: Tensor, capture: CapturedModule, place: int) -> Tensor:
     """A loss that the graph sums is a mean in the module."""
     source = capture.graph.source(capture.graph.outputs[place])
     if source[0] is None:

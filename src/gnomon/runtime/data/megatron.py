@@ -44,10 +44,10 @@ def dtype_for(vocab_size: int) -> np.dtype[Any]:
 def prefix_of(path: Path) -> Path | None:
     """`corpus` of `corpus.bin`, `corpus.idx` or `corpus` where both files are there; None for anything else."""
     prefix = path.with_suffix("") if path.suffix in (".bin", ".idx") else path
-    return prefix if all(_beside(prefix, end).is_file() for end in (".bin", ".idx")) else None
+    return prefix if all(_sibling(prefix, end).is_file() for end in (".bin", ".idx")) else None
 
 
-def _beside(prefix: Path, end: str) -> Path:
+def _sibling(prefix: Path, end: str) -> Path:
     return prefix.with_name(prefix.name + end)
 
 
@@ -65,7 +65,7 @@ class Tokens:
     @staticmethod
     def open(prefix: Path) -> Tokens:
         """InputError for files that cannot be read, FormatError for an index that is damaged or of another format."""
-        index, data = _beside(prefix, ".idx"), _beside(prefix, ".bin")
+        index, data = _sibling(prefix, ".idx"), _sibling(prefix, ".bin")
         try:
             raw, held = index.read_bytes(), data.stat().st_size
         except OSError as error:
@@ -119,7 +119,7 @@ class Writer:
         self.prefix, self.dtype = prefix, dtype
         self.lengths: list[int] = []
         self.length = 0
-        self.out: BinaryIO = _beside(prefix, ".bin").open("wb")
+        self.out: BinaryIO = _sibling(prefix, ".bin").open("wb")
 
     def __enter__(self) -> Writer:
         return self
@@ -145,7 +145,7 @@ class Writer:
         self.out.close()
         sizes = np.asarray(self.lengths, np.int32)
         pointers = (np.cumsum(sizes, dtype=np.int64) - sizes) * self.dtype.itemsize
-        with _beside(self.prefix, ".idx").open("wb") as out:
+        with _sibling(self.prefix, ".idx").open("wb") as out:
             out.write(HEADER.pack(MAGIC, VERSION, CODES[self.dtype], len(sizes), len(sizes) + 1))
             for column in (sizes, pointers, np.arange(len(sizes) + 1, dtype=np.int64)):
                 out.write(column.tobytes())

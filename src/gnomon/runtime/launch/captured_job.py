@@ -13,12 +13,12 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from gnomon.errors import GraphError, PlanError
-from gnomon.frontend.capture import Captured
+from gnomon.frontend.capture import CapturedModule
 from gnomon.frontend.records import is_trained
 from gnomon.graph import Graph
 from gnomon.graph.text_inputs import labels_of
 from gnomon.plans import Plan, Workload
-from gnomon.runtime.ops.captured import drawn
+from gnomon.runtime.ops.captured import random_draws
 from gnomon.runtime.optim.update import AdamWSettings
 from gnomon.runtime.parameters.parameters import Parameters, Slot, Values
 from gnomon.runtime.step.execute import Executor
@@ -26,7 +26,7 @@ from gnomon.runtime.step.execute import Executor
 
 def executor(
     module: nn.Module,
-    captured: Captured,
+    captured: CapturedModule,
     plan: Plan,
     workload: Workload,
     *,
@@ -55,7 +55,7 @@ def check_trainable(graph: Graph) -> None:
 
 def random_ops(graph: Graph) -> tuple[str, ...]:
     """What of a captured graph draws random numbers, ATen ops and `dropout`, each once."""
-    return tuple(dict.fromkeys(target for block in graph.blocks for op in block.ops for target in drawn(op)))
+    return tuple(dict.fromkeys(target for block in graph.blocks for op in block.ops for target in random_draws(op)))
 
 
 def randomness(graph: Graph) -> tuple[str, ...]:
@@ -70,7 +70,7 @@ def randomness(graph: Graph) -> tuple[str, ...]:
     return tuple(notes)
 
 
-def states_of(module: nn.Module, captured: Captured) -> dict[str, Tensor]:
+def states_of(module: nn.Module, captured: CapturedModule) -> dict[str, Tensor]:
     """What a module's forward reads beside its inputs and what is trained, by name."""
     states = {**{name: x.clone() for name, x in module.named_buffers()}, **captured.constants}
     return states | {name: x.detach() for name, x in module.named_parameters() if not is_trained(x)}

@@ -23,7 +23,7 @@ import torch
 from torch._C._distributed_c10d import Store
 
 from gnomon import orders
-from gnomon.control import CONTROLLERS, Decision, Recorder, Seen, surplus
+from gnomon.control import CONTROLLERS, Decision, JobProcesses, Recorder, surplus
 from gnomon.errors import NoMemoryError, PeerError
 from gnomon.request.scale import JobFolder
 from gnomon.runtime.checkpoint.record import newest
@@ -34,7 +34,7 @@ from gnomon.runtime.launch.membership import (
     Epoch,
     Membership,
     announce,
-    joined,
+    is_ready,
     noted,
     say_lost,
     say_nobody_comes,
@@ -42,7 +42,7 @@ from gnomon.runtime.launch.membership import (
 )
 from gnomon.runtime.launch.train import Outcome, TrainingJob, corpus_of, preload_of
 from gnomon.runtime.module.apply import check_before
-from gnomon.runtime.processes.faults import SAID, ended
+from gnomon.runtime.processes.faults import SAID, failure_of
 from gnomon.runtime.processes.local import FAILED_S, SIGNALS, FailedError, Failure, Processes
 from gnomon.runtime.watch.watchdog import SILENT_S
 
@@ -153,7 +153,7 @@ class Launcher(Processes):
         except FailedError as failed:
             left = None if job.checkpoints is None else newest(job.checkpoints)
             size = self.asked or self.world_size
-            raise ended(failed, size, left=left, resume_with=job.resume_with) from failed
+            raise failure_of(failed, size, left=left, resume_with=job.resume_with) from failed
         finally:
             self.changes.close()
         first = self.outcomes()[0]
@@ -200,13 +200,13 @@ class Launcher(Processes):
         """Processes that run and are to stay."""
         return [process for process in self._running() if process not in self.left and process not in self.returned]
 
-    def _seen(self) -> Seen:
+    def _seen(self) -> JobProcesses:
         """What the controller is told."""
         assert self.store is not None
         there = tuple(self._there())
-        seen = Seen(
+        seen = JobProcesses(
             there=there,
-            ready=tuple(process for process in there if joined(self.store, process)),
+            ready=tuple(process for process in there if is_ready(self.store, process)),
             asked=self.asked,
             ranks=tuple(self.rank_of[process] for process in there) if self.rank_of else (),
             lost=self.lost_ranks,
@@ -254,7 +254,7 @@ class Launcher(Processes):
         self.changes.add(self.epochs[-1])
         self.changes.write(self.asked)
 
-    def _say_why(self, seen: Seen, decision: Decision) -> None:
+    def _say_why(self, seen: JobProcesses, decision: Decision) -> None:
         """What has led to a decision, where the loss of a process has not said it."""
         assert self.store is not None
         if self.controller.ranked:

@@ -21,7 +21,7 @@ from gnomon.errors import PlanError
 from gnomon.graph import Graph
 from gnomon.methods.easyscale import Node, nodes_of, reason
 from gnomon.plans import Plan, Workload
-from gnomon.runtime.launch.replica import Replica, named
+from gnomon.runtime.launch.replica import Replica, inputs_by_name
 from gnomon.runtime.mesh.ordered_sums import Partial, exchange
 from gnomon.runtime.module.stage import Batch
 from gnomon.runtime.optim.update import AdamWSettings
@@ -88,7 +88,7 @@ class LogicalWorkers(Replica):
         """One step of all workers. If it raises, nothing was updated. batch: of the whole job."""
         assert recorder is None, "steps of logical workers are not measured row by row"
         self.state.new_step()
-        given, partial = named(batch), Partial(self.workers)
+        given, partial = inputs_by_name(batch), Partial(self.workers)
         losses = torch.zeros(self.workers, dtype=torch.float64)
         held = [part for part, _ in self.parameters()]
         began = perf_counter()
@@ -119,7 +119,7 @@ class LogicalWorkers(Replica):
 
     def evaluate(self, batch: Tensor | Batch) -> float:
         """Mean loss over all labels without training, the same bits on any number of processes."""
-        given = named(batch)
+        given = inputs_by_name(batch)
         losses, whole = torch.zeros(self.workers, dtype=torch.float64), self._counted(given)
         for worker in self.own:
             self.feed.take(self.rows_of(given, worker))

@@ -231,7 +231,7 @@ def read_epoch(store: Store, number: int) -> Epoch:
     return Epoch(number=number, **{name: tuple(values[name]) for name in ("members", "placement", "ranks")})
 
 
-def joined(store: Store, process: int) -> bool:
+def is_ready(store: Store, process: int) -> bool:
     """Whether it is ready to train."""
     return bool(store.check([f"joined/{process}"]))
 

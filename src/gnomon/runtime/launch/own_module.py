@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from gnomon.errors import InputError
 from gnomon.formats.huggingface.pieces import TensorPiece
 from gnomon.formats.huggingface.weights import Layout, parameters_of
-from gnomon.frontend.inputs import Named
+from gnomon.frontend.inputs import CodeModel
 from gnomon.frontend.named import build, captured_of
 from gnomon.graph import Graph
 from gnomon.runtime.checkpoint.pretrained import gathered, is_first
@@ -42,7 +42,7 @@ class OwnModule:
     @staticmethod
     def of(text: str, seed: int = 0) -> OwnModule:
         """Imports, builds and captures. CaptureError and InputError as `frontend.named`."""
-        named = Named.parse(text)
+        named = CodeModel.parse(text)
         module = build(named, real=True, seed=seed)
         capture = captured_of(named, module)
         parameters = dict(module.named_parameters())

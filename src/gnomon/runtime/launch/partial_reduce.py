@@ -27,7 +27,7 @@ from gnomon.runtime.checkpoint.save import Saver
 from gnomon.runtime.data.own_batches import Batches
 from gnomon.runtime.launch.member import Member, member
 from gnomon.runtime.launch.membership import Epoch, Membership
-from gnomon.runtime.launch.replica import Replica, named
+from gnomon.runtime.launch.replica import Replica, inputs_by_name
 from gnomon.runtime.launch.train import TrainingJob, identity_of
 from gnomon.runtime.step.evaluate import forward_loss
 from gnomon.runtime.watch.progress import peak_bytes
@@ -57,7 +57,7 @@ class ArrivalNote:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Ended:
+class WorkerEnd:
     """How a worker went."""
 
     checkpoint: Path | None
@@ -83,9 +83,9 @@ def check_partial_reduce(job: TrainingJob) -> None:
         raise PlanError(f"partial_reduce does not do {', '.join(asked)} yet; leave it out")
 
 
-def train_partial(job: TrainingJob, membership: Membership) -> Ended | None:
+def train_partial(job: TrainingJob, membership: Membership) -> WorkerEnd | None:
     """Worker `membership.process`, from its start to its end."""
-    ended: Ended | None = member(_Worker, job, membership)
+    ended: WorkerEnd | None = member(_Worker, job, membership)
     return ended
 
 
@@ -119,7 +119,7 @@ class _Worker(Member):
         self.updates = max((update.steps for _, update in self.replica.parameters()), default=0)
         return True
 
-    def _train(self, epoch: Epoch) -> Ended:
+    def _train(self, epoch: Epoch) -> WorkerEnd:
         """Ticket after ticket, in place of steps that all train at one time."""
         job, saver = self.job, None
         if job.checkpoints is not None:
@@ -134,7 +134,7 @@ class _Worker(Member):
                     self._meet(reply, saver)
                 if reply.ticket < 0:
                     held_out = tuple(self.meetings)
-                    return Ended(checkpoint=self.checkpoint, held_out=held_out, resumed_from=self.resumed_from)
+                    return WorkerEnd(checkpoint=self.checkpoint, held_out=held_out, resumed_from=self.resumed_from)
                 reply = self._arrive(self._train_ticket(reply.ticket))
         finally:
             if saver is not None:
@@ -144,7 +144,7 @@ class _Worker(Member):
         """One step on this worker's rows of a batch."""
         began = perf_counter()
         step, place = divmod(ticket, self.job.plan.world_size)
-        batch = named(self.corpus.batch(step + 1, seed=self.job.seed, **self.size))
+        batch = inputs_by_name(self.corpus.batch(step + 1, seed=self.job.seed, **self.size))
         result = self.replica.step(self.replica.rows_of(batch, place))
         sleep(self.pause_s)
         self.updates += 1
@@ -219,7 +219,7 @@ class _Worker(Member):
         batch = self.corpus.validation_batch(0, **self.size)
         if batch is None:
             return None
-        self.replica.feed.take(self.replica.rows_of(named(batch), self.number))
+        self.replica.feed.take(self.replica.rows_of(inputs_by_name(batch), self.number))
         loss = forward_loss(self.replica) / self.job.plan.world_size
         dist.all_reduce(loss)
         return float(loss)

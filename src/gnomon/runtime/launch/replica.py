@@ -69,6 +69,6 @@ class Replica(Executor):
         }
 
 
-def named(batch: Tensor | Batch) -> Mapping[str, Tensor]:
+def inputs_by_name(batch: Tensor | Batch) -> Mapping[str, Tensor]:
     """A batch as the graph's inputs by name."""
     return batch_of_ids(batch) if isinstance(batch, Tensor) else batch

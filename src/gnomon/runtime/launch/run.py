@@ -22,7 +22,7 @@ from gnomon.runtime.launch.takeover import TAKEOVER
 from gnomon.runtime.launch.tickets import PARTIAL_REDUCE
 from gnomon.runtime.launch.train import Outcome, TrainingJob, corpus_of, preload_of, train
 from gnomon.runtime.module.apply import check_before
-from gnomon.runtime.processes.faults import ended, may_start_again
+from gnomon.runtime.processes.faults import failure_of, may_start_again
 from gnomon.runtime.processes.launch import BACKENDS, launch
 from gnomon.runtime.processes.local import FailedError
 
@@ -65,7 +65,7 @@ def _run_ranks(job: TrainingJob, threads: int) -> Outcome:
             return launch(train, size, job, **start)[0]
         except FailedError as failed:
             kept = None if job.checkpoints is None else newest(job.checkpoints)
-            error = ended(failed, size, left=kept, resume_with=job.resume_with)
+            error = failure_of(failed, size, left=kept, resume_with=job.resume_with)
             if not left or not may_start_again(failed):
                 raise error from failed
             beginning = f"from {kept}" if kept else "from the beginning"
@@ -75,7 +75,7 @@ def _run_ranks(job: TrainingJob, threads: int) -> Outcome:
             if not isinstance(cause := error.__cause__, FailedError):
                 raise
             kept = None if job.checkpoints is None else newest(job.checkpoints)
-            raise ended(cause, size, left=kept, resume_with=job.resume_with) from cause
+            raise failure_of(cause, size, left=kept, resume_with=job.resume_with) from cause
         except SystemExit:
             if job.checkpoints is None or newest(job.checkpoints) is None:
                 print("stopped before there was anything to keep", file=sys.stderr, flush=True)

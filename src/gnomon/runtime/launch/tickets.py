@@ -17,7 +17,13 @@ from gnomon.errors import RunError
 from gnomon.methods.partial_reduce import Arrival, TicketController, settings_of
 from gnomon.runtime.checkpoint.record import newest
 from gnomon.runtime.launch.launcher import Scheme, start
-from gnomon.runtime.launch.partial_reduce import ArrivalNote, Ended, check_partial_reduce, read_result, train_partial
+from gnomon.runtime.launch.partial_reduce import (
+    ArrivalNote,
+    WorkerEnd,
+    check_partial_reduce,
+    read_result,
+    train_partial,
+)
 from gnomon.runtime.launch.train import WARM_UP, Outcome, Record, TrainingJob, corpus_of
 from gnomon.runtime.watch.progress import Progress
 
@@ -97,7 +103,7 @@ class TicketDesk:
         replies = self.controller.arrive(result.arrival)
         return {worker: json.dumps(asdict(reply)).encode() for worker, reply in replies.items()}
 
-    def outcome(self, first: Ended) -> Outcome:
+    def outcome(self, first: WorkerEnd) -> Outcome:
         """How the job went. first: what a worker returned; all returned the same."""
         job, corpus = self.job, corpus_of(self.job)
         size = {"sequences": job.workload.global_batch_size, "seq_len": job.workload.seq_len}

@@ -57,7 +57,7 @@ from gnomon.runtime.processes.local import GRACE_S, RECOMPUTE_LOADED, SIGNALS
 from gnomon.runtime.step.evaluate import evaluate as evaluate_rows
 from gnomon.runtime.step.execute import Executor
 from gnomon.runtime.step.feed import size_named
-from gnomon.runtime.step.routed import Routed
+from gnomon.runtime.step.routed import RoutedCounts
 from gnomon.runtime.watch.progress import Progress, peak_bytes
 from gnomon.runtime.watch.waiting import waited_s, waited_since
 from gnomon.runtime.watch.watchdog import where
@@ -304,7 +304,7 @@ def _train(job: TrainingJob, executors: list[Executor]) -> Outcome:
             done = load(job.checkpoints, executor, identity=identity, override=job.override)
         loop = Loop(job, executor, corpus, done)
         loop.measure_slowdown()
-        routed = None if job.record_router is None else Routed(executor.graph, executor.device)
+        routed = None if job.record_router is None else RoutedCounts(executor.graph, executor.device)
         executor.compute.routed = None if routed is None else routed.note
         try:
             for step in range(done + 1, job.steps + 1):

@@ -61,7 +61,7 @@ class Together:
         return all(part.is_completed() for part in self.parts)
 
 
-def started(work: Waits | None) -> Waits:
+def member_work(work: Waits | None) -> Waits:
     """The work that was started; a rank starts something only in groups of which it is a member."""
     assert work is not None, "a rank that is no member of a group neither sends nor receives in it"
     return work

@@ -39,7 +39,7 @@ from gnomon.runtime.ops import check_runnable
 from gnomon.runtime.ops.site import ALONE, Axis
 from gnomon.runtime.ops.speculation import Guess
 from gnomon.runtime.parameters.files import disk_folder
-from gnomon.runtime.parameters.frozen import Where, four_bit_of, frozen_of, in_four_bits, placed
+from gnomon.runtime.parameters.frozen import Where, four_bit_of, frozen_of, in_four_bits, place_slots
 from gnomon.runtime.parameters.initial import initial, tables_of
 from gnomon.runtime.parameters.parameters import CPU, Borrowed, Dtypes, Parameters, Slot, Values
 from gnomon.sharding import ShardedBlock, shard_graph
@@ -54,7 +54,7 @@ DTYPES = {"fp64": torch.float64, "fp32": torch.float32, "bf16": torch.bfloat16, 
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Beside:
+class VocabularyShare:
     """What a stage has beside its layers: this rank's part of layers that all pipeline ranks divide."""
 
     slots: tuple[Slot, ...]
@@ -67,8 +67,8 @@ class Beside:
     """What its layers hand them."""
 
 
-NOTHING_BESIDE: Mapping[int, Beside] = MappingProxyType({})
-NONE_BESIDE = Beside(slots=())
+NO_SHARES: Mapping[int, VocabularyShare] = MappingProxyType({})
+NO_SHARE = VocabularyShare(slots=())
 
 
 def apply(
@@ -81,7 +81,7 @@ def apply(
     device: torch.device = CPU,
     values: Values | None = None,
     by_layer: bool = False,
-    beside: Mapping[int, Beside] = NOTHING_BESIDE,
+    beside: Mapping[int, VocabularyShare] = NO_SHARES,
     whole: Graph | None = None,
 ) -> dict[int, Stage]:
     """Stage number in the Program -> the stage, for those on this rank, filled with the values of step 0: those that
@@ -131,13 +131,13 @@ def apply(
         number, layers = held.number, held.layers
         for part in held.parts:
             part.fill(start)
-        more = beside.get(number, NONE_BESIDE)
+        more = beside.get(number, NO_SHARE)
         enters = [*more.enters, *(hop for hop in crossing if hop.target == number)]
         leaves = [*(hop for hop in crossing if hop.source == number), *more.leaves]
         stages[number] = Stage(
             graph, layers, held.parts, runs, zero, borrowed=held.borrowed, enters=enters, leaves=leaves
         )
-        still = placed([*slots_of(layers, sharded, axes, set(), frozen=True), *more.frozen])
+        still = place_slots([*slots_of(layers, sharded, axes, set(), frozen=True), *more.frozen])
         if stages[number].captured:
             still = _held_apart(still, values, zero, graph)
         dtype = dtypes(plan).param
@@ -167,7 +167,7 @@ def _held_apart(slots: Sequence[Slot], values: Values | None, zero: int, graph: 
                 f"{graph.name}: the runtime does not divide {slot.name}, which is not trained, by ZeRO 3 and tp"
             )
         chosen.append(slot)
-    return placed(chosen)
+    return place_slots(chosen)
 
 
 def sharded_blocks(graph: Graph, plan: Plan, mesh: Mesh) -> dict[str, ShardedBlock]:
@@ -198,7 +198,7 @@ def parts_held(
     device: torch.device,
     *,
     by_layer: bool = False,
-    beside: Mapping[int, Beside] = NOTHING_BESIDE,
+    beside: Mapping[int, VocabularyShare] = NO_SHARES,
 ) -> Iterator[Holding]:
     """Lays out the parameters of each stage of the Program on this rank, without values yet. What several layers of one
     of the plan's stages read is held by the first, whose backward comes last."""
@@ -212,7 +212,7 @@ def parts_held(
             if plan.pipeline_ranks[index] == groups.here.pipeline_rank:
                 counted = {name for name, stages in first.items() if stages[0] != number}
                 apart = shared if zero == 3 else set[str]()
-                more = beside.get(number, NONE_BESIDE).slots
+                more = beside.get(number, NO_SHARE).slots
                 parts = _held(
                     part, sharded, axes, counted, plan, groups, zero, device, tables, set(lent), apart, more, lies
                 )
@@ -350,7 +350,7 @@ def _held(
         divided = zero if shards > 1 or away else 0
         every = slots_of(layers, sharded, axes, counted, experts, apart=apart, looked_up=tables, lies=lies)
         chosen = [one for one in every if one.name not in lent and (apart or (one.name in shared) == alone)]
-        slots = placed([*chosen, *(beside if not apart and not alone else ())])
+        slots = place_slots([*chosen, *(beside if not apart and not alone else ())])
         if not slots and (apart or alone):
             continue
         parts.append(

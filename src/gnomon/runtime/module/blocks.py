@@ -26,11 +26,11 @@ from gnomon.plans import Split
 from gnomon.plans.replicas import Placement
 from gnomon.runtime.data.packing import Packing
 from gnomon.runtime.module.block_ops import BlockOp, Need, OpInput
-from gnomon.runtime.module.moves import Move, moved, run, steps
+from gnomon.runtime.module.moves import Move, move_through, run, steps
 from gnomon.runtime.module.straight import Straight, straight
 from gnomon.runtime.ops import check_block, function_of
-from gnomon.runtime.ops.captured import AtenCall, calls, captured, drawn, written
-from gnomon.runtime.ops.collective_matmul import Cut, TokenWeight, gathered_linears, scattered_linear
+from gnomon.runtime.ops.captured import AtenCall, calls, captured, random_draws, written_linears
+from gnomon.runtime.ops.collective_matmul import TokenCut, TokenWeight, gathered_linears, scattered_linear
 from gnomon.runtime.ops.gathered import gathered_combine, gathered_dispatch, gathered_routing
 from gnomon.runtime.ops.linear import linear, operand_of, result_of
 from gnomon.runtime.ops.routing import Routing, combine, dispatch, grouped_linear, routing_of
@@ -94,7 +94,7 @@ class BlockRun:
         """Output -> ranks of tp that compute the same of it, where it is a loss: others have a term of it each."""
         self.captured = any(op.captured is not None for op in sharded.block.ops)
         self._check_kv_heads()
-        self.drawing = frozenset(op.path for op in sharded.block.ops if drawn(op))
+        self.drawing = frozenset(op.path for op in sharded.block.ops if random_draws(op))
         """Ops that draw random numbers."""
         self.whole = whole = {dim.name: dim.size for dim in self.block.dims if dim.size is not None}
         self.extents = {
@@ -130,7 +130,7 @@ class BlockRun:
         self.lines = dict[tuple[Hashable, ...], Straight]()
         """The whole of it, where nothing looks at each op."""
         self.plain = self.axes.get("tp", ALONE).ranks == 1 and all(op.does not in ROUTED for op in self.block.ops)
-        self.written = written(self.block)
+        self.written = written_linears(self.block)
         self.cuts = cut_linears(self.ops, splits)
 
     def _check_kv_heads(self) -> None:
@@ -267,7 +267,7 @@ class BlockRun:
 class CutLinear:
     """A linear that is cut along its tokens."""
 
-    cut: Cut
+    cut: TokenCut
     together: tuple[str, ...]
     """Paths of the linears that read the same gathered tokens, in their order; none where its result is scattered."""
 
@@ -295,14 +295,14 @@ def cut_linears(ops: Sequence[BlockOp], splits: Sequence[Split]) -> dict[str, Cu
     return found
 
 
-def _cut_of(there: tuple[Move, ...], back: tuple[Move, ...], kind: str) -> Cut | None:
+def _cut_of(there: tuple[Move, ...], back: tuple[Move, ...], kind: str) -> TokenCut | None:
     """The cut of a linear whose tokens are exchanged by `kind`, and their gradient by its opposite; None for others."""
     other = {"all_gather": "reduce_scatter", "reduce_scatter": "all_gather"}[kind]
     if [step.kind for step in there] != [kind] or [step.kind for step in back] != [other]:
         return None
     step = there[0]
     plain = not step.outer and step.axis.order == "contiguous" and (step.axis, step.dim) == (back[0].axis, back[0].dim)
-    return Cut(step.axis, step.dim) if plain else None
+    return TokenCut(step.axis, step.dim) if plain else None
 
 
 class Watcher(Protocol):
@@ -395,7 +395,7 @@ class Frame:
             if op.moves:
                 outs = out if isinstance(out, tuple) else (out,)
                 ways = zip(outs, op.leave, op.enter, strict=True)
-                out = tuple(moved(x, there, back, self.extents) for x, there, back in ways)
+                out = tuple(move_through(x, there, back, self.extents) for x, there, back in ways)
         named = dict(zip(site.op.outputs, out if isinstance(out, tuple) else (out,), strict=True))
         self.values.update(named)
         if seen is not None:
@@ -455,7 +455,7 @@ class Frame:
             return self.values[given.need[0]]
         value = self.brought.get(given.need)
         if value is None:
-            value = moved(self.values[given.need[0]], given.there, given.back, self.extents)
+            value = move_through(self.values[given.need[0]], given.there, given.back, self.extents)
             self.brought[given.need] = value
         return value
 
@@ -479,7 +479,7 @@ class Frame:
                 "enter": lambda grad: run(grad, enter, sizes=sizes),
             }
         out = linear(op.site, x, weight, bias[0] if bias else None, **more)
-        return moved(out, op.leave[0], op.enter[0], self.extents) if exchanged else out
+        return move_through(out, op.leave[0], op.enter[0], self.extents) if exchanged else out
 
     def _cut(self, op: BlockOp, cut: CutLinear) -> Tensor:
         path = op.site.op.path

@@ -125,7 +125,9 @@ class _Moved(torch.autograd.Function):
         return run(grad, ctx.back, sizes=ctx.sizes), None, None, None
 
 
-def moved(x: Tensor, there: tuple[Move, ...], back: tuple[Move, ...], sizes: Mapping[str, int] | None = None) -> Tensor:
+def move_through(
+    x: Tensor, there: tuple[Move, ...], back: tuple[Move, ...], sizes: Mapping[str, int] | None = None
+) -> Tensor:
     """Returns x after `there`; its gradient comes home by `back`. sizes: as of `run`."""
     if not there and not back:
         return x

@@ -78,7 +78,7 @@ class _Saved:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Decided:
+class SavingDecision:
     """What was found out about a layer in its first forward; the same for all microbatches."""
 
     saved: Mapping[tuple[int, int], tuple[str, Action]]
@@ -92,7 +92,7 @@ class Decided:
 class Keeper:
     """One forward of one layer, and its backward."""
 
-    def __init__(self, run: BlockRun, rules: Rules, known: dict[Hashable, Decided], label: Hashable) -> None:
+    def __init__(self, run: BlockRun, rules: Rules, known: dict[Hashable, SavingDecision], label: Hashable) -> None:
         """Takes known, layers that ran before, by label; this adds to it."""
         self.run, self.rules, self.known, self.label = run, rules, known, label
         self.decided = known.get(label)
@@ -179,7 +179,7 @@ class Keeper:
         self.saved.append(saved)
         return saved
 
-    def _decide(self) -> Decided:
+    def _decide(self) -> SavingDecision:
         maker = {name: index for index, op in enumerate(self.run.ops) for name in op.site.op.outputs}
         kept = {saved.key for saved in self.saved if saved.action != "recompute"}
         kept |= {name for name, action in self.rules.actions.items() if action != "recompute"}
@@ -203,7 +203,7 @@ class Keeper:
                 else:
                     todo.append(maker[name])
         saved = {entry.place: (entry.key, entry.action) for entry in self.saved}
-        return Decided(saved=saved, again=tuple(sorted(again)), anchors=anchors)
+        return SavingDecision(saved=saved, again=tuple(sorted(again)), anchors=anchors)
 
     def _writers(self) -> dict[str, list[int]]:
         """Storage into which ops of the layer write after it is made -> these ops. PlanError for the layer's input."""

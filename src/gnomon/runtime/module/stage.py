@@ -27,11 +27,11 @@ from gnomon.plans.replicas import Placement
 from gnomon.runtime.data.packing import Packing, packing_of
 from gnomon.runtime.module.blocks import BlockRun
 from gnomon.runtime.module.crossings import Hop, reads, writes
-from gnomon.runtime.module.moves import Move, moved
-from gnomon.runtime.module.saving import Decided, Keeper, Rules
+from gnomon.runtime.module.moves import Move, move_through
+from gnomon.runtime.module.saving import Keeper, Rules, SavingDecision
 from gnomon.runtime.ops.places import places
 from gnomon.runtime.ops.routing import Routing
-from gnomon.runtime.ops.site import ALONE, given
+from gnomon.runtime.ops.site import ALONE, requiring_grad
 from gnomon.runtime.ops.speculation import Guess
 from gnomon.runtime.parameters.parameters import Parameters, Tape, Weight
 from gnomon.runtime.watch.layer_bytes import LayerBytes
@@ -82,7 +82,7 @@ class Stage(nn.Module):
         """Labels of layers that are computed again together with the one before."""
         self.rules: Mapping[str, Rules] = {}
         """Label of a layer -> what it keeps, tensor by tensor, in place of a preset."""
-        self.known: dict[Hashable, Decided] = {}
+        self.known: dict[Hashable, SavingDecision] = {}
         self.note: Callable[[Tensor], None] | None = None
         """Is told what layers with rules keep on the device."""
         self.measures: LayerBytes | None = None
@@ -155,7 +155,7 @@ class Stage(nn.Module):
         stage the loss summed over tokens, as `results`."""
         if self.captured:
             batch, self.sizes = differentiable(batch), bound(self.inputs, batch)
-            batch = {n: moved(x, self.entries[n], ()) if self.entries.get(n) else x for n, x in batch.items()}
+            batch = {n: move_through(x, self.entries[n], ()) if self.entries.get(n) else x for n, x in batch.items()}
         values = {**batch, **entered}
         packing = packing_of(batch) if packing is None else packing
         if packing is not None and self.scans:
@@ -311,7 +311,7 @@ def _alike(packing: Packing | None) -> Hashable:
 
 def differentiable(batch: Batch) -> dict[str, Tensor]:
     """The batch with inputs that autograd goes back to, so that it comes to ops that read nothing else."""
-    return {n: given(x) if x.is_floating_point() else x for n, x in batch.items()}
+    return {n: requiring_grad(x) if x.is_floating_point() else x for n, x in batch.items()}
 
 
 def bound(inputs: Sequence[GraphTensor], batch: Batch) -> dict[str, int]:

@@ -23,7 +23,7 @@ from gnomon.models.numerics import Rotary
 from gnomon.runtime.data.packing import Packing
 from gnomon.runtime.data.parts import Part, Prefixes
 from gnomon.runtime.ops.context import as_wide, over_context
-from gnomon.runtime.ops.pieces import Merged, Rule, attend, backward
+from gnomon.runtime.ops.pieces import OnlineSoftmax, Rule, attend, backward
 from gnomon.runtime.ops.site import Operand, Site, read
 
 ROTARY_FIELDS = frozenset(field.name for field in fields(Rotary))
@@ -131,7 +131,7 @@ class _OfChunk(torch.autograd.Function):
         part: Part,
         at: str,
     ) -> Tensor:
-        kept, merged = before.written(at, part, k, v), Merged()
+        kept, merged = before.written(at, part, k, v), OnlineSoftmax()
         ctx.given = rule, before, part, at, kept
         keys, values = kept.keys[:, :, : part.stop], as_wide(kept.values[:, :, : part.stop], q)
         attend(merged, q, keys, values, part.held, ((0, part.stop),), rule)
@@ -179,7 +179,7 @@ class _Merging(torch.autograd.Function):
     def forward(
         ctx: Any, q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None, rule: Rule, packing: Packing | None
     ) -> Tensor:
-        ctx.rule, ctx.packing, merged = rule, packing, Merged()
+        ctx.rule, ctx.packing, merged = rule, packing, OnlineSoftmax()
         ctx.queries, ctx.keys = ((k.shape[2] - q.shape[2], q.shape[2]),), ((0, k.shape[2]),)
         attend(merged, q, k, v, ctx.queries, ctx.keys, rule, packing)
         out, lse = merged.result(q)

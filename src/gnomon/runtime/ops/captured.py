@@ -18,7 +18,7 @@ from torch import Tensor
 
 from gnomon.errors import RunError
 from gnomon.graph import Block, Literal, Node, Op, Size, Torch, Use
-from gnomon.runtime.ops.site import Operand, Result, Site, given, is_given, read
+from gnomon.runtime.ops.site import Operand, Result, Site, is_given, read, requiring_grad
 
 
 @lru_cache(maxsize=4096)
@@ -28,7 +28,7 @@ def aten(target: str) -> Any:
     return getattr(getattr(getattr(torch.ops, space), name), overload)
 
 
-def drawn(op: Op) -> tuple[str, ...]:
+def random_draws(op: Op) -> tuple[str, ...]:
     """What of an op of a captured model draws random numbers: ATen ops, or `dropout`."""
     if op.does == "drops" and op.attr("drawn", False):
         return ("dropout",)
@@ -36,7 +36,7 @@ def drawn(op: Op) -> tuple[str, ...]:
     return tuple(n.target for n in nodes if torch.Tag.nondeterministic_seeded in aten(n.target).tags)
 
 
-def written(block: Block) -> frozenset[str]:
+def written_linears(block: Block) -> frozenset[str]:
     """Results of linears that a captured op writes into, directly or through views. What a function of our own returns
     as a view cannot be written into."""
     from_linear = dict[str, frozenset[str]]()
@@ -189,5 +189,5 @@ def captured(made: Sequence[AtenCall], where: torch.device, site: Site, *operand
                 values[name] = x
     outs: tuple[Tensor, ...] = tuple(values[name] for name in op.outputs)
     if of_batch and not goes_back and torch.is_grad_enabled():  # made of the batch alone, and so as the batch is
-        outs = tuple(given(x) if x.is_floating_point() else x for x in outs)
+        outs = tuple(requiring_grad(x) if x.is_floating_point() else x for x in outs)
     return outs if len(outs) > 1 else outs[0]

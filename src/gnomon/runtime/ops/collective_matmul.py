@@ -53,7 +53,7 @@ class TokenWeight:
 
 
 @dataclass(frozen=True, slots=True)
-class Cut:
+class TokenCut:
     """How tokens are divided."""
 
     axis: Axis
@@ -93,7 +93,7 @@ class Cut:
 class _Gathered(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, home: Tensor, anchor: Tensor, cut: Cut, products: tuple[TokenWeight, ...], keep: bool
+        ctx: Any, home: Tensor, anchor: Tensor, cut: TokenCut, products: tuple[TokenWeight, ...], keep: bool
     ) -> tuple[Tensor, ...]:
         outs: list[Tensor] = []
         whole = cut.room(home, cut.axis.ranks) if keep else home
@@ -138,7 +138,7 @@ class _Gathered(torch.autograd.Function):
 
 class _Scattered(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, anchor: Tensor, cut: Cut, product: TokenWeight) -> Tensor:
+    def forward(ctx: Any, x: Tensor, anchor: Tensor, cut: TokenCut, product: TokenWeight) -> Tensor:
         def term(first: int, size: int) -> Tensor:
             return functional.linear(x.narrow(cut.dim, first, size), product.matrix)
 
@@ -166,14 +166,14 @@ class _Scattered(torch.autograd.Function):
         return dx, None, None, None
 
 
-def gathered_linears(home: Tensor, cut: Cut, products: Sequence[TokenWeight], *, keep: bool) -> tuple[Tensor, ...]:
+def gathered_linears(home: Tensor, cut: TokenCut, products: Sequence[TokenWeight], *, keep: bool) -> tuple[Tensor, ...]:
     """The tokens of all ranks times each weight, plus its bias. keep: whether what was gathered is kept for backward;
     otherwise it is gathered again."""
     out: tuple[Tensor, ...] = _Gathered.apply(home, ANCHOR, cut, tuple(products), keep)  # type: ignore[no-untyped-call]
     return out
 
 
-def scattered_linear(x: Tensor, cut: Cut, product: TokenWeight) -> Tensor:
+def scattered_linear(x: Tensor, cut: TokenCut, product: TokenWeight) -> Tensor:
     """This rank's tokens of the sum over ranks of x times a weight, plus the bias once."""
     out: Tensor = _Scattered.apply(x, ANCHOR, cut, product)  # type: ignore[no-untyped-call]
     return out

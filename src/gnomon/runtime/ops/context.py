@@ -20,7 +20,7 @@ from torch.nn import functional
 from gnomon.runtime.data.packing import Packing
 from gnomon.runtime.data.parts import Part
 from gnomon.runtime.mesh.collectives import all_gather, all_to_all, arrived, pass_on, reduce_scatter
-from gnomon.runtime.ops.pieces import Merged, Rule, attend, backward
+from gnomon.runtime.ops.pieces import OnlineSoftmax, Rule, attend, backward
 from gnomon.runtime.ops.site import Axis, Segment, Site
 
 KEYS, GRADIENTS = 0, 1
@@ -123,7 +123,7 @@ class _Ring(torch.autograd.Function):
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, where: _Where) -> Tensor:
         axis, keys = where.axis, where.sent(_joined(k, v))
         assert axis.group is not None
-        merged = Merged()
+        merged = OnlineSoftmax()
         for step in range(axis.ranks):
             following = pass_on(keys, axis.group, KEYS) if step + 1 < axis.ranks else None
             theirs = where.keys(k, (axis.index - step) % axis.ranks)
@@ -167,7 +167,7 @@ class _Gathered(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, where: _Where) -> Tensor:
         whole_k, whole_v = (_whole(x, where) for x in (k, v))
-        merged = Merged()
+        merged = OnlineSoftmax()
         every = ((0, whole_k.shape[2]),)
         attend(merged, q, whole_k, as_wide(whole_v, q), where.queries(q), every, where.rule, where.packing)
         out, lse = merged.result(q)

@@ -49,7 +49,7 @@ class MeetingRows:
     """Positions of queries and keys."""
 
 
-class Merged:
+class OnlineSoftmax:
     """The attention of queries to the keys so far, by range of rows: an online softmax."""
 
     def __init__(self) -> None:
@@ -137,7 +137,7 @@ def _met(
 
 
 def attend(
-    merged: Merged,
+    merged: OnlineSoftmax,
     q: Tensor,
     k: Tensor,
     v: Tensor,
@@ -226,7 +226,7 @@ def _written_out(
     q: Tensor, k: Tensor, v: Tensor, rule: Rule, piece: MeetingRows, together: Tensor | None
 ) -> tuple[Tensor, Tensor]:
     """Attends to one piece in plain torch; returns (out, lse). A row that sees no key here has lse -inf, which
-    `Merged.add` weighs with 0."""
+    `OnlineSoftmax.add` weighs with 0."""
     k, v = _grouped(k, q), _grouped(v, q)
     scores, _ = _scores(q, k, rule, piece, together)
     top = scores.amax(-1, keepdim=True).clamp(min=-1e30)  # a row that sees nothing here

@@ -463,7 +463,7 @@ class _Biased(torch.autograd.Function):
         return grad, None, None, None
 
 
-def _products(rows: Tensor, counts: Sequence[int], matrices: Tensor) -> Tensor:
+def _expert_matmuls(rows: Tensor, counts: Sequence[int], matrices: Tensor) -> Tensor:
     """Returns rows (rows, out): each expert's, of which there are so many, times its matrix (in, out). Written side by
     side: joining what each made would copy all of it."""
     out = rows.new_empty(len(rows), matrices.shape[2])
@@ -482,7 +482,7 @@ class _Experts(torch.autograd.Function):
         ctx.counts = list(routing.counts)
         value = _of_share(weight.value, routing)
         matrices = value if inner_first else value.transpose(1, 2)
-        return _products(rows, ctx.counts, matrices)
+        return _expert_matmuls(rows, ctx.counts, matrices)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
@@ -491,7 +491,7 @@ class _Experts(torch.autograd.Function):
         first, counts = ctx.inner_first, ctx.counts
         value, share = _of_share(weight.value, ctx.routing), ctx.routing.share
         matrices = value.transpose(1, 2) if first else value
-        dx = _products(grad, counts, matrices)
+        dx = _expert_matmuls(grad, counts, matrices)
 
         def weight_grad() -> None:
             each = zip(grad.split(counts), rows.split(counts), strict=True)

@@ -64,7 +64,7 @@ class Axis:
         return torch.cat([_positions(self.segments(local, index), device) for index in range(self.ranks)])
 
 
-def given(x: Tensor) -> Tensor:
+def requiring_grad(x: Tensor) -> Tensor:
     """An input of the batch that autograd goes back to, though nobody wants its gradient."""
     x = x.detach().requires_grad_()
     x.of_batch = True  # type: ignore[attr-defined]

@@ -16,7 +16,7 @@ from torch.nn import functional
 from gnomon.runtime.ops.site import Operand, Site, read
 
 
-def chosen(weight: Tensor, n: int, m: int) -> Tensor:
+def n_of_m(weight: Tensor, n: int, m: int) -> Tensor:
     """The weight with zeros but for the n largest of each m elements along its last dim; of equal ones the first."""
     groups = weight.unflatten(-1, (-1, m))
     order = groups.abs().argsort(dim=-1, descending=True, stable=True)
@@ -26,7 +26,7 @@ def chosen(weight: Tensor, n: int, m: int) -> Tensor:
 
 @torch.library.custom_op("gnomon::nm_linear", mutates_args=())
 def _nm_linear(x: Tensor, weight: Tensor, n: int, m: int) -> Tensor:
-    return functional.linear(x, chosen(weight, n, m))
+    return functional.linear(x, n_of_m(weight, n, m))
 
 
 @_nm_linear.register_fake
@@ -42,7 +42,7 @@ def _setup(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
 
 def _backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None, None, None]:
     x, weight = ctx.saved_tensors
-    of_x = None if weight is None else grad @ chosen(weight, ctx.n, ctx.m)
+    of_x = None if weight is None else grad @ n_of_m(weight, ctx.n, ctx.m)
     of_weight = None if x is None else grad.flatten(0, -2).T @ x.flatten(0, -2)
     return of_x, of_weight, None, None
 

@@ -27,7 +27,7 @@ class _Matrix:
     mask: Tensor | None = None
 
 
-def kept(x: Tensor, n: int, m: int) -> Tensor:
+def largest_mask(x: Tensor, n: int, m: int) -> Tensor:
     """Whether each number is among the n largest of its m."""
     sizes = x.abs().view(-1, m)
     mask = torch.zeros_like(sizes, dtype=torch.bool).scatter_(1, sizes.topk(n, dim=1).indices, True)
@@ -52,7 +52,7 @@ class NxmAdmm:
         own, w = list[_Matrix](), updated(held)
         for slot, _ in parts_of(held, self.names):
             x = w[slot.start : slot.stop]
-            own.append(_Matrix(slot, x * kept(x, *self._pattern), torch.zeros_like(x)))
+            own.append(_Matrix(slot, x * largest_mask(x, *self._pattern), torch.zeros_like(x)))
         self.matrices[id(held)], self.steps[id(held)] = own, 0
 
     @property
@@ -78,13 +78,13 @@ class NxmAdmm:
             x = w[one.slot.start : one.slot.stop]
             if one.z is not None and one.u is not None:
                 if step == self.mask_at:
-                    one.mask = kept(x + one.u, *self._pattern)
+                    one.mask = largest_mask(x + one.u, *self._pattern)
                     one.z = one.u = None
                     self.off += float((x * ~one.mask).square().sum())
                     self.size += float(x.square().sum())
                 elif step % self.settings.every == 0:
                     drawn = x + one.u
-                    one.z = drawn * kept(drawn, *self._pattern)
+                    one.z = drawn * largest_mask(drawn, *self._pattern)
                     one.u = drawn - one.z
             if one.mask is not None:
                 x *= one.mask

@@ -125,7 +125,7 @@ def frozen_of(
     where: Where = Where(),  # noqa: B008 (frozen)
 ) -> Frozen | None:
     """The frozen weights of a stage with their values; None where it has none."""
-    if not (own := placed(slots)):
+    if not (own := place_slots(slots)):
         return None
     made = Frozen(
         own,
@@ -158,11 +158,11 @@ def four_bit_of(
             blocks = quantised(values(replace(slot, shape=slot.whole, offset=(0,) * len(slot.whole))))
         return blocks.part(slot.name, slot.whole, slot.offset, slot.shape)
 
-    own = placed(slots)
+    own = place_slots(slots)
     return FourBit(own, read, where, dtype, device) if own else None
 
 
-def placed(slots: Iterable[Slot]) -> tuple[Slot, ...]:
+def place_slots(slots: Iterable[Slot]) -> tuple[Slot, ...]:
     """One after the other."""
     made, start = list[Slot](), 0
     for slot in slots:

@@ -22,7 +22,7 @@ from torch import Tensor
 from gnomon.errors import InputError
 from gnomon.formats.gguf import Gguf, integers_of, read_gguf
 from gnomon.formats.gguf import stored as stored_in_gguf
-from gnomon.formats.gguf_model import heads_turned, name_here, name_there, turned
+from gnomon.formats.gguf_model import heads_turned, name_here, name_there, row_order
 from gnomon.formats.huggingface.quantised import CODED, Method, is_packed, layers_of, method_of, shape_of, stored
 from gnomon.formats.huggingface.safetensors import Entry
 from gnomon.formats.keys import read_json
@@ -182,7 +182,7 @@ class GgufFolder(PackedFolder):
             storage, arrays = integers
         if heads := heads_turned(tensor, self.config):
             vector = len(self.entries[tensor][1].shape) == 1
-            order = np.argsort(turned(shape[1] if vector else shape[0], heads))
+            order = np.argsort(row_order(shape[1] if vector else shape[0], heads))
             arrays = {name: x[:, order] if vector else x[order] for name, x in arrays.items()}
         return storage, arrays, shape
 

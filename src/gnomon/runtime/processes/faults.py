@@ -49,7 +49,7 @@ def plain(error: Exception, rank: int, at: str) -> Exception:
     return error
 
 
-def ended(failed: FailedError, world_size: int, *, left: Path | None, resume_with: str) -> RunError:
+def failure_of(failed: FailedError, world_size: int, *, left: Path | None, resume_with: str) -> RunError:
     """What to tell of a run whose processes failed; an error that says itself what is left, as it is. left: the newest
     whole checkpoint."""
     first, *others = failed.failures

@@ -25,7 +25,7 @@ from gnomon.runtime.step.buffers import Buffers, Name
 from gnomon.runtime.step.feed import Feed, size_named
 from gnomon.runtime.step.lane import Lane
 from gnomon.runtime.step.mimose import Mimose
-from gnomon.runtime.step.resident_bytes import NOTHING, Kept, kept
+from gnomon.runtime.step.resident_bytes import NOTHING, ResidentBytes, measure_resident
 from gnomon.runtime.step.rows import Action
 from gnomon.runtime.step.state import State
 from gnomon.runtime.step.taught import Taught
@@ -60,8 +60,10 @@ class Compute:
         """That whose forward runs, or ran last."""
         self.saved: dict[tuple[int, int], SavedForBackward] = {}
         self.aside: dict[tuple[int, int], list[Aside]] = {}
-        self._kept: dict[Hashable, Kept] = {}  # what a microbatch keeps at a stage from F to B; counted once asked for
-        self._put_aside: dict[Hashable, Kept] = {}  # from I to W
+        self._kept: dict[
+            Hashable, ResidentBytes
+        ] = {}  # what a microbatch keeps at a stage from F to B; counted once asked for
+        self._put_aside: dict[Hashable, ResidentBytes] = {}  # from I to W
         layout, tp = feed.layout, state.groups.mesh.tp
         self._vocab = size_named(graph, "vocab") // (tp if layout.vocab_parallel and layout.loss_parallel else 1)
         self._rotary = lambda: _angles(graph, feed.longest, dtype, feed.device)
@@ -105,12 +107,12 @@ class Compute:
         """What all microbatches read and none makes."""
         return (*self._rotary(), *self.feed.batch.values())
 
-    def microbatches(self) -> Iterator[Kept]:
+    def microbatches(self) -> Iterator[ResidentBytes]:
         """What is held between actions for each microbatch."""
         yield from (self._kept.get(self._alike(*at), NOTHING) for at in self.saved)
         yield from (self._put_aside.get(self._alike(*at), NOTHING) for at in self.aside)
         if (packing := self.feed.packing_of(self.unit)) is not None and packing.prefixes is not None:
-            yield Kept(activations=packing.prefixes.nbytes, logits=0)
+            yield ResidentBytes(activations=packing.prefixes.nbytes, logits=0)
 
     def _alike(self, stage: int, unit: int) -> Hashable:
         """Microbatches of a stage that keep as much."""
@@ -140,7 +142,7 @@ class Compute:
         apart = self.apart
         if packing is not None and packing.prefixes is not None:  # counted with what is between microbatches
             apart += tuple(x for prefix in packing.prefixes.kept.values() for x in prefix.tensors)
-        made, self._kept[self._alike(stage, unit)] = kept(
+        made, self._kept[self._alike(stage, unit)] = measure_resident(
             noted, tuple(entered.values()), vocab=self._vocab, loss=bool(module.results), apart=apart
         )
         return made
@@ -157,7 +159,7 @@ class Compute:
     def listeners(self) -> Callable[[Layer, Tensor], None] | None:
         """Who is told which experts tokens choose; None: nobody."""
         told = [one for one in (self.routed, *self.counted) if one is not None]
-        return _told(told) if told else None
+        return _call_all(told) if told else None
 
     def entering(self, stage: int, unit: int, *, keep: bool = False) -> dict[str, Tensor]:
         """What enters a stage, as leaves where gradients go back. keep: the buffers are read again later."""
@@ -298,7 +300,7 @@ class Compute:
         if alike in self._kept and alike not in self._put_aside:
             tensors = [tensor for deferred in self.aside[stage, unit] for tensor in deferred.reads]
             apart = tuple(self.feed.batch.values())
-            self._put_aside[alike] = Kept.of(tensors, vocab=self._vocab, loss=False, apart=apart)
+            self._put_aside[alike] = ResidentBytes.of(tensors, vocab=self._vocab, loss=False, apart=apart)
 
     def _weight_backward(self, stage: int, unit: int) -> None:
         self._clear(stage)
@@ -307,7 +309,7 @@ class Compute:
                 deferred.weight_grad()
 
 
-def _told(listeners: Sequence[Callable[[Layer, Tensor], None]]) -> Callable[[Layer, Tensor], None]:
+def _call_all(listeners: Sequence[Callable[[Layer, Tensor], None]]) -> Callable[[Layer, Tensor], None]:
     """All of them are."""
 
     def tell(layer: Layer, indices: Tensor) -> None:

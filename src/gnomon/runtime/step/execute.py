@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from gnomon.control.placing import ROWS_ALONE, PlacingCosts, placed
+from gnomon.control.placing import ROWS_ALONE, PlacingCosts, with_placement
 from gnomon.errors import PlanError
 from gnomon.graph import Graph, Layer
 from gnomon.lowering.units import units_of_lengths
@@ -34,7 +34,7 @@ from gnomon.program import Program
 from gnomon.runtime.mesh.arrivals import channels, proofs
 from gnomon.runtime.mesh.collectives import all_reduce
 from gnomon.runtime.mesh.groups import Groups, stage_sets
-from gnomon.runtime.module.apply import NOTHING_BESIDE, apply, dtypes, has_experts, holders, placements
+from gnomon.runtime.module.apply import NO_SHARES, apply, dtypes, has_experts, holders, placements
 from gnomon.runtime.module.blocks import Capacity
 from gnomon.runtime.module.crossings import Shapes, hops
 from gnomon.runtime.module.one_process import OneProcess
@@ -63,7 +63,7 @@ from gnomon.runtime.step.rows import Action, RankRow, followed, plan_stages, row
 from gnomon.runtime.step.state import State
 from gnomon.runtime.step.step_load import StepLoad
 from gnomon.runtime.step.taught import Taught
-from gnomon.runtime.step.vocabulary import Divided, Heads
+from gnomon.runtime.step.vocabulary import DividedVocabulary, Heads
 from gnomon.runtime.step.vocabulary_passes import Passes
 from gnomon.runtime.watch.measure import Levels, Recorder, clock_of, gather, per_class
 from gnomon.runtime.watch.watchdog import SILENT_S, Watchdog
@@ -113,7 +113,7 @@ class Executor:
         if alone := [entry.name for entry in used(plan) if not entry.resumes and not steps]:
             raise PlanError(f"a plan with {alone[0]} is run by gnomon run alone; leave the pass out here")
         check_place(plan.device_of)
-        plan = placed(plan, graph, workload)
+        plan = with_placement(plan, graph, workload)
         graph = under(graph, plan)
         self.graph, self.plan, self.workload, self.device = graph, plan, workload, device
         ends = cut_ends(plan, graph) if plan.schedule.vocabulary != "ends" else None
@@ -133,7 +133,7 @@ class Executor:
         units = self.followed_units
         self.program = followed(graph, plan, workload, program, tied, in_order=self.in_order, units=units)
         self.groups = self._groups()
-        self.divided = None if ends is None else Divided.of(ends, plan, self.groups)
+        self.divided = None if ends is None else DividedVocabulary.of(ends, plan, self.groups)
         by_layer = self.program.num_stages > plan.num_stages
         self.stages = self._stages(seed, values, states or {})
         here, dtype = self.groups.here, dtypes(plan).param
@@ -233,7 +233,7 @@ class Executor:
             device=self.device,
             values=values,
             by_layer=self.program.num_stages > self.plan.num_stages,
-            beside=NOTHING_BESIDE if self.divided is None else self.divided.beside(self.graph),
+            beside=NO_SHARES if self.divided is None else self.divided.beside(self.graph),
             whole=self.graph,
         )
         for part in stages.values():

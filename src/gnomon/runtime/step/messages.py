@@ -18,7 +18,7 @@ from gnomon.errors import PlanError
 from gnomon.plans import Plan
 from gnomon.program import Program
 from gnomon.runtime.mesh.groups import Groups, channel_name
-from gnomon.runtime.mesh.routes import Route, Together, Waits, of_rank, routes, started
+from gnomon.runtime.mesh.routes import Route, Together, Waits, member_work, of_rank, routes
 from gnomon.runtime.module.crossings import Crossing, Hop, ReceivedShape, Shapes
 from gnomon.runtime.step.buffers import Buffers, Name
 from gnomon.runtime.step.rows import Action
@@ -82,7 +82,7 @@ class RankMessages:
             for route in sent:
                 group = self._channel(mine.pipeline_rank, home, name, route)
                 part = _rows(tensor, shape, route.out, route.rows)
-                parts.append(started(dist.isend(part, route.target, group=group, tag=self._tag(name, place))))
+                parts.append(member_work(dist.isend(part, route.target, group=group, tag=self._tag(name, place))))
         return Together(tuple(parts))
 
     def receive(self, name: Name, source: int) -> tuple[tuple[Tensor, ...], Waits]:
@@ -96,7 +96,7 @@ class RankMessages:
             for route in comes:
                 group = self._channel(home, mine.pipeline_rank, name, route)
                 part = _rows(tensors[-1], shape, route.into, route.rows)
-                parts.append(started(dist.irecv(part, route.source, group=group, tag=self._tag(name, place))))
+                parts.append(member_work(dist.irecv(part, route.source, group=group, tag=self._tag(name, place))))
         return tuple(tensors), Together(tuple(parts))
 
     def _shape(self, crossing: Crossing, ends: Sequence[Route], unit: int) -> ReceivedShape:

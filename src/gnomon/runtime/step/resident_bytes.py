@@ -23,7 +23,7 @@ Made = TypeVar("Made")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Kept:
+class ResidentBytes:
     """What a microbatch holds at a stage between two of its actions."""
 
     activations: int
@@ -32,7 +32,7 @@ class Kept:
     """Bytes of the tensor with a number for each entry of the vocabulary."""
 
     @staticmethod
-    def of(tensors: Sequence[Tensor], *, vocab: int, loss: bool, apart: Sequence[Tensor] = ()) -> Kept:
+    def of(tensors: Sequence[Tensor], *, vocab: int, loss: bool, apart: Sequence[Tensor] = ()) -> ResidentBytes:
         """Counts tensors in the order in which they were saved; some may be views of one storage, which counts once.
 
         vocab: entries on this rank. loss: whether the run ended in the loss, which saves the one tensor with a number
@@ -43,20 +43,20 @@ class Kept:
         shared = {tensor.untyped_storage().data_ptr() for tensor in apart}
         storages = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in tensors}
         own = {at: size for at, size in storages.items() if at not in shared}
-        return Kept(activations=sum(own.values()) - own.get(logits or 0, 0), logits=own.get(logits or 0, 0))
+        return ResidentBytes(activations=sum(own.values()) - own.get(logits or 0, 0), logits=own.get(logits or 0, 0))
 
 
-NOTHING = Kept(activations=0, logits=0)
+NOTHING = ResidentBytes(activations=0, logits=0)
 
 
-def kept(
+def measure_resident(
     run: Callable[[Callable[[Tensor], None]], Made],
     entered: Sequence[Tensor] = (),
     *,
     vocab: int,
     loss: bool,
     apart: Sequence[Tensor],
-) -> tuple[Made, Kept]:
+) -> tuple[Made, ResidentBytes]:
     """(output of `run`, what its backward will read: what autograd saved, and what entered). run: takes a function to
     tell what it keeps by hooks of its own. loss: whether it ends in the loss."""
     tensors: list[Tensor] = list(entered)
@@ -71,14 +71,14 @@ def kept(
     with saved_tensors_hooks(pack, unpack):
         y = run(tensors.append)
     with torch.no_grad():
-        return y, Kept.of(tensors, vocab=vocab, loss=loss, apart=apart)
+        return y, ResidentBytes.of(tensors, vocab=vocab, loss=loss, apart=apart)
 
 
 def levels(
     parameters: Iterable[Parameters],
     optimizer_bytes: int,
     buffers: Buffers,
-    microbatches: Iterable[Kept],
+    microbatches: Iterable[ResidentBytes],
     stages: Mapping[int, object],
 ) -> Levels:
     """What a rank holds now. stages: those on this rank; what goes to another is communication."""

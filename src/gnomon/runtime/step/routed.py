@@ -1,4 +1,4 @@
-"""Which experts tokens chose, counted as steps run: `Routed`, for `gnomon run --record-router`.
+"""Which experts tokens chose, counted as steps run: `RoutedCounts`, for `gnomon run --record-router`.
 
 Counted is what a layer's dispatch is given in the first forward of a microbatch: not what is computed again in
 backward, not validation, and before a capacity drops any. Every token is at the dispatch of one rank alone, so that the
@@ -15,7 +15,7 @@ from gnomon.formats.router import RouterRecord, routers_of
 from gnomon.graph import Graph, Layer
 
 
-class Routed:
+class RoutedCounts:
     """Counts of one rank."""
 
     def __init__(self, graph: Graph, device: torch.device) -> None:

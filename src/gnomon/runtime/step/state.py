@@ -19,7 +19,7 @@ from gnomon.lowering.tensor_sums import REPLICAS
 from gnomon.program import NO_UNIT
 from gnomon.runtime.mesh.collectives import all_gather, all_reduce, reduce_scatter
 from gnomon.runtime.mesh.groups import Groups
-from gnomon.runtime.mesh.routes import Together, Waits, started
+from gnomon.runtime.mesh.routes import Together, Waits, member_work
 from gnomon.runtime.module.stage import Stage
 from gnomon.runtime.optim.loss_scale import LossScale
 from gnomon.runtime.optim.matrix import Ranks
@@ -126,7 +126,7 @@ class State:
         made = self.buckets[tuple(stages)]
         sums = [(bucket.whole(), group) for bucket in made if (group := self._group(bucket.members[0], comm))]
         if sums:
-            works = Together(tuple(started(all_reduce(grad, group, wait=False)) for grad, group in sums))
+            works = Together(tuple(member_work(all_reduce(grad, group, wait=False)) for grad, group in sums))
             self.buffers.start(names[0], works, sum(grad.nbytes for grad, _ in sums), also=names[1:])
 
     def all_reduce(self, stage: int, comm: str) -> None:
@@ -146,7 +146,7 @@ class State:
             if grads and self.lane is not None:
                 self._in_turn(stage, name, grads, self.lane)
             elif grads:
-                works = Together(tuple(started(all_reduce(grad, group, wait=False)) for grad, group in grads))
+                works = Together(tuple(member_work(all_reduce(grad, group, wait=False)) for grad, group in grads))
                 self.buffers.start(name, works, sum(grad.nbytes for grad, _ in grads))
             return
         group = self.groups.by_comm[comm]
@@ -184,7 +184,7 @@ class State:
         if not chosen:
             return
         summed, unpack = packed(chosen)
-        works = Together(tuple(started(all_reduce(grad, group, wait=False)) for grad in summed))
+        works = Together(tuple(member_work(all_reduce(grad, group, wait=False)) for grad in summed))
         copied = tuple(grad for grad in summed if all(grad is not one for one in chosen))
         self.buffers.start(name, works, sum(grad.nbytes for grad in chosen), unpack, copied)
 
@@ -256,7 +256,7 @@ class State:
                 (flat, part), group = held.make_room(), self._shards(held)
                 if group is None:
                     continue  # a copy from the host made them whole
-                works.append(started(all_gather(flat, part, group, wait=False)))
+                works.append(member_work(all_gather(flat, part, group, wait=False)))
                 size += flat.nbytes
             self.buffers.start(("P", number, NO_UNIT), Together(tuple(works)), size)
 
@@ -293,7 +293,7 @@ class State:
                 whole = held.whole_grad()
                 part, group = whole[held.mine[0] : held.mine[1]], self._shards(held)
                 if group is not None:
-                    works.append(started(reduce_scatter(part, whole, group, wait=False)))
+                    works.append(member_work(reduce_scatter(part, whole, group, wait=False)))
                 wholes.append(whole)
                 parts.append((held, part))
                 if held.zero >= 2:
@@ -318,7 +318,7 @@ class State:
                 whole = interleaved(members)
                 part, group = whole[members[0].shard_number], self._shards(members[0])
                 if group is not None:
-                    works.append(started(reduce_scatter(part, whole.view(-1), group, wait=False)))
+                    works.append(member_work(reduce_scatter(part, whole.view(-1), group, wait=False)))
                 wholes.append(whole)
                 parts += zip(members, part.split([one.mine[1] - one.mine[0] for one in members]), strict=True)
         for one in held:

@@ -102,7 +102,7 @@ def _at(stage: Stage, layer: Layer) -> int:
 
 
 @dataclass(slots=True)
-class Told:
+class ForwardRecord:
     """What a microbatch's backward has of its forward."""
 
     logits: Tensor
@@ -128,7 +128,7 @@ class Taught:
         self.theirs = Eyes(teacher.graph, teacher.stage, hidden=hidden)
         self.teaches = True
         """In this step."""
-        self.told: dict[int, Told] = {}
+        self.told: dict[int, ForwardRecord] = {}
         self.same_rows = True
         self.off, self.off_moved, self.tokens = 0.0, 0.0, 0
         """Sums of KL over tokens that counted, of rows as they were and moved."""
@@ -164,7 +164,7 @@ class Taught:
         self.off += float(off.detach())
         self.tokens += int(counts.sum())
         if self.augments is not None:
-            self.told[unit] = Told(theirs.logits, seen.norms, seen.width, counts)
+            self.told[unit] = ForwardRecord(theirs.logits, seen.norms, seen.width, counts)
             self.same_rows = theirs.width == seen.width
         return made, loss
 

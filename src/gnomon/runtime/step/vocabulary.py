@@ -1,8 +1,8 @@
 """The embedding and the head divided by vocabulary over all pipeline ranks (`schedule.vocabulary`), as ranks run them.
 
-`Divided` says what a rank holds of both beside its stages, `Heads` has a function for each of their actions: a part of
-the lookup (EMBED) and its gradient (EGRAD), a part of the logits, the loss and their gradient (S), and what ranks
-exchange. Each part runs as a block that tp divides, with pipeline ranks in place of tp's. Leaves out the order of
+`DividedVocabulary` says what a rank holds of both beside its stages, `Heads` has a function for each of their actions:
+a part of the lookup (EMBED) and its gradient (EGRAD), a part of the logits, the loss and their gradient (S), and what
+ranks exchange. Each part runs as a block that tp divides, with pipeline ranks in place of tp's. Leaves out the order of
 actions (`orders.patterns.vocabulary`) and how the graph is cut (`plans.ends`).
 """
 
@@ -22,7 +22,7 @@ from gnomon.graph import Graph, Layer
 from gnomon.plans import Layout, Mesh, Plan
 from gnomon.plans.ends import EMBEDDED, HIDDEN, Ends
 from gnomon.runtime.mesh.groups import Groups, stage_sets
-from gnomon.runtime.module.apply import Beside, axes_of, looked_up, slots_of
+from gnomon.runtime.module.apply import VocabularyShare, axes_of, looked_up, slots_of
 from gnomon.runtime.module.blocks import BlockRun
 from gnomon.runtime.module.crossings import Crossing, Hop, ReceivedShape, Shapes
 from gnomon.runtime.module.stage import Batch, Stage
@@ -35,7 +35,7 @@ from gnomon.sharding import ShardedBlock, shard_graph
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Divided:
+class DividedVocabulary:
     """What a rank has of a divided embedding and head."""
 
     ends: Ends
@@ -52,7 +52,7 @@ class Divided:
     """In which `axes` are divided."""
 
     @staticmethod
-    def of(ends: Ends, plan: Plan, groups: Groups) -> Divided:
+    def of(ends: Ends, plan: Plan, groups: Groups) -> DividedVocabulary:
         """Divides embedding and head over pipeline ranks, and takes this rank's part. PlanError for a parameter that
         would lie whole on every rank."""
         rank, count = groups.here.pipeline_rank, plan.num_pipeline_ranks
@@ -68,18 +68,18 @@ class Divided:
             for tensor in (*block.block.parameters, *block.block.frozen):
                 if block.homes[tensor.name].dim_of("tp") is None:
                     raise PlanError(f"vocabulary: {tensor.name} is not divided over the pipeline; use 'ends'")
-        return Divided(ends=ends, plan=plan, at=at, axes=axes, blocks=blocks, layout=layout, mesh=mesh)
+        return DividedVocabulary(ends=ends, plan=plan, at=at, axes=axes, blocks=blocks, layout=layout, mesh=mesh)
 
-    def beside(self, graph: Graph) -> dict[int, Beside]:
+    def beside(self, graph: Graph) -> dict[int, VocabularyShare]:
         """Says for each stage what this rank holds besides and what the stage is handed. graph: the whole one."""
-        layers, made = self.ends.parts.layers(), dict[int, Beside]()
+        layers, made = self.ends.parts.layers(), dict[int, VocabularyShare]()
         tables, last = looked_up(graph), self.plan.num_stages - 1
         trained = tuple(slots_of(layers, self.blocks, self.axes, set(), looked_up=tables))
         still = tuple(slots_of(layers, self.blocks, self.axes, set(), frozen=True))
         for stage, rank in enumerate(self.plan.pipeline_ranks):
             if rank == self.plan.pipeline_ranks[self.at]:
                 own = stage == self.at
-                made[stage] = Beside(
+                made[stage] = VocabularyShare(
                     slots=trained if own else (),
                     frozen=still if own else (),
                     enters=(self.embedded,) if stage == 0 and self.ends.embedded else (),
@@ -110,7 +110,7 @@ class Heads:
     """A rank's part of the embedding and the head at work, where all pipeline ranks meet for each (`interlaced`)."""
 
     def __init__(
-        self, divided: Divided, beside: Stage, groups: Groups, compute: Compute, buffers: Buffers, feed: Feed
+        self, divided: DividedVocabulary, beside: Stage, groups: Groups, compute: Compute, buffers: Buffers, feed: Feed
     ) -> None:
         """Makes the stages of the ends. beside: the stage that has the parameters."""
         self.divided, self.beside, self.compute, self.buffers, self.feed = divided, beside, compute, buffers, feed

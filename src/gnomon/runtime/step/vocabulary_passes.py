@@ -25,7 +25,7 @@ from gnomon.runtime.parameters.parameters import Weight
 from gnomon.runtime.step.buffers import Name
 from gnomon.runtime.step.lane import Lane
 from gnomon.runtime.step.rows import Action
-from gnomon.runtime.step.vocabulary import Divided, Heads
+from gnomon.runtime.step.vocabulary import DividedVocabulary, Heads
 
 
 @dataclass(frozen=True, slots=True)
@@ -278,7 +278,7 @@ class Passes(Heads):
         all_reduce(x, self._group())
 
 
-def _alone(divided: Divided) -> dict[str, BlockRun]:
+def _alone(divided: DividedVocabulary) -> dict[str, BlockRun]:
     """The same blocks without what ranks exchange."""
     made = {}
     for name, block in divided.blocks.items():

@@ -62,7 +62,7 @@ class Parts:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Expected:
+class ExpectedStep:
     """What a prediction says of a step."""
 
     parts: Parts
@@ -89,14 +89,14 @@ class Drift:
     """A sentence with the figures."""
 
 
-def expected_of(prediction: Prediction) -> Expected:
+def expected_of(prediction: Prediction) -> ExpectedStep:
     """The parts of a predicted step. Copies to the host and its update are compute."""
     sums = dict.fromkeys(WORDS, 0.0)
     for name, seconds in prediction.breakdown.items():
         waits = name.endswith("communication") or name in ("bubble", "ahead", "NORM")
         sums["communication_s" if waits else "update_s" if name == "OPT" else "compute_s"] += seconds
     plan, band = prediction.plan, prediction.band
-    return Expected(
+    return ExpectedStep(
         parts=Parts(**sums),
         high=band.high_s / prediction.step_s,
         memory_bytes=prediction.tightest.peak_bytes,
@@ -111,7 +111,7 @@ def typical(steps: Sequence[Parts]) -> Parts:
 
 
 def judge(
-    now: Sequence[Parts], first: Sequence[Parts] | None = None, expected: Expected | None = None
+    now: Sequence[Parts], first: Sequence[Parts] | None = None, expected: ExpectedStep | None = None
 ) -> tuple[Drift, ...]:
     """Drifts, the costliest first. now: typical parts of each rank lately. first: the same of the job's first steps.
 
@@ -134,7 +134,7 @@ def _together(ranks: Sequence[Parts]) -> Parts:
     return Parts(**{name: min(v) if name in least else median_low(v) for name, v in values.items()})
 
 
-def _part(part: str, name: str, now: Parts, before: Parts | None, expected: Expected | None) -> Drift | None:
+def _part(part: str, name: str, now: Parts, before: Parts | None, expected: ExpectedStep | None) -> Drift | None:
     """One part against the first steps and against the prediction, whichever it exceeds by more."""
     takes, choices = getattr(now, part), list[tuple[float, str]]()
     if before is not None:
@@ -152,7 +152,7 @@ def _part(part: str, name: str, now: Parts, before: Parts | None, expected: Expe
     return Drift(name=name, excess_s=excess, why=why)
 
 
-def _straggler(now: Sequence[Parts], first: Sequence[Parts] | None, expected: Expected | None) -> tuple[Drift, ...]:
+def _straggler(now: Sequence[Parts], first: Sequence[Parts] | None, expected: ExpectedStep | None) -> tuple[Drift, ...]:
     if len(now) < 2:
         return ()
     behind = _behind(now)
@@ -178,7 +178,12 @@ def _behind(ranks: Sequence[Parts]) -> list[float]:
 
 
 def memory_drift(
-    windows: Sequence[int], steps: int, *, retries: int = 0, peak: int | None = None, expected: Expected | None = None
+    windows: Sequence[int],
+    steps: int,
+    *,
+    retries: int = 0,
+    peak: int | None = None,
+    expected: ExpectedStep | None = None,
 ) -> Drift | None:
     """The allocator's drift, if there is one. windows: bytes at the end of each window of `steps` steps, oldest first.
 

@@ -35,7 +35,7 @@ from gnomon.prediction import Prediction, predict
 from gnomon.request import arguments
 from gnomon.request.job_file import is_plan, read_job
 from gnomon.request.model import is_code
-from gnomon.runtime.watch.drift import WORDS, Drift, Expected, Parts, expected_of, judge, memory_drift, typical
+from gnomon.runtime.watch.drift import WORDS, Drift, ExpectedStep, Parts, expected_of, judge, memory_drift, typical
 from gnomon.runtime.watch.expect import FirstForward, expect, machine, reason
 
 WARM_UP = 3
@@ -74,7 +74,7 @@ class Watch:
         self,
         model: nn.Module,
         optimizer: torch.optim.Optimizer,
-        expected: Expected | None,
+        expected: ExpectedStep | None,
         *,
         records: Callable[[Record], object] | None,
         out: TextIO | None,
@@ -397,7 +397,7 @@ def _predicted(plan: object, model: nn.Module) -> Prediction:
             f"plan is a plan file, which says what it is for, a job file of another program, or a Prediction; a "
             f"{type(file).__name__} says nothing of the model: give gnomon.predict(model, cluster, plan, workload)"
         )
-    graph = named.read(file.model)[0] if is_code(file.model) else arguments.graph(file.model)
+    graph = named.graph_of(file.model)[0] if is_code(file.model) else arguments.graph(file.model)
     cluster = arguments.cluster(file.on)
     return predict(graph, cluster, file.plan, file.workload, arguments.stack(file.stack or None))
 

@@ -25,7 +25,7 @@ from gnomon.plans.replicas import least_busiest
 from gnomon.prediction.software_kernels import kernels_of, on_cpu
 from gnomon.prediction.stage import stage_links
 from gnomon.prices.collectives import collective_seconds, p2p_seconds
-from gnomon.prices.fitted import fitted
+from gnomon.prices.fitted import fitted_rates
 from gnomon.prices.links import AxisLink, axis_link
 from gnomon.search.bounds.layer_tables import CommonPrices, Kinds, KindTable, Split, kind_tables, split
 from gnomon.search.space.points import Space
@@ -130,7 +130,7 @@ class SearchJob:
         self.kinds = Kinds(graph, space.base, kernels, away)
         self.devices = tuple(dict.fromkeys(group.node.device for group in cluster.groups))
         self.uniform = len(cluster.groups) == 1
-        self.numbers = fitted()
+        self.numbers = fitted_rates()
         self.priced = CommonPrices(
             kinds=self.kinds,
             cluster=cluster,
@@ -485,7 +485,7 @@ def time_bound(
     return bound + ends.norm
 
 
-def beyond(pipeline: Pipeline, act: Actions, sends: Doubles, ends: Ends, *, split_backward: bool) -> Doubles:
+def idle_bound(pipeline: Pipeline, act: Actions, sends: Doubles, ends: Ends, *, split_backward: bool) -> Doubles:
     """[ranks, columns] seconds between two meetings in which a rank does none of its own forwards and backwards, at
     least: the chains of `time_bound` without what the rank computes."""
     low, root = pipeline.lowest, pipeline.root

@@ -23,7 +23,7 @@ from gnomon.prediction.layer import price_layer_saved
 from gnomon.prediction.layer_types import KernelFacts, LayerPrice, LocalContext, Phase
 from gnomon.prediction.stage import StagePrice
 from gnomon.prices.collectives import copy_s_per_byte
-from gnomon.prices.fitted import Fitted, Rates, rates
+from gnomon.prices.fitted import FittedRates, Rates, rates
 from gnomon.prices.host import host_cost
 from gnomon.prices.links import AxisLink
 from gnomon.sharding.homes import routed_tensors
@@ -199,7 +199,7 @@ class CommonPrices:
     """The ops that the program fuses."""
     sizes: Mapping[str, int]
     """The workload's sizes without `batch`."""
-    numbers: Fitted
+    numbers: FittedRates
     """Numbers that were fitted to runs."""
     known: dict[object, tuple[LayerPrice, ...]]
     """Prices of a kind by what it sees of a plan and of a device; new ones are added."""

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from gnomon.graph import DTYPE_BITS
 from gnomon.plans import Plan
-from gnomon.prices.allocator import placed
+from gnomon.prices.allocator import place_memory
 from gnomon.search.bounds.families import Pipeline, SearchJob
 from gnomon.search.bounds.in_flight import Flight
 from gnomon.search.bounds.layer_tables import KindTable
@@ -53,7 +53,7 @@ def _room(job: SearchJob, index: int, cap_bytes: float, groups: int) -> float:
     cap = min(cap_bytes, device.memory_bytes)
 
     def fits(allocated: int) -> bool:
-        return placed(device, job.stack, allocated, groups).peak_bytes <= cap
+        return place_memory(device, job.stack, allocated, groups).peak_bytes <= cap
 
     # Bisection: `placed` does not fall with more tensors, so the largest number that fits is well defined.
     low, high = 0, device.memory_bytes

@@ -14,7 +14,7 @@ from gnomon.errors import InputError, PlanError
 from gnomon.plans import Plan, Saved
 from gnomon.search.budget import KeepGoing, always
 from gnomon.search.checkpointing.plan import least_recompute
-from gnomon.search.results import Found, Result
+from gnomon.search.results import FoundPlan, Result
 from gnomon.search.stages.recompute import unit_of
 from gnomon.software import Stack
 
@@ -29,7 +29,7 @@ WORTH = 1e-3
 class ByTensor:
     """What choosing tensor by tensor gains."""
 
-    best: Found | None
+    best: FoundPlan | None
     """The best plan, where it is better than the best of the search."""
     before_s: float
     """Step of the best plan with presets."""
@@ -61,7 +61,7 @@ def by_tensor(
         raise PlanError("the base plan says what is kept or has stages of its own; leave it out, or --sac-ilp")
     before = result.best[0].step_s
     faster = [candidate for candidate in result.near if candidate.step_s < before]
-    candidates: dict[Plan, Found] = {}
+    candidates: dict[Plan, FoundPlan] = {}
     for candidate in (*result.best[:PLANS], *faster[:PLANS]):
         candidates.setdefault(replace(candidate.plan, saved=Saved()), candidate)
     best, tried, predicted = result.best[0], 0, 0
@@ -79,7 +79,7 @@ def by_tensor(
             continue
         predicted += least.predicted
         if least.prediction.step_s < best.step_s * (1 - WORTH):
-            best = Found(point=candidate.point, plan=least.prediction.plan, prediction=least.prediction)
+            best = FoundPlan(point=candidate.point, plan=least.prediction.plan, prediction=least.prediction)
     return ByTensor(best=None if best is result.best[0] else best, before_s=before, tried=tried, predicted=predicted)
 
 

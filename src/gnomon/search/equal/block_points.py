@@ -25,8 +25,8 @@ from gnomon.search.bounds.families import (
     Family,
     Pipeline,
     actions,
-    beyond,
     halves,
+    idle_bound,
     is_split,
     no_ends,
     partly_split,
@@ -182,7 +182,7 @@ class Opening:
     def _slowed(self, group: PointGroup, act: Actions, ends: Ends) -> Doubles:
         """[members] `slowed` of a group under ZeRO 3."""
         block, every, split_backward = group.block, self._shardings_of(group), is_split(group.block.schedule)
-        around = beyond(block.pipeline, act, self._sends(block), ends, split_backward=split_backward)
+        around = idle_bound(block.pipeline, act, self._sends(block), ends, split_backward=split_backward)
         adding, joins = self._adding(every[0], block.count), self._joins(block)
         work = layer_work(block.family.table, every[0].copying, adding, block.column, split_backward=split_backward)
         return slowed(block.pipeline, around, block.count, joins, every, work)

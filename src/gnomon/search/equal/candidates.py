@@ -18,7 +18,7 @@ from gnomon.search.bounds.tighter_time import Loose
 from gnomon.search.equal.block_points import PointGroup
 from gnomon.search.equal.blocks import SLACK, BlockRow
 from gnomon.search.equal.devices import EqualDevices
-from gnomon.search.results import Found, sort_of_point
+from gnomon.search.results import FoundPlan, sort_of_point
 from gnomon.search.shortlist import Likeness
 from gnomon.search.space.points import Point
 
@@ -58,7 +58,7 @@ class OfFamily:
         """Families are the farthest from a plan."""
         return _of_family(self.devices, self.family, 0)
 
-    def expand(self, search: Search[Found], bound: float) -> Smaller:
+    def expand(self, search: Search[FoundPlan], bound: float) -> Smaller:
         """Yields the family's rows."""
         for row in self.devices.blocks.rows(self.family):
             # A part's bound is never below that of the whole: what was proved of the family holds for the row.
@@ -87,7 +87,7 @@ class OfRow:
         """Rows come after families."""
         return _of_family(self.devices, self.row.family, 1)
 
-    def expand(self, search: Search[Found], bound: float) -> Smaller:
+    def expand(self, search: Search[FoundPlan], bound: float) -> Smaller:
         """Yields the groups of the block with the least bound, and the row of the others."""
         row, opening = self.row, self.devices.opening
         block = opening.block(row.family, row.schedule, row.virtual, row.columns[0])
@@ -123,7 +123,7 @@ class OfGroup:
         """Groups come after rows."""
         return _of_family(self.devices, self.group.block.family, 2)
 
-    def expand(self, search: Search[Found], bound: float) -> Smaller:
+    def expand(self, search: Search[FoundPlan], bound: float) -> Smaller:
         """Yields the same with a better bound if that is worth its time, else its points."""
         opening = self.devices.opening
         if self.group.rough:
@@ -158,7 +158,7 @@ class OfPoint:
         """Points are the nearest to a prediction."""
         return int(self.point.recompute != self.devices.sparest), -7
 
-    def expand(self, search: Search[Found], bound: float) -> Smaller:
+    def expand(self, search: Search[FoundPlan], bound: float) -> Smaller:
         """Predicts the plan; nothing is left to look at."""
         self.devices.predict(self.point, search)
         return iter(())
@@ -189,7 +189,7 @@ class _OfLoose:
         """Plans are the nearer to a prediction, the better their bounds are."""
         return int(self.loose.point.recompute != self.devices.sparest), -self.depth
 
-    def played(self, search: Search[Found], bound: float) -> Smaller:
+    def played(self, search: Search[FoundPlan], bound: float) -> Smaller:
         """Yields the same with its schedule played bare, unless it is too large."""
         if not self.devices.too_large(self.loose):
             least = max(bound, self.devices.tighten.bound(self.loose, search.worst()) * (1 - SLACK))
@@ -202,7 +202,7 @@ class FirstBound(_OfLoose):
     __slots__ = ()
     depth = 3
 
-    def expand(self, search: Search[Found], bound: float) -> Smaller:
+    def expand(self, search: Search[FoundPlan], bound: float) -> Smaller:
         """Looks at the ranks one by one first under ZeRO 2, which costs less than playing."""
         if self.loose.reductions == "stages" and not partly_split(self.loose.point.schedule):
             least = self.devices.tighten.stalled(self.loose) * (1 - SLACK)
@@ -217,7 +217,7 @@ class Stalled(_OfLoose):
     __slots__ = ()
     depth = 4
 
-    def expand(self, search: Search[Found], bound: float) -> Smaller:
+    def expand(self, search: Search[FoundPlan], bound: float) -> Smaller:
         """Yields the plan with its schedule played bare."""
         return self.played(search, bound)
 
@@ -228,7 +228,7 @@ class PlayedBare(_OfLoose):
     __slots__ = ()
     depth = 5
 
-    def expand(self, search: Search[Found], bound: float) -> Smaller:
+    def expand(self, search: Search[FoundPlan], bound: float) -> Smaller:
         """Yields the plan with a few ranks played by themselves, layer by layer."""
         least = self.devices.tighten.single(self.loose) * (1 - SLACK)
         yield max(bound, least), Tight(self.devices, self.loose)
@@ -240,7 +240,7 @@ class Tight(_OfLoose):
     __slots__ = ()
     depth = 6
 
-    def expand(self, search: Search[Found], bound: float) -> Smaller:
+    def expand(self, search: Search[FoundPlan], bound: float) -> Smaller:
         """Predicts the plan, unless it is too large."""
         if not self.devices.too_large(self.loose):
             self.devices.predict(self.loose.point, search)

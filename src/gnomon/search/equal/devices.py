@@ -14,7 +14,7 @@ from gnomon.errors import PlanError, ProgramError
 from gnomon.graph import Graph
 from gnomon.hardware import Cluster
 from gnomon.plans import Goal, Workload
-from gnomon.prediction import Timed, host_memory
+from gnomon.prediction import TimedPlan, host_memory
 from gnomon.search.best_first import Ended, Search
 from gnomon.search.bounds.families import Family, SearchJob
 from gnomon.search.bounds.tighter_time import Loose, Tighten
@@ -22,7 +22,7 @@ from gnomon.search.budget import KeepGoing, always
 from gnomon.search.equal.block_points import Opening
 from gnomon.search.equal.blocks import Blocks
 from gnomon.search.equal.sparing import sparest, sparing_points
-from gnomon.search.results import Counts, Found, Result, memory_limit, sort_of_point, why_not
+from gnomon.search.results import Counts, FoundPlan, Result, memory_limit, sort_of_point, why_not
 from gnomon.search.shortlist import Diverse
 from gnomon.search.space.points import Point, Space
 from gnomon.software import Stack
@@ -67,8 +67,8 @@ class EqualDevices:
         self.opening = Opening(self.blocks, self.tighten)
         self.sparest = sparest(space.recompute)
         """The way of recomputing that keeps least."""
-        self.near: list[Found] = []
-        self.smallest: Found | None = None
+        self.near: list[FoundPlan] = []
+        self.smallest: FoundPlan | None = None
         """The plan with the lowest peak of those that were predicted and do not fit."""
         self._most_near = near
         self._families: list[tuple[float, Family]] = []
@@ -110,11 +110,11 @@ class EqualDevices:
         self.counts.too_large += 1
         return True
 
-    def predict(self, point: Point, search: Search[Found]) -> None:
+    def predict(self, point: Point, search: Search[FoundPlan]) -> None:
         """Predicts a point; kept where it fits and is fast enough."""
         plan = self.space.plan(point)
         try:
-            timed = Timed.of(self.graph, self.cluster, plan, self.workload, self.stack)
+            timed = TimedPlan.of(self.graph, self.cluster, plan, self.workload, self.stack)
         except (PlanError, ProgramError) as error:
             self.counts.reject(why_not(error), 1)
             return
@@ -124,7 +124,7 @@ class EqualDevices:
         if timed.step_s >= search.kept.worst_of(sort[0], sort) and len(self.near) >= self._most_near:
             return  # whether it fits does not matter
         prediction = timed.prediction()
-        made = Found(point=point, plan=plan, prediction=prediction)
+        made = FoundPlan(point=point, plan=plan, prediction=prediction)
         if all(rank.peak_bytes <= self.limit for rank in prediction.memory) and host_memory(prediction).fits_in(
             self.limit
         ):
@@ -135,7 +135,7 @@ class EqualDevices:
         if len(self.near) < self._most_near:
             self.near = sorted([*self.near, made], key=lambda candidate: candidate.step_s)
 
-    def result(self, search: Search[Found]) -> Result:
+    def result(self, search: Search[FoundPlan]) -> Result:
         """Sums up what a search of it found."""
         least = self.blocks.memory.least
         return Result(

@@ -20,7 +20,7 @@ from gnomon.search.bounds.families import SearchJob
 from gnomon.search.budget import KeepGoing, always
 from gnomon.search.equal.candidates import OfFamily
 from gnomon.search.equal.devices import EqualDevices
-from gnomon.search.results import Found, Result, most_alike
+from gnomon.search.results import FoundPlan, Result, most_alike
 from gnomon.search.shortlist import Diverse, Shortlist
 from gnomon.search.space.points import Space
 from gnomon.software import Stack
@@ -37,7 +37,7 @@ def solve(
     top: int = 5,
     prune: bool = True,
     diverse: bool = False,
-    known: Iterable[Found] = (),
+    known: Iterable[FoundPlan] = (),
     job: SearchJob | None = None,
     on_progress: OnProgress | None = None,
     keep_going: KeepGoing = always,
@@ -54,7 +54,7 @@ def solve(
     devices = EqualDevices(
         graph, cluster, workload, space, stack, goal or Goal(), near=top, prune=prune, job=job, keep_going=keep_going
     )
-    kept = Diverse(top, most_alike(len(set(space.axes())), top)) if diverse else Shortlist[Found](top)
+    kept = Diverse(top, most_alike(len(set(space.axes())), top)) if diverse else Shortlist[FoundPlan](top)
     for candidate in known:
         kept.add(candidate)
     search = Search(devices, kept, on_progress)

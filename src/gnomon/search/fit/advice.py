@@ -47,7 +47,7 @@ class Advice:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Advised:
+class FitAdvice:
     """The ways to make a plan fit."""
 
     ways: tuple[Advice, ...]
@@ -60,11 +60,11 @@ class Advised:
     """Whether all combinations of the changes were looked at, so that none means that there is none."""
 
 
-NOTHING = Advised(ways=(), tried=0, complete=True)
+NOTHING = FitAdvice(ways=(), tried=0, complete=True)
 """Of a plan that has room."""
 
 
-def advice(prediction: Prediction, *, most: int = 4, terms: Terms | None = None) -> Advised:
+def advice(prediction: Prediction, *, most: int = 4, terms: Terms | None = None) -> FitAdvice:
     """Changes after which every rank fits with room, the fastest first, `most` of them; none for a plan that has it.
 
     One change at a time, then pairs, then threes …, where no smaller set is part of them that is enough, until TRIES
@@ -80,7 +80,7 @@ def advice(prediction: Prediction, *, most: int = 4, terms: Terms | None = None)
     rungs = sorted(fitting.enough(), key=lambda rung: rung.step_s)
     ways = tuple(_advice(fitting, rung) for rung in rungs[:most])
     others = () if ways else tuple(_advice(fitting, rung) for rung in fitting.adapted() if rung.fits)
-    return Advised(ways=ways, tried=fitting.count, others=others, complete=not fitting.left and not long)
+    return FitAdvice(ways=ways, tried=fitting.count, others=others, complete=not fitting.left and not long)
 
 
 def _advice(fitting: Fitting, rung: Rung) -> Advice:

@@ -25,7 +25,7 @@ from gnomon.search.checkpointing.plan import least_recompute
 from gnomon.search.fit.options import BY_NAME, OF_PROGRAM, OPTIONS, ORDER, Amounts, Option
 from gnomon.search.fit.terms import Change, Terms
 from gnomon.search.space.points import repeated_layers
-from gnomon.software import Stack, beyond, proposes
+from gnomon.software import Stack, proposes, unsupported
 
 LARGEST = 5
 """Options in a combination, at most."""
@@ -145,7 +145,7 @@ class Fitting:
         bare = Rung(options=tuple(options), changes=tuple(changes), plan=plan, prediction=None)
         stack, before = self.base.pricing.stack, self.base.plan
         if not proposes(stack, before, plan):
-            lacking = [what for what in beyond(stack, plan) if what not in beyond(stack, before)]
+            lacking = [what for what in unsupported(stack, plan) if what not in unsupported(stack, before)]
             return replace(bare, why_not=f"{stack.name} does not run {'; '.join(lacking)}")
         if self._said(options, plan) is None:
             return replace(bare, why_not=f"{stack.name} cannot be told to")

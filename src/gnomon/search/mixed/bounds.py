@@ -29,7 +29,7 @@ from gnomon.prediction.stage import stage_links, width
 from gnomon.prices.allocator import workspace_bytes
 from gnomon.prices.collectives import CollectiveKind, collective_seconds
 from gnomon.prices.curves import curves_for
-from gnomon.prices.fitted import fitted
+from gnomon.prices.fitted import fitted_rates
 from gnomon.prices.links import AxisLink, axis_link
 from gnomon.prices.optimizer import optimizer_seconds
 from gnomon.search.bounds.bare_schedule import play, skeleton
@@ -101,7 +101,7 @@ class LayerTables:
         plain = base if base.saved.rules else replace(base, saved=Saved())
         self.layer_kinds = Kinds(graph, plain, kernels)
         self.order = np.array([self.layer_kinds.kind_of[layer.label] for layer in layers], np.int64)
-        self._base, self._numbers = plain, fitted()
+        self._base, self._numbers = plain, fitted_rates()
         self._priced = CommonPrices(
             kinds=self.layer_kinds,
             cluster=cluster,

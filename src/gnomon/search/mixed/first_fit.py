@@ -27,7 +27,7 @@ from gnomon.search.mixed.pipelines import PipelineNode
 from gnomon.search.mixed.point_bounds import PointRows
 from gnomon.search.mixed.results import MixedFound
 from gnomon.search.mixed.space import MixedBlock
-from gnomon.search.results import Found
+from gnomon.search.results import FoundPlan
 from gnomon.search.shortlist import First
 from gnomon.search.space.points import Point, Space
 from gnomon.software import Stack
@@ -101,7 +101,7 @@ def first_fit(devices: RoomyFirst) -> Search[MixedFound]:
 
 def roomiest(
     graph: Graph, cluster: Cluster, workload: Workload, space: Space, stack: Stack, limit_bytes: int
-) -> Found | None:
+) -> FoundPlan | None:
     """Finds in a space of plans on one kind of device the plan that fits and holds the least by a bound; None if of the
     first ROOMY meshes none fits."""
     devices = EqualDevices(graph, cluster, workload, space, stack, Goal(memory_bytes=limit_bytes))
@@ -126,5 +126,5 @@ def roomiest(
         except (PlanError, ProgramError):
             continue
         if all(rank.peak_bytes <= limit_bytes for rank in prediction.memory):
-            return Found(point=point, plan=prediction.plan, prediction=prediction)
+            return FoundPlan(point=point, plan=prediction.plan, prediction=prediction)
     return None

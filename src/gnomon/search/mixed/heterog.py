@@ -31,7 +31,7 @@ layer or two is tried."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Searched:
+class HeteroGResult:
     """What a search found."""
 
     strategy: Strategy
@@ -104,7 +104,7 @@ def whole(costs: LayerCosts, strategy: Strategy) -> Strategy:
     return tuple(strategy[first] for first in costs.tied)
 
 
-def search(play: LayerPlay, tries: int = 4000, number: int = 0) -> Searched:
+def search(play: LayerPlay, tries: int = 4000, number: int = 0) -> HeteroGResult:
     """Returns the fastest strategy that is met. tries: strategies played at most, seeds not counted. number: seed of
     the random moves."""
     costs, random, listed = play.costs, Random(number), options(play.costs)
@@ -139,7 +139,7 @@ def search(play: LayerPlay, tries: int = 4000, number: int = 0) -> Searched:
                     look(changed)
         barren = 0 if min(known.values()) < best else barren + 1
     found = min(known, key=known.__getitem__)
-    return Searched(strategy=found, step_s=known[found], seed=first, seed_s=named[first], played=len(known))
+    return HeteroGResult(strategy=found, step_s=known[found], seed=first, seed_s=named[first], played=len(known))
 
 
 def _near(strategy: Strategy, listed: tuple[LayerChoice, ...]) -> Iterator[Strategy]:

@@ -205,7 +205,7 @@ class _Step:
             # What crosses has the size of the earlier layer's output: forward it is `before`'s, backward its
             # gradient's, so the smaller number.
             size = self.costs.crossing_bytes[min(number, before)]
-            for source, target, count in moved(self.strategy[before], choice):
+            for source, target, count in resharded(self.strategy[before], choice):
                 there = arrive[source] if source == target else self._send(source, target, count * size, arrive[source])
                 ready[target] = max(ready[target], there)
         # Parameters of a sharded layer are asked for at time 0, so the queue of collectives prefetches them in order.
@@ -269,7 +269,7 @@ class _Step:
         return max(*ready.values(), *back)
 
 
-def moved(before: LayerChoice, after: LayerChoice) -> list[tuple[int, int, int]]:
+def resharded(before: LayerChoice, after: LayerChoice) -> list[tuple[int, int, int]]:
     """(from, to, sequences) of a microbatch whose sequences lie on devices in order, before and after."""
     out, left, right = list[tuple[int, int, int]](), list(before.shares), list(after.shares)
     # Two-pointer walk over the microbatch: both sides list sequences in the same order, so each piece is an overlap of

@@ -24,9 +24,9 @@ from gnomon.search.equal.solve import solve
 from gnomon.search.mixed.devices import TRIES, Large
 from gnomon.search.mixed.plan_mixed import NOT_TRIED, SPENT, fitting, memory_limits, plan_mixed
 from gnomon.search.mixed.results import MixedFound
-from gnomon.search.refinement.make_fit import Fitted, Spare, Squeeze
+from gnomon.search.refinement.make_fit import FittingPlan, Spare, Squeeze
 from gnomon.search.requests import check_request
-from gnomon.search.results import Found, Result
+from gnomon.search.results import FoundPlan, Result
 from gnomon.search.space.points import Limit, make_space
 from gnomon.software import Stack
 from gnomon.units import show_bytes, show_seconds
@@ -48,7 +48,7 @@ class Case:
     """What was varied, as in `seq_len=4096`."""
     cluster: Cluster
     workload: Workload
-    best: Found | MixedFound | None
+    best: FoundPlan | MixedFound | None
     """None where nothing runs or fits; a `MixedFound` on machines of several kinds."""
     why: str = ""
     """Why there is none."""
@@ -56,7 +56,7 @@ class Case:
     """What the machines cost; None where no price is known."""
     left: int = 0
     """Plans of its search that were not looked at before the budget was spent."""
-    fitted: Fitted | None = None
+    fitted: FittingPlan | None = None
     """By which choices beyond the exact search `best` fits, where no plan of that does."""
 
     @property
@@ -78,7 +78,7 @@ class Case:
         return None if dollars is None or tokens is None else dollars / tokens
 
 
-def tokens_of(candidate: Found | MixedFound) -> float:
+def tokens_of(candidate: FoundPlan | MixedFound) -> float:
     """Tokens of a step, all devices together."""
     prediction = candidate.prediction
     return round(prediction.tokens_per_s_per_device * prediction.plan.num_devices * candidate.step_s)
@@ -96,7 +96,7 @@ class Question:
     goal: Goal = field(default_factory=Goal)
     prices: Mapping[str, float] = field(default_factory=dict)
     """Dollars of a device-hour, as `hardware.rent` takes them."""
-    improve: Callable[[Result], Found] | None = None
+    improve: Callable[[Result], FoundPlan] | None = None
     """A plan made of a search's, no slower: `search.refinement.refine`. None: the search's best as it is."""
     tries: int = TRIES
     """Predictions of a search over several kinds of devices, at most; its answer may then not be the best."""
@@ -233,7 +233,7 @@ class Question:
             return case
         known = (case.best,) if isinstance(case.best, MixedFound) else ()
         best = self.best(case.cluster, case.workload, label=case.label, known=known, most_nodes=FASTEST_NODES)
-        if self.spares and isinstance(best.best, Found):  # activations on the host in place of recompute
+        if self.spares and isinstance(best.best, FoundPlan):  # activations on the host in place of recompute
             others = (best.best, *self.squeeze(case.cluster, case.workload).smaller(best.best))
             best = replace(best, best=min(others, key=lambda candidate: candidate.step_s))
         if best.best is None or (case.best is not None and case.best.step_s <= best.best.step_s):
@@ -275,7 +275,7 @@ class Question:
         known = [*like]
         squeeze = self.squeeze(case.cluster, case.workload)
         fitted = next((f for other in known if other.fitted and (f := squeeze.alike(other.fitted))), None)
-        fitted = fitted or squeeze.fitted(other.best.point for other in known if isinstance(other.best, Found))
+        fitted = fitted or squeeze.fitted(other.best.point for other in known if isinstance(other.best, FoundPlan))
         return case if fitted is None else replace(case, best=fitted.candidate, why="", fitted=fitted)
 
 
@@ -313,7 +313,7 @@ def _smaller(asked: Question, cases: Sequence[Case]) -> Iterator[Case]:
     for case in cases:
         if asked.spare.on_progress is not None:
             asked.spare.on_progress(case.label)
-        if isinstance(case.best, Found):
+        if isinstance(case.best, FoundPlan):
             for candidate in asked.squeeze(case.cluster, case.workload).smaller(case.best):
                 yield replace(case, label=show_bytes(_peak_bytes(candidate)), best=candidate)
 
@@ -330,7 +330,7 @@ def _front_of(cases: Iterable[Case], resolution_bytes: int) -> tuple[Case, ...]:
     return tuple(front)
 
 
-def _peak_bytes(candidate: Found | MixedFound) -> int:
+def _peak_bytes(candidate: FoundPlan | MixedFound) -> int:
     return max(rank.peak_bytes for rank in candidate.prediction.memory)
 
 

@@ -18,10 +18,10 @@ from gnomon.graph import Graph
 from gnomon.hardware import scaled
 from gnomon.plans import Goal, Plan, Saved, Workload
 from gnomon.prediction import Prediction, predict
-from gnomon.search.planning import Loss, lost
+from gnomon.search.planning import Loss, loss_between
 from gnomon.search.questions.stage_changes import evened, stage_changes
-from gnomon.search.refinement.changes import changes, moved, with_experts
-from gnomon.search.refinement.choices import made, show_value
+from gnomon.search.refinement.changes import changes, move_ranks, with_experts
+from gnomon.search.refinement.choices import choices_of, show_value
 from gnomon.search.space.dispatchers import dispatchers, has_dispatcher
 from gnomon.software import proposes
 
@@ -209,7 +209,7 @@ def within_share(prediction: Prediction, more_bytes: int = 0) -> bool:
 
 def _others(prediction: Prediction, neighbours: Iterable[Neighbour]) -> tuple[Other, ...]:
     able = (neighbour.prediction for neighbour in neighbours)
-    made = (Other(prediction=other, loss=lost(prediction, other)) for other in able if other is not None)
+    made = (Other(prediction=other, loss=loss_between(prediction, other)) for other in able if other is not None)
     return tuple(sorted(made, key=lambda other: other.prediction.step_s))
 
 
@@ -233,7 +233,7 @@ def sent_otherwise(prediction: Prediction) -> Iterator[tuple[str, Plan]]:
 
 def undone(plan: Plan, graph: Graph) -> Iterator[tuple[str, Plan]]:
     """(choice, plan with its default), for every choice beyond the exact search that the plan makes otherwise."""
-    for option, value in made(plan):
+    for option, value in choices_of(plan):
         if option.name == "dispatch":  # `sent_otherwise` says what each way takes
             continue
         usual = option.of(Plan())
@@ -249,7 +249,7 @@ def without(plan: Plan) -> Iterator[tuple[str, Plan]]:
     mesh = plan.mesh
     for axis in ("tp", "cp", "pp"):
         size = getattr(mesh, axis)
-        if size > 1 and (changed := moved(plan, axis, 1, mesh.dp_shard * size)):
+        if size > 1 and (changed := move_ranks(plan, axis, 1, mesh.dp_shard * size)):
             yield f"{axis} {size}", changed
     usual = replace(plan.experts, replicas=0, placement=(), rebalance_every=0)
     if mesh.ep > 1 and (changed := with_experts(plan, 1)):

@@ -17,7 +17,7 @@ from gnomon.plans import Plan, Workload
 from gnomon.plans.workload import whole_sequences
 from gnomon.prediction import host_memory, predict
 from gnomon.search.questions.goals import Case, Question, of_nodes
-from gnomon.search.results import Found, memory_limit
+from gnomon.search.results import FoundPlan, memory_limit
 from gnomon.units import show_bytes
 
 VARIED = ("seq_len", "global_batch", "nodes", "on", "network", "links", "memory")
@@ -28,7 +28,7 @@ Value = int | float | Cluster
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Varied:
+class Variation:
     """One thing that varies."""
 
     name: str
@@ -47,14 +47,14 @@ class Varied:
 
 def vary(asked: Question, cluster: Cluster, workload: Workload, name: str, values: Iterable[Value]) -> tuple[Case, ...]:
     """The best plan at each value of one thing."""
-    return sweep(asked, cluster, workload, (Varied(name=name, values=tuple(values)),))
+    return sweep(asked, cluster, workload, (Variation(name=name, values=tuple(values)),))
 
 
 def sweep(
     asked: Question,
     cluster: Cluster,
     workload: Workload,
-    varied: Sequence[Varied],
+    varied: Sequence[Variation],
     *,
     tokens_per_batch: int | None = None,
 ) -> tuple[Case, ...]:
@@ -88,19 +88,19 @@ def _with_plans_of(asked: Question, case: Case, cases: Sequence[Case]) -> Case:
     """
     if is_mixed(case.cluster):
         return case
-    plans: dict[Plan, Found] = {}
+    plans: dict[Plan, FoundPlan] = {}
     for other in cases:
         same = other.workload == case.workload and other.cluster.num_devices == case.cluster.num_devices
-        if other is not case and same and isinstance(other.best, Found) and not is_mixed(other.cluster):
+        if other is not case and same and isinstance(other.best, FoundPlan) and not is_mixed(other.cluster):
             plans.setdefault(other.best.plan, other.best)
-    if isinstance(case.best, Found):
+    if isinstance(case.best, FoundPlan):
         plans.pop(case.best.plan, None)
     tried = [case.best, *(_tried(asked, case, candidate) for candidate in plans.values())]
     able = [candidate for candidate in tried if candidate is not None]
     return replace(case, best=min(able, key=lambda candidate: candidate.step_s), why="") if able else case
 
 
-def _tried(asked: Question, case: Case, candidate: Found) -> Found | None:
+def _tried(asked: Question, case: Case, candidate: FoundPlan) -> FoundPlan | None:
     """Another case's plan on this one's machines; None where it cannot run or does not fit."""
     try:
         prediction = predict(asked.graph, case.cluster, candidate.plan, case.workload, asked.stack)
@@ -108,7 +108,7 @@ def _tried(asked: Question, case: Case, candidate: Found) -> Found | None:
         return None
     limit = memory_limit(case.cluster, asked.goal)
     fits = all(rank.peak_bytes <= limit for rank in prediction.memory) and host_memory(prediction).fits
-    return Found(point=candidate.point, plan=candidate.plan, prediction=prediction) if fits else None
+    return FoundPlan(point=candidate.point, plan=candidate.plan, prediction=prediction) if fits else None
 
 
 def _changed(cluster: Cluster, workload: Workload, name: str, value: Value) -> tuple[Cluster, Workload]:

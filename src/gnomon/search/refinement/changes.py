@@ -20,9 +20,9 @@ def changes(plan: Plan, *, experts: bool = False) -> Iterator[tuple[str, Plan]]:
     mesh = plan.mesh
     for axis in ("tp", "pp", "cp"):
         size = getattr(mesh, axis)
-        if mesh.dp_shard % 2 == 0 and (changed := moved(plan, axis, 2 * size, mesh.dp_shard // 2)):
+        if mesh.dp_shard % 2 == 0 and (changed := move_ranks(plan, axis, 2 * size, mesh.dp_shard // 2)):
             yield f"{axis} {size} -> {2 * size}", changed
-        if size % 2 == 0 and (changed := moved(plan, axis, size // 2, mesh.dp_shard * 2)):
+        if size % 2 == 0 and (changed := move_ranks(plan, axis, size // 2, mesh.dp_shard * 2)):
             yield f"{axis} {size} -> {size // 2}", changed
     for size in (2 * mesh.ep, mesh.ep // 2) if mesh.ep > 1 or experts else ():
         if size and (changed := with_experts(plan, size)):
@@ -64,7 +64,7 @@ def with_experts(plan: Plan, size: int) -> Plan | None:
         return None
 
 
-def moved(plan: Plan, axis: str, size: int, shards: int) -> Plan | None:
+def move_ranks(plan: Plan, axis: str, size: int, shards: int) -> Plan | None:
     """Ranks moved between an axis and data parallelism; None where too few are left to the experts. Matmuls cut into as
     many parts as there are tensor-parallel ranks stay so."""
     try:

@@ -322,9 +322,9 @@ CHOICES: tuple[Choice, ...] = (
     Choice(
         name="experts",
         says="exchanges of experts (ep > 1) beside the computing of another microbatch",
-        values=lambda plan, graph, _: (False, True) if _taken_apart(_beside(plan, graph, True), graph) else (),
+        values=lambda plan, graph, _: (False, True) if _taken_apart(_overlap_experts(plan, graph, True), graph) else (),
         of=lambda plan: plan.overlap.experts,
-        make=lambda plan, graph, value: _beside(plan, graph, value),
+        make=lambda plan, graph, value: _overlap_experts(plan, graph, value),
         searched=False,
     ),
     Choice(
@@ -397,7 +397,7 @@ WORDS = {"fp8": ("none", *get_args(get_type_hints(Fp8)["recipe"])), "dispatch": 
 """Choices with few words as values."""
 
 
-def _beside(plan: Plan, _: Graph, value: Value) -> Plan:
+def _overlap_experts(plan: Plan, _: Graph, value: Value) -> Plan:
     """Whether exchanges of experts are rows of their own, or inside forwards and backwards."""
     return replace(plan, overlap=replace(plan.overlap, experts=bool(value)))
 
@@ -432,7 +432,7 @@ def of_method(method: Method) -> Choice:
     )
 
 
-def made(plan: Plan) -> tuple[tuple[Choice, Value], ...]:
+def choices_of(plan: Plan) -> tuple[tuple[Choice, Value], ...]:
     """Choices that a plan makes otherwise than a plan of defaults, with their values."""
     usual = Plan()
     return tuple((option, option.of(plan)) for option in CHOICES if option.of(plan) != option.of(usual))
@@ -440,7 +440,7 @@ def made(plan: Plan) -> tuple[tuple[Choice, Value], ...]:
 
 def described(plan: Plan) -> tuple[str, ...]:
     """Those choices in words, less fp8, which a plan's precision says."""
-    return tuple(f"{of.name} {show_value(of, value, plan)}" for of, value in made(plan) if of.name != "fp8")
+    return tuple(f"{of.name} {show_value(of, value, plan)}" for of, value in choices_of(plan) if of.name != "fp8")
 
 
 def choice(name: str) -> Choice:

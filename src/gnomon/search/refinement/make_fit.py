@@ -18,7 +18,7 @@ from gnomon.plans import Goal, Plan, Workload
 from gnomon.prediction import Prediction, host_memory, predict
 from gnomon.search.equal.solve import solve
 from gnomon.search.refinement.choices import BUCKETS, Choice, Value
-from gnomon.search.results import Found, memory_limit
+from gnomon.search.results import FoundPlan, memory_limit
 from gnomon.search.space.points import Limit, Point, Space, make_space
 from gnomon.software import Stack
 
@@ -48,10 +48,10 @@ class Spare:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Fitted:
+class FittingPlan:
     """A plan that fits by such choices."""
 
-    candidate: Found
+    candidate: FoundPlan
     made: tuple[tuple[Choice, Value], ...]
     """What it needs: without any one of them it does not fit."""
     without: Prediction
@@ -77,7 +77,7 @@ class Squeeze:
     goal: Goal
     spare: Spare
 
-    def fitted(self, like: Iterable[Point] = ()) -> Fitted | None:
+    def fitted(self, like: Iterable[Point] = ()) -> FittingPlan | None:
         """The fastest of the plans tried that fit, where no plan of the exact search does; None where none does.
 
         Tried are: the exact search's over a base plan with the values of `LEAN`, without and with the optimizer on the
@@ -92,7 +92,7 @@ class Squeeze:
                 return made
         return None
 
-    def alike(self, other: Fitted) -> Fitted | None:
+    def alike(self, other: FittingPlan) -> FittingPlan | None:
         """A plan that fits like that of other work, by the same choices: quicker than `fitted`, not the fastest."""
         point = other.candidate.point
         try:
@@ -105,9 +105,9 @@ class Squeeze:
         made = self._predicted(plan)
         if made is None or not self._fits(made):
             return None
-        return self._trimmed(Found(point=point, plan=plan, prediction=made))
+        return self._trimmed(FoundPlan(point=point, plan=plan, prediction=made))
 
-    def smaller(self, candidate: Found) -> Iterator[Found]:
+    def smaller(self, candidate: FoundPlan) -> Iterator[FoundPlan]:
         """Plans with less memory than one that fits: each choice alone, then all; with recompute, also none of it and
         activations on the host."""
         tried: dict[Plan, Point] = {}
@@ -125,9 +125,9 @@ class Squeeze:
         for plan, point in tried.items():
             made_of = None if plan == candidate.plan else self._predicted(plan)
             if made_of is not None and self._fits(made_of):
-                yield Found(point=point, plan=plan, prediction=made_of)
+                yield FoundPlan(point=point, plan=plan, prediction=made_of)
 
-    def _starts(self, candidate: Found) -> tuple[tuple[Plan, Point], ...]:
+    def _starts(self, candidate: FoundPlan) -> tuple[tuple[Plan, Point], ...]:
         plain = (candidate.plan, candidate.point)
         if candidate.point.recompute == "none" or not self._recomputes_nothing():
             return (plain,)
@@ -187,7 +187,7 @@ class Squeeze:
                 return tuple(int(value) for value in choice.values(plan, self.graph, self.cluster) if value)
         return ()
 
-    def _searched(self, base: Plan) -> Found | None:
+    def _searched(self, base: Plan) -> FoundPlan | None:
         """The fastest of the exact search's plans over a base plan that fits the host too."""
         try:
             result = solve(self.graph, self.cluster, self.workload, self._space(base), self.stack, self.goal, top=MOST)
@@ -195,7 +195,7 @@ class Squeeze:
             return None
         return next((candidate for candidate in result.best if self._fits(candidate.prediction)), None)
 
-    def _on_host(self, base: Plan, like: Iterable[Point]) -> Iterator[Found]:
+    def _on_host(self, base: Plan, like: Iterable[Point]) -> Iterator[FoundPlan]:
         """Plans with all their activations on the host, over a base plan."""
         tried = 0
         for point in self._points(base, like):
@@ -208,7 +208,7 @@ class Squeeze:
             if made is not None:  # one that cannot run costs nothing
                 tried += 1
                 if self._fits(made):
-                    yield Found(point=point, plan=made.plan, prediction=made)
+                    yield FoundPlan(point=point, plan=made.plan, prediction=made)
 
     def _points(self, base: Plan, like: Iterable[Point]) -> Iterator[Point]:
         """Points without recompute, small microbatches, divided as far as they can be; those that divide sequences over
@@ -238,7 +238,7 @@ class Squeeze:
         every = {few.canonical(point) for point in few.points()}
         yield from sorted(every, key=lambda p: (p.tp > node, -p.tp * p.cp, p.pp, -p.dp_shard, p.tp, -p.ep))
 
-    def _trimmed(self, candidate: Found) -> Fitted | None:
+    def _trimmed(self, candidate: FoundPlan) -> FittingPlan | None:
         """The plan with only those choices that it needs. None if it needs none, or cannot run without them."""
         made: list[tuple[Choice, Value]] = []
         names = (*reversed(tuple(LEAN)), HOST)
@@ -259,7 +259,7 @@ class Squeeze:
         for choice, _ in made:
             plan = choice.make(plan, self.graph, choice.of(self.base))
         without = self._predicted(plan) if made else None
-        return None if without is None else Fitted(candidate=candidate, made=tuple(made), without=without)
+        return None if without is None else FittingPlan(candidate=candidate, made=tuple(made), without=without)
 
     def _predicted(self, plan: Plan) -> Prediction | None:
         """None for a plan that cannot run."""

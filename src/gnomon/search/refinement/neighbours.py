@@ -13,26 +13,26 @@ from dataclasses import dataclass, replace
 
 from gnomon.errors import GnomonError, PlanError, ProgramError
 from gnomon.plans import Plan, Saved
-from gnomon.prediction import Prediction, Timed, host_memory
+from gnomon.prediction import Prediction, TimedPlan, host_memory
 from gnomon.search.refinement.changes import changes
-from gnomon.search.results import Found, Result
+from gnomon.search.results import FoundPlan, Result
 from gnomon.search.space.points import Point, Space, saving_of
 from gnomon.software import proposes
 
 
 @dataclass(frozen=True, kw_only=True)
-class Climbed:
+class ClimbReport:
     """How far steps to neighbours went, and what they gained."""
 
     steps: tuple[tuple[str, Prediction], ...]
     """Changes in order, each with the plan that it led to."""
-    best: Found
+    best: FoundPlan
     """The best plan; where the climb began if nothing was faster."""
     tried: int
     """Predictions made."""
 
 
-def climb(result: Result, start: Found, *, accepts: Callable[[Found], bool] = lambda _: True) -> Climbed:
+def climb(result: Result, start: FoundPlan, *, accepts: Callable[[FoundPlan], bool] = lambda _: True) -> ClimbReport:
     """The plan that is reached from `start` by changes that each shorten the step, until no change does.
 
     result: whose space says which values are free, and whose limit plans must keep. accepts: whether a plan may be
@@ -56,7 +56,7 @@ def climb(result: Result, start: Found, *, accepts: Callable[[Found], bool] = la
                 best, moved = made, True
                 steps.append((what, made.prediction))
                 break  # on from there: its neighbours are others
-    return Climbed(steps=tuple(steps), best=best, tried=tried)
+    return ClimbReport(steps=tuple(steps), best=best, tried=tried)
 
 
 def _neighbours(result: Result, plan: Plan) -> Iterator[tuple[str, Plan]]:
@@ -82,10 +82,10 @@ def _stages_of_ranks(plan: Plan) -> Iterator[tuple[str, Plan]]:
             yield f"virtual stages {virtual} -> {count}", replace(plan, schedule=schedule, saved=saved)
 
 
-def _faster(result: Result, point: Point, plan: Plan, than_s: float) -> Found | None:
+def _faster(result: Result, point: Point, plan: Plan, than_s: float) -> FoundPlan | None:
     """The plan, if it runs, is faster and fits. Memory is asked only of one that is faster."""
     try:
-        timed = Timed.of(result.graph, result.cluster, plan, result.workload, result.stack)
+        timed = TimedPlan.of(result.graph, result.cluster, plan, result.workload, result.stack)
     except (PlanError, ProgramError):
         return None
     if timed.step_s >= than_s:
@@ -97,7 +97,7 @@ def _faster(result: Result, point: Point, plan: Plan, than_s: float) -> Found | 
     fits = all(rank.peak_bytes <= result.limit_bytes for rank in prediction.memory)
     if not fits or not host_memory(prediction).fits_in(result.limit_bytes):
         return None
-    return Found(point=point, plan=plan, prediction=prediction)
+    return FoundPlan(point=point, plan=plan, prediction=prediction)
 
 
 def point_of(plan: Plan, like: Point) -> Point:

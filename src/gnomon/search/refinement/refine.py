@@ -14,12 +14,12 @@ from dataclasses import dataclass, replace
 from gnomon.errors import GnomonError, PlanError
 from gnomon.methods.disco import USUAL
 from gnomon.plans import Plan, stage_layers
-from gnomon.prediction import Prediction, Timed, host_memory, predict
+from gnomon.prediction import Prediction, TimedPlan, host_memory, predict
 from gnomon.search.budget import KeepGoing, always
 from gnomon.search.refinement.bucket_cuts import Grain, both_ways, cut_of, search, seed, with_grain
 from gnomon.search.refinement.choices import CHOICES, Choice, Value, runs_plan, runs_value, shown_grain
 from gnomon.search.refinement.choices import choice as named
-from gnomon.search.results import Found, Result
+from gnomon.search.results import FoundPlan, Result
 from gnomon.search.space.points import Limit, Point
 from gnomon.software import own
 
@@ -74,14 +74,14 @@ class KeptChange:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Refined:
+class RefinedPlans:
     """What the descents found."""
 
-    start: Found
+    start: FoundPlan
     """Where the best one began."""
     steps: tuple[KeptChange, ...]
     """Its changes in order, what is fixed first; none if nothing is gained."""
-    best: Found
+    best: FoundPlan
     """The best plan."""
     tried: int
     """Predictions made."""
@@ -106,7 +106,7 @@ def refine(
     effort: Effort = THOROUGH,
     on_progress: Callable[[int, int], None] | None = None,
     keep_going: KeepGoing = always,
-) -> Refined:
+) -> RefinedPlans:
     """The best plan that changes of single choices lead to, from the best plans of a search.
 
     choices: those that are open (`refinement.choices.allowed`). forbid: values that none may take. fixed: choices that
@@ -123,7 +123,7 @@ def refine(
     start, steps, best_end = min(descents, key=lambda entry: entry[2].step_s)
     steps += descent.regrained(best_end)
     best = start, steps, _end(start, steps)
-    return Refined(
+    return RefinedPlans(
         start=best[0],
         steps=best[1],
         best=best[2],
@@ -136,11 +136,11 @@ def refine(
     )
 
 
-def _end(start: Found, steps: tuple[KeptChange, ...]) -> Found:
+def _end(start: FoundPlan, steps: tuple[KeptChange, ...]) -> FoundPlan:
     if not steps:
         return start
     last = steps[-1].prediction
-    return Found(point=start.point, plan=last.plan, prediction=last)
+    return FoundPlan(point=start.point, plan=last.plan, prediction=last)
 
 
 class _Descent:
@@ -176,7 +176,7 @@ class _Descent:
         self.barren: Counter[str] = Counter()
         """Choice -> plans that fit in which it gained nothing."""
 
-    def down(self, start: Found) -> tuple[KeptChange, ...] | None:
+    def down(self, start: FoundPlan) -> tuple[KeptChange, ...] | None:
         """Changes from a plan on, each of which shortens the step (or makes the plan fit), until none does. None if it
         does not fit in the end, or cannot run with what is fixed."""
         plan, prediction, steps = start.plan, start.prediction, list[KeptChange]()
@@ -214,7 +214,7 @@ class _Descent:
         self.best_s = min(self.best_s, best)
         return tuple(steps)
 
-    def regrained(self, found: Found) -> tuple[KeptChange, ...]:
+    def regrained(self, found: FoundPlan) -> tuple[KeptChange, ...]:
         """Gradient buckets and actions of unequal sizes for the best plan, where Gnomon's runtime runs it (other
         programs have one size); none if they gain nothing."""
         of, plan, result = named("buckets"), found.plan, self.result
@@ -244,7 +244,7 @@ class _Descent:
             return ()
         return (KeptChange(choice=of, before=of.of(plan), after=of.of(made.plan), prediction=made),)
 
-    def for_methods(self) -> Iterator[Found]:
+    def for_methods(self) -> Iterator[FoundPlan]:
         """Finds for each published method that is open the plan which it makes fastest: one of the best two under any
         schedule that the method rewrites, FOR_METHODS plans at most. Which of these plans are among the best by
         themselves depends on the memory that they take without it."""
@@ -268,7 +268,7 @@ class _Descent:
                 prediction = predict(
                     self.result.graph, self.result.cluster, plan, self.result.workload, self.result.stack
                 )
-                yield Found(point=point, plan=plan, prediction=prediction)
+                yield FoundPlan(point=point, plan=plan, prediction=prediction)
 
     def _best_of(self, choice: Choice, plan: Plan, than_s: float = float("inf")) -> KeptChange | None:
         """The value of a choice with which the plan fits, is fastest and below `than_s`; None without one."""
@@ -308,7 +308,7 @@ class _Descent:
                 if self.on_progress is not None:
                     self.on_progress(self.tried, self.effort.tries)
                 self.known[changed] = None
-                timed = Timed.of(result.graph, result.cluster, changed, result.workload, result.stack)
+                timed = TimedPlan.of(result.graph, result.cluster, changed, result.workload, result.stack)
                 if timed.step_s >= than_s:
                     del self.known[changed]
                     self.slow[changed] = timed.step_s

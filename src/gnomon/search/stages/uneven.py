@@ -20,7 +20,7 @@ from gnomon.prediction import Prediction, predict
 from gnomon.search.budget import KeepGoing, always
 from gnomon.search.refinement.changes import changes
 from gnomon.search.refinement.neighbours import allowed, point_of, unsaved
-from gnomon.search.results import Found, Result
+from gnomon.search.results import FoundPlan, Result
 from gnomon.search.space.points import Point
 from gnomon.search.stages.cut import Cut, Cuts, balanced, best_split, can_cut, equal, plainest
 from gnomon.search.stages.recompute import Least, Unit, unit_of
@@ -47,7 +47,7 @@ _WORTH = 5e-3
 
 
 @dataclass(frozen=True, kw_only=True)
-class Tried:
+class UnevenAttempt:
     """One plan that was given other stages."""
 
     point: Point
@@ -62,11 +62,11 @@ class Tried:
 class Uneven:
     """What the pass found."""
 
-    best: Found | None
+    best: FoundPlan | None
     """The best plan, if it is better than the best of the search."""
     exact_s: float | None
     """Seconds of the step of the best plan of the search; None where none fitted."""
-    tried: tuple[Tried, ...]
+    tried: tuple[UnevenAttempt, ...]
     reasons: tuple[str, ...] = ()
     """What differs from equal stages, and why: `stage 3 holds the head: 6 layers fewer`."""
 
@@ -137,8 +137,8 @@ class _Pass:
         # Stage by stage recomputation needs both ends of the scale to be open.
         free = {"none", "full"} <= set(result.space.recompute)
         self.unit: Unit = unit_of(result.stack) if free else "none"
-        self.best: tuple[float, Found] | None = None
-        self.tried: list[Tried] = []
+        self.best: tuple[float, FoundPlan] | None = None
+        self.tried: list[UnevenAttempt] = []
         self.done: set[Plan] = set()
         self.exact = result.best[0].step_s if result.best and cut is None else float("inf")
 
@@ -219,15 +219,15 @@ class _Pass:
         except (PlanError, ProgramError):
             trial, cuts = None, Cuts()
         step = None if trial is None else trial.step_s
-        self.tried.append(Tried(point=point, equal_s=trials.prediction.step_s, step_s=step, cuts=cuts))
+        self.tried.append(UnevenAttempt(point=point, equal_s=trials.prediction.step_s, step_s=step, cuts=cuts))
         if trial is None or trial.step_s >= self.worst:
             return False
         # The trial's numbers come from a shortened replay: the plan is predicted in full before it is reported.
         made = predict(self.result.graph, self.result.cluster, trial.plan, self.result.workload, self.result.stack)
-        self.best = made.step_s, Found(point=point, plan=trial.plan, prediction=made)
+        self.best = made.step_s, FoundPlan(point=point, plan=trial.plan, prediction=made)
         return True
 
-    def neighbours(self, leader: Found) -> Iterator[tuple[Point, Prediction]]:
+    def neighbours(self, leader: FoundPlan) -> Iterator[tuple[Point, Prediction]]:
         """Plans one change of axes, microbatch or schedule away that the search was free to take, predicted."""
         own = "none" if leader.point.recompute == "offload" else leader.point.recompute
         saved = Saved(preset=own if self.unit == "none" else "none")

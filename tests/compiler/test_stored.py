@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 torch = pytest.importorskip("torch")
-from gnomon.compiler import stored  # noqa: E402
+from gnomon.compiler import lanes, machine, stored  # noqa: E402
+from gnomon.compiler.machine import has_features  # noqa: E402
 from gnomon.errors import InputError  # noqa: E402
 from gnomon.storage.names import storage_of  # noqa: E402
 
 pytestmark = pytest.mark.torch
-FORMS = (
-    ("int4-g64", "int8"), ("int4-g32-zeros", "int8"), ("int8", "int8"), ("ternary-g64", "int8"), ("bf16", "bf16"),
-    ("int4-g8", "int8"), ("int4-g24", "int8"), ("int4-g64", "bf16"), ("int4-g32-zeros", "bf16"), ("nf4", "bf16"),
-    ("fp32", "fp32"),
-)  # fmt: skip
+OTHERS = {
+    "avx512": ("int4-g64", "int4-g32-zeros bf16", "int8", "ternary-g64", "bf16", "fp32"),
+    "avx2": ("int4-g24", "int8", "ternary-g64", "int4-g32-zeros bf16", "bf16", "nf4 bf16"),
+    "avx2_vnni": ("int4-g32-zeros", "int8"),
+    "generic": ("int4-g32-zeros", "bf16", "nf4 bf16"),
+}
+"""A sample of forms for each set of instructions, of all of benchmarks/lowbit/forms.py."""
 ROWS = (1, 2, 3, 5, 8, 11, 19)
 
 
@@ -34,14 +39,32 @@ def rounded(x: torch.Tensor, packed: stored.PackedStored) -> torch.Tensor:
     return torch.where(top > 0, codes.double() * (top / 127).double(), 0.0).view(x.shape)
 
 
-@pytest.mark.parametrize(("name", "activations"), FORMS)
-def test_a_product_is_that_of_the_widened_weight(name: str, activations: stored.Activations) -> None:
-    """Tails of outputs and inputs, one row and blocks of rows that are not full, bfloat16 in and out, a bias."""
+def laid_for(one: lanes.Lanes, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Has weights laid for a set of instructions. AVX-VNNI's dot products are AVX-512 VL's in another encoding, which
+    more machines run."""
+    if one.name == "avx2_vnni":
+        one = replace(one, dots=frozenset({"avx512vl", "avx512_vnni"}), flags="-mavx512vl -mavx512vnni")
+    if not has_features(one.needed(8)):
+        pytest.skip(f"this machine has no {one.name}")
+    monkeypatch.setattr(stored, "lanes_of", lambda outputs, bits: one)
+
+
+@pytest.mark.parametrize(("set_", "form"), [(one, form) for one, forms in OTHERS.items() for form in forms])
+def test_every_instruction_set_multiplies_alike(set_: str, form: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    laid_for(next(one for one in lanes.SETS if one.name == set_), monkeypatch)
+    name, _, how = form.partition(" ")
+    check(name, how or stored.VALUES.get(name, "int8"))
+
+
+def check(name: str, activations: stored.Activations) -> None:
+    """A product is that of the widened weight: tails of outputs and inputs, one row and blocks of rows that are not
+    full, bfloat16 in and out, a bias."""
     for n, k in ((48, 192), (19, {"int8": 77, "int4-g24": 120}.get(name, 128))):
         weight, bias = torch.randn(n, k), torch.randn(n)
         packed = stored.pack(weight, storage_of(name), activations)
+        assert isinstance(packed, stored.PackedStored)
         if packed.by != "kernel":
-            pytest.skip("this machine widens weights")
+            pytest.skip("this machine has no compiler")
         wide = widened(name, weight).double()
         near = 4e-3 if name == "nf4" else 1e-5
         for m in ROWS:
@@ -80,6 +103,29 @@ def test_without_the_instructions_the_product_is_the_same(monkeypatch: pytest.Mo
         packed = stored.pack(weight, storage_of(name), "bf16" if name == "bf16" else "int8")
         assert packed.by == "widened"
         torch.testing.assert_close(stored.linear(x, packed), x @ widened(name, weight).t())
+
+
+def test_a_shape_is_laid_for_the_set_that_it_fills() -> None:
+    """Of a machine with both, 24 outputs fill three registers of 8 lanes, and of 16 they would fill one and a half;
+    where a narrower set takes more instructions for the same lanes it is not taken."""
+    if not has_features(lanes.SETS[0].needed(8)):
+        pytest.skip("this machine has one set")
+    assert [lanes.lanes_of(outputs, 32).side for outputs in (8, 16, 24, 4096)] == [8, 16, 8, 16]
+    assert lanes.lanes_of(4096, 8).side == 16
+    weight, x = torch.randn(24, 96), torch.randn(3, 96)
+    packed = stored.pack(weight, storage_of("fp32"), "fp32")
+    assert isinstance(packed, stored.PackedStored) and packed.codes.shape == (3, 96, 32)
+    torch.testing.assert_close(stored.linear(x, packed), x @ weight.t())
+    torch.testing.assert_close(stored.rows_of(packed, torch.tensor([23, 0])), weight[[23, 0]])
+
+
+def test_a_set_that_is_asked_for_is_one_that_the_processor_has() -> None:
+    flags = frozenset({"avx2", "fma", "f16c", "bmi2"})
+    assert machine._asked_set(None, flags).name == machine._asked_set("avx2", flags).name == "avx2"
+    assert machine._asked_set("generic", flags).name == "generic"
+    for wrong in ("avx512", "avx9"):
+        with pytest.raises(InputError, match=f"{wrong} is no instruction set that this processor has; it has avx2,"):
+            machine._asked_set(wrong, flags)
 
 
 @pytest.mark.parametrize("name", ["q4_k", "fp8", "int4-g20"])

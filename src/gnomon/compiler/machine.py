@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
+from gnomon.errors import InputError
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InstructionSet:
@@ -66,8 +68,7 @@ class Machine:
 @cache
 def this_machine() -> Machine:
     flags, model = _cpuinfo()
-    wanted = os.environ.get("GNOMON_ISA_NAME")
-    isa = next(s for s in SETS if (s.name == wanted if wanted else s.needs <= flags))
+    isa = _asked_set(os.environ.get("GNOMON_ISA_NAME"), flags)
     return Machine(
         isa=isa,
         l1_bytes=_cache("index0", 32 << 10),
@@ -79,9 +80,23 @@ def this_machine() -> Machine:
     )
 
 
+def _asked_set(wanted: str | None, flags: frozenset[str]) -> InstructionSet:
+    """The widest that the processor has, or the one that is asked for. InputError for one that is not there."""
+    there = [one for one in SETS if one.needs <= flags]
+    if not wanted:
+        return there[0]
+    if found := [one for one in there if one.name == wanted]:
+        return found[0]
+    has = ", ".join(one.name for one in there)
+    raise InputError(f"GNOMON_ISA_NAME={wanted} is no instruction set that this processor has; it has {has}")
+
+
 def has_features(names: frozenset[str]) -> bool:
-    """Whether the processor has all of these flags of /proc/cpuinfo, and GNOMON_ISA_NAME asks for no narrower set."""
-    return names <= _cpuinfo()[0] and this_machine().isa.lanes == SETS[0].lanes
+    """Whether the processor has all of these flags of /proc/cpuinfo, and GNOMON_ISA_NAME asks for no set that is
+    narrower than they are."""
+    lanes = this_machine().isa.lanes
+    most = 4 if not names else 16 if any(name.startswith("avx512") for name in names) else 8
+    return names <= _cpuinfo()[0] and most <= lanes
 
 
 @cache

@@ -4,14 +4,14 @@ generator.
     packed = pack(weight, storage_of("int4-g64"))       # or repack(arrays, storage, shape), of what a file holds
     y = linear(x, packed, bias)
 
-`text_of` writes the C++ of a kernel for any (bits, group, zeros, table) and activations in eight bits, bfloat16 or
-float32 around one loop (cpp/stored.cpp). Activations in eight bits have a scale for each row and group, as llama.cpp
-and OpenVINO have them, and the product is then exact but for float32's sums; in bfloat16 weights are exact too (but for
-NF4's, whose numbers are rounded to it), and float32 is for weights in float32. Which of them is said by `activations`.
-Where the machine lacks the instructions (AVX-512, with VNNI for activations in eight bits) or has no compiler the
-weight is widened in each call, which is slow and the same product; `PackedStored.by` says so. Without gradients, on a
-CPU; on a GPU the same storages are printed as Triton (`stored_triton`). What is sparse is laid as `stored_choice` says,
-by `stored_sparse` or whole.
+`text_of` writes the C++ of a kernel for any (bits, group, zeros, table), activations in eight bits, bfloat16 or fp32,
+and any instruction set of `lanes` around one loop (cpp/stored.cpp). Activations in eight bits have a scale for each row
+and group, as llama.cpp and OpenVINO have them, and the product is then exact but for float32's sums; in bfloat16
+weights are exact too (but for NF4's, whose numbers are rounded to it), and float32 is for weights in float32. Which of
+them is said by `activations`. A weight is laid for the set that its shape fills best of those that the machine has
+(`lanes_of`). Where there is no compiler it is widened in each call, which is slow and the same product; `PackedStored.by`
+says so. Without gradients, on a CPU; on a GPU the same storages are printed as Triton (`stored_triton`). What is
+sparse is laid as `stored_choice` says, by `stored_sparse` or whole.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ from torch import Tensor
 
 from gnomon.compiler import stored_sparse, stored_triton
 from gnomon.compiler.build import ASKS, has_compiler, kernel_of
+from gnomon.compiler.lanes import Lanes, lanes_for, lanes_of
 from gnomon.compiler.machine import has_features, this_machine
 from gnomon.compiler.stored_choice import NEAR, predicted
 from gnomon.compiler.stored_sparse import KernelChoice, PackedSparse, StoredMatmul, Taken
@@ -45,9 +46,6 @@ from gnomon.storage.sparse import Sparse
 from gnomon.storage.tables import NF4, NF4_BLOCK, NF4_CODES
 
 FORMULA = Path(__file__).with_name("cpp") / "stored.cpp"
-NEEDS = frozenset({"avx512f", "avx512bw", "avx512dq", "avx512vl", "f16c"})
-SIDE = 16
-"""Outputs of a panel."""
 TRIES, TRIED_S = 4, 0.01
 """Rounds in which kernels are tried beside each other at least; seconds before which they are not over, since what else
 a machine does takes as long as a few products of a tenth of a millisecond."""
@@ -70,14 +68,21 @@ class StoredForm:
     activations: Activations
     half: bool
     """Scales in float16, else float32."""
+    lanes: Lanes
+    """The instruction set."""
     zeros: bool = False
     zero: int = 0
     table: tuple[float, ...] = ()
     """What codes stand for, with activations in bfloat16."""
 
     @property
+    def side(self) -> int:
+        """Outputs of a panel."""
+        return self.lanes.side
+
+    @property
     def step(self) -> int:
-        """Columns of 64 bytes of a panel."""
+        """Columns of a register of a panel."""
         return self.beside * (BITS[self.activations] // self.bits)
 
     @property
@@ -88,7 +93,7 @@ class StoredForm:
     @property
     def needs(self) -> frozenset[str]:
         """Returns the processor's flags in /proc/cpuinfo that the kernel needs."""
-        return NEEDS | {"avx512_vnni"} if self.activations == "int8" else NEEDS
+        return self.lanes.needed(BITS[self.activations])
 
     def padded(self, columns: int) -> int:
         by = self.group or self.step
@@ -98,11 +103,8 @@ class StoredForm:
         """Bytes that a kernel takes for x as it reads it."""
         padded = self.padded(columns)
         groups = padded // self.group if self.group else 1
-        return rows * padded * BITS[self.activations] // 8 + 64 + 8 * rows * groups
-
-
-WIDENED = StoredForm(bits=32, group=0, activations="fp32", half=False)
-"""Of what no kernel multiplies by here."""
+        each = self.lanes.pair_bytes // 2 if self.activations == "bf16" else BITS[self.activations] // 8
+        return rows * padded * each + 64 + 8 * rows * groups
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,9 +116,9 @@ class PackedStored:
     storage: Storage
     form: StoredForm
     codes: Tensor
-    """uint8 (panels, steps, 64)."""
+    """uint8 (panels, steps, bytes of a register)."""
     scales: Tensor | None
-    """(panels, groups, 16)."""
+    """(panels, groups, outputs of a panel)."""
     zeros: Tensor | None
     arrays: Arrays | None = field(default=None, repr=False)
     """What it was packed from, where it is widened in each call."""
@@ -125,7 +127,7 @@ class PackedStored:
 
     @property
     def by(self) -> str:
-        """Says what computes it: `kernel`, or `widened`: this machine has no instructions for it, or no compiler."""
+        """Says what computes it: `kernel`, or `widened`: this machine has no compiler."""
         return "kernel" if self.arrays is None else "widened"
 
     @property
@@ -139,18 +141,18 @@ class PackedStored:
         return sum(one.numel() * one.itemsize for one in parts if one is not None)
 
 
-def form_of(storage: Storage, activations: Activations = "int8") -> StoredForm:
-    """The kernel for a storage. InputError where none is written."""
-    if isinstance(storage, Dense) and storage.dtype == "bf16":
-        return StoredForm(bits=16, group=0, activations="bf16", half=False)
-    if isinstance(storage, Dense) and storage.dtype == "fp32":
-        return StoredForm(bits=32, group=0, activations="fp32", half=False)
+def form_of(storage: Storage, activations: Activations = "int8", lanes: Lanes | None = None) -> StoredForm:
+    """The kernel for a storage. lanes: None for the widest that this machine has. InputError where none is written."""
+    if isinstance(storage, Dense) and storage.dtype in VALUES:
+        how = VALUES[storage.dtype]
+        return StoredForm(bits=BITS[how], group=0, activations=how, half=False, lanes=lanes or lanes_for(BITS[how]))
+    lanes = lanes or lanes_for(BITS[activations])
     if isinstance(storage, NF4):
-        return StoredForm(bits=4, group=NF4_BLOCK, activations="bf16", half=False, table=NF4_CODES)
+        return StoredForm(bits=4, group=NF4_BLOCK, activations="bf16", half=False, table=NF4_CODES, lanes=lanes)
     if isinstance(storage, Integers) and not (activations == "bf16" and storage.bits == 8):
         form = StoredForm(
             bits=storage.bits, group=storage.group, activations=activations, half=storage.scale == "float16",
-            zeros=storage.zeros, zero=storage.zero,
+            lanes=lanes, zeros=storage.zeros, zero=storage.zero,
             table=() if activations == "int8" else tuple(
                 float(code - (0 if storage.zeros else storage.zero)) for code in range(2**storage.bits)
             ),
@@ -172,11 +174,11 @@ def text_of(form: StoredForm) -> str:
     table = [int(one) for one in bfloat16_of(np.asarray(form.table, np.float32))] if form.table else []
     said = {
         "BITS": form.bits, "GROUP": form.group, "ACTS": BITS[form.activations], "HALF": int(form.half),
-        "ZEROS": int(form.zeros), "ZERO": form.zero, "TABLE": ", ".join(map(str, [*table, *[0] * (32 - len(table))])),
+        "ZEROS": int(form.zeros), "ZERO": form.zero, "TABLE": ", ".join(map(str, (table * 32)[:32] or [0] * 32)),
+        "LANES": f'"{form.lanes.header}"', "VNNI": int(form.lanes.vnni),
     }  # fmt: skip
-    own = {"avx512_vnni": "-mavx512vnni", "f16c": "-mf16c"}
     lines = [
-        ASKS + " ".join(flag for name, flag in own.items() if name in form.needs),
+        ASKS + (form.lanes.flags if form.activations == "int8" else ""),
         *(f"#define {name} {value}" for name, value in said.items()),
     ]
     return "\n".join(lines) + "\n" + FORMULA.read_text(encoding="utf-8")
@@ -225,10 +227,7 @@ def has_sparse() -> bool:
 def _chosen(arrays: Arrays, storage: Sparse, shape: tuple[int, int], rows: int) -> AnyPacked:
     """Laid as is fastest for so many rows: by prediction, and by trial among those that are near the best."""
     if not has_sparse():
-        none = torch.empty(0, dtype=torch.uint8)
-        return PackedStored(
-            shape=shape, storage=storage, form=WIDENED, codes=none, scales=None, zeros=None, arrays=arrays
-        )  # fmt: skip
+        return as_kind(arrays, storage, shape, "dense")
     said = predicted(storage, shape, rows, rates(), this_machine())
     near = sorted((kind for kind in said if said[kind] <= NEAR * min(said.values())), key=lambda kind: said[kind])
     made = {kind: as_kind(arrays, storage, shape, kind, rows) for kind in near}
@@ -260,6 +259,7 @@ def as_kind(arrays: Arrays, storage: Sparse, shape: tuple[int, int], kind: Taken
 
 def _laid_whole(arrays: Arrays, storage: Storage, shape: tuple[int, int], activations: Activations) -> PackedStored:
     form = form_of(storage, activations)
+    form = replace(form, lanes=lanes_of(shape[0], BITS[form.activations]))
     if isinstance(storage, NF4) and shape[1] % NF4_BLOCK:
         raise InputError(
             f"nf4: blocks of {NF4_BLOCK} run across rows of {shape[1]:,} columns; no kernel multiplies by it"
@@ -272,13 +272,13 @@ def _laid_whole(arrays: Arrays, storage: Storage, shape: tuple[int, int], activa
         packed = np.asarray(arrays["codes"]).view(np.uint8)
         both = np.stack([packed >> np.uint8(4), packed & np.uint8(15)], -1).reshape(shape)
         codes = _laid(both.astype(np.uint16), form)
-        scales, zeros = _laid_scales(np.asarray(arrays["scales"], np.float32).reshape(shape[0], -1)), None
+        scales, zeros = _laid_scales(np.asarray(arrays["scales"], np.float32).reshape(shape[0], -1), form.side), None
     else:
         assert isinstance(storage, Integers)
         plain = storage.codes_of(arrays, shape)
         codes = _laid(plain if form.activations == "int8" else plain.astype(np.uint16), form)
-        scales = _laid_scales(np.asarray(arrays["scales"]))
-        zeros = _laid_scales(np.asarray(arrays["zeros"]).astype(np.float32)) if storage.zeros else None
+        scales = _laid_scales(np.asarray(arrays["scales"]), form.side)
+        zeros = _laid_scales(np.asarray(arrays["zeros"]).astype(np.float32), form.side) if storage.zeros else None
     return PackedStored(
         shape=shape,
         storage=storage,
@@ -291,34 +291,35 @@ def _laid_whole(arrays: Arrays, storage: Storage, shape: tuple[int, int], activa
 
 
 def _panels(codes: NDArray[Any], form: StoredForm) -> NDArray[Any]:
-    """(panels, steps, layers, 16, codes side by side): outputs and inputs filled up with zeros."""
+    """(panels, steps, layers, outputs, codes side by side): outputs and inputs filled up with zeros."""
     rows, columns = codes.shape
-    padded = np.zeros((-(-rows // SIDE) * SIDE, form.padded(columns)), codes.dtype)
+    padded = np.zeros((-(-rows // form.side) * form.side, form.padded(columns)), codes.dtype)
     padded[:rows, :columns] = codes
-    shape = (-1, SIDE, padded.shape[1] // form.step, form.step // form.beside, form.beside)
+    shape = (-1, form.side, padded.shape[1] // form.step, form.step // form.beside, form.beside)
     return padded.reshape(shape).transpose(0, 2, 3, 1, 4)
 
 
 def _laid(codes: NDArray[Any], form: StoredForm) -> Tensor:
-    """Lays codes out as the kernel reads them: (panels, steps, 64) bytes, of codes in bytes or in words."""
-    if form.step == form.beside and codes.shape[0] % SIDE == 0 and codes.shape[1] == form.padded(codes.shape[1]):
+    """Lays codes out as the kernel reads them: (panels, steps, bytes of a register), of codes in bytes or in
+    words."""
+    if form.step == form.beside and codes.shape[0] % form.side == 0 and codes.shape[1] == form.padded(codes.shape[1]):
         whole = torch.from_numpy(
-            np.ascontiguousarray(codes).view(np.int32).reshape(-1, SIDE, codes.shape[1] // form.beside)
+            np.ascontiguousarray(codes).view(np.int32).reshape(-1, form.side, codes.shape[1] // form.beside)
         )
         return whole.transpose(1, 2).contiguous().view(torch.uint8)  # a step has one code a place: nothing lies over it
     parts = _panels(codes, form)
     out = np.zeros((*parts.shape[:2], *parts.shape[3:]), codes.dtype)
     for layer in range(parts.shape[2]):
         out |= parts[:, :, layer] << codes.dtype.type(form.bits * layer % (8 * codes.itemsize))
-    return torch.from_numpy(np.ascontiguousarray(out).view(np.uint8).reshape(*parts.shape[:2], 64))
+    return torch.from_numpy(np.ascontiguousarray(out).view(np.uint8).reshape(*parts.shape[:2], 4 * form.side))
 
 
-def _laid_scales(scales: NDArray[Any]) -> Tensor:
-    """(rows, groups) -> (panels, groups, 16)."""
+def _laid_scales(scales: NDArray[Any], side: int) -> Tensor:
+    """(rows, groups) -> (panels, groups, side)."""
     rows, many = scales.shape
-    padded = np.zeros((-(-rows // SIDE) * SIDE, many), scales.dtype)
+    padded = np.zeros((-(-rows // side) * side, many), scales.dtype)
     padded[:rows] = scales
-    return torch.from_numpy(np.ascontiguousarray(padded.reshape(-1, SIDE, many).transpose(0, 2, 1)))
+    return torch.from_numpy(np.ascontiguousarray(padded.reshape(-1, side, many).transpose(0, 2, 1)))
 
 
 def linear(x: Tensor, packed: AnyPacked | OnGpu, bias: Tensor | None = None) -> Tensor:
@@ -366,11 +367,12 @@ def rows_of(packed: AnyPacked, ids: Tensor) -> Tensor:
     n, k = packed.shape
     assert isinstance(packed, PackedStored) and packed.arrays is None, "a head is laid whole"
     assert packed.form.step == packed.form.beside, "a step has one code a place"
-    at = packed.codes.view(-1, packed.codes.shape[1], SIDE, 4)[ids // SIDE, :, ids % SIDE].flatten(1)
+    side = packed.form.side
+    at = packed.codes.view(-1, packed.codes.shape[1], side, 4)[ids // side, :, ids % side].flatten(1)
     if packed.scales is None:
         return at.view(torch.bfloat16 if packed.form.bits == 16 else torch.float32)[:, :k]
     assert packed.form.bits == 8 and not packed.form.group and packed.zeros is None
-    scales = packed.scales[ids // SIDE, 0, ids % SIDE].float()
+    scales = packed.scales[ids // side, 0, ids % side].float()
     return (at[:, :k].float() - packed.form.zero) * scales[:, None]
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from math import ceil, sqrt
 
+from gnomon.compiler.lanes import lanes_of
 from gnomon.compiler.machine import Machine
 from gnomon.compiler.stored_sparse import BITS, SIDE, TASK, SparseForm, Taken, form_of, kinds_of
 from gnomon.compiler.tile_cost import Rates
@@ -57,21 +58,20 @@ def storage_s(storage: Storage, shape: Shape, rows: int, held: float, rates: Rat
         kinds = (*kinds_of(storage, shape), "dense")
         works = [_work(storage, kind, shape, rows) for kind in kinds]
     else:
-        bits = 16.0 if isinstance(storage, Dense) and storage.dtype == "bf16" else 32.0
+        bits = 16 if isinstance(storage, Dense) and storage.dtype == "bf16" else 32
         if isinstance(storage, Integers):
-            bits = 8.0
+            bits = 8
         elif not isinstance(storage, Dense):
             raise InputError(f"no time is predicted of products by {storage.name}")
-        steps = -(-shape[0] // SIDE) * shape[1] * bits / 32
-        works = [(float(storage.bytes(shape)), steps * _tiled(rows) * MULTIPLIED)]
+        works = [(float(storage.bytes(shape)), _whole(shape, bits)[1] * _tiled(rows) * MULTIPLIED)]
     return min(_both(moved, work, byte_s(held, rates, machine), rates) for moved, work in works)
 
 
 def _work(storage: Sparse, kind: str, shape: Shape, rows: int) -> tuple[float, float]:
     """Returns the bytes and the vector instructions of the matmul."""
     if kind == "dense":
-        steps = -(-shape[0] // SIDE) * shape[1] * BITS[storage.value] / 32
-        return 64.0 * steps, steps * _tiled(rows) * MULTIPLIED
+        moved, instructions = _whole(shape, BITS[storage.value])
+        return moved, instructions * _tiled(rows) * MULTIPLIED
     form = form_of(storage, kind, rows)  # type: ignore[arg-type]
     panels, columns, density = -(-shape[0] // SIDE), form.padded(shape[1]), density_of(storage)
     if form.kind == "n of m":
@@ -94,6 +94,13 @@ def _work(storage: Sparse, kind: str, shape: Shape, rows: int) -> tuple[float, f
         lanes = next(n for n in BESIDE if n >= min(rows - first, 32))
         work += kept * BESIDE[lanes] + segments * SEGMENT
     return 6 * kept, work
+
+
+def _whole(shape: Shape, bits: int) -> tuple[float, float]:
+    """Returns the bytes of a whole matrix of so many bits as it is laid here, and a row's instructions."""
+    lanes = lanes_of(shape[0], bits)
+    registers = -(-shape[0] // lanes.side) * shape[1] * bits / 32
+    return 4 * lanes.side * registers, registers * lanes.instructions[bits]
 
 
 def _steps(storage: Sparse, form: SparseForm) -> float:

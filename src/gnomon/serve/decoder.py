@@ -95,7 +95,7 @@ class Decoder:
             self.streams = Streams(resident_bytes, layers, _several_readers(graph), disk_folder())
         self._matrices = Matrices(weights, forms, self.streams)
         if self.streams is not None and not self._matrices.have_kernels():
-            raise InputError("layers are read from a disk as kernels have them: fp32 or bf16, on AVX-512")
+            raise InputError("layers are read from a disk as kernels have them: fp32 or bf16, with a C++ compiler")
         self._ends = {source.partition(".")[0] for source in graph.outputs} if share.is_last else set[str]()
         self._matrices_of_head = matrices_of_head(graph)
         self._shared = _several_readers(graph)

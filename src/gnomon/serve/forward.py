@@ -3,8 +3,7 @@
 Between two tokens there is nothing for Python to do but to say which rows there are. Matrices are packed once, as the
 kernel reads them (cpp/forward.cpp), those that read the same rows side by side; a table that is also the head's matrix
 is packed once. Where ranks divide matrices, the call stops where terms are added up. None for models with anything else
-in them (experts, scans, latent attention, learned positions …): these run op by op (`decoder`). Float32 and bfloat16,
-on processors with AVX-512.
+in them (experts, scans, latent attention, learned positions …): these run op by op (`decoder`). Float32 and bfloat16.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ import torch
 from torch import Tensor
 
 from gnomon.compiler.build import kernel_of
-from gnomon.compiler.stored import AnyPacked, function_of, stored_matmul
+from gnomon.compiler.stored import AnyPacked, PackedStored, function_of, stored_matmul
 from gnomon.compiler.tried import text_of
 from gnomon.graph import Block, Layer, Op
 from gnomon.runtime.mesh.collectives import all_reduce
@@ -69,12 +68,8 @@ class _Run(ctypes.Structure):
 
 @cache
 def kernel(dtype: torch.dtype) -> Callable[[Any], int] | None:
-    """Returns the compiled kernel; None where it does not compile, or the processor has not what it needs."""
-    if dtype not in KERNELS:
-        return None
-    function = kernel_of(text_of(CPP, dtype), ctypes.c_void_p)
-    nothing = _Run()
-    return None if function is None or function(ctypes.addressof(nothing)) else function
+    """Returns the compiled kernel; None where it does not compile."""
+    return kernel_of(text_of(CPP, dtype), ctypes.c_void_p) if dtype in KERNELS else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -540,10 +535,11 @@ class _Writer:
             program.add("embed", tensors=(table, None), **values, flags=TABLES.index("rows"))
             return
         packed = self.matrices.packed(name, lambda: [self.weights[name].view(-1, width)], head=True)
+        assert isinstance(packed, PackedStored), "a head is laid whole"
         self.program.weights.append(packed)
         scales = None if packed.scales is None else packed.scales.flatten().float()
         kind = "numbers" if scales is None else "codes"
-        program.add("embed", tensors=(packed.codes, scales), **values, flags=TABLES.index(kind))
+        program.add("embed", tensors=(packed.codes, scales), **values, heads=packed.form.side, flags=TABLES.index(kind))
 
     def _angles(self, op: Op, width: int) -> tuple[Tensor, Tensor]:
         key = (op.attrs, width)

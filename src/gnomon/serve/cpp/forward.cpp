@@ -4,13 +4,6 @@
 #include "paged.h"
 #include "stored.h"
 
-#if VW == 16 && defined(__AVX512F__)
-#include <immintrin.h>
-#define KNOWN 1
-#else
-#define KNOWN 0
-#endif
-
 struct Op {                                            // as _Op in forward.py has them
     int64_t kind, in, in_row, with, with_row, out, out_row, width, out_width, heads, flags, after;
     const void *weight, *bias, *more;
@@ -37,8 +30,7 @@ namespace {
 
 template <class T> ALWAYS T* at(char* room, int64_t bytes) { return (T*)(room + bytes); }
 
-#if KNOWN
-constexpr int64_t PANEL = 16, PARALLEL = 1 << 20;      // rows side by side; multiplications from which on threads share them
+constexpr int64_t PARALLEL = 1 << 20;                  // multiplications from which on threads share them
 
 // weight: the kernel, more: its product; rows of the workspace, or logits.
 void multiply(const Run& r, const Op& o, int64_t rows, bool logits) {
@@ -55,7 +47,7 @@ void multiply(const Run& r, const Op& o, int64_t rows, bool logits) {
 
 enum Table { NUMBERS, ROWS, CODES };                   // packed numbers, rows as they are, packed codes of eight bits
 
-// Rows of a table, which may be packed as a matrix: (panel, steps, 16 rows, 4 bytes). flags: of Table. bias: scales of codes.
+// Rows of a table, which may be packed as a matrix: (panel, steps, `heads` rows, 4 bytes). flags: of Table. bias: scales of codes.
 // with, with_row: first id of this rank's part and how many, where ranks divide it; with -1: all.
 void embed(const Run& r, const Op& o) {
     for (int64_t t = 0; t < r.tokens; t++) {
@@ -64,9 +56,9 @@ void embed(const Run& r, const Op& o) {
         if (o.with >= 0 && (id < 0 || id >= o.with_row)) { memset(to, 0, sizeof(S) * (size_t)o.width); continue; }
         if (o.flags == ROWS) { memcpy(to, (const S*)o.weight + id * o.width, sizeof(S) * (size_t)o.width); continue; }
         const int64_t beside = o.flags == CODES ? 4 : 4 / (int64_t)sizeof(S), steps = (o.width + beside - 1) / beside;
-        const char* from = (const char*)o.weight + (id / PANEL * steps * PANEL + id % PANEL) * 4;
+        const char* from = (const char*)o.weight + (id / o.heads * steps * o.heads + id % o.heads) * 4;
         for (int64_t k = 0; k < o.width; k++) {
-            const char* step = from + k / beside * PANEL * 4;
+            const char* step = from + k / beside * o.heads * 4;
             if (o.flags == CODES) st(to + k, splat(((float)((const uint8_t*)step)[k % 4] - 128.0f) * ((const float*)o.bias)[id]), 1);
             else to[k] = ((const S*)step)[k % beside];
         }
@@ -199,13 +191,9 @@ void attend(const Run& r, const Op& o) {
     over_pages(c);
 }
 
-#endif
-
 }  // namespace
 
-// 1: not on this processor, and nothing is done
 extern "C" int gnomon_kernel(const Run* given) {
-#if KNOWN
     const Run& r = *given;
     int64_t rows = r.tokens;
     for (const Op* o = r.ops; o < r.ops + r.count; o++) {
@@ -235,7 +223,4 @@ extern "C" int gnomon_kernel(const Run* given) {
         }
     }
     return 0;
-#else
-    return 1;
-#endif
 }

@@ -122,7 +122,8 @@ class Ggml:
 
     TYPES = {"q4_0": 2, "q8_0": 8, "q4_k": 12, "bf16": 30, "tq2_0": 35}
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, build: str) -> None:
+        """build: whose processor, as `libggml-cpu-*.so` are named."""
         self.base = ctypes.CDLL(str(folder / "libggml-base.so"), mode=ctypes.RTLD_GLOBAL)
         self.top = ctypes.CDLL(str(next(folder.glob("libggml.v*.so"))), mode=ctypes.RTLD_GLOBAL)
         pointer, number = ctypes.c_void_p, ctypes.c_int64
@@ -140,7 +141,7 @@ class Ggml:
         )
         self.compute = self._of(self.base, "ggml_backend_graph_compute", ctypes.c_int, pointer, pointer)
         load = self._of(self.top, "ggml_backend_load", pointer, ctypes.c_char_p)
-        registered = load(str(folder / "libggml-cpu-zen4.so").encode())
+        registered = load(str(folder / f"libggml-cpu-{build}.so").encode())
         device = self._of(self.base, "ggml_backend_reg_dev_get", pointer, pointer, size)(registered, 0)
         self.backend = self._of(self.base, "ggml_backend_dev_init", pointer, pointer, ctypes.c_char_p)(device, None)
         self.plain = self._of(self.base, "ggml_backend_dev_buffer_type", pointer, pointer)(device)
@@ -298,7 +299,7 @@ def portion(size: str, rows: int) -> str:
     return f"{size}, {rows} rows"
 
 
-def measure(size: str, rows: list[int], rounds: int, folder: Path, portions: Portions) -> bool:
+def measure(size: str, rows: list[int], rounds: int, folder: Path, build: str, portions: Portions) -> bool:
     """Measures what is missing of a size; False where the time was over before."""
     missing = [m for m in rows if portions.of(portion(size, m)) is None]
     if not missing:
@@ -311,7 +312,7 @@ def measure(size: str, rows: list[int], rounds: int, folder: Path, portions: Por
     calls: dict[str, Call] = {name: ours(weight, storage, how) for name, (storage, how) in MINE.items()}
     calls |= torch_peers(weight)
     calls |= openvino_peers(weight)
-    ggml = Ggml(library)
+    ggml = Ggml(library, build)
     for m in missing:
         if portions.is_over:
             return False
@@ -358,6 +359,7 @@ def main() -> None:
     parser.add_argument("--rows", default="1,8,32,128")
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--peers", type=Path, default=Path.home() / ".cache" / "gnomon" / "lowbit-peers")
+    parser.add_argument("--ggml", default="zen4", help="the processor that its kernels are built for; haswell: AVX2")
     parser.add_argument("--minutes", type=float, default=4.5, help="after which no other portion is begun")
     parser.add_argument("--write", action="store_true", help=f"to {RESULT.name}")
     options = parser.parse_args()
@@ -370,11 +372,16 @@ def main() -> None:
         "Milliseconds of CPU of a call: median (least-most), and of ours how many times the bound; at the bound: what "
         "the ratio would be there.",
     ]
-    portions = Portions(options.peers, Path(__file__), f"{options.rounds} rounds", options.minutes)
+    portions = Portions(
+        options.peers,
+        Path(__file__),
+        f"{options.rounds} rounds, {options.ggml}, {this_machine().isa.name}",
+        options.minutes,
+    )
     sizes = options.sizes.split(",")
     with torch.inference_mode():
         for size in sizes:
-            if not measure(size, rows, options.rounds, options.peers, portions):
+            if not measure(size, rows, options.rounds, options.peers, options.ggml, portions):
                 raise SystemExit(
                     f"{len(portions.found)} of {len(sizes) * len(rows)} portions; the same command goes on"
                 )

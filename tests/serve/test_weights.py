@@ -100,6 +100,14 @@ def test_a_sparse_folder_is_multiplied_by_what_it_keeps(
     with monkeypatch.context() as patch:
         patch.setattr("gnomon.serve.load.sparse_as", lambda path: None)
         wanted = logits_of(open_model(tmp_path / "small", rules, dtype="fp32", kv_bytes=1 << 24))
+        patch.undo()
+        patch.setattr(stored, "has_sparse", lambda: False)
+        capsys.readouterr()
+        whole = open_model(tmp_path / "small", rules, dtype="fp32", kv_bytes=1 << 24)
+        assert f"matrices of {form} are multiplied whole: kernels of sparse weights are for" in capsys.readouterr().err
+        assert (logits_of(whole) - wanted).abs().max() < 1e-5 * wanted.abs().max()
+    if not stored.has_sparse():
+        pytest.skip("this machine multiplies sparse weights whole")
     # matrices of this size are as fast whole: what is predicted of them is said here
     taken = "n of m" if form == "2:4" else "listed"
     monkeypatch.setattr(stored, "predicted", lambda *_: {taken: 1e-6, "dense": 1.0})

@@ -18,6 +18,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from gnomon.compiler import stored
+from gnomon.compiler.build import has_compiler
+from gnomon.compiler.machine import this_machine
 from gnomon.compiler.stored import Activations, AnyPacked
 from gnomon.errors import InputError
 from gnomon.runtime.parameters.packed import Codes
@@ -130,7 +132,14 @@ class Matrices:
 
     def why(self) -> list[str]:
         """Explains matrices of which a part is kept: a line for each form that was taken, with the first one's
-        reasons."""
+        reasons; and what this machine has no kernels for."""
+        if not has_compiler():
+            return ["PyTorch multiplies by matrices, widened: there is no C++ compiler to make kernels with (CXX)"]
+        if (said := self.weights.sparse_as) is not None and not stored.has_sparse():
+            return [
+                f"matrices of {said.name} are multiplied whole: kernels of sparse weights are for AVX-512 with VNNI, "
+                f"BF16 and VBMI2, and this machine computes with {this_machine().isa.name}"
+            ]
         taken: dict[tuple[str, str], list[AnyPacked]] = {}
         for one in self.made.values():
             if one.choice is not None:

@@ -9,7 +9,7 @@ and any instruction set of `lanes` around one loop (cpp/stored.cpp). Activations
 and group, as llama.cpp and OpenVINO have them, and the product is then exact but for float32's sums; in bfloat16
 weights are exact too (but for NF4's, whose numbers are rounded to it), and float32 is for weights in float32. Which of
 them is said by `activations`. A weight is laid for the set that its shape fills best of those that the machine has
-(`lanes_of`). Where there is no compiler it is widened in each call, which is slow and the same product; `PackedStored.by`
+(`lanes_of`). Where there is no compiler it is widened in each call, which is slow and the same product; `by` of it
 says so. Without gradients, on a CPU; on a GPU the same storages are printed as Triton (`stored_triton`). What is
 sparse is laid as `stored_choice` says, by `stored_sparse` or whole.
 """

@@ -17,9 +17,10 @@ from gnomon.compiler.machine import has_features
 from gnomon.storage.names import storage_of
 
 CODES = (
-    "int8 int8-g32 int8-g12-zeros int4-g8 int4-g24 int4-g64 int4-g32-zeros int2-g16 int2-g48-zeros ternary-g64".split()
-)
-NUMBERS = "bf16 int4-g64 int4-g24 int4-g32-zeros int2-g32 ternary-g64 nf4".split()
+    "int8 int8-g32 int8-g12-zeros int4-g8 int4-g24 int4-g64 int4-g32-zeros int3-g32 int3-g40-zeros "
+    "int2-g16 int2-g48-zeros ternary-g64"
+).split()
+NUMBERS = "bf16 int3-g16 int4-g64 int4-g24 int4-g32-zeros int2-g32 ternary-g64 nf4".split()
 FORMS: tuple[tuple[str, stored.Activations], ...] = (
     *[(name, "int8") for name in CODES],
     *[(name, "bf16") for name in NUMBERS],

@@ -8,14 +8,15 @@ import pytest
 from gnomon.errors import InputError
 from gnomon.storage.integers import Integers
 from gnomon.storage.names import storage_of
+from gnomon.storage.ordered import Ordered
 from gnomon.storage.shifted import Shifted
 from gnomon.storage.sparse import Sparse
 
 NAMES = (
-    "fp32", "fp16", "bf16", "int8", "int8-g32", "int4-g32", "int4-g64", "int4-g128-zeros", "int2-g64", "ternary",
-    "ternary-g64", "nf4", "mxfp4", "fp8", "fp8-row", "fp8-128x128", "fp8-16x32", "q4_0", "q8_0", "2:4", "4:16", "1:3",
-    "0.9", "csr:0.5", "block:16x16:0.9", "block:4x8:0.5", "2:4-bf16", "4:16-int8", "1:3-int8", "0.9-int8",
-    "csr:0.5-bf16", "0.9-bf16", "block:16x16:0.9-int8", "block:4x8:0.5-bf16",
+    "fp32", "fp16", "bf16", "int8", "int8-g32", "int4-g32", "int4-g64", "int4-g128-zeros", "int2-g64", "int3-g64",
+    "int3-g96-zeros", "ternary", "ternary-g64", "nf4", "mxfp4", "fp8", "fp8-row", "fp8-128x128", "fp8-16x32", "q4_0",
+    "q8_0", "2:4", "4:16", "1:3", "0.9", "csr:0.5", "block:16x16:0.9", "block:4x8:0.5", "2:4-bf16", "4:16-int8",
+    "1:3-int8", "0.9-int8", "csr:0.5-bf16", "0.9-bf16", "block:16x16:0.9-int8", "block:4x8:0.5-bf16",
 )  # fmt: skip
 SHAPES = ((48, 384), (16, 768))
 
@@ -72,6 +73,28 @@ def test_codes_with_offsets(name: str) -> None:
     near = storage.narrow(weight)
     apart = np.abs(storage.widen(near, shape) - weight).reshape(5, -1, group).max(-1)
     assert np.all(apart <= near["scales"] * 0.5001)
+
+
+@pytest.mark.parametrize("name", ["int4-g32-ordered", "int3-g16-ordered"])
+def test_groups_of_columns_anywhere(name: str) -> None:
+    """Widened number by number; codes of the nearest matrix are no further off than half a step of their group."""
+    storage, shape = storage_of(name), (5, 96)
+    assert isinstance(storage, Ordered) and storage.name == name and "share a scale" in storage.refused((8, 100))
+    weight = np.random.default_rng(0).standard_normal(shape).astype(np.float32) * np.linspace(
+        0.1, 9, 96, dtype="float32"
+    )
+    arrays = storage.narrow(weight)
+    assert {k: (v.dtype.name, v.shape) for k, v in arrays.items()} == {
+        k: (v.dtype, v.shape) for k, v in storage.arrays(shape).items()
+    }
+    wide, order, scales = storage.widen(arrays, shape), arrays["order"], arrays["scales"].astype(np.float32)
+    assert (np.bincount(order) == storage.group).all() and (order[:8] > order[-8:].max()).all()
+    assert np.all(np.abs(wide - weight) <= scales[:, order] * 0.51)
+    plain = Integers(bits=storage.bits, group=storage.group, zeros=True)
+    codes = plain.codes_of(arrays, shape)
+    for n in range(5):
+        for k in range(96):
+            assert wide[n, k] == np.float32(int(codes[n, k]) - int(arrays["zeros"][n, order[k]])) * scales[n, order[k]]
 
 
 def test_names_are_read_back_and_others_refused() -> None:

@@ -150,11 +150,12 @@ def form_of(storage: Storage, activations: Activations = "int8", lanes: Lanes | 
     if isinstance(storage, NF4):
         return StoredForm(bits=4, group=NF4_BLOCK, activations="bf16", half=False, table=NF4_CODES, lanes=lanes)
     if isinstance(storage, Integers) and not (activations == "bf16" and storage.bits == 8):
+        bits = 4 if storage.bits == 3 else storage.bits  # each in the room of four
         form = StoredForm(
-            bits=storage.bits, group=storage.group, activations=activations, half=storage.scale == "float16",
+            bits=bits, group=storage.group, activations=activations, half=storage.scale == "float16",
             lanes=lanes, zeros=storage.zeros, zero=storage.zero,
             table=() if activations == "int8" else tuple(
-                float(code - (0 if storage.zeros else storage.zero)) for code in range(2**storage.bits)
+                float(code - (0 if storage.zeros else storage.zero)) for code in range(2**bits)
             ),
         )  # fmt: skip
         if storage.group % form.step == 0:

@@ -1,7 +1,7 @@
 """Integers with a scale for each group of a row's numbers: int8, int4 and its kin, and ternary weights.
 
 A number is (code - zero) * scale in float32. The zero is one for all (the middle) or one for each group. Codes lie in
-rows, two of four bits in a byte, the first in its lower half.
+rows, two of four or three bits in a byte, the first in its lowest bits.
 Source: GPTQ (Frantar et al. 2023) and AWQ (Lin et al. 2024) for groups with zeros; BitNet b1.58 (Ma et al. 2024) for
 ternary weights, whose scale is the mean size.
 """
@@ -22,7 +22,7 @@ TINY = 1e-12
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Integers(Storage):
     bits: int
-    """Of a code: 2, 4 or 8."""
+    """Of a code: 2, 3, 4 or 8."""
     group: int
     """Numbers of a row that share a scale; 0: the whole row."""
     zeros: bool = False
@@ -48,7 +48,7 @@ class Integers(Storage):
     def arrays(self, shape: Shape) -> dict[str, Array]:
         rows, columns = shape
         out = {
-            "codes": Array(dtype="uint8", shape=(rows, -(-columns * self.bits // 8))),
+            "codes": Array(dtype="uint8", shape=(rows, -(-columns // (8 // self.bits)))),
             "scales": Array(dtype=self.scale, shape=(rows, self._groups(shape))),
         }
         return {**out, "zeros": Array(dtype="uint8", shape=(rows, self._groups(shape)))} if self.zeros else out

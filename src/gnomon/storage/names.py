@@ -15,6 +15,7 @@ from gnomon.storage.form import Storage
 from gnomon.storage.gguf import KINDS, Ggml
 from gnomon.storage.integers import Integers
 from gnomon.storage.n_of_m import NM
+from gnomon.storage.ordered import Ordered
 from gnomon.storage.shifted import Shifted
 from gnomon.storage.sparse import VALUES
 from gnomon.storage.tables import MXFP4, NF4
@@ -33,12 +34,13 @@ NAMED: dict[str, Storage] = {
 
 
 def storage_of(name: str) -> Storage:
-    """A storage by its name: `int4-g64`, `int4-g128-zeros`, `int4-g128-offsets`, `int8`, `ternary-g64`, `nf4`, `mxfp4`,
+    """A storage by its name: `int4-g64`, `int4-g128-zeros`, `int4-g128-offsets`,
+    `int4-g128-ordered`, `int8`, `ternary-g64`, `nf4`, `mxfp4`,
     `fp8`, `fp8-128x128`, `q4_k`, `2:4`, `0.9` (a tenth is kept, by a bitmap), `csr:0.9`, `block:16x16:0.9`; what is
     sparse keeps float32, or as `4:16-bf16` and `0.9-int8` say. InputError for another."""
     if name in NAMED:
         return NAMED[name]
-    if match := re.fullmatch(r"(int[48]|int2|ternary)(?:-g(\d+))?(-zeros)?", name):
+    if match := re.fullmatch(r"(int[2348]|ternary)(?:-g(\d+))?(-zeros)?", name):
         kind, group, zeros = match.groups()
         ternary = kind == "ternary"
         if group is None or int(group) >= 8:
@@ -48,6 +50,9 @@ def storage_of(name: str) -> Storage:
     if match := re.fullmatch(r"int4(?:-g(\d+))?-offsets", name):
         if match[1] is None or int(match[1]) >= 8:
             return Shifted(group=int(match[1] or 0))
+    if match := re.fullmatch(r"int([2348])-g(\d+)-ordered", name):
+        if int(match[2]) >= 8:
+            return Ordered(bits=int(match[1]), group=int(match[2]))
     if match := re.fullmatch(r"fp8-(\d+)x(\d+)", name):
         return Float8(block=(int(match[1]), int(match[2])))
     pattern, _, value = name.partition("-")

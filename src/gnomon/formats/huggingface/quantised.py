@@ -2,11 +2,11 @@
 
 `method_of(config)` reads a config.json's `quantization_config`; `stored(method, tensors)` gives (storage, arrays,
 shape) of a layer whose tensors come under the endings that its program writes (`qweight`, `weight_packed`, …). No
-number changes: `widen` gives what the program's own dequantisation gives. What the forms cannot hold (GPTQ's columns in
-the order of their activation, other bits) is refused by name. Pure: arrays of numpy, bfloat16 as uint16 and fp8 as
+number changes: `widen` gives what the program's own dequantisation gives. What the forms cannot hold (other bits,
+several groups of layers) is refused by name. Pure: arrays of numpy, bfloat16 as uint16 and fp8 as
 uint8. `layers_of` says which tensors of a folder are of which layer; `packed`, `gptq` and `awq` with their `…_config`
 are the way back. Leaves out which layers a config leaves as they are, and NF4 (`four_bits`).
-Source: AutoGPTQ 0.7 and GPTQModel (`qlinear`), AutoAWQ 0.2 (`WQLinear_GEMM`), compressed-tensors 0.10
+Source: AutoGPTQ 0.7 and GPTQModel (`qlinear`), AutoAWQ 0.2 (`WQLinear_GEMM`, `WQLinear_GEMV`), compressed-tensors 0.10
 (`pack_quantized`, `naive_quantized`), transformers 5.23 (`finegrained_fp8`), bitsandbytes 0.50 (`Int8Params`),
 torchao 0.18 (`Int8Tensor`, `IntxUnpackedToInt8Tensor`, `Float8Tensor`, `Int4Tensor`, `Int4PlainInt32Tensor`,
 `Int4TilePackedTo4dTensor`, as its safetensors name their parts), ATen's int4mm.cu for the words of the last.
@@ -26,13 +26,14 @@ from gnomon.storage.dense import wide_bfloat16
 from gnomon.storage.float8 import Float8
 from gnomon.storage.form import Arrays, Shape, Storage
 from gnomon.storage.integers import Integers
+from gnomon.storage.ordered import Ordered
 from gnomon.storage.shifted import MIDDLE, Shifted
 
 CODED = ("qweight", "weight_packed", "_weight_qdata")
 """Endings that only codes have."""
 ENDINGS = (
-    "qweight", "qzeros", "scales", "g_idx", "weight_packed", "weight_shape", "weight_zero_point", "weight",
-    "weight_scale", "weight_scale_inv", "input_scale", "SCB", "weight_format",
+    "qweight", "qzeros", "scales", "g_idx", "weight_packed", "weight_shape", "weight_zero_point", "weight_g_idx",
+    "weight", "weight_scale", "weight_scale_inv", "input_scale", "SCB", "weight_format",
     "_weight_qdata", "_weight_scale", "_weight_zero_point", "_weight_scale_and_zero",
 )  # fmt: skip
 """Of all tensors of a layer."""
@@ -47,7 +48,7 @@ class Method:
     """What a config says of all its quantised layers."""
 
     program: str
-    """gptq, awq, compressed-tensors, fp8, torchao or bitsandbytes-int8."""
+    """gptq, awq, awq-gemv, compressed-tensors, fp8, torchao or bitsandbytes-int8."""
     bits: int = 8
     group: int = 0
     """Columns that share a scale; 0: all."""
@@ -77,17 +78,18 @@ def method_of(config: Mapping[str, Any]) -> Method | None:
         case "gptq":
             bits, group = _whole(given, "bits"), _whole(given, "group_size")
             first = given.get("checkpoint_format", "gptq") != "gptq_v2"
-            return Method(program="gptq", bits=_bits(bits, program), group=max(0, group), zeros_are_less_one=first)
+            return Method(program="gptq", bits=_bits(bits, "gptq"), group=max(0, group), zeros_are_less_one=first)
         case "awq":
-            if given.get("version", "gemm") != "gemm":
-                raise InputError(f"quantization_config: awq in version {given['version']!r}; only gemm is read")
+            version = str(given.get("version", "gemm")).lower()
+            if version not in ("gemm", "gemv"):
+                raise InputError(f"quantization_config: awq in version {given['version']!r}; gemm and gemv are read")
             bits, group = (
                 given.get("bits", given.get("w_bit", 4)),
                 given.get("group_size", given.get("q_group_size", 128)),
             )
             if bits != 4:
                 raise InputError(f"quantization_config: awq of {bits} bits; only 4 are read")
-            return Method(program="awq", bits=4, group=max(0, int(group)))
+            return Method(program="awq" if version == "gemm" else "awq-gemv", bits=4, group=max(0, int(group)))
         case "fp8":
             block = given.get("weight_block_size")
             return Method(program="fp8", block=None if block is None else (int(block[0]), int(block[1])))
@@ -149,6 +151,8 @@ def shape_of(method: Method, shapes: Mapping[str, tuple[int, ...]], said: Sequen
         return int(said[0]), int(said[1])
     if "qweight" in shapes:
         down, across = shapes["qweight"]
+        if method.program == "awq-gemv":
+            return down, across * 8
         return (across * 8, down) if method.program == "awq" else (across, down * 32 // method.bits)
     coded = shapes["_weight_qdata" if method.program == "torchao" else "weight"]
     if method.packing != "BYTES":
@@ -170,8 +174,6 @@ def _compressed(given: Mapping[str, Any]) -> Method:
         raise InputError(
             f"quantization_config: compressed-tensors in {form!r}; pack-, int- and float-quantized are read"
         )
-    if weights.get("actorder") in ("group", True):
-        raise InputError("quantization_config: compressed-tensors with columns in the order of activations is not read")
     size = weights.get("group_size") or 0
     return Method(program="compressed-tensors", bits=_bits(weights.get("num_bits"), form), group=max(0, int(size)))
 
@@ -235,8 +237,9 @@ def _whole(given: Mapping[str, Any], key: str) -> int:
 
 
 def _bits(bits: object, of: str) -> int:
-    if bits not in (2, 4, 8):
-        raise InputError(f"quantization_config: {of} of {bits} bits; 2, 4 and 8 are read")
+    read = (2, 3, 4, 8) if of == "gptq" else (2, 4, 8)
+    if bits not in read:
+        raise InputError(f"quantization_config: {of} of {bits} bits; {', '.join(map(str, read))} are read")
     assert isinstance(bits, int)
     return bits
 
@@ -248,6 +251,8 @@ def stored(method: Method, tensors: Tensors) -> tuple[Storage, dict[str, NDArray
             return _gptq(method, tensors)
         case "awq":
             return _awq(method, tensors)
+        case "awq-gemv":
+            return _awq_gemv(method, tensors)
         case "fp8":
             return _fp8(_one(tensors, "weight"), _scale_of(tensors), method.block)
         case "bitsandbytes-int8":
@@ -275,7 +280,13 @@ def _number(x: NDArray[Any]) -> NDArray[np.float32]:
 
 
 def _words(packed: NDArray[Any], bits: int) -> NDArray[np.uint8]:
-    """(rows, words) of 32 bits -> (rows, words * codes), the first in the lowest bits."""
+    """(rows, words) of 32 bits -> (rows, words * codes), the first in the lowest bits. Codes of three bits run on from
+    one word to the next, 32 of them in three."""
+    if bits == 3:
+        if packed.shape[1] % 3:
+            raise InputError(f"codes of three bits fill three words at a time, and rows have {packed.shape[1]}")
+        ones = np.unpackbits(np.ascontiguousarray(packed).view(np.uint8), axis=1, bitorder="little")
+        return np.asarray(ones.reshape(packed.shape[0], -1, 3) @ np.array([1, 2, 4], np.uint8), np.uint8)
     shifts = np.arange(0, 32, bits, dtype=np.uint32)
     codes = packed.view(np.uint32)[..., None] >> shifts & np.uint32(2**bits - 1)
     return codes.reshape(packed.shape[0], -1).astype(np.uint8)
@@ -372,18 +383,50 @@ def _of_tiles(words: NDArray[Any]) -> NDArray[np.uint8]:
 def _gptq(method: Method, tensors: Tensors) -> tuple[Storage, dict[str, NDArray[Any]], Shape]:
     """qweight (inputs / codes of a word, outputs), qzeros (groups, outputs / codes), scales (groups, outputs)."""
     codes = _words(np.ascontiguousarray(_one(tensors, "qweight").T), method.bits)
-    if "g_idx" in tensors:
-        order = tensors["g_idx"]
-        plain = np.arange(codes.shape[1]) // (method.group or codes.shape[1])
-        if not np.array_equal(order, plain):
-            raise InputError(
-                "gptq with columns in the order of their activation (desc_act) has groups that are not side by side; "
-                "it is not read: quantise with desc_act = false"
-            )
     zeros = _words(_one(tensors, "qzeros"), method.bits).T
     if method.zeros_are_less_one:  # in the bits of a code: 15 + 1 is 0, as AutoGPTQ computes it
         zeros = (zeros + np.uint8(1)) & np.uint8(2**method.bits - 1)
-    return _integers(codes, _one(tensors, "scales").T, np.ascontiguousarray(zeros), method.bits, method.group)
+    return _grouped(method, codes, _one(tensors, "scales").T, np.ascontiguousarray(zeros), tensors.get("g_idx"))
+
+
+def _grouped(
+    method: Method,
+    codes: NDArray[np.uint8],
+    scales: NDArray[Any],
+    zeros: NDArray[np.uint8] | None,
+    order: NDArray[Any] | None,
+) -> tuple[Storage, dict[str, NDArray[Any]], Shape]:
+    """Groups side by side, or as `order` says of each column: those that GPTQ made in the order of activations."""
+    rows, columns = codes.shape
+    group = method.group or columns
+    if order is None or (order < 0).all() or np.array_equal(order, np.arange(columns) // group):
+        return _integers(codes, scales, zeros, method.bits, method.group)
+    if order.shape != (columns,) or order.min() < 0 or order.max() >= scales.shape[1]:
+        raise InputError(
+            f"the groups of columns (g_idx) are {order.shape} of {order.min()} to {order.max()}, and there are "
+            f"{columns} columns and {scales.shape[1]} groups; fetch the folder again"
+        )
+    half = scales.dtype == np.float16
+    storage = Ordered(bits=method.bits, group=group, scale="float16" if half else "float32")
+    if why := storage.refused((rows, columns)):
+        raise InputError(why)
+    numbers = scales if half else _number(scales)
+    filled = np.full(scales.shape, 2 ** (method.bits - 1), np.uint8) if zeros is None else zeros
+    if numbers.shape != (rows, columns // group) or filled.shape != numbers.shape:
+        raise InputError(
+            f"a layer of {rows} x {columns} in groups of {group} has scales of {numbers.shape} and zeros of "
+            f"{filled.shape}"
+        )
+    return storage, storage.of_codes(codes, numbers, filled, order), (rows, columns)
+
+
+def _awq_gemv(method: Method, tensors: Tensors) -> tuple[Storage, dict[str, NDArray[Any]], Shape]:
+    """qweight (outputs, inputs / 8) in their order, qzeros (outputs, groups / 8) and scales (outputs, groups), both
+    filled up to whole words for several groups beside each other."""
+    codes = _words(_one(tensors, "qweight"), 4)
+    groups = -(-codes.shape[1] // (method.group or codes.shape[1]))
+    zeros = np.ascontiguousarray(_words(_one(tensors, "qzeros"), 4)[:, :groups])
+    return _integers(codes, _one(tensors, "scales")[:, :groups], zeros, 4, method.group)
 
 
 def _awq(method: Method, tensors: Tensors) -> tuple[Storage, dict[str, NDArray[Any]], Shape]:
@@ -410,12 +453,14 @@ def _packed(method: Method, tensors: Tensors) -> tuple[Storage, dict[str, NDArra
         zeros = np.ascontiguousarray(_words(np.ascontiguousarray(packed.T), method.bits)[:, :rows].T)
     if codes.shape != (rows, columns):
         raise InputError(f"weight_packed has codes of {codes.shape}, and weight_shape says {rows} x {columns}")
-    return _integers(codes, _one(tensors, "weight_scale"), zeros, method.bits, method.group)
+    return _grouped(method, codes, _one(tensors, "weight_scale"), zeros, tensors.get("weight_g_idx"))
 
 
 def packed(storage: Integers, arrays: Arrays, shape: Shape) -> dict[str, NDArray[Any]]:
     """What compressed-tensors' `pack_quantized` writes of a layer, by the end of the names. `stored` reads the same
-    arrays back."""
+    arrays back. InputError where it cannot hold it."""
+    if storage.bits == 3:
+        raise InputError("compressed-tensors' words hold codes of 2, 4 and 8 bits, and these have 3; take gptq")
     out = {
         "weight_packed": _in_words(storage.codes_of(arrays, shape), storage.bits),
         "weight_scale": arrays["scales"],
@@ -428,7 +473,8 @@ def packed(storage: Integers, arrays: Arrays, shape: Shape) -> dict[str, NDArray
 
 def gptq(storage: Integers, arrays: Arrays, shape: Shape) -> dict[str, NDArray[Any]]:
     """What GPTQ's first format has of a layer. InputError where it cannot hold it."""
-    _check_words(storage, shape, 32 // storage.bits, 32 // storage.bits, "gptq")
+    each = 32 if storage.bits == 3 else 32 // storage.bits
+    _check_words(storage, shape, each, each, "gptq")
     zeros = (_zeros(storage, arrays) - np.uint8(1)) & np.uint8(2**storage.bits - 1)
     columns, group = shape[1], storage.group or shape[1]
     return {
@@ -480,7 +526,10 @@ def _check_words(storage: Integers, shape: Shape, rows: int, columns: int, progr
 
 
 def _in_words(codes: NDArray[np.uint8], bits: int) -> NDArray[np.int32]:
-    """(rows, columns) -> (rows, words) of 32 bits, the first in the lowest bits; filled up with zeros."""
+    """(rows, columns) -> (rows, words) of 32 bits, the first in the lowest bits; filled up with zeros. As `_words`."""
+    if bits == 3:
+        ones = np.unpackbits(codes[..., None], axis=2, count=3, bitorder="little").reshape(codes.shape[0], -1)
+        return np.packbits(ones, axis=1, bitorder="little").view(np.int32)
     each = 32 // bits
     padded = np.zeros((codes.shape[0], -(-codes.shape[1] // each) * each), np.uint32)
     padded[:, : codes.shape[1]] = codes

@@ -271,3 +271,52 @@ def test_expr_is_computed_as_the_shell_computes_it(tmp_path: Path) -> None:
         assert job.workload.global_batch_size == 4 * job.plan.mesh.data_ranks * (
             job.plan.schedule.micro_batch_size or 1
         )
+
+
+CLM = "torchrun --nproc_per_node 8 train.py --per_device_train_batch_size 1 --gradient_accumulation_steps 1 --bf16 "
+
+
+@pytest.mark.parametrize(
+    ("flags", "model"),
+    [
+        ("--lora_enable True --bits 4 --lora_r 16", "+qlora16:q_proj,v_proj"),
+        ("--lora_enable True --bits 16 --lora_r 16", "+lora16:q_proj,v_proj"),
+        ("--model_name_or_path unsloth/llama-3-8b-bnb-4bit --use_peft", "+qlora8:q_proj,v_proj"),
+        ("--model_name_or_path gpt2 --use_lora", "+lora8:c_attn"),
+        ("--model_name_or_path EleutherAI/pythia-1b --use_lora", "+lora8:query_key_value"),
+    ],
+)
+def test_adapters_are_on_what_the_script_and_the_name_of_the_weights_say(
+    flags: str, model: str, tmp_path: Path
+) -> None:
+    named = "" if "--model_name" in flags else "--model_name_or_path meta-llama/Llama-2-7b-hf "
+    name, job = read(tmp_path, CLM + named + flags, ReadContext(devices=8))
+    assert name == "transformers" and job.graph().name.endswith(model)
+
+
+def test_arguments_in_json_are_a_file_of_the_same_script(tmp_path: Path) -> None:
+    path = tmp_path / "qlora.json"
+    path.write_text(
+        '{"model_name_or_path": "meta-llama/Llama-2-13b-hf", "train_file": "d.jsonl", "lora_rank": 64, "fp16": true,'
+        ' "per_device_train_batch_size": 1, "gradient_accumulation_steps": 16, "max_seq_length": 1024}'
+    )
+    program = programs.recognised(path)
+    assert program is not None and program.name == "transformers"
+    assert "+lora64" in program.read(path, ReadContext(devices=8)).graph().name
+
+
+@pytest.mark.parametrize(
+    ("command", "said"),
+    [
+        ("colossalai run --nproc_per_node 8 train.py --tp_degree 2", r"train\.py is not known here.*--model"),
+        ("colossalai run --nproc_per_node 8 train.py -c 7b", "no flag says its batch"),
+        ("colossalai run --nproc_per_node 8 train_sft.py --pretrain $NONE --plugin zero2", "--pretrain has no name"),
+        (CLM + "--model_name_or_path the path of a model", "takes one name, not 'the path of a model'"),
+        (CLM + "--bits 3 --model_name_or_path meta-llama/Llama-2-7b-hf", "3 bits.*`\\$.bits`"),
+        (CLM + "--model_name_or_path meta-llama/Llama-2-7b-hf --deepspeed $DS", "deepspeed takes 'DS', which the"),
+    ],
+)
+def test_what_a_command_leaves_open_is_asked_for_by_its_flag(command: str, said: str, tmp_path: Path) -> None:
+    text = command.replace("$NONE", "$PRETRAINED")
+    with pytest.raises(GnomonError, match=said):
+        read(tmp_path, f'PRETRAINED=""\n{text}', ReadContext(devices=8))

@@ -140,6 +140,26 @@ optimizer: {class_path: torch.optim.AdamW}
         zero=3,
         recompute="full",
     ),
+    "llama-factory-v1": Case(
+        text="""
+model: meta-llama/Llama-2-7b-hf
+model_class: llm
+train_dataset: d.yaml
+peft_config: {name: lora, r: 16, lora_alpha: 32, target_modules: all}
+quant_config: {name: bnb, quantization_bit: 4}
+dist_config: {name: fsdp2}
+kernel_config: {name: auto}
+micro_batch_size: 2
+global_batch_size: 64
+cutoff_len: 2048
+""",
+        parameters=6.78,
+        trained=0.04,
+        batch=(2, 64, 2048),
+        mesh="dp_shard=8",
+        zero=3,
+        recompute="full",
+    ),
     "llm-foundry": Case(
         text="""
 variables: {length: 2048}

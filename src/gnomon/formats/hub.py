@@ -7,18 +7,28 @@ owner, tuned or quantised weights, and models that share another's sizes. Leaves
 from __future__ import annotations
 
 import re
-from dataclasses import replace
 from fnmatch import fnmatchcase
 from pathlib import Path
 
 from gnomon.errors import CatalogueError, InputError
 from gnomon.formats.given import GIVE_MODEL, Network
-from gnomon.formats.huggingface.read import read_hf_config
+from gnomon.formats.huggingface.named import config_called, language_model
+from gnomon.formats.huggingface.read import from_hf_config, read_hf_config
 from gnomon.formats.job import read_source
-from gnomon.models.llama import LlamaConfig
-from gnomon.models.presets import CONFIGS, known_name
+from gnomon.models.presets import known_name
 
 SAME_SIZES = {
+    "llama-7b": "llama-2-7b",
+    "llama-13b": "llama-2-13b",
+    "open_llama_7b*": "llama-2-7b",
+    "open_llama_13b*": "llama-2-13b",
+    "alpaca-7b*": "llama-2-7b",
+    "guanaco-7b*": "llama-2-7b",
+    "guanaco-13b*": "llama-2-13b",
+    "vicuna-7b*": "llama-2-7b",
+    "vicuna-13b*": "llama-2-13b",
+    "wizardlm-13b*": "llama-2-13b",
+    "wizardlm-70b*": "llama-2-70b",
     "meta-llama-3-8b": "llama-3.1-8b",
     "llama-3-8b": "llama-3.1-8b",
     "meta-llama-3-70b": "llama-3.1-70b",
@@ -27,6 +37,19 @@ SAME_SIZES = {
     "deepseek-r1-distill-llama-70b": "llama-3.1-70b",
     "deepseek-r1-distill-qwen-14b": "qwen2.5-14b",
     "deepseek-r1-distill-qwen-32b": "qwen2.5-32b",
+    "deepseek-r1-distill-qwen-7b": "qwen2.5-7b",
+    "deepseek-coder-v2-lite": "deepseek-v2-lite",
+    "llama-3*-tulu-3*-8b": "llama-3.1-8b",
+    "llama-3*-tulu-3*-70b": "llama-3.1-70b",
+    "hermes-*-llama-3*-8b": "llama-3.1-8b",
+    "hermes-*-llama-3*-70b": "llama-3.1-70b",
+    "qwen3-embedding-0.6b": "qwen3-0.6b",
+    "qwen3-embedding-4b": "qwen3-4b",
+    "qwen3-embedding-8b": "qwen3-8b",
+    "qwen3-reranker-0.6b": "qwen3-0.6b",
+    "qwen3-reranker-4b": "qwen3-4b",
+    "qwen3-reranker-8b": "qwen3-8b",
+    "qwen3-coder-30b-a3b": "qwen3-30b-a3b",
     "zephyr-7b-*": "mistral-7b",
     "mistral-7b-sft-*": "mistral-7b",
     "openhermes-2.5-mistral-7b": "mistral-7b",
@@ -53,25 +76,6 @@ SAME_SIZES = {
 }
 """Plain name, or a pattern of it -> the catalogue's model of the same sizes."""
 
-OTHER_VOCABULARY = {
-    "mistral-7b-v0.3": ("mistral-7b", 32768, 0),
-    "mistral-7b-instruct-v0.3": ("mistral-7b", 32768, 0),
-    "mistral-7b-v0.2": ("mistral-7b", 32000, 0),
-    "mistral-7b-instruct-v0.2": ("mistral-7b", 32000, 0),
-    "codellama-7b": ("llama-2-7b", 32016, 0),
-    "codellama-13b": ("llama-2-13b", 32016, 0),
-}
-"""Plain name -> (the catalogue's model of the same layers, rows of its embedding, window)."""
-
-SMALL = {
-    "smollm2-135m": (30, 576, 9, 3, 1536),
-    "smollm2-360m": (32, 960, 15, 5, 2560),
-    "smollm2-1.7b": (24, 2048, 32, 32, 8192),
-    "tinyllama-1.1b": (22, 2048, 32, 4, 5632),
-}
-"""Plain name -> (layers, hidden size, heads, KV heads, feed-forward), in Llama's form. Sizes here and above are
-those of the models' config.json, as Lightning-AI/litgpt quotes them with addresses (litgpt/config.py, 2685705)."""
-
 ENDS = re.compile(
     r"(-bnb-4bit|-unsloth|-gptq.*|-awq.*|-aqlm.*|-bf16|-fp8|-hf|-instruct|-chat|-base|-it|-pt|-sft|-source|-thinking|"
     r"-merges|-sft-mixture|-rm-700k|-\d{4}|-intermediate-step.*|-chat-v[\d.]+|-deduped)$"
@@ -86,6 +90,11 @@ def network_called(name: str, folder: Path | None = None) -> tuple[Network | str
     """
     found = find_network(name, folder)
     if found is None:
+        if (words := language_model(plain_name(name))) is not None:
+            raise InputError(
+                f"the file trains {name[:80]!r}, which sees images: its vision tower and the tokens of images are not "
+                f"known here; --model {words} is its network of words alone"
+            )
         give = f"{download(name)}, and give --model {folder_of(name)}" if is_hub_id(name) else GIVE_MODEL
         raise InputError(f"the file trains {name[:80]!r}, whose sizes are not known here; {give}")
     return found
@@ -138,7 +147,7 @@ def find_network(name: str, folder: Path | None = None) -> tuple[Network | str, 
     for pattern, known in SAME_SIZES.items():
         if fnmatchcase(plain, pattern):
             return known, f"{name} has the sizes of {known} (--model)"
-    return _of_llamas_form(name, plain)
+    return _sized(name, plain)
 
 
 def plain_name(name: str) -> str:
@@ -149,25 +158,13 @@ def plain_name(name: str) -> str:
     return plain
 
 
-def _of_llamas_form(name: str, plain: str) -> tuple[Network, str] | None:
-    if plain in OTHER_VOCABULARY:
-        known, vocab, window = OTHER_VOCABULARY[plain]
-        config = CONFIGS[known]()
-        assert isinstance(config, LlamaConfig)
-        return replace(config, name=plain, vocab_size=vocab, window=window), f"{name} has the layers of {known}"
-    if plain in SMALL:
-        layers, hidden, heads, kv_heads, ffn = SMALL[plain]
-        small = plain.startswith("smollm2")
-        config = LlamaConfig(
-            name=plain,
-            num_layers=layers,
-            hidden_size=hidden,
-            num_heads=heads,
-            num_kv_heads=kv_heads,
-            head_dim=hidden // heads,
-            ffn_size=ffn,
-            vocab_size=49152 if small else 32000,
-            tied=small,
-        )
-        return config, ""
-    return None
+def _sized(name: str, plain: str) -> tuple[Network, str] | None:
+    """A network of sizes that are known by name only."""
+    for spelled in (name.rpartition("/")[2].lower(), plain):
+        if (found := config_called(spelled)) is not None:
+            break
+    else:
+        return None
+    keys, differs = found
+    model = from_hf_config(keys, spelled)
+    return model.graph if model.config is None else model.config, f"{name}: {differs}" if differs else ""

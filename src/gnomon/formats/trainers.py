@@ -387,6 +387,7 @@ def _deepspeed_values(
         return values, name
     by_name = named_stage(name)
     if by_name is None:
+        f.raw(key)  # a variable that the script does not set is asked for by its name
         f.fail(key, f"its DeepSpeed settings are in {name!r}, which is not here; --set {key}=zero3, or another path")
     absent = " is not here" if name.endswith(".json") else ""
     assumed.append(
@@ -408,7 +409,11 @@ def model_of(f: Fields, key: str, given: ReadContext, folder: Path | None, assum
     f.ignore(key)
     if name is None:
         f.fail(key, "the file does not say the network; give --model NAME, or --model path/to/config.json")
-    network, note = network_called(str(name), folder)
+    if not isinstance(name, str):
+        words = " ".join(map(str, name)) if isinstance(name, list | tuple) else ""
+        said = f"takes one name, not {words[:60]!r}" if words else "has no name after it"
+        f.fail(key, f"{said}; give --model NAME (gnomon catalogue models), or --model path/to/config.json")
+    network, note = network_called(name, folder)
     if note:
         assumed.append(note)
     return network
@@ -440,11 +445,36 @@ def adapted(
         f.fail(named, f"no linear of the network is called {targets[0]!r}{near}: {linears(graph)}")
     if missing := [t for t in spelled if t not in there]:
         f.note_default(named, ", ".join(missing), "no linear of this network has the name: without its adapter")
+    if not (four_bits or eight_bits) and (key := stored_in_four(f)):
+        f.note_default(key, str(f.peek(key)), "stored in four bits by its name; read as NF4, half a byte a weight")
+        four_bits = True
     magnitudes = any([flag(f, key) for key in MAGNITUDES]) or magnitudes
     if magnitudes:
         f.note_default(next((key for key in MAGNITUDES if f.has(key)), "dora"), "true", NORMS)
     base: Base = "nf4" if four_bits else "int8" if eight_bits else "compute"
     return with_adapters(graph, Adapters(rank=rank, targets=there, base=base, magnitudes=magnitudes))
+
+
+USUAL = (("q_proj", "v_proj"), ("query", "value"), ("q", "v"), ("query_key_value",), ("c_attn",))
+"""Linears that PEFT adapts where nothing says which, by a model's type (huggingface/peft src/peft/utils/constants.py
+TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING)."""
+
+
+def usual_targets(model: Network | str) -> tuple[str, ...]:
+    """Linears of this network that PEFT adapts where nothing says which."""
+    known = {op.path.rpartition(".")[2] for block in network_graph(model).blocks for op in block.ops}
+    return next((names for names in USUAL if known.issuperset(names)), USUAL[0])
+
+
+NAMES = ("model_name_or_path", "base_model", "model")
+"""Keys of trainers that name a network."""
+IN_FOUR = re.compile(r"bnb-4bit|[-_]awq\b|[-_]gptq(?!-int8)|[-_]int4\b|[-_]4bit\b", re.IGNORECASE)
+"""In the names of weights that are stored in four bits."""
+
+
+def stored_in_four(f: Fields) -> str | None:
+    """The key of a network whose name says that it is stored in four bits; None for any other."""
+    return next((key for key in NAMES if IN_FOUR.search(str(f.peek(key) or ""))), None)
 
 
 def in_part(f: Fields, key: str, model: Network | str, trained: Trained) -> Network | str:

@@ -36,6 +36,7 @@ from gnomon.formats.trainers import (
     model_of,
     modules_of,
     own_engine,
+    usual_targets,
     whole_in_bits,
 )
 from gnomon.formats.training_arguments import INEXPRESSIBLE as TRAINER
@@ -120,7 +121,7 @@ def _model(f: Fields, given: ReadContext, folder: Path, assumed: list[str]) -> N
     if adapter == "qlora" and not flag(f, "load_in_4bit", True):
         f.fail("load_in_4bit", "adapter: qlora is beside a network in four bits; switch it on, or give adapter: lora")
     if not everything and not targets:
-        targets = ("q_proj", "v_proj")
+        targets = usual_targets(model)
     f.ignore("lora_target_modules", "lora_target_linear")
     return adapted(
         f,

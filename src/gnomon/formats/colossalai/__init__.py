@@ -21,7 +21,7 @@ from gnomon.formats.given import Network, ReadContext
 from gnomon.formats.job import Fields, Job, divides, microbatches
 from gnomon.formats.launched import TrainCommand, dashed, launched
 from gnomon.formats.shell import Launch
-from gnomon.formats.trainer_source import commands_of
+from gnomon.formats.trainer_source import commands_of, program_name
 from gnomon.formats.trainer_words import flag
 from gnomon.formats.trainers import Modules, adapted, model_of
 from gnomon.models.llama import LlamaConfig
@@ -38,6 +38,8 @@ RENAMED = {"max_len": "max_length", "use_flash_attn": "xformers", "pretrain": "c
 RENAMED |= {"zero_cpu_offload": "cpu_offload", "mixed_precision": "precision", "accumulation_steps": "accumulation"}
 RENAMED |= {"microbatch_size": "mbs", "tp_size": "tp", "pp_size": "pp", "sp_size": "sp", "model_path": "config"}
 RENAMED |= {"gradient_accumulation_steps": "accumulation", "model_name_or_path": "config", "model": "config"}
+RENAMED |= {"train_micro_batch_size_per_gpu": "batch_size", "tp_degree": "tp"}
+RENAMED |= {"checkpoint_activations": "grad_checkpoint", "gradient_checkpointing": "grad_checkpoint"}
 """ColossalChat's and other examples' names -> the benchmark's."""
 
 NETWORKS = {"7b": "llama-2-7b", "13b": "llama-2-13b", "70b": "llama-2-70b"}
@@ -83,10 +85,14 @@ def _read(path: Path, given: ReadContext) -> Job:
     devices = given.devices or command.devices
     if devices is None:
         raise InputError("the command does not say how many devices it runs on; give --on CLUSTER")
-    network = _network(f, given, path.resolve().parent, assumed)
-    chat = "train_" in command.launch.program  # ColossalChat's defaults differ from the benchmark's
+    program = program_name(command.launch.program)
+    own = program == "benchmark"  # the only one whose flags all have defaults that are known
+    chat = program.startswith("train_")  # ColossalChat's defaults differ from the benchmark's
+    network = _network(f, given, path.resolve().parent, assumed, program)
     seq_len = given.seq_len or f.integer("max_length", 512 if chat else 4096)
     mesh = _mesh(f, plugin, devices)
+    if not (own or chat or f.has("batch_size") or given.micro_batch_size):
+        f.fail("batch_size", f"{program}.py is not known here and no flag says its batch; give --micro-batch-size N")
     batch = f.integer("batch_size", 4 if chat else 2)
     micro = given.micro_batch_size or (f.integer("mbs", 1) if mesh.pp > 1 else batch)
     f.ignore("mbs")
@@ -130,14 +136,20 @@ def _fields(command: TrainCommand, given: ReadContext) -> Fields:
         f"--{SHORT[word[1:]]}" if re.fullmatch(r"-[A-Za-z]", word) and word[1:] in SHORT else word
         for word in command.launch.options
     ]
-    values = {RENAMED.get(name, name): value for name, value in dashed(words).items()}
+    said = dashed(words)
+    if empty := [name for name, value in said.items() if value is True and RENAMED.get(name) == "config"]:
+        raise InputError(f"{command.file}: --{empty[0]} has no name after it; give --model NAME", f"$.{empty[0]}")
+    values = {RENAMED.get(name, name): value for name, value in said.items()}
     named = {name.lstrip("-").replace("-", "_"): text for name, text in command.options.items()}
     options = {RENAMED.get(name, name): text for name, text in named.items()}
     return command.fields(values, replace(given, settings=options))
 
 
-def _network(f: Fields, given: ReadContext, folder: Path, assumed: list[str]) -> Network | str:
+def _network(f: Fields, given: ReadContext, folder: Path, assumed: list[str], program: str) -> Network | str:
+    """The network that a flag names, or the benchmark's default."""
     name = f.peek("config")
+    if name is None and given.model is None and program != "benchmark":
+        f.fail("config", f"{program}.py is not known here and no flag says its network; give --model NAME")
     small: Mapping[str, LlamaConfig] = {
         "5b": _llama("5b", 32, 4096, 11008, 8),
         "100m": _llama("100m", 4, 1024, 2048, 32),

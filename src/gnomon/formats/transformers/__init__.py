@@ -18,7 +18,7 @@ from gnomon.formats.shell import Launch
 from gnomon.formats.trainer_optimizers import update_of
 from gnomon.formats.trainer_source import Source, commands_of, given_flags, program_name, trainer_source
 from gnomon.formats.trainer_words import flag, names_of
-from gnomon.formats.trainers import Training, adapted, model_of
+from gnomon.formats.trainers import Training, adapted, model_of, usual_targets
 from gnomon.formats.training_arguments import INEXPRESSIBLE as TRAINER
 from gnomon.formats.training_arguments import IRRELEVANT, finished, precision_of
 from gnomon.formats.trl import FORMAT as TRL
@@ -58,7 +58,10 @@ def _wanted(launch: Launch) -> bool:
 
 
 def _looks(sample: Sample) -> bool:
-    if not any(_wanted(command) for command in commands_of(sample)):
+    """A command with its flags, or the mapping that HfArgumentParser takes in their place, of no program with a reader
+    of its own."""
+    file = sample.has("model_name_or_path", "per_device_train_batch_size")
+    if not file and not any(_wanted(command) for command in commands_of(sample)):
         return False
     return not (LLAMA_FACTORY.looks(sample) or TRL.looks(sample))
 
@@ -79,13 +82,16 @@ def _model(f: Fields, given: ReadContext, folder: Path, assumed: list[str]) -> N
     key = "model_name_or_path" if f.has("model_name_or_path") or not f.has("config_name") else "config_name"
     network = model_of(f, key, given, folder, assumed)
     rank = f.integer("lora_r", f.integer("lora_rank", 0, least=0), least=0)
-    four = flag(f, "load_in_4bit") or flag(f, "q_lora")
+    bits = f.integer("bits", 16)
+    if bits not in (4, 8, 16, 32):
+        f.fail("bits", f"{bits} bits: a frozen network is stored in 4 or 8, one that is not quantised in 16 or 32")
+    four = flag(f, "load_in_4bit") or flag(f, "q_lora") or bits == 4
     on = flag(f, "use_lora") or flag(f, "use_peft") or flag(f, "use_peft_lora") or flag(f, "lora_enable")
     targets = names_of(f.raw("lora_target_modules"))
-    eight = flag(f, "load_in_8bit")
+    eight = flag(f, "load_in_8bit") or bits == 8
     if not (on or rank or four or eight):
         return network
-    everything = () if "all-linear" in targets else targets or ("q_proj", "v_proj")
+    everything = () if "all-linear" in targets else targets or usual_targets(network)
     return adapted(f, network, rank or 8, everything, four_bits=four, eight_bits=eight, named="lora_target_modules")
 
 
@@ -100,7 +106,7 @@ def read_fields(source: Source, given: ReadContext) -> Job:
     seq_len = _length(f, given, program, assumed)
     if program != "run_clm" and not flag(f, "packing"):  # run_clm.py cuts the joined text into blocks
         f.note_unpacked("packing", "false", seq_len)
-    f.ignore("packing", "bits")
+    f.ignore("packing")
     loaded = f.raw("torch_dtype") or f.raw("dtype")
     model = _model(f, given, source.folder, assumed)
     asked = Training(

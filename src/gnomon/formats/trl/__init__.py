@@ -21,7 +21,7 @@ from gnomon.formats.trainer_source import Source, commands_of, program_name, tra
 from gnomon.formats.trainer_terms import HUGGING_FACE
 from gnomon.formats.trainer_words import flag, names_of
 from gnomon.formats.trainer_write import as_yaml, drafted, source_of, tuning
-from gnomon.formats.trainers import LIGER, Training, adapted, model_of, whole_in_bits
+from gnomon.formats.trainers import LIGER, Training, adapted, model_of, usual_targets, whole_in_bits
 from gnomon.formats.training_arguments import INEXPRESSIBLE as TRAINER
 from gnomon.formats.training_arguments import IRRELEVANT, finished, precision_of
 
@@ -91,9 +91,9 @@ def _task(launch: Launch) -> str:
 
 def _looks(sample: Sample) -> bool:
     trainer = any(sample.has(key) for key in ("per_device_train_batch_size", "max_seq_length", "max_length"))
-    factory = sample.has("finetuning_type") or sample.has("stage")
+    others = any(sample.has(key) for key in ("finetuning_type", "stage", "lora_rank", "train_file"))
     if sample.values:
-        return sample.has("model_name_or_path") and trainer and not factory
+        return sample.has("model_name_or_path") and trainer and not others
     return any(_wanted(command) for command in commands_of(sample))
 
 
@@ -104,7 +104,7 @@ def _model(f: Fields, given: ReadContext, folder: Path, assumed: list[str]) -> N
     if not flag(f, "use_peft"):
         whole_in_bits(f, "load_in_4bit", "load_in_8bit")
         return model
-    everything = () if "all-linear" in targets else targets or ("q_proj", "v_proj")
+    everything = () if "all-linear" in targets else targets or usual_targets(model)
     return adapted(f, model, rank, everything, four_bits=four, eight_bits=eight, named="lora_target_modules")
 
 

@@ -65,6 +65,12 @@ FINE = (0, 1, 2)
 H100 = "1x8xh100-sxm"
 PLANNED = ("gpt2", "llama-3.2-1b", "qwen3-8b")
 """Configs that are planned for too: searches of larger ones take their seconds whatever the file says."""
+LARGE = {
+    "deepseek-v3": "64x8xh100-sxm --ep 8 --recompute full",
+    "llama-3.1-405b": "64x8xh100-sxm --recompute full",
+    "mixtral-8x7b-v0.1": "16x8xh100-sxm",
+}
+"""Configs of models that one node does not hold, and what does: advice on a plan that does not fit takes seconds."""
 QUICK = "--tp 1 --cp 1 --pp 1 --recompute none --no-refine --equal-stages --budget 10s"
 """Of a search: what leaves few plans."""
 PROGRAM = "program"
@@ -163,7 +169,8 @@ def model_seeds() -> Iterator[Seed]:
     for path in sorted((FIXTURES / "configs").glob("*.json")):
         if "t5" in path.stem:
             continue
-        commands = [f"predict {{}} --on {H100} --zero 3 --micro-batch-size 1"] * 3
+        on = LARGE.get(path.stem, H100)
+        commands = [f"predict {{}} --on {on} --zero 3 --micro-batch-size 1"] * 3
         if path.stem in PLANNED:
             commands.append(f"plan {{}} --on {H100} --global-batch 8 --seq-len 128 {QUICK}")
         yield Seed(name=path.name, text=path.read_text(encoding="utf-8"), commands=tuple(commands))

@@ -6,7 +6,12 @@ not from luck or a busy machine. It is the default; `pytest --hypothesis-profile
 
 from __future__ import annotations
 
+import gc
 import os
+
+# What collection makes (modules, ten thousand tests) stays to the end: to look through it for garbage, again and again
+# as it grows, takes a fifth of collection. `pytest_collection_finish` turns the collector on again.
+gc.disable()
 
 # Of torch, here and in processes that tests start; before anything loads it. As many processes run tests as there are
 # cores: a second thread would wait for a core, and the first for it.
@@ -14,14 +19,29 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 from collections.abc import Iterator, Sequence  # noqa: E402
 from multiprocessing import forkserver  # noqa: E402
+from pathlib import Path  # noqa: E402
 
 import pytest  # noqa: E402
 from hypothesis import settings  # noqa: E402
 from once import FOLDER  # noqa: E402
 
+HERE = Path(__file__).parent
+
 settings.register_profile("ci", derandomize=True, deadline=None)
 settings.register_profile("explore", max_examples=2000, deadline=None)
 settings.load_profile("ci")
+
+
+def pytest_collection_finish() -> None:
+    """Garbage is collected from here on, among what the tests make."""
+    gc.freeze()
+    gc.enable()
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Those of the repository as a whole (documentation, mutated files, the site) come first. Among them are the
+    longest by themselves, and where one of these begins last, the other processes wait for it."""
+    items.sort(key=lambda item: item.path.parent != HERE)
 
 
 @pytest.fixture(autouse=True, scope="session")

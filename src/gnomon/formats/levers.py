@@ -47,13 +47,26 @@ def _hugging(text: str, **more: str) -> dict[str, str]:
     return {**shared, **{name.replace("_", "-"): value for name, value in more.items()}}
 
 
+def _deepspeed(named: str, llama_factory: str, axolotl: str) -> dict[str, str]:
+    """A DeepSpeed configuration: the files that LLaMA-Factory and axolotl ship, ms-swift's own name for one of its
+    files. transformers and TRL ship none: the path of a JSON of one's own (transformers' HfDeepSpeedConfig takes a path
+    that exists, or a table)."""
+    return {
+        "llama-factory": f"deepspeed: examples/deepspeed/{llama_factory}",
+        "trl": f"deepspeed: my_{named}.json",
+        "transformers": f"deepspeed: my_{named}.json",
+        "swift": f"deepspeed: {named}",
+        "axolotl": f"deepspeed: deepspeed_configs/{axolotl}",
+    }
+
+
 LIGER = "use_liger_kernel: true"
 ATTENTION = "model.lora_attn_modules: [q_proj]"
 SHARDED = {"deepspeed": "zero_optimization.stage: 3", "accelerate": "fsdp_config.fsdp_sharding_strategy: FULL_SHARD"}
 
 LEVERS = (
     Lever(
-        name="cross-entropy with the head, in parts (Liger, CCE)",
+        name="fused linear cross-entropy (Liger, CCE)",
         option="chunked_loss",
         said={
             **_hugging(LIGER, axolotl="liger_fused_linear_cross_entropy: true"),
@@ -84,7 +97,7 @@ LEVERS = (
     ),
     Lever(name="Unsloth's kernels", said={"llama-factory": "use_unsloth: true"}),
     Lever(
-        name="states of eight bits",
+        name="8-bit optimizer states",
         option="eight_bit_states",
         said=_hugging(
             "optim: adamw_bnb_8bit",
@@ -93,12 +106,12 @@ LEVERS = (
         ),
     ),
     Lever(
-        name="states of four bits",
+        name="4-bit optimizer states",
         option="four_bit_states",
         said=_hugging("optim: adamw_torch_4bit", axolotl="optimizer: ao_adamw_4bit"),
     ),
     Lever(
-        name="states in pages",
+        name="paged optimizer states",
         option="paged_states",
         said=_hugging(
             "optim: paged_adamw_32bit",
@@ -230,7 +243,7 @@ LEVERS = (
         name="ZeRO and FSDP",
         option="zero",
         said={
-            **_hugging("deepspeed: zero3", axolotl="deepspeed: zero3"),
+            **_deepspeed("zero3", "ds_z3_config.json", "zero3_bf16.json"),
             **SHARDED,
         },
     ),
@@ -238,7 +251,7 @@ LEVERS = (
         name="optimizer on the host (DeepSpeed)",
         option="optimizer_offload",
         said={
-            **_hugging("deepspeed: zero2_offload", axolotl="deepspeed: zero2_offload"),
+            **_deepspeed("zero2_offload", "ds_z2_offload_config.json", "zero2.json"),
             "deepspeed": "zero_optimization.stage: 2; zero_optimization.offload_optimizer.device: cpu",
         },
     ),

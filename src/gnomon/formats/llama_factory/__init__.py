@@ -199,7 +199,7 @@ def _low_rank_terms(change: Change) -> list[Setting] | None:
     if low is None or (narrow and low.method == "apollo"):
         return None
     return [
-        *([("optim", "adamw_8bit")] if narrow else []),
+        *([("optim", "adamw_bnb_8bit")] if narrow else []),
         (f"use_{low.method}", True),
         (f"{low.method}_target", "all"),
         (f"{low.method}_rank", low.rank),

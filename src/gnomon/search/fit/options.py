@@ -196,7 +196,7 @@ def _eight_bit(plan: Plan, graph: Graph, cluster: Cluster) -> Iterator[Single]:
     if plan.optimizer.kind not in ("adamw", "adam", "lion", "momentum") or plan.optimizer.offload or narrow:
         return
     states = replace(plan.precision, states="int8", wide_tables=True)
-    yield "optimizer states in eight bits", replace(plan, precision=states)
+    yield "8-bit optimizer states", replace(plan, precision=states)
 
 
 def _four_bit(plan: Plan, graph: Graph, cluster: Cluster) -> Iterator[Single]:
@@ -205,7 +205,7 @@ def _four_bit(plan: Plan, graph: Graph, cluster: Cluster) -> Iterator[Single]:
     plain = optimizer.offload is None and optimizer.low_rank is None and not optimizer.paged
     if optimizer.kind == "adamw" and plain and plan.precision.states != "fp4_e2m1":
         narrow = replace(plan.precision, states="fp4_e2m1", wide_tables=False)
-        yield "optimizer states in four bits", replace(plan, precision=narrow)
+        yield "4-bit optimizer states", replace(plan, precision=narrow)
 
 
 def _paged(plan: Plan, graph: Graph, cluster: Cluster) -> Iterator[Single]:
@@ -216,7 +216,7 @@ def _paged(plan: Plan, graph: Graph, cluster: Cluster) -> Iterator[Single]:
     if precision.states == "fp4_e2m1":
         return
     wide = precision if precision.states == "int8" else replace(precision, states="fp32")
-    yield "optimizer states in pages", replace(plan, optimizer=replace(optimizer, paged=True), precision=wide)
+    yield "paged optimizer states", replace(plan, optimizer=replace(optimizer, paged=True), precision=wide)
 
 
 def _low_rank(plan: Plan, graph: Graph, cluster: Cluster) -> Iterator[Single]:
@@ -356,10 +356,10 @@ OPTIONS: tuple[Option, ...] = (
     ),
     Option(
         name="chunked_loss",
-        about="the loss computed with the head, part by part, so that logits are never whole (Liger, CCE)",
+        about="head and loss computed together in chunks, so that logits are never whole (Liger, CCE)",
         acts_on=("logits", "temporary"),
         exactness="up to the order of sums",
-        levels=_as_it_is("loss with the head, part by part"),
+        levels=_as_it_is("fused linear cross-entropy"),
         none=lambda plan: "the program has it already, or has no such loss",
         software=_chunked_loss,
     ),

@@ -9,8 +9,8 @@ messages between stages and what happens to gradients and parameters.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from copy import copy
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import cached_property
 
 from gnomon.prediction.layer_types import LayerPrice, Phase
 from gnomon.prediction.priced import PricedStages
@@ -34,39 +34,25 @@ PHASES: Mapping[str, tuple[str, ...]] = {
 of another rank's."""
 
 
+@dataclass(frozen=True, eq=False)
 class ComputeTime:
-    """Seconds of the computing actions of a plan's Program."""
+    """Seconds of the computing actions of a plan's Program: a view of its priced stages, which holds nothing else."""
 
-    def __init__(self, priced: PricedStages) -> None:
-        self.priced = priced
-        self._phases: dict[tuple[str, int], Phase] = {}
-        self._extras: dict[tuple[str, int], OpPrice] = {}
-        self._other_host: dict[tuple[str, int], float] = {}
-        self._whole: ComputeTime | None = None
-        self._shares: dict[tuple[str, int], dict[int, float]] = {}
+    priced: PricedStages
 
-    def with_numbers(self, priced: PricedStages) -> ComputeTime:
-        """The same layers under other numbers: their phases are not added up again."""
-        other = copy(self)
-        other.priced, other._whole, other._shares = priced, None, {}
-        return other
-
-    @property
+    @cached_property
     def of_stages(self) -> ComputeTime:
         """The same with one row for each stage."""
-        if self._whole is None:
-            blocks = tuple((stage, -1) for stage in range(len(self.priced.stages)))
-            self._whole = ComputeTime(replace(self.priced, blocks=blocks))
-        return self._whole
+        blocks = tuple((stage, -1) for stage in range(len(self.priced.stages)))
+        return ComputeTime(replace(self.priced, blocks=blocks))
+
+    @cached_property
+    def _shares(self) -> dict[tuple[str, int], dict[int, float]]:
+        return {}
 
     def phase(self, name: str, block: int) -> Phase:
         """A phase of one of the Program's stages."""
-        if (name, block) not in self._phases:
-            total = Phase()
-            for layer, times in self.priced.layers(block)[1]:
-                total = total + getattr(layer, name) * times
-            self._phases[name, block] = total
-        return self._phases[name, block]
+        return self.priced.phase(name, block)
 
     def parts(self, kind: str, block: int) -> dict[str, float]:
         """Divides the seconds of a computing action by what they go into: `compute`, what is computed
@@ -90,7 +76,7 @@ class ComputeTime:
         """The parts of an action as its layers take them, before any method changes them."""
         stage = self.priced.blocks[block][0]
         phases = [self.phase(name, block) for name in PHASES[kind]]
-        extra = self._extras_of(kind, block)
+        extra = self.priced.extras(kind, block)
         if self.priced.stack.launch.composed:
             return self._one_by_one(kind, block, extra)
         spent = [self._sustained_s(stage, phase) for phase in phases]
@@ -109,7 +95,7 @@ class ComputeTime:
             whole, share = self.of_stages._own_parts(kind, stage), self._share(kind, block)
             return {**spent_on, "launch": share * whole["launch"], "offload": share * whole["offload"]}
         # The host launches ahead: the action lasts as long as the slower of device and host.
-        host = self._host_s(stage, phases, extra.kernels) + self._other_host_s(kind, block)
+        host = self._host_s(stage, phases, extra.kernels) + self.priced.other_host_s(kind, block)
         held = max(device + self._starved_s(kind, block), host)
         # Copies have their own link; only what exceeds the action shows, unless nothing overlaps them.
         copies, beside = self._activation_copies(kind, block), self.copies_overlap(stage)
@@ -123,8 +109,8 @@ class ComputeTime:
             own, of_stage = self.priced.rates[stage], dict[int, float]()
             for other in (b for b, (at, _) in enumerate(self.priced.blocks) if at == stage):
                 phases = [self.phase(name, other) for name in PHASES[kind]]
-                host_s = self._host_s(stage, phases, self._extras_of(kind, other).kernels) - own.host_unit_s
-                host_s += self._other_host_s(kind, other)
+                host_s = self._host_s(stage, phases, self.priced.extras(kind, other).kernels) - own.host_unit_s
+                host_s += self.priced.other_host_s(kind, other)
                 # What a layer alone would expose is its weight: host beyond device, and copies.
                 device_s = sum(self.phase_s(stage, phase) for phase in phases)
                 of_stage[other] = max(host_s - device_s, 0.0) + self._activation_copies(kind, other)
@@ -133,18 +119,6 @@ class ComputeTime:
                 other: weight / total if total else 1 / len(of_stage) for other, weight in of_stage.items()
             }
         return self._shares[kind, stage][block]
-
-    def _extras_of(self, kind: str, block: int) -> OpPrice:
-        """Prices the kernels around those of the layers."""
-        if (kind, block) not in self._extras:
-            self._extras[kind, block] = around(kind, *self.priced.layers(block), self.priced.stack, self.priced.count)
-        return self._extras[kind, block]
-
-    def _other_host_s(self, kind: str, block: int) -> float:
-        """Seconds that the host spends on other things than launches."""
-        if (kind, block) not in self._other_host:
-            self._other_host[kind, block] = other_host_s(kind, *self.priced.layers(block), self.priced.stack)
-        return self._other_host[kind, block]
 
     def copies_overlap(self, stage: int) -> bool:
         """Whether activations go to the host and come back while the device computes: not where a processor copies by

@@ -1,7 +1,8 @@
 """A plan's stages with the numbers that turn the prices of their layers into seconds.
 
 `PricedStages` is what every part of a step's price reads: the stages, which of their layers stand behind each of the
-Program's stages, and each stage's fitted rates. Leaves out seconds (`compute_time`, `reduction_time`, `step`).
+Program's stages and what these add up to, and each stage's fitted rates. Leaves out seconds (`compute_time`,
+`reduction_time`, `step`).
 """
 
 from __future__ import annotations
@@ -17,10 +18,12 @@ from gnomon.hardware import Cluster
 from gnomon.late import load_late
 from gnomon.plans import Plan, shared_parameters
 from gnomon.plans.plan import effective_zero
-from gnomon.prediction.layer_types import LayerPrice
+from gnomon.prediction.layer_types import LayerPrice, Phase
 from gnomon.prediction.stage import StagePrice
+from gnomon.prediction.stage_kernels import around, other_host_s
 from gnomon.prices.fitted import FittedRates, Rates, fitted_rates, rates
 from gnomon.prices.host import host_cost
+from gnomon.prices.kernels import OpPrice
 from gnomon.prices.links import AxisLink
 from gnomon.software import Stack
 
@@ -101,6 +104,40 @@ class PricedStages:
         """The same, and parts of layers whose parameters the stage has too."""
         price, layers = self.layers(block)
         return price, layers if price.share is None else [(layer, len(labels)) for layer, labels in price.held]
+
+    # What layers add up to follows from no fitted number: `with_numbers` hands these three on to a value of other ones.
+    @cached_property
+    def _phases(self) -> dict[tuple[str, int], Phase]:
+        return {}
+
+    @cached_property
+    def _extras(self) -> dict[tuple[str, int], OpPrice]:
+        return {}
+
+    @cached_property
+    def _other_host(self) -> dict[tuple[str, int], float]:
+        return {}
+
+    def phase(self, name: str, block: int) -> Phase:
+        """A phase of all layers behind one of the Program's stages."""
+        if (name, block) not in self._phases:
+            total = Phase()
+            for layer, times in self.layers(block)[1]:
+                total = total + getattr(layer, name) * times
+            self._phases[name, block] = total
+        return self._phases[name, block]
+
+    def extras(self, kind: str, block: int) -> OpPrice:
+        """The kernels of an action around those of its layers."""
+        if (kind, block) not in self._extras:
+            self._extras[kind, block] = around(kind, *self.layers(block), self.stack, self.count)
+        return self._extras[kind, block]
+
+    def other_host_s(self, kind: str, block: int) -> float:
+        """Seconds that the host spends in an action on other things than launches."""
+        if (kind, block) not in self._other_host:
+            self._other_host[kind, block] = other_host_s(kind, *self.layers(block), self.stack)
+        return self._other_host[kind, block]
 
     def slower(self, link: AxisLink) -> float:
         """Seconds over price of transfers over a link, as training runs show it."""

@@ -8,7 +8,7 @@ collectives within layers (`compute_time`) and the update.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from copy import copy
+from dataclasses import dataclass, field
 from itertools import accumulate
 
 import numpy as np
@@ -32,23 +32,21 @@ WANTED = {
 """Kind of action -> (collective, when)."""
 
 
+@dataclass(frozen=True, eq=False)
 class ReductionTime:
-    """Seconds of the collectives of parameters and gradients of a plan's Program."""
+    """Seconds of the collectives of parameters and gradients of a plan's Program: a view of its priced stages and of
+    what computes alongside."""
 
-    def __init__(self, priced: PricedStages, compute: ComputeTime) -> None:
-        self.priced, self.compute = priced, compute
-        self._wired: dict[tuple[str, int, int], list[tuple[float, AxisLink]]] = {}
-
-    def with_numbers(self, priced: PricedStages, compute: ComputeTime) -> ReductionTime:
-        """The same collectives under other numbers: what they take alone is not priced again."""
-        other = copy(self)
-        other.priced, other.compute = priced, compute
-        return other
+    priced: PricedStages
+    compute: ComputeTime
+    prices: dict[tuple[str, int, int], list[tuple[float, AxisLink]]] = field(default_factory=dict)
+    """(kind, the Program's stage, buckets) -> as `_reductions`, from which no fitted number follows: `Pricing` of other
+    numbers shares them."""
 
     def wired(self, kind: str, block: int) -> list[tuple[float, AxisLink]]:
         """(price, link) of a whole collective of a stage on each group of ranks that it runs on."""
         self.reduced(kind, block, 1)
-        return self._wired[kind, block, 1]
+        return self.prices[kind, block, 1]
 
     def tied(self, stage: int) -> float:
         """All-reduce of the gradient of a parameter that other stages hold too."""
@@ -80,7 +78,7 @@ class ReductionTime:
         if beside := 0.0 if at_once else self._overlapped_s(kind, block):
             buckets, last = self._buckets(kind, block)
         seconds = self.reduced(kind, block, buckets)
-        ranks = sum(link.ranks for _, link in self._wired[kind, block, buckets])
+        ranks = sum(link.ranks for _, link in self.prices[kind, block, buckets])
         checks = buckets * check_s(self.priced.stack, ranks)
         if kind == "AR" and self.priced.plan.optimizer.zero:  # comes after a REDUCE_GRAD, which hides first
             beside = max(beside - self.reduced("REDUCE_GRAD", block, buckets), 0.0)
@@ -148,9 +146,9 @@ class ReductionTime:
 
     def reduced(self, kind: str, block: int, buckets: int) -> float:
         """Seconds of a stage's collective in so many buckets, if nothing runs alongside it."""
-        if (kind, block, buckets) not in self._wired:
-            self._wired[kind, block, buckets] = self._reductions(kind, block, buckets)
-        return sum(seconds * self.priced.slower(link) for seconds, link in self._wired[kind, block, buckets])
+        if (kind, block, buckets) not in self.prices:
+            self.prices[kind, block, buckets] = self._reductions(kind, block, buckets)
+        return sum(seconds * self.priced.slower(link) for seconds, link in self.prices[kind, block, buckets])
 
     def together(self, kind: str, blocks: Sequence[int]) -> float:
         """Seconds of one collective of the gradients of several layers, if nothing runs alongside it."""

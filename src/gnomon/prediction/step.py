@@ -117,14 +117,15 @@ class Pricing(PricedStages):
         not depend on them is not computed again."""
         shapes = {shape: priced.with_numbers(numbers, stack) for shape, priced in self.shapes.items()}
         other = replace(self, numbers=numbers or self.numbers, stack=stack or self.stack, shapes=shapes)
-        compute = self.compute.with_numbers(other)
+        # `replace` leaves every cached value behind; these are the ones that no fitted number is in.
         vars(other).update(
             messages=self.messages,
             alike=self.alike,
-            compute=compute,
-            reductions=self.reductions.with_numbers(other, compute),
+            reductions=replace(self.reductions, priced=other, compute=other.compute),
+            _phases=self._phases,
+            _extras=self._extras,
+            _other_host=self._other_host,
             _updates=self._updates,
-            # Kept: prices that do not follow from fitted numbers.
             _memo={at: seconds for at, seconds in self._memo.items() if at[0] == "NORM" or at[2] == TIED},
         )
         return other

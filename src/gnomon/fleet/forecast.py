@@ -15,13 +15,13 @@ from numpy.typing import NDArray
 
 from gnomon.fleet.job import Job
 from gnomon.fleet.machines import Machines
-from gnomon.fleet.state import Allocation, devices_of
+from gnomon.fleet.state import Allocation, PhaseForecasts, devices_of
 
 NEVER = math.inf
 
 
 @dataclass(frozen=True)
-class Curve:
+class Curve(PhaseForecasts):
     """Forecasts from a stated curve: time on n devices is `serial + (1 - serial) x asked / n`, at the slowest device's
     speed."""
 
@@ -67,10 +67,6 @@ class Curve:
         """Returns the fewest and the most devices that the job's line states."""
         return job.fewest, job.most
 
-    def remaining_s(self, job: Job, done_s: float, allocation: Allocation) -> float:
-        """Returns the seconds left at today's rate."""
-        return (job.work_s - done_s) / self.phase(job, done_s, allocation)[0]
-
     def rate(self, job: Job, count: int, nodes: int, per_node: int, speed: float) -> float:
         """Work a second on `count` devices of that speed on so many nodes."""
         key = (job.devices, count, nodes, per_node, speed)
@@ -85,10 +81,6 @@ class Curve:
     def memory_bytes(self, job: Job, devices: int) -> float:
         """Returns the memory that the job's line states, or else the one assumed for all."""
         return job.memory_bytes or self.memory
-
-    def resize_s(self, job: Job, devices: int) -> float:
-        """Charges no time for a resize: the curve does not know one."""
-        return 0.0
 
     def beside(self, job: Job, other: Job) -> float:
         """Returns the one share of speed assumed for any two jobs on one device."""

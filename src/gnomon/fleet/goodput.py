@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from gnomon.errors import InputError
 from gnomon.fleet.job import Job
-from gnomon.fleet.state import Allocation
+from gnomon.fleet.state import Allocation, PhaseForecasts
 from gnomon.fleet.traces.rows import TraceRows, need
 
 Floats = NDArray[np.float64]
@@ -293,7 +293,7 @@ def _step(profile: Profile, placement: Placement, atomic: int, accumulated: int)
 
 
 @dataclass(frozen=True)
-class Profiled:
+class Profiled(PhaseForecasts):
     """Implements `Forecasts` from profiles."""
 
     profiles: Profiles
@@ -383,18 +383,6 @@ class Profiled:
             step = _step(profile, placement, *fixed_batch(profile, sum(placement), size))
             remaining = self._left[key] = left * step
         return remaining
-
-    def memory_bytes(self, job: Job, devices: int) -> float:
-        """Returns the memory that the job's line states, as the profiles do not say."""
-        return job.memory_bytes
-
-    def resize_s(self, job: Job, devices: int) -> float:
-        """Charges no time for a resize, which is in the replay's costs."""
-        return 0.0
-
-    def beside(self, job: Job, other: Job) -> float:
-        """Assumes half the speed for a job that shares devices, as that was not measured."""
-        return 0.5
 
 
 def rows_of(path: Path, columns: Sequence[str]) -> list[Row]:

@@ -20,7 +20,7 @@ from gnomon.errors import InputError
 from gnomon.fleet.goodput import PLACED, RUNS, SCALED, Profiled, Profiles, Row, rows_of
 from gnomon.fleet.job import Job
 from gnomon.fleet.machines import Machines
-from gnomon.fleet.state import Allocation
+from gnomon.fleet.state import Allocation, PhaseForecasts
 
 _RUN = re.compile(r"validation-(\d+)\.csv")
 
@@ -58,7 +58,7 @@ def read_kind(
 
 
 @dataclass(frozen=True)
-class ByKind:
+class ByKind(PhaseForecasts):
     """Forecasts on a mixed cluster: the interface `Forecasts`. A job is on devices of one kind at a time."""
 
     machines: Machines
@@ -98,15 +98,3 @@ class ByKind:
     def remaining_s(self, job: Job, done_s: float, allocation: Allocation) -> float:
         """Returns the seconds left by the forecasts of the allocation's kind of device."""
         return self.on(allocation[0][0]).remaining_s(job, done_s, allocation)
-
-    def memory_bytes(self, job: Job, devices: int) -> float:
-        """Returns the memory that the job's line states, as the profiles do not say."""
-        return job.memory_bytes
-
-    def resize_s(self, job: Job, devices: int) -> float:
-        """Charges no time for a resize, which is in the replay's costs."""
-        return 0.0
-
-    def beside(self, job: Job, other: Job) -> float:
-        """Assumes half the speed for a job that shares devices, as that was not measured."""
-        return 0.5

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from gnomon.fleet.goodput import BATCHES, Placement, Profile, fixed_batch, goodput_at
 from gnomon.fleet.job import Job
 from gnomon.fleet.kinds import ByKind
-from gnomon.fleet.state import Allocation, devices_of
+from gnomon.fleet.state import Allocation, PhaseForecasts, devices_of
 from gnomon.fleet.throughput import Floats, Point, fit
 
 Counts = NDArray[np.int64]
@@ -83,7 +83,7 @@ def tuned(
 
 
 @dataclass(frozen=True)
-class LearnedForecasts:
+class LearnedForecasts(PhaseForecasts):
     """Forecasts from what jobs have measured so far: the interface `Forecasts`."""
 
     known: ByKind
@@ -174,10 +174,6 @@ class LearnedForecasts:
     def limits(self, job: Job) -> tuple[int, int]:
         """Returns the limits that the known forecasts give."""
         return self.known.limits(job)
-
-    def remaining_s(self, job: Job, done_s: float, allocation: Allocation) -> float:
-        """Returns the seconds left at the rate learnt."""
-        return (job.work_s - done_s) / self.phase(job, done_s, allocation)[0]
 
     def memory_bytes(self, job: Job, devices: int) -> float:
         """Returns the memory that the known forecasts give."""

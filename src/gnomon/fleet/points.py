@@ -21,7 +21,7 @@ from gnomon.errors import InputError
 from gnomon.fleet.forecast import NEVER, Curve
 from gnomon.fleet.job import Job
 from gnomon.fleet.machines import Machines
-from gnomon.fleet.state import Allocation, devices_of, packed_on
+from gnomon.fleet.state import Allocation, PhaseForecasts, devices_of, packed_on
 from gnomon.fleet.traces.rows import TraceRows, need
 from gnomon.hardware import catalogue
 
@@ -117,7 +117,7 @@ def speed_at(points: Sequence[tuple[int, float]], devices: int) -> float:
 
 
 @dataclass(frozen=True)
-class MeasuredPoints:
+class MeasuredPoints(PhaseForecasts):
     """Forecasts from points, with the stated curve behind them: the interface `Forecasts`."""
 
     points: Points
@@ -164,18 +164,10 @@ class MeasuredPoints:
         """Returns the limits that the curve gives."""
         return self.curve.limits(job)
 
-    def remaining_s(self, job: Job, done_s: float, allocation: Allocation) -> float:
-        """Returns the seconds left at today's rate."""
-        return (job.work_s - done_s) / self.phase(job, done_s, allocation)[0]
-
     def memory_bytes(self, job: Job, devices: int) -> float:
         """Returns the memory measured, or else the curve's."""
         points = self.memory.get((job.model, job.device or self.reference))
         return speed_at(points, devices) if points else self.curve.memory_bytes(job, devices)
-
-    def resize_s(self, job: Job, devices: int) -> float:
-        """Charges no time for a resize, which is in the replay's costs."""
-        return 0.0
 
     def beside(self, job: Job, other: Job) -> float:
         """Returns the share of speed measured for the two on one device, or else the curve's."""

@@ -11,16 +11,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-import numpy as np
-from numpy.typing import NDArray
-
 from gnomon.errors import CatalogueError, GnomonError, InputError
 from gnomon.fleet.forecast import NEVER, Curve
 from gnomon.fleet.job import Job
 from gnomon.fleet.machines import Machines
 from gnomon.fleet.planned import Forecast, Planner
 from gnomon.fleet.points import MeasuredPoints
-from gnomon.fleet.state import Allocation, devices_of, packed_on
+from gnomon.fleet.state import Allocation, PhaseForecasts, devices_of
 from gnomon.graph import Graph
 from gnomon.hardware import Cluster, parse_cluster
 from gnomon.models.presets import known_name
@@ -155,7 +152,7 @@ def _cluster(kind: str, per_node: int, devices: int) -> Cluster:
 
 
 @dataclass(frozen=True)
-class PredictedForecasts:
+class PredictedForecasts(PhaseForecasts):
     """Forecasts of predicted jobs, with others behind them: the interface `Forecasts`."""
 
     machines: Machines
@@ -190,19 +187,9 @@ class PredictedForecasts:
                 return float(self.predictions.at_reference(job).step_s / forecast.step_s)
         return 0.0
 
-    def packed(self, job: Job, done_s: float, node: int, per_node: int, most: int) -> NDArray[np.float64]:
-        """Returns the rates on 1 to `most` devices packed on nodes as `node`."""
-        shapes = (packed_on(count, node, per_node) for count in range(1, most + 1))
-        return np.array([self.phase(job, done_s, shape)[0] for shape in shapes])
-
     def limits(self, job: Job) -> tuple[int, int]:
         """Returns the limits of the forecasts behind these."""
         return self.behind.limits(job)
-
-    def remaining_s(self, job: Job, done_s: float, allocation: Allocation) -> float:
-        """Returns the seconds left at today's rate; NEVER at rate 0."""
-        rate = self.phase(job, done_s, allocation)[0]
-        return (job.work_s - done_s) / rate if rate else NEVER
 
     def memory_bytes(self, job: Job, devices: int) -> float:
         """Returns the memory that the trace states, or else the peak of the prediction."""

@@ -18,7 +18,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import mean
-from typing import Literal, get_args
+from typing import Literal
 
 from gnomon.control import Incident, SimulatedLauncher
 from gnomon.errors import InputError
@@ -293,7 +293,3 @@ def shares(
         system: mean(replay(one, shape, costs, system, seconds).steps for one in lists) * costs.step_s / seconds
         for system in systems
     }
-
-
-SYSTEMS: tuple[System, ...] = get_args(System)
-"""All of them."""

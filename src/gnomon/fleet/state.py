@@ -6,6 +6,7 @@ controller build the same State. Leaves out how decisions are carried out.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -58,6 +59,36 @@ class Forecasts(Protocol):
 
     def beside(self, job: Job, other: Job) -> float:
         """Share of its speed that a job keeps when it shares its devices with another."""
+
+
+class PhaseForecasts:
+    """Forecasts that follow from `phase` alone; what a source of forecasts knows better than that, it overrides."""
+
+    def phase(self, job: Job, done_s: float, allocation: Allocation) -> tuple[float, float]:
+        """See `Forecasts`."""
+        raise NotImplementedError
+
+    def packed(self, job: Job, done_s: float, node: int, per_node: int, most: int) -> NDArray[np.float64]:
+        """Returns the rates on 1 to `most` devices packed on nodes as `node`."""
+        shapes = (packed_on(count, node, per_node) for count in range(1, most + 1))
+        return np.array([self.phase(job, done_s, shape)[0] for shape in shapes])
+
+    def remaining_s(self, job: Job, done_s: float, allocation: Allocation) -> float:
+        """Returns the seconds left at today's rate; infinite at rate 0."""
+        rate = self.phase(job, done_s, allocation)[0]
+        return max(job.work_s - done_s, 0.0) / rate if rate else math.inf
+
+    def memory_bytes(self, job: Job, devices: int) -> float:
+        """Returns the memory that the job's line states."""
+        return job.memory_bytes
+
+    def resize_s(self, job: Job, devices: int) -> float:
+        """Charges no time for a resize: a replay has its own (`Costs`)."""
+        return 0.0
+
+    def beside(self, job: Job, other: Job) -> float:
+        """Assumes half the speed for a job that shares its devices, where that was not measured."""
+        return 0.5
 
 
 REASONS: tuple[str, ...] = (

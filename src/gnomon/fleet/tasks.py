@@ -14,14 +14,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
-from numpy.typing import NDArray
-
 from gnomon.errors import GnomonError, InputError
 from gnomon.fleet.forecast import NEVER, Curve
 from gnomon.fleet.job import Job
 from gnomon.fleet.planned import Forecast, Planner
-from gnomon.fleet.state import Allocation, devices_of, packed_on
+from gnomon.fleet.state import Allocation, PhaseForecasts, devices_of
 from gnomon.fleet.traces.rows import TraceRows, need
 from gnomon.graph import Graph
 from gnomon.hardware import catalogue, parse_cluster
@@ -219,7 +216,7 @@ def cluster_of(on: str, devices: int) -> str:
 
 
 @dataclass(frozen=True)
-class TaskForecasts:
+class TaskForecasts(PhaseForecasts):
     """What is foretold of tasks: by the planner where they have a plan, else by the stated curve."""
 
     tasks: Mapping[str, Task]
@@ -236,19 +233,9 @@ class TaskForecasts:
             return 0.0, NEVER
         return asked.step_s / given.step_s, NEVER
 
-    def packed(self, job: Job, done_s: float, node: int, per_node: int, most: int) -> NDArray[np.float64]:
-        """Returns the rates on 1 to `most` devices packed on nodes as `node`."""
-        shapes = (packed_on(count, node, per_node) for count in range(1, most + 1))
-        return np.array([self.phase(job, done_s, shape)[0] for shape in shapes])
-
     def limits(self, job: Job) -> tuple[int, int]:
         """Returns the limits that the curve gives."""
         return self.curve.limits(job)
-
-    def remaining_s(self, job: Job, done_s: float, allocation: Allocation) -> float:
-        """Returns the seconds left at today's rate; NEVER at rate 0."""
-        rate = self.phase(job, done_s, allocation)[0]
-        return max(job.work_s - done_s, 0.0) / rate if rate else NEVER
 
     def memory_bytes(self, job: Job, devices: int) -> float:
         """Returns the peak memory of the plan forecast for so many devices."""

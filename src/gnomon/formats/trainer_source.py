@@ -8,7 +8,6 @@ names is read with it, its flags before the file's values. What the launcher say
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -24,9 +23,6 @@ from gnomon.formats.yaml_file import read_yaml, said_twice
 
 YAML_ENDS = (".yaml", ".yml", ".json")
 """Ends of files that hold a mapping."""
-
-MODEL_FLAGS = re.compile(r"--(per[_-]device[_-]train[_-]batch[_-]size|model[_-]name[_-]or[_-]path)\b")
-"""Flags that trainers around transformers' TrainingArguments have and others have not."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

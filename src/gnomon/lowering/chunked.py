@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 
 from gnomon.errors import PlanError
 from gnomon.plans import Schedule, Unit, normalised
-from gnomon.plans.parts import CHUNKFLOW
+from gnomon.plans.parts import CHUNKFLOW, pass_settings
 from gnomon.program import STANDARD_BUFFERS, BufferClass, Kind, effects, with_kinds
 from gnomon.program.rows import Rows, check_counts, of_lists
 
@@ -58,12 +58,7 @@ class ChunkPass:
 
 def chunk_pass(schedule: Schedule) -> ChunkPass | None:
     """What the schedule asks of ChunkFlow; None where it has no such pass."""
-    given = next((given for given in schedule.passes if given.name == NAME), None)
-    if given is None:
-        return None
-    known = ChunkPass()
-    asked = {name: value for name, value in given.params if isinstance(value, int) and hasattr(known, name)}
-    return replace(known, **asked)
+    return pass_settings(schedule, NAME, ChunkPass())
 
 
 def chunks(lengths: Sequence[int], chunk_size: int) -> tuple[Unit, ...]:

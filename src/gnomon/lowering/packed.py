@@ -8,12 +8,12 @@ and prices.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from fractions import Fraction
 
 from gnomon.errors import PlanError
 from gnomon.plans import Schedule, Unit, normalised
-from gnomon.plans.parts import SKRULL, Context
+from gnomon.plans.parts import SKRULL, Context, pass_settings
 
 NAME = SKRULL
 """Of the pass."""
@@ -40,12 +40,7 @@ class SkrullPass:
 
 def skrull_pass(schedule: Schedule) -> SkrullPass | None:
     """What the schedule asks of Skrull; None where it has no such pass."""
-    given = next((given for given in schedule.passes if given.name == NAME), None)
-    if given is None:
-        return None
-    known = SkrullPass()
-    asked = {name: value for name, value in given.params if isinstance(value, int) and hasattr(known, name)}
-    return replace(known, **asked)
+    return pass_settings(schedule, NAME, SkrullPass())
 
 
 DIVIDED = -1

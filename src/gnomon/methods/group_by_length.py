@@ -11,15 +11,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from gnomon.methods.method import Method, StandIn, mean_and_longest
+from gnomon.methods.padding import reason
 from gnomon.plans import Pass, Plan
-from gnomon.plans.parts import GROUP_BY_LENGTH, PADDING
-
-
-def reason(plan: Plan) -> str | None:
-    """Why a plan cannot have it, and what to change; None where it can."""
-    if {given.name for given in plan.schedule.passes} - {PADDING, GROUP_BY_LENGTH}:
-        return "another pass makes microbatches too, or changes their order; leave one out"
-    return None
+from gnomon.plans.parts import GROUP_BY_LENGTH
 
 
 def variants(plan: Plan) -> Iterator[Plan]:

@@ -96,14 +96,14 @@ def cut_ends(plan: Plan, graph: Graph) -> Ends:
     return Ends(inside=inside, parts=cut, embedded=embedded, hidden=source, plan=alone)
 
 
-def is_table(tensor: Tensor) -> bool:
-    """Whether one of its dims is the vocabulary."""
+def has_vocab(tensor: Tensor) -> bool:
+    """Whether one of its dims is the vocabulary: a table of words, or logits."""
     return any(dim.name.split(".")[-1] == "vocab" for dim in tensor.atoms)
 
 
 def _without_lookup(block: Block) -> tuple[Block, Block | None]:
     """(its lookup in the table, what remains)."""
-    chosen = [op for op in block.ops if any(is_table(block.tensor(name)) for name in (*op.inputs, *op.outputs))]
+    chosen = [op for op in block.ops if any(has_vocab(block.tensor(name)) for name in (*op.inputs, *op.outputs))]
     if len(chosen) != 1 or chosen[0].does != "looks up" or chosen[0].inputs[0] not in block.inputs:
         raise PlanError(f"vocabulary: {block.name} does more with its table than one lookup; use 'ends'")
     (op,) = chosen
@@ -118,14 +118,14 @@ def _without_lookup(block: Block) -> tuple[Block, Block | None]:
 
 def _without_head(block: Block) -> tuple[Block | None, Block, str]:
     """(what comes before the product with the table, that with the loss, the tensor between)."""
-    first = next(i for i, op in enumerate(block.ops) if any(is_table(block.tensor(name)) for name in op.inputs))
+    first = next(i for i, op in enumerate(block.ops) if any(has_vocab(block.tensor(name)) for name in op.inputs))
     before, after = block.ops[:first], block.ops[first:]
     made = {name for op in after for name in op.outputs}
     read = [name for op in after for name in op.inputs if name not in made]
     hidden = list(dict.fromkeys(n for n in read if block.tensor(n).kind == "activation" and block.tensor(n).is_float))
     product, *others = after
     weights = [block.tensor(name) for name in read if block.tensor(name).kind != "activation"]
-    plain = product.does == "multiplies" and all(is_table(weight) for weight in weights) and len(hidden) == 1
+    plain = product.does == "multiplies" and all(has_vocab(weight) for weight in weights) and len(hidden) == 1
     if (
         not plain
         or any(op.captured is not None or op.does == "multiplies" for op in others)

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
 
 from gnomon.graph import DTYPE_BITS, BackwardBlock, Dtypes, Op, SavedTensor, Tensor, nbytes, storages
+from gnomon.plans.ends import has_vocab
 from gnomon.prediction.layer_moments import Moments
 from gnomon.prediction.layer_types import LocalContext, SavedBytes
 from gnomon.prediction.numbers import as_int, larger, smaller
@@ -196,8 +197,3 @@ class LayerMemory:
             return 0
         size: int = as_int(self.sharded.bytes_of(tensor) * self._skew(tensor))
         return smaller(size, self._part) if self._in_parts(tensor) else size
-
-
-def has_vocab(tensor: Tensor) -> bool:
-    """Whether one of its dimensions is the vocabulary: logits, or a table of words."""
-    return any(atom.name.split(".")[-1] == "vocab" for atom in tensor.atoms)

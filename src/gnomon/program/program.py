@@ -182,13 +182,14 @@ class Program:
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Program):
             return NotImplemented
-        return all(_same(getattr(self, name), getattr(other, name)) for name in Program.__slots__)
+        return all(same_value(getattr(self, name), getattr(other, name)) for name in Program.__slots__)
 
     def __hash__(self) -> int:
         return hash((self.num_rows, self.num_stages, self.counts, self.keys))
 
 
-def _same(a: object, b: object) -> bool:
+def same_value(a: object, b: object) -> bool:
+    """Equality of two fields of a value, element by element of arrays."""
     if isinstance(a, np.ndarray) and isinstance(b, np.ndarray):
         return bool(np.array_equal(a, b))
     return a == b

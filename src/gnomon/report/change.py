@@ -13,7 +13,7 @@ from typing import Any
 
 from gnomon.prediction import Prediction
 from gnomon.report.prediction import WORDS
-from gnomon.report.tables import Column, memory_unit, number, table, wrapped
+from gnomon.report.tables import Column, memory_unit, number, signed, table, wrapped
 from gnomon.units import show_bytes, show_seconds
 
 LEAST = 0.001
@@ -215,7 +215,7 @@ def change_text(change: JobChange, limits: Sequence[str] = ()) -> tuple[str, ...
         lines += ["", "the two are the same job"]
     if change.parts:
         rows = [
-            (WORDS.get(p.name, p.name), number(p.before_s), number(p.after_s), _signed(p.after_s - p.before_s))
+            (WORDS.get(p.name, p.name), number(p.before_s), number(p.after_s), signed(p.after_s - p.before_s))
             for p in change.parts
         ]
         names = ("before", "after", "change")
@@ -223,7 +223,7 @@ def change_text(change: JobChange, limits: Sequence[str] = ()) -> tuple[str, ...
     if len(change.ranks) > 1:
         unit, scale = memory_unit(max(b for _, _, b in change.ranks))
         rows = [
-            (f"rank {r}", number(a / scale), number(b / scale), _signed((b - a) / scale)) for r, a, b in change.ranks
+            (f"rank {r}", number(a / scale), number(b / scale), signed((b - a) / scale)) for r, a, b in change.ranks
         ]
         names = ("before", "after", "change")
         lines += ["", *table((Column(name=f"peak {unit}", align="left"), *(Column(name=n) for n in names)), rows)]
@@ -263,10 +263,6 @@ def _percent(before: float, after: float) -> str:
         return ""
     share = after / before - 1
     return "equal" if abs(share) < LEAST else f"{share:+.1%}".replace("%", " %")
-
-
-def _signed(value: float) -> str:
-    return number(value) if value <= 0 else f"+{number(value)}"
 
 
 def annotation_lines(change: JobChange, limits: Sequence[str]) -> tuple[str, ...]:

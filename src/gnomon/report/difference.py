@@ -16,7 +16,7 @@ import numpy as np
 
 from gnomon.errors import InputError
 from gnomon.report.prediction import WORDS
-from gnomon.report.tables import Column, number, table, wrapped
+from gnomon.report.tables import Column, number, signed, table, wrapped
 from gnomon.timeline import (
     ROLES,
     Timeline,
@@ -222,7 +222,7 @@ def comparison_text(comparison: Comparison) -> tuple[str, ...]:
     others = [name for name in dict.fromkeys(change.worker for change in d.changes) if name != worker]
     for name in others[:ROWS]:
         top = d.of(name)[0]
-        lines += wrapped(f"{name}: most in {change_name(top)}, {_signed(top.seconds)} s", indent="")
+        lines += wrapped(f"{name}: most in {change_name(top)}, {signed(top.seconds)} s", indent="")
     if worker in comparison.peak_bytes:
         lines += ["", *_memory(comparison, worker)]
     elif not comparison.peak_bytes:
@@ -233,14 +233,14 @@ def comparison_text(comparison: Comparison) -> tuple[str, ...]:
 def _time(comparison: Comparison, worker: str) -> tuple[str, ...]:
     d = comparison.difference
     changes = d.of(worker)
-    rows = [(change_name(c), number(c.before_s), number(c.after_s), _signed(c.seconds)) for c in changes[:ROWS]]
+    rows = [(change_name(c), number(c.before_s), number(c.after_s), signed(c.seconds)) for c in changes[:ROWS]]
     if rest := changes[ROWS:]:
         before, after = sum(c.before_s for c in rest), sum(c.after_s for c in rest)
-        rows.append((f"{len(rest)} more", number(before), number(after), _signed(after - before)))
+        rows.append((f"{len(rest)} more", number(before), number(after), signed(after - before)))
     same = d.before_s - sum(c.before_s for c in changes)
     if same > 0:
         rows.append(("what did not change", number(same), number(same), "0"))
-    rows.append(("step", number(d.before_s), number(d.after_s), _signed(d.seconds)))
+    rows.append(("step", number(d.before_s), number(d.after_s), signed(d.seconds)))
     columns = (Column(name=f"{worker}, s", align="left"), *(Column(name=n) for n in (*comparison.names, "difference")))
     return table(columns, rows)
 
@@ -267,7 +267,7 @@ def _unchanged(changes: Sequence[MemoryChange], peak: float) -> tuple[tuple[str,
 
 
 def _held(name: str, before: float, after: float) -> tuple[str, ...]:
-    return (name, number(before / 2**20), number(after / 2**20), _signed((after - before) / 2**20))
+    return (name, number(before / 2**20), number(after / 2**20), signed((after - before) / 2**20))
 
 
 _IDLE = {
@@ -284,10 +284,6 @@ def change_name(change: TimeChange) -> str:
     """What people call a change: its action, or what is waited for."""
     action = f"{change.action} {change.path}".rstrip()
     return action if change.busy else _IDLE[change.part].format(action)
-
-
-def _signed(value: float) -> str:
-    return number(value) if value <= 0 else f"+{number(value)}"
 
 
 def _percent(before: float, after: float) -> str:

@@ -24,7 +24,7 @@ from gnomon.profile import (
     findings,
     match_ranks,
 )
-from gnomon.report.tables import Column, memory_unit, number, percent, table, wrapped
+from gnomon.report.tables import Column, memory_unit, number, percent, signed, table, wrapped
 from gnomon.timeline import Timeline, breakdown, peaks
 from gnomon.units import show_seconds
 
@@ -293,11 +293,11 @@ def _parts(profile: Profile, expected: ExpectedParts | None) -> tuple[str, ...]:
     gaps = against(profile, expected)
     kept = [gap for gap in gaps if max(gap.expected_s, gap.measured_s) >= LEAST * whole]
     compared = [
-        (PART_WORDS[gap.part], number(gap.expected_s * 1e3), number(gap.measured_s * 1e3), _signed(gap.seconds * 1e3))
+        (PART_WORDS[gap.part], number(gap.expected_s * 1e3), number(gap.measured_s * 1e3), signed(gap.seconds * 1e3))
         for gap in kept
     ]
     total = whole - expected.step_s
-    compared.append(("step", number(expected.step_s * 1e3), number(whole * 1e3), _signed(total * 1e3)))
+    compared.append(("step", number(expected.step_s * 1e3), number(whole * 1e3), signed(total * 1e3)))
     names = ("predicted", "measured", "difference")
     lines = list(
         table((Column(name="where the step goes, ms", align="left"), *(Column(name=name) for name in names)), compared)
@@ -398,7 +398,3 @@ def _findings(profile: Profile) -> list[str]:
         text = f"{finding.name}{ranks}{share}: {finding.evidence}. To do: {finding.advice}"
         out += wrapped(text, bullet=f"{i}. ")
     return out
-
-
-def _signed(value: float) -> str:
-    return number(value) if value <= 0 else f"+{number(value)}"

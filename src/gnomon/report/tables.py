@@ -89,6 +89,11 @@ def wrapped(text: str, *, indent: str = "  ", bullet: str = "", width: int | Non
     return tuple(line.replace("\0", " ") for line in lines)
 
 
+def signed(value: float) -> str:
+    """As `number`, with its sign where it is more than 0."""
+    return number(value) if value <= 0 else f"+{number(value)}"
+
+
 def number(value: float, digits: int = 3) -> str:
     """`digits` significant ones, without exponent between 1e-4 and 1e9, thousands set apart."""
     if value == 0:

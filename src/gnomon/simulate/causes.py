@@ -18,7 +18,6 @@ from gnomon.simulate.play import Times
 from gnomon.simulate.together import together
 
 Longs = NDArray[np.int64]
-Bools = NDArray[np.bool_]
 
 
 def causes(order: Order, times: Times, earlier: Mapping[int, Times]) -> tuple[Longs, Longs]:

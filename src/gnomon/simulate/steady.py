@@ -21,8 +21,6 @@ from gnomon.simulate.period import Period, period
 from gnomon.simulate.play import Clock, Times, base_from, play
 from gnomon.units import TICK_S
 
-Doubles = NDArray[np.float64]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Steady:

@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from gnomon.errors import InputError
+from gnomon.program.program import same_value
 from gnomon.units import MAX_TIME_S, TICK_S, quantise
 
 Role = Literal["compute", "communication", "copy", "host"]
@@ -38,15 +39,9 @@ class _SameValues:
         if type(other) is not type(self):
             return NotImplemented
         names = [field.name for field in fields(self)]  # type: ignore[arg-type]
-        return all(_same(getattr(self, name), getattr(other, name)) for name in names)
+        return all(same_value(getattr(self, name), getattr(other, name)) for name in names)
 
     __hash__ = None  # type: ignore[assignment]
-
-
-def _same(a: object, b: object) -> bool:
-    if isinstance(a, np.ndarray) and isinstance(b, np.ndarray):
-        return bool(np.array_equal(a, b))
-    return a == b
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -26,8 +26,6 @@ from gnomon.compiler.stencil.tile import block, tiled
 from gnomon.errors import InputError
 from gnomon.units import show_bytes, show_seconds
 
-SUFFIX = {"cpp": "cpp", "triton": "py", "scratchpad": "c"}
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StencilText:

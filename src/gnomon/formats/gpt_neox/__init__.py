@@ -56,7 +56,6 @@ INEXPRESSIBLE = {
     "use_flashattn_swiglu": "a fused activation",
 }
 
-OTHER = {"mamba*": "Mamba's first version, which has no price", "rwkv*": "RWKV", "gmlp*": "gMLP, which is no attention"}
 TOKENIZERS = {"HFTokenizer": 50277, "GPT2BPETokenizer": 50257, "SPMTokenizer": 32000}
 """Tokenizer -> rows, of the files that its documentation names: 20B_tokenizer.json, GPT-2's, Llama's."""
 

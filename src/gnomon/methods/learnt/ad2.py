@@ -21,7 +21,7 @@ from gnomon.methods.learnt.costs import MethodCosts
 from gnomon.methods.learnt.teacher import PARAMS, read_teaching
 from gnomon.methods.learnt.teaching import Teaching
 from gnomon.methods.learnt.trained_weights import divided_reason, staged_reason
-from gnomon.methods.method import Method, Param, Params
+from gnomon.methods.method import Method, Param
 from gnomon.plans import Plan
 
 NAME = "ad2"
@@ -39,17 +39,13 @@ class Ad2Settings:
     """Of the loss on moved rows beside the plain one."""
 
 
-def _read(plan: Plan) -> Params:
-    return METHOD.read(next(one for one in plan.schedule.passes if one.name == NAME))
-
-
 def _teaching(plan: Plan) -> Teaching:
-    return read_teaching(NAME, _read(plan))
+    return read_teaching(NAME, METHOD.read_from(plan))
 
 
 def settings_of(plan: Plan) -> Ad2Settings:
     """What a plan that names the method asks for. PlanError for parameters that mean nothing."""
-    read = _read(plan)
+    read = METHOD.read_from(plan)
     read_teaching(NAME, read)
     settings = Ad2Settings(rounds=int(read["rounds"]), radius=float(read["radius"]), weight=float(read["weight"]))
     if settings.rounds < 1 or not 0 < settings.radius < float("inf") or settings.weight < 0:

@@ -19,19 +19,15 @@ from gnomon.methods.learnt.costs import MethodCosts
 from gnomon.methods.learnt.teacher import PARAMS, read_teaching
 from gnomon.methods.learnt.teaching import Teaching
 from gnomon.methods.learnt.trained_weights import staged_reason
-from gnomon.methods.method import Method, Param, Params
+from gnomon.methods.method import Method, Param
 from gnomon.plans import Plan
 
 NAME = "mos"
 
 
-def _read(plan: Plan) -> Params:
-    return METHOD.read(next(one for one in plan.schedule.passes if one.name == NAME))
-
-
 def _teaching(plan: Plan) -> Teaching:
     """PlanError for parameters that mean nothing."""
-    read = _read(plan)
+    read = METHOD.read_from(plan)
     alpha, until = float(read["alpha"]), int(read["until"])
     if not isfinite(alpha) or alpha < 0 or until < 0:
         raise PlanError(f"pass {NAME}: alpha = {alpha} and until = {until} are numbers of at least 0")

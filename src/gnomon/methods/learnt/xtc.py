@@ -22,7 +22,7 @@ from gnomon.methods.learnt.costs import MethodCosts
 from gnomon.methods.learnt.teacher import PARAMS, read_teaching
 from gnomon.methods.learnt.teaching import Teaching
 from gnomon.methods.learnt.trained_weights import compressed, divided_reason, staged_reason
-from gnomon.methods.method import Method, Param, Params
+from gnomon.methods.method import Method, Param
 from gnomon.plans import Plan
 
 NAME = "xtc"
@@ -39,17 +39,13 @@ class XtcSettings:
     """Numbers of a row that share a scale; 0: the whole row."""
 
 
-def _read(plan: Plan) -> Params:
-    return METHOD.read(next(one for one in plan.schedule.passes if one.name == NAME))
-
-
 def _teaching(plan: Plan) -> Teaching:
-    return read_teaching(NAME, _read(plan))
+    return read_teaching(NAME, METHOD.read_from(plan))
 
 
 def settings_of(plan: Plan) -> XtcSettings:
     """What a plan that names the method asks for. PlanError for parameters that mean nothing."""
-    read = _read(plan)
+    read = METHOD.read_from(plan)
     read_teaching(NAME, read)
     settings = XtcSettings(kind=str(read["weights"]), group=int(read["group"]))
     if settings.group < 0 or 0 < settings.group < 8:

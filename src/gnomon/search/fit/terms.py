@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import Enum
 from typing import Literal, TypeAlias
 
@@ -89,10 +89,6 @@ class Terms:
         if isinstance(value, Mapping):
             return json.dumps(value)  # on one line, as YAML and DeepSpeed's trainers take it
         return json.loads(value) if self.style == "json" and isinstance(value, str) and value[:1] == "{" else value
-
-    def written_as(self, style: Style) -> Terms:
-        """The same words in another style: of a command in place of a file."""
-        return replace(self, style=style)
 
     def _written(self, settings: Mapping[str, object]) -> Iterator[str]:
         for key, value in settings.items():

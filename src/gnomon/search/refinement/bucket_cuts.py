@@ -49,15 +49,6 @@ def with_grain(plan: Plan, grain: Grain) -> Plan:
     return replace(plan, overlap=replace(plan.overlap, bucket_bytes=None, buckets=buckets, fused=fused))
 
 
-def grain_of(plan: Plan, graph: Graph) -> Grain | None:
-    """The cuts of a plan that says them; None where a stage's rows are whole, or go layer by layer by bytes."""
-    overlap = plan.overlap
-    if not overlap.buckets and not overlap.fused:
-        return None
-    fused = overlap.fused or (1,) * sum(len(layers) for layers in stage_layers(plan, graph))
-    return Grain(overlap.buckets or fused, fused)
-
-
 def both_ways(cuts: Iterable[Cut]) -> Iterator[Grain]:
     """Buckets whose layers are actions by themselves, and the same where each bucket is one."""
     for cut in cuts:

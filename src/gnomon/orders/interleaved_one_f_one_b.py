@@ -28,6 +28,7 @@ def interleaved_one_f_one_b(num_ranks: int, num_microbatches: int, num_virtual: 
 
 
 def _in_flight(rank: int, ranks: int, microbatches: int, virtual: int) -> int:
+    # The warm-up and the forward of the first turn.
     return min(2 * (ranks - 1 - rank) + (virtual - 1) * ranks + 1, microbatches * virtual)
 
 

@@ -30,10 +30,12 @@ def interleaved_zero_bubble(num_ranks: int, num_microbatches: int, num_virtual: 
 
 
 def _in_flight(rank: int, ranks: int, microbatches: int, virtual: int) -> int:
+    # One more than the warm-up: the forward of the first turn.
     return min(virtual * ranks - rank, microbatches * virtual)
 
 
 def _activations(rank: int, ranks: int, microbatches: int, virtual: int) -> int:
+    # W comes r turns after I, which adds back what rank r has fewer in flight.
     return min(virtual * ranks, microbatches * virtual)
 
 

@@ -23,6 +23,7 @@ def looped_bfs(num_ranks: int, num_microbatches: int, num_virtual: int) -> Rows:
     return alternate(
         forward=(chunk * num_ranks + rank, units),
         backward=((num_virtual - 1 - chunk) * num_ranks + rank, units),
+        # All forwards before any backward.
         warm_up=np.full(num_ranks, n),
         num_stages=num_ranks * num_virtual,
     )

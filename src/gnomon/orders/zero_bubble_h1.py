@@ -26,6 +26,7 @@ def _in_flight(rank: int, ranks: int, microbatches: int, virtual: int) -> int:
 
 
 def _activations(rank: int, ranks: int, microbatches: int, virtual: int) -> int:
+    # p - r in flight, and r whose weight gradient still waits.
     return min(ranks, microbatches)
 
 

@@ -27,6 +27,7 @@ def _in_flight(rank: int, ranks: int, microbatches: int, virtual: int) -> int:
 
 
 def _activations(rank: int, ranks: int, microbatches: int, virtual: int) -> int:
+    # 2(p - r) - 1 in flight, and 2r whose weight gradient still waits.
     return min(2 * ranks - 1, microbatches)
 
 

@@ -26,6 +26,7 @@ def _rank(rank: int, num_ranks: int, num_microbatches: int) -> VRank:
         out.input_gradient(chunk)
         out.weight_gradient(chunk)
 
+    # Down the V and back up: the first microbatch reaches this rank's second chunk after 2(p - r) - 1 hops.
     for _ in range(2 * to_bottom - 1):
         out.forward(0)
     for _ in range(rank):
@@ -46,6 +47,7 @@ def _rank(rank: int, num_ranks: int, num_microbatches: int) -> VRank:
     for _ in range(to_bottom):
         out.input_gradient(0)
         out.weight_gradient(0)
+    # What is left of weight gradients: nothing waits for them.
     for chunk in (1, 0):
         while any(waiting == chunk for waiting, _ in out.waiting):
             out.weight_gradient(chunk)

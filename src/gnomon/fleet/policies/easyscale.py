@@ -45,9 +45,11 @@ def _take_back(
     """Devices for a job once extra ones of elastic jobs are taken back, the youngest first, as many as it needs; none
     are taken where all of them would not do."""
     tried, kept = list(free), dict(held)
+    # The youngest give back first; whoever has waited longest keeps most.
     for active in reversed(state.running):
         parts = list(kept[active.job.id])
         for _ in range(devices_of(kept[active.job.id]) - active.job.fewest):
+            # From the last node of its allocation, so that what stays is packed.
             node, used = parts.pop()
             tried[node] += 1
             if used > 1:
@@ -55,6 +57,7 @@ def _take_back(
             kept[active.job.id] = tuple(parts)
             allocation = fit(state, forecasts, tried, job, job.fewest)
             if allocation is not None:
+                # Only now: where even all extra devices are not enough, nobody gives up any.
                 free[:] = tried
                 held.update(kept)
                 return allocation
@@ -78,6 +81,7 @@ def _give_out(state: State, forecasts: Forecasts, free: list[int], held: dict[st
             for node in _near(now, large, speed, factor):
                 more = _with(now, node)
                 rate, base = (forecasts.phase(active.job, active.done_at(state.now), a)[0] for a in (more, now))
+                # Relative: absolute speeds of different models do not compare.
                 gain = rate / base - 1.0
                 if gain > 1e-6 and (best is None or gain > best[0]):
                     best = (gain, active.index, more)
@@ -96,6 +100,7 @@ def _near(now: Allocation, nodes: Sequence[int], speed: Sequence[float], factor:
     low, high = min(speed[n] for n in mine), max(speed[n] for n in mine)
     out: dict[float, int] = {}
     for node in sorted(nodes, key=lambda n: (n not in mine, n)):
+        # Slowest and fastest of all that it would hold, not the new node against one of them.
         if max(high, speed[node]) <= factor * min(low, speed[node]) + 1e-9:
             out.setdefault(speed[node], node)
     return list(out.values())

@@ -32,6 +32,7 @@ def elastic_batch(state: State, forecasts: Forecasts) -> Sequence[Decision]:
         open_ = [n for n in devices if state.free[n] and cut[n].start(name) is not None]
         if not open_:
             continue
+        # Best fit: the device with most slices taken, so that empty ones stay whole for large profiles.
         node = max(open_, key=lambda n: (bin(cut[n].mask()).count("1"), -n))
         cut[node].add(active.job.id, name)
         out.append(Decision(active.job.id, ((node, compute),)))
@@ -65,6 +66,7 @@ def cover(
         if not usable:
             raise InputError(f"no slice serves {bucket!r} within {slo_s:g} s")
         best = max(usable, key=lambda p: (p.per_s / _part(p.profile), -int(p.profile[0])))
+        # 1e-9: a rate that is a whole number of slices must not need one more for its last digit.
         whole = math.floor(rate / best.per_s + 1e-9)
         wanted += [(bucket, best)] * whole
         rest = rate - whole * best.per_s
@@ -72,6 +74,7 @@ def cover(
             enough = [p for p in usable if p.per_s >= rest]
             wanted.append((bucket, min(enough or [best], key=lambda p: (_part(p.profile), p.per_s))))
     devices: list[tuple[Geometry, list[tuple[str, BatchPoint]]]] = []
+    # First fit decreasing: the largest profiles have the fewest legal places.
     for number, (bucket, point) in enumerate(sorted(wanted, key=lambda pair: -int(pair[1].profile[0]))):
         home = next((device for device in devices if device[0].start(point.profile) is not None), None)
         if home is None:

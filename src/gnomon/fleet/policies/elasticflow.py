@@ -51,6 +51,7 @@ def smallest_share(profile: Profile, demand: Demand) -> tuple[int, Use] | None:
 def _use(profile: Profile, demand: Demand, most: int) -> Use | None:
     left, use = demand.left_s, []
     for begin, end, free in profile:
+        # As many as are free up to its share; fewer where an earlier deadline has them.
         count = max((n for n in demand.rates if n <= min(most, free) and demand.rates[n] > 0), default=0)
         if not count:
             continue
@@ -61,6 +62,7 @@ def _use(profile: Profile, demand: Demand, most: int) -> Use | None:
             return use if done <= demand.due_s + _EPS else None
         left -= max(end - first, 0.0) * rate
         use.append((begin, end, count))
+        # Later stretches cannot help.
         if end > demand.due_s:
             return None
     return None
@@ -81,6 +83,7 @@ def plan_uses(demands: Sequence[Demand], now: float, devices: int) -> list[Use] 
     """What every job takes when all meet their deadlines, the earliest first; None where one cannot."""
     profile: Profile = [(now, math.inf, devices)]
     uses: list[Use] = [[] for _ in demands]
+    # Earliest deadline first, as in the paper's admission control.
     for place in sorted(range(len(demands)), key=lambda i: (demands[i].due_s, i)):
         found = smallest_share(profile, demands[place])
         if found is None:
@@ -125,6 +128,7 @@ def _shares(
     started = [active for active in due if active.first_s >= 0]
     admitted: list[tuple[Active, Demand]] = []
     uses: list[Use] = []
+    # Those that were admitted before come first: admission is a promise, which a newcomer must not break.
     for active in (*started, *(active for active in due if active.first_s < 0)):
         more = [*admitted, (active, _demand(state, forecasts, active, pool))]
         found = plan_uses([demand for _, demand in more], state.now, devices)
@@ -139,6 +143,7 @@ def _shares(
 
 
 def _demand(state: State, forecasts: Forecasts, active: Active, pool: int) -> Demand:
+    # What a start costs is known in advance; a resize's is left out.
     pause = 0.0 if active.allocation else state.costs.pause_s(active.job, first=active.first_s < 0, resize=False)
     return Demand(
         left_s=active.left_s(state.now),
@@ -164,6 +169,7 @@ def _rest(
         if active.job.id in picks:
             continue
         own = state.machines.pool_of[active.allocation[0][0]] if active.allocation else -1
+        # Its own pool first: a move would cost a restart.
         pools = sorted(usable(state, forecasts, active.job, active.job.fewest), key=lambda pool: pool != own)
         pool = next((pool for pool in pools if room[pool] >= active.job.fewest), None)
         if pool is not None:

@@ -29,6 +29,7 @@ def fragmentation(free: Free, demands: Mapping[int, float]) -> float:
 
 
 def _of_one(free: Free, demand: int) -> int:
+    # A demand of more than one device asks for whole ones.
     each = min(demand, PARTS)
     fits = sum(have >= each for have in free) >= max(demand // PARTS, 1)
     return sum(have for have in free if not fits or have < each)
@@ -45,10 +46,12 @@ def best_place(free: Free, demand: int, demands: Mapping[int, float]) -> tuple[f
         return fragmentation(after, demands) - before, whole
     best: tuple[float, tuple[int, ...]] | None = None
     for device, have in enumerate(free):
+        # Devices with as much free are alike: one of them is tried.
         if have < demand or have in free[:device]:
             continue
         after = (*free[:device], have - demand, *free[device + 1 :])
         grows = fragmentation(after, demands) - before
+        # Ties go to the first device, whatever the last digits of the sums say.
         if best is None or grows < best[0] - 1e-9:
             best = (grows, (device,))
     return best
@@ -64,6 +67,7 @@ def fgd(state: State, forecasts: Forecasts) -> Sequence[Decision]:
         for index, pool in enumerate(state.machines.pools)
         for first in state.machines.nodes_of(index)[:: max(pool.hosted, 1)]
     ]
+    # Many machines look alike, so a place is computed once for each look.
     known: dict[tuple[Free, int], tuple[float, tuple[int, ...]] | None] = {}
     out = []
     for active in state.queue:

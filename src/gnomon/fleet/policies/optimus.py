@@ -40,10 +40,12 @@ def optimus(state: State, forecasts: Forecasts) -> Sequence[Decision]:
         )
         return before - after
 
+    # Greedy is best while each further device gains less than the one before.
     heap = [(-gain(active), index, active) for _, index, active in heap]
     heapify(heap)
     while free and heap:
         least, index, active = heappop(heap)
+        # The best gain is none: more devices would only be held.
         if least >= 0:
             break
         counts[active.job.id] += 1

@@ -27,6 +27,7 @@ def by_rank(
     ranked = [*ranked]
     chosen = _by_count(state, forecasts, ranked) if state.spread else _by_node(state, forecasts, ranked)
     free = list(state.free)
+    # Those lose their devices first, so that places are looked for among all that will be free.
     moving = [a for a in ranked if a.allocation and chosen.get(a.job.id) != _pool(state, a)]
     for active in moving:
         give(free, active.allocation)
@@ -39,6 +40,7 @@ def by_rank(
         if allocation is not None:
             take(free, allocation)
             out.append(Decision(active.job.id, allocation))
+        # It was to move and found no place: it waits.
         elif active.allocation:
             out.append(Decision(active.job.id, ()))
     return out
@@ -64,11 +66,13 @@ def _by_count(state: State, forecasts: Forecasts, ranked: Sequence[Active]) -> M
         count = active.job.devices
         own = _pool(state, active) if active.allocation else -1
         if own >= 0:
+            # From here on its own devices are not those of a job that comes after.
             later[own] -= active.devices
         if own >= 0 and left[own] >= count:
             pool = own
         else:
             some = [pool for pool in usable(state, forecasts, active.job, count) if left[pool] >= count]
+            # A pool with truly free devices before one where a later job would have to stop.
             pool = next((pool for pool in some if left[pool] - later[pool] >= count), some[0] if some else -1)
         if pool >= 0:
             chosen[active.job.id] = pool
@@ -83,6 +87,7 @@ def _by_node(state: State, forecasts: Forecasts, ranked: Sequence[Active]) -> Ma
     after = [active for active in ranked if active.allocation]
     chosen = {}
     for active in ranked:
+        # `after` holds running jobs that come later in the ranking, which is those that may be stopped for this one.
         if after and after[0] is active:
             after.pop(0)
         own = holds.pop(active.job.id, ())
@@ -115,6 +120,7 @@ def _taking(
             return None
         stopped.append(last_first.pop(0))
         give(tried, stopped[-1].allocation)
+    # The last stopped is the first in the ranking: it goes on if there is room without its devices.
     for active in reversed(stopped):
         take(tried, active.allocation)
         if within(state, tried, pool, count) is None:
@@ -150,6 +156,7 @@ def las(state: State, forecasts: Forecasts) -> Sequence[Decision]:
 
 def pays(state: State, active: Active) -> bool:
     """Whether a running job has run for as long as its start took, and has work of it that stopping it leaves."""
+    # Otherwise a job could be stopped each time before it has repaid its start, and nobody would ever end.
     ran = state.now - active.ready_s
     return ran > 0 and ran >= max(active.ready_s - active.held_s, state.costs.unsaved_s)
 
@@ -169,6 +176,7 @@ def _tiresias(state: State, forecasts: Forecasts, *, spread_out: bool) -> Sequen
         return ()
 
     def rank(active: Active) -> tuple[bool, float, int]:
+        # First queue before second; in the second, in the order in which jobs came to it.
         if active.served_at(state.now) < THRESHOLD_DEVICE_S:
             return (False, 0.0, active.index)
         return (True, active.reached_s(THRESHOLD_DEVICE_S), active.index)

@@ -35,6 +35,7 @@ def sharing(may: May, order: Callable[[Sequence[Active], Forecasts], Sequence[Ac
         for active in waiting:
             best, gain = None, 0.0
             for host, held in hosts:
+                # A pair holds the same devices: forecasts of interference know of no others, nor of three jobs.
                 if host.job.id in taken or devices_of(held) != active.job.devices or host.job.slice:
                     continue
                 if not memory_fits(state, host, held, active.job, forecasts):
@@ -73,6 +74,7 @@ def memory_fits(state: State, host: Active, held: Allocation, job: Job, forecast
     """Whether both fit within the budget; where neither says what it takes, that is not known and they stay apart."""
     count = job.devices
     needed = forecasts.memory_bytes(host.job, count), forecasts.memory_bytes(job, count)
+    # 0 means unknown, and an unknown need must not be taken for none.
     if not all(needed):
         return False
     pool = state.machines.pools[state.machines.pool_of[held[0][0]]]
@@ -81,6 +83,7 @@ def memory_fits(state: State, host: Active, held: Allocation, job: Job, forecast
 
 def together(host: Active, joining: Active, forecasts: Forecasts) -> float:
     """What two jobs do in a second over what one does."""
+    # Speeds kept by both, less the 1 of the host alone.
     return forecasts.beside(host.job, joining.job) + forecasts.beside(joining.job, host.job) - 1.0
 
 

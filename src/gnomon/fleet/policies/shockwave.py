@@ -58,6 +58,7 @@ def _left(bid: Bid, count: int) -> float:
 def plan(bids: Sequence[Bid], devices: int) -> list[int]:
     """Rounds of each job."""
     reached = sorted({_left(bid, count) for bid in bids for count in range(ROUNDS + 1)})
+    # The makespan term changes only at a time left that some job can reach.
     step = max(len(reached) / MOST_LIMITS, 1.0)
     limits = {reached[min(int(i * step), len(reached) - 1)] for i in range(MOST_LIMITS)} | {math.inf}
     best: tuple[float, list[int]] | None = None
@@ -77,6 +78,7 @@ def _within(bids: Sequence[Bid], capacity: int, limit: float) -> list[int] | Non
         if need is None:
             return None
         least.append(need)
+    # First what the limit itself takes; the knapsack deals out the rest.
     capacity -= sum(bid[0] * need for bid, need in zip(bids, least, strict=True))
     if capacity < 0:
         return None
@@ -98,6 +100,7 @@ def shockwave(state: State, forecasts: Forecasts) -> Sequence[Decision]:
     bids = []
     for active in jobs:
         ratio = fairness(state, forecasts, active, len(jobs), devices)[1]
+        # Capped: at the fifth power one job that waited far too long would drown all others.
         bids.append((active.job.devices, min(ratio, 100.0), _done(state, active), _each(active)))
     rounds = dict(zip((active.index for active in jobs), plan(bids, devices), strict=True))
     ratios = {active.index: bid[1] for active, bid in zip(jobs, bids, strict=True)}

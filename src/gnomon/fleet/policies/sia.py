@@ -54,6 +54,7 @@ def sia(
     """
     pools = [i for i, pool in enumerate(state.machines.pools) if not pool.serves]
     own = partial(_configurations, state, forecasts, pools=pools, learns=learns, restart_s=restart_s)
+    # Nobody waits and nobody gains: a search would only reorder ties and restart jobs.
     if not state.queue and all(_is_best(state, active, own(active)) for active in state.running):
         return ()
     jobs = sorted((*state.queue, *state.running), key=lambda active: active.index)
@@ -94,6 +95,7 @@ def _configurations(
 ) -> Sequence[Configuration]:  # fmt: skip
     """What a job can have, each with its value."""
     fewest, most = forecasts.limits(active.job)
+    # It at most doubles what it has held: its scaling beyond that is not known yet.
     most = min(most, max(2 * active.peak, fewest, 1)) if learns else most
     rates = {}
     for pool in pools:
@@ -102,10 +104,12 @@ def _configurations(
         for count in _counts(fewest, most, per_node, len(nodes)):
             shape = packed_on(count, nodes[0], per_node)
             rates[pool, count] = forecasts.phase(active.job, active.done_at(state.now), shape)[0]
+    # Normalised by its own slowest configuration, so that jobs of different models compare.
     base = min((rate for rate in rates.values() if rate > 0), default=0.0)
     if not base:
         return ()
     now = (state.machines.pool_of[active.allocation[0][0]], active.devices) if active.allocation else (-1, 0)
+    # It is starting: a change now would throw the start away.
     kept = [now] if active.ready_s > state.now and now in rates else list(rates)
     share = _share_kept(state, active, restart_s.get(active.job.model, RESTART_S))
     worth = {entry: rates[entry] / base * (1.0 if entry == now else share) for entry in kept}
@@ -123,6 +127,7 @@ def _share_kept(state: State, active: Active, restart_s: float) -> float:
     age = state.now - active.job.submit_s
     if not active.allocation or age < restart_s:
         return 1.0
+    # The paper's restart factor: (age - restarts · cost) / (age + cost).
     return max(age - restart_s * (active.preemptions + active.resizes), 0.0) / (age + restart_s)
 
 
@@ -142,6 +147,8 @@ def exact(options: Sequence[Sequence[Configuration]], room: Mapping[int, int]) -
     best = np.zeros([room[pool] + 1 for pool in pools])
     picks = []
     for group in options:
+        # A group is one job: `after` starts from the table without it, so that at most one of its configurations is
+        # taken.
         after, pick = best.copy(), np.full(best.shape, -1, dtype=np.int16)
         for item, option in enumerate(group):
             axis = pools.index(option.pool)
@@ -150,11 +157,13 @@ def exact(options: Sequence[Sequence[Configuration]], room: Mapping[int, int]) -
             to = tuple(slice(option.count, None) if i == axis else slice(None) for i in range(len(pools)))
             come = tuple(slice(None, -option.count) if i == axis else slice(None) for i in range(len(pools)))
             value = best[come] + option.value
+            # Ties keep the earlier choice, so that rounding does not decide.
             better = value > after[to] + 1e-12
             after[to] = np.where(better, value, after[to])
             pick[to] = np.where(better, item, pick[to])
         best = after
         picks.append(pick)
+    # Walk back from the full room to read off what was chosen.
     left = list(best.shape)
     left = [size - 1 for size in left]
     chosen: list[Configuration | None] = [None] * len(options)
@@ -180,6 +189,7 @@ def _by_marginal_value(
                 spare = left[option.pool] + (have.count if have is not None and have.pool == option.pool else 0)
                 more = option.value - (have.value if have is not None else 0.0)
                 extra = option.count - (have.count if have is not None and have.pool == option.pool else 0)
+                # A change that takes no further devices is worth twice one that takes one.
                 worth = more / max(extra, 0.5)
                 if option.count <= spare and more > 1e-9 and worth > gain + 1e-12:
                     best, gain, index = option, worth, i

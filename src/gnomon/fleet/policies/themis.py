@@ -28,9 +28,11 @@ def themis(state: State, forecasts: Forecasts) -> Sequence[Decision]:
     if not state.queue:
         return ()
     jobs = [*state.queue, *state.running]
+    # Devices of the whole cluster: fairness compares with a share of everything, not of what is free.
     total = sum(state.free[n] for n in _nodes(state)) + sum(active.devices for active in state.running)
     ratios = {active.job.id: fairness(state, forecasts, active, len(jobs), total) for active in jobs}
     worst = sorted(jobs, key=lambda active: (-ratios[active.job.id][0], active.index))
+    # The 1 - f treated worst see the offer, which keeps the gap between worst and best small.
     bidders = worst[: max(math.ceil((1 - F) * len(jobs)), 1)]
     won = winners([(active.job.devices, *ratios[active.job.id]) for active in bidders], total)
     first = [active for active, win in zip(bidders, won, strict=True) if win]
@@ -44,6 +46,8 @@ def winners(bids: Sequence[tuple[int, float, float]], devices: int) -> list[bool
 
     bids: (devices, ratio without them until the next auction, ratio with them).
     """
+    # The product of 1/ratio is largest where the sum of logarithms of (ratio without / ratio with) over winners is: a
+    # knapsack.
     picks = choose([[(count, math.log(without / having))] for count, without, having in bids], devices)
     return [pick == 0 for pick in picks]
 
@@ -58,9 +62,11 @@ def fairness(state: State, forecasts: Forecasts, active: Active, jobs: int, devi
     ]
     rates = [forecasts.phase(job, done, shape)[0] for shape in shapes]
     rate = max(rates, default=0.0)
+    # It runs nowhere in this cluster: no share can be unfair to it.
     if not rate:
         return math.inf, math.inf
     share = max(devices / jobs, 1e-9)
+    # Alone on its share of the cluster, and no faster than on what it asks for.
     alone = max(job.work_s / rate * max(job.devices / share, 1.0), 1e-9)
     age, left = state.now - job.submit_s, active.left_s(state.now) / rate
     return max(age + LEASE_S + left, 1e-9) / alone, max(age + left, 1e-9) / alone

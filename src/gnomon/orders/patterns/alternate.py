@@ -18,6 +18,8 @@ def alternate(*, forward: tuple[Longs, Longs], backward: tuple[Longs, Longs], wa
     """
     num_ranks, n = forward[0].shape
     k, w = np.arange(n), np.minimum(warm_up, n)[:, None]
+    # Position of the k-th forward: first w of them in a row, then every second place; of the k-th backward: every
+    # second place from w + 1 on, until forwards run out.
     forward_at = np.where(k < w, k, 2 * k - w)
     backward_at = np.where(k < n - w, w + 2 * k + 1, n + k)
     kind = np.full((num_ranks, 2 * n), KIND["F"], np.int8)
@@ -39,6 +41,7 @@ def alternate(*, forward: tuple[Longs, Longs], backward: tuple[Longs, Longs], wa
 
 def rounds(num_ranks: int, num_microbatches: int, num_virtual: int) -> tuple[Longs, Longs]:
     """(chunk, microbatch) of the k-th forward of every rank: p microbatches through each chunk in turn."""
+    # k-th forward = round · (p v) + chunk · p + place in the round.
     k = np.arange(num_microbatches * num_virtual)
     round_, within = np.divmod(k, num_ranks * num_virtual)
     return within // num_ranks, round_ * num_ranks + within % num_ranks

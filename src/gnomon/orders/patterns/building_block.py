@@ -25,6 +25,7 @@ def v_passes(num_ranks: int, distance: tuple[int, int, int, int], turns: tuple[i
     rank = np.arange(num_ranks, dtype=np.int64)
     out = np.empty((num_ranks, 4), np.int64)
     start = 0
+    # Odd legs run from the last rank to the first: the V's way back.
     for leg, (step, turn) in enumerate(zip(distance, (*turns, 0), strict=True)):
         out[:, leg] = start + step * (rank if leg % 2 == 0 else num_ranks - 1 - rank)
         start += step * (num_ranks - 1) + turn
@@ -33,6 +34,7 @@ def v_passes(num_ranks: int, distance: tuple[int, int, int, int], turns: tuple[i
 
 def fits(passes: Longs) -> bool:
     """Whether the four actions of every rank stand in different cells of the six."""
+    # A block repeats every six cells, so two actions collide exactly if their cells are equal modulo six.
     cells = np.sort(passes % CELLS, axis=1)
     return bool((np.diff(cells, axis=1) > 0).all())
 
@@ -42,6 +44,7 @@ def weight_cells(passes: Longs) -> Longs:
     out = np.empty((len(passes), 2), np.int64)
     for rank, (_, _, input_1, input_0) in enumerate(passes.tolist()):
         free = sorted(set(range(CELLS)) - set((passes[rank] % CELLS).tolist()))
+        # Two cells are free for two Ws: either may take the first one.
         choices = [(_next(input_1, a), _next(input_0, b)) for a, b in (free, free[::-1])]
         out[rank] = min(choices, key=sum)
     return out
@@ -59,6 +62,8 @@ def repeated_block(passes: Longs, num_microbatches: int) -> Rows:
     block = np.concatenate([passes, weight_cells(passes)], axis=1)
     unit, up = np.arange(num_microbatches), np.array([0, 1, 1, 0, 1, 0])
     rank = np.arange(num_ranks)[:, None]
+    # Columns of the block: F of the rank's first stage, F of its second, I of the second, I of the first, W as I; `up`
+    # marks the second stage.
     stage = np.where(up, 2 * num_ranks - 1 - rank, rank)
     kind = np.array([KIND[name] for name in ("F", "F", "I", "I", "W", "W")], np.int8)
     return by_time(
@@ -76,6 +81,7 @@ def held_units(passes: Longs, rank: int, num_microbatches: int, *, weights: bool
     weights: or of their weight gradient."""
     if num_microbatches < 1:
         return 0
+    # Chunk 1 goes back first, so its input gradient is the third pass.
     down, up, input_1, input_0 = passes[rank].tolist()
     ends = (input_0, input_1)
     if weights:
@@ -87,5 +93,7 @@ def held_units(passes: Longs, rank: int, num_microbatches: int, *, weights: bool
     unit = CELLS * np.arange(count)
     forwards = np.concatenate([start + unit for start, _ in spans])
     backwards = np.concatenate([end + unit for _, end in spans])
+    # At each start of a forward: forwards begun so far, itself among them, less backwards that are over. The most is
+    # reached at a start.
     held = (forwards[:, None] >= forwards).sum(axis=1) - (forwards[:, None] > backwards).sum(axis=1)
     return int(held.max())

@@ -20,8 +20,10 @@ def turns(forward: Longs, backward: Longs, unit: Longs, warm_up: Longs, num_stag
     """
     num_ranks, n = forward.shape
     rank, k = np.arange(num_ranks)[:, None], np.arange(n)
+    # With fewer microbatches than warm-up forwards the first input gradient follows the last forward.
     turn = k + np.minimum(warm_up, n)[:, None]
     return by_time(
+        # Cells are compared within a rank only; 0 * rank spreads the forwards over all ranks.
         time=np.concatenate([3 * k + 0 * rank, 3 * turn + 1, 3 * (turn + delay * rank) + 2], axis=1),
         kind=np.repeat(np.array([KIND["F"], KIND["I"], KIND["W"]], np.int8), n),
         stage=np.concatenate([forward, backward, backward], axis=1).astype(np.int16),

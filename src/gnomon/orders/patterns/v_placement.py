@@ -45,6 +45,7 @@ class VRank:
 
     def weight_gradient(self, chunk: int | None = None) -> None:
         """W that has waited longest, of one chunk or of both."""
+        # First in, first out: the activation that has been held longest is let go first.
         oldest = next(entry for entry in self.waiting if chunk is None or entry[0] == chunk)
         self.waiting.remove(oldest)
         self.actions.append((("W", self.stages[oldest[0]], oldest[1]),))

@@ -194,6 +194,7 @@ def _rank(rank: int, num_ranks: int, count: int, barriers: int) -> list[Action]:
             heads.back()
     while heads.returned < count:
         heads.back()
+    # Under vocab_2 turns end with the last S, whose T is left.
     return rows if barriers == 2 else [*rows, ("T", count - 1)]
 
 
@@ -253,6 +254,7 @@ def _v_half(num_ranks: int, count: int, barriers: int) -> list[list[Action]]:
     block = v_passes(num_ranks, (2, 1, 2, 1), (1, 1 + later, 2))
     weights, warm = weight_cells(block), num_ranks // 2 + 1
     assert fits(block), "two actions of a rank stand in one cell"
+    # Places are half cells: actions stand at odd ones, parts of the vocabulary between them at even ones.
     first = 2 * (int(block[0, 1]) + 2)
     by_rank = []
     for rank in range(num_ranks):
@@ -295,6 +297,7 @@ def _rows(ranks: Sequence[Sequence[Action]], how: Vocabulary, num_ranks: int, co
         for name, unit in actions:
             kind, second = name.rstrip("'"), name.endswith("'")
             stage = 2 * num_ranks - 1 - rank if second else rank
+            # Rows of one kind and unit on all ranks are one collective.
             group = meet[kind] * count + unit if kind in meet else -1
             special = _special(kind, stage, unit, how, rank, 0 if turned else num_ranks - 1, last)
             if special is not None:

@@ -40,10 +40,12 @@ class WrittenTensor:
 
 def write_file(path: Path, tensors: Mapping[str, WrittenTensor]) -> File:
     """Writes a rank's file and forces it to disk. tensors: by `Piece.key`."""
+    # Bytes, whatever the dtype: numpy has no bf16.
     raw = {key: kept.value.reshape(-1).view(torch.uint8).numpy().data for key, kept in tensors.items()}
     described = {key: [list(kept.whole), sha256(raw[key]).hexdigest()] for key, kept in tensors.items()}
     shapes = {key: (NAMES[kept.value.dtype], tuple(kept.value.shape)) for key, kept in tensors.items()}
     first, header = header_of(shapes, {"pieces": json.dumps(described, separators=(",", ":"))})
+    # Unbuffered: tensors go to the file from where they lie, without another copy.
     with path.open("wb", buffering=0) as out:
         _all(out.fileno(), memoryview(first))
         for key in header.entries:
@@ -55,6 +57,7 @@ def write_file(path: Path, tensors: Mapping[str, WrittenTensor]) -> File:
 def _all(out: int, data: memoryview) -> None:
     """One write may take less than it is given."""
     while data.nbytes:
+        # Linux writes at most 2 GiB less a page in one call.
         data = data[os.write(out, data[: 1 << 30]) :]
 
 
@@ -78,11 +81,13 @@ def stored(path: Path, file: File) -> dict[str, StoredPiece]:
         if (size := at.stat().st_size) != file.bytes:
             raise InputError(f"{at} has {size:,} bytes and was written with {file.bytes:,}")
         with at.open("rb") as opened:
+            # safetensors: 8 bytes of length, little-endian, then a header of JSON, then the tensors.
             length = int.from_bytes(opened.read(8), "little")
             opened.seek(0)
             first = opened.read(min(8 + length, file.bytes))
     except OSError as error:
         raise InputError(f"{at} cannot be read: {error.strerror}") from error
+    # The record in `gnomon.json` vouches for the header, and the header for every tensor.
     if sha256(first).hexdigest() != file.header:
         raise InputError(f"{at} is damaged: its header has another checksum")
     header = read_header(at)
@@ -98,6 +103,7 @@ def _stored(file: str, key: str, entry: Entry, whole: Sequence[int], checksum: s
     places = key.rpartition("@")[2]
     offset = tuple(int(place) for place in places.split(",")) if places else ()
     ends = zip(offset, entry.shape, whole, strict=True)
+    # Checked before anything is allocated: a forged header must not make a reader go out of bounds.
     if entry.dtype not in DTYPES or not all(
         type(size) is int and 0 <= begin and begin + length <= size for begin, length, size in ends
     ):
@@ -152,9 +158,11 @@ class Reader:
         """A tensor as it lies in its file, read through a map of that file."""
         if piece.file not in self.maps:
             at = self.path / piece.file
+            # Mapped privately: pages come when they are read, and nothing written to it reaches the file.
             self.maps[piece.file] = torch.from_file(str(at), shared=False, size=at.stat().st_size, dtype=torch.uint8)
         raw = self.maps[piece.file][piece.entry.begin : piece.entry.end]
         dtype = DTYPES[piece.entry.dtype]
+        # A view of another dtype needs an aligned start, which files of other writers do not promise.
         if piece.entry.begin % dtype.itemsize:
             raw = raw.clone()
         return raw.view(dtype).view(piece.entry.shape)
@@ -173,6 +181,7 @@ class Reader:
     def _copy(self, piece: StoredPiece, wanted: Piece) -> int:
         """Elements that were copied."""
         shape = wanted.value.shape
+        # The intersection of two boxes.
         low = [max(a, b) for a, b in zip(piece.offset, wanted.offset, strict=True)]
         ends = zip(piece.offset, piece.entry.shape, wanted.offset, shape, strict=True)
         high = [min(a + m, b + n) for a, m, b, n in ends]
@@ -191,6 +200,7 @@ class Reader:
 
 def _check_parts(path: Path, name: str, parts: Sequence[StoredPiece]) -> None:
     """InputError unless parts make up one tensor, and none lies over another."""
+    # Parts of no less volume than the whole, of which none lies over another, tile it.
     if len({(part.whole, part.entry.dtype) for part in parts}) > 1:
         raise InputError(f"the checkpoint {path} has {name} in parts of several shapes or dtypes")
     if sum(prod(part.entry.shape) for part in parts) < prod(parts[0].whole):
@@ -198,6 +208,7 @@ def _check_parts(path: Path, name: str, parts: Sequence[StoredPiece]) -> None:
     ordered = sorted(parts, key=lambda part: part.offset)
     for i, part in enumerate(ordered):
         for other in ordered[i + 1 :]:
+            # Parts are sorted by their first coordinate: none further on can overlap this one.
             if part.offset and other.offset[0] >= part.offset[0] + part.entry.shape[0]:
                 break
             if all(

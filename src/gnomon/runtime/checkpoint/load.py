@@ -37,6 +37,7 @@ def load(
     as is a folder in which no checkpoint is whole. say: takes a line for each damaged one, and one for what was read,
     on rank 0.
     """
+    # Rank 0 looks for all: on a shared file system ranks may see a new folder at different times.
     candidates = [[str(path) for path in checkpoints(folder)]]
     dist.broadcast_object_list(candidates)
     first_said = ""
@@ -53,6 +54,7 @@ def load(
             {**identity_of(executor.graph, executor.plan, executor.workload), **(identity or {})},
             override,
         )
+        # Nothing of a step may still be on its way into what is about to be overwritten.
         executor.synchronise()
         reader = Reader(path, record)
         for piece in pieces(executor.parameters(), writes=False):
@@ -75,6 +77,7 @@ def load(
 def _damage(path: Path) -> str:
     """The first problem that any rank found, or empty."""
     rank, size = dist.get_rank(), dist.get_world_size()
+    # Files are dealt out over ranks by stride, so that each is read once; three problems are enough to tell.
     everyone: list[list[str]] = [[]] * size
     dist.all_gather_object(everyone, problems_of(path, slice(rank, None, size))[:3])
     return next((problem for problems in everyone for problem in problems), "")

@@ -26,6 +26,7 @@ class FolderLock:
             return
         file = os.open(self.folder, os.O_RDONLY)
         try:
+            # The kernel lets go when the process ends, so a killed run leaves no stale lock.
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
             os.close(file)

@@ -45,12 +45,14 @@ def boxes(shape: Sequence[int], low: int, high: int) -> Iterator[Box]:
         return
     row_size = int(torch.Size(shape[1:]).numel())
     row, start = divmod(low, row_size)
+    # A range that starts within a row: the rest of that row first, then from a row's start on.
     if start or high - low < row_size:
         stop = min(row_size, start + high - low)
         for offset, size in boxes(shape[1:], start, stop):
             yield (row, *offset), (1, *size)
         yield from boxes(shape, low + stop - start, high)
         return
+    # Whole rows in one box, then what is left of the last one.
     rows = (high - low) // row_size
     yield (row, *[0] * (len(shape) - 1)), (rows, *shape[1:])
     yield from boxes(shape, low + rows * row_size, high)
@@ -60,6 +62,7 @@ def pieces(parameters: Iterable[tuple[Parameters, Update]], *, writes: bool) -> 
     """What a rank writes of what it holds, a tied parameter for the first stage that has it: others may divide it at
     other places. Or what it reads, which under ZeRO 1 and 2 is every part of the parameters."""
     for held, adam in parameters:
+        # A tied parameter is written once, but each stage that has it reads it.
         slots = [slot for slot in held.slots if slot.holders or not writes]
         states = {"first": adam.first, "second": adam.second, "master": held.master}
         for name, state in states.items():
@@ -101,6 +104,7 @@ def shared_out(everyone: Sequence[Mapping[str, int]]) -> list[set[str]]:
             holders.setdefault(key, []).append(rank)
     load = [0] * len(everyone)
     chosen = [set[str]() for _ in everyone]
+    # The same loop over the same table on every rank: all come to the same shares without another message.
     for key, ranks in holders.items():
         writer = min(ranks, key=lambda rank: (load[rank], rank))
         load[writer] += everyone[writer][key]

@@ -51,6 +51,8 @@ class Saver:
         self.pending: Future[File] | None = None
         self.pool = ThreadPoolExecutor(1, "checkpoint")
         self.lock = FolderLock(folder)
+        # Taken when the run begins, not with its first checkpoint: a second run on the folder ends at once, not after
+        # hours.
         if dist.get_rank() == 0 and folder.is_dir():
             self.lock.take()
 
@@ -79,6 +81,7 @@ class Saver:
         except (OSError, InputError) as error:
             problem = getattr(error, "strerror", None) or str(error)
         mine = list(pieces(self.executor.parameters(), writes=True))
+        # Not written: a checkpoint that cannot be gone on from would push out older ones that can.
         if not problem and not all(
             bool(torch.isfinite(p.value).all()) for p in mine if p.name.startswith("parameters/")
         ):
@@ -107,8 +110,10 @@ class Saver:
         try:
             written = self.pending.result()
         except OSError as error:
+            # Told to all ranks below, so that every one of them ends with the same error.
             written = error.strerror or str(error)
         self.pending = None
+        # Also a barrier: rank 0 renames only when each file is on disk.
         everyone: list[Any] = [None] * dist.get_world_size()
         dist.all_gather_object(everyone, written)
         self._fail([(rank, why) for rank, why in enumerate(everyone) if isinstance(why, str)])
@@ -140,7 +145,9 @@ class Saver:
             loss_scale=self.loss_scale,
         )
         write_record(self._partial, record)
+        # The record was written last, within the hidden folder: a folder with a name always has all of its files.
         put_in_place(self._partial, self.folder / f"step-{self.step:06}")
+        # Only once the new one is in place, so that there is always a whole one.
         for old in checkpoints(self.folder)[: -self.keep]:
             shutil.rmtree(old)
 
@@ -161,6 +168,7 @@ class Saver:
 
 def _on_host(piece: Piece, copy: bool) -> torch.Tensor:
     value = piece.value.detach()
+    # A copy to the host is one anyway; on the CPU the optimizer would write into what is being written out.
     return value.clone() if copy and value.device.type == "cpu" else value.cpu().contiguous()
 
 
@@ -168,6 +176,7 @@ def put_in_place(partial: Path, done: Path) -> None:
     """Gives a checkpoint that is whole its name, in place of one that has it."""
     if done.exists():
         shutil.rmtree(done)
+    # A rename within one file system is atomic: a reader sees all of the folder, or none of it.
     partial.rename(done)
     _to_disk(done.parent)
 

@@ -47,6 +47,7 @@ class Changes:
         going = noted(store, "going", epochs[-1])
         if len(going) < len(epochs[-1].members):
             return False
+        # A loss is noticed in the epoch that it ended, and work goes on in the next.
         noticed = noted(store, "noticed", epochs[-2]) if len(epochs) > 1 else {}
         last = max(noticed.values(), default=None)
         self.made[-1] = replace(self.made[-1], noticed_at=last, going_at=max(going.values()))

@@ -90,6 +90,7 @@ class _LogicalMember(Member):
         """Trains a step; tells the launcher this process's speed now and then, where workers follow speeds."""
         loop.step(step)
         self.took.append(self.executor.worker_s)
+        # A median over a few steps: one slow step moves no workers.
         if self.job.follow_speed and len(self.took) % SPEED_STEPS == 0 and self.executor.own:
             self.membership.say_speed(self.epoch, 1 / median(self.took[-SPEED_STEPS:]))
 
@@ -104,9 +105,11 @@ class _LogicalMember(Member):
         if newest < 0:
             self._load()
         else:
+            # All that are this far hold the same bits: the first of them serves.
             source = next(rank for rank, (done, _, _) in enumerate(behind) if done == newest)
             if any(done < newest for done, _, _ in behind):
                 self._copy_from(source, records=behind[source][2])
+            # What is due after the step is done again unless all that are this far had done it.
             self.done, self.ended = newest, min(ended for done, ended, _ in behind if done == newest)
         self.executor.place(epoch.placement)
         return True
@@ -132,6 +135,7 @@ class _LogicalMember(Member):
             dtype=torch.float64,
         )
         for tensor in (*_tensors(self.executor), numbers):
+            # As bytes: exact whatever the dtype.
             dist.broadcast(tensor.view(torch.uint8), source)
         steps = [int(number) for number in numbers[: len(held) + 1].tolist()]
         for (_, update), count in zip(held, steps, strict=False):

@@ -179,10 +179,13 @@ class Launcher(Processes):
         while self._running():
             for process in self._just_failed(self._patience_s()):
                 failure = self._failure(process)
+                # An exception of the job's own would come again in whoever took its place. A PeerError only follows
+                # from another's loss, and memory may be short once.
                 mistake = failure.kind and failure.error not in (PeerError, NoMemoryError)
                 if mistake or (process not in self.left and not self._lose(process, failure.describe())):
                     fatal.append(process)
             if fatal or self._complete():
+                # The others end by themselves meanwhile, and say why; what is left then is killed.
                 self.until = min(self.until, monotonic() + FAILED_S)
             else:
                 self._look()
@@ -214,8 +217,11 @@ class Launcher(Processes):
         if not self.epochs:
             return seen
         now = self.epochs[-1]
+        # Every member must have said so: one that has not noticed a loss yet still waits in the old group, and one that
+        # is not going yet may still be lost in meeting.
         parted, met = (len(noted(self.store, what, now)) == len(now.members) for what in ("noticed", "going"))
         speeds = noted(self.store, "speed", now) if self.job.follow_speed else {}
+        # Speeds of some members alone would move workers for no reason.
         known = tuple(speeds[one] for one in now.members) if len(speeds) == len(now.members) else ()
         return replace(seen, members=now.members, speeds=known, parted=parted, met=met)
 
@@ -245,6 +251,7 @@ class Launcher(Processes):
         """Announces a new epoch: its members train together from the next step on, or at once where one was lost."""
         assert self.store is not None
         if self.epochs:
+            # Who is left out ends by itself, and its end is then no loss.
             self.left |= set(self.epochs[-1].members) - set(decision.members)
         self.plan, self.lost_ranks = decision.plan, decision.lost
         ranks = tuple(self.rank_of[one] for one in decision.members) if self.rank_of else ()
@@ -276,6 +283,7 @@ class Launcher(Processes):
             return True
         assert self.store is not None
         self.left.add(process)
+        # The lost process is in `left` already, so that the controller does not see it.
         after = self.controller.after_loss(self._seen(), self.restarts)
         if not after.goes_on:
             return False
@@ -288,6 +296,7 @@ class Launcher(Processes):
         if self.rank_of:
             rank = self.rank_of[process]
             who = f"rank {rank} of {self.world_size}"
+            # Processes are numbered in the order of their starts, so these are the numbers that `_start_more` gives.
             for number in range(len(self.ranks), len(self.ranks) + after.starts):
                 self.rank_of[number] = rank
         if not after.starts:
@@ -352,6 +361,7 @@ class Launcher(Processes):
         if self.epochs:  # what there is to go on from is this run's own
             job = replace(self.job, resume=self.job.checkpoints is not None)
             self.args = (job, self.threads, orders.added(), self.scheme.train)
+        # A signal between a start and its being noted would leave a process that nobody ends.
         before = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
         try:
             for _ in range(count):
@@ -366,6 +376,7 @@ class Launcher(Processes):
         assert self.store is not None
         epoch, meet_s = self.epochs[-1], self.job.meet_s
         given_up = noted(self.store, "unmet", epoch)
+        # Those that gave up meeting say so after meet_s; a member that is merely slow has as long again to come.
         if not given_up or monotonic() - self.unmet_since.setdefault(epoch.number, monotonic()) < meet_s:
             return
         came = given_up.keys() | noted(self.store, "noticed", epoch).keys() | noted(self.store, "going", epoch).keys()
@@ -388,6 +399,8 @@ class Launcher(Processes):
 def _is_stopped(pid: int) -> bool:
     """Whether a signal stopped the process; False where the system does not say."""
     try:
+        # The state is the first field after the command's name, which is in brackets and may itself hold spaces and
+        # brackets.
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
     except (OSError, IndexError):
         return False

@@ -74,9 +74,12 @@ class LogicalWorkers(Replica):
         """Takes the workers that the placement (the process of each) gives this rank of the group that is joined now.
         All its ranks must call it."""
         size = dist.get_world_size()
+        # Every process knows the workers of all, since who adds up what follows from it.
         held = [[worker for worker, process in enumerate(placement) if process == rank] for rank in range(size)]
         assert len(placement) == self.workers and sum(map(len, held)) == self.workers, "workers without a process"
         self.own = held[dist.get_rank()]
+        # Nodes of the tree of sums whose leaves are all on one process: it adds these up alone, and the rest is
+        # exchanged.
         self.nodes = [nodes_of(workers, self.workers) for workers in held]
         self.together = size > 1
         for part, _ in self.parameters():
@@ -99,6 +102,7 @@ class LogicalWorkers(Replica):
             self.compute.new_step()
             for row in self.computing:
                 self._do(row)
+            # By worker, not summed here: the order of additions must not depend on which workers are on one process.
             losses[worker] = self.compute.loss
             free = partial.add(worker, [part.whole_grad() for part in held])
             for index, part in enumerate(held):

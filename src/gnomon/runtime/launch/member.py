@@ -117,6 +117,8 @@ class Member(ABC):
         loop, last = self._loop(), self.done == self.job.steps
         try:
             self._begin(loop, epoch)
+            # `ended` is one step behind `done` where a member was lost after the step and before what is due after it
+            # (a checkpoint, held-out loss): that is made up for before another step.
             while self.ended < self.done or not last:
                 if self.ended == self.done:
                     self._step(loop, self.done + 1)
@@ -128,6 +130,7 @@ class Member(ABC):
                 self._met()
                 last = loop.ends(self.done, sent, busy=bool(is_busy))
                 self.ended = self.done
+                # `newest` is a maximum over ranks, so all leave the epoch after the same step.
                 if newest > epoch.number and not last:
                     if loop.saver is not None:
                         loop.saver.finish()
@@ -162,6 +165,7 @@ class Member(ABC):
         if dist.get_rank() == 0 and folder is not None and folder.is_dir():
             for partial in folder.glob(".step-*.partial"):  # of an epoch that was cut off
                 shutil.rmtree(partial, ignore_errors=True)
+        # Nobody writes a partial checkpoint again before the old one is gone.
         dist.barrier()
         executor, evaluate = self._trained()
         loop = Loop(self.job, executor, self.corpus, self.resumed_from, evaluate=evaluate)
@@ -192,6 +196,7 @@ COLUMNS = 5
 
 def table_of(records: Sequence[Record]) -> Tensor:
     """A row of COLUMNS numbers for each record, in fp64; NaN for no loss on held-out text."""
+    # fp64 holds step numbers and seconds to the bit, so that one table serves all columns.
     rows = [
         [r.step, r.loss, r.grad_norm, r.step_s, math.nan if r.validation_loss is None else r.validation_loss]
         for r in records

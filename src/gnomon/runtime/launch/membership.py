@@ -90,10 +90,13 @@ class Membership:
         PeerError where none is announced in time."""
         until = monotonic() + patience_s
         while monotonic() < until:
+            # Only the newest counts: epochs between were given up by those who were in them.
             if (latest := self.latest()) > after:
                 epoch = read_epoch(self.store, latest)
                 if self.process in epoch.members:
                     return epoch
+                # It was in an epoch and is in none now: it may end. A process that was never in one waits on for its
+                # first.
                 if after:
                     return None
             sleep(LOOK_S)
@@ -104,16 +107,21 @@ class Membership:
         takes longer than meet_s."""
         self.store.set(f"ready/{epoch.number}/{self.process}", "1")
         keys = [f"ready/{epoch.number}/{member}" for member in epoch.members]
+        # Polled, not waited for: a member that is lost before it sets its key never will, and only a newer epoch says
+        # so.
         while not self.store.check(keys):
             if self.latest() > epoch.number:
                 return False
             sleep(LOOK_S)
         store: Any = self.store
+        # torch has no public way to give a group another timeout once it is made.
         c10d: Any = dist.distributed_c10d
         began = monotonic()
         try:
             dist.init_process_group(
                 "gloo",
+                # Each epoch under its own prefix, else addresses of an earlier group would be read; a connection of its
+                # own, since the backend blocks on it.
                 store=PrefixStore(f"group/{epoch.number}", store.clone()),
                 rank=epoch.members.index(self.process),
                 world_size=len(epoch.members),
@@ -185,6 +193,7 @@ def part() -> None:
 def announce(store: Store, epoch: Epoch) -> None:
     """What the launcher does."""
     store.set(f"epoch/{epoch.number}", json.dumps(asdict(epoch)))
+    # Last: whoever sees the number finds the epoch written.
     store.set("epoch", str(epoch.number))
 
 

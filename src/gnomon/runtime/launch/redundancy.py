@@ -74,6 +74,7 @@ class ProcessWork(RowActions):
         was started for, by place."""
         here = self.place = dist.get_rank()
         self.places, self.keepers = places, dict(keepers)
+        # One process may have both its own stage and that of a lost rank.
         parts = [part for part in (self.own, self.copy) if places[part.number] == here]
         self.plays = {part.stage: part for part in parts}
         self.rows = self._rows(born)
@@ -82,12 +83,14 @@ class ProcessWork(RowActions):
         """The rows of this process's replica, in which some processes may have two stages."""
         count, here = self.plan.num_stages, dist.get_rank()
         ranks = [self.own.peer(stage) for stage in range(count)]
+        # A rank whose work is done by a process that was started for another one has failed over.
         dead = [stage for stage in range(count) if born[self.places[ranks[stage]]] != ranks[stage]]
         listed = rows_of(fail_over(self.program, dead, one_update=False) if dead else self.program)
         alive = [stage for stage in range(count) if stage not in dead]
         rows = list(listed[alive.index(self.own.stage)]) if self.own.stage in self.plays else []
         if not any(row.kind == "NORM" for row in rows):
             at = next((i for i, row in enumerate(rows) if row.kind == "OPT"), len(rows))
+            # All meet in it, even where nothing is clipped: see `_norm`.
             rows.insert(at, Row(kind="NORM", stage=self.own.stage))
         if self.own.stage in self.plays:
             holds, held = self.keepers.get(self.copy.number) == here, self.own.number in self.keepers
@@ -165,7 +168,10 @@ class ProcessWork(RowActions):
         now, stage = self.now, self.copy.stage
         units = {unit for kind, at, unit in now.done if kind == "FRC" and at == stage}
         updated = ("OPT_COPY", stage, -1) in now.done
+        # Its forward ran here as the redundant one; what of it did not arrive is sent again by `resume`.
         now.done |= {(kind, stage, unit) for unit in units for kind in ("LOAD", "RECV_F", "F", "SEND_F")}
+        # The whole gradient came before the rank was lost: no backward of its stage is left. It came
+        # clipped (`_send_copy`).
         if now.copied:
             all_units = range(self.own.feed.num_units)
             now.done |= {(kind, stage, unit) for unit in all_units for kind in ("B", "SEND_B", "RECV_B")}
@@ -185,6 +191,8 @@ class ProcessWork(RowActions):
         """Makes ready for the rest of the step, with how far every process is. taken: rank that is lost now -> place of
         the process that has taken it over; `take_over` and `settle` were called."""
         now = self.now
+        # A sum over replicas stands only if all of them have it; else all add up again, from the terms that `_ar`
+        # keeps.
         for stage in {row.stage for row in self.rows if row.kind == "AR"}:
             members = {self.places[rank] for rank in stage_sets(self.plan)[stage]}
             if not all(stage in self._reduced(everyone, place, stage, taken) for place in members):
@@ -200,13 +208,16 @@ class ProcessWork(RowActions):
                 name = ("X" if hop > 0 else "DY", row.stage + hop, row.unit)
                 target = self.own.peer(row.stage + hop)
                 place = self.places[target]
+                # Who has the lost rank's gradient runs no backward of its stage, and needs no message for one.
                 needless = target in taken and everyone[place].copied
                 if needless or name in everyone[place].received:
                     now.done.add((row.kind, row.stage, row.unit))
+                # Sent, and lost on the way.
                 elif name in now.log:
                     now.done.discard((row.kind, row.stage, row.unit))
         for name, tensors in now.log.items():
             (buffer, stage, unit), hop = name, 1 if name[0] == "X" else -1
+            # Both ends are here now: what would have been a message is handed over.
             within = stage in self.plays and stage - hop in self.plays
             if within and ("F" if buffer == "X" else "B", stage, unit) not in now.done:
                 self.buffers.tensors.setdefault(name, tuple(x.detach() for x in tensors))

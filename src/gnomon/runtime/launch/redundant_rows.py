@@ -166,6 +166,8 @@ class RowActions:
             self.now.inputs[unit] = self.now.log[entered]
             self.buffers.tensors[entered] = tuple(x.detach() for x in self.now.log[entered])
         name = ("X", stage + 1, unit)
+        # The stage after the copy's may be waiting under this name for what the living rank sends; the redundant output
+        # must not take its place.
         before = self.buffers.tensors.pop(name, None)
         self.copy.compute._forward(stage, unit)
         if (made := self.buffers.tensors.pop(name, None)) is not None:
@@ -183,6 +185,8 @@ class RowActions:
         if group is None:
             return
         part = self.plays[stage]
+        # Kept as they were before the first sum: an all-reduce is in place, and one that was cut off may have spoilt
+        # its terms.
         if stage not in self.now.whole:
             self.now.whole[stage] = [held.whole_grad() for held in part.held]
         for held, whole in zip(part.held, self.now.whole[stage], strict=True):
@@ -206,6 +210,7 @@ class RowActions:
         """Gradients become what updates read, and what copies are sent."""
         assert self.now.norm is not None
         if self.plan.optimizer.clip and part.stage not in self.now.scaled:
+            # In fp64, as the norm is: the factor is then the same number in every process.
             by = clip_scale(torch.tensor(self.now.norm, dtype=torch.float64), part.state.settings.clip_norm)
             for held in part.held:
                 grad = held.whole_grad()

@@ -98,6 +98,8 @@ class _Rank(Member):
 
     def _catch_up(self, epoch: Epoch) -> bool:
         self._go_back(epoch)
+        # Two phases: copies count once all ranks have theirs, so that a loss in between leaves the older ones in force
+        # everywhere.
         self.copies.take(self.done)
         dist.barrier()
         self.copies.commit()
@@ -108,6 +110,7 @@ class _Rank(Member):
             loop.measure_slowdown()
 
     def _step(self, loop: Loop, step: int) -> None:
+        # An error leaves it set, so that `_at` can say which row this rank waited in.
         self.in_step = True
         loop.step(step)
         self.in_step = False
@@ -134,12 +137,14 @@ class _Rank(Member):
         there = [one for one in everyone if one.ended != NONE]
         held = [one.held for one in everyone]
         alike, step, moved = there[0].alike if there else (), None, 0
+        # The newest step of which every rank's state is somewhere in memory, its own or a copy.
         if alike and (step := latest(held, alike)) is not None:
             moved = self.copies.share(step, held, alike)
         self._leave()
         dist.barrier()  # so that groups are made at one time
         with groups_soon_made(self.job.meet_s):
             values = None if step is None else _blank(self.job)
+            # All that a rank holds is in its copy, so values are not made only to be overwritten.
             self.executor = executor_of(self.job, self.own_module, values=values)
         self.made = sockets() - self.before
         self.copies.attach(self.executor, draws=bool(random_ops(self.executor.graph)))
@@ -150,11 +155,13 @@ class _Rank(Member):
             self.done = step
         if there:
             self.resumed_from = min(there[0].resumed_from, self.done)
+            # Survivors agree on what was recorded, so the first of them stands for all.
             count = min(there[0].records, self.done - self.resumed_from)  # those of steps that are done again go
             self._share_records(everyone.index(there[0]), count)
             self.came_back.append(self.done)
         else:
             self.resumed_from = self.done
+        # What is due after the step is done again unless every survivor had done it.
         self.ended = self.done if all(one.ended >= self.done for one in there) else self.done - 1
         if there and not self.job.quiet:
             self._say(step, held, alike, moved)

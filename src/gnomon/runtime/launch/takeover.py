@@ -111,6 +111,7 @@ class Roles:
 def roles(everyone: Sequence[StageReport], ranks: int) -> Roles:
     """Decides who plays which rank from the reports of all processes, by place, and from nothing else: every process
     comes to the same roles."""
+    # Who plays a rank goes on with it; a copy steps in only where nobody does.
     player = {rank: place for place, told in enumerate(everyone) for rank in told.plays}
     copy = {told.copy: place for place, told in enumerate(everyone) if told.copy != NONE}
     taken = {rank: copy[rank] for rank in range(ranks) if rank not in player and rank in copy}
@@ -134,15 +135,19 @@ class Handing:
 def handing(now: Roles, born: Sequence[int], following: Mapping[int, int]) -> Handing:
     """Everyone who is there does the work of the rank that he was started for. born: rank of each place. following:
     rank -> the one after it in its replica, which it has a copy of."""
+    # After a loss a newcomer is born for the lost rank, so
+    # its place is that rank's home again.
     home = {rank: place for place, rank in enumerate(born)}
     places = tuple(home.get(rank, place) for rank, place in enumerate(now.places))
     sent = [(rank, now.places[rank], place) for rank, place in enumerate(places) if now.places[rank] != place]
     keepers = dict[int, int]()
     for rank, place in home.items():
         copied = following[rank]
+        # It would hold a copy of what it plays itself, and one loss would take both.
         if places[copied] == place:
             continue
         keepers[copied] = place
+        # It has neither the copy nor, until now, the work itself: it is sent the state.
         if now.keepers.get(copied) != place and now.places[copied] != place:
             sent.append((copied, places[copied], place))
     return Handing(places=places, keepers=keepers, sent=tuple(sent))
@@ -184,6 +189,7 @@ class _Process(Member):
         if newest != NONE and NONE not in self.roles.places:
             self.within = self._go_on(everyone, newest)
             return True
+        # No state of some rank is left anywhere; only with a process at each place can all load one checkpoint.
         if len(self.born) < self.plan.world_size:
             self._wait_for_more()
             return False
@@ -274,6 +280,7 @@ class _Process(Member):
         """Goes on from what there is in memory; returns whether that is within a step. newest: steps that are behind at
         least one."""
         has = next(place for place, told in enumerate(everyone) if told.done == newest)
+        # Somebody has begun the step after the newest whole one, so it may have sent what others have taken in already.
         within = any(told.done == newest and told.number == newest + 1 for told in everyone)
         is_new = self.work is None or self.done == NONE
         if is_new:
@@ -285,6 +292,7 @@ class _Process(Member):
         self._share_records(has, everyone[has].records)
         taken = self.roles.taken
         mine = taken.get(self.work.copy.number) == dist.get_rank() and not is_new
+        # It had not begun the step that others are in: it begins with nothing done.
         if within and self.work.now.number != newest + 1:
             self._begin_step()
         if mine:
@@ -336,6 +344,7 @@ class _Process(Member):
         if plan.places == self.roles.places and plan.keepers == dict(self.roles.keepers):
             return
         for rank, source, target in plan.sent:
+            # All places walk the same list, so that blocking sends and receives meet in pairs.
             mine = next((one for one in (work.own, work.copy) if one.number == rank), None)
             if here in (source, target):
                 assert mine is not None

@@ -77,6 +77,8 @@ def storages(block: Block, dtypes: Dtypes) -> Mapping[str, str]:
             continue
         source = op.inputs[0]
         for out in op.outputs:
+            # bf16 parameters under bf16 compute: a cast that makes nothing, whose result must not be counted beside its
+            # source.
             if memory != "cast" or len({dtypes.resolve(block.tensor(n).dtype) for n in (source, out)}) == 1:
                 roots[out] = roots[source]
     return roots
@@ -87,8 +89,10 @@ def gradients(block: Block, frozen: tuple[str, ...] = (), no_grad_inputs: tuple[
 
     frozen: parameters that are not trained. no_grad_inputs: block inputs that want none (the model's own inputs).
     """
+    # Only to raise GraphError for a name that the block does not have.
     for name in (*frozen, *no_grad_inputs):
         block.tensor(name)
+    # What an op reads without a gradient by its kind, as labels or indices.
     ungraded = {op.inputs[at] for op in block.ops for at in op.rules.ungraded if at < len(op.inputs)}
     wanted = {t.name for t in block.parameters if t.name not in frozen and t.name not in ungraded}
     wanted |= {n for n in block.inputs if block.tensor(n).is_float and n not in no_grad_inputs}
@@ -116,12 +120,15 @@ def backward(
     wanted = gradients(forward, frozen, no_grad_inputs)
     readers: dict[str, list[str]] = {}
     for op in forward.ops:
+        # An op that reads a tensor twice (x · x) hands back one gradient.
         for name in dict.fromkeys(op.inputs):
             if name in wanted and any(out in wanted for out in op.outputs):
                 readers.setdefault(name, []).append(op.path)
     steps: list[GradOp] = []
     for op in reversed(forward.ops):
         for out in op.outputs:
+            # Walking in reverse, all readers of `out` have stepped by now: their gradients are added up before its
+            # maker needs the sum.
             if len(readers.get(out, ())) > 1:
                 steps.append(_accumulate(out, readers[out]))
         steps += _steps(op, forward, wanted)
@@ -148,6 +155,8 @@ def _steps(op: Op, block: Block, wanted: frozenset[str]) -> list[GradOp]:
         both = (*activations, *parameters)
         return [GradOp(phase="input_grad", path=op.path, reads=reads, grads_in=grads_in, grads_out=both)]
     steps = []
+    # A contraction: the input's gradient needs the weight alone and the weight's the input alone, which is why a
+    # schedule may take them apart (zero bubble).
     if activations:
         steps.append(
             GradOp(phase="input_grad", path=op.path, reads=op.inputs[1:2], grads_in=grads_in, grads_out=activations)
@@ -171,6 +180,7 @@ def _needed(block: Block, wanted: frozenset[str], dtypes: Dtypes) -> tuple[Saved
             continue
         for name in op.rules.saved(op, block, wanted):
             root = roots[name]
+            # Parameters and states live anyway.
             if block.tensor(root).kind == "activation" and op.path not in users.setdefault(root, []):
                 users[root].append(op.path)
     order = [t.name for t in block.tensors if t.name in users]
@@ -220,6 +230,8 @@ def saved(back: BackwardBlock, policy: Policy, dtypes: Dtypes) -> SavedSplit:
     needed = {s.tensor.name: s for s in back.saved}
     held = {n for n in needed if _action(block, policy, n) != "recompute" or n in block.inputs}
     rerun: set[str] = set()
+    # Backward closure over makers: each op runs again at most once, so the loop ends after as many turns as the block
+    # has tensors.
     todo = [n for n in needed if n not in held]
     while todo:
         op = made_by[todo.pop()]

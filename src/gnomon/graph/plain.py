@@ -45,6 +45,7 @@ def to_plain(graph: Graph) -> dict[str, Any]:
             return [plain(item) for item in value]
         name = type(value).__name__
         cls = CLASSES.get(name)
+        # A subclass would be written without what it adds, and read back as its base.
         if cls is None or cls is not type(value):
             raise FormatError(f"a Graph with a {name} ({str(value)[:40]}) in it cannot be written")
         row = [name, *(plain(getattr(value, field)) for field in _checks(name))]
@@ -71,6 +72,7 @@ def from_plain(given: object) -> Graph:
         if type(plain) is list:
             return tuple(value(item) for item in plain)
         index = plain.get("row") if type(plain) is dict and len(plain) == 1 else None
+        # Rows refer to earlier rows only: no cycle can be read, and no reading order needs to be found.
         if type(index) is not int or not 0 <= index < len(values):
             raise FormatError(f"row {len(values)} of a Graph holds {str(plain)[:40]!r}, which is no earlier row")
         return values[index]

@@ -80,6 +80,7 @@ def _ungraded(graph: Graph) -> frozenset[str]:
     found = {given.name for given in graph.inputs}
     for call in graph.calls:
         block = graph.block(call.block)
+        # With a trained table its output has a gradient; with a frozen one only if PEFT asks for it.
         still = any(op.does == "looks up" and op.stops_gradients for op in block.ops)
         if not is_captured and block.does("looks up") and not still:
             continue
@@ -120,6 +121,8 @@ def accumulation_work(graph: Graph, setting: Setting) -> Work:
         tensor = graph.source(source)[1]
         size, elements = nbytes(tensor, setting.sizes, setting.dtypes), numel(tensor.dims, setting.sizes)
         if count > 1:
+            # n gradients are summed by n - 1 additions, each of which reads both terms once and keeps the sum in place
+            # of one.
             added = elements * (count - 1)
             total = total + Work(vector_flops=added, read_bytes=size * count, write_bytes=size)
     return total
@@ -144,6 +147,8 @@ def graph_saved_bytes(graph: Graph, kernels: Kernels, setting: Setting, policies
             for entry, size in zip(entries, sizes, strict=True):
                 name = entry.tensor.name
                 key = f"{call.name}#{index}.{name}"
+                # What one repetition keeps of its input is what the one before kept of its output: one key, so that it
+                # counts once.
                 if name in chained and index > 0:
                     key = f"{call.name}#{index - 1}.{chained[name]}"
                 elif name in sources:
@@ -157,4 +162,5 @@ def graph_saved_bytes(graph: Graph, kernels: Kernels, setting: Setting, policies
 
 def _source_key(graph: Graph, source: str) -> str:
     producer, tensor = graph.source(source)
+    # Readers of a repeated call read its last repetition.
     return source if producer is None else f"{producer.name}#{producer.repeat - 1}.{tensor.name}"

@@ -31,6 +31,7 @@ def columns_read(graph: Graph, kept: Mapping[str, Mask]) -> dict[str, Mask]:
     """Finds the part of each mask that anything reads. kept: full name of a parameter -> where it is not zero,
     (outputs, inputs); of those that are not named everything counts."""
     out = {name: mask.copy() for name, mask in kept.items()}
+    # Masks only shrink, and there are finitely many numbers: it ends.
     while True:
         counts = {name: np.zeros_like(mask) for name, mask in out.items()}
         for layer in graph.layers():
@@ -40,6 +41,7 @@ def columns_read(graph: Graph, kept: Mapping[str, Mask]) -> dict[str, Mask]:
             if not own:
                 continue
             for name, mask in _of_block(block, own).items():
+                # Or over calls: a shared parameter counts where any of its uses needs it.
                 counts[names[name]] |= mask
         if all(np.array_equal(counts[name], out[name]) for name in out):
             return out
@@ -79,6 +81,7 @@ def _weight(op: Op, block: Block, kept: Mapping[str, Mask]) -> str | None:
     """The matrix of a linear that is known; None for another op."""
     if op.kind != "linear" or len(op.inputs) < 2 or op.inputs[1] not in kept:
         return None
+    # Another shape is another layout (experts, a view) whose rows and columns would be misread.
     shape = _size(block, op.outputs[0]), _size(block, op.inputs[0])
     return op.inputs[1] if kept[op.inputs[1]].shape == shape else None
 
@@ -109,6 +112,7 @@ def _groups(op: Op, block: Block) -> int:
 def _by_heads(mask: Mask, op: Op, block: Block) -> Mask:
     """Values' places as they lie in the result: each head as often as it is shared."""
     width = block.tensor(op.outputs[0]).atoms[-1].size or 1
+    # [kv heads, head_dim] -> [heads, head_dim]: head h of queries reads head h // groups of values.
     return np.repeat(mask.reshape(-1, width), _groups(op, block), 0).ravel()
 
 
@@ -116,10 +120,12 @@ def _forward(op: Op, block: Block, kept: Mapping[str, Mask], live: Mapping[str, 
     """Marks where a result may be other than zero."""
     every = np.ones(_size(block, op.outputs[0]), np.bool_)
     if (weight := _weight(op, block, kept)) is not None:
+        # A bias makes every output other than zero.
         return every if len(op.inputs) > 2 else _any(kept[weight][:, _live(op.inputs[0], block, live)], 1)
     if _passes(op, block):
         return _any(np.stack([_live(name, block, live) for name in op.inputs]), 0)
     if _gates(op, block):
+        # A product is zero where either factor is.
         return _live(op.inputs[0], block, live) & _live(op.inputs[1], block, live)
     if _groups(op, block):
         return _by_heads(_live(op.inputs[2], block, live), op, block)
@@ -138,6 +144,7 @@ def _backward(
 
     wanted = read[op.outputs[0]]
     if (weight := _weight(op, block, kept)) is not None:
+        # Counts: not zero, in a row that is read, and a column that meets something other than zero. [outputs, inputs]
         used = kept[weight] & wanted[:, None] & _live(op.inputs[0], block, live)[None]
         counts[weight] |= used
         reads(op.inputs[0], _any(used, 0))
@@ -155,6 +162,7 @@ def _backward(
     for number, name in enumerate(op.inputs):
         if number == 2 and _groups(op, block):
             width = block.tensor(op.outputs[0]).atoms[-1].size or 1
+            # [kv heads, groups, head_dim]: a value counts where any of the heads that share it is read.
             reads(name, _any(wanted.reshape(-1, _groups(op, block), width), 1).ravel())
         else:
             reads(name, np.full(_size(block, name), some))

@@ -66,12 +66,14 @@ def _row(row: Row, exchanges: Mapping[int, Part]) -> Row | None:
         return replace(row, kind=FORWARD[part])
     if row.kind in ("B", "I"):
         return replace(row, kind=BACKWARD[part])
+    # An exchange has no weights: no gradient to reduce and nothing to update.
     return None if row.kind in _OF_WEIGHTS else row
 
 
 def composites(rows: Rows) -> frozenset[Pair]:
     """Forward and backward of each composite action of a schedule."""
     members: dict[int, list[int]] = {}
+    # Only pairs are composites that hide each other's exchanges.
     for row, group in enumerate(rows.group.tolist()):
         if group >= 0:
             members.setdefault(group, []).append(row)
@@ -163,18 +165,21 @@ def _go_together(
     if pairs is not None:
         a, b = (stage_of[first.stage], first.unit), (stage_of[then.stage], then.unit)
         return (_way(first), _way(then)) == ("F", "B") and (a, b) in pairs
+    # Another microbatch: a forward of its own unit would wait for nothing that the backward sends.
     return (_way(first), _way(then)) == ("B", "F") and first.unit != then.unit
 
 
 def _alternate(one: Sequence[_Action], two: Sequence[_Action]) -> Iterator[Row]:
     """Both in turns, the backward first."""
     ways = [one, two] if _way(one[0].row) == "B" else [two, one]
+    # Stacks, so that the next action is taken off the end.
     left = [list(reversed(way)) for way in ways]
     turn = 0
     while any(left):
         while left[turn]:
             action = left[turn].pop()
             yield from _rows(action)
+            # Its tokens travel: the other computes meanwhile.
             if action.exchanges and left[1 - turn]:
                 break
         turn = 1 - turn

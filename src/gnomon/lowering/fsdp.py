@@ -74,6 +74,7 @@ def fully_shard(
         _gather(new, visits, prefetch)
         _reduce(new, writers, reduce_each_unit, replicas)
         listed.append(new.without("AR"))
+    # Without resharding every block is held at once, and a pool would only deadlock.
     limited = limit_gathered and reshard_after_forward
     buffers = with_buffers(
         BufferClass(name="P", memory="parameters", per="stage", pool=POOL if limited else ""),
@@ -111,6 +112,7 @@ def _visits(uses: Sequence[_Use], reshard_after_forward: bool, keep_last_block: 
             whole_step[use.block].append(use)
             continue
         before = visits[-1][-1] if visits else None
+        # The turn from forward to backward, where the last block is needed again at once.
         turn = before is not None and before.forward and not use.forward
         if before is not None and before.block == use.block and (keep_last_block or not turn):
             visits[-1].append(use)
@@ -125,6 +127,7 @@ def _gather(new: Insertions, visits: Sequence[_Visit], prefetch: int) -> None:
     In the turn from forward to backward it waits for that visit's backward; and it never comes before the same block's
     last RESHARD, nor before the gathers of earlier visits, whose frees the pool counts on.
     """
+    # Rows that read parameters: a gather is anchored at one of them.
     indices = sorted(use.index for visit in visits for use in visit)
     anchor, free_after = 0, dict[int, int]()
     for i, visit in enumerate(visits):
@@ -132,6 +135,8 @@ def _gather(new: Insertions, visits: Sequence[_Visit], prefetch: int) -> None:
         ahead = visits[max(0, i - prefetch)]
         same = [use for use in ahead if use.forward == visit[0].forward and i >= prefetch]
         freed = free_after.get(block, -1)
+        # Anchors never decrease: the pool hands out places in the order of gathers, so an earlier gather must not wait
+        # for a later one's free.
         anchor = max(anchor, (same or ahead)[0].index, indices[bisect_right(indices, freed)])
         new.before(anchor, Row(kind="UNSHARD", stage=block))
         new.after(visit[-1].index, Row(kind="RESHARD", stage=block))

@@ -55,6 +55,7 @@ def gradient_buckets(graph: Graph, plan: Plan, layers: Sequence[Sequence[Layer]]
             members.append(first + index)
             blocks = [graph.block(layer.call.block) for layer in part[index]]
             filled += width * sum(_elements(block, plan.layout, mesh) for block in blocks)
+            # A stage's first layer ends its last bucket, however full: buckets do not span stages, whose ranks differ.
             if filled >= size or not index:
                 made.append(tuple(members))
                 filled, members = 0, []
@@ -83,6 +84,7 @@ def _of_counts(buckets: Sequence[int], groups: Groups) -> tuple[tuple[int, ...],
 @lru_cache(maxsize=1024)
 def _elements(block: Block, layout: Layout, mesh: Mesh) -> int:
     """Counts the elements of the trained parameters of a layer that one rank holds."""
+    # Open dims (batch, sequence) have no parameters; they only must divide.
     sizes = {dim.name: 2 * mesh.cp * mesh.tp for dim in block.dims if dim.size is None}  # any that axes divide
     local = shard_block(block, layout, mesh, sizes, BF16).local_elements
     frozen = {tensor.name for tensor in block.frozen}
@@ -97,6 +99,7 @@ def with_gradient_buckets(program: Program, buckets: Sequence[Sequence[int]], *,
     listed = []
     for rows in rows_of(program):
         sums = {i: of_layer[row.stage] for i, row in enumerate(rows) if row.kind == "AR" and row.override is None}
+        # The last AR of a bucket's layers wins, since later items overwrite.
         at = {of: i for i, of in sums.items()}
         if overlap:
             reduced = set(sums.values())
@@ -120,6 +123,7 @@ def with_shard_buckets(program: Program, buckets: Sequence[Sequence[int]]) -> Pr
             if row.kind == "REDUCE_GRAD":
                 there = waiting.setdefault(of, set())
                 there.add(row.stage)
+                # The last layer of the bucket is reduced here: the bucket is whole.
                 if there == set(of):
                     kept += [bucket(reduction, of), *after.pop(of, ())]
                     del waiting[of]

@@ -39,8 +39,10 @@ def with_tied_all_reduce(rows: Rows, stages: Collection[int], *, buffer: str = "
     last, stage = last_of_stage(rows, WRITES_GRADIENTS)
     chosen = np.flatnonzero(np.isin(stage, list(stages)))
     classes, one_each = np.unique(rows.rank_class[last[chosen]], return_index=True)
+    # One rank holds all of them, and adds their gradients up in memory.
     if len(one_each) < 2:
         return rows
+    # Rows of one group on several classes are one collective: all meet in it.
     group = int(rows.group.max(initial=-1)) + 1
     updates = np.flatnonzero(rows.is_kind("OPT"))
     usual = any(effect.buffer == buffer for kind in rows.kinds if kind.name == "AR" for effect in kind.effects)
@@ -60,6 +62,7 @@ def with_optimizer(rows: Rows, *, without: Collection[int] = ()) -> Rows:
     """The rows with an OPT for each stage, by stage, at the end of its rank's rows. without: stages whose parameters
     another stage of the rank updates."""
     last, stage = last_of_stage(rows, WRITES_GRADIENTS)
+    # By stage, whatever the order of the last backwards: updates of every rank then come in one order.
     order = np.argsort(stage, kind="stable")
     order = order[~np.isin(stage[order], list(without))]
     return insert(rows, [_per_stage("OPT", _ends(rows, last[order]), stage[order])])
@@ -69,6 +72,7 @@ def last_of_stage(rows: Rows, kinds: Collection[str]) -> tuple[Longs, NDArray[np
     """(row, stage) of the last row of these kinds of each stage on each rank class, by class and then by row."""
     mine = np.flatnonzero(rows.is_kind(*kinds))
     code = rows.rank_class[mine].astype(np.int64) * rows.num_stages + rows.stage[mine]
+    # unique returns first occurrences; of the reversed list these are the last.
     _, from_the_end = np.unique(code[::-1], return_index=True)
     last = np.sort(mine[len(mine) - 1 - from_the_end])
     return last, rows.stage[last]

@@ -27,6 +27,7 @@ class Insertions:
         self._span: dict[int, tuple[int, int]] = {}
         for index, row in enumerate(rows):
             if row.group >= 0:
+                # (first, last) row of each group, which are neighbours in a rank class.
                 self._span[row.group] = (self._span.get(row.group, (index, index))[0], index)
         self._before: dict[int, list[Row]] = {}
         self._after: dict[int, list[Row]] = {}

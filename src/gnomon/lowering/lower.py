@@ -159,18 +159,21 @@ def outline(
     plan are those of `taken_apart`."""
     _refuse_unexpressed(plan)
     count, units = (len(units), units) if units else _units(graph, plan, workload)
+    # Refused before any column is allocated.
     if count > MAX_UNITS or 2 * count * plan.num_stages > MAX_ROWS:  # a forward and a backward each
         raise PlanError(
             f"{count:,} microbatches on {plan.num_stages} stages: a Program holds up to {MAX_UNITS:,} microbatches and "
             f"{MAX_ROWS:,} rows; use larger microbatches (micro_batch_size), or a smaller batch"
         )
     zero, layers, workers = effective_zero(plan), stage_layers(plan, graph), alike(plan, cluster)
+    # Vocabulary parallelism: embedding and head are rows of the order, no longer layers of a stage.
     if divided := {layer.label for layer in divided_layers(plan, graph)}:  # a part of them is on every rank
         layers = tuple(tuple(layer for layer in part if layer.label not in divided) for part in layers)
     meshes = [plan.stage_mesh(stage) for stage in range(plan.num_stages)]
     parts = list(zip(meshes, layers, strict=True))
     reduced = frozenset(stage for stage in range(plan.num_stages) if _reduces(graph, meshes[stage], layers[stage]))
     shared = shared_stages(graph, layers, plan.pipeline_ranks)
+    # Layer by layer, since a gradient that goes to the host with one layer must not get a term from another.
     tied = bool(shared or tied_stages(graph, [(layer,) for part in layers for layer in part]))  # fused or not
     together = by_layer and plan.overlap.in_buckets  # gradients go down once ranks have added them up
     stream = not together and len(workers) == 1 and streams(plan, zero, reduced=bool(reduced), tied=tied)
@@ -181,6 +184,7 @@ def outline(
     by_layer = by_layer or zero == 3 or stream or has_rows(plan)
     groups = layer_groups(plan, layers)
     if by_layer:
+        # Forward, backward and a gather before each.
         rows = 4 * count * sum(len(part) for part in groups)
         if rows > MAX_LAYER_ROWS:
             raise PlanError(

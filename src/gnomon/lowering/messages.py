@@ -100,6 +100,7 @@ class _Side:
         self.class_at = np.full(shape, -1, np.int16)
         self.class_at[self.stage + 1, self.unit] = self.rank_class
         self.row_at = np.full(shape, -1, np.int32)
+        # int32: rows of a Program stay below 2**31 (`MAX_ROWS`).
         self.row_at[self.stage + 1, self.unit] = self.row
 
 
@@ -167,6 +168,8 @@ def in_senders_order(
     sent, same = source[by_flow], flow[by_flow][1:] == flow[by_flow][:-1]
     if first is None and not (same & (sent[1:] < sent[:-1])).any():
         return order, anchor
+    # lexsort takes its last key first: by flow, then by the end of the group after which it leaves, then by the row
+    # itself.
     by_sending = np.lexsort((source, source_end, flow))
     placed = anchor[by_sending]
     starts = np.flatnonzero(np.append(True, flow[by_sending][1:] != flow[by_sending][:-1]))

@@ -36,6 +36,7 @@ def tensor_sums(
 
     sums: dict[tuple[int, str], None] = {}
     for stage, (mesh, layers) in enumerate(parts):
+        # Layers of one block are alike, so each kind of block is asked once.
         blocks = dict.fromkeys(layer.call.block for layer in layers) if mesh.tp > 1 else ()
         names = [_needed(graph.block(name), layout, _alike(mesh)) for name in blocks]
         sums.update(((stage, name), None) for name in (TERMS, COPIES) if any(name in needed for needed in names))

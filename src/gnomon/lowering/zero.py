@@ -76,6 +76,7 @@ def shard_optimizer(
     kinds = with_kinds(*chosen, base=program.kinds)
     divided = replace(program, buffers=buffers, comms=tuple(comm for comm in program.comms if comm.name != "dp"))
     old = Rows.of(divided)
+    # The common case, on columns: rows become objects only for buckets of several blocks and composites.
     if blocks_per_bucket == 1 and not (old.group >= 0).any() and not old.is_kind("AR").any():
         last_only = zero == 1 or not overlap_reduce
         made = _inserted(old, kinds, writers, last_only, overlap_reduce, overlap_gather, replicas)
@@ -84,6 +85,7 @@ def shard_optimizer(
     for rows in rows_of(program):
         new = Insertions(rows)
         ends = _bucket_ends(rows, writers, blocks_per_bucket, each_unit=zero == 2 and overlap_reduce)
+        # Of each stage its last bucket: replicas add up the shard once it is complete.
         last = {stage: i for i, (_, stages) in enumerate(ends) for stage in stages}
         for i, (index, stages) in enumerate(ends):
             at = index if overlap_reduce else ends[-1][0]
@@ -147,6 +149,7 @@ def _bucket_ends(
         return [(b[-1], tuple(rows[i].stage for i in b)) for b in buckets(done, size)]
     runs: list[list[int]] = []
     for i, row in written:
+        # A bucket holds each stage once, of one unit: a second backward of a stage begins another.
         if runs and rows[runs[-1][0]].unit == row.unit and row.stage not in {rows[j].stage for j in runs[-1]}:
             runs[-1].append(i)
         else:

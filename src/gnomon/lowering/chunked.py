@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 
 from gnomon.errors import PlanError
 from gnomon.plans import Schedule, Unit, normalised
-from gnomon.plans.parts import CHUNKFLOW, pass_settings
+from gnomon.plans.parts import CHUNKFLOW, pass_numbers
 from gnomon.program import STANDARD_BUFFERS, BufferClass, Kind, effects, with_kinds
 from gnomon.program.rows import Rows, check_counts, of_lists
 
@@ -58,7 +58,8 @@ class ChunkPass:
 
 def chunk_pass(schedule: Schedule) -> ChunkPass | None:
     """What the schedule asks of ChunkFlow; None where it has no such pass."""
-    return pass_settings(schedule, NAME, ChunkPass())
+    asked = pass_numbers(schedule, NAME, ChunkPass())
+    return None if asked is None else ChunkPass(**asked)
 
 
 def chunks(lengths: Sequence[int], chunk_size: int) -> tuple[Unit, ...]:

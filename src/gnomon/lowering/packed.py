@@ -13,7 +13,7 @@ from fractions import Fraction
 
 from gnomon.errors import PlanError
 from gnomon.plans import Schedule, Unit, normalised
-from gnomon.plans.parts import SKRULL, Context, pass_settings
+from gnomon.plans.parts import SKRULL, Context, pass_numbers
 
 NAME = SKRULL
 """Of the pass."""
@@ -40,7 +40,8 @@ class SkrullPass:
 
 def skrull_pass(schedule: Schedule) -> SkrullPass | None:
     """What the schedule asks of Skrull; None where it has no such pass."""
-    return pass_settings(schedule, NAME, SkrullPass())
+    asked = pass_numbers(schedule, NAME, SkrullPass())
+    return None if asked is None else SkrullPass(**asked)
 
 
 DIVIDED = -1

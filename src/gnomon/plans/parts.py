@@ -7,8 +7,8 @@ not a decision: speeds, sizes, what the software can do.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Annotated, Literal, TypeVar
+from dataclasses import dataclass
+from typing import Annotated, Literal
 
 from gnomon import orders
 from gnomon.errors import PlanError
@@ -17,9 +17,6 @@ from gnomon.plans.mesh import Mesh
 from gnomon.plans.select import parse_ranks
 from gnomon.schema import Known, typed
 from gnomon.units import Bytes
-
-if TYPE_CHECKING:
-    from _typeshed import DataclassInstance
 
 DType = Literal["fp64", "fp32", "tf32", "bf16", "fp16", "fp8_e4m3", "fp8_e5m2", "int8", "fp4_e2m1"]
 MasterDType = Literal[DType, "none"]
@@ -92,16 +89,12 @@ class Pass:
             raise PlanError(f"pass {self.name} is given a parameter twice: {self.params}")
 
 
-Settings = TypeVar("Settings", bound="DataclassInstance")
-
-
-def pass_settings(schedule: Schedule, name: str, known: Settings) -> Settings | None:
-    """What a schedule asks of a pass, the rest as in `known`; None where it has no such pass."""
+def pass_numbers(schedule: Schedule, name: str, known: object) -> dict[str, int] | None:
+    """What a schedule asks of a pass, by the fields that `known` has too; None where it has no such pass."""
     given = next((given for given in schedule.passes if given.name == name), None)
     if given is None:
         return None
-    asked = {name: value for name, value in given.params if isinstance(value, int) and hasattr(known, name)}
-    return replace(known, **asked)
+    return {name: value for name, value in given.params if isinstance(value, int) and hasattr(known, name)}
 
 
 CHUNKFLOW, SKRULL, PACKING = "chunkflow", "skrull", "packing"

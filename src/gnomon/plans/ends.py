@@ -16,7 +16,7 @@ from gnomon.graph import Block, Call, Graph, Op, Tensor
 from gnomon.plans.plan import Plan
 from gnomon.plans.select import format_layers
 from gnomon.plans.stages import stage_layers
-from gnomon.plans.vocabulary import divided_layers
+from gnomon.plans.vocabulary import divided_layers, has_vocab
 
 EMBEDDED, HIDDEN = "embedded_tokens", "last_hidden"
 """Inputs that the two graphs have in place of what the other one makes."""
@@ -94,11 +94,6 @@ def cut_ends(plan: Plan, graph: Graph) -> Ends:
             if EMBEDDED in dict(layer.call.inputs).values() and not layer.index:
                 raise PlanError(f"vocabulary: {layer.label} reads the embedded tokens on another stage; use 'ends'")
     return Ends(inside=inside, parts=cut, embedded=embedded, hidden=source, plan=alone)
-
-
-def has_vocab(tensor: Tensor) -> bool:
-    """Whether one of its dims is the vocabulary: a table of words, or logits."""
-    return any(dim.name.split(".")[-1] == "vocab" for dim in tensor.atoms)
 
 
 def _without_lookup(block: Block) -> tuple[Block, Block | None]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from gnomon import orders
-from gnomon.graph import Graph, Layer
+from gnomon.graph import Graph, Layer, Tensor
 from gnomon.plans.plan import Plan
 from gnomon.plans.stages import stage_layers
 
@@ -20,6 +20,11 @@ def divided_layers(plan: Plan, graph: Graph) -> tuple[Layer, ...]:
     if plan.schedule.vocabulary == "ends":
         return ()
     return tuple(layer for layer in graph.layers() if _rows(graph, layer))
+
+
+def has_vocab(tensor: Tensor) -> bool:
+    """Whether one of its dims is the vocabulary: a table of words, or logits."""
+    return any(dim.name.split(".")[-1] == "vocab" for dim in tensor.atoms)
 
 
 def _rows(graph: Graph, layer: Layer) -> int:

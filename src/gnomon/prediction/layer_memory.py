@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
 
 from gnomon.graph import DTYPE_BITS, BackwardBlock, Dtypes, Op, SavedTensor, Tensor, nbytes, storages
-from gnomon.plans.ends import has_vocab
+from gnomon.plans.vocabulary import has_vocab
 from gnomon.prediction.layer_moments import Moments
 from gnomon.prediction.layer_types import LocalContext, SavedBytes
 from gnomon.prediction.numbers import as_int, larger, smaller

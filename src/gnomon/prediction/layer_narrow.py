@@ -11,7 +11,7 @@ from functools import cached_property
 
 from gnomon.graph import Op
 from gnomon.ops.curve import Matmul
-from gnomon.plans.ends import has_vocab
+from gnomon.plans.vocabulary import has_vocab
 from gnomon.prediction.layer_scope import LayerScope
 from gnomon.prices.kernels import FREE, Cast, Low, OpPrice, cast_weight_seconds
 from gnomon.sharding import Collective

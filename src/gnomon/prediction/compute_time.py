@@ -9,7 +9,7 @@ messages between stages and what happens to gradients and parameters.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 
 from gnomon.prediction.layer_types import LayerPrice, Phase
@@ -34,11 +34,11 @@ PHASES: Mapping[str, tuple[str, ...]] = {
 of another rank's."""
 
 
-@dataclass(frozen=True, eq=False)
 class ComputeTime:
     """Seconds of the computing actions of a plan's Program: a view of its priced stages, which holds nothing else."""
 
-    priced: PricedStages
+    def __init__(self, priced: PricedStages) -> None:
+        self.priced = priced
 
     @cached_property
     def of_stages(self) -> ComputeTime:

@@ -8,7 +8,6 @@ collectives within layers (`compute_time`) and the update.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from itertools import accumulate
 
 import numpy as np
@@ -32,16 +31,17 @@ WANTED = {
 """Kind of action -> (collective, when)."""
 
 
-@dataclass(frozen=True, eq=False)
+Prices = dict[tuple[str, int, int], list[tuple[float, AxisLink]]]
+"""(kind, the Program's stage, buckets) -> (price, link) on each group of ranks. No fitted number is in them."""
+
+
 class ReductionTime:
     """Seconds of the collectives of parameters and gradients of a plan's Program: a view of its priced stages and of
     what computes alongside."""
 
-    priced: PricedStages
-    compute: ComputeTime
-    prices: dict[tuple[str, int, int], list[tuple[float, AxisLink]]] = field(default_factory=dict)
-    """(kind, the Program's stage, buckets) -> as `_reductions`, from which no fitted number follows: `Pricing` of other
-    numbers shares them."""
+    def __init__(self, priced: PricedStages, compute: ComputeTime, prices: Prices) -> None:
+        """Takes prices, which are added to as they are asked for: `Pricing` under other numbers shares them."""
+        self.priced, self.compute, self.prices = priced, compute, prices
 
     def wired(self, kind: str, block: int) -> list[tuple[float, AxisLink]]:
         """(price, link) of a whole collective of a stage on each group of ranks that it runs on."""

@@ -87,7 +87,7 @@ class Pricing(PricedStages):
     @cached_property
     def reductions(self) -> ReductionTime:
         """Prices collectives of parameters and gradients."""
-        return ReductionTime(self, self.compute)
+        return ReductionTime(self, self.compute, {})
 
     @cached_property
     def alike(self) -> list[int]:
@@ -121,7 +121,7 @@ class Pricing(PricedStages):
         vars(other).update(
             messages=self.messages,
             alike=self.alike,
-            reductions=replace(self.reductions, priced=other, compute=other.compute),
+            reductions=ReductionTime(other, other.compute, self.reductions.prices),
             _phases=self._phases,
             _extras=self._extras,
             _other_host=self._other_host,

@@ -92,6 +92,7 @@ def with_copy(rows: Sequence[Row], stage: int, count: int, *, holds: bool, held:
         out.append(row)
         if here and not first and row.kind == "SEND_F":
             out.append(Row(kind="FRC", stage=copy, unit=row.unit))
+        # The first stage goes back through a unit after all others, some `count` backwards of this rank later.
         gone = units.index(row.unit) - (count if first else 0) if here and row.kind == "B" else -1
         if gone >= 0:
             out.append(Row(kind="FORGET", stage=copy, unit=units[gone]))
@@ -123,6 +124,7 @@ def fail_over(program: Program, dead: Sequence[int], *, one_update: bool = True)
     _check(program, dead)
     rows, kinds, steps = rows_of(program), by_name(program.kinds), _steps(program)
     for rank in dead:
+        # Rank 0's shadow is the last rank: the ring closes.
         shadow = (rank - 1) % program.num_classes
         rows[shadow] = _merge(rows[shadow], rows[rank], kinds, steps, one_update=one_update)
     alive = [cls for cls in range(program.num_classes) if cls not in dead]
@@ -151,6 +153,7 @@ def _merge(
     """The rows of both ranks as one list."""
     slots = sorted(
         [*_slots(ours, kinds), *_slots(theirs, kinds)],
+        # By the failure-free schedule; backwards first among what starts together, since they free activations.
         key=lambda slot: (steps[slot.work], slot.work.kind not in _BACKWARD),
     )
     stages = {slot.work.stage for slot in slots}
@@ -181,6 +184,7 @@ def _slots(rows: Sequence[Row], kinds: dict[str, Kind]) -> Iterator[_Slot]:
             continue
         if row.group >= 0:
             raise PlanError(f"{row} starts together with others; Bamboo merges plain actions only")
+        # Rows of no unit are about the stage: reductions, which come after its last backward.
         after = kind.message == "send" or row.unit < 0
         if work is not None and not after:
             yield _Slot(work=work, rows=tuple(held))
@@ -225,6 +229,7 @@ def _is_tied_sum(row: Row) -> bool:
 
 def _one_sum(ours: Sequence[Row], theirs: Sequence[Row]) -> list[Row]:
     """Sums of gradients of parameters that stages share: of those between the two ranks nothing is left to send."""
+    # A sum between just these two ranks has no other member left.
     both = {row.group for row in ours} & {row.group for row in theirs}
     return [row for row in [*ours, *theirs] if row.group not in both]
 

@@ -85,6 +85,7 @@ def _part(row: Row, part: int, parts: int) -> Row:
     there = {FORWARD["dispatch"]: 1, FORWARD["combine"]: -1, BACKWARD["combine"]: -1, BACKWARD["dispatch"]: 1}
     experts = stage + there.get(row.kind, 0)
     sent, made, dmade, dsent = (BufferRef(f"{name}.{part}", experts, unit) for name in TRAVEL)
+    # Only the last part may free what all parts read.
     done = "consume" if last else "read"
     weights, grads = BufferRef("P", stage), BufferRef("G", stage)
     acts: dict[str, list[tuple[str, BufferRef]]] = {
@@ -114,9 +115,12 @@ def all_to_all_first(program: Program, simulate: Simulate, *, overrun: bool = Fa
         late = [row for row in rows if _movable(row)]
         rest = [row for row in rows if not _movable(row)]
         end = next((i for i, row in enumerate(rest) if row.kind in uses), len(rest))
+        # Reductions start out at the very end, before the first row that uses a gradient, and are moved forward from
+        # there.
         listed.append([*rest[:end], *late, *rest[end:]])
         waiting.append(len(late))
     for cls in range(len(listed)):
+        # A turn follows only on an overrun, of which there are OVERRUNS at most.
         left, more = OVERRUNS if overrun else 0, waiting[cls] > 0
         while more:
             structure = validate(with_rows(program, listed))
@@ -161,6 +165,7 @@ class _NetworkLine:
         at = structure.order.position[low:high]
         starts, ends = times.start[at].tolist(), times.end[at].tolist()
         reductions = [i for i, row in enumerate(rows) if _movable(row)]
+        # Those without a place are the last ones, in the order of issue.
         pending = reductions[len(reductions) - waiting :]
         stream = program.streams.index(NETWORK)
         writers = {kind.name for kind in program.kinds if touches(kind, "G", "accumulate")}
@@ -193,6 +198,7 @@ class _NetworkLine:
         idle_from, before = 0.0, -1
         for index, start, end in self.spans:
             moment = max(idle_from, earliest)
+            # Not before the row that completes its gradient, or it would wait for itself in issue order.
             if index > completes and moment < start and (overrun or moment + seconds <= start):
                 return moment, max(before, completes), moment + seconds > start
             idle_from, before = max(idle_from, end), index

@@ -82,6 +82,8 @@ def overlap_recompute(program: Program) -> Program:
         for row in rows:
             at = len(out)
             if row.kind == "R":
+                # Only over the receive of its own gradient: over another row the recompute would raise the issue-order
+                # peak.
                 while at and out[at - 1].kind == "RECV_B" and out[at - 1].place == row.place:
                     at -= 1
             out.insert(at, row)
@@ -94,6 +96,7 @@ def remove_redundancy(program: Program) -> Program:
     streams = {kind.name: kind.stream for kind in program.kinds}
     edited = []
     for rows in rows_of(program):
+        # A receive on the compute stream computes nothing, so it does not part a forward from its recompute.
         compute = [row for row in rows if streams[row.kind] == streams["C"] and row.kind != "RECV_B"]
         plain = {
             one.place
@@ -122,14 +125,18 @@ def prepose_forward(
     """
     rows, structure = rows_of(program), validate(program)
     times = simulate(structure)
+    # Compared in this order: time first, and memory between orders that take equally long.
     score = (float(times.end.max()), _peaks(structure, sizes)[0])
     floor = _floor(structure, times)
     left, moving = count() if tries is None else iter(range(tries)), True
+    # Each accepted order lowers the score, and there are finitely many orders: it ends.
     while moving and score[0] > floor:
         moving = False
+        # `left` last: zip asks its iterators in turn, and a try must not be counted where no move is left.
         for moved, _ in zip(_moves(structure, times, rows), left, strict=False):
             try:
                 trial = structure_of(with_rows(program, moved))
+            # The move deadlocks.
             except ProgramError:
                 continue
             if trial is None:
@@ -163,6 +170,7 @@ def _after_stalls(structure: Structure, times: Times) -> list[int]:
     for lane in _compute_lanes(program):
         start, end = times.start[position[lane]], times.end[position[lane]]
         forwards = lane[forward[program.kind[lane]]]
+        # An action that starts later than the one before it ended follows a gap.
         after = np.searchsorted(forwards, lane[1:][start[1:] > end[:-1]])
         stalled += forwards[after[after < len(forwards)]].tolist()
     return stalled
@@ -194,6 +202,7 @@ def _floor(structure: Structure, times: Times) -> float:
     for source, target, data in np.transpose([edges.source[within], edges.target[within], edges.data[within]]).tolist():
         after.setdefault(source, []).append((target, float(lag[source]) if data else 0.0))
     tail: dict[int, float] = {}
+    # Longest path to the end, over rows in reverse topological order.
     for row in structure.order.rows[::-1].tolist():
         tail[row] = max((late + float(busy[to]) + tail.get(to, 0.0) for to, late in after.get(row, ())), default=0.0)
     return max(float(done) + tail.get(row, 0.0) for ends, rows in settled for done, row in zip(ends, rows, strict=True))
@@ -223,6 +232,7 @@ def _hoist(rows: list[Row], stage: int, unit: int) -> list[Row] | None:
     if backward is None:
         return None
     place = rows[backward].place
+    # Before the backward's own recompute and receive, which stay next to it.
     target = min(i for i, row in enumerate(rows) if row.place == place and row.kind in ("R", "RECV_B", *_BACKWARD))
     taken = [i for i, row in enumerate(rows) if row.place == (stage, unit) and row.kind in _WITH_FORWARD and i > target]
     left = [row for i, row in enumerate(rows) if i not in taken]

@@ -100,12 +100,15 @@ def estimate(samples: Sequence[Sample]) -> Estimate:
         flat = np.zeros((*seen.shape[1:], 3))
         flat[..., 0] = seen.max(axis=0)
         return Estimate(coefficients=flat, error=0.0, least=int(most), most=int(most))
+    # Scaled to 1, or the three columns would differ by 1e8 and the fit lose its digits.
     powers = (tokens / most)[:, None] ** np.arange(3)
     fitted = np.apply_along_axis(lambda y: _nonnegative(powers, y), 0, seen)  # (powers, quantities, layers)
     values = np.tensordot(powers, fitted, axes=1)
     scale = np.maximum(seen.max(axis=0), 1.0)
     error = float((np.abs(values - seen) / scale).max())
     short = np.maximum(seen - values, 0.0).max(axis=0)
+    # Raised by the worst miss, so that no sample lies above: too much recomputation is slow, too little runs out of
+    # memory.
     fitted[0] += short
     coefficients = np.moveaxis(fitted, 0, -1) / np.array([1.0, most, most**2])
     return Estimate(coefficients=coefficients, error=error, least=int(tokens.min()), most=int(most))
@@ -191,6 +194,7 @@ class RecomputeController:
             return None
         if self.estimate is None:
             self.estimate = estimate(self.samples)
+        # Rounded up: the choice of the largest size that shares it holds for all.
         size = -(-tokens // ROUND) * ROUND
         if size in self.choices:
             self.found += 1

@@ -48,9 +48,11 @@ def attention_pairs_x2(q: Number, kv: Number, *, causal: bool, window: int, conv
     if np.any(np.asarray(q) > np.asarray(kv)):
         raise GraphError(f"causal attention of {q} queries over {kv} keys: keys include the queries' own positions")
     if not window:
+        # Twice the integral of t over t from kv - q to kv.
         return kv * kv - (kv - q) * (kv - q)
     limit: int = window
     if isinstance(kv, int) and isinstance(q, int):
+        # Twice the integral of min(t, window) over t from kv - q to kv: t² up to the window, 2 · window · t beyond it.
         low, high = min(kv - q, limit), min(kv, limit)
         return high * high - low * low + 2 * limit * (max(kv, limit) - max(kv - q, limit))
     low_a, high_a = np.minimum(kv - q, limit), np.minimum(kv, limit)
@@ -78,6 +80,7 @@ def _flops(op: Op, block: Tensors, setting: Setting) -> Number:
     q, k, v = (block.tensor(name) for name in op.inputs[:3])
     sizes = setting.sizes
     pairs_x2 = pairs_of(op, size_of(q.dims[-3], sizes), size_of(kv_dim(k.dims[-3]), sizes), setting.causal_flops)
+    # 2 FLOPs a multiply-add, of q·k over d_k and p·v over d_v: pairs are given twice, which is this factor.
     rows = numel((*q.dims[:-3], q.dims[-2]), sizes)
     return rows * (size_of(q.dims[-1], sizes) + size_of(v.dims[-1], sizes)) * pairs_x2
 
@@ -91,6 +94,7 @@ def _work_back(op: Op, block: Tensors, setting: Setting, grad: GradOp) -> Work:
     q, v = block.tensor(op.inputs[0]), block.tensor(op.inputs[2])
     d_k, d_v = size_of(q.dims[-1], setting.sizes), size_of(v.dims[-1], setting.sizes)
     flops = _flops(op, block, setting)
+    # The second number is matmuls that no count of model FLOPs has: the scores once more, d_k of d_k + d_v.
     return moved_back(op, block, setting, grad, flops=(2 * flops, flops * d_k // (d_k + d_v)))
 
 
@@ -131,6 +135,7 @@ def _steps(op: Op, low: Steps, kernels: Kernels) -> None:
     queries, keys, values = q.name, f"{op.path}:k_view", f"{op.path}:v_view"
     if kernel == "steps":
         views = {t.name: t for t in low.tensors if t.name in (keys, values)}
+        # torch's math path scales q and k by the root of the scale each, so that half precision does not overflow.
         queries = low.step(op, "q_scaled", "scale", (queries,), replace(q, kind="activation"))
         keys = low.step(op, "k_scaled", "scale", (keys,), views[keys])
         if not op.attr("values_in_rows", False):  # a batched matmul copies what does not lie so
@@ -138,6 +143,7 @@ def _steps(op: Op, low: Steps, kernels: Kernels) -> None:
     x = low.step(op, "scores", "matmul", (queries, keys), like, contracts=contracts, attrs=pairs)
     if op.attr("softcap", 0.0):
         x = low.step(op, "capped", "softcap", (x,), like)
+        # The derivative of tanh is 1 - tanh², so backward reads the result.
         tanh = replace(like, name=f"{op.path}:tanh")  # which backward reads
         low.tensors.append(tanh)
         low.ops[-1] = replace(low.ops[-1], outputs=(x, tanh.name))
@@ -256,6 +262,7 @@ def _ulysses(op: Op, setting: Division, plain: Strategy) -> Strategy | None:
             return None
         local[heads.name] = ceil_div(size, ways)
         if isinstance(size, int) and tensor is key:
+            # Local key-value heads are size / tp rounded up; with fewer than cp each goes to cp / local ranks.
             repeats = max(1, cp // -(-size // setting.scene.ranks("tp")))
     for dim in (query.dims[-3], key.dims[-3]):
         local[dim.name] = size_of(dim, sizes)
@@ -273,6 +280,7 @@ def _strategies(op: Op, setting: Division, plain: Strategy) -> tuple[Strategy, .
     if setting.scene.ranks("cp") == 1:
         return (plain,)
     chosen = setting.layout.context
+    # False sorts before True: the layout's choice comes first.
     order = sorted(("ring", "all_gather", "ulysses"), key=lambda name: name != chosen)
     ways = {"ring": _ring, "all_gather": _gathered, "ulysses": _ulysses}
     usable = tuple(way for name in order if (way := ways[name](op, setting, plain)) is not None)

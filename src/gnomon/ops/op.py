@@ -307,6 +307,7 @@ _NO_FAMILY = frozenset({"__init__", "op", "rules", "work", "kernels", "curve", "
 @cache
 def _kinds() -> MappingProxyType[str, OpKind]:
     """Name -> kind, of all files of the folder."""
+    # Sorted: a folder lists its files in an order of its own, and what follows from the registry must not depend on it.
     stems = sorted(path.stem for path in Path(__file__).parent.glob("*.py"))
     found: dict[str, OpKind] = {}
     for stem in stems:

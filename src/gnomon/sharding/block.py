@@ -160,10 +160,12 @@ def _check_divisible(block: Block, homes: Mapping[str, Sharding], scene: Scene) 
     for tensor in block.tensors:
         for dim in tensor.atoms:
             kind, size = base(dim.name), dim.size
+            # Open sizes are known later, and a divided vocabulary or sequence may be padded.
             if size is None or kind == "vocab" or is_sequence(dim.name):
                 continue
             axes = homes[tensor.name].axes_of(dim.name)
             ways = prod(scene.ranks(axis) for axis in axes)
+            # More tp ranks than key-value heads: each head is on ways / size ranks.
             if size % ways and not (kind == "kv_heads" and ways % size == 0):
                 raise PlanError(
                     f"block {block.name!r}: {' x '.join(axes)} = {ways} does not divide {dim.name} = {size}; "
@@ -208,6 +210,7 @@ class _Walk:
         strategy = strategies(op, self.setting)[0]
         for need in self.needs(op, strategy):
             name, sharding, _ = need
+            # Two readers that need a tensor alike share the collectives that bring it there.
             moved = any(known[:2] == need[:2] for known in self.readers)
             self.readers.setdefault(need, []).append(op.path)
             if not moved:
@@ -222,6 +225,7 @@ class _Walk:
         op, strategy = sharded.op, sharded.strategy
         for name, made in zip(op.outputs, strategy.outputs, strict=True):
             if name not in self.no_grad and self.block.tensor(name).dims:
+                # The gradient of a partial sum is whole on every rank, whose term of the sum it is a gradient of.
                 whole = Sharding(shards=made.shards)
                 self.backward += self.move(name, self.homes[name], whole, op.path, backward=True)
         needs = [need for need in self.needs(op, strategy) if need[0] not in self.no_grad]
@@ -266,9 +270,11 @@ class _Walk:
         for name, sharding in sides:
             for dim in self.block.tensor(name).atoms:
                 size = local_size(dim, sharding, self.scene.axis_sizes, self.scene.sizes)
+                # Where operands of an op disagree, the op runs on the smaller part.
                 sizes[dim.name] = size if dim.name not in sizes else _smaller(sizes[dim.name], size)
         if self.scene.ranks("etp") > 1 and any(name in self.routed for name in (*op.inputs[:1], *op.outputs)):
             for count in self.row_dims(op):
+                # Every slice of an expert computes the rows of all tokens of its etp group.
                 sizes[count] = sizes[count] * self.scene.ranks("etp")
         return {**sizes, **strategy.sizes}
 
@@ -332,6 +338,7 @@ class _Walk:
     def copies_of(self, tensor: Tensor) -> int:
         ways = self.scene.ranks("tp")
         dim = next((d for d in tensor.atoms if d.name == self.homes[tensor.name].dim_of("tp")), None)
+        # Neighbouring tp ranks hold the same head.
         return ways // dim.size if dim is not None and dim.size is not None and dim.size < ways else 1
 
 

@@ -43,6 +43,7 @@ def causal_shares(seq_len: int, cp: int, order: str) -> tuple[Fraction, ...]:
     total = seq_len * (seq_len + 1) // 2
 
     def pairs(chunk: int) -> int:
+        # All keys of earlier chunks, and a triangle with its diagonal within its own.
         return length * chunk * length + length * (length + 1) // 2
 
     return tuple(Fraction(sum(pairs(chunk) for chunk in chunks_of(rank, cp, order)), total) for rank in range(cp))
@@ -65,6 +66,7 @@ def ring_step_pairs(seq_len: int, cp: int, order: str) -> tuple[tuple[int, ...],
     def pairs(query: int, key: int) -> int:
         if key > query:
             return 0
+        # A whole square before the diagonal, a triangle on it, nothing after it.
         return length * length if key < query else length * (length + 1) // 2
 
     return tuple(

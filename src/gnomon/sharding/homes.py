@@ -39,7 +39,9 @@ def _home(
         usual = _usual_axes(base(name), layout, is_parameter=is_parameter, routed=is_routed)
         for axis in ruled.get(name, usual):
             if scene.ranks(axis) > 1:
+                # An axis divides one dim of a tensor: the first that asks for it.
                 shards.setdefault(axis, name)
+    # Only what nothing else divides over tp is divided along positions (Korthikanti et al. 2022).
     if layout.sequence_parallel and not is_parameter and scene.ranks("tp") > 1:
         along = next((name for name in names if base(name) in TOKEN_DIMS and name not in ruled), None)
         if along is not None:
@@ -49,6 +51,7 @@ def _home(
 
 def _usual_axes(name: str, layout: Layout, *, is_parameter: bool, routed: bool) -> tuple[str, ...]:
     if routed and name in ("experts", "expert_ffn", "ffn"):
+        # Within an expert its inner width is divided over etp, not tp.
         return {"experts": ("ep",)}.get(name, ("etp",))
     if name in TENSOR_DIMS or (name == "vocab" and layout.vocab_parallel):
         return ("tp",)

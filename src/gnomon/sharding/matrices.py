@@ -76,6 +76,7 @@ def split_of(block: Block, name: str) -> tuple[int, int] | None:
     """(leading dims that are matrices side by side, dims before its columns) of a parameter; None where it is no
     operand of a matmul or a lookup."""
     for op in block.ops:
+        # The second operand of a contraction is the weight, of a lookup the table.
         if op.inputs[1:2] != (name,) or not (op.contracts or op.does == "looks up"):
             continue
         dims = block.tensor(name).dims
@@ -83,6 +84,7 @@ def split_of(block: Block, name: str) -> tuple[int, int] | None:
             rows = len(dims[0].atoms)
         else:
             rows = sum(len(dim.atoms) for dim in dims[: matrix_rows(op, dims)])
+        # Experts' weights are (experts, out, in): that many matrices side by side.
         many = len(dims[0].atoms) if op.does == "multiplies rows" else 0
         return (many, rows) if len(dims) > 1 else None
     return None
@@ -112,6 +114,7 @@ def decaying(graph: Graph) -> dict[str, bool]:
         block = graph.block(layer.call.block)
         for tensor in block.parameters:
             name = layer.call.parameter_name(tensor.name, layer.index)
+            # A tied parameter takes decay if any of its readers says so.
             made[name] = made.get(name, False) or takes_decay(block, tensor.name)
     return made
 
@@ -127,6 +130,7 @@ def matrices_of(sharded: ShardedBlock, mesh: Mesh) -> Iterator[Matrix]:
             sizes = [int(dim.size or 0) for dim in tensor.atoms]
             ways = [math.prod(getattr(mesh, axis) for axis in home.axes_of(dim.name)) for dim in tensor.atoms]
             many, first = split
+            # max: more ranks than experts still hold one matrix, or a slice of it.
             count = math.prod(max(1, size // way) for size, way in zip(sizes[:many], ways[:many], strict=True))
             rows, columns = math.prod(sizes[many:first]), math.prod(sizes[first:])
         yield Matrix(
@@ -174,11 +178,13 @@ def extra_state_bytes(
     if (low := optimizer.low_rank) is not None:
         for m in chosen:
             if projected(m, low, repeated=repeated):
+                # GaLore projects the shorter side: moments are (rank, long) and the projection (rank, short).
                 short, long = sorted((m.rows, m.columns))
                 rank = min(low.rank, short)
                 held = m.count * (rank * long * moments * each + rank * short * DTYPE_BITS[precision.grad] / 8)
                 if optimizer.kind == "adafactor":
                     held += m.count * (rank - short) * each  # its means are the projected gradient's
+                # The whole moments are counted elsewhere, so they are taken off here.
                 size += held - m.elements * moments * each
     if precision.wide_tables and each < 4:
         size += sum(m.elements for m in chosen if m.table) * moments * (4 - each)
@@ -206,6 +212,7 @@ def bytes_in_update(
         shard = mesh.edp if experts else mesh.dp_shard * mesh.cp
         axes = ("edp",) if experts else ("dp_shard", "cp")
         ways = shard if optimizer.zero else 1
+        # Each block is a stage of its own there, and only those with a divided matrix meet.
         alone = optimizer.zero == 3 and mesh.dp_shard * mesh.cp > 1  # each block is a stage
         axis: tuple[str, ...] = ("etp",) if experts else ("tp",)
         inner = mesh.etp if experts else mesh.tp
@@ -214,6 +221,7 @@ def bytes_in_update(
         if optimizer.kind == "adafactor" and chosen:
             groups = [(axis, inner)] if inner > 1 and (not alone or any(m.divided for m in chosen)) else []
             groups += [(axes, ways)] if ways > 1 else []
+            # Sums of squares are added up in fp32 at least.
             width = max(4, DTYPE_BITS[precision.states] // 8)
             parts: tuple[Part, ...] = ("squares", "lengths")
             for part, (over, ranks) in product(parts, groups):

@@ -89,6 +89,7 @@ def frozen_bytes(sharded: ShardedBlock, *, experts: bool, only: frozenset[str] |
         if (tensor.name in routed) == experts and (only is None or tensor.name in only):
             bits = sharded.dtypes.bits(tensor.dtype)
             elements = _elements(sharded, tensor)
+            # NF4 has scales of blocks besides its codes.
             total += nf4_bytes(elements) if bits == 4 else elements * bits // 8
     return total
 
@@ -165,6 +166,7 @@ def _of_group(
         return
     if optimizer.zero == 3:
         yield made("all_gather", axes, shard, gathered, "before_forward")
+        # Freed after forward, so it is gathered once more: 3Ψ in place of 2Ψ.
         if optimizer.reshard_after_forward:
             yield made("all_gather", axes, shard, gathered, "before_backward")
     if not elements:
@@ -184,6 +186,7 @@ def _tensor_parallel_sums(sharded: ShardedBlock, mesh: Mesh, precision: Precisio
     if partial:
         size = sum(_elements(sharded, sharded.block.tensor(name)) for name in partial) * width
         yield ParameterCollective(kind="all_reduce", axes=("tp",), ranks=mesh.tp, bytes=size, when="before_step")
+    # One all-reduce for each size of group: heads of several attentions may be copied differently.
     for count in sorted(set(sharded.copies.values())):
         names = [name for name, copies in sharded.copies.items() if copies == count]
         size = sum(_elements(sharded, sharded.block.tensor(name)) for name in names) * width

@@ -34,6 +34,7 @@ def deal(total: int | Fraction, num_ranks: int, shares: Sequence[int] = ()) -> t
     weights = tuple(shares) or (1,) * num_ranks
     if len(weights) != num_ranks or sum(weights) <= 0 or min(weights) < 0:
         raise PlanError(f"shares {weights} must give each of {num_ranks} ranks a number >= 0, not all 0")
+    # Fractions, so that parts add up to the whole exactly and both sides agree on every border.
     return tuple(Fraction(total) * weight / sum(weights) for weight in weights)
 
 
@@ -53,6 +54,7 @@ def reshard(source: Sequence[Fraction], target: Sequence[Fraction]) -> tuple[Mes
     ends = [Fraction(0), *accumulate(target)]
     for a, (first, last) in enumerate(zip(starts, starts[1:], strict=False)):
         for b, (low, high) in enumerate(zip(ends, ends[1:], strict=False)):
+            # Both deals are in order of rows, so what a pair shares is one interval.
             start, stop = max(first, low), min(last, high)
             if start < stop:
                 messages.append(Message(source=a, target=b, start=start, rows=stop - start))

@@ -61,6 +61,7 @@ class _Where:
             for first, count in segments:
                 found.append((first, at, count))
                 at += count
+        # Sorted by first position: rows as they lie -> rows in order of the sequence.
         return torch.cat([torch.arange(at, at + count, device=device) for _, at, count in sorted(found)])
 
     def in_order(self, x: Tensor) -> Tensor:
@@ -142,6 +143,7 @@ class _Ring(torch.autograd.Function):
         where: _Where = ctx.where
         axis, keys = where.axis, where.sent(_joined(k, v))
         assert axis.group is not None
+        # Terms of a gradient follow the keys that they are of from rank to rank, and are home after `ranks` passes.
         dq, terms = torch.zeros_like(q), torch.zeros_like(keys)
         coming = None
         for step in range(axis.ranks):
@@ -193,6 +195,7 @@ def _whole(x: Tensor, where: _Where) -> Tensor:
     """(B, heads, all positions, dim) in their order."""
     axis = where.axis
     assert axis.group is not None
+    # Positions first: the collective joins parts along the first dim.
     first = where.sent(x).movedim(2, 0).contiguous()
     out = torch.empty((first.shape[0] * axis.ranks, *first.shape[1:]), dtype=x.dtype, device=x.device)
     all_gather(out, first, axis.group)
@@ -204,6 +207,7 @@ def _own(x: Tensor, where: _Where) -> Tensor:
     axis = where.axis
     assert axis.group is not None
     first = where.by_rank(x.movedim(2, 0)).contiguous()
+    # Gradients at one key come from queries of all ranks: a reduce-scatter adds them and leaves each rank its part.
     out = torch.empty((first.shape[0] // axis.ranks, *first.shape[1:]), dtype=x.dtype, device=x.device)
     reduce_scatter(out, first, axis.group)
     return out.movedim(0, 2)

@@ -103,6 +103,7 @@ def _pieces_of(rows: slice, query: Segment, start: int, key: Segment, rule: Rule
         end = end if rule.causal else min(end, first + length + rule.window - 1)
     if rule.causal:
         end = min(end, first + length)
+    # No query of the segment sees a key of these.
     if begin >= end:
         return
 
@@ -117,6 +118,7 @@ def _pieces_of(rows: slice, query: Segment, start: int, key: Segment, rule: Rule
     elif not rule.causal or end <= first + 1:  # the first query sees all of them, and so do the others
         yield piece(begin, end)
     else:
+        # Keys before the segment are seen by all of its queries; those within it up to the diagonal.
         if begin < first:
             yield piece(begin, first)
         if begin <= first and end == first + length:
@@ -254,6 +256,7 @@ def _backward_written_out(
     """
     heads, (k, v) = k.shape[1], (_grouped(k, q), _grouped(v, q))
     scores, bent = _scores(q, k, rule, piece, together)
+    # With the log-sum-exp over all keys these are the final probabilities, so pieces need no further scaling.
     p = (scores - lse.unsqueeze(-1)).exp()
     dp = (grad @ v.transpose(-2, -1)).to(p.dtype)
     ds = p * (dp - (grad * out).to(p.dtype).sum(-1, keepdim=True))

@@ -91,6 +91,7 @@ def router(site: Site, logits: Tensor, bias: Operand | None = None) -> tuple[Ten
     """(weights, indices), (…, topk) each. bias: added to the scores that choose, and to nothing else."""
     topk = site.block.tensor(site.op.outputs[0]).dims[-1].size
     assert topk is not None
+    # Softmax in fp32 at least: in bf16 close scores tie, and ties are broken by chance.
     wide = logits.to(torch.promote_types(logits.dtype, torch.float32))
     if site.attr("assignment", "top_k") == "sinkhorn":
         weights, indices = _evenly(wide, topk)
@@ -102,11 +103,13 @@ def router(site: Site, logits: Tensor, bias: Operand | None = None) -> tuple[Ten
             chosen = chosen + (bias if isinstance(bias, Tensor) else bias.value).to(chosen.dtype)
         if (groups := site.attr("groups", 1)) > 1:
             grouped = chosen.unflatten(-1, (groups, -1))
+            # A group's score is the sum of its best experts: of two in DeepSeek-V3, of one in V2.
             best = grouped.topk(site.attr("group_top", 2), dim=-1).values.sum(-1)
             kept = torch.zeros_like(best, dtype=torch.bool)
             kept.scatter_(-1, best.topk(site.attr("groups_per_token", 1), dim=-1, sorted=False).indices, True)
             chosen = grouped.masked_fill(~kept.unsqueeze(-1), 0.0).flatten(-2)
         indices = chosen.topk(topk, dim=-1).indices
+    # Of the scores without the bias: it steers the choice and must not scale the output.
     weights = scores.gather(-1, indices)
     if (threshold := site.attr("threshold", 1.0)) < 1.0:  # of two: the second is left out, as if one had been chosen
         alone = (weights[..., :1] - weights[..., 1:]).detach() > threshold
@@ -115,6 +118,7 @@ def router(site: Site, logits: Tensor, bias: Operand | None = None) -> tuple[Ten
         weights = weights.masked_fill(alone & first, 0.0)
     if site.attr("normalised", True):
         total = weights.sum(-1, keepdim=True).clamp(min=site.attr("least_sum", 0.0))
+        # Sigmoids may all be 0; a softmax's largest cannot.
         weights = weights / (total + (1e-20 if site.attr("fn", "") == "sigmoid" else 0.0))
     return (weights * site.attr("routed_scale", 1.0)).to(logits.dtype), indices
 
@@ -181,14 +185,17 @@ def by_expert(
     """(order, rows of each expert, real) of this rank's tokens, sorted by expert; as in `routing_of`."""
     flat = indices.reshape(-1)
     if weights is None:
+        # Stable: rows of an expert stay in the order of tokens, so which exceed its capacity is defined.
         order = torch.argsort(flat, stable=True)
     else:
         order = torch.argsort(weights.detach().reshape(-1), stable=True, descending=True)
+        # Two stable sorts: by expert, and within one by falling weight.
         order = order[torch.argsort(flat[order], stable=True)]
     counts, real = torch.bincount(flat, minlength=experts)[:experts], None
     order = order[: int(counts.sum())]  # those without an expert come last
     if capacity:
         most = math.ceil(capacity * flat.numel() / experts)
+        # Place of each row within its expert's run.
         within = torch.arange(len(order), device=order.device) - (counts.cumsum(0) - counts)[flat[order]]
         order, counts = order[within < most], counts.clamp(max=most)
         if padded:
@@ -212,6 +219,7 @@ def by_slot(
     if placement is None:
         return order, counts.view(ep.ranks, -1), real
     slot = torch.empty(len(placement), dtype=torch.int64)
+    # The inverse permutation: slot of each expert.
     slot[list(placement)] = torch.arange(len(placement))
     moved = torch.argsort(slot.to(order.device).repeat_interleave(counts), stable=True)
     sent = counts[list(placement)].view(ep.ranks, -1)
@@ -279,6 +287,8 @@ def _to_placed(
     place = torch.zeros_like(mine)
     for to, own in enumerate(slots):
         place[list(own), to] = to * len(own) + torch.arange(len(own))
+    # Rows are by expert, and of one the first mine[e, 0] go to rank 0 and so on: the key of each is the slot that it
+    # goes to.
     key = place.flatten().repeat_interleave(mine.flatten()).to(order.device)
     by_slot = torch.argsort(key, stable=True)
     return order[by_slot], sent.to(order.device), got.to(order.device), None if real is None else real[by_slot]
@@ -349,6 +359,7 @@ class _FromSlices(torch.autograd.Function):
 
 def _to_slices(x: Tensor, etp: Axis, slices: Sequence[int]) -> Tensor:
     assert etp.group is not None
+    # The same rows to every rank of etp.
     return move_rows(x.repeat(etp.ranks, 1), etp.group, slices, [x.shape[0]] * etp.ranks)
 
 
@@ -360,6 +371,7 @@ def _from_slices(x: Tensor, etp: Axis, slices: Sequence[int]) -> Tensor:
 
 def rows_of(x: Tensor, order: Tensor, topk: int, real: Tensor | None) -> Tensor:
     """(…, width) -> (rows, width): a row for each token and each of its experts, in this order."""
+    # Row t · topk + k is the k-th expert's of token t.
     rows = x.reshape(-1, x.shape[-1]).index_select(0, order // topk)
     return rows if real is None else rows * real.unsqueeze(-1)
 
@@ -392,6 +404,7 @@ def returned(rows: Tensor, routing: Routing, *, ep: Axis = ALONE, etp: Axis = AL
     if routing.home:
         return rows
     if routing.sorting is not None:
+        # argsort of a permutation is its inverse.
         rows = rows.index_select(0, torch.argsort(routing.sorting))
     if etp.group is not None:
         rows = _FromSlices.apply(rows, etp, routing.slices)  # type: ignore[no-untyped-call]
@@ -423,6 +436,7 @@ class _Summed(torch.autograd.Function):
     def forward(ctx: Any, rows: Tensor, by_row: Tensor, index: Tensor, tokens: int) -> Tensor:
         ctx.save_for_backward(rows, by_row, index)
         out = torch.zeros((tokens, rows.shape[-1]), dtype=rows.dtype, device=rows.device)
+        # One product at a time lives here; autograd of `index_add` would keep all of them.
         return out.index_add_(0, index, rows * by_row)
 
     @staticmethod
@@ -458,6 +472,7 @@ class _Biased(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         bias: Weight = ctx.bias
+        # An expert without a row has a gradient of zeros, so that every rank adds as many terms.
         terms = torch.stack([part.sum(0) for part in grad.split(ctx.counts)])
         bias.tape.run(lambda: _add(bias, terms, ctx.share), terms)
         return grad, None, None, None

@@ -30,6 +30,7 @@ def _concave(group: Sequence[Item]) -> bool:
     last, gain = 0.0, float("inf")
     for place, (weight, value) in enumerate(group, start=1):
         step = value - last
+        # 1e-12: values are differences of floats, and linear ones must count as concave.
         if weight != place or step < 0 or step > gain + 1e-12 * abs(gain):
             return False
         last, gain = value, step
@@ -42,6 +43,7 @@ def _greedy(groups: Sequence[Sequence[Item]], capacity: int) -> list[int]:
     heapify(heap)
     while heap and capacity:
         gain, index = heappop(heap)
+        # Gains are negated: nothing more is worth its weight.
         if gain >= 0:
             break
         chosen[index] += 1
@@ -63,6 +65,7 @@ def _dynamic(groups: Sequence[Sequence[Item]], capacity: int) -> list[int]:
         for item, (weight, value) in enumerate(group):
             if weight > capacity or value <= 0:
                 continue
+            # From `best`, not `after`: the table without this group, so that it gives one item at most.
             with_item = best[: capacity + 1 - weight] + value
             better = with_item > after[weight:]
             after[weight:][better] = with_item[better]
@@ -70,6 +73,7 @@ def _dynamic(groups: Sequence[Sequence[Item]], capacity: int) -> list[int]:
         best = after
     chosen = [-1] * len(groups)
     left = capacity
+    # Read back from the last group at full capacity.
     for index in range(len(groups) - 1, -1, -1):
         item = int(picks[index, left])
         chosen[index] = item

@@ -58,6 +58,7 @@ def price_under_losses(job: Job, given: Plan, assumed: AssumedLosses) -> PricedP
     plain = predict(graph, cluster, plan, workload, stack)
     copies = memory_copies(plain, assumed.memory_every)
     refused = bamboo.METHOD.refusal(_with(plan, bamboo.NOBODY)) or ""
+    # Never read where the plan is refused; they only must be times.
     copied, taken = (1.0, 1.0) if refused else _seconds(job, plan)
     return PricedPlan(
         shape=MachineShape(stages=plan.mesh.pp, pipelines=plan.mesh.data_ranks),
@@ -92,6 +93,7 @@ def _seconds(job: Job, plan: Plan) -> tuple[float, float]:
     def step_s(rank: int) -> float:
         return predict(graph, cluster, _with(plan, rank), workload, stack).step_s
 
+    # Which rank fails is chance: the slowest of all cases is charged.
     return step_s(bamboo.NOBODY), max(step_s(rank) for rank in range(plan.mesh.pp))
 
 
@@ -170,6 +172,7 @@ def compare_copies(
             if fixed.get(name, value) != value:
                 raise PlanError(f"{name} = {fixed[name]} is fixed, and they need {name} = {value}")
         candidates = _with_room(job, searched({**fixed, **NEEDED}, LOOKED_AT), limit_bytes)
+        # The same lists of losses for all plans: their differences are the plans', not the draw's.
         played = [_played(job, found, hours, "bamboo", assumed) for found in candidates[:TRIED]]
     except GnomonError as error:
         return Losses(hours=hours, without=without, copied=None, why=str(error))

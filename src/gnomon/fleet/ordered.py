@@ -88,10 +88,13 @@ def _replay(trace: Trace, machines: Machines, policy: Policy, first_start_s: flo
         while queued:
             best = None
             for count, heap in waiting.items():
+                # Sizes ascend: no later one fits either. Without backfill the first in order waits for its devices, and
+                # holds up all.
                 if count > free and backfill:
                     break
                 if heap and (best is None or heap[0] < best):
                     best, need = heap[0], count
+            # The first in order does not fit, and nothing may pass it.
             if best is None or need > free:
                 break
             heappop(waiting[need])
@@ -134,6 +137,7 @@ def _place(levels: list[list[int]], level_of: list[int], per_node: int, need: in
     """Places a job by best fit: on the least free node that has room, the first of those; several where none has."""
     for level in range(need, per_node + 1):
         heap = levels[level]
+        # Nodes are not taken out of a heap when their level changes; a stale entry is dropped when it comes up.
         while heap and level_of[heap[0]] != level:
             heappop(heap)
         if heap:

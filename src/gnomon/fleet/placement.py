@@ -25,10 +25,12 @@ def place(free: Sequence[int], nodes: Sequence[int], count: int, most_nodes: int
         have = free[node]
         if have >= count and (best < 0 or have < room):
             best, room = node, have
+            # No fit is better than an exact one.
             if have == count:
                 break
     if best >= 0:
         return ((best, count),)
+    # Most free first gives the fewest nodes.
     order = sorted((node for node in nodes if free[node]), key=lambda node: (-free[node], node))
     out = []
     left = count
@@ -96,6 +98,7 @@ def decisions_for(state: State, jobs: Sequence[Active], picks: Mapping[str, tupl
             out.append(Decision(active.job.id, ()))
         else:
             changed.append((active, pick))
+    # The largest first, while whole nodes are left.
     for active, (pool, count) in sorted(changed, key=lambda pair: (-pair[1][1], pair[0].index)):
         allocation = place(free, state.machines.nodes_of(pool), count)
         assert allocation is not None, "no pool was given more than it has"

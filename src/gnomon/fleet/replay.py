@@ -131,6 +131,7 @@ class _Replay:
             self.devices.advance(time - self.work.now)
             self.work.now = time
             changed = False
+            # All that happens at one moment happens before the policy is asked: a decision must not see half of it.
             while self.work.events and self.work.events[0][0] == time:
                 _, kind, _, index, version = heapq.heappop(self.work.events)
                 changed = self._happen(kind, index, version) or changed
@@ -168,6 +169,7 @@ class _Replay:
         if kind == TICK:
             self.ticking = False
             return False
+        # Finishes are made by the replay itself, so they say nothing of whether anything comes from outside.
         self.coming -= kind != FINISH
         if kind == ARRIVE:
             active = self.actives[index]
@@ -177,6 +179,7 @@ class _Replay:
             return True
         if kind == FINISH:
             active = self.actives[index]
+            # A job whose rate changed has pushed another end since: the older one is stale.
             return active.version == version and self._progress(active)
         if kind == DEMAND:
             self.devices.demand(self.rules.demand[index][1])
@@ -189,6 +192,7 @@ class _Replay:
 
     def _progress(self, active: Active) -> bool:
         """A job reached the end of its work, or of a phase."""
+        # The amount itself, not what was integrated: a phase ends at its exact work, whatever rounding says.
         reached = active.until_s if active.until_s < active.job.work_s - _EPS else active.job.work_s
         self.work.sync(active)
         active.done_s = reached
@@ -206,6 +210,7 @@ class _Replay:
     def _fail(self, number: int) -> None:
         failure = self.rules.failures[number]
         node = failure.node
+        # A list: stopping a job takes it, and one that shares its devices, out of `running`.
         for active in [a for a in self.work.running.values() if any(node == n for n, _ in a.allocation)]:
             if active.job.id in self.work.running:
                 active.failures += 1
@@ -221,6 +226,7 @@ class _Replay:
         every = self.policy.interval_s
         if not every:
             return self.dirty
+        # Ticks are multiples of the interval; both remainders, as rounding may put one just before.
         return self._may_change() and min(self.work.now % every, every - self.work.now % every) < _EPS
 
     def _may_change(self) -> bool:
@@ -277,8 +283,10 @@ class _Replay:
                 active.resizes += 1
                 self.work.resizes += 1
                 self.work.sync(active)
+                # A resize is announced, so the job writes a checkpoint first; a failure is not.
                 active.saved_s = active.done_s
                 self.work.release(active, "resized")
+                # Released first, all of them: what one gives up another may take at the same moment.
                 resized.add(decision.job)
         for decision in decisions:
             if decision.allocation and (decision.job in self.work.queue or decision.job in resized):
@@ -319,6 +327,7 @@ class _Replay:
         before = self.looked
         moved = self.work.preemptions + self.work.resizes
         furthest = sum(max(active.furthest_s, active.done_at(self.work.now)) for active in self.actives)
+        # `furthest` is a maximum over time: work done again after a loss is no progress.
         if self.coming or furthest > before[2] + _EPS:
             self.looked = (self.decisions, moved, furthest)
             return
@@ -343,6 +352,8 @@ class _Replay:
             self.explained_s = self.work.now
             waiting = list(self.work.queue.values())
         free = sum(self.devices.free)
+        # Would it fit now, with nothing running and nobody before it? Then it waits for its turn, else for devices on
+        # fewer nodes.
         after = State(
             now=self.work.now,
             machines=self.machines,
@@ -380,6 +391,7 @@ class _Replay:
             "down": self.devices.down_s,
             "idle": self.devices.free_s,
         }
+        # Counted in parts of devices, told in devices.
         device_s = {use: seconds / self.machines.unit for use, seconds in device_s.items()}
         points = np.array(self.points, dtype=np.float64).reshape(-1, 4)
         busy = points[:, 2] / self.machines.unit

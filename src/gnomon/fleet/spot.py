@@ -52,6 +52,7 @@ class MachineShape:
     def rank(self, machine: int) -> int:
         """The rank of a machine in the plan. A stage's ranks follow each other."""
         pipeline, stage = divmod(machine, self.stages)
+        # The plan numbers ranks by stage first, machines here lie by pipeline first.
         return stage * self.pipelines + pipeline
 
 
@@ -107,6 +108,7 @@ def losses_at(
     that take another machine, drawn from all, at the same moment."""
     draw, now, made = random.Random(seed), 0.0, list[tuple[float, int]]()
     while (a_second := rate * shape.machines / 3600) > 0:
+        # A Poisson process: machines are lost independently, so gaps are exponential.
         now += draw.expovariate(a_second)
         if now >= seconds:
             break
@@ -121,6 +123,7 @@ def replay(
     """Plays a list of losses on a system. losses: (when, machine) in order; one of a machine that is gone already does
     nothing. seconds: how long."""
     played = (_Decided if system in CONTROLLED else _Played)(shape, costs, system)
+    # At one moment 0 (comes) sorts before 1 (is lost).
     events: list[tuple[float, int, int]] = [(at, 1, machine) for at, machine in losses if at < seconds]
     heapq.heapify(events)
     while events:

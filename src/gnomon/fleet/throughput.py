@@ -73,6 +73,7 @@ class Throughput:
             np.where(replicas > 1, self.within_s + self.within_more_s * more, FREE),
         )
         larger, smaller = np.maximum(compute_s, sync), np.minimum(compute_s, sync)
+        # The larger is taken out, so that no power overflows or vanishes.
         return np.asarray(larger * (1 + (smaller / larger) ** self.overlap) ** (1 / self.overlap), dtype=np.float64)
 
 
@@ -93,6 +94,7 @@ def fit(points: tuple[Point, ...]) -> Throughput:
     if free:
         values = _fitted(values, np.array(free), (nodes, replicas, local), (np.log(compute), np.log(step)))
     start, example, across, across_more, within, within_more, overlap = values.tolist()
+    # Not timed across nodes yet: no faster there than inside one.
     if not (nodes > 1).any():
         across, across_more = max(across, within * ACROSS), max(across_more, within_more * ACROSS)
     return Throughput(
@@ -143,9 +145,11 @@ def _fitted(
         scale = np.diag(np.diag(curvature) + 1e-9)
         better = False
         for _ in range(8):
+            # Levenberg-Marquardt: a step of Gauss-Newton, shortened until it lowers the error.
             move = np.linalg.solve(curvature + damping * scale, -gradient)
             candidate = values.copy()
             logarithmic = free != _OVERLAP
+            # Times move by factors, at most e³ a step, and so stay positive; the overlap is a plain number.
             candidate[free[logarithmic]] *= np.exp(np.clip(move[logarithmic], -3, 3))
             candidate[free[~logarithmic]] += move[~logarithmic]
             candidate[:_OVERLAP] = np.maximum(candidate[:_OVERLAP], FREE)
@@ -177,6 +181,7 @@ def _errors(
     growing = np.where(across, values[_ACROSS_MORE], np.where(within, values[_WITHIN_MORE], 0.0)) * more
     sync = fixed + growing
     log_compute, log_sync = np.log(compute), np.log(sync)
+    # The p-norm in logarithms: log((c^p + s^p)^(1/p)).
     log_step = np.logaddexp(power * log_compute, power * log_sync) / power
     share = np.exp(power * (log_compute - log_step))  # of the p-norm that is computing
     by_compute = np.zeros((len(local), 7))
@@ -189,10 +194,13 @@ def _errors(
     parts, slopes, cost = [], [], 0.0
     for error, slope in ((log_compute - logs[0], by_compute), (log_step - logs[1], by_step)):
         root = float(np.sqrt((error**2).mean()))
+        # sqrt(mean e²) is no sum of squares; divided by its own value it is one, with weights of the round before.
         weight = np.sqrt(1 / (len(error) * max(root, _LEAST_ERROR)))
         parts.append(error * weight)
         slopes.append(slope * weight)
+        # Below _LEAST_ERROR it goes on as a parabola of the same value and slope, so that the weight stays finite.
         cost += root if root > _LEAST_ERROR else (root**2 / _LEAST_ERROR + _LEAST_ERROR) / 2
+    # Preferences as residuals of their own: half the square of each is what it adds.
     kept = np.array([np.sqrt(2 * _TOWARDS_ONE) * (power - 1), 0.0, 0.0])
     by_kept = np.zeros((3, 7))
     by_kept[0, _OVERLAP] = np.sqrt(2 * _TOWARDS_ONE)

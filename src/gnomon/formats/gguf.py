@@ -78,11 +78,13 @@ def _header(path: Path, file: BinaryIO) -> Gguf:
         (many,) = struct.unpack("<I", file.read(4))
         if many > 4:
             raise InputError(f"{path}: {name} has {many} dims; GGUF has at most 4")
+        # GGUF lists dims with the fastest first; shapes here are row-major.
         *dims, kind, offset = struct.unpack(f"<{many}QIQ", file.read(8 * many + 12))
         found.append((name, TYPES.get(kind, str(kind)), tuple(reversed(dims)), offset))
     align = metadata.get("general.alignment", 32)
     if not isinstance(align, int) or align <= 0:
         raise InputError(f"{path}: general.alignment is {align!r}")
+    # Offsets count from the end of the header, rounded up to the alignment.
     begin = -(-file.tell() // align) * align
     entries = {name: Entry(kind=kind, shape=shape, begin=begin + at) for name, kind, shape, at in found}
     return Gguf(path=path, metadata=metadata, entries=entries)
@@ -139,6 +141,7 @@ def stored(file: Gguf, name: str) -> tuple[Storage, dict[str, NDArray[Any]], Sha
         return storage, {"blocks": _bytes(file, name, entry, prod(size)).reshape(size)}, shape
     blocks = _bytes(file, name, entry, prod(shape) // MX_BLOCK * MX_BYTES).reshape(-1, MX_BYTES)
     halves = np.concatenate([blocks[:, 1:] & np.uint8(15), blocks[:, 1:] >> np.uint8(4)], 1)  # 16 low, then 16 high
+    # ggml has number i and i + 16 of a block in one byte, here neighbours share one.
     codes = (halves[:, ::2] | halves[:, 1::2] << np.uint8(4)).reshape(shape[0], -1)
     return storage, {"codes": codes, "scales": blocks[:, 0].reshape(shape[0], -1)}, shape
 
@@ -152,6 +155,8 @@ def integers_of(storage: Storage, arrays: Arrays, shape: Shape) -> tuple[Integer
     blocks = arrays["blocks"].reshape(-1, KINDS[storage.kind].bytes)
     scales = np.ascontiguousarray(blocks[:, :2]).view(np.float16).reshape(shape[0], -1)
     raw = blocks[:, 2:]
+    # Signed bytes become codes that count from -128: the top bit flips. Q4_0's nibbles are codes already, low half
+    # first.
     codes = raw ^ np.uint8(128) if bits == 8 else np.concatenate([raw & np.uint8(15), raw >> np.uint8(4)], 1)
     made = Integers(bits=bits, group=BLOCK)
     return made, made.of_codes(codes.reshape(shape), scales)
@@ -173,6 +178,7 @@ def blocks_of(storage: Storage, arrays: Arrays, shape: Shape) -> tuple[str, NDAr
             f"that is a multiple of {BLOCK} can be written"
         )
     wide = np.asarray(arrays["scales"]).astype(np.float32)
+    # Cast and compared: a file must stand for the same numbers, or it is refused.
     scales = wide.astype(np.float16)
     if not np.array_equal(scales.astype(np.float32), wide):
         raise InputError(
@@ -196,6 +202,7 @@ def write_gguf(
     for key, value in metadata.items():
         head += _packed(key) + _packed_value(value)
     at = 0
+    # Offsets count from the first tensor, each rounded up to the alignment.
     for name, (kind, shape, raw) in tensors.items():
         head += _packed(name) + struct.pack(f"<I{len(shape)}QIQ", len(shape), *reversed(shape), numbers[kind], at)
         at += -(-raw.nbytes // ALIGN) * ALIGN
@@ -213,10 +220,12 @@ def _packed(text: str) -> bytes:
 def _packed_value(value: str | bool | int | float | list[Any]) -> bytes:
     if isinstance(value, list):
         parts = [_packed_value(one) for one in value]
+        # A list names its type once; an empty one is of texts, as any would do.
         kind = parts[0][:4] if parts else struct.pack("<I", TEXT)
         return struct.pack("<I", LIST) + kind + struct.pack("<Q", len(parts)) + b"".join(one[4:] for one in parts)
     if isinstance(value, str):
         return struct.pack("<I", TEXT) + _packed(value)
+    # Before int, of which bool is a subclass.
     if isinstance(value, bool):
         return struct.pack("<I?", 7, value)
     return struct.pack("<II", 4, value) if isinstance(value, int) else struct.pack("<If", 6, value)

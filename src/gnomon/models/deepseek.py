@@ -123,6 +123,7 @@ def latent_attention(b: BlockBuilder, x: str, hidden: Dim, c: DeepseekConfig) ->
     kv_latent, k_pe = b.split("self_attn.kv_a_split", compressed, kv_parts)
     normed = b.norm("self_attn.kv_a_layernorm", kv_latent, kv_rank, fn="rms", bias=False)
     wide = Dim(name="nope_and_v", size=c.nope_dim + c.v_head_dim)
+    # One matmul makes keys without position and values of all heads from the latent.
     kv = b.linear("self_attn.kv_b_proj", normed, out=(heads, wide), contract=(kv_rank,), bias=False)
     parts = {"self_attn.k_nope": (*tokens, heads, nope), "self_attn.v": (*tokens, heads, value)}
     k_nope, v = b.split("self_attn.kv_b_split", kv, parts)
@@ -183,6 +184,7 @@ def mtp_block(c: DeepseekConfig, *, handed_on: bool = False) -> Block:
     y = decoder_layer(b, start, hidden, c, dense=False)
     normed = b.norm("shared_head.norm", y, hidden, fn="rms", bias=False)
     logits = b.linear("shared_head.head", normed, out=(vocab,), contract=(hidden,), bias=False)
+    # Equation 25 of the V3 report: lambda times the mean over modules.
     weight = c.mtp_loss_factor / c.mtp_modules
     loss = b.op("cross_entropy", "loss", (logits, labels), (), dtype="fp32", loss_weight=weight)
     return b.build(y, loss) if handed_on else b.build(loss)
@@ -211,6 +213,7 @@ def deepseek_v3(c: DeepseekConfig) -> Graph:
             blocks.append(block)
         later = [INPUT_IDS.renamed(f"mtp_ids{number}"), LABELS.renamed(f"mtp_labels{number}")]
         given = (("x", x), ("next_ids", later[0].name), ("labels", later[1].name))
+        # The checkpoint stores modules as further layers.
         prefix = f"model.layers.{c.num_layers + depth - 1}"
         calls.append(Call(block=block.name, name=name, inputs=given, prefix=prefix, params=shared))
         inputs, outputs, x = [*inputs, *later], [*outputs, f"{name}.loss"], f"{name}.y"

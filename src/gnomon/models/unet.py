@@ -48,6 +48,7 @@ class UnetConfig:
 
     def side(self, level: int) -> tuple[Dim, Dim]:
         """Height and width at a level."""
+        # A dim's name says its level, so that tensors of two resolutions are never taken for one shape.
         factor = 2**level
         return tuple(Dim(name=f"image_{a}.{factor}", size=self.image_size // factor) for a in "hw")  # type: ignore[return-value]
 
@@ -86,6 +87,7 @@ class _UnetWalk:
         inputs = [("x", self.x), ("time", "time.time_embed")]
         joined = self.channels
         if skip:
+            # Last in, first out: the way up meets the resolutions of the way down in reverse.
             source, extra = self.skips.pop()
             inputs.append(("skip", source))
             joined = Dim(name=f"channels.{name}.joined", size=(self.channels.size or 0) + (extra.size or 0))

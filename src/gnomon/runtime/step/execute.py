@@ -275,6 +275,7 @@ class Executor:
     def _lent(self) -> set[str]:
         """Parameters that layers of one of the plan's stages share, and no other stage holds: they are there once."""
         lent = {name for stage in self.stages.values() for name in stage.borrowed}
+        # What other stages hold too is added up over ranks, and so is not merely lent.
         return lent - set(shared_parameters(self.plan_inside, self.inside))
 
     def _groups(self) -> Groups:
@@ -321,6 +322,7 @@ class Executor:
     def watch(self, *, silent_s: float = SILENT_S) -> None:
         """Has a thread look after the ranks from now on: one that is silent for so long ends the job, by a message
         that says who waits where."""
+        # One rank waits for nobody.
         if self.plan.world_size > 1:
             self.watchdog = Watchdog(self.program, self.groups.here.rank, self.plan.world_size, silent_s=silent_s)
 
@@ -382,6 +384,7 @@ class Executor:
         self.buffers.row, self.buffers.blocks = row.number, row.blocks
         if self.watchdog is not None:
             self.watchdog.row = row.number
+        # What has arrived is let go before the next row, so that it does not count as held while that runs.
         self.buffers.end_finished()
         if self.host.going:
             self.host.arrive(stages_of_row(self.program, row.number))
@@ -395,6 +398,7 @@ class Executor:
         self.host.beside = updates >= self.plan.optimizer.delay_after
         if not self.host.beside:
             return self.delayed.usual
+        # The first delayed step has no gradient to apply from the one before.
         return self.delayed.later if self.host.waits else self.delayed.first
 
     def settle(self) -> None:
@@ -430,6 +434,7 @@ class Executor:
     def resident_bytes(self) -> int:
         """Counts the bytes on the device between two actions: what lives on between them, the batch and tables."""
         apart = [x for part in self.stages.values() for x in part.states.values()]
+        # By storage: tables that layers share lie on the device once.
         beside = {x.untyped_storage().data_ptr(): x for x in (*apart, *self.compute.apart) if x is not None}
         for part in self.stages.values():  # counted as parameters
             for still in part.still:

@@ -50,6 +50,7 @@ class State:
         added up before it."""
         self.stages, self.groups, self.buffers, self.settings, self.tied = stages, groups, buffers, settings, tied
         self.device = device
+        # bf16 has fp32's exponents and needs no scale.
         fp16 = any(held.dtypes.param == torch.float16 for stage in stages.values() for held in stage.held)
         self.loss_scale: LossScale | None = LossScale() if fp16 else None
         """Of plans that compute in fp16."""
@@ -115,6 +116,7 @@ class State:
     def put_together(self, stages: Sequence[int]) -> None:
         """Has gradients of several layers lie together: a bucket, which one all-reduce sums."""
         held = [held for number in stages for held in self.stages[number].held]
+        # Experts are added up over other ranks than all else, so a bucket holds one sort only.
         parts = [[one for one in held if one.experts == experts] for experts in (False, True)]
         self.buckets[tuple(stages)] = [GradientBucket(part) for part in parts if part]
 

@@ -24,7 +24,7 @@ from gnomon.runtime.ops.paged import Visibility  # noqa: E402
 from gnomon.serve.load import open_model  # noqa: E402
 from gnomon.serve.messages import Ask  # noqa: E402
 from gnomon.serve.paged import Pages, Room  # noqa: E402
-from gnomon.serve.rows import Part, TokenRows  # noqa: E402
+from gnomon.serve.rows import Part, TokenRows, Turn  # noqa: E402
 from gnomon.serve.sampling import Sampling  # noqa: E402
 from gnomon.serve.vocabulary import Vocabulary  # noqa: E402
 from gnomon.serve.worker import Worker  # noqa: E402
@@ -248,6 +248,23 @@ def _plain(q, k, v, seen, before, own):  # type: ignore[no-untyped-def]
     else:
         shares = score.softmax(-1)
     return torch.einsum("hqk,khd->qhd", shares, v)
+
+
+@pytest.mark.parametrize("kind", ["gemma2", "cohere"])
+def test_some_tokens_after_the_other_compute_what_all_at_once_do(kind: str, tmp_path: Path) -> None:
+    """Between two ops that look beyond a token, with what is made on the way in rows that are used again; some of these
+    models compute attention and gates beside each other."""
+    _, ours = served(kind, tmp_path, max_batched_tokens=64)
+    made = []
+    for together in (12, 252):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr("gnomon.serve.forward.TOGETHER", together)
+            one = open_model(tmp_path, ours.rules, dtype="bf16", kv_bytes=1 << 24)
+        assert one.model.program is not None and any(op.brief for op in one.model.program.ops)
+        parts = [Part(0, 0, [*range(5, 46)], True, 41), Part(1, 0, [7, 8], True, 2)]
+        turn = Turn(parts, [[[0, 1, 2], [3]]] * 2, [-1] * 2, ())
+        made.append(one.model.forward(turn.rows()))
+    assert torch.equal(*made)
 
 
 @pytest.mark.parametrize("kind", ["gemma2", "gpt_oss", "cohere", "qwen3"])

@@ -11,9 +11,11 @@ from __future__ import annotations
 import ctypes
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, partial
+from itertools import accumulate
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -39,9 +41,14 @@ TABLES = "numbers rows codes".split()
 """How a table of embeddings lies: packed as a head's matrix, as it is, or packed in codes of eight bits."""
 ALIGNED = 64
 """Bytes at multiples of which rows of the workspace begin."""
+TOGETHER = 252
+"""Tokens for which all is computed that stands between two ops that look beyond one: what is made on the way stays in the
+second cache. A multiple of the rows of each tile of products (cpp/stored.cpp)."""
+BRIEF = "in_ with_ out".split()
+"""Operands in the order of cpp/forward.cpp's bits."""
 KINDS = "embed norm linear rotary attend glu add scale gather logits cap adapt".split()
 GATES: Mapping[str, int] = {"silu": 0, "gelu": 1, "gelu_tanh": 2, "gelu_new": 2, "relu": 3}
-_NUMBERS = "kind in_ in_row with_ with_row out out_row width out_width heads flags after".split()
+_NUMBERS = "kind in_ in_row with_ with_row out out_row width out_width heads flags after brief".split()
 
 
 class _Op(ctypes.Structure):
@@ -58,7 +65,7 @@ class _Run(ctypes.Structure):
     """The struct `Run` of cpp/forward.cpp."""
 
     _fields_ = [
-        *[(name, ctypes.c_int64) for name in ("count", "tokens", "wanted", "threads", "sequences")],
+        *[(name, ctypes.c_int64) for name in ("count", "tokens", "wanted", "threads", "sequences", "together")],
         ("ops", ctypes.c_void_p),
         ("room", ctypes.c_void_p),
         *[(name, ctypes.c_void_p) for name in ("ids", "positions", "begins", "lengths", "rows")],
@@ -80,6 +87,16 @@ class _Place:
     """Bytes from its beginning to their first element."""
     row: int
     """Elements from one to the next."""
+    brief: bool = False
+    """Whether rows are of the tokens that are computed together, and of others afterwards; else of all tokens."""
+
+    def part(self, element: int, itemsize: int) -> _Place:
+        """The same rows from an element on."""
+        return replace(self, at=self.at + element * itemsize)
+
+
+NOWHERE: Mapping[str, _Place] = MappingProxyType({})
+"""Operands of an instruction that has none of its own."""
 
 
 class _NotPlain(Exception):
@@ -103,6 +120,8 @@ class ForwardProgram:
         self.tokens, self.dtype, self.vocab_size = sizes.max_batched_tokens, dtype, vocab_size
         self.end = self.most = self.narrowed = 0
         """Bytes of the workspace, so far and at most, and of rows as products' kernels read them."""
+        self.gathered = False
+        """Whether instructions are by now about tokens that are wanted, all at a time."""
 
     @staticmethod
     def of(
@@ -125,16 +144,28 @@ class ForwardProgram:
             return None
         return writer.written()
 
-    def room(self, width: int) -> _Place:
-        """Rows of so many elements."""
-        at = self.end
-        self.end += -(-self.tokens * width * self.dtype.itemsize // ALIGNED) * ALIGNED
+    def room(self, width: int, *, brief: bool = False) -> _Place:
+        """Rows of so many elements, of all tokens, or of those that are computed together."""
+        at, tokens = self.end, min(TOGETHER, self.tokens) if brief else self.tokens
+        self.end += -(-tokens * width * self.dtype.itemsize // ALIGNED) * ALIGNED
         self.most = max(self.most, self.end)
-        return _Place(at, width)
+        return _Place(at, width, brief)
 
-    def add(self, kind: str, *, tensors: tuple[Tensor | None, Tensor | None] = (None, None), **values: Any) -> None:
-        """Adds an instruction. tensors: weight and bias."""
+    def add(
+        self,
+        kind: str,
+        *,
+        tensors: tuple[Tensor | None, Tensor | None] = (None, None),
+        places: Mapping[str, _Place] = NOWHERE,
+        **values: Any,
+    ) -> None:
+        """Adds an instruction. tensors: weight and bias. places: of its operands, by the names in `BRIEF`."""
+        self.gathered = self.gathered or kind == "gather"
         op = _Op(kind=KINDS.index(kind), **{"heads": 1, "with_": -1, **values})
+        for name, place in places.items():
+            setattr(op, name, place.at)
+            setattr(op, f"{name.removesuffix('_')}_row", place.row)
+            op.brief |= place.brief << BRIEF.index(name)
         op.weight, op.bias = (None if one is None else one.data_ptr() for one in tensors)
         self.held += [one for one in tensors if one is not None]
         self.ops.append(op)
@@ -147,7 +178,8 @@ class ForwardProgram:
         """Adds a matmul. bias: float32."""
         call, function = stored_matmul(packed, bias), function_of(packed)
         assert function is not None, "Matrices.have_kernels was asked"
-        self.narrowed = max(self.narrowed, packed.form.room(self.tokens, packed.shape[1]))
+        rows = self.tokens if kind == "logits" or self.gathered else min(TOGETHER, self.tokens)
+        self.narrowed = max(self.narrowed, packed.form.room(rows, packed.shape[1]))
         self.held += [call, bias, function]
         self.weights.append(packed)
         self.add(kind, **values, more=ctypes.addressof(call))
@@ -157,7 +189,7 @@ class ForwardProgram:
         """Nothing is added any more."""
         self.array = (_Op * len(self.ops))(*self.ops)
         self.workspace = untouched((self.most + ALIGNED,), torch.uint8)
-        self.call = _Run(count=len(self.ops), ops=ctypes.addressof(self.array))
+        self.call = _Run(count=len(self.ops), ops=ctypes.addressof(self.array), together=TOGETHER)
         self.call.room = -(-self.workspace.data_ptr() // ALIGNED) * ALIGNED
         self.rows_narrowed = untouched((self.narrowed + ALIGNED,), torch.uint8)
         self.call.narrowed = -(-self.rows_narrowed.data_ptr() // ALIGNED) * ALIGNED
@@ -312,17 +344,19 @@ class _Writer:
         if last:
             width = self._width(block, block.inputs[0])
             rows = program.room(width)
-            program.add("gather", in_=x.at, in_row=x.row, out=rows.at, out_row=rows.row, width=width)
+            program.add("gather", places={"in_": x, "out": rows}, width=width)
             at[block.inputs[0]] = rows
         readers: dict[str, list[Op]] = {}
         for op in block.ops:
             for name in op.inputs:
                 readers.setdefault(name, []).append(op)
 
+        brief = frozenset[str]() if last else self._brief(block)
+
         def room(name: str) -> _Place:
             if name in block.outputs and not last:
                 return _Place(target.at, self._width(block, name))
-            return program.room(self._width(block, name))
+            return program.room(self._width(block, name), brief=name in brief)
 
         done = set[str]()
         for index, op in enumerate(block.ops):
@@ -337,7 +371,7 @@ class _Writer:
                 self._embed(layer, block, op, at[out])
                 self._sum(block, op, at[out])
             elif op.kind == "linear":
-                done |= self._linear(layer, block, index, at, readers, room, last)
+                done |= self._linear(layer, block, index, at, readers, room, brief, last)
             elif op.kind == "alibi":
                 continue
             elif op.kind == "softcap":
@@ -350,8 +384,8 @@ class _Writer:
         made = at[block.outputs[0]]
         if made.at != target.at:  # it is what another op wrote, or the layer's input
             width = self._width(block, block.outputs[0])
-            program.add("scale", in_=made.at, in_row=made.row, with_=made.at, with_row=made.row, out=target.at,
-                        out_row=width, width=width, first=1.0)  # fmt: skip
+            own = {"in_": made, "with_": made, "out": _Place(target.at, width)}
+            program.add("scale", places=own, width=width, first=1.0)
         return _Place(target.at, self._width(block, block.outputs[0]))
 
     def _other(
@@ -365,49 +399,43 @@ class _Writer:
         room: Callable[[str], _Place],
     ) -> None:
         program, out = self.program, op.outputs[0]
-        both: dict[str, Any] = {"in_": source.at, "in_row": source.row}
         width = self._width(block, out)
         head = int(block.tensor(op.inputs[0]).dims[-1].size or _size(block, op.inputs[0]))
+        in_place = op.kind == "rotary" and len(readers[op.inputs[0]]) == 1 and op.inputs[0] not in block.inputs
+        at[out] = source if in_place else room(out)
+        places = {"in_": source, "out": at[out]}
         match op.kind:
             case "norm":
-                at[out] = room(out)
                 named = {name.rpartition(".")[2]: self._weight(layer, block, name) for name in op.inputs[1:]}
                 program.add(
-                    "norm", tensors=(named.get("weight"), named.get("bias")), **both, out=at[out].at,
-                    out_row=at[out].row, width=head, heads=width // head, flags=int(op.attr("fn", "rms") == "layer"),
+                    "norm", tensors=(named.get("weight"), named.get("bias")), places=places, width=head,
+                    heads=width // head, flags=int(op.attr("fn", "rms") == "layer"),
                     first=float(_value(op, "eps", 1e-5)), second=float(_value(op, "offset", 0.0)),
                 )  # fmt: skip
             case "rotary":
-                at[out] = source if len(readers[op.inputs[0]]) == 1 and op.inputs[0] not in block.inputs else room(out)
                 turned = int(head * _value(op, "fraction", 1.0))
                 program.add(
-                    "rotary", tensors=self._angles(op, turned), **both, out=at[out].at, out_row=at[out].row, width=head,
-                    out_width=turned, heads=width // head, flags=int(bool(op.attr("interleaved", False))),
+                    "rotary", tensors=self._angles(op, turned), places=places, width=head, out_width=turned,
+                    heads=width // head, flags=int(bool(op.attr("interleaved", False))),
                 )  # fmt: skip
             case "attention":
-                at[out] = room(out)
                 k, v = (at[name] for name in op.inputs[1:3])
                 heads = math.prod(a.size or 1 for a in block.tensor(op.inputs[0]).dims[-2].atoms)
                 pages = self.pages(layer, block, op)
                 program.held.append(pages)
                 program.add(
-                    "attend", **both, with_=k.at, with_row=k.row, after=v.at, width=v.row, out=at[out].at,
-                    out_row=at[out].row, heads=heads,
+                    "attend", places={**places, "with_": k}, after=v.at, width=v.row, heads=heads,
                     flags=pages.group, more=pages.address,
                 )  # fmt: skip
             case "glu" | "add":
-                at[out] = room(out)
-                other = at[op.inputs[1]]
                 program.add(
-                    op.kind, **both, with_=other.at, with_row=other.row, out=at[out].at, out_row=at[out].row,
-                    width=width, flags=GATES[str(op.attr("fn", "silu"))] if op.kind == "glu" else 0,
+                    op.kind, places={**places, "with_": at[op.inputs[1]]}, width=width,
+                    flags=GATES[str(op.attr("fn", "silu"))] if op.kind == "glu" else 0,
                     first=float(_value(op, "factor", 1.0)),
                 )  # fmt: skip
             case "scale":
-                at[out] = room(out)
                 factor = torch.tensor(_value(op, "factor", 1.0), dtype=program.dtype).item()
-                program.add("scale", **{**both, "with_": source.at, "with_row": source.row}, out=at[out].at,
-                            out_row=at[out].row, width=width, first=factor)  # fmt: skip
+                program.add("scale", places={**places, "with_": source}, width=width, first=factor)
 
     def _linear(
         self,
@@ -417,6 +445,7 @@ class _Writer:
         at: dict[str, _Place],
         readers: Mapping[str, list[Op]],
         room: Callable[[str], _Place],
+        brief: frozenset[str],
         last: bool,
     ) -> set[str]:
         """A product, with what reads the same rows beside it, or with the sum that alone reads it; paths that are
@@ -424,11 +453,13 @@ class _Writer:
         program, op = self.program, block.ops[index]
         source = at[op.inputs[0]]
         factor = float(_value(op, "factor", 1.0))
-        both: dict[str, Any] = {"in_": source.at, "in_row": source.row, "width": _inner(block, op), "first": factor}
+        both: dict[str, Any] = {"width": _inner(block, op), "first": factor}
         out = op.outputs[0]
         if last and (out in block.outputs or [o.kind for o in readers[out]] == ["softcap"]):
             weight, bias = self._packed(layer, block, [op], head=True)
-            program.multiply("logits", weight, bias, **both, out_width=self._width(block, out))
+            program.multiply(
+                "logits", weight, bias, **both, places={"in_": source}, out_width=self._width(block, out)
+            )
             return {op.path}
         plain = [
             o
@@ -440,14 +471,15 @@ class _Writer:
         ]
         if len(plain) > 1 and op in plain:
             widths = [self._width(block, o.outputs[0]) for o in plain]
-            rows = program.room(sum(widths))
+            rows = program.room(sum(widths), brief=brief.issuperset(one.outputs[0] for one in plain))
             weight, bias = self._packed(layer, block, plain)
-            program.multiply("linear", weight, bias, **both, out=rows.at, out_row=rows.row, out_width=sum(widths))
-            begin = rows.at
-            for one, width in zip(plain, widths, strict=True):
-                at[one.outputs[0]] = _Place(begin, rows.row)
+            program.multiply(
+                "linear", weight, bias, **both, places={"in_": source, "out": rows}, out_width=sum(widths)
+            )
+            begins = accumulate(widths, initial=0)
+            for one, begin in zip(plain, begins, strict=False):
+                at[one.outputs[0]] = rows.part(begin, program.dtype.itemsize)
                 self._adapt(layer, block, one, source, at[one.outputs[0]])
-                begin += width * program.dtype.itemsize
             return {o.path for o in plain}
         weight, bias = self._packed(layer, block, [op])
         following = readers.get(out, [])
@@ -458,18 +490,40 @@ class _Writer:
                 place = at[added.outputs[0]] = room(added.outputs[0])
                 by = float(_value(added, "factor", 1.0))
                 # of ranks that have terms of the sum, one adds what was there before
-                beside = {} if self._leaves_to_others(block, op) else {"with_": at[other].at, "with_row": at[other].row}
-                program.multiply("linear", weight, bias, **{**both, "first": by}, **beside, out=place.at,
-                            out_row=place.row, out_width=self._width(block, out))  # fmt: skip
+                beside = {} if self._leaves_to_others(block, op) else {"with_": at[other]}
+                program.multiply(
+                    "linear", weight, bias, **{**both, "first": by}, out_width=self._width(block, out),
+                    places={"in_": source, "out": place, **beside},
+                )  # fmt: skip
                 self._adapt(layer, block, op, source, place, by)
                 self._sum(block, op, place)
                 return {op.path, added.path}
         at[out] = room(out)
-        program.multiply("linear", weight, bias, **both, out=at[out].at, out_row=at[out].row,
-                    out_width=self._width(block, out))  # fmt: skip
+        program.multiply(
+            "linear", weight, bias, **both, places={"in_": source, "out": at[out]}, out_width=self._width(block, out)
+        )
         self._adapt(layer, block, op, source, at[out])
         self._sum(block, op, at[out])
         return {op.path}
+
+    def _brief(self, block: Block) -> frozenset[str]:
+        """Tensors that are made and read between the same two ops that look beyond a token, or that ranks add up: they
+        are there for some tokens at a time."""
+        between, where, linears, kept = 0, dict[str, set[int]](), dict[str, set[int]](), {*block.inputs, *block.outputs}
+        for op in block.ops:
+            between += op.kind == "attention"
+            runs = {between}
+            if op.kind == "linear":  # beside the first that reads the same rows
+                runs |= linears.setdefault(op.inputs[0], runs)
+                linears[op.outputs[0]] = runs
+            if op.kind == "add":  # with the linear whose rows it alone reads
+                runs |= {one for name in op.inputs for one in linears.get(name, ())}
+            for name in (*op.inputs, *op.outputs):
+                where.setdefault(name, set()).update(runs)
+            if op.kind in ("reshape", "rename", "dropout", "rotary"):  # in the same rows
+                kept |= {*op.inputs, *op.outputs}
+            between += op.kind == "attention" or self.share.sums(block, op)
+        return frozenset(name for op in block.ops for name in op.outputs if len(where[name]) == 1) - kept
 
     def _sum(self, block: Block, op: Op, place: _Place) -> None:
         """Ranks add up what they have terms of."""
@@ -486,7 +540,7 @@ class _Writer:
             return
         self.program.held += [rows, *self.adapters]
         self.program.add(
-            "adapt", in_=source.at, in_row=source.row, width=_inner(block, op), out=place.at, out_row=place.row,
+            "adapt", places={"in_": source, "out": place}, width=_inner(block, op),
             out_width=self._width(block, op.outputs[0]), more=ctypes.addressof(rows), first=by,
         )  # fmt: skip
 
@@ -521,7 +575,7 @@ class _Writer:
     def _embed(self, layer: Layer, block: Block, op: Op, place: _Place) -> None:
         name = layer.call.parameter_name(op.inputs[1], layer.index)
         width, program = self._width(block, op.outputs[0]), self.program
-        values: dict[str, Any] = {"out": place.at, "out_row": place.row, "width": width}
+        values: dict[str, Any] = {"places": {"out": place}, "width": width}
         if self.share.sums(block, op):  # zeros for rows that others have
             rows = block.tensor(op.inputs[1]).dims[0].size or 0
             values |= {"with_": rows * self.share.tp.index, "with_row": rows}

@@ -5,13 +5,13 @@
 #include "stored.h"
 
 struct Op {                                            // as _Op in forward.py has them
-    int64_t kind, in, in_row, with, with_row, out, out_row, width, out_width, heads, flags, after;
+    int64_t kind, in, in_row, with, with_row, out, out_row, width, out_width, heads, flags, after, brief;
     const void *weight, *bias, *more;
     double first, second;
 };
 
 struct Run {                                           // as _Run in forward.py has them
-    int64_t count, tokens, wanted, threads, sequences;
+    int64_t count, tokens, wanted, threads, sequences, together;
     const Op* ops;
     char* room;                                        // rows of the workspace: operands say how many bytes from here
     const int64_t *ids, *positions, *begins, *lengths, *rows;
@@ -191,26 +191,69 @@ void attend(const Run& r, const Op& o) {
     over_pages(c);
 }
 
+constexpr int64_t TILE = 12;                           // rows of the widest tile of products
+
+enum Brief { IN = 1, WITH = 2, OUT = 4 };              // operands whose rows are of these tokens alone, as Op.brief says
+
+// What computes each row by itself, on `rows` of them.
+void alone(const Run& r, const Op& o, int64_t rows) {
+    switch ((Kind)o.kind) {
+        case EMBED: embed(r, o); break;
+        case NORM: norm(r, o, rows); break;
+        case LINEAR: multiply(r, o, rows, false); break;
+        case ROTARY: rotary(r, o); break;
+        case GLU: glu(r, o, rows); break;
+        case ADD: { const float by = (float)o.first; each(r, o, rows, [by](F a, F b) { return a + b * by; }); break; }
+        case SCALE: { const float by = (float)o.first; each(r, o, rows, [by](F a, F) { return a * by; }); break; }
+        case ADAPT: adapt(r, o); break;
+        default: break;
+    }
+}
+
+bool by_itself(const Op& o) { return o.kind != ATTEND && o.kind != GATHER && o.kind != LOGITS && o.kind != CAP; }
+
+// An op for the tokens from `first` on.
+Op from(const Op& o, int64_t first) {
+    Op own = o;
+    if (!(o.brief & IN)) own.in += first * o.in_row * (int64_t)sizeof(S);
+    if (!(o.brief & OUT)) own.out += first * o.out_row * (int64_t)sizeof(S);
+    if (!(o.brief & WITH) && o.with >= 0 && o.kind != EMBED) own.with += first * o.with_row * (int64_t)sizeof(S);
+    return own;
+}
+
+// What stands between two ops that look beyond a token, for some tokens after the other: what it makes on the way stays in cache, and
+// takes memory for these alone.
+void some_after_other(const Run& r, const Op* begin, const Op* end) {
+    const int64_t times = (r.tokens + r.together - 1) / r.together, most = (r.tokens + times - 1) / times;
+    const int64_t each = (most + TILE - 1) / TILE * TILE < r.together ? (most + TILE - 1) / TILE * TILE : r.together;
+    for (int64_t first = 0; first < r.tokens; first += each) {
+        Run own = r;
+        own.tokens = r.tokens - first < each ? r.tokens - first : each;
+        own.ids += first; own.positions += first; own.adapters += first;
+        for (const Op* o = begin; o < end; o++) alone(own, from(*o, first), own.tokens);
+    }
+}
+
 }  // namespace
 
 extern "C" int gnomon_kernel(const Run* given) {
     const Run& r = *given;
+    const Op* const end = r.ops + r.count;
     int64_t rows = r.tokens;
-    for (const Op* o = r.ops; o < r.ops + r.count; o++) {
+    bool gathered = false;
+    for (const Op* o = r.ops; o < end;) {
+        if (by_itself(*o) && !gathered) {
+            const Op* const begin = o;
+            while (o < end && by_itself(*o)) o++;
+            some_after_other(r, begin, o);
+            continue;
+        }
         switch ((Kind)o->kind) {
-            case EMBED: embed(r, *o); break;
-            case NORM: norm(r, *o, rows); break;
-            case LINEAR: multiply(r, *o, rows, false); break;
-            case ROTARY: rotary(r, *o); break;
             case ATTEND: attend(r, *o); break;
-            case GLU: glu(r, *o, rows); break;
-            case ADD: { const float by = (float)o->first; each(r, *o, rows, [by](F a, F b) { return a + b * by; }); break; }
-            case SCALE: { const float by = (float)o->first; each(r, *o, rows, [by](F a, F) { return a * by; }); break; }
-            case ADAPT: adapt(r, *o); break;
             case GATHER:
                 for (int64_t t = 0; t < r.wanted; t++)
                     memcpy(at<S>(r.room, o->out) + t * o->out_row, at<S>(r.room, o->in) + r.rows[t] * o->in_row, sizeof(S) * (size_t)o->width);
-                rows = r.wanted;
+                rows = r.wanted; gathered = true;
                 break;
             case LOGITS: multiply(r, *o, rows, true); break;
             case CAP:
@@ -220,7 +263,10 @@ extern "C" int gnomon_kernel(const Run* given) {
                     if (left >= VW) st(r.logits + j, vtanh(ld(r.logits + j) / by) * by);
                     else st(r.logits + j, vtanh(ld(r.logits + j, (int)left) / by) * by, (int)left);
                 }
+                break;
+            default: alone(r, *o, rows);
         }
+        o++;
     }
     return 0;
 }

@@ -10,6 +10,7 @@ torch = pytest.importorskip("torch")
 from gnomon.compiler import lanes, machine, stored  # noqa: E402
 from gnomon.compiler.machine import has_features  # noqa: E402
 from gnomon.errors import InputError  # noqa: E402
+from gnomon.storage.integers import Integers  # noqa: E402
 from gnomon.storage.names import storage_of  # noqa: E402
 
 pytestmark = pytest.mark.torch
@@ -77,6 +78,23 @@ def check(name: str, activations: stored.Activations) -> None:
         torch.testing.assert_close(
             stored.linear(x, packed).float(), stored.linear(x.float(), packed), rtol=8e-3, atol=1e-2
         )
+
+
+@pytest.mark.parametrize("name", ["int8", "int8-g64", "int4-g8", "int4-g24", "int4-g128", "float32 scales"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_one_pass_rounds_and_lays_as_numpy_does(name: str, dtype: torch.dtype) -> None:
+    """Bit for bit: matrices one below the other, tails of panels and steps, zeros, scales that float16 has as 0."""
+    storage = storage_of(name) if name != "float32 scales" else Integers(bits=8, group=0, scale="float32")
+    for n, k in ((16, 384), (35, 384), *(() if storage.group else ((5, 77), (20, 36)))):
+        weight = torch.randn(n, k) * torch.randn(n, 1).exp()
+        weight[0], weight[3, : k // 2] = 0, weight[3, : k // 2] * 1e-9
+        weight = weight.to(dtype)
+        made = stored.round_parts(weight.split([n // 3, n - n // 3]), storage)
+        if made is None:
+            pytest.skip("this machine widens weights")
+        wanted = stored.repack(storage.narrow(weight.float().numpy()), storage, (n, k))
+        assert torch.equal(made.codes, wanted.codes) and torch.equal(made.scales, wanted.scales)
+        assert made.scales.dtype == wanted.scales.dtype
 
 
 def test_a_number_that_is_none_makes_its_row_none_and_no_other() -> None:

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import ctypes
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
@@ -29,7 +29,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from gnomon.compiler import stored_sparse, stored_triton
+from gnomon.compiler import stored_rounded, stored_sparse, stored_triton
 from gnomon.compiler.build import ASKS, has_compiler, kernel_of
 from gnomon.compiler.lanes import Lanes, lanes_for, lanes_of
 from gnomon.compiler.machine import has_features, this_machine
@@ -205,7 +205,23 @@ def pack(weight: Tensor, storage: Storage, activations: Activations = "int8", ro
     shape = (weight.shape[0], weight.shape[1])
     if why := storage.refused(shape):
         raise InputError(why)
+    finite = not weight.numel() or all(bool(one.isfinite()) for one in weight.aminmax())
+    if isinstance(storage, Integers) and finite and (made := round_parts([weight], storage, activations)) is not None:
+        return made
     return repack(storage.narrow(weight.detach().float().numpy()), storage, shape, activations, rows)
+
+
+def round_parts(parts: Sequence[Tensor], storage: Integers, activations: Activations = "int8") -> PackedStored | None:
+    """What `pack` makes of matrices one below the other, whose numbers are finite, in one pass; None where there is no
+    kernel for it, or none that multiplies by it. InputError where they cannot be stored so."""
+    form = form_of(storage, activations)
+    shape = sum(map(len, parts)), parts[0].shape[1]
+    if activations != "int8" or kernel(form) is None:
+        return None
+    made = stored_rounded.rounded(parts, storage, form.padded(shape[1]))
+    if made is None:
+        return None
+    return PackedStored(shape=shape, storage=storage, form=form, codes=made[0], scales=made[1], zeros=None)
 
 
 def repack(

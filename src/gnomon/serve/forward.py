@@ -457,9 +457,7 @@ class _Writer:
         out = op.outputs[0]
         if last and (out in block.outputs or [o.kind for o in readers[out]] == ["softcap"]):
             weight, bias = self._packed(layer, block, [op], head=True)
-            program.multiply(
-                "logits", weight, bias, **both, places={"in_": source}, out_width=self._width(block, out)
-            )
+            program.multiply("logits", weight, bias, **both, places={"in_": source}, out_width=self._width(block, out))
             return {op.path}
         plain = [
             o
@@ -473,9 +471,7 @@ class _Writer:
             widths = [self._width(block, o.outputs[0]) for o in plain]
             rows = program.room(sum(widths), brief=brief.issuperset(one.outputs[0] for one in plain))
             weight, bias = self._packed(layer, block, plain)
-            program.multiply(
-                "linear", weight, bias, **both, places={"in_": source, "out": rows}, out_width=sum(widths)
-            )
+            program.multiply("linear", weight, bias, **both, places={"in_": source, "out": rows}, out_width=sum(widths))
             begins = accumulate(widths, initial=0)
             for one, begin in zip(plain, begins, strict=False):
                 at[one.outputs[0]] = rows.part(begin, program.dtype.itemsize)

@@ -170,6 +170,10 @@ class Matrices:
             return self._numbers(parts, sparse=not head)
         else:
             _check(rounded, parts)
+            numbers = [part for part in parts if isinstance(part, Tensor)]
+            made = stored.round_parts(numbers, rounded) if len(numbers) == len(parts) else None
+            if made is not None:
+                return made
             storage, arrays = rounded, [rounded.narrow(_wide(rows).numpy()) for part in parts for rows in _few(part)]
         joined = {key: np.concatenate([one[key] for one in arrays]) for key in arrays[0]}
         shape = sum(part.shape[0] for part in parts), parts[0].shape[1]

@@ -214,11 +214,12 @@ def pack(weight: Tensor, storage: Storage, activations: Activations = "int8", ro
 def round_parts(parts: Sequence[Tensor], storage: Integers, activations: Activations = "int8") -> PackedStored | None:
     """What `pack` makes of matrices one below the other, whose numbers are finite, in one pass; None where there is no
     kernel for it, or none that multiplies by it. InputError where they cannot be stored so."""
-    form = form_of(storage, activations)
     shape = sum(map(len, parts)), parts[0].shape[1]
+    form = form_of(storage, activations)
+    form = replace(form, lanes=lanes_of(shape[0], BITS[activations]))
     if activations != "int8" or kernel(form) is None:
         return None
-    made = stored_rounded.rounded(parts, storage, form.padded(shape[1]))
+    made = stored_rounded.rounded(parts, storage, form.side, form.padded(shape[1]))
     if made is None:
         return None
     return PackedStored(shape=shape, storage=storage, form=form, codes=made[0], scales=made[1], zeros=None)

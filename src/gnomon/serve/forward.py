@@ -42,8 +42,8 @@ TABLES = "numbers rows codes".split()
 ALIGNED = 64
 """Bytes at multiples of which rows of the workspace begin."""
 TOGETHER = 252
-"""Tokens for which all is computed that stands between two ops that look beyond one: what is made on the way stays in the
-second cache. A multiple of the rows of each tile of products (cpp/stored.cpp)."""
+"""Tokens for which all is computed that stands between two ops that look beyond one. A multiple of the rows of the
+widest tile of products (cpp/stored.cpp)."""
 BRIEF = "in_ with_ out".split()
 """Operands in the order of cpp/forward.cpp's bits."""
 KINDS = "embed norm linear rotary attend glu add scale gather logits cap adapt".split()

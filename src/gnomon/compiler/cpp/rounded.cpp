@@ -1,14 +1,14 @@
 // Numbers rounded to codes with a scale for each group, and laid as products' kernels read them, in one pass
 // (gnomon/compiler/stored_rounded.py): what storage/integers.py rounds to and stored.py lays, bit for bit.
-// Shapes: x (rows, columns) in float32 or bfloat16; codes (panels, steps, 64 bytes), a step being 16 outputs times 4 columns times
-// `layers` of codes that lie over each other; scales (panels, groups, 16). A row may be anywhere in its panel.
+// Shapes: x (rows, columns) in float32 or bfloat16; codes (panels, steps, 4 side bytes), a step being `side` outputs times 4 columns
+// times `layers` of codes that lie over each other; scales (panels, groups, side). A row may be anywhere in its panel.
 #include <immintrin.h>
 #include <stdint.h>
 #include <string.h>
 
 struct Rounded {                                       // as _Rounded in stored_rounded.py has them
     int64_t rows, columns, x_row, wide;                // wide: x is float32; x_row: elements from one row to the next
-    int64_t first, bits, group, padded, half, threads; // first: its row in the matrix that is laid; half: scales in float16
+    int64_t first, bits, group, padded, half, side, threads; // first: its row in the matrix that is laid; half: scales in float16
     const void* x;
     uint8_t* codes;
     void* scales;
@@ -16,7 +16,7 @@ struct Rounded {                                       // as _Rounded in stored_
 
 namespace {
 
-constexpr int64_t SIDE = 16, BESIDE = 4;
+constexpr int64_t BESIDE = 4;
 constexpr float TINY = 1e-12f;                         // of storage/integers.py
 
 inline __m512 sixteen(const Rounded& c, int64_t row, int64_t k, int64_t end) {
@@ -30,14 +30,14 @@ void one_row(const Rounded& c, int64_t row) {
     const int64_t each = c.group ? c.group : c.columns, groups = c.group ? c.columns / c.group : 1;
     const int64_t layers = 8 / c.bits, step = BESIDE * layers, at = c.first + row;
     const int32_t zero = 1 << (c.bits - 1), top = (1 << c.bits) - 1;
-    uint8_t* const to = c.codes + at / SIDE * (c.padded / step) * 64 + at % SIDE * BESIDE;
+    uint8_t* const to = c.codes + (at / c.side * (c.padded / step) * c.side + at % c.side) * BESIDE;
     for (int64_t g = 0; g < groups; g++) {
         const int64_t begin = g * each, end = begin + each;
         __m512 size = _mm512_setzero_ps();
         for (int64_t k = begin; k < end; k += 16) size = _mm512_max_ps(size, _mm512_abs_ps(sixteen(c, row, k, end)));
         float scale = _mm512_reduce_max_ps(size) / (float)(zero - 1);
         if (scale < TINY) scale = TINY;
-        const int64_t place = (at / SIDE * groups + g) * SIDE + at % SIDE;
+        const int64_t place = (at / c.side * groups + g) * c.side + at % c.side;
         if (c.half) {
             const uint16_t bits = _cvtss_sh(scale, _MM_FROUND_TO_NEAREST_INT);
             ((uint16_t*)c.scales)[place] = bits;
@@ -55,7 +55,7 @@ void one_row(const Rounded& c, int64_t row) {
             _mm_storeu_si128((__m128i*)fours, _mm512_cvtepi32_epi8(code));
             for (int64_t i = 0; i < 4 && k + BESIDE * i < end; i++) {
                 const int64_t four = k / BESIDE + i;
-                uint8_t* const where = to + four / layers * 64;
+                uint8_t* const where = to + four / layers * c.side * BESIDE;
                 uint32_t there;
                 memcpy(&there, where, 4);
                 there |= fours[i] << (c.bits * (four % layers));   // codes are below 1 << bits: none runs into its neighbour

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import pytest
@@ -9,8 +10,9 @@ import pytest
 torch = pytest.importorskip("torch")
 from torch import nn  # noqa: E402
 
-from gnomon.compiler import backend, chains, linear  # noqa: E402
+from gnomon.compiler import backend, chains, linear, linears  # noqa: E402
 from gnomon.compiler.device import described  # noqa: E402
+from gnomon.compiler.explain import explained, lines  # noqa: E402
 from gnomon.compiler.matmul_tile import MatmulTile, candidates, constructed, fits, foretold, grown  # noqa: E402
 
 pytestmark = pytest.mark.torch
@@ -38,11 +40,70 @@ def test_a_chain_is_eagers_and_sees_what_is_written(fresh: None, monkeypatch: py
             torch.testing.assert_close(fast(x), model(x), rtol=2e-4, atol=2e-5)
         [chain] = backend.reports[-1].chains
         assert chain.names == ["layer norm", "linear", "mul", "sigmoid", "mul"] and chain.kept, chain.verdict
+        [told] = [one for one in lines(explained(backend.reports[-1]), "") if "chain" in one]
+        assert told == "  chain layer norm + linear + mul + sigmoid + mul of 33x50x37 (kept)"
         model.linear.weight.mul_(2)
         model.norm.bias.add_(1)
         torch.testing.assert_close(fast(x), model(x), rtol=2e-4, atol=2e-5)
         far = x * 1e20  # whose variance has no float: ATen's answer, as ATen gives it
         torch.testing.assert_close(fast(far), model(far), equal_nan=True, rtol=2e-4, atol=2e-5)
+
+
+class Adapter(nn.Module):
+    """A norm, few features between two linear layers with a GELU, and what came before added, times a vector."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.down, self.up = nn.LayerNorm(37), nn.Linear(37, 6), nn.Linear(6, 37, bias=False)
+        self.scale = nn.Parameter(torch.randn(37))
+
+    def forward(self, x: Any) -> Any:
+        return x + self.up(nn.functional.gelu(self.down(self.norm(x)))) * self.scale
+
+
+def _layers(*widths: int) -> nn.Module:
+    made = [part for a, b in zip(widths, widths[1:], strict=False) for part in (nn.Linear(a, b), nn.ReLU())]
+    return nn.Sequential(*made[:-1])
+
+
+@pytest.mark.parametrize(
+    ("model", "names"),
+    [
+        (Adapter(), ["layer norm", "linear", "gelu", "linear", "mul", "add"]),
+        (_layers(37, 20, 45, 3), ["linear", "relu", "linear", "relu", "linear"]),
+    ],
+    ids=["adapter", "layers"],
+)
+def test_layers_behind_each_other_are_one_kernel(
+    model: nn.Module, names: list[str], fresh: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As in double, in a call of C++ and by itself; what is written, NaN and infinities are seen."""
+    monkeypatch.setattr(chains, "SHARE", float("inf"))
+    x = torch.randn(3, 11, 37)
+    with torch.no_grad():
+        fast = torch.compile(lambda x: model(x.sin() + 1).softmax(-1), backend="gnomon")
+        for _ in range(3):
+            made, right = fast(x), copy.deepcopy(model).double()(x.double().sin() + 1).softmax(-1)
+            torch.testing.assert_close(made.double(), right, rtol=1e-4, atol=1e-5)
+        [chain] = backend.reports[-1].chains
+        assert chain.names == names and chain.kept, chain.verdict
+        assert any("chain (kernel)" in run.names for run in backend.reports[-1].runs)
+        next(one for one in model.parameters() if one.dim() == 2).data.mul_(2)
+        torch.testing.assert_close(fast(x), model(x.sin() + 1).softmax(-1), rtol=1e-4, atol=1e-5)
+        x[0, 3, 5], x[1, 2] = float("nan"), float("inf")
+        torch.testing.assert_close(fast(x), model(x.sin() + 1).softmax(-1), equal_nan=True, rtol=1e-4, atol=1e-5)
+
+
+def test_weights_that_leave_the_cache_and_gates_of_a_group_are_no_chain(fresh: None) -> None:
+    """What lies between is saved only where weights stay in the second cache. A SwiGLU's gate and product are one
+    group, whose half would have to be written for a chain."""
+    device = described("avx512")
+    assert linears.fit([(64, 256, 256), (64, 256, 256)], device)
+    assert not linears.fit([(64, 512, 512), (64, 512, 512)], device)
+    one, gate, two = (nn.Linear(16, 24, bias=False) for _ in range(3))
+    with torch.no_grad():
+        torch.compile(lambda x: (one(x) * nn.functional.silu(gate(x)), two(x)), backend="gnomon")(torch.randn(40, 16))
+    assert all("mul" not in chain.names or "silu" in chain.names for chain in backend.reports[-1].chains)
 
 
 def test_what_others_read_stays_in_memory(fresh: None) -> None:

@@ -76,6 +76,19 @@ def test_a_network_is_that_of_eager_after_any_of_its_tensors_was_written() -> No
     assert_same(model, fast, x.contiguous(memory_format=torch.channels_last))
 
 
+def test_what_is_not_a_number_stays_so_behind_a_relu() -> None:
+    """oneDNN's own ReLU of NaN is 0: a network that has diverged would look as if it had not."""
+    model, x = network(), torch.randn(2, 3, 33, 33)
+    fast = torch.compile(model, backend=backend.gnomon)
+    with torch.no_grad():
+        for _ in range(2):
+            fast(x)
+        x[1, 2, 7, 8] = float("nan")
+        made, wanted = fast(x), model(x)
+    assert wanted[1].isnan().any() and not wanted[0].isnan().any()
+    torch.testing.assert_close(made, wanted, rtol=2e-4, atol=2e-5, equal_nan=True)
+
+
 def test_a_network_in_bfloat16_is_as_near_as_eager_to_one_in_double() -> None:
     torch.manual_seed(0)
     model, x = network().bfloat16(), torch.randn(2, 3, 33, 31).bfloat16()

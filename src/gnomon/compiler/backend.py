@@ -31,6 +31,7 @@ from gnomon.compiler import (
     dropout,
     experts,
     gate,
+    linears,
     log_softmax,
     loops,
     mersenne,
@@ -201,9 +202,10 @@ def compile_graph(
     return made.boxed()
 
 
-def _alone(module: torch.fx.GraphModule) -> Callable[[list[Any]], Any]:
-    """A part of a graph compiled without chains, as a function of a list; it is no graph that anybody asks about."""
-    made = CompiledGraph(module, chains=False)
+def _alone(module: torch.fx.GraphModule, layers: int) -> Callable[[list[Any]], Any]:
+    """A part of a graph compiled with chains of so many layers at most, as a function of a list; it is no graph that
+    anybody asks about."""
+    made = CompiledGraph(module, chain_layers=layers)
     if made in reports:
         reports.remove(made)
     return made.boxed()
@@ -215,12 +217,13 @@ class CompiledGraph:
 
     def __init__(
         self, module: torch.fx.GraphModule, packs: bool = False, saved: bool = False, tune_s: float = 0.0,
-        live: bool = False, frozen: bool = False, mask: int | None = None, preview: bool = False, chains: bool = True,
+        live: bool = False, frozen: bool = False, mask: int | None = None, preview: bool = False,
+        chain_layers: int = linears.MOST,
     ) -> None:  # fmt: skip
         """Fuses what it finds in the module's graph. packs: whether weights of convolutions are packed once. saved:
         whether inputs are what a forward kept. tune_s: seconds in which tilings are measured after the trials. live:
         whether products of what a ReLU made may take the columns that are not zero; frozen, mask, preview:
-        as in `compile_graph`."""
+        as in `compile_graph`. chain_layers: of a chain, at most; 0: no chains."""
         self.tune_s = tune_s
         self.tuned: list[tuner.Subject] = []
         """Kernels whose tilings were measured."""
@@ -241,7 +244,9 @@ class CompiledGraph:
         self.scans = scan.fuse(module.graph)
         self.attention = attention.fuse(module.graph)
         self.experts = experts.fuse(module.graph)
-        self.chains = fuse_chains(module.graph, _alone) if chains and mask is None and not frozen else []
+        self.chains = (
+            fuse_chains(module.graph, _alone, chain_layers) if chain_layers and mask is None and not frozen else []
+        )
         self.products = products.fuse(module.graph)
         self.live = fuse_live(module.graph, frozen) if live else []
         self.ragged = None if mask is None else Ragged(mask)

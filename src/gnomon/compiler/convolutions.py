@@ -105,15 +105,15 @@ class Convolution(TriedKernel):
         """Runs oneDNN's fused convolution."""
         x = args[0].contiguous(memory_format=LAST)
         weight, bias = self._weights(args[1 + self.added :])
-        after = "relu" if self.relu else None
         sizes = (self.padding, self.stride, self.dilation, self.groups)
         if self.added:
             call = torch.ops.mkldnn._convolution_pointwise.binary
             other = args[1].contiguous(memory_format=LAST)
-            out: Tensor = call(x, other, weight, bias, *sizes, "add", 1.0, after, [], "")
+            out: Tensor = call(x, other, weight, bias, *sizes, "add", 1.0, None, [], "")
         else:
-            out = torch.ops.mkldnn._convolution_pointwise.default(x, weight, bias, *sizes, after or "none", [], "")
-        return out.contiguous(memory_format=LAST)
+            out = torch.ops.mkldnn._convolution_pointwise.default(x, weight, bias, *sizes, "none", [], "")
+        out = out.contiguous(memory_format=LAST)
+        return out.relu_() if self.relu else out  # oneDNN's own ReLU of what is not a number is 0
 
     def settled(self) -> Callable[..., Any] | None:
         call = super().settled()
@@ -125,11 +125,11 @@ class Convolution(TriedKernel):
         if not other.is_contiguous(memory_format=LAST):
             return self.run(*args)
         weight, bias = self._weights(args[2:])
-        x, after = args[0].contiguous(memory_format=LAST), "relu" if self.relu else None
+        x = args[0].contiguous(memory_format=LAST)
         sizes = (self.padding, self.stride, self.dilation, self.groups)
         call = torch.ops.mkldnn._convolution_pointwise_.binary
-        out: Tensor = call(other, x, weight, bias, *sizes, "add", 1.0, after, [], "")
-        return out
+        out: Tensor = call(other, x, weight, bias, *sizes, "add", 1.0, None, [], "")
+        return out.relu_() if self.relu else out
 
     def _weights(self, tensors: Sequence[Tensor]) -> tuple[Tensor, Any]:
         """Packed weight and bias."""
@@ -193,13 +193,17 @@ class Convolution(TriedKernel):
         packing = Packing(slot=self.slot, digest=address_of(function), pieces=tuple(rest))
         self.in_call = True
         held = (PackedArgument(0), PackedArgument(1) if self.bias or self.eps is not None else None)
-        sizes, after = (self.padding, self.stride, self.dilation, self.groups), "relu" if self.relu else None
+        sizes = (self.padding, self.stride, self.dilation, self.groups)
         call = torch.ops.mkldnn._convolution_pointwise
         if added:
-            target, args = call.binary, (x, *added, *held, *sizes, "add", None, after, [], "")
+            target, args = call.binary, (x, *added, *held, *sizes, "add", None, None, [], "")
         else:
-            target, args = call.default, (x, *held, *sizes, after or "none", [], "")
-        return [Operation(target=target, args=args, results=(node,), packing=packing)]
+            target, args = call.default, (x, *held, *sizes, "none", [], "")
+        if not self.relu:
+            return [Operation(target=target, args=args, results=(node,), packing=packing)]
+        between = Between(node.meta["val"])
+        first = Operation(target=target, args=args, results=(between,), packing=packing)
+        return [first, Operation(target=aten.relu.default, args=(between,), results=(node,))]
 
     def _made(self, tensors: Sequence[Tensor]) -> tuple[Tensor, Any]:
         """What is kept of weights, and of the bias."""

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from gnomon.compiler.backend import CompiledGraph
+from gnomon.compiler.chains import Chain
 from gnomon.compiler.columns import Columns
 from gnomon.compiler.forms import Forms
 from gnomon.compiler.live import LiveMatmul
@@ -67,6 +68,7 @@ def explained(made: CompiledGraph) -> dict[str, Any]:
         "columns": columns,
         "recurrent": recurrent,
         "stencils": stencils,
+        "chains": [_chain(one, many) for one, many in Counter(made.chains).items()],
         "tried": _tried(made),
         "chosen": _chosen(made),
         "previews": [
@@ -109,6 +111,20 @@ def _chosen(made: CompiledGraph) -> list[dict[str, Any]]:
         if not one.forms:
             out.append({"product": one.product.name, "counts": counts, **Forms().why()})
     return out
+
+
+def _chain(one: Chain, many: int) -> dict[str, Any]:
+    """Explains linear layers with what surrounds them as one kernel, of which a graph has so many."""
+    return {
+        "count": many,
+        "operations": one.names,
+        "layers": [list(sizes) for sizes in one.sizes],
+        "saved_bytes": one.saved_bytes,
+        "kept": one.kept,
+        "measured_s": one.verdict.get("kernel_s"),
+        "apart_s": one.verdict.get("aten_s"),
+        "why": one.verdict.get("wrong", ""),
+    }
 
 
 def _stencil(one: StencilCall) -> dict[str, Any]:
@@ -293,6 +309,15 @@ def lines(made: dict[str, Any], title: str) -> list[str]:
             f" bound by {group['bound']}",
             f"    time      predicted {_us(group['predicted_s'])}, measured {_us(group['measured_s'])},"
             f" ATen {_us(group['aten_s'])}",
+        ]
+    for one in made["chains"]:
+        state = "kept" if one["kept"] else f"apart{': ' + one['why'] if one['why'] else ''}"
+        layers = ", ".join("x".join(map(str, sizes)) for sizes in one["layers"])
+        many = f", {one['count']} times" if one["count"] > 1 else ""
+        out += [
+            f"  chain {' + '.join(one['operations'])} of {layers}{many} ({state})",
+            f"    memory    {_mib(one['saved_bytes'])} stay in registers and caches",
+            f"    time      measured {_us(one['measured_s'])}, apart {_us(one['apart_s'])}",
         ]
     for one in made["columns"]:
         state = "kept" if one["kept"] else "given back to ATen"

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
@@ -23,10 +23,18 @@ from gnomon.compiler.matmul_tile import MatmulTile
 FORMULA = Path(__file__).with_name("cpp") / "linear.cpp"
 PARALLEL = 1 << 20
 """Multiplications from which on threads share a product."""
+MOST_OTHERS = 4
+"""Tensors that what follows a product reads beside it, as OTHERS of cpp/linear.h."""
+
+
+def other_fields(end: str = "") -> list[tuple[str, Any]]:
+    """Fields of the tensors that what follows a product reads; end: of their names."""
+    pointers = [(f"other{i}{end}", ctypes.c_void_p) for i in range(MOST_OTHERS)]
+    return [*pointers, *((f"other_row{i}{end}", ctypes.c_int64) for i in range(MOST_OTHERS))]
 
 
 class LinearCall(ctypes.Structure):
-    """The struct `Call` of cpp/linear.cpp, field by field."""
+    """The struct `Call` of cpp/linear.h, field by field."""
 
     _fields_ = [
         *[(name, ctypes.c_int64) for name in ("m", "n", "k", "relu", "threads")],
@@ -39,7 +47,15 @@ class LinearCall(ctypes.Structure):
         *[(name, ctypes.c_void_p) for name in ("added", "out", "norm_gamma", "norm_beta")],
         ("norm_eps", ctypes.c_double),
         ("refused", ctypes.c_void_p),
+        ("out_row", ctypes.c_int64),
+        ("first", ctypes.c_int64),
+        *other_fields(),
     ]
+
+
+Ended: TypeAlias = tuple[str, ...]
+"""Lines of C++ that make of `x`, a vector of a product's results, what is written; none where that is x itself. They
+are the body of `Ended<Stage>::of` in cpp/linear.h."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,8 +63,8 @@ class LinearForm:
     """What a kernel is compiled for: its tile (None: the one of most sizes), and what surrounds the product."""
 
     tile: MatmulTile | None = None
-    ended: str = ""
-    """C++ of a function `ended` of a vector, which each result passes through; nothing without one."""
+    ended: Ended = ()
+    """What follows the product."""
     normed: bool = False
     """Whether rows of x are normed as they are read."""
 
@@ -59,13 +75,24 @@ PLAIN = LinearForm()
 @cache
 def source(form: LinearForm = PLAIN) -> str:
     """The C++ text of a form."""
-    text = FORMULA.read_text(encoding="utf-8")
-    lines = [f"#define TILE {form.tile.rows}", f"#define VECTORS {form.tile.vectors}"] if form.tile else []
-    lines += ["#define NORMED"] if form.normed else []
-    if not form.ended:
-        return "\n".join([*lines, text])
-    begin = ["// flags: -ffp-contract=fast", '#include "vector.h"', '#include "math.h"', form.ended]
-    return "\n".join([*begin, "#define ENDED(v) ended(v)", *lines, text.replace(begin[1], "", 1)])
+    lies = ["#define LIES"] if form.normed or form.ended else []
+    return "\n".join([*tile_text(form.tile, form.normed, (form.ended,), lies), FORMULA.read_text(encoding="utf-8")])
+
+
+def tile_text(tile: MatmulTile | None, normed: bool, ended: Sequence[Ended], defined: Sequence[str] = ()) -> list[str]:
+    """What stands before the text of a kernel of cpp/linear.h's tile. ended: what follows the product of each stage;
+    defined: what the text needs defined beside."""
+    lines = [f"#define TILE {tile.rows}", f"#define VECTORS {tile.vectors}"] if tile else []
+    lines += [*(["#define NORMED"] if normed else []), *defined]
+    if not any(ended):
+        return lines
+    text = [*lines, '#include "linear.h"', '#include "math.h"', "namespace {"]
+    for stage, body in enumerate(ended):
+        if body:
+            text.append(f"template <> struct Ended<{stage}> {{")
+            text.append("    ALWAYS F of(F x, const Call& c, int64_t m, int64_t at, int64_t left) {")
+            text += [*(f"        {line}" for line in body), "    }", "};"]
+    return [*text, "}  // namespace"]
 
 
 @cache
@@ -79,9 +106,11 @@ def linear(
     after: str = "none",
     form: LinearForm = PLAIN,
     norm: tuple[Tensor | None, Tensor | None, float] | None = None,
+    others: Sequence[Tensor] = (),
 ) -> Tensor | None:
     """(bias,) x (m, k), weight (n, k), each may lie turned; after: `relu` or `none`; norm: gamma, beta and eps of a
-    form that is normed, of x whose numbers of a row lie beside each other. (m, n), None where it does not run."""
+    form that is normed, of x whose numbers of a row lie beside each other; others: what the form's work reads beside
+    the product, (m, n) or (n,), contiguous. With either x lies as it is normed. (m, n), None where it does not run."""
     *bias, x, w = args
     x, w = (one if 1 in one.stride() else one.contiguous() for one in (x, w))
     bias = [one.contiguous() for one in bias]
@@ -95,6 +124,9 @@ def linear(
         gamma, beta, call.norm_eps = norm
         call.norm_gamma = None if gamma is None else gamma.data_ptr()
         call.norm_beta = None if beta is None else beta.data_ptr()
+    for i, one in enumerate(others):
+        setattr(call, f"other{i}", one.data_ptr())
+        setattr(call, f"other_row{i}", 0 if one.numel() == n else n)
     return out if _run(call, form) else None
 
 

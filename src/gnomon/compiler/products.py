@@ -158,7 +158,8 @@ def _relu(node: Node, call: TriedMatmul) -> Node:
     run, plain, own = call.run, call.aten, call.own
     if own is not None:
         call.own = lambda *args: own(*args, after="relu")
-    call.run = lambda *args: run(*args, after="relu")
+    # oneDNN's own ReLU of what is not a number is 0, by which it would be lost
+    call.run = (lambda *args: run(*args).relu_()) if call.by == "oneDNN" else lambda *args: run(*args, after="relu")
     call.after = "relu"
     call.aten = lambda *args: torch.relu(plain(*args))
     call.name = call.name.replace(" ", "+relu ", 1)
@@ -259,8 +260,8 @@ def _linear_steps(back: bool, node: Node, which: str, after: str) -> list[Kernel
         return _with_relu(torch.ops.aten.mm.default, (x, turned), node, after)
     product: Any = node.target
     if which == "run" and product.by == "oneDNN":
-        given: tuple[Any, ...] = (x, w if back else turned, bias[0] if bias else None, after, [], "")
-        return [Operation(target=torch.ops.mkldnn._linear_pointwise.default, args=given, results=(node,))]
+        given: tuple[Any, ...] = (x, w if back else turned, bias[0] if bias else None, "none", [], "")
+        return _with_relu(torch.ops.mkldnn._linear_pointwise.default, given, node, after)
     is_thin = (product.by if which == "run" else product.text) == thin.source()
     call: Any = (thin.of_rows if is_thin else linear.of_rows)(*values, after == "relu")
     return _called(thin.kernel() if is_thin else linear.kernel(), call, node, x, w, bias)
@@ -289,10 +290,10 @@ def _own_times(*args: Tensor, after: str = "none") -> Tensor:
     return _own_linear(*args[:-1], args[-1].t(), after=after)
 
 
-def _linear(*args: Tensor, after: str = "none") -> Tensor:
-    """(bias,) x (m, k), weight (n, k); after: `relu` or `none`."""
+def _linear(*args: Tensor) -> Tensor:
+    """(bias,) x (m, k), weight (n, k)."""
     *bias, x, weight = args
-    out: Tensor = torch.ops.mkldnn._linear_pointwise(x, weight, bias[0] if bias else None, after, [], "")
+    out: Tensor = torch.ops.mkldnn._linear_pointwise(x, weight, bias[0] if bias else None, "none", [], "")
     return out
 
 
@@ -301,9 +302,9 @@ def _aten_linear(*args: Tensor) -> Tensor:
     return torch.addmm(bias[0], x, weight.t()) if bias else torch.mm(x, weight.t())
 
 
-def _times(*args: Tensor, after: str = "none") -> Tensor:
+def _times(*args: Tensor) -> Tensor:
     """(bias,) x (m, k), w (k, n)."""
-    return _linear(*args[:-1], args[-1].t(), after=after)
+    return _linear(*args[:-1], args[-1].t())
 
 
 def _aten_times(*args: Tensor) -> Tensor:
@@ -329,9 +330,9 @@ def _convolution(node: Node) -> tuple[TriedMatmul, tuple[Node, ...]] | None:
     dims: int = values[0].dim()  # type: ignore[union-attr]
     few = values[0].dtype == torch.float32 and thin.of_positions(values[0], values[1], *options, False)  # type: ignore[arg-type, union-attr]
 
-    def run(x: Tensor, weight: Tensor, bias: Tensor | None = None, after: str = "none") -> Tensor:
+    def run(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         call = torch.ops.mkldnn._convolution_pointwise
-        out: Tensor = call(x, weight, bias, padding, stride, dilation, 1, after, [], "")
+        out: Tensor = call(x, weight, bias, padding, stride, dilation, 1, "none", [], "")
         return out
 
     def plain(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -351,8 +352,8 @@ def _convolution(node: Node) -> tuple[TriedMatmul, tuple[Node, ...]] | None:
             call = thin.of_positions(x.meta["val"], weight.meta["val"], *options, after == "relu")
             return _called(thin.kernel(), call, node, x, weight, bias)
         if which == "run":
-            given: tuple[Any, ...] = (x, weight, one, padding, stride, dilation, 1, after, [], "")
-            return [Operation(target=torch.ops.mkldnn._convolution_pointwise.default, args=given, results=(node,))]
+            given: tuple[Any, ...] = (x, weight, one, padding, stride, dilation, 1, "none", [], "")
+            return _with_relu(torch.ops.mkldnn._convolution_pointwise.default, given, node, after)
         given = (x, weight, one, stride, padding, dilation, False, [0] * (dims - 2), 1)
         return _with_relu(aten.convolution.default, given, node, after)
 

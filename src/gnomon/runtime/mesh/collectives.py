@@ -59,6 +59,7 @@ def pass_on(x: Tensor, group: ProcessGroup, tag: int = 0) -> tuple[Tensor, list[
     n, me = dist.get_world_size(group), dist.get_rank(group)
     after, before = (dist.get_global_rank(group, (me + step) % n) for step in (1, -1))
     out = torch.empty_like(x)
+    # Together: a rank that sent first and only then received would wait for ever where sends wait for their receiver.
     works = dist.batch_isend_irecv(
         [dist.P2POp(dist.isend, x, after, group, tag), dist.P2POp(dist.irecv, out, before, group, tag)]
     )

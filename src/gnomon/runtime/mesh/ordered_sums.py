@@ -36,6 +36,7 @@ class Partial:
         on."""
         node, free = (worker, worker + 1), None
         self.sums[node] = grads
+        # Adds up as soon as both halves of a node are there, so that few gradients are held at a time.
         while (pair := pair_of(node, self.total)) is not None:
             left, right = pair
             if left not in self.sums or right not in self.sums:
@@ -57,10 +58,12 @@ def exchange(
         out.copy_(sums[0, total])
         return
     rank, size = dist.get_rank(group), dist.get_world_size(group)
+    # In chunks, so that what is exchanged at once does not depend on the size of the model.
     for start in range(0, out.numel(), CHUNK):
         stop = min(start + CHUNK, out.numel())
         # each process finishes the sum of one part of the chunk: it is sent that part of every node that others hold
         part = -(-(stop - start) // size)
+        # The last part is filled up with zeros: all processes then exchange equal parts.
         mine = torch.zeros(len(nodes[rank]), size * part, dtype=out.dtype)
         for row, node in zip(mine, nodes[rank], strict=True):
             row[: stop - start] = sums[node][start:stop]
@@ -88,5 +91,6 @@ def _finished(parts: dict[Node, Tensor], node: Node) -> Tensor:
     if node in parts:
         return parts[node]
     left, right = (_finished(parts, half) for half in halves(node))
+    # In place: the terms are this call's own.
     left += right
     return left

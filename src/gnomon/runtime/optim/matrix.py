@@ -105,6 +105,7 @@ def adafactor(
     ranks: Ranks,
 ) -> None:
     """One step of this rank's part `target`. moments: by parameter. decay: of matrices. steps: this one included."""
+    # 1 - beta2 at step t is t^-0.8 (Shazeer and Stern 2018), so the first step takes the square as it is.
     change, dtype, ranks = steps**BETA2_DECAY, _wide(held.dtypes.states), ranks.of(held.slots)
     eps = torch.finfo(target.dtype).eps
     sums = _Sums(held.slots, dtype, target.device)
@@ -113,6 +114,7 @@ def adafactor(
         share = 1 / slot.copies if ranks.inner is not None else 1.0
         for block in _blocks(slot, held, low, high):
             p, g = (x[low:high][block.at].to(dtype) for x in (target, grads))
+            # Elements that several ranks hold are added up once for all of them.
             own[block.matrix] += p.square().sum() * share
             if slot.split is not None:
                 square, (rows_at, columns_at) = _square(g, block) * share, _places(slot, target.device)
@@ -129,6 +131,8 @@ def adafactor(
             lengths.of(slot)[0][block.matrix] += update.square().sum() * share
     ranks.add_up(lengths, held.slots)
     for slot, (low, high) in held.pieces():
+        # Root mean squares of whole matrices: an update is relative to the size of its parameter, and its own is at
+        # most LARGEST.
         size = math.prod(slot.whole_matrix[1:]) if slot.split is not None else math.prod(slot.whole)
         own = (sums.of(slot)[0] / size).sqrt_().clamp_(min=RELATIVE_EPS) * min(lr, steps**-0.5)
         own /= (lengths.of(slot)[0] / size).sqrt_().div_(LARGEST).clamp_(min=1.0)
@@ -179,6 +183,7 @@ def _update(moments: Moments, grad: Tensor, block: _Block, slot: Slot, eps: floa
         rows_at, columns_at = _places(slot, grad.device)
         by_rows, by_columns = first[block.matrix].to(dtype), second[block.matrix].to(dtype)
         variance = by_rows[rows_at[block.rows]].unsqueeze(1) * by_columns[columns_at[block.columns]]
+        # Rank-one estimate: outer product of row and column means over the mean of all.
         variance = variance.div_(by_rows.mean().clamp(min=eps)).view(-1)
     return variance.clamp_(min=eps * eps).rsqrt_().mul_(grad[block.at])
 
@@ -201,6 +206,7 @@ def _blocks(slot: Slot, held: Parameters, low: int, high: int) -> Iterator[_Bloc
     _, rows, columns = slot.matrix
     begin, stop = at, at + high - low
     while begin < stop:
+        # Rows are counted through all matrices side by side, one after the other.
         row, column = divmod(begin, columns)
         first = row % rows
         if column or stop - begin < columns:
@@ -244,6 +250,8 @@ def muon(
     for _, (low, high) in chosen:
         g, m = grads[low:high].to(momentum.dtype), momentum[low:high]
         m.lerp_(g, 1 - mu)
+        # Nesterov: the momentum after this step, looked ahead by mu; written over the gradient, which nothing reads
+        # afterwards.
         grads[low:high] = torch.lerp(g, m, mu)
     whole = grads
     if ranks.shards is not None and any(is_orthogonal(slot) for slot in held.slots):
@@ -265,6 +273,8 @@ def muon(
         if slot.decays:
             target[low:high].mul_(1 - lr * decay)
         part = update[first : first + high - low].to(target.dtype)
+        # torch.optim.Muon's adjustment ("original"): steps of tall matrices are longer by the root of rows over
+        # columns.
         target[low:high].add_(part, alpha=-lr * math.sqrt(max(1.0, rows / columns)))
 
 
@@ -303,8 +313,11 @@ def orthogonal(x: Tensor) -> Tensor:
     a, b, c = COEFFICIENTS
     y = x if x.dtype == torch.float64 else x.bfloat16() if x.is_cuda else x.float()
     tall = y.shape[-2] > y.shape[-1]
+    # The gram matrix is then of the shorter side.
     y = y.mT if tall else y
+    # The iteration converges for singular values up to 1, which the Frobenius norm bounds.
     y = y / y.norm(dim=(-2, -1), keepdim=True).clamp(min=1e-7)
+    # Singular values end near 1, not at it: the coefficients trade that for few iterations (Jordan et al. 2024).
     for _ in range(ITERATIONS):
         gram = y @ y.mT
         y = a * y + (b * gram + c * (gram @ gram)) @ y

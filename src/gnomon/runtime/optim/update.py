@@ -83,8 +83,10 @@ class Update:
     ) -> None:
         """One step on this rank's part. scale: what gradients are multiplied by (clipping). ranks: that have the rest
         of its matrices, who all come here."""
+        # Before the count goes up: the schedule counts updates made.
         lr = settings.lr * settings.rate.factor(self.steps)
         self.steps += 1
+        # With a master copy that is what is updated, and parameters are rounded from it.
         target = parameters.shard.to(parameters.device) if parameters.master is None else parameters.master
         grads = parameters.my_grad()
         by = scale.to(grads.dtype) if isinstance(scale, Tensor) else None if scale == 1.0 else scale
@@ -107,6 +109,7 @@ class Update:
         p, g = target[part], grads[part]
         m, v = (None if state is None else state[part] for state in (self.first, self.second))
         states = [x for x in (m, v) if x is not None]
+        # All of one dtype: the kernel writes in place.
         if {p.dtype} == {x.dtype for x in (g, *states)}:
             RULES[self.kind](p, g, m, v, settings, lr, decay, self.steps)
             return
@@ -115,6 +118,7 @@ class Update:
         assert copies[0] is not None
         RULES[self.kind](copies[0], g.to(wide), copies[1], copies[2], settings, lr, decay, self.steps)
         for before, after in zip((p, m, v), copies, strict=True):
+            # `to` returns the tensor itself where the dtype is that already.
             if before is not None and after is not None and before is not after:
                 before.copy_(after)
 
@@ -153,6 +157,7 @@ def _lion(
     p: Tensor, g: Tensor, m: Tensor | None, v: Tensor | None, s: AdamWSettings, lr: float, decay: float, steps: int
 ) -> None:
     assert m is not None
+    # Algorithm 2 of the Lion paper: the sign of an interpolation by beta1, and only then the momentum by beta2.
     p.mul_(1 - lr * decay).add_(torch.lerp(g, m, s.betas[0]).sign_(), alpha=-lr)
     m.lerp_(g, 1 - s.betas[1])
 
@@ -208,6 +213,7 @@ def runs(parameters: Parameters) -> Iterator[tuple[Range, bool]]:
     """Ranges within `mine` of parameters next to each other that decay alike, and whether they do."""
     ranges: list[tuple[int, int, bool]] = []
     for slot, (low, high) in parameters.pieces():
+        # Neighbours that decay alike are one call of the kernel.
         if ranges and ranges[-1][1] == low and ranges[-1][2] == slot.decays:
             ranges[-1] = (ranges[-1][0], high, slot.decays)
         else:
@@ -234,6 +240,7 @@ def squares(parameters: Parameters) -> Tensor:
 
 def summed(terms: Sequence[Tensor], device: torch.device) -> Tensor:
     """The sum of vectors in float64. On a CPU rounded once, so that it does not matter how layers share a buffer."""
+    # fsum rounds once, exactly: the norm is the same number however elements are divided over calls.
     terms = [term.to(device) for term in terms]
     if device.type == "cpu":
         return torch.tensor(math.fsum(x for term in terms for x in term.tolist()), dtype=torch.float64)
@@ -249,6 +256,7 @@ def _by_holders(parameters: Parameters, most: int) -> Iterator[tuple[int, list[s
         first = parameters.mine[0]
         for one, (begin, end) in slot.each_expert():
             begin, end = max(low, begin - first), min(high, end - first)
+            # Each of so many ranks adds a share, so that over all ranks every element counts once.
             count = one.holders * parameters.replicas * (one.held_by[0] if one.held_by else 1)
             if begin < end:
                 ranges.setdefault(count, []).extend(chunks(begin, end, most))
@@ -265,4 +273,5 @@ def sum_of_squares(x: Tensor) -> Tensor:
 
 def clip_scale(norm: Tensor, limit: float) -> Tensor:
     """What gradients are multiplied by so that their norm is at most `limit`."""
+    # 1e-6 as in torch.nn.utils.clip_grad_norm_.
     return torch.clamp(limit / (norm + 1e-6), max=1.0)

@@ -192,6 +192,7 @@ class Parameters:
         self.by_name = {slot.name: slot for slot in slots}
         self.ranges = self.lay_out()
         used = max((stop for _, stop in self.ranges.values()), default=0)
+        # Filled up, so that shards are equal: collectives take no others.
         self.size = -(-used // num_shards) * num_shards if zero else used
         part = self.size // num_shards if zero else self.size
         self.mine: Range = (shard * part, (shard + 1) * part) if zero else (0, self.size)
@@ -220,6 +221,7 @@ class Parameters:
 
     def fill(self, value: Callable[[Slot], Tensor]) -> None:
         """Sets all parameters, keeps this rank's shard (under ZeRO 3 nothing else) and the optimizer's copy."""
+        # In fp64, from which both the parameters and the master copy are rounded once.
         flat = torch.zeros(self.size, dtype=torch.float64)
         for slot in self.slots:
             flat[slot.start : slot.stop] = value(slot).flatten()
@@ -232,6 +234,7 @@ class Parameters:
             self.master = flat[begin:end].to(self.device, self.dtypes.master)
         self.flat = flat.to(self.device, self.dtypes.param)
         if self.zero == 3:
+            # A copy, or the view would hold all of the buffer.
             self.resident, self.flat = self.flat[begin:end].clone(), None
             if self.away:
                 self.resident = self._put_away(self.resident.to(CPU), pinned=self.device.type == "cuda")
@@ -292,6 +295,7 @@ class Parameters:
         if first:
             torch.mm(left, right, out=rows)
         else:
+            # The matmul adds where the gradient lies, without a tensor of the product in between.
             rows.addmm_(left, right)
 
     def add_products(self, name: str, pairs: Sequence[tuple[Tensor, Tensor]]) -> None:
@@ -354,6 +358,7 @@ class Parameters:
                     self.grad[slot.start : slot.stop] = 0
             self.begun.update(self.by_name)
         used = self.slots[-1].stop if self.slots else 0
+        # What fills up the last shard is reduced too, and must not be NaN.
         self.grad[used:] = 0
         return self.grad
 
@@ -482,6 +487,7 @@ class Weight:
     @property
     def matrix(self) -> Tensor:
         """The parameter as a matrix (out, in); a vector for rows = 0."""
+        # The view is kept as long as the buffer is the same one.
         if self._seen is not None and self._seen[0] is self._parameters.flat:
             return self._seen[1]
         value = self._parameters.value(self._name)

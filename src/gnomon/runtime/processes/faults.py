@@ -67,4 +67,5 @@ def failure_of(failed: FailedError, world_size: int, *, left: Path | None, resum
 def may_start_again(failed: FailedError) -> bool:
     """Whether it was a process that was lost, and not a mistake that would come again."""
     first = failed.failures[0]
+    # No kind: it ended by a signal or status, without an exception of its own.
     return first.error is PeerError or not first.kind

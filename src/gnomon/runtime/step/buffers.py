@@ -59,6 +59,7 @@ class Buffers:
         """Notes that `name` is being written, by no one else. also: others that come with it."""
         self.wait(name)
         self._come_with |= dict.fromkeys(also, name)
+        # One writer at a time: an earlier communication into the buffer is over (`wait` above).
         self.arriving[name] = UnderWay(work=work, finish=finish, span=self._span(nbytes), holds=holds)
         if self.blocks:
             self.wait(name)
@@ -80,12 +81,15 @@ class Buffers:
 
     def wait(self, name: Name) -> None:
         """Waits until `name` is there, if it is under way."""
+        # The first of several that come together waits for all; the others find nothing under way.
         under_way = self.arriving.pop(self._come_with.pop(name, name), None)
         if under_way is None:
             return
         self._end(under_way)
         if under_way.span >= 0 and self.recorder is not None:
             self.recorder.waited(under_way.span)
+        # What arrived was made from it: the receiver has it, so the buffer sent from can be let go without asking the
+        # backend.
         for sent in self.proofs.get(name, ()):
             if sent in self.leaving:
                 self._end(self.leaving.pop(sent))

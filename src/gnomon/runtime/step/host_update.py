@@ -51,6 +51,7 @@ class HostPart(Parameters):
         self.copies = copies
         self.stays = one.away
         """Whether the device has no parameters of its own: those here are the ones that it gathers."""
+        # Where parameters wait on the host anyway there is one copy of them, which the update changes in place.
         self.resident = one.shard if one.away else copies.room(one.mine[1] - one.mine[0], one.dtypes.param)
         self.device_part, self.file = one, one.file
         self.first: Arriving | None = None
@@ -59,6 +60,7 @@ class HostPart(Parameters):
         """Later microbatches' gradients, which are not added yet."""
         self.went: Arriving | None = None
         """The last copy of the parameters to the device."""
+        # The fp32 copy moves to the host for good: only the update reads it.
         if one.master is not None:
             one.master = one.master.to(CPU)
         self.master = one.master
@@ -79,7 +81,9 @@ class HostPart(Parameters):
         """Takes the gradient off the device and returns its bytes."""
         arriving = self.copies.down(self.device_part.my_grad())
         self.device_part.drop_grad()
+        # The device's room for the gradient is what offloading is to save.
         self.device_part.free_grad()
+        # The first microbatch's gradient is the sum so far: nothing needs to be zeroed and added to.
         if self.grad is None:
             self.grad, self.first = arriving.tensor, arriving
             self.begun.update(self.by_name)
@@ -90,6 +94,7 @@ class HostPart(Parameters):
     def add(self) -> None:
         """Adds the oldest of those that wait to be added."""
         whole = self.my_grad()
+        # In the order in which they came down, so that the sum has one order of additions.
         whole += self.coming.popleft().wait()
 
     def go_back(self, after: torch.cuda.Event | None) -> Arriving:
@@ -202,6 +207,7 @@ class HostUpdate:
 
     def _add(self, stage: int) -> None:
         if self.threaded:
+            # What is over is taken off, so that its errors come out here and not at the end of the step.
             while self._adds and self._adds[0].done():
                 self._adds.popleft().result()
             self._adds.append(self._thread.submit(self._add_now, stage))
@@ -217,6 +223,7 @@ class HostUpdate:
         by = scale.to(CPU) if isinstance(scale, torch.Tensor) else scale
         for stage in stages:
             if self.beside or self.threaded:
+                # The row that started the update has its span open last.
                 recorder = self.state.buffers.recorder
                 self._spans[stage] = recorder, -1 if recorder is None else len(recorder.row) - 1
                 self._under_way[stage] = self._thread.submit(self._update_now, stage, by, self.state.skips)
@@ -229,12 +236,14 @@ class HostUpdate:
             if self.state.watch is not None:
                 part.my_grad()
                 self.state.watch(part)
+            # Gradients that overflowed are dropped all the same: the next step begins without.
             if not skips:
                 rule.update(part, self.state.settings, scale=by, ranks=self.state.ranks_of(part.device_part))
             part.drop_grad()
         return perf_counter()
 
     def _back(self, stages: Iterable[int]) -> None:
+        # What has been launched so far may still read the old parameters; the copy waits for it.
         after = self.copies.mark()
         for stage in stages:
             self.nbytes["H2D"] += sum(part.shard.nbytes for part in self.parts[stage] if not part.stays)
@@ -254,6 +263,7 @@ class DelayedRows:
 
     def __init__(self, rows: Sequence[RankRow], names: Sequence[str]) -> None:
         """Splits a step's rows into those that settle what waits and the others. names: kind of each row."""
+        # A gather behind the last backward is of updated parameters; those before are what forward reads.
         computes = max(at for at, name in enumerate(names) if name in ("B", "I", "W"))
         of = list(enumerate(zip(rows, names, strict=True)))
         late = {row.number for _, (row, name) in of if name in ("NORM", "HOST_OPT")}

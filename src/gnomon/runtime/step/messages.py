@@ -50,6 +50,7 @@ class RankMessages:
         """Of each buffer at the stage that gets it."""
         for hop in hops:
             self.crossings[hop.buffer, hop.target] = hop.crossings
+            # Backward, only tensors that have gradients cross.
             self.crossings[hop.gradient, hop.source] = hop.trained
         self.most = max((len(hop.crossings) for hop in hops), default=1)
         self._found: dict[tuple[int, int], tuple[Route, ...]] = {}
@@ -106,6 +107,7 @@ class RankMessages:
         if key not in self._shapes:
             self._shapes[key] = self.shapes.of(crossing, sizes)
         shape = self._shapes[key]
+        # One without rows (a shared table) cannot be taken apart for ranks with other parts of the batch.
         if not shape.rows and len(ends) > 1:
             raise PlanError(
                 f"{crossing.name} has no rows of its own, and crosses stages that divide the batch otherwise; give "
@@ -114,6 +116,7 @@ class RankMessages:
         return shape
 
     def _send(self, name: Name, source: int, to: int) -> None:
+        # The backend sends memory as it lies.
         tensors = tuple(tensor.contiguous() for tensor in self.buffers.take(name))
         self.buffers.leave(name, tensors, self.send(tensors, name, source, to))
 
@@ -156,6 +159,7 @@ class RankMessages:
         """Every tensor of a step that goes through one channel has a tag of its own, so that messages cannot be
         mistaken for each other."""
         buffer, stage, unit = name
+        # A mixed-radix number: unit, stage, direction, place.
         return ((unit * len(self.plan_stage) + stage) * 2 + buffer.startswith("D")) * self.most + place
 
 

@@ -83,6 +83,7 @@ class Watchdog:
         self._store = PrefixStore("gnomon.watchdog", _store())
         self._write(0.0)  # so that one that stops before its first look is missed too
         self._looks = 0
+        # Two: one that waits for the store cannot say that it waits.
         self._threads = [
             threading.Thread(target=target, name=f"gnomon watchdog of {what}", daemon=True)
             for target, what in ((self._watch, "ranks"), (self._watch_store, "the store"))
@@ -125,7 +126,10 @@ class Watchdog:
             self._seen, self._since = self.row, monotonic()
         stood = monotonic() - self._since
         mine = self._write(stood)
+        # A rank that goes on has nothing to ask.
         if stood < min(self.silent_s, self.stuck_s):
+            # Once for each row: how long others have been silent is counted by this rank's clock, from a first look on,
+            # since clocks of machines differ.
             if self._compared != self._since and stood >= self.silent_s / SOON:
                 self._compared = self._since
                 self._others(mine)  # from here on it counts how long each says nothing
@@ -142,6 +146,7 @@ class Watchdog:
         if self.say is not None or not stopped:
             self._over.set()
             return
+        # A stopped process takes no signal but SIGCONT and SIGKILL; awake, it ends with the job.
         for one in stopped:
             if one.host == mine.host:
                 _wake(one.pid)

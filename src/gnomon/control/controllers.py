@@ -42,11 +42,14 @@ def _begin_workers(plan: Plan) -> tuple[Plan, int]:
 def logical_workers(plan: Plan, seen: JobProcesses) -> Decision | None:
     """Decides as EasyScale does. Where no process is lost, training goes on at once; a requested change waits until all
     that were started are ready. Workers move to faster processes where speeds are seen."""
+    # In order of their numbers: those that have been there longest stay.
     members = seen.ready[: seen.asked]
     if not members:
         return None
+    # Speeds are of the members of now, and say nothing of others.
     observed = Observation(processes=len(members), speeds=seen.speeds if members == seen.members else ())
     if members != seen.members:
+        # A member is lost: nobody waits for processes that still load.
         broken = not set(seen.members) <= set(seen.there)
         if not broken and len(seen.ready) < len(seen.there):
             return None
@@ -88,6 +91,7 @@ def _begin_ranks(plan: Plan) -> tuple[Plan, int]:
 def same_ranks(plan: Plan, seen: JobProcesses) -> Decision | None:
     """Decides for checkpoints in memory: every rank trains in the newest process that was started for it, once all are
     ready."""
+    # Later processes overwrite earlier ones of the same rank: the newest counts.
     holder = dict(zip(seen.ranks, seen.there, strict=True))
     if len(holder) < plan.world_size or not set(holder.values()) <= set(seen.ready):
         return None
@@ -111,9 +115,12 @@ def takeover(plan: Plan, seen: JobProcesses) -> Decision | None:
         return None
     if seen.members:
         gone = not set(seen.members) <= set(members)
+        # Newcomers wait until the others have met, or two meetings would follow each other at once; a loss waits for
+        # nothing.
         if (members == seen.members and not seen.parted) or (members != seen.members and not gone and not seen.met):
             return None
     does, lost = _does(plan, seen, home)
+    # Where a state is lost all begin anew in their own places, so the placement does not matter yet.
     placement = plan.placement if lost else tuple(members.index(does[rank]) for rank in range(plan.world_size))
     return Decision(members=members, plan=replace(plan, placement=placement), lost=lost)
 
@@ -131,7 +138,9 @@ def _does(plan: Plan, seen: JobProcesses, home: Mapping[int, int]) -> tuple[dict
     for rank in ranks:
         copy = copies[rank]
         if has[rank] in home.values():
+            # Its own process, where that is there again; else who has done it so far.
             does[rank] = home.get(rank, has[rank])
+        # A copy in a process that has just come is empty, and one in the lost process is lost with it.
         elif copy in seen.members and copy != has[rank] and copy is not None:
             does[rank] = home.get(rank, copy)
         else:

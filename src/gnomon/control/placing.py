@@ -90,6 +90,7 @@ def move(look: Look, ep: int, costs: PlacingCosts, *, horizon: int, most: int = 
     """The placement after the moves that pay: a move is made while the busiest rank has more than TRIGGER times the
     mean, if it saves more within `horizon` steps than it costs."""
     placement, began = look.placement, look.placement
+    # Of a step, in whole rows: every rank must come to the same numbers.
     rows = [count // look.steps for count in look.rows]
     first = now = costs.step_s(rows, placement, ep)
     for _ in range(most):
@@ -116,6 +117,7 @@ def _moves(placement: Placement, rows: Sequence[int], ep: int) -> Iterator[tuple
         for rank, some in zip(held[expert], shares, strict=True):
             load[rank] += some
             of_rank[rank][expert] = some
+    # Ties by number: every rank of a run computes the same moves by itself.
     order = sorted(range(ep), key=lambda rank: (load[rank], rank))
     busiest, relief = order[-1], [rank for rank in order[: max(1, ep // 2)] if rank != order[-1]]
     heavy = sorted(of_rank[busiest], key=lambda expert: (-of_rank[busiest][expert], expert))[: max(2, each // 2)]
@@ -125,8 +127,10 @@ def _moves(placement: Placement, rows: Sequence[int], ep: int) -> Iterator[tuple
             for expert in heavy:
                 if expert in of_rank[rank]:
                     continue
+                # Only an expert that other ranks hold too may lose a slot.
                 if len(held[gone]) > 1:
                     yield (*placement[:slot], expert, *placement[slot + 1 :]), 1
+                # A swap must bring the busiest rank something lighter, and nothing that it has already.
                 if gone in of_rank[busiest] or of_rank[rank][gone] >= of_rank[busiest][expert]:
                     continue
                 other = placement.index(expert, busiest * each)
@@ -142,8 +146,10 @@ def place(rows: Sequence[int], replicas: int, ep: int, costs: PlacingCosts = ROW
     each = slots(experts, replicas, ep)
     count = [1] * experts
     for _ in range(replicas):
+        # A second slot on one rank would take no load off it.
         open_to = [expert for expert in range(experts) if count[expert] < ep]
         count[max(open_to, key=lambda expert: (rows[expert] / count[expert], -expert))] += 1
+    # Longest processing time first: the heaviest piece to the rank with least.
     pieces = sorted(
         ((rows[expert] / count[expert], expert) for expert in range(experts) for _ in range(count[expert])),
         key=lambda piece: (-piece[0], piece[1]),
@@ -182,6 +188,7 @@ def placements_of(plan: Plan, experts: Sequence[int], ep: int, router: RouterLoa
             made.append(in_order(count, replicas, ep))
             continue
         shares = router.shares(count)
+        # Whole numbers, so that equal loads are one key.
         rows = tuple(int(share * SCALE) for share in shares[layer % len(shares)].tolist())
         if rows not in known:
             known[rows] = place(rows, replicas, ep)

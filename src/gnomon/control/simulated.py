@@ -47,6 +47,7 @@ class SimulatedLauncher:
             ranks = (*seen.ranks, incident.rank) if incident.rank >= 0 else ()
             self.seen = replace(seen, there=(*seen.there, one), ranks=ranks)
         elif incident.what == "ready":
+            # In the order of `there`, as the launcher lists them.
             self.seen = replace(seen, ready=tuple(p for p in seen.there if p in seen.ready or p == one))
         elif incident.what == "lost":
             self._leave({one})
@@ -93,6 +94,7 @@ def incidents(trace: ControlTrace) -> Iterator[tuple[Look, tuple[Incident, ...]]
         happened = tuple(_between(simulated.seen, look.seen))
         for one in happened:
             simulated.happens(one)
+        # Last: a loss may have changed the number by itself.
         if simulated.seen.asked != look.seen.asked:
             said = Incident(what="asked", number=look.seen.asked)
             simulated.happens(said)

@@ -105,6 +105,7 @@ def read_trace(path: Path) -> ControlTrace:
     try:
         if path.stat().st_size > MOST_BYTES:
             raise InputError(f"{path} is larger than any trace of decisions")
+        # A launcher that was killed may have cut off its last line, which then has no end.
         lines = [line for line in path.read_text(encoding="utf-8").splitlines(keepends=True) if line.endswith("\n")]
     except (OSError, UnicodeDecodeError) as error:
         raise InputError(f"cannot read {str(path)!r}: {error}") from error

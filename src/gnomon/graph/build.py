@@ -88,6 +88,8 @@ class BlockBuilder:
         inputs = [x, self.parameter(f"{path}.weight", *out, *contract)]
         if bias:
             inputs.append(self.parameter(f"{path}.bias", *out))
+        # Atoms: a contracted product (heads x head_dim) is contracted factor by factor, so that an axis may divide one
+        # of them.
         contracts = tuple(atom.name for d in contract for atom in d.atoms)
         return self.op("linear", path, tuple(inputs), (*kept, *out), name=name, contracts=contracts)
 
@@ -192,6 +194,7 @@ class BlockBuilder:
 
     def _add(self, tensor: Tensor) -> str:
         known = self._tensors.setdefault(tensor.name, tensor)
+        # A parameter may be named again, as by two ops that share it; an activation has one maker.
         if known is not tensor and (known != tensor or tensor.kind == "activation"):
             raise GraphError(f"block {self._name!r} makes {tensor} but already has {known}: give one another name")
         return tensor.name

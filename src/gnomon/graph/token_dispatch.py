@@ -129,6 +129,7 @@ class _Rewriting:
             if wanted & set(op.outputs) or not before & set(op.outputs):
                 ops.append(op)
                 wanted |= set(op.inputs)
+        # What stays may read something that only a dropped op made: that op comes back.
         restored = self._restored(wanted - made)
         places = self.places | {op.path: place for place, op in enumerate(self.block.ops) if op.path in restored}
         ops += [op for op in self.block.ops if op.path in restored]
@@ -269,6 +270,7 @@ class _Rewriting:
         made, given, stack = op.outputs[0], self.tensors[rows.of], self.tensors[weight.of]
         wide = next(dim for dim in reversed(self.block.tensor(made).dims) if dim.size != 1 or dim.factors)
         inner, experts = given.dims[-1], self._dim("experts", stack.dims[0].size)
+        # (out, in) of a matrix, whichever of the two lies first.
         sizes = [dim.size for dim in (stack.dims[:0:-1] if inner_first else stack.dims[1:])]
         if sizes != [_extent(wide), _extent(inner)] or set(wide.atoms) & {*inner.atoms, *given.dims[:-1]}:
             raise _Unlike(self._said(op, f"multiplies {given} and {stack} in a way that is not known"))
@@ -296,6 +298,7 @@ class _Rewriting:
         if rows is None or bias is None or not alike(rows, bias) or last is None or last.does != "multiplies rows":
             return False
         held = self.tensors[bias.of]
+        # Directly after the matmul: between them something may have changed the rows.
         if last.outputs != (rows.of,) or len(held.dims) != 2 or len(last.inputs) != 2:
             return False
         wide, experts = self.tensors[rows.of].dims[-1], self._dim("experts", held.dims[0].size)
@@ -311,6 +314,7 @@ class _Rewriting:
         name, made = base(nodes[0]), op.outputs[0]
         if name == "mul" and len(op.inputs) == 2:
             rows, weight = self.rows.fact(op.inputs[0], "rows"), self.rows.fact(op.inputs[1], "weights")
+            # Rows and weights in different orders belong to different tokens.
             if rows is not None and weight is not None and rows.order == weight.order:
                 self.weights[made] = weight.of
                 self.facts[made] = replace(rows, what="weighted")

@@ -47,6 +47,7 @@ def _by_column(program: Program, blocks: NDArray[np.int64]) -> Rows | None:
     """The rows in blocks, all at once; None where rows differ from their kinds or go through blocks together."""
     names = [kind.name for kind in program.kinds]
     kind, stage = program.kind.astype(np.int64), program.stage.astype(np.int64)
+    # A pair of kinds as one number, so that neighbours are compared at once.
     pairs = {names.index(a) * len(names) + names.index(b) for a, b in _TOGETHER if a in names and b in names}
     next_to = np.isin(kind[:-1] * len(names) + kind[1:], list(pairs)) & (stage[:-1] == stage[1:])
     if program.overrides or (program.group >= 0).any() or next_to.any():
@@ -59,8 +60,10 @@ def _by_column(program: Program, blocks: NDArray[np.int64]) -> Rows | None:
     count = np.where(at_first | at_last, 1, blocks[stage])
     ends = np.cumsum(count)
     row = np.repeat(np.arange(len(kind)), count)
+    # Number of each row within the expansion of the row that it comes from.
     place = np.arange(len(row)) - (ends - count)[row]
     last = blocks[stage] - 1
+    # Block within its stage: backwards run from the last block to the first, messages stand at one end.
     offset = np.where(of(*_BACKWARD, "AR")[row], last[row] - place, np.where(at_last[row], last[row], place))
     begin = np.cumsum(blocks) - blocks
     return replace(

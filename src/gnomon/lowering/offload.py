@@ -51,6 +51,7 @@ def offload_optimizer(
         updates = {row.stage: i for i, row in enumerate(rows) if row.kind == "OPT"}
         first = set[int]()
         for unit in units_of(sorted(updates, key=lambda s: ready[s]), tied):
+            # Tied stages go down together, once the last of them is complete.
             ready |= dict.fromkeys(unit, max(ready[stage] for stage in unit))
             if len(first) < max(1, round(fraction * len(updates))):
                 first.update(unit)
@@ -65,6 +66,7 @@ def offload_optimizer(
         for run in tiles_of(range(len(units)), len(units) if tiles is None else max(1, tiles - joined)):
             tile = [stage for unit in run for stage in units[unit]]
             for kind in kinds.values():
+                # Inserted in order at one anchor: down, update, back.
                 new.after(max(ready[s] for s in tile), bucket(kind, tile))
         listed.append(new.without("OPT", moved))
     buffers = with_buffers(

@@ -64,6 +64,7 @@ def _one_way(rows: Rows, kinds: tuple[str, ...], source: int, target: int, name:
     made, used = (np.flatnonzero(computes & (rows.stage == stage)) for stage in (source, target))
     classes = rows.rank_class
     together = bool((classes[made[:1]] == classes[used[:1]]).all())
+    # On one rank class the buffer is handed over in memory, under the sender's name.
     held = source if together else target
     overrides = dict(rows.overrides)
     for row, op, stage in (*((r, "write", source) for r in made), *((r, "consume", held) for r in used)):
@@ -85,6 +86,7 @@ def _adding(override: Override | None, effect: RowEffect) -> Override:
 def _messages(rows: Rows, made: Longs, used: Longs, name: str, send: str, recv: str) -> Rows:
     """The rows with a send after each of `made` and a receive before each of `used`, of the same unit."""
     source, target = int(rows.stage[made[0]]), int(rows.stage[used[0]])
+    # Ranks of units: the argsort of an argsort. For each use the row that makes the same unit.
     makes = made[np.argsort(rows.unit[made], kind="stable")][np.argsort(np.argsort(rows.unit[used], kind="stable"))]
     first, last = group_ends(rows)
     order, anchor = in_senders_order(rows, makes if last is None else last[makes], makes, used, first)

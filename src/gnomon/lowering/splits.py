@@ -86,6 +86,7 @@ def _private(
     touched: dict[_Owner, set[int]] = {}
     for row, listed in enumerate(acts):
         for _, ref in listed:
+            # Buffers are a rank's own, so instances are told apart by class.
             touched.setdefault((program.rank_class(row), ref), set()).add(row)
     in_step = {buffer.name for buffer in program.buffers if buffer.lifetime in ("action", "step")}
     private: list[set[BufferRef]] = [set() for _ in range(1 + max(of_run.values(), default=-1))]
@@ -107,7 +108,9 @@ def _cut(
             if ref in private:
                 changed.append(RowEffect(op, ref._replace(buffer=f"{ref.buffer}.{part}")))
             elif op == "write":
+                # Parts add to what the whole wrote: none of them makes all of it.
                 changed.append(RowEffect("accumulate", ref))
+            # Only the last part may use it up.
             elif op == "consume" and part < parts - 1:
                 changed.append(RowEffect("read", ref))
             elif op != "free" or part == parts - 1:

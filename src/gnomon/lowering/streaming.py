@@ -61,6 +61,7 @@ def stream_gradients(
         for i, row in enumerate(rows):
             if row.kind in writers:
                 made[row.stage].append(i)
+        # By when the gradient is complete: early ones have the rest of the backward to hide their update behind.
         last_first = sorted(updates, key=lambda stage: made[stage][-1])
         moved = last_first[: max(1, round(fraction * len(last_first)))] if last_first else []
         kept = [stage for stage in updates if stage not in moved]
@@ -77,6 +78,7 @@ def stream_gradients(
                 if clip:
                     new.before(min(updates.values()), row)
                 else:
+                    # Not before the last read in the step of the old parameter.
                     new.after(max(max(made[stage][-1], read.get(stage, -1)) for stage in tile), row)
         listed.append(new.without("OPT", moved))
     buffers = with_buffers(
@@ -85,6 +87,7 @@ def stream_gradients(
         BufferClass(name="PH", memory="not in the step's", lifetime="carried", per="stage"),
         base=program.buffers,
     )
+    # Where some updates stay on the device it waits there too.
     norm = (Kind(name=NORM, stream="compute" if kept_any else "host", comm="norm"),) if clip else ()
     comms = (*program.comms, Communicator(name="norm", semantics="collective")) if clip else program.comms
     changed = replace(program, buffers=buffers, comms=comms)

@@ -79,6 +79,7 @@ def _convolution(op: Op, setting: Division, plain: Strategy) -> tuple[Strategy, 
         return (plain,)
     image = setting.block.tensor(op.inputs[0])
     row = Tensor(name=image.name, dims=tuple(d for d in image.dims if d.name != height), dtype=image.dtype)
+    # A row of the image has all its dims but the height.
     size = setting.scene.bytes(row, plain.inputs[0]) * ((kernel - 1) // 2)
     inside = tuple(own_collective(op, setting, "send_recv", "cp", size, p, op.inputs[0], steps=2) for p in BOTH)
     return (with_inside(plain, "halo", inside),)

@@ -38,7 +38,9 @@ def _owner(op: Op, setting: Division, axis: str) -> str | None:
         if op.contracts or op.does == "looks up"
         else (*op.outputs, *op.inputs)
     )
+    # In order: the weight decides how a matmul is divided (column or row), whatever its input was divided by before.
     dims = [dim for name in names if (dim := setting.home(name).dim_of(axis)) is not None]
+    # A rank of tp with part of the heads works on all positions, which are gathered before.
     return next((dim for dim in dims if not is_sequence(dim)), dims[0] if dims else None)
 
 
@@ -64,6 +66,7 @@ def _plain(op: Op, setting: Division) -> Strategy:
             continue
         inputs = [_along(op, n, s, axis, owner, setting) for n, s in zip(op.inputs, inputs, strict=True)]
         outputs = [_along(op, n, s, axis, owner, setting) for n, s in zip(op.outputs, outputs, strict=True)]
+        # The output is divided: an input that is whole gets only this rank's term of its gradient.
         if any(s.dim_of(axis) for s in outputs):
             if op.does == "multiplies rows":
                 continue  # dispatch adds up the rows' gradients; an expert's weights are no replicas on these axes
@@ -72,6 +75,7 @@ def _plain(op: Op, setting: Division) -> Strategy:
                     grads[index].append(axis)
         elif axis == "etp" and op.does == "multiplies rows":
             continue  # `combine` adds the parts up while it scatters the rows
+        # The divided dim is summed over, so each rank has a term of the sum.
         elif op.contracts or op.rules.sums:
             outputs = [s.with_partial(axis) for s in outputs]
         else:
@@ -97,6 +101,7 @@ def _along(op: Op, name: str, home: Sharding, axis: str, owner: str, setting: Di
     if _agrees(op, dim, owner):
         return home
     has_it = dim is not None and any(atom.name == owner for atom in setting.block.tensor(name).atoms)
+    # An all-to-all in place of a gather, where the tensor has the dim.
     return home.without(axis).with_shard(axis, owner) if op.contracts and has_it else home.without(axis)
 
 
@@ -170,5 +175,6 @@ def with_inside(
 def row_elements(op: Op, setting: Division, sharding: Sharding, over: str) -> Number:
     """Rows of the first input on one rank: its elements without the dim `over`, at one byte each."""
     tensor = setting.block.tensor(op.inputs[0])
+    # int8 counts elements: callers multiply by the bytes of their statistics.
     dims = tuple(dim for dim in tensor.dims if dim.name != over)
     return setting.scene.bytes(Tensor(name=tensor.name, dims=dims, dtype="int8"), sharding)

@@ -65,6 +65,7 @@ def _loss(op: Op, setting: Division, plain: Strategy) -> tuple[Strategy, ...]:
     if not setting.layout.loss_parallel:
         inputs = tuple(sharding.without("tp") for sharding in plain.inputs)
         return (Strategy(name="gathered", inputs=inputs, outputs=outputs, grad_partial=plain.grad_partial),)
+    # One fp32 number a token in each.
     size = row_elements(op, setting, plain.inputs[0], vocab) * 4
     inside = tuple(own_collective(op, setting, "all_reduce", "tp", size, "forward", op.outputs[0]) for _ in range(3))
     return (

@@ -89,8 +89,11 @@ def _experts(op: Op, setting: Division, plain: Strategy) -> tuple[Strategy, ...]
     inside: list[Collective] = []
     gather: CollectiveKind
     for phase, outward in zip(BOTH, (is_dispatch, not is_dispatch), strict=True):
+        # Outward in forward of a dispatch and in backward of a combine: each is the other's conjugate.
         gather = "all_gather" if outward else "reduce_scatter"
         steps: list[tuple[CollectiveKind, str, Number]] = [("all_to_all", "ep", size), (gather, "etp", size * etp)]
+        # Out: first to the rank of the expert, then to its slices, whose gather has etp times the rows. Back in
+        # reverse.
         for kind, axis, amount in steps if outward else steps[::-1]:
             if scene.ranks(axis) > 1:
                 inside.append(own_collective(op, setting, kind, axis, amount, phase, rows))
@@ -106,6 +109,7 @@ def _of_all_tokens(op: Op, setting: Division, plain: Strategy) -> Iterator[Colle
     sums = () if is_dispatch else ((op.outputs[0], plain.outputs[0]),)
     for phase in BOTH:
         for (name, sharding), out in ((read, True), *((one, False) for one in sums)):
+            # What is gathered in forward is scattered in backward, and the other way round.
             kind: CollectiveKind = "all_gather" if out == (phase == "forward") else "reduce_scatter"
             size = setting.bytes(name, sharding)
             for axis, amount in (("ep", size * ways[0]), ("etp", size * ways[0] * ways[1])):
@@ -118,6 +122,7 @@ def _router(op: Op, setting: Division, plain: Strategy) -> tuple[Strategy, ...]:
     of all, a few numbers a token, and takes its own part of what they give."""
     if op.attr("assignment", "top_k") == "top_k":
         return (plain,)
+    # Sums over tokens need all of them on each rank.
     whole = [tuple(one.without("cp").without("tp") for one in side) for side in (plain.inputs, plain.outputs)]
     return (Strategy(name=plain.name, inputs=whole[0], outputs=whole[1], grad_partial=tuple(() for _ in op.inputs)),)
 

@@ -56,6 +56,7 @@ def _steps(op: Op, low: Steps, kernels: Kernels) -> None:
         _layer_norm_in_fp32(op, low, row, one_kernel=in_fp32 == "wide")
         return
     if fused:
+        # RMS needs no mean, so nothing keeps one.
         mean = () if op.attr("fn", "") == "rms" else (replace(row, name=f"{op.path}:mean"),)
         low.emit(op, *mean, row)
         return
@@ -114,6 +115,7 @@ def _norm(op: Op, setting: Division, plain: Strategy) -> tuple[Strategy, ...]:
     whole = next((dim for dim in setting.block.tensor(op.inputs[0]).dims if dim.name == over), None)
     if divided is None or whole is None or divided not in [over, *(atom.name for atom in whole.atoms)]:
         return (plain,)  # ranks have whole rows
+    # fp32: a sum of squares a row, and for a layer norm the sum too.
     size = row_elements(op, setting, plain.inputs[0], over) * (4 if op.attr("fn", "") == "rms" else 8)
     inside = tuple(own_collective(op, setting, "all_reduce", "tp", size, phase, op.inputs[0]) for phase in BOTH)
     return (with_inside(plain, PARTS_OF_ROWS, inside),)

@@ -50,6 +50,7 @@ class Scan:
     def of(cls, op: Op, block: Tensors, sizes: Sizes) -> Scan:
         """Reads the sizes of the op's tensors: y is (…, groups, width of a group), the convolution of B and C has (2,
         G, N, kernel), dt's bias has the heads."""
+        # The third operand from the end is dt's bias, whichever biases of convolutions there are.
         y, taps, bias = (block.tensor(name) for name in (op.outputs[0], op.inputs[2], op.inputs[-3]))
         chunk = op.attr("chunk", 0)
         assert isinstance(chunk, int)
@@ -69,6 +70,7 @@ def scan_flops(op: Op, block: Tensors, sizes: Sizes, *, whole: bool) -> Number:
     matmul with x (2TQHP). whole: the last two as if a token saw all of its chunk; else half of them."""
     s = Scan.of(op, block, sizes)
     within = 2 * s.tokens * s.chunk * (s.groups * s.state + s.width)
+    # 2THPN to make the states of chunks and 2THPN to read them, HP being `width`.
     return 4 * s.tokens * s.width * s.state + (within if whole else within // 2)
 
 

@@ -62,9 +62,11 @@ class Integers(Storage):
         rows = in_groups(np.asarray(weight, np.float32), self.group)
         top = 2**self.bits - 1
         if self.zeros:
+            # The range includes 0, so that 0 has a code of its own.
             low, high = np.minimum(rows.min(-1), 0), np.maximum(rows.max(-1), 0)
             scales = np.maximum((high - low) / top, TINY).astype(self.scale)
             by = np.where(scales > 0, _wide(scales), np.float32(1))  # a group of zeros, and what float16 has as 0
+            # The code that stands for 0, a whole number as GPTQ has it.
             zeros = np.clip(np.rint(-low / by), 0, top).astype(np.uint8)
             return self.coded(weight, scales, zeros)
         if self.ternary:

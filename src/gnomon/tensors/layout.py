@@ -208,9 +208,11 @@ class Hop:
 
 def hops(source: Sharding, target: Sharding) -> tuple[Hop, ...]:
     """The changes that turn a tensor from `source` into `target`, as `redistribute` orders them."""
+    # (axis, the dim that it divides afterwards): with one a reduce-scatter, without an all-reduce.
     sums = [(axis, target.dim_of(axis)) for axis in source.partial if axis not in target.partial]
     leaving = [(axis, target.dim_of(axis)) for axis, dim in source.shards if target.dim_of(axis) != dim]
     exchanges = [step for step in leaving if step[1] is not None]
+    # Innermost first: an outer axis can only be gathered once nothing within it is divided.
     gathers = [step for step in reversed(leaving) if step[1] is None]
     whole: list[_Step] = [*((axis, None) for axis, _ in sums), *((axis, None) for axis, _ in reversed(source.shards))]
     # The last way always arrives: nothing is divided any more, and the rest is free.

@@ -98,7 +98,7 @@ def test_so_many_are_kept(
     base: Path, corpus: Path, tmp_path: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch, form: str, method: str
 ) -> None:
     monkeypatch.setattr(
-        "gnomon.runtime.checkpoint.compress.columns_read", lambda graph, kept: kept
+        "gnomon.runtime.checkpoint.compress.columns_read", lambda graph, kept, vectors: kept
     )  # the pattern alone
     out = tmp_path / "out"
     made = compressed(capsys, base, "--sparsity", form, "--method", method, "--data", corpus, "-o", out)
@@ -447,7 +447,7 @@ def test_what_zeros_make_idle_changes_no_result(
     """Blocks leave whole rows and columns; without the propagation the folder gives the same numbers, bit by bit."""
     words = (base, "--sparsity", "block:16x16:0.8", "--data", corpus)
     less = compressed(capsys, *words, "-o", tmp_path / "less")
-    monkeypatch.setattr("gnomon.runtime.checkpoint.compress.columns_read", lambda graph, kept: kept)
+    monkeypatch.setattr("gnomon.runtime.checkpoint.compress.columns_read", lambda graph, kept, vectors: kept)
     plain = compressed(capsys, *words, "-o", tmp_path / "plain")
     assert less["idle"] > 0 == plain["idle"] and less["loss"] == plain["loss"]
     ids = torch.arange(24)[None] * 5 % 200

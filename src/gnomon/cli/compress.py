@@ -103,6 +103,7 @@ def _mapping(made: Any, target: Path, storage: Storage, method: str) -> dict[str
         "layers": [{"layer": one.layer, "weights": one.weights, "outputs": one.outputs} for one in made.layers],
         "errors": {error.tensor: error.relative for error in made.errors},
         "idle": made.idle,
+        "few_bits": dict(made.few_bits),
         "notes": list(made.notes),
     }
 
@@ -134,6 +135,8 @@ def _lines(made: Any, target: Path, storage: Storage, method: str) -> tuple[str,
         )
     if made.idle:
         out.append(f"  idle   {made.idle:,} weights that were kept change no result, and are zero now")
+    if made.few_bits:
+        out.append(f"  bits   {len(made.few_bits)} activations are read in 8 bits alone, by products that round them")
     if made.tokens_per_s is not None:
         before, after = (number(one) for one in made.tokens_per_s)
         out.append(f"  speed  {before} -> {after} tokens/s predicted (one sequence, one thread, products alone)")

@@ -1,170 +1,317 @@
 """Which zeros of a model's weights make other weights idle: attributes of tensors, propagated forward and backward.
 
-`needed(graph, kept)` takes where each matrix is not zero and returns where it still counts. Forward: an output whose
-row is zero wherever its inputs are not is zero itself, and stays so through what maps 0 to 0 (activations, gates,
-attention's values, sums of zeros); a column that only meets zeros is idle. Backward: what no later op reads is idle,
-through the same ops, and so is the row that makes it. Repeated until nothing changes; a parameter that several calls
-share counts where any of them needs it. A block's outputs are all read. Results stay what they are, number by number
-(where all numbers are finite). Pure: numpy. Leaves out norms and what mixes places (rotary embeddings, softmax), behind
+`columns_read(graph, kept, vectors)` takes where each matrix is not zero, and numbers of biases, norms and tables, and
+returns where matrices still count. Forward, a place of a tensor is zero, a constant, or unknown: an output whose row is
+zero wherever its inputs are not is its bias, a negative constant is zero behind a ReLU, and zeros stay so through what
+maps 0 to 0 (activations, gates, norms without a mean, attention's values, views, sums of zeros); a column that only
+meets zeros is idle. Backward: what no later op reads is idle, through the same ops, and so is the row that makes it.
+Both go from layer to layer as tensors do, and are repeated until nothing changes; a parameter that several calls share
+counts where any of them needs it. Results stay what they are, number by number (where all numbers are finite). Pure:
+numpy. Leaves out constants that a later bias could take up, what mixes places (rotary embeddings, softmax), behind
 which everything counts, and experts, whose rows are found at run time.
-Source: Zheng et al., SparTA (2022), the propagation of sparsity attributes.
+Source: Zheng et al., SparTA (2022), the propagation of sparsity attributes (its codes: pruned, constant, kept).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from math import prod
 
 import numpy as np
 from numpy.typing import NDArray
 
 from gnomon.graph.graph import Graph
-from gnomon.graph.types import Block
+from gnomon.graph.types import Block, Layer
+from gnomon.graph.wiring import reads, writes
 from gnomon.ops.op import Op
 
 Mask = NDArray[np.bool_]
+Values = NDArray[np.float32]
+"""What each place of a tensor is for every token: 0, another constant, or NaN, which is any number."""
 ZERO_TO_ZERO = ("gelu", "gelu_tanh", "gelu_new", "quick_gelu", "relu", "relu2", "silu", "tanh")
 """Activations of which 0 makes 0."""
+VIEWS = ("rename", "reshape", "split", "concat", "cast", "dropout")
+"""Kinds that lay places out anew; a dropout that leaves places out makes them 0."""
 
 
-def columns_read(graph: Graph, kept: Mapping[str, Mask]) -> dict[str, Mask]:
-    """Finds the part of each mask that anything reads. kept: full name of a parameter -> where it is not zero,
-    (outputs, inputs); of those that are not named everything counts."""
-    out = {name: mask.copy() for name, mask in kept.items()}
+@dataclass(frozen=True, slots=True)
+class _Bits:
+    """A mask in one bit a place: all matrices of a model are held at once."""
+
+    packed: NDArray[np.uint8]
+    shape: tuple[int, ...]
+
+    @staticmethod
+    def of(mask: Mask) -> _Bits:
+        return _Bits(np.packbits(mask), mask.shape)
+
+    @property
+    def mask(self) -> Mask:
+        return np.unpackbits(self.packed, count=prod(self.shape)).astype(np.bool_).reshape(self.shape)
+
+    def joined(self, mask: Mask) -> _Bits:
+        return _Bits(self.packed | np.packbits(mask), self.shape)
+
+
+def columns_read(graph: Graph, kept: Mapping[str, Mask], vectors: Mapping[str, Values]) -> dict[str, Mask]:
+    """kept: full name of a parameter -> where it is not zero, (outputs, inputs), read one at a time; of those that are
+    not named everything counts. vectors: numbers of biases and norms; of a table of embeddings 0 for columns that are
+    zero, NaN for others; nothing is known of those that are not named. A subset of `kept` for each."""
+    out = {name: _Bits.of(kept[name]) for name in kept}
     # Masks only shrink, and there are finitely many numbers: it ends.
     while True:
-        counts = {name: np.zeros_like(mask) for name, mask in out.items()}
-        for layer in graph.layers():
-            block = graph.block(layer.call.block)
-            names = {one.name: layer.call.parameter_name(one.name, layer.index) for one in block.parameters}
-            own = {name: out[full] for name, full in names.items() if full in out}
-            if not own:
-                continue
-            for name, mask in _of_block(block, own).items():
-                # Or over calls: a shared parameter counts where any of its uses needs it.
-                counts[names[name]] |= mask
-        if all(np.array_equal(counts[name], out[name]) for name in out):
-            return out
+        counts = _sweep(graph, out, vectors)
+        if all(np.array_equal(counts[name].packed, out[name].packed) for name in out):
+            return {name: bits.mask for name, bits in out.items()}
         out = counts
 
 
-def _of_block(block: Block, kept: Mapping[str, Mask]) -> dict[str, Mask]:
-    """One pass forward and one backward."""
-    live: dict[str, Mask] = {}
-    for op in block.ops:
-        for name in op.outputs:
-            live[name] = _forward(op, block, kept, live)
-    read = {name: np.zeros(_size(block, name), np.bool_) for name in live}
-    for name in block.outputs:
-        if name in read:
-            read[name][:] = True
-    counts = {name: np.zeros_like(mask) for name, mask in kept.items()}
-    for op in reversed(block.ops):
-        _backward(op, block, kept, live, read, counts)
+@dataclass(frozen=True, slots=True)
+class _Site:
+    """A layer and what is known of its parameters, by the names that its block has for them."""
+
+    block: Block
+    kept: Mapping[str, Mask]
+    vectors: Mapping[str, Values]
+
+    def size(self, name: str) -> int:
+        """Numbers of a tensor that a token has."""
+        return prod(atom.size or 1 for atom in self.block.tensor(name).atoms)
+
+    def matrix(self, op: Op) -> str | None:
+        """The matrix of a linear that is known; None for another op."""
+        if op.kind != "linear" or len(op.inputs) < 2 or op.inputs[1] not in self.kept:
+            return None
+        shape = self.size(op.outputs[0]), self.size(op.inputs[0])
+        return op.inputs[1] if self.kept[op.inputs[1]].shape == shape else None
+
+    def vector(self, op: Op, at: int, size: int) -> Values:
+        """A parameter as it meets each place of a tensor of that size: of a norm over a head's width each head. NaN
+        where it is not known, 0 for none."""
+        if len(op.inputs) <= at:
+            return np.zeros(size, np.float32)
+        given = self.vectors.get(op.inputs[at])
+        beside = op.attr("fn", "") != "group"  # whose channels are no heads, but lie before positions
+        if given is None or not given.size or size % given.size or (size > given.size and not beside):
+            return np.full(size, np.nan, np.float32)
+        return np.tile(given.ravel().astype(np.float32), size // given.size)
+
+    def same_size(self, op: Op) -> bool:
+        return len({self.size(name) for name in (*op.inputs, *op.outputs)}) == 1
+
+
+def _site(graph: Graph, layer: Layer, kept: Mapping[str, _Bits], vectors: Mapping[str, Values]) -> _Site:
+    block = graph.block(layer.call.block)
+    names = {one.name: layer.call.parameter_name(one.name, layer.index) for one in block.parameters}
+    masks = {name: kept[full].mask for name, full in names.items() if full in kept}
+    return _Site(block, masks, {name: vectors[full] for name, full in names.items() if full in vectors})
+
+
+def _sweep(graph: Graph, kept: Mapping[str, _Bits], vectors: Mapping[str, Values]) -> dict[str, _Bits]:
+    """One pass forward over all layers and one backward."""
+    made: dict[str, Values] = {}
+    wanted: dict[str, Mask] = {}
+    layers = graph.layers()
+    for layer in layers:
+        values = _values(_site(graph, layer, kept, vectors), layer, made)
+        for own, name in writes(graph, layer).items():
+            made[name], wanted[name] = values[own], np.zeros(values[own].size, np.bool_)
+    for name in graph.outputs:
+        wanted[name][:] = True
+    counts = {name: _Bits(np.zeros_like(bits.packed), bits.shape) for name, bits in kept.items()}
+    for layer in reversed(layers):
+        site = _site(graph, layer, kept, vectors)
+        values = _values(site, layer, made)
+        read = {name: np.zeros(one.size, np.bool_) for name, one in values.items()}
+        for own, name in writes(graph, layer).items():
+            read[own] |= wanted[name]
+        used = {name: np.zeros_like(mask) for name, mask in site.kept.items()}
+        for op in reversed(site.block.ops):
+            _backward(op, site, values, read, used)
+        for own, source in reads(layer).items():
+            if source in wanted and own in read:
+                wanted[source] |= read[own]
+        for name, mask in used.items():
+            full = layer.call.parameter_name(name, layer.index)
+            counts[full] = counts[full].joined(mask)  # a shared parameter counts where any of its uses needs it
     return counts
 
 
-def _size(block: Block, name: str) -> int:
-    """Numbers of a tensor that a position has."""
-    return prod(atom.size or 1 for atom in block.tensor(name).atoms)
+def _values(site: _Site, layer: Layer, made: Mapping[str, Values]) -> dict[str, Values]:
+    """What is known of a layer's inputs and of all that it makes."""
+    out = {
+        own: made[source] if source in made else np.full(site.size(own), np.nan, np.float32)
+        for own, source in reads(layer).items()
+    }
+    for op in site.block.ops:
+        out |= zip(op.outputs, _forward(op, site, out), strict=True)
+    return out
 
 
-def _live(name: str, block: Block, live: Mapping[str, Mask]) -> Mask:
-    return live[name] if name in live else np.ones(_size(block, name), np.bool_)
+def _moves(op: Op, site: _Site) -> list[tuple[str, NDArray[np.intp], str, NDArray[np.intp]]]:
+    """(input, its places, output, places of the same numbers there) of a view; nothing for what is none."""
+    block = site.block
+    if op.kind not in VIEWS or op.captured is not None:
+        return []
+    if op.kind in ("split", "concat"):
+        return list(_parts(op, site))
+    x, out = op.inputs[0], op.outputs[0]
+    if site.size(x) != site.size(out):
+        return []
+    places = np.arange(site.size(x))
+    if op.kind == "reshape":
+        names, wanted = ([atom.name for atom in block.tensor(name).atoms] for name in (x, out))
+        if sorted(names) != sorted(wanted) or len({*names}) < len(names):
+            return []
+        sizes = [atom.size or 1 for atom in block.tensor(x).atoms]
+        places = places.reshape(sizes).transpose([names.index(name) for name in wanted]).ravel()
+    return [(x, places, out, np.arange(site.size(out)))]
 
 
-def _any(mask: Mask, axis: int) -> Mask:
-    return np.asarray(mask.any(axis), np.bool_)
+def _parts(op: Op, site: _Site) -> Iterator[tuple[str, NDArray[np.intp], str, NDArray[np.intp]]]:
+    """Of parts of a whole: cut from it, or one after the other in it."""
+    whole, parts = (op.inputs[0], op.outputs) if op.kind == "split" else (op.outputs[0], op.inputs)
+    if op.kind == "concat" and op.attr("reverse", False):
+        parts = parts[::-1]
+    dims = site.block.tensor(whole).dims
+    sizes = [prod(atom.size or 1 for atom in dim.atoms) for dim in dims]
+    cut = [site.block.tensor(part).dims for part in parts]
+    places, found, begin = np.arange(prod(sizes)).reshape(sizes), [], 0
+    for part in cut:
+        if len(part) == len(dims) - 1:
+            at = next((i for i in range(len(dims)) if part == dims[:i] + dims[i + 1 :]), None)
+            if at is None or begin >= sizes[at]:
+                return
+            found.append(places.take(begin, at))
+            begin += 1
+            continue
+        at = next((i for i, (a, b) in enumerate(zip(dims, part, strict=False)) if a != b), None)
+        if len(part) != len(dims) or at is None:
+            return
+        long = prod(atom.size or 1 for atom in part[at].atoms)
+        found.append(places.take(range(begin, min(begin + long, sizes[at])), at))
+        begin += long
+    if sum(one.size for one in found) != places.size:  # along a dim whose size is not known, or over others
+        return
+    for part, own in zip(parts, found, strict=True):
+        if site.size(part) != own.size:
+            return
+    for part, own in zip(parts, found, strict=True):
+        every = np.arange(own.size)
+        yield (whole, own.ravel(), part, every) if op.kind == "split" else (part, every, whole, own.ravel())
 
 
-def _weight(op: Op, block: Block, kept: Mapping[str, Mask]) -> str | None:
-    """The matrix of a linear that is known; None for another op."""
-    if op.kind != "linear" or len(op.inputs) < 2 or op.inputs[1] not in kept:
-        return None
-    # Another shape is another layout (experts, a view) whose rows and columns would be misread.
-    shape = _size(block, op.outputs[0]), _size(block, op.inputs[0])
-    return op.inputs[1] if kept[op.inputs[1]].shape == shape else None
-
-
-def _passes(op: Op, block: Block) -> bool:
+def _passes(op: Op, site: _Site) -> bool:
     """Whether it maps each place by itself, and zeros to zeros."""
-    if len({_size(block, name) for name in (*op.inputs, *op.outputs)}) != 1:
+    if op.kind in ("softcap", "pool") or (op.kind == "scale" and len(op.inputs) == 1):
+        return site.same_size(op)
+    if not site.same_size(op):
         return False
-    if op.kind == "activation":
-        return op.attr("fn", "") in ZERO_TO_ZERO
-    return op.kind == "add"
+    return op.kind == "add" or (op.kind == "activation" and op.attr("fn", "") in ZERO_TO_ZERO)
 
 
-def _gates(op: Op, block: Block) -> bool:
+def _gates(op: Op, site: _Site) -> bool:
+    """Whether it is a product of two tensors, place by place."""
+    if op.kind == "mul":
+        return site.same_size(op) and len(op.inputs) == 2
     plain = not {"limit", "alpha"} & set(dict(op.attrs))  # GPT-OSS adds 1 to what is gated
-    same = len({_size(block, name) for name in (*op.inputs, *op.outputs)}) == 1
-    return op.kind == "glu" and plain and same and op.attr("fn", "silu") in ZERO_TO_ZERO
+    return op.kind == "glu" and plain and site.same_size(op) and op.attr("fn", "silu") in ZERO_TO_ZERO
 
 
-def _groups(op: Op, block: Block) -> int:
+def _groups(op: Op, site: _Site) -> int:
     """Heads that share a head of values; 0 for what is no attention with keys and values by heads."""
     if op.kind != "attention" or len(op.inputs) < 3:
         return 0
-    out, value = _size(block, op.outputs[0]), _size(block, op.inputs[2])
+    out, value = site.size(op.outputs[0]), site.size(op.inputs[2])
     return out // value if out % value == 0 else 0
 
 
-def _by_heads(mask: Mask, op: Op, block: Block) -> Mask:
-    """Values' places as they lie in the result: each head as often as it is shared."""
-    width = block.tensor(op.outputs[0]).atoms[-1].size or 1
-    # [kv heads, head_dim] -> [heads, head_dim]: head h of queries reads head h // groups of values.
-    return np.repeat(mask.reshape(-1, width), _groups(op, block), 0).ravel()
+def _forward(op: Op, site: _Site, values: Mapping[str, Values]) -> list[Values]:
+    """What is known of an op's results."""
+    out = {name: np.full(site.size(name), np.nan, np.float32) for name in op.outputs}
+    given = [values.get(name, np.full(site.size(name), np.nan, np.float32)) for name in op.inputs]
+    first = op.outputs[0]
+    if moves := _moves(op, site):
+        for source, places, target, to in moves:
+            x = values.get(source)
+            if x is not None:
+                out[target][to] = x[places] if op.kind != "dropout" else np.where(x[places] == 0, 0, np.nan)
+    elif (weight := site.matrix(op)) is not None:
+        bias = site.vector(op, 2, site.size(first))
+        if op.attr("factor", 1.0) != 1.0:  # which multiplies the bias too, and rounds it
+            bias = np.where(bias == 0, bias, np.float32(np.nan))
+        out[first] = np.where(site.kept[weight][:, given[0] != 0].any(1), np.float32(np.nan), bias)
+    elif _passes(op, site):
+        out[first] = _passed(op, given)
+    elif _gates(op, site):
+        out[first] = np.where((given[0] == 0) | (given[1] == 0), 0, np.nan)
+    elif op.kind == "norm":
+        out[first] = _normed(op, site, given[0])
+    elif op.kind == "embedding" and len(op.inputs) == 2:
+        out[first] = np.where(site.vector(op, 1, site.size(first)) == 0, 0, np.nan)
+    elif groups := _groups(op, site):
+        width = site.block.tensor(first).atoms[-1].size or 1
+        every = np.repeat(given[2].reshape(-1, width), groups, 0).ravel()
+        out[first] = np.where(every == 0, 0, np.nan)
+    return [out[name].astype(np.float32) for name in op.outputs]
 
 
-def _forward(op: Op, block: Block, kept: Mapping[str, Mask], live: Mapping[str, Mask]) -> Mask:
-    """Marks where a result may be other than zero."""
-    every = np.ones(_size(block, op.outputs[0]), np.bool_)
-    if (weight := _weight(op, block, kept)) is not None:
-        # A bias makes every output other than zero.
-        return every if len(op.inputs) > 2 else _any(kept[weight][:, _live(op.inputs[0], block, live)], 1)
-    if _passes(op, block):
-        return _any(np.stack([_live(name, block, live) for name in op.inputs]), 0)
-    if _gates(op, block):
-        # A product is zero where either factor is.
-        return _live(op.inputs[0], block, live) & _live(op.inputs[1], block, live)
-    if _groups(op, block):
-        return _by_heads(_live(op.inputs[2], block, live), op, block)
-    return every
+def _passed(op: Op, given: list[Values]) -> Values:
+    zero = np.stack(given) == 0
+    if op.kind == "activation" and op.attr("fn", "") == "relu":  # of a NaN nothing is known
+        return np.where(given[0] <= 0, np.float32(0), given[0])
+    if op.kind == "add" and len(given) == 2 and op.attr("factor", 1.0) == 1.0:
+        return np.where(zero[0], given[1], np.where(zero[1], given[0], np.float32(np.nan)))
+    return np.where(zero.all(0), np.float32(0), np.float32(np.nan))
 
 
-def _backward(
-    op: Op, block: Block, kept: Mapping[str, Mask], live: Mapping[str, Mask], read: dict[str, Mask],
-    counts: dict[str, Mask],
-) -> None:  # fmt: skip
+def _normed(op: Op, site: _Site, x: Values) -> Values:
+    """A norm's result is its weight's zero, and without a mean its input's."""
+    size, fn = x.size, op.attr("fn", "rms")
+    weight, bias = (site.vector(op, at, size) for at in (1, 2))
+    zero = (x == 0) & (fn == "rms")
+    if len(op.inputs) > 1 and not op.attr("offset", 0.0):
+        zero |= weight == 0
+    return np.where(zero, bias, np.float32(np.nan))
+
+
+def _backward(op: Op, site: _Site, values: Mapping[str, Values], read: dict[str, Mask], used: dict[str, Mask]) -> None:
     """Adds what an op reads of its inputs, as far as its own results are read."""
 
-    def reads(name: str, mask: Mask) -> None:
+    def reads_of(name: str, mask: Mask) -> None:
         if name in read:
             read[name] |= mask
 
+    def live(name: str) -> Mask:
+        return values[name] != 0 if name in values else np.ones(site.size(name), np.bool_)
+
     wanted = read[op.outputs[0]]
-    if (weight := _weight(op, block, kept)) is not None:
-        # Counts: not zero, in a row that is read, and a column that meets something other than zero. [outputs, inputs]
-        used = kept[weight] & wanted[:, None] & _live(op.inputs[0], block, live)[None]
-        counts[weight] |= used
-        reads(op.inputs[0], _any(used, 0))
+    if moves := _moves(op, site):
+        for source, places, target, to in moves:
+            if source in read:
+                read[source][places] |= read[target][to]
         return
-    if _passes(op, block):
+    if (weight := site.matrix(op)) is not None:
+        now = site.kept[weight] & wanted[:, None] & live(op.inputs[0])[None]
+        used[weight] |= now
+        reads_of(op.inputs[0], np.asarray(now.any(0), np.bool_))
+        return
+    if _passes(op, site):
         for name in op.inputs:
-            reads(name, wanted)
+            reads_of(name, wanted)
         return
-    if _gates(op, block):
+    if _gates(op, site):
         gate, up = op.inputs
-        reads(gate, wanted & _live(up, block, live))
-        reads(up, wanted & _live(gate, block, live))
+        reads_of(gate, wanted & live(up))
+        reads_of(up, wanted & live(gate))
         return
     some = any(read[name].any() for name in op.outputs)
     for number, name in enumerate(op.inputs):
-        if number == 2 and _groups(op, block):
-            width = block.tensor(op.outputs[0]).atoms[-1].size or 1
-            # [kv heads, groups, head_dim]: a value counts where any of the heads that share it is read.
-            reads(name, _any(wanted.reshape(-1, _groups(op, block), width), 1).ravel())
+        if number == 2 and (groups := _groups(op, site)):
+            width = site.block.tensor(op.outputs[0]).atoms[-1].size or 1
+            reads_of(name, np.asarray(wanted.reshape(-1, groups, width).any(1), np.bool_).ravel())
         else:
-            reads(name, np.full(_size(block, name), some))
-        if name in counts:  # a matrix that another op than a linear reads
-            counts[name] |= kept[name]
+            reads_of(name, np.full(site.size(name), some))
+        if name in used:  # a matrix that another op than a linear reads
+            used[name] |= site.kept[name]

@@ -17,8 +17,8 @@ import os
 import re
 import shutil
 import tempfile
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from math import isfinite, prod
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
@@ -30,6 +30,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from gnomon.compiler.machine import this_machine
+from gnomon.compiler.stored import BITS
 from gnomon.compiler.stored_choice import storage_s
 from gnomon.compiler.tile_cost import Rates, rates
 from gnomon.errors import InputError, RunError
@@ -37,6 +38,7 @@ from gnomon.formats.huggingface.known import layout
 from gnomon.formats.huggingface.quantised import eight_config, packed, packed_config
 from gnomon.formats.huggingface.weights import Layout, parameters_of
 from gnomon.graph import Graph, Layer
+from gnomon.graph.low_bits import bits_needed
 from gnomon.graph.zeros import columns_read
 from gnomon.methods.learnt.trained_weights import KEPT_WHOLE
 from gnomon.runtime.checkpoint.admm import admm
@@ -122,6 +124,8 @@ class CompressionReport:
     notes: tuple[str, ...]
     idle: int = 0
     """Weights that the pattern keeps and that change no result, behind or before what it made zero: zero too."""
+    few_bits: Mapping[str, int] = field(default_factory=dict)
+    """Activations (`layer.tensor`) that only products in eight bits read, and their bits."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -224,6 +228,7 @@ def compress(
         tokens_per_s=predicted_tokens_per_s(model.graph, where, chosen, storage),
         notes=() if text is None else text.notes,
         idle=idle,
+        few_bits=_few_bits(model.graph, where, chosen) if isinstance(storage, Integers) else {},
     )
 
 
@@ -268,6 +273,14 @@ def predicted_tokens_per_s(
         )
         out.append(1 / seconds)
     return out[0], out[1]
+
+
+def _few_bits(graph: Graph, where: Layout, chosen: Mapping[str, tuple[int, int]]) -> dict[str, int]:
+    """Activations that the engine's products of chosen matrices, which round what they multiply, alone read."""
+    products = {
+        name: BITS["int8"] for name, pieces in where.pieces.items() if all(one.tensor in chosen for one in pieces)
+    }
+    return bits_needed(graph, products, {})
 
 
 def _umask() -> int:
@@ -589,33 +602,71 @@ def _write(
 
 
 def _without_idle(made: Path, graph: Graph, where: Layout, chosen: Mapping[str, tuple[int, int]]) -> int:
-    """Sets what changes no result to zero in the files, a layer at a time; how many weights that are. Matrices that lie
-    in their file as the Graph has them, of one layer each."""
+    """Sets what changes no result to zero in the files; how many weights that are. Matrices that lie in their file as
+    the Graph has them, of one layer each."""
     folder, count = Folder.of(made), 0
     names = {
         parameter: own[0].tensor
         for parameter, own in where.pieces.items()
-        if len(own) == 1 and own[0].tensor in chosen and not own[0].order and not own[0].pick
+        if len(own) == 1 and not own[0].order and not own[0].pick and own[0].tensor in folder.entries
     }
     layers = [
         {layer.call.parameter_name(one.name, layer.index) for one in graph.block(layer.call.block).parameters}
         for layer in graph.layers()
     ]
     shared = {name for number, own in enumerate(layers) for other in layers[:number] for name in own & other}
-    for own in layers:
-        found = {name: raw(folder, names[name]) for name in sorted(own - shared) if name in names}
-        kept = {name: x.reshape(chosen[names[name]]) != 0 for name, x in found.items()}
-        for name, mask in columns_read(graph, kept).items():
-            idle = kept[name] & ~mask
-            if idle.any():
-                count += int(idle.sum())
-                file, entry = folder.entries[names[name]]
-                numbers = found[name].reshape(mask.shape)
-                numbers[idle] = 0
-                with (made / file).open("r+b") as out:
-                    out.seek(entry.begin)
-                    out.write(numbers.tobytes())
+    matrices = {name: tensor for name, tensor in names.items() if tensor in chosen and name not in shared}
+    kept = _Kept(folder, {name: (tensor, chosen[tensor]) for name, tensor in matrices.items()})
+    for name, mask in columns_read(graph, kept, _vectors(folder, graph, names)).items():
+        tensor = matrices[name]
+        idle = kept[name] & ~mask
+        if idle.any():
+            count += int(idle.sum())
+            file, entry = folder.entries[tensor]
+            numbers = raw(folder, tensor).reshape(mask.shape)
+            numbers[idle] = 0
+            with (made / file).open("r+b") as out:
+                out.seek(entry.begin)
+                out.write(numbers.tobytes())
     return count
+
+
+@dataclass(frozen=True, slots=True)
+class _Kept(Mapping[str, NDArray[np.bool_]]):
+    """Where matrices are not zero, read from their files one at a time."""
+
+    folder: Folder
+    where: Mapping[str, tuple[str, tuple[int, int]]]
+    """Parameter -> tensor, and (outputs, inputs)."""
+
+    def __getitem__(self, name: str) -> NDArray[np.bool_]:
+        tensor, shape = self.where[name]
+        return np.asarray(raw(self.folder, tensor).reshape(shape) != 0)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.where)
+
+    def __len__(self) -> int:
+        return len(self.where)
+
+
+def _vectors(folder: Folder, graph: Graph, names: Mapping[str, str]) -> dict[str, NDArray[np.float32]]:
+    """Numbers of biases and norms as they lie in the files; of tables of embeddings which columns are zero."""
+    tables = {
+        layer.call.parameter_name(op.inputs[1], layer.index)
+        for layer in graph.layers()
+        for op in graph.block(layer.call.block).ops
+        if op.kind == "embedding" and len(op.inputs) == 2
+    }
+    out = {}
+    for name, tensor in names.items():
+        dtype, shape = folder.entries[tensor][1].dtype, folder.entries[tensor][1].shape
+        if dtype not in DTYPES or (len(shape) != 1 and name not in tables):
+            continue
+        numbers = raw(folder, tensor)
+        zero = (numbers == 0).all(0) if name in tables else None
+        out[name] = _wide(dtype, numbers) if zero is None else np.where(zero, 0, np.nan).astype(np.float32)
+    return out
 
 
 def _write_rest(

@@ -17,6 +17,8 @@ import torch
 from gnomon.errors import PlanError
 from gnomon.graph import Dtypes, Graph, Layer, gradients
 from gnomon.graph import Tensor as GraphTensor
+from gnomon.graph.wiring import reads as reads
+from gnomon.graph.wiring import writes as writes
 from gnomon.plans import Layout, Mesh, Plan, stage_layers
 from gnomon.plans.groups import layer_groups
 from gnomon.plans.stages import Transfer, transfers
@@ -71,21 +73,6 @@ class Hop:
     def trained(self) -> tuple[Crossing, ...]:
         """Those whose gradients come back."""
         return tuple(crossing for crossing in self.crossings if crossing.trained)
-
-
-def reads(layer: Layer) -> dict[str, str]:
-    """Input of the layer's block -> where it comes from: a graph input, or `call.tensor`."""
-    bound = dict(layer.call.inputs)
-    if layer.index:
-        before = f"{layer.call.name}#{layer.index - 1}"
-        bound |= {own: f"{before}.{out}" for out, own in layer.call.chain}
-    return bound
-
-
-def writes(graph: Graph, layer: Layer) -> dict[str, str]:
-    """Output of the layer's block -> its name: that of the call for the last repeat, as later calls read it."""
-    name = layer.call.name if layer.index == layer.call.repeat - 1 else f"{layer.call.name}#{layer.index}"
-    return {out: f"{name}.{out}" for out in graph.block(layer.call.block).outputs}
 
 
 def hops(graph: Graph, plan: Plan, *, by_layer: bool) -> tuple[Hop, ...]:

@@ -17,12 +17,12 @@ from gnomon.errors import InputError
 from gnomon.late import load_late
 from gnomon.report.tables import Column, number, table, wrapped
 from gnomon.storage.form import Storage
+from gnomon.storage.integers import LEAST_GROUP
 from gnomon.storage.names import storage_of
 from gnomon.units import show_bytes
 
 GROUP = 64
-LEAST = 8
-"""Weights that share a scale, usually and at least."""
+"""Weights that share a scale, usually."""
 WORST = 8
 """Tensors that are shown."""
 BLOCKS = re.compile(r"block:[1-9]\d*x[1-9]\d*")
@@ -82,8 +82,10 @@ def _asked(options: CompressOptions) -> tuple[Storage, str]:
         raise InputError("--bits ternary rounds to -1, 0 and 1 times the mean size of a group: leave --method out")
     group = GROUP if options.group is None else options.group
     kind = "ternary" if options.bits == "ternary" else f"int{options.bits}"
-    if 0 < group < LEAST:
-        raise InputError(f"--group {group}: a scale is of {LEAST} weights at least; {GROUP} is usual, 0 is a whole row")
+    if 0 < group < LEAST_GROUP:
+        raise InputError(
+            f"--group {group}: a scale is of {LEAST_GROUP} weights at least; {GROUP} is usual, 0 is a whole row"
+        )
     return storage_of(kind + (f"-g{group}" if group else "")), method
 
 

@@ -176,30 +176,29 @@ def _parts(op: Op, site: _Site) -> Iterator[tuple[str, NDArray[np.intp], str, ND
         parts = parts[::-1]
     dims = site.block.tensor(whole).dims
     sizes = [prod(atom.size or 1 for atom in dim.atoms) for dim in dims]
-    cut = [site.block.tensor(part).dims for part in parts]
-    places, found, begin = np.arange(prod(sizes)).reshape(sizes), [], 0
-    for part in cut:
+    places, begin = np.arange(prod(sizes)).reshape(sizes), 0
+    found: list[NDArray[np.intp]] = []
+    for part in (site.block.tensor(name).dims for name in parts):
         if len(part) == len(dims) - 1:
             at = next((i for i in range(len(dims)) if part == dims[:i] + dims[i + 1 :]), None)
             if at is None or begin >= sizes[at]:
                 return
-            found.append(places.take(begin, at))
+            found.append(np.asarray(places.take(begin, at)))
             begin += 1
             continue
         at = next((i for i, (a, b) in enumerate(zip(dims, part, strict=False)) if a != b), None)
         if len(part) != len(dims) or at is None:
             return
         long = prod(atom.size or 1 for atom in part[at].atoms)
-        found.append(places.take(range(begin, min(begin + long, sizes[at])), at))
+        found.append(places.take(np.arange(begin, min(begin + long, sizes[at])), at))
         begin += long
     if sum(one.size for one in found) != places.size:  # along a dim whose size is not known, or over others
         return
-    for part, own in zip(parts, found, strict=True):
-        if site.size(part) != own.size:
-            return
-    for part, own in zip(parts, found, strict=True):
+    if any(site.size(name) != own.size for name, own in zip(parts, found, strict=True)):
+        return
+    for name, own in zip(parts, found, strict=True):
         every = np.arange(own.size)
-        yield (whole, own.ravel(), part, every) if op.kind == "split" else (part, every, whole, own.ravel())
+        yield (whole, own.ravel(), name, every) if op.kind == "split" else (name, every, whole, own.ravel())
 
 
 def _passes(op: Op, site: _Site) -> bool:

@@ -17,6 +17,8 @@ from numpy.typing import NDArray
 from gnomon.storage.form import Array, Arrays, Shape, Storage, bits_packed, bits_unpacked, in_groups, spread
 
 TINY = 1e-12
+LEAST_GROUP = 8
+"""Numbers that a scale is of at least, and groups of kernels are multiples of."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,7 +13,7 @@ from gnomon.storage.dense import Dense
 from gnomon.storage.float8 import Float8
 from gnomon.storage.form import Storage
 from gnomon.storage.gguf import KINDS, Ggml
-from gnomon.storage.integers import Integers
+from gnomon.storage.integers import LEAST_GROUP, Integers
 from gnomon.storage.n_of_m import NM
 from gnomon.storage.ordered import Ordered
 from gnomon.storage.shifted import Shifted
@@ -43,15 +43,15 @@ def storage_of(name: str) -> Storage:
     if match := re.fullmatch(r"(int[2348]|ternary)(?:-g(\d+))?(-zeros)?", name):
         kind, group, zeros = match.groups()
         ternary = kind == "ternary"
-        if group is None or int(group) >= 8:
+        if group is None or int(group) >= LEAST_GROUP:
             return Integers(
                 bits=2 if ternary else int(kind[3:]), group=int(group or 0), zeros=bool(zeros), ternary=ternary
             )
     if match := re.fullmatch(r"int4(?:-g(\d+))?-offsets", name):
-        if match[1] is None or int(match[1]) >= 8:
+        if match[1] is None or int(match[1]) >= LEAST_GROUP:
             return Shifted(group=int(match[1] or 0))
     if match := re.fullmatch(r"int([2348])-g(\d+)-ordered", name):
-        if int(match[2]) >= 8:
+        if int(match[2]) >= LEAST_GROUP:
             return Ordered(bits=int(match[1]), group=int(match[2]))
     if match := re.fullmatch(r"fp8-(\d+)x(\d+)", name):
         return Float8(block=(int(match[1]), int(match[2])))

@@ -19,7 +19,7 @@ import shutil
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from math import isfinite, prod
+from math import gcd, isfinite, prod
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
@@ -53,7 +53,7 @@ from gnomon.runtime.parameters.weights import DTYPES, Folder, settled
 from gnomon.storage.dense import Dense, bfloat16_of, wide_bfloat16
 from gnomon.storage.float8 import Float8
 from gnomon.storage.form import Storage, in_groups
-from gnomon.storage.integers import Integers
+from gnomon.storage.integers import LEAST_GROUP, Integers
 from gnomon.storage.n_of_m import NM
 from gnomon.storage.sparse import Sparse
 from gnomon.storage.unstructured import Bitmap
@@ -292,6 +292,8 @@ def _umask() -> int:
 def check_places(source: Path, target: Path) -> None:
     """InputError for a folder that is not there, or one that cannot be made."""
     refuse_gguf(source)
+    if source.is_file():
+        raise InputError(f"{source} is a file; give its folder, with {CONFIG} and *.safetensors")
     if not source.is_dir():
         raise InputError(f"there is no folder {str(source)!r}; give one with {CONFIG} and *.safetensors")
     if target.exists() or target.is_symlink():
@@ -331,11 +333,21 @@ def _chosen(graph: Graph, where: Layout, storage: Stored, source: Path) -> dict[
                 f"models whose linears lie so (Llama, Qwen, Mistral, …) are compressed"
             )
         out[tensor] = shape[0], shape[1]
-        if why := storage.refused(out[tensor]):
-            raise InputError(f"{tensor} cannot be stored as {why}")
+    for tensor, shape in out.items():
+        if why := storage.refused(shape):
+            raise InputError(f"{tensor} cannot be stored as {why}{_other_group(storage, out.values())}")
     if not out:
         raise InputError(f"{source} has no linear in a layer to compress")
     return out
+
+
+def _other_group(storage: Stored, shapes: Iterable[tuple[int, int]]) -> str:
+    """What to ask for where a group does not divide all matrices."""
+    if not isinstance(storage, Integers):
+        return ""
+    common = gcd(*(columns for _, columns in shapes))
+    fits = [group for group in range(LEAST_GROUP, min(common, storage.group) + 1, LEAST_GROUP) if common % group == 0]
+    return f"; take --group {f'{fits[-1]}, which divides all, or ' if fits else ''}0 for a whole row"
 
 
 def _loss(model: OneProcess, rows: Tensor) -> float:

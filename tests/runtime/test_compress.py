@@ -23,11 +23,12 @@ from gnomon.formats.huggingface.known import layout
 from gnomon.runtime.checkpoint import pretrained
 from gnomon.runtime.checkpoint.admm import admm
 from gnomon.runtime.checkpoint.awq import _best, scales_of
-from gnomon.runtime.checkpoint.compress import by_rows, gptq, inputs_of_linears, read_text, wanda
+from gnomon.runtime.checkpoint.compress import by_rows, compress, gptq, inputs_of_linears, read_text, wanda
 from gnomon.runtime.parameters.packed import PackedFolder, open_folder
 from gnomon.runtime.parameters.weights import Folder
 from gnomon.storage.integers import Integers
 from gnomon.storage.n_of_m import NM
+from gnomon.storage.names import storage_of  # noqa: E402
 from gnomon.storage.unstructured import Bitmap
 
 UP = "model.layers.0.mlp.up_proj.weight"
@@ -429,6 +430,12 @@ def test_layers_errors_are_those_of_what_they_make(
         own = {name: e for name, e in made["errors"].items() if f".{n}." in name}
         assert min(own.values()) <= one["weights"] <= max(own.values())
     assert len(made["layers"]) == 2
+
+
+def test_how_far_it_is_is_told(base: Path, tmp_path: Path) -> None:
+    told: list[tuple[int, int]] = []
+    made = compress(base, tmp_path / "out", storage_of("int8"), "rtn", note=lambda *far: told.append(far))  # type: ignore[arg-type]
+    assert told == [(number, len(made.errors)) for number in range(len(made.errors))]
 
 
 def test_groups_that_are_too_small_and_gguf_files_are_told_as_such(

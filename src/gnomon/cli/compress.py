@@ -12,7 +12,7 @@ from typing import Any
 
 from gnomon.cli.missing import need_torch
 from gnomon.cli.options.compress import CompressOptions
-from gnomon.cli.terminal import print_json, print_lines
+from gnomon.cli.terminal import Progress, print_json, print_lines
 from gnomon.errors import InputError
 from gnomon.late import load_late
 from gnomon.report.tables import Column, number, table, wrapped
@@ -41,7 +41,16 @@ def run(options: CompressOptions) -> int:
     if options.data is not None:
         tokenizer = Path(options.tokenizer).expanduser() if options.tokenizer else None
         text = load_late("gnomon.runtime.checkpoint.compress:read_text")(Path(options.data), source, tokenizer)
-    made = load_late("gnomon.runtime.checkpoint.compress:compress")(source, target, storage, method, text)
+    progress = Progress(f"{storage.name} by {method}: linears", 0)
+
+    def note(done: int, of: int) -> None:
+        progress.total = of
+        progress.show(done)
+
+    try:
+        made = load_late("gnomon.runtime.checkpoint.compress:compress")(source, target, storage, method, text, note)
+    finally:
+        progress.end()
     if options.json:
         print_json(_mapping(made, target, storage, method))
     else:

@@ -1,4 +1,8 @@
-"""Where a layer's tensors come from, and names of those that it makes: `reads(layer)`, `writes(graph, layer)`."""
+"""Where the tensors that a layer reads come from, and what those that it makes are called.
+
+`reads(layer)` and `writes(graph, layer)` map names of its block to names in the graph: of a graph input, of
+`call.tensor`, and within a run of repeats of `call#2.tensor`. Leaves out what crosses stages of a plan.
+"""
 
 from __future__ import annotations
 

@@ -19,6 +19,7 @@ import shutil
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import count
 from math import gcd, isfinite, prod
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
@@ -164,8 +165,16 @@ def read_text(data: Path, folder: Path, tokenizer: Path | None) -> HeldOutText:
     return HeldOutText(seen=rows[held:], held_out=rows[:held], notes=encoder.notes)
 
 
+Note: TypeAlias = Callable[[int, int], None]
+"""Is told how many linears are done, of how many."""
+
+
+def _nothing(done: int, of: int) -> None:
+    """Nobody asks how far it is."""
+
+
 def compress(
-    source: Path, target: Path, storage: Stored, method: How, text: HeldOutText | None = None
+    source: Path, target: Path, storage: Stored, method: How, text: HeldOutText | None = None, note: Note = _nothing
 ) -> CompressionReport:
     """Writes `target`, which must not exist. InputError for weights that cannot be stored so, a loss or weights that
     are not finite, and a method that wants text without one; nothing is left behind then."""
@@ -193,11 +202,15 @@ def compress(
     made = Path(tempfile.mkdtemp(dir=target.parent, prefix=f".{target.name}."))
     files = sorted({file for file, _ in folder.entries.values()})
     errors: list[Error] = []
+    done = count()
+
+    def one(name: str, x: tuple[str, NDArray[Any]]) -> tuple[Tensors, NDArray[np.float32], NDArray[np.float32]]:
+        note(next(done), len(chosen))
+        return _stored(name, x, storage, method, seen, scales)
+
     try:
         for file in files:
-            errors += _write(
-                folder, file, made, chosen, lambda name, x: _stored(name, x, storage, method, seen, scales), scales
-            )
+            errors += _write(folder, file, made, chosen, one, scales)
         left = {name.removesuffix(".weight") for name in _linears(model.graph, where) if name not in chosen}
         _write_rest(folder, made, config, storage, sorted({*left, "lm_head"}))
         any_mask = isinstance(storage, Sparse) and not isinstance(storage, NM)  # n of m keeps n wherever they count
@@ -616,7 +629,7 @@ def _write(
 def _without_idle(made: Path, graph: Graph, where: Layout, chosen: Mapping[str, tuple[int, int]]) -> int:
     """Sets what changes no result to zero in the files; how many weights that are. Matrices that lie in their file as
     the Graph has them, of one layer each."""
-    folder, count = Folder.of(made), 0
+    folder, found = Folder.of(made), 0
     names = {
         parameter: own[0].tensor
         for parameter, own in where.pieces.items()
@@ -633,14 +646,14 @@ def _without_idle(made: Path, graph: Graph, where: Layout, chosen: Mapping[str, 
         tensor = matrices[name]
         idle = kept[name] & ~mask
         if idle.any():
-            count += int(idle.sum())
+            found += int(idle.sum())
             file, entry = folder.entries[tensor]
             numbers = raw(folder, tensor).reshape(mask.shape)
             numbers[idle] = 0
             with (made / file).open("r+b") as out:
                 out.seek(entry.begin)
                 out.write(numbers.tobytes())
-    return count
+    return found
 
 
 @dataclass(frozen=True, slots=True)

@@ -47,6 +47,7 @@ def run(given: PlanOptions) -> int:
         return status
     if not given.model:
         raise InputError("no model; give a name (`gnomon catalogue models`), a config.json, or a job file with --like")
+    # Options that change a job file say nothing without one.
     if beside := [name for name in ("--to", *BESIDE) if getattr(given, BESIDE.get(name, "to"))]:
         raise InputError(f"{beside[0]} goes with a job file; give it with --like FILE")
     refuse_others(given)
@@ -113,6 +114,7 @@ def _other(options: PlanOptions, asked: PlanRequest) -> int:
     sizes = [f"--{name}" for name in ("pareto", "longest", "largest") if getattr(options, name)]
     if asked.chosen.asked and sizes:
         raise InputError(f"--refine is for the fastest plan, and {sizes[0]} asks another; fix choices with --fix")
+    # A front or a size is of the exact search alone, unless effort is asked for.
     exact = bool(sizes) and (options.pareto or asked.chosen.effort is None)
     question = Question(
         graph=asked.graph,
@@ -152,6 +154,7 @@ def _found(options: PlanOptions, asked: PlanRequest, budget: Budget) -> Result:
     result = _search(asked, wanted, budget, diverse=True)
     if options.try_ and len(result.best) < options.try_:  # as many as are asked for, be they alike
         every = _search(asked, options.try_, budget, diverse=False).best
+        # Unlike ones first, and only as many alike ones as are missing.
         points = {candidate.point for candidate in result.best}
         more = [candidate for candidate in every if candidate.point not in points]
         result = replace(result, best=tuple(sorted((*result.best, *more), key=lambda candidate: candidate.step_s)))
@@ -220,6 +223,7 @@ def _one(options: PlanOptions, asked: PlanRequest) -> int:
     tries: Any = None
     again: Result | None = None
     if options.try_:
+        # The passes may have made a better plan than the search's best, which is tried with the others.
         every = (best, *(candidate for candidate in result.best if candidate is not best))
         candidates = tuple(
             every[i] for i in pick_diverse([candidate.plan for candidate in every], options.try_, fill=True)
@@ -302,6 +306,7 @@ def _replica_base(asked: PlanRequest) -> Plan:
 
 
 def _file(options: PlanOptions, result: Result, best: FoundPlan, assumed: list[str]) -> PlanFile:
+    # Only those that would have been chosen, had they fitted.
     faster = tuple(candidate.plan for candidate in result.near if candidate.step_s < best.step_s)
     others = (candidate.plan for candidate in result.best)
     named = For(options.model, options.on, options.stack)

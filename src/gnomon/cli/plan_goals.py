@@ -72,6 +72,8 @@ def is_asked(options: PlanOptions) -> bool:
         raise InputError(f"{' and '.join(given)} are different questions; ask one at a time")
     names = [name_of(text) for text in options.vary]
     chooses = bool(options.max_devices) or given in (["--max-step"], ["--deadline"])
+    # --vary beside a question that chooses machines lists the machines to choose among; beside any other it is a second
+    # question.
     if names and (given or options.max_devices) and not (chooses and set(names) <= {*MACHINES} and len(names) == 1):
         first = given[0] if given else "--max-devices"
         raise InputError(
@@ -254,6 +256,7 @@ def _time_limit(options: PlanOptions, workload: Workload) -> tuple[float, int, s
     tokens = quantity("--tokens", parse_count, options.tokens or "")
     if not tokens or not deadline:
         raise InputError("--deadline and --tokens must be above 0")
+    # The last step counts whole.
     steps = ceil(tokens / sum(workload.sequence_lengths()))
     return deadline / steps, steps, f"{options.tokens} tokens in {options.deadline} ({steps:,} steps)"
 
@@ -322,6 +325,7 @@ def _values(name: str, text: str) -> tuple[Value, ...]:
     first, dots, last = text.partition("..")
     if dots:
         low, high = (quantity(f"--vary {name}", parse_count, end) for end in (first, last))
+        # Each value is a search of its own.
         if not 1 <= low <= high <= low + 4096:
             raise InputError(f"--vary {name}={text[:40]}: a range goes up, from 1 on, over 4,096 values at most")
         return tuple(range(low, high + 1))

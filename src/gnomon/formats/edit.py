@@ -41,6 +41,7 @@ def edited(
     may hold several commands. beside: flags near which a new one may be put, the first that the script has. Lines end
     as they did. InputError for a setting that has no place in the text.
     """
+    # Patterns below know one end of lines.
     if "\r\n" in text:
         plain = text.replace("\r\n", "\n")
         changed = edited(plain, suffix, settings, variables=variables, places=places, beside=beside)
@@ -107,6 +108,7 @@ def _spans(text: str) -> tuple[_Span, ...]:
             at += 2
             continue
         if char == "\n" and ends:
+            # Here-documents begin with the next line, in the order in which they were opened.
             for word in ends:
                 end = re.compile(rf"^\t*{re.escape(word)}$", re.MULTILINE).search(text, at + 1)
                 stop = len(text) if end is None else end.start()
@@ -168,6 +170,7 @@ def _flags(text: str, key: str) -> Iterator[_Flag]:
         around = _around(text, found.start())
         if around is not None and around.kind == "#":
             continue
+        # Values do not run out of the string that the flag stands in.
         stop = len(text) if around is None else around.end - 1
         at, values = found.end(), list[tuple[int, int]]()
         if text[at : at + 1] == "=":
@@ -176,6 +179,7 @@ def _flags(text: str, key: str) -> Iterator[_Flag]:
         else:
             while word := _NEXT.match(text, at, stop):
                 variable = _VARIABLE.fullmatch(word[1]) is not None
+                # A further variable behind a plain value is more arguments, not a second value.
                 if _ARGUMENTS.fullmatch(word[1]) or variable and values and "$" not in text[slice(*values[0])]:
                     break
                 values.append(word.span(1))
@@ -193,6 +197,7 @@ def _script(text: str, key: str, value: object, variables: bool, places: Places,
     words = [] if value is True else [quote(str(one)) for one in _several(value)]
     if not found:
         return _with_flag(text, key, words, places, beside)
+    # From the end, so that earlier places keep their positions.
     for place in reversed(found):
         text = _with_values(text, key, place, words, variables)
     return text
@@ -256,6 +261,7 @@ def _assigned(text: str, name: str, word: str, key: str) -> str | None:
         return None
     lines = re.compile(rf"^[ \t]*(?:export[ \t]+|declare[ \t]+|local[ \t]+)*{name}=(?P<value>{_VALUE})?", re.MULTILINE)
     found = [one for one in lines.finditer(text) if one["value"]]
+    # Assigned twice: which one counts depends on branches.
     if len(found) != 1:
         return None
     start, end = found[0].span("value")
@@ -351,6 +357,7 @@ def _yaml_lines(lines: Sequence[str]) -> Iterator[_Line]:
         found = _KEY.match(line)
         if found is None:
             continue
+        # A key no deeper than the one before closes the tables at and below its column.
         while above and above[-1][0] >= indent:
             above.pop()
         above.append((indent, found["key"].strip("\"'")))
@@ -375,6 +382,7 @@ def _yaml(text: str, key: str, value: object) -> str:
             return "\n".join(_yaml_inline(lines, above[-1], path, value))
         return text if value is REMOVED else "\n".join(_yaml_added(lines, known, path, value))
     last = _last_of(lines, known, path)
+    # An anchor: an alias elsewhere in the file repeats the value.
     if here.value.startswith("&"):
         raise InputError(f"{key} is {here.value} in the file, which other lines may take; change it by hand")
     if value is REMOVED:
@@ -440,6 +448,7 @@ def _yaml_added(lines: Sequence[str], known: Sequence[_Line], path: tuple[str, .
             raise InputError(f"{'.'.join(path[:depth])} is {parent.value} in the file, and no table; change it by hand")
         last = _last_of(lines, known, path[:depth])
         inner = [line.indent for line in known if line.path[:-1] == path[:depth]]
+        # As its siblings stand, or as the file indents elsewhere.
         indent = inner[0] if inner else parent.indent + step
     added = [f"{' ' * (indent + step * i)}{name}:" for i, name in enumerate(path[depth:])]
     added[-1] += f" {_scalar(value)}"
@@ -504,6 +513,7 @@ def _toml_lines(lines: Sequence[str]) -> Iterator[_Entry]:
             until = "" if until in line else until
             continue
         if (section := _SECTION.match(line)) is not None:
+            # [[name]] may come again, so its keys have no one place.
             table = (*_parts(section["name"]), *((ARRAY,) if section["open"] == "[[" else ()))
             yield _Entry(number, table, (), 0)
             continue
@@ -511,6 +521,7 @@ def _toml_lines(lines: Sequence[str]) -> Iterator[_Entry]:
         if found is None:
             continue
         yield _Entry(number, table, _parts(found["name"]), found.end())
+        # Texts over several lines may hold lines that look like keys.
         mark = line[found.end() : found.end() + 3]
         if mark in ('"""', "'''") and mark not in line[found.end() + 3 :]:
             until = mark

@@ -145,6 +145,7 @@ def follow(stream: Iterator[Command], script: Script, depth: int) -> None:
     """Follow commands, one after the other."""
     if depth > 8:
         raise FormatError("commands that contain commands more than 8 deep; give the training command itself", "line 1")
+    # Tests nest: a command counts only where every open branch is followed.
     branches: list[bool | None] = []  # of each open `if`: is its branch followed; None once one has been
     for line, words in stream:
         head = words[0]
@@ -154,6 +155,7 @@ def follow(stream: Iterator[Command], script: Script, depth: int) -> None:
             script.loops = max(0, script.loops - 1)
             script.fresh = script.fresh if script.loops else set()
             continue
+        # Within a branch that is not followed: what it would set is not known afterwards.
         elif not all(b is True for b in branches) and head in (*LOOPS, "case"):
             mark(body_of(stream, words, "esac" if head == "case" else "done"), script)
             continue
@@ -213,8 +215,10 @@ def open_loop(line: int, words: list[str], stream: Iterator[Command], script: Sc
         values = [w for raw in words[3:] for w in expand(raw, script)]
         name = words[1]
         if name not in script.fixed:
+            # The name carries the first value along, which a message can offer.
             offer = f"={values[0]}" if values and unknown(values[0]) is None and len(values[0]) < 60 else ""
             script.variables[name] = values[0] if len(values) == 1 else f"{UNKNOWN}{name}{offer}{UNKNOWN}"
+        # One value: the body runs once, and what it counts is known.
         script.loops += 1 if len(values) != 1 else 0
         if values:
             return
@@ -277,6 +281,7 @@ def follow_command(line: int, words: list[str], script: Script, branches: list[b
         if head == "if":
             branches.append(met)
         elif branches:
+            # None once one branch has been followed: no later elif or else of this `if` may be.
             branches[-1] = met if branches[-1] is False else None
         return
     elif head == "fi":
@@ -337,6 +342,7 @@ def condition(words: list[str], script: Script) -> bool | None:
     parts = re.split(r"\0(&&|\|\||-a|-o)\0", "\0".join(test))
     value: bool | None = None
     for index in range(0, len(parts), 2):
+        # A variable that nobody gives is empty for the shell, too.
         one = is_true(["" if unknown(w) is not None else w for w in parts[index].split("\0")])
         if one is None:
             return None
@@ -366,6 +372,7 @@ def simple_command(line: int, words: list[str], script: Script, depth: int) -> N
         return
     if expanded[0] in script.functions:
         called = {str(i): word for i, word in enumerate(expanded[1:], 1)}
+        # A function's arguments hide the script's, until it returns.
         outer = {name: script.variables.get(name) for name in called}
         script.variables.update(called)
         follow(iter(script.functions[expanded[0]]), script, depth + 1)
@@ -475,6 +482,7 @@ def assign(name: str, raw: str, more: bool, script: Script) -> None:
         script.variables[name] = [*old, text]
     else:
         script.variables[name] = ((old if isinstance(old, str) else "") if more else "") + text
+    # Bounds memory: values that double each other grow exponentially.
     script.words += len(text) // 8
     if script.words > MAX_WORDS:
         raise FormatError(f"variable {name} grows beyond what a job needs; give the training command", f"{name}")
@@ -509,6 +517,7 @@ def expand(raw: str, script: Script, *, split: bool = True) -> list[str]:
             value, at = substitute(raw, at, script)
             text = " ".join(value) if isinstance(value, list) else value
             pieces = text.split() if split else [text]
+            # Blanks at the front end the word so far.
             if split and text[:1].isspace() and words[-1]:
                 words.append("")
             words[-1] += pieces[0] if pieces else ""
@@ -609,6 +618,7 @@ def parameter(inside: str, script: Script) -> Value:
         return word_value(f'"{default}"' if '"' not in default else default, script)
     if value is None and name in "@*":
         return [str(script.variables[position]) for position in positions(script)]
+    # `$1` after `shift 2` is what the caller knows as the third argument.
     if value is None and name.isdecimal() and script.shifted:
         name = str(int(name) + script.shifted)
     if value is None:
@@ -618,12 +628,14 @@ def parameter(inside: str, script: Script) -> Value:
 
 def arithmetic(text: str, script: Script) -> str:
     """Value of `$((text))` for + - * / % on integers; not known otherwise."""
+    # Within $((…)) a bare name is a variable.
     filled = re.sub(r"\$?\{?\b([A-Za-z_]\w*)\b\}?", lambda m: word_value(f"${m[1]}", script), text)
     if (name := unknown(filled)) is not None:
         return f"{UNKNOWN}{name}{UNKNOWN}"
     try:
         if len(filled) > 1000:
             raise ValueError
+        # The grammar of sums is Python's too; only the tree's numbers and + - * / % are evaluated, nothing is run.
         return str(calculate(ast.parse(filled.strip(), mode="eval").body))
     except (SyntaxError, ValueError, ZeroDivisionError, RecursionError, MemoryError):
         return f"{UNKNOWN}$(({text.replace(UNKNOWN, '')})){UNKNOWN}"

@@ -86,6 +86,7 @@ def chunks(lengths: Sequence[int], chunk_size: int) -> tuple[Unit, ...]:
 
 def _pack(items: Sequence[tuple[int, int]], capacity: int) -> list[list[int]]:
     """Sequences of the fewest bins into which longest-first, emptiest-bin packing fits; bins by first sequence."""
+    # From the bound by volume up to one bin for each.
     for count in range(-(-sum(size for _, size in items) // capacity), len(items) + 1):
         bins: list[list[int]] = [[] for _ in range(count)]
         load = [0] * count
@@ -138,6 +139,7 @@ def _sequences(units: Sequence[Unit]) -> list[list[int]]:
     for sequence, chain in chains.items():
         if any(len(units[index].pieces) > 1 for index in chain):
             raise PlanError(f"sequence {sequence} is cut, but one of its chunks holds another piece; give it its own")
+        # A chunk reads keys of those before it, so they must be issued first.
         if chain != sorted(chain):
             raise PlanError(f"chunks of sequence {sequence} must be units in the order of their tokens")
     alone = [[index] for index in range(len(units)) if not any(index in chain for chain in chains.values())]
@@ -148,6 +150,7 @@ def _run_twice(units: Sequence[Unit], keep: int | None) -> frozenset[int]:
     """Units that give up their activations: all but the last `keep` of each sequence."""
     if keep is None:
         return frozenset()
+    # The last chunks of a sequence go backward first, right after their forward.
     return frozenset(unit for chain in _sequences(units) for unit in chain[:-keep])
 
 
@@ -155,6 +158,7 @@ def _rank(warm_up: int, backwards: Sequence[int], again: frozenset[int]) -> Iter
     """(kind, unit) of one rank: `warm_up` forwards, then one forward and one backward in turn."""
     count, issued = len(backwards), 0
     for turn, unit in enumerate(backwards):
+        # A chunk goes backward only after the last of its sequence has gone forward, which may be beyond the warm-up.
         while issued < count and (issued <= unit or issued <= turn + warm_up):
             yield "C" if issued in again else "F", issued
             issued += 1

@@ -29,6 +29,7 @@ def delay_update(program: Program) -> Program:
             "offload the optimizer, all of it where gradients are clipped"
         )
     host_update = replace(kinds["HOST_OPT"], effects=effects("read GH, read PH, write PH"))
+    # Carried: what is read at the head of a step was written in the one before.
     buffers = [replace(b, lifetime="carried") for b in program.buffers if b.name == "GH"]
     listed = []
     for rows in rows_of(program):

@@ -95,6 +95,7 @@ class _Ranks:
 
     def roll_back(self) -> bool:
         """Divides the longest whole sequence of the fullest rank. False when it has none."""
+        # Least room: the fullest.
         rank = min(range(len(self.room)), key=self.room.__getitem__)
         whole = [sequence for sequence, where in self.placed.items() if where == rank]
         if whole:
@@ -109,12 +110,14 @@ def _place(lengths: Sequence[int], capacity: int, cp: int, work: Work) -> tuple[
         raise PlanError(f"cp = {cp}, capacity = {capacity} tokens and all lengths must be at least 1")
     ranks = _Ranks(lengths=lengths, work=work, room=[Fraction(capacity)] * cp, load=[Fraction(0)] * cp)
     for sequence in sorted(range(len(lengths)), key=lambda i: (lengths[i], i)):
+        # Each roll-back divides one more sequence, and none becomes whole again: it ends.
         while sequence not in ranks.placed:
             lightest = min(range(cp), key=ranks.load.__getitem__)
             emptiest = max(range(cp), key=ranks.room.__getitem__)
             fits = [rank for rank in (lightest, emptiest) if ranks.room[rank] >= lengths[sequence]]
             if fits:
                 ranks.keep(sequence, fits[0])
+            # Every rank must have room for its part.
             elif min(ranks.room) >= Fraction(lengths[sequence], cp):
                 ranks.divide(sequence)
             elif not ranks.roll_back():
@@ -137,6 +140,7 @@ def gds(lengths: Sequence[int], *, data_ranks: int, capacity: int, cp: int, work
         raise PlanError(f"{len(lengths)} sequences do not give each of {data_ranks} data-parallel ranks one")
     shares: list[list[int]] = [[] for _ in range(data_ranks)]
     load = [0] * data_ranks
+    # Longest processing time first, by FLOPs and not by tokens: attention grows with the square.
     for sequence in sorted(range(len(lengths)), key=lambda i: (-work(lengths[i]), i)):
         worker = min(range(data_ranks), key=load.__getitem__)
         shares[worker].append(sequence)
@@ -157,6 +161,7 @@ def _microbatches(
     """The sequences of each microbatch of one worker, with their placement."""
     total = sum(lengths[sequence] for sequence in share)
     for count in range(max(1, -(-total // (capacity * cp))), len(share) + 1):
+        # Sorted by length and dealt in turn, so that each microbatch has short ones to fill up with.
         dealt = [share[first::count] for first in range(count)]
         placed = [_place([lengths[sequence] for sequence in members], capacity, cp, work) for members in dealt]
         microbatches = [(members, where) for members, where in zip(dealt, placed, strict=True) if where is not None]

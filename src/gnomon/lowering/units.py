@@ -64,6 +64,7 @@ def units_of_lengths(graph: Graph, plan: Plan, lengths: Sequence[int]) -> tuple[
     own, order = size // ranks, list(range(len(lengths)))
     names = {given.name for given in plan.schedule.passes}
     if GROUP_BY_LENGTH in names:
+        # Longest first: if the largest microbatch does not fit, that is seen at once.
         order.sort(key=lambda i: (-lengths[i], i))
     pads = PADDING in names
 
@@ -126,6 +127,7 @@ def work_of(graph: Graph) -> Callable[[int], int]:
         if op.does == "attends"
     )
     weights = graph.num_active_parameters() + graph.num_frozen()
+    # QKᵀ and PV are 2 FLOPs a pair and width each, and a causal mask leaves half of the pairs: 2 · width · tokens².
     return lambda tokens: 2 * weights * tokens + 2 * wide * tokens * tokens
 
 

@@ -45,11 +45,13 @@ def alike(plan: Plan, cluster: Cluster | None) -> tuple[Workers, ...]:
     ]
     kinds: list[tuple[str, ...]] = [() for _ in shares[0]]
     devices = [device.name for device in cluster.devices] if cluster is not None else []
+    # One kind of device: workers differ by shares alone.
     if len(set(devices)) > 1:
         for mesh, ranks in zip(meshes, plan.stage_ranks, strict=True):
             for index, rank in enumerate(ranks):
                 worker = mesh.dense.coordinate(index, "dp")
                 if worker < len(kinds):
+                    # All devices of a worker in order of its ranks: workers are alike only if these agree one by one.
                     kinds[worker] += (devices[plan.device_of[rank]],)
     if len(set(shares)) > 1:
         uneven = any(len(set(stage_shares)) > 1 for stage_shares in shares) or len(set(kinds)) > 1
@@ -73,6 +75,7 @@ def divided_units(units: Sequence[Unit], count: int, groups: Sequence[Workers]) 
     parts = sum(group.share * len(group.members) for group in groups)
     if not units:
         units = [Unit(pieces=tuple((j * parts + i, 0, 1) for i in range(parts))) for j in range(count)]
+    # Sequences go to workers in order of their numbers, whichever group they are in.
     by_worker = sorted((worker, g) for g, group in enumerate(groups) for worker in group.members)
     divided = []
     for unit in units:
@@ -107,6 +110,7 @@ def split(rows: Rows, count: int) -> Rows:
         class_ptr=np.array(kept, np.int64),
         kind=rows.kind[index],
         stage=rows.stage[index],
+        # Rows of no unit (-1) stay so.
         unit=np.where(unit < 0, unit, unit * count + group_of).astype(np.int32),
         group=np.where(group < 0, group, group * count + group_of).astype(np.int32),
         overrides=overrides,
@@ -124,6 +128,7 @@ def meet(rows: Rows, pipeline_ranks: Sequence[int]) -> Rows:
         stage = int(rows.stage[row])
         group[row] = base + stage
         if len(set(pipeline_ranks)) > 1:
+            # Classes of one pipeline rank meet with each other only.
             name = f"dp.{pipeline_ranks[stage]}"
             overrides[row] = Override(comm=name)
             comms[name] = Communicator(name=name, semantics="collective")

@@ -77,6 +77,7 @@ def method_of(config: Mapping[str, Any]) -> Method | None:
     match program:
         case "gptq":
             bits, group = _whole(given, "bits"), _whole(given, "group_size")
+            # AutoGPTQ stored zeros less one; GPTQModel's v2 stores them as they are, and says so.
             first = given.get("checkpoint_format", "gptq") != "gptq_v2"
             return Method(program="gptq", bits=_bits(bits, "gptq"), group=max(0, group), zeros_are_less_one=first)
         case "awq":
@@ -136,6 +137,7 @@ def layers_of(method: Method, dtypes: Mapping[str, str]) -> dict[str, dict[str, 
     out: dict[str, dict[str, str]] = {}
     for name, dtype in dtypes.items():
         layer, _, end = name.rpartition(".")
+        # A plain `weight` is codes only in a dtype that no plain weight has.
         if end in CODED or (end == "weight" and dtype in ("F8_E4M3", "I8")):
             there = {end: f"{layer}.{end}" for end in ENDINGS if f"{layer}.{end}" in dtypes}
             out[f"{layer}.weight"] = there
@@ -153,6 +155,7 @@ def shape_of(method: Method, shapes: Mapping[str, tuple[int, ...]], said: Sequen
         down, across = shapes["qweight"]
         if method.program == "awq-gemv":
             return down, across * 8
+        # AWQ's gemm packs eight outputs in a word, GPTQ 32 / bits inputs.
         return (across * 8, down) if method.program == "awq" else (across, down * 32 // method.bits)
     coded = shapes["_weight_qdata" if method.program == "torchao" else "weight"]
     if method.packing != "BYTES":
@@ -216,6 +219,7 @@ def _torchao_shape(method: Method, coded: Sequence[int], said: Sequence[int]) ->
     else:
         whole = coded[0], coded[1] * (2 if method.packing == "PLAIN" else 8)
     shape = (int(said[0]), int(said[1])) if len(said) == 2 else whole
+    # Tiles are filled up, so they may hold more than the layer; other packings hold exactly it.
     if (shape[0] > whole[0] or shape[1] > whole[1]) if dims == 4 else shape != whole:
         raise InputError(
             f"torchao's codes of shape {list(coded)} hold {whole[0]} x {whole[1]}, and the file says {shape}"
@@ -257,6 +261,7 @@ def stored(method: Method, tensors: Tensors) -> tuple[Storage, dict[str, NDArray
             return _fp8(_one(tensors, "weight"), _scale_of(tensors), method.block)
         case "bitsandbytes-int8":
             codes, sizes = _one(tensors, "weight"), _one(tensors, "SCB").astype(np.float32)
+            # SCB is the largest size of a row, which code 127 stands for.
             return _eight(codes, (sizes / np.float32(127))[:, None])
         case "torchao":
             return _torchao(method, tensors)
@@ -285,8 +290,10 @@ def _words(packed: NDArray[Any], bits: int) -> NDArray[np.uint8]:
     if bits == 3:
         if packed.shape[1] % 3:
             raise InputError(f"codes of three bits fill three words at a time, and rows have {packed.shape[1]}")
+        # Little-endian bits of little-endian bytes: bit i of the stream is bit i of the words in order.
         ones = np.unpackbits(np.ascontiguousarray(packed).view(np.uint8), axis=1, bitorder="little")
         return np.asarray(ones.reshape(packed.shape[0], -1, 3) @ np.array([1, 2, 4], np.uint8), np.uint8)
+    # [rows, words, codes of a word]; unsigned, or the shift would draw the sign in.
     shifts = np.arange(0, 32, bits, dtype=np.uint32)
     codes = packed.view(np.uint32)[..., None] >> shifts & np.uint32(2**bits - 1)
     return codes.reshape(packed.shape[0], -1).astype(np.uint8)
@@ -300,6 +307,7 @@ def _integers(
     half = scales.dtype == np.float16
     storage = Integers(
         bits=bits,
+        # A group as wide as the row is one scale a row.
         group=0 if group >= shape[1] else group,
         zeros=zeros is not None,
         scale="float16" if half else "float32",
@@ -330,6 +338,7 @@ def _torchao(method: Method, tensors: Tensors) -> tuple[Storage, dict[str, NDArr
     middle = 2 ** (method.bits - 1)
     groups = scales.reshape(codes.shape[0], -1)
     zeros = tensors.get("_weight_zero_point")
+    # int16: offsets and codes are of -128 to 127, and with the middle added of up to 255.
     wide = None if zeros is None or not zeros.any() else zeros.reshape(groups.shape).astype(np.int16) + middle
     numbers = codes.astype(np.int16) + middle
     for x in (numbers, wide):

@@ -60,6 +60,7 @@ def read_nsight(path: str) -> tuple[Trace, ...]:
             f"-o {name.with_suffix('.sqlite').name} {name.name}"
         )
     try:
+        # Read only: reading must not write a journal beside somebody's file.
         with closing(sqlite3.connect(f"file:{Path(path).resolve()}?mode=ro", uri=True)) as base:
             return _Export(path, base).traces()
     except sqlite3.Error as error:
@@ -128,6 +129,7 @@ class _Export:
         has = self.columns.get(table, frozenset())
         if not has:
             return
+        # Versions of nsys name the column differently; the first that is there is the most telling.
         label = next((one for one in ("demangledName", "shortName", "nameId", "name") if one in has), None)
         process = "globalPid" if "globalPid" in has else "0"
         size = "bytes" if "bytes" in has and table != KERNELS else "NULL"

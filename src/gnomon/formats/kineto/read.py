@@ -126,6 +126,7 @@ def _bytes(path: Path, limit: int) -> bytes:
     """The first bytes of a file, unpacked. InputError with the reason."""
     try:
         with path.open("rb") as file:
+            # gzip's magic number: names do not always say it.
             packed = file.read(2) == b"\x1f\x8b"
         with gzip.open(path) if packed else path.open("rb") as file:
             return file.read(limit)
@@ -139,6 +140,7 @@ def _bytes(path: Path, limit: int) -> bytes:
 def read_trace(path: str) -> Trace:
     """Reads one rank's trace. InputError if it cannot be read or holds no events."""
     data = _bytes(Path(path), _LARGEST_BYTES)
+    # Exactly the limit was read: there is more.
     if len(data) == _LARGEST_BYTES:
         raise InputError(
             f"{path!r} holds more than {_LARGEST_BYTES >> 30} GiB of JSON; record fewer steps: "
@@ -192,6 +194,7 @@ class _Reading:
                 args = event.get("args")
                 args = args if isinstance(args, dict) else {}
                 lane = lanes.setdefault((str(event.get("pid")), str(event.get("tid"))), len(lanes))
+                # Columns of numbers: a trace has millions of events and thousands of names.
                 name = names.setdefault(str(event.get("name", "")), len(names))
                 ties = _whole(args.get("correlation")), _whole(args.get("External id"))
                 rows.append((category, name, lane, start, duration, *ties))
@@ -223,6 +226,7 @@ class _Reading:
     ) -> Trace:
         table = list(zip(*rows, strict=True))
         starts = np.array(table[3], np.float64)
+        # Stable: events that start together keep their nesting, the outer first.
         order = np.argsort(starts, kind="stable")
         first = float(starts.min())
         moved = {int(old): new for new, old in enumerate(order.tolist()) if details[old] is not None}
@@ -307,4 +311,5 @@ def _number(value: Any) -> float | None:
 def _whole(value: Any) -> int:
     """A whole number of 64 bits; NONE if it is not one."""
     number = _number(value)
+    # Beyond 2**53 a double is no exact whole number any more, which identifiers of events stay below.
     return int(number) if number is not None and abs(number) < 2**62 and number == int(number) else NONE

@@ -50,6 +50,7 @@ def read_snapshot(path: str) -> Snapshot:
         raise InputError(f"{path!r} is no memory snapshot: it has neither `segments` nor `device_traces`")
     devices = range(max(1, len(told["device_traces"]) if isinstance(told.get("device_traces"), list) else 1))
     found = []
+    # A device that recorded nothing is passed over, unless it is the only one.
     for device in devices:
         try:
             found.append(peak_of(path, told, device))

@@ -94,6 +94,7 @@ def read_megatron(
     options = {option_name(key): text for key, text in given.settings.items() if option_name(key) in known_options()}
     if isinstance(source, (str, Path)):
         text, file = read_source(source)
+        # A log of a run prints its arguments, which are then as good as the script.
         if (log := dumped(text)) is not None:
             words, stated = log
             options = {option_name(key): value for key, value in given.settings.items()}
@@ -107,6 +108,7 @@ def read_megatron(
             folder = source.resolve().parent if isinstance(source, Path) else None
             script = launches(text, given.env, variables, folder)
             launch = training_launch(script, file)
+            # A variable that nobody reads is a slip of the person's, and must not pass in silence.
             words = list(launch.options)
             if wrong := [key for key in variables if key not in script.read and f"--{key.lstrip('-')}" not in words]:
                 asked = wrong[0]
@@ -161,6 +163,7 @@ def training_launch(script: Script, file: str) -> Launch:
         words = script.launches[-1].options
         tp, pp = (_after(words, f"--{axis}-model-parallel-size") for axis in ("tensor", "pipeline"))
         families.refuse_other(script.launches[-1].program, words, tp, pp)
+    # Scripts also start Python to convert or to check: training says its batch or its depth.
     commands = [one for one in started if {"--micro-batch-size", "--num-layers"} & set(one.options)]
     commands = commands or [one for one in started if len(one.options) > 3]
     if not commands:
@@ -397,6 +400,7 @@ def mesh_of(f: Fields, devices: int | None, num_experts: int) -> Mesh:
     given = f.raw("num_experts")
     experts = f.integer("num_experts", num_experts, least=0) if not isinstance(given, tuple) else max(given)
     etp = f.integer("expert_tensor_parallel_size", tp) if experts else 1
+    # Experts refold the ranks of a stage: ep x etp need not divide tp x cp, but both must divide the devices.
     if ep > 1 and experts and devices % (pp * ep * etp):
         least = pp * math.lcm(ep * etp, tp * cp)
         raise InputError(
@@ -408,6 +412,7 @@ def mesh_of(f: Fields, devices: int | None, num_experts: int) -> Mesh:
             f.fail("expert_model_parallel_size", f"{ep} expert ranks without --num-experts; give it, or use 1")
         divides("num_experts", experts, "expert_model_parallel_size", ep)
     last = f.flag("use_tp_pp_dp_mapping", False)
+    # Outermost first; --use-tp-pp-dp-mapping has pipeline ranks next to each other in place of data-parallel ones.
     order = ("dp_replicate", "dp_shard", "pp", "cp", "tp") if last else Mesh().order
     axes = {"pp": pp, "dp_replicate": replicas, "dp_shard": data // replicas, "cp": cp, "tp": tp}
     return Mesh(**axes, ep=ep, etp=etp, order=order)
@@ -440,6 +445,7 @@ def schedule_of(f: Fields, mesh: Mesh, layers: int, micro: int, count: int) -> S
         f.fail("pipeline_model_parallel_size", "interleaved stages need at least 2 pipeline ranks; raise it")
     group = f.integer("microbatch_group_size_per_virtual_pipeline_stage", pp)
     if virtual > 1 and group != pp:
+        # As Megatron-LM's assertions have it.
         if not pp <= group <= count or 0 < count % group < pp:
             f.fail(
                 "microbatch_group_size_per_virtual_pipeline_stage",
@@ -492,6 +498,7 @@ def stages_of(f: Fields, pp: int, layers: int) -> tuple[int, tuple[int, ...]]:
         by_rank = [first or per_stage, *[per_stage] * (pp - 2), last or per_stage]
         for rank_layers in by_rank:
             divides("layers of a pipeline rank", rank_layers, "num_virtual_stages_per_pipeline_rank", virtual)
+        # Stages in order: first chunk of every rank, then the second chunk of every rank.
         return virtual, tuple(n // virtual for _ in range(virtual) for n in by_rank)
     divides("num_layers (with embedding and loss, where they count)", counted, "pipeline_model_parallel_size", pp)
     per_rank = counted // pp
@@ -505,6 +512,7 @@ def stages_of(f: Fields, pp: int, layers: int) -> tuple[int, tuple[int, ...]]:
     if not any(ends):
         return virtual, ()
     split_list = [per_rank // virtual] * (pp * virtual)
+    # Embedding and loss stand for a layer each on the first and the last stage.
     split_list[0] -= ends[0]
     split_list[-1] -= ends[1]
     return virtual, tuple(split_list)
@@ -519,6 +527,7 @@ def parse_layout(f: Fields, text: str, layers: int) -> tuple[int, ...]:
         while match := re.search(r"\(([^()]*)\)\*(\d{1,4})|([EtmL|])\*(\d{1,4})", plain):
             part = (match[1] if match[3] is None else match[3]) * int(match[2] or match[4])
             plain = plain[: match.start()] + part + plain[match.end() :]
+            # Repeats nest, so a short text may expand without bound.
             if len(plain) > 100_000:
                 raise ValueError
     except ValueError:
@@ -627,6 +636,7 @@ def overlap_of(f: Fields, mesh: Mesh, virtual: int) -> Overlap:
     if gather and not reduce:
         f.fail("overlap_param_gather", "it needs --overlap-grad-reduce; add it")
     grad = "bf16" if f.flag("grad_reduce_in_bf16", False) else "fp32"
+    # The default of distributed_data_parallel.py: buckets grow with ranks, so that a ring's pieces stay large.
     elements = f.integer("ddp_bucket_size", max(40_000_000, 1_000_000 * mesh.data_ranks * mesh.cp))
     waits = f.flag("no_overlap_p2p_communication", False) or virtual == 1
     return Overlap(
@@ -700,6 +710,7 @@ def precision_of(f: Fields) -> Precision:
         compute=param,
         grad=grad,
         reduce=grad,
+        # In fp32 the parameters are their own master copy.
         master="none" if param == "fp32" else master,  # type: ignore[arg-type]
         states=states,  # type: ignore[arg-type]
         fp8=fp8,

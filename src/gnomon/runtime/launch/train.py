@@ -290,6 +290,7 @@ def _at(executors: Sequence[Executor]) -> str:
 def _train(job: TrainingJob, executors: list[Executor]) -> Outcome:
     """Trains as `train` does. executors: takes the one that is made."""
     with signals_noted() as asked:
+        # One process of each machine makes the tokens, while the others wait; then all map the same file.
         if int(os.environ.get("LOCAL_RANK", "0")) == 0:
             corpus_of(job)
         dist.barrier()
@@ -312,12 +313,14 @@ def _train(job: TrainingJob, executors: list[Executor]) -> Outcome:
                 if routed is not None:
                     routed.end_step(step)
                 busy = loop.saver is not None and loop.saver.busy
+                # Ranks must end, and begin checkpoints, after the same step.
                 sent, is_busy = largest_of_ranks([max(asked, default=0), int(busy)])
                 if loop.ends(step, sent, busy=bool(is_busy)):
                     break
         finally:
             if loop.saver is not None:
                 loop.saver.close()
+        # A delayed update is applied before weights are written.
         executor.settle()
         if job.record_router is not None and routed is not None and routed.steps:
             record = routed.record()
@@ -474,6 +477,7 @@ class Loop:
         """Validates, reports and saves as is due after the step; whether it was the last. asked: signal, or 0. busy:
         whether any rank still writes the checkpoint before. RunError where training diverged."""
         self._check_loss(step)
+        # Without waiting: where a rank still writes, training goes on.
         if self.saver is not None and not busy:
             self.checkpoint = self.saver.finish() or self.checkpoint
         job, last = self.job, bool(asked) or step == self.job.steps
@@ -483,6 +487,7 @@ class Loop:
         due = job.checkpoint_every and step % job.checkpoint_every == 0
         at_end = bool(asked) or (last and (due or job.checkpoint_at_end))
         if self.saver is not None and (at_end or due):
+            # At the end nothing trains on meanwhile, so nothing needs to be copied.
             self.saver.start(step, copy=not at_end)
         if self.saver is not None and last:
             self.checkpoint = self.saver.finish() or self.checkpoint
@@ -552,6 +557,7 @@ class Loop:
         warm = _warm(len(self.records))
         took = sum(record.step_s for record in self.records[warm:])
         share = sum(self.waits[warm:]) / took if took else math.nan
+        # NaN does not survive a maximum in one way everywhere; infinity does.
         most = torch.tensor([math.inf if math.isnan(share) else share], dtype=torch.float64)
         dist.all_reduce(most, op=dist.ReduceOp.MAX)
         return float(most) if math.isfinite(float(most)) else None
@@ -561,6 +567,7 @@ def _measured_steps(done: int, steps: int) -> frozenset[int]:
     """Picks at most MEASURED steps, spread over those after warm-up; the last one if there are none."""
     first = min(done + WARM_UP + 1, steps)
     count = min(MEASURED, steps - first + 1)
+    # Evenly from the first to the last.
     return frozenset(first + i * (steps - first) // max(1, count - 1) for i in range(count))
 
 
@@ -573,6 +580,7 @@ def largest_of_ranks(flags: Sequence[int]) -> list[int]:
 
 def identity_of(job: TrainingJob, corpus: Batches) -> dict[str, str]:
     """What a run goes on from beside model, precision and batch."""
+    # The learning rate has an entry of its own, so that `override` may name it alone.
     rest = replace(job.settings, lr=0.0)
     own = {"seed": str(job.seed), "lr": str(job.settings.lr), "optimizer": repr(rest), "data": corpus.identity}
     return own | ({"kernels": job.kernels} if job.kernels else {})

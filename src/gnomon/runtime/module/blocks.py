@@ -118,6 +118,7 @@ class BlockRun:
         """Integers that every rank has as each op wants them."""
         reads: dict[str, str] = {}
         for op in self.block.ops:
+            # The last reader wins: after it the tensor may go.
             reads.update(dict.fromkeys(op.inputs, op.path))
         kept = set(self.block.outputs)
         self.ops = [
@@ -167,6 +168,7 @@ class BlockRun:
             if name in self.free:  # as the batch has it, but that of a captured model, which is brought before
                 home = wanted if self.captured else _over_cp(wanted)
             there = self._steps(home, wanted, name)
+            # Gradients come as the op leaves them, with terms of sums where the op makes only such, and go home.
             back = self._steps(wanted.with_partial(*terms), home, name) if tensor.is_float else ()
             inputs.append(OpInput((name, wanted, terms), there, back))
         leave, enter = list[tuple[Move, ...]](), list[tuple[Move, ...]]()
@@ -177,6 +179,7 @@ class BlockRun:
                 continue
             home = self.homes[name]
             leave.append(self._steps(made, home, name))
+            # The gradient of a partial sum is needed whole by every rank that has a term.
             enter.append(self._steps(home, Sharding(shards=made.shards), name))
         over = str(op.attr("over", "")) if op.does == "normalises" and op.attr("fn", "") != "group" else ""
         if over and any(axis in self.axes and self.axes[axis].ranks > 1 for axis in strategy.inputs[0].axes_of(over)):
@@ -237,6 +240,7 @@ class BlockRun:
         frame.counted = counted
         if routings is not None:
             frame.routings = routings
+        # Nobody looks at single ops: all of them run as one function without the interpreter in between.
         if keeper is None and seen is None and not again and self.plain:
             self._straight(frame)(frame, frame.values)
             return {name: frame.values[name] for name in self.block.outputs}
@@ -298,9 +302,11 @@ def cut_linears(ops: Sequence[BlockOp], splits: Sequence[Split]) -> dict[str, Cu
 def _cut_of(there: tuple[Move, ...], back: tuple[Move, ...], kind: str) -> TokenCut | None:
     """The cut of a linear whose tokens are exchanged by `kind`, and their gradient by its opposite; None for others."""
     other = {"all_gather": "reduce_scatter", "reduce_scatter": "all_gather"}[kind]
+    # One exchange each way, and nothing besides.
     if [step.kind for step in there] != [kind] or [step.kind for step in back] != [other]:
         return None
     step = there[0]
+    # Other orders would cut tokens that do not lie next to each other.
     plain = not step.outer and step.axis.order == "contiguous" and (step.axis, step.dim) == (back[0].axis, back[0].dim)
     return TokenCut(step.axis, step.dim) if plain else None
 
@@ -404,6 +410,7 @@ class Frame:
         for name in op.last:
             self.values.pop(name, None)
             if self.brought:
+                # Copies in other layouts go with the tensor itself.
                 for need in [need for need in self.brought if need[0] == name]:
                     del self.brought[need]
         return named

@@ -43,6 +43,7 @@ class Rules:
             return self.input if self.input == "offload" else "keep"
         if root:
             return self.actions.get(root, "keep")
+        # What only the op knows has no name of its own: a rule that names any of it speaks for all.
         own = [action for name, action in self.actions.items() if name.startswith(f"{path}:")]
         return own[0] if own else "keep"
 
@@ -112,6 +113,7 @@ class Keeper:
     def watching(self, frame: Frame) -> Iterator[None]:
         """Watches the layer's forward, which runs inside, and decides what autograd saves."""
         self.device = frame.device
+        # Inputs first: what ops save of them is then known as the layer's input, not as some view.
         for name, x in frame.values.items():
             self._register(name, x)
         with saved_tensors_hooks(self._pack, self._unpack):
@@ -125,6 +127,7 @@ class Keeper:
             name: x for name, x in self.values.items() if self.decided.anchors.get(name, "") not in self._far
         }
         self.frame = frame.anew({})
+        # How many will be asked for again: after the last, what was brought back is let go.
         self.left = sum(saved.tensor is None for saved in self.saved)
 
     @property
@@ -142,6 +145,7 @@ class Keeper:
         """An op has made its outputs: what it saved is known by name now."""
         for name, x in made.items():
             self._register(name, x)
+        # This op's entries are the last ones.
         for saved in reversed(self.saved):
             if saved.place[0] != self.op:
                 break
@@ -149,6 +153,7 @@ class Keeper:
             saved.key, saved.action = self._told(saved)
             if saved.action == "offload" and saved.key not in self.hosts:
                 self.hosts[saved.key] = _to_host(saved.tensor)
+            # Let go here, right after the op: the peak of a forward counts.
             if saved.action != "keep":
                 saved.tensor = None
 
@@ -182,6 +187,8 @@ class Keeper:
     def _decide(self) -> SavingDecision:
         maker = {name: index for index, op in enumerate(self.run.ops) for name in op.site.op.outputs}
         kept = {saved.key for saved in self.saved if saved.action != "recompute"}
+        # A rule that names a tensor keeps it even where autograd does not ask for it, so that recomputation may start
+        # there.
         kept |= {name for name, action in self.rules.actions.items() if action != "recompute"}
         gone = [saved for saved in self.saved if saved.action == "recompute"]
         todo = [maker.get(saved.key, saved.place[0]) for saved in gone]
@@ -193,6 +200,7 @@ class Keeper:
                 continue
             again.add(index)
             for name in self.run.ops[index].site.op.inputs:
+                # Parameters and states are there anyway.
                 if self.run.block.tensor(name).kind != "activation":
                     continue
                 root = self.root_of[name]
@@ -218,6 +226,7 @@ class Keeper:
                         f"the layer cannot be computed again by tensor; leave it out of saved.rules"
                     )
                 writers.setdefault(root, []).append(index)
+        # Storages that no tensor of the block has.
         writers.pop("", None)
         return writers
 
@@ -247,6 +256,7 @@ class Keeper:
         """Runs ops as forward did, and takes what was wanted of it."""
         frame, decided = self.frame, self.decided
         assert frame is not None and decided is not None
+        # Leaves, with the same wish for gradients as in forward, or ops would save other things.
         values = {name: x.detach().requires_grad_(wants) for name, (x, wants) in self.values.items()}
         for name in decided.anchors.keys() - values.keys():
             geometry, wants = self.shapes[name]
@@ -274,6 +284,7 @@ class Keeper:
                 for order, x in enumerate(own):
                     if f"{index}.{order}" in wanted:
                         self.came[f"{index}.{order}"] = _storage_of(x)
+        # The generators go on from where they were, as if nothing had been drawn twice.
         if now is not None:
             _set_generators(self.device, now)
 
@@ -305,6 +316,7 @@ def _looked(storage: Tensor, geometry: Geometry) -> Tensor:
     shape, stride, offset, dtype = geometry
     same = storage if storage.dtype == dtype else torch.empty(0, dtype=dtype, device=storage.device)
     with torch.no_grad():
+        # A view in another dtype, without a copy.
         flat = same if same is storage else same.set_(storage.untyped_storage())
     return flat.as_strided(shape, stride, offset)
 

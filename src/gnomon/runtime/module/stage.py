@@ -171,6 +171,7 @@ class Stage(nn.Module):
                 if self.measures is not None:
                     self.measures.kept_by(part[0], partial(forward, *inputs))
                 values.update(zip(outs, _again(forward, *inputs, draws=self.draws), strict=True))
+                # They hold the inputs, which may be the last reference to what an earlier layer made.
                 del forward, inputs
             else:
                 self._run(part, values, packing, unit)
@@ -185,6 +186,7 @@ class Stage(nn.Module):
         """Neighbouring layers, and whether they are computed again from the input of the first."""
         first = 0
         while first < len(self.layers):
+            # A run of layers is computed again from the input of its first, so that only that is kept.
             stop = first + 1
             again = self._is_full(first)
             while again and stop < len(self.layers) and self.layers[stop].label in self.in_runs:
@@ -276,6 +278,7 @@ class Stage(nn.Module):
         def weight(name: str, rows: int) -> Weight:
             key = layer.label, name, rows
             if key not in self._weights:
+                # A handle is asked for with every op of every microbatch, and never changes.
                 self._weights[key] = made(name, rows)
             return self._weights[key]
 
@@ -343,6 +346,7 @@ def _state(run: BlockRun, inputs: Mapping[str, Tensor], packing: Packing | None)
         shape, device = shapes[source]
         if packing is not None and packing.parts is not None:
             return places(run.block, name, packing.positions)
+        # Under cp a rank has parts of a sequence, whose places are those of the whole.
         own = run.axes.get("cp", ALONE).positions(shape[where], device)
         if packing is not None:
             own = packing.positions[:, own]

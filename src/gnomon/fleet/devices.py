@@ -109,6 +109,7 @@ class Devices:
 
     def fail(self, node: int) -> None:
         """A node goes down; its jobs were stopped before."""
+        # Failures may overlap: a node is up again when the last of them is repaired.
         if node not in self.down:
             if node in self.serving:
                 self.serving.discard(node)
@@ -139,6 +140,7 @@ class Devices:
         """Inference gives back what it does not need, and takes whole free nodes of its own up to what it needs."""
         capacity = self.machines.capacity
         if len(self.serving) > self.wanted:
+            # The last are given back first, so that the nodes which serve stay the same at low load.
             for node in sorted(self.serving, reverse=True)[: len(self.serving) - self.wanted]:
                 self.serving.discard(node)
                 self.free[node] = capacity[node]

@@ -273,6 +273,7 @@ def packed(devices: int, per_node: int = 4) -> Placement:
 
 def fixed_batch(profile: Profile, replicas: int, batch: int) -> tuple[int, int]:
     """(local batch, steps that gradients are accumulated over besides) of a given global batch."""
+    # _EPS: a quotient that is whole must not be rounded up for its last digit.
     local = math.ceil(batch / replicas - _EPS)
     accumulated = math.ceil(local / profile.max_local - _EPS) - 1
     if replicas == 1 and batch > profile.batches[0]:
@@ -289,6 +290,7 @@ def goodput_at(profile: Profile, epoch: int, placement: Placement, atomic: int, 
 
 def _step(profile: Profile, placement: Placement, atomic: int, accumulated: int) -> float:
     step, sync = profile.step_s(placement, atomic)
+    # Steps that only accumulate do not communicate.
     return step + (step - sync) * accumulated
 
 
@@ -307,6 +309,7 @@ class Profiled(PhaseForecasts):
         """Progress a second in an epoch."""
         profile = self.profiles.of(job)
         free = self.adaptive and not profile.fixed_batch
+        # 0: the best batch does not depend on the one that the job came with.
         key = (job.model, 0 if free else profile.fixed_batch if self.adaptive else job.batch_size, epoch, placement)
         rate = self._memo.get(key)
         if rate is None:
@@ -325,6 +328,7 @@ class Profiled(PhaseForecasts):
             return 0.0
         best = 0.0
         seen = set()
+        # Evenly in logarithms: goodput changes with the ratio of batches.
         for batch in np.geomspace(least, profile.batches[-1], BATCHES):
             local = float(batch) / replicas
             accumulated = math.ceil(local / profile.max_local - _EPS) - 1
@@ -452,6 +456,7 @@ def _scaled(
         }
         few: dict[int, dict[int, list[tuple[Floats, Floats, Floats]]]] = {}
         for key, points in placements.get(app, {}).items():
+            # A placement `31` is three devices on one node and one on another.
             few.setdefault(len(key), {}).setdefault(sum(key), []).append(points)
         for nodes, by_replicas in few.items():
             out[app].setdefault(nodes, {}).update({r: _mean(many) for r, many in by_replicas.items()})
@@ -460,6 +465,7 @@ def _scaled(
 
 def _mean(many: Sequence[tuple[Floats, Floats, Floats]]) -> tuple[Floats, Floats, Floats]:
     sizes = many[0][0]
+    # At the local batches of the first, where all are interpolated.
     step = np.mean([np.interp(sizes, points[0], points[1]) for points in many], axis=0)
     sync = np.mean([np.interp(sizes, points[0], points[2]) for points in many], axis=0)
     return sizes, step, sync

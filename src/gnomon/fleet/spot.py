@@ -167,6 +167,7 @@ class _Played:
         """Returns the steps done in a second."""
         if self.system == "restart":
             return 0.0 if self.gone else 1 / self.costs.step_s
+        # Fewer pipelines take longer for the same global batch.
         return self.pipelines / self.shape.pipelines / self.costs.step_s
 
     def lose(self, machine: int) -> None:
@@ -181,6 +182,7 @@ class _Played:
         self.gone.discard(machine)
         if self.system == "restart" and not self.gone:
             self._start()
+        # Only another whole pipeline is worth a start.
         elif self.system == "elastic" and self._whole() > self.pipelines:
             self._back(self.costs.checkpoint_every)
             self._meet()
@@ -198,6 +200,7 @@ class _Played:
 
     def _back(self, every: int) -> None:
         """Goes back to the last step that was kept, of every so many."""
+        # The last multiple of `every`: what was done after it is done again.
         kept = float(self.steps // every * every)
         self.redone += self.steps - kept
         self.steps = kept
@@ -255,6 +258,7 @@ class _Decided(_Played):
             stages = Counter(rank // replicas for rank in ranks)
             lost = replicas in stages.values()
         else:
+            # A rank's copy is with the next one (`runtime.checkpoint.in_memory.keeper`).
             lost = any((rank + 1) % count in ranks for rank in ranks)
         if not self.apart and lost:
             self.apart = True

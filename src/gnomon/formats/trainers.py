@@ -305,6 +305,7 @@ def by_deepspeed(
     if given.devices is not None and given.devices % asked.cp:
         divides("devices", given.devices, "sequence parallel ranks", asked.cp)
     if values.get("gradient_clipping") == "auto":  # max_grad_norm, which is on unless it is 0
+        # Which number it is does not matter here: only whether gradients are clipped.
         values = {**values, "gradient_clipping": 1.0 if asked.clip else 0.0}
     job = deepspeed.job_of(
         values,
@@ -348,6 +349,7 @@ def own_engine(key: str, value: object, folder: Path | None) -> tuple[Mapping[st
     if name.lstrip()[:1] == "{":
         return read_json(name, key), key
     around = () if folder is None else (folder, *folder.parents)
+    # Trainers start at the root of a project, whose files name others from there.
     for place in (Path(name), *(parent / name for parent in around)):
         if place.is_file():
             return read_json(read_source(place)[0], str(place)), str(place)
@@ -438,6 +440,7 @@ def adapted(
     known = {op.path.rpartition(".")[2] for block in graph.blocks if block.name in layers for op in block.ops}
     if four_bits and eight_bits:
         f.fail("load_in_8bit", "the frozen network is stored in four bits or in eight; leave one of both out")
+    # A joined projection of another type stands for its parts here, unless the network has that name itself.
     spelled = [one for t in targets for one in (JOINED.get(t, (t,)) if t not in known else (t,))]
     there = tuple(t for t in dict.fromkeys(spelled) if any(fnmatchcase(name, t) for name in known))
     if targets and not there:
@@ -496,6 +499,7 @@ def layers_in_part(names: Sequence[str], chosen: Set[str]) -> tuple[str, ...]:
     for name in names:
         found = re.match(r"(.*\.\d+\.)", name)
         by_layer.setdefault(found[1] if found else name, []).append(name)
+    # A layer all of whose parameters are chosen, said once in place of parameter by parameter.
     whole = [start for start, own in by_layer.items() if len(own) > 1 and chosen >= set(own)]
     starts: dict[str, list[str]] = {}
     for start in whole:

@@ -230,6 +230,7 @@ def layer_block(c: DecoderConfig, kind: _Kind) -> Block:
     out = b.dropout("attention_dropout", out, c.dropout)
     if c.order in ("parallel", "parallel_two"):
         side = _normed(b, "mlp_layernorm", x, hidden, c) if c.order == "parallel_two" else normed
+        # Attention and feed-forward read x side by side; their sum is added to x once.
         both = b.add("parallel_sum", b.dropout("mlp_dropout", _feed_forward(b, side, hidden, c, kind), c.dropout), out)
         return b.build(b.add("mlp_residual", x, both, name="y"))
     middle = b.add("attention_residual", x, out)
@@ -258,10 +259,12 @@ def decoder(c: DecoderConfig) -> Graph:
     hidden, vocab = Dim(name="hidden", size=c.hidden_size), Dim(name="vocab", size=c.vocab_size)
     embed = embed_block(c, vocab, hidden)
     kinds = _kinds(c)
+    # Run-length coded: neighbours that are alike are one call.
     runs = [(kind, len(list(same))) for kind, same in groupby(kinds)]
     calls = [Call(block="embed", name="embed", inputs=(("input_ids", "input_ids"),), prefix="model")]
     x, first = f"embed.{embed.outputs[0]}", 0
     for kind, repeat in runs:
+        # A kind that comes in several runs needs a name for each call.
         name = kind.named(c) if len(set(kinds)) == len(runs) else f"layers_{first}"
         calls.append(layers_call(kind.named(c), x, first=first, repeat=repeat, name=name))
         x, first = f"{name}.y", first + repeat

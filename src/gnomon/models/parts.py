@@ -99,6 +99,7 @@ def attention_dims(heads: int, kv_heads: int, head_dim: int) -> tuple[Dim, Dim, 
     split together."""
     divisible("num_heads", heads, "num_kv_heads", kv_heads)
     query = Dim(name="heads", size=heads)
+    # One dim, so that an axis which divides one divides the other.
     keys = query if heads == kv_heads else Dim(name="kv_heads", size=kv_heads)
     return query, keys, Dim(name="head_dim", size=head_dim)
 
@@ -153,6 +154,7 @@ def self_attention(b: BlockBuilder, x: str, hidden: Dim, a: Attention, path: str
     made, plain = {}, ""
     for letter, heads in (("q", a.heads), ("k", a.kv_heads), ("v", a.kv_heads)):
         name = f"{path}.{letter}_proj"
+        # What k_proj made, before its norm and rotary.
         if letter == "v" and a.values_are_keys:
             made["v"] = plain
             continue
@@ -193,6 +195,7 @@ def _linear_biases(b: BlockBuilder, path: str, heads: Dim) -> str:
 def _norm_over_heads(b: BlockBuilder, path: str, x: str, heads: Dim, head_dim: Dim) -> str:
     """RMSNorm over all heads of a token together."""
     dims = b.dims(x)
+    # Joined, since a norm goes over one dim.
     row = product(f"{heads.name}_row", heads, head_dim)
     joined = b.op("reshape", f"{path}.joined", (x,), (*dims[:-2], row))
     return b.op("reshape", f"{path}.heads", (b.norm(path, joined, row, fn="rms", bias=False),), dims)
@@ -271,6 +274,7 @@ def moe_ffn(b: BlockBuilder, x: str, hidden: Dim, e: Experts, path: str) -> str:
     width, sent = e.latent or hidden, x
     if e.latent is not None:
         sent = b.linear(f"{path}.fc1_latent_proj", x, out=(e.latent,), contract=(hidden,), bias=False)
+    # Rows are (tokens, topk): each token once for each of its experts.
     rows = b.op("dispatch", f"{path}.dispatch", (sent, indices), (*tokens, e.topk, width), experts=e.experts.name)
     gate_path, up_path, down_path = (f"{path}.experts.{p}" for p in e.paths)
     gate = b.experts(gate_path, rows, experts=e.experts, out=e.ffn, contract=width, bias=complete) if e.gated else ""

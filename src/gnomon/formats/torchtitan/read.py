@@ -387,6 +387,7 @@ def split_by_hand(f: Fields, layers: int, pp: int) -> tuple[int, ...]:
 
 def stage_split(layers: int, stages: int, first: int, last: int) -> tuple[int, ...]:
     """Layers of each stage when embedding counts as `first` layers and the head as `last`."""
+    # The first stages take one more, as in generate_llm_fqn_per_model_part.
     per_stage, extra = divmod(layers + first + last, stages)
     if per_stage == 0 or max(first, last) > per_stage:
         raise InputError(
@@ -394,6 +395,7 @@ def stage_split(layers: int, stages: int, first: int, last: int) -> tuple[int, .
             f"lower pipeline_parallel_degree or the layers counted for embedding and head"
         )
     split = [per_stage + (stage < extra) for stage in range(stages)]
+    # Embedding and head took the place of so many layers in the division.
     split[0] -= first
     split[-1] -= last
     return tuple(split)
@@ -412,6 +414,7 @@ def saved_of(f: Fields, config: Network | str, mesh: Mesh) -> Saved:
         return Saved()
     option = str(option if option is not None else "2")
     if option.isdigit() and int(option) > 0:
+        # Every n-th layer, counted from 1.
         every = range(int(option) - 1, layers_of(config), int(option))
         return Saved(rules=tuple(SavedRule(calls=f"layers[{i}]", action="recompute") for i in every))
     if option != "op":
@@ -446,6 +449,7 @@ def splits_of(f: Fields, mesh: Mesh) -> tuple[Split, ...]:
 
 def layout_of(f: Fields, mesh: Mesh, seq_len: int) -> Layout:
     """Tensor parallelism always divides the sequence between its regions, unless the newer switch says otherwise."""
+    # Ring attention's head-to-tail order cuts a sequence into 2 x cp chunks.
     divisor = mesh.tp * (2 * mesh.cp if mesh.cp > 1 else 1)
     divides("seq_len", seq_len, "tensor_parallel_degree x 2 x context_parallel_degree", divisor)
     rotate = f.choice(
@@ -483,6 +487,7 @@ def optimizer_of(f: Fields, mesh: Mesh) -> Optimizer:
     return Optimizer(
         kind=kind,  # type: ignore[arg-type]
         zero=3 if sharded else 0,
+        # With a pipeline `default` keeps parameters gathered, which saves gathers for each microbatch.
         reshard_after_forward=policy == "always" or (policy == "default" and mesh.pp == 1),
         keep_last_block=policy != "always",
         offload=offload,

@@ -96,10 +96,12 @@ def calls(
     assert op.captured is not None, "of captured ops only"
     made = []
     for node in op.captured.nodes:
+        # A shape wants this rank's sizes, a mean the whole ones.
         known = whole if node.target.split(".")[1].rstrip("_") in ARITHMETIC else sizes
         args = tuple(_ready(x, known, compute, where) for x in node.args)
         kwargs = {name: _ready(x, known, compute, where) for name, x in node.kwargs}
         shape = None if node.shape is None else tuple(_ready(x, known, compute, where) for x in node.shape)
+        # Found once: most ops need no walk through their operands each time they run.
         fixed = not any(_is_own(x) for x in (*args, *kwargs.values()) if type(x) is not Use)
         made.append(AtenCall(node, aten(RESHAPED.get(node.target, node.target)), args, kwargs, shape, fixed))
     return made

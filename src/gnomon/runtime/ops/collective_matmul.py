@@ -65,6 +65,7 @@ class TokenCut:
         assert axis.group is not None
         for step in range(axis.ranks):
             following = pass_on(piece, axis.group) if step + 1 < axis.ranks else None
+            # The piece came from the rank `step` places before: its tokens begin there.
             yield (axis.index - step) % axis.ranks * home.shape[self.dim], piece
             if following is not None:
                 piece = arrived(*following)
@@ -76,6 +77,8 @@ class TokenCut:
         assert axis.group is not None
         coming = None
         for step in range(axis.ranks):
+            # The tokens of the rank before come first, whose sum has the whole ring to go; a rank's own come last, and
+            # their sum stays here.
             mine = term((axis.index - 1 - step) % axis.ranks * size, size)
             if coming is not None:
                 mine += arrived(*coming)
@@ -146,6 +149,7 @@ class _Scattered(torch.autograd.Function):
             ctx.save_for_backward(x)
         ctx.cut, ctx.product = cut, product
         out = cut.scattered(x.shape[cut.dim], term)
+        # After the sum, or every rank would add it.
         return out if product.bias is None else out.add_(product.bias.matrix)
 
     @staticmethod

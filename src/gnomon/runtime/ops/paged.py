@@ -38,6 +38,7 @@ _SIZES = "sequences heads kv_heads k_dim v_dim v_row size table_row window causa
 class PagedCall(ctypes.Structure):
     """The struct `Call` of cpp/paged.h, field by field."""
 
+    # Order and widths must be those of the C struct: nothing checks them.
     _fields_ = [
         *[(name, ctypes.c_int64) for name in _SIZES],
         *[(name, ctypes.c_double) for name in ("scale", "cap")],
@@ -135,6 +136,7 @@ def attend(
             write(pool, spans, *written)
         return by_torch(pool, seen, spans, q)
     out = torch.empty((q.shape[0], q.shape[1], pool.v_dim), dtype=q.dtype)
+    # The struct lives from call to call; what changes is written over.
     call.sequences, call.heads, call.threads = len(spans.lengths), q.shape[1], spans.threads
     call.q, call.out, call.q_row = q.data_ptr(), out.data_ptr(), q.stride(0)
     call.k = call.v = None
@@ -159,7 +161,9 @@ def write(pool: PagedPool, spans: Spans, k: Tensor, v: Tensor) -> None:
     """New keys and values to the last positions of their sequences."""
     bounds, lengths = spans.begins.tolist(), spans.lengths.tolist()
     for number, (begin, end, length) in enumerate(zip(bounds, bounds[1:], lengths, strict=False)):
+        # New positions are the last ones of a sequence.
         at = torch.arange(length - (end - begin), length, device=k.device)
+        # Position p lies in the (p // size)-th block of its sequence, at p % size.
         block, place = spans.table[number].long()[at // pool.size], at % pool.size
         pool.keys[block, :, :, place] = k[begin:end]
         pool.values[block, :, place, : pool.v_dim] = v[begin:end]
@@ -180,6 +184,7 @@ def by_torch(pool: PagedPool, seen: Visibility, spans: Spans, q: Tensor) -> Tens
         top = torch.full(mine.shape[:3], -torch.inf, dtype=wide, device=q.device)
         total = torch.zeros_like(top)
         acc = torch.zeros((*mine.shape[:3], pool.v_dim), dtype=wide, device=q.device)
+        # The first query sees back to its own position less window - 1; blocks before that are skipped.
         first = max(0, length - (end - begin) - seen.window + 1) // size if seen.window else 0
         for page in range(first, -(-length // size)):
             keys, values = pool.keys[table[page]].to(wide), pool.values[table[page], :, :, : pool.v_dim].to(wide)
@@ -191,6 +196,7 @@ def by_torch(pool: PagedPool, seen: Visibility, spans: Spans, q: Tensor) -> Tens
             if seen.slopes is not None:
                 slopes = seen.slopes.to(wide).unflatten(0, (-1, group))
                 score = score + slopes[None, :, :, None] * distance[:, None, None, :]
+            # What a block holds beyond the sequence's length is of an earlier owner.
             hidden = (places >= length)[None, :].expand_as(distance)
             if seen.causal:
                 hidden = hidden | (distance > 0)

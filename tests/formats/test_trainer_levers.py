@@ -34,6 +34,7 @@ gradient_accumulation_steps: 1
 bf16: true
 adapter: lora
 lora_target_linear: true
+plugins: [axolotl.integrations.liger.LigerPlugin]
 liger_rms_norm: true
 liger_glu_activation: true
 liger_fused_linear_cross_entropy: true

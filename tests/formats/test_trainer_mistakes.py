@@ -11,6 +11,7 @@ from gnomon.cli import main
 from gnomon.errors import GnomonError
 from gnomon.formats import programs
 from gnomon.formats.given import ReadContext
+from gnomon.formats.job import Job
 
 FACTORY = {
     "model_name_or_path": "meta-llama/Llama-2-7b-hf",
@@ -91,6 +92,37 @@ FILES = (
     (TRL, {"loss_type": "chunk_nll"}, "did you mean 'chunked_nll'"),
     (TRL, {"fsdp": "[full_shard]", "fsdp_config": "{fsdp_version: 3}"}, "FSDP has versions 1 and 2"),
     (TRL, {"torch_dtype": "float8"}, "torch_dtype"),
+    (FACTORY, {"gradient_acumulation_steps": "4"}, "did you mean 'gradient_accumulation_steps'"),
+    (FACTORY, {"per_device_train_batch_size": "{a: 1}"}, "got a mapping with 'a'"),
+    (FACTORY, {"finetuning_type": "lora", "quantization_bit": "3"}, "bitsandbytes stores 4 or 8 bits"),
+    (FACTORY, {"model_name_or_path": "null"}, "model_name_or_path"),
+    (FACTORY, {"use_unsloth": "true", "deepspeed": "ds_z3_config.json"}, "use_unsloth"),
+    (AXOLOTL, {"fsdp": "[full_shard]", "deepspeed": "deepspeed_configs/zero3.json"}, "leave one out"),
+    (
+        AXOLOTL,
+        {"fsdp": "[full_shard]", "fsdp_config": "{fsdp_auto_wrap_policy: TRANSFORMERS}"},
+        "TRANSFORMER_BASED_WRAP",
+    ),
+    (
+        AXOLOTL,
+        {"fsdp": "[full_shard]", "fsdp_config": "{fsdp_transformer_layer_cls_to_wrap: MistralDecoderLayer}"},
+        "it has LlamaDecoderLayer",
+    ),
+    (AXOLOTL, {"rl": "dppo"}, "did you mean 'dpo'"),
+    (AXOLOTL, {"rl": "dpo", "sample_packing": "true"}, "sample_packing"),
+    (AXOLOTL, {"batch_size": "8"}, "leave one of both out"),
+    (
+        AXOLOTL,
+        {"batch_size": "9", "micro_batch_size": "2", "gradient_accumulation_steps": "null"},
+        "micro_batch_size = 2",
+    ),
+    (AXOLOTL, {"plugins": "[axolotl.integrations.liger.LigerPlugn]"}, "did you mean 'axolotl.integrations.liger."),
+    (AXOLOTL, {"activation_offloading": "true"}, "gradient_checkpointing"),
+    (AXOLOTL, {"tensor_parallel_size": "2", "optimizer": "adamw_8bit"}, "tensor_parallel_size"),
+    (TRL, {"max_seq_length": "4096"}, "keep one of both"),
+    (TRL, {"num_generations": "7"}, "num_generations"),
+    (TUNE, {"enable_activation_offloading": "True"}, "enable_activation_checkpointing"),
+    (TUNE, {"tokenizer": "{max_seq_len: -5}"}, "tokenizer.max_seq_len"),
     (TUNE, {"optimizer": "{_component_: torch.optim.AdamWW}"}, "did you mean 'AdamW'"),
     (TUNE, {"loss": "{_component_: torchtune.modules.loss.CEWithChunkedOutputLos}"}, "CEWithChunkedOutputLoss"),
 )
@@ -154,3 +186,44 @@ def test_an_optimizer_that_nobody_knows_is_listed_with_the_nearest(tmp_path: Pat
     assert kind is not None
     listed = [str(one) for one in kind.read(path, ReadContext(devices=8)).unexpressed]
     assert any("adamw_tourch" in one and "did you mean 'adamw_torch'" in one for one in listed)
+
+
+def read(path: Path, file: dict[str, str], **changes: str) -> Job:
+    path.write_text("".join(f"{key}: {value}\n" for key, value in (file | changes).items()))
+    kind = programs.recognised(path)
+    assert kind is not None
+    return kind.read(path, ReadContext(devices=8))
+
+
+def test_what_a_switch_or_a_plugin_that_is_not_there_would_turn_on_is_said(tmp_path: Path) -> None:
+    for file, key, why in (
+        (TRL, "lora_r", "use_peft"),
+        (FACTORY, "lora_rank", "trains no adapters"),
+        (AXOLOTL, "liger_fused_linear_cross_entropy", "LigerPlugin"),
+        (AXOLOTL, "cut_cross_entropy", "CutCrossEntropyPlugin"),
+    ):
+        job = read(tmp_path / "job.yaml", file, **{key: "16" if "lora" in key else "true"})
+        assert any(one.field == key and why in one.why for one in job.unexpressed), key
+        assert job.stack == read(tmp_path / "job.yaml", file).stack
+
+
+def test_attention_that_is_asked_to_run_op_by_op_keeps_its_scores(tmp_path: Path) -> None:
+    for file, key, word in (
+        (TRL, "attn_implementation", "eager"),
+        (FACTORY, "flash_attn", "disabled"),
+        (AXOLOTL, "eager_attention", "true"),
+    ):
+        assert read(tmp_path / "job.yaml", file, **{key: word}).stack.layers.attention == "unfused_fp32_softmax", key
+    assert read(tmp_path / "job.yaml", TRL, attn_implementation="sdpa").stack == read(tmp_path / "job.yaml", TRL).stack
+
+
+def test_deepspeed_trains_in_the_trainer_s_half_dtype_and_stage(tmp_path: Path) -> None:
+    job = read(tmp_path / "job.yaml", TRL, deepspeed="{zero_optimization: {stage: auto}}")
+    assert (job.plan.precision.compute, job.plan.optimizer.zero) == ("bf16", 2)
+    assert any("stage = auto" in one for one in job.assumed)
+
+
+def test_axolotl_s_batch_is_a_rank_s(tmp_path: Path) -> None:
+    changes = {"batch_size": "8", "micro_batch_size": "2", "gradient_accumulation_steps": "null"}
+    job = read(tmp_path / "job.yaml", AXOLOTL, **changes)
+    assert (job.plan.schedule.micro_batch_size, job.workload.batch_size) == (2, 64)

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from difflib import SequenceMatcher
 from fnmatch import fnmatchcase
 from pathlib import Path
 
 from gnomon.errors import InputError, nearest
 from gnomon.formats.given import GIVE_MODEL, NOTHING, Network, ReadContext, network_graph
-from gnomon.formats.keys import MAX_CHARACTERS, Keys
+from gnomon.formats.keys import MAX_CHARACTERS, Keys, T
 from gnomon.formats.shell import UNKNOWN, offered
 from gnomon.graph import Graph
 from gnomon.models.presets import Config
@@ -163,6 +164,12 @@ class Fields(Keys):
             self.fail(key, f"expected text, got {value!r}")
         return value
 
+    def _default(self, key: str, default: T | None) -> T:
+        """A key's default, where neither it nor anything below it is there."""
+        if below := next((name for name in self._values if name.startswith(f"{key}.")), None):
+            self.fail(key, f"expected one value, got a mapping with {below.removeprefix(key + '.')!r} in it")
+        return super()._default(key, default)
+
     def report(self, key: str, why: str) -> None:
         """List a field in `unexpressed`; nothing if it is absent or null."""
         value = super().raw(key)
@@ -198,9 +205,13 @@ class Fields(Keys):
         irrelevant: Collection[str],
         inexpressible: Mapping[str, str],
         known: Collection[str],
+        *,
+        closed: bool = False,
     ) -> None:
         """Account for every key that nobody asked for.
 
+        closed: the program refuses a key that it does not know: one that is a letter or two from a key that matters,
+        and is not there, is a mistake.
         irrelevant: patterns of keys that do not change a step; noted. inexpressible: pattern -> why; reported unless
         switched off (false, null, 0). known: other keys of the program; reported. The rest is reported too; it is an
         InputError, with the nearest names, when strict, and for a name that was given beside the file.
@@ -219,9 +230,19 @@ class Fields(Keys):
             else:
                 names = [*known, *self._asked, *irrelevant, *inexpressible]
                 hint = nearest(key, [name for name in names if "*" not in name])
+                meant = [name for name in self._asked - set(self._values) if _a_letter_off(key, name)]
+                if closed and meant:
+                    self.fail(
+                        key, f"no field is called {key!r} (did you mean {meant[0]!r}?), and its program refuses it"
+                    )
                 if self._strict or key in self._settings:
                     self.fail(key, f"unknown field {key!r}{hint}; it may change how the job runs, so it is not ignored")
                 self.report(key, UNKNOWN_FIELD + hint)
+
+
+def _a_letter_off(key: str, name: str) -> bool:
+    """Whether one of both is the other with a letter more, less or changed, or two of them."""
+    return abs(len(key) - len(name)) <= 2 and len(name) > 6 and SequenceMatcher(None, key, name).ratio() > 0.94
 
 
 def with_job_fields(stack: Stack, source: str, **values: object) -> Stack:

@@ -61,6 +61,7 @@ def _deepspeed(named: str, llama_factory: str, axolotl: str) -> dict[str, str]:
 
 
 LIGER = "use_liger_kernel: true"
+PLUGIN = "plugins: [axolotl.integrations.liger.LigerPlugin]"
 ATTENTION = "model.lora_attn_modules: [q_proj]"
 SHARDED = {"deepspeed": "zero_optimization.stage: 3", "accelerate": "fsdp_config.fsdp_sharding_strategy: FULL_SHARD"}
 
@@ -69,7 +70,7 @@ LEVERS = (
         name="fused linear cross-entropy (Liger, CCE)",
         option="chunked_loss",
         said={
-            **_hugging(LIGER, axolotl="liger_fused_linear_cross_entropy: true"),
+            **_hugging(LIGER, axolotl=f"{PLUGIN}; liger_fused_linear_cross_entropy: true"),
             "llama-factory": "enable_liger_kernel: true",
             "trl": "loss_type: chunked_nll",
             "torchtune": "loss._component_: torchtune.modules.loss.LinearCrossEntropyLoss",
@@ -77,7 +78,7 @@ LEVERS = (
     ),
     Lever(
         name="cross-entropy of whole logits as one kernel",
-        said={"axolotl": "liger_cross_entropy: true"},
+        said={"axolotl": f"{PLUGIN}; liger_cross_entropy: true"},
         others={"megatron": "--cross-entropy-loss-fusion"},
     ),
     Lever(
@@ -87,7 +88,7 @@ LEVERS = (
     Lever(
         name="norms and activations as one kernel each (Liger)",
         said={
-            **_hugging(LIGER, axolotl="liger_rms_norm: true"),
+            **_hugging(LIGER, axolotl=f"{PLUGIN}; liger_rms_norm: true"),
             "llama-factory": "enable_liger_kernel: true",
         },
     ),

@@ -104,6 +104,8 @@ class TrainerTerms:
     """What projects gradients; None for transformers' own names of optimizers."""
     deepspeed: Mapping[tuple[int, bool, bool], str] = field(default_factory=dict)
     """(stage, optimizer on the host, parameters there) -> the value of `deepspeed` that names a file of the project."""
+    beside_zero_3: tuple[Setting, ...] = ()
+    """What of the job's settings the program refuses under DeepSpeed's stage 3, as it is then."""
     fsdp_host: tuple[Setting, ...]
     """What moves FSDP's parameters and states to the host."""
     fsdp: tuple[Setting, ...]
@@ -154,6 +156,11 @@ def trainer_terms(
     configuration of the job, where it is the user's own. table: whether that is a table in the file itself."""
 
     def file(change: Change) -> list[Setting] | None:
+        lines = configuration(change)
+        beside = spelled.beside_zero_3 if change.after.optimizer.zero == 3 != change.before.optimizer.zero else ()
+        return None if lines is None else [*lines, *beside]
+
+    def configuration(change: Change) -> list[Setting] | None:
         if not on_host(change):
             return None
         optimizer = change.after.optimizer

@@ -69,13 +69,15 @@ class Modules:
     """torch.compile makes the kernels."""
     experts: Literal["grouped", "eager", "stacked"]
     """As `Stack.moe_experts`."""
+    eager: bool = False
+    """The file asks for attention op by op, with a softmax in fp32."""
     flash: bool = False
     """The file asks for FlashAttention. Otherwise attention is PyTorch's, which has no soft cap of scores: models with
     one run it op by op (Gemma 2), as types without PyTorch's kernels do (GPT-J, GPT-Neo; Bloom, CodeGen always)."""
 
     def of(self, record: Stack, model: Network | str | None = None) -> Stack:
         """The program's record with them, and with what they leave to be chosen. model: that they make up."""
-        in_steps = model is not None and _attends_in_steps(network_graph(model), self.flash)
+        in_steps = self.eager or model is not None and _attends_in_steps(network_graph(model), self.flash)
         plain = "fused" if self.fused or self.compiled else "unfused"
         able = record.runs.choices + tuple(c for c in LEVERS if c not in record.runs.choices)
         return with_job_fields(
@@ -120,6 +122,8 @@ KERNELS = """
     """.split()
 """Words that they know."""
 FLASH = ("fa2", "fa3", "flash_attn", "flash_attention_2", "flash_attention_3", "flash_attn_3", "true")
+IN_STEPS = ("eager", "disabled")
+"""`disabled` is LLaMA-Factory's word for it (src/llamafactory/model/model_utils/attention.py)."""
 EXPERTS = ("experts_implementation", "experts_impl")
 
 
@@ -168,6 +172,7 @@ def modules_of(f: Fields) -> Modules:
         loss=loss,
         compiled=flag(f, "torch_compile"),
         experts=experts,
+        eager=any(str(f.peek(key) or "").lower() in IN_STEPS for key in ATTENTION) or flag(f, "eager_attention"),
         flash=any(str(f.peek(key) or "").lower() in FLASH for key in ATTENTION),
     )
 
@@ -304,6 +309,13 @@ def by_deepspeed(
     values, file = _deepspeed_values(f, key, inline(f, key), folder, assumed)
     if given.devices is not None and given.devices % asked.cp:
         divides("devices", given.devices, "sequence parallel ranks", asked.cp)
+    half = {"bf16": "bf16", "fp16": "fp16"}.get(asked.precision.compute, "no")
+    if half != "no" and not {"bf16", "fp16"} & set(values):  # accelerate puts its own in (DeepSpeedPlugin)
+        values = {**values, half: {"enabled": True}}
+    zero = values.get("zero_optimization")
+    if isinstance(zero, Mapping) and zero.get("stage") == "auto":
+        values = {**values, "zero_optimization": {**zero, "stage": 2}}
+        assumed.append("zero_optimization.stage = auto: accelerate fills in 2, its plugin's default")
     if values.get("gradient_clipping") == "auto":  # max_grad_norm, which is on unless it is 0
         # Which number it is does not matter here: only whether gradients are clipped.
         values = {**values, "gradient_clipping": 1.0 if asked.clip else 0.0}
@@ -319,7 +331,7 @@ def by_deepspeed(
             settings={},
         ),
         steps=asked.steps or 1,
-        mixed_precision={"bf16": "bf16", "fp16": "fp16"}.get(asked.precision.compute, "no"),
+        mixed_precision=half,
         saved=asked.saved,
     )
     plan, notes = job.plan, job.notes

@@ -12,11 +12,11 @@ from collections.abc import Collection, Mapping
 from dataclasses import replace
 
 from gnomon.errors import nearest
-from gnomon.formats.given import ReadContext
+from gnomon.formats.given import Network, ReadContext, network_graph
 from gnomon.formats.job import Fields, Job
 from gnomon.formats.trainer_source import Source
 from gnomon.formats.trainer_terms import HUGGING_FACE, TrainerTerms, trainer_terms
-from gnomon.formats.trainer_words import flag
+from gnomon.formats.trainer_words import flag, names_of
 from gnomon.formats.trainers import (
     AUTOCAST,
     BESIDE_SWITCH,
@@ -65,6 +65,38 @@ MIXED = ("bf16", "fp16", "accelerate_bf16", "accelerate_fp16")
 SHARDS = {"full_shard": 3, "shard_grad_op": 2, "hybrid_shard": 3, "hybrid_shard_zero2": 2, "no_shard": 0}
 """FSDP1's strategies, in small letters."""
 
+LAYERS = {
+    "llama-": "LlamaDecoderLayer",
+    "smollm2-": "LlamaDecoderLayer",
+    "mistral-7b": "MistralDecoderLayer",
+    "mixtral-": "MixtralDecoderLayer",
+    "qwen2.5-": "Qwen2DecoderLayer",
+    "qwen3-30b-a3b": "Qwen3MoeDecoderLayer",
+    "qwen3-235b-a22b": "Qwen3MoeDecoderLayer",
+    "qwen3-": "Qwen3DecoderLayer",
+    "gemma-2-": "Gemma2DecoderLayer",
+    "gemma-3-": "Gemma3DecoderLayer",
+    "phi-3": "Phi3DecoderLayer",
+    "phi-4": "Phi3DecoderLayer",
+    "pythia-": "GPTNeoXLayer",
+    "gpt2": "GPT2Block",
+    "opt-": "OPTDecoderLayer",
+    "bloom": "BloomBlock",
+    "falcon-": "FalconDecoderLayer",
+    "starcoder2-": "Starcoder2DecoderLayer",
+}
+"""Beginning of a network's name -> the class of its layers in transformers."""
+
+
+def layer_class(model: Network | str) -> str | None:
+    """Class of a network's layers in transformers; None where its name does not say it."""
+    name = network_graph(model).name
+    return next((layer for start, layer in LAYERS.items() if name.startswith(start)), None)
+
+
+POLICIES = ("TRANSFORMER_BASED_WRAP", "SIZE_BASED_WRAP", "NO_WRAP")
+"""How FSDP chooses what it gathers together (accelerate's FSDP_AUTO_WRAP_POLICY)."""
+
 WRAPS = ("offload", "auto_wrap")
 """Other words of `fsdp`."""
 
@@ -97,6 +129,14 @@ def sharded(f: Fields, asked: Training, *, machines: int = 1) -> Training:
     zero = SHARDS.get(strategy, 3)
     if again is False or str(again).lower() in ("false", "shard_grad_op"):
         zero = 2
+    policy = names.get("auto_wrap_policy", "fsdp_config.auto_wrap_policy")
+    if (wrap := f.raw(policy)) is not None and str(wrap).upper() not in POLICIES:
+        f.fail(policy, f"{wrap!r} is no policy{nearest(str(wrap), POLICIES)}: {', '.join(POLICIES)}")
+    wraps = names.get("transformer_layer_cls_to_wrap", "fsdp_transformer_layer_cls_to_wrap")
+    own = layer_class(asked.model)
+    for wrapped in names_of(f.raw(wraps)) if own else ():
+        if wrapped != own and (wrapped in LAYERS.values() or nearest(wrapped, [str(own)])):
+            f.fail(wraps, f"no layer of {network_graph(asked.model).name} is a {wrapped}; it has {own}")
     for key in ("activation_checkpointing", "offload_params"):
         f.raw(names.get(key, f"fsdp_config.{key}"))
     recompute = flag(f, names.get("activation_checkpointing", "fsdp_config.activation_checkpointing"))
@@ -184,7 +224,7 @@ def finished(
     f.ignore("deepspeed")
     if by_file in SWITCHED:
         f.ignore(*BESIDE_SWITCH)
-    f.account(neutral, inexpressible, ())
+    f.account(neutral, inexpressible, (), closed=True)
     devices = given.devices or source.stated
     given = replace(given, devices=devices)
     style: Style = "flags" if source.program else "yaml"

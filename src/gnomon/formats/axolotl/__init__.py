@@ -13,10 +13,11 @@ from dataclasses import replace
 from pathlib import Path
 
 from gnomon.errors import nearest
+from gnomon.formats.axolotl.rules import refuse, without_plugins
 from gnomon.formats.export import Draft, ExportRequest
 from gnomon.formats.format import Format, Sample
 from gnomon.formats.given import Network, ReadContext
-from gnomon.formats.job import Fields, Job, flatten, read_source
+from gnomon.formats.job import Fields, Job, divides, flatten, read_source
 from gnomon.formats.trainer_optimizers import update_of
 from gnomon.formats.trainer_terms import TrainerTerms, trainer_terms
 from gnomon.formats.trainer_words import flag, names_of
@@ -111,6 +112,8 @@ def _model(f: Fields, given: ReadContext, folder: Path, assumed: list[str]) -> N
         whole_in_bits(f, "load_in_4bit", "load_in_8bit")
         f.ignore(*(name for name in f.names() if name.startswith(("lora_", "load_in_"))))
         return _in_part(f, model)
+    if f.peek("lora_r") is None:
+        assumed.append("lora_r is not in the file, and axolotl has no default: rank 8 (--set lora_r=…)")
     rank = f.integer("lora_r", 8)
     everything = flag(f, "lora_target_linear")
     targets = () if everything else names_of(f.raw("lora_target_modules"))
@@ -151,15 +154,25 @@ def _in_part(f: Fields, model: Network | str) -> Network | str:
 def _read(path: Path, given: ReadContext) -> Job:
     text, file = read_source(path)
     twice: list[str] = []
-    fields = Fields(flatten(read_yaml(text, file, twice)), file, given)
-    job = read_fields(fields, path.resolve().parent, given)
+    job = _job(flatten(read_yaml(text, file, twice)), file, path.resolve().parent, given)
     return replace(job, assumed=(*said_twice(twice), *job.assumed))
+
+
+def _job(values: Mapping[str, object], file: str, folder: Path, given: ReadContext) -> Job:
+    """The job of a file's values."""
+    there, off = without_plugins({**values, **given.values()})
+    fields = Fields(there, file, given)
+    fields.unexpressed += off
+    return read_fields(fields, folder, given)
 
 
 def read_fields(f: Fields, folder: Path, given: ReadContext) -> Job:
     """The job of fields that are read."""
     assumed = list[str]()
+    refuse(f)
     seq_len = f.integer("sequence_len", 512)
+    if f.peek("sequence_len") is None and given.seq_len is None:
+        assumed.append("sequence_len is not in the file: 512, axolotl's default (--seq-len)")
     if not flag(f, "sample_packing") and not flag(f, "pad_to_sequence_len"):
         f.note_unpacked("sample_packing", "false", seq_len)
     f.ignore("sample_packing", "pad_to_sequence_len", "max_packed_sequence_len")
@@ -182,8 +195,10 @@ def read_fields(f: Fields, folder: Path, given: ReadContext) -> Job:
     )
     if "disk" in (f.peek("activation_offloading"), str(f.peek("gradient_checkpointing")).rpartition("_")[2]):
         f.report("gradient_checkpointing", "checkpoints go on to a disk; read as waiting on the host")
-    if batch := f.raw("batch_size"):
-        asked = replace(asked, total=int(str(batch)), steps=None)
+    if f.raw("batch_size"):  # of a rank: it is multiplied by the ranks
+        batch = f.integer("batch_size")
+        divides("batch_size", batch, "micro_batch_size", asked.micro)
+        asked = replace(asked, steps=batch // asked.micro)
     ep = f.integer("expert_parallel_size", 1)
     if ep > 1:
         f.report("expert_parallel_size", "experts on ranks of their own; read as sharded")
@@ -272,7 +287,7 @@ def _tune(asked: ExportRequest) -> Draft:
     text = as_yaml(values | sharding)
 
     def read(given: ReadContext) -> Job:
-        return read_fields(Fields(flatten(read_yaml(text, "<export>")), "<export>", given), Path(), given)
+        return _job(flatten(read_yaml(text, "<export>")), "<export>", Path(), given)
 
     return drafted(asked, t, text, read, program=PROGRAM, start="axolotl train FILE")
 

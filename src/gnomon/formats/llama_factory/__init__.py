@@ -8,13 +8,14 @@ of its later stages, which are listed, and mcore_adapter's models.
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from pathlib import Path
 
 from gnomon.errors import nearest
 from gnomon.formats.export import Draft, ExportRequest
 from gnomon.formats.format import Format, Sample
 from gnomon.formats.given import Network, ReadContext, network_graph
-from gnomon.formats.job import Fields, Job
+from gnomon.formats.job import Fields, Job, Unexpressed
 from gnomon.formats.shell import Launch
 from gnomon.formats.trainer_optimizers import update_of
 from gnomon.formats.trainer_source import Source, commands_of, given_flags, program_name, trainer_source
@@ -67,6 +68,9 @@ STAGES = {
     "rm": "pairs of answers, scored: priced as one sequence with a language model's loss",
 }
 
+BITS = {"bnb": (4, 8), "bitsandbytes": (4, 8), "hqq": (1, 2, 3, 4, 5, 6, 8), "eetq": (8,)}
+"""quantization_method -> its quantization_bit (src/llamafactory/model/model_utils/quantization.py)."""
+
 TYPES = ("lora", "oft", "freeze", "full")
 
 CORE = ("tensor_model_parallel_size", "pipeline_model_parallel_size", "expert_model_parallel_size")
@@ -87,7 +91,7 @@ def _wanted(launch: Launch) -> bool:
 def _looks(sample: Sample) -> bool:
     if not sample.values:
         return any(_wanted(command) for command in commands_of(sample))
-    return sample.has("model_name_or_path") and (
+    return "model_name_or_path" in sample.values and (
         sample.has("finetuning_type") or sample.has("template", "stage") or sample.has("cutoff_len", "stage")
     )
 
@@ -100,6 +104,11 @@ def _model(f: Fields, given: ReadContext, folder: Path, assumed: list[str]) -> t
         f.fail("finetuning_type", f"{kind!r} is no way to fine-tune{nearest(kind, TYPES)}: {', '.join(TYPES)}")
     bits = f.raw("quantization_bit")
     f.ignore("quantization_bit", "lora_rank", "lora_target")
+    if kind in ("full", "freeze"):
+        for key in ("lora_rank", "lora_target"):
+            f.report(key, f"finetuning_type: {kind} trains no adapters")
+    if bits is not None and bits not in BITS.get(str(f.raw("quantization_method") or "bnb"), BITS["hqq"]):
+        f.fail("quantization_bit", f"{bits!r}: bitsandbytes stores 4 or 8 bits, hqq 1 to 8, eetq 8")
     if bits is not None and kind in ("full", "freeze"):
         f.fail("quantization_bit", f"a quantised network is trained by adapters only, not with finetuning_type: {kind}")
     if kind == "full":
@@ -190,7 +199,17 @@ def read_fields(source: Source, given: ReadContext) -> Job:
         clip=f.number("max_grad_norm", 1.0) > 0,
     )
     f.ignore(*CORE)
-    return finished(source, given, asked, NEUTRAL, INEXPRESSIBLE, assumed, SPELLED)
+    pure = flag(f, "pure_bf16")
+    spelled = replace(SPELLED, beside_zero_3=(("pure_bf16", False),)) if pure else SPELLED
+    job = finished(source, given, asked, NEUTRAL, INEXPRESSIBLE, assumed, spelled)
+    if f.peek("deepspeed") is None and not any(key.startswith("deepspeed.") for key in f.names()):
+        return job
+    if job.plan.optimizer.zero == 3 and flag(f, "use_unsloth"):
+        f.fail("use_unsloth", "it is refused under DeepSpeed's ZeRO 3; take ds_z2_config.json, or leave it out")
+    if job.plan.optimizer.zero == 3 and pure:
+        why = "LLaMA-Factory refuses it under DeepSpeed's ZeRO 3; read as with bf16: true"
+        return replace(job, unexpressed=(*job.unexpressed, Unexpressed(field="pure_bf16", value="true", why=why)))
+    return job
 
 
 def _low_rank_terms(change: Change) -> list[Setting] | None:
@@ -249,7 +268,7 @@ def _tune(asked: ExportRequest) -> Draft:
         values |= {"lora_rank": t.adapters.rank, "lora_target": ",".join(t.targets) or "all"}
         values |= {"use_dora": True} if t.adapters.magnitudes else {}
         values |= {"quantization_bit": t.bits, "quantization_method": "bnb"} if t.bits else {}
-    elif t.pure:
+    elif t.pure and (t.deepspeed is None or asked.plan.optimizer.zero < 3):  # refused under ZeRO 3
         values["pure_bf16"] = True
     trainer = t.trainer()
     if trainer.pop("use_liger_kernel", False):

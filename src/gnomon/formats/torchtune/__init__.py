@@ -141,10 +141,13 @@ def _update(f: Fields) -> Update:
 def read_fields(f: Fields, given: ReadContext, *, single: bool) -> Job:
     """The job of fields that are read. single: of a recipe for one device."""
     assumed: list[str] = []
+    if flag(f, "enable_activation_offloading") and not flag(f, "enable_activation_checkpointing"):
+        key = "enable_activation_offloading"
+        f.fail(key, "torchtune takes it only beside enable_activation_checkpointing: True")
     length = f.raw("tokenizer.max_seq_len")
     if length is None and given.seq_len is None:
         assumed.append(f"the file does not say the sequence length: {SEQ_LEN} tokens (--seq-len)")
-    seq_len = length if isinstance(length, int) else SEQ_LEN
+    seq_len = f.integer("tokenizer.max_seq_len", SEQ_LEN) if isinstance(length, int) else SEQ_LEN
     if not flag(f, "dataset.packed"):
         f.note_unpacked("dataset.packed", "false", seq_len)
     record = stack("pytorch-fsdp")
@@ -204,7 +207,6 @@ TERMS = Terms(
         ],
         "recompute": lambda change: [("enable_activation_checkpointing", change.after.saved.preset == "full")],
         "input_offload": lambda change: [("enable_activation_offloading", True)],
-        "activation_offload": lambda change: [("enable_activation_offloading", True)],
         "eight_bit_states": lambda change: [("optimizer._component_", "bitsandbytes.optim.AdamW8bit")],
         "paged_states": lambda change: [("optimizer._component_", f"bitsandbytes.optim.PagedAdamW{_bits(change)}bit")],
         "cpu_offload": lambda change: [("fsdp_cpu_offload", True)],

@@ -102,6 +102,8 @@ def _model(f: Fields, given: ReadContext, folder: Path, assumed: list[str]) -> N
     four, eight = flag(f, "load_in_4bit"), flag(f, "load_in_8bit")
     rank, targets = f.integer("lora_r", 16), names_of(f.raw("lora_target_modules"))
     if not flag(f, "use_peft"):
+        for key in ("lora_r", "lora_target_modules"):
+            f.report(key, "without use_peft: true no adapters are trained")
         whole_in_bits(f, "load_in_4bit", "load_in_8bit")
         return model
     everything = () if "all-linear" in targets else targets or usual_targets(model)
@@ -110,6 +112,9 @@ def _model(f: Fields, given: ReadContext, folder: Path, assumed: list[str]) -> N
 
 def _length(f: Fields, given: ReadContext, assumed: list[str]) -> int:
     """Reads max_length or max_seq_length; prompt and answer of a rollout."""
+    both = [f.peek(key) for key in ("max_seq_length", "max_length")]
+    if None not in both and both[0] != both[1]:
+        f.fail("max_length", f"it says {both[1]} tokens and max_seq_length {both[0]}; keep one of both")
     for key in ("max_seq_length", "max_length"):
         if f.has(key):
             f.ignore("max_seq_length", "max_length")
@@ -163,7 +168,10 @@ def read_fields(source: Source, name: str, given: ReadContext) -> Job:
         update=update_of(f, "optim", "adamw_torch", model),
         clip=f.number("max_grad_norm", 1.0) > 0,
     )
-    return finished(source, given, asked, NEUTRAL, INEXPRESSIBLE, assumed, SPELLED)
+    job = finished(source, given, asked, NEUTRAL, INEXPRESSIBLE, assumed, SPELLED)
+    if f.has("num_generations") and (total := job.workload.batch_size) % (asks := f.integer("num_generations", 8)):
+        f.fail("num_generations", f"a step's {total} answers are no whole number of prompts with {asks} answers each")
+    return job
 
 
 SPELLED = replace(

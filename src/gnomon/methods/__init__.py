@@ -111,6 +111,11 @@ def teaching_of(plan: Plan) -> Teaching | None:
                 f"{first} and {name} of one plan learn from one teacher: give both the same teacher, share and "
                 f"temperature"
             )
+        if (one.added, one.until) != (other.added, other.until):
+            raise PlanError(
+                f"{first} and {name} cannot be in one plan: one adds the comparison with the teacher to the loss, "
+                "until a step, and the other shares the loss out between both; leave one of them out"
+            )
     return max(asked.values(), key=lambda teaching: (len(teaching.layers), teaching.hidden), default=None)
 
 

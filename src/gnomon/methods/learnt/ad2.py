@@ -7,7 +7,7 @@ width), `weight` times. A plan with `xtc` has the same teacher for both.
 
 Source: after "Adversarial Data Augmentation for Task-Specific Knowledge Distillation of Pre-trained Transformers"
 (AAAI 2022), whose code is not public: the ball by each token's norm and the numbers are ours. Leaves out running it
-(`runtime.step.taught`).
+(`runtime.step.distillation`).
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 The plan's model is the student. Beside the loss of the text, which counts whole, a token has `alpha` times T^2
 KL(teacher || student) at temperature T; after `until` updates that part ends and the teacher no longer runs, as
 learning from it to the end hurts (DeepSpeed-MoE, section 4.2). Experts may lie on ranks of ep, whose microbatches each
-go through a teacher of their own. Leaves out running it (`runtime.step.taught`).
+go through a teacher of their own. Leaves out running it (`runtime.step.distillation`).
 
 Source: Rajbhandari et al. 2022 (DeepSpeed-MoE, ICML), section 4.2; deepspeedai/Megatron-DeepSpeed,
 megatron/utils.py calculate_mos_loss (kd_alpha_ce, kd_temp, kd_beta_ce).
@@ -31,7 +31,7 @@ def _teaching(plan: Plan) -> Teaching:
     alpha, until = float(read["alpha"]), int(read["until"])
     if not isfinite(alpha) or alpha < 0 or until < 0:
         raise PlanError(f"pass {NAME}: alpha = {alpha} and until = {until} are numbers of at least 0")
-    return replace(read_teaching(NAME, {**read, "share": 0.0}), share=alpha, beside=True, until=until)
+    return replace(read_teaching(NAME, {**read, "share": 0.0}), share=alpha, added=True, until=until)
 
 
 def _refusal(plan: Plan) -> str | None:

@@ -3,7 +3,7 @@
 `read_teaching` is what a method's parameters say (`methods.teaching_of`: those of a plan). The loss of a token becomes
 (1 - share) of its own and `share` of T^2 KL(teacher || model) at temperature T, and `hidden` times the mean square
 between what a layer of the model and the teacher's layer that it stands for make. Leaves out reading the teacher
-(`runtime.checkpoint.pretrained`) and running it (`runtime.step.taught`).
+(`runtime.checkpoint.pretrained`) and running it (`runtime.step.distillation`).
 
 Source: Hinton et al. 2015, "Distilling the Knowledge in a Neural Network" (T^2); the squares between layers are those
 of Jiao et al. 2020 (TinyBERT) without its projection.

@@ -7,7 +7,7 @@ straight-through estimator). `none` reduces layers alone. The whole run is taugh
 
 Source: Wu et al., "XTC: Extreme Compression for Pre-trained Transformers Made Simple and Efficient", NeurIPS 2022, and
 the quantisers of DeepSpeed's compression (deepspeed/compression/utils.py). Activations are not rounded, which XTC does
-to eight bits. Leaves out the arithmetic (`runtime.optim.xtc`, `runtime.step.taught`).
+to eight bits. Leaves out the arithmetic (`runtime.optim.xtc`, `runtime.step.distillation`).
 """
 
 from __future__ import annotations

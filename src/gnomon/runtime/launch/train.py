@@ -390,14 +390,14 @@ def exported(job: TrainingJob, executor: Executor, own: OwnModule | None, *, sto
 
 def _teachers_loss(executor: Executor, loop: Loop) -> tuple[str, ...]:
     """The loss that a teacher has on the text that the model was validated on, if there are both."""
-    taught = executor.compute.taught
-    batch = None if taught is None else loop.corpus.validation_batch(0, **loop.size)
-    if taught is None or batch is None:
+    distillation = executor.compute.distillation
+    batch = None if distillation is None else loop.corpus.validation_batch(0, **loop.size)
+    if distillation is None or batch is None:
         return ()
     given = {name: x.to(executor.device) for name, x in batch.items()}
-    counted = int((given[taught.theirs.labels] >= 0).sum())
+    counted = int((given[distillation.teacher_hooks.labels] >= 0).sum())
     with torch.no_grad():
-        loss = float(taught.teacher.output(given)) / max(counted, 1)
+        loss = float(distillation.teacher.output(given)) / max(counted, 1)
     return (f"the teacher's loss on that held-out text is {loss:.3f}",)
 
 

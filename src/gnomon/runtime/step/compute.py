@@ -22,13 +22,13 @@ from gnomon.runtime.ops.attention import shared_tables
 from gnomon.runtime.ops.routing import Routing
 from gnomon.runtime.parameters.parameters import Aside
 from gnomon.runtime.step.buffers import Buffers, Name
+from gnomon.runtime.step.distillation import Distillation
 from gnomon.runtime.step.feed import Feed, size_named
 from gnomon.runtime.step.lane import Lane
 from gnomon.runtime.step.mimose import Mimose
 from gnomon.runtime.step.resident_bytes import NOTHING, ResidentBytes, measure_resident
 from gnomon.runtime.step.rows import Action
 from gnomon.runtime.step.state import State
-from gnomon.runtime.step.taught import Taught
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,7 +71,7 @@ class Compute:
         self.loss = torch.zeros((), device=feed.device)
         self.mimose: Mimose | None = None
         """Says before each forward what of it is recomputed."""
-        self.taught: Taught | None = None
+        self.distillation: Distillation | None = None
         """Has the model learn from a teacher; `loss` stays that of the text alone."""
         self.routed: Callable[[Layer, Tensor], None] | None = None
         """Is told which experts tokens choose in each layer, (…, topk), once for each microbatch."""
@@ -185,13 +185,13 @@ class Compute:
         entered = self.entering(stage, unit)
         if self.mimose is not None:
             self.mimose.begin(self.feed.of_unit(unit))
-        if self.taught is None or not self.taught.teaches:
+        if self.distillation is None or not self.distillation.is_on:
             made = self._run_first(stage, unit, entered)
             self.saved[stage, unit] = SavedForBackward.of(entered, made)
         else:
             run = partial(self._run_first, stage, unit, entered)
-            made, loss = self.taught.forward(unit, run, self.feed.of_unit(unit), self.feed.packing_of(unit))
-            self.saved[stage, unit] = SavedForBackward.of(entered, {**made, self.taught.eyes.loss: loss})
+            made, loss = self.distillation.forward(unit, run, self.feed.of_unit(unit), self.feed.packing_of(unit))
+            self.saved[stage, unit] = SavedForBackward.of(entered, {**made, self.distillation.student_hooks.loss: loss})
         self.hand_on(stage, unit, made)
 
     def _forward_unsaved(self, stage: int, unit: int) -> None:
@@ -207,10 +207,10 @@ class Compute:
         self._backward(stage, unit)
         if self.mimose is not None:
             self.mimose.end()
-        if self.taught is not None and self.taught.augments is not None:
+        if self.distillation is not None and self.distillation.augments is not None:
             run = partial(self._run, stage, unit, {})
             batch, packing = self.feed.of_unit(unit), self.feed.packing_of(unit)
-            self.taught.adversary(unit, run, batch, packing, self.loss_grad())
+            self.distillation.adversarial_backward(unit, run, batch, packing, self.loss_grad())
 
     def _clear(self, stage: int) -> None:
         """Makes room for a stage's gradient: under ZeRO 2 it would have two whole ones while one is reduced. Where a

@@ -49,6 +49,7 @@ from gnomon.runtime.parameters.parameters import CPU, Parameters, Values
 from gnomon.runtime.processes.launch import check_place
 from gnomon.runtime.step.buffers import Buffers
 from gnomon.runtime.step.compute import Compute
+from gnomon.runtime.step.distillation import Distillation
 from gnomon.runtime.step.exchanges import Parts
 from gnomon.runtime.step.feed import Feed, size_named
 from gnomon.runtime.step.feed_lengths import FeedOfLengths, has_lengths
@@ -62,7 +63,6 @@ from gnomon.runtime.step.router_bias import RouterBias
 from gnomon.runtime.step.rows import Action, RankRow, followed, plan_stages, rows, stages_of_row
 from gnomon.runtime.step.state import State
 from gnomon.runtime.step.step_load import StepLoad
-from gnomon.runtime.step.taught import Taught
 from gnomon.runtime.step.vocabulary import DividedVocabulary, Heads
 from gnomon.runtime.step.vocabulary_passes import Passes
 from gnomon.runtime.watch.measure import Levels, Recorder, clock_of, gather, per_class
@@ -187,7 +187,7 @@ class Executor:
                 raise PlanError(f"a plan with a teacher ({teaching.folder}) is run by gnomon run alone")
             ((_, stage),) = self.stages.items()
             augments = ad2.settings_of(plan) if ad2.METHOD.used(plan) else None
-            self.compute.taught = Taught(teaching, augments, self.graph, stage, teacher)
+            self.compute.distillation = Distillation(teaching, augments, self.graph, stage, teacher)
         self.messages = RankMessages(
             plan,
             self.groups,
@@ -341,8 +341,8 @@ class Executor:
         self.compute.new_step()
         if self.parts is not None:
             self.parts.new_step()
-        if self.compute.taught is not None:
-            self.compute.taught.new_step(max((rule.steps for _, rule in self.parameters()), default=0))
+        if self.compute.distillation is not None:
+            self.compute.distillation.new_step(max((rule.steps for _, rule in self.parameters()), default=0))
         chosen = self._rows_now()
         if recorder is None:
             for row in chosen:
@@ -467,7 +467,7 @@ class Executor:
         mimose, replicas = self.compute.mimose, self.state.replicas
         said: tuple[str, ...] = () if mimose is None else (mimose.said(),)
         said += () if replicas is None or not replicas.every else (replicas.said(),)
-        said += () if self.compute.taught is None else (self.compute.taught.note,)
+        said += () if self.compute.distillation is None else (self.compute.distillation.note,)
         return said + tuple(rule.note for rule in self.state.rules)
 
     def parameters(self) -> Iterator[tuple[Parameters, Update]]:

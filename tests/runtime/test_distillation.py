@@ -25,7 +25,7 @@ from torch.nn import functional  # noqa: E402
 
 from gnomon.cli import main  # noqa: E402
 from gnomon.errors import PlanError  # noqa: E402
-from gnomon.methods import check_methods  # noqa: E402
+from gnomon.methods import check_methods, teaching_of  # noqa: E402
 from gnomon.models.presets import graph_of  # noqa: E402
 from gnomon.plans import Mesh, Optimizer, Pass, Plan, Precision, Saved, Schedule, Workload  # noqa: E402
 from gnomon.prediction import predict  # noqa: E402
@@ -344,3 +344,8 @@ def test_mixture_of_students_is_refused_where_logits_are_in_parts() -> None:
         check_methods(replace(plan, schedule=named, mesh=Mesh(tp=2)))
     with pytest.raises(PlanError, match="use pp = 1"):
         check_methods(replace(plan, schedule=named, mesh=Mesh(pp=2)))
+    both = tuple(
+        Pass(name=name, params=(("teacher", "t"), ("share", 1.0))[: 1 + (name == "ad2")]) for name in ("mos", "ad2")
+    )
+    with pytest.raises(PlanError, match="ad2 and mos cannot be in one plan"):
+        teaching_of(replace(plan, schedule=replace(plan.schedule, passes=both)))

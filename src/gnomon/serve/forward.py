@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from gnomon.compiler.build import kernel_of
-from gnomon.compiler.stored import AnyPacked, PackedStored, function_of, stored_matmul
+from gnomon.compiler.stored import AnyPacked, PackedStored, PackedStored, function_of, stored_matmul
 from gnomon.compiler.tried import text_of
 from gnomon.graph import Block, Layer, Op
 from gnomon.runtime.mesh.collectives import all_reduce
@@ -183,6 +183,8 @@ class ForwardProgram:
         self.held += [call, bias, function]
         self.weights.append(packed)
         self.add(kind, **values, more=ctypes.addressof(call))
+        if isinstance(packed, PackedStored):
+            self.ops[-1].after = packed.codes[0].numel()
         self.ops[-1].weight = ctypes.cast(function, ctypes.c_void_p).value  # type: ignore[arg-type]
 
     def close(self) -> None:

@@ -210,7 +210,7 @@ void alone(const Run& r, const Op& o, int64_t rows) {
     }
 }
 
-constexpr int64_t BESIDE = 4, ASKED = 6144;             // panels that few rows read beside each other (stored.cpp), and bytes of each
+constexpr int64_t ASKED_PANELS = 4, ASKED = 6144;             // panels that few rows read beside each other (stored.cpp), and bytes of each
 constexpr int64_t FEW = 32;                            // rows for which a product takes as long as its weight takes to come
 
 // Asks for the beginning of the next product's weight, of which what stands before it computes meanwhile: begun cold, each of a hundred
@@ -219,7 +219,7 @@ void ask_for_next(const Op* o, const Op* end) {
     while (o < end && o->kind != LINEAR && o->kind != LOGITS) o++;
     if (o == end) return;
     const char* const codes = (const char*)((const Product*)o->more)->codes;
-    for (int64_t panel = 0; panel < BESIDE; panel++)
+    for (int64_t panel = 0; panel < ASKED_PANELS; panel++)
         for (int64_t byte = 0; byte < o->after && byte < ASKED; byte += 64) __builtin_prefetch(codes + panel * o->after + byte, 0, 2);
 }
 

@@ -113,7 +113,7 @@ def exported_row(model: str, program: str, made: Plan, planned_s: float) -> Row:
         back = predict(graph, machines, job.plan, job.workload, job.stack)
     except GnomonError as error:
         return Row(model=model, program=program, planned_s=planned_s, exported_s=None, note=f"{shown}: {error}")
-    text = "; ".join(f"{one.field}: {one.asked} becomes {one.becomes}" for one in lost if one.field[:5] != "model")
+    text = "; ".join(f"{one.field}: {one.planned} becomes {one.becomes}" for one in lost if one.field[:5] != "model")
     note = f"{shown}{' (' + text + ')' if text else ''}"
     return Row(model=model, program=program, planned_s=planned_s, exported_s=back.step_s, note=note)
 

@@ -29,7 +29,7 @@ def test_deepseek_v3_as_its_authors_ran_it() -> None:
     folder = Path(__file__).parents[1] / "examples/deepseek-v3"
     file, record = load_plan_file(folder / "plan.toml"), stack(str(folder / "stack.toml"))
     prediction = predict(file.model, file.on, file.plan, file.workload, record)
-    assert prediction.fits and prediction.beyond == ()
+    assert prediction.fits and prediction.unsupported == ()
     assert prediction.band.low_s < 19.9 < prediction.band.high_s and prediction.step_s < 1.25 * 19.9
     plain = replace(file.plan, saved=Saved(), overlap=Overlap())
     silent = predict(file.model, file.on, plain, file.workload)

@@ -154,8 +154,8 @@ def one(name: str, case: Case, speed: float, rounds: int) -> dict[str, Any]:
     outs = calls["eager"]()
     least = sum(x.nbytes for x in (*inputs, *outs))
     row["share"] = least / speed * 1e3 / row["gnomon"]
-    row["groups"] = sum(len(made.program.planned) for made in reports)
-    row["kept"] = sum(made.kept(p) for made in reports for p in made.program.planned)
+    row["groups"] = sum(len(made.program.groups) for made in reports)
+    row["kept"] = sum(made.kept(p) for made in reports for p in made.program.groups)
     return row
 
 
@@ -198,8 +198,8 @@ def llama(rounds: int) -> dict[str, Any]:
         for way, run in ways.items():
             times[way].append(timed(lambda run=run: step(run), 2))
     row |= {way: statistics.median(time) for way, time in times.items()}
-    row["groups"] = sum(len(made.program.planned) for made in reports)
-    row["kept"] = sum(made.kept(p) for made in reports for p in made.program.planned)
+    row["groups"] = sum(len(made.program.groups) for made in reports)
+    row["kept"] = sum(made.kept(p) for made in reports for p in made.program.groups)
     return row
 
 

@@ -85,7 +85,7 @@ def main() -> int:
                 first_s = time.monotonic() - start
             wanted = module(x)
             worst = max(worst, float((made - wanted).abs().max() / wanted.abs().max()))
-        graphs, kernels = len(backend.reports), sum(len(one.program.planned) for one in backend.reports)
+        graphs, kernels = len(backend.reports), sum(len(one.program.groups) for one in backend.reports)
         rows = []
         for n in sorted(lengths)[:: max(1, options.count // options.static)]:
             if time.monotonic() - began > 60 * options.minutes:

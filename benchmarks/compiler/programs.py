@@ -441,8 +441,8 @@ def main() -> int:
             result, why = tried(program)
             counts[result] += 1
             for made in backend.reports:
-                kernels += len(made.program.planned)
-                kept += sum(made.kept(p) for p in made.program.planned)
+                kernels += len(made.program.groups)
+                kept += sum(made.kept(p) for p in made.program.groups)
                 for trial in made.trials.values():
                     if trial.verdict.get("wrong"):
                         counts["kernels that the trial refused"] += 1

@@ -128,7 +128,7 @@ def compared(one: Any, count: int, chance: random.Random) -> tuple[int, int, int
         largest = max(largest, apart)
         if apart > NEAR:
             wrong.append(f"{function.__name__}{shapes}: {apart:.1e}")
-    planned = [(made, p) for made in backend.reports for p in made.program.planned]
+    planned = [(made, p) for made in backend.reports for p in made.program.groups]
     return graphs, len(planned), sum(made.kept(p) for made, p in planned), largest, wrong
 
 

@@ -93,7 +93,7 @@ def row(name: str, function: Callable[..., Any], inputs: tuple[torch.Tensor, ...
 
     def kernels() -> None:
         for part in call.parts:
-            part.called(held)
+            part.run(held)
 
     many = [held[node] for node in (*call.made.inputs, *call.made.outputs)]
     half = torch.zeros(sum(tensor.nbytes for tensor in many) // 8)

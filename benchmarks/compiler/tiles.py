@@ -92,7 +92,7 @@ class Tile:
 def planned_of(family: Family) -> PlannedGroup:
     graph = make_fx(family.call, tracing_mode="fake")(*family.inputs).graph
     made = program(graph, None)
-    (only,) = made.planned
+    (only,) = made.groups
     return only
 
 

@@ -49,7 +49,7 @@ def subjects() -> list[tuple[str, tuner.Subject]]:
             torch.compile(function, backend="gnomon", dynamic=False)(
                 torch.randn(rows, points), torch.randn(rows, points)
             )
-            planned = backend.reports[-1].program.planned
+            planned = backend.reports[-1].program.groups
             found = tuner.subject_of(planned[0]) if planned else None
             if found is not None:
                 out.append((f"{name}, {rows} x {points}", found))

@@ -66,16 +66,16 @@ def row(name: str, rounds: int) -> list[str]:
         for _ in range(WARM):
             fast(*x)
         calls[peer] = lambda fast=fast: fast(*x)
-    made = [run for report in backend.reports for run in report.runs if run.beside is not None]
+    made = [run for report in backend.reports for run in report.runs if run.two_workers is not None]
 
     def one_by_one() -> None:
         for run in made:
-            assert run.beside is not None and run.beside.trial is not None
-            run.beside.trial.kept, kept = False, run.beside.trial.kept
+            assert run.two_workers is not None and run.two_workers.trial is not None
+            run.two_workers.trial.kept, kept = False, run.two_workers.trial.kept
         calls["gnomon"]()
         for run in made:
-            assert run.beside is not None and run.beside.trial is not None
-            run.beside.trial.kept = kept
+            assert run.two_workers is not None and run.two_workers.trial is not None
+            run.two_workers.trial.kept = kept
 
     if any(run.two_kept for run in made):
         calls["one worker"] = one_by_one
@@ -97,7 +97,9 @@ def row(name: str, rounds: int) -> list[str]:
     tenth = {peer: quantiles(each, n=10) for peer, each in wall.items()}
     ratios = [f"{tenth['inductor'][at] / tenth['gnomon'][at]:.2f}" for at in (0, 4)]
     ratios.append(f"{cpu['inductor'] / cpu['gnomon']:.2f}")
-    lists = "; ".join(" + ".join(str(len(each)) for each in run.beside.schedule.lists) for run in made if run.two_kept)
+    lists = "; ".join(
+        " + ".join(str(len(each)) for each in run.two_workers.schedule.lists) for run in made if run.two_kept
+    )
     return [name, *cells, ", ".join(ratios), lists or "-"]
 
 

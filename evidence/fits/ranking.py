@@ -149,7 +149,7 @@ def known_to_run(run: Run, checked: bool | None, poll_s: float | None) -> Run:
 def started(stack: Stack, checked: bool | None, poll_s: float | None) -> Stack:
     """The stack in one environment."""
     facts = tuple(fact for fact in stack.facts if fact.field not in ("checked_collectives", "p2p_poll_s"))
-    bare = stack.changed(facts, checked_collectives=None, p2p_poll_s=None)
+    bare = stack.with_values(facts, checked_collectives=None, p2p_poll_s=None)
     return with_fields(bare, "an environment that is tried", checked_collectives=checked, p2p_poll_s=poll_s)
 
 

@@ -96,7 +96,7 @@ def _alone(asked: Asked) -> tuple[float, float, float, float]:
     prompt = sum(each) / stages + max(each) * (stages - 1) / stages
     steps = max(asked.outputs - 1, 1)
     decode = price.decode_ticks(batch, batch * (prefix + inputs + 1), steps) / TICKS_PER_S
-    flops = 2 * sum(p.n * p.k * p.batch * b.count for b in price.shape.blocks for p in b.products) * batch * inputs
+    flops = 2 * sum(p.n * p.k * p.batch * b.count for b in price.shape.blocks for p in b.matmuls) * batch * inputs
     peak = price.device.dense_peak.bf16 or price.device.dense_peak.fp16 or 1e12
     step = _roofline_step(price, batch, batch * (prefix + inputs + asked.outputs / 2))
     return prompt, decode, flops / (0.5 * peak), step * steps

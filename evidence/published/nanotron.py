@@ -71,4 +71,4 @@ def as_timed(base: Stack, row: Row, known: JobThresholds) -> Stack:
 def unchecked(base: Stack) -> Stack:
     """The stack without checks of collectives."""
     facts = tuple(fact for fact in base.facts if fact.field != "checked_collectives")
-    return base.changed(facts, checked_collectives=None)
+    return base.with_values(facts, checked_collectives=None)

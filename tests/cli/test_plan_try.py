@@ -274,7 +274,7 @@ def test_what_a_run_started_is_gone_with_it(tmp_path: Path, monkeypatch: pytest.
     child = tmp_path / "child"
     for limit_s in (2.0, 10.0, 50.0, 250.0):  # a busy machine may take longer to start them
         done = attempt(tmp_path / "plan.toml", steps=8, limit_s=limit_s)
-        assert (done.ended, done.measured) == ("timed out", None) and limit_s <= done.wall_s
+        assert (done.outcome, done.measurement) == ("timed out", None) and limit_s <= done.wall_s
         if child.exists() and child.read_text():
             break
     number = int(child.read_text())

@@ -149,9 +149,9 @@ def compared(function: Function, inputs: list[torch.Tensor]) -> tuple[str, str]:
         return "left out", ""
     try:
         made = CompiledGraph(traced)
-        if not made.program.planned:
+        if not made.program.groups:
             return "left out", ""
-        if any(planned.function is None for planned in made.program.planned):
+        if any(planned.function is None for planned in made.program.groups):
             return "not compiled", ""
         call = made.boxed()
         call(list(inputs))

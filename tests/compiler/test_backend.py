@@ -65,7 +65,7 @@ def test_a_block_trains_as_in_eager_and_one_compilation_serves_lengths() -> None
             torch.testing.assert_close(p.grad, q.grad, rtol=1e-3, atol=1e-5)
     made = list(backend.reports)
     assert len(made) == 2, "one forward and one backward for all lengths"
-    assert all(graph.program.planned and all(graph.kept(p) for p in graph.program.planned) for graph in made)
+    assert all(graph.program.groups and all(graph.kept(p) for p in graph.program.groups) for graph in made)
 
 
 def test_calls_from_many_threads_give_the_same() -> None:
@@ -89,7 +89,7 @@ def test_calls_from_many_threads_give_the_same() -> None:
 def test_a_damaged_file_of_the_cache_is_made_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GNOMON_CACHE", str(tmp_path))
     made = compiled(lambda a: torch.tanh(a) * 3 + 1, torch.randn(9))
-    source = made.program.planned[0].kernel.source
+    source = made.program.groups[0].kernel.source
     [kept] = tmp_path.glob("*.so")
     damaged = kept.read_bytes()[:-100]
     kept.unlink()  # what is loaded stays mapped: only a new file may differ

@@ -148,7 +148,7 @@ def test_layouts_of_images_and_of_heads() -> None:
     same(norm, image.contiguous(), *statistics, groups=1)
     for where in (image, image[:1].contiguous()):  # vectors lie along the image, not along the numbers of its channels
         made = compiled(norm, where, *statistics)
-        [planned] = made.program.planned
+        [planned] = made.program.groups
         nest = planned.kernel.nest
         assert nest.outputs[0].strides[nest.inner[-1]] == 1
     heads = x(2, 3, 8, 6)
@@ -162,7 +162,7 @@ def test_bfloat16_is_computed_in_float() -> None:
         [got] = run(made, a.bfloat16(), w.bfloat16())
         wanted = F.gelu(F.layer_norm(a.bfloat16().float(), (40,), w.bfloat16().float()))
         torch.testing.assert_close(got.float(), wanted, rtol=1e-2, atol=1e-2)
-    assert all(made.kept(p) for p in made.program.planned)
+    assert all(made.kept(p) for p in made.program.groups)
 
 
 def test_sums_are_the_same_with_any_number_of_threads() -> None:
@@ -194,4 +194,4 @@ def test_one_compilation_serves_a_thousand_shapes() -> None:
         inputs = (torch.randn(b, s, 20, generator=random), torch.randn(20, generator=random))
         for got, wanted in zip(run(made, *inputs), function(*inputs), strict=True):
             torch.testing.assert_close(got, wanted, rtol=2e-4, atol=2e-4)
-    assert all(made.kept(p) for p in made.program.planned)
+    assert all(made.kept(p) for p in made.program.groups)

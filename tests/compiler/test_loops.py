@@ -84,8 +84,8 @@ def test_a_body_is_compiled_once_and_gives_what_it_gave(
                 torch.testing.assert_close(made(given, w), plain(given, w), rtol=1e-5, atol=1e-6)
     compiled = inner(backend.reports[-1])
     assert len(compiled) == bodies and all(len(list(one.program.graph.nodes)) < 20 for one in compiled)
-    assert any(one.program.planned for one in compiled)
-    assert all(one.kept(planned) for one in compiled for planned in one.program.planned)
+    assert any(one.program.groups for one in compiled)
+    assert all(one.kept(planned) for one in compiled for planned in one.program.groups)
 
 
 def test_gradients_of_a_scan_are_those_of_pytorch() -> None:

@@ -196,7 +196,7 @@ def test_what_is_dropped_joins_the_group_before() -> None:
     a = torch.randn(8, 8)
     with torch.no_grad():
         compiled(a)
-    assert len(backend.reports[-1].program.planned) == 1
+    assert len(backend.reports[-1].program.groups) == 1
     assert "random numbers: 1" in "\n".join(_explained())
 
 

@@ -70,7 +70,7 @@ def loaded(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> saved.Load
         patch.setattr(build, "has_compiler", lambda: False)
         columns._kernel.cache_clear()
         made = gnomon.load(folder)
-        assert made.compiled.columns and all(planned.function for planned in made.compiled.program.planned)
+        assert made.compiled.columns and all(planned.function for planned in made.compiled.program.groups)
         assert columns._kernel(torch.float32) is not None
         assert build.libraries(["int other;"]) == [None]
     return made
@@ -92,7 +92,7 @@ def test_every_size_it_was_saved_for_gives_what_the_module_gives(
 
 
 def test_one_compilation_serves_them_all(loaded: saved.LoadedModel) -> None:
-    assert len(loaded.compiled.program.planned) >= 2 and len(loaded.compiled.columns) == 1
+    assert len(loaded.compiled.program.groups) >= 2 and len(loaded.compiled.columns) == 1
 
 
 @pytest.mark.parametrize(

@@ -121,7 +121,7 @@ def test_a_process_without_a_compiler_has_its_kernels(
         elif kind == "pairs":
             assert made.pairs and all(one.kept for one in made.pairs)
         elif kind == "recurrence":  # torch.export writes it as padded and shifted parts
-            assert all(planned.function for planned in made.program.planned)
+            assert all(planned.function for planned in made.program.groups)
         elif kind == "scan":
             assert [run for run in made.runs if run.kept]
         else:

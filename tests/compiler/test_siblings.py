@@ -26,7 +26,7 @@ def test_gradients_of_both_halves_are_one_group_that_reads_once() -> None:
         return grad * F.silu(gate), torch.ops.aten.silu_backward(grad * up, gate)
 
     made = same(backward, *torch.randn(3, 6, 40).unbind(0), groups=1)
-    [one] = made.program.planned
+    [one] = made.program.groups
     assert len(one.kernel.slots) == 3 and len(one.outputs) == 2
 
 
@@ -100,7 +100,7 @@ def test_any_graph_of_branches_gives_what_eager_gives(
 
     torch.manual_seed(0)
     made = same(function, torch.randn(shape), torch.randn(shape))
-    members = [node for planned in made.program.planned for node in planned.group.members]
+    members = [node for planned in made.program.groups for node in planned.group.members]
     assert len(members) == len(set(members))
     there: set[torch.fx.Node] = set()
     for unit in made.program.units:

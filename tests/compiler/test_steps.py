@@ -207,8 +207,8 @@ def test_operations_of_aten_alone_of_any_dtype(dtype: torch.dtype) -> None:
 
 
 def test_a_run_that_is_wrong_or_slow_is_given_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    called = steps.Run.called
-    monkeypatch.setattr(steps.Run, "called", lambda self, args: [one + 1 for one in called(self, args)])
+    called = steps.Run.call
+    monkeypatch.setattr(steps.Run, "call", lambda self, args: [one + 1 for one in called(self, args)])
     monkeypatch.setattr(gate, "_verdicts", {})
     model = nn.Sequential(nn.Linear(6, 6), nn.Softmax(-1), nn.Linear(6, 6)).eval()
     fast = compiled(model)

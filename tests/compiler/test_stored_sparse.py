@@ -136,9 +136,7 @@ def test_the_choice_says_what_was_predicted_and_tried() -> None:
     packed = stored.repack(arrays, storage, (128, 256), rows=4)
     if stored.function_of(packed) is None:
         pytest.skip("this machine widens weights")
-    assert packed.choice is not None and packed.choice.why.startswith(
-        f"{packed.choice.taken} for 4 rows: predicted ms "
-    )
+    assert packed.choice is not None and packed.choice.why.startswith(f"{packed.choice.form} for 4 rows: predicted ms ")
     assert set(packed.choice.predicted) == {"dense", "listed"}
     x = torch.randn(3, 256)
     wanted = rounded(x, "int8") @ wide.t()

@@ -32,7 +32,7 @@ SMALL = 1 << 20
 
 def nest_of(function: Callable[..., Any], *shapes: tuple[int, ...]) -> Nest:
     traced = make_fx(function, tracing_mode="fake")(*(torch.empty(shape) for shape in shapes))
-    (planned,) = program(traced.graph, None).planned
+    (planned,) = program(traced.graph, None).groups
     return planned.kernel.nest
 
 

@@ -142,20 +142,20 @@ def by_two(monkeypatch: pytest.MonkeyPatch) -> tuple[nn.Module, Any, steps.Run, 
         for _ in range(3):
             fast(*given)
     [run] = [run for report in backend.reports for run in report.runs]
-    assert run.two_kept and run.beside is not None and all(run.beside.schedule.lists)
+    assert run.two_kept and run.two_workers is not None and all(run.two_workers.schedule.lists)
     return model, fast, run, given
 
 
 def test_two_workers_give_the_bits_of_one_and_eagers_numbers(two: Any) -> None:
     model, fast, run, given = two
-    both = run.beside
+    both = run.two_workers
     assert both is not None
     with torch.no_grad():
         wanted = model(*given)
         args = [value for value in captured(run, fast, given)]
         one_by_one = run.walked(args, steps.HALVED)
         for _ in range(50):
-            assert all(torch.equal(a, b) for a, b in zip(both.called(args), one_by_one, strict=True))
+            assert all(torch.equal(a, b) for a, b in zip(both.call(args), one_by_one, strict=True))
         torch.testing.assert_close(fast(*given), wanted, rtol=2e-4, atol=1e-5)
 
         wrong: list[int] = []
@@ -163,7 +163,7 @@ def test_two_workers_give_the_bits_of_one_and_eagers_numbers(two: Any) -> None:
         def many() -> None:  # one of them has the second worker at a time
             with torch.no_grad():
                 for _ in range(40):
-                    made = both.called(args)
+                    made = both.call(args)
                     wrong.extend(not torch.equal(a, b) for a, b in zip(made, one_by_one, strict=True))
 
         threads = [threading.Thread(target=many) for _ in range(3)]
@@ -174,19 +174,19 @@ def test_two_workers_give_the_bits_of_one_and_eagers_numbers(two: Any) -> None:
         assert not any(wrong)
 
         torch.set_num_threads(1)  # by the caller alone
-        assert all(torch.equal(a, b) for a, b in zip(both.called(args), one_by_one, strict=True))
+        assert all(torch.equal(a, b) for a, b in zip(both.call(args), one_by_one, strict=True))
         torch.set_num_threads(2)
 
 
 def captured(run: steps.Run, fast: Any, given: Any) -> Any:
     """The tensors that a run is given."""
     found: list[Any] = []
-    called = steps.Run.called
+    called = steps.Run.call
     try:
-        steps.Run.called = lambda self, args: found.append(list(args)) or called(self, args)  # type: ignore[method-assign]
+        steps.Run.call = lambda self, args: found.append(list(args)) or called(self, args)  # type: ignore[method-assign]
         fast(*given)
     finally:
-        steps.Run.called = called  # type: ignore[method-assign]
+        steps.Run.call = called  # type: ignore[method-assign]
     return found[0]
 
 

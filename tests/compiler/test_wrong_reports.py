@@ -126,7 +126,7 @@ REPORTS: dict[str, tuple[Callable[..., Any], tuple[torch.Tensor, ...], tuple[tor
 def test_later_numbers_give_what_eager_gives(name: str) -> None:
     function, first, later = REPORTS[name]
     made = compiled(function, *first)
-    assert any(planned.function is not None for planned in made.program.planned), "no kernel was made"
+    assert any(planned.function is not None for planned in made.program.groups), "no kernel was made"
     run(made, *first)
     wanted = function(*later)
     for got, b in zip(run(made, *later), wanted if isinstance(wanted, tuple) else (wanted,), strict=True):
@@ -134,7 +134,7 @@ def test_later_numbers_give_what_eager_gives(name: str) -> None:
         torch.testing.assert_close(
             got, b, rtol=near, atol=0 if b.dtype == torch.bfloat16 else 1e-6 if near else 0, equal_nan=True
         )
-    assert all(made.kept(planned) for planned in made.program.planned), [t.verdict for t in made.trials.values()]
+    assert all(made.kept(planned) for planned in made.program.groups), [t.verdict for t in made.trials.values()]
 
 
 def test_a_kernel_that_is_right_on_the_users_first_numbers_alone_is_refused() -> None:
@@ -180,7 +180,7 @@ def test_a_group_that_is_given_back_keeps_the_layout_that_others_read(monkeypatc
     monkeypatch.setattr(gate.Trial, "_judged", lambda *_: {"kept": False})
     g, x, y = torch.ones(()), torch.randn(7, 64).t(), torch.randn(64, 14)[:, ::2]
     made = compiled(lambda g, x, y: aten.mse_loss_backward(g * 1.0, x, y, 1), g, x, y)
-    [declared] = [node.meta["val"].stride() for node in made.program.planned[0].outputs]
+    [declared] = [node.meta["val"].stride() for node in made.program.groups[0].outputs]
     for _ in range(2):
         [got] = run(made, g, x, y)
         assert got.stride() == declared

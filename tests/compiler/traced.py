@@ -30,7 +30,7 @@ def same(function: Callable[..., Any], *inputs: Any, groups: int | None = None, 
     """Kernels give what eager gives, on the first call (each beside ATen) and on the second (kernels alone)."""
     made = compiled(function, *inputs)
     if groups is not None:
-        assert len(made.program.planned) == groups, [p.group.members for p in made.program.planned]
+        assert len(made.program.groups) == groups, [p.group.members for p in made.program.groups]
     for args in (inputs, again if again is not None else inputs):
         wanted = function(*args)
         wanted = tuple(wanted) if isinstance(wanted, (tuple, list)) else (wanted,)
@@ -38,6 +38,6 @@ def same(function: Callable[..., Any], *inputs: Any, groups: int | None = None, 
             assert a.dtype == b.dtype and a.shape == b.shape and a.stride() == b.stride()
             top = max(1.0, float(b.double().abs().nan_to_num(posinf=0).max())) if b.numel() else 1.0
             torch.testing.assert_close(a, b, rtol=2e-4, atol=2e-5 * top, equal_nan=True)
-    for planned in made.program.planned:
+    for planned in made.program.groups:
         assert made.kept(planned), made.trials[planned.number].verdict
     return made

@@ -64,7 +64,7 @@ def compared(kind: str) -> str:
     for _ in range(2):  # the first call tries the kernels, the second uses them
         logits, found = passed(made, model, given)
     reports = backend.reports
-    kernels = sum(len(report.program.planned) for report in reports)
+    kernels = sum(len(report.program.groups) for report in reports)
     bad = sum(bool(trial.verdict.get("wrong")) for report in reports for trial in report.trials.values())
     off = float((logits - wanted).abs().max() / wanted.abs().max().clamp_min(1e-30))
     least = 1e-3 * max(float(b.abs().max()) for b in grads if b.numel())  # a key's bias has none but rounding

@@ -141,7 +141,7 @@ def main() -> int:
         triton_launch.LONGEST, triton_launch.WALKED = longest, walked
         for name, (function, inputs) in CASES.items():
             made = compiled(function, *inputs)
-            planned = made.program.planned
+            planned = made.program.groups
             if longest == 16 and not any(isinstance(p.kernel, TritonKernel) and p.kernel.walks for p in planned):
                 continue
             problem = "" if planned else "no group"
@@ -170,7 +170,7 @@ def stencils() -> int:
         made = triton_rows.run(one.made, source, launches, one.inputs)
         near = 2e-2 if one.outputs[0].dtype == torch.bfloat16 else 1e-4
         wrong = any(not torch.allclose(a, b, near, near) for a, b in zip(made, one.outputs, strict=True))
-        wrong |= (name == "a wide box") != any(launch.product for launch in launches)
+        wrong |= (name == "a wide box") != any(launch.as_matmul for launch in launches)
         bad += wrong
         print(f"{'FAILED' if wrong else 'as eager'}: stencil, {name}", flush=True)
     return bad

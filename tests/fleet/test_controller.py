@@ -160,11 +160,11 @@ def check_never_too_many(events: Sequence[dict[str, object]], again: dict[str, F
     for event in events:
         if event["job"]:
             again[str(event["job"])].apply(event)
-        held = [number for fate in again.values() for number in fate.held]
+        held = [number for fate in again.values() for number in fate.devices]
         assert len(held) == len(set(held)) <= DEVICES and set(held) <= set(range(DEVICES))
         for fate in again.values():
-            if fate.held:
-                assert fate.task.job.fewest <= len(fate.held) <= fate.task.job.most
+            if fate.devices:
+                assert fate.task.job.fewest <= len(fate.devices) <= fate.task.job.most
     assert again == fates
 
 

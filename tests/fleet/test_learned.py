@@ -63,7 +63,7 @@ def test_before_it_ran_a_job_scales_linearly_on_every_kind() -> None:
 def test_from_one_device_others_of_its_kind_are_free_and_other_kinds_are_a_ratio() -> None:
     told = LearnedForecasts(KNOWN)
     told.ran(JOB, 0.0, ((SLOW, 1),))
-    seen = told.seen[JOB.id]
+    seen = told.experience[JOB.id]
     assert seen.noise == (1.0, 4.0)
     (step,) = seen.points["slow"]
     assert step[:3] == (1, 1, 32) and step[3:] == pytest.approx((0.74, 0.0))  # the smallest batch
@@ -102,7 +102,7 @@ def test_a_replay_begins_anew_and_accounts_for_every_second(name: str) -> None:
     trace, told = Trace(name="t", format="t", jobs=jobs), LearnedForecasts(KNOWN)
     pools = POOLS if name == "sia" else POOLS[:1]
     first, second = (replay(trace, Machines(pools), policy(name), forecasts=told) for _ in range(2))
-    assert not told.seen
+    assert not told.experience
     assert first.figures() == second.figures() and first.resizes > 0
     assert sum(first.device_s.values()) == pytest.approx(first.machines.devices * first.end_s)
     knowing = replay(trace, Machines(pools), policy(name), forecasts=KNOWN)

@@ -190,7 +190,7 @@ class Pairs(Curve):
 
     keeps: ClassVar[dict[str, float]] = {"ax": 0.9, "xa": 0.8, "bx": 0.8, "xb": 0.8, "ay": 0.7, "ya": 0.7, "cz": 0.4}
 
-    def beside(self, job: Job, other: Job) -> float:
+    def speed_share(self, job: Job, other: Job) -> float:
         return self.keeps.get(job.id + other.id, 0.95 if {job.id, other.id} == {"c", "z"} else 0.1)
 
 
@@ -206,9 +206,9 @@ def test_federated_tasks_are_matched_together_and_keep_their_partition() -> None
     running = [active(name, index, True) for index, name in enumerate("abc")]
     queue = [active(name, index, False) for index, name in enumerate("xyz", start=3)]
     state = State(now=10, machines=cluster, queue=queue, running=running, free=(0,))
-    pairs = {d.job: d.beside for d in policy("federated").decide(state, told)}
+    pairs = {d.job: d.shares_with for d in policy("federated").decide(state, told)}
     assert pairs == {"x": "b", "y": "a"}
-    assert {d.job: d.beside for d in policy("gandiva").decide(state, told)} == {"x": "a", "z": "c"}
+    assert {d.job: d.shares_with for d in policy("gandiva").decide(state, told)} == {"x": "a", "z": "c"}
 
 
 @settings(max_examples=80, deadline=None)

@@ -57,7 +57,7 @@ def test_a_plan_file_is_predicted_on_every_kind_and_number_of_devices(tmp_path: 
 def test_a_model_and_its_batch_have_the_fastest_plan() -> None:
     told = PredictedForecasts(MIXED, Predictions(MIXED), Curve(MIXED))
     small = job(model="llama-tiny", batch_size=16, seq_len=64)
-    assert told.predictions.made(small).plan.world_size == 2
+    assert told.predictions.planned_job(small).plan.world_size == 2
     assert told.phase(small, 0, ((0, 2),))[0] == 1.0
     assert 0 < told.memory_bytes(small, 2) < 2**33
 

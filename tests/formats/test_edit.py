@@ -128,7 +128,7 @@ def words(script: str) -> list[str]:
     ],
 )
 def test_flags_of_a_script(setting: tuple[str, object], before: str, after: str) -> None:
-    assert edited(SCRIPT, ".sh", [setting], beside=("tp",)) == SCRIPT.replace(before, after, 1)
+    assert edited(SCRIPT, ".sh", [setting], near=("tp",)) == SCRIPT.replace(before, after, 1)
 
 
 def test_a_flag_keeps_its_variable_where_that_is_asked() -> None:
@@ -138,14 +138,14 @@ def test_a_flag_keeps_its_variable_where_that_is_asked() -> None:
 
 def test_new_flags_follow_each_other_and_continue_their_command() -> None:
     command = "torchrun train.py --tp 8 \\\n    --lr 1 \\\n    --pp 2\n"
-    text = edited(command, ".sh", [("cp", 2), ("sp", True)], beside=("pp",))
+    text = edited(command, ".sh", [("cp", 2), ("sp", True)], near=("pp",))
     assert words(text) == [*words(command), "--cp", "2", "--sp"]
     one_line = "torchrun train.py --tp 8 --lr 1 > log.txt 2>&1"
-    assert words(edited(one_line, ".sh", [("lr", 2), ("cp", 2)], beside=("lr",))) == words(
+    assert words(edited(one_line, ".sh", [("lr", 2), ("cp", 2)], near=("lr",))) == words(
         "torchrun train.py --tp 8 --lr 2 --cp 2 > log.txt 2>&1"
     )
     with pytest.raises(InputError, match="no flag near which --cp 2 could be put"):
-        edited("python train.py", ".sh", [("cp", 2)], beside=("lr",))
+        edited("python train.py", ".sh", [("cp", 2)], near=("lr",))
 
 
 # What the shell makes of a script, of which the parts that are no setting stay: (before, setting, after).
@@ -176,7 +176,7 @@ SCRIPTS = [
 
 @pytest.mark.parametrize(("before", "setting", "after"), SCRIPTS)
 def test_what_is_no_setting_of_a_script_stays(before: str, setting: tuple[str, object], after: str) -> None:
-    assert edited(before, ".sh", [setting], beside=("mb",)) == after
+    assert edited(before, ".sh", [setting], near=("mb",)) == after
 
 
 def test_one_of_several_commands_is_changed() -> None:
@@ -188,7 +188,7 @@ def test_one_of_several_commands_is_changed() -> None:
 @pytest.mark.parametrize("quote", ["'", '"'])
 def test_no_quotes_are_put_into_quotes(quote: str) -> None:
     with pytest.raises(InputError, match="needs quotes, and the script's flags are in a quoted string"):
-        edited(f"ARGS={quote}--mb 1{quote}\n", ".sh", [("fsdp", "full_shard auto_wrap")], beside=("mb",))
+        edited(f"ARGS={quote}--mb 1{quote}\n", ".sh", [("fsdp", "full_shard auto_wrap")], near=("mb",))
 
 
 ODD = {

@@ -115,7 +115,7 @@ def test_a_line_as_it_stands_names_what_is_not_read() -> None:
     made = read_command(text, "vllm", "4xh100-sxm")
     file, unread = made.file, made.unread
     assert (file.model, file.serving.tp, file.serving.kv, file.max_seqs) == ("meta/M", 4, "fp8", 32)
-    assert unread == ("--enforce-eager",) and "max_model_len" not in made.said
+    assert unread == ("--enforce-eager",) and "max_model_len" not in made.fields_set
 
 
 @pytest.mark.parametrize(
@@ -173,7 +173,7 @@ def test_copies_of_experts_and_padded_lengths_are_told_where_no_option_has_them(
 def test_servers_are_started_in_many_ways(program: str, text: str, wanted: dict[str, int]) -> None:
     """As programs' own documents start them: variables of the script, images, older entrypoints, launchers."""
     made = read_command(text, program, "8xh100-sxm")
-    assert made.file.model == "org/a" and made.unread == () and {"model", "max_model_len"} <= made.said
+    assert made.file.model == "org/a" and made.unread == () and {"model", "max_model_len"} <= made.fields_set
     assert made.file.serving.max_model_len == 8192
     assert {name: getattr(made.file.serving, name) for name in wanted} == wanted
     if program == "dynamo":

@@ -60,7 +60,7 @@ def export(program: str, plan: Plan, name: str = "llama-3.1-8b", work: Workload 
 
 
 def lost(result: Export) -> dict[str, tuple[str, str]]:
-    return {one.field: (one.asked, one.becomes) for one in result.unwritten}
+    return {one.field: (one.planned, one.becomes) for one in result.unwritten}
 
 
 def test_there_is_a_writer_for_each_program() -> None:
@@ -614,7 +614,7 @@ def test_a_megatron_script_in_full() -> None:
         "--num-query-groups 8",
     ):
         assert f" {words} " in exported.text.replace("\n", " ") or exported.text.startswith(words), words
-    assert exported.beyond == ()
+    assert exported.additions == ()
 
 
 def test_stages_that_differ_in_layers_only_are_a_mesh() -> None:

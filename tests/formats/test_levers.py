@@ -94,7 +94,7 @@ def keys(said: str) -> set[str]:
 
 @pytest.mark.parametrize("lever", LEVERS, ids=lambda lever: lever.name)
 def test_each_setting_is_read_and_priced(lever: Any, tmp_path: Path) -> None:
-    for program, said in lever.said.items():
+    for program, said in lever.settings.items():
         devices = 1 if "layerwise" in said else 2
         plain, changed = (read(tmp_path, program, text, devices) for text in ("", said))
         unread = {one.field for one in changed.unexpressed if one.field.split(".")[0] in keys(said)}
@@ -107,7 +107,7 @@ def test_each_setting_is_read_and_priced(lever: Any, tmp_path: Path) -> None:
 def test_options_are_those_of_fit() -> None:
     named = {option.name for option in OPTIONS} | ADAPTED | {"tf32"}
     assert {lever.option for lever in LEVERS if lever.option} <= named
-    assert {program for lever in LEVERS for program in lever.said} == set(PROGRAMS)
+    assert {program for lever in LEVERS for program in lever.settings} == set(PROGRAMS)
 
 
 def test_the_table_is_in_the_docs() -> None:

@@ -37,7 +37,7 @@ def layers(draw: st.DrawFn) -> tuple[ForwardBytes, tuple[int, ...]]:
     left, more, work = draw(column), draw(column), draw(column)
     may = tuple(layer for layer in range(count) if draw(st.booleans()))
     kept = [a + b * (i in may) for i, (a, b) in enumerate(zip(left, more, strict=True))]
-    return ForwardBytes(kept=tuple(kept), left=tuple(left), work=tuple(work)), may
+    return ForwardBytes(kept_bytes=tuple(kept), left_bytes=tuple(left), work=tuple(work)), may
 
 
 @given(given_layers=layers(), room=st.integers(0, 400))
@@ -65,7 +65,11 @@ def curves(data: st.DataObject, count: int) -> np.ndarray:
 
 def sample(of: np.ndarray, tokens: int) -> Sample:
     kept, left, work = (of @ np.array([1.0, tokens, tokens**2])).tolist()
-    return Sample(tokens=tokens, base=100, held=ForwardBytes(kept=tuple(kept), left=tuple(left), work=tuple(work)))
+    return Sample(
+        tokens=tokens,
+        base=100,
+        forward_bytes=ForwardBytes(kept_bytes=tuple(kept), left_bytes=tuple(left), work=tuple(work)),
+    )
 
 
 @given(data=st.data(), sizes=st.lists(st.integers(1, 400), min_size=3, max_size=8, unique=True))
@@ -74,18 +78,23 @@ def test_estimates_are_never_below_what_was_seen_and_never_fall(data: st.DataObj
     of = curves(data, 3)
     samples = [sample(of, tokens) for tokens in sizes]
     noisy = [
-        replace(s, held=replace(s.held, work=tuple(x * (1 + data.draw(st.floats(0, 0.5))) for x in s.held.work)))
+        replace(
+            s,
+            forward_bytes=replace(
+                s.forward_bytes, work=tuple(x * (1 + data.draw(st.floats(0, 0.5))) for x in s.forward_bytes.work)
+            ),
+        )
         for s in samples
     ]
     made = estimate(noisy)
     for one in noisy:
         held = made.at(one.tokens)
-        for quantity in ("kept", "left", "work"):
-            for seen, told in zip(getattr(one.held, quantity), getattr(held, quantity), strict=True):
+        for quantity in ("kept_bytes", "left_bytes", "work"):
+            for seen, told in zip(getattr(one.forward_bytes, quantity), getattr(held, quantity), strict=True):
                 assert told >= seen * (1 - 1e-9)
     grid = [made.at(tokens) for tokens in range(1, 402, 20)]
     for short, long in zip(grid, grid[1:], strict=False):
-        assert all(a <= b for q in ("kept", "left", "work") for a, b in
+        assert all(a <= b for q in ("kept_bytes", "left_bytes", "work") for a, b in
                    zip(getattr(short, q), getattr(long, q), strict=True))  # fmt: skip
 
 
@@ -94,7 +103,7 @@ def test_quadratic_layers_are_found_exactly(data: st.DataObject) -> None:
     of = curves(data, 2)
     made = estimate([sample(of, tokens) for tokens in (10, 50, 120, 200)])
     assert made.error < 1e-6
-    exact = sample(of, 150).held
+    exact = sample(of, 150).forward_bytes
     assert made.at(150).work == pytest.approx(exact.work, rel=1e-6, abs=2)
 
 
@@ -112,7 +121,7 @@ def test_the_controller_recomputes_more_for_longer_batches_and_stays_within(data
     counts = []
     for tokens in range(1, 321, 7):
         chosen = controller.choose(tokens)
-        assert chosen is not None and peak(sample(of, min(tokens, 320)).held, chosen) + 100 <= budget
+        assert chosen is not None and peak(sample(of, min(tokens, 320)).forward_bytes, chosen) + 100 <= budget
         counts.append(len(chosen))
     assert counts == sorted(counts) and controller.made == len(controller.choices) <= 320 // ROUND
     assert controller.choose(321) is None, "longer than all that were measured"
@@ -121,7 +130,7 @@ def test_the_controller_recomputes_more_for_longer_batches_and_stays_within(data
 def test_few_sizes_are_taken_as_the_largest() -> None:
     of = np.ones((3, 2, 3))
     made = estimate([sample(of, 10), sample(of, 20), sample(of, 20)])
-    assert made.at(1) == made.at(20) == sample(of, 20).held
+    assert made.at(1) == made.at(20) == sample(of, 20).forward_bytes
 
 
 @pytest.mark.parametrize(

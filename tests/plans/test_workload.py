@@ -67,7 +67,7 @@ def test_router_load() -> None:
 def test_router_capacity() -> None:
     """By hand: four experts get 60, 20, 10, 10 % of the rows; the mean is 25 %, a capacity of 1.2 is 30 %."""
     load_ = RouterLoad(kind="histogram", counts=(6.0, 2.0, 1.0, 1.0), capacity=1.2)
-    assert load_.computed(4).tolist() == pytest.approx([0.3, 0.2, 0.1, 0.1])
+    assert load_.computed_shares(4).tolist() == pytest.approx([0.3, 0.2, 0.1, 0.1])
     assert load_.dropped(4) == pytest.approx(0.3)
     assert load_.busiest(4, 2) == pytest.approx(1.0) and load_.busiest(4, 4) == pytest.approx(1.2)
     padded = replace(load_, padded=True)
@@ -80,7 +80,7 @@ def test_router_capacity() -> None:
 def test_rows_are_computed_or_dropped(power: int, s: float, capacity: float, padded: bool) -> None:
     experts = 2**power
     load_ = RouterLoad(kind="zipf", s=s, capacity=capacity)
-    assert load_.computed(experts).sum() + load_.dropped(experts) == pytest.approx(1.0)
+    assert load_.computed_shares(experts).sum() + load_.dropped(experts) == pytest.approx(1.0)
     ways = [replace(load_, padded=padded).busiest(experts, 2**p) for p in range(power + 1)]
     assert ways == pytest.approx(sorted(ways)) and ways[-1] <= capacity + 1e-9
 

@@ -57,7 +57,7 @@ def test_together_as_alone(key: str, name: str) -> None:
             assert a.compute_s == pytest.approx(b.compute_s, rel=1e-12)
             assert a.comm_s == pytest.approx(b.comm_s, rel=1e-12)
             assert (a.kernels, a.flops) == (b.kernels, b.flops)
-        assert [k.bytes for k in together.kept] == [k.bytes for k in alone.kept]
+        assert [k.bytes for k in together.saved] == [k.bytes for k in alone.saved]
         assert together.transient_bytes == alone.transient_bytes
         assert together.sharded.local_bytes == alone.sharded.local_bytes
         assert (together.input_bytes, together.output_bytes) == (alone.input_bytes, alone.output_bytes)

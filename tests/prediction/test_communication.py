@@ -24,7 +24,7 @@ HOP_S = 4e-4
 def stack_with(*fields: str) -> Stack:
     """A stack of which these facts hold, and nothing else is known."""
     facts = tuple(Fact(field=name, source="this test", date="2026-11-22") for name in fields)
-    return Stack(name="test", version="1").changed(facts, **dict.fromkeys(fields, True))
+    return Stack(name="test", version="1").with_values(facts, **dict.fromkeys(fields, True))
 
 
 @cache

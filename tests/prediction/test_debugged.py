@@ -22,7 +22,7 @@ WORK = Workload(global_batch_size=16, seq_len=1024)
 
 def stack_with(**values: object) -> Stack:
     facts = tuple(Fact(field=name, source="a test", date="2026-11-22") for name in values)
-    return Stack(name="test", version="0").changed(facts, **values)
+    return Stack(name="test", version="0").with_values(facts, **values)
 
 
 def run(stack: Stack, **axes: int) -> Prediction:

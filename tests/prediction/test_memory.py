@@ -97,7 +97,9 @@ def test_a_loss_in_place_holds_one_fp32_copy_of_the_logits() -> None:
     job, work = plan(), Workload(global_batch_size=1, seq_len=SEQ)
     model = gpt_model(2, HIDDEN, HEADS)
     actual = {
-        how: predict(model, "1x1xa100-sxm-80gb", job, work, MEGATRON_2022.changed((*facts, fact), cross_entropy=how))
+        how: predict(
+            model, "1x1xa100-sxm-80gb", job, work, MEGATRON_2022.with_values((*facts, fact), cross_entropy=how)
+        )
         .memory[0]
         .by_class
         for how in ("in_place", "unfused")
@@ -222,8 +224,8 @@ def test_an_encoder_output_is_kept_once() -> None:
     prediction = predict("t5-small", "1x1xh100-sxm", Plan(schedule=Schedule(micro_batch_size=1)), workload)
     stage = prediction.stages[0]
     once = 4096 * 512 * 2
-    shared = sum(kept.bytes for price in stage.order for kept in price.kept if kept.is_input and kept.bytes == once)
-    apart = sum(kept.bytes for price in stage.order for kept in price.kept)
+    shared = sum(kept.bytes for price in stage.order for kept in price.saved if kept.is_input and kept.bytes == once)
+    apart = sum(kept.bytes for price in stage.order for kept in price.saved)
     assert shared > 6 * once
     assert sum(stage.kept_bytes) <= apart - 5 * once
 
@@ -239,7 +241,7 @@ def with_facts(**values: Any) -> Any:
     """The stack of the other tests with some fields set."""
     kept = tuple(fact for fact in MEGATRON_2022.facts if fact.field not in values)
     facts = tuple(Fact(field=name, source="this test", date="2026-11-21") for name in values)
-    return MEGATRON_2022.changed((*kept, *facts), **values)
+    return MEGATRON_2022.with_values((*kept, *facts), **values)
 
 
 def peak(stack: Any, precision: Precision, zero: Literal[0, 1] = 1) -> Prediction:
@@ -384,7 +386,7 @@ def test_a_loss_in_parts_never_has_whole_logits() -> None:
     base = stack("pytorch-fsdp")
     facts = (*base.facts, Fact(field="cross_entropy", source="a test", date="2026-11-23"))
     whole, parts = (
-        predict("llama-3.1-8b", "1x8xh100-sxm", job, work, base.changed(facts, cross_entropy=how))
+        predict("llama-3.1-8b", "1x8xh100-sxm", job, work, base.with_values(facts, cross_entropy=how))
         for how in ("fused", "chunked")
     )
     assert [part.stages[0].logits_bytes for part in (whole, parts)] == [8192 * 128256 * 2, 8192 * 4096 * 2]

@@ -147,7 +147,7 @@ def test_weights_gathered_in_eight_bits_are_cast_by_parts() -> None:
 def test_a_compiler_fuses_casts() -> None:
     def step(launch: Literal["eager", "compiled"], precision: Precision) -> float:
         fact = Fact(field="launch_mode", source="made up", date="2026-11-23")
-        stack = Stack(name="x", version="1").changed((fact,), launch_mode=launch)
+        stack = Stack(name="x", version="1").with_values((fact,), launch_mode=launch)
         schedule = Schedule(micro_batch_size=1)
         plan = Plan(mesh=Mesh(dp_shard=8), schedule=schedule, optimizer=Optimizer(zero=1), precision=precision)
         made = predict(LLAMA, "1x8xh100-sxm", plan, Workload(global_batch_size=8, seq_len=2048), stack)
@@ -324,7 +324,7 @@ def test_transformer_engine_gathers_in_eight_bits_and_casts_once() -> None:
 
     def layer(engine: bool) -> LayerPrice:
         fact = Fact(field="transformer_engine", source="this test", date="2026-11-22")
-        stack = Stack(name="unstated", version="").changed((fact,), transformer_engine=engine)
+        stack = Stack(name="unstated", version="").with_values((fact,), transformer_engine=engine)
         made = Plan(**job, schedule=Schedule(micro_batch_size=1))
         stage = predict(LLAMA, "1x8xh100-sxm", made, TOKENS, stack).pricing.stages[0]
         return next(price for price, labels in stage.layers if len(labels) > 1)

@@ -120,7 +120,7 @@ def test_partitioned_messages_between_stages_are_parts_and_a_gather() -> None:
     record = stack("megatron-deepspeed")
     work, model = Workload(global_batch_size=16, seq_len=1024), gpt_model(8, 1024, 16, dropout=0.0)
     facts = tuple(fact for fact in record.facts if fact.field != "p2p_partitioned")
-    whole = predict(model, "2x4xa100-sxm-80gb", job, work, record.changed(facts, p2p_partitioned=None)).pricing
+    whole = predict(model, "2x4xa100-sxm-80gb", job, work, record.with_values(facts, p2p_partitioned=None)).pricing
     parts = predict(model, "2x4xa100-sxm-80gb", job, work, record).pricing
     assert parts.messages.bytes_of((0, 1)) == whole.messages.bytes_of((0, 1)) == 4 * 1024 * 1024 * 2
     send = Key(rank_class=0, kind="SEND_F", stage=0, shape="", name="")
@@ -178,7 +178,7 @@ def test_a_checkpoint_that_stops_early_leaves_out_the_last_product() -> None:
     facts = tuple(fact for fact in record.facts if fact.field != "recompute_stops")
     again = [
         predict(model, "1x1xa100-sxm-80gb", job, work, fact).pricing.compute.phase("recompute", 0).flops
-        for fact in (record.changed(facts, recompute_stops=None), record)
+        for fact in (record.with_values(facts, recompute_stops=None), record)
     ]
     assert again[0] - again[1] == 8 * 2 * 8 * 1024 * 4096 * 1024
 
@@ -190,7 +190,7 @@ def test_metrics_of_the_loss_read_and_write_the_logits_again() -> None:
     facts = tuple(fact for fact in record.facts if fact.field != "loss_metrics")
     without, with_metrics = (
         predict(model, "1x1xa100-sxm-80gb", plan(micro=8), work, fact)
-        for fact in (record.changed(facts, loss_metrics=None), record)
+        for fact in (record.with_values(facts, loss_metrics=None), record)
     )
     least = 2 * 14 * 8 * 1024 * 50257 / catalogue.device("a100-sxm-80gb").memory_bytes_per_s
     assert least < with_metrics.step_s - without.step_s < 2 * least
@@ -213,7 +213,7 @@ def test_partial_sums_in_eight_bits_are_half_as_long() -> None:
         *(f for f in record.facts if f.field != "tp_reduce_dtype"),
         Fact(field="tp_reduce_dtype", source="a test", date="2026-11-22"),
     )
-    narrow = record.changed(facts, tp_reduce_dtype="fp8")
+    narrow = record.with_values(facts, tp_reduce_dtype="fp8")
     job = replace(
         plan(tp=8, micro=4), layout=Layout(sequence_parallel=True), precision=Precision(fp8=Fp8(recipe="delayed"))
     )

@@ -42,7 +42,7 @@ def test_the_slowest_replica_is_the_step_of_all_classes_together(shares: tuple[i
     kernels, _, stack = kernels_of(PLAIN_STACK)
     count, size = batch(chosen, WORKLOAD)
     priced = Pricing(plan=chosen, graph=GRAPH, cluster=CLUSTER, stack=stack, stages=(), blocks=(), count=count)
-    asked = PredictionRequest(priced=priced, workload=WORKLOAD, size=size, kernels=kernels, by_layer=False)
+    asked = PredictionRequest(pricing=priced, workload=WORKLOAD, size=size, kernels=kernels, by_layer=False)
     kinds = [pricing for _, pricing in asked.side_by_side()]
     program = lower(GRAPH, chosen, CLUSTER, WORKLOAD)
     assert program.num_classes == 2 * chosen.num_stages and len(kinds) == 2

@@ -19,7 +19,9 @@ from gnomon.software import Stack, stack
 
 SEQ, HIDDEN = 4096, 4096
 NANOTRON = stack("nanotron")
-FREED = NANOTRON.changed(tuple(fact for fact in NANOTRON.facts if fact.field != "held_launches"), held_launches=None)
+FREED = NANOTRON.with_values(
+    tuple(fact for fact in NANOTRON.facts if fact.field != "held_launches"), held_launches=None
+)
 CHECKED = with_job_fields(NANOTRON, "TORCH_DISTRIBUTED_DEBUG=DETAIL", checked_collectives=True)
 
 

@@ -29,7 +29,7 @@ from gnomon.prices.allocator import (
 from gnomon.software import Fact, Stack
 
 PLAIN = Stack(name="plain", version="1")
-GROWING = PLAIN.changed(
+GROWING = PLAIN.with_values(
     (Fact(field="allocator", source="this test", date="2026-11-21"),), allocator="expandable_segments"
 )
 H100, A100, L40S, CPU = device("h100-sxm-80gb"), device("a100-sxm-80gb"), device("l40s-48gb"), device("cpu-process")
@@ -193,16 +193,16 @@ def test_overhead_by_hand() -> None:
     assert workspace_bytes(H100, PLAIN) == 2 * 32 * MIB
     engine = Fact(field="transformer_engine", source="this test", date="2026-11-21")
     fixed = Fact(field="cublas_workspace_bytes", source="this test", date="2026-11-21")
-    te = PLAIN.changed((engine, fixed), transformer_engine=True, cublas_workspace_bytes=16 * MIB)
+    te = PLAIN.with_values((engine, fixed), transformer_engine=True, cublas_workspace_bytes=16 * MIB)
     assert workspace_bytes(A100, te) == (2 * 16 + 4) * MIB
     assert workspace_bytes(H100, te) == (2 * 16 + 32) * MIB
     facts = (Fact(field="device_overhead_bytes", source="this test", date="2026-11-21"),)
-    assert device_overhead(H100, PLAIN.changed(facts, device_overhead_bytes=7), 3) == 7
+    assert device_overhead(H100, PLAIN.with_values(facts, device_overhead_bytes=7), 3) == 7
 
 
 def test_software_of_2022_loads_every_kernel_and_connects_every_group() -> None:
     fact = Fact(field="preloaded_kernels", source="this test", date="2026-11-21")
-    old = PLAIN.changed((fact,), preloaded_kernels=True)
+    old = PLAIN.with_values((fact,), preloaded_kernels=True)
     assert device_overhead(A100, old, 2) == least_overhead(A100, old, 2) == (1573 + 2 * 688) * MIB
     assert device_overhead(V100, old, 0) == 1271 * MIB
     assert least_overhead(A100, PLAIN, 2) == (890 + 688) * MIB

@@ -17,7 +17,7 @@ def run(**changes: object) -> Prediction:
     base = stack("megatron-lm")
     kept = tuple(fact for fact in base.facts if fact.field not in changes)
     facts = tuple(Fact(field=name, source="a test", date="2026-11-23") for name in changes)
-    program: Stack = base.changed((*kept, *facts), **changes)
+    program: Stack = base.with_values((*kept, *facts), **changes)
     plan = Plan(mesh=Mesh(dp_shard=8), schedule=Schedule(micro_batch_size=2))
     return predict("gpt2", "1x8xh100-sxm", plan, Workload(global_batch_size=16, seq_len=1024), program)
 

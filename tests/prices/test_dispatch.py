@@ -115,7 +115,7 @@ def test_a_job_with_it_is_shorter_in_forward_and_backward() -> None:
     waits: dict[tuple[int, str], dict[str, float]] = {}
     for ep in (8, 64):
         for how in ("all_to_all", "fused"):
-            program = Stack(name="any", version="1").changed((fact,), moe_dispatch=how)
+            program = Stack(name="any", version="1").with_values((fact,), moe_dispatch=how)
             plan = Plan(
                 mesh=Mesh(dp_shard=64, ep=ep), optimizer=Optimizer(zero=1), schedule=Schedule(micro_batch_size=1)
             )
@@ -134,7 +134,7 @@ def test_hybrid_ep_gathers_the_routing_of_all_tokens_and_sends_weights_with_each
     plan = Plan(mesh=Mesh(dp_shard=64, ep=64), optimizer=Optimizer(zero=1), schedule=Schedule(micro_batch_size=1))
     waits: dict[str, dict[str, float]] = {}
     for how in ("fused", "hybrid_ep"):
-        program = Stack(name="any", version="1").changed((fact,), moe_dispatch=how)
+        program = Stack(name="any", version="1").with_values((fact,), moe_dispatch=how)
         pricing = predict(graph, "8x8xb200-sxm", plan, Workload(global_batch_size=64, seq_len=8192), program).pricing
         waits[how] = {kind: pricing.compute.parts(kind, 0)["ep"] for kind in ("F", "B")}
         link, exposed = pricing.stages[0].links["ep"], pricing.rates[0].exposed
@@ -150,8 +150,8 @@ def test_fused_experts_have_no_activation_and_no_casts_between_products() -> Non
     """One kernel forward and one for each half of the backward fewer, and shorter; in 16 bits it is a loop."""
     graph = deepseek_v3(replace(deepseek_v3_671b(), num_layers=4))
     fact = Fact(field="moe_experts", source="test", date="2026-11-22")
-    fused = Stack(name="any", version="1").changed((fact,), moe_experts="fused")
-    apart = Stack(name="any", version="1").changed((fact,), moe_experts="looped")
+    fused = Stack(name="any", version="1").with_values((fact,), moe_experts="fused")
+    apart = Stack(name="any", version="1").with_values((fact,), moe_experts="looped")
     for narrow in (None, Fp8(recipe="mxfp8")):
         plan = Plan(
             mesh=Mesh(dp_shard=8, ep=8),

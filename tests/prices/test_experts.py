@@ -39,7 +39,7 @@ def test_only_transformer_engine_has_them_and_kernels_of_dispatch_do_the_passes(
 
     def forward(ep: int, engine: bool, dispatch: str) -> tuple[int, float]:
         facts = tuple(Fact(field=f, source="test", date="2026-11-22") for f in ("transformer_engine", "moe_dispatch"))
-        stack = Stack(name="any", version="1").changed(facts, transformer_engine=engine, moe_dispatch=dispatch)
+        stack = Stack(name="any", version="1").with_values(facts, transformer_engine=engine, moe_dispatch=dispatch)
         plan = Plan(
             mesh=Mesh(dp_shard=8, ep=ep),
             optimizer=Optimizer(zero=1),
@@ -65,7 +65,7 @@ def test_biases_and_clamps_of_experts_cost_megatron_and_not_fused_experts() -> N
             facts = tuple(
                 Fact(field=f, source="test", date="2026-11-22") for f in ("transformer_engine", "moe_experts")
             )
-            stack = Stack(name="any", version="1").changed(facts, transformer_engine=True, moe_experts=how)
+            stack = Stack(name="any", version="1").with_values(facts, transformer_engine=True, moe_experts=how)
             plan = Plan(
                 mesh=Mesh(dp_shard=8, ep=8),
                 optimizer=Optimizer(zero=1),
@@ -88,7 +88,7 @@ def test_a_rotary_embedding_with_a_factor_runs_op_by_op_on_megatron() -> None:
     plan = Plan(mesh=Mesh(dp_shard=8, ep=8), optimizer=Optimizer(zero=1), schedule=Schedule(micro_batch_size=1))
     fact = Fact(field="transformer_engine", source="test", date="2026-11-22")
     for stack in (
-        Stack(name="any", version="1").changed((fact,), transformer_engine=True),
+        Stack(name="any", version="1").with_values((fact,), transformer_engine=True),
         Stack(name="x", version="1"),
     ):
         phases = {}

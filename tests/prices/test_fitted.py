@@ -140,7 +140,7 @@ def test_op_by_op_attention_is_not_slowed_by_what_fused_kernels_reach() -> None:
     every = (StackNumber(stack=ANY, name="attention", value=0.6),)
     result = FittedRates(universal=StackRecord(numbers=every, provenance=SOURCE))
     assert rates(TEST, H100, result).attention == 0.6
-    assert rates(TEST.changed((FACT,), attention="unfused"), H100, result).attention == 1.0
+    assert rates(TEST.with_values((FACT,), attention="unfused"), H100, result).attention == 1.0
 
 
 def test_own_numbers_go_before_those_on_record() -> None:
@@ -202,7 +202,7 @@ def test_triton_s_attention_has_a_number_of_its_own() -> None:
         universal=StackRecord(numbers=every, provenance=SOURCE), stacks=(StackRecord(numbers=own, provenance=SOURCE),)
     )
     facts = (FACT, replace(FACT, field="attention_kernel"))
-    triton = TEST.changed(facts, attention="flash", attention_kernel="triton")
+    triton = TEST.with_values(facts, attention="flash", attention_kernel="triton")
     assert rates(triton, H100, result).attention == 1.2
     assert rates(replace(triton, name="other"), H100, result).attention == 1.0
     assert rates(TEST, H100, result).attention == 0.7

@@ -14,7 +14,7 @@ H100 = catalogue.device("h100-sxm-80gb")
 
 def stack(launch: str) -> Stack:
     fact = Fact(field="launch_mode", source="test", date="2026-11-21")
-    return Stack(name="test", version="0").changed((fact,), launch_mode=launch)
+    return Stack(name="test", version="0").with_values((fact,), launch_mode=launch)
 
 
 def test_eager_costs_most_and_replay_next_to_nothing() -> None:

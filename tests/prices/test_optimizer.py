@@ -17,7 +17,7 @@ ELEMENTS = 10**9
 
 def stack(step: str) -> Stack:
     fact = Fact(field="optimizer_step", source="test", date="2026-11-21")
-    return Stack(name="test", version="0").changed((fact,), optimizer_step=step)
+    return Stack(name="test", version="0").with_values((fact,), optimizer_step=step)
 
 
 def test_fused_adam_in_mixed_precision_moves_thirty_bytes_a_parameter() -> None:
@@ -43,7 +43,7 @@ def test_megatrons_update_copies_gradients_and_masters(
     fact = Fact(field="update_in_passes", source="test", date="2026-11-23")
     precision = Precision(param=dtype, compute=dtype, grad=grad, reduce=grad)  # type: ignore[arg-type]
     program = stack("fused")
-    apart = program.changed((*program.facts, fact), update_in_passes=True)
+    apart = program.with_values((*program.facts, fact), update_in_passes=True)
     whole, parts = (optimizer_seconds(ELEMENTS, Optimizer(), precision, H100, CURVES, s) for s in (program, apart))
     more = stream_seconds(read * 1e9, written * 1e9, H100, CURVES, kernels=48 * passes)
     assert parts.device_s - whole.device_s == pytest.approx(more)

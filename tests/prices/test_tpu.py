@@ -51,7 +51,7 @@ def experts(rows: str | None, precision: Precision | None = None, *, again: bool
     """Two layers of a mixture on four chips of TPU 7x."""
     message = ("launch_mode", "moe_rows") if rows else ("launch_mode",)
     facts = tuple(Fact(field=name, source="test", date="2026-11-23") for name in message)
-    stack = Stack(name="x", version="").changed(facts, moe_rows=rows, launch_mode="compiled")
+    stack = Stack(name="x", version="").with_values(facts, moe_rows=rows, launch_mode="compiled")
     saved = Saved(rules=(SavedRule(calls="layers[0:2]", action="recompute"),)) if again else Saved()
     plan = Plan(
         mesh=Mesh(dp_shard=4),

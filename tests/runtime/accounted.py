@@ -232,7 +232,7 @@ def account(name: str) -> Accounted:
         executor.step(batch(), recorder)
     executor.leave()
     return Accounted(
-        flops=products.flops, timeline=executor.per_class(timeline), held=tuple(recorder.held), live=live, most=most
+        flops=products.flops, timeline=executor.per_class(timeline), held=tuple(recorder.levels), live=live, most=most
     )
 
 

@@ -139,8 +139,8 @@ def _told(plan: Plan) -> list[list[tuple[float, float, float]]]:
                     tensor.fill_(float("nan"))
             rule.steps = 99
             rule.factored.clear()
-    everyone = [held.held()] * 2
-    dist.all_gather_object(everyone, held.held())
+    everyone = [held.steps_held()] * 2
+    dist.all_gather_object(everyone, held.steps_held())
     assert latest(everyone, held.alike) == 1
     assert held.share(1, everyone, held.alike) > 0
     alone = plan.mesh.dp_replicate == 1

@@ -84,7 +84,7 @@ def test_adapters_go_to_a_folder_of_peft_and_back(base: Path, tmp_path: Path) ->
         before = stage.frozen.flat.clone()
         recorder = Recorder(memory=True)
         executor.step(batch, recorder)
-        held = {levels[CLASSES.index("parameters")] for _, levels in recorder.held}
+        held = {levels[CLASSES.index("parameters")] for _, levels in recorder.levels}
         single = Precision(param="fp32", compute="fp32", grad="fp32", reduce="fp32", master="none")
         forecast = gnomon.predict(graph, "local:1", replace(PLAN, precision=single), workload, stack("gnomon"))
         assert held == {2 * forecast.memory[0].by_class["parameters"]}  # the frozen ones too

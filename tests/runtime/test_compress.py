@@ -152,7 +152,7 @@ def test_the_loss_is_that_of_transformers(
 
 def test_inputs_are_those_of_transformers(base: Path, corpus: Path) -> None:
     """Sums of squares of what each linear is given over the rows that a method sees."""
-    rows, model = read_text(corpus, base, None).seen, pretrained.model_of(base)
+    rows, model = read_text(corpus, base, None).tokens, pretrained.model_of(base)
     where = layout(model.graph, model.model_type)
     ours = inputs_of_linears(pretrained.load(base), where, rows, squares=True).sums
     with quiet():

@@ -199,7 +199,7 @@ def test_a_killed_process_is_replaced_and_the_job_rescaled_while_the_others_stay
     )
     assert stayed == [True]
     losses = [record.loss for record in outcome.records]
-    assert outcome.stopped == signal.SIGINT and outcome.resumed_from == 0
+    assert outcome.signal == signal.SIGINT and outcome.resumed_from == 0
     assert outcome.checkpoint == newest(tmp_path / "kept")
     assert losses == undisturbed(given, len(losses))
     changes = json.loads((tmp_path / "kept" / ".job" / "state.json").read_text())["changes"]

@@ -202,7 +202,7 @@ def test_control_c_wakes_a_stopped_rank_and_ends_the_run_with_a_checkpoint(data:
         os.kill(os.getpid(), signal.SIGINT)
 
     outcome = beside(asked, stop_and_interrupt)
-    assert outcome.stopped == signal.SIGINT
+    assert outcome.signal == signal.SIGINT
     assert outcome.checkpoint == newest(tmp_path / "kept")
     assert outcome.checkpoint is not None and outcome.checkpoint.name == f"step-{outcome.records[-1].step:06}"
 

@@ -51,7 +51,7 @@ def trained(plan: Plan) -> tuple[list[float], dict[str, torch.Tensor], dict[str,
             recorder = Recorder(memory=True)
             result = job.executor.step(token_ids(step, CONFIG, WORKLOAD), recorder)
             numbers += [float(result.loss), float(result.grad_norm)] if plan.optimizer.clip else [float(result.loss)]
-        peaks = {name: max(row[1][i] for row in recorder.held) for i, name in enumerate(CLASSES)}
+        peaks = {name: max(row[1][i] for row in recorder.levels) for i, name in enumerate(CLASSES)}
         return numbers, job.state_dict(), dict(job.executor.host.nbytes), peaks
 
 

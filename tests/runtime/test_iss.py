@@ -186,7 +186,7 @@ def test_units_without_a_component_are_removed_and_the_function_stays(found: tup
             for layer in lstm.layers:
                 gone = torch.from_numpy(rng.permutation(layer.hidden)[: layer.hidden // 3])
                 left.setdefault(lstm.path, []).append(layer.hidden - len(gone))
-                for name in (layer.given, layer.recurrent):
+                for name in (layer.input_weights, layer.recurrent):
                     own[name].view(4, layer.hidden, -1)[:, gone] = 0
                 for name in (layer.recurrent, *layer.readers):
                     own[name][:, gone] = 0

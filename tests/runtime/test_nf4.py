@@ -203,7 +203,7 @@ def test_it_holds_the_bytes_that_were_predicted(base: Path) -> None:
             executor = Executor(model, plan, workload, values=pretrained.values_of(base, model))
             recorder = Recorder(memory=True)
             executor.step(torch.randint(0, 96, (2, 9), generator=torch.Generator().manual_seed(2)), recorder)
-            (parameters,) = {levels[CLASSES.index("parameters")] for _, levels in recorder.held}
+            (parameters,) = {levels[CLASSES.index("parameters")] for _, levels in recorder.levels}
             forecast = gnomon.predict(model, "local:1", plan, workload, stack("gnomon"))
             assert forecast.memory[0].by_class["parameters"] == parameters
             held.append(parameters)

@@ -94,8 +94,8 @@ def test_gradients_are_the_sum_of_terms_wherever_they_are_written() -> None:
     """The first term is written, later ones are added; what has none is 0."""
     mine = held()
     left, right = torch.randn(6, 9, dtype=torch.float64), torch.randn(9, 4, dtype=torch.float64)
-    mine.add_product("p0", left, right)
-    mine.add_product("p0", left, right)
+    mine.add_matmul("p0", left, right)
+    mine.add_matmul("p0", left, right)
     mine.add_rows("p2", torch.tensor([2, 0, 2]), torch.ones(3, 8, dtype=torch.float64))
     grad = mine.whole_grad()
     assert torch.allclose(grad[:24].view(6, 4), 2 * left @ right)

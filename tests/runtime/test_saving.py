@@ -72,7 +72,7 @@ def trained(model: str, rule: str, schedule: str = "one_f_one_b") -> tuple[dict[
             job.executor.step(IDS, recorder)
         assert not job.executor.compute.saved
         assert live.now <= left
-        return job.state_dict(), [levels for _, levels in recorder.held]
+        return job.state_dict(), [levels for _, levels in recorder.levels]
 
 
 @pytest.mark.parametrize("rule", RULES)
@@ -113,7 +113,7 @@ def test_what_the_integer_programme_chose_runs_as_predicted() -> None:
             recorder = Recorder(memory=True)
             job.executor.step(ids, recorder)
             states.append(job.state_dict())
-            held = max(levels[CLASSES.index("activations")] for _, levels in recorder.held)
+            held = max(levels[CLASSES.index("activations")] for _, levels in recorder.levels)
     assert all(torch.equal(value, states[1][name]) for name, value in states[0].items())
     assert held == pytest.approx(least.prediction.memory[0].by_class["activations"], rel=0.05)
 
@@ -143,7 +143,7 @@ def test_selective_beside_tensors_changes_no_bit_and_keeps_what_is_predicted() -
             job.step(IDS)
         recorder = Recorder(memory=True)
         job.executor.step(IDS, recorder)
-        states, held = job.state_dict(), max(levels[CLASSES.index("activations")] for _, levels in recorder.held)
+        states, held = job.state_dict(), max(levels[CLASSES.index("activations")] for _, levels in recorder.levels)
     assert all(torch.equal(value, states[name]) for name, value in trained("llama", "")[0].items())
     predicted = gnomon.predict(MODELS["llama"], "local", plan, WORK, stack("gnomon")).memory[0]
     assert held == pytest.approx(predicted.by_class["activations"], rel=0.05)

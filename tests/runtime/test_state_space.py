@@ -62,7 +62,7 @@ def test_what_is_kept_is_as_predicted(preset: str) -> None:
         recorder = Recorder(memory=True)
         job.executor.step(ids, recorder)
     assert losses[2] < losses[1] < losses[0]
-    held = max(levels[CLASSES.index("activations")] for _, levels in recorder.held)
+    held = max(levels[CLASSES.index("activations")] for _, levels in recorder.levels)
     forecast = gnomon.predict(mamba(), "local:1", plan, WORK, stack("gnomon"))
     assert held == pytest.approx(forecast.memory[0].by_class["activations"], rel=0.05)
 

@@ -141,7 +141,8 @@ def test_a_state_is_lost_only_with_its_copy_and_newcomers_get_theirs(
     lost = {rank for rank in lost if rank < ranks}
     born = [rank for rank in range(ranks) if back or rank not in lost]
     told = [
-        StageReport() if rank in lost else StageReport(plays=(rank,), copy=following[rank], done=3) for rank in born
+        StageReport() if rank in lost else StageReport(plays=(rank,), copy=following[rank], steps_done=3)
+        for rank in born
     ]
     now = roles(told, ranks)
     for rank, place in enumerate(now.places):
@@ -158,5 +159,5 @@ def test_a_state_is_lost_only_with_its_copy_and_newcomers_get_theirs(
     if back:
         assert [born[place] for place in plan.places] == list(range(ranks))
         assert {rank: born[place] for rank, place in plan.keepers.items()} == before
-    again = Roles(places=plan.places, taken={}, keepers=plan.keepers)
+    again = Roles(places=plan.places, taken_over={}, keepers=plan.keepers)
     assert handing(again, born, following).sent == (), "nothing is sent twice"

@@ -84,7 +84,7 @@ def test_a_machine_that_was_faster_when_calibrated_is_said_and_expected(data: Pa
     outcome = launch(train, 1, asked)[0]
     assert outcome.slowdown is not None and outcome.slowdown > 100
     assert " times slower now" in outcome.slowdown_said
-    assert outcome.waited is None or outcome.waited >= 0  # no upper limit: others may use the machine
+    assert outcome.core_wait_share is None or outcome.core_wait_share >= 0  # no upper limit: others may use the machine
     assert outcome.timeline is not None and outcome.timeline.assumptions[-1] == outcome.slowdown_said
     assert launch(train, 1, replace(asked, calibrated=parse_cluster("1xcpu-process")))[0].slowdown is None
 

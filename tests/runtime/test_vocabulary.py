@@ -202,7 +202,7 @@ def test_ranks_exchange_what_the_rows_say(name: str) -> None:
         rows = range(int(program.class_ptr[rank]), int(program.class_ptr[rank + 1]))
         kinds = [program.kinds[program.kind[row]].name for row in rows]
         want = [pair for kind in kinds for pair in share.exchanged(kind)]
-        updates = in_update(*made.pricing.held(rank))
+        updates = in_update(*made.pricing.with_parts(rank))
         want += [(one.kind, one.bytes) for one, _ in updates if one.axes == ("vocabulary",)]
         assert results[name].exchanged == want and len(want) > 8 * 5
 

@@ -79,6 +79,6 @@ def stories(data: Path, folder: Path) -> dict[str, tuple[tuple[Record, ...], ...
         whole = train(job(data, plan, 12))
         partly = job(data, plan, 12, checkpoints=folder / name, resume=True)
         before, after = interrupted(partly, 5), train(partly)
-        assert (before.stopped, before.resumed_from, after.stopped, after.resumed_from) == (signal.SIGTERM, 0, 0, 5)
+        assert (before.signal, before.resumed_from, after.signal, after.resumed_from) == (signal.SIGTERM, 0, 0, 5)
         records[name] = (whole.records, before.records, after.records)
     return records

@@ -73,7 +73,7 @@ def test_use_more_devices_is_said_only_after_all_was_looked_at() -> None:
     assert not given.ways and given.complete
     assert "use more devices" in " ".join(prediction_text(base, advice=given))
     fitting = Fitting(base=base)
-    assert not fitting.enough() and not fitting.left
+    assert not fitting.enough() and not fitting.incomplete
 
 
 def test_many_devices_are_given_fewer_tries_and_no_verdict() -> None:
@@ -91,7 +91,7 @@ def test_a_plan_that_takes_minutes_to_play_is_said_not_to_be_looked_at() -> None
     base = predict("llama-3.1-8b", "1x8xh100-sxm", plan, Workload(global_batch_size=32768, seq_len=2048))
     fitting = Fitting(base=base)
     rung = fitting.rung(("micro batch",), ("micro batch 1",), replace(plan, schedule=ONE))
-    assert "4,096 microbatches" in rung.why_not and fitting.left and not fitting.count
+    assert "4,096 microbatches" in rung.why_not and fitting.incomplete and not fitting.count
 
 
 def test_changes_that_leave_more_stages_than_layers_add_nothing() -> None:

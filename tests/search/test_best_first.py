@@ -72,7 +72,7 @@ class OfTree:
     def expand(self, search: Search, bound: float) -> Iterable[tuple[float, Candidate]]:
         assert bound < search.worst()
         if not self.tree[1]:
-            self.counts.priced += 1
+            self.counts.num_predicted += 1
             search.kept.add(Step(self.tree[0]))
         for part in self.tree[1]:
             child = OfTree(self.counts, part)
@@ -87,10 +87,10 @@ def test_it_ends_with_the_least_step_or_says_what_may_be_below(tree: tuple, look
     search.run([(root.bound, root)])
     best = search.best[0].step_s if search.best else float("inf")
     assert counts.covered == counts.space
-    assert (search.open_s < best) == (counts.left > 0) == (search.ended == "budget")
-    assert not counts.left or space.resorted
+    assert (search.open_s < best) == (counts.num_unseen > 0) == (search.ended == "budget")
+    assert not counts.num_unseen or space.resorted
     assert min(best, search.open_s + 1) <= min(plans(tree))
-    if not counts.left:
+    if not counts.num_unseen:
         assert best == min(plans(tree))
 
 

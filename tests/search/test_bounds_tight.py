@@ -48,14 +48,14 @@ def test_few_plans_are_predicted() -> None:
     """Of 41,000 that may run and fit."""
     result = searched(space())
     assert result.counts.space > 100_000 and result.counts.too_slow > 10_000
-    assert result.counts.priced <= 6, result.counts
+    assert result.counts.num_predicted <= 6, result.counts
 
 
 def test_few_fully_sharded_plans_are_predicted() -> None:
     """Of 14,000: 28 of them. Without losses to collectives in the bounds it was several times as many."""
     result = searched(replace(space(), zero=(3,)))
     assert result.best[0].point.zero == 3 and result.counts.too_slow > 10_000
-    assert result.counts.priced <= 40, result.counts
+    assert result.counts.num_predicted <= 40, result.counts
 
 
 @pytest.mark.parametrize(

@@ -40,7 +40,7 @@ def test_the_rest_is_counted_and_bounded(most: int) -> None:
     actual, best = planned(most), whole().best[0].step_s
     assert actual.counts.covered == actual.counts.space == whole().counts.space
     assert actual.best and actual.best[0].step_s >= best
-    if actual.counts.left:
+    if actual.counts.num_unseen:
         assert actual.open_s is not None and min(actual.open_s, actual.best[0].step_s) <= best
     else:
         assert actual.open_s is None and actual.best[0].step_s == best
@@ -64,7 +64,7 @@ def test_a_large_request_without_time_to_price_its_families_has_a_plan() -> None
     work = Workload(global_batch_size=15360, seq_len=4096)
     result = gnomon.plan("deepseek-v3", "256xhgx-h800", work, fixed=fixed, extra_choices=(), keep_going=questions(40))
     assert result.best and all(rank.peak_bytes <= result.limit_bytes for rank in result.best[0].prediction.memory)
-    assert result.counts.left and result.counts.covered == result.counts.space
+    assert result.counts.num_unseen and result.counts.covered == result.counts.space
     assert {candidate.point.recompute for candidate in result.best} == {"full"}
 
 

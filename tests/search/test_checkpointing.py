@@ -80,7 +80,7 @@ def test_each_way_of_a_layer_is_the_best_of_all_subsets(graph: Graph) -> None:
     for way in ways[1:]:
         inside = sum(problem.sizes[name] for name in way.kept)
         assert way.seconds == pytest.approx(seconds[size <= inside].min(), abs=2 * layer.TIE * seconds.max())
-        assert way.bytes == inside + sum(k.bytes for k in way.price.kept if k.is_input)
+        assert way.bytes == inside + sum(k.bytes for k in way.price.saved if k.is_input)
     assert all(a.bytes > b.bytes and a.seconds < b.seconds for a, b in zip(ways, ways[1:], strict=False))
 
 

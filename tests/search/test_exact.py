@@ -148,7 +148,7 @@ def test_bounds_hold_where_tokens_go_once_to_a_node() -> None:
     graph = mixtral(replace(mixtral_8x7b(), num_layers=4))
     machines, work = parse_cluster("2x8xh100-sxm"), Workload(global_batch_size=32, seq_len=2048)
     fact = Fact(field="moe_dispatch", source="test", date="2026-11-22")
-    program = given.stack.changed((*given.stack.facts, fact), moe_dispatch="fused")
+    program = given.stack.with_values((*given.stack.facts, fact), moe_dispatch="fused")
     space = make_space(graph, machines, work, base=Plan())
     space = replace(space, tp=(1,), cp=(1,), ep=(1, 4, 8), zero=(1, 3), micro_batch_size=(1,), recompute=("none",))
     made = replace(given, graph=graph, cluster=machines, workload=work, space=space, stack=program)

@@ -73,7 +73,7 @@ def test_what_is_known_before_prices_rules_out_no_more_than_what_is_known_after(
         graph, cluster, WORK, space, PLAIN_STACK, Goal(memory_bytes=cluster.groups[0].node.count)
     ).blocks
     assert not list(blocks.families()) and blocks.counts.too_large > 0  # a few bytes: no layer was priced
-    assert not blocks.job.priced.known
+    assert not blocks.job.priced.prices
     sure, roomy = blocks.memory.least, EqualDevices(graph, cluster, WORK, space, PLAIN_STACK, Goal()).blocks
     families = [family for _, family in roomy.families() if roomy.legality.choices(family).kept]
     assert families

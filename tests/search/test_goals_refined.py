@@ -61,13 +61,13 @@ def fits(asked: Question, work: Workload) -> bool:
 
 def needs_all(asked: Question, case: Case) -> None:
     """The plan fits, is a prediction of its plan, and does not fit without any one of the choices."""
-    limit, actual, fitted = asked.goal.memory_bytes, case.best, case.fitted
-    assert limit is not None and actual is not None and fitted is not None and fitted.made
+    limit, actual, fitted = asked.goal.memory_bytes, case.best, case.fit
+    assert limit is not None and actual is not None and fitted is not None and fitted.choices
     again = predict(asked.graph, CLUSTER, actual.prediction.plan, case.workload)
     assert again.step_s == actual.step_s and again.tightest.peak_bytes <= limit
     assert fitted.without.tightest.peak_bytes > limit
     assert fitted.cost == pytest.approx(actual.step_s / fitted.without.step_s - 1)
-    for entry, value in fitted.made:
+    for entry, value in fitted.choices:
         assert entry.of(actual.prediction.plan) == value
         less = entry.make(actual.prediction.plan, asked.graph, entry.of(asked.base))
         assert predict(asked.graph, CLUSTER, less, case.workload).tightest.peak_bytes > limit
@@ -81,10 +81,10 @@ def test_the_longest_fits_by_choices_and_the_next_does_not(fixed: dict[str, obje
     plain = longest(asked, CLUSTER, WORK, multiple=256)[-1]
     cases = longest(squeezing(asked), CLUSTER, WORK, multiple=256)
     result = cases[-1]
-    assert result.workload.seq_len > plain.workload.seq_len and plain.fitted is None
-    assert any(case.fitted is None and case.label == plain.label for case in cases)
+    assert result.workload.seq_len > plain.workload.seq_len and plain.fit is None
+    assert any(case.fit is None and case.label == plain.label for case in cases)
     needs_all(asked, result)
-    assert "activation_offload" in {entry.name for entry, _ in result.fitted.made}  # type: ignore[union-attr]
+    assert "activation_offload" in {entry.name for entry, _ in result.fit.choices}  # type: ignore[union-attr]
     assert not fits(asked, replace(WORK, seq_len=result.workload.seq_len + 256))
     shut = longest(squeezing(asked, "activation_offload>0"), CLUSTER, WORK, multiple=256)[-1]
     assert shut.workload.seq_len < result.workload.seq_len
@@ -101,10 +101,10 @@ def test_the_largest_fits_by_choices_and_the_next_does_not() -> None:
     layers, before = (int(entry.label.split("=")[1].split()[0]) for entry in (sizes, plain))
     assert layers > before
     needs_all(replace(asked, graph=grown(config, "layers", layers).graph), sizes)
-    assert "optimizer_offload" in {entry.name for entry, _ in sizes.fitted.made}  # type: ignore[union-attr]
+    assert "optimizer_offload" in {entry.name for entry, _ in sizes.fit.choices}  # type: ignore[union-attr]
     assert not fits(replace(asked, graph=grown(config, "layers", layers + 1).graph), WORK)
     graphs = [grown(config, "layers", n).graph for n in (before, layers, layers + 1)]
-    assert largest_of(squeezing(asked), CLUSTER, WORK, graphs)[-1].fitted is not None
+    assert largest_of(squeezing(asked), CLUSTER, WORK, graphs)[-1].fit is not None
     shut = largest(squeezing(asked, "optimizer_offload=yes"), CLUSTER, WORK, config, "layers")[-1]
     assert shut.best is not None and shut.best.prediction.plan.optimizer.offload is None
 

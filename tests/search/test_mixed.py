@@ -48,7 +48,7 @@ def check_exact(seed: int) -> int:
     tables = LayerTables(case.graph, case.cluster, case.workload, case.stack, case.space.base, case.space.kinds)
     search = search_mixed(MixedDevices(tables, case.workload, case.stack, case.space, limits, tries=10**9))
     assert [candidate.step_s for candidate in search.best] == allowed[:1], seed
-    assert search.counts.covered == search.counts.space == case.space.size and not search.counts.left
+    assert search.counts.covered == search.counts.space == case.space.size and not search.counts.num_unseen
     assert search.open_s == float("inf")
     return case.space.size
 
@@ -119,17 +119,20 @@ def test_the_fast_devices_take_more_and_nothing_compared_with_is_faster() -> Non
     assert all(other.step_s >= best.step_s for other in others if other is not None)
     assert len({kind.name for kind, _ in result.alone}) == 2
     counts = result.counts
-    assert counts.priced + counts.too_slow + counts.too_large + counts.illegal + counts.left == result.space.size
+    assert (
+        counts.num_predicted + counts.too_slow + counts.too_large + counts.illegal + counts.num_unseen
+        == result.space.size
+    )
 
 
 def test_a_spent_budget_leaves_plans_over_several_kinds_and_says_what_ended_it() -> None:
     spent = plan_mixed(model("llama", 4), MIXED, WORKLOAD, keep_going=lambda: False)
-    assert spent.counts.priced and spent.counts.left and len(spent.best[0].kinds) == 2
-    assert (spent.ended, len(spent.unfinished)) == ("budget", 3)
+    assert spent.counts.num_predicted and spent.counts.num_unseen and len(spent.best[0].kinds) == 2
+    assert (spent.end_reason, len(spent.unfinished)) == ("budget", 3)
     text = " ".join(mixed_text(spent))
     assert "--budget" in text and "--tries" not in text and "none fits" not in text
     tried = plan_mixed(model("llama", 4), MIXED, WORKLOAD, tries=1)
-    assert (tried.ended, tried.unfinished) == ("tries", ()) and "--tries" in " ".join(mixed_text(tried))
+    assert (tried.end_reason, tried.unfinished) == ("tries", ()) and "--tries" in " ".join(mixed_text(tried))
 
 
 def test_shares_by_speed_beat_equal_ones_in_the_simulator() -> None:
@@ -242,7 +245,7 @@ def test_the_search_is_exact_with_context_experts_and_several_stages(name: str, 
     tables = LayerTables(graph, cluster, work, PLAIN_STACK, base, space.kinds)
     search = search_mixed(MixedDevices(tables, work, PLAIN_STACK, space, limits, tries=10**9))
     assert steps and [candidate.step_s for candidate in search.best] == [min(steps)]
-    assert search.counts.covered == search.counts.space == space.size and not search.counts.left
+    assert search.counts.covered == search.counts.space == space.size and not search.counts.num_unseen
     wanted = "context" in name, "experts" in name, "two stages" in name
     assert any(entry[1:] == wanted for entry in used), used
 

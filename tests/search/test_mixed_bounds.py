@@ -88,7 +88,7 @@ def row_of(space: MixedSpace, point: MixedPoint) -> PointRows:
         if (block.microbatches, block.sequence_parallel, block.recompute) == (point.microbatches, *point[6:8])
         and block.shape[:4] == (point.form, point.kinds, point.tp, point.pp)
         and (block.shape.cp, block.shape.ep, block.shape.virtual) == (point.cp, point.ep, point.virtual)
-        and (block.shape.turned == (point.placement == "v"))
+        and (block.shape.v_placement == (point.placement == "v"))
         and (point.cp == 1 or block.context == point.context)
     )
     layers, shares = np.array([point.layers]), np.array([point.shares], np.int64).reshape(1, -1)
@@ -125,8 +125,8 @@ def test_what_is_too_large_at_less_work_is_not_looked_at_again() -> None:
     for limit in (peak, 150_000_000, 120_000_000, 90_000_000):  # communicators take most of so small a model's peak
         found = Large()
         search(0, limit, found)
-        known = Large(known=frozenset(found.added))
-        ruled += len(known.known)
+        known = Large(known_too_large=frozenset(found.added))
+        ruled += len(known.known_too_large)
         plain, quick = (search(1, limit, large) for large in (Large(), known))
         assert [candidate.step_s for candidate in plain.best] == [candidate.step_s for candidate in quick.best]
         assert plain.counts.space == quick.counts.covered

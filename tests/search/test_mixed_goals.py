@@ -141,4 +141,4 @@ def test_the_first_that_fits_is_found_wherever_one_is() -> None:
         peaks.append(max(rank.peak_bytes for rank in prediction.memory))
     for limit in (min(peaks) - 1, min(peaks), sorted(peaks)[len(peaks) // 2]):
         search = first_fit(RoomyFirst(tables, work, PLAIN_STACK, space, (limit, limit), tries=10**6))
-        assert bool(search.best) == (limit >= min(peaks)) and not search.counts.left
+        assert bool(search.best) == (limit >= min(peaks)) and not search.counts.num_unseen

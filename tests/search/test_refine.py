@@ -92,7 +92,7 @@ def test_no_single_change_gains_in_the_end() -> None:
     refined = refine(result, choices=every(), effort=replace(THOROUGH, starts=1, large=1))  # type: ignore[arg-type]
     looked = 0
     for option in CHOICES:
-        for value in () if option.asked else option.values(refined.best.plan, result.graph, CLUSTER):
+        for value in () if option.on_request else option.values(refined.best.plan, result.graph, CLUSTER):
             try:
                 other = predict(result.graph, CLUSTER, option.make(refined.best.plan, result.graph, value), WORK)
             except GnomonError:

@@ -61,7 +61,7 @@ def rank(store: Any, rank: int, world_size: int, folders: Sequence[str], ways: W
     out = []
     for folder in map(Path, folders):
         found = look(folder, RULES, ways=ways, **OPEN)
-        model = load_share(folder, found, divide(found.cut, ways, rank, tp))
+        model = load_share(folder, found, divide(found.graph_without_loss, ways, rank, tp))
         if rank:
             stage, turn = DividedStage(model), [None]
             while True:

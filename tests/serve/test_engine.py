@@ -151,7 +151,7 @@ def test_without_a_tokenizer_each_token_is_told_as_it_comes(tmp_path: Path) -> N
     worker.take(whole)
     while worker.has_work:
         worker.step()
-    told = [one for tokens in heard for one in tokens.told]
+    told = [one for tokens in heard for one in tokens.deltas]
     assert [len(one.tokens) for one in told if one.number == 0] == [1] * 6
     [end] = [one for one in told if one.number == 1]
     assert [token.id for token in end.tokens] == [one.tokens[0].id for one in told if one.number == 0]
@@ -339,7 +339,7 @@ def test_the_simulators_scheduler_makes_the_same_batches_of_recorded_arrivals(tm
         for key, start, stop, _ in parts:
             memory.extend(key, start, stop)
         for key, _, stop, samples in parts:
-            memory.written(key, stop)
+            memory.mark_written(key, stop)
             if samples:
                 memory.sequences[key].tokens.append(said[key].pop(0))
         compared += 1

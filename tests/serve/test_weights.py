@@ -115,7 +115,7 @@ def test_a_sparse_folder_is_multiplied_by_what_it_keeps(
         ours = open_model(tmp_path / "small", rules, dtype=dtype, kv_bytes=1 << 24)
         layers = [one for one in ours.model.program.weights if isinstance(one, stored.PackedSparse)]
         assert len(layers) == len(ours.model.program.weights) - 1, "all but the head"
-        assert all(one.form.kind == taken and one.kept * 2 <= one.shape[0] * one.shape[1] for one in layers)
+        assert all(one.form.kind == taken and one.num_weights * 2 <= one.shape[0] * one.shape[1] for one in layers)
         said = capsys.readouterr().err
         assert f"matrices of {form}" in said
         assert f"by {taken} for 4 rows: predicted ms {taken} 0.001, dense 1000.000" in said

@@ -112,8 +112,8 @@ def test_a_text_goes_to_a_longer_runtime_where_its_own_is_congested_and_never_to
         lambda tokens: tokens / 64,
         {60: 0.5, 500: 0.01},
     )
-    assert machine.held == (512, 64) or machine.held == (64, 512)
-    short = machine.held.index(64)
+    assert machine.runtimes == (512, 64) or machine.runtimes == (64, 512)
+    short = machine.runtimes.index(64)
     sent = [machine.arrive(text, 60, 0.0) for text in range(12)]
     assert [one.worker == short for one in sent[:2]] == [True, True]
     demoted = [one for one in sent if one.demoted]
@@ -126,24 +126,24 @@ def test_a_text_goes_to_a_longer_runtime_where_its_own_is_congested_and_never_to
 def test_workers_are_dealt_out_anew_by_what_came() -> None:
     policy = Policy(workers=4, longest=512, lengths=(64, 512), renews_s=1.0)
     machine = Dispatcher(policy, seconds)
-    assert machine.held == (512,) * 4
+    assert machine.runtimes == (512,) * 4
     now = 0.0
     for text in range(400):
         now += 0.01
         sent = machine.arrive(text, 50, now)
         machine.finish(sent.worker, text, now + 0.001)
-    assert machine.renewals >= 3 and machine.held.count(64) >= 1 and machine.held.count(512) >= 1
+    assert machine.renewals >= 3 and machine.runtimes.count(64) >= 1 and machine.runtimes.count(512) >= 1
 
 
 def test_a_lost_worker_has_nothing_and_the_longest_runtime_stays() -> None:
     machine = Dispatcher(Policy(workers=2, longest=512, lengths=(64, 512)), seconds, {50: 3.0, 500: 0.01})
-    long = machine.held.index(512)
+    long = machine.runtimes.index(512)
     machine.arrive(1, 300, 0.0)
-    assert machine.lost(long) == [1]
-    assert machine.held[1 - long] == 512 and machine.arrive(1, 300, 0.0).worker == 1 - long
+    assert machine.remove_worker(long) == [1]
+    assert machine.runtimes[1 - long] == 512 and machine.arrive(1, 300, 0.0).worker == 1 - long
     machine.back(long)
-    assert machine.lost(1 - long) == [1]
-    assert machine.lost(long) == []
+    assert machine.remove_worker(1 - long) == [1]
+    assert machine.remove_worker(long) == []
     with pytest.raises(InputError, match="no worker"):
         machine.arrive(2, 5, 0.0)
 

@@ -123,7 +123,7 @@ def test_the_largest_batch_that_starts() -> None:
 def test_weights_in_groups_of_another_size_have_the_bits_of_their_arrays() -> None:
     """Four bits, and a float16 scale (with a byte of zero) for each group."""
     assert [weight_format(name).bits for name in ("4:16", "2:4-bf16", "4:16-int8")] == [5, 10, 3 + 16 / 4096]
-    assert weight_format("4:16-int8").product == "int8"
+    assert weight_format("4:16-int8").compute_dtype == "int8"
     assert [weight_format(name).bits for name in ("int4-g64", "int4-g32", "int8-g128", "int4-g128-zeros")] == [
         4.25, 4.5, 8.125, 4.1875,
     ]  # fmt: skip

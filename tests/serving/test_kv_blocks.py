@@ -75,7 +75,7 @@ class Made:
         for key, start, stop, _ in parts:
             self._read(key, start, stop)
         for key, _, stop, samples in parts:
-            self.memory.written(key, stop)
+            self.memory.mark_written(key, stop)
             if samples:
                 held[key].tokens.append(hash((key, stop)) % 3)
                 self.left[key] -= 1

@@ -124,7 +124,7 @@ def test_at_a_share_of_its_memory_a_model_is_faster_than_with_others(share: floa
     for result in results.values():  # a link that is busy all the time moves no more
         assert result.step_s * 25e9 >= 0.98 * max(result.read_bytes, result.written_bytes)
     steps = {name: result.step_s for name, result in results.items()}
-    assert steps["planned"] < min(steps["static"], steps["least_recently_used"])
+    assert steps["plan_migration"] < min(steps["static"], steps["least_recently_used"])
 
 
 def test_what_has_no_trace_is_refused() -> None:

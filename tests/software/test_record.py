@@ -17,10 +17,10 @@ from gnomon.software import GROUPS, Fact, Stack, able, proposes, stack, stacks, 
 
 def test_a_stack_needs_a_source_for_every_field() -> None:
     fact = Fact(field="attention", source="example.org, engine.py:10", date="2026-11-21")
-    stack = Stack(name="example", version="1.0").changed((fact,), attention="flash")
+    stack = Stack(name="example", version="1.0").with_values((fact,), attention="flash")
     assert load(Stack, dump(stack)) == stack
     with pytest.raises(PlanError, match="sets recompute_stops without a source"):
-        Stack(name="example", version="1.0").changed((fact,), attention="flash", recompute_stops=False)
+        Stack(name="example", version="1.0").with_values((fact,), attention="flash", recompute_stops=False)
     with pytest.raises(PlanError, match=r"fact on 'atention'.*did you mean 'attention'"):
         Stack(name="example", version="1.0", facts=(Fact(field="atention", source="x", date="2026"),))
     with pytest.raises(PlanError, match="needs a source and a date"):

@@ -227,7 +227,7 @@ class Page:
                 stack=options.stack or (base.stack if base else None),
             )
             prediction = predict(request.graph, request.cluster, request.plan, request.workload, request.stack)
-            return _ExploredJob(request=request, prediction=prediction, named=named)
+            return _ExploredJob(request=request, prediction=prediction, label=named)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -236,12 +236,12 @@ class _ExploredJob:
 
     request: Request
     prediction: Prediction
-    named: For
+    label: For
 
     def file(self, prediction: Prediction) -> str:
         """A plan file of a prediction of the same job, as text."""
         request = self.request
-        made = plan_file(self.named, request.workload, request.stack, prediction, request.assumed, others=())
+        made = plan_file(self.label, request.workload, request.stack, prediction, request.assumed, others=())
         return dump(made)
 
 

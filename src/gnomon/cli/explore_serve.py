@@ -59,7 +59,7 @@ def answered(options: FormOptions) -> dict[str, Any]:
         verdict, fits = f"{found.goodput:.1%} of requests meet the targets", found.goodput > 0.5
     if not found.stable:
         verdict, fits = "the queue grows: requests come faster than they are served", False
-    page = replay_page(found, titled(asked), asked.measured)
+    page = replay_page(found, titled(asked), asked.measured_load)
     return _shown(asked, sentence, _cards(asked, found), fits=fits, verdict=verdict, page=page, file=file)
 
 

@@ -90,7 +90,7 @@ def _served(file: ServeFile, options: ExportOptions) -> int:
 
 
 def export_file(file: PlanFile, program: str) -> Export:
-    """The plan of a plan file as `program` (one of `programs.written()`) reads it. Errors as reading the plan
+    """The plan of a plan file as `program` (one of `programs.writable_programs()`) reads it. Errors as reading the plan
     and the writers have them."""
     draft = _writer(program)
     machines = parse_cluster(file.on)
@@ -103,7 +103,7 @@ def export_file(file: PlanFile, program: str) -> Export:
         path = str(Path(name).parent) if name.endswith("config.json") else name if Path(name).is_dir() else ""
         base = read_config(name) if adapters is not None else (config, graph)
         software = stack(file.stack) if file.stack else None
-        asked = replace(asked, named=path, base=base[0] or base[1], stack=software)
+        asked = replace(asked, model_id=path, base=base[0] or base[1], stack=software)
     export = exported(asked, draft(asked))
     if not is_mixed(machines):
         return export
@@ -128,7 +128,7 @@ def export_job(options: ExportOptions) -> Export:
         config = CONFIGS[name]()
     asked = asked_for(job_model.name, config, job_model, request.plan, request.workload, per_node)
     if programs.find(options.to).tune is not None:
-        asked = replace(asked, base=base, stack=request.stack, named=options.network or "")
+        asked = replace(asked, base=base, stack=request.stack, model_id=options.network or "")
     return exported(asked, draft(asked))
 
 
@@ -165,8 +165,8 @@ def _summary(export: Export, path: str | None) -> list[str]:
     lines = [f"{export.program}{f' in {path}' if path else ''}"]
     if export.unwritten:
         lines += ["", "not expressed", *(line for one in export.unwritten for line in wrapped(str(one), bullet="- "))]
-    if export.beyond:
-        lines += ["", "done beyond the plan", *(line for one in export.beyond for line in wrapped(one, bullet="- "))]
+    if export.additions:
+        lines += ["", "done beyond the plan", *(line for one in export.additions for line in wrapped(one, bullet="- "))]
     lines += ["", "to be said elsewhere", *(line for one in export.elsewhere for line in wrapped(one, bullet="- "))]
     return lines
 
@@ -177,8 +177,9 @@ def _mapping(export: Export) -> dict[str, object]:
         "program": export.program,
         "text": export.text,
         "unwritten": [
-            {"field": one.field, "asked": one.asked, "becomes": one.becomes, "why": one.why} for one in export.unwritten
+            {"field": one.field, "asked": one.planned, "becomes": one.becomes, "why": one.why}
+            for one in export.unwritten
         ],
         "elsewhere": list(export.elsewhere),
-        "beyond": list(export.beyond),
+        "beyond": list(export.additions),
     }

@@ -32,7 +32,7 @@ def run(options: FleetRunOptions) -> int:
         devices=options.devices,
         policy=policy(options.policy),
         every_s=options.every,
-        told=told,
+        log=told,
     )
     try:
         fates = controller.run()

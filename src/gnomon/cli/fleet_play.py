@@ -47,13 +47,13 @@ def played(what: FleetRequest, chosen: Sequence[Policy]) -> Sequence[Result]:
 def adaptive(what: FleetRequest, chosen: Policy) -> Forecasts | None:
     """Forecasts for policies that change a job's batch. Under Pollux and Sia jobs choose their batch too, where it was
     measured; under EasyScale each device gets work in proportion to its speed."""
-    if isinstance(what.told, Profiled) and chosen.name in ("pollux", "sia"):
-        known = Profiled(what.told.profiles, adaptive=True)
+    if isinstance(what.forecasts, Profiled) and chosen.name in ("pollux", "sia"):
+        known = Profiled(what.forecasts.profiles, adaptive=True)
         kinds = {pool.device: known for pool in what.machines.pools}
         return LearnedForecasts(ByKind(what.machines, kinds)) if what.learned else known
-    if chosen.name == "easyscale" and not isinstance(what.told, Profiled | MeasuredPoints | PredictedForecasts):
-        return replace(what.told or Curve(what.machines), proportional=True)
-    return what.told
+    if chosen.name == "easyscale" and not isinstance(what.forecasts, Profiled | MeasuredPoints | PredictedForecasts):
+        return replace(what.forecasts or Curve(what.machines), proportional=True)
+    return what.forecasts
 
 
 def policies_of(options: TraceOptions) -> Sequence[Policy]:

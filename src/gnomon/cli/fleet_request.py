@@ -34,7 +34,7 @@ class FleetRequest:
     trace: Trace
     machines: Machines
     rules: Rules
-    told: Curve | MeasuredPoints | Profiled | PredictedForecasts | None
+    forecasts: Curve | MeasuredPoints | Profiled | PredictedForecasts | None
     """Forecasts; None for the curve that is assumed anyway, which leaves the fast way open."""
     notes: tuple[str, ...]
     """What a reader must know: what was left out, what was assumed."""
@@ -107,9 +107,11 @@ def request_of(options: TraceOptions, *, record: bool = False, on: str | None = 
             names = ", ".join(f"{job.id} (line {job.line}, {job.fewest} devices)" for job in larger[:LISTED])
             more = f" and {len(larger) - LISTED:,} more" if len(larger) > LISTED else ""
             notes.append(f"{len(larger):,} jobs larger than the cluster or its memory were left out: {names}{more}")
-    stated = () if isinstance(known, Profiles) else (curve.stated(),)
+    stated = () if isinstance(known, Profiles) else (curve.assumption(),)
     every = (*notes, *stated, *more_notes)
-    return FleetRequest(trace=trace, machines=cluster, rules=rules, told=told, notes=every, learned=options.learned)
+    return FleetRequest(
+        trace=trace, machines=cluster, rules=rules, forecasts=told, notes=every, learned=options.learned
+    )
 
 
 def _step_s(predictions: Predictions, job: Job) -> float:
@@ -121,15 +123,15 @@ def _step_s(predictions: Predictions, job: Job) -> float:
     return predictions.step_s(job)
 
 
-def _possible(trace: Trace, told: PredictedForecasts, *, leave_out: bool) -> tuple[Trace, Sequence[str]]:
+def _possible(trace: Trace, forecasts: PredictedForecasts, *, leave_out: bool) -> tuple[Trace, Sequence[str]]:
     """The trace without jobs of which no plan runs here, and notes. InputError for them unless they are left out."""
-    why = told.impossible(trace.jobs)
+    why = forecasts.impossible(trace.jobs)
     if why and not leave_out:
         job = next(job for job in trace.jobs if job.id in why)
         raise InputError(f"{trace.name}: line {job.line}: {why[job.id]}; or leave such jobs out with --skip-larger")
     notes = [f"left out: {reason}" for reason in list(why.values())[:LISTED]]
     kept = replace(trace, jobs=tuple(job for job in trace.jobs if job.id not in why)) if why else trace
-    count = sum(told.knows(job) for job in kept.jobs)
+    count = sum(forecasts.knows(job) for job in kept.jobs)
     found = " (without one: the fastest plan on the devices that it asks for)"
     notes.append(f"rates and memory of {count:,} jobs are predicted, from their plan or model and batch{found}")
     return kept, notes

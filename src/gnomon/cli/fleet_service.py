@@ -54,11 +54,11 @@ def run(options: ServiceOptions) -> int:
     problem = refusal(asked.graph, asked.cluster, asked.serving, asked.engine)
     if problem is not None:
         raise InputError(problem)
-    price = IterationPrice(asked.graph, asked.cluster, asked.serving, asked.engine, asked.beside)
+    price = IterationPrice(asked.graph, asked.cluster, asked.serving, asked.engine, asked.side_models)
 
     def play(load: Load) -> Forecast:
         return serve(
-            asked.graph, asked.cluster, asked.serving, asked.engine, load, asked.target, asked.beside, price=price
+            asked.graph, asked.cluster, asked.serving, asked.engine, load, asked.target, asked.side_models, price=price
         )
 
     bin_s = quantity("--bin", parse_seconds, options.bin)

@@ -79,7 +79,7 @@ class JobText:
 
     def _edited(self, settings: Sequence[Setting], where: Where) -> str:
         places, variables = where.places, where.variables
-        return edited(self.text, self.suffix, settings, variables=variables, places=places, beside=ANCHORS)
+        return edited(self.text, self.suffix, settings, variables=variables, places=places, near=ANCHORS)
 
     def _read(self, text: str, where: Where, workload: Workload | None) -> Reread:
         save_text(text, self.place)

@@ -91,7 +91,7 @@ def is_like(options: PlanOptions) -> bool:
 
 def _varied(options: PlanOptions, asked: PlanRequest) -> int:
     """Plans for a batch of several lengths."""
-    if is_asked(options) or asked.chosen.late:
+    if is_asked(options) or asked.choices.late:
         raise InputError("--lengths is a question of its own; ask it without the others")
     return plan_varied(options, asked)
 
@@ -100,7 +100,7 @@ def _over_kinds(options: PlanOptions, asked: PlanRequest) -> int:
     """Plans over devices of several kinds."""
     if options.try_:
         raise InputError("--try is for equal devices, and these are of several kinds; name one of them with --on")
-    if asked.chosen.asked:
+    if asked.choices.wanted:
         raise InputError("--refine is for equal devices; on a mixed cluster fix choices with --fix")
     if is_asked(options):
         return _other(options, asked)
@@ -112,21 +112,21 @@ def _other(options: PlanOptions, asked: PlanRequest) -> int:
     if options.try_:
         raise InputError("--try runs the best plans of one search; ask other questions without it")
     sizes = [f"--{name}" for name in ("pareto", "longest", "largest") if getattr(options, name)]
-    if asked.chosen.asked and sizes:
+    if asked.choices.wanted and sizes:
         raise InputError(f"--refine is for the fastest plan, and {sizes[0]} asks another; fix choices with --fix")
     # A front or a size is of the exact search alone, unless effort is asked for.
-    exact = bool(sizes) and (options.pareto or asked.chosen.effort is None)
+    exact = bool(sizes) and (options.pareto or asked.choices.effort is None)
     question = Question(
         graph=asked.graph,
         stack=asked.stack,
         base=asked.base,
         fixed=asked.fixed,
-        limits=tuple(parse_limit(text) for text in asked.chosen.forbid),
+        limits=tuple(parse_limit(text) for text in asked.choices.forbid),
         goal=asked.goal,
         prices=_prices(options, asked.machines),
         improve=None if exact else lambda result: _improved(options, asked, result),
-        extra_choices=tuple(name for name in asked.chosen.extra_choices if not sizes or name == "dispatch"),
-        spare=asked.chosen.spare() if sizes else Spare(),
+        extra_choices=tuple(name for name in asked.choices.extra_choices if not sizes or name == "dispatch"),
+        spare=asked.choices.spare() if sizes else Spare(),
         tries=options.tries or TRIES,
     )
     return answer(options, question, asked.machines, asked.workload, asked.assumed)
@@ -167,8 +167,8 @@ def _search(asked: PlanRequest, top: int, budget: Budget, *, diverse: bool) -> R
         *asked.job,
         base=asked.base,
         fixed=asked.fixed,
-        forbid=asked.chosen.forbid,
-        extra_choices=asked.chosen.extra_choices,
+        forbid=asked.choices.forbid,
+        extra_choices=asked.choices.extra_choices,
         top=top,
         diverse=diverse,
         on_progress=on_progress,
@@ -181,9 +181,9 @@ def _search(asked: PlanRequest, top: int, budget: Budget, *, diverse: bool) -> R
 def searched(options: PlanOptions, asked: PlanRequest, budget: Budget) -> Improved:
     """The search, uneven stages, and the choices beyond both."""
     result = exportable(_found(options, asked, budget), asked.target)
-    if asked.chosen.asked and asked.stack is PLAIN_STACK:
+    if asked.choices.wanted and asked.stack is PLAIN_STACK:
         asked.assumed.append("stack not given: taken to run every choice that --refine tries (--stack)")
-    passes = asked.chosen.passes(
+    passes = asked.choices.passes(
         uneven_stages=not options.equal_stages,
         layers_per_stage=options.layers_per_stage,
         by_tensor=options.sac_ilp,
@@ -201,7 +201,7 @@ def searched(options: PlanOptions, asked: PlanRequest, budget: Budget) -> Improv
 
 def _improved(options: PlanOptions, asked: PlanRequest, result: Result) -> FoundPlan:
     """The best plan of a search of another question, with uneven stages and choices beyond the search."""
-    passes = asked.chosen.passes(uneven_stages=not options.equal_stages, layers_per_stage=options.layers_per_stage)
+    passes = asked.choices.passes(uneven_stages=not options.equal_stages, layers_per_stage=options.layers_per_stage)
     with Passing() as on_progress:
         return improve(result, passes, on_pass=on_progress).best
 
@@ -217,7 +217,7 @@ def _one(options: PlanOptions, asked: PlanRequest) -> int:
             lost = compared(asked, made.result, made.best, options.mtbf, budget)
     result, assumed = made.result, asked.assumed
     best = made.best if lost is None else lost.best
-    assumed += (f"{name} is fixed, and means nothing in this plan" for name in asked.chosen.idle(best, result))
+    assumed += (f"{name} is fixed, and means nothing in this plan" for name in asked.choices.idle(best, result))
     no_effect = "no_effect: "
     assumed += (note.removeprefix(no_effect) for note in best.prediction.notes if note.startswith(no_effect))
     tries: Any = None

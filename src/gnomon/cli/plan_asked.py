@@ -70,7 +70,7 @@ class PlanRequest:
     base: Plan
     fixed: dict[str, object]
     """Field of a point -> its one value."""
-    chosen: PlanChoices
+    choices: PlanChoices
     goal: Goal
     assumed: list[str]
     """What was not said, and how it was filled in."""
@@ -129,7 +129,7 @@ class PlanRequest:
             workload=workload,
             base=fixed_base(base, graph, chosen.fixed),
             fixed=fixed,
-            chosen=chosen,
+            choices=chosen,
             goal=goal,
             assumed=assumed,
         )

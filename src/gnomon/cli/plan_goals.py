@@ -123,7 +123,7 @@ def answer(options: PlanOptions, asked: Question, cluster: Cluster, workload: Wo
         assumed = (*assumed, said)
     if options.longest or options.largest:
         summary += _found_so(cases, spent)
-    elif left := sum(case.left for case in cases):
+    elif left := sum(case.num_unseen for case in cases):
         summary += f"{'; ' if summary else ''}budget spent (--budget {budget.text}): {left:,} plans were not looked at"
     if options.best == "cost" and (said := other_months(case.rent for case in cases if case.best and case.rent)):
         summary += f"{'; ' if summary else ''}{said}"
@@ -159,11 +159,11 @@ def _found_so(cases: Sequence[Case], spent: str) -> str:
         words = f"; the {spent} of processor time allowed (--budget) are spent: its plan fits, others may be faster"
     if any("not looked at" in case.why for case in cases):
         words += "; of larger ones not every plan was looked at, so that one may fit"
-    if last.fitted is None:
+    if last.fit is None:
         return words
-    plain = [case.label for case in cases if case.best is not None and case.fitted is None]
+    plain = [case.label for case in cases if case.best is not None and case.fit is None]
     before = f"; without such choices {plain[-1]} does" if plain else ""
-    return f"{words}; it fits by {fitted_words(last.fitted)}{before}"
+    return f"{words}; it fits by {fitted_words(last.fit)}{before}"
 
 
 def _front(asked: Question, cluster: Cluster, workload: Workload) -> Answer:

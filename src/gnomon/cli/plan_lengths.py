@@ -47,7 +47,7 @@ def plan_varied(options: PlanOptions, asked: PlanRequest) -> int:
             base=asked.base,
             fixed=asked.fixed,
             forbid=options.forbid,
-            extra_choices=asked.chosen.extra_choices,
+            extra_choices=asked.choices.extra_choices,
             on_progress=on_progress,
             keep_going=budget,
         )

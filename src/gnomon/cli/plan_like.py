@@ -71,7 +71,7 @@ def run(options: PlanOptions) -> int:
         near=max(node.count for node in asked.cluster.nodes),
     )
     with job_text(training, path) as text:
-        file = _File(text=text, asked=asked, words=words)
+        file = _File(text=text, request=asked, words=words)
         with Budget(options.budget, ONE) as budget:
             wanted = _asked(options, asked, file)
             try:
@@ -92,7 +92,7 @@ def run(options: PlanOptions) -> int:
         after=after,
         lines=lines,
         text=text.text,
-        changed=changed,
+        changed_file=changed,
         covered=covered,
     )
     assumed, notes = (*asked.assumed, *wanted.assumed), asked.notes
@@ -161,40 +161,40 @@ class _File:
     """The job's file, and what it says of plans. A `request.exported.Says`."""
 
     text: JobText
-    asked: Request
+    request: Request
     words: Words
 
     def settings(self, plan: Plan) -> tuple[Setting, ...]:
         """What has to be set for a plan. PlanError for one that the file cannot say."""
-        return self.words.settings(Change(before=self.asked.plan, after=plan, workload=self.asked.workload))
+        return self.words.settings(Change(before=self.request.plan, after=plan, workload=self.request.workload))
 
     def least(self, plan: Plan) -> tuple[Setting, ...]:
         """The settings without which the changed file would not say the plan: less those that change nothing once the
         others are there, as a value that is the program's own."""
         settings = self.settings(plan)
-        wanted = self.changed(settings, plan).prediction.step_s
+        wanted = self.with_plan(settings, plan).prediction.step_s
         for one in settings:
             if one[1] is REMOVED or one[1] is False:
                 continue  # what is left behind may be refused by the program itself
             fewer = tuple(other for other in settings if other is not one)
             try:
-                without = self.changed(fewer, plan)
+                without = self.with_plan(fewer, plan)
             except GnomonError:
                 continue
             if without.prediction.step_s == wanted and without.request.plan.saved == plan.saved:
                 settings = fewer
         return settings
 
-    def changed(self, settings: Sequence[Setting], plan: Plan) -> Reread:
+    def with_plan(self, settings: Sequence[Setting], plan: Plan) -> Reread:
         """The file with the settings of a plan, read again. GnomonError where it says no job, or one of another
         batch."""
-        asked = self.asked
+        asked = self.request
         wanted = predict(asked.graph, asked.cluster, plan, asked.workload, asked.stack).step_s
         return self.text.with_settings(settings, wanted, workload=asked.workload)
 
     def program(self) -> Target:
         """Returns what the job's program can write, whatever the job's own file says."""
-        asked, words = self.asked, self.words
+        asked, words = self.request, self.words
         return Target(
             format=words.program,
             config=words.config,
@@ -206,7 +206,7 @@ class _File:
 
     def predicted(self, plan: Plan) -> tuple[Plan, Prediction]:
         """A plan as the changed file says it."""
-        reread = self.changed(self.settings(plan), plan)
+        reread = self.with_plan(self.settings(plan), plan)
         return reread.request.plan, reread.prediction
 
     offered = predicted
@@ -246,7 +246,7 @@ def _asked(options: PlanOptions, asked: Request, file: _File) -> PlanRequest:
         workload=asked.workload,
         base=fixed_base(base, asked.graph, chosen.fixed),
         fixed=fixed,
-        chosen=chosen,
+        choices=chosen,
         goal=Goal() if limit is None else Goal(memory_bytes=limit),
         assumed=[],
     )
@@ -282,7 +282,7 @@ def _chosen(file: _File, before: Prediction, best: Plan) -> tuple[Prediction | N
     """(prediction of the changed file, its text, its lines by themselves); nothing is changed where that gains less
     than `SAME`, unless the file as it is does not fit."""
     settings = file.least(best)
-    changed = file.changed(settings, best)
+    changed = file.with_plan(settings, best)
     if before.fits and changed.prediction.step_s > before.step_s * (1 - SAME):
         return None, file.text.text, ()
     groups: dict[str, list[Setting]] = {}
@@ -310,7 +310,7 @@ FAMILIES = {
 def _line(file: _File, settings: Sequence[Setting], where: Where) -> Line:
     said = tuple(written_setting(setting, file.words.kind) for setting in settings)
     try:
-        prediction = file.text.read(settings, where, workload=file.asked.workload).prediction
+        prediction = file.text.read(settings, where, workload=file.request.workload).prediction
     except GnomonError as error:
         return Line(settings=said, alone=None, why=str(error).replace(f"{file.text.place}: ", ""))
     return Line(settings=said, alone=prediction, why="")

@@ -26,7 +26,7 @@ def compare_copies(
     """PlanError for a program that has no copies of stages, and for stages with meshes of their own."""
 
     def searched(fixed: Mapping[str, object], top: int) -> tuple[FoundPlan, ...]:
-        forbid = (*asked.chosen.forbid, "pp<2")
+        forbid = (*asked.choices.forbid, "pp<2")
         return plan(*asked.job, base=asked.base, fixed=dict(fixed), forbid=forbid, top=top, keep_going=keep_going).best
 
     job = (asked.graph, asked.machines, asked.workload, asked.stack)

@@ -218,12 +218,12 @@ def _tried(options: PlanOptions, candidate: FoundPlan, file: PlanFile, folder: P
     steps = WARM_UP + options.try_steps
     save_plan_file(file, path)
     done = attempt(path, steps=steps, limit_s=limit_of(options) or PATIENCE_S + TIMES * steps * candidate.step_s)
-    ran = None if done.measured is None else _ran(done.measured)
+    ran = None if done.measurement is None else _ran(done.measurement)
     if ran is not None:
         save_plan_file(replace(file, measured=ran), path)
-    _say(f"  measured {show_seconds(ran.step_s)}" if ran is not None else f"  {done.ended}: {done.reason}")
+    _say(f"  measured {show_seconds(ran.step_s)}" if ran is not None else f"  {done.outcome}: {done.reason}")
     return Attempt(
-        candidate=candidate, file=str(path), ran=ran, ended=done.ended, reason=done.reason, wall_s=done.wall_s
+        candidate=candidate, file=str(path), ran=ran, outcome=done.outcome, reason=done.reason, wall_s=done.wall_s
     )
 
 
@@ -231,9 +231,9 @@ def _tried(options: PlanOptions, candidate: FoundPlan, file: PlanFile, folder: P
 class ProcessEnd:
     """How a process ended."""
 
-    measured: dict[str, Any] | None
+    measurement: dict[str, Any] | None
     """What `gnomon run --json` printed, if it measured anything."""
-    ended: Ended
+    outcome: Ended
     """How."""
     reason: str
     """Its last line of errors, or what became of it."""
@@ -271,11 +271,11 @@ def attempt(plan: Path, *, steps: int, limit_s: float) -> ProcessEnd:
     wall_s = time.monotonic() - began
     if timed_out:
         reason = f"ended after the limit of {show_seconds(limit_s)} (--try-timeout)"
-        return ProcessEnd(measured=None, ended="timed out", reason=reason, wall_s=wall_s)
+        return ProcessEnd(measurement=None, outcome="timed out", reason=reason, wall_s=wall_s)
     if process.returncode == 0 and (measured := _printed(out)) is not None:
-        return ProcessEnd(measured=measured, ended="ran", reason="", wall_s=wall_s)
+        return ProcessEnd(measurement=measured, outcome="ran", reason="", wall_s=wall_s)
     ended, reason = _why(process.returncode, log)
-    return ProcessEnd(measured=None, ended=ended, reason=reason, wall_s=wall_s)
+    return ProcessEnd(measurement=None, outcome=ended, reason=reason, wall_s=wall_s)
 
 
 def _why(status: int, log: Path) -> tuple[Ended, str]:

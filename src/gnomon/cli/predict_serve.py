@@ -62,12 +62,12 @@ class ServingQuestion:
     engine: Engine
     load: Load
     target: Target | None
-    beside: SideModels | None
+    side_models: SideModels | None
     """Draft model and encoder of images."""
     pools: Disaggregated | None
     context: int | None
     """Tokens of a prompt and its answer that the model was made for; None: nobody says."""
-    measured: MeasuredLoad | None
+    measured_load: MeasuredLoad | None
     """What a server took for the same requests, where somebody drove one."""
     assumed: tuple[str, ...]
 
@@ -84,22 +84,22 @@ def run(options: PredictOptions) -> int:
         return _refused(asked, problem, as_json=options.json)
     found = forecast(asked)
     if options.page is not None:
-        schema.save_text(replay_page(found, titled(asked), asked.measured), options.page)
+        schema.save_text(replay_page(found, titled(asked), asked.measured_load), options.page)
     if options.json:
         mapping = found.to_mapping()
         mapping["assumptions"] = [*asked.assumed, *found.assumed]
-        if asked.measured is not None:
+        if asked.measured_load is not None:
             mapping["measured"] = {
                 name: {"measured": measured, "predicted": predicted, "ratio": predicted / measured}
-                for name, predicted, measured in rows_beside_measured(found, asked.measured)
+                for name, predicted, measured in rows_beside_measured(found, asked.measured_load)
             }
         print_json(mapping)
         return 0
     helps = changes(asked.graph, asked.cluster, asked.serving, asked.engine)
     paid = rent(asked.cluster)
     share = found.devices / asked.cluster.num_devices
-    if asked.measured is not None:
-        print_lines([*compared_text(found, asked.measured, str(options.requests)), ""])
+    if asked.measured_load is not None:
+        print_lines([*compared_text(found, asked.measured_load, str(options.requests)), ""])
     print_lines(
         forecast_text(
             found,
@@ -115,7 +115,9 @@ def run(options: PredictOptions) -> int:
 def forecast(asked: ServingQuestion) -> Forecast:
     """The load replayed on one pool of engines, or on two."""
     if asked.pools is None:
-        return serve(asked.graph, asked.cluster, asked.serving, asked.engine, asked.load, asked.target, asked.beside)
+        return serve(
+            asked.graph, asked.cluster, asked.serving, asked.engine, asked.load, asked.target, asked.side_models
+        )
     return serve_pools(asked.graph, asked.cluster, asked.serving, asked.engine, asked.pools, asked.load, asked.target)
 
 
@@ -242,9 +244,9 @@ def read(options: ServedOptions) -> ServingQuestion:
         engine=record,
         load=load,
         target=target,
-        beside=beside,
+        side_models=beside,
         pools=_pools(options, serving),
-        measured=measured,
+        measured_load=measured,
         context=context,
         assumed=tuple(assumed),
     )
@@ -310,19 +312,21 @@ def _from_command(options: ServedOptions, assumed: list[str]) -> ServedOptions:
         "dp": file.serving.dp,
         "ep": file.serving.ep,
         "kv": file.serving.kv,
-        "weights": file.serving.weights if "weights" in command.said else None,
+        "weights": file.serving.weights if "weights" in command.fields_set else None,
         "draft": None if file.serving.draft == "none" else command.draft or file.serving.draft,
         "draft_tokens": file.serving.draft_tokens or None,
         "lora_rank": file.serving.lora_rank or None,
         "lora_slots": file.serving.lora_slots or None,
-        "max_model_len": file.serving.max_model_len if "max_model_len" in command.said else context_of(file.model),
+        "max_model_len": file.serving.max_model_len
+        if "max_model_len" in command.fields_set
+        else context_of(file.model),
         "max_num_seqs": file.max_seqs,
         "max_num_batched_tokens": file.max_batched_tokens,
         "memory_fraction": file.memory_fraction,
     }
     beside = changed_options(options)
     assumed += [f"{path}: not read: {what}" for what in command.unread]
-    if "max_model_len" not in command.said and said["max_model_len"] is not None:
+    if "max_model_len" not in command.fields_set and said["max_model_len"] is not None:
         assumed.append(f"{path} does not say max_model_len: {said['max_model_len']}, as {file.model} was made for")
     return replace(options, **{name: value for name, value in said.items() if name not in beside})
 

@@ -139,13 +139,13 @@ def run(options: RunOptions) -> int:
         sys.stdout.flush()
     job = _job(options, file, graph, prediction, folder, device=device)
     plain = _trained_plain(job) if options.with_plain else None
-    if plain is not None and plain.stopped:
-        return 128 + int(plain.stopped)
+    if plain is not None and plain.signal:
+        return 128 + int(plain.signal)
     outcome = load_late("gnomon.runtime.launch.run:run")(job)
     if is_rank_0():
         told = RunReport(file=file, graph=graph, prediction=prediction, outcome=outcome, plain=plain, shared=shared)
         _after(options, told)
-    return 128 + outcome.stopped if outcome.stopped else 0
+    return 128 + outcome.signal if outcome.signal else 0
 
 
 def weight_decay_of(graph: Graph) -> dict[str, Any]:
@@ -647,7 +647,7 @@ class RunReport:
             "workload": schema.to_mapping(self.file.workload),
             "resumed_from": o.resumed_from,
             "warm_up_steps": o.warm,
-            "stopped_by_signal": o.stopped or None,
+            "stopped_by_signal": o.signal or None,
             "checkpoint": None if o.checkpoint is None else str(o.checkpoint),
             "predicted": {
                 "step_s": prediction.step_s,
@@ -658,7 +658,7 @@ class RunReport:
                 "step_s": o.step_s,
                 f"{prediction.counted}_per_s": self.tokens / o.step_s,
                 "process_peak_bytes": o.process_peak_bytes,
-                "waited_for_a_core": o.waited,
+                "waited_for_a_core": o.core_wait_share,
             }
             if o.records
             else None,
@@ -688,9 +688,9 @@ def _finite(loss: float | None) -> float | None:
     return loss if loss is not None and isfinite(loss) else None
 
 
-def _after(options: RunOptions, told: RunReport) -> None:
+def _after(options: RunOptions, report: RunReport) -> None:
     """Write the Timeline, say how it went."""
-    outcome = told.outcome
+    outcome = report.outcome
     written = []
     if options.timeline is not None and outcome.timeline is not None:
         schema.save_text(print_timeline(outcome.timeline), options.timeline)
@@ -699,39 +699,38 @@ def _after(options: RunOptions, told: RunReport) -> None:
         written.append(f"wrote {options.record_router}: the tokens of each expert, for --router of predict and plan")
     if outcome.checkpoint is not None:
         written.append(f"wrote {outcome.checkpoint}: the checkpoint")
-    if options.export is not None and outcome.records and not outcome.stopped:
-        names = "by the module's names" if is_code(told.file.model) else "with their config.json"
+    if options.export is not None and outcome.records and not outcome.signal:
+        names = "by the module's names" if is_code(report.file.model) else "with their config.json"
         written.append(f"wrote {options.export}: the weights, {names}")
     if options.json:
-        print_json(told.to_mapping())
+        print_json(report.to_mapping())
     else:
         notes = [line for note in outcome.notes for line in wrapped(note, bullet="- ")]
-        print_lines((*summary(told), *notes, *written))
+        print_lines((*summary(report), *notes, *written))
 
 
-def summary(told: RunReport) -> tuple[str, ...]:
+def summary(report: RunReport) -> tuple[str, ...]:
     """Returns the lines of a run: speed measured and predicted, and the losses."""
-    outcome = told.outcome
+    outcome = report.outcome
     if not outcome.records:
         return (f"nothing to do: {outcome.resumed_from} steps are behind it already; ask for more with --steps",)
-    predicted, measured = told.prediction.step_s, outcome.step_s
+    predicted, measured = report.prediction.step_s, outcome.step_s
     first, last = outcome.records[0], outcome.records[-1]
     held_out = "" if last.validation_loss is None else f", on held-out text {last.validation_loss:.3f}"
     losses = f"loss {first.loss:.3f} -> {last.loss:.3f}{held_out}"
-    beside = _without(told, last)
-    if told.shared:
-        speed = (
-            f"measured: {number(measured)} s a step, {number(told.tokens / measured, 4)} {told.prediction.counted}/s"
-        )
+    beside = _without(report, last)
+    if report.shared:
+        rate = f"{number(report.tokens / measured, 4)} {report.prediction.counted}/s"
+        speed = f"measured: {number(measured)} s a step, {rate}"
         return ("", f"{speed}; predicted for the processes at first: {number(predicted)} s", losses)
     columns = (Column(name="", align="left"), *(Column(name=name) for name in ("predicted", "measured", "off by")))
     rows = [
         ("step s", number(predicted), number(measured), _off(predicted, measured)),
         (
-            f"{told.prediction.counted}/s",
-            number(told.tokens / predicted, 4),
-            number(told.tokens / measured, 4),
-            _off(told.tokens / predicted, told.tokens / measured),
+            f"{report.prediction.counted}/s",
+            number(report.tokens / predicted, 4),
+            number(report.tokens / measured, 4),
+            _off(report.tokens / predicted, report.tokens / measured),
         ),
     ]
     busier: tuple[str, ...] = ()
@@ -740,16 +739,16 @@ def summary(told: RunReport) -> tuple[str, ...]:
         busier = wrapped(
             f"expected as it was before training: {number(now)} s, off by {_off(now, measured)}", indent=""
         )
-    if outcome.waited is not None and outcome.waited >= NOTICED:
-        alone = measured * (1 - outcome.waited)
+    if outcome.core_wait_share is not None and outcome.core_wait_share >= NOTICED:
+        alone = measured * (1 - outcome.core_wait_share)
         busier += wrapped(
-            f"other processes had the cores for {percent(outcome.waited, 0)} % of these steps; without it a step takes "
-            f"about {number(alone)} s, off by {_off(predicted, alone)}",
+            f"other processes had the cores for {percent(outcome.core_wait_share, 0)} % of these steps; without "
+            f"it a step takes about {number(alone)} s, off by {_off(predicted, alone)}",
             indent="",
         )
     counted = f"steps {outcome.records[outcome.warm].step} to {last.step}"
     warm = f"; the first {outcome.warm} are warm-up" if outcome.warm else ""
-    guessed = uncalibrated(told.prediction.pricing.cluster, told.file.on)
+    guessed = uncalibrated(report.prediction.pricing.cluster, report.file.on)
     return (
         "",
         *busier,
@@ -761,11 +760,11 @@ def summary(told: RunReport) -> tuple[str, ...]:
     )
 
 
-def _without(told: RunReport, last: Any) -> tuple[str, ...]:
+def _without(report: RunReport, last: Any) -> tuple[str, ...]:
     """The losses without methods that change what is learnt, if there are any, and how far those with them are off."""
-    if told.plain is None:
+    if report.plain is None:
         return ()
-    alone, names = told.plain.records[-1], ", ".join(changing(told.file.plan))
+    alone, names = report.plain.records[-1], ", ".join(changing(report.file.plan))
     held_out = ""
     if alone.validation_loss is not None and last.validation_loss is not None:
         more = last.validation_loss - alone.validation_loss

@@ -144,7 +144,7 @@ def _of_trainer(path: Path, found: Mapping[str, Any], given: ReadContext, assume
         fields=Fields(flatten(fields), path.name, given),
         folder=path.resolve().parent,
         program="",
-        stated=None,
+        num_devices=None,
         assumed=assumed,
     )
     kind = str(found["trainer"]).lower()

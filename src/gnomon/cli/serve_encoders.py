@@ -120,7 +120,7 @@ def _text(asked: _EncoderRequest, found: EncoderForecast) -> Iterator[str]:
     yield ""
     yield f"  lengths    {found.policy.name}"
     if len(found.policy.lengths) > 1 and not found.policy.every:
-        yield f"  workers    {', '.join(map(str, texts.held))} at the end"
+        yield f"  workers    {', '.join(map(str, texts.runtimes))} at the end"
     at = "  ".join(f"p{p} {show_seconds(texts.percentile(p))}" for p in (50, 90, 98, 99))
     yield f"  latency    {at}  mean {show_seconds(float(texts.latency_s.mean()))}"
     rate, tokens = len(texts.length) / found.span_s, texts.length.sum() / found.span_s

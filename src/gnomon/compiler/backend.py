@@ -266,7 +266,7 @@ class CompiledGraph:
         texts += [text for one in self.stencils for text in one.texts]
         self.texts = [*[one.source for one in self.scans], *dict.fromkeys(filter(None, texts))]
         """C++ of what is no group."""
-        _load(self.program.planned, self.texts)
+        _load(self.program.groups, self.texts)
         self.trials: dict[int, Trial] = {}
         self.lock = threading.Lock()
         self.runs: list[Run] = []
@@ -276,7 +276,7 @@ class CompiledGraph:
         self.final = False
         self.calls = 0
         """Since the trials were over."""
-        sources = "".join(planned.kernel.source for planned in self.program.planned)
+        sources = "".join(planned.kernel.source for planned in self.program.groups)
         self.again = 1 + zlib.crc32(sources.encode()) % SOON
         """The call that compares once more: any, and the same one in each run of a program."""
         self.function = write(self.program, self._on_trial)
@@ -362,7 +362,7 @@ class CompiledGraph:
     def _settled(self) -> Callable[[list[Any]], Any]:
         """The program that the trials chose, with tilings that were measured where somebody asked for it."""
         if self.tune_s:
-            self.tuned = tuner.tune([p for p in self.program.planned if self.kept(p)], self.tune_s)
+            self.tuned = tuner.tune([p for p in self.program.groups if self.kept(p)], self.tune_s)
         before, self.before = self.before, None
         if before is None or not convolutions.slower(self.convolutions):
             return write(self.program, self._chosen, self._with_runs())

@@ -110,7 +110,7 @@ class Body:
     tensors: dict[Any, Tensor] = field(default_factory=dict)
     """Node of the graph -> where it lies; nodes with several results are `(node, i)`."""
     known: dict[Instruction, int] = field(default_factory=dict)
-    joined: list[tuple[int, ...]] = field(default_factory=list)
+    joined_axes: list[tuple[int, ...]] = field(default_factory=list)
     """Axes of dims along which parts are joined: the parts' axis, then those of one part."""
 
     def copy(self) -> Body:
@@ -120,7 +120,7 @@ class Body:
             code=list(self.code),
             tensors=dict(self.tensors),
             known=dict(self.known),
-            joined=list(self.joined),
+            joined_axes=list(self.joined_axes),
         )
 
     # ---- values
@@ -147,7 +147,7 @@ class Body:
             )
         return self.emit("cast", value, kind=kind)
 
-    def held(self, value: int, dtype: torch.dtype) -> int:
+    def round_to(self, value: int, dtype: torch.dtype) -> int:
         """The value as memory of that type would give it back: eager rounds, or wraps, each result."""
         op = HELD.get(dtype)
         if op is None or self._holds(value, dtype, op):
@@ -217,7 +217,7 @@ class Body:
                 self.inputs[i] = replace(inp, strides={**inp.strides, axis: product((step, inner)), fresh: step})
         for key, tensor in self.tensors.items():
             self.tensors[key] = replace(tensor, dims=tuple(along(dim) for dim in tensor.dims))
-        self.joined = [along(dim) for dim in self.joined]
+        self.joined_axes = [along(dim) for dim in self.joined_axes]
         return fresh
 
     def load(self, source: External, dims: Sequence[tuple[int, ...]]) -> Tensor:
@@ -261,7 +261,7 @@ class Body:
         return tuple(out)
 
     def _axes_of(self, size: Size, free: list[int]) -> tuple[tuple[int, ...], list[int]]:
-        for dim in self.joined:
+        for dim in self.joined_axes:
             if all(axis in free for axis in dim) and equal(product(tuple(self.axes[axis] for axis in dim)), size):
                 return dim, [axis for axis in free if axis not in dim]
         for start in range(len(free)):

@@ -59,11 +59,11 @@ Apart: TypeAlias = Callable[[fx.GraphModule, int], Callable[[list[Tensor]], Any]
 class Link:
     """One linear layer of a chain."""
 
-    product: Node
+    matmul: Node
     bias: Node | None
     x: Node
     weight: Node
-    turned: bool
+    transposed: bool
     """Whether the weight is given as (n, k)."""
     out: Node
     after: tuple[Node, ...]
@@ -73,8 +73,8 @@ class Link:
 
     @property
     def sizes(self) -> tuple[int, int, int]:
-        m, n = (int(size) for size in self.product.meta["val"].shape)
-        return m, n, int(self.weight.meta["val"].shape[1 if self.turned else 0])
+        m, n = (int(size) for size in self.matmul.meta["val"].shape)
+        return m, n, int(self.weight.meta["val"].shape[1 if self.transposed else 0])
 
     @property
     def work(self) -> list[Node]:
@@ -104,7 +104,7 @@ class ChainNodes:
     @property
     def members(self) -> tuple[Node, ...]:
         """All that goes, in the order of the graph."""
-        return (*self.before, *(node for link in self.links for node in (link.product, *link.after)))
+        return (*self.before, *(node for link in self.links for node in (link.matmul, *link.after)))
 
     @property
     def names(self) -> list[str]:
@@ -139,7 +139,7 @@ class Chain(TriedKernel):
         self.names = found.names
         self.read = tuple(found.inputs.index(node) for node in found.read)
         self.sizes = [link.sizes for link in found.links]
-        self.layers = tuple((link.bias is not None, link.turned, link.rows) for link in found.links)
+        self.layers = tuple((link.bias is not None, link.transposed, link.rows) for link in found.links)
         self.shape = tuple(int(size) for size in found.out.meta["val"].shape)
         self.saved_bytes = saved_bytes(found)
         self._filled: dict[Any, Any] = {}
@@ -286,7 +286,7 @@ def _fused(graph: fx.Graph, apart: Callable[[fx.GraphModule], Callable[..., Any]
             continue
         known.setdefault(chain.source, (chain, one))
         found.append((one, chain.source))
-        taken.update(link.product for link in one.links)
+        taken.update(link.matmul for link in one.links)
     libraries([str(chain.text) for chain, _ in known.values()])
     for chain, one in known.values():
         chain.plain = _apart(one, apart)
@@ -368,7 +368,7 @@ def _link(node: Node) -> Link | None:
         return None
     after, out, others = _after(node)
     return Link(
-        product=node, bias=bias[0] if bias else None, x=x, weight=w.args[0] if turned else w, turned=turned,
+        matmul=node, bias=bias[0] if bias else None, x=x, weight=w.args[0] if turned else w, transposed=turned,
         after=after, out=out, others=others,
     )  # fmt: skip
 
@@ -451,7 +451,7 @@ def _ended(link: Link) -> Ended:
 
     def memory(node: Node) -> External:
         node = roots.get(node, node)
-        if node is link.product:
+        if node is link.matmul:
             return External(node=node, sizes=shape, strides=strides, offset=0, dtype=torch.float32)
         if node not in link.others:
             raise UnfitError("a view of what is computed on the way")
@@ -481,7 +481,7 @@ def _ended(link: Link) -> Ended:
 
 def _read(node: Node, link: Link) -> str:
     """C++ of what lies at a vector of a product's results: they themselves, or another tensor."""
-    if node is link.product:
+    if node is link.matmul:
         return "x"
     i = link.others.index(node)
     place = f"c.other[{i}] + m * c.other_row[{i}] + at"
@@ -517,7 +517,7 @@ def _apart(
 
 def _all(found: ChainNodes) -> list[Node]:
     """What turns a chain's weights, and its members."""
-    turned = [link.product.args[-1] for link in found.links if link.turned]
+    turned = [link.matmul.args[-1] for link in found.links if link.transposed]
     return [*dict.fromkeys(turned), *found.members]
 
 

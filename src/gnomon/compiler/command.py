@@ -86,7 +86,7 @@ def _tuned(graphs: list[backend.CompiledGraph]) -> list[str]:
     better = [one for one in subjects if one.best_s <= tuner.GAIN * one.usual_s]
     usual_s = sum(one.count * one.usual_s for one in subjects)
     best_s = sum(one.count * min(one.best_s, one.usual_s) for one in subjects)
-    measurements = _counted(sum(one.measured for one in subjects), "measurement")
+    measurements = _counted(sum(one.num_measured for one in subjects), "measurement")
     return [
         f"tuned: {measurements} of {_counted(len(subjects), 'kernel')}, {len(better)} with other tiles; "
         f"their calls {_ms(usual_s)} before, {_ms(best_s)} now"

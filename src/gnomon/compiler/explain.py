@@ -48,7 +48,7 @@ def explained(made: CompiledGraph) -> dict[str, Any]:
     aten.update(one.name.split()[0] for one in made.products if not (one.kept or one.own_kept))
     onednn = Counter(one.name.split()[0] for one in made.products if one.kept)
     onednn.update("convolution" for one in made.convolutions if one.kept)
-    groups = [_group(made, planned) for planned in made.program.planned]
+    groups = [_group(made, planned) for planned in made.program.groups]
     columns = [
         {
             "count": one.count,
@@ -155,12 +155,12 @@ def _call(run: Run) -> dict[str, Any]:
     return {
         "steps": run.names,
         "arena_bytes": run.arena_bytes,
-        "unshared_bytes": sum(one.size_bytes for one in run.placed),
-        "placed": [(one.offset, one.size_bytes, one.first, one.last) for one in run.placed],
+        "unshared_bytes": sum(one.size_bytes for one in run.slots),
+        "placed": [(one.offset, one.size_bytes, one.first, one.last) for one in run.slots],
         "kept": run.kept,
         "measured_s": verdict.get("kernel_s"),
         "python_s": verdict.get("aten_s"),
-        "workers": None if run.beside is None else _workers(run.beside),
+        "workers": None if run.two_workers is None else _workers(run.two_workers),
     }
 
 

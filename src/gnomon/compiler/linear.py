@@ -63,7 +63,7 @@ class LinearForm:
     """What a kernel is compiled for: its tile (None: the one of most sizes), and what surrounds the product."""
 
     tile: MatmulTile | None = None
-    ended: Ended = ()
+    epilogue: Ended = ()
     """What follows the product."""
     normed: bool = False
     """Whether rows of x are normed as they are read."""
@@ -75,8 +75,8 @@ PLAIN = LinearForm()
 @cache
 def source(form: LinearForm = PLAIN) -> str:
     """The C++ text of a form."""
-    lies = ["#define LIES"] if form.normed or form.ended else []
-    return "\n".join([*tile_text(form.tile, form.normed, (form.ended,), lies), FORMULA.read_text(encoding="utf-8")])
+    lies = ["#define LIES"] if form.normed or form.epilogue else []
+    return "\n".join([*tile_text(form.tile, form.normed, (form.epilogue,), lies), FORMULA.read_text(encoding="utf-8")])
 
 
 def tile_text(tile: MatmulTile | None, normed: bool, ended: Sequence[Ended], defined: Sequence[str] = ()) -> list[str]:

@@ -114,7 +114,7 @@ class Lowering:
         if first.device.type == "cpu":
             self.body.emit("check", holds.id, kind="B")
 
-    def kept(self, dims: Dims, over: Sequence[int], keepdim: bool) -> Dims:
+    def reduced_dims(self, dims: Dims, over: Sequence[int], keepdim: bool) -> Dims:
         """Dims after some are reduced."""
         return tuple(() if i in over else dim for i, dim in enumerate(dims) if keepdim or i not in over)
 
@@ -125,7 +125,7 @@ def as_type(value: Value, dtype: torch.dtype) -> Value:
     made = value.to(kind)
     if kind == "L" and value.kind in "FD" and dtype in (torch.int32, torch.int16):
         made = one("fits32", made)
-    return Value(body, body.held(made.id, dtype))
+    return Value(body, body.round_to(made.id, dtype))
 
 
 def axes_in(dims: Dims, over: Sequence[int]) -> tuple[int, ...]:

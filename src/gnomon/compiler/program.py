@@ -59,7 +59,7 @@ class PlannedGroup:
 class Program:
     graph: torch.fx.Graph
     environment: Any
-    planned: list[PlannedGroup]
+    groups: list[PlannedGroup]
     units: list[PlannedGroup | torch.fx.Node]
     """What runs, in order."""
     saved: bool = False
@@ -81,7 +81,7 @@ def program(graph: torch.fx.Graph, environment: Any) -> Program:
         if not refused:
             break
         kept = [g for group in kept for g in ([group] if group not in refused else _shorter(group))]
-    made = Program(graph=graph, environment=environment, planned=planned, units=[])
+    made = Program(graph=graph, environment=environment, groups=planned, units=[])
     made.units = _ordered(made)
     return made
 
@@ -194,7 +194,7 @@ def _has_effects(node: torch.fx.Node) -> bool:
 
 def _ordered(made: Program) -> list[PlannedGroup | torch.fx.Node]:
     """Units in an order that keeps the graph's where it can: those ready first, the earliest first."""
-    member = {node: p for p in made.planned for node in p.group.members if node in p.outputs}
+    member = {node: p for p in made.groups for node in p.group.members if node in p.outputs}
     units: dict[int, PlannedGroup | torch.fx.Node] = {}
     place = {node: i for i, node in enumerate(made.graph.nodes)}
     unit_of: dict[torch.fx.Node, int] = {}
@@ -491,7 +491,7 @@ def write(
     made: Program, lines_of: Callable[[Writer, PlannedGroup], list[str]], units: Sequence[Any] | None = None
 ) -> Callable[[list[Any]], Any]:
     """The program as a function of the list of its arguments, which it empties. units: its units with runs among them
-    (`steps.joined`)."""
+    (`steps.join_runs`)."""
     writer = Writer(made)
     units = made.units if units is None else units
     inputs = [n for n in made.graph.nodes if n.op == "placeholder"]
@@ -499,11 +499,11 @@ def write(
     if inputs:
         lines.append(f"    {', '.join(writer.name(n) for n in inputs)}, = args")
     lines.append("    args.clear()")
-    for symbol in sorted({s for p in made.planned for s in symbols_in(p)} | _declared_symbols(made)):
+    for symbol in sorted({s for p in made.groups for s in symbols_in(p)} | _declared_symbols(made)):
         lines.append(f"    {symbol} = {writer.symbols[symbol]}")
     last = _last_uses(made, units)
     known = set(writer.symbols)
-    read = {inp.node for p in made.planned for inp in p.kernel.nest.body.inputs if _declares(inp.node, known)}
+    read = {inp.node for p in made.groups for inp in p.kernel.nest.body.inputs if _declares(inp.node, known)}
     read |= {node for unit in units if isinstance(unit, Run) for node in unit.inputs}
     if made.saved:  # what a forward's ATen calls kept
         lines += [LINES + line for node in inputs if node in read for line in writer.declared(node)]
@@ -557,7 +557,7 @@ def _declares(node: torch.fx.Node, known: set[str]) -> bool:
 def _declared_symbols(made: Program) -> set[str]:
     """Symbols that layouts of memory which kernels read are made of."""
     known = {*_symbol_sources(made.graph)}
-    nodes = {inp.node for p in made.planned for inp in p.kernel.nest.body.inputs if _declares(inp.node, known)}
+    nodes = {inp.node for p in made.groups for inp in p.kernel.nest.body.inputs if _declares(inp.node, known)}
     return {str(s) for node in nodes for size in sizes_of(node.meta["val"].stride()) for s in symbols(size)}
 
 

@@ -265,7 +265,7 @@ def _write_kernels(made: CompiledGraph, folder: Path) -> None:
     """C++ and library of every kernel of a graph and its loops' bodies."""
     sources: dict[str, None] = {}
     for one in made.whole():
-        sources |= dict.fromkeys(p.kernel.source for p in one.program.planned if p.function is not None)
+        sources |= dict.fromkeys(p.kernel.source for p in one.program.groups if p.function is not None)
         sources |= dict.fromkeys(one.texts)
         sources[steps.SOURCE] = None
         if one.draws:

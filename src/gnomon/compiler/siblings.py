@@ -65,7 +65,7 @@ class _Places:
         self.of.update(dict.fromkeys(one.members, one))
         self.read[id(one)] = _read(one, self.environment)
 
-    def beside(self, a: Group, b: Group) -> bool:
+    def independent(self, a: Group, b: Group) -> bool:
         """Whether all that either reads is there before the first of them runs, nothing writes to memory between their
         members, and neither waits for the other through whatever runs, groups among it."""
         places = [self.order[node] for group in (a, b) for node in group.members]
@@ -114,7 +114,7 @@ def _one(
         return None
     if not shared or len(a.members) + len(b.members) > LARGEST or not (worth(a) or worth(b)):
         return None
-    if not places.beside(a, b):
+    if not places.independent(a, b):
         return None
     members = sorted((*a.members, *b.members), key=places.order.__getitem__)
     body = rebuilt(members)

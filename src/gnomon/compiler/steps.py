@@ -325,7 +325,7 @@ class Run:
     """Steps, views aside."""
     names: list[str] = field(default_factory=list)
     """Of them."""
-    placed: list[ArenaSlot] = field(default_factory=list)
+    slots: list[ArenaSlot] = field(default_factory=list)
     """What lies in the arena."""
     arena_bytes: int = 0
     again: Callable[[StepSchedule], Run] | None = None
@@ -336,7 +336,7 @@ class Run:
     """Steps that the calling thread does."""
     schedule: StepSchedule | None = None
     """Of two workers, where they do it."""
-    beside: Run | None = None
+    two_workers: Run | None = None
     """By two workers, where that was tried."""
 
     def __call__(self, *args: torch.Tensor) -> Any:
@@ -353,7 +353,7 @@ class Run:
                     self.try_two(args, again)
             return out
         if self.kept:
-            out = self.called(args)
+            out = self.call(args)
             if out is not None:
                 return out
         return self.plain(*args)
@@ -362,16 +362,16 @@ class Run:
         """What it keeps from being freed. saved: whether inputs would be, as they are read."""
         return self.arena_bytes + sum(_span(node.meta["val"]) for node in self.inputs if saved)
 
-    def called(self, args: Sequence[torch.Tensor]) -> Any:
+    def call(self, args: Sequence[torch.Tensor]) -> Any:
         """Returns the results of the call in C++; None where a step refuses its arguments."""
-        if self.two_kept and self.beside is not None:
-            return self.beside.called(args)
+        if self.two_kept and self.two_workers is not None:
+            return self.two_workers.call(args)
         return self.walked(args, RUN)
 
     @property
     def two_kept(self) -> bool:
         """Whether two workers do the steps."""
-        return self.beside is not None and self.beside.kept
+        return self.two_workers is not None and self.two_workers.kept
 
     @property
     def kept(self) -> bool:
@@ -395,7 +395,7 @@ class Run:
 
     def tried(self, *args: torch.Tensor) -> Any:
         """Runs as `called` does, but raises RuntimeError where that does not run."""
-        out = self.called(args)
+        out = self.call(args)
         if out is None:
             raise RuntimeError("a step of a run refused")
         return out
@@ -426,7 +426,7 @@ class Run:
         others = self.tried if trial.kept else trial.aten
         two.trial = Trial(f"two workers {trial.kept} {trial.source}", two.tried, others, share=SHARE)
         two.trial(*args)
-        self.beside = two
+        self.two_workers = two
 
 
 class Builder:
@@ -508,14 +508,14 @@ class Builder:
         value: torch.Tensor = node.meta["val"]
         return value
 
-    def asked(self, node: Any, results: dict[Any, None], again: dict[Any, None]) -> None:
+    def outputs_of(self, node: Any, results: dict[Any, None], again: dict[Any, None]) -> None:
         """What somebody outside needs of the run: results, and views that Python makes of them again."""
         if node not in self.inside:
             return
         if node in self.made:
             results[node] = None
         else:
-            self.asked(node.args[0], results, again)
+            self.outputs_of(node.args[0], results, again)
             again[node] = None
 
     def finished(self, later: Sequence[Any], number: int) -> tuple[Run, list[Any]] | None:
@@ -524,7 +524,7 @@ class Builder:
         results: dict[Any, None] = {}
         again: dict[Any, None] = {}
         for node in later:
-            self.asked(node, results, again)
+            self.outputs_of(node, results, again)
         views = [unit for unit in self.units if isinstance(unit, torch.fx.Node) and unit in again]
         run = _Text(self, list(results)).run(number)
         run.again = lambda made: _Text(self, list(results), schedule=made).run(number)
@@ -713,7 +713,7 @@ class Body:
     def place(self, node: Any) -> tuple[int, int]:
         return self.text.place(node)
 
-    def given(self, node: Any) -> bool:
+    def is_given(self, node: Any) -> bool:
         """Whether a result is memory that the body was given."""
         return self.text.made.base(node) not in self.text.made.made
 
@@ -916,7 +916,7 @@ def _loop(
             after_each.append(Move(of=body, source=made, target=out, layouts=layouts, steps=(0, step)))
     for made, of in zip(body.results[: len(first)], held, strict=True):
         layouts = _layouts(made.meta["val"], of.like)
-        if not body.given(made):
+        if not body.is_given(made):
             late.append(Move(of=body, source=made, target=of, layouts=layouts))
             continue
         memory.append(Memory(of.like))  # another's copy may come first
@@ -968,7 +968,7 @@ class _Text:
         table = self.table()
         run = Run(units=self.units, inputs=list(self.inputs), outputs=self.results, number=number)
         run.count, run.arena_bytes = len(self.made.steps), self.arena
-        run.names, run.placed = [_name(step) for step in self.made.steps], self.placed
+        run.names, run.slots = [_name(step) for step in self.made.steps], self.placed
         run.needs, run.schedule = self.needs, self.schedule
         run.first = {n for n, step in enumerate(self.made.steps) if isinstance(step, (Loop, Branch))}
         run.table, run.kept_alive = table, self.kept
@@ -1013,7 +1013,7 @@ class _Text:
         uses, ordered = self._uses(node), self.schedule.ordered
         return next((n for n in uses if all(one == n or ordered(one, n) for one in uses)), None)
 
-    def _beside(self, within: Sequence[Any]) -> Callable[[int, int], bool] | None:
+    def _may_coexist(self, within: Sequence[Any]) -> Callable[[int, int], bool] | None:
         """Whether two tensors of the arena may live at the same time by the schedule."""
         if self.schedule is None:
             return None
@@ -1035,7 +1035,7 @@ class _Text:
             else:
                 within.append(node)
         sized = [Buffer(size_bytes=_span(self.made.like(n)), first=made[n], last=last[n]) for n in within]
-        places, self.arena = offsets(sized, self._beside(within))
+        places, self.arena = offsets(sized, self._may_coexist(within))
         for node, at, one in zip(within, places, sized, strict=True):
             self.buffer[node], self.offset[node] = 0, at
             self.placed.append(ArenaSlot(offset=at, size_bytes=one.size_bytes, first=one.first, last=one.last))

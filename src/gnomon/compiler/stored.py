@@ -83,10 +83,10 @@ class StoredForm:
     @property
     def step(self) -> int:
         """Columns of a register of a panel."""
-        return self.beside * (BITS[self.activations] // self.bits)
+        return self.interleave * (BITS[self.activations] // self.bits)
 
     @property
-    def beside(self) -> int:
+    def interleave(self) -> int:
         """Columns that lie beside each other: four codes, two numbers of bfloat16, one of float32."""
         return 32 // BITS[self.activations]
 
@@ -131,7 +131,7 @@ class PackedStored:
         return "kernel" if self.arrays is None else "widened"
 
     @property
-    def kept(self) -> int:
+    def num_weights(self) -> int:
         """Numbers that are multiplied by."""
         return self.shape[0] * self.shape[1]
 
@@ -259,7 +259,7 @@ def _chosen(arrays: Arrays, storage: Sparse, shape: tuple[int, int], rows: int) 
                 took = best(lambda packed=packed: linear(x, packed), 2)  # type: ignore[misc]
                 measured[kind] = min(took, measured.get(kind, took))
     taken = min(measured, key=lambda kind: measured[kind]) if measured else near[0]
-    return replace(made[taken], choice=KernelChoice(taken=taken, rows=rows, predicted=said, measured=measured))
+    return replace(made[taken], choice=KernelChoice(form=taken, rows=rows, predicted=said, seconds=measured))
 
 
 def as_kind(arrays: Arrays, storage: Sparse, shape: tuple[int, int], kind: Taken, rows: int = 1) -> AnyPacked:
@@ -313,16 +313,20 @@ def _panels(codes: NDArray[Any], form: StoredForm) -> NDArray[Any]:
     rows, columns = codes.shape
     padded = np.zeros((-(-rows // form.side) * form.side, form.padded(columns)), codes.dtype)
     padded[:rows, :columns] = codes
-    shape = (-1, form.side, padded.shape[1] // form.step, form.step // form.beside, form.beside)
+    shape = (-1, form.side, padded.shape[1] // form.step, form.step // form.interleave, form.interleave)
     return padded.reshape(shape).transpose(0, 2, 3, 1, 4)
 
 
 def _laid(codes: NDArray[Any], form: StoredForm) -> Tensor:
     """Lays codes out as the kernel reads them: (panels, steps, bytes of a register), of codes in bytes or in
     words."""
-    if form.step == form.beside and codes.shape[0] % form.side == 0 and codes.shape[1] == form.padded(codes.shape[1]):
+    if (
+        form.step == form.interleave
+        and codes.shape[0] % form.side == 0
+        and codes.shape[1] == form.padded(codes.shape[1])
+    ):
         whole = torch.from_numpy(
-            np.ascontiguousarray(codes).view(np.int32).reshape(-1, form.side, codes.shape[1] // form.beside)
+            np.ascontiguousarray(codes).view(np.int32).reshape(-1, form.side, codes.shape[1] // form.interleave)
         )
         return whole.transpose(1, 2).contiguous().view(torch.uint8)  # a step has one code a place: nothing lies over it
     parts = _panels(codes, form)
@@ -362,7 +366,7 @@ def linear(x: Tensor, packed: AnyPacked | OnGpu, bias: Tensor | None = None) -> 
         room = torch.empty(form.room(m, k), dtype=torch.uint8)
         wide_bias = None if bias is None else bias.float().contiguous()
         call = stored_matmul(packed, wide_bias)
-        call.m, call.threads = m, torch.get_num_threads() if m * packed.kept >= PARALLEL else 1
+        call.m, call.threads = m, torch.get_num_threads() if m * packed.num_weights >= PARALLEL else 1
         call.wide = call.wide_out = x.dtype == torch.float32
         call.x, call.x_row, call.out, call.out_row = rows.data_ptr(), rows.stride(0) if m > 1 else k, out.data_ptr(), n
         call.room = room.data_ptr()
@@ -384,7 +388,7 @@ def rows_of(packed: AnyPacked, ids: Tensor) -> Tensor:
     that is a head's matrix too."""
     n, k = packed.shape
     assert isinstance(packed, PackedStored) and packed.arrays is None, "a head is laid whole"
-    assert packed.form.step == packed.form.beside, "a step has one code a place"
+    assert packed.form.step == packed.form.interleave, "a step has one code a place"
     side = packed.form.side
     at = packed.codes.view(-1, packed.codes.shape[1], side, 4)[ids // side, :, ids % side].flatten(1)
     if packed.scales is None:

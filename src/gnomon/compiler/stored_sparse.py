@@ -113,11 +113,11 @@ class SparseForm:
 class KernelChoice:
     """What multiplies by a weight, for products of so many rows."""
 
-    taken: Taken
+    form: Taken
     rows: int
     predicted: Mapping[Taken, float]
     """Seconds."""
-    measured: Mapping[Taken, float]
+    seconds: Mapping[Taken, float]
     """Seconds, of those that were tried."""
 
     @property
@@ -127,8 +127,8 @@ class KernelChoice:
         def times(of: Mapping[Taken, float]) -> str:
             return ", ".join(f"{kind} {1e3 * of[kind]:.3f}" for kind in sorted(of, key=lambda kind: of[kind]))
 
-        tried = f"; measured {times(self.measured)}" if self.measured else ""
-        return f"{self.taken} for {self.rows} rows: predicted ms {times(self.predicted)}{tried}"
+        tried = f"; measured {times(self.seconds)}" if self.seconds else ""
+        return f"{self.form} for {self.rows} rows: predicted ms {times(self.predicted)}{tried}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -148,7 +148,7 @@ class PackedSparse:
     """(outputs,), float32, of int8."""
     sums: Tensor | None
     """(outputs,), int32: the codes of a row added up, of int8."""
-    kept: int
+    num_weights: int
     """Numbers."""
     choice: KernelChoice | None = None
     """Why this kind was taken."""
@@ -245,7 +245,7 @@ def repack(arrays: Arrays, storage: Sparse, shape: Shape, kind: Kind, rows: int 
         places=_tensor(places),
         scales=_tensor(scales),
         sums=_tensor(sums),
-        kept=kept,
+        num_weights=kept,
     )
 
 
@@ -336,7 +336,7 @@ def _starts(counts: NDArray[Any]) -> NDArray[np.int64]:
 
 
 def sparse_matmul(packed: PackedSparse, bias: Tensor | None) -> StoredMatmul:
-    """What a kernel is told of a weight, as `stored.product`."""
+    """What a kernel is told of a weight, as `stored.stored_matmul`."""
     n, k = packed.shape
     return StoredMatmul(
         n=n, k=k, padded=packed.form.padded(k), codes=_place(packed.codes), starts=_place(packed.starts),

@@ -16,8 +16,8 @@ MOST_NAMED = 4
 
 def summary(made: Any) -> str:
     """Summarizes a `backend.CompiledGraph` whose trials are over."""
-    kept = [planned for planned in made.program.planned if made.by_kernel(planned)]
-    back = [planned for planned in made.program.planned if not made.by_kernel(planned)]
+    kept = [planned for planned in made.program.groups if made.by_kernel(planned)]
+    back = [planned for planned in made.program.groups if not made.by_kernel(planned)]
     own = sum(bool(one.trial.kept) for one in made.columns) + sum(one.own_kept for one in made.products)
     own += sum(one.kept for one in made.tried if one not in made.convolutions)
     own += sum(any(trial.kept for trial in one.trials.values()) for one in made.recurrent)

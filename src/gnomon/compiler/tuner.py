@@ -52,14 +52,14 @@ class Subject:
     best: Tiling | None = None
     best_s: float = float("inf")
     usual_s: float = float("inf")
-    measured: int = 0
+    num_measured: int = 0
     tried: list[Tiling] = field(default_factory=list)
 
     def next(self) -> None:
         """Measures one candidate more."""
         tile = self.candidates.pop(0)
         took = timed(lambda: self.run(tile), self.best_s)
-        self.measured += 1
+        self.num_measured += 1
         self.tried.append(tile)
         if tile == self.usual:
             self.usual_s = took

@@ -68,10 +68,14 @@ def _after_loss_of_worker(seen: JobProcesses, restarts: int) -> AfterLoss:
     if restarts:
         left = restarts - 1
         return AfterLoss(
-            goes_on=True, starts=1, restarts=left, asked=seen.asked, said=f"{goes_on}; another is started ({left} left)"
+            goes_on=True,
+            starts=1,
+            restarts=left,
+            wanted=seen.asked,
+            message=f"{goes_on}; another is started ({left} left)",
         )
     stays = f"{goes_on}; its workers stay with the others"
-    return AfterLoss(goes_on=True, starts=0, restarts=0, asked=max(1, seen.asked - 1), said=stays)
+    return AfterLoss(goes_on=True, starts=0, restarts=0, wanted=max(1, seen.asked - 1), message=stays)
 
 
 def surplus(seen: JobProcesses) -> tuple[int, ...]:
@@ -103,7 +107,7 @@ def _after_loss_of_rank(seen: JobProcesses, restarts: int) -> AfterLoss:
     """Nobody can go on without a rank: another process takes its place, or the job ends."""
     left = max(0, restarts - 1)
     said = f"the others stay, and another process takes its place ({left} left)"
-    return AfterLoss(goes_on=restarts > 0, starts=min(1, restarts), restarts=left, asked=0, said=said)
+    return AfterLoss(goes_on=restarts > 0, starts=min(1, restarts), restarts=left, wanted=0, message=said)
 
 
 def takeover(plan: Plan, seen: JobProcesses) -> Decision | None:
@@ -167,8 +171,8 @@ def _after_loss_of_stage(seen: JobProcesses, restarts: int) -> AfterLoss:
         goes_on=restarts > 0 or (bool(seen.members) and bool(seen.there)),
         starts=min(1, restarts),
         restarts=left,
-        asked=0,
-        said=f"the others go on without it, and {after}",
+        wanted=0,
+        message=f"the others go on without it, and {after}",
     )
 
 

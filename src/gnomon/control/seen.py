@@ -56,7 +56,7 @@ class AfterLoss:
     """Processes that it starts now."""
     restarts: int
     """Times that a process may be replaced after this."""
-    asked: int
+    wanted: int
     """Processes that are wanted from now on; 0 where the plan says it."""
-    said: str
+    message: str
     """What it tells of the others and of the lost one's place."""

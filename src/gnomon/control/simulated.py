@@ -52,7 +52,7 @@ class SimulatedLauncher:
         elif incident.what == "lost":
             self._leave({one})
             after = self.controller.after_loss(self.seen, self.restarts)
-            self.restarts, self.seen = after.restarts, replace(self.seen, asked=after.asked)
+            self.restarts, self.seen = after.restarts, replace(self.seen, asked=after.wanted)
         elif incident.what == "asked":
             self.seen = replace(seen, asked=incident.number)
         elif incident.what == "speeds":

@@ -31,7 +31,7 @@ class Devices:
     """Node -> failures that hold it down."""
     serving: set[int] = field(default_factory=set)
     """Nodes that serve inference."""
-    wanted: int = 0
+    nodes_wanted: int = 0
     """Nodes that inference needs."""
     load: float = 0.0
     mig: dict[int, Geometry] = field(default_factory=dict)
@@ -60,14 +60,14 @@ class Devices:
     @property
     def owed(self) -> int:
         """Nodes that inference needs and has not."""
-        return max(self.wanted - len(self.serving), 0)
+        return max(self.nodes_wanted - len(self.serving), 0)
 
     def advance(self, passed: float) -> None:
         """Add up the seconds that passed since the last event."""
         self.free_s += passed * self.free_now
         self.serving_s += passed * self.serving_now
         self.down_s += passed * self.down_now
-        short = self.wanted - len(self.serving)
+        short = self.nodes_wanted - len(self.serving)
         if short > 0:
             self.unmet_s += passed * short
 
@@ -134,21 +134,21 @@ class Devices:
         """Inference has another load, and needs as many whole nodes."""
         self.load = load
         nodes = sum(pool.nodes for pool in self.machines.pools if pool.serves)
-        self.wanted = min(nodes, math.ceil((load + self.headroom) * nodes - _EPS))
+        self.nodes_wanted = min(nodes, math.ceil((load + self.headroom) * nodes - _EPS))
 
     def serve(self) -> None:
         """Inference gives back what it does not need, and takes whole free nodes of its own up to what it needs."""
         capacity = self.machines.capacity
-        if len(self.serving) > self.wanted:
+        if len(self.serving) > self.nodes_wanted:
             # The last are given back first, so that the nodes which serve stay the same at low load.
-            for node in sorted(self.serving, reverse=True)[: len(self.serving) - self.wanted]:
+            for node in sorted(self.serving, reverse=True)[: len(self.serving) - self.nodes_wanted]:
                 self.serving.discard(node)
                 self.free[node] = capacity[node]
                 self.free_now += capacity[node]
                 self.serving_now -= capacity[node]
-        elif len(self.serving) < self.wanted:
+        elif len(self.serving) < self.nodes_wanted:
             for node in self._own():
-                if len(self.serving) == self.wanted:
+                if len(self.serving) == self.nodes_wanted:
                     return
                 if node not in self.serving and self.free[node] == capacity[node]:
                     self.serving.add(node)

@@ -28,7 +28,7 @@ class Fate:
     index: int
     """Its place in the table."""
     state: Stage = "queued"
-    held: tuple[int, ...] = ()
+    devices: tuple[int, ...] = ()
     """Numbers of its devices."""
     target: int = 0
     """Devices that it will have when it is resized."""
@@ -55,7 +55,7 @@ class Fate:
     @property
     def reserved(self) -> int:
         """Devices that no other job may have."""
-        return max(len(self.held), self.target)
+        return max(len(self.devices), self.target)
 
     def apply(self, event: Event) -> None:
         """What an event changes."""
@@ -63,10 +63,10 @@ class Fate:
         match kind:
             case "starting":
                 self.state, self.begun_s, self.target = "running", float(event["at"]), 0
-                self.held = tuple(event["devices"])
+                self.devices = tuple(event["devices"])
                 self.attempt += 1
-                self.peak = max(self.peak, len(self.held))
-                self.turns.append((self.begun_s, self.served, len(self.held)))
+                self.peak = max(self.peak, len(self.devices))
+                self.turns.append((self.begun_s, self.served, len(self.devices)))
                 self.first_s = self.begun_s if self.first_s < 0 else self.first_s
             case "stopping":
                 self.state = "stopping"
@@ -76,8 +76,8 @@ class Fate:
                 self._end(kind, event)
 
     def _end(self, kind: str, event: Event) -> None:
-        self.served += max(float(event["at"]) - self.begun_s, 0.0) * len(self.held)
-        self.held, self.target = (), 0
+        self.served += max(float(event["at"]) - self.begun_s, 0.0) * len(self.devices)
+        self.devices, self.target = (), 0
         self.settled = max(self.settled, int(event["attempt"]))
         self.done_s = float(event["done_s"])
         self.state = "queued"

@@ -82,11 +82,11 @@ class Curve(PhaseForecasts):
         """Returns the memory that the job's line states, or else the one assumed for all."""
         return job.memory_bytes or self.memory
 
-    def beside(self, job: Job, other: Job) -> float:
+    def speed_share(self, job: Job, other: Job) -> float:
         """Returns the one share of speed assumed for any two jobs on one device."""
         return self.sharing
 
-    def stated(self) -> str:
+    def assumption(self) -> str:
         """What is assumed, in a line."""
         shape = "linearly" if self.serial == 0 else f"with {self.serial:.0%} of its time not divided (Amdahl)"
         more = f", {self.spread:.0%} slower on more nodes than it needs" if self.spread else ""

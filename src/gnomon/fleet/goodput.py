@@ -196,7 +196,7 @@ def _at(points: tuple[Floats, Floats, Floats], local: int) -> tuple[float, float
 class Profiles:
     """The measured profiles by application."""
 
-    known: Mapping[str, Profile]
+    profiles: Mapping[str, Profile]
 
     @staticmethod
     def read(
@@ -245,14 +245,14 @@ class Profiles:
 
     def of(self, job: Job) -> Profile:
         """InputError for a job of an application that was not measured."""
-        profile = self.known.get(job.model)
+        profile = self.profiles.get(job.model)
         if profile is None:
-            raise InputError(f"job {job.id!r} is of {job.model!r}; measured are {', '.join(sorted(self.known))}")
+            raise InputError(f"job {job.id!r} is of {job.model!r}; measured are {', '.join(sorted(self.profiles))}")
         return profile
 
     def duration_s(self, model: str, devices: int, batch: int, steps: float) -> float:
         """How long an application takes on packed devices at a batch; NaN where it was not measured."""
-        profile = self.known.get(model)
+        profile = self.profiles.get(model)
         if profile is None:
             return math.nan
         placement = packed(devices)

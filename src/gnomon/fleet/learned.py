@@ -86,37 +86,37 @@ def tuned(
 class LearnedForecasts(PhaseForecasts):
     """Forecasts from what jobs have measured so far: the interface `Forecasts`."""
 
-    known: ByKind
+    actual: ByKind
     """What really happens, on every kind of device."""
-    seen: dict[str, Experience] = field(default_factory=dict)
+    experience: dict[str, Experience] = field(default_factory=dict)
     """Job -> what it has measured; only `ran` writes it."""
     _memo: dict[tuple[object, ...], Tuned] = field(default_factory=dict, compare=False, repr=False)
     _ratios: dict[tuple[str, str, str], float] = field(default_factory=dict, compare=False, repr=False)
 
-    def started(self) -> LearnedForecasts:
+    def fresh(self) -> LearnedForecasts:
         """One that knows of no job yet."""
-        return LearnedForecasts(self.known)
+        return LearnedForecasts(self.actual)
 
     @property
     def truth(self) -> Learning:
         """What happens while jobs learn so."""
-        return Learning(machines=self.known.machines, kinds=self.known.kinds, learned=self)
+        return Learning(machines=self.actual.machines, kinds=self.actual.kinds, learned=self)
 
     def ran(self, job: Job, done_s: float, allocation: Allocation) -> None:
         """A job made progress on an allocation from this work on, at the batch that it prefers there."""
-        kind, shape = self.known.kind(allocation[0][0]), tuple(count for _, count in allocation)
-        profiled = self.known.kinds[kind]
+        kind, shape = self.actual.kind(allocation[0][0]), tuple(count for _, count in allocation)
+        profiled = self.actual.kinds[kind]
         profile, epoch = profiled.profiles.of(job), profiled.epoch(job, done_s)
         local, accumulated = self.batch(job, kind, shape)
         point = Point(len(shape), sum(shape), local, *profile.step_s(shape, local))
         noise = profile.noise(profile.total(sum(shape), local, accumulated), epoch)
-        self.seen[job.id] = self.seen.get(job.id, Experience()).after(kind, point, noise)
+        self.experience[job.id] = self.experience.get(job.id, Experience()).after(kind, point, noise)
 
     def batch(self, job: Job, kind: str, shape: Placement) -> tuple[int, int]:
         """(local batch, steps that are accumulated over besides) that a job trains with on a placement: the smallest
         batch until it has timed a step on that kind of device, then what is best by what it timed."""
-        profile, replicas = self.known.kinds[kind].profiles.of(job), sum(shape)
-        experience = self.seen.get(job.id)
+        profile, replicas = self.actual.kinds[kind].profiles.of(job), sum(shape)
+        experience = self.experience.get(job.id)
         points = experience.points.get(kind) if experience else None
         if profile.fixed_batch or experience is None or points is None:
             smallest = max(profile.batches[0], profile.min_local * replicas)
@@ -132,17 +132,17 @@ class LearnedForecasts(PhaseForecasts):
 
     def rates(self, job: Job, kind: str, counts: Counts, nodes: Counts | None = None) -> Floats:
         """Seconds of work a second on so many devices of a kind. nodes: they are on; default as few as hold them."""
-        experience = self.seen.get(job.id)
+        experience = self.experience.get(job.id)
         if experience is None:
             return counts / job.devices
         base, ratio = kind, 1.0
         if kind not in experience.points:
-            base = next(other for other in self.known.kinds if other in experience.points)
+            base = next(other for other in self.actual.kinds if other in experience.points)
             ratio, nodes = self._ratio(job, kind, base), None
-        profiled = self.known.kinds[base]
+        profiled = self.actual.kinds[base]
         profile = profiled.profiles.of(job)
         if nodes is None:
-            nodes = -(-counts // self.known.per_node(base))
+            nodes = -(-counts // self.actual.per_node(base))
         key = (job.model, base, experience.points[base], experience.noise, nodes.tobytes(), counts.tobytes())
         best = self._memo.get(key)
         if best is None:
@@ -157,35 +157,35 @@ class LearnedForecasts(PhaseForecasts):
         key = (job.model, kind, base)
         ratio = self._ratios.get(key)
         if ratio is None:
-            fast, slow = (self.known.kinds[name].profiles.of(job).alone_per_s for name in (kind, base))
+            fast, slow = (self.actual.kinds[name].profiles.of(job).alone_per_s for name in (kind, base))
             ratio = self._ratios[key] = fast / slow
         return ratio
 
     def phase(self, job: Job, done_s: float, allocation: Allocation) -> tuple[float, float]:
         """Returns (rate, until) as `Forecasts` does; as far as is known, a rate holds for ever."""
-        kind, count = self.known.kind(allocation[0][0]), devices_of(allocation)
+        kind, count = self.actual.kind(allocation[0][0]), devices_of(allocation)
         return float(self.rates(job, kind, np.array([count]), np.array([len(allocation)]))[0]), math.inf
 
     def packed(self, job: Job, done_s: float, node: int, per_node: int, most: int) -> Floats:
         """Returns the rates on 1 to `most` devices, each on as few nodes as hold them."""
         counts = np.arange(1, most + 1)
-        return self.rates(job, self.known.kind(node), counts, -(-counts // per_node))
+        return self.rates(job, self.actual.kind(node), counts, -(-counts // per_node))
 
     def limits(self, job: Job) -> tuple[int, int]:
         """Returns the limits that the known forecasts give."""
-        return self.known.limits(job)
+        return self.actual.limits(job)
 
     def memory_bytes(self, job: Job, devices: int) -> float:
         """Returns the memory that the known forecasts give."""
-        return self.known.memory_bytes(job, devices)
+        return self.actual.memory_bytes(job, devices)
 
     def resize_s(self, job: Job, devices: int) -> float:
         """Returns the seconds of a resize that the known forecasts give."""
-        return self.known.resize_s(job, devices)
+        return self.actual.resize_s(job, devices)
 
-    def beside(self, job: Job, other: Job) -> float:
+    def speed_share(self, job: Job, other: Job) -> float:
         """Returns the share of speed that the known forecasts give."""
-        return self.known.beside(job, other)
+        return self.actual.speed_share(job, other)
 
 
 @dataclass(frozen=True)

@@ -41,7 +41,7 @@ class Controller:
     every_s: float | None = None
     """Seconds between two decisions while nothing happens, for policies that change running jobs; None for the
     policy's own."""
-    told: Callable[[str], None] = field(default=lambda text: None)
+    log: Callable[[str], None] = field(default=lambda text: None)
     clock: Callable[[], float] = time.time
     wait: Callable[[float], None] = time.sleep
     journal_of: Callable[[Path], Journal] = Journal
@@ -115,19 +115,19 @@ class Controller:
         for name, fate in self.fates.items():
             if fate.state in LIVE:
                 alive = self.processes.alive(name)
-                self.told(f"{name}: {'still runs' if alive else 'ended'} since the controller was last here")
+                self.log(f"{name}: {'still runs' if alive else 'ended'} since the controller was last here")
 
     def _note(self, kind: str, name: str, **more: object) -> None:
         self.journal.write(kind, name, at=self.clock(), **more)
         self.fates[name].apply(self.journal.events[-1])
         on = (
-            f" on {len(self.fates[name].held)}"
+            f" on {len(self.fates[name].devices)}"
             if kind == "starting"
             else f" to {more.get('target')}"
             if kind == "resizing"
             else ""
         )
-        self.told(f"{name}: {kind}{on}")
+        self.log(f"{name}: {kind}{on}")
 
     def _collect(self) -> None:
         """Jobs whose process has ended; those that are to stop are told so."""
@@ -146,7 +146,7 @@ class Controller:
 
     def _settle(self, name: str, fate: Fate) -> None:
         """Write down how a job's process ended."""
-        began, ended = self.processes.began(name), self.processes.ended(name)
+        began, ended = self.processes.began(name), self.processes.last_end(name)
         attempt, kind, counts = 0, "lost", name in self.started
         if ended is not None and ended[0] > fate.settled:
             attempt, counts = ended[0], True
@@ -170,7 +170,7 @@ class Controller:
 
     def _rate(self, fate: Fate) -> float:
         """Seconds of work a second, as foretold."""
-        return self.forecasts.phase(fate.task.job, fate.done_s, ((0, len(fate.held)),))[0]
+        return self.forecasts.phase(fate.task.job, fate.done_s, ((0, len(fate.devices)),))[0]
 
     def _reached(self, fate: Fate) -> float:
         """Work that a job that runs has done by now, as foretold."""
@@ -204,8 +204,8 @@ class Controller:
         if fate.state == "running":
             if not decision.allocation:
                 self._note("stopping", name)
-            elif wanted and wanted != len(fate.held):
-                if wanted - len(fate.held) <= self.free:
+            elif wanted and wanted != len(fate.devices):
+                if wanted - len(fate.devices) <= self.free:
                     self._note("resizing", name, target=wanted)
                 else:
                     self.dirty = True
@@ -238,16 +238,16 @@ class Controller:
             if fate.state == "queued" and job.submit_s <= now:
                 queue.append(active)
             elif fate.state == "running":
-                active.allocation = ((0, len(fate.held)),)
+                active.allocation = ((0, len(fate.devices)),)
                 active.done_s, active.rate = self._reached(fate), self._rate(fate)
-                active.served += max(now + self.began_s - fate.begun_s, 0.0) * len(fate.held)
+                active.served += max(now + self.began_s - fate.begun_s, 0.0) * len(fate.devices)
                 running.append(active)
         return State(now=now, machines=self.machines, queue=tuple(queue), running=tuple(running), free=(self.free,))
 
     def _start(self, name: str, count: int) -> None:
         """Starts a job on the free devices with the lowest numbers."""
         fate = self.fates[name]
-        taken = {number for other in self.fates.values() for number in other.held}
+        taken = {number for other in self.fates.values() for number in other.devices}
         held = [number for number in range(self.devices) if number not in taken][:count]
         command = fate.task.command_on(count, self.folder)
         self._note("starting", name, devices=held)

@@ -169,12 +169,12 @@ class MeasuredPoints(PhaseForecasts):
         points = self.memory.get((job.model, job.device or self.reference))
         return speed_at(points, devices) if points else self.curve.memory_bytes(job, devices)
 
-    def beside(self, job: Job, other: Job) -> float:
+    def speed_share(self, job: Job, other: Job) -> float:
         """Returns the share of speed measured for the two on one device, or else the curve's."""
         kind = job.device or self.reference
         both, alone = self.pairs.get((job.model, other.model, kind)), self.points.get((job.model, kind))
         if both is None or alone is None:
-            return self.curve.beside(job, other)
+            return self.curve.speed_share(job, other)
         return min(both[0] / speed_at(alone, 1), 1.0) or 1e-6
 
     def duration_s(self, model: str, devices: int, batch: int, steps: float) -> float:

@@ -94,7 +94,7 @@ class Predictions:
         return float(self.at_reference(job).step_s)
 
     def _planner(self, job: Job, kind: str, per_node: int) -> Planner:
-        made = self.made(job)
+        made = self.planned_job(job)
         key = (_what(job), kind, per_node)
         if key not in self._planners:
             self._planners[key] = Planner(
@@ -103,7 +103,7 @@ class Predictions:
             )  # fmt: skip
         return self._planners[key]
 
-    def made(self, job: Job) -> PlannedJob:
+    def planned_job(self, job: Job) -> PlannedJob:
         """The job with its plan. InputError with the reason where there is none."""
         what = _what(job)
         if what not in self._made:
@@ -203,9 +203,9 @@ class PredictedForecasts(PhaseForecasts):
         """Returns the seconds of a resize of the forecasts behind these."""
         return self.behind.resize_s(job, devices)
 
-    def beside(self, job: Job, other: Job) -> float:
+    def speed_share(self, job: Job, other: Job) -> float:
         """Returns the share of speed of the forecasts behind these."""
-        return self.behind.beside(job, other)
+        return self.behind.speed_share(job, other)
 
     def impossible(self, jobs: Sequence[Job]) -> dict[str, str]:
         """Job -> why no plan of it runs on these machines."""

@@ -36,7 +36,7 @@ class Processes(Protocol):
     def began(self, name: str) -> int:
         """The last attempt whose process came to the job; 0 for none."""
 
-    def ended(self, name: str) -> tuple[int, int] | None:
+    def last_end(self, name: str) -> tuple[int, int] | None:
         """(attempt, exit status) of the last attempt that ended by itself."""
 
 
@@ -91,7 +91,7 @@ class LocalProcesses:
         began = read_began(self.folder, name)
         return began.attempt if began else 0
 
-    def ended(self, name: str) -> tuple[int, int] | None:
+    def last_end(self, name: str) -> tuple[int, int] | None:
         """Returns (attempt, status) of the last attempt that ended; None for none."""
         ended = read_ended(self.folder, name)
         return (ended.attempt, ended.status) if ended else None

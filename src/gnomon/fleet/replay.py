@@ -85,7 +85,7 @@ def replay(
             else f"policy {policy.name} knows no parts of devices; fgd does, or leave --gpu-sharing out"
         )
     rules = rules or Rules()
-    learned = told.started() if isinstance(told, LearnedForecasts) else None
+    learned = told.fresh() if isinstance(told, LearnedForecasts) else None
     if learned:
         told, truth = learned, learned.truth
     if can_be_ordered(trace, machines, policy, plain=rules == Rules(costs=rules.costs), known=forecasts or truth):
@@ -103,7 +103,7 @@ class _Replay:
     machines: Machines
     policy: Policy
     rules: Rules
-    told: Forecasts
+    forecasts: Forecasts
     work: Work
     devices: Devices
     progress: Progress | None
@@ -116,7 +116,7 @@ class _Replay:
     ticking: bool = False
     coming: int = 0
     """Events from outside that have not happened yet: arrivals, failures, repairs, loads."""
-    looked: tuple[int, int, float] = (0, 0, -1.0)
+    last_look: tuple[int, int, float] = (0, 0, -1.0)
     """Decisions when progress was last looked at; moves and work of all jobs when there last was."""
     dirty: bool = False
     """Something happened since the policy was last asked."""
@@ -221,7 +221,7 @@ class _Replay:
 
     def _due(self) -> bool:
         """Whether the policy is asked now."""
-        if len(self.devices.serving) < self.devices.wanted:
+        if len(self.devices.serving) < self.devices.nodes_wanted:
             return True  # inference does not wait for a tick
         every = self.policy.interval_s
         if not every:
@@ -265,7 +265,7 @@ class _Replay:
             self.work.measure()
         state = self.state()
         self.decisions += 1
-        decisions = self.policy.decide(state, self.told)
+        decisions = self.policy.decide(state, self.forecasts)
         for decision in decisions:
             if decision.job not in self.work.queue and decision.job not in self.work.running:
                 raise RunError(f"policy {self.policy.name} decides on {decision.job!r}, which is not active")
@@ -295,12 +295,14 @@ class _Replay:
 
     def _carry_out(self, decision: Decision, active: Active, resize: bool) -> None:
         """Start a job, or go on with another allocation."""
-        other = self.work.running.get(decision.beside) if decision.beside else None
-        if decision.beside:
-            if other is None or other.allocation != decision.allocation or other.beside:
-                raise RunError(f"policy {self.policy.name} puts {decision.job!r} beside {decision.beside!r}: it cannot")
+        other = self.work.running.get(decision.shares_with) if decision.shares_with else None
+        if decision.shares_with:
+            if other is None or other.allocation != decision.allocation or other.shares_with:
+                raise RunError(
+                    f"policy {self.policy.name} puts {decision.job!r} beside {decision.shares_with!r}: it cannot"
+                )
         else:
-            needed = self.told.memory_bytes(active.job, devices_of(decision.allocation))
+            needed = self.forecasts.memory_bytes(active.job, devices_of(decision.allocation))
             if why := self.devices.refusal(active.job, decision.allocation, needed):
                 raise RunError(f"policy {self.policy.name} {why}")
         pause = self.rules.costs.pause_s(active.job, first=active.first_s < 0, resize=resize)
@@ -312,7 +314,7 @@ class _Replay:
             self.work.running[decision.job] = active
         if other is not None:
             self.work.sync(other)
-            other.beside, active.beside = decision.job, decision.beside
+            other.shares_with, active.shares_with = decision.job, decision.shares_with
             self.work.set_rate(other)
         self.work.occupy(active, decision.allocation, pause)
 
@@ -322,16 +324,16 @@ class _Replay:
         What comes from outside (arrivals, failures, load) is finite, and so is the work of all jobs: a replay that does
         not end is one in which neither goes on. Looked at every STALLED decisions.
         """
-        if self.decisions < self.looked[0] + STALLED:
+        if self.decisions < self.last_look[0] + STALLED:
             return
-        before = self.looked
+        before = self.last_look
         moved = self.work.preemptions + self.work.resizes
         furthest = sum(max(active.furthest_s, active.done_at(self.work.now)) for active in self.actives)
         # `furthest` is a maximum over time: work done again after a loss is no progress.
         if self.coming or furthest > before[2] + _EPS:
-            self.looked = (self.decisions, moved, furthest)
+            self.last_look = (self.decisions, moved, furthest)
             return
-        self.looked = (self.decisions, before[1], before[2])
+        self.last_look = (self.decisions, before[1], before[2])
         if not self.work.running:
             raise self._stuck()
         if moved >= before[1] + IN_VAIN:
@@ -368,9 +370,9 @@ class _Replay:
             if job.fewest > free:
                 reason = FULL
             else:
-                key = (job.fewest, job.device, self.told.memory_bytes(job, job.fewest))
+                key = (job.fewest, job.device, self.forecasts.memory_bytes(job, job.fewest))
                 if key not in known:
-                    known[key] = fit(after, self.told, self.devices.free, job, job.fewest) is not None
+                    known[key] = fit(after, self.forecasts, self.devices.free, job, job.fewest) is not None
                 reason = BEHIND if known[key] else FRAGMENTED
             if active.first_s >= 0 and reason == BEHIND:
                 reason = PAUSED

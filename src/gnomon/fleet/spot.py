@@ -135,7 +135,7 @@ def replay(
             played.lose(machine)
             heapq.heappush(events, (at + costs.come_s, 0, machine))
         elif not lost:
-            played.come(machine)
+            played.replace_lost(machine)
     played.until(seconds)
     return SpotResult(steps=played.steps, redone=played.redone, stopped_s=played.stopped_s, starts=played.starts)
 
@@ -177,7 +177,7 @@ class _Played:
         if self.system == "elastic":
             self._meet()
 
-    def come(self, machine: int) -> None:
+    def replace_lost(self, machine: int) -> None:
         """Takes a machine in the place of a lost one."""
         self.gone.discard(machine)
         if self.system == "restart" and not self.gone:
@@ -239,7 +239,7 @@ class _Decided(_Played):
         self.job.happens(Incident(what="lost", process=self.process.pop(machine)))
         self._look()
 
-    def come(self, machine: int) -> None:
+    def replace_lost(self, machine: int) -> None:
         """A process is started in its place, and ready."""
         self.gone.discard(machine)
         self._born(machine)

@@ -57,7 +57,7 @@ class Forecasts(Protocol):
     def resize_s(self, job: Job, devices: int) -> float:
         """Seconds without progress when the job starts again, or on another allocation."""
 
-    def beside(self, job: Job, other: Job) -> float:
+    def speed_share(self, job: Job, other: Job) -> float:
         """Share of its speed that a job keeps when it shares its devices with another."""
 
 
@@ -86,7 +86,7 @@ class PhaseForecasts:
         """Charges no time for a resize: a replay has its own (`Costs`)."""
         return 0.0
 
-    def beside(self, job: Job, other: Job) -> float:
+    def speed_share(self, job: Job, other: Job) -> float:
         """Assumes half the speed for a job that shares its devices, where that was not measured."""
         return 0.5
 
@@ -147,7 +147,7 @@ class Active:
     """Since when."""
     reasons: list[float] = field(default_factory=lambda: [0.0] * len(REASONS))
     """Seconds waited, by REASONS."""
-    beside: str = ""
+    shares_with: str = ""
     """Job that it shares its devices with."""
     slice_at: tuple[str, int] = ("", 0)
     """MIG profile and first memory slice that it holds."""
@@ -185,7 +185,7 @@ class Decision:
     """Its id."""
     allocation: Allocation
     """Its devices; empty to preempt it."""
-    beside: str = ""
+    shares_with: str = ""
     """A running job whose devices it shares; then `allocation` is that job's."""
 
 

@@ -247,6 +247,6 @@ class TaskForecasts(PhaseForecasts):
         """Returns the seconds of a resize that the curve gives."""
         return self.curve.resize_s(job, devices)
 
-    def beside(self, job: Job, other: Job) -> float:
+    def speed_share(self, job: Job, other: Job) -> float:
         """Returns the share of speed that the curve gives."""
-        return self.curve.beside(job, other)
+        return self.curve.speed_share(job, other)

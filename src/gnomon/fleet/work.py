@@ -62,7 +62,7 @@ class Work:
     def sync(self, active: Active) -> None:
         """Bring work and device-seconds up to now."""
         now, devices = self.now, active.devices
-        if active.beside:
+        if active.shares_with:
             devices = devices / 2  # type: ignore[assignment]
         held = now - active.since_s
         idle = min(max(active.ready_s - active.since_s, 0.0), held)
@@ -89,8 +89,8 @@ class Work:
     def set_rate(self, active: Active) -> None:
         """The rate from now on, and the event at which it ends."""
         rate, until = self.truth.phase(active.job, active.done_s, active.allocation)
-        if active.beside:
-            rate *= self.truth.beside(active.job, self.active(active.beside).job)
+        if active.shares_with:
+            rate *= self.truth.speed_share(active.job, self.active(active.shares_with).job)
         if not rate > 0:
             raise RunError(f"job {active.job.id!r} makes no progress on {devices_of(active.allocation)} devices")
         active.rate, active.until_s = rate, until
@@ -116,7 +116,7 @@ class Work:
         active.pools.append(self.devices.machines.pool_of[allocation[0][0]])
         if active.first_s < 0:
             active.first_s = self.now
-        if not active.beside:
+        if not active.shares_with:
             self.devices.take(active, allocation)
         self.set_rate(active)
 
@@ -132,15 +132,15 @@ class Work:
                     why=why,
                 )
             )
-        other = self.running.get(active.beside) if active.beside else None
+        other = self.running.get(active.shares_with) if active.shares_with else None
         if other is not None:
             self.sync(other)
-            other.beside = ""
+            other.shares_with = ""
             self.set_rate(other)
         else:
             self.devices.give_back(active)
         active.allocation = ()
-        active.beside = ""
+        active.shares_with = ""
         active.rate = 0.0
         active.version += 1
 
@@ -148,7 +148,7 @@ class Work:
         """Go back to the last checkpoint. Device-seconds of the work that is done again were lost."""
         again = active.done_s - active.saved_s
         if again > 0 and active.rate > 0:
-            seconds = again / active.rate * active.devices / (2 if active.beside else 1)
+            seconds = again / active.rate * active.devices / (2 if active.shares_with else 1)
             seconds = min(seconds, self.uses["useful"])
             self.uses["useful"] -= seconds
             self.uses["lost"] += seconds

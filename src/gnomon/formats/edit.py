@@ -30,7 +30,7 @@ def edited(
     *,
     variables: bool = True,
     places: Places = "last",
-    beside: Sequence[str] = (),
+    near: Sequence[str] = (),
 ) -> str:
     """The text with every setting in place.
 
@@ -38,21 +38,21 @@ def edited(
     `a.b` for a key in a table; the value is a switch (True, False), a word, a number, a sequence of several, or
     `REMOVED`. variables: a flag whose value is a variable gets its value where that is assigned; otherwise where the
     flag stands. places: which of several flags of a name is meant; the last counts within one command, but a script
-    may hold several commands. beside: flags near which a new one may be put, the first that the script has. Lines end
+    may hold several commands. near: flags near which a new one may be put, the first that the script has. Lines end
     as they did. InputError for a setting that has no place in the text.
     """
     # Patterns below know one end of lines.
     if "\r\n" in text:
         plain = text.replace("\r\n", "\n")
-        changed = edited(plain, suffix, settings, variables=variables, places=places, beside=beside)
+        changed = edited(plain, suffix, settings, variables=variables, places=places, near=near)
         return changed.replace("\n", "\r\n")
     change = {".yaml": _yaml, ".yml": _yaml, ".toml": _toml, ".json": _json}.get(suffix.lower())
     for key, value in settings:
         if change is not None:
             text = change(text, key, value)
             continue
-        text = _script(text, key, value, variables, places, beside)
-        beside = (key, *beside)
+        text = _script(text, key, value, variables, places, near)
+        near = (key, *near)
     return text
 
 

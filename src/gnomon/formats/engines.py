@@ -312,7 +312,7 @@ class Command:
     """The server. What the line does not say is the engine's own default, 16 bits, and 4096 tokens."""
     unread: tuple[str, ...]
     """Options that were not read."""
-    said: frozenset[str]
+    fields_set: frozenset[str]
     """Names of fields of `ServeFile` and `Serving` that it says."""
     draft: str | None = None
     """The model that guesses, where it names one."""
@@ -447,7 +447,7 @@ def read_command(text: str, program: str, on: str, acceptance: float = 0.0) -> C
     if first:
         file = replace(file, prefill_count=first, decode_count=sum(counts) - first)
     draft = str(guesses["model"]) if file.serving.draft == "model" else None
-    return Command(file=file, unread=tuple(unread), said=frozenset(values), draft=draft)
+    return Command(file=file, unread=tuple(unread), fields_set=frozenset(values), draft=draft)
 
 
 def _given(word: str, inside: str | None, rest: list[str], options: EngineOptions) -> str:

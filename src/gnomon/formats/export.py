@@ -78,7 +78,7 @@ class ExportRequest:
     """The batch: sequences of one length."""
     processes_per_node: int
     """Ranks that one machine starts."""
-    named: str = ""
+    model_id: str = ""
     """Id or path by which a program loads the model; empty where it is not known."""
     base: Network | None = None
     """The network that adapters lie beside, or the model itself; None where nobody gives it."""
@@ -127,7 +127,7 @@ class Unwritten:
 
     field: str
     """As in `overlap.prefetch`."""
-    asked: str
+    planned: str
     """What the plan says."""
     becomes: str
     """What the program does with the file."""
@@ -135,7 +135,7 @@ class Unwritten:
     """Its reason."""
 
     def __str__(self) -> str:
-        return f"{self.field} = {self.asked} becomes {self.becomes}: {self.why}"
+        return f"{self.field} = {self.planned} becomes {self.becomes}: {self.why}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -150,7 +150,7 @@ class Export:
     """What it cannot say."""
     elsewhere: tuple[str, ...]
     """What code or the command line must say."""
-    beyond: tuple[str, ...]
+    additions: tuple[str, ...]
     """What the program does with the file that no plan says and no prediction has."""
     job: Job
     """The file as it is read back."""
@@ -207,7 +207,7 @@ def exported(asked: ExportRequest, draft: Draft) -> Export:
     lost += _software(asked, job)
     reasons = (*draft.reasons, *REASONS.items())
     unwritten = tuple(
-        Unwritten(field=d.field, asked=d.asked, becomes=d.actual, why=reason_for(d.field, reasons))
+        Unwritten(field=d.field, planned=d.before, becomes=d.actual, why=reason_for(d.field, reasons))
         for d in lost
         if not any(fnmatchcase(d.field, pattern) for pattern in draft.code)
     )
@@ -216,7 +216,7 @@ def exported(asked: ExportRequest, draft: Draft) -> Export:
         text=_commented(asked, draft, unwritten),
         unwritten=unwritten,
         elsewhere=draft.elsewhere,
-        beyond=tuple(map(str, job.unexpressed)),
+        additions=tuple(map(str, job.unexpressed)),
         job=job,
     )
 
@@ -224,7 +224,7 @@ def exported(asked: ExportRequest, draft: Draft) -> Export:
 def _model(asked: ExportRequest, job: Job) -> Iterator[Difference]:
     """Yields a difference where the model of the file is another one."""
     if asked.base is not None and job.model is not None and job.graph() != asked.graph:
-        yield Difference(field="model", asked=asked.graph.name, actual=job.graph().name)
+        yield Difference(field="model", before=asked.graph.name, actual=job.graph().name)
     if job.model is None or isinstance(job.model, str) or asked.model is None:
         return
     for one in differences(asked.model, job.model, "model"):
@@ -239,7 +239,7 @@ def _software(asked: ExportRequest, job: Job) -> Iterator[Difference]:
     for part, field in SAID_BY_FILES:
         wanted, found = (getattr(getattr(stack, part), field) for stack in (asked.stack, job.stack))
         if wanted is not None and found is not None and wanted != found:
-            yield Difference(field=f"software.{field}", asked=str(wanted), actual=str(found))
+            yield Difference(field=f"software.{field}", before=str(wanted), actual=str(found))
 
 
 SAID_BY_FILES = (

@@ -96,11 +96,11 @@ class Keys:
             self._asked.add(key)
         return value is not None
 
-    def given(self, key: str) -> bool:
+    def is_given(self, key: str) -> bool:
         """Whether the key is given, be it null: null can mean something else than leaving it out."""
         return key in self._values
 
-    def asked(self, key: str) -> bool:
+    def is_read(self, key: str) -> bool:
         """Whether the key counts as understood already."""
         return key in self._asked
 
@@ -168,14 +168,14 @@ class Keys:
         for part in self._inside:
             part.finish(harmless)
 
-    def left(self, harmless: Collection[str]) -> Iterator[tuple[str, object]]:
+    def unread(self, harmless: Collection[str]) -> Iterator[tuple[str, object]]:
         """Keys, with the path from the top, that nobody asked for and that are not in `harmless`, and their values."""
         inner = self._at.removeprefix("$").removeprefix(".")
         for key, value in self._values.items():
             if key not in self._asked and key not in harmless:
                 yield f"{inner}.{key}" if inner else key, value
         for part in self._inside:
-            yield from part.left(harmless)
+            yield from part.unread(harmless)
 
     def _default(self, key: str, default: T | None) -> T:
         if default is None:

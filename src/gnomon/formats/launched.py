@@ -33,13 +33,13 @@ class TrainCommand:
     """Nodes x processes of its launcher, or of Slurm's header."""
     variables: Mapping[str, str]
     """The script's variables at its end, those that hold one word."""
-    taken: str = ""
+    arguments_from: str = ""
     """Which arguments the script was started with, where they were not given but written down beside it."""
 
     def fields(self, values: Mapping[str, object], given: ReadContext) -> Fields:
         """Its options by name, with what of the script was not followed."""
         f = Fields(values, self.file, given)
-        f.notes += [self.taken] if self.taken else []
+        f.notes += [self.arguments_from] if self.arguments_from else []
         for phrase in self.skipped:
             f.note_default("script", phrase, "was not followed; check that it sets nothing of the job")
         return f
@@ -78,7 +78,7 @@ def launched(path: Path, given: ReadContext, wanted: Callable[[Launch], bool], h
         skipped=tuple(script.skipped),
         devices=launched_devices(commands[-1].launcher, text),
         variables={name: value for name, value in script.variables.items() if isinstance(value, str)},
-        taken=taken,
+        arguments_from=taken,
     )
 
 

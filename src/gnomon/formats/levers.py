@@ -24,7 +24,7 @@ class Lever:
     """One change, and how programs are told of it."""
 
     name: str
-    said: Mapping[str, str]
+    settings: Mapping[str, str]
     """Program -> its settings between semicolons, as `key: value` of its file, dots for tables within tables."""
     option: str = ""
     """The option of `gnomon fit` that offers it, where the job's program has it; empty for what only files ask for."""
@@ -35,7 +35,7 @@ class Lever:
     """Programs that are not trainers around transformers -> their setting."""
 
     def __post_init__(self) -> None:
-        if unknown := [program for program in self.said if program not in PROGRAMS]:
+        if unknown := [program for program in self.settings if program not in PROGRAMS]:
             raise InputError(f"lever {self.name!r} names {unknown[0]!r}, which is none of {', '.join(PROGRAMS)}")
         if (self.priced == "in part") != bool(self.without):
             raise InputError(f"lever {self.name!r}: say what has no price where it is priced in part, and only there")
@@ -69,7 +69,7 @@ LEVERS = (
     Lever(
         name="fused linear cross-entropy (Liger, CCE)",
         option="chunked_loss",
-        said={
+        settings={
             **_hugging(LIGER, axolotl=f"{PLUGIN}; liger_fused_linear_cross_entropy: true"),
             "llama-factory": "enable_liger_kernel: true",
             "trl": "loss_type: chunked_nll",
@@ -78,29 +78,29 @@ LEVERS = (
     ),
     Lever(
         name="cross-entropy of whole logits as one kernel",
-        said={"axolotl": f"{PLUGIN}; liger_cross_entropy: true"},
+        settings={"axolotl": f"{PLUGIN}; liger_cross_entropy: true"},
         others={"megatron": "--cross-entropy-loss-fusion"},
     ),
     Lever(
         name="cross-entropy over whole logits, chunk by chunk",
-        said={"torchtune": "loss._component_: torchtune.modules.loss.CEWithChunkedOutputLoss"},
+        settings={"torchtune": "loss._component_: torchtune.modules.loss.CEWithChunkedOutputLoss"},
     ),
     Lever(
         name="norms and activations as one kernel each (Liger)",
-        said={
+        settings={
             **_hugging(LIGER, axolotl=f"{PLUGIN}; liger_rms_norm: true"),
             "llama-factory": "enable_liger_kernel: true",
         },
     ),
     Lever(
         name="torch.compile",
-        said=_hugging("torch_compile: true", axolotl="torch_compile: true", torchtune="compile: true"),
+        settings=_hugging("torch_compile: true", axolotl="torch_compile: true", torchtune="compile: true"),
     ),
-    Lever(name="Unsloth's kernels", said={"llama-factory": "use_unsloth: true"}),
+    Lever(name="Unsloth's kernels", settings={"llama-factory": "use_unsloth: true"}),
     Lever(
         name="8-bit optimizer states",
         option="eight_bit_states",
-        said=_hugging(
+        settings=_hugging(
             "optim: adamw_bnb_8bit",
             axolotl="optimizer: adamw_bnb_8bit",
             torchtune="optimizer._component_: bitsandbytes.optim.AdamW8bit",
@@ -109,12 +109,12 @@ LEVERS = (
     Lever(
         name="4-bit optimizer states",
         option="four_bit_states",
-        said=_hugging("optim: adamw_torch_4bit", axolotl="optimizer: ao_adamw_4bit"),
+        settings=_hugging("optim: adamw_torch_4bit", axolotl="optimizer: ao_adamw_4bit"),
     ),
     Lever(
         name="paged optimizer states",
         option="paged_states",
-        said=_hugging(
+        settings=_hugging(
             "optim: paged_adamw_32bit",
             axolotl="optimizer: paged_adamw_8bit",
             torchtune="optimizer._component_: bitsandbytes.optim.PagedAdamW8bit",
@@ -122,12 +122,12 @@ LEVERS = (
     ),
     Lever(
         name="Adafactor",
-        said=_hugging("optim: adafactor", axolotl="optimizer: adafactor"),
+        settings=_hugging("optim: adafactor", axolotl="optimizer: adafactor"),
     ),
     Lever(
         name="GaLore",
         option="low_rank",
-        said={
+        settings={
             "llama-factory": "use_galore: true; galore_rank: 64",
             "axolotl": "optimizer: galore_adamw; optim_target_modules: [attn, mlp]",
             "trl": "optim: galore_adamw; optim_target_modules: [attn, mlp]; optim_args: rank=64",
@@ -138,7 +138,7 @@ LEVERS = (
     Lever(
         name="APOLLO",
         option="low_rank",
-        said={
+        settings={
             "llama-factory": "use_apollo: true; apollo_rank: 64",
             "axolotl": "optimizer: apollo_adamw; optim_target_modules: [attn, mlp]",
             "trl": "optim: apollo_adamw; optim_target_modules: [attn, mlp]",
@@ -147,7 +147,7 @@ LEVERS = (
     ),
     Lever(
         name="updates within the backward",
-        said={
+        settings={
             "llama-factory": "use_galore: true; galore_layerwise: true",
             "trl": "optim: galore_adamw_layerwise; optim_target_modules: [attn, mlp]",
             "transformers": "optim: galore_adamw_layerwise; optim_target_modules: [attn, mlp]",
@@ -157,7 +157,7 @@ LEVERS = (
     Lever(
         name="LoRA",
         option="adapters",
-        said={
+        settings={
             "llama-factory": "finetuning_type: lora; lora_rank: 8",
             "axolotl": "adapter: lora; lora_r: 8; lora_target_linear: true",
             "trl": "use_peft: true; lora_r: 8",
@@ -169,7 +169,7 @@ LEVERS = (
     Lever(
         name="QLoRA",
         option="adapters_nf4",
-        said={
+        settings={
             "llama-factory": "finetuning_type: lora; quantization_bit: 4",
             "axolotl": "adapter: qlora; load_in_4bit: true; lora_target_linear: true",
             "trl": "use_peft: true; load_in_4bit: true",
@@ -180,7 +180,7 @@ LEVERS = (
     ),
     Lever(
         name="LoRA on eight bits",
-        said={
+        settings={
             "llama-factory": "finetuning_type: lora; quantization_bit: 8",
             "axolotl": "adapter: lora; load_in_8bit: true; lora_target_linear: true",
             "trl": "use_peft: true; load_in_8bit: true",
@@ -192,7 +192,7 @@ LEVERS = (
         name="DoRA",
         priced="in part",
         without="the norms of adapted weights in each forward",
-        said={
+        settings={
             "llama-factory": "finetuning_type: lora; use_dora: true",
             "axolotl": "adapter: lora; peft_use_dora: true; lora_target_linear: true",
             "trl": "use_peft: true; use_dora: true",
@@ -203,7 +203,7 @@ LEVERS = (
     Lever(
         name="frozen layers",
         option="some_layers",
-        said={
+        settings={
             "llama-factory": "finetuning_type: freeze; freeze_trainable_layers: 2",
             "axolotl": "unfrozen_parameters: ['^model.layers.1[0-9]+']",
             "swift": "freeze_parameters_ratio: 0.5",
@@ -211,7 +211,7 @@ LEVERS = (
     ),
     Lever(
         name="frozen embeddings",
-        said={
+        settings={
             "axolotl": "unfrozen_parameters: ['^model.layers', '^model.norm']",
             "swift": "freeze_parameters: [model.embed_tokens]",
         },
@@ -219,7 +219,7 @@ LEVERS = (
     Lever(
         name="activation checkpointing",
         option="recompute",
-        said={
+        settings={
             "llama-factory": "disable_gradient_checkpointing: false",
             "axolotl": "gradient_checkpointing: true",
             "trl": "gradient_checkpointing: true",
@@ -233,7 +233,7 @@ LEVERS = (
     Lever(
         name="checkpoints on the host",
         option="input_offload",
-        said={
+        settings={
             "llama-factory": "use_unsloth_gc: true; disable_gradient_checkpointing: false",
             "axolotl": "gradient_checkpointing: offload",
             "trl": "activation_offloading: true; gradient_checkpointing: true",
@@ -243,7 +243,7 @@ LEVERS = (
     Lever(
         name="ZeRO and FSDP",
         option="zero",
-        said={
+        settings={
             **_deepspeed("zero3", "ds_z3_config.json", "zero3_bf16.json"),
             **SHARDED,
         },
@@ -251,7 +251,7 @@ LEVERS = (
     Lever(
         name="optimizer on the host (DeepSpeed)",
         option="optimizer_offload",
-        said={
+        settings={
             **_deepspeed("zero2_offload", "ds_z2_offload_config.json", "zero2.json"),
             "deepspeed": "zero_optimization.stage: 2; zero_optimization.offload_optimizer.device: cpu",
         },
@@ -259,7 +259,7 @@ LEVERS = (
     Lever(
         name="parameters on the host",
         option="parameter_offload",
-        said={
+        settings={
             "deepspeed": "zero_optimization.stage: 3; zero_optimization.offload_param.device: cpu",
             "axolotl": "deepspeed: deepspeed_configs/zero3_bf16_cpuoffload_params.json",
         },
@@ -267,7 +267,7 @@ LEVERS = (
     Lever(
         name="all of it on the host (FSDP)",
         option="cpu_offload",
-        said={
+        settings={
             "axolotl": "fsdp: [full_shard, auto_wrap]; fsdp_config.offload_params: true",
             "trl": "fsdp: full_shard auto_wrap offload",
             "transformers": "fsdp: full_shard auto_wrap offload",
@@ -279,13 +279,13 @@ LEVERS = (
     ),
     Lever(
         name="sequences over ranks (Ulysses)",
-        said={"swift": "sequence_parallel_size: 2", "trl": "parallelism_config.sp_size: 2"},
+        settings={"swift": "sequence_parallel_size: 2", "trl": "parallelism_config.sp_size: 2"},
         option="cp",
     ),
     Lever(
         name="sequences over ranks (ring, gathered keys)",
         option="cp",
-        said={
+        settings={
             "axolotl": "context_parallel_size: 2",
             "trl": "parallelism_config.cp_size: 2",
             "torchtune": "context_parallel_dim: 2",
@@ -295,7 +295,7 @@ LEVERS = (
         name="sample packing",
         priced="in part",
         without="attention between packed samples where the program leaves it out",
-        said={
+        settings={
             "llama-factory": "packing: true",
             "axolotl": "sample_packing: true",
             "trl": "packing: true",
@@ -307,12 +307,12 @@ LEVERS = (
         name="padding-free batches",
         priced="in part",
         without="shorter batches, whose lengths --lengths gives",
-        said={"swift": "padding_free: true", "trl": "padding_free: true"},
+        settings={"swift": "padding_free: true", "trl": "padding_free: true"},
     ),
     Lever(
         name="TF32",
         option="tf32",
-        said={
+        settings={
             "trl": "tf32: true",
             "transformers": "tf32: true",
             "swift": "torch_dtype: float32; tf32: true",
@@ -321,7 +321,7 @@ LEVERS = (
     ),
     Lever(
         name="experts as one grouped product",
-        said={**_hugging("experts_implementation: grouped_mm"), "axolotl": "experts_implementation: grouped_mm"},
+        settings={**_hugging("experts_implementation: grouped_mm"), "axolotl": "experts_implementation: grouped_mm"},
         others={"megatron": "--moe-grouped-gemm"},
     ),
 )
@@ -332,6 +332,6 @@ def table() -> str:
     lines = [f"{'lever':52} {'priced':8} fit"]
     for lever in LEVERS:
         lines.append(f"{lever.name:52} {lever.priced:8} {lever.option or '-'}")
-        lines += [f"    {program:14} {said}" for program, said in (*lever.said.items(), *lever.others.items())]
+        lines += [f"    {program:14} {said}" for program, said in (*lever.settings.items(), *lever.others.items())]
         lines += [f"    without {lever.without}"] if lever.without else []
     return "\n".join(lines)

@@ -26,7 +26,7 @@ class Difference:
 
     field: str
     """Its path, as in `optimizer.zero`."""
-    asked: str
+    before: str
     """The first value's."""
     actual: str
     """The second value's."""
@@ -162,7 +162,7 @@ def differences(asked: object, actual: object, path: str = "") -> Iterator[Diffe
             inner = f"{path}.{field.name}" if path else field.name
             yield from differences(getattr(asked, field.name), getattr(actual, field.name), inner)
     else:
-        yield Difference(field=path, asked=text_of(asked), actual=text_of(actual))
+        yield Difference(field=path, before=text_of(asked), actual=text_of(actual))
 
 
 def text_of(value: object) -> str:

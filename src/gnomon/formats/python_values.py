@@ -3,8 +3,8 @@
 `module_values(text, source)` returns the values of names at the top of a file; a call is a dict of its keywords with
 its dotted name under `CALL` and its positional arguments under `ARGUMENTS`. `function_values` follows one function that
 builds a config, with its arguments, its `if` on values that are known, and functions that it starts from, in this file
-or in one beside it (`Module.beside`). Leaves out loops and everything that would need the project's own code: such a
-value is `None`, and says nothing.
+or in one beside it (`Module.import_sibling`). Leaves out loops and everything that would need the project's own code:
+such a value is `None`, and says nothing.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class Module:
     loaded: dict[str, Module | None] = field(default_factory=dict)
     """Modules that were looked for."""
 
-    def beside(self, name: str) -> Module | None:
+    def import_sibling(self, name: str) -> Module | None:
         """A module by its dotted name; None where no folder has it."""
         if name not in self.loaded:
             parts = name.strip(".").split(".")
@@ -85,10 +85,10 @@ class Module:
         if name in self.functions:
             return self, self.functions[name]
         if name in self.imports and depth < MAX_DEPTH:
-            there = self.beside(self.imports[name][0])
+            there = self.import_sibling(self.imports[name][0])
             return None if there is None else there.function(self.imports[name][1], depth + 1)
         holder, _, last = name.rpartition(".")
-        if holder in self.imports and (there := self.beside(".".join(self.imports[holder]))) is not None:
+        if holder in self.imports and (there := self.import_sibling(".".join(self.imports[holder]))) is not None:
             return there.function(last, depth + 1)
         return None
 

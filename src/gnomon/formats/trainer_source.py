@@ -35,7 +35,7 @@ class Source:
     """Where paths in it begin."""
     program: str
     """The script or command that is started; empty for a YAML file."""
-    stated: int | None
+    num_devices: int | None
     """Devices that launcher or header say."""
     assumed: list[str] = field(default_factory=list)
     """What is not there and how it was filled in."""
@@ -66,7 +66,7 @@ def trainer_source(
         text, file = read_source(path)
         twice: list[str] = []
         fields = Fields(flatten(read_yaml(text, file, twice if by_pyyaml else None)), file, given)
-        return Source(fields=fields, folder=folder, program="", stated=None, assumed=said_twice(twice))
+        return Source(fields=fields, folder=folder, program="", num_devices=None, assumed=said_twice(twice))
     command = launched(path, given, wanted, hint)
     assumed: list[str] = []
     values, stated = launched_values(command.launch.launcher, folder, assumed)
@@ -79,7 +79,7 @@ def trainer_source(
         fields=command.fields(values, replace(given, settings=options)),
         folder=folder,
         program=command.launch.program,
-        stated=stated or command.devices,
+        num_devices=stated or command.devices,
         assumed=assumed,
         env=command.variables,
     )

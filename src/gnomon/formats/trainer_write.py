@@ -53,7 +53,7 @@ REASONS = (
 class Tuning:
     """A plan in the words that trainers share."""
 
-    named: str
+    model_id: str
     """Id or path of the network that is loaded."""
     base: Network | str
     """That network."""
@@ -154,7 +154,7 @@ def tuning(asked: ExportRequest, program: str, *, axes: tuple[str, ...] = ("pp",
     pure = plan.precision.master == "none" and plan.precision.param in ("bf16", "fp16")
     half = next((one for one in (plan.precision.compute, plan.precision.param) if one in ("bf16", "fp16")), "")
     return Tuning(
-        named=asked.named or (HUB_IDS[base][0] if base in HUB_IDS else base),
+        model_id=asked.model_id or (HUB_IDS[base][0] if base in HUB_IDS else base),
         base=_base(asked, base, adapters),
         adapters=adapters,
         micro=asked.micro,
@@ -232,4 +232,4 @@ def as_yaml(values: Mapping[str, object]) -> str:
 def source_of(text: str, given: ReadContext) -> Source:
     """A YAML text as a trainer's fields."""
     values = flatten(read_yaml(text, "<export>"))
-    return Source(fields=Fields(values, "<export>", given), folder=Path(), program="", stated=None)
+    return Source(fields=Fields(values, "<export>", given), folder=Path(), program="", num_devices=None)

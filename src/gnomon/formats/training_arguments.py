@@ -225,7 +225,7 @@ def finished(
     if by_file in SWITCHED:
         f.ignore(*BESIDE_SWITCH)
     f.account(neutral, inexpressible, (), closed=True)
-    devices = given.devices or source.stated
+    devices = given.devices or source.num_devices
     given = replace(given, devices=devices)
     style: Style = "flags" if source.program else "yaml"
     if by_file is not None:
@@ -233,8 +233,8 @@ def finished(
         own, table = own_engine("deepspeed", by_file, source.folder), isinstance(by_file, Mapping)
         engine = None if own is None else own[0]
         terms = trainer_terms(spelled, by="deepspeed", style=style, engine=engine, table=table)
-        return replace(job, stated_devices=source.stated, terms=terms)
+        return replace(job, stated_devices=source.num_devices, terms=terms)
     if not asked.zero:
         assumed.append("no deepspeed and no fsdp in the file: replicas (--set deepspeed=zero3, --set fsdp=full_shard)")
-    job = job_of(f, given, asked, assumed, stated=source.stated)
+    job = job_of(f, given, asked, assumed, stated=source.num_devices)
     return replace(job, terms=trainer_terms(spelled, by="fsdp" if asked.zero else "", style=style))

@@ -34,7 +34,7 @@ def live_steps(trace: ForwardTrace) -> list[Step]:
             for node in step.nodes
             if refs(node) and mutates(Node(target=node.target, args=()))
         }
-        if not (outs & wanted or written & memory or any(node.read is not None for node in step.nodes)):
+        if not (outs & wanted or written & memory or any(node.read_values is not None for node in step.nodes)):
             continue
         live.append(step)
         for node in step.nodes:

@@ -76,10 +76,10 @@ class Converter:
 
     def _without_turned(self, live: Sequence[Step]) -> list[Step]:
         """The steps but those that transpose a weight for products which have it as it is."""
-        turned = {kind.turned: set[int]() for kind in self.kinds.values() if kind.turned is not None}
+        turned = {kind.transposed_view: set[int]() for kind in self.kinds.values() if kind.transposed_view is not None}
         for step, kind in self.kinds.items():
-            if kind.turned is not None:
-                turned[kind.turned].add(step)
+            if kind.transposed_view is not None:
+                turned[kind.transposed_view].add(step)
         free = {value for value, products in turned.items() if self.readers[value] <= products}
         made = {id(step): {out for node in step.nodes for out in node.outs if out is not None} for step in live}
         return [step for step in live if not made[id(step)] or not made[id(step)] <= free]

@@ -48,7 +48,7 @@ class Draft:
         self.turned: dict[int, str] = {}
         self.lines: dict[str, str] = {}
 
-    def done(self) -> DraftPart:
+    def finish(self) -> DraftPart:
         """The block with the ops added so far."""
         outputs = [(self.own[v], v) for v in sorted(self.wanted) if v in self.own and self._made(v)]
         used = set(self.inputs) | {n for op in self.ops for n in (*op.inputs, *op.outputs)}

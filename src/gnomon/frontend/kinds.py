@@ -35,7 +35,7 @@ class CallKind:
     attrs: dict[str, AttrValue] = field(default_factory=dict)
     inner_first: bool = False
     """Of a linear: whether its weight is (in, out)."""
-    turned: int | None = None
+    transposed_view: int | None = None
     """A transposed view that the call reads, where the kind has what it is a view of."""
 
     def weight_of(self, dims: Sequence[Any]) -> tuple[Any, Any]:
@@ -121,7 +121,7 @@ def _matmul_kind(call: _Call, out: int, trace: ForwardTrace) -> CallKind | None:
     if weight is not None:
         return CallKind(kind="linear", operands=(x, weight), out=out, inner_first=True)
     whole = _transposed(given, trace)
-    return None if whole is None else CallKind(kind="linear", operands=(x, whole), out=out, turned=given)
+    return None if whole is None else CallKind(kind="linear", operands=(x, whole), out=out, transposed_view=given)
 
 
 def _transposed(index: int, trace: ForwardTrace) -> int | None:

@@ -60,7 +60,7 @@ class AtenNode:
     """Whether it returns a tuple."""
     grad: bool
     """Whether autograd was on."""
-    read: Any = None
+    read_values: Any = None
     """What Python read of its output, where that depends on values: numbers in lists, or one."""
     sized: bool = False
     """Whether the shape of its output depends on values."""
@@ -98,7 +98,7 @@ class ForwardTrace:
     notes: list[str]
     constants: dict[str, Tensor]
     """Values of states that are neither parameters nor buffers."""
-    read: bool
+    reads_values: bool
     """Whether a number or a size depended on values of inputs."""
     tensors: list[Tensor]
     """Of each value, the tensor that it was; on the meta device without numbers."""

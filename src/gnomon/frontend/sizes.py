@@ -62,7 +62,7 @@ class Sizes:
 
     def extent(self, x: int, y: int, where: str) -> Extent:
         """What a number is; as in the first trace where nothing fits."""
-        by_chance = self.other is not None and self.other.read  # as the rows of an expert
+        by_chance = self.other is not None and self.other.reads_values  # as the rows of an expert
         fitted = fit(x, y, self.first, self.second, 1 if by_chance else MOST_MORE)
         if fitted is None:
             self.fixed.add(where)

@@ -102,7 +102,7 @@ class ForwardRecorder:
         self.by_alias[_alias(tensor)] = index
         return index
 
-    def known(self, tensor: Tensor) -> int | None:
+    def value_of(self, tensor: Tensor) -> int | None:
         index = self.by_id.get(id(tensor))
         if index is not None or is_functorch_wrapped_tensor(tensor):
             return index
@@ -110,7 +110,7 @@ class ForwardRecorder:
 
     def ref(self, tensor: Tensor) -> Ref:
         """The value of a tensor; one that nobody made here is a constant."""
-        index = self.known(tensor)
+        index = self.value_of(tensor)
         if index is None:
             name = f"constants.{len(self.constants)}"
             self.constants[name] = tensor.detach().clone()
@@ -128,7 +128,7 @@ class ForwardRecorder:
         def one(x: Any) -> Any:
             if not isinstance(x, Tensor):
                 return x
-            index = self.known(x)
+            index = self.value_of(x)
             return None if index is None else Ref(index)
 
         return tree_map(one, tree)
@@ -138,7 +138,7 @@ class ForwardRecorder:
         for x in tree_flatten(out)[0]:
             if not isinstance(x, Tensor) or is_functorch_wrapped_tensor(x):
                 continue
-            index = self.known(x)
+            index = self.value_of(x)
             if index is not None:
                 self.by_id[id(x)] = index
                 self.alive.append(x)
@@ -151,20 +151,22 @@ class ForwardRecorder:
 
     def read_by(self, what: str, args: Any, where: str) -> None:
         """Python asks for numbers: said where they depend on the inputs."""
-        reads = [self.known(x) for x in tree_flatten(args)[0] if isinstance(x, Tensor)]
+        reads = [self.value_of(x) for x in tree_flatten(args)[0] if isinstance(x, Tensor)]
         if any(index is not None and self.values[index].fed for index in reads):
             self.read = True
             self.note(f"{where}: {what} depends on values; the graph holds for inputs like the example")
 
     def was_read(self, tensor: Tensor, numbers: Any, where: str) -> None:
         """A step that has what Python read, so that a run of the graph can see whether it is the same."""
-        index = self.known(tensor)
+        index = self.value_of(tensor)
         if index is None or not self.values[index].fed:
             return
         self.values.append(replace(self.values[index], origin="op", name="", grad=False))
         self.held.append(tensor)
         out = (len(self.values) - 1,)
-        node = AtenNode("aten.detach.default", (Ref(index),), {}, out, False, torch.is_grad_enabled(), read=numbers)
+        node = AtenNode(
+            "aten.detach.default", (Ref(index),), {}, out, False, torch.is_grad_enabled(), read_values=numbers
+        )
         step = Step("read", *self.stack[-1], where, self.turns[-1], [node])
         (self.steps if self.open is None else self.late).append(step)
 
@@ -273,7 +275,7 @@ class _Calls(TorchFunctionMode):
             step.call = (recorder.refs_known(args), recorder.refs_known(kwargs))
             recorder.steps.append(step)
             recorder.adopt(out, before)
-            answered = recorder.known(out) if recorder.meta and name in FINITE else None
+            answered = recorder.value_of(out) if recorder.meta and name in FINITE else None
             if answered is not None:
                 recorder.numbers.finite(answered, FINITE[name])
         recorder.steps += recorder.late
@@ -482,7 +484,7 @@ def record(
             raise CaptureError(f"{where}: {type(error).__name__}: {_first_line(error)}") from error
     outputs, output_names = list[int](), list[str]()
     for name, tensor in named_tensors(out):
-        made = recorder.known(tensor)
+        made = recorder.value_of(tensor)
         if made is not None and made not in outputs:
             outputs.append(made)
             output_names.append(name)
@@ -495,7 +497,7 @@ def record(
         output_names=output_names,
         notes=recorder.notes,
         constants=recorder.constants,
-        read=recorder.read,
+        reads_values=recorder.read,
         tensors=recorder.held,
     )
 

@@ -23,4 +23,4 @@ def write_block(converter: Converter, steps: Sequence[Step], prefix: str, name: 
         kind = converter.kinds.get(id(step))
         if kind is None or not kinds.write(step, kind):
             captured.write(step)
-    return draft.done()
+    return draft.finish()

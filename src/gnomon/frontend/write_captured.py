@@ -167,10 +167,10 @@ class CapturedWriter:
             outputs=tuple("" if o is None or o not in self.draft.own else self.draft.own[o] for o in node.outs),
             many=node.many,
             view=view,
-            products=shapes,
+            matmuls=shapes,
             grads=wanted,
             cost=self.owner.cost(node),
-            read=self._read(node.read, twin.read if twin else node.read),
+            read_values=self._read(node.read_values, twin.read_values if twin else node.read_values),
             shape=tuple(self.owner.extents(node.outs[0])) if node.sized and node.outs[0] is not None else None,
         )
 

@@ -53,7 +53,7 @@ def _dispatched(block: Block) -> tuple[Block | None, str]:
     if not _stacks(block):
         return None, ""
     try:
-        return _Rewriting(block).done(), ""
+        return _Rewriting(block).finish(), ""
     except _Unlike as error:
         return None, str(error)
 
@@ -102,7 +102,7 @@ class _Rewriting:
 
     # --- what is looked for
 
-    def done(self) -> Block:
+    def finish(self) -> Block:
         """Returns the block. _Unlike where it does something else."""
         for place, op in enumerate(self.block.ops):
             self.now = place
@@ -166,7 +166,7 @@ class _Rewriting:
     def _take(self, op: Op) -> None:
         nodes = work(op)
         alone = len(op.outputs) == 1
-        if self.rows.take(op) or (alone and any(r(op, nodes) for r in (self._rows, self._products, self._sums))):
+        if self.rows.take(op) or (alone and any(r(op, nodes) for r in (self._rows, self._expert_matmuls, self._sums))):
             self.dropped.update(dict.fromkeys(op.outputs, op))
             return
         if any(self.rows.fact(name, "rows", "weighted") for name in op.inputs):
@@ -235,7 +235,7 @@ class _Rewriting:
             dim = Dim(name=f"{name}.{count}", size=size)
         return dim
 
-    def _products(self, op: Op, nodes: list[Node]) -> bool:
+    def _expert_matmuls(self, op: Op, nodes: list[Node]) -> bool:
         """Recognises the matmuls of rows with their experts' weights."""
         if op.does == "adds" and op.captured is None:
             return self._biased(op)

@@ -38,7 +38,7 @@ class Usual:
     others: tuple[str, ...]
     """Names of the devices that it may have meant too."""
 
-    def said(self, name: str) -> str:
+    def sentence(self, name: str) -> str:
         """The sentence that tells a user which part was taken for a name, and which others it might mean."""
         among = f", the usual one (others: {', '.join(self.others)})" if self.others else ""
         return f"{name!r} taken as {self.device.name}{among}"

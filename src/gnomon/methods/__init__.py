@@ -83,7 +83,7 @@ def check_methods(plan: Plan, mark: Mark = "predicted", graph: Graph | None = No
         entry = method(given.name)
         if entry.switch != "schedule.passes":
             raise PlanError(f"{entry.name} is turned on by {entry.switch}, not by schedule.passes; set that field")
-        entry.read(given)
+        entry.parameters_of(given)
     for known in used(plan):
         if mark in known.missing:
             raise PlanError(f"{known.name} ({known.paper}) is not {mark} yet: {known.missing[mark]}; leave it out")
@@ -142,5 +142,5 @@ def rewritten(program: Program, plan: Plan, context: Context) -> Program:
     for given in plan.schedule.passes:
         entry = method(given.name)
         if entry.rewrite is not None:
-            program = entry.rewrite(program, entry.read(given), context)
+            program = entry.rewrite(program, entry.parameters_of(given), context)
     return program

@@ -125,7 +125,7 @@ def all_to_all_first(program: Program, simulate: Simulate, *, overrun: bool = Fa
         while more:
             structure = validate(with_rows(program, listed))
             line = _NetworkLine.of(structure, simulate(structure), cls, listed[cls], waiting[cls])
-            moves, more = line.placed(overrun=left > 0)
+            moves, more = line.fit_moves(overrun=left > 0)
             left -= more
             listed[cls] = _moved(listed[cls], moves)
             waiting[cls] -= len(moves)
@@ -179,7 +179,7 @@ class _NetworkLine:
             waiting=tuple((i, ends[last[rows[i].stage]], last[rows[i].stage], ends[i] - starts[i]) for i in pending),
         )
 
-    def placed(self, *, overrun: bool) -> tuple[list[tuple[int, int]], bool]:
+    def fit_moves(self, *, overrun: bool) -> tuple[list[tuple[int, int]], bool]:
         """(moves of those that find a gap, whether the last of them holds up what comes after it)."""
         moves, free_from = list[tuple[int, int]](), 0.0
         for index, ready, completes, seconds in self.waiting:

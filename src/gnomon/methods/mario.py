@@ -188,7 +188,7 @@ def _floor(structure: Structure, times: Times) -> float:
     its last forward, and what must follow that. Moves leave first actions, and everything behind the last forwards,
     where they are."""
     edges, position = structure.deps.edges, structure.order.position
-    busy, lag = (times.end - times.start)[position], (times.seen - times.end)[position]
+    busy, lag = (times.end - times.start)[position], (times.visible - times.end)[position]
     forward = np.array([kind.name in _FORWARD for kind in structure.program.kinds])
     settled = []
     for lane in _compute_lanes(structure.program):

@@ -156,9 +156,9 @@ class Method:
 
     def read_from(self, plan: Plan) -> dict[str, Scalar]:
         """As `read`, of the pass of this name in a plan that has it."""
-        return self.read(next(given for given in plan.schedule.passes if given.name == self.name))
+        return self.parameters_of(next(given for given in plan.schedule.passes if given.name == self.name))
 
-    def read(self, given: Pass) -> dict[str, Scalar]:
+    def parameters_of(self, given: Pass) -> dict[str, Scalar]:
         """Its parameters from the plan, with defaults. PlanError for one that it has not, or a wrong value."""
         known = {param.name: param for param in self.params}
         asked = dict(given.params)

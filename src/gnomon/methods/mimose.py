@@ -51,9 +51,9 @@ class MimoseSettings:
 class ForwardBytes:
     """Bytes of each layer, in the order of their forwards."""
 
-    kept: tuple[float, ...]
+    kept_bytes: tuple[float, ...]
     """What its forward leaves where it is not recomputed: what backward reads, and its output."""
-    left: tuple[float, ...]
+    left_bytes: tuple[float, ...]
     """What its forward leaves where it is; the same as `kept` for a layer that never is."""
     work: tuple[float, ...]
     """Most that its forward or backward takes besides what the layers before it left."""
@@ -67,7 +67,7 @@ class Sample:
     """Positions, of all its rows."""
     base: int
     """Bytes on the device that are no microbatch's: parameters, gradients, states, the batch."""
-    held: ForwardBytes
+    forward_bytes: ForwardBytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,13 +88,18 @@ class Estimate:
         size = min(max(tokens, self.least), self.most)
         values = np.ceil(self.coefficients @ np.array([1.0, size, float(size) ** 2]))
         kept, left, work = (tuple(row) for row in values.tolist())
-        return ForwardBytes(kept=kept, left=left, work=work)
+        return ForwardBytes(kept_bytes=kept, left_bytes=left, work=work)
 
 
 def estimate(samples: Sequence[Sample]) -> Estimate:
     """Fitted to all samples."""
     tokens = np.array([sample.tokens for sample in samples], dtype=np.float64)
-    seen = np.array([(sample.held.kept, sample.held.left, sample.held.work) for sample in samples])
+    seen = np.array(
+        [
+            (sample.forward_bytes.kept_bytes, sample.forward_bytes.left_bytes, sample.forward_bytes.work)
+            for sample in samples
+        ]
+    )
     most = tokens.max()
     if len(set(tokens.tolist())) < SIZES:  # too few sizes for a curve: the most that was seen, whatever the size
         flat = np.zeros((*seen.shape[1:], 3))
@@ -135,7 +140,7 @@ def peak(held: ForwardBytes, chosen: Collection[int]) -> float:
     """Most bytes of a microbatch where these layers are recomputed."""
     before, most = 0.0, 0.0
     for layer, work in enumerate(held.work):
-        own = held.left[layer] if layer in chosen else held.kept[layer]
+        own = held.left_bytes[layer] if layer in chosen else held.kept_bytes[layer]
         most = max(most, before + work, before + own)
         before += own
     return most
@@ -151,7 +156,7 @@ def recomputed(held: ForwardBytes, layers: Sequence[int], room: float) -> tuple[
     chosen: list[int] = []
     waiting: list[tuple[float, int]] = []
     for layer, work in enumerate(held.work):
-        kept, left = held.kept[layer], held.left[layer]
+        kept, left = held.kept_bytes[layer], held.left_bytes[layer]
         while before + work > room and waiting:
             freed, earlier = heappop(waiting)
             before += freed
@@ -213,7 +218,7 @@ class RecomputeController:
 
 def settings_of(plan: Plan) -> MimoseSettings:
     """What a plan that names the method asks for. PlanError for parameters that mean nothing."""
-    read = METHOD.read(next(one for one in plan.schedule.passes if one.name == NAME))
+    read = METHOD.parameters_of(next(one for one in plan.schedule.passes if one.name == NAME))
     budget, collect = parse_bytes(str(read["budget"])), int(read["collect"])
     if budget < 1 or collect < 1:
         raise PlanError(f"pass {NAME}: budget = {read['budget']!r} and collect = {collect} must be above 0")

@@ -148,7 +148,7 @@ class _Kind:
         """Name of its block."""
         return f"layers{'_moe' * self.mixture}{'_windowed' * bool(self.window)}"
 
-    def named(self, c: DecoderConfig) -> str:
+    def block_name(self, c: DecoderConfig) -> str:
         """Name of its block in a model where only some layers have rotary positions, or in any other."""
         return f"{self.block}{'_unrotated' * (c.rotary and not self.rotary)}"
 
@@ -221,7 +221,7 @@ def layer_block(c: DecoderConfig, kind: _Kind) -> Block:
         scale=c.query_scale,
         dropout=c.attention_dropout,
     )
-    b = BlockBuilder(kind.named(c))
+    b = BlockBuilder(kind.block_name(c))
     x = b.input("x", BATCH, SEQ, hidden)
     before, after = c.order != "post", c.order in ("post", "both")
     normed = _normed(b, "input_layernorm", x, hidden, c) if before else x
@@ -265,8 +265,8 @@ def decoder(c: DecoderConfig) -> Graph:
     x, first = f"embed.{embed.outputs[0]}", 0
     for kind, repeat in runs:
         # A kind that comes in several runs needs a name for each call.
-        name = kind.named(c) if len(set(kinds)) == len(runs) else f"layers_{first}"
-        calls.append(layers_call(kind.named(c), x, first=first, repeat=repeat, name=name))
+        name = kind.block_name(c) if len(set(kinds)) == len(runs) else f"layers_{first}"
+        calls.append(layers_call(kind.block_name(c), x, first=first, repeat=repeat, name=name))
         x, first = f"{name}.y", first + repeat
     calls.append(head_call(x, lm_head=c.head_weight, bias=c.norm_bias, weight=c.norm_weight))
     head = head_block(

@@ -32,7 +32,7 @@ def captured_matmuls(op: Op, sizes: Sizes) -> list[tuple[Number, Number, Number,
     known: Mapping[str, Any] = sizes
     products = []
     for node in op.captured.nodes:
-        for shape in node.products:
+        for shape in node.matmuls:
             b, m, n, k = (size.value(known) if isinstance(size, Size) else size for size in shape)
             products.append((b, m, n, k, node.grads))
     return products

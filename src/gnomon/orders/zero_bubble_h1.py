@@ -43,5 +43,5 @@ ORDER = Order(
     preference=20,
     tried=True,
     bubble="(p - 1)(F + I - W), a third of 1F1B's",
-    held="p on every rank",
+    memory_text="p on every rank",
 )

@@ -235,7 +235,7 @@ def whole_experts(graph: Graph) -> str:
         for op in block.ops:
             if op.captured is None or not held & set(op.inputs):
                 continue
-            if any(node.products for node in op.captured.nodes):
+            if any(node.matmuls for node in op.captured.nodes):
                 return (
                     f"{op.path} ({op.captured.where}) computes the experts of {graph.name!r}, an op without a rule of "
                     f"how they divide: every rank computes all, and the other axes divide the rest"

@@ -93,7 +93,7 @@ class RouterLoad:
         fractions: NDArray[np.float64] = self.shares(num_experts).mean(axis=0)
         return fractions
 
-    def computed(self, num_experts: int) -> NDArray[np.float64]:
+    def computed_shares(self, num_experts: int) -> NDArray[np.float64]:
         """Rows that each expert computes, as a share of all that are routed, the mean over layers: shape
         (num_experts,). Without a capacity that is `fractions`."""
         computed: NDArray[np.float64] = self.computed_by_layer(num_experts).mean(axis=0)

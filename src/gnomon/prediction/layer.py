@@ -96,7 +96,7 @@ class LayerPricing:
             input_grad=self._backward(weight=False),
             weight_grad=self._backward(weight=True),
             recompute=Phase(),
-            kept=(),
+            saved=(),
             offloaded_bytes=0,
             remade_bytes=0,
             input_away=False,
@@ -123,7 +123,7 @@ class LayerPricing:
         return replace(
             self.always,
             recompute=self.again(again),
-            kept=self.memory.kept(fates.kept),
+            saved=self.memory.saved_bytes(fates.kept),
             offloaded_bytes=sum(self.memory.bytes_of(entry.tensor) for entry in fates.offloaded)
             + (self.always.input_bytes if saving.input == "offload" else 0),
             remade_bytes=sum(self.memory.bytes_of(entry.tensor) for entry in fates.recomputed),

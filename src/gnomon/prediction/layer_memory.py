@@ -73,7 +73,7 @@ class LayerMemory:
         """Rows of a tensor on the busiest rank over those of balanced routing: 1 but for the rows of experts."""
         return self.context.load if tensor.name in self.routed and tensor.kind != "parameter" else 1
 
-    def kept(self, entries: Sequence[SavedTensor]) -> tuple[SavedBytes, ...]:
+    def saved_bytes(self, entries: Sequence[SavedTensor]) -> tuple[SavedBytes, ...]:
         """What is kept of these for the backward, but for parameters."""
         roots, part_of = storages(self.block, self.dtypes), self.context.block.part_of
         inputs = {roots[name] for name in self.block.inputs}

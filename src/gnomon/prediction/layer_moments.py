@@ -121,7 +121,7 @@ class Moments:
             run.piece(i)
         return run.early, run.late
 
-    def wanted(self) -> set[str]:
+    def with_gradient(self) -> set[str]:
         """Tensors that have a gradient, inside captured ops too."""
         found = {name for grad in self.back.ops for name in (*grad.grads_in, *grad.grads_out)}
         for piece in self.pieces:
@@ -157,7 +157,7 @@ class _Backward:
     """The state of a backward: gradients that are there, by tensor; several tensors may share one."""
 
     def __init__(self, of: Moments) -> None:
-        self.of, self.wanted = of, of.wanted()
+        self.of, self.wanted = of, of.with_gradient()
         self.goes = of.read_last(self.wanted)
         self.grads: dict[str, int] = {}
         self.size: dict[int, Any] = {}

@@ -211,7 +211,7 @@ class LayerPrice:
     input_grad: Phase
     weight_grad: Phase
     recompute: Phase
-    kept: tuple[SavedBytes, ...]
+    saved: tuple[SavedBytes, ...]
     """What stays in device memory between forward and backward."""
     offloaded_bytes: int
     """What leaves device memory and comes back."""

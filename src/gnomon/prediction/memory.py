@@ -328,7 +328,7 @@ def _largest_share(pricing: Pricing, block: int) -> float:
 def _keeps_input(pricing: Pricing, block: int) -> bool:
     """Whether what a stage of the Program keeps has its input in it."""
     first, size = layers_behind(pricing, block)[0]
-    return 0 < first.input_bytes <= min(size, sum(kept.bytes for kept in first.kept if kept.is_input))
+    return 0 < first.input_bytes <= min(size, sum(kept.bytes for kept in first.saved if kept.is_input))
 
 
 def _deferred(pricing: Pricing, block: int) -> float:
@@ -459,7 +459,7 @@ def _resident_batch_bytes(pricing: Pricing, stage: StagePrice) -> int:
     for layer, price in zip(stage.in_order, stage.order, strict=True):
         if not price.forward_bytes:
             continue
-        sources, held = dict(layer.call.inputs), {one.tensor for one in price.kept}
+        sources, held = dict(layer.call.inputs), {one.tensor for one in price.saved}
         for name in price.context.no_grad:
             source = sources.get(name, name)
             kept |= {source} if name in held else set()
@@ -512,7 +512,7 @@ def _keys_bytes(layer: LayerPrice) -> int:
 def logits_bytes(pricing: Pricing, block: int) -> int:
     """The bytes of logits in what a stage of the Program keeps of a microbatch."""
     own = pricing.stages[pricing.blocks[block][0]].order[slice(*pricing.span(block))]
-    return sum(kept.bytes for layer in own for kept in layer.kept if kept.is_logits)
+    return sum(kept.bytes for layer in own for kept in layer.saved if kept.is_logits)
 
 
 def _last_layer(pricing: Pricing, block: int) -> Layer:

@@ -153,7 +153,7 @@ class Prediction:
         return self.tightest.sentence
 
     @property
-    def beyond(self) -> tuple[str, ...]:
+    def unsupported(self) -> tuple[str, ...]:
         """What the plan asks that the program does not run by its record: as in `software.beyond`. What is predicted
         is of a program that did."""
         return unsupported(self.pricing.stack, self.plan)
@@ -189,7 +189,7 @@ class Prediction:
             "breakdown_s": dict(self.breakdown),
             "fits": self.fits,
             "verdict": self.verdict,
-            "beyond_stack": list(self.beyond),
+            "beyond_stack": list(self.unsupported),
             "memory": [rank.to_mapping() for rank in self.memory],
             "assumptions": list(self.assumptions),
             "notes": list(self.notes),
@@ -258,7 +258,7 @@ class TimedPlan:
             graph, plan = cut.graph, cut.plan
         count, size = batch(plan, workload)
         priced = Pricing(plan=plan, graph=graph, cluster=machines, stack=stack, stages=(), blocks=(), count=count)
-        asked = PredictionRequest(priced=priced, workload=workload, size=size, kernels=kernels, by_layer=by_layer)
+        asked = PredictionRequest(pricing=priced, workload=workload, size=size, kernels=kernels, by_layer=by_layer)
         if priced.costs is not None and priced.costs.teacher_forwards:
             if teacher is None:
                 assumed += ("the teacher is taken to be as large as the model; gnomon predict and run read its folder",)
@@ -306,7 +306,7 @@ class TimedPlan:
 class PredictionRequest:
     """What is asked, and how its plan is priced and lowered: a Program with its prices for each kind of replica."""
 
-    priced: Pricing
+    pricing: Pricing
     """Plan, graph, cluster, stack and number of microbatches, without a stage."""
     workload: Workload
     size: int
@@ -318,38 +318,40 @@ class PredictionRequest:
     def taught_by(self, teacher: Graph) -> PredictionRequest:
         """Returns the request with a teacher's forward in every microbatch, and its weights in the parameters' dtype on
         each rank."""
-        plan = replace(self.priced.plan, schedule=replace(self.priced.plan.schedule, passes=()))
-        bare = replace(self, priced=replace(self.priced, graph=teacher, plan=plan))
+        plan = replace(self.pricing.plan, schedule=replace(self.pricing.plan.schedule, passes=()))
+        bare = replace(self, pricing=replace(self.pricing, graph=teacher, plan=plan))
         stages = tuple(prices[0] for prices in bare.workers(plan))
-        priced = replace(bare.priced, stages=stages, blocks=tuple((stage, -1) for stage in range(len(stages))))
+        priced = replace(bare.pricing, stages=stages, blocks=tuple((stage, -1) for stage in range(len(stages))))
         seconds = sum(sum(priced.compute.parts("F", block).values()) for block in range(len(stages)))
         size = teacher.num_parameters() * width(plan.precision.param)
-        return replace(self, priced=replace(self.priced, teacher_s=seconds, teacher_bytes=size))
+        return replace(self, pricing=replace(self.pricing, teacher_s=seconds, teacher_bytes=size))
 
     def side_by_side(self) -> Iterator[tuple[Structure, Pricing]]:
         """Replicas that run at once; those on other devices, or with other shares, play the same rows."""
-        plan, stack = self.priced.plan, self.priced.stack
+        plan, stack = self.pricing.plan, self.pricing.stack
         workers = self.workers(plan)
-        structure, blocks = self.lowered(plan, self.priced.count, by_layer=self.by_layer or _runs_by_layer(plan, stack))
-        kinds = tuple(replace(self.priced, stages=stages, blocks=blocks) for stages in _replicas(plan, workers))
+        structure, blocks = self.lowered(
+            plan, self.pricing.count, by_layer=self.by_layer or _runs_by_layer(plan, stack)
+        )
+        kinds = tuple(replace(self.pricing, stages=stages, blocks=blocks) for stages in _replicas(plan, workers))
         structure = with_methods(structure, kinds)
         return ((structure, pricing) for pricing in kinds)
 
     def in_turns(self) -> Iterator[tuple[Structure, Pricing]]:
         """Workers that take turns on devices: the rows and prices of each device."""
-        sizes = local_sizes(self.workload, self.size, self.priced.plan.world_size)
-        for own, turns in device_turns(self.priced.plan, self.priced.count):
-            structure, blocks = self.lowered(own, self.priced.count * turns.workers, by_layer=self.by_layer)
+        sizes = local_sizes(self.workload, self.size, self.pricing.plan.world_size)
+        for own, turns in device_turns(self.pricing.plan, self.pricing.count):
+            structure, blocks = self.lowered(own, self.pricing.count * turns.workers, by_layer=self.by_layer)
             (kinds,) = self.workers(own, sizes=sizes)[:1]
             here = (next(price for price in kinds if turns.process in price.members),)
             yield (
                 validate(with_switches(structure.program, turns)),
-                replace(self.priced, plan=own, stages=here, blocks=blocks, turns=turns),
+                replace(self.pricing, plan=own, stages=here, blocks=blocks, turns=turns),
             )
 
     def of_units(self, several: Sequence[tuple[Unit, ...]]) -> Iterator[tuple[Structure, Pricing]]:
         """Workers whose units are not alike: each shape is priced once."""
-        priced = self.priced
+        priced = self.pricing
         check_varied(priced.graph, priced.plan, self.workload, self.kernels)
         # for sequences that one context-parallel rank has to itself
         alone = replace(priced.plan, mesh=replace(priced.plan.mesh, cp=1), placement=())
@@ -372,14 +374,14 @@ class PredictionRequest:
         self, plan: Plan, count: int, *, by_layer: bool, units: tuple[Unit, ...] = ()
     ) -> tuple[Structure, tuple[tuple[int, int], ...]]:
         """The Program of a plan with so many microbatches, and what its stages stand for."""
-        messages: Messages = "buffered" if self.priced.stack.messages.p2p_poll_s is None else "polled"
-        return _structure(plan, self.priced.graph, count, messages, by_layer=by_layer, units=units)
+        messages: Messages = "buffered" if self.pricing.stack.messages.p2p_poll_s is None else "polled"
+        return _structure(plan, self.pricing.graph, count, messages, by_layer=by_layer, units=units)
 
     def workers(
         self, plan: Plan, *, sizes: Mapping[str, int] | None = None, pieces: Pieces = ()
     ) -> tuple[tuple[StagePrice, ...], ...]:
         """Prices each stage's kinds of worker. sizes, pieces: of one unit, where units differ."""
-        graph, cluster, stack = self.priced.graph, self.priced.cluster, self.priced.stack
+        graph, cluster, stack = self.pricing.graph, self.pricing.cluster, self.pricing.stack
         experts = [dim.size for block in graph.blocks for dim in block.dims if dim.name.split(".")[-1] == "experts"]
         most, stages = max((count or 0 for count in experts), default=0), []
         seen: dict[Mesh, tuple[dict[str, int], float]] = {}
@@ -419,7 +421,7 @@ def stages_of(
     kernels, _, stack = kernels_of(stack, cpu=on_cpu(cluster))
     count, size = batch(plan, workload)
     priced = Pricing(plan=plan, graph=graph, cluster=cluster, stack=stack, stages=(), blocks=(), count=count)
-    asked = PredictionRequest(priced=priced, workload=workload, size=size, kernels=kernels, by_layer=False)
+    asked = PredictionRequest(pricing=priced, workload=workload, size=size, kernels=kernels, by_layer=False)
     return tuple(prices[0] for prices in asked.workers(plan))
 
 

@@ -100,10 +100,10 @@ class PricedStages:
             return price, list(Counter(price.order[first:last]).items())
         return price, [(layer, len(labels)) for layer, labels in price.layers]
 
-    def held(self, block: int) -> tuple[StagePrice, list[tuple[LayerPrice, int]]]:
+    def with_parts(self, block: int) -> tuple[StagePrice, list[tuple[LayerPrice, int]]]:
         """The same, and parts of layers whose parameters the stage has too."""
         price, layers = self.layers(block)
-        return price, layers if price.share is None else [(layer, len(labels)) for layer, labels in price.held]
+        return price, layers if price.share is None else [(layer, len(labels)) for layer, labels in price.held_layers]
 
     # What layers add up to follows from no fitted number: `with_numbers` hands these three on to a value of other ones.
     @cached_property

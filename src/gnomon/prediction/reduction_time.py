@@ -63,7 +63,7 @@ class ReductionTime:
         return total
 
     def _local_elements(self, stage: int, name: str) -> int:
-        for price, layers in self.priced.stages[stage].held:
+        for price, layers in self.priced.stages[stage].held_layers:
             for layer in layers:
                 for tensor in price.sharded.block.parameters:
                     if layer.call.parameter_name(tensor.name, layer.index) == name:
@@ -111,7 +111,7 @@ class ReductionTime:
 
     def _buckets(self, kind: str, block: int) -> tuple[int, float]:
         """(how many, the share of all bytes that is in the last one, where that is more than that of the others)."""
-        stage, layers = self.priced.held(block)
+        stage, layers = self.priced.with_parts(block)
         size = self.priced.plan.overlap.bucket_bytes
         if size is None and (given := self.priced.plan.overlap.buckets or self.priced.plan.overlap.fused):
             return self._counted(self.priced.blocks[block][0], given), 0.0
@@ -158,7 +158,7 @@ class ReductionTime:
 
     def wired_together(self, kind: str, blocks: Sequence[int]) -> list[tuple[float, AxisLink]]:
         """(price, link) of one collective of several layers' gradients on each group of ranks that it runs on."""
-        stage, _ = self.priced.held(blocks[0])
+        stage, _ = self.priced.with_parts(blocks[0])
         sizes: dict[tuple[str, ...], int] = {}
         for block in blocks:
             for axes, members in self._grouped(kind, block).items():
@@ -168,7 +168,7 @@ class ReductionTime:
 
     def _grouped(self, kind: str, block: int) -> dict[tuple[str, ...], list[tuple[ParameterCollective, int]]]:
         """Mesh axes -> collectives of a stage's layers over them, and how often each is there."""
-        stage, layers = self.priced.held(block)
+        stage, layers = self.priced.with_parts(block)
         name, moments = WANTED[kind]
         groups: dict[tuple[str, ...], list[tuple[ParameterCollective, int]]] = {}
         for layer, times in layers:
@@ -179,7 +179,7 @@ class ReductionTime:
 
     def _reductions(self, kind: str, block: int, buckets: int) -> list[tuple[float, AxisLink]]:
         """(price, link) of a stage's collective on each group of ranks that it runs on."""
-        stage, name, groups = self.priced.held(block)[0], WANTED[kind][0], self._grouped(kind, block)
+        stage, name, groups = self.priced.with_parts(block)[0], WANTED[kind][0], self._grouped(kind, block)
         found_s = []
         for axes, members in groups.items():
             size = sum(c.bytes * n for c, n in members) / buckets

@@ -72,7 +72,7 @@ class StagePrice:
     """The part of a divided embedding and head, on the first stage of each pipeline rank."""
 
     @cached_property
-    def held(self) -> tuple[tuple[LayerPrice, tuple[Layer, ...]], ...]:
+    def held_layers(self) -> tuple[tuple[LayerPrice, tuple[Layer, ...]], ...]:
         """The layers and the parts of layers whose parameters the stage holds."""
         return (*self.layers, *(((p, (layer,)) for p, layer in self.share.layers) if self.share else ()))
 
@@ -129,12 +129,12 @@ class StagePrice:
             for i, source in enumerate(known[at].of_layer(layer.index)):
                 if source not in seen:
                     seen.add(source)
-                    if price.kept[i].tensor not in away:
+                    if price.saved[i].tensor not in away:
                         new.append(i)
             counted = tuple(new)
             # Runs of layers repeat: equal sets of counted tensors have equal sums.
             if (*at, counted) not in sums:
-                sums[(*at, counted)] = sum(price.kept[i].bytes for i in counted)
+                sums[(*at, counted)] = sum(price.saved[i].bytes for i in counted)
             out.append(sums[(*at, counted)])
             before = layer
         return tuple(out)
@@ -142,14 +142,14 @@ class StagePrice:
     @cached_property
     def logits_bytes(self) -> int:
         """Bytes of what it keeps that has the vocabulary as a dim."""
-        return sum(kept.bytes for price in self.order for kept in price.kept if kept.is_logits)
+        return sum(kept.bytes for price in self.order for kept in price.saved if kept.is_logits)
 
     @cached_property
     def elements(self) -> tuple[int, int]:
         """(dense, routed experts') parameter elements on one rank, shared ones once, before ZeRO divides them."""
         seen: set[str] = set()
         dense = routed = 0
-        for price, layers in self.held:
+        for price, layers in self.held_layers:
             experts = routed_tensors(price.sharded.block)
             for layer in layers:
                 for tensor in price.sharded.block.parameters:
@@ -168,7 +168,7 @@ class StagePrice:
         """Bytes of (dense, routed experts') weights that are not trained, on one rank before ZeRO 3 divides them."""
         seen: set[str] = set()
         totals = [0, 0]
-        for price, layers in self.held:
+        for price, layers in self.held_layers:
             for layer in layers:
                 names = {t.name: layer.call.parameter_name(t.name, layer.index) for t in price.sharded.block.frozen}
                 only = frozenset(own for own, full in names.items() if full not in seen)
@@ -183,7 +183,7 @@ class StagePrice:
         tables = {
             layer.call.parameter_name(tensor.name, layer.index): (price, tensor)
             # Integer tables are no parameters, so ZeRO does not divide them.
-            for price, layers in self.held
+            for price, layers in self.held_layers
             if (found := price.sharded.block.tables)
             for layer in layers
             for tensor in found
@@ -194,7 +194,7 @@ class StagePrice:
     @cached_property
     def num_tensors(self) -> int:
         """Counts the parameter tensors it holds."""
-        return sum(len(price.sharded.block.parameters) * len(layers) for price, layers in self.held)
+        return sum(len(price.sharded.block.parameters) * len(layers) for price, layers in self.held_layers)
 
     @cached_property
     def _parts(self) -> frozenset[Layer]:
@@ -239,7 +239,7 @@ class StagePrice:
             ways = shard_ranks(self.mesh, experts=experts) if optimizer.zero >= 1 else 1
             out["states"] += ceil(more / ways)
         if self.plan.overlap.optimizer:  # each is used where it is made
-            out["gradients"] = max((self._gradient_bytes(price) for price, _ in self.held), default=0)
+            out["gradients"] = max((self._gradient_bytes(price) for price, _ in self.held_layers), default=0)
         # An offloaded share of the optimizer takes its master copy and states with it.
         if optimizer.offload is not None:
             stays = 1 - optimizer.offload.fraction
@@ -276,7 +276,7 @@ class StagePrice:
     def _update_collectives(self) -> dict[LayerPrice, tuple[UpdateCollective, ...]]:
         optimizer, precision = self.plan.optimizer, self.plan.precision
         made = {}
-        for price, layers in self.held:
+        for price, layers in self.held_layers:
             parts, left = self.share is not None and layers[0] in self._parts, self._repeated(price, layers)
             made[price] = tuple(
                 bytes_in_update(
@@ -302,7 +302,7 @@ class StagePrice:
             return ()
         found = [m for m in matrices_of(price.sharded, self.mesh) if m.orthogonalised]
         if (low := optimizer.low_rank) is not None:
-            repeated = any(price is other and one[0].call.first is not None for other, one in self.held)
+            repeated = any(price is other and one[0].call.first is not None for other, one in self.held_layers)
             found = [m for m in found if projected(m, low, repeated=repeated)]
         return tuple((m.count, m.rows, m.columns) for m in found)
 
@@ -311,7 +311,7 @@ class StagePrice:
         """Bytes of (dense, routed experts') states besides those of a parameter's size, before ZeRO divides them."""
         optimizer, precision, totals = self.plan.optimizer, self.plan.precision, [0.0, 0.0]
         usual = optimizer.kind not in ("adafactor", "muon") and optimizer.low_rank is None
-        for price, layers in self.held if not usual or precision.wide_tables else ():
+        for price, layers in self.held_layers if not usual or precision.wide_tables else ():
             for experts in (False, True):
                 own = extra_state_bytes(
                     price.sharded,
@@ -330,7 +330,7 @@ class StagePrice:
         optimizer, precision = self.plan.optimizer, self.plan.precision
         return {
             p: parameter_collectives(p.sharded, self.mesh, optimizer, precision, without=self._repeated(p, layers))
-            for p, layers in self.held
+            for p, layers in self.held_layers
         }
 
     def _repeated(self, price: LayerPrice, layers: Sequence[Layer]) -> frozenset[str]:
@@ -385,7 +385,7 @@ class _Sources(NamedTuple):
         """The sources of what a price keeps."""
         chain, inputs, outputs = {own: out for out, own in call.chain}, dict(call.inputs), price.sharded.block.outputs
         first, chained = [], []
-        for kept in price.kept:
+        for kept in price.saved:
             # inputs: own name -> "maker.tensor" of the graph.
             if kept.is_input:
                 maker, _, tensor = inputs[kept.tensor].partition(".")
@@ -394,8 +394,8 @@ class _Sources(NamedTuple):
             else:
                 first.append((call.name, "0", kept.tensor))
                 chained.append("")
-        same = tuple(kept.is_input and not out for kept, out in zip(price.kept, chained, strict=True))
-        ends = tuple(not kept.is_input and kept.tensor in outputs for kept in price.kept)
+        same = tuple(kept.is_input and not out for kept, out in zip(price.saved, chained, strict=True))
+        ends = tuple(not kept.is_input and kept.tensor in outputs for kept in price.saved)
         return cls(tuple(first), tuple(chained), same, ends, call)
 
     def of_layer(self, index: int) -> list[tuple[str, str, str]]:

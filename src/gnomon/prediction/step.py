@@ -237,10 +237,10 @@ class Pricing(PricedStages):
         if kind == "HOST_OPT" and ".." in key.name:
             return sum(self.amounts(key._replace(stage=block, name=""))[0] for block in self._bucket(key)), 0.0
         if kind in ("OPT", "HOST_OPT"):
-            return float(sum(c.bytes * n for c, n in in_update(*self.held(stage)))), 0.0
+            return float(sum(c.bytes * n for c, n in in_update(*self.with_parts(stage)))), 0.0
         if kind in WANTED and key.name not in (TIED, *IN_UPDATE) and ".." not in key.name:
             name, moments = WANTED[kind]
-            price, layers = self.held(stage)
+            price, layers = self.with_parts(stage)
             of = [(c, n) for layer, n in layers for c in price.collectives(layer)]
             return float(sum(c.bytes * n for c, n in of if c.kind == name and c.when in moments)), 0.0
         return 0.0, 0.0
@@ -320,7 +320,7 @@ class Pricing(PricedStages):
         divided = index >= 0 and self.rows_divide_stages
         at = ~number if divided else block
         if at not in self._updates:
-            held = self.compute.of_stages.priced.held(number) if divided else self.held(block)
+            held = self.compute.of_stages.priced.with_parts(number) if divided else self.with_parts(block)
             self._updates[at] = update_parts(*held, self.stack, whole=divided or index < 0)
             if self.paged_bytes:  # in for the update, and out for the next forward
                 share = 1.0 if divided or index < 0 else self._elements_share(block)

@@ -66,7 +66,7 @@ def _inside(program: Program, pricing: Pricing) -> NDArray[np.float64]:
             elif kind.name in ("C", "FRC"):
                 table[k, block] = unsaved
             elif kind.name == "OPT":
-                table[k, block] = update + inside_update(*pricing.held(block))
+                table[k, block] = update + inside_update(*pricing.with_parts(block))
             elif (share := pricing.stages[pricing.blocks[block][0]].share) is not None:
                 table[k, block] = share.inside(kind.name)
     return table
@@ -118,12 +118,12 @@ def _inside_forward(pricing: Pricing, block: int) -> int:
     for layer, kept in layers:
         inside = kept + layer.output_bytes
         if layer.forward_bytes:
-            inside = layer.forward_bytes + kept - sum(one.bytes for one in layer.kept)  # what others keep counts once
-            passing = layer.input_bytes - sum(one.bytes for one in layer.kept if one.is_input)
+            inside = layer.forward_bytes + kept - sum(one.bytes for one in layer.saved)  # what others keep counts once
+            passing = layer.input_bytes - sum(one.bytes for one in layer.saved if one.is_input)
             inside -= max(min(passing, handed), 0)
         most = max(most, held + inside + 2 * layer.offloaded_bytes - total)
         held += kept
-        handed = sum(one.bytes for one in layer.kept if one.tensor in layer.sharded.block.outputs)
+        handed = sum(one.bytes for one in layer.saved if one.tensor in layer.sharded.block.outputs)
     return most
 
 
@@ -192,7 +192,7 @@ def _returned(pricing: Pricing, layer: LayerPrice) -> int:
         held_bytes += 4 if stack.loss.logits_dtype == "fp32" else width(pricing.plan.precision.compute)
     if stack.loss.divided_loss_copies and pricing.plan.mesh.tp > 1 and stack.launch.launch_mode != "compiled":
         held_bytes += 4 * (stack.loss.divided_loss_copies - 3)
-    return sum(kept.bytes for kept in layer.kept if kept.is_logits) * held_bytes // 4
+    return sum(kept.bytes for kept in layer.saved if kept.is_logits) * held_bytes // 4
 
 
 def _inside_update(pricing: Pricing, block: int) -> int:
@@ -228,7 +228,7 @@ def _largest_parameter(stage: StagePrice) -> int:
     return max(
         (
             int(price.sharded.local_elements[tensor.name])
-            for price, _ in stage.held
+            for price, _ in stage.held_layers
             for tensor in price.sharded.block.parameters
         ),
         default=0,

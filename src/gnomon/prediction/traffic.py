@@ -72,7 +72,7 @@ def _sent(pricing: Pricing, kind: str, block: int) -> Iterator[tuple[str, float]
             for axis, size in _inside(layer, phase).items():
                 yield axis, size * times
     if kind == "OPT":
-        for one, times in in_update(*pricing.held(block)):
+        for one, times in in_update(*pricing.with_parts(block)):
             yield "+".join(one.axes), one.sent_bytes * times
     if kind in WANTED:
         name, moments = WANTED[kind]

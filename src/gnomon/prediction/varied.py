@@ -144,8 +144,9 @@ def _layer(price: LayerPrice, slow: LayerPrice, full: LayerPrice, *, divided: bo
         input_grad=phase(price.input_grad, slow.input_grad),
         weight_grad=phase(price.weight_grad, slow.weight_grad),
         recompute=phase(price.recompute, slow.recompute),
-        kept=tuple(
-            replace(one, bytes=one.bytes * divided + own.bytes) for one, own in zip(price.kept, full.kept, strict=True)
+        saved=tuple(
+            replace(one, bytes=one.bytes * divided + own.bytes)
+            for one, own in zip(price.saved, full.saved, strict=True)
         ),
         remade_bytes=price.remade_bytes * divided + full.remade_bytes,
         transient_bytes=price.transient_bytes * divided + full.transient_bytes,

@@ -173,7 +173,7 @@ def _host_work(trace: Trace) -> NDArray[np.int64]:
     marks = [
         event
         for event in trace.of(MARK).tolist()
-        if (kind := kind_of_op(trace.named(event))) is not None and kind.role == "communication"
+        if (kind := kind_of_op(trace.name_of(event))) is not None and kind.role == "communication"
     ]
     return np.sort(np.concatenate((trace.of(CPU_OP), np.array(marks, np.int64))))
 
@@ -181,7 +181,7 @@ def _host_work(trace: Trace) -> NDArray[np.int64]:
 def _kind(trace: Trace, event: int) -> tuple[str, str]:
     """(kind, role) of an event that works."""
     category = trace.category[event]
-    name = trace.named(event)
+    name = trace.name_of(event)
     if category == COPY:
         # A copy within the device's memory holds it like a kernel does.
         return ("copy and cast", "compute") if "DtoD" in name else ("copy to or from the host", "copy")
@@ -197,7 +197,7 @@ def _kind(trace: Trace, event: int) -> tuple[str, str]:
     else:
         own, start = None, event
     while start != NONE:
-        row = kind_of_op(trace.named(start))
+        row = kind_of_op(trace.name_of(start))
         if row is not None and row.kind != "views and bookkeeping":
             if trace.on_device and row.role == "communication":
                 break  # a kernel that computes, issued from within a collective's call (its copies in and out)
@@ -308,7 +308,7 @@ def _host_parts(
 def _within_op(trace: Trace, event: int) -> bool:
     return any(
         trace.category[above] == CPU_OP
-        and ((kind := kind_of_op(trace.named(above))) is None or kind.role != "communication")
+        and ((kind := kind_of_op(trace.name_of(above))) is None or kind.role != "communication")
         for above in trace.ancestors(event)
     )
 
@@ -337,7 +337,7 @@ def _by_kind(
         sums = total[kinds[event]]
         sums[0] += 1
         sums[1] += seconds
-        names[kinds[event]][trace.named(event)] += seconds
+        names[kinds[event]][trace.name_of(event)] += seconds
     rows = [
         KindTime(
             kind=kind,

@@ -66,11 +66,11 @@ class Snapshot:
     """Allocations that failed."""
 
 
-def peak_of(source: str, told: Mapping[str, Any], device: int) -> Snapshot:
+def peak_of(source: str, document: Mapping[str, Any], device: int) -> Snapshot:
     """The peak of one device. InputError if the snapshot holds nothing of it."""
-    traces = told.get("device_traces")
+    traces = document.get("device_traces")
     entries = _list(traces[device]) if isinstance(traces, list) and device < len(traces) else []
-    segments = [s for s in _list(told.get("segments")) if isinstance(s, dict) and s.get("device", 0) == device]
+    segments = [s for s in _list(document.get("segments")) if isinstance(s, dict) and s.get("device", 0) == device]
     if not entries and not segments:
         raise InputError(
             f"{source!r} holds nothing of device {device}; record with torch.cuda.memory._record_memory_history()"

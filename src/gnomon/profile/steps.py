@@ -64,13 +64,13 @@ def find_steps(trace: Trace) -> Steps:
     """Finds the steps of a trace. InputError if the trace holds no work."""
     marks = _marks(trace, _STEP_MARK)
     if marks:
-        edges = [(trace.named(mark), float(trace.start_s[mark]), float(trace.end_s[mark])) for mark in marks]
+        edges = [(trace.name_of(mark), float(trace.start_s[mark]), float(trace.end_s[mark])) for mark in marks]
         found = _on_work(trace, edges)
         if found:
             return Steps(windows=found, how="steps by the profiler's marks (ProfilerStep)", marked=True)
     marks = _marks(trace, _OPTIMIZER_MARK)
     first = trace.names[trace.name[marks[0]]] if marks else ""
-    ends = [float(trace.end_s[mark]) for mark in marks if trace.named(mark) == first]
+    ends = [float(trace.end_s[mark]) for mark in marks if trace.name_of(mark) == first]
     if len(ends) > 1:
         edges = [(f"step {i}", a, b) for i, (a, b) in enumerate(zip(ends, ends[1:], strict=False))]
         found = _on_work(trace, edges)

@@ -105,7 +105,7 @@ class Trace:
         """Events of these categories, by start."""
         return np.flatnonzero(np.isin(self.category, categories))
 
-    def named(self, event: int) -> str:
+    def name_of(self, event: int) -> str:
         """The event's name."""
         name: str = self.names[self.name[event]]
         return name

@@ -129,7 +129,7 @@ class _Entries:
             out.append(column)
         return out[0], out[1]
 
-    def more(self) -> dict[int, list[int]]:
+    def third_predecessors(self) -> dict[int, list[int]]:
         """Third and further predecessors of the entries that have any."""
         rank, further = np.arange(len(self.target)) - self.wait_ptr[self.target], dict[int, list[int]]()
         for target, source in zip(self.target[rank >= 2].tolist(), self.source[rank >= 2].tolist(), strict=True):
@@ -193,7 +193,7 @@ def _one_by_one(graph: _Entries) -> tuple[Longs, Longs]:
     """Each stream as far as it goes, in turns, until none goes any further. An entry's level is one more than that of
     the last it waits for, so the result is the same whatever the turns."""
     first, second = (column.tolist() for column in graph.columns())
-    more, group, lane_of = graph.more(), graph.group.tolist(), graph.lane_of().tolist()
+    more, group, lane_of = graph.third_predecessors(), graph.group.tolist(), graph.lane_of().tolist()
     sizes = np.bincount(graph.group[graph.group >= 0]).tolist() if graph.has_groups else []
     # A group runs when all its entries stand at the heads of their streams; whoever comes last runs them all, one level
     # after the latest that any of them waits for.

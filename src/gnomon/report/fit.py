@@ -235,7 +235,7 @@ def largest_mapping(fitting: Fitting, what: str, sizes: Sequence[Most], *, assum
             for case in sizes
         ],
         "predictions": fitting.count,
-        "complete": not fitting.left,
+        "complete": not fitting.incomplete,
         "assumptions": [*assumed, *fitting.base.assumptions],
     }
 

@@ -45,7 +45,7 @@ class Like:
     lines: tuple[Line, ...]
     text: str
     """The file."""
-    changed: str
+    changed_file: str
     """The file with the changes."""
     covered: str
     """What was searched, in a sentence."""
@@ -53,7 +53,7 @@ class Like:
     @property
     def diff(self) -> tuple[str, ...]:
         """Lines of a unified diff of the file."""
-        before, after = self.text.splitlines(), self.changed.splitlines()
+        before, after = self.text.splitlines(), self.changed_file.splitlines()
         return tuple(difflib.unified_diff(before, after, self.source, self.target, lineterm="", n=2))
 
 
@@ -135,7 +135,7 @@ def like_mapping(answer: Like, *, assumed: Sequence[str], notes: Sequence[str]) 
         "step_s": [answer.before.step_s, None if answer.after is None else answer.after.step_s],
         "changes": [alone(line) for line in answer.lines],
         "diff": list(answer.diff),
-        "text": answer.changed,
+        "text": answer.changed_file,
         "covered": answer.covered,
         "assumptions": list(assumed),
         "notes": list(notes),

@@ -169,13 +169,13 @@ def _runners(result: MixedResult) -> tuple[str, ...]:
 def _covered(result: MixedResult) -> tuple[str, ...]:
     counts = result.counts
     parts = [
-        f"{counts.priced:,} predicted",
+        f"{counts.num_predicted:,} predicted",
         f"{counts.too_slow:,} shown too slow",
         f"{counts.too_large:,} shown too large",
         f"{counts.illegal:,} that cannot run",
-        *([f"{counts.left:,} not looked at"] if counts.left else []),
+        *([f"{counts.num_unseen:,} not looked at"] if counts.num_unseen else []),
     ]
-    spent, option = ENDED[result.ended] if result.ended else ("", "")
+    spent, option = ENDED[result.end_reason] if result.end_reason else ("", "")
     if result.proved:
         sure = "none of them is faster than the best"
     elif result.bound_s > 0:
@@ -209,14 +209,14 @@ def mixed_mapping(result: MixedResult) -> dict[str, Any]:
         "equal": shown(result.equal),
         "alone": {kind.name: shown(candidate) for kind, candidate in result.alone},
         "proved": result.proved,
-        "ended": result.ended,
+        "ended": result.end_reason,
         "bound_s": result.bound_s,
         "points": {
             "space": counts.space,
-            "priced": counts.priced,
+            "priced": counts.num_predicted,
             "too_slow": counts.too_slow,
             "too_large": counts.too_large,
             "illegal": counts.illegal,
-            "not_looked_at": counts.left,
+            "not_looked_at": counts.num_unseen,
         },
     }

@@ -206,7 +206,7 @@ class _Errors:
         out = []
         for arch, device in sorted(self.devices.items()):
             known = rates(self.stack, device, self.base)
-            eager = host_cost(self.stack.changed(launch_mode=None), device, self.base).per_kernel_s
+            eager = host_cost(self.stack.with_values(launch_mode=None), device, self.base).per_kernel_s
             slower = {
                 "compute": known.compute / kernels,
                 "attention": known.attention / attention,

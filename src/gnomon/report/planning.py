@@ -333,11 +333,12 @@ def _covered(result: Result) -> tuple[str, ...]:
         else:
             proved = "none is faster than the best, but alternatives may be missing"
         return wrapped(
-            f"budget spent: {counts.left:,} of {counts.space:,} plans were not looked at (--budget): {proved}{near}",
+            f"budget spent: {counts.num_unseen:,} of {counts.space:,} plans were not looked at (--budget): "
+            f"{proved}{near}",
             indent="",
         )
     return wrapped(
-        f"{counts.space:,} plans = {counts.priced:,} predicted + {counts.too_slow:,} shown too slow + "
+        f"{counts.space:,} plans = {counts.num_predicted:,} predicted + {counts.too_slow:,} shown too slow + "
         f"{counts.too_large:,} shown too large + {counts.duplicates:,} the same as another + {counts.illegal:,} that "
         f"cannot run",
         indent="",
@@ -406,12 +407,12 @@ def result_mapping(
         ],
         "points": {
             "space": counts.space,
-            "priced": counts.priced,
+            "priced": counts.num_predicted,
             "too_slow": counts.too_slow,
             "too_large": counts.too_large,
             "duplicates": counts.duplicates,
             "illegal": counts.illegal,
-            "not_looked_at": counts.left,
+            "not_looked_at": counts.num_unseen,
         },
         "others_take_s_or_more": result.open_s,
         "uneven": None if stages is None else uneven_mapping(stages),

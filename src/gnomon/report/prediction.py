@@ -95,12 +95,12 @@ def prediction_text(
 
 def beyond_stack(prediction: Prediction) -> tuple[str, ...]:
     """What the program does not run of the plan, and what to do; nothing where it runs all of it."""
-    if not prediction.beyond:
+    if not prediction.unsupported:
         return ()
     name = prediction.pricing.stack.name
     warning = (
-        f"{name} does not run this plan: {'; '.join(prediction.beyond)}. The numbers are of a {name} that did. What it "
-        f"does run is found by `gnomon plan --stack {name}`; a program of your own is --stack FILE.toml"
+        f"{name} does not run this plan: {'; '.join(prediction.unsupported)}. The numbers are of a {name} that did. "
+        f"What it does run is found by `gnomon plan --stack {name}`; a program of your own is --stack FILE.toml"
     )
     return ("", *wrapped(warning, indent=""))
 

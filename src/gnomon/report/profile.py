@@ -172,7 +172,7 @@ class ExpectedParts:
     step_s: float
     parts: Mapping[str, float]
     peak_bytes: float | None
-    held: Mapping[str, float]
+    bytes_by_class: Mapping[str, float]
     """Class of memory -> bytes at the peak of the rank that holds most; empty where it is not told."""
 
 
@@ -188,7 +188,7 @@ def expected_of(prediction: Prediction, source: str) -> ExpectedParts:
         step_s=prediction.step_s,
         parts=parts,
         peak_bytes=rank.allocated_bytes,
-        held=dict(rank.by_class),
+        bytes_by_class=dict(rank.by_class),
     )
 
 
@@ -208,7 +208,7 @@ def expected_of_timeline(timeline: Timeline, source: str) -> ExpectedParts:
     for share in spent.of(worker):
         parts["compute" if share.busy else words.get(share.part, "waiting")] += share.seconds
     held = max((peak.bytes for peak in peaks(timeline)), default=None) if timeline.memory is not None else None
-    return ExpectedParts(source=source, step_s=timeline.step_s, parts=parts, peak_bytes=held, held={})
+    return ExpectedParts(source=source, step_s=timeline.step_s, parts=parts, peak_bytes=held, bytes_by_class={})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -264,7 +264,7 @@ def reasons_mapping(reasons: Reasons, terms: Terms | None = None) -> dict[str, A
     return {
         "schema": "gnomon.reasons/1",
         "step_s": reasons.prediction.step_s,
-        "beyond_stack": list(reasons.prediction.beyond),
+        "beyond_stack": list(reasons.prediction.unsupported),
         "breakdown_s": dict(reasons.prediction.breakdown),
         "bounded_by": bounded_by(reasons),
         "network": network(reasons),

@@ -77,7 +77,7 @@ def words_of(case: Case) -> str:
 def fitted_words(fitted: FittingPlan) -> str:
     """Says which choices make a plan fit and what they cost, as in `activation_offload 8 (+3.1 % step)`."""
     plan = fitted.candidate.plan
-    names = " and ".join(f"{c.name} {show_value(c, value, plan)}" for c, value in fitted.made)
+    names = " and ".join(f"{c.name} {show_value(c, value, plan)}" for c, value in fitted.choices)
     need = gib(fitted.without.tightest.peak_bytes)
     return f"{names}, {100 * fitted.cost:+.1f} % of the step of the same plan without, which takes {need} GiB"
 
@@ -101,13 +101,13 @@ def _mapping(case: Case) -> dict[str, Any]:
         "peak_bytes": best.prediction.tightest.peak_bytes,
         "point": None if best.point is None else best.point._asdict(),
         **({} if isinstance(best, MixedFound) else {"choices": {c.name: value for c, value in choices_of(best.plan)}}),
-        **({} if case.fitted is None else {"fits_by": _fits_by(case.fitted)}),
+        **({} if case.fit is None else {"fits_by": _fits_by(case.fit)}),
     }
 
 
 def _fits_by(fitted: FittingPlan) -> dict[str, Any]:
     return {
-        "choices": {choice.name: value for choice, value in fitted.made},
+        "choices": {choice.name: value for choice, value in fitted.choices},
         "longer_step": fitted.cost,
         "peak_bytes_without": fitted.without.tightest.peak_bytes,
         "step_s_without": fitted.without.step_s,

@@ -33,7 +33,7 @@ class Attempt:
     """Its plan file."""
     ran: Ran | None
     """What was measured; None where it did not come so far."""
-    ended: Ended
+    outcome: Ended
     """How it ended."""
     reason: str
     """Why it has no measurement; empty if it has."""
@@ -101,7 +101,7 @@ def unsteady(attempts: Sequence[Attempt]) -> str:
 def verdict(attempt: Attempt, best: Attempt | None) -> str:
     """`kept`, `as fast` (within the spread of the two), `12 % slower`, or how it ended."""
     if attempt.ran is None or best is None or best.ran is None:
-        return attempt.ended
+        return attempt.outcome
     if attempt is best:
         return "kept"
     slower = attempt.ran.step_s / best.ran.step_s - 1
@@ -168,7 +168,7 @@ def tried_mapping(attempts: Sequence[Attempt]) -> dict[str, Any]:
             {
                 "plan": short(attempt.candidate),
                 "file": attempt.file,
-                "ended": attempt.ended,
+                "ended": attempt.outcome,
                 "reason": attempt.reason,
                 "wall_s": attempt.wall_s,
                 "predicted_step_s": attempt.candidate.step_s,

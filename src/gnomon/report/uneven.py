@@ -22,7 +22,7 @@ def uneven_text(uneven: Uneven) -> tuple[str, ...]:
         f"uneven stages, recompute by stage: {len(uneven.tried)} plan{'s' * (len(uneven.tried) > 1)} near the best, "
         f"{sum(cut.predicted for cut in cuts):,} of {_count(sum(cut.every for cut in cuts))} ways to cut their "
         f"layers predicted, {_count(sum(cut.too_large for cut in cuts))} too large, "
-        f"{_count(sum(cut.too_slow for cut in cuts))} shown too slow, {_count(sum(cut.left for cut in cuts))} not "
+        f"{_count(sum(cut.too_slow for cut in cuts))} shown too slow, {_count(sum(cut.num_open for cut in cuts))} not "
         f"looked at"
     )
     if uneven.best is None:

@@ -91,7 +91,7 @@ def ladder(fitting: Fitting, alone: tuple[Rung, ...]) -> Ladder:
         combined=() if fits else tuple(fitting.combined()),
         smaller=() if fits else tuple(fitting.asked_less()),
         predictions=fitting.count,
-        complete=not fitting.left,
+        complete=not fitting.incomplete,
     )
 
 

@@ -81,7 +81,7 @@ class JobFolder:
         """Says what the job stands on now."""
         _replace(self.path / STATE, {"schema": SCHEMA, **asdict(state)})
 
-    def asked(self) -> int | None:
+    def requested_processes(self) -> int | None:
         """Processes that somebody asks for, once; None where nobody does, or what is there cannot be read."""
         try:
             processes = _read(self.path / REQUEST)["processes"]

@@ -29,7 +29,7 @@ _MISSING: Any = dataclasses.MISSING
 class _Codec:
     """How one annotation is read from and written to plain values."""
 
-    wanted: str
+    expected: str
     """What an error message says was expected."""
     read: Callable[[Any, str], Any]
     """(plain value, path) -> value"""
@@ -202,19 +202,19 @@ def _enum(cls: type[Enum]) -> _Codec:
             raise _mismatch(cls.__name__, value, path)
         return value.value
 
-    return _Codec(values.wanted, lambda value, path: members[values.read(value, path)], write, values.shape)
+    return _Codec(values.expected, lambda value, path: members[values.read(value, path)], write, values.shape)
 
 
 def _array(item: _Codec) -> _Codec:
     def items(value: Any, path: str, kind: Any, convert: Callable[[Any, str], Any]) -> Iterator[Any]:
         if kind is tuple and isinstance(value, list):  # a file's arrays are lists, a dataclass's tuples
-            raise InputError(f"Expected a tuple of {item.wanted}, got a list", path)
+            raise InputError(f"Expected a tuple of {item.expected}, got a list", path)
         if not isinstance(value, kind):
-            raise _mismatch(f"array of {item.wanted}", value, path)
+            raise _mismatch(f"array of {item.expected}", value, path)
         return (convert(entry, f"{path}[{index}]") for index, entry in enumerate(value))
 
     return _Codec(
-        f"array of {item.wanted}",
+        f"array of {item.expected}",
         lambda value, path: tuple(items(value, path, list | tuple, item.read)),
         lambda value, path: list(items(value, path, tuple, item.write)),
         "array",
@@ -222,7 +222,7 @@ def _array(item: _Codec) -> _Codec:
 
 
 def _fixed_array(items: tuple[_Codec, ...]) -> _Codec:
-    wanted = f"array of {len(items)} ({', '.join(item.wanted for item in items)})"
+    wanted = f"array of {len(items)} ({', '.join(item.expected for item in items)})"
 
     def entries(value: Any, path: str, kind: Any) -> list[tuple[_Codec, Any, str]]:
         if not isinstance(value, kind) or len(value) != len(items):
@@ -258,7 +258,7 @@ def _union(members: tuple[Any, ...]) -> _Codec:
         raise TypeError(f"None is only possible for a field whose default is None, not in {members}")
     _refuse_ambiguous(members)
     codecs = [_codec(member) for member in members]
-    wanted = " or ".join(dict.fromkeys(codec.wanted for codec in codecs))
+    wanted = " or ".join(dict.fromkeys(codec.expected for codec in codecs))
     classes = tuple(member for member in members if dataclasses.is_dataclass(member))
 
     def read(value: Any, path: str) -> Any:
@@ -383,7 +383,7 @@ def read_table(cls: type, value: Any, path: str) -> Any:
             given = value[key]
             arguments[key] = None if given is None and field.optional else field.codec.read(given, join(path, key))
         elif field.required:
-            raise InputError(f'Missing key "{key}" ({field.codec.wanted})', path)
+            raise InputError(f'Missing key "{key}" ({field.codec.expected})', path)
     try:
         return cls(**arguments)
     except ValueError as error:

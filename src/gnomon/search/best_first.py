@@ -89,7 +89,7 @@ class Search(Generic[Plan]):
         if self._heap:
             self.space.last_resort(self)
         self.open_s = self._close(self.worst())
-        self.ended = self.ended if self.counts.left else ""
+        self.ended = self.ended if self.counts.num_unseen else ""
         assert self.counts.covered == self.counts.space, (self.counts, "points must add up")
 
     def _goes_on(self) -> bool:
@@ -147,7 +147,7 @@ class Search(Generic[Plan]):
             if bound >= worst:
                 self.counts.too_slow += candidate.points
             else:
-                self.counts.left += candidate.points
+                self.counts.num_unseen += candidate.points
                 least = min(least, bound)
         self._heap.clear()
         return least

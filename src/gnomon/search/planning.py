@@ -116,14 +116,14 @@ def plan(
         result = replace(
             result, best=moved.best, counts=result.counts + moved.counts, open_s=min(left) if left else None
         )
-    if result.best and result.counts.left:
+    if result.best and result.counts.num_unseen:
         climbed = climb(result, result.best[0])
         result = replace(result.led_by(climbed.best if climbed.steps else None), neighbours=climbed.tried)
     if result.best:
         return result
-    if result.counts.left:
+    if result.counts.num_unseen:
         raise PlanError(_spent(result) + _on_host(result, fixed, limits))
-    if not result.counts.priced and not result.counts.too_large:
+    if not result.counts.num_predicted and not result.counts.too_large:
         raise PlanError(explain_illegal(result))
 
     jobs: dict[str, SearchJob] = {}
@@ -151,7 +151,7 @@ def _spent(result: Result) -> str:
     """The error that a budget was spent before a plan was found that fits, and how near the nearest came."""
     sentence = (
         f"no plan of {result.graph.name} on {result.cluster.name} was found that fits in "
-        f"{show_bytes(result.limit_bytes)} a device; the budget was spent with {result.counts.left:,} of "
+        f"{show_bytes(result.limit_bytes)} a device; the budget was spent with {result.counts.num_unseen:,} of "
         f"{result.counts.space:,} plans not looked at (--budget)"
     )
     if result.smallest is None:

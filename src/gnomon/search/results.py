@@ -106,7 +106,7 @@ class Counts:
     """How many points went which way; they add up to the space."""
 
     space: int = 0
-    priced: int = 0
+    num_predicted: int = 0
     """Predicted."""
     too_slow: int = 0
     """Not predicted: a bound on the time is above the best."""
@@ -116,7 +116,7 @@ class Counts:
     """The same run as another point."""
     illegal: int = 0
     """Cannot run: axes that do not divide, a batch that does not, too few layers."""
-    left: int = 0
+    num_unseen: int = 0
     """Not looked at: the budget was spent before."""
     why: dict[str, int] = field(default_factory=dict)
     """Name of a rule -> points that break it."""
@@ -129,11 +129,11 @@ class Counts:
     @property
     def covered(self) -> int:
         """The points that were covered, all kinds together."""
-        return self.priced + self.bounded + self.duplicates + self.illegal + self.left
+        return self.num_predicted + self.bounded + self.duplicates + self.illegal + self.num_unseen
 
     def __add__(self, other: Counts) -> Counts:
         """Adds the counts of two searches."""
-        names = ("space", "priced", "too_slow", "too_large", "duplicates", "illegal", "left")
+        names = ("space", "num_predicted", "too_slow", "too_large", "duplicates", "illegal", "num_unseen")
         why = dict(Counter(self.why) + Counter(other.why))
         return Counts(**{name: getattr(self, name) + getattr(other, name) for name in names}, why=why)
 

@@ -762,12 +762,15 @@ class Answers:
             return None
         return {
             "content": [
-                {**self._told(t.id, t.text, t.logprob), "top_logprobs": [self._told(*one) for one in t.top]}
+                {
+                    **self._token_entry(t.id, t.text, t.logprob),
+                    "top_logprobs": [self._token_entry(*one) for one in t.top],
+                }
                 for t in tokens
             ]
         }
 
-    def _told(self, token: int, text: str, logprob: float | None) -> dict[str, Any]:
+    def _token_entry(self, token: int, text: str, logprob: float | None) -> dict[str, Any]:
         return {"token": self._name(token, text), "logprob": logprob, "bytes": list(text.encode())}
 
 

@@ -63,9 +63,9 @@ class BoundText:
     """Of these, from the first on, that are tokens; the rest fills up."""
     first: int = 0
     """Position of its first row."""
-    kept: dict[str, tuple[Tensor, Tensor]] = field(default_factory=dict)
+    keys_values: dict[str, tuple[Tensor, Tensor]] = field(default_factory=dict)
     """Layer -> its keys and values so far, (heads, tokens, dim) with room at the end, where tokens come one by one."""
-    read: dict[str, Tensor] = field(default_factory=dict)
+    memory_values: dict[str, Tensor] = field(default_factory=dict)
     """Linear of `memory` -> what it made of it, (heads, tokens, dim)."""
     memory: Tensor | None = None
     """(1, tokens, hidden): what an encoder made of the text that is answered."""
@@ -315,14 +315,16 @@ def _remembered(
     texts: Sequence[BoundText], keys: Sequence[str], made: Callable[[Tensor], list[Tensor]]
 ) -> list[list[Tensor]]:
     """Returns for each text what linears made of its memory, those that are new together."""
-    new = [(text, text.memory) for text in texts if keys[0] not in text.read]
+    new = [(text, text.memory) for text in texts if keys[0] not in text.memory_values]
     if new:
         memories = [memory for _, memory in new if memory is not None]
         assert len(memories) == len(new), "a text whose encoder has not run"
         rows = [part.split([m.shape[1] for m in memories], 1) for part in made(torch.cat(memories, 1))]
         for at, (text, _) in enumerate(new):  # each head's tokens follow each other, as every later token reads them
-            text.read.update(zip(keys, (part[at][0].transpose(0, 1).contiguous() for part in rows), strict=True))
-    return [[text.read[key] for key in keys] for text in texts]
+            text.memory_values.update(
+                zip(keys, (part[at][0].transpose(0, 1).contiguous() for part in rows), strict=True)
+            )
+    return [[text.memory_values[key] for key in keys] for text in texts]
 
 
 def _few(rows: list[list[Tensor]]) -> Any:
@@ -338,13 +340,13 @@ ROOM = 64
 def _extended(text: BoundText, key: str, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
     """Keys and values (heads, tokens, dim) of all tokens so far, the new ones (tokens, heads, dim) among them."""
     last = text.first + text.rows
-    held = text.kept.get(key)
+    held = text.keys_values.get(key)
     if held is None or held[0].shape[1] < last:
         room = last + max(ROOM, last // 2)
         grown = tuple(x.new_empty((x.shape[1], room, x.shape[2])) for x in (k, v))
         if held is not None:
             for new, old in zip(grown, held, strict=True):
                 new[:, : text.first] = old[:, : text.first]
-        held = text.kept[key] = (grown[0], grown[1])
+        held = text.keys_values[key] = (grown[0], grown[1])
     held[0][:, text.first : last], held[1][:, text.first : last] = k.transpose(0, 1), v.transpose(0, 1)
     return held[0][:, :last], held[1][:, :last]

@@ -187,7 +187,7 @@ class Decoder:
         for index, (steps, read, written, ends) in enumerate(self.layers):
             own = {name: values[source] for name, source in read.items()}
             if ends and not rows.all_wanted:
-                own = {name: x.index_select(1, rows.wanted) for name, x in own.items()}
+                own = {name: x.index_select(1, rows.logit_rows) for name, x in own.items()}
             for name in self.unread[index]:
                 values.pop(name, None)
             if self.streams is not None:
@@ -201,7 +201,7 @@ class Decoder:
                 else:
                     own.update(zip(step.writes, out, strict=True))
             if self.streams is not None:
-                self.streams.done(index)
+                self.streams.release(index)
             for name, full in written.items():
                 values[full] = own[name]
         return values
@@ -290,7 +290,7 @@ class Decoder:
             return [held.reshape(math.prod(held.shape[:rows]), -1).T]
         return [held.reshape(math.prod(held.shape[:rows]), -1)]
 
-    def _product(self, layer: Layer, block: Block, ops: Sequence[Op]) -> Callable[[Tensor], Tensor]:
+    def _joint_matmul(self, layer: Layer, block: Block, ops: Sequence[Op]) -> Callable[[Tensor], Tensor]:
         """Makes the matmul of linears that read the same rows, side by side."""
         name = " ".join(layer.call.parameter_name(op.inputs[1], layer.index) for op in ops)
         bias = None
@@ -317,7 +317,7 @@ class Decoder:
     def _joined(self, layer: Layer, block: Block, ops: Sequence[Op]) -> Run:
         outs = [matrix_dims(block, op)[0] for op in ops]
         widths, inner = [math.prod(out) for out in outs], matrix_dims(block, ops[0])[1]
-        product = self._product(layer, block, ops)
+        product = self._joint_matmul(layer, block, ops)
         names = [layer.call.parameter_name(op.inputs[1], layer.index) for op in ops]
         if not any(name in adapter.low for name in names for adapter in self.adapters):
             return partial(_several, product, widths, outs, inner)
@@ -337,7 +337,9 @@ class Decoder:
         match op.does:
             case "multiplies":
                 out, inner = matrix_dims(block, op)
-                one = partial(_one, self._product(layer, block, [op]), out, inner, float(_number(op, "factor", 1.0)))
+                one = partial(
+                    _one, self._joint_matmul(layer, block, [op]), out, inner, float(_number(op, "factor", 1.0))
+                )
                 name = layer.call.parameter_name(op.inputs[1], layer.index)
                 if not any(name in adapter.low for adapter in self.adapters):
                     return one
@@ -656,8 +658,8 @@ def _rotary(op: Op, head: int, rows: TokenRows, x: Tensor) -> Tensor:
     """Turns x by its positions. x: (1, tokens, …, head)."""
     width = int(head * _number(op, "fraction", 1.0))
     key = ("rotary", op.attrs, width, x.dtype)
-    if (made := rows.made.get(key)) is None:
-        made = rows.made[key] = _angles(op, width, rows, x.dtype)
+    if (made := rows.shared_values.get(key)) is None:
+        made = rows.shared_values[key] = _angles(op, width, rows, x.dtype)
     cos, sin = made
     if x.dim() > 3:
         shape = (1, x.shape[1], *[1] * (x.dim() - 3), width // 2)
@@ -697,13 +699,13 @@ def _dispatch(experts: int, first: int, here: int, rows: TokenRows, x: Tensor, i
         begin, counts = sum(routing.counts[:first]), routing.counts[first : first + here]
         order = routing.order[begin : begin + sum(counts)]
         routing = Routing(order=order, counts=counts, topk=routing.topk)
-    rows.made["routing"] = routing
+    rows.shared_values["routing"] = routing
     return x.reshape(-1, x.shape[-1]).index_select(0, routing.order // routing.topk)
 
 
 def _grouped(products: Sequence[Callable[[Tensor], Tensor]], rows: TokenRows, x: Tensor) -> Tensor:
     """Each row by the matrix of its own expert; experts without rows are not touched."""
-    routing: Routing = rows.made["routing"]
+    routing: Routing = rows.shared_values["routing"]
     at = list(accumulate(routing.counts, initial=0))
     parts = [products[one](x[at[one] : at[one + 1]]) for one, count in enumerate(routing.counts) if count]
     if not parts:  # no token has chosen an expert of this rank
@@ -712,7 +714,7 @@ def _grouped(products: Sequence[Callable[[Tensor], Tensor]], rows: TokenRows, x:
 
 
 def _combine(rows: TokenRows, x: Tensor, weights: Tensor, indices: Tensor) -> Tensor:
-    routing: Routing = rows.made["routing"]
+    routing: Routing = rows.shared_values["routing"]
     by_row = weights.reshape(-1).index_select(0, routing.order).unsqueeze(-1).to(x.dtype)
     out = torch.zeros((indices.shape[1], x.shape[-1]), dtype=x.dtype)
     return out.index_add_(0, routing.order // routing.topk, x * by_row).unsqueeze(0)

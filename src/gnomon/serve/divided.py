@@ -56,7 +56,7 @@ def open_rank(settings: Settings, seat: Seat) -> tuple[Decoder, int]:
         folder, settings.rules, dtype=settings.dtype, kv_bytes=settings.kv_bytes, weights=settings.weights,
         max_model_len=settings.max_model_len, ways=settings.ways,
     )  # fmt: skip
-    share = divide(found.cut, settings.ways, seat.rank, meet(seat, settings.ways))
+    share = divide(found.graph_without_loss, settings.ways, seat.rank, meet(seat, settings.ways))
     return load_share(folder, found, share, settings.adapters, settings.resident_bytes), found.max_model_len
 
 

@@ -245,7 +245,7 @@ class Engine:
         for key in batch.preempted:
             self.requests[key].preempted += 1
             self.preemptions += 1
-            self.lost(key)
+            self.forget_blocks(key)
         if not batch.pieces and not batch.decodes:
             return False
         self.iterations += 1
@@ -254,7 +254,7 @@ class Engine:
         self._parts_begun = parts
         return True
 
-    def lost(self, key: int) -> None:
+    def forget_blocks(self, key: int) -> None:
         """A request has lost its blocks: of what lies in them nothing is left."""
 
     def end(self) -> list[EngineToken]:
@@ -266,7 +266,7 @@ class Engine:
             logits = self.head.logits(logits, [one.row if one is not None else None for one in whose])
         for part in parts:
             if part.key in self.memory.sequences:
-                self.memory.written(part.key, part.start + len(part.tokens))
+                self.memory.mark_written(part.key, part.start + len(part.tokens))
         if any(part.scored for part in parts):
             logits = self._scored(parts, logits)
         return self._chosen([part.key for part in parts if part.samples], logits)
@@ -289,7 +289,7 @@ class Engine:
         parts, sequences = [], self.memory.sequences
         for piece in batch.pieces:
             request, stop = self.requests[piece.key], piece.prefix + piece.new
-            request.cached = sequences[piece.key].found
+            request.cached = sequences[piece.key].num_cached
             tokens = sequences[piece.key].tokens[piece.prefix : stop]
             scored = range(0)
             if request.scores is not None:

@@ -142,7 +142,7 @@ class ForwardProgram:
             writer.check()
         except _NotPlain:
             return None
-        return writer.written()
+        return writer.finish()
 
     def room(self, width: int, *, brief: bool = False) -> _Place:
         """Rows of so many elements, of all tokens, or of those that are computed together."""
@@ -203,11 +203,11 @@ class ForwardProgram:
         assert tokens <= self.tokens
         if entering is not None:
             self._rows(self.enters, tokens).copy_(entering[0])
-        logits = torch.empty((len(rows.wanted) if self.share.is_last else 0, self.vocab_size))
+        logits = torch.empty((len(rows.logit_rows) if self.share.is_last else 0, self.vocab_size))
         call.tokens, call.wanted, call.threads, call.sequences = tokens, len(logits), rows.threads, rows.count
         call.ids, call.positions, call.begins = rows.ids.data_ptr(), rows.positions.data_ptr(), rows.begins.data_ptr()
         call.adapters = rows.adapters.data_ptr()
-        call.lengths, call.rows, call.logits = rows.lengths.data_ptr(), rows.wanted.data_ptr(), logits.data_ptr()
+        call.lengths, call.rows, call.logits = rows.lengths.data_ptr(), rows.logit_rows.data_ptr(), logits.data_ptr()
         tables = (ctypes.c_void_p * len(rows.tables))(*[table.data_ptr() for table in rows.tables])
         lengths = (ctypes.c_int64 * len(rows.tables))(*[table.shape[1] for table in rows.tables])
         call.tables, call.table_rows = ctypes.addressof(tables), ctypes.addressof(lengths)
@@ -311,7 +311,7 @@ class _Writer:
         if not fine:
             raise _NotPlain
 
-    def written(self) -> ForwardProgram:
+    def finish(self) -> ForwardProgram:
         """The whole of it."""
         program = self.program
         hidden = max(
@@ -333,7 +333,7 @@ class _Writer:
                 program.stop(lambda _, own=number: kept.take(own))  # type: ignore[misc]
             x = program.leaves = self._layer(layer, x, streams[number % 2])
             if kept is not None:
-                program.stop(lambda _, own=number: kept.done(own))  # type: ignore[misc]
+                program.stop(lambda _, own=number: kept.release(own))  # type: ignore[misc]
                 self.weights.let_go()
         program.close()
         return program

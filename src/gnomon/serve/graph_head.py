@@ -128,7 +128,7 @@ class HeadCalibration:
         """Whether so many rows are faster by the graph."""
         return bool(self.width) and rows * self.graph_s < float(np.interp(rows, TIMED_ROWS, self.exact_s))
 
-    def told(self, tokens: int) -> str:
+    def summary(self, tokens: int) -> str:
         """Sums the calibration up in a line."""
         times = f"{self.graph_s * 1e3:.2f} ms a row, exact {self.exact_s[0] * 1e3:.2f}"
         seen = f"recall@{RECALLED} {self.recall:.3f}, {times}"
@@ -174,7 +174,7 @@ class GraphHead:
         """Returns exact logits (rows, vocabulary). states: (rows, width), float32."""
         return functional.linear(states, self.table, self.bias)
 
-    def found(self, state: Tensor, count: int, width: int) -> tuple[NDArray[np.int64], Tensor]:
+    def likeliest(self, state: Tensor, count: int, width: int) -> tuple[NDArray[np.int64], Tensor]:
         """(tokens, their exact logits) of at least `count` that the search takes for the likeliest. state: (width)."""
         point = np.zeros((1, len(state) + 2), dtype=np.float32)
         point[0, : len(state)], point[0, len(state)] = state.numpy(), 1.0
@@ -196,7 +196,7 @@ class GraphHead:
         for width in WIDTHS:
             begin, hits = clock(), 0
             for state, wanted in zip(states, exact, strict=True):
-                tokens, logits = self.found(state, 2 * RECALLED, width)
+                tokens, logits = self.likeliest(state, 2 * RECALLED, width)
                 best = tokens[logits.topk(RECALLED).indices.numpy()]
                 hits += len(set(best.tolist()) & set(wanted.tolist()))
             graph_s = (clock() - begin) / len(states)
@@ -230,7 +230,7 @@ class GraphHead:
             row = rows[at]
             count = max(2 * RECALLED, 2 * (row.sampling.top_k if row is not None else 0))
             assert known is not None
-            tokens, logits = self.found(states[at], count, known.width)
+            tokens, logits = self.likeliest(states[at], count, known.width)
             made[at, torch.from_numpy(tokens)] = logits
         others = [at for at in range(len(states)) if at not in set(graph)]
         if others:

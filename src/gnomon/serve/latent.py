@@ -106,9 +106,9 @@ class LatentPages:
     def attend(self, rows: TokenRows, q: Tensor, latent: Tensor, rotated: Tensor) -> Tensor:
         """q (tokens, H, N + P), latent (tokens, R), rotated (tokens, P) -> (tokens, H, V)."""
         table = rows.tables[self.group].long()
-        whose = rows.made.get("whose")
+        whose = rows.shared_values.get("whose")
         if whose is None:
-            whose = rows.made["whose"] = torch.arange(rows.count).repeat_interleave(torch.diff(rows.begins))
+            whose = rows.shared_values["whose"] = torch.arange(rows.count).repeat_interleave(torch.diff(rows.begins))
         block = table[whose, rows.positions // self.size]
         self.pool[block, rows.positions % self.size] = torch.cat([latent, rotated], dim=-1)
         if rows.one_each and not self.of_adapter:

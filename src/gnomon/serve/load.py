@@ -61,7 +61,7 @@ class ModelFolder:
 
     graph: Graph
     """As it is trained, whose parameters the weights are."""
-    cut: Graph
+    graph_without_loss: Graph
     """Without its loss."""
     ways: Ways
     """Into how many parts it is divided."""
@@ -100,7 +100,7 @@ def look(
         check_division(cut, ways)
     sizes = sizes_of(cut, rules, DTYPES[dtype], kv_bytes, min(asked, longest_asked or asked), ways)
     values_of(folder, graph)  # the files' headers: what is missing or misshapen
-    return ModelFolder(graph=graph, cut=cut, ways=ways, sizes=sizes, forms=forms, max_model_len=asked)
+    return ModelFolder(graph=graph, graph_without_loss=cut, ways=ways, sizes=sizes, forms=forms, max_model_len=asked)
 
 
 def open_model(
@@ -142,7 +142,7 @@ def open_model(
     )
     if head == "graph":
         return _with_graph_head(folder, rules, found, adapters, resident_bytes)
-    model = load_share(folder, found, whole(found.cut), adapters, resident_bytes)
+    model = load_share(folder, found, whole(found.graph_without_loss), adapters, resident_bytes)
     return Engine(model, rules, max_model_len=found.max_model_len)
 
 
@@ -156,13 +156,18 @@ def _with_graph_head(
     """The engine without the model's head, and the head as a graph; which of both is used is told."""
     if found.forms.layers is not None:
         raise InputError("--head graph has the head's matrix in full; leave --weights out")
-    cut = without_head(found.cut)
-    held = Weights(folder, found.graph, whole(found.cut))
+    cut = without_head(found.graph_without_loss)
+    held = Weights(folder, found.graph, whole(found.graph_without_loss))
     table, bias = held[cut.weight], held[cut.bias] if cut.bias else None
     head = GraphHead(table.flatten(1).to(found.forms.dtype), None if bias is None else bias.flatten())
     del held, table
     model = load_share(
-        folder, replace(found, cut=cut.graph), whole(cut.graph), adapters, resident_bytes, identity=cut.width
+        folder,
+        replace(found, graph_without_loss=cut.graph),
+        whole(cut.graph),
+        adapters,
+        resident_bytes,
+        identity=cut.width,
     )
     engine = Engine(model, rules, max_model_len=found.max_model_len)
     engine.head = head
@@ -174,7 +179,7 @@ def _with_graph_head(
         while engine.has_work:
             engine.step()
     calibrated = head.calibrate(torch.cat(head.seen))
-    print(f"gnomon: {calibrated.told(head.vocab_size)}", file=sys.stderr, flush=True)
+    print(f"gnomon: {calibrated.summary(head.vocab_size)}", file=sys.stderr, flush=True)
     head.searched = head.multiplied = 0
     return engine
 
@@ -192,7 +197,7 @@ def load_share(
     them."""
     with _large_apart():
         held = Weights(folder, found.graph, share, identity)
-        linears = held.linears(found.cut) if adapters else {}
+        linears = held.linears(found.graph_without_loss) if adapters else {}
         lows = [read_adapter(name, path, linears, share.slots) for name, path in adapters]
         model = Decoder(share, held, found.sizes, found.forms, lows, resident_bytes)
         del held

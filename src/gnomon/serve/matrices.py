@@ -143,7 +143,7 @@ class Matrices:
         taken: dict[tuple[str, str], list[AnyPacked]] = {}
         for one in self.made.values():
             if one.choice is not None:
-                taken.setdefault((one.storage.name, one.choice.taken), []).append(one)
+                taken.setdefault((one.storage.name, one.choice.form), []).append(one)
         lines = []
         for (name, _), several in taken.items():
             first = several[0]

@@ -92,7 +92,7 @@ class Delta:
 class Tokens:
     """The tokens of an iteration."""
 
-    told: tuple[Delta, ...]
+    deltas: tuple[Delta, ...]
 
 
 @dataclass(frozen=True, slots=True)

@@ -93,7 +93,7 @@ class AnswerTimes:
         self.first_s = 0.0
         self.tokens = 0
 
-    def told(self, tokens: int, reason: str | None) -> None:
+    def add_tokens(self, tokens: int, reason: str | None) -> None:
         """So many more tokens; reason: why it ended."""
         m, now = self.metrics, time.monotonic()
         if tokens and not self.tokens:

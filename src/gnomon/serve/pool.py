@@ -127,7 +127,7 @@ class _Open:
     """A text that is not answered yet."""
 
     text: TextWork
-    made: asyncio.Future[NDArray[np.float32]]
+    result: asyncio.Future[NDArray[np.float32]]
     worker: int = -1
 
 
@@ -229,11 +229,11 @@ class WorkerPool:
                 assert self.machine is not None
                 worker.has = -1
                 self.machine.finish(index, message.number, time.monotonic())
-                if (open_ := self.open.pop(message.number, None)) is not None and not open_.made.done():
+                if (open_ := self.open.pop(message.number, None)) is not None and not open_.result.done():
                     if isinstance(message, WorkerResult):
-                        open_.made.set_result(message.values)
+                        open_.result.set_result(message.values)
                     else:
-                        open_.made.set_exception(LostText(message.why, message.status))
+                        open_.result.set_exception(LostText(message.why, message.status))
                 self._feed(index)
 
     def _gone(self, index: int, worker: _Worker) -> None:
@@ -247,9 +247,9 @@ class WorkerPool:
             self._ready.set()
             return
         log.warning("encoder %d is gone; it is started again", index)
-        texts = self.machine.lost(index) if worker.timed is not None else []
-        if (failed := self.open.pop(worker.has, None)) is not None and not failed.made.done():
-            failed.made.set_exception(LostText("the process that was answering is gone; send the request again", 503))
+        texts = self.machine.remove_worker(index) if worker.timed is not None else []
+        if (failed := self.open.pop(worker.has, None)) is not None and not failed.result.done():
+            failed.result.set_exception(LostText("the process that was answering is gone; send the request again", 503))
         worker.connection.close()
         for number in texts:
             if number in self.open:
@@ -287,7 +287,7 @@ class WorkerPool:
         open_ = self.open[text.number] = _Open(text, self.loop.create_future())
         self._send(open_)
         try:
-            return await open_.made
+            return await open_.result
         except asyncio.CancelledError:
             self._cancel(text.number)
             raise
@@ -296,7 +296,7 @@ class WorkerPool:
         number, now = open_.text.number, time.monotonic()
         if not self.is_ready:
             self.open.pop(number, None)
-            open_.made.set_exception(LostText("no worker serves now; ask again", 503))
+            open_.result.set_exception(LostText("no worker serves now; ask again", 503))
             return
         assert self.machine is not None
         sent = self.machine.arrive(number, len(open_.text.ids), now)

@@ -71,7 +71,7 @@ class ReplicaProcess:
     ready: Ready | None = None
     stats: Stats | None = None
     asks: dict[int, Open] = field(default_factory=dict)
-    known: OrderedDict[bytes, None] = field(default_factory=OrderedDict)
+    known_prefixes: OrderedDict[bytes, None] = field(default_factory=OrderedDict)
     """Beginnings of prompts that it had, the longest unused first."""
     lock: threading.Lock = field(default_factory=threading.Lock)
 
@@ -154,9 +154,9 @@ class Router:
 
     def _heard(self, worker: ReplicaProcess, message: Any) -> None:
         match message:
-            case Tokens(told=told):
+            case Tokens(deltas=told):
                 for one in told:
-                    self._told(worker, one)
+                    self._on_delta(worker, one)
             case Stats():
                 worker.stats = message
             case Ready():
@@ -170,7 +170,7 @@ class Router:
                 if (open_ := worker.asks.pop(message.number, None)) is not None:
                     open_.hear(message)
 
-    def _told(self, worker: ReplicaProcess, told: Delta) -> None:
+    def _on_delta(self, worker: ReplicaProcess, told: Delta) -> None:
         open_ = worker.asks.get(told.number)
         if open_ is None:  # cancelled meanwhile
             return
@@ -263,17 +263,17 @@ class Router:
         total, worker = best
         worker.asks[ask.number] = Open(ask, hear, ask.count, max(1, total - worker.cost))
         for block in blocks:
-            worker.known[block] = None
-            worker.known.move_to_end(block)
-        while len(worker.known) > KNOWN_BLOCKS:
-            worker.known.popitem(last=False)
+            worker.known_prefixes[block] = None
+            worker.known_prefixes.move_to_end(block)
+        while len(worker.known_prefixes) > KNOWN_BLOCKS:
+            worker.known_prefixes.popitem(last=False)
         self._send(worker, ask)
         return ask.number
 
     @staticmethod
     def _found(worker: ReplicaProcess, blocks: Sequence[bytes]) -> int:
         for count, block in enumerate(blocks):
-            if block not in worker.known:
+            if block not in worker.known_prefixes:
                 return count
         return len(blocks)
 

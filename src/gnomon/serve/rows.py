@@ -84,7 +84,7 @@ class TokenRows:
     """(tokens), int32: adapter of each, -1 for none."""
     slots: Tensor
     """(sequences): of the states of scans."""
-    wanted: Tensor
+    logit_rows: Tensor
     """Tokens after which logits are wanted."""
     all_wanted: bool
     """Whether these are all."""
@@ -96,7 +96,7 @@ class TokenRows:
     """That kernels take."""
     marks: Sequence[Sequence[tuple[int, int]]] = ()
     """As `Turn` has them."""
-    made: dict[Hashable, Any] = field(default_factory=dict)
+    shared_values: dict[Hashable, Any] = field(default_factory=dict)
     """What the first layer that wanted it made for all of them."""
 
     @property
@@ -139,7 +139,7 @@ class TokenRows:
             tables=made,
             adapters=torch.from_numpy(np.repeat(np.array([part.adapter for part in parts], np.int32), counts)),
             slots=torch.from_numpy(np.array(slots, np.int64)),
-            wanted=torch.from_numpy(np.array(wanted, np.int64)),
+            logit_rows=torch.from_numpy(np.array(wanted, np.int64)),
             all_wanted=len(wanted) == len(ids),
             one_each=one_each,
             spans=spans,

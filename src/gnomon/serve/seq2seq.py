@@ -179,7 +179,7 @@ class Seq2SeqEngine(Engine):
         super().cancel(key)
         self.model.forget(key)
 
-    def lost(self, key: int) -> None:
+    def forget_blocks(self, key: int) -> None:
         """Its prompt is read again when it is admitted again."""
         self.model.texts.pop(key, None)
 

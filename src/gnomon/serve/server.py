@@ -252,7 +252,7 @@ class AnswerStream:
                 self.heard.put_nowait(message)
                 return
             at = number * wanted.count + first + message.index
-            self.times[at].told(len(message.tokens), message.reason)
+            self.times[at].add_tokens(len(message.tokens), message.reason)
             self.heard.put_nowait((at, message))
             if message.reason is not None:
                 self.room += 1

@@ -139,7 +139,7 @@ class Streams:
             coming = self._begin(at, number)
         coming[1].result()
 
-    def done(self, number: int) -> None:
+    def release(self, number: int) -> None:
         """Its room is read into for the layer that uses it next, of this iteration or the one after."""
         if number not in self.layers:
             return

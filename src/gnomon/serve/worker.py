@@ -146,7 +146,7 @@ class Worker:
                 raise
             self._lost(f"{type(error).__name__}: {error}")
             return
-        told = [message for one in made if (message := self._told(lane, one)) is not None]
+        told = [message for one in made if (message := self._delta(lane, one)) is not None]
         if told:
             self.send(Tokens(tuple(told)))
         self.steps += 1
@@ -165,7 +165,7 @@ class Worker:
             iterations=sum(engine.iterations for engine in lanes),
         )
 
-    def _told(self, lane: int, made: EngineToken) -> Delta | None:
+    def _delta(self, lane: int, made: EngineToken) -> Delta | None:
         """What is told of a token. Streams have each as it comes, those without a text of their own too (part of a
         letter, or of what may be a stop string; no tokenizer): when tokens come is what clients measure."""
         answer = self.answers.get((lane, made.key))

@@ -119,7 +119,7 @@ class Dispatcher:
             self._deal(rates)
 
     @property
-    def held(self) -> tuple[int, ...]:
+    def runtimes(self) -> tuple[int, ...]:
         """The runtimes that the workers have."""
         return tuple(worker.top for worker in self.workers)
 
@@ -157,7 +157,7 @@ class Dispatcher:
         own.queue = deque(one for one in own.queue if one[0] != text)
         own.ends_s = now_s + sum(each for _, each in own.queue)
 
-    def lost(self, worker: int) -> list[int]:
+    def remove_worker(self, worker: int) -> list[int]:
         """Takes a worker that is gone, and returns its texts, which go elsewhere. Another one has the longest runtime,
         if any is there."""
         gone = self.workers[worker]
@@ -220,7 +220,7 @@ class Texts:
     """Texts that a longer runtime than their own had."""
     busy_s: float
     """Seconds of all workers together."""
-    held: tuple[int, ...]
+    runtimes: tuple[int, ...]
     """Runtimes of the workers at the end."""
 
     @property
@@ -305,5 +305,5 @@ def play(
         worker=where,
         demoted=machine.demoted,
         busy_s=busy,
-        held=machine.held,
+        runtimes=machine.runtimes,
     )

@@ -61,7 +61,7 @@ class EncoderPrice(IterationPrice):
         self.tp_link = self.ep_link = self.pp_link = None
         self.call_s = 0.0
         self.layers = encoder_blocks(graph, self.serving)
-        launches = sum(b.count * (len(b.products) + b.pass_kernels + (b.attention is not None)) for b in self.layers)
+        launches = sum(b.count * (len(b.matmuls) + b.pass_kernels + (b.attention is not None)) for b in self.layers)
         self.launch_floor_s = launches * engine.launch_s
         self._products = {}
         self._of_text: dict[int, float] = {}
@@ -103,7 +103,7 @@ class EncoderForecast:
             "buckets": list(policy.lengths),
             "every_bucket": policy.every,
             "patience": policy.patience,
-            "held": list(texts.held),
+            "held": list(texts.runtimes),
             "latency": {f"p{p}_s": texts.percentile(p) for p in (50, 90, 98, 99)}
             | {"mean_s": float(texts.latency_s.mean())},
             "texts_per_s": len(texts.length) / self.span_s,

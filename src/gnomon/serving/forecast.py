@@ -182,13 +182,13 @@ def serve(
     engine: Engine,
     load: Load,
     target: Target | None = None,
-    beside: SideModels | None = None,
+    side_models: SideModels | None = None,
     price: IterationPrice | None = None,
     alike: Alike | None = None,
 ) -> Forecast:
     """Predicts how a load is served. price: of these very arguments, where it is known. alike: replays of other limits,
     which are added to. InputError where it cannot be served, with what would."""
-    price, held = _started(graph, cluster, serving, engine, load, beside, price)
+    price, held = _started(graph, cluster, serving, engine, load, side_models, price)
     groups = serving.replicas * serving.dp * serving.pp
     # batches of a pipeline follow each other through its stages: each has its part of requests and of the memory
     own, blocks = load.share(groups), max(1, held.blocks // serving.pp)
@@ -224,15 +224,15 @@ def _started(
     serving: Serving,
     engine: Engine,
     load: Load,
-    beside: SideModels | None,
+    side_models: SideModels | None,
     price: IterationPrice | None = None,
 ) -> tuple[IterationPrice, Capacity]:
     """Its price and memory. InputError where the engine would not start, or a request is too long."""
-    price = price or IterationPrice(graph, cluster, serving, engine, beside)
+    price = price or IterationPrice(graph, cluster, serving, engine, side_models)
     check_load(graph, serving, load, price.shape.context)
     others = 0.0
-    if beside is not None:
-        others = side_model_bytes(beside.draft, serving) + side_model_bytes(beside.vision, serving)
+    if side_models is not None:
+        others = side_model_bytes(side_models.draft, serving) + side_model_bytes(side_models.vision, serving)
     problem = refusal(graph, cluster, serving, engine, others)
     if problem is not None:
         raise InputError(problem)

@@ -118,12 +118,12 @@ class IterationPrice:
         cluster: Cluster,
         serving: Serving,
         engine: Engine,
-        beside: SideModels | None = None,
+        side_models: SideModels | None = None,
         ggml: Ggml | None = None,
     ) -> None:
-        """beside: other models that run with it. ggml: rates of its matmuls, where the engine's are ggml's; None: those
-        on record."""
-        draft = beside.draft if beside is not None else None
+        """side_models: other models that run with it. ggml: rates of its matmuls, where the engine's are ggml's; None:
+        those on record."""
+        draft = side_models.draft if side_models is not None else None
         _check(graph, cluster, serving, engine)
         if (serving.draft == "model") != (draft is not None):
             raise InputError("a draft model is priced by its graph: give both or neither (--draft-model NAME)")
@@ -190,7 +190,9 @@ class IterationPrice:
         self._piece_base = ticks(self.attention_s(1, 0)) if self.keys else 0
         has_scans = any(block.scan is not None for block in self.shape.blocks)
         scans = np.array([self.scan_s(int(tokens)) for tokens in self.grid]) if has_scans else None
-        self._encoder = ticks(self._encoder_s(beside)) if beside is not None and beside.vision is not None else 0
+        self._encoder = (
+            ticks(self._encoder_s(side_models)) if side_models is not None and side_models.vision is not None else 0
+        )
         self._scans = [] if scans is None else self._dense(scans, most)
         self._least_token: float | None = None
         self._source_rows: list[int] = []
@@ -218,12 +220,12 @@ class IterationPrice:
         beside = self.serving.tp * self.serving.pp * self.serving.dp * self.serving.replicas / cluster.num_nodes
         return nbytes * max(1.0, beside) / min(node.disk_read_bytes_per_s or 1.0 for node in nodes)
 
-    def _encoder_s(self, beside: SideModels) -> float:
+    def _encoder_s(self, side_models: SideModels) -> float:
         """Seconds of an image's way through the encoder, alone."""
-        assert beside.vision is not None
-        blocks = encoder_blocks(beside.vision, replace(self.serving, dp=1, ep=1, pp=1))
-        at = np.array([float(beside.image_tokens)])
-        return float(self._rows_s(blocks, at)[0]) + self._seen_s(blocks, beside.image_tokens)
+        assert side_models.vision is not None
+        blocks = encoder_blocks(side_models.vision, replace(self.serving, dp=1, ep=1, pp=1))
+        at = np.array([float(side_models.image_tokens)])
+        return float(self._rows_s(blocks, at)[0]) + self._seen_s(blocks, side_models.image_tokens)
 
     def _rows_s(self, blocks: Sequence[BlockShape], tokens: Array) -> Array:
         """Seconds of layers but for their attention, for so many rows."""
@@ -253,11 +255,11 @@ class IterationPrice:
         """Seconds of an encoder but for its attention, and of keys and values of all decoder layers, for so many tokens
         of all texts that are read together."""
         total = self._rows_s(self.shape.encoder, tokens)
-        ops = sum(b.count * (len(b.products) + b.pass_kernels) for b in self.shape.encoder)
-        ops += sum(b.count * len(b.source_products) for b in self.shape.blocks)
+        ops = sum(b.count * (len(b.matmuls) + b.pass_kernels) for b in self.shape.encoder)
+        ops += sum(b.count * len(b.source_matmuls) for b in self.shape.blocks)
         total = total + self.engine.op_call_s * ops
         for block in self.shape.blocks:
-            made = (self.product_s(p, tokens) for p in block.source_products)
+            made = (self.matmul_s(p, tokens) for p in block.source_matmuls)
             total = total + sum(made, np.zeros_like(tokens)) * block.count
         return np.asarray(total)
 
@@ -284,7 +286,7 @@ class IterationPrice:
         # At most one adapter a row, and no more than there are.
         used = np.minimum(tokens, self.serving.lora_slots)
         rank, total = self.serving.lora_rank, np.zeros_like(tokens)
-        for p in block.products:
+        for p in block.matmuls:
             read = (used * rank + tokens) * (p.n + p.k) * p.batch * 2.0
             total = total + stream_seconds(read / 2, read / 2, self.device, self.curves, kernels=2, kind="reduce")
         return total
@@ -322,8 +324,8 @@ class IterationPrice:
         rounded = self.stored is not None and weight_format(self.serving.weights).bits < 16
         for block in self.shape.blocks:
             if block.is_head:  # of rounded layers, the engine keeps the head in eight bits
-                own = tuple(replace(p, bits=min(p.bits, 8.0)) for p in block.products) if rounded else block.products
-                total = total + self._block(replace(block, products=own), rows)
+                own = tuple(replace(p, bits=min(p.bits, 8.0)) for p in block.matmuls) if rounded else block.matmuls
+                total = total + self._block(replace(block, matmuls=own), rows)
         if self.tp_link is not None:
             total = total + collective_seconds(
                 "all_gather", rows * self.shape.vocab * self.serving.tp * 2, self.tp_link
@@ -331,7 +333,7 @@ class IterationPrice:
         return total
 
     def _block(self, block: BlockShape, tokens: Array) -> Array:
-        total = sum((self.product_s(p, tokens) for p in block.products), np.zeros_like(tokens))
+        total = sum((self.matmul_s(p, tokens) for p in block.matmuls), np.zeros_like(tokens))
         if self.serving.lora_rank and not block.is_head:
             total = total + self._adapters_s(block, tokens)
         if block.pass_kernels and self.stored is not None:
@@ -355,39 +357,39 @@ class IterationPrice:
             total = total + self._dispatch_s(block.experts, tokens)
         return np.asarray(total)
 
-    def product_s(self, product: ServedMatmul, tokens: Array) -> Array:
+    def matmul_s(self, matmul: ServedMatmul, tokens: Array) -> Array:
         """Seconds of a product with weights as they are stored; wide where the device has no units for the format."""
-        dtype, device = product.product, self.device
+        dtype, device = matmul.compute_dtype, self.device
         if self.stored is not None:
-            elements = product.batch * product.n * product.k
-            if (own := self.stored.linear_s(elements, product.bits, np.maximum(tokens, 1.0))) is not None:
+            elements = matmul.batch * matmul.n * matmul.k
+            if (own := self.stored.linear_s(elements, matmul.bits, np.maximum(tokens, 1.0))) is not None:
                 return own
         if self.ggml is not None:
-            elements = product.batch * product.n * product.k
-            moved = elements * product.bits / 8 + tokens * product.batch * (product.k + product.n) * 2
+            elements = matmul.batch * matmul.n * matmul.k
+            moved = elements * matmul.bits / 8 + tokens * matmul.batch * (matmul.k + matmul.n) * 2
             return ggml_seconds(
-                tokens, elements=elements, bits=product.bits, moved_bytes=moved, device=device, row=self.ggml
+                tokens, elements=elements, bits=matmul.bits, moved_bytes=moved, device=device, row=self.ggml
             )
         # Operand bits by format; the device may lack units for it and multiply wider (`_multiplied`).
         width = 8 if dtype in ("fp8", "int8") else 4 if dtype == "fp4" else 32 if dtype == "fp32" else 16
         dtype, width = _multiplied(device, dtype, width)
         # Weights as stored, rows as multiplied, results in 16 bits.
-        moved = product.batch * (
-            product.n * product.k * product.bits / 8 + tokens * product.k * max(width, 8) / 8 + tokens * product.n * 2
+        moved = matmul.batch * (
+            matmul.n * matmul.k * matmul.bits / 8 + tokens * matmul.k * max(width, 8) / 8 + tokens * matmul.n * 2
         )
         seconds = gemm_seconds(
             tokens,
-            product.n,
-            product.k,
-            product.batch,
+            matmul.n,
+            matmul.k,
+            matmul.batch,
             dtype=dtype,
             device=device,
             curves=self.curves,
             moved_bytes=moved,
         )
-        if product.product in ("fp8", "int8", "fp4") and dtype != "bf16":  # rows are cast in a pass of their own
+        if matmul.compute_dtype in ("fp8", "int8", "fp4") and dtype != "bf16":  # rows are cast in a pass of their own
             seconds = seconds + stream_seconds(
-                tokens * product.k * 2, tokens * product.k * width / 8, device, self.curves
+                tokens * matmul.k * 2, tokens * matmul.k * width / 8, device, self.curves
             )
         return np.asarray(seconds)
 
@@ -407,7 +409,7 @@ class IterationPrice:
                 row=self.ggml,
                 experts=True,
             )
-        dtype = {"fp8": "fp8", "fp4": "fp4", "int8": "int8"}.get(experts.product, "bf16")
+        dtype = {"fp8": "fp8", "fp4": "fp4", "int8": "int8"}.get(experts.compute_dtype, "bf16")
         dtype, _ = _multiplied(self.device, dtype, 8)
         peak = half_peak(self.device) if dtype == "bf16" else self.device.flops_per_s(dtype)
         return experts_seconds(tokens * self.serving.dp, experts, peak=peak, device=self.device)
@@ -427,7 +429,7 @@ class IterationPrice:
         places = holders(link.ranks, experts.experts, experts.topk) / experts.topk
         nodes = holders(link.nodes, experts.experts, experts.topk) / experts.topk
         rows = tokens * experts.topk * experts.hidden
-        out = 1 if experts.product in ("fp8", "fp4", "int8") else 2
+        out = 1 if experts.compute_dtype in ("fp8", "fp4", "int8") else 2
         return np.asarray(
             dispatch_seconds(rows * out, link, nodes=nodes, ranks=places)
             + dispatch_seconds(rows * 2, link, nodes=nodes, ranks=places)
@@ -438,7 +440,7 @@ class IterationPrice:
         return sum(
             b.count
             * (
-                len(b.products) + b.pass_kernels + 2 * (b.attention is not None) + (b.cross is not None)
+                len(b.matmuls) + b.pass_kernels + 2 * (b.attention is not None) + (b.cross is not None)
                 + 6 * (b.experts is not None) + b.sums
             )
             for b in self.shape.blocks
@@ -691,9 +693,9 @@ class IterationPrice:
                     n=attention.heads * (attention.width - attention.latent + attention.latent_v + attention.width_v),
                     k=attention.latent_v,
                     bits=16,
-                    product="bf16",
+                    compute_dtype="bf16",
                 )
-                total += float(self.product_s(again, np.array([float(prefix)]))[0]) * layers
+                total += float(self.matmul_s(again, np.array([float(prefix)]))[0]) * layers
         return total
 
     def scan_s(self, new: int) -> float:

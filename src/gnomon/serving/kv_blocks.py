@@ -144,9 +144,9 @@ class RequestBlocks:
     """Hashes of its whole blocks, as far as they are known."""
     sealed: int = 0
     """The number of its blocks whose hash the pools know."""
-    found: int = 0
+    num_cached: int = 0
     """Tokens at its beginning that needed no computing when it was last admitted."""
-    computed: int = 0
+    num_computed: int = 0
     """Tokens whose keys are written."""
     slot: int = -1
     """The slot of its scans' states, where the model has some; -1 for none."""
@@ -158,7 +158,7 @@ class RequestBlocks:
     """Of its snapshot within its answer: the next one takes its place."""
     source: int = 0
     """Tokens that an encoder reads for it, whose keys and values it holds while it is admitted."""
-    read: list[int] = field(default_factory=list)
+    prefix_blocks: list[int] = field(default_factory=list)
     """Blocks of group 0 that these lie in."""
 
 
@@ -241,7 +241,7 @@ class KvBlocks:
             return PrefixHit()
         parent = self.sequences.get(self.forks.get(key, -1))
         plain = not self.windows and not self.has_slots
-        if parent is not None and plain and parent.computed >= prompt:
+        if parent is not None and plain and parent.num_computed >= prompt:
             whole = (prompt - 1) // self.size
             # the last one is copied, as it is written to at once
             return PrefixHit(prompt - 1, tuple(parent.tables[0][: whole + 1]), whole)
@@ -294,11 +294,11 @@ class KvBlocks:
             table.append(block)
         needed = -(-prompt // self.size)
         table += [pool.take() for _ in range(needed - len(table))]
-        sequence.read = [pool.take() for _ in range(-(-sequence.source // self.size))]
+        sequence.prefix_blocks = [pool.take() for _ in range(-(-sequence.source // self.size))]
         if forked:
             self.copies.append((found[cached // self.size], table[cached // self.size]))
         # Found blocks are whole, so they are sealed already.
-        sequence.sealed, sequence.found = cached // self.size, cached
+        sequence.sealed, sequence.num_cached = cached // self.size, cached
         for group, blocks in enumerate(seen.windowed, 1):
             for block in blocks:
                 self.pools[group].share(block)
@@ -338,10 +338,10 @@ class KvBlocks:
             made.append(stop)
         return made
 
-    def written(self, key: int, stop: int) -> None:
+    def mark_written(self, key: int, stop: int) -> None:
         """Tokens before `stop` are written: whole blocks can be found, and windows let go of what nobody reads."""
         sequence = self.sequences[key]
-        sequence.computed = stop
+        sequence.num_computed = stop
         whole = stop // self.size
         if self.prefix_cache and whole > sequence.sealed:
             hashes = self._hashes(sequence, whole)
@@ -375,10 +375,10 @@ class KvBlocks:
                     pool.drop(block)
             table.clear()
             sequence.first_held[group] = 0
-        for block in sequence.read:
+        for block in sequence.prefix_blocks:
             self.pools[0].drop(block)
-        sequence.read = []
-        sequence.sealed = sequence.computed = 0
+        sequence.prefix_blocks = []
+        sequence.sealed = sequence.num_computed = 0
         self.snapshots.empty += [slot for _, slot in sequence.taking]
         sequence.taking.clear()
         sequence.last = None
@@ -397,7 +397,7 @@ class KvBlocks:
         for group, pool in enumerate(self.pools):
             owners = [0] * pool.total
             for sequence in self.sequences.values():
-                for block in (*sequence.tables[group], *(() if group else sequence.read)):
+                for block in (*sequence.tables[group], *(() if group else sequence.prefix_blocks)):
                     if block >= 0:
                         owners[block] += 1
             if owners != pool.owners:

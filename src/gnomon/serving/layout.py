@@ -25,7 +25,7 @@ class Format:
     """The field's name."""
     bits: float
     """Of a weight, scales and zeros included."""
-    product: str
+    compute_dtype: str
     """Dtype of the products: a field of `PeakFlops`."""
     covers: Literal["linear", "experts", "all"]
     """linear: every matrix of the layers, not tables and heads. experts: those of experts only."""
@@ -36,25 +36,25 @@ class Format:
 FORMATS: Mapping[str, Format] = {
     row.name: row
     for row in (
-        Format(name="bf16", bits=16, product="bf16", covers="all"),
-        Format(name="fp16", bits=16, product="bf16", covers="all"),
-        Format(name="fp32", bits=32, product="fp32", covers="all"),
-        Format(name="fp8", bits=8, product="fp8", covers="linear"),
-        Format(name="fp8-block", bits=8.002, product="fp8", covers="linear"),
-        Format(name="int8", bits=8, product="int8", covers="linear"),
-        Format(name="int8-wo", bits=8.125, product="bf16", covers="linear"),
-        Format(name="int4-wo", bits=4.25, product="bf16", covers="linear"),
-        Format(name="nvfp4", bits=4.5, product="fp4", covers="linear"),
-        Format(name="mxfp4", bits=4.25, product="fp8", covers="experts"),
-        Format(name="mxfp4-gguf", bits=4.25, product="int8", covers="experts", rest="q8_0"),
-        Format(name="nf4", bits=4.127, product="bf16", covers="linear"),
-        Format(name="q8_0", bits=8.5, product="int8", covers="all"),
-        Format(name="q6_k", bits=6.56, product="int8", covers="all"),
-        Format(name="q5_k", bits=5.7, product="int8", covers="all"),
-        Format(name="q4_k", bits=4.85, product="int8", covers="all"),
-        Format(name="q4_0", bits=4.55, product="int8", covers="all"),
-        Format(name="q3_k", bits=3.9, product="int8", covers="all"),
-        Format(name="q2_k", bits=3.0, product="int8", covers="all"),
+        Format(name="bf16", bits=16, compute_dtype="bf16", covers="all"),
+        Format(name="fp16", bits=16, compute_dtype="bf16", covers="all"),
+        Format(name="fp32", bits=32, compute_dtype="fp32", covers="all"),
+        Format(name="fp8", bits=8, compute_dtype="fp8", covers="linear"),
+        Format(name="fp8-block", bits=8.002, compute_dtype="fp8", covers="linear"),
+        Format(name="int8", bits=8, compute_dtype="int8", covers="linear"),
+        Format(name="int8-wo", bits=8.125, compute_dtype="bf16", covers="linear"),
+        Format(name="int4-wo", bits=4.25, compute_dtype="bf16", covers="linear"),
+        Format(name="nvfp4", bits=4.5, compute_dtype="fp4", covers="linear"),
+        Format(name="mxfp4", bits=4.25, compute_dtype="fp8", covers="experts"),
+        Format(name="mxfp4-gguf", bits=4.25, compute_dtype="int8", covers="experts", rest="q8_0"),
+        Format(name="nf4", bits=4.127, compute_dtype="bf16", covers="linear"),
+        Format(name="q8_0", bits=8.5, compute_dtype="int8", covers="all"),
+        Format(name="q6_k", bits=6.56, compute_dtype="int8", covers="all"),
+        Format(name="q5_k", bits=5.7, compute_dtype="int8", covers="all"),
+        Format(name="q4_k", bits=4.85, compute_dtype="int8", covers="all"),
+        Format(name="q4_0", bits=4.55, compute_dtype="int8", covers="all"),
+        Format(name="q3_k", bits=3.9, compute_dtype="int8", covers="all"),
+        Format(name="q2_k", bits=3.0, compute_dtype="int8", covers="all"),
     )
 }
 """Name -> format. Sources of bits: compressed-tensors (groups of 128 with 16-bit scales and zeros), OCP MX (a scale for
@@ -99,7 +99,7 @@ def _of_storage(name: str) -> Format | None:
         return None
     if not isinstance(stored, Integers) or stored.bits < 4 or not stored.group or stored.refused(TYPICAL):
         return None
-    return Format(name=stored.name, bits=stored.bits_a_weight(TYPICAL), product="bf16", covers="linear")
+    return Format(name=stored.name, bits=stored.bits_a_weight(TYPICAL), compute_dtype="bf16", covers="linear")
 
 
 def _of_sparse(name: str) -> Format | None:
@@ -112,7 +112,7 @@ def _of_sparse(name: str) -> Format | None:
     if not isinstance(stored, Sparse) or stored.refused(TYPICAL):
         return None
     kept = replace(stored, value="bf16") if stored.value == "fp32" else stored
-    return Format(name=name.lower(), bits=kept.bits_a_weight(TYPICAL), product=kept.value, covers="linear")
+    return Format(name=name.lower(), bits=kept.bits_a_weight(TYPICAL), compute_dtype=kept.value, covers="linear")
 
 
 def is_sparse(name: str) -> bool:

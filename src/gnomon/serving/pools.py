@@ -109,7 +109,7 @@ class _Play:
         """Plays the load to the last token."""
         requests, clients = self.load.requests, self.load.concurrency
         for key in range(len(requests) if clients is None else min(clients, len(requests))):
-            self.come(0 if clients is not None else ticks(requests[key].arrival_s))
+            self.arrive(0 if clients is not None else ticks(requests[key].arrival_s))
         engines = [*self.firsts, *self.lasts]
         while self.done < len(requests) and self.events:
             now = self.events[0][0]
@@ -119,20 +119,20 @@ class _Play:
                 if kind == ENDS:
                     if engines[which].batch is None or engines[which].until != now:
                         continue  # of a run that was cut
-                    self.ended(engines[which], now, decodes=which >= len(self.firsts))
+                    self.finish_iteration(engines[which], now, decodes=which >= len(self.firsts))
                     ready.add(which)
                 else:
-                    ready.add(self.given(which, now, keys=kind == KEYS))
+                    ready.add(self.assign(which, now, keys=kind == KEYS))
             for number in sorted(ready):
                 self.start(engines[number], number, now)
 
-    def come(self, now: int) -> None:
+    def arrive(self, now: int) -> None:
         """The next request reaches the server."""
         self.times.arrival[self.following] = now
         heapq.heappush(self.events, (now + self.wait[self.following], COMES, self.following))
         self.following += 1
 
-    def given(self, key: int, now: int, *, keys: bool) -> int:
+    def assign(self, key: int, now: int, *, keys: bool) -> int:
         """A request goes to the engine of its pool that has fewest; returns the engine's number."""
         pool, request = self.lasts if keys else self.firsts, self.load.requests[key]
         place = min(range(len(pool)), key=lambda i: pool[i].load)
@@ -141,13 +141,13 @@ class _Play:
         if keys:
             one.waiting.append((key, request.input_len + 1, request.output_len - 1, request.input_len))
             if one.run > 1:
-                self.cut(one, len(self.firsts) + place, now)
+                self.cut_decodes(one, len(self.firsts) + place, now)
             return len(self.firsts) + place
         cached = request.prefix_len if one.price.engine.prefix_cache else 0
         one.waiting.append((key, request.input_len, 1, cached))
         return place
 
-    def cut(self, one: _Engine, number: int, now: int) -> None:
+    def cut_decodes(self, one: _Engine, number: int, now: int) -> None:
         """A run of decodes ends with the first iteration that is over now or later: somebody joins then."""
         batch = one.batch
         assert batch is not None
@@ -193,7 +193,7 @@ class _Play:
             one.batch, one.since, one.until, one.run = batch, now, now + spent, 0
             heapq.heappush(self.events, (now + spent, ENDS, number))
 
-    def ended(self, one: _Engine, now: int, *, decodes: bool) -> None:
+    def finish_iteration(self, one: _Engine, now: int, *, decodes: bool) -> None:
         """What an iteration made."""
         batch, times = one.batch, self.times
         assert batch is not None
@@ -243,7 +243,7 @@ class _Play:
         self.times.end[key] = now
         self.done += 1
         if self.load.concurrency is not None and self.following < len(self.load.requests):
-            self.come(now)
+            self.arrive(now)
         if self.done % self.every == 0:
             waits = sum(len(e.scheduler.waiting) + len(e.waiting) for e in (*self.firsts, *self.lasts))
             used = sum(e.scheduler.used for e in self.lasts) / self.decode_blocks

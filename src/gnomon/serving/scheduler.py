@@ -46,7 +46,7 @@ class Running:
     """Output tokens that it may still ask for."""
     cached: int
     """Tokens at the beginning that need no computing, at most prompt - 1."""
-    done: int = 0
+    num_computed: int = 0
     """Tokens computed, cached ones included."""
     source: int = 0
     """As in `Arrival`. Its keys and values are held from admission on, in blocks as large as the answer's."""
@@ -339,7 +339,11 @@ class Scheduler:
             self.waiting.popleft()
             if self.memory is not None:
                 run.cached = self.memory.admit(run.key)
-            run.blocks, run.done, run.order = -(-run.prompt // self.size) + self._read(run), run.cached, self.admitted
+            run.blocks, run.num_computed, run.order = (
+                -(-run.prompt // self.size) + self._read(run),
+                run.cached,
+                self.admitted,
+            )
             self.admitted += 1
             self.free = self.free - run.blocks if self.memory is None else self.memory.free - self.growing
             self.promised += reserve
@@ -350,10 +354,12 @@ class Scheduler:
         return pieces
 
     def _fill(self, run: Running, budget: int, pieces: list[PromptPiece]) -> int:
-        tokens = min(run.prompt - run.done, budget)
-        last = run.done + tokens == run.prompt
-        pieces.append(PromptPiece(run.key, run.done, tokens, last, 0 if run.done > run.cached else run.source))
-        run.done += tokens
+        tokens = min(run.prompt - run.num_computed, budget)
+        last = run.num_computed + tokens == run.prompt
+        pieces.append(
+            PromptPiece(run.key, run.num_computed, tokens, last, 0 if run.num_computed > run.cached else run.source)
+        )
+        run.num_computed += tokens
         if last:
             # start + steps is the length at any time: storing start makes growing all decodes one addition.
             run.start, run.began = run.prompt + 1 - self.steps, self.steps

@@ -33,7 +33,7 @@ class ServedMatmul:
     k: int
     bits: float
     """Bits of a weight as it is stored."""
-    product: str
+    compute_dtype: str
     """The dtype that it multiplies in."""
     batch: int = 1
     """The number of matrices (heads of absorbed projections)."""
@@ -90,7 +90,7 @@ class RankExperts:
     row_elements: int
     """Activations read and written for a (token, expert) pair."""
     bits: float
-    product: str
+    compute_dtype: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,7 +100,7 @@ class BlockShape:
     name: str
     count: int
     """How many of it are in the model."""
-    products: tuple[ServedMatmul, ...]
+    matmuls: tuple[ServedMatmul, ...]
     attention: RankAttention | None
     experts: RankExperts | None
     scan_elements: int
@@ -110,7 +110,7 @@ class BlockShape:
     scan: tuple[Op, Block] | None
     cross: RankAttention | None
     """Of a decoder beside an encoder: attention to what that read."""
-    source_products: tuple[ServedMatmul, ...]
+    source_matmuls: tuple[ServedMatmul, ...]
     """Keys and values of that, made once for each text."""
     pass_bytes: int
     """Bytes of passes over activations for each token: norms, activations, rotary, router."""
@@ -265,7 +265,7 @@ class _BlockWalk:
             if router:
                 form = weight_format("bf16")  # routers are not quantised
             out, into = self.size(outer), self.size(inner)
-            made = ServedMatmul(n=out, k=into, bits=form.bits, product=form.product)
+            made = ServedMatmul(n=out, k=into, bits=form.bits, compute_dtype=form.compute_dtype)
             if latent and any(_base(a) == "kv_rank" for d in inner for a in d.atoms):
                 # absorbed into queries and outputs: a small product a head on either side
                 # MLA absorbed: W_UK goes into the query (per head: nope x rank), W_UV into the output (per head: rank x
@@ -275,8 +275,8 @@ class _BlockWalk:
                 nope = self.sizes[names["qk_nope_dim"].name] if "qk_nope_dim" in names else out // heads // 2
                 value = out // heads - nope
                 joined[op.path, 0.0] = [
-                    ServedMatmul(n=into, k=nope, batch=heads, bits=form.bits, product=form.product),
-                    ServedMatmul(n=value, k=into, batch=heads, bits=form.bits, product=form.product),
+                    ServedMatmul(n=into, k=nope, batch=heads, bits=form.bits, compute_dtype=form.compute_dtype),
+                    ServedMatmul(n=value, k=into, batch=heads, bits=form.bits, compute_dtype=form.compute_dtype),
                 ]
                 continue
             partial = self.split(inner)
@@ -290,9 +290,13 @@ class _BlockWalk:
         products, of_source = list[ServedMatmul](), list[ServedMatmul]()
         for (of, _), same in joined.items():
             joint = of_source if _is_source(block, of) else products
-            if len(same) > 1 and len({(p.k, p.bits, p.batch, p.product) for p in same}) == 1:
+            if len(same) > 1 and len({(p.k, p.bits, p.batch, p.compute_dtype) for p in same}) == 1:
                 first = same[0]
-                joint.append(ServedMatmul(n=sum(p.n for p in same), k=first.k, bits=first.bits, product=first.product))
+                joint.append(
+                    ServedMatmul(
+                        n=sum(p.n for p in same), k=first.k, bits=first.bits, compute_dtype=first.compute_dtype
+                    )
+                )
             else:
                 joint += same
         experts = self._experts(grouped) if grouped else None
@@ -321,14 +325,14 @@ class _BlockWalk:
         return BlockShape(
             name=block.name,
             count=self.count,
-            products=tuple(products),
+            matmuls=tuple(products),
             attention=attention,
             experts=experts,
             scan_elements=int(scan.width * scan.state) if scan is not None else 0,
             taps_elements=_taps(scans[0], block, scan) if scan is not None else 0,
             scan=(scans[0], block) if scans else None,
             cross=self._attention(crossing[0], latent=False) if crossing else None,
-            source_products=tuple(of_source),
+            source_matmuls=tuple(of_source),
             pass_bytes=pass_bytes,
             pass_kernels=pass_kernels,
             sums=sums,
@@ -362,7 +366,7 @@ class _BlockWalk:
             # Read the row and its output, and read and write of what lies between gate, up and down.
             row_elements=2 * hidden + 3 * width,
             bits=form.bits,
-            product=form.product,
+            compute_dtype=form.compute_dtype,
         )
 
     def _filled(self, hidden: int, width: int) -> float:
@@ -452,7 +456,7 @@ def encoder_blocks(graph: Graph, serving: Serving) -> tuple[BlockShape, ...]:
 def adapter_bytes(shape: RankModel, serving: Serving) -> float:
     """Bytes of all adapters that are held on one rank, in 16 bits: rank · (rows + columns) of every matrix of the
     layers."""
-    each = sum((p.n + p.k) * p.batch * b.count for b in shape.blocks if not b.is_head for p in b.products)
+    each = sum((p.n + p.k) * p.batch * b.count for b in shape.blocks if not b.is_head for p in b.matmuls)
     return float(serving.lora_slots * serving.lora_rank * each * 2)
 
 
@@ -535,7 +539,7 @@ def _shape_of(same: _Same, serving: Serving, multiples: tuple[int, ...]) -> Rank
     encoder = _split_encoder(graph, serving, blocks)
     blocks = tuple(b for b in blocks if b not in encoder)
     cores = [b.attention for b in blocks if b.attention is not None]
-    if not any(b.is_head and b.products for b in blocks) or any(not core.causal for core in cores):
+    if not any(b.is_head and b.matmuls for b in blocks) or any(not core.causal for core in cores):
         raise InputError(
             f"{graph.name} makes no tokens one after another; --serve wants a decoder such as llama-3.1-8b"
         )
@@ -561,7 +565,7 @@ def _shape_of(same: _Same, serving: Serving, multiples: tuple[int, ...]) -> Rank
         blocks=blocks,
         encoder=encoder,
         hidden=hidden,
-        vocab=max(p.n for p in head.products),
-        ffn=max((p.n for b in blocks if not b.is_head for p in b.products), default=hidden),
+        vocab=max(p.n for p in head.matmuls),
+        ffn=max((p.n for b in blocks if not b.is_head for p in b.matmuls), default=hidden),
         context=min(positions, default=None),
     )

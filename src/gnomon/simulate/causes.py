@@ -32,10 +32,10 @@ def causes(order: Order, times: Times, earlier: Mapping[int, Times]) -> tuple[Lo
     for wanted in (True, False):
         for source, data in waits:
             mine = np.flatnonzero((source < order.size) & (data == wanted))
-            bindings.offer(mine, source[mine], times.seen if wanted else times.end, 0)
+            bindings.offer(mine, source[mine], times.visible if wanted else times.end, 0)
         for _, positions, sources, data in order.more:
             mine = data == wanted
-            bindings.offer(positions[mine], sources[mine], times.seen if wanted else times.end, 0)
+            bindings.offer(positions[mine], sources[mine], times.visible if wanted else times.end, 0)
         _from_earlier(order, earlier, bindings, wanted)
     mine = lone[order.lane_before < order.size]
     bindings.offer(mine, order.lane_before[mine], times.end, 0)
@@ -65,7 +65,7 @@ def _from_earlier(order: Order, earlier: Mapping[int, Times], bindings: _Found, 
     source, target, distance, data = order.before
     for back, times in earlier.items():
         mine = np.flatnonzero((distance == back) & (data == wanted))
-        bindings.offer(target[mine], source[mine], times.seen if wanted else times.end, back)
+        bindings.offer(target[mine], source[mine], times.visible if wanted else times.end, back)
 
 
 def _share(order: Order, bindings: _Found) -> None:

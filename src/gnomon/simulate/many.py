@@ -52,7 +52,7 @@ class Script:
     structure: Structure
     levels: tuple[_Level, ...]
     num_slots: int
-    kept: Longs
+    kept_slots: Longs
     """Slots of the actions that later steps or the makespan need."""
     reach: int
     """Steps back that the farthest dependency reaches."""
@@ -142,7 +142,7 @@ def _play(script: Script, busy: Doubles, state: Doubles, history: list[Doubles])
             other[offsets] = joint(other[offsets], starts)
         np.add(t, other, out=t)
         state[level.slots] = t
-    return state[script.kept]
+    return state[script.kept_slots]
 
 
 def _script(structure: Structure) -> Script:
@@ -177,7 +177,7 @@ def _script(structure: Structure) -> Script:
         structure=structure,
         levels=tuple(levels),
         num_slots=num_slots,
-        kept=slot[kept],
+        kept_slots=slot[kept],
         reach=int(distance.max(initial=1)),
     )
 

@@ -161,14 +161,14 @@ class _Waits:
             near = [(int(order.lane_before[member]), False)]
             near += [(int(w[member]), bool(d[member])) for w, d in zip(order.waits, order.wait_is_data, strict=True)]
             for source, data in near + self.more.get(member, []):
-                if source < order.size and (now.seen if data else now.end)[source] == start:
+                if source < order.size and (now.visible if data else now.end)[source] == start:
                     return step, source, -1
         for member in members:
             low, high = np.searchsorted(self.targets, [member, member + 1])
             for edge in self.sorted[low:high].tolist():
                 source, back = int(order.before[0][edge]), int(order.before[2][edge])
                 late = bool(order.before[3][edge])
-                if back <= step and (steps[step - back].seen if late else steps[step - back].end)[source] == start:
+                if back <= step and (steps[step - back].visible if late else steps[step - back].end)[source] == start:
                     return step - back, source, member
         return None
 

@@ -29,7 +29,7 @@ class Times:
 
     start: Doubles
     end: Doubles
-    seen: Doubles
+    visible: Doubles
     """End plus lag: when readers on other streams may go on. The same array as `end` without lags."""
 
 
@@ -78,7 +78,7 @@ def base_from(order: Order, steps: Sequence[Times], shift: float = 0.0) -> Doubl
     base = np.full(order.size, -np.inf)
     for back in range(1, min(len(steps), int(distance.max(initial=0))) + 1):
         times, mine = steps[-back], distance == back  # [edges] of bool: those from `back` steps ago
-        reached = np.where(data[mine], times.seen[source[mine]], times.end[source[mine]]) - shift * back
+        reached = np.where(data[mine], times.visible[source[mine]], times.end[source[mine]]) - shift * back
         np.maximum.at(base, target[mine], reached)
     return base
 
@@ -92,7 +92,7 @@ def play(clock: Clock, base: Doubles | None = None) -> Times:
     entries = walk(order, (clock.busy == 0).tobytes()) if clock.lag is None else None
     if entries is not None and (base is None or _only(base, entries.later)):
         end = entries.ends(clock.busy, base)
-        return Times(start=end - clock.busy, end=end, seen=end)
+        return Times(start=end - clock.busy, end=end, visible=end)
     base = np.zeros(size) if base is None else base
     lagged = clock.lag is not None
     # [ends of all positions, -inf] and, with lags, [times seen by other streams, -inf]: the extra entry is what a
@@ -115,7 +115,7 @@ def play(clock: Clock, base: Doubles | None = None) -> Times:
         if lag is not None:
             np.add(ends[a:b], lag[a:b], out=ends[size + 1 + a : size + 1 + b])
     end = ends[:size]
-    return Times(start=start, end=end, seen=ends[size + 1 : -1] if lagged else end)
+    return Times(start=start, end=end, visible=ends[size + 1 : -1] if lagged else end)
 
 
 def play_steps(structure: Structure, durations: Durations, steps: int) -> list[Times]:

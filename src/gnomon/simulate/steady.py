@@ -63,17 +63,17 @@ def steady(structure: Structure, durations: Durations) -> Steady:
 
 
 def _moved(times: Times, by: float) -> Times:
-    lagged = times.seen is not times.end
+    lagged = times.visible is not times.end
     end = times.end + by
-    return Times(start=times.start + by, end=end, seen=times.seen + by if lagged else end)
+    return Times(start=times.start + by, end=end, visible=times.visible + by if lagged else end)
 
 
 def _divided(times: Times, parts: int) -> Times:
     """Divides times by `parts`, rounded down to the grid: order is kept, and a period rounded up still holds a step."""
     if parts == 1:
         return times
-    start, end, seen = (np.floor(t / parts / TICK_S) * TICK_S for t in (times.start, times.end, times.seen))
-    return Times(start=start, end=end, seen=seen)
+    start, end, seen = (np.floor(t / parts / TICK_S) * TICK_S for t in (times.start, times.end, times.visible))
+    return Times(start=start, end=end, visible=seen)
 
 
 def _from_cycle(clock: Clock, critical: int, ratio: float, reach: int) -> Times:
@@ -92,9 +92,9 @@ def _from_cycle(clock: Clock, critical: int, ratio: float, reach: int) -> Times:
     by = _room(order, times, free, alone, ratio, reach)
     start, end, seen = (
         np.where(alone, theirs + by, ours)
-        for theirs, ours in ((free.start, times.start), (free.end, times.end), (free.seen, times.seen))
+        for theirs, ours in ((free.start, times.start), (free.end, times.end), (free.visible, times.visible))
     )
-    return Times(start=start, end=end, seen=seen)
+    return Times(start=start, end=end, visible=seen)
 
 
 def _settled(clock: Clock, times: Times, ratio: float, reach: int) -> Times:
@@ -120,4 +120,4 @@ def _room(order: Order, times: Times, free: Times, alone: NDArray[np.bool_], rat
     crossing = alone[source] & ~alone[target]
     source, target, shift = source[crossing], target[crossing], shift[crossing]
     # Seen is at least end, so this is room enough for either kind of edge; the tick avoids a tie that is not real.
-    return float((times.start[target] + shift - free.seen[source]).min(initial=0.0)) - TICK_S
+    return float((times.start[target] + shift - free.visible[source]).min(initial=0.0)) - TICK_S

@@ -198,7 +198,7 @@ class _Fast:
         self.reads_until = self.there[tensor] = start + nbytes / self.link.read
         self.read_bytes += nbytes
 
-    def done(self, row: int) -> None:
+    def finish_row(self, row: int) -> None:
         """A row is over: what it changed, and what dies with it."""
         for tensor in self.trace.uses[row]:
             if not self.trace.tensors[tensor].carried and self.trace.rows_of[tensor][-1] == row:
@@ -266,7 +266,7 @@ def _on_demand(trace: TierTrace, link: Link, capacity: float, passing: Collectio
                     fast.make_room(trace.tensors[tensor].nbytes, now, used, age.__getitem__)
                     fast.enter(tensor, now)
             now = max([now, *(fast.there[tensor] for tensor in used)]) + trace.seconds[row]
-            fast.done(row)
+            fast.finish_row(row)
             fast.row += 1
             for tensor in used:
                 if tensor in passing and tensor in fast.there:
@@ -306,7 +306,7 @@ def _by_intervals(trace: TierTrace, link: Link, capacity: float, length: int, ah
                 busy.update(wanted)
             now += sum(trace.seconds[row] for row in part)
             for row in part:
-                fast.done(row)
+                fast.finish_row(row)
     return fast.migration(now - began, before, length, ahead)
 
 

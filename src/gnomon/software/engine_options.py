@@ -35,7 +35,7 @@ class EngineOptions:
     """Name -> type, other names too."""
     names: Mapping[str, str]
     """Any name -> the one that it stands for."""
-    gone: Mapping[str, str]
+    removed: Mapping[str, str]
     """Name -> the last release that is known to have it, where this one has not."""
 
     def parted(self, word: str) -> tuple[str, str | None]:
@@ -58,7 +58,7 @@ class EngineOptions:
             return self.names[option] + dot + key
         if not option.startswith("--"):
             return word
-        meant = {first for name, first in self.names.items() if name.startswith(option) and name not in self.gone}
+        meant = {first for name, first in self.names.items() if name.startswith(option) and name not in self.removed}
         if option.startswith("--no-"):
             off = {"--no-" + name[2:] for name, kind in self.takes.items() if kind == "flag" and name[:2] == "--"}
             if option in off:
@@ -70,8 +70,8 @@ class EngineOptions:
         """What is wrong with an option's name; None if it is known, or could be."""
         option, _, _ = self._keyed(word)
         plain = "--" + option[5:] if option.startswith("--no-") and option not in self.takes else option
-        if plain in self.gone:
-            return f"{self.release} has no option {option} any more ({self.gone[plain]} had it)"
+        if plain in self.removed:
+            return f"{self.release} has no option {option} any more ({self.removed[plain]} had it)"
         if option in self.takes or not self.whole or self.takes.get(plain) == "flag":
             return None
         return f"{self.release} has no option {option[:60]}{nearest(option, self.takes)}"
@@ -166,5 +166,10 @@ def options_of(program: str) -> EngineOptions:
     release = head.removeprefix("# ").partition(",")[0]
     extent, *how = whole.split(", ")
     return EngineOptions(
-        release=release, whole=extent == "complete", flexible=how == ["flexible"], takes=takes, names=names, gone=gone
+        release=release,
+        whole=extent == "complete",
+        flexible=how == ["flexible"],
+        takes=takes,
+        names=names,
+        removed=gone,
     )

@@ -39,7 +39,7 @@ class Lack:
 
     name: str
     """As a plan file writes it, where fields of `{plan}` are filled in."""
-    asked: Callable[[Plan], bool]
+    applies: Callable[[Plan], bool]
     """Whether the plan decides so."""
     choice: str = ""
     """The choice of `gnomon plan --refine` that would decide so."""
@@ -48,21 +48,21 @@ class Lack:
 LACKS = (
     Lack(
         name="schedule.vocabulary with gradient buckets",
-        asked=lambda plan: plan.schedule.vocabulary != "ends" and plan.overlap.in_buckets,
+        applies=lambda plan: plan.schedule.vocabulary != "ends" and plan.overlap.in_buckets,
     ),
     Lack(
         name=f"layout.rules other than those that keep {', '.join(WHOLE_DIMS)} whole, or divide them over tp",
-        asked=lambda plan: any(
+        applies=lambda plan: any(
             rule.axes not in ((), ("tp",)) or rule.dim.split(".")[-1] not in WHOLE_DIMS for rule in plan.layout.rules
         ),
     ),
     Lack(
         name="layout.rules of ffn beside etp, which may divide that of experts",
-        asked=lambda plan: plan.mesh.etp > 1 and any(rule.dim.endswith("ffn") for rule in plan.layout.rules),
+        applies=lambda plan: plan.mesh.etp > 1 and any(rule.dim.endswith("ffn") for rule in plan.layout.rules),
     ),
     Lack(
         name="overlap.splits other than of seq into as many parts as tp ranks, under layout.sequence_parallel",
-        asked=lambda plan: (
+        applies=lambda plan: (
             bool(plan.overlap.splits)
             and (
                 not plan.layout.sequence_parallel
@@ -78,7 +78,7 @@ LACKS = (
     Lack(
         name=f"overlap.bucket_bytes, buckets or fused with schedule.passes other than {DAPPLE}, or a schedule whose "
         "rows hold several actions",
-        asked=lambda plan: (
+        applies=lambda plan: (
             plan.overlap.in_buckets
             and (
                 any(given.name != DAPPLE for given in plan.schedule.passes) or orders.find(plan.schedule.name).composite
@@ -87,24 +87,24 @@ LACKS = (
     ),
     Lack(
         name="overlap.experts with experts.drop = 'probs', whose weights another part of the layer makes",
-        asked=lambda plan: has_rows(plan) and plan.experts.drop == "probs",
+        applies=lambda plan: has_rows(plan) and plan.experts.drop == "probs",
     ),
     Lack(
         name="experts.bias_rate with optimizer.offload, whose update is on the host",
-        asked=lambda plan: plan.experts.bias_rate > 0 and plan.optimizer.offload is not None,
+        applies=lambda plan: plan.experts.bias_rate > 0 and plan.optimizer.offload is not None,
     ),
     Lack(
         name="experts.speculate with experts.replicas, whose rows go where the numbers of all ranks say",
-        asked=lambda plan: plan.experts.speculate and plan.experts.replicas > 0,
+        applies=lambda plan: plan.experts.speculate and plan.experts.replicas > 0,
     ),
     Lack(
         name="experts.speculate, replicas or placement with overlap.experts, whose exchanges are rows of their own",
-        asked=lambda plan: plan.overlap.experts and (plan.experts.speculate or places_experts(plan)),
+        applies=lambda plan: plan.overlap.experts and (plan.experts.speculate or places_experts(plan)),
     ),
     Lack(
         name="experts.replicas, placement or rebalance_every with optimizer.zero beside edp > 1, which cuts experts "
         "into shards (use ep as large as their data-parallel ranks)",
-        asked=lambda plan: (
+        applies=lambda plan: (
             places_experts(plan)
             and plan.optimizer.zero > 0
             and any(plan.stage_mesh(stage).edp > 1 for stage in range(plan.num_stages))
@@ -112,22 +112,22 @@ LACKS = (
     ),
     Lack(
         name="experts.replicas, placement or rebalance_every with optimizer.offload or optimizer.offload_parameters",
-        asked=lambda plan: (
+        applies=lambda plan: (
             places_experts(plan) and (plan.optimizer.offload is not None or plan.optimizer.offload_parameters)
         ),
     ),
     Lack(
         name="experts.replicas, placement or rebalance_every with optimizer.kind = {plan.optimizer.kind!r}, which "
         "looks at all matrices of a parameter together",
-        asked=lambda plan: places_experts(plan) and needs_whole_matrices(plan),
+        applies=lambda plan: places_experts(plan) and needs_whole_matrices(plan),
     ),
     Lack(
         name="optimizer.delay with optimizer.offload_parameters, which a late update would change under the step",
-        asked=lambda plan: plan.optimizer.delay > 0 and plan.optimizer.offload_parameters,
+        applies=lambda plan: plan.optimizer.delay > 0 and plan.optimizer.offload_parameters,
     ),
     Lack(
         name="optimizer.delay without optimizer.offload, or with that of some layers beside clipping or fp16",
-        asked=lambda plan: (
+        applies=lambda plan: (
             plan.optimizer.delay > 0
             and (
                 plan.optimizer.offload is None
@@ -138,17 +138,17 @@ LACKS = (
     Lack(
         name="optimizer.kind = {plan.optimizer.kind!r}, which looks at whole matrices, "
         "late (optimizer.delay) with zero or tp that divide them",
-        asked=lambda plan: plan.optimizer.delay > 0 and needs_whole_matrices(plan) and divides_matrices(plan),
+        applies=lambda plan: plan.optimizer.delay > 0 and needs_whole_matrices(plan) and divides_matrices(plan),
     ),
     Lack(
         name="layout.dispatch = {plan.layout.dispatch!r} (DeepEP's kernels between GPUs: predicted only; it runs "
         "all_to_all and all_gather)",
-        asked=lambda plan: plan.layout.dispatch not in (None, "all_to_all", "all_gather"),
+        applies=lambda plan: plan.layout.dispatch not in (None, "all_to_all", "all_gather"),
     ),
     Lack(
         name="layout.dispatch = 'all_gather', which gathers as many tokens of each rank, with overlap.experts, "
         "experts.replicas, placement or speculate, or uneven shares (use all_to_all)",
-        asked=lambda plan: (
+        applies=lambda plan: (
             plan.layout.dispatch == "all_gather"
             and (
                 plan.overlap.experts
@@ -158,28 +158,30 @@ LACKS = (
             )
         ),
     ),
-    Lack(name="precision.fp8", asked=lambda plan: plan.precision.fp8 is not None, choice="fp8"),
+    Lack(name="precision.fp8", applies=lambda plan: plan.precision.fp8 is not None, choice="fp8"),
     Lack(
         name="optimizer.low_rank, whose projections are other programs'",
-        asked=lambda plan: plan.optimizer.low_rank is not None,
+        applies=lambda plan: plan.optimizer.low_rank is not None,
     ),
     Lack(
         name="optimizer.paged (states lie on the device, or on the host with optimizer.offload)",
-        asked=lambda plan: plan.optimizer.paged,
+        applies=lambda plan: plan.optimizer.paged,
     ),
     Lack(
         name="overlap.optimizer (updates follow the backward)",
-        asked=lambda plan: plan.overlap.optimizer,
+        applies=lambda plan: plan.overlap.optimizer,
     ),
     Lack(
         name="saved.every with a row for each layer (ZeRO 3, gradient buckets) but for overlap.fused",
-        asked=lambda plan: (
+        applies=lambda plan: (
             plan.saved.every > 1 and (plan.optimizer.zero == 3 or by_layer(plan)) and not plan.overlap.fused
         ),
     ),
     Lack(
         name="placement that leaves devices out, for which it starts no process",
-        asked=lambda plan: plan.num_devices == plan.world_size and sorted(plan.device_of) != [*range(plan.world_size)],
+        applies=lambda plan: (
+            plan.num_devices == plan.world_size and sorted(plan.device_of) != [*range(plan.world_size)]
+        ),
     ),
 )
 """Decisions that are refused, so that none is ignored."""
@@ -194,7 +196,7 @@ REFUSED_CHOICES = frozenset((*UNSEARCHED, *(lack.choice for lack in LACKS))) - {
 
 def lacking(plan: Plan) -> tuple[str, ...]:
     """What the plan decides and is not carried out."""
-    return tuple(lack.name.format(plan=plan) for lack in LACKS if lack.asked(plan))
+    return tuple(lack.name.format(plan=plan) for lack in LACKS if lack.applies(plan))
 
 
 def followed(plan: Plan) -> Plan:

@@ -378,7 +378,7 @@ class Stack:
         values = {name: getattr(getattr(self, group) if group else self, name) for name, group in GROUPS.items()}
         return {name: value for name, value in values.items() if value not in (None, ())}
 
-    def changed(self, facts: tuple[Fact, ...] | None = None, **values: object) -> Stack:
+    def with_values(self, facts: tuple[Fact, ...] | None = None, **values: object) -> Stack:
         """The record with other values of fields, in whatever group they are, and with other facts where given."""
         if unknown := sorted(values.keys() - GROUPS.keys()):
             raise PlanError(f"stack {self.name!r} has no field {unknown[0]!r}{nearest(unknown[0], GROUPS)}")
@@ -399,4 +399,4 @@ def with_facts(stack: Stack, source: str, date: str, **values: object) -> Stack:
     """The record with fields that `source` sets, as read on `date`. None leaves a field as it is."""
     changes = {name: value for name, value in values.items() if value is not None}
     kept = tuple(fact for fact in stack.facts if fact.field not in changes)
-    return stack.changed((*kept, *(Fact(field=name, source=source, date=date) for name in changes)), **changes)
+    return stack.with_values((*kept, *(Fact(field=name, source=source, date=date) for name in changes)), **changes)

@@ -112,13 +112,13 @@ class Node:
     """Whether it returns several."""
     view: bool = False
     """Whether it moves no bytes."""
-    products: tuple[tuple[Any, ...], ...] = ()
+    matmuls: tuple[tuple[Any, ...], ...] = ()
     """Matrix products in it, (batch, rows, columns, depth) each, as integers or `Size`s."""
     grads: int = 0
     """How many of a product's operands want a gradient."""
     cost: Cost | None = None
     """What its author says of it, of a custom op."""
-    read: Any = None
+    read_values: Any = None
     """Numbers that Python read of its output and went on with, in tuples, or one; None for an output that was not."""
     shape: tuple[Any, ...] | None = None
     """That its output has to have, where the op makes it of values: integers or `Size`s."""

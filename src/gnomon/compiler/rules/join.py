@@ -32,7 +32,7 @@ def cat(node: Lowering, tensors: Sequence[Any], dim: int = 0) -> Tensor:
     body, at = node.body, dim % len(dims)
     body.axes.append(len(parts))
     axis = len(body.axes) - 1
-    body.joined.append((axis, *dims[at]))
+    body.joined_axes.append((axis, *dims[at]))
     value = parts[-1]
     for number in reversed(range(len(parts) - 1)):
         value = where(index(body, axis).eq(number), parts[number], value)

@@ -80,7 +80,7 @@ def layer_norm(node: Lowering, input: Any, normalized_shape: Any, weight: Any, b
     w, b = _affine(node, weight, dims), _affine(node, bias, dims)
     y = y if w is None else y * w
     y = y if b is None else y + b
-    kept = node.kept(dims, over, True)
+    kept = node.reduced_dims(dims, over, True)
     out = node.out
     return node.result(y, dims, out[0]), node.result(average, kept, out[1]), node.result(rstd, kept, out[2])
 
@@ -125,7 +125,7 @@ def rms_norm(node: Lowering, input: Any, normalized_shape: Any, weight: Any, eps
     rstd = rsqrt((x * x).mean(axes_in(dims, over)) + eps)
     w = _affine(node, weight, dims)
     y = x * rstd if w is None else x * rstd * w
-    return node.result(y, dims, node.out[0]), node.result(rstd, node.kept(dims, over, True), node.out[1])
+    return node.result(y, dims, node.out[0]), node.result(rstd, node.reduced_dims(dims, over, True), node.out[1])
 
 
 def rms_norm_backward(

@@ -28,19 +28,19 @@ def _of(node: Lowering, self: Any, dim: Any) -> tuple[Value, Dims, tuple[int, ..
 
 def _sum(node: Lowering, self: Any, dim: Any = None, keepdim: bool = False, **_: Any) -> Tensor:
     x, dims, over, axes = _of(node, self, dim)
-    return node.result(as_type(x, node.out.dtype).sum(axes), node.kept(dims, over, keepdim))
+    return node.result(as_type(x, node.out.dtype).sum(axes), node.reduced_dims(dims, over, keepdim))
 
 
 def mean(node: Lowering, self: Any, dim: Any = None, keepdim: bool = False, **_: Any) -> Tensor:
     x, dims, over, axes = _of(node, self, dim)
-    return node.result(real(x).mean(axes), node.kept(dims, over, keepdim))
+    return node.result(real(x).mean(axes), node.reduced_dims(dims, over, keepdim))
 
 
 def extreme(op: str) -> Any:
     def rule(node: Lowering, self: Any, dim: Any = None, keepdim: bool = False) -> Tensor:
         x, dims, over, axes = _of(node, self, dim)
         return node.result(
-            x.to("L").reduce(op, axes) if x.kind == "B" else x.reduce(op, axes), node.kept(dims, over, keepdim)
+            x.to("L").reduce(op, axes) if x.kind == "B" else x.reduce(op, axes), node.reduced_dims(dims, over, keepdim)
         )
 
     return rule
@@ -51,7 +51,7 @@ def truth(op: str) -> Any:
         x, dims, over, axes = _of(node, self, dim)
         if node.out.dtype != torch.bool:
             raise UnfitError("any and all of bytes")
-        return node.result(x.to("B").reduce(op, axes), node.kept(dims, over, keepdim))
+        return node.result(x.to("B").reduce(op, axes), node.reduced_dims(dims, over, keepdim))
 
     return rule
 
@@ -68,18 +68,18 @@ def variance_of(x: Value, axes: tuple[int, ...], correction: Any) -> tuple[Value
 
 def var(node: Lowering, self: Any, dim: Any = None, *, correction: Any = None, keepdim: bool = False) -> Tensor:
     x, dims, over, axes = _of(node, self, dim)
-    return node.result(variance_of(x.to("D"), axes, correction)[0], node.kept(dims, over, keepdim))
+    return node.result(variance_of(x.to("D"), axes, correction)[0], node.reduced_dims(dims, over, keepdim))
 
 
 def std(node: Lowering, self: Any, dim: Any = None, *, correction: Any = None, keepdim: bool = False) -> Tensor:
     x, dims, over, axes = _of(node, self, dim)
-    return node.result(sqrt(variance_of(x.to("D"), axes, correction)[0]), node.kept(dims, over, keepdim))
+    return node.result(sqrt(variance_of(x.to("D"), axes, correction)[0]), node.reduced_dims(dims, over, keepdim))
 
 
 def var_mean(node: Lowering, self: Any, dim: Any = None, *, correction: Any = None, keepdim: bool = False) -> Any:
     x, dims, over, axes = _of(node, self, dim)
     spread, average = variance_of(x.to("D"), axes, correction)
-    kept = node.kept(dims, over, keepdim)
+    kept = node.reduced_dims(dims, over, keepdim)
     return node.result(spread, kept, node.out[0]), node.result(average, kept, node.out[1])
 
 
@@ -87,7 +87,7 @@ def logsumexp(node: Lowering, self: Any, dim: Any, keepdim: bool = False) -> Ten
     x, dims, over, axes = _of(node, self, dim)
     top = real(x).max(axes)
     top = where(one("abs", top).eq(float("inf")), 0.0, top)
-    return node.result(log(exp(x - top).sum(axes)) + top, node.kept(dims, over, keepdim))
+    return node.result(log(exp(x - top).sum(axes)) + top, node.reduced_dims(dims, over, keepdim))
 
 
 def vector_norm(node: Lowering, self: Any, ord: Any = 2, dim: Any = None, keepdim: bool = False, **_: Any) -> Tensor:
@@ -99,7 +99,7 @@ def vector_norm(node: Lowering, self: Any, ord: Any = 2, dim: Any = None, keepdi
         made = one("abs", x)
     else:
         made = sqrt((x * x).sum(axes)) if ord == 2 else one("abs", x).sum(axes)
-    return node.result(made, node.kept(dims, over, keepdim))
+    return node.result(made, node.reduced_dims(dims, over, keepdim))
 
 
 RULES: dict[Any, Callable[..., Any]] = {

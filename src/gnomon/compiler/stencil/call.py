@@ -51,7 +51,7 @@ class StencilKernel:
     places: dict[Any, int] = field(default_factory=dict)
     """By node: the array that it is."""
 
-    def called(self, held: dict[Node, Tensor]) -> bool:
+    def run(self, held: dict[Node, Tensor]) -> bool:
         """Whether the kernel ran: from the inputs that are held, to outputs that are held then too."""
         function = _kernel(self.source)
         if function is None:
@@ -117,7 +117,7 @@ class StencilCall(TriedKernel):
             for node in part.of.stencil.outputs:
                 value = node.meta["val"]
                 held[node] = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype)
-            if not part.called(held):
+            if not part.run(held):
                 return self.aten(*args)
             later = {n for p in self.parts[self.parts.index(part) + 1 :] for n in p.of.stencil.inputs}
             for node in list(held):

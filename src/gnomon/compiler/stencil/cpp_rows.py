@@ -86,7 +86,7 @@ class RowsFunction:
 
     def type(self, read: Read) -> str:
         """The type of what a read finds: an array's, or a ring's."""
-        n = self.of.found(read)
+        n = self.of.row_of(read)
         return _type(self.of, read.field) if n is None else _scalar(self.of.rows[n])
 
     def channels(self, row: LaggedArray) -> str:
@@ -99,7 +99,7 @@ class RowsFunction:
         shift = (shift[0] + later, shift[1], shift[2])
         where = (f"i + {shift[0]}" if shift[0] else "i", f"m + {shift[1]}" if shift[1] else "m")
         channel = "c" if read.channel is None else str(read.channel)
-        n = self.of.found(read)
+        n = self.of.row_of(read)
         if n is None:
             return f"{self.memory(read.field, where, channel)} + {shift[2]}"
         place = self.ring(n, where, channel)
@@ -478,7 +478,7 @@ def _points(rows: RowsFunction, stage: Stage, low: str, high: str, direct: bool,
                     name = f"x{len(vector.loads)}_"
                     vector.loads[key], vector.places[key] = name, (i, read)
                     given.append((f"const {rows.type(read)}* const b_{name}", rows.at(read, later)))
-                if rows.of.found(read) is None and key[0] >= furthest.get(read.field, (-FAR, read))[0]:
+                if rows.of.row_of(read) is None and key[0] >= furthest.get(read.field, (-FAR, read))[0]:
                     furthest[read.field] = (key[0], read)
     ahead: list[str] = []
     for n, (last, read) in enumerate(furthest.values() if rows.dim(0) is not None else ()):

@@ -105,7 +105,7 @@ def _cpp(one: RunElsewhere, device: DeviceDescription) -> StencilText:
 
 def _triton(one: RunElsewhere, device: DeviceDescription) -> StencilText:
     source, launches = triton_rows.text(one.made, device)
-    products = sum(launch.product for launch in launches)
+    products = sum(launch.as_matmul for launch in launches)
     lines = (f"{_about(one)}: {len(launches)} kernels, {products} of them products of tensor cores",)
     return StencilText(
         source=source, suffix="py", lines=lines, data={"kernels": len(launches), "products": products}

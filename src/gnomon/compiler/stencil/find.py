@@ -252,7 +252,7 @@ class Finder:
         self.stages[node] = None
         return self.own(node)
 
-    def computed(self, node: Node) -> bool:
+    def has_instructions(self, node: Node) -> bool:
         """Whether a node has instructions of its own, which may be computed where it is used."""
         return node in self.inside and (node.target in POINTWISE or few_channels(node))
 
@@ -314,13 +314,13 @@ def stencil(region: Region) -> Stencil:
     for node in outputs:
         finder.stages[node] = None
     for node in region.members:  # whoever is read at a distance is a stage
-        if finder.computed(node):
+        if finder.has_instructions(node):
             for arg in node.all_input_nodes:
-                if arg in finder.inside and not finder.computed(arg):
+                if arg in finder.inside and not finder.has_instructions(arg):
                     finder.view(arg)
             if few_channels(node):
                 finder.needs(node.args[0]) if any(node.args[4]) else finder.view(node.args[0])
-                if finder.computed(node.args[0]):
+                if finder.has_instructions(node.args[0]):
                     finder.stages[node.args[0]] = None
     # Reading a stage at a distance may make another node a stage; repeat until none is added.
     made: list[Stage] = []
@@ -419,7 +419,7 @@ def _body(finder: Finder, node: Node, sizes: tuple[int, ...], moved: Shift, own:
         return External(node=source, sizes=shape, strides=_dense(shape), offset=0, dtype=arg.meta["val"].dtype)
 
     def inline(one: Node) -> bool:
-        return finder.computed(one) and (one not in finder.stages or (own and one is node))
+        return finder.has_instructions(one) and (one not in finder.stages or (own and one is node))
 
     if not inline(node):
         tensor = body.load(memory(node), _dims_of(full, dims, sizes))

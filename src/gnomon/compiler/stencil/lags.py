@@ -64,7 +64,7 @@ class Pipeline:
         """The first dim in which something is shifted."""
         return self.stencil.batch + (self.stencil.channel is not None)
 
-    def found(self, read: Read) -> int | None:
+    def row_of(self, read: Read) -> int | None:
         """The row that a read is of; None where it is memory."""
         for n, row in enumerate(self.rows):
             if row.source is read.field and (row.stage is not None or row.outside == read.outside):
@@ -96,7 +96,7 @@ def pipeline(stencil: Stencil, block: int = 1) -> Pipeline:
     lags = [0] * len(rows)
     for n, row in enumerate(rows):
         for read in row.stage.reads() if row.stage is not None else ():
-            of = found.found(read)
+            of = found.row_of(read)
             if of is not None:
                 shift = found.place(read.shift)
                 users[of].append((n, shift))

@@ -38,7 +38,7 @@ class TritonLaunch:
     arrays: tuple[Any, ...]
     numbers: tuple[tuple[str, Any, int], ...]
     tile: tuple[int, int]
-    product: bool
+    as_matmul: bool
 
 
 @dataclass(slots=True)
@@ -133,7 +133,7 @@ def text(stencil: Stencil, device: DeviceDescription) -> tuple[str, list[TritonL
                 arrays=tuple(lines.arrays),
                 numbers=tuple(lines.numbers),
                 tile=tile,
-                product=product,
+                as_matmul=product,
             )  # fmt: skip
         )
     return "\n\n\n".join(parts) + "\n", launches
@@ -242,7 +242,7 @@ def run(stencil: Stencil, source: str, launches: list[TritonLaunch], inputs: lis
         rows, between, points = of.sizes(sizes)
         many = prod(sizes) // (rows * points)
         rows_of, points_of = launch.tile
-        down, across = (1, rows_of * points_of) if launch.product else (rows_of, points_of)
+        down, across = (1, rows_of * points_of) if launch.as_matmul else (rows_of, points_of)
         grid = (-(-points // across), -(-rows // down), many)
         function: Callable[..., Any] = getattr(module, launch.name)[grid]
         function(*[held[node] for node in launch.arrays], *numbers, ROWS=rows_of, POINTS=points_of)

@@ -51,7 +51,7 @@ def _matched(state: State, tasks: Sequence[Active], hosts: Sequence[Host], forec
 def gain(state: State, host: Host, joining: Active, forecasts: Forecasts) -> float:
     """What a pair does in a second over what the host does alone; 0 where it is not allowed."""
     running, held = host
-    keeps = forecasts.beside(running.job, joining.job), forecasts.beside(joining.job, running.job)
+    keeps = forecasts.speed_share(running.job, joining.job), forecasts.speed_share(joining.job, running.job)
     if min(keeps) < PARTITION or not memory_fits(state, running, held, joining.job, forecasts):
         return 0.0
     return together(running, joining, forecasts)

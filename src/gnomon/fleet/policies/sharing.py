@@ -58,7 +58,7 @@ def start_alone(
     free = list(state.free)
     out = []
     waiting = []
-    hosts = [(active, active.allocation) for active in state.running if not active.beside]
+    hosts = [(active, active.allocation) for active in state.running if not active.shares_with]
     for active in ordered:
         allocation = fit(state, forecasts, free, active.job, active.job.devices)
         if allocation is None:
@@ -84,12 +84,12 @@ def memory_fits(state: State, host: Active, held: Allocation, job: Job, forecast
 def together(host: Active, joining: Active, forecasts: Forecasts) -> float:
     """What two jobs do in a second over what one does."""
     # Speeds kept by both, less the 1 of the host alone.
-    return forecasts.beside(host.job, joining.job) + forecasts.beside(joining.job, host.job) - 1.0
+    return forecasts.speed_share(host.job, joining.job) + forecasts.speed_share(joining.job, host.job) - 1.0
 
 
 def _qos(host: Active, joining: Active, forecasts: Forecasts) -> float:
-    keeps = forecasts.beside(host.job, joining.job)
-    return forecasts.beside(joining.job, host.job) if keeps >= QOS_TARGET else 0.0
+    keeps = forecasts.speed_share(host.job, joining.job)
+    return forecasts.speed_share(joining.job, host.job) if keeps >= QOS_TARGET else 0.0
 
 
 def _by_submission(queue: Sequence[Active], forecasts: Forecasts) -> Sequence[Active]:

@@ -251,7 +251,7 @@ def _tune(asked: ExportRequest) -> Draft:
     """A plan as its YAML."""
     t = tuning(asked, PROGRAM, axes=("pp", "ep", "etp"))
     values: dict[str, object] = {
-        "base_model": t.named,
+        "base_model": t.model_id,
         "datasets": [{"path": "your_dataset", "type": "chat_template"}],
         "sequence_len": t.seq_len,
         "sample_packing": True,

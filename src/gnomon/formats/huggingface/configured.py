@@ -296,7 +296,7 @@ CONFIGURED = (
             "qwen2_vl_text",
             "qwen2_5_vl_text",
         ),
-        beside=(
+        multimodal_types=(
             "qwen2_vl",
             "qwen2_5_vl",
         ),

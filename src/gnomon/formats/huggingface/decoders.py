@@ -446,7 +446,7 @@ DECODERS = (
         reader=_phi3,
         numerics=Usual(eps=1e-5, padding=32_000, rotary="part", only_longrope=True),
         weights=Family(
-            joined={"q_proj k_proj v_proj": "qkv_proj", "gate_proj up_proj": "gate_up_proj"},
+            fused_linears={"q_proj k_proj v_proj": "qkv_proj", "gate_proj up_proj": "gate_up_proj"},
             ignored=TABLES,
             copies=HEAD,
         ),
@@ -506,7 +506,7 @@ DECODERS = (
         name="glm",
         reader=_glm,
         numerics=Usual(eps=1.5625e-7, padding=151_329, rotary="part", fraction=0.5, interleaved=True),
-        weights=Family(joined={"gate_proj up_proj": "gate_up_proj"}, ignored=TABLES, copies=HEAD),
+        weights=Family(fused_linears={"gate_proj up_proj": "gate_up_proj"}, ignored=TABLES, copies=HEAD),
     ),
     ModelType(
         name="glm4",
@@ -518,7 +518,7 @@ DECODERS = (
                 (r"\.pre_feedforward_layernorm\.", ".post_attention_layernorm."),
                 (r"\.post_feedforward_layernorm\.", ".post_mlp_layernorm."),
             ),
-            joined={"gate_proj up_proj": "gate_up_proj"},
+            fused_linears={"gate_proj up_proj": "gate_up_proj"},
             ignored=TABLES,
             copies=HEAD,
         ),

@@ -50,7 +50,7 @@ class ModelType:
     """Other types whose keys its reader reads to the same network."""
     inside: tuple[str, ...] = ()
     """The same, of language models inside a config of several models."""
-    beside: tuple[str, ...] = ()
+    multimodal_types: tuple[str, ...] = ()
     """Types whose files have its keys beside those of what reads images or sound."""
     class_sizes: Mapping[str, int] = field(default_factory=dict)
     """Sizes of its class's constructor, which a config inside another leaves out; empty: such a file must say them.

@@ -29,7 +29,7 @@ def language_model(
     its own reads. types: all that are known."""
     inner = next((config for key in PLACES if isinstance(config := values.get(key), Mapping)), None)
     kind = str(values.get("model_type", ""))
-    flat = {other: one.name for one in types.values() for other in one.beside}
+    flat = {other: one.name for one in types.values() for other in one.multimodal_types}
     inside = {other: one.name for one in types.values() for other in one.inside}
     if inner is None and kind in flat:
         inner = {k: v for k, v in values.items() if k not in NOT_TEXT and not k.endswith("_token_id")}

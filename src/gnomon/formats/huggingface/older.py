@@ -495,7 +495,7 @@ OLDER = (
                 (r"\.post_attention_layernorm\.", ".norm_2."),
                 (r"\.mlp\.", ".ffn."),
             ),
-            joined={"q_proj k_proj v_proj": "Wqkv"},
+            fused_linears={"q_proj k_proj v_proj": "Wqkv"},
             copies=HEAD,
         ),
     ),

@@ -165,7 +165,7 @@ def cap(k: Keys, key: str, absent: float) -> float:
     logits are divided by it."""
     if k.raw(key) == 0:
         k.fail(key, f"{key} is 0, which scores are divided by; null is no cap")
-    return k.number(key, absent if not k.given(key) else 0.0)
+    return k.number(key, absent if not k.is_given(key) else 0.0)
 
 
 def deepseek_of(k: Keys, wanted: ReadOptions, name: str, *, num_dense_layers: int) -> DeepseekConfig:
@@ -219,7 +219,7 @@ def optional_window(k: Keys, absent: int) -> int:
     """Reads sliding_window: null is none, leaving it out is the class's default `absent`; 0 would see nothing."""
     if k.raw("sliding_window") == 0:
         k.fail("sliding_window", "a window of 0 tokens sees nothing; null is no window")
-    return k.integer("sliding_window", absent if not k.given("sliding_window") else 0, least=0)
+    return k.integer("sliding_window", absent if not k.is_given("sliding_window") else 0, least=0)
 
 
 Reader = Callable[[Keys, str, ReadOptions, Notes], Graph | Config]

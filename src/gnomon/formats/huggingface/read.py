@@ -109,7 +109,7 @@ def from_hf_config(
     except GraphError as error:
         raise InputError(f"{name}: {error}", "$") from error
     for key, usual in EVERY_CLASS.items():
-        if not keys.asked(key):
+        if not keys.is_read(key):
             keys.must_be(key, usual)
     if strict:
         keys.finish(HARMLESS | ({"quantization_config"} if _is_widened(values) else set()))
@@ -117,7 +117,7 @@ def from_hf_config(
         notes += [QUANTISED] if quantised and QUANTISED not in notes else []
     notes += [
         f"{key} = {str(value)[:60]}: no reader knows this key; not accounted for"
-        for key, value in keys.left(HARMLESS | {"quantization_config"})
+        for key, value in keys.unread(HARMLESS | {"quantization_config"})
     ]
     config = None if isinstance(read, Graph) or notes.balance else read  # of which the graph is no more
     return HfModel(graph=graph, notes=tuple(notes), config=config, numerics=numerics_of(values))

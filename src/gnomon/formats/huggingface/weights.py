@@ -81,7 +81,7 @@ class Family:
     """Patterns of our names and what stands in their place, applied in this order."""
     rules: tuple[tuple[str, Rule], ...] = ()
     """Patterns of our names and how their pieces lie; the first that is found counts."""
-    joined: Mapping[str, str] | None = None
+    fused_linears: Mapping[str, str] | None = None
     """Linears that are one in the file, one after the other."""
     together: tuple[Callable[[Mapping[str, Parameter]], dict[str, tuple[str, Rule]]], ...] = ()
     """Rules that look at all parameters: name -> (the file's, before `names`; how it lies there)."""
@@ -135,7 +135,9 @@ class Layout:
 def layout_of(graph: Graph, family: Family) -> Layout:
     """Lays out a Graph that was read from a config.json of a type whose files are so."""
     known = parameters_of(graph)
-    joined = (_joined(family.joined)(known) if family.joined else {}) | channels(known) | projections(known)
+    joined = (
+        (_joined(family.fused_linears)(known) if family.fused_linears else {}) | channels(known) | projections(known)
+    )
     for rules in family.together:
         joined |= rules(known)
     made: dict[str, tuple[TensorPiece, ...]] = {}

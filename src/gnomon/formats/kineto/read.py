@@ -160,9 +160,9 @@ def read_trace(path: str) -> Trace:
     return trace_of_events(path, whole if isinstance(whole, dict) else {}, events)
 
 
-def trace_of_events(path: str, told: Mapping[str, Any], events: list[dict[str, Any]]) -> Trace:
-    """The trace of events as Kineto writes them. told: what stands beside `traceEvents`. InputError without any."""
-    return _Reading(path, told, events).trace()
+def trace_of_events(path: str, document: Mapping[str, Any], events: list[dict[str, Any]]) -> Trace:
+    """The trace of events as Kineto writes them. document: what stands beside `traceEvents`. InputError without any."""
+    return _Reading(path, document, events).trace()
 
 
 class _Reading:

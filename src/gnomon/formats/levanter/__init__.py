@@ -113,7 +113,7 @@ def _read(path: Path, given: ReadContext) -> Job:
     per_device = f.raw("trainer.per_device_parallelism")
     data = max(1, (given.devices or 1) // tp)
     micro = per_device if isinstance(per_device, int) and per_device > 0 else max(1, total // data)
-    sharded = f.raw("trainer.fsdp_axis") is not None or not f.given("trainer.fsdp_axis")  # "embed" where not given
+    sharded = f.raw("trainer.fsdp_axis") is not None or not f.is_given("trainer.fsdp_axis")  # "embed" where not given
     asked = Training(
         model=_network(f, given),
         micro=micro * tp if isinstance(per_device, int) and per_device > 0 else micro,

@@ -251,7 +251,7 @@ def _tune(asked: ExportRequest) -> Draft:
     """A plan as its YAML."""
     t = tuning(asked, PROGRAM)
     values: dict[str, object] = {
-        "model_name_or_path": t.named,
+        "model_name_or_path": t.model_id,
         "stage": "sft",
         "do_train": True,
         "finetuning_type": "full" if t.adapters is None else "lora",

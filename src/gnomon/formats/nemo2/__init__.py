@@ -109,7 +109,7 @@ def _recipe(path: Path, text: str, file: str, given: ReadContext) -> tuple[str, 
         raise InputError(
             f"{file} builds no recipe that is followed; say which of its functions does: --set recipe=NAME"
         )
-    there = module.beside(f"{'.'.join(BELOW.parts)}.{match[1]}")
+    there = module.import_sibling(f"{'.'.join(BELOW.parts)}.{match[1]}")
     if there is None:
         raise InputError(
             f"{file} starts from NeMo's recipe {match[1]}, which is not in a checkout around it, nor installed; --set "

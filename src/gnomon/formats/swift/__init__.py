@@ -149,7 +149,7 @@ def _by_trainer(source: Source, given: ReadContext, word: str) -> Job:
     if not flag(f, "packing"):
         f.note_unpacked("packing", "false", seq_len)
     micro = given.micro_batch_size or f.integer("per_device_train_batch_size", 1)
-    devices = given.devices or source.stated
+    devices = given.devices or source.num_devices
     ways = f.integer("sequence_parallel_size", 1)
     steps = f.integer("gradient_accumulation_steps") if f.has("gradient_accumulation_steps") else None
     if steps is None:
@@ -175,7 +175,7 @@ def _tune(asked: ExportRequest) -> Draft:
     """A plan as a command of `swift sft`."""
     t = tuning(asked, PROGRAM, axes=("pp", "ep", "etp", "tp"))
     values: dict[str, object] = {
-        "model": t.named,
+        "model": t.model_id,
         "dataset": "your/dataset",
         "tuner_type": "full" if t.adapters is None else "lora",
         "torch_dtype": t.dtype,
@@ -197,7 +197,7 @@ def _tune(asked: ExportRequest) -> Draft:
     def read(given: ReadContext) -> Job:
         launch = next(one for one in launches(text, {}).launches if _wanted(one))
         fields = {name: plain(value) for name, value in dashed(launch.options[1:]).items()}
-        source = Source(fields=Fields(fields, "<export>", given), folder=Path(), program="swift", stated=None)
+        source = Source(fields=Fields(fields, "<export>", given), folder=Path(), program="swift", num_devices=None)
         return _by_trainer(source, given, "sft")
 
     return drafted(asked, t, text, read, program=PROGRAM, start="bash FILE")
@@ -341,7 +341,7 @@ def _by_megatron(source: Source, given: ReadContext, word: str) -> Job:
         f.note_unpacked("packing", "false", length or int(str(values["seq_length"])))
     f.account(MEGATRON_NEUTRAL, INEXPRESSIBLE, ())
     fields = Fields(values, f.source, replace(given, settings={}))
-    devices = given.devices or source.stated
+    devices = given.devices or source.num_devices
     asked = replace(given, devices=devices, model=network, seq_len=length, settings={})
     job = megatron_job(fields, given=asked, name="swift-job", base=stack("megatron-lm"))
     return replace(
@@ -349,7 +349,7 @@ def _by_megatron(source: Source, given: ReadContext, word: str) -> Job:
         notes=(*f.notes, *job.notes),
         unexpressed=(*f.unexpressed, *job.unexpressed),
         assumed=(*assumed, *job.assumed),
-        stated_devices=source.stated,
+        stated_devices=source.num_devices,
         terms=MEGATRON,
     )
 

@@ -456,7 +456,7 @@ def layout_of(f: Fields, mesh: Mesh, seq_len: int) -> Layout:
         "parallelism.context_parallel_rotate_method", {"allgather": "all_gather", "alltoall": "ring"}, "allgather"
     )
     balancer = f.raw("parallelism.context_parallel_load_balancer")
-    balanced = not f.given("parallelism.context_parallel_load_balancer") or balancer is not None
+    balanced = not f.is_given("parallelism.context_parallel_load_balancer") or balancer is not None
     if mesh.cp > 1 and balancer == "ptrr":
         f.report("parallelism.context_parallel_load_balancer", "balances by mask; read as head and tail")
     return Layout(

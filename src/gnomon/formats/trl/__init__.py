@@ -188,7 +188,7 @@ def _tune(asked: ExportRequest) -> Draft:
     """A plan as the YAML of `trl sft --config`, with PEFT's adapters."""
     t = tuning(asked, PROGRAM)
     values: dict[str, object] = {
-        "model_name_or_path": t.named,
+        "model_name_or_path": t.model_id,
         "dataset_name": "your/dataset",
         "torch_dtype": t.dtype,
         "bf16": t.half == "bf16",

@@ -36,7 +36,7 @@ def main() -> None:
     except NotHere as error:
         found = {"error": str(error)}
     except GnomonError as error:
-        found = {"error": f"{Path(script).name} came to {SEEN.stopped}, and its model cannot be read: {error}"}
+        found = {"error": f"{Path(script).name} came to {SEEN.stopped_at}, and its model cannot be read: {error}"}
     Path(path).write_text(json.dumps(found), encoding="utf-8")
 
 

@@ -51,7 +51,7 @@ BATCHES = 8
 def answer() -> dict[str, Any]:
     """The job that the script described, as plain values. CaptureError where the model cannot be captured, or nothing
     was found."""
-    found: dict[str, Any] = {"stopped": SEEN.stopped, "notes": SEEN.notes}
+    found: dict[str, Any] = {"stopped": SEEN.stopped_at, "notes": SEEN.notes}
     if SEEN.trainer is not None:
         return found | of_trainer(SEEN.trainer)
     step = first_step()
@@ -64,7 +64,7 @@ def answer() -> dict[str, Any]:
 
 def of_trainer(trainer: Any) -> dict[str, Any]:
     """The job of a script with transformers' Trainer or a class made of it."""
-    held = SEEN.held
+    held = SEEN.withheld
     fields = {name: held.get(name, value) for name, value in _fields(trainer.args).items()}
     if type(trainer.args).__name__ != "TrainingArguments" or "optim" in fields:
         fields.setdefault("optim", "adamw_torch")
@@ -244,11 +244,11 @@ def _example(trainer: Any) -> dict[str, Any]:
 
 def of_loop(step: FirstStep) -> dict[str, Any]:
     """The job of a script with a training loop of its own."""
-    whole = step.called[0]
+    whole = step.modules[0]
     inputs = {name: value for name, value in step.inputs.items() if value is not None}
     shapes = [tuple(x.shape) for x in inputs.values() if isinstance(x, Tensor) and x.dim()]
     tokens = next((s for n, x in inputs.items() if isinstance(x, Tensor) and (s := tuple(x.shape)) and _ids(x)), None)
-    base, adapters = unadapted(whole) if len(step.called) == 1 else (step.module, {})
+    base, adapters = unadapted(whole) if len(step.modules) == 1 else (step.module, {})
     out: dict[str, Any] = {
         "kind": "loop",
         "batch": shapes[0][0] if shapes else 1,
@@ -265,13 +265,13 @@ def of_loop(step: FirstStep) -> dict[str, Any]:
         "checkpointed": SEEN.checkpointed or bool(getattr(base, "is_gradient_checkpointing", False)),
         "clipped": SEEN.clipped,
         "adapters": plain(adapters),
-        "trained": sum(p.numel() for m in step.called for p in m.parameters() if p.requires_grad),
+        "trained": sum(p.numel() for m in step.modules for p in m.parameters() if p.requires_grad),
         "experts": _experts(base),
     }
-    if hasattr(base, "config") and len(step.called) == 1:
+    if hasattr(base, "config") and len(step.modules) == 1:
         return out | network(base, inputs, bool(adapters))
     name = type(whole).__name__
-    parameters = sum(own_parameters(m)[0] for m in step.called)
+    parameters = sum(own_parameters(m)[0] for m in step.modules)
     return {**out, **graph_of(step.module, inputs, name), "name": name, "parameters": parameters}
 
 

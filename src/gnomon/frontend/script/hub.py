@@ -242,7 +242,7 @@ def _arguments(module: Any) -> None:
 
     def post_init(self: Any) -> None:
         kept = {name: getattr(self, name) for name in (*HELD, *BACK) if hasattr(self, name)}
-        SEEN.held = {**kept, "report_to": self.report_to, "output_dir": self.output_dir}
+        SEEN.withheld = {**kept, "report_to": self.report_to, "output_dir": self.output_dir}
         for name, value in (*HELD.items(), *((name, False) for name in BACK)):
             if name in kept:
                 setattr(self, name, value)
@@ -262,7 +262,7 @@ def _arguments(module: Any) -> None:
 def _trainer(module: Any) -> None:
     def train(self: Any, *args: Any, **kwargs: Any) -> None:
         SEEN.trainer = self
-        SEEN.stopped = f"{type(self).__name__}.train() ({where()})"
+        SEEN.stopped_at = f"{type(self).__name__}.train() ({where()})"
         raise Stop
 
     module.Trainer.train = train
@@ -444,7 +444,7 @@ def _deepspeed(module: Any) -> None:
         def step(self, *args: Any, **kwargs: Any) -> None:
             steps = SEEN.deepspeed.get("gradient_accumulation_steps", 1) if SEEN.deepspeed else 1
             if SEEN.backwards >= int(steps if isinstance(steps, int) else 1):
-                SEEN.stopped = f"the first step of deepspeed's engine ({where()})"
+                SEEN.stopped_at = f"the first step of deepspeed's engine ({where()})"
                 raise Stop
 
         def is_gradient_accumulation_boundary(self) -> bool:

@@ -24,13 +24,13 @@ class ScriptSeen:
 
     devices: int = 1
     """Ranks that it is told of."""
-    stopped: str = ""
+    stopped_at: str = ""
     """Where it was stopped."""
     notes: list[str] = field(default_factory=list)
     """What was stood in for, and other sentences."""
     trainer: Any = None
     """transformers' Trainer whose `train` was called."""
-    held: dict[str, object] = field(default_factory=dict)
+    withheld: dict[str, object] = field(default_factory=dict)
     """Fields of TrainingArguments that were kept from it, as they ask for devices or packages."""
     quantised: str = ""
     """How `from_pretrained` was to store frozen weights: nf4 or int8."""

@@ -37,7 +37,7 @@ class Tape:
 
     entries: list[tuple[Any, Any, Any, Any]] = field(default_factory=list)
     """(module or function, args, kwargs, what it returned)."""
-    made: set[int] = field(default_factory=set)
+    returned_ids: set[int] = field(default_factory=set)
     """ids of the tensors that entries returned, which the entries hold."""
     loss: Tensor | None = None
     """That backward was called on."""
@@ -52,7 +52,7 @@ class Tape:
         """An entry, where it belongs to the first microbatch."""
         if self.loss is None and len(self.entries) < MOST_CALLS:
             self.entries.append((what, args, kwargs, out))
-            self.made |= {id(x) for x in leaves(out)}
+            self.returned_ids |= {id(x) for x in leaves(out)}
 
 
 TAPE = Tape()
@@ -77,7 +77,7 @@ class Taking(TorchFunctionMode):
         kwargs = kwargs or {}
         out = func(*args, **kwargs)
         if TAPE.depth == 0 and TAPE.loss is None and torch.is_grad_enabled() and leaves(out):
-            if any(id(x) in TAPE.made for x in leaves((args, kwargs))):
+            if any(id(x) in TAPE.returned_ids for x in leaves((args, kwargs))):
                 TAPE.add(func, args, kwargs, out)
             elif getattr(func, "__name__", "") in SHAPING and out is not args[0]:  # `.to` of where it is already
                 TAPE.shaped.append((func, args, kwargs, out))
@@ -128,7 +128,7 @@ def _evenly(module: nn.Module) -> None:
 
 def _backward(self: Any, *args: Any, **kwargs: Any) -> None:
     """Stands in for `backward` and counts its calls; gradients that have no memory are there afterwards."""
-    if SEEN.trainer is None and TAPE.loss is None and id(self) in TAPE.made:
+    if SEEN.trainer is None and TAPE.loss is None and id(self) in TAPE.returned_ids:
         TAPE.loss = self
     SEEN.backwards += 1
     for optimizer in SEEN.optimizers:
@@ -149,7 +149,7 @@ def _made(begin: Callable[..., None]) -> Callable[..., None]:
                 args[0]()
             if SEEN.backwards == 0:
                 return
-            SEEN.stopped = f"the first step of {type(self).__name__} ({where()})"
+            SEEN.stopped_at = f"the first step of {type(self).__name__} ({where()})"
             raise Stop
 
         self.step = types.MethodType(step, self)
@@ -220,7 +220,7 @@ class FirstStep:
     """To be captured: the script's own where its call returns the loss."""
     inputs: dict[str, Tensor]
     """By argument."""
-    called: tuple[nn.Module, ...]
+    modules: tuple[nn.Module, ...]
     """The script's own modules."""
 
 
@@ -235,10 +235,10 @@ def first_step() -> FirstStep | None:
     if len(calls) == 1 and whole is not None and any(x is TAPE.loss for x in leaves(out)):
         named = _by_argument(whole, args, kwargs)
         if named is not None:
-            return FirstStep(module=whole, inputs=named, called=modules)
+            return FirstStep(module=whole, inputs=named, modules=modules)
     needed = _needed(TAPE.entries, TAPE.loss)
     inputs = _inputs(needed)
-    return FirstStep(module=TrainStep(needed, TAPE.loss, inputs), inputs=inputs, called=modules)
+    return FirstStep(module=TrainStep(needed, TAPE.loss, inputs), inputs=inputs, modules=modules)
 
 
 def _needed(entries: list[tuple[Any, Any, Any, Any]], loss: Tensor) -> list[tuple[Any, Any, Any, Any]]:

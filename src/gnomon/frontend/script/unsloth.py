@@ -141,7 +141,7 @@ def _changed(args: Any) -> dict[str, Any]:
         return {}
     values = {}
     for field in dataclasses.fields(args):
-        value = SEEN.held.get(field.name, getattr(args, field.name))
+        value = SEEN.withheld.get(field.name, getattr(args, field.name))
         if field.init and not field.name.startswith("_") and value != field.default:
             values[field.name] = value
     return {name: value for name, value in values.items() if value not in ([], {}, None)}

@@ -49,7 +49,7 @@ class LstmLayer:
     """One layer of an LSTM, by full names of parameters."""
 
     hidden: int
-    given: str
+    input_weights: str
     """Weights of what it reads, (4 hidden, inputs)."""
     recurrent: str
     """(4 hidden, hidden)."""
@@ -69,7 +69,7 @@ class Lstm:
 
 def settings_of(plan: Plan) -> IssSettings:
     """What a plan that names the method asks for. PlanError for parameters that mean nothing."""
-    read = METHOD.read(next(one for one in plan.schedule.passes if one.name == NAME))
+    read = METHOD.parameters_of(next(one for one in plan.schedule.passes if one.name == NAME))
     decay, threshold, freeze_at = (float(read[name]) for name in ("decay", "threshold", "freeze_at"))
     if not 0 <= decay < float("inf") or threshold < 0 or not isfinite(threshold) or not 0 < freeze_at < 1:
         raise PlanError(
@@ -102,7 +102,7 @@ def _lstm(at: Layer, block: Block, op: Op, prefix: str, count: int) -> Lstm:
         layers.append(
             LstmLayer(
                 hidden=_last(block, f"{prefix}weight_hh_l{n}"),
-                given=full(f"{prefix}weight_ih_l{n}"),
+                input_weights=full(f"{prefix}weight_ih_l{n}"),
                 recurrent=full(f"{prefix}weight_hh_l{n}"),
                 biases=tuple(full(name) for name in biases if name in op.inputs),
                 readers=(full(f"{prefix}weight_ih_l{n + 1}"),) if n + 1 < count else outside,
@@ -194,7 +194,7 @@ def parameters_of_components(graph: Graph) -> Iterator[str]:
         name
         for lstm in lstms(graph)
         for layer in lstm.layers
-        for name in (layer.given, layer.recurrent, *layer.readers)
+        for name in (layer.input_weights, layer.recurrent, *layer.readers)
     )
 
 

@@ -100,7 +100,7 @@ class Header:
         starts: list[int] = []
         if not line.accept("none"):
             starts.append(line.count("first stage of a chain", 0))
-            while line.more():
+            while line.has_more():
                 starts.append(line.count("first stage of a chain", 0))
         self.chains = tuple(starts)
         self.later.append(partial(self.check_stages, line, starts, line.start))
@@ -250,7 +250,7 @@ class Header:
 def _local(line: Line) -> tuple[tuple[int, int], ...]:
     """Sequences that one context-parallel rank has whole: SEQUENCE:RANK, at least one."""
     sequences: list[tuple[int, int]] = []
-    while not sequences or line.more():
+    while not sequences or line.has_more():
         word = line.word("a local sequence")
         parts = word.split(":")
         if len(parts) != 2:

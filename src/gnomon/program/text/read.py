@@ -26,7 +26,7 @@ def parse_program(text: str, source: str = "program", *, max_bytes: int = MAX_BY
             f"the text has {size:,} bytes, over the limit of {max_bytes:,}; allow more with max_bytes", f"{source}:1:1"
         )
     lines = [Line(source, i + 1, line) for i, line in enumerate(text.split("\n"))]
-    used = [line for line in lines if line.more()]
+    used = [line for line in lines if line.has_more()]
     if not used:
         raise lines[0].fail(f"an empty text; expected `{HEADER}{VERSION}` in its first line")
     _check_version(used[0])

@@ -37,7 +37,7 @@ class ReadRows:
     columns: tuple[list[int], list[int], list[int], list[int]] = field(default_factory=lambda: ([], [], [], []))
     """Kind, stage, unit, group."""
     overrides: dict[int, Override] = field(default_factory=dict)
-    given: int | None = None
+    class_stage: int | None = None
     """Stage of rows that name none, where the class line says so."""
     bare: Line | None = None
     """A line of the open class with rows that name no stage."""
@@ -64,7 +64,7 @@ class ReadRows:
             raise line.fail(f"class {number} {twice}: classes are numbered in order from 0")
         self.close_class()
         self.counts.append(line.count("ranks in the class", 1) if line.accept("count") else 1)
-        self.given = line.count("stage", 0, self.header.num_stages - 1) if line.accept("stage") else None
+        self.class_stage = line.count("stage", 0, self.header.num_stages - 1) if line.accept("stage") else None
         line.end()
         self.ptr.append(self.ptr[-1])
 
@@ -79,7 +79,7 @@ class ReadRows:
 
     def rows(self, line: Line) -> None:
         """One line of rows."""
-        while line.more():
+        while line.has_more():
             line.start = line.at
             if line.text[line.at] == "(":
                 self.composite(line)
@@ -119,8 +119,8 @@ class ReadRows:
         if match["stage"]:
             return line.integer(match["stage"], f"stage (of {last + 1})", 0, last, match.start("stage"))
         self.bare = line
-        if self.given is not None:
-            return self.given
+        if self.class_stage is not None:
+            return self.class_stage
         self.assumed = self.assumed or line
         return min(len(self.counts) - 1, last)
 

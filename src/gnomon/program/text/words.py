@@ -60,7 +60,7 @@ class Line:
         """The error at a column (from 0), or at the word read last."""
         return FormatError(message, f"{self.source}:{self.number}:{(self.start if column is None else column) + 1}")
 
-    def more(self) -> bool:
+    def has_more(self) -> bool:
         """Whether another word follows; skips the blanks before it."""
         while self.at < len(self.text) and self.text[self.at].isspace():
             self.at += 1
@@ -68,7 +68,7 @@ class Line:
 
     def peek(self) -> str:
         """The next word, or ''."""
-        match = re.compile(r"\S+").match(self.text, self.at) if self.more() else None
+        match = re.compile(r"\S+").match(self.text, self.at) if self.has_more() else None
         self.start = self.at
         return match[0] if match else ""
 
@@ -90,7 +90,9 @@ class Line:
     def expect(self, text: str) -> None:
         """Reads `text`, which must come next."""
         if not self.accept(text):
-            raise self.fail(f"expected `{text}`, not {short(self.peek()) if self.more() else 'the end of the line'}")
+            raise self.fail(
+                f"expected `{text}`, not {short(self.peek()) if self.has_more() else 'the end of the line'}"
+            )
 
     def name(self, what: str) -> str:
         """Takes a name, which is an ASCII word."""
@@ -121,7 +123,7 @@ class Line:
 
     def end(self) -> None:
         """Checks that nothing follows."""
-        if self.more():
+        if self.has_more():
             raise self.fail(f"expected the end of the line, not {short(self.peek())}")
 
 

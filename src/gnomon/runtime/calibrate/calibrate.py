@@ -94,7 +94,7 @@ class Repeats:
 
     times: list[Times]
     """A table each, the same ones on every process."""
-    lost_beside: list[float]
+    lost_in_overlap: list[float]
     """Seconds that products lost to each second of a collective beside them, one for each repeat."""
 
 
@@ -107,7 +107,7 @@ def calibrate(processes: int, budget: Budget) -> Measured:
 
 def assembled(ranks: Sequence[Repeats], *, processes: int, date: str) -> Measured:
     """One calibration from the repeats of all processes."""
-    tables, beside = list[Table](), [share for rank in ranks for share in rank.lost_beside]
+    tables, beside = list[Table](), [share for rank in ranks for share in rank.lost_in_overlap]
     for same in zip(*(rank.times for rank in ranks), strict=True):
         busy = [list(chain(*points)) for points in zip(*(times.busy for times in same), strict=True)]
         if not all(busy):
@@ -142,7 +142,7 @@ def pooled(visits: Sequence[Repeats]) -> Repeats:
             for at in range(len(times.busy)):
                 times.busy[at] += more.busy[at]
                 times.alone[at] += more.alone[at]
-    return Repeats(times=pool, lost_beside=[share for visit in visits for share in visit.lost_beside])
+    return Repeats(times=pool, lost_in_overlap=[share for visit in visits for share in visit.lost_in_overlap])
 
 
 def relative_iqr(repeats: Sequence[float]) -> float:
@@ -189,7 +189,7 @@ def measure(budget: Budget) -> Repeats:
             disk.round()
     gc.enable()
     progress.end()
-    return Repeats(times=tables + talk.times + _disk_times(disk), lost_beside=talk.lost_beside)
+    return Repeats(times=tables + talk.times + _disk_times(disk), lost_in_overlap=talk.lost_beside)
 
 
 def _disk_times(disk: Disk) -> list[Times]:

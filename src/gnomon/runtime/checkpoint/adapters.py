@@ -110,7 +110,7 @@ def export(executor: Executor, target: Path, base: Runnable, source: Path) -> Pa
         held = executor.stages[number].held[0]
         if executor.groups.here.data == 0:
             for slot in held.slots:
-                writer.put(where, slot, held.value(slot.name))
+                writer.write_part(where, slot, held.value(slot.name))
     dist.barrier()
     return target
 

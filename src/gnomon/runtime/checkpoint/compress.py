@@ -133,7 +133,7 @@ class CompressionReport:
 class HeldOutText:
     """Held-out rows of tokens: (rows, tokens + 1) each, the last one to be predicted."""
 
-    seen: Tensor
+    tokens: Tensor
     held_out: Tensor
     notes: tuple[str, ...] = ()
 
@@ -162,7 +162,7 @@ def read_text(data: Path, folder: Path, tokenizer: Path | None) -> HeldOutText:
         )
     rows = torch.tensor(ids).unfold(0, length + 1, length)[: SEEN + HELD_OUT]
     held = max(1, min(HELD_OUT, len(rows) // 4))
-    return HeldOutText(seen=rows[held:], held_out=rows[:held], notes=encoder.notes)
+    return HeldOutText(tokens=rows[held:], held_out=rows[:held], notes=encoder.notes)
 
 
 Note: TypeAlias = Callable[[int, int], None]
@@ -196,7 +196,7 @@ def compress(
             raise InputError(f"the loss of {source} is {before} as it is; nothing was written")
         made_before = layer_outputs(whole, text.held_out[0])
         if method in SEES_INPUTS:
-            seen = inputs_of_linears(whole, where, text.seen, squares=method in SEES_PAIRS)
+            seen = inputs_of_linears(whole, where, text.tokens, squares=method in SEES_PAIRS)
         del whole
     scales = _scales(folder, model.model_type, storage, seen) if method == "awq" else Scales()
     made = Path(tempfile.mkdtemp(dir=target.parent, prefix=f".{target.name}."))

@@ -77,8 +77,8 @@ def holdings(graph: Graph, plan: Plan, rank: int) -> Iterator[tuple[Parameters, 
     mesh = meshes_of(plan, tied=sorted(tied))[here.pipeline_rank]
     groups = Groups(mesh=mesh, here=here, by_comm=dict.fromkeys((*AXES, *EXPERT_AXES, "vocabulary"), None))
     blocks, by_layer = sharded_blocks(graph, plan, mesh), own.by_layer(plan)
-    beside = NO_SHARES if ends is None else DividedVocabulary.of(ends, plan, groups).beside(whole)
-    for holding in parts_held(graph, plan, groups, blocks, META, by_layer=by_layer, beside=beside):
+    beside = NO_SHARES if ends is None else DividedVocabulary.of(ends, plan, groups).shares_of_stages(whole)
+    for holding in parts_held(graph, plan, groups, blocks, META, by_layer=by_layer, shares=beside):
         for held in holding.parts:
             if held.dtypes.master is not None:
                 held.master = torch.empty(held.mine[1] - held.mine[0], dtype=held.dtypes.master, device=META)

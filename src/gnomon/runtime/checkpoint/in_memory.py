@@ -141,7 +141,7 @@ class MemoryCheckpoint:
         self._live = self._coming.step = NONE
         self.took_s += perf_counter() - began
 
-    def held(self) -> HeldSteps:
+    def steps_held(self) -> HeldSteps:
         """Steps that are here."""
         return HeldSteps(own=(self.own.step, self._live), kept=(self.kept.step, self._coming.step))
 

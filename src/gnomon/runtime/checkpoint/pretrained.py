@@ -173,7 +173,7 @@ def export(executor: Executor, target: Path, *, model: Path) -> Path:
             if is_first(executor, held):
                 for slot in held.slots:
                     for one, value in slot.experts_of(held.value(slot.name)):
-                        writer.put(where, one, value)
+                        writer.write_part(where, one, value)
             if was_apart:
                 held.flat = None
     dist.barrier()
@@ -227,7 +227,7 @@ def export_checkpoint(path: Path, target: Path, *, model: Path) -> int:
         value = stored.whole(f"parameters/{slot.name}")
         if tuple(value.shape) != slot.whole:
             raise InputError(f"{path} has {slot.name} of shape {tuple(value.shape)}, and {model} {slot.whole}")
-        writer.put(where, slot, value)
+        writer.write_part(where, slot, value)
     return sum(torch.Size(slot.whole).numel() for slot in slots)
 
 

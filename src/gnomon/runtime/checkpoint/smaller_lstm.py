@@ -40,7 +40,7 @@ def shrink(whole: Path, target: Path, lstms: Sequence[Lstm]) -> dict[str, tuple[
             stay = _stay(stored, layer)
             sizes.append(int(stay.sum()))
             rows = np.tile(stay, GATES)
-            for name in (layer.given, layer.recurrent, *layer.biases):
+            for name in (layer.input_weights, layer.recurrent, *layer.biases):
                 new[name] = new[name][rows]
             for name in (layer.recurrent, *layer.readers):
                 new[name] = new[name][:, stay]
@@ -61,15 +61,15 @@ def shrink(whole: Path, target: Path, lstms: Sequence[Lstm]) -> dict[str, tuple[
 
 def _touched(lstms: Sequence[Lstm]) -> list[str]:
     layers = [layer for lstm in lstms for layer in lstm.layers]
-    names = [name for one in layers for name in (one.given, one.recurrent, *one.biases, *one.readers)]
+    names = [name for one in layers for name in (one.input_weights, one.recurrent, *one.biases, *one.readers)]
     return list(dict.fromkeys(names))
 
 
 def _stay(stored: Mapping[str, NDArray[Any]], layer: LstmLayer) -> NDArray[np.bool_]:
     """(hidden,) whether a unit has any number, as nothing that reads it has one for a removed unit. bfloat16 is its
     bits, of which minus 0 has one."""
-    nonzero = {name: _nonzero(stored[name]) for name in (layer.given, layer.recurrent, *layer.readers)}
-    gates = (nonzero[name].reshape(GATES, layer.hidden, -1) for name in (layer.given, layer.recurrent))
+    nonzero = {name: _nonzero(stored[name]) for name in (layer.input_weights, layer.recurrent, *layer.readers)}
+    gates = (nonzero[name].reshape(GATES, layer.hidden, -1) for name in (layer.input_weights, layer.recurrent))
     stay = np.logical_or.reduce([gate.any((0, 2)) for gate in gates])
     for name in (layer.recurrent, *layer.readers):
         stay |= nonzero[name].any(0)

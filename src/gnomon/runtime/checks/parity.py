@@ -200,7 +200,7 @@ def _compare(job: Small) -> ParityResult:
             want = whole[held.mine[0] + low - slot.start :][: high - low]
             differences.tensor(f"{slot.name} after {STEPS} steps", held.shard[low:high], want, (2 * STEPS, 0))
     executor.leave()
-    return replace(differences.done(), loss=tuple(losses))
+    return replace(differences.result(), loss=tuple(losses))
 
 
 def _doubled(states: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -283,7 +283,7 @@ class _Found:
         if not off <= TOLERANCE and order < self.best.order:
             self.best = ParityResult(first=name, off=off, order=order)
 
-    def done(self) -> ParityResult:
+    def result(self) -> ParityResult:
         return replace(self.best, tensors=self.count, largest=self.largest)
 
 

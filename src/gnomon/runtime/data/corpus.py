@@ -83,7 +83,7 @@ class Corpus:
     """Same for the same tokens in the same order; kept in checkpoints."""
     notes: tuple[str, ...] = ()
     """To be told before training."""
-    made: dict[tuple[int, int], PackedRows] = field(default_factory=dict)
+    packed: dict[tuple[int, int], PackedRows] = field(default_factory=dict)
     """Rows by (side, seq_len), once they are asked for."""
 
     @staticmethod
@@ -162,14 +162,14 @@ class Corpus:
 
     def rows(self, side: int, seq_len: int) -> PackedRows:
         """How a side fills rows; worked out once."""
-        if (side, seq_len) not in self.made:
+        if (side, seq_len) not in self.packed:
             chosen = self.training if side == TRAINING else self.validation
-            self.made[side, seq_len] = ROWS[self.packing](chosen, seq_len)
-        return self.made[side, seq_len]
+            self.packed[side, seq_len] = ROWS[self.packing](chosen, seq_len)
+        return self.packed[side, seq_len]
 
     def one_a_row(self) -> Corpus:
         """The same text with a row for each document, or each piece of a longer one."""
-        return replace(self, packing="padded", made={})
+        return replace(self, packing="padded", packed={})
 
     def _rows(self, side: int, seed: int, first: int, count: int, seq_len: int) -> dict[str, Tensor]:
         rows = self.rows(side, seq_len)

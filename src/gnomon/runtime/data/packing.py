@@ -90,7 +90,7 @@ def packing_of(batch: Mapping[str, Tensor]) -> Packing | None:
 
 def packing_of_parts(parts: Sequence[Part], tokens: int, prefixes: Prefixes | None, device: torch.device) -> Packing:
     """The packing of a row of `tokens` positions that holds these parts on this rank."""
-    places = [torch.arange(first, first + count) for part in parts for first, count in part.held]
+    places = [torch.arange(first, first + count) for part in parts for first, count in part.segments]
     numbers = [torch.full((part.tokens,), number) for number, part in enumerate(parts)]
     rest = tokens - sum(part.tokens for part in parts)
     positions = torch.cat([*places, torch.arange(rest)])

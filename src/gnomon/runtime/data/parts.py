@@ -31,9 +31,9 @@ class Part:
     """Tokens of the sequence that there are up to the end of this unit; a later chunk may have more."""
     start: int
     """Its first token in this unit; those before it are in earlier chunks."""
-    held: tuple[Segment, ...]
+    segments: tuple[Segment, ...]
     """Positions here, in their order."""
-    cut: bool
+    is_chunk: bool
     """Whether other units have more of the sequence."""
     ranks: tuple[tuple[Segment, ...], ...] = ()
     """Positions on each rank of cp, where they divide it; empty where this rank has it whole."""
@@ -43,7 +43,7 @@ class Part:
     @property
     def tokens(self) -> int:
         """Tokens of the sequence that this rank holds."""
-        return sum(count for _, count in self.held)
+        return sum(count for _, count in self.segments)
 
 
 def divided(start: int, stop: int, index: int, cp: int, order: str) -> tuple[Segment, ...]:
@@ -69,7 +69,7 @@ def parts_of(
         cut = stop - start < lengths[sequence]
         if cp == 1 or where.get(sequence) == index:
             held: tuple[Segment, ...] = ((start, stop - start),)
-            found.append(Part(sequence=sequence, start=start, stop=stop, held=held, cut=cut))
+            found.append(Part(sequence=sequence, start=start, stop=stop, segments=held, is_chunk=cut))
         elif sequence not in where:
             ranks = tuple(divided(start, stop, rank, cp, order) for rank in range(cp))
             found.append(
@@ -77,8 +77,8 @@ def parts_of(
                     sequence=sequence,
                     start=start,
                     stop=stop,
-                    held=ranks[index],
-                    cut=cut,
+                    segments=ranks[index],
+                    is_chunk=cut,
                     ranks=ranks,
                     style=style(stop),
                 )
@@ -114,33 +114,33 @@ class Prefixes:
 
     lengths: tuple[int, ...]
     """Tokens of each sequence of the global batch."""
-    kept: dict[tuple[str, int], Prefix] = field(default_factory=dict)
+    prefixes: dict[tuple[str, int], Prefix] = field(default_factory=dict)
     """By attention (layer and op) and sequence."""
 
-    def written(self, at: str, part: Part, keys: Tensor, values: Tensor) -> Prefix:
+    def append(self, at: str, part: Part, keys: Tensor, values: Tensor) -> Prefix:
         """The sequence's keys and values with those of a chunk, which are (1, kv heads, the chunk's tokens, dim)."""
         key = at, part.sequence
-        if key not in self.kept:
+        if key not in self.prefixes:
             size = self.lengths[part.sequence]
-            self.kept[key] = Prefix(
+            self.prefixes[key] = Prefix(
                 keys=keys.new_empty((*keys.shape[:2], size, keys.shape[3])),
                 values=values.new_empty((*values.shape[:2], size, values.shape[3])),
             )
-        kept = self.kept[key]
+        kept = self.prefixes[key]
         kept.keys[:, :, part.start : part.stop] = keys
         kept.values[:, :, part.start : part.stop] = values
         return kept
 
-    def done(self, at: str, part: Part) -> None:
+    def free(self, at: str, part: Part) -> None:
         """Frees a sequence's, once its first chunk has gone backward: that comes last."""
         if not part.start:
-            self.kept.pop((at, part.sequence), None)
+            self.prefixes.pop((at, part.sequence), None)
 
     def clear(self) -> None:
         """Forgets all prefixes, before another batch."""
-        self.kept.clear()
+        self.prefixes.clear()
 
     @property
     def nbytes(self) -> int:
         """Bytes of all prefixes that are held."""
-        return sum(x.untyped_storage().nbytes() for prefix in self.kept.values() for x in prefix.tensors)
+        return sum(x.untyped_storage().nbytes() for prefix in self.prefixes.values() for x in prefix.tensors)

@@ -28,9 +28,9 @@ class Changes:
         self.why = "started"
         """Of the next one."""
 
-    def asked(self) -> int | None:
+    def requested_processes(self) -> int | None:
         """Processes that somebody asks for, at least 1 and at most the workers; None where nobody does."""
-        if self.folder is None or (asked := self.folder.asked()) is None:
+        if self.folder is None or (asked := self.folder.requested_processes()) is None:
             return None
         return min(max(asked, 1), self.workers)
 

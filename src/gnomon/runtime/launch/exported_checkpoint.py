@@ -31,7 +31,7 @@ def keeping(job: TrainingJob) -> TrainingJob:
 
 def exported(job: TrainingJob, outcome: Outcome) -> Outcome:
     """Exports the weights, if that was asked for and the run was not stopped. job: as it was asked for."""
-    if job.export is None or outcome.stopped:
+    if job.export is None or outcome.signal:
         return outcome
     assert job.checkpoints is not None
     path = outcome.checkpoint or newest(job.checkpoints)

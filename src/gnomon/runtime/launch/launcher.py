@@ -146,7 +146,7 @@ class Launcher(Processes):
     # --- a run
 
     def run(self) -> Outcome:
-        """How the job went. Errors as `faults.ended` tells them, with the newest checkpoint."""
+        """How the job went. Errors as `faults.failure_of` tells them, with the newest checkpoint."""
         job = self.given
         try:
             self.results()
@@ -228,7 +228,7 @@ class Launcher(Processes):
     def _look(self) -> None:
         """Whether somebody asks for another number, a process is silent, or others are to train now."""
         assert self.store is not None
-        if (asked := self.changes.asked()) is not None:
+        if (asked := self.changes.requested_processes()) is not None:
             self._scale(asked)
         self._end_stopped()
         self._end_absent()
@@ -288,7 +288,7 @@ class Launcher(Processes):
         if not after.goes_on:
             return False
         self.lost.append(process)
-        self.restarts, self.asked = after.restarts, after.asked
+        self.restarts, self.asked = after.restarts, after.wanted
         for epoch in self.epochs[-2:]:  # of the last, some may not have heard yet
             if process in epoch.members:
                 say_lost(self.store, epoch)
@@ -303,7 +303,7 @@ class Launcher(Processes):
             say_nobody_comes(self.store)
         self._start_more(after.starts)
         self.changes.why = f"{who} {what}"
-        (self._say_always if self.rank_of else self._say)(f"{who} {what}: {after.said}")
+        (self._say_always if self.rank_of else self._say)(f"{who} {what}: {after.message}")
         return True
 
     def _scale(self, asked: int) -> None:

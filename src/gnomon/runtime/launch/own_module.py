@@ -88,14 +88,14 @@ class OwnModule:
                 was_apart = gathered(executor, held)
                 if is_first(executor, held):
                     for slot in held.slots:
-                        writer.put(layout, slot, held.value(slot.name))
+                        writer.write_part(layout, slot, held.value(slot.name))
                 if was_apart:
                     held.flat = None
         if first:
             trained = self.graph.parameters()
             for name, x in self.parameters.items():
                 if name not in trained:
-                    writer.put(layout, _whole(name, layout.pieces[name][0].view), x)
+                    writer.write_part(layout, _whole(name, layout.pieces[name][0].view), x)
         dist.barrier()
         return target
 

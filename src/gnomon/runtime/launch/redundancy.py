@@ -108,16 +108,16 @@ class ProcessWork(RowActions):
             part.state.new_step()
             part.compute.new_step()
             part.compute.saved.clear()
-            for held in part.held:
+            for held in part.stage_parameters:
                 held.begun.clear()
 
     def run(self) -> None:
         """The rows of the step that are left."""
         for row in self.rows:
             key = row.kind, row.stage, row.unit
-            if key not in self.now.done:
+            if key not in self.now.rows_done:
                 self.row(row)
-                self.now.done.add(key)
+                self.now.rows_done.add(key)
 
     @property
     def keeps(self) -> bool:
@@ -147,7 +147,7 @@ class ProcessWork(RowActions):
     def progress(self) -> StepProgress:
         """How far this process is in the step; messages that are on their way are none."""
         now = self.now
-        reduced = {stage for kind, stage, _ in now.done if kind == "AR"}
+        reduced = {stage for kind, stage, _ in now.rows_done if kind == "AR"}
         received = frozenset(name for name in now.received if name[0] != "GC")
         return StepProgress(received=received, reduced=frozenset(reduced), norm=now.norm, copied=now.copied)
 
@@ -157,35 +157,35 @@ class ProcessWork(RowActions):
         for name in now.coming:
             self.buffers.tensors.pop(name, None)
             buffer, stage, unit = name
-            now.done.discard((f"RECV_{'F' if buffer == 'X' else 'B'}", stage, unit))
+            now.rows_done.discard((f"RECV_{'F' if buffer == 'X' else 'B'}", stage, unit))
         if not now.copied:
-            now.done.discard(("RECV_COPY", self.own.stage, -1))
+            now.rows_done.discard(("RECV_COPY", self.own.stage, -1))
         now.coming.clear()
         now.leaving.clear()
 
     def take_over(self) -> None:
         """The copy's stage becomes this process's own, within the step."""
         now, stage = self.now, self.copy.stage
-        units = {unit for kind, at, unit in now.done if kind == "FRC" and at == stage}
-        updated = ("OPT_COPY", stage, -1) in now.done
+        units = {unit for kind, at, unit in now.rows_done if kind == "FRC" and at == stage}
+        updated = ("OPT_COPY", stage, -1) in now.rows_done
         # Its forward ran here as the redundant one; what of it did not arrive is sent again by `resume`.
-        now.done |= {(kind, stage, unit) for unit in units for kind in ("LOAD", "RECV_F", "F", "SEND_F")}
+        now.rows_done |= {(kind, stage, unit) for unit in units for kind in ("LOAD", "RECV_F", "F", "SEND_F")}
         # The whole gradient came before the rank was lost: no backward of its stage is left. It came
         # clipped (`_send_copy`).
         if now.copied:
             all_units = range(self.own.feed.num_units)
-            now.done |= {(kind, stage, unit) for unit in all_units for kind in ("B", "SEND_B", "RECV_B")}
-            now.done.add(("AR", stage, -1))
+            now.rows_done |= {(kind, stage, unit) for unit in all_units for kind in ("B", "SEND_B", "RECV_B")}
+            now.rows_done.add(("AR", stage, -1))
             now.scaled.add(stage)
             now.received |= {("DY", stage, unit) for unit in all_units}
-            for held in self.copy.held:
+            for held in self.copy.stage_parameters:
                 held.begun.update(held.by_name)
         else:
-            for held in self.copy.held:
+            for held in self.copy.stage_parameters:
                 held.grad = None  # some of it may have been sent
                 held.begun.clear()
         if updated:
-            now.done.add(("OPT", stage, -1))
+            now.rows_done.add(("OPT", stage, -1))
 
     def resume(self, everyone: Sequence[StepProgress], taken: Mapping[int, int]) -> None:
         """Makes ready for the rest of the step, with how far every process is. taken: rank that is lost now -> place of
@@ -196,13 +196,13 @@ class ProcessWork(RowActions):
         for stage in {row.stage for row in self.rows if row.kind == "AR"}:
             members = {self.places[rank] for rank in stage_sets(self.plan)[stage]}
             if not all(stage in self._reduced(everyone, place, stage, taken) for place in members):
-                now.done.discard(("AR", stage, -1))
+                now.rows_done.discard(("AR", stage, -1))
         now.norm = next((told.norm for told in everyone if told.norm is not None), None)
         for row in self.rows:
             if row.kind == "NORM":
-                (now.done.discard if now.norm is None else now.done.add)((row.kind, row.stage, row.unit))
+                (now.rows_done.discard if now.norm is None else now.rows_done.add)((row.kind, row.stage, row.unit))
             if row.kind == "SEND_COPY" and not everyone[self.keepers[self.own.number]].copied:
-                now.done.discard((row.kind, row.stage, row.unit))
+                now.rows_done.discard((row.kind, row.stage, row.unit))
             if row.kind in ("SEND_F", "SEND_B"):
                 hop = 1 if row.kind == "SEND_F" else -1
                 name = ("X" if hop > 0 else "DY", row.stage + hop, row.unit)
@@ -211,15 +211,15 @@ class ProcessWork(RowActions):
                 # Who has the lost rank's gradient runs no backward of its stage, and needs no message for one.
                 needless = target in taken and everyone[place].copied
                 if needless or name in everyone[place].received:
-                    now.done.add((row.kind, row.stage, row.unit))
+                    now.rows_done.add((row.kind, row.stage, row.unit))
                 # Sent, and lost on the way.
                 elif name in now.log:
-                    now.done.discard((row.kind, row.stage, row.unit))
+                    now.rows_done.discard((row.kind, row.stage, row.unit))
         for name, tensors in now.log.items():
             (buffer, stage, unit), hop = name, 1 if name[0] == "X" else -1
             # Both ends are here now: what would have been a message is handed over.
             within = stage in self.plays and stage - hop in self.plays
-            if within and ("F" if buffer == "X" else "B", stage, unit) not in now.done:
+            if within and ("F" if buffer == "X" else "B", stage, unit) not in now.rows_done:
                 self.buffers.tensors.setdefault(name, tuple(x.detach() for x in tensors))
 
     def _reduced(

@@ -51,7 +51,7 @@ class RankExecutor(Executor):
         return Groups(mesh=mesh, here=here, by_comm=dict.fromkeys(COMMS))
 
     @property
-    def held(self) -> Sequence[Parameters]:
+    def stage_parameters(self) -> Sequence[Parameters]:
         """The parameters of the stage."""
         return self.stages[self.stage].held
 
@@ -69,7 +69,7 @@ class StepUnderWay:
     """What is known of the step under way."""
 
     number: int = 0
-    done: set[tuple[str, int, int]] = field(default_factory=set)
+    rows_done: set[tuple[str, int, int]] = field(default_factory=set)
     """Rows."""
     log: dict[Name, tuple[Tensor, ...]] = field(default_factory=dict)
     """What was made here for another stage, by the name that it has there."""
@@ -124,7 +124,7 @@ class RowActions:
         part.compute._whole_backward(stage, unit)
         name = ("DY", stage - 1, unit)
         self._note(name)
-        if ("B", stage - 1, unit) in self.now.done:  # the rank before had it from the one that is lost
+        if ("B", stage - 1, unit) in self.now.rows_done:  # the rank before had it from the one that is lost
             self.buffers.tensors.pop(name, None)
 
     def _note(self, name: Name) -> None:
@@ -188,8 +188,8 @@ class RowActions:
         # Kept as they were before the first sum: an all-reduce is in place, and one that was cut off may have spoilt
         # its terms.
         if stage not in self.now.whole:
-            self.now.whole[stage] = [held.whole_grad() for held in part.held]
-        for held, whole in zip(part.held, self.now.whole[stage], strict=True):
+            self.now.whole[stage] = [held.whole_grad() for held in part.stage_parameters]
+        for held, whole in zip(part.stage_parameters, self.now.whole[stage], strict=True):
             if held.grad is whole:
                 held.grad = whole.clone()
                 held.begun.update(held.by_name)
@@ -202,7 +202,7 @@ class RowActions:
         """All meet here, and whoever is past it knows that all gradients were added up."""
         terms = torch.zeros(self.plan.world_size, dtype=torch.float64)
         for part in self.plays.values():
-            terms[part.number] = math.fsum(x for held in part.held for x in squares(held).tolist())
+            terms[part.number] = math.fsum(x for held in part.stage_parameters for x in squares(held).tolist())
         dist.all_reduce(terms)
         self.now.norm = math.sqrt(math.fsum(terms.tolist()))
 
@@ -212,14 +212,14 @@ class RowActions:
         if self.plan.optimizer.clip and part.stage not in self.now.scaled:
             # In fp64, as the norm is: the factor is then the same number in every process.
             by = clip_scale(torch.tensor(self.now.norm, dtype=torch.float64), part.state.settings.clip_norm)
-            for held in part.held:
+            for held in part.stage_parameters:
                 grad = held.whole_grad()
                 grad.mul_(by.to(grad.dtype))
         self.now.scaled.add(part.stage)
 
     def _recv_copy(self, stage: int, unit: int) -> None:
         source = self.places[self.copy.number]
-        for number, held in enumerate(self.copy.held):
+        for number, held in enumerate(self.copy.stage_parameters):
             room = held.whole_grad()
             self.now.coming["GC", number, 0] = _work(dist.irecv(room, source, tag=GRADIENTS + number))
 
@@ -227,7 +227,7 @@ class RowActions:
         part = self.plays[stage]
         keeper = self.keepers[part.number]
         self._clip(part)
-        for number, held in enumerate(part.held):
+        for number, held in enumerate(part.stage_parameters):
             grad = held.whole_grad()
             self.now.leaving.append((_work(dist.isend(grad, keeper, tag=GRADIENTS + number)), (grad,)))
 
@@ -239,10 +239,10 @@ class RowActions:
 
     def _opt_copy(self, stage: int, unit: int) -> None:
         if not self.now.copied:
-            for number in range(len(self.copy.held)):
+            for number in range(len(self.copy.stage_parameters)):
                 self._arrive(("GC", number, 0))
             self.now.copied = True
-        for held in self.copy.held:
+        for held in self.copy.stage_parameters:
             held.begun.update(held.by_name)
         self.copy.state.scale = 1.0
         self.copy.state.update(stage)

@@ -132,7 +132,9 @@ class _Rank(Member):
     def _go_back(self, epoch: Epoch) -> None:
         """Makes this rank's part again, with the newest state that is in memory of every rank."""
         everyone: list[_StateReport] = [_StateReport()] * dist.get_world_size()
-        mine = _StateReport(self.copies.held(), self.copies.alike, self.ended, self.resumed_from, len(self.records))
+        mine = _StateReport(
+            self.copies.steps_held(), self.copies.alike, self.ended, self.resumed_from, len(self.records)
+        )
         dist.all_gather_object(everyone, mine)
         there = [one for one in everyone if one.ended != NONE]
         held = [one.held for one in everyone]

@@ -85,7 +85,7 @@ class StageReport:
     """Ranks whose work it does."""
     copy: int = NONE
     """Rank whose state it has a copy of."""
-    done: int = NONE
+    steps_done: int = NONE
     """Steps that are behind it."""
     ended: int = NONE
     """Steps after which all that is due was done."""
@@ -102,7 +102,7 @@ class Roles:
 
     places: tuple[int, ...]
     """Of the process that does each rank's work; NONE where its state is lost."""
-    taken: Mapping[int, int]
+    taken_over: Mapping[int, int]
     """Rank that is taken over now -> place."""
     keepers: Mapping[int, int]
     """Rank -> place of the process that has a copy."""
@@ -117,7 +117,7 @@ def roles(everyone: Sequence[StageReport], ranks: int) -> Roles:
     taken = {rank: copy[rank] for rank in range(ranks) if rank not in player and rank in copy}
     places = tuple(player.get(rank, taken.get(rank, NONE)) for rank in range(ranks))
     keepers = {rank: place for rank, place in copy.items() if rank in player}
-    return Roles(places=places, taken=taken, keepers=keepers)
+    return Roles(places=places, taken_over=taken, keepers=keepers)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -161,7 +161,7 @@ class _Process(Member):
         self.plan = bamboo.without(job.plan)
         self.size = {"sequences": job.workload.global_batch_size, "seq_len": job.workload.seq_len}
         self.work: ProcessWork | None = None
-        self.roles = Roles(places=(), taken={}, keepers={})
+        self.roles = Roles(places=(), taken_over={}, keepers={})
         self.born: tuple[int, ...] = ()
         """Rank that the process at each place was started for."""
         self.within = False
@@ -185,7 +185,7 @@ class _Process(Member):
         self.born, self.within = epoch.ranks, False
         everyone = self._everyone()
         self.roles = roles(everyone, self.plan.world_size)
-        newest = max(told.done for told in everyone)
+        newest = max(told.steps_done for told in everyone)
         if newest != NONE and NONE not in self.roles.places:
             self.within = self._go_on(everyone, newest)
             return True
@@ -203,7 +203,7 @@ class _Process(Member):
             mine = StageReport(
                 plays=tuple(part.number for part in work.plays.values()),
                 copy=work.copy.number if work.keeps else NONE,
-                done=self.done,
+                steps_done=self.done,
                 ended=self.ended,
                 number=work.now.number,
                 progress=work.progress(),
@@ -233,7 +233,7 @@ class _Process(Member):
         home = {rank: place for place, rank in enumerate(self.born)}
         ranks = range(self.plan.world_size)
         keepers = {self._following()[rank]: home[rank] for rank in ranks}
-        self.roles = Roles(places=tuple(home[rank] for rank in ranks), taken={}, keepers=keepers)
+        self.roles = Roles(places=tuple(home[rank] for rank in ranks), taken_over={}, keepers=keepers)
         if again and dist.get_rank() == 0:
             _say(f"a stage is lost with the copy of it: all go back to step {self.done}")
         self._settle()
@@ -279,9 +279,9 @@ class _Process(Member):
     def _go_on(self, everyone: Sequence[StageReport], newest: int) -> bool:
         """Goes on from what there is in memory; returns whether that is within a step. newest: steps that are behind at
         least one."""
-        has = next(place for place, told in enumerate(everyone) if told.done == newest)
+        has = next(place for place, told in enumerate(everyone) if told.steps_done == newest)
         # Somebody has begun the step after the newest whole one, so it may have sent what others have taken in already.
-        within = any(told.done == newest and told.number == newest + 1 for told in everyone)
+        within = any(told.steps_done == newest and told.number == newest + 1 for told in everyone)
         is_new = self.work is None or self.done == NONE
         if is_new:
             self.work = self._made(blank=True)
@@ -290,7 +290,7 @@ class _Process(Member):
         self.ended = newest if any(told.ended == newest for told in everyone) else newest - 1
         self.resumed_from = everyone[has].resumed_from
         self._share_records(has, everyone[has].records)
-        taken = self.roles.taken
+        taken = self.roles.taken_over
         mine = taken.get(self.work.copy.number) == dist.get_rank() and not is_new
         # It had not begun the step that others are in: it begins with nothing done.
         if within and self.work.now.number != newest + 1:
@@ -351,7 +351,7 @@ class _Process(Member):
                 for tensor in _state(mine):
                     dist.send(tensor, target) if here == source else dist.recv(tensor, source)
                 _counted(mine, source, target)
-        self.roles = Roles(places=plan.places, taken={}, keepers=plan.keepers)
+        self.roles = Roles(places=plan.places, taken_over={}, keepers=plan.keepers)
         self._settle()
 
     def _evaluate(self, batch: Batch) -> float:

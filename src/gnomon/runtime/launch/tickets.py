@@ -50,7 +50,7 @@ def run_partial_reduce(job: TrainingJob, *, threads: int = 1, pause_s: Sequence[
     launcher = start(job, PARTIAL_REDUCE, threads=threads, pause_s=pause_s)
     outcome = launcher.run()
     assert isinstance(launcher.desk, TicketDesk)
-    return launcher.desk.told(outcome)
+    return launcher.desk.partial_run(outcome)
 
 
 @dataclass(slots=True)
@@ -112,7 +112,7 @@ class TicketDesk:
         return Outcome(
             records=tuple(self.records),
             resumed_from=first.resumed_from,
-            stopped=self.signal,
+            signal=self.signal,
             checkpoint=first.checkpoint,
             process_peak_bytes=self.peak_bytes,
             training_tokens=corpus.training_tokens,
@@ -165,7 +165,7 @@ class TicketDesk:
             if record.step == step:
                 self.records[at] = replace(record, validation_loss=loss)
 
-    def told(self, outcome: Outcome) -> PartialRun:
+    def partial_run(self, outcome: Outcome) -> PartialRun:
         """The same, with what the controller saw."""
         assert self.controller is not None  # every worker has arrived
         ordered = sorted(self.averages)

@@ -186,7 +186,7 @@ class Outcome:
     """Of the steps that it ran."""
     resumed_from: int = 0
     """Steps that were behind it."""
-    stopped: int = 0
+    signal: int = 0
     """Number of the signal that ended it early; 0 if none did."""
     checkpoint: Path | None = None
     """The last one written."""
@@ -196,7 +196,7 @@ class Outcome:
     """Times as long as when it was calibrated that this machine took for the same operations before training."""
     slowdown_said: str = ""
     """The same in words."""
-    waited: float | None = None
+    core_wait_share: float | None = None
     """Share of the steps after warm-up in which the rank that waited most was ready but had no core, as other processes
     had them; None where the system does not say."""
     process_peak_bytes: int = 0
@@ -539,12 +539,12 @@ class Loop:
         return Outcome(
             records=tuple(self.records),
             resumed_from=self.done,
-            stopped=self.stopped,
+            signal=self.stopped,
             checkpoint=self.checkpoint,
             timeline=ordered[(len(ordered) - 1) // 2] if ordered else None,
             slowdown=self.slowdown,
             slowdown_said=self.slowdown_said,
-            waited=self._waited(),
+            core_wait_share=self._waited(),
             process_peak_bytes=peak_bytes(self.executor.device),
             notes=self.executor.notes + notes,
             training_tokens=self.corpus.training_tokens,
@@ -553,7 +553,7 @@ class Loop:
         )
 
     def _waited(self) -> float | None:
-        """Measures `Outcome.waited`; all ranks must call it."""
+        """Measures `Outcome.core_wait_share`; all ranks must call it."""
         warm = _warm(len(self.records))
         took = sum(record.step_s for record in self.records[warm:])
         share = sum(self.waits[warm:]) / took if took else math.nan

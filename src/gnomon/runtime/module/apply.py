@@ -81,12 +81,12 @@ def apply(
     device: torch.device = CPU,
     values: Values | None = None,
     by_layer: bool = False,
-    beside: Mapping[int, VocabularyShare] = NO_SHARES,
+    shares: Mapping[int, VocabularyShare] = NO_SHARES,
     whole: Graph | None = None,
 ) -> dict[int, Stage]:
     """Stage number in the Program -> the stage, for those on this rank, filled with the values of step 0: those that
     `values` reads (`pretrained.values_of`), or random ones by the seed. capacity: of experts, as in `BlockRun`.
-    by_layer: whether the Program has a stage for each layer, as it has under ZeRO 3. beside: by stage. whole: the graph
+    by_layer: whether the Program has a stage for each layer, as it has under ZeRO 3. shares: by stage. whole: the graph
     that says what parameters begin as, where `graph` is a part of it."""
     check_runnable(graph)
     check_plan(plan)
@@ -127,11 +127,11 @@ def apply(
     rules, crossing = rules_of(plan, graph), hops(graph, plan, by_layer=zero == 3 or by_layer)
     runs_again = in_runs(plan, graph)
     check_runs(plan, graph, presets, runs_again, by_layer=zero == 3 or by_layer)
-    for held in parts_held(graph, plan, groups, sharded, device, by_layer=by_layer, beside=beside):
+    for held in parts_held(graph, plan, groups, sharded, device, by_layer=by_layer, shares=shares):
         number, layers = held.number, held.layers
         for part in held.parts:
             part.fill(start)
-        more = beside.get(number, NO_SHARE)
+        more = shares.get(number, NO_SHARE)
         enters = [*more.enters, *(hop for hop in crossing if hop.target == number)]
         leaves = [*(hop for hop in crossing if hop.source == number), *more.leaves]
         stages[number] = Stage(
@@ -198,7 +198,7 @@ def parts_held(
     device: torch.device,
     *,
     by_layer: bool = False,
-    beside: Mapping[int, VocabularyShare] = NO_SHARES,
+    shares: Mapping[int, VocabularyShare] = NO_SHARES,
 ) -> Iterator[Holding]:
     """Lays out the parameters of each stage of the Program on this rank, without values yet. What several layers of one
     of the plan's stages read is held by the first, whose backward comes last."""
@@ -212,7 +212,7 @@ def parts_held(
             if plan.pipeline_ranks[index] == groups.here.pipeline_rank:
                 counted = {name for name, stages in first.items() if stages[0] != number}
                 apart = shared if zero == 3 else set[str]()
-                more = beside.get(number, NO_SHARE).slots
+                more = shares.get(number, NO_SHARE).slots
                 parts = _held(
                     part, sharded, axes, counted, plan, groups, zero, device, tables, set(lent), apart, more, lies
                 )
@@ -328,12 +328,12 @@ def _held(
     tables: Collection[str],
     lent: Collection[str],
     shared: Collection[str],
-    beside: Sequence[Slot],
+    share_slots: Sequence[Slot],
     lies: Mapping[str, tuple[Placement, Placement]],
 ) -> list[Parameters]:
     """The parameters of a stage: routed experts' apart where other ranks than those of the rest hold the same ones, and
-    those that later layers borrow (shared). lent: what it borrows itself. beside: parts of divided layers. lies: as in
-    `slots_of`."""
+    those that later layers borrow (shared). lent: what it borrows itself. share_slots: parts of divided layers. lies:
+    as in `slots_of`."""
     mesh, here = groups.mesh, groups.here
     experts = set[str]()
     if mesh.tp * mesh.ep * mesh.etp > 1:
@@ -350,7 +350,7 @@ def _held(
         divided = zero if shards > 1 or away else 0
         every = slots_of(layers, sharded, axes, counted, experts, apart=apart, looked_up=tables, lies=lies)
         chosen = [one for one in every if one.name not in lent and (apart or (one.name in shared) == alone)]
-        slots = place_slots([*chosen, *(beside if not apart and not alone else ())])
+        slots = place_slots([*chosen, *(share_slots if not apart and not alone else ())])
         if not slots and (apart or alone):
             continue
         parts.append(

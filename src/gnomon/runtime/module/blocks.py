@@ -271,7 +271,7 @@ class BlockRun:
 class CutLinear:
     """A linear that is cut along its tokens."""
 
-    cut: TokenCut
+    token_cut: TokenCut
     together: tuple[str, ...]
     """Paths of the linears that read the same gathered tokens, in their order; none where its result is scattered."""
 
@@ -497,17 +497,17 @@ class Frame:
         assert isinstance(first, OpInput)
         if not together:
             x = operand_of(op.site, self._brought(first))
-            product = self._product(op)
-            return result_of(op.site, scattered_linear(x, cut.cut, product), product.weight)
+            product = self._token_weight(op)
+            return result_of(op.site, scattered_linear(x, cut.token_cut, product), product.weight)
         ops = [self.owner.by_path[other] for other in together]
         home = operand_of(op.site, self.values[first.need[0]])
-        products = [self._product(one) for one in ops]
-        made = gathered_linears(home, cut.cut, products, keep=self.owner.keep_gathered)
+        products = [self._token_weight(one) for one in ops]
+        made = gathered_linears(home, cut.token_cut, products, keep=self.owner.keep_gathered)
         outs = [result_of(one.site, x, p.weight) for one, x, p in zip(ops, made, products, strict=True)]
         self.ready |= dict(zip(together[1:], outs[1:], strict=True))
         return outs[0]
 
-    def _product(self, op: BlockOp) -> TokenWeight:
+    def _token_weight(self, op: BlockOp) -> TokenWeight:
         weight, *bias = (self._weight(op, name) for name in op.inputs[1:])
         return TokenWeight(weight, bias[0] if bias else None, op.site.inner_first)
 

@@ -52,21 +52,21 @@ class Hop:
     source: int
     target: int
     crossings: tuple[Crossing, ...]
-    called: tuple[str, str] = ("", "")
+    buffers: tuple[str, str] = ("", "")
     """(buffer, that of the gradient), where the Program has names of its own for them."""
 
     @property
     def buffer(self) -> str:
         """The Program's name for it: X of the next stage, or a skip."""
-        if self.called[0]:
-            return self.called[0]
+        if self.buffers[0]:
+            return self.buffers[0]
         return "X" if self.target == self.source + 1 else f"SKIP_{self.source}_{self.target}"
 
     @property
     def gradient(self) -> str:
         """The same of what comes back."""
-        if self.called[1]:
-            return self.called[1]
+        if self.buffers[1]:
+            return self.buffers[1]
         return "DY" if self.target == self.source + 1 else f"DSKIP_{self.source}_{self.target}"
 
     @property

@@ -150,19 +150,19 @@ class Keeper:
             if saved.place[0] != self.op:
                 break
             assert saved.tensor is not None
-            saved.key, saved.action = self._told(saved)
+            saved.key, saved.action = self._action_of(saved)
             if saved.action == "offload" and saved.key not in self.hosts:
                 self.hosts[saved.key] = _to_host(saved.tensor)
             # Let go here, right after the op: the peak of a forward counts.
             if saved.action != "keep":
                 saved.tensor = None
 
-    def held(self) -> Iterator[Tensor]:
+    def on_device(self) -> Iterator[Tensor]:
         """What is on the device until backward."""
         yield from (saved.tensor for saved in self.saved if saved.tensor is not None)
         yield from (x for x, _ in self.values.values())
 
-    def _told(self, saved: _Saved) -> tuple[str, Action]:
+    def _action_of(self, saved: _Saved) -> tuple[str, Action]:
         if self.decided is not None:
             return self.decided.saved[saved.place]
         assert saved.tensor is not None

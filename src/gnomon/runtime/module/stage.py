@@ -252,7 +252,7 @@ class Stage(nn.Module):
             )
             self.routings.update((name, routings[own]) for own, name in self.writes[index].items() if own in routings)
             if keeper is not None and self.note is not None:
-                for tensor in keeper.held():
+                for tensor in keeper.on_device():
                     self.note(tensor)
             values.update((name, made[own]) for own, name in self.writes[index].items())
 
@@ -309,7 +309,7 @@ def _alike(packing: Packing | None) -> Hashable:
     """What microbatches have in common that keep the same tensors."""
     if packing is None or packing.parts is None:
         return packing is None
-    return tuple((part.tokens, part.cut, bool(part.ranks)) for part in packing.parts)
+    return tuple((part.tokens, part.is_chunk, bool(part.ranks)) for part in packing.parts)
 
 
 def differentiable(batch: Batch) -> dict[str, Tensor]:

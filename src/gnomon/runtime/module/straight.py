@@ -93,7 +93,7 @@ class _Text:
     def captured(self, op: BlockOp, calls: Sequence[AtenCall]) -> bool:
         """The same of ATen ops."""
         inputs = self._inputs(op)
-        if any(call.node.read is not None or call.shape is not None or not _writable(call) for call in calls):
+        if any(call.node.read_values is not None or call.shape is not None or not _writable(call) for call in calls):
             return False
         outputs = op.site.op.outputs
         where = {name: f"v[{name!r}]" for name, given_ in inputs if not isinstance(given_, str)}

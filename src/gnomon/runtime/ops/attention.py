@@ -104,7 +104,7 @@ def _over_parts(
         mine = split[0][number], split[1][number], split[2][number]
         if part.ranks:
             outs.append(over_context(site, *mine, plain, rule, None, part))
-        elif part.cut:
+        elif part.is_chunk:
             extra = None if sinks is None else read(sinks)
             at = f"{packing.layer}/{site.op.path}"
             outs.append(_OfChunk.apply(*mine, extra, rule, packing.prefixes, part, at))  # type: ignore[no-untyped-call]
@@ -131,10 +131,10 @@ class _OfChunk(torch.autograd.Function):
         part: Part,
         at: str,
     ) -> Tensor:
-        kept, merged = before.written(at, part, k, v), OnlineSoftmax()
+        kept, merged = before.append(at, part, k, v), OnlineSoftmax()
         ctx.given = rule, before, part, at, kept
         keys, values = kept.keys[:, :, : part.stop], as_wide(kept.values[:, :, : part.stop], q)
-        attend(merged, q, keys, values, part.held, ((0, part.stop),), rule)
+        attend(merged, q, keys, values, part.segments, ((0, part.stop),), rule)
         out, lse = merged.result(q)
         if sinks is not None:
             out, lse = _with_sinks(out, lse, sinks)
@@ -150,12 +150,12 @@ class _OfChunk(torch.autograd.Function):
         dq, (of_keys, of_values) = torch.zeros_like(q), kept.gradients()
         dk, dv = of_keys[:, :, : part.stop], of_values[:, :, : part.stop]
         wide = dv if width == values.shape[-1] else torch.zeros_like(values)
-        backward(grad, q, keys, values, out, lse, part.held, ((0, part.stop),), rule, (dq, dk, wide))
+        backward(grad, q, keys, values, out, lse, part.segments, ((0, part.stop),), rule, (dq, dk, wide))
         if wide is not dv:
             dv += wide[..., :width]
         own = slice(part.start, part.stop)
         mine = of_keys[:, :, own].clone(), of_values[:, :, own].clone()
-        before.done(at, part)
+        before.free(at, part)
         return dq, *mine, _of_sinks(sinks[0], grad, out, lse) if sinks else None, None, None, None, None
 
 

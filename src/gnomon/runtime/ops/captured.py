@@ -148,7 +148,7 @@ def _held_to(call: AtenCall, made: Tensor, op: Op) -> None:
                 "example's; the Graph holds for inputs like the example"
             )
         return
-    want, got = _listed(node.read), made.tolist()
+    want, got = _listed(node.read_values), made.tolist()
     if torch.equal(torch.tensor(want), torch.tensor(got)):
         return
     said = f"{where}: Python reads {got} here, and read {want} of the example; "
@@ -184,7 +184,7 @@ def captured(made: Sequence[AtenCall], where: torch.device, site: Site, *operand
             args = [_operand(x, values, where) for x in call.args]
             kwargs = {name: _operand(x, values, where) for name, x in call.kwargs.items()}
         out, node = call.function(*args, **kwargs), call.node
-        if node.read is not None or call.shape is not None:
+        if node.read_values is not None or call.shape is not None:
             _held_to(call, out[0] if node.many else out, op)
         for name, x in zip(node.outputs, out if node.many else (out,), strict=False):
             if name:

@@ -47,7 +47,7 @@ class TokenWeight:
         """Adds gradients of weight and bias. grad: (…, out); read: (…, in), of the same tokens."""
         rows, x = grad.flatten(0, -2), read.flatten(0, -2)
         if self.weight.trained:
-            self.weight.add_product(*((x, rows) if self.inner_first else (rows, x)))
+            self.weight.add_matmul(*((x, rows) if self.inner_first else (rows, x)))
         if self.bias is not None and self.bias.trained:
             self.bias.add(rows.sum(0))
 
@@ -170,14 +170,14 @@ class _Scattered(torch.autograd.Function):
         return dx, None, None, None
 
 
-def gathered_linears(home: Tensor, cut: TokenCut, products: Sequence[TokenWeight], *, keep: bool) -> tuple[Tensor, ...]:
+def gathered_linears(home: Tensor, cut: TokenCut, weights: Sequence[TokenWeight], *, keep: bool) -> tuple[Tensor, ...]:
     """The tokens of all ranks times each weight, plus its bias. keep: whether what was gathered is kept for backward;
     otherwise it is gathered again."""
-    out: tuple[Tensor, ...] = _Gathered.apply(home, ANCHOR, cut, tuple(products), keep)  # type: ignore[no-untyped-call]
+    out: tuple[Tensor, ...] = _Gathered.apply(home, ANCHOR, cut, tuple(weights), keep)  # type: ignore[no-untyped-call]
     return out
 
 
-def scattered_linear(x: Tensor, cut: TokenCut, product: TokenWeight) -> Tensor:
+def scattered_linear(x: Tensor, cut: TokenCut, weight: TokenWeight) -> Tensor:
     """This rank's tokens of the sum over ranks of x times a weight, plus the bias once."""
-    out: Tensor = _Scattered.apply(x, ANCHOR, cut, product)  # type: ignore[no-untyped-call]
+    out: Tensor = _Scattered.apply(x, ANCHOR, cut, weight)  # type: ignore[no-untyped-call]
     return out

@@ -85,7 +85,7 @@ class _Linear(torch.autograd.Function):
         def weight_grad() -> None:
             rows = grad.flatten(0, -2)
             read = wide(gather(home)).flatten(0, -2)
-            weight.add_product(*((read, rows) if inner_first else (rows, read)))
+            weight.add_matmul(*((read, rows) if inner_first else (rows, read)))
             if bias is not None:
                 bias.add(rows.sum(0))
 

@@ -43,7 +43,7 @@ class MeetingRows:
     k: slice
     diagonal: bool
     """They are the same positions under a causal mask."""
-    cut: bool
+    cut_by_mask: bool
     """A mask cuts through otherwise; if neither, every query sees every key, as far as documents go."""
     at: tuple[Segment, Segment]
     """Positions of queries and keys."""
@@ -91,7 +91,7 @@ def pieces(queries: Sequence[Segment], keys: Sequence[Segment], rule: Rule) -> I
 
 def _meets_itself(piece: MeetingRows) -> bool:
     (first, _), (low, count) = piece.at
-    return piece.cut and low <= first < low + count
+    return piece.cut_by_mask and low <= first < low + count
 
 
 def _pieces_of(rows: slice, query: Segment, start: int, key: Segment, rule: Rule) -> Iterator[MeetingRows]:
@@ -188,7 +188,7 @@ def backward(
 
 
 def _flash(q: Tensor, rule: Rule, piece: MeetingRows, together: Tensor | None) -> bool:
-    return q.device.type == "cpu" and not rule.cap and not piece.cut and together is None
+    return q.device.type == "cpu" and not rule.cap and not piece.cut_by_mask and together is None
 
 
 @lru_cache(maxsize=64)
@@ -211,7 +211,7 @@ def _scores(
     seen = None
     if piece.diagonal:
         seen = _seen((0, q.shape[2]), (0, q.shape[2]), Rule(causal=True, window=0, scale=1.0, cap=0.0), q.device)
-    elif piece.cut:
+    elif piece.cut_by_mask:
         seen = _seen(*piece.at, rule, q.device)
     if together is not None:
         seen = together if seen is None else together & seen

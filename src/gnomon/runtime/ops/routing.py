@@ -512,7 +512,7 @@ class _Experts(torch.autograd.Function):
             each = zip(grad.split(counts), rows.split(counts), strict=True)
             pairs = [(x.T, g) if first else (g.T, x) for g, x in each]
             if share is None:
-                weight.add_products(pairs)
+                weight.add_matmuls(pairs)
             else:
                 share.terms.add(weight, share.first, torch.stack([left @ right for left, right in pairs]))
 

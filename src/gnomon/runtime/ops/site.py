@@ -104,7 +104,7 @@ class Site:
     """Whether these are the contracted dims of a linear, and not its outputs."""
     attrs: Mapping[str, AttrValue] = field(init=False)
     """The op's attributes."""
-    named: Mapping[str, tuple[str, ...]] = field(init=False)
+    dim_names: Mapping[str, tuple[str, ...]] = field(init=False)
     """Names of dims of the op's inputs and outputs."""
 
     def __post_init__(self) -> None:  # once, and not each time that the op runs
@@ -116,7 +116,7 @@ class Site:
             "weight_rows": matrix_rows(op, weight),
             "inner_first": is_inner_first(op, weight),
             "attrs": dict(op.attrs),
-            "named": named,
+            "dim_names": named,
         }
         for own, value in own_values.items():
             object.__setattr__(self, own, value)
@@ -143,7 +143,7 @@ class Site:
 
     def dims(self, tensor: str) -> tuple[str, ...]:
         """Names of a tensor's dims, one for each dim that it has in torch."""
-        return self.named[tensor]
+        return self.dim_names[tensor]
 
     def local(self, dim: Dim) -> int:
         """Size of a rank's part of it; -1 for what the batch brings. Of fewer heads than ranks each has a copy."""

@@ -83,7 +83,7 @@ class _Sent(torch.autograd.Function):
         between = table.sum(2).cpu()
         going, coming = between[me].tolist(), between[:, me].tolist()
         missed = guess.rows is None or bool((between > guess.rows).any())
-        came = move_rows(rows, group, coming, going) if begun is None else begun.ended(coming, missed=missed)
+        came = move_rows(rows, group, coming, going) if begun is None else begun.finish(coming, missed=missed)
         guess.learn(between, missed=missed)
         ctx.way = group, going, coming
         got = table[:, me].contiguous()
@@ -113,7 +113,7 @@ class _Begun:
         self.room = rows.new_empty((sum(behind), *shape))
         self.work = all_to_all(self.room, self.out, group, behind, ahead, wait=False)
 
-    def ended(self, coming: Sequence[int], *, missed: bool) -> Tensor:
+    def finish(self, coming: Sequence[int], *, missed: bool) -> Tensor:
         """The rows from each rank, in order. missed: whether any rank has more for another than was guessed."""
         if self.work is not None:
             self.work.wait()

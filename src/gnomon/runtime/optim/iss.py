@@ -80,7 +80,7 @@ class Iss:
 
 def component_norms(held: Parameters, layer: LstmLayer) -> Tensor:
     """(hidden,) of each component."""
-    given, recurrent = _gates(held, layer.given, layer), _gates(held, layer.recurrent, layer)
+    given, recurrent = _gates(held, layer.input_weights, layer), _gates(held, layer.recurrent, layer)
     squares = given.square().sum((0, 2)) + recurrent.square().sum((0, 2)) + recurrent.square().sum((0, 1))
     squares = squares - recurrent.diagonal(dim1=1, dim2=2).square().sum(0)  # which is in its row and its column
     for name in layer.readers:
@@ -101,7 +101,7 @@ def _columns(held: Parameters, name: str, layer: LstmLayer) -> Tensor:
 
 
 def _scale(held: Parameters, layer: LstmLayer, factors: Tensor) -> None:
-    _gates(held, layer.given, layer).mul_(factors[None, :, None])
+    _gates(held, layer.input_weights, layer).mul_(factors[None, :, None])
     _gates(held, layer.recurrent, layer).mul_(factors[None, :, None]).mul_(factors[None, None, :])
     for name in layer.readers:
         _columns(held, name, layer).mul_(factors)

@@ -74,7 +74,7 @@ class ParameterFile:
         coming, self._coming = self._coming, None
         value = self.read() if coming is None else coming.result()
         if self.reader is not None:
-            self.reader.taken(self)
+            self.reader.on_read(self)
         return value
 
     def updated(self) -> None:
@@ -122,7 +122,7 @@ class ReadAhead:
         for file in order:
             file.reader = self
 
-    def taken(self, file: ParameterFile) -> None:
+    def on_read(self, file: ParameterFile) -> None:
         """A file was read: those that a step takes after it are, meanwhile. Not beyond the step's end: there parameters
         are updated."""
         at = self._next if self._next < len(self.order) and self.order[self._next] is file else self.order.index(file)

@@ -47,10 +47,10 @@ class Frozen(Parameters):
     def add_grad(self, name: str, grad: Tensor) -> None:
         """Does nothing: a frozen weight is not trained."""
 
-    def add_product(self, name: str, left: Tensor, right: Tensor) -> None:
+    def add_matmul(self, name: str, left: Tensor, right: Tensor) -> None:
         """Does nothing: a frozen weight is not trained."""
 
-    def add_products(self, name: str, pairs: Sequence[tuple[Tensor, Tensor]]) -> None:
+    def add_matmuls(self, name: str, pairs: Sequence[tuple[Tensor, Tensor]]) -> None:
         """Does nothing: a frozen weight is not trained."""
 
     def add_rows(self, name: str, at: Tensor, rows: Tensor) -> None:

@@ -86,8 +86,8 @@ class Nf4Blocks:
             num_groups=0 if self.groups is None else self.groups.numel(),
             dtype=self.dtype,
         )
-        codes = self.codes if form.is_whole else form.taken(self.codes.view(-1, NF4_BLOCK // 2)).flatten()
-        scales = form.taken(self.scales)
+        codes = self.codes if form.is_whole else form.pick_blocks(self.codes.view(-1, NF4_BLOCK // 2)).flatten()
+        scales = form.pick_blocks(self.scales)
         if self.groups is None:
             parts = [scales.float().view(torch.uint8), codes]
         else:
@@ -153,7 +153,7 @@ class Form:
         """All of it, filled up to a multiple of four."""
         return -(-self.ends[-1] // 4) * 4
 
-    def taken(self, of_blocks: Tensor) -> Tensor:
+    def pick_blocks(self, of_blocks: Tensor) -> Tensor:
         """Picks this part's blocks from values that the whole tensor has for each block (blocks, …)."""
         if self.is_whole:
             return of_blocks
@@ -170,7 +170,7 @@ class Form:
             return held[:end].view(torch.float32)
         mean = held[:4].view(torch.float32)
         blocks = prod(count for count, _, _ in self.blocks) if self.blocks else self.num_blocks
-        group = self.taken(torch.arange(blocks, dtype=torch.int32, device=held.device) // NF4_GROUP)
+        group = self.pick_blocks(torch.arange(blocks, dtype=torch.int32, device=held.device) // NF4_GROUP)
         eight = dynamic(held.device).index_select(0, held[groups:end].int())
         return eight * held[4:groups].view(torch.float32).index_select(0, group) + mean
 

@@ -285,7 +285,7 @@ class Parameters:
         else:
             place += grad.reshape(-1)
 
-    def add_product(self, name: str, left: Tensor, right: Tensor) -> None:
+    def add_matmul(self, name: str, left: Tensor, right: Tensor) -> None:
         """Adds the matrix product left · right to the gradient, where it lies if dtypes allow."""
         if left.dtype != self.dtypes.grad:
             self.add_grad(name, left @ right)
@@ -298,7 +298,7 @@ class Parameters:
             # The matmul adds where the gradient lies, without a tensor of the product in between.
             rows.addmm_(left, right)
 
-    def add_products(self, name: str, pairs: Sequence[tuple[Tensor, Tensor]]) -> None:
+    def add_matmuls(self, name: str, pairs: Sequence[tuple[Tensor, Tensor]]) -> None:
         """Adds left · right of each pair to one matrix of the gradient, of a parameter that is as many. The first terms
         are written where they stay; later ones are added as a whole, so that the bits are those of `add_grad`."""
         place, first = self._place(name)
@@ -500,13 +500,13 @@ class Weight:
         """Adds a gradient of `matrix`'s or `value`'s shape."""
         self._parameters.add_grad(self._name, grad)
 
-    def add_product(self, left: Tensor, right: Tensor) -> None:
+    def add_matmul(self, left: Tensor, right: Tensor) -> None:
         """Adds leftᵀ · right, of `matrix`'s shape. left: (tokens, out); right: (tokens, in)."""
-        self._parameters.add_product(self._name, left.T, right)
+        self._parameters.add_matmul(self._name, left.T, right)
 
-    def add_products(self, pairs: Sequence[tuple[Tensor, Tensor]]) -> None:
+    def add_matmuls(self, pairs: Sequence[tuple[Tensor, Tensor]]) -> None:
         """Adds to each matrix of the parameter the product of a pair: what `value` has first is how many there are."""
-        self._parameters.add_products(self._name, pairs)
+        self._parameters.add_matmuls(self._name, pairs)
 
     def add_rows(self, at: Tensor, rows: Tensor) -> None:
         """Adds rows (tokens, width) at places (tokens) of a table."""

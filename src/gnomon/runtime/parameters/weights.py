@@ -277,7 +277,7 @@ class FolderWriter:
             self.maps[file] = torch.from_file(str(path), shared=True, size=path.stat().st_size, dtype=torch.uint8)
         return self.maps[file][entry.begin : entry.end].view(DTYPES[entry.dtype]).view(entry.shape)
 
-    def put(self, layout: Layout, slot: Slot, value: Tensor) -> None:
+    def write_part(self, layout: Layout, slot: Slot, value: Tensor) -> None:
         """This rank's part of a parameter."""
         for piece in layout.pieces[slot.name]:
             for name in (

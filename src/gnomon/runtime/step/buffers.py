@@ -87,7 +87,7 @@ class Buffers:
             return
         self._end(under_way)
         if under_way.span >= 0 and self.recorder is not None:
-            self.recorder.waited(under_way.span)
+            self.recorder.end_wait(under_way.span)
         # What arrived was made from it: the receiver has it, so the buffer sent from can be let go without asking the
         # backend.
         for sent in self.proofs.get(name, ()):

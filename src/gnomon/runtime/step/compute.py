@@ -37,14 +37,14 @@ class SavedForBackward:
 
     entered: Mapping[str, Tensor]
     """Leaves that the stage read, by name."""
-    made: Mapping[str, GradientEdge]
+    edges: Mapping[str, GradientEdge]
     """Where backward begins, by name; what the stage made may be freed before."""
 
     @staticmethod
     def of(entered: Mapping[str, Tensor], made: Mapping[str, Tensor]) -> SavedForBackward:
         """Notes a forward's inputs, and where its outputs enter autograd's graph."""
         return SavedForBackward(
-            entered=entered, made={name: get_gradient_edge(y) for name, y in made.items() if y.requires_grad}
+            entered=entered, edges={name: get_gradient_edge(y) for name, y in made.items() if y.requires_grad}
         )
 
 
@@ -119,7 +119,7 @@ class Compute:
         packing = self.feed.packing_of(unit)
         if packing is None:
             return stage
-        return stage, packing.documents.shape[1], tuple((part.tokens, part.cut) for part in packing.parts or ())
+        return stage, packing.documents.shape[1], tuple((part.tokens, part.is_chunk) for part in packing.parts or ())
 
     def _run(self, stage: int, unit: int, entered: Mapping[str, Tensor]) -> dict[str, Tensor]:
         self.state.gathered(stage)
@@ -141,7 +141,7 @@ class Compute:
 
         apart = self.apart
         if packing is not None and packing.prefixes is not None:  # counted with what is between microbatches
-            apart += tuple(x for prefix in packing.prefixes.kept.values() for x in prefix.tensors)
+            apart += tuple(x for prefix in packing.prefixes.prefixes.values() for x in prefix.tensors)
         made, self._kept[self._alike(stage, unit)] = measure_resident(
             noted, tuple(entered.values()), vocab=self._vocab, loss=bool(module.results), apart=apart
         )
@@ -232,11 +232,11 @@ class Compute:
         saved, module = self.saved[stage, unit], self.stages[stage]
         begins: list[tuple[GradientEdge, Tensor]] = []
         if module.results:
-            begins += [(saved.made[result], self.loss_grad()) for result in module.results]
+            begins += [(saved.edges[result], self.loss_grad()) for result in module.results]
         for hop in module.leaves:
             grads = self.buffers.take((hop.gradient, stage, unit))
             pairs = zip(hop.trained, grads, strict=True)
-            begins += [(saved.made[crossing.name], g) for crossing, g in pairs if crossing.name in saved.made]
+            begins += [(saved.edges[crossing.name], g) for crossing, g in pairs if crossing.name in saved.edges]
         return begins
 
     def _go_back(self, stage: int, unit: int, begins: Sequence[tuple[GradientEdge, Tensor]]) -> None:

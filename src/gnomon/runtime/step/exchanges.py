@@ -65,7 +65,7 @@ class _UnderWay:
     """Of them."""
     leaves: dict[int, Tensor] = field(default_factory=dict)
     """By part: rows that experts got."""
-    made: dict[int, tuple[GradientEdge, Tensor]] = field(default_factory=dict)
+    results: dict[int, tuple[GradientEdge, Tensor]] = field(default_factory=dict)
     """By part: results, and where autograd goes back from."""
     home: Tensor | None = None
     """All results, back where their tokens are."""
@@ -200,12 +200,12 @@ class Parts:
         self.compute.state.gathered(stage)
         given = {**here.entered, layer.rows: here.leaves[part]}
         made = module(given, self.compute.feed.of_unit(unit), self.compute.feed.packing_of(unit))[layer.results]
-        here.made[part] = get_gradient_edge(made), made.detach()
+        here.results[part] = get_gradient_edge(made), made.detach()
 
     def _combine(self, stage: int, unit: int) -> None:
         layer, part = self.layers[stage], self._next(FORWARD["combine"], stage, unit)
         here, module = self.under_way[layer.dispatch, unit], self.stages[stage]
-        rows = here.made[part][1]
+        rows = here.results[part][1]
 
         def bring() -> None:
             share, whole = here.shares[part], here.routing
@@ -265,7 +265,7 @@ class Parts:
     def _back_through(self, layer: _Layer, part: int, stage: int, unit: int) -> None:
         here, module = self.under_way[layer.dispatch, unit], self.stages[stage]
         self.compute.buffers.wait((f"{DMADE}.{part}", stage, unit))
-        edge, _ = here.made.pop(part)
+        edge, _ = here.results.pop(part)
         module.routings = {layer.rows: here.shares[part]}
         torch.autograd.backward([edge], [here.grads.pop(part)])
 
@@ -293,7 +293,7 @@ class Parts:
             for earlier in range(self.parts - 1):
                 self.compute.buffers.wait((f"{DSENT}.{earlier}", stage, unit))
             del self.under_way[stage, unit]
-            ends = self.compute.ends(stage, unit, SavedForBackward(entered=here.entered, made={}))
+            ends = self.compute.ends(stage, unit, SavedForBackward(entered=here.entered, edges={}))
             self.compute.buffers.tensors.update(ends)
 
         first, *others = ((hop.gradient, hop.source, unit) for hop in module.enters)

@@ -155,7 +155,7 @@ class Executor:
             self.compute.lane = Lane()
         self.parts = Parts(self.inside, self.compute, count) if (count := exchange_parts(plan)) > 1 else None
         if (asked := next((given for given in plan.schedule.passes if given.name == LINA), None)) is not None:
-            self.state.lane, self.state.reduce_parts = self.compute.lane, int(lina.METHOD.read(asked)["all_reduce"])
+            self.state.lane, self.state.reduce_parts = self.compute.lane, int(lina.METHOD.parameters_of(asked)["all_reduce"])
         counts = list[Callable[[Layer, Tensor], None]]()
         if plan.experts.bias_rate:
             self.state.biases = RouterBias(self.graph, plan.experts.bias_rate, self.groups.by_comm["norm"], device)
@@ -233,7 +233,7 @@ class Executor:
             device=self.device,
             values=values,
             by_layer=self.program.num_stages > self.plan.num_stages,
-            beside=NO_SHARES if self.divided is None else self.divided.beside(self.graph),
+            shares=NO_SHARES if self.divided is None else self.divided.shares_of_stages(self.graph),
             whole=self.graph,
         )
         for part in stages.values():
@@ -465,8 +465,8 @@ class Executor:
     def notes(self) -> tuple[str, ...]:
         """What methods that decide in the run say of it."""
         mimose, replicas = self.compute.mimose, self.state.replicas
-        said: tuple[str, ...] = () if mimose is None else (mimose.said(),)
-        said += () if replicas is None or not replicas.every else (replicas.said(),)
+        said: tuple[str, ...] = () if mimose is None else (mimose.summary(),)
+        said += () if replicas is None or not replicas.every else (replicas.summary(),)
         said += () if self.compute.distillation is None else (self.compute.distillation.note,)
         return said + tuple(rule.note for rule in self.state.rules)
 

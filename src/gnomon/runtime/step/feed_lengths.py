@@ -113,7 +113,7 @@ class FeedOfLengths(Feed):
             parts_of(unit, self.lengths, index=self.cp_rank, cp=self.cp, order=order, style=attention_over_cp)
             for unit in self.units
         ]
-        cut = any(part.cut for parts in self._parts for part in parts)
+        cut = any(part.is_chunk for parts in self._parts for part in parts)
         self.prefixes = Prefixes(lengths=self.lengths) if cut else None
         starts = [0]
         for length in self.lengths:
@@ -210,7 +210,7 @@ class FeedOfLengths(Feed):
     def of_unit(self, unit: int) -> Batch:
         """Its tokens on this rank, a row."""
         parts = self._parts[unit]
-        places = [self._places(part.sequence, *segment) for part in parts for segment in part.held]
+        places = [self._places(part.sequence, *segment) for part in parts for segment in part.segments]
         rest = self._tokens(unit) - sum(part.tokens for part in parts)
         chosen = torch.cat([*places, torch.full((rest,), self.tokens)]).to(self.device)
         return {name: x[chosen][None] for name, x in self.batch.items()}

@@ -55,7 +55,7 @@ class Mimose:
             return
         self.live.__exit__(None, None, None)
         measured, self.measured, self.stage.measures = self.measured, None, None
-        held = measured.held()
+        held = measured.forward_bytes()
         if (took := self.at_start + measured.most) > self.settings.budget * (1 - MARGIN):
             raise RunError(
                 f"a microbatch of {self.tokens} tokens took {show_bytes(took)} with every layer recomputed, of "
@@ -63,10 +63,10 @@ class Mimose:
                 f"budget, or take shorter sequences or fewer a microbatch"
             )
         if self.warm:
-            self.controller.take(Sample(tokens=self.tokens, base=self.at_start, held=held))
+            self.controller.take(Sample(tokens=self.tokens, base=self.at_start, forward_bytes=held))
         self.warm = True
 
-    def said(self) -> str:
+    def summary(self) -> str:
         """How it went, in a line."""
         controller = self.controller
         if controller.estimate is None:

@@ -190,7 +190,7 @@ class Replicas:
             self.move_to(after)
         return bool(after)
 
-    def said(self) -> str:
+    def summary(self) -> str:
         """What was moved, in words."""
         moved, looks = sum(len(one.slots) for one in self.told), self.step // self.every
         if not moved:

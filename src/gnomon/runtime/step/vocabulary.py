@@ -70,7 +70,7 @@ class DividedVocabulary:
                     raise PlanError(f"vocabulary: {tensor.name} is not divided over the pipeline; use 'ends'")
         return DividedVocabulary(ends=ends, plan=plan, at=at, axes=axes, blocks=blocks, layout=layout, mesh=mesh)
 
-    def beside(self, graph: Graph) -> dict[int, VocabularyShare]:
+    def shares_of_stages(self, graph: Graph) -> dict[int, VocabularyShare]:
         """Says for each stage what this rank holds besides and what the stage is handed. graph: the whole one."""
         layers, made = self.ends.parts.layers(), dict[int, VocabularyShare]()
         tables, last = looked_up(graph), self.plan.num_stages - 1
@@ -93,7 +93,7 @@ class DividedVocabulary:
         lookup = self.ends.parts.layers()[0].call.block
         block = self.ends.parts.block(lookup)
         crossing = Crossing(name=EMBEDDED, block=lookup, tensor=block.tensor(block.outputs[0]), trained=True)
-        return Hop(source=0, target=0, crossings=(crossing,), called=("EX", "EG"))
+        return Hop(source=0, target=0, crossings=(crossing,), buffers=("EX", "EG"))
 
     @property
     def hidden(self) -> Hop:
@@ -103,7 +103,7 @@ class DividedVocabulary:
         tensor = self.ends.parts.block(head.block).tensor(own)
         at = self.plan.pipeline_ranks.index(self.plan.pipeline_ranks[last])
         crossing = Crossing(name=self.ends.hidden, block=head.block, tensor=tensor, trained=True)
-        return Hop(source=last, target=at, crossings=(crossing,), called=("HX", "HG"))
+        return Hop(source=last, target=at, crossings=(crossing,), buffers=("HX", "HG"))
 
 
 class Heads:

@@ -32,7 +32,7 @@ from gnomon.runtime.step.vocabulary import DividedVocabulary, Heads
 class HeadOutputs:
     """What the head's product made, and the logits after it, which may be the same."""
 
-    product: Tensor
+    matmul: Tensor
     logits: Tensor
 
 
@@ -42,7 +42,7 @@ class SoftmaxPart:
 
     edge: GradientEdge | None
     """Of the logits, where backward goes through the product (`vocab_1`)."""
-    made: HeadOutputs
+    outputs: HeadOutputs
     """Where it does not; only what autograd has of it is read."""
     hidden: Tensor
     """A leaf."""
@@ -146,7 +146,7 @@ class Passes(Heads):
         self.compute.state.gathered(stage)
         (x,) = self.buffers.take(("HX", self.at, unit))
         batch, hidden = self.feed.of_unit(unit), x.detach()
-        made = self._product(hidden if self.early else hidden.requires_grad_(), batch)
+        made = self._head_matmul(hidden if self.early else hidden.requires_grad_(), batch)
         logits = made.logits
         labels = batch[self.bound[self.loss_op.op.inputs[1]]]
         wide = logits.detach().to(torch.promote_types(logits.dtype, torch.float32))
@@ -162,7 +162,7 @@ class Passes(Heads):
         self._put(("VL", self.at, unit), top, total, target, *early)
         self.parts[unit] = SoftmaxPart(
             edge=None if self.early else get_gradient_edge(logits),
-            made=self._light(made),
+            outputs=self._light(made),
             hidden=hidden,
             exponentials=exponentials,
             local=local,
@@ -172,9 +172,9 @@ class Passes(Heads):
 
     def _light(self, made: HeadOutputs) -> HeadOutputs:
         """The same without logits that nothing reads."""
-        return made if self.early and made.logits is not made.product else NOTHING
+        return made if self.early and made.logits is not made.matmul else NOTHING
 
-    def _product(self, hidden: Tensor, batch: Batch) -> HeadOutputs:
+    def _head_matmul(self, hidden: Tensor, batch: Batch) -> HeadOutputs:
         """Logits of this rank's rows. Under `vocab_2` the product itself is no part of autograd's graph: its two
         gradients come apart."""
         layer, loss = self.head.layers[0], self.loss_op.op
@@ -204,8 +204,8 @@ class Passes(Heads):
     def _before(self, made: HeadOutputs, grad: Tensor) -> Tensor:
         """The gradient of the product, of that of the logits."""
         grad = grad.to(self.hidden.dtype)
-        if made.logits is not made.product:
-            (grad,) = torch.autograd.grad([made.logits], [made.product], [grad], retain_graph=True)
+        if made.logits is not made.matmul:
+            (grad,) = torch.autograd.grad([made.logits], [made.matmul], [grad], retain_graph=True)
         factor = self.product.attr("factor", 1.0)
         return grad if factor == 1.0 else grad * factor
 
@@ -216,8 +216,8 @@ class Passes(Heads):
 
     def _weight_gradients(self, part: SoftmaxPart, grad: Tensor) -> None:
         """Adds the gradients of the table and the bias, without that of hidden states, which SUM_V has added up."""
-        rows, read = self._before(part.made, grad).flatten(0, -2), part.hidden.flatten(0, -2)
-        self._weight(0).add_product(*((read, rows) if self.product.inner_first else (rows, read)))
+        rows, read = self._before(part.outputs, grad).flatten(0, -2), part.hidden.flatten(0, -2)
+        self._weight(0).add_matmul(*((read, rows) if self.product.inner_first else (rows, read)))
         if len(self.product.op.inputs) > 2:
             self._weight(1).add(rows.sum(0))
 

@@ -113,11 +113,11 @@ class LayerBytes:
             if x.requires_grad:
                 x.register_hook(partial(self._back, layer))
 
-    def held(self) -> ForwardBytes:
+    def forward_bytes(self) -> ForwardBytes:
         """What each layer held, once the backward is over."""
         self._turn(self.current)
         kept = [max(kept, left) for kept, left in zip(self.kept, self.left, strict=True)]
-        return ForwardBytes(kept=tuple(kept), left=tuple(self.left), work=tuple(self.work))
+        return ForwardBytes(kept_bytes=tuple(kept), left_bytes=tuple(self.left), work=tuple(self.work))
 
     def _back(self, layer: int, grad: Tensor) -> None:
         if layer != self.current:

@@ -119,7 +119,7 @@ class Recorder:
     """The span of compute that is open."""
     memory: bool = False
     """Whether it wants what is held after each row."""
-    held: list[tuple[int, Levels]] = field(default_factory=list)
+    levels: list[tuple[int, Levels]] = field(default_factory=list)
     """(row, bytes of each class once it was issued), where they changed; first those before the step."""
 
     def begin(self) -> None:
@@ -143,8 +143,8 @@ class Recorder:
 
     def hold(self, row: int, levels: Levels) -> None:
         """Takes what is held after a row."""
-        if not self.held or levels != self.held[-1][1]:
-            self.held.append((row, levels))
+        if not self.levels or levels != self.levels[-1][1]:
+            self.levels.append((row, levels))
 
     def close(self, span: int) -> None:
         """Ends a span at the clock's time."""
@@ -152,7 +152,7 @@ class Recorder:
         if span == self.inside:
             self.inside = NONE
 
-    def waited(self, span: int) -> None:
+    def end_wait(self, span: int) -> None:
         """A communication has arrived that the compute under way waited for: only now does that begin."""
         if self.inside != NONE:
             self.start[self.inside] = self.clock.mark()
@@ -168,7 +168,7 @@ def gather(program: Program, recorder: Recorder, group: ProcessGroup | None) -> 
     talks = np.array([bool(program.comm_of(row)) for row in r.row], np.bool_)
     # ranks may follow Programs of their own (other microbatches), so that rows mean something here alone
     columns = program.stream[rows], program.kind[rows], program.stage[rows], program.unit[rows], talks
-    mine = (r.origin_s, r.row, *r.seconds(), r.nbytes, r.held, r.cause, columns)
+    mine = (r.origin_s, r.row, *r.seconds(), r.nbytes, r.levels, r.cause, columns)
     parts = [mine]
     if group is not None:
         parts = [mine] * dist.get_world_size(group)

@@ -21,7 +21,7 @@ class Queued(NamedTuple):
 
     waited_s: float
     """In which this thread was ready without a core."""
-    beside_s: float
+    other_threads_s: float
     """Which the process's other threads computed: those that carry messages, read a disk or update on the host."""
 
 
@@ -31,7 +31,7 @@ def waited_s() -> Queued | None:
         waited = int(ACCOUNT.read_text().split()[1]) * 1e-9
     except (OSError, ValueError, IndexError):
         return None
-    return Queued(waited_s=waited, beside_s=process_time() - thread_time())
+    return Queued(waited_s=waited, other_threads_s=process_time() - thread_time())
 
 
 def waited_since(before: Queued | None) -> float:
@@ -41,4 +41,4 @@ def waited_since(before: Queued | None) -> float:
     now = waited_s()
     if now is None or before is None:
         return math.nan
-    return max(now.waited_s - before.waited_s - max(now.beside_s - before.beside_s, 0.0), 0.0)
+    return max(now.waited_s - before.waited_s - max(now.other_threads_s - before.other_threads_s, 0.0), 0.0)

@@ -139,7 +139,7 @@ class SearchJob:
             # Sequences of many lengths are bounded at the first of them.
             sizes={"seq": workload.sequence_lengths()[0], **dict(workload.sizes)},
             numbers=self.numbers,
-            known={},
+            prices={},
         )
         self.experts = max((d.size or 0 for b in graph.blocks for d in b.dims if _is(d.name, "experts")), default=0)
         self._pipelines: dict[tuple[int, int, bool], Pipeline | None] = {}
@@ -222,7 +222,7 @@ class SearchJob:
             return 0.0
         return float(collective_seconds("all_reduce", 8, axis_link(self.cluster, ranks[None, :])))
 
-    def placed(self, ranks: int) -> bool:
+    def alike_on_nodes(self, ranks: int) -> bool:
         """Whether stages of so many ranks all lie alike on nodes, so that the first one's links are every one's."""
         # Stages start at multiples of `ranks`. If that divides a node, or is made of whole nodes, no stage straddles a
         # node border in another way than the first one.
@@ -283,7 +283,7 @@ class Family:
         ]
         # Where stages lie differently on nodes, or devices differ, each number is the least over devices: below all of
         # them.
-        if job.placed(mesh.world_size):
+        if job.alike_on_nodes(mesh.world_size):
             return tables[0]
         return {name: _least([table[name] for table in tables]) for name in tables[0]}
 
@@ -564,7 +564,7 @@ class Sends:
             hops: dict[_Hop, int] = {}
             which = np.zeros(len(pipeline.sent), np.int64)
             ranks = self.job.space.devices // pp
-            for s, tensors in enumerate(pipeline.sent if self.job.placed(ranks) else ()):
+            for s, tensors in enumerate(pipeline.sent if self.job.alike_on_nodes(ranks) else ()):
                 a, b = int(pipeline.rank_of[s]), int(pipeline.rank_of[s + 1])
                 link = self._hop(ranks, a, b) if a != b and tensors else None
                 if link is not None:

@@ -201,7 +201,7 @@ class CommonPrices:
     """The workload's sizes without `batch`."""
     numbers: FittedRates
     """Numbers that were fitted to runs."""
-    known: dict[object, tuple[LayerPrice, ...]]
+    prices: dict[object, tuple[LayerPrice, ...]]
     """Prices of a kind by what it sees of a plan and of a device; new ones are added."""
 
 
@@ -222,7 +222,7 @@ def kind_tables(
     # One call prices all microbatch sizes: `batch` is an array, and every price that depends on it becomes one.
     batch: object = np.array(micro, np.int64) if len(micro) > 1 else int(micro[0])
     prices: list[tuple[LayerPrice, ...]] = []
-    facts, known = KernelFacts.of(shared.stack, plan.layout), shared.known
+    facts, known = KernelFacts.of(shared.stack, plan.layout), shared.prices
     for i, kind in enumerate(shared.kinds.kinds):
         whole, here, busiest = plan.stage_mesh(0), dict(links), load
         if not routed_tensors(kind.block):  # without experts, nothing lies on their axes
@@ -366,7 +366,7 @@ def _inside(price: LayerPrice, device: Device, stack: Stack) -> Any:
     inside = gradients + 2 * price.offloaded_bytes + price.remade_bytes
     if device.kind != "tpu":
         return inside
-    return np.maximum(inside - sum(kept.bytes for kept in price.kept if kept.is_logits), 0)
+    return np.maximum(inside - sum(kept.bytes for kept in price.saved if kept.is_logits), 0)
 
 
 def _least_kept(

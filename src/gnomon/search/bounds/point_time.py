@@ -53,7 +53,7 @@ class Sharding:
         self.zero = zero if divided or self.away else 0
         """The ZeRO stage that has an effect on rows."""
         self.pp = family.pp
-        self.known = self.job.placed(self.mesh.world_size)
+        self.known = self.job.alike_on_nodes(self.mesh.world_size)
         self.updates = Updates(self.job, self.layers, self.mesh, self.optimizer, self.pp, away=self.away)
         self._traffic: dict[tuple[PipelineName, bool], Traffic] = {}
         self._sizes: dict[tuple[str, str], dict[str, Doubles]] = {}

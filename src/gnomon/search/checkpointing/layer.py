@@ -49,10 +49,10 @@ class Way:
     @property
     def bytes(self) -> int:
         """Kept of one microbatch, the layer's input too."""
-        return sum(kept.bytes for kept in self.price.kept)
+        return sum(kept.bytes for kept in self.price.saved)
 
     @property
-    def moved(self) -> int:
+    def offload_bytes(self) -> int:
         """Bytes of one microbatch that go to the host and come back."""
         return self.price.offloaded_bytes
 
@@ -86,7 +86,7 @@ def layer_ways(
 
 def _undominated(ways: tuple[Way, ...]) -> tuple[Way, ...]:
     """Those than which none is as good in all three, each once."""
-    table = np.array([(way.bytes, way.moved, way.seconds) for way in ways])
+    table = np.array([(way.bytes, way.offload_bytes, way.seconds) for way in ways])
     out = []
     for at, way in enumerate(ways):
         no_worse = (table <= table[at]).all(axis=1)
@@ -126,7 +126,7 @@ class _LayerProgramme:
         self.maker = {name: op for op in self.block.ops for name in op.outputs}
         self.seconds = {op.path: self.pricing.again([op.path]).device_s for op in self.block.ops}
         whole = self.everything()
-        needed = {kept.tensor: kept.bytes for kept in whole.price.kept}
+        needed = {kept.tensor: kept.bytes for kept in whole.price.saved}
         self.inputs_kept = {name for name in needed if name in self.block.inputs}
         self.needed = tuple(name for name in needed if name not in self.block.inputs)
         self.sizes = {name: needed[name] for name in self.needed}
@@ -146,7 +146,7 @@ class _LayerProgramme:
         inputs = {*self.block.inputs}
         saving = LayerSaving(policy=_policy(kept - inputs, away), input="keep")
         price = self.pricing.price(saving, whole=False)
-        own = tuple(sorted(entry.tensor for entry in price.kept if entry.tensor not in inputs))
+        own = tuple(sorted(entry.tensor for entry in price.saved if entry.tensor not in inputs))
         return Way(kept=own, away=tuple(sorted(away)), everything=False, price=price)
 
     def fastest(self, budget: int, away_budget: int = 0) -> tuple[frozenset[str], frozenset[str]] | None:

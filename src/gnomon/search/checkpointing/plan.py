@@ -103,7 +103,7 @@ def _least(prediction: Prediction, limit_bytes: int, *, offload: bool) -> Least 
     for rank in ranks:
         # over: the allocator's part of the peak. The smaller of two predictions keeps the programme from refusing too
         # much; `learn` raises it where it was too small.
-        rank.over = min(rank.over, rank.beside(best))
+        rank.over = min(rank.over, rank.untracked_bytes(best))
     if given_fits and prediction.step_s < best.step_s:
         best = prediction
     # Solve, predict, learn: each round adds the row that turned out too full.
@@ -227,7 +227,7 @@ class _RankProgramme:
         self.blocks = sorted({int(memory.program.stage[row]) for row in rows} & set(range(memory.program.num_stages)))
         self.free = [(block, layer, price) for block in self.blocks for layer, price in memory.layers(block)]
         self.ways = {layer: self._ways(layer, price) for _, layer, price in self.free}
-        self.over = self.beside(memory.base)
+        self.over = self.untracked_bytes(memory.base)
         """Bytes of the peak next to the Program's tensors, as far as is known."""
         self.rows = self._fullest(memory.during)
 
@@ -238,7 +238,7 @@ class _RankProgramme:
 
     def smallest(self, layer: Layer) -> Way:
         """The way that keeps least, and of those the one that sends least to the host."""
-        return min(self.ways[layer], key=lambda way: (way.bytes, way.moved))
+        return min(self.ways[layer], key=lambda way: (way.bytes, way.offload_bytes))
 
     def _fullest(self, during: NDArray[np.float64]) -> set[int]:
         """Finds the fullest row among each stage's backwards, and among all other rows."""
@@ -289,8 +289,10 @@ class _RankProgramme:
         for block in self.blocks if memory.offload else ():
             inside = [layer for own, layer, _ in self.free if own == block]
             each = [pair for layer in inside for pair in zip(takes[layer], self.ways[layer], again[layer], strict=True)]
-            moved = {at: way.moved * memory.s_per_byte(block) / total for at, way, _ in each if way.moved}
-            held |= {at: float(way.moved * memory.alive) for at, way, _ in each if way.moved}
+            moved = {
+                at: way.offload_bytes * memory.s_per_byte(block) / total for at, way, _ in each if way.offload_bytes
+            }
+            held |= {at: float(way.offload_bytes * memory.alive) for at, way, _ in each if way.offload_bytes}
             for kind in ("F", "B") if moved else ():
                 # over >= copies - what they hide under (and never negative): the objective counts what is exposed.
                 over, room = programme.amount(1.0), memory.hidden_copy_s(kind, block) / total
@@ -338,7 +340,7 @@ class _RankProgramme:
         for place, (layer, price) in enumerate(inside):
             factors = dict(saved)
             for way, at in zip(self.ways[layer], takes[layer], strict=True):
-                factors[at] += way.price.remade_bytes + 2 * way.moved
+                factors[at] += way.price.remade_bytes + 2 * way.offload_bytes
             for later, _ in inside[place + 1 :]:
                 for way, at in zip(self.ways[later], takes[later], strict=True):
                     factors[at] -= way.bytes
@@ -354,7 +356,7 @@ class _RankProgramme:
             if own == block:
                 factors = dict(saved)
                 for way, at in zip(self.ways[layer], takes[layer], strict=True):
-                    factors[at] += 2 * way.moved
+                    factors[at] += 2 * way.offload_bytes
                 yield factors, room - price.output_bytes
 
     def learn(self, made: Prediction, limit_bytes: int) -> None:
@@ -362,9 +364,9 @@ class _RankProgramme:
         self.rows |= self._fullest(_during(made))
         # Half of the excess: the programme's own rows may explain the rest once the fuller row is among them.
         if (peak := made.memory[self.number].peak_bytes) > limit_bytes:
-            self.over = max(self.over + (peak - limit_bytes) / 2, self.beside(made))
+            self.over = max(self.over + (peak - limit_bytes) / 2, self.untracked_bytes(made))
 
-    def beside(self, made: Prediction) -> float:
+    def untracked_bytes(self, made: Prediction) -> float:
         """Bytes of a prediction's peak that are not the Program's tensors: contexts, fragments."""
         rows = self.memory.rows_of(self.number)
         return made.memory[self.number].peak_bytes - float(_during(made)[rows.start : rows.stop].max())

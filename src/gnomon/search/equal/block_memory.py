@@ -84,7 +84,7 @@ class BlockMemory:
         roomy: NDArray[np.bool_] = least + np.array(units, float) * kept <= self.room(family)
         return roomy
 
-    def held(self, family: Family, schedule: str, virtual: int) -> Doubles:
+    def held_bytes(self, family: Family, schedule: str, virtual: int) -> Doubles:
         """[kept, microbatch sizes] bytes that the fullest rank holds, at least: with one unit under way, and on the
         first rank those that are under way together."""
         pipeline = self.job.pipeline(family.pp, virtual, v_placed(schedule))

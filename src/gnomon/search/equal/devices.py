@@ -84,7 +84,7 @@ class EqualDevices:
 
     def dives(self, search: Search[Any]) -> bool:
         """Whether several plans were predicted and none fits, so that nothing bounds what is worth a look."""
-        return self.prune and not search.best and DIVE <= self.counts.priced < DIVE + DEEP
+        return self.prune and not search.best and DIVE <= self.counts.num_predicted < DIVE + DEEP
 
     def last_resort(self, search: Search[Any]) -> None:
         """Looks for a plan that fits, if none was found so far, among those that keep the least. Their points stay
@@ -100,7 +100,11 @@ class EqualDevices:
             self.predict(point, search)
             if len(search.best) >= FEW:
                 break
-        self.counts.priced, self.counts.illegal, self.counts.why = before.priced, before.illegal, before.why
+        self.counts.num_predicted, self.counts.illegal, self.counts.why = (
+            before.num_predicted,
+            before.illegal,
+            before.why,
+        )
 
     def too_large(self, loose: Loose) -> bool:
         """Whether a better bound on memory rules a point out, which is then counted; not asked before `near` is full,
@@ -118,7 +122,7 @@ class EqualDevices:
         except (PlanError, ProgramError) as error:
             self.counts.reject(why_not(error), 1)
             return
-        self.counts.priced += 1
+        self.counts.num_predicted += 1
         sort = sort_of_point(point)
         # Too slow for the best, and enough plans are known that were faster but did not fit.
         if timed.step_s >= search.kept.worst_of(sort[0], sort) and len(self.near) >= self._most_near:
@@ -151,7 +155,7 @@ class EqualDevices:
             limit_bytes=self.limit,
             near=tuple(self.near),
             smallest=self.smallest,
-            open_s=search.open_s if self.counts.left else None,
+            open_s=search.open_s if self.counts.num_unseen else None,
             least_bytes=int(least) if least < float("inf") else None,
             why_illegal=dict(sorted(self.counts.why.items(), key=lambda item: -item[1])),
         )

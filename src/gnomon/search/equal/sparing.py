@@ -60,7 +60,7 @@ def _of_family(blocks: Blocks, family: Family) -> Iterator[_Candidate]:
         return
     schedule, virtual, columns = rows[0]
     column = min(columns, key=lambda at: family.micro[at])
-    held = blocks.memory.held(family, schedule, virtual)[:, column] / blocks.memory.room(family)
+    held = blocks.memory.held_bytes(family, schedule, virtual)[:, column] / blocks.memory.room(family)
     time_s = float(blocks.row_bound(family, schedule, virtual, column))
     roomy = np.flatnonzero(held <= ROOMY[0])
     picked = {int(np.argmin(held))}

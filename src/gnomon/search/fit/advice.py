@@ -80,7 +80,7 @@ def advice(prediction: Prediction, *, most: int = 4, terms: Terms | None = None)
     rungs = sorted(fitting.enough(), key=lambda rung: rung.step_s)
     ways = tuple(_advice(fitting, rung) for rung in rungs[:most])
     others = () if ways else tuple(_advice(fitting, rung) for rung in fitting.adapted() if rung.fits)
-    return FitAdvice(ways=ways, tried=fitting.count, others=others, complete=not fitting.left and not long)
+    return FitAdvice(ways=ways, tried=fitting.count, others=others, complete=not fitting.incomplete and not long)
 
 
 def _advice(fitting: Fitting, rung: Rung) -> Advice:

@@ -93,7 +93,7 @@ class Fitting:
     """The words of the file that the plan came from: what it cannot say is not looked at."""
     count: int = 0
     """Predictions made."""
-    left: bool = False
+    incomplete: bool = False
     """Whether something was not looked at: the budget ended, or a plan would have taken minutes to play."""
     _strong: dict[str, str] = field(default_factory=dict)
     _seen: dict[tuple[Plan, Workload, Stack, str], Prediction | str] = field(default_factory=dict)
@@ -159,7 +159,7 @@ class Fitting:
         key = (plan, work, stack, "" if other is None else other.name)
         if key not in self._seen and (long := self._too_long(plan, work)):
             self._seen[key] = long
-            self.left = True
+            self.incomplete = True
         if key not in self._seen:
             pricing = self.base.pricing
             try:
@@ -232,7 +232,7 @@ class Fitting:
                 if any(fewer <= names for fewer in enough):
                     continue
                 if not self.keep_going():
-                    self.left = True
+                    self.incomplete = True
                     break
                 rung = self._fastest_alone(chosen[0]) if size == 1 else self._strongest(chosen)
                 if rung is not None and rung.fits:

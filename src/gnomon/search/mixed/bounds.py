@@ -62,7 +62,7 @@ class LayerTable:
     """Seconds of its input gradients alone."""
     weight: Doubles
     """Seconds of its weight gradients alone."""
-    kept: Doubles
+    kept_bytes: Doubles
     """Bytes held from forward to backward, at least."""
     inside: Doubles
     """[layers] bytes that a layer's backward needs on top of what is kept."""
@@ -76,7 +76,7 @@ class LayerTable:
 
     def at(self, column: int) -> LayerTable:
         """The table of one size."""
-        names = ("forward", "back", "drain", "weight", "kept", "inside", "least")
+        names = ("forward", "back", "drain", "weight", "kept_bytes", "inside", "least")
         some = {name: getattr(self, name)[:, column] for name in names}
         return replace(self, **some)
 
@@ -109,7 +109,7 @@ class LayerTables:
             kernels=kernels,
             sizes={"seq": workload.sequence_lengths()[0], **dict(workload.sizes)},
             numbers=self._numbers,
-            known={},
+            prices={},
         )
         self._links: dict[object, AxisLink] = {}
         self._all: dict[object, dict[str, LayerTable]] = {}
@@ -213,7 +213,7 @@ class LayerTables:
             back=_cumulated(back[self.order]),
             drain=_cumulated(drain[self.order]),
             weight=_cumulated(np.maximum(table.weight_s, host[2])[self.order]),
-            kept=_cumulated(table.kept_bytes[self.order]),
+            kept_bytes=_cumulated(table.kept_bytes[self.order]),
             inside=table.inside_bytes[self.order],
             dense=_cumulated(np.array(dense)),
             routed=_cumulated(np.array(routed)),

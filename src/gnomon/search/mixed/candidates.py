@@ -94,7 +94,7 @@ class OfShape:
         if not legal:
             return
         able, ratio = OfShape(devices, self.shape, legal), devices.bounds.roomiest_ratio(self.shape, legal)
-        if self.shape in devices.large.known or ratio > 1:
+        if self.shape in devices.large.known_too_large or ratio > 1:
             devices.too_large(self.shape, able.points)
         elif devices.shapes_apart:
             yield from _offered(devices, ratio, able)
@@ -105,7 +105,7 @@ class OfShape:
         """Yields the blocks that may fit."""
         devices = self.devices
         for block in self.blocks:
-            if block in devices.large.known or devices.bounds.least_ratio(block) > 1:
+            if block in devices.large.known_too_large or devices.bounds.least_ratio(block) > 1:
                 devices.too_large(block, devices.space.count(block))
             else:
                 yield from _offered(devices, devices.of_block(block), OfBlock(devices, block))
@@ -195,7 +195,9 @@ class OfNode:
         # The rank before the last: whatever it takes leaves the last one the rest, so the pipelines are whole.
         if after == 1:
             columns = [np.full(len(choices), n) for n in node.layers]
-            yield from self._whole(layers_of_stages([*columns, choices, rest - choices], virtual, shape.turned), search)
+            yield from self._whole(
+                layers_of_stages([*columns, choices, rest - choices], virtual, shape.v_placement), search
+            )
             return
         forward, back, first = devices.ranks.seconds(node, choices)
         # With clipping, what is ahead of the next rank: one forward of each first stage, and the way back through it (a

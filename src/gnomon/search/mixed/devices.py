@@ -44,7 +44,7 @@ DIVE = 200
 class Large:
     """Shapes and blocks that are too large, of several searches for plans that fit."""
 
-    known: frozenset[Shape | MixedBlock] = frozenset()
+    known_too_large: frozenset[Shape | MixedBlock] = frozenset()
     """Shown too large at less work (longer sequences or a larger model take no less memory), so not looked at."""
     added: set[Shape | MixedBlock] = field(default_factory=set)
     """Shown too large by this search, which adds them."""
@@ -91,7 +91,7 @@ class MixedDevices:
 
     def spent(self) -> Ended:
         """Says which limit is spent: predictions, partial pipelines or time; empty if none."""
-        if self.counts.priced >= self.tries:
+        if self.counts.num_predicted >= self.tries:
             return "tries"
         if self.nodes >= self.most_nodes:
             return "nodes"
@@ -105,9 +105,9 @@ class MixedDevices:
         """One plan of the space is predicted, however short the budget: always on from what is nearest to a plan, the
         least bound first. Candidates are not taken in the order of their bounds, so one that is too slow closes no
         other."""
-        if search.ended == "budget" and not self.counts.priced:
+        if search.ended == "budget" and not self.counts.num_predicted:
             steps = count()
-            search.explore(lambda: not self.counts.priced and next(steps) < DIVE, dive=True)
+            search.explore(lambda: not self.counts.num_predicted and next(steps) < DIVE, dive=True)
 
     # --- bounds
 
@@ -207,13 +207,13 @@ class MixedDevices:
         """What the simulator says; kept where it fits."""
         if point in self._known:
             # Counted as priced so that `tries` means the same whether earlier searches helped or not.
-            self.counts.priced += 1
+            self.counts.num_predicted += 1
             return
         prediction = self.predicted(point)
         if isinstance(prediction, str):
             self.counts.reject(prediction, 1)
             return
-        self.counts.priced += 1
+        self.counts.num_predicted += 1
         if fits(prediction, self.space.kinds, self.limits):
             search.kept.add(
                 MixedFound(

@@ -108,7 +108,7 @@ def roomiest(
     able: list[tuple[float, Point]] = []
     for _, family in devices.blocks.families():
         for schedule, virtual, columns in devices.blocks.legality.scheduled(family.pp, family.dp).rows:
-            held = devices.blocks.memory.held(family, schedule, virtual)
+            held = devices.blocks.memory.held_bytes(family, schedule, virtual)
             for column in columns:
                 block = devices.opening.block(family, schedule, virtual, column)
                 least = int(np.argmin(held[:, column]))

@@ -77,7 +77,7 @@ class LayerCosts:
         table = self.tables.every(block, 0, self.recompute)
         column = self.tables.column
         made = []
-        for sums in (table.forward, table.back, table.kept):
+        for sums in (table.forward, table.back, table.kept_bytes):
             each, seconds = np.diff(sums, axis=0), np.zeros((self.tables.num_layers, self.sequences + 1))
             # seconds[:, n] = a whole part of at most LARGEST_SHARE and the rest, one after the other.
             for n in range(1, self.sequences + 1):  # larger shares go in parts, as those of the mixed search

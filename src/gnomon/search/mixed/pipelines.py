@@ -39,7 +39,7 @@ class Pipe:
         self.tables = [tables.of(block, rank, -(-size // n)) for rank, n in enumerate(self.workers)]
         # Layers outside begin … end are the embedding's and the head's; they go with the first and the holding rank.
         begin, end = tables.counted[0], tables.counted[-1] + 1
-        self.holder = 0 if self.shape.turned else self.shape.pp - 1
+        self.holder = 0 if self.shape.v_placement else self.shape.pp - 1
         last = self.tables[self.holder]
         # sums[-1] - sums[end] is the head alone, sums[begin] - sums[0] the embedding alone.
         self.head = [float(sums[-1] - sums[end]) for sums in (last.forward, last.back)]
@@ -150,6 +150,6 @@ class Ranks:
             tables.stack,
         )
         held = held + held_bytes(
-            [table.kept[ends] - table.kept[first]], 0.0, schedules, rank, pipe.shape.pp, pipe.count
+            [table.kept_bytes[ends] - table.kept_bytes[first]], 0.0, schedules, rank, pipe.shape.pp, pipe.count
         )
         return np.asarray(held + tables.workspace[kind] <= self.limits[kind])

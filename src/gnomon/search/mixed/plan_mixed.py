@@ -63,7 +63,7 @@ class MixedResult:
     """The best plan on each kind by itself; None if none fits, or of those `unfinished` if none was found in time."""
     predicted: int
     """Counts the predictions of all searches together."""
-    ended: Ended = ""
+    end_reason: Ended = ""
     """Says what ended the search over several kinds before it was proved that nothing is faster."""
     unfinished: tuple[str, ...] = ()
     """What it is compared with and the budget cut short: names of kinds, `equal` for equal shares and layers."""
@@ -199,8 +199,8 @@ def plan_mixed(
         bound_s=min(search.open_s, best[0].step_s),
         equal=even.best[0] if even.best else None,
         alone=alone,
-        predicted=predicted + even.counts.priced + search.counts.priced,
-        ended=search.ended,
+        predicted=predicted + even.counts.num_predicted + search.counts.num_predicted,
+        end_reason=search.ended,
         unfinished=(*unfinished, *(["equal"] if even.ended == "budget" else [])),
     )
 
@@ -291,7 +291,11 @@ def fitting(
     )
     if search.best:
         return search.best[0]
-    left = f"; {search.counts.left:,} plans over several kinds were not looked at" if search.counts.left else ""
+    left = (
+        f"; {search.counts.num_unseen:,} plans over several kinds were not looked at"
+        if search.counts.num_unseen
+        else ""
+    )
     if not keep_going():
         raise PlanError(f"nothing that fits in memory was found{left}; {SPENT}")
     if made := alone(False):
@@ -330,8 +334,8 @@ def _each_alone(
                 unfinished.append(kind.name)
             continue
         best.append((kind, _of_kind(own, index)))
-        predicted += counts.priced
-        if counts.left:
+        predicted += counts.num_predicted
+        if counts.num_unseen:
             unfinished.append(kind.name)
     return tuple(best), predicted, tuple(unfinished)
 
@@ -388,9 +392,9 @@ def _nothing_fits(graph: Graph, cluster: Cluster, space: MixedSpace, search: Sea
         most = max(counts.why, key=lambda name: counts.why[name])
         why += f" (most often: {most})"
     return (
-        f"no plan of {graph.name} fits on {cluster.name}, nor on one kind of it alone: {why}, {counts.priced:,} were "
-        f"predicted; use devices with more memory, more of them, a smaller batch or shorter sequences, or allow more "
-        f"of each device (--memory)"
+        f"no plan of {graph.name} fits on {cluster.name}, nor on one kind of it alone: {why}, {counts.num_predicted:,} "
+        f"were predicted; use devices with more memory, more of them, a smaller batch or shorter sequences, or allow "
+        f"more of each device (--memory)"
     )
 
 

@@ -212,7 +212,7 @@ class Bounds:
                 dense = sum(table.dense[b] - table.dense[a] for a, b in parts)
                 routed = sum(table.routed[b] - table.routed[a] for a, b in parts)
                 held = static_bytes(dense, routed, self.space.base, zero, ways, self.tables.stack)
-                kept = [table.kept[b, own] - table.kept[a, own] for a, b in parts]
+                kept = [table.kept_bytes[b, own] - table.kept_bytes[a, own] for a, b in parts]
                 inside = table.inside[parts[-1][1] - 1, own]
                 least = held_bytes(kept, inside, (schedule,), rank, shape.pp, block.microbatches)
                 # What the schedule's rows hold, stage by stage, is at least as large as what the closed form knows.
@@ -237,7 +237,7 @@ class Bounds:
         zero = max(z for z, _ in self.space.variants(shape, block.microbatches))
         ranks = tuple(sorted(zip(shape.kinds, shape.tp, shape.ep, strict=True)))
         # The order of ranks does not matter to this bound, so permutations of the same ranks share it.
-        key = shape.form, ranks, shape.kinds[0 if shape.turned else -1], shape.pp, shape.cp, block[1:], zero
+        key = shape.form, ranks, shape.kinds[0 if shape.v_placement else -1], shape.pp, shape.cp, block[1:], zero
         if key not in self._ratios:
             self._ratios[key] = self._least_ratio(block, zero, (1,) * shape.pp)
         if shape.virtual > 1 or shape.pp == 1 or self._ratios[key] > 1:
@@ -270,7 +270,7 @@ class Bounds:
         workers = self.space.workers(shape)
         column = tables.column[-(-(self.space.global_batch // block.microbatches) // workers[rank])]
         under_way = self._under_way(shape, block.microbatches, schedules, rank)
-        holder = rank == (0 if shape.turned else shape.pp - 1)
+        holder = rank == (0 if shape.v_placement else shape.pp - 1)
         table, ways = tables.every(block, rank), self.ways(shape, workers, rank)
         kind = shape.kinds[rank]
         key = table, column, ways, zero, under_way, shape.virtual, not rank, holder, kind
@@ -293,7 +293,7 @@ class Bounds:
         ends = [(0, counted[0])] if first else []
         ends += [(counted[-1] + 1, total)] if holder else []
         beside = sum(float(table.dense[b] - table.dense[a]) for a, b in ends)
-        more = sum(float(table.kept[b, column] - table.kept[a, column]) for a, b in ends)
+        more = sum(float(table.kept_bytes[b, column] - table.kept_bytes[a, column]) for a, b in ends)
         # The last layer of a rank is one before a counted layer, or the model's last if this rank holds the head.
         lasts = [total - 1] if holder else [layer - 1 for layer in counted[1:]] or [total - 1]
         inside = float(table.inside[lasts, column].min())
@@ -336,7 +336,7 @@ class Bounds:
         zero = max(z for count in {b.microbatches for b in blocks} for z, _ in self.space.variants(shape, count))
         layouts = tuple(sorted({(block.sequence_parallel, block.context) for block in blocks}))
         ranks = tuple(sorted(zip(shape.kinds, shape.tp, shape.ep, strict=True)))
-        key = "shape", shape.form, ranks, shape.kinds[0 if shape.turned else -1], shape.pp, shape.cp, layouts, zero
+        key = "shape", shape.form, ranks, shape.kinds[0 if shape.v_placement else -1], shape.pp, shape.cp, layouts, zero
         if key not in self._ratios:
             needs = [
                 self.tables.roomiest(k, tp, shape.cp, ep, blocks)
@@ -370,7 +370,7 @@ class Bounds:
             ways = self.ways(shape, (sum(workers),) if beside else workers, 0 if beside else entry)
             layer = float(static_bytes(dense, 0.0, space.base, zero, ways, self.tables.stack)) + kept
             limit, workspace = self.limits[kind], self.tables.workspace[kind]
-            if beside or entry == (0 if shape.turned else shape.pp - 1):  # the rank of the last layer
+            if beside or entry == (0 if shape.v_placement else shape.pp - 1):  # the rank of the last layer
                 most = max(most, (workspace + inside) / limit)
             if beside:
                 most = max(most, (workspace + layer * layers / shape.pp) / limit)

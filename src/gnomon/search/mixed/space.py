@@ -118,7 +118,7 @@ class Shape(NamedTuple):
     cp: int
     ep: Ranks
     virtual: int
-    turned: bool
+    v_placement: bool
     """Whether stages turn at the last rank (V placement)."""
 
 
@@ -281,7 +281,7 @@ class MixedSpace:
             # mesh on both.
             unlike = shape.form == "stages" and len(set(zip(ranks, shape.tp, strict=True))) > 1
             zeros = () if unlike else tuple(z for z in zeros if z == 0)
-        known = [order for order in map(orders.find, self.schedule) if (order.placement == "v") == shape.turned]
+        known = [order for order in map(orders.find, self.schedule) if (order.placement == "v") == shape.v_placement]
         fits = [order for order in known if order.legal(shape.pp, microbatches, shape.virtual) is None]
         return tuple((z, order.name) for z in zeros for order in fits if z < 3 or not order.composite)
 
@@ -333,7 +333,7 @@ class MixedSpace:
             for cuts in combinations(range(1, spare), shape.pp - 1):
                 ends = (0, *cuts, spare)
                 of_ranks = [np.array([b - a + shape.virtual - 1]) for a, b in zip(ends, ends[1:], strict=False)]
-                yield tuple(layers_of_stages(of_ranks, shape.virtual, shape.turned)[0].tolist()), ()
+                yield tuple(layers_of_stages(of_ranks, shape.virtual, shape.v_placement)[0].tolist()), ()
 
     def plan(self, point: MixedPoint) -> Plan:
         """The Plan of a point. Ranks are numbered as the devices that take part are."""
@@ -416,7 +416,7 @@ def divisions(layers: int, ranks: int, virtual: int) -> int:
 @lru_cache(maxsize=1024)
 def stages_of_ranks(shape: Shape) -> tuple[tuple[int, ...], ...]:
     """Stages of each pipeline rank, in order."""
-    placement = "v" if shape.turned else "loop"
+    placement = "v" if shape.v_placement else "loop"
     by_rank: list[list[int]] = [[] for _ in range(shape.pp)]
     for stage in range(shape.pp * shape.virtual):
         by_rank[pipeline_rank(stage, shape.pp, placement)].append(stage)

@@ -54,9 +54,9 @@ class Case:
     """Why there is none."""
     rent: Rent | None = None
     """What the machines cost; None where no price is known."""
-    left: int = 0
+    num_unseen: int = 0
     """Plans of its search that were not looked at before the budget was spent."""
-    fitted: FittingPlan | None = None
+    fit: FittingPlan | None = None
     """By which choices beyond the exact search `best` fits, where no plan of that does."""
 
     @property
@@ -144,15 +144,15 @@ class Question:
             result = solve(self.graph, cluster, workload, space, self.stack, goal, top=1, keep_going=self.keep_going)
         except UnpricedError as error:  # a kind of device that lacks the precision
             return replace(case, why=str(error))
-        case = replace(case, left=result.counts.left)
+        case = replace(case, num_unseen=result.counts.num_unseen)
         if result.best:
             try:
                 return replace(case, best=result.best[0] if self.improve is None else self.improve(result))
             except PlanError as error:  # what is fixed beyond the search fits in none
                 return replace(case, why=str(error))
-        if case.left:
+        if case.num_unseen:
             return replace(case, why=NOT_TRIED)
-        large = result.counts.too_large or result.counts.priced
+        large = result.counts.too_large or result.counts.num_predicted
         return replace(case, why="nothing fits in memory" if large else "nothing can run")
 
     def _over_kinds(
@@ -225,10 +225,10 @@ class Question:
         several kinds the best of `FASTEST_NODES` partial pipelines. As it is when the time allowed is spent."""
         if not self.keep_going():
             return case
-        if case.fitted is not None:
-            better = self.squeeze(case.cluster, case.workload).fitted([case.fitted.candidate.point])
-            slower = better is None or better.candidate.step_s >= case.fitted.candidate.step_s
-            return case if better is None or slower else replace(case, best=better.candidate, fitted=better)
+        if case.fit is not None:
+            better = self.squeeze(case.cluster, case.workload).fastest_fit([case.fit.candidate.point])
+            slower = better is None or better.candidate.step_s >= case.fit.candidate.step_s
+            return case if better is None or slower else replace(case, best=better.candidate, fit=better)
         if self.improve is None and not is_mixed(case.cluster):
             return case
         known = (case.best,) if isinstance(case.best, MixedFound) else ()
@@ -274,9 +274,9 @@ class Question:
             return case
         known = [*like]
         squeeze = self.squeeze(case.cluster, case.workload)
-        fitted = next((f for other in known if other.fitted and (f := squeeze.alike(other.fitted))), None)
-        fitted = fitted or squeeze.fitted(other.best.point for other in known if isinstance(other.best, FoundPlan))
-        return case if fitted is None else replace(case, best=fitted.candidate, why="", fitted=fitted)
+        fitted = next((f for other in known if other.fit and (f := squeeze.alike(other.fit))), None)
+        fitted = fitted or squeeze.fastest_fit(other.best.point for other in known if isinstance(other.best, FoundPlan))
+        return case if fitted is None else replace(case, best=fitted.candidate, why="", fit=fitted)
 
 
 def pareto(asked: Question, cluster: Cluster, workload: Workload, *, resolution_bytes: int = 1) -> tuple[Case, ...]:
@@ -479,7 +479,9 @@ def by_known(fits: Callable[..., bool], low: int, most: int) -> int:
 
 def large_of(shown: dict[int, Large], count: int) -> Large:
     """What need not be looked at of a count, since it is too large at a smaller one; what is found is added."""
-    shown[count] = Large(known=frozenset().union(*(large.added for less, large in shown.items() if less < count)))
+    shown[count] = Large(
+        known_too_large=frozenset().union(*(large.added for less, large in shown.items() if less < count))
+    )
     return shown[count]
 
 

@@ -139,7 +139,7 @@ def plan_lengths(
         runners_up=asked.next_best(best),
         stand_ins=asked.stand_ins,
         covered=asked.covered,
-        predicted=len(asked.known),
+        predicted=len(asked.predictions),
         limit_bytes=asked.limit_bytes,
         complete=not asked.spent,
     )
@@ -221,7 +221,7 @@ class _LengthsQuestion:
     limit_bytes: int
     on_progress: Callable[[int], None] | None
     keep_going: KeepGoing
-    known: dict[Plan, Prediction | str] = field(default_factory=dict)
+    predictions: dict[Plan, Prediction | str] = field(default_factory=dict)
     """Plan -> its prediction, or why it cannot run."""
     solved: dict[object, Result] = field(default_factory=dict)
     """Searches of stand-ins."""
@@ -292,17 +292,17 @@ class _LengthsQuestion:
 
     def predicted(self, plan: Plan) -> Prediction | str:
         """Predicts a plan on the true lengths, once; why it cannot run; empty when the budget is spent."""
-        if plan not in self.known:
-            if self.known and not self.keep_going():
+        if plan not in self.predictions:
+            if self.predictions and not self.keep_going():
                 self.spent = True
                 return ""
             try:
-                self.known[plan] = predict(self.graph, self.cluster, plan, self.workload, self.stack)
+                self.predictions[plan] = predict(self.graph, self.cluster, plan, self.workload, self.stack)
             except GnomonError as error:
-                self.known[plan] = str(error)
+                self.predictions[plan] = str(error)
             if self.on_progress is not None:
-                self.on_progress(len(self.known))
-        return self.known[plan]
+                self.on_progress(len(self.predictions))
+        return self.predictions[plan]
 
     def fits(self, prediction: Prediction) -> bool:
         """Whether every rank stays within the limit, and the host too."""
@@ -347,7 +347,7 @@ class _LengthsQuestion:
 
     def next_best(self, best: Prediction) -> tuple[Plan, ...]:
         """The next fastest plans that fit; of those that run alike (a ZeRO stage over one rank) one."""
-        able = [entry for entry in self.known.values() if isinstance(entry, Prediction) and self.fits(entry)]
+        able = [entry for entry in self.predictions.values() if isinstance(entry, Prediction) and self.fits(entry)]
         able.sort(key=self.rank)
         alike = {(entry.step_s, entry.tightest.peak_bytes): entry.plan for entry in reversed(able)}
         alike.pop((best.step_s, best.tightest.peak_bytes), None)

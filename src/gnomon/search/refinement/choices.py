@@ -59,7 +59,7 @@ class Choice:
     """Reads its value from a plan."""
     make: Make
     """Makes the plan with a value."""
-    asked: bool = False
+    on_request: bool = False
     """Whether it is tried only where the user allows it, since it changes what is computed."""
     searched: bool = True
     """Whether a value can be fixed in the base plan, so that the exact search has it too. Not where it follows from
@@ -386,7 +386,7 @@ CHOICES: tuple[Choice, ...] = (
         values=_fp8_values,
         of=_low,
         make=_fp8,
-        asked=True,
+        on_request=True,
     ),
 )
 """In the order in which they are tried."""
@@ -501,7 +501,9 @@ def allowed(stack: Stack, *, allow: Iterable[str], forbid: Iterable[Limit], fixe
     return tuple(
         option
         for option in CHOICES
-        if option.name not in held | shut and (not option.asked or option.name in asked) and runs(stack, option.name)
+        if option.name not in held | shut
+        and (not option.on_request or option.name in asked)
+        and runs(stack, option.name)
     )
 
 

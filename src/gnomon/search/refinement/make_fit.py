@@ -1,7 +1,7 @@
 """Plans that fit by choices beyond the exact search: offload, small buckets, parameters that are not gathered ahead.
 
-`Squeeze.fitted` finds a plan where none of the exact search fits, and says which choices it needs and what they cost;
-`Squeeze.smaller` makes plans with less memory of one that fits. Leaves out which work is asked about
+`Squeeze.fastest_fit` finds a plan where none of the exact search fits, and says which choices it needs and what they
+cost; `Squeeze.smaller` makes plans with less memory of one that fits. Leaves out which work is asked about
 (`search.questions.goals`, `search.questions.largest`), and choices that only gain time (`search.refinement.refine`).
 """
 
@@ -52,7 +52,7 @@ class FittingPlan:
     """A plan that fits by such choices."""
 
     candidate: FoundPlan
-    made: tuple[tuple[Choice, Value], ...]
+    choices: tuple[tuple[Choice, Value], ...]
     """What it needs: without any one of them it does not fit."""
     without: Prediction
     """The same plan without them, which does not fit."""
@@ -77,7 +77,7 @@ class Squeeze:
     goal: Goal
     spare: Spare
 
-    def fitted(self, like: Iterable[Point] = ()) -> FittingPlan | None:
+    def fastest_fit(self, like: Iterable[Point] = ()) -> FittingPlan | None:
         """The fastest of the plans tried that fit, where no plan of the exact search does; None where none does.
 
         Tried are: the exact search's over a base plan with the values of `LEAN`, without and with the optimizer on the
@@ -99,7 +99,7 @@ class Squeeze:
             plan = self._space(self.base).plan(point)
         except GnomonError:
             return None
-        for choice, value in other.made:
+        for choice, value in other.choices:
             layers = self._layers(plan) if choice.name == HOST else ()
             plan = choice.make(plan, self.graph, max(layers, default=value))
         made = self._predicted(plan)
@@ -259,7 +259,7 @@ class Squeeze:
         for choice, _ in made:
             plan = choice.make(plan, self.graph, choice.of(self.base))
         without = self._predicted(plan) if made else None
-        return None if without is None else FittingPlan(candidate=candidate, made=tuple(made), without=without)
+        return None if without is None else FittingPlan(candidate=candidate, choices=tuple(made), without=without)
 
     def _predicted(self, plan: Plan) -> Prediction | None:
         """None for a plan that cannot run."""

@@ -56,7 +56,7 @@ class Cuts:
         return self.every - self.predicted - self.too_large if self.proven else 0
 
     @property
-    def left(self) -> int:
+    def num_open(self) -> int:
         """Cuts that were neither predicted nor shown slower."""
         return self.every - self.predicted - self.too_large - self.too_slow
 

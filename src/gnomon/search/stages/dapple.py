@@ -124,7 +124,7 @@ class Prices:
             forward=_sums([pricing.compute.layer_s("F", 0, price) for price in stage.order]),
             backward=_sums([pricing.compute.layer_s("B", 0, price) for price in stage.order]),
             elements=_sums([parameter_elements(price) for price in stage.order]),
-            kept=_sums(stage.kept_bytes),
+            kept_bytes=_sums(stage.kept_bytes),
             outputs=[price.output_bytes for price in stage.order],
             width=width,
         )
@@ -165,7 +165,7 @@ class Prices:
         elements, zero = table.elements[b] - table.elements[a], self.base.optimizer.zero
         # ZeRO divides over the stage's own replicas.
         held = static_bytes(elements, 0.0, self.base, zero, (workers, workers), self.stack)
-        held += in_flight * (table.kept[b] - table.kept[a])
+        held += in_flight * (table.kept_bytes[b] - table.kept_bytes[a])
         return bool(held <= self.limit_bytes)
 
     def _reduce(self, devices: tuple[int, ...], size: float) -> float:
@@ -203,7 +203,7 @@ class _Table:
     forward: list[float]
     backward: list[float]
     elements: list[float]
-    kept: list[float]
+    kept_bytes: list[float]
     outputs: list[int]
     """Bytes of each layer's output."""
     width: int

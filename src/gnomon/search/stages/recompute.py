@@ -154,7 +154,7 @@ def _ordered(prices: Sequence[dict[Preset, LayerPrice]]) -> tuple[tuple[int, Pre
 def _cost(price: LayerPrice) -> tuple[float, float]:
     """(bytes kept of a microbatch, seconds to make the rest again)."""
     again = price.recompute
-    return sum(kept.bytes for kept in price.kept), again.compute_s + sum(again.comm_s.values())
+    return sum(kept.bytes for kept in price.saved), again.compute_s + sum(again.comm_s.values())
 
 
 def _ratio(less: tuple[float, float], more: tuple[float, float]) -> float:

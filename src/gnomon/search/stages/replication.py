@@ -53,7 +53,7 @@ class StagePiece:
 
     first: int
     last: int
-    taken: Used
+    used: Used
     devices: tuple[int, ...]
 
 
@@ -270,7 +270,7 @@ def pipelines(costs: ReplicationCosts, keep: int) -> tuple[list[tuple[float, Pie
                     kept = sorted([*kept, whole[-1][0]])[:keep]
             extended += 1
             for piece, made in _extensions(costs, state, used, free, kept[-1]):
-                taken = tuple(u + t for u, t in zip(used, piece.taken, strict=True))
+                taken = tuple(u + t for u, t in zip(used, piece.used, strict=True))
                 # Dominance: of one state only the finished stages with the shortest step are kept.
                 known = states.setdefault(piece.last, {})
                 if taken not in known or made.seconds < known[taken].seconds:

@@ -155,7 +155,10 @@ class Executor:
             self.compute.lane = Lane()
         self.parts = Parts(self.inside, self.compute, count) if (count := exchange_parts(plan)) > 1 else None
         if (asked := next((given for given in plan.schedule.passes if given.name == LINA), None)) is not None:
-            self.state.lane, self.state.reduce_parts = self.compute.lane, int(lina.METHOD.parameters_of(asked)["all_reduce"])
+            self.state.lane, self.state.reduce_parts = (
+                self.compute.lane,
+                int(lina.METHOD.parameters_of(asked)["all_reduce"]),
+            )
         counts = list[Callable[[Layer, Tensor], None]]()
         if plan.experts.bias_rate:
             self.state.biases = RouterBias(self.graph, plan.experts.bias_rate, self.groups.by_comm["norm"], device)

@@ -11,6 +11,8 @@ from gnomon.cli import main
 from gnomon.cli.options.run import RunOptions
 from gnomon.cli.run_job import is_job, planned_job
 from gnomon.errors import InputError
+from gnomon.formats import programs
+from gnomon.runtime.data.chat import ChatTemplate
 
 TINY = {
     "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 64, "intermediate_size": 160,
@@ -167,3 +169,59 @@ def test_a_part_of_a_model_is_trained(folder: Path, capsys: pytest.CaptureFixtur
     text = FACTORY.replace("finetuning_type: lora", "finetuning_type: freeze\nfreeze_trainable_layers: 1")
     assert main(["run", put(folder, "job.yaml", text).plan, "--steps", "2", "--warmup-steps", "1"]) == 0
     assert "billion parameters are trained, the others frozen" in " ".join(capsys.readouterr().out.split())
+
+
+TURNS = (
+    {"role": "system", "content": "S"},
+    {"role": "user", "content": "U"},
+    {"role": "assistant", "content": "A"},
+    {"role": "user", "content": "V"},
+    {"role": "assistant", "content": "B"},
+)
+CHATML = "<|im_start|>user\n%s<|im_end|>\n<|im_start|>assistant\n%s<|im_end|>\n"
+HEADED = "<|start_header_id|>%s<|end_header_id|>\n\n%s<|eot_id|>"
+PHI = "<|user|>\n%s<|end|>\n<|assistant|>\n%s<|end|>\n"
+WRITTEN = {
+    "chatml": "<|im_start|>system\nS<|im_end|>\n" + CHATML % ("U", "A") + CHATML % ("V", "B"),
+    "llama3": "<s>"
+    + HEADED % ("system", "S")
+    + HEADED % ("user", "U")
+    + HEADED % ("assistant", "A")
+    + HEADED % ("user", "V")
+    + HEADED % ("assistant", "B"),
+    "zephyr": "<|system|>\nS</s><|user|>\nU</s><|assistant|>\nA</s><|user|>\nV</s><|assistant|>\nB</s>",
+    "phi": "<|system|>\nS<|end|>\n" + PHI % ("U", "A") + PHI % ("V", "B"),
+}
+"""Template of LLaMA-Factory -> a conversation by its slots, written out by hand."""
+
+
+@pytest.mark.parametrize("name", WRITTEN)
+def test_a_template_of_llama_factory_writes_its_slots_and_learns_whole_answers(name: str) -> None:
+    pytest.importorskip("jinja2")
+    learnt = programs.find("llama-factory").learnt
+    assert learnt is not None and (file := learnt({"template": name}).template) is not None
+    chat = ChatTemplate(file.read_text("utf-8"), {"bos_token": "<s>", "eos_token": "</s>"}, name)
+    text, spans = chat.render(TURNS, "here")
+    assert text == WRITTEN[name]
+    end = {"chatml": "<|im_end|>\n", "llama3": "<|eot_id|>", "zephyr": "</s>", "phi": "<|end|>\n"}[name]
+    assert [text[start:stop] for start, stop in spans] == [f"A{end}", f"B{end}"]
+    assert chat.render(TURNS[1:3], "here")[0].count("<") < text.count("<")
+
+
+def test_qwen_s_default_system_stands_where_a_conversation_has_none() -> None:
+    pytest.importorskip("jinja2")
+    learnt = programs.find("llama-factory").learnt
+    assert learnt is not None and (file := learnt({"template": "qwen"}).template) is not None
+    text, _ = ChatTemplate(file.read_text("utf-8"), {}, "qwen").render(TURNS[1:3], "here")
+    system = "You are Qwen, created by Alibaba Cloud. You are a helpful assistant."
+    assert text == f"<|im_start|>system\n{system}<|im_end|>\n" + CHATML % ("U", "A")
+
+
+def test_a_template_is_used_where_there_is_a_tokenizer_and_named_where_it_is_not_known(folder: Path) -> None:
+    _, options, unlike = planned_job(put(folder, "job.yaml", FACTORY + "template: nobody\n"))
+    assert options.chat_template is None and any(
+        "template = nobody: conversations are written" in line for line in unlike
+    )
+    (folder / "tiny" / "tokenizer.json").write_text("{}")
+    _, options, unlike = planned_job(put(folder, "job.yaml", FACTORY + "template: qwen3_nothink\n"))
+    assert str(options.chat_template).endswith("chatml.jinja") and not any("template" in line for line in unlike)

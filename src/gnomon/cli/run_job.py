@@ -19,6 +19,7 @@ from gnomon.cli.options.flags import changed_options
 from gnomon.cli.options.run import RunOptions
 from gnomon.errors import InputError
 from gnomon.formats import programs
+from gnomon.formats.format import Learnt
 from gnomon.formats.given import ReadContext
 from gnomon.formats.job import Fields, Job, flatten, read_source
 from gnomon.formats.launched import dashed
@@ -57,9 +58,6 @@ UNLIKE = {
     "deepspeed": "one process holds everything: nothing is sharded",
     "fsdp": "one process holds everything: nothing is sharded",
     "group_by_length": "samples are not sorted by length",
-    "template": "conversations are written by the chat template of the tokenizer, not LLaMA-Factory's own",
-    "mask_history": "all answers of a conversation are learnt, not the last alone",
-    "roles_to_train": "what the assistant says is learnt",
     "weight_decay": "weight decay is that of the runtime (--explain-optimizer)",
 }
 """Key -> what is done in its place, where it is switched on; empty: it is done."""
@@ -87,8 +85,8 @@ def planned_job(options: RunOptions) -> tuple[PlanFile, RunOptions, tuple[str, .
             f"{path} divides its model over {plan.mesh.world_size} ranks; gnomon run takes such a plan "
             f"from gnomon fit {path} --on local:{plan.mesh.world_size} -o plan.toml"
         )
-    if kind.name == "axolotl" and not _on(values.get("train_on_inputs")):
-        said.append("what a chat template writes after an answer's end-of-turn token is learnt too, as a new line")
+    learnt = Learnt(learn="answers") if kind.learnt is None else kind.learnt(values)
+    said += learnt.unlike
     if plan.optimizer.low_rank is not None:
         said.append(f"{plan.optimizer.low_rank.method}: moments are of whole gradients, which are not projected")
     alone = replace(plan.optimizer, zero=0, offload=None, offload_parameters=False, low_rank=None, paged=False)
@@ -104,7 +102,7 @@ def planned_job(options: RunOptions) -> tuple[PlanFile, RunOptions, tuple[str, .
         said.append("checkpoints on the host: this machine has one memory")
         plan = replace(plan, saved=replace(plan.saved, rules=()))
     plan = replace(plan, precision=precision)
-    told = _with_file(options, values, path, folder)
+    told = _with_file(options, values, path, folder, learnt)
     epochs = next((key for key in ("num_train_epochs", "num_epochs") if values.get(key)), "")
     if epochs and not values.get("max_steps") and "steps" not in changed_options(options):
         said.append(f"{epochs} = {values[epochs]}: a run is of steps, of which this has {told.steps} (--steps)")
@@ -154,7 +152,9 @@ def _model(path: Path, values: Mapping[str, Any], job: Job) -> tuple[str, Path |
         raise InputError(f"{key} = {named}: no folder with a config.json beside {path}; download it there") from None
 
 
-def _with_file(options: RunOptions, values: Mapping[str, Any], path: Path, folder: Path | None) -> RunOptions:
+def _with_file(
+    options: RunOptions, values: Mapping[str, Any], path: Path, folder: Path | None, learnt: Learnt
+) -> RunOptions:
     """The options that the command leaves out, as the file says them."""
     asked = changed_options(options)
     f = Fields(values, str(path))
@@ -179,7 +179,9 @@ def _with_file(options: RunOptions, values: Mapping[str, Any], path: Path, folde
     )
     joined = bool(packed) and not (values.get("neat_packing") or values.get("sample_packing"))
     found["packing"] = "padded" if not packed else "stream" if joined else "documents"
-    found["learn"] = _learnt(path, values)
+    found["learn"] = learnt.learn
+    if learnt.template is not None and folder is not None and (folder / "tokenizer.json").is_file():
+        found["chat_template"] = os.fspath(learnt.template)
     for key in ("chat_template_jinja", "chat_template_path", "chat_template"):
         if isinstance(values.get(key), str) and (template := _template(path, str(values[key]))):
             found["chat_template"] = template
@@ -191,19 +193,6 @@ def _with_file(options: RunOptions, values: Mapping[str, Any], path: Path, folde
         if any(folder.glob("*.safetensors")):
             found["weights"] = str(folder)
     return replace(options, **{name: value for name, value in found.items() if name not in asked})
-
-
-def _learnt(path: Path, values: Mapping[str, Any]) -> str:
-    """What the program learns of a conversation: LLaMA-Factory, axolotl and ms-swift what the assistant says, unless
-    told otherwise; TRL all of it, but for `assistant_only_loss`, and of a prompt with a completion the latter (trl 1.16
-    trainer/sft_trainer.py)."""
-    kind = programs.recognised(path)
-    if kind is not None and kind.name == "trl":
-        if _on(values.get("assistant_only_loss")):
-            return "answers"
-        return "all" if values.get("completion_only_loss") in (False, "false") else "completions"
-    everything = any(_on(values.get(key)) for key in ("train_on_inputs", "train_on_prompt"))
-    return "all" if everything or values.get("loss_scale") == "all" else "answers"
 
 
 def _template(path: Path, named: str) -> str:

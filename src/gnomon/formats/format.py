@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Literal
 
 from gnomon.formats.export import Draft, ExportRequest
 from gnomon.formats.given import ReadContext
@@ -37,6 +38,22 @@ class Sample:
         return value
 
 
+Learn = Literal["answers", "completions", "all"]
+"""What is learnt of a conversation and of a prompt with its completion: what the assistant says, and the completion; the
+completion, and a conversation whole; all of both."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Learnt:
+    """What a program learns of its data, by one of its files."""
+
+    learn: Learn
+    template: Path | None = None
+    """The Jinja file that writes conversations as the program does; None for the tokenizer's own chat template."""
+    unlike: tuple[str, ...] = ()
+    """What is learnt or written otherwise than the program does."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Format:
     """Job files of one program."""
@@ -56,5 +73,7 @@ class Format:
     tune: Callable[[ExportRequest], Draft] | None = None
     """The same of a program that fine-tunes around PyTorch: what its file says of adapters, loss and sharding. Changes
     of a job of its own are in its terms."""
+    learnt: Callable[[Mapping[str, object]], Learnt] | None = None
+    """What the program learns, by the fields of a file; None where it is not known."""
     stack: str = ""
     """Record of what the program does (`gnomon.software`), of one whose files can be written."""

@@ -5,7 +5,7 @@ Leaves out what the switches mean (`trainers`, `trainer_optimizers`).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from gnomon.formats.job import Fields
 
@@ -34,3 +34,8 @@ def names_of(value: object) -> tuple[str, ...]:
     if isinstance(value, str):
         return tuple(part.strip() for part in value.split(",") if part.strip())
     return tuple(map(str, value)) if isinstance(value, Sequence) else ()
+
+
+def switched(values: Mapping[str, object], key: str) -> bool:
+    """Whether a field is switched on, of those that no reader accounts for."""
+    return values.get(key) not in (None, False, "", 0, "false", "disabled", "auto")

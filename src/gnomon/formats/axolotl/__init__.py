@@ -15,12 +15,12 @@ from pathlib import Path
 from gnomon.errors import nearest
 from gnomon.formats.axolotl.rules import refuse, without_plugins
 from gnomon.formats.export import Draft, ExportRequest
-from gnomon.formats.format import Format, Sample
+from gnomon.formats.format import Format, Learnt, Sample
 from gnomon.formats.given import Network, ReadContext
 from gnomon.formats.job import Fields, Job, divides, flatten, read_source
 from gnomon.formats.trainer_optimizers import update_of
 from gnomon.formats.trainer_terms import TrainerTerms, trainer_terms
-from gnomon.formats.trainer_words import flag, names_of
+from gnomon.formats.trainer_words import flag, names_of, switched
 from gnomon.formats.trainer_write import as_yaml, drafted, tuning
 from gnomon.formats.trainers import (
     AUTOCAST,
@@ -295,6 +295,15 @@ def _tune(asked: ExportRequest) -> Draft:
 PROGRAM = "axolotl 067b021"
 
 
+def _learnt(values: Mapping[str, object]) -> Learnt:
+    """What the assistant says, with the end of its turn (`train_on_eos: turn`, the default of chat_template)."""
+    if switched(values, "train_on_inputs"):
+        return Learnt(learn="all")
+    after = "what a chat template writes after an answer's end-of-turn token is learnt too, as a new line"
+    roles = ("roles_to_train: what the assistant says is learnt",) if values.get("roles_to_train") else ()
+    return Learnt(learn="answers", unlike=(after, *roles))
+
+
 FORMAT = Format(
     name="axolotl",
     program="axolotl-ai-cloud/axolotl 067b021",
@@ -302,4 +311,5 @@ FORMAT = Format(
     looks=_looks,
     read=_read,
     tune=_tune,
+    learnt=_learnt,
 )

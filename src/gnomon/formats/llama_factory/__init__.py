@@ -8,19 +8,20 @@ of its later stages, which are listed, and mcore_adapter's models.
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
 from gnomon.errors import nearest
 from gnomon.formats.export import Draft, ExportRequest
-from gnomon.formats.format import Format, Sample
+from gnomon.formats.format import Format, Learn, Learnt, Sample
 from gnomon.formats.given import Network, ReadContext, network_graph
 from gnomon.formats.job import Fields, Job, Unexpressed
 from gnomon.formats.shell import Launch
 from gnomon.formats.trainer_optimizers import update_of
 from gnomon.formats.trainer_source import Source, commands_of, given_flags, program_name, trainer_source
 from gnomon.formats.trainer_terms import TrainerTerms
-from gnomon.formats.trainer_words import flag, names_of
+from gnomon.formats.trainer_words import flag, names_of, switched
 from gnomon.formats.trainer_write import as_yaml, drafted, source_of, tuning
 from gnomon.formats.trainers import AUTOCAST, BF16, FP16, Training, adapted, either_half, in_part, model_of
 from gnomon.formats.training_arguments import INEXPRESSIBLE as TRAINER
@@ -285,6 +286,22 @@ def _tune(asked: ExportRequest) -> Draft:
 PROGRAM = "LLaMA-Factory (2026-08)"
 
 
+TEMPLATES = {"qwen3_nothink": "chatml", "qwen3_vl_nothink": "chatml", "yi": "chatml", "qwen2": "qwen"}
+"""Names of templates that write as another's do."""
+
+
+def _learnt(values: Mapping[str, object]) -> Learnt:
+    """What the assistant says with the end of its turn, of every turn, written by a template of its own."""
+    learn: Learn = "all" if switched(values, "train_on_prompt") else "answers"
+    said = ["mask_history: all answers are learnt, not the last alone"] if switched(values, "mask_history") else []
+    name = str(values.get("template") or "")
+    file = Path(__file__).parent / "templates" / f"{TEMPLATES.get(name, name)}.jinja"
+    there = bool(re.fullmatch(r"\w+", name)) and file.is_file()
+    if name and not there:
+        said.append(f"template = {name}: conversations are written by the tokenizer's chat template (--chat-template)")
+    return Learnt(learn=learn, template=file if there else None, unlike=tuple(said))
+
+
 FORMAT = Format(
     name="llama-factory",
     program="hiyouga/LLaMA-Factory 2026-08",
@@ -292,4 +309,5 @@ FORMAT = Format(
     looks=_looks,
     read=_read,
     tune=_tune,
+    learnt=_learnt,
 )

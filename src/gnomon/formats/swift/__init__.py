@@ -18,7 +18,7 @@ from pathlib import Path
 
 from gnomon.errors import InputError, nearest
 from gnomon.formats.export import Draft, ExportRequest
-from gnomon.formats.format import Format, Sample
+from gnomon.formats.format import Format, Learnt, Sample
 from gnomon.formats.given import Network, ReadContext, network_graph
 from gnomon.formats.job import Fields, Job
 from gnomon.formats.launched import dashed
@@ -401,6 +401,11 @@ def _megatron_values(f: Fields) -> dict[str, object]:
     return values
 
 
+def _learnt(values: Mapping[str, object]) -> Learnt:
+    """What the assistant says, unless loss_scale is `all`; by templates of its own, which write as models' own do."""
+    return Learnt(learn="all" if values.get("loss_scale") == "all" else "answers")
+
+
 FORMAT = Format(
     name="swift",
     program="modelscope/ms-swift 3602360",
@@ -408,4 +413,5 @@ FORMAT = Format(
     looks=_looks,
     read=_read,
     tune=_tune,
+    learnt=_learnt,
 )

@@ -7,19 +7,20 @@ file does not say it, a command does. Leaves out generation, rewards and referen
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
 from gnomon.errors import nearest
 from gnomon.formats.export import Draft, ExportRequest
-from gnomon.formats.format import Format, Sample
+from gnomon.formats.format import Format, Learnt, Sample
 from gnomon.formats.given import Network, ReadContext
 from gnomon.formats.job import Fields, Job
 from gnomon.formats.shell import Launch
 from gnomon.formats.trainer_optimizers import update_of
 from gnomon.formats.trainer_source import Source, commands_of, program_name, trainer_source
 from gnomon.formats.trainer_terms import HUGGING_FACE
-from gnomon.formats.trainer_words import flag, names_of
+from gnomon.formats.trainer_words import flag, names_of, switched
 from gnomon.formats.trainer_write import as_yaml, drafted, source_of, tuning
 from gnomon.formats.trainers import LIGER, Training, adapted, model_of, usual_targets, whole_in_bits
 from gnomon.formats.training_arguments import INEXPRESSIBLE as TRAINER
@@ -217,6 +218,14 @@ def _tune(asked: ExportRequest) -> Draft:
 PROGRAM = "TRL (2026-08)"
 
 
+def _learnt(values: Mapping[str, object]) -> Learnt:
+    """All of a conversation, unless told otherwise, and of a prompt with a completion the latter (trl 1.16
+    trainer/sft_trainer.py)."""
+    if switched(values, "assistant_only_loss"):
+        return Learnt(learn="answers")
+    return Learnt(learn="all" if values.get("completion_only_loss") in (False, "false") else "completions")
+
+
 FORMAT = Format(
     name="trl",
     program="huggingface/trl, alignment-handbook, open-r1 (2026-08)",
@@ -224,4 +233,5 @@ FORMAT = Format(
     looks=_looks,
     read=_read,
     tune=_tune,
+    learnt=_learnt,
 )

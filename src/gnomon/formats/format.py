@@ -39,8 +39,8 @@ class Sample:
 
 
 Learn = Literal["answers", "completions", "all"]
-"""What is learnt of a conversation and of a prompt with its completion: what the assistant says, and the completion; the
-completion, and a conversation whole; all of both."""
+"""What is learnt of a conversation and of a prompt with its completion: what the assistant says, and the completion;
+the completion, and a conversation whole; all of both."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,6 +9,7 @@ from typing import Any
 
 from gnomon.fleet.result import Result
 
+# Perfetto's times are in microseconds.
 _US = 1e6
 
 
@@ -21,6 +22,7 @@ def fleet_trace(result: Result) -> dict[str, Any]:
         job = result.jobs[run.index]
         for node, count in run.allocation:
             threads = ends.setdefault(node, [])
+            # Runs come by their start, so that the first free thread makes as few threads as runs overlap.
             thread = next((t for t, end in enumerate(threads) if end <= run.start_s), len(threads))
             if thread == len(threads):
                 threads.append(0.0)

@@ -86,6 +86,7 @@ def problems(
     findings += _router(plan, graph, workload)
     findings += _placement(plan, graph)
     unique = dict.fromkeys(findings)
+    # Errors first (`error` < `note`), each kind in the order of the checks.
     return tuple(sorted(unique, key=lambda problem: problem.severity))
 
 
@@ -121,6 +122,7 @@ def batch(plan: Plan, workload: Workload) -> tuple[int, int]:
         size = shares.pop() if shares else total // (schedule.num_microbatches or 1)
     count = schedule.num_microbatches or max(1, total // max(size, 1))
     if size < 1 or count * size != total:
+        # The nearest multiple of what one step takes, and at least one of it.
         legal = max(1, round(total / max(1, count * size))) * max(1, count * size)
         ranks = data_ranks[-1]
         division = f"{size // ranks} x {ranks} data ranks" if size % ranks == 0 else f"over {ranks} data ranks"

@@ -59,6 +59,7 @@ def cut_ends(plan: Plan, graph: Graph) -> Ends:
             calls[at] = _reading(call, rest, **{made: EMBEDDED})
     call = last.call
     before, head, hidden = _without_head(blocks[call.block])
+    # By name, since the lookup's cut may have put another call in its place.
     at = next(i for i, other in enumerate(calls) if other.name == call.name)
     source = dict(calls[at].inputs).get(hidden, f"{call.name}.{hidden}")
     given = replace(head.tensor(hidden), name=HIDDEN)
@@ -83,6 +84,7 @@ def cut_ends(plan: Plan, graph: Graph) -> Ends:
         calls=tuple(call for _, call in parts),
         outputs=tuple(f"{parts[-1][1].name}.{name}" for name in head.outputs),
     )
+    # What is left inside has no vocabulary to divide any more.
     alone = replace(plan, schedule=replace(plan.schedule, vocabulary="ends"))
     if plan.stages:
         left = {layer.label for layer in inside.layers()}

@@ -69,6 +69,7 @@ class View:
         if len(set(indices)) != len(indices):
             raise PlanError(f"groups over {axes} name an axis twice; name each axis once")
         others = [i for i in range(len(self.axes)) if i not in indices]
+        # The other axes lead, in their order, so that each row of the reshaped grid is one group and ascends.
         grid = np.arange(self.num_ranks, dtype=np.int64).reshape(self.sizes)
         return grid.transpose(others + indices).reshape(-1, prod(self.sizes[i] for i in indices))
 
@@ -83,6 +84,7 @@ class View:
         coordinates = self.coordinates(rank)
         position = 0
         for index in self._indices(axis):
+            # Mixed radix over the axes of a union, outermost first, as `groups` lays out a row.
             position = position * self.sizes[index] + coordinates[index]
         return position
 
@@ -171,6 +173,8 @@ class Mesh:
                 f"experts refold {' x '.join(FOLDED_AXES)}, but order {', '.join(self.order)} has other axes between "
                 f"them; put these three next to each other"
             )
+        # Three axes that stand together are one row-major run of ranks, which may be cut anew; with another between,
+        # ranks of different groups would be refolded together.
         before, after = self.order[: places[0]], self.order[places[-1] + 1 :]
         axes = (*before, *EXPERT_AXES, *after)
         return View(name="experts", axes=axes, sizes=tuple(getattr(self, axis) for axis in axes))

@@ -104,6 +104,7 @@ def _decisions(plan: Plan, graph: Graph) -> Iterator[tuple[Layer, _Decided]]:
                 if rule.preset is None:
                     rules.append(rule)
                 else:
+                    # A later preset decides anew: what rules before it said of single tensors counts no more.
                     preset, every, rules = rule.preset, 1, []
             joins = preset == "full" and every > 1 and not rules
             yield layer, _Decided(preset, tuple(rules), applies, again=applies and joins and run % every > 0)
@@ -113,6 +114,7 @@ def _decisions(plan: Plan, graph: Graph) -> Iterator[tuple[Layer, _Decided]]:
 def _saving(decided: _Decided, block: Block, original: Block, *, to_the_end: bool) -> LayerSaving:
     """Returns what one layer saves. block: lowered; original: as the graph has it. to_the_end: what is recomputed in
     full runs its whole forward."""
+    # Later rules overwrite what the preset and earlier ones said of a tensor.
     actions = _preset(decided.preset, original, block) if decided.applies else {}
     paths = {name: op.path for op in block.ops for name in op.outputs}
     for rule in decided.rules:

@@ -61,6 +61,7 @@ def layers_per_stage(plan: Plan, num_layers: int) -> tuple[int, ...]:
             f"as many layers, "
             f"but the graph has {num_layers}; lower pp or virtual_stages to a product of at most {num_layers}"
         )
+    # The first stages take what is left over.
     per_stage, more = divmod(num_layers, stages)
     return tuple(per_stage + (stage < more) for stage in range(stages))
 
@@ -120,6 +121,8 @@ def dependencies(graph: Graph) -> Iterator[tuple[str, str, str]]:
     last: Mapping[str, str] = {call.name: call.label(call.repeat - 1) for call in graph.calls}
     for layer in graph.layers():
         call = layer.call
+        # A repeat after the first reads what the repeat before it made; whoever reads the call from outside gets the
+        # last one's.
         chained = {own: out for out, own in call.chain} if layer.index else {}
         for own, source in call.inputs:
             if own in chained:
@@ -144,6 +147,7 @@ def held_by_several(graph: Graph, stages: Sequence[Sequence[Layer]]) -> dict[str
     holders: dict[str, dict[int, None]] = {}
     for stage, layers in enumerate(stages):
         for layer in layers:
+            # Few layers share anything; the names of all others need not be made.
             if layer.label in shared or labels[layer.label] > 1:
                 for name in _names(graph, layer):
                     holders.setdefault(name, {})[stage] = None
@@ -179,6 +183,8 @@ def _route(plan: Plan, source: int, target: int, what: str) -> tuple[int, ...]:
         sources = (source,) if inputs is None else inputs
         if source in sources:
             return (source, *route)
+        # Breadth first, each stage once, nearest stages first. None before the source can lead to it: tensors only go
+        # forward.
         frontier.extend((s, *route) for s in sorted(sources, reverse=True) if s not in seen and s > source)
         seen.update(sources)
     listed = plan.stages[target].inputs

@@ -257,6 +257,7 @@ def from_columns(
     keys, key = _keys(class_ptr, kind, stage, unit, kinds, units, num_stages, overrides)
     columns = (class_ptr, kind, stage, unit, stream, key)
     group = np.full(num_rows, -1, np.int32) if group is None else group
+    # Programs made from this one share its columns.
     for column in (*columns, group):
         column.flags.writeable = False
     return Program(

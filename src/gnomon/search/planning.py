@@ -99,6 +99,7 @@ def plan(
         others += [
             (routed, other) for other in _divided(routed, machines, workload, base, fixed, limits, stack, extra_choices)
         ]
+    # One after the other, each with the best plans so far: their steps bound what the next has to look at.
     for of, other in others:
         moved = solve(
             of,
@@ -116,6 +117,7 @@ def plan(
         result = replace(
             result, best=moved.best, counts=result.counts + moved.counts, open_s=min(left) if left else None
         )
+    # An exact search leaves nothing for a climb to find; one cut short does.
     if result.best and result.counts.num_unseen:
         climbed = climb(result, result.best[0])
         result = replace(result.led_by(climbed.best if climbed.steps else None), neighbours=climbed.tried)

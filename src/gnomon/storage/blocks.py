@@ -43,17 +43,20 @@ class Blocks(KeptShare):
         return np.kron(kept, np.ones(self.size, np.bool_)).astype(np.bool_)
 
     def mask(self, score: NDArray[np.float32]) -> NDArray[np.bool_]:
+        # A block counts by the sum of squares of its scores: a few large ones outweigh many small ones.
         sums = (self.tiles(score).astype(np.float64) ** 2).sum((2, 3))
         return self._every(KeptShare.mask(self, sums.astype(np.float32)))
 
     def of_zeros(self, weight: NDArray[np.float32]) -> tuple[Sparse, NDArray[np.bool_]]:
         kept = np.asarray((self.tiles(weight) != 0).any(axis=(2, 3)))
+        # One number that is not zero keeps its whole block.
         return replace(self, kept=float(kept.mean()) if kept.size else 0.0), self._every(kept)
 
     def split(
         self, weight: NDArray[np.float32], mask: NDArray[np.bool_]
     ) -> tuple[dict[str, NDArray[Any]], NDArray[np.float32]]:
         kept = np.asarray(self.tiles(mask).any(axis=(2, 3)))
+        # Compressed rows of blocks: those of row i are starts[i] to starts[i + 1], as in scipy's BSR and torch's.
         starts = np.concatenate([[0], kept.sum(1).cumsum()]).astype(np.int32)
         values = np.ascontiguousarray(self.tiles(np.where(mask, weight, 0))[kept], np.float32)
         return {"starts": starts, "columns": kept.nonzero()[1].astype(np.int32)}, values

@@ -45,7 +45,10 @@ class Dense(Storage):
 def bfloat16_of(x: NDArray[np.float32]) -> NDArray[np.uint16]:
     """Rounded to nearest, ties to even."""
     bits = np.ascontiguousarray(x, np.float32).view(np.uint32)
+    # Half of the last kept place less one, plus that place's bit: halves go to the even neighbour. In 64 bits, since
+    # all-ones patterns would wrap to zero.
     rounded = ((bits.astype(np.uint64) + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype(np.uint16)
+    # The sum would carry some NaNs to infinity or zero; one quiet NaN stands for all.
     return np.where(np.isnan(x), np.uint16(0x7FC0), rounded)
 
 

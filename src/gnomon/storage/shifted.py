@@ -43,8 +43,10 @@ class Shifted(Storage):
     def narrow(self, weight: NDArray[np.float32]) -> dict[str, NDArray[Any]]:
         rows = in_groups(np.asarray(weight, np.float32), self.group)
         low, high = rows.min(-1), rows.max(-1)
+        # A row of equal numbers has no range; the floor keeps the division defined, and all its codes are 0.
         scales = np.maximum((high - low) / np.float32(TOP), np.float32(TINY))
         codes = np.clip(np.rint((rows - low[..., None]) / scales[..., None]), 0, TOP).astype(np.uint8)
+        # The offset is what code 8 stands for, not code 0: `widen` counts from the middle.
         return self.of_codes(codes.reshape(weight.shape), scales, low + np.float32(MIDDLE) * scales)
 
     def of_codes(

@@ -76,6 +76,7 @@ class Breakdown:
         total = dict.fromkeys(self.workers, 0.0)
         for share in self.shares:
             total[share.worker] += share.seconds
+        # To the bit, in whatever order shares are added: all times are multiples of TICK_S, whose sums are exact.
         wrong = [name for name, seconds in total.items() if seconds != self.step_s]
         assert not wrong, f"shares of {wrong} do not add up to {self.step_s!r}"
 
@@ -169,6 +170,7 @@ def _idle(timeline: Timeline, chosen: Longs) -> Idle:
     window = np.zeros(count)
     if timeline.repeats:
         window[:] = float(s.end_s.max(initial=timeline.step_s)) - timeline.step_s
+        # In a steady state any period is as good; from its first action on, no action of this worker is cut in two.
         window[some] = start[ptr[some]]
     close = window + timeline.step_s
     before = np.empty(len(chosen))
@@ -186,6 +188,7 @@ def _idle(timeline: Timeline, chosen: Longs) -> Idle:
     arrival = s.cause[until[: len(gap)]].astype(np.int64)
     steps = s.cause_steps[until[: len(gap)]].astype(np.int64)
     alone = arrival < 0
+    # A span without a cause stands for itself: its own time is after the interval, so that all of it is late.
     arrival[alone] = until[: len(gap)][alone]
     ending, ending_steps = _enders(timeline, chosen, ptr, tail)
     idle = Idle(
@@ -201,6 +204,7 @@ def _idle(timeline: Timeline, chosen: Longs) -> Idle:
 
 def _sorted(idle: Idle) -> Idle:
     order = np.lexsort((idle.start_s, idle.worker))
+    # `Idle` has slots and no other state, so these names are all of its columns.
     return Idle(**{name: getattr(idle, name)[order] for name in Idle.__slots__})
 
 
@@ -229,6 +233,7 @@ class _Totals:
     def __init__(self, timeline: Timeline) -> None:
         self.timeline = timeline
         kinds = len(timeline.kinds)
+        # Sizes of the digits of a key: paths and arrivals may be NONE (-1), and are stored one higher.
         self.radix = (len(timeline.workers), len(PARTS), 2, kinds, len(timeline.paths) + 1, kinds + 1, 2)
         self.keys: list[Longs] = []
         self.seconds: list[Doubles] = []
@@ -259,6 +264,7 @@ class _Totals:
         if not self.keys:
             return ()
         key, seconds, cells = np.concatenate(self.keys), np.concatenate(self.seconds), int(np.prod(self.radix))
+        # A table of all cells costs nothing to sort; with many workers and paths it would be mostly empty.
         if cells <= _DENSE:
             total = np.bincount(key, seconds, cells)
             occupied = np.flatnonzero(total)
@@ -289,6 +295,7 @@ class _Totals:
 def _walk(timeline: Timeline, idle: Idle, totals: _Totals) -> None:
     """Walks the causes of all idle intervals back together, one cause a round, and adds up what they were."""
     chain = _Chain(timeline, idle, totals)
+    # A chain stays within its interval, no longer than a period, and so meets each span once: more rounds are a cycle.
     for _ in range(timeline.spans.size + 2):
         if not len(chain.item):
             return
@@ -311,6 +318,7 @@ class _Chain:
         self.end = s.end_s
         self.lagged = bool(s.lag_s.any())
         self.period = timeline.step_s if timeline.repeats else 0.0
+        # By role, in the order of ROLES: what computes elsewhere is a bubble here.
         self.part = np.array([_BUBBLE, _COMMUNICATION, 2, _HOST])[s.role] if s.size else s.role
         self.late_part = _HOST if timeline.clock == "measured" else _AHEAD
         self.item = np.arange(len(idle.until)) if s.size else np.zeros(0, np.int64)

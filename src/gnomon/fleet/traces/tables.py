@@ -46,6 +46,7 @@ def plain(rows: TraceRows, text: str, step_s: StepSeconds) -> Sequence[Job]:
         work = 0.0 if steps else rows.number(line, row, "duration_s")
         due = rows.number(line, row, "deadline_s") if row.get("deadline_s", "").strip() else math.inf
         weight = rows.number(line, row, "weight") if row.get("weight", "").strip() else 1.0
+        # After all cells are read: what is wrong with them is said also where the row is left out.
         if devices == 0:
             rows.leave_out(line, "asks for no device")
             continue

@@ -497,6 +497,7 @@ def _stored(
             made = admm(weight, seen.sums[name].numpy(), lambda sizes: by_rows(storage, sizes))
             return {name: (dtype, as_dtype(made, x.dtype))}, weight, _wide(dtype, as_dtype(made, x.dtype))
         mask = wanda(storage, score, seen.sums[name].numpy()) if method == "wanda" else storage.mask(score)
+        # Of the numbers as they were, not their float32: what stays is the same to the bit.
         kept = np.where(mask, x, np.zeros((), x.dtype))
         return {name: (dtype, kept)}, weight, _wide(dtype, kept)
     shape = (weight.shape[0], weight.shape[1])
@@ -513,6 +514,7 @@ def _stored(
         return wide_bfloat16(bfloat16_of(scales)) if scale == "BF16" else scales
 
     if method == "gptq":
+        # Scales are rounded to the file's dtype before codes are chosen, so that codes make up for the rounding.
         arrays = gptq(form, weight, seen.sums[name].numpy(), settle)
     elif method == "as trained":
         arrays = form.coded(weight, settle(np.abs(in_groups(weight, form.group)).max(-1).astype(form.scale)))

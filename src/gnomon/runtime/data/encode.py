@@ -109,7 +109,10 @@ class Encoder:
         rests = [
             None if document.completion is None else _utf8(document, document.completion) for _, document in documents
         ]
+        # Encoded together, as the model will meet them: a token may lie across the border, and is then learnt, since it
+        # has a character of the completion.
         whole = [text + (rest or "") for text, rest in zip(texts, rests, strict=True)]
+        # A document may come in pieces, also over two calls; only the first piece may get a beginning-of-text token.
         firsts = [starts, *(document.ends for _, document in documents[:-1])][: len(documents)]
         encodings = self.tokenizer.encode_batch(whole, add_special_tokens=True)
         later = [text for text, first in zip(whole, firsts, strict=True) if not first]
@@ -120,6 +123,7 @@ class Encoder:
             whole_text = rest is None or self.learn == "all"
             learn = None if whole_text else [stop > len(text) for _, stop in encoding.offsets]
             if document.ends and self.end is not None:
+                # The tokenizer may have put one there already: a document ends once.
                 if ids[-1:] != [self.end]:
                     ids.append(self.end)
                     learn = None if learn is None else [*learn, True]
@@ -154,6 +158,7 @@ class Encoder:
         if self.tokenizer is None:
             return list(text.encode())
         ids = self.ids(text)
+        # A prompt is to be continued, so an end that the tokenizer puts behind every text has no place in it.
         return ids[:-1] if len(ids) > 1 and ids[-1] == self.end else ids
 
     def decode(self, ids: Sequence[int], *, specials: bool = False) -> str:

@@ -56,6 +56,8 @@ class Packing:
         for none, or (rows, 1, queries, keys)."""
         if (queries, keys) not in self.met:
             one, other = (self.documents[:, first : first + count] for first, count in (queries, keys))
+            # Once per pair of blocks, since asking `all` waits for the device. Attention without a mask takes a faster
+            # kernel, and that of none is skipped.
             same = (one[:, :, None] == other[:, None, :]).unsqueeze(1)
             self.met[queries, keys] = True if bool(same.all()) else same if bool(same.any()) else False
         return self.met[queries, keys]
@@ -84,6 +86,7 @@ def packing_of(batch: Mapping[str, Tensor]) -> Packing | None:
     at = torch.arange(documents.shape[1], device=documents.device).expand_as(documents)
     begins = torch.ones_like(documents, dtype=torch.bool)
     begins[:, 1:] = documents[:, 1:] != documents[:, :-1]
+    # The latest beginning at or before each token: places of beginnings only grow, so that a running maximum is it.
     first = torch.where(begins, at, 0).cummax(dim=1).values
     return Packing(documents=documents, positions=at - first)
 
@@ -92,6 +95,7 @@ def packing_of_parts(parts: Sequence[Part], tokens: int, prefixes: Prefixes | No
     """The packing of a row of `tokens` positions that holds these parts on this rank."""
     places = [torch.arange(first, first + count) for part in parts for first, count in part.segments]
     numbers = [torch.full((part.tokens,), number) for number, part in enumerate(parts)]
+    # What is left of the row gets a number of its own: no token of a sequence sees it.
     rest = tokens - sum(part.tokens for part in parts)
     positions = torch.cat([*places, torch.arange(rest)])
     documents = torch.cat([*numbers, torch.full((rest,), len(parts))])
@@ -117,10 +121,13 @@ def with_further(batch: Mapping[str, Tensor], asked: Set[str]) -> Mapping[str, T
             continue
         ids, labels, by = batch["input_ids"], batch["labels"], int(found[2] or 1)
         if found[1] == "ids":
+            # Any id does behind the end of the row: the labels there are -1.
             made[name] = functional.pad(ids[:, by:], (0, by), value=0)
             continue
         further = functional.pad(labels[:, by:], (0, by), value=-1)
         if (documents := batch.get(DOCUMENTS)) is not None:
+            # The label that is `by` further is of the next document where the numbers differ; its loss would learn
+            # across the border.
             same = functional.pad(documents[:, by:] == documents[:, :-by], (0, by), value=False)
             further = torch.where(same, further, -1)
         made[name] = further

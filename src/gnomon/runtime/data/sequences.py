@@ -101,6 +101,7 @@ def _placed(lengths: Sequence[int], width: int) -> list[tuple[int, int, int]]:
     used = list[int]()
     places = []
     for length in lengths:
+        # Never more rows than sequences, as none is longer than a row: the batch has a row for each.
         row = next((at for at, taken in enumerate(used) if taken + length <= width), len(used))
         if row == len(used):
             used.append(0)

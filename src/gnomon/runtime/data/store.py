@@ -111,6 +111,7 @@ def _key(source: Source, listing: DocumentFiles, encoder: Encoder) -> str:
     parts += [source.learn] if source.learn != "answers" else []
     for path in listing.files:
         stat = path.stat()
+        # Size and time stand for the contents: to hash those would be to read the whole corpus at every start.
         parts.append(f"{path.resolve()}\0{stat.st_size}\0{stat.st_mtime_ns}")
     name = "".join(c if c.isalnum() else "-" for c in source.root.name)[:40]
     digest = sha256("\n".join(parts).encode()).hexdigest()[:20]
@@ -121,6 +122,7 @@ def _make(source: Source, listing: DocumentFiles, encoder: Encoder, folder: Path
     """Writes the folder beside its place, then renames it."""
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
+        # Beside its place: a rename is atomic only within a file system.
         partial = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
     except OSError as error:
         raise InputError(f"cannot write tokens below {str(folder.parent)!r}: {error.strerror}") from error
@@ -156,14 +158,18 @@ def _write(source: Source, listing: DocumentFiles, encoder: Encoder, folder: Pat
     for encoded in encoder.encode(watched()):
         if encoded.learn is not None and learn is None:
             learn = files.enter_context(Writer(folder / LEARN, np.dtype(np.uint8)))
+            # Masks begin with the first document that has one; all ids before it are learnt, so their ones are written
+            # now.
             learn.lengths = list(tokens.lengths)
             learn.out.write(b"\1" * (sum(tokens.lengths) + tokens.length))
             learn.length = tokens.length
         tokens.add(encoded.ids)
         if learn is not None:
             learn.add(_mask(encoded))
+        # Over the ids of the document alone: it lies on the same side in whatever order or file it comes.
         digest, length = crc32(encoded.ids.tobytes(), digest), length + len(encoded.ids)
         if encoded.ends:
+            # As `Writer.end`, which drops an empty document: sides and index must have the same rows.
             if length:
                 sides.append(digest % HELD_OUT == 0)
             for writer in (tokens, learn):

@@ -104,6 +104,7 @@ class Groups:
         here = coordinates(plan, dist.get_rank(), experts=experts)
         stages = list(zip(stage_sets(plan), meshes, strict=True))
         groups: dict[str, ProcessGroup | None] = {}
+        # `new_group` is collective over the whole job: every rank makes every row, in this order, or the job hangs.
         for comm, axes in AXES.items():
             rows = [[ranks[i] for i in row] for ranks, mesh in stages for row in mesh.dense.groups(*axes).tolist()]
             groups[comm] = _mine(comm, rows, here)
@@ -112,6 +113,7 @@ class Groups:
             groups[comm] = _mine(comm, rows, here)
         runs = []
         for ranks, mesh in stages:
+            # With more tp ranks than K/V heads, neighbours hold copies of one head, whose gradients are to be added up.
             copies = max(1, mesh.tp // kv_heads) if kv_heads else 1
             rows = [[ranks[i] for i in row] for row in mesh.dense.groups("tp").tolist()]
             runs += [row[i : i + copies] for row in rows for i in range(0, len(row), copies)]
@@ -130,7 +132,9 @@ class Groups:
             rows = [[r[i] for i in row] for r, mesh in stages for row in mesh.dense.groups(*AXES["dp"]).tolist()]
             groups["balance"] = _mine("balance", rows, here)
         groups["norm"] = _mine("norm", [list(range(plan.world_size))], here)
+        # From the last to the first, so that a rank of several stages stands for its first.
         held = {rank: stage for stage, rank in reversed(list(enumerate(plan.pipeline_ranks)))}
+        # Only who meets whom matters here: the least microbatch that every stage can divide shows all pairs.
         size = size or math.lcm(*(mesh.data_ranks for mesh in meshes))
         for source, target, buffer in channels:
             for route in routes(plan, held[source], held[target], size):
@@ -246,5 +250,7 @@ def _mine(comm: str, rows: Iterable[Sequence[int]], here: Coordinates) -> Proces
         made = dist.new_group(sorted(row))
         if here.rank in row:
             place, mine = here.places.get(comm), made
+            # The shard that a rank takes follows its place on the mesh, the exchange its number in the group: one of
+            # them wrong would mix up parts without an error.
             assert place is None or dist.get_rank(made) == place, f"{comm}: {dist.get_rank(made)}, not {place}"
     return mine

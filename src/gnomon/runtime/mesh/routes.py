@@ -94,6 +94,7 @@ def routes(plan: Plan, source: int, target: int, size: int) -> tuple[Route, ...]
                 Route(
                     source=senders[message.source, part, index % ways],
                     target=receivers[message.target, part, index],
+                    # `first` counts rows of the microbatch, `out` and `into` those of the share that each end holds.
                     out=first - ends[0][message.source][0],
                     into=first - ends[1][message.target][0],
                     rows=rows,

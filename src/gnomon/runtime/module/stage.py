@@ -70,6 +70,7 @@ class Stage(nn.Module):
         self.holder = {name: part for part in held for name in part.by_name} | dict(borrowed)
         """Name of a parameter -> which of `held` has it, or from whom it is borrowed."""
         self.borrowed = dict(borrowed)
+        # By identity, since a part stands under each of its parameters' names.
         self.reduced = (*held, *{id(part): part for part in borrowed.values() if part.borrowed}.values())
         """What gradients of its own are reduced of."""
         self.placements: Mapping[str, Placement] = {}
@@ -125,6 +126,7 @@ class Stage(nn.Module):
         handed = {crossing.name for hop in self.enters for crossing in hop.crossings}
         if missing := [name for name in asked if name not in handed]:
             raise GraphError(f"{graph.name}: the stage of {layers[0].label} reads {missing[0]}, which no other makes")
+        # The last layer that reads a name: later ones overwrite earlier. After it the tensor is let go of.
         read = {name: index for index, names in enumerate(self.reads) for name in names.values()}
         self.unread = [[name for name, last in read.items() if last == index] for index in range(len(self.reads))]
         """Of each layer: what no later one reads."""

@@ -224,12 +224,14 @@ def waits_for_ever(structure: Structure) -> str:
     program, deps = structure.program, structure.deps
     count = program.num_rows
     sources: list[list[int]] = [[] for _ in range(count)]
+    # What a step before made is over when this one begins.
     now = deps.edges.distance == 0
     for source, target in zip(deps.edges.source[now].tolist(), deps.edges.target[now].tolist(), strict=True):
         sources[target].append(source)
     partners: list[list[int]] = [[] for _ in range(count)]
     for send, receive in zip(*(rows.tolist() for rows in deps.pairs), strict=True):
         partners[receive].append(send)
+        # A receive may be issued before its send; only its end waits for that.
         sources[receive] = [source for source in sources[receive] if source != send]
     for group in np.unique(program.group[program.group >= 0]).tolist():
         rows = [row for row in np.flatnonzero(program.group == group).tolist() if program.comm_of(row)]
@@ -243,6 +245,7 @@ def waits_for_ever(structure: Structure) -> str:
         return issued[row] and all(issued[other] for other in partners[row])
 
     moved = True
+    # Ends: every further round has issued a row that was not before.
     while moved:
         moved = False
         for cls, stop in enumerate(program.class_ptr[1:].tolist()):

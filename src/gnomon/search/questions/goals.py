@@ -446,6 +446,8 @@ def longest(
     else:
         while low and low * 2 * multiple <= most and fits(low * 2):
             low *= 2
+        # From here on `low` fits and `high` does not, if it was tried. Where doubling ended at `most`, it was not, and
+        # there is nothing to halve.
         high = low * 2
         while high - low > 1 and high in tried and asked.keep_going():
             middle = (low + high) // 2

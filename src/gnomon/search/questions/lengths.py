@@ -130,6 +130,7 @@ def plan_lengths(
         keep_going=keep_going,
     )
     ways = _followed(asked, [asked.begun(None), *(asked.begun(method) for method in methods)])
+    # Ways that fit nowhere stand last.
     ways.sort(key=lambda way: (way.prediction is None, way.prediction.step_s if way.prediction else 0.0))
     best = ways[0].prediction
     if best is None:

@@ -73,7 +73,8 @@ def test_advice_may_take_two_changes_or_none() -> None:
     job = Plan(mesh=Mesh(dp_shard=32), schedule=Schedule(micro_batch_size=1))
     prediction = predict("llama-3.1-70b", "4x8xh100-sxm", job, WORK)
     assert "recompute full and ZeRO stage 3" in [entry.what for entry in advice(prediction).ways]
-    hopeless = predict("llama-3.1-405b", "1x1xh100-sxm", Plan(schedule=Schedule(micro_batch_size=1)), WORK)
+    alone = replace(WORK, global_batch_size=1)
+    hopeless = predict("llama-3.1-405b", "1x1xh100-sxm", Plan(schedule=Schedule(micro_batch_size=1)), alone)
     assert advice(hopeless).ways == ()
     assert advice(small(plan(), "1x1xh100-sxm")) == NOTHING
 

@@ -135,7 +135,7 @@ def test_runners_up_of_a_search_lose_what_their_predictions_say() -> None:
 
 
 def test_why_a_plan_does_not_fit_names_rank_moment_and_class() -> None:
-    work = Workload(global_batch_size=256, seq_len=8192)
+    work = Workload(global_batch_size=128, seq_len=8192)
     plan = replace(PLAN, schedule=Schedule(micro_batch_size=4))
     tight = predict("llama-3.1-8b", "2x8xa100-sxm-40gb", plan, work)
     result = explain(tight)

@@ -223,7 +223,7 @@ def test_orders_of_a_stack_are_those_that_it_has() -> None:
 
 def test_a_model_that_fits_only_with_an_offload_is_told_so() -> None:
     cluster, work = parse_cluster("1x2xh100-sxm"), Workload(global_batch_size=16, seq_len=4096)
-    fixed = {"tp": 1, "pp": 1}
+    fixed = {"tp": 1, "pp": 1, "cp": 1, "micro_batch_size": 1}
     with pytest.raises(PlanError, match="--no-clip --fix optimizer_offload=yes"):
         plan("llama-3.1-8b", cluster, work, fixed=fixed)
     with pytest.raises(PlanError) as told:  # which torchtitan does not run

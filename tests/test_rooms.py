@@ -37,6 +37,9 @@ OPTIONAL = {
     **dict.fromkeys(("transformers", "peft", "trl"), "frontend"),  # of a script that is run, and imports them itself
 }
 """Package of an extra -> the room that may import it, inside a function: without the extra all else works."""
+COMPUTED = ("import_module", "__import__", "resolve_name")
+LOADERS = ("load_late", *COMPUTED)
+"""Functions that load a module by its name."""
 LATE = "late.py"
 """The one module that imports by a string which it does not know (`gnomon.late.load_late`)."""
 FACE = ("__init__", "__main__", "watch")
@@ -56,10 +59,16 @@ class Import:
 class ImportReader(ast.NodeVisitor):
     """Collects every import of one module, wherever it stands, `import_module("...")` and `load_late("...")` too."""
 
-    def __init__(self, package: str, known: Mapping[str, object]) -> None:
+    def __init__(self, package: str, known: Mapping[str, object], source: str) -> None:
         self.package, self.known = package, known
+        self.calls = any(name in source for name in LOADERS)
         self.imports: list[Import] = []
         self.depth = 0
+
+    def visit(self, node: ast.AST) -> None:
+        """Expressions, which are most of a module, are walked only where one of them may load something."""
+        if self.calls or not isinstance(node, ast.expr):
+            super().visit(node)
 
     def add(self, node: ast.stmt | ast.expr, target: str) -> None:
         self.imports.append(Import(line=node.lineno, target=target, in_function=self.depth > 0))
@@ -96,7 +105,7 @@ class ImportReader(ast.NodeVisitor):
                     self.imports.append(Import(line=node.lineno, target=module, in_function=False, late=True))
                 case _:
                     self.add(node, "<computed>")
-        if name in ("import_module", "__import__", "resolve_name"):
+        if name in COMPUTED:
             # A name that is computed or relative cannot be judged here: it becomes one that no rule allows.
             match node.args:
                 case [ast.Constant(value=str(target)), *_] if not target.startswith("."):
@@ -169,7 +178,8 @@ def problems(files: Mapping[str, str]) -> list[str]:
         tree = ast.parse(source, filename=path)
         if len([line for line in (ast.get_docstring(tree) or "").splitlines() if line.strip()]) < 2:
             out.append(f"{path} must open with two lines or more: what it is, what it returns, what it leaves out")
-        reader = ImportReader(module if path.endswith("__init__.py") else module.rpartition(".")[0], known)
+        package = module if path.endswith("__init__.py") else module.rpartition(".")[0]
+        reader = ImportReader(package, known, source)
         reader.visit(tree)
         if room in FOLDERS and len(parts := module.split(".")) > 2 and parts[2] not in FOLDERS[room]:
             out.append(f"{path}: {parts[2]!r} is not a folder of {room}; put it in its place in FOLDERS")
@@ -204,7 +214,7 @@ def test_the_page_of_a_room_names_the_rooms_it_takes_from(room: str) -> None:
     known, taken = {module_name(path): path for path in files}, set[str]()
     for path, text in files.items():
         if path.startswith(f"{room}/"):
-            reader = ImportReader(module_name(path).rpartition(".")[0], known)
+            reader = ImportReader(module_name(path).rpartition(".")[0], known, text)
             reader.visit(ast.parse(text))
             taken |= {room_of(entry.target) for entry in reader.imports if entry.target.startswith("gnomon")}
     page = (source / room / "README.md").read_text("utf-8")

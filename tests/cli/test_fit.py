@@ -18,7 +18,7 @@ LIMITED = [*ASKED, "--micro-batch-size", "4", "--memory", "26GiB"]
 
 def test_recompute_by_tensor_costs_less_than_by_layer(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("scipy", reason="scipy is not installed: its solver chooses")
-    asked = ["fit", "llama-3.2-1b", "--on", "1xa100-sxm-40gb", "--global-batch", "4", "--micro-batch-size", "2"]
+    asked = ["fit", "llama-3.2-1b", "--on", "1xa100-sxm-40gb", "--global-batch", "2", "--micro-batch-size", "2"]
     asked += ["--seq-len", "8192", "--json"]
     path, steps = tmp_path / "plan.toml", []
     for more in ([], ["--sac-ilp", "-o", str(path)]):

@@ -46,7 +46,7 @@ name = "llama3"
 flavor = "8B"
 [training]
 local_batch_size = 1
-global_batch_size = 64
+global_batch_size = 16
 seq_len = 8192
 [parallelism]
 data_parallel_shard_degree = -1

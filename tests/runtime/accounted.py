@@ -220,11 +220,13 @@ def graph_of(name: str) -> Graph:
 
 def account(name: str) -> Accounted:
     executor = Executor(graph_of(name), replace(PLANS[name], precision=FP32), WORKLOAD)
+    with Products() as products:
+        executor.step(batch())
+        executor.synchronise()
     _, timeline = executor.measured_step(batch(), memory=True)
     executor.synchronise()
     live = watch(executor) if name in ALLOCATOR else ()
-    with Products() as products:
-        most = fullest_moment(executor)
+    most = fullest_moment(executor)
     recorder = Recorder(memory=True)
     with patch.object(Buffers, "end_finished", lambda self: None):
         executor.step(batch(), recorder)

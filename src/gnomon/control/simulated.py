@@ -1,15 +1,16 @@
 """A launcher in simulated time: it sees what happens to processes, asks the job's controller, and acts on the answer.
 
-`SimulatedLauncher` is told incidents, and `look` is what a real launcher does between two of them. `incidents(trace)`
-is what happened in a recorded run, so that playing it shows whether the same decisions follow. Leaves out seconds of
-steps (`fleet.spot`).
+`SimulatedLauncher.happens` takes an incident (a process started, was lost, …), and `look` is one turn of a launcher's
+loop: it has the controller decide, carries the decision out at once, and returns both. `incidents(trace)` are those
+of a recorded run, and `replayed(trace)` the decisions that follow from them, which a test compares with the recorded
+ones. Leaves out seconds of steps (`fleet.spot`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Literal, assert_never
 
 from gnomon.control.controllers import CONTROLLERS, surplus
 from gnomon.control.seen import Decision, JobProcesses
@@ -22,13 +23,17 @@ class Incident:
     """What happens to a job."""
 
     what: Literal["came", "ready", "lost", "asked", "speeds", "parted", "met"]
-    """`came`: a process was started; `parted`: all members lost touch with each other; `met`: all train."""
+    """`came`: a process was started. `ready`: it can take part. `lost`: it ended. `asked`: another number of
+    processes is wanted. `speeds`: of members, measured anew. `parted`: members lost their connections, though all
+    live. `met`: the rendezvous is over and all members train."""
     process: int = -1
+    """The process of `came`, `ready` and `lost`."""
     rank: int = -1
-    """That a process which came was started for; -1 for logical workers."""
+    """The rank that a process which came was started for; -1 for logical workers."""
     number: int = 0
-    """Of processes that are asked for."""
+    """How many processes are wanted, of `asked`."""
     speeds: tuple[float, ...] = ()
+    """Of each member, as `JobProcesses.speeds`."""
 
 
 class SimulatedLauncher:
@@ -51,6 +56,7 @@ class SimulatedLauncher:
             self.seen = replace(seen, ready=tuple(p for p in seen.there if p in seen.ready or p == one))
         elif incident.what == "lost":
             self._leave({one})
+            # A controller that replaces processes spends a restart on it; one that shrinks lowers the number wanted.
             after = self.controller.after_loss(self.seen, self.restarts)
             self.restarts, self.seen = after.restarts, replace(self.seen, asked=after.wanted)
         elif incident.what == "asked":
@@ -59,14 +65,16 @@ class SimulatedLauncher:
             self.seen = replace(seen, speeds=incident.speeds)
         elif incident.what == "parted":
             self.seen = replace(seen, parted=True)
-        else:
+        elif incident.what == "met":
             self.seen = replace(seen, met=True)
+        else:
+            assert_never(incident.what)
 
     def look(self) -> tuple[JobProcesses, Decision | None]:
-        """What is seen, and what is decided; it is done at once."""
+        """What is seen, and what the controller decides of it: carried out before this returns."""
         seen = self.seen
         decision = self.controller.decide(self.plan, seen)
-        self._leave(set(surplus(seen)))
+        self._leave(set(surplus(seen)))  # processes that came too many are ended, whatever is decided
         if decision is not None:
             self._leave(set(seen.members) - set(decision.members))
             self.plan = decision.plan
@@ -99,6 +107,8 @@ def incidents(trace: ControlTrace) -> Iterator[tuple[Look, tuple[Incident, ...]]
             said = Incident(what="asked", number=look.seen.asked)
             simulated.happens(said)
             happened += (said,)
+        # Only for what follows from it: members, and processes that are ended. Whether the decision is the recorded
+        # one is for who replays.
         simulated.look()
         yield look, happened
 

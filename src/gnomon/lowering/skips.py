@@ -27,7 +27,8 @@ KINDS = (
     Kind(name="SEND_SKIP_GRAD", stream="send_skip_grad", comm="skip_grad", message="send"),
     Kind(name="RECV_SKIP_GRAD", stream="recv_skip_grad", comm="skip_grad", message="recv"),
 )
-"""Their rows name the stage at the other end, the buffer, and, as their price, the buffer again."""
+"""Kinds of the messages. A row of one names the stage at the other end and the buffer, whose name is that of its price
+too."""
 
 
 def skip_buffers(skips: Sequence[Skip]) -> tuple[BufferClass, ...]:
@@ -38,8 +39,9 @@ def skip_buffers(skips: Sequence[Skip]) -> tuple[BufferClass, ...]:
 
 
 def with_skips(rows: Rows, skips: Sequence[Skip], *, blocking: bool = False) -> Rows:
-    """The rows with these skips, given in order of stages; to be called before `with_messages`, whose messages are
-    needed sooner. blocking: messages are issued on the compute stream.
+    """The rows with these skips, given in order of stages. To be called before `with_messages`: what is inserted later
+    stands closer to its forward, and the next stage needs its message before a farther one needs the skip. blocking:
+    messages are issued on the compute stream.
 
     A send comes right after the forward that makes what it sends, a receive right before the forward that needs it, or
     as much earlier as the sender's order asks for. PlanError for stages that recompute.
@@ -63,19 +65,21 @@ def _one_way(rows: Rows, kinds: tuple[str, ...], source: int, target: int, name:
     computes = rows.is_kind(*kinds)
     made, used = (np.flatnonzero(computes & (rows.stage == stage)) for stage in (source, target))
     classes = rows.rank_class
-    together = bool((classes[made[:1]] == classes[used[:1]]).all())
+    # All rows of a stage are on one rank class, so the first of each says it.
+    same_rank = bool((classes[made[:1]] == classes[used[:1]]).all())
     # On one rank class the buffer is handed over in memory, under the sender's name.
-    held = source if together else target
+    held = source if same_rank else target
     overrides = dict(rows.overrides)
     for row, op, stage in (*((r, "write", source) for r in made), *((r, "consume", held) for r in used)):
         effect = RowEffect("write" if op == "write" else "consume", BufferRef(name, stage, int(rows.unit[row])))
         overrides[int(row)] = _adding(overrides.get(int(row)), effect)
     rows = rows.with_overrides(overrides)
-    return rows if together else _messages(rows, made, used, name, send, recv)
+    return rows if same_rank else _messages(rows, made, used, name, send, recv)
 
 
 def _adding(override: Override | None, effect: RowEffect) -> Override:
-    """The override with one more effect."""
+    """The override with one more effect. `adds`: its effects come on top of those of the row's kind; an override whose
+    effects replace those of the kind stays so."""
     if override is None:
         return Override(effects=(effect,), adds=True)
     return replace(
@@ -86,8 +90,9 @@ def _adding(override: Override | None, effect: RowEffect) -> Override:
 def _messages(rows: Rows, made: Longs, used: Longs, name: str, send: str, recv: str) -> Rows:
     """The rows with a send after each of `made` and a receive before each of `used`, of the same unit."""
     source, target = int(rows.stage[made[0]]), int(rows.stage[used[0]])
-    # Ranks of units: the argsort of an argsort. For each use the row that makes the same unit.
-    makes = made[np.argsort(rows.unit[made], kind="stable")][np.argsort(np.argsort(rows.unit[used], kind="stable"))]
+    # For each row that uses the skip, the row that makes it for the same microbatch: each makes and uses it once.
+    by_unit = made[np.argsort(rows.unit[made])]
+    makes = by_unit[np.searchsorted(rows.unit[by_unit], rows.unit[used])]
     first, last = group_ends(rows)
     order, anchor = in_senders_order(rows, makes if last is None else last[makes], makes, used, first)
     parts = [
@@ -114,6 +119,6 @@ def _inserted(rows: Rows, anchor: Longs, of: Longs, kind: str, *, before: bool) 
 
 
 def _without_peer(rows: Rows, kind: str, stage: int) -> Iterator[int]:
-    """Rows of `kind` at `stage` that were just inserted."""
+    """Rows of `kind` at `stage` that were just inserted: those of earlier skips have their overrides."""
     inserted = np.flatnonzero(rows.is_kind(kind) & (rows.stage == stage)).tolist()
     return (row for row in inserted if row not in rows.overrides)

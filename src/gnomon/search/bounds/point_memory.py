@@ -1,7 +1,8 @@
 """Bounds of single points in memory: what a rank holds between steps and on the fullest moment of one, at least.
 
-`held_bytes` looks at moments of every step and `room` at what an allocator leaves of a device for tensors. Leaves out
-time (`point_time`).
+`held_bytes` bounds a rank's activations and workspaces from below at sampled moments of a step; `tensor_room` inverts
+the model of the allocator: the most bytes of tensors with which the peak stays under a cap. In bytes; a plan that
+these refuse does not fit. Leaves out time (`point_time`).
 """
 
 from __future__ import annotations
@@ -28,40 +29,42 @@ def state_sizes(base: Plan, stack: Stack) -> tuple[tuple[float, int], ...]:
     param = 0 if optimizer.offload_parameters else DTYPE_BITS[precision.param] // 8
     states = least_state_bytes(optimizer, precision)
     master = 0 if precision.master == "none" else DTYPE_BITS[precision.master] // 8
-    stays = 1.0 if optimizer.offload is None else 0.0  # of a share of the layers: these differ in size
-    comes = stack.gradients.bucketed is False
+    # Offload of a share of the layers leaves some states here; as layers differ in size, none are counted (a lower
+    # bound).
+    stays = 1.0 if optimizer.offload is None else 0.0
+    unbucketed = stack.gradients.bucketed is False
     return (
         (param, 3),
-        # without buckets gradients come with the first backward, when more may be held than later; to an optimizer on
-        # the host they go as they are made
-        (0 if comes or optimizer.offload is not None else DTYPE_BITS[precision.grad] // 8, 2),
+        # Gradients are not there all the step where they are allocated by the first backward (no buckets), or go to an
+        # optimizer on the host as they are made.
+        (0 if unbucketed or optimizer.offload is not None else DTYPE_BITS[precision.grad] // 8, 2),
         (stays * (master + states), 1),
     )
 
 
-def room(job: SearchJob, cap_bytes: float, groups: int) -> float:
+def tensor_room(job: SearchJob, cap_bytes: float, groups: int) -> float:
     """Bytes of tensors, at most, with which a rank's peak stays within `cap_bytes`.
 
     The peak does not fall as tensors take more, so the largest number that passes divides those that fit from those
     that do not. groups: at least how many groups the rank communicates in. Of several kinds of devices, the largest.
     """
-    return max(_room(job, device_index, cap_bytes, groups) for device_index in range(len(job.devices)))
+    return max(_tensor_room(job, device_index, cap_bytes, groups) for device_index in range(len(job.devices)))
 
 
-def _room(job: SearchJob, index: int, cap_bytes: float, groups: int) -> float:
+def _tensor_room(job: SearchJob, index: int, cap_bytes: float, groups: int) -> float:
     device = job.devices[index]
     cap = min(cap_bytes, device.memory_bytes)
 
     def fits(allocated: int) -> bool:
         return place_memory(device, job.stack, allocated, groups).peak_bytes <= cap
 
-    # Bisection: `placed` does not fall with more tensors, so the largest number that fits is well defined.
     low, high = 0, device.memory_bytes
-    if not fits(low):
+    if not fits(low):  # not even an empty rank: the context and communicators alone are too large
         return -1.0
+    # Bisection: the peak does not fall with more tensors (`place_memory`), so the largest number that fits is well
+    # defined.
     while low + 1 < high:
         middle = (low + high) // 2
-        # -1: not even an empty rank fits (the context and communicators alone are too large).
         low, high = (middle, high) if fits(middle) else (low, middle)
     return float(high)
 
@@ -122,19 +125,21 @@ def inside_bytes(table: KindTable, column: int, pipeline: Pipeline, extra: Doubl
 def _worst(kinds: NDArray[np.int64], table: KindTable, column: int, extra: Doubles, *, by_layer: bool) -> float:
     """The worst of a stage's layers, the last first."""
     inside, kept = table.inside_bytes[:, column], table.kept_bytes[:, column]
-    if by_layer:
+    if by_layer:  # ZeRO 3: the last layer runs backward first, while every activation is still held
         last = int(kinds[0])
         return float(inside[last] + extra[last])
-    # Layers behind in the order have let go of what they kept when an earlier one computes.
+    # Layers behind in the order have let go of what they kept when an earlier one computes. ZeRO 2 has two buckets of
+    # whole gradients: one is filled while the other is reduced.
     freed = np.concatenate([[0.0], np.cumsum(kept[kinds])[:-1]])
     return float((inside[kinds] - freed).max() + 2 * extra[kinds].max())
 
 
 def unsharded(sharding: Sharding, *, split_backward: bool) -> Doubles:
-    """[kinds] whole parameters and gradients that come and go with a backward: of the layer itself under ZeRO 3, of a
-    bucket under ZeRO 2 (nothing of XLA, which has them one by one where room is short, and no gradients that are made
-    without buckets, for which there may be no room before logits are gone). A first half of a backward has no gradients
-    of parameters yet."""
+    """[kinds] bytes of whole parameters and gradients that come and go with a backward: of the layer itself under
+    ZeRO 3, of a bucket under ZeRO 2. Not counted, because they are not there at every moment that is looked at:
+    XLA's, which has them one by one where room is short; gradients without buckets, which may be allocated only when
+    the logits are gone. split_backward: input and weight gradients are rows of their own, and the former have no
+    gradients of parameters."""
     out = np.zeros(len(sharding.collectives))
     if any(device.kind == "tpu" for device in sharding.job.devices):
         return out

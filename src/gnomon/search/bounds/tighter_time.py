@@ -26,7 +26,8 @@ from gnomon.search.bounds.families import (
 )
 from gnomon.search.bounds.layer_tables import KindTable
 from gnomon.search.bounds.point_time import Sharding
-from gnomon.search.bounds.zero3_rank import alone, gaps, passes, stalled
+from gnomon.search.bounds.zero2_rank import gaps_of, ranks_with_stalls_s
+from gnomon.search.bounds.zero3_rank import rank_by_itself_s, rows_of_ranks
 from gnomon.search.space.points import Point
 
 Doubles = NDArray[np.float64]
@@ -87,16 +88,18 @@ class Tighten:
         """Remembers a point that may be played with the next of its schedule, and the bound that it has."""
         self._waiting.setdefault(self._group(loose), {})[loose] = bound
 
-    def stalled(self, loose: Loose) -> float:
+    def with_stalls(self, loose: Loose) -> float:
         """Seconds that a step takes at least, under ZeRO 2: computing of the busiest rank, with what it waits for
         reductions, from the first forward on."""
         if loose in self._found:  # was played along
             return self._found[loose]
         point, pipeline, act = loose.point, loose.pipeline, loose.act
-        stalls = gaps(point.schedule, point.pp, point.virtual_stages, loose.count)
+        stalls = gaps_of(point.schedule, point.pp, point.virtual_stages, loose.count)
         before = way(pipeline, act.forward, loose.sends)[pipeline.lowest, 0]
         head = loose.ends.head[pipeline.root[pipeline.lowest]]
-        seconds = float((head + before + stalled(stalls, act, loose.ends.microbatch_reduce)).max() + loose.ends.norm)
+        seconds = float(
+            (head + before + ranks_with_stalls_s(stalls, act, loose.ends.microbatch_reduce)).max() + loose.ends.norm
+        )
         waiting = self._waiting[self._group(loose)]
         waiting[loose] = max(waiting[loose], seconds)
         return seconds
@@ -160,19 +163,19 @@ class Tighten:
         held = self.job.space.base.overlap.prefetch + 1 if loose.gathers else 0
         return point.schedule, point.pp, point.virtual_stages, loose.count, loose.reductions, layers, held
 
-    def single(self, loose: Loose) -> float:
+    def by_itself(self, loose: Loose) -> float:
         """Seconds that a step takes at least, under ZeRO 3: the longest of a few ranks played by themselves."""
         point, sharding, act, pipeline = loose.point, loose.sharding, loose.act, loose.pipeline
         back = act.input if is_split(point.schedule) else act.whole
         before, behind, _ = ways(pipeline, act.forward, back, loose.sends)
         seconds = self._layers(loose)
         layers = [order.tolist() for order in pipeline.split.order]
-        rows = passes(point.schedule, point.pp, point.virtual_stages, loose.count)
+        rows = rows_of_ranks(point.schedule, point.pp, point.virtual_stages, loose.count)
         longest = 0.0
         # Any rank is a bound. Each costs a play layer by layer, so only three are looked at.
         for rank in {0, point.pp // 2, point.pp - 1}:
             low = pipeline.lowest[rank]
-            single = alone(
+            single = rank_by_itself_s(
                 rows[rank],
                 layers,
                 seconds,

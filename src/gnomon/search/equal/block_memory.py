@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from gnomon.prices.allocator import workspace_bytes
 from gnomon.search.bounds.families import Doubles, Family, Pipeline, SearchJob, v_placed
 from gnomon.search.bounds.in_flight import under_way
-from gnomon.search.bounds.point_memory import least_held, room, state_sizes
+from gnomon.search.bounds.point_memory import least_held, state_sizes, tensor_room
 from gnomon.search.equal.legality import Choices, Legality
 
 ROUNDED = 64.0
@@ -146,5 +146,5 @@ class BlockMemory:
         if self.limit >= min(device.memory_bytes for device in self.job.devices):
             groups = min(groups, 1)
         if groups not in self._rooms:
-            self._rooms[groups] = room(self.job, self.limit, groups)
+            self._rooms[groups] = tensor_room(self.job, self.limit, groups)
         return self._rooms[groups]

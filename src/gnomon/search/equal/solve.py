@@ -18,7 +18,7 @@ from gnomon.prediction.predict import PLAIN_STACK
 from gnomon.search.best_first import OnProgress, Search
 from gnomon.search.bounds.families import SearchJob
 from gnomon.search.budget import KeepGoing, always
-from gnomon.search.equal.candidates import OfFamily
+from gnomon.search.equal.candidates import FamilyNode
 from gnomon.search.equal.devices import EqualDevices
 from gnomon.search.results import FoundPlan, Result, most_alike
 from gnomon.search.shortlist import Diverse, Shortlist
@@ -58,5 +58,5 @@ def solve(
     for candidate in known:
         kept.add(candidate)
     search = Search(devices, kept, on_progress)
-    search.run((bound, OfFamily(devices, family)) for bound, family in devices.families())
+    search.run((bound, FamilyNode(devices, family)) for bound, family in devices.families())
     return devices.result(search)

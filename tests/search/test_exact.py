@@ -97,8 +97,8 @@ def bounds_of(search: EqualDevices, point: Point) -> tuple[list[float], bool]:
                 for bound, item in search.opening.members(group):
                     if isinstance(item, Loose) and item.point == point:
                         stalls = item.reductions == "stages" and not partly_split(point.schedule)
-                        better = [search.tighten.stalled(item)] if stalls else []
-                        better += [search.tighten.bound(item), search.tighten.single(item) if item.gathers else 0.0]
+                        better = [search.tighten.with_stalls(item)] if stalls else []
+                        better += [search.tighten.bound(item), search.tighten.by_itself(item) if item.gathers else 0.0]
                         fits = search.opening.fits(item)
                         return [*actual, least, bound, *(entry * (1 - SLACK) for entry in better)], fits
                     if item == point:

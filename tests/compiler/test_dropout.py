@@ -16,6 +16,34 @@ def twice(a: object, b: object, p: float) -> object:
     return F.dropout(F.dropout(a, p) * b + b, 0.5)
 
 
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_drops_what_eager_drops_however_its_input_lies(dynamic: bool) -> None:
+    """ATen fills memory that lies as the input does: turned (attention of a batch that comes first), channels last,
+    spread, in parts."""
+    torch._dynamo.reset()
+
+    def drops(x: torch.Tensor) -> torch.Tensor:
+        return F.dropout(x.sin(), 0.3) + F.dropout(x, 0.5)
+
+    compiled = torch.compile(drops, backend=backend.gnomon, dynamic=dynamic)
+    base = torch.randn(4, 6, 5, 8)
+    last = base.contiguous(memory_format=torch.channels_last)
+    for x in (
+        base.transpose(0, 1),
+        last,
+        base[:, :, :, :1].expand(-1, -1, -1, 3),
+        base[..., ::2],
+        base.permute(3, 1, 0, 2),
+    ):
+        for seed in range(2):
+            made = []
+            for call in (drops, compiled):
+                torch.manual_seed(seed)
+                made.append(call(x))
+            torch.testing.assert_close(made[1], made[0])
+            assert made[1].stride() == made[0].stride()
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("dynamic", [False, True])
 def test_drops_what_eager_drops(dtype: torch.dtype, dynamic: bool) -> None:

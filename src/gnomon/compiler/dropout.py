@@ -9,6 +9,7 @@ our own graph (`mersenne`), and dropout on a GPU, whose numbers eager draws by a
 from __future__ import annotations
 
 import operator
+from functools import cache
 from typing import Any
 
 import torch
@@ -26,7 +27,7 @@ def split(graph: fx.Graph) -> int:
     for node in found:
         x, p = node.args[:2]
         with graph.inserting_before(node):
-            mask = call(graph, aten.ne.Scalar, call(graph, aten.bernoulli.p, x, 1 - p), 0)
+            mask = call(graph, aten.ne.Scalar, _drawn(graph, x, 1 - p), 0)
             results = (_scaled(graph, x, mask, _one_by(x.meta["val"].dtype, 1 - p)), mask)
         for user in list(node.users):
             user.replace_all_uses_with(results[user.args[1]])
@@ -46,6 +47,33 @@ def _fits(node: Node) -> bool:
     known = isinstance(x, fx.Node) and isinstance(p, float) and 0 < p < 1 and train in (True, None)
     on_cpu = known and x.meta["val"].device.type == "cpu"
     return on_cpu and all(user.target is operator.getitem for user in node.users)
+
+
+def _drawn(graph: fx.Graph, x: Node, p: float) -> Node:
+    """Ones and zeros drawn as eager draws them: into memory that lies as x does, while `bernoulli` of x gives memory
+    that is contiguous."""
+    order = _order(x.meta["val"])
+    if order == list(range(len(order))) or not _in_order_of_memory():
+        return call(graph, aten.bernoulli.p, x, p)
+    drawn = call(graph, aten.bernoulli.p, call(graph, aten.permute.default, x, order), p)
+    return call(graph, aten.permute.default, drawn, [order.index(dim) for dim in range(len(order))])
+
+
+def _order(x: Any) -> list[int]:
+    """Dims from the outermost in the memory of a tensor that is made like x."""
+    like = torch.empty_like(x)
+    strides = [stride if isinstance(stride, int) else stride.node.hint for stride in like.stride()]
+    return sorted(range(like.dim()), key=lambda dim: -strides[dim])
+
+
+@cache
+def _in_order_of_memory() -> bool:
+    """Whether ATen fills a turned tensor in the order of its memory; with MKL it does so in the order of its dims."""
+    with _disable_current_modes():
+        plain, turned = torch.empty(15), torch.empty(5, 3).t()
+        plain.bernoulli_(0.5, generator=torch.Generator().manual_seed(0))
+        turned.bernoulli_(0.5, generator=torch.Generator().manual_seed(0))
+        return bool(torch.equal(plain, turned.t().flatten()))
 
 
 def _scaled(graph: fx.Graph, x: Node, mask: Node, scale: float) -> Node:

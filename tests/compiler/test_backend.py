@@ -124,6 +124,47 @@ def test_what_is_wrong_is_given_back(monkeypatch: pytest.MonkeyPatch, caplog: py
     assert trial.verdict["kept"] is False and "differs from eager" in caplog.text
 
 
+def test_groups_between_random_numbers_do_not_wait_for_each_other() -> None:
+    """One draw's probabilities and what is made of a later draw are one group by their sizes; it would have to run both
+    before and after the draws between."""
+
+    def several(x: Any) -> Any:
+        first = torch.rand_like(x) + x
+        second = torch.bernoulli(x.sigmoid()) + 1
+        return first.exp(), second * first, torch.empty_like(x).uniform_() + x.sigmoid(), torch.rand_like(x) * first
+
+    torch._dynamo.reset()
+    x, fast = torch.randn(5, 7), torch.compile(several, backend=backend.gnomon)
+    for seed in range(2):
+        made = []
+        for call in (several, fast):
+            torch.manual_seed(seed)
+            made.append(call(x))
+        torch.testing.assert_close(made[1], made[0])
+    assert backend.reports[-1].program.groups, "kernels, in place of PyTorch's operations for the whole graph"
+
+
+def test_a_layer_norm_of_mixed_dtypes_is_a_kernel() -> None:
+    """Under autocast it has bfloat16 inputs and float32 weights, and a CPU keeps its mean and deviation in float32."""
+    torch._dynamo.reset()
+    norm, x, weights = torch.nn.LayerNorm(24), torch.randn(40, 24).bfloat16(), torch.randn(40, 24)
+
+    def gradients(model: Any, x: Any, weights: Any) -> Any:
+        model.zero_grad()
+        x = x.detach().requires_grad_()
+        (model(x).to(weights.dtype) * weights).sum().backward()
+        return x.grad, norm.weight.grad.clone(), norm.bias.grad.clone()
+
+    fast, wanted = torch.compile(norm, backend=backend.gnomon), gradients(norm, x, weights)
+    for _ in range(2):
+        made = gradients(fast, x, weights)
+    for one, other in zip(made, wanted, strict=True):
+        assert one.dtype == other.dtype
+        torch.testing.assert_close(one, other, rtol=2e-2, atol=2e-1)
+    verdicts = [trial.verdict for report in backend.reports for trial in report.trials.values()]
+    assert verdicts and not any(verdict.get("wrong") for verdict in verdicts[-2:])
+
+
 def test_writes_and_random_numbers_keep_their_order() -> None:
     torch._dynamo.reset()
 

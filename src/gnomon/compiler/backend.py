@@ -51,6 +51,7 @@ from gnomon.compiler.build import address_of, has_compiler, libraries
 from gnomon.compiler.chains import fuse as fuse_chains
 from gnomon.compiler.gate import Again, Trial
 from gnomon.compiler.live import fuse as fuse_live
+from gnomon.compiler.mixed_norm import say_statistics
 from gnomon.compiler.preview import fuse as preview_of_pools
 from gnomon.compiler.program import LINES, PlannedGroup, Program, Table, Writer, may_fail, program, write
 from gnomon.compiler.ragged import Ragged
@@ -117,6 +118,7 @@ def partition(joint: torch.fx.GraphModule, *inputs: Any, **sizes: Any) -> tuple[
     """Forward and backward of a joint graph: what is kept between is the least of bytes."""
     dropout.split(joint.graph)
     log_softmax.split(joint.graph)
+    say_statistics(joint.graph)
     return min_cut_rematerialization_partition(joint, *inputs, **sizes)
 
 
@@ -235,6 +237,7 @@ class CompiledGraph:
         self.before = torch.fx.GraphModule(module, before) if before and self.convolutions else None
         """The graph without them, in case they are slower."""
         dropout.split(module.graph)
+        say_statistics(module.graph)
         say_views(module.graph)
         self.draws = mersenne.fuse(module.graph)
         self.pairs = [*pairs.fuse(module.graph), *pairs_backward.fuse(module.graph)]

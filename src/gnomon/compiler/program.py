@@ -78,12 +78,50 @@ def program(graph: torch.fx.Graph, environment: Any) -> Program:
     while True:
         outputs = _asked(graph, kept)
         planned, refused = _planned(kept, outputs, environment, known)
-        if not refused:
-            break
-        kept = [g for group in kept for g in ([group] if group not in refused else _shorter(group))]
-    made = Program(graph=graph, environment=environment, groups=planned, units=[])
-    made.units = _ordered(made)
-    return made
+        if refused:
+            kept = [g for group in kept for g in ([group] if group not in refused else _shorter(group))]
+            continue
+        made = Program(graph=graph, environment=environment, groups=planned, units=[])
+        try:
+            made.units = _ordered(made)
+        except _WaitingError as error:
+            kept = _parted(graph, kept, error.groups)
+            continue
+        return made
+
+
+class _WaitingError(UnfitError):
+    """Groups that wait for each other, as random numbers and writes stay in the order of the graph."""
+
+    def __init__(self, stuck: Sequence[Group]) -> None:
+        super().__init__("groups that wait for each other")
+        self.groups = stuck
+
+
+def _parted(graph: torch.fx.Graph, kept: Sequence[Group], stuck: Sequence[Group]) -> list[Group]:
+    """Groups with those that are stuck taken apart where something with effects lies between their members; where
+    nothing does, without the largest of them."""
+    passed, before = {}, 0
+    for node in graph.nodes:
+        before += _has_effects(node)
+        passed[node] = before
+    out, parted = [], False
+    for group in kept:
+        parts: dict[int, list[torch.fx.Node]] = {}
+        for node in group.members:
+            parts.setdefault(passed[node], []).append(node)
+        if len(parts) == 1 or not any(group is one for one in stuck):
+            out.append(group)
+            continue
+        parted = True
+        for members in parts.values():
+            body = rebuilt(members)
+            if body is not None and worth(left := Group(members=members, body=body)):
+                out.append(left)
+    if not parted:
+        largest = max(stuck, key=lambda group: len(group.members))
+        out = [group for group in out if group is not largest]
+    return out
 
 
 def _only_python(group: Group) -> bool:
@@ -272,7 +310,8 @@ def _topological(units: dict[int, Any], needs: dict[int, set[int]]) -> list[Any]
             if not left[user]:
                 heapq.heappush(ready, user)
     if len(out) != len(units):
-        raise UnfitError("groups that wait for each other")
+        waits = [units[number] for number, count in left.items() if count]
+        raise _WaitingError([unit.group for unit in waits if isinstance(unit, PlannedGroup)])
     return out
 
 

@@ -281,7 +281,7 @@ def _fused(graph: fx.Graph, apart: Callable[[fx.GraphModule], Callable[..., Any]
         if one is None or not gains(one, this_device()):
             continue
         try:
-            chain = Chain(one, [_ended(link) for link in one.links])
+            chain = Chain(one, [epilogue(link) for link in one.links])
         except UnfitError:
             continue
         known.setdefault(chain.source, (chain, one))
@@ -432,7 +432,7 @@ def _beside(arg: Node, reader: Node, product: Node) -> bool:
     return bool(value.shape == shape or row)
 
 
-def _ended(link: Link) -> Ended:
+def epilogue(link: Link) -> Ended:
     """C++ of what follows a product, of a vector of its results; nothing where nothing does."""
     work = link.work
     if not work:

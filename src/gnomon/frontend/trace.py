@@ -443,6 +443,7 @@ def record(
     swapped: dict[str, Tensor] = {}
 
     def copied(x: Tensor) -> Tensor:
+        # A clone, since a forward may write into its arguments, which are the caller's.
         own = torch.empty_like(x, device="meta") if meta else x.detach().clone()
         return own.to(dtype) if dtype is not None and x.is_floating_point() else own
 
@@ -452,6 +453,7 @@ def record(
     for name, buffer in module.named_buffers():
         swapped[name] = copied(buffer)
         index = recorder.value(swapped[name], "buffer", name, fed=False)
+        # A meta tensor has no values; where the forward reads one as a number, it is taken from here.
         if meta and buffer.device.type != "meta":
             recorder.numbers.real[index] = buffer
 

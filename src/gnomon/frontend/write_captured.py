@@ -45,6 +45,7 @@ class CapturedWriter:
             for index in refs(node):
                 if index not in inner and not self._literal(index):
                     inputs[self.draft.read(index)] = None
+        # A step whose values nobody reads still makes one: its last stands for it.
         outer = [out for out in sorted(inner) if self._used_outside(step, out)] or [max(inner)]
         for count, out in enumerate(outer):
             outputs.append(self.draft.make(out, path if count == 0 else f"{path}.o{count + 1}"))

@@ -566,6 +566,7 @@ def _prediction(played: TimedPlan, memory: tuple[RankMemory, ...], sizes: Mappin
     steady = played.period
     lengths, alone = workload.sequence_lengths(), load_under(workload.router, plan.experts).alone
     tokens = sum(lengths) if sample_tokens(graph) is None else len(lengths)
+    # By length, since a batch has many sequences and few lengths.
     flops = sum(
         _model_flops(graph, played.kernels, batch, seq, workload.sizes, alone=alone)
         for seq, batch in sorted(Counter(lengths).items())
@@ -616,6 +617,7 @@ def _prediction(played: TimedPlan, memory: tuple[RankMemory, ...], sizes: Mappin
         tokens_per_s_per_device=tokens / steady.seconds / sum(devices.values()),
         mfu=flops / steady.seconds / peak,
         causal_mfu=causal / steady.seconds / peak,
+        # What is computed again is work of the hardware, and no progress of the model: HFU counts it, MFU does not.
         hfu=(flops + again) / steady.seconds / peak,
         model_flops=flops,
         memory=memory,

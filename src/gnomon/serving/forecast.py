@@ -341,6 +341,7 @@ def summary(
         if target.ttft_s is not None:
             good &= ttft <= target.ttft_s
         if target.tpot_s is not None:
+            # A request of one token has no time between tokens, and so keeps to any target of it.
             each = np.zeros(len(ttft))
             each[more] = tpot
             good &= each <= target.tpot_s
@@ -348,7 +349,10 @@ def summary(
     span = played.span_s
     quarter = len(queue) // 4
     late, early = queue[-quarter:], queue[quarter : 2 * quarter]
+    # A queue that grows never ends growing: the last quarter is held against the second, as the first only fills up.
+    # Too few requests show nothing; 0.1 s lets queues near nothing vary, whose ratio means little.
     stable = quarter < 8 or float(np.median(late)) <= 1.5 * float(np.median(early)) + 0.1
+    # NaN: requests of one token have no second.
     seconds = played.second_s[~np.isnan(played.second_s)]
     firsts = played.first_s[~np.isnan(played.second_s)]
     return Forecast(

@@ -168,6 +168,7 @@ def from_csv(text: str, *, source: str = "<trace>", concurrency: int | None = No
         where = f"{source} line {reader.line_num}"
         if len(row) != len(header):
             raise FormatError(f"{where} has {len(row)} columns, the first line names {len(header)}")
+        # With a fixed number at a time a request begins when another ends, whatever the trace's times say.
         arrival = 0.0 if times is None or concurrency is not None else _time(row[times], header[times], where)
         try:
             made.append(
@@ -185,6 +186,7 @@ def from_csv(text: str, *, source: str = "<trace>", concurrency: int | None = No
     if not made:
         raise FormatError(f"{source} names columns but has no rows")
     if concurrency is None:
+        # Rows of a trace need not be in order of time, and requests are.
         made.sort(key=lambda r: r.arrival_s)
         first = made[0].arrival_s
         made = [replace(r, arrival_s=r.arrival_s - first) for r in made]

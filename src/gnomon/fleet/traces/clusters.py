@@ -139,6 +139,7 @@ def _pod(rows: TraceRows, place: int, pod: Any) -> Job | None:
     containers = spec.get("containers")
     for container in containers if isinstance(containers, list) else []:
         resources = _mapping(container, "resources")
+        # Kubernetes has a GPU's request equal to its limit: one of them is read, or it would count twice.
         wanted = _mapping(resources, "limits") or _mapping(resources, "requests")
         for key, value in wanted.items():
             if key in GPU_RESOURCES or key.startswith(MIG_RESOURCE):
@@ -159,8 +160,10 @@ def _pod(rows: TraceRows, place: int, pod: Any) -> Job | None:
         return None
     submit = seconds_of(rows, place, "creationTimestamp", str(meta.get("creationTimestamp") or ""))
     start = seconds_of(rows, place, "startTime", str(begun))
+    # The pod holds its devices until its last container has ended.
     end = max(seconds_of(rows, place, "finishedAt", str(stamp)) for stamp in ends)
     in_order(rows, place, submit, start, end)
+    # A slice such as 1g.5gb: the first digit counts its seventh parts of a GPU's compute.
     compute = int(profile[0]) if profile[:1].isdigit() else 1
     return Job(
         id=name,

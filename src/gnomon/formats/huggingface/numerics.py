@@ -335,6 +335,7 @@ def _rotary(block: Mapping[str, Any], values: Mapping[str, Any], usual: Usual, *
     original, longest = 0, values.get("max_position_embeddings")
     longest = None if longest is None else int(float(longest))
     if scaling:
+        # transformers scales dynamic angles from max_position_embeddings, and all others from the original length.
         given = longest if kind == "dynamic" else block.get("original_max_position_embeddings") or longest
         original = int(given or 0)
         if kind != "linear" and original < 1:
@@ -354,6 +355,7 @@ def _rotary(block: Mapping[str, Any], values: Mapping[str, Any], usual: Usual, *
         original_length=original,
         low_freq_factor=number("low_freq_factor", 1.0) if three else 1.0,
         high_freq_factor=number("high_freq_factor", 4.0) if three else 4.0,
+        # 0 counts as absent, as it does in transformers (`or`).
         beta_fast=number("beta_fast", 32.0) or 32.0 if yarn else 32.0,
         beta_slow=number("beta_slow", 1.0) or 1.0 if yarn else 1.0,
         truncate=bool(block.get("truncate", True)) if yarn else True,

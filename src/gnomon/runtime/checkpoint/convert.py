@@ -140,6 +140,7 @@ def convert(
     try:
         target.mkdir(parents=True, exist_ok=True)
         lock.take()
+        # Left by a conversion that was killed: under the lock nobody else writes there.
         shutil.rmtree(partial, ignore_errors=True)
         partial.mkdir()
         files = []

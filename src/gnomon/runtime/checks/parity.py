@@ -94,6 +94,7 @@ def in_small(graph: Graph, plan: Plan, workload: Workload, *, ranks: int = RANKS
             f"{LARGEST:,}; name a function that builds a smaller one"
         )
     simplified: list[str] = []
+    # In float64 what differs is a mistake, not rounding.
     short = replace(plan, precision=FP64, placement=())
     usual = Experts()
     if beside := [name for name in OF_EXPERTS if getattr(plan.experts, name) != getattr(usual, name)]:
@@ -108,6 +109,7 @@ def in_small(graph: Graph, plan: Plan, workload: Workload, *, ranks: int = RANKS
         raise PlanError(f"the plan's stages have {short.world_size} ranks, and a check runs up to {ranks}; see --ranks")
     meshes = [short.stage_mesh(stage) for stage in range(short.num_stages)]
     tp = lcm(*(mesh.tp for mesh in meshes)) * (meshes[0].cp if plan.layout.context == "ulysses" else 1)
+    # Two parts a rank of cp, as zigzag cuts a sequence, each divided over tp; and 8 positions at least.
     ways = 2 * meshes[0].cp * tp
     seq_len = ways * max(1, -(-8 // ways))
     listed = plan.stages or plan.schedule.layers_per_stage or plan.saved.rules
@@ -120,6 +122,7 @@ def in_small(graph: Graph, plan: Plan, workload: Workload, *, ranks: int = RANKS
     rows = lcm(*(sum(stage.shares) or stage.mesh.data_ranks for stage in plan.stages), *(m.data_ranks for m in meshes))
     why: PlanError | None = None
     pp = short.num_pipeline_ranks
+    # Some schedules want a multiple of pp, or more than one: the first number that the plan's rules accept.
     for count in dict.fromkeys((2 * pp, pp, 4 * pp, plan.schedule.num_microbatches or pp)):
         schedule = replace(plan.schedule, num_microbatches=count, micro_batch_size=None)
         sizes = workload.sizes if code else tuple((name, seq_len) for name, _ in workload.sizes)

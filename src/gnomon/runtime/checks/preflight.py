@@ -165,6 +165,7 @@ def judge(
     """Judges whether the job can start, from all ranks' reports. peak_bytes: predicted, by rank. shared: whether ranks
     of a host share its memory, as on CPUs."""
     problems, warnings = list[str](), list[str]()
+    # The most frequent; those that differ from it are named, as it takes fewer repairs.
     usual = max({one.software for one in reports}, key=[one.software for one in reports].count)
     for one in reports:
         if one.software != usual:
@@ -173,6 +174,7 @@ def judge(
             )
     by_place: dict[tuple[str, int], list[Report]] = {}
     for one in reports:
+        # Ranks that share a memory need it together; a GPU has its own.
         by_place.setdefault((one.host, 0 if shared else one.rank), []).append(one)
     for (host, _), ranks in by_place.items():
         needed, free = sum(peak_bytes[one.rank] for one in ranks), min(one.free_bytes for one in ranks)

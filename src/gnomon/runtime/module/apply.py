@@ -344,6 +344,8 @@ def _held(
             if sharded[layer.call.block].block.tensor(name).kind == "parameter"
         }
     parts = list[Parameters]()
+    # What only this stage holds, what later layers borrow, and experts: each is reduced over other ranks or at another
+    # time, and so divided on its own.
     for apart, alone in ((False, False), (False, True), (True, False)):
         shards = mesh.edp if apart else mesh.dp_shard * mesh.cp
         away = zero == 3 and plan.optimizer.offload_parameters

@@ -19,16 +19,16 @@ from gnomon.report.lengths import lengths_mapping, lengths_text
 from gnomon.search.questions.lengths import peers, plan_lengths
 from gnomon.software import Stack, own
 
-SAID_EVERY = 10
+REPORTED_EVERY = 10
 """Predictions between two lines of progress."""
 
-OTHER = ("refine", "sac_ilp", "uneven_replicas", "layers_per_stage", "try_", "top", "html", "price")
+ONE_LENGTH_ONLY = ("refine", "sac_ilp", "uneven_replicas", "layers_per_stage", "try_", "top", "html", "price")
 """Options that are for batches of one length."""
 
 
 def plan_varied(options: PlanOptions, asked: PlanRequest) -> int:
     """Searches a plan for sequences of varied lengths, prints it and writes its file."""
-    for name in OTHER:
+    for name in ONE_LENGTH_ONLY:
         if getattr(options, name):
             option = name.rstrip("_").replace("_", "-")
             raise InputError(f"--{option} is for batches of one length; leave it out, or give --seq-len")
@@ -37,7 +37,7 @@ def plan_varied(options: PlanOptions, asked: PlanRequest) -> int:
     methods, trying = _methods(options, asked.stack), Trying()
 
     def on_progress(predicted: int) -> None:
-        if predicted % SAID_EVERY == 0:
+        if predicted % REPORTED_EVERY == 0:
             trying(f"plans on these lengths: {predicted}")
 
     with Budget(options.budget, ONE) as budget:
@@ -66,8 +66,12 @@ def plan_varied(options: PlanOptions, asked: PlanRequest) -> int:
 
 
 def _methods(options: PlanOptions, stack: Stack) -> tuple[Method, ...]:
-    """Those that are asked for, of `all` those for such batches that the stack runs, after the usual ways to make
-    microbatches of sequences, which are tried wherever the stack is not known to have one of its own."""
+    """The methods to try: first the usual ways to make microbatches of sequences, then those of `--methods`.
+
+    The usual ways (`peers`) are left out under a stack of another program, which makes its microbatches in its own way.
+    `--methods all` means every method for batches of varied lengths that the stack runs; a method that is named and
+    that the stack is not known to run is a PlanError.
+    """
     usual = peers() if stack is PLAIN_STACK or stack.name == own.NAME else ()
     if options.methods is None:
         return usual

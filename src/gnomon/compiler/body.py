@@ -69,8 +69,7 @@ class Instruction:
 class Input:
     """Memory of the graph that a body reads: `node`'s buffer from element `offset`, `strides` by axis (0 where absent).
 
-    `index`: the value that chooses a row of it, `index_stride` elements a row, of `rows`. Bits, zeros and routes of the
-    memory will be facts here too."""
+    `index`: the value that chooses a row of it, `index_stride` elements a row, of `rows`."""
 
     node: Any
     dtype: torch.dtype
@@ -104,12 +103,15 @@ class External:
 
 @dataclass(slots=True)
 class Body:
+    """What a group computes for each point of its axes. A value's number is the place of its instruction in `code`."""
+
     axes: list[Size] = field(default_factory=list)
     inputs: list[Input] = field(default_factory=list)
     code: list[Instruction] = field(default_factory=list)
     tensors: dict[Any, Tensor] = field(default_factory=dict)
     """Node of the graph -> where it lies; nodes with several results are `(node, i)`."""
     known: dict[Instruction, int] = field(default_factory=dict)
+    """Instruction -> its value: one that is emitted twice is computed once."""
     joined_axes: list[tuple[int, ...]] = field(default_factory=list)
     """Axes of dims along which parts are joined: the parts' axis, then those of one part."""
 

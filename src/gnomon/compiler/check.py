@@ -17,6 +17,7 @@ class IllegalError(AssertionError):
 
 
 def check_body(body: Body) -> None:
+    """Checks each instruction: operands come earlier, vary along no axis that it lacks, and have its kind."""
     for i, ins in enumerate(body.code):
         for a in ins.args:
             if not 0 <= a < i:
@@ -35,6 +36,12 @@ def check_body(body: Body) -> None:
 
 
 def check_nest(nest: Nest) -> None:
+    """Plays the passes in order: what is known, in scratch and stored after each.
+
+    A pass walks a row of the inner axes once, so it may read only what it computes itself or what an earlier one left:
+    in scratch, or in an output (`read_back`: value -> `scratch` or `output N`). A value of a later level (`POST`: once
+    the row is over) is not known within a pass.
+    """
     inner = nest.stages.inner
     done: set[int] = set()
     scratch: set[int] = set()

@@ -90,7 +90,8 @@ class LiveMatmul:
         self.forms: dict[int, Forms] = {}
         """By rows."""
         self.pause = self.left = 0
-        """Calls without counting, after each that found too much, and until the next."""
+        """Counting costs a pass over x, so it backs off: after a call in which too few columns were zero the next
+        `pause` calls do not count (doubled each time, up to PAUSE); `left`: how many of these are still to come."""
         self.turned: dict[tuple[int, int], Tensor] = {}
         """Weights with the outputs of each k beside each other, by where theirs lie and how often they were written."""
 

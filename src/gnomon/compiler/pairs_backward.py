@@ -3,7 +3,9 @@
 AOTAutograd gives it as zeros, an `index_put` of the pairs' gradients, two batched products with what was multiplied,
 and their sum, the second turned. `fuse(graph)` puts a `PairsBackward` in their place, whose kernel
 (cpp/pairs_backward.cpp) has a sample's gradients in cache; where both sides of the products are the same vectors, as in
-DLRM, one product is enough. It is tried like any group. Float32 and bfloat16 on a CPU. Leaves out products of two
+DLRM, one product is enough: with G (rows, rows) zero but for the gradients of the pairs, R (rows, depth) the right side
+and L (depth, rows) the left one, turned, the gradient is G R + (L G)ᵀ, which is (G + Gᵀ) R where L is Rᵀ. It is tried
+like any group. Float32 and bfloat16 on a CPU. Leaves out products of two
 different sets, whose gradients are not added to each other.
 """
 
@@ -30,7 +32,7 @@ TURNS: dict[Any, tuple[tuple[Any, ...], ...]] = {
 }
 """What exchanges rows and columns of every sample's matrix, with its arguments."""
 ZEROS = (aten.new_zeros.default, aten.zeros.default, aten.full.default)
-GONE = {aten.add.Tensor, aten.bmm.default, aten.index_put.default, *TURNS, *SAME, *ZEROS}
+ERASED = {aten.add.Tensor, aten.bmm.default, aten.index_put.default, *TURNS, *SAME, *ZEROS}
 FORMULA = Path(__file__).with_name("cpp") / "pairs_backward.cpp"
 
 
@@ -113,7 +115,7 @@ def _erase(graph: fx.Graph, node: Node) -> None:
     waiting = [node]
     while waiting:
         one = waiting.pop()
-        if one.target in GONE and not one.users:
+        if one.target in ERASED and not one.users:
             above = one.all_input_nodes
             graph.erase_node(one)
             waiting += above

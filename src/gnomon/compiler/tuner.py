@@ -34,8 +34,9 @@ FAR, NEAR = 1.15, 1.03
 """A candidate is left where its fastest call takes more than `FAR` times the best; it is known once its two fastest
 calls are within `NEAR`."""
 CALLS = 7
+"""Most timed calls of a candidate, after one that warms up."""
 GAIN = 0.98
-"""Of the usual tiling's time that another may take to be kept: less is noise."""
+"""Share of the usual tiling's time that another takes at most to be chosen: a smaller gain is noise."""
 
 
 @dataclass(slots=True)
@@ -114,6 +115,7 @@ def settle(subject: Subject) -> None:
     for one in subject.results():
         one.zero_()
     subject.run(best)
+    # To the bit: a tiling that adds in another order would make results depend on what was measured here.
     pairs = zip(subject.results(), wanted, strict=True)
     if all(torch.equal(a.view(torch.uint8), b.view(torch.uint8)) for a, b in pairs):
         tuned.keep(subject.source, subject.sizes, (best.chunk, best.tile))
@@ -175,6 +177,7 @@ def candidates(planned: Any, usual: Tiling) -> list[Tiling]:
 
 def predicted_s(nest: Any, tile: Tiling) -> float:
     """Predicts seconds by the tile model; bytes of memory are the same for all tiles, so they do not count."""
+    # A millionth of the seconds of computing breaks ties between tiles that one level of memory bounds alike.
     walks = int(product(nest.sizes[a] for a in nest.inner)) // max(tile.points, 1)
     foretold = cost(nest, tile, walks, 0, torch.get_num_threads(), rates(), this_machine())
     return foretold.seconds + 1e-6 * foretold.compute_s

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from gnomon.errors import InputError
 
 LONGEST_S = 50 * 365 * 86400.0
-"""Longest time in a trace."""
+"""Longest time in a trace: anything longer is a wrong unit (milliseconds, a date) and not a job."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

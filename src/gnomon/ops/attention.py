@@ -123,6 +123,11 @@ def _saves(op: Op, block: Tensors, needs_grad: Collection[str]) -> tuple[str, ..
 
 
 def _steps(op: Op, low: Steps, kernels: Kernels) -> None:
+    """Writes attention as the ops that a stack's kernel is, with what each leaves for backward.
+
+    `flash` is one op and keeps the log-sum-exp of a row. Otherwise scores (…, heads, seq, kv_seq) are in memory: scaled
+    matmul, softcap, bias, softmax (in fp32 between casts under `unfused_fp32_softmax`), dropout, matmul with values.
+    """
     in_steps = kernels.attention_in_steps and op.attr("in_steps", False)
     kernel = "steps" if in_steps else kernels.attention
     if kernel == "flash":

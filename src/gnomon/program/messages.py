@@ -137,6 +137,7 @@ def _flows(program: Program, comm: Communicator, pair: tuple[Longs, Longs], add:
         starts = np.flatnonzero(np.append(True, cls[1:] != cls[:-1]))
         for begin, end in zip(starts.tolist(), np.append(starts[1:], len(cls)).tolist(), strict=True):
             flow = np.sort(receives[begin:end])
+            # Send k waits for receive k - capacity; what is negative is a receive of an earlier step (floor division).
             steps, index = np.divmod(np.arange(end - begin) - comm.capacity, end - begin)
             add(flow[index], sends[begin:end], (-steps).astype(np.int32), data=False)
     return problems

@@ -173,7 +173,8 @@ def bounded_by(reasons: Reasons) -> str:
 
 
 def network(reasons: Reasons) -> str:
-    """Whether links are the problem."""
+    """Whether links are the problem: yes where links of twice the bandwidth would save LARGE of the step, partly from a
+    third of that on."""
     share, step = reasons.communication, reasons.prediction.step_s
     gain = max(
         (1 - sensitivity.step_s / step for sensitivity in reasons.sensitivities if sensitivity.what.endswith("2x")),
@@ -200,6 +201,7 @@ def sharding(reasons: Reasons) -> str:
 
 
 def _able(reasons: Reasons) -> tuple[str, ...]:
+    """The plan with one change each, of those that can run, the fastest first."""
     columns = (
         Column(name="one change", align="left"),
         Column(name="step"),

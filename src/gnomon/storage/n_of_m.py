@@ -1,5 +1,6 @@
-"""Of every m numbers side by side in a row n are kept, with their places in four bits: 2:4, 4:16.
+"""N:M sparsity (2:4, 4:16): of every m neighbours in a row, n numbers are kept.
 
+A kept number's place among its m takes four bits, two to a byte, the first in the low half; so m is 16 at most.
 `narrow` keeps the largest of every m. Source: nmSPARSE (Lin et al. 2023).
 """
 
@@ -18,6 +19,8 @@ from gnomon.storage.sparse import Sparse
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NM(Sparse):
+    """n of every m numbers of a row. Arrays: places (rows, ceil(kept of a row / 2)) in nibbles; values (rows, kept)."""
+
     n: int
     m: int
 

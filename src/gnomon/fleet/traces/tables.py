@@ -159,6 +159,7 @@ def gavel(rows: TraceRows, text: str, duration: Duration) -> Sequence[Job]:
             rows.problem(line, f"{len(cells)} cells, but a line of a Gavel trace has 6, 7, 9 or 10")
             continue
         model = cells[0].strip()
+        # Counted from the end, as the optional cells (the data's folder, the working directory) come before.
         told = (cells[-3], cells[-1], cells[-2]) if len(cells) < 9 else (cells[-5], cells[-4], cells[-1])
         names = ("total_steps", "scale_factor", "arrival_time")
         steps, scale, submit = (rows.value(line, what, cell) for what, cell in zip(names, told, strict=True))

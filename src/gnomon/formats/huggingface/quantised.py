@@ -30,15 +30,15 @@ from gnomon.storage.ordered import Ordered
 from gnomon.storage.shifted import MIDDLE, Shifted
 
 CODED = ("qweight", "weight_packed", "_weight_qdata")
-"""Endings that only codes have."""
+"""Endings of tensors that are codes in any dtype; a plain `weight` is codes only where its dtype says so."""
 ENDINGS = (
     "qweight", "qzeros", "scales", "g_idx", "weight_packed", "weight_shape", "weight_zero_point", "weight_g_idx",
     "weight", "weight_scale", "weight_scale_inv", "input_scale", "SCB", "weight_format",
     "_weight_qdata", "_weight_scale", "_weight_zero_point", "_weight_scale_and_zero",
 )  # fmt: skip
-"""Of all tensors of a layer."""
+"""Endings of the tensors that can belong to one quantised layer."""
 Tensors = Mapping[str, NDArray[Any]]
-"""Of one layer, by the end of their names."""
+"""Tensors of one layer, by the end of their names."""
 AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
 """Which output each four bits of a word are, from the lowest."""
 
@@ -65,7 +65,7 @@ PACKINGS: Mapping[str, str] = {
 }  # fmt: skip
 """Those of torchao's `Int4WeightOnlyConfig` that are read."""
 TILE_ROWS, TILE_COLUMNS = 8, 128
-"""Of the words of tinygemm's that lie side by side (eight tiles of 16 columns)."""
+"""Outputs and inputs of one tile of tinygemm's packing (eight tiles of 16 columns side by side)."""
 
 
 def method_of(config: Mapping[str, Any]) -> Method | None:

@@ -74,6 +74,7 @@ BITS = {"bnb": (4, 8), "bitsandbytes": (4, 8), "hqq": (1, 2, 3, 4, 5, 6, 8), "ee
 
 TYPES = ("lora", "oft", "freeze", "full")
 
+# mcore_adapter's axes: with one above 1 Megatron-Core builds the job, and `read_fields` refuses it with what to do.
 CORE = ("tensor_model_parallel_size", "pipeline_model_parallel_size", "expert_model_parallel_size")
 
 

@@ -196,6 +196,7 @@ def usual_devices() -> Mapping[str, str]:
     return {product: name for stem in _DEVICE_FILES for product, name in _file(stem).usual.items()}
 
 
+# What `build_node` makes of a row itself: looked up by name, or scaled to the count. All other fields are copied.
 _OWN = {"device", "count", "intra", "host", "nic", "nics", "host_memory_bytes", "host_memory_bytes_per_s", "host_cores"}
 _COMMON = tuple(f.name for f in fields(Node) if f.name not in _OWN)
 

@@ -75,8 +75,9 @@ def _storage(plan: Plan) -> Any:
 
 
 def _costs(plan: Plan, graph: Graph) -> MethodCosts:
-    """Numbers are read twice and once more for their sizes, and rounded ones written; without a master copy, the
-    numbers behind them are another."""
+    """Bytes for each weight. An update reads and writes the numbers behind the rounded ones, and rounding reads them
+    for the mean size and again to compare; rounded ones are written. Without a master copy the numbers behind are a
+    copy of their own, which is kept, and copied there and back."""
     settings, master = settings_of(plan), plan.precision.master
     own = DTYPE_BITS[plan.precision.param] // 8
     width = own if master == "none" else DTYPE_BITS[master] // 8

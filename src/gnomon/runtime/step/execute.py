@@ -125,6 +125,8 @@ class Executor:
             self.inside, self.plan_inside = apart.graph, apart.plan
         held_by = self._held_by = holders(self.plan_inside, self.inside, effective_zero(plan))
         tied = {stage for stages in held_by.values() for stage in stages}
+        # NCCL runs what is issued on a communicator in order, gloo matches messages by tag: only GPUs need rows in
+        # order.
         self.in_order = device.type == "cuda"
         self.followed_units: tuple[Unit, ...] = ()
         if by_lengths := has_lengths(plan, workload):
@@ -182,7 +184,7 @@ class Executor:
         self.compute.counted = tuple(counts)
         if mimose.METHOD.used(plan):
             check_methods(plan, "run")
-            ((_, stage),) = self.stages.items()
+            ((_, stage),) = self.stages.items()  # one: `check_methods` refuses pipelines
             self.compute.mimose = Mimose(mimose.settings_of(plan), graph, stage, self.resident_bytes, device)
         self.state.rules = self._rules(steps)
         if (teaching := teaching_of(plan)) is not None:

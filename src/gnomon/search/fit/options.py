@@ -83,6 +83,7 @@ def _layers(plan: Plan, graph: Graph) -> tuple[str, int]:
 
 
 def _recompute(plan: Plan, graph: Graph, cluster: Cluster) -> Iterator[Single]:
+    # A layer whose activations wait on the host is not recomputed too: both spare the same bytes.
     if any(rule.action == "offload" for rule in plan.saved.rules):
         return
     yield from changes.recompute(plan)
@@ -131,7 +132,7 @@ def _activations_part(plan: Plan, graph: Graph) -> Amounts | None:
 
 
 PARTS = 20
-"""Of the states, in which they go to the host."""
+"""Steps in which optimizer states go to the host: twentieths of them."""
 
 
 def _states_part(plan: Plan, graph: Graph) -> Amounts | None:

@@ -255,3 +255,7 @@ def test_what_is_not_read_is_refused_by_name() -> None:
     assert method is not None
     with pytest.raises(InputError, match="has no qweight"):
         stored(method, {"weight": CODES})
+    tensors = {"qweight": in_words(CODES).T.copy(), "qzeros": in_words((ZEROS - 1).T.copy()), "scales": SCALES.T.copy()}
+    tensors["scales"][1, 3] = np.inf
+    with pytest.raises(InputError, match="scales that are not finite"):
+        stored(method, tensors)

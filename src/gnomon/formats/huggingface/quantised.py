@@ -249,7 +249,16 @@ def _bits(bits: object, of: str) -> int:
 
 
 def stored(method: Method, tensors: Tensors) -> tuple[Storage, dict[str, NDArray[Any]], Shape]:
-    """(storage, its arrays, (outputs, inputs)) of a layer. InputError for tensors that contradict each other."""
+    """(storage, its arrays, (outputs, inputs)) of a layer. InputError for tensors that contradict each other, and
+    scales that are not finite."""
+    storage, arrays, shape = _read(method, tensors)
+    for name in ("scales", "offsets"):
+        if name in arrays and not np.isfinite(arrays[name]).all():
+            raise InputError(f"a quantised layer has {name} that are not finite; fetch the folder again")
+    return storage, arrays, shape
+
+
+def _read(method: Method, tensors: Tensors) -> tuple[Storage, dict[str, NDArray[Any]], Shape]:
     match method.program:
         case "gptq":
             return _gptq(method, tensors)

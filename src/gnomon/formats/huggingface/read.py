@@ -22,7 +22,7 @@ from gnomon.formats.huggingface.parts import (
     Notes,
     ReadOptions,
 )
-from gnomon.formats.huggingface.quantised import is_packed
+from gnomon.formats.huggingface.quantised import method_of
 from gnomon.formats.keys import Keys, read_json
 from gnomon.graph import Graph
 from gnomon.models.balance import with_balance_loss
@@ -136,11 +136,11 @@ def _as_it_runs(graph: Graph, known: ModelType) -> Graph:
 
 def _is_widened(values: Mapping[str, object]) -> bool:
     """Whether weights are stored as their reader makes them whole: as bitsandbytes has them, which `four_bits` checks,
-    or packed by compressed-tensors."""
+    or packed by another program. InputError for a way that is not read."""
     said = values.get("quantization_config")
     if not isinstance(said, Mapping):
         return False
-    return said.get("quant_method", "bitsandbytes") == "bitsandbytes" or is_packed(values)
+    return said.get("quant_method", "bitsandbytes") == "bitsandbytes" or method_of(values) is not None
 
 
 def read_hf_config(

@@ -108,10 +108,10 @@ def run(options: RunOptions) -> int:
     device = device_of(file.on, file.plan, machines, options.device)
     assumed: list[str] = []
     check_methods(file.plan, "run", graph)
-    alone = _as_predicted(file.plan)
+    predictable = _without_unpredicted(file.plan)
     taught = teacher_of(file.plan, graph)
     priced_for = with_own(_stack(file), machines, options, assumed)
-    prediction = predict(graph, machines, alone, file.workload, priced_for, teacher=taught)
+    prediction = predict(graph, machines, predictable, file.workload, priced_for, teacher=taught)
     notes += tuple(assumed)
     notes += (f"the prediction takes the router's load of {options.router}",) if options.router is not None else ()
     notes += _turns(file, options) if shared else ()
@@ -174,9 +174,10 @@ def explain_optimizer(file: PlanFile, decay: dict[str, Any]) -> tuple[str, ...]:
     )
 
 
-def _as_predicted(plan: Plan) -> Plan:
-    """What a prediction is for: the plan that averages gradients in every step, where workers average with those that
-    are ready; and that recomputes every layer, where a batch decides which."""
+def _without_unpredicted(plan: Plan) -> Plan:
+    """The nearest plan that can be predicted, of methods that decide while a run goes on. For partial reduce, whose
+    workers average with those that are ready, the plan that averages over all in every step; for mimose, which
+    recomputes what the length of a batch asks for, the plan that recomputes every layer."""
     unpriced = (partial_reduce.NAME, mimose.NAME)
     passes = tuple(one for one in plan.schedule.passes if one.name not in unpriced)
     saved = Saved(preset="full") if mimose.METHOD.used(plan) else plan.saved
@@ -281,8 +282,8 @@ def _trained_plain(job: Any) -> Any:
     plan = replace(job.plan, schedule=replace(job.plan.schedule, passes=passes))
     if not job.quiet:
         print(f"first without {', '.join(left_out)}, for as many steps:", file=sys.stderr, flush=True)
-    alone = replace(job, plan=plan, export=None, checkpoints=None, checkpoint_at_end=False, measure=False)
-    return load_late("gnomon.runtime.launch.run:run")(replace(alone, expected_step_s=None, record_router=None))
+    without = replace(job, plan=plan, export=None, checkpoints=None, checkpoint_at_end=False, measure=False)
+    return load_late("gnomon.runtime.launch.run:run")(replace(without, expected_step_s=None, record_router=None))
 
 
 def shares_processes(file: PlanFile, options: RunOptions) -> bool:
@@ -740,10 +741,10 @@ def summary(report: RunReport) -> tuple[str, ...]:
             f"expected as it was before training: {number(now)} s, off by {_off(now, measured)}", indent=""
         )
     if outcome.core_wait_share is not None and outcome.core_wait_share >= NOTICED:
-        alone = measured * (1 - outcome.core_wait_share)
+        undisturbed = measured * (1 - outcome.core_wait_share)
         busier += wrapped(
             f"other processes had the cores for {percent(outcome.core_wait_share, 0)} % of these steps; without "
-            f"it a step takes about {number(alone)} s, off by {_off(predicted, alone)}",
+            f"it a step takes about {number(undisturbed)} s, off by {_off(predicted, undisturbed)}",
             indent="",
         )
     counted = f"steps {outcome.records[outcome.warm].step} to {last.step}"
@@ -764,12 +765,12 @@ def _without(report: RunReport, last: Any) -> tuple[str, ...]:
     """The losses without methods that change what is learnt, if there are any, and how far those with them are off."""
     if report.plain is None:
         return ()
-    alone, names = report.plain.records[-1], ", ".join(changing(report.file.plan))
+    plain, names = report.plain.records[-1], ", ".join(changing(report.file.plan))
     held_out = ""
-    if alone.validation_loss is not None and last.validation_loss is not None:
-        more = last.validation_loss - alone.validation_loss
-        held_out = f", on held-out text {alone.validation_loss:.3f} ({names}: {more:+.3f})"
-    return wrapped(f"without {names}, as many steps: loss {alone.loss:.3f}{held_out}", indent="")
+    if plain.validation_loss is not None and last.validation_loss is not None:
+        more = last.validation_loss - plain.validation_loss
+        held_out = f", on held-out text {plain.validation_loss:.3f} ({names}: {more:+.3f})"
+    return wrapped(f"without {names}, as many steps: loss {plain.loss:.3f}{held_out}", indent="")
 
 
 def _off(predicted: float, measured: float) -> str:

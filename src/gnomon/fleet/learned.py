@@ -1,12 +1,12 @@
 """Speeds that jobs learn as they run, in place of speeds that are known: what Pollux and Sia have.
 
-A job times its steps; `fit` makes a throughput model of each kind of device from them, with the gradient noise of its
-last step. From these `LearnedForecasts` foretells it: goodput at the best batch on devices that it had, or not yet. On
-a kind of device that it never had, it is as fast as on one that it had, times a ratio that is measured on single
-devices. Before it ran at all it is taken to scale linearly. `LearnedForecasts.truth` is what happens then: a job trains
-at the batch that its model prefers, which need not be the best one. The replay tells a `LearnedForecasts` what ran.
-Leaves out the throughput model itself (`throughput`). Sources: Qiao et al., OSDI 2021; Jayaram Subramanya et al., SOSP
-2023, section 3.2.
+Two sides of a replay. `LearnedForecasts` is what the policy believes: from the steps that a job has timed, `fit`
+makes a throughput model for each kind of device; with the gradient noise of its last step that gives goodput at the
+best batch. On a kind that the job never had, it is as fast as on one that it had, times a ratio that is measured on
+single devices; before it ran at all it scales linearly. `LearnedExecution` is what then happens: the job trains, at
+its real speed, at the batch that its model prefers, which need not be the best one. The replay tells
+`LearnedForecasts.ran` what ran. Leaves out the throughput model itself (`throughput`). Sources: Qiao et al., OSDI
+2021; Jayaram Subramanya et al., SOSP 2023, section 3.2.
 """
 
 from __future__ import annotations
@@ -46,40 +46,49 @@ class Experience:
 
 
 @dataclass(frozen=True, slots=True)
-class Tuned:
+class BestBatch:
     """The goodput at the best batch, and that batch, by the shapes (nodes, replicas) that were asked for."""
 
     goodput: Floats
-    """Progress a second, in steps of the smallest batch; 0 where no batch is possible."""
+    """Progress a second, in steps of the initial batch size; 0 where no batch is possible."""
     local: Counts
+    """Sequences of a microbatch on a replica."""
     accumulated: Counts
-    """Steps that gradients are accumulated over besides."""
+    """Microbatches a step before the last one (gradient accumulation)."""
 
 
-def tuned(
+def best_batch(
     profile: Profile,
     points: tuple[Point, ...],
     noise: tuple[float, float],
     nodes: Counts,
     replicas: Counts,
     largest: int,
-) -> Tuned:
-    """The best batch of each shape by what these points say. largest: local batch that fits in memory."""
-    model, (square, variance) = fit(points), noise
+) -> BestBatch:
+    """The batch of the most goodput for each shape, by what these points say. largest: local batch that fits in memory.
+
+    Goodput is throughput times statistical efficiency (Pollux, section 3): with the squared norm s and variance v
+    of the gradient at the initial batch B0, a step at batch B is worth (v + s) / (v B0 / B + s) steps at B0.
+    """
+    model, (grad_square, grad_variance) = fit(points), noise
     first, last = profile.batches[0], profile.batches[-1]
     batch = np.geomspace(np.maximum(first, profile.min_local * replicas), last, BATCHES)
     each = batch / replicas
     accumulated = np.ceil(each / largest - _EPS).astype(np.int64) - 1
-    alone = (replicas == 1) & (each > first + _EPS)
-    accumulated = np.where(alone, np.maximum(accumulated, 1), accumulated)
+    # The noise is estimated from the difference between replicas' gradients, or between microbatches: one replica
+    # beyond the initial batch needs two of them.
+    single = (replicas == 1) & (each > first + _EPS)
+    accumulated = np.where(single, np.maximum(accumulated, 1), accumulated)
     local = np.ceil(each / (accumulated + 1) - _EPS).astype(np.int64)
     compute = model.compute_s(local)
     seconds = accumulated * compute + model.step_s(nodes, replicas, compute)
-    noisy = variance / (replicas * local * (accumulated + 1) / first) + square
-    goodput = np.where(noisy > 0, (variance + square) / np.where(noisy > 0, noisy, 1.0), 1.0) / seconds
+    noise_at_batch = grad_variance / (replicas * local * (accumulated + 1) / first) + grad_square
+    known = noise_at_batch > 0  # no noise measured yet: every step counts as one
+    efficiency = np.where(known, (grad_variance + grad_square) / np.where(known, noise_at_batch, 1.0), 1.0)
+    goodput = efficiency / seconds
     goodput = np.where((profile.min_local <= local) & (local <= largest), goodput, 0.0)
     best = goodput.argmax(axis=0), np.arange(len(replicas))
-    return Tuned(goodput[best], local[best], accumulated[best])
+    return BestBatch(goodput[best], local[best], accumulated[best])
 
 
 @dataclass(frozen=True)
@@ -87,10 +96,10 @@ class LearnedForecasts(PhaseForecasts):
     """Forecasts from what jobs have measured so far: the interface `Forecasts`."""
 
     actual: ByKind
-    """What really happens, on every kind of device."""
+    """The real speeds, on every kind of device: what steps are timed by, and what nobody asks for a forecast."""
     experience: dict[str, Experience] = field(default_factory=dict)
     """Job -> what it has measured; only `ran` writes it."""
-    _memo: dict[tuple[object, ...], Tuned] = field(default_factory=dict, compare=False, repr=False)
+    _memo: dict[tuple[object, ...], BestBatch] = field(default_factory=dict, compare=False, repr=False)
     _ratios: dict[tuple[str, str, str], float] = field(default_factory=dict, compare=False, repr=False)
 
     def fresh(self) -> LearnedForecasts:
@@ -98,12 +107,13 @@ class LearnedForecasts(PhaseForecasts):
         return LearnedForecasts(self.actual)
 
     @property
-    def truth(self) -> Learning:
-        """What happens while jobs learn so."""
-        return Learning(machines=self.actual.machines, kinds=self.actual.kinds, learned=self)
+    def execution(self) -> LearnedExecution:
+        """What happens while jobs train at the batches that these forecasts prefer."""
+        return LearnedExecution(machines=self.actual.machines, kinds=self.actual.kinds, learned=self)
 
     def ran(self, job: Job, done_s: float, allocation: Allocation) -> None:
-        """A job made progress on an allocation from this work on, at the batch that it prefers there."""
+        """Notes a step that a job timed: on an allocation, at the batch that it prefers there, with `done_s` work
+        done."""
         kind, shape = self.actual.kind(allocation[0][0]), tuple(count for _, count in allocation)
         profiled = self.actual.kinds[kind]
         profile, epoch = profiled.profiles.of(job), profiled.epoch(job, done_s)
@@ -126,7 +136,7 @@ class LearnedForecasts(PhaseForecasts):
         best = self._memo.get(key)
         if best is None:
             at = np.array([len(shape)]), np.array([replicas])
-            best = self._memo[key] = tuned(profile, points, experience.noise, *at, largest)
+            best = self._memo[key] = best_batch(profile, points, experience.noise, *at, largest)
         local, accumulated = int(best.local[0]), int(best.accumulated[0])
         return min(local, profile.batches[-1] // (replicas * (accumulated + 1))), accumulated
 
@@ -146,7 +156,7 @@ class LearnedForecasts(PhaseForecasts):
         key = (job.model, base, experience.points[base], experience.noise, nodes.tobytes(), counts.tobytes())
         best = self._memo.get(key)
         if best is None:
-            best = self._memo[key] = tuned(
+            best = self._memo[key] = best_batch(
                 profile, experience.points[base], experience.noise, nodes, counts, profile.max_local
             )
         out: Floats = best.goodput * (ratio * job.work_s / profile.progress_at(profile.epochs))
@@ -189,8 +199,9 @@ class LearnedForecasts(PhaseForecasts):
 
 
 @dataclass(frozen=True)
-class Learning(ByKind):
-    """What happens while jobs learn: a job trains at the batch that it prefers by what it has timed."""
+class LearnedExecution(ByKind):
+    """What happens while jobs learn: a job trains at its real speed, at the batch that it prefers by what it has
+    timed."""
 
     learned: LearnedForecasts
 

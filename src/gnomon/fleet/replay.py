@@ -87,7 +87,7 @@ def replay(
     rules = rules or Rules()
     learned = told.fresh() if isinstance(told, LearnedForecasts) else None
     if learned:
-        told, truth = learned, learned.truth
+        told, truth = learned, learned.execution
     if can_be_ordered(trace, machines, policy, plain=rules == Rules(costs=rules.costs), known=forecasts or truth):
         return replay_ordered(trace, machines, policy, first_start_s=rules.costs.first_start_s)
     devices = Devices(machines, rules.headroom)

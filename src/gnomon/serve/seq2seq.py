@@ -86,7 +86,7 @@ class Seq2Seq:
         return -1
 
     def blocks(self, *, prefix_cache: bool) -> KvBlocks:
-        """Whose the blocks are: nobody's yet. Every answer begins with the same token, so none is shared."""
+        """A pool in which no block is taken. Every answer begins with the same token, so prefixes are not shared."""
         return KvBlocks(
             self.sizes.blocks, self.sizes.block_tokens, windows=(), window_blocks=(), slots=0, prefix_cache=False
         )  # fmt: skip
@@ -135,11 +135,11 @@ class Seq2SeqEngine(Engine):
 
     model: Seq2Seq
 
-    def __init__(self, model: Seq2Seq, rules: Rules, *, max_model_len: int, first: int) -> None:
-        """Takes first, the token that every answer begins after, and max_model_len, tokens of a prompt with its
+    def __init__(self, model: Seq2Seq, rules: Rules, *, max_model_len: int, start_token: int) -> None:
+        """Takes start_token, which the decoder sees before every answer, and max_model_len, tokens of a prompt with its
         answer."""
         super().__init__(model, replace(rules, prefix_cache=False), max_model_len=max_model_len)
-        self.first = first
+        self.start_token = start_token
 
     def add(
         self,
@@ -155,7 +155,7 @@ class Seq2SeqEngine(Engine):
         salt: str = "",
     ) -> list[int]:
         """Adds a request as `Engine.add` does; the prompt is what the encoder reads, all of it."""
-        assert not source, "it is the prompt"
+        assert not source, "the engine sets it: the length of the prompt"
         if sampling.prompt_logprobs >= 0:
             raise InputError(
                 "an encoder reads the prompt, which so has no log-probabilities: leave out prompt_logprobs, and echo "
@@ -168,7 +168,7 @@ class Seq2SeqEngine(Engine):
             )
         check_ids(prompt, self.vocab_size)
         keys = super().add(
-            [self.first], sampling, first=first, count=count, watch=watch, mask=mask, adapter=adapter,
+            [self.start_token], sampling, first=first, count=count, watch=watch, mask=mask, adapter=adapter,
             source=len(prompt),
         )  # fmt: skip
         self.model.sources.update(dict.fromkeys(keys, tuple(prompt)))
@@ -203,10 +203,10 @@ def open_seq2seq(
     longest = max_model_len or DEFAULT_LEN
     sizes = _sizes(graph, rules, DTYPES[dtype], kv_bytes, longest)
     model = Seq2Seq(graph, BoundParameters(reader, known.graph), DTYPES[dtype], sizes)
-    return Seq2SeqEngine(model, rules, max_model_len=longest, first=first_token(folder))
+    return Seq2SeqEngine(model, rules, max_model_len=longest, start_token=start_token(folder))
 
 
-def first_token(folder: Path) -> int:
+def start_token(folder: Path) -> int:
     """Finds the token that a decoder begins with."""
     where = folder if folder.is_dir() else folder.parent
     for name in ("generation_config.json", CONFIG):

@@ -25,7 +25,7 @@ from gnomon.software.engine import Engine
 from gnomon.units import show_bytes, show_seconds
 
 MOST_CLIENTS = 4096
-"""At a time, that are tried."""
+"""The largest number of concurrent clients that is tried."""
 
 QUESTIONS: Mapping[str, str] = {
     "fits": "will it start, and what is the largest length and batch that does?",
@@ -35,8 +35,8 @@ QUESTIONS: Mapping[str, str] = {
     "layout": "tp, pp, attention dp or replicas?",
     "limits": "which max_num_seqs and max_num_batched_tokens?",
     "ttft": "why does the first token take so long: queue or prefill?",
-    "disaggregation": "do pools of their own for prompts and answers pay?",
-    "light": "how far is it from what the device could do?",
+    "disaggregation": "do separate pools for prefill and decode pay?",
+    "light": "how far is it from the roofline: what the device's memory could do?",
     "trust": "how far can this be trusted?",
     "fewest": "how few devices meet the targets?",
     "slots": "what do slots that split a context do?",
@@ -77,16 +77,17 @@ def _fits(q: Question) -> Iterator[str]:
 
 def _memory(q: Question) -> Iterator[str]:
     held = capacity(q.graph, q.cluster, q.serving, q.engine)
-    yield f"usable {show_bytes(held.usable_bytes)} = {show_bytes(held.memory_bytes)} by the memory fraction"
+    share = held.usable_bytes / held.memory_bytes
+    yield f"usable {show_bytes(held.usable_bytes)}: {share:.2f} of {show_bytes(held.memory_bytes)} (memory fraction)"
     yield f"- weights {show_bytes(held.weights_bytes)}: --weights, --tp, --pp"
     yield f"- activations {show_bytes(held.activation_bytes)}: --max-num-batched-tokens, --max-num-seqs"
-    yield f"- its own {show_bytes(held.own_bytes)}: graphs, libraries; with tp and dp communicators"
-    yield f"= keys {show_bytes(held.kv_bytes)}: {held.kv_tokens:,} tokens; --kv-dtype"
+    yield f"- context {show_bytes(held.own_bytes)}: of the runtime, libraries and graphs; communicators of tp and dp"
+    yield f"= KV cache {show_bytes(held.kv_bytes)}: {held.kv_tokens:,} tokens; --kv-dtype"
     half = capacity(
         q.graph, q.cluster, q.serving, replace(q.engine, max_batched_tokens=max(q.engine.max_batched_tokens // 2, 1))
     )
     more = half.kv_bytes - held.kv_bytes
-    yield f"half the token budget leaves {show_bytes(max(more, 0.0))} more for keys"
+    yield f"half the token budget leaves {show_bytes(max(more, 0.0))} more for the KV cache"
 
 
 def _users(q: Question) -> Iterator[str]:
@@ -112,7 +113,7 @@ def _most_clients(q: Question) -> tuple[int, Forecast | None]:
     `MOST_CLIENTS`, and their forecast; None where one alone is not."""
 
     def tried(clients: int) -> Forecast | None:
-        count = max(len(q.load.requests), 4 * clients)
+        count = max(len(q.load.requests), 4 * clients)  # so that most requests come while all clients are busy
         again = -(-count // len(q.load.requests))
         load = Load(requests=(q.load.requests * again)[:count], concurrency=clients)
         found = replace(q, load=load).forecast()
@@ -171,7 +172,7 @@ def _layout(q: Question) -> Iterator[str]:
     if price.tp_link is not None:
         sums = sum(b.sums * b.count for b in price.shape.blocks)
         one = float(price._sum_s(np.array([price.shape.hidden * 2.0]))[0])
-        yield f"tp={q.serving.tp} adds {sums} sums over ranks to a step, {_s(sums * one)} at batch 1"
+        yield f"tp={q.serving.tp} adds {sums} all-reduces to a step, {_s(sums * one)} at batch 1"
 
 
 def _limits(q: Question) -> Iterator[str]:
@@ -192,7 +193,7 @@ def _ttft(q: Question) -> Iterator[str]:
     f = q.forecast()
     played = f.played
     order = np.argsort(played.first_s - played.arrival_s, kind="stable")
-    for percent in (50, 99):  # of the request that is there, so that its parts add up
+    for percent in (50, 99):  # queue and prefill of the one request at that percentile, so that they add up to its TTFT
         one = order[-(-len(order) * percent // 100) - 1]
         arrived, begun, first = (float(x[one]) for x in (played.arrival_s, played.begun_s, played.first_s))
         yield f"p{percent} {_s(first - arrived)}: {_s(begun - arrived)} in the queue, {_s(first - begun)} in prefill"
@@ -218,27 +219,28 @@ def _disaggregation(q: Question) -> Iterator[str]:
         pools = Disaggregated(prefill=one, prefill_count=first, decode_count=engines - first)
         made = serve_pools(q.graph, q.cluster, one, q.engine, pools, q.load, q.target)
         found.append(made)
-        yield f"{first} for prompts, {engines - first} for answers: {_row(made)}"
+        yield f"{first} for prefill, {engines - first} for decode: {_row(made)}"
     pays = [f for f in found if f.output_tokens_per_s > whole.output_tokens_per_s]
-    yield "it pays in tokens a second" if pays else "it does not pay in tokens a second; ITL p99 says what it buys"
+    yield "it pays in tokens a second" if pays else "it does not pay in tokens a second; compare its ITL p99"
 
 
-def _light(q: Question) -> Iterator[str]:
+def _roofline(q: Question) -> Iterator[str]:
     price = IterationPrice(q.graph, q.cluster, q.serving, q.engine)
     f = q.forecast()
     running = max(1, round(f.played.mean_running))
     keys = running * round(float(np.mean(f.played.input_len + f.played.output_len / 2)))
     kept = sum(a.kv_elements * price.kv_bits / 8 * n for a, n in price.shape.attentions)
     weights = sum(b.weight_bytes * b.count for b in price.shape.blocks)
-    light = (weights + kept * keys) / price.device.memory_bytes_per_s
+    roofline_s = (weights + kept * keys) / price.device.memory_bytes_per_s
     if price.shape.encoder:  # its own keys are those that it made, and as large ones are those that were read
         sources = running * round(float(np.mean(f.played.input_len)))
         step = price.decode_ticks(running, keys - sources, 1, sources) / TICKS_PER_S
     else:
         step = price.decode_ticks(running, keys) / TICKS_PER_S
     host = q.engine.host_step_s + q.engine.host_sequence_s * running
-    yield f"a step of {running} decodes takes {_s(step)}; reading weights and keys once takes {_s(light)} at the peak"
-    yield f"{light / step:.0%} of the memory's peak; the host needs {_s(host)} a step"
+    at_peak = f"reading weights and KV cache once takes {_s(roofline_s)} at the peak"
+    yield f"a step of {running} decodes takes {_s(step)}; {at_peak}"
+    yield f"{roofline_s / step:.0%} of the memory's peak; the host needs {_s(host)} a step"
     extra = f.tpot.p50 - step
     if extra > 0:
         yield f"TPOT {_s(f.tpot.p50)} is {_s(extra)} longer: prompts of others in the same iterations"
@@ -251,7 +253,7 @@ def _trust(q: Question) -> Iterator[str]:
     price = IterationPrice(q.graph, q.cluster, q.serving, q.engine)
     yield from price.assumed
     for fact in q.engine.facts:
-        if "estimate" in fact.source or "memory" in fact.source:
+        if fact.confidence == "unchecked":
             yield f"{q.engine.name}: {', '.join(fact.fields)}: {fact.source}"
 
 
@@ -306,7 +308,7 @@ ANSWERS: Mapping[str, Callable[[Question], Iterator[str]]] = {
     "limits": _limits,
     "ttft": _ttft,
     "disaggregation": _disaggregation,
-    "light": _light,
+    "light": _roofline,
     "trust": _trust,
     "fewest": _fewest,
     "slots": _slots,

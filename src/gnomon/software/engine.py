@@ -34,6 +34,8 @@ class EngineFact:
     """Code, document or measurement."""
     date: str
     """When it was read or fitted, YYYY-MM-DD."""
+    confidence: Literal["checked", "unchecked"]
+    """unchecked: an estimate, or remembered and not looked up."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

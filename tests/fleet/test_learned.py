@@ -92,7 +92,7 @@ def test_a_job_that_learns_is_never_faster_than_one_that_knows(steps: list[tuple
         told.ran(JOB, done_s, places[name])
     for place in places.values():
         for done_s in (0.0, 3000.0):
-            learning, knowing = told.truth.phase(JOB, done_s, place), KNOWN.phase(JOB, done_s, place)
+            learning, knowing = told.execution.phase(JOB, done_s, place), KNOWN.phase(JOB, done_s, place)
             assert 0 < learning[0] <= knowing[0] * (1 + 1e-9) and learning[1] == knowing[1]
 
 

@@ -43,10 +43,12 @@ def buffer_bytes(program: Program, deps: Dependencies, sizes: Mapping[str, float
         for place, (cls, stage) in enumerate(table.places):
             first = int(table.base[b, place])
             own = (b * len(table.places) + place) * table.width
+            # Sizes are asked only for buffers that some row touches: a caller need not name the others.
             if first < 0 or not used[first : first + table.width].any():
                 continue
             if first != own and table.buffer_class(np.array([first]))[0] == b:
                 continue  # an alias: the size is that of the buffer that stands for it
+            # Units of one shape have buffers of one size: a look-up for each shape, not for each unit.
             if buffer.per == "unit" and len(shapes) > 1:
                 by_shape = np.array([_lookup(sizes, buffer.name, stage, shape, cls) for shape in shapes])
                 out[first : first + len(shape_of)] = by_shape[shape_of]
@@ -159,6 +161,7 @@ def _resident(program: Program, deps: Dependencies, nbytes: Doubles) -> Doubles:
             if first >= 0:
                 ids = slice(first, first + (1 if buffer.per == "stage" else table.width))
                 out[cls, b] += float(nbytes[ids][waiting[ids]].sum()) * buffer.slots
+                # An alias has the same ids: whoever comes second finds nothing left to count.
                 waiting[ids] = False
     return out
 
@@ -178,6 +181,7 @@ def issue_order_peak(program: Program, deps: Dependencies, sizes: Mapping[str, f
     """Peak of each rank class, in bytes, allocations at the start and frees at the end of each row as issued."""
     change = moves(program, deps, sizes)
     after = np.cumsum(change.allocated - change.freed)
+    # While a row runs, what it frees at its end is still there.
     during = after + change.freed
     peaks = []
     for cls in range(program.num_classes):
@@ -185,6 +189,7 @@ def issue_order_peak(program: Program, deps: Dependencies, sizes: Mapping[str, f
         if low == high:
             peaks.append(IssuePeak(rank_class=cls, bytes=float(change.resident[cls]), row=-1))
             continue
+        # The running sum goes over all classes; what those before hold at their end is not this one's.
         base = float(after[low - 1]) if low else 0.0
         row = low + int(np.argmax(during[low:high]))
         peaks.append(IssuePeak(rank_class=cls, bytes=float(during[row]) - base + float(change.resident[cls]), row=row))

@@ -69,6 +69,8 @@ def _side(program: Program, comm: Communicator, side: str) -> tuple[Longs, Longs
                 there[rows == row] = peer
         np.clip(there, -1, program.num_stages, out=there)  # a hop past either end: one stage that nobody has
         source, target = (here, there) if side == "send" else (there, here)
+        # Source, target and unit in one integer, each one higher since -1 stands for "none"; the row below them, so
+        # that one sort orders by message and then by issue. 11 + 11 + 18 + 23 bits are 63: the sign stays free.
         tag = ((source + 1) << _STAGE_BITS | (target + 1)) << _UNIT_BITS | (program.unit[rows] + 1)
         parts.append(tag << _ROW_BITS | rows)
     packed = np.sort(np.concatenate(parts)) if parts else np.zeros(0, np.int64)
@@ -90,6 +92,7 @@ def _duplicates(program: Program, tags: Longs, rows: Longs) -> list[Problem]:
 
 def _match(sends: tuple[Longs, Longs], receives: tuple[Longs, Longs]) -> tuple[Longs, Longs]:
     """Indices into the two sides whose tags agree; of duplicates the first."""
+    # `return_index` gives the first of equals, so that a duplicate is reported once and its message still matches.
     tags, index = np.unique(sends[0], return_index=True) if len(sends[0]) else (sends[0], np.zeros(0, np.int64))
     first = np.ones(len(receives[0]), bool)
     np.not_equal(receives[0][1:], receives[0][:-1], out=first[1:])
@@ -110,6 +113,7 @@ def _unmatched(
     alone = ~np.isin(tags, tags[matched])
     problems = []
     for i in np.flatnonzero(alone).tolist():
+        # Taken apart as `_side` put it together.
         pair, unit = divmod(int(tags[i]), 1 << _UNIT_BITS)
         source, target = divmod(pair, 1 << _STAGE_BITS)
         route = f"stage {source - 1} to stage {target - 1}" + (f", unit {unit - 1}" if unit else "")
@@ -128,6 +132,8 @@ def _flows(program: Program, comm: Communicator, pair: tuple[Longs, Longs], add:
     sends, receives, cls = sends[order], receives[order], cls[order]
     problems = []
     if comm.ordered:
+        # Within a flow sends are in issue order: a receive that is issued before the one of an earlier send would take
+        # its message.
         for i in np.flatnonzero((cls[1:] == cls[:-1]) & (receives[1:] < receives[:-1])).tolist():
             early, late = program.token(int(receives[i + 1])), program.token(int(receives[i]))
             sent = program.token(int(sends[i]))

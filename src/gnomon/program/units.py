@@ -40,6 +40,7 @@ class Unit:
                 raise PlanError(f"piece ({sequence}, {start}, {stop}) must have sequence >= 0 and 0 <= start < stop")
         ordered = sorted(self.pieces)
         for (a, _, stop), (b, start, _) in zip(ordered, ordered[1:], strict=False):
+            # Sorted by sequence and start, so that an overlap is always between neighbours.
             if a == b and start < stop:
                 raise PlanError(
                     f"a unit holds token {start} of sequence {a} twice; pieces of a sequence must not overlap"
@@ -65,6 +66,7 @@ class Unit:
         where = dict(self.local)
         if any(rank >= cp for rank in where.values()):
             raise PlanError(f"unit local {self.local} names a rank beyond cp = {cp} (0 to {cp - 1})")
+        # Exact, since shares of several ranks are added up and compared.
         divided = Fraction(sum(n for sequence, n in amounts.items() if sequence not in where), cp)
         return tuple(
             divided + sum(n for sequence, n in amounts.items() if where.get(sequence) == rank) for rank in range(cp)
@@ -82,6 +84,7 @@ class Unit:
         total = 0
         for _, start, stop in self.pieces:
             queries = stop - start
+            # Every query sees the prefix before its piece; within it the i-th sees i.
             total += queries * start + (queries * (queries + 1) // 2 if causal else queries * queries)
         return total
 

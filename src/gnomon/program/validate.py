@@ -41,6 +41,8 @@ def structure_of(program: Program) -> Structure | None:
     deps = dependencies(program)
     if deps.problems or collective_orders(program):
         return None
+    # Without the reason for a deadlock, which takes a search for its cycle: a search over plans only asks whether one
+    # runs.
     play = order(program, deps, why=False)
     return Structure(program=program, deps=deps, order=play) if isinstance(play, Order) else None
 
@@ -54,6 +56,7 @@ def problems(program: Program) -> tuple[Problem, ...]:
 def _examine(program: Program) -> Structure | tuple[Problem, ...]:
     deps = dependencies(program)
     errors = (*deps.problems, *collective_orders(program))
+    # Not played: unmatched messages would show again as deadlocks, which are their effect.
     if errors:
         return errors
     play = order(program, deps)

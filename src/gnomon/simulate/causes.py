@@ -29,6 +29,8 @@ def causes(order: Order, times: Times, earlier: Mapping[int, Times]) -> tuple[Lo
     bindings = _Found(order, times)
     waits = list(zip(order.waits, order.wait_is_data, strict=True))
     lone = np.arange(order.size)
+    # Data first, then other waits, then the stream itself: of causes that end at the same moment, the one that says
+    # most.
     for wanted in (True, False):
         for source, data in waits:
             mine = np.flatnonzero((source < order.size) & (data == wanted))
@@ -55,6 +57,7 @@ class _Found:
         self, target: NDArray[np.signedinteger], source: NDArray[np.signedinteger], at: NDArray[np.float64], back: int
     ) -> None:
         """Takes source[i] as the cause of target[i] where its moment fits and none is known; the first of equals."""
+        # Equal to the bit: a start is a maximum of these very numbers, which are on the grid.
         fits = (at[source] == self.start[target]) & (self.cause[target] < 0)
         target, source = target[fits][::-1], source[fits][::-1]  # the last assignment of a repeated target stays
         self.cause[target] = source
@@ -73,6 +76,8 @@ def _share(order: Order, bindings: _Found) -> None:
     members, starts, group = together(order)
     if not len(members):
         return
+    # Any member that waited will do, as all began when the last was ready; the greatest position is the same in every
+    # run.
     binding = np.maximum.reduceat(np.where(bindings.cause[members] >= 0, members, -1), starts)[group]
     lacks = (bindings.cause[members] < 0) & (binding >= 0)
     bindings.cause[members[lacks]] = bindings.cause[binding[lacks]]

@@ -61,10 +61,12 @@ def durations(program: Program, busy: Mapping[str, float], lag: Mapping[str, flo
     A lag not given is zero; a missing duration is an UnpricedError, and so is a label that no action uses.
     """
     used: set[str] = set()
+    # On the grid, where sums are exact: periods are proved by equality, not by a tolerance.
     values = quantise(np.array([_look_up(key, busy, used) for key in program.keys], float))
     late = None
     if lag:
         late = quantise(np.array([_look_up(key, {"*": 0.0, **lag}, used) for key in program.keys], float))
+    # A misspelt label would leave its rows at the price of a wider one, without a word.
     unused = (set(busy) | set(lag or ())) - used - {"*"}
     if unused:
         known = {label for key in program.keys for label in labels(key)}

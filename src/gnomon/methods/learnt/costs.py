@@ -35,6 +35,7 @@ class MethodCosts:
             kept_bytes=self.kept_bytes + other.kept_bytes,
             moved_bytes=self.moved_bytes + other.moved_bytes,
             update_bytes=self.update_bytes + other.update_bytes,
+            # The larger, not the sum: methods of one plan ask one teacher about the same tokens.
             teacher_forwards=max(self.teacher_forwards, other.teacher_forwards),
             forwards=self.forwards + other.forwards,
             input_gradients=self.input_gradients + other.input_gradients,

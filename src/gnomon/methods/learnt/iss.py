@@ -116,12 +116,14 @@ def _own(block: Block, op: Op) -> tuple[str, int] | None:
     if op.captured is None:
         return None
     found = [match for name in op.inputs if (match := RECURRENT.match(name))]
+    # Four rows of the recurrent matrix for each unit: a GRU has three, a plain RNN one.
     if not found or _first(block, found[0][0]) != GATES * _last(block, found[0][0]):
         return None
     prefix = found[0][1]
     if any(name.endswith("_reverse") or ".weight_hr_" in f".{name}" for name in op.inputs):
         raise PlanError(f"{op.path} runs both ways or projects its units, whose components are others; ISS leaves it")
     weights = {name for name in op.inputs if block.tensor(name).kind == "parameter"}
+    # The first tensor that is no weight is the sequence; what follows are states to begin with.
     givens = [name for name in op.inputs if name not in weights and block.tensor(name).is_float][1:]
     zeros = {name for other in block.ops if not other.inputs for name in other.outputs}
     if any(name not in zeros for name in givens):
@@ -136,6 +138,7 @@ def _readers(block: Block, lstm: Op) -> list[str]:
     for name in lstm.outputs[1:]:
         if any(name in op.inputs for op in block.ops) or name in block.outputs:
             raise PlanError(f"{lstm.path}'s last state is read, which would have fewer units; ISS leaves it")
+    # Ends, as ops of a block come after what they read.
     while waiting:
         name = waiting.pop()
         if name in block.outputs:

@@ -218,7 +218,7 @@ class RecomputeController:
 
 def settings_of(plan: Plan) -> MimoseSettings:
     """What a plan that names the method asks for. PlanError for parameters that mean nothing."""
-    read = METHOD.parameters_of(next(one for one in plan.schedule.passes if one.name == NAME))
+    read = METHOD.read_from(plan)
     budget, collect = parse_bytes(str(read["budget"])), int(read["collect"])
     if budget < 1 or collect < 1:
         raise PlanError(f"pass {NAME}: budget = {read['budget']!r} and collect = {collect} must be above 0")

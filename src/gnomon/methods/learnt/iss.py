@@ -69,7 +69,7 @@ class Lstm:
 
 def settings_of(plan: Plan) -> IssSettings:
     """What a plan that names the method asks for. PlanError for parameters that mean nothing."""
-    read = METHOD.parameters_of(next(one for one in plan.schedule.passes if one.name == NAME))
+    read = METHOD.read_from(plan)
     decay, threshold, freeze_at = (float(read[name]) for name in ("decay", "threshold", "freeze_at"))
     if not 0 <= decay < float("inf") or threshold < 0 or not isfinite(threshold) or not 0 < freeze_at < 1:
         raise PlanError(

@@ -51,7 +51,7 @@ class NxmSettings:
 
 def settings_of(plan: Plan) -> NxmSettings:
     """What a plan that names the method asks for. PlanError for parameters that mean nothing."""
-    read = METHOD.parameters_of(next(one for one in plan.schedule.passes if one.name == NAME))
+    read = METHOD.read_from(plan)
     pattern, rho, every, mask_at = str(read["pattern"]), float(read["rho"]), int(read["every"]), float(read["mask_at"])
     n, separates, m = pattern.partition(":")
     if not (separates and n.isdigit() and m.isdigit() and 0 < int(n) < int(m) <= MOST):

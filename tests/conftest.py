@@ -10,7 +10,7 @@ import gc
 import os
 
 # What collection makes (modules, ten thousand tests) stays to the end: to look through it for garbage, again and again
-# as it grows, takes a fifth of collection. `pytest_collection_finish` turns the collector on again.
+# as it grows, takes a fifth of collection. `pytest_runtestloop` turns the collector on again.
 gc.disable()
 
 # Of torch, here and in processes that tests start; before anything loads it. As many processes run tests as there are
@@ -32,7 +32,8 @@ settings.register_profile("explore", max_examples=2000, deadline=None)
 settings.load_profile("ci")
 
 
-def pytest_collection_finish() -> None:
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtestloop() -> None:
     """Garbage is collected from here on, among what the tests make."""
     gc.freeze()
     gc.enable()

@@ -290,3 +290,29 @@ def test_columns_says_the_width(monkeypatch: pytest.MonkeyPatch, capsys: pytest.
         assert main(["predict", "llama-3.1-8b", "--on", "8xh100-sxm"]) in (0, 1)
         wide.append(max(map(len, capsys.readouterr().out.splitlines())))
     assert wide[0] <= 80 < wide[1] <= 110
+
+
+EMPTY = {
+    "run nothing.toml --data text": "`gnomon plan -o FILE` writes a plan",
+    "predict --plan nothing.toml": "`gnomon plan -o FILE` writes a plan",
+    "explain --plan nothing.toml": "",
+    "predict gpt2 --on nothing.toml": "",
+    "compare nothing.timeline nothing.timeline": "`gnomon predict --timeline FILE`",
+    "report nothing.timeline": "`gnomon predict --timeline FILE`",
+    "checkpoint verify folder": "there is no checkpoint in it",
+}
+
+
+@pytest.mark.parametrize("command", EMPTY)
+def test_what_is_empty_is_not_said_to_be_damaged(
+    command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Nor is its first line, which it has not, or its last."""
+    monkeypatch.chdir(tmp_path)
+    for name in ("nothing.toml", "nothing.timeline"):
+        (tmp_path / name).write_text("")
+    (tmp_path / "folder").mkdir()
+    assert main(command.split()) == 2
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1 and EMPTY[command] in said
+    assert not any(word in said.lower() for word in ("newline", "missing header", "half-written"))

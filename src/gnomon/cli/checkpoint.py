@@ -44,7 +44,7 @@ def _found(name: str, *, all_of_them: bool = False) -> list[Path]:
     """The checkpoint that is meant, or all of a folder. InputError where there is none."""
     path = Path(name).expanduser()
     there: Sequence[Path] = load_late("gnomon.runtime.checkpoint.record:checkpoints")(path)
-    if (path / "gnomon.json").exists() or (all_of_them and not there and path.is_dir()):
+    if (path / "gnomon.json").exists() or (all_of_them and not there and path.is_dir() and any(path.iterdir())):
         return [path]
     if all_of_them and there:
         return list(there)

@@ -92,7 +92,8 @@ def load_cluster(text: str | bytes, *, source: str = "cluster.toml") -> Cluster:
     """
     mapping = parse_toml(text, source)
     if "schema" not in mapping:
-        raise InputError(f'{source}: Missing header; the first line must be `schema = "{Cluster.SCHEMA}"`', "$")
+        missing = "Missing header" if mapping else "It is empty"
+        raise InputError(f'{source}: {missing}; the first line must be `schema = "{Cluster.SCHEMA}"`', "$")
     groups = mapping.get("groups")
     if isinstance(groups, list):
         mapping["groups"] = [_filled_group(group) for group in groups]

@@ -106,6 +106,8 @@ def load_plan(path: str | Path) -> PlanFile | Plan:
     """A plan file, or a plan that does not say what it is for; errors as `load_plan_file`. It is read once, so that it
     may be a pipe."""
     text = schema.read_file(path)
+    if not text.strip():
+        raise InputError(f"{path}: it is empty; `gnomon plan -o FILE` writes a plan", "$")
     return _read(path, text) if _is_plan_file(path, text) else schema.load(Plan, text, source=str(path))
 
 

@@ -61,7 +61,8 @@ def load_packaged(cls: type[T], path: Path) -> T:
 def _of_file(cls: type[T], mapping: Mapping[str, object], source: str) -> T:
     try:
         if getattr(cls, "SCHEMA", None) and "schema" not in mapping:
-            raise InputError(f'Missing header; the first line must be `schema = "{_header(cls)}"`', "$")
+            missing = "Missing header" if mapping else "It is empty"
+            raise InputError(f'{missing}; the first line must be `schema = "{_header(cls)}"`', "$")
         return from_mapping(cls, mapping)
     except InputError as error:
         message = str(error).removesuffix(f" - at `{error.path}`")

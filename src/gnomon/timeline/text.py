@@ -145,6 +145,10 @@ class _Lines:
     """The lines of a text, read from the first to the last."""
 
     def __init__(self, text: str, source: str) -> None:
+        if not text:
+            raise FormatError(
+                "it is empty; `gnomon predict --timeline FILE` and `gnomon run --timeline FILE` write one", source
+            )
         if not text.endswith("\n"):
             raise FormatError("the text must end with a newline; it may have been cut off", source)
         self.rest = text[:-1].split("\n")

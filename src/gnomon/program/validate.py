@@ -41,8 +41,8 @@ def structure_of(program: Program) -> Structure | None:
     deps = dependencies(program)
     if deps.problems or collective_orders(program):
         return None
-    # Without the reason for a deadlock, which takes a search for its cycle: a search over plans only asks whether one
-    # runs.
+    # Without the reason for a deadlock, whose cycle takes long to find: a pass that tries many orders only asks whether
+    # one runs.
     play = order(program, deps, why=False)
     return Structure(program=program, deps=deps, order=play) if isinstance(play, Order) else None
 

@@ -21,7 +21,7 @@ from gnomon.prices.allocator import (
     least_overhead,
     place_memory,
     reserved_estimate,
-    reserved_least,
+    reserved_when_full,
     round_up,
     segment_bytes,
     workspace_bytes,
@@ -230,7 +230,7 @@ def test_peaks_do_not_fall_and_what_is_needed_decides(
     assert actual.peak_bytes <= actual.usual_bytes <= fuller.usual_bytes
     # On a whole device what decides is the least that must be there, not what usually is.
     if on.kind != "tpu" and largest <= allocated:
-        needed = reserved_least(allocated, stack) + least_overhead(on, stack, groups)
+        needed = reserved_when_full(allocated, stack) + least_overhead(on, stack, groups)
         assert (actual.peak_bytes <= on.memory_bytes) == (needed <= on.memory_bytes)
 
 

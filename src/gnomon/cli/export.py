@@ -98,7 +98,7 @@ def export_file(file: PlanFile, program: str) -> Export:
     check(file.plan, graph, machines, file.workload)
     per_node = max(node.count for node in machines.nodes)
     asked = asked_for(Path(file.model).name, config, graph, file.plan, file.workload, per_node)
-    if programs.find(program).tune is not None:
+    if programs.find(program).finetune_draft is not None:
         name, adapters = parse_adapters(file.model)
         path = str(Path(name).parent) if name.endswith("config.json") else name if Path(name).is_dir() else ""
         base = read_config(name) if adapters is not None else (config, graph)
@@ -127,7 +127,7 @@ def export_job(options: ExportOptions) -> Export:
     if adapters is None and name in CONFIGS and network_graph(CONFIGS[name]()) == job_model:
         config = CONFIGS[name]()
     asked = asked_for(job_model.name, config, job_model, request.plan, request.workload, per_node)
-    if programs.find(options.to).tune is not None:
+    if programs.find(options.to).finetune_draft is not None:
         asked = replace(asked, base=base, stack=request.stack, model_id=options.network or "")
     return exported(asked, draft(asked))
 
@@ -135,7 +135,7 @@ def export_job(options: ExportOptions) -> Export:
 def _writer(program: str) -> Callable[[ExportRequest], Draft]:
     """What writes for a program. InputError for one that there is no export to."""
     found = programs.find(program) if program in programs.names() else None
-    draft = None if found is None else found.write or found.tune
+    draft = None if found is None else found.write or found.finetune_draft
     if draft is None:
         known = programs.exported_to()
         raise InputError(f"no export to {program[:40]!r}{nearest(program[:40], known)}; known: {', '.join(known)}")

@@ -70,7 +70,7 @@ class Format:
     """The job of a file. Raises InputError or FormatError with the fix."""
     write: Callable[[ExportRequest], Draft] | None = None
     """A plan as one of its files; None where it is read only."""
-    tune: Callable[[ExportRequest], Draft] | None = None
+    finetune_draft: Callable[[ExportRequest], Draft] | None = None
     """The same of a program that fine-tunes around PyTorch: what its file says of adapters, loss and sharding. Changes
     of a job of its own are in its terms."""
     learnt: Callable[[Mapping[str, object]], Learnt] | None = None

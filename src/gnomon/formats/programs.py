@@ -38,7 +38,7 @@ def writable_programs() -> tuple[str, ...]:
 
 def exported_to() -> tuple[str, ...]:
     """Names of the programs that `gnomon export` writes for."""
-    return tuple(name for name in names() if find(name).write is not None or find(name).tune is not None)
+    return tuple(name for name in names() if find(name).write is not None or find(name).finetune_draft is not None)
 
 
 def stacks() -> tuple[str, ...]:

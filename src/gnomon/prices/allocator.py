@@ -65,7 +65,10 @@ RESERVED_SHARE = Figure(
 )
 """What the allocator usually holds beyond the peak of allocated bytes, as a share of it."""
 RESERVED_SHARE_LOW = Figure(value=0.008, source=f"10th percentile of {_LOGS}", date="2026-11", confidence="partly")
-LEAST_SHARE = Figure(
+"""The least that the allocator was seen to hold beyond the peak of allocated bytes, as a share of it. Less than
+`FULL_DEVICE_SHARE`, because it has no allowance for what a prediction leaves out: it tells which plans a job that is
+known to have run may have had."""
+FULL_DEVICE_SHARE = Figure(
     value=0.035,
     source="predicted peaks are too small, in the median, by 1.4% (662 functional tests of Megatron-LM), "
     "3.6% (70 runs of BLOOM) and 5% and more (three jobs of torchtitan, "
@@ -73,11 +76,12 @@ LEAST_SHARE = Figure(
     "12 messages of jobs that ran out of memory, 0 to 1.3%: huggingface/transformers#3360 and #7177, lm-sys/FastChat"
     "#1781, hpcaitech/ColossalAI#4537, imoneoi/openchat#34, tatsu-lab/stanford_alpaca#189, mistralai/mistral-finetune"
     "#69, modelscope/ms-swift#9191, axolotl-ai-cloud/axolotl#998, verl-project/verl#5840, Morizeyao/GPT2-Chinese#104, "
-    "deepspeedai/DeepSpeed#115)",
+    "deepspeedai/DeepSpeed#115): 3.5% in all",
     date="2026-11",
     confidence="partly",
 )
-"""What the allocator holds beyond the predicted peak of allocated bytes on a device that is full, as a share of it."""
+"""What a device that is full must have beyond the predicted peak of allocated bytes, as a share of it: the verdict
+`does not fit` is given by it."""
 EXPANDABLE_SHARE = Figure(
     value=0.06,
     source="as without: three published jobs of torchtitan reserve 6.9, 10.5 and 12.8% more than the tensors that are "
@@ -212,7 +216,7 @@ def reserved_estimate(allocated: float, largest: float, stack: Stack, *, limit_b
 
     largest: bytes of the largest tensor; never less than a segment for it. limit_bytes: what the device has left for
     the allocator: it gives free segments back before it fails, so reserves no more than that as long as the least it
-    needs (LEAST_SHARE) fits. A stack that does not say how it allocates is taken to use plain segments.
+    needs (FULL_DEVICE_SHARE) fits. A stack that does not say how it allocates is taken to use plain segments.
     The usual value of a wide spread: a tenth of the published logs reserve 38% more than they allocate.
     """
     usual = _pages(max(allocated * (1 + _usual_share(stack)), segment_bytes(int(largest))))
@@ -221,12 +225,12 @@ def reserved_estimate(allocated: float, largest: float, stack: Stack, *, limit_b
     if limit_bytes is None or usual <= limit_bytes:
         return usual
     # On a device that is full, at least what it cannot do without.
-    return max(min(usual, limit_bytes), reserved_least(allocated, stack))
+    return max(min(usual, limit_bytes), reserved_when_full(allocated, stack))
 
 
-def reserved_least(allocated: float, stack: Stack) -> int:
-    """Bytes that the allocator needs at the least for that predicted peak, in whole segments."""
-    return int(_pages(allocated * (1 + min(_usual_share(stack), LEAST_SHARE.value))))
+def reserved_when_full(allocated: float, stack: Stack) -> int:
+    """Bytes that the allocator holds for that predicted peak on a device that is full, in whole segments."""
+    return int(_pages(allocated * (1 + min(_usual_share(stack), FULL_DEVICE_SHARE.value))))
 
 
 def _usual_share(stack: Stack) -> float:
@@ -291,7 +295,7 @@ def least_overhead(device: Device, stack: Stack, communicators: int) -> Bytes:
     verdict of not fitting is given against this, since runs are tuned to the last GiB.
     """
     usual = device_overhead(device, stack, communicators)
-    if stack.workspace.preloaded_kernels:  # of an age with it: every group connects at once, with buffers of its own
+    if stack.workspace.preloaded_kernels:  # as old: in such releases of NCCL every group has buffers from the start
         return usual
     one = communicator_bytes(device) if communicators else 0
     return min(usual, round(_context(device, stack)) + one) if device.kind == "gpu" else usual
@@ -308,7 +312,8 @@ class PlacedMemory:
     usual_bytes: Bytes
     """Bytes of both together where there is room to spare; more than the device has where the job must do with less."""
     least_bytes: Bytes
-    """Bytes of both together with the fewest gaps, if predictions leave nothing out."""
+    """Bytes of both together with the fewest gaps, if predictions leave nothing out (`RESERVED_SHARE_LOW`): at most
+    those with which a device is full."""
 
     @property
     def peak_bytes(self) -> Bytes:
@@ -329,11 +334,11 @@ def place_memory(
 ) -> PlacedMemory:
     """Tensors whose bytes peak at `allocated`, with what the allocator holds around them.
 
-    largest: bytes of the largest tensor. flat: of tensors that no block which others have left can hold. early: of
-    parameters gathered before they are needed. What must be there is less than what usually is, and a job that needs
-    the room gets it: communicators and free segments take less on a device that is full. The peak does not fall as
-    `allocated` grows. On a TPU there is nothing besides the tensors, and XLA, which knows its memory as it schedules,
-    gathers parameters no earlier than there is room.
+    largest: bytes of the largest tensor. flat: bytes of tensors that fit into no block that others have freed, so
+    that they take segments of their own. early: bytes of parameters gathered before they are needed. Overhead shrinks
+    on a device that is full: its allocator returns free segments, and communicators beyond the first take less. The
+    peak does not fall as `allocated` grows. On a TPU there is nothing besides the tensors, and XLA, which knows its
+    memory as it schedules, gathers parameters no earlier than there is room.
     """
     outside = device_overhead(device, stack, communicators, exchange_peers=exchange_peers)
     if device.kind == "tpu":  # XLA lays memory out before it runs: no segments
@@ -342,7 +347,7 @@ def place_memory(
         return PlacedMemory(reserved_bytes=least, outside_bytes=outside, usual_bytes=usual, least_bytes=least + outside)
     # Usual first; then, if tensors and usual overhead do not fit, overhead shrinks as far as it can.
     usual = int(reserved_estimate(allocated, largest, stack)) + flat + outside
-    needed = reserved_least(allocated, stack)
+    needed = reserved_when_full(allocated, stack)
     if needed + outside > device.memory_bytes:
         outside = max(least_overhead(device, stack, communicators), device.memory_bytes - needed)
     room = device.memory_bytes - outside

@@ -247,7 +247,7 @@ SPELLED = TrainerTerms(
 """Its words for changes."""
 
 
-def _tune(asked: ExportRequest) -> Draft:
+def _finetune_draft(asked: ExportRequest) -> Draft:
     """A plan as its YAML."""
     t = tuning(asked, PROGRAM, axes=("pp", "ep", "etp"))
     values: dict[str, object] = {
@@ -310,6 +310,6 @@ FORMAT = Format(
     files="YAML of `axolotl train`",
     looks=_looks,
     read=_read,
-    tune=_tune,
+    finetune_draft=_finetune_draft,
     learnt=_learnt,
 )

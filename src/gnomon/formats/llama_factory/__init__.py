@@ -249,7 +249,7 @@ SPELLED = TrainerTerms(
 """Its words for changes."""
 
 
-def _tune(asked: ExportRequest) -> Draft:
+def _finetune_draft(asked: ExportRequest) -> Draft:
     """A plan as its YAML."""
     t = tuning(asked, PROGRAM)
     values: dict[str, object] = {
@@ -309,6 +309,6 @@ FORMAT = Format(
     files="YAML of `llamafactory-cli train`, or the command itself",
     looks=_looks,
     read=_read,
-    tune=_tune,
+    finetune_draft=_finetune_draft,
     learnt=_learnt,
 )

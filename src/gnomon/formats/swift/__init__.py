@@ -171,7 +171,7 @@ def _by_trainer(source: Source, given: ReadContext, word: str) -> Job:
     return finished(source, given, asked, NEUTRAL, INEXPRESSIBLE, assumed, SPELLED)
 
 
-def _tune(asked: ExportRequest) -> Draft:
+def _finetune_draft(asked: ExportRequest) -> Draft:
     """A plan as a command of `swift sft`."""
     t = tuning(asked, PROGRAM, axes=("pp", "ep", "etp", "tp"))
     values: dict[str, object] = {
@@ -412,6 +412,6 @@ FORMAT = Format(
     files="commands of `swift sft`, `swift rlhf` and `megatron sft`",
     looks=_looks,
     read=_read,
-    tune=_tune,
+    finetune_draft=_finetune_draft,
     learnt=_learnt,
 )

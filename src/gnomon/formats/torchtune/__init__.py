@@ -217,7 +217,7 @@ TERMS = Terms(
 """Its words for changes."""
 
 
-def _tune(asked: ExportRequest) -> Draft:
+def _finetune_draft(asked: ExportRequest) -> Draft:
     """A plan as the YAML of `tune run full_finetune_distributed`, or of the recipe with LoRA."""
     t = tuning(asked, PROGRAM, axes=("pp", "ep", "etp"))
     base = parse_adapters(asked.graph.name)[0]
@@ -302,5 +302,5 @@ FORMAT = Format(
     files="YAML of `tune run`",
     looks=_looks,
     read=_read,
-    tune=_tune,
+    finetune_draft=_finetune_draft,
 )

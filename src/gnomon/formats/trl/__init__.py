@@ -185,7 +185,7 @@ SPELLED = replace(
 """Its words for changes."""
 
 
-def _tune(asked: ExportRequest) -> Draft:
+def _finetune_draft(asked: ExportRequest) -> Draft:
     """A plan as the YAML of `trl sft --config`, with PEFT's adapters."""
     t = tuning(asked, PROGRAM)
     values: dict[str, object] = {
@@ -232,6 +232,6 @@ FORMAT = Format(
     files="YAML of TRL's scripts, and the commands that start them",
     looks=_looks,
     read=_read,
-    tune=_tune,
+    finetune_draft=_finetune_draft,
     learnt=_learnt,
 )

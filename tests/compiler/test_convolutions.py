@@ -89,6 +89,44 @@ def test_what_is_not_a_number_stays_so_behind_a_relu() -> None:
     torch.testing.assert_close(made, wanted, rtol=2e-4, atol=2e-5, equal_nan=True)
 
 
+class Inverted(nn.Module):
+    """Of a mobile network: pixels to more channels, a convolution of each alone, pixels to fewer, the input added."""
+
+    def __init__(self, channels: int, more: int, act: type[nn.Module]) -> None:
+        super().__init__()
+        self.up, self.each = nn.Conv2d(channels, more, 1, bias=False), nn.Conv2d(more, more, 3, 1, 1, groups=more)
+        self.down, self.norm, self.act = nn.Conv2d(more, channels, 1), nn.BatchNorm2d(more), act()
+
+    def forward(self, x: Any) -> Any:
+        return x + self.down(self.act(self.each(self.act(self.norm(self.up(x))))))
+
+
+@pytest.mark.parametrize("lost", [False, True], ids=["one kernel", "apart"])
+def test_work_behind_single_pixels_is_part_of_them(lost: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in double; NaN and what GELU has an answer of its own for are ATen's; where the kernel lost, the graph is
+    compiled with its work apart."""
+    parts = [Inverted(5, 9, nn.SiLU), Inverted(5, 9, nn.GELU), nn.Conv2d(5, 4, 1), nn.Hardswish()]
+    model, x = nn.Sequential(*parts).eval(), torch.randn(2, 5, 6, 7)
+    fast = torch.compile(model, backend=backend.gnomon)
+    monkeypatch.setattr(convolutions.Pixels, "lost", property(lambda self: lost and bool(self.work)))
+    monkeypatch.setattr(convolutions, "slower", lambda made: False)
+    with torch.no_grad():
+        for _ in range(3):
+            torch.testing.assert_close(fast(x).double(), deepcopy(model).double()(x.double()), rtol=1e-4, atol=1e-5)
+        told = explained(backend.reports[-1])["pixels"]
+        taken = [one["operations"] for one in told]
+        assert taken[0] == ["convolution", "batch norm"] + ["silu"] * (not lost)
+        assert taken[-1] == ["convolution"] + ["hardswish"] * (not lost)
+        x[0, 1, 2, 3], x[1, 2, 4, 4] = float("nan"), 1e38
+        assert_near(fast(x), model(x))
+        model[0].up.weight.mul_(2)
+        assert_near(fast(x), model(x))
+
+
+def assert_near(made: Any, wanted: Any) -> None:
+    torch.testing.assert_close(made, wanted, rtol=2e-4, atol=2e-5, equal_nan=True)
+
+
 def test_a_network_in_bfloat16_is_as_near_as_eager_to_one_in_double() -> None:
     torch.manual_seed(0)
     model, x = network().bfloat16(), torch.randn(2, 3, 33, 31).bfloat16()

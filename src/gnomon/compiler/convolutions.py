@@ -1,13 +1,14 @@
 """Convolutions of inference with what follows them, channels last, by weights that are packed once.
 
-In a graph without gradients a convolution, the batch norm after it (of running statistics), a sum with another tensor
-and a ReLU are one call of oneDNN's. ATen reorders weights and images in every call; here weights are multiplied by the
-batch norm and packed once, and images lie channels last from one convolution to the next. A float32 convolution of
-single pixels is a linear layer instead, which reads weights as they lie (`linear`). `fuse(graph)` puts a `Convolution`
+In a graph without gradients a convolution, the batch norm after it (of running statistics) and a sum with another
+tensor are one call of oneDNN's, and a ReLU follows in its memory. ATen reorders weights and images in every call; here
+weights are multiplied by the batch norm and packed once, and images lie channels last from one convolution to the next.
+A float32 convolution of single pixels is a linear layer instead, which reads weights as they lie (`linear`), with all
+pointwise work behind it (SiLU, GELU, hardswish) on sums that are still in registers. `fuse(graph)` puts a `Convolution`
 in place of each and orders the dims of what others read. A digest of packed weights and statistics is compared in every
 call, at the cost of reading them once, so that what is written by whatever means is packed again. Each is tried
-(`gate`); where all together are slower than ATen's, or one is wrong, the graph is compiled without them. Float32
-and bfloat16 (weights are multiplied by the batch norm in float32), images of fixed sizes.
+(`gate`); where all together are slower than ATen's, or one is wrong, the graph is compiled without them. Float32 and
+bfloat16 (weights are multiplied by the batch norm in float32), images of fixed sizes.
 """
 
 from __future__ import annotations
@@ -24,7 +25,9 @@ import torch
 from torch import Tensor, fx
 
 from gnomon.compiler import gate, linear
+from gnomon.compiler.body import UnfitError
 from gnomon.compiler.build import address_of, kernel_of
+from gnomon.compiler.chains import Link, epilogue
 from gnomon.compiler.gate import Trial
 from gnomon.compiler.node import Node
 from gnomon.compiler.products import dtypes
@@ -239,17 +242,41 @@ class Convolution(TriedKernel):
 
 
 class Pixels(Convolution):
-    """One of single pixels in float32: a linear layer of all pixels, by a kernel that reads weights as they lie."""
+    """One of single pixels in float32: a linear layer of all pixels, by a kernel that reads weights as they lie, with
+    pointwise work behind it."""
 
-    def __init__(self, *args: Any) -> None:
+    def __init__(self, *args: Any, work: Sequence[Node] = (), ended: linear.Ended = ()) -> None:
+        """Is not tried yet. work: pointwise operations that follow, each of what the last gave; ended: their C++."""
         super().__init__(*args)
-        self.text = linear.source()
+        self.work = [
+            (node.target, [None if isinstance(a, fx.Node) else a for a in node.args], node.kwargs) for node in work
+        ]
+        self.form = linear.LinearForm(epilogue=ended)
+        self.text = linear.source(self.form)
         self.source = f"{self.text}// {self.source}"
+
+    def aten(self, *args: Tensor) -> Tensor:
+        """Runs PyTorch's operations, one after another."""
+        return self._worked(super().aten(*args))
+
+    def _worked(self, out: Tensor) -> Tensor:
+        for target, args, named in self.work:
+            out = target(*(out if a is None else a for a in args), **named)
+        return out
+
+    def _by_onednn(self, *args: Tensor) -> Tensor:
+        return self._worked(super().run(*args))
+
+    @property
+    def lost(self) -> bool:
+        """Whether its work is PyTorch's now, as the kernel with it is not the fastest."""
+        trial = self.trials.get(())
+        return bool(self.work) and trial is not None and (not trial.kept or trial.second_kept)
 
     def trial(self) -> Trial:
         """Makes a new trial: of our kernel, then of oneDNN's with packed weights."""
         listed = self._listed
-        second = (self.source.removeprefix(linear.source()), listed(super().run))
+        second = (self.source.removeprefix(str(self.text)), listed(self._by_onednn))
         return Trial(self.source, listed(self.run), listed(self.aten), second=second)
 
     def __call__(self, *args: Tensor) -> Any:
@@ -263,15 +290,20 @@ class Pixels(Convolution):
             return None
         spends = self.spends and not self.in_call
         if trial.second_kept:
-            return super()._in_place if spends else super().run
-        return self.aten if not trial.kept else self._in_place if spends else self.run
+            return super()._in_place if spends and not self.work else self._by_onednn
+        if not trial.kept:
+            return self.aten
+        # with work a kernel may find that ATen has an answer of its own, and what is added has to be there still
+        return self._in_place if spends and not self.work else self.run
 
     def step(self, node: Node) -> list[KernelCall | Operation] | None:
         """What C++ calls in a node's place: our kernel or oneDNN's."""
-        trial, function = self.trials.get(()), linear.kernel()
+        trial, function = self.trials.get(()), linear.kernel(self.form)
         if trial is None or trial.kept is None or function is None:
             return None
         if trial.second_kept or not trial.kept:
+            if self.work:
+                return None
             return self._packed_step(node) if trial.second_kept else self._aten_steps(node)
         x, *rest = node.args
         inputs = [("x", x), *([("added", rest.pop(0))] if self.added else []), ("w", rest.pop(0))]
@@ -305,7 +337,7 @@ class Pixels(Convolution):
         weight, *norm = (one.contiguous() for one in tensors)
         bias = norm.pop(0) if self.bias else None
         x, step = x.contiguous(memory_format=LAST), self.stride[0]
-        out = linear.pixels(x, weight, bias, norm, self.eps or 0.0, step, added, self.relu, into)
+        out = linear.pixels(x, weight, bias, norm, self.eps or 0.0, step, added, self.relu, into, self.form)
         return self.aten(*args) if out is None else out
 
 
@@ -318,14 +350,15 @@ def slower(made: Sequence[Convolution]) -> bool:
 
 
 # ---- in a graph of ATen's
-def fuse(graph: fx.Graph) -> list[Convolution]:
-    """Puts a `Convolution` in place of each convolution with what follows it; returns them."""
+def fuse(graph: fx.Graph, works: bool = True) -> list[Convolution]:
+    """Puts a `Convolution` in place of each convolution with what follows it; returns them. works: whether pointwise
+    work is taken in by those of single pixels."""
     if not torch.backends.mkldnn.is_available() or not torch.backends.mkldnn.enabled or _digest() is None:
         return []
     found = [node for node in graph.nodes if _taken(node)]
     if len(found) < FEWEST:
         return []
-    made = [_fused(graph, node) for node in found]
+    made = [_fused(graph, node, works) for node in found]
     for node in made:
         node.target.spends = _spends(node)
     _turn(graph, made)
@@ -375,7 +408,7 @@ def _norm(node: Node) -> tuple[Node, tuple[Node, ...], float] | None:
     return (first, tensors, float(norm.args[6])) if all(one.op == "placeholder" for one in tensors) else None
 
 
-def _fused(graph: fx.Graph, node: Node) -> Node:
+def _fused(graph: fx.Graph, node: Node, works: bool) -> Node:
     """One convolution with what follows it, as one node."""
     x, weight, bias, stride, padding, dilation = node.args[:6]
     gone, last, eps, tensors = [node], node, None, [weight, *([] if bias is None else [bias])]
@@ -396,7 +429,15 @@ def _fused(graph: fx.Graph, node: Node) -> Node:
         last = user
         gone.append(user)
     sizes = (list(x.meta["val"].shape), list(stride), list(padding), list(dilation), node.args[8])
-    call = (Pixels if _of_pixels(node) else Convolution)(sizes, bias is not None, eps, added is not None, relu)
+    numbers = (sizes, bias is not None, eps, added is not None, relu)
+    call: Convolution
+    if _of_pixels(node):
+        work, ended = _work(last) if works else ([], ())
+        call = Pixels(*numbers, work=work, ended=ended)
+        gone += work
+        last = gone[-1] if work else last
+    else:
+        call = Convolution(*numbers)
     with graph.inserting_before(last):
         new = graph.call_function(call, (x, *([] if added is None else [added]), *tensors))
     new.meta.update(last.meta)
@@ -404,6 +445,36 @@ def _fused(graph: fx.Graph, node: Node) -> Node:
     for one in reversed(gone):
         graph.erase_node(one)
     return new
+
+
+def _work(node: Node) -> tuple[list[Node], linear.Ended]:
+    """(pointwise operations behind a convolution, each of what the last gave alone, their C++)."""
+    work: list[Node] = []
+    user = _only_user(node)
+    while user is not None and user.target in pointwise.FORMULAS and user.all_input_nodes == [(work or [node])[-1]]:
+        like = _value(user)
+        if (
+            like is None
+            or like.dtype != torch.float32
+            or user.kwargs.get("dtype")
+            or like.shape != node.meta["val"].shape
+        ):
+            break
+        if sum(isinstance(a, fx.Node) for a in user.args) != 1 or any(
+            isinstance(a, fx.Node) for a in user.kwargs.values()
+        ):
+            break
+        work.append(user)
+        user = _only_user(user)
+    if not work:
+        return [], ()
+    link = Link(
+        matmul=node, bias=None, x=node, weight=node, transposed=True, out=work[-1], after=tuple(work), others=()
+    )
+    try:
+        return work, epilogue(link)
+    except UnfitError:
+        return [], ()
 
 
 def _of_pixels(node: Node) -> bool:

@@ -16,6 +16,7 @@ import torch
 from gnomon.compiler.backend import CompiledGraph
 from gnomon.compiler.chains import Chain
 from gnomon.compiler.columns import Columns
+from gnomon.compiler.convolutions import Pixels
 from gnomon.compiler.forms import Forms
 from gnomon.compiler.live import LiveMatmul
 from gnomon.compiler.machine import Machine, this_machine
@@ -69,6 +70,7 @@ def explained(made: CompiledGraph) -> dict[str, Any]:
         "recurrent": recurrent,
         "stencils": stencils,
         "chains": [_chain(one, many) for one, many in Counter(made.chains).items()],
+        "pixels": [_pixels(one) for one in made.convolutions if isinstance(one, Pixels)],
         "tried": _tried(made),
         "chosen": _chosen(made),
         "previews": [
@@ -111,6 +113,26 @@ def _chosen(made: CompiledGraph) -> list[dict[str, Any]]:
         if not one.forms:
             out.append({"product": one.product.name, "counts": counts, **Forms().why()})
     return out
+
+
+def _pixels(one: Pixels) -> dict[str, Any]:
+    """Explains a convolution of single pixels with what surrounds it as one kernel."""
+    images, k, high, wide = one.image
+    step = one.stride[0]
+    rows = images * ((high - 1) // step + 1) * ((wide - 1) // step + 1)
+    names = ["convolution", *(["batch norm"] if one.eps is not None else []), *(["add"] if one.added else [])]
+    names += ["relu"] if one.relu else []
+    names += [str(target).split(".")[1] for target, _, _ in one.work]
+    trial = one.trials.get(())
+    own = trial is not None and bool(trial.kept) and not trial.second_kept
+    return {
+        "operations": names,
+        "pixels": rows,
+        "channels": k,
+        "kept": own,
+        "measured_s": one.verdict.get("kernel_s"),
+        "aten_s": one.verdict.get("aten_s"),
+    }
 
 
 def _chain(one: Chain, many: int) -> dict[str, Any]:
@@ -318,6 +340,12 @@ def lines(made: dict[str, Any], title: str) -> list[str]:
             f"  chain {' + '.join(one['operations'])} of {layers}{many} ({state})",
             f"    memory    {_mib(one['saved_bytes'])} stay in registers and caches",
             f"    time      measured {_us(one['measured_s'])}, apart {_us(one['apart_s'])}",
+        ]
+    for one in made["pixels"]:
+        state = "one kernel" if one["kept"] else "oneDNN or ATen"
+        out += [
+            f"  {' + '.join(one['operations'])} of {one['pixels']} pixels x {one['channels']} channels ({state})",
+            f"    time      measured {_us(one['measured_s'])}, ATen {_us(one['aten_s'])}",
         ]
     for one in made["columns"]:
         state = "kept" if one["kept"] else "given back to ATen"

@@ -144,7 +144,7 @@ def of_rows(x: Tensor, w: Tensor, relu: bool) -> LinearCall | None:
 
 def pixels(
     x: Tensor, w: Tensor, bias: Tensor | None, norm: Sequence[Tensor], eps: float, step: int, added: Tensor | None,
-    relu: bool, into: bool,
+    relu: bool, into: bool, form: LinearForm = PLAIN,
 ) -> Tensor | None:  # fmt: skip
     """A convolution of one pixel, of images that lie channels last. x (images, k, height, width), w (n, k, 1, 1); norm:
     the batch norm's gamma, beta, mean and variance, or nothing; added (images, n, ...) or None, into: whether the
@@ -160,7 +160,7 @@ def pixels(
     call.added = None if added is None else added.data_ptr()
     if norm:
         call.gamma, call.beta, call.mean, call.variance = (one.data_ptr() for one in norm)
-    return out if _run(call) else None
+    return out if _run(call, form) else None
 
 
 def of_pixels(sizes: Sequence[int], n: int, step: int, relu: bool, eps: float) -> LinearCall:

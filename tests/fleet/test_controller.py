@@ -67,7 +67,7 @@ class Machine:
     def began(self, name: str) -> int:
         return self.begun.get(name, 0)
 
-    def ended(self, name: str) -> tuple[int, int] | None:
+    def last_end(self, name: str) -> tuple[int, int] | None:
         return self.ends.get(name)
 
     def _end(self, name: str, status: int | None) -> None:

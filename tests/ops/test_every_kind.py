@@ -89,10 +89,10 @@ class Held:
     def add(self, grad: Tensor) -> None:
         self.grad += grad.view_as(self.grad)
 
-    def add_product(self, left: Tensor, right: Tensor) -> None:
+    def add_matmul(self, left: Tensor, right: Tensor) -> None:
         self.add(left.T @ right)
 
-    def add_products(self, pairs: Sequence[tuple[Tensor, Tensor]]) -> None:
+    def add_matmuls(self, pairs: Sequence[tuple[Tensor, Tensor]]) -> None:
         self.add(torch.stack([left @ right for left, right in pairs]))
 
     def add_rows(self, at: Tensor, rows: Tensor) -> None:

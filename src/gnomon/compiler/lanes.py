@@ -37,6 +37,8 @@ class Lanes:
     """Bytes of two numbers of x that meet two of bfloat16: these, or floats."""
     instructions: Mapping[int, float] = field(hash=False)
     """Of a row and a register of weights, by the bits of activations."""
+    few_bits: float
+    """Of a row and a register of codes of fewer than eight bits, with activations in eight."""
 
     def needed(self, bits: int) -> frozenset[str]:
         """Flags that kernels for activations of so many bits need."""
@@ -46,19 +48,19 @@ class Lanes:
 SETS = (
     Lanes(
         name="avx512", header="stored_avx512.h", side=16, needs=AVX512, dots=frozenset({"avx512_vnni"}),
-        flags="-mavx512vnni", vnni=True, pair_bytes=4, instructions={8: 1, 16: 1, 32: 1},
+        flags="-mavx512vnni", vnni=True, pair_bytes=4, instructions={8: 1, 16: 1, 32: 1}, few_bits=1,
     ),
     Lanes(
         name="avx2_vnni", header="stored_avx2.h", side=8, needs=AVX2, dots=frozenset({"avx_vnni"}),
-        flags="-mavxvnni", vnni=True, pair_bytes=8, instructions={8: 1, 16: 3, 32: 1},
+        flags="-mavxvnni", vnni=True, pair_bytes=8, instructions={8: 1, 16: 3, 32: 1}, few_bits=1,
     ),
     Lanes(
         name="avx2", header="stored_avx2.h", side=8, needs=AVX2, dots=frozenset(),
-        flags="", vnni=False, pair_bytes=8, instructions={8: 4, 16: 3, 32: 1},
+        flags="", vnni=False, pair_bytes=8, instructions={8: 4, 16: 3, 32: 1}, few_bits=2.5,
     ),
     Lanes(
         name="generic", header="stored_generic.h", side=4, needs=frozenset(), dots=frozenset(),
-        flags="", vnni=False, pair_bytes=8, instructions={8: 20, 16: 6, 32: 2},
+        flags="", vnni=False, pair_bytes=8, instructions={8: 20, 16: 6, 32: 2}, few_bits=20,
     ),
 )  # fmt: skip
 """From the widest."""

@@ -63,7 +63,8 @@ def storage_s(storage: Storage, shape: Shape, rows: int, held: float, rates: Rat
             bits = 8
         elif not isinstance(storage, Dense):
             raise InputError(f"no time is predicted of products by {storage.name}")
-        works = [(float(storage.bytes(shape)), _whole(shape, bits)[1] * _tiled(rows) * MULTIPLIED)]
+        few = isinstance(storage, Integers) and storage.bits < bits
+        works = [(float(storage.bytes(shape)), _whole(shape, bits, few)[1] * _tiled(rows) * MULTIPLIED)]
     return min(_both(moved, work, byte_s(held, rates, machine), rates) for moved, work in works)
 
 
@@ -96,11 +97,12 @@ def _work(storage: Sparse, kind: str, shape: Shape, rows: int) -> tuple[float, f
     return 6 * kept, work
 
 
-def _whole(shape: Shape, bits: int) -> tuple[float, float]:
-    """Returns the bytes of a whole matrix of so many bits as it is laid here, and a row's instructions."""
+def _whole(shape: Shape, bits: int, few: bool = False) -> tuple[float, float]:
+    """Returns the bytes of a whole matrix of so many bits as it is laid here, and a row's instructions. few: whether
+    its codes have fewer bits than the activations."""
     lanes = lanes_of(shape[0], bits)
     registers = -(-shape[0] // lanes.side) * shape[1] * bits / 32
-    return 4 * lanes.side * registers, registers * lanes.instructions[bits]
+    return 4 * lanes.side * registers, registers * (lanes.few_bits if few else lanes.instructions[bits])
 
 
 def _steps(storage: Sparse, form: SparseForm) -> float:

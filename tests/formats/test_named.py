@@ -64,3 +64,18 @@ def test_what_sees_images_is_refused_with_its_network_of_words(name: str) -> Non
 
 def test_networks_of_words_are_known() -> None:
     assert all(find_network(name) is not None for name in LANGUAGE_MODELS.values())
+
+
+@pytest.mark.parametrize("name", ["google-bert/bert-base-cased", "gpt2"])
+def test_a_script_that_loads_one_by_its_name_is_given_its_config(name: str) -> None:
+    transformers = pytest.importorskip("transformers")
+    torch = pytest.importorskip("torch")
+    from gnomon.frontend.script.hub import known_config
+
+    config = known_config(name)
+    assert config is not None
+    cls = transformers.AutoModelForMaskedLM if "bert" in name else transformers.AutoModelForCausalLM
+    with torch.device("meta"):
+        model = cls.from_config(transformers.AutoConfig.for_model(**config))
+    made = sum(parameter.numel() for parameter in model.parameters())
+    assert made == pytest.approx(network_graph(network_called(name)[0]).num_parameters(), rel=1e-3)

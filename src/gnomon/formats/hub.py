@@ -12,7 +12,7 @@ from pathlib import Path
 
 from gnomon.errors import CatalogueError, InputError
 from gnomon.formats.given import GIVE_MODEL, Network
-from gnomon.formats.huggingface.named import config_called, language_model
+from gnomon.formats.huggingface.named import Keys, config_called, language_model
 from gnomon.formats.huggingface.read import from_hf_config, read_hf_config
 from gnomon.formats.job import read_source
 from gnomon.models.presets import known_name
@@ -160,11 +160,14 @@ def plain_name(name: str) -> str:
 
 def _sized(name: str, plain: str) -> tuple[Network, str] | None:
     """A network of sizes that are known by name only."""
-    for spelled in (name.rpartition("/")[2].lower(), plain):
-        if (found := config_called(spelled)) is not None:
-            break
-    else:
+    found = sizes_called(name)
+    if found is None:
         return None
     keys, differs = found
-    model = from_hf_config(keys, spelled)
+    model = from_hf_config(keys, plain)
     return model.graph if model.config is None else model.config, f"{name}: {differs}" if differs else ""
+
+
+def sizes_called(name: str) -> tuple[Keys, str] | None:
+    """(config.json of a model that is known by name only, how it differs from the model or nothing); None for others."""
+    return config_called(name.rpartition("/")[2].lower()) or config_called(plain_name(name))

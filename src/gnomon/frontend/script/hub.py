@@ -23,7 +23,7 @@ from typing import Any
 import torch
 
 from gnomon.errors import GnomonError
-from gnomon.formats.hub import download, find_network, folder_of, is_hub_id
+from gnomon.formats.hub import download, find_network, folder_of, is_hub_id, sizes_called
 from gnomon.frontend.script.machine import PassThrough, Sharded, fully_shard, where
 from gnomon.frontend.script.seen import SEEN, NotHere, Stop
 from gnomon.frontend.script.unsloth import older_config, older_trainer, stand_in
@@ -59,7 +59,10 @@ def here(name: str) -> str:
 
 
 def known_config(name: str) -> dict[str, object] | None:
-    """The config.json of a model whose sizes the catalogue has, in the form of Llama and Qwen; None for others."""
+    """The config.json of a model whose sizes are known by its name, or are the catalogue's in the form of Llama and
+    Qwen; None for others."""
+    if (sized := sizes_called(name)) is not None:
+        return {**sized[0], "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}
     try:
         found = find_network(name)
     except GnomonError:

@@ -282,6 +282,7 @@ CLM = "torchrun --nproc_per_node 8 train.py --per_device_train_batch_size 1 --gr
         ("--lora_enable True --bits 4 --lora_r 16", "+qlora16:q_proj,v_proj"),
         ("--lora_enable True --bits 16 --lora_r 16", "+lora16:q_proj,v_proj"),
         ("--model_name_or_path unsloth/llama-3-8b-bnb-4bit --use_peft", "+qlora8:q_proj,v_proj"),
+        ("--use_qlora 1", "+qlora8:q_proj,v_proj"),
         ("--model_name_or_path gpt2 --use_lora", "+lora8:c_attn"),
         ("--model_name_or_path EleutherAI/pythia-1b --use_lora", "+lora8:query_key_value"),
     ],
@@ -320,3 +321,19 @@ def test_what_a_command_leaves_open_is_asked_for_by_its_flag(command: str, said:
     text = command.replace("$NONE", "$PRETRAINED")
     with pytest.raises(GnomonError, match=said):
         read(tmp_path, f'PRETRAINED=""\n{text}', ReadContext(devices=8))
+
+
+def test_a_script_with_an_empty_name_is_read_with_the_model_that_is_given_and_says_what_it_learns(
+    tmp_path: Path,
+) -> None:
+    text = 'PRETRAINED=""\ncolossalai run --nproc_per_node 8 train_dpo.py --pretrain $PRETRAINED --plugin zero2\n'
+    _, job = read(tmp_path, text)
+    assert any(one.value == "train_dpo" and "reference model" in one.why for one in job.unexpressed)
+
+
+def test_an_optimizer_a_parameter_of_swift_steps_after_backward(tmp_path: Path) -> None:
+    text = (
+        SWIFT + " --train_type full --use_galore true --galore_optim_per_parameter true --gradient_accumulation_steps 4"
+    )
+    _, job = read(tmp_path, text)
+    assert job.plan.optimizer.low_rank is not None

@@ -169,5 +169,5 @@ def _sized(name: str, plain: str) -> tuple[Network, str] | None:
 
 
 def sizes_called(name: str) -> tuple[Keys, str] | None:
-    """(config.json of a model that is known by name only, how it differs from the model or nothing); None for others."""
+    """(config.json of a model that is known by name only, how it differs from the model); None for others."""
     return config_called(name.rpartition("/")[2].lower()) or config_called(plain_name(name))

@@ -241,8 +241,9 @@ class Fields(Keys):
 
 
 def _a_letter_off(key: str, name: str) -> bool:
-    """Whether one of both is the other with a letter more, less or changed, or two of them."""
-    return abs(len(key) - len(name)) <= 2 and len(name) > 6 and SequenceMatcher(None, key, name).ratio() > 0.94
+    """Whether one of both is the other with a letter or two more, less or changed; of long names only, as short ones
+    that are close mean other things (use_lora, use_qlora)."""
+    return abs(len(key) - len(name)) <= 2 and len(name) > 12 and SequenceMatcher(None, key, name).ratio() > 0.94
 
 
 def with_job_fields(stack: Stack, source: str, **values: object) -> Stack:

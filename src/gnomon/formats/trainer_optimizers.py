@@ -171,7 +171,8 @@ def _by_switch(f: Fields, method: str, model: Network | str | None) -> tuple[Low
     swift = f.has("train_type") or f.has("tuner_type") or f.has("model")
     rank, every = (128, 50) if swift else (16, 200)
     named = f.raw(f"{method}_target") or f.raw(f"{method}_target_modules") or "all"
-    layerwise = flag(f, f"{method}_layerwise") or flag(f, f"{method}_optim_per_parameter")
+    layerwise = flag(f, f"{method}_layerwise")
+    f.ignore(f"{method}_optim_per_parameter")  # ms-swift's: an optimizer a parameter, all of which step after backward
     if flag(f, f"{method}_quantization"):
         f.report(f"{method}_quantization", Q_GALORE)
     f.ignore(*(f"{method}_{one}" for one in ("scale", "proj_type", "scale_type", "scale_front", "proj_quant")))

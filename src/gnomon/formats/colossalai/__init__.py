@@ -47,6 +47,16 @@ NETWORKS = {"7b": "llama-2-7b", "13b": "llama-2-13b", "70b": "llama-2-70b"}
 
 PLUGINS = ("gemini", "gemini_auto", "fsdp", "fsdp_cpu", "3d", "3d_cpu", "zero2", "zero2_cpu", "ddp")
 
+LEARNING = {
+    "train_dpo": "pairs of answers, and a reference model that is run forward: neither is priced",
+    "train_kto": "a reference model is run forward, which is not priced",
+    "train_orpo": "pairs of answers: priced as one sequence",
+    "train_rm": "pairs of answers, scored: priced as one sequence with a language model's loss",
+    "train_ppo": "generation, reward and value models are not priced, only the update",
+    "train_grpo": "generation and rewards are not priced, only the update",
+}
+"""Scripts of ColossalChat -> what of them is not priced."""
+
 IRRELEVANT = frozenset(
     """
     num_steps ignore_steps profile nsys no_cache save_* dataset* tokenizer_dir lr weight_decay warmup_* max_epochs
@@ -88,6 +98,8 @@ def _read(path: Path, given: ReadContext) -> Job:
     program = program_name(command.launch.program)
     own = program == "benchmark"  # the only one whose flags all have defaults that are known
     chat = program.startswith("train_")  # ColossalChat's defaults differ from the benchmark's
+    if (why := LEARNING.get(program)) is not None:
+        f.note_default("script", program, why)
     network = _network(f, given, path.resolve().parent, assumed, program)
     seq_len = given.seq_len or f.integer("max_length", 512 if chat else 4096)
     mesh = _mesh(f, plugin, devices)
@@ -137,7 +149,9 @@ def _fields(command: TrainCommand, given: ReadContext) -> Fields:
         for word in command.launch.options
     ]
     said = dashed(words)
-    if empty := [name for name, value in said.items() if value is True and RENAMED.get(name) == "config"]:
+    if given.model is not None:
+        said = {name: value for name, value in said.items() if RENAMED.get(name) != "config" or value is not True}
+    elif empty := [name for name, value in said.items() if value is True and RENAMED.get(name) == "config"]:
         raise InputError(f"{command.file}: --{empty[0]} has no name after it; give --model NAME", f"$.{empty[0]}")
     values = {RENAMED.get(name, name): value for name, value in said.items()}
     named = {name.lstrip("-").replace("-", "_"): text for name, text in command.options.items()}

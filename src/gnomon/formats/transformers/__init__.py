@@ -85,7 +85,7 @@ def _model(f: Fields, given: ReadContext, folder: Path, assumed: list[str]) -> N
     bits = f.integer("bits", 16)
     if bits not in (4, 8, 16, 32):
         f.fail("bits", f"{bits} bits: a frozen network is stored in 4 or 8, one that is not quantised in 16 or 32")
-    four = flag(f, "load_in_4bit") or flag(f, "q_lora") or bits == 4
+    four = flag(f, "load_in_4bit") or flag(f, "q_lora") or flag(f, "use_qlora") or bits == 4
     on = flag(f, "use_lora") or flag(f, "use_peft") or flag(f, "use_peft_lora") or flag(f, "lora_enable")
     targets = names_of(f.raw("lora_target_modules"))
     eight = flag(f, "load_in_8bit") or bits == 8

@@ -1,4 +1,4 @@
-"""`--budget`: processor time that a search may take, and how far the search is.
+"""`--budget`: CPU time that a search may take, and how far the search is.
 
 ^C spends it early; what was found until then is the answer.
 
@@ -18,7 +18,7 @@ from gnomon.search.budget import KeepGoing, until
 from gnomon.units import parse_seconds, show_seconds
 
 ONE, QUESTION = "60s", "10min"
-"""Processor time of a search for one plan, and of a question that takes several, unless --budget says otherwise."""
+"""CPU time of a search for one plan, and of a question that takes several, unless --budget says otherwise."""
 
 FIRST = 0.75
 """Share of a plan's budget that the exact search may take; what comes after it has the rest."""

@@ -31,12 +31,13 @@ def network_graph(model: Network | str) -> Graph:
             return preset(name)
         case DecoderConfig():
             return decoder(model)
-        case config:
+        case config:  # one of `Config`, the configs of other families
             return build(config)
 
 
 SEQ_LEN = 4096
-"""Tokens of a sequence when nobody says, and the model has positions for so many."""
+"""Tokens of a sequence where neither the file nor the user says it, in formats whose program has no default of its own;
+fewer for a model with fewer positions."""
 
 GIVE_MODEL = "give --model NAME (gnomon catalogue models), or --model path/to/config.json"
 """What to do where a file does not say the network."""
@@ -44,10 +45,10 @@ GIVE_MODEL = "give --model NAME (gnomon catalogue models), or --model path/to/co
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReadContext:
-    """What is given beside a job file; None and empty are what the file says, or its program's default."""
+    """What the user gives on top of a job file. None or empty: what the file says holds, or its program's default."""
 
     devices: int | None = None
-    """Of the machines that it is predicted on."""
+    """The number of all devices that the job is predicted on; None where nobody said it."""
     model: Network | str | None = None
     """In place of the file's network."""
     vocab_size: int | None = None

@@ -1,8 +1,9 @@
 """Experts for inference: which devices hold which, and copies of those that are asked for most, by a recorded load.
 
-`placed(rows, redundant, ep)` is the placement of one layer whose busiest device computes least: of all where they are
-few, else by `control.placing` (heaviest slots first, then moves). `loads(router, …)` is what that comes to over the
-layers of a recorded router, beside experts dealt out in order. Popularity is that of the record; what changes while a
+`place_experts(rows, redundant, ep)` places the experts of one layer so that the busiest expert-parallel rank has the
+fewest tokens: by trying every placement where they are few, else by the heuristic of `control.placing` (heaviest slots
+first, then moves). `loads(router, …)` is the load imbalance that this leaves over the layers of a recorded router, beside
+that of experts in order of their numbers. Popularity is that of the record; what changes while a
 server runs is the controller's (`control.placing.move`). Leaves out how rows travel.
 Source: Li et al. 2023 (Lina, ATC), section 5: replicas by popularity, the rest packed; Rajbhandari et al. 2022
 (DeepSpeed-MoE), section 5: experts over devices for inference.
@@ -21,12 +22,12 @@ from gnomon.plans.replicas import SCALE, Placement, in_order, rank_rows, slots
 from gnomon.plans.workload import RouterLoad
 
 FEW = 20_000
-"""Placements that are all looked at."""
+"""The most placements that are tried one by one; with more, the heuristic's is taken."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExpertLoads:
-    """Rows of the busiest device over the mean, averaged over the layers of a load."""
+    """Load imbalance: tokens of the busiest device over the mean of all, averaged over layers; 1 is even."""
 
     in_order: float
     """Experts dealt out as they are numbered, without copies."""
@@ -41,7 +42,7 @@ def place_experts(rows: Sequence[int], redundant: int, ep: int) -> Placement:
     beyond one for each expert. PlanError where devices would have unlike numbers of slots."""
     experts, each = len(rows), slots(len(rows), redundant, ep)
     found = place(rows, redundant, ep)
-    if comb(experts, each) ** ep > FEW:
+    if comb(experts, each) ** ep > FEW:  # an upper bound: about ep! of them differ only in which device is which
         return found
     best = max(rank_rows(rows, found, ep))
     for placement in _all(experts, each, ep):
@@ -52,7 +53,8 @@ def place_experts(rows: Sequence[int], redundant: int, ep: int) -> Placement:
 
 
 def _all(experts: int, each: int, ep: int) -> Iterator[Placement]:
-    """Every placement, devices in rising order of what they hold: they are alike."""
+    """Every placement, but for which device is which: devices are alike, so each set of them is made in one order only.
+    A device holds an expert once, and every expert is somewhere."""
     held = list(combinations(range(experts), each))
 
     def grown(first: int, chosen: tuple[tuple[int, ...], ...]) -> Iterator[Placement]:
@@ -67,7 +69,7 @@ def _all(experts: int, each: int, ep: int) -> Iterator[Placement]:
 
 
 def loads(router: RouterLoad, experts: int, redundant: int, ep: int) -> ExpertLoads:
-    """InputError where the devices cannot have so many."""
+    """The imbalance without and with placement. InputError where the slots, experts and copies, do not divide over ep."""
     try:
         rows = [[int(share * SCALE) for share in layer] for layer in router.computed_by_layer(experts).tolist()]
         plain = in_order(experts, 0, ep)

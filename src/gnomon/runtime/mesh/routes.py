@@ -1,8 +1,8 @@
 """Who sends which rows of a microbatch to whom, where stages divide it among other ranks or in other shares.
 
 `rows_of(plan, stage, size)` says which sequences each data-parallel rank of a stage takes, `routes` what one stage's
-ranks send another's so that all have theirs. Where both divide alike, that is one message to the rank in the same
-place. A tensor-parallel rank gets what it needs from the rank of the same index, counted round where there are fewer; a
+ranks send another's so that all have theirs. Where both divide alike, that is one message, to the rank of the same
+data-parallel index. A tensor-parallel rank receives from the sender's rank of the same index, modulo the sender's tp; a
 context-parallel one from the rank of its own part of the sequence.
 Left out: sequences cut in parts, and stages that divide a sequence differently; both are PlanErrors.
 """
@@ -47,7 +47,7 @@ class Waits(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Together:
-    """Several messages that are one to whoever waits."""
+    """Several messages, waited for as one."""
 
     parts: tuple[Waits, ...]
 

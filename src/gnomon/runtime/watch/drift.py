@@ -24,15 +24,16 @@ WORDS: Mapping[str, str] = {
 """Part of a step -> the name of its drift."""
 STRAGGLER, ALLOCATOR = "straggler", "allocator"
 LEAST = 0.10
-"""Excess over the step that is expected, below which nothing is said."""
+"""A drift is reported if it adds at least this share to the expected step."""
 BAND = 1.15
-"""Least that a part exceeds its prediction by: predictions of a narrower band are not taken at their word."""
+"""A part drifts from its prediction if it takes at least so many times as long, even where the prediction's band is
+narrower."""
 GROWN = 1.15
-"""Least growth of a part over the job's own first steps."""
+"""A part drifts from the job's own first steps if it takes at least so many times as long."""
 LEAK_BYTES = 16 << 20
-"""Least that memory has grown by in windows of which each ended above the one before."""
+"""A leak is reported if memory has grown by at least so much over `LEAK_WINDOWS` windows, each ending above the one
+before."""
 LEAK_WINDOWS = 3
-"""Such windows in a row."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,7 +69,7 @@ class ExpectedStep:
     parts: Parts
     """Of the busiest rank; what it waits for others is communication."""
     high: float
-    """Upper end of the band over the middle."""
+    """Upper end of the band of the step, as a multiple of its middle."""
     memory_bytes: int
     """Peak of the rank with the least room."""
     high_bytes: int

@@ -1,8 +1,8 @@
 """Which assumptions of a prediction can change its answer, and which are only for the record.
 
 `material(prediction, line)` is false for a line whose subject this plan does not read, or whose whole effect is bounded
-by less than a tenth of the prediction's band. Such a line is not printed, only counted (`--assumptions` and `--json` have
-all). A line whose effect is not bounded here is always printed. Leaves out making assumptions.
+by less than a tenth of the prediction's band. Such a line is not printed, only counted (`--assumptions` and `--json`
+have all). A line whose effect is not bounded here is always printed. Leaves out making assumptions.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ SHARE = 0.1
 """Share of the band's width, in seconds or bytes: an assumption that can change less is not printed."""
 
 SLOWEST = 10.0
-"""How many times slower than the memory's peak a gather or scatter is taken to be at most: no measured curve is slower at
-sizes of a step."""
+"""How many times slower than the memory's peak a gather or scatter is taken to be at most: no measured curve is
+slower at sizes of a step."""
 
 BYTES_OF_ROW = 32
-"""Bytes of memory traffic of an element that is looked up, at most: in fp32 read and written, its gradient read, its sum
-read and written."""
+"""Bytes of memory traffic of an element that is looked up, at most: in fp32 read and written, its gradient read, its
+sum read and written."""
 
 HOST_FIELDS = ("host_memory_bytes", "host_memory_bytes_per_s", "host_cores", "devices_per_host_link", "disk_")
 """Fields of a node, by their beginning, that are read only where something lies on the host or its disk."""

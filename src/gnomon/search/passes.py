@@ -1,9 +1,10 @@
 """What follows the exact search, on its best plans: uneven stages, recomputation by tensor, choices beyond its fields.
 
-`improve(result, passes)` runs the passes that are asked for, one after the other, each on what the one before found, and
-returns the best plan with what each gained. The result is never slower than the exact search's best. Passes are
+`improve(result, passes)` runs the passes that are asked for, one after the other, each on what the one before found,
+and returns the best plan with what each gained. The result is never slower than the exact search's best. Passes are
 heuristics: each starts from a few of the best plans, so none proves that its plan is the best of all. Where a pass left
-the space of the exact search, the best plan's neighbours are searched last. Leaves out the exact search itself (`planning.plan`).
+the space of the exact search, the best plan's neighbours are searched last. Leaves out the exact search itself
+(`planning.plan`).
 """
 
 from __future__ import annotations

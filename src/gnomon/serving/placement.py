@@ -2,8 +2,8 @@
 
 `place_experts(rows, redundant, ep)` places the experts of one layer so that the busiest expert-parallel rank has the
 fewest tokens: by trying every placement where they are few, else by the heuristic of `control.placing` (heaviest slots
-first, then moves). `loads(router, …)` is the load imbalance that this leaves over the layers of a recorded router, beside
-that of experts in order of their numbers. Popularity is that of the record; what changes while a
+first, then moves). `loads(router, …)` is the load imbalance that this leaves over the layers of a recorded router,
+beside that of experts in order of their numbers. Popularity is that of the record; what changes while a
 server runs is the controller's (`control.placing.move`). Leaves out how rows travel.
 Source: Li et al. 2023 (Lina, ATC), section 5: replicas by popularity, the rest packed; Rajbhandari et al. 2022
 (DeepSpeed-MoE), section 5: experts over devices for inference.
@@ -69,7 +69,8 @@ def _all(experts: int, each: int, ep: int) -> Iterator[Placement]:
 
 
 def loads(router: RouterLoad, experts: int, redundant: int, ep: int) -> ExpertLoads:
-    """The imbalance without and with placement. InputError where the slots, experts and copies, do not divide over ep."""
+    """The imbalance without and with placement. InputError where the slots, experts and copies, do not divide over
+    ep."""
     try:
         rows = [[int(share * SCALE) for share in layer] for layer in router.computed_by_layer(experts).tolist()]
         plain = in_order(experts, 0, ep)

@@ -2,9 +2,9 @@
 has it.
 
 It says its version; then a line is JSON, requests as [prompt's tokens, how many to make], and the answer is [tokens
-made, CPU-seconds of the process]. At most eight requests run at once, greedily, on one thread, and ends of text are not
-looked at. With `alone` it says what a process costs and ends: see `alone`. Imports nothing of Gnomon but for its own
-engine. Leaves out who asks (`peers`).
+made, CPU-seconds of the process, seconds by the wall]. At most eight requests run at once, greedily, on as many threads
+as OMP_NUM_THREADS says, and ends of text are not looked at. With `alone` it says what a process costs and ends: see
+`alone`. Imports nothing of Gnomon but for its own engine. Leaves out who asks (`peers`).
 """
 
 from __future__ import annotations
@@ -21,6 +21,8 @@ from typing import Any
 
 Requests = list[tuple[list[int], int]]
 Run = Callable[[Requests], int]
+THREADS = int(os.environ.get("OMP_NUM_THREADS", "1"))
+"""That an engine computes on."""
 Imported = Callable[[], None]
 """Told when an engine's libraries are there and its model is not."""
 
@@ -35,7 +37,7 @@ def gnomon(path: str, form: str, imported: Imported) -> Run:
     from gnomon.serve.sampling import Sampling
     from gnomon.software.engine import engine
 
-    torch.set_num_threads(1)
+    torch.set_num_threads(THREADS)
     imported()
     rules = replace(engine("gnomon"), max_seqs=8, prefix_cache=False)
     model = open_model(Path(path), rules, dtype="bf16", weights=form, kv_bytes=1 << 28, max_model_len=3072)
@@ -56,7 +58,7 @@ def transformers(path: str, form: str, imported: Imported) -> Run:
     import torch
     from transformers import AutoModelForCausalLM
 
-    torch.set_num_threads(1)
+    torch.set_num_threads(THREADS)
     imported()
     model = AutoModelForCausalLM.from_pretrained(path, dtype=getattr(torch, form)).eval()
 
@@ -85,7 +87,7 @@ def openvino(path: str, form: str, imported: Imported) -> Run:
     scheduler = genai.SchedulerConfig()
     scheduler.cache_size, scheduler.max_num_seqs, scheduler.max_num_batched_tokens = 1, 8, 2048
     scheduler.dynamic_split_fuse, scheduler.enable_prefix_caching = True, False
-    settings = {"INFERENCE_NUM_THREADS": 1, "INFERENCE_PRECISION_HINT": form}
+    settings = {"INFERENCE_NUM_THREADS": THREADS, "INFERENCE_PRECISION_HINT": form}
     pipeline = genai.ContinuousBatchingPipeline(path, scheduler, "CPU", settings)
 
     def asked(count: int) -> Any:
@@ -108,7 +110,7 @@ def ctranslate2(path: str, form: str, imported: Imported) -> Run:
 
     imported()
     words = json.loads(Path(path, "vocabulary.json").read_text())
-    model = ct.Generator(path, device="cpu", compute_type=form, intra_threads=1, inter_threads=1)
+    model = ct.Generator(path, device="cpu", compute_type=form, intra_threads=THREADS, inter_threads=1)
 
     def run(requests: Requests) -> int:
         for first in range(0, len(requests), 8):
@@ -132,13 +134,13 @@ def vllm(path: str, form: str, imported: Imported) -> Run:
     import torch
     from vllm import LLM, SamplingParams
 
-    torch.set_num_threads(1)
+    torch.set_num_threads(THREADS)
     imported()
     model = LLM(
         model=path, dtype=form, max_model_len=3072, max_num_seqs=8, enforce_eager=True, enable_prefix_caching=False,
         disable_log_stats=True,
     )  # fmt: skip
-    torch.set_num_threads(1)
+    torch.set_num_threads(THREADS)
 
     def run(requests: Requests) -> int:
         prompts = [{"prompt_token_ids": prompt} for prompt, _ in requests]
@@ -204,7 +206,7 @@ def llama(path: str, form: str, imported: Imported) -> Run:
     settings = library.llama_context_default_params()
     settings.words[LLAMA_N_CTX], settings.words[LLAMA_N_SEQ_MAX] = 8 * CONTEXT, 8
     context = library.llama_init_from_model(model, settings)
-    library.llama_set_n_threads(context, 1, 1)
+    library.llama_set_n_threads(context, THREADS, THREADS)
     words = library.llama_vocab_n_tokens(library.llama_model_get_vocab(model))
     batch, memory = library.llama_batch_init(2 * CONTEXT, 0, 1), library.llama_get_memory(context)
 
@@ -299,9 +301,10 @@ def main() -> None:
     run([([7] * 16, 4)])
     print(f"@{json.dumps(version_of(name, form))}", file=out, flush=True)
     for line in sys.stdin:
-        before = time.process_time()
+        before, began = time.process_time(), time.perf_counter()
         made = run([(prompt, count) for prompt, count in json.loads(line)])
-        print(f"@{json.dumps([made, time.process_time() - before])}", file=out, flush=True)
+        spent = time.process_time() - before, time.perf_counter() - began
+        print(f"@{json.dumps([made, *spent])}", file=out, flush=True)
 
 
 if __name__ == "__main__":

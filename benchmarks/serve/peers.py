@@ -5,10 +5,11 @@ libraries of llama.cpp), and models of the shapes of SmolLM2-135M and Qwen2.5-0.
 its format, once. Engines of one precision run as processes that wait, one thread each, and are asked in turn: decode
 (24 tokens after a prompt of 32), prefill of 256 and of 2,048 tokens, eight at once (12 requests of mixed lengths,
 prompts included); tokens a CPU-second of the whole process. Apart, a process each time: memory that it takes, and
-CPU-seconds from its start to the first token. Each answer is a line of rows.jsonl in --folder as it comes, and what is
-there is not asked again, so that a run that --minutes ends is gone on with by the same command; --anew forgets them.
-What does not install, convert or answer is told and left out. Writes benchmarks/results/serve_peers.md. Leaves out
-HTTP, and vLLM (3 GB) without --vllm.
+CPU-seconds from its start to the first token. With --threads 2 tokens a second by the wall are told, which wants a
+quiet machine. --short asks each engine for few tokens, once, and keeps nothing: whether all of them answer. Each answer
+is a line of rows.jsonl in --folder as it comes, and what is there is not asked again, so that a run that --minutes ends
+is gone on with by the same command; --anew forgets them. What does not install, convert or answer is told and left out.
+Writes benchmarks/results/serve_peers.md. Leaves out HTTP, and vLLM (3 GB) without --vllm.
 """
 
 from __future__ import annotations
@@ -23,9 +24,9 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -116,6 +117,7 @@ class Peer:
     name: str
     group: str
     """The precision of its weights: those of one are asked in turn."""
+    threads: int
     command: tuple[str, ...]
 
 
@@ -170,7 +172,7 @@ def write_model(folder: Path, size: str) -> None:
     made.decoder = tokenizers.decoders.ByteLevel()
     made.add_special_tokens(["<end>"])
     transformers.PreTrainedTokenizerFast(
-        tokenizer_object=made, eos_token="<end>", bos_token="<end>", pad_token="<end>"
+        tokenizer_object=made, eos_token="<end>", bos_token="<end>", pad_token="<end>", unk_token="<end>"
     ).save_pretrained(folder)
 
 
@@ -178,7 +180,7 @@ GROUPS = {"bf16": ("stored", "bf16", "bf16"), "int8": ("int8", "int8", "q8_0"), 
 """Precision of weights -> what Gnomon, OpenVINO and llama.cpp call it."""
 
 
-def peers_of(folder: Path, model: Path, only: Sequence[str], vllm: bool) -> Iterator[Peer | str]:
+def peers_of(folder: Path, model: Path, only: Sequence[str], vllm: bool, threads: int) -> Iterator[Peer | str]:
     """Those that can be asked; a line for one that cannot."""
     makers: dict[str, Callable[[], list[Peer]]] = {
         "Gnomon": lambda: [_python("Gnomon", group, sys.executable, "gnomon", model, form[0])
@@ -194,14 +196,14 @@ def peers_of(folder: Path, model: Path, only: Sequence[str], vllm: bool) -> Iter
         if only and name not in only:
             continue
         try:
-            yield from make()
+            yield from (replace(peer, threads=threads) for peer in make())
         except (OSError, subprocess.CalledProcessError) as error:
             yield f"{name} is not here: {error}"
 
 
 def _python(name: str, group: str, python: Path | str, engine: str, model: Path, form: Path | str) -> Peer:
     command = (str(python), str(HERE / "peer_worker.py"), engine, str(model), str(form))
-    return Peer(name=name, group=group, command=command)
+    return Peer(name=name, group=group, threads=1, command=command)
 
 
 def _openvino(folder: Path, model: Path) -> list[Peer]:
@@ -244,8 +246,8 @@ class Running:
 
     def __init__(self, peer: Peer, stack: ExitStack, *beside: str) -> None:
         """RuntimeError where it does not start."""
-        env = {**os.environ, "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
-        self.name = peer.name
+        env = {**os.environ, "OMP_NUM_THREADS": str(peer.threads), "TOKENIZERS_PARALLELISM": "false"}
+        self.name, self.threads = peer.name, peer.threads
         self.process = stack.enter_context(
             subprocess.Popen([*peer.command, *beside], stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=env,
                              stderr=subprocess.DEVNULL)
@@ -267,15 +269,16 @@ class Running:
         raise RuntimeError(f"no answer in {LONGEST_S:.0f} s")
 
     def seconds(self, lengths: Sequence[tuple[int, int]], rng: random.Random) -> float:
-        """CPU time of requests of these lengths (prompt, tokens). RuntimeError where it makes fewer."""
+        """CPU time of requests of these lengths (prompt, tokens), of several threads the wall's. RuntimeError where it
+        makes fewer."""
         asked = [([rng.randrange(10, 7000) for _ in range(length)], count) for length, count in lengths]
         assert self.process.stdin is not None
         self.process.stdin.write(json.dumps(asked).encode() + b"\n")
         self.process.stdin.flush()
-        made, spent = json.loads(self.heard())
+        made, cpu_s, wall_s = json.loads(self.heard())
         if made < sum(count for _, count in lengths):
             raise RuntimeError(f"made {made} tokens, not all")
-        return float(spent)
+        return float(cpu_s if self.threads == 1 else wall_s)
 
 
 TASKS: dict[str, Callable[[Running, random.Random], float]] = {
@@ -284,6 +287,13 @@ TASKS: dict[str, Callable[[Running, random.Random], float]] = {
     "of 2,048": lambda p, rng: 2048 / p.seconds([(2048, 1)], rng),
     "eight at once": lambda p, rng: sum(count for _, count in MIXED) / p.seconds(MIXED, rng),
 }
+SHORT: dict[str, Callable[[Running, random.Random], float]] = {
+    "decode, batch 1": lambda p, rng: 3 / p.seconds([(8, 4)], rng),
+    "prefill of 256": lambda p, rng: 16 / p.seconds([(16, 1)], rng),
+    "of 2,048": lambda p, rng: 128 / p.seconds([(128, 1)], rng),
+    "eight at once": lambda p, rng: 20 / p.seconds([(16, 2)] * 10, rng),
+}
+"""With few tokens, which say whether an engine answers and nothing of how fast."""
 ALONE = "alone"
 Row = dict[str, Any]
 
@@ -292,7 +302,8 @@ Row = dict[str, Any]
 class Rows:
     """What was measured, in a file."""
 
-    file: Path
+    file: Path | None
+    """None: it is not kept."""
     rows: list[Row]
     until: float
     """On the monotonic clock: nothing is begun after it."""
@@ -300,23 +311,25 @@ class Rows:
     """How long to wait after an answer, over what it took."""
     last: float
 
-    def __init__(self, file: Path, until: float, rest: float) -> None:
+    def __init__(self, file: Path | None, until: float, rest: float) -> None:
         self.file, self.until, self.rest, self.last = file, until, rest, time.monotonic()
-        self.rows = [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
+        self.rows = [json.loads(line) for line in file.read_text().splitlines()] if file and file.exists() else []
 
     def missing(self, size: str, peer: Peer, task: str, number: int) -> bool:
         """Whether it is still to be asked: a task that an engine failed at is not asked again."""
-        own = [row for row in self.rows if (row["size"], row["name"], row["group"], row["task"])
-               == (size, peer.name, peer.group, task)]  # fmt: skip
+        own = [row for row in self.rows if (row["size"], row["name"], row["group"], row["task"], row.get("threads", 1))
+               == (size, peer.name, peer.group, task, peer.threads)]  # fmt: skip
         return not any("error" in row or row["round"] == number for row in own)
 
     def put(self, size: str, peer: Peer, task: str, number: int, **values: Any) -> None:
         """A line, told too."""
         row = {"size": size, "name": peer.name, "group": peer.group, "task": task, "round": number,
-               "at": f"{datetime.now(UTC):%Y-%m-%d}", "load": round(os.getloadavg()[0], 1), **values}  # fmt: skip
+               "threads": peer.threads, "at": f"{datetime.now(UTC):%Y-%m-%d}",
+               "load": round(os.getloadavg()[0], 1), **values}  # fmt: skip
         self.rows.append(row)
-        with self.file.open("a") as out:
-            out.write(json.dumps(row) + "\n")
+        if self.file is not None:
+            with self.file.open("a") as out:
+                out.write(json.dumps(row) + "\n")
         print(f"{size} {peer.name} {peer.group}, {task}, round {number + 1}: {values}", flush=True)
         time.sleep(self.rest * (time.monotonic() - self.last))
         self.last = time.monotonic()
@@ -326,21 +339,24 @@ class Rows:
         return time.monotonic() > self.until
 
 
-def ask(size: str, peers: Sequence[Peer], rows: Rows, rounds: int) -> None:
+Tasks = Mapping[str, Callable[[Running, random.Random], float]]
+
+
+def ask(size: str, peers: Sequence[Peer], rows: Rows, rounds: int, tasks: Tasks = TASKS) -> None:
     """Engines of one precision, in turn."""
     with ExitStack() as stack:
         running = dict[Peer, Running]()
         for peer in peers:
-            wanted = [task for task in TASKS for number in range(rounds) if rows.missing(size, peer, task, number)]
+            wanted = [task for task in tasks for number in range(rounds) if rows.missing(size, peer, task, number)]
             if not wanted or rows.over:
                 continue
             try:
                 running[peer] = Running(peer, stack)
             except RuntimeError as error:
-                for task in TASKS:
+                for task in tasks:
                     rows.put(size, peer, task, 0, error=str(error))
         for number in range(rounds):
-            for task, run in TASKS.items():
+            for task, run in tasks.items():
                 for peer in list(running):
                     if rows.over:
                         return
@@ -389,9 +405,9 @@ def needed(size: str, group: str) -> float:
             "int4": head + layers * layer * (0.5 + 4 / 64)}[group] + keys  # fmt: skip
 
 
-def page(rows: Sequence[Row], size: str) -> list[str]:
-    """The tables of one model."""
-    own = [row for row in rows if row["size"] == size]
+def page(rows: Sequence[Row], size: str, threads: int) -> list[str]:
+    """The tables of one model on so many threads."""
+    own = [row for row in rows if (row["size"], row.get("threads", 1)) == (size, threads)]
     names = list(dict.fromkeys((row["group"], row["name"]) for row in own))
     names.sort(key=lambda one: list(GROUPS).index(one[0]))
 
@@ -460,11 +476,13 @@ def main() -> int:
     parser.add_argument("--vllm", action="store_true", help="vLLM's build for CPUs, too: 3 GB")
     parser.add_argument("--anew", action="store_true", help="forget what was measured")
     parser.add_argument("--install", action="store_true", help="install and convert only")
+    parser.add_argument("--threads", type=int, default=1, help="of each engine; 1")
+    parser.add_argument("--short", action="store_true", help="few tokens, once: whether each engine answers")
     parser.add_argument("--no-file", action="store_true", help="print only")
     options = parser.parse_args()
     options.folder.mkdir(parents=True, exist_ok=True)
-    file = options.folder / "rows.jsonl"
-    if options.anew:
+    file = None if options.short else options.folder / "rows.jsonl"
+    if options.anew and file is not None:
         file.unlink(missing_ok=True)
     rows, left_out = Rows(file, time.monotonic() + 60 * options.minutes, options.rest), dict[str, None]()
     by_size = dict[str, list[Peer]]()
@@ -473,17 +491,25 @@ def main() -> int:
         if not (model / "tokenizer.json").exists():
             model.mkdir(parents=True, exist_ok=True)
             write_model(model, size)
-        made = list(peers_of(options.folder, model, options.only, options.vllm))
+        made = list(peers_of(options.folder, model, options.only, options.vllm, options.threads))
         left_out |= dict.fromkeys(one for one in made if isinstance(one, str))
         by_size[size] = [one for one in made if isinstance(one, Peer) and one.group in options.weights]
     for size, peers in by_size.items():
         if options.install:
             continue
-        ask_alone(size, peers, rows, options.rounds)
+        if options.threads == 1 and not options.short:
+            ask_alone(size, peers, rows, options.rounds)
         for group in options.weights:
-            ask(size, [peer for peer in peers if peer.group == group], rows, options.rounds)
-    asked = [size for size in SHAPES if any(row["size"] == size for row in rows.rows)]
-    tables = [line for size in asked for line in ("", f"## {size}", "", *page(rows.rows, size))]
+            own = [peer for peer in peers if peer.group == group]
+            ask(size, own, rows, 1 if options.short else options.rounds, SHORT if options.short else TASKS)
+    if options.short:
+        return int(any("error" in row for row in rows.rows))
+    asked = sorted({(list(SHAPES).index(row["size"]), row.get("threads", 1), row["size"]) for row in rows.rows})
+    tables = [
+        line for _, threads, size in asked for line in
+        ("", f"## {size}" + f", {threads} threads, tokens a second by the wall" * (threads > 1), "",
+         *page(rows.rows, size, threads))
+    ]  # fmt: skip
     lines = [*tables, *(f"\nLeft out: {one}" for one in left_out)]
     print("\n".join(lines))
     if rows.over:

@@ -227,6 +227,7 @@ def test_calls_of_tools_are_streamed(client: Any) -> None:
         ({"prompt": "x", "logit_bias": {"5": True}}, "object of numbers"),
         ({"prompt": "x", "stop": "b" * 1000}, "at most 256 letters"),
         ({"prompt": "x", "stop": ["a"] * 10_000}, "at most 16"),
+        ({"prompt": "x", "guided_choice": [f"c{at}" for at in range(50_000)]}, "at most 1000"),
         ({"prompt": "x" * 1_000_000}, "of 1000000 letters is more than"),
         ({"prompt": "x", "stream_options": {"include_usage": True}}, "stream_options are of streams"),
         ({"prompt": "x", "stream": True, "stream_options": {"continuous_usage_stats": True}}, "include_usage"),
@@ -240,9 +241,9 @@ def test_what_cannot_be_answered_is_said(server: Server, body: object, says: str
 
 
 def post(
-    server: Server, path: str, body: bytes, key: str = "secret", kind: str = "application/json"
+    server: Server, path: str, body: bytes, key: str = "secret", kind: str = "application/json", coded: str = "identity"
 ) -> tuple[int, Any]:
-    headers = {"Authorization": f"Bearer {key}", "Content-Type": kind}
+    headers = {"Authorization": f"Bearer {key}", "Content-Type": kind, "Content-Encoding": coded}
     request = urllib.request.Request(server.url + path, body, headers)
     try:
         with urllib.request.urlopen(request) as answer:
@@ -282,6 +283,7 @@ def test_keys_models_and_bodies_are_looked_at(server: Server, client: Any) -> No
     for body in (b'{"prompt": NaN}', b"[" * 100000, b"\xff", b"", b'{"prompt": "x", "prompt": "y"}'):
         assert post(server, "/v1/completions", body)[0] == 400
     assert post(server, "/v1/completions", b'{"prompt": "x"}', kind="text/plain")[0] == 415
+    assert post(server, "/v1/completions", b'{"prompt": "x"}', coded="gzip")[0] == 415
     assert post(server, "/v1/completions", b" " * (5 << 20))[0] == 413
 
 

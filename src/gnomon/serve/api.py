@@ -26,6 +26,8 @@ Body = Mapping[str, Any]
 MOST_ANSWERS, MOST_PROMPTS, MOST_STOPS, MOST_BANNED = 128, 256, 16, 256
 STRUCTURES = ("response_format", "structured_outputs", "guided_json", "guided_regex", "guided_choice")
 """Fields that say what an answer's text is."""
+MOST_CHOICES = 1000
+"""Texts that an answer may be one of: llguidance holds 2,000 beginnings apart, and takes minutes to find that out."""
 STREAM_OPTIONS = frozenset("include_usage include_obfuscation continuous_usage_stats".split())
 LONGEST_STOP = 256
 """Letters: each token's text is looked at for every beginning of a stop string."""
@@ -469,6 +471,8 @@ def _structure(kind: str, value: object, name: str) -> str:
         return f"regex:{value}"
     if kind == "json" and isinstance(value, dict | str):
         return "schema:" + (value if isinstance(value, str) else json.dumps(value))
+    if kind == "choice" and isinstance(value, list) and len(value) > MOST_CHOICES:
+        raise InputError(f"{name} has {len(value)} texts, and at most {MOST_CHOICES} are held apart", f"$.{name}")
     if kind == "choice" and isinstance(value, list) and all(isinstance(one, str) and one for one in value):
         return "choice:" + json.dumps(value)
     wanted = {"json_object": "true", "regex": "a text", "json": "a JSON schema", "choice": "a list of texts"}[kind]

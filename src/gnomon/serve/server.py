@@ -154,6 +154,8 @@ class Server:
             raise RefusedRequest(
                 400, "a request says how long it is by Content-Length or by Transfer-Encoding, not by both"
             )
+        if (coded := headers.get("content-encoding", "identity").strip().lower()) != "identity":
+            raise RefusedRequest(415, f"bodies are read as they come, not as {coded[:80]}; leave Content-Encoding out")
         if (kind := headers.get("content-type", "").partition(";")[0].strip().lower()) != "application/json":
             # a page in a browser may send other types to other sites unasked
             raise RefusedRequest(415, f"the body's Content-Type is application/json, not {kind[:80] or 'left out'}")

@@ -222,7 +222,7 @@ def test_a_run_that_is_wrong_or_slow_is_given_back(monkeypatch: pytest.MonkeyPat
 
 @pytest.mark.parametrize("mode", ["sum", "mean", "max"])
 def test_bags_stay_pythons(mode: str) -> None:
-    """Some results of ATen's embedding bags have no memory, whatever fake tensors say: a call of C++ read through them."""
+    """Some results of bags have no memory, whatever fake tensors say: a call of C++ read through them."""
     torch._dynamo.reset()
     table, at = torch.randn(9, 5, requires_grad=True), torch.tensor([[1, 2, 4], [4, 3, 8]])
 

@@ -5,11 +5,13 @@ from __future__ import annotations
 
 import pytest
 
-from gnomon.errors import InputError
+from gnomon.errors import CatalogueError, InputError
 from gnomon.formats.given import network_graph
 from gnomon.formats.hub import find_network, network_called
 from gnomon.formats.huggingface.named import CONFIGS, LANGUAGE_MODELS
 from gnomon.formats.huggingface.read import from_hf_config
+from gnomon.models.presets import only_words
+from gnomon.request.model import named_network
 
 COUNTED = {
     "~/weights/llama-30b": 32_528_943_616,
@@ -60,6 +62,30 @@ def test_what_is_read_as_another_says_so() -> None:
 def test_what_sees_images_is_refused_with_its_network_of_words(name: str) -> None:
     with pytest.raises(InputError, match=r"sees images.*--model [\w.-]+ is its network of words"):
         network_called(name)
+
+
+@pytest.mark.parametrize(
+    ("name", "family"),
+    [
+        ("gemma-3-4b", "gemma3_text"),
+        ("google/gemma-3-12b-it", "gemma3_text"),
+        ("unsloth/gemma-3-27b-it-bnb-4bit", "gemma3_text"),
+        ("google/gemma-4-31B", "gemma4_text"),
+        ("mistralai/Mistral-Small-3.1-24B-Instruct-2503", "mistral"),
+        ("gemma-3-1b", ""),
+        ("mistralai/Mistral-Small-24B-Base-2501", ""),
+    ],
+)
+def test_a_name_says_as_its_config_does_that_only_words_are_read(name: str, family: str) -> None:
+    """On a command line and in a file; models that read words only say nothing of it."""
+    said = only_words(family) if family else ""
+    for _, note in (named_network(name), network_called(name)):
+        assert note.endswith(said) and bool(family) == ("only its language model" in note)
+
+
+def test_a_name_that_sees_images_gives_its_network_of_words() -> None:
+    with pytest.raises(CatalogueError, match="qwen2.5-7b is its network of words alone"):
+        named_network("Qwen/Qwen2.5-VL-7B-Instruct")
 
 
 def test_networks_of_words_are_known() -> None:

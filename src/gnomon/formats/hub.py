@@ -15,7 +15,7 @@ from gnomon.formats.given import GIVE_MODEL, Network
 from gnomon.formats.huggingface.named import Keys, config_called, language_model
 from gnomon.formats.huggingface.read import from_hf_config, read_hf_config
 from gnomon.formats.job import read_source
-from gnomon.models.presets import known_name
+from gnomon.models.presets import known_name, left_out
 
 SAME_SIZES = {
     "llama-7b": "llama-2-7b",
@@ -118,7 +118,9 @@ def how_to_get(name: str) -> str | None:
     """What to do where a name is an id of the hub whose sizes are not known; None where it is no such id."""
     if not is_hub_id(name):
         return None
-    return f"if the hub has it, {download(name)}, then give {folder_of(name)} as the model"
+    how = f"if the hub has it, {download(name)}, then give {folder_of(name)} as the model"
+    words = language_model(plain_name(name))
+    return how if words is None else f"{how}; {words} is its network of words alone"
 
 
 def download(hub_id: str) -> str:
@@ -134,7 +136,8 @@ def find_network(name: str, folder: Path | None = None) -> tuple[Network | str, 
             model = read_hf_config(read_source(config)[0], place.name)
             return model.graph if model.config is None else model.config, ""
     try:
-        return known_name(name), ""
+        known = known_name(name)
+        return known, f"{name}: {without}" if (without := left_out(known)) else ""
     except CatalogueError:
         pass
     plain = plain_name(name)
@@ -143,7 +146,9 @@ def find_network(name: str, folder: Path | None = None) -> tuple[Network | str, 
             known = known_name(spelled)
         except CatalogueError:
             continue
-        return known, f"{name} is taken for the catalogue's {known} by its name (--model)"
+        without = left_out(known)
+        taken = f"{name} is taken for the catalogue's {known} by its name (--model)"
+        return known, f"{taken}; {without}" if without else taken
     for pattern, known in SAME_SIZES.items():
         if fnmatchcase(plain, pattern):
             return known, f"{name} has the sizes of {known} (--model)"

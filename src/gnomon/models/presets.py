@@ -186,6 +186,27 @@ def positions(name: str) -> int | None:
     return next((most for start, most in POSITIONS.items() if name.startswith(start)), None)
 
 
+LANGUAGE_MODELS: Mapping[str, str] = {
+    "gemma-3-4b": "gemma3_text",
+    "gemma-3-12b": "gemma3_text",
+    "gemma-3-27b": "gemma3_text",
+    "gemma-4-26b-a4b": "gemma4_text",
+    "gemma-4-31b": "gemma4_text",
+}
+"""Preset that is published with a tower for images -> what transformers calls its network of words, all that the
+preset has."""
+
+
+def only_words(family: str) -> str:
+    """Says what is left out of a model that reads images or sound, of whose networks only that of words is known."""
+    return f"only its language model ({family}): what reads images or sound, and its projector, are left out"
+
+
+def left_out(name: str) -> str:
+    """What the preset of a name leaves out of the published model; nothing for one that has all of it."""
+    return only_words(LANGUAGE_MODELS[name]) if name in LANGUAGE_MODELS else ""
+
+
 TUNED = ("-instruct", "-chat", "-base", "-it", "-pt", "-hf")
 """Ends of hub ids that say how the weights were trained; the sizes are the same."""
 

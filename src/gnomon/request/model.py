@@ -18,7 +18,7 @@ from gnomon.graph import Graph
 from gnomon.late import load_late
 from gnomon.models.decoder import DecoderConfig
 from gnomon.models.lora import parse_adapters, with_adapters
-from gnomon.models.presets import CONFIGS, Config, known_name, positions
+from gnomon.models.presets import CONFIGS, Config, known_name, left_out, positions
 from gnomon.models.presets import model as preset
 from gnomon.models.trained import parse_trained, with_trained
 
@@ -198,8 +198,9 @@ def named_network(name: str) -> tuple[Network, str]:
     """(network, sentence on what was taken for it) of a name: the catalogue's, or the hub's of known sizes. Errors as
     of `known_model`."""
     try:
-        network: Network | str = known_model(name)
-        taken = ""
+        known = known_model(name)
+        network: Network | str = known
+        taken = left_out(known)
     except CatalogueError:
         found = load_late("gnomon.formats.hub:find_network")(name)
         if found is None:

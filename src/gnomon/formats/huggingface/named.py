@@ -14,6 +14,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from fnmatch import fnmatchcase
 
+from gnomon.models.presets import only_words
+
 Keys = Mapping[str, object]
 """Part of a config.json."""
 
@@ -315,8 +317,9 @@ CONFIGS: Mapping[str, Keys] = {
 NOT_ALIKE = {
     "baichuan*13b": "its attention adds a bias by distance (ALiBi) where Llama's turns queries and keys",
     "chatglm?-6b": "read as GLM-4's form",
+    "mistral-small-3.[12]*": only_words("mistral"),
 }
-"""Plain name -> how a model with code of its own differs from what it is read as."""
+"""Plain name -> how a model differs from what it is read as."""
 
 LANGUAGE_MODELS = {
     "qwen2.5-vl-3b": "qwen2.5-3b",

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from gnomon.formats.huggingface.model_type import ModelType
+from gnomon.models.presets import only_words
 
 PLACES = ("text_config", "llm_config", "language_config")
 """Keys that hold the language model, the first that is there: transformers', InternVL's, DeepSeek-VL's."""
@@ -43,7 +44,7 @@ def language_model(
         return None
     kept = {key: value for key, value in inner.items() if key not in NESTED_ONLY}
     tied = {k: values[k] for k in ("tie_word_embeddings",) if k in values and k not in inner}
-    notes = [f"only its language model ({family}): what reads images or sound, and its projector, are left out"]
+    notes = [only_words(family)]
     if sizes:
         taken = ", ".join(f"{key} {size:,}" for key, size in sizes.items())
         notes.append(f"sizes that its text_config leaves out are those of transformers' class: {taken}")

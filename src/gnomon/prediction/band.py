@@ -36,7 +36,9 @@ class Ratios:
     """The bounds between which measured over predicted lies."""
 
     low: float
+    """At most 1: how far below the prediction."""
     high: float
+    """At least 1: how far above it."""
 
     def __post_init__(self) -> None:
         if not 0 < self.low <= 1 <= self.high:
@@ -48,10 +50,13 @@ class Band:
     """The bounds between which a step and its memory lie in eight cases of ten."""
 
     low_s: Seconds
+    """Seconds of a step, at the least."""
     high_s: Seconds
+    """Seconds of a step, at the most."""
     low_bytes: Bytes
     """Peak of the rank with the least room."""
     high_bytes: Bytes
+    """The same at the most; it may exceed what the device has."""
     coverage: float = COVERAGE
     """Share of cases."""
 
@@ -103,6 +108,7 @@ class BandNumbers:
     memory_above: float
     """Log of how far it reaches up."""
     provenance: Provenance
+    """From which runs the widths were fitted, and when."""
 
 
 @cache

@@ -50,6 +50,7 @@ class RankMemory:
     ranks: tuple[int, ...]
     """Ranks of the job in this class."""
     device: str
+    """Name of the kind of device."""
     by_class: Mapping[str, int]
     """Bytes at the peak by class: parameters, gradients, master, states, activations, logits, temporary, communication,
     workspace and overhead -> bytes at the peak."""

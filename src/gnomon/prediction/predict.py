@@ -64,9 +64,13 @@ class Prediction:
     """How a job will run."""
 
     model: str
+    """Name of the graph."""
     cluster: str
+    """Name of the machines."""
     plan: Plan
+    """The plan as asked, with the placement of experts' replicas filled in where it named none."""
     workload: Workload
+    """The batch of one step."""
     step_s: float
     """Seconds of an optimizer step in the steady state (the period)."""
     tokens_per_s_per_device: float
@@ -220,18 +224,25 @@ class TimedPlan:
     """A plan priced, lowered and played, but for its memory: what a search asks of plans that are slow."""
 
     structure: Structure
+    """The Program of the slowest kind of replica, with what follows from its rows alone."""
     every: tuple[tuple[Structure, Pricing], ...]
     """Of each kind of replica, or of each data-parallel worker where their units differ."""
     pricing: Pricing
     """Of the slowest."""
     durations: Durations
+    """Seconds of each price key of `structure`, with what overlapping work loses to contention."""
     period: Period
+    """The steady state that they lead to."""
     plan: Plan
     """That was asked for; prices may be of one device's part of it."""
     workload: Workload
+    """The batch of one step."""
     kernels: Kernels
+    """Which of its kernels the stack fuses: what FLOPs and kept tensors are counted by."""
     assumed: tuple[str, ...]
+    """What was taken for granted of the stack, a sentence each; those of devices and links come with `prediction`."""
     notes: tuple[str, ...]
+    """What the plan implies and a reader might not expect, a sentence each."""
 
     @staticmethod
     def of(
@@ -309,9 +320,11 @@ class PredictionRequest:
     pricing: Pricing
     """Plan, graph, cluster, stack and number of microbatches, without a stage."""
     workload: Workload
+    """The batch of one step."""
     size: int
     """Sequences of a microbatch over all data-parallel ranks."""
     kernels: Kernels
+    """Which of its kernels the stack fuses."""
     by_layer: bool
     """A row for each layer, whatever the plan."""
 

@@ -43,11 +43,17 @@ class Target:
     """A program that plans are for, and the work."""
 
     format: programs.Format
+    """The program's file format."""
     config: ModelConfig | None
+    """The sizes that the model was built from, for a file that says them; None for a model that is only a graph."""
     graph: Graph
+    """The model."""
     machines: Cluster
+    """The cluster of the plans."""
     workload: Workload
+    """The batch of a step."""
     stack: Stack
+    """The program's record."""
 
     def job(self, plan: Plan) -> Job:
         """A plan's file, read back. GnomonError where the program has no such plan."""

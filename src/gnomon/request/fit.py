@@ -26,11 +26,15 @@ class FitRequest:
     """A job that is to fit."""
 
     graph: Graph
+    """The model."""
     cluster: Cluster
+    """The machines."""
     plan: Plan
     """The plan before any change."""
     workload: Workload
+    """The batch of a step."""
     stack: Stack
+    """The program that runs it."""
     memory_bytes: int | None = None
     """What may be filled of a device; None is all of it."""
     by_tensor: bool = False

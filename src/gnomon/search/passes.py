@@ -63,11 +63,15 @@ class Improved:
     best: FoundPlan
     """The fastest of all."""
     stages: Uneven | None = None
+    """What uneven stages gained; None where they were not looked at, or their plan could not be given."""
     tensors: ByTensor | None = None
+    """What recomputation tensor by tensor gained; None where it was not asked for."""
     refined: RefinedPlans | None = None
+    """What choices beyond the exact search gained; None where none was tried, or its plan could not be given."""
     climbed: ClimbReport | None = None
     """What neighbours of the best plan gained; None where it is that of the search, which had looked at them."""
     replicas: Dapple | None = None
+    """DAPPLE's plan with other numbers of data-parallel ranks by stage; None where it was not asked for."""
 
 
 def improve(

@@ -23,8 +23,11 @@ class FoundPlan:
     """One plan that was predicted and fits."""
 
     point: Point
+    """The point of the space that it is, or that it was made from where a pass changed its plan after the search."""
     plan: Plan
+    """What is run: the point's plan, or what a pass made of it."""
     prediction: Prediction
+    """Its time and memory, under the search's workload and stack."""
 
     @property
     def step_s(self) -> float:
@@ -106,6 +109,7 @@ class Counts:
     """How many points went which way; they add up to the space."""
 
     space: int = 0
+    """Points of the space: what the counts below add up to."""
     num_predicted: int = 0
     """Predicted."""
     too_slow: int = 0
@@ -156,14 +160,21 @@ class Result:
     """What a search found."""
 
     graph: Graph
+    """The model as the search saw it."""
     cluster: Cluster
+    """The machines of every plan."""
     workload: Workload
+    """The batch of one step."""
     stack: Stack
+    """The program that runs the plans; its record says which of them it can run."""
     goal: Goal
+    """What was asked: how much of a device's memory may be filled."""
     space: Space
+    """The choices that were searched, all their combinations."""
     best: tuple[FoundPlan, ...]
     """The fastest plans that fit, the best first; with `diverse`, alternatives to it."""
     counts: Counts
+    """What became of every point of `space`; those of plans that were only made later by a pass are not in it."""
     limit_bytes: int
     """What a device's peak may be."""
     diverse: bool = False

@@ -49,11 +49,17 @@ class Question:
     """A server and its load."""
 
     graph: Graph
+    """The model that is served."""
     cluster: Cluster
+    """The machines."""
     serving: Serving
+    """Layout of the engine that is asked about."""
     engine: Engine
+    """The program that serves."""
     load: Load
+    """The requests."""
     target: Target
+    """Limits on the p50 times of requests; a limit that is None is not asked for."""
     context: int | None
     """Tokens of a prompt and its answer that the model was made for; None: nobody says."""
 

@@ -82,7 +82,9 @@ class EncoderForecast:
     """A load that was played by a policy."""
 
     policy: Policy
+    """How texts are batched."""
     texts: Texts
+    """The texts that were played, and when."""
 
     @property
     def utilisation(self) -> float:

@@ -98,25 +98,37 @@ class Forecast:
     """A prediction of serving."""
 
     serving: Serving
+    """Layout of the engines; of those that answer, where prompts have engines of their own."""
     engine: Engine
+    """The program that serves."""
     capacity: Capacity
+    """Memory of a device, and the KV blocks that it has room for."""
     played: PlayedLoad
     """Of one group of devices."""
     groups: int
     """Groups with requests of their own: replicas, attention groups, and one for each pipeline stage's batch."""
     devices: int
+    """Devices in all: of every replica, or of both pools."""
     ttft: Spread
+    """Seconds from arrival to the first token."""
     queue: Spread
+    """Seconds from arrival until some of the prompt is computed."""
     prefill: Spread
+    """Seconds from then to the first token."""
     first_decode: Spread
     """From the first token to the second."""
     tpot: Spread
+    """Seconds for each token after the first, averaged within a request; of requests of several tokens."""
     itl: Spread
+    """Seconds between two tokens of one request, over all pairs of all requests."""
     e2e: Spread
+    """Seconds from arrival to the last token."""
     output_tokens_per_s: float
     """Of all devices, from the first arrival to the last token."""
     input_tokens_per_s: float
+    """Prompt tokens of all devices, over the same span."""
     requests_per_s: float
+    """Finished requests of all devices, over the same span."""
     goodput: float | None
     """Share of requests that meet the target; None without one."""
     stable: bool
@@ -125,6 +137,7 @@ class Forecast:
     situation: Situation
     """Whose band its figures have."""
     assumed: tuple[str, ...]
+    """What was taken for granted, a sentence each."""
 
     def to_mapping(self) -> dict[str, object]:
         """Writes seconds, bytes and tokens for programs to read."""
@@ -246,7 +259,9 @@ class Disaggregated:
     prefill: Serving
     """Layout of one that computes prompts; `replicas` 1."""
     prefill_count: int
+    """Engines that compute prompts, each of `prefill.devices`."""
     decode_count: int
+    """Engines that answer."""
 
 
 TRANSFER_START_S = 5e-3

@@ -32,7 +32,9 @@ class Candidate:
     """One way to serve: a layout, or pools."""
 
     serving: Serving
+    """Layout of its engines; with `pools`, of one that answers."""
     engine: Engine
+    """The program that serves, with its limits."""
     pools: Disaggregated | None = None
     """Engines that compute prompts and that answer; None: each does both."""
 
@@ -49,7 +51,9 @@ class PlayedCandidate:
     """A candidate that was played."""
 
     candidate: Candidate
+    """What was played."""
     forecast: Forecast
+    """Its times and rates, of all its devices."""
     meets: bool
     """Whether its p50s are within the targets."""
 
@@ -70,6 +74,7 @@ class BestServing:
     size: int
     """Candidates in the space."""
     played: int
+    """Candidates that were played; with `bounded` and `refused`, all of them."""
     bounded: int
     """Not played."""
     unknown: int

@@ -48,7 +48,9 @@ class Share:
     """Seconds of one worker's step that are one thing."""
 
     worker: str
+    """Name of the worker."""
     part: Part
+    """What the seconds are, of PARTS."""
     busy: bool
     """The stream is held by an action; otherwise it is idle."""
     action: str
@@ -60,6 +62,7 @@ class Share:
     at_end: bool
     """Idle from the worker's last action to the end of the step."""
     seconds: float
+    """Seconds of the step; over all shares of a worker they add up to it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,10 +70,15 @@ class Breakdown:
     """Shares of every worker, largest first; those of a worker add up to `step_s` exactly."""
 
     stream: str
+    """The stream that was looked at, of every worker."""
     window: Literal["makespan", "period"]
+    """What `step_s` is: one step from rest, or one of the steady state in a timeline that repeats."""
     step_s: float
+    """Seconds of the window."""
     workers: tuple[str, ...]
+    """Names of the workers, in order."""
     shares: tuple[Share, ...]
+    """Of all workers."""
 
     def __post_init__(self) -> None:
         total = dict.fromkeys(self.workers, 0.0)
@@ -100,8 +108,11 @@ class Idle:
     """Every idle interval of a stream, one row each."""
 
     worker: Longs
+    """Index of the worker."""
     start_s: Doubles
+    """Seconds at which the stream goes idle."""
     end_s: Doubles
+    """Seconds at which it works again, or the step ends."""
     until: Longs
     """The span that starts at the end of the interval; NONE at the end of the step."""
     arrival: Longs

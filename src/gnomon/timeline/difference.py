@@ -21,13 +21,19 @@ class TimeChange:
     """Seconds of one thing on one worker, in both timelines."""
 
     worker: str
+    """Name of the worker, the same in both."""
     part: Part
+    """What the seconds are, of PARTS."""
     busy: bool
     """The stream is held by it; otherwise idle because of it."""
     action: str
+    """Kind of the action that the time went into."""
     path: str
+    """Operation inside that action; empty for the action as a whole."""
     before_s: float
+    """Seconds in the first timeline; 0 where it has none."""
     after_s: float
+    """Seconds in the second; 0 where it has none."""
 
     @property
     def seconds(self) -> float:
@@ -40,9 +46,13 @@ class MemoryChange:
     """Bytes of one class of buffer at the worker's peak, in both timelines."""
 
     worker: str
+    """Name of the worker, the same in both."""
     buffer: str
+    """Class of memory."""
     before_bytes: float
+    """Bytes at the first timeline's peak; 0 where it holds none."""
     after_bytes: float
+    """Bytes at the second's peak, which may be at another moment of the step."""
 
     @property
     def bytes(self) -> float:
@@ -57,6 +67,7 @@ class Difference:
     before_s: float
     """Step of the first timeline."""
     after_s: float
+    """Step of the second."""
     changes: tuple[TimeChange, ...]
     """By size, whichever sign; what did not change is left out."""
     memory: tuple[MemoryChange, ...]
@@ -64,6 +75,7 @@ class Difference:
     only_before: tuple[str, ...]
     """Workers that the second timeline lacks; nothing is said about them."""
     only_after: tuple[str, ...]
+    """Workers that the first timeline lacks."""
 
     @property
     def seconds(self) -> float:

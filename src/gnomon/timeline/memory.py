@@ -29,6 +29,7 @@ class Curve:
     time_s: Doubles
     """Strictly increasing, from 0."""
     bytes: Doubles
+    """Bytes held, all of `buffer` or of every class."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,7 +37,9 @@ class Peak:
     """Most bytes that a worker holds."""
 
     worker: str
+    """Name of the worker."""
     bytes: float
+    """Bytes at the peak, all classes of buffer together."""
     moment_s: float
     """When it is first reached."""
     action: str

@@ -63,8 +63,11 @@ class Spans(_SameValues):
     """Actions, one row each. Indices point into the tables of the Timeline. Make one with `Spans.of`."""
 
     worker: Ints
+    """Index into the workers."""
     stream: Ints
+    """Index into the streams."""
     kind: Ints
+    """Index into the kinds of action."""
     role: Ints
     """Index into ROLES: what this span's time is."""
     stage: Ints
@@ -76,6 +79,7 @@ class Spans(_SameValues):
     step: Ints
     """Step the action belongs to, counted from the first one shown."""
     start_s: Doubles
+    """Seconds from the start of the timeline."""
     duration_s: Doubles
     """Seconds it holds its stream. A receive's span is the transfer, not the wait for its sender."""
     lag_s: Doubles
@@ -160,6 +164,7 @@ class Memory(_SameValues):
     """Bytes that came and went: one row per allocation (positive) or free (negative). Make one with `Memory.of`."""
 
     worker: Ints
+    """Index into the workers."""
     buffer: Ints
     """Index into the buffer classes."""
     span: Ints
@@ -167,6 +172,7 @@ class Memory(_SameValues):
     time_s: Doubles
     """Start of the action for an allocation, its end for a free."""
     change_bytes: Doubles
+    """Bytes allocated, or freed where negative."""
     resident_bytes: Doubles
     """[workers, buffer classes] bytes that are there throughout."""
 
@@ -201,12 +207,19 @@ class Timeline(_SameValues):
     """Spans with their tables of names. Checks that indices, names and times agree (InputError)."""
 
     clock: Literal["predicted", "measured"]
+    """Where the times come from: a simulation of a Program, or a recording of a run."""
     workers: tuple[Worker, ...]
+    """Ranks, each standing for those that did the same."""
     streams: tuple[str, ...]
+    """Names of the queues of a device, `compute` among them; actions of one never overlap."""
     kinds: tuple[str, ...]
+    """Names of actions, as `F` and `B`."""
     paths: tuple[str, ...] = ()
+    """Names of operations inside actions; empty where actions are shown as a whole."""
     buffers: tuple[str, ...] = ()
+    """Names of classes of memory; empty without `memory`."""
     spans: Spans
+    """All actions."""
     makespan_s: float
     """From 0 to the end of the last span; for a measured step, of the step."""
     period_s: float | None = None
@@ -214,6 +227,7 @@ class Timeline(_SameValues):
     repeats: bool = False
     """The spans are one step of the steady state: each recurs every `period_s`. False: they start from rest at 0."""
     memory: Memory | None = None
+    """Allocations and frees; None where sizes were not given or not recorded."""
     assumptions: tuple[str, ...] = ()
     """What the times rest on, a sentence each."""
 

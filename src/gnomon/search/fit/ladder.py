@@ -46,6 +46,7 @@ class Rung:
     changes: tuple[str, ...]
     """What changes, in words."""
     plan: Plan
+    """The plan with the changes, whether or not it can run."""
     prediction: Prediction | None
     """None if it cannot run."""
     fits: bool = False

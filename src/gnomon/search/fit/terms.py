@@ -21,8 +21,11 @@ class Change:
     """A plan and what became of it."""
 
     before: Plan
+    """The plan of the file."""
     after: Plan
+    """The same with the changes of a rung."""
     workload: Workload
+    """The batch of a step, before and after."""
 
     @property
     def microbatches(self) -> int:

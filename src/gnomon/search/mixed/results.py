@@ -20,7 +20,9 @@ class MixedFound:
     point: MixedPoint | None
     """None for a plan of one kind of device alone, which the search for equal devices found."""
     plan: Plan
+    """What is run, with a placement of its workers on the kinds of devices."""
     prediction: Prediction
+    """Its time and memory."""
     kinds: tuple[int, ...]
     """The kinds that take part."""
 

@@ -47,7 +47,9 @@ class Case:
     label: str
     """What was varied, as in `seq_len=4096`."""
     cluster: Cluster
+    """The machines of this case."""
     workload: Workload
+    """The batch of a step of this case."""
     best: FoundPlan | MixedFound | None
     """None where nothing runs or fits; a `MixedFound` on machines of several kinds."""
     why: str = ""

@@ -43,6 +43,7 @@ class Grown:
     size: int
     """Layers under `layers` and `both`, heads under `hidden`."""
     graph: Graph
+    """The model at that size."""
     config: Config
 
 

@@ -55,6 +55,7 @@ class Other:
     """Another plan of the same search."""
 
     prediction: Prediction
+    """Its time and memory."""
     loss: Loss
     """Against the plan that is explained; negative seconds for a faster one."""
 
@@ -80,6 +81,7 @@ class OtherJob:
     what: str
     """The change in words."""
     prediction: Prediction
+    """Time and memory of the same plan with it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,8 +89,11 @@ class Reasons:
     """Why a plan is as fast and as large as it is."""
 
     prediction: Prediction
+    """Of the plan that is explained."""
     neighbours: tuple[Neighbour, ...]
+    """Plans with one decision changed, with what that costs or gains."""
     sensitivities: tuple[Sensitivity, ...]
+    """How much the step changes with properties of the machines."""
     bought: tuple[Neighbour, ...] = ()
     """The plan without each axis that it has, its ranks moved to data parallelism."""
     runners_up: tuple[Other, ...] = ()

@@ -52,6 +52,7 @@ class FittingPlan:
     """A plan that fits by such choices."""
 
     candidate: FoundPlan
+    """The plan with the choices, which fits."""
     choices: tuple[tuple[Choice, Value], ...]
     """What it needs: without any one of them it does not fit."""
     without: Prediction

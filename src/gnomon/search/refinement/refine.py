@@ -67,8 +67,11 @@ class KeptChange:
     """A change that was kept."""
 
     choice: Choice
+    """The field or fields that changed."""
     before: Value
+    """Its value in the plan before."""
     after: Value
+    """Its value now."""
     prediction: Prediction
     """With it, and all changes before it."""
 

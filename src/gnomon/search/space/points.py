@@ -57,20 +57,35 @@ class Point(NamedTuple):
     """One plan of a space."""
 
     tp: int
+    """Tensor-parallel ranks."""
     cp: int
+    """Context-parallel ranks, which divide each sequence."""
     ep: int
+    """Expert-parallel ranks: of the ranks that dp, cp and tp have already, so no factor of the number of devices."""
     pp: int
+    """Pipeline ranks."""
     dp_replicate: int
+    """Data-parallel groups that hold a copy of the parameters each."""
     dp_shard: int
+    """Data-parallel ranks of such a group, over which ZeRO divides."""
     schedule: str
+    """Name of the pipeline schedule (`orders`); without meaning at pp = 1."""
     virtual_stages: int
+    """Stages on each pipeline rank."""
     micro_batch_size: int
+    """Sequences of a microbatch on each data-parallel rank."""
     sequence_parallel: bool
+    """Whether sequences are divided over tp between the tensor-parallel regions."""
     keep_gathered: bool
+    """Whether a tensor gathered over tp or cp is kept for backward, in place of this rank's part of it."""
     context: Context
+    """How attention sees a whole sequence over cp; without meaning at cp = 1."""
     recompute: Recompute
+    """What becomes of activations between forward and backward."""
     zero: int
+    """ZeRO stage, 0 to 3."""
     overlap: bool
+    """Whether reductions of gradients and gathers of parameters overlap with computing."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -135,20 +150,33 @@ class Space:
     experts: bool
     """Whether the model has routed experts."""
     tp: tuple[int, ...]
+    """Numbers of tensor-parallel ranks."""
     cp: tuple[int, ...]
+    """Numbers of context-parallel ranks."""
     ep: tuple[int, ...]
+    """Numbers of expert-parallel ranks."""
     pp: tuple[int, ...]
+    """Numbers of pipeline ranks."""
     dp_replicate: tuple[int, ...]
+    """Numbers of data-parallel groups with a copy of the parameters each."""
     dp_shard: tuple[int, ...]
+    """Numbers of ranks over which ZeRO divides."""
     schedule: tuple[str, ...]
+    """Names of pipeline schedules; the first that runs one stage stands for all at pp = 1."""
     virtual_stages: tuple[int, ...]
     """Numbers of virtual stages, for schedules that take several."""
     micro_batch_size: tuple[int, ...]
+    """Sequences of a microbatch on a data-parallel rank."""
     sequence_parallel: tuple[bool, ...]
+    """Whether sequences are divided over tp between the tensor-parallel regions."""
     keep_gathered: tuple[bool, ...]
+    """Whether gathered tensors are kept for backward."""
     context: tuple[Context, ...]
+    """How attention sees a whole sequence over cp; only the first is a choice at cp = 1."""
     recompute: tuple[Recompute, ...]
+    """What becomes of activations between forward and backward."""
     zero: tuple[int, ...]
+    """ZeRO stages."""
     overlap: tuple[bool, ...]
     """Whether reductions of gradients and gathers of parameters overlap with computing."""
     zero_in_pipeline: tuple[int, ...] = (0, 1, 2, 3)

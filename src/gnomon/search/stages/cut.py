@@ -44,6 +44,7 @@ class Cuts:
     every: int = 0
     """Ways to cut so many layers into so many stages of at least one."""
     predicted: int = 0
+    """Cuts whose steps were predicted."""
     too_large: int = 0
     """Cuts that were looked at and that no recomputation makes fit."""
     proven: bool = False

@@ -51,11 +51,13 @@ class UnevenAttempt:
     """One plan that was given other stages."""
 
     point: Point
+    """The point of the exact search whose layers were cut anew."""
     equal_s: float
     """Seconds of its step with equal stages and one preset for all layers, whether it fits or not."""
     step_s: float | None
     """Seconds of its step with the best cut; None where none fits."""
     cuts: Cuts
+    """How many ways to cut its layers were looked at; all zero where its plan cannot be cut."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,6 +69,7 @@ class Uneven:
     exact_s: float | None
     """Seconds of the step of the best plan of the search; None where none fitted."""
     tried: tuple[UnevenAttempt, ...]
+    """Every plan that was given other stages, in the order in which they were tried."""
     reasons: tuple[str, ...] = ()
     """What differs from equal stages, and why: `stage 3 holds the head: 6 layers fewer`."""
 

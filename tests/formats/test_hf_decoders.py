@@ -141,7 +141,7 @@ PUBLISHED: dict[str, tuple[str, dict[str, Any], int, int]] = {
         "Qwen1.5-MoE-A2.7B",
         llama_like(2048, 5632, 16, 24, 151936, shared_expert_intermediate_size=5632, **SCOUT),
         14_315_784_192,
-        24 * 2048,
+        0,
     ),
     "glm4_moe": (
         "GLM-4.5-Air",

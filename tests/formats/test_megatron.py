@@ -240,6 +240,15 @@ def test_how_tokens_get_to_experts_and_how_experts_run(written: tuple[str, str |
     assert said == [False, True]
 
 
+def test_the_gate_of_a_shared_expert_is_one_number_a_token() -> None:
+    """A matrix of hidden x 1 in every layer that routes (megatron/core/transformer/moe/shared_experts.py)."""
+    shared = dict(num_experts=8, moe_router_topk=2, moe_shared_expert_intermediate_size=512)
+    gated, plain = job(LLAMA, **shared, moe_shared_expert_gate=True), job(LLAMA, **shared)
+    added = gated.graph().num_parameters() - plain.graph().num_parameters()
+    assert added == int(LLAMA["num-layers"]) * int(LLAMA["hidden-size"])
+    assert "moe_shared_expert_gate" not in {u.field for u in gated.unexpressed}
+
+
 def test_deterministic_mode_is_the_stacks() -> None:
     result = job(deterministic_mode=True)
     assert result.stack.layers.deterministic and not any(u.field == "deterministic_mode" for u in result.unexpressed)

@@ -56,6 +56,9 @@ class Mixture:
     """How many."""
     shared_ffn_size: int = 0
     """Width of the expert that every token visits; 0 for none."""
+    shared_gate: bool = False
+    """What the shared expert gives is multiplied by the sigmoid of one number a token, which a matrix of its own makes
+    of the token (transformers' Qwen2MoeSparseMoeBlock.shared_expert_gate)."""
     num_dense_layers: int = 0
     """First layers that have the dense feed-forward."""
     pattern: tuple[bool, ...] = ()
@@ -200,10 +203,18 @@ def _feed_forward(b: BlockBuilder, x: str, hidden: Dim, c: DecoderConfig, kind: 
         return routed
     shared = Dim(name="shared_ffn", size=m.shared_ffn_size)
     path = "mlp.shared_experts"
-    if not m.gated:
+    if m.gated:
+        made = gated_ffn(b, x, hidden, shared, fn=c.activation, path=path)
+    else:
         paths = (f"{path}.up_proj", f"{path}.down_proj")
-        return b.add("mlp.sum", routed, dense_ffn(b, x, hidden, shared, fn=m.activation, bias=False, paths=paths))
-    return b.add("mlp.sum", routed, gated_ffn(b, x, hidden, shared, fn=c.activation, path=path))
+        made = dense_ffn(b, x, hidden, shared, fn=m.activation, bias=False, paths=paths)
+    if m.shared_gate:
+        one = Dim(name="shared_gate", size=1)
+        gate = b.linear("mlp.shared_expert_gate", x, out=(one,), contract=(hidden,), bias=False)
+        share = b.op("activation", "mlp.shared_expert_gate.act", (gate,), fn="sigmoid")
+        share = b.op("rename", "mlp.shared_expert_gate.share", (share,), b.dims(x)[:-1])
+        made = b.op("mul", "mlp.shared_experts.gated", (made, share))
+    return b.add("mlp.sum", routed, made)
 
 
 def layer_block(c: DecoderConfig, kind: _Kind) -> Block:

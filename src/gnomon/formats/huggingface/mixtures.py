@@ -137,7 +137,6 @@ def _qwen2_moe(k: Keys, name: str, wanted: ReadOptions, notes: Notes) -> Graph:
     k.choice("hidden_act", SILU, "silu")
     k.ignore("max_position_embeddings", "sliding_window", "max_window_layers", "layer_types", *ROUTER_KEYS)
     balance_loss(k, wanted, notes)
-    notes.append("the shared expert's gate (one number a token) is left out")
     return decoder(
         DecoderConfig(
             name=name,
@@ -148,6 +147,7 @@ def _qwen2_moe(k: Keys, name: str, wanted: ReadOptions, notes: Notes) -> Graph:
                 experts_per_token=k.integer("num_experts_per_tok"),
                 expert_ffn_size=k.integer("moe_intermediate_size"),
                 shared_ffn_size=k.integer("shared_expert_intermediate_size"),
+                shared_gate=True,
             ),
         )
     )

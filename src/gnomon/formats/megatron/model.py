@@ -223,13 +223,12 @@ def _decoder(f: Fields, s: MegatronShape, name: str, experts: int) -> DecoderCon
             router=scores_of(f),
             router_bias=f.peek("moe_router_enable_expert_bias") is True,
             shared_ffn_size=f.integer("moe_shared_expert_intermediate_size", 0, least=0),
+            shared_gate=f.flag("moe_shared_expert_gate", False),
             num_dense_layers=dense,
             pattern=() if all(rest) else rest,
             gated=s.gated,
             activation=activation,
         )
-        if f.flag("moe_shared_expert_gate", False):
-            f.report("moe_shared_expert_gate", "one number a token that scales the shared expert: left out")
         f.report("mtp_num_layers", "multi-token prediction modules: left out, so too small")
     return DecoderConfig(
         name=name,

@@ -63,6 +63,7 @@ class Look:
     """What a controller sees of a layer."""
 
     placement: Placement
+    """Where experts and their replicas are."""
     rows: tuple[int, ...]
     """Of each expert, since the last look."""
     steps: int
@@ -74,6 +75,7 @@ class PlacementChange:
     """What it makes of it."""
 
     placement: Placement
+    """Where they are to be."""
     slots: tuple[int, ...]
     """Those that have another expert now."""
     gain_s: float

@@ -30,6 +30,7 @@ class Look:
     at: float
     """Seconds since the job was started."""
     seen: JobProcesses
+    """The job's processes at that moment."""
     decision: Decision | None
     """None where all went on as it was."""
 
@@ -45,6 +46,7 @@ class ControlTrace:
     restarts: int
     """Processes that could be replaced."""
     looks: tuple[Look, ...]
+    """Everything that was seen, in order of time."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -26,6 +26,7 @@ class Began:
     """What is written when a job's process was started."""
 
     attempt: int
+    """Number of the start, from 1."""
     beside: int
     """Number of the process beside the job."""
     job: int
@@ -37,6 +38,7 @@ class Ended:
     """What is written when it ended."""
 
     attempt: int
+    """Number of the start that ended."""
     status: int
     """As a shell has it: 128 and the signal, where one killed it."""
 

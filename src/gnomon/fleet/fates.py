@@ -25,9 +25,11 @@ class Fate:
     """What became of one job so far: its state, its devices and its attempts."""
 
     task: Task
+    """What was submitted."""
     index: int
     """Its place in the table."""
     state: Stage = "queued"
+    """Where it stands."""
     devices: tuple[int, ...] = ()
     """Numbers of its devices."""
     target: int = 0
@@ -49,8 +51,11 @@ class Fate:
     settled: int = 0
     """The last process whose end is journalled."""
     failures: int = 0
+    """Times that it ended by a failure that counts against it."""
     preemptions: int = 0
+    """Times that it was stopped to run again later."""
     resizes: int = 0
+    """Times that it was given other devices."""
 
     @property
     def reserved(self) -> int:

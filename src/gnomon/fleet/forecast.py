@@ -26,6 +26,7 @@ class Curve(PhaseForecasts):
     speed."""
 
     machines: Machines
+    """The cluster, for the speeds of its devices."""
     serial: float = 0.0
     """Share of the work that does not get faster with devices (Amdahl); 0 is linear scaling, as Lyra assumes."""
     spread: float = 0.0

@@ -45,9 +45,13 @@ class Validation:
     """A whole training run at one batch size, a row an epoch."""
 
     progress: Floats
+    """[epochs] training progress, cumulative."""
     iteration: Floats
+    """[epochs] iterations done."""
     grad_sqr: Floats
+    """[epochs] squared norm of the gradient."""
     grad_var: Floats
+    """[epochs] variance of the gradient."""
 
 
 @dataclass(frozen=True)
@@ -55,6 +59,7 @@ class Profile:
     """What was measured of one application."""
 
     name: str
+    """Name of the application."""
     validation: Mapping[int, Validation]
     """By global batch size, ascending."""
     placements: Mapping[Placement, tuple[Floats, Floats, Floats]]
@@ -197,6 +202,7 @@ class Profiles:
     """The measured profiles by application."""
 
     profiles: Mapping[str, Profile]
+    """Name of an application -> what was measured of it."""
 
     @staticmethod
     def read(

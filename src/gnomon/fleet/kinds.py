@@ -62,6 +62,7 @@ class ByKind(PhaseForecasts):
     """Forecasts on a mixed cluster: the interface `Forecasts`. A job is on devices of one kind at a time."""
 
     machines: Machines
+    """The cluster, whose pools name the kinds."""
     kinds: Mapping[str, Profiled]
     """Kind of device, as pools name it -> its forecasts."""
 

@@ -40,7 +40,9 @@ class PricedPlan:
     """A plan with its seconds."""
 
     shape: MachineShape
+    """Pipelines, and stages of each, which losses take machines from."""
     costs: SpotCosts
+    """Seconds of its step and of what a loss costs under each way of going on."""
     refused: str
     """Why the plan cannot have copies of stages; empty where it can."""
     copies: str
@@ -120,7 +122,9 @@ class PlayedUnderLosses:
     """A plan under losses."""
 
     found: FoundPlan
+    """The plan without losses, with its prediction."""
     way: System
+    """How it goes on after a loss."""
     steps_per_hour: float
     """Useful ones."""
 

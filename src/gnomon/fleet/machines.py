@@ -62,6 +62,7 @@ class Machines:
     """All pools of a cluster; nodes are numbered through them in order."""
 
     pools: tuple[Pool, ...]
+    """Nodes that are alike, pool by pool."""
 
     def __post_init__(self) -> None:
         if not self.pools:

@@ -27,18 +27,23 @@ class Forecast:
     """A job on a number of devices."""
 
     devices: int
+    """Devices that it runs on."""
     step_s: Seconds
+    """Seconds of a step."""
     low_s: Seconds
     """The step lies from here to `high_s` in eight cases of ten."""
     high_s: Seconds
+    """The upper end of that band."""
     samples_per_s: float
     """Rate: sequences a second."""
     peak_bytes: Bytes
     """Memory of the fullest device."""
     fits: bool
+    """Whether every device's peak is within its memory."""
     resize_s: Seconds
     """To write a checkpoint, start again on so many devices, and read it."""
     plan: Plan
+    """The plan with as many data-parallel ranks as the devices allow."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,7 +51,9 @@ class Impossible:
     """A number of devices that the plan cannot use."""
 
     devices: int
+    """Devices that were asked for."""
     reason: str
+    """Why the plan cannot run on them, a sentence."""
 
 
 @dataclass(frozen=True)
@@ -54,11 +61,15 @@ class Planner:
     """A plan and what it is for, asked for forecasts."""
 
     graph: Graph
+    """The model."""
     cluster: Cluster
     """Gives the kind of node; how many there are is the forecast's question."""
     plan: Plan
+    """The plan, whose number of data-parallel ranks the forecast changes."""
     workload: Workload
+    """The batch of a step, which stays the same on any number of devices."""
     stack: Stack
+    """The program that runs it."""
     restart_s: float = 60.0
     """Seconds to start the processes again."""
     storage_bytes_per_s: float = 2e9

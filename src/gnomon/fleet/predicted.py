@@ -39,9 +39,13 @@ class PlannedJob:
     """A job with its plan."""
 
     graph: Graph
+    """The model."""
     plan: Plan
+    """The plan, whose number of data-parallel ranks follows the devices that the job holds."""
     workload: Workload
+    """The batch of a step."""
     stack: Stack
+    """The program that runs it."""
 
 
 @dataclass(frozen=True)

@@ -28,8 +28,11 @@ class Run:
     index: int
     """Place of the job in the trace."""
     allocation: Allocation
+    """The devices that it held, by node."""
     start_s: float
+    """Seconds of the trace at which it got them."""
     end_s: float
+    """Seconds of the trace at which it lost them."""
     why: str
     """What ended it: finished, preempted, resized, failed."""
 
@@ -39,6 +42,7 @@ class Series:
     """The cluster over time, a point at each change."""
 
     time_s: Floats
+    """Seconds of the trace, ascending."""
     busy: Floats
     """Devices held by jobs."""
     waiting: Floats
@@ -52,8 +56,11 @@ class Result:
     """One replay of a trace under a policy."""
 
     policy: str
+    """Name of the policy."""
     jobs: tuple[Job, ...]
+    """The jobs of the trace, in the order of all arrays by job."""
     machines: Machines
+    """The cluster."""
     finish_s: Floats
     """By job."""
     first_s: Floats
@@ -63,6 +70,7 @@ class Result:
     preemptions: int
     """Times that a job was stopped to run again later."""
     resizes: int
+    """Times that a running job was given other devices."""
     failures: int
     """Times that a job was stopped by a failed node."""
     device_s: Mapping[str, float]
@@ -76,6 +84,7 @@ class Result:
     runs: tuple[Run, ...] = ()
     """Empty where they were not recorded."""
     series: Series | None = None
+    """The cluster over time; None where it was not recorded."""
     decisions: int = 0
     """How often the policy was asked."""
 

@@ -32,7 +32,9 @@ class Bin:
     """A stretch of the trace."""
 
     start_s: float
+    """Seconds of the trace at which it begins."""
     requests: int
+    """Requests that arrive in it."""
     units: int
     """The fewest with which enough requests meet the targets; 1 where nobody comes, so that somebody answers."""
     forecast: Forecast | None

@@ -104,6 +104,7 @@ class Active:
     """A submitted job that has not finished. Policies read it; only the replay and the controller write it."""
 
     job: Job
+    """What was submitted."""
     index: int
     """Its place in the trace."""
     allocation: Allocation = ()
@@ -135,8 +136,11 @@ class Active:
     held_s: float = 0.0
     """Since when it has its allocation."""
     preemptions: int = 0
+    """Times that it was stopped to run again later."""
     resizes: int = 0
+    """Times that it was given other devices while it ran."""
     failures: int = 0
+    """Times that a node under it failed."""
     waited_s: float = 0.0
     """Time without devices, up to `queued_s`."""
     queued_s: float = 0.0

@@ -49,11 +49,13 @@ class Submission:
     plan: str
     """Path of the plan file on the cluster."""
     nodes: int
+    """Nodes of the job."""
     per_node: int
     """Devices of a node."""
     gpus: bool = True
     """Whether they are GPUs; otherwise each is a core (`on = "local:4"`, a machine of CPUs)."""
     steps: int = 200
+    """Optimizer steps to run."""
     hours: float = DEFAULT_HOURS
     """Limit of time."""
     queue: str = ""

@@ -39,7 +39,9 @@ class Point(NamedTuple):
     """A step that a job has timed."""
 
     nodes: int
+    """Nodes that its replicas were on."""
     replicas: int
+    """Data-parallel replicas, one a device."""
     local: int
     """Examples of a replica at a time."""
     step_s: float
@@ -53,12 +55,19 @@ class Throughput:
     """Seconds of a step of one job on one kind of device."""
 
     start_s: float
+    """Seconds of a forward and backward whatever the batch."""
     example_s: float
+    """Seconds for each example of a replica's batch."""
     across_s: float
+    """Seconds of communication between two replicas on different nodes."""
     across_more_s: float
+    """What each replica beyond two adds to that."""
     within_s: float
+    """Seconds of communication between two replicas inside one node."""
     within_more_s: float
+    """What each replica beyond two adds to that."""
     overlap: float
+    """Power of the norm that computing and communication add up by: 1 where nothing overlaps."""
 
     def compute_s(self, local: NDArray[np.int64]) -> Floats:
         """Forward and backward passes over `local` examples."""

@@ -37,6 +37,7 @@ class Block:
     part_of: Block | None = None
     """The block that it was cut out of, whose other ops say how its tensors lie and what its ops cost."""
     _index: Mapping[str, Tensor] = field(init=False, repr=False, compare=False)
+    """Name -> tensor."""
     _parameters: tuple[Tensor, ...] = field(init=False, repr=False, compare=False)
     _dims: tuple[Dim, ...] = field(init=False, repr=False, compare=False)
     _hash: int = field(init=False, repr=False, compare=False)

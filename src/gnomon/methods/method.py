@@ -117,9 +117,11 @@ class Method:
     switch: str
     """Field of the plan that turns it on: `schedule.passes`, `optimizer.offload` …"""
     exactness: Exactness
+    """How its results compare with those of a plan without it."""
     missing: Mapping[Mark, str] = field(default_factory=dict)
     """Marks that it has not, each with the reason."""
     params: tuple[Param, ...] = ()
+    """What may be set of it; empty: nothing."""
     rewrite: Callable[[Program, Params, Context], Program] | None = None
     """The Program with the method; None where lowering itself makes the method's rows."""
     on: Callable[[Plan], bool] | None = None

@@ -68,6 +68,7 @@ class Sample:
     base: int
     """Bytes on the device that are no microbatch's: parameters, gradients, states, the batch."""
     forward_bytes: ForwardBytes
+    """What the forwards of its layers kept."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -95,9 +95,11 @@ class Arrival:
     """A worker that has trained its ticket, or just started (ticket -1)."""
 
     worker: int
+    """Number of the worker."""
     updates: int = 0
     """Behind its model."""
     ticket: int = -1
+    """The ticket that it trained; -1: none yet."""
     ends: bool = False
     """It was asked to end: no more tickets are given out."""
 
@@ -208,6 +210,7 @@ class Replay:
     seconds: float
     """Until the last meeting."""
     groups: tuple[tuple[int, ...], ...]
+    """The workers that averaged together, meeting by meeting."""
     tickets: tuple[int, ...]
     """Trained by each worker."""
 

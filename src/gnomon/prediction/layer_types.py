@@ -201,6 +201,7 @@ class SavedBytes:
     is_logits: bool
     """It has the vocabulary as a dim: logits, their fp32 copy, log-probabilities."""
     bytes: int
+    """Bytes on one rank, of one microbatch."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -208,9 +209,13 @@ class LayerPrice:
     """One layer, one microbatch, one rank."""
 
     forward: Phase
+    """The forward."""
     input_grad: Phase
+    """The part of the backward that gives gradients of what the layer reads."""
     weight_grad: Phase
+    """The part that gives gradients of its parameters."""
     recompute: Phase
+    """What is computed again before the backward."""
     saved: tuple[SavedBytes, ...]
     """What stays in device memory between forward and backward."""
     offloaded_bytes: int

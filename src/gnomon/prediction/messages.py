@@ -26,9 +26,13 @@ class Messages:
     """Messages between the stages of one plan."""
 
     plan: Plan
+    """The plan."""
     cluster: Cluster
+    """The machines."""
     stack: Stack
+    """The program, for what a message costs it."""
     stages: tuple[StagePrice, ...]
+    """The stages that send and receive."""
     sent: Mapping[tuple[int, int], tuple[tuple[str, str], ...]]
     """(source, target) -> (call, tensor) that is sent."""
     _wires: dict[tuple[int, int], tuple[float, AxisLink | None]] = field(default_factory=dict, repr=False)

@@ -36,10 +36,15 @@ class PricedStages:
     """Stages, their layers and their rates under one plan."""
 
     plan: Plan
+    """The plan that is priced."""
     graph: Graph
+    """The model."""
     cluster: Cluster
+    """The machines."""
     stack: Stack
+    """The program that runs it."""
     stages: tuple[StagePrice, ...]
+    """Each pipeline stage on its slowest worker."""
     blocks: tuple[tuple[int, int], ...]
     """(stage, layer in it) of each of the Program's stages when those are layers; (stage, -1) when whole stages."""
     count: int

@@ -58,7 +58,9 @@ class StagePrice:
     """A stage on its ranks. `layers` is run-length coded: (price, labels of the layers that share it)."""
 
     stage: int
+    """Number of the pipeline stage."""
     mesh: Mesh
+    """The stage's axes, which may differ from other stages'."""
     ranks: tuple[int, ...]
     """Ranks of the job, in the order of the stage's mesh."""
     device: Device
@@ -66,8 +68,10 @@ class StagePrice:
     members: tuple[int, ...]
     """The ranks among `ranks` on such a device with as large a share of each microbatch: these are priced."""
     links: Mapping[str, AxisLink]
+    """Axis -> its groups of ranks, as their collectives see the network."""
     layers: tuple[tuple[LayerPrice, tuple[Layer, ...]], ...]
     plan: Plan
+    """The plan that it is of."""
     share: VocabularyShare | None = None
     """The part of a divided embedding and head, on the first stage of each pipeline rank."""
 

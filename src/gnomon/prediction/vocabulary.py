@@ -46,7 +46,9 @@ class VocabularyShare:
     """One pipeline rank's part of the embedding and the head."""
 
     how: Vocabulary
+    """How embedding and head are divided over the pipeline."""
     head: LayerPrice
+    """Its part of the head."""
     embedding: LayerPrice | None
     """None for a graph without one."""
     layers: tuple[tuple[LayerPrice, Layer], ...]

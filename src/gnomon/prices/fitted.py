@@ -136,6 +136,7 @@ class LinkNumber:
     """Seconds over the price of communication outside layers: messages between stages, gradients, parameters; from 0.2
     to 10. In layers a stack's `exposed` says it."""
     provenance: Provenance
+    """The runs that it was fitted to."""
     hop_s: Seconds = 0.0
     """What each further node of a tensor-parallel group adds to a collective inside a layer, beyond its price: it
     passes through the nodes one after another. Seen on two and four nodes."""
@@ -161,7 +162,9 @@ class FittedRates:
     universal: StackRecord | None = None
     """The numbers of every stack, on each generation of devices; a stack's own record goes before it."""
     stacks: tuple[StackRecord, ...] = ()
+    """Numbers of one stack each."""
     links: tuple[LinkNumber, ...] = ()
+    """Numbers of one link each."""
 
     def __post_init__(self) -> None:
         if len({record.stack for record in self.stacks}) != len(self.stacks):

@@ -22,9 +22,13 @@ class UnitShape:
     """m×k by k×n, `batch` times."""
 
     m: Size
+    """Rows of the first matrix."""
     n: Size
+    """Columns of the second."""
     k: Size
+    """Columns of the first, rows of the second."""
     batch: Size = 1
+    """Such products."""
 
 
 def lanes_of(device: Device) -> int:

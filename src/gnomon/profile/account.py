@@ -75,9 +75,11 @@ class KindTime:
     """All kernels (on CPUs: ops, each without those inside it) of one kind in a step."""
 
     kind: str
+    """What the kernels are, as `matmul`."""
     role: str
     """`compute`, `communication` or `copy`."""
     count: int
+    """Kernels of the kind."""
     seconds: float
     """Sum of their durations, also where they overlap."""
     largest: str
@@ -89,10 +91,13 @@ class Collective:
     """One kind of collective in a step."""
 
     kind: str
+    """Which collective."""
     group: str
     """Ranks that take part, as the trace says: `2 ranks`, or empty."""
     count: int
+    """Calls in the step."""
     seconds: float
+    """Sum of their durations, also while something computes."""
     exposed_s: float
     """While nothing computes."""
     nbytes: int
@@ -104,8 +109,11 @@ class Account:
     """One step of one rank."""
 
     rank: int
+    """The rank; 0 where the trace does not say."""
     step: StepWindow
+    """The step that was accounted for."""
     on_device: bool
+    """Whether the events are kernels of a device; otherwise ops of the host's CPUs."""
     parts: Mapping[str, float]
     """Part -> seconds, all of PARTS; they add up to `step.seconds` to the bit."""
     kinds: tuple[KindTime, ...]
@@ -113,6 +121,7 @@ class Account:
     phases: Mapping[str, float]
     """Phase -> seconds of kernels (on CPUs: ops) that compute; empty where the host's ops are not recorded."""
     collectives: tuple[Collective, ...]
+    """Those that are exposed longest first; empty without communication."""
     kernels: int
     """Events that did the work."""
     tiny: int

@@ -32,6 +32,7 @@ class Finding:
     name: str
     """`slow rank`, `data loading` …"""
     rank: int
+    """The rank that it was seen on; the number of the device, of what a memory snapshot shows."""
     seconds: float
     """Of the step."""
     share: float

@@ -20,6 +20,7 @@ class Lateness:
     """One rank in a step of a job."""
 
     rank: int
+    """The rank."""
     waited_s: float
     """Seconds that it waited in collectives for ranks which came later."""
     last: int

@@ -41,7 +41,9 @@ class HeldClass:
     """Bytes of one class at the peak."""
 
     name: str
+    """Class of memory, as the stack of its allocations tells it."""
     nbytes: int
+    """Bytes at the peak."""
     largest: str
     """Where the largest block of it was allocated: `file:line function`; empty where no stack was recorded."""
 
@@ -51,7 +53,9 @@ class Snapshot:
     """What one device's caching allocator holds at one moment."""
 
     source: str
+    """The file."""
     device: int
+    """Number of the device in its process."""
     peak_bytes: int
     """Most bytes allocated while it was recorded."""
     reserved_bytes: int

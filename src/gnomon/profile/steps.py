@@ -32,8 +32,11 @@ class StepWindow:
     """One step, in seconds of the trace."""
 
     label: str
+    """What it is called: the mark in the trace, or how it was found."""
     start_s: float
+    """Its first second in the trace."""
     end_s: float
+    """Its last; the next step's start where steps follow each other."""
 
     @property
     def seconds(self) -> float:

@@ -33,7 +33,9 @@ class Lane:
     """A thread of the host or a stream of the device."""
 
     process: str
+    """The process, as the trace numbers it."""
     thread: str
+    """The thread, or the stream."""
     name: str
     """As the trace calls it; empty where it does not."""
 
@@ -43,7 +45,9 @@ class Allocations:
     """What the allocator said while it was recorded (`profile_memory=True`), in order of time."""
 
     time_s: NDArray[np.float64]
+    """Seconds of the trace, ascending."""
     change_bytes: NDArray[np.float64]
+    """Bytes allocated, or freed where negative."""
     allocated_bytes: NDArray[np.float64]
     """After the change, on that device."""
     on_device: NDArray[np.bool_]
@@ -59,16 +63,23 @@ class Trace:
     rank: int
     """0 where the trace does not say."""
     world_size: int
+    """Ranks of the job; 1 where the trace does not say."""
     device: str
     """The device's name; empty where it is not told, or there is none."""
     lanes: tuple[Lane, ...]
+    """Threads and streams that events lie on."""
     names: tuple[str, ...]
     """Names of events; a column holds the index."""
     category: NDArray[np.int8]
+    """Index into CATEGORIES, of each event."""
     name: NDArray[np.int32]
+    """Index into `names`, of each event."""
     lane: NDArray[np.int32]
+    """Index into `lanes`, of each event."""
     start_s: NDArray[np.float64]
+    """Seconds from the trace's first event."""
     duration_s: NDArray[np.float64]
+    """Seconds of each event."""
     correlation: NDArray[np.int64]
     """Ties a launch to what it put on the device; NONE where there is none."""
     external: NDArray[np.int64]
@@ -76,6 +87,7 @@ class Trace:
     details: Mapping[int, Mapping[str, Any]]
     """Event -> what the profiler wrote of it, under Kineto's keys: shapes of an op, message of a collective, bytes."""
     allocations: Allocations | None
+    """What the allocator did; None where it was not recorded."""
     dropped: int
     """Events of kinds that nothing here reads."""
 

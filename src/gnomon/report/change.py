@@ -27,7 +27,9 @@ class Field:
     name: str
     """`plan.mesh.tp`."""
     before: str
+    """Its value before, as text."""
     after: str
+    """Its value after, as text."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,8 +37,11 @@ class StepPart:
     """A part of the busiest rank's step."""
 
     name: str
+    """Part of the breakdown."""
     before_s: float
+    """Seconds before; 0 where there is no such part."""
     after_s: float
+    """Seconds after; 0 where there is no such part."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,18 +49,27 @@ class Side:
     """One of the two."""
 
     source: str
+    """What it was read from."""
     step_s: float
+    """Seconds of a step."""
     per_s: float
     """Tokens (samples, of a model without sequences) a second of all devices."""
     per_s_per_device: float
+    """The same of one device."""
     counted: str
+    """What is counted a second: `tokens` or `samples`."""
     mfu: float
+    """Model FLOPs over the dense peak of the compute dtype, as in `Prediction`."""
     peak_bytes: int
     """Of the rank with the least room."""
     rank: int
+    """The first of the ranks with least room."""
     limit_bytes: int
+    """Bytes of memory of that rank's device."""
     fits: bool
+    """Whether every rank's peak is within its device's memory."""
     devices: int
+    """Devices of the plan."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,8 +77,11 @@ class JobChange:
     """A job before and after a change: both predictions and what differs between them."""
 
     before: Side
+    """The job before."""
     after: Side
+    """The job after."""
     fields: tuple[Field, ...]
+    """What differs in what was asked."""
     parts: tuple[StepPart, ...]
     """Largest change first."""
     ranks: tuple[tuple[int, int, int], ...]

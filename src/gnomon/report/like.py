@@ -40,9 +40,11 @@ class Like:
     program: str
     """Format of the file."""
     before: Prediction
+    """Of the file as it is."""
     after: Prediction | None
     """Of the changed file; None where nothing that the program can do is faster."""
     lines: tuple[Line, ...]
+    """What changes in the file, a line each."""
     text: str
     """The file."""
     changed_file: str

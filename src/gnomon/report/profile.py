@@ -63,8 +63,11 @@ class Profile:
     """The recording of a job."""
 
     sources: tuple[str, ...]
+    """The files of the traces."""
     device: str
+    """Name of the device; empty where no trace tells it."""
     world_size: int
+    """Ranks of the job, as the traces say; there may be traces of fewer."""
     how: str
     """How its steps were found."""
     step_s: tuple[float, ...]
@@ -72,8 +75,11 @@ class Profile:
     accounts: tuple[Account, ...]
     """Of each rank's typical step."""
     lateness: tuple[Lateness, ...]
+    """How long each rank waited for others; empty where no collective is seen by two ranks."""
     findings: tuple[Finding, ...]
+    """Causes of lost time, the dearest first."""
     snapshots: tuple[Snapshot, ...]
+    """Of the allocators' memory, where files of them were given."""
 
     @property
     def slowest(self) -> Account:
@@ -169,9 +175,13 @@ class ExpectedParts:
     """A predicted step in the parts of a measured one."""
 
     source: str
+    """What predicted it."""
     step_s: float
+    """Seconds of the predicted step."""
     parts: Mapping[str, float]
+    """Part -> seconds."""
     peak_bytes: float | None
+    """Bytes at the predicted peak; None where it is not told."""
     bytes_by_class: Mapping[str, float]
     """Class of memory -> bytes at the peak of the rank that holds most; empty where it is not told."""
 
@@ -216,8 +226,11 @@ class Gap:
     """One part in both."""
 
     part: str
+    """Part of the step."""
     expected_s: float
+    """Seconds predicted."""
     measured_s: float
+    """Seconds measured."""
     cause: str
     """A finding that explains it, with its advice; empty where none does."""
 

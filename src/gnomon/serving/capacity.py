@@ -33,6 +33,7 @@ class CachedLayers:
     """Layers of a pipeline stage that cache alike."""
 
     count: int
+    """How many layers."""
     bytes_per_token: float
     """Bytes of a token in one layer on one rank; 0 for scans."""
     window: int

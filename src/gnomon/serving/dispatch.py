@@ -97,6 +97,7 @@ class Sent:
     """The worker that a text goes to, and when."""
 
     worker: int
+    """Number of the worker."""
     tokens: int
     """Tokens to which it is padded."""
     demoted: bool
@@ -208,14 +209,17 @@ class Texts:
     """A load that was played, in order of arrival."""
 
     arrival_s: NDArray[np.float64]
+    """[texts] when it reached the server."""
     begun_s: NDArray[np.float64]
     """[texts] when it was computed."""
     end_s: NDArray[np.float64]
+    """[texts] when its answer was there."""
     length: NDArray[np.int64]
     """[texts] tokens that it has."""
     tokens: NDArray[np.int64]
     """[texts] tokens that it was computed at."""
     worker: NDArray[np.int64]
+    """[texts] the worker that computed it."""
     demoted: int
     """Texts that a longer runtime than their own had."""
     busy_s: float

@@ -40,6 +40,7 @@ class Subgraph:
     reads: tuple[tuple[int, float], ...]
     """(subgraph before it, bytes that it reads of it)."""
     ops: int
+    """How many ops."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,7 +48,9 @@ class DuetLane:
     """What crosses between the devices goes over."""
 
     bytes_per_s: float
+    """Bandwidth of a crossing."""
     latency_s: float
+    """Seconds of a crossing, however few its bytes."""
 
     def seconds(self, count: float) -> float:
         """Seconds of so many bytes."""
@@ -61,6 +64,7 @@ class DuetAssignment:
     places: tuple[int, ...]
     """The device of each subgraph: 0 for the first, 1 for the second."""
     seconds: float
+    """Seconds of one pass of all subgraphs."""
     alone_s: tuple[float, float]
     """Seconds of all on the first device, and of all on the second."""
     exact: bool

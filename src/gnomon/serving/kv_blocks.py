@@ -118,6 +118,7 @@ class PrefixHit:
     """The longest beginning of a prompt that needs no computing."""
 
     tokens: int = 0
+    """Its tokens; 0: none."""
     blocks: tuple[int, ...] = ()
     """Blocks of group 0 that hold it."""
     shared: int = 0

@@ -28,6 +28,7 @@ class EnginePool:
     """A pool of equal engines."""
 
     price: IterationPrice
+    """Seconds of an iteration of one of them."""
     blocks: int
     """KV blocks of one of them."""
     count: int

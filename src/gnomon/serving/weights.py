@@ -30,7 +30,9 @@ class ServedMatmul:
     """Rows times a matrix of n columns and k rows, `batch` of them; sizes on one rank."""
 
     n: int
+    """Columns of the matrix."""
     k: int
+    """Its rows."""
     bits: float
     """Bits of a weight as it is stored."""
     compute_dtype: str
@@ -44,7 +46,9 @@ class RankAttention:
     """Attention of a layer on one rank."""
 
     heads: int
+    """Query heads on the rank."""
     kv_heads: int
+    """Key-value heads on the rank."""
     width: int
     """Head size of q and k."""
     width_v: int
@@ -56,6 +60,7 @@ class RankAttention:
     latent_v: int = 0
     """Those of the latent elements that are values."""
     causal: bool = True
+    """Whether a token sees only tokens before it."""
 
     @property
     def kv_elements(self) -> int:
@@ -85,12 +90,15 @@ class RankExperts:
     elements: int
     """Weights of one expert on a rank, in elements."""
     hidden: int
+    """Size of a token's hidden state."""
     stored: float
     """Weights as an engine stores them, filled up, over those of the model."""
     row_elements: int
     """Activations read and written for a (token, expert) pair."""
     bits: float
+    """Bits of a weight as it is stored."""
     compute_dtype: str
+    """The dtype that they multiply in."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,11 +106,15 @@ class BlockShape:
     """One kind of block."""
 
     name: str
+    """Name of the block in the graph."""
     count: int
     """How many of it are in the model."""
     matmuls: tuple[ServedMatmul, ...]
+    """Its matmuls on one rank."""
     attention: RankAttention | None
+    """Its self-attention; None where it has none."""
     experts: RankExperts | None
+    """Its routed experts; None where it has none."""
     scan_elements: int
     """Elements of the state of a scan for each sequence; 0: none."""
     taps_elements: int
@@ -121,11 +133,13 @@ class BlockShape:
     dispatches: int
     """How often rows of experts are sent to other ranks and back: 0 or 1."""
     hidden: int
+    """Size of a token's hidden state."""
     weight_bytes: float
     """Bytes of its weights on one rank."""
     is_head: bool
     """Whether it is computed for rows of last tokens only."""
     has_table: bool
+    """Whether it looks rows up in a table of the vocabulary."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -137,7 +151,9 @@ class RankModel:
     encoder: tuple[BlockShape, ...]
     """Computed once for a text that is answered; none where there is no encoder."""
     hidden: int
+    """Size of a token's hidden state."""
     vocab: int
+    """Rows of the vocabulary."""
     ffn: int
     """Columns of the widest matmul on one rank."""
     context: int | None

@@ -32,7 +32,9 @@ class UpdateCollective:
     """One communication inside an update. Those of a stage's layers go together, but for each `matrix` by itself."""
 
     part: Part
+    """What of the update it serves."""
     kind: CollectiveKind
+    """Which collective."""
     axes: tuple[str, ...]
     """The mesh axes whose ranks are the group."""
     ranks: int
@@ -51,6 +53,7 @@ class Matrix:
     """A parameter, as matrices side by side."""
 
     name: str
+    """Name of the parameter."""
     elements: int
     """Elements on one rank, before ZeRO divides them."""
     count: int

@@ -28,7 +28,9 @@ class Times:
     """One step, by position in the order of play."""
 
     start: Doubles
+    """Seconds at which it starts."""
     end: Doubles
+    """Seconds at which its stream is free again."""
     visible: Doubles
     """End plus lag: when readers on other streams may go on. The same array as `end` without lags."""
 
@@ -38,9 +40,11 @@ class Clock:
     """Durations by position, ready to be played any number of times."""
 
     order: Order
+    """The positions, and what each waits for."""
     busy: Doubles
     """[positions] seconds; members of a group have the longest of theirs."""
     lag: Doubles | None
+    """[positions] seconds after its end; None where nothing has a lag."""
 
     @staticmethod
     def of(structure: Structure, durations: Durations) -> Clock:

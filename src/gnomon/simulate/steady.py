@@ -27,12 +27,15 @@ class Steady:
     """One step of the steady state, by position; the earliest start is 0."""
 
     times: Times
+    """Starts and ends of that step."""
     period_s: float
     """On the grid, at least `period.seconds` and less than a tick more."""
     cause: NDArray[np.int64]
     """Position each waited for; -1 where it only runs ahead."""
     cause_steps: NDArray[np.int64]
+    """How many periods before its own the position that it waited for lies."""
     period: Period
+    """The exact period that it recurs with."""
 
 
 def steady(structure: Structure, durations: Durations) -> Steady:

@@ -36,7 +36,9 @@ class TierTensor:
     """A tensor, which moves as one."""
 
     name: str
+    """Name of the tensor."""
     nbytes: float
+    """Its bytes."""
     carried: bool
     """Whether it lives from step to step; otherwise from its first use in a step to its last."""
 
@@ -46,6 +48,7 @@ class TierTrace:
     """What one step uses: rows that run one after the other, and tensors."""
 
     tensors: tuple[TierTensor, ...]
+    """The tensors that rows use."""
     seconds: tuple[float, ...]
     """Seconds of each row, with everything in the fast tier."""
     uses: tuple[tuple[int, ...], ...]
@@ -98,7 +101,9 @@ class Link:
     """Bandwidth between the two tiers, in bytes a second."""
 
     read: float
+    """From the slow tier to the fast one."""
     write: float
+    """From the fast tier to the slow one."""
 
 
 class TierMove(NamedTuple):
@@ -110,6 +115,7 @@ class TierMove(NamedTuple):
     """What happens: make it in the fast tier, read it into it, write it out, or leave it: its copy in the slow tier is
     as good."""
     tensor: int
+    """Index of the tensor."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,8 +123,11 @@ class Migration:
     """What a step takes under a policy."""
 
     step_s: float
+    """Seconds of a step."""
     read_bytes: float
+    """Bytes read into the fast tier in a step."""
     written_bytes: float
+    """Bytes written out of it in a step."""
     peak_bytes: float
     """The most bytes in the fast tier, the pool included."""
     interval: int = 1

@@ -22,7 +22,9 @@ class NM(Sparse):
     """n of every m numbers of a row. Arrays: places (rows, ceil(kept of a row / 2)) in nibbles; values (rows, kept)."""
 
     n: int
+    """Numbers kept of every m."""
     m: int
+    """Numbers of a group."""
 
     @property
     def pattern(self) -> str:

@@ -19,6 +19,7 @@ class Use:
     """A tensor among the operands, by name."""
 
     name: str
+    """Name of the tensor in its block."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,8 +27,11 @@ class Size:
     """A number among the operands that follows from the sizes of the inputs: factor · product of dims + plus."""
 
     factor: int
+    """What the product is multiplied with."""
     names: tuple[str, ...]
+    """Names of the dims."""
     plus: int = 0
+    """What is added to it."""
 
     def value(self, sizes: Mapping[str, int]) -> int:
         """The number, given the size of each dim."""
@@ -42,6 +46,7 @@ class Torch:
     """A constant of torch among the operands: `float32`, `strided`, `contiguous_format`, or `device` for the rank's."""
 
     name: str
+    """Its name in torch."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,8 +54,11 @@ class Literal:
     """A tensor of few elements that the code wrote out."""
 
     values: Any
+    """Its elements, as nested lists."""
     dtype: str
+    """Name of its dtype in torch."""
     shape: tuple[int, ...]
+    """Its sizes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +66,9 @@ class Term:
     """A number times the sizes of dims."""
 
     factor: float
+    """The number."""
     dims: tuple[Dim, ...]
+    """Dims whose sizes are multiplied with it; empty: the number alone."""
 
 
 Amount = tuple[Term, ...]
@@ -88,8 +98,11 @@ class Cost:
     seconds: Amount = ()
     """On any device, in place of what FLOPs and bytes give."""
     backward_flops: Amount = ()
+    """FLOPs of the backward."""
     backward_bytes: Amount = ()
+    """Bytes that the backward reads and writes."""
     backward_seconds: Amount = ()
+    """Seconds of the backward on any device, in place of what FLOPs and bytes give."""
 
 
 BACKWARD = 2

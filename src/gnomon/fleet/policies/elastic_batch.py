@@ -44,10 +44,13 @@ class BatchPoint:
     """What a slice does with a batch of one bucket of inputs."""
 
     profile: str
+    """Name of the slice of a device (MIG profile)."""
     batch: int
+    """Inputs at a time."""
     per_s: float
     """Inputs a second."""
     latency_s: float
+    """Seconds of such a batch."""
 
 
 def cover(

@@ -31,6 +31,7 @@ class Demand:
     start_s: float
     """No progress before."""
     due_s: float
+    """When it must have finished."""
 
 
 Profile = list[tuple[float, float, int]]

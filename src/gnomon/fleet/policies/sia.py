@@ -40,8 +40,11 @@ class Configuration:
     """A number of devices of a pool, and what it is worth to a job."""
 
     pool: int
+    """Index of the pool."""
     count: int
+    """Devices of it."""
     value: float
+    """What it adds to the sum that the choice makes largest: how far its speedup ** POWER lies below NO_ALLOCATION."""
 
 
 def sia(

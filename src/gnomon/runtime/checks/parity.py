@@ -52,8 +52,11 @@ class Small:
     """A tiny job of a plan."""
 
     graph: Graph
+    """The model, with small sizes."""
     plan: Plan
+    """The plan on it, its axes made small too."""
     workload: Workload
+    """The batch of a step."""
     packed: bool = False
     """Whether rows hold several documents each."""
     code: str = ""

@@ -43,10 +43,13 @@ class Report:
     """What one rank finds on its machine before training."""
 
     rank: int
+    """The rank."""
     host: str
+    """Name of its machine."""
     software: str
     """Python and torch."""
     device: str
+    """What it trains on."""
     free_bytes: int
     """Memory that is free on its host, or on its GPU."""
     disk_bytes: int

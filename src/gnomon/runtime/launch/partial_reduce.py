@@ -39,9 +39,11 @@ class ArrivalNote:
     """What a worker says when it arrives."""
 
     arrival: Arrival
+    """Which worker has trained which ticket."""
     loss: float = 0.0
     """Mean over the labels of its rows."""
     grad_norm: float = 0.0
+    """Norm of the gradient."""
     step_s: float = 0.0
     """That it computed."""
     average_s: float = 0.0
@@ -61,6 +63,7 @@ class WorkerEnd:
     """How a worker went."""
 
     checkpoint: Path | None
+    """The folder that it wrote last; None where it wrote none."""
     held_out: tuple[tuple[int, float | None], ...]
     """(step, loss on held-out text) of the last meeting."""
     resumed_from: int

@@ -47,8 +47,11 @@ class Heard:
     """What a rank wrote last."""
 
     rank: int
+    """The rank."""
     host: str
+    """Name of its machine."""
     pid: int
+    """Number of its process."""
     since_s: float
     """How long it has been at its row."""
     row: int

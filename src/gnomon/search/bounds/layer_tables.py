@@ -39,12 +39,15 @@ class LayerKind:
     """Layers that cost the same wherever they stand."""
 
     block: Block
+    """The block that they call."""
     no_grad: tuple[str, ...]
+    """Inputs that need no gradient."""
     savings: Mapping[str, LayerSaving]
     """What is kept of a layer, by way of saving."""
     narrow: bool
     """Whether matmuls run in eight bits."""
     layers: tuple[Layer, ...]
+    """The layers."""
 
 
 class Kinds:
@@ -165,7 +168,9 @@ class KindTable:
     inside_bytes: Doubles
     """Bytes that a layer's backward needs on top of what is kept."""
     output_bytes: Doubles
+    """Bytes that a layer passes on."""
     input_bytes: Doubles
+    """Bytes that it reads from layers before."""
     prices: tuple[LayerPrice, ...]
     """The price of each kind, with arrays inside, which gives its parameters."""
     elements: Doubles
@@ -176,8 +181,11 @@ class KindTable:
     tensors: Doubles
     """[kinds] numbers of parameter tensors."""
     device: Device
+    """The device that it is priced on."""
     rates: Rates
+    """The rates that it keeps in training."""
     launch_s: float
+    """Seconds that the host takes to launch one kernel."""
 
 
 def _frozen(kinds: Kinds, prices: Sequence[LayerPrice]) -> Doubles:

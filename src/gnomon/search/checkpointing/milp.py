@@ -27,6 +27,7 @@ class Programme:
     """Minimise a sum of costs; each variable is 0 or 1, or an amount of 0 or more."""
 
     costs: list[float] = field(default_factory=list)
+    """What one of each variable adds to the sum."""
     rows: list[tuple[dict[int, float], float]] = field(default_factory=list)
     """(variable -> factor, what the sum may be at most)."""
     equal: list[tuple[dict[int, float], float]] = field(default_factory=list)

@@ -35,11 +35,13 @@ class HeteroGResult:
     """What a search found."""
 
     strategy: Strategy
+    """The best strategy."""
     step_s: float
     """Seconds of a step; infinite where nothing fits."""
     seed: str
     """The name of the best strategy that it began at."""
     seed_s: float
+    """Seconds of a step under it."""
     played: int
     """The number of strategies played."""
 

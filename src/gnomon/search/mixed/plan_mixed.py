@@ -47,10 +47,15 @@ class MixedResult:
     """What a search of a mixed cluster found."""
 
     graph: Graph
+    """The model."""
     cluster: Cluster
+    """The machines, of several kinds."""
     workload: Workload
+    """The batch of a step."""
     stack: Stack
+    """The program that runs the plans."""
     space: MixedSpace
+    """The plans that were searched."""
     best: tuple[MixedFound, ...]
     """The fastest plans that fit, the best first."""
     counts: Counts

@@ -75,6 +75,7 @@ class MixedPoint(NamedTuple):
     """One plan of the space, in numbers."""
 
     form: Form
+    """How kinds work together: replicas side by side, or stages one after the other."""
     kinds: tuple[int, ...]
     """replicas: the kinds that take part; stages: the kind of each pipeline rank."""
     tp: Ranks
@@ -84,10 +85,15 @@ class MixedPoint(NamedTuple):
     shares: tuple[int, ...]
     """replicas: sequences of a microbatch that the workers of each kind take together; stages: empty."""
     microbatches: int
+    """Microbatches of a step."""
     sequence_parallel: bool
+    """Whether sequences are divided over tp between the tensor-parallel regions."""
     recompute: Recompute
+    """What becomes of activations between forward and backward."""
     zero: int
+    """ZeRO stage, 0 to 3."""
     schedule: str
+    """Name of the pipeline schedule."""
     cp: int = 1
     """Context-parallel ranks of every worker."""
     ep: Ranks = ()
@@ -112,12 +118,19 @@ class Shape(NamedTuple):
     """Axes of a plan over kinds."""
 
     form: Form
+    """How kinds work together."""
     kinds: tuple[int, ...]
+    """As in `MixedPoint`."""
     tp: Ranks
+    """Tensor-parallel ranks of each entry of `kinds`."""
     pp: int
+    """Pipeline ranks."""
     cp: int
+    """Context-parallel ranks of every worker."""
     ep: Ranks
+    """Expert-parallel ranks of each entry of `kinds`."""
     virtual: int
+    """Stages on each pipeline rank."""
     v_placement: bool
     """Whether stages turn at the last rank (V placement)."""
 
@@ -126,10 +139,15 @@ class MixedBlock(NamedTuple):
     """Points that differ in shares or layers, ZeRO stage and schedule."""
 
     shape: Shape
+    """Its axes."""
     microbatches: int
+    """Microbatches of a step."""
     sequence_parallel: bool
+    """Whether sequences are divided over tp between the tensor-parallel regions."""
     recompute: Recompute
+    """What becomes of activations between forward and backward."""
     context: Context
+    """How context-parallel ranks exchange keys and values."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -137,22 +155,39 @@ class MixedSpace:
     """The plans that are searched."""
 
     graph: Graph
+    """The model."""
     base: Plan
+    """The plan whose other fields every point takes over."""
     kinds: tuple[DeviceKind, ...]
+    """The kinds of devices."""
     global_batch: int
+    """Sequences of a step."""
     num_layers: int
+    """Layers that a pipeline divides."""
     all_devices: int
+    """Devices of the cluster; a plan that leaves some idle names the ones that it uses."""
     tp: tuple[int, ...]
+    """Numbers of tensor-parallel ranks."""
     pp: tuple[int, ...]
+    """Numbers of pipeline ranks."""
     microbatches: tuple[int, ...]
+    """Numbers of microbatches."""
     sequence_parallel: tuple[bool, ...]
+    """Whether sequences are divided over tp between the tensor-parallel regions."""
     recompute: tuple[Recompute, ...]
+    """What becomes of activations between forward and backward."""
     zero: tuple[int, ...]
+    """ZeRO stages."""
     schedule: tuple[str, ...]
+    """Names of pipeline schedules."""
     cp: tuple[int, ...] = (1,)
+    """Numbers of context-parallel ranks."""
     ep: tuple[int, ...] = (1,)
+    """Numbers of expert-parallel ranks; a stage that cannot be divided so takes the most that divides the number."""
     context: tuple[Context, ...] = ("ring",)
+    """How context-parallel ranks exchange keys and values."""
     virtual_stages: tuple[int, ...] = (1,)
+    """Numbers of stages on each pipeline rank."""
     zero_in_pipeline: tuple[int, ...] = (0, 1, 2, 3)
     """ZeRO stages that the stack runs with several pipeline ranks."""
     tied_alike: bool = False

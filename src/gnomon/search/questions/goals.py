@@ -91,11 +91,17 @@ class Question:
     """A search with machines, work and memory left open."""
 
     graph: Graph
+    """The model."""
     stack: Stack
+    """The program that runs it."""
     base: Plan
+    """The plan whose other fields every plan takes over."""
     fixed: Mapping[str, object] = field(default_factory=dict)
+    """Field of a plan -> its only value."""
     limits: tuple[Limit, ...] = ()
+    """Conditions that no plan may meet."""
     goal: Goal = field(default_factory=Goal)
+    """How much of a device's memory may be filled."""
     prices: Mapping[str, float] = field(default_factory=dict)
     """Dollars of a device-hour, as `hardware.rent` takes them."""
     improve: Callable[[Result], FoundPlan] | None = None

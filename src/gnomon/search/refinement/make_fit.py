@@ -69,14 +69,23 @@ class Squeeze:
     """Machines and work, and what may be changed."""
 
     graph: Graph
+    """The model."""
     cluster: Cluster
+    """The machines."""
     workload: Workload
+    """The batch of a step."""
     stack: Stack
+    """The program that runs it."""
     base: Plan
+    """The plan whose other fields every plan takes over."""
     fixed: Mapping[str, object]
+    """Field of a plan -> its only value."""
     limits: tuple[Limit, ...]
+    """Conditions that no plan may meet."""
     goal: Goal
+    """How much of a device's memory may be filled."""
     spare: Spare
+    """The choices that may be made to have it fit."""
 
     def fastest_fit(self, like: Iterable[Point] = ()) -> FittingPlan | None:
         """The fastest of the plans tried that fit, where no plan of the exact search does; None where none does.

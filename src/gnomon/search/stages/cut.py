@@ -67,8 +67,11 @@ class BestCut:
     """The best cut that was found."""
 
     counts: Cut
+    """Layers of each stage."""
     trial: Trial
+    """The plan with it."""
     cuts: Cuts = field(repr=False)
+    """How many ways to cut were looked at."""
     fits: tuple[tuple[float, Cut], ...] = field(default=(), repr=False)
     """(seconds of a step, cut) of every cut that was predicted and fits."""
 

@@ -35,7 +35,9 @@ class PipelineStep(NamedTuple):
     """A stage, or a message between two, as the closed form sees it: seconds for one microbatch."""
 
     forward: float
+    """Seconds of its forward."""
     backward: float
+    """Seconds of its backward."""
     reduce: float = 0.0
     """Seconds of the all-reduce of its gradients after the last backward."""
     message: bool = False

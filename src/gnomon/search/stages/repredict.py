@@ -54,6 +54,7 @@ class Trial:
     """A plan that was tried."""
 
     plan: Plan
+    """The plan."""
     step_s: float
     """Seconds of a step, as `predict` gives them."""
     peaks: tuple[int, ...]

@@ -19,10 +19,10 @@ from gnomon.cli.options.flags import changed_options
 from gnomon.cli.options.run import RunOptions
 from gnomon.errors import InputError
 from gnomon.formats import programs
-from gnomon.formats.format import Learnt
 from gnomon.formats.given import ReadContext
 from gnomon.formats.job import Fields, Job, flatten, read_source
 from gnomon.formats.launched import dashed
+from gnomon.formats.learnt import Learnt
 from gnomon.formats.trainer_source import YAML_ENDS, commands_of, plain
 from gnomon.formats.yaml_file import read_yaml
 from gnomon.hardware import parse_cluster

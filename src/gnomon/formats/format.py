@@ -8,11 +8,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
 
 from gnomon.formats.export import Draft, ExportRequest
 from gnomon.formats.given import ReadContext
 from gnomon.formats.job import Job
+from gnomon.formats.learnt import Learnt
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,22 +36,6 @@ class Sample:
         for part in key.split("."):
             value = value.get(part) if isinstance(value, Mapping) else None
         return value
-
-
-Learn = Literal["answers", "completions", "all"]
-"""What is learnt of a conversation and of a prompt with its completion: what the assistant says, and the completion;
-the completion, and a conversation whole; all of both."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Learnt:
-    """What a program learns of its data, by one of its files."""
-
-    learn: Learn
-    template: Path | None = None
-    """The Jinja file that writes conversations as the program does; None for the tokenizer's own chat template."""
-    unlike: tuple[str, ...] = ()
-    """What is learnt or written otherwise than the program does."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

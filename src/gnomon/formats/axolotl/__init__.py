@@ -15,9 +15,10 @@ from pathlib import Path
 from gnomon.errors import nearest
 from gnomon.formats.axolotl.rules import refuse, without_plugins
 from gnomon.formats.export import Draft, ExportRequest
-from gnomon.formats.format import Format, Learnt, Sample
+from gnomon.formats.format import Format, Sample
 from gnomon.formats.given import Network, ReadContext
 from gnomon.formats.job import Fields, Job, divides, flatten, read_source
+from gnomon.formats.learnt import Learnt
 from gnomon.formats.trainer_optimizers import update_of
 from gnomon.formats.trainer_terms import TrainerTerms, trainer_terms
 from gnomon.formats.trainer_words import flag, names_of, switched

@@ -14,9 +14,10 @@ from pathlib import Path
 
 from gnomon.errors import nearest
 from gnomon.formats.export import Draft, ExportRequest
-from gnomon.formats.format import Format, Learn, Learnt, Sample
+from gnomon.formats.format import Format, Sample
 from gnomon.formats.given import Network, ReadContext, network_graph
 from gnomon.formats.job import Fields, Job, Unexpressed
+from gnomon.formats.learnt import Learn, Learnt
 from gnomon.formats.shell import Launch
 from gnomon.formats.trainer_optimizers import update_of
 from gnomon.formats.trainer_source import Source, commands_of, given_flags, program_name, trainer_source

@@ -18,10 +18,11 @@ from pathlib import Path
 
 from gnomon.errors import InputError, nearest
 from gnomon.formats.export import Draft, ExportRequest
-from gnomon.formats.format import Format, Learnt, Sample
+from gnomon.formats.format import Format, Sample
 from gnomon.formats.given import Network, ReadContext, network_graph
 from gnomon.formats.job import Fields, Job
 from gnomon.formats.launched import dashed
+from gnomon.formats.learnt import Learnt
 from gnomon.formats.megatron.options import known_options
 from gnomon.formats.megatron.read import job_of as megatron_job
 from gnomon.formats.megatron.terms import renamed

@@ -13,9 +13,10 @@ from pathlib import Path
 
 from gnomon.errors import nearest
 from gnomon.formats.export import Draft, ExportRequest
-from gnomon.formats.format import Format, Learnt, Sample
+from gnomon.formats.format import Format, Sample
 from gnomon.formats.given import Network, ReadContext
 from gnomon.formats.job import Fields, Job
+from gnomon.formats.learnt import Learnt
 from gnomon.formats.shell import Launch
 from gnomon.formats.trainer_optimizers import update_of
 from gnomon.formats.trainer_source import Source, commands_of, program_name, trainer_source

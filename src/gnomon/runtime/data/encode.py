@@ -13,18 +13,15 @@ from dataclasses import dataclass
 from hashlib import sha256
 from itertools import islice
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from gnomon.errors import InputError
+from gnomon.formats.learnt import Learn
 from gnomon.runtime.data.chat import ChatTemplate, Spans
 from gnomon.runtime.data.documents import Document, unreadable
-
-Learn = Literal["answers", "completions", "all"]
-"""What is to be learnt of a conversation and of a prompt with its completion: what the assistant says, and the
-completion; the completion, and a conversation whole (TRL's default); or all of both."""
 
 BYTES = 256
 """Entries of the vocabulary of bytes; 0 is the end of a text."""

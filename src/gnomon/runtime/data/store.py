@@ -25,8 +25,9 @@ from zlib import crc32
 import numpy as np
 
 from gnomon.errors import InputError
+from gnomon.formats.learnt import Learn
 from gnomon.runtime.data.documents import Document, DocumentFiles, documents, find
-from gnomon.runtime.data.encode import Encoded, Encoder, Learn
+from gnomon.runtime.data.encode import Encoded, Encoder
 from gnomon.runtime.data.megatron import Writer, dtype_for, prefix_of
 
 FORMAT = 1

@@ -59,6 +59,7 @@ def with_processes(cluster: Cluster, count: int | None) -> Cluster:
         )
     if count == 1:
         measured = measured.alone
+    # What all measured processes had together is the machine's, and is divided anew.
     memory = device.memory_bytes * node.count // count
     of = replace(device, measured=measured, memory_bytes=memory, marketed_memory_bytes=memory)
     group = NodeGroup(node=replace(node, device=of, count=count))

@@ -157,6 +157,7 @@ def _of_device(device: Device, numbers: list[int]) -> tuple[list[NodeGroup], lis
     nodes, per_node = (numbers[0], numbers[1]) if len(numbers) == 2 else (1, numbers[0] if numbers else 1)
     groups = []
     assumptions = []
+    # `64xh100-sxm` names no node of 64: no such machine is sold, and whole nodes of the usual size make it.
     if len(numbers) == 1 and per_node > row.count and per_node % row.count == 0:
         nodes, per_node = per_node // row.count, row.count
         assumptions.append(f"{numbers[0]} x {device.name}: taken as {nodes} nodes of {per_node}")

@@ -61,6 +61,8 @@ class GptConfig:
 
 def fused_qkv(b: BlockBuilder, path: str, x: str, hidden: Dim, heads: Dim, head_dim: Dim, *, outer: bool) -> list[str]:
     """q, k and v from one linear `path`; outer: three slabs (GPT-2), otherwise three parts in each head (NeoX)."""
+    # Where the three lie decides what tensor-parallel ranks can take: heads are contiguous in NeoX's rows, and in
+    # GPT-2's only within each slab.
     three = Dim(name="qkv", size=3)
     out = (three, heads, head_dim) if outer else (heads, three, head_dim)
     fused = b.linear(path, x, out=out, contract=(hidden,), bias=True)
@@ -167,6 +169,8 @@ def gpt_neox_layer(c: GptNeoxConfig) -> Block:
     k = b.op("rotary", "attention.k_rotary", (k,), fraction=c.rotary_fraction)
     core = b.attention("attention.core", q, k, v, causal=True)
     attended = b.linear("attention.dense", core, out=(hidden,), contract=(heads, head_dim), bias=True)
+    # Parallel: y = x + attention(norm(x)) + ffn(norm'(x)), summed as (ffn + attention) + x; otherwise each reads what
+    # came before.
     source = x if c.parallel_residual else b.add("attention_residual", x, attended)
     normed = b.norm("post_attention_layernorm", source, hidden, fn="layer", bias=True)
     paths = ("mlp.dense_h_to_4h", "mlp.dense_4h_to_h")

@@ -330,6 +330,8 @@ def hybrid(c: HybridConfig) -> Graph:
         *(layer_block(c, layer) for layer in dict.fromkeys(c.layers)),
     ]
     calls, x, first = [embed_call()], "embed.x", 0
+    # A call for each run of equal layers, each run reading the one before; runs apart that are alike share a block, so
+    # that a layer is priced once however often its kind comes back.
     for layer, same in groupby(c.layers):
         repeat, name = len(list(same)), f"layers_{first}"
         block = "layers_" + "_".join(PARTS[letter] for letter in layer)
@@ -341,6 +343,7 @@ def hybrid(c: HybridConfig) -> Graph:
     if c.mtp_depth:
         module = mtp_block(c, vocab, hidden)
         blocks.append(module)
+        # The module reads the model's own embedding and head, and all its depths share the rest of its weights.
         own = {"embed_tokens.weight": "model.embed_tokens.weight", "lm_head.weight": table}
         shared = tuple((p.name, own.get(p.name, f"mtp.{p.name}")) for p in module.parameters)
     for depth in range(1, c.mtp_depth + 1):

@@ -61,6 +61,8 @@ def layer_block(c: LlamaConfig, name: str, window: int) -> Block:
 def llama(c: LlamaConfig) -> Graph:
     """The model as a Graph; inputs `input_ids` and `labels`, output `head.loss`."""
     hidden, vocab = Dim(name="hidden", size=c.hidden_size), Dim(name="vocab", size=c.vocab_size)
+    # Layers that see everything come first, as Qwen2 counts them; a run of none is left out, as each block must be
+    # called.
     full = min(c.full_layers, c.num_layers) if c.window else c.num_layers
     blocks, calls, x = [embed_block(vocab, hidden)], [embed_call()], "embed.x"
     for name, window, first, repeat in (

@@ -123,6 +123,7 @@ def _alternating(c: MixtralConfig, hidden: Dim, vocab: Dim) -> Graph:
         )
         x = f"{name}.y"
     blocks = [embed_block(vocab, hidden), layer_block(c, "layer_windowed")]
+    # Every block of a Graph must be called, and a model of one layer has no full one.
     if c.num_layers > 1:
         blocks.append(layer_block(c, "layer_full", 0))
     blocks.append(head_block(vocab, hidden))

@@ -106,6 +106,8 @@ class _Side:
         if self.decoder:
             memory = b.input("memory", BATCH, ENC_SEQ, self.hidden)
             normed = b.norm("layer.1.layer_norm", x, self.hidden, fn="rms", bias=False)
+            # Distances between tokens of two sequences mean nothing: cross-attention has no relative bias, and no mask
+            # of later tokens.
             out = self.attention(b, "layer.1.EncDecAttention", normed, memory, bias="", causal=False)
             x = self.sublayer(b, "layer.1", x, out, "after_cross_attention")
             last = "layer.2"
@@ -121,6 +123,8 @@ class _Side:
         distance = b.state("bucket", *self.bias_dims[:2], dtype="int64", lifetime="job")
         path = "relative_attention_bias"
         table = b.parameter(f"{path}.weight", Dim(name="buckets", size=self.c.buckets), self.heads)
+        # A decoder only looks back, and all rows of its table are for that; an encoder's are halved between back and
+        # ahead.
         given: dict[str, Any] = {"max_distance": self.c.max_distance, "two_sided": not self.decoder}
         bias = b.op("embedding", path, (distance, table), self.bias_dims, name="bias", **given)
         return b.build(x, bias)
@@ -128,6 +132,7 @@ class _Side:
     def calls(self, source: str, count: int) -> tuple[Call, Call]:
         """The calls of the embedding and of the layers."""
         own = f"{self.name}_embed"
+        # Public checkpoints hold the table in the side's first layer, though all its layers read it.
         table = f"{self.name}.block.0.layer.0.SelfAttention.relative_attention_bias.weight"
         params = (("shared.weight", "shared.weight"), ("relative_attention_bias.weight", table))
         x = self.embed().outputs[0]

@@ -302,6 +302,7 @@ def has_tied_weights(graph: Graph) -> bool:
 
 def limits(graph: Graph, base: Plan, ranks: Iterable[int] = ()) -> Iterator[tuple[str, int, str]]:
     """(axis or `zero`, value, reason) that no plan made from `base` may have. ranks: values of tp that are open."""
+    # What the base plan itself has refused is said of that plan, not of each axis.
     known = {*lacking(base)}
     for tp in ranks:
         reason = tensor_parallel_reason(graph, tp)
@@ -309,6 +310,8 @@ def limits(graph: Graph, base: Plan, ranks: Iterable[int] = ()) -> Iterator[tupl
         if reason or added:
             yield "tp", tp, reason or f"the runtime does not carry out {added[0]}"
     for zero in (0, 1, 2, 3):
+        # Two ranks are enough for a stage of ZeRO to divide something: what is refused does not depend on how many they
+        # are.
         plan = replace(base, mesh=Mesh(dp_shard=2), optimizer=replace(base.optimizer, zero=zero))
         added = [name for name in lacking(plan) if name not in known]
         if added:

@@ -29,6 +29,8 @@ def _rows(node: Lowering, self: Any, dim: int) -> tuple[Value, Dims, tuple[int, 
 
 def softmax(node: Lowering, self: Any, dim: int, half_to_float: bool) -> Tensor:
     x, dims, axes = _rows(node, self, dim)
+    # The largest is taken out first, so that no exponential overflows; the sum is then at least 1 and can be divided
+    # by.
     e = exp(x - x.peak(axes))
     return node.result(e * (1.0 / e.sum(axes)), dims)
 
@@ -57,12 +59,14 @@ def _within(node: Lowering, *sums: Value) -> None:
 def softmax_backward(node: Lowering, grad_output: Any, output: Any, dim: int, input_dtype: Any) -> Tensor:
     g, y, dims = _pair(node, grad_output, output)
     axes = axes_in(dims, [dim % len(dims)]) if dims else ()
+    # With y = softmax(x): dx = y (g - sum(g y)), so the input need not be kept.
     return node.result(y * (g - (g * y).sum(axes)), dims)
 
 
 def log_softmax_backward(node: Lowering, grad_output: Any, output: Any, dim: int, input_dtype: Any) -> Tensor:
     g, y, dims = _pair(node, grad_output, output)
     axes = axes_in(dims, [dim % len(dims)]) if dims else ()
+    # With y = log softmax(x): dx = g - exp(y) sum(g).
     return node.result(g - exp(y) * g.sum(axes), dims)
 
 
@@ -74,12 +78,16 @@ def layer_norm(node: Lowering, input: Any, normalized_shape: Any, weight: Any, b
     x, dims = node.whole(input)
     over = range(len(dims) - len(normalized_shape), len(dims))
     spread, average = variance_of(x, axes_in(dims, over), 0)
+    # A constant row without eps divides 0 by 0, and a variance that overflows infinity by infinity: those rows are
+    # ATen's.
     node.guard((spread + eps).gt(LEAST_VARIANCE) & spread.lt(FINITE))
     rstd = rsqrt(spread + eps)
     y = (x - average) * rstd
     w, b = _affine(node, weight, dims), _affine(node, bias, dims)
     y = y if w is None else y * w
     y = y if b is None else y + b
+    # Backward reads the mean and 1 / sqrt(variance + eps) of each row, with sizes of 1 where the row was, as ATen gives
+    # them.
     kept = node.reduced_dims(dims, over, True)
     out = node.out
     return node.result(y, dims, out[0]), node.result(average, kept, out[1]), node.result(rstd, kept, out[2])
@@ -100,6 +108,8 @@ def layer_norm_backward(
     over = range(len(dims) - len(normalized_shape), len(dims))
     axes = axes_in(dims, over)
     average, scale = node.operand(mean, dims), node.operand(rstd, dims)
+    # With n = (x - mean) rstd and h = g w, means over the row: dx = rstd (h - mean(h) - n mean(h n)), dw = sum(g n) and
+    # db = sum(g) down the columns.
     normal = (x - average) * scale
     w = _affine(node, weight, dims)
     outer = axes_in(dims, range(over.start))
@@ -136,6 +146,7 @@ def rms_norm_backward(
     axes = axes_in(dims, over)
     scale = node.operand(rstd, dims)
     w = _affine(node, weight, dims)
+    # As a layer norm's, without what the mean adds: dx = rstd (h - n mean(h n)), with n = x rstd and h = g w.
     normal = x * scale
     made: list[Tensor | None] = [None, None]
     if output_mask[0]:
@@ -181,6 +192,8 @@ def batch_norm(
     scale = rstd if weight is None else rstd * _channel(node, weight, dims)
     y = (x - average) * scale
     y = y if bias is None else y + _channel(node, bias, dims)
+    # The batch is normalised by the variance over n, while running statistics are told the one over n - 1 (Bessel), as
+    # torch.nn.BatchNorm has it.
     count = Value(node.body, node.body.extent(axes, spread.kind))
     unbiased = spread * (count / (count - 1.0))
     made = [y, average, rstd]
@@ -210,6 +223,8 @@ def batch_norm_backward(
     normal = (x - _channel(node, save_mean, dims)) * scale
     total, along = g.sum(axes), (g * normal).sum(axes)
     _within(node, total, along)
+    # As a layer norm's with a channel for a row: dx = w rstd (g - mean(g) - n mean(g n)), where w is one number of the
+    # row.
     each = 1.0 / Value(node.body, node.body.extent(axes, g.kind))
     made: list[Tensor | None] = [None, None, None]
     if output_mask[0]:

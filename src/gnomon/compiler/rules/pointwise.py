@@ -135,6 +135,7 @@ def power(self: Value, exponent: Any) -> Value:
 
 
 def clamp(self: Value, min: Any = None, max: Any = None) -> Value:
+    # The upper bound last: where min > max, ATen gives max.
     made = self if min is None else maximum(self, min)
     return made if max is None else minimum(made, max)
 
@@ -155,23 +156,29 @@ def gelu_backward(grad_output: Value, self: Value, *, approximate: str = "none")
     x = self
     if approximate == "tanh":
         half = _upper_half(x)
+        # d(x s(2u)) = s + x s (1 - s) 2u', with s the sigmoid and u = sqrt(2/pi) (x + 0.044715 x³).
         slope = half * (1.0 - half) * (2 * SQRT_2_OVER_PI * (1.0 + 3 * 0.044715 * (x * x)))
         return grad_output * (half + x * slope)
+    # d(x P(x)) = P(x) + x p(x), with P the normal distribution and p its density, whose exponential serves both.
     bell = exp(-0.5 * (x * x))
     return grad_output * (normal_cdf(x, bell) + x * (bell * (1 / math.sqrt(2 * math.pi))))
 
 
 def silu_backward(grad_output: Value, self: Value) -> Value:
+    # d(x s(x)) = s (1 + x (1 - s)).
     s = sigmoid(self)
     return grad_output * (s * (1.0 + self * (1.0 - s)))
 
 
 def threshold_backward(grad_output: Value, self: Value, threshold: Any) -> Value:
+    # Asked this way round, a NaN is not at or below the threshold and its gradient passes, as ATen's does.
     return where(self.le(threshold), 0, grad_output)
 
 
 def softplus(self: Value, beta: float = 1, threshold: float = 20) -> Value:
     scaled = self * beta
+    # Both sides of a `where` are computed: held to the threshold, the exponential of a side that is not chosen cannot
+    # overflow.
     return where(scaled.gt(threshold), self, one("log1p", exp(minimum(scaled, threshold))) / beta)
 
 
@@ -382,6 +389,7 @@ FORMULAS: dict[Any, Callable[..., Any]] = {
     aten.bitwise_or.Tensor: partial(bits, "or"),
     aten.bitwise_xor.Tensor: partial(bits, "xor"),
     aten.bitwise_not.default: lambda self: ~self,
+    # NaN alone differs from itself.
     aten.isnan.default: lambda self: self.ne(self),
     aten.isinf.default: isinf,
     aten.gelu_backward.default: gelu_backward,

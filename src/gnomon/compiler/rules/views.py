@@ -53,6 +53,7 @@ def t(node: Lowering, self: Any) -> Tensor:
 
 def unsqueeze(node: Lowering, self: Any, dim: int) -> Tensor:
     tensor = _inside(node, self)
+    # There is one place more than there are dims: -1 is behind the last.
     at = dim % (len(tensor.sizes) + 1)
     return replace(
         tensor,

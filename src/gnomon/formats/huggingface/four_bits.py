@@ -62,10 +62,12 @@ def with_blocks(layout: Layout, shapes: Mapping[str, Shape], where: str) -> Layo
 
 
 def _pieces(tensor: str, elements: int, shapes: Mapping[str, Shape]) -> list[TensorPiece]:
+    # Blocks run through the weight as one row of numbers, so that one may end inside a row of the matrix.
     blocks = -(-elements // NF4_BLOCK)
     sizes = {SCALES: (blocks,), MAP: (2**4,), STATE: shapes[f"{tensor}{STATE}"]}
     if f"{tensor}{GROUPS}" in shapes:
         sizes |= {GROUPS: (-(-blocks // NF4_GROUP),), NESTED_MAP: (2**8,)}
+    # Two codes a byte, in a column: that is the shape in the file.
     sizes |= {CODES: (-(-elements // 2), 1)}
     return [TensorPiece(tensor=f"{tensor}{what}", shape=shape, view=shape) for what, shape in sizes.items()]
 

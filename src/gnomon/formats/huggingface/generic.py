@@ -102,6 +102,7 @@ def _key(k: Keys, what: str) -> str:
     """The spelling that the file has, or the usual one."""
     spelled = KEYS[what]
     name = next((key for key in spelled if k.has(key)), spelled[0])
+    # One spelling was read: others that the file has too are neither unknown keys nor another value.
     k.ignore(*spelled[1:])
     return name
 
@@ -118,6 +119,7 @@ def _windows(k: Keys, shape: GenericShape, layers: int) -> tuple[int, ...]:
     if shape.window_every is None:
         k.fail("sliding_window", f"sliding_window={window} and no layer_types: which layers have it is not known")
     every, first = shape.window_every
+    # One period; DecoderConfig repeats it over the layers.
     return tuple(window if i % every < first else 0 for i in range(every))
 
 
@@ -160,6 +162,8 @@ def generic_decoder(k: Keys, name: str, wanted: ReadOptions, notes: Notes, shape
         order = "pre"
     mixture = _mixture(k, shape, layers)
     ffn = k.integer(_key(k, "ffn"), 4 * hidden if mixture is None else mixture.expert_ffn_size)
+    # Gemma's key says what stands under the root: scores are divided by its square root, and 0 leaves the width of a
+    # head there.
     scale = k.number("query_pre_attn_scalar", 0.0)
     notes += shape.notes
     return decoder(

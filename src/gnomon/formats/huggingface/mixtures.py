@@ -111,6 +111,7 @@ def _deepseek_v2(k: Keys, name: str, wanted: ReadOptions, notes: Notes) -> Graph
     k.must_be("moe_layer_freq", 1)
     k.must_be("scoring_func", "softmax")
     k.must_be("topk_method", "greedy", "group_limited_greedy")
+    # Files of greedy routers have n_group and topk_group too, which their code does not look at.
     grouped = k.raw("topk_method") == "group_limited_greedy"
     k.choice("hidden_act", SILU, "silu")
     k.ignore("max_position_embeddings", "pretraining_tp", "ep_size", "head_dim", "qk_head_dim")

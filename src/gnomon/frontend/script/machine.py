@@ -55,6 +55,8 @@ class OnHost(TorchFunctionMode):
         kwargs = dict(kwargs or {})
         name = getattr(func, "__name__", "")
         tensors = [x for x in tree_flatten((args, kwargs))[0] if isinstance(x, Tensor)]
+        # Reading an attribute comes as `__get__`: shape, dtype and device are known without memory too, and are left as
+        # they are.
         bare = any(x.is_meta for x in tensors) if name != "__get__" else False
         if bare and name in READERS:
             return _number(name, args[0], *args[1:])
@@ -66,8 +68,10 @@ class OnHost(TorchFunctionMode):
         if bare or any(on_device(x) for x in (*args, *kwargs.values())):
             args = tuple(place if on_device(x) or (bare and _is_place(x)) else x for x in args)
             kwargs = {k: place if on_device(x) or (bare and _is_place(x)) else x for k, x in kwargs.items()}
+        # torch refuses an op over tensors with memory and without: whatever meets one without gives its own up.
         if bare and any(not x.is_meta for x in tensors):
             args, kwargs = tree_map(_without_memory, (args, kwargs))
+        # Pinned memory is a GPU's driver's, which there may be none of.
         kwargs.pop("pin_memory", None)
         return func(*args, **kwargs)
 
@@ -166,6 +170,7 @@ def _shards(kwargs: dict[str, Any], version: str) -> None:
     if kwargs.get("reshard_after_forward") is False:
         SEEN.shards["strategy"] = "shard_grad_op"
     mixed = kwargs.get("mixed_precision") or kwargs.get("mp_policy")
+    # Methods that FSDP2 gives a module and training loops call; nothing is sharded here, so they do nothing.
     for name in ("param_dtype", "reduce_dtype"):
         if (dtype := getattr(mixed, name, None)) is not None:
             SEEN.shards[name] = str(dtype).removeprefix("torch.")
@@ -228,11 +233,13 @@ class Autocast(contextlib.ContextDecorator):
     """Stands in for torch.autocast: notes its dtype and casts nothing."""
 
     def __init__(self, device_type: str = "cuda", dtype: Any = None, enabled: bool = True, **rest: Any) -> None:
+        # torch's own defaults: fp16 on GPUs, bf16 on CPUs.
         self.dtype = (dtype or torch.float16) if enabled else None
         if device_type == "cpu" and dtype is None and enabled:
             self.dtype = torch.bfloat16
 
     def __enter__(self) -> Autocast:
+        # What counts is around the first forward that is trained on; what comes after a backward may be an evaluation.
         if self.dtype is not None and not SEEN.backwards:
             SEEN.autocast = str(self.dtype).removeprefix("torch.")
         return self
@@ -328,6 +335,7 @@ def _group(devices: int) -> Iterator[Any]:
 def _parameters() -> Any:
     """`register_parameter` by which parameters beyond REAL lose their memory; one that is shared stays one."""
     register = nn.Module.register_parameter
+    # The parameters themselves are kept beside their ids, since an id is used again once its object is gone.
     made: dict[int, tuple[nn.Parameter, nn.Parameter]] = {}
     held = 0
 

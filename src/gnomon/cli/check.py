@@ -53,6 +53,7 @@ def run(options: CheckOptions) -> int:
     device = device_of(on, prediction.plan, prediction.pricing.cluster, options.device)
     folder = str(Path(options.checkpoints or Path(named).with_suffix(".checkpoints")))
     reports = load_late("gnomon.runtime.checks.preflight:reports")(prediction.plan.world_size, folder, device)
+    # Under torchrun every rank measures, and the first alone judges.
     if not is_rank_0():
         return READY
     verdict = load_late("gnomon.runtime.checks.preflight:judge")(
@@ -102,6 +103,7 @@ def _checkpoint_bytes(prediction: Prediction, graph: Graph) -> int:
     """Bytes of a checkpoint: what is trained, its states and its master copy. Frozen weights are not in one."""
     precision = prediction.plan.precision
     widths = {"fp64": 8, "fp32": 4, "bf16": 2, "fp16": 2, "none": 0}
+    # A master copy in the parameters' own dtype is the parameters themselves.
     master = 0 if precision.master == precision.param else widths.get(precision.master, 4)
     states = STATES * widths.get(precision.states, 4)
     return graph.num_parameters() * (widths.get(precision.param, 4) + states + master)
@@ -117,6 +119,7 @@ def _links(prediction: Prediction, reports: Sequence[Any]) -> list[dict[str, Any
     rows = [
         {
             "what": f"all-reduce of {show_bytes(size)}",
+            # A collective has ended when its last rank has.
             "measured_s": max(report.all_reduce_s[i] for report in reports),
             "predicted_s": float(collective_seconds("all_reduce", size, every)),
         }

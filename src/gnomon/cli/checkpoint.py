@@ -227,6 +227,7 @@ def _convert(options: ConvertOptions) -> int:
                 indent="",
             )
         )
+        # The preview is to be read while the conversion runs.
         sys.stdout.flush()
     if options.dry_run:
         if options.json:

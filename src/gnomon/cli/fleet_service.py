@@ -54,6 +54,7 @@ def run(options: ServiceOptions) -> int:
     problem = refusal(asked.graph, asked.cluster, asked.serving, asked.engine)
     if problem is not None:
         raise InputError(problem)
+    # One price for all bins: what an iteration takes is no matter of who asks for it.
     price = IterationPrice(asked.graph, asked.cluster, asked.serving, asked.engine, asked.side_models)
 
     def play(load: Load) -> Forecast:
@@ -161,6 +162,7 @@ def run_slices(options: SlicesOptions) -> int:
     span = asked.load.requests[-1].arrival_s
     if asked.load.concurrency is not None or span <= 0:
         raise InputError("the trace has no times, so no rate; give one with times of arrival, or --rate")
+    # So many arrivals have one gap less between them.
     rate = (len(lengths) - 1) / span
     ends = buckets(lengths, options.buckets)
     names = {end: f"to {end}" for end in ends}
@@ -173,6 +175,7 @@ def run_slices(options: SlicesOptions) -> int:
         points[names[end]] = list(slice_points(asked.graph, asked.cluster, asked.serving, asked.engine, end))
     progress.end()
     cut = cover(demand, points, slo)
+    # The profile 7g is a device that is not cut.
     whole = cover(demand, {name: [p for p in of if p.profile == "7g"] for name, of in points.items()}, slo)
     cuts = len(cut)
     if len(whole) < len(cut):

@@ -81,6 +81,7 @@ def pasted() -> Path:
     if sys.stdin.isatty():
         print("paste a command or a file, then press Ctrl-D on a line of its own", file=sys.stderr)
     try:
+        # One character more than is read, so that too much of them is seen and refused, not cut off.
         text = sys.stdin.read(MAX_CHARACTERS + 1)
     except UnicodeDecodeError:
         raise InputError("standard input is no UTF-8 text; paste a command, YAML or JSON") from None

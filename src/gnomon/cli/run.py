@@ -93,6 +93,7 @@ def run(options: RunOptions) -> int:
             "--decisions records what is decided as processes are lost or slow: it needs --processes N, "
             "--memory-checkpoint-every N or a plan with bamboo; add one, or leave this out"
         )
+    # What cannot be is refused here, before torch is loaded and long before a process is started.
     _check_lengths(file, options, shared=shared)
     _check_resumes(file, options, shared=shared)
     _check_plain(file, options)
@@ -136,9 +137,11 @@ def run(options: RunOptions) -> int:
     shown = is_rank_0() and not options.json
     if shown:
         print_lines(_before(file, prediction, notes, options, done=resumes))
+        # Out before any process is started: in a pipe it would stand behind what those write.
         sys.stdout.flush()
     job = _job(options, file, graph, prediction, folder, device=device)
     plain = _trained_plain(job) if options.with_plain else None
+    # As a shell has it of a process that a signal ended.
     if plain is not None and plain.signal:
         return 128 + int(plain.signal)
     outcome = load_late("gnomon.runtime.launch.run:run")(job)
@@ -282,6 +285,8 @@ def _trained_plain(job: Any) -> Any:
     plan = replace(job.plan, schedule=replace(job.plan.schedule, passes=passes))
     if not job.quiet:
         print(f"first without {', '.join(left_out)}, for as many steps:", file=sys.stderr, flush=True)
+    # The plain run is there to be compared with and leaves nothing behind; nor is it held against the prediction, which
+    # is of the plan with its methods.
     without = replace(job, plan=plan, export=None, checkpoints=None, checkpoint_at_end=False, measure=False)
     return load_late("gnomon.runtime.launch.run:run")(replace(without, expected_step_s=None, record_router=None))
 
@@ -419,6 +424,7 @@ def device_of(on: str, plan: Plan, machines: Cluster, asked: str | None) -> str:
     device = asked or ("cuda" if any(chip.kind == "gpu" for chip in machines.devices) else "cpu")
     if device == "cuda":
         has: int = load_late("torch.cuda:device_count")()
+        # Under torchrun this machine has only some of the ranks.
         needs = int(os.environ.get("LOCAL_WORLD_SIZE", plan.world_size))
         if has < needs:
             raise PlanError(
@@ -542,6 +548,7 @@ def _schedule(options: RunOptions) -> Any:
             f"--warmup-steps {options.warmup_steps} leave none of {options.steps} steps for --lr-schedule {shape}; "
             f"give fewer, or more --steps"
         )
+    # Warm-up, stable, decay: the last tenth of the steps, as in MiniCPM (Hu et al. 2024).
     decay = min(max(1, options.steps // 10), options.steps - options.warmup_steps) if shape == "wsd" else 0
     return load_late("gnomon.runtime.optim.learning_rate:LearningRate")(
         shape=shape,

@@ -75,6 +75,7 @@ class Progress:
     def show(self, done: int, more: str = "") -> None:
         """Say how many are done, and more; see `say`."""
         text = f"{self.what} {done:,} of {self.total:,}{more}"
+        # Filled up, so that a shorter text wipes a longer one before it.
         self.say(f"{text:76}" if self.terminal else text)
 
     def say(self, text: str) -> None:

@@ -302,5 +302,6 @@ def _property(text: str) -> str:
 
 def summary(change: JobChange, limits: Sequence[str]) -> str:
     """The change as Markdown, to be appended to `$GITHUB_STEP_SUMMARY`."""
+    # A fence in a name would end the block.
     text = "\n".join(change_text(change, limits)[2:]).replace("```", "'''")
     return f"### {change.before.source} → {change.after.source}: {change.sentence}\n\n```text\n{text}\n```\n"

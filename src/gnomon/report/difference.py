@@ -93,6 +93,8 @@ class Comparison:
         word = WORDS.get(price.action)
         named = f"{what} ({word})" if word else what
         gap = self.difference.seconds
+        # A share of the gap is only said where the price explains it: one of the other sign, or far larger, is made up
+        # for by others.
         if 0 < price.seconds / gap <= 1.5 if gap else False:
             share = f"{price.seconds / gap:.0%} of the gap"
         else:
@@ -237,6 +239,7 @@ def _time(comparison: Comparison, worker: str) -> tuple[str, ...]:
     if rest := changes[ROWS:]:
         before, after = sum(c.before_s for c in rest), sum(c.after_s for c in rest)
         rows.append((f"{len(rest)} more", number(before), number(after), signed(after - before)))
+    # Changes leave out what did not change, and all that a worker does adds up to its step.
     same = d.before_s - sum(c.before_s for c in changes)
     if same > 0:
         rows.append(("what did not change", number(same), number(same), "0"))

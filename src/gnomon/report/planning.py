@@ -101,6 +101,7 @@ def links_text(plan: Plan, cluster: Cluster) -> str:
     dp_shard between nodes (infiniband-ndr, 4 ranks on each)`."""
     where: dict[str, list[str]] = {}
     devices = np.array(plan.device_of)
+    # Experts have a mesh of their own over the same ranks; ep alone is no axis of the dense one too.
     views = [(plan.mesh.dense, axis) for axis in plan.mesh.dense.axes]
     for view, axis in (*views, *([(plan.mesh.experts, "ep")] if plan.mesh.ep > 1 else [])):
         groups = view.groups(axis)

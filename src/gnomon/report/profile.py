@@ -192,6 +192,7 @@ def expected_of(prediction: Prediction, source: str) -> ExpectedParts:
     parts = dict.fromkeys(PARTS, 0.0)
     for name, seconds in prediction.breakdown.items():
         parts[_part_of(name)] += seconds
+    # A recording's allocator counts tensors, so their bytes are compared, not those that the device shows as taken.
     rank = prediction.tightest
     return ExpectedParts(
         source=source,

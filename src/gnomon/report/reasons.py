@@ -108,6 +108,7 @@ def _large(reasons: Reasons) -> tuple[str, ...]:
 def where(prediction: Prediction) -> str:
     """Why a plan does not fit: `rank 0, backward of unit 0: 101.8 of 79.1 GiB, activations 68.4`."""
     rank = prediction.tightest
+    # Workspace and overhead are the program's: naming them would give nothing to change.
     named = {n: size for n, size in rank.by_class.items() if n not in ("workspace", "overhead")}
     most = max(named, key=lambda n: named[n])
     held = f"{gib(rank.peak_bytes)} of {gib(rank.limit_bytes)} GiB"

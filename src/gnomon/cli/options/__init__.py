@@ -108,6 +108,8 @@ def parse(words: Sequence[str]) -> tuple[str, Options]:
         command = COMMANDS[parsed.command]
         of = command.actions[parsed.action] if isinstance(command, Actions) else command
         return parsed.command, from_namespace(_options(of), parsed)
+    # What is usual needs no tree of parsers: the command's own flags are read alone, and no other command's are
+    # imported.
     return words[0], parse_options(_options(command), words[1:], f"gnomon {words[0]}", command.text)
 
 

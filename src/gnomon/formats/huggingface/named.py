@@ -141,6 +141,7 @@ def _roberta(kind: str, layers: int, hidden: int, heads: int, vocab: int) -> Key
     return {"model_type": kind, **sizes, "vocab_size": vocab, "max_position_embeddings": 514, "type_vocab_size": 1}
 
 
+# The paper calls the first of these 33B (Touvron et al. 2023, LLaMA), and its files 30B.
 LLAMA_30B, LLAMA_65B = _llama(60, 6656, 52, 52, 17920, 32000), _llama(80, 8192, 64, 64, 22016, 32000)
 FALCON = {"model_type": "falcon", "vocab_size": 65024, "bias": False, "parallel_attn": True, "alibi": False}
 
@@ -326,6 +327,7 @@ LANGUAGE_MODELS = {
     "qwen2.5-vl-7b": "qwen2.5-7b",
     "qwen2.5-vl-32b": "qwen2.5-32b",
     "qwen2.5-vl-72b": "qwen2.5-72b",
+    # Qwen2's networks of words have the shapes of Qwen2.5's.
     "qwen2-vl-2b": "qwen2.5-1.5b",
     "qwen2-vl-7b": "qwen2.5-7b",
     "qwen2-vl-72b": "qwen2.5-72b",

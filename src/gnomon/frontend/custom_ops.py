@@ -169,6 +169,7 @@ class TensorShape:
     itemsize: int
     """Bytes of an element, as it was recorded."""
     dtype: str
+    """Name of its dtype."""
     axes: tuple[int, ...] = field(repr=False)
 
     @property

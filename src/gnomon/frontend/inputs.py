@@ -34,6 +34,7 @@ class Input:
     name: str
     """Of the forward's argument."""
     dtype: str
+    """Name of its dtype in torch."""
     dims: tuple[str, ...]
     """A name or a number each."""
     below: int
@@ -49,6 +50,7 @@ class CodeModel:
     function: str
     """Returns the torch module: `build`."""
     inputs: tuple[Input, ...]
+    """Inputs of the module's forward."""
     sizes: tuple[tuple[str, int], ...]
     """Of named dims, as far as they are said."""
 

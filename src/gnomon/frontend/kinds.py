@@ -28,11 +28,13 @@ class CallKind:
     """What a call is in the graph."""
 
     kind: str
+    """Name of the op kind."""
     operands: tuple[int, ...]
     """Values, in the order of the kind's inputs."""
     out: int
     """The value that it makes."""
     attrs: dict[str, AttrValue] = field(default_factory=dict)
+    """Its attributes."""
     inner_first: bool = False
     """Of a linear: whether its weight is (in, out)."""
     transposed_view: int | None = None

@@ -20,7 +20,9 @@ class OpaqueShare:
     """Part of a forward."""
 
     bytes: float
+    """Share of the forward's bytes, from 0 to 1."""
     flops: float
+    """Share of its FLOPs, from 0 to 1."""
 
 
 def target_of(op: Op) -> str:

@@ -23,6 +23,7 @@ class Ref:
     """A value among the arguments of a node."""
 
     index: int
+    """Of the value, in `ForwardTrace.values`."""
 
 
 @dataclass(slots=True)
@@ -30,7 +31,9 @@ class Value:
     """A tensor of the trace."""
 
     shape: tuple[int, ...]
+    """Its sizes."""
     dtype: torch.dtype
+    """Its dtype."""
     origin: str
     """`input`, `parameter`, `buffer`, `constant` or `op`."""
     name: str
@@ -54,6 +57,7 @@ class AtenNode:
     args: tuple[Any, ...]
     """Literals and `Ref`s."""
     kwargs: dict[str, Any]
+    """The same by name."""
     outs: tuple[int | None, ...]
     """Values; None for an output that is no tensor."""
     many: bool
@@ -75,11 +79,13 @@ class Step:
     module: str
     """Full name of the module whose forward called it."""
     module_type: str
+    """Class of that module."""
     where: str
     """`file.py:12` of the user's code."""
     turns: tuple[tuple[str, int], ...] = ()
     """Modules that were running, outermost first, and the how-manieth run of each it was."""
     nodes: list[AtenNode] = field(default_factory=list)
+    """ATen ops that it ran, in order."""
     kept: list[tuple[int, tuple[int, ...], torch.dtype]] = field(default_factory=list)
     """(storage, shape, dtype) of each tensor that autograd keeps."""
     call: tuple[tuple[Any, ...], dict[str, Any]] = ((), {})
@@ -91,11 +97,15 @@ class ForwardTrace:
     """A recorded forward."""
 
     values: list[Value]
+    """All tensors, in the order in which they were first seen."""
     steps: list[Step]
+    """Calls of the torch API, in order."""
     outputs: list[int]
     """Values that the module returns, tensors only, in order."""
     output_names: list[str]
+    """Names of `outputs`."""
     notes: list[str]
+    """What a reader might not expect, a sentence each."""
     constants: dict[str, Tensor]
     """Values of states that are neither parameters nor buffers."""
     reads_values: bool

@@ -33,9 +33,13 @@ class Edges:
     """source[i] happens before target[i], `distance` steps later; `data` edges also wait for the source's lag."""
 
     source: Longs
+    """[edges] the row that is waited for."""
     target: Longs
+    """[edges] the row that waits."""
     distance: NDArray[np.int32]
+    """[edges] steps between the two; 0 within one step."""
     data: Bools
+    """[edges] whether the wait is for data, which a lag delays, or for the order alone."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -43,7 +47,9 @@ class Dependencies:
     """Everything about a Program that does not depend on durations, except the order of play."""
 
     table: EffectTable
+    """What every row does to which buffer."""
     edges: Edges
+    """Which row waits for which."""
     pairs: tuple[Longs, Longs]
     """(sends, receives) matched, as rows."""
     alloc: Bools
@@ -51,6 +57,7 @@ class Dependencies:
     release: Bools
     """For each entry: does it free its buffer?"""
     problems: tuple[Problem, ...]
+    """What is wrong with the Program; empty for a valid one."""
 
 
 def dependencies(program: Program) -> Dependencies:

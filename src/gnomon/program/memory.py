@@ -84,6 +84,7 @@ class BufferMoves:
     """Allocations and frees one by one: one entry per row and buffer."""
 
     row: NDArray[np.int64]
+    """The row that allocates or frees."""
     buffer: NDArray[np.int64]
     """Indices into the Program's buffer classes."""
     bytes: Doubles
@@ -171,6 +172,7 @@ class IssuePeak:
     """Peak memory of one rank class in issue order."""
 
     rank_class: int
+    """Index of the rank class."""
     bytes: float
     """Peak, carried buffers included."""
     row: int

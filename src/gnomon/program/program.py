@@ -67,7 +67,9 @@ class BufferRef(NamedTuple):
     """One buffer of the rank class that names it."""
 
     buffer: str
+    """Name of its buffer class."""
     stage: int
+    """The stage that it belongs to."""
     at: int = 0
     """The unit or sequence; 0 for buffers that are per stage."""
 
@@ -76,7 +78,9 @@ class RowEffect(NamedTuple):
     """An effect given for one row."""
 
     op: EffectOp
+    """What the row does to it."""
     ref: BufferRef
+    """The buffer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,7 +88,9 @@ class Override:
     """Says where one row differs from its kind. Empty fields keep the default."""
 
     stream: str = ""
+    """The stream that it runs on; empty: its kind's."""
     comm: str = ""
+    """The communicator that it uses; empty: its kind's."""
     peer: int | None = None
     """The stage at the other end of a message, when it is not one hop away."""
     name: str = ""
@@ -92,6 +98,7 @@ class Override:
     effects: tuple[RowEffect, ...] | None = None
     """Effects that replace the kind's (or, with `adds`, come in addition to them)."""
     adds: bool = False
+    """Whether `effects` come in addition to the kind's, in place of replacing them."""
     inside: bool = False
     """Mode: this row describes a collective that runs inside a block (checked by trace), not an action of its own."""
 
@@ -104,8 +111,11 @@ class Key(NamedTuple):
     """What a row's price depends on; prices resolve it with the plan into a LocalContext."""
 
     rank_class: int
+    """Index of the rank class."""
     kind: str
+    """Name of the row's kind."""
     stage: int
+    """The row's stage."""
     shape: str
     """Shape of the unit among the Program's units: empty when all units are alike, else as `4` or `2+2` (tokens +
     prefix)."""
@@ -123,11 +133,17 @@ class Program:
     """Rows of all rank classes. Arrays are read-only; build one with `ProgramBuilder` or `from_columns`."""
 
     kinds: tuple[Kind, ...]
+    """Kinds of rows: name, stream and what they do to buffers."""
     buffers: tuple[BufferClass, ...]
+    """Classes of buffers."""
     comms: tuple[Communicator, ...]
+    """Communicators that rows use."""
     pools: tuple[Pool, ...]
+    """Limits on how many buffers of a kind are there at once; empty: none is limited."""
     units: tuple[Unit, ...]
+    """Microbatches of a step, or pieces of them."""
     num_stages: int
+    """Stages of all rank classes together."""
     chains: tuple[int, ...]
     """Stages that start a chain: they take no input from the stage before them. (0,) for a plain pipeline."""
     inputs: Literal["resident", "loaded"]
@@ -137,18 +153,25 @@ class Program:
     aliases: tuple[tuple[BufferRef, BufferRef], ...]
     """Buffers (per stage) that are one and the same: tied parameters on one rank. The first stands for the second."""
     streams: tuple[str, ...]
+    """Names of a rank's streams."""
     class_ptr: NDArray[np.int64]
+    """Where classes begin: rows class_ptr[c]:class_ptr[c + 1] are those of rank class c, in issue order."""
     kind: NDArray[np.int8]
+    """[rows] index into `kinds`."""
     stage: NDArray[np.int16]
+    """[rows] the stage."""
     unit: Ints
     """NO_UNIT where the row belongs to none."""
     stream: NDArray[np.int8]
+    """[rows] index into `streams`."""
     group: Ints
     """Rows of one group (>= 0) start and end together; -1 elsewhere."""
     key: Ints
     """[rows] index into `keys`."""
     keys: tuple[Key, ...]
+    """What rows can cost: rows of one key have one price."""
     overrides: Mapping[int, Override] = field(default_factory=dict)
+    """Row -> where it differs from its kind."""
 
     @property
     def num_rows(self) -> int:

@@ -30,17 +30,21 @@ class Rows:
     """Rows of all rank classes, class after class, each in issue order. Passes return new ones."""
 
     num_stages: int
+    """Stages of all rank classes together."""
     num_units: int
+    """Units of a step."""
     class_ptr: Longs
     """Where classes begin: rows class_ptr[c]:class_ptr[c + 1] are those of rank class c."""
     kind: NDArray[np.int8]
     """[rows] index into `kinds`."""
     stage: NDArray[np.int16]
+    """[rows] the stage."""
     unit: Ints
     """NO_UNIT (-1) where the row belongs to none."""
     group: Ints
     """Rows of one group (>= 0) start and end together; -1 elsewhere."""
     kinds: tuple[Kind, ...] = STANDARD_KINDS
+    """Kinds that `kind` is an index into."""
     overrides: Mapping[int, Override] = field(default_factory=dict)
     """Maps a row to where it differs from its kind."""
     comms: tuple[Communicator, ...] = ()
@@ -144,8 +148,11 @@ class Inserted:
     """The row of the old numbering that each stands next to. Rows of one anchor keep the order in which they are
     given."""
     kind: NDArray[np.int8]
+    """[inserted] index into the kinds of the rows that they are inserted into."""
     stage: NDArray[np.int16]
+    """[inserted] the stage."""
     unit: Ints
+    """[inserted] the unit; NO_UNIT for none."""
     before: bool = False
     """Whether they come before their anchors or after."""
     override: Override | None = None

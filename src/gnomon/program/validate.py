@@ -22,8 +22,11 @@ class Structure:
     """A valid Program with everything that does not depend on durations and sizes, derived once."""
 
     program: Program
+    """The Program."""
     deps: Dependencies
+    """Which of its rows wait for which."""
     order: Order
+    """An order in which its rows can be played."""
 
 
 def validate(program: Program) -> Structure:

@@ -64,7 +64,9 @@ class AnswerRequest:
     model: str
     """One of the names that are served."""
     prompts: tuple[tuple[int, ...], ...]
+    """Tokens of each prompt."""
     sampling: Sampling
+    """How tokens are chosen."""
     logprobs: int
     """Likeliest tokens that are told beside each; -1: no log-probabilities are told."""
     count: int
@@ -72,12 +74,15 @@ class AnswerRequest:
     best: int
     """Of these, that are told: those with the largest mean log-probability of a token."""
     streams: bool
+    """Whether tokens are told as they come; otherwise at the end."""
     usage: bool
     """Whether a stream ends with the counts of tokens."""
     usage_each: bool
     """Whether each of its chunks has those of its own answer so far, too."""
     stops: tuple[str, ...]
+    """Strings that end an answer."""
     keep_stop: bool
+    """Whether the string that ended it is told."""
     specials: bool
     """Whether special tokens have text."""
     salt: str
@@ -89,6 +94,7 @@ class AnswerRequest:
     as_ids: bool
     """Whether log-probabilities name tokens by their ids."""
     grammar: str
+    """What an answer's text must be; empty: anything."""
     echoes: tuple[str, ...]
     """Text that is told before each prompt's answers; () for none."""
     prompt_logprobs: int
@@ -96,6 +102,7 @@ class AnswerRequest:
     silent: bool
     """Whether only prompts are told: a token is computed after each, and left out."""
     chat: bool
+    """Whether the answer is a chat's message; otherwise text alone."""
     calls: bool
     """Whether the answer may be calls of tools."""
     several: bool
@@ -111,7 +118,9 @@ class ServedModel:
     names: tuple[str, ...]
     """The model's, and its adapters'."""
     words: Vocabulary
+    """Its tokenizer."""
     max_model_len: int
+    """Tokens of prompt and answer, at most."""
     vocab_size: int
     """Of the model."""
 
@@ -545,7 +554,9 @@ class TokenCounts:
     """Tokens of a body's prompts and answers."""
 
     prompt: int
+    """Tokens of the prompts."""
     answer: int = 0
+    """Tokens of the answers."""
 
     def usage(self) -> dict[str, int]:
         """Counts tokens in OpenAI's words."""

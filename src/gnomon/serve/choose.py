@@ -25,6 +25,7 @@ class ChosenToken:
     """A token of an answer."""
 
     token: int
+    """Its number in the vocabulary."""
     logprob: float | None
     """Natural logarithm of its probability by the model's own logits, where it was asked for."""
     top: tuple[tuple[int, float], ...]
@@ -38,9 +39,13 @@ class LogitsRow:
     """Whose logits a row has."""
 
     sampling: Sampling
+    """How its token is chosen."""
     prompt: Sequence[int]
+    """Tokens before the answer."""
     answer: Sequence[int]
+    """Tokens of the answer so far."""
     generator: torch.Generator | None
+    """Draws its numbers; None where nothing is drawn."""
     mask: Callable[[], Tensor | None] | None = None
     """Of a grammar: which tokens may follow (vocabulary), None for all."""
 

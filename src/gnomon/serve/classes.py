@@ -28,9 +28,11 @@ class ClassesRequest:
     """What a body asks for."""
 
     ids: tuple[tuple[int, ...], ...]
+    """Tokens of each text."""
     types: tuple[tuple[int, ...], ...] | None
     """Of the tokens of pairs: of which text each is, 0 or 1."""
     model: str
+    """One of the names that are served."""
 
 
 def to_classify(body: object, served: ServedModel) -> ClassesRequest:

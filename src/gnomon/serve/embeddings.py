@@ -27,11 +27,13 @@ class Texts:
     """What a body asks for."""
 
     ids: tuple[tuple[int, ...], ...]
+    """Tokens of each text."""
     base64: bool
     """Whether vectors are told as the bytes of float32."""
     dimensions: int | None
     """Of a vector: its first so many, made length 1 again; None: all."""
     model: str
+    """One of the names that are served."""
 
 
 def texts(body: object, served: ServedModel) -> Texts:

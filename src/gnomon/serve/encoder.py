@@ -88,13 +88,17 @@ class EncoderKind:
     graph: Graph
     """That is computed."""
     model_type: str
+    """As its config.json says."""
     pooling: Pooling
+    """What a text's vector is made of."""
     labels: tuple[str, ...]
     """Of a classifier's classes; () for vectors."""
     activation: Activation
+    """What classes' scores go through."""
     max_len: int
     """Tokens of a text."""
     vocab_size: int
+    """Rows of its table of words."""
     token_types: int
     """Which text of a pair a token may be said to be of; RoBERTa has one, and tells pairs by a token between them."""
 
@@ -161,7 +165,9 @@ class Encoder:
     """A model that is read."""
 
     model: Bound
+    """Its ops, with their weights."""
     kind: EncoderKind
+    """What it is."""
 
     @staticmethod
     def open(folder: Path, dtype: str, max_len: int | None) -> Encoder:

@@ -36,14 +36,19 @@ class AnswerRequest:
     """The request of one answer."""
 
     key: int
+    """The engine's name for it."""
     prompt: Sequence[int]
+    """Tokens of the prompt."""
     sampling: Sampling
+    """How tokens are chosen."""
     row: LogitsRow
     watch: Watch | None
     adapter: int
     """Of the model's, -1 for none."""
     answer: list[int] = field(default_factory=list)
+    """Tokens that were made so far."""
     reason: Reason | None = None
+    """Why the answer has ended; None: it goes on."""
     cached: int = 0
     """Tokens of its prompt that needed no computing when it was last admitted."""
     preempted: int = 0
@@ -59,7 +64,9 @@ class EngineToken:
     """A token of a request."""
 
     key: int
+    """Whose it is."""
     chosen: ChosenToken
+    """The token."""
     reason: Reason | None
     """Why the answer ends with it; None: it goes on. A token of `stop_ids` is no part of the answer."""
     scores: tuple[ChosenToken, ...] | None = None
@@ -74,8 +81,11 @@ class Iteration:
     arrivals: tuple[Arrival, ...]
     """Those that came before it."""
     finished: tuple[int, ...]
+    """Keys of those that ended before it."""
     cancelled: tuple[int, ...]
+    """Keys of those that nobody waits for any more."""
     batch: Batch
+    """What it computed."""
 
 
 class Model(Protocol):

@@ -17,7 +17,9 @@ class Ask:
     number: int
     """The front end's name for it."""
     prompt: tuple[int, ...]
+    """Tokens of the prompt."""
     sampling: Sampling
+    """How tokens are chosen."""
     first: int
     """Of the answers that were asked for, the first of these: each draws by its own number."""
     count: int
@@ -43,6 +45,7 @@ class Seat:
     """A process's place in its replica."""
 
     rank: int
+    """Its rank in the replica."""
     port: int
     """Of the store where ranks meet, on the loopback interface."""
 
@@ -52,6 +55,7 @@ class Cancel:
     """Nobody waits for it any more."""
 
     number: int
+    """Of the ask."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,9 +68,11 @@ class Token:
     """A token of an answer."""
 
     id: int
+    """Its number in the vocabulary."""
     text: str
     """Where log-probabilities were asked for."""
     logprob: float | None
+    """Natural logarithm of its probability; None where it was not asked for, or there is none."""
     top: tuple[tuple[int, str, float], ...]
     """Id, text and log-probability of the likeliest."""
     rank: int = 0
@@ -78,10 +84,13 @@ class Delta:
     """Text and tokens of an answer since it was last told of."""
 
     number: int
+    """Of the ask."""
     index: int
+    """Which of the ask's answers."""
     text: str
     """Empty where its tokens are no whole letter yet, or have no text."""
     tokens: tuple[Token, ...]
+    """Its tokens since then."""
     reason: str | None
     """Why it ended; None: it goes on."""
     prompt: tuple[Token, ...] = ()
@@ -93,6 +102,7 @@ class Tokens:
     """The tokens of an iteration."""
 
     deltas: tuple[Delta, ...]
+    """One for each answer that went on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,8 +110,11 @@ class Failure:
     """An ask that is not answered, and how HTTP says it."""
 
     number: int
+    """Of the ask; -1: the worker itself has failed."""
     why: str
+    """A sentence."""
     status: int
+    """HTTP's status."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,12 +132,16 @@ class Stats:
     """Counts of a worker, since its start."""
 
     running: int
+    """Requests that are computed now."""
     waiting: int
+    """Requests that wait for blocks or a place."""
     kv_used: float
     """Share of the blocks that have an owner."""
     preemptions: int
+    """Times that a request lost its blocks."""
     found_tokens: int
     """Of prompts, that needed no computing."""
     asked_tokens: int
     """Of prompts, all."""
     iterations: int
+    """Iterations that computed something."""

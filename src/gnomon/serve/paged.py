@@ -39,12 +39,17 @@ class Room:
     """How many pages, and of what."""
 
     blocks: int
+    """Pages."""
     size: int
     """Tokens of a block."""
     kv_heads: int
+    """Key-value heads of a layer on this rank."""
     k_dim: int
+    """Numbers of a head's key."""
     v_dim: int
+    """Numbers of a head's value."""
     dtype: torch.dtype
+    """Of keys and values as they are stored."""
     group: int = 0
     """Of `serving.kv_blocks`, whose tables are read."""
 

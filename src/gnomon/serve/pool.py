@@ -54,12 +54,15 @@ class TextWork:
     """A text, for a worker."""
 
     number: int
+    """The pool's name for it."""
     ids: tuple[int, ...]
+    """Its tokens."""
     types: tuple[int, ...] | None
     """Of the tokens, 0 or 1, where it is a pair; None: 0."""
     tokens: int
     """That it is padded to."""
     wants: Wants
+    """What is asked of it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +70,9 @@ class WorkerResult:
     """What a worker made of it."""
 
     number: int
+    """Of the text."""
     values: NDArray[np.float32]
+    """Its vector, or its classes' scores."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -40,6 +40,7 @@ class Settings:
     max_model_len: int | None
     """Tokens of prompt and answer; None: as long as the model's config.json says."""
     host: str
+    """Address that it listens on."""
     port: int
     """0 takes a free one."""
     api_key: str

@@ -47,8 +47,11 @@ class ScriptSeen:
     autocast: str = ""
     """Dtype of torch.autocast around the forward."""
     compiled: bool = False
+    """Whether it called torch.compile."""
     checkpointed: bool = False
+    """Whether it called torch.utils.checkpoint."""
     clipped: bool = False
+    """Whether it clipped the gradient's norm."""
     backwards: int = 0
     """Calls of backward before the first optimizer step."""
     optimizers: list[Any] = field(default_factory=list)

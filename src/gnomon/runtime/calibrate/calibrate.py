@@ -76,6 +76,7 @@ class Times:
     key: tuple[str, str, str]
     """Operation, dtype, direction."""
     axes: tuple[Axis, ...]
+    """Sizes that the grid has."""
     busy: list[list[float]]
     """Seconds of the repeats, a list for each point."""
     alone: list[list[float]]

@@ -42,10 +42,14 @@ class Case:
     """One operation on a grid."""
 
     what: str
+    """Name of the operation."""
     dtype: str
+    """Name of the dtype."""
     direction: str
     axes: tuple[Axis, ...]
+    """Sizes that the grid has."""
     build: Callable[[Point, torch.dtype, str], Timed]
+    """Makes what is timed at one point."""
 
     def points(self) -> Iterator[Point]:
         """Every point of the grid, in the order of its table."""

@@ -80,7 +80,9 @@ class Error:
     """What storing one tensor in few bits loses."""
 
     tensor: str
+    """Name of the weight."""
     shape: tuple[int, int]
+    """Its (rows, columns)."""
     relative: float
     """Root of the summed squares of the differences, over that of the weights; 0 for a matrix of zeros."""
     size: float
@@ -92,6 +94,7 @@ class LayerError:
     """One layer, in order."""
 
     layer: int
+    """Number of the layer, from 0."""
     weights: float
     """As `Error.relative`, of all its linears together."""
     outputs: float | None
@@ -103,7 +106,9 @@ class HeldOutLoss:
     """Cross-entropy on held-out text before and after, in nats per token."""
 
     before: float
+    """With the weights as they were."""
     after: float
+    """With those that were written."""
     tokens: int
     """That were predicted."""
 
@@ -113,16 +118,20 @@ class CompressionReport:
     """What was written, with the errors of each matrix."""
 
     errors: tuple[Error, ...]
+    """Of each weight that was stored in fewer bits."""
     layers: tuple[LayerError, ...]
+    """Of each layer."""
     bytes_before: int
     """Of all files with weights."""
     bytes_after: int
+    """Of all files with weights that were written."""
     loss: HeldOutLoss | None
     """None without text."""
     tokens_per_s: tuple[float, float] | None
     """Before and after, predicted of this machine: one sequence, one thread, the products alone, in bfloat16 where
     nothing is rounded. None of experts, of which a token meets a part."""
     notes: tuple[str, ...]
+    """What the tokenizer has to say, a sentence each; empty without text."""
     idle: int = 0
     """Weights that the pattern keeps and that change no result, behind or before what it made zero: zero too."""
     few_bits: Mapping[str, int] = field(default_factory=dict)
@@ -134,8 +143,11 @@ class HeldOutText:
     """Held-out rows of tokens: (rows, tokens + 1) each, the last one to be predicted."""
 
     tokens: Tensor
+    """What scales and orders are chosen on."""
     held_out: Tensor
+    """What losses are measured on, and nothing is chosen by."""
     notes: tuple[str, ...] = ()
+    """What the tokenizer has to say, a sentence each."""
 
 
 def read_text(data: Path, folder: Path, tokenizer: Path | None) -> HeldOutText:

@@ -40,7 +40,9 @@ class WrittenGguf:
     kinds: Mapping[str, int]
     """Type -> tensors of it."""
     bytes_before: int
+    """Of the weights that were read."""
     bytes_after: int
+    """Of the file."""
 
 
 def to_gguf(source: Path, target: Path) -> WrittenGguf:

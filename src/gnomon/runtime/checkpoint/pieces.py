@@ -26,7 +26,9 @@ class Piece:
     name: str
     """`parameters/model.layers.0.mlp.up_proj.weight`, `first/…`, `second/…`, `master/…`, `rows/…` or `columns/…`."""
     whole: tuple[int, ...]
+    """Shape of all of it, over all ranks."""
     offset: tuple[int, ...]
+    """Where the box begins in each dim of that."""
     value: Tensor
     """A view, of the box's shape."""
 

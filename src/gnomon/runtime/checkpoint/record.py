@@ -32,7 +32,9 @@ class File:
     """The record of one rank's file: its name, its bytes and the checksum of its header."""
 
     name: str
+    """Its name in the checkpoint's folder."""
     bytes: int
+    """Its whole length."""
     header: str
     """SHA-256 of what it begins with, in which every tensor has its own."""
 
@@ -42,6 +44,7 @@ class Record:
     """What a checkpoint says of itself."""
 
     step: int
+    """Steps that were trained."""
     updates: int
     """Of the optimizer."""
     identity: Mapping[str, str]
@@ -49,6 +52,7 @@ class Record:
     plan: str
     """That wrote it, for people."""
     files: tuple[File, ...]
+    """One for each rank that wrote."""
     source: str | None
     """Folder or config.json that the model was read from; None where it was none (a preset, code, a Graph), or was not
     kept yet."""

@@ -38,7 +38,9 @@ class Side:
     """Documents to train on, or held out: ranges of the ids."""
 
     starts: Integers
+    """[documents] index of the first id of each."""
     lengths: Integers
+    """[documents] ids of each."""
 
     @property
     def size(self) -> int:
@@ -69,10 +71,13 @@ class Corpus:
     """Tokens, in two sides."""
 
     ids: NDArray[Any]
+    """Tokens of all documents, one after the other."""
     learn: NDArray[np.uint8] | None
     """Of each id whether it is to be predicted; None for all."""
     training: Side
+    """The documents that are trained on."""
     validation: Side
+    """The documents that are held out."""
     packing: str
     """`stream`, `documents` or `padded`."""
     vocab_size: int

@@ -33,6 +33,7 @@ class PartialRun:
     """A run, with what its controller saw."""
 
     outcome: Outcome
+    """What the run came to, as of any run."""
     arrivals: tuple[Arrival, ...]
     """In their order: the controller's trace."""
     groups: tuple[tuple[int, ...], ...]

@@ -55,12 +55,15 @@ class Failure:
     """A process that ended before its time."""
 
     rank: int
+    """The rank."""
     exitcode: int
     """Below 0: the number of the signal that killed it."""
     kind: str = ""
     """Name of the error, empty where it left none."""
     message: str = ""
+    """What the error says; empty where it left none."""
     traceback: str = ""
+    """Where it was raised; empty where it left none."""
     out_of_memory: bool = False
     """Whether Linux has killed a process of this machine meanwhile, as memory ran out."""
     at: float = 0.0

@@ -33,7 +33,9 @@ class Rebalanced:
     """What one look of the controller changed, of one layer."""
 
     step: int
+    """After which it changed."""
     layer: str
+    """Name of the layer."""
     slots: tuple[int, ...]
     """That have another expert now."""
 

@@ -118,6 +118,7 @@ def mlm_block(c: BertConfig) -> Block:
     out = b.linear("transform.dense", x, out=(same,), contract=(hidden,), bias=True)
     out = b.op("activation", "transform.act", (out,), fn=c.head_activation or c.activation)
     out = b.norm("transform.LayerNorm", out, same, fn="layer", bias=True)
+    # The decoder is the embedding table, whose rows are of `hidden`: the transformed width is called that again.
     back = b.op("rename", "transform.out", (out,), (BATCH, SEQ, hidden))
     logits = b.linear("decoder", back, out=(vocab,), contract=(hidden,), bias=True)
     return b.build(b.op("cross_entropy", "loss", (logits, labels), (), dtype="fp32"))

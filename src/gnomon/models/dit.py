@@ -118,6 +118,8 @@ def layer_block(c: DitConfig) -> Block:
     b = BlockBuilder("layers")
     x = b.input("x", BATCH, c.seq, c.hidden)
     cond = b.input("cond", BATCH, c.cond)
+    # In the order of the public code (adaLN-Zero, Peebles and Xie 2023): attention's three, then the feed-forward's.
+    # Norms have no scale and shift of their own, as these are theirs.
     shift_a, scale_a, gate_a, shift_m, scale_m, gate_m = modulation(b, cond, c, 6)
     normed = b.norm("norm1", x, c.hidden, fn="layer", bias=False, affine=False)
     shifted = b.op("modulate", "modulate1", (normed, shift_a, scale_a))

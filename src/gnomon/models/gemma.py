@@ -94,6 +94,7 @@ def gemma2(c: Gemma2Config) -> Graph:
     """The model as a Graph; inputs `input_ids` and `labels`, output `head.loss`."""
     hidden, vocab = Dim(name="hidden", size=c.hidden_size), Dim(name="vocab", size=c.vocab_size)
     blocks = [embed_block(vocab, hidden, scale=c.hidden_size**0.5), layer_block(c, "layer_windowed", c.window)]
+    # Every block of a Graph must be called, and a model of one layer has no full one.
     if c.num_layers > 1:
         blocks.append(layer_block(c, "layer_full", 0))
     calls, x = [embed_call()], "embed.x"
@@ -147,5 +148,6 @@ def gemma2_27b() -> Gemma2Config:
         num_kv_heads=16,
         head_dim=128,
         ffn_size=36864,
+        # The hidden size over the heads, where the other sizes have the width of a head.
         query_scalar=144,
     )

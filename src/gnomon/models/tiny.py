@@ -37,6 +37,7 @@ def _sizes(sizes: Mapping[str, int], tp: int, ep: int, positions: int) -> dict[s
     factor = _factor([sizes[name] for name in _SUMMED if name in sizes])
     hidden = sizes.get("hidden", 0)
     heads, keys = sizes.get("heads", 1), sizes.get("kv_heads", sizes.get("heads", 1))
+    # Two key heads where the model has them, so that each has queries of its own.
     few = min(keys, max(tp, 2))
     for name, size in sizes.items():
         kind = name.split(".")[-1]
@@ -58,6 +59,7 @@ def _sizes(sizes: Mapping[str, int], tp: int, ep: int, positions: int) -> dict[s
             reduced[name] = _scanned(kind, size, sizes)
         elif kind == "positions":
             reduced[name] = min(size, max(positions, 32))
+        # Widths that follow from the hidden size, as a joined projection's, stay the same multiple of it.
         elif hidden and size % hidden == 0 and size // hidden <= 8:
             reduced[name] = HIDDEN * tp * (size // hidden)
     return reduced

@@ -69,9 +69,11 @@ def embed_block(c: VitConfig) -> Block:
     b = BlockBuilder("embed")
     pixels = b.input("pixel_values", *c.pixels.dims)
     patch = (c.pixels.dims[1], *side)
+    # The public code's convolution, whose stride is its kernel: cut into patches, it is one linear of each.
     cut = b.op("patchify", "patch_embeddings.patchify", (pixels,), (BATCH, patches, *patch))
     rows = b.linear("patch_embeddings.projection", cut, out=(hidden,), contract=patch, bias=True)
     cls = b.parameter("cls_token", hidden)
+    # reverse: the class token, given last, stands first, where the head reads it.
     tokens = b.op("concat", "with_cls", (rows, cls), (BATCH, c.seq, hidden), reverse=True)
     total = b.add("position_sum", tokens, b.parameter("position_embeddings", c.seq, hidden))
     return b.build(b.dropout("dropout", total, c.dropout))

@@ -48,6 +48,7 @@ def nll_loss(node: Lowering, self: Any, target: Any, weight: Any, reduction: int
     x, dims, hit, wanted = _classes(node, self, target)
     kept = _checked(node, wanted, ignore_index, dims)
     scale = _weight(node, weight, dims, hit)
+    # A row has one hit, so the sum picks its number without a gather; and by `where`, as 0 times an infinity is NaN.
     picked = -where(hit, x, 0.0).sum(axes_in(dims, [1]))
     loss = where(kept, picked if scale is None else picked * scale, 0.0)
     if reduction == NONE:
@@ -55,6 +56,8 @@ def nll_loss(node: Lowering, self: Any, target: Any, weight: Any, reduction: int
         return node.result(loss, (dims[0],), node.out[0]), node.result(zero, (), node.out[1])
     rows = dims[0]
     total = loss.sum(rows)
+    # What the mean divides by, which backward reads again (ATen's total_weight): rows that count, by the weights of
+    # their classes.
     count = (kept.to(x.kind) if scale is None else where(kept, scale, 0.0)).sum(rows)
     made = total / count if reduction == MEAN else total
     return node.result(made, (), node.out[0]), node.result(count, (), node.out[1])

@@ -63,6 +63,7 @@ def variance_of(x: Value, axes: tuple[int, ...], correction: Any) -> tuple[Value
     total = (apart * apart).sum(axes)
     count = Value(x.body, x.body.extent(axes, total.kind))
     by = 1.0 if correction is None else float(correction)
+    # Too few numbers for the correction divide by 0, never by less, as ATen has it: one number gives NaN.
     return total / maximum(count - by, 0.0), average
 
 
@@ -78,6 +79,7 @@ def std(node: Lowering, self: Any, dim: Any = None, *, correction: Any = None, k
 
 def var_mean(node: Lowering, self: Any, dim: Any = None, *, correction: Any = None, keepdim: bool = False) -> Any:
     x, dims, over, axes = _of(node, self, dim)
+    # ATen adds variances up in double precision, whatever the tensor's.
     spread, average = variance_of(x.to("D"), axes, correction)
     kept = node.reduced_dims(dims, over, keepdim)
     return node.result(spread, kept, node.out[0]), node.result(average, kept, node.out[1])
@@ -86,6 +88,7 @@ def var_mean(node: Lowering, self: Any, dim: Any = None, *, correction: Any = No
 def logsumexp(node: Lowering, self: Any, dim: Any, keepdim: bool = False) -> Tensor:
     x, dims, over, axes = _of(node, self, dim)
     top = real(x).max(axes)
+    # Nothing is taken out of a row whose largest is infinite: inf - inf would be NaN where -inf, or inf, is the answer.
     top = where(one("abs", top).eq(float("inf")), 0.0, top)
     return node.result(log(exp(x - top).sum(axes)) + top, node.reduced_dims(dims, over, keepdim))
 

@@ -51,6 +51,7 @@ def run(options: CalibrateOptions) -> int:
     measured: Measured = calibrate(count, budget(seconds=float(options.seconds), quiet=False))
     cluster = measured_cluster(measured, memory())
     schema.save_file(cluster, target)
+    # What runs say is over the machine's figures, which are new.
     again = refit(cluster) if target == local_file() and runs_folder().is_dir() else None
     if options.json:
         own = None if again is None else again.summary

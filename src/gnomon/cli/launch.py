@@ -58,6 +58,7 @@ def run(options: LaunchOptions) -> int:
     groups = {(group.node.count, group.node.device.name) for group in cluster.groups}
     if len(groups) > 1:
         raise InputError(f"the plan is for nodes of several kinds ({file.on}); one kind is wanted")
+    # Kubernetes takes lower-case letters, digits and hyphens alone.
     name = options.name or Path(options.plan).stem.lower().replace("_", "-").replace(".", "-")
     job = Submission(
         name=name,

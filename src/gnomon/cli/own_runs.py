@@ -45,6 +45,7 @@ def read_own(source: Path) -> tuple[tuple[MeasuredRun, ...], tuple[RefusedRun, .
             if source.is_dir() and not is_plan_file(path):
                 continue
             file = load_plan_file(path)
+            # Without numbers of earlier runs, on top of which new ones would be fitted.
             stack = replace(named_stack(file.stack or own.NAME), own=None)
             runs.append(_own_run(path.stem, file, stack))
         except GnomonError as error:
@@ -116,6 +117,7 @@ def refit(machines: Cluster) -> Refit:
     why = f"{len(runs)} of the {FEW} runs that it takes"
     if len(runs) >= FEW:
         fit = fit_runs(runs, runs_folder().name)
+        # Each run by numbers of the others: by numbers that it was fitted to itself it would always look better.
         before, after = (median(map(abs, errors)) for errors in (fit.before, fit.left_out))
         if after <= before and fit.stack.own is not None:
             schema.save_file(fit.stack, path)

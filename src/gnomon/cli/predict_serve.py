@@ -97,6 +97,7 @@ def run(options: PredictOptions) -> int:
         return 0
     helps = changes(asked.graph, asked.cluster, asked.serving, asked.engine)
     paid = rent(asked.cluster)
+    # Rent is of the devices that serve, which may be fewer than the cluster has.
     share = found.devices / asked.cluster.num_devices
     if asked.measured_load is not None:
         print_lines([*compared_text(found, asked.measured_load, str(options.requests)), ""])

@@ -76,6 +76,7 @@ def _who(result: MixedResult) -> tuple[str, ...]:
         for worker in range(mesh.data_ranks):
             first = next(i for i in range(len(ranks)) if mesh.dense.coordinate(i, "dp") == worker)
             groups.setdefault(name_of[plan.device_of[ranks[first]]], []).append(shares[worker])
+        # Embedding and head are no numbered layers, and are not counted where there are such.
         layers = sum(1 for layer in price.in_order if layer.call.first is not None) or len(price.in_order)
         for name, mine in groups.items():
             taken = f"{mine[0]} each" if len(set(mine)) == 1 else " ".join(map(str, mine[:12]))

@@ -170,6 +170,7 @@ def network(model: nn.Module, example: Mapping[str, Any], adapted: bool, *, loss
         values = plain(config.to_dict())
         values.pop("quantization_config", None)
         values = {"architectures": [type(model).__name__], **{k: v for k, v in values.items() if v is not None}}
+        # The class that runs, whatever the config names.
         values["architectures"] = [type(model).__name__]
         try:
             read = read_hf_config(json.dumps(values), type(model).__name__)

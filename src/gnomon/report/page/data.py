@@ -130,6 +130,7 @@ def _answer(timelines: Sequence[Timeline], prediction: Prediction | None) -> lis
     band = prediction.band
     share = f", {percent(band.coverage, 0)} %"
     out[0] = {**out[0], "band_text": between(band.low_s, band.high_s) + share}
+    # All rates are work over time and the work is the same: measured ones follow from the step.
     speed = step / _step_s(measured) if measured and _step_s(measured) else None
     devices = prediction.plan.num_devices
     rates: tuple[tuple[str, float, Callable[[float], str]], ...] = (

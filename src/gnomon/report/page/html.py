@@ -17,6 +17,8 @@ from gnomon.report.tables import number, percent
 from gnomon.units import show_bytes
 
 _FOLDER = Path(__file__).parent
+# A page is whole in one file and loads nothing from anywhere, so that it can be kept, sent and opened without a
+# network.
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data:"
 HEAD = 1 << 16
 """Characters of a page within which its head ends: styles stand in it."""

@@ -48,6 +48,7 @@ class PlotAxis:
         """Round values within, 1, 2 or 5 of a power of ten apart."""
         raw = (self.high - self.low) / TICKS
         power = 10.0 ** floor(log10(raw))
+        # A hair is given, so that rounding does not take 5 for a distance of 2 that is meant exactly.
         apart = next(m * power for m in (1, 2, 5, 10) if m * power >= raw * (1 - 1e-9))
         first = -floor(-self.low / apart)
         return tuple(i * apart for i in range(first, floor(self.high / apart) + 1))
@@ -56,6 +57,7 @@ class PlotAxis:
     def of(name: str, values: Sequence[float]) -> PlotAxis:
         """Around some values, with room beside them."""
         low, high = min(values), max(values)
+        # One value alone has no range; its room is a share of itself.
         room = 0.08 * ((high - low) or high or 1.0)
         return PlotAxis(name=name, low=max(0.0, low - room), high=high + room)
 

@@ -30,6 +30,7 @@ def kinds_of(cluster: Cluster) -> tuple[DeviceKind, ...]:
     first = 0
     for group in cluster.groups:
         node, count = group.node, group.count * group.node.count
+        # By its share of the network a device is the same in a whole node and in half of one.
         key = (node.device, node.intra, node.nic, node.nics / node.count)
         kinds.setdefault(key, (node, []))[1].extend(range(first, first + count))
         first += count

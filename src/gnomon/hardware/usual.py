@@ -100,6 +100,7 @@ def _parts(name: str) -> _Parts:
     words = [word for word in re.split(r"[\s_./-]+", name.lower()) if word and word not in MAKERS]
     product, form, memory = "", "", None
     for at, word in enumerate(words):
+        # A number behind a product is its memory; behind a series it is the product (`rtx 500`).
         if at and (hit := _MEMORY.fullmatch(word) or re.fullmatch(r"(\d{2,3})", word)) and product not in SERIES:
             memory = int(hit[1])
         elif at and _FORM.fullmatch(word):

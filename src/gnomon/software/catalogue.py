@@ -34,6 +34,7 @@ def stacks() -> tuple[str, ...]:
 def stack(name: str) -> Stack:
     """The record of a program, or a file of one, as in `mine.toml`. CatalogueError with the nearest names if there is
     none; InputError for a file that cannot be read."""
+    # With a folder before it a name is a file's, there or not: what is wrong is then said of the file.
     if name.endswith(".toml") and (Path(name).is_file() or Path(name).name != name):
         return schema.load_file(Stack, name)
     known = ALIASES.get(name, name)

@@ -106,6 +106,7 @@ def _choices_beyond(stack: Stack, plan: Plan, *, tensor_parallel: bool) -> Itera
         yield f"tp {'with' if divided else 'without'} sequence parallelism (it has it {only})"
     known = (*runs.choices, *runs.overlaps)
     both = plan.optimizer.offload is not None and plan.optimizer.offload_parameters
+    # `cpu_offload` is one switch that sends both to the host, and neither alone.
     together = ("optimizer_offload", "parameter_offload") if both and "cpu_offload" in known else ()
     for name, chosen, says in _chosen(plan):
         if chosen and known and name not in (*known, *together):

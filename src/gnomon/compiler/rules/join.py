@@ -30,6 +30,8 @@ def cat(node: Lowering, tensors: Sequence[Any], dim: int = 0) -> Tensor:
     dims = node.dims_of(shapes[0], tensors)
     parts = [node.operand(part, dims) for part in tensors]
     body, at = node.body, dim % len(dims)
+    # The joined dim becomes two axes, which part and where in it, so that parts are read by the indices that they had;
+    # hence parts of one size.
     body.axes.append(len(parts))
     axis = len(body.axes) - 1
     body.joined_axes.append((axis, *dims[at]))

@@ -57,6 +57,7 @@ def _smollm3(k: Keys, name: str, wanted: ReadOptions, notes: Notes) -> Graph:
     check_layer_types(k, ["full_attention"] * layers)
     k.ignore("max_position_embeddings", "sliding_window", "pretraining_tp")
     given, every = k.raw("no_rope_layers"), k.integer("no_rope_layer_interval", 4)
+    # Every so many layers one turns no queries and keys (NoPE).
     rotated = tuple((i + 1) % every != 0 for i in range(layers))
     if isinstance(given, list) and len(given) == layers:
         rotated = tuple(bool(one) for one in given)
@@ -146,6 +147,7 @@ def _gemma(k: Keys, name: str, wanted: ReadOptions, notes: Notes) -> Graph:
         DecoderConfig(
             name=name,
             **sizes,
+            # Gemma's first files say gelu and were trained with its tanh form, which transformers computes.
             activation=k.choice("hidden_act", {**ACTIVATIONS, "gelu": "gelu_tanh"}, "gelu_pytorch_tanh"),
             embed_scale=sizes["hidden_size"] ** 0.5,
         )

@@ -115,6 +115,7 @@ def _phi(k: Keys, name: str, wanted: ReadOptions, notes: Notes) -> Graph:
 def _falcon(k: Keys, name: str, wanted: ReadOptions, notes: Notes) -> Graph:
     layers, hidden, heads = (k.integer(key) for key in ("num_hidden_layers", "hidden_size", "num_attention_heads"))
     newer, several = k.flag("new_decoder_architecture", False), k.flag("multi_query", True)
+    # Before the newer architecture all heads share one key head, or each has its own, whatever num_kv_heads says.
     shared = 1 if several else heads
     kv_heads = k.integer("num_kv_heads", heads) if newer else shared
     if not newer:
@@ -126,6 +127,7 @@ def _falcon(k: Keys, name: str, wanted: ReadOptions, notes: Notes) -> Graph:
     if alibi:
         notes.append(ALIBI)
     k.ignore("max_position_embeddings", "parallel_attn", "num_ln_in_parallel_attn")
+    # Attention and feed-forward read one residual: each through a norm of its own, or both through one.
     beside: Order = "parallel_two" if norms == 2 else "parallel"
     return decoder(
         DecoderConfig(

@@ -71,6 +71,7 @@ WAYS = 5
 
 def run(options: ExploreOptions) -> int:
     """Serves the page until interrupted."""
+    # Any page in the same browser reaches this machine's ports; only one that knows the token is answered.
     token = secrets.token_urlsafe(24)
     page = Page(options)
     try:

@@ -97,6 +97,7 @@ def found_in(path: Path, arguments: str, devices: int) -> dict[str, Any]:
             try:
                 subprocess.run(
                     command,
+                    # A script that asks a question is told that nobody answers, in place of waiting.
                     stdin=subprocess.DEVNULL,
                     stdout=out,
                     stderr=subprocess.STDOUT,

@@ -23,6 +23,7 @@ class Devices:
     """The free and held devices of all nodes at one moment."""
 
     machines: Machines
+    """The cluster."""
     headroom: float
     """Share of the inference nodes that is kept free on top of the load."""
     free: list[int] = field(default_factory=list)
@@ -34,12 +35,19 @@ class Devices:
     nodes_wanted: int = 0
     """Nodes that inference needs."""
     load: float = 0.0
+    """Share of its nodes that inference needs."""
     mig: dict[int, Geometry] = field(default_factory=dict)
+    """Node -> the slices of its device, where it is cut into some; empty without."""
     free_now: int = 0
+    """Devices that nobody has."""
     serving_now: int = 0
+    """Devices that serve inference."""
     down_now: int = 0
+    """Devices of failed nodes."""
     free_s: float = 0.0
+    """Device-seconds in which nobody had them, up to the last event."""
     serving_s: float = 0.0
+    """Device-seconds of inference, up to the last event."""
     down_s: float = 0.0
     """Device-seconds, added up at every event."""
     unmet_s: float = 0.0

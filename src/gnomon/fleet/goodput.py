@@ -305,6 +305,7 @@ class Profiled(PhaseForecasts):
     """Implements `Forecasts` from profiles."""
 
     profiles: Profiles
+    """What was measured, by application."""
     adaptive: bool = False
     """Whether jobs choose their batch (Pollux), or keep the one they came with."""
     _memo: dict[tuple[str, int, int, Placement], float] = field(default_factory=dict, compare=False, repr=False)

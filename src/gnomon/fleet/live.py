@@ -35,15 +35,22 @@ class Controller:
     """Drives the jobs of a folder."""
 
     folder: Path
+    """Where the journal, and the jobs' outputs, are."""
     tasks: Sequence[Task]
+    """The jobs, by submission."""
     devices: int
+    """Devices of this machine that jobs may have."""
     policy: Policy
+    """What decides who has them."""
     every_s: float | None = None
     """Seconds between two decisions while nothing happens, for policies that change running jobs; None for the
     policy's own."""
     log: Callable[[str], None] = field(default=lambda text: None)
+    """Takes a line of what happened."""
     clock: Callable[[], float] = time.time
+    """Seconds since the epoch."""
     wait: Callable[[float], None] = time.sleep
+    """Sleeps for so many seconds."""
     journal_of: Callable[[Path], Journal] = Journal
     processes: Processes = field(init=False)
     fates: dict[str, Fate] = field(default_factory=dict)

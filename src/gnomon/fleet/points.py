@@ -121,7 +121,9 @@ class MeasuredPoints(PhaseForecasts):
     """Forecasts from points, with the stated curve behind them: the interface `Forecasts`."""
 
     points: Points
+    """Steps a second that were measured, by model, kind of device and devices."""
     curve: Curve
+    """What is taken where nothing was measured."""
     reference: str
     """Kind of device that a trace's durations are of, where it does not say."""
     memory: Mapping[tuple[str, str], Sequence[tuple[int, float]]] = field(default_factory=dict)

@@ -53,6 +53,7 @@ class Predictions:
     """Planners of jobs on the kinds of devices of a cluster, each made once."""
 
     machines: Machines
+    """The cluster, whose pools name the kinds of devices."""
     reference: str = ""
     """Kind of device that durations are of; empty for that of the first pool."""
     _made: dict[What, PlannedJob | GnomonError] = field(default_factory=dict, compare=False, repr=False)
@@ -160,8 +161,11 @@ class PredictedForecasts(PhaseForecasts):
     """Forecasts of predicted jobs, with others behind them: the interface `Forecasts`."""
 
     machines: Machines
+    """The cluster."""
     predictions: Predictions
+    """What the planner says of jobs with a plan."""
     behind: Curve | MeasuredPoints
+    """What is taken for jobs without one."""
     _rates: dict[tuple[str, str, int, int], float] = field(default_factory=dict, compare=False, repr=False)
     _peaks: dict[str, float] = field(default_factory=dict, compare=False, repr=False)
     _known: dict[tuple[str, str, int], bool] = field(default_factory=dict, compare=False, repr=False)

@@ -220,7 +220,9 @@ class TaskForecasts(PhaseForecasts):
     """What is foretold of tasks: by the planner where they have a plan, else by the stated curve."""
 
     tasks: Mapping[str, Task]
+    """Name -> what was submitted."""
     curve: Curve
+    """What is taken for those without a plan."""
 
     def phase(self, job: Job, done_s: float, allocation: Allocation) -> tuple[float, float]:
         """Returns (rate, until) as `Forecasts` does; rate 0 on numbers of devices that a plan cannot use or does not

@@ -30,25 +30,35 @@ class Work:
     """The work done and left of all jobs at one moment."""
 
     devices: Devices
+    """Who has which devices."""
     rules: Rules
+    """How the cluster behaves."""
     truth: Forecasts
     """How fast jobs really go."""
     learned: LearnedForecasts | None = None
     """What jobs measure of themselves, where their speeds are not known."""
     now: float = 0.0
+    """Seconds of the trace."""
     queue: dict[str, Active] = field(default_factory=dict)
+    """Id -> job that waits."""
     running: dict[str, Active] = field(default_factory=dict)
+    """Id -> job that has devices."""
     waiting: list[Active] = field(default_factory=list)
     """Those of the queue, by submission."""
     events: list[tuple[float, int, int, int, int]] = field(default_factory=list)
     """(time, kind, order, index, version)."""
     order: int = 0
+    """Events that were pushed so far: what decides between two of one time."""
     uses: dict[str, float] = field(default_factory=lambda: dict.fromkeys(("useful", "lost", "overhead"), 0.0))
     """Device-seconds that jobs had."""
     runs: list[Run] = field(default_factory=list)
+    """Spans in which jobs held allocations; empty where they are not recorded."""
     preemptions: int = 0
+    """Times that a job was stopped to run again later."""
     resizes: int = 0
+    """Times that a running job was given other devices."""
     failures: int = 0
+    """Times that a job was stopped by a failed node."""
 
     def push(self, time: float, kind: int, index: int, version: int = 0) -> None:
         """An event to come."""

@@ -36,6 +36,7 @@ class LayerBalance:
     """Whether its means are over a microbatch's tokens, or over those of each sequence; `global`: the shares of choices
     are those of all ranks and the step's microbatches so far."""
     coefficient: float
+    """Factor of the loss."""
     z_loss: float
     """Coefficient of the mean of squared log-sum-exps of the router's logits; 0 for none."""
 

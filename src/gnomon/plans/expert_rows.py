@@ -30,6 +30,7 @@ class Apart:
     """The graph of parts."""
 
     graph: Graph
+    """The model, each of its layers of experts cut into several."""
     plan: Plan
     """For that graph, of the same stages."""
 

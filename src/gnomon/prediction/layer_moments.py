@@ -35,8 +35,11 @@ class MomentOp:
     """One ATen op of a captured op, or an op of a kind."""
 
     name: str
+    """Name of the ATen op, without its overload, or of the op's kind."""
     inputs: tuple[str, ...]
+    """Names of the tensors that it reads."""
     outputs: tuple[str, ...]
+    """Names of the tensors that it writes."""
     view: bool
     """Whether its results look into the memory of its first input."""
     passes: bool
@@ -44,6 +47,7 @@ class MomentOp:
     place: int
     """The index of its op in the block."""
     op: Op
+    """The op of the block that it is a part of."""
 
 
 def pieces_of(block: Block) -> list[MomentOp]:

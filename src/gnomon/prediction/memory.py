@@ -47,6 +47,7 @@ class RankMemory:
     """Memory of the ranks of one class."""
 
     rank_class: int
+    """Index of the Program's rank class."""
     ranks: tuple[int, ...]
     """Ranks of the job in this class."""
     device: str
@@ -210,6 +211,7 @@ class HeldMoves:
     """What comes and goes of the Program's buffers as the stack holds them, one entry a move."""
 
     row: NDArray[np.int64]
+    """The row that moves something."""
     buffer: NDArray[np.int64]
     """Indices into the Program's buffer classes."""
     bytes: NDArray[np.float64]

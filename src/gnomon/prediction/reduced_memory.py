@@ -24,6 +24,7 @@ class Copy(NamedTuple):
     """Bytes that come or go."""
 
     row: int
+    """The row at which they do."""
     bytes: float
     """Negative: less."""
     at_start: bool

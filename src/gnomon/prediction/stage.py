@@ -70,6 +70,7 @@ class StagePrice:
     links: Mapping[str, AxisLink]
     """Axis -> its groups of ranks, as their collectives see the network."""
     layers: tuple[tuple[LayerPrice, tuple[Layer, ...]], ...]
+    """(price, the layers that share it) of each price."""
     plan: Plan
     """The plan that it is of."""
     share: VocabularyShare | None = None

@@ -29,6 +29,7 @@ class StoredPrices:
     """Prices of stored weights on one device."""
 
     measured: Measured
+    """What was timed of its kernels."""
 
     @staticmethod
     def of(device: Device) -> StoredPrices | None:

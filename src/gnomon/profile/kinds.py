@@ -28,7 +28,9 @@ class KernelKind:
     """One row of `kinds.toml`."""
 
     kind: str
+    """Name of the kind."""
     role: Role
+    """`compute`, `communication` or `copy`."""
     ops: tuple[str, ...]
     """Names of ATen ops and of the host's marks; `*` stands for anything."""
     kernels: tuple[str, ...]

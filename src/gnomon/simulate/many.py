@@ -50,6 +50,7 @@ class Script:
     """A structure prepared for many vectors. Build it once with `Script.of` and reuse it."""
 
     structure: Structure
+    """What is played."""
     levels: tuple[_Level, ...]
     num_slots: int
     kept_slots: Longs

@@ -28,7 +28,9 @@ class Array:
     """One array of a stored matrix: numpy's name of its dtype, and its shape."""
 
     dtype: str
+    """numpy's name of it."""
     shape: tuple[int, ...]
+    """Its sizes."""
 
     @property
     def bytes(self) -> int:

@@ -93,6 +93,7 @@ class Cost:
     """What its author says that a custom op costs; what is empty follows from its operands, or from the forward."""
 
     flops: Amount = ()
+    """FLOPs of the forward."""
     bytes: Amount = ()
     """Read and written."""
     seconds: Amount = ()

@@ -163,6 +163,7 @@ def _built(cls: Any, name: Any, config: Any, kwargs: Mapping[str, Any]) -> Any:
     if four or eight:
         SEEN.quantised = "nf4" if four else "int8"
         model.is_loaded_in_4bit, model.is_loaded_in_8bit = bool(four), bool(eight)
+    # As from_pretrained leaves it.
     model.eval()
     return model
 

@@ -49,11 +49,13 @@ class LstmLayer:
     """One layer of an LSTM, by full names of parameters."""
 
     hidden: int
+    """Units of the layer."""
     input_weights: str
     """Weights of what it reads, (4 hidden, inputs)."""
     recurrent: str
     """(4 hidden, hidden)."""
     biases: tuple[str, ...]
+    """Biases of its gates, (4 hidden,) each; empty: it has none."""
     readers: tuple[str, ...]
     """Matrices with a column for each of its units."""
 
@@ -65,6 +67,7 @@ class Lstm:
     path: str
     """As the user's module names it."""
     layers: tuple[LstmLayer, ...]
+    """Its layers, the one that reads its input first."""
 
 
 def settings_of(plan: Plan) -> IssSettings:

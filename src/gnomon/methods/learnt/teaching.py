@@ -21,6 +21,7 @@ class Teaching:
     until: int = 0
     """Updates after which the teacher is left out; 0: never."""
     temperature: float = 1.0
+    """Above 0: what logits of both are divided by before they are compared."""
     hidden: float = 0.0
     """Weight of the mean squared error between hidden states; 0 for none."""
     layers: tuple[int, ...] = ()

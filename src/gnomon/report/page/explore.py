@@ -28,7 +28,9 @@ class Field:
     flag: str
     """`--tp`; empty for the model."""
     label: str
+    """Its name on the page."""
     help: str
+    """What it means, in a line."""
     kind: str
     """`text`, `choice` or `switch`."""
     choices: tuple[str, ...] = ()

@@ -35,7 +35,9 @@ class PlotAxis:
     """A quantity along a side of the plot."""
 
     name: str
+    """What it shows, with its unit."""
     low: float
+    """Of the plot."""
     high: float
     """Of the plot; `low` stands at 0 per cent, `high` at 100."""
 

@@ -51,7 +51,9 @@ class Pipeline:
     """A model cut into stages on pipeline ranks."""
 
     name: PipelineName
+    """What tells it from the job's others."""
     split: Split
+    """The layers of each stage."""
     rank_of: NDArray[np.int64]
     """[stages] the pipeline rank of each stage."""
     linked: NDArray[np.bool_]
@@ -243,13 +245,21 @@ class Family:
     """Points that share axes inside a stage, layout and recompute: their layers cost the same."""
 
     job: SearchJob
+    """The search that it is of."""
     tp: int
+    """Tensor-parallel ranks."""
     cp: int
+    """Context-parallel ranks."""
     ep: int
+    """Expert-parallel ranks."""
     pp: int
+    """Pipeline ranks."""
     dp: int
+    """Data-parallel ranks, however they are divided into replicas."""
     layout: Layout
+    """How tensors lie on the axes."""
     recompute: str
+    """What becomes of activations between forward and backward."""
     micro: tuple[int, ...]
     """The microbatch sizes of the space, which are the columns of arrays."""
 
@@ -309,6 +319,7 @@ class Actions:
     """Seconds of the actions of every stage, [stages] or [stages, microbatch sizes]."""
 
     forward: Doubles
+    """Seconds of a forward."""
     whole: Doubles
     """Seconds of a backward that is one action."""
     input: Doubles

@@ -42,7 +42,9 @@ class Loose:
     """A point whose bound can still be made better."""
 
     point: Point
+    """The point."""
     pipeline: Pipeline
+    """How its layers are cut into stages."""
     act: Actions
     """[stages, 1] seconds of each action."""
     sends: Doubles
@@ -52,6 +54,7 @@ class Loose:
     ends: Ends
     """[stages] seconds of what begins and ends a step, each."""
     sharding: Sharding
+    """How its data-parallel ranks divide parameters and states."""
     table: KindTable
     """Prices of its family's layers."""
     column: int

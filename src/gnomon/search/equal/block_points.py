@@ -53,13 +53,17 @@ class Block:
     """Points that differ in sharding, ZeRO and overlap only."""
 
     family: Family
+    """The axes, layout and recompute of its points."""
     schedule: str
+    """Name of their schedule."""
     virtual: int
+    """Stages on each pipeline rank."""
     column: int
     """Index of the microbatch size."""
     count: int
     """Microbatches."""
     pipeline: Pipeline
+    """How layers are cut into stages."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -67,6 +71,7 @@ class PointGroup:
     """Points of a block whose actions last equally long."""
 
     block: Block
+    """The block that it is of."""
     members: tuple[int, ...]
     """Indices into the choices of the block's family."""
     rough: bool = False

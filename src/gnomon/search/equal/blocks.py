@@ -46,8 +46,11 @@ class BlockRow:
     """Blocks of one family and schedule that have not been opened, the least bound first."""
 
     family: Family
+    """The axes, layout and recompute of its points."""
     schedule: str
+    """Name of their schedule."""
     virtual: int
+    """Stages on each pipeline rank."""
     columns: tuple[int, ...]
     """The index of each block's microbatch size."""
     bounds: tuple[float, ...]

@@ -51,7 +51,9 @@ class FamilyNode:
     """Plans of one family: axes, layout and recomputation are given."""
 
     devices: EqualDevices
+    """What is searched, and what is kept of it."""
     family: Family
+    """The family."""
 
     @property
     def points(self) -> int:
@@ -80,7 +82,9 @@ class RowNode:
     """Plans of one family and schedule, in blocks by the size of a microbatch."""
 
     devices: EqualDevices
+    """What is searched, and what is kept of it."""
     row: BlockRow
+    """The blocks that are left."""
 
     @property
     def points(self) -> int:
@@ -116,7 +120,9 @@ class GroupNode:
     """Plans of one block whose actions last equally long."""
 
     devices: EqualDevices
+    """What is searched, and what is kept of it."""
     group: PointGroup
+    """The points."""
 
     @property
     def points(self) -> int:
@@ -150,7 +156,9 @@ class PointNode:
     """One plan, of which no better bound is known: it is predicted next."""
 
     devices: EqualDevices
+    """What is searched, and what is kept of it."""
     point: Point
+    """The point."""
 
     @property
     def points(self) -> int:

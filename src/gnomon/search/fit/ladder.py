@@ -81,9 +81,11 @@ class Fitting:
     """A plan that is to fit, with every prediction that was made of its neighbours."""
 
     base: Prediction
+    """The plan as it is."""
     limit_bytes: int | None = None
     """What a rank may fill; None is the device."""
     options: Sequence[Option] = OPTIONS
+    """What may be changed; those that the program cannot do, or the file cannot say, are left out."""
     by_tensor: bool = False
     """Whether combinations with recompute choose what is recomputed tensor by tensor."""
     keep_going: KeepGoing = always

@@ -63,8 +63,11 @@ class OfShape:
     """Plans of one shape: kinds, axes and form are given."""
 
     devices: MixedDevices
+    """What is searched, and what is kept of it."""
     shape: Shape
+    """The shape."""
     blocks: tuple[MixedBlock, ...]
+    """Its blocks."""
     legal: bool = True
     """Whether they are known to run, and one may fit."""
 
@@ -116,7 +119,9 @@ class OfBlock:
     """Plans that differ in shares or layers, ZeRO stage and schedule."""
 
     devices: MixedDevices
+    """What is searched, and what is kept of it."""
     block: MixedBlock
+    """The block."""
 
     likeness = None
 
@@ -166,7 +171,9 @@ class OfNode:
     """Pipelines over kinds whose first ranks have their layers."""
 
     devices: MixedDevices
+    """What is searched, and what is kept of it."""
     node: PipelineNode
+    """The ranks that have their layers."""
 
     likeness = None
 
@@ -230,7 +237,9 @@ class OfRows:
     """Complete plans of one block and variant, in order of their bounds."""
 
     devices: MixedDevices
+    """What is searched, and what is kept of it."""
     rows: PointRows
+    """The plans."""
 
     likeness = None
 

@@ -49,10 +49,13 @@ class LayerCosts:
     """Prices of every layer on every kind of device."""
 
     tables: LayerTables
+    """Seconds and bytes of each layer."""
     sequences: int
     """Sequences of a microbatch."""
     microbatches: int
+    """Microbatches of a step."""
     recompute: str
+    """What becomes of activations between forward and backward."""
     crossing_bytes: tuple[float, ...]
     """Bytes of one sequence's output of each layer."""
 

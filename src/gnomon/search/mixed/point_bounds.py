@@ -38,7 +38,9 @@ class PointRows:
     """Points of a block that have one variant, in order of their bounds."""
 
     block: MixedBlock
+    """The block that they are of."""
     variant: tuple[int, str]
+    """Their (ZeRO stage, schedule)."""
     layers: Longs
     """[points, stages]"""
     shares: Longs

@@ -45,6 +45,7 @@ class Grown:
     graph: Graph
     """The model at that size."""
     config: Config
+    """Its sizes."""
 
 
 def unit(config: Config, rule: Rule) -> int:

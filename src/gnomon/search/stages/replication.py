@@ -54,7 +54,9 @@ class StagePiece:
     """A stage of the programme: counted layers [first, last) on so many devices of each node."""
 
     first: int
+    """The first counted layer."""
     last: int
+    """One past the last."""
     used: Used
     devices: tuple[int, ...]
 

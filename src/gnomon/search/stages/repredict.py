@@ -37,7 +37,9 @@ class PriceKind(NamedTuple):
     """What layers of one price have in common, but for how much of them is kept."""
 
     block: str
+    """Name of the block that they call."""
     no_grad: tuple[str, ...]
+    """Inputs that need no gradient."""
     narrow: bool
     """Eight-bit products."""
 
@@ -46,7 +48,9 @@ class Content(NamedTuple):
     """What a stage computes: runs of (kind, preset, layers)."""
 
     stage: int
+    """Number of the stage."""
     runs: tuple[tuple[PriceKind, Preset, int], ...]
+    """Layers in order: what they cost, how they save, how many they are."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

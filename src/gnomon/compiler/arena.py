@@ -19,8 +19,11 @@ class Buffer:
     """`size_bytes` from step `first` to step `last`, both included: a kernel may write before it has read all."""
 
     size_bytes: int
+    """Its bytes."""
     first: int
+    """The first step that needs it."""
     last: int
+    """The last step that needs it."""
 
 
 def offsets(buffers: Sequence[Buffer], at_once: Callable[[int, int], bool] | None = None) -> tuple[list[int], int]:

@@ -59,10 +59,15 @@ class Instruction:
     slot that a load reads."""
 
     op: str
+    """Name of the operation."""
     args: tuple[int, ...] = ()
+    """Values that it reads."""
     kind: str
+    """Kind of vector that it is computed in, a letter of RANK: truths, whole numbers, floats, doubles."""
     axes: frozenset[int] = frozenset()
+    """Axes along which its value differs."""
     attr: Any = None
+    """What else says it, by `op`; None for most."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,12 +77,19 @@ class Input:
     `index`: the value that chooses a row of it, `index_stride` elements a row, of `rows`."""
 
     node: Any
+    """The node of the graph whose buffer it is."""
     dtype: torch.dtype
+    """As it lies in memory."""
     strides: dict[int, Size]
+    """Axis -> elements from one index to the next; 0 where absent."""
     offset: Size = 0
+    """Elements before the first."""
     index: int | None = None
+    """The value that chooses a row; None where none is chosen."""
     index_stride: Size = 0
+    """Elements from one row to the next."""
     rows: Size = 0
+    """How many rows there are, which the index is checked against."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,9 +97,13 @@ class Tensor:
     """A tensor of the graph inside a body: each of its dims is a row-major list of axes (none: size 1 or broadcast)."""
 
     value: int
+    """Its value in the body."""
     sizes: tuple[Size, ...]
+    """Sizes of its dims."""
     dims: tuple[tuple[int, ...], ...]
+    """Axes of each of its dims, row-major; none: of size 1, or broadcast."""
     dtype: torch.dtype
+    """Of the tensor in the graph."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,10 +111,15 @@ class External:
     """A tensor of the graph that lies in memory: a view of the buffer that `node` makes."""
 
     node: Any
+    """The node that makes the buffer."""
     sizes: tuple[Size, ...]
+    """Sizes of its dims."""
     strides: tuple[Size, ...]
+    """Elements from one index to the next, by dim."""
     offset: Size
+    """Elements before the first."""
     dtype: torch.dtype
+    """As it lies in memory."""
 
 
 @dataclass(slots=True)
@@ -106,8 +127,11 @@ class Body:
     """What a group computes for each point of its axes. A value's number is the place of its instruction in `code`."""
 
     axes: list[Size] = field(default_factory=list)
+    """Size of each axis."""
     inputs: list[Input] = field(default_factory=list)
+    """What it reads, by slot."""
     code: list[Instruction] = field(default_factory=list)
+    """Instructions, each after those that it reads."""
     tensors: dict[Any, Tensor] = field(default_factory=dict)
     """Node of the graph -> where it lies; nodes with several results are `(node, i)`."""
     known: dict[Instruction, int] = field(default_factory=dict)

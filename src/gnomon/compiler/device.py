@@ -33,7 +33,9 @@ class Level:
     """One level of memory, from the one next to the units."""
 
     name: str
+    """As its maker calls it."""
     size: Bytes
+    """Its bytes."""
     bandwidth: BytesPerS
     """To one worker, read and written together."""
     explicit: bool = False
@@ -47,6 +49,7 @@ class Vectors:
     lanes: int
     """Floats of 32 bits in a register."""
     registers: int
+    """Registers of one worker."""
     rate: float
     """Vector instructions a second of one worker."""
     fused: bool
@@ -58,9 +61,13 @@ class Matrices:
     """A unit that multiplies small matrices."""
 
     rows: int
+    """Rows of the result."""
     columns: int
+    """Columns of the result."""
     depth: int
+    """Products that each number of the result adds up."""
     dtype: str
+    """Of what is multiplied."""
     rate: float
     """Products and sums a second of one worker, each counted as one."""
 
@@ -70,6 +77,7 @@ class Dma:
     """What moves memory to an explicit level beside the units' work."""
 
     latency: Seconds
+    """From asking for a transfer to its first byte."""
     largest: Bytes
     """Of one transfer."""
 
@@ -78,17 +86,23 @@ class Dma:
 class DeviceDescription:
     SCHEMA: ClassVar[str] = "gnomon.tiles/1"
     name: str
+    """Of the device."""
     about: str
     """Where its numbers are known from."""
     printer: Printer
+    """What writes kernels for it."""
     workers: int
     """Cores, or blocks that run beside each other."""
     memory_bandwidth: BytesPerS
     """Of all workers together."""
     levels: tuple[Level, ...]
+    """Memory, the level next to the units first."""
     vectors: Vectors
+    """Its vector units."""
     matrices: Matrices | None = None
+    """Its unit for matrices; None without one."""
     dma: Dma | None = None
+    """What moves memory meanwhile; None where the units themselves load it."""
     header: str | None = None
     """The file of cpp/ with its vectors, for the printer `cpp`."""
 

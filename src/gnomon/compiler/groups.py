@@ -66,7 +66,9 @@ FREE = {operator.getitem, aten.full.default, aten.arange.default, aten.arange.st
 @dataclass(slots=True)
 class Group:
     members: list[torch.fx.Node]
+    """Nodes of the graph that one kernel computes, in order."""
     body: Body
+    """What they compute."""
 
     @property
     def last(self) -> torch.fx.Node:

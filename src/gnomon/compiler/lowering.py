@@ -22,7 +22,9 @@ Dims = tuple[tuple[int, ...], ...]
 @dataclass(slots=True)
 class Lowering:
     body: Body
+    """What the group computes so far."""
     node: torch.fx.Node
+    """The node that is lowered into it."""
     sources: Any
     """node -> External: where what other nodes made lies in memory."""
 

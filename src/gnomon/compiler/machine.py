@@ -19,8 +19,11 @@ from gnomon.errors import InputError
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InstructionSet:
     name: str
+    """As people call it."""
     header: str
+    """The file of cpp/ with its vectors."""
     flags: tuple[str, ...]
+    """What the C++ compiler is given for it."""
     lanes: int
     """Floats in a vector."""
     needs: frozenset[str]
@@ -57,12 +60,19 @@ SETS = (
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Machine:
     isa: InstructionSet
+    """The widest instruction set that it has, or the one that was asked for."""
     l1_bytes: int
+    """First data cache of a core."""
     l2_bytes: int
+    """Second cache of a core."""
     l3_bytes: int
+    """Last cache, which cores share."""
     line_bytes: int
+    """A line of the caches."""
     cores: int
+    """Logical CPUs that this process may run on."""
     model: str
+    """Name of the processor."""
 
 
 @cache

@@ -28,7 +28,9 @@ LOADS = 1.2
 @dataclass(frozen=True, slots=True, order=True)
 class MatmulTile:
     rows: int
+    """Rows whose sums stay in registers."""
     vectors: int
+    """Vectors of columns of each of these rows."""
 
     @property
     def sums(self) -> int:

@@ -43,11 +43,17 @@ class PlannedGroup:
     """A group with its outputs and its kernel."""
 
     group: Group
+    """The nodes and what they compute."""
     outputs: list[torch.fx.Node]
+    """Nodes whose results others read."""
     kernel: Kernel
+    """Its loop nest and text."""
     number: int
+    """Its number in the program, by which its function is named."""
     device: torch.device
+    """Where it runs."""
     function: Callable[..., int] | None = None
+    """The compiled function; None until it is built."""
 
     @property
     def inputs(self) -> list[torch.fx.Node]:
@@ -58,8 +64,11 @@ class PlannedGroup:
 @dataclass(slots=True)
 class Program:
     graph: torch.fx.Graph
+    """The graph that is compiled."""
     environment: Any
+    """Sizes that are only known when it is called."""
     groups: list[PlannedGroup]
+    """The groups that have kernels."""
     units: list[PlannedGroup | torch.fx.Node]
     """What runs, in order."""
     saved: bool = False

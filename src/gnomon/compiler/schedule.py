@@ -37,8 +37,11 @@ class StepTask:
     """A step of one worker's list. others: how many steps of the other's list are done before it begins."""
 
     step: int
+    """Number of the step."""
     others: int
+    """Steps of the other list that are done before it begins."""
     begin_s: float
+    """When it begins, as foretold."""
     end_s: float
     """As foretold."""
 
@@ -46,9 +49,11 @@ class StepTask:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepSchedule:
     lists: tuple[tuple[StepTask, ...], tuple[StepTask, ...]]
+    """Steps of each half of the threads, in order."""
     wide: frozenset[int]
     """Steps that have all threads."""
     predicted_s: float
+    """Seconds until the last step has ended, as foretold."""
     before: tuple[int, ...]
     """Of each step, those that are over when it begins, whatever the workers' speeds: a bit a step."""
 

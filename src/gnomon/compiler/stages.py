@@ -49,7 +49,9 @@ COST |= {
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stages:
     inner: frozenset[int]
+    """Axes along a row."""
     outer: frozenset[int]
+    """Axes from row to row."""
     roles: dict[int, str]
     """Reduction -> row, column or total."""
     level: dict[int, int]

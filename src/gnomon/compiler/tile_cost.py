@@ -81,6 +81,7 @@ class Rates:
     l3_bytes_per_s: float
     """Bytes a second, read and written in place, in the last cache."""
     l2_bytes_per_s: float
+    """Bytes a second, read and written in place, in the second cache."""
     instructions_per_s: float
     """Vector instructions a second, on a polynomial whose data lies in the first cache."""
     addition_s: float
@@ -100,6 +101,7 @@ class Cost:
     """Predicted seconds of a nest under a tiling."""
 
     memory_s: float
+    """Seconds that memory moves what the nest reads and writes."""
     compute_s: float
     """Seconds of the busiest worker, with everything that is not memory."""
 

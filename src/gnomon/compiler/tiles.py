@@ -33,8 +33,11 @@ class Output:
     key: Any
     """The node that makes it, or (node, which result)."""
     value: int
+    """The value of the body that is stored."""
     dtype: torch.dtype
+    """As it lies in memory."""
     shape: tuple[Size, ...]
+    """Sizes of its dims."""
     memory: tuple[Size, ...]
     """Strides by dim in elements, as the tensor is allocated."""
     strides: dict[int, Size]
@@ -46,8 +49,11 @@ class Pass:
     """One walk along a row: what it computes, adds up and stores."""
 
     level: int
+    """Its place among walks along the row, 0 the first: reductions of those before it are known."""
     values: tuple[int, ...]
+    """Values that it computes."""
     reductions: tuple[int, ...]
+    """Values that it adds up along the row."""
     stores: tuple[int, ...]
     """Indices into `Nest.outputs`."""
     read_back: dict[int, str]
@@ -59,16 +65,23 @@ class Pass:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Nest:
     body: Body
+    """What is computed at each point."""
     stages: Stages
+    """At which level each value is known."""
     outputs: tuple[Output, ...]
+    """What is stored."""
     outer: tuple[int, ...]
     """Axes in the order of loops, the slowest first; what was merged is gone from both lists."""
     inner: tuple[int, ...]
+    """Axes along a row, the slowest first."""
     sizes: dict[int, Size]
+    """Size of each axis that is left."""
     passes: tuple[Pass, ...]
+    """Walks along a row, one after the other."""
     post: tuple[int, ...]
     """Values known after all rows."""
     scratch: tuple[int, ...]
+    """Values that later passes read from the row's scratch."""
 
     @property
     def has_row(self) -> bool:
@@ -82,12 +95,15 @@ class Nest:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tiling:
     rows: int
+    """Rows in all."""
     points: int
+    """Points of a row."""
     chunk: int
     """Rows of one task."""
     tile: int
     """Points of one task."""
     parallel: bool
+    """Whether tasks are shared out among threads."""
     past: bool
     """Whether outputs are written past the caches: nothing of them would be there when somebody reads them."""
 

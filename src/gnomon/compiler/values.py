@@ -19,7 +19,9 @@ Number = float | int | bool
 @dataclass(frozen=True, slots=True)
 class Value:
     body: Body
+    """The body that it is a value of."""
     id: int
+    """Its number there."""
 
     @property
     def kind(self) -> str:

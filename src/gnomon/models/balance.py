@@ -76,6 +76,7 @@ def _balanced(graph: Graph, coefficient: float, each: LayerBalance | None) -> Gr
     assert load_tensor is not None
     made = attrs(layers=True) if each is not None else attrs(coefficient=coefficient, topk=topk)
     blocks = list(_blocks(graph, routed, head, load_tensor, made, each))
+    # Every block of a Graph must be called: of routed blocks the plain one, or that of a first layer, may be of no use.
     used = {call.block for call in calls}
     return replace(
         graph,

@@ -78,6 +78,8 @@ def _experts(b: BlockBuilder, x: str, hidden: Dim, ffn: Dim, count: int, c: PrMo
             Tensor(name="mlp.router.indices", dims=(*tokens, topk), dtype="int64"),
         ),
         fn="softmax",
+        # Of one expert the weight is its probability: divided by its own sum it would be 1, and the router would learn
+        # nothing.
         normalised=c.experts_per_token > 1,
     )
     rows = b.op("dispatch", "mlp.dispatch", (x, indices), (*tokens, topk, hidden), experts=experts.name)

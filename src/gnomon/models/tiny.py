@@ -37,7 +37,7 @@ def _sizes(sizes: Mapping[str, int], tp: int, ep: int, positions: int) -> dict[s
     factor = _factor([sizes[name] for name in _SUMMED if name in sizes])
     hidden = sizes.get("hidden", 0)
     heads, keys = sizes.get("heads", 1), sizes.get("kv_heads", sizes.get("heads", 1))
-    # Two key heads where the model has them, so that each has queries of its own.
+    # Ranks of tp have whole key heads, and one alone would not show how queries share them.
     few = min(keys, max(tp, 2))
     for name, size in sizes.items():
         kind = name.split(".")[-1]

@@ -151,6 +151,7 @@ def time_block(c: UnetConfig) -> Block:
     """Sinusoidal features of `time` through two linears to `time_embed`."""
     b = BlockBuilder("time")
     waves, inner = Dim(name="frequencies", size=c.channels[0]), Dim(name="time_hidden", size=4 * c.channels[0])
+    # As DDPM's code has them: sines before cosines, and the lowest frequency is 1/10 000 exactly (shift 1).
     features = b.op(
         "timestep", "features", (b.input("time", BATCH, dtype="fp32"),), (BATCH, waves), sine_first=True, shift=1
     )
@@ -185,6 +186,8 @@ def _down(walk: _UnetWalk) -> None:
 def _up(walk: _UnetWalk) -> None:
     c = walk.c
     for step, level in enumerate(reversed(range(len(c.channels)))):
+        # One more than on the way down: each level's resize, and the first convolution, left something to be read here
+        # too.
         for index in range(c.blocks_per_level + 1):
             prefix = f"up_blocks.{step}.resnets.{index}"
             attend = level in c.attention_levels

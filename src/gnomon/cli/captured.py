@@ -23,6 +23,7 @@ def read_code(name: str) -> tuple[Graph, tuple[str, ...]]:
             raise
         code = name.partition("(")[0]
         raise InputError(f"{code} is code, and capturing it needs torch: pip install gnomon[torch]") from None
+    # What is kept holds as long as the files that were read for it are the same.
     with cache.watched() as files:
         captured: tuple[Graph, tuple[str, ...]] = read(name)
     cache.store(name, captured, files)

@@ -140,5 +140,6 @@ def job_text(options: TrainingOptions, path: Path) -> Iterator[JobText]:
     with tempfile.TemporaryDirectory(prefix="gnomon-job-") as folder:
         for other in islice(path.resolve().parent.iterdir(), FOLDER):
             if other.name != path.name:
+                # Job files name others that lie beside them: these are found from the changed one too.
                 os.symlink(other, Path(folder) / other.name)
         yield JobText(text=text, suffix=path.suffix, options=options, place=Path(folder) / path.name)

@@ -26,6 +26,7 @@ def compare_copies(
     """PlanError for a program that has no copies of stages, and for stages with meshes of their own."""
 
     def searched(fixed: Mapping[str, object], top: int) -> tuple[FoundPlan, ...]:
+        # A stage's copy lies with another stage, so there must be two.
         forbid = (*asked.choices.forbid, "pp<2")
         return plan(*asked.job, base=asked.base, fixed=dict(fixed), forbid=forbid, top=top, keep_going=keep_going).best
 

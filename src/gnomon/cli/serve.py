@@ -84,6 +84,7 @@ def settings_of(options: ServerOptions) -> Any:
     if options.head != "exact" and tp * pp > 1:
         raise InputError("--head graph is of a model in one process; leave parallel sizes out")
     folder, asked = weights_at(options.folder, options.tokenizer), Path(options.folder).expanduser().resolve()
+    # All processes of all replicas share the machine's cores.
     threads = options.threads or max(1, (os.cpu_count() or 1) // (replicas * tp * pp))
     return load_late("gnomon.serve.settings:Settings")(
         folder=str(folder),

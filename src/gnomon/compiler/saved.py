@@ -46,6 +46,7 @@ class LoadedModel:
 
     def __init__(self, exported: ExportedProgram, keywords: list[str]) -> None:
         self.compiled = CompiledGraph(exported.graph_module)
+        """What runs: its kernels, and steps that are ATen's."""
         self._call = self.compiled.boxed()
         self._in, self._out, self._keywords = exported.call_spec.in_spec, exported.call_spec.out_spec, keywords
         held = {**exported.state_dict, **exported.constants}

@@ -415,19 +415,29 @@ class Loop:
         """Takes evaluate, the loss of a batch without training; None: the executor's rows'."""
         self.job, self.executor, self.corpus, self.done = job, executor, corpus, done
         self.evaluate = evaluate or partial(evaluate_rows, executor)
+        """Takes a batch, returns its loss without training."""
         self.size = {"sequences": job.workload.batch_size, "seq_len": longest_of(job.workload)}
+        """Sequences of a step, and tokens of the longest."""
         self.records: list[Record] = []
+        """A record of each step that was trained here."""
         self.timelines: list[Timeline] = []
+        """Of the steps that were measured; empty where none was to be."""
         self.measured = _measured_steps(done, job.steps) if job.measure else frozenset()
+        """Numbers of the steps that are to be measured."""
         self.stopped = 0
+        """Number of the signal that asked it to end; 0: none did."""
         self.checkpoint: Path | None = None
+        """The checkpoint written last; None before the first."""
         self.saver: Saver | None = None
+        """Writes checkpoints; None where there is no folder for them."""
         if job.checkpoints is not None:
             self.saver = Saver(
                 job.checkpoints, executor, identity=identity_of(job, corpus), keep=job.keep, source=job.source
             )
         self.slowdown: float | None = None
+        """Times slower than the machine was when it was calibrated; None where that is not known."""
         self.slowdown_said = ""
+        """The same in words; empty where there is nothing to say."""
         self.waits: list[float] = []
         """Seconds of each step without a core; NaN where the system does not say."""
         work = job.workload

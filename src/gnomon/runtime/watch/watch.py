@@ -104,6 +104,7 @@ class Watch:
         self._printed = float("-inf")
         self._group = dist.new_group(backend="gloo") if _together() else None
         self.rank = dist.get_rank() if self._group is not None else 0
+        """This process's rank; 0 where it is alone."""
         self._hook(model, optimizer)
 
     # --- hooks

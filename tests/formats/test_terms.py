@@ -4,6 +4,7 @@ that the way was predicted with. What a file cannot say is not proposed."""
 from __future__ import annotations
 
 import json
+import shlex
 import subprocess
 import sys
 from dataclasses import replace
@@ -21,6 +22,8 @@ from gnomon.prediction import Prediction, host_memory, predict
 from gnomon.prediction.loading import host_short, loading
 from gnomon.report.prediction import prediction_text
 from gnomon.search.fit.advice import FitAdvice, advice
+from gnomon.search.fit.ladder import Fitting
+from gnomon.search.fit.options import OPTIONS
 from gnomon.search.fit.terms import Change, Terms
 from gnomon.software import able
 
@@ -99,6 +102,7 @@ CASES = {
     "swift": ("job.sh", SWIFT),
 }
 ON = "1x8xa100-sxm-40gb"
+BY_OPTION = {option.name: option for option in OPTIONS}
 
 
 def read(path: Path, name: str, settings: dict[str, str] | None = None) -> Job:
@@ -134,10 +138,70 @@ def test_lines_of_a_way_make_its_plan(name: str, tmp_path: Path) -> None:
         if settings is None:
             continue
         again = predicted(read(path, name, settings))
-        assert again.tightest.peak_bytes == pytest.approx(way.peak_bytes, rel=0.03), way.lines
-        assert again.step_s == pytest.approx(way.step_s, rel=0.1), way.lines
+        assert abs(again.tightest.peak_bytes - way.peak_bytes) < 0.1 * 2**30, way.lines
+        assert again.step_s == pytest.approx(way.step_s, rel=0.03), way.lines
         checked += 1
     assert checked
+
+
+REPLICAS = FACTORY.replace("deepspeed: examples/deepspeed/ds_z2_config.json\n", "").replace("pure_bf16: true\n", "")
+SCRIPT = (
+    "accelerate launch --num_processes 8 --mixed_precision bf16 sft.py --model_name_or_path meta-llama/Llama-2-7b-hf "
+    "--dataset_name d --max_length 4096 --bf16 true --per_device_train_batch_size 2 --output_dir o"
+)
+STAGES = TITAN + '[parallelism]\nfsdp_reshard_after_forward = "default"\n'
+BLOCK = TORCHTUNE.replace("optimizer: {_component_: ", "optimizer:\n  _component_: ").replace("AdamW}", "AdamW")
+ALONE = {
+    "Liger has norms and activations besides": ("transformers", TRAINER, "chunked_loss"),
+    "what is not gathered again stays so": (
+        "transformers",
+        TRAINER.replace("full_shard", "shard_grad_op"),
+        "cpu_offload",
+    ),
+    "a regular expression is one word": ("transformers", SCRIPT.replace("sft.py", "run_clm.py"), "low_rank"),
+    "the rest of a project's file is kept": ("axolotl", AXOLOTL, "optimizer_offload"),
+    "a project's file does not gather ahead": ("llama-factory", FACTORY, "zero"),
+    "DeepSpeed copies replicas in fp32": ("llama-factory", REPLICAS, "zero"),
+    "FSDP widens what is trained": (
+        "axolotl",
+        AXOLOTL.replace("deepspeed: deepspeed_configs/zero1.json\n", ""),
+        "zero",
+    ),
+    "FSDP reduces in the compute dtype": ("trl", SCRIPT, "zero"),
+    "bitsandbytes' class has all states narrow": ("torchtune", BLOCK, "eight_bit_states"),
+    "microbatches of stages are not of one sequence": ("torchtitan", STAGES, "pp"),
+}
+"""What was promised wrongly once -> (program, file, option)."""
+
+
+@pytest.mark.parametrize("kind", ALONE)
+def test_the_file_with_a_change_has_the_peak_that_was_promised(kind: str, tmp_path: Path) -> None:
+    """To 0.1 GiB, of every level that the file can say."""
+    name, text, option = ALONE[kind]
+    path = tmp_path / {"transformers": "job.sh", "trl": "job.sh", "torchtitan": "job.toml"}.get(name, "job.yaml")
+    path.write_text(text)
+    job = read(path, name)
+    base = predicted(job)
+    assert job.terms is not None
+    fitting = Fitting(base=base, terms=job.terms, options=[BY_OPTION[option]])
+    checked = 0
+    for rung in fitting.alone():
+        change = Change(before=base.plan, after=rung.plan, workload=base.workload)
+        settings = job.terms.settings(rung.options, change)
+        if rung.prediction is None or settings is None:
+            continue
+        path.write_text(edited(text, path.suffix, job.terms.in_file(settings), near=("output_dir",)))
+        again = predicted(read(path, name))
+        assert abs(again.tightest.peak_bytes - rung.peak_bytes) < 0.1 * 2**30, (settings, rung.what)
+        checked += 1
+    assert checked
+
+
+def test_torchtune_recomputes_all_of_a_layer_or_nothing(tmp_path: Path) -> None:
+    (path := tmp_path / "job.yaml").write_text(TORCHTUNE)
+    job = read(path, "torchtune")
+    fitting = Fitting(base=predicted(job), terms=job.terms, options=[BY_OPTION["recompute"]])
+    assert [rung.what for rung in fitting.alone() if rung.prediction is not None] == ["recompute full"]
 
 
 def settings_of(lines: tuple[str, ...], terms: Terms | None) -> dict[str, str] | None:
@@ -165,7 +229,7 @@ def settings_of(lines: tuple[str, ...], terms: Terms | None) -> dict[str, str] |
                     continue
             case _:
                 key, _, value = line.removeprefix("--").partition(" ")
-                key, value = key.replace("-", "_"), value or "true"
+                key, value = key.replace("-", "_"), " ".join(shlex.split(value)) or "true"
         out[key] = value
     return out
 

@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
-from gnomon.plans import Plan
+from gnomon.late import load_late
+from gnomon.plans import Plan, Precision
 from gnomon.search.fit.terms import REMOVED, Change, Setting, Style, Terms, Words
+from gnomon.software import Stack, with_facts
 
 AUTO: Mapping[str, object] = {
     "bf16": {"enabled": "auto"},
@@ -98,6 +100,8 @@ class TrainerTerms:
     recompute: tuple[str, bool] = ("gradient_checkpointing", True)
     """The switch, and what it is where layers are recomputed."""
     chunked_loss: tuple[Setting, ...] = (("use_liger_kernel", True),)
+    all_of_liger: bool = True
+    """Whether that puts Liger's norms and activations in place too."""
     optim: str = "optim"
     """The key of the optimizer's name, which is transformers' OptimizerNames'."""
     low_rank: Words | None = None
@@ -106,7 +110,7 @@ class TrainerTerms:
     """(stage, optimizer on the host, parameters there) -> the value of `deepspeed` that names a file of the project."""
     beside_zero_3: tuple[Setting, ...] = ()
     """What of the job's settings the program refuses under DeepSpeed's stage 3, as it is then."""
-    fsdp_host: tuple[Setting, ...]
+    fsdp_host: Words
     """What moves FSDP's parameters and states to the host."""
     fsdp: tuple[Setting, ...]
     """What shards a job of replicas by FSDP; empty where DeepSpeed is the way."""
@@ -132,14 +136,16 @@ def _paged(spelled: TrainerTerms, change: Change) -> list[Setting]:
     return [(spelled.optim, f"paged_adamw_{bits}bit")]
 
 
-def _low_rank(spelled: TrainerTerms, change: Change) -> list[Setting] | None:
+def _low_rank(spelled: TrainerTerms, change: Change, style: Style) -> list[Setting] | None:
     """Writes transformers' names: APOLLO's moments are of the parameters' dtype, GaLore's may have eight bits."""
     low, narrow = change.after.optimizer.low_rank, change.after.precision.states == "int8"
+    # A flag is one word: transformers takes it for a regular expression.
+    linears = ".*(attn|mlp).*" if style == "flags" else "[attn, mlp]"
     if low is None or (narrow and low.method == "apollo"):
         return None
     return [
         (spelled.optim, f"{low.method}_adamw{'_8bit' if narrow else ''}"),
-        ("optim_target_modules", "[attn, mlp]"),
+        ("optim_target_modules", linears),
         ("optim_args", f"rank={low.rank},update_proj_gap={low.every}"),
     ]
 
@@ -151,9 +157,16 @@ def trainer_terms(
     style: Style = "yaml",
     engine: Mapping[str, object] | None = None,
     table: bool = False,
+    named: str = "",
 ) -> Terms:
     """Lists a trainer's terms. by: what shards the job, `deepspeed`, `fsdp` or nothing (replicas). engine: DeepSpeed's
-    configuration of the job, where it is the user's own. table: whether that is a table in the file itself."""
+    configuration of the job, where it is the user's own; table: whether that is a table in the file itself. named: the
+    file that the job names, which a project may ship."""
+    usual = _shipped(named)
+
+    def file_of(plan: Plan) -> str:
+        optimizer = plan.optimizer
+        return spelled.deepspeed.get((optimizer.zero, optimizer.offload is not None, optimizer.offload_parameters), "")
 
     def file(change: Change) -> list[Setting] | None:
         lines = configuration(change)
@@ -163,12 +176,11 @@ def trainer_terms(
     def configuration(change: Change) -> list[Setting] | None:
         if not on_host(change):
             return None
-        optimizer = change.after.optimizer
-        name = spelled.deepspeed.get((optimizer.zero, optimizer.offload is not None, optimizer.offload_parameters))
-        if engine is None and name is not None:
+        name = file_of(change.after)
+        if engine is None and name:
             return [("deepspeed", name)]
         if not table:
-            return [("deepspeed", _engine(change.after, engine))]
+            return [("deepspeed", _engine(change.after, engine or usual))]
         wanted = _sharding(change.after)
         gone: dict[str, object] = {name: REMOVED for name in SHARDING if name not in wanted}
         return [
@@ -192,7 +204,7 @@ def trainer_terms(
         "eight_bit_states": lambda change: _narrow(spelled, change),
         "four_bit_states": lambda change: [(spelled.optim, "adamw_torch_4bit")],
         "paged_states": lambda change: _paged(spelled, change),
-        "low_rank": spelled.low_rank or (lambda change: _low_rank(spelled, change)),
+        "low_rank": spelled.low_rank or (lambda change: _low_rank(spelled, change, style)),
     }
     if spelled.away:
         words["input_offload"] = lambda change: spelled.away
@@ -214,16 +226,66 @@ def trainer_terms(
         }
     elif by == "fsdp":
         words |= {
-            "cpu_offload": lambda change: spelled.fsdp_host,
+            "cpu_offload": spelled.fsdp_host,
             "reshard_after_forward": lambda change: spelled.fsdp,
         }
     else:
         words["zero"] = (lambda change: spelled.fsdp) if spelled.fsdp else file
-    return Terms(style=style, words={**words, **spelled.more})
+
+    def made(change: Change) -> Plan:
+        """Brings what shards the job its own dtypes, where replicas become shards, and under ZeRO 3, which the plan
+        before had not, what the project's file says of gathering ahead."""
+        plan = change.after
+        if not by and plan.optimizer.zero and not change.before.optimizer.zero:
+            plan = replace(plan, precision=_sharded_dtypes(plan.precision, bool(spelled.fsdp)))
+        if plan.optimizer.zero != 3 or change.before.optimizer.zero == 3 or not by and spelled.fsdp:
+            return plan
+        configured = engine or _shipped(file_of(plan)) or usual or {}
+        stages = configured.get("zero_optimization", {})
+        ahead = not isinstance(stages, Mapping) or stages.get("overlap_comm", True) is True
+        return replace(plan, overlap=replace(plan.overlap, param_gather=ahead, prefetch=int(ahead)))
+
+    beside = {"chunked_loss": _with_ligers_modules} if spelled.all_of_liger else {}
+    return Terms(style=style, words={**words, **spelled.more}, beside=beside, made=made)
 
 
-FSDP_HOST: tuple[Setting, ...] = (("fsdp", "full_shard auto_wrap offload"),)
-"""TrainingArguments'."""
+def _shipped(name: str) -> Mapping[str, object] | None:
+    """DeepSpeed's configuration of a file that a project ships under that name."""
+    # By name: the reader of DeepSpeed's own files takes its words from here.
+    found: tuple[Mapping[str, object], str] | None = load_late("gnomon.formats.deepspeed.shipped:shipped")(name)
+    return None if found is None else found[0]
 
-HUGGING_FACE = TrainerTerms(fsdp_host=FSDP_HOST, fsdp=(("fsdp", "full_shard auto_wrap"),))
+
+def _sharded_dtypes(before: Precision, by_fsdp: bool) -> Precision:
+    """Dtypes of replicas in 16 bits once accelerate's FSDP or DeepSpeed shards them: FSDP widens what is trained to
+    fp32, DeepSpeed has a copy in fp32; both reduce in the compute dtype, and states are in fp32 unless narrower."""
+    if before.compute == "fp32":
+        return before
+    states = before.states if before.states in NARROW_STATES else "fp32"
+    stored, master = ("fp32", "none") if by_fsdp else (before.compute, "fp32")
+    return replace(before, param=stored, grad=stored, reduce=before.compute, master=master, states=states)  # type: ignore[arg-type]
+
+
+NARROW_STATES = ("int8", "fp4_e2m1")
+"""Dtypes of states that an optimizer of their own chooses, whatever those of the parameters are."""
+
+
+def _with_ligers_modules(record: Stack) -> Stack:
+    return with_facts(record, "linkedin/Liger-Kernel", "2026-11-29", norm="fused", activation="fused")
+
+
+def fsdp_of(plan: Plan) -> str:
+    """TrainingArguments' `fsdp` of a plan."""
+    words = ["full_shard" if plan.optimizer.reshard_after_forward else "shard_grad_op", "auto_wrap"]
+    if plan.mesh.dp_replicate > 1:
+        words[0] = "hybrid_shard" if plan.optimizer.reshard_after_forward else "hybrid_shard_zero2"
+    return " ".join([*words, *(["offload"] if plan.optimizer.offload_parameters else [])])
+
+
+def fsdp_host(change: Change) -> list[Setting]:
+    """TrainingArguments' words for what FSDP has on the host, sharded as before."""
+    return [("fsdp", fsdp_of(change.after))]
+
+
+HUGGING_FACE = TrainerTerms(fsdp_host=fsdp_host, fsdp=(("fsdp", "full_shard auto_wrap"),))
 """Scripts that parse TrainingArguments, TRL's among them."""

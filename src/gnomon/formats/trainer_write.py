@@ -19,6 +19,7 @@ from gnomon.formats.given import Network, ReadContext
 from gnomon.formats.hub import find_network
 from gnomon.formats.job import Fields, Job, flatten
 from gnomon.formats.trainer_source import Source
+from gnomon.formats.trainer_terms import fsdp_of
 from gnomon.formats.yaml_file import emit_yaml, read_yaml
 from gnomon.models.lora import Adapters, parse_adapters
 from gnomon.models.presets import HUB_IDS
@@ -167,7 +168,7 @@ def tuning(asked: ExportRequest, program: str, *, axes: tuple[str, ...] = ("pp",
         optim=_optim(plan),
         clip=1.0 if plan.optimizer.clip else 0.0,
         deepspeed=_deepspeed(asked) if by_deepspeed else None,
-        fsdp="" if by_deepspeed or plan.optimizer.zero == 0 else _fsdp(plan),
+        fsdp="" if by_deepspeed or plan.optimizer.zero == 0 else fsdp_of(plan),
         loss="" if stack is None else stack.loss.cross_entropy or "",
         fused=stack is not None and stack.layers.norm == "fused" and stack.launch.launch_mode != "compiled",
         compiled=stack is not None and stack.launch.launch_mode == "compiled",
@@ -185,13 +186,6 @@ def _base(asked: ExportRequest, name: str, adapters: Adapters | None) -> Network
     if found is None:
         raise InputError(f"{name} is not known by its name, without its adapters; give it too: --model CONFIG.json")
     return found[0]
-
-
-def _fsdp(plan: Plan) -> str:
-    words = ["full_shard" if plan.optimizer.reshard_after_forward else "shard_grad_op", "auto_wrap"]
-    if plan.mesh.dp_replicate > 1:
-        words[0] = "hybrid_shard" if plan.optimizer.reshard_after_forward else "hybrid_shard_zero2"
-    return " ".join([*words, *(["offload"] if plan.optimizer.offload_parameters else [])])
 
 
 def _experts(asked: ExportRequest, stack: Stack | None) -> str:

@@ -231,8 +231,8 @@ def finished(
     if by_file is not None:
         job = by_deepspeed(f, given, asked, "deepspeed", source.folder, assumed)
         own, table = own_engine("deepspeed", by_file, source.folder), isinstance(by_file, Mapping)
-        engine = None if own is None else own[0]
-        terms = trainer_terms(spelled, by="deepspeed", style=style, engine=engine, table=table)
+        engine, named = None if own is None else own[0], "" if own is not None else str(by_file)
+        terms = trainer_terms(spelled, by="deepspeed", style=style, engine=engine, table=table, named=named)
         return replace(job, stated_devices=source.num_devices, terms=terms)
     if not asked.zero:
         assumed.append("no deepspeed and no fsdp in the file: replicas (--set deepspeed=zero3, --set fsdp=full_shard)")

@@ -213,7 +213,8 @@ def read_fields(f: Fields, folder: Path, given: ReadContext) -> Job:
     if by_file is not None:
         job = by_deepspeed(f, given, asked, "deepspeed", folder, assumed)
         own, table = own_engine("deepspeed", by_file, folder), isinstance(by_file, Mapping)
-        terms = trainer_terms(SPELLED, by="deepspeed", engine=None if own is None else own[0], table=table)
+        engine, named = None if own is None else own[0], "" if own is not None else str(by_file)
+        terms = trainer_terms(SPELLED, by="deepspeed", engine=engine, table=table, named=named)
         return replace(job, terms=terms)
     job = job_of(f, given, asked, assumed)
     return replace(job, terms=trainer_terms(SPELLED, by="fsdp" if asked.zero else ""))
@@ -227,6 +228,7 @@ SPELLED = TrainerTerms(
         ("plugins", "[axolotl.integrations.liger.LigerPlugin]"),
         ("liger_fused_linear_cross_entropy", True),
     ),
+    all_of_liger=False,
     optim="optimizer",
     deepspeed={
         (1, False, False): "deepspeed_configs/zero1.json",
@@ -235,7 +237,7 @@ SPELLED = TrainerTerms(
         (3, False, True): "deepspeed_configs/zero3_bf16_cpuoffload_params.json",
         (3, True, True): "deepspeed_configs/zero3_bf16_cpuoffload_all.json",
     },
-    fsdp_host=(("fsdp_config.offload_params", True),),
+    fsdp_host=lambda change: (("fsdp_config.offload_params", True),),
     away=(("activation_offloading", True),),
     fsdp=(("fsdp", "[full_shard, auto_wrap]"),),
     more={

@@ -244,7 +244,7 @@ SPELLED = TrainerTerms(
         (3, True, True): "examples/deepspeed/ds_z3_offload_config.json",
     },
     away=(("use_unsloth_gc", True),),
-    fsdp_host=(("", "in the accelerate config: fsdp_offload_params: true"),),
+    fsdp_host=lambda change: (("", "in the accelerate config: fsdp_offload_params: true"),),
     fsdp=(),
 )
 """Its words for changes."""

@@ -29,7 +29,7 @@ from gnomon.formats.megatron.terms import renamed
 from gnomon.formats.shell import Launch, launches
 from gnomon.formats.trainer_optimizers import update_of
 from gnomon.formats.trainer_source import Source, commands_of, plain, program_name, trainer_source
-from gnomon.formats.trainer_terms import FSDP_HOST, TrainerTerms
+from gnomon.formats.trainer_terms import TrainerTerms, fsdp_host
 from gnomon.formats.trainer_words import flag, names_of
 from gnomon.formats.trainer_write import drafted, tuning
 from gnomon.formats.trainers import AUTOCAST, BF16, FP16, FP32, Training, adapted, in_part, layers_in_part, model_of
@@ -227,7 +227,7 @@ SPELLED = TrainerTerms(
         (3, False, False): "zero3",
         (3, True, True): "zero3_offload",
     },
-    fsdp_host=FSDP_HOST,
+    fsdp_host=fsdp_host,
     fsdp=(),
 )
 """Its words for changes of `swift sft | pt | rlhf`."""

@@ -20,18 +20,31 @@ def _axes(change: Change) -> list[Setting]:
         for axis, name in names.items()
         if getattr(mesh, axis) != getattr(change.before.mesh, axis)
     ]
+    return [*changed, ("parallelism.data_parallel_shard_degree", mesh.dp_shard), *_batch(change)]
+
+
+def _batch(change: Change) -> list[Setting]:
+    """Sets the same sequences a step. A rank with pipeline stages takes its share of them at once, in microbatches,
+    which are of one sequence where nothing says otherwise."""
     total = change.workload.global_batch_size
-    batch: list[Setting] = [] if total is None else [("training.global_batch_size", total)]
-    return [*changed, ("parallelism.data_parallel_shard_degree", mesh.dp_shard), *batch]
+    out: list[Setting] = [] if total is None else [("training.global_batch_size", total)]
+    if change.after.mesh.pp == 1:
+        return out
+    # Its default gathers parameters again for the backward without pipeline stages only.
+    again = change.after.optimizer.reshard_after_forward
+    resharded: list[Setting] = [("parallelism.fsdp_reshard_after_forward", "always")] if again else []
+    return [
+        ("training.local_batch_size", change.micro * change.microbatches),
+        ("parallelism.pipeline_parallel_microbatch_size", change.micro),
+        *resharded,
+        *out,
+    ]
 
 
 TERMS = Terms(
     style="toml",
     words={
-        "micro_batch_size": lambda change: [
-            ("training.local_batch_size", change.micro),
-            ("training.global_batch_size", change.workload.global_batch_size),
-        ],
+        "micro_batch_size": lambda change: [("training.local_batch_size", change.micro), *_batch(change)],
         "global_batch": lambda change: [("training.global_batch_size", change.workload.global_batch_size)],
         "recompute": _recompute,
         "reshard_after_forward": lambda change: [("parallelism.fsdp_reshard_after_forward", "always")],

@@ -198,6 +198,12 @@ def _steps(change: Change) -> list[Setting]:
     return [("gradient_accumulation_steps", change.microbatches)]
 
 
+def _recompute(change: Change) -> list[Setting] | None:
+    """All of a layer, or nothing of it."""
+    preset = change.after.saved.preset
+    return None if preset == "selective" else [("enable_activation_checkpointing", preset == "full")]
+
+
 TERMS = Terms(
     style="yaml",
     words={
@@ -205,7 +211,7 @@ TERMS = Terms(
             ("batch_size", change.micro),
             ("gradient_accumulation_steps", change.microbatches),
         ],
-        "recompute": lambda change: [("enable_activation_checkpointing", change.after.saved.preset == "full")],
+        "recompute": _recompute,
         "input_offload": lambda change: [("enable_activation_offloading", True)],
         "eight_bit_states": lambda change: [("optimizer._component_", "bitsandbytes.optim.AdamW8bit")],
         "paged_states": lambda change: [("optimizer._component_", f"bitsandbytes.optim.PagedAdamW{_bits(change)}bit")],
@@ -213,6 +219,8 @@ TERMS = Terms(
         "tp": lambda change: [("tensor_parallel_dim", change.after.mesh.tp), *_steps(change)],
         "cp": lambda change: [("context_parallel_dim", change.after.mesh.cp), *_steps(change)],
     },
+    # bitsandbytes' own class: nobody has it keep states of embeddings in 32 bits, as transformers' Trainer does.
+    made=lambda change: replace(change.after, precision=replace(change.after.precision, wide_tables=False)),
 )
 """Its words for changes."""
 

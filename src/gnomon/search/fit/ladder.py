@@ -123,6 +123,8 @@ class Fitting:
         for option in self.options:
             if option.name in options:
                 stack = option.software(stack) or stack
+                if self.terms is not None and option.name in self.terms.beside:
+                    stack = self.terms.beside[option.name](stack)
         return stack
 
     def _amounts(self, option: Option, plan: Plan) -> Amounts | None:
@@ -144,7 +146,10 @@ class Fitting:
         work: Workload | None = None,
         graph: Graph | None = None,
     ) -> Rung:
-        """Predicts the plan; a plan that was predicted before is not again. graph: in place of the job's."""
+        """Predicts the plan, as the words of the user's file make it; a plan that was predicted before is not again.
+        graph: in place of the job's."""
+        if self.terms is not None:
+            plan = self.terms.made(Change(before=self.base.plan, after=plan, workload=work or self.base.workload))
         bare = Rung(options=tuple(options), changes=tuple(changes), plan=plan, prediction=None)
         stack, before = self.base.pricing.stack, self.base.plan
         if not proposes(stack, before, plan):

@@ -7,13 +7,15 @@ say, which is not proposed. Leaves out the words themselves (the folders of `for
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import Literal, TypeAlias
 
 from gnomon.plans import Plan, Workload
 from gnomon.plans.check import batch
+from gnomon.software import Stack
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,6 +66,10 @@ class Terms:
     style: Style
     words: Mapping[str, Words]
     """Name of an option -> what sets it."""
+    beside: Mapping[str, Callable[[Stack], Stack]] = field(default_factory=dict)
+    """Name of an option -> what its words change in the program besides, as Liger's switch does more than the loss."""
+    made: Callable[[Change], Plan] = lambda change: change.after
+    """The plan that the words of a change make: what else they bring with them, or leave out."""
     in_part: frozenset[str] = frozenset()
     """Options that the program can take in part: a number of layers, a share."""
 
@@ -113,7 +119,7 @@ class Terms:
                 elif self.style == "dashes" and value is False:
                     yield f"without {name}"
                 else:
-                    yield f"{name} {value}"
+                    yield f"{name} {shlex.quote(value) if isinstance(value, str) else value}"
             else:
                 yield f"{key}{': ' if self.style == 'yaml' else '='}{_yaml(value)}"
 

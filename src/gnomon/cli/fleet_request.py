@@ -32,8 +32,11 @@ class FleetRequest:
     """A trace and the cluster that it is played on."""
 
     trace: Trace
+    """The jobs."""
     machines: Machines
+    """The cluster."""
     rules: Rules
+    """How the cluster behaves, apart from its policy."""
     forecasts: Curve | MeasuredPoints | Profiled | PredictedForecasts | None
     """Forecasts; None for the curve that is assumed anyway, which leaves the fast way open."""
     notes: tuple[str, ...]

@@ -44,6 +44,7 @@ class Where:
     variables: bool = True
     """At the variable that a flag takes, rather than at the flag."""
     places: Places = "last"
+    """Which of several places that fit it is put at."""
 
 
 WAYS = tuple(Where(variables=variables, places=places) for places in get_args(Places) for variables in (True, False))
@@ -55,8 +56,11 @@ class Reread:
     """A changed file, and what it says."""
 
     text: str
+    """The changed file."""
     request: Request
+    """The job that it says."""
     prediction: Prediction
+    """Time and memory of that."""
     where: Where
     """How its settings were put into the text."""
 
@@ -66,7 +70,9 @@ class JobText:
     """A job's file as it is, and where changed ones are read."""
 
     text: str
+    """The file as it is."""
     suffix: str
+    """End of its name, which tells its kind."""
     options: TrainingOptions
     """How the job was asked for."""
     place: Path

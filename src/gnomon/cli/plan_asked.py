@@ -62,16 +62,23 @@ class PlanRequest:
     """What was asked of one search."""
 
     graph: Graph
+    """The model."""
     notes: tuple[str, ...]
     """What the model's file says that is not predicted."""
     machines: Cluster
+    """The cluster."""
     stack: Stack
+    """The program that runs the plans."""
     workload: Workload
+    """The batch of a step."""
     base: Plan
+    """The plan whose other fields every plan takes over."""
     fixed: dict[str, object]
     """Field of a point -> its one value."""
     choices: PlanChoices
+    """What options fix, forbid and open beyond a point's fields."""
     goal: Goal
+    """How much of a device's memory may be filled."""
     assumed: list[str]
     """What was not said, and how it was filled in."""
     target: Says | None = None

@@ -20,8 +20,11 @@ class For(NamedTuple):
     """What a plan is for, by the names under which it was asked."""
 
     model: str
+    """The model, as the user named it."""
     on: str
+    """The machines, as the user named them."""
     stack: str | None
+    """The program, as the user named it; None where none was."""
 
 
 def plan_file(

@@ -57,19 +57,27 @@ class ServingQuestion:
     """What the options ask for."""
 
     graph: Graph
+    """The model that is served."""
     cluster: Cluster
+    """The machines."""
     serving: Serving
+    """Layout of the engines."""
     engine: Engine
+    """The program that serves, with the limits that were given."""
     load: Load
+    """The requests."""
     target: Target | None
+    """Limits of times that requests are to meet; None where none was given."""
     side_models: SideModels | None
     """Draft model and encoder of images."""
     pools: Disaggregated | None
+    """Engines that compute prompts and that answer; None: each does both."""
     context: int | None
     """Tokens of a prompt and its answer that the model was made for; None: nobody says."""
     measured_load: MeasuredLoad | None
     """What a server took for the same requests, where somebody drove one."""
     assumed: tuple[str, ...]
+    """What was not said, and how it was filled in."""
 
 
 def run(options: PredictOptions) -> int:

@@ -168,6 +168,7 @@ class Device:
         rates = {field.name: getattr(self.dense_peak, field.name) for field in fields(self.dense_peak)}
         if rates.get("fp32_matrix") is None:
             rates["fp32_matrix"] = rates["fp32"]
+        # fp8_e4m3 and fp8_e5m2 have one rate.
         rate = rates.get(dtype.split("_e")[0])
         if rate is None:
             has = ", ".join(name for name, value in rates.items() if value is not None)

@@ -171,6 +171,7 @@ class Engine:
 
     def smaller(self, devices: Sequence[Device]) -> SmallerDefaults | None:
         """The limits that it takes on these devices in place of its own; None where it takes its own."""
+        # One device that is under a row is enough: the limits are those of the whole engine.
         for row in self.smaller_defaults:
             if any(d.memory_bytes < row.below_bytes or any(name in d.name for name in row.names) for d in devices):
                 return row
@@ -178,6 +179,7 @@ class Engine:
 
     def padded(self, decodes: int) -> int:
         """Rows that a batch of so many decodes is computed with."""
+        # Batches beyond the largest graph are launched as they are.
         for size in self.graph_sizes:
             if size >= decodes:
                 return size

@@ -376,6 +376,7 @@ class Stack:
     def settings(self) -> dict[str, object]:
         """Field -> value, of those that are set, in whatever group they are."""
         values = {name: getattr(getattr(self, group) if group else self, name) for name, group in GROUPS.items()}
+        # False is known of a program as well as True is; None and () are what nobody knows.
         return {name: value for name, value in values.items() if value not in (None, ())}
 
     def with_values(self, facts: tuple[Fact, ...] | None = None, **values: object) -> Stack:

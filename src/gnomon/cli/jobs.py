@@ -46,6 +46,8 @@ def job_file(options: TrainingOptions) -> tuple[programs.Format, Path] | None:
                     f"{options.model!r} starts a server: gnomon predict --from {server} {options.model} --on CLUSTER "
                     f"--input-len N --output-len N"
                 )
+            if images := load_late("gnomon.formats.diffusion:refusal")(programs.sample(path)):
+                raise InputError(images)
             if path.suffix == ".py":
                 raise InputError(
                     f"{options.model!r} is no recipe that is recognised; a training script is run up to its first "

@@ -87,6 +87,9 @@ def read_job(path: str | Path, cluster: Cluster | str | None = None, *, model: G
         )
     program = load_late("gnomon.formats.programs:recognised")(file)
     if program is None:
+        sample = load_late("gnomon.formats.programs:sample")(file)
+        if images := load_late("gnomon.formats.diffusion:refusal")(sample):
+            raise InputError(images)
         raise InputError(f"{str(path)!r} is no plan file and no job file that is recognised")
     if cluster is None:
         raise InputError(f"{str(path)!r} does not say its machines; give cluster, as in '1x8xh100-sxm'")

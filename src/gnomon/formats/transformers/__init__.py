@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from gnomon.formats.diffusion import diffusion_script
 from gnomon.formats.format import Format, Sample
 from gnomon.formats.given import Network, ReadContext
 from gnomon.formats.job import Fields, Job
@@ -52,6 +53,8 @@ OTHERS = ("openrlhf", "verl", "swift", "megatron", "axolotl")
 
 def _wanted(launch: Launch) -> bool:
     if any(name in launch.program.lower() for name in OTHERS) or given_flags(launch, ("tensor_model_parallel_size",)):
+        return False
+    if diffusion_script(launch):
         return False
     named = {word.partition("=")[0].lstrip("-").replace("-", "_") for word in launch.options if word.startswith("--")}
     return len(named & set(FLAGS)) >= 2 or "per_device_train_batch_size" in named

@@ -79,6 +79,7 @@ def fit_own(
             others = everyone.copy()
             others[i] = False
             left_out.append(float(np.expm1(errors(errors.fit(others))[i])))
+    # Errors are logarithms of predicted over measured, and so are factors: zeros are the numbers on record.
     before, after = np.expm1(errors(np.zeros(len(SPREADS)))), np.expm1(errors(x))
     error = f"median of the absolute errors {np.median(abs(before)):.1%} before, {np.median(abs(after)):.1%} after"
     if left_out:

@@ -303,8 +303,24 @@ def _learnt(values: Mapping[str, object]) -> Learnt:
     if switched(values, "train_on_inputs"):
         return Learnt(learn="all")
     after = "what a chat template writes after an answer's end-of-turn token is learnt too, as a new line"
-    roles = ("roles_to_train: what the assistant says is learnt",) if values.get("roles_to_train") else ()
-    return Learnt(learn="answers", unlike=(after, *roles))
+    sets = values.get("datasets")
+    tables = [values, *(one for one in (sets if isinstance(sets, list) else ()) if isinstance(one, Mapping))]
+    said = {key: table[key] for table in tables for key in LABELS if table.get(key) not in (None, *LABELS[key])}
+    others = (
+        f"{key} = {str(value)[:60]}: what the assistant says is learnt, with the end of its turn"
+        for key, value in said.items()
+    )
+    return Learnt(learn="answers", unlike=(after, *others))
+
+
+LABELS: Mapping[str, tuple[object, ...]] = {
+    "roles_to_train": (["assistant"], ["gpt"], ["gpt", "assistant"], ["assistant", "gpt"], []),
+    "train_on_eos": ("turn",),
+    "train_on_eot": ("turn",),
+    "message_field_training": (),
+    "message_field_training_detail": (),
+}
+"""Settings of a data set, or of all, that choose what is learnt of conversations -> what is learnt here anyway."""
 
 
 FORMAT = Format(

@@ -121,7 +121,7 @@ def test_a_graph_does_not_grow_with_the_number_of_steps() -> None:
             torch._dynamo.reset()
             compiled(module)(torch.zeros(2, steps, dtype=torch.int64))
             nodes.append(len(list(backend.reports[-1].program.graph.nodes)))
-    assert nodes[0] == nodes[1] < 30
+    assert nodes[1] <= nodes[0] < 30  # of many rows the last layer and its softmax may be one kernel
 
 
 @pytest.mark.parametrize("change", ["copy", "data", "negated"])

@@ -172,7 +172,7 @@ def test_graphs_do_not_grow_with_the_number_of_steps(name: str) -> None:
         function = torch.compile(module, backend=backend.gnomon)
         function(torch.zeros(2, steps, dtype=torch.int64)).sum().backward()
         nodes.append([len(list(report.program.graph.nodes)) for report in backend.reports])
-    assert nodes[0] == nodes[1]
+    assert all(many <= few for few, many in zip(*nodes, strict=True))  # of many rows more may be one kernel
     assert len(nodes[0]) == 2 and max(nodes[0]) < 60  # forward and backward
 
 

@@ -406,7 +406,9 @@ class Run:
         for what in (HALVED, WHOLE):
             seconds = (ctypes.c_double * len(self.needs))(*[math.inf] * len(self.needs))
             self.table.seconds = ctypes.addressof(seconds)
-            if any(self.walked(args, what) is None for _ in range(TIMED)):
+            refused = any(self.walked(args, what) is None for _ in range(TIMED))
+            self.table.seconds = 0  # a later walk would write to memory that is no longer these seconds'
+            if refused:
                 return None
             found.append([*seconds])
         return [StepCost(half_s=half, whole_s=whole) for half, whole in zip(*found, strict=True)]

@@ -415,7 +415,7 @@ struct Run {
         return RAN;
     }
 
-    // As `all`, with the seconds of each step.
+    // As `all`, with the seconds of each step, where there is room for them.
     int timed() {
         if (begun()) return 1;
         for (Word n = 0; n < t.steps; n++) {
@@ -424,7 +424,7 @@ struct Run {
             if (const int wrong = numbered(n)) return wrong;
             clock_gettime(CLOCK_MONOTONIC, &ended);
             const double took = (double)(ended.tv_sec - began.tv_sec) + 1e-9 * (double)(ended.tv_nsec - began.tv_nsec);
-            if (took < t.seconds[n]) t.seconds[n] = took;
+            if (t.seconds && took < t.seconds[n]) t.seconds[n] = took;
         }
         return RAN;
     }

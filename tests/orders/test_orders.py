@@ -190,7 +190,7 @@ def test_the_page_has_what_the_orders_say() -> None:
     costs, names = [], []
     for order in orders.every():
         stages = f"{order.stages_text}, in a V" if order.placement == "v" else order.stages_text
-        costs.append(f"| `{order.name}` | {stages} | {order.bubble} | {order.memory_text} | {order.asks} |")
+        costs.append(f"| `{order.name}` | {stages} | {order.bubble} | {order.held} | {order.asks} |")
         spelled = (order.names.get(name) for name in ("megatron-lm", "torchtitan", "deepspeed", "nanotron"))
         cells = " | ".join(f"`{name}`" if name else "" for name in spelled)
         names.append(f"| `{order.name}` | {order.paper} | {cells} |")

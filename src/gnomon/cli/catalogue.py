@@ -174,7 +174,7 @@ def _order(name: str) -> Mapping[str, Any]:
         "placement": order.placement,
         "backward": order.backward,
         "bubble": order.bubble,
-        "activations": order.memory_text,
+        "activations": order.held,
         "microbatches": order.asks,
         "vocabulary": list(order.vocabulary),
         "names": dict(order.names),
@@ -248,7 +248,7 @@ def _schedules() -> Sequence[str]:
             order.name,
             f"{order.stages_text}, in a V" if order.placement == "v" else order.stages_text,
             order.backward,
-            order.memory_text or "-",
+            order.held or "-",
         )
         for order in orders.every()
     ]

@@ -85,6 +85,6 @@ ORDER = Order(
     aliases=("dualpipev",),
     preference=80,
     bubble="(p - 1)(F&B + B - 3W), of one stage",
-    memory_text="p + 1/2",
+    held="p + 1/2",
     asks="m ≥ 2p",
 )

@@ -29,5 +29,5 @@ ORDER = Order(
     names={"torchtitan": "GPipe", "nanotron": "afab"},
     preference=90,
     bubble="(p - 1)(F + B)",
-    memory_text="m",
+    held="m",
 )

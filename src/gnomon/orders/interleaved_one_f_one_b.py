@@ -46,6 +46,6 @@ ORDER = Order(
     preference=10,
     tried=True,
     bubble="(p - 1)(F + B)/v",
-    memory_text="(2(p - 1 - r) + (v - 1)p + 1)/v",
+    held="(2(p - 1 - r) + (v - 1)p + 1)/v",
     asks="m a multiple of p",
 )

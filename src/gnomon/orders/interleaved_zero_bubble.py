@@ -54,6 +54,6 @@ ORDER = Order(
     aliases=("interleavedzerobubble",),
     preference=40,
     bubble="(p - 1)T/v (tested for v = 2)",
-    memory_text="p",
+    held="p",
     asks="m a multiple of p",
 )

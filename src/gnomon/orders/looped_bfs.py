@@ -45,5 +45,5 @@ ORDER = Order(
     aliases=("bfs", "loopedbfs"),
     preference=100,
     bubble="(p - 1)(F + B)/v",
-    memory_text="m",
+    held="m",
 )

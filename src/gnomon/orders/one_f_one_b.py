@@ -78,5 +78,5 @@ ORDER = Order(
     preference=0,
     tried=True,
     bubble="(p - 1)(F + B)",
-    memory_text="p - r on rank r",
+    held="p - r on rank r",
 )

@@ -88,7 +88,7 @@ class Order:
     """Whether `explain` tries it as one change of a plan."""
     bubble: str = ""
     """What a rank waits in a step from rest, in p, v, F, B and, where the backward is split, T = F = I = W."""
-    memory_text: str = ""
+    held: str = ""
     """`activations` in words: microbatches of a rank's layers."""
     asks: str = ""
     """`microbatches` in words."""

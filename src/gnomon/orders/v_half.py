@@ -50,5 +50,5 @@ ORDER = Order(
     vocabulary={"vocab_1": partial(v_half_with_heads, "vocab_1"), "vocab_2": partial(v_half_with_heads, "vocab_2")},
     preference=60,
     bubble="(3p - 4)T/2, p odd (3p - 3)T/2",
-    memory_text="(p + 3)/2",
+    held="(p + 3)/2",
 )

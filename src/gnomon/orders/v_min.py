@@ -48,5 +48,5 @@ ORDER = Order(
     activations=_activations,
     preference=70,
     bubble="(4p - 5)T/2",
-    memory_text="p/3 + 3/2 at most",
+    held="p/3 + 3/2 at most",
 )

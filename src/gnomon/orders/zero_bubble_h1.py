@@ -43,5 +43,5 @@ ORDER = Order(
     preference=20,
     tried=True,
     bubble="(p - 1)(F + I - W), a third of 1F1B's",
-    memory_text="p on every rank",
+    held="p on every rank",
 )

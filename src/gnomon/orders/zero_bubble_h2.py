@@ -42,6 +42,6 @@ ORDER = Order(
     aliases=("zb_h2", "zbh2"),
     preference=30,
     bubble="(p - 1)T from rest, 0 between steps",
-    memory_text="2p - 1 on every rank",
+    held="2p - 1 on every rank",
     asks="m ≥ 2p - 1 for that",
 )

@@ -80,6 +80,6 @@ ORDER = Order(
     preference=50,
     tried=True,
     bubble="(p - 1)T/2 from rest, 0 between steps",
-    memory_text="p at most",
+    held="p at most",
     asks="m ≥ 2p - 1",
 )

@@ -34,7 +34,7 @@ class EngineFact:
     """Code, document or measurement."""
     date: str
     """When it was read or fitted, YYYY-MM-DD."""
-    confidence: Literal["checked", "unchecked"]
+    confidence: Literal["checked", "unchecked"] = "unchecked"
     """unchecked: an estimate, or remembered and not looked up."""
 
 

@@ -460,10 +460,3 @@ def test_references_are_followed_and_circles_stay() -> None:
     result = resolved(values, {"X": "9"})
     assert (result["a"], result["b"], result["e"], result["h"]) == (3, {"c": 3, "d": 3}, "9-3", 12)
     assert resolved(values)["e"] == "7-3" and "${" in str(result["f"])
-
-
-def test_a_format_is_one_small_folder() -> None:
-    folder = Path(programs.__file__).parent
-    for name in CASES:
-        for path in (folder / name.replace("-", "_")).glob("*.py"):
-            assert len(path.read_text(encoding="utf-8").splitlines()) < 320, path

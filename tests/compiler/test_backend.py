@@ -165,6 +165,21 @@ def test_a_layer_norm_of_mixed_dtypes_is_a_kernel() -> None:
     assert verdicts and not any(verdict.get("wrong") for verdict in verdicts[-2:])
 
 
+@pytest.mark.parametrize("name", ["sum", "mean"])
+def test_one_negative_zero_alone_sums_to_zero(name: str) -> None:
+    """ATen's sum begins at 0; the sign decides what the reciprocal is."""
+
+    def function(x: torch.Tensor) -> torch.Tensor:
+        return getattr(x * 1.5, name)(1).reciprocal()
+
+    backend.reports.clear()
+    fast = torch.compile(function, backend=backend.gnomon)
+    x = torch.full((33, 1), -0.0)
+    for _ in range(2):
+        assert torch.equal(fast(x), function(x))
+    assert backend.reports
+
+
 def test_writes_and_random_numbers_keep_their_order() -> None:
     torch._dynamo.reset()
 

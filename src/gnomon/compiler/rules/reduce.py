@@ -28,12 +28,18 @@ def _of(node: Lowering, self: Any, dim: Any) -> tuple[Value, Dims, tuple[int, ..
 
 def _sum(node: Lowering, self: Any, dim: Any = None, keepdim: bool = False, **_: Any) -> Tensor:
     x, dims, over, axes = _of(node, self, dim)
-    return node.result(as_type(x, node.out.dtype).sum(axes), node.reduced_dims(dims, over, keepdim))
+    return node.result(_summed(as_type(x, node.out.dtype), axes), node.reduced_dims(dims, over, keepdim))
+
+
+def _summed(x: Value, axes: tuple[int, ...]) -> Value:
+    """The sum along axes. ATen begins at 0, so that one number alone that is -0 gives 0, whose reciprocal is +inf."""
+    return x.sum(axes) if axes or x.kind not in "HFD" else x + 0.0
 
 
 def mean(node: Lowering, self: Any, dim: Any = None, keepdim: bool = False, **_: Any) -> Tensor:
     x, dims, over, axes = _of(node, self, dim)
-    return node.result(real(x).mean(axes), node.reduced_dims(dims, over, keepdim))
+    average = real(x).mean(axes) if axes else _summed(real(x), axes)
+    return node.result(average, node.reduced_dims(dims, over, keepdim))
 
 
 def extreme(op: str) -> Any:

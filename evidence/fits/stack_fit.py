@@ -91,7 +91,7 @@ class Case:
         return np.array([self.memo[key] for key in keys])
 
     def _key(self, numbers: FittedRates) -> object:
-        """Of the numbers, what this case depends on."""
+        """Returns those of the numbers that this case depends on, for its memo."""
         stages = self.made.pricing.stages
         archs = {stage.device.arch for stage in stages}
         names = {link.across_name or link.inside_name for stage in stages for link in stage.links.values()}

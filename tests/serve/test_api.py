@@ -15,7 +15,7 @@ pytest.importorskip("tokenizers", reason="tokenizers is not installed")
 from serve.served import write_words  # noqa: E402
 
 from gnomon.errors import InputError  # noqa: E402
-from gnomon.serve.api import AnswerRequest, Answers, ServedModel, chat, completion  # noqa: E402
+from gnomon.serve.api import CompletionRequest, Answers, ServedModel, chat, completion  # noqa: E402
 from gnomon.serve.messages import Delta, Token  # noqa: E402
 from gnomon.serve.text import TextStream  # noqa: E402
 from gnomon.serve.vocabulary import Vocabulary  # noqa: E402
@@ -73,7 +73,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> ServedModel:
     return ServedModel(names=("m",), words=Vocabulary.open(folder, None), max_model_len=64, vocab_size=259)
 
 
-def asked(served: ServedModel, chats: bool, **more: Any) -> AnswerRequest:
+def asked(served: ServedModel, chats: bool, **more: Any) -> CompletionRequest:
     if chats:
         return chat({"messages": [{"role": "user", "content": "ab"}], **more}, served)
     return completion({"prompt": "abc", **more}, served)

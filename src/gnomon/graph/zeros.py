@@ -211,7 +211,7 @@ def _passes(op: Op, site: _Site) -> bool:
 
 
 def _gates(op: Op, site: _Site) -> bool:
-    """Whether it is a product of two tensors, place by place."""
+    """Returns whether an op multiplies two tensors elementwise, so that a zero of either is one of the result."""
     if op.kind == "mul":
         return site.same_size(op) and len(op.inputs) == 2
     plain = not {"limit", "alpha"} & set(dict(op.attrs))  # GPT-OSS adds 1 to what is gated

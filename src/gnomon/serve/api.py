@@ -58,8 +58,8 @@ CHAT = COMMON | LABELS | frozenset(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AnswerRequest:
-    """What a body asks for."""
+class CompletionRequest:
+    """What a body of /v1/completions or /v1/chat/completions asks for."""
 
     model: str
     """One of the names that are served."""
@@ -125,7 +125,7 @@ class ServedModel:
     """Of the model."""
 
 
-def completion(body: object, served: ServedModel) -> AnswerRequest:
+def completion(body: object, served: ServedModel) -> CompletionRequest:
     """Reads a body of /v1/completions."""
     fields = fields_of(body, COMPLETION, served)
     if fields.get("suffix"):
@@ -153,7 +153,7 @@ def completion(body: object, served: ServedModel) -> AnswerRequest:
     return _wanted(fields, served, own)
 
 
-def chat(body: object, served: ServedModel) -> AnswerRequest:
+def chat(body: object, served: ServedModel) -> CompletionRequest:
     """Reads a body of /v1/chat/completions."""
     fields = fields_of(body, CHAT, served)
     tools = tools_of(fields)
@@ -200,13 +200,13 @@ def chat(body: object, served: ServedModel) -> AnswerRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Own:
-    """What completions and conversations say in ways of their own, as `AnswerRequest` has it."""
+    """What completions and conversations say in ways of their own, as `CompletionRequest` has it."""
 
     prompts: tuple[tuple[int, ...], ...]
     most: int
     """Tokens of an answer."""
     logprobs: int
-    """As `AnswerRequest` has it."""
+    """As `CompletionRequest` has it."""
     tried: int
     """Answers of which the best are told; 0: as many as are."""
     echoes: tuple[str, ...]
@@ -219,7 +219,7 @@ class _Own:
     silent: bool
 
 
-def _wanted(fields: Body, served: ServedModel, own: _Own) -> AnswerRequest:
+def _wanted(fields: Body, served: ServedModel, own: _Own) -> CompletionRequest:
     """Reads the fields that both kinds of body have. InputError for what cannot be."""
     grammar = own.schema or grammar_of(fields)
     stop = fields.get("stop")
@@ -274,7 +274,7 @@ def _wanted(fields: Body, served: ServedModel, own: _Own) -> AnswerRequest:
         raise InputError("continuous_usage_stats goes with include_usage: set both to true", "$.stream_options")
     if fields.get("stream_options") is not None and not fields.get("stream"):
         raise InputError("stream_options are of streams: set stream to true, or leave them out", "$.stream_options")
-    return AnswerRequest(
+    return CompletionRequest(
         model=str(fields.get("model") or served.names[0]),
         prompts=own.prompts,
         sampling=sampling,
@@ -544,7 +544,7 @@ def _flag(fields: Body, name: str) -> bool:
 # --- answers
 
 
-def new_id(wanted: AnswerRequest) -> str:
+def new_id(wanted: CompletionRequest) -> str:
     """Makes the id of an answer."""
     return ("chatcmpl-" if wanted.chat else "cmpl-") + (wanted.id or uuid.uuid4().hex)
 
@@ -567,7 +567,7 @@ class TokenCounts:
 class Answers:
     """A body's answers as they come: `add` and `whole`, or `chunks` of a stream."""
 
-    def __init__(self, wanted: AnswerRequest) -> None:
+    def __init__(self, wanted: CompletionRequest) -> None:
         self.wanted, self.model, self.id = wanted, wanted.model, new_id(wanted)
         self.created = int(time.time())
         total = wanted.count * len(wanted.prompts)

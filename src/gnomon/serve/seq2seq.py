@@ -180,7 +180,7 @@ class Seq2SeqEngine(Engine):
         self.model.forget(key)
 
     def forget_blocks(self, key: int) -> None:
-        """Its prompt is read again when it is admitted again."""
+        """Drops what the encoder made of a preempted request's prompt: it is read again with the next admission."""
         self.model.texts.pop(key, None)
 
     def end(self) -> list[EngineToken]:

@@ -178,7 +178,7 @@ class Server:
             raise RefusedRequest(400, f"the body is no JSON: {str(error)[:200]}") from error
         return value
 
-    def ask(self, wanted: api.AnswerRequest) -> AnswerStream:
+    def ask(self, wanted: api.CompletionRequest) -> AnswerStream:
         """Hands what is wanted to workers. Refused where too many wait, or none serves."""
         router = self.router
         waiting = router.waiting + self.held
@@ -211,7 +211,7 @@ def _each_once(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
 class AnswerStream:
     """The answers of one request, as they come. At most as many of them are under way as all workers run at a time."""
 
-    def __init__(self, server: Server, wanted: api.AnswerRequest) -> None:
+    def __init__(self, server: Server, wanted: api.CompletionRequest) -> None:
         self.server, self.wanted = server, wanted
         self.answers = api.Answers(wanted)
         total, settings = len(wanted.prompts) * wanted.count, server.settings
@@ -362,7 +362,7 @@ def application(settings: Settings, encoder: EncoderKind | None = None) -> Any:
 
         return run
 
-    def answering(read: Callable[[object, api.ServedModel], api.AnswerRequest]) -> Callable[[Any], Any]:
+    def answering(read: Callable[[object, api.ServedModel], api.CompletionRequest]) -> Callable[[Any], Any]:
         async def run(request: Any) -> Any:
             if encoder is not None:
                 asked_at = "/classify" if encoder.labels else "/v1/embeddings"

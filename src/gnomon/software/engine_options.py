@@ -114,7 +114,7 @@ class EngineOptions:
         return self.takes.get(word) in ("flag", "switch") or (word.startswith("--no-") and word not in self.takes)
 
     def has_value(self, word: str) -> bool:
-        """Whether it is known that a value must stand after it."""
+        """Returns whether an option is known to take a value as its next word."""
         option, dot, _ = self._keyed(word)
         kind = self.takes.get(option)
         return self.whole and kind is not None and (bool(dot) or kind[-1] not in "*?") and not self.is_flag(word)

@@ -33,7 +33,7 @@ def _sum(node: Lowering, self: Any, dim: Any = None, keepdim: bool = False, **_:
 
 def _summed(x: Value, axes: tuple[int, ...]) -> Value:
     """The sum along axes. ATen begins at 0, so that one number alone that is -0 gives 0, whose reciprocal is +inf."""
-    return x.sum(axes) if axes or x.kind not in "HFD" else x + 0.0
+    return x.sum(axes) if axes or x.kind not in "FD" else x + 0.0
 
 
 def mean(node: Lowering, self: Any, dim: Any = None, keepdim: bool = False, **_: Any) -> Tensor:

@@ -18,7 +18,7 @@ from gnomon.models import bart, bert, t5, vit
 
 
 def _roberta(k: Keys, name: str, wanted: ReadOptions, notes: Notes) -> Graph:
-    """Its head has a GELU, whatever the layers have."""
+    """Reads RoBERTa, whose head has a GELU whatever activation the layers have."""
     return _bert(k, name, wanted, notes, head_activation="gelu")
 
 

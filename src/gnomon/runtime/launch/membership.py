@@ -241,7 +241,7 @@ def read_epoch(store: Store, number: int) -> Epoch:
 
 
 def is_ready(store: Store, process: int) -> bool:
-    """Whether it is ready to train."""
+    """Returns whether a process has said that it is ready to train."""
     return bool(store.check([f"joined/{process}"]))
 
 

@@ -15,7 +15,7 @@ pytest.importorskip("tokenizers", reason="tokenizers is not installed")
 from serve.served import write_words  # noqa: E402
 
 from gnomon.errors import InputError  # noqa: E402
-from gnomon.serve.api import CompletionRequest, Answers, ServedModel, chat, completion  # noqa: E402
+from gnomon.serve.api import Answers, CompletionRequest, ServedModel, chat, completion  # noqa: E402
 from gnomon.serve.messages import Delta, Token  # noqa: E402
 from gnomon.serve.text import TextStream  # noqa: E402
 from gnomon.serve.vocabulary import Vocabulary  # noqa: E402

@@ -1,12 +1,14 @@
 """Requests that a server should survive: `python benchmarks/serve/hostile.py [--requests 10000] [--no-file]`.
 
-A tiny model's server of two workers, in processes of its own. First each shape of `tests/serve/hostile.py` once, while
-a client beside it asks again and again for one token: how long it waited at most. Then clients that hold connections
-and say nothing, streams that nobody reads, and one that asks for thousands of answers while another asks for one at a
-time. Then more streams at once than may wait, while one of the workers is killed (kill -9): each is told all of it, or
-that its process is gone, or 429 or 503 with Retry-After. Then so many drawn ones, 96 at a time. Afterwards the server
-must answer as before, hold no block, have grown by less than 64 MiB, and have no more files open than before. Prints
-what came back, and writes benchmarks/results/serve_hostile.md; exits with 1 where something of it does not hold.
+A tiny model's server of two workers, in processes of its own. First each shape of `tests/serve/hostile.py` once, and
+requests behind and within one another on a connection, while a client beside it asks again and again for one token:
+how long it waited at most. Then clients that hold connections and say nothing, streams that nobody reads, heads that
+come letter by letter, and one that asks for thousands of answers while another asks for one at a time. Then, of a
+server with few blocks, streams that are dropped at some token while others are preempted. Then more streams at once
+than may wait, while one of the workers is killed (kill -9): each is told all of it, or that its process is gone, or 429
+or 503 with Retry-After. Then so many drawn ones, 96 at a time. Afterwards the server must answer as before, hold no
+block, have grown by less than 64 MiB, and have no more files open than before. Prints what came back, and writes
+benchmarks/results/serve_hostile.md; exits with 1 where something of it does not hold.
 """
 
 from __future__ import annotations
@@ -15,12 +17,14 @@ import argparse
 import asyncio
 import json
 import os
+import random
 import re
 import signal
 import sys
 import tempfile
 import threading
 import time
+import urllib.request
 from collections import Counter
 from collections.abc import Sequence
 from datetime import UTC, datetime
@@ -30,7 +34,7 @@ from urllib.parse import urlsplit
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "tests"))
 
-from serve.hostile import COMPLETIONS, RAW, SHAPES, all_of, bytes_of, exchanged, head  # noqa: E402
+from serve.hostile import COMPLETIONS, RAW, SEVERAL, SHAPES, all_of, bytes_of, exchanged, head, statuses  # noqa: E402
 from serve.served import Server, serving, workers, write_model  # noqa: E402
 
 RESULTS = ROOT / "benchmarks" / "results" / "serve_hostile.md"
@@ -82,6 +86,111 @@ def shapes(server: Server, beside: Beside, problems: list[str]) -> list[str]:
             problems.append(f"{name}: another waited {waited:.1f} s for a token, {wrong} got none")
         made.append(f"| {name} | {status} | {took:.2f} | {waited:.2f} |")
     return made
+
+
+def behind(beside: Beside, problems: list[str]) -> list[str]:
+    """Several requests of one connection: a row of the table each."""
+    made = []
+    for name, sent, wanted in SEVERAL:
+        began = time.perf_counter()
+        found = statuses(asyncio.run(exchanged(*beside.address, sent, 60)))
+        took, (waited, wrong) = time.perf_counter() - began, beside.since()
+        if found != wanted:
+            problems.append(f"{name}: {' '.join(found) or 'closed'}, not {' '.join(wanted)}")
+        if waited > WAITED_S or wrong:
+            problems.append(f"{name}: another waited {waited:.1f} s for a token, {wrong} got none")
+        told = f"{len(found)} times {found[0]}" if len(set(found)) == 1 and len(found) > 2 else " ".join(found)
+        made.append(f"| {name} | {told or 'closed'} | {took:.2f} | {waited:.2f} |")
+    return made
+
+
+DRIPPING_S = 45.0
+"""In which a head that comes letter by letter is to be given up."""
+
+
+def dripping(beside: Beside, problems: list[str]) -> str:
+    """Heads that come letter by letter, and never end."""
+
+    async def one() -> float:
+        reader, writer = await asyncio.open_connection(*beside.address)
+        began = time.perf_counter()
+        writer.write(b"POST /v1/completions HTTP/1.1\r\nX: ")
+        closed = asyncio.ensure_future(reader.read())
+        while not closed.done() and time.perf_counter() - began < DRIPPING_S:
+            await asyncio.wait([closed], timeout=1.0)
+            writer.write(b"a")
+        closed.cancel()
+        writer.close()
+        return time.perf_counter() - began
+
+    async def every() -> list[float]:
+        return await asyncio.gather(*(one() for _ in range(100)))
+
+    beside.since()
+    longest = max(asyncio.run(every()))
+    waited, wrong = beside.since()
+    if longest >= DRIPPING_S or wrong or waited > WAITED_S:
+        problems.append(
+            f"beside heads that drip {wrong} got no answer, one waited {waited:.1f} s; open {longest:.0f} s"
+        )
+    return (
+        f"100 heads that come a letter a second were closed after {longest:.0f} s; another waited {waited:.2f} s at "
+        f"most."
+    )
+
+
+def metric(server: Server, name: str) -> float:
+    """Of /metrics, the sum over its labels."""
+    with urllib.request.urlopen(f"{server.url}/metrics") as answer:
+        lines = answer.read().decode().splitlines()
+    return sum(float(line.split()[-1]) for line in lines if line.startswith(name + "{"))
+
+
+def dropped(folder: Path, seed: int, problems: list[str]) -> str:
+    """Streams that are closed at a token drawn for each, with so few blocks that others are preempted meanwhile: a
+    worker hears of the one between two iterations in which it does the other."""
+    count, rng = 600, random.Random(seed)
+    with serving(folder, "--name", "tiny", "--max-num-seqs", "8", "--kv-memory", FEW_BLOCKS, "--max-waiting", "700",
+                 "--max-model-len", "128") as server:  # fmt: skip
+        where = urlsplit(server.url)
+        places = asyncio.Semaphore(24)
+
+        async def one(at: int) -> int:
+            body = json.dumps({"prompt": "x" * (5 + at % 60), "max_tokens": 60, "stream": True, "ignore_eos": True,
+                               "n": 1 + at % 3}).encode()  # fmt: skip
+            async with places:
+                reader, writer = await asyncio.open_connection(where.hostname, where.port)
+                writer.write(head(COMPLETIONS, len(body)) + body)
+                seen = 0
+                for _ in range(leaves[at]):
+                    if not (line := await reader.readline()):
+                        break
+                    seen += line.startswith(b"data: {")
+                writer.close()
+                return seen
+
+        leaves = [rng.choice((1, 12, 30, 60, 100, 400)) for _ in range(count)]
+
+        async def every() -> list[int]:
+            return await asyncio.gather(*map(one, range(count)))
+
+        seen = asyncio.run(every())
+        for _ in range(300):
+            held = metric(server, "vllm:kv_cache_usage_perc") + metric(server, "vllm:num_requests_running")
+            if not held:
+                break
+            time.sleep(0.1)
+        preempted, died = metric(server, "vllm:num_preemptions_total"), metric(server, "gnomon:worker_deaths_total")
+        if held or died or not preempted:
+            problems.append(f"of dropped streams {held} blocks are held; {preempted:.0f} preempted, {died:.0f} died")
+    return (
+        f"{count} prompts of streams of up to three answers, each closed at a token drawn for it, beside "
+        f"{preempted:.0f} preemptions: {sum(seen):,} tokens were read, and no block is held."
+    )
+
+
+FEW_BLOCKS = "64 KiB"
+"""Of keys and values: three of the requests of `dropped`."""
 
 
 def silent(server: Server, beside: Beside, problems: list[str]) -> str:
@@ -199,8 +308,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
             asked = {"model": "tiny", "prompt": "hello", "max_tokens": 16, "temperature": 0}
             before = client.completions.create(**asked).choices[0].text
             beside = Beside(server.url)
-            table = shapes(server, beside, problems)
-            told = [silent(server, beside, problems), fair(server, beside, problems)]
+            table = [*shapes(server, beside, problems), *behind(beside, problems)]
+            told = [silent(server, beside, problems), dripping(beside, problems), fair(server, beside, problems)]
+            told.append(dropped(Path(folder), options.seed, problems))
             killed = 1
             beside.ends = True
             beside.thread.join()

@@ -45,8 +45,9 @@ def main() -> int:
         head = [
             "# Greedy tokens of served models against transformers' generate",
             "",
-            f"`python benchmarks/serve/models.py`, {datetime.now(UTC):%Y-%m-%d}, torch {torch.__version__}, float32, "
-            f"random weights. {equal} model types and variants answer the same {COUNT} tokens; {wrong} do not.",
+            f"`python benchmarks/serve/models.py{''.join(f' {one}' for one in options.types)}`, "
+            f"{datetime.now(UTC):%Y-%m-%d}, torch {torch.__version__}, float32, random "
+            f"weights. {equal} model types and variants answer the same {COUNT} tokens; {wrong} do not.",
             "",
         ]
         RESULTS.write_text("\n".join([*head, *lines]) + "\n", encoding="utf-8")

@@ -5,10 +5,13 @@ libraries of llama.cpp), and models of the shapes of SmolLM2-135M and Qwen2.5-0.
 its format, once. Engines of one precision run as processes that wait, one thread each, and are asked in turn: decode
 (24 tokens after a prompt of 32), prefill of 256 and of 2,048 tokens, eight at once (12 requests of mixed lengths,
 prompts included); tokens a CPU-second of the whole process. Apart, a process each time: memory that it takes, and
-CPU-seconds from its start to the first token. With --threads 2 tokens a second by the wall are told, which wants a
-quiet machine. --short asks each engine for few tokens, once, and keeps nothing: whether all of them answer. Each answer
+CPU-seconds from its start to the first token. `--threads 1 2` asks on two threads, too: there tokens a second by the
+wall are the figure, which wants a quiet machine, and tokens a CPU-second stand beside it, which say how many cores an
+engine had. Who is not asked is stopped (SIGSTOP): threads of some engines spin while they wait, and would take the
+second core. --short asks each engine for few tokens, once, and keeps nothing: whether all of them answer. Each answer
 is a line of rows.jsonl in --folder as it comes, and what is there is not asked again, so that a run that --minutes ends
-is gone on with by the same command; --anew forgets them. What does not install, convert or answer is told and left out.
+is gone on with by the same command; --anew forgets them. What failed is asked again by the next command. What does not
+install, convert or answer is told and left out.
 Writes benchmarks/results/serve_peers.md. Leaves out HTTP, and vLLM (3 GB) without --vllm.
 """
 
@@ -20,6 +23,7 @@ import os
 import random
 import select
 import shutil
+import signal
 import statistics
 import subprocess
 import sys
@@ -31,6 +35,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
 from speed import MIXED, SHAPES
 
 from gnomon.compiler.build import cache_folder
@@ -237,6 +243,8 @@ def _llama(folder: Path, model: Path) -> list[Peer]:
 
 BY_HAND = "\n## What is not reached"
 """Where the page's part begins that a person writes."""
+Clocks = NDArray[np.float64]
+"""(2,): by the process's CPU time, and by the wall's clock."""
 LONGEST_S = 240.0
 """That an answer may take."""
 
@@ -254,6 +262,7 @@ class Running:
         )  # fmt: skip
         stack.callback(self.process.kill)
         self.said = json.loads(self.heard())
+        self.process.send_signal(signal.SIGSTOP)
 
     def heard(self) -> str:
         """What it says next. RuntimeError where it has ended, or takes too long."""
@@ -268,26 +277,27 @@ class Running:
         self.process.kill()
         raise RuntimeError(f"no answer in {LONGEST_S:.0f} s")
 
-    def seconds(self, lengths: Sequence[tuple[int, int]], rng: random.Random) -> float:
-        """CPU time of requests of these lengths (prompt, tokens), of several threads the wall's. RuntimeError where it
-        makes fewer."""
+    def seconds(self, lengths: Sequence[tuple[int, int]], rng: random.Random) -> Clocks:
+        """[CPU time, the wall's] of requests of these lengths (prompt, tokens). RuntimeError where it makes fewer."""
         asked = [([rng.randrange(10, 7000) for _ in range(length)], count) for length, count in lengths]
         assert self.process.stdin is not None
+        self.process.send_signal(signal.SIGCONT)
         self.process.stdin.write(json.dumps(asked).encode() + b"\n")
         self.process.stdin.flush()
         made, cpu_s, wall_s = json.loads(self.heard())
+        self.process.send_signal(signal.SIGSTOP)
         if made < sum(count for _, count in lengths):
             raise RuntimeError(f"made {made} tokens, not all")
-        return float(cpu_s if self.threads == 1 else wall_s)
+        return np.array([cpu_s, wall_s])
 
 
-TASKS: dict[str, Callable[[Running, random.Random], float]] = {
+TASKS: dict[str, Callable[[Running, random.Random], Clocks]] = {
     "decode, batch 1": lambda p, rng: 24 / (p.seconds([(32, 25)], rng) - p.seconds([(32, 1)], rng)),
     "prefill of 256": lambda p, rng: 256 / p.seconds([(256, 1)], rng),
     "of 2,048": lambda p, rng: 2048 / p.seconds([(2048, 1)], rng),
     "eight at once": lambda p, rng: sum(count for _, count in MIXED) / p.seconds(MIXED, rng),
 }
-SHORT: dict[str, Callable[[Running, random.Random], float]] = {
+SHORT: dict[str, Callable[[Running, random.Random], Clocks]] = {
     "decode, batch 1": lambda p, rng: 3 / p.seconds([(8, 4)], rng),
     "prefill of 256": lambda p, rng: 16 / p.seconds([(16, 1)], rng),
     "of 2,048": lambda p, rng: 128 / p.seconds([(128, 1)], rng),
@@ -313,10 +323,12 @@ class Rows:
 
     def __init__(self, file: Path | None, until: float, rest: float) -> None:
         self.file, self.until, self.rest, self.last = file, until, rest, time.monotonic()
-        self.rows = [json.loads(line) for line in file.read_text().splitlines()] if file and file.exists() else []
+        # what failed is asked again: a machine that is busy, or without room, fails engines that answer otherwise
+        self.rows = [row for line in (file.read_text().splitlines() if file and file.exists() else [])
+                     if "error" not in (row := json.loads(line))]  # fmt: skip
 
     def missing(self, size: str, peer: Peer, task: str, number: int) -> bool:
-        """Whether it is still to be asked: a task that an engine failed at is not asked again."""
+        """Whether it is still to be asked: a task that an engine failed at is not asked again by the same command."""
         own = [row for row in self.rows if (row["size"], row["name"], row["group"], row["task"], row.get("threads", 1))
                == (size, peer.name, peer.group, task, peer.threads)]  # fmt: skip
         return not any("error" in row or row["round"] == number for row in own)
@@ -339,7 +351,7 @@ class Rows:
         return time.monotonic() > self.until
 
 
-Tasks = Mapping[str, Callable[[Running, random.Random], float]]
+Tasks = Mapping[str, Callable[[Running, random.Random], Clocks]]
 
 
 def ask(size: str, peers: Sequence[Peer], rows: Rows, rounds: int, tasks: Tasks = TASKS) -> None:
@@ -368,7 +380,10 @@ def ask(size: str, peers: Sequence[Peer], rows: Rows, rounds: int, tasks: Tasks 
                         rows.put(size, peer, task, number, error=str(error))
                         del running[peer]
                         continue
-                    rows.put(size, peer, task, number, value=round(value, 2), version=running[peer].said)
+                    by_cpu, by_wall = (round(float(one), 2) for one in value)
+                    # one thread's figure stands on a busy machine, too; of several, CPU time says nothing of waiting
+                    figures = {"value": by_cpu} if peer.threads == 1 else {"value": by_wall, "cpu": by_cpu}
+                    rows.put(size, peer, task, number, **figures, version=running[peer].said)
 
 
 def ask_alone(size: str, peers: Sequence[Peer], rows: Rows, rounds: int) -> None:
@@ -418,6 +433,10 @@ def page(rows: Sequence[Row], size: str, threads: int) -> list[str]:
     lines = [f"| weights | engine | {' | '.join(TASKS)} |", "|---|---|" + "---|" * len(TASKS)]
     for group, name in names:
         cells = [spread(found(group, name, task), ".0f") for task in TASKS]
+        if threads > 1:
+            by_cpu = [found(group, name, task, "cpu") for task in TASKS]
+            cells = [f"{cell}; {statistics.median(own_):.0f}" if own_ else cell
+                     for cell, own_ in zip(cells, by_cpu, strict=True)]  # fmt: skip
         lines.append(f"| {group} | {name} | {' | '.join(cells)} |")
     lines += [
         "",
@@ -438,6 +457,12 @@ def page(rows: Sequence[Row], size: str, threads: int) -> list[str]:
             each = [a / b for a, b in zip(ours, others[best], strict=False)]
             cells.append(f"{statistics.median(each):.2f} ({min(each):.2f} to {max(each):.2f}) of {best}")
         lines.append(f"| {group} | {' | '.join(cells)} |")
+    versions = dict.fromkeys(f"{row['name']}: {row['version']}" for row in own if "version" in row)
+    failed = dict.fromkeys(f"\nLeft out: {row['name']} {row['group']}, {row['task']}: {row['error']}." for row in own
+                           if "error" in row)  # fmt: skip
+    told = ["", f"Versions: {'; '.join(versions)}.", *failed]
+    if threads > 1:  # memory and first token are those of one thread
+        return [*lines, *told]
     lines += [
         "", "| weights | engine | memory | without interpreter and libraries | over weights and keys | first token | "
         "of which libraries |", "|---|---|---|---|---|---|---|",
@@ -455,11 +480,7 @@ def page(rows: Sequence[Row], size: str, threads: int) -> list[str]:
             f"{spread([row['import'] for row in alone], '.1f')} s",
         ]  # fmt: skip
         lines.append(f"| {group} | {name} | {' | '.join(cells)} |")
-    failed = [row for row in own if "error" in row]
-    told = dict.fromkeys(f"{row['name']} {row['group']}, {row['task']}: {row['error']}" for row in failed)
-    versions = dict.fromkeys(f"{row['name']}: {row['version']}" for row in own if "version" in row)
-    lines += ["", f"Versions: {'; '.join(versions)}."]
-    return [*lines, *(f"\nLeft out: {one}." for one in told)]
+    return [*lines, *told]
 
 
 def main() -> int:
@@ -476,7 +497,7 @@ def main() -> int:
     parser.add_argument("--vllm", action="store_true", help="vLLM's build for CPUs, too: 3 GB")
     parser.add_argument("--anew", action="store_true", help="forget what was measured")
     parser.add_argument("--install", action="store_true", help="install and convert only")
-    parser.add_argument("--threads", type=int, default=1, help="of each engine; 1")
+    parser.add_argument("--threads", type=int, nargs="*", default=[1], help="of each engine, one after another; 1")
     parser.add_argument("--short", action="store_true", help="few tokens, once: whether each engine answers")
     parser.add_argument("--no-file", action="store_true", help="print only")
     options = parser.parse_args()
@@ -485,19 +506,21 @@ def main() -> int:
     if options.anew and file is not None:
         file.unlink(missing_ok=True)
     rows, left_out = Rows(file, time.monotonic() + 60 * options.minutes, options.rest), dict[str, None]()
-    by_size = dict[str, list[Peer]]()
+    asked_of = list[tuple[str, int, list[Peer]]]()
     for size in options.sizes:
         model = options.folder / "models" / size / "hf"
         if not (model / "tokenizer.json").exists():
             model.mkdir(parents=True, exist_ok=True)
             write_model(model, size)
-        made = list(peers_of(options.folder, model, options.only, options.vllm, options.threads))
-        left_out |= dict.fromkeys(one for one in made if isinstance(one, str))
-        by_size[size] = [one for one in made if isinstance(one, Peer) and one.group in options.weights]
-    for size, peers in by_size.items():
+        for threads in options.threads:
+            made = list(peers_of(options.folder, model, options.only, options.vllm, threads))
+            left_out |= dict.fromkeys(one for one in made if isinstance(one, str))
+            peers = [one for one in made if isinstance(one, Peer) and one.group in options.weights]
+            asked_of.append((size, threads, peers))
+    for size, threads, peers in sorted(asked_of, key=lambda one: one[1]):
         if options.install:
             continue
-        if options.threads == 1 and not options.short:
+        if threads == 1 and not options.short:
             ask_alone(size, peers, rows, options.rounds)
         for group in options.weights:
             own = [peer for peer in peers if peer.group == group]
@@ -507,7 +530,7 @@ def main() -> int:
     asked = sorted({(list(SHAPES).index(row["size"]), row.get("threads", 1), row["size"]) for row in rows.rows})
     tables = [
         line for _, threads, size in asked for line in
-        ("", f"## {size}" + f", {threads} threads, tokens a second by the wall" * (threads > 1), "",
+        ("", f"## {size}" + f", {threads} threads: tokens a second by the wall; a CPU-second" * (threads > 1), "",
          *page(rows.rows, size, threads))
     ]  # fmt: skip
     lines = [*tables, *(f"\nLeft out: {one}" for one in left_out)]
@@ -518,11 +541,14 @@ def main() -> int:
         days = sorted({row["at"] for row in rows.rows})
         rounds = 1 + max(row["round"] for row in rows.rows)
         loads = sorted(row["load"] for row in rows.rows) or [0.0]
+        on_threads = f" --threads {' '.join(map(str, options.threads))}" if options.threads != [1] else ""
         head = [
             "# Beside other programs",
             "",
-            f"`python benchmarks/serve/peers.py`, {' and '.join(days)}, {this_machine().model}, one thread, random "
-            "weights: tokens a CPU-second of the whole process, median [least, most] of up to "
+            f"`python benchmarks/serve/peers.py{on_threads}{' --vllm' * options.vllm}`, {' and '.join(days)}, "
+            f"{this_machine().model}, random weights, one thread where no other number is told: tokens a CPU-second of "
+            "the whole process (of several threads a second by the wall's clock, which is the figure that is compared, "
+            "and after the semicolon a CPU-second), median [least, most] of up to "
             f"{rounds} rounds in which the engines of a precision are asked in turn, on a machine that others used too "
             f"(load average {statistics.median(loads)}, {loads[0]} to {loads[-1]}). Peers as their packages install on "
             "that day. `eight at once` counts output tokens, prompts included. Memory: what is resident after eight "

@@ -56,6 +56,35 @@ _CHATS: tuple[tuple[str, object, str], ...] = (
     ("calls that are a number", {**SAID, "messages": [{"role": "assistant", "tool_calls": 5}]}, "400"),
     ("a tool without a schema", _tools(7), "400"),
     ("a tool of a strange type", _tools({"type": "strange"}), "400"),
+    ("a tool of a pattern that is none", _tools(_object({"a": {"type": "string", "pattern": "("}})), "400"),
+    ("a tool with a schema of nothing", _tools(_object({"a": {"enum": []}})), "400 200"),
+    ("a tool whose bounds cross", _tools(_object({"a": {"type": "array", "minItems": 3, "maxItems": 1}})), "400 200"),
+    ("a tool whose schema is elsewhere", _tools(_object({"a": {"$ref": "#/definitions/none"}})), "400"),
+    ("a tool of a list", _tools([]), "400 200"),
+    ("a tool without a name", {**SAID, "tools": [{"type": "function", "function": {"name": ""}}]}, "400"),
+    ("a tool named by 1 MB", {**SAID, "tools": [{"type": "function", "function": {"name": "f" * 10**6}}]}, "400"),
+    ("a tool named by a zero", {**SAID, "tools": [{"type": "function", "function": {"name": "a\0b"}}]}, "400"),
+    ("two tools of one name", {**SAID, "tools": _tools({})["tools"] * 2, "tool_choice": "required"}, "400"),
+    ("10,000 tools", {**SAID, "tools": _tools({})["tools"] * 10_000}, "400"),
+    ("a choice of a tool that is not there", {**_tools({}), "tool_choice": {"type": "function"}}, "400"),
+    ("a strict tool that is none", {**SAID, "tools": [{"type": "function", "function": 5}]}, "400"),
+    (
+        "a call whose arguments are no JSON",
+        {
+            **SAID,
+            "messages": [
+                {
+                    "role": "assistant",
+                    "content": None,
+                    "tool_calls": [{"id": "1", "type": "function", "function": {"name": "f", "arguments": "{"}}],
+                }
+            ],
+        },
+        "400 200",
+    ),
+    ("10,000 messages", {**SAID, "messages": SAID["messages"] * 10_000}, "400"),
+    ("half a letter in a name", b'{"messages": [{"role": "user", "content": "a", "name": "\\udfff"}]}', "400"),
+    ("a whole pair", b'{"messages": [{"role": "user", "content": "\\ud83d\\ude00"}], "max_tokens": 1}', "200"),
 )
 _COMPLETIONS: tuple[tuple[str, object, str], ...] = (
     ("a model that is a path", {**GOOD, "model": "../../etc/passwd"}, "404"),
@@ -78,7 +107,31 @@ _COMPLETIONS: tuple[tuple[str, object, str], ...] = (
     ("a number of 400 digits", b'{"prompt": "x", "temperature": 1' + b"0" * 400 + b"}", "400"),
     ("a number of 5,000 digits", b'{"prompt": "x", "temperature": 1' + b"0" * 5000 + b"}", "400"),
     ("an infinite number", b'{"prompt": "x", "temperature": 1e999}', "400"),
+    ("10^30 answers", {**GOOD, "n": 10**30}, "400"),
+    ("answers that are no number", {**GOOD, "n": "4"}, "400"),
+    ("one and a half answers", {**GOOD, "n": 1.5}, "400"),
+    ("the best of fewer", {**GOOD, "n": 4, "best_of": 2}, "400"),
+    ("256 prompts of 128 answers", {"prompt": ["x"] * 256, "n": 128, "max_tokens": 10**9}, "400"),
+    ("no prompts", {**GOOD, "prompt": []}, "400"),
+    ("prompts of two kinds", {**GOOD, "prompt": ["x", [5]]}, "200"),
+    ("a token that is true", {**GOOD, "prompt": [True]}, "400"),
+    ("a token of 10^30", {**GOOD, "prompt": [10**30]}, "400"),
     ("a bias of no token", {**GOOD, "logit_bias": {"99999": 1}}, "400"),
+    ("a bias of a token below 0", {**GOOD, "logit_bias": {"-1": 1}}, "400"),
+    ("a bias of a token in other digits", {**GOOD, "logit_bias": {"\uff15": 1}}, "400"),
+    ("a bias of a token with a blank", {**GOOD, "logit_bias": {" 5": 1}}, "400"),
+    ("a bias of a fraction", {**GOOD, "logit_bias": {"5.0": 1}}, "400"),
+    ("a bias that is a list", {**GOOD, "logit_bias": [1]}, "400"),
+    ("a bias that is true", {**GOOD, "logit_bias": {"5": True}}, "400"),
+    ("a bias of 10^308", {**GOOD, "logit_bias": {"5": 1e308}}, "400"),
+    ("biases that leave nothing", {**GOOD, "logit_bias": {str(at): -100 for at in range(259)}}, "200"),
+    ("half a letter as a stop string", b'{"prompt": "x", "stop": "\\udc00"}', "400"),
+    ("a schema in half a letter", b'{"prompt": "x", "guided_regex": "\\ud800"}', "400"),
+    ("an empty body", b"", "400"),
+    ("a body that is a list", [], "400"),
+    ("a body that is null", None, "400"),
+    ("a mark before the body", b'\xef\xbb\xbf{"prompt": "x", "max_tokens": 1}', "200 400"),
+    ("a body in UTF-16", '{"prompt": "x", "max_tokens": 1}'.encode("utf-16"), "200 400"),
     ("a bias of a token of 5,000 digits", {**GOOD, "logit_bias": {"9" * 5000: 1}}, "400"),
     ("biases of all tokens", {**GOOD, "logit_bias": {str(at): 1 for at in range(250)}}, "200"),
     ("half a letter", b'{"prompt": "\\ud800"}', "400"),
@@ -93,9 +146,20 @@ _COMPLETIONS: tuple[tuple[str, object, str], ...] = (
     ("zeros", {**GOOD, "prompt": "\x00" * 100}, "200"),
     ("no JSON", b"\xff\xfe", "400"),
 )
+_ELSEWHERE: tuple[tuple[str, str, object, str], ...] = (
+    ("embeddings of a decoder", "/v1/embeddings", {"input": "x"}, "400"),
+    ("embeddings of 10^6 tokens", "/v1/embeddings", {"input": [5] * 1_000_000}, "400"),
+    ("embeddings of nothing", "/v1/embeddings", {}, "400"),
+    ("classes of a decoder", "/classify", {"input": "x"}, "400"),
+    ("a list of models that is asked for by POST", "/v1/models", {}, "405"),
+    ("a path that is not there", "/v1/files", {"file": "/etc/passwd"}, "404"),
+    ("a path with a zero", "/v1/completions%00", dict(GOOD), "404"),
+    ("a path with a slash more", "//v1//completions", dict(GOOD), "404"),
+)
 SHAPES: tuple[tuple[str, str, object, str], ...] = (
     *((name, CHAT, body, wanted) for name, body, wanted in _CHATS),
     *((name, COMPLETIONS, body, wanted) for name, body, wanted in _COMPLETIONS),
+    *_ELSEWHERE,
 )
 """What it is, where it is sent, its body, and the statuses that may come back."""
 
@@ -115,11 +179,96 @@ _RAW: tuple[tuple[str, tuple[str, ...], str], ...] = (
     ("a path above", ("GET /v1/models/../../../../etc/passwd HTTP/1.1", HOST, CLOSE, "", ""), "404"),
     ("another type", (POST, HOST, CLOSE, *_TEXT), "415"),
     ("no HTTP", ("\x16\x03\x01\x02", "", ""), "400"),
+    ("HTTP/2 at once", ("PRI * HTTP/2.0", "", "SM", "", ""), "400 505"),
+    (
+        "chunks that are packed",
+        (POST, HOST, JSON, CLOSE, "Transfer-Encoding: gzip, chunked", "", "0", "", ""),
+        "400 501",
+    ),
+    ("chunks twice", (POST, HOST, JSON, CLOSE, CHUNKED, CHUNKED, "", "0", "", ""), "400 501"),
+    ("a blank before the colon", (POST, HOST, JSON, CLOSE, "Transfer-Encoding : chunked", "", "0", "", ""), "400"),
+    ("a chunk of 16^21 bytes", (POST, HOST, JSON, CLOSE, CHUNKED, "", "f" * 21, "{}", ""), "400 413"),
+    ("a chunk of -1 bytes", (POST, HOST, JSON, CLOSE, CHUNKED, "", "-1", "{}", ""), "400 499"),
+    ("a chunk of 0x2 bytes", (POST, HOST, JSON, CLOSE, CHUNKED, "", "0x2", "{}", "0", "", ""), "400 499"),
+    ("a chunk longer than it says", (POST, HOST, JSON, CLOSE, CHUNKED, "", "2", "{}{}", "0", "", ""), "400 499"),
+    (
+        "a chunk that says 1 MB of itself",
+        (POST, HOST, JSON, CLOSE, CHUNKED, "", "2;" + "a" * (1 << 20), "{}", ""),
+        "400 499",
+    ),
+    ("a length of 10^30", (POST, HOST, JSON, CLOSE, "Content-Length: 1" + "0" * 30, "", "{}"), "400 413"),
+    ("a length in other digits", (POST, HOST, JSON, CLOSE, "Content-Length: +2", "", "{}"), "400"),
+    ("a zero in a header", (POST, HOST, JSON, CLOSE, "X: a\0b", "Content-Length: 2", "", "{}"), "400"),
+    ("10,000 headers", (GET, HOST, CLOSE, *(f"X{at}: a" for at in range(10_000)), "", ""), "200 400 431"),
+    ("a path of 1 MB", ("GET /v1/" + "a" * (1 << 20) + " HTTP/1.1", HOST, CLOSE, "", ""), "400 414 431"),
 )
 RAW: tuple[tuple[str, bytes, str], ...] = tuple(
     (name, CRLF.join(lines).encode(), wanted) for name, lines, wanted in _RAW
 )
 """What it is, its bytes, and the statuses that may come back."""
+
+
+_SMALL = '{"prompt": "x", "max_tokens": 1}'
+_LEN = f"Content-Length: {len(_SMALL)}"
+_INSIDE = CRLF.join((GET, HOST, "", ""))  # a request that stands in the body of another
+_CHUNKS = tuple(part for letter in _SMALL for part in ("1", letter))
+_SEVERAL: tuple[tuple[str, tuple[str, ...], tuple[str, ...]], ...] = (
+    (
+        "two requests at once",
+        (POST, HOST, JSON, _LEN, "", _SMALL + POST, HOST, JSON, CLOSE, _LEN, "", _SMALL),
+        ("200", "200"),
+    ),
+    ("100 requests at once", (*(GET, HOST, "") * 99, GET, HOST, CLOSE, "", ""), ("200",) * 100),
+    (
+        "one behind a wrong one",
+        (POST, HOST, JSON, "Content-Length: 2", "", "{}" + GET, HOST, CLOSE, "", ""),
+        ("400", "200"),
+    ),
+    (
+        "one behind one of another type",
+        (POST, HOST, _TEXT[1], "", _TEXT[-1] + GET, HOST, CLOSE, "", ""),
+        ("415", "200"),
+    ),
+    (
+        "one within the body of a lost path",
+        ("POST /none HTTP/1.1", HOST, JSON, f"Content-Length: {len(_INSIDE)}", "", _INSIDE + GET, HOST, CLOSE, "", ""),
+        ("404", "200"),
+    ),
+    (
+        "one within the body of a strange host",
+        (
+            "POST /none HTTP/1.1",
+            "Host: evil.example",
+            JSON,
+            f"Content-Length: {len(_INSIDE)}",
+            "",
+            _INSIDE + GET,
+            HOST,
+            CLOSE,
+            "",
+            "",
+        ),
+        ("400", "200"),
+    ),
+    ("chunks of a letter", (POST, HOST, JSON, CLOSE, CHUNKED, "", *_CHUNKS, "0", "", ""), ("200",)),
+    (
+        "chunks with more to say, and a trailer",
+        (POST, HOST, JSON, CLOSE, CHUNKED, "", f"{len(_SMALL):x};a=b", _SMALL, "0", "X: y", "", ""),
+        ("200",),
+    ),
+    ("one who waits for leave", (POST, HOST, JSON, CLOSE, "Expect: 100-continue", _LEN, "", _SMALL), ("200",)),
+)
+SEVERAL: tuple[tuple[str, bytes, tuple[str, ...]], ...] = tuple(
+    (name, CRLF.join(lines).encode(), wanted) for name, lines, wanted in _SEVERAL
+)
+"""What it is, its bytes, which are several requests of one connection or one in pieces, and the statuses that come
+back in this order: an answer more would be to a request that nobody sent."""
+
+
+def statuses(answer: bytes) -> tuple[str, ...]:
+    """Of all answers on a connection, in order, but for leave to go on."""
+    found = re.findall(rb"HTTP/1\.1 (\d+) ", answer)
+    return tuple(one.decode() for one in found if one != b"100")
 
 
 def bytes_of(body: object) -> bytes:

@@ -9,7 +9,8 @@ import pytest
 
 pytest.importorskip("torch", reason="torch is not installed: the room of the engine needs it")
 
-from gnomon.serve.calls import Calls, calls_in  # noqa: E402
+from gnomon.errors import InputError  # noqa: E402
+from gnomon.serve.calls import Calls, calls_in, tools_of  # noqa: E402
 
 A, B = '{"name": "f", "arguments": {"x": 1}}', '{"name": "g", "parameters": {"y": "<tool_call>"}}'
 TAGGED = "<tool_call>\n{}\n</tool_call>"
@@ -54,3 +55,13 @@ def test_text_is_told_before_the_answer_ends() -> None:
 
 def test_of_a_list_that_may_not_be_one_the_first_is_told() -> None:
     assert len(calls_in(f"[{A}, {B}]", several=False)[1]) == 1
+
+
+@pytest.mark.parametrize(
+    ("names", "why"),
+    [(["f", "f"], "two tools are named 'f'"), ([""], "1 to 128 letters, not 0"), (["f" * 129], "not 129"),
+     (["a\nb"], "cannot be printed")],
+)  # fmt: skip
+def test_tools_that_a_call_could_not_name_are_refused(names: list[str], why: str) -> None:
+    with pytest.raises(InputError, match=why):
+        tools_of({"tools": [{"type": "function", "function": {"name": name}} for name in names]})

@@ -23,7 +23,7 @@ for package in ("transformers", "openai", "starlette", "uvicorn", "llguidance"):
 
 import openai  # noqa: E402
 from safetensors.torch import load_file  # noqa: E402
-from serve.hostile import RAW, all_of, exchanged  # noqa: E402
+from serve.hostile import RAW, SEVERAL, all_of, exchanged, statuses  # noqa: E402
 from serve.served import Server, serving, workers, write_adapter, write_model  # noqa: E402
 
 from gnomon import schema  # noqa: E402
@@ -328,6 +328,17 @@ def test_what_is_hardly_http_is_refused(server: Server, name: str, sent: bytes, 
     where = urlsplit(server.url)
     answer = asyncio.run(exchanged(str(where.hostname), int(where.port or 0), sent, 10))
     assert answer[9:12].decode() in ("", *wanted.split(), "401"), (name, answer[:200])
+
+
+@pytest.mark.parametrize(("name", "sent", "wanted"), SEVERAL, ids=[name for name, *_ in SEVERAL])
+def test_each_request_of_a_connection_has_one_answer(
+    server: Server, name: str, sent: bytes, wanted: tuple[str, ...]
+) -> None:
+    """Without the key, so that most are refused before their body is read."""
+    where = urlsplit(server.url)
+    answer = asyncio.run(exchanged(str(where.hostname), int(where.port or 0), sent, 10))
+    found = statuses(answer)
+    assert len(found) == len(wanted) and all(f in (w, "401") for f, w in zip(found, wanted, strict=True)), answer[:400]
 
 
 def test_metrics_bear_the_names_that_dashboards_know(server: Server) -> None:

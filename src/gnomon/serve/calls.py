@@ -15,7 +15,7 @@ from typing import Any
 from gnomon.errors import InputError
 
 Body = Mapping[str, Any]
-MOST_TOOLS = 128
+MOST_TOOLS, LONGEST_NAME = 128, 128
 ANY_TOOL, SEVERAL_TOOLS = "\0any", "\0several"
 OPEN_CALL, CLOSE_CALL = "<tool_call>", "</tool_call>"
 
@@ -29,7 +29,20 @@ def tools_of(fields: Body) -> Sequence[Body]:
         function = tool.get("function") if isinstance(tool, dict) and tool.get("type") == "function" else None
         if not isinstance(function, dict) or not isinstance(function.get("name"), str):
             raise InputError("a tool is {type: function, function: {name, parameters}}", f"$.tools[{number}]")
+        if (why := _not_a_name(function["name"])) is not None:
+            raise InputError(f"the name of a tool {why}", f"$.tools[{number}].function.name")
+    names = [tool["function"]["name"] for tool in tools]
+    # a call says which it means by its name alone
+    if twice := [name for name in names if names.count(name) > 1]:
+        raise InputError(f"two tools are named {twice[0]!r}; give each a name of its own", "$.tools")
     return tools
+
+
+def _not_a_name(name: str) -> str | None:
+    """What is wrong with it; None: nothing is."""
+    if not 0 < len(name) <= LONGEST_NAME:
+        return f"has 1 to {LONGEST_NAME} letters, not {len(name)}"
+    return None if name.isprintable() else f"has letters that cannot be printed: {name[:40]!r}"
 
 
 def forced_by(choice: object, tools: Sequence[Body], parallel: bool | None) -> str:

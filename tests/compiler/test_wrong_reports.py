@@ -141,10 +141,10 @@ def test_a_kernel_that_is_right_on_the_users_first_numbers_alone_is_refused() ->
     def wrong(x: torch.Tensor) -> tuple[torch.Tensor]:
         return (x.flip(0),)
 
-    trial = gate.Trial("// flipped", wrong, lambda x: (x.clone(),), made=True)
+    trial = gate.Trial("// flipped", wrong, lambda x: (x.clone(),), on_made_inputs=True)
     trial(torch.zeros(5, 7))
     assert trial.kept is False and "ordinary numbers" in trial.verdict["wrong"]
-    lost = gate.Trial("// without NaN", lambda x: (x.nan_to_num(0.0),), lambda x: (x.clone(),), made=True)
+    lost = gate.Trial("// without NaN", lambda x: (x.nan_to_num(0.0),), lambda x: (x.clone(),), on_made_inputs=True)
     lost(torch.zeros(50, 700))
     assert lost.kept is False and "special numbers" in lost.verdict["wrong"]
 

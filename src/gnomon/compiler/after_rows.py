@@ -112,11 +112,11 @@ def _post(text: Text) -> None:
 
 
 def _needed_after(nest: Nest, roots: Sequence[int]) -> Iterator[int]:
-    wanted = set(roots)
+    needed = set(roots)
     for i in range(max(roots, default=-1), -1, -1):
-        if i in wanted and not nest.stages.roles.get(i):
-            wanted.update(nest.body.code[i].args)
-    return iter(sorted(wanted))
+        if i in needed and not nest.stages.roles.get(i):
+            needed.update(nest.body.code[i].args)
+    return iter(sorted(needed))
 
 
 def _after_value(text: Text, value: int, last: str | None, partial: bool) -> str:

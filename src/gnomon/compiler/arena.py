@@ -26,7 +26,9 @@ class Buffer:
     """The last step that needs it."""
 
 
-def offsets(buffers: Sequence[Buffer], at_once: Callable[[int, int], bool] | None = None) -> tuple[list[int], int]:
+def offsets(
+    buffers: Sequence[Buffer], live_together: Callable[[int, int], bool] | None = None
+) -> tuple[list[int], int]:
     """Bytes from the start to each buffer, and of all together. at_once: whether two buffers may live at the same time;
     without it, by their steps, which come one after another."""
     out = [0] * len(buffers)
@@ -35,11 +37,11 @@ def offsets(buffers: Sequence[Buffer], at_once: Callable[[int, int], bool] | Non
     for n in sorted(range(len(buffers)), key=lambda n: (-buffers[n].size_bytes, buffers[n].first)):
         one, at = buffers[n], 0
         size = -(-one.size_bytes // LINE) * LINE
-        if at_once is None:
-            beside = [m for m in placed if buffers[m].first <= one.last and one.first <= buffers[m].last]
+        if live_together is None:
+            overlapping = [m for m in placed if buffers[m].first <= one.last and one.first <= buffers[m].last]
         else:
-            beside = [m for m in placed if at_once(m, n)]
-        for m in sorted(beside, key=lambda m: out[m]):
+            overlapping = [m for m in placed if live_together(m, n)]
+        for m in sorted(overlapping, key=lambda m: out[m]):
             if at + size <= out[m]:
                 break
             at = max(at, out[m] + -(-buffers[m].size_bytes // LINE) * LINE)

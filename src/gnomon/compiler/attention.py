@@ -144,10 +144,10 @@ class AttentionBackward(Attention):
         function = kernel(self.name, q.dtype)
         if function is None or not q.numel() or k.shape[2] < 2:  # with one key, what would be 0 is rounding
             return self.aten(*args)
-        made = [_turned(one.shape, one.dtype) for one in (q, k, v)]
+        gradients = [_turned(one.shape, one.dtype) for one in (q, k, v)]
         call, names = _AttentionBackwardCall(), "g q k v out sums dq dk dv".split()
-        self._fill(call, q, k, mask, dict(zip(names, (g, q, k, v, out, sums, *made), strict=True)))
-        return self.aten(*args) if function(ctypes.addressof(call)) else made
+        self._fill(call, q, k, mask, dict(zip(names, (g, q, k, v, out, sums, *gradients), strict=True)))
+        return self.aten(*args) if function(ctypes.addressof(call)) else gradients
 
     def aten(self, *args: Tensor) -> list[Tensor]:
         """Runs PyTorch's operation on the same tensors."""
@@ -203,7 +203,7 @@ def _dense(one: Tensor) -> Tensor:
 
 def fuse(graph: fx.Graph) -> list[Attention]:
     """Puts our operation in place of each attention that the kernels know; returns them."""
-    made: list[Attention] = []
+    calls: list[Attention] = []
     for node in list(graph.nodes):
         found = _attention(node)
         if found is None:
@@ -214,8 +214,8 @@ def fuse(graph: fx.Graph) -> list[Attention]:
         new.meta.update(node.meta)
         node.replace_all_uses_with(new)
         graph.erase_node(node)
-        made.append(call)
-    return [*made, *_fuse_written(graph)]
+        calls.append(call)
+    return [*calls, *_fuse_written(graph)]
 
 
 # ---- as two products
@@ -225,7 +225,7 @@ SAME = (aten.view.default, aten._unsafe_view.default, aten.reshape.default, aten
 
 def _fuse_written(graph: fx.Graph) -> list[Attention]:
     """Puts a `WrittenAttention` in the place of each product of a softmax of a product that nobody else reads."""
-    made: list[Attention] = []
+    calls: list[Attention] = []
     for node in list(graph.nodes):
         found = _written(node)
         if found is None:
@@ -242,8 +242,8 @@ def _fuse_written(graph: fx.Graph) -> list[Attention]:
                 above = one.all_input_nodes
                 graph.erase_node(one)
                 waiting += above
-        made.append(call)
-    return made
+        calls.append(call)
+    return calls
 
 
 def _floats(node: Any) -> Tensor | None:
@@ -256,8 +256,8 @@ def _floats(node: Any) -> Tensor | None:
 def _source(node: Node, batch: int, heads: int) -> Node:
     """Finds where numbers of (batch heads, ...) or (batch, heads, ...) come from, through views and copies."""
     rest = list(node.meta["val"].shape[-2:])
-    wanted = ([batch, heads, *rest], [batch * heads, *rest])
-    while node.target in SAME and _floats(node.args[0]) is not None and list(node.args[0].meta["val"].shape) in wanted:
+    shapes = ([batch, heads, *rest], [batch * heads, *rest])
+    while node.target in SAME and _floats(node.args[0]) is not None and list(node.args[0].meta["val"].shape) in shapes:
         node = node.args[0]
     return node
 
@@ -293,13 +293,13 @@ def _written(node: Node) -> tuple[WrittenAttention, list[Node]] | None:
     if scores.target in (aten.mul.Tensor, aten.div.Tensor) and isinstance(scores.args[1], float) and not scores.kwargs:
         inside.append(scores)
         scale, divided, scores = scores.args[1], scores.target is aten.div.Tensor, scores.args[0]
-    product = up(scores)
-    inside.append(product)
-    if product.target is not aten.bmm.default or not scale > 0 or any(len(one.users) != 1 for one in inside):
+    scaled_scores = up(scores)
+    inside.append(scaled_scores)
+    if scaled_scores.target is not aten.bmm.default or not scale > 0 or any(len(one.users) != 1 for one in inside):
         return None
     if list(scores.meta["val"].shape) != list(softmax.meta["val"].shape):
         return None
-    q, k, v = (_source(one, batch, heads) for one in (*product.args, node.args[1]))
+    q, k, v = (_source(one, batch, heads) for one in (*scaled_scores.args, node.args[1]))
     values = [_floats(one) for one in (q, k, v)]
     if any(value is None for value in values) or kernel_sizes(values) is None:
         return None
@@ -319,8 +319,8 @@ def _attention(node: Node) -> tuple[Attention, list[Node]] | None:
     if count is None:
         return None
     tensors = list(node.args[:count])
-    given, usual = list(node.args[count:]), [0.0, False]
-    dropout, causal = given + usual[len(given) :]
+    optional, usual = list(node.args[count:]), [0.0, False]
+    dropout, causal = optional + usual[len(optional) :]
     mask, scale = node.kwargs.get("attn_mask"), node.kwargs.get("scale")
     if not (isinstance(dropout, float) and dropout == 0 and isinstance(causal, bool) and _positive(scale)):
         return None

@@ -145,10 +145,10 @@ FLAGS = {
 
 def flag_of(options: dict[str, Any], name: str) -> bool:
     """Whether somebody says so."""
-    given = options.get(name, False)
-    if not isinstance(given, bool):
-        raise InputError(f"options={{{name!r}: {given!r}}}: True {FLAGS[name]}, or False")
-    return given
+    flag = options.get(name, False)
+    if not isinstance(flag, bool):
+        raise InputError(f"options={{{name!r}: {flag!r}}}: True {FLAGS[name]}, or False")
+    return flag
 
 
 def mask_of(options: dict[str, Any], module: torch.fx.GraphModule) -> int | None:
@@ -187,7 +187,7 @@ def compile_graph(
     frozen: whether weights are written no more. preview: whether results may be near. mask: the input that says what
     of a padded batch is there."""
     try:
-        made = CompiledGraph(
+        compiled = CompiledGraph(
             module,
             packs=not learns,
             saved=saved,
@@ -201,16 +201,16 @@ def compile_graph(
         say_once(f"a graph stays PyTorch's own operations: {type(error).__name__}: {error}")
         log.debug("why", exc_info=True)
         return make_boxed_func(module.forward)  # type: ignore[no-any-return]
-    return made.boxed()
+    return compiled.boxed()
 
 
 def _alone(module: torch.fx.GraphModule, layers: int) -> Callable[[list[Any]], Any]:
     """A part of a graph compiled with chains of so many layers at most, as a function of a list; it is no graph that
     anybody asks about."""
-    made = CompiledGraph(module, chain_layers=layers)
-    if made in reports:
-        reports.remove(made)
-    return made.boxed()
+    compiled = CompiledGraph(module, chain_layers=layers)
+    if compiled in reports:
+        reports.remove(compiled)
+    return compiled.boxed()
 
 
 class CompiledGraph:
@@ -405,13 +405,13 @@ class CompiledGraph:
     def _body(self, node: torch.fx.Node) -> tuple[list[Any], list[Any], steps.KernelOf, steps.BodyOf] | None:
         """The program of a loop's or a branch's body, tried before on inputs that are made where it has not run yet."""
         body = getattr(self.program.graph.owning_module, str(node.target), None)
-        made = getattr(getattr(body, "function", None), "compiled", None)
-        if not isinstance(made, CompiledGraph) or made.program.environment is not None:
+        compiled = getattr(getattr(body, "function", None), "compiled", None)
+        if not isinstance(compiled, CompiledGraph) or compiled.program.environment is not None:
             return None
-        if not made.final and not made.tried_on_made():
+        if not compiled.final and not compiled.tried_on_made():
             return None
-        inputs = [one for one in made.program.graph.nodes if one.op == "placeholder"]
-        return made.program.units, inputs, made._kernel, made._body
+        inputs = [one for one in compiled.program.graph.nodes if one.op == "placeholder"]
+        return compiled.program.units, inputs, compiled._kernel, compiled._body
 
     def tried_on_made(self) -> bool:
         """Tries the graph on inputs that are made; whether it ran."""
@@ -448,10 +448,10 @@ class CompiledGraph:
         """The line that calls what stands in a group's place, made of the group's trial."""
         names = [writer.name(n) for n in planned.inputs]
         symbols = sorted(writer.symbols_of(planned))
-        made = f"({', '.join(writer.name(n) for n in planned.outputs)},)"
+        returned = f"({', '.join(writer.name(n) for n in planned.outputs)},)"
         functions = {}
         for which, lines in (("run", writer.kernel_lines(planned)), ("aten", writer.given_back(planned))):
-            body = [*lines, f"return {made}"]
+            body = [*lines, f"return {returned}"]
             functions[which] = f"def {which}({', '.join([*names, *symbols])}):\n" + "\n".join(LINES + x for x in body)
         scope = dict(writer.scope())
         exec("\n".join(functions.values()), scope)
@@ -459,10 +459,10 @@ class CompiledGraph:
             planned.kernel.source,
             scope["run"],
             scope["aten"],
-            made=planned.device.type == "cpu",
+            on_made_inputs=planned.device.type == "cpu",
             whole=not may_fail(planned),
         )
-        return [f"{made} = {writer.constant(called(trial))}({', '.join([*names, *symbols])})"]
+        return [f"{returned} = {writer.constant(called(trial))}({', '.join([*names, *symbols])})"]
 
 
 def _load(planned: Sequence[PlannedGroup], others: Sequence[str]) -> None:

@@ -153,11 +153,11 @@ class Body:
     def emit(self, op: str, *args: int, kind: str, axes: Iterable[int] | None = None, attr: Any = None) -> int:
         """The value of an instruction; the same one twice is one."""
         along = frozenset(axes) if axes is not None else frozenset().union(*(self.code[a].axes for a in args))
-        made = Instruction(op=op, args=args, kind=kind, axes=along, attr=attr)
-        if made not in self.known:
-            self.known[made] = len(self.code)
-            self.code.append(made)
-        return self.known[made]
+        instruction = Instruction(op=op, args=args, kind=kind, axes=along, attr=attr)
+        if instruction not in self.known:
+            self.known[instruction] = len(self.code)
+            self.code.append(instruction)
+        return self.known[instruction]
 
     def const(self, value: float | int | bool, kind: str) -> int:
         plain = bool(value) if kind == "B" else int(value) if kind == "L" else float(value)
@@ -205,12 +205,12 @@ class Body:
         """Reduces a value along axes; those along which the value does not vary count by their size."""
         here = self.code[value]
         over = frozenset(axes)
-        kept = over & here.axes
-        if kept:
-            value = self.emit(op, value, kind=here.kind, axes=here.axes - kept, attr=tuple(sorted(kept)))
-        if op == "sum" and over - kept:
-            value = self.emit("mul", value, self.extent(over - kept, here.kind), kind=here.kind)
-        elif op == "prod" and over - kept:
+        reduced = over & here.axes
+        if reduced:
+            value = self.emit(op, value, kind=here.kind, axes=here.axes - reduced, attr=tuple(sorted(reduced)))
+        if op == "sum" and over - reduced:
+            value = self.emit("mul", value, self.extent(over - reduced, here.kind), kind=here.kind)
+        elif op == "prod" and over - reduced:
             raise UnfitError("a product of equal values")
         return value
 
@@ -265,19 +265,19 @@ class Body:
         value = self.emit("load", kind=kind_of(source.dtype), axes=strides, attr=slot)
         return Tensor(value=value, sizes=source.sizes, dims=tuple(dims), dtype=source.dtype)
 
-    def slot(self, wanted: Input) -> int:
+    def slot(self, dims: Input) -> int:
         for i, known in enumerate(self.inputs):
-            if known == wanted:
+            if known == dims:
                 return i
-        self.inputs.append(wanted)
+        self.inputs.append(dims)
         return len(self.inputs) - 1
 
     def place(self, sizes: Sequence[Size], known: Sequence[tuple[int, ...] | None]) -> tuple[tuple[int, ...], ...]:
         """Axes for each dim of a shape, given those of some; the others take the axes of a joined dim of their size,
         or, in order, axes that are not taken yet and multiply to their size, and new ones where none are left."""
         out: list[tuple[int, ...]] = []
-        taken = {a for dim in known if dim for a in dim}
-        free = [a for a in range(len(self.axes)) if a not in taken]
+        used = {a for dim in known if dim for a in dim}
+        free = [a for a in range(len(self.axes)) if a not in used]
         for size, dim in zip(sizes, known, strict=True):
             if dim is not None or equal(size, 1):
                 out.append(dim or ())

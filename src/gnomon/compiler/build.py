@@ -62,9 +62,9 @@ def cache_folder() -> Path:
 
 
 def _asked_folder() -> Path:
-    asked = os.environ.get("GNOMON_CACHE")
-    if asked:
-        return Path(asked)
+    folder = os.environ.get("GNOMON_CACHE")
+    if folder:
+        return Path(folder)
     base = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
     return Path(base) / "gnomon" / "compiler"
 
@@ -82,9 +82,9 @@ def _kept(folder: Path, of_key: Path) -> tuple[Path, Seal]:
         "compiled kernels are not kept from one process to the next: %s (or set GNOMON_CACHE and GNOMON_HOME to "
         "folders of your own)", wrong or seal
     )  # fmt: skip
-    alone = tempfile.mkdtemp(prefix="gnomon-kernels-")  # of mode 700
-    atexit.register(_remove, alone, os.getpid())
-    return Path(alone), new_seal()
+    private = tempfile.mkdtemp(prefix="gnomon-kernels-")  # of mode 700
+    atexit.register(_remove, private, os.getpid())
+    return Path(private), new_seal()
 
 
 def _remove(folder: str, maker: int) -> None:
@@ -123,11 +123,11 @@ def _headers() -> str:
 def asked_flags() -> list[str]:
     """Reads GNOMON_CXXFLAGS: more flags for the compiler, as -fsanitize=address. A quotation that does not end is the
     compiler's to refuse, as other flags that it does not know."""
-    asked = os.environ.get("GNOMON_CXXFLAGS", "")
+    flags = os.environ.get("GNOMON_CXXFLAGS", "")
     try:
-        return shlex.split(asked)
+        return shlex.split(flags)
     except ValueError:
-        return asked.split()
+        return flags.split()
 
 
 def key_of(source: str, isa: InstructionSet | None = None, extra: Sequence[str] = ()) -> str:
@@ -171,9 +171,9 @@ def libraries(sources: Sequence[str]) -> list[Function | None]:
         missing = {key: source for key, source in zip(keys, sources, strict=True) if key not in _loaded}
     if missing:
         with ThreadPoolExecutor(max_workers=max(1, min(this_machine().cores, len(missing)))) as pool:
-            made = list(pool.map(_one, missing.items()))
+            functions = list(pool.map(_one, missing.items()))
         with _lock:
-            for key, function in zip(missing, made, strict=True):
+            for key, function in zip(missing, functions, strict=True):
                 _loaded.setdefault(key, function)
     return [_loaded[key] for key in keys]
 

@@ -167,12 +167,12 @@ class Chain(TriedKernel):
         layers = self._layers_of(rest)
         if isinstance(self.form, linear.LinearForm):
             [(w, bias, others)] = layers
-            given = [] if bias is None else [bias]
+            bias_args = [] if bias is None else [bias]
             norm = None if self.norm is None else (gamma, beta, eps)
-            made = linear.linear(*given, x, w, form=self.form, norm=norm, others=others)
+            result = linear.linear(*bias_args, x, w, form=self.form, norm=norm, others=others)
         else:
-            made = self._by_layers(self.form, x, layers, gamma, beta, eps)
-        return self.aten(*args) if made is None else made.view(self.shape)
+            result = self._by_layers(self.form, x, layers, gamma, beta, eps)
+        return self.aten(*args) if result is None else result.view(self.shape)
 
     def _norm_of(self, rest: list[Tensor]) -> tuple[Tensor | None, Tensor | None, float]:
         """Takes the norm's gamma and beta from what follows x."""
@@ -198,11 +198,11 @@ class Chain(TriedKernel):
         gamma: Tensor | None, beta: Tensor | None, eps: float,
     ) -> Tensor | None:  # fmt: skip
         key = (x.stride(), *(w.stride() for w, _, _ in layers))
-        made = self._filled.get(key)
-        if made is None:
+        filled = self._filled.get(key)
+        if filled is None:
             rows = [rows for _, _, rows in self.layers]
-            made = self._filled.setdefault(key, linears.filled(x, [w for w, _, _ in layers], rows, eps))
-        call = type(made).from_buffer_copy(made)
+            filled = self._filled.setdefault(key, linears.filled(x, [w for w, _, _ in layers], rows, eps))
+        call = type(filled).from_buffer_copy(filled)
         out = torch.empty((x.shape[0], self.sizes[-1][1]))
         named = {"x": x, "norm_gamma": gamma, "norm_beta": beta, "out": out}
         for s, (w, bias, others) in enumerate(layers):
@@ -217,7 +217,7 @@ class Chain(TriedKernel):
         """What C++ calls in a node's place; None where a tensor is to be laid anew first."""
         if not node.meta["val"].is_contiguous():
             return None
-        rest, alone = [node.args[place] for place in self.read], isinstance(self.form, linear.LinearForm)
+        rest, is_linear = [node.args[place] for place in self.read], isinstance(self.form, linear.LinearForm)
         x = rest.pop(0)
         inputs, weights = [("x", x)], []
         if self.norm is not None:
@@ -225,7 +225,7 @@ class Chain(TriedKernel):
                 (name, rest.pop(0)) for name, has in zip(("norm_gamma", "norm_beta"), self.norm, strict=False) if has
             ]
         for s, (biased, turned, rows) in enumerate(self.layers):
-            end = "" if alone else f"_{s}"
+            end = "" if is_linear else f"_{s}"
             w = rest.pop(0)
             weights.append(w.meta["val"] if turned else w.meta["val"].t())
             if 1 not in weights[-1].stride():
@@ -260,7 +260,7 @@ class Chain(TriedKernel):
     def trial(self) -> Trial:
         """Makes a new trial, which a chain must win."""
         listed = self._listed
-        return Trial(self.source, listed(self.run), listed(self.aten), share=SHARE, made=True)
+        return Trial(self.source, listed(self.run), listed(self.aten), share=SHARE, on_made_inputs=True)
 
 
 def fuse(graph: fx.Graph, apart: Apart, most: int = linears.MOST) -> list[Chain]:
@@ -275,9 +275,9 @@ def _fused(graph: fx.Graph, apart: Callable[[fx.GraphModule], Callable[..., Any]
     """`fuse` of chains of so many layers. Chains that are alike are one, which is tried once."""
     found: list[tuple[ChainNodes, str]] = []
     known: dict[str, tuple[Chain, ChainNodes]] = {}
-    taken: set[Node] = set()
+    used: set[Node] = set()
     for node in list(graph.nodes):
-        one = None if node in taken else _found(node, layers)
+        one = None if node in used else _found(node, layers)
         if one is None or not gains(one, this_device()):
             continue
         try:
@@ -286,7 +286,7 @@ def _fused(graph: fx.Graph, apart: Callable[[fx.GraphModule], Callable[..., Any]
             continue
         known.setdefault(chain.source, (chain, one))
         found.append((one, chain.source))
-        taken.update(link.matmul for link in one.links)
+        used.update(link.matmul for link in one.links)
     libraries([str(chain.text) for chain, _ in known.values()])
     for chain, one in known.values():
         chain.plain = _apart(one, apart)
@@ -317,8 +317,8 @@ def gains(found: ChainNodes, device: DeviceDescription) -> bool:
         return False
     level = next((one for one in device.levels if saved <= one.size), None)
     rate = device.memory_bandwidth if level is None else level.bandwidth
-    products = sum(m * n * k for m, n, k in (link.sizes for link in found.links))
-    product_s = products / (device.vectors.lanes * device.vectors.rate)
+    multiplies = sum(m * n * k for m, n, k in (link.sizes for link in found.links))
+    product_s = multiplies / (device.vectors.lanes * device.vectors.rate)
     return saved / rate + CALL_S * len(found.links) >= GAIN * product_s
 
 
@@ -418,16 +418,20 @@ def _after(node: Node) -> tuple[tuple[Node, ...], Node, tuple[Node, ...]]:
     return tuple(after), out, tuple(dict.fromkeys(others))
 
 
-def _beside(arg: Node, reader: Node, product: Node) -> bool:
+def _beside(arg: Node, reader: Node, matmul: Node) -> bool:
     """Whether what pointwise work reads lies in memory as the product's results do, or as one row of them. What
     pointwise work makes for that reader alone would lie nowhere: both are one group."""
-    source, alone = arg, len(arg.users) == 1
+    source, single_reader = arg, len(arg.users) == 1
     while source.target in SAME:
         source = source.args[0]
-        alone = alone and len(source.users) == 1
-    if not _float(arg) or not arg.meta["val"].is_contiguous() or (alone and source.target in pointwise.FORMULAS):
+        single_reader = single_reader and len(source.users) == 1
+    if (
+        not _float(arg)
+        or not arg.meta["val"].is_contiguous()
+        or (single_reader and source.target in pointwise.FORMULAS)
+    ):
         return False
-    value, shape, wide = arg.meta["val"], reader.meta["val"].shape, int(product.meta["val"].shape[1])
+    value, shape, wide = arg.meta["val"], reader.meta["val"].shape, int(matmul.meta["val"].shape[1])
     row = value.numel() == wide and value.dim() > 0 and value.shape[-1] == wide == shape[-1]
     return bool(value.shape == shape or row)
 
@@ -472,8 +476,8 @@ def epilogue(link: Link) -> Ended:
         if ins.op == "check":  # where ATen has an answer of its own
             checks.append(f"~v{ins.args[0]}")
             continue
-        made = _read(body.inputs[ins.attr].node, link) if ins.op == "load" else expression(text, i, "at", False)
-        lines.append(f"const {ins.kind} v{i} = {made};")
+        operand = _read(body.inputs[ins.attr].node, link) if ins.op == "load" else expression(text, i, "at", False)
+        lines.append(f"const {ins.kind} v{i} = {operand};")
     if checks:
         lines.append(f"if (any(({' | '.join(checks)}) & first((int)(left < VW ? left : VW)))) *c.refused = 1;")
     return (*lines, f"return v{value};")
@@ -509,8 +513,8 @@ def _apart(
     function = compiled(fx.GraphModule(torch.nn.Module(), graph))
 
     def apart(*args: Tensor) -> Tensor:
-        made: Tensor = function(list(args))[0]
-        return made
+        result: Tensor = function(list(args))[0]
+        return result
 
     return apart
 

@@ -89,7 +89,7 @@ def fuse(graph: fx.Graph) -> list[Columns]:
     """Puts a `Columns` in place of every node that is worth one; returns them. Nothing where a tensor is written."""
     if any(_writes(node) for node in graph.nodes):
         return []
-    made = []
+    calls = []
     for node in list(graph.nodes):
         for part, columns in _runs(node):
             call = Columns(part, columns)
@@ -97,10 +97,10 @@ def fuse(graph: fx.Graph) -> list[Columns]:
                 new = graph.call_function(call, tuple(call.arguments))
             new.meta.update(part.meta)
             part.replace_all_uses_with(new)
-            made.append(call)
-    if made:
+            calls.append(call)
+    if calls:
         graph.eliminate_dead_code()
-    return made
+    return calls
 
 
 def _writes(node: Node) -> bool:
@@ -128,7 +128,7 @@ def _runs(node: Node) -> list[tuple[Node, list[Column]]]:
     # The whole cat, or else runs of neighbouring columns inside it: those become a cat of their own.
     if all(columns):
         return [(node, columns)] if _worth(columns) else []  # type: ignore[list-item]
-    runs, kept = [], []
+    runs, ungrouped = [], []
     for is_column, run in groupby(zip(parts, columns, strict=True), key=lambda pair: pair[1] is not None):
         some, own = zip(*run, strict=True)
         if is_column and _worth(own):
@@ -136,11 +136,11 @@ def _runs(node: Node) -> list[tuple[Node, list[Column]]]:
                 part = node.graph.call_function(aten.cat.default, (list(some), 1))
             part.meta["val"] = torch.cat([one.meta["val"] for one in some], 1)
             runs.append((part, list(own)))
-            kept.append(part)
+            ungrouped.append(part)
         else:
-            kept += some
+            ungrouped += some
     if runs:
-        node.args = (kept, 1)
+        node.args = (ungrouped, 1)
     return runs
 
 
@@ -250,10 +250,10 @@ def _numbers(node: Any) -> Numbers | None:
         node = step[0]
     boundaries, right = None, False
     if node.target is aten.bucketize.Tensor:
-        made, floats = _value(node.args[1]), _value(node.args[0])
-        same = made is not None and floats is not None and made.dtype == floats.dtype and made.dtype in MEMORY
+        indices, floats = _value(node.args[1]), _value(node.args[0])
+        same = indices is not None and floats is not None and indices.dtype == floats.dtype and indices.dtype in MEMORY
         wide = not node.kwargs.get("out_int32", False)
-        if same and made.is_contiguous() and made.dim() == 1 and wide:  # type: ignore[union-attr]
+        if same and indices.is_contiguous() and indices.dim() == 1 and wide:  # type: ignore[union-attr]
             boundaries, right, node = node.args[1], bool(node.kwargs.get("right", False)), node.args[0]
     read = _value(node)
     if read is None or read.dtype not in KINDS or (read.dtype in MEMORY) != (boundaries is not None):
@@ -296,8 +296,8 @@ def _selected(node: Node, dims: int) -> Numbers:
             break
         if node.target is aten.slice.Tensor:
             defaults = (0, 0, 2**63 - 1, 1)
-            given: tuple[Any, ...] = tuple(node.args[1:])
-            dim, start, end, step = given + defaults[len(given) :]
+            bounds: tuple[Any, ...] = tuple(node.args[1:])
+            dim, start, end, step = bounds + defaults[len(bounds) :]
             if (start, step) != (0, 1) or end != 2**63 - 1:
                 break
         else:
@@ -314,12 +314,12 @@ def _selected(node: Node, dims: int) -> Numbers:
     whole = _value(node)
     assert whole is not None
     # left: dims that remain after each selection, as dims of the whole tensor.
-    left, first = list(range(whole.dim())), [0] * whole.dim()
+    sizes, first = list(range(whole.dim())), [0] * whole.dim()
     for dim, at in reversed(picks):
-        first[left[dim]] = at
-        del left[dim]
-    assert len(left) == dims
-    return Numbers(node, first, left[0], left[1] if dims == 2 else -1)
+        first[sizes[dim]] = at
+        del sizes[dim]
+    assert len(sizes) == dims
+    return Numbers(node, first, sizes[0], sizes[1] if dims == 2 else -1)
 
 
 # ---- running

@@ -40,21 +40,22 @@ def compiled(
     compile_s = time.perf_counter() - start
     _called(call, inputs, train)
     call_s, eager_s = _by_turns(call, module, inputs, train)
-    made = [explained(graph) for graph in backend.reports if id(graph) not in earlier]
-    kept = sum(group["kept"] for graph in made for group in graph["groups"])
-    every = sum(len(graph["groups"]) for graph in made)
+    explanations = [explained(graph) for graph in backend.reports if id(graph) not in earlier]
+    kernels = sum(group["kept"] for graph in explanations for group in graph["groups"])
+    every = sum(len(graph["groups"]) for graph in explanations)
+    graphs = _counted(len(explanations), "graph")
     summary = [
-        f"compiled in {compile_s:.1f} s: {_counted(every, 'group')} in {_counted(len(made), 'graph')}, {kept} kept",
+        f"compiled in {compile_s:.1f} s: {_counted(every, 'group')} in {graphs}, {kernels} kept",
         f"a call{' and its backward' if train else ''}: {_ms(call_s)}, eager {_ms(eager_s)} "
         f"({_counted(torch.get_num_threads(), 'thread')}, medians)",
         _gain(call_s, eager_s),
         *_tuned([one for one in backend.reports if id(one) not in earlier]),
-        *_chosen(made, choices),
+        *_chosen(explanations, choices),
     ]
     text = list(summary)
-    for n, graph in enumerate(made):
+    for n, graph in enumerate(explanations):
         text += lines(graph, f"graph {n}")
-    data = {"compile_s": compile_s, "call_s": call_s, "eager_s": eager_s, "graphs": made}
+    data = {"compile_s": compile_s, "call_s": call_s, "eager_s": eager_s, "graphs": explanations}
     return {"data": data, "lines": text, "summary": summary}
 
 
@@ -72,8 +73,8 @@ def _chosen(graphs: list[dict[str, Any]], choices: Mapping[str, str | bool]) -> 
         took = f"{_counted(by('columns'), 'product')} by the columns that are there"
         out.append(f"frozen: {took if by('columns') else 'no product of few rows follows a ReLU, all are whole'}")
     if choices.get("preview"):
-        kept = sum(bool(one["kept"]) for one in previews)
-        took = f"{kept} of {_counted(len(previews), 'convolution')} before a pooling by a preview"
+        used = sum(bool(one["kept"]) for one in previews)
+        took = f"{used} of {_counted(len(previews), 'convolution')} before a pooling by a preview"
         out.append(f"preview: {took if previews else 'no convolution before a max pooling of 2 x 2 that it takes'}")
     return out
 
@@ -128,10 +129,10 @@ def _by_turns(call: Any, module: Any, inputs: tuple[Any, ...], train: bool) -> t
     for n in range(ROUNDS):
         if n >= LEAST and time.perf_counter() - began > SPEND_S:
             break
-        for function, kept in zip((call, module), times, strict=True):
+        for function, taken_s in zip((call, module), times, strict=True):
             start = time.perf_counter()
             _called(function, inputs, train)
-            kept.append(time.perf_counter() - start)
+            taken_s.append(time.perf_counter() - start)
     return median(times[0]), median(times[1])
 
 

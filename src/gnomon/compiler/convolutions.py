@@ -144,13 +144,13 @@ class Convolution(TriedKernel):
         now = _digest_of(pieces)
         if known is not None and known.digest == now:
             return known.weight, known.bias
-        made, bias = self._made(tensors)
+        packed, bias = self._made(tensors)
         if len(self.packed) >= MOST_PACKED:
             self.packed.clear()
-        self.packed[places] = PackedWeight(pieces, now, made, bias)
+        self.packed[places] = PackedWeight(pieces, now, packed, bias)
         if self.slot is not None:
             self._share(self.slot)
-        return made, bias
+        return packed, bias
 
     def _share(self, slot: PackedSlot) -> None:
         slot.hold([(one.digest, one.weight, one.bias) for one in self.packed.values()])
@@ -169,19 +169,19 @@ class Convolution(TriedKernel):
             return None
         bias = rest.pop(0) if self.bias else None
         between = Between(node.meta["val"].contiguous())
-        given = (x, weight, bias, self.stride, self.padding, self.dilation, False, [0, 0], self.groups)
-        steps: list[tuple[Any, tuple[Any, ...], int]] = [(aten.convolution.default, given, 0)]
+        operands = (x, weight, bias, self.stride, self.padding, self.dilation, False, [0, 0], self.groups)
+        steps: list[tuple[Any, tuple[Any, ...], int]] = [(aten.convolution.default, operands, 0)]
         if self.eps is not None:
             steps.append((aten._native_batch_norm_legit_no_training.default, (*rest, 0.0, self.eps), 2))
         if self.relu:
             steps.append((aten.relu.default, (), 0))
         out: list[KernelCall | Operation] = []
         for n, (target, args, others) in enumerate(steps):
-            made = node if n == len(steps) - 1 else Between(between.like)
+            result = node if n == len(steps) - 1 else Between(between.like)
             out.append(
-                Operation(target=target, args=(between, *args) if n else args, results=(made,) + (None,) * others)
+                Operation(target=target, args=(between, *args) if n else args, results=(result,) + (None,) * others)
             )
-            between = made
+            between = result
         return out
 
     def _packed_step(self, node: Node) -> list[KernelCall | Operation] | None:
@@ -195,13 +195,13 @@ class Convolution(TriedKernel):
             self._share(self.slot)
         packing = Packing(slot=self.slot, digest=address_of(function), pieces=tuple(rest))
         self.in_call = True
-        held = (PackedArgument(0), PackedArgument(1) if self.bias or self.eps is not None else None)
+        packed_args = (PackedArgument(0), PackedArgument(1) if self.bias or self.eps is not None else None)
         sizes = (self.padding, self.stride, self.dilation, self.groups)
         call = torch.ops.mkldnn._convolution_pointwise
         if added:
-            target, args = call.binary, (x, *added, *held, *sizes, "add", None, None, [], "")
+            target, args = call.binary, (x, *added, *packed_args, *sizes, "add", None, None, [], "")
         else:
-            target, args = call.default, (x, *held, *sizes, "none", [], "")
+            target, args = call.default, (x, *packed_args, *sizes, "none", [], "")
         if not self.relu:
             return [Operation(target=target, args=args, results=(node,), packing=packing)]
         between = Between(node.meta["val"])
@@ -341,9 +341,9 @@ class Pixels(Convolution):
         return self.aten(*args) if out is None else out
 
 
-def slower(made: Sequence[Convolution]) -> bool:
+def slower(calls: Sequence[Convolution]) -> bool:
     """Whether all together took longer than ATen's in their trials, or one was wrong: then none is to stay."""
-    verdicts = [one.verdict for one in made]
+    verdicts = [one.verdict for one in calls]
     if any("kernel_s" not in verdict for verdict in verdicts):
         return bool(verdicts)
     return sum(one["kernel_s"] for one in verdicts) > gate.SLOWER * sum(one["aten_s"] for one in verdicts)
@@ -358,11 +358,11 @@ def fuse(graph: fx.Graph, works: bool = True) -> list[Convolution]:
     found = [node for node in graph.nodes if _taken(node)]
     if len(found) < FEWEST:
         return []
-    made = [_fused(graph, node, works) for node in found]
-    for node in made:
+    fused_nodes = [_fused(graph, node, works) for node in found]
+    for node in fused_nodes:
         node.target.spends = _spends(node)
-    _turn(graph, made)
-    return [node.target for node in made]
+    _turn(graph, fused_nodes)
+    return [node.target for node in fused_nodes]
 
 
 def _value(node: Any) -> Tensor | None:
@@ -385,8 +385,8 @@ def _taken(node: Node) -> bool:
     if len({value.dtype for value in values}) > 1:  # type: ignore[union-attr]
         return False
     numbers = [*node.args[3], *node.args[4], *node.args[5], node.args[8]]
-    given = weight.op == "placeholder" and (bias is None or bias.op == "placeholder")
-    return given and len(numbers) == 7 and all(type(one) is int for one in numbers)
+    fixed_weight = weight.op == "placeholder" and (bias is None or bias.op == "placeholder")
+    return fixed_weight and len(numbers) == 7 and all(type(one) is int for one in numbers)
 
 
 def _only_user(node: Node) -> Node | None:
@@ -503,10 +503,10 @@ POOLS = (aten.avg_pool2d.default,)
 """Beside pointwise operations, what is as quick of images that lie channels last, and leaves them so."""
 
 
-def _turn(graph: fx.Graph, made: Sequence[Node]) -> None:
+def _turn(graph: fx.Graph, region: Sequence[Node]) -> None:
     """Says of what is now channels last that it is, and of what is computed from that alone, point by point or by
     pooling; who needs another order of dims is given a copy."""
-    turned, readers = set(made), set(made)
+    turned, readers = set(region), set(region)
     for node in graph.nodes:
         if node.target is aten.max_pool2d_with_indices.default and node.args[0] in turned:
             first = _only_user(node)

@@ -163,10 +163,10 @@ def expression(text: Text, value: int, last: str | None, partial: bool) -> str:
     if ins.op in BINARY:
         return f"{args[0]} {BINARY[ins.op]} {args[1]}"
     if ins.op in COMPARE:
-        made = f"{args[0]} {COMPARE[ins.op]} {args[1]}"
+        formula = f"{args[0]} {COMPARE[ins.op]} {args[1]}"
         if last is None:  # every lane is the same
             return f"splatB({args[0]}[0] {COMPARE[ins.op]} {args[1]}[0])"
-        return f"__builtin_convertvector({made}, B)" if kinds[0] in "LD" else made
+        return f"__builtin_convertvector({formula}, B)" if kinds[0] in "LD" else formula
     if ins.op == "neg":
         return f"-{args[0]}"
     if ins.op == "not":

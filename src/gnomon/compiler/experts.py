@@ -50,7 +50,7 @@ class Grouped(TriedKernel):
 
 def fuse(graph: fx.Graph) -> list[Grouped]:
     """Puts our operation in place of each product of experts that the kernel knows; returns them."""
-    made: list[Grouped] = []
+    calls: list[Grouped] = []
     for node in list(graph.nodes):
         tensors = _tensors(node)
         if tensors is None:
@@ -67,8 +67,8 @@ def fuse(graph: fx.Graph) -> list[Grouped]:
         node.replace_all_uses_with(new)
         for one in (node, *([] if copy is None else [x])):
             graph.erase_node(one)
-        made.append(call)
-    return made
+        calls.append(call)
+    return calls
 
 
 def _tensors(node: Node) -> tuple[Node, Node, Node] | None:

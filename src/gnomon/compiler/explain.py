@@ -35,21 +35,21 @@ PICTURE = 48
 """Columns of a picture of memory."""
 
 
-def explained(made: CompiledGraph) -> dict[str, Any]:
+def explained(compiled: CompiledGraph) -> dict[str, Any]:
     """One compiled graph as data."""
     aten = Counter(
         str(unit.target).removeprefix("aten.")
-        for unit in made.program.units
+        for unit in compiled.program.units
         if isinstance(unit, torch.fx.Node)
         and unit.op == "call_function"
         and not isinstance(
             unit.target, (Columns, Recurrent, TriedMatmul, TriedKernel, Places, RaggedMatmul, LiveMatmul)
         )
     )
-    aten.update(one.name.split()[0] for one in made.products if not (one.kept or one.own_kept))
-    onednn = Counter(one.name.split()[0] for one in made.products if one.kept)
-    onednn.update("convolution" for one in made.convolutions if one.kept)
-    groups = [_group(made, planned) for planned in made.program.groups]
+    aten.update(one.name.split()[0] for one in compiled.products if not (one.kept or one.own_kept))
+    onednn = Counter(one.name.split()[0] for one in compiled.products if one.kept)
+    onednn.update("convolution" for one in compiled.convolutions if one.kept)
+    groups = [_group(compiled, planned) for planned in compiled.program.groups]
     columns = [
         {
             "count": one.count,
@@ -58,55 +58,55 @@ def explained(made: CompiledGraph) -> dict[str, Any]:
             "measured_s": one.trial.verdict.get("kernel_s"),
             "aten_s": one.trial.verdict.get("aten_s"),
         }
-        for one in made.columns
+        for one in compiled.columns
     ]
-    recurrent = [_recurrent(one) for one in made.recurrent]
-    calls = [_call(run) for run in made.runs]
-    stencils = [_stencil(one) for one in made.stencils]
+    recurrent = [_recurrent(one) for one in compiled.recurrent]
+    calls = [_call(run) for run in compiled.runs]
+    stencils = [_stencil(one) for one in compiled.stencils]
     others = {"onednn": dict(onednn.most_common()), "aten": dict(aten.most_common())}
     return {
         "groups": groups,
         "columns": columns,
         "recurrent": recurrent,
         "stencils": stencils,
-        "chains": [_chain(one, many) for one, many in Counter(made.chains).items()],
-        "pixels": [_pixels(one) for one in made.convolutions if isinstance(one, Pixels)],
-        "tried": _tried(made),
-        "chosen": _chosen(made),
+        "chains": [_chain(one, many) for one, many in Counter(compiled.chains).items()],
+        "pixels": [_pixels(one) for one in compiled.convolutions if isinstance(one, Pixels)],
+        "tried": _tried(compiled),
+        "chosen": _chosen(compiled),
         "previews": [
             {"kept": one.kept, "apart": one.apart, "measured_s": one.times[0], "exact_s": one.times[1]}
-            for one in made.previews
+            for one in compiled.previews
         ],
         "calls": calls,
         **others,
     }
 
 
-def _tried(made: CompiledGraph) -> dict[str, dict[str, int]]:
+def _tried(compiled: CompiledGraph) -> dict[str, dict[str, int]]:
     """How many of the operations that are tried by themselves a kernel runs, and how many PyTorch."""
     out = {}
     every: dict[str, Sequence[TriedKernel]] = {
-        "random numbers": made.draws,
-        "scan over time": made.scans,
-        "product of pairs": made.pairs,
-        "gradient of a table": made.tables,
-        "attention": made.attention,
-        "products of experts": made.experts,
-        "product with what surrounds it": made.chains,
+        "random numbers": compiled.draws,
+        "scan over time": compiled.scans,
+        "product of pairs": compiled.pairs,
+        "gradient of a table": compiled.tables,
+        "attention": compiled.attention,
+        "products of experts": compiled.experts,
+        "product with what surrounds it": compiled.chains,
     }
-    own = sum(one.own_kept for one in made.products)
+    own = sum(one.own_kept for one in compiled.products)
     out["matrix product"] = {"as one kernel": own}
     for name, calls in every.items():
-        kept = sum(one.kept for one in calls)
-        out[name] = {"as one kernel": kept, "given back to ATen": len(calls) - kept}
+        as_kernel = sum(one.kept for one in calls)
+        out[name] = {"as one kernel": as_kernel, "given back to ATen": len(calls) - as_kernel}
     return out
 
 
-def _chosen(made: CompiledGraph) -> list[dict[str, Any]]:
+def _chosen(compiled: CompiledGraph) -> list[dict[str, Any]]:
     """Products whose form is chosen in every call, by what is there."""
-    ragged = [] if made.ragged is None else made.ragged.products
+    ragged = [] if compiled.ragged is None else compiled.ragged.products
     every: list[tuple[str, RaggedMatmul | LiveMatmul]] = [("rows", one) for one in ragged]
-    every += [("columns", one) for one in made.live]
+    every += [("columns", one) for one in compiled.live]
     out = []
     for counts, one in every:
         out += [{"product": one.product.name, "counts": counts, **forms.why()} for forms in one.forms.values()]
@@ -189,15 +189,15 @@ def _call(run: Run) -> dict[str, Any]:
 def _workers(run: Run) -> dict[str, Any]:
     """A stretch by two workers: what each does and when, as foretold, and what came of the trial."""
     verdict = run.trial.verdict if run.trial is not None else {}
-    made = run.schedule
-    assert made is not None
+    schedule = run.schedule
+    assert schedule is not None
     return {
         "kept": run.kept,
-        "predicted_s": made.predicted_s,
+        "predicted_s": schedule.predicted_s,
         "measured_s": verdict.get("kernel_s"),
         "one_s": verdict.get("aten_s"),
-        "lists": [[(task.step, task.begin_s, task.end_s) for task in each] for each in made.lists],
-        "wide": sorted(made.wide),
+        "lists": [[(task.step, task.begin_s, task.end_s) for task in each] for each in schedule.lists],
+        "wide": sorted(schedule.wide),
         "why": verdict.get("wrong", ""),
     }
 
@@ -206,18 +206,18 @@ STEPS = "0123456789abcdefghijklmnopqrstuvwxyz"
 """A step in a picture of workers: its number, of those above 35 what is left by 36."""
 
 
-def _schedule(made: dict[str, Any]) -> list[str]:
+def _schedule(explanation: dict[str, Any]) -> list[str]:
     """A line a worker: its steps from left to right, as long as they are foretold to take; dots where it waits."""
-    state = "kept" if made["kept"] else f"not kept{': ' + made['why'] if made['why'] else ''}"
+    state = "kept" if explanation["kept"] else f"not kept{': ' + explanation['why'] if explanation['why'] else ''}"
     out = [
-        f"    workers   2 beside each other ({state}): predicted {_us(made['predicted_s'])}, measured"
-        f" {_us(made['measured_s'])}, one after another {_us(made['one_s'])}"
+        f"    workers   2 beside each other ({state}): predicted {_us(explanation['predicted_s'])}, measured"
+        f" {_us(explanation['measured_s'])}, one after another {_us(explanation['one_s'])}"
     ]
-    for n, each in enumerate(made["lists"]):
+    for n, each in enumerate(explanation["lists"]):
         row = ["."] * PICTURE
         for step, begin_s, end_s in each:
-            begin = min(int(begin_s * PICTURE / made["predicted_s"]), PICTURE - 1)
-            end = max(begin + 1, int(end_s * PICTURE / made["predicted_s"]))
+            begin = min(int(begin_s * PICTURE / explanation["predicted_s"]), PICTURE - 1)
+            end = max(begin + 1, int(end_s * PICTURE / explanation["predicted_s"]))
             row[begin:end] = STEPS[step % len(STEPS)] * (end - begin)
         out.append(f"      {n} |{''.join(row[:PICTURE])}|")
     return out
@@ -251,8 +251,8 @@ def _recurrent(one: Recurrent) -> dict[str, Any]:
     }
 
 
-def _group(made: CompiledGraph, planned: PlannedGroup) -> dict[str, Any]:
-    nest, environment = planned.kernel.nest, made.program.environment
+def _group(compiled: CompiledGraph, planned: PlannedGroup) -> dict[str, Any]:
+    nest, environment = planned.kernel.nest, compiled.program.environment
     rows = hint(product(nest.sizes[a] for a in nest.outer), environment)
     points = hint(product(nest.sizes[a] for a in nest.inner), environment)
     last = hint(nest.sizes[nest.inner[-1]], environment) if nest.inner else 1
@@ -261,7 +261,7 @@ def _group(made: CompiledGraph, planned: PlannedGroup) -> dict[str, Any]:
     foretold = cost(
         nest, tile, points // max(last, 1), sum(moved.values()), torch.get_num_threads(), rates(), this_machine()
     )
-    trial = made.trials.get(planned.number)
+    trial = compiled.trials.get(planned.number)
     verdict = trial.verdict if trial is not None else {}
     return {
         "operations": [str(node.target).removeprefix("aten.").removesuffix(".default") for node in planned.group.work],
@@ -276,7 +276,7 @@ def _group(made: CompiledGraph, planned: PlannedGroup) -> dict[str, Any]:
         "predicted_s": foretold.seconds,
         "measured_s": verdict.get("kernel_s"),
         "aten_s": verdict.get("aten_s"),
-        "kept": made.by_kernel(planned),
+        "kept": compiled.by_kernel(planned),
         "why": verdict.get("wrong", ""),
     }
 
@@ -315,9 +315,9 @@ def _edges(nest: Nest, tile: Tiling, machine: Machine) -> list[str]:
     return out
 
 
-def lines(made: dict[str, Any], title: str) -> list[str]:
+def lines(explanation: dict[str, Any], title: str) -> list[str]:
     out = [title]
-    for n, group in enumerate(made["groups"]):
+    for n, group in enumerate(explanation["groups"]):
         state = "kept" if group["kept"] else f"given back to ATen{': ' + group['why'] if group['why'] else ''}"
         tile = group["tile"]
         out += [
@@ -332,7 +332,7 @@ def lines(made: dict[str, Any], title: str) -> list[str]:
             f"    time      predicted {_us(group['predicted_s'])}, measured {_us(group['measured_s'])},"
             f" ATen {_us(group['aten_s'])}",
         ]
-    for one in made["chains"]:
+    for one in explanation["chains"]:
         state = "kept" if one["kept"] else f"apart{': ' + one['why'] if one['why'] else ''}"
         layers = ", ".join("x".join(map(str, sizes)) for sizes in one["layers"])
         many = f", {one['count']} times" if one["count"] > 1 else ""
@@ -341,40 +341,40 @@ def lines(made: dict[str, Any], title: str) -> list[str]:
             f"    memory    {_mib(one['saved_bytes'])} stay in registers and caches",
             f"    time      measured {_us(one['measured_s'])}, apart {_us(one['apart_s'])}",
         ]
-    for one in made["pixels"]:
+    for one in explanation["pixels"]:
         state = "one kernel" if one["kept"] else "oneDNN or ATen"
         out += [
             f"  {' + '.join(one['operations'])} of {one['pixels']} pixels x {one['channels']} channels ({state})",
             f"    time      measured {_us(one['measured_s'])}, ATen {_us(one['aten_s'])}",
         ]
-    for one in made["columns"]:
+    for one in explanation["columns"]:
         state = "kept" if one["kept"] else "given back to ATen"
         out += [
             f"  embedding columns: {one['count']:,} in one kernel, {one['floats']:,} floats a row ({state})",
             f"    time      measured {_us(one['measured_s'])}, ATen {_us(one['aten_s'])}",
         ]
-    for one in made["recurrent"]:
+    for one in explanation["recurrent"]:
         state = "kept" if one["kept"] else "given back to ATen"
         both = ", both directions" if one["directions"] == 2 else ""
         out += [
             f"  {one['name']} of {one['hidden']} units, {one['layers']} layers{both}, any number of steps ({state})",
             f"    time      measured {_us(one['measured_s'])}, ATen {_us(one['aten_s'])}",
         ]
-    for one in made["previews"]:
+    for one in explanation["previews"]:
         state = "not tried" if one["apart"] is None else "kept" if one["kept"] else "computed exactly"
         out.append(f"  convolution and pooling by a preview in eight bits ({state})")
         if one["apart"] is not None:
             away = f"{one['apart']:.1g} of the results away from exact ones"
             out.append(f"    time      measured {_us(one['measured_s'])}, exactly {_us(one['exact_s'])}; {away}")
-    for one in made["chosen"]:
-        taken = ", ".join(f"{way} in {calls} call{'' if calls == 1 else 's'}" for way, calls in one["taken"].items())
-        taken = taken or "whole: nothing was left out yet"
-        out.append(f"  product by the {one['counts']} that are there: {one['product']} ({taken})")
+    for one in explanation["chosen"]:
+        routes = ", ".join(f"{way} in {calls} call{'' if calls == 1 else 's'}" for way, calls in one["taken"].items())
+        routes = routes or "whole: nothing was left out yet"
+        out.append(f"  product by the {one['counts']} that are there: {one['product']} ({routes})")
         if one["predicted_s"]:
             times = ", ".join(f"{way} {_us(one['predicted_s'][way])}" for way in sorted(one["predicted_s"]))
             out.append(f"    why       {100 * one['share']:.0f} % were there; predicted of the last call: {times}")
         out += [f"    never     {way}: {why}" for way, why in one["wrong"].items()]
-    for one in made["stencils"]:
+    for one in explanation["stencils"]:
         state = "kept" if one["kept"] else f"given back to ATen{': ' + one['why'] if one['why'] else ''}"
         out += [
             f"  stencil of {one['stages']} stages over {' x '.join(map(str, one['sizes']))} ({state})",
@@ -383,7 +383,7 @@ def lines(made: dict[str, Any], title: str) -> list[str]:
             f"    time      predicted {_us(one['predicted_s'])} (one by one {_us(one['alone_s'])}),"
             f" bound by {one['bound']}; measured {_us(one['measured_s'])}, ATen {_us(one['aten_s'])}",
         ]
-    for n, call in enumerate(made["calls"]):
+    for n, call in enumerate(explanation["calls"]):
         state = "kept" if call["kept"] else "given back to Python"
         out += [
             f"  call {n} of C++: {len(call['steps'])} steps ({state})",
@@ -392,11 +392,11 @@ def lines(made: dict[str, Any], title: str) -> list[str]:
             *_picture(call),
             *(_schedule(call["workers"]) if call["workers"] else []),
         ]
-    for name, counts in made["tried"].items():
+    for name, counts in explanation["tried"].items():
         out += [f"  {name}: {count} {state}" for state, count in counts.items() if count]
-    if made["onednn"]:
-        out.append(f"  oneDNN: {_counted(made['onednn'])}")
-    out.append(f"  ATen: {_counted(made['aten']) or 'nothing'}")
+    if explanation["onednn"]:
+        out.append(f"  oneDNN: {_counted(explanation['onednn'])}")
+    out.append(f"  ATen: {_counted(explanation['aten']) or 'nothing'}")
     return out
 
 

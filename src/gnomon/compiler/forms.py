@@ -65,13 +65,13 @@ class Forms:
         return out
 
     def _measured(self, ways: Mapping[str, Run], units: int, of: int, compared: Callable[[Tensor], Tensor]) -> Tensor:
-        wanted = ways[WHOLE]()
-        assert wanted is not None
+        expected = ways[WHOLE]()
+        assert expected is not None
         for way, run in ways.items():
-            made = run()
-            if made is None:
+            result = run()
+            if result is None:
                 self.wrong[way] = "it does not run"
-            elif wrong := different([compared(made)], [compared(wanted)]):
+            elif wrong := different([compared(result)], [compared(expected)]):
                 log.warning("a product in the form %s differs from the whole one (%s): it is not taken", way, wrong)
                 self.wrong[way] = wrong
         clock = time.thread_time if torch.get_num_threads() == 1 else time.perf_counter
@@ -82,7 +82,7 @@ class Forms:
                 ways[way]()
                 best[way] = min(best[way], clock() - start)
         self.unit_s = {way: took / (of if way == WHOLE else units) for way, took in best.items()}
-        return wanted
+        return expected
 
     def why(self) -> dict[str, Any]:
         """Returns, for `explain`, the calls by way, the mean share that was there, and the predicted seconds of the

@@ -54,51 +54,51 @@ class Trial:
 
     def __init__(
         self, source: str, run: Callable[..., Any], aten: Callable[..., Any], *, share: float = 1.0,
-        second: tuple[str, Callable[..., Any]] | None = None, made: bool = False, whole: bool = False,
+        second: tuple[str, Callable[..., Any]] | None = None, on_made_inputs: bool = False, whole: bool = False,
     ) -> None:  # fmt: skip
         """Is not tried yet. share: of ATen's time that the kernel may take; below 1 where a trial does not see all that
         a call costs. made: whether it is tried on inputs of the checker's own too: any floats may be given to it, and
         where whole any integers. second: another kernel and its source, which is tried beside the better of the two."""
         self.source, self.run, self.aten, self.share, self.second = source, run, aten, share, second
-        self.made, self.whole = made, whole
+        self.made, self.whole = on_made_inputs, whole
         self.kept: bool | None = None
         self.second_kept = False
         self.verdict: dict[str, Any] = {}
 
     def __call__(self, *args: Any) -> Any:
-        wanted = self.aten(*args)
+        expected = self.aten(*args)
         key = _key(self.source, args)
         with _lock:
             known = _verdicts.get(key)
         if known is None:
             with _disable_current_modes():  # AOTAutograd looks at each operation of the first call, for 24 us each
-                known = self._tried(key, args, wanted)
+                known = self._tried(key, args, expected)
             with _lock:
                 _verdicts[key] = known
         self.second_kept = bool(known.get("second", {}).get("kept"))
         self.verdict, self.kept = known, bool(known["kept"])
-        return wanted
+        return expected
 
-    def _tried(self, key: str, args: tuple[Any, ...], wanted: Any) -> dict[str, Any]:
-        verdict = self._judged(key, self.run, self.aten, args, wanted)
+    def _tried(self, key: str, args: tuple[Any, ...], expected: Any) -> dict[str, Any]:
+        verdict = self._judged(key, self.run, self.aten, args, expected)
         if self.second is None:
             return verdict
         source, run = self.second
         best = self.run if verdict["kept"] else self.aten
         key = _key(f"{source}// {self.source} {verdict['kept']}", args)
-        return {**verdict, "second": self._judged(key, run, best, args, wanted)}
+        return {**verdict, "second": self._judged(key, run, best, args, expected)}
 
     def _judged(
-        self, key: str, run: Callable[..., Any], other: Callable[..., Any], args: tuple[Any, ...], wanted: Any
+        self, key: str, run: Callable[..., Any], other: Callable[..., Any], args: tuple[Any, ...], expected: Any
     ) -> dict[str, Any]:
         """Whether a kernel is equal to ATen, and faster than another."""
         try:
-            made = run(*args)
+            result = run(*args)
         except RuntimeError as error:  # a library that does not take these tensors
             log.debug("a kernel does not run: %s", error)
             return {"kept": False, "wrong": f"it does not run: {error}"}
-        wrong = different(made, wanted)
-        if wrong and not as_right(made, wanted, self.aten, args):
+        wrong = different(result, expected)
+        if wrong and not as_right(result, expected, self.aten, args):
             log.warning("a kernel differs from eager (%s): its operations stay PyTorch's", wrong)
             return {"kept": False, "wrong": wrong}
         stored = _read(key)
@@ -109,7 +109,7 @@ class Trial:
             verdict = {"kept": False, "wrong": wrong}
             _write(key, verdict)
             return verdict
-        kernel_s, aten_s = _times(run, other, args, after=_other_memory([*args, *made]))
+        kernel_s, aten_s = _times(run, other, args, after=_other_memory([*args, *result]))
         verdict = {"kept": kernel_s <= SLOWER * self.share * aten_s, "kernel_s": kernel_s, "aten_s": aten_s}
         _write(key, verdict)
         return verdict
@@ -124,9 +124,9 @@ def alike(a: torch.Tensor, b: torch.Tensor) -> bool:
     )
 
 
-def different(made: Any, wanted: Any) -> str:
+def different(result: Any, expected: Any) -> str:
     """What is unequal between a kernel's results and eager's, or nothing."""
-    for n, (a, b) in enumerate(zip(made, wanted, strict=True)):
+    for n, (a, b) in enumerate(zip(result, expected, strict=True)):
         if not alike(a, b):
             return f"result {n}: {a.dtype} {tuple(a.shape)} in place of {b.dtype} {tuple(b.shape)}"
         if not a.numel():
@@ -148,13 +148,13 @@ def wrong_on_made(run: Callable[..., Any], aten: Callable[..., Any], args: tuple
     ones, and special ones among them. whole: whether integers may be any of their type; else they stay, as
     ATen reads memory by them."""
     for special in (False, True):
-        given = tuple(_made_like(a, n, special, whole) for n, a in enumerate(args))
+        inputs = tuple(_made_like(a, n, special, whole) for n, a in enumerate(args))
         try:
-            wanted = aten(*given)
+            expected = aten(*inputs)
         except (RuntimeError, IndexError):  # integers that choose rows
             continue
-        made = run(*given)
-        if (wrong := different(made, wanted)) and not as_right(made, wanted, aten, given):
+        result = run(*inputs)
+        if (wrong := different(result, expected)) and not as_right(result, expected, aten, inputs):
             return f"{'special' if special else 'ordinary'} numbers: {wrong}"
     return ""
 
@@ -163,20 +163,20 @@ def made_like(like: torch.Tensor, number: int) -> torch.Tensor:
     """A tensor of these dtype, sizes and strides with ordinary numbers, integers 0; number: which input it is."""
     most = 1 + sum((size - 1) * stride for size, stride in zip(like.shape, like.stride(), strict=True))
     zeros = torch.zeros(most, dtype=like.dtype, device="cpu").as_strided(like.shape, like.stride())
-    made: torch.Tensor = _made_like(zeros, number, special=False, whole=False)
-    return made
+    tensor: torch.Tensor = _made_like(zeros, number, special=False, whole=False)
+    return tensor
 
 
-def _made_like(given: Any, number: int, special: bool, whole: bool) -> Any:
+def _made_like(value: Any, number: int, special: bool, whole: bool) -> Any:
     """A tensor of the same dtype, sizes and strides; number: which input it is, as no two are alike."""
-    if not isinstance(given, torch.Tensor) or not given.numel():
-        return given
-    if not (given.is_floating_point() or given.dtype == torch.bool or (special and whole)):
-        return given
-    pool = _pool(given.dtype, special).roll(997 * number)
-    most = 1 + sum((size - 1) * stride for size, stride in zip(given.shape, given.stride(), strict=True))
-    memory = pool.repeat(-(-most // POOL))[:most].to(given.device)
-    return memory.as_strided(given.shape, given.stride())
+    if not isinstance(value, torch.Tensor) or not value.numel():
+        return value
+    if not (value.is_floating_point() or value.dtype == torch.bool or (special and whole)):
+        return value
+    pool = _pool(value.dtype, special).roll(997 * number)
+    most = 1 + sum((size - 1) * stride for size, stride in zip(value.shape, value.stride(), strict=True))
+    memory = pool.repeat(-(-most // POOL))[:most].to(value.device)
+    return memory.as_strided(value.shape, value.stride())
 
 
 POOL = 4099
@@ -207,7 +207,7 @@ def _pool(dtype: torch.dtype, special: bool) -> torch.Tensor:
     return pool
 
 
-def as_right(made: Any, wanted: Any, aten: Callable[..., Any], args: tuple[Any, ...]) -> bool:
+def as_right(result: Any, expected: Any, aten: Callable[..., Any], args: tuple[Any, ...]) -> bool:
     """Whether results that differ from eager's are as right as those are: of each element one of these holds.
 
     - It is what the same operations give in double, or in double of inputs moved by MOVED units in the last place.
@@ -219,7 +219,7 @@ def as_right(made: Any, wanted: Any, aten: Callable[..., Any], args: tuple[Any, 
         exact, *moved = (aten(*_wide(args, seed)) for seed in range(1 + MOVES))
     except (RuntimeError, TypeError):
         return False
-    for n, (a, b) in enumerate(zip(made, wanted, strict=True)):
+    for n, (a, b) in enumerate(zip(result, expected, strict=True)):
         if not alike(a, b):
             return False
         if bool((~_right(a, b, exact[n], [one[n] for one in moved])).any()):
@@ -270,13 +270,13 @@ class Again:
         self.wrong = ""
 
     def __call__(self, *args: Any) -> Any:
-        made, wanted = self.run(*args), self.aten(*args)
-        wrong = different(made, wanted)
-        if wrong and not as_right(made, wanted, self.aten, args):
+        result, expected = self.run(*args), self.aten(*args)
+        wrong = different(result, expected)
+        if wrong and not as_right(result, expected, self.aten, args):
             self.wrong = wrong
             log.warning("a kernel differs from eager on a later call (%s): its operations stay PyTorch's", wrong)
-            return wanted
-        return made
+            return expected
+        return result
 
 
 def _top(x: torch.Tensor) -> float:

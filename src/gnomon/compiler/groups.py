@@ -159,10 +159,10 @@ def _empty(value: torch.Tensor) -> bool:
 def lower(body: Body, node: torch.fx.Node) -> None:
     """Place one node in a body; raises `UnfitError`, after which the body is not to be used."""
     if node.target is operator.getitem:
-        made = body.tensors.get(node.args)
-        if made is None:
+        tensor = body.tensors.get(node.args)
+        if tensor is None:
             raise UnfitError("a result that the group does not make")
-        body.tensors[node] = made
+        body.tensors[node] = tensor
         return
     tensors = [arg for arg in node.all_input_nodes if isinstance(arg.meta.get("val"), torch.Tensor)]
     for arg in tensors:
@@ -204,7 +204,7 @@ def groups(graph: torch.fx.Graph) -> list[Group]:
     """All groups, those too that are not worth a kernel of their own."""
     order = {node: i for i, node in enumerate(graph.nodes)}
     of: dict[torch.fx.Node, Group] = {}
-    made: list[Group] = []
+    grouped: list[Group] = []
     for node in graph.nodes:
         follows = node.target is operator.getitem and isinstance(node.args[0], torch.fx.Node) and node.args[0] in of
         if not (claimed(node) or follows):
@@ -218,13 +218,13 @@ def groups(graph: torch.fx.Graph) -> list[Group]:
             home = _alone(node)
             if home is None:
                 continue
-            made.append(home)
+            grouped.append(home)
         of[node] = home
         for other in above:
             if other is not home and _merge(home, other, order):
                 of.update(dict.fromkeys(other.members, home))
-                made.remove(other)
-    return [g for g in made if g.work]
+                grouped.remove(other)
+    return [g for g in grouped if g.work]
 
 
 def worth(group: Group) -> bool:

@@ -84,9 +84,9 @@ def live_matmul(x: Tensor, w: Tensor, bias: Tensor | None, columns: Tensor, relu
 class LiveMatmul:
     """A product of what a ReLU made, as a function of its tensors."""
 
-    def __init__(self, product: TriedMatmul, frozen: bool) -> None:
-        self.__name__, self.__module__ = f"live_{product.__name__}", __name__
-        self.product, self.frozen = product, frozen
+    def __init__(self, matmul: TriedMatmul, frozen: bool) -> None:
+        self.__name__, self.__module__ = f"live_{matmul.__name__}", __name__
+        self.product, self.frozen = matmul, frozen
         self.forms: dict[int, Forms] = {}
         """By rows."""
         self.pause = self.left = 0
@@ -130,7 +130,7 @@ class LiveMatmul:
 def fuse(graph: fx.Graph, frozen: bool) -> list[LiveMatmul]:
     """Has products of what a ReLU made take the columns that are not zero. frozen: whether weights may be turned once.
     Returns them."""
-    made = []
+    targets = []
     for node in graph.nodes:
         if node.op != "call_function" or not isinstance(node.target, TriedMatmul) or "convolution" in node.target.name:
             continue
@@ -148,8 +148,8 @@ def fuse(graph: fx.Graph, frozen: bool) -> list[LiveMatmul]:
         if not (frozen or outputs_beside) or not _often_zero(node.args[-2]):
             continue
         node.target = LiveMatmul(node.target, frozen)
-        made.append(node.target)
-    return made
+        targets.append(node.target)
+    return targets
 
 
 def _often_zero(node: Any) -> bool:

@@ -34,15 +34,17 @@ def split(graph: fx.Graph) -> int:
             wide = _wide(graph, x)
             shifted = call(graph, aten.sub.Tensor, wide, call(graph, aten.amax.default, wide, [-1], True))
             total = call(graph, aten.sum.dim_IntList, call(graph, aten.exp.default, shifted), [-1], True)
-            made = _narrow(graph, call(graph, aten.sub.Tensor, shifted, call(graph, aten.log.default, total)), dtype)
+            difference = _narrow(
+                graph, call(graph, aten.sub.Tensor, shifted, call(graph, aten.log.default, total)), dtype
+            )
         for reader in list(_readers(node)):
             if reader.target is LOSS_BACKWARD:  # it asks for the shape alone
                 reader.args = (reader.args[0], x, *reader.args[2:])
             elif reader.target is BACKWARD:
                 with graph.inserting_before(reader):
-                    reader.replace_all_uses_with(_backward(graph, reader.args[0], made, dtype))
+                    reader.replace_all_uses_with(_backward(graph, reader.args[0], difference, dtype))
                 graph.erase_node(reader)
-        node.replace_all_uses_with(made)
+        node.replace_all_uses_with(difference)
         graph.erase_node(node)
     return len(found)
 

@@ -32,7 +32,7 @@ class CompiledBody(torch.nn.Module):
 
 def compile_bodies(module: fx.GraphModule, compiler: Compiler) -> list[CompiledBody]:
     """Compiles the bodies of a graph's loops and branches and puts them in their place; returns them."""
-    made = []
+    modules = []
     for node in module.graph.nodes:
         if not isinstance(node.target, torch._ops.HigherOrderOperator) or node.target.name() not in LOOPS:
             continue
@@ -41,5 +41,5 @@ def compile_bodies(module: fx.GraphModule, compiler: Compiler) -> list[CompiledB
             body = getattr(module, name, None)
             if isinstance(body, fx.GraphModule):
                 setattr(module, name, CompiledBody(compiler(body, [])))
-                made.append(getattr(module, name))
-    return made
+                modules.append(getattr(module, name))
+    return modules

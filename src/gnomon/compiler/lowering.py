@@ -124,10 +124,10 @@ class Lowering:
 def as_type(value: Value, dtype: torch.dtype) -> Value:
     """The value converted to a type as ATen does on a CPU: what is no integer of 32 bits is the least of them."""
     kind, body = kind_of(dtype), value.body
-    made = value.to(kind)
+    converted = value.to(kind)
     if kind == "L" and value.kind in "FD" and dtype in (torch.int32, torch.int16):
-        made = one("fits32", made)
-    return Value(body, body.round_to(made.id, dtype))
+        converted = one("fits32", converted)
+    return Value(body, body.round_to(converted.id, dtype))
 
 
 def axes_in(dims: Dims, over: Sequence[int]) -> tuple[int, ...]:
@@ -138,5 +138,5 @@ def dims_over(dim: Any, rank: int) -> tuple[int, ...]:
     """ATen's dim argument (None, a number, a list) as numbers from 0."""
     if dim is None or (isinstance(dim, (list, tuple)) and not dim):
         return tuple(range(rank))
-    wanted = dim if isinstance(dim, (list, tuple)) else [dim]
-    return tuple(sorted(d % rank for d in wanted)) if rank else ()
+    dim_list = dim if isinstance(dim, (list, tuple)) else [dim]
+    return tuple(sorted(d % rank for d in dim_list)) if rank else ()

@@ -90,15 +90,15 @@ def this_machine() -> Machine:
     )
 
 
-def _asked_set(wanted: str | None, flags: frozenset[str]) -> InstructionSet:
+def _asked_set(instruction_set: str | None, flags: frozenset[str]) -> InstructionSet:
     """The widest that the processor has, or the one that is asked for. InputError for one that is not there."""
     there = [one for one in SETS if one.needs <= flags]
-    if not wanted:
+    if not instruction_set:
         return there[0]
-    if found := [one for one in there if one.name == wanted]:
+    if found := [one for one in there if one.name == instruction_set]:
         return found[0]
     has = ", ".join(one.name for one in there)
-    raise InputError(f"GNOMON_ISA_NAME={wanted} is no instruction set that this processor has; it has {has}")
+    raise InputError(f"GNOMON_ISA_NAME={instruction_set} is no instruction set that this processor has; it has {has}")
 
 
 def has_features(names: frozenset[str]) -> bool:
@@ -112,8 +112,8 @@ def has_features(names: frozenset[str]) -> bool:
 @cache
 def cxx() -> str | None:
     """The C++ compiler, or None: CXX where it is set, else g++, c++ or clang++."""
-    asked = os.environ.get("CXX")
-    return next((path for name in ([asked] if asked else ["g++", "c++"]) if (path := shutil.which(name))), None)
+    compiler = os.environ.get("CXX")
+    return next((path for name in ([compiler] if compiler else ["g++", "c++"]) if (path := shutil.which(name))), None)
 
 
 def _cpuinfo() -> tuple[frozenset[str], str]:

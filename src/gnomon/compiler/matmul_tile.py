@@ -56,8 +56,8 @@ def grown(device: DeviceDescription) -> list[MatmulTile]:
 
 def _saved(before: MatmulTile, after: MatmulTile) -> float:
     """Loads that a larger tile saves for each register that it takes."""
-    taken = after.sums + after.vectors - before.sums - before.vectors
-    return (_loads(before) - _loads(after)) / taken
+    saved_vectors = after.sums + after.vectors - before.sums - before.vectors
+    return (_loads(before) - _loads(after)) / saved_vectors
 
 
 def _loads(tile: MatmulTile) -> float:
@@ -95,12 +95,12 @@ def foretold(tile: MatmulTile, m: int, n: int, k: int, device: DeviceDescription
 def _dealt(m: int, blocks: int) -> dict[int, int]:
     """Rows of a block -> how many blocks have so many: they are as even as they can be."""
     less = m // blocks
-    more = m - less * blocks
-    return {rows: many for rows, many in ((less, blocks - more), (less + 1, more)) if many and rows}
+    larger_blocks = m - less * blocks
+    return {rows: many for rows, many in ((less, blocks - larger_blocks), (less + 1, larger_blocks)) if many and rows}
 
 
 @cache
 def constructed(m: int, n: int, k: int, device: DeviceDescription) -> tuple[MatmulTile, ...]:
     """Tiles for a size, the one that is foretold to be fastest first."""
-    made = candidates(m, device)
-    return tuple(sorted(made, key=lambda one: (foretold(one, m, n, k, device), -one.sums)))
+    tiles = candidates(m, device)
+    return tuple(sorted(tiles, key=lambda one: (foretold(one, m, n, k, device), -one.sums)))

@@ -148,12 +148,12 @@ def _agrees(p: float | None, dtype: torch.dtype) -> bool:
 def _same(p: float | None, dtype: torch.dtype, size: int, generator: torch.Generator) -> bool:
     torch.rand(3, generator=generator)  # so that numbers begin at odd places too
     call, before = Draw(p, torch.empty(size, dtype=dtype)), generator.get_state()
-    wanted = call._aten(torch.empty(size, dtype=dtype), generator)
-    left = generator.get_state()
-    made = torch.empty(size, dtype=call.made)
+    expected = call._aten(torch.empty(size, dtype=dtype), generator)
+    state_after = generator.get_state()
+    drawn = torch.empty(size, dtype=call.made)
     generator.set_state(before)
-    drew = fill_random(made, call.kind, call.below, generator)
-    return drew and torch.equal(made, wanted) and torch.equal(generator.get_state(), left)
+    drew = fill_random(drawn, call.kind, call.below, generator)
+    return drew and torch.equal(drawn, expected) and torch.equal(generator.get_state(), state_after)
 
 
 class _Replayed(Trial):
@@ -181,7 +181,7 @@ class _Replayed(Trial):
 
 def fuse(graph: fx.Graph) -> list[Draw]:
     """Puts a `Draw` in place of each draw that it makes as ATen does; returns them."""
-    made = []
+    draws = []
     for node in list(graph.nodes):
         draw = _draw(node)
         if draw is None or not draw.agrees():
@@ -194,8 +194,8 @@ def fuse(graph: fx.Graph) -> list[Draw]:
         else:
             node.replace_all_uses_with(new)
         graph.erase_node(node)
-        made.append(draw)
-    return made
+        draws.append(draw)
+    return draws
 
 
 def _as_mask(graph: fx.Graph, node: Node, mask: Node) -> None:

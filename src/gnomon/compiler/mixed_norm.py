@@ -23,12 +23,12 @@ def say_statistics(graph: fx.Graph) -> None:
         if node.target is not aten.native_layer_norm.default or node.meta["val"][0].device.type != "cpu":
             continue
         x, _, weight, bias = node.args[:4]
-        given = next((one.meta["val"].dtype for one in (weight, bias) if one is not None), None)
-        if given is None or given == x.meta["val"].dtype:
+        weight_dtype = next((one.meta["val"].dtype for one in (weight, bias) if one is not None), None)
+        if weight_dtype is None or weight_dtype == x.meta["val"].dtype:
             continue
         out, *statistics = node.meta["val"]
-        wanted = _kept_in(x.meta["val"].dtype, given)
-        node.meta["val"] = (out, *(one.to(wanted) for one in statistics))
+        statistics_dtype = _kept_in(x.meta["val"].dtype, weight_dtype)
+        node.meta["val"] = (out, *(one.to(statistics_dtype) for one in statistics))
         for user in node.users:
             if user.target is operator.getitem:
                 user.meta["val"] = node.meta["val"][user.args[1]]
@@ -38,5 +38,5 @@ def say_statistics(graph: fx.Graph) -> None:
 def _kept_in(x: torch.dtype, weight: torch.dtype) -> torch.dtype:
     """What a CPU keeps the mean of such a layer norm in."""
     with _disable_current_modes(), torch.no_grad():
-        made = torch.native_layer_norm(torch.ones(2, 2, dtype=x), [2], torch.ones(2, dtype=weight), None, 1e-5)
-        return made[1].dtype
+        outputs = torch.native_layer_norm(torch.ones(2, 2, dtype=x), [2], torch.ones(2, dtype=weight), None, 1e-5)
+        return outputs[1].dtype

@@ -206,12 +206,12 @@ def _row(text: Text) -> None:
         for i in step.reductions:
             ins = nest.body.code[i]
             if nest.stages.roles[i] == "row":
-                made = _horizontal(ins.op, f"r{i}", ins.kind)
-                text.say(3, f"const {ins.kind} v{i} = {SPLAT[ins.kind]}({made});")
+                reduced = _horizontal(ins.op, f"r{i}", ins.kind)
+                text.say(3, f"const {ins.kind} v{i} = {SPLAT[ins.kind]}({reduced});")
                 declared.add(i)
             elif nest.stages.roles[i] == "total":
-                made = _horizontal(ins.op, f"r{i}", ins.kind)
-                text.say(3, f"a{i} = {combine_scalar(ins.op, f'a{i}', f'({TOTAL[ins.kind]}){made}')};")
+                reduced = _horizontal(ins.op, f"r{i}", ins.kind)
+                text.say(3, f"a{i} = {combine_scalar(ins.op, f'a{i}', f'({TOTAL[ins.kind]}){reduced}')};")
     # What is left for the row once all passes are over.
     _between_passes(text, between, declared, based, POST - 1)
     for i in roles(nest, "total"):

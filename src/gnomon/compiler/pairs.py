@@ -90,7 +90,7 @@ class Pairs(TriedKernel):
 
 def fuse(graph: fx.Graph) -> list[Pairs]:
     """Puts a `Pairs` in place of each product that is only looked up; returns them."""
-    made = []
+    calls = []
     for node in list(graph.nodes):
         found = _pairs(node)
         if found is None:
@@ -107,8 +107,8 @@ def fuse(graph: fx.Graph) -> list[Pairs]:
         last.replace_all_uses_with(new)
         for one in [*([] if first is None else [last]), *gone]:
             graph.erase_node(one)
-        made.append(call)
-    return made
+        calls.append(call)
+    return calls
 
 
 def value_of(node: Any, dims: int, dtypes: Container[torch.dtype] = MEMORY) -> Tensor | None:

@@ -65,36 +65,36 @@ class PairsBackward(TriedKernel):
 
     def run(self, *args: Tensor) -> Tensor:
         """Runs the kernel on these tensors, or PyTorch's operations where it cannot."""
-        grad, i, j, right, left = args
-        left, function = left.mT, kernel(grad.dtype)
+        grad, i, j, right, lhs = args
+        lhs, function = lhs.mT, kernel(grad.dtype)
         (batch, rows, depth), count = right.shape, i.shape[0]
         if function is None or not batch:
             return self.aten(*args)
-        right, left = (one if one.stride(2) == 1 else one.contiguous() for one in (right, left))
+        right, lhs = (one if one.stride(2) == 1 else one.contiguous() for one in (right, lhs))
         out = torch.empty((batch, rows, depth), dtype=grad.dtype)
         call = _PairsBackwardCall(
             batch=batch, rows=rows, depth=depth, count=count,
             parallel=int(torch.get_num_threads() > 1 and batch * rows * rows * depth >= PARALLEL),
             grad=grad.data_ptr(), i=i.data_ptr(), i_step=i.stride(0), j=j.data_ptr(), j_step=j.stride(0),
-            right=right.data_ptr(), left=left.data_ptr(), out=out.data_ptr(),
+            right=right.data_ptr(), left=lhs.data_ptr(), out=out.data_ptr(),
         )  # fmt: skip
         call.grad_b, call.grad_k = grad.stride()
         call.right_b, call.right_r = right.stride()[:2]
-        call.left_b, call.left_r = left.stride()[:2]
+        call.left_b, call.left_r = lhs.stride()[:2]
         return self.aten(*args) if function(call) else out
 
     def aten(self, *args: Tensor) -> Tensor:
         """Runs PyTorch's operations, one after another."""
-        grad, i, j, right, left = args
+        grad, i, j, right, lhs = args
         rows = right.shape[1]
         zeros = grad.new_zeros((grad.shape[0], rows, rows))
         whole = aten.index_put.default(zeros, [None, i, j], grad, True)
-        return torch.bmm(whole, right) + torch.bmm(left, whole).mT
+        return torch.bmm(whole, right) + torch.bmm(lhs, whole).mT
 
 
 def fuse(graph: fx.Graph) -> list[PairsBackward]:
     """Puts a `PairsBackward` in place of each sum of both sides' gradients; returns them."""
-    made = []
+    calls = []
     for node in list(graph.nodes):
         tensors = _found(node)
         if tensors is None:
@@ -106,8 +106,8 @@ def fuse(graph: fx.Graph) -> list[PairsBackward]:
         new.meta.update(node.meta)
         node.replace_all_uses_with(new)
         _erase(graph, node)
-        made.append(call)
-    return made
+        calls.append(call)
+    return calls
 
 
 def _erase(graph: fx.Graph, node: Node) -> None:
@@ -131,16 +131,16 @@ def _found(node: Node) -> list[Node] | None:
         if plain is None or second is None:
             continue
         whole, right = plain
-        left, same = second
+        lhs, same = second
         pairs = _put(whole)
         if pairs is None or same is not whole:
             continue
-        values = [value_of(side, 3) for side in (right, left)]
+        values = [value_of(side, 3) for side in (right, lhs)]
         if any(value is None for value in values) or values[0].shape != values[1].mT.shape:  # type: ignore[union-attr]
             continue
         batch, rows, depth = values[0].shape  # type: ignore[union-attr]
         if isinstance(depth, int) and isinstance(rows, int) and 0 < rows <= LARGEST and depth > 0:
-            return [*pairs, right, left] if node.meta["val"].is_contiguous() else None
+            return [*pairs, right, lhs] if node.meta["val"].is_contiguous() else None
     return None
 
 

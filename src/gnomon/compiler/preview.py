@@ -62,8 +62,8 @@ def part_of(channels: int) -> int:
 @cache
 def text_of(channels: int, tall: int, across: int, wide: int) -> str:
     """C++ of a kernel. wide: columns of the padded image."""
-    said = {"CHANNELS": channels, "PART": part_of(channels), "TALL": tall, "ACROSS": across, "WIDE": wide}
-    lines = [f"{ASKS}-mavx512vnni", *(f"#define {name} {value}" for name, value in said.items())]
+    macros = {"CHANNELS": channels, "PART": part_of(channels), "TALL": tall, "ACROSS": across, "WIDE": wide}
+    lines = [f"{ASKS}-mavx512vnni", *(f"#define {name} {value}" for name, value in macros.items())]
     return "\n".join(lines) + "\n" + FORMULA.read_text(encoding="utf-8")
 
 
@@ -104,9 +104,9 @@ class Preview(Convolution):
         return {} if self.keeps is None else {"kernel_s": self.times[0], "aten_s": self.times[1]}
 
     def _tried(self, args: tuple[Tensor, ...]) -> Tensor:
-        wanted, made = self.aten(*args), self.run(*args)
-        norm = float(torch.linalg.vector_norm(wanted.double()))
-        self.apart = float(torch.linalg.vector_norm(made.double() - wanted.double())) / max(norm, 1e-30)
+        expected, result = self.aten(*args), self.run(*args)
+        norm = float(torch.linalg.vector_norm(expected.double()))
+        self.apart = float(torch.linalg.vector_norm(result.double() - expected.double())) / max(norm, 1e-30)
         clock = time.thread_time if torch.get_num_threads() == 1 else time.perf_counter
         best = [float("inf")] * 2
         for _ in range(REPEATS):
@@ -118,7 +118,7 @@ class Preview(Convolution):
         if not self.apart <= APART:
             log.warning("a preview is %.2g of the results away from them: the convolution stays exact", self.apart)
         self.keeps = self.apart <= APART and best[0] <= GAIN * best[1]
-        return wanted
+        return expected
 
     def aten(self, *args: Tensor) -> Tensor:
         """Computes the result exactly: the convolution by oneDNN or ATen as its own trial says, then the pooling."""
@@ -169,7 +169,7 @@ def fuse(graph: fx.Graph) -> list[Preview]:
     """Puts a preview in place of each convolution and the pooling that alone reads it; returns them."""
     if not has_features(NEEDS):
         return []
-    made = []
+    calls = []
     for node in list(graph.nodes):
         found = _pooled(node)
         if found is None:
@@ -183,8 +183,8 @@ def fuse(graph: fx.Graph) -> list[Preview]:
         last.replace_all_uses_with(new)
         for one in (last, pool, node):
             graph.erase_node(one)
-        made.append(call)
-    return made
+        calls.append(call)
+    return calls
 
 
 def _pooled(node: Node) -> tuple[Node, Node] | None:

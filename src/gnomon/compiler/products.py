@@ -77,8 +77,8 @@ class TriedMatmul:
             own = self.own
             second = None if own is None else (str(self.text), lambda *a: (own(*a),))
             run, plain = (lambda *a: (self.run(*a),)), (lambda *a: (self.aten(*a),))
-            made = Trial(f"{self.by} {self.name}", run, plain, share=SHARE, second=second)
-            trial = self.trials.setdefault(key, made)
+            trial_of_key = Trial(f"{self.by} {self.name}", run, plain, share=SHARE, second=second)
+            trial = self.trials.setdefault(key, trial_of_key)
         if trial.kept is None:
             result: Tensor = trial(*args)[0]
             return result
@@ -106,8 +106,8 @@ class TriedMatmul:
     @property
     def own_kept(self) -> bool:
         """Whether a kernel of ours runs it."""
-        kept = any(t.second_kept or (self.by != "oneDNN" and t.kept) for t in self.trials.values())
-        return kept or self.in_call
+        used = any(t.second_kept or (self.by != "oneDNN" and t.kept) for t in self.trials.values())
+        return used or self.in_call
 
     def step(self, node: Node) -> list[KernelCall | Operation] | None:
         """What C++ calls in a node's place; None where only Python does."""
@@ -133,7 +133,7 @@ def fuse(graph: fx.Graph) -> list[TriedMatmul]:
     """Puts a `TriedMatmul` in place of each product and convolution that is large enough; returns them."""
     if not torch.backends.mkldnn.is_available() or not torch.backends.mkldnn.enabled:
         return []
-    made = []
+    calls = []
     for node in list(graph.nodes):
         found = _matmul(node) or _convolution(node)
         if found is None:
@@ -146,8 +146,8 @@ def fuse(graph: fx.Graph) -> list[TriedMatmul]:
         last.replace_all_uses_with(new)
         for one in dict.fromkeys((last, node)):
             graph.erase_node(one)
-        made.append(call)
-    return made
+        calls.append(call)
+    return calls
 
 
 def _relu(node: Node, call: TriedMatmul) -> Node:
@@ -258,11 +258,11 @@ def _linear_steps(back: bool, node: Node, which: str, after: str) -> list[Kernel
         if bias:
             return _with_relu(torch.ops.aten.addmm.default, (bias[0], x, turned, 1, 1), node, after)
         return _with_relu(torch.ops.aten.mm.default, (x, turned), node, after)
-    product: Any = node.target
-    if which == "run" and product.by == "oneDNN":
-        given: tuple[Any, ...] = (x, w if back else turned, bias[0] if bias else None, "none", [], "")
-        return _with_relu(torch.ops.mkldnn._linear_pointwise.default, given, node, after)
-    is_thin = (product.by if which == "run" else product.text) == thin.source()
+    matmul: Any = node.target
+    if which == "run" and matmul.by == "oneDNN":
+        operands: tuple[Any, ...] = (x, w if back else turned, bias[0] if bias else None, "none", [], "")
+        return _with_relu(torch.ops.mkldnn._linear_pointwise.default, operands, node, after)
+    is_thin = (matmul.by if which == "run" else matmul.text) == thin.source()
     call: Any = (thin.of_rows if is_thin else linear.of_rows)(*values, after == "relu")
     return _called(thin.kernel() if is_thin else linear.kernel(), call, node, x, w, bias)
 
@@ -348,20 +348,20 @@ def _convolution(node: Node) -> tuple[TriedMatmul, tuple[Node, ...]] | None:
     def steps(node: Node, which: str, after: str) -> list[KernelCall | Operation] | None:
         x, weight, *bias = node.args
         one = bias[0] if bias else None
-        if which == "own" or (which == "run" and product.by != "oneDNN"):
+        if which == "own" or (which == "run" and matmul.by != "oneDNN"):
             call = thin.of_positions(x.meta["val"], weight.meta["val"], *options, after == "relu")
             return _called(thin.kernel(), call, node, x, weight, bias)
         if which == "run":
-            given: tuple[Any, ...] = (x, weight, one, padding, stride, dilation, 1, "none", [], "")
-            return _with_relu(torch.ops.mkldnn._convolution_pointwise.default, given, node, after)
-        given = (x, weight, one, stride, padding, dilation, False, [0] * (dims - 2), 1)
-        return _with_relu(aten.convolution.default, given, node, after)
+            operands: tuple[Any, ...] = (x, weight, one, padding, stride, dilation, 1, "none", [], "")
+            return _with_relu(torch.ops.mkldnn._convolution_pointwise.default, operands, node, after)
+        operands = (x, weight, one, stride, padding, dilation, False, [0] * (dims - 2), 1)
+        return _with_relu(aten.convolution.default, operands, node, after)
 
-    product = TriedMatmul(f"convolution {'x'.join(map(str, sizes))}", run, plain, None, steps)
+    matmul = TriedMatmul(f"convolution {'x'.join(map(str, sizes))}", run, plain, None, steps)
     if dims == 3 and not few:
         return None
     if dims == 3:
-        product.run, product.by = by_thin, thin.source()
+        matmul.run, matmul.by = by_thin, thin.source()
     elif few:
-        product.own, product.text = by_thin, thin.source()
-    return product, tensors
+        matmul.own, matmul.text = by_thin, thin.source()
+    return matmul, tensors

@@ -79,24 +79,24 @@ class Program:
 
 def program(graph: torch.fx.Graph, environment: Any) -> Program:
     """Groups, their outputs as those who read them ask, and an order of all that runs."""
-    kept = groups(graph)
+    fused_groups = groups(graph)
     known = {*_symbol_sources(graph)}
     loops = partial(_loops, environment=environment, known=known)
-    kept = join_siblings(graph, kept, _asked(graph, kept), loops, environment)
-    kept = [group for group in kept if worth(group) or (environment is None and _only_python(group))]
+    fused_groups = join_siblings(graph, fused_groups, _asked(graph, fused_groups), loops, environment)
+    fused_groups = [group for group in fused_groups if worth(group) or (environment is None and _only_python(group))]
     while True:
-        outputs = _asked(graph, kept)
-        planned, refused = _planned(kept, outputs, environment, known)
+        outputs = _asked(graph, fused_groups)
+        planned, refused = _planned(fused_groups, outputs, environment, known)
         if refused:
-            kept = [g for group in kept for g in ([group] if group not in refused else _shorter(group))]
+            fused_groups = [g for group in fused_groups for g in ([group] if group not in refused else _shorter(group))]
             continue
-        made = Program(graph=graph, environment=environment, groups=planned, units=[])
+        compiled = Program(graph=graph, environment=environment, groups=planned, units=[])
         try:
-            made.units = _ordered(made)
+            compiled.units = _ordered(compiled)
         except _WaitingError as error:
-            kept = _parted(graph, kept, error.groups)
+            fused_groups = _parted(graph, fused_groups, error.groups)
             continue
-        return made
+        return compiled
 
 
 class _WaitingError(UnfitError):
@@ -107,7 +107,7 @@ class _WaitingError(UnfitError):
         self.groups = stuck
 
 
-def _parted(graph: torch.fx.Graph, kept: Sequence[Group], stuck: Sequence[Group]) -> list[Group]:
+def _parted(graph: torch.fx.Graph, fused_groups: Sequence[Group], stuck: Sequence[Group]) -> list[Group]:
     """Groups with those that are stuck taken apart where something with effects lies between their members; where
     nothing does, without the largest of them."""
     passed, before = {}, 0
@@ -115,7 +115,7 @@ def _parted(graph: torch.fx.Graph, kept: Sequence[Group], stuck: Sequence[Group]
         before += _has_effects(node)
         passed[node] = before
     out, parted = [], False
-    for group in kept:
+    for group in fused_groups:
         parts: dict[int, list[torch.fx.Node]] = {}
         for node in group.members:
             parts.setdefault(passed[node], []).append(node)
@@ -125,8 +125,8 @@ def _parted(graph: torch.fx.Graph, kept: Sequence[Group], stuck: Sequence[Group]
         parted = True
         for members in parts.values():
             body = rebuilt(members)
-            if body is not None and worth(left := Group(members=members, body=body)):
-                out.append(left)
+            if body is not None and worth(remainder := Group(members=members, body=body)):
+                out.append(remainder)
     if not parted:
         largest = max(stuck, key=lambda group: len(group.members))
         out = [group for group in out if group is not largest]
@@ -156,15 +156,15 @@ def _shorter(group: Group) -> list[Group]:
             members = [m for m in members if m is not last.args[0] and last.args[0] not in m.args]
         body = rebuilt(members)
         if body is not None:
-            left = Group(members=members, body=body)
-            return [left] if worth(left) else []
+            remainder = Group(members=members, body=body)
+            return [remainder] if worth(remainder) else []
     return []
 
 
-def _asked(graph: torch.fx.Graph, kept: Sequence[Group]) -> dict[int, list[torch.fx.Node]]:
+def _asked(graph: torch.fx.Graph, fused_groups: Sequence[Group]) -> dict[int, list[torch.fx.Node]]:
     """Finds for each group the members whose memory somebody outside it reads."""
-    of = {node: n for n, group in enumerate(kept) for node in group.members}
-    asked: dict[int, dict[torch.fx.Node, None]] = {n: {} for n in range(len(kept))}
+    of = {node: n for n, group in enumerate(fused_groups) for node in group.members}
+    outputs: dict[int, dict[torch.fx.Node, None]] = {n: {} for n in range(len(fused_groups))}
     seen: set[torch.fx.Node] = set()
     entered: set[int] = set()
     waiting = [graph.output_node()]
@@ -176,21 +176,21 @@ def _asked(graph: torch.fx.Graph, kept: Sequence[Group]) -> dict[int, list[torch
         seen.add(node)
         if node in of and node.target not in VIEWS:
             n = of[node]
-            asked[n][node] = None
+            outputs[n][node] = None
             if n not in entered:
                 entered.add(n)
-                waiting += leaves(kept[n])
+                waiting += leaves(fused_groups[n])
             continue
         waiting += node.all_input_nodes
-    return {n: sorted(nodes, key=lambda node: node._sort_key) for n, nodes in asked.items()}
+    return {n: sorted(nodes, key=lambda node: node._sort_key) for n, nodes in outputs.items()}
 
 
 def _planned(
-    kept: Sequence[Group], outputs: dict[int, list[torch.fx.Node]], environment: Any, known: set[str]
+    fused_groups: Sequence[Group], outputs: dict[int, list[torch.fx.Node]], environment: Any, known: set[str]
 ) -> tuple[list[PlannedGroup], list[Group]]:
-    made: list[PlannedGroup] = []
+    planned_groups: list[PlannedGroup] = []
     refused: list[Group] = []
-    for n, group in enumerate(kept):
+    for n, group in enumerate(fused_groups):
         if not outputs[n]:
             continue
         try:
@@ -200,8 +200,10 @@ def _planned(
             continue
         where = device_of(outputs[n][0])
         assert where is not None, "groups make tensors"
-        made.append(PlannedGroup(group=group, outputs=outputs[n], kernel=written, number=len(made), device=where))
-    return made, refused
+        planned_groups.append(
+            PlannedGroup(group=group, outputs=outputs[n], kernel=written, number=len(planned_groups), device=where)
+        )
+    return planned_groups, refused
 
 
 def _kernel(body: Body, outputs: Sequence[torch.fx.Node], environment: Any, known: set[str]) -> Kernel:
@@ -239,11 +241,11 @@ def _has_effects(node: torch.fx.Node) -> bool:
     return isinstance(node.target, torch._ops.HigherOrderOperator) or getattr(node.target, "effects", False)
 
 
-def _ordered(made: Program) -> list[PlannedGroup | torch.fx.Node]:
+def _ordered(compiled: Program) -> list[PlannedGroup | torch.fx.Node]:
     """Units in an order that keeps the graph's where it can: those ready first, the earliest first."""
-    member = {node: p for p in made.groups for node in p.group.members if node in p.outputs}
+    member = {node: p for p in compiled.groups for node in p.group.members if node in p.outputs}
     units: dict[int, PlannedGroup | torch.fx.Node] = {}
-    place = {node: i for i, node in enumerate(made.graph.nodes)}
+    place = {node: i for i, node in enumerate(compiled.graph.nodes)}
     unit_of: dict[torch.fx.Node, int] = {}
     needs: dict[int, set[int]] = {}
 
@@ -264,8 +266,8 @@ def _ordered(made: Program) -> list[PlannedGroup | torch.fx.Node]:
                 units[2 * place[node]] = node
                 waiting += node.all_input_nodes
 
-    visit(made.graph.output_node())
-    for node in made.graph.nodes:
+    visit(compiled.graph.output_node())
+    for node in compiled.graph.nodes:
         if _has_effects(node):
             visit(node)
     before: int | None = None
@@ -277,20 +279,20 @@ def _ordered(made: Program) -> list[PlannedGroup | torch.fx.Node]:
                 needs[number].add(before)
             before = number
             if isinstance(unit.target, torch._ops.OpOverload) and unit.target._schema.is_mutable:
-                needs[number] |= _earlier_readers(made, unit, units, unit_of, number)
+                needs[number] |= _earlier_readers(compiled, unit, units, unit_of, number)
     return _topological(units, needs)
 
 
 def _earlier_readers(
-    made: Program, write: torch.fx.Node, units: dict[int, Any], unit_of: dict[torch.fx.Node, int], number: int
+    compiled: Program, write: torch.fx.Node, units: dict[int, Any], unit_of: dict[torch.fx.Node, int], number: int
 ) -> set[int]:
     """Units that read memory before it is written."""
     schema = write.target._schema.arguments  # type: ignore[union-attr]
-    given = zip(schema, write.args, strict=False)
+    positional = zip(schema, write.args, strict=False)
     named = [(of, write.kwargs[of.name]) for of in schema if of.name in write.kwargs]
     written = {
         root(value)
-        for of, value in (*given, *named)
+        for of, value in (*positional, *named)
         if isinstance(value, torch.fx.Node) and of.alias_info is not None and of.alias_info.is_write
     }
     readers = set()
@@ -307,19 +309,19 @@ def _topological(units: dict[int, Any], needs: dict[int, set[int]]) -> list[Any]
     for number, asks in needs.items():
         for a in asks:
             users.setdefault(a, []).append(number)
-    left = {number: len(asks) for number, asks in needs.items()}
-    ready = [number for number, count in left.items() if not count]
+    open_needs = {number: len(asks) for number, asks in needs.items()}
+    ready = [number for number, count in open_needs.items() if not count]
     heapq.heapify(ready)
     out = []
     while ready:
         number = heapq.heappop(ready)
         out.append(units[number])
         for user in users.get(number, ()):
-            left[user] -= 1
-            if not left[user]:
+            open_needs[user] -= 1
+            if not open_needs[user]:
                 heapq.heappush(ready, user)
     if len(out) != len(units):
-        waits = [units[number] for number, count in left.items() if count]
+        waits = [units[number] for number, count in open_needs.items() if count]
         raise _WaitingError([unit.group for unit in waits if isinstance(unit, PlannedGroup)])
     return out
 
@@ -328,10 +330,10 @@ def _topological(units: dict[int, Any], needs: dict[int, set[int]]) -> list[Any]
 class Writer:
     """Writes the function of a program. Values that are no literals are constants."""
 
-    def __init__(self, made: Program) -> None:
-        self.made = made
+    def __init__(self, compiled: Program) -> None:
+        self.made = compiled
         self.constants: dict[str, Any] = {"_empty": torch.empty_strided}
-        self.symbols = _symbol_sources(made.graph)
+        self.symbols = _symbol_sources(compiled.graph)
 
     def name(self, node: torch.fx.Node) -> str:
         return _plain(node.name)
@@ -422,10 +424,10 @@ class Writer:
         """A call of a Triton kernel, and ATen in its place where it does not fit these sizes."""
         names = symbol_names(kernel)
         table = self.constant(SizeTable(kernel, names, _SIZE_FUNCTIONS))
-        given = [self.name(kernel.nest.body.inputs[slot].node) for slot in kernel.slots]
-        given += [self.name(node) for node in planned.outputs]
+        args = [self.name(kernel.nest.body.inputs[slot].node) for slot in kernel.slots]
+        args += [self.name(node) for node in planned.outputs]
         function = self.constant(planned.function)
-        call = f"{function}({table}({', '.join(names)}), {', '.join(given)})"
+        call = f"{function}({table}({', '.join(names)}), {', '.join(args)})"
         return [f"if {call}:", *(LINES + line for line in self.given_back(planned))]
 
     def scope(self) -> dict[str, Any]:
@@ -447,14 +449,14 @@ class Writer:
     def aten_lines(self, planned: PlannedGroup) -> list[str]:
         """The group's members, each by ATen."""
         outside = set(planned.inputs)
-        wanted: set[torch.fx.Node] = set()
+        needed: set[torch.fx.Node] = set()
         waiting: list[torch.fx.Node] = list(planned.outputs)
         while waiting:
             node = waiting.pop()
-            if node not in wanted and node not in outside:
-                wanted.add(node)
+            if node not in needed and node not in outside:
+                needed.add(node)
                 waiting += node.all_input_nodes
-        return [self.aten(node) for node in sorted(wanted, key=lambda node: node._sort_key)]
+        return [self.aten(node) for node in sorted(needed, key=lambda node: node._sort_key)]
 
 
 def as_declared(x: torch.Tensor, strides: tuple[int, ...]) -> torch.Tensor:
@@ -536,24 +538,24 @@ def _symbol_sources(graph: torch.fx.Graph) -> dict[str, str]:
 
 
 def write(
-    made: Program, lines_of: Callable[[Writer, PlannedGroup], list[str]], units: Sequence[Any] | None = None
+    compiled: Program, lines_of: Callable[[Writer, PlannedGroup], list[str]], units: Sequence[Any] | None = None
 ) -> Callable[[list[Any]], Any]:
     """The program as a function of the list of its arguments, which it empties. units: its units with runs among them
     (`steps.join_runs`)."""
-    writer = Writer(made)
-    units = made.units if units is None else units
-    inputs = [n for n in made.graph.nodes if n.op == "placeholder"]
+    writer = Writer(compiled)
+    units = compiled.units if units is None else units
+    inputs = [n for n in compiled.graph.nodes if n.op == "placeholder"]
     lines = ["def call(args):"]
     if inputs:
         lines.append(f"    {', '.join(writer.name(n) for n in inputs)}, = args")
     lines.append("    args.clear()")
-    for symbol in sorted({s for p in made.groups for s in symbols_in(p)} | _declared_symbols(made)):
+    for symbol in sorted({s for p in compiled.groups for s in symbols_in(p)} | _declared_symbols(compiled)):
         lines.append(f"    {symbol} = {writer.symbols[symbol]}")
-    last = _last_uses(made, units)
+    last = _last_uses(compiled, units)
     known = set(writer.symbols)
-    read = {inp.node for p in made.groups for inp in p.kernel.nest.body.inputs if _declares(inp.node, known)}
+    read = {inp.node for p in compiled.groups for inp in p.kernel.nest.body.inputs if _declares(inp.node, known)}
     read |= {node for unit in units if isinstance(unit, Run) for node in unit.inputs}
-    if made.saved:  # what a forward's ATen calls kept
+    if compiled.saved:  # what a forward's ATen calls kept
         lines += [LINES + line for node in inputs if node in read for line in writer.declared(node)]
     for unit in units:
         if isinstance(unit, Run):
@@ -579,7 +581,7 @@ def write(
 def _run_line(writer: Writer, run: Run, lines_of: Callable[[Writer, PlannedGroup], list[str]]) -> str:
     """The line that calls a run, which is given the same steps in Python."""
     names = ", ".join(writer.name(n) for n in run.inputs)
-    made = ", ".join(writer.name(n) for n in run.outputs)
+    returned = ", ".join(writer.name(n) for n in run.outputs)
     read = {node for unit in run.units if isinstance(unit, torch.fx.Node) for node in unit.all_input_nodes}
     lines = [writer.aten(node) for node in read if node.op == "get_attr"]
     for unit in run.units:
@@ -588,12 +590,12 @@ def _run_line(writer: Writer, run: Run, lines_of: Callable[[Writer, PlannedGroup
         if isinstance(unit, torch.fx.Node) and fake(unit) is not None:
             lines += [line for node in results for line in writer.declared(node)]
     scope = dict(writer.scope())
-    text = "\n".join(LINES + line for line in [*lines, f"return [{made}]"])
+    text = "\n".join(LINES + line for line in [*lines, f"return [{returned}]"])
     exec(f"def plain({names}):\n{text}", scope)
     run.plain = scope["plain"]
     what = [one.kernel.source if isinstance(one, PlannedGroup) else str(one.format_node()) for one in run.units]
     run.trial = Trial("\n".join([SOURCE, *what]), run.tried, run.plain)
-    return f"{made}, = {writer.constant(run)}({names})"
+    return f"{returned}, = {writer.constant(run)}({names})"
 
 
 def _declares(node: torch.fx.Node, known: set[str]) -> bool:
@@ -602,10 +604,10 @@ def _declares(node: torch.fx.Node, known: set[str]) -> bool:
     return value is not None and {str(s) for size in sizes_of(value.stride()) for s in symbols(size)} <= known
 
 
-def _declared_symbols(made: Program) -> set[str]:
+def _declared_symbols(compiled: Program) -> set[str]:
     """Symbols that layouts of memory which kernels read are made of."""
-    known = {*_symbol_sources(made.graph)}
-    nodes = {inp.node for p in made.groups for inp in p.kernel.nest.body.inputs if _declares(inp.node, known)}
+    known = {*_symbol_sources(compiled.graph)}
+    nodes = {inp.node for p in compiled.groups for inp in p.kernel.nest.body.inputs if _declares(inp.node, known)}
     return {str(s) for node in nodes for size in sizes_of(node.meta["val"].stride()) for s in symbols(size)}
 
 
@@ -628,7 +630,7 @@ def _all_sizes(kernel: Kernel) -> Iterable[Size]:
     yield from nest.sizes.values()
 
 
-def _last_uses(made: Program, units: Sequence[Any]) -> dict[int, list[torch.fx.Node]]:
+def _last_uses(compiled: Program, units: Sequence[Any]) -> dict[int, list[torch.fx.Node]]:
     """Unit -> tensors that nobody needs after it."""
     last: dict[torch.fx.Node, int] = {}
     for n, unit in enumerate(units):
@@ -640,7 +642,7 @@ def _last_uses(made: Program, units: Sequence[Any]) -> dict[int, list[torch.fx.N
             for node in unit.all_input_nodes:
                 last[node] = n
     out: dict[int, list[torch.fx.Node]] = {}
-    present = {n for n in made.graph.nodes if n.op == "placeholder"}
+    present = {n for n in compiled.graph.nodes if n.op == "placeholder"}
     for unit in units:
         present |= set(unit.outputs) if isinstance(unit, (PlannedGroup, Run)) else {unit}
     for node, n in last.items():

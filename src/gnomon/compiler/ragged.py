@@ -55,9 +55,9 @@ class Places:
 class RaggedMatmul:
     """A product of the rows of a padded batch, as a function of the places and its own tensors."""
 
-    def __init__(self, product: TriedMatmul, whole: Ragged) -> None:
-        self.__name__, self.__module__ = f"ragged_{product.__name__}", __name__
-        self.product, self.whole = product, whole
+    def __init__(self, matmul: TriedMatmul, whole: Ragged) -> None:
+        self.__name__, self.__module__ = f"ragged_{matmul.__name__}", __name__
+        self.product, self.whole = matmul, whole
         self.forms: dict[int, Forms] = {}
         """By the power of two of the rows that there could be."""
 

@@ -88,9 +88,9 @@ def keep(module: fx.GraphModule) -> bool:
             return False
         operation, arguments = new
         with module.graph.inserting_before(node):
-            made = module.graph.call_function(operation, arguments)
-        made.meta.update(node.meta)
-        node.replace_all_uses_with(made)
+            call = module.graph.call_function(operation, arguments)
+        call.meta.update(node.meta)
+        node.replace_all_uses_with(call)
         module.graph.erase_node(node)
         changed = True
     if changed:
@@ -141,7 +141,7 @@ def plain(value: Any) -> bool:
 def fuse(graph: fx.Graph, learner: Callable[[Layers], Any]) -> list[Any]:
     """Puts a `Recurrent`, or a `Learner` (of `learner`) where gradients are asked for, in place of each of our
     operations; returns them."""
-    made = []
+    calls = []
     for node in list(graph.nodes):
         name, learns = OPERATIONS.get(node.target, ""), False
         if not name:
@@ -158,8 +158,8 @@ def fuse(graph: fx.Graph, learner: Callable[[Layers], Any]) -> list[Any]:
         new.meta.update(node.meta)
         node.replace_all_uses_with(new)
         graph.erase_node(node)
-        made.append(call)
-    return made
+        calls.append(call)
+    return calls
 
 
 @dataclass(frozen=True, slots=True)
@@ -231,16 +231,18 @@ class Recurrent:
         key = size_key(second, first) if self.layers.batch_first else size_key(first, second)
         trial = self.trials.get(key)
         if trial is None:
-            made = Trial(f"{source(args[0].dtype)}// {self.layers}", self.run, self.layers.aten, share=SHARE, made=True)
-            trial = self.trials.setdefault(key, made)
+            trial_of_key = Trial(
+                f"{source(args[0].dtype)}// {self.layers}", self.run, self.layers.aten, share=SHARE, on_made_inputs=True
+            )
+            trial = self.trials.setdefault(key, trial_of_key)
         if trial.kept is None:
             return trial(*args)  # type: ignore[no-any-return]
         return self.run(*args) if trial.kept else self.layers.aten(*args)
 
     def run(self, *args: Tensor) -> tuple[Tensor, ...]:
         """Runs the kernel on these tensors, or ATen's operation where it cannot."""
-        made = forward(self.layers, args, self._checked)
-        return self.layers.aten(*args) if made is None else made[0]
+        outputs = forward(self.layers, args, self._checked)
+        return self.layers.aten(*args) if outputs is None else outputs[0]
 
     def _checked(self, call: _RecurrentCall, w_h: Tensor, _: int) -> bool:
         """Runs with the weights packed before, where they are still the same. False where somebody writes them
@@ -278,7 +280,7 @@ Runner = Callable[[_RecurrentCall, Tensor, int], bool]
 
 
 def forward(
-    spec: Layers, args: Sequence[Tensor], runner: Runner, kept: Sequence[Tensor] | None = None
+    spec: Layers, args: Sequence[Tensor], runner: Runner, saved: Sequence[Tensor] | None = None
 ) -> tuple[tuple[Tensor, ...], list[Tensor]] | None:
     """Runs all layers. Returns (output and last states, outputs of all layers but the last); None where the runner does
     not. kept: of each direction of each layer, room for what its backward needs."""
@@ -296,17 +298,17 @@ def forward(
             n = layer * spec.directions + direction
             w_x, w_h, b_x, b_h = [*weights[n * each : (n + 1) * each], None, None][:4]
             assert w_x is not None and w_h is not None
-            made, into = _inputs(x, w_x, b_x), y[..., direction * hidden :]
+            projected, into = _inputs(x, w_x, b_x), y[..., direction * hidden :]
             bias = None if b_h is None else b_h.float()
             state = torch.empty(2 * batch * hidden) if dtype != torch.float32 else None
             call = _RecurrentCall(
                 gates=GATES[spec.name], hidden=hidden, steps=steps, batch=batch, reverse=direction,
                 threads=threads_for(GATES[spec.name], hidden, batch, this_machine().isa.lanes),
-                x_step=made.stride(0), x_row=made.stride(1), y_step=into.stride(0), y_row=into.stride(1),
-                weight=w_h.data_ptr(), bias=None if bias is None else bias.data_ptr(), x=made.data_ptr(),
+                x_step=projected.stride(0), x_row=projected.stride(1), y_step=into.stride(0), y_row=into.stride(1),
+                weight=w_h.data_ptr(), bias=None if bias is None else bias.data_ptr(), x=projected.data_ptr(),
                 h0=starts[0][n].data_ptr(), c0=starts[-1][n].data_ptr(), y=into.data_ptr(),
                 hn=ends[0][n].data_ptr(), cn=ends[-1][n].data_ptr(),
-                state=None if state is None else state.data_ptr(), kept=kept[n].data_ptr() if kept else None,
+                state=None if state is None else state.data_ptr(), kept=saved[n].data_ptr() if saved else None,
             )  # fmt: skip
             if not runner(call, w_h, n):
                 return None

@@ -62,17 +62,19 @@ def _short(unrolled: Callable[..., Any], tracing: Callable[[], bool], name: str)
     """What Dynamo runs to know the shapes of `torch.lstm` and `torch.gru`: no steps where `recurrent` takes them."""
 
     def kernel(x: Any, states: Any, weights: Any, *options: Any) -> Any:
-        given = list(states) if isinstance(states, (list, tuple)) else [states]
-        every = (x, *given, *weights)
+        initial_states = list(states) if isinstance(states, (list, tuple)) else [states]
+        every = (x, *initial_states, *weights)
         served = all(plain(one) and one.dtype == x.dtype for one in every)
         learns = torch.is_grad_enabled() and any(one.requires_grad for one in every)
-        if not (served and len(options) == 6 and given[0].shape[-1] == weights[1].shape[1] and tracing()):
+        if not (served and len(options) == 6 and initial_states[0].shape[-1] == weights[1].shape[1] and tracing()):
             return unrolled(x, states, weights, *options)
         biases, layers, _, _, bidirectional, batch_first = options
         if not learns:
-            return shapes(x, *given, weights, biases, layers, bidirectional, batch_first)
-        made = operation_of(name, True)(x, *given, list(weights), biases, layers, bidirectional, batch_first)
-        return tuple(made[: 1 + len(given)])
+            return shapes(x, *initial_states, weights, biases, layers, bidirectional, batch_first)
+        outputs = operation_of(name, True)(
+            x, *initial_states, list(weights), biases, layers, bidirectional, batch_first
+        )
+        return tuple(outputs[: 1 + len(initial_states)])
 
     return kernel
 

@@ -76,10 +76,10 @@ def kept_shapes(spec: Layers, x: Tensor, h: Tensor) -> list[Tensor]:
     return [*gates, *between, *[x.new_empty((1,), dtype=torch.uint8) for _ in range(directions)]]
 
 
-def split(spec: Layers, kept: Sequence[Tensor]) -> tuple[Sequence[Tensor], Sequence[Tensor], Sequence[Tensor]]:
+def split(spec: Layers, saved: Sequence[Tensor]) -> tuple[Sequence[Tensor], Sequence[Tensor], Sequence[Tensor]]:
     """(gates, outputs between layers, oneDNN's memory)."""
     many = spec.layers * spec.directions
-    return kept[:many], kept[many : many + spec.layers - 1], kept[many + spec.layers - 1 :]
+    return saved[:many], saved[many : many + spec.layers - 1], saved[many + spec.layers - 1 :]
 
 
 def nothing_kept(spec: Layers, x: Tensor, h: Tensor) -> list[Tensor]:
@@ -108,8 +108,10 @@ class Learner:
         trial = self.trials.get(key)
         if trial is None:
             text = source(args[0].dtype) + source(args[0].dtype, FORMULA)
-            made = Trial(f"{text}// {self.layers}", self._both, self._both_by_aten, share=SHARE, made=True)
-            trial = self.trials.setdefault(key, made)
+            trial_of_key = Trial(
+                f"{text}// {self.layers}", self._both, self._both_by_aten, share=SHARE, on_made_inputs=True
+            )
+            trial = self.trials.setdefault(key, trial_of_key)
         if trial.kept is None:
             trial(*args)
         return self.run(*args) if trial.kept else self.given_back(*args)
@@ -118,19 +120,19 @@ class Learner:
         """Runs the kernel on these tensors."""
         spec, run = self.layers, kernel(args[0].dtype)
         assert run is not None
-        kept = kept_shapes(spec, args[0], args[1])
+        saved = kept_shapes(spec, args[0], args[1])
 
         def packing(call: Any, w_h: Tensor, _: int) -> bool:
             packed = _packed(packed_memory, w_h)
             call.packed = packed.data_ptr()
             return not run(call, PACK_AND_RUN)
 
-        made = forward(spec, args, packing, split(spec, kept)[0])
-        if made is None:
+        outputs = forward(spec, args, packing, split(spec, saved)[0])
+        if outputs is None:
             return self.given_back(*args)
-        out, between = made
+        out, between = outputs
         many = spec.layers * spec.directions
-        return (*out, [*kept[:many], *between, *kept[many + len(between) :]])
+        return (*out, [*saved[:many], *between, *saved[many + len(between) :]])
 
     def given_back(self, *args: Tensor) -> tuple[Any, ...]:
         """Runs what the kernel gives back: oneDNN's operation, as eager has it, or ATen's."""
@@ -141,15 +143,17 @@ class Learner:
 
     def _both(self, *args: Tensor) -> tuple[Tensor, ...]:
         """Results and all gradients, by the kernels."""
-        *out, kept = self.run(*args)
-        given = [seeds(one) for one in out]
-        return tuple(one.contiguous() for one in (*out, *gradients(self.layers, given, args, out, kept, True)))
+        *out, saved = self.run(*args)
+        output_gradients = [seeds(one) for one in out]
+        return tuple(
+            one.contiguous() for one in (*out, *gradients(self.layers, output_gradients, args, out, saved, True))
+        )
 
     def _both_by_aten(self, *args: Tensor) -> tuple[Tensor, ...]:
-        asked = [one.detach().requires_grad_() for one in args]
+        leaves = [one.detach().requires_grad_() for one in args]
         with torch.enable_grad():
-            out = self.layers.aten(*asked, grad=True)
-            found = torch.autograd.grad(out, asked, [seeds(one) for one in out])
+            out = self.layers.aten(*leaves, grad=True)
+            found = torch.autograd.grad(out, leaves, [seeds(one) for one in out])
         return tuple(one.detach().contiguous() for one in (*out, *found))
 
 
@@ -180,41 +184,46 @@ def _packed(room: Callable[[Tensor], Tensor], w_h: Tensor) -> Tensor:
 # ---- backward
 def gradients(
     spec: Layers,
-    given: Sequence[Tensor],
+    output_gradients: Sequence[Tensor],
     args: Sequence[Tensor],
     out: Sequence[Tensor],
-    kept: Sequence[Tensor],
+    saved: Sequence[Tensor],
     dx: bool,
 ) -> list[Tensor]:
     """Returns the gradients of x, the states and the weights, in their order. given: those of the output and the last
     states. dx: whether that of x is wanted; it is empty if not."""
-    gates, _, memory = split(spec, kept)
+    gates, _, memory = split(spec, saved)
     if memory[0].numel() > 1:
-        return onednn_backward(spec, given, args, out, kept, dx)
+        return onednn_backward(spec, output_gradients, args, out, saved, dx)
     if 0 in gates[0].stride() and gates[0].numel() > 1 or not _ready(args, spec):
-        return again(spec, given, args)
-    return by_kernel(spec, given, args, out[0], kept, dx)
+        return again(spec, output_gradients, args)
+    return by_kernel(spec, output_gradients, args, out[0], saved, dx)
 
 
-def again(spec: Layers, given: Sequence[Tensor], args: Sequence[Tensor]) -> list[Tensor]:
+def again(spec: Layers, output_gradients: Sequence[Tensor], args: Sequence[Tensor]) -> list[Tensor]:
     """Runs the forward once more, by ATen."""
-    asked = [one.detach().requires_grad_() for one in args]
+    leaves = [one.detach().requires_grad_() for one in args]
     with torch.enable_grad():
-        out = spec.aten(*asked, grad=True)
-        return list(torch.autograd.grad(out, asked, list(given)))
+        out = spec.aten(*leaves, grad=True)
+        return list(torch.autograd.grad(out, leaves, list(output_gradients)))
 
 
 def by_kernel(
-    spec: Layers, given: Sequence[Tensor], args: Sequence[Tensor], out: Tensor, kept: Sequence[Tensor], dx: bool
+    spec: Layers,
+    output_gradients: Sequence[Tensor],
+    args: Sequence[Tensor],
+    out: Tensor,
+    saved: Sequence[Tensor],
+    dx: bool,
 ) -> list[Tensor]:
     x, *states = args[: 1 + spec.states]
     weights, each, dtype = args[1 + spec.states :], 4 if spec.biases else 2, args[0].dtype
-    gates, between, _ = split(spec, kept)
+    gates, between, _ = split(spec, saved)
     if spec.batch_first:
         x, out = x.transpose(0, 1), out.transpose(0, 1)
-    dy = given[0].transpose(0, 1) if spec.batch_first else given[0]
+    dy = output_gradients[0].transpose(0, 1) if spec.batch_first else output_gradients[0]
     starts = [state.float().contiguous() for state in states]
-    ends = [torch.empty(one.shape, dtype=torch.float32).copy_(one) for one in given[1:]]
+    ends = [torch.empty(one.shape, dtype=torch.float32).copy_(one) for one in output_gradients[1:]]
     hidden, found = states[0].shape[2], [torch.empty(0)] * len(weights)
     for layer in reversed(range(spec.layers)):
         below, y = (between[layer - 1] if layer else x), (between[layer] if layer < spec.layers - 1 else out)
@@ -244,7 +253,7 @@ def _walk(
     dy: Tensor,
     starts: Sequence[Tensor],
     ends: Sequence[Tensor],
-    kept: Tensor,
+    saved: Tensor,
     reverse: int,
 ) -> tuple[Tensor, Tensor]:
     """Gradients of all gates (steps, batch, gates x hidden), as inputs and as states see them. Those of the first
@@ -257,7 +266,7 @@ def _walk(
         threads=threads_for(count, hidden, batch, GROUP * this_machine().isa.lanes),
         y_step=y.stride(0), y_row=y.stride(1), dy_step=dy.stride(0), dy_row=dy.stride(1),
         weight=w_h.data_ptr(), y=y.data_ptr(), dy=dy.data_ptr(), h0=starts[0].data_ptr(), c0=starts[-1].data_ptr(),
-        kept=kept.data_ptr(), packed=_packed(_room, w_h).data_ptr(),
+        kept=saved.data_ptr(), packed=_packed(_room, w_h).data_ptr(),
         d_gates=d_gates.data_ptr(), d_state=d_state.data_ptr(), dh=ends[0].data_ptr(), dc=ends[-1].data_ptr(),
     )  # fmt: skip
     run = backward_kernel(w_h.dtype)
@@ -281,20 +290,22 @@ def _of_weights(
     d_st = d_in if d_state is d_gates else d_state.to(dtype)
     first, later = (-1, slice(0, -1)) if reverse else (0, slice(1, None))
     before = y[1:] if reverse else y[:-1]
-    made = [d_in.flatten(0, 1).t() @ x.flatten(0, 1)]
+    weight_gradients = [d_in.flatten(0, 1).t() @ x.flatten(0, 1)]
     of_first = d_st[first].t() @ h0
-    made.append(torch.addmm(of_first, d_st[later].flatten(0, 1).t(), before.flatten(0, 1)) if len(y) > 1 else of_first)
+    weight_gradients.append(
+        torch.addmm(of_first, d_st[later].flatten(0, 1).t(), before.flatten(0, 1)) if len(y) > 1 else of_first
+    )
     if biases:
         sums = d_gates.sum((0, 1)).to(dtype)
-        made += [sums, sums.clone() if d_state is d_gates else d_state.sum((0, 1)).to(dtype)]
-    return made
+        weight_gradients += [sums, sums.clone() if d_state is d_gates else d_state.sum((0, 1)).to(dtype)]
+    return weight_gradients
 
 
 # ---- oneDNN's LSTM, as eager calls it
 def _layers_of(spec: Layers, weights: Sequence[Tensor]) -> list[list[Tensor]]:
     each = 4 if spec.biases else 2
-    made = [list(weights[n : n + each]) for n in range(0, len(weights), each)]
-    return made if spec.biases else [[*w, *[w[0].new_zeros(w[0].shape[0])] * 2] for w in made]
+    layers = [list(weights[n : n + each]) for n in range(0, len(weights), each)]
+    return layers if spec.biases else [[*w, *[w[0].new_zeros(w[0].shape[0])] * 2] for w in layers]
 
 
 def onednn_forward(spec: Layers, *args: Tensor) -> tuple[Any, ...]:
@@ -304,7 +315,7 @@ def onednn_forward(spec: Layers, *args: Tensor) -> tuple[Any, ...]:
     last_h, last_c, between, memory = [], [], [], []
     weights = _layers_of(spec, args[3:])
     for layer in range(spec.layers):
-        made = []
+        outputs = []
         for direction in range(spec.directions):
             n = layer * spec.directions + direction
             with torch.enable_grad():  # without, it keeps nothing
@@ -312,29 +323,29 @@ def onednn_forward(spec: Layers, *args: Tensor) -> tuple[Any, ...]:
                     x, *weights[n], h[n], c[n], direction > 0, [], ONEDNN_LSTM, h.shape[2], spec.layers, spec.biases,
                     spec.directions == 2, False, True,
                 )  # fmt: skip
-            made.append(y)
+            outputs.append(y)
             last_h.append(hn.view_as(h[n]))
             last_c.append(cn.view_as(c[n]))
             memory.append(used)
-        x = torch.cat(made, -1) if len(made) > 1 else made[0]
+        x = torch.cat(outputs, -1) if len(outputs) > 1 else outputs[0]
         between.append(x)
-    kept = nothing_kept(spec, args[0], h)[: spec.layers * spec.directions]
+    saved = nothing_kept(spec, args[0], h)[: spec.layers * spec.directions]
     results = (x.transpose(0, 1) if spec.batch_first else x, torch.stack(last_h), torch.stack(last_c))
-    return (*results, [*kept, *between[:-1], *memory])
+    return (*results, [*saved, *between[:-1], *memory])
 
 
 def onednn_backward(
     spec: Layers,
-    given: Sequence[Tensor],
+    output_gradients: Sequence[Tensor],
     args: Sequence[Tensor],
     out: Sequence[Tensor],
-    kept: Sequence[Tensor],
+    saved: Sequence[Tensor],
     dx: bool,
 ) -> list[Tensor]:
     x, h, c = args[:3]
     weights, each = _layers_of(spec, args[3:]), 4 if spec.biases else 2
-    _, between, memory = split(spec, kept)
-    y, dy = out[0], given[0]
+    _, between, memory = split(spec, saved)
+    y, dy = out[0], output_gradients[0]
     if spec.batch_first:
         x, y, dy = x.transpose(0, 1), y.transpose(0, 1), dy.transpose(0, 1)
     found, hidden = [torch.empty(0)] * (len(weights) * each), h.shape[2]
@@ -346,7 +357,8 @@ def onednn_backward(
             n, part = layer * spec.directions + direction, slice(direction * hidden, (direction + 1) * hidden)
             d_in, *d_weights, d_h, d_c = torch.ops.aten.mkldnn_rnn_layer_backward(
                 below.contiguous(), *weights[n], h[n], c[n], of_layer[..., part].contiguous(), out[1][n], out[2][n],
-                dy[..., part].contiguous(), given[1][n].contiguous(), given[2][n].contiguous(), direction > 0,
+                dy[..., part].contiguous(), output_gradients[1][n].contiguous(), output_gradients[2][n].contiguous(),
+                direction > 0,
                 ONEDNN_LSTM, hidden, spec.layers, spec.biases, True, spec.directions == 2, [], False, memory[n],
             )  # fmt: skip
             d_weights[3] = d_weights[3].clone() if d_weights[3].data_ptr() == d_weights[2].data_ptr() else d_weights[3]
@@ -375,14 +387,16 @@ def _define(name: str) -> None:
     """`gnomon::NAME_kept`, its backward `gnomon::NAME_grad`, and how autograd joins them."""
     states = ("h", "c") if name == "lstm" else ("h",)
     plain = ", ".join(f"Tensor {one}" for one in ("x", *states))
-    given = ", ".join(f"Tensor {one}" for one in ("dy", *(f"d{one}" for one in states)))
+    signature = ", ".join(f"Tensor {one}" for one in ("dy", *(f"d{one}" for one in states)))
     out = ", ".join(f"Tensor {one}" for one in ("y", *(f"last_{one}" for one in states)))
     results = ", ".join(["Tensor"] * (1 + len(states)))
     library.define(f"{name}_kept({plain}, {OPTIONS}) -> ({results}, Tensor[])")
-    library.define(f"{name}_grad({given}, {plain}, {out}, Tensor[] kept, {OPTIONS}, bool dx) -> ({results}, Tensor[])")
+    library.define(
+        f"{name}_grad({signature}, {plain}, {out}, Tensor[] kept, {OPTIONS}, bool dx) -> ({results}, Tensor[])"
+    )
     many = len(states)
 
-    def kept(*all_: Any) -> Any:
+    def saved_shapes(*all_: Any) -> Any:
         *tensors, weights, biases, layers, bidirectional, batch_first = all_
         return learner(spec_of(name, biases, layers, bidirectional, batch_first))(*tensors, *weights)
 
@@ -393,8 +407,8 @@ def _define(name: str) -> None:
     def grad(*all_: Any) -> Any:
         *tensors, saved, weights, biases, layers, bidirectional, batch_first, dx = all_
         spec = spec_of(name, biases, layers, bidirectional, batch_first)
-        d, args, made = (tensors[n * (1 + many) : (n + 1) * (1 + many)] for n in range(3))
-        found = gradients(spec, d, [*args, *weights], made, saved, dx)
+        d, args, outputs = (tensors[n * (1 + many) : (n + 1) * (1 + many)] for n in range(3))
+        found = gradients(spec, d, [*args, *weights], outputs, saved, dx)
         return (*found[: 1 + many], found[1 + many :])
 
     def grad_fake(*all_: Any) -> Any:
@@ -404,26 +418,26 @@ def _define(name: str) -> None:
         wide = x.new_empty([x.shape[i] for i in order]).permute(order) if dx else x.new_empty(0)
         return (wide, *[s.new_empty(s.shape) for s in first], [w.new_empty(w.shape) for w in weights])
 
-    library.impl(f"{name}_kept", kept, "CPU")
+    library.impl(f"{name}_kept", saved_shapes, "CPU")
     library.impl(f"{name}_grad", grad, "CPU")
     torch.library.register_fake(f"gnomon::{name}_kept", kept_fake, lib=library)
     torch.library.register_fake(f"gnomon::{name}_grad", grad_fake, lib=library)
 
     def setup(ctx: Any, inputs: Any, output: Any) -> None:
         *tensors, weights, biases, layers, bidirectional, batch_first = inputs
-        *made, saved = output
+        *outputs, saved = output
         ctx.options = (biases, layers, bidirectional, batch_first)
         ctx.counts = (len(weights), len(saved))
-        ctx.save_for_backward(*tensors, *made, *weights, *saved)
+        ctx.save_for_backward(*tensors, *outputs, *weights, *saved)
 
     def backward(ctx: Any, *d: Any) -> Any:
         kept_tensors = list(ctx.saved_tensors)
-        args, made = kept_tensors[: 1 + many], kept_tensors[1 + many : 2 * (1 + many)]
+        args, outputs = kept_tensors[: 1 + many], kept_tensors[1 + many : 2 * (1 + many)]
         weights = kept_tensors[2 * (1 + many) :][: ctx.counts[0]]
         saved = kept_tensors[len(kept_tensors) - ctx.counts[1] :]
         dx = bool(ctx.needs_input_grad[0])
         operation = getattr(torch.ops.gnomon, f"{name}_grad")
-        *found, of_weights = operation(*d[: 1 + many], *args, *made, saved, weights, *ctx.options, dx)
+        *found, of_weights = operation(*d[: 1 + many], *args, *outputs, saved, weights, *ctx.options, dx)
         return (found[0] if dx else None, *found[1:], list(of_weights), None, None, None, None)
 
     torch.library.register_autograd(f"gnomon::{name}_kept", backward, setup_context=setup, lib=library)

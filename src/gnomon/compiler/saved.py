@@ -49,10 +49,10 @@ class LoadedModel:
         """What runs: its kernels, and steps that are ATen's."""
         self._call = self.compiled.boxed()
         self._in, self._out, self._keywords = exported.call_spec.in_spec, exported.call_spec.out_spec, keywords
-        held = {**exported.state_dict, **exported.constants}
+        state = {**exported.state_dict, **exported.constants}
         self._specs = exported.graph_signature.input_specs
         self._held = [
-            None if spec.kind is InputKind.USER_INPUT else held[str(spec.target)].detach() for spec in self._specs
+            None if spec.kind is InputKind.USER_INPUT else state[str(spec.target)].detach() for spec in self._specs
         ]
         nodes = [node for node in exported.graph.nodes if node.op == "placeholder"]
         self._wanted = [
@@ -66,11 +66,11 @@ class LoadedModel:
         """What the module returns. InputError where an input is not of the saved kind, dtype or size."""
         if set(kwargs) != set(self._keywords):
             raise InputError(f"it was saved with the keyword arguments {self._keywords}, and got {sorted(kwargs)}")
-        given, spec = pytree.tree_flatten((args, {name: kwargs[name] for name in self._keywords}))
+        inputs, spec = pytree.tree_flatten((args, {name: kwargs[name] for name in self._keywords}))
         if spec != self._in:
             raise InputError(f"inputs are nested as {spec}, and were saved as {self._in}")
-        self._check(given)
-        user = iter(given)
+        self._check(inputs)
+        user = iter(inputs)
         flat = [next(user) if spec.kind is InputKind.USER_INPUT else one for one, spec in self._pairs()]
         with torch.no_grad():
             return pytree.tree_unflatten(self._call(flat), self._out)
@@ -78,27 +78,27 @@ class LoadedModel:
     def _pairs(self) -> zip[tuple[Any, Any]]:
         return zip(self._held, self._specs, strict=True)
 
-    def _check(self, given: list[Any]) -> None:
+    def _check(self, inputs: list[Any]) -> None:
         sizes: dict[Any, int] = {}
-        for (name, wanted), one in zip(self._wanted, given, strict=True):
-            if not isinstance(wanted, torch.Tensor):
-                if type(one) is not type(wanted) or one != wanted:
-                    raise InputError(f"input {name!r} is {one!r}, and was saved as {wanted!r}")
+        for (name, expected), one in zip(self._wanted, inputs, strict=True):
+            if not isinstance(expected, torch.Tensor):
+                if type(one) is not type(expected) or one != expected:
+                    raise InputError(f"input {name!r} is {one!r}, and was saved as {expected!r}")
                 continue
-            saved = f"{wanted.dtype} {tuple(map(str, wanted.shape))} on the CPU"
-            if not isinstance(one, torch.Tensor) or one.device.type != "cpu" or one.dtype != wanted.dtype:
+            saved = f"{expected.dtype} {tuple(map(str, expected.shape))} on the CPU"
+            if not isinstance(one, torch.Tensor) or one.device.type != "cpu" or one.dtype != expected.dtype:
                 is_a = f"{one.dtype} on {one.device}" if isinstance(one, torch.Tensor) else type(one).__name__
                 raise InputError(f"input {name!r} is {is_a}, and was saved as {saved}")
-            if one.dim() != wanted.dim() or not all(
-                self._fits(size, at, sizes) for size, at in zip(wanted.shape, one.shape, strict=True)
+            if one.dim() != expected.dim() or not all(
+                self._fits(size, at, sizes) for size, at in zip(expected.shape, one.shape, strict=True)
             ):
                 raise InputError(f"input {name!r} is {tuple(one.shape)}, and was saved as {saved}{self._limits()}")
 
-    def _fits(self, wanted: int | torch.SymInt, size: int, sizes: dict[Any, int]) -> bool:
+    def _fits(self, expected: int | torch.SymInt, size: int, sizes: dict[Any, int]) -> bool:
         """Whether a size is the saved one, or within the range of its symbol and equal wherever that stands."""
-        if isinstance(wanted, int):
-            return size == wanted
-        expression = wanted.node.expr
+        if isinstance(expected, int):
+            return size == expected
+        expression = expected.node.expr
         if expression.is_Symbol and expression not in sizes:
             low, high = self._ranges.get(expression, (0, float("inf")))
             sizes[expression] = size
@@ -128,22 +128,22 @@ def save(
         raise InputError(f"{target} exists already: give a new folder")
     if not build.has_compiler():
         raise InputError("saving needs a C++ compiler (g++, or CXX): loading does not")
-    given = dict(kwargs or {})
-    exported = _exported(module, inputs, given, dynamic_shapes)
+    keywords = dict(kwargs or {})
+    exported = _exported(module, inputs, keywords, dynamic_shapes)
     target.parent.mkdir(parents=True, exist_ok=True)
     work = Path(tempfile.mkdtemp(dir=target.parent, prefix=f".{target.name}-"))
     try:
         with quiet():
             torch.export.save(exported, work / PROGRAM)
         # As it is read back, so that what is compiled here is what a process that loads it asks for.
-        made = CompiledGraph(_read(work / PROGRAM).graph_module)
-        _write_kernels(made, work / KERNELS)
+        compiled = CompiledGraph(_read(work / PROGRAM).graph_module)
+        _write_kernels(compiled, work / KERNELS)
         files = sorted(path for path in work.rglob("*") if path.is_file())
         record = {
             "format": FORMAT,
             "torch": torch.__version__,
             "isa": this_machine().isa.name,
-            "keywords": list(given),
+            "keywords": list(keywords),
             "files": {file.relative_to(work).as_posix(): _digest(file) for file in files},
         }
         (work / RECORD).write_text(json.dumps(record, indent=1), encoding="utf-8")
@@ -229,8 +229,8 @@ def _exported(
     module: torch.nn.Module, inputs: tuple[Any, ...], kwargs: dict[str, Any], dynamic_shapes: Any
 ) -> ExportedProgram:
     """The module's ATen graph as the compiler's rules know it."""
-    held = [*module.named_parameters(), *module.named_buffers()]
-    if elsewhere := [name for name, tensor in held if tensor.device.type != "cpu"]:
+    state = [*module.named_parameters(), *module.named_buffers()]
+    if elsewhere := [name for name, tensor in state if tensor.device.type != "cpu"]:
         raise InputError(f"{elsewhere[0]!r} is not on the CPU: models are saved for CPUs (module.cpu())")
     try:
         with torch.no_grad(), quiet():
@@ -262,10 +262,10 @@ def _composites() -> dict[Any, Any]:
     }
 
 
-def _write_kernels(made: CompiledGraph, folder: Path) -> None:
+def _write_kernels(compiled: CompiledGraph, folder: Path) -> None:
     """C++ and library of every kernel of a graph and its loops' bodies."""
     sources: dict[str, None] = {}
-    for one in made.whole():
+    for one in compiled.whole():
         sources |= dict.fromkeys(p.kernel.source for p in one.program.groups if p.function is not None)
         sources |= dict.fromkeys(one.texts)
         sources[steps.SOURCE] = None

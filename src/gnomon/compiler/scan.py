@@ -103,8 +103,8 @@ def plain_grad(
         every = [one.detach().requires_grad_() for one in (*rates, *drives, *([] if weight is None else [weight]))]
         many = len(rates), len(rates) + len(drives)
         out = plain(every[: many[0]], every[many[0] : many[1]], every[many[1]] if weight is not None else None, exp)
-        made = torch.autograd.grad(out, every, g)
-    return [torch.zeros_like(one).copy_(d) for one, d in zip(every, made, strict=True)]
+        gradients = torch.autograd.grad(out, every, g)
+    return [torch.zeros_like(one).copy_(d) for one, d in zip(every, gradients, strict=True)]
 
 
 # ---- by the kernel
@@ -155,7 +155,7 @@ def run(form: ScanForm, tensors: Sequence[Tensor]) -> Tensor | None:
     shape = torch.broadcast_shapes(*[one.shape for one in tensors[: form.rates + form.drives]])
     if function is None or not all(shape):
         return None
-    held, call, (steps, batch, width, n) = _call(form, tensors, shape)
+    keep_alive, call, (steps, batch, width, n) = _call(form, tensors, shape)
     if form.dot:
         out = torch.empty((batch, width, steps)).permute(2, 0, 1)
     else:
@@ -163,7 +163,7 @@ def run(form: ScanForm, tensors: Sequence[Tensor]) -> Tensor | None:
     call.out = _Gradient(out.data_ptr(), *out.stride()[:3], 0)
     if function(call):
         return None
-    del held
+    del keep_alive
     return out.reshape(shape[:-1] if form.dot else shape)
 
 
@@ -174,15 +174,15 @@ def _call(
     rank = len(shape)
     steps, *middle, n = shape if rank > 1 else (*shape, 1)
     batch, width = [*[1] * (2 - len(middle)), *middle]
-    held = [_read(_lifted(one, rank)) for one in tensors]
+    operands = [_read(_lifted(one, rank)) for one in tensors]
     rows = batch * width
     call = _ScanCall(
         steps=steps, batch=batch, width=width, n=n, chunks=min(rows, CHUNKS),
         parallel=int(torch.get_num_threads() > 1 and steps * rows * n >= PARALLEL),
     )  # fmt: skip
-    for i, one in enumerate(held):
+    for i, one in enumerate(operands):
         call.of[i] = _Factor(one.data_ptr(), *_strides(one))
-    return held, call, (steps, batch, width, n)
+    return operands, call, (steps, batch, width, n)
 
 
 def run_grad(form: ScanForm, g: Tensor, tensors: Sequence[Tensor]) -> list[Tensor] | None:
@@ -191,12 +191,12 @@ def run_grad(form: ScanForm, g: Tensor, tensors: Sequence[Tensor]) -> list[Tenso
     shape = torch.broadcast_shapes(*[one.shape for one in tensors[: form.rates + form.drives]])
     if function is None or not all(shape):
         return None
-    held, call, (_, batch, width, _) = _call(form, tensors, shape)
+    keep_alive, call, (_, batch, width, _) = _call(form, tensors, shape)
     if not form.dot:
         g = _read(g)
     from_g = _lifted(g[..., None] if form.dot else g, len(shape))
     call.out = _Gradient(from_g.data_ptr(), *from_g.stride()[:3], 0)
-    made, parts = [], []
+    gradients, parts = [], []
     for i, one in enumerate(tensors):
         grad = torch.zeros_like(one)
         inside = _lifted(grad, len(shape))
@@ -207,13 +207,13 @@ def run_grad(form: ScanForm, g: Tensor, tensors: Sequence[Tensor]) -> list[Tenso
             parts.append((grad, inside, part))
         else:
             call.grad[i] = _Gradient(grad.data_ptr(), *_strides(inside), 0)
-        made.append(grad)
+        gradients.append(grad)
     if function(call):
         return None
     for _, inside, part in parts:
         inside.copy_(part.sum(0))
-    del held
-    return made
+    del keep_alive
+    return gradients
 
 
 # ---- operations
@@ -263,8 +263,8 @@ def _backward(ctx: Any, g: Tensor) -> Any:
     every = ctx.saved_tensors
     last = rates + drives
     weight = every[last] if len(every) > last else None
-    made = torch.ops.gnomon.scan_grad(g, list(every[:rates]), list(every[rates:last]), weight, exp)
-    return made[:rates], made[rates:last], made[last] if weight is not None else None, None
+    gradients = torch.ops.gnomon.scan_grad(g, list(every[:rates]), list(every[rates:last]), weight, exp)
+    return gradients[:rates], gradients[rates:last], gradients[last] if weight is not None else None, None
 
 
 torch.library.register_autograd("gnomon::scan", _backward, setup_context=_setup, lib=library)
@@ -281,28 +281,28 @@ class Scan(TriedKernel):
 
     def run(self, *args: Tensor) -> Any:
         """Runs the kernel on these tensors, or PyTorch's operations where it cannot."""
-        made: Any = run_grad(self.form, args[0], args[1:]) if self.backward else run(self.form, args)
-        return self.aten(*args) if made is None else made
+        result: Any = run_grad(self.form, args[0], args[1:]) if self.backward else run(self.form, args)
+        return self.aten(*args) if result is None else result
 
     def aten(self, *args: Tensor) -> Any:
         """Runs PyTorch's operations on the same tensors."""
         g, every = (args[0], args[1:]) if self.backward else (None, args)
         last = self.form.rates + self.form.drives
-        given = (every[: self.form.rates], every[self.form.rates : last], every[last] if self.form.dot else None)
-        return plain_grad(g, *given, self.form.exp) if g is not None else _scan(*given, self.form.exp)
+        call_args = (every[: self.form.rates], every[self.form.rates : last], every[last] if self.form.dot else None)
+        return plain_grad(g, *call_args, self.form.exp) if g is not None else _scan(*call_args, self.form.exp)
 
 
 def fuse(graph: fx.Graph) -> list[Scan]:
     """Puts a `Scan` in place of each of our operations; returns them."""
-    made = []
+    calls = []
     for node in list(graph.nodes):
         backward = node.target is torch.ops.gnomon.scan_grad.default
         if not backward and node.target is not torch.ops.gnomon.scan.default:
             continue
         *first, rates, drives, weight, exp = node.args
         every = [*rates, *drives, *([] if weight is None else [weight])]
-        given = [[one.meta["val"] for one in part] for part in (rates, drives)]
-        form = form_of(given[0], given[1], None if weight is None else weight.meta["val"], exp)
+        metas = [[one.meta["val"] for one in part] for part in (rates, drives)]
+        form = form_of(metas[0], metas[1], None if weight is None else weight.meta["val"], exp)
         fixed = all(isinstance(size, int) for one in every for size in one.meta["val"].shape)
         call = Scan(form, backward, fixed)
         with graph.inserting_before(node):
@@ -310,5 +310,5 @@ def fuse(graph: fx.Graph) -> list[Scan]:
         new.meta.update(node.meta)
         node.replace_all_uses_with(new)
         graph.erase_node(node)
-        made.append(call)
-    return made
+        calls.append(call)
+    return calls

@@ -34,8 +34,8 @@ RECURRENCE = (Counter({("la", "ra"): 1}), Counter({("lb", "ra"): 1, ("rb",): 1})
 library.define("probe(Tensor[] left, Tensor[] right, Tensor[] made) -> Tensor")
 
 
-def _probe(left: list[Tensor], right: list[Tensor], made: list[Tensor]) -> Tensor:
-    return left[0].new_empty(0)
+def _probe(lhs: list[Tensor], right: list[Tensor], results: list[Tensor]) -> Tensor:
+    return lhs[0].new_empty(0)
 
 
 library.impl("probe", _probe, "CPU")
@@ -68,8 +68,8 @@ def _instead(original: Callable[..., Any]) -> Callable[..., Any]:
         a, b = leaves
         if not (_fits(a) and _fits(b) and a.shape == b.shape):
             return original(operator, leaves, dim, additional_inputs)
-        left, right = [a[:1], b[:1]], [a[1:2], b[1:2]]
-        torch.ops.gnomon.probe(left, right, pytree.tree_leaves(operator(*left, *right)))
+        lhs, right = [a[:1], b[:1]], [a[1:2], b[1:2]]
+        torch.ops.gnomon.probe(lhs, right, pytree.tree_leaves(operator(*lhs, *right)))
         if not _is_recurrence():
             return original(operator, leaves, dim, additional_inputs)
         return [a.cumprod(0), torch.ops.gnomon.scan([a], [b], None, False)]
@@ -101,9 +101,9 @@ def _is_recurrence() -> bool:
 
         nodes = InstructionTranslator.current_tx().output.graph.nodes
         probe = next(node for node in reversed(nodes) if node.target is torch.ops.gnomon.probe)
-        left, right, made = probe.args
-        known = dict(zip((*left, *right), [Counter({(name,): 1}) for name in ("la", "lb", "ra", "rb")], strict=True))
-        return tuple(sum_of_products(node, known) for node in made) == RECURRENCE
+        lhs, right, results = probe.args
+        known = dict(zip((*lhs, *right), [Counter({(name,): 1}) for name in ("la", "lb", "ra", "rb")], strict=True))
+        return tuple(sum_of_products(node, known) for node in results) == RECURRENCE
     except (AttributeError, StopIteration, ValueError) as error:
         log.debug("a scan is unrolled: %s", error)
         return False
@@ -212,12 +212,12 @@ def _factors(node: Node, like: Node) -> list[Node]:
     graph = like.graph
     out = []
     for part in parts:
-        made = part
+        factor = part
         if value(part).dtype != torch.float32:  # type: ignore[union-attr]
-            made = graph.call_method("float", (made,))
+            factor = graph.call_method("float", (factor,))
         if order != sorted(order):
-            made = graph.call_function(torch.permute, (made, order))
-        out.append(made)
+            factor = graph.call_function(torch.permute, (factor, order))
+        out.append(factor)
     return out
 
 
@@ -240,7 +240,7 @@ def _dot(graph: fx.Graph, node: Node) -> None:
     ends = [user for user in _through_views(node, live) if user in live]
     if len(ends) != 1 or name_of(ends[0]) != "matmul" or len(ends[0].args) != 2:
         return
-    product, (states, weight) = ends[0], ends[0].args
+    matmul, (states, weight) = ends[0], ends[0].args
     source, order = _source(states)
     known, column = value(states), value(weight)
     if source is not node or known is None or column is None or known.dim() != scan.RANK or column.dim() != scan.RANK:
@@ -250,16 +250,16 @@ def _dot(graph: fx.Graph, node: Node) -> None:
     if column.shape[:-2] != known.shape[:-2]:
         return
     back = [order.index(place) for place in range(scan.RANK)]
-    with graph.inserting_before(product):
+    with graph.inserting_before(matmul):
         row = graph.call_method("transpose", (weight, -1, -2))
         ordered = graph.call_function(torch.permute, (row, back))
-        made = graph.call_function(torch.ops.gnomon.scan, (*node.args[:2], ordered, node.args[3]))
-        moved = graph.call_function(torch.permute, (made, order[:-1]))
+        scanned = graph.call_function(torch.ops.gnomon.scan, (*node.args[:2], ordered, node.args[3]))
+        moved = graph.call_function(torch.permute, (scanned, order[:-1]))
         out = graph.call_method("unsqueeze", (moved, -1))
-    for one in (row, ordered, made, moved, out):
-        one.meta.update({key: kept for key, kept in product.meta.items() if key != "example_value"})
-    product.replace_all_uses_with(out)
-    graph.erase_node(product)
+    for one in (row, ordered, scanned, moved, out):
+        one.meta.update({key: meta_value for key, meta_value in matmul.meta.items() if key != "example_value"})
+    matmul.replace_all_uses_with(out)
+    graph.erase_node(matmul)
 
 
 def _live(graph: fx.Graph) -> set[Any]:

@@ -70,8 +70,8 @@ def scheduled(
     needs: of each step, earlier ones that it waits for. first: steps of the first worker, which the caller is.
     """
     one_after_another_s = sum(cost.whole_s for cost in costs)
-    made = _lists(costs, needs, first)
-    return made if made.predicted_s <= WORTH * one_after_another_s and all(made.lists) else None
+    schedule = _lists(costs, needs, first)
+    return schedule if schedule.predicted_s <= WORTH * one_after_another_s and all(schedule.lists) else None
 
 
 def _longest_s(costs: Sequence[StepCost], needs: Sequence[Collection[int]]) -> list[float]:

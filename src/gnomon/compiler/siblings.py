@@ -26,23 +26,27 @@ Nested = Callable[[Body, Sequence[Node]], Nest]
 
 
 def join_siblings(
-    graph: torch.fx.Graph, kept: Sequence[Group], outputs: dict[int, list[Node]], nested: Nested, environment: Any
+    graph: torch.fx.Graph,
+    fused_groups: Sequence[Group],
+    outputs: dict[int, list[Node]],
+    nested: Nested,
+    environment: Any,
 ) -> list[Group]:
     """The groups after all pairs that gain by it are one. outputs: what others ask of each group, by its place;
     nested: the loops of a body with some outputs, or `UnfitError`; environment: the ShapeEnv, or None."""
-    places = _Places(graph, kept, environment)
-    asked = {id(group): outputs[n] for n, group in enumerate(kept)}
-    out = list(kept)
+    places = _Places(graph, fused_groups, environment)
+    group_outputs = {id(group): outputs[n] for n, group in enumerate(fused_groups)}
+    out = list(fused_groups)
     first = 0
     while first < len(out):
         second = first + 1
         while second < len(out):
-            one = _one(out[first], out[second], asked, places, nested, environment)
+            one = _one(out[first], out[second], group_outputs, places, nested, environment)
             if one is None:
                 second += 1
                 continue
-            both = (*asked[id(out[first])], *asked[id(out[second])])
-            asked[id(one)] = sorted(both, key=places.order.__getitem__)
+            both = (*group_outputs[id(out[first])], *group_outputs[id(out[second])])
+            group_outputs[id(one)] = sorted(both, key=places.order.__getitem__)
             places.replace(one)
             out[first] = one
             del out[second]
@@ -54,12 +58,12 @@ def join_siblings(
 class _Places:
     """What runs as one unit, and what waits for what."""
 
-    def __init__(self, graph: torch.fx.Graph, kept: Sequence[Group], environment: Any) -> None:
+    def __init__(self, graph: torch.fx.Graph, fused_groups: Sequence[Group], environment: Any) -> None:
         self.order = order = {node: i for i, node in enumerate(graph.nodes)}
-        self.of = {node: group for group in kept for node in group.members}
+        self.of = {node: group for group in fused_groups for node in group.members}
         self.writes = [order[node] for node in graph.nodes if _writes(node)]
         self.environment = environment
-        self.read = {id(group): _read(group, environment) for group in kept}
+        self.read = {id(group): _read(group, environment) for group in fused_groups}
 
     def replace(self, one: Group) -> None:
         self.of.update(dict.fromkeys(one.members, one))
@@ -105,12 +109,14 @@ def _read(group: Group, environment: Any) -> dict[Any, int]:
 
 
 def _one(
-    a: Group, b: Group, asked: dict[int, list[Node]], places: _Places, nested: Nested, environment: Any
+    a: Group, b: Group, group_outputs: dict[int, list[Node]], places: _Places, nested: Nested, environment: Any
 ) -> Group | None:
     """Both groups as one, or None where that is not legal or gains nothing."""
     here, there = places.read[id(a)], places.read[id(b)]
     shared = max((here[node] for node in here.keys() & there.keys()), default=0)
-    if 4 * shared < max((*here.values(), *there.values()), default=0) or not (asked[id(a)] and asked[id(b)]):
+    if 4 * shared < max((*here.values(), *there.values()), default=0) or not (
+        group_outputs[id(a)] and group_outputs[id(b)]
+    ):
         return None
     if not shared or len(a.members) + len(b.members) > LARGEST or not (worth(a) or worth(b)):
         return None
@@ -121,8 +127,8 @@ def _one(
     if body is None or _domain(body, a) != _domain(body, b):
         return None
     try:
-        before = sum(traffic(nested(group.body, asked[id(group)]), environment) for group in (a, b))
-        after = traffic(nested(body, [*asked[id(a)], *asked[id(b)]]), environment)
+        before = sum(traffic(nested(group.body, group_outputs[id(group)]), environment) for group in (a, b))
+        after = traffic(nested(body, [*group_outputs[id(a)], *group_outputs[id(b)]]), environment)
     except UnfitError:
         return None
     return Group(members=members, body=body) if after <= (1 - LEAST) * before else None

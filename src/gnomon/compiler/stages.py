@@ -60,11 +60,11 @@ class Stages:
 
 def live(body: Body, roots: Sequence[int]) -> list[int]:
     """Values that the roots need, in order."""
-    wanted = set(roots) | {i for i, ins in enumerate(body.code) if ins.op == "check"}
+    needed = set(roots) | {i for i, ins in enumerate(body.code) if ins.op == "check"}
     for i in range(len(body.code) - 1, -1, -1):
-        if i in wanted:
-            wanted.update(body.code[i].args)
-    return sorted(wanted)
+        if i in needed:
+            needed.update(body.code[i].args)
+    return sorted(needed)
 
 
 def classify(body: Body, roots: Sequence[int]) -> Stages:

@@ -175,12 +175,12 @@ class PackedSlot:
         """Has these (digest, weight, bias) in the place of others."""
         library = _library()
         assert library is not None and len(packed) <= MOST_PACKED
-        given, handles = (_Packed * MOST_PACKED)(), []
-        for one, (digest, *tensors) in zip(given, packed, strict=False):
-            made = [None if t is None else _handle(t) for t in tensors]
-            one.digest, one.weight, one.bias = digest & (1 << 64) - 1, *made
-            handles += [handle for handle in made if handle is not None]
-        library[0](HOLD, self.address, ctypes.addressof(given), len(packed))
+        packed_array, handles = (_Packed * MOST_PACKED)(), []
+        for one, (digest, *tensors) in zip(packed_array, packed, strict=False):
+            handle_values = [None if t is None else _handle(t) for t in tensors]
+            one.digest, one.weight, one.bias = digest & (1 << 64) - 1, *handle_values
+            handles += [handle for handle in handle_values if handle is not None]
+        library[0](HOLD, self.address, ctypes.addressof(packed_array), len(packed))
         self._drop()
         self.handles = handles
 
@@ -420,10 +420,10 @@ class Run:
         if torch.get_num_threads() < 2 or not several or len(self.needs) > MOST_SCHEDULED:
             return
         costs = self.costs(args)
-        made = None if costs is None else scheduled(costs, self.needs, self.first)
-        if made is None:
+        schedule = None if costs is None else scheduled(costs, self.needs, self.first)
+        if schedule is None:
             return
-        two, trial = again(made), self.trial
+        two, trial = again(schedule), self.trial
         assert trial is not None
         others = self.tried if trial.kept else trial.aten
         two.trial = Trial(f"two workers {trial.kept} {trial.source}", two.tried, others, share=SHARE)
@@ -449,10 +449,10 @@ class Builder:
     def add(self, unit: Any) -> bool:
         """Whether a unit is of the run; it is not where C++ cannot call it."""
         try:
-            steps, made = self._steps(unit)
+            steps, step_results = self._steps(unit)
         except UnfitStepError:
             return False
-        for step, nodes in zip(steps, made, strict=True):
+        for step, nodes in zip(steps, step_results, strict=True):
             self.steps.append(step)
             for node in nodes:
                 self.made[node] = len(self.steps) - 1
@@ -492,8 +492,8 @@ class Builder:
             steps = [_operation(unit)]
         for step in steps:
             _check(step)
-        made = [[n for n in _results(step) if n is not None] for step in steps]
-        return steps, made
+        step_results = [[n for n in _results(step) if n is not None] for step in steps]
+        return steps, step_results
 
     # ---- where memory is
     def base(self, node: Any) -> Any:
@@ -529,7 +529,7 @@ class Builder:
             self.outputs_of(node, results, again)
         views = [unit for unit in self.units if isinstance(unit, torch.fx.Node) and unit in again]
         run = _Text(self, list(results)).run(number)
-        run.again = lambda made: _Text(self, list(results), schedule=made).run(number)
+        run.again = lambda schedule: _Text(self, list(results), schedule=schedule).run(number)
         return (run, views) if all(is_static(fake(node)) for node in run.inputs) else None
 
 
@@ -675,7 +675,7 @@ def _encoded(arg: Any, kind: Any, tensor: Callable[[Any], int], texts: list[Any]
 def _needed(units: Sequence[Any], results: Sequence[Any]) -> tuple[list[Any], list[Any]]:
     """Units that some result needs, and what these read that none of the units makes."""
     of = {node: n for n, unit in enumerate(units) for node in (unit.outputs if hasattr(unit, "kernel") else [unit])}
-    wanted: set[int] = set()
+    needed: set[int] = set()
     outside: dict[Any, None] = {}
     waiting = list(results)
     while waiting:
@@ -684,10 +684,10 @@ def _needed(units: Sequence[Any], results: Sequence[Any]) -> tuple[list[Any], li
         if n is None:
             if node.op != "get_attr":  # a body, which Python finds by itself
                 outside[node] = None
-        elif n not in wanted:
-            wanted.add(n)
+        elif n not in needed:
+            needed.add(n)
             waiting += _read_by(units[n])
-    return [unit for n, unit in enumerate(units) if n in wanted], list(outside)
+    return [unit for n, unit in enumerate(units) if n in needed], list(outside)
 
 
 # ---- loops and branches
@@ -710,8 +710,8 @@ class Body:
                 raise UnfitStepError("a body with a step that only Python calls")
         if not all(is_static(fake(one)) for one in (*self.inputs, *self.results)):
             raise UnfitStepError("a body of sizes that change, or of numbers")
-        kept = [base for one in self.results if (base := builder.base(one)) in builder.made]
-        self.text = _Text(builder, kept, self.inputs)
+        bases = [base for one in self.results if (base := builder.base(one)) in builder.made]
+        self.text = _Text(builder, bases, self.inputs)
         self.table = self.text.table()
 
     def place(self, node: Any) -> tuple[int, int]:
@@ -797,8 +797,8 @@ def _higher(node: Node, body_of: BodyOf) -> Loop | Branch:
     if name == "cond":
         return _branch(args[0], [Body(one, body_of) for one in args[1:3]], list(args[3]), results)
     if name == "scan":
-        body, (first, rows, more) = Body(args[0], body_of), (list(one) for one in args[1:4])
-        return _loop(body, None, first, rows, more, results)
+        body, (first, rows, operands) = Body(args[0], body_of), (list(one) for one in args[1:4])
+        return _loop(body, None, first, rows, operands, results)
     if name == "while_loop":
         condition, body = Body(args[0], body_of), Body(args[1], body_of)
         [goes_on] = condition.results
@@ -841,36 +841,36 @@ def _bound(inputs: Sequence[Node], sources: Sequence[Any], memory: list[Memory])
     """Inputs of a body that stay the same, and copies of those that lie otherwise."""
     bound, before = [], []
     for one, source in zip(inputs, sources, strict=True):
-        wanted, have = one.meta["val"], source.like if isinstance(source, Memory) else source.meta["val"]
-        if _laid(_layout(have), _layout(wanted)):
+        target, have = one.meta["val"], source.like if isinstance(source, Memory) else source.meta["val"]
+        if _laid(_layout(have), _layout(target)):
             bound.append(Bound(input=one, source=source))
             continue
-        memory.append(Memory(wanted))
-        before.append(Move(of=None, source=source, target=memory[-1], layouts=(_layout(have), _layout(wanted))))
+        memory.append(Memory(target))
+        before.append(Move(of=None, source=source, target=memory[-1], layouts=(_layout(have), _layout(target))))
         bound.append(Bound(input=one, source=memory[-1]))
     return bound, before
 
 
-def _branch(pred: Any, bodies: Sequence[Body], given: list[Any], results: list[Any]) -> Branch:
-    _fixed([pred, *given])
+def _branch(pred: Any, bodies: Sequence[Body], operands: list[Any], results: list[Any]) -> Branch:
+    _fixed([pred, *operands])
     if fake(pred).dtype != torch.bool or fake(pred).numel() != 1:  # type: ignore[union-attr]
         raise UnfitStepError("a condition that is no truth value")
     memory: list[Memory] = []
     bound, before, after = [], [], []
     for body in bodies:
-        same, copies = _bound(body.inputs, given, memory)
+        same, copies = _bound(body.inputs, operands, memory)
         bound.append(tuple(same))
         before.append(tuple(copies))
-        pairs = [(made, out) for made, out in zip(body.results, results, strict=True) if out is not None]
+        pairs = [(output, out) for output, out in zip(body.results, results, strict=True) if out is not None]
         after.append(
             tuple(
-                Move(of=body, source=made, target=out, layouts=_layouts(made.meta["val"], out.meta["val"]))
-                for made, out in pairs
+                Move(of=body, source=output, target=out, layouts=_layouts(output.meta["val"], out.meta["val"]))
+                for output, out in pairs
             )
         )
     return Branch(
         pred=pred, bodies=(bodies[0], bodies[1]), before=(before[0], before[1]), bound=(bound[0], bound[1]),
-        after=(after[0], after[1]), memory=tuple(memory), inputs=(pred, *given), results=tuple(results),
+        after=(after[0], after[1]), memory=tuple(memory), inputs=(pred, *operands), results=tuple(results),
     )  # fmt: skip
 
 
@@ -885,63 +885,63 @@ def _alike(one: TensorLayout, other: TensorLayout) -> tuple[TensorLayout, Tensor
 
 
 def _loop(
-    body: Body, condition: Body | None, first: list[Any], rows: list[Any], more: list[Any], results: list[Any]
+    body: Body, condition: Body | None, first: list[Any], rows: list[Any], operands: list[Any], results: list[Any]
 ) -> Loop:
     """What is carried has memory of its own, in the layout that the body reads, and each step's results are copied
     there once nothing reads what was there before."""
-    _fixed([*first, *rows, *more])
+    _fixed([*first, *rows, *operands])
     count = int(rows[0].meta["val"].shape[0]) if rows else -1
     if condition is None and count < 0:
         raise UnfitStepError("a scan of nothing")
     carries, row_inputs = body.inputs[: len(first)], body.inputs[len(first) : len(first) + len(rows)]
     memory = [Memory(one.meta["val"]) for one in carries]
-    held = list(memory)
-    bound, before = _bound(body.inputs[len(first) + len(rows) :], more, memory)
-    bound += [Bound(input=one, source=of) for one, of in zip(carries, held, strict=True)]
-    for source, of in zip(first, held, strict=True):
+    carried = list(memory)
+    bound, before = _bound(body.inputs[len(first) + len(rows) :], operands, memory)
+    bound += [Bound(input=one, source=of) for one, of in zip(carries, carried, strict=True)]
+    for source, of in zip(first, carried, strict=True):
         before.append(Move(of=None, source=source, target=of, layouts=_layouts(source.meta["val"], of.like)))
     each: list[Move] = []
     for source, one in zip(rows, row_inputs, strict=True):
-        value, wanted = source.meta["val"], one.meta["val"]
+        value, target = source.meta["val"], one.meta["val"]
         step = value.stride(0) * value.element_size()
-        if _laid(_layout(value).row(), _layout(wanted)):
+        if _laid(_layout(value).row(), _layout(target)):
             bound.append(Bound(input=one, source=source, step=step))
             continue
-        memory.append(Memory(wanted))
-        layouts = (_layout(value).row(), _layout(wanted))
+        memory.append(Memory(target))
+        layouts = (_layout(value).row(), _layout(target))
         each.append(Move(of=None, source=source, target=memory[-1], layouts=layouts, steps=(step, 0)))
         bound.append(Bound(input=one, source=memory[-1]))
     after_each, late = [], []
-    for made, out in zip(body.results[len(first) :], results[len(first) :], strict=True):
+    for output, out in zip(body.results[len(first) :], results[len(first) :], strict=True):
         if out is not None:
             value = out.meta["val"]
-            layouts = _alike(_layout(made.meta["val"]), _layout(value).row())
+            layouts = _alike(_layout(output.meta["val"]), _layout(value).row())
             step = value.stride(0) * value.element_size()
-            after_each.append(Move(of=body, source=made, target=out, layouts=layouts, steps=(0, step)))
-    for made, of in zip(body.results[: len(first)], held, strict=True):
-        layouts = _layouts(made.meta["val"], of.like)
-        if not body.is_given(made):
-            late.append(Move(of=body, source=made, target=of, layouts=layouts))
+            after_each.append(Move(of=body, source=output, target=out, layouts=layouts, steps=(0, step)))
+    for output, of in zip(body.results[: len(first)], carried, strict=True):
+        layouts = _layouts(output.meta["val"], of.like)
+        if not body.is_given(output):
+            late.append(Move(of=body, source=output, target=of, layouts=layouts))
             continue
         memory.append(Memory(of.like))  # another's copy may come first
-        after_each.append(Move(of=body, source=made, target=memory[-1], layouts=layouts))
+        after_each.append(Move(of=body, source=output, target=memory[-1], layouts=layouts))
         late.append(Move(of=None, source=memory[-1], target=of, layouts=_layouts(of.like, of.like)))
     after = [
         Move(of=None, source=of, target=out, layouts=_layouts(of.like, out.meta["val"]))
-        for of, out in zip(held, results, strict=False)
+        for of, out in zip(carried, results, strict=False)
         if out is not None
     ]
-    asked: tuple[Bound, ...] = ()
+    bounds: tuple[Bound, ...] = ()
     if condition is not None:
         copied: list[Memory] = []
-        seen, again = _bound(condition.inputs, [*held, *more], copied)
+        seen, again = _bound(condition.inputs, [*carried, *operands], copied)
         if again:
             raise UnfitStepError("a condition that reads another layout")
-        asked = tuple(seen)
+        bounds = tuple(seen)
     return Loop(
-        body=body, condition=condition, count=count, before=tuple(before), bound=tuple(bound), asked=asked,
+        body=body, condition=condition, count=count, before=tuple(before), bound=tuple(bound), asked=bounds,
         each=tuple(each), after_each=(*after_each, *late), after=tuple(after), memory=tuple(memory),
-        inputs=(*first, *rows, *more), results=tuple(results),
+        inputs=(*first, *rows, *operands), results=tuple(results),
     )  # fmt: skip
 
 
@@ -949,12 +949,16 @@ class _Text:
     """Writes the table of a run, or of a body, whose inputs are set and results are read from outside."""
 
     def __init__(
-        self, made: Builder, results: list[Any], body: Sequence[Any] | None = None, schedule: StepSchedule | None = None
+        self,
+        builder: Builder,
+        results: list[Any],
+        body: Sequence[Any] | None = None,
+        schedule: StepSchedule | None = None,
     ) -> None:
         """body: inputs of a body. schedule: of two workers."""
-        self.made, self.results, self.body, self.schedule = made, results, body, schedule
-        self.units, asked = (made.units, list(body)) if body is not None else _needed(made.units, results)
-        self.inputs: dict[Any, int] = {node: 1 + n for n, node in enumerate(asked)}
+        self.made, self.results, self.body, self.schedule = builder, results, body, schedule
+        self.units, nodes = (builder.units, list(body)) if body is not None else _needed(builder.units, results)
+        self.inputs: dict[Any, int] = {node: 1 + n for n, node in enumerate(nodes)}
         self.children: list[_Table] = []
         self.placed: list[ArenaSlot] = []
         self.buffer: dict[Any, int] = {}
@@ -979,16 +983,16 @@ class _Text:
         return run
 
     def table(self) -> _Table:
-        steps, made = self.made.steps, self.made.made
-        last = dict(made)
+        steps, step_results = self.made.steps, self.made.made
+        last = dict(step_results)
         for n, step in enumerate(steps):
             self.needs.append(set())
             for one in _tensors(step):
                 at = self.made.base(one)
-                if at in made:
+                if at in step_results:
                     last[at] = n
                     self.readers.setdefault(at, []).append(n)
-                    self.needs[n] |= {made[at]} - {n}
+                    self.needs[n] |= {step_results[at]} - {n}
                 else:  # what no result needs may still be a step
                     self.inputs.setdefault(at, 1 + len(self.inputs))
         if self.body is not None:
@@ -1031,14 +1035,14 @@ class _Text:
 
     def _place(self, last: dict[Any, int]) -> None:
         """Inputs and what ATen or the caller owns have buffers; all else lies in the arena, which is buffer 0."""
-        made, within = self.made.made, []
+        step_results, within = self.made.made, []
         self.buffer.update(self.inputs)
-        for node in made:
+        for node in step_results:
             if node in self.made.by_aten or (self.body is None and node in self.results):
                 self.buffer[node] = 1 + len(self.buffer)
             else:
                 within.append(node)
-        sized = [Buffer(size_bytes=_span(self.made.like(n)), first=made[n], last=last[n]) for n in within]
+        sized = [Buffer(size_bytes=_span(self.made.like(n)), first=step_results[n], last=last[n]) for n in within]
         places, self.arena = offsets(sized, self._may_coexist(within))
         for node, at, one in zip(within, places, sized, strict=True):
             self.buffer[node], self.offset[node] = 0, at
@@ -1132,11 +1136,16 @@ class _Text:
 
     def _loop(self, step: Loop) -> None:
         condition = step.condition
-        asked = [0, 0] if condition is None else self._bounds(condition, step.asked)
+        bound_words = [0, 0] if condition is None else self._bounds(condition, step.asked)
         flag = (0, 0) if condition is None else condition.place(condition.results[0])
         which = -1 if condition is None else self._child(condition)
         self.words += [LOOP, self._child(step.body), which, step.count, *flag]
-        self.words += [*self._moves(step.before), *asked, *self._bounds(step.body, step.bound), *self._moves(step.each)]
+        self.words += [
+            *self._moves(step.before),
+            *bound_words,
+            *self._bounds(step.body, step.bound),
+            *self._moves(step.each),
+        ]
         self.words += [*self._moves(step.after_each), *self._moves(step.after)]
 
     def _branch(self, step: Branch) -> None:
@@ -1166,7 +1175,7 @@ class _Text:
                 buffer=buffer, offset=offset, dtype=DTYPES[like.dtype], dims=like.dim(), sizes=shape, strides=steps
             )
         self.kept += [tensors, library[2]]
-        made = [int(node not in self.made.by_aten) for node in self.results if self.body is None]
+        results_made = [int(node not in self.made.by_aten) for node in self.results if self.body is None]
         lists, wide = ((), ()) if self.schedule is None else self.schedule.lists, [0] * len(self.made.steps)
         for n in () if self.schedule is None else self.schedule.wide:
             wide[n] = 1
@@ -1174,7 +1183,8 @@ class _Text:
         return _Table(
             torch=ctypes.addressof(library[2]), buffers=1 + len(self.buffer), inputs=len(self.inputs),
             tensors=len(self.tensors), arena=self.arena, results=len(results), tensor=ctypes.addressof(tensors),
-            result=self._array(results), made=self._array(made), step=self._array(self.words), words=len(self.words),
+            result=self._array(results), made=self._array(results_made), step=self._array(self.words),
+            words=len(self.words),
             none=id(None), child=self._array([ctypes.addressof(one) for one in self.children]),
             children=len(self.children), start=self._array(self.starts), steps=len(self.made.steps),
             wide=self._array(wide), task0=tasks[0], task1=tasks[1], tasks0=len(lists[0]), tasks1=len(lists[1]),
@@ -1212,9 +1222,9 @@ def join_runs(units: Sequence[Any], kernel_of: KernelOf, body_of: BodyOf, saved:
         nonlocal builder, runs
         if len(builder.steps) >= FEWEST or any(isinstance(step, (Loop, Branch)) for step in builder.steps):
             later = [node for unit in units[after:] for node in _read_by(unit)]
-            made = builder.finished(later, runs)
-            if made is not None and made[0].outputs and made[0].held_bytes(saved) <= MOST_BYTES:
-                out.extend([made[0], *made[1]])
+            text = builder.finished(later, runs)
+            if text is not None and text[0].outputs and text[0].held_bytes(saved) <= MOST_BYTES:
+                out.extend([text[0], *text[1]])
                 runs += 1
                 builder = Builder(kernel_of, body_of)
                 return

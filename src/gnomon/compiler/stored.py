@@ -173,14 +173,14 @@ def form_of(storage: Storage, activations: Activations = "int8", lanes: Lanes | 
 def text_of(form: StoredForm) -> str:
     """C++ of a kernel."""
     table = [int(one) for one in bfloat16_of(np.asarray(form.table, np.float32))] if form.table else []
-    said = {
+    macros = {
         "BITS": form.bits, "GROUP": form.group, "ACTS": BITS[form.activations], "HALF": int(form.half),
         "ZEROS": int(form.zeros), "ZERO": form.zero, "TABLE": ", ".join(map(str, (table * 32)[:32] or [0] * 32)),
         "LANES": f'"{form.lanes.header}"', "VNNI": int(form.lanes.vnni),
     }  # fmt: skip
     lines = [
         ASKS + (form.lanes.flags if form.activations == "int8" else ""),
-        *(f"#define {name} {value}" for name, value in said.items()),
+        *(f"#define {name} {value}" for name, value in macros.items()),
     ]
     return "\n".join(lines) + "\n" + FORMULA.read_text(encoding="utf-8")
 
@@ -206,8 +206,12 @@ def pack(weight: Tensor, storage: Storage, activations: Activations = "int8", ro
     if why := storage.refused(shape):
         raise InputError(why)
     finite = not weight.numel() or all(bool(one.isfinite()) for one in weight.aminmax())
-    if isinstance(storage, Integers) and finite and (made := round_parts([weight], storage, activations)) is not None:
-        return made
+    if (
+        isinstance(storage, Integers)
+        and finite
+        and (rounded := round_parts([weight], storage, activations)) is not None
+    ):
+        return rounded
     return repack(storage.narrow(weight.detach().float().numpy()), storage, shape, activations, rows)
 
 
@@ -219,10 +223,10 @@ def round_parts(parts: Sequence[Tensor], storage: Integers, activations: Activat
     form = replace(form, lanes=lanes_of(shape[0], BITS[activations]))
     if activations != "int8" or kernel(form) is None:
         return None
-    made = stored_rounded.rounded(parts, storage, form.side, form.padded(shape[1]))
-    if made is None:
+    rounded = stored_rounded.rounded(parts, storage, form.side, form.padded(shape[1]))
+    if rounded is None:
         return None
-    return PackedStored(shape=shape, storage=storage, form=form, codes=made[0], scales=made[1], zeros=None)
+    return PackedStored(shape=shape, storage=storage, form=form, codes=rounded[0], scales=rounded[1], zeros=None)
 
 
 def repack(
@@ -246,9 +250,12 @@ def _chosen(arrays: Arrays, storage: Sparse, shape: tuple[int, int], rows: int) 
     """Laid as is fastest for so many rows: by prediction, and by trial among those that are near the best."""
     if not has_sparse():
         return as_kind(arrays, storage, shape, "dense")
-    said = predicted(storage, shape, rows, rates(), this_machine())
-    near = sorted((kind for kind in said if said[kind] <= NEAR * min(said.values())), key=lambda kind: said[kind])
-    made = {kind: as_kind(arrays, storage, shape, kind, rows) for kind in near}
+    predictions = predicted(storage, shape, rows, rates(), this_machine())
+    near = sorted(
+        (kind for kind in predictions if predictions[kind] <= NEAR * min(predictions.values())),
+        key=lambda kind: predictions[kind],
+    )
+    packed_forms = {kind: as_kind(arrays, storage, shape, kind, rows) for kind in near}
     measured: dict[Taken, float] = {}
     if len(near) > 1:
         x = torch.randn(rows, shape[1], generator=torch.Generator().manual_seed(0))
@@ -257,11 +264,13 @@ def _chosen(arrays: Arrays, storage: Sparse, shape: tuple[int, int], rows: int) 
         began, rounds = time.perf_counter(), 0
         while rounds < TRIES or time.perf_counter() - began < TRIED_S:
             rounds += 1
-            for kind, packed in made.items():  # in turn, so that what else the machine does befalls all
+            for kind, packed in packed_forms.items():  # in turn, so that what else the machine does befalls all
                 took = best(lambda packed=packed: linear(x, packed), 2, clock)  # type: ignore[misc]
                 measured[kind] = min(took, measured.get(kind, took))
-    taken = min(measured, key=lambda kind: measured[kind]) if measured else near[0]
-    return replace(made[taken], choice=KernelChoice(form=taken, rows=rows, predicted=said, seconds=measured))
+    fastest = min(measured, key=lambda kind: measured[kind]) if measured else near[0]
+    return replace(
+        packed_forms[fastest], choice=KernelChoice(form=fastest, rows=rows, predicted=predictions, seconds=measured)
+    )
 
 
 def as_kind(arrays: Arrays, storage: Sparse, shape: tuple[int, int], kind: Taken, rows: int = 1) -> AnyPacked:
@@ -269,8 +278,8 @@ def as_kind(arrays: Arrays, storage: Sparse, shape: tuple[int, int], kind: Taken
     if kind != "dense":
         return stored_sparse.repack(arrays, storage, shape, kind, rows)
     if storage.value == "int8":
-        kept = stored_sparse.kept_of(arrays, storage, shape).codes
-        codes, scales = (kept.astype(np.int16) + 128).astype(np.uint8), np.asarray(arrays["scales"])[:, None]
+        kept_values = stored_sparse.kept_of(arrays, storage, shape).codes
+        codes, scales = (kept_values.astype(np.int16) + 128).astype(np.uint8), np.asarray(arrays["scales"])[:, None]
         whole = Integers(bits=8, group=0)
         return _laid_whole(whole.of_codes(codes, scales), whole, shape, "int8")
     numbers, how = Dense(dtype=storage.value), VALUES[storage.value]

@@ -46,12 +46,12 @@ def density_of(storage: Sparse) -> float:
 
 def predicted(storage: Sparse, shape: Shape, rows: int, rates: Rates, machine: Machine) -> dict[Taken, float]:
     """Seconds of each kind, the dense one among them."""
-    taken: tuple[Taken, ...] = (*kinds_of(storage, shape), "dense")
-    works = {kind: _work(storage, kind, shape, rows) for kind in taken}
+    forms: tuple[Taken, ...] = (*kinds_of(storage, shape), "dense")
+    works = {kind: _work(storage, kind, shape, rows) for kind in forms}
     return {kind: _both(moved, work, byte_s(moved, rates, machine), rates) for kind, (moved, work) in works.items()}
 
 
-def storage_s(storage: Storage, shape: Shape, rows: int, held: float, rates: Rates, machine: Machine) -> float:
+def storage_s(storage: Storage, shape: Shape, rows: int, stored_bytes: float, rates: Rates, machine: Machine) -> float:
     """Seconds of a product by a matrix that is stored so, among others of `held` bytes in all, which caches hold or do
     not. InputError where no kernel multiplies by it."""
     if isinstance(storage, Sparse):
@@ -65,7 +65,7 @@ def storage_s(storage: Storage, shape: Shape, rows: int, held: float, rates: Rat
             raise InputError(f"no time is predicted of products by {storage.name}")
         few = isinstance(storage, Integers) and storage.bits < bits
         works = [(float(storage.bytes(shape)), _whole(shape, bits, few)[1] * _tiled(rows) * MULTIPLIED)]
-    return min(_both(moved, work, byte_s(held, rates, machine), rates) for moved, work in works)
+    return min(_both(moved, work, byte_s(stored_bytes, rates, machine), rates) for moved, work in works)
 
 
 def _work(storage: Sparse, kind: str, shape: Shape, rows: int) -> tuple[float, float]:
@@ -89,12 +89,12 @@ def _work(storage: Sparse, kind: str, shape: Shape, rows: int) -> tuple[float, f
         steps = cells * _steps(storage, form)
         instructions = steps * _tiled(rows) * LISTED + cells * CELL * -(-rows // 8)
         return (64 + 16 * form.per) * steps, instructions
-    kept, segments = density * shape[0] * shape[1], -(-shape[0] // TASK) * TASK * -(-shape[1] // form.wide)
+    nonzeros, segments = density * shape[0] * shape[1], -(-shape[0] // TASK) * TASK * -(-shape[1] // form.wide)
     work = 0.0
     for first in range(0, rows, 32):
         lanes = next(n for n in BESIDE if n >= min(rows - first, 32))
-        work += kept * BESIDE[lanes] + segments * SEGMENT
-    return 6 * kept, work
+        work += nonzeros * BESIDE[lanes] + segments * SEGMENT
+    return 6 * nonzeros, work
 
 
 def _whole(shape: Shape, bits: int, few: bool = False) -> tuple[float, float]:
@@ -128,9 +128,9 @@ def _both(moved: float, instructions: float, a_byte_s: float, rates: Rates) -> f
     return max(memory, work) + (1 - HIDDEN) * min(memory, work)
 
 
-def byte_s(held: float, rates: Rates, machine: Machine) -> float:
+def byte_s(stored_bytes: float, rates: Rates, machine: Machine) -> float:
     """Seconds to read one of so many bytes that are read again and again: from the last cache, from memory, or, where
     they are about as many as the cache holds, from both. `rates` are of reading and writing."""
     cache, memory = 2 / rates.l3_bytes_per_s, 1 / (1.2 * rates.memory_bytes_per_s)
-    beyond = min(max((held / machine.l3_bytes - 0.6) / 0.4, 0.0), 1.0)
-    return cache + beyond * max(memory - cache, 0.0)
+    beyond_cache = min(max((stored_bytes / machine.l3_bytes - 0.6) / 0.4, 0.0), 1.0)
+    return cache + beyond_cache * max(memory - cache, 0.0)

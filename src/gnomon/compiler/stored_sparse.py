@@ -94,8 +94,8 @@ class SparseForm:
         of a place."""
         bits = 1 if self.m == 2 else 2 if self.m == 4 else 4
         fields, steps = BITS[self.value] // bits, 16 * self.n // self.m
-        beside = fields // steps if fields > steps else 1
-        return beside, -(-steps * beside // fields), bits
+        side_by_side = fields // steps if fields > steps else 1
+        return side_by_side, -(-steps * side_by_side // fields), bits
 
     def padded(self, columns: int) -> int:
         by = {
@@ -189,10 +189,10 @@ def form_of(storage: Sparse, kind: Kind, rows: int = 1) -> SparseForm:
 @cache
 def text_of(form: SparseForm) -> str:
     """C++ of a kernel."""
-    said = {
+    macros = {
         "KIND": NUMBERS[form.kind], "ACTS": BITS[form.value], "N": form.n, "M": form.m, "WIDE": form.wide,
     }  # fmt: skip
-    lines = [f"{ASKS}{FLAGS}", *(f"#define {name} {value}" for name, value in said.items())]
+    lines = [f"{ASKS}{FLAGS}", *(f"#define {name} {value}" for name, value in macros.items())]
     return "\n".join(lines) + "\n" + FORMULA.read_text(encoding="utf-8")
 
 
@@ -228,13 +228,13 @@ def repack(arrays: Arrays, storage: Sparse, shape: Shape, kind: Kind, rows: int 
         values = np.asarray(arrays["values"])
         codes, starts, places = _n_of_m(values, storage.places_of(arrays, shape), form, shape[1]), None, None
         sums = values.astype(np.int32).sum(1, dtype=np.int32) if storage.value == "int8" else None
-        kept = values.size
+        nonzeros = values.size
     else:
         one = kept_of(arrays, storage, shape)
-        made = {"listed": _listed, "rowwise": _rowwise, "blocks": _blocks}[kind]
-        codes, starts, places = made(one, form)
+        packer = {"listed": _listed, "rowwise": _rowwise, "blocks": _blocks}[kind]
+        codes, starts, places = packer(one, form)
         sums = one.codes.astype(np.int32).sum(1, dtype=np.int32) if storage.value == "int8" else None
-        kept = int(one.mask.sum())
+        nonzeros = int(one.mask.sum())
     scales = np.asarray(arrays["scales"]).astype(np.float32) if storage.value == "int8" else None
     return PackedSparse(
         shape=shape,
@@ -245,7 +245,7 @@ def repack(arrays: Arrays, storage: Sparse, shape: Shape, kind: Kind, rows: int 
         places=_tensor(places),
         scales=_tensor(scales),
         sums=_tensor(sums),
-        num_weights=kept,
+        num_weights=nonzeros,
     )
 
 
@@ -264,13 +264,17 @@ def _panels(x: NDArray[Any]) -> NDArray[Any]:
 
 def _n_of_m(values: NDArray[Any], places: NDArray[np.uint8], form: SparseForm, columns: int) -> NDArray[np.uint8]:
     """(panels, turns, registers of places and then of numbers, 64)."""
-    beside, registers, bits = form.turn
-    kept, steps = form.padded(columns) // form.m * form.n, 16 * form.n // form.m * beside
+    side_by_side, registers, bits = form.turn
+    padded_columns, steps = form.padded(columns) // form.m * form.n, 16 * form.n // form.m * side_by_side
 
     def turned(x: NDArray[Any]) -> NDArray[Any]:
         """(panels, turns, steps, 16, per)."""
-        filled = np.pad(x, ((0, 0), (0, kept - x.shape[1])))
-        return _panels(filled).reshape(-1, SIDE, kept // (steps * form.per), steps, form.per).transpose(0, 2, 3, 1, 4)
+        filled = np.pad(x, ((0, 0), (0, padded_columns - x.shape[1])))
+        return (
+            _panels(filled)
+            .reshape(-1, SIDE, padded_columns // (steps * form.per), steps, form.per)
+            .transpose(0, 2, 3, 1, 4)
+        )
 
     numbers = np.ascontiguousarray(turned(values))
     at = turned(places.reshape(len(places), -1)).astype(f"uint{BITS[form.value]}")
@@ -326,9 +330,13 @@ def _rowwise(one: StoredMatrix, form: SparseForm) -> Laid:
 def _blocks(one: StoredMatrix, form: SparseForm) -> Laid:
     rows, columns = one.mask.shape
     tiles = one.codes.reshape(rows // SIDE, SIDE, columns // form.wide, form.wide).swapaxes(1, 2)
-    kept = np.asarray(one.mask.reshape(rows // SIDE, SIDE, columns // form.wide, form.wide).any(axis=(1, 3)))
-    numbers = tiles[kept].reshape(-1, SIDE, form.wide // form.per, form.per).swapaxes(1, 2)
-    return np.ascontiguousarray(numbers), _starts(kept.sum(1)), (kept.nonzero()[1] * form.wide).astype(np.int32)
+    nonzero_tiles = np.asarray(one.mask.reshape(rows // SIDE, SIDE, columns // form.wide, form.wide).any(axis=(1, 3)))
+    numbers = tiles[nonzero_tiles].reshape(-1, SIDE, form.wide // form.per, form.per).swapaxes(1, 2)
+    return (
+        np.ascontiguousarray(numbers),
+        _starts(nonzero_tiles.sum(1)),
+        (nonzero_tiles.nonzero()[1] * form.wide).astype(np.int32),
+    )
 
 
 def _starts(counts: NDArray[Any]) -> NDArray[np.int64]:

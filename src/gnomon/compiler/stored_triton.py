@@ -168,13 +168,13 @@ def _widened(storage: Storage) -> list[str]:
     scaled = " * tl.load(scales + n, mask=n < N, other=0.0).to(tl.float32)[:, None]"
     ends = scaled if isinstance(storage, Sparse) and storage.value == "int8" else ""
     if isinstance(storage, NM):
-        kept, m = storage.n, storage.m
-        lines = ["w = tl.zeros([BN, BK], tl.float32)", f"first = k[None, :] // {m} * {kept}"]
-        for one in range(kept):
+        n_of_m, m = storage.n, storage.m
+        lines = ["w = tl.zeros([BN, BK], tl.float32)", f"first = k[None, :] // {m} * {n_of_m}"]
+        for one in range(n_of_m):
             lines += [
-                f"both = places + wide * ((K // {m} * {kept} + 1) // 2) + (first + {one}) // 2",
+                f"both = places + wide * ((K // {m} * {n_of_m} + 1) // 2) + (first + {one}) // 2",
                 f"where = (tl.load(both, mask=there, other=0).to(tl.int32) >> ((first + {one}) % 2 * 4)) & 15",
-                f"kept = tl.load(codes + wide * (K // {m} * {kept}) + first + {one}, mask=there, other=0)",
+                f"kept = tl.load(codes + wide * (K // {m} * {n_of_m}) + first + {one}, mask=there, other=0)",
                 f"w += tl.where(where == k[None, :] % {m}, kept.to(tl.float32), 0.0)",
             ]
         return [*lines, f"w = w{ends}"]
@@ -217,9 +217,9 @@ def _laid(arrays: dict[str, NDArray[Any]], storage: Storage, shape: Shape) -> di
     if storage.value == "int8":
         laid["scales"] = arrays["scales"]
     if isinstance(storage, Bitmap):
-        kept = storage.kept_of(arrays, shape)
+        nonzeros = storage.kept_of(arrays, shape)
         turns = -(-shape[1] // TURN)
-        counts = np.pad(kept, ((0, 0), (0, turns * TURN - shape[1]))).reshape(-1, TURN).sum(1)
+        counts = np.pad(nonzeros, ((0, 0), (0, turns * TURN - shape[1]))).reshape(-1, TURN).sum(1)
         return laid | {"places": arrays["bits"], "starts": (np.cumsum(counts) - counts).astype(np.int64)}
     if isinstance(storage, Blocks):
         if any(side < LEAST or side & (side - 1) for side in storage.size):
@@ -271,11 +271,11 @@ def linear(x: Tensor, packed: OnGpu, bias: Tensor | None = None) -> Tensor:
     out = torch.empty((len(rows), n), dtype=x.dtype, device=x.device)
     if len(rows) and n:
         high, wide, turn = tile_of(len(rows), packed.storage)
-        held = [packed.tensors.get(name, out) for name in ("codes", "scales", "zeros", "starts", "places")]
+        packed_tensors = [packed.tensors.get(name, out) for name in ("codes", "scales", "zeros", "starts", "places")]
         grid = (-(-len(rows) // high), -(-n // wide))
         function = module_of(text_of(packed.storage)).product
         function[grid](
-            rows, out, out if bias is None else bias, *held, len(rows), n, k, rows.stride(0),
+            rows, out, out if bias is None else bias, *packed_tensors, len(rows), n, k, rows.stride(0),
             HAS_BIAS=bias is not None, WIDENS=interpreted(), BM=high, BN=wide, BK=turn,
         )  # fmt: skip
     return out.view(*x.shape[:-1], n)

@@ -14,27 +14,27 @@ MOST_NAMED = 4
 """Of groups that were given back."""
 
 
-def summary(made: Any) -> str:
+def summary(compiled: Any) -> str:
     """Summarizes a `backend.CompiledGraph` whose trials are over."""
-    kept = [planned for planned in made.program.groups if made.by_kernel(planned)]
-    back = [planned for planned in made.program.groups if not made.by_kernel(planned)]
-    own = sum(bool(one.trial.kept) for one in made.columns) + sum(one.own_kept for one in made.products)
-    own += sum(one.kept for one in made.tried if one not in made.convolutions)
-    own += sum(any(trial.kept for trial in one.trials.values()) for one in made.recurrent)
-    text = _counted(len(kept), "group") + (f" and {_counted(own, 'operation')}" if own else "") + " as kernels"
-    library = sum(one.kept for one in (*made.products, *made.convolutions))
+    in_kernels = [planned for planned in compiled.program.groups if compiled.by_kernel(planned)]
+    back = [planned for planned in compiled.program.groups if not compiled.by_kernel(planned)]
+    own = sum(bool(one.trial.kept) for one in compiled.columns) + sum(one.own_kept for one in compiled.products)
+    own += sum(one.kept for one in compiled.tried if one not in compiled.convolutions)
+    own += sum(any(trial.kept for trial in one.trials.values()) for one in compiled.recurrent)
+    text = _counted(len(in_kernels), "group") + (f" and {_counted(own, 'operation')}" if own else "") + " as kernels"
+    library = sum(one.kept for one in (*compiled.products, *compiled.convolutions))
     text += f", {_counted(library, 'product or convolution', 'products or convolutions')} by oneDNN" if library else ""
     if back:
-        text += f"; given back to ATen: {_named(made, back)}"
-    if runs := [run.count for run in made.runs]:
+        text += f"; given back to ATen: {_named(compiled, back)}"
+    if runs := [run.count for run in compiled.runs]:
         text += f"; {_counted(len(runs), 'call')} of C++ for {_counted(sum(runs), 'step')}"
-    if two := sum(run.two_kept for run in made.runs):
+    if two := sum(run.two_kept for run in compiled.runs):
         text += f", {two} of them by two workers"
-    return f"{text}; compiled in {made.made_s:.1f} s, tried in {made.tried_s:.1f} s"
+    return f"{text}; compiled in {compiled.made_s:.1f} s, tried in {compiled.tried_s:.1f} s"
 
 
-def _named(made: Any, back: Sequence[Any]) -> str:
-    names = [f"{_operations(planned)} ({_why(made, planned)})" for planned in back[:MOST_NAMED]]
+def _named(compiled: Any, back: Sequence[Any]) -> str:
+    names = [f"{_operations(planned)} ({_why(compiled, planned)})" for planned in back[:MOST_NAMED]]
     return ", ".join(names) + (f" and {len(back) - MOST_NAMED} more" if len(back) > MOST_NAMED else "")
 
 
@@ -42,8 +42,8 @@ def _operations(planned: Any) -> str:
     return " + ".join(str(node.target).removeprefix("aten.").removesuffix(".default") for node in planned.group.work)
 
 
-def _why(made: Any, planned: Any) -> str:
-    trial = made.trials.get(planned.number)
+def _why(compiled: Any, planned: Any) -> str:
+    trial = compiled.trials.get(planned.number)
     if trial is None:
         return "it does not compile"
     if trial.verdict.get("wrong"):

@@ -80,21 +80,21 @@ class TableGradient(TriedKernel):
 
 def fuse(graph: fx.Graph) -> list[TableGradient]:
     """Puts a `TableGradient` in place of each gradient of a table; returns them."""
-    made = []
+    calls = []
     for node in list(graph.nodes):
         if not _taken(node):
             continue
         grad, indices, rows, skipped, _ = node.args
-        given = [grad.meta["val"], indices.meta["val"]]
-        fixed = all(isinstance(size, int) for one in given for size in one.shape)
+        metas = [grad.meta["val"], indices.meta["val"]]
+        fixed = all(isinstance(size, int) for one in metas for size in one.shape)
         call = TableGradient(rows, skipped, fixed, grad.meta["val"].dtype)
         with graph.inserting_before(node):
             new = graph.call_function(call, (grad, indices))
         new.meta.update(node.meta)
         node.replace_all_uses_with(new)
         graph.erase_node(node)
-        made.append(call)
-    return made
+        calls.append(call)
+    return calls
 
 
 def _taken(node: Node) -> bool:

@@ -217,9 +217,9 @@ def instructions(nest: Nest, step: Pass) -> float:
     columns = sum(nest.stages.roles[i] == "column" for i in step.reductions)
     loads += len(step.read_back) + columns
     stores = len(step.stores) + len(step.scratch) + columns
-    made = sum(_own(nest, value) for value in step.values) + len(step.reductions)
-    most = max(made, LOAD * loads, STORE * stores)
-    return most + BESIDE * (made + LOAD * loads + STORE * stores - most)
+    computed = sum(_own(nest, value) for value in step.values) + len(step.reductions)
+    most = max(computed, LOAD * loads, STORE * stores)
+    return most + BESIDE * (computed + LOAD * loads + STORE * stores - most)
 
 
 def _walk_s(nest: Nest, step: Pass, at: Rates) -> float:
@@ -227,8 +227,8 @@ def _walk_s(nest: Nest, step: Pass, at: Rates) -> float:
     arrays = sum(nest.body.code[i].op in ("load", "take") for i in step.values)
     arrays += len(step.stores) + len(step.read_back) + len(step.scratch) + len(step.reductions)
     gathered = _gathered(nest, step)
-    beside = (tiles.unroll(nest, step) - 1) * len(gathered)  # sums that become one
-    return at.walk_s + (PLACE * arrays + beside) / at.instructions_per_s + (at.gather_s if gathered else 0.0)
+    gathered_sums = (tiles.unroll(nest, step) - 1) * len(gathered)  # sums that become one
+    return at.walk_s + (PLACE * arrays + gathered_sums) / at.instructions_per_s + (at.gather_s if gathered else 0.0)
 
 
 def _gathered(nest: Nest, step: Pass) -> list[int]:

@@ -166,16 +166,16 @@ def nest(body: Body, outputs: Sequence[Output], environment: Any) -> Nest:
 def _widened(body: Body, stages: Stages, outputs: Sequence[Output]) -> Stages:
     """Adds axes along which outputs are stored though no value varies along them (a broadcast that is kept)."""
     stored = frozenset().union(*(frozenset(out.strides) for out in outputs)) if outputs else frozenset()
-    more = stored - stages.inner - stages.outer
-    if not more:
+    extra_stages = stored - stages.inner - stages.outer
+    if not extra_stages:
         return stages
     if stages.roles or not stages.inner and not stages.outer:
         if stages.roles:
             raise UnfitError("a reduction that is stored as a broadcast")
         # Something must be the inner loop: the axis along which memory is contiguous.
-        fast = next((a for out in outputs for a, s in out.strides.items() if equal(s, 1)), max(more))
-        return replace(stages, inner=frozenset({fast}), outer=frozenset(more - {fast}))
-    return replace(stages, outer=stages.outer | more)
+        fast = next((a for out in outputs for a, s in out.strides.items() if equal(s, 1)), max(extra_stages))
+        return replace(stages, inner=frozenset({fast}), outer=frozenset(extra_stages - {fast}))
+    return replace(stages, outer=stages.outer | extra_stages)
 
 
 def _check_store(body: Body, stages: Stages, out: Output) -> None:
@@ -291,20 +291,22 @@ def _passes(
         summed = tuple(
             i for i, when in reductions.items() if when == at and _in_row(body, stages, body.code[i].args[0])
         )
-        kept = tuple(n for n, when in stores.items() if when == at)
-        roots = [body.code[i].args[0] for i in summed] + [outputs[n].value for n in kept]
+        stored_here = tuple(n for n, when in stores.items() if when == at)
+        roots = [body.code[i].args[0] for i in summed] + [outputs[n].value for n in stored_here]
         roots += [i for i in checks if level[i] == at]
         here, back = _needed(body, stages, roots, done, stored, len(passes))
         for value in back:
             if back[value] == "scratch":
                 scratch[value] = done[value]
         passes.append(
-            Pass(level=at, values=tuple(sorted(here)), reductions=summed, stores=kept, read_back=back, scratch=())
+            Pass(
+                level=at, values=tuple(sorted(here)), reductions=summed, stores=stored_here, read_back=back, scratch=()
+            )
         )
         for value in here:
             done.setdefault(value, len(passes) - 1)
         # A stored float32, float64 or int64 can be read back bit for bit; narrower outputs were rounded.
-        for n in kept:
+        for n in stored_here:
             if outputs[n].dtype in (torch.float32, torch.float64, torch.int64):
                 stored[outputs[n].value] = n
     filled = [replace(p, scratch=tuple(v for v, where in scratch.items() if where == n)) for n, p in enumerate(passes)]
@@ -408,8 +410,8 @@ def moved_of_point(nest: Nest) -> int:
 def by_memory(nest: Nest, points: int, lanes: int) -> bool:
     """Whether the memory of a row takes longer than its instructions."""
     code = nest.body.code
-    made = sum(COST.get(code[i].op, 1) for p in nest.passes for i in p.values if code[i].op not in ("load", "take"))
-    instructions = made * -(-points // lanes) + WALK_INSTRUCTIONS * len(nest.passes)
+    computed = sum(COST.get(code[i].op, 1) for p in nest.passes for i in p.values if code[i].op not in ("load", "take"))
+    instructions = computed * -(-points // lanes) + WALK_INSTRUCTIONS * len(nest.passes)
     return AN_INSTRUCTION_BYTES * instructions <= points * moved_of_point(nest)
 
 

@@ -68,7 +68,7 @@ class TriedKernel:
 
     def trial(self) -> Trial:
         """Makes a new trial, whose results are lists."""
-        return Trial(self.source, self._listed(self.run), self._listed(self.aten), made=self.checked)
+        return Trial(self.source, self._listed(self.run), self._listed(self.aten), on_made_inputs=self.checked)
 
     def _listed(self, function: Callable[..., Any]) -> Callable[..., Any]:
         return function if self.several else lambda *args: (function(*args),)

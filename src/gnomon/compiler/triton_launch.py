@@ -70,8 +70,8 @@ class Launcher:
         self.known: dict[tuple[Any, ...], tuple[_LaunchStep, ...]] = {}
         self.interpreted = os.environ.get("TRITON_INTERPRET") == "1"
 
-    def __call__(self, given: tuple[int, ...], *tensors: torch.Tensor) -> int:
-        key = (given, *[tensor.data_ptr() % 16 for tensor in tensors])
+    def __call__(self, sizes: tuple[int, ...], *tensors: torch.Tensor) -> int:
+        key = (sizes, *[tensor.data_ptr() % 16 for tensor in tensors])
         steps = self.known.get(key)
         if steps is not None:
             device = tensors[0].device
@@ -79,7 +79,7 @@ class Launcher:
             for step in steps:
                 step.function[step.grid](*tensors, *partial, *step.rest)
             return 0
-        first = self._first(given, tensors)
+        first = self._first(sizes, tensors)
         if first is None:
             return 1
         if not self.interpreted:
@@ -88,16 +88,16 @@ class Launcher:
             self.known[key] = first
         return 0
 
-    def _first(self, given: tuple[int, ...], tensors: Sequence[torch.Tensor]) -> tuple[_LaunchStep, ...] | None:
+    def _first(self, sizes_of_call: tuple[int, ...], tensors: Sequence[torch.Tensor]) -> tuple[_LaunchStep, ...] | None:
         """Calls it, and returns how to do so again; None where it does not fit."""
-        kernel, (rows, points, *sizes) = self.kernel, given
+        kernel, (rows, points, *sizes) = self.kernel, sizes_of_call
         if not rows or not points:
             return None
-        held = _power(points)
-        walked = kernel.nest.has_row and held > LONGEST
+        width = _power(points)
+        walked = kernel.nest.has_row and width > LONGEST
         if walked and not kernel.walks:
             return None
-        wide = (WALKED if walked else held) if kernel.nest.has_row else min(held, 1024)
+        wide = (WALKED if walked else width) if kernel.nest.has_row else min(width, 1024)
         high = max(1, min(_power(rows), AREA // wide))
         tiles = 1 if kernel.nest.has_row else -(-points // wide)
         blocks, chunk = -(-rows // high), 1
@@ -110,7 +110,7 @@ class Launcher:
         warps = 4 if high * wide <= 4096 else 8 if high * wide <= 8192 else 16
         options = {"num_warps": warps, "debug": kernel.checks, "sanitize_overflow": False}
         buffers = [torch.empty(count, dtype=dtype, device=tensors[0].device) for count, dtype in partial]
-        across = min(held, ACROSS)
+        across = min(width, ACROSS)
         todo = [(self.module.walk if walked else self.module.whole, parts * tiles, (high, wide))]
         if kernel.after:
             todo.append((self.module.after, -(-points // across) if kernel.columns else 1, (1, across)))

@@ -153,12 +153,12 @@ def triton_kernel(nest: Nest) -> TritonKernel:
         bodies.append(text.lines)
     pointers = [*(f"p{s}" for s in slots), *(f"q{n}" for n in range(len(nest.outputs)))]
     pointers += [*(f"c{i}" for i in columns), *(f"t{i}" for i in totals)]
-    given = [*pointers, *(f"d{n}" for n in range(len(text.sizes)))]
+    parameters = [*pointers, *(f"d{n}" for n in range(len(text.sizes)))]
     lines = [HEAD]
     for name, body in zip(("whole", "walk", "after"), bodies, strict=True):
         if body:
-            more = ["programs", "tiles", "chunk", "WIDE: tl.constexpr", "BM: tl.constexpr", "BN: tl.constexpr"]
-            lines += ["", "@triton.jit", f"def {name}({', '.join([*given, *more])}):", *body, ""]
+            launch_args = ["programs", "tiles", "chunk", "WIDE: tl.constexpr", "BM: tl.constexpr", "BN: tl.constexpr"]
+            lines += ["", "@triton.jit", f"def {name}({', '.join([*parameters, *launch_args])}):", *body, ""]
     return TritonKernel(
         nest=nest, source="\n".join(lines), sizes=tuple(text.sizes), slots=slots, columns=columns, totals=totals,
         walks=bool(bodies[1]), after=bool(bodies[2]), checks=any(code[i].op in ("check", "take") for i in values),
@@ -269,10 +269,14 @@ def expression(text: TritonText, value: int, depth: int) -> str:
     return CALLS[ins.op].format(*args)
 
 
-def _cast(given: str, before: str, after: str) -> str:
+def _cast(text_of_value: str, before: str, after: str) -> str:
     if after == "B":
-        return f"({given} != 0)"
-    return f"tl.where({given}, 1, 0).to({TYPES[after]})" if before == "B" else f"{given}.to({TYPES[after]})"
+        return f"({text_of_value} != 0)"
+    return (
+        f"tl.where({text_of_value}, 1, 0).to({TYPES[after]})"
+        if before == "B"
+        else f"{text_of_value}.to({TYPES[after]})"
+    )
 
 
 def _constant(attr: str, kind: str) -> str:
@@ -320,15 +324,15 @@ def _neutral(op: str, kind: str) -> str:
     return 'float("inf")' if op == "min" else 'float("-inf")'
 
 
-def _reduced(op: str, kind: str, given: str, axis: int) -> str:
+def _reduced(op: str, kind: str, text_of_value: str, axis: int) -> str:
     if op == "sum":
-        return f"tl.sum({given}, axis={axis}, keep_dims=True)"
+        return f"tl.sum({text_of_value}, axis={axis}, keep_dims=True)"
     if op in ("any", "all"):
-        return f"tl.{'max' if op == 'any' else 'min'}({given}, axis={axis}, keep_dims=True)"
+        return f"tl.{'max' if op == 'any' else 'min'}({text_of_value}, axis={axis}, keep_dims=True)"
     # tl.max drops NaN: `larger` and `smaller` (see HEAD) bring it back.
     if op == "peak" or kind == "L":
-        return f"tl.{'min' if op == 'min' else 'max'}({given}, axis={axis}, keep_dims=True)"
-    return f"{'smaller' if op == 'min' else 'larger'}({given}, {axis})"
+        return f"tl.{'min' if op == 'min' else 'max'}({text_of_value}, axis={axis}, keep_dims=True)"
+    return f"{'smaller' if op == 'min' else 'larger'}({text_of_value}, {axis})"
 
 
 def _joined(op: str, kind: str, a: str, b: str) -> str:
@@ -346,10 +350,10 @@ def _held(kind: str) -> str:
 
 def _source(text: TritonText, reduction: int, mask: str) -> str:
     ins = text.nest.body.code[reduction]
-    given = _full(text, ins.args[0])
-    given = f"tl.where({given}, 1, 0)" if ins.kind == "B" else given
+    value_text = _full(text, ins.args[0])
+    value_text = f"tl.where({value_text}, 1, 0)" if ins.kind == "B" else value_text
     # Masked points take the neutral element, so a block may reach beyond the data.
-    return f"tl.where({mask}, {given}, {_neutral(ins.op, ins.kind)})"
+    return f"tl.where({mask}, {value_text}, {_neutral(ins.op, ins.kind)})"
 
 
 # ---- functions
@@ -383,8 +387,8 @@ def _whole(text: TritonText, values: Sequence[int]) -> None:
             _value(text, i, depth)
         elif role == "row":
             text.emitted.add(i)
-            made = _reduced(code[i].op, code[i].kind, _source(text, i, "cm"), 1)
-            text.say(depth, f"v{i} = {made}{' != 0' if code[i].kind == 'B' else ''}")
+            row_value = _reduced(code[i].op, code[i].kind, _source(text, i, "cm"), 1)
+            text.say(depth, f"v{i} = {row_value}{' != 0' if code[i].kind == 'B' else ''}")
         else:
             _gather(text, i, depth)
     for n, out in enumerate(nest.outputs):
@@ -402,14 +406,14 @@ def _gather(text: TritonText, i: int, depth: int) -> None:
     """Adds a block's part of a column or a total."""
     ins = text.nest.body.code[i]
     if text.nest.stages.roles[i] == "column":
-        made = _reduced(ins.op, ins.kind, _source(text, i, "rm"), 0)
+        gathered_value = _reduced(ins.op, ins.kind, _source(text, i, "rm"), 0)
     else:
         rows, points = text.along(ins.args[0])
         # A value that does not differ along rows (or points) counts once, not once a row: mask all but the first.
         mask = " & ".join([*(["rm"] if rows else ["(row == 0)"]), *(["cm"] if points else ["(col == 0)"])])
         inside = _reduced(ins.op, ins.kind, _source(text, i, mask), 1)
-        made = _reduced(ins.op, ins.kind, inside, 0)
-    text.say(depth, f"a{i} = {_joined(ins.op, ins.kind, f'a{i}', made)}.to({_held(ins.kind)})")
+        gathered_value = _reduced(ins.op, ins.kind, inside, 0)
+    text.say(depth, f"a{i} = {_joined(ins.op, ins.kind, f'a{i}', gathered_value)}.to({_held(ins.kind)})")
 
 
 def _store(text: TritonText, n: int, depth: int) -> None:
@@ -462,20 +466,20 @@ def _walk(text: TritonText, values: Sequence[int]) -> None:
             _value(text, i, 2)
         for i in step.reductions:
             if text.along(code[i].args[0])[1]:
-                made = _source(text, i, "cm" if roles[i] == "row" else "rm & cm")
-                text.say(2, f"r{i} = {_joined(code[i].op, code[i].kind, f'r{i}', made)}")
+                point_value = _source(text, i, "cm" if roles[i] == "row" else "rm & cm")
+                text.say(2, f"r{i} = {_joined(code[i].op, code[i].kind, f'r{i}', point_value)}")
         for n in step.stores:
             _store(text, n, 2)
         text.emitted = before
         for i in step.reductions:
             if roles[i] == "row":
                 text.emitted.add(i)
-                made = _reduced(code[i].op, code[i].kind, f"r{i}", 1)
-                text.say(1, f"v{i} = {made}{' != 0' if code[i].kind == 'B' else ''}")
+                point_value = _reduced(code[i].op, code[i].kind, f"r{i}", 1)
+                text.say(1, f"v{i} = {point_value}{' != 0' if code[i].kind == 'B' else ''}")
             else:
                 inside = _reduced(code[i].op, code[i].kind, f"r{i}", 1)
-                made = _reduced(code[i].op, code[i].kind, inside, 0)
-                text.say(1, f"tl.store(t{i} + program + {NOWHERE}, {made})")
+                point_value = _reduced(code[i].op, code[i].kind, inside, 0)
+                text.say(1, f"tl.store(t{i} + program + {NOWHERE}, {point_value})")
     for i in row_level:
         _value(text, i, 1)
     for i in sorted(i for i in roles if roles[i] == "total"):
@@ -491,17 +495,17 @@ def _walk(text: TritonText, values: Sequence[int]) -> None:
 
 def _closure(text: TritonText, roots: Sequence[int]) -> list[int]:
     """Values to compute for these, in order: without those that the function has already."""
-    code, wanted, waiting = text.nest.body.code, set[int](), list(roots)
+    code, needed, waiting = text.nest.body.code, set[int](), list(roots)
     while waiting:
         i = waiting.pop()
-        if i in wanted or i in text.emitted:
+        if i in needed or i in text.emitted:
             continue
-        wanted.add(i)
+        needed.add(i)
         waiting += code[i].args
         if code[i].op == "take":
             index = text.nest.body.inputs[code[i].attr].index
             waiting += [] if index is None else [index]
-    return sorted(wanted)
+    return sorted(needed)
 
 
 def _stored_after(nest: Nest) -> bool:
@@ -534,8 +538,8 @@ def _after(text: TritonText, values: Sequence[int]) -> None:
             text.say(2, f"some = at + tl.arange(0, {SOME})[None, :]")
             loaded = f"tl.load(t{i} + some, mask=some < programs * tiles, other={_neutral(ins.op, ins.kind)})"
             text.say(2, f"u{i} = {_joined(ins.op, ins.kind, f'u{i}', loaded)}")
-            made = _reduced(ins.op, ins.kind, f"u{i}", 1)
-            text.say(1, f"v{i} = {made}{' != 0' if ins.kind == 'B' else ''}")
+            row_value = _reduced(ins.op, ins.kind, f"u{i}", 1)
+            text.say(1, f"v{i} = {row_value}{' != 0' if ins.kind == 'B' else ''}")
         elif role is None:
             _value(text, i, 1)
         text.emitted.add(i)
@@ -552,14 +556,14 @@ def _after(text: TritonText, values: Sequence[int]) -> None:
 
 
 def _closure_after(nest: Nest, roots: Sequence[int]) -> list[int]:
-    wanted, waiting = set[int](), list(roots)
+    needed, waiting = set[int](), list(roots)
     while waiting:
         i = waiting.pop()
-        if i not in wanted:
-            wanted.add(i)
+        if i not in needed:
+            needed.add(i)
             if nest.stages.roles.get(i) in ("column", "total"):
                 continue
             if nest.stages.roles.get(i) == "row" or nest.body.code[i].op == "check":
                 raise UnfitError("a row's result after all rows")
             waiting += nest.body.code[i].args
-    return sorted(wanted)
+    return sorted(needed)

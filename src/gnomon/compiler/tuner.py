@@ -92,17 +92,17 @@ def tune(planned: Sequence[Any], seconds: float) -> list[Subject]:
         if subject is not None:
             known = found.setdefault((subject.source, subject.sizes), subject)
             known.count += known is not subject
-    left = list(found.values())
-    for subject in left:
+    untried = list(found.values())
+    for subject in untried:
         subject.next()
     while time.perf_counter() < end:
-        open_ones = [one for one in left if one.candidates]
+        open_ones = [one for one in untried if one.candidates]
         if not open_ones:
             break
         max(open_ones, key=lambda one: one.count * one.best_s).next()
-    for subject in left:
+    for subject in untried:
         settle(subject)
-    return left
+    return untried
 
 
 def settle(subject: Subject) -> None:
@@ -111,12 +111,12 @@ def settle(subject: Subject) -> None:
     if best is None or best == subject.usual or subject.best_s > GAIN * subject.usual_s:
         return
     subject.run(subject.usual)
-    wanted = [one.clone() for one in subject.results()]
+    before = [one.clone() for one in subject.results()]
     for one in subject.results():
         one.zero_()
     subject.run(best)
     # To the bit: a tiling that adds in another order would make results depend on what was measured here.
-    pairs = zip(subject.results(), wanted, strict=True)
+    pairs = zip(subject.results(), before, strict=True)
     if all(torch.equal(a.view(torch.uint8), b.view(torch.uint8)) for a, b in pairs):
         tuned.keep(subject.source, subject.sizes, (best.chunk, best.tile))
 
@@ -131,7 +131,7 @@ def subject_of(planned: Any) -> Subject | None:
         return None
     if not all(isinstance(size, int) for value in values.values() for size in (*value.shape, *value.stride())):
         return None
-    given = {node: made_like(value, n) for n, (node, value) in enumerate(values.items())}
+    inputs = {node: made_like(value, n) for n, (node, value) in enumerate(values.items())}
     outputs = [
         torch.empty_strided(tuple(map(int, out.shape)), tuple(map(int, out.memory)), dtype=out.dtype)
         for out in nest.outputs
@@ -139,14 +139,14 @@ def subject_of(planned: Any) -> Subject | None:
     rows = int(product(nest.sizes[a] for a in nest.outer))
     points = int(nest.sizes[nest.inner[-1]]) if nest.inner else 1
     places = [
-        given[inp.node].data_ptr() + int(inp.offset) * inp.dtype.itemsize
+        inputs[inp.node].data_ptr() + int(inp.offset) * inp.dtype.itemsize
         for inp in (nest.body.inputs[slot] for slot in kernel.slots)
     ]
     places += [one.data_ptr() for one in outputs]
     function = typed(planned.function, *[ctypes.c_void_p] * (1 + len(places)))
     rest = [int(size) for size in kernel.sizes]
 
-    def run(tile: Tiling, held: Any = (given, outputs)) -> None:
+    def run(tile: Tiling, compiled_graph: Any = (inputs, outputs)) -> None:
         every = (tile.chunk, tile.chunks, tile.tile, tile.tiles, int(tile.parallel), int(tile.past), *rest)
         function((ctypes.c_int64 * len(every))(*every), *places)
 

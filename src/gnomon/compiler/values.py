@@ -195,9 +195,9 @@ def where(condition: Value, a: Value | Number, b: Value | Number) -> Value:
     return Value(test.body, test.body.emit("select", test.id, left.id, right.id, kind=left.kind))
 
 
-def is_at(body: Body, axis: int, wanted: Value) -> Value:
+def is_at(body: Body, axis: int, position: Value) -> Value:
     """Whether a position along an axis is the wanted one, which is the same for the whole row."""
-    at = wanted.to("L")
+    at = position.to("L")
     return Value(body, body.emit("is_at", at.id, kind="B", axes={*at.axes, axis}, attr=axis))
 
 

@@ -107,21 +107,21 @@ def read_adapter(
 
 def _low(file: Folder, head: str, shape: tuple[int, int], rank: int, factor: float, name: str) -> Low:
     outputs, inputs = shape
-    made = []
-    for end, wanted in zip(ENDS, ((rank, inputs), (outputs, rank)), strict=True):
-        if head + end not in file.entries or file.entries[head + end][1].shape != wanted:
+    factors = []
+    for end, entry_shape in zip(ENDS, ((rank, inputs), (outputs, rank)), strict=True):
+        if head + end not in file.entries or file.entries[head + end][1].shape != entry_shape:
             there = file.entries[head + end][1].shape if head + end in file.entries else "not there"
-            raise InputError(f"adapter {name!r}: {head}{end} is {there}, and the model wants {wanted}")
-        made.append(file.read(head + end).float())
-    return Low(made[0].contiguous().clone(), (made[1].T * factor).contiguous())
+            raise InputError(f"adapter {name!r}: {head}{end} is {there}, and the model wants {entry_shape}")
+        factors.append(file.read(head + end).float())
+    return Low(factors[0].contiguous().clone(), (factors[1].T * factor).contiguous())
 
 
 def _own(low: Low, linear: Linear, slot: Slot) -> Low:
     """Cuts an adapter to a rank's part of the matrix: the same rows of B and columns of A."""
-    held = torch.arange(math.prod(slot.whole)).view(slot.whole)
+    part = torch.arange(math.prod(slot.whole)).view(slot.whole)
     for dim, (first, length) in enumerate(zip(slot.offset, slot.shape, strict=True)):
-        held = held.narrow(dim, first, length)
-    flat, (outputs, inputs) = held.flatten(), linear.shape
+        part = part.narrow(dim, first, length)
+    flat, (outputs, inputs) = part.flatten(), linear.shape
     if linear.inner_first:
         ins, outs = (flat // outputs).unique(), (flat % outputs).unique()
     else:
@@ -154,8 +154,8 @@ def added(adapters: Sequence[Adapter], parameter: str, chosen: Tensor, x: Tensor
         if low is None:
             continue
         rows = (chosen == number).nonzero().flatten()
-        made = (x[0, rows].float() @ low.a.T) @ low.b
+        low_rank = (x[0, rows].float() @ low.a.T) @ low.b
         if out is None:
-            out = torch.zeros((1, x.shape[1], made.shape[1]), dtype=x.dtype)
-        out[0, rows] = made.to(x.dtype)
+            out = torch.zeros((1, x.shape[1], low_rank.shape[1]), dtype=x.dtype)
+        out[0, rows] = low_rank.to(x.dtype)
     return out

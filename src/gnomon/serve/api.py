@@ -325,14 +325,14 @@ class ModelError(InputError):
 
 def _prompts(fields: Body, served: ServedModel) -> tuple[tuple[int, ...], ...]:
     """A text, tokens, or a list of either."""
-    words, given = served.words, fields.get("prompt")
+    words, prompt = served.words, fields.get("prompt")
     specials = fields.get("add_special_tokens") is None or _flag(fields, "add_special_tokens")
-    if isinstance(given, str) or (isinstance(given, list) and given and all(_is_whole(one) for one in given)):
-        given = [given]
-    if not isinstance(given, list) or not 1 <= len(given) <= MOST_PROMPTS:
+    if isinstance(prompt, str) or (isinstance(prompt, list) and prompt and all(_is_whole(one) for one in prompt)):
+        prompt = [prompt]
+    if not isinstance(prompt, list) or not 1 <= len(prompt) <= MOST_PROMPTS:
         raise InputError(f"prompt is a text, a list of tokens, or a list of 1 to {MOST_PROMPTS} of them", "$.prompt")
-    made = []
-    for number, one in enumerate(given):
+    prompts = []
+    for number, one in enumerate(prompt):
         if isinstance(one, str):
             words.check(one, served.max_model_len)
             ids = words.prompt(one) if specials else words.conversation(one)
@@ -343,8 +343,8 @@ def _prompts(fields: Body, served: ServedModel) -> tuple[tuple[int, ...], ...]:
         if not ids:
             raise InputError("a prompt has at least one token", f"$.prompt[{number}]")
         _check_ids(ids, served, f"$.prompt[{number}]")
-        made.append(tuple(ids))
-    return tuple(made)
+        prompts.append(tuple(ids))
+    return tuple(prompts)
 
 
 def _check_ids(ids: Sequence[int], served: ServedModel, where: str) -> None:
@@ -356,12 +356,12 @@ def _check_ids(ids: Sequence[int], served: ServedModel, where: str) -> None:
 ROLES = ("system", "developer", "user", "assistant", "tool")
 
 
-def _messages(given: object) -> list[Body]:
+def _messages(items: object) -> list[Body]:
     """Reads messages, with texts in place of lists of their parts."""
-    if not isinstance(given, list) or not given:
+    if not isinstance(items, list) or not items:
         raise InputError("messages is a list of at least one message", "$.messages")
-    made: list[Body] = []
-    for number, one in enumerate(given):
+    messages: list[Body] = []
+    for number, one in enumerate(items):
         where = f"$.messages[{number}]"
         if not isinstance(one, dict) or one.get("role") not in ROLES:
             raise InputError(f"a message is an object with a role ({', '.join(ROLES)}) and content", where)
@@ -381,8 +381,8 @@ def _messages(given: object) -> list[Body]:
             if not isinstance(calls, list):
                 raise InputError("tool_calls is a list", where)
             message["tool_calls"] = [_call_given(call, where) for call in calls]
-        made.append(message)
-    return made
+        messages.append(message)
+    return messages
 
 
 def _call_given(call: object, where: str) -> Body:
@@ -412,14 +412,14 @@ def _cut(fields: Body, prompt: tuple[int, ...], most: int) -> tuple[int, ...]:
 
 def _variables(fields: Body) -> dict[str, Any]:
     """Variables of the chat template that a body sets."""
-    given = fields.get("chat_template_kwargs") or {}
-    if not isinstance(given, dict):
+    template_options = fields.get("chat_template_kwargs") or {}
+    if not isinstance(template_options, dict):
         raise InputError("chat_template_kwargs is an object", "$.chat_template_kwargs")
-    made = dict(given)
+    variables = dict(template_options)
     for name in ("documents", "reasoning_effort"):
         if fields.get(name) is not None:
-            made[name] = fields[name]
-    return made
+            variables[name] = fields[name]
+    return variables
 
 
 def _tokens(fields: Body, name: str, served: ServedModel) -> list[int]:
@@ -432,14 +432,14 @@ def _tokens(fields: Body, name: str, served: ServedModel) -> list[int]:
 def _banned(fields: Body, served: ServedModel) -> tuple[tuple[int, ...], ...]:
     """Tokens of `bad_words`, at the beginning of a text and after a space. A word with a token that the model has not
     is in no answer."""
-    given = fields.get("bad_words") or []
-    fits = isinstance(given, list) and len(given) <= MOST_BANNED
-    if not fits or not all(isinstance(one, str) and one.strip() and len(one) <= LONGEST_STOP for one in given):
+    bad_words = fields.get("bad_words") or []
+    fits = isinstance(bad_words, list) and len(bad_words) <= MOST_BANNED
+    if not fits or not all(isinstance(one, str) and one.strip() and len(one) <= LONGEST_STOP for one in bad_words):
         raise InputError(
             f"bad_words is a list of at most {MOST_BANNED} words of at most {LONGEST_STOP} letters", "$.bad_words"
         )
     conversation = served.words.conversation
-    rows = (tuple(conversation(before + one.lstrip())) for one in given for before in ("", " "))
+    rows = (tuple(conversation(before + one.lstrip())) for one in bad_words for before in ("", " "))
     return tuple(dict.fromkeys(row for row in rows if row and max(row) < served.vocab_size))
 
 
@@ -454,22 +454,25 @@ def _text(fields: Body, name: str, most: int) -> str:
 
 def grammar_of(fields: Body) -> str:
     """What an answer's text is held to, as `grammar` reads it; empty for nothing. InputError for two of them."""
-    given = [name for name in STRUCTURES if fields.get(name)]
-    if len(given) > 1:
-        raise InputError(f"{given[1]} and {given[0]} both say what an answer is; give one of them", f"$.{given[1]}")
-    if not given:
+    chosen_structures = [name for name in STRUCTURES if fields.get(name)]
+    if len(chosen_structures) > 1:
+        raise InputError(
+            f"{chosen_structures[1]} and {chosen_structures[0]} both say what an answer is; give one of them",
+            f"$.{chosen_structures[1]}",
+        )
+    if not chosen_structures:
         return ""
-    [name] = given
+    [name] = chosen_structures
     value = fields[name]
     if name == "response_format":
         return _response_format(value)
     if name != "structured_outputs":
         return _structure(name.removeprefix("guided_"), value, name)
     known = {"json", "regex", "choice", "json_object"}
-    said = {key: one for key, one in value.items() if one not in (None, False)} if isinstance(value, dict) else {}
-    if len(said) != 1 or said.keys() - known:
+    entries = {key: one for key, one in value.items() if one not in (None, False)} if isinstance(value, dict) else {}
+    if len(entries) != 1 or entries.keys() - known:
         raise InputError(f"structured_outputs has one of {', '.join(sorted(known))}, and nothing else", f"$.{name}")
-    [(kind, one)] = said.items()
+    [(kind, one)] = entries.items()
     return _structure(kind, one, f"structured_outputs.{kind}")
 
 
@@ -484,8 +487,8 @@ def _structure(kind: str, value: object, name: str) -> str:
         raise InputError(f"{name} has {len(value)} texts, and at most {MOST_CHOICES} are held apart", f"$.{name}")
     if kind == "choice" and isinstance(value, list) and all(isinstance(one, str) and one for one in value):
         return "choice:" + json.dumps(value)
-    wanted = {"json_object": "true", "regex": "a text", "json": "a JSON schema", "choice": "a list of texts"}[kind]
-    raise InputError(f"{name} is {wanted}", f"$.{name}")
+    expected = {"json_object": "true", "regex": "a text", "json": "a JSON schema", "choice": "a list of texts"}[kind]
+    raise InputError(f"{name} is {expected}", f"$.{name}")
 
 
 def _response_format(form: object) -> str:
@@ -544,9 +547,9 @@ def _flag(fields: Body, name: str) -> bool:
 # --- answers
 
 
-def new_id(wanted: CompletionRequest) -> str:
+def new_id(asked_completion: CompletionRequest) -> str:
     """Makes the id of an answer."""
-    return ("chatcmpl-" if wanted.chat else "cmpl-") + (wanted.id or uuid.uuid4().hex)
+    return ("chatcmpl-" if asked_completion.chat else "cmpl-") + (asked_completion.id or uuid.uuid4().hex)
 
 
 @dataclass(slots=True)
@@ -567,39 +570,39 @@ class TokenCounts:
 class Answers:
     """A body's answers as they come: `add` and `whole`, or `chunks` of a stream."""
 
-    def __init__(self, wanted: CompletionRequest) -> None:
-        self.wanted, self.model, self.id = wanted, wanted.model, new_id(wanted)
+    def __init__(self, request: CompletionRequest) -> None:
+        self.wanted, self.model, self.id = request, request.model, new_id(request)
         self.created = int(time.time())
-        total = wanted.count * len(wanted.prompts)
+        total = request.count * len(request.prompts)
         self.texts, self.reasons = [""] * total, [None] * total
         self.tokens: list[list[Token]] = [[] for _ in range(total)]
         self.letters = [0] * total
         self.begun = [False] * total
-        self.calls = [Calls(several=wanted.several) for _ in range(total)]
+        self.calls = [Calls(several=request.several) for _ in range(total)]
         self.unsaid: list[list[Token]] = [[] for _ in range(total)]
         """Tokens of a stream whose text is held back, as a call may begin in it."""
-        self.prompts: list[Sequence[Token]] = [() for _ in wanted.prompts]
+        self.prompts: list[Sequence[Token]] = [() for _ in request.prompts]
         """Tokens of each prompt with their log-probabilities, where these were asked for and are there."""
-        self.counted = TokenCounts(sum(map(len, wanted.prompts)))
+        self.counted = TokenCounts(sum(map(len, request.prompts)))
 
     @property
     def is_done(self) -> bool:
         """Whether all have ended."""
         return all(reason is not None for reason in self.reasons)
 
-    def add(self, at: int, told: Delta) -> None:
+    def add(self, at: int, delta: Delta) -> None:
         """What a worker told of answer `at`."""
-        if told.prompt:
-            self.prompts[at // self.wanted.count] = told.prompt
+        if delta.prompt:
+            self.prompts[at // self.wanted.count] = delta.prompt
         if self.wanted.silent:
-            if told.reason is not None:
+            if delta.reason is not None:
                 self.reasons[at] = "length"  # type: ignore[call-overload]
             return
-        self.texts[at] += told.text
-        self.tokens[at] += told.tokens
-        self.counted.answer += len(told.tokens)
-        if told.reason is not None:
-            self.reasons[at] = told.reason  # type: ignore[call-overload]
+        self.texts[at] += delta.text
+        self.tokens[at] += delta.tokens
+        self.counted.answer += len(delta.tokens)
+        if delta.reason is not None:
+            self.reasons[at] = delta.reason  # type: ignore[call-overload]
 
     def whole(self) -> dict[str, Any]:
         """The body of an answer that is not streamed."""
@@ -622,13 +625,13 @@ class Answers:
         of_prompt = self._prompt_logprobs(0) if self.wanted.chat else {}
         return {**self._head(stream=False), "choices": choices, "usage": self.counted.usage(), **of_prompt}
 
-    def chunks(self, at: int, told: Delta) -> list[dict[str, Any]]:
+    def chunks(self, at: int, delta: Delta) -> list[dict[str, Any]]:
         """What a stream says of it."""
-        wanted, made = self.wanted, []
-        self.add(at, told)
-        if not wanted.chat:
-            first, tokens, text = not self.begun[at], told.tokens, told.text
-            if wanted.silent:
+        request, chunks_ = self.wanted, []
+        self.add(at, delta)
+        if not request.chat:
+            first, tokens, text = not self.begun[at], delta.tokens, delta.text
+            if request.silent:
                 tokens, text = (), ""
             if first:
                 text = self._echo(at) + text
@@ -642,44 +645,44 @@ class Answers:
             return [self._chunk(choice)]
         if first := not self.begun[at]:
             self.begun[at] = True
-            made.append(
+            chunks_.append(
                 self._chunk({"index": at, "delta": {"role": "assistant", "content": ""}, "finish_reason": None})
             )
-        if wanted.calls:
-            return made + self._calls_chunks(at, told, first=first)
-        if told.text or told.tokens:
-            choice = {"index": at, "delta": {"content": told.text}, "finish_reason": None}
-            choice["logprobs"] = self._chat_logprobs(told.tokens)
-            choice |= self._ids(at, told.tokens, begins=first)
-            made.append(self._chunk(choice))
-        if told.reason is not None:
-            made.append(self._chunk({"index": at, "delta": {}, "finish_reason": told.reason}))
-        return made
+        if request.calls:
+            return chunks_ + self._calls_chunks(at, delta, first=first)
+        if delta.text or delta.tokens:
+            choice = {"index": at, "delta": {"content": delta.text}, "finish_reason": None}
+            choice["logprobs"] = self._chat_logprobs(delta.tokens)
+            choice |= self._ids(at, delta.tokens, begins=first)
+            chunks_.append(self._chunk(choice))
+        if delta.reason is not None:
+            chunks_.append(self._chunk({"index": at, "delta": {}, "finish_reason": delta.reason}))
+        return chunks_
 
-    def _calls_chunks(self, at: int, told: Delta, *, first: bool) -> list[dict[str, Any]]:
+    def _calls_chunks(self, at: int, delta_of_call: Delta, *, first: bool) -> list[dict[str, Any]]:
         """Makes chunks of an answer that may be calls: text where no call begins, calls when they are whole."""
-        calls, ends = self.calls[at], told.reason is not None
-        made: list[dict[str, Any]] = []
-        self.unsaid[at] += told.tokens
+        calls, ends = self.calls[at], delta_of_call.reason is not None
+        deltas: list[dict[str, Any]] = []
+        self.unsaid[at] += delta_of_call.tokens
         number = calls.count
-        for event in calls.push(told.text, last=ends):
+        for event in calls.push(delta_of_call.text, last=ends):
             delta: dict[str, Any] = {"content": event}
             if isinstance(event, dict):
                 delta = {"tool_calls": [{"index": number, **event}]}
                 number += 1
             choice = {"index": at, "delta": delta, "finish_reason": None}
             choice["logprobs"] = self._chat_logprobs(self.unsaid[at])
-            choice |= self._ids(at, self.unsaid[at], begins=first and not made)
+            choice |= self._ids(at, self.unsaid[at], begins=first and not deltas)
             self.unsaid[at] = []
-            made.append(self._chunk(choice))
+            deltas.append(self._chunk(choice))
         if ends:
-            reason = "tool_calls" if calls.count and told.reason == "stop" else told.reason
+            reason = "tool_calls" if calls.count and delta_of_call.reason == "stop" else delta_of_call.reason
             choice = {"index": at, "delta": {}, "finish_reason": reason}
             if self.unsaid[at]:
                 choice["logprobs"] = self._chat_logprobs(self.unsaid[at])
                 choice |= self._ids(at, self.unsaid[at], begins=False)
-            made.append(self._chunk(choice))
-        return made
+            deltas.append(self._chunk(choice))
+        return deltas
 
     def last_chunk(self) -> dict[str, Any]:
         """Makes the last chunk, with the counts of tokens."""
@@ -687,21 +690,21 @@ class Answers:
 
     def _best(self) -> Sequence[int]:
         """The answers that are told, by prompt, of each the best first."""
-        wanted = self.wanted
-        if wanted.best == wanted.count:
+        request = self.wanted
+        if request.best == request.count:
             return range(len(self.texts))
-        made: list[int] = []
-        for first in range(0, len(self.texts), wanted.count):
-            mine = range(first, first + wanted.count)
-            made += sorted(mine, key=lambda at: -_mean(self.tokens[at]))[: wanted.best]
-        return made
+        ranked: list[int] = []
+        for first in range(0, len(self.texts), request.count):
+            mine = range(first, first + request.count)
+            ranked += sorted(mine, key=lambda at: -_mean(self.tokens[at]))[: request.best]
+        return ranked
 
     def _ids(self, at: int, tokens: Sequence[Token], *, begins: bool) -> dict[str, Any]:
         """Ids beside text, where they are asked for."""
         if not self.wanted.tells_ids:
             return {}
-        told: dict[str, Any] = {"token_ids": [token.id for token in tokens]}
-        return {**told, "prompt_token_ids": list(self.wanted.prompts[at // self.wanted.count])} if begins else told
+        ids: dict[str, Any] = {"token_ids": [token.id for token in tokens]}
+        return {**ids, "prompt_token_ids": list(self.wanted.prompts[at // self.wanted.count])} if begins else ids
 
     def _name(self, token: int, text: str) -> str:
         """Names a token as log-probabilities do."""
@@ -712,12 +715,12 @@ class Answers:
         return {"id": self.id, "object": kind, "created": self.created, "model": self.model}
 
     def _chunk(self, choice: dict[str, Any]) -> dict[str, Any]:
-        made = {**self._head(stream=True), "choices": [choice]}
+        body = {**self._head(stream=True), "choices": [choice]}
         if self.wanted.usage_each:
             at = choice["index"]
             own = len(self.wanted.prompts[at // self.wanted.count])
-            made["usage"] = TokenCounts(own, len(self.tokens[at])).usage()
-        return made
+            body["usage"] = TokenCounts(own, len(self.tokens[at])).usage()
+        return body
 
     def _echo(self, at: int) -> str:
         return self.wanted.echoes[at // self.wanted.count] if self.wanted.echoes else ""
@@ -760,17 +763,17 @@ class Answers:
         """vLLM's field of that name: by id the token of the prompt and those that were likeliest in its place."""
         if self.wanted.prompt_logprobs < 0:
             return {}
-        made: list[dict[str, Any] | None] = []
+        entries: list[dict[str, Any] | None] = []
         for token in self.prompts[at // self.wanted.count]:
             if token.logprob is None:
-                made.append(None)
+                entries.append(None)
                 continue
             here = [(token.id, token.text, token.logprob, token.rank)]
             here += [(*one, rank) for rank, one in enumerate(token.top[: self.wanted.prompt_logprobs], 1)]
-            made.append({
+            entries.append({
                 str(i): {"logprob": value, "rank": rank, "decoded_token": text} for i, text, value, rank in here
             })  # fmt: skip
-        return {"prompt_logprobs": made}
+        return {"prompt_logprobs": entries}
 
     def _chat_logprobs(self, tokens: Sequence[Token]) -> dict[str, Any] | None:
         if self.wanted.logprobs < 0:

@@ -116,15 +116,15 @@ class Bound:
     @torch.inference_mode()
     def run(self, values: Mapping[str, Any], texts: Sequence[BoundText]) -> dict[str, Any]:
         """Runs the layers. values: what they read, by full names. Returns those with what they made."""
-        made = dict(values)
+        all_values = dict(values)
         for steps, read, written in self.layers:
-            own = {name: made[source] for name, source in read.items()}
+            own = {name: all_values[source] for name, source in read.items()}
             for step in steps:
                 out = step.run(texts, *[own[name] for name in step.reads])
                 own.update(zip(step.writes, out if len(step.writes) > 1 else (out,), strict=True))
             for name, full in written.items():
-                made[full] = own[name]
-        return made
+                all_values[full] = own[name]
+        return all_values
 
     # --- binding
 
@@ -162,9 +162,9 @@ class Bound:
         """Side by side, as one product."""
         matrices, biases, outs, inner = [], [], [], 1
         for op in ops:
-            site, held = Site(op=op, block=block), self._weight(layer, block, op.inputs[1])
+            site, weight = Site(op=op, block=block), self._weight(layer, block, op.inputs[1])
             out, inner = matrix_dims(block, op)
-            flat = held.reshape(math.prod(held.shape[: site.weight_rows]), -1)
+            flat = weight.reshape(math.prod(weight.shape[: site.weight_rows]), -1)
             matrices.append(flat.T if site.inner_first else flat)
             outs.append(out)
             bias = self._weight(layer, block, op.inputs[2]).flatten() if len(op.inputs) > 2 else None
@@ -176,19 +176,19 @@ class Bound:
                 torch.zeros(width, dtype=self.dtype) if bias is None else bias
                 for bias, width in zip(biases, widths, strict=True)
             ])  # fmt: skip
-        product = matmul_by(torch.cat(matrices) if len(matrices) > 1 else matrices[0], whole)
+        matmul = matmul_by(torch.cat(matrices) if len(matrices) > 1 else matrices[0], whole)
         factor = float(ops[0].attr("factor", 1.0))  # type: ignore[arg-type]
 
-        def made(x: Tensor) -> list[Tensor]:
-            rows = product(x.flatten(-inner) if inner > 1 else x)
+        def compute(x: Tensor) -> list[Tensor]:
+            rows = matmul(x.flatten(-inner) if inner > 1 else x)
             rows = rows if factor == 1.0 else rows * factor
             parts = rows.split(widths, dim=-1)
             return [part.unflatten(-1, out) if len(out) > 1 else part for part, out in zip(parts, outs, strict=True)]
 
         if _is_memory(block, ops[0].inputs[0]):
             keys = [f"{layer.call.name}#{layer.index}.{op.path}" for op in ops]
-            return lambda texts, x: _few(_remembered(texts, keys, made))
-        return (lambda texts, x: made(x)[0]) if len(ops) == 1 else (lambda texts, x: made(x))
+            return lambda texts, x: _few(_remembered(texts, keys, compute))
+        return (lambda texts, x: compute(x)[0]) if len(ops) == 1 else (lambda texts, x: compute(x))
 
     def _op(self, layer: Layer, block: Block, op: Op) -> Run:
         match op.does:
@@ -201,18 +201,18 @@ class Bound:
             case "drops":
                 return lambda texts, x: x
         site, function = Site(op=op, block=block), function_of(op.kind)
-        held = {n: self._weight(layer, block, n) for n in op.inputs if block.tensor(n).kind != "activation"}
+        weights = {n: self._weight(layer, block, n) for n in op.inputs if block.tensor(n).kind != "activation"}
 
         def run(texts: Sequence[BoundText], *inputs: Any) -> Any:
             own = iter(inputs)
-            return function(site, *(held[name] if name in held else next(own) for name in op.inputs))
+            return function(site, *(weights[name] if name in weights else next(own) for name in op.inputs))
 
         return run
 
     def _norm(self, layer: Layer, block: Block, op: Op) -> Run:
         fn = op.attr("fn", "rms")
-        held = {name.rpartition(".")[2]: self._weight(layer, block, name) for name in op.inputs[1:]}
-        weight, bias = held.get("weight"), held.get("bias")
+        weights = {name.rpartition(".")[2]: self._weight(layer, block, name) for name in op.inputs[1:]}
+        weight, bias = weights.get("weight"), weights.get("bias")
         eps = float(op.attr("eps", 1e-5))  # type: ignore[arg-type]
         if op.attr("offset", 0.0) or fn not in ("rms", "layer"):
             raise PlanError(f"{op.path}: norms are by rms or layer, without an offset, not by {fn!r}")
@@ -244,16 +244,16 @@ class Bound:
         def biases(texts: Sequence[BoundText]) -> list[Tensor]:
             """Returns for each text (queries, keys, heads): by how far its rows are from all tokens up to their
             last."""
-            made = []
+            embedded = []
             for text in texts:
                 queries = torch.arange(text.first, text.first + text.rows)
                 keys = torch.arange(text.first + text.rows)
-                made.append(
+                embedded.append(
                     functional.embedding(
                         relative_buckets(keys, buckets, farthest, two_sided=two_sided, queries=queries), table
                     )
                 )
-            return made
+            return embedded
 
         return biases
 
@@ -312,14 +312,14 @@ def _is_memory(block: Block, name: str) -> bool:
 
 
 def _remembered(
-    texts: Sequence[BoundText], keys: Sequence[str], made: Callable[[Tensor], list[Tensor]]
+    texts: Sequence[BoundText], keys: Sequence[str], compute: Callable[[Tensor], list[Tensor]]
 ) -> list[list[Tensor]]:
     """Returns for each text what linears made of its memory, those that are new together."""
     new = [(text, text.memory) for text in texts if keys[0] not in text.memory_values]
     if new:
         memories = [memory for _, memory in new if memory is not None]
         assert len(memories) == len(new), "a text whose encoder has not run"
-        rows = [part.split([m.shape[1] for m in memories], 1) for part in made(torch.cat(memories, 1))]
+        rows = [part.split([m.shape[1] for m in memories], 1) for part in compute(torch.cat(memories, 1))]
         for at, (text, _) in enumerate(new):  # each head's tokens follow each other, as every later token reads them
             text.memory_values.update(
                 zip(keys, (part[at][0].transpose(0, 1).contiguous() for part in rows), strict=True)
@@ -340,13 +340,13 @@ ROOM = 64
 def _extended(text: BoundText, key: str, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
     """Keys and values (heads, tokens, dim) of all tokens so far, the new ones (tokens, heads, dim) among them."""
     last = text.first + text.rows
-    held = text.keys_values.get(key)
-    if held is None or held[0].shape[1] < last:
+    cached = text.keys_values.get(key)
+    if cached is None or cached[0].shape[1] < last:
         room = last + max(ROOM, last // 2)
         grown = tuple(x.new_empty((x.shape[1], room, x.shape[2])) for x in (k, v))
-        if held is not None:
-            for new, old in zip(grown, held, strict=True):
+        if cached is not None:
+            for new, old in zip(grown, cached, strict=True):
                 new[:, : text.first] = old[:, : text.first]
-        held = text.keys_values[key] = (grown[0], grown[1])
-    held[0][:, text.first : last], held[1][:, text.first : last] = k.transpose(0, 1), v.transpose(0, 1)
-    return held[0][:, :last], held[1][:, :last]
+        cached = text.keys_values[key] = (grown[0], grown[1])
+    cached[0][:, text.first : last], cached[1][:, text.first : last] = k.transpose(0, 1), v.transpose(0, 1)
+    return cached[0][:, :last], cached[1][:, :last]

@@ -96,9 +96,9 @@ class Calls:
         self.count = 0
         """Calls so far."""
 
-    def push(self, more: str, *, last: bool = False) -> list[Event]:
+    def push(self, text: str, *, last: bool = False) -> list[Event]:
         """What may be told by now. last: nothing follows."""
-        self.left += more
+        self.left += text
         return [event for event in self._events(last) if event]
 
     def _events(self, last: bool) -> Iterator[Event]:
@@ -136,18 +136,18 @@ class Calls:
             self.left = ""
             return "" if self.count and not text.strip() else text
         keep = next((n for n in range(min(len(OPEN_CALL) - 1, len(text)), 0, -1) if OPEN_CALL.startswith(text[-n:])), 0)
-        told = text[: len(text) - keep].rstrip()
-        self.left = text[len(told) :]
-        return told
+        plain = text[: len(text) - keep].rstrip()
+        self.left = text[len(plain) :]
+        return plain
 
     def _listed(self) -> Iterator[Event]:
         """Yields the calls of an answer that is JSON."""
         value = _parsed(self.left)
         calls = [_call(one) for one in (value if isinstance(value, list) else [value])]
         if calls and all(calls):
-            made = [call for call in calls if call is not None][: None if self.several else 1]
-            self.count += len(made)
-            yield from made
+            accepted = [call for call in calls if call is not None][: None if self.several else 1]
+            self.count += len(accepted)
+            yield from accepted
         else:
             yield self.left
         self.left = ""
@@ -155,8 +155,8 @@ class Calls:
 
 def calls_in(text: str, *, several: bool = True) -> tuple[str, list[dict[str, Any]]]:
     """(text beside them, calls) of a whole answer."""
-    made = Calls(several=several).push(text, last=True)
-    return "".join(one for one in made if isinstance(one, str)), [one for one in made if isinstance(one, dict)]
+    pieces = Calls(several=several).push(text, last=True)
+    return "".join(one for one in pieces if isinstance(one, str)), [one for one in pieces if isinstance(one, dict)]
 
 
 def _parsed(text: str) -> object:

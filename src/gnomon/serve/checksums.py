@@ -22,17 +22,17 @@ LINE = re.compile(r"([0-9a-fA-F]{64})(?:\s+\*?(\S.*))?")
 def check_sums(folder: Path) -> int:
     """How many files of weights have sums that are right. InputError for one that is wrong, a sum of a file that is not
     there, and a line that is no sum."""
-    wanted: dict[str, tuple[str, Path]] = {}
+    checksums: dict[str, tuple[str, Path]] = {}
     for source in (folder / WHOLE, *sorted(folder.glob(f"*{BESIDE}"))):
         if source.is_file():
             for name, digest in _read(source).items():
-                wanted[name] = digest, source
+                checksums[name] = digest, source
     for file in sorted(folder.glob("*.safetensors")):
         target = file.resolve()
         if file.is_symlink() and target.parent.name == "blobs" and SUM.fullmatch(target.name):
-            wanted.setdefault(file.name, (target.name, target))
+            checksums.setdefault(file.name, (target.name, target))
     checked = 0
-    for name, (digest, source) in wanted.items():
+    for name, (digest, source) in checksums.items():
         if not name.endswith(".safetensors"):
             continue
         file = folder / name
@@ -51,7 +51,7 @@ def check_sums(folder: Path) -> int:
 
 def _read(source: Path) -> dict[str, str]:
     """File -> its sum."""
-    made = {}
+    digests = {}
     for number, line in enumerate(source.read_text(encoding="utf-8", errors="replace").splitlines(), start=1):
         if not line.strip():
             continue
@@ -59,5 +59,5 @@ def _read(source: Path) -> dict[str, str]:
         if match is None:
             raise InputError(f"{source}, line {number}: no sum as sha256sum writes it (64 digits and a file's name)")
         name = (match[2] or source.name.removesuffix(BESIDE)).removeprefix("./")
-        made[name] = match[1].lower()
-    return made
+        digests[name] = match[1].lower()
+    return digests

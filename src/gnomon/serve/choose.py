@@ -74,7 +74,7 @@ def choose(logits: Tensor, rows: Sequence[LogitsRow]) -> list[ChosenToken]:
 def scores(logits: Tensor, tokens: Sequence[int], top: int) -> list[ChosenToken]:
     """Returns log-probability and rank of given tokens. logits: (tokens, vocabulary). top: likeliest tokens that each
     is given with."""
-    made = []
+    results = []
     # a slice at a time: of 2,048 tokens and 150,000 words the logarithms would be as large again as the logits
     for begin in range(0, len(tokens), SCORED_AT_ONCE):
         part = torch.tensor(tokens[begin : begin + SCORED_AT_ONCE])
@@ -85,8 +85,8 @@ def scores(logits: Tensor, tokens: Sequence[int], top: int) -> list[ChosenToken]
         for token, value, ids, values, rank in zip(
             part.tolist(), own.squeeze(1).tolist(), best.indices.tolist(), best.values.tolist(), ranks, strict=True
         ):
-            made.append(ChosenToken(token, value, tuple(zip(ids, values, strict=True)), rank))
-    return made
+            results.append(ChosenToken(token, value, tuple(zip(ids, values, strict=True)), rank))
+    return results
 
 
 def _choose(raw: Tensor, row: LogitsRow) -> ChosenToken:
@@ -103,12 +103,12 @@ def _choose(raw: Tensor, row: LogitsRow) -> ChosenToken:
         token = _drawn((logits - logits.max()) / max(s.temperature, COLDEST), s, row.generator)
     if s.logprobs < 0:
         return ChosenToken(token, None, ())
-    told = raw.log_softmax(-1)
+    logprobs = raw.log_softmax(-1)
     top: tuple[tuple[int, float], ...] = ()
     if s.logprobs:
-        best = told.topk(min(s.logprobs, len(told)))
+        best = logprobs.topk(min(s.logprobs, len(logprobs)))
         top = tuple(zip(best.indices.tolist(), best.values.tolist(), strict=True))
-    return ChosenToken(token, float(told[token]), top)
+    return ChosenToken(token, float(logprobs[token]), top)
 
 
 def _changed(raw: Tensor, row: LogitsRow) -> Tensor:
@@ -130,8 +130,8 @@ def _changed(raw: Tensor, row: LogitsRow) -> Tensor:
         if not before or tuple(row.answer[-len(before) :]) == before:
             logits[row_of[-1]] = -torch.inf
     if s.allowed:
-        kept = torch.tensor(s.allowed)
-        logits = torch.full_like(logits, -torch.inf).index_copy_(0, kept, logits[kept])
+        allowed = torch.tensor(s.allowed)
+        logits = torch.full_like(logits, -torch.inf).index_copy_(0, allowed, logits[allowed])
     return logits
 
 

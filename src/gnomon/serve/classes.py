@@ -53,45 +53,51 @@ def pairs(body: object, served: ServedModel) -> ClassesRequest:
             f"{len(first)} texts do not pair with {len(second)}; text_1 is one text, or as many as text_2 has",
             "$.text_1",
         )
-    made = [served.words.pair(one, other) for one, other in zip(first, second, strict=True)]
-    for ids, _ in made:
+    encoded = [served.words.pair(one, other) for one, other in zip(first, second, strict=True)]
+    for ids, _ in encoded:
         check_text(ids, served, "text_2")
     return ClassesRequest(
-        ids=tuple(tuple(ids) for ids, _ in made),
-        types=tuple(tuple(types) for _, types in made),
+        ids=tuple(tuple(ids) for ids, _ in encoded),
+        types=tuple(tuple(types) for _, types in encoded),
         model=str(fields.get("model") or served.names[0]),
     )
 
 
-def _texts(given: object, name: str) -> list[str]:
-    made = [given] if isinstance(given, str) else given
-    if not isinstance(made, list) or not 0 < len(made) <= MOST_TEXTS or not all(isinstance(one, str) for one in made):
+def _texts(value: object, name: str) -> list[str]:
+    texts = [value] if isinstance(value, str) else value
+    if (
+        not isinstance(texts, list)
+        or not 0 < len(texts) <= MOST_TEXTS
+        or not all(isinstance(one, str) for one in texts)
+    ):
         raise InputError(f"{name} is a text, or a list of 1 to {MOST_TEXTS} texts", f"$.{name}")
-    return made
+    return texts
 
 
-def _answer(asked: ClassesRequest, kind: str, data: list[dict[str, Any]]) -> dict[str, Any]:
-    tokens = sum(map(len, asked.ids))
+def _answer(request: ClassesRequest, kind: str, data: list[dict[str, Any]]) -> dict[str, Any]:
+    tokens = sum(map(len, request.ids))
     return {
         "id": f"{kind}-{uuid.uuid4().hex}",
         "object": "list",
         "created": int(time.time()),
-        "model": asked.model,
+        "model": request.model,
         "data": data,
         "usage": {"prompt_tokens": tokens, "total_tokens": tokens, "completion_tokens": 0},
     }
 
 
-def classified(asked: ClassesRequest, chances: Sequence[NDArray[np.float32]], labels: Sequence[str]) -> dict[str, Any]:
+def classified(
+    request: ClassesRequest, chances: Sequence[NDArray[np.float32]], labels: Sequence[str]
+) -> dict[str, Any]:
     """The likeliest class of each text, and the chances of all."""
     data = [
         {"index": at, "label": labels[int(one.argmax())], "probs": one.tolist(), "num_classes": len(one)}
         for at, one in enumerate(chances)
     ]
-    return _answer(asked, "classify", data)
+    return _answer(request, "classify", data)
 
 
-def scored(asked: ClassesRequest, chances: Sequence[NDArray[np.float32]]) -> dict[str, Any]:
+def scored(request: ClassesRequest, chances: Sequence[NDArray[np.float32]]) -> dict[str, Any]:
     """The score of each pair."""
     data = [{"index": at, "object": "score", "score": float(one[0])} for at, one in enumerate(chances)]
-    return _answer(asked, "score", data)
+    return _answer(request, "score", data)

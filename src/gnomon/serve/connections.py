@@ -30,8 +30,8 @@ def protocol(most: int, head_s: float = HEAD_S, stall_s: float = STALL_S) -> Any
     class Limited(H11Protocol):
         """One connection, whose time is limited."""
 
-        def __init__(self, *args: Any, **more: Any) -> None:
-            super().__init__(*args, **more)
+        def __init__(self, *args: Any, **options: Any) -> None:
+            super().__init__(*args, **options)
             self.head: asyncio.TimerHandle | None = None
             self.stall: asyncio.TimerHandle | None = None
 

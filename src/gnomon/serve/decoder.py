@@ -117,9 +117,10 @@ class Decoder:
         if self.streams is not None:
             self.streams.start()
         last = {name: index for index, (_, read, _, _) in enumerate(self.layers) for name in read.values()}
-        kept = {*graph.outputs}
+        outputs = {*graph.outputs}
         self.unread = [
-            [name for name, at in last.items() if at == index and name not in kept] for index in range(len(self.layers))
+            [name for name, at in last.items() if at == index and name not in outputs]
+            for index in range(len(self.layers))
         ]
 
     @property
@@ -163,13 +164,13 @@ class Decoder:
         """What its layers make: logits (wanted, vocabulary), or what later stages read. entering: what they read of
         earlier stages, as the graph's inputs list it."""
         if self.program is not None:
-            made = [self.program.run(rows, *entering)]
+            values_out = [self.program.run(rows, *entering)]
         else:
             values = self._values(rows, entering)
-            made = [values[name] for name in self.graph.outputs]
+            values_out = [values[name] for name in self.graph.outputs]
             if self.share.is_last:
-                made = [made[0][0]]
-        return [move(made[0], self.share.end)] if self.share.is_last and self.share.end else made
+                values_out = [values_out[0][0]]
+        return [move(values_out[0], self.share.end)] if self.share.is_last and self.share.end else values_out
 
     @property
     def entering(self) -> list[GraphTensor]:
@@ -238,18 +239,18 @@ class Decoder:
                 continue
             together = self._together(block, op)
             done |= {one.path for one in together}
-            made = self._joined(layer, block, together) if len(together) > 1 else self._op(layer, block, op)
+            run_op = self._joined(layer, block, together) if len(together) > 1 else self._op(layer, block, op)
             inputs = tuple(name for name in op.inputs if block.tensor(name).kind == "activation")
             if op.does == "attends":
                 inputs = op.inputs[:3]
-            made = self._moving(block, together, inputs, made)
-            steps.append(DecoderStep(made, inputs, tuple(out for one in together for out in one.outputs), ()))
-        seen, kept = set(block.outputs), []
+            run_op = self._moving(block, together, inputs, run_op)
+            steps.append(DecoderStep(run_op, inputs, tuple(out for one in together for out in one.outputs), ()))
+        seen, freeing_steps = set(block.outputs), []
         for step in reversed(steps):
             gone = tuple(dict.fromkeys(name for name in step.reads if name not in seen))
             seen |= set(gone)
-            kept.append(DecoderStep(step.run, step.reads, step.writes, gone))
-        return kept[::-1]
+            freeing_steps.append(DecoderStep(step.run, step.reads, step.writes, gone))
+        return freeing_steps[::-1]
 
     def _moving(self, block: Block, ops: Sequence[Op], inputs: Sequence[str], run: Run) -> Run:
         """Wraps a run with the collectives before and after it."""
@@ -285,10 +286,10 @@ class Decoder:
         if codes := self._weights.codes(layer.call.parameter_name(op.inputs[1], layer.index)):
             return [*codes]
         site = Site(op=op, block=block)
-        held, rows = self._held(layer, block, op.inputs[1]), site.weight_rows
+        weight, rows = self._held(layer, block, op.inputs[1]), site.weight_rows
         if site.inner_first:
-            return [held.reshape(math.prod(held.shape[:rows]), -1).T]
-        return [held.reshape(math.prod(held.shape[:rows]), -1)]
+            return [weight.reshape(math.prod(weight.shape[:rows]), -1).T]
+        return [weight.reshape(math.prod(weight.shape[:rows]), -1)]
 
     def _joint_matmul(self, layer: Layer, block: Block, ops: Sequence[Op]) -> Callable[[Tensor], Tensor]:
         """Makes the matmul of linears that read the same rows, side by side."""
@@ -317,21 +318,21 @@ class Decoder:
     def _joined(self, layer: Layer, block: Block, ops: Sequence[Op]) -> Run:
         outs = [matrix_dims(block, op)[0] for op in ops]
         widths, inner = [math.prod(out) for out in outs], matrix_dims(block, ops[0])[1]
-        product = self._joint_matmul(layer, block, ops)
+        matmul = self._joint_matmul(layer, block, ops)
         names = [layer.call.parameter_name(op.inputs[1], layer.index) for op in ops]
         if not any(name in adapter.low for name in names for adapter in self.adapters):
-            return partial(_several, product, widths, outs, inner)
+            return partial(_several, matmul, widths, outs, inner)
 
         def run(rows: TokenRows, x: Tensor) -> list[Tensor]:
-            made, flat = _several(product, widths, outs, inner, rows, x), _flat(x, inner)
-            return [self._adapted(name, rows, flat, one) for name, one in zip(names, made, strict=True)]
+            outputs, flat = _several(matmul, widths, outs, inner, rows, x), _flat(x, inner)
+            return [self._adapted(name, rows, flat, one) for name, one in zip(names, outputs, strict=True)]
 
         return run
 
-    def _adapted(self, parameter: str, rows: TokenRows, x: Tensor, made: Tensor) -> Tensor:
+    def _adapted(self, parameter: str, rows: TokenRows, x: Tensor, y: Tensor) -> Tensor:
         """What a linear wrote, with what adapters add to it."""
-        more = added(self.adapters, parameter, rows.adapters, x)
-        return made if more is None else made + more.view(made.shape)
+        low_rank = added(self.adapters, parameter, rows.adapters, x)
+        return y if low_rank is None else y + low_rank.view(y.shape)
 
     def _op(self, layer: Layer, block: Block, op: Op) -> Run:
         match op.does:
@@ -368,13 +369,13 @@ class Decoder:
     def _plain(self, layer: Layer, block: Block, op: Op) -> Run:
         """An op that does not look beyond a token, by its own torch function."""
         site, function = Site(op=op, block=block), function_of(op.kind)
-        held = {n: self._weight(layer, block, n) for n in op.inputs if block.tensor(n).kind != "activation"}
-        if not held:
+        weights = {n: self._weight(layer, block, n) for n in op.inputs if block.tensor(n).kind != "activation"}
+        if not weights:
             return lambda rows, *inputs: function(site, *inputs)
 
         def run(rows: TokenRows, *inputs: Tensor) -> Any:
             own = iter(inputs)
-            return function(site, *(held[name] if name in held else next(own) for name in op.inputs))
+            return function(site, *(weights[name] if name in weights else next(own) for name in op.inputs))
 
         return run
 
@@ -382,8 +383,8 @@ class Decoder:
         fn = op.attr("fn", "rms")
         if fn not in ("rms", "layer"):
             raise PlanError(f"{op.path}: the engine norms by rms or layer, not by {fn!r}")
-        held = {name.rpartition(".")[2]: self._weight(layer, block, name) for name in op.inputs[1:]}
-        weight, bias = held.get("weight"), held.get("bias")
+        weights = {name.rpartition(".")[2]: self._weight(layer, block, name) for name in op.inputs[1:]}
+        weight, bias = weights.get("weight"), weights.get("bias")
         eps, offset = float(_number(op, "eps", 1e-5)), float(_number(op, "offset", 0.0))
         if fn == "layer" and not offset and (weight is None or weight.dim() == 1):
             return lambda rows, x: functional.layer_norm(x, x.shape[-1:], weight, bias, eps)
@@ -415,9 +416,9 @@ class Decoder:
             dtype=self.dtype,
             group=self.windows.index(window) + 1 if window else 0,
         )
-        made = Pages(room, seen)
-        self.pages.append(made)
-        return made
+        layer_pages = Pages(room, seen)
+        self.pages.append(layer_pages)
+        return layer_pages
 
     def _latent(self, layer: Layer, block: Block, op: Op, found: Latent) -> DecoderStep:
         """Attention, with the up-projection of its keys and values and what joins them."""
@@ -451,9 +452,9 @@ class Decoder:
         return every[heads * tp.index : heads * (tp.index + 1)].contiguous()
 
     def _scan(self, layer: Layer, block: Block, op: Op) -> Run:
-        held = {name.rpartition(".")[2]: self._weight(layer, block, name) for name in op.inputs[1:]}
+        weights = {name.rpartition(".")[2]: self._weight(layer, block, name) for name in op.inputs[1:]}
         steps = float(_number(op, "step_min", 0.0)), float(_number(op, "step_max", math.inf))
-        scan = LayerScan(held, int(_number(op, "chunk", 128)), steps, self.sizes.lanes * self.sizes.slots)
+        scan = LayerScan(weights, int(_number(op, "chunk", 128)), steps, self.sizes.lanes * self.sizes.slots)
         self.scans.append(scan)
         return scan.run
 
@@ -463,8 +464,8 @@ class Decoder:
             if self.share.sums(block, op):
                 return partial(_own_rows, self._weight(layer, block, op.inputs[1]), self.share.tp.index)
             if name in self._matrices_of_head and self._matrices.have_kernels():
-                held = self._held(layer, block, op.inputs[1])
-                packed = self._matrices.packed(name, lambda: [held.flatten(1)], head=True)
+                table_weight = self._held(layer, block, op.inputs[1])
+                packed = self._matrices.packed(name, lambda: [table_weight.flatten(1)], head=True)
                 return lambda rows, ids: stored.rows_of(packed, ids[0]).to(self.dtype).unsqueeze(0)
             table = self._weight(layer, block, op.inputs[1])
             return lambda rows, ids: functional.embedding(ids, table)
@@ -486,8 +487,8 @@ class Decoder:
             weight = self._held(layer, block, op.inputs[1])
             parts = [*(weight.transpose(1, 2) if inner_first else weight)]
         matrices = [self._matrix_of(f"{name}.{index}", lambda part=part: [part]) for index, part in enumerate(parts)]  # type: ignore[misc]
-        products = [matmul_by(matrix, None if bias is None else bias[index]) for index, matrix in enumerate(matrices)]
-        return partial(_grouped, products)
+        matmuls = [matmul_by(matrix, None if bias is None else bias[index]) for index, matrix in enumerate(matrices)]
+        return partial(_grouped, matmuls)
 
     def _weight(self, layer: Layer, block: Block, name: str) -> Tensor:
         """A parameter with one torch dim for each dim of the Graph's tensor, as it is computed with."""
@@ -618,24 +619,24 @@ def _flat(x: Tensor, inner: int) -> Tensor:
 
 
 def _several(
-    product: Callable[[Tensor], Tensor],
+    matmul: Callable[[Tensor], Tensor],
     widths: Sequence[int],
     outs: Sequence[tuple[int, ...]],
     inner: int,
     rows: TokenRows,
     x: Tensor,
 ) -> list[Tensor]:
-    made = product(_flat(x, inner)).split(list(widths), dim=-1)
-    return [part.unflatten(-1, out) if len(out) > 1 else part for part, out in zip(made, outs, strict=True)]
+    outputs = matmul(_flat(x, inner)).split(list(widths), dim=-1)
+    return [part.unflatten(-1, out) if len(out) > 1 else part for part, out in zip(outputs, outs, strict=True)]
 
 
 def _one(
-    product: Callable[[Tensor], Tensor], out: tuple[int, ...], inner: int, factor: float, rows: TokenRows, x: Tensor
+    matmul: Callable[[Tensor], Tensor], out: tuple[int, ...], inner: int, factor: float, rows: TokenRows, x: Tensor
 ) -> Tensor:
-    made = product(_flat(x, inner))
+    y = matmul(_flat(x, inner))
     if factor != 1.0:
-        made = made * factor
-    return made.unflatten(-1, out) if len(out) > 1 else made
+        y = y * factor
+    return y.unflatten(-1, out) if len(out) > 1 else y
 
 
 def _norm(
@@ -658,9 +659,9 @@ def _rotary(op: Op, head: int, rows: TokenRows, x: Tensor) -> Tensor:
     """Turns x by its positions. x: (1, tokens, …, head)."""
     width = int(head * _number(op, "fraction", 1.0))
     key = ("rotary", op.attrs, width, x.dtype)
-    if (made := rows.shared_values.get(key)) is None:
-        made = rows.shared_values[key] = _angles(op, width, rows, x.dtype)
-    cos, sin = made
+    if (angles := rows.shared_values.get(key)) is None:
+        angles = rows.shared_values[key] = _angles(op, width, rows, x.dtype)
+    cos, sin = angles
     if x.dim() > 3:
         shape = (1, x.shape[1], *[1] * (x.dim() - 3), width // 2)
         cos, sin = cos.view(shape), sin.view(shape)
@@ -703,13 +704,13 @@ def _dispatch(experts: int, first: int, here: int, rows: TokenRows, x: Tensor, i
     return x.reshape(-1, x.shape[-1]).index_select(0, routing.order // routing.topk)
 
 
-def _grouped(products: Sequence[Callable[[Tensor], Tensor]], rows: TokenRows, x: Tensor) -> Tensor:
+def _grouped(matmuls: Sequence[Callable[[Tensor], Tensor]], rows: TokenRows, x: Tensor) -> Tensor:
     """Each row by the matrix of its own expert; experts without rows are not touched."""
     routing: Routing = rows.shared_values["routing"]
     at = list(accumulate(routing.counts, initial=0))
-    parts = [products[one](x[at[one] : at[one + 1]]) for one, count in enumerate(routing.counts) if count]
+    parts = [matmuls[one](x[at[one] : at[one + 1]]) for one, count in enumerate(routing.counts) if count]
     if not parts:  # no token has chosen an expert of this rank
-        return products[0](x.new_zeros((1, x.shape[-1])))[:0]
+        return matmuls[0](x.new_zeros((1, x.shape[-1])))[:0]
     return torch.cat(parts) if len(parts) > 1 else parts[0]
 
 

@@ -44,8 +44,8 @@ def meet(seat: Seat, ways: Ways) -> Axis:
     own = None
     if ways.tp > 1:
         for stage in range(ways.pp):
-            made = dist.new_group(list(range(stage * ways.tp, (stage + 1) * ways.tp)))
-            own = made if stage == seat.rank // ways.tp else own
+            tp_group = dist.new_group(list(range(stage * ways.tp, (stage + 1) * ways.tp)))
+            own = tp_group if stage == seat.rank // ways.tp else own
     return Axis(group=own, ranks=ways.tp, index=seat.rank % ways.tp)
 
 
@@ -81,12 +81,12 @@ class DividedStage:
             assert self.before is not None
             entering.append(self.model.empty(tensor, len(rows.ids)))
             dist.recv(entering[-1], self.before)
-        made = self.model.outputs(rows, entering)
+        outputs = self.model.outputs(rows, entering)
         if not self.model.share.is_last:
             assert self.after is not None
-            self._send(made, self.after)
+            self._send(outputs, self.after)
             return None
-        logits = made[0] if made[0].dtype == torch.float64 else made[0].float()
+        logits = outputs[0] if outputs[0].dtype == torch.float64 else outputs[0].float()
         if self.tells_leader:
             self._send([logits], 0)
         return logits
@@ -134,16 +134,16 @@ class Leader:
             logits = self.stage.run(turn)
         except (OSError, RuntimeError) as error:
             raise RunError(f"a process of this replica is gone: {error}") from error
-        wanted = sum(len(part.wanted) for part in turn.parts)
-        self._made.append((wanted, self.vocab_size) if logits is None else logits)
+        num_logits = sum(len(part.wanted) for part in turn.parts)
+        self._made.append((num_logits, self.vocab_size) if logits is None else logits)
 
     def logits(self) -> Tensor:
         """(wanted, vocabulary) of the iteration that began first. RunError where a rank is gone."""
-        made = self._made.popleft()
-        if isinstance(made, Tensor):
-            return made
+        next_logits = self._made.popleft()
+        if isinstance(next_logits, Tensor):
+            return next_logits
         ways, model = self.stage.model.share.ways, self.stage.model
-        out = torch.empty(made, dtype=torch.float64 if model.dtype == torch.float64 else torch.float32)
+        out = torch.empty(next_logits, dtype=torch.float64 if model.dtype == torch.float64 else torch.float32)
         try:
             dist.recv(out, (ways.pp - 1) * ways.tp)
         except RuntimeError as error:
@@ -173,9 +173,9 @@ def lead(settings: Settings, seat: Seat, others: Sequence[Connection]) -> tuple[
     model, longest = open_rank(settings, seat)
     for other in others:
         try:
-            told = other.recv()
+            reply = other.recv()
         except EOFError as error:
             raise RunError("a process of this replica ended before it served") from error
-        if isinstance(told, Failure):
-            raise RunError(told.why)
+        if isinstance(reply, Failure):
+            raise RunError(reply.why)
     return Leader(model, others), longest

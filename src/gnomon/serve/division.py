@@ -112,20 +112,20 @@ def divide(graph: Graph, ways: Ways, rank: int, tp: Axis = ALONE) -> ModelShare:
     local = replace(graph, blocks=tuple(blocks[block.name] for block in graph.blocks))
     layers = stage_layers(Plan(mesh=Mesh(pp=ways.pp)), graph)
     own_layers = layers[stage]
-    held = _stage(local, [len(part) for part in layers], stage) if ways.pp > 1 else local
+    local_graph = _stage(local, [len(part) for part in layers], stage) if ways.pp > 1 else local
     moves = {
         (name, op.path): found
         for name, block in sharded.items()
         for op in block.block.ops
         if (found := _around(block, op, axes)) is not None
     }
-    made = graph.outputs[0].partition(".")
-    head = sharded[graph.call(made[0]).block]
-    home = head.homes[made[2]]
-    dims = [tuple(atom.name for atom in dim.atoms) for dim in head.block.tensor(made[2]).dims]
+    output_call = graph.outputs[0].partition(".")
+    head = sharded[graph.call(output_call[0]).block]
+    home = head.homes[output_call[2]]
+    dims = [tuple(atom.name for atom in dim.atoms) for dim in head.block.tensor(output_call[2]).dims]
     end = steps(home, Sharding(), [dims[0], dims[-1]], axes) if ways.tp > 1 else ()
     return ModelShare(
-        graph=held, tp=tp, ep=axes["ep"], etp=axes["etp"], stage=stage, ways=ways, moves=moves, end=end,
+        graph=local_graph, tp=tp, ep=axes["ep"], etp=axes["etp"], stage=stage, ways=ways, moves=moves, end=end,
         slots=_slots(own_layers, sharded, axes) if ways.tp > 1 else {}, vocab_size=_vocabulary(graph),
     )  # fmt: skip
 
@@ -150,8 +150,8 @@ def _sharded(graph: Graph, ways: Ways) -> dict[str, ShardedBlock]:
     tables = {dim.size for block in graph.blocks for dim in block.dims if base(dim.name) == "vocab" and dim.size}
     layout = Layout(vocab_parallel=not any(size % tp for size in tables))  # a table that does not divide stays whole
     open_sizes = {name: 2 * tp for name in sizes} | {"batch": 1}
-    made = {block.name: _sharded_block(block, layout, ways, open_sizes) for block in graph.blocks}
-    for block in made.values():
+    sharded_blocks = {block.name: _sharded_block(block, layout, ways, open_sizes) for block in graph.blocks}
+    for block in sharded_blocks.values():
         for op in block.ops:
             over = str(op.op.attr("over", "")) if op.op.does == "normalises" else ""
             if over and tp > 1 and op.strategy.inputs[0].axes_of(over):
@@ -159,7 +159,7 @@ def _sharded(graph: Graph, ways: Ways) -> dict[str, ShardedBlock]:
                     f"{graph.name}: {op.op.path} norms over {over}, which ranks of tp would have parts of; serve it "
                     f"with tensor-parallel size 1"
                 )
-    return made
+    return sharded_blocks
 
 
 def _sharded_block(block: Block, layout: Layout, ways: Ways, sizes: Mapping[str, int]) -> ShardedBlock:
@@ -170,12 +170,16 @@ def _sharded_block(block: Block, layout: Layout, ways: Ways, sizes: Mapping[str,
     routed = [op for op in block.ops if _is_routed(block, op)]
     if not routed:
         return shard_block(block, layout, mesh, sizes, dtypes)
-    given = tuple(name for op in routed if op.does == "combines" for name in op.outputs)
+    routed_inputs = tuple(name for op in routed if op.does == "combines" for name in op.outputs)
     rest = tuple(op for op in block.ops if op not in routed)
-    kept = {name for op in rest for name in (*op.inputs, *op.outputs)} | {*given, *block.inputs, *block.outputs}
-    tensors = tuple(tensor for tensor in block.tensors if tensor.name in kept)
+    tensor_names = {name for op in rest for name in (*op.inputs, *op.outputs)} | {
+        *routed_inputs,
+        *block.inputs,
+        *block.outputs,
+    }
+    tensors = tuple(tensor for tensor in block.tensors if tensor.name in tensor_names)
     sharded = shard_block(
-        replace(block, inputs=(*block.inputs, *given), tensors=tensors, ops=rest), layout, mesh, sizes, dtypes
+        replace(block, inputs=(*block.inputs, *routed_inputs), tensors=tensors, ops=rest), layout, mesh, sizes, dtypes
     )
     scene = Scene(axis_sizes={"cp": 1, **over}, sizes=sizes, dtypes=dtypes)
     lie = homes(block, layout, scene)
@@ -183,10 +187,10 @@ def _sharded_block(block: Block, layout: Layout, ways: Ways, sizes: Mapping[str,
         for dim in block.tensor(weight).atoms:
             for axis in lie[weight].axes_of(dim.name):
                 if (dim.size or 0) % over[axis]:
-                    said = f"tp = {tp}" if axis == "etp" and ways.ep == 1 else f"{axis} = {over[axis]}"
+                    axis_text = f"tp = {tp}" if axis == "etp" and ways.ep == 1 else f"{axis} = {over[axis]}"
                     raise PlanError(
-                        f"block {block.name!r}: {said} does not divide {dim.name} = {dim.size} of its experts; use a "
-                        f"divisor"
+                        f"block {block.name!r}: {axis_text} does not divide {dim.name} = {dim.size} of its experts; "
+                        f"use a divisor"
                     )
     return replace(sharded, block=block, homes=lie)
 
@@ -254,14 +258,14 @@ def _around(sharded: ShardedBlock, op: Op, axes: Mapping[str, Axis]) -> Moves | 
 
     there = {
         name: moves
-        for name, wanted in zip(op.inputs, strategy.inputs, strict=True)
+        for name, input_layout in zip(op.inputs, strategy.inputs, strict=True)
         if block.tensor(name).kind == "activation" and block.tensor(name).is_float
-        if (moves := way(sharded.homes[name], wanted, name))
+        if (moves := way(sharded.homes[name], input_layout, name))
     }
     leave = {
         name: moves
-        for name, made in zip(op.outputs, strategy.outputs, strict=True)
-        if (moves := way(made, sharded.homes[name], name))
+        for name, output_layout in zip(op.outputs, strategy.outputs, strict=True)
+        if (moves := way(output_layout, sharded.homes[name], name))
     }
     return Moves(there, leave) if there or leave else None
 
@@ -282,28 +286,28 @@ def _stage(graph: Graph, counts: Sequence[int], stage: int) -> Graph:
     if not counts[stage]:
         raise InputError(f"{graph.name} has too few layers for {len(counts)} stages; lower the pipeline-parallel size")
     enters, leaves = _crossing(graph, begin), _crossing(graph, end)
-    given = {name: f"x{at}" for at, name in enumerate(enters)}
+    received = {name: f"x{at}" for at, name in enumerate(enters)}
     calls: list[Call] = []
-    made: dict[str, str] = {}
+    produced: dict[str, str] = {}
     for layer in layers[begin:end]:
         call = layer.call
         if calls and calls[-1].name == call.name:
             calls[-1] = replace(calls[-1], repeat=calls[-1].repeat + 1)
         else:
             first = None if call.first is None else call.first + layer.index
-            inputs = tuple((own_, given.get(name, made.get(name, name))) for own_, name in reads(layer).items())
+            inputs = tuple((own_, received.get(name, produced.get(name, name))) for own_, name in reads(layer).items())
             calls.append(replace(call, inputs=inputs, repeat=1, first=first, family=call.group))
-        made |= {name: f"{call.name}.{out}" for out, name in writes(graph, layer).items()}
+        produced |= {name: f"{call.name}.{out}" for out, name in writes(graph, layer).items()}
     tensors = _outputs(graph)
     batch = [tensor for tensor in graph.inputs if any(s == tensor.name for c in calls for _, s in c.inputs)]
-    entering = [replace(tensors[name], name=own_) for name, own_ in given.items()]
+    entering = [replace(tensors[name], name=own_) for name, own_ in received.items()]
     used = {call.block for call in calls}
     return replace(
         graph,
         inputs=(*batch, *entering),
         blocks=tuple(block for block in graph.blocks if block.name in used),
         calls=tuple(calls),
-        outputs=tuple(given.get(name) or made[name] for name in leaves) or graph.outputs,
+        outputs=tuple(received.get(name) or produced[name] for name in leaves) or graph.outputs,
     )
 
 
@@ -312,8 +316,8 @@ def _crossing(graph: Graph, at: int) -> list[str]:
     layers = graph.layers()
     if at == len(layers):
         return []
-    made = {name for layer in layers[:at] for name in writes(graph, layer).values()}
-    return list(dict.fromkeys(name for layer in layers[at:] for name in reads(layer).values() if name in made))
+    produced = {name for layer in layers[:at] for name in writes(graph, layer).values()}
+    return list(dict.fromkeys(name for layer in layers[at:] for name in reads(layer).values() if name in produced))
 
 
 def _outputs(graph: Graph) -> dict[str, Tensor]:

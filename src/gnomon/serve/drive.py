@@ -80,15 +80,15 @@ async def _asked(server: _Server, method: str, path: str, body: bytes = b"") -> 
             while line := await reader.readline():
                 yield line
             return
-        left = b""
+        event_body = b""
         while (size := int((await reader.readline()).strip() or b"0", 16)) > 0:
-            left += await reader.readexactly(size)
+            event_body += await reader.readexactly(size)
             await reader.readline()
-            *whole, left = left.split(b"\n")
+            *whole, event_body = event_body.split(b"\n")
             for line in whole:
                 yield line
-        if left:
-            yield left
+        if event_body:
+            yield event_body
 
     return status, lines(), writer
 
@@ -181,13 +181,13 @@ async def _one(server: _Server, request: Request, body: bytes, begin: float) -> 
             text = line.strip().removeprefix(b"data: ")
             if not line.startswith(b"data:") or text == b"[DONE]":
                 continue
-            told = json.loads(text)
-            if "error" in told:
-                error = str(told["error"].get("message", told["error"]))
+            event = json.loads(text)
+            if "error" in event:
+                error = str(event["error"].get("message", event["error"]))
                 break
-            if usage := told.get("usage"):
+            if usage := event.get("usage"):
                 count = usage["completion_tokens"]
-            if told.get("choices"):
+            if event.get("choices"):
                 first, end = first or now, now
     finally:
         writer.close()

@@ -54,12 +54,14 @@ def texts(body: object, served: ServedModel) -> Texts:
 
 def inputs_of(fields: Mapping[str, Any], served: ServedModel) -> tuple[tuple[int, ...], ...]:
     """Tokens of each text of `input`. InputError for none, or one that the model does not take."""
-    given = fields.get("input")
-    if isinstance(given, str) or (isinstance(given, list) and given and all(_is_id(one) for one in given)):
-        given = [given]
-    if not isinstance(given, list) or not 0 < len(given) <= MOST_TEXTS:
+    input_field = fields.get("input")
+    if isinstance(input_field, str) or (
+        isinstance(input_field, list) and input_field and all(_is_id(one) for one in input_field)
+    ):
+        input_field = [input_field]
+    if not isinstance(input_field, list) or not 0 < len(input_field) <= MOST_TEXTS:
         raise InputError(f"input is a text, or a list of 1 to {MOST_TEXTS} texts or lists of tokens", "$.input")
-    ids = tuple(_ids(one, served.words) for one in given)
+    ids = tuple(_ids(one, served.words) for one in input_field)
     for one in ids:
         check_text(one, served, "input")
     return ids
@@ -90,18 +92,18 @@ def _ids(value: object, words: Vocabulary) -> tuple[int, ...]:
     raise InputError("input is a text, or a list of texts or of lists of tokens", "$.input")
 
 
-def answer(asked: Texts, vectors: Sequence[NDArray[np.float32]]) -> dict[str, Any]:
+def answer(request: Texts, vectors: Sequence[NDArray[np.float32]]) -> dict[str, Any]:
     """InputError where vectors have fewer dimensions than were asked for."""
-    made = []
+    data = []
     for index, vector in enumerate(vectors):
-        if asked.dimensions is not None:
-            if asked.dimensions > len(vector):
+        if request.dimensions is not None:
+            if request.dimensions > len(vector):
                 raise InputError(f"dimensions is at most {len(vector)}, which the model has", "$.dimensions")
-            vector = vector[: asked.dimensions]
+            vector = vector[: request.dimensions]
             vector = vector / max(float(np.linalg.norm(vector)), 1e-12)
-        told: Any = vector.astype("<f4")
-        told = base64.b64encode(told.tobytes()).decode() if asked.base64 else told.tolist()
-        made.append({"object": "embedding", "index": index, "embedding": told})
-    tokens = sum(map(len, asked.ids))
+        encoded: Any = vector.astype("<f4")
+        encoded = base64.b64encode(encoded.tobytes()).decode() if request.base64 else encoded.tolist()
+        data.append({"object": "embedding", "index": index, "embedding": encoded})
+    tokens = sum(map(len, request.ids))
     usage = {"prompt_tokens": tokens, "total_tokens": tokens}
-    return {"object": "list", "data": made, "model": asked.model, "usage": usage}
+    return {"object": "list", "data": data, "model": request.model, "usage": usage}

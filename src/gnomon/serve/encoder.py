@@ -68,13 +68,13 @@ def pooling_of(folder: Path) -> Pooling:
     file = folder / "1_Pooling" / "config.json"
     if not file.is_file():
         return "mean"
-    said = json.loads(file.read_text(encoding="utf-8"))
-    wanted = [key for key, value in said.items() if key.startswith("pooling_mode") and value]
-    if isinstance(mode := said.get("pooling_mode"), str):  # as newer releases write it
-        wanted = [next((key for key, name in POOLED.items() if name == mode), mode)]
-    if len(wanted) != 1 or wanted[0] not in POOLED:
-        raise InputError(f"{file} asks for {', '.join(wanted) or 'nothing'}; one of {', '.join(POOLED)} is done")
-    return POOLED[wanted[0]]  # type: ignore[return-value]
+    config = json.loads(file.read_text(encoding="utf-8"))
+    modes = [key for key, value in config.items() if key.startswith("pooling_mode") and value]
+    if isinstance(mode := config.get("pooling_mode"), str):  # as newer releases write it
+        modes = [next((key for key, name in POOLED.items() if name == mode), mode)]
+    if len(modes) != 1 or modes[0] not in POOLED:
+        raise InputError(f"{file} asks for {', '.join(modes) or 'nothing'}; one of {', '.join(POOLED)} is done")
+    return POOLED[modes[0]]  # type: ignore[return-value]
 
 
 DEFAULT_LEN = 4096
@@ -141,8 +141,8 @@ def _labels(graph: Graph, values: Mapping[str, object]) -> tuple[str, ...]:
     """Names the classes as the file does, or as transformers does."""
     count = int(graph.source(graph.outputs[0])[1].dims[-1].size or 0)
     named = values.get("id2label")
-    given = {str(key): str(value) for key, value in named.items()} if isinstance(named, dict) else {}
-    return tuple(given.get(str(at), f"LABEL_{at}") for at in range(count))
+    label_names = {str(key): str(value) for key, value in named.items()} if isinstance(named, dict) else {}
+    return tuple(label_names.get(str(at), f"LABEL_{at}") for at in range(count))
 
 
 def _activation(values: Mapping[str, object], classes: int) -> Activation:
@@ -189,14 +189,14 @@ class Encoder:
 
     def embed(self, ids: list[int], tokens: int = 0) -> Tensor:
         """Returns the vector (hidden,) of a text, float32. tokens: that the text is padded to; 0: its own."""
-        made = self._run(ids, None, tokens)[0, : len(ids)].float()
+        states = self._run(ids, None, tokens)[0, : len(ids)].float()
         match self.kind.pooling:
             case "cls":
-                pooled = made[0]
+                pooled = states[0]
             case "max":
-                pooled = made.amax(0)
+                pooled = states.amax(0)
             case "mean":
-                pooled = made.mean(0)
+                pooled = states.mean(0)
         return functional.normalize(pooled, dim=0)
 
     def classify(self, ids: list[int], types: list[int] | None = None, tokens: int = 0) -> Tensor:
@@ -215,15 +215,15 @@ class Encoder:
     def _run(self, ids: list[int], types: list[int] | None, tokens: int) -> Tensor:
         """Returns the graph's output. Rows that fill up are token 0."""
         rows = max(tokens, len(ids))
-        given = torch.zeros((2, 1, rows), dtype=torch.int64)
-        given[0, 0, : len(ids)] = torch.tensor(ids)
+        inputs = torch.zeros((2, 1, rows), dtype=torch.int64)
+        inputs[0, 0, : len(ids)] = torch.tensor(ids)
         if types is not None and max(types) < self.kind.token_types:
-            given[1, 0, : len(ids)] = torch.tensor(types)
+            inputs[1, 0, : len(ids)] = torch.tensor(types)
         graph, names = self.kind.graph, ("input_ids", "token_type_ids")
-        wanted = {tensor.name for tensor in graph.inputs}
-        batch = {name: x for name, x in zip(names, given, strict=True) if name in wanted}
-        made: Tensor = self.model.run(batch, [BoundText(start=0, rows=rows, real=len(ids))])[graph.outputs[0]]
-        return made
+        input_names = {tensor.name for tensor in graph.inputs}
+        batch = {name: x for name, x in zip(names, inputs, strict=True) if name in input_names}
+        output: Tensor = self.model.run(batch, [BoundText(start=0, rows=rows, real=len(ids))])[graph.outputs[0]]
+        return output
 
 
 assert set(POOLED.values()) == set(get_args(Pooling))

@@ -199,7 +199,7 @@ class Engine:
         self.check(len(prompt), sampling)
         check_ids(prompt, self.vocab_size)
         prompt = tuple(prompt)
-        made: list[int] = []
+        keys: list[int] = []
         for index in range(count):
             answer: list[int] = []
             row = LogitsRow.of(sampling, prompt, answer, first + index)
@@ -214,14 +214,14 @@ class Engine:
                 whose += f"\0{self._next}".encode()  # a beginning that is found has no logits: it finds its own alone
             self._next += 1
             self.requests[request.key] = request
-            parent = made[0] if made and self.memory.prefix_cache else None
+            parent = keys[0] if keys and self.memory.prefix_cache else None
             self.memory.add(request.key, prompt, salt=whose, fork_of=parent, source=source)
             if parent is None:
                 self._arrivals.append(request)
             else:
                 self._after.setdefault(parent, []).append(request)
-            made.append(request.key)
-        return made
+            keys.append(request.key)
+        return keys
 
     def cancel(self, key: int) -> None:
         """Nobody waits for it any more. One that has ended is left alone."""
@@ -326,8 +326,8 @@ class Engine:
         first = [self.lane * pool.total for pool in memory.pools]
         copies = [(source + first[0], target + first[0]) for source, target in memory.copies]
         memory.copies.clear()
-        held = [memory.sequences[part.key] for part in parts]
-        tables = [[sequence.tables[group] for sequence in held] for group in range(len(memory.pools))]
+        sequences = [memory.sequences[part.key] for part in parts]
+        tables = [[sequence.tables[group] for sequence in sequences] for group in range(len(memory.pools))]
         if self.lane:
             tables = [
                 [[at if at < 0 else at + begin for at in table] for table in group]
@@ -337,9 +337,9 @@ class Engine:
         states = [(source + slot, target + slot) for source, target in memory.states]
         memory.states.clear()
         marks: list[list[tuple[int, int]]] = []
-        if any(sequence.taking for sequence in held):
-            marks = [[(tokens, target + slot) for tokens, target in sequence.taking] for sequence in held]
-        return Turn(parts, tables, [slot + sequence.slot for sequence in held], copies, states, marks)
+        if any(sequence.taking for sequence in sequences):
+            marks = [[(tokens, target + slot) for tokens, target in sequence.taking] for sequence in sequences]
+        return Turn(parts, tables, [slot + sequence.slot for sequence in sequences], copies, states, marks)
 
     def _chosen(self, keys: Sequence[int], logits: Tensor) -> list[EngineToken]:
         here = [at for at, key in enumerate(keys) if key in self.requests]  # others were cancelled meanwhile

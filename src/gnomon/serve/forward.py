@@ -323,17 +323,17 @@ class _Writer:
         streams, x = [program.room(hidden), program.room(hidden)], _Place(0, 0)
         begin = program.end
         if self.share.stage:
-            given = self.graph.inputs[0]
-            x = program.enters = _Place(streams[1].at, math.prod(atom.size or 1 for atom in given.atoms))
-        kept = self.matrices.streams
+            token_input = self.graph.inputs[0]
+            x = program.enters = _Place(streams[1].at, math.prod(atom.size or 1 for atom in token_input.atoms))
+        streams_room = self.matrices.streams
         for number, layer in enumerate(self.graph.layers()):
             program.end = begin
-            if kept is not None:
-                kept.layer(number)
-                program.stop(lambda _, own=number: kept.take(own))  # type: ignore[misc]
+            if streams_room is not None:
+                streams_room.layer(number)
+                program.stop(lambda _, own=number: streams_room.take(own))  # type: ignore[misc]
             x = program.leaves = self._layer(layer, x, streams[number % 2])
-            if kept is not None:
-                program.stop(lambda _, own=number: kept.release(own))  # type: ignore[misc]
+            if streams_room is not None:
+                program.stop(lambda _, own=number: streams_room.release(own))  # type: ignore[misc]
                 self.weights.let_go()
         program.close()
         return program
@@ -383,10 +383,10 @@ class _Writer:
                 self._other(layer, block, op, source, at, readers, room)
         if last:
             return x
-        made = at[block.outputs[0]]
-        if made.at != target.at:  # it is what another op wrote, or the layer's input
+        output_place = at[block.outputs[0]]
+        if output_place.at != target.at:  # it is what another op wrote, or the layer's input
             width = self._width(block, block.outputs[0])
-            own = {"in_": made, "with_": made, "out": _Place(target.at, width)}
+            own = {"in_": output_place, "with_": output_place, "out": _Place(target.at, width)}
             program.add("scale", places=own, width=width, first=1.0)
         return _Place(target.at, self._width(block, block.outputs[0]))
 
@@ -488,10 +488,10 @@ class _Writer:
                 place = at[added.outputs[0]] = room(added.outputs[0])
                 by = float(_value(added, "factor", 1.0))
                 # of ranks that have terms of the sum, one adds what was there before
-                beside = {} if self._leaves_to_others(block, op) else {"with_": at[other]}
+                second_place = {} if self._leaves_to_others(block, op) else {"with_": at[other]}
                 program.multiply(
                     "linear", weight, bias, **{**both, "first": by}, out_width=self._width(block, out),
-                    places={"in_": source, "out": place, **beside},
+                    places={"in_": source, "out": place, **second_place},
                 )  # fmt: skip
                 self._adapt(layer, block, op, source, place, by)
                 self._sum(block, op, place)
@@ -507,7 +507,12 @@ class _Writer:
     def _brief(self, block: Block) -> frozenset[str]:
         """Tensors that are made and read between the same two ops that look beyond a token, or that ranks add up: they
         are there for some tokens at a time."""
-        between, where, linears, kept = 0, dict[str, set[int]](), dict[str, set[int]](), {*block.inputs, *block.outputs}
+        between, where, linears, needed = (
+            0,
+            dict[str, set[int]](),
+            dict[str, set[int]](),
+            {*block.inputs, *block.outputs},
+        )
         for op in block.ops:
             between += op.kind == "attention"
             runs = {between}
@@ -519,9 +524,9 @@ class _Writer:
             for name in (*op.inputs, *op.outputs):
                 where.setdefault(name, set()).update(runs)
             if op.kind in ("reshape", "rename", "dropout", "rotary"):  # in the same rows
-                kept |= {*op.inputs, *op.outputs}
+                needed |= {*op.inputs, *op.outputs}
             between += op.kind == "attention" or self.share.sums(block, op)
-        return frozenset(name for op in block.ops for name in op.outputs if len(where[name]) == 1) - kept
+        return frozenset(name for op in block.ops for name in op.outputs if len(where[name]) == 1) - needed
 
     def _sum(self, block: Block, op: Op, place: _Place) -> None:
         """Ranks add up what they have terms of."""
@@ -566,9 +571,9 @@ class _Writer:
         """Lists the parts of a linear's matrix (outputs, inputs)."""
         if codes := self.weights.codes(layer.call.parameter_name(op.inputs[1], layer.index)):
             return [*codes]
-        held, inner = self._held(layer, block, op.inputs[1]), _inner(block, op)
+        weight, inner = self._held(layer, block, op.inputs[1]), _inner(block, op)
         first = block.tensor(op.inputs[1]).dims[0].atoms[0].name in op.contracts
-        return [held.reshape(inner, -1).T if first else held.reshape(-1, inner)]
+        return [weight.reshape(inner, -1).T if first else weight.reshape(-1, inner)]
 
     def _embed(self, layer: Layer, block: Block, op: Op, place: _Place) -> None:
         name = layer.call.parameter_name(op.inputs[1], layer.index)

@@ -192,24 +192,24 @@ class GraphHead:
         for rows in TIMED_ROWS:
             few = states[:1].expand(rows, -1).contiguous()
             exact_s.append(min(_timed(lambda few=few: self.exact(few), clock) for _ in range(3)))  # type: ignore[misc]
-        made = HeadCalibration(width=0, recall=0.0, graph_s=0.0, exact_s=tuple(exact_s))
+        calibration = HeadCalibration(width=0, recall=0.0, graph_s=0.0, exact_s=tuple(exact_s))
         for width in WIDTHS:
             begin, hits = clock(), 0
-            for state, wanted in zip(states, exact, strict=True):
+            for state, exact_best in zip(states, exact, strict=True):
                 tokens, logits = self.likeliest(state, 2 * RECALLED, width)
                 best = tokens[logits.topk(RECALLED).indices.numpy()]
-                hits += len(set(best.tolist()) & set(wanted.tolist()))
+                hits += len(set(best.tolist()) & set(exact_best.tolist()))
             graph_s = (clock() - begin) / len(states)
             recall = hits / (RECALLED * len(states))
-            made = HeadCalibration(width=0, recall=recall, graph_s=graph_s, exact_s=tuple(exact_s))
+            calibration = HeadCalibration(width=0, recall=recall, graph_s=graph_s, exact_s=tuple(exact_s))
             if recall >= RECALL:
-                made = replace(made, width=width)
+                calibration = replace(calibration, width=width)
                 break
             if graph_s > exact_s[0]:
                 break
-        self.calibrated = made
+        self.calibrated = calibration
         self.seen.clear()
-        return made
+        return calibration
 
     def logits(self, states: Tensor, rows: Sequence[LogitsRow | None]) -> Tensor:
         """Returns (rows, vocabulary): exact logits of every token that was found, minus infinity of the others. rows:
@@ -225,18 +225,18 @@ class GraphHead:
         for reason in {reason for reason in why if reason} - self._said:
             self._said.add(reason)
             print(f"gnomon: head: exact for requests with {reason}", file=sys.stderr, flush=True)
-        made = torch.full((len(states), self.vocab_size), -torch.inf)
+        full_logits = torch.full((len(states), self.vocab_size), -torch.inf)
         for at in graph:
             row = rows[at]
             count = max(2 * RECALLED, 2 * (row.sampling.top_k if row is not None else 0))
             assert known is not None
             tokens, logits = self.likeliest(states[at], count, known.width)
-            made[at, torch.from_numpy(tokens)] = logits
+            full_logits[at, torch.from_numpy(tokens)] = logits
         others = [at for at in range(len(states)) if at not in set(graph)]
         if others:
-            made[others] = self.exact(states[others])
+            full_logits[others] = self.exact(states[others])
         self.searched, self.multiplied = self.searched + len(graph), self.multiplied + len(others)
-        return made
+        return full_logits
 
 
 def _timed(run: Callable[[], object], clock: Callable[[], float]) -> float:

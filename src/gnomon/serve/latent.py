@@ -61,10 +61,12 @@ def latent_of(block: Block, op: Op) -> Latent | None:
     if up is None or up.kind != "linear" or len(up.inputs) != 2 or len(up.contracts) != 1:
         return None
     rotated, latent = (block.tensor(name) for name in (join.inputs[1], up.inputs[0]))
-    made = {*join.outputs, *apart.outputs, *up.outputs}
-    others = [one for one in block.ops if one not in (op, join, apart) and any(name in made for name in one.inputs)]
-    alone = len(rotated.dims) == len(latent.dims) == 3 and not others and not made & set(block.outputs)
-    return Latent(up, apart, join) if alone and up.attr("factor", 1.0) == 1.0 else None
+    latent_names = {*join.outputs, *apart.outputs, *up.outputs}
+    others = [
+        one for one in block.ops if one not in (op, join, apart) and any(name in latent_names for name in one.inputs)
+    ]
+    supported = len(rotated.dims) == len(latent.dims) == 3 and not others and not latent_names & set(block.outputs)
+    return Latent(up, apart, join) if supported and up.attr("factor", 1.0) == 1.0 else None
 
 
 def row_of(block: Block, found: Latent) -> int:
@@ -113,12 +115,12 @@ class LatentPages:
         self.pool[block, rows.positions % self.size] = torch.cat([latent, rotated], dim=-1)
         if rows.one_each and not self.of_adapter:
             return self._seen(q.unsqueeze(1), table, rows.positions.unsqueeze(1), -1)[:, 0]
-        made = []
+        outputs = []
         for number, (begin, end, _) in enumerate(rows.spans):
             adapter = int(rows.adapters[begin])
             at = rows.positions[begin:end].unsqueeze(0)
-            made.append(self._seen(q[begin:end].unsqueeze(0), table[number : number + 1], at, adapter)[0])
-        return torch.cat(made)
+            outputs.append(self._seen(q[begin:end].unsqueeze(0), table[number : number + 1], at, adapter)[0])
+        return torch.cat(outputs)
 
     def _seen(self, q: Tensor, table: Tensor, at: Tensor, adapter: int) -> Tensor:
         """q (S, Q, H, N + P), table (S, blocks), at (S, Q) positions -> (S, Q, H, V)."""
@@ -136,24 +138,24 @@ class LatentPages:
         total, acc = torch.zeros_like(top), q.new_zeros((*q.shape[:3], width), dtype=wide)
         blocks, last = SPAN // self.size, int(at.max())
         for first in range(0, last // self.size + 1, blocks):
-            held = self.pool[table[:, first : first + blocks]].flatten(1, 2).to(wide)  # (S, L, R + P)
-            latents = held[..., : self.rank]
+            cached = self.pool[table[:, first : first + blocks]].flatten(1, 2).to(wide)  # (S, L, R + P)
+            latents = cached[..., : self.rank]
             keys, mixed = latents, latents
-            score = torch.einsum("sqhp,slp->sqhl", turned, held[..., self.rank :])
+            score = torch.einsum("sqhp,slp->sqhl", turned, cached[..., self.rank :])
             if absorbed:
                 score = score + torch.einsum("sqhr,slr->sqhl", plain, keys)
             else:
                 score = score + torch.einsum("sqhn,slhn->sqhl", plain, torch.einsum("slr,hnr->slhn", keys, up_k))
                 mixed = torch.einsum("slr,hvr->slhv", latents, up_v)
-            place = torch.arange(first * self.size, first * self.size + held.shape[1])
+            place = torch.arange(first * self.size, first * self.size + cached.shape[1])
             hidden = place > at[..., None]  # (S, Q, L)
             score = (score * self.seen.scale).masked_fill(hidden[:, :, None], -torch.inf)
             most = torch.maximum(top, score.amax(-1))
             base = torch.where(most == -torch.inf, 0.0, most)
-            kept, shares = (top - base).exp(), (score - base[..., None]).exp()
-            total = total * kept + shares.sum(-1)
-            more = torch.einsum("sqhl,slr->sqhr" if absorbed else "sqhl,slhr->sqhr", shares, mixed)
-            acc, top = acc * kept[..., None] + more, most
+            rescale, shares = (top - base).exp(), (score - base[..., None]).exp()
+            total = total * rescale + shares.sum(-1)
+            added_acc = torch.einsum("sqhl,slr->sqhr" if absorbed else "sqhl,slhr->sqhr", shares, mixed)
+            acc, top = acc * rescale[..., None] + added_acc, most
         out = acc / total[..., None]
         return (torch.einsum("sqhr,hvr->sqhv", out, up_v) if absorbed else out).to(q.dtype)
 

@@ -93,14 +93,18 @@ def look(
     cut = without_loss(graph)
     check_decoder(cut)
     longest = max_len_of(folder)
-    asked = min(longest, max_model_len or longest)
+    requested_tokens = min(longest, max_model_len or longest)
     if max_model_len is not None and max_model_len > longest:
         raise InputError(f"max_model_len {max_model_len} is above the {longest} tokens of its config.json; lower it")
     if ways != ALONE:
         check_division(cut, ways)
-    sizes = sizes_of(cut, rules, DTYPES[dtype], kv_bytes, min(asked, longest_asked or asked), ways)
+    sizes = sizes_of(
+        cut, rules, DTYPES[dtype], kv_bytes, min(requested_tokens, longest_asked or requested_tokens), ways
+    )
     values_of(folder, graph)  # the files' headers: what is missing or misshapen
-    return ModelFolder(graph=graph, graph_without_loss=cut, ways=ways, sizes=sizes, forms=forms, max_model_len=asked)
+    return ModelFolder(
+        graph=graph, graph_without_loss=cut, ways=ways, sizes=sizes, forms=forms, max_model_len=requested_tokens
+    )
 
 
 def open_model(
@@ -127,10 +131,10 @@ def open_model(
                 "an encoder with a decoder is served as its folder has it; leave --weights, --lora, --head and "
                 "--stream-weights out"
             )
-        made: Engine = load_late("gnomon.serve.seq2seq:open_seq2seq")(
+        engine: Engine = load_late("gnomon.serve.seq2seq:open_seq2seq")(
             folder, rules, dtype=dtype, kv_bytes=kv_bytes, max_model_len=max_model_len or longest_asked
         )
-        return made
+        return engine
     found = look(
         folder,
         rules,
@@ -157,10 +161,10 @@ def _with_graph_head(
     if found.forms.layers is not None:
         raise InputError("--head graph has the head's matrix in full; leave --weights out")
     cut = without_head(found.graph_without_loss)
-    held = Weights(folder, found.graph, whole(found.graph_without_loss))
-    table, bias = held[cut.weight], held[cut.bias] if cut.bias else None
+    weights = Weights(folder, found.graph, whole(found.graph_without_loss))
+    table, bias = weights[cut.weight], weights[cut.bias] if cut.bias else None
     head = GraphHead(table.flatten(1).to(found.forms.dtype), None if bias is None else bias.flatten())
-    del held, table
+    del weights, table
     model = load_share(
         folder,
         replace(found, graph_without_loss=cut.graph),
@@ -196,11 +200,11 @@ def load_share(
     """What one rank holds. identity: rows of the identity that stands in the head's place. Errors as `look` has
     them."""
     with _large_apart():
-        held = Weights(folder, found.graph, share, identity)
-        linears = held.linears(found.graph_without_loss) if adapters else {}
+        weights = Weights(folder, found.graph, share, identity)
+        linears = weights.linears(found.graph_without_loss) if adapters else {}
         lows = [read_adapter(name, path, linears, share.slots) for name, path in adapters]
-        model = Decoder(share, held, found.sizes, found.forms, lows, resident_bytes)
-        del held
+        model = Decoder(share, weights, found.sizes, found.forms, lows, resident_bytes)
+        del weights
     for line in model.why:
         print(f"gnomon: {line}", file=sys.stderr, flush=True)
     return model
@@ -272,12 +276,12 @@ class Weights:
     def linears(self, graph: Graph) -> dict[str, Linear]:
         """Maps linears of the layers of `graph` by the module that the folder's files name, where it has a tensor of
         its own."""
-        made = {}
+        by_name = {}
         for linear in linears_of(graph):
             pieces = self.reader.layout.pieces[linear.parameter]
             if len(pieces) == 1 and not pieces[0].pick and pieces[0].tensor.endswith(".weight"):
-                made[pieces[0].tensor.removesuffix(".weight")] = linear
-        return made
+                by_name[pieces[0].tensor.removesuffix(".weight")] = linear
+        return by_name
 
     @property
     def packed_as(self) -> Storage | None:
@@ -367,7 +371,7 @@ def block_bytes(graph: Graph, sizes: Sizes, dtype: torch.dtype) -> tuple[int, in
 
 def state_bytes(graph: Graph) -> int:
     """Counts the bytes of the states of one request in all scans, and of the tokens that they convolve."""
-    made = 0
+    total = 0
     for layer in graph.layers():
         block = graph.block(layer.call.block)
         for op in block.ops:
@@ -376,12 +380,12 @@ def state_bytes(graph: Graph) -> int:
                 x, bc = (list(named[name].dims) for name in ("weight_x", "weight_bc"))
                 width, taps, state = _row((*x[0].atoms, *x[1].atoms)), x[-1].size or 1, bc[2].size or 1
                 channels = width + _row(atom for dim in bc[:-1] for atom in dim.atoms)
-                made += 4 * (width * state + channels * (taps - 1))
-    return made
+                total += 4 * (width * state + channels * (taps - 1))
+    return total
 
 
 def _row(atoms: object) -> int:
-    made = 1
+    rows = 1
     for atom in atoms:  # type: ignore[attr-defined]
-        made *= atom.size or 1
-    return made
+        rows *= atom.size or 1
+    return rows

@@ -125,27 +125,27 @@ class Matrices:
     def have_kernels(self) -> bool:
         """Whether this machine has one for each storage that there may be."""
         forms, own = self.forms, self.weights.packed_as
-        wanted = [forms.numbers, forms.layers, forms.head, own if forms.keeps else None]
+        storages = [forms.numbers, forms.layers, forms.head, own if forms.keeps else None]
         if forms.numbers is None:
             return False
-        return all(stored.kernel(stored.form_of(one, activations_of(one))) for one in wanted if one is not None)
+        return all(stored.kernel(stored.form_of(one, activations_of(one))) for one in storages if one is not None)
 
     def why(self) -> list[str]:
         """Explains matrices of which a part is kept: a line for each form that was taken, with the first one's
         reasons; and what this machine has no kernels for."""
         if not has_compiler():
             return ["PyTorch multiplies by matrices, widened: there is no C++ compiler to make kernels with (CXX)"]
-        if (said := self.weights.sparse_as) is not None and not stored.has_sparse():
+        if (sparse_as := self.weights.sparse_as) is not None and not stored.has_sparse():
             return [
-                f"matrices of {said.name} are multiplied whole: kernels of sparse weights are for AVX-512 with VNNI, "
-                f"BF16 and VBMI2, and this machine computes with {this_machine().isa.name}"
+                f"matrices of {sparse_as.name} are multiplied whole: kernels of sparse weights are for AVX-512 with "
+                f"VNNI, BF16 and VBMI2, and this machine computes with {this_machine().isa.name}"
             ]
-        taken: dict[tuple[str, str], list[AnyPacked]] = {}
+        by_form: dict[tuple[str, str], list[AnyPacked]] = {}
         for one in self.made.values():
             if one.choice is not None:
-                taken.setdefault((one.storage.name, one.choice.form), []).append(one)
+                by_form.setdefault((one.storage.name, one.choice.form), []).append(one)
         lines = []
-        for (name, _), several in taken.items():
+        for (name, _), several in by_form.items():
             first = several[0]
             assert first.choice is not None
             count = f"{len(several)} matrices" if len(several) > 1 else "a matrix"
@@ -156,8 +156,8 @@ class Matrices:
     def packed(self, name: str, parts: Callable[[], Sequence[Part]], *, head: bool = False) -> AnyPacked:
         """Made once by that name. parts: rows one below the other."""
         if name not in self.made:
-            made = self._made(parts(), head)
-            self.made[name] = made if head or self.streams is None else self.streams.keep(name, made)
+            matrix = self._made(parts(), head)
+            self.made[name] = matrix if head or self.streams is None else self.streams.keep(name, matrix)
         return self.made[name]
 
     def _made(self, parts: Sequence[Part], head: bool) -> AnyPacked:
@@ -171,9 +171,9 @@ class Matrices:
         else:
             _check(rounded, parts)
             numbers = [part for part in parts if isinstance(part, Tensor)]
-            made = stored.round_parts(numbers, rounded) if len(numbers) == len(parts) else None
-            if made is not None:
-                return made
+            rounded_parts = stored.round_parts(numbers, rounded) if len(numbers) == len(parts) else None
+            if rounded_parts is not None:
+                return rounded_parts
             storage, arrays = rounded, [rounded.narrow(_wide(rows).numpy()) for part in parts for rows in _few(part)]
         joined = {key: np.concatenate([one[key] for one in arrays]) for key in arrays[0]}
         shape = sum(part.shape[0] for part in parts), parts[0].shape[1]
@@ -187,11 +187,11 @@ class Matrices:
         whole = torch.cat([(part.widened() if isinstance(part, Codes) else part).to(forms.dtype) for part in parts])
         bits = whole.view(torch.int16 if forms.dtype == torch.bfloat16 else torch.int32).numpy()
         shape = whole.shape[0], whole.shape[1]
-        said = self.weights.sparse_as if sparse else None
-        if said is not None and stored.has_sparse() and not said.refused(shape):
+        sparse_as = self.weights.sparse_as if sparse else None
+        if sparse_as is not None and stored.has_sparse() and not sparse_as.refused(shape):
             wide = whole.float().numpy()
             try:
-                storage, mask = replace(said, value=forms.numbers.name).of_zeros(wide)
+                storage, mask = replace(sparse_as, value=forms.numbers.name).of_zeros(wide)
             except InputError:  # a layer that was left as it is: its numbers are multiplied by as they are
                 return stored.repack({"values": bits}, forms.numbers, shape, activations_of(forms.numbers))
             return stored.repack(storage.of_mask(wide, mask), storage, shape, rows=ROWS)

@@ -119,10 +119,10 @@ def main(environment: Mapping[str, str], connection: Connection, settings: Setti
             try:
                 types = None if message.types is None else list(message.types)
                 if message.wants == "vector":
-                    made = encoder.embed(list(message.ids), message.tokens)
+                    vector = encoder.embed(list(message.ids), message.tokens)
                 else:
-                    made = encoder.classify(list(message.ids), types, message.tokens)
-                connection.send(WorkerResult(message.number, made.numpy()))
+                    vector = encoder.classify(list(message.ids), types, message.tokens)
+                connection.send(WorkerResult(message.number, vector.numpy()))
             except Exception as error:  # this text is lost, not the server
                 connection.send(Failure(message.number, f"the encoder failed: {type(error).__name__}: {error}", 500))
 

@@ -154,8 +154,8 @@ class Router:
 
     def _heard(self, worker: ReplicaProcess, message: Any) -> None:
         match message:
-            case Tokens(deltas=told):
-                for one in told:
+            case Tokens(deltas=deltas):
+                for one in deltas:
                     self._on_delta(worker, one)
             case Stats():
                 worker.stats = message
@@ -170,15 +170,15 @@ class Router:
                 if (open_ := worker.asks.pop(message.number, None)) is not None:
                     open_.hear(message)
 
-    def _on_delta(self, worker: ReplicaProcess, told: Delta) -> None:
-        open_ = worker.asks.get(told.number)
+    def _on_delta(self, worker: ReplicaProcess, delta: Delta) -> None:
+        open_ = worker.asks.get(delta.number)
         if open_ is None:  # cancelled meanwhile
             return
         open_.cost = 0
-        open_.answers -= told.reason is not None
+        open_.answers -= delta.reason is not None
         if not open_.answers:
-            del worker.asks[told.number]
-        open_.hear(told)
+            del worker.asks[delta.number]
+        open_.hear(delta)
 
     def _gone(self, index: int, worker: ReplicaProcess) -> None:
         if self.stopping or self.workers[index] is not worker:
@@ -294,9 +294,9 @@ def _exitcode(processes: Sequence[BaseProcess]) -> int | None:
 
 def _beginnings(prompt: Sequence[int], size: int, whose: str) -> list[bytes]:
     """A hash of each whole number of blocks that a prompt begins with. whose: an adapter's, and a salt's."""
-    tokens, made = array("q", prompt), list[bytes]()
+    tokens, hashes = array("q", prompt), list[bytes]()
     before = hashlib.blake2b(whose.encode(), digest_size=16).digest()
     for at in range(0, len(prompt) // size * size, size):
         before = hashlib.blake2b(tokens[at : at + size].tobytes(), digest_size=16, key=before).digest()
-        made.append(before)
-    return made
+        hashes.append(before)
+    return hashes

@@ -109,25 +109,25 @@ class TokenRows:
         """Makes rows of parts. tables: of each group, of each part; entries that are let go are negative. slots: of
         each part."""
         ids: list[int] = []
-        spans, wanted, begins = [], [], [0]
+        spans, logit_rows, begins = [], [], [0]
         for part in parts:
             first = len(ids)
             ids.extend(part.tokens)
             spans.append((first, len(ids), part.start))
             begins.append(len(ids))
-            wanted += [first + at for at in part.wanted]
+            logit_rows += [first + at for at in part.wanted]
         one_each = len(ids) == len(parts) and all(part.start for part in parts)
         if one_each:
             positions = np.fromiter((part.start for part in parts), np.int64, len(parts))
         else:
             positions = np.concatenate([np.arange(start, start + end - first) for first, end, start in spans])
-        made = []
+        page_tables = []
         for group in tables:
             widest = max(map(len, group), default=0)
             table = np.zeros((len(parts), max(1, widest)), np.int32)
             for row, blocks in zip(table, group, strict=True):
                 row[: len(blocks)] = blocks
-            made.append(torch.from_numpy(np.maximum(table, 0)))
+            page_tables.append(torch.from_numpy(np.maximum(table, 0)))
         counts = [end - first for first, end, _ in spans]
         lengths = [start + end - first for first, end, start in spans]
         return TokenRows(
@@ -136,11 +136,11 @@ class TokenRows:
             begins=torch.from_numpy(np.array(begins, np.int64)),
             lengths=torch.from_numpy(np.array(lengths, np.int64)),
             prompts=torch.from_numpy(np.array([part.prompt for part in parts], np.int64)),
-            tables=made,
+            tables=page_tables,
             adapters=torch.from_numpy(np.repeat(np.array([part.adapter for part in parts], np.int32), counts)),
             slots=torch.from_numpy(np.array(slots, np.int64)),
-            logit_rows=torch.from_numpy(np.array(wanted, np.int64)),
-            all_wanted=len(wanted) == len(ids),
+            logit_rows=torch.from_numpy(np.array(logit_rows, np.int64)),
+            all_wanted=len(logit_rows) == len(ids),
             one_each=one_each,
             spans=spans,
             threads=torch.get_num_threads(),

@@ -92,11 +92,11 @@ class Sampling:
         )  # fmt: skip
 
 
-def biases(given: Mapping[str, float], vocabulary: int) -> tuple[tuple[int, float], ...]:
+def biases(biases_by_id: Mapping[str, float], vocabulary: int) -> tuple[tuple[int, float], ...]:
     """Reads OpenAI's `logit_bias`. InputError for a token that there is not."""
-    made = []
-    for name, value in given.items():
+    pairs = []
+    for name, value in biases_by_id.items():
         if not (name.isascii() and name.isdecimal() and len(name) < 10 and int(name) < vocabulary):
             raise InputError(f"logit_bias names token {name[:40]!r}, and tokens are 0 to {vocabulary - 1}")
-        made.append((int(name), float(value)))
-    return tuple(made)
+        pairs.append((int(name), float(value)))
+    return tuple(pairs)

@@ -19,11 +19,11 @@ from gnomon.serve.rows import TokenRows
 class LayerScan:
     """The scan of one layer, with its states."""
 
-    def __init__(self, held: Mapping[str, Tensor], chunk: int, steps: tuple[float, float], slots: int) -> None:
+    def __init__(self, weights: Mapping[str, Tensor], chunk: int, steps: tuple[float, float], slots: int) -> None:
         """Takes held, the parameters by their last name, steps, between which dt stays, and slots, of running requests
         and of snapshots."""
-        dtype = torch.promote_types(held["D"].dtype, torch.float32)
-        p = {name: tensor.to(dtype) for name, tensor in held.items()}
+        dtype = torch.promote_types(weights["D"].dtype, torch.float32)
+        p = {name: tensor.to(dtype) for name, tensor in weights.items()}
         self.groups, self.width = p["weight_x"].shape[:2]
         self.state, self.heads, self.chunk, self.steps = p["weight_bc"].shape[2], p["D"].shape[0], chunk, steps
         self.weight = torch.cat([p["weight_x"].flatten(0, 1), p["weight_bc"].flatten(0, 2)])
@@ -68,8 +68,8 @@ class LayerScan:
         self.before[rows.slots] = window[..., 1:]
         mixed = (window * self.weight).sum(-1)
         x, b, c = self._split(functional.silu(mixed if self.bias is None else mixed + self.bias))
-        kept = (self.decay * dt).exp()[..., None, None]
-        state = self.states[rows.slots] * kept + (x * dt[..., None])[..., None] * b[..., None, :]
+        decay = (self.decay * dt).exp()[..., None, None]
+        state = self.states[rows.slots] * decay + (x * dt[..., None])[..., None] * b[..., None, :]
         self.states[rows.slots] = state
         for slot, marks in zip(rows.slots.tolist(), rows.marks, strict=False):
             for _, target in marks:
@@ -77,7 +77,7 @@ class LayerScan:
         return torch.einsum("thpn,thn->thp", state, c) + x * self.skip[:, None]
 
     def _pieces(self, rows: TokenRows, xbc: Tensor, dt: Tensor) -> Tensor:
-        made = []
+        outputs = []
         for number, (begin, end, start) in enumerate(rows.spans):
             slot = int(rows.slots[number])
             if start == 0:
@@ -86,12 +86,12 @@ class LayerScan:
             at = begin
             for tokens, target in rows.marks[number] if rows.marks else ():
                 stop = begin + tokens - start
-                made.append(self._piece(slot, xbc[at:stop], dt[at:stop]))
+                outputs.append(self._piece(slot, xbc[at:stop], dt[at:stop]))
                 self.copy(slot, target)
                 at = stop
             if at < end:
-                made.append(self._piece(slot, xbc[at:end], dt[at:end]))
-        return torch.cat(made)
+                outputs.append(self._piece(slot, xbc[at:end], dt[at:end]))
+        return torch.cat(outputs)
 
     def _piece(self, slot: int, xbc: Tensor, dt: Tensor) -> Tensor:
         """Tokens of one sequence, whose state goes on."""
@@ -109,7 +109,7 @@ def resumed(x: Tensor, decay: Tensor, b: Tensor, c: Tensor, chunk: int, state: T
     x: (tokens, heads, head). decay: (tokens, heads), below 0. b, c: (tokens, heads, state). state: (heads, head,
     state). A chunk at a time: its tokens see each other through one masked product, and those before through the state.
     """
-    made = []
+    outputs = []
     for first in range(0, len(x), chunk):
         xs, bs, cs = (t[first : first + chunk] for t in (x, b, c))
         since = decay[first : first + chunk].cumsum(0).T  # (heads, chunk)
@@ -119,7 +119,7 @@ def resumed(x: Tensor, decay: Tensor, b: Tensor, c: Tensor, chunk: int, state: T
         scores = torch.einsum("ihn,jhn->hij", cs, bs) * within
         y = torch.einsum("hij,jhp->ihp", scores, xs)
         y = y + torch.einsum("ihn,hpn,hi->ihp", cs, state, since.exp())
-        left = torch.einsum("jhn,hj,jhp->hpn", bs, (since[:, -1:] - since).exp(), xs)
-        state = state * since[:, -1].exp()[:, None, None] + left
-        made.append(y)
-    return torch.cat(made), state
+        added_state = torch.einsum("jhn,hj,jhp->hpn", bs, (since[:, -1:] - since).exp(), xs)
+        state = state * since[:, -1].exp()[:, None, None] + added_state
+        outputs.append(y)
+    return torch.cat(outputs), state

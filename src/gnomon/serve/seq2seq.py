@@ -46,12 +46,12 @@ def reads_and_writes(graph: Graph) -> bool:
 
 def _sides(graph: Graph) -> tuple[list[Layer], list[Layer]]:
     """Divides the layers into (encoder's, decoder's): the decoder's are those that depend on what is written."""
-    made = {"decoder_input_ids"}
+    names = {"decoder_input_ids"}
     encoder, decoder = list[Layer](), list[Layer]()
     for layer in graph.layers():
-        if made & set(reads(layer).values()):
+        if names & set(reads(layer).values()):
             decoder.append(layer)
-            made |= set(writes(graph, layer).values())
+            names |= set(writes(graph, layer).values())
         else:
             encoder.append(layer)
     return encoder, decoder
@@ -94,7 +94,7 @@ class Seq2Seq:
     @torch.inference_mode()
     def start(self, turn: Turn) -> None:
         """Computes an iteration of all texts together."""
-        texts, ids, wanted, at = [], list[int](), list[int](), 0
+        texts, ids, logit_rows, at = [], list[int](), list[int](), 0
         self._read([part.key for part in turn.parts if part.key not in self.texts])
         for part in turn.parts:
             text = self.texts[part.key]
@@ -103,10 +103,10 @@ class Seq2Seq:
             ids += part.tokens
             at += len(part.tokens)
             if part.samples:
-                wanted.append(at - 1)
-        given = {"decoder_input_ids": torch.tensor([ids]), self.memory: None}
-        made: Tensor = self.decoder.run(given, texts)[self.graph.outputs[0]]
-        self._logits.append(made[0, wanted].float())
+                logit_rows.append(at - 1)
+        inputs = {"decoder_input_ids": torch.tensor([ids]), self.memory: None}
+        logits: Tensor = self.decoder.run(inputs, texts)[self.graph.outputs[0]]
+        self._logits.append(logits[0, logit_rows].float())
 
     def logits(self) -> Tensor:
         """(wanted, vocabulary) of the iteration that began first."""
@@ -125,9 +125,9 @@ class Seq2Seq:
             texts.append(BoundText(start=len(ids), rows=len(prompt), real=len(prompt)))
             ids += prompt
         if ids:
-            made: Tensor = self.encoder.run({"input_ids": torch.tensor([ids])}, texts)[self.memory]
+            states: Tensor = self.encoder.run({"input_ids": torch.tensor([ids])}, texts)[self.memory]
             for key, text in zip(keys, texts, strict=True):
-                self.texts[key] = BoundText(start=0, rows=0, real=0, memory=made[:, text.slice])
+                self.texts[key] = BoundText(start=0, rows=0, real=0, memory=states[:, text.slice])
 
 
 class Seq2SeqEngine(Engine):
@@ -185,11 +185,11 @@ class Seq2SeqEngine(Engine):
 
     def end(self) -> list[EngineToken]:
         """What the iteration made that `begin` began."""
-        made = super().end()
-        for one in made:
+        tokens = super().end()
+        for one in tokens:
             if one.reason is not None:
                 self.model.forget(one.key)
-        return made
+        return tokens
 
 
 def open_seq2seq(

@@ -93,8 +93,8 @@ class Server:
         """Returns the encoder. Refused where the model does something else."""
         name, kind = self.settings.name, self.encoder
         if kind is None:
-            made = "embeddings are" if wants == "vector" else "classes are"
-            raise RefusedRequest(400, f"{name} writes words, and {made} made by encoders (BERT's family)")
+            produces = "embeddings are" if wants == "vector" else "classes are"
+            raise RefusedRequest(400, f"{name} writes words, and {produces} made by encoders (BERT's family)")
         if bool(kind.labels) != (wants == "classes"):
             other = "a classifier; ask /classify" if kind.labels else "no classifier; ask /v1/embeddings"
             raise RefusedRequest(400, f"{name} is {other}")
@@ -178,13 +178,13 @@ class Server:
             raise RefusedRequest(400, f"the body is no JSON: {str(error)[:200]}") from error
         return value
 
-    def ask(self, wanted: api.CompletionRequest) -> AnswerStream:
+    def ask(self, request: api.CompletionRequest) -> AnswerStream:
         """Hands what is wanted to workers. Refused where too many wait, or none serves."""
         router = self.router
         waiting = router.waiting + self.held
         if not router.is_ready:
             raise RefusedRequest(503, "no worker serves now; ask again", "server_error", **{"Retry-After": "2"})
-        if waiting + len(wanted.prompts) > self.settings.max_waiting:
+        if waiting + len(request.prompts) > self.settings.max_waiting:
             self.metrics.refused.inc()
             raise RefusedRequest(
                 429,
@@ -192,7 +192,7 @@ class Server:
                 "rate_limit_error",
                 **{"Retry-After": str(1 + waiting // 32)},
             )
-        return AnswerStream(self, wanted)
+        return AnswerStream(self, request)
 
 
 def _no_number(name: str) -> float:
@@ -200,34 +200,34 @@ def _no_number(name: str) -> float:
 
 
 def _each_once(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
-    made = dict(pairs)
-    if len(made) < len(pairs):
+    body = dict(pairs)
+    if len(body) < len(pairs):
         names = [name for name, _ in pairs]
         twice = next(name for name in names if names.count(name) > 1)
         raise ValueError(f"{twice[:80]!r} stands in it twice")
-    return made
+    return body
 
 
 class AnswerStream:
     """The answers of one request, as they come. At most as many of them are under way as all workers run at a time."""
 
-    def __init__(self, server: Server, wanted: api.CompletionRequest) -> None:
-        self.server, self.wanted = server, wanted
-        self.answers = api.Answers(wanted)
-        total, settings = len(wanted.prompts) * wanted.count, server.settings
+    def __init__(self, server: Server, request: api.CompletionRequest) -> None:
+        self.server, self.wanted = server, request
+        self.answers = api.Answers(request)
+        total, settings = len(request.prompts) * request.count, server.settings
         self.room = settings.rules.max_seqs * settings.workers * settings.ways.pp
         """Answers that may still be begun."""
-        step = min(wanted.count, settings.rules.max_seqs)
+        step = min(request.count, settings.rules.max_seqs)
         self.left = deque(
-            (number, first, min(step, wanted.count - first))
-            for number in range(len(wanted.prompts))
-            for first in range(0, wanted.count, step)
+            (number, first, min(step, request.count - first))
+            for number in range(len(request.prompts))
+            for first in range(0, request.count, step)
         )
         """(prompt, first of its answers, answers) of what no worker has yet."""
-        server.held += len(wanted.prompts)
+        server.held += len(request.prompts)
         self.heard: asyncio.Queue[tuple[int, Delta] | Failure] = asyncio.Queue()
         self.numbers: list[int] = []
-        self.times = [server.metrics.request(len(wanted.prompts[at // wanted.count])) for at in range(total)]
+        self.times = [server.metrics.request(len(request.prompts[at // request.count])) for at in range(total)]
         self._submit()
 
     def _submit(self) -> None:
@@ -238,33 +238,33 @@ class AnswerStream:
             self._submit_one(number, first, count)
 
     def _submit_one(self, number: int, first: int, count: int) -> None:
-        wanted, prompt = self.wanted, self.wanted.prompts[number]
+        request, prompt = self.wanted, self.wanted.prompts[number]
         self.room -= count
-        adapter = "" if wanted.model == self.server.settings.name else wanted.model
+        adapter = "" if request.model == self.server.settings.name else request.model
 
         def make(own: int) -> Ask:
             return Ask(
-                number=own, prompt=prompt, sampling=wanted.sampling, first=first, count=count, streams=wanted.streams,
-                stops=wanted.stops, keep_stop=wanted.keep_stop, specials=wanted.specials, adapter=adapter,
-                salt=wanted.salt, grammar=wanted.grammar,
+                number=own, prompt=prompt, sampling=request.sampling, first=first, count=count, streams=request.streams,
+                stops=request.stops, keep_stop=request.keep_stop, specials=request.specials, adapter=adapter,
+                salt=request.salt, grammar=request.grammar,
             )  # fmt: skip
 
         def hear(message: Delta | Failure) -> None:
             if isinstance(message, Failure):
                 self.heard.put_nowait(message)
                 return
-            at = number * wanted.count + first + message.index
+            at = number * request.count + first + message.index
             self.times[at].add_tokens(len(message.tokens), message.reason)
             self.heard.put_nowait((at, message))
             if message.reason is not None:
                 self.room += 1
                 self._submit()
 
-        given = self.server.router.submit(make, hear)
-        if given is None:
+        ask = self.server.router.submit(make, hear)
+        if ask is None:
             self.heard.put_nowait(Failure(-1, "no worker serves now; ask again", 503))
             return
-        self.numbers.append(given)
+        self.numbers.append(ask)
 
     def cancel(self) -> None:
         """Nobody waits any more."""
@@ -292,8 +292,8 @@ class AnswerStream:
         """Server-sent events."""
         try:
             while not self.answers.is_done:
-                at, told = await self.next()
-                for chunk in self.answers.chunks(at, told):
+                at, delta = await self.next()
+                for chunk in self.answers.chunks(at, delta):
                     yield _event(chunk)
             if self.wanted.usage:
                 yield _event(self.answers.last_chunk())
@@ -332,9 +332,9 @@ def application(settings: Settings, encoder: EncoderKind | None = None) -> Any:
     class Stream(StreamingResponse):
         """Whose answers are cancelled with it: of a client that is gone before it begins, nobody asks for the rest."""
 
-        def __init__(self, asked: AnswerStream) -> None:
-            super().__init__(asked.stream(), media_type="text/event-stream")
-            self.asked = asked
+        def __init__(self, stream: AnswerStream) -> None:
+            super().__init__(stream.stream(), media_type="text/event-stream")
+            self.asked = stream
 
         async def __call__(self, *args: Any) -> None:
             try:
@@ -368,26 +368,26 @@ def application(settings: Settings, encoder: EncoderKind | None = None) -> Any:
                 asked_at = "/classify" if encoder.labels else "/v1/embeddings"
                 raise RefusedRequest(400, f"{settings.name} is an encoder, which writes no words; ask {asked_at}")
             body = await server.body(request)
-            wanted = await asyncio.to_thread(read, body, server.served())
-            asked = server.ask(wanted)
-            if wanted.streams:
-                return Stream(asked)
-            return await _unless_gone(request, asked, JSONResponse, Response)
+            completion = await asyncio.to_thread(read, body, server.served())
+            stream = server.ask(completion)
+            if completion.streams:
+                return Stream(stream)
+            return await _unless_gone(request, stream, JSONResponse, Response)
 
         return guarded(run)
 
     async def embeddings(request: Any) -> Any:
         body = await server.body(request)
         server.check_wants("vector")
-        asked = await asyncio.to_thread(texts, body, server.served())
-        return JSONResponse(answer(asked, await server.compute(asked.ids, None, "vector", request.is_disconnected)))
+        stream = await asyncio.to_thread(texts, body, server.served())
+        return JSONResponse(answer(stream, await server.compute(stream.ids, None, "vector", request.is_disconnected)))
 
     async def classify(request: Any) -> Any:
         body = await server.body(request)
         kind = server.check_wants("classes")
-        asked = await asyncio.to_thread(to_classify, body, server.served())
-        made = await server.compute(asked.ids, None, "classes", request.is_disconnected)
-        return JSONResponse(classified(asked, made, kind.labels))
+        stream = await asyncio.to_thread(to_classify, body, server.served())
+        vectors = await server.compute(stream.ids, None, "classes", request.is_disconnected)
+        return JSONResponse(classified(stream, vectors, kind.labels))
 
     async def score(request: Any) -> Any:
         body = await server.body(request)
@@ -396,9 +396,9 @@ def application(settings: Settings, encoder: EncoderKind | None = None) -> Any:
             raise RefusedRequest(
                 400, f"{settings.name} has {len(kind.labels)} classes, and scores are of one; ask /classify"
             )
-        asked = await asyncio.to_thread(pairs, body, server.served())
-        made = await server.compute(asked.ids, asked.types, "classes", request.is_disconnected)
-        return JSONResponse(scored(asked, made))
+        stream = await asyncio.to_thread(pairs, body, server.served())
+        vectors = await server.compute(stream.ids, stream.types, "classes", request.is_disconnected)
+        return JSONResponse(scored(stream, vectors))
 
     def card(name: str) -> dict[str, Any]:
         own = {"id": name, "object": "model", "created": 0, "owned_by": "gnomon"}
@@ -458,9 +458,9 @@ def application(settings: Settings, encoder: EncoderKind | None = None) -> Any:
     return app
 
 
-async def _unless_gone(request: Any, asked: AnswerStream, made: Any, empty: Any) -> Any:
+async def _unless_gone(request: Any, stream: AnswerStream, answer_of: Any, empty: Any) -> Any:
     """The whole answer, cancelled where the client goes away before it is made."""
-    answering = asyncio.ensure_future(asked.whole())
+    answering = asyncio.ensure_future(stream.whole())
 
     async def gone() -> None:
         while (await request.receive())["type"] != "http.disconnect":
@@ -470,12 +470,12 @@ async def _unless_gone(request: Any, asked: AnswerStream, made: Any, empty: Any)
     try:
         await asyncio.wait((answering, watching), return_when=asyncio.FIRST_COMPLETED)
         if answering.done():
-            return made(answering.result())
+            return answer_of(answering.result())
         return empty(status_code=499)
     finally:
         watching.cancel()
         answering.cancel()
-        asked.cancel()
+        stream.cancel()
 
 
 def _looked(settings: Settings) -> EncoderKind | None:

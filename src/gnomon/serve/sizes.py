@@ -75,5 +75,5 @@ class Sizes:
         """Blocks that are enough for layers with a window: what running requests keep between iterations, and an
         iteration's own tokens. What is not taken keeps beginnings of prompts."""
         most = -(-self.max_len // self.block_tokens)
-        kept = self.max_seqs * min(-(-window // self.block_tokens) + 1, most)
-        return kept + -(-self.max_batched_tokens // self.block_tokens) + self.max_seqs
+        blocks = self.max_seqs * min(-(-window // self.block_tokens) + 1, most)
+        return blocks + -(-self.max_batched_tokens // self.block_tokens) + self.max_seqs

@@ -149,8 +149,8 @@ class Streams:
             self._begin(place % ROOMS, self.order[following])
 
     def _begin(self, at: int, number: int) -> tuple[int, Future[None]]:
-        made = self._coming[at] = number, self._thread.submit(self._read, at, self.layers[number])
-        return made
+        future = self._coming[at] = number, self._thread.submit(self._read, at, self.layers[number])
+        return future
 
     def _read(self, at: int, layer: _StreamedLayer) -> None:
         view, done = memoryview(self._room(at)[: layer.nbytes].data), 0

@@ -49,9 +49,9 @@ class TextStream:
     def _decoded(self, first: int, stop: int | None = None) -> str:
         return self.words.decode(self.ids[first:stop], specials=self.specials)
 
-    def _add(self, more: str) -> bool:
+    def _add(self, text: str) -> bool:
         begin = max(0, len(self.text) - self.longest + 1)
-        self.text += more
+        self.text += text
         self.before, self.read = self.read, len(self.ids)
         places = [(at, stop) for stop in self.stops if (at := self.text.find(stop, begin)) >= 0]
         if places:

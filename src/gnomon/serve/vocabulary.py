@@ -36,15 +36,15 @@ class Vocabulary:
     def open(folder: Path, tokenizer: Path | None) -> Vocabulary:
         """Opens a vocabulary. tokenizer: its file or folder; None: that in the model's folder, or bytes where there is
         none."""
-        beside = folder if folder.is_dir() else folder.parent
+        base = folder if folder.is_dir() else folder.parent
         if tokenizer is not None and not (tokenizer.is_file() or (tokenizer / "tokenizer.json").is_file()):
             raise InputError(f"{tokenizer} has no tokenizer.json; name the file or its folder")
-        found = tokenizer or (beside if (beside / "tokenizer.json").is_file() else None)
+        found = tokenizer or (base if (base / "tokenizer.json").is_file() else None)
         encoder = Encoder.open(found)
         ends = {encoder.end} if encoder.end is not None else set[int]()
         if encoder.tokenizer is not None:
             for name in ("generation_config.json", "config.json"):
-                ends |= _ends(beside / name)
+                ends |= _ends(base / name)
         return Vocabulary(encoder, frozenset(ends))
 
     def check(self, text: str, tokens: int) -> None:
@@ -69,8 +69,8 @@ class Vocabulary:
     def pair(self, first: str, second: str) -> tuple[list[int], list[int]]:
         """Ids of two texts as one, and of which of them each is: 0 or 1."""
         if self.encoder.tokenizer is None:
-            ids, more = list(first.encode()), list(second.encode())
-            return ids + more, [0] * len(ids) + [1] * len(more)
+            ids, second_ids = list(first.encode()), list(second.encode())
+            return ids + second_ids, [0] * len(ids) + [1] * len(second_ids)
         both = self.encoder.tokenizer.encode(first, second)
         return list(both.ids), list(both.type_ids)
 
@@ -100,10 +100,10 @@ class Vocabulary:
                 f"{self.encoder.name} has no chat template, so conversations cannot be written as this model has them; "
                 f"ask /v1/completions with a text, or put a chat_template.jinja beside the tokenizer"
             )
-        given = dict(variables or {})
-        if unread := [name for name in given if name in OWN or name not in chat.reads]:
+        variables_given = dict(variables or {})
+        if unread := [name for name in variables_given if name in OWN or name not in chat.reads]:
             raise InputError(f"the chat template of {self.encoder.name} reads no {unread[0][:80]!r}; leave it out")
-        return chat.prompt(messages, tools, opens=opens, **given)
+        return chat.prompt(messages, tools, opens=opens, **variables_given)
 
 
 def _ends(file: Path) -> set[int]:

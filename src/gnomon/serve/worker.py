@@ -137,18 +137,18 @@ class Worker:
         self.turn = (self.turn + 1) % len(self.lanes)
         try:
             if len(self.lanes) == 1:
-                made = engine.step()
+                tokens = engine.step()
             else:
-                made = engine.end() if engine.is_under_way else []
+                tokens = engine.end() if engine.is_under_way else []
                 engine.begin()
         except Exception as error:  # the requests of this iteration are lost, not the server
             if engine.model.ranks > 1:  # the other processes do not know of it, or are what is gone
                 raise
             self._lost(f"{type(error).__name__}: {error}")
             return
-        told = [message for one in made if (message := self._delta(lane, one)) is not None]
-        if told:
-            self.send(Tokens(tuple(told)))
+        deltas = [message for one in tokens if (message := self._delta(lane, one)) is not None]
+        if deltas:
+            self.send(Tokens(tuple(deltas)))
         self.steps += 1
 
     def stats(self) -> Stats:
@@ -165,32 +165,32 @@ class Worker:
             iterations=sum(engine.iterations for engine in lanes),
         )
 
-    def _delta(self, lane: int, made: EngineToken) -> Delta | None:
+    def _delta(self, lane: int, token: EngineToken) -> Delta | None:
         """What is told of a token. Streams have each as it comes, those without a text of their own too (part of a
         letter, or of what may be a stop string; no tokenizer): when tokens come is what clients measure."""
-        answer = self.answers.get((lane, made.key))
+        answer = self.answers.get((lane, token.key))
         if answer is None:  # another answer to its prompt failed in this iteration
             return None
         if answer.mask is not None and answer.mask.why:
             self._fail(answer.ask.number, f"the answer could not be held to its grammar: {answer.mask.why[:300]}", 400)
             return None
-        if made.chosen.token not in answer.ask.sampling.stop_ids:
-            answer.tokens.append(_token(self.words, made.chosen))
-        if made.scores is not None:
+        if token.chosen.token not in answer.ask.sampling.stop_ids:
+            answer.tokens.append(_token(self.words, token.chosen))
+        if token.scores is not None:
             first = answer.ask.prompt[0]
             begin = Token(first, self.words.decode([first], specials=True), None, ())
-            answer.prompt = (begin, *(_token(self.words, one) for one in made.scores))
-        ends = made.reason is not None
+            answer.prompt = (begin, *(_token(self.words, one) for one in token.scores))
+        ends = token.reason is not None
         text = answer.stream.take(all=ends) if ends or answer.ask.streams else ""
         if not ends and not (answer.ask.streams and answer.tokens):
             return None
-        message = Delta(answer.ask.number, answer.index, text, tuple(answer.tokens), made.reason, answer.prompt)
+        message = Delta(answer.ask.number, answer.index, text, tuple(answer.tokens), token.reason, answer.prompt)
         answer.tokens, answer.prompt = [], ()
         if ends:
-            del self.answers[lane, made.key]
-            _, left = self.keys[answer.ask.number]
-            left.remove(made.key)
-            if not left:
+            del self.answers[lane, token.key]
+            _, open_keys = self.keys[answer.ask.number]
+            open_keys.remove(token.key)
+            if not open_keys:
                 del self.keys[answer.ask.number]
         return message
 
@@ -282,14 +282,14 @@ def main(
         return
     most = min(min(engine.max_model_len, engine.scheduler.longest()) for engine in worker.lanes)
     connection.send(Ready(max_model_len=most, vocab_size=worker.lanes[0].vocab_size))
-    told = worker.stats()
+    last_stats = worker.stats()
     while True:
         try:
             worker.step()
             now = worker.stats()
-            if now != told and (not worker.has_work or now.iterations - told.iterations >= TOLD_AFTER):
+            if now != last_stats and (not worker.has_work or now.iterations - last_stats.iterations >= TOLD_AFTER):
                 connection.send(now)
-                told = now
+                last_stats = now
             waits = not worker.has_work
             while ready := _heard(connection, worker, waits=waits):
                 if worker.made in ready:

@@ -49,8 +49,8 @@ def embedding(node: Lowering, weight: Any, indices: Any, *_: Any, **__: Any) -> 
 
 
 def arange(node: Lowering, *_: Any, **__: Any) -> Tensor:
-    given: tuple[Any, ...] = node.node.args if node.node.target is aten.arange.start_step else (0, 0)
-    start, step = given[0], given[2] if len(given) > 2 else 1
+    bounds: tuple[Any, ...] = node.node.args if node.node.target is aten.arange.start_step else (0, 0)
+    start, step = bounds[0], bounds[2] if len(bounds) > 2 else 1
     if not (isinstance(start, int) and isinstance(step, int)) or node.out.dtype != torch.int64:
         raise UnfitError("positions that are not whole")
     dims = node.dims_of(sizes_of(node.out.shape), [])

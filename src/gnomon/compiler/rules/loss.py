@@ -26,8 +26,8 @@ def _classes(node: Lowering, self: Any, target: Any) -> tuple[Value, Any, Value,
     x, dims = node.whole(self)
     if len(dims) != 2 or len(dims[1]) != 1:
         raise UnfitError("classes that are not the last of two dims")
-    wanted = node.operand_on(target, (dims[0],))
-    return x, dims, is_at(node.body, dims[1][0], wanted), wanted
+    classes = node.operand_on(target, (dims[0],))
+    return x, dims, is_at(node.body, dims[1][0], classes), classes
 
 
 def _weight(node: Lowering, weight: Any, dims: Any, hit: Value) -> Value | None:
@@ -36,21 +36,21 @@ def _weight(node: Lowering, weight: Any, dims: Any, hit: Value) -> Value | None:
     return where(hit, node.operand_on(weight, (dims[1],)), 0.0).sum(axes_in(dims, [1]))
 
 
-def _checked(node: Lowering, wanted: Value, ignore_index: int, dims: Any) -> Value:
+def _checked(node: Lowering, classes: Value, ignore_index: int, dims: Any) -> Value:
     """Says which rows count; targets that are no class are reported."""
-    kept = wanted.ne(ignore_index)
+    counted = classes.ne(ignore_index)
     count = Value(node.body, node.body.extent(dims[1], "L"))
-    node.body.emit("check", (wanted.ge(0) & wanted.lt(count) | ~kept).id, kind="B")
-    return kept
+    node.body.emit("check", (classes.ge(0) & classes.lt(count) | ~counted).id, kind="B")
+    return counted
 
 
 def nll_loss(node: Lowering, self: Any, target: Any, weight: Any, reduction: int, ignore_index: int) -> Any:
-    x, dims, hit, wanted = _classes(node, self, target)
-    kept = _checked(node, wanted, ignore_index, dims)
+    x, dims, hit, classes = _classes(node, self, target)
+    counted = _checked(node, classes, ignore_index, dims)
     scale = _weight(node, weight, dims, hit)
     # A row has one hit, so the sum picks its number without a gather; and by `where`, as 0 times an infinity is NaN.
     picked = -where(hit, x, 0.0).sum(axes_in(dims, [1]))
-    loss = where(kept, picked if scale is None else picked * scale, 0.0)
+    loss = where(counted, picked if scale is None else picked * scale, 0.0)
     if reduction == NONE:
         zero = Value(node.body, node.body.const(0.0, x.kind))
         return node.result(loss, (dims[0],), node.out[0]), node.result(zero, (), node.out[1])
@@ -58,9 +58,9 @@ def nll_loss(node: Lowering, self: Any, target: Any, weight: Any, reduction: int
     total = loss.sum(rows)
     # What the mean divides by, which backward reads again (ATen's total_weight): rows that count, by the weights of
     # their classes.
-    count = (kept.to(x.kind) if scale is None else where(kept, scale, 0.0)).sum(rows)
-    made = total / count if reduction == MEAN else total
-    return node.result(made, (), node.out[0]), node.result(count, (), node.out[1])
+    count = (counted.to(x.kind) if scale is None else where(counted, scale, 0.0)).sum(rows)
+    loss_value = total / count if reduction == MEAN else total
+    return node.result(loss_value, (), node.out[0]), node.result(count, (), node.out[1])
 
 
 def nll_loss_backward(
@@ -79,13 +79,13 @@ def nll_loss_backward(
     dims = node.dims_of(shape, [])
     if len(dims[1]) != 1:
         raise UnfitError("classes on several axes")
-    wanted = node.operand_on(target, (dims[0],))
-    kept = _checked(node, wanted, ignore_index, dims)
+    classes = node.operand_on(target, (dims[0],))
+    counted = _checked(node, classes, ignore_index, dims)
     grad = node.operand_on(grad_output, (dims[0],) if reduction == NONE else ())
     if reduction == MEAN:
         grad = grad / node.operand_on(total_weight, ())
-    row = where(kept, -grad, 0.0)
-    hit = is_at(node.body, dims[1][0], wanted)
+    row = where(counted, -grad, 0.0)
+    hit = is_at(node.body, dims[1][0], classes)
     if weight is not None:
         row = row * node.operand_on(weight, (dims[1],))
     return node.result(where(hit, row, 0.0), dims)
@@ -94,11 +94,11 @@ def nll_loss_backward(
 def mse_loss(node: Lowering, self: Any, target: Any, reduction: int = MEAN) -> Tensor:
     dims = node.dims_of(node.shape(self), [self, target])
     apart = node.operand(self, dims) - node.operand(target, dims)
-    made = apart * apart
+    squared = apart * apart
     axes = axes_in(dims, range(len(dims)))
     if reduction == NONE:
-        return node.result(made, dims)
-    return node.result(made.mean(axes) if reduction == MEAN else made.sum(axes), ())
+        return node.result(squared, dims)
+    return node.result(squared.mean(axes) if reduction == MEAN else squared.sum(axes), ())
 
 
 def mse_loss_backward(node: Lowering, grad_output: Any, self: Any, target: Any, reduction: int) -> Tensor:

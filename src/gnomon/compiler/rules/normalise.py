@@ -88,9 +88,9 @@ def layer_norm(node: Lowering, input: Any, normalized_shape: Any, weight: Any, b
     y = y if b is None else y + b
     # Backward reads the mean and 1 / sqrt(variance + eps) of each row, with sizes of 1 where the row was, as ATen gives
     # them.
-    kept = node.reduced_dims(dims, over, True)
+    reduced = node.reduced_dims(dims, over, True)
     out = node.out
-    return node.result(y, dims, out[0]), node.result(average, kept, out[1]), node.result(rstd, kept, out[2])
+    return node.result(y, dims, out[0]), node.result(average, reduced, out[1]), node.result(rstd, reduced, out[2])
 
 
 def layer_norm_backward(
@@ -114,17 +114,17 @@ def layer_norm_backward(
     w = _affine(node, weight, dims)
     outer = axes_in(dims, range(over.start))
     inner = tuple(dims[i] for i in over)
-    made: list[Tensor | None] = [None, None, None]
+    gradients: list[Tensor | None] = [None, None, None]
     if output_mask[0]:
         gw = g if w is None else g * w
         whole, along = gw.mean(axes), (gw * normal).mean(axes)
         _within(node, whole, along)
-        made[0] = node.result(scale * (gw - whole - normal * along), dims, node.out[0])
+        gradients[0] = node.result(scale * (gw - whole - normal * along), dims, node.out[0])
     if output_mask[1]:
-        made[1] = node.result((g * normal).sum(outer), inner, node.out[1])
+        gradients[1] = node.result((g * normal).sum(outer), inner, node.out[1])
     if output_mask[2]:
-        made[2] = node.result(g.sum(outer), inner, node.out[2])
-    return tuple(made)
+        gradients[2] = node.result(g.sum(outer), inner, node.out[2])
+    return tuple(gradients)
 
 
 def rms_norm(node: Lowering, input: Any, normalized_shape: Any, weight: Any, eps: Any) -> Any:
@@ -148,16 +148,16 @@ def rms_norm_backward(
     w = _affine(node, weight, dims)
     # As a layer norm's, without what the mean adds: dx = rstd (h - n mean(h n)), with n = x rstd and h = g w.
     normal = x * scale
-    made: list[Tensor | None] = [None, None]
+    gradients: list[Tensor | None] = [None, None]
     if output_mask[0]:
         along = ((g if w is None else g * w) * normal).mean(axes)
         _within(node, along)
         gw = g if w is None else g * w
-        made[0] = node.result(scale * (gw - normal * along), dims, node.out[0])
+        gradients[0] = node.result(scale * (gw - normal * along), dims, node.out[0])
     if output_mask[1]:
         outer = axes_in(dims, range(over.start))
-        made[1] = node.result((g * normal).sum(outer), tuple(dims[i] for i in over), node.out[1])
-    return tuple(made)
+        gradients[1] = node.result((g * normal).sum(outer), tuple(dims[i] for i in over), node.out[1])
+    return tuple(gradients)
 
 
 def _channel(node: Lowering, tensor: Any, dims: Dims) -> Value:
@@ -196,10 +196,10 @@ def batch_norm(
     # torch.nn.BatchNorm has it.
     count = Value(node.body, node.body.extent(axes, spread.kind))
     unbiased = spread * (count / (count - 1.0))
-    made = [y, average, rstd]
+    outputs = [y, average, rstd]
     for old, new in ((mean, average), (var, unbiased)):
-        made.append(_channel(node, old, dims) * (1.0 - momentum) + new * momentum)
-    return tuple(node.result(one, dims if i == 0 else (dims[1],), node.out[i]) for i, one in enumerate(made))
+        outputs.append(_channel(node, old, dims) * (1.0 - momentum) + new * momentum)
+    return tuple(node.result(one, dims if i == 0 else (dims[1],), node.out[i]) for i, one in enumerate(outputs))
 
 
 def batch_norm_backward(
@@ -226,15 +226,15 @@ def batch_norm_backward(
     # As a layer norm's with a channel for a row: dx = w rstd (g - mean(g) - n mean(g n)), where w is one number of the
     # row.
     each = 1.0 / Value(node.body, node.body.extent(axes, g.kind))
-    made: list[Tensor | None] = [None, None, None]
+    gradients: list[Tensor | None] = [None, None, None]
     if output_mask[0]:
         by = scale if weight is None else scale * _channel(node, weight, dims)
-        made[0] = node.result(by * (g - total * each - normal * (along * each)), dims, node.out[0])
+        gradients[0] = node.result(by * (g - total * each - normal * (along * each)), dims, node.out[0])
     if output_mask[1]:
-        made[1] = node.result(along, (dims[1],), node.out[1])
+        gradients[1] = node.result(along, (dims[1],), node.out[1])
     if output_mask[2]:
-        made[2] = node.result(total, (dims[1],), node.out[2])
-    return tuple(made)
+        gradients[2] = node.result(total, (dims[1],), node.out[2])
+    return tuple(gradients)
 
 
 def batch_norm_inference(

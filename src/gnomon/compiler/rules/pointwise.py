@@ -48,26 +48,30 @@ def pointwise(formula: Callable[..., Any], node: Lowering, *args: Any, **named: 
     out = node.out
     dims = node.dims_of(sizes_of(out.shape), tensors)
     floating = out.dtype.is_floating_point
-    wanted = out.dtype if out.dtype != torch.bool else _compared(formula, args)
+    out_dtype = out.dtype if out.dtype != torch.bool else _compared(formula, args)
 
     def value(arg: Any) -> Any:
         if isinstance(arg, torch.fx.Node):
-            made = node.operand(arg, dims)
-            return made if wanted is None or made.kind == "B" else as_type(made, wanted)
+            value_on_dims = node.operand(arg, dims)
+            return (
+                value_on_dims if out_dtype is None or value_on_dims.kind == "B" else as_type(value_on_dims, out_dtype)
+            )
         if formula in ROUNDS_NUMBERS or out.dtype == torch.bool:
-            return arg if wanted is None else _of_type(arg, wanted)
+            return arg if out_dtype is None else _of_type(arg, out_dtype)
         return arg
 
-    given = [value(a) for a in args]
+    operands = [value(a) for a in args]
     if any(isinstance(a, float) for a in (*args, *named.values())) and not (floating or out.dtype == torch.bool):
         raise UnfitError("a fraction among integers")
     if formula in GUARDS and floating:
-        for holds in GUARDS[formula](*given):
+        for holds in GUARDS[formula](*operands):
             node.guard(holds)
-    made = formula(*given, **{key: value(a) if isinstance(a, torch.fx.Node) else a for key, a in named.items()})
-    if not isinstance(made, Value):
+    value_on_dims = formula(
+        *operands, **{key: value(a) if isinstance(a, torch.fx.Node) else a for key, a in named.items()}
+    )
+    if not isinstance(value_on_dims, Value):
         raise UnfitError("a plain number")
-    return node.result(made, dims)
+    return node.result(value_on_dims, dims)
 
 
 def _compared(formula: Callable[..., Any], args: Sequence[Any]) -> torch.dtype | None:
@@ -136,8 +140,8 @@ def power(self: Value, exponent: Any) -> Value:
 
 def clamp(self: Value, min: Any = None, max: Any = None) -> Value:
     # The upper bound last: where min > max, ATen gives max.
-    made = self if min is None else maximum(self, min)
-    return made if max is None else minimum(made, max)
+    clamped = self if min is None else maximum(self, min)
+    return clamped if max is None else minimum(clamped, max)
 
 
 def gelu(self: Value, *, approximate: str = "none") -> Value:

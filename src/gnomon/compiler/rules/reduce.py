@@ -87,8 +87,8 @@ def var_mean(node: Lowering, self: Any, dim: Any = None, *, correction: Any = No
     x, dims, over, axes = _of(node, self, dim)
     # ATen adds variances up in double precision, whatever the tensor's.
     spread, average = variance_of(x.to("D"), axes, correction)
-    kept = node.reduced_dims(dims, over, keepdim)
-    return node.result(spread, kept, node.out[0]), node.result(average, kept, node.out[1])
+    reduced = node.reduced_dims(dims, over, keepdim)
+    return node.result(spread, reduced, node.out[0]), node.result(average, reduced, node.out[1])
 
 
 def logsumexp(node: Lowering, self: Any, dim: Any, keepdim: bool = False) -> Tensor:
@@ -105,10 +105,10 @@ def vector_norm(node: Lowering, self: Any, ord: Any = 2, dim: Any = None, keepdi
         raise UnfitError("a rare norm")
     sizes = node.shape(self)
     if all(equal(sizes[dim], 1) for dim in over):  # ATen squares nothing, so 1e20 does not overflow
-        made = one("abs", x)
+        norm = one("abs", x)
     else:
-        made = sqrt((x * x).sum(axes)) if ord == 2 else one("abs", x).sum(axes)
-    return node.result(made, node.reduced_dims(dims, over, keepdim))
+        norm = sqrt((x * x).sum(axes)) if ord == 2 else one("abs", x).sum(axes)
+    return node.result(norm, node.reduced_dims(dims, over, keepdim))
 
 
 RULES: dict[Any, Callable[..., Any]] = {

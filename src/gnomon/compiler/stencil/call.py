@@ -51,18 +51,18 @@ class StencilKernel:
     places: dict[Any, int] = field(default_factory=dict)
     """By node: the array that it is."""
 
-    def run(self, held: dict[Node, Tensor]) -> bool:
+    def run(self, arrays_of: dict[Node, Tensor]) -> bool:
         """Whether the kernel ran: from the inputs that are held, to outputs that are held then too."""
         function = _kernel(self.source)
         if function is None:
             return False
-        arrays = [held[node] for node in (*self.of.stencil.inputs, *self.of.stencil.outputs)]
+        arrays = [arrays_of[node] for node in (*self.of.stencil.inputs, *self.of.stencil.outputs)]
         pointers = (ctypes.c_void_p * len(arrays))(*[one.data_ptr() for one in arrays])
         by_node = dict(zip((*self.of.stencil.inputs, *self.of.stencil.outputs), arrays, strict=True))
         whole = self.of.sizes(self.of.stencil.stages[-1].sizes)
         tasks = [-(-whole[dim] // self.tile.size[dim]) for dim in range(3)]
         points = sum(one.meta["val"].numel() for one in (s.node for s in self.of.stencil.stages))
-        written = sum(held[node].nbytes for node in self.of.stencil.outputs)
+        written = sum(arrays_of[node].nbytes for node in self.of.stencil.outputs)
         parallel = torch.get_num_threads() > 1 and points >= PARALLEL
         past = 2 * written > this_machine().l3_bytes
         host = (tasks[0], self.tile.size[0], tasks[1], self.tile.size[1], tasks[2], self.tile.size[2], parallel, past)
@@ -88,18 +88,18 @@ def _kept(shape: Sequence[int], what: Sequence[int]) -> list[int]:
 class StencilCall(TriedKernel):
     """A stencil as a function of its inputs, to its one output or several."""
 
-    def __init__(self, made: Stencil, plain: Callable[..., Any]) -> None:
+    def __init__(self, of_stencil: Stencil, plain: Callable[..., Any]) -> None:
         """Is not tried yet. plain: the same by ATen."""
-        self.made, self.plain = made, plain
-        self.tile, self.tiles = tiled(made, this_device())
+        self.made, self.plain = of_stencil, plain
+        self.tile, self.tiles = tiled(of_stencil, this_device())
         self.parts = []
-        for one in parts(made, self.tile.depth):
+        for one in parts(of_stencil, self.tile.depth):
             of = pipeline(one, block(one))
             text, numbers = cpp_rows.text(of)
             best = min((foretold(of, size, this_device(), self.tile.depth) for size in sizes(of, this_device())),
                        key=lambda tile: tile.seconds)  # fmt: skip
             self.parts.append(StencilKernel(of, text, numbers, best))
-        self.several = len(made.outputs) > 1
+        self.several = len(of_stencil.outputs) > 1
         source = "".join(f"{part.source}// {part.tile.size}\n" for part in self.parts)
         super().__init__("stencil", source, True)
 
@@ -109,21 +109,21 @@ class StencilCall(TriedKernel):
 
     def run(self, *args: Tensor) -> Any:
         """Runs the kernels on these tensors, or ATen where one does not run."""
-        held = dict(zip(self.made.inputs, args, strict=True))
-        for node, one in held.items():
+        arrays_of = dict(zip(self.made.inputs, args, strict=True))
+        for node, one in arrays_of.items():
             if one.dim() and (one.stride(-1) != 1 or one.numel() == 1):
-                held[node] = one.contiguous()
+                arrays_of[node] = one.contiguous()
         for part in self.parts:
             for node in part.of.stencil.outputs:
                 value = node.meta["val"]
-                held[node] = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype)
-            if not part.run(held):
+                arrays_of[node] = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype)
+            if not part.run(arrays_of):
                 return self.aten(*args)
             later = {n for p in self.parts[self.parts.index(part) + 1 :] for n in p.of.stencil.inputs}
-            for node in list(held):
+            for node in list(arrays_of):
                 if node not in later and node not in self.made.outputs:
-                    del held[node]
-        results = [held[node] for node in self.made.outputs]
+                    del arrays_of[node]
+        results = [arrays_of[node] for node in self.made.outputs]
         return results if self.several else results[0]
 
     def aten(self, *args: Tensor) -> Any:
@@ -149,18 +149,18 @@ def replaced(graph: fx.Graph, make: Callable[[Stencil, Callable[..., Any]], Any]
                 continue
             if not worth(found) or any(node.meta["val"].device.type != "cpu" for node in found.outputs):
                 continue
-            made = make(found, _alone(region, found))
+            built = make(found, _alone(region, found))
         except (UnfitError, ValueError):  # ValueError: shifts and sizes of unequal numbers of dims
             continue
-        _place(graph, region, found, made)
-        yield region, made
+        _place(graph, region, found, built)
+        yield region, built
 
 
 def worth(found: Stencil) -> bool:
     """Whether a stencil is more than a group of pointwise operations: neighbours of what it computes itself are read,
     or weights."""
-    made = {one.node for one in found.stages}
-    chained = any(any(read.shift) and read.field in made for one in found.stages for read in one.reads())
+    inner_fields = {one.node for one in found.stages}
+    chained = any(any(read.shift) and read.field in inner_fields for one in found.stages for read in one.reads())
     edges = any(read.outside is not None for one in found.stages for read in one.reads())
     weighted = any(not hasattr(source, "shift") for one in found.stages for _, source in one.slots())
     boxed = any(one.box is not None for one in found.stages)

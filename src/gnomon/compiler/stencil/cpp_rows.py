@@ -242,9 +242,9 @@ def _beyond(of: Pipeline, n: int, place: int) -> bool:
 def _room(rows: RowsFunction) -> None:
     """Writes the rings, one after the other in a thread's own memory."""
     say = rows.say
-    kept = [(n, row) for n, row in enumerate(rows.of.rows) if row.ring]
+    ring_rows = [(n, row) for n, row in enumerate(rows.of.rows) if row.ring]
     say(2, "int64_t wanted = 64;")
-    for n, row in kept:
+    for n, row in ring_rows:
         # A row's width is rounded up to vectors with one to spare, so that the last vector may overlap the end.
         say(2, f"const int64_t w{n} = (hv{n} - lv{n} + 3 * VW) / VW * VW, m{n} = hm{n} - lm{n};")
         say(2, f"const int64_t o{n} = wanted;")
@@ -257,7 +257,7 @@ def _room(rows: RowsFunction) -> None:
     say(3, "room = (char*)aligned_alloc(64, (wanted + 63) / 64 * 64);")
     say(3, "room_bytes = wanted;")
     say(2, "}")
-    for n, row in kept:
+    for n, row in ring_rows:
         kind = _scalar(row)
         say(2, f"{kind}* const k{n} = ({kind}*)(room + o{n});")
         if row.outside is not None and row.outside != "wrap":
@@ -398,12 +398,12 @@ class Vector:
     def lines(self, partial: bool) -> list[str]:
         """C++ in an order in which what is loaded is used soon: from the first row to the last."""
         code = self.stage.body.code
-        wanted = [(i, later) for later in range(self.block) for i in self.inner if code[i].op != "load"]
+        unemitted = [(i, later) for later in range(self.block) for i in self.inner if code[i].op != "load"]
         # Loads in order of memory, each followed by everything that has become computable: few registers are alive at
         # once.
         loaded = sorted(self.loads, key=lambda key: (key[4], key[3] or 0, *key[:3]))
         out, ready, done = [], set(), set()
-        left = list(wanted)
+        remaining = list(unemitted)
 
         def known(value: int, later: int) -> bool:
             if value not in self.inner:
@@ -411,16 +411,16 @@ class Vector:
             return self.key(value, later) in ready if code[value].op == "load" else (value, later) in done
 
         def waiting() -> None:
-            nonlocal left
+            nonlocal remaining
             rest = []
-            for i, later in left:
+            for i, later in remaining:
                 if all(known(a, later) for a in code[i].args):
-                    made = expression(self.text, i, last="j", partial=partial)
-                    out.append(f"const {code[i].kind} v{i}_{later} = {self.named(made, later)};")
+                    formula = expression(self.text, i, last="j", partial=partial)
+                    out.append(f"const {code[i].kind} v{i}_{later} = {self.named(formula, later)};")
                     done.add((i, later))
                 else:
                     rest.append((i, later))
-            left = rest
+            remaining = rest
 
         for key in loaded:
             name = self.loads[key]
@@ -431,13 +431,13 @@ class Vector:
         waiting()
         return out
 
-    def named(self, made: str, later: int) -> str:
+    def named(self, formula: str, later: int) -> str:
         """The text of an instruction with the names of a row's values."""
 
         def name(match: re.Match[str]) -> str:
             return self.name(int(match[1]), later)
 
-        return re.sub(r"\bv(\d+)\b", name, made)
+        return re.sub(r"\bv(\d+)\b", name, formula)
 
     def name(self, value: int, later: int) -> str:
         if value not in self.inner:
@@ -452,21 +452,21 @@ def _points(rows: RowsFunction, stage: Stage, low: str, high: str, direct: bool,
     nest = nest_of(rows.of, stage)
     vector = Vector(of=rows, stage=stage, block=block, text=Text(nest=nest))
     kind = TYPES[stage.dtype] if direct else SCALAR[kind_of(stage.dtype)]
-    given = [(f"{kind}* const out{k}", f"out{k}") for k in range(block)]
-    given += [("const int64_t low", low), ("const int64_t high", high), ("const bool past", "past")]
+    parameters = [(f"{kind}* const out{k}", f"out{k}") for k in range(block)]
+    parameters += [("const int64_t low", low), ("const int64_t high", high), ("const bool past", "past")]
     hoisted: list[str] = []
     for slot, source in stage.slots():
         if not isinstance(source, Read):
             of = TYPES[source.weight.meta["val"].dtype]
             place = f"{rows.names[source.weight]} + {source.element}{_channel(rows, stage, slot)}"
-            given.append((f"const {of}* const b_p{slot}", place))
+            parameters.append((f"const {of}* const b_p{slot}", place))
     for i in stage.values:
         ins = stage.body.code[i]
         if not (ins.op == "const" or not ins.axes or (ins.op == "load" and nest.inner[0] not in ins.axes)):
             vector.inner.append(i)
             continue
-        made = f"ld1(b_p{ins.attr})" if ins.op == "load" else expression(vector.text, i, last=None, partial=False)
-        hoisted.append(f"const {ins.kind} v{i} = {made};")
+        formula = f"ld1(b_p{ins.attr})" if ins.op == "load" else expression(vector.text, i, last=None, partial=False)
+        hoisted.append(f"const {ins.kind} v{i} = {formula};")
     # The farthest row down of every array is prefetched one block ahead.
     furthest: dict[Any, tuple[int, Read]] = {}
     for later in range(block):
@@ -477,23 +477,23 @@ def _points(rows: RowsFunction, stage: Stage, low: str, high: str, direct: bool,
                 if key not in vector.loads:
                     name = f"x{len(vector.loads)}_"
                     vector.loads[key], vector.places[key] = name, (i, read)
-                    given.append((f"const {rows.type(read)}* const b_{name}", rows.at(read, later)))
+                    parameters.append((f"const {rows.type(read)}* const b_{name}", rows.at(read, later)))
                 if rows.of.row_of(read) is None and key[0] >= furthest.get(read.field, (-FAR, read))[0]:
                     furthest[read.field] = (key[0], read)
     ahead: list[str] = []
     for n, (last, read) in enumerate(furthest.values() if rows.dim(0) is not None else ()):
         for row in range(block):
             place = rows.at(read, last - rows.of.place(read.shift)[0] + 1 + row)
-            given.append((f"const {rows.type(read)}* const a{n}_{row}", place))
+            parameters.append((f"const {rows.type(read)}* const a{n}_{row}", place))
             ahead.append(f"__builtin_prefetch(a{n}_{row} + j, 0, 2);")
     body = _function(vector, hoisted, ahead, memory=direct and kind == "float")
-    text = f"({', '.join(one for one, _ in given)}) {{\n" + "\n".join(body) + "\n}"
+    text = f"({', '.join(one for one, _ in parameters)}) {{\n" + "\n".join(body) + "\n}"
     # Stages with equal text share one function: the compiler then has less to do.
     texts = [one.partition("(")[2] for one in rows.functions]
     if text[1:] not in texts:
         rows.functions.append(f"static __attribute__((noinline)) void points{len(texts)}{text}")
         texts.append(text[1:])
-    rows.say(6, f"points{texts.index(text[1:])}({', '.join(place for _, place in given)});")
+    rows.say(6, f"points{texts.index(text[1:])}({', '.join(place for _, place in parameters)});")
 
 
 def _function(vector: Vector, hoisted: list[str], ahead: list[str], memory: bool) -> list[str]:

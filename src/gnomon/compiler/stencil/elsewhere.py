@@ -43,8 +43,8 @@ class RunElsewhere:
 
     __name__ = "stencil"
 
-    def __init__(self, made: Stencil, plain: Callable[..., Any]) -> None:
-        self.made, self.plain, self.several = made, plain, len(made.outputs) > 1
+    def __init__(self, stencil: Stencil, plain: Callable[..., Any]) -> None:
+        self.made, self.plain, self.several = stencil, plain, len(stencil.outputs) > 1
         self.inputs: list[Tensor] = []
         self.outputs: list[Tensor] = []
 
@@ -105,10 +105,10 @@ def _cpp(one: RunElsewhere, device: DeviceDescription) -> StencilText:
 
 def _triton(one: RunElsewhere, device: DeviceDescription) -> StencilText:
     source, launches = triton_rows.text(one.made, device)
-    products = sum(launch.as_matmul for launch in launches)
-    lines = (f"{_about(one)}: {len(launches)} kernels, {products} of them products of tensor cores",)
+    matmuls = sum(launch.as_matmul for launch in launches)
+    lines = (f"{_about(one)}: {len(launches)} kernels, {matmuls} of them products of tensor cores",)
     return StencilText(
-        source=source, suffix="py", lines=lines, data={"kernels": len(launches), "products": products}
+        source=source, suffix="py", lines=lines, data={"kernels": len(launches), "products": matmuls}
     )  # fmt: skip
 
 

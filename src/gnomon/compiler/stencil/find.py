@@ -67,12 +67,12 @@ def few_channels(node: Node) -> bool:
     """Whether a convolution's channels are few, or each is its own, of steps of 1."""
     if node.target is not aten.convolution.default or node.kwargs:
         return False
-    x, weight, bias, stride, padding, _, transposed, more, groups = node.args
+    x, weight, bias, stride, padding, _, transposed, output_padding, groups = node.args
     values = [fixed(one) for one in (x, weight, *([] if bias is None else [bias]))]
     numbers = [*stride, *padding, *node.args[5]]
     if any(one is None for one in values) or not all(type(one) is int for one in numbers):
         return False
-    if transposed or any(more) or any(one != 1 for one in stride) or any(one < 0 for one in padding):
+    if transposed or any(output_padding) or any(one != 1 for one in stride) or any(one < 0 for one in padding):
         return False
     out, of, *taps = values[1].shape  # type: ignore[union-attr]
     own = groups == values[0].shape[1] == out and of == 1  # type: ignore[union-attr]
@@ -102,7 +102,7 @@ def shifts(node: Node) -> bool:
 
 def regions(graph: torch.fx.Graph) -> list[Region]:
     """Connected, convex sets of nodes that may be of stencils, with something shifted in each."""
-    made: list[Region] = []
+    merged: list[Region] = []
     of: dict[Node, int] = {}
     behind: dict[Node, frozenset[int]] = {}
     """Maps a node to the regions that it waits for on a way that leaves them."""
@@ -126,25 +126,25 @@ def regions(graph: torch.fx.Graph) -> list[Region]:
             home = fit[0] if fit else None
             for other in fit[1:]:
                 # Two regions become one if neither waits for the other.
-                if home in made[other].after or other in made[home].after:  # type: ignore[operator, index]
+                if home in merged[other].after or other in merged[home].after:  # type: ignore[operator, index]
                     continue
-                made[home].members += made[other].members  # type: ignore[index]
-                made[home].after |= made[other].after  # type: ignore[index]
-                made[other].members, alias[other] = [], home  # type: ignore[assignment]
+                merged[home].members += merged[other].members  # type: ignore[index]
+                merged[home].after |= merged[other].after  # type: ignore[index]
+                merged[other].members, alias[other] = [], home  # type: ignore[assignment]
             if home is None:
-                home = len(made)
-                made.append(Region())
+                home = len(merged)
+                merged.append(Region())
             of[node] = home
-            made[home].members.append(node)
+            merged[home].members.append(node)
             others = {number(of[arg]) for arg in above if arg in of} - {home}
-            made[home].after |= (waits | others) - {home}
-            behind[node] = frozenset((waits | others | made[home].after) - {home})
+            merged[home].after |= (waits | others) - {home}
+            behind[node] = frozenset((waits | others | merged[home].after) - {home})
         else:
             behind[node] = frozenset(waits | set(homes))
     order = {node: n for n, node in enumerate(graph.nodes)}
     laid = any(node.target is aten.convolution.default and not few_channels(node) for node in graph.nodes)
     found = []
-    for one in made:
+    for one in merged:
         one.members.sort(key=order.__getitem__)
         if laid and any(few_channels(node) for node in one.members):
             continue  # images are laid for the other convolutions
@@ -323,13 +323,13 @@ def stencil(region: Region) -> Stencil:
                 if finder.has_instructions(node.args[0]):
                     finder.stages[node.args[0]] = None
     # Reading a stage at a distance may make another node a stage; repeat until none is added.
-    made: list[Stage] = []
+    stages: list[Stage] = []
     for _ in region.members:
         before = len(finder.stages)
-        made = [_stage(finder, node) for node in region.members if node in finder.stages]
+        stages = [_stage(finder, node) for node in region.members if node in finder.stages]
         if len(finder.stages) == before:  # else making one found another
             break
-    used = _used(made, outputs)
+    used = _used(stages, outputs)
     if not used or len(used) > MOST_STAGES:
         raise UnfitError("no stages, or too many")
     found = _periodic(_whole(tuple(used), finder, outputs))
@@ -344,7 +344,7 @@ def _mixes(node: Node) -> bool:
 
 def _outputs(finder: Finder) -> list[Node]:
     """Nodes of the region that others read, through views that stay outside."""
-    wanted: dict[Node, None] = {}
+    needed: dict[Node, None] = {}
     for node in finder.members:
         if any(user not in finder.inside for user in node.users):
             here = node
@@ -353,16 +353,16 @@ def _outputs(finder: Finder) -> list[Node]:
             ):
                 here = here.args[0]
             if here in finder.inside:
-                wanted[here] = None
-    return list(wanted)
+                needed[here] = None
+    return list(needed)
 
 
-def _used(made: Sequence[Stage], outputs: Sequence[Node]) -> list[Stage]:
+def _used(stages: Sequence[Stage], outputs: Sequence[Node]) -> list[Stage]:
     needed = set(outputs)
-    for one in reversed(made):
+    for one in reversed(stages):
         if one.node in needed:
             needed |= {read.field for read in one.reads()}
-    return [one for one in made if one.node in needed]
+    return [one for one in stages if one.node in needed]
 
 
 def _stage(finder: Finder, node: Node) -> Stage:
@@ -383,12 +383,12 @@ def _stage(finder: Finder, node: Node) -> Stage:
         below = finder.view(base)
         if below.outside is not None:
             below = finder.needs(base)
-        body, made = _body(finder, what, finder.sizes(what), tuple(-low for low, _ in box))
+        body, value_id = _body(finder, what, finder.sizes(what), tuple(-low for low, _ in box))
         return Stage(
-            node=node, sizes=sizes, dtype=value.dtype, body=body, value=made, box=tuple(box), base=below
+            node=node, sizes=sizes, dtype=value.dtype, body=body, value=value_id, box=tuple(box), base=below
         )  # fmt: skip
-    body, made = _body(finder, node, finder.sizes(node), (0,) * len(finder.sizes(node)), own=True)
-    return Stage(node=node, sizes=finder.sizes(node), dtype=value.dtype, body=body, value=made)
+    body, value_id = _body(finder, node, finder.sizes(node), (0,) * len(finder.sizes(node)), own=True)
+    return Stage(node=node, sizes=finder.sizes(node), dtype=value.dtype, body=body, value=value_id)
 
 
 def _body(finder: Finder, node: Node, sizes: tuple[int, ...], moved: Shift, own: bool = False) -> tuple[Body, int]:
@@ -493,11 +493,11 @@ def _convolution(
             dtype=value.dtype,
         )
         tensor = body.load(external, ((),))
-        made = Value(body, tensor.value)
+        value_here = Value(body, tensor.value)
         if strides:  # varies along channels
             slot = body.slot(replace(body.inputs[body.code[tensor.value].attr], strides=strides))
-            made = Value(body, body.emit("load", kind=made.kind, axes=strides, attr=slot))
-        return made
+            value_here = Value(body, body.emit("load", kind=value_here.kind, axes=strides, attr=slot))
+        return value_here
 
     full = tuple(int(size) for size in node.meta["val"].shape)
     total = None if bias is None else factor(bias, 0, 1 if by_channel else 0)
@@ -525,10 +525,10 @@ def _convolution(
 
 def _whole(stages: tuple[Stage, ...], finder: Finder, outputs: Sequence[Node]) -> Stencil:
     inputs: dict[Node, None] = {}
-    made = {one.node for one in stages}
+    inner_fields = {one.node for one in stages}
     for one in stages:
         for read in one.reads():
-            if read.field not in made:
+            if read.field not in inner_fields:
                 inputs[read.field] = None
         for _, source in one.slots():
             if isinstance(source, Factor):
@@ -549,7 +549,7 @@ def _whole(stages: tuple[Stage, ...], finder: Finder, outputs: Sequence[Node]) -
 def _periodic(found: Stencil) -> Stencil:
     """Stages whose ends are read as neighbours are computed beyond them, and so is whatever they read."""
     wraps = {read.field for one in found.stages for read in one.reads() if read.outside == "wrap"}
-    made: list[Stage] = []
+    stages: list[Stage] = []
     # Backwards: what a wrapping stage reads must wrap as well.
     for one in reversed(found.stages):
         if one.node in wraps:
@@ -561,8 +561,8 @@ def _periodic(found: Stencil) -> Stencil:
                         raise UnfitError("an edge that wraps around another")
                     body.inputs[slot] = replace(source, node=replace(source.node, outside="wrap"))
             one = replace(one, body=body)
-        made.append(one)
-    return replace(found, stages=tuple(reversed(made)))
+        stages.append(one)
+    return replace(found, stages=tuple(reversed(stages)))
 
 
 def _check(found: Stencil) -> None:

@@ -74,12 +74,12 @@ class Pipeline:
 
 def pipeline(stencil: Stencil, block: int = 1) -> Pipeline:
     """Rows in order, each as early as what it reads allows. block: rows of each that are computed at a time."""
-    made = {one.node for one in stencil.stages}
+    inner_fields = {one.node for one in stencil.stages}
     edges = {
         (read.field, read.outside): None
         for one in stencil.stages
         for read in one.reads()
-        if read.field not in made and read.outside is not None
+        if read.field not in inner_fields and read.outside is not None
     }
     rows = [
         LaggedArray(stage=None, source=field, outside=outside, lag=0, ring=1, output=False) for field, outside in edges

@@ -37,21 +37,21 @@ MEANS: dict[str, Callable[..., Tensor]] = {
 def value_of(stage: Stage, read: Callable[[Read], Tensor], factor: Callable[[Factor], Any]) -> Tensor:
     """The stage's value over some region. read: a field over that region, at a shift. UnfitError for an operation that
     has no meaning here."""
-    made: dict[int, Tensor] = {}
+    values: dict[int, Tensor] = {}
     for i in stage.values:
         ins = stage.body.code[i]
         if ins.op == "load":
             source = stage.body.inputs[ins.attr].node
-            made[i] = (read(source) if isinstance(source, Read) else torch.as_tensor(factor(source))).to(
+            values[i] = (read(source) if isinstance(source, Read) else torch.as_tensor(factor(source))).to(
                 KINDS[ins.kind]
             )
         elif ins.op == "const":
             plain = {"True": 1.0, "False": 0.0}.get(ins.attr)
-            made[i] = torch.tensor(float(ins.attr) if plain is None else plain).to(KINDS[ins.kind])
+            values[i] = torch.tensor(float(ins.attr) if plain is None else plain).to(KINDS[ins.kind])
         elif ins.op == "cast":
-            made[i] = made[ins.args[0]].to(KINDS[ins.kind])
+            values[i] = values[ins.args[0]].to(KINDS[ins.kind])
         elif ins.op in MEANS:
-            made[i] = MEANS[ins.op](*(made[a] for a in ins.args))
+            values[i] = MEANS[ins.op](*(values[a] for a in ins.args))
         else:
             raise UnfitError(f"{ins.op} on a device that is played")
-    return made[stage.value]
+    return values[stage.value]

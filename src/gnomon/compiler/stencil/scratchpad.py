@@ -122,12 +122,12 @@ def program(stencil: Stencil, device: DeviceDescription) -> list[ManyCore]:
         if depth > 1 and depth > len(stencil.stages):
             break
         try:
-            made = [_part(pipeline(one), device) for one in parts(stencil, depth)]
+            program_parts = [_part(pipeline(one), device) for one in parts(stencil, depth)]
         except UnfitError:
             continue
-        seconds = sum(one[0] for one in made)
+        seconds = sum(one[0] for one in program_parts)
         if best is None or seconds < best[0]:
-            best = seconds, [one[1] for one in made]
+            best = seconds, [one[1] for one in program_parts]
     if best is None:
         raise UnfitError(f"tiles that the scratchpad of {device.name} does not hold")
     return best[1]
@@ -141,8 +141,8 @@ def _part(of: Pipeline, device: DeviceDescription) -> tuple[float, ManyCore]:
     for tile in _tiles(whole, of.first, lanes):
         # Double buffering first; if it does not fit, one buffer.
         for twice in (True, False):
-            held = sum(size for _, size in _places(of, tile, twice).values())
-            if held <= device.levels[0].size:
+            tile_bytes = sum(size for _, size in _places(of, tile, twice).values())
+            if tile_bytes <= device.levels[0].size:
                 found.append((_seconds(of, device, tile, twice), tile, twice))
                 break
     if not found:
@@ -293,13 +293,13 @@ def _programs(of: Pipeline, device: DeviceDescription, tile: tuple[int, ...], tw
                 # Fetch the next tile before waiting for this one: it comes while this one is computed.
                 fetch(mine[n + 1], (n + 1) % 2)
             code += [Wait(f"in{k}_{copy}") for k in range(len(fields))]
-            held = {node: f"in{k}_{copy}" for k, node in enumerate(fields)}
+            buffer_names = {node: f"in{k}_{copy}" for k, node in enumerate(fields)}
             for k, (row, needed) in enumerate(zip(of.rows, _needed(of, region), strict=True)):
                 if row.stage is None:
                     continue
-                reads = tuple((read.field, held[read.field]) for read in row.stage.reads())
+                reads = tuple((read.field, buffer_names[read.field]) for read in row.stage.reads())
                 code.append(Compute(f"stage{k}", row.stage, needed, tuple(dict.fromkeys(reads))))
-                held[row.stage.node] = f"stage{k}"
+                buffer_names[row.stage.node] = f"stage{k}"
                 if row.output:
                     # Only the tile's own region goes to memory, cut at the array's end; its border belongs to other
                     # tiles.
@@ -313,11 +313,11 @@ def _programs(of: Pipeline, device: DeviceDescription, tile: tuple[int, ...], tw
 
 
 # ---- playing
-def play(made: list[ManyCore], stencil: Stencil, inputs: list[Tensor]) -> PlayResult:
+def play(programs: list[ManyCore], stencil: Stencil, inputs: list[Tensor]) -> PlayResult:
     """The outputs for these inputs by the programs of all cores, held to the device; PlayError where it could not."""
     arrays = {node: _flat(one) for node, one in zip(stencil.inputs, inputs, strict=True)}
     played = PlayResult()
-    for part in made:
+    for part in programs:
         for one in part.of.stencil.stages:
             if any(one.node is node for node in part.of.stencil.outputs):
                 arrays[one.node] = torch.full(one.sizes, float("nan"), dtype=one.dtype)
@@ -338,7 +338,7 @@ def _core(part: ManyCore, core: Core, arrays: dict[Any, Tensor], played: PlayRes
     """Runs one core's program and returns its seconds."""
     device = part.device
     assert device.dma is not None
-    held: dict[str, tuple[Region, Tensor]] = {}
+    local: dict[str, tuple[Region, Tensor]] = {}
     coming: dict[str, float] = {}
     # now: the core's clock; dma: when the engine is free. Transfers follow each other on one engine.
     now = dma = 0.0
@@ -356,8 +356,8 @@ def _core(part: ManyCore, core: Core, arrays: dict[Any, Tensor], played: PlayRes
             late = [name for _, name in one.reads if name in coming]
             if late:
                 raise PlayError(f"{late[0]} is read before it has come")
-            held[one.buffer] = (one.region, _computed(part, one, held, arrays))
-            _fits(part, one.buffer, held[one.buffer][1])
+            local[one.buffer] = (one.region, _computed(part, one, local, arrays))
+            _fits(part, one.buffer, local[one.buffer][1])
             now += _work_s(one.stage, one.region, device)
             continue
         array = arrays[one.array]
@@ -365,11 +365,11 @@ def _core(part: ManyCore, core: Core, arrays: dict[Any, Tensor], played: PlayRes
             if one.buffer in coming:
                 raise PlayError(f"{one.buffer} is fetched twice")
             window = _window(array, one.region, one.outside)
-            held[one.buffer] = (one.region, window)
+            local[one.buffer] = (one.region, window)
             _fits(part, one.buffer, window)
             moved = window.numel() * window.element_size()
         else:
-            region, values = held[one.buffer]
+            region, values = local[one.buffer]
             cut = tuple(slice(a - low, b - low) for (a, b), (low, _) in zip(one.region, region, strict=True))
             target = tuple(slice(a, b) for a, b in one.region)
             if any(a < 0 or b > size for (a, b), size in zip(one.region, array.shape, strict=True)):
@@ -402,13 +402,13 @@ def _window(array: Tensor, region: Region, outside: float) -> Tensor:
 
 
 def _computed(
-    part: ManyCore, one: Compute, held: dict[str, tuple[Region, Tensor]], arrays: dict[Any, Tensor]
+    part: ManyCore, one: Compute, local: dict[str, tuple[Region, Tensor]], arrays: dict[Any, Tensor]
 ) -> Tensor:
     """A stage over a region, from buffers alone; outside its own domain stands what others read there."""
     stage, buffers = one.stage, dict(one.reads)
 
     def read(what: Read) -> Tensor:
-        region, values = held[buffers[what.field]]
+        region, values = local[buffers[what.field]]
         cut = []
         for (a, b), (low, high), by in zip(one.region, region, what.shift, strict=True):
             if a + by < low or b + by > high:
@@ -422,15 +422,15 @@ def _computed(
             return weight[what.element]
         return weight[what.element + one.region[what.dim][0] * what.by_channel]
 
-    made = value_of(stage, read, factor).expand([b - a for a, b in one.region]).clone()
+    computed = value_of(stage, read, factor).expand([b - a for a, b in one.region]).clone()
     if stage.box is not None:
         assert stage.base is not None
-        made = torch.where(_mask(one.region, stage.box), made, read(stage.base).to(made.dtype))
+        computed = torch.where(_mask(one.region, stage.box), computed, read(stage.base).to(computed.dtype))
     row = next(row for row in part.of.rows if row.source is stage.node)
     if row.outside is not None:
         inside = _mask(one.region, tuple((0, size) for size in stage.sizes))
-        made = torch.where(inside, made, torch.tensor(float(row.outside), dtype=made.dtype))
-    return made
+        computed = torch.where(inside, computed, torch.tensor(float(row.outside), dtype=computed.dtype))
+    return computed
 
 
 def _mask(region: Region, box: Region) -> Tensor:
@@ -444,9 +444,9 @@ def _mask(region: Region, box: Region) -> Tensor:
 
 
 # ---- the C of a core
-def text(made: list[ManyCore]) -> str:
+def text(programs: list[ManyCore]) -> str:
     """The C of each part: what every core runs, with its own number."""
-    return "\n\n".join(_part_text(part, n) for n, part in enumerate(made)) + "\n"
+    return "\n\n".join(_part_text(part, n) for n, part in enumerate(programs)) + "\n"
 
 
 def _part_text(part: ManyCore, number: int) -> str:
@@ -479,8 +479,8 @@ def _part_text(part: ManyCore, number: int) -> str:
         lines += [f"        {line}" for line in _gets(part, names, "t", "0")]
         lines.append("        dma_wait(0);")
         lines += [f"        float* const in{n} = in{n}_0;" for n in range(len(fields))]
-    held = {node: f"in{n}" for n, node in enumerate(fields)}
-    held |= {row.source: f"stage{n}" for n, row in enumerate(of.rows) if row.stage is not None}
+    field_names = {node: f"in{n}" for n, node in enumerate(fields)}
+    field_names |= {row.source: f"stage{n}" for n, row in enumerate(of.rows) if row.stage is not None}
     region = tuple((0, step) for step in part.tile)
     for n, (row, needed) in enumerate(zip(of.rows, _needed(of, region), strict=True)):
         if row.stage is None:
@@ -489,7 +489,7 @@ def _part_text(part: ManyCore, number: int) -> str:
         for dim, (a, b) in enumerate(needed):
             lines.append(f"{'    ' * depth}for (int i{dim} = t{dim} + {a}; i{dim} < t{dim} + {b}; i{dim}++)")
             depth += 1
-        lines.append(f"{'    ' * depth}{_point(row.stage, f'stage{n}', held, names)}")
+        lines.append(f"{'    ' * depth}{_point(row.stage, f'stage{n}', field_names, names)}")
         if row.output:
             own = [f"t{d}, {step}" for d, step in enumerate(part.tile)]
             lines.append(f"        dma_put(stage{n}, {names[row.source]}, {', '.join(own)});")
@@ -518,34 +518,34 @@ def _gets(part: ManyCore, names: dict[Any, str], corner: str, copy: str) -> list
     return lines
 
 
-def _point(stage: Stage, buffer: str, held: dict[Any, str], names: dict[Any, str]) -> str:
+def _point(stage: Stage, buffer: str, field_names: dict[Any, str], names: dict[Any, str]) -> str:
     """A stage's value at one point, as an expression."""
-    made: dict[int, str] = {}
+    texts: dict[int, str] = {}
     at = ", ".join(f"i{d}" for d in range(len(stage.sizes)))
     for i in stage.values:
         ins = stage.body.code[i]
-        args = [made[a] for a in ins.args]
+        args = [texts[a] for a in ins.args]
         if ins.op == "load":
             source = stage.body.inputs[ins.attr].node
             if isinstance(source, Read):
                 where = ", ".join(f"i{d} + {by}" if by else f"i{d}" for d, by in enumerate(source.shift))
-                made[i] = f"at({held[source.field]}, {where})"
+                texts[i] = f"at({field_names[source.field]}, {where})"
             else:
-                made[i] = f"{names[source.weight]}[{source.element}]"
+                texts[i] = f"{names[source.weight]}[{source.element}]"
         elif ins.op == "const":
-            made[i] = f"{ins.attr}f"
+            texts[i] = f"{ins.attr}f"
         elif ins.op in {**BINARY, **COMPARE}:
-            made[i] = f"({args[0]} {({**BINARY, **COMPARE})[ins.op]} {args[1]})"
+            texts[i] = f"({args[0]} {({**BINARY, **COMPARE})[ins.op]} {args[1]})"
         elif ins.op == "fused":
-            made[i] = f"fmaf({', '.join(args)})"
+            texts[i] = f"fmaf({', '.join(args)})"
         elif ins.op == "select":
-            made[i] = f"({args[0]} ? {args[1]} : {args[2]})"
+            texts[i] = f"({args[0]} ? {args[1]} : {args[2]})"
         elif ins.op in ("neg", "cast"):
-            made[i] = f"(-{args[0]})" if ins.op == "neg" else args[0]
+            texts[i] = f"(-{args[0]})" if ins.op == "neg" else args[0]
         else:
-            made[i] = f"{ins.op}f({', '.join(args)})"
-    value = made[stage.value]
+            texts[i] = f"{ins.op}f({', '.join(args)})"
+    value = texts[stage.value]
     if stage.box is not None:
         inside = " && ".join(f"i{d} >= {low} && i{d} < {high}" for d, (low, high) in enumerate(stage.box))
-        value = f"{inside} ? {value} : at({held[stage.base.field] if stage.base else ''}, {at})"
+        value = f"{inside} ? {value} : at({field_names[stage.base.field] if stage.base else ''}, {at})"
     return f"set({buffer}, {at}, {value});"

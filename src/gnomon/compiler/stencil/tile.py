@@ -95,16 +95,16 @@ def instructions(of: Pipeline, n: int) -> tuple[float, float]:
         return 0.0, 2.0
     code = stage.body.code
     wide = 2.0 if kind_of(stage.dtype) == "D" else 1.0
-    made = sum(COST.get(code[i].op, 1) for i in stage.values if code[i].op not in ("load", "const"))
+    computed = sum(COST.get(code[i].op, 1) for i in stage.values if code[i].op not in ("load", "const"))
     loads = sum(code[i].op == "load" and bool(code[i].axes) for i in stage.values)
-    return wide * made, wide * (LOADED * loads + 1)
+    return wide * computed, wide * (LOADED * loads + 1)
 
 
 def foretold(of: Pipeline, size: Place, device: DeviceDescription, depth: int) -> Tile:
     """Prices tasks of that size for one part of the stencil."""
     edges = borders(of)
-    held = ring_bytes(of, size, edges)
-    level = _level(device, held)
+    tile_bytes = ring_bytes(of, size, edges)
+    level = _level(device, tile_bytes)
     stage = of.stencil.stages[-1]
     whole = of.sizes(stage.sizes)
     batches = prod(stage.sizes[: of.first])
@@ -112,11 +112,11 @@ def foretold(of: Pipeline, size: Place, device: DeviceDescription, depth: int) -
     tasks = prod(-(-whole[dim] // size[dim]) for dim in range(3)) * batches
     made_s = level_s = 0.0
     for n, (low, high) in enumerate(edges):
-        more = prod((size[dim] + low[dim] + high[dim]) / size[dim] for dim in range(3))
-        vectors = prod(whole) * batches * more / device.vectors.lanes
-        made, moved = instructions(of, n)
-        walks = prod(whole[:2]) * batches * more * -(-whole[2] // size[2])
-        made_s += (vectors * made + walks * A_WALK) / device.vectors.rate
+        halo_factor = prod((size[dim] + low[dim] + high[dim]) / size[dim] for dim in range(3))
+        vectors = prod(whole) * batches * halo_factor / device.vectors.lanes
+        computed, moved = instructions(of, n)
+        walks = prod(whole[:2]) * batches * halo_factor * -(-whole[2] // size[2])
+        made_s += (vectors * computed + walks * A_WALK) / device.vectors.rate
         level_s += vectors * moved * device.vectors.lanes * 4 / level.bandwidth
     busiest = -(-tasks // workers) / tasks
     memory = 0.0
@@ -131,17 +131,17 @@ def foretold(of: Pipeline, size: Place, device: DeviceDescription, depth: int) -
         depth=depth,
         size=size,
         level=level.name,
-        ring_bytes=held,
+        ring_bytes=tile_bytes,
         memory_s=memory * again / device.memory_bandwidth + broken_s,
         level_s=level_s * busiest,
         compute_s=made_s * busiest,
     )
 
 
-def _level(device: DeviceDescription, held: int) -> Level:
+def _level(device: DeviceDescription, tile_bytes: int) -> Level:
     """The first level of which half holds a task's rings."""
     for level in device.levels:
-        if 2 * held <= level.size // (device.workers if level.shared else 1):
+        if 2 * tile_bytes <= level.size // (device.workers if level.shared else 1):
             return level
     return Level(name="memory", size=1 << 60, bandwidth=device.memory_bandwidth / device.workers)
 

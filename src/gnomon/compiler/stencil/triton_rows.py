@@ -104,9 +104,9 @@ class Lines:
             else:
                 inside.append(f"({at[place]} >= 0) & ({at[place]} < {size})")
         other = 0.0 if read.outside in (None, "wrap") else read.outside
-        made = f"tl.load({self.at(read.field, (at[0], at[1], at[2]), channel)}, mask={' & '.join(inside)}, "
+        loaded = f"tl.load({self.at(read.field, (at[0], at[1], at[2]), channel)}, mask={' & '.join(inside)}, "
         other_text = f'float("{other}")' if other in (float("inf"), -float("inf")) or other != other else repr(other)
-        return f"{made}other={other_text}).to({ {'F': 'tl.float32', 'D': 'tl.float64', 'B': 'tl.int1'}[kind] })"
+        return f"{loaded}other={other_text}).to({ {'F': 'tl.float32', 'D': 'tl.float64', 'B': 'tl.int1'}[kind] })"
 
 
 def text(stencil: Stencil, device: DeviceDescription) -> tuple[str, list[TritonLaunch]]:
@@ -115,9 +115,9 @@ def text(stencil: Stencil, device: DeviceDescription) -> tuple[str, list[TritonL
     parts, launches = [HEAD], []
     for n, stage in enumerate(stencil.stages):
         box = box_of(stage)
-        product = box is not None and stencil.channel is None and pays(box, stage, device)
+        as_matmul = box is not None and stencil.channel is None and pays(box, stage, device)
         lines = Lines(of=of, stage=stage, lines=[], arrays=[], numbers=[])
-        if product:
+        if as_matmul:
             assert box is not None
             tile = _matmul_tile(lines, box)
         else:
@@ -133,7 +133,7 @@ def text(stencil: Stencil, device: DeviceDescription) -> tuple[str, list[TritonL
                 arrays=tuple(lines.arrays),
                 numbers=tuple(lines.numbers),
                 tile=tile,
-                as_matmul=product,
+                as_matmul=as_matmul,
             )  # fmt: skip
         )
     return "\n\n\n".join(parts) + "\n", launches
@@ -180,12 +180,12 @@ def _pointwise(lines: Lines) -> None:
         ins = stage.body.code[i]
         if ins.op == "load":
             source = stage.body.inputs[ins.attr].node
-            made = lines.load(source, ins.kind) if isinstance(source, Read) else _factor(lines, source)
+            formula = lines.load(source, ins.kind) if isinstance(source, Read) else _factor(lines, source)
         elif ins.op == "fused":
-            made = f"(v{ins.args[0]} * v{ins.args[1]} + v{ins.args[2]})"
+            formula = f"(v{ins.args[0]} * v{ins.args[1]} + v{ins.args[2]})"
         else:
-            made = expression(printed, i, 0)
-        lines.say(f"v{i} = {made}")
+            formula = expression(printed, i, 0)
+        lines.say(f"v{i} = {formula}")
     value = f"v{stage.value}"
     if stage.box is not None:
         lines.say(f"made = tl.where(live, {value}, base)")
@@ -231,12 +231,12 @@ def _matmul_tile(lines: Lines, box: Box) -> tuple[int, int]:
 def run(stencil: Stencil, source: str, launches: list[TritonLaunch], inputs: list[torch.Tensor]) -> list[torch.Tensor]:
     """The outputs, by Triton, of tensors where it runs."""
     module = module_of(source)
-    held = dict(zip(stencil.inputs, inputs, strict=True))
+    arrays = dict(zip(stencil.inputs, inputs, strict=True))
     for launch in launches:
         value = launch.stage.node.meta["val"]
-        held[launch.stage.node] = torch.empty(value.shape, dtype=value.dtype, device=inputs[0].device)
+        arrays[launch.stage.node] = torch.empty(value.shape, dtype=value.dtype, device=inputs[0].device)
         whole = stencil.channel is not None
-        numbers = [_number(held[node], kind, dim, whole) for kind, node, dim in launch.numbers]
+        numbers = [_number(arrays[node], kind, dim, whole) for kind, node, dim in launch.numbers]
         sizes = launch.stage.sizes
         of = pipeline(stencil)
         rows, between, points = of.sizes(sizes)
@@ -245,11 +245,11 @@ def run(stencil: Stencil, source: str, launches: list[TritonLaunch], inputs: lis
         down, across = (1, rows_of * points_of) if launch.as_matmul else (rows_of, points_of)
         grid = (-(-points // across), -(-rows // down), many)
         function: Callable[..., Any] = getattr(module, launch.name)[grid]
-        function(*[held[node] for node in launch.arrays], *numbers, ROWS=rows_of, POINTS=points_of)
-    return [held[node] for node in stencil.outputs]
+        function(*[arrays[node] for node in launch.arrays], *numbers, ROWS=rows_of, POINTS=points_of)
+    return [arrays[node] for node in stencil.outputs]
 
 
 def _number(tensor: torch.Tensor, kind: str, dim: int, whole: bool) -> int:
     every = tensor.stride() if kind == "stride" else tensor.shape
-    kept = [int(n) for size, n in zip(tensor.shape, every, strict=True) if whole or size > 1]
-    return kept[dim]
+    sizes = [int(n) for size, n in zip(tensor.shape, every, strict=True) if whole or size > 1]
+    return sizes[dim]

@@ -22,7 +22,7 @@ FILES = Path(__file__).parent / "fixtures/deepspeed"
 def job(devices: int = 8, **values: Any) -> Job:
     base = {"train_micro_batch_size_per_gpu": 2, "bf16": {"enabled": True}, "zero_optimization": {"stage": 2}}
     return read_deepspeed(
-        json.dumps({**base, **values}), devices=devices, seq_len=1024, model="gpt2", given=ReadContext(strict=True)
+        json.dumps({**base, **values}), devices=devices, seq_len=1024, model="gpt2", context=ReadContext(strict=True)
     )
 
 
@@ -74,7 +74,9 @@ def test_what_a_file_leaves_open_is_taken_as_usual_and_listed() -> None:
     result = read_deepspeed(FILES / "zero3_auto.json", devices=8)
     assert result.plan.precision.param == "bf16" and result.plan.schedule.micro_batch_size == 1
     assert [line.rpartition("(")[2] for line in result.assumed] == ["--precision)", "--micro-batch-size)", "--seq-len)"]
-    wider = read_deepspeed(FILES / "zero3_auto.json", devices=8, given=ReadContext(global_batch=64, micro_batch_size=2))
+    wider = read_deepspeed(
+        FILES / "zero3_auto.json", devices=8, context=ReadContext(global_batch=64, micro_batch_size=2)
+    )
     assert wider.workload.global_batch_size == 64 and wider.plan.schedule.micro_batch_size == 2
 
 

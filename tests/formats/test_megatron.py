@@ -321,12 +321,12 @@ def test_what_a_script_leaves_open_is_given_by_one_rule() -> None:
     with pytest.raises(InputError, match="'TP', which the script does not set; .* or give --set TP="):
         read_megatron(text, devices=8)
     settings = {"TP": "2", "seq_length": "512", "--num-layers": "12", "MORE": "--swiglu --sequence-parallel"}
-    result = read_megatron(text, devices=8, given=ReadContext(settings=settings, vocab_size=1000))
+    result = read_megatron(text, devices=8, context=ReadContext(settings=settings, vocab_size=1000))
     assert (result.plan.mesh.tp, result.workload.seq_len, result.plan.layout.sequence_parallel) == (2, 512, True)
     assert isinstance(result.model, DecoderConfig) and (result.model.num_layers, result.model.vocab_size) == (12, 1024)
     with pytest.raises(InputError, match=r"uses no variable 'PT'.*did you mean 'TP'"):
-        read_megatron(text, devices=8, given=ReadContext(settings={"PT": "2"}))
-    other = read_megatron(text, devices=8, given=ReadContext(settings={"TP": "2"}, model=llama3_1_70b()))
+        read_megatron(text, devices=8, context=ReadContext(settings={"PT": "2"}))
+    other = read_megatron(text, devices=8, context=ReadContext(settings={"TP": "2"}, model=llama3_1_70b()))
     assert other.graph().num_parameters() == build(llama3_1_70b()).num_parameters()
     assert {u.field for u in other.unexpressed} == {"$MORE"}
     with pytest.raises(InputError, match="--model NAME"):
@@ -468,7 +468,7 @@ def test_bridge_overrides_lie_over_what_recipes_share() -> None:
 )
 def test_bridge_refusals(overrides: str, message: str) -> None:
     with pytest.raises(InputError, match=message):
-        read_megatron_bridge(overrides, model=llama3_1_70b(), devices=16, given=ReadContext(strict=True))
+        read_megatron_bridge(overrides, model=llama3_1_70b(), devices=16, context=ReadContext(strict=True))
 
 
 @pytest.mark.parametrize(

@@ -35,7 +35,7 @@ def test_a_multimodal_program_is_its_decoder_with_the_tokens_of_images() -> None
 
 
 def test_a_mixture_that_is_not_recomputed() -> None:
-    job = read_megatron(SCRIPT.format(layers=8), given=ReadContext(settings={"moe_layer_recompute": "false"}))
+    job = read_megatron(SCRIPT.format(layers=8), context=ReadContext(settings={"moe_layer_recompute": "false"}))
     assert [entry.field for entry in job.unexpressed] == ["rampup_batch_size"]
 
 

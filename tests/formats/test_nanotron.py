@@ -21,7 +21,7 @@ def job(*changes: tuple[str, str]) -> Job:
     for old, new in changes:
         assert text.count(old) == 1, old
         text = text.replace(old, new)
-    return read_nanotron(text, given=ReadContext(strict=True))
+    return read_nanotron(text, context=ReadContext(strict=True))
 
 
 def test_the_tiny_llama() -> None:

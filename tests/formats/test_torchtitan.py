@@ -32,7 +32,7 @@ def job(devices: int | None = 8, flavor: str = "8B", **sections: dict[str, Any])
         for key, value in values.items():
             text = str(value).lower() if isinstance(value, bool) else repr(value).replace("'", '"')
             lines.append(f"{key} = {text}")
-    return read_torchtitan("\n".join(lines), devices=devices, given=ReadContext(strict=True))
+    return read_torchtitan("\n".join(lines), devices=devices, context=ReadContext(strict=True))
 
 
 def test_the_405b_file() -> None:

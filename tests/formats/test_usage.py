@@ -77,7 +77,7 @@ def test_lists_of_the_autotuner_are_jobs_of_their_own(key: str, first: int) -> N
     with pytest.raises(InputError, match=rf"autotuner tries each .*--set {key}={first}"):
         read_deepspeed(json.dumps(values), devices=8, model="llama-2-7b", seq_len=2048)
     read = read_deepspeed(
-        json.dumps(values), given=ReadContext(devices=8, model="llama-2-7b", seq_len=2048, settings={key: str(first)})
+        json.dumps(values), context=ReadContext(devices=8, model="llama-2-7b", seq_len=2048, settings={key: str(first)})
     )
     assert read.plan.optimizer.zero == (first if section else 2)
 

@@ -114,10 +114,10 @@ def _from_input(arguments: list[str]) -> list[str]:
 
 def _mistake(error: Exception, arguments: Sequence[str]) -> int:
     """What to report of an error that nobody foresaw."""
-    asked = " ".join(["gnomon", *arguments])
+    command = " ".join(["gnomon", *arguments])
     return _failed(
         f"gnomon: a mistake in Gnomon itself: {type(error).__name__}: {str(error)[:MOST_SAID]}\n"
-        f"Please report it with this line: {asked}\n"
+        f"Please report it with this line: {command}\n"
         f"GNOMON_DEBUG=1 shows where it happened.",
         OUR_MISTAKE,
     )

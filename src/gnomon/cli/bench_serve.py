@@ -94,7 +94,7 @@ def _server(options: BenchOptions) -> Iterator[str]:
         raise InputError(
             f"{options.target} is no folder; a server's address begins with http://: http://{options.target}"
         )
-    given = {
+    arguments = {
         "--tokenizer": options.tokenizer,
         "--dtype": options.dtype,
         "--weights": options.weights,
@@ -110,17 +110,17 @@ def _server(options: BenchOptions) -> Iterator[str]:
         "--expert-parallel-size": options.expert_parallel_size,
     }
     command = [sys.executable, "-m", "gnomon", "serve", options.target, "--port", "0"]
-    command += [word for name, value in given.items() if value is not None for word in (name, str(value))]
+    command += [word for name, value in arguments.items() if value is not None for word in (name, str(value))]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
         assert process.stderr is not None
-        said: list[str] = []
+        lines: list[str] = []
         try:
             for line in process.stderr:
-                said.append(line)
+                lines.append(line)
                 if line.startswith("gnomon: serving ") and " on http" in line:
                     yield line.partition(" on ")[2].split()[0]
                     return
-            raise RunError(f"the folder is not served: {''.join(said)[-300:].strip()}")
+            raise RunError(f"the folder is not served: {''.join(lines)[-300:].strip()}")
         finally:
             process.terminate()
             process.wait()

@@ -118,10 +118,10 @@ def report(cluster: Cluster, target: Path) -> list[str]:
 
 def _line(table: Table) -> str:
     sizes = " ".join(f"{axis.name}={axis.sizes[-1]:,}" for axis in table.axes)
-    alone = f"{1e3 * table.alone_s[-1]:.3g} ms" if table.alone_s else ""
+    alone_text = f"{1e3 * table.alone_s[-1]:.3g} ms" if table.alone_s else ""
     name = " ".join(part for part in table.key if part)
     return (
-        f"{name:<23} {sizes:<28} {f'{1e3 * table.seconds[-1]:.3g} ms':>9} {alone:>9} "
+        f"{name:<23} {sizes:<28} {f'{1e3 * table.seconds[-1]:.3g} ms':>9} {alone_text:>9} "
         f"{f'{100 * median(table.spread):.0f} %':>7}"
     )
 

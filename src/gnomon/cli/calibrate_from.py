@@ -40,7 +40,7 @@ def run(options: CalibrateOptions) -> int:
     fit = fit_runs(runs, source.name)
     target = Path(options.output or f"{fit.stack.name}-own.toml")
     schema.save_file(fit.stack, target)
-    left = (*refused, *fit.refused)
+    not_fitted = (*refused, *fit.refused)
     if options.json:
         rows = [{"id": r.id, "before": b, "after": a} for r, b, a in zip(fit.runs, fit.before, fit.after, strict=True)]
         print_json(
@@ -51,11 +51,11 @@ def run(options: CalibrateOptions) -> int:
                 "factors": dict(fit.factors),
                 "runs": rows,
                 "left_out": list(fit.left_out),
-                "refused": [{"id": r.id, "reason": r.reason} for r in left],
+                "refused": [{"id": r.id, "reason": r.reason} for r in not_fitted],
             }
         )
     else:
-        print_lines(_text(fit, [f"{r.id}: {r.reason}" for r in left], target))
+        print_lines(_text(fit, [f"{r.id}: {r.reason}" for r in not_fitted], target))
     return 0
 
 
@@ -69,8 +69,8 @@ def _text(fit: OwnFit, refused: Sequence[str], target: Path) -> Sequence[str]:
     if len(rows) > SHOWN:
         lines.append(f"… and {len(rows) - SHOWN} more")
     lines += ["", *wrapped(fit.stack.own.error if fit.stack.own else "", indent="")]
-    told = ", ".join(f"{what} {factor:.3g}" for what, factor in fit.factors)
-    lines += wrapped(f"time of {told} of what is on record for {fit.stack.name!r}", indent="")
+    factors_text = ", ".join(f"{what} {factor:.3g}" for what, factor in fit.factors)
+    lines += wrapped(f"time of {factors_text} of what is on record for {fit.stack.name!r}", indent="")
     if len(fit.runs) < FEW:
         lines += wrapped(f"{len(fit.runs)} runs say little: the numbers stay near those on record", indent="")
     if refused:

@@ -45,31 +45,34 @@ def run(options: CalibrateOptions) -> int:
         raise InputError(f"cannot read {options.trace!r}: no such file")
     if not (is_trace(options.trace) or is_nsight(options.trace)):
         raise InputError(f"{options.trace!r} is no trace of torch.profiler; see gnomon compare --help")
-    asked = read_request(TrainingOptions(model=options.job, on=options.on, network=options.network))
+    request = read_request(TrainingOptions(model=options.job, on=options.on, network=options.network))
     recorded = read_nsight(options.trace) if is_nsight(options.trace) else read_traces(options.trace)
     profile = profile_of(sorted(recorded, key=lambda trace: trace.rank), ())
     if not profile.accounts:
         raise InputError(f"no whole step is in {options.trace!r}; record three or more, with ProfilerStep marks")
     account = profile.slowest
     parts = {name: account.parts[name] for name in PREDICTED}
-    left = {name: s for name, s in account.parts.items() if name not in PREDICTED and s > 0.01 * account.step.seconds}
-    if asked.plan.world_size != profile.world_size and profile.world_size > 1:
+    unpredicted = {
+        name: s for name, s in account.parts.items() if name not in PREDICTED and s > 0.01 * account.step.seconds
+    }
+    if request.plan.world_size != profile.world_size and profile.world_size > 1:
         raise InputError(
-            f"the trace is of {profile.world_size} ranks and the job of {asked.plan.world_size}; give the job that was "
+            f"the trace is of {profile.world_size} ranks and the job of {request.plan.world_size}; give the "
+            "job that was "
             f"recorded, on its machines (--on)"
         )
     measured = MeasuredRun(
         id=Path(options.trace).name,
-        graph=asked.graph,
-        plan=asked.plan,
-        workload=asked.workload,
-        stack=asked.stack,
-        cluster=asked.cluster,
+        graph=request.graph,
+        plan=request.plan,
+        workload=request.workload,
+        stack=request.stack,
+        cluster=request.cluster,
         step_s=sum(parts.values()),
         source=options.trace,
     )
     fit = fit_parts(
-        measured, parts, source=measured.id, date=date.today().isoformat(), machine=machine_of(asked.cluster)
+        measured, parts, source=measured.id, date=date.today().isoformat(), machine=machine_of(request.cluster)
     )
     schema.save_file(fit.stack, target)
     if options.json:
@@ -80,18 +83,18 @@ def run(options: CalibrateOptions) -> int:
                 "stack": fit.stack.name,
                 "factors": dict(fit.factors),
                 "parts_s": parts,
-                "left_out_s": left,
+                "left_out_s": unpredicted,
                 "before": fit.before[0],
                 "after": fit.after[0],
             }
         )
     else:
-        print_lines(_text(fit, measured.step_s, left, target))
+        print_lines(_text(fit, measured.step_s, unpredicted, target))
     return 0
 
 
-def _text(fit: OwnFit, step_s: float, left: dict[str, float], target: Path) -> list[str]:
-    told = ", ".join(f"{what} {factor:.3g}" for what, factor in fit.factors if abs(factor - 1) > 1e-9)
+def _text(fit: OwnFit, step_s: float, unpredicted: dict[str, float], target: Path) -> list[str]:
+    factors_text = ", ".join(f"{what} {factor:.3g}" for what, factor in fit.factors if abs(factor - 1) > 1e-9)
     lines = list(
         wrapped(
             f"of {show_seconds(step_s)} that a prediction has, the step was predicted {fit.before[0]:+.1%}, and is "
@@ -99,8 +102,8 @@ def _text(fit: OwnFit, step_s: float, left: dict[str, float], target: Path) -> l
             indent="",
         )
     )
-    lines += wrapped(f"time of {told or 'nothing'} of what is on record for {fit.stack.name!r}", indent="")
-    for name, seconds in left.items():
+    lines += wrapped(f"time of {factors_text or 'nothing'} of what is on record for {fit.stack.name!r}", indent="")
+    for name, seconds in unpredicted.items():
         lines += wrapped(f"left out: {PART_WORDS[name]}, {show_seconds(seconds)}", indent="")
     lines += wrapped("one step of one job: its kernels and sizes; several runs say more (--from)", indent="")
     return [*lines, "", f"written to {target}: --stack {target}"]

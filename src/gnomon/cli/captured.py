@@ -14,8 +14,8 @@ from gnomon.request import cache
 
 def read_code(name: str) -> tuple[Graph, tuple[str, ...]]:
     """(graph, notes) of MODULE:FUNCTION, its inputs in brackets. InputError without torch."""
-    if (kept := cache.load(name)) is not None:
-        return kept
+    if (cached := cache.load(name)) is not None:
+        return cached
     try:
         read = load_late("gnomon.frontend.named:graph_of")
     except ImportError as error:

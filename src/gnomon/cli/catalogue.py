@@ -140,8 +140,8 @@ def _shown(mapping: Mapping[str, Any], indent: str) -> Iterator[str]:
             continue
         for row in value:
             (_, first), *rest = ((name, _text(one)) for name, one in row.items() if one not in (None, ""))
-            told = "; ".join(text if name == "about" else f"{name} {text}" for name, text in rest)
-            yield from wrapped(f"{first}: {told}" if told else first, indent=indent + "  ", bullet="- ")
+            facts = "; ".join(text if name == "about" else f"{name} {text}" for name, text in rest)
+            yield from wrapped(f"{first}: {facts}" if facts else first, indent=indent + "  ", bullet="- ")
 
 
 def _is_nested(value: object) -> bool:
@@ -252,11 +252,11 @@ def _schedules() -> Sequence[str]:
         )
         for order in orders.every()
     ]
-    said = (
+    explanation = (
         "stages: of a rank; activations: microbatches of a rank's layers that it keeps at once; p ranks, v stages on "
         "each, m microbatches. gnomon catalogue schedules NAME says its bubble, what it asks for, and its paper."
     )
-    return (*table(tuple(_left(name) for name in names), rows), "", *wrapped(said, indent=""))
+    return (*table(tuple(_left(name) for name in names), rows), "", *wrapped(explanation, indent=""))
 
 
 def _methods() -> Sequence[str]:

@@ -95,8 +95,8 @@ def _predicted(options: CheckOptions) -> tuple[Prediction, Graph]:
         file = read_plan(options.job)
         graph, _ = read_model_to_run(file.model)
         return predict(graph, parse_cluster(file.on), file.plan, file.workload, stack(STACK)), graph
-    asked = job_request(options.job, options, options.on)
-    return predict(asked.graph, asked.cluster, asked.plan, asked.workload, asked.stack), asked.graph
+    request = job_request(options.job, options, options.on)
+    return predict(request.graph, request.cluster, request.plan, request.workload, request.stack), request.graph
 
 
 def _checkpoint_bytes(prediction: Prediction, graph: Graph) -> int:

@@ -153,26 +153,27 @@ def _to_form(options: ConvertOptions, form: str) -> int:
     if form == "gguf":
         return _to_gguf(options, source, target)
     by = "gguf_folder:from_gguf" if source.suffix == ".gguf" else "forms:convert"
-    made: Any = load_late(f"gnomon.runtime.checkpoint.{by}")(source, target, form)
+    converted: Any = load_late(f"gnomon.runtime.checkpoint.{by}")(source, target, form)
     if options.json:
         print_json(
             {
                 "schema": SCHEMA,
                 "written": str(target),
-                "from": made.before,
+                "from": converted.before,
                 "to": form,
-                "layers": made.layers,
-                "storages": list(made.storages),
-                "bytes_before": made.bytes_before,
-                "bytes_after": made.bytes_after,
+                "layers": converted.layers,
+                "storages": list(converted.storages),
+                "bytes_before": converted.bytes_before,
+                "bytes_after": converted.bytes_after,
             }
         )
     else:
-        what = "tensors" if made.before == "GGUF" else "linears"
+        what = "tensors" if converted.before == "GGUF" else "linears"
         print_lines(
             wrapped(
-                f"{target}: {made.layers} {what} of {made.before} ({', '.join(made.storages)}) as {form}, each number "
-                f"the same; {show_bytes(made.bytes_before)} -> {show_bytes(made.bytes_after)}",
+                f"{target}: {converted.layers} {what} of {converted.before} ({', '.join(converted.storages)}) "
+                f"as {form}, each number "
+                f"the same; {show_bytes(converted.bytes_before)} -> {show_bytes(converted.bytes_after)}",
                 indent="",
             )
         )
@@ -181,16 +182,16 @@ def _to_form(options: ConvertOptions, form: str) -> int:
 
 def _to_gguf(options: ConvertOptions, source: Path, target: Path) -> int:
     """A folder of weights as one GGUF file."""
-    made: Any = load_late("gnomon.runtime.checkpoint.gguf:to_gguf")(source, target)
+    converted: Any = load_late("gnomon.runtime.checkpoint.gguf:to_gguf")(source, target)
     if options.json:
-        said = {"schema": SCHEMA, "written": str(target), "to": "gguf", "tensors": dict(made.kinds)}
-        print_json({**said, "bytes_before": made.bytes_before, "bytes_after": made.bytes_after})
+        mapping = {"schema": SCHEMA, "written": str(target), "to": "gguf", "tensors": dict(converted.kinds)}
+        print_json({**mapping, "bytes_before": converted.bytes_before, "bytes_after": converted.bytes_after})
         return WHOLE
-    kinds = ", ".join(f"{count} {kind}" for kind, count in made.kinds.items())
+    kinds = ", ".join(f"{count} {kind}" for kind, count in converted.kinds.items())
     print_lines(
         wrapped(
-            f"{target}: {kinds}, each number the same; {show_bytes(made.bytes_before)} -> "
-            f"{show_bytes(made.bytes_after)}; without a tokenizer, so that llama.cpp takes token ids alone",
+            f"{target}: {kinds}, each number the same; {show_bytes(converted.bytes_before)} -> "
+            f"{show_bytes(converted.bytes_after)}; without a tokenizer, so that llama.cpp takes token ids alone",
             indent="",
         )
     )
@@ -265,11 +266,11 @@ def _export(options: ExportHfOptions) -> int:
     return WHOLE
 
 
-def _model_of(path: Path, asked: str | None) -> Path:
+def _model_of(path: Path, type_name: str | None) -> Path:
     """Whose layout and config.json the export has: what is asked, or what the run read. InputError where the checkpoint
     names none, or one that is gone."""
-    if asked is not None:
-        return Path(asked).expanduser()
+    if type_name is not None:
+        return Path(type_name).expanduser()
     source: str | None = load_late("gnomon.runtime.checkpoint.record:read_record")(path).source
     if source is None:
         raise InputError(f"{path} does not say which folder its model was read from; give it with --model FOLDER")

@@ -20,16 +20,17 @@ def run(options: CompareOptions) -> int:
     files = options.files
     if any(compare_traces.is_recorded(path) for path in files):
         return compare_traces.run(options)
-    beside = {
+    job_only_options = {
         "--on": options.on,
         "--from": options.source,
         "--model": options.network,
         "--set": options.settings,
         "--args": options.arguments,
     }
-    if given := [name for name, value in beside.items() if value]:
+    if job_only := [name for name, value in job_only_options.items() if value]:
         raise InputError(
-            f"{given[0]} is for a job file, which is compared with what a profiler recorded of the job; give its trace "
+            f"{job_only[0]} is for a job file, which is compared with what a profiler recorded of the job; "
+            "give its trace "
             f"or snapshot too"
         )
     if len(files) != 2:

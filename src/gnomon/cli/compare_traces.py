@@ -53,28 +53,28 @@ def run(options: CompareOptions) -> int:
         else:
             expected = _expected(path)
     progress.end()
-    if not of_job and (alone := [name for name in changed_options(options) if name not in ("files", "json")]):
+    if not of_job and (job_only := [name for name in changed_options(options) if name not in ("files", "json")]):
         raise InputError(
-            f"{flags(type(options))[alone[0]].names[-1]} is for a job file, and none of {', '.join(paths)} is one; "
+            f"{flags(type(options))[job_only[0]].names[-1]} is for a job file, and none of {', '.join(paths)} is one; "
             f"give it, or leave the option out"
         )
     _check_ranks(traces)
     profile = profile_of(sorted(traces, key=lambda trace: trace.rank), snapshots)
     if options.json:
-        told = profile.to_mapping()
+        mapping = profile.to_mapping()
         if expected is not None:
-            told["predicted"] = {
+            mapping["predicted"] = {
                 "source": expected.source,
                 "step_s": expected.step_s,
                 "parts_s": dict(expected.parts),
                 "peak_bytes": expected.peak_bytes,
             }
             if profile.accounts:
-                told["gaps"] = [
+                mapping["gaps"] = [
                     {"part": g.part, "s": [g.expected_s, g.measured_s], "likely_cause": g.cause}
                     for g in against(profile, expected)
                 ]
-        print_json(told)
+        print_json(mapping)
     else:
         print_lines(profile_text(profile, expected))
     return 0
@@ -103,9 +103,9 @@ def _expected(path: str) -> ExpectedParts:
 
 def _of_job(path: str | None, options: CompareOptions) -> ExpectedParts:
     """The predicted step of a job file on the machines of `--on`. path: None for that of `--from`."""
-    asked = job_request(path, options, options.on)
+    request = job_request(path, options, options.on)
     name = path or (options.source or ("", ""))[1]
-    return expected_of(predict(asked.graph, asked.cluster, asked.plan, asked.workload, asked.stack), name)
+    return expected_of(predict(request.graph, request.cluster, request.plan, request.workload, request.stack), name)
 
 
 def _check_ranks(traces: Sequence[Trace]) -> None:

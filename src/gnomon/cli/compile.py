@@ -31,9 +31,9 @@ def run(options: CompileOptions) -> int:
         raise InputError(f"--device writes texts and runs none of them: leave out --{', --'.join(others)}")
     if options.output is not None and options.device is None:
         raise InputError("-o is for the texts of --device: name a device, or leave it out")
-    asked = {name: value for name, value in changed_options(options).items() if name in CHOICES}
-    if options.train and asked:
-        raise InputError(f"--{', --'.join(asked)}: of calls without gradients; leave --train out")
+    choices = {name: value for name, value in changed_options(options).items() if name in CHOICES}
+    if options.train and choices:
+        raise InputError(f"--{', --'.join(choices)}: of calls without gradients; leave --train out")
     built = _built(options.model)
     try:
         if options.device is not None:
@@ -43,11 +43,11 @@ def run(options: CompileOptions) -> int:
     except ImportError as error:
         raise InputError(f"gnomon compile needs PyTorch ({error}): pip install 'gnomon[torch]'") from None
     tune_s = 0.0 if options.tune is None else quantity("--tune", parse_seconds, options.tune)
-    made = compiled(*built, train=options.train, tune_s=tune_s, **asked)
+    compiled_result = compiled(*built, train=options.train, tune_s=tune_s, **choices)
     if options.json:
-        print_json(made["data"])
+        print_json(compiled_result["data"])
     else:
-        print_lines(made["lines"] if options.explain else made["summary"])
+        print_lines(compiled_result["lines"] if options.explain else compiled_result["summary"])
     return 0
 
 

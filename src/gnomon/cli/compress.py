@@ -48,13 +48,15 @@ def run(options: CompressOptions) -> int:
         progress.show(done)
 
     try:
-        made = load_late("gnomon.runtime.checkpoint.compress:compress")(source, target, storage, method, text, note)
+        compressed = load_late("gnomon.runtime.checkpoint.compress:compress")(
+            source, target, storage, method, text, note
+        )
     finally:
         progress.end()
     if options.json:
-        print_json(_mapping(made, target, storage, method))
+        print_json(_mapping(compressed, target, storage, method))
     else:
-        print_lines(_lines(made, target, storage, method))
+        print_lines(_lines(compressed, target, storage, method))
     return 0
 
 
@@ -98,66 +100,68 @@ def _asked(options: CompressOptions) -> tuple[Storage, str]:
     return storage_of(kind + (f"-g{group}" if group else "")), method
 
 
-def _mapping(made: Any, target: Path, storage: Storage, method: str) -> dict[str, Any]:
-    loss = made.loss
+def _mapping(compressed: Any, target: Path, storage: Storage, method: str) -> dict[str, Any]:
+    loss = compressed.loss
     return {
         "schema": "gnomon.compress/1",
         "path": str(target),
         "storage": storage.name,
         "method": method,
-        "bytes_before": made.bytes_before,
-        "bytes_after": made.bytes_after,
+        "bytes_before": compressed.bytes_before,
+        "bytes_after": compressed.bytes_after,
         "loss": None if loss is None else {"before": loss.before, "after": loss.after, "tokens": loss.tokens},
         "tokens_per_s": None
-        if made.tokens_per_s is None
-        else {"before": made.tokens_per_s[0], "after": made.tokens_per_s[1]},
-        "layers": [{"layer": one.layer, "weights": one.weights, "outputs": one.outputs} for one in made.layers],
-        "errors": {error.tensor: error.relative for error in made.errors},
-        "idle": made.idle,
-        "few_bits": dict(made.few_bits),
-        "notes": list(made.notes),
+        if compressed.tokens_per_s is None
+        else {"before": compressed.tokens_per_s[0], "after": compressed.tokens_per_s[1]},
+        "layers": [{"layer": one.layer, "weights": one.weights, "outputs": one.outputs} for one in compressed.layers],
+        "errors": {error.tensor: error.relative for error in compressed.errors},
+        "idle": compressed.idle,
+        "few_bits": dict(compressed.few_bits),
+        "notes": list(compressed.notes),
     }
 
 
-def _layers(made: Any) -> Sequence[str]:
+def _layers(compressed: Any) -> Sequence[str]:
     """A table of each layer's relative error: of its weights, and of its outputs on held-out text behind all compressed
     layers before it."""
     columns = (Column(name="layer"), Column(name="weights' error"), Column(name="outputs' error"))
     rows = [
         (str(one.layer), number(one.weights, 4), "-" if one.outputs is None else number(one.outputs, 4))
-        for one in made.layers
+        for one in compressed.layers
     ]
     return table(columns, rows)
 
 
-def _lines(made: Any, target: Path, storage: Storage, method: str) -> tuple[str, ...]:
-    share = made.bytes_after / made.bytes_before
+def _lines(compressed: Any, target: Path, storage: Storage, method: str) -> tuple[str, ...]:
+    share = compressed.bytes_after / compressed.bytes_before
     out = [
-        f"{target}: {len(made.errors)} linears as {storage.name} by {method}",
-        f"  size   {show_bytes(made.bytes_before)} -> {show_bytes(made.bytes_after)} ({share:.0%})",
+        f"{target}: {len(compressed.errors)} linears as {storage.name} by {method}",
+        f"  size   {show_bytes(compressed.bytes_before)} -> {show_bytes(compressed.bytes_after)} ({share:.0%})",
     ]
-    if made.loss is None:
+    if compressed.loss is None:
         out.append("  loss   not measured: no text was given (--data)")
     else:
-        loss = made.loss
+        loss = compressed.loss
         out.append(
             f"  loss   {loss.before:.4f} -> {loss.after:.4f} a token ({loss.after - loss.before:+.4f}), on "
             f"{loss.tokens:,} held-out tokens"
         )
-    if made.idle:
-        out.append(f"  idle   {made.idle:,} weights that were kept change no result, and are zero now")
-    if made.few_bits:
-        out.append(f"  bits   {len(made.few_bits)} activations are read in 8 bits alone, by products that round them")
-    if made.tokens_per_s is not None:
-        before, after = (number(one) for one in made.tokens_per_s)
+    if compressed.idle:
+        out.append(f"  idle   {compressed.idle:,} weights that were kept change no result, and are zero now")
+    if compressed.few_bits:
+        out.append(
+            f"  bits   {len(compressed.few_bits)} activations are read in 8 bits alone, by products that round them"
+        )
+    if compressed.tokens_per_s is not None:
+        before, after = (number(one) for one in compressed.tokens_per_s)
         out.append(f"  speed  {before} -> {after} tokens/s predicted (one sequence, one thread, products alone)")
-    worst = sorted(made.errors, key=lambda error: -error.relative)[:WORST]
+    worst = sorted(compressed.errors, key=lambda error: -error.relative)[:WORST]
     columns = (Column(name="tensor", align="left"), Column(name="shape"), Column(name="relative error"))
     rows = [(e.tensor, " x ".join(map(str, e.shape)), number(e.relative, 4)) for e in worst]
     out += ["", *table(columns, rows)]
-    if len(made.errors) > WORST:
-        out.append(f"the {WORST} worst of {len(made.errors)}; --json has all")
-    out += ["", *_layers(made)]
-    for note in made.notes:
+    if len(compressed.errors) > WORST:
+        out.append(f"the {WORST} worst of {len(compressed.errors)}; --json has all")
+    out += ["", *_layers(compressed)]
+    for note in compressed.notes:
         out += wrapped(note, bullet="note: ")
     return tuple(out)

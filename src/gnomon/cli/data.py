@@ -50,13 +50,13 @@ def run(options: DataOptions) -> int:
 def _side(side: Any, rows: Any, seq_len: int) -> dict[str, float]:
     """Numbers of one side. filled: share of the positions of its rows that hold a token."""
     positions = len(rows) * seq_len
-    taken = int(rows.lengths.sum()) - (len(rows.lengths) if len(rows) else 0)
+    num_tokens = int(rows.lengths.sum()) - (len(rows.lengths) if len(rows) else 0)
     return {
         "documents": len(side.starts),
         "tokens": side.size,
         "longest": int(side.lengths.max()),
         "rows": len(rows),
-        "filled": min(1.0, taken / positions) if positions else 0.0,
+        "filled": min(1.0, num_tokens / positions) if positions else 0.0,
     }
 
 

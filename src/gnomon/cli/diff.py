@@ -77,15 +77,15 @@ def _share(text: str) -> float:
 
 def _predicted(options: DiffOptions, name: str) -> Prediction:
     """The prediction of one of the two. Errors begin with its name."""
-    given = {f.name: getattr(options, f.name) for f in fields(TrainingOptions)}
+    values = {f.name: getattr(options, f.name) for f in fields(TrainingOptions)}
     try:
         with _file(name) as path:
-            asked = read_request(replace(TrainingOptions(**given), model=path))
+            request = read_request(replace(TrainingOptions(**values), model=path))
     except GnomonError as error:
         if name in str(error):
             raise
         raise InputError(f"{name}: {error}") from error
-    return predict(asked.graph, asked.cluster, asked.plan, asked.workload, asked.stack)
+    return predict(request.graph, request.cluster, request.plan, request.workload, request.stack)
 
 
 JOB_SUFFIXES = (".yaml", ".yml", ".toml", ".json", ".sh", ".bash", ".sbatch", ".slurm", ".py")

@@ -23,9 +23,9 @@ def run(options: ExplainOptions) -> int:
     """Predict the plan and its neighbours, and print."""
     if asks_to_serve(options):
         return explain_serve.run(options)
-    asked = read_request(options)
+    request = read_request(options)
     file = _plan_file(options)
-    prediction = predict(asked.graph, asked.cluster, asked.plan, asked.workload, asked.stack)
+    prediction = predict(request.graph, request.cluster, request.plan, request.workload, request.stack)
     progress = SearchProgress("neighbours predicted:")
     reasons = explain(
         prediction,
@@ -34,13 +34,13 @@ def run(options: ExplainOptions) -> int:
         on_progress=progress,
     )
     progress.end()
-    taken = (*asked.assumed, *asked.notes)
+    assumed_lines = (*request.assumed, *request.notes)
     if options.json:
-        print_json({**reasons_mapping(reasons, asked.terms), "assumptions": list(taken)})
+        print_json({**reasons_mapping(reasons, request.terms), "assumptions": list(assumed_lines)})
     else:
-        ways = advice(prediction, terms=asked.terms)
-        print_lines(reasons_text(reasons, advice=ways, terms=asked.terms))
-        print_lines(("", *(line for one in taken for line in wrapped(one, indent=""))) if taken else ())
+        ways = advice(prediction, terms=request.terms)
+        print_lines(reasons_text(reasons, advice=ways, terms=request.terms))
+        print_lines(("", *(line for one in assumed_lines for line in wrapped(one, indent=""))) if assumed_lines else ())
     return 0 if prediction.fits else 1
 
 
@@ -49,5 +49,5 @@ def _plan_file(options: ExplainOptions) -> PlanFile | None:
     path = options.plan or options.model
     if path is None or not path.endswith(".toml") or not is_plan_file(path):
         return None
-    given = load_plan(path)
-    return given if isinstance(given, PlanFile) else None
+    plan = load_plan(path)
+    return plan if isinstance(plan, PlanFile) else None

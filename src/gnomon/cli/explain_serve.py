@@ -17,24 +17,24 @@ from gnomon.serving.forecast import Target
 def run(options: ExplainOptions) -> int:
     """Answers one of `QUESTIONS`; lists them where none is asked."""
     if options.question is None:
-        print_lines(f"--question {name:16}{asked}" for name, asked in QUESTIONS.items())
+        print_lines(f"--question {name:16}{text}" for name, text in QUESTIONS.items())
         return 0
     if options.question not in ANSWERS:
         near = nearest(options.question, ANSWERS)
         raise InputError(f"no question {options.question[:40]!r}{near}; known: {', '.join(ANSWERS)}")
-    asked = read(options)
+    text = read(options)
     question = Question(
-        graph=asked.graph,
-        cluster=asked.cluster,
-        serving=asked.serving,
-        engine=asked.engine,
-        load=asked.load,
-        target=asked.target or Target(ttft_s=None, tpot_s=None),
-        context=asked.context,
+        graph=text.graph,
+        cluster=text.cluster,
+        serving=text.serving,
+        engine=text.engine,
+        load=text.load,
+        target=text.target or Target(ttft_s=None, tpot_s=None),
+        context=text.context,
     )
     lines = list(ANSWERS[options.question](question))
     if options.json:
-        print_json({"question": options.question, "answer": lines, "assumptions": list(asked.assumed)})
+        print_json({"question": options.question, "answer": lines, "assumptions": list(text.assumed)})
         return 0
-    print_lines([QUESTIONS[options.question], "", *lines, "", "assumed", *(f"- {note}" for note in asked.assumed)])
+    print_lines([QUESTIONS[options.question], "", *lines, "", "assumed", *(f"- {note}" for note in text.assumed)])
     return 0

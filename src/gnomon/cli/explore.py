@@ -118,15 +118,15 @@ class Page:
             state["plan"] = Path(self.start.plan).read_text(encoding="utf-8")
         return explore_html(_form(), state, token)
 
-    def predict(self, asked: Mapping[str, Any]) -> dict[str, Any]:
+    def predict(self, page_fields: Mapping[str, Any]) -> dict[str, Any]:
         """The answer to the form as it is."""
-        if server := self._server(asked):
-            told: dict[str, Any] = load_late("gnomon.cli.explore_serve:answered")(server)
-            return {**told, "command": join(["gnomon", "predict", *asked["words"]])}
-        job = self._predicted(asked)
+        if server := self._server(page_fields):
+            reply: dict[str, Any] = load_late("gnomon.cli.explore_serve:answered")(server)
+            return {**reply, "command": join(["gnomon", "predict", *page_fields["words"]])}
+        job = self._predicted(page_fields)
         request, prediction = job.request, job.prediction
         timeline = prediction.timeline(steady=False)
-        before = ["--plan", "plan.toml"] if asked["plan"] else []
+        before = ["--plan", "plan.toml"] if page_fields["plan"] else []
         data = page_data([timeline], prediction=prediction, assumed=request.assumed, notes=request.notes)
         return {
             "sentence": data["sentence"],
@@ -139,15 +139,15 @@ class Page:
             "page": page_html(data).replace("</style>", "header { display: none; }</style>", 1),
             "plan": job.file(prediction),
             "file": "plan.toml",
-            "command": join(["gnomon", "predict", *before, *asked["words"]]),
+            "command": join(["gnomon", "predict", *before, *page_fields["words"]]),
         }
 
-    def fit(self, asked: Mapping[str, Any]) -> dict[str, Any]:
+    def fit(self, page_fields: Mapping[str, Any]) -> dict[str, Any]:
         """Changes after which it fits, the fastest first."""
-        if server := self._server(asked):
+        if server := self._server(page_fields):
             ways: dict[str, Any] = load_late("gnomon.cli.explore_serve:helped")(server)
             return ways
-        job = self._predicted(asked)
+        job = self._predicted(page_fields)
         request = job.request
         if job.prediction.has_room:
             return {"ways": []}
@@ -167,13 +167,13 @@ class Page:
             ways_to_fit.append({"text": text, "plan": job.file(rung.prediction)})
         return {"ways": ways_to_fit}
 
-    def best(self, asked: Mapping[str, Any]) -> dict[str, Any]:
+    def best(self, page_fields: Mapping[str, Any]) -> dict[str, Any]:
         """The fastest plans for the model, the machines and the batch; changes of the form's own job among them. The
         best layouts of a server for its load."""
-        if server := self._server(asked):
+        if server := self._server(page_fields):
             layouts: dict[str, Any] = load_late("gnomon.cli.explore_serve:best")(server)
             return layouts
-        job = self._predicted(asked)
+        job = self._predicted(page_fields)
         request = job.request
         until = monotonic() + BEST_S
         found = search(
@@ -190,14 +190,14 @@ class Page:
             ways.append({"text": text, "plan": job.file(one.prediction)})
         return {"ways": ways}
 
-    def _server(self, asked: Mapping[str, Any]) -> FormOptions | None:
+    def _server(self, page_fields: Mapping[str, Any]) -> FormOptions | None:
         """The form's options where it asks for a server. InputError for options of training beside them."""
-        options = _read(asked["words"])
+        options = _read(page_fields["words"])
         refuse_others(options)
         self._check_code(options)
         if not asks_to_serve(options):
             return None
-        if asked["plan"]:
+        if page_fields["plan"]:
             raise InputError("a plan file is of training, and serve asks for a server; leave the plan, or serve")
         return options
 
@@ -212,16 +212,16 @@ class Page:
         if options.page is not None:
             raise InputError("--page writes a file, which a page may not; the replay is drawn here")
 
-    def _predicted(self, asked: Mapping[str, Any]) -> _ExploredJob:
+    def _predicted(self, page_fields: Mapping[str, Any]) -> _ExploredJob:
         with self.lock, tempfile.TemporaryDirectory(prefix="gnomon-explore-") as folder:
-            words = list(asked["words"])
+            words = list(page_fields["words"])
             file = Path(folder) / "plan.toml"
-            if asked["plan"]:
-                file.write_text(asked["plan"], encoding="utf-8")
+            if page_fields["plan"]:
+                file.write_text(page_fields["plan"], encoding="utf-8")
                 words += ["--plan", str(file)]
             options = _read(words)
             request = read_request(_trains(options))
-            base = load_plan_file(file) if asked["plan"] else None
+            base = load_plan_file(file) if page_fields["plan"] else None
             named = For(
                 model=options.model or (base.model if base else ""),
                 on=options.on or (base.on if base else ""),
@@ -242,8 +242,8 @@ class _ExploredJob:
     def file(self, prediction: Prediction) -> str:
         """A plan file of a prediction of the same job, as text."""
         request = self.request
-        made = plan_file(self.label, request.workload, request.stack, prediction, request.assumed, others=())
-        return dump(made)
+        written = plan_file(self.label, request.workload, request.stack, prediction, request.assumed, others=())
+        return dump(written)
 
 
 def _trains(options: FormOptions) -> TrainingOptions:
@@ -253,12 +253,12 @@ def _trains(options: FormOptions) -> TrainingOptions:
 
 def _read(words: Sequence[str]) -> FormOptions:
     """The options that the words say. InputError in argparse's words."""
-    said = StringIO()
+    stderr = StringIO()
     try:
-        with redirect_stderr(said):
+        with redirect_stderr(stderr):
             return parse_options(FormOptions, words, "gnomon explore")
     except SystemExit:
-        text = said.getvalue().strip().removeprefix("gnomon explore: ").partition("; see gnomon explore")[0]
+        text = stderr.getvalue().strip().removeprefix("gnomon explore: ").partition("; see gnomon explore")[0]
         raise InputError(text or "the options cannot be read") from None
 
 
@@ -350,12 +350,12 @@ def handler(page: Page, token: str) -> type[BaseHTTPRequestHandler]:
             if answer is None or not mine:
                 return self._refuse()
             try:
-                told: dict[str, Any] = answer(self._asked())
+                reply: dict[str, Any] = answer(self._asked())
             except GnomonError as error:
-                told = {"error": str(error)}
+                reply = {"error": str(error)}
             except Exception as error:  # a mistake of ours must not end the server
-                told = {"error": f"a mistake in Gnomon itself: {type(error).__name__}: {error}"}
-            self._send(200, "application/json", json.dumps(told, allow_nan=False).encode())
+                reply = {"error": f"a mistake in Gnomon itself: {type(error).__name__}: {error}"}
+            self._send(200, "application/json", json.dumps(reply, allow_nan=False).encode())
 
         def _is_here(self) -> bool:
             """Asked by this address, and by no page of another origin."""
@@ -372,8 +372,8 @@ def handler(page: Page, token: str) -> type[BaseHTTPRequestHandler]:
             if not 0 <= length <= BODY_BYTES:
                 raise InputError(f"a request has from 0 to {BODY_BYTES:,} bytes")
             try:
-                asked = json.loads(self.rfile.read(length))
-                words, plan = asked["words"], asked.get("plan", "")
+                page_fields = json.loads(self.rfile.read(length))
+                words, plan = page_fields["words"], page_fields.get("plan", "")
             except (ValueError, RecursionError, KeyError, TypeError, AttributeError):
                 raise InputError("a request is JSON with `words` and `plan`") from None
             if not (isinstance(words, list) and all(isinstance(word, str) for word in words) and isinstance(plan, str)):

@@ -42,14 +42,14 @@ LIMITS = {
 
 def answered(options: FormOptions) -> dict[str, Any]:
     """The form as it is, for the page: what is said first, figures, the replay, the file."""
-    asked = read(_as(PredictOptions, options))
-    file = dump(_file(options, asked.serving, asked.engine, asked.pools))
-    problem = refusal(asked.graph, asked.cluster, asked.serving, asked.engine)
+    question = read(_as(PredictOptions, options))
+    file = dump(_file(options, question.serving, question.engine, question.pools))
+    problem = refusal(question.graph, question.cluster, question.serving, question.engine)
     if problem is not None:
-        longest = most_model_len(asked.graph, asked.cluster, asked.serving, asked.engine)
+        longest = most_model_len(question.graph, question.cluster, question.serving, question.engine)
         cards = [["largest max_model_len", f"{longest:,}" if longest else "none", "that starts as it is"]]
-        return _shown(asked, problem, cards, fits=False, verdict="does not start", page="", file=file)
-    found = forecast(asked)
+        return _shown(question, problem, cards, fits=False, verdict="does not start", page="", file=file)
+    found = forecast(question)
     sentence = (
         f"first token after {show_seconds(found.ttft.p50)} (p99 {show_seconds(found.ttft.p99)}), then one each "
         f"{show_seconds(found.tpot.p50)}; {found.output_tokens_per_s:,.0f} output tokens/s"
@@ -59,14 +59,14 @@ def answered(options: FormOptions) -> dict[str, Any]:
         verdict, fits = f"{found.goodput:.1%} of requests meet the targets", found.goodput > 0.5
     if not found.stable:
         verdict, fits = "the queue grows: requests come faster than they are served", False
-    page = replay_page(found, titled(asked), asked.measured_load)
-    return _shown(asked, sentence, _cards(asked, found), fits=fits, verdict=verdict, page=page, file=file)
+    page = replay_page(found, titled(question), question.measured_load)
+    return _shown(question, sentence, _cards(question, found), fits=fits, verdict=verdict, page=page, file=file)
 
 
 def _shown(
-    asked: ServingQuestion, sentence: str, cards: list[list[str]], *, fits: bool, verdict: str, page: str, file: str
+    question: ServingQuestion, sentence: str, cards: list[list[str]], *, fits: bool, verdict: str, page: str, file: str
 ) -> dict[str, Any]:
-    title, _, plan_line = titled(asked).partition(" served by ")
+    title, _, plan_line = titled(question).partition(" served by ")
     return {
         "sentence": sentence,
         "title": title,
@@ -80,20 +80,24 @@ def _shown(
     }
 
 
-def _cards(asked: ServingQuestion, found: Forecast) -> list[list[str]]:
-    held, each = found.capacity, found.output_tokens_per_s / found.devices
+def _cards(question: ServingQuestion, found: Forecast) -> list[list[str]]:
+    kv_capacity, each = found.capacity, found.output_tokens_per_s / found.devices
     cards = [
         ["TTFT p50", show_seconds(found.ttft.p50), f"p99 {show_seconds(found.ttft.p99)}"],
         ["TPOT p50", show_seconds(found.tpot.p50), f"p99 {show_seconds(found.tpot.p99)}"],
         ["end to end p50", show_seconds(found.e2e.p50), f"p99 {show_seconds(found.e2e.p99)}"],
         ["output tokens/s", f"{found.output_tokens_per_s:,.0f}", f"{each:,.0f} a device"],
-        ["KV cache", f"{held.kv_tokens:,} tokens", f"{held.concurrency:.2f} requests of the longest length"],
+        [
+            "KV cache",
+            f"{kv_capacity.kv_tokens:,} tokens",
+            f"{kv_capacity.concurrency:.2f} requests of the longest length",
+        ],
     ]
     if found.goodput is not None:
         cards.append(["goodput", f"{found.goodput:.1%}", "of requests meet the targets"])
-    paid = rent(asked.cluster)
+    paid = rent(question.cluster)
     if paid is not None and found.output_tokens_per_s:
-        dollars = paid.dollars_per_hour * found.devices / asked.cluster.num_devices
+        dollars = paid.dollars_per_hour * found.devices / question.cluster.num_devices
         million = dollars / 3600 / found.output_tokens_per_s * 1e6
         cards.append(["a million output tokens", f"${million:.2f}", f"at ${dollars:.2f} an hour"])
     return cards
@@ -101,18 +105,18 @@ def _cards(asked: ServingQuestion, found: Forecast) -> list[list[str]]:
 
 def helped(options: FormOptions) -> dict[str, Any]:
     """Changes with which the engine starts or holds more, the most first."""
-    asked = read(_as(PredictOptions, options))
+    question = read(_as(PredictOptions, options))
     ways = []
-    for way in changes(asked.graph, asked.cluster, asked.serving, asked.engine)[:WAYS]:
+    for way in changes(question.graph, question.cluster, question.serving, question.engine)[:WAYS]:
         text = f"{way.change}: {way.kv_tokens:,} KV tokens, {way.concurrency:.2f} requests of the longest length"
-        ways.append({"text": text, "set": _set(asked, way.serving, way.engine)})
+        ways.append({"text": text, "set": _set(question, way.serving, way.engine)})
     return {"ways": ways}
 
 
 def best(options: FormOptions) -> dict[str, Any]:
     """The best layouts for the load under the form's targets: most tokens a device, then those of less time a token."""
     free = {name: None for name in ("tp", "pp", "ep", "dp", "replicas", "pools")}
-    asked, found = searched(_as(PlanOptions, options, free))
+    question, found = searched(_as(PlanOptions, options, free))
     chosen = [] if found.best is None else [found.best]
     ways = []
     for choice in [*chosen, *(one for one in found.front if one not in chosen)][:WAYS]:
@@ -124,7 +128,7 @@ def best(options: FormOptions) -> dict[str, Any]:
         )
         pools = candidate.pools
         split = {"--pools": "" if pools is None else f"{pools.prefill_count}:{pools.decode_count}"}
-        ways.append({"text": text, "set": {**_set(asked, candidate.serving, candidate.engine, whole=True), **split}})
+        ways.append({"text": text, "set": {**_set(question, candidate.serving, candidate.engine, whole=True), **split}})
     return {"ways": ways}
 
 
@@ -136,10 +140,10 @@ def _named(choice: PlayedCandidate) -> str:
     return f"{' '.join(axes) or 'one device'}, {serving.weights} weights, {serving.kv} keys"
 
 
-def _set(asked: ServingQuestion, serving: Serving, engine: Engine, *, whole: bool = False) -> dict[str, str]:
+def _set(question: ServingQuestion, serving: Serving, engine: Engine, *, whole: bool = False) -> dict[str, str]:
     """Flag -> value, of what differs from what is asked; whole: of every axis and limit."""
     every, out = flags(ServeOptions) | flags(PredictOptions), {}
-    for mapping, before, after in ((LAYOUT, asked.serving, serving), (LIMITS, asked.engine, engine)):
+    for mapping, before, after in ((LAYOUT, question.serving, serving), (LIMITS, question.engine, engine)):
         for name, option in mapping.items():
             value = getattr(after, name)
             if whole or value != getattr(before, name):
@@ -157,5 +161,9 @@ def _as(kind: type[Any], options: Options, instead: Mapping[str, Any] | None = N
 def _file(options: FormOptions, serving: Serving, engine: Engine, pools: Disaggregated | None) -> ServeFile:
     """What `gnomon serve --plan`, `export` and `predict --plan` read."""
     counts = {} if pools is None else {"prefill_count": pools.prefill_count, "decode_count": pools.decode_count}
-    made = ServeFile.of(options.model or "", options.on or "", serving, engine)
-    return made if not counts else ServeFile(**{f.name: getattr(made, f.name) for f in fields(made)} | counts)
+    serve_file = ServeFile.of(options.model or "", options.on or "", serving, engine)
+    return (
+        serve_file
+        if not counts
+        else ServeFile(**{f.name: getattr(serve_file, f.name) for f in fields(serve_file)} | counts)
+    )

@@ -97,14 +97,14 @@ def export_file(file: PlanFile, program: str) -> Export:
     config, graph = read_config(file.model)
     check(file.plan, graph, machines, file.workload)
     per_node = max(node.count for node in machines.nodes)
-    asked = asked_for(Path(file.model).name, config, graph, file.plan, file.workload, per_node)
+    export_request = asked_for(Path(file.model).name, config, graph, file.plan, file.workload, per_node)
     if programs.find(program).finetune_draft is not None:
         name, adapters = parse_adapters(file.model)
         path = str(Path(name).parent) if name.endswith("config.json") else name if Path(name).is_dir() else ""
         base = read_config(name) if adapters is not None else (config, graph)
         software = stack(file.stack) if file.stack else None
-        asked = replace(asked, model_id=path, base=base[0] or base[1], stack=software)
-    export = exported(asked, draft(asked))
+        export_request = replace(export_request, model_id=path, base=base[0] or base[1], stack=software)
+    export = exported(export_request, draft(export_request))
     if not is_mixed(machines):
         return export
     order = f"the machines in the order of {file.on}: ranks follow it, and the plan gives each kind its own work"
@@ -126,10 +126,10 @@ def export_job(options: ExportOptions) -> Export:
     config = None
     if adapters is None and name in CONFIGS and network_graph(CONFIGS[name]()) == job_model:
         config = CONFIGS[name]()
-    asked = asked_for(job_model.name, config, job_model, request.plan, request.workload, per_node)
+    export_request = asked_for(job_model.name, config, job_model, request.plan, request.workload, per_node)
     if programs.find(options.to).finetune_draft is not None:
-        asked = replace(asked, base=base, stack=request.stack, model_id=options.network or "")
-    return exported(asked, draft(asked))
+        export_request = replace(export_request, base=base, stack=request.stack, model_id=options.network or "")
+    return exported(export_request, draft(export_request))
 
 
 def _writer(program: str) -> Callable[[ExportRequest], Draft]:

@@ -45,22 +45,22 @@ def run(options: FitOptions) -> int:
     if options.to is not None and source is None:
         raise InputError("--to writes a job file with what makes it fit; give one, or -o FILE for a plan file")
     options = options if source is None else replace(options, **at_fields(options, source[1]))
-    asked = read_request(options)
-    named = _named(options, asked) if options.output else ""
+    job_request = read_request(options)
+    named = _named(options, job_request) if options.output else ""
     limit = None if options.memory is None else quantity("--memory", parse_bytes, options.memory)
     if options.sac_ilp:
-        check_stack(asked.stack)
+        check_stack(job_request.stack)
         if options.largest is not None:
             raise InputError("--largest does not recompute tensor by tensor; leave out --sac-ilp")
     request = FitRequest(
-        graph=asked.graph,
-        cluster=asked.cluster,
-        plan=asked.plan,
-        workload=asked.workload,
-        stack=asked.stack,
+        graph=job_request.graph,
+        cluster=job_request.cluster,
+        plan=job_request.plan,
+        workload=job_request.workload,
+        stack=job_request.stack,
         memory_bytes=limit,
         by_tensor=options.sac_ilp,
-        terms=asked.terms,
+        terms=job_request.terms,
     )
     progress = Progress("plans predicted:", 0)
     with Budget(options.budget, BUDGET) as budget:
@@ -68,26 +68,26 @@ def run(options: FitOptions) -> int:
         if not options.json:
             print_lines(heading_text(fitting))
         if options.largest is not None:
-            return _largest(options, options.largest, asked, fitting, progress)
-        alone = tuple(fitting.alone())
+            return _largest(options, options.largest, job_request, fitting, progress)
+        single_changes = tuple(fitting.alone())
         if not options.json:
-            print_lines(alone_text(fitting, alone))
-        answer = ladder(fitting, alone)
+            print_lines(alone_text(fitting, single_changes))
+        answer = ladder(fitting, single_changes)
     progress.end()
     chosen = _chosen(answer, options.choose)
     if options.json:
-        print_json(fit_mapping(fitting, answer, chosen=chosen, assumed=(*asked.assumed, *asked.notes)))
+        print_json(fit_mapping(fitting, answer, chosen=chosen, assumed=(*job_request.assumed, *job_request.notes)))
     else:
-        print_lines((*combined_text(fitting, answer, chosen=chosen), *_assumed(asked, fitting)))
+        print_lines((*combined_text(fitting, answer, chosen=chosen), *_assumed(job_request, fitting)))
     if options.output:
-        _write(options, options.output, asked, named, answer, chosen)
+        _write(options, options.output, job_request, named, answer, chosen)
     if options.to is not None and source is not None:
-        _write_job(options, options.to, asked, source[1], fitting, chosen)
+        _write_job(options, options.to, job_request, source[1], fitting, chosen)
     return 0 if answer.fits or answer.combined else 1
 
 
 def _largest(
-    options: FitOptions, what: Literal["batch", "seq-len"], asked: Request, fitting: Fitting, progress: Progress
+    options: FitOptions, what: Literal["batch", "seq-len"], request: Request, fitting: Fitting, progress: Progress
 ) -> int:
     """The answer to --largest."""
     if options.output is not None or options.choose is not None:
@@ -95,18 +95,18 @@ def _largest(
     sizes = tuple(largest(fitting, what))
     progress.end()
     if options.json:
-        assumed = (*asked.assumed, *asked.notes)
+        assumed = (*request.assumed, *request.notes)
         print_json(largest_mapping(fitting, what, sizes, assumed=assumed))
     else:
-        print_lines((*largest_text(fitting, what, sizes), *_assumed(asked, fitting)))
+        print_lines((*largest_text(fitting, what, sizes), *_assumed(request, fitting)))
     return 0 if any(case.size for case in sizes) else 1
 
 
-def _assumed(asked: Request, fitting: Fitting) -> tuple[str, ...]:
-    every = tuple(dict.fromkeys((*asked.assumed, *asked.notes, *fitting.base.assumptions)))
-    taken = tuple(line for line in every if material(fitting.base, line))
+def _assumed(request: Request, fitting: Fitting) -> tuple[str, ...]:
+    every = tuple(dict.fromkeys((*request.assumed, *request.notes, *fitting.base.assumptions)))
+    shown = tuple(line for line in every if material(fitting.base, line))
     return (
-        ("", "assumed", *(line for assumption in taken for line in wrapped(assumption, bullet="- "))) if taken else ()
+        ("", "assumed", *(line for assumption in shown for line in wrapped(assumption, bullet="- "))) if shown else ()
     )
 
 
@@ -119,15 +119,15 @@ def _chosen(ladder: Ladder, number: int | None) -> Rung | None:
     return ladder.combined[number - 1]
 
 
-def _named(options: FitOptions, asked: Request) -> str:
+def _named(options: FitOptions, request: Request) -> str:
     """The model by a name that a plan file can have: as it is given, or the catalogue's if a job file trains that."""
     if options.plan is not None and options.model is None:
-        given = load_plan(options.plan)
-        if isinstance(given, PlanFile):
-            return given.model
+        plan = load_plan(options.plan)
+        if isinstance(plan, PlanFile):
+            return plan.model
     name = adapted_name(options, options.network or options.model)
     if name is None or options.source is not None and options.network is None or is_job_file(name):
-        if (known := _known(asked)) is not None:
+        if (known := _known(request)) is not None:
             return known
         raise InputError(
             "-o writes a plan file, which names its model; the job file's is none of the catalogue's: give it as "
@@ -137,20 +137,20 @@ def _named(options: FitOptions, asked: Request) -> str:
 
 
 def _write_job(
-    options: FitOptions, output: str, asked: Request, path: Path, fitting: Fitting, chosen: Rung | None
+    options: FitOptions, output: str, request: Request, path: Path, fitting: Fitting, chosen: Rung | None
 ) -> None:
     """The job's own file with the chosen changes in it, which is read again before it is written. InputError where
     nothing makes it fit, and where a change is not a setting of the file."""
     if chosen is None:
         reason = "the job fits as it is" if fitting.has_room(fitting.base) else "nothing was found that fits"
         raise InputError(f"{reason}, so {output} was not written")
-    change = Change(before=asked.plan, after=chosen.plan, workload=asked.workload)
-    settings = None if asked.terms is None else asked.terms.settings(chosen.options, change)
-    if asked.terms is None or settings is None:
+    change = Change(before=request.plan, after=chosen.plan, workload=request.workload)
+    settings = None if request.terms is None else request.terms.settings(chosen.options, change)
+    if request.terms is None or settings is None:
         raise InputError(f"what such a file says of its plan is not known, so {output} was not written")
     if by_hand := [str(value) for key, value in settings if not key]:
         raise InputError(f"{by_hand[0]}: no setting of the file, so {output} was not written; another way: --choose N")
-    words = asked.terms.in_file(settings)
+    words = request.terms.in_file(settings)
     with job_text(options, path) as text:
         reread = text.with_settings(words, chosen.step_s)
     if not fitting.has_room(reread.prediction):
@@ -166,29 +166,29 @@ def _write_job(
         print_lines(("", f"written to {output}: {step} a step; {reread.prediction.verdict}"))
 
 
-def _known(asked: Request) -> str | None:
+def _known(request: Request) -> str | None:
     """The catalogue's name, adapters included, of a model that is the same to every size; None for others."""
-    base, adapters = parse_adapters(asked.graph.name)
+    base, adapters = parse_adapters(request.graph.name)
     names = [base] if base in CONFIGS else [] if adapters is not None else list(CONFIGS)
     for name in names:
         spelled = f"{name}{adapters or ''}"
-        if replace(model(spelled), name="") == replace(asked.graph, name=""):
+        if replace(model(spelled), name="") == replace(request.graph, name=""):
             return spelled
     return None
 
 
-def _write(options: FitOptions, output: str, asked: Request, named: str, ladder: Ladder, chosen: Rung | None) -> None:
+def _write(options: FitOptions, output: str, request: Request, named: str, ladder: Ladder, chosen: Rung | None) -> None:
     prediction = ladder.base if ladder.fits else chosen.prediction if chosen is not None else None
     if prediction is None:
         raise InputError(f"nothing was found that fits, so {output} was not written")
     machines = options.on
     if machines is None:  # of a plan file then, which `read_request` has read
-        given = None if options.plan is None else load_plan(options.plan)
-        machines = given.on if isinstance(given, PlanFile) else asked.cluster.name
+        plan = None if options.plan is None else load_plan(options.plan)
+        machines = plan.on if isinstance(plan, PlanFile) else request.cluster.name
     parse_cluster(machines)
     others = (rung.plan for rung in ladder.combined)
     what = For(named, machines, options.stack)
-    file = plan_file(what, asked.workload, asked.stack, prediction, asked.assumed, others=others)
+    file = plan_file(what, request.workload, request.stack, prediction, request.assumed, others=others)
     save_plan_file(replace(file, workload=prediction.workload), output)
     if not options.json:
         print_lines(("", *next_steps(output, "run")))

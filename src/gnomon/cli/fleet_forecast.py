@@ -19,13 +19,13 @@ from gnomon.units import MAX_DEVICES, show_seconds
 
 def run(options: ForecastOptions) -> int:
     """Prints the forecasts of one job."""
-    asked = request_of_plan(options.plan)
+    request = request_of_plan(options.plan)
     planner = Planner(
-        graph=asked.graph,
-        cluster=asked.cluster,
-        plan=asked.plan,
-        workload=asked.workload,
-        stack=asked.stack,
+        graph=request.graph,
+        cluster=request.cluster,
+        plan=request.plan,
+        workload=request.workload,
+        stack=request.stack,
         restart_s=options.restart,
         storage_bytes_per_s=options.storage * 1e9,
     )
@@ -42,13 +42,15 @@ def run(options: ForecastOptions) -> int:
         assert isinstance(first, Impossible)
         raise InputError(f"the plan runs on none of {options.devices} devices; on {first.devices}: {first.reason}")
     own = {ANY: options.price} if options.price is not None else None
-    paid = rent(asked.cluster, own)
-    an_hour = None if paid is None else paid.dollars_per_hour / asked.cluster.num_devices
+    paid = rent(request.cluster, own)
+    an_hour = None if paid is None else paid.dollars_per_hour / request.cluster.num_devices
     best = stops_paying([forecast for forecast in forecasts if forecast.fits] or forecasts)
     if options.json:
         print_json(
             {
-                "forecasts": [_mapping(forecast, an_hour, asked.workload.global_batch_size) for forecast in forecasts],
+                "forecasts": [
+                    _mapping(forecast, an_hour, request.workload.global_batch_size) for forecast in forecasts
+                ],
                 "impossible": [{"devices": e.devices, "reason": e.reason} for e in every if isinstance(e, Impossible)],
                 "stops_paying": best,
             }

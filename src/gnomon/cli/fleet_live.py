@@ -23,7 +23,7 @@ def run(options: FleetRunOptions) -> int:
     tasks = read_tasks(options.jobs, read_model_to_run)
     folder = Path(options.folder or f"{options.jobs}.fleet")
 
-    def told(text: str) -> None:
+    def log_line(text: str) -> None:
         print(f"gnomon: {text}", file=sys.stderr, flush=True)
 
     controller = Controller(
@@ -32,13 +32,13 @@ def run(options: FleetRunOptions) -> int:
         devices=options.devices,
         policy=policy(options.policy),
         every_s=options.every,
-        log=told,
+        log=log_line,
     )
     try:
         fates = controller.run()
     except KeyboardInterrupt:
         still = [name for name, fate in controller.fates.items() if fate.state in LIVE]
-        told(f"stopped; {len(still)} jobs go on ({', '.join(still)}): the same command drives them again")
+        log_line(f"stopped; {len(still)} jobs go on ({', '.join(still)}): the same command drives them again")
         raise
     counts = [
         (name, fate.state, fate.attempt, fate.preemptions, fate.resizes, fate.failures) for name, fate in fates.items()

@@ -85,15 +85,17 @@ def request_of(options: TraceOptions, *, record: bool = False, on: str | None = 
         raise InputError("--pairs are speeds of two models together; give their speeds alone with --points TABLE")
     if options.learned and not isinstance(known, Profiles):
         raise InputError("--learned is of jobs whose steps were timed; give a folder of Pollux's tables with --points")
-    told: Curve | MeasuredPoints | Profiled | PredictedForecasts | None = curve if curve != Curve(cluster) else None
+    throughputs: Curve | MeasuredPoints | Profiled | PredictedForecasts | None = (
+        curve if curve != Curve(cluster) else None
+    )
     if isinstance(known, Profiles):
-        told = Profiled(known)
+        throughputs = Profiled(known)
         notes.append("speeds by placement and batch are those of --points")
         if options.learned:
             notes.append("under Pollux and Sia jobs learn their speeds as they run, from steps that they timed")
     elif known is not None:
         pairs = of_pools(read_pairs(options.pairs), cluster) if options.pairs else {}
-        told = MeasuredPoints(known, curve, _reference(known, cluster), pairs=pairs)
+        throughputs = MeasuredPoints(known, curve, _reference(known, cluster), pairs=pairs)
         models = {model for model, _ in known}
         without = {job.model for job in trace.jobs} - models
         notes.append(f"speeds of {len(models)} models are those of --points; {len(without)} models have none")
@@ -101,19 +103,21 @@ def request_of(options: TraceOptions, *, record: bool = False, on: str | None = 
         if lacking:
             notes.append(f"no point is of {', '.join(lacking)}: there jobs scale as is stated of jobs without a model")
     if known is None and any(predictions.knows(job) for job in trace.jobs):
-        told = PredictedForecasts(cluster, predictions, curve)
-        trace, more = _possible(trace, told, leave_out=options.skip_larger)
-        notes += more
+        throughputs = PredictedForecasts(cluster, predictions, curve)
+        trace, trace_notes = _possible(trace, throughputs, leave_out=options.skip_larger)
+        notes += trace_notes
     if options.skip_larger:
-        trace, larger = without_larger(trace, cluster, (told or curve).memory_bytes)
+        trace, larger = without_larger(trace, cluster, (throughputs or curve).memory_bytes)
         if larger:
             names = ", ".join(f"{job.id} (line {job.line}, {job.fewest} devices)" for job in larger[:LISTED])
-            more = f" and {len(larger) - LISTED:,} more" if len(larger) > LISTED else ""
-            notes.append(f"{len(larger):,} jobs larger than the cluster or its memory were left out: {names}{more}")
+            trace_notes = f" and {len(larger) - LISTED:,} more" if len(larger) > LISTED else ""
+            notes.append(
+                f"{len(larger):,} jobs larger than the cluster or its memory were left out: {names}{trace_notes}"
+            )
     stated = () if isinstance(known, Profiles) else (curve.assumption(),)
     every = (*notes, *stated, *more_notes)
     return FleetRequest(
-        trace=trace, machines=cluster, rules=rules, forecasts=told, notes=every, learned=options.learned
+        trace=trace, machines=cluster, rules=rules, forecasts=throughputs, notes=every, learned=options.learned
     )
 
 
@@ -133,11 +137,11 @@ def _possible(trace: Trace, forecasts: PredictedForecasts, *, leave_out: bool) -
         job = next(job for job in trace.jobs if job.id in why)
         raise InputError(f"{trace.name}: line {job.line}: {why[job.id]}; or leave such jobs out with --skip-larger")
     notes = [f"left out: {reason}" for reason in list(why.values())[:LISTED]]
-    kept = replace(trace, jobs=tuple(job for job in trace.jobs if job.id not in why)) if why else trace
-    count = sum(forecasts.knows(job) for job in kept.jobs)
+    possible = replace(trace, jobs=tuple(job for job in trace.jobs if job.id not in why)) if why else trace
+    count = sum(forecasts.knows(job) for job in possible.jobs)
     found = " (without one: the fastest plan on the devices that it asks for)"
     notes.append(f"rates and memory of {count:,} jobs are predicted, from their plan or model and batch{found}")
-    return kept, notes
+    return possible, notes
 
 
 def _points(options: TraceOptions) -> tuple[Points | Profiles | None, tuple[str, ...]]:
@@ -157,8 +161,8 @@ def _reference(points: Points, cluster: Machines) -> str:
 
 def _left_out(trace: Trace) -> str:
     first = "; ".join(f"line {row.line}: {row.reason}" for row in trace.left_out[:LISTED])
-    more = "; …" if len(trace.left_out) > LISTED else ""
-    return f"{len(trace.left_out):,} rows of {trace.name} are no jobs of the replay: {first}{more}"
+    ellipsis = "; …" if len(trace.left_out) > LISTED else ""
+    return f"{len(trace.left_out):,} rows of {trace.name} are no jobs of the replay: {first}{ellipsis}"
 
 
 def _rules(options: TraceOptions, trace: Trace, cluster: Machines, record: bool) -> tuple[Rules, tuple[str, ...]]:

@@ -38,8 +38,8 @@ def _refuse(options: ServiceOptions | SlicesOptions, own: Sequence[str], without
     """InputError for an option of training, and for one of serving that is not looked at here."""
     every, serving = flags(type(options)), flags(ServeOptions)
     for name in changed_options(options):
-        taken = name in own or name in ("model", "on", "json") or name in serving or name in SHARED
-        if not taken or name in without:
+        is_used = name in own or name in ("model", "on", "json") or name in serving or name in SHARED
+        if not is_used or name in without:
             raise InputError(f"{every[name].names[-1]} has no meaning for this question; leave it out")
 
 
@@ -50,25 +50,32 @@ def run(options: ServiceOptions) -> int:
         raise InputError("no trace of the day; give --requests FILE (arrival_s,input_len,output_len)")
     if options.ttft is None and options.tpot is None:
         raise InputError("no targets, so one unit is always enough; give --ttft TIME, --tpot TIME or both")
-    asked = read(options)
-    problem = refusal(asked.graph, asked.cluster, asked.serving, asked.engine)
+    question = read(options)
+    problem = refusal(question.graph, question.cluster, question.serving, question.engine)
     if problem is not None:
         raise InputError(problem)
     # One price for all bins: what an iteration takes is no matter of who asks for it.
-    price = IterationPrice(asked.graph, asked.cluster, asked.serving, asked.engine, asked.side_models)
+    price = IterationPrice(question.graph, question.cluster, question.serving, question.engine, question.side_models)
 
     def play(load: Load) -> Forecast:
         return serve(
-            asked.graph, asked.cluster, asked.serving, asked.engine, load, asked.target, asked.side_models, price=price
+            question.graph,
+            question.cluster,
+            question.serving,
+            question.engine,
+            load,
+            question.target,
+            question.side_models,
+            price=price,
         )
 
     bin_s = quantity("--bin", parse_seconds, options.bin)
     if bin_s <= 0:
         raise InputError(f"--bin {options.bin}: a bin of {bin_s:g} s is none; give a time, as in 10min")
-    last = asked.load.requests[-1].arrival_s
+    last = question.load.requests[-1].arrival_s
     progress = Progress("bins played:", max(1, int(last / bin_s) + 1))
     bins: list[Bin] = []
-    for one in needs(asked.load, play, bin_s=bin_s, share=options.share, most=options.most):
+    for one in needs(question.load, play, bin_s=bin_s, share=options.share, most=options.most):
         bins.append(one)
         progress.show(len(bins))
     progress.end()
@@ -82,14 +89,14 @@ def run(options: ServiceOptions) -> int:
         rows = "".join(f"{one.start_s:g},{one.units / most:.6g}\n" for one in bins)
         save_text(f"bin_start_s,relative_load\n{rows}", options.output)
     if options.json:
-        print_json(_mapping(asked, bins))
+        print_json(_mapping(question, bins))
         return 0
-    print_lines(_text(asked, bins, options))
+    print_lines(_text(question, bins, options))
     return 0
 
 
-def _text(asked: ServingQuestion, bins: list[Bin], options: ServiceOptions) -> list[str]:
-    devices = asked.serving.devices
+def _text(question: ServingQuestion, bins: list[Bin], options: ServiceOptions) -> list[str]:
+    devices = question.serving.devices
     most, mean = max(one.units for one in bins), sum(one.units for one in bins) / len(bins)
     shown = (
         bins if len(bins) <= SHOWN else sorted(sorted(bins, key=lambda b: -b.units)[:SHOWN], key=lambda b: b.start_s)
@@ -107,7 +114,8 @@ def _text(asked: ServingQuestion, bins: list[Bin], options: ServiceOptions) -> l
     ]
     names = ("from", "requests", "units", "TTFT p99", "TPOT p99", "within targets")
     lines = [
-        f"{asked.graph.name} by {asked.engine.name}, units of {devices} device{'s' * (devices > 1)} ({options.on})",
+        f"{question.graph.name} by {question.engine.name}, units of {devices} device{'s' * (devices > 1)} "
+        f"({options.on})",
         "",
     ]
     lines += table(tuple(Column(name=name) for name in names), rows)
@@ -123,18 +131,18 @@ def _text(asked: ServingQuestion, bins: list[Bin], options: ServiceOptions) -> l
             "",
             f"written to {options.output}: gnomon fleet replay JOBS --inference CLUSTER --demand {options.output}",
         ]
-    taken = (*asked.assumed, "what waits at the end of a bin is not carried into the next")
-    return [*lines, "", "assumed", *(line for text in taken for line in wrapped(text, bullet="- "))]
+    shown_lines = (*question.assumed, "what waits at the end of a bin is not carried into the next")
+    return [*lines, "", "assumed", *(line for text in shown_lines for line in wrapped(text, bullet="- "))]
 
 
 SHOWN = 24
 """Bins that are printed."""
 
 
-def _mapping(asked: ServingQuestion, bins: list[Bin]) -> dict[str, object]:
+def _mapping(question: ServingQuestion, bins: list[Bin]) -> dict[str, object]:
     return {
         "schema": "gnomon.fleet-service/1",
-        "devices_per_unit": asked.serving.devices,
+        "devices_per_unit": question.serving.devices,
         "bins": [
             {
                 "start_s": one.start_s,
@@ -147,7 +155,7 @@ def _mapping(asked: ServingQuestion, bins: list[Bin]) -> dict[str, object]:
             for one in bins
         ],
         "units": max(one.units for one in bins),
-        "assumptions": list(asked.assumed),
+        "assumptions": list(question.assumed),
     }
 
 
@@ -157,10 +165,10 @@ def run_slices(options: SlicesOptions) -> int:
     if options.requests is None:
         raise InputError("no prompts; give a trace with --requests FILE (arrival_s,input_len,output_len)")
     slo = quantity("--slo", parse_seconds, options.slo)
-    asked = read(replace(options, tp=1, replicas=1))
-    lengths = [request.input_len for request in asked.load.requests]
-    span = asked.load.requests[-1].arrival_s
-    if asked.load.concurrency is not None or span <= 0:
+    question = read(replace(options, tp=1, replicas=1))
+    lengths = [request.input_len for request in question.load.requests]
+    span = question.load.requests[-1].arrival_s
+    if question.load.concurrency is not None or span <= 0:
         raise InputError("the trace has no times, so no rate; give one with times of arrival, or --rate")
     # So many arrivals have one gap less between them.
     rate = (len(lengths) - 1) / span
@@ -172,7 +180,9 @@ def run_slices(options: SlicesOptions) -> int:
     progress = Progress("buckets priced:", len(ends))
     for done, end in enumerate(ends):
         progress.show(done)
-        points[names[end]] = list(slice_points(asked.graph, asked.cluster, asked.serving, asked.engine, end))
+        points[names[end]] = list(
+            slice_points(question.graph, question.cluster, question.serving, question.engine, end)
+        )
     progress.end()
     cut = cover(demand, points, slo)
     # The profile 7g is a device that is not cut.
@@ -190,7 +200,7 @@ def run_slices(options: SlicesOptions) -> int:
                 "devices": [[_slice(bucket, point) for bucket, point in device] for device in cut],
                 "cut_devices": cuts,
                 "whole_devices": len(whole),
-                "assumptions": list(asked.assumed),
+                "assumptions": list(question.assumed),
             }
         )  # fmt: skip
         return 0
@@ -198,15 +208,18 @@ def run_slices(options: SlicesOptions) -> int:
     for end in ends:
         chosen = Counter(f"{p.profile} x {p.batch}" for device in cut for bucket, p in device if bucket == names[end])
         slowest = max(p.latency_s for device in cut for bucket, p in device if bucket == names[end])
-        said = ", ".join(f"{count} of {what}" for what, count in sorted(chosen.items()))
-        rows.append((names[end], number(demand[names[end]]), said, show_seconds(slowest)))
+        count_text = ", ".join(f"{count} of {what}" for what, count in sorted(chosen.items()))
+        rows.append((names[end], number(demand[names[end]]), count_text, show_seconds(slowest)))
     columns = (
         Column(name="prompts", align="left"),
         Column(name="a second"),
         Column(name="slices x batch", align="left"),
         Column(name="latency"),
     )
-    lines = [f"{asked.graph.name} on slices of {options.on}, {number(rate)} prompts a second within {options.slo}", ""]
+    lines = [
+        f"{question.graph.name} on slices of {options.on}, {number(rate)} prompts a second within {options.slo}",
+        "",
+    ]
     lines += table(columns, rows)
     lines += ["", *wrapped(
         f"{cuts} devices cut into slices, {len(whole)} as they are: the fewer are shown. {percent(padded)} % of the "
@@ -215,12 +228,12 @@ def run_slices(options: SlicesOptions) -> int:
     )]  # fmt: skip
     for index, device in enumerate(cut[:8]):
         lines += wrapped(f"device {index}: {', '.join(p.profile for _, p in device)}", indent="")
-    taken = (
-        *asked.assumed,
+    shown = (
+        *question.assumed,
         "a slice has its share of compute, bandwidth and memory, and the efficiencies of the whole device",
         "a prompt waits while its batch fills: twice the time of a batch at most",
     )
-    print_lines([*lines, "", "assumed", *(line for text in taken for line in wrapped(text, bullet="- "))])
+    print_lines([*lines, "", "assumed", *(line for text in shown for line in wrapped(text, bullet="- "))])
     return 0
 
 

@@ -37,26 +37,28 @@ AROUND = (1 / 8, 1 / 4, 1 / 2, 1, 2, 4, 8)
 def run(options: SpotOptions) -> int:
     """Prints the useful steps of each system by the time between losses of machines."""
     assumed = _assumed(options)
-    asked = _priced(options, assumed)
-    systems = tuple(one for one in WAYS if one != "bamboo" or not asked.refused)
+    priced = _priced(options, assumed)
+    systems = tuple(one for one in WAYS if one != "bamboo" or not priced.refused)
     progress, found = Progress("spot:", len(AROUND)), dict[float, dict[System, float]]()
     for done, factor in enumerate(AROUND):
         progress.show(done)
         hours = options.mtbf * factor
-        found[hours] = useful(asked, hours, systems, assumed)
+        found[hours] = useful(priced, hours, systems, assumed)
     progress.end()
     best = best_of(found[options.mtbf])
     written = []
     if options.output is not None:
         passes = (Pass(name=bamboo.NAME),) if best == "bamboo" else ()
-        plan = replace(asked.plan, schedule=replace(asked.plan.schedule, passes=(*asked.plan.schedule.passes, *passes)))
+        plan = replace(
+            priced.plan, schedule=replace(priced.plan.schedule, passes=(*priced.plan.schedule.passes, *passes))
+        )
         save_plan_file(replace(load_plan_file(options.plan), plan=plan, predicted=None), options.output)
         written.append(f"wrote {options.output}: the plan {'with' if passes else 'without'} copies of stages")
     if options.json:
         rows = [{"mtbf_hours": hours, "useful": dict(one), "best": best_of(one)} for hours, one in found.items()]
-        print_json({"best": best, "refused": asked.refused or None, "useful_steps": rows})
+        print_json({"best": best, "refused": priced.refused or None, "useful_steps": rows})
         return 0
-    print_lines((*_text(options, asked, found), *written))
+    print_lines((*_text(options, priced, found), *written))
     return 0
 
 
@@ -79,8 +81,8 @@ def _assumed(options: SpotOptions) -> AssumedLosses:
     )
 
 
-def _text(options: SpotOptions, asked: PricedPlan, found: Mapping[float, Mapping[System, float]]) -> list[str]:
-    costs, best = asked.costs, best_of(found[options.mtbf])
+def _text(options: SpotOptions, priced: PricedPlan, found: Mapping[float, Mapping[System, float]]) -> list[str]:
+    costs, best = priced.costs, best_of(found[options.mtbf])
     names = {"bamboo": costs.copied_step_s, "memory": costs.memory_step_s}
     rows = [
         (WAYS[system], number(names.get(system, costs.step_s)), *(f"{one[system]:.3f}" for one in found.values()))
@@ -90,19 +92,19 @@ def _text(options: SpotOptions, asked: PricedPlan, found: Mapping[float, Mapping
         Column(name="useful steps", align="left"), Column(name="step s"),
         *(Column(name=f"{hours:g} h") for hours in found),
     )  # fmt: skip
-    machines = f"{asked.shape.machines} machines ({asked.shape.stages} stages, {asked.shape.pipelines} replicas)"
+    machines = f"{priced.shape.machines} machines ({priced.shape.stages} stages, {priced.shape.pipelines} replicas)"
     head = (
         f"{machines}, each lost once in so many hours; useful steps over those of a run without losses and copies, "
         f"{options.lists} lists of {options.hours:g} hours"
     )
-    said = f"at one loss of a machine in {options.mtbf:g} hours: {WAYS[best]}"
+    summary = f"at one loss of a machine in {options.mtbf:g} hours: {WAYS[best]}"
     pays = [hours for hours, one in found.items() if best_of(one) == "bamboo"]
-    if asked.refused:
-        said += f". Copies of stages: {asked.refused}"
+    if priced.refused:
+        summary += f". Copies of stages: {priced.refused}"
     else:
-        said += f". Copies of stages are best up to {max(pays):g} hours" if pays else ". Copies of stages never are"
+        summary += f". Copies of stages are best up to {max(pays):g} hours" if pays else ". Copies of stages never are"
     notes = (
-        f"{asked.copies}",
+        f"{priced.copies}",
         f"another machine is there after {show_seconds(costs.come_s)}; a start takes {show_seconds(costs.start_s)}, "
         f"going on without one {show_seconds(costs.takeover_s)}; checkpoints every {costs.checkpoint_every} steps "
         f"cost nothing; {options.bulk:.0%} of losses take a second machine",
@@ -113,7 +115,7 @@ def _text(options: SpotOptions, asked: PricedPlan, found: Mapping[float, Mapping
         "",
         *table(columns, rows, width=120),
         "",
-        *wrapped(said, indent=""),
+        *wrapped(summary, indent=""),
         "",
         "assumed",
         *bullets,
@@ -124,10 +126,11 @@ def decisions(options: DecisionsOptions) -> int:
     """Prints a recorded trace, and whether the simulated launcher decides the same; 1 where it does not."""
     trace = read_trace(Path(options.file))
     same = list(replayed(trace)) == [(look.seen, look.decision) for look in trace.looks]
-    made = [(look.at, look.decision) for look in trace.looks if look.decision is not None]
+    decisions_made = [(look.at, look.decision) for look in trace.looks if look.decision is not None]
     if options.json:
         listed = [
-            {"at": at, "members": one.members, "placement": one.plan.placement, "lost": one.lost} for at, one in made
+            {"at": at, "members": one.members, "placement": one.plan.placement, "lost": one.lost}
+            for at, one in decisions_made
         ]
         print_json({"controller": trace.controller, "looks": len(trace.looks), "decisions": listed, "same": same})
         return 0 if same else 1
@@ -138,9 +141,9 @@ def decisions(options: DecisionsOptions) -> int:
             " ".join(map(str, one.members)),
             " ".join(map(str, one.plan.device_of)) if not one.lost else "all wait",
         )
-        for at, one in made
+        for at, one in decisions_made
     ]
     verdict = "the same again, played with what happened alone" if same else "played again, the decisions differ"
-    head = f"{trace.controller}: {len(trace.looks)} looks, {len(made)} decisions; {verdict}"
+    head = f"{trace.controller}: {len(trace.looks)} looks, {len(decisions_made)} decisions; {verdict}"
     print_lines([*wrapped(head, indent=""), "", *table(columns, rows)])
     return 0 if same else 1

@@ -64,14 +64,18 @@ def _answer(rows: Sequence[tuple[str, Result, float | None, dict[str, float]]]) 
     first = rows[0]
     base = first[3]["jct_mean_s"]
     same = [row for row in rows if row[0] == first[0] and row[1].policy != first[1].policy]
-    more = [row for row in rows if row[0] != first[0] and row[1].policy == first[1].policy]
+    other_rows = [row for row in rows if row[0] != first[0] and row[1].policy == first[1].policy]
     parts = []
     if same:
         best = min(same, key=lambda row: row[3]["jct_mean_s"])
         parts.append(f"policy {best[1].policy} in place of {first[1].policy}: {base / best[3]['jct_mean_s']:.2f} x")
-    if more:
-        price = "" if more[0][2] is None or first[2] is None else f" for ${more[0][2] - first[2]:,.0f} an hour more"
-        parts.append(f"more machines under {first[1].policy}: {base / more[0][3]['jct_mean_s']:.2f} x{price}")
+    if other_rows:
+        price = (
+            ""
+            if other_rows[0][2] is None or first[2] is None
+            else f" for ${other_rows[0][2] - first[2]:,.0f} an hour more"
+        )
+        parts.append(f"more machines under {first[1].policy}: {base / other_rows[0][3]['jct_mean_s']:.2f} x{price}")
     return "mean JCT is shorter by: " + "; ".join(parts)
 
 

@@ -54,9 +54,9 @@ def run(options: GenerateOptions) -> int:
     if not options.json:
         print(options.prompt, end="", flush=True)
     while model.has_work:
-        for made in model.step():
-            if made.chosen.token not in words.ends:
-                new.append(made.chosen.token)
+        for token in model.step():
+            if token.chosen.token not in words.ends:
+                new.append(token.chosen.token)
         if not options.json:
             print(stream.take(), end="", flush=True)
     rest = stream.take(all=True)

@@ -108,7 +108,7 @@ def read_job(source: tuple[programs.Format, Path], options: TrainingOptions, nam
     """The job in a file, on so many devices, with what the options give beside it. named: a model in place of its
     own."""
     job_format, path = source
-    given = ReadContext(
+    context = ReadContext(
         devices=devices,
         model=None if named is None or options.lora_rank is not None else network(named),
         vocab_size=options.vocab_size,
@@ -120,7 +120,7 @@ def read_job(source: tuple[programs.Format, Path], options: TrainingOptions, nam
         env=dict(os.environ),
         strict=options.strict,
     )
-    return job_format.read(path, given)
+    return job_format.read(path, context)
 
 
 def _line(options: TrainingOptions, path: Path) -> list[str]:

@@ -44,18 +44,19 @@ def with_own(stack: Stack, machines: Cluster, options: LocalOption, assumed: lis
     path = stack_file()
     if stack.name != own.NAME or stack.own is not None or options.no_local_calibration or not path.is_file():
         return stack
-    kept = schema.load_file(Stack, path).own
+    own_stack = schema.load_file(Stack, path).own
     archs = {device.arch for device in machines.devices}
-    if kept is None or not machine_of(machines) or not archs <= {number.arch for number in kept.numbers}:
+    if own_stack is None or not machine_of(machines) or not archs <= {number.arch for number in own_stack.numbers}:
         return stack
-    host = kept.machine.partition(",")[0]
+    host = own_stack.machine.partition(",")[0]
     if host != machine_of(machines).partition(",")[0]:
         return stack
-    if kept.machine != machine_of(machines):
+    if own_stack.machine != machine_of(machines):
         assumed.append(
-            f"{kept.runs} runs of {kept.date} were fitted before this machine was calibrated again, and are left out "
+            f"{own_stack.runs} runs of {own_stack.date} were fitted before this machine was calibrated again, "
+            "and are left out "
             f"(gnomon calibrate --from {runs_folder()} -o {path} fits them again)"
         )
         return stack
-    assumed.append(f"calibrated from {kept.runs} runs of {kept.date} on this machine; {IGNORE} ignores them")
-    return replace(stack, own=kept)
+    assumed.append(f"calibrated from {own_stack.runs} runs of {own_stack.date} on this machine; {IGNORE} ignores them")
+    return replace(stack, own=own_stack)

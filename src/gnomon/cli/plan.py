@@ -40,39 +40,39 @@ from gnomon.search.refinement.make_fit import Spare
 from gnomon.software import own
 
 
-def run(given: PlanOptions) -> int:
+def run(plan_options: PlanOptions) -> int:
     """Searches for plans, prints the best and writes its file."""
-    if is_like(given):
-        status: int = load_late("gnomon.cli.plan_like:run")(given)
+    if is_like(plan_options):
+        status: int = load_late("gnomon.cli.plan_like:run")(plan_options)
         return status
-    if not given.model:
+    if not plan_options.model:
         raise InputError("no model; give a name (`gnomon catalogue models`), a config.json, or a job file with --like")
     # Options that change a job file say nothing without one.
-    if beside := [name for name in ("--to", *BESIDE) if getattr(given, BESIDE.get(name, "to"))]:
-        raise InputError(f"{beside[0]} goes with a job file; give it with --like FILE")
-    refuse_others(given)
-    options = given if given.serve else whole_model(given)
+    if like_only := [name for name in ("--to", *BESIDE) if getattr(plan_options, BESIDE.get(name, "to"))]:
+        raise InputError(f"{like_only[0]} goes with a job file; give it with --like FILE")
+    refuse_others(plan_options)
+    options = plan_options if plan_options.serve else whole_model(plan_options)
     if options.serve:
         status = load_late("gnomon.cli.plan_serve:run")(options)
         return status
-    asked = PlanRequest.read(options)
-    mixed = is_mixed(asked.machines)
+    request = PlanRequest.read(options)
+    mixed = is_mixed(request.machines)
     if options.mtbf is not None and (mixed or options.lengths or options.try_ or is_asked(options)):
         raise InputError("--mtbf is for the fastest plan on devices of one kind; ask other questions without it")
     if options.lengths:
-        return _varied(options, asked)
+        return _varied(options, request)
     if options.layers_per_stage is not None and (mixed or is_asked(options)):
         raise InputError("--layers-per-stage is for one plan on devices of one kind; leave it out")
     if options.sac_ilp and (mixed or is_asked(options)):
         raise InputError("--sac-ilp is for the fastest plan on devices of one kind; leave it out")
     if mixed:
-        return _over_kinds(options, asked)
+        return _over_kinds(options, request)
     if is_asked(options):
-        return _other(options, asked)
+        return _other(options, request)
     if options.try_:
-        load_late("gnomon.cli.plan_try:check_try")(options, asked.machines, asked.stack)
+        load_late("gnomon.cli.plan_try:check_try")(options, request.machines, request.stack)
         load_late("gnomon.cli.plan_try:limit_of")(options)
-    return _one(options, asked)
+    return _one(options, request)
 
 
 BESIDE = {
@@ -89,47 +89,47 @@ def is_like(options: PlanOptions) -> bool:
     return options.like is not None or options.source is not None or job
 
 
-def _varied(options: PlanOptions, asked: PlanRequest) -> int:
+def _varied(options: PlanOptions, request: PlanRequest) -> int:
     """Plans for a batch of several lengths."""
-    if is_asked(options) or asked.choices.late:
+    if is_asked(options) or request.choices.late:
         raise InputError("--lengths is a question of its own; ask it without the others")
-    return plan_varied(options, asked)
+    return plan_varied(options, request)
 
 
-def _over_kinds(options: PlanOptions, asked: PlanRequest) -> int:
+def _over_kinds(options: PlanOptions, request: PlanRequest) -> int:
     """Plans over devices of several kinds."""
     if options.try_:
         raise InputError("--try is for equal devices, and these are of several kinds; name one of them with --on")
-    if asked.choices.wanted:
+    if request.choices.wanted:
         raise InputError("--refine is for equal devices; on a mixed cluster fix choices with --fix")
     if is_asked(options):
-        return _other(options, asked)
-    return plan_over_kinds(options, asked)
+        return _other(options, request)
+    return plan_over_kinds(options, request)
 
 
-def _other(options: PlanOptions, asked: PlanRequest) -> int:
+def _other(options: PlanOptions, request: PlanRequest) -> int:
     """Another question than the fastest plan."""
     if options.try_:
         raise InputError("--try runs the best plans of one search; ask other questions without it")
     sizes = [f"--{name}" for name in ("pareto", "longest", "largest") if getattr(options, name)]
-    if asked.choices.wanted and sizes:
+    if request.choices.wanted and sizes:
         raise InputError(f"--refine is for the fastest plan, and {sizes[0]} asks another; fix choices with --fix")
     # A front or a size is of the exact search alone, unless effort is asked for.
-    exact = bool(sizes) and (options.pareto or asked.choices.effort is None)
+    exact = bool(sizes) and (options.pareto or request.choices.effort is None)
     question = Question(
-        graph=asked.graph,
-        stack=asked.stack,
-        base=asked.base,
-        fixed=asked.fixed,
-        limits=tuple(parse_limit(text) for text in asked.choices.forbid),
-        goal=asked.goal,
-        prices=_prices(options, asked.machines),
-        improve=None if exact else lambda result: _improved(options, asked, result),
-        extra_choices=tuple(name for name in asked.choices.extra_choices if not sizes or name == "dispatch"),
-        spare=asked.choices.spare() if sizes else Spare(),
+        graph=request.graph,
+        stack=request.stack,
+        base=request.base,
+        fixed=request.fixed,
+        limits=tuple(parse_limit(text) for text in request.choices.forbid),
+        goal=request.goal,
+        prices=_prices(options, request.machines),
+        improve=None if exact else lambda result: _improved(options, request, result),
+        extra_choices=tuple(name for name in request.choices.extra_choices if not sizes or name == "dispatch"),
+        spare=request.choices.spare() if sizes else Spare(),
         tries=options.tries or TRIES,
     )
-    return answer(options, question, asked.machines, asked.workload, asked.assumed)
+    return answer(options, question, request.machines, request.workload, request.assumed)
 
 
 def _prices(options: PlanOptions, machines: Cluster) -> dict[str, float]:
@@ -146,29 +146,31 @@ def _prices(options: PlanOptions, machines: Cluster) -> dict[str, float]:
     return prices
 
 
-def _found(options: PlanOptions, asked: PlanRequest, budget: Budget) -> Result:
+def _found(options: PlanOptions, request: PlanRequest, budget: Budget) -> Result:
     """The search, with its progress shown: of the fastest plans if so many are asked for, else of unlike ones."""
-    wanted = max(SHOWN, options.try_ or 0)
+    num_wanted = max(SHOWN, options.try_ or 0)
     if options.top is not None:
-        return _search(asked, max(options.top, options.try_ or 0), budget, diverse=False)
-    result = _search(asked, wanted, budget, diverse=True)
+        return _search(request, max(options.top, options.try_ or 0), budget, diverse=False)
+    result = _search(request, num_wanted, budget, diverse=True)
     if options.try_ and len(result.best) < options.try_:  # as many as are asked for, be they alike
-        every = _search(asked, options.try_, budget, diverse=False).best
+        every = _search(request, options.try_, budget, diverse=False).best
         # Unlike ones first, and only as many alike ones as are missing.
         points = {candidate.point for candidate in result.best}
-        more = [candidate for candidate in every if candidate.point not in points]
-        result = replace(result, best=tuple(sorted((*result.best, *more), key=lambda candidate: candidate.step_s)))
+        new_candidates = [candidate for candidate in every if candidate.point not in points]
+        result = replace(
+            result, best=tuple(sorted((*result.best, *new_candidates), key=lambda candidate: candidate.step_s))
+        )
     return result
 
 
-def _search(asked: PlanRequest, top: int, budget: Budget, *, diverse: bool) -> Result:
+def _search(request: PlanRequest, top: int, budget: Budget, *, diverse: bool) -> Result:
     on_progress = SearchProgress()
     result = plan(
-        *asked.job,
-        base=asked.base,
-        fixed=asked.fixed,
-        forbid=asked.choices.forbid,
-        extra_choices=asked.choices.extra_choices,
+        *request.job,
+        base=request.base,
+        fixed=request.fixed,
+        forbid=request.choices.forbid,
+        extra_choices=request.choices.extra_choices,
         top=top,
         diverse=diverse,
         on_progress=on_progress,
@@ -178,46 +180,46 @@ def _search(asked: PlanRequest, top: int, budget: Budget, *, diverse: bool) -> R
     return result
 
 
-def searched(options: PlanOptions, asked: PlanRequest, budget: Budget) -> Improved:
+def searched(options: PlanOptions, request: PlanRequest, budget: Budget) -> Improved:
     """The search, uneven stages, and the choices beyond both."""
-    result = exportable(_found(options, asked, budget), asked.target)
-    if asked.choices.wanted and asked.stack is PLAIN_STACK:
-        asked.assumed.append("stack not given: taken to run every choice that --refine tries (--stack)")
-    passes = asked.choices.passes(
+    result = exportable(_found(options, request, budget), request.target)
+    if request.choices.wanted and request.stack is PLAIN_STACK:
+        request.assumed.append("stack not given: taken to run every choice that --refine tries (--stack)")
+    passes = request.choices.passes(
         uneven_stages=not options.equal_stages,
         layers_per_stage=options.layers_per_stage,
         by_tensor=options.sac_ilp,
-        replicas=_replica_base(asked) if options.uneven_replicas else None,
+        replicas=_replica_base(request) if options.uneven_replicas else None,
     )
     with Passing() as on_progress:
         return improve(
             result,
             passes,
-            accepts=lambda found: comes_back(found, asked.target),
+            accepts=lambda found: comes_back(found, request.target),
             on_pass=on_progress,
             keep_going=budget,
         )
 
 
-def _improved(options: PlanOptions, asked: PlanRequest, result: Result) -> FoundPlan:
+def _improved(options: PlanOptions, request: PlanRequest, result: Result) -> FoundPlan:
     """The best plan of a search of another question, with uneven stages and choices beyond the search."""
-    passes = asked.choices.passes(uneven_stages=not options.equal_stages, layers_per_stage=options.layers_per_stage)
+    passes = request.choices.passes(uneven_stages=not options.equal_stages, layers_per_stage=options.layers_per_stage)
     with Passing() as on_progress:
         return improve(result, passes, on_pass=on_progress).best
 
 
-def _one(options: PlanOptions, asked: PlanRequest) -> int:
+def _one(options: PlanOptions, request: PlanRequest) -> int:
     """Finds the fastest plan: searched, tried if asked, written and printed."""
-    cost = rent(asked.machines, _prices(options, asked.machines))
+    cost = rent(request.machines, _prices(options, request.machines))
     with Budget(options.budget, ONE) as budget:
-        made = searched(options, asked, budget)
+        search_result = searched(options, request, budget)
         lost = None
         if options.mtbf is not None:
             compared = load_late("gnomon.cli.plan_losses:compare_copies")
-            lost = compared(asked, made.result, made.best, options.mtbf, budget)
-    result, assumed = made.result, asked.assumed
-    best = made.best if lost is None else lost.best
-    assumed += (f"{name} is fixed, and means nothing in this plan" for name in asked.choices.idle(best, result))
+            lost = compared(request, search_result.result, search_result.best, options.mtbf, budget)
+    result, assumed = search_result.result, request.assumed
+    best = search_result.best if lost is None else lost.best
+    assumed += (f"{name} is fixed, and means nothing in this plan" for name in request.choices.idle(best, result))
     no_effect = "no_effect: "
     assumed += (note.removeprefix(no_effect) for note in best.prediction.notes if note.startswith(no_effect))
     tries: Any = None
@@ -229,47 +231,52 @@ def _one(options: PlanOptions, asked: PlanRequest) -> int:
             every[i] for i in pick_diverse([candidate.plan for candidate in every], options.try_, fill=True)
         )
         tries = load_late("gnomon.cli.plan_try:try_plans")(
-            options, candidates, lambda candidate: _file(options, result, candidate, assumed), asked.machines
+            options, candidates, lambda candidate: _file(options, result, candidate, assumed), request.machines
         )
         if tries.refit is not None and tries.refit.stack is not None:
             with Budget(options.budget, ONE) as budget:
-                again = _found(options, replace(asked, stack=tries.refit.stack), budget)
+                again = _found(options, replace(request, stack=tries.refit.stack), budget)
     elif options.output:
         save_plan_file(_file(options, result, best, assumed), options.output)
     files: tuple[AsFile, ...] = ()
-    if asked.stack is PLAIN_STACK:
+    if request.stack is PLAIN_STACK:
         config = config_of(options.model)
-        files = as_files(best.plan, config, asked.graph, asked.machines, result.workload)
+        files = as_files(best.plan, config, request.graph, request.machines, result.workload)
     if options.json:
-        taken = [*assumed, *(cost.sources if cost else ()), *result.best[0].prediction.assumptions]
-        more: dict[str, Any] = {} if tries is None else {"tried": tries.to_mapping()}
-        more |= {} if tries is None or again is None else {"ranked_again": ranked_mapping(again, tries.attempts)}
-        more |= {} if made.replicas is None else {"uneven_replicas": replicas_mapping(made.replicas)}
-        more |= {} if lost is None else {"losses": load_late("gnomon.cli.plan_losses:mapping")(lost)}
-        more |= {"programs": programs_mapping(files)} if files else {}
+        shown = [*assumed, *(cost.sources if cost else ()), *result.best[0].prediction.assumptions]
+        extra: dict[str, Any] = {} if tries is None else {"tried": tries.to_mapping()}
+        extra |= {} if tries is None or again is None else {"ranked_again": ranked_mapping(again, tries.attempts)}
+        extra |= {} if search_result.replicas is None else {"uneven_replicas": replicas_mapping(search_result.replicas)}
+        extra |= {} if lost is None else {"losses": load_late("gnomon.cli.plan_losses:mapping")(lost)}
+        extra |= {"programs": programs_mapping(files)} if files else {}
         mapping = result_mapping(
-            result, rent=cost, stages=made.stages, refined=made.refined, tensors=made.tensors, climbed=made.climbed
+            result,
+            rent=cost,
+            stages=search_result.stages,
+            refined=search_result.refined,
+            tensors=search_result.tensors,
+            climbed=search_result.climbed,
         )
-        print_json({**mapping, **more, "assumptions": taken})
+        print_json({**mapping, **extra, "assumptions": shown})
     else:
         text = plan_text(
             result,
             assumed=assumed,
-            notes=asked.notes,
+            notes=request.notes,
             rent=cost,
-            refined=made.refined,
-            stages=made.stages,
-            tensors=made.tensors,
-            climbed=made.climbed,
+            refined=search_result.refined,
+            stages=search_result.stages,
+            tensors=search_result.tensors,
+            climbed=search_result.climbed,
         )
         print_lines(text)
         if files:
             print_lines(("", *programs_text(files)))
         if lost is not None:
             print_lines(load_late("gnomon.cli.plan_losses:text")(lost))
-        if made.replicas is not None:
-            before = made.climbed or made.refined
-            print_lines(replicas_text(made.replicas, (before.best if before else result.best[0]).step_s))
+        if search_result.replicas is not None:
+            before = search_result.climbed or search_result.refined
+            print_lines(replicas_text(search_result.replicas, (before.best if before else result.best[0]).step_s))
         if tries is not None:
             print_lines(("", *tries.text(options.output)))
             if again is not None:
@@ -280,24 +287,24 @@ def _one(options: PlanOptions, asked: PlanRequest) -> int:
     return budget.status or (0 if tries is None else tries.status())
 
 
-def _replica_base(asked: PlanRequest) -> Plan:
+def _replica_base(request: PlanRequest) -> Plan:
     """The base plan of DAPPLE's planner. InputError for a stack that does not run such stages, and for what is fixed
     that its plans do not have."""
-    if asked.stack is not PLAIN_STACK and asked.stack.name != own.NAME:
+    if request.stack is not PLAIN_STACK and request.stack.name != own.NAME:
         raise InputError(
-            f"stages with other numbers of replicas are not run by {asked.stack.name}; leave out --uneven-replicas, "
+            f"stages with other numbers of replicas are not run by {request.stack.name}; leave out --uneven-replicas, "
             f"or plan for gnomon run with --stack {own.NAME}"
         )
     plain = {"zero", "recompute"}
     wrong = [
-        name for name, value in asked.fixed.items() if name not in plain and value not in (1, False, ONE_F_ONE_B.name)
+        name for name, value in request.fixed.items() if name not in plain and value not in (1, False, ONE_F_ONE_B.name)
     ]
     if wrong:
         raise InputError(
             f"{wrong[0]} is fixed, and --uneven-replicas looks for data-parallel stages under 1F1B, where only "
             f"{' and '.join(sorted(plain))} can be; leave one of them out"
         )
-    base, zero, preset = asked.base, asked.fixed.get("zero"), asked.fixed.get("recompute")
+    base, zero, preset = request.base, request.fixed.get("zero"), request.fixed.get("recompute")
     if zero is not None:
         base = replace(base, optimizer=replace(base.optimizer, zero=zero))  # type: ignore[arg-type]
     if preset is not None:

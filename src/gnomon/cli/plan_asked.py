@@ -205,7 +205,7 @@ def _workload(options: PlanOptions, graph: Graph, assumed: list[str]) -> Workloa
         raise InputError(
             "no batch to plan for; give --global-batch N, the sequences of an optimizer step, or --tokens-per-batch N"
         )
-    if not looked_for and (said := too_long(options.model, seq_len)):
-        assumed.append(said)
+    if not looked_for and (warning := too_long(options.model, seq_len)):
+        assumed.append(warning)
     workload = Workload(global_batch_size=batch, seq_len=seq_len, router=given_router(options, RouterLoad(), graph))
     return with_sizes(workload, graph, options, assumed)

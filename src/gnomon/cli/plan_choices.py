@@ -105,7 +105,7 @@ class PlanChoices:
                 f"with --fix"
             )
         methods = _methods(options, stack)
-        asked = bool(options.refine or late or methods)
+        is_requested = bool(options.refine or late or methods)
         opened = (*allowed(stack, allow=options.allow, forbid=on_choices, fixed=fixed), *methods)
         names = [] if options.refine is False else [option.name for option in opened]
         return PlanChoices(
@@ -119,7 +119,7 @@ class PlanChoices:
                 name for name in names if name in EXTRA_CHOICES and all(limit.field != name for limit in on_choices)
             ),
             effort=THOROUGH if options.refine or late else QUICK if options.refine is None and opened else None,
-            wanted=asked,
+            wanted=is_requested,
         )
 
     def idle(self, candidate: FoundPlan, result: Result) -> tuple[str, ...]:

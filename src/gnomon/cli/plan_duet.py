@@ -92,9 +92,9 @@ def _text(
         yield f"  … {len(parts) - SHOWN} more (--json)"
     yield ""
     both = len(set(found.places)) > 1
-    alone = "both" if both else devices[found.places[0]].name
+    devices_text = "both" if both else devices[found.places[0]].name
     how = "the best of all assignments" if found.exact else "by flips that help"
-    yield f"  {show_seconds(found.seconds)} on {alone} ({how})"
+    yield f"  {show_seconds(found.seconds)} on {devices_text} ({how})"
     yield f"  {show_seconds(found.alone_s[0])} on {first.name} alone, {show_seconds(found.alone_s[1])} on {second.name}"
     if not both:
         yield "  two devices at once would save less than 5 %: its branches are too few or too short"

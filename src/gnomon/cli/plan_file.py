@@ -39,12 +39,12 @@ def plan_file(
 ) -> PlanFile:
     """The file of a predicted plan. others: plans that come after it, of which it may be one. too_large: faster plans
     that do not fit. A stack that was read from a file is named by its path, any other by its name."""
-    plan, given = prediction.plan, named.stack or ""
+    plan, stack_name = prediction.plan, named.stack or ""
     known = "" if stack is PLAIN_STACK else stack.name
     return PlanFile(
         model=named.model,
         on=named.on,
-        stack=given if given.endswith(".toml") else known,
+        stack=stack_name if stack_name.endswith(".toml") else known,
         workload=workload,
         plan=plan,
         predicted=Predicted(

@@ -67,33 +67,33 @@ Answer = tuple[Sequence[Case], str, bool]
 
 def is_asked(options: PlanOptions) -> bool:
     """Whether one of them is given. InputError for several, for what they do not go with, or `--html` without."""
-    given = [f"--{name.replace('_', '-')}" for name in ALONE if getattr(options, name) not in (None, False)]
-    if len(given) > 1:
-        raise InputError(f"{' and '.join(given)} are different questions; ask one at a time")
+    goals = [f"--{name.replace('_', '-')}" for name in ALONE if getattr(options, name) not in (None, False)]
+    if len(goals) > 1:
+        raise InputError(f"{' and '.join(goals)} are different questions; ask one at a time")
     names = [name_of(text) for text in options.vary]
-    chooses = bool(options.max_devices) or given in (["--max-step"], ["--deadline"])
+    chooses = bool(options.max_devices) or goals in (["--max-step"], ["--deadline"])
     # --vary beside a question that chooses machines lists the machines to choose among; beside any other it is a second
     # question.
-    if names and (given or options.max_devices) and not (chooses and set(names) <= {*MACHINES} and len(names) == 1):
-        first = given[0] if given else "--max-devices"
+    if names and (goals or options.max_devices) and not (chooses and set(names) <= {*MACHINES} and len(names) == 1):
+        first = goals[0] if goals else "--max-devices"
         raise InputError(
             f"{first} and --vary {' and '.join(names)} are different questions; --max-step, --deadline and "
             "--max-devices choose among the values of one --vary nodes or --vary on"
         )
-    if options.max_devices and given and not chooses:
-        raise InputError(f"{given[0]} and --max-devices are different questions; ask one at a time")
+    if options.max_devices and goals and not chooses:
+        raise InputError(f"{goals[0]} and --max-devices are different questions; ask one at a time")
     if bool(options.deadline) != bool(options.tokens):
         raise InputError("--deadline TIME and --tokens N belong together: so many tokens in so much time")
-    asked = [*given, *(["--max-devices"] if options.max_devices else []), *(["--vary"] if names else [])]
-    if asked and options.output:
-        raise InputError(f"-o writes one plan, and {asked[0]} finds several; fix the case and plan it alone")
-    if options.html and not asked:
+    conflicting = [*goals, *(["--max-devices"] if options.max_devices else []), *(["--vary"] if names else [])]
+    if conflicting and options.output:
+        raise InputError(f"-o writes one plan, and {conflicting[0]} finds several; fix the case and plan it alone")
+    if options.html and not conflicting:
         raise InputError("--html draws several cases; give --vary, --pareto, --longest or --max-step with it")
     if options.longest and options.seq_len:
         raise InputError("--longest looks for the sequence length and --seq-len gives it; leave one out")
     if options.longest and options.tokens_per_batch:
         raise InputError("--longest keeps the sequences of a step; give --global-batch in place of --tokens-per-batch")
-    return bool(asked)
+    return bool(conflicting)
 
 
 def name_of(text: str) -> str:
@@ -107,42 +107,46 @@ def varied_machines(options: PlanOptions) -> tuple[Cluster, ...]:
     return tuple(value for each in varied for value in each.values if isinstance(value, Cluster))
 
 
-def answer(options: PlanOptions, asked: Question, cluster: Cluster, workload: Workload, assumed: Sequence[str]) -> int:
+def answer(
+    options: PlanOptions, question: Question, cluster: Cluster, workload: Workload, assumed: Sequence[str]
+) -> int:
     """Searches for the plans that no other beats on all goals, prints and draws them."""
     on_progress = Trying()
     mixed = is_mixed(cluster) and bool(options.longest or options.largest)
     with Budget(options.budget, MIXED if mixed else QUESTION) as budget:
-        asked = replace(
-            asked, spare=replace(asked.spare, on_progress=on_progress), on_progress=on_progress, keep_going=budget
+        question = replace(
+            question, spare=replace(question.spare, on_progress=on_progress), on_progress=on_progress, keep_going=budget
         )
-        cases, summary, met = _cases(options, asked, cluster, workload)
+        cases, summary, met = _cases(options, question, cluster, workload)
         spent = "" if budget() else budget.text
     on_progress.end()
     longest_used = max((n for case in cases if case.best for n in case.workload.sequence_lengths()), default=0)
-    if not options.largest and (said := too_long(options.model, longest_used)) and said not in assumed:
-        assumed = (*assumed, said)
+    if not options.largest and (warning := too_long(options.model, longest_used)) and warning not in assumed:
+        assumed = (*assumed, warning)
     if options.longest or options.largest:
         summary += _found_so(cases, spent)
-    elif left := sum(case.num_unseen for case in cases):
-        summary += f"{'; ' if summary else ''}budget spent (--budget {budget.text}): {left:,} plans were not looked at"
-    if options.best == "cost" and (said := other_months(case.rent for case in cases if case.best and case.rent)):
-        summary += f"{'; ' if summary else ''}{said}"
+    elif unseen := sum(case.num_unseen for case in cases):
+        summary += (
+            f"{'; ' if summary else ''}budget spent (--budget {budget.text}): {unseen:,} plans were not looked at"
+        )
+    if options.best == "cost" and (warning := other_months(case.rent for case in cases if case.best and case.rent)):
+        summary += f"{'; ' if summary else ''}{warning}"
     _show(options, cases, summary, assumed)
     return budget.status or (0 if met else 1)
 
 
-def _cases(options: PlanOptions, asked: Question, cluster: Cluster, workload: Workload) -> Answer:
+def _cases(options: PlanOptions, question: Question, cluster: Cluster, workload: Workload) -> Answer:
     if options.pareto:
-        return _front(asked, cluster, workload)
+        return _front(question, cluster, workload)
     if options.longest:
-        cases = longest(asked, cluster, workload, multiple=options.longest)
+        cases = longest(question, cluster, workload, multiple=options.longest)
         return cases, f"longest: {cases[-1].label}, in multiples of {options.longest}", True
     if options.largest:
-        cases = _largest(options, asked, cluster, workload)
+        cases = _largest(options, question, cluster, workload)
         return cases, f"largest that fits: {cases[-1].label}", True
     if options.max_step or options.deadline or options.max_devices:
-        return _machines(options, asked, cluster, workload)
-    return _swept(options, asked, cluster, workload)
+        return _machines(options, question, cluster, workload)
+    return _swept(options, question, cluster, workload)
 
 
 def _found_so(cases: Sequence[Case], spent: str) -> str:
@@ -166,18 +170,18 @@ def _found_so(cases: Sequence[Case], spent: str) -> str:
     return f"{words}; it fits by {fitted_words(last.fit)}{before}"
 
 
-def _front(asked: Question, cluster: Cluster, workload: Workload) -> Answer:
+def _front(question: Question, cluster: Cluster, workload: Workload) -> Answer:
     resolution = int(min(group.node.device.memory_bytes for group in cluster.groups) * RESOLUTION)
-    cases = pareto(asked, cluster, workload, resolution_bytes=resolution)
+    cases = pareto(question, cluster, workload, resolution_bytes=resolution)
     falls = f"the fastest in the memory allowed, which falls by {show_bytes(resolution)} or more"
     summary = f"Each plan is {falls}."
-    usual = choices_of(asked.base)
+    usual = choices_of(question.base)
     if not is_mixed(cluster) and any(case.best is not None and choices_of(case.best.plan) != usual for case in cases):
         summary = f"Each plan of the exact search is {falls}; plans with offload and the like are made of those."
     return cases, summary, bool(cases)
 
 
-def _largest(options: PlanOptions, asked: Question, cluster: Cluster, workload: Workload) -> tuple[Case, ...]:
+def _largest(options: PlanOptions, question: Question, cluster: Cluster, workload: Workload) -> tuple[Case, ...]:
     rule: Any = options.largest or ""
     if rule in ("layers", "hidden", "both"):
         config, _ = read_config(options.model)
@@ -185,30 +189,30 @@ def _largest(options: PlanOptions, asked: Question, cluster: Cluster, workload: 
             raise InputError(
                 f"--largest {rule} makes a decoder deeper or wider, and {options.model} is none; name models"
             )
-        return largest(asked, cluster, workload, config, rule)
+        return largest(question, cluster, workload, config, rule)
     names = [name.strip() for name in rule.split(",") if name.strip()]
     if len(names) == 1 and names[0] not in PRESETS and not Path(names[0]).exists():
         known = ("layers", "hidden", "both")
         hint = nearest(rule, known)
         raise InputError(f"--largest {rule[:40]!r} is no rule{hint}; write layers, hidden, both, or names of models")
-    return largest_of(asked, cluster, workload, [read_model(name)[0] for name in names])
+    return largest_of(question, cluster, workload, [read_model(name)[0] for name in names])
 
 
-def _machines(options: PlanOptions, asked: Question, cluster: Cluster, workload: Workload) -> Answer:
+def _machines(options: PlanOptions, question: Question, cluster: Cluster, workload: Workload) -> Answer:
     """Fewest, fastest or cheapest machines under limits on time and devices."""
     clusters = _choices(options, cluster)
     limit, steps, what = _time_limit(options, workload)
     if limit == float("inf"):
-        cases = among(asked, clusters, workload)
+        cases = among(question, clusters, workload)
         best = best_case(cases, options.best)
         word = "cheapest" if options.best == "cost" else "fastest"
         summary = f"{word} on at most {options.max_devices} devices, in whole nodes: "
     elif options.best == "cost":
-        cases = tuple(fast_enough(asked, clusters, workload, limit))
+        cases = tuple(fast_enough(question, clusters, workload, limit))
         best = best_case(cases, "cost", limit)
         summary = f"cheapest machines for {what}: "
     else:
-        cases = fewest_devices(asked, clusters, workload, limit)
+        cases = fewest_devices(question, clusters, workload, limit)
         best = best_case(cases[-1:], "step", limit)
         summary = f"fewest devices for {what}: "
     if best is None:
@@ -274,9 +278,9 @@ def _spent(case: Case, steps: int) -> str:
     return words
 
 
-def _swept(options: PlanOptions, asked: Question, cluster: Cluster, workload: Workload) -> Answer:
+def _swept(options: PlanOptions, question: Question, cluster: Cluster, workload: Workload) -> Answer:
     varied = tuple(_varied(text) for text in options.vary)
-    cases = sweep(asked, cluster, workload, varied, tokens_per_batch=tokens_per_batch(options))
+    cases = sweep(question, cluster, workload, varied, tokens_per_batch=tokens_per_batch(options))
     if options.best == "step":
         return cases, "", True
     best = best_case(cases, "cost")
@@ -288,14 +292,14 @@ def _swept(options: PlanOptions, asked: Question, cluster: Cluster, workload: Wo
 def _show(options: PlanOptions, cases: Sequence[Case], summary: str, assumed: Sequence[str]) -> None:
     title = f"{options.model} on {options.on}"
     priced = (line for case in cases if case.rent is not None for line in case.rent.sources)
-    taken = tuple(dict.fromkeys((*assumed, *priced)))
+    shown = tuple(dict.fromkeys((*assumed, *priced)))
     if options.json:
-        print_json({**sweep_mapping(cases), "answer": summary, "assumptions": list(taken)})
+        print_json({**sweep_mapping(cases), "answer": summary, "assumptions": list(shown)})
     else:
         first = "memory allowed" if options.pareto else "case"
         print_lines((title, "", *sweep_text(cases, first), *(("", *wrapped(summary, indent="")) if summary else ())))
-        if taken:
-            print_lines(("", "assumed", *(line for assumption in taken for line in wrapped(assumption, bullet="- "))))
+        if shown:
+            print_lines(("", "assumed", *(line for assumption in shown for line in wrapped(assumption, bullet="- "))))
     if options.html:
         save_text(sweep_page(cases, title, summary, front=options.pareto), options.html)
 

@@ -26,40 +26,46 @@ ONE_LENGTH_ONLY = ("refine", "sac_ilp", "uneven_replicas", "layers_per_stage", "
 """Options that are for batches of one length."""
 
 
-def plan_varied(options: PlanOptions, asked: PlanRequest) -> int:
+def plan_varied(options: PlanOptions, request: PlanRequest) -> int:
     """Searches a plan for sequences of varied lengths, prints it and writes its file."""
     for name in ONE_LENGTH_ONLY:
         if getattr(options, name):
             option = name.rstrip("_").replace("_", "-")
             raise InputError(f"--{option} is for batches of one length; leave it out, or give --seq-len")
-    if is_mixed(asked.machines):
+    if is_mixed(request.machines):
         raise InputError("--lengths is for devices of one kind; name one of these with --on")
-    methods, trying = _methods(options, asked.stack), Trying()
+    methods, trying = _methods(options, request.stack), Trying()
 
     def on_progress(predicted: int) -> None:
         if predicted % REPORTED_EVERY == 0:
             trying(f"plans on these lengths: {predicted}")
 
     with Budget(options.budget, ONE) as budget:
-        made = plan_lengths(
-            *asked.job,
+        lengths_plan = plan_lengths(
+            *request.job,
             methods=methods,
-            base=asked.base,
-            fixed=asked.fixed,
+            base=request.base,
+            fixed=request.fixed,
             forbid=options.forbid,
-            extra_choices=asked.choices.extra_choices,
+            extra_choices=request.choices.extra_choices,
             on_progress=on_progress,
             keep_going=budget,
         )
     trying.end()
     if options.output:
         named = For(options.model, options.on, options.stack)
-        file = plan_file(named, asked.workload, asked.stack, made.best, asked.assumed, others=made.runners_up)
+        file = plan_file(
+            named, request.workload, request.stack, lengths_plan.best, request.assumed, others=lengths_plan.runners_up
+        )
         save_plan_file(file, options.output)
     if options.json:
-        print_json({**lengths_mapping(made), "assumptions": [*asked.assumed, *made.best.assumptions]})
+        print_json({**lengths_mapping(lengths_plan), "assumptions": [*request.assumed, *lengths_plan.best.assumptions]})
     else:
-        print_lines(lengths_text(made, methods=options.methods is not None, assumed=asked.assumed, notes=asked.notes))
+        print_lines(
+            lengths_text(
+                lengths_plan, methods=options.methods is not None, assumed=request.assumed, notes=request.notes
+            )
+        )
         if options.output:
             print_lines(("", *next_steps(options.output)))
     return budget.status

@@ -60,29 +60,29 @@ def run(options: PlanOptions) -> int:
             f"gnomon plan MODEL the layouts of its model"
         )
     training = at(training, path)
-    asked = read_request(training)
-    before = predict(asked.graph, asked.cluster, asked.plan, asked.workload, asked.stack)
+    request = read_request(training)
+    before = predict(request.graph, request.cluster, request.plan, request.workload, request.stack)
     words = Words(
         program=job_format,
         kind=KINDS.get(path.suffix.lower(), SCRIPT),
-        terms=asked.terms,
-        config=_config(asked, options.network),
-        graph=asked.graph,
-        near=max(node.count for node in asked.cluster.nodes),
+        terms=request.terms,
+        config=_config(request, options.network),
+        graph=request.graph,
+        near=max(node.count for node in request.cluster.nodes),
     )
     with job_text(training, path) as text:
-        file = _File(text=text, request=asked, words=words)
+        file = _File(text=text, request=request, words=words)
         with Budget(options.budget, ONE) as budget:
-            wanted = _asked(options, asked, file)
+            plan_request = _asked(options, request, file)
             try:
-                made = searched(replace(options, top=TOP), wanted, budget)
+                search_result = searched(replace(options, top=TOP), plan_request, budget)
             except PlanError as error:
                 shown = quote(str(path))
                 raise PlanError(
                     f"{error}; gnomon fit {shown} --on {options.on} lists what would make it fit"
                 ) from error
-        after, changed, lines = _chosen(file, before, made.best.plan)
-        covered = f"{made.result.counts.space} plans covered; what the file does not change stays as it is"
+        after, changed, lines = _chosen(file, before, search_result.best.plan)
+        covered = f"{search_result.result.counts.space} plans covered; what the file does not change stays as it is"
     shown = PASTED if options.like == PASTED else str(path)
     answer = Like(
         source=shown,
@@ -95,7 +95,7 @@ def run(options: PlanOptions) -> int:
         changed_file=changed,
         covered=covered,
     )
-    assumed, notes = (*asked.assumed, *wanted.assumed), asked.notes
+    assumed, notes = (*request.assumed, *plan_request.assumed), request.notes
     if options.json:
         print_json(like_mapping(answer, assumed=assumed, notes=notes))
     else:
@@ -122,11 +122,11 @@ SEARCHED = (*FIELDS, "memory", "forbid", "refine", "fix", "allow", "methods", "e
 def _refuse(options: PlanOptions) -> None:
     """InputError for an option that has no meaning here: one that asks something else, or that is for the file to
     say. None is dropped in silence."""
-    taken = {"like", "model", "to", "json", *SHARED, *SEARCHED}
+    allowed = {"like", "model", "to", "json", *SHARED, *SEARCHED}
     for name in changed_options(options):
         if name == "output":
             raise InputError("-o writes a plan file, and what is planned is a job file: --to FILE writes it changed")
-        if name not in taken:
+        if name not in allowed:
             raise InputError(
                 f"{flags(PlanOptions)[name].names[-1]} does not go with a job file, which is planned as it says; leave "
                 f"it out, or change the file's own setting (--set NAME=VALUE)"
@@ -144,9 +144,9 @@ def _as_training(options: PlanOptions) -> TrainingOptions:
     return TrainingOptions(model=options.like or options.model or None, **same)
 
 
-def _config(asked: Request, network: str | None) -> ModelConfig | None:
+def _config(request: Request, network: str | None) -> ModelConfig | None:
     """The sizes of the job's network; None for one that is no decoder of ours."""
-    model = None if asked.job is None else asked.job.model
+    model = None if request.job is None else request.job.model
     name = network if model is None else model
     if isinstance(name, (DecoderConfig, Graph)):
         return None
@@ -172,7 +172,7 @@ class _File:
         """The settings without which the changed file would not say the plan: less those that change nothing once the
         others are there, as a value that is the program's own."""
         settings = self.settings(plan)
-        wanted = self.with_plan(settings, plan).prediction.step_s
+        step_s = self.with_plan(settings, plan).prediction.step_s
         for one in settings:
             if one[1] is REMOVED or one[1] is False:
                 continue  # what is left behind may be refused by the program itself
@@ -181,27 +181,27 @@ class _File:
                 without = self.with_plan(fewer, plan)
             except GnomonError:
                 continue
-            if without.prediction.step_s == wanted and without.request.plan.saved == plan.saved:
+            if without.prediction.step_s == step_s and without.request.plan.saved == plan.saved:
                 settings = fewer
         return settings
 
     def with_plan(self, settings: Sequence[Setting], plan: Plan) -> Reread:
         """The file with the settings of a plan, read again. GnomonError where it says no job, or one of another
         batch."""
-        asked = self.request
-        wanted = predict(asked.graph, asked.cluster, plan, asked.workload, asked.stack).step_s
-        return self.text.with_settings(settings, wanted, workload=asked.workload)
+        request = self.request
+        step_s = predict(request.graph, request.cluster, plan, request.workload, request.stack).step_s
+        return self.text.with_settings(settings, step_s, workload=request.workload)
 
     def program(self) -> Target:
         """Returns what the job's program can write, whatever the job's own file says."""
-        asked, words = self.request, self.words
+        request, words = self.request, self.words
         return Target(
             format=words.program,
             config=words.config,
-            graph=asked.graph,
-            machines=asked.cluster,
-            workload=asked.workload,
-            stack=asked.stack,
+            graph=request.graph,
+            machines=request.cluster,
+            workload=request.workload,
+            stack=request.stack,
         )
 
     def predicted(self, plan: Plan) -> tuple[Plan, Prediction]:
@@ -212,18 +212,18 @@ class _File:
     offered = predicted
 
 
-def _asked(options: PlanOptions, asked: Request, file: _File) -> PlanRequest:
+def _asked(options: PlanOptions, request: Request, file: _File) -> PlanRequest:
     """The question to search: with what the file's program can do open, and everything else as the file has it."""
-    plan, terms = asked.plan, asked.terms
-    written = file.words.writes(Change(before=plan, after=plan, workload=asked.workload))
+    plan, terms = request.plan, request.terms
+    written = file.words.writes(Change(before=plan, after=plan, workload=request.workload))
     if not written and terms is None:
         raise InputError(
             f"what a file of {file.words.program.name} says of its plan is not known, so it cannot be changed; plan "
             f"the model itself: gnomon plan MODEL --on {options.on} --stack NAME"
         )
-    fixed = {} if written else _as_it_is(plan, asked.workload, frozenset(terms.words if terms is not None else ()))
+    fixed = {} if written else _as_it_is(plan, request.workload, frozenset(terms.words if terms is not None else ()))
     fixed |= {field: value for name, field in FIELDS.items() if (value := getattr(options, name)) is not None}
-    chosen = PlanChoices.read(options if written else replace(options, refine=False), asked.stack)
+    chosen = PlanChoices.read(options if written else replace(options, refine=False), request.stack)
     fixed |= chosen.point
     base = replace(
         plan,
@@ -239,12 +239,12 @@ def _asked(options: PlanOptions, asked: Request, file: _File) -> PlanRequest:
     limit = None if options.memory is None else quantity("--memory", parse_bytes, options.memory)
     return PlanRequest(
         target=file,
-        graph=asked.graph,
-        notes=asked.notes,
-        machines=asked.cluster,
-        stack=asked.stack,
-        workload=asked.workload,
-        base=fixed_base(base, asked.graph, chosen.fixed),
+        graph=request.graph,
+        notes=request.notes,
+        machines=request.cluster,
+        stack=request.stack,
+        workload=request.workload,
+        base=fixed_base(base, request.graph, chosen.fixed),
         fixed=fixed,
         choices=chosen,
         goal=Goal() if limit is None else Goal(memory_bytes=limit),
@@ -308,9 +308,9 @@ FAMILIES = {
 
 
 def _line(file: _File, settings: Sequence[Setting], where: Where) -> Line:
-    said = tuple(written_setting(setting, file.words.kind) for setting in settings)
+    written = tuple(written_setting(setting, file.words.kind) for setting in settings)
     try:
         prediction = file.text.read(settings, where, workload=file.request.workload).prediction
     except GnomonError as error:
-        return Line(settings=said, alone=None, why=str(error).replace(f"{file.text.place}: ", ""))
-    return Line(settings=said, alone=prediction, why="")
+        return Line(settings=written, alone=None, why=str(error).replace(f"{file.text.place}: ", ""))
+    return Line(settings=written, alone=prediction, why="")

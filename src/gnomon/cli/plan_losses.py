@@ -21,17 +21,19 @@ from gnomon.search.budget import KeepGoing, always
 
 
 def compare_copies(
-    asked: PlanRequest, result: Result, best: FoundPlan, hours: float, keep_going: KeepGoing = always
+    request: PlanRequest, result: Result, best: FoundPlan, hours: float, keep_going: KeepGoing = always
 ) -> Losses:
     """PlanError for a program that has no copies of stages, and for stages with meshes of their own."""
 
     def searched(fixed: Mapping[str, object], top: int) -> tuple[FoundPlan, ...]:
         # A stage's copy lies with another stage, so there must be two.
-        forbid = (*asked.choices.forbid, "pp<2")
-        return plan(*asked.job, base=asked.base, fixed=dict(fixed), forbid=forbid, top=top, keep_going=keep_going).best
+        forbid = (*request.choices.forbid, "pp<2")
+        return plan(
+            *request.job, base=request.base, fixed=dict(fixed), forbid=forbid, top=top, keep_going=keep_going
+        ).best
 
-    job = (asked.graph, asked.machines, asked.workload, asked.stack)
-    return losses.compare_copies(job, best, hours, asked.fixed, searched, result.limit_bytes, AssumedLosses())
+    job = (request.graph, request.machines, request.workload, request.stack)
+    return losses.compare_copies(job, best, hours, request.fixed, searched, result.limit_bytes, AssumedLosses())
 
 
 def text(found: Losses) -> Iterator[str]:
@@ -40,8 +42,8 @@ def text(found: Losses) -> Iterator[str]:
     yield from ("", *wrapped(head, indent=""))
     for one in (found.without, found.copied):
         if one is not None:
-            taken = "  <- taken" if one.found is found.best else ""
-            yield f"  {one.steps_per_hour:10.1f}  {WAYS[one.way]}: {shape(one.found.plan)}{taken}"
+            mark = "  <- taken" if one.found is found.best else ""
+            yield f"  {one.steps_per_hour:10.1f}  {WAYS[one.way]}: {shape(one.found.plan)}{mark}"
     if found.copied is None:
         yield from wrapped(f"no plan has copies of stages: {found.why}", indent="  ")
 
@@ -49,12 +51,12 @@ def text(found: Losses) -> Iterator[str]:
 def mapping(found: Losses) -> dict[str, Any]:
     """Plain values for JSON."""
     each = {"without": found.without, "copied": found.copied}
-    said = {
+    by_way = {
         name: {"way": one.way, "step_s": one.found.step_s, "useful_steps_per_hour": one.steps_per_hour}
         for name, one in each.items()
         if one is not None
     }
-    return {"mtbf_hours": found.hours, **said, "copies_pay": found.best is not found.without.found, "why": found.why}
+    return {"mtbf_hours": found.hours, **by_way, "copies_pay": found.best is not found.without.found, "why": found.why}
 
 
 def shape(plan: Plan) -> str:

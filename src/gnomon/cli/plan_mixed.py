@@ -20,14 +20,14 @@ from gnomon.search.mixed.plan_mixed import MixedResult, plan_mixed
 from gnomon.software import own
 
 
-def plan_over_kinds(options: PlanOptions, asked: PlanRequest) -> int:
+def plan_over_kinds(options: PlanOptions, request: PlanRequest) -> int:
     """Searches plans over devices of several kinds, prints the best and writes its file."""
-    on_progress, notes = SearchProgress(), asked.notes
+    on_progress, notes = SearchProgress(), request.notes
     with Budget(options.budget, ONE) as budget:
         result = plan_mixed(
-            *asked.job,
-            base=asked.base,
-            fixed=asked.fixed,
+            *request.job,
+            base=request.base,
+            fixed=request.fixed,
             forbid=options.forbid,
             top=options.top or SHOWN,
             diverse=options.top is None,
@@ -37,25 +37,25 @@ def plan_over_kinds(options: PlanOptions, asked: PlanRequest) -> int:
             first=budget.half,
         )
     on_progress.end()
-    if asked.stack.name != own.NAME and result.best[0].point is not None:
+    if request.stack.name != own.NAME and result.best[0].point is not None:
         notes = (
             *notes,
             "uneven shares and stages of other axes are run by gnomon run; other programs may have no "
             "options for them (gnomon export says so)",
         )
     if options.output:
-        save_plan_file(_file(options, result, asked.assumed), options.output)
+        save_plan_file(_file(options, result, request.assumed), options.output)
     if options.json:
-        print_json({**mixed_mapping(result), "assumptions": [*asked.assumed, *result.best[0].prediction.assumptions]})
+        print_json({**mixed_mapping(result), "assumptions": [*request.assumed, *result.best[0].prediction.assumptions]})
     else:
-        print_lines(mixed_text(result, assumed=asked.assumed, notes=notes))
+        print_lines(mixed_text(result, assumed=request.assumed, notes=notes))
         if options.output:
             print_lines(("", *next_steps(options.output)))
     return budget.status
 
 
 def _file(options: PlanOptions, result: MixedResult, assumed: Sequence[str]) -> PlanFile:
-    others = (*result.best, result.equal, *(alone for _, alone in result.alone))
+    others = (*result.best, result.equal, *(each_alone for _, each_alone in result.alone))
     plans = (candidate.plan for candidate in others if candidate is not None)
     named = For(options.model, options.on, options.stack)
     return plan_file(named, result.workload, result.stack, result.best[0].prediction, assumed, others=plans)

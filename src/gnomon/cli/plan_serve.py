@@ -34,14 +34,14 @@ def run(options: PlanOptions) -> int:
         return plan_duet.run(options)
     if (encoder := encoder_of(options)) is not None:
         return serve_encoders.plan(options, *encoder)
-    asked, found = searched(options)
+    question, found = searched(options)
     if options.json:
         print_json(_mapping(found))
     else:
-        print_lines(_text(asked, found, options))
+        print_lines(_text(question, found, options))
     if found.best is not None and options.output is not None:
         chosen = found.best.candidate
-        file = ServeFile.of(options.model, asked.cluster.name, chosen.serving, chosen.engine)
+        file = ServeFile.of(options.model, question.cluster.name, chosen.serving, chosen.engine)
         if (pools := chosen.pools) is not None:
             file = replace(file, prefill_count=pools.prefill_count, decode_count=pools.decode_count)
         schema.save_file(file, options.output)
@@ -56,12 +56,12 @@ def searched(options: PlanOptions) -> tuple[ServingQuestion, BestServing]:
             f"--{axes[0]} is what gnomon plan --serve chooses; leave it out, or use gnomon predict --serve"
         )
     names = (options.engine or "vllm").split(",")
-    asked = read(replace(options, engine=names[0]))
-    if options.fewest and asked.target is None:
+    question = read(replace(options, engine=names[0]))
+    if options.fewest and question.target is None:
         raise InputError("--fewest asks for the fewest devices that meet targets: give --ttft, --tpot or both")
-    engines = [asked.engine, *(read(replace(options, engine=name)).engine for name in names[1:])]
-    experts = any(op.kind == "grouped_linear" for block in asked.graph.blocks for op in block.ops)
-    load_of, notes = expert_loads(options, asked.graph), list[str]()
+    engines = [question.engine, *(read(replace(options, engine=name)).engine for name in names[1:])]
+    experts = any(op.kind == "grouped_linear" for block in question.graph.blocks for op in block.ops)
+    load_of, notes = expert_loads(options, question.graph), list[str]()
 
     @cache
     def expert_load(ep: int) -> float:
@@ -72,26 +72,26 @@ def searched(options: PlanOptions) -> tuple[ServingQuestion, BestServing]:
             return float("inf")
 
     candidates = space(
-        asked.cluster,
+        question.cluster,
         engines,
-        asked.serving.max_model_len,
-        weights=(asked.serving.weights,),
-        kv=(asked.serving.kv,),
+        question.serving.max_model_len,
+        weights=(question.serving.weights,),
+        kv=(question.serving.kv,),
         others=[name for name in FORMATS if getattr(options, name) is None],
-        max_seqs=(asked.engine.max_seqs,) if options.max_num_seqs else (64, 256, asked.engine.max_seqs),
-        budgets=(asked.engine.max_batched_tokens,) if options.max_num_batched_tokens else (2048, 8192),
+        max_seqs=(question.engine.max_seqs,) if options.max_num_seqs else (64, 256, question.engine.max_seqs),
+        budgets=(question.engine.max_batched_tokens,) if options.max_num_batched_tokens else (2048, 8192),
         experts=experts,
         fewer=options.fewest,
         pools=True,
-        resident_bytes=asked.serving.resident_bytes,
+        resident_bytes=question.serving.resident_bytes,
         redundant_experts=options.redundant_experts or 0,
         expert_load=expert_load,
     )
     candidates = tuple(one for one in candidates if one.serving.expert_load < float("inf"))
-    asked = replace(asked, assumed=(*asked.assumed, *notes))
-    target = asked.target or Target(ttft_s=None, tpot_s=None)
+    question = replace(question, assumed=(*question.assumed, *notes))
+    target = question.target or Target(ttft_s=None, tpot_s=None)
     search = fewest if options.fewest else best
-    return asked, search(asked.graph, asked.cluster, candidates, asked.load, target)
+    return question, search(question.graph, question.cluster, candidates, question.load, target)
 
 
 def _row(choice: PlayedCandidate) -> str:
@@ -107,9 +107,9 @@ def _row(choice: PlayedCandidate) -> str:
     )
 
 
-def _text(asked: ServingQuestion, found: BestServing, options: PlanOptions) -> Iterator[str]:
+def _text(question: ServingQuestion, found: BestServing, options: PlanOptions) -> Iterator[str]:
     yield (
-        f"{asked.graph.name} served on {asked.cluster.name}: {found.size} candidates, "
+        f"{question.graph.name} served on {question.cluster.name}: {found.size} candidates, "
         f"{found.played} played, {found.bounded} bounded, {sum(n for _, n in found.refused)} refused"
     )
     yield ""
@@ -121,10 +121,10 @@ def _text(asked: ServingQuestion, found: BestServing, options: PlanOptions) -> I
         yield "  no candidate meets the targets; the fastest of each kind are below"
     else:
         yield _row(found.best)
-        paid = rent(asked.cluster)
+        paid = rent(question.cluster)
         if paid is not None:
             rate = found.best.forecast.output_tokens_per_s
-            share = found.best.forecast.devices / asked.cluster.num_devices
+            share = found.best.forecast.devices / question.cluster.num_devices
             cost = paid.dollars_per_hour * share / 3600 / rate * 1e6
             yield f"  {found.best.forecast.devices} devices, ${cost:.2f} a million output tokens"
         yield from _pools_or_not(found)
@@ -140,7 +140,7 @@ def _text(asked: ServingQuestion, found: BestServing, options: PlanOptions) -> I
             yield from wrapped(f"{count}: {reason}", bullet="- ")
     yield ""
     yield "assumed"
-    for note in asked.assumed:
+    for note in question.assumed:
         if not note.startswith(("tp not", "replicas not")):
             yield from wrapped(note, bullet="- ")
     if options.output is not None and found.best is not None:
@@ -170,14 +170,14 @@ def _pools_or_not(found: BestServing) -> Iterator[str]:
 
 def _mapping(found: BestServing) -> dict[str, object]:
     def one(choice: PlayedCandidate) -> dict[str, object]:
-        held = choice.forecast.to_mapping()
-        del held["over_time"]
+        forecast_mapping = choice.forecast.to_mapping()
+        del forecast_mapping["over_time"]
         record = choice.candidate.engine
         return {
             "max_num_seqs": record.max_seqs,
             "max_num_batched_tokens": record.max_batched_tokens,
             "meets": choice.meets,
-            **held,
+            **forecast_mapping,
         }
 
     return {

@@ -88,8 +88,8 @@ def check_try(options: PlanOptions, machines: Cluster, stack: Stack) -> None:
 
 def _gpus() -> int:
     """GPUs that torch sees, asked of another process."""
-    asked = subprocess.run([sys.executable, "-c", COUNT_GPUS], capture_output=True, text=True, check=False)
-    words = asked.stdout.split()
+    counted = subprocess.run([sys.executable, "-c", COUNT_GPUS], capture_output=True, text=True, check=False)
+    words = counted.stdout.split()
     return int(words[-1]) if words and words[-1].isdigit() else 0
 
 
@@ -150,8 +150,10 @@ class Tries:
     def to_mapping(self) -> dict[str, Any]:
         """Plain values for JSON."""
         stack = None if self.fit is None else str(self.stack)
-        kept = None if self.refit is None else {"taken": self.refit.stack is not None, "summary": self.refit.summary}
-        return {**tried_mapping(self.attempts), "folder": str(self.folder), "stack": stack, "calibration": kept}
+        calibration = (
+            None if self.refit is None else {"taken": self.refit.stack is not None, "summary": self.refit.summary}
+        )
+        return {**tried_mapping(self.attempts), "folder": str(self.folder), "stack": stack, "calibration": calibration}
 
     def status(self) -> int:
         """Returns exit status 0; RunError if no attempt ran."""
@@ -177,15 +179,15 @@ def try_plans(
         )
     finally:
         signal.signal(signal.SIGTERM, before)
-    kept = best_of(attempts)
-    if kept is None:
+    best_attempt = best_of(attempts)
+    if best_attempt is None:
         return Tries(attempts=attempts, folder=folder, fit=None)
     calibrated = None if options.no_local_calibration else _calibrated(attempts, machines)
     tries = Tries(attempts=attempts, folder=folder, fit=fit_folder(folder), refit=calibrated)
     assert tries.fit is not None
     save_file(tries.fit.stack, tries.stack)
     if options.output:
-        save_plan_file(replace(plan_file(kept.candidate), measured=kept.ran), options.output)
+        save_plan_file(replace(plan_file(best_attempt.candidate), measured=best_attempt.ran), options.output)
     return tries
 
 

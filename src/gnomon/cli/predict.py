@@ -24,20 +24,20 @@ def run(options: PredictOptions) -> int:
     if asks_to_serve(options):
         status: int = load_late("gnomon.cli.predict_serve:run")(options)
         return status
-    asked = read_request(options, options.lengths or ())
-    taught = teacher_of(asked.plan, asked.graph)
-    prediction = predict(asked.graph, asked.cluster, asked.plan, asked.workload, asked.stack, teacher=taught)
+    request = read_request(options, options.lengths or ())
+    taught = teacher_of(request.plan, request.graph)
+    prediction = predict(request.graph, request.cluster, request.plan, request.workload, request.stack, teacher=taught)
     short = host_short(prediction)
     changes = None
     if short or not prediction.has_room:  # by name, so that a plan that fits does not load the search
-        changes = load_late("gnomon.search.fit.advice:advice")(prediction, terms=asked.terms)
+        changes = load_late("gnomon.search.fit.advice:advice")(prediction, terms=request.terms)
     if options.html or options.trace or options.timeline:  # by name, so that text alone does not load what writes them
-        load_late("gnomon.cli.files:write_views")(options, prediction, asked.assumed, asked.notes)
+        load_late("gnomon.cli.files:write_views")(options, prediction, request.assumed, request.notes)
     copies = memory_copies(prediction, options.memory_checkpoint_every) if options.memory_checkpoint_every else None
     if options.json:
         mapping = prediction.to_mapping()
-        mapping["assumptions"] = [*asked.assumed, *mapping["assumptions"]]
-        mapping["notes"] = [*asked.notes, *mapping["notes"]]
+        mapping["assumptions"] = [*request.assumed, *mapping["assumptions"]]
+        mapping["notes"] = [*request.notes, *mapping["notes"]]
         mapping["advice"] = [
             {"change": c.what, "step_s": c.step_s, "peak_bytes": c.peak_bytes, "lines": list(c.lines)}
             for c in (changes.ways if changes else ())
@@ -55,11 +55,11 @@ def run(options: PredictOptions) -> int:
         print_json(mapping)
     else:
         print_lines(
-            prediction_text(prediction, assumed=asked.assumed, advice=changes, every_assumption=options.assumptions)
+            prediction_text(prediction, assumed=request.assumed, advice=changes, every_assumption=options.assumptions)
         )
         if copies is not None:
-            said = f"{copies.sentence}: {show_seconds(prediction.step_s + copies.step_s)} with them"
-            print_lines(("", *wrapped(said, indent="")))
-        if asked.notes:
-            print_lines(("", "from the file", *(line for n in asked.notes for line in wrapped(n, bullet="- "))))
+            sentence = f"{copies.sentence}: {show_seconds(prediction.step_s + copies.step_s)} with them"
+            print_lines(("", *wrapped(sentence, indent="")))
+        if request.notes:
+            print_lines(("", "from the file", *(line for n in request.notes for line in wrapped(n, bullet="- "))))
     return 0 if prediction.fits and not short else 1

@@ -84,36 +84,36 @@ def run(options: PredictOptions) -> int:
     """Predicts the serving figures and prints them."""
     if (encoder := encoder_of(options)) is not None:
         return serve_encoders.predict(options, *encoder)
-    asked = read(options)
-    if (why := unable(asked.graph, asked.cluster, asked.serving, asked.engine)) is not None:
+    question = read(options)
+    if (why := unable(question.graph, question.cluster, question.serving, question.engine)) is not None:
         raise InputError(why)  # no limit and no flag would make it start
-    problem = refusal(asked.graph, asked.cluster, asked.serving, asked.engine)
+    problem = refusal(question.graph, question.cluster, question.serving, question.engine)
     if problem is not None:
-        return _refused(asked, problem, as_json=options.json)
-    found = forecast(asked)
+        return _refused(question, problem, as_json=options.json)
+    found = forecast(question)
     if options.page is not None:
-        schema.save_text(replay_page(found, titled(asked), asked.measured_load), options.page)
+        schema.save_text(replay_page(found, titled(question), question.measured_load), options.page)
     if options.json:
         mapping = found.to_mapping()
-        mapping["assumptions"] = [*asked.assumed, *found.assumed]
-        if asked.measured_load is not None:
+        mapping["assumptions"] = [*question.assumed, *found.assumed]
+        if question.measured_load is not None:
             mapping["measured"] = {
                 name: {"measured": measured, "predicted": predicted, "ratio": predicted / measured}
-                for name, predicted, measured in rows_beside_measured(found, asked.measured_load)
+                for name, predicted, measured in rows_beside_measured(found, question.measured_load)
             }
         print_json(mapping)
         return 0
-    helps = changes(asked.graph, asked.cluster, asked.serving, asked.engine)
-    paid = rent(asked.cluster)
+    helps = changes(question.graph, question.cluster, question.serving, question.engine)
+    paid = rent(question.cluster)
     # Rent is of the devices that serve, which may be fewer than the cluster has.
-    share = found.devices / asked.cluster.num_devices
-    if asked.measured_load is not None:
-        print_lines([*compared_text(found, asked.measured_load, str(options.requests)), ""])
+    share = found.devices / question.cluster.num_devices
+    if question.measured_load is not None:
+        print_lines([*compared_text(found, question.measured_load, str(options.requests)), ""])
     print_lines(
         forecast_text(
             found,
-            titled(asked),
-            assumed=(*asked.assumed, *asked.cluster.assumptions),
+            titled(question),
+            assumed=(*question.assumed, *question.cluster.assumptions),
             helps=helps,
             rent=None if paid is None else paid.dollars_per_hour * share,
         )
@@ -121,37 +121,51 @@ def run(options: PredictOptions) -> int:
     return 0
 
 
-def forecast(asked: ServingQuestion) -> Forecast:
+def forecast(question: ServingQuestion) -> Forecast:
     """The load replayed on one pool of engines, or on two."""
-    if asked.pools is None:
+    if question.pools is None:
         return serve(
-            asked.graph, asked.cluster, asked.serving, asked.engine, asked.load, asked.target, asked.side_models
+            question.graph,
+            question.cluster,
+            question.serving,
+            question.engine,
+            question.load,
+            question.target,
+            question.side_models,
         )
-    return serve_pools(asked.graph, asked.cluster, asked.serving, asked.engine, asked.pools, asked.load, asked.target)
+    return serve_pools(
+        question.graph,
+        question.cluster,
+        question.serving,
+        question.engine,
+        question.pools,
+        question.load,
+        question.target,
+    )
 
 
-def titled(asked: ServingQuestion) -> str:
+def titled(question: ServingQuestion) -> str:
     """Model, engine, machines, layout and load in a line."""
-    s = asked.serving
+    s = question.serving
     axes = " ".join(f"{n}={getattr(s, n)}" for n in ("tp", "pp", "dp", "ep", "replicas") if getattr(s, n) > 1)
-    how = f"{len(asked.load.requests):,} requests"
-    how += f", {asked.load.concurrency} at a time" if asked.load.concurrency else ""
-    if asked.pools is not None:
-        pools = asked.pools
+    how = f"{len(question.load.requests):,} requests"
+    how += f", {question.load.concurrency} at a time" if question.load.concurrency else ""
+    if question.pools is not None:
+        pools = question.pools
         each = axes or "one device"
         axes = f"{pools.prefill_count} engines for prompts, {pools.decode_count} for answers, each {each}"
     return (
-        f"{asked.graph.name} served by {asked.engine.name} {asked.engine.version} on {asked.cluster.name} "
+        f"{question.graph.name} served by {question.engine.name} {question.engine.version} on {question.cluster.name} "
         f"({axes or 'one device'}, {s.weights} weights, {s.kv} keys): {how}"
     )
 
 
-def _refused(asked: ServingQuestion, problem: str, *, as_json: bool) -> int:
-    helps = changes(asked.graph, asked.cluster, asked.serving, asked.engine)
-    most = most_model_len(asked.graph, asked.cluster, asked.serving, asked.engine, asked.context)
-    held = capacity(asked.graph, asked.cluster, asked.serving, asked.engine)
-    seqs = most_of(asked.graph, asked.cluster, asked.serving, asked.engine, "max_seqs")
-    budget = most_of(asked.graph, asked.cluster, asked.serving, asked.engine, "max_batched_tokens")
+def _refused(question: ServingQuestion, problem: str, *, as_json: bool) -> int:
+    helps = changes(question.graph, question.cluster, question.serving, question.engine)
+    most = most_model_len(question.graph, question.cluster, question.serving, question.engine, question.context)
+    kv_capacity = capacity(question.graph, question.cluster, question.serving, question.engine)
+    seqs = most_of(question.graph, question.cluster, question.serving, question.engine, "max_seqs")
+    budget = most_of(question.graph, question.cluster, question.serving, question.engine, "max_batched_tokens")
     if as_json:
         print_json(
             {
@@ -160,10 +174,10 @@ def _refused(asked: ServingQuestion, problem: str, *, as_json: bool) -> int:
                 "largest_max_model_len": most,
                 "largest_max_num_seqs": seqs,
                 "largest_max_num_batched_tokens": budget,
-                "weights_bytes": held.weights_bytes,
-                "activation_bytes": held.activation_bytes,
-                "own_bytes": held.own_bytes,
-                "kv_bytes": held.kv_bytes,
+                "weights_bytes": kv_capacity.weights_bytes,
+                "activation_bytes": kv_capacity.activation_bytes,
+                "own_bytes": kv_capacity.own_bytes,
+                "kv_bytes": kv_capacity.kv_bytes,
                 "helps": [{"change": h.change, "kv_tokens": h.kv_tokens, "concurrency": h.concurrency} for h in helps],
             }
         )
@@ -178,7 +192,7 @@ def _refused(asked: ServingQuestion, problem: str, *, as_json: bool) -> int:
         )
     if not helps:
         lines.append(
-            f"  no single change helps: {show_bytes(held.weights_bytes)} of weights a device; use more devices"
+            f"  no single change helps: {show_bytes(kv_capacity.weights_bytes)} of weights a device; use more devices"
         )
     print_lines(lines)
     return 1
@@ -238,11 +252,11 @@ def read(options: ServedOptions) -> ServingQuestion:
             f"a check of {serving.draft_tokens} guesses makes {serving.tokens_a_check:.3g} tokens on average; ITL is "
             f"their mean share, and tokens really come in groups"
         )
-    beside = _side_models(options)
-    if beside is not None and beside.vision is not None:
+    side_models = _side_models(options)
+    if side_models is not None and side_models.vision is not None:
         load = replace(
             load,
-            requests=tuple(replace(r, input_len=r.input_len + beside.image_tokens) for r in load.requests),
+            requests=tuple(replace(r, input_len=r.input_len + side_models.image_tokens) for r in load.requests),
         )
         if options.max_model_len is None:
             serving = replace(serving, max_model_len=load.longest)
@@ -253,7 +267,7 @@ def read(options: ServedOptions) -> ServingQuestion:
         engine=record,
         load=load,
         target=target,
-        side_models=beside,
+        side_models=side_models,
         pools=_pools(options, serving),
         measured_load=measured,
         context=context,
@@ -311,7 +325,7 @@ def _from_command(options: ServedOptions, assumed: list[str]) -> ServedOptions:
     source = pasted() if path == PASTED else Path(path)
     command = read_command(read_source(source)[0], program, options.on or "", options.acceptance or 0.0)
     file = command.file
-    said: dict[str, Any] = {
+    fields: dict[str, Any] = {
         "model": file.model,
         "engine": file.engine,
         "replicas": file.serving.replicas if file.serving.replicas > 1 else None,
@@ -333,11 +347,11 @@ def _from_command(options: ServedOptions, assumed: list[str]) -> ServedOptions:
         "max_num_batched_tokens": file.max_batched_tokens,
         "memory_fraction": file.memory_fraction,
     }
-    beside = changed_options(options)
+    changed = changed_options(options)
     assumed += [f"{path}: not read: {what}" for what in command.unread]
-    if "max_model_len" not in command.fields_set and said["max_model_len"] is not None:
-        assumed.append(f"{path} does not say max_model_len: {said['max_model_len']}, as {file.model} was made for")
-    return replace(options, **{name: value for name, value in said.items() if name not in beside})
+    if "max_model_len" not in command.fields_set and fields["max_model_len"] is not None:
+        assumed.append(f"{path} does not say max_model_len: {fields['max_model_len']}, as {file.model} was made for")
+    return replace(options, **{name: value for name, value in fields.items() if name not in changed})
 
 
 def _spaced(text: str) -> str:

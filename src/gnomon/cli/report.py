@@ -34,20 +34,20 @@ def run(options: ReportOptions) -> int:
     paths = [path for path in (options.before, options.after) if path is not None]
     replays = [_replay(path) for path in options.replays]
     timelines = [read_timeline(path) for path in paths]
-    prediction, asked, plan = _plan(options.plan)
+    prediction, request, plan = _plan(options.plan)
     for timeline, path in zip(timelines, paths, strict=True):
         _check_ranks(timeline, path, prediction, options.plan)
     doubts = _doubts(timelines, prediction)
-    notes = (*(asked.notes if asked else ()), *doubts)
-    notes += accuracy(asked.cluster, asked.stack) if asked else ()
+    notes = (*(request.notes if request else ()), *doubts)
+    notes += accuracy(request.cluster, request.stack) if request else ()
     data = page_data(
         timelines,
         prediction=prediction,
         plan=plan,
-        assumed=asked.assumed if asked else (),
+        assumed=request.assumed if request else (),
         notes=notes,
         title=options.title or "",
-        others=() if asked is None else _alternatives(str(options.plan), asked),
+        others=() if request is None else _alternatives(str(options.plan), request),
     )
     save_text(page_html(data, replays), options.output)
     written = [options.output]
@@ -103,18 +103,18 @@ def _plan(path: str | None) -> tuple[Prediction | None, Request | None, str]:
             f"{path!r} is a plan without its model and machines; give a plan file (gnomon.planfile/1), "
             f"or `gnomon predict MODEL --on CLUSTER --plan {path} --html FILE`"
         )
-    asked = request_of_plan(path)
-    return predict(asked.graph, asked.cluster, asked.plan, asked.workload, asked.stack), asked, text
+    request = request_of_plan(path)
+    return predict(request.graph, request.cluster, request.plan, request.workload, request.stack), request, text
 
 
-def _alternatives(path: str, asked: Request) -> tuple[Prediction, ...]:
+def _alternatives(path: str, request: Request) -> tuple[Prediction, ...]:
     """Predictions of the plans that a plan file names next to its own; those that no longer can run are left out."""
     file = load_plan(path)
     assert isinstance(file, PlanFile)
     found = []
     for plan in (*file.runners_up, *file.too_large):
         with suppress(GnomonError):
-            found.append(predict(asked.graph, asked.cluster, plan, asked.workload, asked.stack))
+            found.append(predict(request.graph, request.cluster, plan, request.workload, request.stack))
     return tuple(found)
 
 
@@ -122,11 +122,11 @@ def _check_ranks(timeline: Timeline, path: str, prediction: Prediction | None, p
     """InputError for a timeline whose workers are not those of the plan."""
     if prediction is None:
         return
-    present, wanted = (
+    present, needed_ranks = (
         {worker.name: worker.count for worker in side.workers} for side in (timeline, prediction.timeline(steady=False))
     )
-    if present != wanted:
-        a, b = (", ".join(f"{name} ({count})" for name, count in counts.items()) for counts in (present, wanted))
+    if present != needed_ranks:
+        a, b = (", ".join(f"{name} ({count})" for name, count in counts.items()) for counts in (present, needed_ranks))
         raise InputError(
             f"{path!r} is not of the plan in {plan!r}: it has workers {a}, the plan {b} (ranks of each); give the "
             f"plan that it was made by, or leave --plan out"

@@ -95,8 +95,8 @@ def request_of_plan(path: str) -> Request:
 def job_request(path: str | None, options: JobFileOptions, on: str | None) -> Request:
     """The request of a job file, or of anything else that trains, with the options beside one. path: None for the file
     that --from names. on: machines; None where the file says them."""
-    beside = {field.name: getattr(options, field.name) for field in fields(JobFileOptions)}
-    return read_request(TrainingOptions(model=path, on=on, **beside))
+    shared = {field.name: getattr(options, field.name) for field in fields(JobFileOptions)}
+    return read_request(TrainingOptions(model=path, on=on, **shared))
 
 
 def read_request(given_options: TrainingOptions, lengths: tuple[int, ...] = ()) -> Request:
@@ -123,12 +123,12 @@ def read_request(given_options: TrainingOptions, lengths: tuple[int, ...] = ()) 
     # --precision also fills in what a file leaves to its trainer; the rest of the file's dtypes then stays.
     filled = job is not None and options.precision == job.plan.precision.compute
     changed = _changed(start, options, machines, keep_mesh=base is not None, keep_precision=filled)
-    given = job.workload if job else file.workload if file else None
-    plan = _with_batch(changed, graph, options, given, assumed)
-    workload = with_sizes(_workload(graph, plan, options, lengths, given, assumed), graph, options, assumed)
+    workload_given = job.workload if job else file.workload if file else None
+    plan = _with_batch(changed, graph, options, workload_given, assumed)
+    workload = with_sizes(_workload(graph, plan, options, lengths, workload_given, assumed), graph, options, assumed)
     trained = named or (file.model if file else graph.name)
-    if said := too_long(trained, max(workload.sequence_lengths(), default=0)):
-        assumed.append(said)
+    if warning := too_long(trained, max(workload.sequence_lengths(), default=0)):
+        assumed.append(warning)
     if job is not None:
         notes += load_late("gnomon.cli.jobs:notes_of")(job)
     name = options.stack if options.stack is not None or file is None else file.stack or None
@@ -150,8 +150,8 @@ def read_request(given_options: TrainingOptions, lengths: tuple[int, ...] = ()) 
 def _may_be_job(options: TrainingOptions) -> bool:
     """Whether the options may name a job file: only then are its readers loaded."""
     name = options.model or ""
-    beside = options.source is not None or options.network is not None or options.arguments is not None
-    return beside or name == PASTED or is_a_file(name)
+    is_job = options.source is not None or options.network is not None or options.arguments is not None
+    return is_job or name == PASTED or is_a_file(name)
 
 
 def _plan_as_model(options: TrainingOptions) -> TrainingOptions:
@@ -181,8 +181,8 @@ def adapted_name(options: AdapterOptions, name: str | None) -> str | None:
 def _model(name: str | None, job: Job | None, options: TrainingOptions) -> tuple[Graph, tuple[str, ...]]:
     if job is not None:
         return (job.graph(), ()) if name is None or job.model is not None else read_model(name)
-    for option, given in (("--vocab-size", options.vocab_size is not None), ("--strict", options.strict)):
-        if given and name is not None and not (is_a_file(name) or Path(name).is_dir() or is_code(name)):
+    for option, is_set in (("--vocab-size", options.vocab_size is not None), ("--strict", options.strict)):
+        if is_set and name is not None and not (is_a_file(name) or Path(name).is_dir() or is_code(name)):
             raise InputError(f"{option} is for what a file leaves open, and {name[:64]!r} is a name; leave it out")
     if name is None:
         raise InputError("no model; give a name (`gnomon catalogue models`), a config.json, or a job file")
@@ -201,11 +201,11 @@ def _machines(options: TrainingOptions, file: PlanFile | None) -> Cluster:
     return with_host_memory(machines, size)
 
 
-def _base_plan(given: PlanFile | Plan | None, job: Job | None) -> Plan | None:
-    if given is not None and job is not None:
+def _base_plan(given_plan: PlanFile | Plan | None, job: Job | None) -> Plan | None:
+    if given_plan is not None and job is not None:
         raise InputError("--plan and --from both give a plan; use one of them")
-    if given is not None:
-        return given.plan if isinstance(given, PlanFile) else given
+    if given_plan is not None:
+        return given_plan.plan if isinstance(given_plan, PlanFile) else given_plan
     return None if job is None else job.plan
 
 
@@ -213,11 +213,11 @@ def _changed(plan: Plan, options: TrainingOptions, machines: Cluster, *, keep_me
     """The plan with what the options say."""
     changes: dict[str, Any] = {}
     axes = ("tp", "pp", "cp", "ep", "dp_shard", "dp_replicate")
-    given = {axis: size for axis in axes if (size := getattr(options, axis)) is not None}
-    if given or not keep_mesh:
+    axis_sizes = {axis: size for axis in axes if (size := getattr(options, axis)) is not None}
+    if axis_sizes or not keep_mesh:
         if plan.stages:
             raise PlanError("the plan lists its stages, each with a mesh; change the axes there, not by options")
-        changes["mesh"] = _mesh(plan.mesh, given, machines.num_devices)
+        changes["mesh"] = _mesh(plan.mesh, axis_sizes, machines.num_devices)
     if options.zero is not None:
         changes["optimizer"] = replace(plan.optimizer, zero=options.zero)
         if options.zero == 3 and plan.optimizer.zero < 3:  # which has neither, as a file of another stage may
@@ -246,10 +246,10 @@ def given_precision(options: PrecisionOption, machines: Cluster, assumed: list[s
     return precision
 
 
-def _mesh(mesh: Mesh, given: dict[str, int], devices: int) -> Mesh:
+def _mesh(mesh: Mesh, axis_sizes: dict[str, int], devices: int) -> Mesh:
     """The mesh with the given axes; dp_shard takes the devices that remain unless it is given too."""
-    sizes = {axis: getattr(mesh, axis) for axis in ("tp", "pp", "cp", "dp_replicate")} | given
-    if "dp_shard" not in given:
+    sizes = {axis: getattr(mesh, axis) for axis in ("tp", "pp", "cp", "dp_replicate")} | axis_sizes
+    if "dp_shard" not in axis_sizes:
         rest = sizes["tp"] * sizes["pp"] * sizes["cp"] * sizes["dp_replicate"]
         if devices % rest:
             legal = [n for n in range(1, devices + 1) if devices % n == 0]
@@ -281,13 +281,15 @@ def _schedule(schedule: Schedule, options: TrainingOptions) -> Schedule:
     return replace(schedule, **changes)
 
 
-def _with_batch(plan: Plan, graph: Graph, options: TrainingOptions, given: Workload | None, assumed: list[str]) -> Plan:
+def _with_batch(
+    plan: Plan, graph: Graph, options: TrainingOptions, workload_given: Workload | None, assumed: list[str]
+) -> Plan:
     """The plan with a micro batch, where nobody gave one: a sequence; of images as many as keep a device busy."""
     if plan.schedule.micro_batch_size is not None or plan.schedule.num_microbatches is not None:
         return plan
     size, tokens = 1, sample_tokens(graph) or 0
     if tokens > 1:
-        batch = given_batch(options, tokens) or (given.batch_size if given else None)
+        batch = given_batch(options, tokens) or (workload_given.batch_size if workload_given else None)
         units, rest = divmod(batch or 0, plan.stage_mesh(0).data_ranks * plan.num_pipeline_ranks)
         most = max(1, IMAGE_TOKENS // tokens)
         if batch is None:
@@ -353,9 +355,9 @@ def tokens_per_batch(options: BatchOptions) -> int | None:
 def given_router(options: BatchOptions, before: RouterLoad, graph: Graph) -> RouterLoad:
     """The load of `--router`, `--capacity` and `--pad-experts`; what they do not say stays as it was. InputError where
     they are given and the model has no experts."""
-    asked = [name for name in ("router", "capacity", "pad_experts") if getattr(options, name) is not None]
-    if asked and not any(dim.name.split(".")[-1] == "experts" for block in graph.blocks for dim in block.dims):
-        option = asked[0].replace("_", "-")
+    router_options = [name for name in ("router", "capacity", "pad_experts") if getattr(options, name) is not None]
+    if router_options and not any(dim.name.split(".")[-1] == "experts" for block in graph.blocks for dim in block.dims):
+        option = router_options[0].replace("_", "-")
         raise InputError(f"--{option} says how tokens spread over experts, and {graph.name} has none; leave it out")
     if options.capacity == 0:
         raise InputError("--capacity 0 must be at least 1, the mean of rows; leave it out for no limit")
@@ -421,11 +423,11 @@ def tokens_of(text: str) -> int:
 def with_sizes(workload: Workload, graph: Graph, options: BatchOptions, assumed: list[str]) -> Workload:
     """The workload with the sizes of `--size`; an encoder that nobody gives one has sequences as long as the
     decoder's."""
-    given: dict[str, int] = {}
+    known_sizes: dict[str, int] = {}
     for name, size in options.sizes:
-        if given.setdefault(name, size) != size:
+        if known_sizes.setdefault(name, size) != size:
             raise InputError(f"--size gives {name[:40]!r} twice; keep one")
-    sizes = {**dict(workload.sizes), **given}
+    sizes = {**dict(workload.sizes), **known_sizes}
     if ENC_SEQ.name in open_dims(graph) and ENC_SEQ.name not in sizes:
         sizes[ENC_SEQ.name] = longest = max(workload.sequence_lengths(), default=SEQ_LEN)
         assumed.append(
@@ -446,17 +448,19 @@ def _workload(
     plan: Plan,
     options: TrainingOptions,
     lengths: tuple[int, ...],
-    given: Workload | None,
+    workload_given: Workload | None,
     assumed: list[str],
 ) -> Workload:
     if lengths:
-        listed = listed_lengths(lengths, options, graph, RouterLoad() if given is None else given.router)
-        return listed if given is None else replace(listed, sizes=given.sizes)
-    if given is not None:
-        seq_len = options.seq_len or max(given.sequence_lengths(), default=1)
+        listed = listed_lengths(
+            lengths, options, graph, RouterLoad() if workload_given is None else workload_given.router
+        )
+        return listed if workload_given is None else replace(listed, sizes=workload_given.sizes)
+    if workload_given is not None:
+        seq_len = options.seq_len or max(workload_given.sequence_lengths(), default=1)
         changes: dict[str, Any] = {"global_batch_size": given_batch(options, seq_len), "seq_len": options.seq_len}
-        given = replace(given, router=given_router(options, given.router, graph))
-        return replace(given, **{name: value for name, value in changes.items() if value is not None})
+        workload_given = replace(workload_given, router=given_router(options, workload_given.router, graph))
+        return replace(workload_given, **{name: value for name, value in changes.items() if value is not None})
     if options.seq_len is None:
         seq_len, note = default_seq_len(graph)
         assumed.append(note)

@@ -71,9 +71,9 @@ CHECKPOINT_EVERY = 100
 
 def run(options: RunOptions) -> int:
     """Read, predict, train, tell."""
-    unlike: tuple[str, ...] = ()
+    differences: tuple[str, ...] = ()
     if is_job(options.plan):
-        file, options, unlike = planned_job(options)
+        file, options, differences = planned_job(options)
     else:
         file = read_plan(options.plan)
     file = _on_processes(file, options.processes)
@@ -123,14 +123,16 @@ def run(options: RunOptions) -> int:
     if any(chip.kind != KINDS[device] for chip in machines.devices):
         notes += (f"the prediction is for {file.on}, and this runs on {device}",)
     folder = Path(options.checkpoints or Path(options.plan).with_suffix(".checkpoints"))
-    resumes, said = _check_checkpoints(folder, resume=options.resume, asked=options.checkpoints is not None)
-    notes += said
+    resumes, resume_notes = _check_checkpoints(
+        folder, resume=options.resume, is_requested=options.checkpoints is not None
+    )
+    notes += resume_notes
     if taught is not None and options.weights is None:
         notes += load_late("gnomon.methods.learnt.teacher:begins")(teaching_of(file.plan), graph, taught)
     else:
         notes += () if resumes else begins(file.model, options.weights, options.seed)
     notes += uncalibrated(machines, file.on)
-    notes += tuple(f"not as the file says: {one}" for one in unlike)
+    notes += tuple(f"not as the file says: {one}" for one in differences)
     _check_weights(options, file, graph)
     if is_code(file.model):
         notes += load_late("gnomon.runtime.launch.captured_job:randomness")(graph)
@@ -146,8 +148,10 @@ def run(options: RunOptions) -> int:
         return 128 + int(plain.signal)
     outcome = load_late("gnomon.runtime.launch.run:run")(job)
     if is_rank_0():
-        told = RunReport(file=file, graph=graph, prediction=prediction, outcome=outcome, plain=plain, shared=shared)
-        _after(options, told)
+        run_report = RunReport(
+            file=file, graph=graph, prediction=prediction, outcome=outcome, plain=plain, shared=shared
+        )
+        _after(options, run_report)
     return 128 + outcome.signal if outcome.signal else 0
 
 
@@ -243,7 +247,7 @@ def _check_lengths(file: PlanFile, options: RunOptions, *, shared: bool) -> None
 def _check_resumes(file: PlanFile, options: RunOptions, *, shared: bool) -> None:
     """InputError where a run is to go on from a checkpoint, or be run anew in part, with a method that keeps more than
     checkpoints hold."""
-    asked = (
+    checkpoint_options = (
         ("--resume", options.resume),
         ("--max-restarts", options.max_restarts > 0),
         ("--memory-checkpoint-every", options.memory_checkpoint_every is not None),
@@ -251,7 +255,7 @@ def _check_resumes(file: PlanFile, options: RunOptions, *, shared: bool) -> None
         ("a plan with bamboo", bamboo.METHOD.used(file.plan)),
         ("a plan with partial_reduce", partial_reduce.METHOD.used(file.plan)),
     )
-    what = next((what for what, is_asked in asked if is_asked), None)
+    what = next((what for what, is_asked in checkpoint_options if is_asked), None)
     for entry in used(file.plan):
         if not entry.resumes and what is not None:
             raise InputError(
@@ -320,7 +324,7 @@ def _groups(plan: Plan) -> tuple[str, ...]:
 
 def _lengths(file: PlanFile, prediction: Prediction, packing: str | None) -> tuple[str, ...]:
     """What is said of batches of many lengths. PlanError for a budget that the longest is not within."""
-    said, plan, workload = list[str](), file.plan, file.workload
+    lines, plan, workload = list[str](), file.plan, file.workload
     if mimose.METHOD.used(plan):
         budget, by_class = mimose.settings_of(plan).budget, prediction.tightest.by_class
         needs = sum(by_class[name] for name in ("parameters", "gradients", "master", "states", "activations", "logits"))
@@ -330,22 +334,22 @@ def _lengths(file: PlanFile, prediction: Prediction, packing: str | None) -> tup
                 f"to keep {show_bytes(needs)} with every layer recomputed; raise the budget, or take less seq_len or "
                 f"a smaller micro batch"
             )
-        said.append(
+        lines.append(
             f"mimose recomputes as many layers as the length of each microbatch asks for, within {show_bytes(budget)} "
             f"a rank; the prediction is for all of them"
         )
     every = workload.sequence_lengths() if workload.distribution is None else workload.distribution.values
-    if beyond := too_long(file.model, max(every)):
-        said.append(beyond)
+    if warning := too_long(file.model, max(every)):
+        lines.append(warning)
     if workload.distribution is not None:
-        said.append("each step draws lengths of its own; the prediction is for one draw")
+        lines.append("each step draws lengths of its own; the prediction is for one draw")
     elif workload.lengths and packing in ("documents", "padded"):
-        said.append("sequences are documents as long as they are; the prediction is for the lengths of the plan")
+        lines.append("sequences are documents as long as they are; the prediction is for the lengths of the plan")
     if packing == "padded" and workload.seq_len:
-        said.append(
+        lines.append(
             "a microbatch is as long as its longest row; the prediction, and tokens a second, take rows of seq_len"
         )
-    return tuple(said)
+    return tuple(lines)
 
 
 def _check_weights(options: RunOptions, file: PlanFile, graph: Graph) -> None:
@@ -406,22 +410,26 @@ def begins(model: str, weights: str | None, seed: int) -> tuple[str, ...]:
         return (f"parameters begin as {model.partition('(')[0]}() makes them, after torch.manual_seed({seed})",)
     model = parse_adapters(model)[0]
     folder = Path(model) if Path(model).is_dir() else Path(model).parent
-    beside = sorted(file.name for file in folder.glob("*.safetensors")) if Path(model).exists() else []
-    unread = f"; {beside[0]} beside its config.json is not read: --weights {folder} begins with it" if beside else ""
+    weight_files = sorted(file.name for file in folder.glob("*.safetensors")) if Path(model).exists() else []
+    unread = (
+        f"; {weight_files[0]} beside its config.json is not read: --weights {folder} begins with it"
+        if weight_files
+        else ""
+    )
     return (f"parameters begin as random numbers of seed {seed}{unread}",)
 
 
-def device_of(on: str, plan: Plan, machines: Cluster, asked: str | None) -> str:
+def device_of(on: str, plan: Plan, machines: Cluster, name_given: str | None) -> str:
     """`cpu` or `cuda`: what was asked, or else what the plan's machines have. PlanError for machines that the runtime
     does not drive, and without the GPUs. on: how the user names them."""
     names = {kind: name for name, kind in KINDS.items()}
     other = next((device.name for device in machines.devices if device.kind not in names), None)
-    if asked is None and other is not None:
+    if name_given is None and other is not None:
         raise PlanError(
             f"the plan is for {on}, whose {other} the runtime does not drive; plan for this machine with --on "
             f"local, or try the plan on processors with --device cpu"
         )
-    device = asked or ("cuda" if any(chip.kind == "gpu" for chip in machines.devices) else "cpu")
+    device = name_given or ("cuda" if any(chip.kind == "gpu" for chip in machines.devices) else "cpu")
     if device == "cuda":
         has: int = load_late("torch.cuda:device_count")()
         # Under torchrun this machine has only some of the ranks.
@@ -466,11 +474,11 @@ def uncalibrated(machines: Cluster, on: str) -> tuple[str, ...]:
     )
 
 
-def _check_checkpoints(folder: Path, *, resume: bool, asked: bool) -> tuple[int, tuple[str, ...]]:
+def _check_checkpoints(folder: Path, *, resume: bool, is_requested: bool) -> tuple[int, tuple[str, ...]]:
     """(steps behind the newest checkpoint that is gone on from, else 0; notes on checkpoints). InputError when what is
     there would be mixed up with this run, or when a folder that the user asked for cannot be written to."""
     if problem := no_folder(folder):
-        if asked:
+        if is_requested:
             raise InputError(f"cannot write checkpoints to {str(folder)!r}: {problem}; give another --checkpoints")
         return 0, (
             f"no checkpoint can be written beside the plan ({problem}): a stop keeps nothing (--checkpoints DIR)",
@@ -726,7 +734,7 @@ def summary(report: RunReport) -> tuple[str, ...]:
     first, last = outcome.records[0], outcome.records[-1]
     held_out = "" if last.validation_loss is None else f", on held-out text {last.validation_loss:.3f}"
     losses = f"loss {first.loss:.3f} -> {last.loss:.3f}{held_out}"
-    beside = _without(report, last)
+    other_lines = _without(report, last)
     if report.shared:
         rate = f"{number(report.tokens / measured, 4)} {report.prediction.counted}/s"
         speed = f"measured: {number(measured)} s a step, {rate}"
@@ -764,7 +772,7 @@ def summary(report: RunReport) -> tuple[str, ...]:
         *wrapped(f"measured: the median of {counted}{warm}", indent=""),
         *(line for note in guessed for line in wrapped(note, indent="")),
         losses,
-        *beside,
+        *other_lines,
     )
 
 
@@ -775,8 +783,8 @@ def _without(report: RunReport, last: Any) -> tuple[str, ...]:
     plain, names = report.plain.records[-1], ", ".join(changing(report.file.plan))
     held_out = ""
     if plain.validation_loss is not None and last.validation_loss is not None:
-        more = last.validation_loss - plain.validation_loss
-        held_out = f", on held-out text {plain.validation_loss:.3f} ({names}: {more:+.3f})"
+        loss_change = last.validation_loss - plain.validation_loss
+        held_out = f", on held-out text {plain.validation_loss:.3f} ({names}: {loss_change:+.3f})"
     return wrapped(f"without {names}, as many steps: loss {plain.loss:.3f}{held_out}", indent="")
 
 

@@ -77,7 +77,7 @@ def planned_job(options: RunOptions) -> tuple[PlanFile, RunOptions, tuple[str, .
     values = _values(path)
     _refuse_other_training(path, values)
     job = kind.read(path, ReadContext(devices=1))
-    said = [f"{key} = {_short(values[key])}: {why}" for key, why in UNLIKE.items() if why and _on(values.get(key))]
+    lines = [f"{key} = {_short(values[key])}: {why}" for key, why in UNLIKE.items() if why and _on(values.get(key))]
     name, folder = _model(path, values, job)
     plan = replace(job.plan, overlap=type(job.plan.overlap)())
     if plan.mesh.world_size > 1:
@@ -86,28 +86,28 @@ def planned_job(options: RunOptions) -> tuple[PlanFile, RunOptions, tuple[str, .
             f"from gnomon fit {path} --on local:{plan.mesh.world_size} -o plan.toml"
         )
     learnt = Learnt(learn="answers") if kind.learnt is None else kind.learnt(values)
-    said += learnt.unlike
+    lines += learnt.unlike
     if plan.optimizer.low_rank is not None:
-        said.append(f"{plan.optimizer.low_rank.method}: moments are of whole gradients, which are not projected")
-    alone = replace(plan.optimizer, zero=0, offload=None, offload_parameters=False, low_rank=None, paged=False)
-    plan = replace(plan, optimizer=alone)
+        lines.append(f"{plan.optimizer.low_rank.method}: moments are of whole gradients, which are not projected")
+    optimizer = replace(plan.optimizer, zero=0, offload=None, offload_parameters=False, low_rank=None, paged=False)
+    plan = replace(plan, optimizer=optimizer)
     precision = plan.precision
     if any(getattr(device.dense_peak, precision.compute) is None for device in parse_cluster(ON).devices):
-        said.append(f"{precision.compute}: trained in fp32, as this machine is not measured in it (gnomon calibrate)")
+        lines.append(f"{precision.compute}: trained in fp32, as this machine is not measured in it (gnomon calibrate)")
         precision = replace(FP32, states=precision.states)
     if precision.states not in ("fp32", "bf16", "fp16", "fp64"):
-        said.append(f"{_optimizer_key(values)}: states are trained in {precision.compute}, not narrower")
+        lines.append(f"{_optimizer_key(values)}: states are trained in {precision.compute}, not narrower")
         precision = replace(precision, states=precision.param)
     if any(rule.action == "offload" for rule in plan.saved.rules):
-        said.append("checkpoints on the host: this machine has one memory")
+        lines.append("checkpoints on the host: this machine has one memory")
         plan = replace(plan, saved=replace(plan.saved, rules=()))
     plan = replace(plan, precision=precision)
-    told = _with_file(options, values, path, folder, learnt)
+    training = _with_file(options, values, path, folder, learnt)
     epochs = next((key for key in ("num_train_epochs", "num_epochs") if values.get(key)), "")
     if epochs and not values.get("max_steps") and "steps" not in changed_options(options):
-        said.append(f"{epochs} = {values[epochs]}: a run is of steps, of which this has {told.steps} (--steps)")
+        lines.append(f"{epochs} = {values[epochs]}: a run is of steps, of which this has {training.steps} (--steps)")
     file = PlanFile(model=name, on=ON, workload=job.workload, plan=plan)
-    return file, told, tuple(said)
+    return file, training, tuple(lines)
 
 
 def _values(path: Path) -> dict[str, Any]:
@@ -156,7 +156,7 @@ def _with_file(
     options: RunOptions, values: Mapping[str, Any], path: Path, folder: Path | None, learnt: Learnt
 ) -> RunOptions:
     """The options that the command leaves out, as the file says them."""
-    asked = changed_options(options)
+    changed = changed_options(options)
     f = Fields(values, str(path))
     found: dict[str, Any] = {}
     if f.has("learning_rate"):
@@ -165,7 +165,7 @@ def _with_file(
         found["steps"] = f.integer("max_steps")
     if f.has("seed"):
         found["seed"] = f.integer("seed", least=0)
-    steps: Any = asked.get("steps", found.get("steps", options.steps))
+    steps: Any = changed.get("steps", found.get("steps", options.steps))
     schedule = next((str(values[k]) for k in ("lr_scheduler_type", "lr_scheduler") if values.get(k)), "linear")
     if schedule not in SCHEDULES:
         f.fail("lr_scheduler_type", f"{schedule!r}: gnomon run has {', '.join(sorted(SCHEDULES))}; or --lr-schedule")
@@ -185,14 +185,14 @@ def _with_file(
     for key in ("chat_template_jinja", "chat_template_path", "chat_template"):
         if isinstance(values.get(key), str) and (template := _template(path, str(values[key]))):
             found["chat_template"] = template
-    data = asked.get("data") or _data(path, values)
+    data = changed.get("data") or _data(path, values)
     found["data"] = data
     if folder is not None:
         if (folder / "tokenizer.json").is_file():
             found["tokenizer"] = str(folder)
         if any(folder.glob("*.safetensors")):
             found["weights"] = str(folder)
-    return replace(options, **{name: value for name, value in found.items() if name not in asked})
+    return replace(options, **{name: value for name, value in found.items() if name not in changed})
 
 
 def _template(path: Path, named: str) -> str:

@@ -82,9 +82,9 @@ def read_runs(path: Path) -> tuple[MeasuredRun, ...]:
             continue
         if len(values) != len(header):
             raise InputError(f"{name} has {len(values)} values for {len(header)} columns", f"line {line}")
-        given = {column: value for column, value in zip(header, values, strict=True) if value}
+        row = {column: value for column, value in zip(header, values, strict=True) if value}
         try:
-            run = _run(given, line)
+            run = _run(row, line)
         except GnomonError as error:
             raise InputError(f"{name}: {error}", f"line {line}") from error
         if run.id in runs:
@@ -109,34 +109,34 @@ def _check(header: Sequence[str], name: str) -> None:
         raise InputError(f"{name} has no column 'step_s', the measured seconds of a step", "line 1")
 
 
-def _run(given: Mapping[str, str], line: int) -> MeasuredRun:
+def _run(row: Mapping[str, str], line: int) -> MeasuredRun:
     """Reads one row of the table."""
-    if "step_s" not in given:
+    if "step_s" not in row:
         raise InputError("step_s is empty: every row has a measured step")
-    for names in () if "plan" in given else NEEDED:
-        if not any(name in given for name in names):
+    for names in () if "plan" in row else NEEDED:
+        if not any(name in row for name in names):
             raise InputError(f"{' and '.join(names)} not given; fill it, or name a plan file in column plan")
-    asked = read_request(_asked(given))
+    request = read_request(_asked(row))
     return MeasuredRun(
-        id=given.get("id", f"line {line}"),
-        graph=asked.graph,
-        plan=asked.plan,
-        workload=asked.workload,
-        stack=asked.stack,
-        cluster=asked.cluster,
-        step_s=_number("step_s", given["step_s"]),
-        peak_bytes=round(_number("peak_gib", given["peak_gib"]) * 2**30) if "peak_gib" in given else None,
-        assumed=asked.assumed,
+        id=row.get("id", f"line {line}"),
+        graph=request.graph,
+        plan=request.plan,
+        workload=request.workload,
+        stack=request.stack,
+        cluster=request.cluster,
+        step_s=_number("step_s", row["step_s"]),
+        peak_bytes=round(_number("peak_gib", row["peak_gib"]) * 2**30) if "peak_gib" in row else None,
+        assumed=request.assumed,
     )
 
 
-def _asked(given: Mapping[str, str]) -> TrainingOptions:
+def _asked(row: Mapping[str, str]) -> TrainingOptions:
     """The options that a row stands for."""
     arguments = []
     for column, switch in _switches().items():
-        if column not in given:
+        if column not in row:
             continue
-        option, value = f"--{column.replace('_', '-')}", given[column]
+        option, value = f"--{column.replace('_', '-')}", row[column]
         if switch and value not in YES:
             raise InputError(f"{column} is {value[:40]!r}; give yes or no")
         arguments += ([option] if YES[value] else []) if switch else [f"{option}={value}"]

@@ -38,23 +38,23 @@ def run(options: ScaleOptions) -> int:
     return status
 
 
-def _wait(folder: Path, before: JobState, asked: int, patience_s: float) -> tuple[JobState, int]:
+def _wait(folder: Path, before: JobState, processes: int, patience_s: float) -> tuple[JobState, int]:
     """What the job stands on, once it trains on so many processes. InputError where it ends before that."""
     until, state = monotonic() + patience_s, before
     while monotonic() < until:
-        if state.processes == state.asked == asked and state.changes[-1].going_at is not None:
+        if state.processes == state.asked == processes and state.changes[-1].going_at is not None:
             return state, DONE
         sleep(LOOK_S)
         if not is_running(folder):
-            raise InputError(f"the job in {str(folder)!r} ended before it ran on {asked} processes")
+            raise InputError(f"the job in {str(folder)!r} ended before it ran on {processes} processes")
         state = read_state(folder)
     return state, NOT_YET
 
 
-def _state_lines(state: JobState, asked: int | None) -> list[str]:
+def _state_lines(state: JobState, processes: int | None) -> list[str]:
     lines = [f"{state.workers} logical workers on {state.processes} processes"]
-    if asked is not None and state.processes != asked:
-        lines[0] += f", and asked for {asked}: not yet"
+    if processes is not None and state.processes != processes:
+        lines[0] += f", and asked for {processes}: not yet"
     for change in state.changes[-SHOWN:]:
         took = "" if change.going_at is None else f", going on after {change.going_at - change.at:.3f} s"
         lines.append(f"  {max(change.placement) + 1} processes: {change.why}{took}")

@@ -69,8 +69,8 @@ def _never(sample: Sample) -> bool:
     return False
 
 
-def _read(arguments: str, path: Path, given: ReadContext) -> Job:
-    found = found_in(path, arguments, given.devices or 1)
+def _read(arguments: str, path: Path, context: ReadContext) -> Job:
+    found = found_in(path, arguments, context.devices or 1)
     network = _network(found)
     ran = (
         f"{path.name} was run up to {found['stopped']}, without GPU and network; its model has "
@@ -78,8 +78,8 @@ def _read(arguments: str, path: Path, given: ReadContext) -> Job:
     )
     assumed = [ran, *map(str, found["notes"]), *map(str, found.get("said", ()))]
     if found["kind"] == "trainer":
-        return _of_trainer(path, found, replace(given, model=given.model or network), assumed)
-    return _of_loop(path, found, replace(given, model=given.model or network), assumed)
+        return _of_trainer(path, found, replace(context, model=context.model or network), assumed)
+    return _of_loop(path, found, replace(context, model=context.model or network), assumed)
 
 
 def found_in(path: Path, arguments: str, devices: int) -> dict[str, Any]:
@@ -109,15 +109,17 @@ def found_in(path: Path, arguments: str, devices: int) -> dict[str, Any]:
                 raise InputError(
                     f"{path.name} came to no step within {SECONDS} s; give it fewer data, or name its model by MODEL"
                 ) from None
-        said = [line for line in log.read_text("utf-8", "replace").splitlines() if line.strip()][-LINES:]
+        log_lines = [line for line in log.read_text("utf-8", "replace").splitlines() if line.strip()][-LINES:]
         if not answer.is_file():
-            if any("No module named 'torch'" in line for line in said):
+            if any("No module named 'torch'" in line for line in log_lines):
                 raise InputError(f"running {path.name} needs torch: pip install gnomon[torch]")
-            raise InputError(f"{path.name} ended its process before a first step; it last said: {' | '.join(said)}")
+            raise InputError(
+                f"{path.name} ended its process before a first step; it last said: {' | '.join(log_lines)}"
+            )
         found: dict[str, Any] = json.loads(answer.read_text("utf-8"))
     if "error" in found:
-        more = f"; it last said: {' | '.join(said)}" if "status" in str(found["error"]) and said else ""
-        raise InputError(f"{str(found['error']).removesuffix('; its last line is above')}{more}")
+        last_lines = f"; it last said: {' | '.join(log_lines)}" if "status" in str(found["error"]) and log_lines else ""
+        raise InputError(f"{str(found['error']).removesuffix('; its last line is above')}{last_lines}")
     return found
 
 
@@ -129,20 +131,20 @@ def _network(found: Mapping[str, Any]) -> Network:
     return from_plain(found["graph"])
 
 
-def _of_trainer(path: Path, found: Mapping[str, Any], given: ReadContext, assumed: list[str]) -> Job:
+def _of_trainer(path: Path, found: Mapping[str, Any], context: ReadContext, assumed: list[str]) -> Job:
     """Returns the job of a Trainer, read from the fields of its arguments as a launch script's flags are."""
     fields = dict(found["fields"])
     lengths: list[list[int]] = found["lengths"]
     fields["torch_dtype"] = found["dtype"]
     longest = max((length for _, length in lengths), default=0)
-    if longest and given.seq_len is None:
+    if longest and context.seq_len is None:
         mean = -(-sum(rows * length for rows, length in lengths) // sum(rows for rows, _ in lengths))
-        given = replace(given, seq_len=mean)
+        context = replace(context, seq_len=mean)
         assumed.append(f"{len(lengths)} batches of the script's own data are padded to {mean} tokens in the mean")
         if len({length for _, length in lengths}) == 1:
             fields["packing"] = True  # blocks of one length: no sample is shorter
     source = Source(
-        fields=Fields(flatten(fields), path.name, given),
+        fields=Fields(flatten(fields), path.name, context),
         folder=path.resolve().parent,
         program="",
         num_devices=None,
@@ -151,8 +153,8 @@ def _of_trainer(path: Path, found: Mapping[str, Any], given: ReadContext, assume
     kind = str(found["trainer"]).lower()
     names = ("sft", "dpo", "grpo", "rloo", "reward", "kto", "orpo", "cpo", "ppo", "gkd", "prm", "bco", "xpo")
     if any(name in kind for name in names) or "max_length" in fields:
-        return read_trl(source, kind.removesuffix("trainer"), given)
-    return read_trainer(source, given)
+        return read_trl(source, kind.removesuffix("trainer"), context)
+    return read_trainer(source, context)
 
 
 HALF: Mapping[str, Precision] = {"bfloat16": AUTOCAST, "float16": FP16}
@@ -163,7 +165,7 @@ DTYPES: Mapping[str, Literal["bf16", "fp16"]] = {"bfloat16": "bf16", "float16": 
 SHARDS = {"shard_grad_op": 2, "hybrid_shard_zero2": 2, "no_shard": 0}
 
 
-def _of_loop(path: Path, found: Mapping[str, Any], given: ReadContext, assumed: list[str]) -> Job:
+def _of_loop(path: Path, found: Mapping[str, Any], context: ReadContext, assumed: list[str]) -> Job:
     """Returns the job of a loop without a Trainer, from the calls that it made up to its first step."""
     launcher: Mapping[str, Any] = found["launcher"]
     autocast = found["autocast"] or {"bf16": "bfloat16", "fp16": "float16"}.get(
@@ -179,11 +181,11 @@ def _of_loop(path: Path, found: Mapping[str, Any], given: ReadContext, assumed: 
     plugins = {name: launcher[name] for name in ("deepspeed_plugin", "fsdp_plugin") if name in launcher}
     values = {**found["adapters"], **plugins, "optim": _optimizer(found["optimizer"])}
     engine = {} if found["deepspeed"] is None else {"deepspeed": found["deepspeed"]}
-    f = Fields(flatten({**values, **engine}), path.name, given)
+    f = Fields(flatten({**values, **engine}), path.name, context)
     for name in plugins:
         f.report(name, "what shards the model; read as replicas: --set fsdp=full_shard is for a Trainer's script only")
     seq_len = found["seq"]
-    model = given.model
+    model = context.model
     assert model is not None
     if found["adapters"]:
         targets = names_of(f.raw("lora_target_modules"))
@@ -197,7 +199,7 @@ def _of_loop(path: Path, found: Mapping[str, Any], given: ReadContext, assumed: 
     f.account((), {}, ())
     hugging = "config" in found
     mode = "compiled" if found["compiled"] else "eager"
-    asked = Training(
+    training = Training(
         model=model,
         micro=found["batch"],
         steps=found["microbatches"],
@@ -215,10 +217,10 @@ def _of_loop(path: Path, found: Mapping[str, Any], given: ReadContext, assumed: 
         assumed.append("the script compiles its model")
     if by_file:
         values = {name: value for name, value in found["deepspeed"].items() if name != "gradient_accumulation_steps"}
-        f = Fields(flatten({"deepspeed": values}), path.name, given)
+        f = Fields(flatten({"deepspeed": values}), path.name, context)
         inline(f, "deepspeed")
-        return by_deepspeed(f, given, asked, "deepspeed", path.resolve().parent, assumed)
-    return job_of(f, given, asked, assumed)
+        return by_deepspeed(f, context, training, "deepspeed", path.resolve().parent, assumed)
+    return job_of(f, context, training, assumed)
 
 
 CLASSES: Mapping[str, str] = {"AdamW8bit": "adamw_bnb_8bit", "Adam8bit": "adamw_bnb_8bit", "AdamW": "adamw_torch"}

@@ -50,8 +50,8 @@ def weights_at(words: str, tokenizer: str | None) -> Path:
     if path.suffix != ".gguf" or path.is_dir():
         return path
     own = Path(tokenizer) if tokenizer else None
-    made: Path = load_late("gnomon.runtime.checkpoint.gguf_folder:folder_of")(path, tokenizer=own)
-    return made
+    folder: Path = load_late("gnomon.runtime.checkpoint.gguf_folder:folder_of")(path, tokenizer=own)
+    return folder
 
 
 def rules_of(options: EngineOptions, base: Engine) -> Engine:
@@ -74,8 +74,8 @@ def settings_of(options: ServerOptions) -> Any:
     dtype, weights = options.dtype, options.weights
     if serving is not None:
         dtype, own = STORED[serving.weights]
-        said = changed_options(options)
-        dtype, weights = str(said.get("dtype", dtype)), str(said.get("weights", own))
+        changed = changed_options(options)
+        dtype, weights = str(changed.get("dtype", dtype)), str(changed.get("weights", own))
     buckets, every = options.pad_to, options.every_bucket
     if plan is not None and not buckets:
         buckets, every = plan.buckets, every or plan.every_bucket
@@ -83,13 +83,13 @@ def settings_of(options: ServerOptions) -> Any:
         raise InputError("--every-bucket says who has the lengths of --pad-to; give them")
     if options.head != "exact" and tp * pp > 1:
         raise InputError("--head graph is of a model in one process; leave parallel sizes out")
-    folder, asked = weights_at(options.folder, options.tokenizer), Path(options.folder).expanduser().resolve()
+    folder, model_path = weights_at(options.folder, options.tokenizer), Path(options.folder).expanduser().resolve()
     # All processes of all replicas share the machine's cores.
     threads = options.threads or max(1, (os.cpu_count() or 1) // (replicas * tp * pp))
     return load_late("gnomon.serve.settings:Settings")(
         folder=str(folder),
         tokenizer=Path(options.tokenizer).expanduser() if options.tokenizer else None,
-        name=options.name or (asked.stem if asked.suffix == ".gguf" else asked.name),
+        name=options.name or (model_path.stem if model_path.suffix == ".gguf" else model_path.name),
         adapters=tuple(_adapter(word) for word in options.lora),
         rules=rules_of(options, engine("gnomon") if plan is None else plan.record()),
         dtype=dtype,

@@ -90,33 +90,33 @@ def _read(options: PredictOptions | PlanOptions, graph: Graph, load: Load, notes
     )  # fmt: skip
 
 
-def _title(asked: _EncoderRequest) -> str:
-    how = f"{len(asked.load.requests):,} texts" + (
-        f", {asked.load.concurrency} at a time" if asked.load.concurrency else ""
+def _title(request: _EncoderRequest) -> str:
+    how = f"{len(request.load.requests):,} texts" + (
+        f", {request.load.concurrency} at a time" if request.load.concurrency else ""
     )
     return (
-        f"{asked.graph.name} served by {asked.engine.name} {asked.engine.version} on {asked.cluster.name} "
-        f"({asked.workers} workers, {asked.weights} weights): {how}"
+        f"{request.graph.name} served by {request.engine.name} {request.engine.version} on {request.cluster.name} "
+        f"({request.workers} workers, {request.weights} weights): {how}"
     )
 
 
 def predict(options: PredictOptions, graph: Graph, load: Load, notes: Sequence[str]) -> int:
     """Predicts and prints the latencies of one policy."""
-    asked = _read(options, graph, load, notes)
+    request = _read(options, graph, load, notes)
     policy = Policy(
-        workers=asked.workers, longest=asked.longest, lengths=options.pad_to, every=options.every_bucket
+        workers=request.workers, longest=request.longest, lengths=options.pad_to, every=options.every_bucket
     )  # fmt: skip
-    found = forecast(asked.load, policy, asked.price.seconds)
+    found = forecast(request.load, policy, request.price.seconds)
     if options.json:
-        print_json({**found.to_mapping(), "assumptions": list(asked.assumed)})
+        print_json({**found.to_mapping(), "assumptions": list(request.assumed)})
     else:
-        print_lines(_text(asked, found))
+        print_lines(_text(request, found))
     return 0
 
 
-def _text(asked: _EncoderRequest, found: EncoderForecast) -> Iterator[str]:
+def _text(request: _EncoderRequest, found: EncoderForecast) -> Iterator[str]:
     texts = found.texts
-    yield _title(asked)
+    yield _title(request)
     yield ""
     yield f"  lengths    {found.policy.name}"
     if len(found.policy.lengths) > 1 and not found.policy.every:
@@ -130,7 +130,7 @@ def _text(asked: _EncoderRequest, found: EncoderForecast) -> Iterator[str]:
         yield f"  demoted    {texts.demoted:,} texts to a longer runtime than their own"
     yield ""
     yield "assumed"
-    for note in asked.assumed:
+    for note in request.assumed:
         yield from wrapped(note, bullet="- ")
 
 
@@ -138,18 +138,18 @@ def plan(options: PlanOptions, graph: Graph, load: Load, notes: Sequence[str]) -
     """All policies, the best first."""
     if options.pad_to or options.every_bucket:
         raise InputError("--pad-to is what gnomon plan --serve chooses; leave it out, or use gnomon predict --serve")
-    asked = _read(options, graph, load, notes)
-    found = best_policy(asked.load, asked.workers, asked.longest, asked.price.seconds)
+    request = _read(options, graph, load, notes)
+    found = best_policy(request.load, request.workers, request.longest, request.price.seconds)
     if options.json:
         print_json({"best": found[0].to_mapping(), "tried": [one.to_mapping() for one in found]})
     else:
-        print_lines(_table(asked, found))
+        print_lines(_table(request, found))
     if options.output is not None:
         serving = Serving(
-            tp=1, pp=1, dp=1, ep=1, replicas=asked.workers, weights=asked.weights, kv="bf16",
-            max_model_len=asked.longest,
+            tp=1, pp=1, dp=1, ep=1, replicas=request.workers, weights=request.weights, kv="bf16",
+            max_model_len=request.longest,
         )  # fmt: skip
-        file = ServeFile.of(options.model or "", asked.cluster.name, serving, asked.engine)
+        file = ServeFile.of(options.model or "", request.cluster.name, serving, request.engine)
         chosen = found[0].policy
         schema.save_file(
             replace(file, buckets=chosen.lengths, every_bucket=chosen.every, patience=chosen.patience), options.output
@@ -159,8 +159,8 @@ def plan(options: PlanOptions, graph: Graph, load: Load, notes: Sequence[str]) -
     return 0
 
 
-def _table(asked: _EncoderRequest, found: Sequence[EncoderForecast]) -> Iterator[str]:
-    yield _title(asked)
+def _table(request: _EncoderRequest, found: Sequence[EncoderForecast]) -> Iterator[str]:
+    yield _title(request)
     yield ""
     yield f"  {'p50':>9}{'p98':>10}{'mean':>10}{'busy':>6}{'padding':>9}{'patience':>10}  lengths"
     shown = [*found[:SHOWN], *(one for one in found[SHOWN:] if len(one.policy.lengths) < 2)]
@@ -174,5 +174,5 @@ def _table(asked: _EncoderRequest, found: Sequence[EncoderForecast]) -> Iterator
     yield f"  {len(found)} policies played, the least p{PERCENTILE} first"
     yield ""
     yield "assumed"
-    for note in asked.assumed:
+    for note in request.assumed:
         yield from wrapped(note, bullet="- ")

@@ -38,8 +38,8 @@ def print_json(value: Any) -> None:
 def next_steps(path: str, then: Literal["", "run", "export"] = "") -> tuple[str, ...]:
     """Lines that say where a plan file was written and which command comes next: explain, then run or export."""
     name = quote(path)
-    more = {"": "", "run": f", gnomon run {name}", "export": f", gnomon export {name} --to PROGRAM"}[then]
-    return (f"written to {path}", f"next: gnomon explain {name}{more}")
+    next_commands = {"": "", "run": f", gnomon run {name}", "export": f", gnomon export {name} --to PROGRAM"}[then]
+    return (f"written to {path}", f"next: gnomon explain {name}{next_commands}")
 
 
 def coloured(out: TextIO) -> bool:
@@ -72,9 +72,9 @@ class Progress:
         self.began = self.printed_at = time.monotonic()
         self.shown = False
 
-    def show(self, done: int, more: str = "") -> None:
+    def show(self, done: int, suffix: str = "") -> None:
         """Say how many are done, and more; see `say`."""
-        text = f"{self.what} {done:,} of {self.total:,}{more}"
+        text = f"{self.what} {done:,} of {self.total:,}{suffix}"
         # Filled up, so that a shorter text wipes a longer one before it.
         self.say(f"{text:76}" if self.terminal else text)
 

@@ -131,10 +131,10 @@ def lengths(text: str) -> tuple[int, ...]:
 
 def buckets(text: str) -> tuple[int, ...]:
     """Lengths that texts are padded to, rising: `64,128,512`."""
-    made = tuple(tokens(word.strip()) for word in text.split(","))
-    if list(made) != sorted(set(made)):
+    sizes = tuple(tokens(word.strip()) for word in text.split(","))
+    if list(sizes) != sorted(set(sizes)):
         raise argparse.ArgumentTypeError(f"{text[:80]!r}: lengths rise, each once, as in 64,128,512")
-    return made
+    return sizes
 
 
 def new_file(text: str) -> str:

@@ -76,8 +76,8 @@ class Words:
         if self.program.write is None:
             return None
         try:
-            asked = asked_for("job", self.config, self.graph, plan, change.workload, self.near)
-            text = self.program.write(asked).text
+            request = asked_for("job", self.config, self.graph, plan, change.workload, self.near)
+            text = self.program.write(request).text
         except GnomonError:
             return None
         return _settings_of(text, self.kind)

@@ -66,11 +66,11 @@ def _containers(value: object, replicas: int) -> Iterator[Container]:
 def _words(container: Mapping[str, object]) -> list[str]:
     words: list[str] = []
     for key in ("entrypoint", "command", "args"):
-        given = container.get(key)
-        if isinstance(given, str):
-            words += shlex.split(given)
-        elif isinstance(given, list):
-            words += [str(word) for word in given]
+        words_value = container.get(key)
+        if isinstance(words_value, str):
+            words += shlex.split(words_value)
+        elif isinstance(words_value, list):
+            words += [str(word) for word in words_value]
     if len(words) > 2 and words[0].rpartition("/")[2] in ("sh", "bash") and words[1].startswith("-"):
         words = shlex.split(" ".join(words[2:]).replace("\\\n", " "), comments=True)
     image = str(container.get("image", ""))
@@ -89,11 +89,11 @@ def image_starts(image: str) -> tuple[str, ...]:
 
 def _env(container: Mapping[str, object]) -> Iterator[tuple[str, str]]:
     for key in ("env", "environment"):
-        given = container.get(key)
-        if isinstance(given, Mapping):
-            yield from ((str(name), str(value)) for name, value in given.items())
-        elif isinstance(given, list):
-            for one in given:
+        env_value = container.get(key)
+        if isinstance(env_value, Mapping):
+            yield from ((str(name), str(value)) for name, value in env_value.items())
+        elif isinstance(env_value, list):
+            for one in env_value:
                 if isinstance(one, Mapping) and "value" in one:
                     yield str(one.get("name")), str(one["value"])
                 elif isinstance(one, str) and "=" in one:

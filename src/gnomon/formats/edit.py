@@ -188,7 +188,7 @@ def _flags(text: str, key: str) -> Iterator[_Flag]:
         yield _Flag(found.start(), found.end(), end, tuple(values), around is not None)
 
 
-def _script(text: str, key: str, value: object, variables: bool, places: Places, beside: Sequence[str]) -> str:
+def _script(text: str, key: str, value: object, variables: bool, places: Places, equivalents: Sequence[str]) -> str:
     found = _chosen(_flags(text, key), places)
     if value is REMOVED or value is False:
         for place in reversed(found):
@@ -196,7 +196,7 @@ def _script(text: str, key: str, value: object, variables: bool, places: Places,
         return text
     words = [] if value is True else [quote(str(one)) for one in _several(value)]
     if not found:
-        return _with_flag(text, key, words, places, beside)
+        return _with_flag(text, key, words, places, equivalents)
     # From the end, so that earlier places keep their positions.
     for place in reversed(found):
         text = _with_values(text, key, place, words, variables)
@@ -220,8 +220,8 @@ def _without(text: str, place: _Flag) -> str:
     before, after = text[start : place.start], text[place.end : end]
     if before.strip() or after.strip() not in ("", "\\"):
         return text[: place.start].rstrip(" \t") + text[place.end :]
-    kept = text[:start] if after.strip() else re.sub(r"[ \t]*\\\n$", "\n", text[:start])
-    return kept + text[end + 1 :]
+    line_start = text[:start] if after.strip() else re.sub(r"[ \t]*\\\n$", "\n", text[:start])
+    return line_start + text[end + 1 :]
 
 
 def _with_values(text: str, key: str, place: _Flag, words: Sequence[str], variables: bool) -> str:
@@ -273,10 +273,10 @@ def _assigned(text: str, name: str, word: str, key: str) -> str | None:
     return text[:start] + word + text[end:]
 
 
-def _with_flag(text: str, key: str, words: Sequence[str], places: Places, beside: Sequence[str]) -> str:
+def _with_flag(text: str, key: str, words: Sequence[str], places: Places, equivalents: Sequence[str]) -> str:
     """The text with a further flag, on a line of its own where flags have theirs."""
     flag = " ".join([f"--{key}", *words])
-    found = next((every for name in beside if (every := list(_flags(text, name)))), None)
+    found = next((every for name in equivalents if (every := list(_flags(text, name)))), None)
     if found is None:
         raise InputError(f"the script has no flag near which {flag} could be put; add it by hand")
     place = found[-1 if places == "last" else 0]

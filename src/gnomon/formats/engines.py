@@ -206,20 +206,20 @@ def command_line(file: ServeFile, program: str) -> tuple[str, tuple[str, ...]]:
     """(command line, what it does not say). InputError for a program without options on record."""
     if program not in OPTIONS:
         raise InputError(f"no export to {program[:40]!r}{nearest(program, OPTIONS)}; known: {', '.join(OPTIONS)}")
-    said: dict[str, Any] = {f.name: getattr(file, f.name) for f in fields(ServeFile) if f.name != "serving"}
-    said |= {f.name: getattr(file.serving, f.name) for f in fields(Serving)}
+    values: dict[str, Any] = {f.name: getattr(file, f.name) for f in fields(ServeFile) if f.name != "serving"}
+    values |= {f.name: getattr(file.serving, f.name) for f in fields(Serving)}
     own = ENGINE_OF.get(program, program)
     if program == "llama.cpp":  # slots share the context
-        said["max_model_len"] *= said["max_seqs"]
+        values["max_model_len"] *= values["max_seqs"]
     if program == "sglang":  # its tp counts the groups of attention dp
-        said["tp"] *= said["dp"]
+        values["tp"] *= values["dp"]
     words = [*BEGINS[program]]
     rows = OPTIONS[program]
     if "model" not in rows.values():
         words.append(file.model)
     lost = [f"engine {file.engine}: written for {own}"] if file.engine != own else []
     for option, name in rows.items():
-        value = said[name]
+        value = values[name]
         if name == "kv":
             if value in KEYS[own]:
                 words += [option, KEYS[own][value]]
@@ -235,20 +235,20 @@ def command_line(file: ServeFile, program: str) -> tuple[str, tuple[str, ...]]:
         elif name not in ("pp", "dp", "ep") or value > 1:
             words += [option, str(value)]
     if own == "vllm":
-        more, untold = _of_vllm(file.serving)
-        words += more
+        engine_words, untold = _of_vllm(file.serving)
+        words += engine_words
         lost += untold
     if program == "sglang" and file.serving.dp > 1:
         words.append("--enable-dp-attention")
     for name in ("dp", "ep", "kv", "weights"):
-        if name not in rows.values() and said[name] not in (1, "bf16") and (own, name) != ("vllm", "ep"):
-            lost.append(f"{name} {said[name]}: no option of {program}")
+        if name not in rows.values() and values[name] not in (1, "bf16") and (own, name) != ("vllm", "ep"):
+            lost.append(f"{name} {values[name]}: no option of {program}")
     for name in ("tp", "pp"):
-        if name not in rows.values() and said[name] > 1:
-            lost.append(f"{name} {said[name]}: no option of {program}")
+        if name not in rows.values() and values[name] > 1:
+            lost.append(f"{name} {values[name]}: no option of {program}")
     for name in ("max_model_len", "memory_fraction"):
         if name not in rows.values():
-            lost.append(f"{name} {said[name]}: {program} has no such option")
+            lost.append(f"{name} {values[name]}: {program} has no such option")
     if own != "vllm" and (file.serving.draft != "none" or file.serving.lora_rank):
         lost.append("guesses and adapters: their options name files that are not known here")
     if program == "dynamo":
@@ -281,8 +281,8 @@ def _of_vllm(serving: Serving) -> tuple[list[str], list[str]]:
     if serving.draft == "model":
         lost.append("the model that guesses: its name is not in the file; add --speculative-config with it")
     elif serving.draft != "none":
-        said = {"method": serving.draft, "num_speculative_tokens": serving.draft_tokens}
-        words += ["--speculative-config", json.dumps(said)]
+        settings = {"method": serving.draft, "num_speculative_tokens": serving.draft_tokens}
+        words += ["--speculative-config", json.dumps(settings)]
         lost.append(
             f"acceptance {serving.acceptance:g}: what the text makes it; give --acceptance where the line is predicted"
         )
@@ -362,48 +362,50 @@ def read_command(text: str, program: str, on: str, acceptance: float = 0.0) -> C
                 raise FormatError(f"{word} takes no value, and is given {inside[:40]!r}; leave it out for off")
             flags.add(word)
             continue
-        given = _given(word, inside, rest, options)
-        if "$" in given:
-            raise FormatError(f"{word} is {given[:40]!r}, a variable that is not set there; put its value in")
+        word_value = _given(word, inside, rest, options)
+        if "$" in word_value:
+            raise FormatError(f"{word} is {word_value[:40]!r}, a variable that is not set there; put its value in")
         name = "model" if word == "--model" else OPTIONS[program].get(word)
         if own == "vllm" and (word in GUESSES or word.partition(".")[0] == "--speculative-config"):
-            options.check(word, given)
-            guesses |= _guess(word, given)
+            options.check(word, word_value)
+            guesses |= _guess(word, word_value)
             continue
         if own == "vllm" and word in LORA:
-            options.check(word, given)
-            adapters[LORA[word]] = int(given)
+            options.check(word, word_value)
+            adapters[LORA[word]] = int(word_value)
             continue
         if own == "vllm" and word == "--dtype":
-            options.check(word, given)
-            if given in ("float", "float32"):
+            options.check(word, word_value)
+            if word_value in ("float", "float32"):
                 values.setdefault("weights", "fp32")
             continue
         if name is None:
             if (problem := options.says(word)) is not None:
                 unread.append(problem)
                 continue
-            options.check(word, given)
+            options.check(word, word_value)
             if word not in IGNORED:
-                unread.append(f"{word}{f' {given}' if given else ''}")
+                unread.append(f"{word}{f' {word_value}' if word_value else ''}")
             continue
         if name in values and not (name == "weights" and values[name] == "fp32"):
             raise FormatError(f"{word} is given twice")
-        if program == "llama.cpp" and name == "max_model_len" and given == "0":
+        if program == "llama.cpp" and name == "max_model_len" and word_value == "0":
             continue  # as the model's file says
-        if name == "max_model_len" and own == "vllm" and given.lower() in AUTO:
-            unread.append(f"{word} {given}: the longest that fits in memory; give --max-model-len to have it predicted")
-            continue
-        if name == "weights" and given in IN_CHECKPOINT:
+        if name == "max_model_len" and own == "vllm" and word_value.lower() in AUTO:
             unread.append(
-                f"{word} {given}: the checkpoint says in which format; give --weights where it is not at hand"
+                f"{word} {word_value}: the longest that fits in memory; give --max-model-len to have it predicted"
             )
             continue
-        values[name] = _value(word, name, given, options)
+        if name == "weights" and word_value in IN_CHECKPOINT:
+            unread.append(
+                f"{word} {word_value}: the checkpoint says in which format; give --weights where it is not at hand"
+            )
+            continue
+        values[name] = _value(word, name, word_value, options)
     if "model" not in values:
         other = next((one for one in unread if one.startswith(("--config", "--preset"))), None)
-        more = f"; {other} is a file that is not read: put what it says on the command line" if other else ""
-        raise FormatError(f"the command line of {program} names no model{more}")
+        hint = f"; {other} is a file that is not read: put what it says on the command line" if other else ""
+        raise FormatError(f"the command line of {program} names no model{hint}")
     if "$" in values["model"]:
         raise FormatError(f"the model is {values['model'][:40]!r}, a variable that is not set there; put its name in")
     record = engine(own)
@@ -455,14 +457,14 @@ def _given(word: str, inside: str | None, rest: list[str], options: EngineOption
     several. FormatError where one must stand there and none does."""
     if inside is not None:
         return inside
-    taken = list[str]()
+    word_values = list[str]()
     while not options.is_flag(word) and rest and _is_value(rest[0]):
-        taken.append(rest.pop(0))
+        word_values.append(rest.pop(0))
         if not options.takes_several(word):
             break
-    if not taken and options.has_value(word):
+    if not word_values and options.has_value(word):
         raise FormatError(f"{word} is given no value, and {options.release} takes one")
-    return " ".join(taken)
+    return " ".join(word_values)
 
 
 def _is_value(word: str) -> bool:
@@ -470,30 +472,30 @@ def _is_value(word: str) -> bool:
     return not word.startswith("-") or word == "-" or re.fullmatch(r"-\d+|-\d*\.\d+", word) is not None
 
 
-def _guess(word: str, given: str) -> dict[str, Any]:
+def _guess(word: str, text: str) -> dict[str, Any]:
     """Keys of `--speculative-config` that an option says."""
     if word == "--speculative-config":
         try:
-            said = json.loads(given)
+            parsed = json.loads(text)
         except ValueError:
-            said = None
-        if not isinstance(said, dict):
-            raise FormatError(f"{word} {given[:40]!r} is no table of JSON")
-        return said
+            parsed = None
+        if not isinstance(parsed, dict):
+            raise FormatError(f"{word} {text[:40]!r} is no table of JSON")
+        return parsed
     key = GUESSES.get(word) or word.partition(".")[2]
     try:
-        return {key: json.loads(given)}
+        return {key: json.loads(text)}
     except ValueError:
-        return {key: given}
+        return {key: text}
 
 
-def _draft(said: Mapping[str, Any]) -> tuple[Draft, int] | None:
+def _draft(draft_fields: Mapping[str, Any]) -> tuple[Draft, int] | None:
     """(who guesses, how many tokens) of vllm's `--speculative-config`; None for a kind of guess that is not predicted,
     or no number."""
-    method, tokens = said.get("method"), said.get("num_speculative_tokens")
+    method, tokens = draft_fields.get("method"), draft_fields.get("num_speculative_tokens")
     kinds: dict[str, Draft] = {"ngram": "ngram", "ngram_gpu": "ngram", "suffix": "ngram", "draft_model": "model"}
     kind: Draft | None = "mtp" if str(method).endswith("mtp") else kinds.get(str(method))
-    if kind is None or not isinstance(tokens, int) or (kind == "model" and "model" not in said):
+    if kind is None or not isinstance(tokens, int) or (kind == "model" and "model" not in draft_fields):
         return None
     return kind, tokens
 
@@ -507,13 +509,13 @@ def _expanded(words: list[str]) -> list[str]:
         name, other = match[1] or match[3], match[2]
         return known.get(name, match[0] if other is None else other)
 
-    made = []
+    expanded = []
     for word in words:
         word = re.sub(r"\$\{(\w+)(?::?-([^}]*))?\}|\$(\w+)", value, word)
         if (sets := re.fullmatch(r"([A-Za-z_]\w*)=(.*)", word, re.DOTALL)) is not None:
             known[sets[1]] = sets[2]
-        made.append(word)
-    return made
+        expanded.append(word)
+    return expanded
 
 
 def started_by(text: str) -> str | None:
@@ -532,7 +534,7 @@ def _value(word: str, name: str, text: str, options: EngineOptions) -> Any:
     if name in ("model",):
         return text
     if name == "kv":
-        kept = {
+        bits_name = {
             "auto": "bf16",
             "bfloat16": "bf16",
             "float16": "fp16",
@@ -543,17 +545,17 @@ def _value(word: str, name: str, text: str, options: EngineOptions) -> Any:
             "fp8_inc": "fp8",
             "u8": "int8",
         }.get(text, text)
-        if kept not in KV_BITS:
+        if bits_name not in KV_BITS:
             options.check(word, text)
             raise FormatError(
                 f"{word} {text[:40]!r} is no format of keys that is known; those are {', '.join(KV_BITS)}"
             )
-        return kept
+        return bits_name
     if name == "weights":
-        kept = WEIGHTS.get(text, text)
-        if kept not in FORMATS:
+        bits_name = WEIGHTS.get(text, text)
+        if bits_name not in FORMATS:
             raise FormatError(f"{word} {text[:40]!r} is no format of weights that is known")
-        return kept
+        return bits_name
     if options.takes.get(word, "").startswith("size"):
         return size_of(word, text)
     try:

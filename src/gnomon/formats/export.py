@@ -178,33 +178,34 @@ def asked_for(
     )
 
 
-def need_axes(asked: ExportRequest, program: str, *without: str) -> None:
+def need_axes(request: ExportRequest, program: str, *without: str) -> None:
     """PlanError if the plan uses an axis that the program has not: a file without it would be of another job."""
     for axis in without:
-        if (size := getattr(asked.plan.mesh, axis)) > 1:
+        if (size := getattr(request.plan.mesh, axis)) > 1:
             raise PlanError(
                 f"{program} has no place for {axis} = {size}; give a plan with {axis} = 1, or export to another program"
             )
 
 
-def need_model(asked: ExportRequest, program: str) -> ModelConfig:
+def need_model(request: ExportRequest, program: str) -> ModelConfig:
     """Returns the model's config; InputError if the program's file must describe the model and it is none of these."""
-    if asked.model is None:
+    if request.model is None:
         raise InputError(
-            f"a file for {program} describes the model, and {asked.label} is no decoder that can be described (Llama, "
+            f"a file for {program} describes the model, and {request.label} is no decoder that can be "
+            "described (Llama, "
             f"Mistral, Qwen, Mixtral, DeepSeek-V3, GPT, GPT-NeoX); deepspeed and accelerate take any model"
         )
-    return asked.model
+    return request.model
 
 
-def exported(asked: ExportRequest, draft: Draft) -> Export:
+def exported(request: ExportRequest, draft: Draft) -> Export:
     """The draft with everything that it does not carry over."""
     job = draft.job
-    lost = list(_model(asked, job))
-    graph = asked.graph if job.model is None or isinstance(job.model, str) else job.graph()
-    lost += differences(asked.plan, normalized(job.plan, graph, job.workload))
-    lost += differences(asked.workload, job.workload, "workload")
-    lost += _software(asked, job)
+    lost = list(_model(request, job))
+    graph = request.graph if job.model is None or isinstance(job.model, str) else job.graph()
+    lost += differences(request.plan, normalized(job.plan, graph, job.workload))
+    lost += differences(request.workload, job.workload, "workload")
+    lost += _software(request, job)
     reasons = (*draft.reasons, *REASONS.items())
     unwritten = tuple(
         Unwritten(field=d.field, planned=d.before, becomes=d.actual, why=reason_for(d.field, reasons))
@@ -213,7 +214,7 @@ def exported(asked: ExportRequest, draft: Draft) -> Export:
     )
     return Export(
         program=draft.program,
-        text=_commented(asked, draft, unwritten),
+        text=_commented(request, draft, unwritten),
         unwritten=unwritten,
         elsewhere=draft.elsewhere,
         additions=tuple(map(str, job.unexpressed)),
@@ -221,25 +222,25 @@ def exported(asked: ExportRequest, draft: Draft) -> Export:
     )
 
 
-def _model(asked: ExportRequest, job: Job) -> Iterator[Difference]:
+def _model(request: ExportRequest, job: Job) -> Iterator[Difference]:
     """Yields a difference where the model of the file is another one."""
-    if asked.base is not None and job.model is not None and job.graph() != asked.graph:
-        yield Difference(field="model", before=asked.graph.name, actual=job.graph().name)
-    if job.model is None or isinstance(job.model, str) or asked.model is None:
+    if request.base is not None and job.model is not None and job.graph() != request.graph:
+        yield Difference(field="model", before=request.graph.name, actual=job.graph().name)
+    if job.model is None or isinstance(job.model, str) or request.model is None:
         return
-    for one in differences(asked.model, job.model, "model"):
+    for one in differences(request.model, job.model, "model"):
         if one.field.removeprefix("model.") not in NAMES:
             yield one
 
 
-def _software(asked: ExportRequest, job: Job) -> Iterator[Difference]:
+def _software(request: ExportRequest, job: Job) -> Iterator[Difference]:
     """Kernels and loss of the job that the file's own job has not. What either does not say is not compared."""
-    if asked.stack is None:
+    if request.stack is None:
         return
     for part, field in SAID_BY_FILES:
-        wanted, found = (getattr(getattr(stack, part), field) for stack in (asked.stack, job.stack))
-        if wanted is not None and found is not None and wanted != found:
-            yield Difference(field=f"software.{field}", before=str(wanted), actual=str(found))
+        planned, found = (getattr(getattr(stack, part), field) for stack in (request.stack, job.stack))
+        if planned is not None and found is not None and planned != found:
+            yield Difference(field=f"software.{field}", before=str(planned), actual=str(found))
 
 
 SAID_BY_FILES = (
@@ -265,11 +266,11 @@ def half_of(precision: Precision) -> DType | None:
     return next((one for one in (precision.compute, precision.param) if one in ("bf16", "fp16")), None)
 
 
-def notes_of(asked: ExportRequest, draft: Draft, unwritten: tuple[Unwritten, ...]) -> tuple[str, ...]:
+def notes_of(request: ExportRequest, draft: Draft, unwritten: tuple[Unwritten, ...]) -> tuple[str, ...]:
     """Lines that say what the file is, what it cannot say, and what must be said elsewhere."""
-    axes, work = asked.plan.mesh.describe(), asked.workload
+    axes, work = request.plan.mesh.describe(), request.workload
     lines = [
-        f"{asked.label} for {draft.program}, {asked.plan.world_size} processes: {axes}",
+        f"{request.label} for {draft.program}, {request.plan.world_size} processes: {axes}",
         f"written by gnomon; {work.batch_size} sequences of {work.seq_len} tokens a step",
     ]
     if unwritten:
@@ -286,10 +287,10 @@ def one_line(text: str) -> str:
     return "".join(one if one.isprintable() else " " for one in text)
 
 
-def _commented(asked: ExportRequest, draft: Draft, unwritten: tuple[Unwritten, ...]) -> str:
+def _commented(request: ExportRequest, draft: Draft, unwritten: tuple[Unwritten, ...]) -> str:
     if not draft.comment:
         return draft.text
     shell = draft.text.startswith("#!")
     first, rest = draft.text.split("\n", 1) if shell else ("", draft.text)
-    notes = "".join(f"{draft.comment} {one_line(note)}\n" for note in notes_of(asked, draft, unwritten))
+    notes = "".join(f"{draft.comment} {one_line(note)}\n" for note in notes_of(request, draft, unwritten))
     return f"{first}\n{notes}{rest}" if shell else f"{notes}{rest}"

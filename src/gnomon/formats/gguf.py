@@ -158,8 +158,8 @@ def integers_of(storage: Storage, arrays: Arrays, shape: Shape) -> tuple[Integer
     # Signed bytes become codes that count from -128: the top bit flips. Q4_0's nibbles are codes already, low half
     # first.
     codes = raw ^ np.uint8(128) if bits == 8 else np.concatenate([raw & np.uint8(15), raw >> np.uint8(4)], 1)
-    made = Integers(bits=bits, group=BLOCK)
-    return made, made.of_codes(codes.reshape(shape), scales)
+    integers = Integers(bits=bits, group=BLOCK)
+    return integers, integers.of_codes(codes.reshape(shape), scales)
 
 
 def blocks_of(storage: Storage, arrays: Arrays, shape: Shape) -> tuple[str, NDArray[np.uint8]]:

@@ -73,19 +73,19 @@ def heads_turned(name: str, config: Mapping[str, Any]) -> int:
 
 def config_of(file: Gguf) -> dict[str, Any]:
     """InputError for a model that is not read."""
-    said, kind = file.metadata, file.metadata.get("general.architecture")
+    metadata, kind = file.metadata, file.metadata.get("general.architecture")
     if kind not in ARCHITECTURES:
         raise InputError(f"{file.path} is of the architecture {kind!r}; {', '.join(ARCHITECTURES)} are read")
 
     def number(key: str, default: int | None = None) -> int:
-        value = said.get(f"{kind}.{key}", default)
+        value = metadata.get(f"{kind}.{key}", default)
         if not isinstance(value, int) or value <= 0:
             raise InputError(f"{file.path}: {kind}.{key} is {value!r}, not one whole number of all layers; {BESIDE}")
         return value
 
-    if said.get(f"{kind}.expert_count"):
-        raise InputError(f"{file.path} has {said[f'{kind}.expert_count']} experts, which are not read from GGUF")
-    scaling = said.get(f"{kind}.rope.scaling.type", "none")
+    if metadata.get(f"{kind}.expert_count"):
+        raise InputError(f"{file.path} has {metadata[f'{kind}.expert_count']} experts, which are not read from GGUF")
+    scaling = metadata.get(f"{kind}.rope.scaling.type", "none")
     if scaling != "none" or "rope_freqs.weight" in file.entries:
         how = scaling if scaling != "none" else "rope_freqs.weight"
         raise InputError(
@@ -97,21 +97,24 @@ def config_of(file: Gguf) -> dict[str, Any]:
         raise InputError(f"{file.path} has values or rotated dims of another width than its keys' {width}; {BESIDE}")
     if "token_embd.weight" not in file.entries:
         raise InputError(f"{file.path} has no token_embd.weight; fetch the file again")
-    epsilon = said.get(f"{kind}.attention.layer_norm_rms_epsilon")
+    epsilon = metadata.get(f"{kind}.attention.layer_norm_rms_epsilon")
     if not isinstance(epsilon, float):
         raise InputError(f"{file.path}: {kind}.attention.layer_norm_rms_epsilon is {epsilon!r}; {BESIDE}")
-    made: dict[str, Any] = {
+    config: dict[str, Any] = {
         "model_type": kind, "architectures": [ARCHITECTURES[kind]], "hidden_size": hidden,
         "intermediate_size": number("feed_forward_length"), "num_hidden_layers": number("block_count"),
         "num_attention_heads": heads, "num_key_value_heads": number("attention.head_count_kv", heads),
         "head_dim": width, "vocab_size": file.entries["token_embd.weight"].shape[0],
         "max_position_embeddings": number("context_length"), "rms_norm_eps": float(f"{epsilon:.7g}"),
-        "rope_theta": float(said.get(f"{kind}.rope.freq_base", 10000.0)),
+        "rope_theta": float(metadata.get(f"{kind}.rope.freq_base", 10000.0)),
         "tie_word_embeddings": "output.weight" not in file.entries, "hidden_act": "silu", "torch_dtype": "bfloat16",
     }  # fmt: skip
     if kind == "llama":
-        made |= {"attention_bias": "blk.0.attn_q.bias" in file.entries, "mlp_bias": "blk.0.ffn_up.bias" in file.entries}
+        config |= {
+            "attention_bias": "blk.0.attn_q.bias" in file.entries,
+            "mlp_bias": "blk.0.ffn_up.bias" in file.entries,
+        }
     if found := ends(file):
-        made["eos_token_id"] = found if len(found) > 1 else found[0]
-    begin = said.get("tokenizer.ggml.bos_token_id")
-    return {**made, "bos_token_id": begin} if isinstance(begin, int) else made
+        config["eos_token_id"] = found if len(found) > 1 else found[0]
+    begin = metadata.get("tokenizer.ggml.bos_token_id")
+    return {**config, "bos_token_id": begin} if isinstance(begin, int) else config

@@ -48,12 +48,12 @@ INSTEAD = "put the model's tokenizer.json beside the file, or name one with --to
 
 def tokenizer_json(file: Gguf) -> str | None:
     """None where the file has no vocabulary (`no_vocab`). InputError for a tokenizer that is not read or is damaged."""
-    said, kind = file.metadata, file.metadata.get("tokenizer.ggml.model")
+    metadata, kind = file.metadata, file.metadata.get("tokenizer.ggml.model")
     if kind in (None, "none", "no_vocab"):
         return None
     if kind not in ("gpt2", "llama"):
         raise InputError(f"{file.path} has a tokenizer of the kind {kind!r}; gpt2 and llama are read: {INSTEAD}")
-    tokens, types = said.get("tokenizer.ggml.tokens"), said.get("tokenizer.ggml.token_type")
+    tokens, types = metadata.get("tokenizer.ggml.tokens"), metadata.get("tokenizer.ggml.token_type")
     if not isinstance(tokens, list) or not tokens or not all(isinstance(one, str) for one in tokens):
         raise InputError(
             f"{file.path} has a tokenizer without tokenizer.ggml.tokens; fetch the file again, or {INSTEAD}"
@@ -62,8 +62,8 @@ def tokenizer_json(file: Gguf) -> str | None:
         raise InputError(
             f"{file.path}: tokenizer.ggml.token_type does not say a type of each of {len(tokens):,} tokens"
         )
-    made = _byte_level(file, tokens) if kind == "gpt2" else _sentencepiece(file, tokens)
-    made["added_tokens"] = [
+    tokenizer = _byte_level(file, tokens) if kind == "gpt2" else _sentencepiece(file, tokens)
+    tokenizer["added_tokens"] = [
         {
             "id": number, "content": token, "single_word": False, "lstrip": False, "rstrip": False,
             "normalized": False, "special": what != USER_DEFINED,
@@ -71,8 +71,8 @@ def tokenizer_json(file: Gguf) -> str | None:
         for number, (token, what) in enumerate(zip(tokens, types or (), strict=False))
         if what in (CONTROL, USER_DEFINED) or (what == UNKNOWN and kind == "llama")
     ]  # fmt: skip
-    made["post_processor"] = _around(file, tokens)
-    return json.dumps({"version": "1.0", "truncation": None, "padding": None, **made}, ensure_ascii=False)
+    tokenizer["post_processor"] = _around(file, tokens)
+    return json.dumps({"version": "1.0", "truncation": None, "padding": None, **tokenizer}, ensure_ascii=False)
 
 
 def special_tokens(file: Gguf) -> dict[str, str]:
@@ -92,25 +92,27 @@ def ends(file: Gguf) -> list[int]:
 
 
 def chat_template(file: Gguf) -> str | None:
-    given = file.metadata.get("tokenizer.chat_template")
-    return given if isinstance(given, str) and given else None
+    template = file.metadata.get("tokenizer.chat_template")
+    return template if isinstance(template, str) and template else None
 
 
-def _model(tokens: Sequence[str], merges: Sequence[tuple[str, str]], **more: Any) -> dict[str, Any]:
+def _model(tokens: Sequence[str], merges: Sequence[tuple[str, str]], **options: Any) -> dict[str, Any]:
     return {
         "type": "BPE", "dropout": None, "unk_token": None, "continuing_subword_prefix": None,
         "end_of_word_suffix": None, "fuse_unk": False, "byte_fallback": False, "ignore_merges": False,
         "vocab": {token: number for number, token in enumerate(tokens)}, "merges": [list(one) for one in merges],
-        **more,
+        **options,
     }  # fmt: skip
 
 
 def _byte_level(file: Gguf, tokens: Sequence[str]) -> dict[str, Any]:
-    given, pre = file.metadata.get("tokenizer.ggml.merges"), str(file.metadata.get("tokenizer.ggml.pre"))
-    if not isinstance(given, list) or not all(isinstance(one, str) and one.count(" ") == 1 for one in given):
+    merges_value, pre = file.metadata.get("tokenizer.ggml.merges"), str(file.metadata.get("tokenizer.ggml.pre"))
+    if not isinstance(merges_value, list) or not all(
+        isinstance(one, str) and one.count(" ") == 1 for one in merges_value
+    ):
         raise InputError(f"{file.path} has a tokenizer of gpt2's kind without tokenizer.ggml.merges; {INSTEAD}")
     known = set(tokens)
-    merges = [(left, right) for left, _, right in (one.partition(" ") for one in given)]
+    merges = [(left_part, right) for left_part, _, right in (one.partition(" ") for one in merges_value)]
     if odd := next((one for one in merges if not {*one, "".join(one)} <= known), None):
         raise InputError(f"{file.path}: tokenizer.ggml.merges has {' '.join(odd)!r}, whose tokens it does not have")
     if pre not in SPLITS:
@@ -160,22 +162,22 @@ def _merges(tokens: Sequence[str], scores: Sequence[float]) -> list[tuple[str, s
     found = []
     for token, number in known.items():
         for at in range(1, len(token)):
-            left, right = token[:at], token[at:]
-            if left in known and right in known:
-                found.append((scores[number], len(left), number, left, right))
+            left_part, right = token[:at], token[at:]
+            if left_part in known and right in known:
+                found.append((scores[number], len(left_part), number, left_part, right))
     found.sort(key=lambda one: (-one[0], -one[1]))
-    return [(left, right) for _, _, _, left, right in found]
+    return [(left_part, right) for _, _, _, left_part, right in found]
 
 
 def _around(file: Gguf, tokens: Sequence[str]) -> dict[str, Any]:
     """What is put before and after a text."""
-    said, sentencepiece = file.metadata, file.metadata["tokenizer.ggml.model"] == "llama"
-    by_default = sentencepiece or said.get("tokenizer.ggml.pre") in WHOLE_WORDS
+    metadata, sentencepiece = file.metadata, file.metadata["tokenizer.ggml.model"] == "llama"
+    by_default = sentencepiece or metadata.get("tokenizer.ggml.pre") in WHOLE_WORDS
     special: dict[str, Any] = {}
 
-    def there(name: str, wanted: bool) -> list[dict[str, Any]]:
-        number = said.get(f"tokenizer.ggml.{name}_token_id")
-        if not said.get(f"tokenizer.ggml.add_{name}_token", wanted) or number is None:
+    def there(name: str, default: bool) -> list[dict[str, Any]]:
+        number = metadata.get(f"tokenizer.ggml.{name}_token_id")
+        if not metadata.get(f"tokenizer.ggml.add_{name}_token", default) or number is None:
             return []
         if not isinstance(number, int) or not 0 <= number < len(tokens):
             raise InputError(

@@ -147,8 +147,8 @@ def find_network(name: str, folder: Path | None = None) -> tuple[Network | str, 
         except CatalogueError:
             continue
         without = left_out(known)
-        taken = f"{name} is taken for the catalogue's {known} by its name (--model)"
-        return known, f"{taken}; {without}" if without else taken
+        note = f"{name} is taken for the catalogue's {known} by its name (--model)"
+        return known, f"{note}; {without}" if without else note
     for pattern, known in SAME_SIZES.items():
         if fnmatchcase(plain, pattern):
             return known, f"{name} has the sizes of {known} (--model)"

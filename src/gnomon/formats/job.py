@@ -137,11 +137,11 @@ def shorten(value: object) -> str:
 class Fields(Keys):
     """The flattened fields of a job file being read: what was asked for, what does not matter, what has no place."""
 
-    def __init__(self, values: Mapping[str, object], source: str, given: ReadContext = NOTHING) -> None:
-        super().__init__({**values, **given.values()}, source)
-        self._settings = frozenset(given.settings)
-        self._seq_len = given.seq_len
-        self._strict = given.strict
+    def __init__(self, values: Mapping[str, object], source: str, context: ReadContext = NOTHING) -> None:
+        super().__init__({**values, **context.values()}, source)
+        self._settings = frozenset(context.settings)
+        self._seq_len = context.seq_len
+        self._strict = context.strict
         self.notes: list[str] = []
         self.unexpressed: list[Unexpressed] = []
 
@@ -230,10 +230,10 @@ class Fields(Keys):
             else:
                 names = [*known, *self._asked, *irrelevant, *inexpressible]
                 hint = nearest(key, [name for name in names if "*" not in name])
-                meant = [name for name in self._asked - set(self._values) if _a_letter_off(key, name)]
-                if closed and meant:
+                misspelled = [name for name in self._asked - set(self._values) if _a_letter_off(key, name)]
+                if closed and misspelled:
                     self.fail(
-                        key, f"no field is called {key!r} (did you mean {meant[0]!r}?), and its program refuses it"
+                        key, f"no field is called {key!r} (did you mean {misspelled[0]!r}?), and its program refuses it"
                     )
                 if self._strict or key in self._settings:
                     self.fail(key, f"unknown field {key!r}{hint}; it may change how the job runs, so it is not ignored")

@@ -36,9 +36,9 @@ class TrainCommand:
     arguments_from: str = ""
     """Which arguments the script was started with, where they were not given but written down beside it."""
 
-    def fields(self, values: Mapping[str, object], given: ReadContext) -> Fields:
+    def fields(self, values: Mapping[str, object], context: ReadContext) -> Fields:
         """Its options by name, with what of the script was not followed."""
-        f = Fields(values, self.file, given)
+        f = Fields(values, self.file, context)
         f.notes += [self.arguments_from] if self.arguments_from else []
         for phrase in self.skipped:
             f.note_default("script", phrase, "was not followed; check that it sets nothing of the job")
@@ -49,18 +49,18 @@ NODE = 8
 """Devices of a machine, at most, where a script counts them."""
 
 
-def launched(path: Path, given: ReadContext, wanted: Callable[[Launch], bool], hint: str) -> TrainCommand:
+def launched(path: Path, context: ReadContext, accepts: Callable[[Launch], bool], hint: str) -> TrainCommand:
     """The last command of the script that is wanted. hint: an option that such a command has, for the message.
 
     FormatError where there is none, InputError for a `--set` that is neither a variable nor an option.
     """
     text, file = read_source(path)
-    settings, taken = with_written(text, path, given)
-    one_node = None if given.devices is None else min(given.devices, NODE)
-    script = launches(text, given.env, settings, path.resolve().parent, one_node)
-    commands = [one for one in script.launches if wanted(one)]
+    settings, arguments_place = with_written(text, path, context)
+    one_node = None if context.devices is None else min(context.devices, NODE)
+    script = launches(text, context.env, settings, path.resolve().parent, one_node)
+    commands = [one for one in script.launches if accepts(one)]
     if not commands:
-        if ARGUMENTS not in given.settings and (words := branches(text)):
+        if ARGUMENTS not in context.settings and (words := branches(text)):
             raise FormatError(
                 f"{file} chooses what it starts by its argument: give one, as in --set args={words[0]} "
                 f"({', '.join(words)})",
@@ -68,7 +68,7 @@ def launched(path: Path, given: ReadContext, wanted: Callable[[Launch], bool], h
             )
         skipped = f"; not followed: {', '.join(script.skipped)}" if script.skipped else ""
         raise FormatError(f"{file} starts no Python program with {hint}{skipped}; give the command itself", file)
-    options = {name: text for name, text in given.settings.items() if name not in script.read and name != ARGUMENTS}
+    options = {name: text for name, text in context.settings.items() if name not in script.read and name != ARGUMENTS}
     if wrong := [name for name in options if name.isidentifier() and name.upper() == name]:
         raise InputError(f"{file} uses no variable {wrong[0]!r}{nearest(wrong[0], script.read)}", "--set")
     return TrainCommand(
@@ -78,19 +78,19 @@ def launched(path: Path, given: ReadContext, wanted: Callable[[Launch], bool], h
         skipped=tuple(script.skipped),
         devices=launched_devices(commands[-1].launcher, text),
         variables={name: value for name, value in script.variables.items() if isinstance(value, str)},
-        arguments_from=taken,
+        arguments_from=arguments_place,
     )
 
 
-def with_written(text: str, path: Path | None, given: ReadContext) -> tuple[Mapping[str, str], str]:
+def with_written(text: str, path: Path | None, context: ReadContext) -> tuple[Mapping[str, str], str]:
     """(settings with the arguments that the script's comment or README writes down, a sentence on them): where the
     script takes arguments and none are given."""
-    none = ARGUMENTS not in given.settings and not any(name.isdecimal() for name in (*given.settings, *given.env))
+    none = ARGUMENTS not in context.settings and not any(name.isdecimal() for name in (*context.settings, *context.env))
     found = written_arguments(text, path) if none else None
     if found is None:
-        return given.settings, ""
+        return context.settings, ""
     return {
-        **given.settings,
+        **context.settings,
         ARGUMENTS: found[0],
     }, f'started with "{found[0]}", as {found[1]} has it (--args for others)'
 

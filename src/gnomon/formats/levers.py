@@ -41,10 +41,10 @@ class Lever:
             raise InputError(f"lever {self.name!r}: say what has no price where it is priced in part, and only there")
 
 
-def _hugging(text: str, **more: str) -> dict[str, str]:
+def _hugging(text: str, **settings: str) -> dict[str, str]:
     """A setting of TrainingArguments, which these four have alike."""
     shared = {"llama-factory": text, "trl": text, "transformers": text, "swift": text}
-    return {**shared, **{name.replace("_", "-"): value for name, value in more.items()}}
+    return {**shared, **{name.replace("_", "-"): value for name, value in settings.items()}}
 
 
 def _deepspeed(named: str, llama_factory: str, axolotl: str) -> dict[str, str]:
@@ -332,6 +332,8 @@ def table() -> str:
     lines = [f"{'lever':52} {'priced':8} fit"]
     for lever in LEVERS:
         lines.append(f"{lever.name:52} {lever.priced:8} {lever.option or '-'}")
-        lines += [f"    {program:14} {said}" for program, said in (*lever.settings.items(), *lever.others.items())]
+        lines += [
+            f"    {program:14} {written}" for program, written in (*lever.settings.items(), *lever.others.items())
+        ]
         lines += [f"    without {lever.without}"] if lever.without else []
     return "\n".join(lines)

@@ -153,16 +153,16 @@ def _optimizer(optimizer: Optimizer) -> Optimizer:
     return optimizer if optimizer.reshard_after_forward else replace(optimizer, keep_last_block=True)
 
 
-def differences(asked: object, actual: object, path: str = "") -> Iterator[Difference]:
+def differences(requested: object, actual: object, path: str = "") -> Iterator[Difference]:
     """Every field, by path, in which two values of one dataclass differ; values of two classes differ as a whole."""
-    if asked == actual:
+    if requested == actual:
         return
-    if is_dataclass(asked) and type(asked) is type(actual):
-        for field in fields(asked):
+    if is_dataclass(requested) and type(requested) is type(actual):
+        for field in fields(requested):
             inner = f"{path}.{field.name}" if path else field.name
-            yield from differences(getattr(asked, field.name), getattr(actual, field.name), inner)
+            yield from differences(getattr(requested, field.name), getattr(actual, field.name), inner)
     else:
-        yield Difference(field=path, before=text_of(asked), actual=text_of(actual))
+        yield Difference(field=path, before=text_of(requested), actual=text_of(actual))
 
 
 def text_of(value: object) -> str:
@@ -172,8 +172,8 @@ def text_of(value: object) -> str:
     if isinstance(value, bool):
         return str(value).lower()
     if is_dataclass(value):
-        given = [(f.name, getattr(value, f.name)) for f in fields(value) if getattr(value, f.name) != f.default]
-        return f"{type(value).__name__}({', '.join(f'{name}={text_of(one)}' for name, one in given)})"
+        arguments = [(f.name, getattr(value, f.name)) for f in fields(value) if getattr(value, f.name) != f.default]
+        return f"{type(value).__name__}({', '.join(f'{name}={text_of(one)}' for name, one in arguments)})"
     if isinstance(value, tuple):
         return f"[{', '.join(map(text_of, value))}]"
     return str(value)

@@ -138,12 +138,12 @@ def _memory(timeline: Timeline, pids: Longs) -> Iterator[Event]:
         curves = {name: memory_curve(timeline, worker.name, name) for name in timeline.buffers}
         curves = {name: curve for name, curve in curves.items() if curve.bytes.any()}
         moments = np.unique(np.concatenate([curve.time_s for curve in curves.values()])) if curves else np.zeros(0)
-        held = {
+        by_row = {
             name: curve.bytes[np.searchsorted(curve.time_s, moments, side="right") - 1].tolist()
             for name, curve in curves.items()
         }
         for i, at in enumerate(np.rint(moments * 1e9).astype(np.int64).tolist()):
-            args = {name: values[i] for name, values in held.items()}
+            args = {name: values[i] for name, values in by_row.items()}
             yield {"ph": "C", "name": "memory", "pid": int(pids[index]), "tid": 0, "ts": at / _US, "args": args}
 
 

@@ -120,13 +120,13 @@ def module_values(text: str, source: str) -> Values:
     return values
 
 
-def function_values(name: str, module: Module, given: Values | None = None, depth: int = 0) -> object:
+def function_values(name: str, module: Module, arguments_given: Values | None = None, depth: int = 0) -> object:
     """What a function returns, as far as its own lines say. given: its arguments, by name."""
     there = module.function(name)
     if there is None or depth > MAX_DEPTH:
         return None
     home, node = there
-    names: Values = {**_defaults(node, home, depth), **(given or {})}
+    names: Values = {**_defaults(node, home, depth), **(arguments_given or {})}
     returned = _followed(node.body, names, home, depth)
     return None if returned is _GOES_ON else returned
 
@@ -172,8 +172,8 @@ def truth(node: ast.expr, names: Values, module: Module, depth: int) -> bool | N
         case ast.UnaryOp(op=ast.Not(), operand=part):
             met = truth(part, names, module, depth)
             return None if met is None else not met
-        case ast.Compare(left=left, ops=[op], comparators=[right]):
-            a, b = _value(left, names, module, depth), _value(right, names, module, depth)
+        case ast.Compare(left=left_operand, ops=[op], comparators=[right]):
+            a, b = _value(left_operand, names, module, depth), _value(right, names, module, depth)
             if isinstance(op, ast.Is | ast.Eq | ast.IsNot | ast.NotEq):
                 return (a == b) == isinstance(op, ast.Is | ast.Eq)
             if isinstance(op, ast.In | ast.NotIn) and isinstance(b, list | dict):
@@ -207,8 +207,8 @@ def _holder(node: ast.expr, names: Values) -> object:
     if isinstance(node, ast.Name):
         return names.get(node.id)
     if isinstance(node, ast.Attribute) and isinstance(outer := _holder(node.value, names), dict):
-        if not isinstance(held := outer.get(node.attr), dict):
-            outer[node.attr] = {CALL: held} if isinstance(held, str) else {}
+        if not isinstance(callable_ := outer.get(node.attr), dict):
+            outer[node.attr] = {CALL: callable_} if isinstance(callable_, str) else {}
         return outer[node.attr]
     return None
 
@@ -244,8 +244,8 @@ def _value(node: ast.expr, names: Values, module: Module, depth: int) -> object:
             return {str(inner(key)): inner(value) for key, value in pairs if key is not None}
         case ast.UnaryOp(op=ast.USub(), operand=part) if isinstance(number := inner(part), int | float):
             return -number
-        case ast.BinOp(left=left, op=op, right=right) if type(op) in _OPERATORS:
-            a, b = inner(left), inner(right)
+        case ast.BinOp(left=left_operand, op=op, right=right) if type(op) in _OPERATORS:
+            a, b = inner(left_operand), inner(right)
             if isinstance(a, list) or isinstance(b, list):
                 return _lists(a, op, b)
             if isinstance(a, int | float) and isinstance(b, int | float) and abs(a) < 1e18 and abs(b) < 1e18:
@@ -256,7 +256,7 @@ def _value(node: ast.expr, names: Values, module: Module, depth: int) -> object:
                 if bool(operand := inner(part)) == isinstance(op, ast.Or):
                     return operand
             return inner(parts[-1])
-        case ast.Subscript(value=held, slice=key) if isinstance(table := inner(held), dict):
+        case ast.Subscript(value=mapping_node, slice=key) if isinstance(table := inner(mapping_node), dict):
             return table.get(str(inner(key)))
         case ast.IfExp(test=test, body=body, orelse=other):
             met = truth(test, names, module, depth + 1)

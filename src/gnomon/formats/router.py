@@ -121,8 +121,10 @@ def read_router(path: Path) -> RouterRecord:
         if arrays[name].dtype.kind != kind:
             words = "text" if kind == "U" else "whole numbers"
             raise InputError(f"{path} is no router file: {name} is {arrays[name].dtype}, not {words}; {again}")
-    if (said := str(arrays["schema"])) != SCHEMA:
-        raise InputError(f"{path} has schema {said[:40]!r}, and this version of gnomon reads {SCHEMA!r}; {again}")
+    if (schema_name := str(arrays["schema"])) != SCHEMA:
+        raise InputError(
+            f"{path} has schema {schema_name[:40]!r}, and this version of gnomon reads {SCHEMA!r}; {again}"
+        )
     counts = arrays["counts"]
     if counts.ndim != 3 or not counts.size:
         raise InputError(

@@ -95,9 +95,9 @@ def launches(
     sources. devices: of the machine that it runs on, for scripts that count them. FormatError with the line of a quote
     or bracket that is not closed."""
     fixed = dict(fixed or {})
-    given = fixed.pop(ARGUMENTS, "")
+    arguments = fixed.pop(ARGUMENTS, "")
     script = Script(variables={**env, **fixed}, fixed=frozenset(fixed), folder=folder, devices=devices)
-    for number, word in enumerate(command_line(given, ARGUMENTS), 1):
+    for number, word in enumerate(command_line(arguments, ARGUMENTS), 1):
         script.variables[str(number)] = word
     script.read.add(ARGUMENTS)
     if len(text) > MAX_SCRIPT:
@@ -457,19 +457,19 @@ def follow_source(line: int, name: str, script: Script, depth: int) -> None:
     run(text, script, depth + 1)
 
 
-def assign(name: str, raw: str, more: bool, script: Script) -> None:
+def assign(name: str, raw: str, is_counter: bool, script: Script) -> None:
     """Carries out `name=raw`, or `name+=raw`."""
     if name in script.fixed:
         return
     if script.loops and name not in script.fresh:
-        if more or re.search(rf"\b{name}\b", raw):  # what a loop counts
+        if is_counter or re.search(rf"\b{name}\b", raw):  # what a loop counts
             script.variables[name] = f"{UNKNOWN}{name}{UNKNOWN}"
             return
         script.fresh.add(name)
     old = script.variables.get(name, "")
     if raw.startswith("("):
         items = [w for _, word in lex(raw[1:-1]) if word not in OPERATORS for w in expand(word, script)]
-        before = (old if isinstance(old, list) else [old] if old else []) if more else []
+        before = (old if isinstance(old, list) else [old] if old else []) if is_counter else []
         script.words += len(items) + len(before)
         if script.words > MAX_WORDS:
             raise FormatError(f"array {name} grows beyond {MAX_WORDS} words; give the training command", f"{name}")
@@ -478,10 +478,10 @@ def assign(name: str, raw: str, more: bool, script: Script) -> None:
     text = word_value(raw, script)
     if f"{UNKNOWN}$(command){UNKNOWN}" in text:  # by the name under which somebody can say it
         text = text.replace(f"{UNKNOWN}$(command){UNKNOWN}", f"{UNKNOWN}{name}{UNKNOWN}")
-    if more and isinstance(old, list):
+    if is_counter and isinstance(old, list):
         script.variables[name] = [*old, text]
     else:
-        script.variables[name] = ((old if isinstance(old, str) else "") if more else "") + text
+        script.variables[name] = ((old if isinstance(old, str) else "") if is_counter else "") + text
     # Bounds memory: values that double each other grow exponentially.
     script.words += len(text) // 8
     if script.words > MAX_WORDS:

@@ -44,8 +44,8 @@ def calculate(node: ast.expr) -> int:
             return value
         case ast.UnaryOp(op=ast.USub(), operand=operand):
             return -calculate(operand)
-        case ast.BinOp(left=left, op=op, right=right):
-            a, b = calculate(left), calculate(right)
+        case ast.BinOp(left=left_operand, op=op, right=right):
+            a, b = calculate(left_operand), calculate(right)
             if max(abs(a), abs(b)) >= 2**63:
                 raise ValueError
             match op:

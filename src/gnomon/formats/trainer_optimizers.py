@@ -114,9 +114,9 @@ def update_of(f: Fields, key: str, default: str, model: Network | str | None = N
         f.report(key, "another update; priced as AdamW")
     by_trainer = key in ("optim", "optimizer") and "torch" not in name and not name.startswith("ao_")
     states = _states_of(name, by_trainer)
-    low_rank, asked, in_backward = _low_rank(f, key, name, model)
+    low_rank, update_key, in_backward = _low_rank(f, key, name, model)
     return Update(
-        key=asked,
+        key=update_key,
         kind=kind or "adamw",
         states=states,
         wide_tables=by_trainer and states == "int8" and low_rank is None,
@@ -151,19 +151,19 @@ def _low_rank(f: Fields, key: str, name: str, model: Network | str | None) -> tu
     if not method:
         return None, key, name in ("lomo", "adalomo")
     options = _options(f)
-    if (wanted := f.raw("optim_target_modules")) is None:
+    if (targets_value := f.raw("optim_target_modules")) is None:
         f.fail("optim_target_modules", f"{name} needs to know which linears it is for: give all-linear, or names")
     if name.startswith("q_"):
         f.report(key, Q_GALORE)
         options |= {"rank": f.raw("qgalore_rank") or 256, "update_proj_gap": f.raw("qgalore_update_proj_gap") or 200}
-    made = LowRank(
+    low_rank = LowRank(
         method=method,  # type: ignore[arg-type]
         rank=_whole(f, "optim_args", options.get("rank", 128)),
         every=_whole(f, "optim_args", options.get("update_proj_gap", 200)),
         projection=_projection(method, options.get("proj")),
-        targets=_targets(f, wanted, model),
+        targets=_targets(f, targets_value, model),
     )
-    return made, key, name.endswith("layerwise")
+    return low_rank, key, name.endswith("layerwise")
 
 
 def _by_switch(f: Fields, method: str, model: Network | str | None) -> tuple[LowRank, str, bool]:
@@ -176,14 +176,14 @@ def _by_switch(f: Fields, method: str, model: Network | str | None) -> tuple[Low
     if flag(f, f"{method}_quantization"):
         f.report(f"{method}_quantization", Q_GALORE)
     f.ignore(*(f"{method}_{one}" for one in ("scale", "proj_type", "scale_type", "scale_front", "proj_quant")))
-    made = LowRank(
+    low_rank = LowRank(
         method=method,  # type: ignore[arg-type]
         rank=f.integer(f"{method}_rank", rank),
         every=f.integer(f"{method}_update_proj_gap" if swift else f"{method}_update_interval", every),
         projection=_projection(method, f.raw(f"{method}_proj")),
         targets=("*",) if named in ("all", "all-linear") else tuple(f"*{one}*" for one in names_of(named)),
     )
-    return made, f"use_{method}", layerwise
+    return low_rank, f"use_{method}", layerwise
 
 
 def _projection(method: str, named: object) -> Literal["svd", "random"]:
@@ -194,11 +194,11 @@ def _projection(method: str, named: object) -> Literal["svd", "random"]:
 def _options(f: Fields) -> dict[str, object]:
     """`optim_args`, as `rank=64, update_proj_gap=100` or a mapping."""
     value = f.raw("optim_args")
-    given = {n.partition(".")[2]: f.raw(n) for n in f.names() if n.startswith("optim_args.")}
+    options_given = {n.partition(".")[2]: f.raw(n) for n in f.names() if n.startswith("optim_args.")}
     if isinstance(value, Mapping):
         return {**value}
     pairs = (part.partition("=") for part in str(value or "").split(","))
-    return {name.strip(): text.strip() for name, _, text in pairs if text.strip()} | given
+    return {name.strip(): text.strip() for name, _, text in pairs if text.strip()} | options_given
 
 
 def _whole(f: Fields, key: str, value: object) -> int:
@@ -208,13 +208,13 @@ def _whole(f: Fields, key: str, value: object) -> int:
     return int(text)
 
 
-def _targets(f: Fields, wanted: object, model: Network | str | None) -> tuple[str, ...]:
+def _targets(f: Fields, targets_value: object, model: Network | str | None) -> tuple[str, ...]:
     """Our patterns of `optim_target_modules`: all linears, the head among them; parts of names; or a regular expression
     of whole ones."""
-    if isinstance(wanted, str) and wanted.replace("_", "-") == "all-linear":
+    if isinstance(targets_value, str) and targets_value.replace("_", "-") == "all-linear":
         return ("*", "lm_head.weight")
-    if isinstance(wanted, Sequence) and not isinstance(wanted, str):
-        return tuple(f"*{name}*" for name in wanted)
+    if isinstance(targets_value, Sequence) and not isinstance(targets_value, str):
+        return tuple(f"*{name}*" for name in targets_value)
     if model is None:
         return ("*",)
     graph = network_graph(model)
@@ -222,8 +222,8 @@ def _targets(f: Fields, wanted: object, model: Network | str | None) -> tuple[st
         tensor.name
         for layer in graph.layers()
         for tensor in graph.block(layer.call.block).parameters
-        if re.fullmatch(str(wanted), layer.call.parameter_name(tensor.name, layer.index).removesuffix(".weight"))
+        if re.fullmatch(str(targets_value), layer.call.parameter_name(tensor.name, layer.index).removesuffix(".weight"))
     }
     if not found:
-        f.fail("optim_target_modules", f"no module of the network has a name that matches {wanted!r}")
+        f.fail("optim_target_modules", f"no module of the network has a name that matches {targets_value!r}")
     return tuple(sorted(found))

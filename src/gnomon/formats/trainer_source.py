@@ -57,7 +57,7 @@ def commands_of(sample: Sample) -> tuple[Launch, ...]:
 
 
 def trainer_source(
-    path: Path, given: ReadContext, wanted: Callable[[Launch], bool], hint: str, *, by_pyyaml: bool = True
+    path: Path, context: ReadContext, accepts: Callable[[Launch], bool], hint: str, *, by_pyyaml: bool = True
 ) -> Source:
     """The fields of a file. wanted: which command of a script is meant; hint: an option of it, for the message.
     by_pyyaml: whether the program reads YAML by PyYAML, which takes the last of a key that is given twice."""
@@ -65,9 +65,9 @@ def trainer_source(
     if path.suffix.lower() in YAML_ENDS:
         text, file = read_source(path)
         twice: list[str] = []
-        fields = Fields(flatten(read_yaml(text, file, twice if by_pyyaml else None)), file, given)
+        fields = Fields(flatten(read_yaml(text, file, twice if by_pyyaml else None)), file, context)
         return Source(fields=fields, folder=folder, program="", num_devices=None, assumed=said_twice(twice))
-    command = launched(path, given, wanted, hint)
+    command = launched(path, context, accepts, hint)
     assumed: list[str] = []
     values, stated = launched_values(command.launch.launcher, folder, assumed)
     values |= _written(command, folder, assumed)
@@ -76,7 +76,7 @@ def trainer_source(
     if stated is None and command.devices is None and processes.isdigit():  # swift and megatron take them from there
         stated = int(processes) * (int(nodes) if nodes.isdigit() else 1)
     return Source(
-        fields=command.fields(values, replace(given, settings=options)),
+        fields=command.fields(values, replace(context, settings=options)),
         folder=folder,
         program=command.launch.program,
         num_devices=stated or command.devices,

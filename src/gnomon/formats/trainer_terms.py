@@ -47,8 +47,8 @@ def _engine(plan: Plan, engine: Mapping[str, object] | None) -> dict[str, object
     there, whose other fields are then left to the trainer."""
     rest = {name: value for name, value in (engine or AUTO).items() if name != "zero_optimization"}
     old = (engine or {}).get("zero_optimization", {})
-    kept = {k: v for k, v in old.items() if k not in SHARDING} if isinstance(old, Mapping) else {}
-    return {"zero_optimization": {**_sharding(plan), **kept}, **rest}
+    remaining = {k: v for k, v in old.items() if k not in SHARDING} if isinstance(old, Mapping) else {}
+    return {"zero_optimization": {**_sharding(plan), **remaining}, **rest}
 
 
 def on_host(change: Change) -> bool:
@@ -170,8 +170,8 @@ def trainer_terms(
 
     def file(change: Change) -> list[Setting] | None:
         lines = configuration(change)
-        beside = spelled.beside_zero_3 if change.after.optimizer.zero == 3 != change.before.optimizer.zero else ()
-        return None if lines is None else [*lines, *beside]
+        extra_lines = spelled.beside_zero_3 if change.after.optimizer.zero == 3 != change.before.optimizer.zero else ()
+        return None if lines is None else [*lines, *extra_lines]
 
     def configuration(change: Change) -> list[Setting] | None:
         if not on_host(change):
@@ -181,11 +181,11 @@ def trainer_terms(
             return [("deepspeed", name)]
         if not table:
             return [("deepspeed", _engine(change.after, engine or usual))]
-        wanted = _sharding(change.after)
-        gone: dict[str, object] = {name: REMOVED for name in SHARDING if name not in wanted}
+        sharding = _sharding(change.after)
+        gone: dict[str, object] = {name: REMOVED for name in SHARDING if name not in sharding}
         return [
             (f"deepspeed.zero_optimization.{name}", json.dumps(value) if isinstance(value, dict) else value)
-            for name, value in (wanted | gone).items()
+            for name, value in (sharding | gone).items()
         ]
 
     def recompute(change: Change) -> list[Setting] | None:
@@ -232,7 +232,7 @@ def trainer_terms(
     else:
         words["zero"] = (lambda change: spelled.fsdp) if spelled.fsdp else file
 
-    def made(change: Change) -> Plan:
+    def plan_of_change(change: Change) -> Plan:
         """Brings what shards the job its own dtypes, where replicas become shards, and under ZeRO 3, which the plan
         before had not, what the project's file says of gathering ahead."""
         plan = change.after
@@ -245,8 +245,8 @@ def trainer_terms(
         ahead = not isinstance(stages, Mapping) or stages.get("overlap_comm", True) is True
         return replace(plan, overlap=replace(plan.overlap, param_gather=ahead, prefetch=int(ahead)))
 
-    beside = {"chunked_loss": _with_ligers_modules} if spelled.all_of_liger else {}
-    return Terms(style=style, words={**words, **spelled.more}, beside=beside, made=made)
+    extra_lines = {"chunked_loss": _with_ligers_modules} if spelled.all_of_liger else {}
+    return Terms(style=style, words={**words, **spelled.more}, beside=extra_lines, made=plan_of_change)
 
 
 def _shipped(name: str) -> Mapping[str, object] | None:

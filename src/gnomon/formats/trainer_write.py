@@ -125,13 +125,13 @@ class Tuning:
 
     def liger(self, name: str = "use_liger_kernel") -> dict[str, object]:
         """Writes Liger's switches; with single kernels off where the plan has not all of them."""
-        wanted = {"rms_norm": self.fused, "swiglu": self.fused, "fused_linear_cross_entropy": self.loss == "chunked"}
+        kernels = {"rms_norm": self.fused, "swiglu": self.fused, "fused_linear_cross_entropy": self.loss == "chunked"}
         if self.loss == "fused":
-            wanted["cross_entropy"] = True
-        if not any(wanted.values()):
+            kernels["cross_entropy"] = True
+        if not any(kernels.values()):
             return {}
         whole = self.fused and self.loss == "chunked"
-        return {name: True} | ({} if whole else {"liger_kernel_config": wanted})
+        return {name: True} | ({} if whole else {"liger_kernel_config": kernels})
 
 
 def _optim(plan: Plan) -> str:
@@ -145,75 +145,75 @@ def _optim(plan: Plan) -> str:
     return (EIGHT_BIT if eight else OPTIMS)[kind]
 
 
-def tuning(asked: ExportRequest, program: str, *, axes: tuple[str, ...] = ("pp", "ep", "etp", "cp", "tp")) -> Tuning:
+def tuning(request: ExportRequest, program: str, *, axes: tuple[str, ...] = ("pp", "ep", "etp", "cp", "tp")) -> Tuning:
     """The plan of a fine-tuning job. axes: that the program has not. PlanError for a plan with one of them."""
-    need_axes(asked, program, *axes)
-    plan, stack = asked.plan, asked.stack
-    base, adapters = parse_adapters(asked.graph.name)
+    need_axes(request, program, *axes)
+    plan, stack = request.plan, request.stack
+    base, adapters = parse_adapters(request.graph.name)
     by_deepspeed = plan.optimizer.zero in (1, 2) or (stack is not None and stack.name == "deepspeed")
     by_deepspeed = by_deepspeed or (plan.optimizer.offload is not None and not plan.optimizer.offload_parameters)
     pure = plan.precision.master == "none" and plan.precision.param in ("bf16", "fp16")
     half = next((one for one in (plan.precision.compute, plan.precision.param) if one in ("bf16", "fp16")), "")
     return Tuning(
-        model_id=asked.model_id or (HUB_IDS[base][0] if base in HUB_IDS else base),
-        base=_base(asked, base, adapters),
+        model_id=request.model_id or (HUB_IDS[base][0] if base in HUB_IDS else base),
+        base=_base(request, base, adapters),
         adapters=adapters,
-        micro=asked.micro,
-        steps=asked.microbatches,
-        seq_len=asked.workload.seq_len or 0,
+        micro=request.micro,
+        steps=request.microbatches,
+        seq_len=request.workload.seq_len or 0,
         recompute=plan.saved.preset != "none" or any(rule.action == "recompute" for rule in plan.saved.rules),
         away=any(rule.action == "offload" for rule in plan.saved.rules),
         half=half,
         pure=pure,
         optim=_optim(plan),
         clip=1.0 if plan.optimizer.clip else 0.0,
-        deepspeed=_deepspeed(asked) if by_deepspeed else None,
+        deepspeed=_deepspeed(request) if by_deepspeed else None,
         fsdp="" if by_deepspeed or plan.optimizer.zero == 0 else fsdp_of(plan),
         loss="" if stack is None else stack.loss.cross_entropy or "",
         fused=stack is not None and stack.layers.norm == "fused" and stack.launch.launch_mode != "compiled",
         compiled=stack is not None and stack.launch.launch_mode == "compiled",
-        experts=_experts(asked, stack),
+        experts=_experts(request, stack),
     )
 
 
-def _base(asked: ExportRequest, name: str, adapters: Adapters | None) -> Network | str:
+def _base(request: ExportRequest, name: str, adapters: Adapters | None) -> Network | str:
     """The network without adapters. InputError for one that is known with them only."""
-    if asked.base is not None:
-        return asked.base
+    if request.base is not None:
+        return request.base
     if adapters is None:
-        return asked.model or asked.graph
+        return request.model or request.graph
     found = find_network(name)
     if found is None:
         raise InputError(f"{name} is not known by its name, without its adapters; give it too: --model CONFIG.json")
     return found[0]
 
 
-def _experts(asked: ExportRequest, stack: Stack | None) -> str:
-    routed = any(op.does == "routes" for block in asked.graph.blocks for op in block.ops)
+def _experts(request: ExportRequest, stack: Stack | None) -> str:
+    routed = any(op.does == "routes" for block in request.graph.blocks for op in block.ops)
     if stack is None or not routed:
         return ""
     return {"grouped": "grouped_mm", "stacked": "eager"}.get(str(stack.experts.moe_experts), "")
 
 
-def _deepspeed(asked: ExportRequest) -> dict[str, object]:
+def _deepspeed(request: ExportRequest) -> dict[str, object]:
     """DeepSpeed's configuration, less what the trainer says itself."""
-    values: dict[str, object] = json.loads(deepspeed_draft(replace(asked, model=None)).text)
+    values: dict[str, object] = json.loads(deepspeed_draft(replace(request, model=None)).text)
     for name in ("optimizer", "train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps"):
         values.pop(name, None)
     return values
 
 
 def drafted(
-    asked: ExportRequest, asks: Tuning, text: str, read: Callable[[ReadContext], Job], *, program: str, start: str
+    request: ExportRequest, asks: Tuning, text: str, read: Callable[[ReadContext], Job], *, program: str, start: str
 ) -> Draft:
     """The draft of a text that `read` reads. start: the command that takes it."""
-    job = read(ReadContext(devices=asked.plan.mesh.world_size, model=asks.base))
-    nodes = "" if asked.num_nodes == 1 else f" on each of {asked.num_nodes} machines"
-    said = (
+    job = read(ReadContext(devices=request.plan.mesh.world_size, model=asks.base))
+    nodes = "" if request.num_nodes == 1 else f" on each of {request.num_nodes} machines"
+    elsewhere = (
         "data, chat template, learning rate and number of steps are placeholders; set yours",
         f"start it with {start}{nodes}",
     )
-    return Draft(program=program, text=text, job=job, elsewhere=said, reasons=REASONS)
+    return Draft(program=program, text=text, job=job, elsewhere=elsewhere, reasons=REASONS)
 
 
 def as_yaml(values: Mapping[str, object]) -> str:
@@ -223,7 +223,7 @@ def as_yaml(values: Mapping[str, object]) -> str:
     return emit_yaml(plain) + lists
 
 
-def source_of(text: str, given: ReadContext) -> Source:
+def source_of(text: str, context: ReadContext) -> Source:
     """A YAML text as a trainer's fields."""
     values = flatten(read_yaml(text, "<export>"))
-    return Source(fields=Fields(values, "<export>", given), folder=Path(), program="", num_devices=None)
+    return Source(fields=Fields(values, "<export>", context), folder=Path(), program="", num_devices=None)

@@ -231,51 +231,52 @@ class Training:
 
 
 def job_of(
-    f: Fields, given: ReadContext, asked: Training, assumed: Sequence[str] = (), stated: int | None = None
+    f: Fields, context: ReadContext, training: Training, assumed: Sequence[str] = (), stated: int | None = None
 ) -> Job:
     """The job on the devices that are given. InputError for sizes that do not divide."""
-    if given.devices is None:
+    if context.devices is None:
         raise InputError("the file does not say how many devices it runs on; give --on CLUSTER (in Python devices=)")
-    shared = asked.tp * asked.cp
-    if given.devices % shared:
+    shared = training.tp * training.cp
+    if context.devices % shared:
         raise InputError(
-            f"{given.devices} devices are not a multiple of tensor x context = {asked.tp} x {asked.cp}; the nearest "
-            f"number of devices is {max(1, round(given.devices / shared)) * shared}"
+            f"{context.devices} devices are not a multiple of tensor x context = {training.tp} x "
+            f"{training.cp}; the nearest "
+            f"number of devices is {max(1, round(context.devices / shared)) * shared}"
         )
-    data = given.devices // shared
-    divides("data-parallel ranks", data, "replicas", asked.replicas)
-    mesh = Mesh(dp_replicate=asked.replicas, dp_shard=data // asked.replicas, cp=asked.cp, tp=asked.tp)
-    micro = given.micro_batch_size or asked.micro
-    total = given.global_batch or (micro * (asked.steps or 1) * data if asked.total is None else asked.total)
-    if asked.total is not None and total % data == 0:
+    data = context.devices // shared
+    divides("data-parallel ranks", data, "replicas", training.replicas)
+    mesh = Mesh(dp_replicate=training.replicas, dp_shard=data // training.replicas, cp=training.cp, tp=training.tp)
+    micro = context.micro_batch_size or training.micro
+    total = context.global_batch or (micro * (training.steps or 1) * data if training.total is None else training.total)
+    if training.total is not None and total % data == 0:
         micro = min(micro, total // data)  # no rank has more than its share
     microbatches(total, micro, data, ("the global batch", "the micro batch"))
-    record = asked.stack or stack("pytorch-fsdp")
-    offload = Offload() if asked.offload and asked.zero else None
-    zero = 3 if asked.zero else 0
+    record = training.stack or stack("pytorch-fsdp")
+    offload = Offload() if training.offload and training.zero else None
+    zero = 3 if training.zero else 0
     plan = Plan(
         mesh=mesh,
         schedule=Schedule(micro_batch_size=micro),
-        saved=asked.saved,
-        layout=asked.layout,
+        saved=training.saved,
+        layout=training.layout,
         overlap=Overlap(),
         optimizer=Optimizer(
             zero=zero,  # type: ignore[arg-type]
-            reshard_after_forward=asked.zero != 2,
+            reshard_after_forward=training.zero != 2,
             offload=offload,
             offload_parameters=offload is not None,
-            clip=asked.clip,
+            clip=training.clip,
         ),
-        precision=asked.precision,
+        precision=training.precision,
     )
     steps = total // (micro * data)
-    asked.update.check(f, divided_by="fsdp" if zero else "", devices=data, steps=steps)
+    training.update.check(f, divided_by="fsdp" if zero else "", devices=data, steps=steps)
     return Job(
-        model=asked.model,
-        plan=asked.update.plan(plan),
-        workload=Workload(global_batch_size=total, seq_len=given.seq_len or asked.seq_len),
-        stack=loaded(record if asked.modules is None else asked.modules.of(record, asked.model), asked),
-        devices=given.devices,
+        model=training.model,
+        plan=training.update.plan(plan),
+        workload=Workload(global_batch_size=total, seq_len=context.seq_len or training.seq_len),
+        stack=loaded(record if training.modules is None else training.modules.of(record, training.model), training),
+        devices=context.devices,
         notes=tuple(f.notes),
         unexpressed=tuple(f.unexpressed),
         assumed=tuple(assumed),
@@ -283,12 +284,12 @@ def job_of(
     )
 
 
-def loaded(record: Stack, asked: Training, zero: int = 0) -> Stack:
+def loaded(record: Stack, training: Training, zero: int = 0) -> Stack:
     """The record with how the model is loaded. zero: DeepSpeed's stage. A base in four bits is quantised file by file
     (huggingface/transformers v4.57 src/transformers/modeling_utils.py _load_pretrained_model; accelerate 16cb6eb
     FullyShardedDataParallelPlugin.cpu_ram_efficient_loading)."""
-    how: str | None = asked.loads
-    if how == "each_rank" and (zero == 3 or _in_four_bits(asked.model)):
+    how: str | None = training.loads
+    if how == "each_rank" and (zero == 3 or _in_four_bits(training.model)):
         how = "by_file"
     return record if how is None else with_job_fields(record, "from_pretrained", loads=how)
 
@@ -299,7 +300,7 @@ def _in_four_bits(model: Network | str) -> bool:
 
 
 def by_deepspeed(
-    f: Fields, given: ReadContext, asked: Training, key: str, folder: Path | None, assumed: list[str]
+    f: Fields, context: ReadContext, training: Training, key: str, folder: Path | None, assumed: list[str]
 ) -> Job:
     """The job whose sharding and precision a DeepSpeed file says, under `key`, inline or by its path.
 
@@ -307,9 +308,9 @@ def by_deepspeed(
     defaults and listed. f: accounted for already.
     """
     values, file = _deepspeed_values(f, key, inline(f, key), folder, assumed)
-    if given.devices is not None and given.devices % asked.cp:
-        divides("devices", given.devices, "sequence parallel ranks", asked.cp)
-    half = {"bf16": "bf16", "fp16": "fp16"}.get(asked.precision.compute, "no")
+    if context.devices is not None and context.devices % training.cp:
+        divides("devices", context.devices, "sequence parallel ranks", training.cp)
+    half = {"bf16": "bf16", "fp16": "fp16"}.get(training.precision.compute, "no")
     if half != "no" and not {"bf16", "fp16"} & set(values):  # accelerate puts its own in (DeepSpeedPlugin)
         values = {**values, half: {"enabled": True}}
     zero = values.get("zero_optimization")
@@ -318,35 +319,35 @@ def by_deepspeed(
         assumed.append("zero_optimization.stage = auto: accelerate fills in 2, its plugin's default")
     if values.get("gradient_clipping") == "auto":  # max_grad_norm, which is on unless it is 0
         # Which number it is does not matter here: only whether gradients are clipped.
-        values = {**values, "gradient_clipping": 1.0 if asked.clip else 0.0}
+        values = {**values, "gradient_clipping": 1.0 if training.clip else 0.0}
     job = deepspeed.job_of(
         values,
         file,
-        given=replace(
-            given,
-            devices=None if given.devices is None else given.devices // asked.cp,
-            model=asked.model,
-            seq_len=given.seq_len or asked.seq_len,
-            micro_batch_size=given.micro_batch_size or asked.micro,
+        context=replace(
+            context,
+            devices=None if context.devices is None else context.devices // training.cp,
+            model=training.model,
+            seq_len=context.seq_len or training.seq_len,
+            micro_batch_size=context.micro_batch_size or training.micro,
             settings={},
         ),
-        steps=asked.steps or 1,
+        steps=training.steps or 1,
         mixed_precision=half,
-        saved=asked.saved,
+        saved=training.saved,
     )
     plan, notes = job.plan, job.notes
-    if asked.cp > 1:  # the ranks of a sequence hold other shards of the same states
-        plan = replace(plan, mesh=replace(plan.mesh, cp=asked.cp), layout=asked.layout)
+    if training.cp > 1:  # the ranks of a sequence hold other shards of the same states
+        plan = replace(plan, mesh=replace(plan.mesh, cp=training.cp), layout=training.layout)
     if "optimizer" not in values:  # the trainer's own, wrapped by DeepSpeed
-        asked.update.check(f, divided_by=key, devices=given.devices or 1, steps=asked.steps or 1)
-        plan = asked.update.plan(plan)
+        training.update.check(f, divided_by=key, devices=context.devices or 1, steps=training.steps or 1)
+        plan = training.update.plan(plan)
         notes = tuple(note for note in notes if not note.startswith("optimizer.type:"))
-    record = job.stack if asked.modules is None else asked.modules.of(job.stack, asked.model)
+    record = job.stack if training.modules is None else training.modules.of(job.stack, training.model)
     return replace(
         job,
         plan=plan,
-        devices=given.devices,
-        stack=loaded(record, asked, plan.optimizer.zero),
+        devices=context.devices,
+        stack=loaded(record, training, plan.optimizer.zero),
         notes=(*f.notes, *notes),
         unexpressed=(*f.unexpressed, *job.unexpressed),
         assumed=(*assumed, *job.assumed),
@@ -410,11 +411,11 @@ def _deepspeed_values(
     return by_name.values(), name
 
 
-def model_of(f: Fields, key: str, given: ReadContext, folder: Path | None, assumed: list[str]) -> Network | str:
+def model_of(f: Fields, key: str, context: ReadContext, folder: Path | None, assumed: list[str]) -> Network | str:
     """The network under `key`, or the one that is given."""
-    if given.model is not None:
+    if context.model is not None:
         f.ignore(key)
-        return given.model
+        return context.model
     name = f.peek(key)
     if isinstance(name, str) and unknown(name) and (last := name.rpartition("/")[2]) and not unknown(last):
         name = last  # the folder of a model does not matter
@@ -425,8 +426,8 @@ def model_of(f: Fields, key: str, given: ReadContext, folder: Path | None, assum
         f.fail(key, "the file does not say the network; give --model NAME, or --model path/to/config.json")
     if not isinstance(name, str):
         words = " ".join(map(str, name)) if isinstance(name, list | tuple) else ""
-        said = f"takes one name, not {words[:60]!r}" if words else "has no name after it"
-        f.fail(key, f"{said}; give --model NAME (gnomon catalogue models), or --model path/to/config.json")
+        problem = f"takes one name, not {words[:60]!r}" if words else "has no name after it"
+        f.fail(key, f"{problem}; give --model NAME (gnomon catalogue models), or --model path/to/config.json")
     network, note = network_called(name, folder)
     if note:
         assumed.append(note)

@@ -101,7 +101,7 @@ WRAPS = ("offload", "auto_wrap")
 """Other words of `fsdp`."""
 
 
-def sharded(f: Fields, asked: Training, *, machines: int = 1) -> Training:
+def sharded(f: Fields, training: Training, *, machines: int = 1) -> Training:
     """`asked` with what `fsdp` and `fsdp_config` say."""
     words = f.raw("fsdp")
     listed = words.split() if isinstance(words, str) else words if isinstance(words, list) else ()
@@ -115,9 +115,9 @@ def sharded(f: Fields, asked: Training, *, machines: int = 1) -> Training:
     if str(version) not in ("1", "2"):
         f.fail(names.get("version", "fsdp_version"), f"{version!r}: FSDP has versions 1 and 2")
     if not named and words is not True and not names:
-        return asked
+        return training
     if named and not named & set(SHARDS):
-        return asked
+        return training
     mixed = any(flag(f, key) for key in MIXED)
     strategy = next((word for word in SHARDS if word in named), None)
     spelled = f.raw(names.get("sharding_strategy", "fsdp_config.fsdp_sharding_strategy"))
@@ -133,10 +133,10 @@ def sharded(f: Fields, asked: Training, *, machines: int = 1) -> Training:
     if (wrap := f.raw(policy)) is not None and str(wrap).upper() not in POLICIES:
         f.fail(policy, f"{wrap!r} is no policy{nearest(str(wrap), POLICIES)}: {', '.join(POLICIES)}")
     wraps = names.get("transformer_layer_cls_to_wrap", "fsdp_transformer_layer_cls_to_wrap")
-    own = layer_class(asked.model)
+    own = layer_class(training.model)
     for wrapped in names_of(f.raw(wraps)) if own else ():
         if wrapped != own and (wrapped in LAYERS.values() or nearest(wrapped, [str(own)])):
-            f.fail(wraps, f"no layer of {network_graph(asked.model).name} is a {wrapped}; it has {own}")
+            f.fail(wraps, f"no layer of {network_graph(training.model).name} is a {wrapped}; it has {own}")
     for key in ("activation_checkpointing", "offload_params"):
         f.raw(names.get(key, f"fsdp_config.{key}"))
     recompute = flag(f, names.get("activation_checkpointing", "fsdp_config.activation_checkpointing"))
@@ -145,12 +145,12 @@ def sharded(f: Fields, asked: Training, *, machines: int = 1) -> Training:
     f.ignore(*names.values(), "fsdp", "fsdp_version", "fsdp_config")
     f.notes.append(f"fsdp: version {version}, read as {strategy}")
     return replace(
-        asked,
+        training,
         zero=zero,  # type: ignore[arg-type]
-        replicas=machines if strategy.startswith("hybrid") else asked.replicas,
-        recompute=asked.recompute or recompute,
+        replicas=machines if strategy.startswith("hybrid") else training.replicas,
+        recompute=training.recompute or recompute,
         offload=offload,
-        precision=under_fsdp(asked.precision) if zero and mixed else asked.precision,
+        precision=under_fsdp(training.precision) if zero and mixed else training.precision,
         loads="first_rank" if first else "each_rank",
     )
 
@@ -191,8 +191,8 @@ def in_tf32(f: Fields, precision: Precision) -> Precision:
 
 def finished(
     source: Source,
-    given: ReadContext,
-    asked: Training,
+    context: ReadContext,
+    training: Training,
     neutral: Collection[str],
     inexpressible: Mapping[str, str],
     assumed: list[str],
@@ -203,20 +203,20 @@ def finished(
     f = source.fields
     f.ignore("tf32")  # means nothing to products in bf16 and fp16
     machines = f.peek("num_machines")
-    asked = sharded(f, asked, machines=machines if isinstance(machines, int) else 1)
+    training = sharded(f, training, machines=machines if isinstance(machines, int) else 1)
     tp, cp, ulysses = (f.integer(f"parallelism_config.{axis}_size", 1) for axis in ("tp", "cp", "sp"))
     if cp > 1 and ulysses > 1:
         f.fail("parallelism_config.sp_size", "cp_size and sp_size both divide sequences, of which one is taken")
     f.ignore("parallelism_config.sp_backend", "parallelism_config.sp_seq_length*", "parallelism_config.sp_attn*")
     replicas = f.integer("parallelism_config.dp_replicate_size", 1)
-    asked = replace(
-        asked,
+    training = replace(
+        training,
         tp=tp,
-        cp=max(cp, ulysses, asked.cp),
-        replicas=max(replicas, asked.replicas),
-        layout=Layout(context="all_gather" if cp > 1 else "ulysses") if cp * ulysses > 1 else asked.layout,
+        cp=max(cp, ulysses, training.cp),
+        replicas=max(replicas, training.replicas),
+        layout=Layout(context="all_gather" if cp > 1 else "ulysses") if cp * ulysses > 1 else training.layout,
         modules=modules_of(f),
-        loads=asked.loads or "each_rank",
+        loads=training.loads or "each_rank",
     )
     by_file = inline(f, "deepspeed")
     if by_file is not None and f.peek("fsdp"):
@@ -225,16 +225,16 @@ def finished(
     if by_file in SWITCHED:
         f.ignore(*BESIDE_SWITCH)
     f.account(neutral, inexpressible, (), closed=True)
-    devices = given.devices or source.num_devices
-    given = replace(given, devices=devices)
+    devices = context.devices or source.num_devices
+    context = replace(context, devices=devices)
     style: Style = "flags" if source.program else "yaml"
     if by_file is not None:
-        job = by_deepspeed(f, given, asked, "deepspeed", source.folder, assumed)
+        job = by_deepspeed(f, context, training, "deepspeed", source.folder, assumed)
         own, table = own_engine("deepspeed", by_file, source.folder), isinstance(by_file, Mapping)
         engine, named = None if own is None else own[0], "" if own is not None else str(by_file)
         terms = trainer_terms(spelled, by="deepspeed", style=style, engine=engine, table=table, named=named)
         return replace(job, stated_devices=source.num_devices, terms=terms)
-    if not asked.zero:
+    if not training.zero:
         assumed.append("no deepspeed and no fsdp in the file: replicas (--set deepspeed=zero3, --set fsdp=full_shard)")
-    job = job_of(f, given, asked, assumed, stated=source.num_devices)
-    return replace(job, terms=trainer_terms(spelled, by="fsdp" if asked.zero else "", style=style))
+    job = job_of(f, context, training, assumed, stated=source.num_devices)
+    return replace(job, terms=trainer_terms(spelled, by="fsdp" if training.zero else "", style=style))

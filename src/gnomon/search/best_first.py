@@ -66,9 +66,9 @@ class SearchSpace(Protocol):
 class Search(Generic[Plan]):
     """One search under way."""
 
-    def __init__(self, space: SearchSpace, kept: Shortlist[Plan], on_progress: OnProgress | None = None) -> None:
+    def __init__(self, space: SearchSpace, shortlist: Shortlist[Plan], on_progress: OnProgress | None = None) -> None:
         """kept: the plans that are looked for. on_progress: is called after every candidate."""
-        self.space, self.kept, self.counts, self.on_progress = space, kept, space.counts, on_progress
+        self.space, self.kept, self.counts, self.on_progress = space, shortlist, space.counts, on_progress
         self.ended: Ended = ""
         self.open_s = float("inf")
         """The least bound of what was left; infinity where nothing was."""

@@ -86,12 +86,12 @@ def best_placement(
         part = RouterProfile(
             rows=tuple(profile.rows[layer] for layer in layers), pairs=profile.pairs if crossing else ()
         )
-        made = _solved(part, ep, row, crossing, seconds / len(groups))
+        solved = _solved(part, ep, row, crossing, seconds / len(groups))
         before = tuple(found[layer] for layer in layers)
-        if made is not None and cost(part, made, ep, row=row, crossing=crossing) < cost(
+        if solved is not None and cost(part, solved, ep, row=row, crossing=crossing) < cost(
             part, before, ep, row=row, crossing=crossing
         ):
-            found.update(zip(layers, made, strict=True))
+            found.update(zip(layers, solved, strict=True))
     if not crossing:
         of_rows = {profile.rows[layers[0]]: found[layers[0]] for layers in groups}
         return tuple(of_rows[rows] for rows in profile.rows)

@@ -92,12 +92,12 @@ def improve(
     def on_progress(name: str) -> Callable[[int, int], None] | None:
         return None if on_pass is None else lambda done, most: on_pass(name, done, most)
 
-    given, stages, tensors = result, None, None
+    searched, stages, tensors = result, None, None
     if passes.uneven_stages:
-        stages = uneven(given, cut=passes.layers_per_stage, on_progress=on_progress(STAGES), keep_going=keep_going)
-        result = stages.merged(given)
+        stages = uneven(searched, cut=passes.layers_per_stage, on_progress=on_progress(STAGES), keep_going=keep_going)
+        result = stages.merged(searched)
         if not accepts(result.best[0]):
-            result, stages = given, None
+            result, stages = searched, None
     if passes.by_tensor:
         tensors = by_tensor(result, on_progress=on_progress(TENSORS), keep_going=keep_going)
         result = tensors.merged(result)
@@ -110,7 +110,7 @@ def improve(
         refined = refined if accepts(refined.best) else None
         best = best if refined is None else refined.best
     climbed = None
-    if passes.layers_per_stage is None and not passes.fixed and best is not given.best[0]:
+    if passes.layers_per_stage is None and not passes.fixed and best is not searched.best[0]:
         climbed = climb(result, best, accepts=accepts)
         best = climbed.best
     replicas = None

@@ -113,9 +113,12 @@ def plan(
             known=result.best,
             keep_going=keep_going,
         )
-        left = [outcome.open_s for outcome in (result, moved) if outcome.open_s is not None]
+        open_bounds = [outcome.open_s for outcome in (result, moved) if outcome.open_s is not None]
         result = replace(
-            result, best=moved.best, counts=result.counts + moved.counts, open_s=min(left) if left else None
+            result,
+            best=moved.best,
+            counts=result.counts + moved.counts,
+            open_s=min(open_bounds) if open_bounds else None,
         )
     # An exact search leaves nothing for a climb to find; one cut short does.
     if result.best and result.counts.num_unseen:
@@ -132,10 +135,10 @@ def plan(
 
     def again(other: Cluster, limit_bytes: int | None) -> Result | None:
         wider = None
-        for held in (SPARING,) if limit_bytes is None else (LEAST, {}):
+        for memory_fixed in (SPARING,) if limit_bytes is None else (LEAST, {}):
             try:
-                asked = {**held, **fixed}
-                wider = make_space(graph, other, workload, base=base, fixed=asked, limits=limits, stack=stack)
+                fixed_values = {**memory_fixed, **fixed}
+                wider = make_space(graph, other, workload, base=base, fixed=fixed_values, limits=limits, stack=stack)
                 break
             except PlanError:
                 continue
@@ -220,17 +223,23 @@ def _on_host(result: Result, fixed: Mapping[str, object], limits: Iterable[Limit
     base, graph, cluster = result.space.base, result.graph, result.cluster
     if base.optimizer.offload is not None or not runs(result.stack, "optimizer_offload"):
         return ""
-    held = {**SPARING, **fixed}
+    memory_fixed = {**SPARING, **fixed}
     ways = [("the optimizer", "--fix optimizer_offload=yes", False)]
     if runs(result.stack, "parameter_offload") and fixed.get("zero", 3) == 3:
-        more = "--fix optimizer_offload=yes --fix parameter_offload=yes"
-        ways.append(("optimizer and parameters", more, True))
-    for what, asked, too in ways:
+        flags_both = "--fix optimizer_offload=yes --fix parameter_offload=yes"
+        ways.append(("optimizer and parameters", flags_both, True))
+    for what, flag, too in ways:
         moved = replace(base.optimizer, offload=Offload(), offload_parameters=too, clip=False)
         away, only = replace(base, optimizer=moved), {"zero": 3} if too else {}
         try:
             space = make_space(
-                graph, cluster, result.workload, base=away, fixed={**held, **only}, limits=limits, stack=result.stack
+                graph,
+                cluster,
+                result.workload,
+                base=away,
+                fixed={**memory_fixed, **only},
+                limits=limits,
+                stack=result.stack,
             )
         except PlanError:
             continue
@@ -239,7 +248,7 @@ def _on_host(result: Result, fixed: Mapping[str, object], limits: Iterable[Limit
         if best and host_memory(best[0].prediction).fits:
             return (
                 f"; with {what} on the host and gradients not clipped one fits, {show_seconds(best[0].step_s)} a step: "
-                f"--no-clip {asked}"
+                f"--no-clip {flag}"
             )
     return ""
 

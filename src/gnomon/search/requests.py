@@ -55,13 +55,13 @@ LEAST: Mapping[str, object] = {"recompute": "full", "micro_batch_size": 1}
 
 def with_fixed_batch(graph: Graph, fixed: Mapping[str, object] | None) -> Mapping[str, object]:
     """What is fixed, and microbatches of the one size that a graph holds for. PlanError where another is asked for."""
-    only, asked = fixed_batch(graph), dict(fixed or {})
-    if only is not None and asked.setdefault("micro_batch_size", only) != only:
+    only, fixed_values = fixed_batch(graph), dict(fixed or {})
+    if only is not None and fixed_values.setdefault("micro_batch_size", only) != only:
         raise PlanError(
             f"{graph.name} was captured at a batch of {only} and does something else at others: micro_batch_size = "
-            f"{asked['micro_batch_size']} cannot be; use {only}, or capture it at another"
+            f"{fixed_values['micro_batch_size']} cannot be; use {only}, or capture it at another"
         )
-    return asked
+    return fixed_values
 
 
 def check_request(
@@ -153,25 +153,25 @@ def _pipeline(graph: Graph, sizes: Mapping[str, int], schedule: object) -> None:
 
 
 def _axes(cluster: Cluster, sizes: Mapping[str, int], devices: int) -> None:
-    asked = {name: sizes[name] for name in AXES if name in sizes}
-    product = 1
-    for size in asked.values():
-        product *= size
-    words = " x ".join(f"{name}={size}" for name, size in asked.items())
-    if devices % product == 0 and (product == devices or len(asked) < len(AXES)):
+    axes = {name: sizes[name] for name in AXES if name in sizes}
+    num_ranks = 1
+    for size in axes.values():
+        num_ranks *= size
+    words = " x ".join(f"{name}={size}" for name, size in axes.items())
+    if devices % num_ranks == 0 and (num_ranks == devices or len(axes) < len(AXES)):
         return
-    lower = max(d for d in range(1, devices + 1) if devices % d == 0 and d <= product)
-    if product > devices:
-        what = f"but {cluster.name} has {devices}; use axes whose product is at most {devices}, or {product} devices"
-    elif devices % product:
-        more = -(-devices // product) * product
+    lower = max(d for d in range(1, devices + 1) if devices % d == 0 and d <= num_ranks)
+    if num_ranks > devices:
+        what = f"but {cluster.name} has {devices}; use axes whose product is at most {devices}, or {num_ranks} devices"
+    elif devices % num_ranks:
+        whole_devices = -(-devices // num_ranks) * num_ranks
         what = (
             f"which does not divide the {devices} of {cluster.name}; the nearest product that does is {lower}, the "
-            f"nearest number of devices {more}"
+            f"nearest number of devices {whole_devices}"
         )
     else:
-        what = f"and {cluster.name} has {devices}; leave dp_shard open, or use {product} devices"
-    raise PlanError(f"{words} is {product} ranks, {what}")
+        what = f"and {cluster.name} has {devices}; leave dp_shard open, or use {num_ranks} devices"
+    raise PlanError(f"{words} is {num_ranks} ranks, {what}")
 
 
 def _batch(workload: Workload, sizes: Mapping[str, int], devices: int) -> None:
@@ -218,10 +218,10 @@ def explain_too_large(result: Result, again: Again) -> str:
     if nearest := least_memory(result, again, device):
         need = ceil(nearest.prediction.tightest.peak_bytes / 2**20)
         return f"{sentence}; a plan that does takes {need:,} MiB ({_words(nearest)}): --memory {need}MiB"
-    if more := _more_nodes(result, again):
-        best = more.best[0]
+    if more_nodes := _more_nodes(result, again):
+        best = more_nodes.best[0]
         return (
-            f"{sentence}; a plan that spares memory fits on {more.cluster.num_devices} devices ({_words(best)}, "
+            f"{sentence}; a plan that spares memory fits on {more_nodes.cluster.num_devices} devices ({_words(best)}, "
             f"{show_bytes(best.prediction.tightest.peak_bytes)} each)"
         )
     return f"{sentence}; use more devices, or devices with more memory"

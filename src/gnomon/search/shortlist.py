@@ -86,11 +86,11 @@ class Diverse(Shortlist[FoundPlan]):
             return
         self._fastest[sort] = candidate
         every = sorted(self._fastest.items(), key=lambda item: item[1].step_s)
-        limit, taken = UP_TO * every[0][1].step_s, Counter[Ranks]()
+        limit, counts = UP_TO * every[0][1].step_s, Counter[Ranks]()
         self.best = []
         for (ranks, *_), other in every:
-            taken[ranks] += 1
-            if taken[ranks] <= self.same and other.step_s < limit:
+            counts[ranks] += 1
+            if counts[ranks] <= self.same and other.step_s < limit:
                 self.best.append(other)
         self.best = self.best[: self.few]
         self._meshes[sort[0]] = sorted(other.step_s for (ranks, *_), other in every if ranks == sort[0])

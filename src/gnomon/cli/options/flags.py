@@ -137,12 +137,12 @@ def changed_options(options: Options) -> dict[str, object]:
 def words_of(options: Options) -> tuple[str, ...]:
     """The words that `read` makes these options of: positional ones, and what differs from its default. Of options
     whose values are read from what `str` writes of them."""
-    asked, every = changed_options(options), flags(type(options))
-    words = [str(asked[name]) for name, flag in every.items() if not flag.names and name in asked]
+    changed, every = changed_options(options), flags(type(options))
+    words = [str(changed[name]) for name, flag in every.items() if not flag.names and name in changed]
     for name, flag in every.items():
-        if not flag.names or name not in asked:
+        if not flag.names or name not in changed:
             continue
-        value = str(asked[name])
+        value = str(changed[name])
         if flag.is_switch:
             words.append(flag.names[-1])
         elif value.startswith("-"):  # as an option's value it would be taken for an option
@@ -192,13 +192,17 @@ class Parser(argparse.ArgumentParser):
     def parse_known_args(self, args=None, namespace=None):  # type: ignore[no-untyped-def]
         """Parses as argparse does; what a command does not know is that command's mistake, not that of `gnomon`."""
         self._given = {}
-        parsed, more = super().parse_known_args(args, namespace)
-        if more:
-            if (missing := not_there(more)) is not None:
+        parsed, remaining = super().parse_known_args(args, namespace)
+        if remaining:
+            if (missing := not_there(remaining)) is not None:
                 self.exit(2, broken(f"{self.prog}: {missing}", sys.stderr) + "\n")
-            near = nearest(more[0].partition("=")[0], self._option_string_actions) if more[0].startswith("-") else ""
-            self.error(f"unrecognized arguments: {' '.join(more)}{near}")
-        return parsed, more
+            near = (
+                nearest(remaining[0].partition("=")[0], self._option_string_actions)
+                if remaining[0].startswith("-")
+                else ""
+            )
+            self.error(f"unrecognized arguments: {' '.join(remaining)}{near}")
+        return parsed, remaining
 
     def _get_values(self, action: argparse.Action, arg_strings: list[str]) -> Any:
         """Converts as argparse does, which calls this once for each time that an option is given, and refuses the

@@ -18,8 +18,8 @@ def _looks(sample: Sample) -> bool:
     return sample.has("distributed_type")
 
 
-def _read(path: Path, given: ReadContext) -> Job:
-    return read_accelerate(path, given=given)
+def _read(path: Path, context: ReadContext) -> Job:
+    return read_accelerate(path, context=context)
 
 
 FORMAT = Format(

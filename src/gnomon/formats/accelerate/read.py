@@ -74,7 +74,7 @@ def read_accelerate(
     gradient_accumulation_steps: int | None = None,
     devices: int | None = None,
     model: Network | str | None = None,
-    given: ReadContext = NOTHING,
+    context: ReadContext = NOTHING,
 ) -> Job:
     """The job of a configuration file (a Path, or its text) around a script of its own.
 
@@ -85,10 +85,10 @@ def read_accelerate(
     """
     text, file = read_source(source)
     twice: list[str] = []
-    f = Fields(flatten(read_yaml(text, file, twice)), file, given)
+    f = Fields(flatten(read_yaml(text, file, twice)), file, context)
     assumed = said_twice(twice)
-    seq_len, micro_batch_size = seq_len or given.seq_len, micro_batch_size or given.micro_batch_size
-    model, devices = model or given.model, devices or given.devices
+    seq_len, micro_batch_size = seq_len or context.seq_len, micro_batch_size or context.micro_batch_size
+    model, devices = model or context.model, devices or context.devices
     if seq_len is None:
         seq_len = SEQ_LEN
         assumed.append(f"the file does not say the sequence length: {SEQ_LEN} tokens (--seq-len)")
@@ -100,10 +100,12 @@ def read_accelerate(
     if kind == "MEGATRON_LM":
         f.fail("distributed_type", f"{kind}: read Megatron-LM's own script, --from megatron (in Python read_megatron)")
     if kind == "DEEPSPEED":
-        given = replace(given, devices=devices or f.integer("num_processes"), seq_len=seq_len, model=model, settings={})
-        given = replace(given, micro_batch_size=micro_batch_size)
+        context = replace(
+            context, devices=devices or f.integer("num_processes"), seq_len=seq_len, model=model, settings={}
+        )
+        context = replace(context, micro_batch_size=micro_batch_size)
         folder = source.resolve().parent if isinstance(source, Path) else None
-        job = _by_deepspeed(f, file, given, gradient_accumulation_steps, folder)
+        job = _by_deepspeed(f, file, context, gradient_accumulation_steps, folder)
         return replace(job, assumed=(*assumed, *job.assumed), stated_devices=stated)
     devices = 1 if kind == "NO" else devices or f.integer("num_processes")
     f.ignore("num_processes")
@@ -133,7 +135,7 @@ def read_accelerate(
         model=model,
         plan=plan,
         workload=Workload(
-            global_batch_size=given.global_batch
+            global_batch_size=context.global_batch
             or micro_batch_size * (gradient_accumulation_steps or 1) * axes.data_ranks,
             seq_len=seq_len,
         ),
@@ -163,7 +165,7 @@ FSDP = Terms(
 """Its words for changes."""
 
 
-def _by_deepspeed(f: Fields, file: str, given: ReadContext, steps: int | None, folder: Path | None) -> Job:
+def _by_deepspeed(f: Fields, file: str, context: ReadContext, steps: int | None, folder: Path | None) -> Job:
     """The job of a deepspeed_config, as DeepSpeedPlugin writes DeepSpeed's configuration from it; or of the file that
     it names, where that lies beside it or in the working folder."""
     own = f.raw("deepspeed_config.deepspeed_config_file")
@@ -180,7 +182,7 @@ def _by_deepspeed(f: Fields, file: str, given: ReadContext, steps: int | None, f
         f.account(IRRELEVANT | DEEPSPEED_IRRELEVANT, INEXPRESSIBLE, ("*",))
         job = read_deepspeed(
             path,
-            given=given,
+            context=context,
             gradient_accumulation_steps=steps,
             mixed_precision=mixed if mixed in ("no", "bf16", "fp16") else None,
         )
@@ -202,7 +204,7 @@ def _by_deepspeed(f: Fields, file: str, given: ReadContext, steps: int | None, f
         if f.peek(section) in (None, {}):
             f.ignore(section)
     f.account(IRRELEVANT | DEEPSPEED_IRRELEVANT, INEXPRESSIBLE, ())
-    job = job_of(values, file, given=given, steps=steps, mixed_precision=mixed, saved=Saved())
+    job = job_of(values, file, context=context, steps=steps, mixed_precision=mixed, saved=Saved())
     return replace(job, notes=(*f.notes, *job.notes), unexpressed=(*f.unexpressed, *job.unexpressed))
 
 
@@ -219,19 +221,19 @@ def sharding_of(f: Fields, devices: int, fsdp: bool) -> tuple[Mesh, Optimizer]:
             f"num_processes = {devices} is not a multiple of dp_replicate x tp x cp = {rest}; the nearest is "
             f"{max(1, round(devices / rest)) * rest}"
         )
-    left = devices // rest
-    shard = f.integer("parallelism_config.parallelism_config_dp_shard_size", left)
-    if shard != left:
+    remaining = devices // rest
+    shard = f.integer("parallelism_config.parallelism_config_dp_shard_size", remaining)
+    if shard != remaining:
         raise InputError(
             f"parallelism_config sizes multiply to {shard * rest}, but num_processes is {devices}; set its "
-            f"dp_shard_size to {left}"
+            f"dp_shard_size to {remaining}"
         )
     if not fsdp:
-        return mesh(left, sizes), Optimizer(clip=False)
+        return mesh(remaining, sizes), Optimizer(clip=False)
     stage, reshard, hybrid = strategy_of(f)
     if hybrid and sizes["dp_replicate"] == 1:
-        divides("num_processes", left, "num_machines", machines)
-        sizes["dp_replicate"], left = machines, left // machines
+        divides("num_processes", remaining, "num_machines", machines)
+        sizes["dp_replicate"], remaining = machines, remaining // machines
     offload = None
     if f.flag("fsdp_config.fsdp_offload_params", False):
         offload = Offload()
@@ -244,7 +246,7 @@ def sharding_of(f: Fields, devices: int, fsdp: bool) -> tuple[Mesh, Optimizer]:
         offload_parameters=stage == 3 and offload is not None,
         clip=clip,
     )
-    return mesh(left, sizes), optimizer
+    return mesh(remaining, sizes), optimizer
 
 
 def mesh(shard: int, sizes: Mapping[str, int]) -> Mesh:
@@ -263,8 +265,8 @@ def strategy_of(f: Fields) -> tuple[int, bool, bool]:
         return 3, again is not False, False
     if isinstance(again, bool):
         f.fail("fsdp_config.fsdp_reshard_after_forward", "with fsdp_version 1 it names a strategy, as in FULL_SHARD")
-    given = f.raw("fsdp_config.fsdp_sharding_strategy")
-    spelled = given if given is not None else again if again is not None else "FULL_SHARD"
+    strategy_value = f.raw("fsdp_config.fsdp_sharding_strategy")
+    spelled = strategy_value if strategy_value is not None else again if again is not None else "FULL_SHARD"
     name = list(STRATEGIES)[spelled - 1] if isinstance(spelled, int) and 1 <= spelled <= 5 else str(spelled).upper()
     if name not in STRATEGIES:
         f.fail("fsdp_config.fsdp_sharding_strategy", f"{spelled!r} is not one of {', '.join(STRATEGIES)} (or 1 to 5)")

@@ -27,21 +27,21 @@ REASONS = (
 )
 
 
-def draft(asked: ExportRequest) -> Draft:
+def draft(request: ExportRequest) -> Draft:
     """Drafts the file. PlanError for pipelines and expert parallelism; InputError for what accelerate refuses."""
-    need_axes(asked, PROGRAM, "pp", "ep", "etp")
-    plan, mesh = asked.plan, asked.plan.mesh
+    need_axes(request, PROGRAM, "pp", "ep", "etp")
+    plan, mesh = request.plan, request.plan.mesh
     sharded = plan.optimizer.zero > 0 or mesh.world_size != mesh.data_ranks
     kind = "FSDP" if sharded else "MULTI_GPU" if mesh.world_size > 1 else "NO"
     values: dict[str, object] = {
         "compute_environment": "LOCAL_MACHINE",
         "distributed_type": kind,
         "mixed_precision": {"bf16": "bf16", "fp16": "fp16"}.get(plan.precision.compute, "no"),
-        "num_machines": asked.num_nodes,
+        "num_machines": request.num_nodes,
         "num_processes": mesh.world_size,
         "machine_rank": 0,
         "main_training_function": "main",
-        "rdzv_backend": "static" if asked.num_nodes == 1 else "c10d",
+        "rdzv_backend": "static" if request.num_nodes == 1 else "c10d",
     }
     if sharded:
         values |= {"fsdp_config": _fsdp(plan), "parallelism_config": _axes(plan)}
@@ -51,12 +51,12 @@ def draft(asked: ExportRequest) -> Draft:
         text=text,
         job=read_accelerate(
             text,
-            seq_len=asked.workload.seq_len,
-            micro_batch_size=asked.micro,
-            gradient_accumulation_steps=asked.microbatches,
-            model=asked.model,
+            seq_len=request.workload.seq_len,
+            micro_batch_size=request.micro,
+            gradient_accumulation_steps=request.microbatches,
+            model=request.model,
         ),
-        elsewhere=_elsewhere(asked, sharded),
+        elsewhere=_elsewhere(request, sharded),
         reasons=REASONS,
         code=("saved.*", "optimizer.kind", "optimizer.clip") if not _by_file(plan.saved) else _OPTIMIZER,
     )
@@ -70,17 +70,17 @@ def _by_file(saved: Saved) -> bool:
     return saved in (Saved(), Saved(preset="full"))
 
 
-def _elsewhere(asked: ExportRequest, sharded: bool) -> tuple[str, ...]:
-    optimizer, saved = asked.plan.optimizer, asked.plan.saved
+def _elsewhere(request: ExportRequest, sharded: bool) -> tuple[str, ...]:
+    optimizer, saved = request.plan.optimizer, request.plan.saved
     by_code = recomputed(saved) if not _by_file(saved) or not sharded else ()
     clip = "clip by accelerator.clip_grad_norm_" if optimizer.clip else "do not clip gradients"
     return (
-        f"the model is your script's: {asked.label}; set fsdp_transformer_layer_cls_to_wrap to its layer",
-        f"batches of {asked.micro} sequences of {asked.workload.seq_len} tokens on a rank",
-        f"Accelerator(gradient_accumulation_steps={asked.microbatches})",
+        f"the model is your script's: {request.label}; set fsdp_transformer_layer_cls_to_wrap to its layer",
+        f"batches of {request.micro} sequences of {request.workload.seq_len} tokens on a rank",
+        f"Accelerator(gradient_accumulation_steps={request.microbatches})",
         f"the optimizer is {optimizer.kind}; {clip}",
         *by_code,
-        *(("machine_rank and main_process_ip on each machine",) if asked.num_nodes > 1 else ()),
+        *(("machine_rank and main_process_ip on each machine",) if request.num_nodes > 1 else ()),
     )
 
 

@@ -105,8 +105,8 @@ def _precision(f: Fields, adapter: bool) -> Precision:
     return FP16 if flag(f, "fp16") or flag(f, "float16") else AUTOCAST if adapter else in_tf32(f, FP32)
 
 
-def _model(f: Fields, given: ReadContext, folder: Path, assumed: list[str]) -> Network | str:
-    model = model_of(f, "base_model", given, folder, assumed)
+def _model(f: Fields, context: ReadContext, folder: Path, assumed: list[str]) -> Network | str:
+    model = model_of(f, "base_model", context, folder, assumed)
     adapter = f.raw("adapter")
     four = flag(f, "load_in_4bit")
     if adapter in (None, ""):
@@ -143,42 +143,48 @@ def _in_part(f: Fields, model: Network | str) -> Network | str:
     """The network of which `unfrozen_parameters` are trained: expressions that match from a name's start, where a point
     is a point; rows behind them (`[:32000]`) are trained alone, by gradients of the others that are set to zero
     (src/axolotl/utils/freeze.py)."""
-    given = f.raw("unfrozen_parameters")
-    if not given:
+    unfrozen = f.raw("unfrozen_parameters")
+    if not unfrozen:
         return model
-    texts = [given] if isinstance(given, str) else [str(one) for one in given] if isinstance(given, list) else []
+    texts = (
+        [unfrozen]
+        if isinstance(unfrozen, str)
+        else [str(one) for one in unfrozen]
+        if isinstance(unfrozen, list)
+        else []
+    )
     plain = [re.sub(r"\[\d*(:\d*)?\]$", "", text) for text in texts]
     patterns = tuple("^" + re.sub(r"\.(?!\+)", r"\\.", text).removeprefix("^") for text in plain)
     return in_part(f, "unfrozen_parameters", model, Trained(patterns=patterns))
 
 
-def _read(path: Path, given: ReadContext) -> Job:
+def _read(path: Path, context: ReadContext) -> Job:
     text, file = read_source(path)
     twice: list[str] = []
-    job = _job(flatten(read_yaml(text, file, twice)), file, path.resolve().parent, given)
+    job = _job(flatten(read_yaml(text, file, twice)), file, path.resolve().parent, context)
     return replace(job, assumed=(*said_twice(twice), *job.assumed))
 
 
-def _job(values: Mapping[str, object], file: str, folder: Path, given: ReadContext) -> Job:
+def _job(values: Mapping[str, object], file: str, folder: Path, context: ReadContext) -> Job:
     """The job of a file's values."""
-    there, off = without_plugins({**values, **given.values()})
-    fields = Fields(there, file, given)
+    there, off = without_plugins({**values, **context.values()})
+    fields = Fields(there, file, context)
     fields.unexpressed += off
-    return read_fields(fields, folder, given)
+    return read_fields(fields, folder, context)
 
 
-def read_fields(f: Fields, folder: Path, given: ReadContext) -> Job:
+def read_fields(f: Fields, folder: Path, context: ReadContext) -> Job:
     """The job of fields that are read."""
     assumed = list[str]()
     refuse(f)
     seq_len = f.integer("sequence_len", 512)
-    if f.peek("sequence_len") is None and given.seq_len is None:
+    if f.peek("sequence_len") is None and context.seq_len is None:
         assumed.append("sequence_len is not in the file: 512, axolotl's default (--seq-len)")
     if not flag(f, "sample_packing") and not flag(f, "pad_to_sequence_len"):
         f.note_unpacked("sample_packing", "false", seq_len)
     f.ignore("sample_packing", "pad_to_sequence_len", "max_packed_sequence_len")
-    model = _model(f, given, folder, assumed)
-    asked = Training(
+    model = _model(f, context, folder, assumed)
+    training = Training(
         model=model,
         micro=f.integer("micro_batch_size", 1),
         steps=f.integer("gradient_accumulation_steps", 1),
@@ -198,26 +204,26 @@ def read_fields(f: Fields, folder: Path, given: ReadContext) -> Job:
         f.report("gradient_checkpointing", "checkpoints go on to a disk; read as waiting on the host")
     if f.raw("batch_size"):  # of a rank: it is multiplied by the ranks
         batch = f.integer("batch_size")
-        divides("batch_size", batch, "micro_batch_size", asked.micro)
-        asked = replace(asked, steps=batch // asked.micro)
+        divides("batch_size", batch, "micro_batch_size", training.micro)
+        training = replace(training, steps=batch // training.micro)
     ep = f.integer("expert_parallel_size", 1)
     if ep > 1:
         f.report("expert_parallel_size", "experts on ranks of their own; read as sharded")
     replicas, f_shard = f.integer("dp_replicate_size", 1), f.raw("dp_shard_size")
-    asked = sharded(f, replace(asked, replicas=replicas))
-    if f_shard is not None and not asked.zero:
-        asked = replace(asked, zero=3)
+    training = sharded(f, replace(training, replicas=replicas))
+    if f_shard is not None and not training.zero:
+        training = replace(training, zero=3)
     by_file = inline(f, "deepspeed")
     f.ignore("deepspeed")
     f.account(NEUTRAL, INEXPRESSIBLE, ())
     if by_file is not None:
-        job = by_deepspeed(f, given, asked, "deepspeed", folder, assumed)
+        job = by_deepspeed(f, context, training, "deepspeed", folder, assumed)
         own, table = own_engine("deepspeed", by_file, folder), isinstance(by_file, Mapping)
         engine, named = None if own is None else own[0], "" if own is not None else str(by_file)
         terms = trainer_terms(SPELLED, by="deepspeed", engine=engine, table=table, named=named)
         return replace(job, terms=terms)
-    job = job_of(f, given, asked, assumed)
-    return replace(job, terms=trainer_terms(SPELLED, by="fsdp" if asked.zero else ""))
+    job = job_of(f, context, training, assumed)
+    return replace(job, terms=trainer_terms(SPELLED, by="fsdp" if training.zero else ""))
 
 
 SPELLED = TrainerTerms(
@@ -250,9 +256,9 @@ SPELLED = TrainerTerms(
 """Its words for changes."""
 
 
-def _finetune_draft(asked: ExportRequest) -> Draft:
+def _finetune_draft(request: ExportRequest) -> Draft:
     """A plan as its YAML."""
-    t = tuning(asked, PROGRAM, axes=("pp", "ep", "etp"))
+    t = tuning(request, PROGRAM, axes=("pp", "ep", "etp"))
     values: dict[str, object] = {
         "base_model": t.model_id,
         "datasets": [{"path": "your_dataset", "type": "chat_template"}],
@@ -282,17 +288,17 @@ def _finetune_draft(asked: ExportRequest) -> Draft:
     values |= {"torch_compile": True} if t.compiled else {}
     values |= {"experts_implementation": t.experts} if t.experts else {}
     for axis, key in (("tp", "tensor_parallel_size"), ("cp", "context_parallel_size")):
-        if (size := getattr(asked.plan.mesh, axis)) > 1:
+        if (size := getattr(request.plan.mesh, axis)) > 1:
             values[key] = size
     sharding = t.sharding()
     if t.fsdp:
         sharding = {"fsdp": t.fsdp.split()}
     text = as_yaml(values | sharding)
 
-    def read(given: ReadContext) -> Job:
-        return _job(flatten(read_yaml(text, "<export>")), "<export>", Path(), given)
+    def read(context: ReadContext) -> Job:
+        return _job(flatten(read_yaml(text, "<export>")), "<export>", Path(), context)
 
-    return drafted(asked, t, text, read, program=PROGRAM, start="axolotl train FILE")
+    return drafted(request, t, text, read, program=PROGRAM, start="axolotl train FILE")
 
 
 PROGRAM = "axolotl 067b021"
@@ -305,10 +311,12 @@ def _learnt(values: Mapping[str, object]) -> Learnt:
     after = "what a chat template writes after an answer's end-of-turn token is learnt too, as a new line"
     sets = values.get("datasets")
     tables = [values, *(one for one in (sets if isinstance(sets, list) else ()) if isinstance(one, Mapping))]
-    said = {key: table[key] for table in tables for key in LABELS if table.get(key) not in (None, *LABELS[key])}
+    label_settings = {
+        key: table[key] for table in tables for key in LABELS if table.get(key) not in (None, *LABELS[key])
+    }
     others = (
         f"{key} = {str(value)[:60]}: what the assistant says is learnt, with the end of its turn"
-        for key, value in said.items()
+        for key, value in label_settings.items()
     )
     return Learnt(learn="answers", unlike=(after, *others))
 

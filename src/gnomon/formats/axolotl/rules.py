@@ -50,11 +50,11 @@ def without_plugins(values: Mapping[str, object]) -> tuple[dict[str, object], li
         for start, plugin in PLUGINS.items()
         if key.startswith(start) and value and not any(one.endswith(plugin.rpartition(".")[2]) for one in plugins)
     }
-    said = [
+    lines = [
         Unexpressed(field=key, value=str(values[key]), why=f"is off without plugins: [{plugin}]")
         for key, plugin in off.items()
     ]
-    return {key: value for key, value in values.items() if key not in off}, said
+    return {key: value for key, value in values.items() if key not in off}, lines
 
 
 def refuse(f: Fields) -> None:

@@ -86,13 +86,13 @@ def _looks(sample: Sample) -> bool:
     return "colossalai" in sample.text and any(map(_wanted, commands_of(sample)))
 
 
-def _read(path: Path, given: ReadContext) -> Job:
-    command = launched(path, given, _wanted, "colossalai run")
-    f, assumed = _fields(command, given), list[str]()
+def _read(path: Path, context: ReadContext) -> Job:
+    command = launched(path, context, _wanted, "colossalai run")
+    f, assumed = _fields(command, context), list[str]()
     plugin = str(f.raw("plugin") or "gemini")
     if plugin not in PLUGINS:
         f.fail("plugin", f"{plugin!r} is no plugin of ColossalAI{nearest(plugin, PLUGINS)}: {', '.join(PLUGINS)}")
-    devices = given.devices or command.devices
+    devices = context.devices or command.devices
     if devices is None:
         raise InputError("the command does not say how many devices it runs on; give --on CLUSTER")
     program = program_name(command.launch.program)
@@ -100,17 +100,17 @@ def _read(path: Path, given: ReadContext) -> Job:
     chat = program.startswith("train_")  # ColossalChat's defaults differ from the benchmark's
     if (why := LEARNING.get(program)) is not None:
         f.note_default("script", program, why)
-    network = _network(f, given, path.resolve().parent, assumed, program)
-    seq_len = given.seq_len or f.integer("max_length", 512 if chat else 4096)
+    network = _network(f, context, path.resolve().parent, assumed, program)
+    seq_len = context.seq_len or f.integer("max_length", 512 if chat else 4096)
     mesh = _mesh(f, plugin, devices)
-    if not (own or chat or f.has("batch_size") or given.micro_batch_size):
+    if not (own or chat or f.has("batch_size") or context.micro_batch_size):
         f.fail("batch_size", f"{program}.py is not known here and no flag says its batch; give --micro-batch-size N")
     batch = f.integer("batch_size", 4 if chat else 2)
-    micro = given.micro_batch_size or (f.integer("mbs", 1) if mesh.pp > 1 else batch)
+    micro = context.micro_batch_size or (f.integer("mbs", 1) if mesh.pp > 1 else batch)
     f.ignore("mbs")
-    if mesh.pp > 1 and given.micro_batch_size is None:
+    if mesh.pp > 1 and context.micro_batch_size is None:
         divides("batch_size", batch, "mbs", micro)
-    total = given.global_batch or batch * f.integer("accumulation", 8 if chat else 1) * mesh.data_ranks
+    total = context.global_batch or batch * f.integer("accumulation", 8 if chat else 1) * mesh.data_ranks
     microbatches(total, micro, mesh.data_ranks, ("the step's batch", "the microbatch"))
     virtual = f.integer("n_chunks", 1) if f.raw("pp_style") == "interleaved" else 1
     f.ignore("n_chunks")
@@ -142,37 +142,39 @@ def _read(path: Path, given: ReadContext) -> Job:
     )
 
 
-def _fields(command: TrainCommand, given: ReadContext) -> Fields:
+def _fields(command: TrainCommand, context: ReadContext) -> Fields:
     """The flags by the benchmark's names, letters among them."""
     words = [
         f"--{SHORT[word[1:]]}" if re.fullmatch(r"-[A-Za-z]", word) and word[1:] in SHORT else word
         for word in command.launch.options
     ]
-    said = dashed(words)
-    if given.model is not None:
-        said = {name: value for name, value in said.items() if RENAMED.get(name) != "config" or value is not True}
-    elif empty := [name for name, value in said.items() if value is True and RENAMED.get(name) == "config"]:
+    dashed_words = dashed(words)
+    if context.model is not None:
+        dashed_words = {
+            name: value for name, value in dashed_words.items() if RENAMED.get(name) != "config" or value is not True
+        }
+    elif empty := [name for name, value in dashed_words.items() if value is True and RENAMED.get(name) == "config"]:
         raise InputError(f"{command.file}: --{empty[0]} has no name after it; give --model NAME", f"$.{empty[0]}")
-    values = {RENAMED.get(name, name): value for name, value in said.items()}
+    values = {RENAMED.get(name, name): value for name, value in dashed_words.items()}
     named = {name.lstrip("-").replace("-", "_"): text for name, text in command.options.items()}
     options = {RENAMED.get(name, name): text for name, text in named.items()}
-    return command.fields(values, replace(given, settings=options))
+    return command.fields(values, replace(context, settings=options))
 
 
-def _network(f: Fields, given: ReadContext, folder: Path, assumed: list[str], program: str) -> Network | str:
+def _network(f: Fields, context: ReadContext, folder: Path, assumed: list[str], program: str) -> Network | str:
     """The network that a flag names, or the benchmark's default."""
     name = f.peek("config")
-    if name is None and given.model is None and program != "benchmark":
+    if name is None and context.model is None and program != "benchmark":
         f.fail("config", f"{program}.py is not known here and no flag says its network; give --model NAME")
     small: Mapping[str, LlamaConfig] = {
         "5b": _llama("5b", 32, 4096, 11008, 8),
         "100m": _llama("100m", 4, 1024, 2048, 32),
     }
-    if given.model is None and (name is None or name in NETWORKS or name in small):
+    if context.model is None and (name is None or name in NETWORKS or name in small):
         f.ignore("config")
         network: Network | str = small[str(name)] if name in small else NETWORKS[str(name or "7b")]
     else:
-        network = model_of(f, "config", given, folder, assumed)
+        network = model_of(f, "config", context, folder, assumed)
     if rank := f.integer("lora_rank", 0, least=0):
         network = adapted(f, network, rank, (), four_bits=False, named="lora_rank")
     return network
@@ -214,8 +216,12 @@ def _mesh(f: Fields, plugin: str, devices: int) -> Mesh:
 def _layout(f: Fields, mesh: Mesh) -> Layout:
     """`split_gather` and `ring` divide the sequence over tp between layers, the others are context parallelism."""
     mode = str(f.raw("sp_mode") or "all_to_all")
-    beside = mode in ("split_gather", "ring") and (f.integer("sp", 1) > 1 or flag(f, "enable_sequence_parallelism"))
-    return Layout(sequence_parallel=beside and mesh.tp > 1, context="ring" if mode == "ring_attn" else "ulysses")
+    sharded_sequence = mode in ("split_gather", "ring") and (
+        f.integer("sp", 1) > 1 or flag(f, "enable_sequence_parallelism")
+    )
+    return Layout(
+        sequence_parallel=sharded_sequence and mesh.tp > 1, context="ring" if mode == "ring_attn" else "ulysses"
+    )
 
 
 def _optimizer(f: Fields, plugin: str) -> Optimizer:

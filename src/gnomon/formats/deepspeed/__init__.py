@@ -20,8 +20,8 @@ def _looks(sample: Sample) -> bool:
     return sample.path.suffix == ".json" and any(key in sample.values for key in KEYS)
 
 
-def _read(path: Path, given: ReadContext) -> Job:
-    return read_deepspeed(path, given=given)
+def _read(path: Path, context: ReadContext) -> Job:
+    return read_deepspeed(path, context=context)
 
 
 FORMAT = Format(

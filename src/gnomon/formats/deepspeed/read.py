@@ -120,7 +120,7 @@ def read_deepspeed(
     gradient_accumulation_steps: int | None = None,
     mixed_precision: Literal["no", "bf16", "fp16"] | None = None,
     saved: Saved | None = None,
-    given: ReadContext = NOTHING,
+    context: ReadContext = NOTHING,
 ) -> Job:
     """The job of a configuration file (a Path, or its text) around a model of its own.
 
@@ -129,12 +129,12 @@ def read_deepspeed(
     left open is taken as usual, and listed. Raises InputError for what is missing or refused, with the fix.
     """
     text, file = read_source(source)
-    given = replace(
-        given,
-        devices=devices or given.devices,
-        seq_len=seq_len or given.seq_len,
-        model=model or given.model,
-        micro_batch_size=micro_batch_size or given.micro_batch_size,
+    context = replace(
+        context,
+        devices=devices or context.devices,
+        seq_len=seq_len or context.seq_len,
+        model=model or context.model,
+        micro_batch_size=micro_batch_size or context.micro_batch_size,
     )
     precisions: Mapping[str, Literal["no", "bf16", "fp16"]] = {
         "fp32": "no",
@@ -142,12 +142,12 @@ def read_deepspeed(
         "bf16": "bf16",
         "fp16": "fp16",
     }
-    if mixed_precision is None and given.precision is not None:
-        mixed_precision = precisions[given.precision]
+    if mixed_precision is None and context.precision is not None:
+        mixed_precision = precisions[context.precision]
     return job_of(
         read_json(text, file),
         file,
-        given=given,
+        context=context,
         steps=gradient_accumulation_steps,
         mixed_precision=mixed_precision,
         saved=saved or Saved(),
@@ -177,14 +177,14 @@ def job_of(
     values: Mapping[str, object],
     file: str,
     *,
-    given: ReadContext,
+    context: ReadContext,
     steps: int | None = None,
     mixed_precision: str | None,
     saved: Saved,
 ) -> Job:
     """A job from a configuration's values. steps: microbatches that are accumulated, in place of the file's."""
-    flat = {**flatten(values), **given.values()}
-    if given.devices is None:
+    flat = {**flatten(values), **context.values()}
+    if context.devices is None:
         raise InputError(f"{file} does not say how many devices it runs on; give --on CLUSTER (in Python devices=)")
     assumed: list[str] = []
     _refuse_lists(flat, file)
@@ -196,25 +196,25 @@ def job_of(
         assumed.append(f"{switches[0]} is left to the trainer: {mixed_precision} (--precision)")
     flat = {key: value for key, value in flat.items() if key not in auto}
     flat |= {key: mixed_precision == PRECISION_KEYS[key] for key in switches}
-    sizes = {"train_micro_batch_size_per_gpu": given.micro_batch_size, "gradient_accumulation_steps": steps}
+    sizes = {"train_micro_batch_size_per_gpu": context.micro_batch_size, "gradient_accumulation_steps": steps}
     flat |= {key: value for key, value in sizes.items() if value is not None}
-    if not {"train_batch_size", "train_micro_batch_size_per_gpu"} & set(flat) and given.global_batch is None:
+    if not {"train_batch_size", "train_micro_batch_size_per_gpu"} & set(flat) and context.global_batch is None:
         flat["train_micro_batch_size_per_gpu"] = 1
         assumed.append("the file does not say the batch: 1 sequence on each rank (--micro-batch-size)")
-    f = Fields(flat, file, replace(given, settings={}))
+    f = Fields(flat, file, replace(context, settings={}))
     for key in auto:
         matters = not any(fnmatchcase(key, pattern) for pattern in IRRELEVANT)
         if matters and key not in flat and key not in sizes and key != "train_batch_size":
             f.note_default(key, "auto", "filled in by the trainer; DeepSpeed's own default is taken here")
-    mesh = mesh_of(f, given.devices)
-    if given.global_batch is not None:
+    mesh = mesh_of(f, context.devices)
+    if context.global_batch is not None:
         f.ignore("train_batch_size", "gradient_accumulation_steps", "train_micro_batch_size_per_gpu")
         micro = f.integer("train_micro_batch_size_per_gpu", 1)
-        total = given.global_batch
+        total = context.global_batch
         microbatches(total, micro, mesh.data_ranks, ("--global-batch", "train_micro_batch_size_per_gpu"))
     else:
         total, micro = batch_of(f, mesh.data_ranks)
-    seq_len = given.seq_len
+    seq_len = context.seq_len
     if seq_len is None:
         seq_len = SEQ_LEN
         assumed.append(f"the file does not say the sequence length: {SEQ_LEN} tokens (--seq-len)")
@@ -234,11 +234,11 @@ def job_of(
         precision=precision,
     )
     return Job(
-        model=given.model,
+        model=context.model,
         plan=plan,
         workload=Workload(global_batch_size=total, seq_len=seq_len),
         stack=record,
-        devices=given.devices,
+        devices=context.devices,
         notes=tuple(f.notes),
         unexpressed=tuple(f.unexpressed),
         assumed=tuple(assumed),
@@ -270,25 +270,25 @@ def batch_of(f: Fields, ranks: int) -> tuple[int, int]:
             f"micro_batch_size=)",
         )
     if micro is None and total is not None:
-        product = ranks * (steps or 1)
-        if total % product:
-            legal = max(1, round(total / product)) * product
+        divisor = ranks * (steps or 1)
+        if total % divisor:
+            legal = max(1, round(total / divisor)) * divisor
             raise InputError(
                 f"train_batch_size = {total} is not a multiple of data-parallel ranks x gradient_accumulation_steps = "
-                f"{ranks} x {steps or 1} = {product}; the nearest legal one is {legal}"
+                f"{ranks} x {steps or 1} = {divisor}; the nearest legal one is {legal}"
             )
         micro = total // (ranks * (steps or 1))
     assert micro is not None
     if steps is None:
         steps = max(1, total // (micro * ranks)) if total is not None else 1
-    product = micro * steps * ranks
-    if total is not None and total != product:
+    divisor = micro * steps * ranks
+    if total is not None and total != divisor:
         raise InputError(
             f"train_batch_size = {total} is not train_micro_batch_size_per_gpu x gradient_accumulation_steps x "
-            f"data-parallel ranks = {micro} x {steps} x {ranks} = {product}; set it to {product} (--set "
-            f"train_batch_size={product}), or leave it out; {devices_for(total, micro * steps)}"
+            f"data-parallel ranks = {micro} x {steps} x {ranks} = {divisor}; set it to {divisor} (--set "
+            f"train_batch_size={divisor}), or leave it out; {devices_for(total, micro * steps)}"
         )
-    return product, micro
+    return divisor, micro
 
 
 def devices_for(total: int, per_rank: int) -> str:

@@ -37,11 +37,11 @@ REASONS = (
 )
 
 
-def draft(asked: ExportRequest) -> Draft:
+def draft(request: ExportRequest) -> Draft:
     """Drafts the file. PlanError for pipelines, context and expert parallelism and groups of shards; InputError for
     what DeepSpeed refuses."""
-    need_axes(asked, "DeepSpeed's configuration", "pp", "cp", "ep", "etp")
-    plan = asked.plan
+    need_axes(request, "DeepSpeed's configuration", "pp", "cp", "ep", "etp")
+    plan = request.plan
     if plan.optimizer.zero == 3 and plan.mesh.dp_replicate > 1:
         raise PlanError(
             f"DeepSpeed shards over all data-parallel ranks, and its groups of them (mics_shard_size) are gone from "
@@ -49,12 +49,12 @@ def draft(asked: ExportRequest) -> Draft:
             f"dp_replicate = 1, or export it to torchtitan or accelerate, which shard within groups"
         )
     values: dict[str, object] = {
-        "train_batch_size": asked.workload.batch_size,
-        "train_micro_batch_size_per_gpu": asked.micro,
-        "gradient_accumulation_steps": asked.microbatches,
+        "train_batch_size": request.workload.batch_size,
+        "train_micro_batch_size_per_gpu": request.micro,
+        "gradient_accumulation_steps": request.microbatches,
         "gradient_clipping": 1.0 if plan.optimizer.clip else 0.0,
         "optimizer": {"type": _kind(plan.optimizer), "params": {"lr": 3e-4}},
-        "zero_optimization": _zero(asked),
+        "zero_optimization": _zero(request),
         **_precision(plan.precision),
     }
     if plan.mesh.tp > 1:
@@ -66,17 +66,17 @@ def draft(asked: ExportRequest) -> Draft:
         job=read_deepspeed(
             text,
             devices=plan.mesh.world_size,
-            seq_len=asked.workload.seq_len,
-            model=asked.model,
+            seq_len=request.workload.seq_len,
+            model=request.model,
             saved=plan.saved,
         ),
         comment="",
         elsewhere=(
-            f"the model is your code's: {asked.label}",
-            f"sequences of {asked.workload.seq_len} tokens",
+            f"the model is your code's: {request.label}",
+            f"sequences of {request.workload.seq_len} tokens",
             *recomputed(plan.saved),
-            f"start it on {plan.mesh.world_size} devices, as in deepspeed --num_nodes {asked.num_nodes} --num_gpus "
-            f"{asked.processes_per_node} train.py; lr = 3e-4 is a placeholder",
+            f"start it on {plan.mesh.world_size} devices, as in deepspeed --num_nodes {request.num_nodes} --num_gpus "
+            f"{request.processes_per_node} train.py; lr = 3e-4 is a placeholder",
         ),
         reasons=REASONS,
         code=("saved.*",),
@@ -105,8 +105,8 @@ def _kind(optimizer: Optimizer) -> str:
     return names.get(optimizer.kind, "AdamW")
 
 
-def _zero(asked: ExportRequest) -> dict[str, object]:
-    plan = asked.plan
+def _zero(request: ExportRequest) -> dict[str, object]:
+    plan = request.plan
     optimizer, overlap = plan.optimizer, plan.overlap
     together = overlap.param_gather if optimizer.zero == 3 else overlap.grad_reduce
     table: dict[str, object] = {"stage": optimizer.zero, "overlap_comm": together}

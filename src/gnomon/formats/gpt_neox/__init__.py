@@ -65,7 +65,7 @@ def _looks(sample: Sample) -> bool:
     return "pipe_parallel_size" in keys and bool({"model_parallel_size", "num_layers"} & keys)
 
 
-def _network(f: Fields, given: ReadContext, tp: int) -> Network | str:
+def _network(f: Fields, context: ReadContext, tp: int) -> Network | str:
     hidden, heads = f.integer("hidden_size"), f.integer("num_attention_heads")
     layers, positions = f.integer("num_layers"), f.integer("max_position_embeddings", 2048)
     norm, act = str(f.raw("norm") or "layernorm"), str(f.raw("activation") or "gelu")
@@ -76,10 +76,10 @@ def _network(f: Fields, given: ReadContext, tp: int) -> Network | str:
     bias = f.flag("use_bias_in_attn_linear", True)
     ffn_bias, norm_bias = f.flag("use_bias_in_mlp", True), f.flag("use_bias_in_norms", True)
     ffn, multiple = f.integer("intermediate_size", 4 * hidden), f.integer("mlp_multiple_of", 1)
-    vocab = _vocabulary(f, given, tp)
+    vocab = _vocabulary(f, context, tp)
     f.ignore("gpt_j_tied")
-    if given.model is not None:
-        return given.model
+    if context.model is not None:
+        return context.model
     mixers = str(f.peek("attention_config"))
     for name, what in (("mamba", "Mamba's first version"), ("rwkv", "RWKV"), ("gmlp", "gMLP"), ("amlp", "aMLP")):
         if name in mixers:
@@ -112,13 +112,13 @@ def _network(f: Fields, given: ReadContext, tp: int) -> Network | str:
             attention_dropout=attention_dropout,
             tied=tied,
         )
-    more: dict[str, Any] = {"num_kv_heads": kv_heads, "head_dim": hidden // heads, "ffn_size": ffn, "tied": tied}
+    extra: dict[str, Any] = {"num_kv_heads": kv_heads, "head_dim": hidden // heads, "ffn_size": ffn, "tied": tied}
     if rms and act == "swiglu" and position == "rotary" and not parallel:
-        return LlamaConfig(name="gpt-neox-job", **sizes, **more, qkv_bias=bias, out_bias=bias, ffn_bias=ffn_bias)
+        return LlamaConfig(name="gpt-neox-job", **sizes, **extra, qkv_bias=bias, out_bias=bias, ffn_bias=ffn_bias)
     return DecoderConfig(
         name="gpt-neox-job",
         **sizes,
-        **more,
+        **extra,
         order="parallel_two" if parallel else "pre",
         norm="rms" if rms else "layer",
         norm_bias=norm_bias and not rms,
@@ -133,12 +133,12 @@ def _network(f: Fields, given: ReadContext, tp: int) -> Network | str:
     )
 
 
-def _vocabulary(f: Fields, given: ReadContext, tp: int) -> int:
+def _vocabulary(f: Fields, context: ReadContext, tp: int) -> int:
     """Rows of the embedding: the tokenizer's, padded as Megatron pads them."""
     tokenizer = str(f.peek("tokenizer_type") or "GPT2BPETokenizer")
     named = rows_of(str(f.peek("vocab_file") or ""))
-    rows = given.vocab_size or named or TOKENIZERS.get(tokenizer, 50257)
-    if given.vocab_size is None and named is None and tokenizer != "GPT2BPETokenizer":
+    rows = context.vocab_size or named or TOKENIZERS.get(tokenizer, 50257)
+    if context.vocab_size is None and named is None and tokenizer != "GPT2BPETokenizer":
         f.note_default("vocab_size", str(rows), f"its tokenizer's file is not read; {tokenizer}'s usual (--vocab-size)")
     multiple = f.integer("make_vocab_size_divisible_by", 128) * tp
     return -(-rows // multiple) * multiple
@@ -146,26 +146,30 @@ def _vocabulary(f: Fields, given: ReadContext, tp: int) -> int:
 
 def _deepspeed(flat: Mapping[str, object]) -> dict[str, object]:
     """The keys that DeepSpeed reads; `precision` is a short form of them, and fp16 may say bfloat16."""
-    kept = {key: value for key, value in flat.items() if key.partition(".")[0] in DEEPSPEED}
-    kept.pop("fp16.fp16", None)
-    kind = str(kept.pop("fp16.type", flat.get("precision", "")))
+    engine_values = {key: value for key, value in flat.items() if key.partition(".")[0] in DEEPSPEED}
+    engine_values.pop("fp16.fp16", None)
+    kind = str(engine_values.pop("fp16.type", flat.get("precision", "")))
     if kind == "bfloat16" or flat.get("precision") == "bfloat16":
-        kept = {key: value for key, value in kept.items() if not key.startswith("fp16")} | {"bf16.enabled": True}
+        engine_values = {key: value for key, value in engine_values.items() if not key.startswith("fp16")} | {
+            "bf16.enabled": True
+        }
     elif flat.get("precision") == "fp16":
-        kept["fp16.enabled"] = True
-    return kept
+        engine_values["fp16.enabled"] = True
+    return engine_values
 
 
-def _read(path: Path, given: ReadContext) -> Job:
+def _read(path: Path, context: ReadContext) -> Job:
     text, file = read_source(path)
     flat = {key.replace("-", "_"): value for key, value in flatten(read_yaml(text, file)).items()}
     sections = {key for key in flat if key.partition(".")[0] in DEEPSPEED}
-    engine = _deepspeed({**flat, **{key: value for key, value in given.values().items() if key in flat}})
-    mine = {key: text for key, text in given.settings.items() if key not in sections}
-    f = Fields({key: value for key, value in flat.items() if key not in sections}, file, replace(given, settings=mine))
+    engine = _deepspeed({**flat, **{key: value for key, value in context.values().items() if key in flat}})
+    mine = {key: text for key, text in context.settings.items() if key not in sections}
+    f = Fields(
+        {key: value for key, value in flat.items() if key not in sections}, file, replace(context, settings=mine)
+    )
     pp, tp = max(1, f.integer("pipe_parallel_size", 0, least=0)), f.integer("model_parallel_size", 1)
-    model = _network(f, given, tp)
-    devices = given.devices or pp * tp
+    model = _network(f, context, tp)
+    devices = context.devices or pp * tp
     divides("devices", devices, "pipe_parallel_size x model_parallel_size", pp * tp)
     recompute = f.flag("checkpoint_activations", False)
     every = f.integer("checkpoint_num_layers", 1)
@@ -174,11 +178,11 @@ def _read(path: Path, given: ReadContext) -> Job:
     job = deepspeed.job_of(
         engine,
         file,
-        given=replace(
-            given,
+        context=replace(
+            context,
             devices=devices // (pp * tp),
             model=model,
-            seq_len=given.seq_len or seq_len,
+            seq_len=context.seq_len or seq_len,
             settings={},
         ),
         mixed_precision=None,

@@ -31,7 +31,7 @@ from gnomon.graph import Graph
 from gnomon.models import deepseek, gemma, gpt, llama, mixtral
 
 
-def _llama(k: Keys, name: str, wanted: ReadOptions, notes: Notes) -> llama.LlamaConfig:
+def _llama(k: Keys, name: str, options: ReadOptions, notes: Notes) -> llama.LlamaConfig:
     k.must_be("attention_dropout", 0.0, 0)
     k.must_be("pretraining_tp", 1, 2, 4, 8)  # splits matrices to reproduce rounding; same work
     k.ignore("max_position_embeddings")
@@ -43,7 +43,7 @@ def _llama(k: Keys, name: str, wanted: ReadOptions, notes: Notes) -> llama.Llama
     )
 
 
-def _mistral(k: Keys, name: str, wanted: ReadOptions, notes: Notes) -> llama.LlamaConfig:
+def _mistral(k: Keys, name: str, options: ReadOptions, notes: Notes) -> llama.LlamaConfig:
     window = optional_window(k, 4096)
     k.must_be("attention_dropout", 0.0, 0)
     k.ignore("max_position_embeddings")
@@ -65,7 +65,7 @@ def _qwen_window(k: Keys, layers: int) -> tuple[int, int]:
     return window, full
 
 
-def _qwen(k: Keys, name: str, wanted: ReadOptions, notes: Notes, *, third: bool) -> llama.LlamaConfig:
+def _qwen(k: Keys, name: str, options: ReadOptions, notes: Notes, *, third: bool) -> llama.LlamaConfig:
     hidden, layers = k.integer("hidden_size"), k.integer("num_hidden_layers")
     heads = k.integer("num_attention_heads")
     kv_heads = k.integer("num_key_value_heads")
@@ -93,15 +93,15 @@ def _qwen(k: Keys, name: str, wanted: ReadOptions, notes: Notes, *, third: bool)
     )
 
 
-def _qwen2(k: Keys, name: str, wanted: ReadOptions, notes: Notes) -> llama.LlamaConfig:
-    return _qwen(k, name, wanted, notes, third=False)
+def _qwen2(k: Keys, name: str, options: ReadOptions, notes: Notes) -> llama.LlamaConfig:
+    return _qwen(k, name, options, notes, third=False)
 
 
-def _qwen3(k: Keys, name: str, wanted: ReadOptions, notes: Notes) -> llama.LlamaConfig:
-    return _qwen(k, name, wanted, notes, third=True)
+def _qwen3(k: Keys, name: str, options: ReadOptions, notes: Notes) -> llama.LlamaConfig:
+    return _qwen(k, name, options, notes, third=True)
 
 
-def _gemma2(k: Keys, name: str, wanted: ReadOptions, notes: Notes) -> Graph:
+def _gemma2(k: Keys, name: str, options: ReadOptions, notes: Notes) -> Graph:
     layers = k.integer("num_hidden_layers")
     k.must_be("attention_bias", False)
     k.must_be("attention_dropout", 0.0, 0)
@@ -129,7 +129,7 @@ def _gemma2(k: Keys, name: str, wanted: ReadOptions, notes: Notes) -> Graph:
     )
 
 
-def _gpt2(k: Keys, name: str, wanted: ReadOptions, notes: Notes) -> gpt.GptConfig:
+def _gpt2(k: Keys, name: str, options: ReadOptions, notes: Notes) -> gpt.GptConfig:
     hidden = k.integer("n_embd")
     dropout, embed_dropout = k.number("resid_pdrop", 0.1), k.number("embd_pdrop", 0.1)
     if (dropout > 0) != (embed_dropout > 0):
@@ -154,7 +154,7 @@ def _gpt2(k: Keys, name: str, wanted: ReadOptions, notes: Notes) -> gpt.GptConfi
     )
 
 
-def _gpt_neox(k: Keys, name: str, wanted: ReadOptions, notes: Notes) -> gpt.GptNeoxConfig:
+def _gpt_neox(k: Keys, name: str, options: ReadOptions, notes: Notes) -> gpt.GptNeoxConfig:
     k.must_be("attention_bias", True)
     for key in ("attention_dropout", "hidden_dropout", "attention_probs_dropout_prob", "hidden_dropout_prob"):
         k.must_be(key, 0.0, 0)
@@ -175,7 +175,7 @@ def _gpt_neox(k: Keys, name: str, wanted: ReadOptions, notes: Notes) -> gpt.GptN
     )
 
 
-def _mixtral(k: Keys, name: str, wanted: ReadOptions, notes: Notes) -> mixtral.MixtralConfig:
+def _mixtral(k: Keys, name: str, options: ReadOptions, notes: Notes) -> mixtral.MixtralConfig:
     hidden = k.integer("hidden_size")
     heads, kv_heads, head_dim = heads_of(k, hidden)
     window = optional_window(k, 0)
@@ -183,7 +183,7 @@ def _mixtral(k: Keys, name: str, wanted: ReadOptions, notes: Notes) -> mixtral.M
     k.must_be("router_jitter_noise", 0.0, 0)
     k.choice("hidden_act", SILU, "silu")
     k.ignore("max_position_embeddings")
-    balance_loss(k, wanted, notes)
+    balance_loss(k, options, notes)
     return mixtral.MixtralConfig(
         name=name,
         num_layers=k.integer("num_hidden_layers"),
@@ -200,7 +200,7 @@ def _mixtral(k: Keys, name: str, wanted: ReadOptions, notes: Notes) -> mixtral.M
     )
 
 
-def _qwen3_moe(k: Keys, name: str, wanted: ReadOptions, notes: Notes) -> mixtral.MixtralConfig:
+def _qwen3_moe(k: Keys, name: str, options: ReadOptions, notes: Notes) -> mixtral.MixtralConfig:
     hidden = k.integer("hidden_size")
     heads, kv_heads, head_dim = heads_of(k, hidden)
     bias = k.flag("attention_bias", False)
@@ -211,7 +211,7 @@ def _qwen3_moe(k: Keys, name: str, wanted: ReadOptions, notes: Notes) -> mixtral
     k.choice("hidden_act", SILU, "silu")
     k.ignore("sliding_window", "max_window_layers", "max_position_embeddings", "intermediate_size")  # no dense layers
     k.ignore("norm_topk_prob")
-    balance_loss(k, wanted, notes)
+    balance_loss(k, options, notes)
     return mixtral.MixtralConfig(
         name=name,
         num_layers=k.integer("num_hidden_layers"),
@@ -232,7 +232,7 @@ def _qwen3_moe(k: Keys, name: str, wanted: ReadOptions, notes: Notes) -> mixtral
     )
 
 
-def _deepseek_v3(k: Keys, name: str, wanted: ReadOptions, notes: Notes) -> deepseek.DeepseekConfig:
+def _deepseek_v3(k: Keys, name: str, options: ReadOptions, notes: Notes) -> deepseek.DeepseekConfig:
     k.must_be("num_key_value_heads", k.integer("num_attention_heads"))
     k.must_be("attention_bias", False)
     k.must_be("attention_dropout", 0.0, 0)
@@ -244,19 +244,19 @@ def _deepseek_v3(k: Keys, name: str, wanted: ReadOptions, notes: Notes) -> deeps
     k.choice("hidden_act", SILU, "silu")
     k.ignore("max_position_embeddings", "norm_topk_prob", "routed_scaling_factor")
     k.ignore("ep_size", "qk_head_dim", "head_dim", "num_experts_per_token")
-    balance_loss(k, wanted, notes, known=False)
+    balance_loss(k, options, notes, known=False)
     quantised = k.raw("quantization_config")
     if quantised is not None:
         notes.append(QUANTISED)
     predicted = k.raw("num_nextn_predict_layers")
-    modules = max(k.integer("mtp_num_layers", 0, least=0), int(wanted.mtp))
+    modules = max(k.integer("mtp_num_layers", 0, least=0), int(options.mtp))
     if predicted and not modules:
         notes.append(
             f"num_nextn_predict_layers={predicted}: the multi-token prediction module is left out, as in "
             f"transformers; add mtp_num_layers = {predicted} for it"
         )
     return replace(
-        deepseek_of(k, wanted, name, num_dense_layers=k.integer("first_k_dense_replace", least=0)),
+        deepseek_of(k, options, name, num_dense_layers=k.integer("first_k_dense_replace", least=0)),
         num_groups=k.integer("n_group", 8),
         groups_per_token=k.integer("topk_group", 4),
         mtp_modules=modules,

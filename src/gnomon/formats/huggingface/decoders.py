@@ -34,7 +34,7 @@ from gnomon.models.decoder import DecoderConfig, Mixture, Order, decoder
 GELU_TANH = {"gelu_pytorch_tanh": "gelu_tanh"}
 
 
-def _phi3(k: Keys, name: str, wanted: ReadOptions, notes: Notes) -> Graph:
+def _phi3(k: Keys, name: str, options: ReadOptions, notes: Notes) -> Graph:
     for key in ("attention_dropout", "resid_pdrop", "embd_pdrop"):
         k.must_be(key, 0.0, 0)
     k.must_be("attention_bias", False)
@@ -50,33 +50,33 @@ def _phi3(k: Keys, name: str, wanted: ReadOptions, notes: Notes) -> Graph:
     )
 
 
-def _smollm3(k: Keys, name: str, wanted: ReadOptions, notes: Notes) -> Graph:
+def _smollm3(k: Keys, name: str, options: ReadOptions, notes: Notes) -> Graph:
     layers = k.integer("num_hidden_layers")
     k.must_be("attention_dropout", 0.0, 0)
     k.must_be("use_sliding_window", False)
     check_layer_types(k, ["full_attention"] * layers)
     k.ignore("max_position_embeddings", "sliding_window", "pretraining_tp")
-    given, every = k.raw("no_rope_layers"), k.integer("no_rope_layer_interval", 4)
+    rope_layers, every = k.raw("no_rope_layers"), k.integer("no_rope_layer_interval", 4)
     # Every so many layers one turns no queries and keys (NoPE).
     rotated = tuple((i + 1) % every != 0 for i in range(layers))
-    if isinstance(given, list) and len(given) == layers:
-        rotated = tuple(bool(one) for one in given)
+    if isinstance(rope_layers, list) and len(rope_layers) == layers:
+        rotated = tuple(bool(one) for one in rope_layers)
     return decoder(
         DecoderConfig(
             name=name,
             **sizes_of(k, tied=True),
             **biases_of(k),
-            rotated=rotated if wanted.complete else (True,),  # rotating q and k or not: the least of a layer
+            rotated=rotated if options.complete else (True,),  # rotating q and k or not: the least of a layer
             activation=k.choice("hidden_act", ACTIVATIONS, "silu"),
         )
     )
 
 
-def _granite(k: Keys, name: str, wanted: ReadOptions, notes: Notes) -> Graph:
+def _granite(k: Keys, name: str, options: ReadOptions, notes: Notes) -> Graph:
     if k.number("attention_dropout", 0.0):
         notes.append("attention_dropout is left out")
     k.ignore("max_position_embeddings")
-    if not wanted.complete:
+    if not options.complete:
         free_multipliers(k, notes)
     k.ignore("residual_multiplier", "logits_scaling")
     return decoder(
@@ -84,18 +84,18 @@ def _granite(k: Keys, name: str, wanted: ReadOptions, notes: Notes) -> Graph:
             name=name,
             **sizes_of(k),
             **biases_of(k),
-            embed_scale=factor(k, wanted, "embedding_multiplier"),
-            query_scale=factor(k, wanted, "attention_multiplier"),
+            embed_scale=factor(k, options, "embedding_multiplier"),
+            query_scale=factor(k, options, "attention_multiplier"),
             activation=k.choice("hidden_act", ACTIVATIONS, "silu"),
         )
     )
 
 
-def _olmo2(k: Keys, name: str, wanted: ReadOptions, notes: Notes, *, windows: tuple[int, ...] = (0,)) -> Graph:
+def _olmo2(k: Keys, name: str, options: ReadOptions, notes: Notes, *, windows: tuple[int, ...] = (0,)) -> Graph:
     bias = k.flag("attention_bias", False)
     k.must_be("attention_dropout", 0.0, 0)
     k.ignore("max_position_embeddings")
-    if not wanted.complete:
+    if not options.complete:
         notes.append(HEAD_NORMS)
     return decoder(
         DecoderConfig(
@@ -103,7 +103,7 @@ def _olmo2(k: Keys, name: str, wanted: ReadOptions, notes: Notes, *, windows: tu
             **sizes_of(k),
             order="post",
             qk_norm=True,
-            joined_qk_norm=wanted.complete,
+            joined_qk_norm=options.complete,
             qkv_bias=bias,
             out_bias=bias,
             windows=windows,
@@ -112,13 +112,13 @@ def _olmo2(k: Keys, name: str, wanted: ReadOptions, notes: Notes, *, windows: tu
     )
 
 
-def _olmo3(k: Keys, name: str, wanted: ReadOptions, notes: Notes) -> Graph:
+def _olmo3(k: Keys, name: str, options: ReadOptions, notes: Notes) -> Graph:
     window, layers = k.integer("sliding_window", 4096), k.integer("num_hidden_layers")
     check_layer_types(k, [("sliding" if (i + 1) % 4 else "full") + "_attention" for i in range(layers)])
-    return _olmo2(k, name, wanted, notes, windows=(window, window, window, 0))
+    return _olmo2(k, name, options, notes, windows=(window, window, window, 0))
 
 
-def _stablelm(k: Keys, name: str, wanted: ReadOptions, notes: Notes) -> Graph:
+def _stablelm(k: Keys, name: str, options: ReadOptions, notes: Notes) -> Graph:
     for key in ("attention_dropout", "hidden_dropout"):
         k.must_be(key, 0.0, 0)
     k.must_be("qk_layernorm", False)
@@ -136,7 +136,7 @@ def _stablelm(k: Keys, name: str, wanted: ReadOptions, notes: Notes) -> Graph:
     )
 
 
-def _gemma(k: Keys, name: str, wanted: ReadOptions, notes: Notes) -> Graph:
+def _gemma(k: Keys, name: str, options: ReadOptions, notes: Notes) -> Graph:
     sizes = sizes_of(k, tied=True, head_dim=256)
     k.must_be("attention_bias", False)
     k.must_be("attention_dropout", 0.0, 0)
@@ -154,7 +154,7 @@ def _gemma(k: Keys, name: str, wanted: ReadOptions, notes: Notes) -> Graph:
     )
 
 
-def _gemma3(k: Keys, name: str, wanted: ReadOptions, notes: Notes) -> Graph:
+def _gemma3(k: Keys, name: str, options: ReadOptions, notes: Notes) -> Graph:
     sizes = sizes_of(k, tied=True, head_dim=256)
     k.must_be("attention_bias", False)
     k.must_be("attention_dropout", 0.0, 0)
@@ -188,7 +188,7 @@ def _query_scale(k: Keys) -> float:
 
 
 def _cohere(
-    k: Keys, name: str, wanted: ReadOptions, notes: Notes, *, windows: tuple[int, ...] = (0,), second: bool = False
+    k: Keys, name: str, options: ReadOptions, notes: Notes, *, windows: tuple[int, ...] = (0,), second: bool = False
 ) -> Graph:
     """Reads Command R: one norm before attention and feed-forward, which run side by side. second: only layers with a
     window have rotary positions."""
@@ -196,7 +196,7 @@ def _cohere(
     bias = k.flag("attention_bias", False)
     k.ignore("max_position_embeddings", "use_parallel_block", "use_embedding_sharing", "use_gated_activation")
     k.ignore("model_max_length", "logit_scale", "rotary_pct", "position_embedding_type")
-    if not wanted.complete:
+    if not options.complete:
         notes.append("the factor of its logits is counted as free")
     if normed := k.flag("use_qk_norm", False):
         notes.append("its norms of q and k, which have weights for every head, are counted with one head's weights")
@@ -210,29 +210,29 @@ def _cohere(
             out_bias=bias,
             qk_norm=normed,
             windows=windows,
-            rotated=tuple(bool(w) for w in windows) if wanted.complete and second else (True,),
+            rotated=tuple(bool(w) for w in windows) if options.complete and second else (True,),
             activation=k.choice("hidden_act", ACTIVATIONS, "silu"),
         )
     )
 
 
-def _cohere2(k: Keys, name: str, wanted: ReadOptions, notes: Notes) -> Graph:
+def _cohere2(k: Keys, name: str, options: ReadOptions, notes: Notes) -> Graph:
     layers, window, every = k.integer("num_hidden_layers"), k.integer("sliding_window", 4096), _pattern(k, 4)
     check_layer_types(k, [("sliding" if (i + 1) % every else "full") + "_attention" for i in range(layers)])
     k.must_be("use_qk_norm", False)
     k.ignore("order_of_interleaved_layers", "layer_switch", "cache_implementation")
-    return _cohere(k, name, wanted, notes, windows=(*(window,) * (every - 1), 0), second=True)
+    return _cohere(k, name, options, notes, windows=(*(window,) * (every - 1), 0), second=True)
 
 
 def _pattern(k: Keys, absent: int) -> int:
     """Every how many layers one sees all tokens: sliding_window_pattern, a number or letters such as LLLG."""
-    given = k.raw("sliding_window_pattern")
-    if isinstance(given, str) and given == "L" * (len(given) - 1) + "G":
-        return len(given)
+    pattern = k.raw("sliding_window_pattern")
+    if isinstance(pattern, str) and pattern == "L" * (len(pattern) - 1) + "G":
+        return len(pattern)
     return k.integer("sliding_window_pattern", absent)
 
 
-def _glm(k: Keys, name: str, wanted: ReadOptions, notes: Notes, *, order: Order = "pre") -> Graph:
+def _glm(k: Keys, name: str, options: ReadOptions, notes: Notes, *, order: Order = "pre") -> Graph:
     k.must_be("attention_dropout", 0.0, 0)
     k.ignore("max_position_embeddings", "partial_rotary_factor")
     notes.append("its joined projections (gate and up) are counted as products of their own")
@@ -247,11 +247,11 @@ def _glm(k: Keys, name: str, wanted: ReadOptions, notes: Notes, *, order: Order 
     )
 
 
-def _glm4(k: Keys, name: str, wanted: ReadOptions, notes: Notes) -> Graph:
-    return _glm(k, name, wanted, notes, order="both")
+def _glm4(k: Keys, name: str, options: ReadOptions, notes: Notes) -> Graph:
+    return _glm(k, name, options, notes, order="both")
 
 
-def _seed_oss(k: Keys, name: str, wanted: ReadOptions, notes: Notes) -> Graph:
+def _seed_oss(k: Keys, name: str, options: ReadOptions, notes: Notes) -> Graph:
     k.ignore("max_position_embeddings", "pretraining_tp")
     return decoder(
         DecoderConfig(
@@ -267,7 +267,7 @@ def _seed_oss(k: Keys, name: str, wanted: ReadOptions, notes: Notes) -> Graph:
     )
 
 
-def _ernie(k: Keys, name: str, wanted: ReadOptions, notes: Notes) -> Graph:
+def _ernie(k: Keys, name: str, options: ReadOptions, notes: Notes) -> Graph:
     bias = k.flag("use_bias", False)
     k.ignore("max_position_embeddings")
     return decoder(
@@ -282,7 +282,7 @@ def _ernie(k: Keys, name: str, wanted: ReadOptions, notes: Notes) -> Graph:
     )
 
 
-def _exaone4(k: Keys, name: str, wanted: ReadOptions, notes: Notes) -> Graph:
+def _exaone4(k: Keys, name: str, options: ReadOptions, notes: Notes) -> Graph:
     layers, window = k.integer("num_hidden_layers"), optional_window(k, 4096)
     k.must_be("attention_dropout", 0.0, 0)
     k.ignore("max_position_embeddings")
@@ -300,13 +300,13 @@ def _exaone4(k: Keys, name: str, wanted: ReadOptions, notes: Notes) -> Graph:
             order="post",
             qk_norm=True,
             windows=windows,
-            rotated=tuple(bool(w) for w in windows) if wanted.complete and window else (True,),
+            rotated=tuple(bool(w) for w in windows) if options.complete and window else (True,),
             activation=k.choice("hidden_act", ACTIVATIONS, "silu"),
         )
     )
 
 
-def _ungated(k: Keys, name: str, wanted: ReadOptions, notes: Notes, *, norm: Literal["rms", "layer"] = "rms") -> Graph:
+def _ungated(k: Keys, name: str, options: ReadOptions, notes: Notes, *, norm: Literal["rms", "layer"] = "rms") -> Graph:
     """Reads Arcee: a Llama whose feed-forward squares a ReLU in place of a gate."""
     k.must_be("attention_dropout", 0.0, 0)
     k.ignore("max_position_embeddings", "partial_rotary_factor", "rope_percent", "rope_percentage", "norm_eps")
@@ -323,18 +323,22 @@ def _ungated(k: Keys, name: str, wanted: ReadOptions, notes: Notes, *, norm: Lit
     )
 
 
-def _nemotron(k: Keys, name: str, wanted: ReadOptions, notes: Notes) -> Graph:
-    return _ungated(k, name, wanted, notes, norm="layer")
+def _nemotron(k: Keys, name: str, options: ReadOptions, notes: Notes) -> Graph:
+    return _ungated(k, name, options, notes, norm="layer")
 
 
-def _ministral(k: Keys, name: str, wanted: ReadOptions, notes: Notes) -> Graph:
+def _ministral(k: Keys, name: str, options: ReadOptions, notes: Notes) -> Graph:
     layers, window = k.integer("num_hidden_layers"), optional_window(k, 4096)
-    given = k.raw("layer_types")
+    layer_types = k.raw("layer_types")
     windows: tuple[int, ...] = (window,)
-    if isinstance(given, list) and len(given) == layers and set(given) <= {"sliding_attention", "full_attention"}:
-        windows = tuple(window if kind == "sliding_attention" else 0 for kind in given)
-    elif given is not None:
-        k.fail("layer_types", f"expected {layers} of sliding_attention and full_attention, got {given!r:.80}")
+    if (
+        isinstance(layer_types, list)
+        and len(layer_types) == layers
+        and set(layer_types) <= {"sliding_attention", "full_attention"}
+    ):
+        windows = tuple(window if kind == "sliding_attention" else 0 for kind in layer_types)
+    elif layer_types is not None:
+        k.fail("layer_types", f"expected {layers} of sliding_attention and full_attention, got {layer_types!r:.80}")
     k.must_be("attention_dropout", 0.0, 0)
     k.ignore("max_position_embeddings")
     return decoder(
@@ -347,7 +351,7 @@ def _ministral(k: Keys, name: str, wanted: ReadOptions, notes: Notes) -> Graph:
     )
 
 
-def _ministral3(k: Keys, name: str, wanted: ReadOptions, notes: Notes) -> Graph:
+def _ministral3(k: Keys, name: str, options: ReadOptions, notes: Notes) -> Graph:
     k.must_be("attention_dropout", 0.0, 0)
     k.ignore("max_position_embeddings")
     return decoder(
@@ -360,19 +364,19 @@ def _ministral3(k: Keys, name: str, wanted: ReadOptions, notes: Notes) -> Graph:
     )
 
 
-def _olmo(k: Keys, name: str, wanted: ReadOptions, notes: Notes) -> Graph:
+def _olmo(k: Keys, name: str, options: ReadOptions, notes: Notes) -> Graph:
     bias = k.flag("attention_bias", False)
     k.must_be("attention_dropout", 0.0, 0)
-    clipped(k, wanted, notes)
+    clipped(k, options, notes)
     k.ignore("max_position_embeddings")
-    if not wanted.complete:
+    if not options.complete:
         notes.append("its norms, which have no weights, are counted with weights (0.004 % of a 7B's)")
     return decoder(
         DecoderConfig(
             name=name,
             **sizes_of(k),
             norm="layer",
-            norm_weight=not wanted.complete,
+            norm_weight=not options.complete,
             qkv_bias=bias,
             out_bias=bias,
             activation=k.choice("hidden_act", ACTIVATIONS, "silu"),
@@ -380,7 +384,7 @@ def _olmo(k: Keys, name: str, wanted: ReadOptions, notes: Notes) -> Graph:
     )
 
 
-def _gemma4(k: Keys, name: str, wanted: ReadOptions, notes: Notes) -> Graph:
+def _gemma4(k: Keys, name: str, options: ReadOptions, notes: Notes) -> Graph:
     """Gemma 4 without an embedding in every layer: its 31B, and its 26B with experts beside the feed-forward."""
     sizes = sizes_of(k, tied=True, head_dim=256)
     count = sizes["num_layers"]

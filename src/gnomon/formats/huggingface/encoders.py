@@ -17,12 +17,12 @@ from gnomon.graph import Graph
 from gnomon.models import bart, bert, t5, vit
 
 
-def _roberta(k: Keys, name: str, wanted: ReadOptions, notes: Notes) -> Graph:
+def _roberta(k: Keys, name: str, options: ReadOptions, notes: Notes) -> Graph:
     """Reads RoBERTa, whose head has a GELU whatever activation the layers have."""
-    return _bert(k, name, wanted, notes, head_activation="gelu")
+    return _bert(k, name, options, notes, head_activation="gelu")
 
 
-def _bert(k: Keys, name: str, wanted: ReadOptions, notes: Notes, *, head_activation: str = "") -> Graph:
+def _bert(k: Keys, name: str, options: ReadOptions, notes: Notes, *, head_activation: str = "") -> Graph:
     k.must_be("position_embedding_type", "absolute")
     k.must_be("is_decoder", False)
     k.must_be("add_cross_attention", False)
@@ -30,8 +30,8 @@ def _bert(k: Keys, name: str, wanted: ReadOptions, notes: Notes, *, head_activat
     k.ignore("classifier_dropout")
     k.ignore(*(f"pooler_{p}" for p in ("fc_size", "num_attention_heads", "num_fc_layers", "size_per_head", "type")))
     k.ignore("directionality")
-    classes = _classes(k) if wanted.bert_head == "classifier" else 1
-    if wanted.bert_head == "pooler":
+    classes = _classes(k) if options.bert_head == "classifier" else 1
+    if options.bert_head == "pooler":
         notes.append("the bare model with its pooler, without a loss; ask for the mlm head to train it")
     return bert.bert(
         bert.BertConfig(
@@ -46,18 +46,18 @@ def _bert(k: Keys, name: str, wanted: ReadOptions, notes: Notes, *, head_activat
             dropout=k.number("hidden_dropout_prob", 0.1),
             attention_dropout=k.number("attention_probs_dropout_prob", 0.1),
             activation=k.choice("hidden_act", ACTIVATIONS, "gelu"),
-            head=wanted.bert_head,
+            head=options.bert_head,
             num_classes=classes,
             head_activation=head_activation,
         )
     )
 
 
-def _mt5(k: Keys, name: str, wanted: ReadOptions, notes: Notes) -> Graph:
-    return _t5(k, name, wanted, notes, multilingual=True)
+def _mt5(k: Keys, name: str, options: ReadOptions, notes: Notes) -> Graph:
+    return _t5(k, name, options, notes, multilingual=True)
 
 
-def _t5(k: Keys, name: str, wanted: ReadOptions, notes: Notes, *, multilingual: bool = False) -> Graph:
+def _t5(k: Keys, name: str, options: ReadOptions, notes: Notes, *, multilingual: bool = False) -> Graph:
     layers = k.integer("num_layers")
     gated = k.choice("feed_forward_proj", {"relu": "", "gated-gelu": "gated"}, "relu") == "gated"
     k.must_be("is_gated_act", gated)
@@ -91,7 +91,7 @@ def _bart_like(*, trained: int | None, pre_norm: bool, embedding_norm: bool, sca
     """Makes a reader of models like BART. trained: rows of a table of positions before the first token's; None:
     positions are not trained. scaled: where the file does not say. Source: modelling classes of transformers 5.23."""
 
-    def read(k: Keys, name: str, wanted: ReadOptions, notes: Notes) -> Graph:
+    def read(k: Keys, name: str, options: ReadOptions, notes: Notes) -> Graph:
         k.must_be("is_encoder_decoder", True)
         k.must_be("tie_word_embeddings", True)
         if k.has("share_encoder_decoder_embeddings"):
@@ -136,9 +136,9 @@ def _classes(k: Keys) -> int:
     return k.integer("num_labels", len(labels) if isinstance(labels, Mapping) else 2)
 
 
-def _vit(k: Keys, name: str, wanted: ReadOptions, notes: Notes) -> Graph:
+def _vit(k: Keys, name: str, options: ReadOptions, notes: Notes) -> Graph:
     labels = k.raw("id2label")
-    only(k, wanted, "problem_type", "single_label_classification")
+    only(k, options, "problem_type", "single_label_classification")
     k.ignore("label2id", "encoder_stride", "pooler_output_size", "pooler_act")
     if labels is not None and not isinstance(labels, Mapping):
         k.fail("id2label", f"expected an object, got {labels!r}")

@@ -46,12 +46,12 @@ def with_blocks(layout: Layout, shapes: Mapping[str, Shape], where: str) -> Layo
         if name.endswith(OTHER_STATES):
             raise InputError(f"{where}: {name} says fp4 or eight bits; of quantised weights only NF4 is read")
     pieces, found = dict(layout.pieces), dict[str, Shape]()
-    for name, given in layout.pieces.items():
-        states = [piece.tensor for piece in given if f"{piece.tensor}{STATE}" in shapes]
+    for name, tensor_pieces in layout.pieces.items():
+        states = [piece.tensor for piece in tensor_pieces if f"{piece.tensor}{STATE}" in shapes]
         if not states:
             continue
-        (tensor, *_), whole = states, given[0]
-        if len(given) > 1 or whole.pick or whole.order:
+        (tensor, *_), whole = states, tensor_pieces[0]
+        if len(tensor_pieces) > 1 or whole.pick or whole.order:
             raise InputError(
                 f"{where}: {name} is part of {tensor}, which is in four bits; only weights with a tensor of their own "
                 f"are read so; give the folder that it was made from, which is quantised as it is read"
@@ -75,10 +75,10 @@ def _pieces(tensor: str, elements: int, shapes: Mapping[str, Shape]) -> list[Ten
 def state_of(text: str, tensor: str, shape: Shape) -> WeightState:
     """What the JSON beside `tensor` says. InputError for other blocks than of 64, groups than of 256, another shape."""
     try:
-        said = json.loads(text)
-        shape_said = tuple(int(size) for size in said["shape"])
-        state = WeightState(shape=shape_said, dtype=str(said["dtype"]), mean=float(said.get("nested_offset", 0.0)))
-        sizes = said["blocksize"], said.get("nested_blocksize", NF4_GROUP)
+        record = json.loads(text)
+        shape_said = tuple(int(size) for size in record["shape"])
+        state = WeightState(shape=shape_said, dtype=str(record["dtype"]), mean=float(record.get("nested_offset", 0.0)))
+        sizes = record["blocksize"], record.get("nested_blocksize", NF4_GROUP)
     except (ValueError, KeyError, TypeError) as error:
         raise InputError(f"{tensor}{STATE} cannot be read: {error}") from error
     if sizes != (NF4_BLOCK, NF4_GROUP):
@@ -91,13 +91,13 @@ def state_of(text: str, tensor: str, shape: Shape) -> WeightState:
     return state
 
 
-def check_same(layout: Layout, wanted: Collection[str], where: str) -> None:
+def check_same(layout: Layout, names: Collection[str], where: str) -> None:
     """InputError where a folder has other weights in four bits than the model `wanted`; nothing where it has none."""
-    if layout.four_bits and (unlike := sorted(set(layout.four_bits).symmetric_difference(wanted))):
-        if not wanted:
-            raise InputError(f"{where} has {unlike[0]} in four bits; name the model with +qlora16 to train adapters")
-        has, wants = ("in four bits", "whole") if unlike[0] in layout.four_bits else ("whole", "in four bits")
+    if layout.four_bits and (differing := sorted(set(layout.four_bits).symmetric_difference(names))):
+        if not names:
+            raise InputError(f"{where} has {differing[0]} in four bits; name the model with +qlora16 to train adapters")
+        has, wants = ("in four bits", "whole") if differing[0] in layout.four_bits else ("whole", "in four bits")
         raise InputError(
-            f"{where} has {unlike[0]} {has}, and the model has it {wants}; give the folder that it was made from, "
+            f"{where} has {differing[0]} {has}, and the model has it {wants}; give the folder that it was made from, "
             f"which is quantised as it is read"
         )

@@ -144,7 +144,7 @@ def _mixture(k: Keys, shape: GenericShape, layers: int) -> Mixture | None:
     )
 
 
-def generic_decoder(k: Keys, name: str, wanted: ReadOptions, notes: Notes, shape: GenericShape) -> Graph:
+def generic_decoder(k: Keys, name: str, options: ReadOptions, notes: Notes, shape: GenericShape) -> Graph:
     """The decoder that a config's keys describe, with what its type's code adds. InputError for a key that is missing
     or changes the mathematics."""
     layers, hidden = k.integer(_key(k, "layers")), k.integer(_key(k, "hidden"))

@@ -57,10 +57,10 @@ def _mamba(k: Keys, names: Mapping[str, str]) -> Mamba2:
 
 def _block_types(k: Keys, key: str) -> tuple[str, ...]:
     """Letters of the layers that a list of names gives."""
-    given = k.raw(key)
-    if not isinstance(given, list) or not given or any(kind not in LAYER_TYPES for kind in given):
-        k.fail(key, f"expected a list of {', '.join(LAYER_TYPES)}, got {given!r}")
-    return tuple(LAYER_TYPES[kind] for kind in given)
+    layer_types = k.raw(key)
+    if not isinstance(layer_types, list) or not layer_types or any(kind not in LAYER_TYPES for kind in layer_types):
+        k.fail(key, f"expected a list of {', '.join(LAYER_TYPES)}, got {layer_types!r}")
+    return tuple(LAYER_TYPES[kind] for kind in layer_types)
 
 
 def _with_attention(
@@ -101,7 +101,7 @@ def _with_attention(
     )
 
 
-def _nemotron_h(k: Keys, name: str, wanted: ReadOptions, notes: Notes) -> Graph:
+def _nemotron_h(k: Keys, name: str, options: ReadOptions, notes: Notes) -> Graph:
     pattern = k.raw("hybrid_override_pattern")
     if isinstance(pattern, str):
         k.ignore("layers_block_type")
@@ -116,14 +116,14 @@ def _nemotron_h(k: Keys, name: str, wanted: ReadOptions, notes: Notes) -> Graph:
     k.must_be("attention_dropout", 0.0, 0)
     k.ignore("max_position_embeddings", "partial_rotary_factor", "expand", "use_mamba_kernels", "num_logits_to_keep")
     k.ignore("residual_in_fp32", "sliding_window", "mamba_ssm_cache_dtype")
-    only(k, wanted, "mamba_hidden_act", "silu", "swish")
-    only(k, wanted, "hidden_dropout", 0.0, 0)
-    only(k, wanted, "n_group", 1)
-    only(k, wanted, "tie_word_embeddings", False)  # its class ties nothing
+    only(k, options, "mamba_hidden_act", "silu", "swish")
+    only(k, options, "hidden_dropout", 0.0, 0)
+    only(k, options, "n_group", 1)
+    only(k, options, "tie_word_embeddings", False)  # its class ties nothing
     k.ignore(
         "norm_topk_prob", "routed_scaling_factor", "n_group", "topk_group", "moe_shared_expert_overlap", *STEP_KEYS
     )
-    balance_loss(k, wanted, notes, known=False)
+    balance_loss(k, options, notes, known=False)
     k.ignore(
         "mtp_hybrid_override_pattern",
         "mtp_layers_block_type",
@@ -157,7 +157,7 @@ def _nemotron_h(k: Keys, name: str, wanted: ReadOptions, notes: Notes) -> Graph:
     )
 
 
-def _mamba2(k: Keys, name: str, wanted: ReadOptions, notes: Notes) -> Graph:
+def _mamba2(k: Keys, name: str, options: ReadOptions, notes: Notes) -> Graph:
     k.choice("hidden_act", {"silu": "silu"}, "silu")
     k.must_be("rms_norm", True)
     k.ignore("expand", "residual_in_fp32", *STEP_KEYS)
@@ -180,13 +180,13 @@ _BAMBA |= {"kernel": "mamba_d_conv", "chunk": "mamba_chunk_size"}
 _BAMBA |= {"conv_bias": "mamba_conv_bias", "proj_bias": "mamba_proj_bias"}
 
 
-def _bamba(k: Keys, name: str, wanted: ReadOptions, notes: Notes) -> Graph:
+def _bamba(k: Keys, name: str, options: ReadOptions, notes: Notes) -> Graph:
     k.must_be("attention_bias", False)
     k.must_be("mlp_bias", False)
     k.must_be("attention_dropout", 0.0, 0)
     k.ignore("max_position_embeddings", "mamba_expand", "num_logits_to_keep", "partial_rotary_factor")
-    only(k, wanted, "z_loss_coefficient", 0.0, 0)
-    only(k, wanted, "hidden_act", "silu", "swish")  # the convolution's too
+    only(k, options, "z_loss_coefficient", 0.0, 0)
+    only(k, options, "hidden_act", "silu", "swish")  # the convolution's too
     k.ignore(*STEP_KEYS)
     count = k.integer("num_hidden_layers")
     attends = k.raw("attn_layer_indices") or []
@@ -204,16 +204,16 @@ def _bamba(k: Keys, name: str, wanted: ReadOptions, notes: Notes) -> Graph:
     )
 
 
-def _granite_hybrid(k: Keys, name: str, wanted: ReadOptions, notes: Notes) -> Graph:
+def _granite_hybrid(k: Keys, name: str, options: ReadOptions, notes: Notes) -> Graph:
     """Every layer has a feed-forward for all tokens, which is the shared expert where there are routed ones."""
     k.must_be("attention_bias", False)
     k.must_be("attention_dropout", 0.0, 0)
     k.ignore("max_position_embeddings", "mamba_expand", "num_hidden_layers")
-    balance_loss(k, wanted, notes)
+    balance_loss(k, options, notes)
     k.ignore("normalization_function", "init_method", "shared_intermediate_size_scale", *STEP_KEYS)
     scales = 0.0, 0.0
-    if wanted.complete:
-        scales = factor(k, wanted, "embedding_multiplier"), factor(k, wanted, "attention_multiplier")
+    if options.complete:
+        scales = factor(k, options, "embedding_multiplier"), factor(k, options, "attention_multiplier")
     else:
         free_multipliers(k, notes)
     k.ignore("residual_multiplier", "logits_scaling")
@@ -224,7 +224,7 @@ def _granite_hybrid(k: Keys, name: str, wanted: ReadOptions, notes: Notes) -> Gr
     routed = {"num_experts": experts, "experts_per_token": chosen, "expert_ffn_size": expert}
     has_mamba = any("M" in layer for layer in layers)
     if has_mamba:
-        only(k, wanted, "hidden_act", "silu", "swish")  # the convolution's too
+        only(k, options, "hidden_act", "silu", "swish")  # the convolution's too
     if not has_mamba:
         k.ignore(*_BAMBA.values())
     return _with_attention(
@@ -241,7 +241,7 @@ def _granite_hybrid(k: Keys, name: str, wanted: ReadOptions, notes: Notes) -> Gr
     )
 
 
-def _llama4(k: Keys, name: str, wanted: ReadOptions, notes: Notes) -> Graph:
+def _llama4(k: Keys, name: str, options: ReadOptions, notes: Notes) -> Graph:
     """Every `interleave_moe_layer_step`-th layer is a mixture with a shared expert as wide as its others."""
     count, step = k.integer("num_hidden_layers"), k.integer("interleave_moe_layer_step", 1)
     k.must_be("attention_bias", False)

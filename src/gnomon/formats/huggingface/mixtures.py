@@ -36,21 +36,21 @@ from gnomon.models.decoder import DecoderConfig, Mixture, decoder
 ROUTER_KEYS = ("norm_topk_prob", "routed_scaling_factor")
 
 
-def _olmoe(k: Keys, name: str, wanted: ReadOptions, notes: Notes) -> Graph:
+def _olmoe(k: Keys, name: str, options: ReadOptions, notes: Notes) -> Graph:
     k.must_be("attention_dropout", 0.0, 0)
     k.must_be("attention_bias", False)
     k.choice("hidden_act", SILU, "silu")
-    clipped(k, wanted, notes)
+    clipped(k, options, notes)
     k.ignore("max_position_embeddings", *ROUTER_KEYS)
-    balance_loss(k, wanted, notes, usual=0.01)
-    if not wanted.complete:
+    balance_loss(k, options, notes, usual=0.01)
+    if not options.complete:
         notes.append(HEAD_NORMS)
     return decoder(
         DecoderConfig(
             name=name,
             **sizes_of(k),
             qk_norm=True,
-            joined_qk_norm=wanted.complete,
+            joined_qk_norm=options.complete,
             mixture=Mixture(
                 num_experts=k.integer("num_experts"),
                 experts_per_token=k.integer("num_experts_per_tok"),
@@ -60,7 +60,7 @@ def _olmoe(k: Keys, name: str, wanted: ReadOptions, notes: Notes) -> Graph:
     )
 
 
-def _gpt_oss(k: Keys, name: str, wanted: ReadOptions, notes: Notes) -> Graph:
+def _gpt_oss(k: Keys, name: str, options: ReadOptions, notes: Notes) -> Graph:
     layers, window = k.integer("num_hidden_layers"), k.integer("sliding_window", 128)
     k.must_be("attention_dropout", 0.0, 0)
     k.must_be("attention_bias", True)
@@ -72,11 +72,11 @@ def _gpt_oss(k: Keys, name: str, wanted: ReadOptions, notes: Notes) -> Graph:
         "experts_per_token",
         *ROUTER_KEYS,
     )
-    balance_loss(k, wanted, notes)
+    balance_loss(k, options, notes)
     if k.raw("quantization_config") is not None:
         notes.append(QUANTISED)
     limit, alpha = k.number("swiglu_limit", 7.0), k.number("swiglu_alpha", 1.702)
-    if not wanted.complete:
+    if not options.complete:
         notes.append("parameters of sinks, of the router's and the experts' biases (0.03 % in all) are left out")
     config = mixtral.MixtralConfig(
         name=name,
@@ -94,7 +94,7 @@ def _gpt_oss(k: Keys, name: str, wanted: ReadOptions, notes: Notes) -> Graph:
         qkv_bias=True,
         out_bias=True,
         expert_bias=True,
-        expert_limit=limit if wanted.complete else 0.0,
+        expert_limit=limit if options.complete else 0.0,
         expert_alpha=alpha,
         rotary_factor=True,
         tied=k.flag("tie_word_embeddings", False),
@@ -103,7 +103,7 @@ def _gpt_oss(k: Keys, name: str, wanted: ReadOptions, notes: Notes) -> Graph:
     return mixtral.mixtral(config)
 
 
-def _deepseek_v2(k: Keys, name: str, wanted: ReadOptions, notes: Notes) -> Graph:
+def _deepseek_v2(k: Keys, name: str, options: ReadOptions, notes: Notes) -> Graph:
     k.must_be("num_key_value_heads", k.integer("num_attention_heads"))
     for key in ("attention_bias", "mlp_bias", "tie_word_embeddings"):
         k.must_be(key, False)
@@ -118,9 +118,9 @@ def _deepseek_v2(k: Keys, name: str, wanted: ReadOptions, notes: Notes) -> Graph
     if k.raw("norm_topk_prob") is True:
         notes.append("norm_topk_prob=True: weights of experts are not divided by their sum, as in transformers")
     k.ignore("n_group", "topk_group", *ROUTER_KEYS)
-    balance_loss(k, wanted, notes, known=False)
+    balance_loss(k, options, notes, known=False)
     config = replace(
-        deepseek_of(k, wanted, name, num_dense_layers=k.integer("first_k_dense_replace", 0, least=0)),
+        deepseek_of(k, options, name, num_dense_layers=k.integer("first_k_dense_replace", 0, least=0)),
         num_groups=k.integer("n_group") if grouped else 1,
         groups_per_token=k.integer("topk_group") if grouped else 1,
         router="softmax",
@@ -129,7 +129,7 @@ def _deepseek_v2(k: Keys, name: str, wanted: ReadOptions, notes: Notes) -> Graph
     return deepseek.deepseek_v3(config)
 
 
-def _qwen2_moe(k: Keys, name: str, wanted: ReadOptions, notes: Notes) -> Graph:
+def _qwen2_moe(k: Keys, name: str, options: ReadOptions, notes: Notes) -> Graph:
     k.must_be("attention_dropout", 0.0, 0)
     k.must_be("use_sliding_window", False)
     k.must_be("decoder_sparse_step", 1)
@@ -137,7 +137,7 @@ def _qwen2_moe(k: Keys, name: str, wanted: ReadOptions, notes: Notes) -> Graph:
     k.must_be("qkv_bias", True)
     k.choice("hidden_act", SILU, "silu")
     k.ignore("max_position_embeddings", "sliding_window", "max_window_layers", "layer_types", *ROUTER_KEYS)
-    balance_loss(k, wanted, notes)
+    balance_loss(k, options, notes)
     return decoder(
         DecoderConfig(
             name=name,
@@ -154,11 +154,11 @@ def _qwen2_moe(k: Keys, name: str, wanted: ReadOptions, notes: Notes) -> Graph:
     )
 
 
-def _glm4_moe(k: Keys, name: str, wanted: ReadOptions, notes: Notes) -> Graph:
+def _glm4_moe(k: Keys, name: str, options: ReadOptions, notes: Notes) -> Graph:
     k.must_be("attention_dropout", 0.0, 0)
     k.choice("hidden_act", SILU, "silu")
     k.ignore("max_position_embeddings", "partial_rotary_factor", *ROUTER_KEYS)
-    balance_loss(k, wanted, notes, known=False)
+    balance_loss(k, options, notes, known=False)
     if predicted := k.raw("num_nextn_predict_layers"):
         notes.append(f"num_nextn_predict_layers={predicted}: the multi-token prediction module is left out")
     expert = k.integer("moe_intermediate_size")
@@ -183,7 +183,7 @@ def _glm4_moe(k: Keys, name: str, wanted: ReadOptions, notes: Notes) -> Graph:
     )
 
 
-def _dots1(k: Keys, name: str, wanted: ReadOptions, notes: Notes) -> Graph:
+def _dots1(k: Keys, name: str, options: ReadOptions, notes: Notes) -> Graph:
     layers = k.integer("num_hidden_layers")
     k.must_be("attention_dropout", 0.0, 0)
     k.must_be("use_sliding_window", False)
@@ -193,11 +193,11 @@ def _dots1(k: Keys, name: str, wanted: ReadOptions, notes: Notes) -> Graph:
     check_layer_types(k, ["full_attention"] * layers)
     k.choice("hidden_act", SILU, "silu")
     windowed = k.raw("sliding_window") is not None and k.integer("max_window_layers", 62, least=0) < layers
-    if wanted.complete and windowed:
+    if options.complete and windowed:
         k.fail("sliding_window", "layers from max_window_layers on have a window, which is not described; it is null")
     k.ignore("max_position_embeddings", "sliding_window", "max_window_layers", "pretraining_tp", "ep_size")
     k.ignore(*ROUTER_KEYS)
-    balance_loss(k, wanted, notes)
+    balance_loss(k, options, notes)
     bias, expert = k.flag("attention_bias", False), k.integer("moe_intermediate_size")
     return decoder(
         DecoderConfig(
@@ -221,7 +221,7 @@ def _dots1(k: Keys, name: str, wanted: ReadOptions, notes: Notes) -> Graph:
     )
 
 
-def _minimax_m2(k: Keys, name: str, wanted: ReadOptions, notes: Notes) -> Graph:
+def _minimax_m2(k: Keys, name: str, options: ReadOptions, notes: Notes) -> Graph:
     layers = k.integer("num_hidden_layers")
     for key in ("attention_dropout", "router_jitter_noise"):
         k.must_be(key, 0.0, 0)
@@ -236,39 +236,39 @@ def _minimax_m2(k: Keys, name: str, wanted: ReadOptions, notes: Notes) -> Graph:
     k.ignore("num_mtp_modules", "mtp_transformer_layers", "use_routing_bias", "rotary_dim", "partial_rotary_factor")
     k.ignore("max_position_embeddings", "layernorm_full_attention_beta", "layernorm_linear_attention_beta")
     k.ignore("layernorm_mlp_beta", *ROUTER_KEYS)
-    balance_loss(k, wanted, notes)
+    balance_loss(k, options, notes)
     if k.raw("quantization_config") is not None:
         notes.append(QUANTISED)
-    if not wanted.complete:
+    if not options.complete:
         notes.append(HEAD_NORMS)
     return decoder(
         DecoderConfig(
             name=name,
             **sizes_of(k),
             qk_norm=True,
-            joined_qk_norm=wanted.complete,
+            joined_qk_norm=options.complete,
             mixture=_same_width(k, router="sigmoid", router_bias=True),
         )
     )
 
 
-def _same_width(k: Keys, **more: Any) -> Mixture:
+def _same_width(k: Keys, **extra: Any) -> Mixture:
     """Experts as Mixtral's files say them, whose width is intermediate_size. more: further fields."""
     return Mixture(
         num_experts=k.integer("num_local_experts"),
         experts_per_token=k.integer("num_experts_per_tok"),
         expert_ffn_size=k.integer("intermediate_size"),
-        **more,
+        **extra,
     )
 
 
-def _granitemoe(k: Keys, name: str, wanted: ReadOptions, notes: Notes) -> Graph:
+def _granitemoe(k: Keys, name: str, options: ReadOptions, notes: Notes) -> Graph:
     bias = k.flag("attention_bias", False)
     k.must_be("attention_dropout", 0.0, 0)
     k.choice("hidden_act", SILU, "silu")
     k.ignore("max_position_embeddings", *ROUTER_KEYS)
-    balance_loss(k, wanted, notes)
-    if not wanted.complete:
+    balance_loss(k, options, notes)
+    if not options.complete:
         free_multipliers(k, notes)
     k.ignore("residual_multiplier", "logits_scaling")
     return decoder(
@@ -277,21 +277,21 @@ def _granitemoe(k: Keys, name: str, wanted: ReadOptions, notes: Notes) -> Graph:
             **sizes_of(k),
             qkv_bias=bias,
             out_bias=bias,
-            embed_scale=factor(k, wanted, "embedding_multiplier"),
-            query_scale=factor(k, wanted, "attention_multiplier"),
+            embed_scale=factor(k, options, "embedding_multiplier"),
+            query_scale=factor(k, options, "attention_multiplier"),
             mixture=_same_width(k),
         )
     )
 
 
-def _phimoe(k: Keys, name: str, wanted: ReadOptions, notes: Notes) -> Graph:
+def _phimoe(k: Keys, name: str, options: ReadOptions, notes: Notes) -> Graph:
     bias = k.flag("attention_bias", False)
     for key in ("attention_dropout", "hidden_dropout"):
         k.must_be(key, 0.0, 0)
     k.choice("hidden_act", SILU, "silu")
     k.ignore("max_position_embeddings", "original_max_position_embeddings", "router_jitter_noise")
     k.ignore("input_jitter_noise", *ROUTER_KEYS)
-    balance_loss(k, wanted, notes)
+    balance_loss(k, options, notes)
     notes.append("its router, which chooses by SparseMixer, is counted as a softmax")
     return decoder(
         DecoderConfig(
@@ -308,14 +308,14 @@ def _phimoe(k: Keys, name: str, wanted: ReadOptions, notes: Notes) -> Graph:
     )
 
 
-def _ernie_moe(k: Keys, name: str, wanted: ReadOptions, notes: Notes) -> Graph:
+def _ernie_moe(k: Keys, name: str, options: ReadOptions, notes: Notes) -> Graph:
     layers = k.integer("num_hidden_layers")
     k.must_be("use_bias", False)
     k.must_be("moe_layer_interval", 1)
     k.must_be("moe_layer_end_index", -1, layers - 1)
     k.choice("hidden_act", SILU, "silu")
     k.ignore("max_position_embeddings", "moe_norm_min", *ROUTER_KEYS)
-    balance_loss(k, wanted, notes)
+    balance_loss(k, options, notes)
     expert = k.integer("moe_intermediate_size")
     return decoder(
         DecoderConfig(
@@ -333,14 +333,14 @@ def _ernie_moe(k: Keys, name: str, wanted: ReadOptions, notes: Notes) -> Graph:
     )
 
 
-def _dbrx(k: Keys, name: str, wanted: ReadOptions, notes: Notes) -> Graph:
+def _dbrx(k: Keys, name: str, options: ReadOptions, notes: Notes) -> Graph:
     a, f = inner(k, "attn_config"), inner(k, "ffn_config")
     hidden, heads = k.integer("d_model"), k.integer("n_heads")
     for keys, key in ((a, "attn_pdrop"), (k, "emb_pdrop"), (k, "resid_pdrop")):
         keys.must_be(key, 0.0, 0)
-    clipped(a, wanted, notes)
+    clipped(a, options, notes)
     k.ignore("max_seq_len", "num_key_value_heads", *ROUTER_KEYS)
-    balance_loss(k, wanted, notes)
+    balance_loss(k, options, notes)
     f.must_be("hidden_size", hidden)
     f.must_be("ffn_act_fn", {"name": "silu"})
     f.ignore("moe_jitter_eps", "moe_loss_weight", "moe_normalize_expert_weights", "uniform_expert_assignment")

@@ -20,20 +20,20 @@ Keys = Mapping[str, object]
 """Part of a config.json."""
 
 
-def _decoder(kind: str, layers: int, hidden: int, heads: int, kv: int, ffn: int, vocab: int, **more: object) -> Keys:
+def _decoder(kind: str, layers: int, hidden: int, heads: int, kv: int, ffn: int, vocab: int, **extra: object) -> Keys:
     """A decoder by Llama's keys. kv: heads of keys and values."""
     sizes = dict(num_hidden_layers=layers, hidden_size=hidden, num_attention_heads=heads, num_key_value_heads=kv)
-    return {"model_type": kind, **sizes, "intermediate_size": ffn, "vocab_size": vocab, **more}
+    return {"model_type": kind, **sizes, "intermediate_size": ffn, "vocab_size": vocab, **extra}
 
 
-def _llama(layers: int, hidden: int, heads: int, kv: int, ffn: int, vocab: int, **more: object) -> Keys:
-    return _decoder("llama", layers, hidden, heads, kv, ffn, vocab, **{"tie_word_embeddings": False, **more})
+def _llama(layers: int, hidden: int, heads: int, kv: int, ffn: int, vocab: int, **extra: object) -> Keys:
+    return _decoder("llama", layers, hidden, heads, kv, ffn, vocab, **{"tie_word_embeddings": False, **extra})
 
 
 def _mistral(layers: int, hidden: int, kv: int, ffn: int, vocab: int, heads: int = 32) -> Keys:
     """Without the window of the first release."""
-    more = dict(head_dim=128, sliding_window=None, tie_word_embeddings=False)
-    return _decoder("mistral", layers, hidden, heads, kv, ffn, vocab, **more)
+    extra = dict(head_dim=128, sliding_window=None, tie_word_embeddings=False)
+    return _decoder("mistral", layers, hidden, heads, kv, ffn, vocab, **extra)
 
 
 def _qwen(layers: int, hidden: int, heads: int, kv: int, ffn: int, vocab: int = 151936, tied: bool = False) -> Keys:
@@ -62,9 +62,9 @@ def _neox(layers: int, hidden: int, heads: int, vocab: int = 50304) -> Keys:
 
 
 def _phi(layers: int, partial: float) -> Keys:
-    more = dict(partial_rotary_factor=partial, tie_word_embeddings=False)
+    extra = dict(partial_rotary_factor=partial, tie_word_embeddings=False)
     return _decoder(
-        "phi", layers, 2048 if layers == 24 else 2560, 32, 32, 8192 if layers == 24 else 10240, 51200, **more
+        "phi", layers, 2048 if layers == 24 else 2560, 32, 32, 8192 if layers == 24 else 10240, 51200, **extra
     )
 
 
@@ -104,8 +104,8 @@ def _starcoder2(layers: int, hidden: int, heads: int, kv: int, tied: bool = True
 
 
 def _glm(layers: int, vocab: int) -> Keys:
-    more = dict(head_dim=128, attention_bias=True, partial_rotary_factor=0.5, tie_word_embeddings=False)
-    return _decoder("glm", layers, 4096, 32, 2, 13696, vocab, **more)
+    extra = dict(head_dim=128, attention_bias=True, partial_rotary_factor=0.5, tie_word_embeddings=False)
+    return _decoder("glm", layers, 4096, 32, 2, 13696, vocab, **extra)
 
 
 def _olmo(kind: str, layers: int, hidden: int, heads: int, ffn: int, vocab: int, tied: bool = False) -> Keys:

@@ -42,10 +42,10 @@ def language_model(
         sizes = {k: v for k, v in known.items() if inner.get(k) is None}
     if inner is None or family not in types or types[family].by_keys:
         return None
-    kept = {key: value for key, value in inner.items() if key not in NESTED_ONLY}
+    text_values = {key: value for key, value in inner.items() if key not in NESTED_ONLY}
     tied = {k: values[k] for k in ("tie_word_embeddings",) if k in values and k not in inner}
     notes = [only_words(family)]
     if sizes:
-        taken = ", ".join(f"{key} {size:,}" for key, size in sizes.items())
-        notes.append(f"sizes that its text_config leaves out are those of transformers' class: {taken}")
-    return {**kept, **sizes, **tied, "model_type": family}, tuple(notes)
+        defaults_text = ", ".join(f"{key} {size:,}" for key, size in sizes.items())
+        notes.append(f"sizes that its text_config leaves out are those of transformers' class: {defaults_text}")
+    return {**text_values, **sizes, **tied, "model_type": family}, tuple(notes)

@@ -190,31 +190,31 @@ def _read(values: Mapping[str, Any], usual: Usual, kind: str) -> Numerics:
 
 
 def _step_limit(values: Mapping[str, Any], usual: Usual) -> tuple[float, float]:
-    given = values.get(usual.step_limit_key) if usual.step_limit_key else None
-    if given is None:
+    limit = values.get(usual.step_limit_key) if usual.step_limit_key else None
+    if limit is None:
         return 0.0, math.inf
     # transformers writes infinity as {"__float__": "Infinity"}
-    low, high = (float(one["__float__"] if isinstance(one, Mapping) else one) for one in given)
+    low, high = (float(one["__float__"] if isinstance(one, Mapping) else one) for one in limit)
     if not 0 <= low < high:
-        _refuse(usual.step_limit_key, f"{given!r} is no pair of a least and a largest time step")
+        _refuse(usual.step_limit_key, f"{limit!r} is no pair of a least and a largest time step")
     return low, high
 
 
 def _padding(values: Mapping[str, Any], usual: Usual) -> int | None:
     """The row of the table that is not trained, as `padding_idx` of torch counts it."""
-    given = values.get("pad_token_id", usual.padding)
-    if not usual.padded or given is None:
+    padding = values.get("pad_token_id", usual.padding)
+    if not usual.padded or padding is None:
         if usual.first_position < 0:
             _refuse("pad_token_id", "its positions begin after the padding token's; give its id")
         return None
     rows = values.get("vocab_size")
-    if isinstance(given, bool) or not isinstance(given, int) or not isinstance(rows, int):
-        _refuse("pad_token_id", f"{given!r} is no token id")
-    if not -rows <= given < rows or (usual.first_position < 0 and given < 0):
+    if isinstance(padding, bool) or not isinstance(padding, int) or not isinstance(rows, int):
+        _refuse("pad_token_id", f"{padding!r} is no token id")
+    if not -rows <= padding < rows or (usual.first_position < 0 and padding < 0):
         _refuse(
-            "pad_token_id", f"{given} is no row of a table of {rows}; give an id below vocab_size, or null for none"
+            "pad_token_id", f"{padding} is no row of a table of {rows}; give an id below vocab_size, or null for none"
         )
-    return given % rows
+    return padding % rows
 
 
 def _rotaries(values: Mapping[str, Any], usual: Usual, kind: str) -> tuple[Rotary, Rotary | None]:
@@ -256,11 +256,11 @@ def _rotaries(values: Mapping[str, Any], usual: Usual, kind: str) -> tuple[Rotar
 
 def _fraction(values: Mapping[str, Any], usual: Usual) -> float:
     """Reads the fraction of a head that is turned, from keys outside the block."""
-    given = values.get(usual.fraction_key) if usual.fraction_key else None
+    fraction = values.get(usual.fraction_key) if usual.fraction_key else None
     turned = values.get(usual.fraction_from) if usual.fraction_from else None
-    if given is None and turned is not None:
-        given = float(turned) / float(values.get("head_dim") or 128)
-    return usual.fraction if given is None else float(given)
+    if fraction is None and turned is not None:
+        fraction = float(turned) / float(values.get("head_dim") or 128)
+    return usual.fraction if fraction is None else float(fraction)
 
 
 def _fixed(values: Mapping[str, Any]) -> Rotary:
@@ -336,8 +336,8 @@ def _rotary(block: Mapping[str, Any], values: Mapping[str, Any], usual: Usual, *
     longest = None if longest is None else int(float(longest))
     if scaling:
         # transformers scales dynamic angles from max_position_embeddings, and all others from the original length.
-        given = longest if kind == "dynamic" else block.get("original_max_position_embeddings") or longest
-        original = int(given or 0)
+        original_len = longest if kind == "dynamic" else block.get("original_max_position_embeddings") or longest
+        original = int(original_len or 0)
         if kind != "linear" and original < 1:
             _refuse(f"{at}.original_max_position_embeddings", f"missing, and angles of type {kind!r} need it")
     factor = number("factor", 1.0) if scaling else 1.0
@@ -366,8 +366,8 @@ def _rotary(block: Mapping[str, Any], values: Mapping[str, Any], usual: Usual, *
 
 
 def _interleaves(values: Mapping[str, Any], usual: Usual) -> bool:
-    given = values.get(usual.interleaved_key) if usual.interleaved_key else None
-    return True if given is None else bool(given)
+    interleaved = values.get(usual.interleaved_key) if usual.interleaved_key else None
+    return True if interleaved is None else bool(interleaved)
 
 
 def _factors(block: Mapping[str, Any], key: str) -> str:

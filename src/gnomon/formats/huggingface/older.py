@@ -75,7 +75,7 @@ def _older_sizes(
     )
 
 
-def _starcoder2(k: Keys, name: str, wanted: ReadOptions, notes: Notes) -> Graph:
+def _starcoder2(k: Keys, name: str, options: ReadOptions, notes: Notes) -> Graph:
     bias = k.flag("use_bias", True)
     k.must_be("embedding_dropout", 0.0, 0)
     k.must_be("mlp_type", "default")
@@ -94,7 +94,7 @@ def _starcoder2(k: Keys, name: str, wanted: ReadOptions, notes: Notes) -> Graph:
     )
 
 
-def _phi(k: Keys, name: str, wanted: ReadOptions, notes: Notes) -> Graph:
+def _phi(k: Keys, name: str, options: ReadOptions, notes: Notes) -> Graph:
     k.must_be("qk_layernorm", False)
     k.must_be("embd_pdrop", 0.0, 0)
     k.ignore("max_position_embeddings", "partial_rotary_factor")
@@ -112,7 +112,7 @@ def _phi(k: Keys, name: str, wanted: ReadOptions, notes: Notes) -> Graph:
     )
 
 
-def _falcon(k: Keys, name: str, wanted: ReadOptions, notes: Notes) -> Graph:
+def _falcon(k: Keys, name: str, options: ReadOptions, notes: Notes) -> Graph:
     layers, hidden, heads = (k.integer(key) for key in ("num_hidden_layers", "hidden_size", "num_attention_heads"))
     newer, several = k.flag("new_decoder_architecture", False), k.flag("multi_query", True)
     # Before the newer architecture all heads share one key head, or each has its own, whatever num_kv_heads says.
@@ -123,17 +123,17 @@ def _falcon(k: Keys, name: str, wanted: ReadOptions, notes: Notes) -> Graph:
     bias, parallel = k.flag("bias", False), newer or k.flag("parallel_attn", True)
     norms = k.integer("num_ln_in_parallel_attn", 2 if newer else 1)
     alibi = k.flag("alibi", False)
-    only(k, wanted, "alibi", False)
+    only(k, options, "alibi", False)
     if alibi:
         notes.append(ALIBI)
     k.ignore("max_position_embeddings", "parallel_attn", "num_ln_in_parallel_attn")
     # Attention and feed-forward read one residual: each through a norm of its own, or both through one.
-    beside: Order = "parallel_two" if norms == 2 else "parallel"
+    parallel_order: Order = "parallel_two" if norms == 2 else "parallel"
     return decoder(
         DecoderConfig(
             name=name,
             **_older_sizes(k, layers, hidden, heads, k.integer("ffn_hidden_size", 4 * hidden), kv_heads=kv_heads),
-            order=beside if parallel else "pre",
+            order=parallel_order if parallel else "pre",
             **_older(bias),
             activation=k.choice("activation", ACTIVATIONS, "gelu"),
             rotary=not alibi,
@@ -143,7 +143,7 @@ def _falcon(k: Keys, name: str, wanted: ReadOptions, notes: Notes) -> Graph:
     )
 
 
-def _opt(k: Keys, name: str, wanted: ReadOptions, notes: Notes) -> Graph:
+def _opt(k: Keys, name: str, options: ReadOptions, notes: Notes) -> Graph:
     hidden, heads = k.integer("hidden_size"), k.integer("num_attention_heads")
     k.must_be("word_embed_proj_dim", hidden)
     for key in ("do_layer_norm_before", "layer_norm_elementwise_affine"):
@@ -167,21 +167,21 @@ def _opt(k: Keys, name: str, wanted: ReadOptions, notes: Notes) -> Graph:
     )
 
 
-def _bloom(k: Keys, name: str, wanted: ReadOptions, notes: Notes) -> Graph:
+def _bloom(k: Keys, name: str, options: ReadOptions, notes: Notes) -> Graph:
     def either(*keys: str) -> int:
-        given = {key: k.integer(key) for key in keys if k.has(key)}
-        if len(set(given.values())) > 1:
-            k.fail(keys[1], f"{given} are names of one size; keep one of them")
-        return next(iter(given.values())) if given else k.integer(keys[0])
+        sizes_given = {key: k.integer(key) for key in keys if k.has(key)}
+        if len(set(sizes_given.values())) > 1:
+            k.fail(keys[1], f"{sizes_given} are names of one size; keep one of them")
+        return next(iter(sizes_given.values())) if sizes_given else k.integer(keys[0])
 
     hidden, heads = either("hidden_size", "n_embed"), either("n_head", "num_attention_heads")
     k.must_be("apply_residual_connection_post_layernorm", False)
     if k.integer("pretraining_tp", 1) > 1:  # its products are then sums of slices, without biases
-        only(k, wanted, "slow_but_exact", False)
+        only(k, options, "slow_but_exact", False)
     k.ignore("n_embed", "num_attention_heads", "num_hidden_layers", "pretraining_tp", "slow_but_exact", "seq_length")
     k.ignore("offset_alibi", "bias_dropout_fusion", "masked_softmax_fusion", "attention_softmax_in_fp32")
     k.ignore("skip_bias_add", "skip_bias_add_qkv", "unk_token_id")
-    if not wanted.complete:
+    if not options.complete:
         notes.append(ALIBI)
     return decoder(
         DecoderConfig(
@@ -191,14 +191,14 @@ def _bloom(k: Keys, name: str, wanted: ReadOptions, notes: Notes) -> Graph:
             activation="gelu_tanh",
             rotary=False,
             embed_norm=True,
-            alibi=wanted.complete,
+            alibi=options.complete,
             dropout=k.number("hidden_dropout", 0.0),
             attention_dropout=k.number("attention_dropout", 0.0),
         )
     )
 
 
-def _gptj(k: Keys, name: str, wanted: ReadOptions, notes: Notes) -> Graph:
+def _gptj(k: Keys, name: str, options: ReadOptions, notes: Notes) -> Graph:
     """Reads GPT-J and CodeGen: one norm before attention and feed-forward, which run side by side; a bias of the
     head."""
     hidden = k.integer("n_embd")
@@ -224,7 +224,7 @@ def _gptj(k: Keys, name: str, wanted: ReadOptions, notes: Notes) -> Graph:
     )
 
 
-def _gpt_bigcode(k: Keys, name: str, wanted: ReadOptions, notes: Notes) -> Graph:
+def _gpt_bigcode(k: Keys, name: str, options: ReadOptions, notes: Notes) -> Graph:
     """Reads StarCoder 1: GPT-2 whose heads share one key and one value."""
     hidden, heads = k.integer("n_embd"), k.integer("n_head")
     shared = k.flag("multi_query", True)
@@ -253,8 +253,8 @@ def _gpt_bigcode(k: Keys, name: str, wanted: ReadOptions, notes: Notes) -> Graph
 
 def _attention_types(k: Keys, layers: int) -> list[str]:
     """Each layer's, from pairs of (names, times), as in [[["global", "local"], 12]]."""
-    given = k.raw("attention_types")
-    pairs = [[["global", "local"], layers // 2]] if given is None else given
+    types = k.raw("attention_types")
+    pairs = [[["global", "local"], layers // 2]] if types is None else types
     kinds: list[str] = []
     for pair in pairs if isinstance(pairs, list) else []:
         match pair:
@@ -264,12 +264,12 @@ def _attention_types(k: Keys, layers: int) -> list[str]:
                 break
     if len(kinds) != layers:
         k.fail(
-            "attention_types", f"expected pairs such as [['global', 'local'], 12] of {layers} layers, got {given!r:.80}"
+            "attention_types", f"expected pairs such as [['global', 'local'], 12] of {layers} layers, got {types!r:.80}"
         )
     return kinds
 
 
-def _gpt_neo(k: Keys, name: str, wanted: ReadOptions, notes: Notes) -> Graph:
+def _gpt_neo(k: Keys, name: str, options: ReadOptions, notes: Notes) -> Graph:
     """Attention of every second layer is within a window; scores are not scaled."""
     hidden, layers = k.integer("hidden_size"), k.integer("num_layers")
     kinds = _attention_types(k, layers)
@@ -299,14 +299,14 @@ def _gpt_neo(k: Keys, name: str, wanted: ReadOptions, notes: Notes) -> Graph:
     )
 
 
-def _mpt(k: Keys, name: str, wanted: ReadOptions, notes: Notes) -> Graph:
+def _mpt(k: Keys, name: str, options: ReadOptions, notes: Notes) -> Graph:
     hidden, ratio = k.integer("d_model"), k.integer("expansion_ratio", 4)
     a = inner(k, "attn_config")
     a.must_be("attn_type", "multihead_attention")
     a.must_be("alibi", True)
     for key in ("qk_ln", "prefix_lm", "attn_uses_sequence_id"):
         a.must_be(key, False)
-    clipped(a, wanted, notes)
+    clipped(a, options, notes)
     a.ignore("attn_impl", "alibi_bias_max")  # its class in transformers has 8, whatever the file says
     scale = a.number("softmax_scale", 0.0)
     if a.raw("softmax_scale") == 0:
@@ -318,7 +318,7 @@ def _mpt(k: Keys, name: str, wanted: ReadOptions, notes: Notes) -> Graph:
     if k.number("emb_pdrop", 0.0):
         notes.append(EMBED_DROPOUT)
     k.ignore("max_seq_len", "learned_pos_emb", "init_config", "init_device", "tokenizer_name", "verbose")
-    if not wanted.complete:
+    if not options.complete:
         notes.append(ALIBI)
     return decoder(
         DecoderConfig(
@@ -328,8 +328,8 @@ def _mpt(k: Keys, name: str, wanted: ReadOptions, notes: Notes) -> Graph:
             gated=False,
             activation="gelu",
             rotary=False,
-            query_scale=scale if wanted.complete else 0.0,
-            alibi=wanted.complete,
+            query_scale=scale if options.complete else 0.0,
+            alibi=options.complete,
             dropout=k.number("resid_pdrop", 0.0),
             attention_dropout=a.number("attn_pdrop", 0.0),
         )

@@ -113,32 +113,32 @@ def biases_of(k: Keys) -> Biases:
     return Biases(qkv_bias=attention, out_bias=attention, ffn_bias=k.flag("mlp_bias", False))
 
 
-def only(k: Keys, wanted: ReadOptions, key: str, *allowed: object) -> None:
+def only(k: Keys, options: ReadOptions, key: str, *allowed: object) -> None:
     """A key that a prediction counts as free, and that a model that runs must have at one of these values, or not at
     all."""
-    if wanted.complete:
+    if options.complete:
         k.must_be(key, *allowed)
     else:
         k.ignore(key)
 
 
-def clipped(k: Keys, wanted: ReadOptions, notes: Notes) -> None:
+def clipped(k: Keys, options: ReadOptions, notes: Notes) -> None:
     """clip_qkv, which cuts q, k and v off, be it at 0: null is none."""
-    only(k, wanted, "clip_qkv")
+    only(k, options, "clip_qkv")
     if k.raw("clip_qkv") is not None:
         notes.append("clip_qkv, which cuts q, k and v off, is counted as free")
 
 
-def factor(k: Keys, wanted: ReadOptions, key: str) -> float:
+def factor(k: Keys, options: ReadOptions, key: str) -> float:
     """Reads a factor of the embedding or of scores: 1 where the file does not say, and never 0, which nothing could be
     trained with. A prediction counts it as free."""
     value = k.number(key, 1.0)
     if not value:
         k.fail(key, f"{key}=0 multiplies everything away; give another factor")
-    return value if wanted.complete else 0.0
+    return value if options.complete else 0.0
 
 
-def balance_loss(k: Keys, wanted: ReadOptions, notes: Notes, *, known: bool = True, usual: float = 0.001) -> None:
+def balance_loss(k: Keys, options: ReadOptions, notes: Notes, *, known: bool = True, usual: float = 0.001) -> None:
     """The loss of transformers that keeps experts evenly loaded, which it adds where output_router_logits is on. known:
     whether its class has one. usual: its factor where the file does not say. DeepSeek's own loss (`aux_loss_alpha`),
     which no class of transformers computes, is said."""
@@ -154,10 +154,12 @@ def balance_loss(k: Keys, wanted: ReadOptions, notes: Notes, *, known: bool = Tr
         return
     if not known:
         k.ignore("output_router_logits")
-    given = k.raw(key)
-    if wanted.complete and given:
+    coefficient = k.raw(key)
+    if options.complete and coefficient:
         why = "output_router_logits is off" if known else "its class has no such loss"
-        notes.append(f"{key}={given} adds nothing: {why}, so transformers does not balance experts by a loss either")
+        notes.append(
+            f"{key}={coefficient} adds nothing: {why}, so transformers does not balance experts by a loss either"
+        )
 
 
 def cap(k: Keys, key: str, absent: float) -> float:
@@ -168,13 +170,13 @@ def cap(k: Keys, key: str, absent: float) -> float:
     return k.number(key, absent if not k.is_given(key) else 0.0)
 
 
-def deepseek_of(k: Keys, wanted: ReadOptions, name: str, *, num_dense_layers: int) -> DeepseekConfig:
+def deepseek_of(k: Keys, options: ReadOptions, name: str, *, num_dense_layers: int) -> DeepseekConfig:
     """What the files of DeepSeek-V2 and V3 say by the same keys; groups of experts and the router are the caller's."""
     factor = latent_score_factor({key: k.raw(key) for key in ("rope_scaling", "rope_parameters")})
     nope, rope = k.integer("qk_nope_head_dim"), k.integer("qk_rope_head_dim")
     return DeepseekConfig(
         name=name,
-        query_scale=factor * (nope + rope) ** -0.5 if wanted.complete and factor != 1.0 else 0.0,
+        query_scale=factor * (nope + rope) ** -0.5 if options.complete and factor != 1.0 else 0.0,
         num_layers=k.integer("num_hidden_layers"),
         num_dense_layers=num_dense_layers,
         hidden_size=k.integer("hidden_size"),
@@ -195,8 +197,8 @@ def deepseek_of(k: Keys, wanted: ReadOptions, name: str, *, num_dense_layers: in
 
 def check_layer_types(k: Keys, expected: list[str]) -> None:
     """Newer files list each layer's attention; it must say what the other keys say."""
-    given = k.raw("layer_types")
-    if given is not None and given != expected:
+    layer_types = k.raw("layer_types")
+    if layer_types is not None and layer_types != expected:
         k.fail("layer_types", f"layer_types disagrees with the window keys, which give {expected[:4]} …")
 
 

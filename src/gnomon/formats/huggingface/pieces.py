@@ -147,15 +147,15 @@ def of_each_group(names: str, theirs: str) -> Callable[[Mapping[str, Parameter]]
     GPT-BigCode). One key for all, and one for each query, are groups too. names: of ours, q k v."""
 
     def rules(parameters: Mapping[str, Parameter]) -> dict[str, tuple[str, Rule]]:
-        made: dict[str, tuple[str, Rule]] = {}
+        piece_rules: dict[str, tuple[str, Rule]] = {}
         q, k, v = names.split()
         for name in parameters:
             head, found, tail = name.rpartition(f".{k}.")
             if found:
                 group = parameters[f"{head}.{q}.{tail}"].atoms[0] // parameters[name].atoms[0]
                 for part, begin, count in ((q, 0, group), (k, group, 1), (v, group + 1, 1)):
-                    made[f"{head}.{part}.{tail}"] = f"{head}.{theirs}.{tail}", _in_group(begin, count, group + 2)
-        return made
+                    piece_rules[f"{head}.{part}.{tail}"] = f"{head}.{theirs}.{tail}", _in_group(begin, count, group + 2)
+        return piece_rules
 
     return rules
 
@@ -182,13 +182,13 @@ def _in_group(begin: int, count: int, heads: int) -> Rule:
 
 def two_norms(parameters: Mapping[str, Parameter]) -> dict[str, tuple[str, Rule]]:
     """Norms of Falcon's newer layers, which have one before attention and one before the feed-forward."""
-    made: dict[str, tuple[str, Rule]] = {}
+    rules: dict[str, tuple[str, Rule]] = {}
     for name in parameters:
         head, found, tail = name.rpartition(".mlp_layernorm.")
         if found:
-            made[name] = f"{head}.ln_mlp.{tail}", whole
-            made[f"{head}.input_layernorm.{tail}"] = f"{head}.ln_attn.{tail}", whole
-    return made
+            rules[name] = f"{head}.ln_mlp.{tail}", whole
+            rules[f"{head}.input_layernorm.{tail}"] = f"{head}.ln_attn.{tail}", whole
+    return rules
 
 
 def flat(name: str, p: Parameter) -> list[TensorPiece]:
@@ -199,16 +199,16 @@ def flat(name: str, p: Parameter) -> list[TensorPiece]:
 def channels(parameters: Mapping[str, Parameter]) -> dict[str, tuple[str, Rule]]:
     """Maps parameters of Mamba-2's convolution: a file has x, B and C one after the other, and a dim of one for the
     input channel."""
-    made: dict[str, tuple[str, Rule]] = {}
+    rules: dict[str, tuple[str, Rule]] = {}
     for name in parameters:
         for what in ("weight", "bias"):
             head, middle, _ = name.rpartition(f".conv1d.{what}_x")
             if middle:
                 x, bc = parameters[name], parameters[f"{head}.conv1d.{what}_bc"]
                 theirs = f"{head}.conv1d.{what}"
-                made[name] = theirs, _of_x(prod(bc.atoms[:3]))
-                made[bc.name] = theirs, _of_bc(prod(x.atoms[:2]))
-    return made
+                rules[name] = theirs, _of_x(prod(bc.atoms[:3]))
+                rules[bc.name] = theirs, _of_bc(prod(x.atoms[:2]))
+    return rules
 
 
 def _of_x(others: int) -> Rule:
@@ -258,27 +258,27 @@ def half(index: int) -> Rule:
 def projections(parameters: Mapping[str, Parameter]) -> dict[str, tuple[str, Rule]]:
     """A Mamba-2 mixer's projection: a file has z of all groups of heads, then x, B, C and dt of all; ours has all of
     the first group, then of the second."""
-    made: dict[str, tuple[str, Rule]] = {}
+    rules: dict[str, tuple[str, Rule]] = {}
     for name in parameters:
         head, found, _ = name.rpartition(".in_proj.weight")
         if found and f"{head}.conv1d.weight_x" in parameters:
             groups, width = parameters[f"{head}.conv1d.weight_x"].atoms[:2]
             state, heads = parameters[f"{head}.conv1d.weight_bc"].atoms[2], parameters[f"{head}.D"].atoms[0]
             if groups > 1:
-                made[name] = name, _by_group(groups, (width, width, state, state, heads // groups))
-    return made
+                rules[name] = name, _by_group(groups, (width, width, state, state, heads // groups))
+    return rules
 
 
 def _by_group(groups: int, widths: Sequence[int]) -> Rule:
     """Takes a part of each group. widths: rows of one group in each part of the file's tensor."""
 
     def make(name: str, p: Parameter) -> list[TensorPiece]:
-        made = []
+        pieces = []
         for group in range(groups):
             for index, width in enumerate(widths):
                 before = sum(widths[:index])
                 start = groups * before + group * width
-                made.append(
+                pieces.append(
                     TensorPiece(
                         tensor=name,
                         shape=p.shape,
@@ -287,6 +287,6 @@ def _by_group(groups: int, widths: Sequence[int]) -> Rule:
                         first=group * sum(widths) + before,
                     )
                 )
-        return made
+        return pieces
 
     return make

@@ -70,35 +70,37 @@ TILE_ROWS, TILE_COLUMNS = 8, 128
 
 def method_of(config: Mapping[str, Any]) -> Method | None:
     """None where nothing is quantised. InputError for a way that is not read."""
-    given = config.get("quantization_config")
-    if not isinstance(given, Mapping):
+    quantization = config.get("quantization_config")
+    if not isinstance(quantization, Mapping):
         return None
-    program = given.get("quant_method")
+    program = quantization.get("quant_method")
     match program:
         case "gptq":
-            bits, group = _whole(given, "bits"), _whole(given, "group_size")
+            bits, group = _whole(quantization, "bits"), _whole(quantization, "group_size")
             # AutoGPTQ stored zeros less one; GPTQModel's v2 stores them as they are, and says so.
-            first = given.get("checkpoint_format", "gptq") != "gptq_v2"
+            first = quantization.get("checkpoint_format", "gptq") != "gptq_v2"
             return Method(program="gptq", bits=_bits(bits, "gptq"), group=max(0, group), zeros_are_less_one=first)
         case "awq":
-            version = str(given.get("version", "gemm")).lower()
+            version = str(quantization.get("version", "gemm")).lower()
             if version not in ("gemm", "gemv"):
-                raise InputError(f"quantization_config: awq in version {given['version']!r}; gemm and gemv are read")
+                raise InputError(
+                    f"quantization_config: awq in version {quantization['version']!r}; gemm and gemv are read"
+                )
             bits, group = (
-                given.get("bits", given.get("w_bit", 4)),
-                given.get("group_size", given.get("q_group_size", 128)),
+                quantization.get("bits", quantization.get("w_bit", 4)),
+                quantization.get("group_size", quantization.get("q_group_size", 128)),
             )
             if bits != 4:
                 raise InputError(f"quantization_config: awq of {bits} bits; only 4 are read")
             return Method(program="awq" if version == "gemm" else "awq-gemv", bits=4, group=max(0, int(group)))
         case "fp8":
-            block = given.get("weight_block_size")
+            block = quantization.get("weight_block_size")
             return Method(program="fp8", block=None if block is None else (int(block[0]), int(block[1])))
         case "compressed-tensors":
-            return _compressed(given)
+            return _compressed(quantization)
         case "torchao":
-            return Method(program="torchao", bits=_torchao_bits(given), packing=_torchao_packing(given))
-        case "bitsandbytes" if given.get("load_in_8bit"):
+            return Method(program="torchao", bits=_torchao_bits(quantization), packing=_torchao_packing(quantization))
+        case "bitsandbytes" if quantization.get("load_in_8bit"):
             return Method(program="bitsandbytes-int8")
     raise InputError(
         f"quantization_config: {program!r} is not read; gptq, awq, fp8, compressed-tensors, torchao, bitsandbytes "
@@ -144,13 +146,13 @@ def layers_of(method: Method, dtypes: Mapping[str, str]) -> dict[str, dict[str, 
     return out
 
 
-def shape_of(method: Method, shapes: Mapping[str, tuple[int, ...]], said: Sequence[int] = ()) -> Shape:
+def shape_of(method: Method, shapes: Mapping[str, tuple[int, ...]], shape_stored: Sequence[int] = ()) -> Shape:
     """(outputs, inputs) of a layer, by the shapes of its tensors. said: what `weight_shape` holds, where there are
     words of compressed-tensors, or the file says of a layer of torchao's, whose tiles may be filled up."""
     if "weight_packed" in shapes:
-        if len(said) != 2:
+        if len(shape_stored) != 2:
             raise InputError("a layer has weight_packed and no weight_shape beside it; fetch the folder again")
-        return int(said[0]), int(said[1])
+        return int(shape_stored[0]), int(shape_stored[1])
     if "qweight" in shapes:
         down, across = shapes["qweight"]
         if method.program == "awq-gemv":
@@ -159,18 +161,18 @@ def shape_of(method: Method, shapes: Mapping[str, tuple[int, ...]], said: Sequen
         return (across * 8, down) if method.program == "awq" else (across, down * 32 // method.bits)
     coded = shapes["_weight_qdata" if method.program == "torchao" else "weight"]
     if method.packing != "BYTES":
-        return _torchao_shape(method, coded, said)
+        return _torchao_shape(method, coded, shape_stored)
     if len(coded) != 2:
         raise InputError(f"codes of {len(coded)} dims are in a packing that is not read; matrices of int8 and fp8 are")
     return coded[0], coded[1]
 
 
-def _compressed(given: Mapping[str, Any]) -> Method:
-    groups = given.get("config_groups")
+def _compressed(quantization: Mapping[str, Any]) -> Method:
+    groups = quantization.get("config_groups")
     if not isinstance(groups, Mapping) or len(groups) != 1:
         raise InputError("quantization_config: compressed-tensors with several groups of layers; one is read")
     [group] = groups.values()
-    weights, form = group.get("weights") or {}, _form(given)
+    weights, form = group.get("weights") or {}, _form(quantization)
     if form == "float-quantized":
         return Method(program="compressed-tensors", bits=8)
     if form not in ("pack-quantized", "int-quantized"):
@@ -181,25 +183,25 @@ def _compressed(given: Mapping[str, Any]) -> Method:
     return Method(program="compressed-tensors", bits=_bits(weights.get("num_bits"), form), group=max(0, int(size)))
 
 
-def _torchao_bits(given: Mapping[str, Any]) -> int:
+def _torchao_bits(quantization: Mapping[str, Any]) -> int:
     """Counts the bits of the codes, which lie in int8 each: 4 where the config says so of all layers."""
-    kinds = given.get("quant_type")
-    said = kinds.get("default") if isinstance(kinds, Mapping) else None
-    if not isinstance(said, Mapping) or len(kinds or {}) != 1:
+    kinds = quantization.get("quant_type")
+    default = kinds.get("default") if isinstance(kinds, Mapping) else None
+    if not isinstance(default, Mapping) or len(kinds or {}) != 1:
         raise InputError("quantization_config: torchao without one config for all layers (quant_type.default)")
-    dtype = (said.get("_data") or {}).get("weight_dtype")
+    dtype = (default.get("_data") or {}).get("weight_dtype")
     name = dtype.get("_data") if isinstance(dtype, Mapping) else None
-    return 4 if name == "int4" or said.get("_type") == INT4 else 8
+    return 4 if name == "int4" or default.get("_type") == INT4 else 8
 
 
 INT4 = "Int4WeightOnlyConfig"
 
 
-def _torchao_packing(given: Mapping[str, Any]) -> str:
-    said = given["quant_type"]["default"]
-    if said.get("_type") != INT4:
+def _torchao_packing(quantization: Mapping[str, Any]) -> str:
+    default = quantization["quant_type"]["default"]
+    if default.get("_type") != INT4:
         return "BYTES"
-    packing = (said.get("_data") or {}).get("int4_packing_format")
+    packing = (default.get("_data") or {}).get("int4_packing_format")
     name = str(packing.get("_data") if isinstance(packing, Mapping) else packing or "PLAIN").upper()
     if name not in PACKINGS:
         raise InputError(
@@ -209,7 +211,7 @@ def _torchao_packing(given: Mapping[str, Any]) -> str:
     return name
 
 
-def _torchao_shape(method: Method, coded: Sequence[int], said: Sequence[int]) -> Shape:
+def _torchao_shape(method: Method, coded: Sequence[int], shape_stored: Sequence[int]) -> Shape:
     """InputError for codes that are of another packing than the config says, or hold less than the file says."""
     dims = 4 if method.packing == "TILE_PACKED_TO_4D" else 2
     if len(coded) != dims or (dims == 4 and tuple(coded[2:]) != (32, TILE_COLUMNS // 32)):
@@ -218,7 +220,7 @@ def _torchao_shape(method: Method, coded: Sequence[int], said: Sequence[int]) ->
         whole = coded[0] * TILE_ROWS, coded[1] * TILE_COLUMNS
     else:
         whole = coded[0], coded[1] * (2 if method.packing == "PLAIN" else 8)
-    shape = (int(said[0]), int(said[1])) if len(said) == 2 else whole
+    shape = (int(shape_stored[0]), int(shape_stored[1])) if len(shape_stored) == 2 else whole
     # Tiles are filled up, so they may hold more than the layer; other packings hold exactly it.
     if (shape[0] > whole[0] or shape[1] > whole[1]) if dims == 4 else shape != whole:
         raise InputError(
@@ -227,14 +229,14 @@ def _torchao_shape(method: Method, coded: Sequence[int], said: Sequence[int]) ->
     return shape
 
 
-def _form(given: Mapping[str, Any]) -> object:
+def _form(quantization: Mapping[str, Any]) -> object:
     """Reads the format of compressed-tensors with one group of layers."""
-    [group] = given["config_groups"].values()
-    return group.get("format") or given.get("format")
+    [group] = quantization["config_groups"].values()
+    return group.get("format") or quantization.get("format")
 
 
-def _whole(given: Mapping[str, Any], key: str) -> int:
-    value = given.get(key)
+def _whole(quantization: Mapping[str, Any], key: str) -> int:
+    value = quantization.get(key)
     if not isinstance(value, int):
         raise InputError(f"quantization_config: {key} is {value!r}, not a number")
     return value
@@ -324,10 +326,10 @@ def _integers(
     if why := storage.refused(shape):
         raise InputError(why)
     numbers = scales if half else _number(scales)
-    said = storage.arrays(shape)["scales"].shape
-    if numbers.shape != said:
+    expected = storage.arrays(shape)["scales"].shape
+    if numbers.shape != expected:
         raise InputError(
-            f"a layer of {shape[0]} x {shape[1]} in groups of {group} has scales of {numbers.shape}, not {said}"
+            f"a layer of {shape[0]} x {shape[1]} in groups of {group} has scales of {numbers.shape}, not {expected}"
         )
     return storage, storage.of_codes(codes, numbers, zeros), shape
 
@@ -353,8 +355,8 @@ def _torchao(method: Method, tensors: Tensors) -> tuple[Storage, dict[str, NDArr
     for x in (numbers, wide):
         if x is not None and (x.min() < 0 or x.max() >= 2 * middle):
             raise InputError(f"torchao's codes are out of {method.bits} bits")
-    made = None if wide is None else wide.astype(np.uint8)
-    return _integers(numbers.astype(np.uint8), groups, made, method.bits, codes.shape[1] // groups.shape[1])
+    zero_codes = None if wide is None else wide.astype(np.uint8)
+    return _integers(numbers.astype(np.uint8), groups, zero_codes, method.bits, codes.shape[1] // groups.shape[1])
 
 
 def _torchao_int4(method: Method, tensors: Tensors) -> tuple[Storage, dict[str, NDArray[Any]], Shape]:
@@ -391,11 +393,13 @@ def _of_tiles(words: NDArray[Any]) -> NDArray[np.uint8]:
     """(rows / 8, columns / 128, 32, 4) words -> (rows, columns) codes. Of a word's lane its row is the quotient by 4,
     its columns are 2 c, 2 c + 1, 2 c + 8 and 2 c + 9 of both tiles that the word is of, c being the remainder; even
     columns lie in its lower half."""
-    tiles, beside, _, pairs = words.shape
+    tiles, tiles_across, _, pairs = words.shape
     codes = words.view(np.uint32)[..., None] >> np.arange(0, 32, 4, dtype=np.uint32) & np.uint32(15)
-    lanes = codes.reshape(tiles, beside, TILE_ROWS, 4, pairs, 2, 2, 2)  # row, c, pair of tiles, odd, tile, upper half
+    lanes = codes.reshape(
+        tiles, tiles_across, TILE_ROWS, 4, pairs, 2, 2, 2
+    )  # row, c, pair of tiles, odd, tile, upper half
     order = lanes.transpose(0, 2, 1, 4, 6, 7, 3, 5)  # rows; then columns: beside, pair, tile, upper half, c, odd
-    return order.reshape(tiles * TILE_ROWS, beside * TILE_COLUMNS).astype(np.uint8)
+    return order.reshape(tiles * TILE_ROWS, tiles_across * TILE_COLUMNS).astype(np.uint8)
 
 
 def _gptq(method: Method, tensors: Tensors) -> tuple[Storage, dict[str, NDArray[Any]], Shape]:
@@ -557,7 +561,7 @@ def _in_words(codes: NDArray[np.uint8], bits: int) -> NDArray[np.int32]:
     return words.view(np.int32)
 
 
-def packed_config(storage: Integers, left: Sequence[str]) -> dict[str, Any]:
+def packed_config(storage: Integers, unquantized: Sequence[str]) -> dict[str, Any]:
     """`quantization_config` of a folder whose linears but `left` are `packed` so."""
     weights = {
         "num_bits": storage.bits,
@@ -572,7 +576,7 @@ def packed_config(storage: Integers, left: Sequence[str]) -> dict[str, Any]:
         "quant_method": "compressed-tensors",
         "format": "pack-quantized",
         "quantization_status": "compressed",
-        "ignore": list(left),
+        "ignore": list(unquantized),
         "kv_cache_scheme": None,
         "config_groups": {
             "group_0": {
@@ -585,7 +589,7 @@ def packed_config(storage: Integers, left: Sequence[str]) -> dict[str, Any]:
     }
 
 
-def eight_config(left: Sequence[str]) -> dict[str, Any]:
+def eight_config(unquantized: Sequence[str]) -> dict[str, Any]:
     """The same of eight-bit floats with a scale for each output."""
     weights = {
         "num_bits": 8, "type": "float", "symmetric": True, "strategy": "channel", "group_size": None, "dynamic": False,
@@ -594,23 +598,24 @@ def eight_config(left: Sequence[str]) -> dict[str, Any]:
     group = {"targets": ["Linear"], "weights": weights, "input_activations": None, "output_activations": None}
     return {
         "quant_method": "compressed-tensors", "format": "float-quantized", "quantization_status": "compressed",
-        "ignore": list(left), "kv_cache_scheme": None, "config_groups": {"group_0": group},
+        "ignore": list(unquantized), "kv_cache_scheme": None, "config_groups": {"group_0": group},
     }  # fmt: skip
 
 
-def gptq_config(storage: Integers, left: Sequence[str]) -> dict[str, Any]:
+def gptq_config(storage: Integers, unquantized: Sequence[str]) -> dict[str, Any]:
     """The same of GPTQ's first format."""
     return {
         "quant_method": "gptq", "bits": storage.bits, "group_size": storage.group or -1, "desc_act": False,
-        "sym": not storage.zeros, "checkpoint_format": "gptq", "lm_head": False, "modules_to_not_convert": list(left),
+        "sym": not storage.zeros, "checkpoint_format": "gptq", "lm_head": False,
+        "modules_to_not_convert": list(unquantized),
     }  # fmt: skip
 
 
-def awq_config(storage: Integers, left: Sequence[str]) -> dict[str, Any]:
+def awq_config(storage: Integers, unquantized: Sequence[str]) -> dict[str, Any]:
     """The same of AutoAWQ's `gemm`."""
     return {
         "quant_method": "awq", "bits": storage.bits, "group_size": storage.group or -1, "zero_point": True,
-        "version": "gemm", "modules_to_not_convert": list(left),
+        "version": "gemm", "modules_to_not_convert": list(unquantized),
     }  # fmt: skip
 
 
@@ -635,9 +640,10 @@ def _fp8(
     if block is None and scales.size > 1:
         block = (1, 0)
     storage = Float8(block=block)
-    said = storage.arrays(shape)["scales"].shape
-    if scales.size != said[0] * said[1]:
+    expected = storage.arrays(shape)["scales"].shape
+    if scales.size != expected[0] * expected[1]:
         raise InputError(
-            f"fp8 of {shape[0]} x {shape[1]} in {storage.name} has {scales.size} scales, not {said[0]} x {said[1]}"
+            f"fp8 of {shape[0]} x {shape[1]} in {storage.name} has {scales.size} scales, not {expected[0]} x "
+            f"{expected[1]}"
         )
-    return storage, {"codes": codes.view(np.uint8), "scales": scales.reshape(said)}, shape
+    return storage, {"codes": codes.view(np.uint8), "scales": scales.reshape(expected)}, shape

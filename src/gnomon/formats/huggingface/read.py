@@ -75,7 +75,7 @@ class HfModel:
 
 
 def from_hf_config(
-    values: Mapping[str, object], name: str, wanted: ReadOptions | None = None, *, strict: bool = False
+    values: Mapping[str, object], name: str, options: ReadOptions | None = None, *, strict: bool = False
 ) -> HfModel:
     """The model that a parsed config.json describes, called `name`; a key that no reader knows is noted.
 
@@ -89,7 +89,7 @@ def from_hf_config(
     known = TYPES.get(SAME_KEYS.get(kind, kind))
     if known is None:
         if (inside := language_model(values, TYPES)) is not None:
-            model = from_hf_config(inside[0], name, wanted, strict=strict)
+            model = from_hf_config(inside[0], name, options, strict=strict)
             return replace(model, notes=(*inside[1], *model.notes))
         if kind in NOT_DESCRIBED:
             raise CatalogueError(f"{name}: model_type {kind!r} has no reader: {NOT_DESCRIBED[kind]}")
@@ -100,7 +100,7 @@ def from_hf_config(
         )
     keys, notes = Keys(values, name), Notes()
     try:
-        read = known.reader(keys, name, wanted or ReadOptions(), notes)
+        read = known.reader(keys, name, options or ReadOptions(), notes)
         graph = read if isinstance(read, Graph) else build(read)
         if notes.balance and any(block.does("routes") for block in graph.blocks):
             graph = with_balance_loss(graph, notes.balance)
@@ -137,16 +137,16 @@ def _as_it_runs(graph: Graph, known: ModelType) -> Graph:
 def _is_widened(values: Mapping[str, object]) -> bool:
     """Whether weights are stored as their reader makes them whole: as bitsandbytes has them, which `four_bits` checks,
     or packed by another program. InputError for a way that is not read."""
-    said = values.get("quantization_config")
-    if not isinstance(said, Mapping):
+    quantization = values.get("quantization_config")
+    if not isinstance(quantization, Mapping):
         return False
-    return said.get("quant_method", "bitsandbytes") == "bitsandbytes" or method_of(values) is not None
+    return quantization.get("quant_method", "bitsandbytes") == "bitsandbytes" or method_of(values) is not None
 
 
 def read_hf_config(
     text: str,
     name: str,
-    wanted: ReadOptions | None = None,
+    options: ReadOptions | None = None,
     *,
     settings: Mapping[str, str] | None = None,
     strict: bool = False,
@@ -154,11 +154,11 @@ def read_hf_config(
     """The model that the text of a config.json describes; errors as in `from_hf_config` and `read_json`. settings: keys
     in place of the file's; `bert_head` and `mtp` say what no file does."""
     values = dict(read_json(text, f"config {name!r}", infinite=True))
-    given = {key: setting_value(word) for key, word in (settings or {}).items()}
-    if (head := given.pop("bert_head", None)) is not None:
+    settings_read = {key: setting_value(word) for key, word in (settings or {}).items()}
+    if (head := settings_read.pop("bert_head", None)) is not None:
         if head not in ("pooler", "mlm"):
             raise InputError(f"bert_head={head!r}: it is pooler or mlm", "--set")
-        wanted = replace(wanted or ReadOptions(), bert_head=head)
-    if (mtp := given.pop("mtp", None)) is not None:
-        wanted = replace(wanted or ReadOptions(), mtp=mtp is True or mtp == 1)
-    return from_hf_config(values | given, name, wanted, strict=strict)
+        options = replace(options or ReadOptions(), bert_head=head)
+    if (mtp := settings_read.pop("mtp", None)) is not None:
+        options = replace(options or ReadOptions(), mtp=mtp is True or mtp == 1)
+    return from_hf_config(values | settings_read, name, options, strict=strict)

@@ -89,8 +89,8 @@ def _check_head(values: Mapping[str, object], name: str) -> None:
 
 
 def _architectures(values: Mapping[str, object]) -> list[str]:
-    given = values.get("architectures")
-    return [one for one in given if isinstance(one, str)] if isinstance(given, list) else []
+    architectures = values.get("architectures")
+    return [one for one in architectures if isinstance(one, str)] if isinstance(architectures, list) else []
 
 
 def _check_rotary(graph: Graph, name: str) -> None:

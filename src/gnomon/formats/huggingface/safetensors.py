@@ -91,7 +91,7 @@ def read_header(path: Path) -> Header:
         isinstance(metadata, dict) and all(isinstance(value, str) for value in metadata.values())
     ):
         raise InputError(f"{path} cannot be read as safetensors: its __metadata__ is no object of texts")
-    entries = {name: _entry(path, name, given, 8 + length) for name, given in values.items()}
+    entries = {name: _entry(path, name, fields, 8 + length) for name, fields in values.items()}
     return Header(entries=entries, metadata=metadata or {}, nbytes=_end(path, entries, 8 + length, size))
 
 
@@ -125,21 +125,21 @@ def _parsed(text: str) -> Any:
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    made = dict(pairs)
-    if len(made) < len(pairs):
+    unique = dict(pairs)
+    if len(unique) < len(pairs):
         names = [name for name, _ in pairs]
         raise ValueError(f"{next(name for name in names if names.count(name) > 1)!r} is there twice")
-    for one in (*made, *(value for value in made.values() if isinstance(value, str))):
+    for one in (*unique, *(value for value in unique.values() if isinstance(value, str))):
         one.encode("utf-8")  # a lone surrogate is no text: UnicodeEncodeError, a ValueError
-    return made
+    return unique
 
 
 def _no_constant(text: str) -> float:
     raise ValueError(f"{text} is no JSON")
 
 
-def _entry(path: Path, name: str, given: Any, start: int) -> Entry:
-    match given:
+def _entry(path: Path, name: str, entry_fields: Any, start: int) -> Entry:
+    match entry_fields:
         case {"dtype": str(dtype), "shape": [*shape], "data_offsets": [begin, end]}:
             pass
         case _:
@@ -176,12 +176,12 @@ def header_of(tensors: Mapping[str, tuple[str, tuple[int, ...]]], metadata: Mapp
     start = 8 + len(text)
     entries = {
         name: Entry(
-            dtype=given["dtype"],
-            shape=tuple(given["shape"]),
-            begin=start + given["data_offsets"][0],
-            end=start + given["data_offsets"][1],
+            dtype=entry_fields["dtype"],
+            shape=tuple(entry_fields["shape"]),
+            begin=start + entry_fields["data_offsets"][0],
+            end=start + entry_fields["data_offsets"][1],
         )
-        for name, given in values.items()
+        for name, entry_fields in values.items()
         if name != "__metadata__"
     }
     return len(text).to_bytes(8, "little") + text, Header(entries=entries, metadata=metadata, nbytes=start + at)

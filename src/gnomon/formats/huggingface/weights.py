@@ -57,7 +57,7 @@ def _joined(names: Mapping[str, str]) -> Callable[[Mapping[str, Parameter]], dic
     """Linears that a file has as one, one after the other: theirs by ours, `q_proj k_proj v_proj` -> `qkv_proj`."""
 
     def rules(parameters: Mapping[str, Parameter]) -> dict[str, tuple[str, Rule]]:
-        made: dict[str, tuple[str, Rule]] = {}
+        piece_rules: dict[str, tuple[str, Rule]] = {}
         for ours, theirs in names.items():
             first, *others = ours.split()
             for name in parameters:
@@ -67,8 +67,8 @@ def _joined(names: Mapping[str, str]) -> Callable[[Mapping[str, Parameter]], dic
                 parts = [f"{head}.{part}.{tail}" for part in (first, *others)]
                 sizes = [parameters[part].shape[0] for part in parts]
                 for index, name in enumerate(parts):
-                    made[name] = f"{head}.{theirs}.{tail}", part(sum(sizes[:index]), sum(sizes))
-        return made
+                    piece_rules[name] = f"{head}.{theirs}.{tail}", part(sum(sizes[:index]), sum(sizes))
+        return piece_rules
 
     return rules
 
@@ -140,22 +140,24 @@ def layout_of(graph: Graph, family: Family) -> Layout:
     )
     for rules in family.together:
         joined |= rules(known)
-    made: dict[str, tuple[TensorPiece, ...]] = {}
+    layout: dict[str, tuple[TensorPiece, ...]] = {}
     for name, parameter in known.items():
         theirs, rule = joined.get(name, (name, None))
         if rule is None:
             rule = next((rule for pattern, rule in family.rules if re.search(pattern, name)), whole)
-        made[name] = tuple(rule(_renamed(theirs, family.names), parameter))
-    copies = {theirs: made[ours][0].tensor for theirs, ours in family.copies if ours in made and theirs not in made}
+        layout[name] = tuple(rule(_renamed(theirs, family.names), parameter))
+    copies = {
+        theirs: layout[ours][0].tensor for theirs, ours in family.copies if ours in layout and theirs not in layout
+    }
     ignored = family.ignored
     if family.predictor:
-        numbers = [int(match[1]) for name in made if (match := re.match(r"model\.layers\.(\d+)\.", name))]
+        numbers = [int(match[1]) for name in layout if (match := re.match(r"model\.layers\.(\d+)\.", name))]
         ignored = (*ignored, rf"^model\.layers\.{max(numbers, default=-1) + 1}\.")
-        for name in [name for name in made if name.endswith(".enorm.weight")]:  # a module's embedding and head
+        for name in [name for name in layout if name.endswith(".enorm.weight")]:  # a module's embedding and head
             own = name.removesuffix("enorm.weight")
             copies |= {f"{own}embed_tokens.weight": "model.embed_tokens.weight"}
             copies |= {f"{own}shared_head.head.weight": "lm_head.weight"}
-    return Layout(pieces=made, ignored=ignored, copies=copies)
+    return Layout(pieces=layout, ignored=ignored, copies=copies)
 
 
 def _renamed(name: str, names: Sequence[tuple[str, str]]) -> str:

@@ -168,8 +168,8 @@ def trace_of_events(path: str, document: Mapping[str, Any], events: list[dict[st
 class _Reading:
     """The state of reading: events become columns."""
 
-    def __init__(self, path: str, told: Mapping[str, Any], events: list[dict[str, Any]]) -> None:
-        self.path, self.told, self.events = path, told, events
+    def __init__(self, path: str, header: Mapping[str, Any], events: list[dict[str, Any]]) -> None:
+        self.path, self.told, self.events = path, header, events
         self.dropped = 0
 
     def trace(self) -> Trace:
@@ -249,7 +249,7 @@ class _Reading:
             duration_s=quantise((starts[order] - first + np.array(table[4], np.float64)[order]) * _US) - start_s,
             correlation=np.array(table[5], np.int64)[order],
             external=np.array(table[6], np.int64)[order],
-            details={new: kept for old, new in moved.items() if (kept := details[old]) is not None},
+            details={new: value for old, new in moved.items() if (value := details[old]) is not None},
             allocations=_allocations(memory, first),
             dropped=self.dropped,
         )

@@ -43,17 +43,17 @@ def read_snapshot(path: str) -> Snapshot:
     except OSError as error:
         raise InputError(f"cannot read {path!r}: {error.strerror}") from error
     try:
-        told = _PlainUnpickler(io.BytesIO(data)).load()
+        unpickled = _PlainUnpickler(io.BytesIO(data)).load()
     except Exception as error:  # a torn or hostile pickle fails in many ways, none of them ours
         raise InputError(f"cannot read {path!r} as a memory snapshot: {error or type(error).__name__}") from None
-    if not isinstance(told, dict) or not ("segments" in told or "device_traces" in told):
+    if not isinstance(unpickled, dict) or not ("segments" in unpickled or "device_traces" in unpickled):
         raise InputError(f"{path!r} is no memory snapshot: it has neither `segments` nor `device_traces`")
-    devices = range(max(1, len(told["device_traces"]) if isinstance(told.get("device_traces"), list) else 1))
+    devices = range(max(1, len(unpickled["device_traces"]) if isinstance(unpickled.get("device_traces"), list) else 1))
     found = []
     # A device that recorded nothing is passed over, unless it is the only one.
     for device in devices:
         try:
-            found.append(peak_of(path, told, device))
+            found.append(peak_of(path, unpickled, device))
         except InputError:
             if len(devices) == 1:
                 raise

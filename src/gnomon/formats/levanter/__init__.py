@@ -45,10 +45,10 @@ def _looks(sample: Sample) -> bool:
     return sample.has("trainer.train_batch_size", "model") or sample.has("trainer.mp", "model.type")
 
 
-def _network(f: Fields, given: ReadContext) -> Network | str:
-    if given.model is not None:
+def _network(f: Fields, context: ReadContext) -> Network | str:
+    if context.model is not None:
         f.ignore(*(key for key in f.names() if key.startswith("model.")))
-        return given.model
+        return context.model
     kind = str(f.raw("model.type"))
     tokenizer = str(f.peek("data.tokenizer") or f.peek("tokenizer") or "gpt2")
     if kind not in ("gpt2", "llama", "mistral"):
@@ -60,13 +60,13 @@ def _network(f: Fields, given: ReadContext) -> Network | str:
     )
     f.ignore("model.use_layer_norm_weight")
     if kind == "gpt2":
-        length = given.seq_len or f.integer("model.seq_len", 512)
+        length = context.seq_len or f.integer("model.seq_len", 512)
         return GptConfig(
             name="levanter",
             num_layers=layers,
             hidden_size=hidden,
             num_heads=heads,
-            vocab_size=given.vocab_size or _vocabulary(f, tokenizer, 50257),
+            vocab_size=context.vocab_size or _vocabulary(f, tokenizer, 50257),
             max_positions=length,
             ffn_size=4 * hidden,
             dropout=0.0,
@@ -80,7 +80,7 @@ def _network(f: Fields, given: ReadContext) -> Network | str:
         num_kv_heads=f.integer("model.num_kv_heads", heads),
         head_dim=hidden // heads,
         ffn_size=f.integer("model.intermediate_dim", 11008),
-        vocab_size=given.vocab_size or _vocabulary(f, tokenizer, 0),
+        vocab_size=context.vocab_size or _vocabulary(f, tokenizer, 0),
     )
 
 
@@ -103,19 +103,19 @@ def _precision(f: Fields) -> Precision:
     return FP32
 
 
-def _read(path: Path, given: ReadContext) -> Job:
+def _read(path: Path, context: ReadContext) -> Job:
     text, file = read_source(path)
-    f = Fields(flatten(read_yaml(re.sub(r"!include \S+", "included", text), file)), file, given)
+    f = Fields(flatten(read_yaml(re.sub(r"!include \S+", "included", text), file)), file, context)
     tp = f.integer("trainer.model_axis_size", 1)
     if tp == 1:
         f.ignore("trainer.tensor_parallel_axes")
-    total = given.global_batch or f.integer("trainer.train_batch_size", 512)
+    total = context.global_batch or f.integer("trainer.train_batch_size", 512)
     per_device = f.raw("trainer.per_device_parallelism")
-    data = max(1, (given.devices or 1) // tp)
+    data = max(1, (context.devices or 1) // tp)
     micro = per_device if isinstance(per_device, int) and per_device > 0 else max(1, total // data)
     sharded = f.raw("trainer.fsdp_axis") is not None or not f.is_given("trainer.fsdp_axis")  # "embed" where not given
-    asked = Training(
-        model=_network(f, given),
+    training = Training(
+        model=_network(f, context),
         micro=micro * tp if isinstance(per_device, int) and per_device > 0 else micro,
         total=f.integer("trainer.train_batch_size", 512),
         seq_len=f.integer("model.seq_len", f.integer("max_seq_len", 512 if f.peek("model.type") == "gpt2" else 2048)),
@@ -127,7 +127,7 @@ def _read(path: Path, given: ReadContext) -> Job:
     )
     f.note_default("compiler", "XLA", "a JAX program: overlap and fusion are the compiler's; read as torch.compile's")
     f.account(IRRELEVANT, INEXPRESSIBLE, ())
-    return job_of(f, given, asked)
+    return job_of(f, context, training)
 
 
 FORMAT = Format(

@@ -42,16 +42,16 @@ def _looks(sample: Sample) -> bool:
     return train and (sample.has("checkpoint_dir") or sample.has("out_dir") or sample.has("model_name"))
 
 
-def _model(f: Fields, given: ReadContext, folder: Path, assumed: list[str]) -> Network | str:
+def _model(f: Fields, context: ReadContext, folder: Path, assumed: list[str]) -> Network | str:
     f.ignore("model_config")
     key = "checkpoint_dir" if f.has("checkpoint_dir") else "model_name"
     for name in [name for name in f.names() if name.startswith("model_config.")]:
         f.report(name, "the network's own sizes; read by its name")
-    model = model_of(f, key, given, folder, assumed)
+    model = model_of(f, key, context, folder, assumed)
     if not f.has("lora_r"):
         return model
-    wanted = [key for key in TARGETS if flag(f, key, key in LISTED)]
-    named = [name for key in wanted for name in TARGETS[key][:3]]
+    target_keys = [key for key in TARGETS if flag(f, key, key in LISTED)]
+    named = [name for key in target_keys for name in TARGETS[key][:3]]
     if flag(f, "lora_head"):
         f.report("lora_head", "an adapter on the head, which is left out")
     four = str(f.raw("quantize") or "").removeprefix("bnb.")
@@ -60,9 +60,9 @@ def _model(f: Fields, given: ReadContext, folder: Path, assumed: list[str]) -> N
     return adapted(f, model, f.integer("lora_r"), named, four_bits=four.startswith(("nf4", "fp4")), named="lora_*")
 
 
-def _read(path: Path, given: ReadContext) -> Job:
+def _read(path: Path, context: ReadContext) -> Job:
     text, file = read_source(path)
-    f = Fields(flatten(read_yaml(text, file)), file, given)
+    f = Fields(flatten(read_yaml(text, file)), file, context)
     folder, assumed = path.resolve().parent, list[str]()
     per_node, nodes = f.raw("devices"), f.integer("num_nodes", 1)
     stated = per_node * nodes if isinstance(per_node, int) else None
@@ -71,22 +71,22 @@ def _read(path: Path, given: ReadContext) -> Job:
         f.report("precision", f"read as bf16-true; known are {', '.join(PRECISIONS)}")
     f.ignore("quantize", "train.tie_embeddings", "model_config")
     tuned = f.has("checkpoint_dir")
-    total = given.global_batch or f.integer("train.global_batch_size", 512)
-    micro = given.micro_batch_size or f.integer("train.micro_batch_size", 4)
+    total = context.global_batch or f.integer("train.global_batch_size", 512)
+    micro = context.micro_batch_size or f.integer("train.micro_batch_size", 4)
     f.ignore("train.global_batch_size", "train.micro_batch_size")
-    devices = given.devices or stated or 1
+    devices = context.devices or stated or 1
     if total < devices:
         raise InputError(f"train.global_batch_size = {total}: the nearest number of devices is {total}, one for each")
     # TrainArgs.gradient_accumulation_iters: each device takes global // devices sequences, in one microbatch at least
     micro = min(micro, total // devices)
     optimizer = "optimizer.class_path" if f.has("optimizer.class_path") else "optimizer"
-    if not f.has("train.max_seq_length") and given.seq_len is None:
+    if not f.has("train.max_seq_length") and context.seq_len is None:
         assumed.append("train.max_seq_length is not given: 4096 tokens (--seq-len)")
     length = f.raw("train.max_seq_length")
     if tuned:
         f.note_unpacked("samples", "padded", length if isinstance(length, int) else 4096)
-    asked = Training(
-        model=_model(f, given, folder, assumed),
+    training = Training(
+        model=_model(f, context, folder, assumed),
         micro=micro,
         total=total // (micro * devices) * micro * devices,
         seq_len=length if isinstance(length, int) else 4096,
@@ -97,7 +97,7 @@ def _read(path: Path, given: ReadContext) -> Job:
         clip=f.raw("train.max_norm") is not None,
     )
     f.account(IRRELEVANT, {}, ())
-    return job_of(f, given, asked, assumed, stated)
+    return job_of(f, context, training, assumed, stated)
 
 
 FORMAT = Format(

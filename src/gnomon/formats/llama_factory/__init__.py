@@ -99,9 +99,9 @@ def _looks(sample: Sample) -> bool:
     )
 
 
-def _model(f: Fields, given: ReadContext, folder: Path, assumed: list[str]) -> tuple[Network | str, bool]:
+def _model(f: Fields, context: ReadContext, folder: Path, assumed: list[str]) -> tuple[Network | str, bool]:
     """(network, whether it is trained whole)."""
-    model = model_of(f, "model_name_or_path", given, folder, assumed)
+    model = model_of(f, "model_name_or_path", context, folder, assumed)
     kind = str(f.raw("finetuning_type") or "lora")
     if kind not in TYPES:
         f.fail("finetuning_type", f"{kind!r} is no way to fine-tune{nearest(kind, TYPES)}: {', '.join(TYPES)}")
@@ -144,11 +144,11 @@ def _some_layers(f: Fields, model: Network | str) -> Network | str:
     inside = {found[1] for name in names if (found := re.search(r"\.\d+\.(\w+)", name))}
     outside = {name.split(".")[-2] for name in names if not re.search(r"\.\d+\.", name)}
     extra = names_of(f.raw("freeze_extra_modules"))
-    for key, given, known in (
+    for key, layer_names, known in (
         ("freeze_trainable_modules", modules, {*inside, "all"}),
         ("freeze_extra_modules", extra, outside),
     ):
-        if wrong := [name for name in given if name not in known]:
+        if wrong := [name for name in layer_names if name not in known]:
             f.fail(key, f"no module has the name {wrong[0]!r}{nearest(wrong[0], known)}: {', '.join(sorted(known))}")
     which = "" if "all" in modules else f"({'|'.join(modules)})"
     chosen = rf"\.({'|'.join(map(str, numbers))})\.{which}"
@@ -166,12 +166,12 @@ def _precision(f: Fields, whole: bool) -> Precision:
     return FP16 if fp16 and not bf16 else AUTOCAST
 
 
-def _read(path: Path, given: ReadContext) -> Job:
+def _read(path: Path, context: ReadContext) -> Job:
     # OmegaConf reads it, which refuses a key that is given twice
-    return read_fields(trainer_source(path, given, _wanted, "--model_name_or_path", by_pyyaml=False), given)
+    return read_fields(trainer_source(path, context, _wanted, "--model_name_or_path", by_pyyaml=False), context)
 
 
-def read_fields(source: Source, given: ReadContext) -> Job:
+def read_fields(source: Source, context: ReadContext) -> Job:
     """The job of fields that are read."""
     f, assumed = source.fields, list(source.assumed)
     if core := [key for key in CORE if isinstance(f.peek(key), int) and f.peek(key) != 1]:
@@ -180,7 +180,7 @@ def read_fields(source: Source, given: ReadContext) -> Job:
             "mcore_adapter builds this job with Megatron-Core; give its options to Megatron-LM's reader: --from "
             "megatron FILE, with --tensor-model-parallel-size and so on in it",
         )
-    model, whole = _model(f, given, source.folder, assumed)
+    model, whole = _model(f, context, source.folder, assumed)
     if (stage := str(f.raw("stage") or "sft")) not in (*STAGES, "sft", "pt"):
         f.fail("stage", f"{stage!r} is no stage{nearest(stage, (*STAGES, 'sft', 'pt'))}: pt, sft, {', '.join(STAGES)}")
     if stage in STAGES:
@@ -190,7 +190,7 @@ def read_fields(source: Source, given: ReadContext) -> Job:
         f.note_unpacked("packing", "false", seq_len)
     off = flag(f, "disable_gradient_checkpointing")
     f.ignore("gradient_checkpointing")
-    asked = Training(
+    training = Training(
         model=model,
         micro=f.integer("per_device_train_batch_size", 8),
         steps=f.integer("gradient_accumulation_steps", 1),
@@ -204,7 +204,7 @@ def read_fields(source: Source, given: ReadContext) -> Job:
     f.ignore(*CORE)
     pure = flag(f, "pure_bf16")
     spelled = replace(SPELLED, beside_zero_3=(("pure_bf16", False),)) if pure else SPELLED
-    job = finished(source, given, asked, NEUTRAL, INEXPRESSIBLE, assumed, spelled)
+    job = finished(source, context, training, NEUTRAL, INEXPRESSIBLE, assumed, spelled)
     if f.peek("deepspeed") is None and not any(key.startswith("deepspeed.") for key in f.names()):
         return job
     if job.plan.optimizer.zero == 3 and flag(f, "use_unsloth"):
@@ -250,9 +250,9 @@ SPELLED = TrainerTerms(
 """Its words for changes."""
 
 
-def _finetune_draft(asked: ExportRequest) -> Draft:
+def _finetune_draft(request: ExportRequest) -> Draft:
     """A plan as its YAML."""
-    t = tuning(asked, PROGRAM)
+    t = tuning(request, PROGRAM)
     values: dict[str, object] = {
         "model_name_or_path": t.model_id,
         "stage": "sft",
@@ -271,18 +271,18 @@ def _finetune_draft(asked: ExportRequest) -> Draft:
         values |= {"lora_rank": t.adapters.rank, "lora_target": ",".join(t.targets) or "all"}
         values |= {"use_dora": True} if t.adapters.magnitudes else {}
         values |= {"quantization_bit": t.bits, "quantization_method": "bnb"} if t.bits else {}
-    elif t.pure and (t.deepspeed is None or asked.plan.optimizer.zero < 3):  # refused under ZeRO 3
+    elif t.pure and (t.deepspeed is None or request.plan.optimizer.zero < 3):  # refused under ZeRO 3
         values["pure_bf16"] = True
     trainer = t.trainer()
     if trainer.pop("use_liger_kernel", False):
         values["enable_liger_kernel"] = True
     text = as_yaml(values | trainer)
-    start = f"FORCE_TORCHRUN=1 NPROC_PER_NODE={asked.processes_per_node} llamafactory-cli train FILE"
+    start = f"FORCE_TORCHRUN=1 NPROC_PER_NODE={request.processes_per_node} llamafactory-cli train FILE"
 
-    def read(given: ReadContext) -> Job:
-        return read_fields(source_of(text, given), given)
+    def read(context: ReadContext) -> Job:
+        return read_fields(source_of(text, context), context)
 
-    return drafted(asked, t, text, read, program=PROGRAM, start=start)
+    return drafted(request, t, text, read, program=PROGRAM, start=start)
 
 
 PROGRAM = "LLaMA-Factory (2026-08)"
@@ -295,13 +295,13 @@ TEMPLATES = {"qwen3_nothink": "chatml", "qwen3_vl_nothink": "chatml", "yi": "cha
 def _learnt(values: Mapping[str, object]) -> Learnt:
     """What the assistant says with the end of its turn, of every turn, written by a template of its own."""
     learn: Learn = "all" if switched(values, "train_on_prompt") else "answers"
-    said = ["mask_history: all answers are learnt, not the last alone"] if switched(values, "mask_history") else []
+    lines = ["mask_history: all answers are learnt, not the last alone"] if switched(values, "mask_history") else []
     name = str(values.get("template") or "")
     file = Path(__file__).parent / "templates" / f"{TEMPLATES.get(name, name)}.jinja"
     there = bool(re.fullmatch(r"\w+", name)) and file.is_file()
     if name and not there:
-        said.append(f"template = {name}: conversations are written by the tokenizer's chat template (--chat-template)")
-    return Learnt(learn=learn, template=file if there else None, unlike=tuple(said))
+        lines.append(f"template = {name}: conversations are written by the tokenizer's chat template (--chat-template)")
+    return Learnt(learn=learn, template=file if there else None, unlike=tuple(lines))
 
 
 FORMAT = Format(

@@ -71,9 +71,9 @@ def _named(f: Fields, key: str, known: tuple[str, ...]) -> str | None:
     return None if name is None else str(name)
 
 
-def _model(f: Fields, given: ReadContext, folder: Path, assumed: list[str]) -> tuple[Network | str, bool]:
+def _model(f: Fields, context: ReadContext, folder: Path, assumed: list[str]) -> tuple[Network | str, bool]:
     """(network, whether it is widened to fp32: all of it is trained)."""
-    model = model_of(f, "model", given, folder, assumed)
+    model = model_of(f, "model", context, folder, assumed)
     kind = _named(f, "peft_config", ADAPTING)
     bits = f.raw("quant_config.quantization_bit")
     f.ignore("quant_config", "quant_config.name")
@@ -99,10 +99,10 @@ def _model(f: Fields, given: ReadContext, folder: Path, assumed: list[str]) -> t
     return model, True
 
 
-def _read(path: Path, given: ReadContext) -> Job:
-    source = trainer_source(path, given, lambda launch: False, "model_class", by_pyyaml=False)
+def _read(path: Path, context: ReadContext) -> Job:
+    source = trainer_source(path, context, lambda launch: False, "model_class", by_pyyaml=False)
     f, assumed = source.fields, list(source.assumed)
-    model, whole = _model(f, given, source.folder, assumed)
+    model, whole = _model(f, context, source.folder, assumed)
     bf16 = flag(f, "bf16", True)
     precision: Precision = (AUTOCAST if bf16 else FP32) if whole else BF16
     total, cp = f.raw("global_batch_size"), f.integer("cp_size", 1)
@@ -115,7 +115,7 @@ def _read(path: Path, given: ReadContext) -> Job:
     liger = "liger_kernel" in kernels
     f.ignore("kernel_config", "lr_scheduler_config", "init_config", "optim_config")
     how = _named(f, "dist_config", SHARDING)
-    asked = Training(
+    training = Training(
         model=model,
         micro=f.integer("micro_batch_size", 1),
         total=None if total is None else f.integer("global_batch_size"),
@@ -135,15 +135,15 @@ def _read(path: Path, given: ReadContext) -> Job:
     f.ignore("cp_mode")
     if how in ("fsdp2", "fsdpturbo"):
         again = flag(f, "dist_config.reshard_after_forward", True)
-        asked = replace(asked, zero=3 if again else 2, offload=flag(f, "dist_config.offload_params"))
+        training = replace(training, zero=3 if again else 2, offload=flag(f, "dist_config.offload_params"))
     if how == "deepspeed":
         f.ignore("dist_config.config_file")
         f.account(NEUTRAL, INEXPRESSIBLE, ())
-        return by_deepspeed(f, given, asked, "dist_config.config_file", source.folder, assumed)
+        return by_deepspeed(f, context, training, "dist_config.config_file", source.folder, assumed)
     if how is None:
         assumed.append("no dist_config in the file: replicas (--set dist_config.name=fsdp2)")
     f.account(NEUTRAL, INEXPRESSIBLE, ())
-    return job_of(f, given, asked, assumed)
+    return job_of(f, context, training, assumed)
 
 
 FORMAT = Format(

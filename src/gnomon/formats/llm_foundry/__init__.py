@@ -100,13 +100,13 @@ def _mpt(f: Fields) -> DecoderConfig:
     )
 
 
-def _model(f: Fields, given: ReadContext, folder: Path, assumed: list[str]) -> Network | str:
+def _model(f: Fields, context: ReadContext, folder: Path, assumed: list[str]) -> Network | str:
     name = f.raw("model.name")
-    if given.model is None and name == "mpt_causal_lm":
+    if context.model is None and name == "mpt_causal_lm":
         return _mpt(f)
     for key in [key for key in f.names() if name == "mpt_causal_lm" and key.startswith("model.")]:
         f.raw(key)
-    model = model_of(f, "model.pretrained_model_name_or_path", given, folder, assumed)
+    model = model_of(f, "model.pretrained_model_name_or_path", context, folder, assumed)
     if not f.has("model.peft_config.r"):
         return model
     targets = f.raw("model.peft_config.target_modules")
@@ -115,18 +115,18 @@ def _model(f: Fields, given: ReadContext, folder: Path, assumed: list[str]) -> N
     return adapted(f, model, f.integer("model.peft_config.r"), named, four_bits=False, named=where)
 
 
-def _read(path: Path, given: ReadContext) -> Job:
+def _read(path: Path, context: ReadContext) -> Job:
     text, file = read_source(path)
     whole = read_yaml(text, file)
-    f = Fields(flatten(_values(whole, given.env)), file, given)
+    f = Fields(flatten(_values(whole, context.env)), file, context)
     folder, assumed = path.resolve().parent, list[str]()
     gpus = flatten(whole).get("compute.gpus")
     micro = f.raw("device_train_microbatch_size")
-    if not isinstance(micro, int) and given.micro_batch_size is None:
+    if not isinstance(micro, int) and context.micro_batch_size is None:
         assumed.append("device_train_microbatch_size is auto: 1 sequence on each rank (--micro-batch-size)")
     precision = {"amp_bf16": AUTOCAST, "amp_fp16": FP16, "fp32": FP32, "bf16": BF16, "amp_fp8": AUTOCAST}
-    asked = Training(
-        model=_model(f, given, folder, assumed),
+    training = Training(
+        model=_model(f, context, folder, assumed),
         micro=micro if isinstance(micro, int) else 1,
         total=f.integer("global_train_batch_size"),
         seq_len=f.integer("max_seq_len"),
@@ -141,16 +141,16 @@ def _read(path: Path, given: ReadContext) -> Job:
     strategy = str(f.raw("fsdp_config.sharding_strategy") or "").lower()
     if strategy in SHARDS:
         kind = str(f.raw("fsdp_config.mixed_precision") or "DEFAULT").upper()
-        pure = asked.precision.compute if kind == "PURE" else "fp32"
-        asked = replace(
-            asked,
+        pure = training.precision.compute if kind == "PURE" else "fp32"
+        training = replace(
+            training,
             zero=SHARDS[strategy],  # type: ignore[arg-type]
             recompute=flag(f, "fsdp_config.activation_checkpointing"),
             offload=flag(f, "fsdp_config.cpu_offload"),
-            precision=replace(asked.precision, reduce=pure),
+            precision=replace(training.precision, reduce=pure),
         )
     f.account(IRRELEVANT, INEXPRESSIBLE, ())
-    return job_of(f, given, asked, assumed, gpus if isinstance(gpus, int) else None)
+    return job_of(f, context, training, assumed, gpus if isinstance(gpus, int) else None)
 
 
 FORMAT = Format(

@@ -49,11 +49,11 @@ def _looks(sample: Sample) -> bool:
     return sample.has("max_target_length") and (sample.has("per_device_batch_size") or sample.has("base_config"))
 
 
-def _model(f: Fields, given: ReadContext, assumed: list[str]) -> Network | str:
+def _model(f: Fields, context: ReadContext, assumed: list[str]) -> Network | str:
     """Finds the model by model_name, or by the sizes of a Llama, which base.yml fills in."""
-    if given.model is not None:
+    if context.model is not None:
         f.ignore("model_name", "head_dim", "vocab_size", *SIZES)
-        return given.model
+        return context.model
     name = f.raw("model_name")
     if isinstance(name, str) and name != "default":
         network, note = network_called(re.sub(r"^(llama)(\d)", r"\1-\2", name))
@@ -71,7 +71,7 @@ def _model(f: Fields, given: ReadContext, assumed: list[str]) -> Network | str:
         num_kv_heads=f.integer("base_num_kv_heads", 16),
         head_dim=f.integer("head_dim", 128),
         ffn_size=f.integer("base_mlp_dim", 7168),
-        vocab_size=given.vocab_size or f.integer("vocab_size", 32000),
+        vocab_size=context.vocab_size or f.integer("vocab_size", 32000),
     )
 
 
@@ -82,9 +82,9 @@ def _axis(f: Fields, name: str, default: int = 1) -> int:
     return -1 if -1 in known else math.prod(known) if known else default
 
 
-def _read(path: Path, given: ReadContext) -> Job:
+def _read(path: Path, context: ReadContext) -> Job:
     text, file = read_source(path)
-    f = Fields(flatten(read_yaml(text, file)), file, given)
+    f = Fields(flatten(read_yaml(text, file)), file, context)
     assumed: list[str] = []
     replicas, tp, cp = _axis(f, "data"), _axis(f, "tensor"), _axis(f, "context")
     shard = _axis(f, "fsdp", -1)
@@ -99,10 +99,10 @@ def _read(path: Path, given: ReadContext) -> Job:
     per_device = f.number("per_device_batch_size", 12.0)
     if per_device != int(per_device):
         f.report("per_device_batch_size", "a part of a sequence on each device; read as one")
-    data = (given.devices or 1) // max(1, abs(tp) * abs(cp))
+    data = (context.devices or 1) // max(1, abs(tp) * abs(cp))
     groups = replicas if shard == -1 and replicas > 0 else data if replicas == -1 and shard in (-1, 1) else 1
-    asked = Training(
-        model=_model(f, given, assumed),
+    training = Training(
+        model=_model(f, context, assumed),
         micro=max(1, int(per_device)) * max(1, abs(tp) * abs(cp)),
         steps=f.integer("gradient_accumulation_steps", 1),
         seq_len=f.integer("max_target_length", 2048),
@@ -117,7 +117,7 @@ def _read(path: Path, given: ReadContext) -> Job:
     )
     f.note_default("compiler", "XLA", "a JAX program: overlap and fusion are the compiler's; read as torch.compile's")
     f.account(IRRELEVANT, INEXPRESSIBLE, ())
-    return job_of(f, given, asked, assumed)
+    return job_of(f, context, training, assumed)
 
 
 FORMAT = Format(

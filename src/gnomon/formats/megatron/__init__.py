@@ -30,8 +30,8 @@ def _looks(sample: Sample) -> bool:
     )
 
 
-def _read(path: Path, given: ReadContext) -> Job:
-    return read_megatron(path, given=given)
+def _read(path: Path, context: ReadContext) -> Job:
+    return read_megatron(path, context=context)
 
 
 FORMAT = Format(

@@ -101,8 +101,8 @@ def _words(value: str) -> list[str]:
 
 
 def _without(words: list[str], *names: str) -> list[str]:
-    kept, dropping = list[str](), False
+    remaining, dropping = list[str](), False
     for word in words:
         dropping = word in names if word.startswith("--") else dropping
-        kept += [] if dropping else [word]
-    return kept
+        remaining += [] if dropping else [word]
+    return remaining

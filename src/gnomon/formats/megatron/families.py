@@ -201,13 +201,13 @@ def _hybrid(f: Fields, tp: int, vocab_size: int | None, name: str) -> Graph:
 def _pattern(f: Fields, layers: int) -> tuple[str, str, int]:
     """(letters of the layers, of the multi-token prediction module, its depth). `|` between pipeline stages is left
     out: they are of equal sizes here."""
-    given = f.raw("hybrid_layer_pattern") or f.raw("hybrid_override_pattern")
+    pattern = f.raw("hybrid_layer_pattern") or f.raw("hybrid_override_pattern")
     shares = f.number("hybrid_attention_ratio", 0.0), f.number("hybrid_mlp_ratio", 0.0)
     if not (0 <= shares[0] <= 1 and sum(shares) <= 1):
         f.fail("hybrid_attention_ratio", f"{shares[0]:g} of attention and {shares[1]:g} of feed-forwards: over 1")
-    if given is None:
+    if pattern is None:
         return allocated(layers, *shares), "", 0
-    main, *ahead = str(given).split("/")
+    main, *ahead = str(pattern).split("/")
     if "|" in main:
         f.note_default("hybrid_layer_pattern |", "stages", "stages of the pattern are read as equal ones")
         main = main.replace("|", "")
@@ -232,15 +232,15 @@ def allocated(layers: int, attention: float, mlp: float) -> str:
 
 def _every(kinds: list[str], letter: str, section: float) -> None:
     """Put a letter behind each `section` of what is still Mamba, in place."""
-    left = section
+    remaining = section
     for at, kind in enumerate(kinds):
         if kind != "M":
             continue
-        if left < 0.5:
+        if remaining < 0.5:
             kinds[at] = letter
-            left += section
+            remaining += section
         else:
-            left -= 1
+            remaining -= 1
 
 
 def images_in(f: Fields) -> int:

@@ -49,14 +49,14 @@ class MegatronShape:
     bias: bool
 
 
-def vocabulary(f: Fields, tp: int, given: int | None, default: str = DEFAULT_TOKENIZER) -> int:
+def vocabulary(f: Fields, tp: int, vocab_size: int | None, default: str = DEFAULT_TOKENIZER) -> int:
     """Rows of the embedding, padded to a multiple of make_vocab_size_divisible_by × tp as Megatron does. A tokenizer
     named by a model of the hub has as many as that model. default: the program's tokenizer where none is given."""
     f.ignore("vocab_size")
-    if given is None and f.has("padded_vocab_size"):
+    if vocab_size is None and f.has("padded_vocab_size"):
         return f.integer("padded_vocab_size")
     kind = str(f.raw("tokenizer_type") or default)
-    size = given or f.raw("vocab_size") or rows_of_type(kind)
+    size = vocab_size or f.raw("vocab_size") or rows_of_type(kind)
     for key in ("tokenizer_model", "tokenizer_name_or_path", "hf_checkpoint"):
         if size is None and isinstance(name := f.peek(key), str) and unknown(name.rpartition("/")[2]) is None:
             plain = name.rpartition("/")[2] if unknown(name) is not None else name  # the folder does not matter
@@ -68,7 +68,7 @@ def vocabulary(f: Fields, tp: int, given: int | None, default: str = DEFAULT_TOK
             "vocab_size",
             f"the size of the vocabulary is in the tokenizer's file ({kind}), not in the job; give --vocab-size",
         )
-    if kind.startswith("BertWordPiece") and given is None:
+    if kind.startswith("BertWordPiece") and vocab_size is None:
         size += f.integer("vocab_extra_ids", 0, least=0)
     if f.has("extra_vocab_size"):  # Pai-Megatron-Patch: no other padding
         return size + f.integer("extra_vocab_size", least=0)
@@ -189,14 +189,14 @@ def model_of(f: Fields, tp: int, vocab_size: int | None, name: str) -> Network:
 
 def _experts(f: Fields) -> int:
     """Experts of a layer; 0 for none, and for the one that Megatron-DeepSpeed counts in a dense layer."""
-    given = f.raw("num_experts")
-    counts = given if isinstance(given, tuple) else (given,)
-    if given is None or (set(counts) == {1} and f.flag("deepspeed", False)):
+    experts_value = f.raw("num_experts")
+    counts = experts_value if isinstance(experts_value, tuple) else (experts_value,)
+    if experts_value is None or (set(counts) == {1} and f.flag("deepspeed", False)):
         f.ignore("expert_interval", "topk", "mlp_type")
         return 0
     count = counts[0]
     if len(set(counts)) > 1 or not isinstance(count, int) or count < 1:
-        f.fail("num_experts", f"{given!r}: experts that differ by layer are no network here; {GIVE_MODEL}")
+        f.fail("num_experts", f"{experts_value!r}: experts that differ by layer are no network here; {GIVE_MODEL}")
     return count
 
 
@@ -391,11 +391,11 @@ def _mixtral(f: Fields, s: MegatronShape, name: str, experts: int) -> MixtralCon
 
 def _window(f: Fields) -> int:
     """`--window-size LEFT,RIGHT` in tokens, the query itself counted; 0 without."""
-    given = f.raw("window_size")
-    if given is None:
+    window = f.raw("window_size")
+    if window is None:
         return 0
     f.report("window_attn_skip_freq", "some layers see everything: read as windowed, so too fast")
-    words = str(given).strip("()[] ").replace(" ", "").split(",")
+    words = str(window).strip("()[] ").replace(" ", "").split(",")
     if len(words) == 2 and words[0].isdigit() and words[1] == "0":
         return int(words[0]) + 1
     f.report("window_size", "not a causal window: left out, so too slow")
@@ -416,16 +416,16 @@ def _pattern_of(f: Fields, layers: int) -> tuple[bool, ...]:
     if f.flag("deepspeed", False):
         every = f.integer("expert_interval", 2)
         return tuple((i + 1) % every == 0 for i in range(layers))
-    given = f.raw("moe_layer_freq")
-    if given in (None, 1):
+    frequency = f.raw("moe_layer_freq")
+    if frequency in (None, 1):
         return (True,) * layers
-    if isinstance(given, int):
-        pattern = [0 if i % given else 1 for i in range(layers)]
+    if isinstance(frequency, int):
+        pattern = [0 if i % frequency else 1 for i in range(layers)]
     else:
         try:
-            pattern = _pattern(ast.parse(str(given).strip("'\""), mode="eval").body)
+            pattern = _pattern(ast.parse(str(frequency).strip("'\""), mode="eval").body)
         except (SyntaxError, ValueError, RecursionError):
-            f.fail("moe_layer_freq", f"moe_layer_freq {given!r} is not an integer or a list like ([0]*3+[1]*58)")
+            f.fail("moe_layer_freq", f"moe_layer_freq {frequency!r} is not an integer or a list like ([0]*3+[1]*58)")
     if len(pattern) != layers:
         f.fail("moe_layer_freq", f"moe_layer_freq lists {len(pattern)} layers, but num_layers is {layers}")
     return tuple(map(bool, pattern))
@@ -436,9 +436,9 @@ def _pattern(node: ast.expr) -> list[int]:
     match node:
         case ast.List(elts=items) if all(isinstance(i, ast.Constant) and i.value in (0, 1) for i in items):
             return [i.value for i in items]  # type: ignore[attr-defined]
-        case ast.BinOp(left=left, op=ast.Add(), right=right):
-            return _pattern(left) + _pattern(right)
-        case ast.BinOp(left=left, op=ast.Mult(), right=ast.Constant(value=int(times))) if 0 <= times <= 10_000:
-            if len(part := _pattern(left)) * times <= 10_000:
+        case ast.BinOp(left=left_operand, op=ast.Add(), right=right):
+            return _pattern(left_operand) + _pattern(right)
+        case ast.BinOp(left=left_operand, op=ast.Mult(), right=ast.Constant(value=int(times))) if 0 <= times <= 10_000:
+            if len(part := _pattern(left_operand)) * times <= 10_000:
                 return part * times
     raise ValueError

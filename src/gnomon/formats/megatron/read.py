@@ -71,7 +71,7 @@ def read_megatron(
     env: Mapping[str, str] | None = None,
     vocab_size: int | None = None,
     name: str = "megatron-job",
-    given: ReadContext = NOTHING,
+    context: ReadContext = NOTHING,
 ) -> Job:
     """The job that a script (a Path, or its text) or a list of arguments starts.
 
@@ -81,49 +81,49 @@ def read_megatron(
     FormatError for a script that cannot be followed, InputError for a combination that Megatron-LM refuses, with the
     fix.
     """
-    given = replace(
-        given,
-        devices=devices or given.devices,
-        vocab_size=vocab_size or given.vocab_size,
-        env={**given.env, **(env or {})},
+    context = replace(
+        context,
+        devices=devices or context.devices,
+        vocab_size=vocab_size or context.vocab_size,
+        env={**context.env, **(env or {})},
     )
     script: Script | None = None
     stated: int | None = None
-    taken = ""
+    arguments_place = ""
     family: families.Family = "decoder"
-    options = {option_name(key): text for key, text in given.settings.items() if option_name(key) in known_options()}
+    options = {option_name(key): text for key, text in context.settings.items() if option_name(key) in known_options()}
     if isinstance(source, (str, Path)):
         text, file = read_source(source)
         # A log of a run prints its arguments, which are then as good as the script.
         if (log := dumped(text)) is not None:
             words, stated = log
-            options = {option_name(key): value for key, value in given.settings.items()}
+            options = {option_name(key): value for key, value in context.settings.items()}
         elif text.lstrip().startswith("--"):
             words = words_of(text, file)
-            options = {option_name(key): value for key, value in given.settings.items()}
+            options = {option_name(key): value for key, value in context.settings.items()}
         else:
             path = source if isinstance(source, Path) else None
-            given_too, taken = with_written(text, path, given)
+            given_too, arguments_place = with_written(text, path, context)
             variables = {key: value for key, value in given_too.items() if option_name(key) not in options}
             folder = source.resolve().parent if isinstance(source, Path) else None
-            script = launches(text, given.env, variables, folder)
+            script = launches(text, context.env, variables, folder)
             launch = training_launch(script, file)
             # A variable that nobody reads is a slip of the person's, and must not pass in silence.
             words = list(launch.options)
             if wrong := [key for key in variables if key not in script.read and f"--{key.lstrip('-')}" not in words]:
-                asked = wrong[0]
-                hint = nearest(asked, [*script.read, *known_options()])
+                unknown = wrong[0]
+                hint = nearest(unknown, [*script.read, *known_options()])
                 raise InputError(
-                    f"{file} uses no variable {asked!r}, and Megatron-LM has no such option{hint}", "--set"
+                    f"{file} uses no variable {unknown!r}, and Megatron-LM has no such option{hint}", "--set"
                 )
-            family = "decoder" if given.model is not None else families.family_of(launch.program, words)
+            family = "decoder" if context.model is not None else families.family_of(launch.program, words)
             stated = launched_devices(launch.launcher, text)
     else:
         file, words = "<arguments>", list(source)
-        options = {option_name(key): value for key, value in given.settings.items()}
+        options = {option_name(key): value for key, value in context.settings.items()}
     values, unset = parse_options(words)
-    fields = Fields(values, file, replace(given, settings=options))
-    fields.notes += [taken] if taken else []
+    fields = Fields(values, file, replace(context, settings=options))
+    fields.notes += [arguments_place] if arguments_place else []
     if isinstance(nodes := fields.peek("actor_num_nodes"), int) and isinstance(
         per_node := fields.peek("actor_num_gpus_per_node"), int
     ):
@@ -135,7 +135,7 @@ def read_megatron(
         for phrase in script.skipped:
             fields.note_default("script", phrase, "was not followed; check that it sets nothing of the job")
     try:
-        job = job_of(fields, given=replace(given, devices=given.devices or stated), name=name, family=family)
+        job = job_of(fields, context=replace(context, devices=context.devices or stated), name=name, family=family)
     except InputError as error:
         if "missing key 'hidden_size'" in str(error) or "without --num-experts" in str(error):
             elsewhere = f"; it may be in ${unset[0]}, which the script does not set" if unset else ""
@@ -183,38 +183,38 @@ def _after(words: Sequence[str], option: str) -> str:
 
 
 def job_of(
-    f: Fields, *, given: ReadContext, name: str, base: Stack | None = None, family: families.Family = "decoder"
+    f: Fields, *, context: ReadContext, name: str, base: Stack | None = None, family: families.Family = "decoder"
 ) -> Job:
     """A job from named arguments, those of Megatron-LM's `args`; a model that is given is in place of its network
     options."""
     if f.has("num_layers_per_virtual_pipeline_stage") and f.has("num_virtual_stages_per_pipeline_rank"):
         f.fail("num_virtual_stages_per_pipeline_rank", "give virtual stages or layers per virtual stage, not both")
-    model = given.model
+    model = context.model
     known = None if model is None else network_graph(model)
-    mesh = mesh_of(f, given.devices, 0 if known is None else experts_of(known))
+    mesh = mesh_of(f, context.devices, 0 if known is None else experts_of(known))
     assumed: list[str] = []
     sizes: tuple[tuple[str, int], ...] = ()
     if model is None and family in ("bert", "t5", "hybrid"):
-        seq_len = seq_len_of(f, given)
+        seq_len = seq_len_of(f, context)
         if family == "t5":  # the workload's sequence is the decoder's
-            sizes, seq_len = (("enc_seq", seq_len),), given.seq_len or f.integer("decoder_seq_length", seq_len)
-        model = families.network_of(f, family, mesh.tp, given.vocab_size, name)
+            sizes, seq_len = (("enc_seq", seq_len),), context.seq_len or f.integer("decoder_seq_length", seq_len)
+        model = families.network_of(f, family, mesh.tp, context.vocab_size, name)
         layers = layers_of(model)
     elif model is None:
-        seq_len = seq_len_of(f, given)
+        seq_len = seq_len_of(f, context)
         if family == "images":
-            seq_len = _with_images(f, given, seq_len, assumed)
-        model, layers = model_of(f, mesh.tp, given.vocab_size, name), layers_stated(f)
+            seq_len = _with_images(f, context, seq_len, assumed)
+        model, layers = model_of(f, mesh.tp, context.vocab_size, name), layers_stated(f)
     else:
         if isinstance(heads := getattr(model, "num_heads", None), int):
             divides("num_attention_heads", heads, "tensor_model_parallel_size", mesh.tp)
         layers = layers_of(model)
-        seq_len = seq_len_of(f, given)
+        seq_len = seq_len_of(f, context)
         f.ignore(*NETWORK)
-    micro = given.micro_batch_size or f.integer(
+    micro = context.micro_batch_size or f.integer(
         "micro_batch_size", 1 if f.flag("use_dynamic_batch_size", False) else None
     )
-    total = given.global_batch or f.integer("global_batch_size", micro * mesh.data_ranks)
+    total = context.global_batch or f.integer("global_batch_size", micro * mesh.data_ranks)
     f.ignore("micro_batch_size", "global_batch_size")
     if f.has("step_batch_size_schedule") and f.has("global_batch_size"):
         f.fail("step_batch_size_schedule", "Megatron-LM refuses it together with --global-batch-size; keep one of them")
@@ -249,14 +249,14 @@ def job_of(
     )
 
 
-def _with_images(f: Fields, given: ReadContext, text: int, assumed: list[str]) -> int:
+def _with_images(f: Fields, context: ReadContext, text: int, assumed: list[str]) -> int:
     """Tokens of a sample with those of its image: what the decoder is given, by its own option or text and image
     together."""
     stated = f.peek("decoder_seq_length")
     text = f.integer("dataloader_seq_length", text)
     images = families.images_in(f)
-    if given.seq_len is not None:
-        return given.seq_len
+    if context.seq_len is not None:
+        return context.seq_len
     if isinstance(stated, int):
         return stated
     assumed.append(f"a sample is {text} tokens of text and {images} of an image (--seq-len)")
@@ -299,12 +299,15 @@ def with_balance(f: Fields, plan: Plan, model: Network | str) -> Plan:
     kinds = f.raw("moe_router_load_balancing_type")
     kinds = kinds[0] if isinstance(kinds, list | tuple) and len(kinds) == 1 else kinds
     kind = kinds if isinstance(kinds, str) else "aux_loss" if kinds is None else ""
-    given = f.raw("moe_aux_loss_coeff")
-    given = given[0] if isinstance(given, list | tuple) and len(given) == 1 else given
-    coefficient = float(given) if isinstance(given, int | float) and not isinstance(given, bool) else 0.0
+    loss_balance = f.raw("moe_aux_loss_coeff")
+    if isinstance(loss_balance, list | tuple) and len(loss_balance) == 1:
+        (loss_balance,) = loss_balance
+    coefficient = 0.0
+    if isinstance(loss_balance, int | float) and not isinstance(loss_balance, bool):
+        coefficient = float(loss_balance)
     if kind == "sinkhorn" and coefficient:
         f.fail("moe_aux_loss_coeff", f"{coefficient:g}: sinkhorn balances by itself; give 0, as Megatron-LM asserts")
-    if kind not in (*BALANCES, "none", "sinkhorn") or isinstance(given, list | tuple):
+    if kind not in (*BALANCES, "none", "sinkhorn") or isinstance(loss_balance, list | tuple):
         why = "balance by several losses at once or by quantiles is not"
         f.report("moe_router_load_balancing_type", f"{why} computed; the model trains without this loss")
     balance = BALANCES.get(kind) if coefficient else None
@@ -362,11 +365,11 @@ def experts_of(graph: Graph) -> int:
     return max((size for size in sizes if size is not None), default=0)
 
 
-def seq_len_of(f: Fields, given: ReadContext) -> int:
+def seq_len_of(f: Fields, context: ReadContext) -> int:
     """Tokens of a sequence; packs of up to max_tokens_per_gpu count as one sequence of so many."""
-    if given.seq_len is not None:
+    if context.seq_len is not None:
         f.ignore("seq_length", "encoder_seq_length", "max_tokens_per_gpu")
-        return given.seq_len
+        return context.seq_len
     if f.has("encoder_seq_length"):
         return f.integer("encoder_seq_length")
     if not f.has("seq_length") and f.flag("use_dynamic_batch_size", False) and f.has("max_tokens_per_gpu"):
@@ -397,8 +400,10 @@ def mesh_of(f: Fields, devices: int | None, num_experts: int) -> Mesh:
     replicas = f.integer("num_distributed_optimizer_instances", 1)
     divides("data-parallel ranks", data, "num_distributed_optimizer_instances", replicas)
     ep = f.integer("moe_expert_parallel_size", ep)  # Megatron-DeepSpeed's name
-    given = f.raw("num_experts")
-    experts = f.integer("num_experts", num_experts, least=0) if not isinstance(given, tuple) else max(given)
+    experts_value = f.raw("num_experts")
+    experts = (
+        f.integer("num_experts", num_experts, least=0) if not isinstance(experts_value, tuple) else max(experts_value)
+    )
     etp = f.integer("expert_tensor_parallel_size", tp) if experts else 1
     # Experts refold the ranks of a stage: ep x etp need not divide tp x cp, but both must divide the devices.
     if ep > 1 and experts and devices % (pp * ep * etp):
@@ -489,12 +494,12 @@ def stages_of(f: Fields, pp: int, layers: int) -> tuple[int, tuple[int, ...]]:
     first, last = (f.integer(f"decoder_{end}_pipeline_num_layers", 0, least=0) for end in ("first", "last"))
     counted = layers + sum(ends)
     if first or last:
-        given, middle = sum(1 for n in (first, last) if n), layers - first - last
-        if pp <= given and middle:
+        stated_ends, middle = sum(1 for n in (first, last) if n), layers - first - last
+        if pp <= stated_ends and middle:
             f.fail("decoder_first_pipeline_num_layers", f"{middle} layers are left for no stage; change the numbers")
-        divides("layers between the first and last stage", middle, "stages between", max(1, pp - given))
+        divides("layers between the first and last stage", middle, "stages between", max(1, pp - stated_ends))
         virtual = f.integer("num_virtual_stages_per_pipeline_rank", 1)
-        per_stage = middle // max(1, pp - given)
+        per_stage = middle // max(1, pp - stated_ends)
         by_rank = [first or per_stage, *[per_stage] * (pp - 2), last or per_stage]
         for rank_layers in by_rank:
             divides("layers of a pipeline rank", rank_layers, "num_virtual_stages_per_pipeline_rank", virtual)
@@ -623,8 +628,8 @@ def _dispatch(f: Fields) -> Dispatch | None:
     kind = f.choice("moe_token_dispatcher_type", kinds, "allgather")
     if kind == "flex" and backend not in ("deepep", "hybridep"):
         f.fail("moe_flex_dispatcher_backend", f"{backend}: Megatron-LM has deepep and hybridep")
-    asked = kind, backend if kind == "flex" else None
-    return next(name for name, written in DISPATCHERS.items() if written == asked)
+    dispatcher = kind, backend if kind == "flex" else None
+    return next(name for name, written in DISPATCHERS.items() if written == dispatcher)
 
 
 def overlap_of(f: Fields, mesh: Mesh, virtual: int) -> Overlap:

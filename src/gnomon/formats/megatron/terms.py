@@ -53,8 +53,8 @@ def _axis(name: str, option: str) -> Words:
 
 
 def _tensor(change: Change) -> list[Setting]:
-    more: list[Setting] = [("sequence-parallel", True)] if change.after.layout.sequence_parallel else []
-    return [("tensor-model-parallel-size", change.after.mesh.tp), *more]
+    settings: list[Setting] = [("sequence-parallel", True)] if change.after.layout.sequence_parallel else []
+    return [("tensor-model-parallel-size", change.after.mesh.tp), *settings]
 
 
 WORDS: dict[str, Words] = {
@@ -79,11 +79,13 @@ TERMS = Terms(style="dashes", words=WORDS, in_part=frozenset({"recompute", "opti
 def renamed(spell: Callable[[str, object], Setting], style: Style) -> Terms:
     """The same words by other names."""
 
-    def made(words: Words) -> Words:
+    def with_spelling(words: Words) -> Words:
         def settings(change: Change) -> Sequence[Setting] | None:
-            said = words(change)
-            return None if said is None else [spell(key, value) for key, value in said]
+            written = words(change)
+            return None if written is None else [spell(key, value) for key, value in written]
 
         return settings
 
-    return Terms(style=style, words={name: made(words) for name, words in WORDS.items()}, in_part=TERMS.in_part)
+    return Terms(
+        style=style, words={name: with_spelling(words) for name, words in WORDS.items()}, in_part=TERMS.in_part
+    )

@@ -64,30 +64,30 @@ PLACEHOLDERS: Options = [
 ]
 
 
-def draft(asked: ExportRequest) -> Draft:
+def draft(request: ExportRequest) -> Draft:
     """Drafts the script. InputError for a model or combination that Megatron-LM refuses, with the fix."""
-    model = need_model(asked, PROGRAM)
+    model = need_model(request, PROGRAM)
     options = [
-        *model_options(model, asked.workload.seq_len),
-        *_mesh(asked),
-        *_schedule(asked),
-        *_saved(asked),
-        *_layout(asked),
-        *_overlap(asked),
-        *_optimizer(asked.plan.optimizer, asked.plan.precision),
-        *_precision(asked.plan.precision),
+        *model_options(model, request.workload.seq_len),
+        *_mesh(request),
+        *_schedule(request),
+        *_saved(request),
+        *_layout(request),
+        *_overlap(request),
+        *_optimizer(request.plan.optimizer, request.plan.precision),
+        *_precision(request.plan.precision),
         *PLACEHOLDERS,
     ]
-    text = _script(asked, options)
+    text = _script(request, options)
     return Draft(
         program=PROGRAM,
         text=text,
-        job=read_megatron(text, name=asked.label),
+        job=read_megatron(text, name=request.label),
         elsewhere=(
             "--mock-data, NullTokenizer, --train-iters and --lr are placeholders: give your data, tokenizer and rates",
             UNTIMED,
-            *_config_loss(asked),
-            *(("HEAD is host:port of the first machine, for all of them",) if asked.num_nodes > 1 else ()),
+            *_config_loss(request),
+            *(("HEAD is host:port of the first machine, for all of them",) if request.num_nodes > 1 else ()),
         ),
         reasons=REASONS,
     )
@@ -99,9 +99,9 @@ UNTIMED = (
 )
 
 
-def _config_loss(asked: ExportRequest) -> Iterator[str]:
+def _config_loss(request: ExportRequest) -> Iterator[str]:
     """The loss of a model's config, which goes by all layers together."""
-    for op in (op for block in asked.graph.blocks for op in block.ops if op.does == "balances"):
+    for op in (op for block in request.graph.blocks for op in block.ops if op.does == "balances"):
         if not op.attr("layers", False):
             yield (
                 f"the config's loss that balances experts, {op.attr('coefficient', 0.0)} over all layers together, is "
@@ -110,10 +110,10 @@ def _config_loss(asked: ExportRequest) -> Iterator[str]:
             )
 
 
-def _script(asked: ExportRequest, options: Options) -> str:
+def _script(request: ExportRequest, options: Options) -> str:
     """Writes the launch script."""
-    words = ["torchrun", f"--nnodes {asked.num_nodes}", f"--nproc-per-node {asked.processes_per_node}"]
-    if asked.num_nodes > 1:
+    words = ["torchrun", f"--nnodes {request.num_nodes}", f"--nproc-per-node {request.processes_per_node}"]
+    if request.num_nodes > 1:
         words += ["--rdzv-backend c10d", '--rdzv-endpoint "$HEAD"']
     lines = [" ".join([*words, "pretrain_gpt.py"])]
     for name, value in options:
@@ -125,14 +125,14 @@ def _script(asked: ExportRequest, options: Options) -> str:
     # Fewer connections keep collectives ahead of products; FSDP needs several.
     fsdp = any(name == "use_megatron_fsdp" and value for name, value in options)
     connections = "" if fsdp else "export CUDA_DEVICE_MAX_CONNECTIONS=1\n"
-    head = 'HEAD="${HEAD:-localhost:29500}"\n' if asked.num_nodes > 1 else ""
+    head = 'HEAD="${HEAD:-localhost:29500}"\n' if request.num_nodes > 1 else ""
     return f"#!/bin/bash\n{connections}{head}" + " \\\n".join(lines) + "\n"
 
 
-def _mesh(asked: ExportRequest) -> Options:
-    mesh, model = asked.plan.mesh, asked.model
+def _mesh(request: ExportRequest) -> Options:
+    mesh, model = request.plan.mesh, request.model
     experts = hasattr(model, "num_experts")
-    replicas = mesh.dp_replicate > 1 and asked.plan.optimizer.zero > 0
+    replicas = mesh.dp_replicate > 1 and request.plan.optimizer.zero > 0
     return [
         ("tensor_model_parallel_size", mesh.tp),
         ("pipeline_model_parallel_size", mesh.pp),
@@ -141,15 +141,15 @@ def _mesh(asked: ExportRequest) -> Options:
         ("expert_tensor_parallel_size", mesh.etp if experts else None),
         ("num_distributed_optimizer_instances", mesh.dp_replicate if replicas else None),
         ("use_tp_pp_dp_mapping", mesh.order == ("dp_replicate", "dp_shard", "pp", "cp", "tp")),
-        ("micro_batch_size", asked.micro),
-        ("global_batch_size", asked.workload.batch_size),
-        ("seq_length", asked.workload.seq_len),
+        ("micro_batch_size", request.micro),
+        ("global_batch_size", request.workload.batch_size),
+        ("seq_length", request.workload.seq_len),
     ]
 
 
-def _schedule(asked: ExportRequest) -> Options:
+def _schedule(request: ExportRequest) -> Options:
     """1F1B, or interleaved when the plan is; other schedules become 1F1B with one stage a rank."""
-    schedule, pp = asked.plan.schedule, asked.plan.mesh.pp
+    schedule, pp = request.plan.schedule, request.plan.mesh.pp
     if pp == 1:
         return []
     counts = schedule.layers_per_stage
@@ -157,19 +157,19 @@ def _schedule(asked: ExportRequest) -> Options:
     if orders.find(schedule.name).names.get("megatron-lm") not in (PLAIN, INTERLEAVED):
         layers, virtual = sum(counts), 1
         counts = tuple(layers // pp + (stage < layers % pp) for stage in range(pp))
-    sends = asked.plan.overlap.pipeline_sends
+    sends = request.plan.overlap.pipeline_sends
     options: Options = [("no_overlap_p2p_communication", virtual > 1 and not sends)]
     if len(set(counts)) > 1:
         stages = ["t" * count for count in counts]
         # MTP modules lie with the last stage, as they do here.
-        last = "m" * getattr(asked.model, "mtp_modules", 0) + "L"
+        last = "m" * getattr(request.model, "mtp_modules", 0) + "L"
         return [*options, ("pipeline_model_parallel_layout", "E" + "|".join(stages) + last)]
     return [*options, ("num_virtual_stages_per_pipeline_rank", virtual if virtual > 1 else None)]
 
 
-def _saved(asked: ExportRequest) -> Options:
-    saved = asked.plan.saved
-    named = modules_of(saved.rules, asked.model)
+def _saved(request: ExportRequest) -> Options:
+    saved = request.plan.saved
+    named = modules_of(saved.rules, request.model)
     if named is not None and saved.preset != "full":
         modules = [*(["core_attn"] if saved.preset == "selective" else []), *named]
         if not modules:
@@ -194,31 +194,31 @@ def _full(method: str, number: int) -> Options:
     return [("recompute_granularity", "full"), ("recompute_method", method), ("recompute_num_layers", number)]
 
 
-def _layout(asked: ExportRequest) -> Options:
+def _layout(request: ExportRequest) -> Options:
     kinds = {"ring": "p2p", "ulysses": "a2a", "all_gather": "allgather"}
-    layout = asked.plan.layout
-    routed = any(block.does("routes") for block in asked.graph.blocks)
+    layout = request.plan.layout
+    routed = any(block.does("routes") for block in request.graph.blocks)
     dispatch = (*DISPATCHERS[layout.dispatch or "all_to_all"],) if routed else (None, None)
     return [
         ("sequence_parallel", layout.sequence_parallel),
-        ("cp_comm_type", kinds[layout.context] if asked.plan.mesh.cp > 1 else None),
+        ("cp_comm_type", kinds[layout.context] if request.plan.mesh.cp > 1 else None),
         ("moe_token_dispatcher_type", dispatch[0]),
         ("moe_flex_dispatcher_backend", dispatch[1]),
-        ("moe_expert_capacity_factor", asked.workload.router.capacity or None),
-        ("moe_pad_expert_input_to_capacity", asked.workload.router.padded),
-        *(_balance(asked) if routed else []),
+        ("moe_expert_capacity_factor", request.workload.router.capacity or None),
+        ("moe_pad_expert_input_to_capacity", request.workload.router.padded),
+        *(_balance(request) if routed else []),
     ]
 
 
-def _balance(asked: ExportRequest) -> Options:
+def _balance(request: ExportRequest) -> Options:
     """What keeps experts evenly loaded, as `with_balance` reads it."""
-    experts = asked.plan.experts
+    experts = request.plan.experts
     written: dict[str, str] = {ours: name for name, ours in BALANCES.items()}
     kind = "sinkhorn" if experts.assignment == "sinkhorn" else written.get(experts.balance)
     coefficient = experts.coefficient
     if experts.balance == "global":
-        coefficient = float(f"{coefficient * global_factor(asked.plan):.15g}")
-    biased = bool(router_biases(asked.graph))
+        coefficient = float(f"{coefficient * global_factor(request.plan):.15g}")
+    biased = bool(router_biases(request.graph))
     return [
         ("moe_router_load_balancing_type", kind),
         ("moe_aux_loss_coeff", coefficient or None),
@@ -226,20 +226,23 @@ def _balance(asked: ExportRequest) -> Options:
         ("moe_router_enable_expert_bias", biased),
         ("moe_router_bias_update_rate", experts.bias_rate if biased else None),
         ("moe_router_dtype", experts.router_dtype if experts.router_dtype != "model" else None),
-        ("moe_token_drop_policy", experts.drop if asked.workload.router.capacity else None),
+        ("moe_token_drop_policy", experts.drop if request.workload.router.capacity else None),
     ]
 
 
-def _overlap(asked: ExportRequest) -> Options:
-    overlap, precision, zero = asked.plan.overlap, asked.plan.precision, asked.plan.optimizer.zero
-    reduces = asked.plan.mesh.data_ranks * asked.plan.mesh.cp > 1
+def _overlap(request: ExportRequest) -> Options:
+    overlap, precision, zero = request.plan.overlap, request.plan.precision, request.plan.optimizer.zero
+    reduces = request.plan.mesh.data_ranks * request.plan.mesh.cp > 1
     size = DTYPE_BYTES["bf16" if _reduces_in_bf16(precision) else "fp32"]
     bucket = max(1, overlap.bucket_bytes // size) if overlap.bucket_bytes and zero < 2 else None
     return [
         ("overlap_grad_reduce", overlap.grad_reduce and reduces),
         ("overlap_param_gather", _gathers_early(overlap, zero) and reduces),
         ("overlap_moe_expert_parallel_comm", overlap.experts),
-        ("tp_comm_overlap", bool(overlap.splits) and asked.plan.mesh.tp > 1 and asked.plan.layout.sequence_parallel),
+        (
+            "tp_comm_overlap",
+            bool(overlap.splits) and request.plan.mesh.tp > 1 and request.plan.layout.sequence_parallel,
+        ),
         ("ddp_bucket_size", bucket),
     ]
 
@@ -273,8 +276,8 @@ def _optimizer(optimizer: Optimizer, precision: Precision) -> Options:
 
 def _low(precision: Precision) -> bool:
     """Whether the optimizer keeps anything below fp32."""
-    kept = (precision.master if precision.master != "none" else "fp32", precision.states)
-    return half_of(precision) is not None and kept != ("fp32", "fp32")
+    master_and_grads = (precision.master if precision.master != "none" else "fp32", precision.states)
+    return half_of(precision) is not None and master_and_grads != ("fp32", "fp32")
 
 
 def _precision(precision: Precision) -> Options:

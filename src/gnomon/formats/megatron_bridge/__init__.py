@@ -54,8 +54,12 @@ def _looks(sample: Sample) -> bool:
     if sample.path.suffix == ".py":
         return is_recipe(sample.text)
     others = re.search(r"verl|megatron_\w+_(pretraining|finetuning|sft)\.py", sample.text) is not None  # NeMo 1's
-    alone = re.search(WORDS, sample.text, re.MULTILINE) is not None and not others
-    return alone or re.search(r"run_recipe\.py|megatron\.bridge", sample.text) is not None and "--recipe" in sample.text
+    is_bridge = re.search(WORDS, sample.text, re.MULTILINE) is not None and not others
+    return (
+        is_bridge
+        or re.search(r"run_recipe\.py|megatron\.bridge", sample.text) is not None
+        and "--recipe" in sample.text
+    )
 
 
 def _wanted(launch: Launch) -> bool:
@@ -64,12 +68,12 @@ def _wanted(launch: Launch) -> bool:
     )
 
 
-def _recipe(name: str, path: Path, given: ReadContext) -> tuple[dict[str, object], str | None]:
+def _recipe(name: str, path: Path, context: ReadContext) -> tuple[dict[str, object], str | None]:
     """(settings, id of the network) of a recipe that is looked for; nothing where a network is given instead."""
-    recipe = find_recipe(name, sources(path, given.settings.get("recipes")))
+    recipe = find_recipe(name, sources(path, context.settings.get("recipes")))
     if recipe is not None:
         return recipe_fields(name, recipe)
-    if given.model is None:
+    if context.model is None:
         raise InputError(
             f"the recipe {name!r} is not in a checkout around {path}, nor installed; "
             f"--set recipes=path/to/Megatron-Bridge, or give --model and the sizes that it sets"
@@ -77,66 +81,71 @@ def _recipe(name: str, path: Path, given: ReadContext) -> tuple[dict[str, object
     return {}, None
 
 
-def _job(values: Mapping[str, object], name: str, hub: str | None, file: str, given: ReadContext) -> Job:
+def _job(values: Mapping[str, object], name: str, hub: str | None, file: str, context: ReadContext) -> Job:
     """The job of a recipe's settings with what is laid over them."""
     assumed: tuple[str, ...] = ()
-    settings = {key: text for key, text in given.settings.items() if key not in ("recipe", "recipes")}
-    if given.model is None:
+    settings = {key: text for key, text in context.settings.items() if key not in ("recipe", "recipes")}
+    if context.model is None:
         if hub is None:
             raise InputError(f"{file}: the recipe {name} does not name a network of the hub; {GIVE_MODEL}")
         if changed := [key for key in SIZES if f"model.{key}" in values]:
             raise InputError(f"{file}: the recipe {name} changes {hub} (model.{changed[0]}); {GIVE_MODEL}")
         network, note = network_called(hub)
         assumed = (note,) if note else ()
-        given = replace(given, model=network)
+        context = replace(context, model=network)
     f = Fields({}, file)
-    if any(key.startswith("peft.") for key in values) and given.model is not None:
+    if any(key.startswith("peft.") for key in values) and context.model is not None:
         rank = values.get("peft.dim", 32)
-        network = adapted(f, given.model, rank if isinstance(rank, int) else 32, (), four_bits=False, named="peft")
-        given, values = replace(given, model=network), {k: v for k, v in values.items() if not k.startswith("peft.")}
+        network = adapted(f, context.model, rank if isinstance(rank, int) else 32, (), four_bits=False, named="peft")
+        context, values = (
+            replace(context, model=network),
+            {k: v for k, v in values.items() if not k.startswith("peft.")},
+        )
     count = re.search(r"_(\d+)gpus?_", name)
     stated = int(count[1]) if count else None
-    devices = given.devices or stated
-    job = job_of_overrides(values, file, replace(given, devices=devices, settings=settings), whole=bool(hub))
+    devices = context.devices or stated
+    job = job_of_overrides(values, file, replace(context, devices=devices, settings=settings), whole=bool(hub))
     listed = (*f.unexpressed, *job.unexpressed)
     return replace(job, unexpressed=listed, assumed=(*assumed, *job.assumed), stated_devices=stated)
 
 
-def _python(path: Path, given: ReadContext) -> Job:
+def _python(path: Path, context: ReadContext) -> Job:
     text, file = read_source(path)
-    names, wanted = names_in(text), given.settings.get("recipe")
-    if wanted is not None and wanted not in names:
-        raise InputError(f"{file} has no recipe {wanted!r}{nearest(wanted, names)}", "--set")
-    name = wanted or next((name for name in names if "pretrain" in name), names[0])
-    folders = [*sources(path, given.settings.get("recipes")), path.resolve().parent]
+    names, recipe_name = names_in(text), context.settings.get("recipe")
+    if recipe_name is not None and recipe_name not in names:
+        raise InputError(f"{file} has no recipe {recipe_name!r}{nearest(recipe_name, names)}", "--set")
+    name = recipe_name or next((name for name in names if "pretrain" in name), names[0])
+    folders = [*sources(path, context.settings.get("recipes")), path.resolve().parent]
     values, hub = recipe_fields(name, module_of(text, file, folders))
-    job = _job(values, name, hub, file, given)
-    others = f", the first of {len(names)} (--set recipe=…)" if wanted is None and len(names) > 1 else ""
+    job = _job(values, name, hub, file, context)
+    others = f", the first of {len(names)} (--set recipe=…)" if recipe_name is None and len(names) > 1 else ""
     return replace(job, assumed=(f"the recipe {name} of the file{others}", *job.assumed))
 
 
-def _script(path: Path, given: ReadContext) -> Job:
-    script = launched(path, given, _wanted, "--recipe")
+def _script(path: Path, context: ReadContext) -> Job:
+    script = launched(path, context, _wanted, "--recipe")
     options = script.launch.options
     words = [f"--{SHORT[word]}_parallel_size" if word in SHORT else BATCHES.get(word, word) for word in options]
     flags = dashed([word for word in words if "=" not in word or word.startswith("--")])
     mode = str(flags.get("mode") or "pretrain")
     name = str(flags.get("recipe") or f"{flags.get('model')}_{'peft' if mode in ('lora', 'dora') else mode}_config")
-    settings, hub = _recipe(name, path, given)
+    settings, hub = _recipe(name, path, context)
     laid = {OPTIONS[key]: value for key, value in flags.items() if key in OPTIONS}
     values = {**settings, **laid, **overrides(options)}
-    return _job(values, name, hub, script.file, replace(given, settings=script.options))
+    return _job(values, name, hub, script.file, replace(context, settings=script.options))
 
 
-def _read(path: Path, given: ReadContext) -> Job:
+def _read(path: Path, context: ReadContext) -> Job:
     if path.suffix == ".py":
-        return _python(path, given)
+        return _python(path, context)
     text, _ = read_source(path)
     if re.search(r"--recipe|run_recipe\.py|\bpython3?\b|torchrun", text):
-        return _script(path, given)
-    if given.model is None:
+        return _script(path, context)
+    if context.model is None:
         raise InputError(f"overrides of Megatron-Bridge do not say the model; {GIVE_MODEL}")
-    return read_megatron_bridge(path, model=given.model, devices=given.devices or 8, env=given.env, given=given)
+    return read_megatron_bridge(
+        path, model=context.model, devices=context.devices or 8, env=context.env, context=context
+    )
 
 
 FORMAT = Format(

@@ -118,7 +118,7 @@ def read_megatron_bridge(
     model: Network | str,
     devices: int,
     env: Mapping[str, str] | None = None,
-    given: ReadContext = NOTHING,
+    context: ReadContext = NOTHING,
 ) -> Job:
     """The job of `section.field=value` words (a list, text, or a file of them) for a model.
 
@@ -131,44 +131,46 @@ def read_megatron_bridge(
         words = _words(text, file)
     else:
         file, words = "<overrides>", list(overrides)
-    asked = dict(_assignment(word, env or {}) for word in words)
-    return job_of_overrides(asked, file, replace(given, devices=devices, model=model))
+    overrides_read = dict(_assignment(word, env or {}) for word in words)
+    return job_of_overrides(overrides_read, file, replace(context, devices=devices, model=model))
 
 
 def job_of_overrides(
-    asked: Mapping[str, object], file: str, given: ReadContext, *, whole: bool = False, base: Stack | None = None
+    overrides: Mapping[str, object], file: str, context: ReadContext, *, whole: bool = False, base: Stack | None = None
 ) -> Job:
     """The job of settings by `section.field`, with a network that is given. whole: they are all of a recipe, so that
     what they leave out is Megatron's default. base: the software; Megatron-Bridge."""
-    known = {name: _assignment(f"{name}={text}", {})[1] for name, text in given.settings.items()}
-    asked = {**asked, **known}
-    if given.seq_len is not None:
-        asked["model.seq_length"] = given.seq_len
+    known = {name: _assignment(f"{name}={text}", {})[1] for name, text in context.settings.items()}
+    overrides = {**overrides, **known}
+    if context.seq_len is not None:
+        overrides["model.seq_length"] = context.seq_len
     for needed in () if whole else ("model.tensor_model_parallel_size", "model.pipeline_model_parallel_size"):
-        if needed not in asked:
+        if needed not in overrides:
             raise InputError(f"{needed} is not among the overrides, and recipes differ in it; --set {needed}=1", needed)
-    if not {"model.seq_length", "dataset.seq_length", "dataset.sequence_length"} & set(asked):
+    if not {"model.seq_length", "dataset.seq_length", "dataset.sequence_length"} & set(overrides):
         raise InputError(
             "the sequence length is not among the overrides; --set model.seq_length=4096", "model.seq_length"
         )
     values: dict[str, object] = {}
     unexpressed: dict[str, object] = {}
-    for key, value in {**COMMON, **asked}.items():
-        _translate(key, value, values, unexpressed, strict=given.strict or key in known)
+    for key, value in {**COMMON, **overrides}.items():
+        _translate(key, value, values, unexpressed, strict=context.strict or key in known)
     values.setdefault("max_position_embeddings", values["seq_length"])
-    alone = not values.get("sequence_parallel") or values.get("tensor_model_parallel_size", 1) == 1
-    if off := alone and bool(values.pop("tp_comm_overlap", False)):  # as CommOverlapConfig has it
+    no_sequence_parallel = not values.get("sequence_parallel") or values.get("tensor_model_parallel_size", 1) == 1
+    if off := no_sequence_parallel and bool(values.pop("tp_comm_overlap", False)):  # as CommOverlapConfig has it
         values.pop("tp_comm_overlap_cfg", None)
     fields = Fields(values, file)
     if off:
         fields.notes.append("tp_comm_overlap: switched off by Megatron-Bridge without sequence parallelism")
-    for key in asked:
+    for key in overrides:
         if key.partition(".")[0] in OTHER_SECTIONS:
             fields.notes.append(f"{key}: no effect on a step's time or memory")
     for key, value in unexpressed.items():
         near = nearest(key.rpartition(".")[2], known_options())
         fields.note_default(key, str(value), f"not described here: not accounted for{near}")
-    return job_of(fields, given=replace(given, settings={}), name="bridge-job", base=base or stack("megatron-bridge"))
+    return job_of(
+        fields, context=replace(context, settings={}), name="bridge-job", base=base or stack("megatron-bridge")
+    )
 
 
 def _assignment(word: str, env: Mapping[str, str]) -> tuple[str, object]:

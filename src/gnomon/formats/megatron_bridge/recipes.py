@@ -33,23 +33,23 @@ def names_in(text: str) -> list[str]:
     return re.findall(r"^def ([a-z]\w*)\([^)]*\)\s*->\s*ConfigContainer:", text, re.MULTILINE)
 
 
-def sources(path: Path, given: str | None) -> list[Path]:
+def sources(path: Path, folder: str | None) -> list[Path]:
     """Folders that hold `megatron/bridge/recipes`: one that is given, those around a file, Python's own."""
     around = [parent / "src" for parent in path.resolve().parents]
-    placed = [Path(given), *Path(given).parents, Path(given) / "src"] if given else []
+    placed = [Path(folder), *Path(folder).parents, Path(folder) / "src"] if folder else []
     return [place for place in (*placed, *around, *map(Path, sys.path)) if (place / BELOW).is_dir()]
 
 
 def find_recipe(name: str, folders: list[Path]) -> Module | None:
     """The file that has a recipe, or another name of one."""
-    wanted = re.compile(rf"^def {re.escape(name)}\(|\bas {re.escape(name)}\b", re.MULTILINE)
+    definition = re.compile(rf"^def {re.escape(name)}\(|\bas {re.escape(name)}\b", re.MULTILINE)
     for folder in folders:
         for path in sorted((folder / BELOW).rglob("*.py")):
             try:
                 text, file = read_source(path)
             except GnomonError:
                 continue
-            if wanted.search(text):
+            if definition.search(text):
                 return module_of(text, file, (folder, path.parent))
     return None
 

@@ -18,8 +18,8 @@ def _looks(sample: Sample) -> bool:
     return sample.has("parallelism", "model.model_config")
 
 
-def _read(path: Path, given: ReadContext) -> Job:
-    return read_nanotron(path, given=given)
+def _read(path: Path, context: ReadContext) -> Job:
+    return read_nanotron(path, context=context)
 
 
 FORMAT = Format(

@@ -46,13 +46,13 @@ INEXPRESSIBLE = {
 }
 
 
-def read_nanotron(source: str | Path, *, name: str = "nanotron-job", given: ReadContext = NOTHING) -> Job:
+def read_nanotron(source: str | Path, *, name: str = "nanotron-job", context: ReadContext = NOTHING) -> Job:
     """The job of a configuration file (a Path, or its text). InputError for what is missing, unknown or refused."""
     text, file = read_source(source)
-    f = Fields(flatten(read_yaml(text, file)), file, given)
+    f = Fields(flatten(read_yaml(text, file)), file, context)
     mesh = mesh_of(f)
-    model = given.model or model_of(f, mesh.tp, name)
-    if given.model is not None:
+    model = context.model or model_of(f, mesh.tp, name)
+    if context.model is not None:
         f.ignore(
             *(key for key in f.names() if key.startswith("model.model_config")), "model.make_vocab_size_divisible_by"
         )

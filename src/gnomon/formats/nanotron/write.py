@@ -36,27 +36,27 @@ REASONS = (
 )
 
 
-def draft(asked: ExportRequest) -> Draft:
+def draft(request: ExportRequest) -> Draft:
     """Drafts the file. InputError for a model or combination that nanotron refuses, with the fix."""
-    model = need_model(asked, PROGRAM)
-    need_axes(asked, PROGRAM, "ep")
-    plan = asked.plan
+    model = need_model(request, PROGRAM)
+    need_axes(request, PROGRAM, "ep")
+    plan = request.plan
     values: dict[str, object] = {
-        "general": {"project": "gnomon", "run": asked.label, "seed": 42},
+        "general": {"project": "gnomon", "run": request.label, "seed": 42},
         "checkpoints": {"checkpoints_path": "checkpoints", "checkpoint_interval": 100000},
         "model": {
             "ddp_bucket_cap_mb": max(1, (plan.overlap.bucket_bytes or 25 * 2**20) // 2**20),
             "dtype": NAMES[half_of(plan.precision) or "fp32"],
             "init_method": {"std": 0.02},
             "make_vocab_size_divisible_by": 1,
-            "model_config": _model(model, asked.workload.seq_len),
+            "model_config": _model(model, request.workload.seq_len),
         },
         "optimizer": _optimizer(plan),
         "parallelism": _parallelism(plan),
         "tokens": {
-            "sequence_length": asked.workload.seq_len,
-            "micro_batch_size": asked.micro,
-            "batch_accumulation_per_replica": asked.microbatches,
+            "sequence_length": request.workload.seq_len,
+            "micro_batch_size": request.micro,
+            "batch_accumulation_per_replica": request.microbatches,
             "train_steps": 50,
         },
     }
@@ -64,7 +64,7 @@ def draft(asked: ExportRequest) -> Draft:
     return Draft(
         program=PROGRAM,
         text=text,
-        job=read_nanotron(text, name=asked.label),
+        job=read_nanotron(text, name=request.label),
         elsewhere=(
             "data_stages and tokenizer: yours; without them nanotron trains on made-up batches",
             "learning rate and train_steps are placeholders",

@@ -119,14 +119,14 @@ def _wanted(launch: Launch) -> bool:
     return named and any(re.match(r"\+{0,2}(model|trainer)\.\w", word) for word in launch.options)
 
 
-def _tree(path: Path, given: ReadContext) -> tuple[dict[str, object], str, tuple[str, ...]]:
+def _tree(path: Path, context: ReadContext) -> tuple[dict[str, object], str, tuple[str, ...]]:
     """(fields, name for messages, what was assumed) of a YAML file, or of a command whose configuration file is read
     where it lies beside the script."""
     if path.suffix.lower() in (".yaml", ".yml"):
         text, file = read_source(path)
-        tree = resolved(read_yaml(text.replace("${training.", "${"), file), given.env)
-        return {**flatten(tree), **given.values()}, file, ()
-    command = launched(path, given, _wanted, "model.micro_batch_size=… and other overrides of NeMo")
+        tree = resolved(read_yaml(text.replace("${training.", "${"), file), context.env)
+        return {**flatten(tree), **context.values()}, file, ()
+    command = launched(path, context, _wanted, "model.micro_batch_size=… and other overrides of NeMo")
     words = command.launch.options
     values, folder = overrides(words), path.resolve().parent
     options = dict(pairwise(word for part in words for word in part.split("=", 1)))
@@ -134,11 +134,15 @@ def _tree(path: Path, given: ReadContext) -> tuple[dict[str, object], str, tuple
     where = folder / options.get("--config-path", ".") / (name if name.endswith(".yaml") else f"{name}.yaml")
     if name and where.is_file():
         text, _ = read_source(where)
-        return {**flatten(resolved(read_yaml(text, str(where)), given.env)), **values, **given.values()}, str(path), ()
+        return (
+            {**flatten(resolved(read_yaml(text, str(where)), context.env)), **values, **context.values()},
+            str(path),
+            (),
+        )
     llama = "llama" in program_name(command.launch.program)
     base = SCRIPT_DEFAULTS if llama else GPT_DEFAULTS
-    said = "fields that no override gives are those of NeMo's own configuration of this script"
-    return {**base, **values, **given.values()}, command.file, (said,)
+    note = "fields that no override gives are those of NeMo's own configuration of this script"
+    return {**base, **values, **context.values()}, command.file, (note,)
 
 
 def _spelled(key: str, value: object) -> tuple[str, object]:
@@ -198,9 +202,9 @@ def _tokenizer(model: Mapping[str, object]) -> dict[str, object]:
     return {"tokenizer_type": library, **({"vocab_size": rows} if rows else {})}
 
 
-def _read(path: Path, given: ReadContext) -> Job:
-    flat, file, assumed = _tree(path, given)
-    whole = Fields(flat, file, replace(given, settings={}))
+def _read(path: Path, context: ReadContext) -> Job:
+    flat, file, assumed = _tree(path, context)
+    whole = Fields(flat, file, replace(context, settings={}))
     model = {key.removeprefix("model."): value for key, value in flat.items() if key.startswith("model.")}
     trainer = {key.removeprefix("trainer."): value for key, value in flat.items() if key.startswith("trainer.")}
     for key, value in model.items():
@@ -225,12 +229,14 @@ def _read(path: Path, given: ReadContext) -> Job:
         values = {k: v for k, v in values.items() if k not in ("recompute_method", "recompute_num_layers")}
     nodes, per_node = trainer.get("num_nodes", 1), trainer.get("devices")
     stated = nodes * per_node if isinstance(nodes, int) and isinstance(per_node, int) else None
-    if "hidden_size" not in values and given.model is None:
+    if "hidden_size" not in values and context.model is None:
         whole.fail("model.hidden_size", f"the file restores a network from elsewhere; {GIVE_MODEL}")
-    fields = Fields(values, file, replace(given, settings={}))
+    fields = Fields(values, file, replace(context, settings={}))
     whole.account(IRRELEVANT, INEXPRESSIBLE, ())
-    devices = given.devices or stated
-    job = job_of(fields, given=replace(given, devices=devices, settings={}), name="nemo-job", base=stack("megatron-lm"))
+    devices = context.devices or stated
+    job = job_of(
+        fields, context=replace(context, devices=devices, settings={}), name="nemo-job", base=stack("megatron-lm")
+    )
     return replace(
         job,
         notes=(*whole.notes, *job.notes),

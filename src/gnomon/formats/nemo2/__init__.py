@@ -85,24 +85,24 @@ def network_name(config: str) -> str:
     return config
 
 
-def folders(path: Path, given: str | None) -> tuple[Path, ...]:
+def folders(path: Path, folder: str | None) -> tuple[Path, ...]:
     """Lists the folders where recipes are looked for."""
-    placed = [Path(given), *Path(given).parents] if given else []
+    placed = [Path(folder), *Path(folder).parents] if folder else []
     roots = [*placed, *path.resolve().parents, *map(Path, sys.path)]
     return (path.resolve().parent, *(root for root in roots if (root / BELOW).is_dir()))
 
 
-def _recipe(path: Path, text: str, file: str, given: ReadContext) -> tuple[str, object]:
+def _recipe(path: Path, text: str, file: str, context: ReadContext) -> tuple[str, object]:
     """(name, what the recipe's function returns): the file's own, or one that its script calls by `llm.NAME`."""
-    module = module_of(text, file, folders(path, given.settings.get("recipes")))
+    module = module_of(text, file, folders(path, context.settings.get("recipes")))
     names = [name for name in module.functions if name.endswith("recipe")]
-    wanted = given.settings.get("recipe")
-    if wanted is not None and wanted not in module.functions:
-        raise InputError(f"{file} has no recipe {wanted!r}{nearest(wanted, names)}", "--set")
-    name = wanted or next((name for name in names if "pretrain" in name), names[0] if names else "")
-    asked = {key: int(text) for key, text in given.settings.items() if text.isdigit()}
+    recipe_name = context.settings.get("recipe")
+    if recipe_name is not None and recipe_name not in module.functions:
+        raise InputError(f"{file} has no recipe {recipe_name!r}{nearest(recipe_name, names)}", "--set")
+    name = recipe_name or next((name for name in names if "pretrain" in name), names[0] if names else "")
+    batch_sizes = {key: int(text) for key, text in context.settings.items() if text.isdigit()}
     if name:
-        return name, function_values(name, module, dict(asked))
+        return name, function_values(name, module, dict(batch_sizes))
     called = re.search(r"\bllm\.(?:recipes\.)?(\w+)\.(pretrain_recipe|finetune_recipe)\b", text)
     imported = re.search(r"from nemo\.collections\.llm\.recipes\.(\w+) import (pretrain_recipe|finetune_recipe)", text)
     if (match := called or imported) is None:
@@ -115,7 +115,7 @@ def _recipe(path: Path, text: str, file: str, given: ReadContext) -> tuple[str, 
             f"{file} starts from NeMo's recipe {match[1]}, which is not in a checkout around it, nor installed; --set "
             f"recipes=path/to/NeMo"
         )
-    return f"{match[1]}.{match[2]}", function_values(match[2], there, dict(asked))
+    return f"{match[1]}.{match[2]}", function_values(match[2], there, dict(batch_sizes))
 
 
 def _settings(config: Mapping[str, object]) -> Iterator[tuple[str, object]]:
@@ -140,10 +140,10 @@ def _settings(config: Mapping[str, object]) -> Iterator[tuple[str, object]]:
 
 def _network(config: Mapping[str, object], file: str, assumed: list[str]) -> Network | str:
     model = config.get("model")
-    held = model.get("config") if isinstance(model, Mapping) else None
-    named = held.get(ARGUMENTS) if isinstance(held, Mapping) else None
+    config_tree = model.get("config") if isinstance(model, Mapping) else None
+    named = config_tree.get(ARGUMENTS) if isinstance(config_tree, Mapping) else None
     kind = str(named[0]) if isinstance(named, list) and named else ""
-    kind = kind or str(held.get(CALL) if isinstance(held, Mapping) else "")
+    kind = kind or str(config_tree.get(CALL) if isinstance(config_tree, Mapping) else "")
     try:
         network, note = network_called(network_name(kind.rpartition(".")[2]))
     except InputError:
@@ -154,29 +154,29 @@ def _network(config: Mapping[str, object], file: str, assumed: list[str]) -> Net
     return network
 
 
-def _read(path: Path, given: ReadContext) -> Job:
+def _read(path: Path, context: ReadContext) -> Job:
     text, file = read_source(path)
-    name, config = _recipe(path, text, file, given)
+    name, config = _recipe(path, text, file, context)
     trainer = config.get("trainer") if isinstance(config, Mapping) else None
     if not isinstance(config, Mapping) or not isinstance(trainer, Mapping):
         raise InputError(
             f"{file}: {name} builds its recipe in a way that is not followed; --set recipe=NAME of another"
         )
-    settings = {key: text for key, text in given.settings.items() if "." in key}
+    settings = {key: text for key, text in context.settings.items() if "." in key}
     sizes = (trainer.get("num_nodes", 1), trainer.get("devices"))
     stated = sizes[0] * sizes[1] if isinstance(sizes[0], int) and isinstance(sizes[1], int) else None
     assumed: list[str] = [f"the recipe {name} of the file (--set recipe=…)"]
-    network = given.model if given.model is not None else _network(config, file, assumed)
+    network = context.model if context.model is not None else _network(config, file, assumed)
     f = Fields({}, file)
     peft = config.get("peft")
     if isinstance(peft, Mapping):
         rank = peft.get("dim", 32)
         network = adapted(f, network, rank if isinstance(rank, int) else 32, (), four_bits=False, named="peft")
-    asked = replace(given, model=network, devices=given.devices or stated, settings=settings)
+    job_context = replace(context, model=network, devices=context.devices or stated, settings=settings)
     values = dict(_settings(config))
     if values.get("optimizer.use_distributed_optimizer") is False:  # nothing is sharded, so nothing is gathered
         values["ddp.overlap_param_gather"] = values["ddp.use_distributed_optimizer"] = False
-    job = job_of_overrides(values, file, asked, whole=True, base=stack("megatron-lm"))
+    job = job_of_overrides(values, file, job_context, whole=True, base=stack("megatron-lm"))
     return replace(
         job,
         unexpressed=(*f.unexpressed, *job.unexpressed),

@@ -91,17 +91,17 @@ def _looks(sample: Sample) -> bool:
     return not sample.values and sample.path.suffix != ".py" and "openrlhf.cli.train_" in sample.text
 
 
-def _fields(path: Path, given: ReadContext) -> tuple[Fields, str, int | None]:
+def _fields(path: Path, context: ReadContext) -> tuple[Fields, str, int | None]:
     """(fields by the newer names, program, devices that the launcher says)."""
-    script = launched(path, given, _wanted, "a program of openrlhf.cli")
+    script = launched(path, context, _wanted, "a program of openrlhf.cli")
     values = {OLDER.get(name, name): value for name, value in dashed(script.launch.options).items()}
     options = {OLDER.get(name.lstrip("-"), name.lstrip("-")): text for name, text in script.options.items()}
-    return script.fields(values, replace(given, settings=options)), script.launch.program, script.devices
+    return script.fields(values, replace(context, settings=options)), script.launch.program, script.devices
 
 
-def _model(f: Fields, given: ReadContext, part: str, folder: Path, assumed: list[str]) -> Network | str:
+def _model(f: Fields, context: ReadContext, part: str, folder: Path, assumed: list[str]) -> Network | str:
     named = next((key for key in (f"{part}.model_name_or_path", "model.model_name_or_path") if f.has(key)), "")
-    network = model_of(f, named or f"{part}.model_name_or_path", given, folder, assumed)
+    network = model_of(f, named or f"{part}.model_name_or_path", context, folder, assumed)
     rank, four = f.integer("ds.lora.rank", 0, least=0), flag(f, "ds.load_in_4bit")
     targets = names_of(f.raw("ds.lora.target_modules"))
     if not rank:
@@ -132,8 +132,8 @@ def _config(f: Fields, part: str) -> dict[str, object]:
     }
 
 
-def _read(path: Path, given: ReadContext) -> Job:
-    f, program, stated = _fields(path, given)
+def _read(path: Path, context: ReadContext) -> Job:
+    f, program, stated = _fields(path, context)
     learning = "ppo" in program
     part, assumed = ("actor" if learning else "model"), list[str]()
     if learning:
@@ -141,7 +141,7 @@ def _read(path: Path, given: ReadContext) -> Job:
     seq_len = f.integer("data.max_len", 2048)
     if f.has("data.prompt_max_len") or f.has("rollout.max_new_tokens") and not f.has("data.max_len"):
         seq_len = f.integer("data.prompt_max_len", 1024) + f.integer("rollout.max_new_tokens", 1024)
-    model = _model(f, given, part, path.resolve().parent, assumed)
+    model = _model(f, context, part, path.resolve().parent, assumed)
     ring = f.integer("ds.ring_attn_size", 1)
     recompute = flag(f, f"{part}.gradient_checkpointing_enable") or flag(f, "model.gradient_checkpointing_enable")
     if not flag(f, "ds.packing_samples"):
@@ -152,14 +152,14 @@ def _read(path: Path, given: ReadContext) -> Job:
         f.note_default("algorithm", program.rpartition(".")[2], PAIRS)
     values = _config(f, part)
     f.account(IRRELEVANT, INEXPRESSIBLE, ())
-    devices = given.devices or stated
+    devices = context.devices or stated
     if devices is not None:
         divides("devices", devices, "ds.ring_attn_size", ring)
         devices //= ring
     job = deepspeed.job_of(
         values,
         f"{path} (its DeepSpeed configuration)",
-        given=replace(given, model=model, devices=devices, seq_len=given.seq_len or seq_len, settings={}),
+        context=replace(context, model=model, devices=devices, seq_len=context.seq_len or seq_len, settings={}),
         mixed_precision=None,
         saved=Saved(preset="full" if recompute else "none"),
     )

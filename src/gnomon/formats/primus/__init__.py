@@ -64,9 +64,9 @@ def _looks(sample: Sample) -> bool:
     return sample.has("modules.pre_trainer.framework") or sample.has("modules.post_trainer.framework")
 
 
-def _network(f: Fields, name: str, given: ReadContext, assumed: list[str]) -> Network | str:
-    if given.model is not None:
-        return given.model
+def _network(f: Fields, name: str, context: ReadContext, assumed: list[str]) -> Network | str:
+    if context.model is not None:
+        return context.model
     plain = name.removesuffix(".yaml").rpartition("/")[2]
     spelled = re.sub(r"^(llama|gemma)-?(\d)", r"\1-\2", plain.replace("_", "-"), flags=re.IGNORECASE)
     spelled = re.sub(r"-(fp8|bf16|v0\.1)$", "", spelled)
@@ -88,26 +88,26 @@ def _section(
     return section
 
 
-def _read(path: Path, given: ReadContext) -> Job:
+def _read(path: Path, context: ReadContext) -> Job:
     text, file = read_source(path)
     tree = read_yaml(text, file)
-    modules = _section(resolved(tree, given.env), "modules", file)
+    modules = _section(resolved(tree, context.env), "modules", file)
     module = _section(modules, "pre_trainer" if modules.get("pre_trainer") else "post_trainer", file)
     overrides = _section(module, "overrides", file, absent={})
-    f = Fields(flatten(overrides), file, given)
+    f = Fields(flatten(overrides), file, context)
     assumed: list[str] = []
-    if not isinstance(module.get("model"), str) and given.model is None:
+    if not isinstance(module.get("model"), str) and context.model is None:
         f.fail("model", f"the file does not say the network; {GIVE_MODEL}")
     if module.get("framework") not in ("megatron", "torchtitan"):
         f.fail("framework", f"{module.get('framework')!r}: of Primus' backends megatron and torchtitan are read")
-    model = _network(f, str(module.get("model")), given, assumed)
+    model = _network(f, str(module.get("model")), context, assumed)
     if module["framework"] == "torchtitan":
-        f = Fields(flatten(overrides), file, given)
+        f = Fields(flatten(overrides), file, context)
         own = {key for key in f.names() if key.startswith(("primus_turbo", "sink_level", "file_sink", "stderr_sink"))}
-        kept = {key: f.peek(key) for key in f.names() if key not in own and f.peek(key) is not None}
+        remaining = {key: f.peek(key) for key in f.names() if key not in own and f.peek(key) is not None}
         for key in own:
             f.report(key, INEXPRESSIBLE["primus_turbo*"]) if f.peek(key) is True else f.ignore(key)
-        job = read_torchtitan(kept, model=model, given=replace(given, settings={}))
+        job = read_torchtitan(remaining, model=model, context=replace(context, settings={}))
     else:
         values: dict[str, object] = dict(DEFAULTS)
         for key in f.names():
@@ -123,8 +123,8 @@ def _read(path: Path, given: ReadContext) -> Job:
             values["sequence_parallel"] = True
         values = {key: value for key, value in values.items() if value is not None and value is not False}
         f.account(IRRELEVANT, INEXPRESSIBLE, ())
-        fields = Fields(values, file, replace(given, settings={}))
-        job = job_of(fields, given=replace(given, model=model, settings={}), name="primus-job")
+        fields = Fields(values, file, replace(context, settings={}))
+        job = job_of(fields, context=replace(context, model=model, settings={}), name="primus-job")
     return replace(
         job,
         notes=(*f.notes, *job.notes),

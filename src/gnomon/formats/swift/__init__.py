@@ -127,37 +127,37 @@ def _looks(sample: Sample) -> bool:
     return any(_wanted(command) for command in commands_of(sample))
 
 
-def _read(path: Path, given: ReadContext) -> Job:
+def _read(path: Path, context: ReadContext) -> Job:
     found: list[Launch] = []
 
-    def wanted(launch: Launch) -> bool:
+    def accepts(launch: Launch) -> bool:
         if _wanted(launch):
             found.append(launch)
         return _wanted(launch)
 
-    source = trainer_source(path, given, wanted, "swift sft, swift rlhf or megatron sft")
+    source = trainer_source(path, context, accepts, "swift sft, swift rlhf or megatron sft")
     program, word = _task(found[-1])
-    return _by_megatron(source, given, word) if program == "megatron" else _by_trainer(source, given, word)
+    return _by_megatron(source, context, word) if program == "megatron" else _by_trainer(source, context, word)
 
 
-def _by_trainer(source: Source, given: ReadContext, word: str) -> Job:
+def _by_trainer(source: Source, context: ReadContext, word: str) -> Job:
     """`swift sft | pt | rlhf`."""
     f, assumed = source.fields, list(source.assumed)
     if (named := str(f.raw("rlhf_type") or "")) or word == "rlhf":
         kind = named or "dpo"
         f.note_default("rlhf_type", kind, ROLLOUT if kind in ("grpo", "ppo", "gkd") else PAIRS)
-    seq_len = _length(f, given, assumed)
+    seq_len = _length(f, context, assumed)
     if not flag(f, "packing"):
         f.note_unpacked("packing", "false", seq_len)
-    micro = given.micro_batch_size or f.integer("per_device_train_batch_size", 1)
-    devices = given.devices or source.num_devices
+    micro = context.micro_batch_size or f.integer("per_device_train_batch_size", 1)
+    devices = context.devices or source.num_devices
     ways = f.integer("sequence_parallel_size", 1)
     steps = f.integer("gradient_accumulation_steps") if f.has("gradient_accumulation_steps") else None
     if steps is None:
         steps = max(1, math.ceil(16 / micro / max(1, (devices or 1) // ways)))
         assumed.append(f"gradient_accumulation_steps: {steps}, with which ms-swift brings a step to 16 sequences")
-    model = _network(f, given, source.folder, assumed, word)
-    asked = Training(
+    model = _network(f, context, source.folder, assumed, word)
+    training = Training(
         model=model,
         micro=micro,
         steps=steps,
@@ -169,12 +169,12 @@ def _by_trainer(source: Source, given: ReadContext, word: str) -> Job:
         update=update_of(f, "optim", "adamw_torch", model),
         clip=f.number("max_grad_norm", 1.0) > 0,
     )
-    return finished(source, given, asked, NEUTRAL, INEXPRESSIBLE, assumed, SPELLED)
+    return finished(source, context, training, NEUTRAL, INEXPRESSIBLE, assumed, SPELLED)
 
 
-def _finetune_draft(asked: ExportRequest) -> Draft:
+def _finetune_draft(request: ExportRequest) -> Draft:
     """A plan as a command of `swift sft`."""
-    t = tuning(asked, PROGRAM, axes=("pp", "ep", "etp", "tp"))
+    t = tuning(request, PROGRAM, axes=("pp", "ep", "etp", "tp"))
     values: dict[str, object] = {
         "model": t.model_id,
         "dataset": "your/dataset",
@@ -185,7 +185,7 @@ def _finetune_draft(asked: ExportRequest) -> Draft:
         "max_length": t.seq_len,
         "packing": True,
         "gradient_checkpointing": t.recompute,
-        **({"sequence_parallel_size": asked.plan.mesh.cp} if asked.plan.mesh.cp > 1 else {}),
+        **({"sequence_parallel_size": request.plan.mesh.cp} if request.plan.mesh.cp > 1 else {}),
     }
     if t.adapters is not None:
         values |= {"lora_rank": t.adapters.rank, "target_modules": t.targets or "all-linear"}
@@ -193,15 +193,15 @@ def _finetune_draft(asked: ExportRequest) -> Draft:
         values |= {"quant_method": "bnb", "quant_bits": t.bits} if t.bits else {}
     values |= t.trainer()
     words = "".join(f" \\\n  --{key} {_word(value)}" for key, value in values.items())
-    text = f"NNODES={asked.num_nodes} NPROC_PER_NODE={asked.processes_per_node} swift sft{words}\n"
+    text = f"NNODES={request.num_nodes} NPROC_PER_NODE={request.processes_per_node} swift sft{words}\n"
 
-    def read(given: ReadContext) -> Job:
+    def read(context: ReadContext) -> Job:
         launch = next(one for one in launches(text, {}).launches if _wanted(one))
         fields = {name: plain(value) for name, value in dashed(launch.options[1:]).items()}
-        source = Source(fields=Fields(fields, "<export>", given), folder=Path(), program="swift", num_devices=None)
-        return _by_trainer(source, given, "sft")
+        source = Source(fields=Fields(fields, "<export>", context), folder=Path(), program="swift", num_devices=None)
+        return _by_trainer(source, context, "sft")
 
-    return drafted(asked, t, text, read, program=PROGRAM, start="bash FILE")
+    return drafted(request, t, text, read, program=PROGRAM, start="bash FILE")
 
 
 def _word(value: object) -> str:
@@ -242,18 +242,18 @@ MEGATRON = renamed(_as_value, "flags")
 """Its words for changes of `megatron sft | pt | rlhf`."""
 
 
-def _length(f: Fields, given: ReadContext, assumed: list[str]) -> int:
+def _length(f: Fields, context: ReadContext, assumed: list[str]) -> int:
     """Tokens of a sequence by the file alone; `--seq-len` takes its place where the job is made (`trainers.job_of`)."""
     if f.has("max_length"):
         return f.integer("max_length")
-    if given.seq_len is None:
+    if context.seq_len is None:
         assumed.append("max_length is not given, so nothing cuts samples: priced as 2048 tokens (--seq-len)")
     return 2048
 
 
-def _network(f: Fields, given: ReadContext, folder: Path, assumed: list[str], word: str) -> Network | str:
+def _network(f: Fields, context: ReadContext, folder: Path, assumed: list[str], word: str) -> Network | str:
     key = next((key for key in ("model", "model_id_or_path", "model_type") if f.has(key)), "model")
-    network = model_of(f, key, given, folder, assumed)
+    network = model_of(f, key, context, folder, assumed)
     tuner = str(f.raw("tuner_type") or f.raw("train_type") or f.raw("sft_type") or ("full" if word == "pt" else "lora"))
     f.ignore("tuner_type", "train_type", "sft_type", "lora_rank", "target_modules", "quant_bits", "lora_target_modules")
     if tuner not in TUNERS:
@@ -326,25 +326,25 @@ def _precision(f: Fields, assumed: list[str]) -> Precision:
     return AUTOCAST if bf16 else replace(AUTOCAST, compute="fp16") if fp16 else in_tf32(f, FP32)
 
 
-def _by_megatron(source: Source, given: ReadContext, word: str) -> Job:
+def _by_megatron(source: Source, context: ReadContext, word: str) -> Job:
     """`megatron sft | pt | rlhf`: the network is the hub's, the rest are Megatron-LM's options."""
     f, assumed = source.fields, list(source.assumed)
     if word == "rlhf":
         kind = str(f.raw("rlhf_type") or "dpo")
         f.note_default("rlhf_type", kind, ROLLOUT if kind in ("grpo", "gkd") else PAIRS)
-    network = _megatron_network(f, given, source.folder, assumed)
+    network = _megatron_network(f, context, source.folder, assumed)
     values = _megatron_values(f)
-    length = given.seq_len
+    length = context.seq_len
     if length is None and "seq_length" not in values:
         length = 2048
         assumed.append("max_length is not given, so nothing cuts samples: priced as 2048 tokens (--seq-len)")
     if not flag(f, "packing"):
         f.note_unpacked("packing", "false", length or int(str(values["seq_length"])))
     f.account(MEGATRON_NEUTRAL, INEXPRESSIBLE, ())
-    fields = Fields(values, f.source, replace(given, settings={}))
-    devices = given.devices or source.num_devices
-    asked = replace(given, devices=devices, model=network, seq_len=length, settings={})
-    job = megatron_job(fields, given=asked, name="swift-job", base=stack("megatron-lm"))
+    fields = Fields(values, f.source, replace(context, settings={}))
+    devices = context.devices or source.num_devices
+    job_context = replace(context, devices=devices, model=network, seq_len=length, settings={})
+    job = megatron_job(fields, context=job_context, name="swift-job", base=stack("megatron-lm"))
     return replace(
         job,
         notes=(*f.notes, *job.notes),
@@ -355,15 +355,15 @@ def _by_megatron(source: Source, given: ReadContext, word: str) -> Job:
     )
 
 
-def _megatron_network(f: Fields, given: ReadContext, folder: Path, assumed: list[str]) -> Network:
+def _megatron_network(f: Fields, context: ReadContext, folder: Path, assumed: list[str]) -> Network:
     key = next((key for key in ("model", "load", "mcore_model", "ref_load") if f.has(key)), "model")
     name = f.peek(key)
-    if given.model is None and isinstance(name, str):  # `Qwen3-30B-A3B-mcore` is the converted folder of a model
-        values = Fields({key: name.rstrip("/").removesuffix("-mcore").removesuffix("-megatron")}, f.source, given)
-        network = model_of(values, key, given, folder, assumed)
+    if context.model is None and isinstance(name, str):  # `Qwen3-30B-A3B-mcore` is the converted folder of a model
+        values = Fields({key: name.rstrip("/").removesuffix("-mcore").removesuffix("-megatron")}, f.source, context)
+        network = model_of(values, key, context, folder, assumed)
         f.ignore(key)
     else:
-        network = model_of(f, key, given, folder, assumed)
+        network = model_of(f, key, context, folder, assumed)
     tuner = str(f.raw("tuner_type") or f.raw("train_type") or "full")
     if tuner.startswith("lora"):
         targets = tuple(t for t in names_of(f.raw("target_modules")) if t not in ("all-linear",))

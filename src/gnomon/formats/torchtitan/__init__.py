@@ -24,15 +24,15 @@ def _looks(sample: Sample) -> bool:
     )
 
 
-def _read(path: Path, given: ReadContext) -> Job:
+def _read(path: Path, context: ReadContext) -> Job:
     if path.suffix != ".py":
-        return read_torchtitan(path, devices=given.devices, given=given)
+        return read_torchtitan(path, devices=context.devices, context=context)
     text, file = read_source(path)
-    settings = dict(given.settings)
-    wanted = settings.pop("config", None)
+    settings = dict(context.settings)
+    registry_name = settings.pop("config", None)
     family = settings.pop("model.name", path.resolve().parent.name)
-    fields = registry_fields(text, file, wanted, family)
-    return read_torchtitan(fields, devices=given.devices, given=replace(given, settings=settings))
+    fields = registry_fields(text, file, registry_name, family)
+    return read_torchtitan(fields, devices=context.devices, context=replace(context, settings=settings))
 
 
 FORMAT = Format(

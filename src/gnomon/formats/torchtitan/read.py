@@ -145,7 +145,7 @@ def read_torchtitan(
     *,
     devices: int | None = None,
     model: Network | str | None = None,
-    given: ReadContext = NOTHING,
+    context: ReadContext = NOTHING,
 ) -> Job:
     """The job of a TOML file (a Path, or its text), of command-line words, or of fields by their names.
 
@@ -165,12 +165,12 @@ def read_torchtitan(
         values, file = flag_values(source), "<arguments>"
     if not values:
         raise InputError(f"{file} is empty; a torchtitan job sets at least [model] name and flavor", path="$")
-    settings = {OLD_NAMES.get(key) or key: text for key, text in given.settings.items()}
-    given = replace(given, settings=settings)
-    f = Fields({OLD_NAMES.get(key) or key: value for key, value in values.items()}, file, given)
-    mesh = mesh_of(f, devices or given.devices)
+    settings = {OLD_NAMES.get(key) or key: text for key, text in context.settings.items()}
+    context = replace(context, settings=settings)
+    f = Fields({OLD_NAMES.get(key) or key: value for key, value in values.items()}, file, context)
+    mesh = mesh_of(f, devices or context.devices)
     named = f.text("model.name", "llama3"), f.text("model.flavor", "debugmodel")
-    config = model or given.model or by_dims(f, " ".join(named)) or flavor(*named)
+    config = model or context.model or by_dims(f, " ".join(named)) or flavor(*named)
     workload, micro, rounds = batch_of(f, mesh)
     plan = Plan(
         mesh=mesh,
@@ -425,22 +425,22 @@ def saved_of(f: Fields, config: Network | str, mesh: Mesh) -> Saved:
 def kept_ops(graph: Graph, exchanged: bool) -> tuple[str, ...]:
     """What `selective_ac_option = "op"` keeps: attention, every other product in the order of a layer (those of experts
     are grouped and recomputed), and what experts' ranks have exchanged."""
-    kept = ["self_attn.core*"]
+    saved_ops = ["self_attn.core*"]
     for block in graph.blocks:
         if not block.does("attends"):
             continue
-        kept += [op.path for op in block.ops if op.does == "multiplies"][::2]
+        saved_ops += [op.path for op in block.ops if op.does == "multiplies"][::2]
         grouped = [op.path for op in block.ops if op.does == "multiplies rows"]
         if exchanged and grouped:  # back from the experts' ranks there is as much as their last product
-            kept += [*(op.path for op in block.ops if op.does == "dispatches"), grouped[-1]]
-    return tuple(dict.fromkeys(kept))
+            saved_ops += [*(op.path for op in block.ops if op.does == "dispatches"), grouped[-1]]
+    return tuple(dict.fromkeys(saved_ops))
 
 
 def splits_of(f: Fields, mesh: Mesh) -> tuple[Split, ...]:
     """Reads async tensor parallelism: inductor puts symmetric memory's fused matmuls in place of a gather and a matmul,
     and of a matmul and a scatter (torch/_inductor/fx_passes/micro_pipeline_tp.py)."""
-    asked = f.flag("parallelism.enable_async_tensor_parallel", False)
-    if not asked or mesh.tp == 1:
+    is_async = f.flag("parallelism.enable_async_tensor_parallel", False)
+    if not is_async or mesh.tp == 1:
         return ()
     if not f.flag("compile.enable", False):
         f.fail("parallelism.enable_async_tensor_parallel", "torchtitan asks for compile.enable with it; set it")

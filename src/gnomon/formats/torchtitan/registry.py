@@ -26,20 +26,24 @@ def is_registry(text: str) -> bool:
     return "Trainer.Config(" in text and re.search(r"^def \w+\(\) -> Trainer\.Config:", text, re.MULTILINE) is not None
 
 
-def registry_fields(text: str, file: str, wanted: str | None, family: str) -> dict[str, object]:
+def registry_fields(text: str, file: str, registry_name: str | None, family: str) -> dict[str, object]:
     """Fields of the config that the function `wanted` returns. InputError, with the names, where it is not said which,
     or there is none of the name."""
     module = module_of(text, file)
     names = [name for name, node in module.functions.items() if _is_config(node)]
-    if wanted is None and len(names) > 1:
+    if registry_name is None and len(names) > 1:
         plain = next((name for name in names if "debug" not in name), names[0])
         listed = ", ".join(names[:24])
         raise InputError(f"{file} has {len(names)} configs: {listed}; say which: --set config={plain}", "--set")
-    if wanted is not None and wanted not in names:
-        raise InputError(f"{file} has no config {wanted!r}{nearest(wanted, names)}; it has {', '.join(names)}", "--set")
-    config = function_values(wanted or names[0], module)
+    if registry_name is not None and registry_name not in names:
+        raise InputError(
+            f"{file} has no config {registry_name!r}{nearest(registry_name, names)}; it has {', '.join(names)}", "--set"
+        )
+    config = function_values(registry_name or names[0], module)
     if not isinstance(config, Mapping):
-        raise InputError(f"{file}: {wanted or names[0]} builds its config in a way that is not followed", "--set")
+        raise InputError(
+            f"{file}: {registry_name or names[0]} builds its config in a way that is not followed", "--set"
+        )
     return dict(_fields(config, family))
 
 
@@ -61,8 +65,8 @@ def _fields(config: Mapping[str, object], family: str) -> dict[str, object]:
     for section in SECTIONS:
         value = config.get(section)
         if isinstance(value, Mapping):
-            kept = {key: inner for key, inner in flatten(value).items() if not key.endswith((CALL, ARGUMENTS))}
-            fields |= {f"{section}.{key}": inner for key, inner in kept.items() if inner is not None}
+            settings = {key: inner for key, inner in flatten(value).items() if not key.endswith((CALL, ARGUMENTS))}
+            fields |= {f"{section}.{key}": inner for key, inner in settings.items() if inner is not None}
     checkpointing = config.get("activation_checkpoint", "absent")
     if isinstance(checkpointing, Mapping):
         kind = str(checkpointing.get(CALL)).partition(".")[0]

@@ -44,18 +44,18 @@ KEPT = ("self_attn.core*", "self_attn.q_proj", "self_attn.v_proj", "mlp.gate_pro
 """What `selective_ac_option = "op"` keeps of a Llama's layer, as the reader has it."""
 
 
-def draft(asked: ExportRequest) -> Draft:
+def draft(request: ExportRequest) -> Draft:
     """Drafts the file. InputError for a model or combination that torchtitan refuses, with the fix."""
-    model = need_model(asked, PROGRAM)
-    plan = asked.plan
+    model = need_model(request, PROGRAM)
+    plan = request.plan
     if not any(hasattr(one, "num_experts") for one in (model,)):
-        need_axes(asked, PROGRAM, "ep", "etp")
+        need_axes(request, PROGRAM, "ep", "etp")
     name, flavor, elsewhere = _flavor(model)
     values: dict[str, object] = {
-        "job": {"description": f"{asked.label}, written by gnomon"},
+        "job": {"description": f"{request.label}, written by gnomon"},
         "model": {"name": name, "flavor": flavor},
-        "training": _training(asked),
-        "parallelism": _parallelism(asked, model),
+        "training": _training(request),
+        "parallelism": _parallelism(request, model),
         "activation_checkpoint": _saved(plan.saved, model),
         "optimizer": _optimizer(plan),
     }
@@ -93,16 +93,16 @@ def _flavor(model: ModelConfig) -> tuple[str, str, tuple[str, ...]]:
     return "llama3", model.name, (sizes,)
 
 
-def _training(asked: ExportRequest) -> dict[str, object]:
+def _training(request: ExportRequest) -> dict[str, object]:
     """Writes batch and dtypes. A pipeline takes a round of the step at once; without one microbatches are
     accumulated."""
-    plan, precision = asked.plan, asked.plan.precision
-    local = asked.micro * (asked.microbatches // plan.schedule.rounds if plan.mesh.pp > 1 else 1)
+    plan, precision = request.plan, request.plan.precision
+    local = request.micro * (request.microbatches // plan.schedule.rounds if plan.mesh.pp > 1 else 1)
     half = _half(precision)
     return {
         "local_batch_size": local,
-        "global_batch_size": asked.workload.batch_size,
-        "seq_len": asked.workload.seq_len,
+        "global_batch_size": request.workload.batch_size,
+        "seq_len": request.workload.seq_len,
         "dtype": "bfloat16" if half else "float32",
         "mixed_precision_param": "bfloat16" if precision.compute in ("bf16", "fp16") else "float32",
         "mixed_precision_reduce": "float32",
@@ -115,8 +115,8 @@ def _half(precision: Precision) -> bool:
     return (precision.param, precision.master) == ("bf16", "none")
 
 
-def _parallelism(asked: ExportRequest, model: ModelConfig) -> dict[str, object]:
-    plan = asked.plan
+def _parallelism(request: ExportRequest, model: ModelConfig) -> dict[str, object]:
+    plan = request.plan
     mesh, layout = plan.mesh, plan.layout
     plain = plan.optimizer.zero == 0 and mesh.world_size == mesh.data_ranks  # DDP: replicas alone
     reshard = plan.optimizer.reshard_after_forward
@@ -135,12 +135,12 @@ def _parallelism(asked: ExportRequest, model: ModelConfig) -> dict[str, object]:
         table["context_parallel_load_balancer"] = "headtail"
     if mesh.ep > 1 or mesh.etp > 1:
         table |= {"expert_parallel_degree": mesh.ep, "expert_tensor_parallel_degree": mesh.etp}
-    return table | (_pipeline(asked, model) if mesh.pp > 1 else {})
+    return table | (_pipeline(request, model) if mesh.pp > 1 else {})
 
 
-def _pipeline(asked: ExportRequest, model: ModelConfig) -> dict[str, object]:
+def _pipeline(request: ExportRequest, model: ModelConfig) -> dict[str, object]:
     """The schedule, and torchtitan's own split of layers where it gives the plan's, else the modules of each stage."""
-    schedule, pp = asked.plan.schedule, asked.plan.mesh.pp
+    schedule, pp = request.plan.schedule, request.plan.mesh.pp
     order = orders.find(schedule.name)
     counts = schedule.layers_per_stage
     if "torchtitan" not in order.names:  # nearest: 1F1B with one stage a rank
@@ -150,7 +150,7 @@ def _pipeline(asked: ExportRequest, model: ModelConfig) -> dict[str, object]:
     table: dict[str, object] = {
         "pipeline_parallel_degree": pp,
         "pipeline_parallel_schedule": name,
-        "pipeline_parallel_microbatch_size": asked.micro,
+        "pipeline_parallel_microbatch_size": request.micro,
     }
     for first, last in product(range(3), repeat=2):
         if len(counts) == pp * usual and counts == _own_split(model.num_layers, len(counts), first, last):

@@ -97,9 +97,9 @@ def spellings(component: str) -> list[str]:
     return versions
 
 
-def _model(f: Fields, given: ReadContext, assumed: list[str]) -> Network | str:
+def _model(f: Fields, context: ReadContext, assumed: list[str]) -> Network | str:
     component = f.text("model._component_")
-    model = given.model
+    model = context.model
     for name in spellings(component) if model is None else ():
         try:
             model, note = network_called(name)
@@ -126,10 +126,10 @@ def _model(f: Fields, given: ReadContext, assumed: list[str]) -> Network | str:
     )
 
 
-def _read(path: Path, given: ReadContext) -> Job:
+def _read(path: Path, context: ReadContext) -> Job:
     text, file = read_source(path)
-    f = Fields(flatten(resolved(read_yaml(text, file))), file, given)
-    return read_fields(f, given, single="single_device" in path.name)
+    f = Fields(flatten(resolved(read_yaml(text, file))), file, context)
+    return read_fields(f, context, single="single_device" in path.name)
 
 
 def _update(f: Fields) -> Update:
@@ -138,14 +138,14 @@ def _update(f: Fields) -> Update:
     return replace(update, key="optimizer_in_bwd", in_backward=True) if flag(f, "optimizer_in_bwd") else update
 
 
-def read_fields(f: Fields, given: ReadContext, *, single: bool) -> Job:
+def read_fields(f: Fields, context: ReadContext, *, single: bool) -> Job:
     """The job of fields that are read. single: of a recipe for one device."""
     assumed: list[str] = []
     if flag(f, "enable_activation_offloading") and not flag(f, "enable_activation_checkpointing"):
         key = "enable_activation_offloading"
         f.fail(key, "torchtune takes it only beside enable_activation_checkpointing: True")
     length = f.raw("tokenizer.max_seq_len")
-    if length is None and given.seq_len is None:
+    if length is None and context.seq_len is None:
         assumed.append(f"the file does not say the sequence length: {SEQ_LEN} tokens (--seq-len)")
     seq_len = f.integer("tokenizer.max_seq_len", SEQ_LEN) if isinstance(length, int) else SEQ_LEN
     if not flag(f, "dataset.packed"):
@@ -166,8 +166,8 @@ def read_fields(f: Fields, given: ReadContext, *, single: bool) -> Job:
     if loss in LOSSES:
         record = with_job_fields(record, "loss", cross_entropy=LOSSES[loss])
     clip = f.raw("clip_grad_norm")
-    asked = Training(
-        model=_model(f, given, assumed),
+    training = Training(
+        model=_model(f, context, assumed),
         micro=f.integer("batch_size", 1),
         steps=f.integer("gradient_accumulation_steps", 1),
         seq_len=seq_len,
@@ -186,7 +186,7 @@ def read_fields(f: Fields, given: ReadContext, *, single: bool) -> Job:
         stack=record,
     )
     f.account(IRRELEVANT, INEXPRESSIBLE, ())
-    return replace(job_of(f, given, asked, assumed, 1 if single else None), terms=TERMS)
+    return replace(job_of(f, context, training, assumed, 1 if single else None), terms=TERMS)
 
 
 def _bits(change: Change) -> int:
@@ -225,10 +225,10 @@ TERMS = Terms(
 """Its words for changes."""
 
 
-def _finetune_draft(asked: ExportRequest) -> Draft:
+def _finetune_draft(request: ExportRequest) -> Draft:
     """A plan as the YAML of `tune run full_finetune_distributed`, or of the recipe with LoRA."""
-    t = tuning(asked, PROGRAM, axes=("pp", "ep", "etp"))
-    base = parse_adapters(asked.graph.name)[0]
+    t = tuning(request, PROGRAM, axes=("pp", "ep", "etp"))
+    base = parse_adapters(request.graph.name)[0]
     component = next((name for name in COMPONENTS if base in spellings(name.rpartition(".")[2])), None)
     if component is None:
         raise PlanError(
@@ -263,20 +263,20 @@ def _finetune_draft(asked: ExportRequest) -> Draft:
     }
     if t.loss in losses:
         values["loss"] = {"_component_": f"torchtune.modules.loss.{losses[t.loss]}"}
-    if asked.plan.optimizer.offload_parameters:
+    if request.plan.optimizer.offload_parameters:
         values["fsdp_cpu_offload"] = True
-    mesh = asked.plan.mesh
+    mesh = request.plan.mesh
     for key, size in (("data_parallel_replicate", mesh.dp_replicate), ("tensor_parallel", mesh.tp)):
         values |= {f"{key}_dim": size} if size > 1 else {}
     values |= {"context_parallel_dim": mesh.cp} if mesh.cp > 1 else {}
     text = emit_yaml(values)
 
-    def read(given: ReadContext) -> Job:
-        return read_fields(Fields(flatten(read_yaml(text, "<export>")), "<export>", given), given, single=False)
+    def read(context: ReadContext) -> Job:
+        return read_fields(Fields(flatten(read_yaml(text, "<export>")), "<export>", context), context, single=False)
 
     recipe = "full_finetune_distributed" if t.adapters is None else "lora_finetune_distributed"
-    start = f"tune run --nproc_per_node {asked.processes_per_node} {recipe} --config FILE"
-    return drafted(asked, t, text, read, program=PROGRAM, start=start)
+    start = f"tune run --nproc_per_node {request.processes_per_node} {recipe} --config FILE"
+    return drafted(request, t, text, read, program=PROGRAM, start=start)
 
 
 def _component(optim: str) -> str:

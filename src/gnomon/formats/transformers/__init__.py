@@ -69,21 +69,21 @@ def _looks(sample: Sample) -> bool:
     return not (LLAMA_FACTORY.looks(sample) or TRL.looks(sample))
 
 
-def _length(f: Fields, given: ReadContext, program: str, assumed: list[str]) -> int:
+def _length(f: Fields, context: ReadContext, program: str, assumed: list[str]) -> int:
     for key in LENGTHS:
         if f.has(key):
             f.ignore(*LENGTHS)
             return f.integer(key)
     if any(f.has(key) for key, _ in PARTS):
         return sum(f.integer(key, default) for key, default in PARTS)
-    if given.seq_len is None:
+    if context.seq_len is None:
         assumed.append(f"the command does not say the sequence length: 1024 tokens, as {program} takes (--seq-len)")
     return 1024
 
 
-def _model(f: Fields, given: ReadContext, folder: Path, assumed: list[str]) -> Network | str:
+def _model(f: Fields, context: ReadContext, folder: Path, assumed: list[str]) -> Network | str:
     key = "model_name_or_path" if f.has("model_name_or_path") or not f.has("config_name") else "config_name"
-    network = model_of(f, key, given, folder, assumed)
+    network = model_of(f, key, context, folder, assumed)
     rank = f.integer("lora_r", f.integer("lora_rank", 0, least=0), least=0)
     bits = f.integer("bits", 16)
     if bits not in (4, 8, 16, 32):
@@ -98,21 +98,21 @@ def _model(f: Fields, given: ReadContext, folder: Path, assumed: list[str]) -> N
     return adapted(f, network, rank or 8, everything, four_bits=four, eight_bits=eight, named="lora_target_modules")
 
 
-def _read(path: Path, given: ReadContext) -> Job:
-    return read_fields(trainer_source(path, given, _wanted, "--per_device_train_batch_size"), given)
+def _read(path: Path, context: ReadContext) -> Job:
+    return read_fields(trainer_source(path, context, _wanted, "--per_device_train_batch_size"), context)
 
 
-def read_fields(source: Source, given: ReadContext) -> Job:
+def read_fields(source: Source, context: ReadContext) -> Job:
     """The job of fields that are read."""
     f, assumed = source.fields, list(source.assumed)
     program = program_name(source.program)
-    seq_len = _length(f, given, program, assumed)
+    seq_len = _length(f, context, program, assumed)
     if program != "run_clm" and not flag(f, "packing"):  # run_clm.py cuts the joined text into blocks
         f.note_unpacked("packing", "false", seq_len)
     f.ignore("packing")
     loaded = f.raw("torch_dtype") or f.raw("dtype")
-    model = _model(f, given, source.folder, assumed)
-    asked = Training(
+    model = _model(f, context, source.folder, assumed)
+    training = Training(
         model=model,
         micro=f.integer("per_device_train_batch_size", 8),
         steps=f.integer("gradient_accumulation_steps", 1),
@@ -122,7 +122,7 @@ def read_fields(source: Source, given: ReadContext) -> Job:
         update=update_of(f, "optim", "adamw_torch", model),
         clip=f.number("max_grad_norm", 1.0) > 0,
     )
-    return finished(source, given, asked, NEUTRAL, INEXPRESSIBLE, assumed)
+    return finished(source, context, training, NEUTRAL, INEXPRESSIBLE, assumed)
 
 
 FORMAT = Format(

@@ -99,8 +99,8 @@ def _looks(sample: Sample) -> bool:
     return any(_wanted(command) for command in commands_of(sample))
 
 
-def _model(f: Fields, given: ReadContext, folder: Path, assumed: list[str]) -> Network | str:
-    model = model_of(f, "model_name_or_path", given, folder, assumed)
+def _model(f: Fields, context: ReadContext, folder: Path, assumed: list[str]) -> Network | str:
+    model = model_of(f, "model_name_or_path", context, folder, assumed)
     four, eight = flag(f, "load_in_4bit"), flag(f, "load_in_8bit")
     rank, targets = f.integer("lora_r", 16), names_of(f.raw("lora_target_modules"))
     if not flag(f, "use_peft"):
@@ -112,7 +112,7 @@ def _model(f: Fields, given: ReadContext, folder: Path, assumed: list[str]) -> N
     return adapted(f, model, rank, everything, four_bits=four, eight_bits=eight, named="lora_target_modules")
 
 
-def _length(f: Fields, given: ReadContext, assumed: list[str]) -> int:
+def _length(f: Fields, context: ReadContext, assumed: list[str]) -> int:
     """Reads max_length or max_seq_length; prompt and answer of a rollout."""
     both = [f.peek(key) for key in ("max_seq_length", "max_length")]
     if None not in both and both[0] != both[1]:
@@ -123,20 +123,20 @@ def _length(f: Fields, given: ReadContext, assumed: list[str]) -> int:
             return f.integer(key)
     if f.has("max_completion_length") or f.has("num_generations"):
         return f.integer("max_prompt_length", 512) + f.integer("max_completion_length", 256)
-    if given.seq_len is None:
+    if context.seq_len is None:
         assumed.append("the file does not say the sequence length: 1024 tokens, TRL's default (--seq-len)")
     return 1024
 
 
-def _read(path: Path, given: ReadContext) -> Job:
-    source = trainer_source(path, given, _wanted, "--model_name_or_path")
-    return read_fields(source, program_name(source.program) if source.program else path.stem.lower(), given)
+def _read(path: Path, context: ReadContext) -> Job:
+    source = trainer_source(path, context, _wanted, "--model_name_or_path")
+    return read_fields(source, program_name(source.program) if source.program else path.stem.lower(), context)
 
 
-def read_fields(source: Source, name: str, given: ReadContext) -> Job:
+def read_fields(source: Source, name: str, context: ReadContext) -> Job:
     """The job of fields that are read. name: of the script, which says what is learned."""
     f, assumed = source.fields, list(source.assumed)
-    seq_len = _length(f, given, assumed)
+    seq_len = _length(f, context, assumed)
     loaded = f.raw("torch_dtype") or f.raw("dtype")
     asked_loss = f.peek("loss_type")
     if isinstance(asked_loss, str) and asked_loss not in (*SFT_LOSSES, *OTHER_LOSSES):
@@ -158,8 +158,8 @@ def read_fields(source: Source, name: str, given: ReadContext) -> Job:
     if started and f.peek("gradient_checkpointing") is None:
         assumed.append("gradient_checkpointing is on, TRL's default (--set gradient_checkpointing=false)")
     half = started and not flag(f, "fp16") and f.peek("bf16") is None
-    model = _model(f, given, source.folder, assumed)
-    asked = Training(
+    model = _model(f, context, source.folder, assumed)
+    training = Training(
         model=model,
         micro=f.integer("per_device_train_batch_size", 8),
         steps=f.integer("gradient_accumulation_steps", 1),
@@ -170,7 +170,7 @@ def read_fields(source: Source, name: str, given: ReadContext) -> Job:
         update=update_of(f, "optim", "adamw_torch", model),
         clip=f.number("max_grad_norm", 1.0) > 0,
     )
-    job = finished(source, given, asked, NEUTRAL, INEXPRESSIBLE, assumed, SPELLED)
+    job = finished(source, context, training, NEUTRAL, INEXPRESSIBLE, assumed, SPELLED)
     if f.has("num_generations") and (total := job.workload.batch_size) % (asks := f.integer("num_generations", 8)):
         f.fail("num_generations", f"a step's {total} answers are no whole number of prompts with {asks} answers each")
     return job
@@ -186,9 +186,9 @@ SPELLED = replace(
 """Its words for changes."""
 
 
-def _finetune_draft(asked: ExportRequest) -> Draft:
+def _finetune_draft(request: ExportRequest) -> Draft:
     """A plan as the YAML of `trl sft --config`, with PEFT's adapters."""
-    t = tuning(asked, PROGRAM)
+    t = tuning(request, PROGRAM)
     values: dict[str, object] = {
         "model_name_or_path": t.model_id,
         "dataset_name": "your/dataset",
@@ -208,12 +208,12 @@ def _finetune_draft(asked: ExportRequest) -> Draft:
     if t.loss == "chunked" and not t.fused:
         trainer = {name: value for name, value in trainer.items() if "liger" not in name} | {"loss_type": TILED[0]}
     text = as_yaml(values | trainer)
-    start = f"accelerate launch --num_processes {asked.plan.mesh.world_size} -m trl sft --config FILE"
+    start = f"accelerate launch --num_processes {request.plan.mesh.world_size} -m trl sft --config FILE"
 
-    def read(given: ReadContext) -> Job:
-        return read_fields(source_of(text, given), "sft", given)
+    def read(context: ReadContext) -> Job:
+        return read_fields(source_of(text, context), "sft", context)
 
-    return drafted(asked, t, text, read, program=PROGRAM, start=start)
+    return drafted(request, t, text, read, program=PROGRAM, start=start)
 
 
 PROGRAM = "TRL (2026-08)"

@@ -127,25 +127,25 @@ def _batch(f: Fields, part: SettingsAt, seq_len: int, data: int, parallel: int) 
     return min(share, f.integer(name, default)), total
 
 
-def _model(f: Fields, part: SettingsAt, given: ReadContext, folder: Path, assumed: list[str]) -> Network | str:
+def _model(f: Fields, part: SettingsAt, context: ReadContext, folder: Path, assumed: list[str]) -> Network | str:
     """The network, with adapters where it has them."""
     at = part.model
     network = model_of(
-        f, f"{at}.partial_pretrain" if f.has(f"{at}.partial_pretrain") else f"{at}.path", given, folder, assumed
+        f, f"{at}.partial_pretrain" if f.has(f"{at}.partial_pretrain") else f"{at}.path", context, folder, assumed
     )
     f.ignore(f"{at}.path", f"{at}.target_modules", f"{at}.lora.target_modules")
     rank = f.integer(f"{at}.lora_rank", 0, least=0) or f.integer(f"{at}.lora.rank", 0, least=0)
     if not rank:
         return network
-    asked = names_of(f.raw(f"{at}.target_modules") or f.raw(f"{at}.lora.target_modules"))
-    targets = tuple(name for one in asked for name in MEGATRON_NAMES.get(one, (one,)))
+    target_names = names_of(f.raw(f"{at}.target_modules") or f.raw(f"{at}.lora.target_modules"))
+    targets = tuple(name for one in target_names for name in MEGATRON_NAMES.get(one, (one,)))
     return adapted(
         f, network, rank, () if "all-linear" in targets else targets, four_bits=False, named=f"{at}.target_modules"
     )
 
 
-def _fsdp(f: Fields, part: SettingsAt, given: ReadContext, model: Network | str, seq_len: int) -> Training:
-    at, devices = part.fsdp, given.devices or 1
+def _fsdp(f: Fields, part: SettingsAt, context: ReadContext, model: Network | str, seq_len: int) -> Training:
+    at, devices = part.fsdp, context.devices or 1
     places = (f"{part.at}.", f"{part.fsdp}.", "")  # the actor's is older, and goes before its engine's
     parallel = next((n for at in places if (n := f.integer(f"{at}ulysses_sequence_parallel_size", 1)) > 1), 1)
     micro, total = _batch(f, part, seq_len, max(1, devices // parallel), parallel)
@@ -169,7 +169,7 @@ def _fsdp(f: Fields, part: SettingsAt, given: ReadContext, model: Network | str,
     )
 
 
-def _megatron(f: Fields, part: SettingsAt, given: ReadContext, model: Network | str, seq_len: int) -> Job:
+def _megatron(f: Fields, part: SettingsAt, context: ReadContext, model: Network | str, seq_len: int) -> Job:
     at = part.megatron
     values: dict[str, object] = {"bf16": True, "use_distributed_optimizer": True, "seq_length": seq_len}
     for name in f.names():
@@ -187,23 +187,23 @@ def _megatron(f: Fields, part: SettingsAt, given: ReadContext, model: Network | 
         values = {key: value for key, value in values.items() if not key.startswith("recompute_")}
     elif values["recompute_granularity"] == "selective":
         values |= {"recompute_method": None, "recompute_num_layers": None}
-    micro, total = _batch(f, part, seq_len, max(1, (given.devices or 1) // (tp * pp * cp)), cp)
+    micro, total = _batch(f, part, seq_len, max(1, (context.devices or 1) // (tp * pp * cp)), cp)
     values |= {"micro_batch_size": micro, "global_batch_size": total}
     f.ignore(f"{part.model}.enable_gradient_checkpointing")
-    asked = replace(given, model=model, settings={}, seq_len=None)
-    return megatron_job(Fields(values, "megatron"), given=asked, name="verl-job", base=stack("megatron-lm"))
+    job_context = replace(context, model=model, settings={}, seq_len=None)
+    return megatron_job(Fields(values, "megatron"), context=job_context, name="verl-job", base=stack("megatron-lm"))
 
 
-def _fields(path: Path, given: ReadContext) -> tuple[Fields, int | None]:
+def _fields(path: Path, context: ReadContext) -> tuple[Fields, int | None]:
     """(fields, devices that the launcher says)."""
     if path.suffix.lower() in (".yaml", ".yml"):
         text, file = read_source(path)
-        return Fields(flatten(read_yaml(text, file)), file, given), None
-    script = launched(path, given, _wanted, "actor_rollout_ref.model.path or model.path")
+        return Fields(flatten(read_yaml(text, file)), file, context), None
+    script = launched(path, context, _wanted, "actor_rollout_ref.model.path or model.path")
     values = overrides(script.launch.options)
     if "megatron" in str(dashed(script.launch.options).get("config_name")):
         values.setdefault("model_engine", "megatron")
-    return script.fields(values, replace(given, settings=script.options)), script.devices
+    return script.fields(values, replace(context, settings=script.options)), script.devices
 
 
 def _devices(f: Fields) -> int | None:
@@ -212,8 +212,8 @@ def _devices(f: Fields) -> int | None:
     return nodes * per_node if isinstance(nodes, int) and isinstance(per_node, int) else None
 
 
-def _read(path: Path, given: ReadContext) -> Job:
-    f, stated = _fields(path, given)
+def _read(path: Path, context: ReadContext) -> Job:
+    f, stated = _fields(path, context)
     part = ACTOR if any(name.startswith("actor_rollout_ref.") for name in f.names()) else SUPERVISED
     assumed: list[str] = []
     if part is ACTOR:
@@ -222,14 +222,14 @@ def _read(path: Path, given: ReadContext) -> Job:
         f.note_default("algorithm", str(f.peek("algorithm.adv_estimator") or "gae"), UPDATE)
     else:
         seq_len = f.integer("data.max_length", 1024)
-    given = replace(given, devices=given.devices or stated)
-    engine, seq_len = _engine(f, part), given.seq_len or seq_len
-    model = _model(f, part, given, path.resolve().parent, assumed)
+    context = replace(context, devices=context.devices or stated)
+    engine, seq_len = _engine(f, part), context.seq_len or seq_len
+    model = _model(f, part, context, path.resolve().parent, assumed)
     if engine == "fsdp":
-        asked = _fsdp(f, part, given, model, seq_len)
+        training = _fsdp(f, part, context, model, seq_len)
         f.account(IRRELEVANT, INEXPRESSIBLE, ())
-        return job_of(f, given, asked, assumed, stated)
-    job = _megatron(f, part, given, model, seq_len)
+        return job_of(f, context, training, assumed, stated)
+    job = _megatron(f, part, context, model, seq_len)
     f.account(IRRELEVANT, INEXPRESSIBLE, ())
     return replace(
         job,

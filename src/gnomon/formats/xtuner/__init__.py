@@ -45,12 +45,12 @@ def _looks(sample: Sample) -> bool:
     return sample.path.suffix == ".py" and "xtuner" in sample.text and "accumulative_counts" in sample.text
 
 
-def _model(f: Fields, given: ReadContext, folder: Path, assumed: list[str]) -> tuple[Network | str, bool]:
+def _model(f: Fields, context: ReadContext, folder: Path, assumed: list[str]) -> tuple[Network | str, bool]:
     """(network, whether it has adapters)."""
     named = next(
         (k for k in ("pretrained_model_name_or_path", "llm_name_or_path", "path") if f.has(k)), "llm_name_or_path"
     )
-    model = model_of(f, named, given, folder, assumed)
+    model = model_of(f, named, context, folder, assumed)
     if not any(key.startswith("model.lora.") for key in f.names()):
         return model, False
     targets = names_of(f.raw("model.lora.target_modules"))
@@ -60,12 +60,12 @@ def _model(f: Fields, given: ReadContext, folder: Path, assumed: list[str]) -> t
     return adapted(f, model, rank, targets, four_bits=four, named="model.lora.target_modules"), True
 
 
-def _read(path: Path, given: ReadContext) -> Job:
+def _read(path: Path, context: ReadContext) -> Job:
     text, file = read_source(path)
     values = {key: value for key, value in flatten(module_values(text, file)).items() if value is not None}
-    f = Fields(values, file, given)
+    f = Fields(values, file, context)
     folder, assumed = path.resolve().parent, list[str]()
-    model, tuned = _model(f, given, folder, assumed)
+    model, tuned = _model(f, context, folder, assumed)
     loaded = str(f.raw("model.llm.torch_dtype") or "")
     half = str(f.raw("optim_wrapper.dtype") or "float16")
     precision = BF16 if "bfloat16" in loaded or tuned else FP16 if half == "float16" else AUTOCAST
@@ -73,7 +73,7 @@ def _read(path: Path, given: ReadContext) -> Job:
     if not flag(f, "pack_to_max_length"):
         f.note_unpacked("pack_to_max_length", "False", seq_len)
     parallel = f.integer("sequence_parallel_size", 1)
-    asked = Training(
+    training = Training(
         model=model,
         micro=f.integer("batch_size", 1) * parallel,
         steps=max(1, f.integer("accumulative_counts", 1) // parallel),
@@ -88,9 +88,9 @@ def _read(path: Path, given: ReadContext) -> Job:
     f.ignore("deepspeed")
     f.account(IRRELEVANT, INEXPRESSIBLE, ())
     if by_file is not None:
-        return by_deepspeed(f, given, asked, "deepspeed", folder, assumed)
+        return by_deepspeed(f, context, training, "deepspeed", folder, assumed)
     assumed.append("DeepSpeed is an option of its command line: replicas (--set deepspeed=zero2)")
-    return job_of(f, given, asked, assumed)
+    return job_of(f, context, training, assumed)
 
 
 FORMAT = Format(

@@ -108,7 +108,7 @@ def calibrate(processes: int, budget: Budget) -> Measured:
 
 def assembled(ranks: Sequence[Repeats], *, processes: int, date: str) -> Measured:
     """One calibration from the repeats of all processes."""
-    tables, beside = list[Table](), [share for rank in ranks for share in rank.lost_in_overlap]
+    tables, lost_shares = list[Table](), [share for rank in ranks for share in rank.lost_in_overlap]
     for same in zip(*(rank.times for rank in ranks), strict=True):
         busy = [list(chain(*points)) for points in zip(*(times.busy for times in same), strict=True)]
         if not all(busy):
@@ -131,7 +131,7 @@ def assembled(ranks: Sequence[Repeats], *, processes: int, date: str) -> Measure
         processes=processes,
         threads=1,
         tables=tuple(tables),
-        lost_beside=_digits(max(float(np.median(beside)), 0.0)) if beside else None,
+        lost_beside=_digits(max(float(np.median(lost_shares)), 0.0)) if lost_shares else None,
     )
 
 
@@ -139,10 +139,10 @@ def pooled(visits: Sequence[Repeats]) -> Repeats:
     """The repeats of several calls of `measure` on one process, as if of one."""
     pool = [Times.of(times.key, times.axes) for times in visits[0].times]
     for visit in visits:
-        for times, more in zip(pool, visit.times, strict=True):
+        for times, rank_times in zip(pool, visit.times, strict=True):
             for at in range(len(times.busy)):
-                times.busy[at] += more.busy[at]
-                times.alone[at] += more.alone[at]
+                times.busy[at] += rank_times.busy[at]
+                times.alone[at] += rank_times.alone[at]
     return Repeats(times=pool, lost_in_overlap=[share for visit in visits for share in visit.lost_in_overlap])
 
 
@@ -235,13 +235,15 @@ def repeated(ready: Timed, share: float, least: int, *, own: bool = False) -> li
     times: list[float] = []
     end = perf_counter() + share
     while len(times) < least or (perf_counter() < end and len(times) < MOST_REPEATS):
-        given = prepare()
+        prepared = prepare()
         before = waited_s() if own else None
         begin = perf_counter()
-        run(given)
-        taken = perf_counter() - begin
+        run(prepared)
+        elapsed_s = perf_counter() - begin
         waited = waited_since(before)
-        times.append(taken - waited if waited < taken else taken)  # NaN, or a wait between the two clocks: as it is
+        times.append(
+            elapsed_s - waited if waited < elapsed_s else elapsed_s
+        )  # NaN, or a wait between the two clocks: as it is
     return times
 
 
@@ -289,8 +291,8 @@ class Talk:
 def _group(ranks: int) -> ProcessGroup:
     """The group of neighbours that this process is in, all groups having so many."""
     mine, world = dist.get_rank() // ranks, dist.get_world_size()
-    made = [dist.new_group(list(range(first, first + ranks))) for first in range(0, world, ranks)]
-    group = made[mine]
+    groups = [dist.new_group(list(range(first, first + ranks))) for first in range(0, world, ranks)]
+    group = groups[mine]
     assert isinstance(group, ProcessGroup)
     return group
 
@@ -301,12 +303,12 @@ def _lost_in_overlap(kind: str, group: ProcessGroup) -> list[float]:
     buffer, run = _talk(kind, group, BESIDE_BYTES)
     x = torch.full((BESIDE_SIDE, BESIDE_SIDE), 0.5)
 
-    def seconds(products: int, start: Callable[[], Work | None]) -> float:
+    def seconds(num_matmuls: int, start: Callable[[], Work | None]) -> float:
         after(buffer)
         dist.barrier(group=group)
         begin = perf_counter()
         work = start()
-        for _ in range(products):
+        for _ in range(num_matmuls):
             x @ x
         if work is not None:
             work.wait()
@@ -317,8 +319,8 @@ def _lost_in_overlap(kind: str, group: ProcessGroup) -> list[float]:
         talking = seconds(0, lambda: run(wait=False))
         one = seconds(20, lambda: None) / 20
         count = 1 + int(2.0 * talking / one)
-        alone, both = seconds(count, lambda: None), seconds(count, lambda: run(wait=False))
-        lasts.append((both - alone) / talking)
+        alone_s, both = seconds(count, lambda: None), seconds(count, lambda: run(wait=False))
+        lasts.append((both - alone_s) / talking)
     return lasts
 
 
@@ -363,8 +365,8 @@ class _Progress:
         if not self.shown or now - self.printed_at < (0.2 if self.terminal else 10.0):
             return
         self.printed_at = now
-        left = (now - self.began) * (self.total / self.done - 1)
-        text = f"measuring {100 * self.done // self.total} %, {left:.0f} s left"
+        remaining_s = (now - self.began) * (self.total / self.done - 1)
+        text = f"measuring {100 * self.done // self.total} %, {remaining_s:.0f} s left"
         print(f"\r{text}  " if self.terminal else text, end="" if self.terminal else "\n", file=sys.stderr, flush=True)
 
     def end(self) -> None:

@@ -67,8 +67,8 @@ def cases(dtypes: Sequence[str], *, fine: bool = True) -> tuple[Case, ...]:
         full = fine and dtype == "fp32"
         for what, directions, build, axes in _OPERATIONS:
             grid = axes if full else {name: (sizes[0], sizes[max(1, len(sizes) - 2)]) for name, sizes in axes.items()}
-            made = tuple(Axis(name=name, sizes=sizes) for name, sizes in grid.items())
-            listed += [Case(what=what, dtype=dtype, direction=way, axes=made, build=build) for way in directions]
+            case_axes = tuple(Axis(name=name, sizes=sizes) for name, sizes in grid.items())
+            listed += [Case(what=what, dtype=dtype, direction=way, axes=case_axes, build=build) for way in directions]
     return tuple(listed)
 
 
@@ -106,10 +106,10 @@ class _Results:
         self.held: deque[Tensor] = deque()
         self.nbytes = 0
 
-    def keep(self, made: Tensor) -> None:
+    def keep(self, tensor: Tensor) -> None:
         """Keeps it, with what its backward needs, and lets the oldest go."""
-        self.held.append(made)
-        self.nbytes += made.nbytes
+        self.held.append(tensor)
+        self.nbytes += tensor.nbytes
         while self.nbytes > KEPT_BYTES and len(self.held) > 1:
             self.nbytes -= self.held.popleft().nbytes
 
@@ -157,10 +157,10 @@ def _parameters(dtype: torch.dtype, *shapes: tuple[int, ...]) -> Parameters:
         )
         start = slots[-1].stop
     wide = torch.promote_types(dtype, torch.float32)
-    made = Dtypes(param=dtype, grad=wide, master=None if wide == dtype else wide, states=wide)
-    held = Parameters(tuple(slots), made, zero=0, shard=0, num_shards=1)
-    held.fill(lambda slot: torch.full(slot.shape, 0.5, dtype=torch.float64))
-    return held
+    dtypes = Dtypes(param=dtype, grad=wide, master=None if wide == dtype else wide, states=wide)
+    parameters = Parameters(tuple(slots), dtypes, zero=0, shard=0, num_shards=1)
+    parameters.fill(lambda slot: torch.full(slot.shape, 0.5, dtype=torch.float64))
+    return parameters
 
 
 @cache
@@ -198,9 +198,9 @@ def _both_ways(direction: str, run: Callable[[], Tensor], *inputs: Tensor) -> Ti
         return lambda: after(*inputs), lambda _: _results.keep(run())
 
     def saved() -> Tensor:
-        made = run()
+        outputs = run()
         after(ones)
-        return made
+        return outputs
 
     def backward(y: Tensor) -> object:
         return torch.autograd.grad((y,), inputs, (ones,))
@@ -216,8 +216,8 @@ def _attention(point: Point, dtype: torch.dtype, direction: str) -> Timed:
 
 
 def _norm(point: Point, dtype: torch.dtype, direction: str) -> Timed:
-    held = _parameters(dtype, (point["width"],))
-    weight = _Lone(held, "0.weight", Tape(), rows=0)
+    parameters = _parameters(dtype, (point["width"],))
+    weight = _Lone(parameters, "0.weight", Tape(), rows=0)
     x = _tensor(dtype, 1, point["rows"], point["width"])
     return _both_ways(direction, lambda: _op("norm", x, weight), x)
 
@@ -228,17 +228,17 @@ def _rotary(point: Point, dtype: torch.dtype, direction: str) -> Timed:
 
 
 def _embedding(point: Point, dtype: torch.dtype, direction: str) -> Timed:
-    held = _parameters(dtype, (VOCAB, point["width"]))
-    weight = _Lone(held, "0.weight", Tape(), rows=1)
+    parameters = _parameters(dtype, (VOCAB, point["width"]))
+    weight = _Lone(parameters, "0.weight", Tape(), rows=1)
     ids = (torch.arange(point["rows"]) * 37 % VOCAB)[None]
     if direction == "forward":
         return after, lambda _: _results.keep(_op("embedding", ids, weight))
     ones = torch.ones(1, point["rows"], point["width"], dtype=dtype)
 
     def saved() -> Tensor:
-        made = _op("embedding", ids, weight)
+        embedded = _op("embedding", ids, weight)
         after(ones)
-        return made
+        return embedded
 
     return saved, lambda y: torch.autograd.backward((y,), (ones,))
 
@@ -277,23 +277,23 @@ def _copy(point: Point, dtype: torch.dtype, direction: str) -> Timed:
 
 def _accumulate(point: Point, dtype: torch.dtype, direction: str) -> Timed:
     """A gradient in the compute dtype, added to its place in the flat one."""
-    held, grad = _parameters(dtype, (point["elements"],)), _tensor(dtype, point["elements"])
-    held.add_grad("0.weight", grad)
-    return lambda: after(grad), lambda _: held.add_grad("0.weight", grad)
+    parameters, grad = _parameters(dtype, (point["elements"],)), _tensor(dtype, point["elements"])
+    parameters.add_grad("0.weight", grad)
+    return lambda: after(grad), lambda _: parameters.add_grad("0.weight", grad)
 
 
 def _adamw(point: Point, dtype: torch.dtype, direction: str) -> Timed:
-    held = _parameters(dtype, (point["elements"] // 8, 8))
-    held.add_grad("0.weight", _tensor(dtype, point["elements"]))
-    adam = Update.of(held)
+    parameters = _parameters(dtype, (point["elements"] // 8, 8))
+    parameters.add_grad("0.weight", _tensor(dtype, point["elements"]))
+    adam = Update.of(parameters)
     settings, scale = AdamWSettings(lr=0.0), torch.ones((), dtype=torch.float64)
-    return after_step, lambda _: adam.update(held, settings, scale=scale)
+    return after_step, lambda _: adam.update(parameters, settings, scale=scale)
 
 
 def _squares(point: Point, dtype: torch.dtype, direction: str) -> Timed:
-    held = _parameters(dtype, (point["elements"],))
-    held.add_grad("0.weight", _tensor(dtype, point["elements"]))
-    return after, lambda _: summed([squares(held)], held.device)
+    parameters = _parameters(dtype, (point["elements"],))
+    parameters.add_grad("0.weight", _tensor(dtype, point["elements"]))
+    return after, lambda _: summed([squares(parameters)], parameters.device)
 
 
 _ELEMENTS = {"elements": (1 << 8, 1 << 14, 1 << 18, 1 << 22)}

@@ -43,18 +43,18 @@ def served_cases(*, fine: bool) -> list[Case]:
     forms = [form for form in (FORMS if fine else FORMS[:1]) if stored.kernel(_form(form)) is not None]
 
     def axes(**sizes: tuple[int, ...]) -> tuple[Axis, ...]:
-        return tuple(Axis(name=name, sizes=given if fine else given[:2]) for name, given in sizes.items())
+        return tuple(Axis(name=name, sizes=points if fine else points[:2]) for name, points in sizes.items())
 
-    made = [
+    listed = [
         Case(what="stored_linear", dtype=form, direction="", axes=axes(rows=ROWS), build=partial(_linear, form, fine))
         for form in forms
     ]
     if forms:
-        made += [
+        listed += [
             Case(what="paged_decode", dtype="bf16", direction="", axes=axes(keys=KEYS, group=GROUPS), build=_decode),
             Case(what="paged_prompt", dtype="bf16", direction="", axes=axes(new=NEW, before=BEFORE), build=_prompt),
         ]
-    return made
+    return listed
 
 
 def _form(name: str) -> stored.StoredForm:
@@ -90,12 +90,12 @@ def _pages(keys: int, sequences: int, new: int, heads: int, kv_heads: int) -> Ca
     size = sequences * blocks * BLOCK * kv_heads * HEAD * 2 * 2
     # scores that differ: of equal ones the first is the largest, and no later span has anything to do over again
     draw = torch.Generator().manual_seed(0)
-    held = torch.empty(2, sequences * blocks, kv_heads, HEAD * BLOCK, dtype=torch.bfloat16).uniform_(
+    pages = torch.empty(2, sequences * blocks, kv_heads, HEAD * BLOCK, dtype=torch.bfloat16).uniform_(
         -1, 1, generator=draw
     )
 
     def another() -> PagedPool:
-        own = held.clone()
+        own = pages.clone()
         return PagedPool(
             keys=own[0].unflatten(-1, (HEAD, BLOCK)), values=own[1].unflatten(-1, (BLOCK, HEAD)), v_dim=HEAD
         )

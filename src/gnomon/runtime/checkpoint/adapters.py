@@ -65,17 +65,17 @@ def check(graph: Graph, base: Runnable) -> None:
 
 def values_of(path: Path, graph: Graph) -> Values:
     """Reads the adapters in `path` for `graph`. InputError for those of another rank, other modules or another kind."""
-    wanted = adapters_of(graph)
-    if wanted is None:
+    adapters = adapters_of(graph)
+    if adapters is None:
         raise InputError(f"{graph.name} has no adapters to read from {path}; name the model MODEL+lora16")
     try:
         config = json.loads((path / CONFIG).read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise InputError(f"{path / CONFIG} cannot be read: {error}") from error
-    if config.get("peft_type") != "LORA" or config.get("r") != wanted.rank:
+    if config.get("peft_type") != "LORA" or config.get("r") != adapters.rank:
         raise InputError(
             f"{path} has {config.get('peft_type')} of rank {config.get('r')}, and the plan is for LORA of rank "
-            f"{wanted.rank}"
+            f"{adapters.rank}"
         )
     if config.get("lora_alpha", config["r"]) != config["r"]:
         raise InputError(
@@ -107,17 +107,17 @@ def export(executor: Executor, target: Path, base: Runnable, source: Path) -> Pa
     if not first:
         writer = start_folder(target, where, dtype, single=FILE, join=True)
     for number in sorted(executor.stages):
-        held = executor.stages[number].held[0]
+        parameters = executor.stages[number].held[0]
         if executor.groups.here.data == 0:
-            for slot in held.slots:
-                writer.write_part(where, slot, held.value(slot.name))
+            for slot in parameters.slots:
+                writer.write_part(where, slot, parameters.value(slot.name))
     dist.barrier()
     return target
 
 
 def executor_dtype(executor: Executor) -> torch.dtype:
     """What forward reads parameters in."""
-    return next(held.dtypes.param for held, _ in executor.parameters())
+    return next(parameters.dtypes.param for parameters, _ in executor.parameters())
 
 
 def config_of(graph: Graph, adapters: Adapters, base: Runnable, source: Path) -> dict[str, Any]:

@@ -35,16 +35,16 @@ def admm(
     inverse = np.linalg.inv(h + PENALTY * np.eye(len(h)))
     target = whole @ h
     mask = project(np.abs(whole).astype(np.float32))
-    kept, u = np.where(mask, whole, 0), np.zeros_like(whole)
-    best, least = kept, _error(kept - whole, h)
+    pruned, u = np.where(mask, whole, 0), np.zeros_like(whole)
+    best, least = pruned, _error(pruned - whole, h)
     for step in range(STEPS):
-        free = (target + PENALTY * (kept - u)) @ inverse
+        free = (target + PENALTY * (pruned - u)) @ inverse
         if step < STEPS // 2:
             mask = project(np.abs(free + u).astype(np.float32))
-        kept = np.where(mask, free + u, 0)
-        u = u + free - kept
-        if (error := _error(kept - whole, h)) < least:
-            best, least = kept, error
+        pruned = np.where(mask, free + u, 0)
+        u = u + free - pruned
+        if (error := _error(pruned - whole, h)) < least:
+            best, least = pruned, error
     return np.asarray(best / sizes, np.float32)
 
 

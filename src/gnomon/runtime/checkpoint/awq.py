@@ -75,7 +75,7 @@ def scales_of(
             f"awq takes scales back in the norm or the linear before each one, whose places are known of "
             f"{able}, and this is {model_type}; take gptq"
         )
-    made = Scales()
+    smoothing = Scales()
     for start in sorted({match[1] for name in names if (match := IN_LAYER.match(name))}):
         for linears, maker in PLACES:
             own = [f"{start}{linear}.weight" for linear in linears]
@@ -83,11 +83,11 @@ def scales_of(
             if names[before][0] != names[own[0]][1]:  # grouped heads: a value's row goes to several inputs
                 continue
             scales = _best({name: weight(name) for name in own}, squares[own[0]], rounded)
-            made.columns |= dict.fromkeys(own, scales)
-            made.divided[before] = scales
+            smoothing.columns |= dict.fromkeys(own, scales)
+            smoothing.divided[before] = scales
             if (bias := f"{start}{maker}.bias") in names:
-                made.divided[bias] = scales
-    return made
+                smoothing.divided[bias] = scales
+    return smoothing
 
 
 def _best(linears: Mapping[str, NDArray[np.float32]], squares: NDArray[np.float64], rounded: Rounded) -> Vector:

@@ -173,8 +173,8 @@ def read_text(data: Path, folder: Path, tokenizer: Path | None) -> HeldOutText:
             f"tokenizer.json (--tokenizer)"
         )
     rows = torch.tensor(ids).unfold(0, length + 1, length)[: SEEN + HELD_OUT]
-    held = max(1, min(HELD_OUT, len(rows) // 4))
-    return HeldOutText(tokens=rows[held:], held_out=rows[:held], notes=encoder.notes)
+    num_held_out = max(1, min(HELD_OUT, len(rows) // 4))
+    return HeldOutText(tokens=rows[num_held_out:], held_out=rows[:num_held_out], notes=encoder.notes)
 
 
 Note: TypeAlias = Callable[[int, int], None]
@@ -211,7 +211,7 @@ def compress(
             seen = inputs_of_linears(whole, where, text.tokens, squares=method in SEES_PAIRS)
         del whole
     scales = _scales(folder, model.model_type, storage, seen) if method == "awq" else Scales()
-    made = Path(tempfile.mkdtemp(dir=target.parent, prefix=f".{target.name}."))
+    temporary = Path(tempfile.mkdtemp(dir=target.parent, prefix=f".{target.name}."))
     files = sorted({file for file, _ in folder.entries.values()})
     errors: list[Error] = []
     done = count()
@@ -222,15 +222,15 @@ def compress(
 
     try:
         for file in files:
-            errors += _write(folder, file, made, chosen, one, scales)
-        left = {name.removesuffix(".weight") for name in _linears(model.graph, where) if name not in chosen}
-        _write_rest(folder, made, config, storage, sorted({*left, "lm_head"}))
+            errors += _write(folder, file, temporary, chosen, one, scales)
+        unstored = {name.removesuffix(".weight") for name in _linears(model.graph, where) if name not in chosen}
+        _write_rest(folder, temporary, config, storage, sorted({*unstored, "lm_head"}))
         any_mask = isinstance(storage, Sparse) and not isinstance(storage, NM)  # n of m keeps n wherever they count
-        idle = _without_idle(made, model.graph, where, chosen) if any_mask else 0
+        idle = _without_idle(temporary, model.graph, where, chosen) if any_mask else 0
         loss = None
         if text is not None:
             tokens = text.held_out[:, 1:].numel()
-            small = load(made)
+            small = load(temporary)
             loss = HeldOutLoss(before=before, after=_loss(small, text.held_out), tokens=tokens)
             off = [_off(x, y) for x, y in zip(made_before, layer_outputs(small, text.held_out[0]), strict=True)]
             if not isfinite(loss.after):
@@ -238,11 +238,11 @@ def compress(
                     f"the loss would be {loss.after} (it was {before:.4f}); nothing was written: take more bits, or "
                     f"keep more of the weights"
                 )
-        after = sum(file.stat().st_size for file in made.glob("*.safetensors"))
-        made.chmod(0o777 & ~_umask())
-        made.rename(target)
+        after = sum(file.stat().st_size for file in temporary.glob("*.safetensors"))
+        temporary.chmod(0o777 & ~_umask())
+        temporary.rename(target)
     except BaseException:
-        shutil.rmtree(made, ignore_errors=True)
+        shutil.rmtree(temporary, ignore_errors=True)
         raise
     return CompressionReport(
         errors=tuple(errors),
@@ -262,15 +262,15 @@ def stored_as_trained(whole: Path, target: Path, storage: Stored) -> Compression
     have them. RunError where some are not, and nothing is written."""
     if target.is_dir():
         target.rmdir()
-    made = compress(whole, target, storage, "as trained")
-    wrong = [error for error in made.errors if error.relative]
+    report = compress(whole, target, storage, "as trained")
+    wrong = [error for error in report.errors if error.relative]
     if wrong:
         shutil.rmtree(target)
         raise RunError(
             f"{wrong[0].tensor} is not as {storage.name} has it after training (off by {wrong[0].relative:.2g}); the "
             f"weights are in {whole}, whole"
         )
-    return made
+    return report
 
 
 def predicted_tokens_per_s(
@@ -292,9 +292,9 @@ def predicted_tokens_per_s(
     out = []
     for form in (whole, small):
         stored = {name: form if name in chosen else whole for name in read}
-        held = float(sum(one.bytes(shapes[name]) for name, one in stored.items()))
+        total_bytes = float(sum(one.bytes(shapes[name]) for name, one in stored.items()))
         seconds = sum(
-            storage_s(one, shapes[name], 1, held, at or rates(), this_machine()) for name, one in stored.items()
+            storage_s(one, shapes[name], 1, total_bytes, at or rates(), this_machine()) for name, one in stored.items()
         )
         out.append(1 / seconds)
     return out[0], out[1]
@@ -302,10 +302,10 @@ def predicted_tokens_per_s(
 
 def _few_bits(graph: Graph, where: Layout, chosen: Mapping[str, tuple[int, int]]) -> dict[str, int]:
     """Activations that the engine's products of chosen matrices, which round what they multiply, alone read."""
-    products = {
+    multiplied = {
         name: BITS["int8"] for name, pieces in where.pieces.items() if all(one.tensor in chosen for one in pieces)
     }
-    return bits_needed(graph, products, {})
+    return bits_needed(graph, multiplied, {})
 
 
 def _umask() -> int:
@@ -386,7 +386,7 @@ def _loss(model: OneProcess, rows: Tensor) -> float:
 
 def layer_outputs(model: OneProcess, row: Tensor) -> list[Tensor]:
     """What each repeated layer makes of a row of text, in order."""
-    graph, made = model.graph, dict[str, Tensor]()
+    graph, outputs = model.graph, dict[str, Tensor]()
     last = {
         layer.label: graph.block(layer.call.block).outputs[0]
         for layer in graph.layers()
@@ -395,7 +395,7 @@ def layer_outputs(model: OneProcess, row: Tensor) -> list[Tensor]:
 
     def note(layer: Layer, name: str, x: Tensor) -> None:
         if last.get(layer.label) == name:
-            made[layer.label] = x.detach().clone()
+            outputs[layer.label] = x.detach().clone()
 
     model.stage.watch = note
     try:
@@ -403,7 +403,7 @@ def layer_outputs(model: OneProcess, row: Tensor) -> list[Tensor]:
             model.output({"input_ids": row[None, :-1], "labels": row[None, 1:]})
     finally:
         model.stage.watch = None
-    return [made[label] for label in last]
+    return [outputs[label] for label in last]
 
 
 def _off(x: Tensor, y: Tensor) -> float:
@@ -417,13 +417,13 @@ def _by_layer(errors: Sequence[Error], outputs: Sequence[float]) -> tuple[LayerE
     for error in errors:
         if (match := IN_A_LAYER.search(error.tensor)) is not None:
             of_layer.setdefault(int(match[1]), []).append(error)
-    made = []
+    layer_errors = []
     for number, own in sorted(of_layer.items()):
         size = sum(error.size**2 for error in own) ** 0.5
         off = sum((error.relative * error.size) ** 2 for error in own) ** 0.5
         known = outputs[number] if number < len(outputs) else None
-        made.append(LayerError(layer=number, weights=off / size if size else 0.0, outputs=known))
-    return tuple(made)
+        layer_errors.append(LayerError(layer=number, weights=off / size if size else 0.0, outputs=known))
+    return tuple(layer_errors)
 
 
 @dataclass(slots=True)
@@ -494,10 +494,10 @@ def _scales(folder: Folder, model_type: str, storage: Stored, seen: Inputs) -> S
 
 
 def _stored(
-    name: str, given: tuple[str, NDArray[Any]], storage: Stored, method: How, seen: Inputs, scales: Scales
+    name: str, entry: tuple[str, NDArray[Any]], storage: Stored, method: How, seen: Inputs, scales: Scales
 ) -> tuple[Tensors, NDArray[np.float32], NDArray[np.float32]]:
     """(the tensors that stand for a weight, the weight, what they stand for)."""
-    dtype, x = given
+    dtype, x = entry
     weight = _wide(dtype, x)
     if not np.isfinite(weight).all():
         raise InputError(f"{name} has numbers that are not finite; nothing was written")
@@ -506,12 +506,16 @@ def _stored(
     if isinstance(storage, Sparse):
         score = np.abs(weight)
         if method == "admm":
-            made = admm(weight, seen.sums[name].numpy(), lambda sizes: by_rows(storage, sizes))
-            return {name: (dtype, as_dtype(made, x.dtype))}, weight, _wide(dtype, as_dtype(made, x.dtype))
+            stored_values = admm(weight, seen.sums[name].numpy(), lambda sizes: by_rows(storage, sizes))
+            return (
+                {name: (dtype, as_dtype(stored_values, x.dtype))},
+                weight,
+                _wide(dtype, as_dtype(stored_values, x.dtype)),
+            )
         mask = wanda(storage, score, seen.sums[name].numpy()) if method == "wanda" else storage.mask(score)
         # Of the numbers as they were, not their float32: what stays is the same to the bit.
-        kept = np.where(mask, x, np.zeros((), x.dtype))
-        return {name: (dtype, kept)}, weight, _wide(dtype, kept)
+        pruned = np.where(mask, x, np.zeros((), x.dtype))
+        return {name: (dtype, pruned)}, weight, _wide(dtype, pruned)
     shape = (weight.shape[0], weight.shape[1])
     base = name.removesuffix("weight")
     if isinstance(storage, Float8):
@@ -611,7 +615,7 @@ def gptq(
 def _write(
     folder: Folder,
     file: str,
-    made: Path,
+    folder_new: Path,
     chosen: Mapping[str, tuple[int, int]],
     stored: Callable[[str, tuple[str, NDArray[Any]]], tuple[Tensors, NDArray[np.float32], NDArray[np.float32]]],
     scales: Scales,
@@ -636,14 +640,14 @@ def _write(
         if name not in chosen and name in scales.divided:
             x = raw(folder, name)
             new[name] = own[name].dtype, as_dtype(_wide(own[name].dtype, x) / scales.divided[name], x.dtype)
-    exchanged(folder, file, made, new, frozenset({*chosen, *new}))
+    exchanged(folder, file, folder_new, new, frozenset({*chosen, *new}))
     return errors
 
 
-def _without_idle(made: Path, graph: Graph, where: Layout, chosen: Mapping[str, tuple[int, int]]) -> int:
+def _without_idle(folder_new: Path, graph: Graph, where: Layout, chosen: Mapping[str, tuple[int, int]]) -> int:
     """Sets what changes no result to zero in the files; how many weights that are. Matrices that lie in their file as
     the Graph has them, of one layer each."""
-    folder, found = Folder.of(made), 0
+    folder, found = Folder.of(folder_new), 0
     names = {
         parameter: own[0].tensor
         for parameter, own in where.pieces.items()
@@ -655,16 +659,16 @@ def _without_idle(made: Path, graph: Graph, where: Layout, chosen: Mapping[str, 
     ]
     shared = {name for number, own in enumerate(layers) for other in layers[:number] for name in own & other}
     matrices = {name: tensor for name, tensor in names.items() if tensor in chosen and name not in shared}
-    kept = _Kept(folder, {name: (tensor, chosen[tensor]) for name, tensor in matrices.items()})
-    for name, mask in columns_read(graph, kept, _vectors(folder, graph, names)).items():
+    reader = _Kept(folder, {name: (tensor, chosen[tensor]) for name, tensor in matrices.items()})
+    for name, mask in columns_read(graph, reader, _vectors(folder, graph, names)).items():
         tensor = matrices[name]
-        idle = kept[name] & ~mask
+        idle = reader[name] & ~mask
         if idle.any():
             found += int(idle.sum())
             file, entry = folder.entries[tensor]
             numbers = raw(folder, tensor).reshape(mask.shape)
             numbers[idle] = 0
-            with (made / file).open("r+b") as out:
+            with (folder_new / file).open("r+b") as out:
                 out.seek(entry.begin)
                 out.write(numbers.tobytes())
     return found
@@ -710,23 +714,23 @@ def _vectors(folder: Folder, graph: Graph, names: Mapping[str, str]) -> dict[str
 
 def _write_rest(
     folder: Folder,
-    made: Path,
+    folder_new: Path,
     config: Mapping[str, Any],
     storage: Stored,
-    left: Sequence[str],
+    unstored: Sequence[str],
 ) -> None:
     """The index, config.json and what goes with weights."""
     for file in companion_files(folder.path):
-        shutil.copyfile(file, made / file.name)
+        shutil.copyfile(file, folder_new / file.name)
     if isinstance(storage, Integers):
-        said = {"quantization_config": packed_config(replace(storage, ternary=False), left)}
+        quantization = {"quantization_config": packed_config(replace(storage, ternary=False), unstored)}
     elif isinstance(storage, Float8):
-        said = {"quantization_config": eight_config(left)}
+        quantization = {"quantization_config": eight_config(unstored)}
     else:
         # Not in `quantization_config`: the tensors are plain ones, which every program then reads without another's
         # package.
         structure = storage.name if isinstance(storage, NM) else "unstructured"
         sparse = {"format": "dense", "sparsity_structure": structure, "storage": storage.name}
-        said = {"sparsity_config": {**sparse, "targets": ["Linear"], "ignore": list(left)}}
-    (made / CONFIG).write_text(json.dumps({**config, **said}, indent=2) + "\n", encoding="utf-8")
-    indexed(folder, made)
+        quantization = {"sparsity_config": {**sparse, "targets": ["Linear"], "ignore": list(unstored)}}
+    (folder_new / CONFIG).write_text(json.dumps({**config, **quantization}, indent=2) + "\n", encoding="utf-8")
+    indexed(folder, folder_new)

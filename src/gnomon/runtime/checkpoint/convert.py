@@ -77,12 +77,14 @@ def holdings(graph: Graph, plan: Plan, rank: int) -> Iterator[tuple[Parameters, 
     mesh = meshes_of(plan, tied=sorted(tied))[here.pipeline_rank]
     groups = Groups(mesh=mesh, here=here, by_comm=dict.fromkeys((*AXES, *EXPERT_AXES, "vocabulary"), None))
     blocks, by_layer = sharded_blocks(graph, plan, mesh), own.by_layer(plan)
-    beside = NO_SHARES if ends is None else DividedVocabulary.of(ends, plan, groups).shares_of_stages(whole)
-    for holding in parts_held(graph, plan, groups, blocks, META, by_layer=by_layer, shares=beside):
-        for held in holding.parts:
-            if held.dtypes.master is not None:
-                held.master = torch.empty(held.mine[1] - held.mine[0], dtype=held.dtypes.master, device=META)
-            yield held, Update.of(held, plan.optimizer.kind)
+    vocabulary_shares = NO_SHARES if ends is None else DividedVocabulary.of(ends, plan, groups).shares_of_stages(whole)
+    for holding in parts_held(graph, plan, groups, blocks, META, by_layer=by_layer, shares=vocabulary_shares):
+        for parameters in holding.parts:
+            if parameters.dtypes.master is not None:
+                parameters.master = torch.empty(
+                    parameters.mine[1] - parameters.mine[0], dtype=parameters.dtypes.master, device=META
+                )
+            yield parameters, Update.of(parameters, plan.optimizer.kind)
 
 
 def shares(graph: Graph, plan: Plan) -> list[list[Piece]]:
@@ -159,12 +161,12 @@ def convert(
 
 def _filled(reader: Reader, mine: Sequence[Piece]) -> Mapping[str, WrittenTensor]:
     """The pieces of one rank with their values."""
-    kept = {}
+    tensors = {}
     for piece in mine:
         value = torch.empty(piece.value.shape, dtype=piece.value.dtype)
         reader.fill(replace(piece, value=value))
-        kept[piece.key] = WrittenTensor(whole=piece.whole, value=value)
-    return kept
+        tensors[piece.key] = WrittenTensor(whole=piece.whole, value=value)
+    return tensors
 
 
 def contents(reader: Reader) -> dict[str, tuple[int, int]]:

@@ -41,9 +41,9 @@ class WrittenTensor:
 def write_file(path: Path, tensors: Mapping[str, WrittenTensor]) -> File:
     """Writes a rank's file and forces it to disk. tensors: by `Piece.key`."""
     # Bytes, whatever the dtype: numpy has no bf16.
-    raw = {key: kept.value.reshape(-1).view(torch.uint8).numpy().data for key, kept in tensors.items()}
-    described = {key: [list(kept.whole), sha256(raw[key]).hexdigest()] for key, kept in tensors.items()}
-    shapes = {key: (NAMES[kept.value.dtype], tuple(kept.value.shape)) for key, kept in tensors.items()}
+    raw = {key: tensor.value.reshape(-1).view(torch.uint8).numpy().data for key, tensor in tensors.items()}
+    described = {key: [list(tensor.whole), sha256(raw[key]).hexdigest()] for key, tensor in tensors.items()}
+    shapes = {key: (NAMES[tensor.value.dtype], tuple(tensor.value.shape)) for key, tensor in tensors.items()}
     first, header = header_of(shapes, {"pieces": json.dumps(described, separators=(",", ":"))})
     # Unbuffered: tensors go to the file from where they lie, without another copy.
     with path.open("wb", buffering=0) as out:
@@ -130,14 +130,14 @@ def _damaged(path: Path, pieces: Mapping[str, StoredPiece]) -> Iterable[str]:
     with path.open("rb") as opened:
         for key, piece in pieces.items():
             opened.seek(piece.entry.begin)
-            digest, left = sha256(), piece.entry.end - piece.entry.begin
-            while left:
-                block = opened.read(min(left, BLOCK_BYTES))
+            digest, remaining = sha256(), piece.entry.end - piece.entry.begin
+            while remaining:
+                block = opened.read(min(remaining, BLOCK_BYTES))
                 if not block:
                     break
                 digest.update(block)
-                left -= len(block)
-            if left or digest.hexdigest() != piece.checksum:
+                remaining -= len(block)
+            if remaining or digest.hexdigest() != piece.checksum:
                 yield f"{path} is damaged: {key} has another checksum"
 
 
@@ -167,27 +167,30 @@ class Reader:
             raw = raw.clone()
         return raw.view(dtype).view(piece.entry.shape)
 
-    def fill(self, wanted: Piece) -> None:
+    def fill(self, target_piece: Piece) -> None:
         """Copies a box of a tensor into place. InputError where the checkpoint has not all of it."""
-        parts = self.by_name.get(wanted.name, [])
-        if not parts or parts[0].whole != wanted.whole:
+        parts = self.by_name.get(target_piece.name, [])
+        if not parts or parts[0].whole != target_piece.whole:
             raise InputError(
-                f"the checkpoint {self.path} has no {wanted.name} of shape {wanted.whole}; it is of another model"
+                f"the checkpoint {self.path} has no {target_piece.name} of shape {target_piece.whole}; it is "
+                "of another model"
             )
-        done = sum(self._copy(piece, wanted) for piece in parts)
-        if done != wanted.value.numel():
-            raise InputError(f"the checkpoint {self.path} has only a part of {wanted.name}; it is not whole")
+        done = sum(self._copy(piece, target_piece) for piece in parts)
+        if done != target_piece.value.numel():
+            raise InputError(f"the checkpoint {self.path} has only a part of {target_piece.name}; it is not whole")
 
-    def _copy(self, piece: StoredPiece, wanted: Piece) -> int:
+    def _copy(self, piece: StoredPiece, target_piece: Piece) -> int:
         """Elements that were copied."""
-        shape = wanted.value.shape
+        shape = target_piece.value.shape
         # The intersection of two boxes.
-        low = [max(a, b) for a, b in zip(piece.offset, wanted.offset, strict=True)]
-        ends = zip(piece.offset, piece.entry.shape, wanted.offset, shape, strict=True)
+        low = [max(a, b) for a, b in zip(piece.offset, target_piece.offset, strict=True)]
+        ends = zip(piece.offset, piece.entry.shape, target_piece.offset, shape, strict=True)
         high = [min(a + m, b + n) for a, m, b, n in ends]
         if any(a >= b for a, b in zip(low, high, strict=True)):
             return 0
-        wanted.value[_within(low, high, wanted.offset)] = self.tensor(piece)[_within(low, high, piece.offset)]
+        target_piece.value[_within(low, high, target_piece.offset)] = self.tensor(piece)[
+            _within(low, high, piece.offset)
+        ]
         return prod(b - a for a, b in zip(low, high, strict=True))
 
     def whole(self, name: str) -> Tensor:

@@ -71,19 +71,19 @@ def convert(source: Path, target: Path, form: str) -> ConversionReport:
     config = json.loads((source / CONFIG).read_text(encoding="utf-8"))
     if config["quantization_config"].get("quant_method") == form and form in FORMS:
         raise InputError(f"{source} is of {form} already; copy it")
-    made = Path(tempfile.mkdtemp(dir=target.absolute().parent, prefix=f".{target.name}."))
+    temporary = Path(tempfile.mkdtemp(dir=target.absolute().parent, prefix=f".{target.name}."))
     try:
-        storages = _write(folder, made, form)
+        storages = _write(folder, temporary, form)
         config = _configured(config, folder, form, storages)
         for file in companion_files(source):
-            shutil.copyfile(file, made / file.name)
-        (made / CONFIG).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
-        indexed(folder, made)
-        after = sum(file.stat().st_size for file in made.glob("*.safetensors"))
-        made.chmod(source.stat().st_mode & 0o777)
-        made.rename(target)
+            shutil.copyfile(file, temporary / file.name)
+        (temporary / CONFIG).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+        indexed(folder, temporary)
+        after = sum(file.stat().st_size for file in temporary.glob("*.safetensors"))
+        temporary.chmod(source.stat().st_mode & 0o777)
+        temporary.rename(target)
     except BaseException:
-        shutil.rmtree(made, ignore_errors=True)
+        shutil.rmtree(temporary, ignore_errors=True)
         raise
     files = {file for file, _ in folder.entries.values()}
     return ConversionReport(
@@ -95,10 +95,10 @@ def convert(source: Path, target: Path, form: str) -> ConversionReport:
     )
 
 
-def _write(folder: PackedFolder, made: Path, form: str) -> set[Storage]:
+def _write(folder: PackedFolder, folder_new: Path, form: str) -> set[Storage]:
     """Writes all files and returns the storages of their layers."""
     assert folder.files is not None
-    kept: set[Storage] = set()
+    stored_forms: set[Storage] = set()
     symmetric = form == "compressed-tensors" and all(
         _is_middle(*folder.stored(weight)[:2]) for weight in folder.packed
     )  # one word in the config says so of all
@@ -114,11 +114,11 @@ def _write(folder: PackedFolder, made: Path, form: str) -> set[Storage]:
                 storage, tensors = _layer(folder, weight, form, symmetric)
             except InputError as error:
                 raise InputError(f"{folder.path}: {weight}: {error}") from error
-            kept.add(_said(storage, folder) if isinstance(storage, Integers) else storage)
+            stored_forms.add(_said(storage, folder) if isinstance(storage, Integers) else storage)
             dropped |= set(parts.values())
             new |= {f"{weight.removesuffix('weight')}{end}": one for end, one in tensors.items()}
-        exchanged(folder.files, file, made, new, frozenset(dropped))
-    return kept
+        exchanged(folder.files, file, folder_new, new, frozenset(dropped))
+    return stored_forms
 
 
 def _is_middle(storage: Storage, arrays: Layer) -> bool:
@@ -164,13 +164,13 @@ def _configured(config: Mapping[str, Any], folder: PackedFolder, form: str, stor
     if form in WHOLE:
         return {name: value for name, value in config.items() if name != "quantization_config"}
     integers = {one for one in storages if isinstance(one, Integers)}
-    said = {(one.bits, one.group, one.zeros) for one in integers}
-    if len(said) != 1:
-        raise InputError(f"{folder.path} has layers of several kinds, and a config.json says one: {sorted(said)}")
-    left = {
+    distinct = {(one.bits, one.group, one.zeros) for one in integers}
+    if len(distinct) != 1:
+        raise InputError(f"{folder.path} has layers of several kinds, and a config.json says one: {sorted(distinct)}")
+    unstored = {
         name.removesuffix(".weight")
         for name, (_, entry) in folder.entries.items()
         if name.endswith(".weight") and len(entry.shape) == 2 and name not in folder.packed and "embed" not in name
     }
-    made = FORMS[form][1](next(iter(integers)), sorted({*left, "lm_head"}))
-    return {**config, "quantization_config": made}
+    packed = FORMS[form][1](next(iter(integers)), sorted({*unstored, "lm_head"}))
+    return {**config, "quantization_config": packed}

@@ -88,18 +88,18 @@ def _write(
     wide: Mapping[str, NDArray[np.float32]],
 ) -> None:
     """Written beside, read back, and then put in place."""
-    number, made = tempfile.mkstemp(dir=target.absolute().parent, prefix=f".{target.name}.")
+    number, temporary = tempfile.mkstemp(dir=target.absolute().parent, prefix=f".{target.name}.")
     os.close(number)
     try:
-        write_gguf(Path(made), metadata, tensors)
-        file = read_gguf(Path(made))
-        for name, wanted in wide.items():
+        write_gguf(Path(temporary), metadata, tensors)
+        file = read_gguf(Path(temporary))
+        for name, values in wide.items():
             storage, arrays, shape = stored(file, name)
-            if not np.array_equal(storage.widen(arrays, shape), wanted):
+            if not np.array_equal(storage.widen(arrays, shape), values):
                 raise InputError(f"{name} is not the same in GGUF's {file.entries[name].kind}")
-        os.replace(made, target)
+        os.replace(temporary, target)
     except BaseException:
-        Path(made).unlink(missing_ok=True)
+        Path(temporary).unlink(missing_ok=True)
         raise
 
 
@@ -116,11 +116,11 @@ def _matrix(folder: Folder | PackedFolder, name: str) -> Matrix:
     return Dense(dtype=DTYPES[entry.dtype]), {"values": values.reshape(shape)}, shape
 
 
-def _turned(given: Matrix, name: str, config: Mapping[str, Any]) -> Matrix:
+def _turned(matrix: Matrix, name: str, config: Mapping[str, Any]) -> Matrix:
     """Rows of q and k in llama.cpp's order."""
-    storage, arrays, shape = given
+    storage, arrays, shape = matrix
     if not (heads := heads_turned(name, config)):
-        return given
+        return matrix
     if shape[0] == 1:  # a bias
         return storage, {"values": arrays["values"][:, row_order(shape[1], heads)]}, shape
     order = row_order(shape[0], heads)

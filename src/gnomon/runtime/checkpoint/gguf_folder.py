@@ -40,26 +40,28 @@ def folder_of(file: Path, *, tokenizer: Path | None = None) -> Path:
     InputError for a file that is no GGUF, or a model or tokenizer that is not read."""
     if not file.is_file():
         raise InputError(f"there is no file {str(file)!r}")
-    beside = {name: (file.parent / name).read_text(encoding="utf-8") for name in OWN if (file.parent / name).is_file()}
-    texts = _texts(read_gguf(file), skip={*beside, *([TOKENIZER] if tokenizer else [])}) | beside
+    companions = {
+        name: (file.parent / name).read_text(encoding="utf-8") for name in OWN if (file.parent / name).is_file()
+    }
+    texts = _texts(read_gguf(file), skip={*companions, *([TOKENIZER] if tokenizer else [])}) | companions
     link = file.resolve()
     key = sha256(json.dumps([str(link), sorted(texts.items())]).encode()).hexdigest()[:16]
     base = cache_folder() / "gguf"
     base.mkdir(mode=0o700, exist_ok=True)
-    made = base / f"{file.stem}-{key}"
-    if made.is_dir():
-        return made
+    cached = base / f"{file.stem}-{key}"
+    if cached.is_dir():
+        return cached
     here = Path(tempfile.mkdtemp(dir=base, prefix=".making-"))
     try:
         for name, text in texts.items():
             (here / name).write_text(text, encoding="utf-8")
         (here / "model.gguf").symlink_to(link)
-        os.rename(here, made)
+        os.rename(here, cached)
     except OSError:
         shutil.rmtree(here, ignore_errors=True)
-        if not made.is_dir():  # another process was not first
+        if not cached.is_dir():  # another process was not first
             raise
-    return made
+    return cached
 
 
 def _texts(file: Gguf, skip: set[str]) -> dict[str, str]:
@@ -88,19 +90,21 @@ def from_gguf(source: Path, target: Path, form: str) -> ConversionReport:
     check_places(here, target)
     folder = open_folder(here)
     assert isinstance(folder, GgufFolder)
-    made = Path(tempfile.mkdtemp(dir=target.absolute().parent, prefix=f".{target.name}."))
+    temporary = Path(tempfile.mkdtemp(dir=target.absolute().parent, prefix=f".{target.name}."))
     try:
         for name in OWN:
             if (here / name).is_file():
-                shutil.copyfile(here / name, made / name)
-        config = json.loads((made / CONFIG).read_text(encoding="utf-8"))
-        said = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}[form]
-        (made / CONFIG).write_text(json.dumps({**config, "torch_dtype": said}, indent=2) + "\n", encoding="utf-8")
-        storages = _write_whole(folder, made / SINGLE, form)
-        made.chmod(0o755)
-        made.rename(target)
+                shutil.copyfile(here / name, temporary / name)
+        config = json.loads((temporary / CONFIG).read_text(encoding="utf-8"))
+        dtype_name = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}[form]
+        (temporary / CONFIG).write_text(
+            json.dumps({**config, "torch_dtype": dtype_name}, indent=2) + "\n", encoding="utf-8"
+        )
+        storages = _write_whole(folder, temporary / SINGLE, form)
+        temporary.chmod(0o755)
+        temporary.rename(target)
     except BaseException:
-        shutil.rmtree(made, ignore_errors=True)
+        shutil.rmtree(temporary, ignore_errors=True)
         raise
     return ConversionReport(
         layers=len(folder.entries), before="GGUF", storages=tuple(sorted(storages)),

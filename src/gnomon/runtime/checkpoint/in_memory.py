@@ -58,21 +58,21 @@ def keeper(rank: int, ranks: int) -> int:
     return (rank + 1) % ranks
 
 
-def source(rank: int, step: int, held: Sequence[HeldSteps], alike: Sequence[int]) -> int | None:
+def source(rank: int, step: int, held_steps: Sequence[HeldSteps], alike: Sequence[int]) -> int | None:
     """The rank that has the state of `rank` after `step`: itself, one that holds the same, or its keeper; None where
     none has. held, alike: by rank; ranks that hold the same parts have one number in `alike`."""
     same = [rank, *(other for other, number in enumerate(alike) if number == alike[rank] and other != rank)]
-    if (found := next((one for one in same if step in held[one].own), None)) is not None:
+    if (found := next((one for one in same if step in held_steps[one].own), None)) is not None:
         return found
-    next_one = keeper(rank, len(held))
-    return next_one if len(same) == 1 and step in held[next_one].kept else None
+    next_one = keeper(rank, len(held_steps))
+    return next_one if len(same) == 1 and step in held_steps[next_one].kept else None
 
 
-def latest(held: Sequence[HeldSteps], alike: Sequence[int]) -> int | None:
+def latest(held_steps: Sequence[HeldSteps], alike: Sequence[int]) -> int | None:
     """The last step after which the state of every rank is somewhere; None where there is none."""
-    steps = {step for one in held for step in (*one.own, *one.kept)} - {NONE}
-    ranks = range(len(held))
-    return max((s for s in steps if all(source(r, s, held, alike) is not None for r in ranks)), default=None)
+    steps = {step for one in held_steps for step in (*one.own, *one.kept)} - {NONE}
+    ranks = range(len(held_steps))
+    return max((s for s in steps if all(source(r, s, held_steps, alike) is not None for r in ranks)), default=None)
 
 
 class MemoryCheckpoint:
@@ -145,17 +145,17 @@ class MemoryCheckpoint:
         """Steps that are here."""
         return HeldSteps(own=(self.own.step, self._live), kept=(self.kept.step, self._coming.step))
 
-    def share(self, step: int, held: Sequence[HeldSteps], alike: Sequence[int]) -> int:
+    def share(self, step: int, held_steps: Sequence[HeldSteps], alike: Sequence[int]) -> int:
         """Gives ranks without their own copy of `step` the one that another has (`source`), and returns the bytes that
         this rank sent or received. All ranks must call it."""
         self.alike = tuple(alike)
-        rank, ranks, moved = dist.get_rank(), len(held), 0
+        rank, ranks, moved = dist.get_rank(), len(held_steps), 0
         if step == self._live and step != self.own.step:
             self._copy_own(step)
         if step == self._coming.step:
             self.kept, self._coming = self._coming, self.kept
-        for lost in (lost for lost in range(ranks) if step not in held[lost].own):
-            has = source(lost, step, held, self.alike)
+        for lost in (lost for lost in range(ranks) if step not in held_steps[lost].own):
+            has = source(lost, step, held_steps, self.alike)
             assert has is not None, "a step was chosen that is not everywhere"
             if rank == has:
                 data = self.own.data if self.alike[has] == self.alike[lost] else self.kept.data
@@ -178,8 +178,8 @@ class MemoryCheckpoint:
         _make_factored(executor, self.own.data)
         parts = _parts(executor)
         assert sum(part.numel() for part in parts) == self.own.data.numel(), "the copy is of another state"
-        for part, kept in zip(parts, self.own.data.split([part.numel() for part in parts]), strict=True):
-            part.copy_(kept)
+        for part, saved in zip(parts, self.own.data.split([part.numel() for part in parts]), strict=True):
+            part.copy_(saved)
         *_, rng, numbers, _, _ = parts
         _set_numbers(executor, numbers.view(torch.float64).tolist())
         torch.set_rng_state(rng)
@@ -209,17 +209,24 @@ def _exchanged(sent: Sequence[Tensor], rooms: Sequence[Tensor], to: int | None, 
 
 def _parts_named(executor: Executor) -> str:
     """A checksum that says which elements of which parameters this rank updates."""
-    said = [([(s.name, s.offset, s.shape) for s in held.slots], held.mine) for held, _ in executor.parameters()]
-    return hashlib.sha256(repr(said).encode()).hexdigest()
+    signature = [
+        ([(s.name, s.offset, s.shape) for s in parameters.slots], parameters.mine)
+        for parameters, _ in executor.parameters()
+    ]
+    return hashlib.sha256(repr(signature).encode()).hexdigest()
 
 
 def _parts(executor: Executor) -> list[Tensor]:
     """Bytes of all that lives from one step to the next on this rank: views of it, then random numbers, counts, a table
     of states that rules made as they went, and the length of that."""
     parts = []
-    for held, rule in executor.parameters():
-        made = [x for name in sorted(rule.factored) for x in rule.factored[name]]
-        parts += [x for x in (held.shard, held.master, rule.first, rule.second, *made) if x is not None and x.numel()]
+    for parameters, rule in executor.parameters():
+        factored = [x for name in sorted(rule.factored) for x in rule.factored[name]]
+        parts += [
+            x
+            for x in (parameters.shard, parameters.master, rule.first, rule.second, *factored)
+            if x is not None and x.numel()
+        ]
     assert all(part.is_contiguous() for part in parts)
     numbers = torch.tensor(_numbers(executor), dtype=torch.float64)
     table = torch.frombuffer(bytearray(json.dumps(_factored(executor)).encode()), dtype=torch.uint8)
@@ -238,10 +245,10 @@ def _factored(executor: Executor) -> list[dict[str, list[tuple[list[int], str]]]
 def _make_factored(executor: Executor, data: Tensor) -> None:
     """Room for what rules keep beside, as it was in the copy."""
     length = int(data[-8:].clone().view(torch.int64))
-    made = json.loads(bytes(data[-8 - length : -8].tolist()))
-    for (_, rule), kept in zip(executor.parameters(), made, strict=True):
+    factored_moments = json.loads(bytes(data[-8 - length : -8].tolist()))
+    for (_, rule), moments in zip(executor.parameters(), factored_moments, strict=True):
         rule.factored.clear()
-        for name, pair in kept.items():
+        for name, pair in moments.items():
             one, other = (
                 torch.empty(shape, dtype=getattr(torch, dtype.removeprefix("torch."))) for shape, dtype in pair
             )

@@ -63,22 +63,22 @@ def boxes(shape: Sequence[int], low: int, high: int) -> Iterator[Box]:
 def pieces(parameters: Iterable[tuple[Parameters, Update]], *, writes: bool) -> Iterator[Piece]:
     """What a rank writes of what it holds, a tied parameter for the first stage that has it: others may divide it at
     other places. Or what it reads, which under ZeRO 1 and 2 is every part of the parameters."""
-    for held, adam in parameters:
+    for parameters_, adam in parameters:
         # A tied parameter is written once, but each stage that has it reads it.
-        slots = [slot for slot in held.slots if slot.holders or not writes]
-        states = {"first": adam.first, "second": adam.second, "master": held.master}
+        slots = [slot for slot in parameters_.slots if slot.holders or not writes]
+        states = {"first": adam.first, "second": adam.second, "master": parameters_.master}
         for name, state in states.items():
             if state is not None:
-                yield from _of_buffer(name, state, held.mine, slots)
+                yield from _of_buffer(name, state, parameters_.mine, slots)
         chosen = {slot.name for slot in slots}
-        for slot, (low, high) in held.pieces():
+        for slot, (low, high) in parameters_.pieces():
             if slot.name in chosen and slot.name in adam.factored:
-                part = held.mine[0] + low, held.mine[0] + high
+                part = parameters_.mine[0] + low, parameters_.mine[0] + high
                 yield from _of_moments(adam.factored[slot.name], part, slot)
-        if writes or held.flat is None:
-            yield from _of_buffer("parameters", held.shard, held.mine, slots)
+        if writes or parameters_.flat is None:
+            yield from _of_buffer("parameters", parameters_.shard, parameters_.mine, slots)
         else:
-            yield from _of_buffer("parameters", held.flat, (0, held.size), slots)
+            yield from _of_buffer("parameters", parameters_.flat, (0, parameters_.size), slots)
 
 
 def _of_moments(moments: tuple[Tensor, Tensor], part: Range, slot: Slot) -> Iterator[Piece]:

@@ -161,21 +161,21 @@ def export(executor: Executor, target: Path, *, model: Path) -> Path:
         return export_adapters(executor, target, known, source)
     executor.synchronise()
     first = dist.get_rank() == 0
-    dtype = next(held.dtypes.param for held, _ in executor.parameters())
+    dtype = next(parameters.dtypes.param for parameters, _ in executor.parameters())
     if first:
         writer = _begun(target, model, where, dtype, like)
     dist.barrier()
     if not first:
         writer = start_folder(target, where, dtype, like, join=True)
     for number in sorted(executor.stages):
-        for held in executor.stages[number].held:
-            was_apart = gathered(executor, held)
-            if is_first(executor, held):
-                for slot in held.slots:
-                    for one, value in slot.experts_of(held.value(slot.name)):
+        for parameters in executor.stages[number].held:
+            was_apart = gathered(executor, parameters)
+            if is_first(executor, parameters):
+                for slot in parameters.slots:
+                    for one, value in slot.experts_of(parameters.value(slot.name)):
                         writer.write_part(where, one, value)
             if was_apart:
-                held.flat = None
+                parameters.flat = None
     dist.barrier()
     return target
 
@@ -185,9 +185,9 @@ def _begun(target: Path, model: Path, where: Layout, dtype: torch.dtype, like: F
     check_export(target, model)
     if where.four_bits:
         raise InputError(f"{model} has weights in four bits, which whole ones are not written as; export adapters")
-    beside = companion_files(model if model.is_dir() else model.parent)
+    companions = companion_files(model if model.is_dir() else model.parent)
     writer = start_folder(target, where, dtype, like)
-    for file in beside:
+    for file in companions:
         shutil.copyfile(file, target / file.name)
     if like is not None:
         copy_rest(target, like, {*where.tensors(), *(where.copies or {})})
@@ -216,7 +216,7 @@ def export_checkpoint(path: Path, target: Path, *, model: Path) -> int:
     like = Folder.of(model) if any((model if model.is_dir() else model.parent).glob("*.safetensors")) else None
     where = where if like is None else settled(like, where)
     holdings = load_late("gnomon.runtime.checkpoint.convert:holdings")
-    slots = [slot for held, _ in holdings(known.graph, Plan(), 0) for slot in held.slots]
+    slots = [slot for parameters, _ in holdings(known.graph, Plan(), 0) for slot in parameters.slots]
     missing = [slot.name for slot in slots if f"parameters/{slot.name}" not in stored.by_name]
     if missing or len(slots) < sum(name.startswith("parameters/") for name in stored.by_name):
         what = f"has no {missing[0]}" if missing else "has more tensors than it"
@@ -231,20 +231,20 @@ def export_checkpoint(path: Path, target: Path, *, model: Path) -> int:
     return sum(torch.Size(slot.whole).numel() for slot in slots)
 
 
-def is_first(executor: Executor, held: Parameters) -> bool:
+def is_first(executor: Executor, parameters: Parameters) -> bool:
     """Whether this rank writes these parameters, of all that hold the same ones."""
     here, mesh = executor.groups.here, executor.groups.mesh
-    if held.experts:
+    if parameters.experts:
         return here.along["edp"] == 0 and here.data < mesh.dp_shard
     return here.data == 0 and here.along["cp"] == 0
 
 
-def gathered(executor: Executor, held: Parameters) -> bool:
+def gathered(executor: Executor, parameters: Parameters) -> bool:
     """Gathers a fully sharded stage; whether it was one."""
-    if held.flat is not None:
+    if parameters.flat is not None:
         return False
-    (flat, part), group = held.make_room(), executor.groups.by_comm[held.comm("dp_shard")]
-    assert group is not None or held.away, "a fully sharded stage has a group"
+    (flat, part), group = parameters.make_room(), executor.groups.by_comm[parameters.comm("dp_shard")]
+    assert group is not None or parameters.away, "a fully sharded stage has a group"
     if group is not None:
         all_gather(flat, part, group)
     return True

@@ -159,9 +159,9 @@ def check_identity(path: Path, before: Mapping[str, str], now: Mapping[str, str]
         raise InputError(
             f"{path} was written by another model, precision or batch ({what}); resume with those, or use a new folder"
         )
-    if left := [name for name in differs if name not in set(override)]:
-        what = "; ".join(f"{name} was {differs[name][0]} and is {differs[name][1]}" for name in left)
+    if unexpected := [name for name in differs if name not in set(override)]:
+        what = "; ".join(f"{name} was {differs[name][0]} and is {differs[name][1]}" for name in unexpected)
         raise InputError(
             f"{path} is of a run with other settings ({what}); resume with those, or go on with the new ones by "
-            f"--override {','.join(left)}"
+            f"--override {','.join(unexpected)}"
         )

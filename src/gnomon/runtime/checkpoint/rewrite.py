@@ -26,8 +26,8 @@ def exchanged(folder: Folder, file: str, target: Path, new: Tensors, dropped: fr
     """Writes `file` of a folder into `target`, without what is dropped and with what is new."""
     own = {name: entry for name, (of, entry) in folder.entries.items() if of == file}
     stay = {name: (entry.dtype, entry.shape) for name, entry in own.items() if name not in dropped}
-    made = {name: (dtype, tuple(x.shape)) for name, (dtype, x) in new.items()}
-    first, header = header_of({**stay, **made}, folder.metadata[file])
+    described = {name: (dtype, tuple(x.shape)) for name, (dtype, x) in new.items()}
+    first, header = header_of({**stay, **described}, folder.metadata[file])
     with (folder.path / file).open("rb") as old, (target / file).open("wb") as out:
         out.write(first)
         for name, entry in header.entries.items():

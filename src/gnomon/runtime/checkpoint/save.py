@@ -87,9 +87,9 @@ class Saver:
         ):
             problem = f"parameters are not finite after step {step}: training diverged"
         chosen = self._agreed(problem, mine)
-        kept = {p.key: WrittenTensor(whole=p.whole, value=_on_host(p, copy)) for p in mine if p.key in chosen}
+        copied = {p.key: WrittenTensor(whole=p.whole, value=_on_host(p, copy)) for p in mine if p.key in chosen}
         target = self._partial / f"rank-{dist.get_rank():05}.safetensors"
-        self.pending = self.pool.submit(write_file, target, kept)
+        self.pending = self.pool.submit(write_file, target, copied)
 
     @property
     def _partial(self) -> Path:
@@ -123,9 +123,9 @@ class Saver:
                 self._complete(everyone)
             except OSError as error:
                 problem = error.strerror or str(error)
-        told = [problem]
-        dist.broadcast_object_list(told)
-        self._fail([(0, told[0])] if told[0] else [])
+        problems = [problem]
+        dist.broadcast_object_list(problems)
+        self._fail([(0, problems[0])] if problems[0] else [])
         return self.folder / f"step-{self.step:06}"
 
     def close(self) -> None:
@@ -158,8 +158,10 @@ class Saver:
         if dist.get_rank() == 0:
             shutil.rmtree(self._partial, ignore_errors=True)
         rank, why = failed[0]
-        left = newest(self.folder)
-        after = f"{left} is whole: go on from it with --resume" if left else "there is no earlier one"
+        last_checkpoint = newest(self.folder)
+        after = (
+            f"{last_checkpoint} is whole: go on from it with --resume" if last_checkpoint else "there is no earlier one"
+        )
         what = "" if "finite" in why else ". Make room there, or give another folder (--checkpoints)"
         raise RunError(
             f"cannot write a checkpoint to {str(self.folder)!r}: {why} (rank {rank}), so the run ended; {after}{what}"

@@ -33,7 +33,7 @@ def shrink(whole: Path, target: Path, lstms: Sequence[Lstm]) -> dict[str, tuple[
     folder = Folder.of(whole)
     stored = {name: raw(folder, name) for name in _touched(lstms)}
     new = dict(stored)
-    left: dict[str, tuple[int, ...]] = {}
+    sizes_left: dict[str, tuple[int, ...]] = {}
     for lstm in lstms:
         sizes = []
         for layer in lstm.layers:
@@ -44,19 +44,19 @@ def shrink(whole: Path, target: Path, lstms: Sequence[Lstm]) -> dict[str, tuple[
                 new[name] = new[name][rows]
             for name in (layer.recurrent, *layer.readers):
                 new[name] = new[name][:, stay]
-        left[lstm.path] = tuple(sizes)
+        sizes_left[lstm.path] = tuple(sizes)
     target.mkdir(parents=True, exist_ok=True)
     for file in sorted({file for file, _ in folder.entries.values()}):
         own = {name: entry for name, (of, entry) in folder.entries.items() if of == file}
-        made = {name: (own[name].dtype, new[name]) for name in own if name in new}
-        exchanged(folder, file, target, made, frozenset(made))
+        shrunk = {name: (own[name].dtype, new[name]) for name in own if name in new}
+        exchanged(folder, file, target, shrunk, frozenset(shrunk))
     indexed(folder, target)
     for path in whole.iterdir():
         if path.suffix == ".json" and not (target / path.name).exists():
             shutil.copyfile(path, target / path.name)
-    said = {"schema": SCHEMA, "lstms": {path: list(sizes) for path, sizes in left.items()}}
-    (target / SIZES).write_text(json.dumps(said, indent=2) + "\n", encoding="utf-8")
-    return left
+    record = {"schema": SCHEMA, "lstms": {path: list(sizes) for path, sizes in sizes_left.items()}}
+    (target / SIZES).write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
+    return sizes_left
 
 
 def _touched(lstms: Sequence[Lstm]) -> list[str]:
@@ -113,21 +113,21 @@ def smaller(module: nn.Module, folder: str | Path) -> nn.Module:
     path = Path(folder).expanduser()
     if not (path / SIZES).is_file():
         raise InputError(f"{path} has no {SIZES}; give a folder that gnomon run --export wrote for a plan with iss")
-    said = json.loads((path / SIZES).read_text(encoding="utf-8"))
+    record = json.loads((path / SIZES).read_text(encoding="utf-8"))
     files = Folder.of(path)
     values = {name: files.read(name).clone() for name in files.entries}
-    for name, sizes in said["lstms"].items():
+    for name, sizes in record["lstms"].items():
         found = dict(module.named_modules()).get(name)
         if not isinstance(found, nn.LSTM) or found.num_layers != len(sizes):
             raise InputError(f"{path} is of a module with an LSTM {name!r} of {len(sizes)} layers, and this has none")
-        made = LstmLayers(found, (*sizes,))
+        small = LstmLayers(found, (*sizes,))
         if (first := values.get(f"{name}.weight_ih_l0")) is not None:  # which may read another LSTM
-            made.layers[0] = _like(found, first.shape[1], sizes[0])
+            small.layers[0] = _like(found, first.shape[1], sizes[0])
         for n in range(len(sizes)):
             for part in ("weight_ih", "weight_hh", "bias_ih", "bias_hh"):
                 if (value := values.pop(f"{name}.{part}_l{n}", None)) is not None:
                     values[f"{name}.layers.{n}.{part}_l0"] = value
-        _put(module, name, made)
+        _put(module, name, small)
     for name, part in list(module.named_modules()):
         weight = values.get(f"{name}.weight")
         if isinstance(part, nn.Linear) and weight is not None and weight.shape != part.weight.shape:

@@ -100,8 +100,10 @@ def in_small(graph: Graph, plan: Plan, workload: Workload, *, ranks: int = RANKS
     # In float64 what differs is a mistake, not rounding.
     short = replace(plan, precision=FP64, placement=())
     usual = Experts()
-    if beside := [name for name in OF_EXPERTS if getattr(plan.experts, name) != getattr(usual, name)]:
-        simplified.append(f"without {', '.join(f'experts.{name}' for name in beside)}, which the plain model has not")
+    if unsupported := [name for name in OF_EXPERTS if getattr(plan.experts, name) != getattr(usual, name)]:
+        simplified.append(
+            f"without {', '.join(f'experts.{name}' for name in unsupported)}, which the plain model has not"
+        )
         short = replace(short, experts=replace(plan.experts, **{name: getattr(usual, name) for name in OF_EXPERTS}))
     if not plan.stages:
         mesh = _fewer(plan.mesh, ranks)
@@ -129,14 +131,14 @@ def in_small(graph: Graph, plan: Plan, workload: Workload, *, ranks: int = RANKS
     for count in dict.fromkeys((2 * pp, pp, 4 * pp, plan.schedule.num_microbatches or pp)):
         schedule = replace(plan.schedule, num_microbatches=count, micro_batch_size=None)
         sizes = workload.sizes if code else tuple((name, seq_len) for name, _ in workload.sizes)
-        given = Workload(global_batch_size=rows * count, seq_len=seq_len, router=workload.router, sizes=sizes)
+        small_workload = Workload(global_batch_size=rows * count, seq_len=seq_len, router=workload.router, sizes=sizes)
         chosen = replace(short, schedule=schedule)
         try:
-            check(chosen, small, None, given)
+            check(chosen, small, None, small_workload)
         except PlanError as error:
             why = error
             continue
-        return Small(graph=small, plan=chosen, workload=given, code=code, simplified=tuple(simplified))
+        return Small(graph=small, plan=chosen, workload=small_workload, code=code, simplified=tuple(simplified))
     assert why is not None
     raise why
 
@@ -175,19 +177,19 @@ def _compare(job: Small) -> ParityResult:
     values, states = (None, None) if own is None else (own.start(None), _doubled(own.states))
     graph = job.graph if own is None else own.graph
     executor = Executor(graph, job.plan, job.workload, seed=3, settings=SETTINGS, values=values, states=states)
-    alone = OneProcess(graph, seed=3, dtype=torch.float64, values=values, states=states)
-    update = Update.of(alone.parameters, job.plan.optimizer.kind)
+    plain = OneProcess(graph, seed=3, dtype=torch.float64, values=values, states=states)
+    update = Update.of(plain.parameters, job.plan.optimizer.kind)
     differences, losses = _Found(), []
     for step in range(STEPS):
         batch = batch_of(job, step)
-        seen = _Plain(alone) if step == 0 else None
-        loss = alone.loss(batch, count=_counted(job, batch))
-        grads = alone.parameters.whole_grad().clone()
-        norm = summed([squares(alone.parameters)], alone.parameters.device).sqrt()
-        update.update(alone.parameters, SETTINGS, scale=clip_scale(norm, SETTINGS.clip_norm) if _clips(job) else 1.0)
+        seen = _Plain(plain) if step == 0 else None
+        loss = plain.loss(batch, count=_counted(job, batch))
+        grads = plain.parameters.whole_grad().clone()
+        norm = summed([squares(plain.parameters)], plain.parameters.device).sqrt()
+        update.update(plain.parameters, SETTINGS, scale=clip_scale(norm, SETTINGS.clip_norm) if _clips(job) else 1.0)
         if seen is not None:
             seen.close()
-            _watch(executor, seen, alone, grads, differences)
+            _watch(executor, seen, plain, grads, differences)
         result = executor.step(batch)
         executor.state.watch = None
         for stage in executor.stages.values():
@@ -200,11 +202,11 @@ def _compare(job: Small) -> ParityResult:
                 f"gradient norm of step {step}", float(result.grad_norm), float(norm), (2 * step, 1 << 21)
             )
     executor.synchronise()
-    for held, _ in executor.parameters():
-        for slot, (low, high) in held.pieces():
-            whole = _part(alone.parameters, slot, alone.parameters.flat)
-            want = whole[held.mine[0] + low - slot.start :][: high - low]
-            differences.tensor(f"{slot.name} after {STEPS} steps", held.shard[low:high], want, (2 * STEPS, 0))
+    for parameters, _ in executor.parameters():
+        for slot, (low, high) in parameters.pieces():
+            whole = _part(plain.parameters, slot, plain.parameters.flat)
+            want = whole[parameters.mine[0] + low - slot.start :][: high - low]
+            differences.tensor(f"{slot.name} after {STEPS} steps", parameters.shard[low:high], want, (2 * STEPS, 0))
     executor.leave()
     return replace(differences.result(), loss=tuple(losses))
 
@@ -296,9 +298,9 @@ class _Found:
 class _Plain:
     """Activations of the plain model, by layer and name, in order."""
 
-    def __init__(self, alone: OneProcess) -> None:
+    def __init__(self, plain: OneProcess) -> None:
         self.values: dict[tuple[str, str], Tensor] = {}
-        self.stage = alone.stage
+        self.stage = plain.stage
         self.stage.watch = self._note
 
     def _note(self, layer: Layer, name: str, value: Tensor) -> None:
@@ -308,7 +310,7 @@ class _Plain:
         self.stage.watch = None
 
 
-def _watch(executor: Executor, plain: _Plain, alone: OneProcess, grads: Tensor, differences: _Found) -> None:
+def _watch(executor: Executor, plain: _Plain, plain_process: OneProcess, grads: Tensor, differences: _Found) -> None:
     """Compares what the step computes as it does."""
     place = {key: at for at, key in enumerate(plain.values)}
     seen = set[tuple[str, str, int]]()
@@ -323,10 +325,10 @@ def _watch(executor: Executor, plain: _Plain, alone: OneProcess, grads: Tensor, 
         if want is not None:
             differences.tensor(f"{name} of {key[0]}, microbatch {key[2]}", value.detach(), want, (0, place[key[:2]]))
 
-    def gradient(held: Parameters) -> None:
-        for at, (slot, (low, high)) in enumerate(held.pieces()):
-            want = _part(alone.parameters, slot, grads)[held.mine[0] + low - slot.start :][: high - low]
-            differences.tensor(f"gradient of {slot.name}", held.my_grad()[low:high], want, (1, -at))
+    def gradient(parameters: Parameters) -> None:
+        for at, (slot, (low, high)) in enumerate(parameters.pieces()):
+            want = _part(plain_process.parameters, slot, grads)[parameters.mine[0] + low - slot.start :][: high - low]
+            differences.tensor(f"gradient of {slot.name}", parameters.my_grad()[low:high], want, (1, -at))
 
     for stage in executor.stages.values():
         stage.watch = partial(activation, stage)

@@ -86,7 +86,7 @@ def _own(folder: str, cuda: bool) -> Report:
     device = torch.device("cuda", torch.cuda.current_device()) if cuda else torch.device("cpu")
     a = torch.ones(512, 512, device=device)
 
-    def product() -> None:
+    def multiply() -> None:
         a @ a
         if cuda:
             torch.cuda.synchronize()
@@ -99,7 +99,7 @@ def _own(folder: str, cuda: bool) -> Report:
         device=torch.cuda.get_device_name(device) if cuda else platform.machine(),
         free_bytes=_free_bytes(cuda),
         disk_bytes=_disk_bytes(Path(folder)),
-        busy_s=_repeated(product, 4 * REPEATS),
+        busy_s=_repeated(multiply, 4 * REPEATS),
         all_reduce_s=tuple(_repeated(partial(dist.all_reduce, tensor), REPEATS) for tensor in reduces),
         link_s=_links(rank, size, device),
     )
@@ -108,13 +108,13 @@ def _own(folder: str, cuda: bool) -> Report:
 def _repeated(act: Callable[[], object], times: int) -> float:
     """Median seconds, after one that does not count; all ranks begin together."""
     act()
-    taken = []
+    seconds = []
     for _ in range(times):
         dist.barrier()
         began = perf_counter()
         act()
-        taken.append(perf_counter() - began)
-    return median(taken)
+        seconds.append(perf_counter() - began)
+    return median(seconds)
 
 
 def _links(rank: int, size: int, device: torch.device) -> float:
@@ -128,8 +128,8 @@ def _links(rank: int, size: int, device: torch.device) -> float:
             if rank == first:
                 dist.send(message, second)
                 dist.recv(message, second)
-                taken = (perf_counter() - began) / 2
-                fastest_s = taken if turn == 1 or not fastest_s else min(fastest_s, taken)
+                took_s = (perf_counter() - began) / 2
+                fastest_s = took_s if turn == 1 or not fastest_s else min(fastest_s, took_s)
             elif rank == second:
                 dist.recv(message, first)
                 dist.send(message, first)

@@ -64,8 +64,8 @@ class CapturedRun:
         graph = capture.graph
         check_runnable(graph)
         self.graph, self.captured = graph, capture
-        kept = GraphDtypes(param="fp32", compute="fp32")
-        sharded = shard_graph(graph, Layout(), Mesh(), symbols(graph), kept)
+        fp32 = GraphDtypes(param="fp32", compute="fp32")
+        sharded = shard_graph(graph, Layout(), Mesh(), symbols(graph), fp32)
         self.runs = {name: BlockRun(block, {}) for name, block in sharded.items()}
         slots = tuple(slots_of(graph.layers(), sharded, {}, set()))
         self.parameters = Parameters(
@@ -86,7 +86,7 @@ class CapturedRun:
             run = self.runs[layer.call.block]
             reads, writes = self.stage.reads[place], self.stage.writes[place]
             inputs = {own: values[name] for own, name in reads.items()}
-            made = run.run(
+            outputs = run.run(
                 inputs,
                 self.stage.weights(layer, run),
                 self._state(layer),
@@ -94,7 +94,7 @@ class CapturedRun:
                 compute=self.dtype,
                 seen=None if seen is None else partial(seen, place),
             )
-            values.update((name, made[own]) for own, name in writes.items())
+            values.update((name, outputs[own]) for own, name in writes.items())
         return [values[name] for name in graph.outputs]
 
     def _state(self, layer: Layer) -> Callable[[str], Tensor]:
@@ -181,12 +181,12 @@ def _gradients(module: nn.Module, run: CapturedRun, got: Sequence[Tensor], want:
     worst = 0.0
     largest = max((float(x.grad.abs().max()) for x in own.values() if x.grad is not None and x.numel()), default=1.0)
     for name, x in own.items():
-        wanted = torch.zeros_like(x) if x.grad is None else x.grad
+        gradient = torch.zeros_like(x) if x.grad is None else x.grad
         grad = mine.get(name)
         grad = torch.zeros_like(x) if grad is None else grad.view(x.shape)
-        if wanted.is_sparse:
-            wanted = wanted.to_dense()
-        worst = max(worst, float((wanted - grad).abs().max()) / max(largest, 1e-30) if x.numel() else 0.0)
+        if gradient.is_sparse:
+            gradient = gradient.to_dense()
+        worst = max(worst, float((gradient - grad).abs().max()) / max(largest, 1e-30) if x.numel() else 0.0)
     return worst
 
 

@@ -64,21 +64,21 @@ class ChatTemplate:
         tools: Sequence[Mapping[str, Any]] = (),
         *,
         opens: bool = True,
-        **more: Any,
+        **variables: Any,
     ) -> str:
         """What stands before the assistant's next words, without marks. tools: functions that it may call. opens:
         whether its turn is begun. more: further variables of the template."""
-        text = self._text(messages, "the conversation", prompts=opens, tools=list(tools) or None, **more)
+        text = self._text(messages, "the conversation", prompts=opens, tools=list(tools) or None, **variables)
         return text.replace(OPEN, "").replace(CLOSE, "")
 
-    def _text(self, messages: Sequence[Mapping[str, Any]], at: str, *, prompts: bool = False, **more: Any) -> str:
+    def _text(self, messages: Sequence[Mapping[str, Any]], at: str, *, prompts: bool = False, **variables: Any) -> str:
         """Renders messages by the template; no message renders as no text. prompts: with what stands before the
         assistant's next words."""
         if not messages:
             return ""
         try:
             text: str = self.template.render(
-                messages=list(messages), add_generation_prompt=prompts, **self.specials, **more
+                messages=list(messages), add_generation_prompt=prompts, **self.specials, **variables
             )
         except (self.error, TypeError, ValueError, ArithmeticError, AttributeError) as error:
             raise InputError(f"{at}: the chat template of {self.where} refuses it: {error}") from error
@@ -124,7 +124,7 @@ def _environment() -> tuple[Any, type[Exception], Callable[[Any], set[str]]]:
     def refuse(message: str) -> None:
         raise jinja2.TemplateError(message)
 
-    def as_json(value: Any, indent: int | None = None, **more: Any) -> str:
+    def as_json(value: Any, indent: int | None = None, **variables: Any) -> str:
         return json.dumps(value, ensure_ascii=False, indent=indent)
 
     environment = jinja2.sandbox.ImmutableSandboxedEnvironment(

@@ -116,7 +116,7 @@ class Corpus:
         whole = Side(starts=tokens.starts, lengths=tokens.lengths)
         training, validation = _divided(whole, digest)
         packing = source.packing or ("documents" if learn is not None else "stream")
-        told = [str(note) for note in record["notes"]]
+        notes = [str(note) for note in record["notes"]]
         parts = (packing, len(tokens.ids), whole.lengths.tobytes(), tokens.ids[:4096].tobytes(), training.size)
         return Corpus(
             ids=tokens.ids,
@@ -127,7 +127,7 @@ class Corpus:
             vocab_size=vocab_size,
             where=str(source.root),
             identity=sha256(repr(parts).encode()).hexdigest()[:16],
-            notes=tuple(told),
+            notes=tuple(notes),
         )
 
     @property
@@ -241,9 +241,9 @@ def _divided(whole: Side, held_out: NDArray[np.bool_]) -> tuple[Side, Side]:
         return whole.of(~late), whole.of(late)
     ends = np.cumsum(whole.lengths)
     cut = whole.size - max(1, whole.size // HELD_OUT)
-    kept = np.clip(cut - (ends - whole.lengths), 0, whole.lengths)
-    before = replace(whole, lengths=kept)
-    after = Side(starts=whole.starts + kept, lengths=whole.lengths - kept)
+    before_cut = np.clip(cut - (ends - whole.lengths), 0, whole.lengths)
+    before = replace(whole, lengths=before_cut)
+    after = Side(starts=whole.starts + before_cut, lengths=whole.lengths - before_cut)
     return before.of(before.lengths > 0), after.of(after.lengths > 0)
 
 
@@ -282,18 +282,18 @@ def _packed(side: Side, seq_len: int) -> PackedRows:
         need = lengths[piece] - 1
         place = bisect_left(sizes, need)
         if place == len(sizes):
-            row, left = len(bins), seq_len
+            row, room_left = len(bins), seq_len
             bins.append([])
         else:
-            left = sizes[place]
-            row = room[left].pop()
-            if not room[left]:
-                del room[left], sizes[place]
+            room_left = sizes[place]
+            row = room[room_left].pop()
+            if not room[room_left]:
+                del room[room_left], sizes[place]
         bins[row].append(piece)
-        if left := left - need:
-            if left not in room:
-                insort(sizes, left)
-            room.setdefault(left, []).append(row)
+        if room_left := room_left - need:
+            if room_left not in room:
+                insort(sizes, room_left)
+            room.setdefault(room_left, []).append(row)
     order = [piece for pieces in bins for piece in pieces]
     first = np.concatenate(([0], np.cumsum([len(pieces) for pieces in bins])))
     return _rows_of(first.tolist(), [starts[p] for p in order], [lengths[p] for p in order])

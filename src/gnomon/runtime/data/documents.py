@@ -111,10 +111,10 @@ def _datasets(root: Path) -> DocumentFiles:
         splits = _json(root / "dataset_dict.json").get("splits") or []
         if not splits or not all(isinstance(name, str) and Path(name).name == name for name in splits):
             raise InputError(f"{root / 'dataset_dict.json'} names no splits")
-        taken = "train" if "train" in splits else splits[0]
-        rest = [name for name in splits if name != taken]
-        notes = (f"split {taken!r} of {root} is read, not {', '.join(rest)}",) if rest else ()
-        root = root / taken
+        split = "train" if "train" in splits else splits[0]
+        rest = [name for name in splits if name != split]
+        notes = (f"split {split!r} of {root} is read, not {', '.join(rest)}",) if rest else ()
+        root = root / split
     entries = _json(root / "state.json").get("_data_files") or []
     names = [entry.get("filename") if isinstance(entry, dict) else None for entry in entries]
     files = [root / name for name in names if isinstance(name, str) and Path(name).name == name]
@@ -191,8 +191,8 @@ def _record(row: Mapping[str, Any], where: str, column: str) -> Document:
     """A record's text, or its conversation."""
     names = [column] if column else [name for name in ("messages", "text", "prompt") if name in row]
     if not names or names[0] not in row:
-        wanted = repr(column) if column else "'text', 'messages', or 'prompt' and 'completion'"
-        raise InputError(f"{where}: no {wanted} in it, but {', '.join(map(repr, row)) or 'nothing'}; see --column")
+        expected = repr(column) if column else "'text', 'messages', or 'prompt' and 'completion'"
+        raise InputError(f"{where}: no {expected} in it, but {', '.join(map(repr, row)) or 'nothing'}; see --column")
     value = row[names[0]]
     if isinstance(value, list):
         return Document(where=where, messages=tuple(_messages(value, where)))
@@ -217,11 +217,13 @@ def _messages(value: Sequence[Any], where: str) -> Iterable[Message]:
 
 
 def _columns(schema: Sequence[str], column: str, path: Path) -> list[str]:
-    wanted = [column] if column else ["text", "messages", "prompt", "completion"]
-    taken = [name for name in wanted if name in schema]
-    if not taken:
-        raise InputError(f"{path} has the columns {', '.join(schema)}, and none is {' or '.join(wanted)}; see --column")
-    return taken
+    candidates = [column] if column else ["text", "messages", "prompt", "completion"]
+    present = [name for name in candidates if name in schema]
+    if not present:
+        raise InputError(
+            f"{path} has the columns {', '.join(schema)}, and none is {' or '.join(candidates)}; see --column"
+        )
+    return present
 
 
 def _parquet(path: Path, column: str) -> Iterator[Mapping[str, Any]]:

@@ -146,8 +146,8 @@ class Encoder:
     def ids(self, text: str, *, specials: bool = True) -> list[int]:
         """Encodes a text by the tokenizer. specials: whether with what it puts before and after."""
         # unlike `encode` it lets other threads run meanwhile, and leaves offsets out, which take most of its time
-        [made] = self.tokenizer.encode_batch_fast([text], add_special_tokens=specials)
-        ids: list[int] = made.ids
+        [encoding] = self.tokenizer.encode_batch_fast([text], add_special_tokens=specials)
+        ids: list[int] = encoding.ids
         return ids
 
     def prompt(self, text: str) -> list[int]:
@@ -215,7 +215,7 @@ def _config(folder: Path) -> Mapping[str, Any]:
             except ValueError as error:
                 raise InputError(f"{folder / name} is damaged: {error}") from error
             if isinstance(value, dict):
-                config.update((key, given) for key, given in value.items() if given is not None)
+                config.update((key, entry) for key, entry in value.items() if entry is not None)
     return config
 
 
@@ -231,10 +231,10 @@ def _end(tokenizer: Any, config: Mapping[str, Any]) -> int | None:
     return next((id for id in ids if id is not None), None)
 
 
-def _template(folder: Path, config: Mapping[str, Any], given: Path | None) -> tuple[str, str]:
+def _template(folder: Path, config: Mapping[str, Any], template_path: Path | None) -> tuple[str, str]:
     """(chat template, where it is from); empty for none."""
-    if given is not None:
-        return _read(given), str(given)
+    if template_path is not None:
+        return _read(template_path), str(template_path)
     if (folder / "chat_template.jinja").is_file():
         return _read(folder / "chat_template.jinja"), str(folder / "chat_template.jinja")
     named = config.get("chat_template", "")

@@ -67,7 +67,7 @@ class Tokens:
         """InputError for files that cannot be read, FormatError for an index that is damaged or of another format."""
         index, data = _sibling(prefix, ".idx"), _sibling(prefix, ".bin")
         try:
-            raw, held = index.read_bytes(), data.stat().st_size
+            raw, num_bytes = index.read_bytes(), data.stat().st_size
         except OSError as error:
             raise InputError(f"cannot read {error.filename!r}: {error.strerror}") from error
         if len(raw) < HEADER.size or not raw.startswith(MAGIC):
@@ -82,8 +82,8 @@ class Tokens:
         sizes = np.frombuffer(raw, "<i4", sequences, HEADER.size).astype(np.int64)
         pointers = np.frombuffer(raw, "<i8", sequences, HEADER.size + 4 * sequences)
         ends = np.frombuffer(raw, "<i8", documents, HEADER.size + 12 * sequences)
-        _check(index, data, sizes, pointers, ends, dtype.itemsize, held)
-        ids = np.memmap(data, dtype, "r") if held else np.zeros(0, dtype)
+        _check(index, data, sizes, pointers, ends, dtype.itemsize, num_bytes)
+        ids = np.memmap(data, dtype, "r") if num_bytes else np.zeros(0, dtype)
         total = np.concatenate(([0], np.cumsum(sizes)))
         starts = total[ends[:-1]] if documents else np.zeros(0, np.int64)
         lengths = np.diff(total[ends]) if documents else np.zeros(0, np.int64)
@@ -97,7 +97,7 @@ def _check(
     pointers: NDArray[np.int64],
     ends: NDArray[np.int64],
     width: int,
-    held: int,
+    num_bytes: int,
 ) -> None:
     """FormatError unless sequences follow one another, fill the other file, and documents are made of them."""
     if (sizes < 0).any():
@@ -106,8 +106,10 @@ def _check(
     if (pointers != follow).any():
         at = int(np.argmax(pointers != follow))
         raise FormatError(f"{index} is damaged: sequence {at} begins at byte {pointers[at]}, not {follow[at]}")
-    if (asked := int(sizes.sum()) * width) != held:
-        raise FormatError(f"{data} has {held} bytes, and {index.name} says {asked}: one of them is cut off or foreign")
+    if (expected_bytes := int(sizes.sum()) * width) != num_bytes:
+        raise FormatError(
+            f"{data} has {num_bytes} bytes, and {index.name} says {expected_bytes}: one of them is cut off or foreign"
+        )
     if len(ends) and (ends[0] != 0 or ends[-1] != len(sizes) or (np.diff(ends) < 0).any()):
         raise FormatError(f"{index} is damaged: its table of documents does not go from 0 to {len(sizes)} sequences")
 

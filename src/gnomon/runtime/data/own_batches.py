@@ -50,12 +50,12 @@ class OwnBatches:
         if os.getcwd() not in sys.path:
             sys.path.insert(0, os.getcwd())
         try:
-            made = load_user(module, function)
+            loaded = load_user(module, function)
         except Exception as error:
             raise InputError(f"importing the batches {data.name!r} failed: {type(error).__name__}: {error}") from error
-        if not callable(made):
+        if not callable(loaded):
             raise InputError(f"{data.name} is no function of the step that returns a batch")
-        return OwnBatches(name=data.name, function=made)
+        return OwnBatches(name=data.name, function=loaded)
 
     @property
     def identity(self) -> str:
@@ -65,15 +65,18 @@ class OwnBatches:
     def batch(self, step: int, *, seed: int, sequences: int, seq_len: int) -> dict[str, Tensor]:
         """The batch of a step. InputError for what is no dict of tensors."""
         try:
-            given = self.function(step)
+            batch_of_step = self.function(step)
         except Exception as error:
             raise InputError(f"{self.name}({step}) failed: {type(error).__name__}: {error}") from error
-        if not isinstance(given, Mapping) or not all(isinstance(x, Tensor) and x.ndim for x in given.values()):
+        if not isinstance(batch_of_step, Mapping) or not all(
+            isinstance(x, Tensor) and x.ndim for x in batch_of_step.values()
+        ):
             raise InputError(
-                f"{self.name}({step}) returned {type(given).__name__}; it should return a dict from names of the "
+                f"{self.name}({step}) returned {type(batch_of_step).__name__}; it should return a dict from "
+                "names of the "
                 f"model's inputs to tensors of {sequences} rows"
             )
-        return dict(given)
+        return dict(batch_of_step)
 
     def validation_batch(self, index: int, *, sequences: int, seq_len: int) -> None:
         """Returns no batch: nothing is held out."""

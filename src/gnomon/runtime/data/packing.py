@@ -112,17 +112,17 @@ def batch_of_ids(ids: Tensor) -> dict[str, Tensor]:
     return {"input_ids": ids[:, :-1], "labels": ids[:, 1:]}
 
 
-def with_further(batch: Mapping[str, Tensor], asked: Set[str]) -> Mapping[str, Tensor]:
+def with_further(batch: Mapping[str, Tensor], names: Set[str]) -> Mapping[str, Tensor]:
     """The batch with what multi-token prediction reads: `mtp_ids_2` are the tokens two further, `mtp_labels_2` their
     labels (`mtp_ids` those one further). Nothing counts that lies beyond the row or in another document."""
-    made: dict[str, Tensor] = {}
-    for name in asked - batch.keys() if {"input_ids", "labels"} <= batch.keys() else ():
+    derived: dict[str, Tensor] = {}
+    for name in names - batch.keys() if {"input_ids", "labels"} <= batch.keys() else ():
         if (found := re.fullmatch(r"mtp_(ids|labels)(?:_(\d+))?", name)) is None:
             continue
         ids, labels, by = batch["input_ids"], batch["labels"], int(found[2] or 1)
         if found[1] == "ids":
             # Any id does behind the end of the row: the labels there are -1.
-            made[name] = functional.pad(ids[:, by:], (0, by), value=0)
+            derived[name] = functional.pad(ids[:, by:], (0, by), value=0)
             continue
         further = functional.pad(labels[:, by:], (0, by), value=-1)
         if (documents := batch.get(DOCUMENTS)) is not None:
@@ -130,5 +130,5 @@ def with_further(batch: Mapping[str, Tensor], asked: Set[str]) -> Mapping[str, T
             # across the border.
             same = functional.pad(documents[:, by:] == documents[:, :-by], (0, by), value=False)
             further = torch.where(same, further, -1)
-        made[name] = further
-    return {**batch, **made}
+        derived[name] = further
+    return {**batch, **derived}

@@ -68,8 +68,8 @@ def parts_of(
     for sequence, start, stop in unit.pieces:
         cut = stop - start < lengths[sequence]
         if cp == 1 or where.get(sequence) == index:
-            held: tuple[Segment, ...] = ((start, stop - start),)
-            found.append(Part(sequence=sequence, start=start, stop=stop, segments=held, is_chunk=cut))
+            segments: tuple[Segment, ...] = ((start, stop - start),)
+            found.append(Part(sequence=sequence, start=start, stop=stop, segments=segments, is_chunk=cut))
         elif sequence not in where:
             ranks = tuple(divided(start, stop, rank, cp, order) for rank in range(cp))
             found.append(
@@ -126,10 +126,10 @@ class Prefixes:
                 keys=keys.new_empty((*keys.shape[:2], size, keys.shape[3])),
                 values=values.new_empty((*values.shape[:2], size, values.shape[3])),
             )
-        kept = self.prefixes[key]
-        kept.keys[:, :, part.start : part.stop] = keys
-        kept.values[:, :, part.start : part.stop] = values
-        return kept
+        prefix = self.prefixes[key]
+        prefix.keys[:, :, part.start : part.stop] = keys
+        prefix.values[:, :, part.start : part.stop] = values
+        return prefix
 
     def free(self, at: str, part: Part) -> None:
         """Frees a sequence's, once its first chunk has gone backward: that comes last."""

@@ -73,8 +73,8 @@ class SequenceBatches:
 
     def validation_batch(self, index: int, *, sequences: int, seq_len: int) -> dict[str, Tensor]:
         """The same of held-out text; batch `index` is the same in every run."""
-        made = self.rows.validation_batch(index, sequences=sequences, seq_len=seq_len)
-        return self._flat(made, index, 0)
+        rows_of_batch = self.rows.validation_batch(index, sequences=sequences, seq_len=seq_len)
+        return self._flat(rows_of_batch, index, 0)
 
     def epochs(self, steps: int, *, sequences: int, seq_len: int) -> float:
         """How often so many steps read the text: tokens that are trained on over those that there are."""
@@ -102,7 +102,7 @@ def _placed(lengths: Sequence[int], width: int) -> list[tuple[int, int, int]]:
     places = []
     for length in lengths:
         # Never more rows than sequences, as none is longer than a row: the batch has a row for each.
-        row = next((at for at, taken in enumerate(used) if taken + length <= width), len(used))
+        row = next((at for at, filled in enumerate(used) if filled + length <= width), len(used))
         if row == len(used):
             used.append(0)
         places.append((row, used[row], length))

@@ -76,11 +76,11 @@ def states_of(module: nn.Module, captured: CapturedModule) -> dict[str, Tensor]:
     return states | {name: x.detach() for name, x in module.named_parameters() if not is_trained(x)}
 
 
-def values_of(held: Mapping[str, Tensor]) -> Values:
+def values_of(trained: Mapping[str, Tensor]) -> Values:
     """This rank's parts of named tensors."""
 
     def values(slot: Slot) -> Tensor | None:
-        whole = held.get(slot.name)
+        whole = trained.get(slot.name)
         if whole is None or not whole.numel():  # of one without elements the graph has a size of 1
             return None
         return slot.part(whole.detach().to(torch.float64).reshape(slot.whole))
@@ -94,19 +94,19 @@ def weights_of(job: Executor) -> dict[str, Tensor]:
     others in the next step."""
     if job.plan.optimizer.zero:
         raise PlanError("weights are given back of plans whose ranks update all of what they hold: ZeRO 0")
-    held = [(slot, parameters.value(slot.name)) for parameters in _held(job) for slot in parameters.slots]
-    in_parts = {slot.name for slot, _ in held if slot.shape != slot.whole or slot.experts is not None}
-    weights = {slot.name: value.clone() for slot, value in held if slot.name not in in_parts}
+    named_values = [(slot, parameters.value(slot.name)) for parameters in _held(job) for slot in parameters.slots]
+    in_parts = {slot.name for slot, _ in named_values if slot.shape != slot.whole or slot.experts is not None}
+    weights = {slot.name: value.clone() for slot, value in named_values if slot.name not in in_parts}
     parts = {
         slot.name: [(one.offset, part.cpu()) for one, part in slot.experts_of(value)]
-        for slot, value in held
+        for slot, value in named_values
         if slot.name in in_parts
     }
     if job.groups.mesh.tp * job.groups.mesh.ep * job.groups.mesh.etp == 1:
         return weights
     every: list[dict[str, list[tuple[tuple[int, ...], Tensor]]]] = [{} for _ in range(dist.get_world_size())]
     dist.all_gather_object(every, parts)
-    for slot, value in held:
+    for slot, value in named_values:
         if slot.name in parts:
             whole = torch.empty(slot.whole, dtype=value.dtype)
             for offset, part in (one for found in every for one in found.get(slot.name, ())):

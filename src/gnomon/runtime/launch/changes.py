@@ -30,9 +30,9 @@ class Changes:
 
     def requested_processes(self) -> int | None:
         """Processes that somebody asks for, at least 1 and at most the workers; None where nobody does."""
-        if self.folder is None or (asked := self.folder.requested_processes()) is None:
+        if self.folder is None or (target := self.folder.requested_processes()) is None:
             return None
-        return min(max(asked, 1), self.workers)
+        return min(max(target, 1), self.workers)
 
     def add(self, epoch: Epoch) -> None:
         """An epoch is announced."""
@@ -53,11 +53,11 @@ class Changes:
         self.made[-1] = replace(self.made[-1], noticed_at=last, going_at=max(going.values()))
         return True
 
-    def write(self, asked: int) -> None:
+    def write(self, target: int) -> None:
         """What the job stands on. asked: processes that are wanted."""
         if self.folder is not None:
             changes = tuple(self.made)
-            self.folder.write(JobState(pid=os.getpid(), workers=self.workers, asked=asked, changes=changes))
+            self.folder.write(JobState(pid=os.getpid(), workers=self.workers, asked=target, changes=changes))
 
     def close(self) -> None:
         """The job is over."""

@@ -44,8 +44,10 @@ def check_elastic(job: TrainingJob) -> None:
         "--device cuda": job.device != "cpu",
         f"optimizer.kind = {job.plan.optimizer.kind!r}": job.plan.optimizer.kind in own.WHOLE_MATRIX_OPTIMIZERS,
     }
-    if asked := [name for name, given in refused.items() if given]:
-        raise PlanError(f"logical workers on processes that come and go do not do {', '.join(asked)} yet; leave it out")
+    if unsupported := [name for name, is_set in refused.items() if is_set]:
+        raise PlanError(
+            f"logical workers on processes that come and go do not do {', '.join(unsupported)} yet; leave it out"
+        )
 
 
 def train_elastic(job: TrainingJob, membership: Membership) -> Outcome | None:
@@ -67,8 +69,8 @@ def train_elastic(job: TrainingJob, membership: Membership) -> Outcome | None:
 class _LogicalMember(Member):
     """One process, with some of the plan's workers."""
 
-    def __init__(self, job: TrainingJob, corpus: Batches, asked: list[int], membership: Membership) -> None:
-        super().__init__(job, corpus, asked, membership)
+    def __init__(self, job: TrainingJob, corpus: Batches, signals: list[int], membership: Membership) -> None:
+        super().__init__(job, corpus, signals, membership)
         values = None if job.weights is None else values_of(job.weights, job.graph)
         make = partial(LogicalWorkers, seed=job.seed, settings=job.settings, values=values)
         self.executor = make(job.graph, job.plan, job.workload)
@@ -124,11 +126,11 @@ class _LogicalMember(Member):
 
     def _copy_from(self, source: int, records: int) -> None:
         """Parameters, optimizer states and what was recorded, from the process of that rank, in memory."""
-        held = list(self.executor.parameters())
+        pairs = list(self.executor.parameters())
         scaler = self.executor.state.loss_scale
         numbers = torch.tensor(
             [
-                *(float(update.steps) for _, update in held),
+                *(float(update.steps) for _, update in pairs),
                 float(self.resumed_from),
                 *((scaler.scale, float(scaler.good_steps)) if scaler is not None else ()),
             ],
@@ -137,8 +139,8 @@ class _LogicalMember(Member):
         for tensor in (*_tensors(self.executor), numbers):
             # As bytes: exact whatever the dtype.
             dist.broadcast(tensor.view(torch.uint8), source)
-        steps = [int(number) for number in numbers[: len(held) + 1].tolist()]
-        for (_, update), count in zip(held, steps, strict=False):
+        steps = [int(number) for number in numbers[: len(pairs) + 1].tolist()]
+        for (_, update), count in zip(pairs, steps, strict=False):
             update.steps = count
         self.resumed_from = steps[-1]
         if scaler is not None:
@@ -149,8 +151,8 @@ class _LogicalMember(Member):
 def _tensors(executor: LogicalWorkers) -> list[Tensor]:
     """All that lives from one step to the next."""
     tensors = []
-    for held, update in executor.parameters():
-        tensors += [x for x in (held.flat, held.master, update.first, update.second) if x is not None]
+    for parameters, update in executor.parameters():
+        tensors += [x for x in (parameters.flat, parameters.master, update.first, update.second) if x is not None]
     return [tensor for tensor in tensors if tensor.numel()]
 
 

@@ -79,15 +79,15 @@ class PreparedJob:
         them; the same on every rank. All ranks must call it."""
         self.executor.synchronise()
         mine: dict[str, list[tuple[tuple[int, ...], tuple[int, ...], Tensor]]] = {}
-        for held, _ in self.executor.parameters():
-            freed = gathered(self.executor, held)
-            if is_first(self.executor, held):
-                for slot in held.slots:
-                    for one, value in slot.experts_of(held.value(slot.name)):
+        for parameters, _ in self.executor.parameters():
+            freed = gathered(self.executor, parameters)
+            if is_first(self.executor, parameters):
+                for slot in parameters.slots:
+                    for one, value in slot.experts_of(parameters.value(slot.name)):
                         part = one.whole, one.offset, value.cpu().clone()
                         mine.setdefault(slot.name, []).append(part)
             if freed:
-                held.flat = None
+                parameters.flat = None
         everyone: list[dict[str, list[tuple[tuple[int, ...], tuple[int, ...], Tensor]]]] = [{}] * dist.get_world_size()
         dist.all_gather_object(everyone, mine)
         shapes = {name: known.shape for name, known in parameters_of(self.executor.graph).items()}
@@ -143,8 +143,8 @@ def prepare(
     read = load_plan(plan) if isinstance(plan, (str, Path)) else plan
     file = read if isinstance(read, PlanFile) else None
     decided = read.plan if isinstance(read, PlanFile) else read
-    given = workload or (file.workload if file is not None else None)
-    if given is None:
+    workload_ = workload or (file.workload if file is not None else None)
+    if workload_ is None:
         raise PlanError("a Plan says nothing of the batch: give workload = Workload(global_batch_size=…, seq_len=…)")
     own = OwnModule.of(str(model), seed) if isinstance(model, str) and is_code(model) else None
     if own is not None:
@@ -155,7 +155,7 @@ def prepare(
     source = None if own is not None or isinstance(model, Graph) or not Path(model).exists() else Path(model).resolve()
     owns = _join(decided, BACKENDS[device])
     try:
-        executor = _executor(graph, own, decided, given, file, settings, weights, seed, device)
+        executor = _executor(graph, own, decided, workload_, file, settings, weights, seed, device)
         return PreparedJob(executor, owns_group=owns, source=source)
     except BaseException:
         if owns:
@@ -201,15 +201,16 @@ def _join(plan: Plan, backend: str) -> bool:
     """Joins the processes of the job, and says whether that was done here. PlanError for another number of them."""
     world_size = plan.world_size
     if dist.is_initialized():
-        given, owns = dist.get_world_size(), False
+        num_ranks, owns = dist.get_world_size(), False
     elif "RANK" in os.environ and "WORLD_SIZE" in os.environ:
-        given, owns = int(os.environ["WORLD_SIZE"]), True
+        num_ranks, owns = int(os.environ["WORLD_SIZE"]), True
     else:
-        given, owns = 1, True
-    if given != world_size:
+        num_ranks, owns = 1, True
+    if num_ranks != world_size:
         raise PlanError(
-            f"the plan has {world_size} ranks, and {given} process{'es run' if given > 1 else ' runs'}; start this "
-            f"script with torchrun --nproc-per-node {world_size}, or make a plan for {given}"
+            f"the plan has {world_size} ranks, and {num_ranks} "
+            f"process{'es run' if num_ranks > 1 else ' runs'}; start this "
+            f"script with torchrun --nproc-per-node {world_size}, or make a plan for {num_ranks}"
         )
     if owns and "RANK" in os.environ and "WORLD_SIZE" in os.environ:
         meet_by_torchrun(backend, places=plan.device_of if plan.placement else ())

@@ -36,21 +36,21 @@ class Kernels:
 
     def _agree(self, store: Store, started: Collection[int], there: Collection[int]) -> tuple[list[str], list[int]]:
         """Agrees on kernels that all processes have which are there at first, and announces them."""
-        found, said = kernels_of(store, started), list[str]()
+        found, lines = kernels_of(store, started), list[str]()
         if not self.agreed and found.keys() >= set(there):
             self.agreed = instruction_sets.common(found.values())
             say_kernels(store, self.agreed)
-            said.append(f"all processes compute with {self.agreed} kernels, which all have; without oneDNN")
+            lines.append(f"all processes compute with {self.agreed} kernels, which all have; without oneDNN")
         lacking = [one for one, has in found.items() if self.agreed and not instruction_sets.has(has, self.agreed)]
-        said += [
+        lines += [
             f"process {process} has no {self.agreed} kernels, with which this job began: it is left out"
             for process in lacking
         ]
-        return said, lacking
+        return lines, lacking
 
     def _compare(self, store: Store, there: Collection[int]) -> list[str]:
         """A warning for each kind of processor that comes and is not the first's."""
-        said = list[str]()
+        lines = list[str]()
         for process, kind in kernels_of(store, set(there) - self.compared).items():
             self.compared.add(process)
             if self.kinds and kind not in self.kinds:
@@ -60,6 +60,6 @@ class Kernels:
                     f"losses may then differ in their last digits with who does what; --determinism D2 gives the same "
                     f"bits"
                 )
-                said.append(self.differing)
+                lines.append(self.differing)
             self.kinds.setdefault(kind, process)
-        return said
+        return lines

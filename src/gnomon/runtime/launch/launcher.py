@@ -151,9 +151,9 @@ class Launcher(Processes):
         try:
             self.results()
         except FailedError as failed:
-            left = None if job.checkpoints is None else newest(job.checkpoints)
+            last_checkpoint = None if job.checkpoints is None else newest(job.checkpoints)
             size = self.asked or self.world_size
-            raise failure_of(failed, size, left=left, resume_with=job.resume_with) from failed
+            raise failure_of(failed, size, last_checkpoint=last_checkpoint, resume_with=job.resume_with) from failed
         finally:
             self.changes.close()
         first = self.outcomes()[0]
@@ -228,8 +228,8 @@ class Launcher(Processes):
     def _look(self) -> None:
         """Whether somebody asks for another number, a process is silent, or others are to train now."""
         assert self.store is not None
-        if (asked := self.changes.requested_processes()) is not None:
-            self._scale(asked)
+        if (target := self.changes.requested_processes()) is not None:
+            self._scale(target)
         self._end_stopped()
         self._end_absent()
         if self.changes.follow(self.store, self.epochs):
@@ -265,8 +265,8 @@ class Launcher(Processes):
         """What has led to a decision, where the loss of a process has not said it."""
         assert self.store is not None
         if self.controller.ranked:
-            if self.epochs and (said := who_waited(self.store, self.epochs[-1])):
-                self._say_always("; ".join(said[:SAID]))
+            if self.epochs and (waits := who_waited(self.store, self.epochs[-1])):
+                self._say_always("; ".join(waits[:SAID]))
         elif decision.members == seen.members:
             if seen.parted:
                 self.changes.why = (
@@ -306,17 +306,17 @@ class Launcher(Processes):
         (self._say_always if self.rank_of else self._say)(f"{who} {what}: {after.message}")
         return True
 
-    def _scale(self, asked: int) -> None:
+    def _scale(self, processes: int) -> None:
         """Somebody asks for another number of processes."""
-        self.changes.why, self.asked = f"asked for {asked} processes", asked
-        self._start_more(max(0, asked - len(self._there())))
+        self.changes.why, self.asked = f"asked for {processes} processes", processes
+        self._start_more(max(0, processes - len(self._there())))
         self.changes.write(self.asked)
 
     def _look_at_kernels(self, kernels: Kernels) -> None:
         """Says where processes compute with different kernels, and leaves out those that cannot have the agreed."""
         assert self.store is not None
-        said, lacking = kernels.look(self.store, set(range(len(self.ranks))) - self.left, self._there())
-        for line in said:
+        lines, lacking = kernels.look(self.store, set(range(len(self.ranks))) - self.left, self._there())
+        for line in lines:
             self._say(line)
         if lacking:
             self.left.update(lacking)

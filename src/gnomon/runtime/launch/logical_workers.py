@@ -75,12 +75,16 @@ class LogicalWorkers(Replica):
         All its ranks must call it."""
         size = dist.get_world_size()
         # Every process knows the workers of all, since who adds up what follows from it.
-        held = [[worker for worker, process in enumerate(placement) if process == rank] for rank in range(size)]
-        assert len(placement) == self.workers and sum(map(len, held)) == self.workers, "workers without a process"
-        self.own = held[dist.get_rank()]
+        workers_of_ranks = [
+            [worker for worker, process in enumerate(placement) if process == rank] for rank in range(size)
+        ]
+        assert len(placement) == self.workers and sum(map(len, workers_of_ranks)) == self.workers, (
+            "workers without a process"
+        )
+        self.own = workers_of_ranks[dist.get_rank()]
         # Nodes of the tree of sums whose leaves are all on one process: it adds these up alone, and the rest is
         # exchanged.
-        self.nodes = [nodes_of(workers, self.workers) for workers in held]
+        self.nodes = [nodes_of(workers, self.workers) for workers in workers_of_ranks]
         self.together = size > 1
         for part, _ in self.parameters():
             part.drop_grad()  # of a step that was not finished
@@ -91,26 +95,26 @@ class LogicalWorkers(Replica):
         """One step of all workers. If it raises, nothing was updated. batch: of the whole job."""
         assert recorder is None, "steps of logical workers are not measured row by row"
         self.state.new_step()
-        given, partial = inputs_by_name(batch), Partial(self.workers)
+        inputs, partial = inputs_by_name(batch), Partial(self.workers)
         losses = torch.zeros(self.workers, dtype=torch.float64)
-        held = [part for part, _ in self.parameters()]
+        parameters = [part for part, _ in self.parameters()]
         began = perf_counter()
         for worker in self.own:
             sleep(self.pause_s)
-            self.feed.take(self.rows_of(given, worker))
-            self.feed.counted = self._counted(given)
+            self.feed.take(self.rows_of(inputs, worker))
+            self.feed.counted = self._counted(inputs)
             self.compute.new_step()
             for row in self.computing:
                 self._do(row)
             # By worker, not summed here: the order of additions must not depend on which workers are on one process.
             losses[worker] = self.compute.loss
-            free = partial.add(worker, [part.whole_grad() for part in held])
-            for index, part in enumerate(held):
+            free = partial.add(worker, [part.whole_grad() for part in parameters])
+            for index, part in enumerate(parameters):
                 part.grad = None if free is None else free[index]
                 part.begun.clear()
         self.worker_s = (perf_counter() - began) / max(1, len(self.own))
         loss = self._in_order(losses)
-        for index, part in enumerate(held):
+        for index, part in enumerate(parameters):
             sums = {node: grads[index] for node, grads in partial.sums.items()}
             part.whole_grad()
             assert part.grad is not None
@@ -123,10 +127,10 @@ class LogicalWorkers(Replica):
 
     def evaluate(self, batch: Tensor | Batch) -> float:
         """Mean loss over all labels without training, the same bits on any number of processes."""
-        given = inputs_by_name(batch)
-        losses, whole = torch.zeros(self.workers, dtype=torch.float64), self._counted(given)
+        inputs = inputs_by_name(batch)
+        losses, whole = torch.zeros(self.workers, dtype=torch.float64), self._counted(inputs)
         for worker in self.own:
-            self.feed.take(self.rows_of(given, worker))
+            self.feed.take(self.rows_of(inputs, worker))
             self.feed.counted = whole
             losses[worker] = forward_loss(self)
         return float(self._in_order(losses))

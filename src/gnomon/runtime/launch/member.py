@@ -40,9 +40,9 @@ class Member(ABC):
     after_loss_s = math.inf
     """In which the launcher must have announced an epoch after a loss."""
 
-    def __init__(self, job: TrainingJob, corpus: Batches, asked: list[int], membership: Membership) -> None:
+    def __init__(self, job: TrainingJob, corpus: Batches, signals: list[int], membership: Membership) -> None:
         """Takes asked, the signals that ask this process to end."""
-        self.job, self.corpus, self.asked, self.membership = job, corpus, asked, membership
+        self.job, self.corpus, self.asked, self.membership = job, corpus, signals, membership
         clone: Any = membership.store
         self.watched: Store = clone.clone()
         """A connection to the store that no group uses."""
@@ -186,8 +186,8 @@ def member(
     make: Callable[[TrainingJob, Batches, list[int], Membership], Member], job: TrainingJob, membership: Membership
 ) -> Any:
     """One process, from its start to its end: how the job went, None where it left before that. make: what it is."""
-    with signals_noted() as asked:
-        return make(job, corpus_of(job), asked, membership).until_over()
+    with signals_noted() as signals:
+        return make(job, corpus_of(job), signals, membership).until_over()
 
 
 COLUMNS = 5

@@ -76,7 +76,7 @@ class OwnModule:
         dtype; every rank must call it."""
         executor.synchronise()
         first, layout = dist.get_rank() == 0, self._layout(tied=True)
-        dtype = next(held.dtypes.param for held, _ in executor.parameters())
+        dtype = next(parameters.dtypes.param for parameters, _ in executor.parameters())
         if first:
             check_target(target)
             writer = start_folder(target, layout, dtype)
@@ -84,13 +84,13 @@ class OwnModule:
         if not first:
             writer = start_folder(target, layout, dtype, join=True)
         for number in sorted(executor.stages):
-            for held in executor.stages[number].held:
-                was_apart = gathered(executor, held)
-                if is_first(executor, held):
-                    for slot in held.slots:
-                        writer.write_part(layout, slot, held.value(slot.name))
+            for parameters in executor.stages[number].held:
+                was_apart = gathered(executor, parameters)
+                if is_first(executor, parameters):
+                    for slot in parameters.slots:
+                        writer.write_part(layout, slot, parameters.value(slot.name))
                 if was_apart:
-                    held.flat = None
+                    parameters.flat = None
         if first:
             trained = self.graph.parameters()
             for name, x in self.parameters.items():

@@ -82,8 +82,8 @@ def check_partial_reduce(job: TrainingJob) -> None:
         f"optimizer.kind = {job.plan.optimizer.kind!r}": job.plan.optimizer.kind in own.WHOLE_MATRIX_OPTIMIZERS,
         "optimizer.offload": job.plan.optimizer.offload is not None,
     }
-    if asked := [name for name, given in refused.items() if given]:
-        raise PlanError(f"partial_reduce does not do {', '.join(asked)} yet; leave it out")
+    if unsupported := [name for name, is_set in refused.items() if is_set]:
+        raise PlanError(f"partial_reduce does not do {', '.join(unsupported)} yet; leave it out")
 
 
 def train_partial(job: TrainingJob, membership: Membership) -> WorkerEnd | None:
@@ -95,8 +95,8 @@ def train_partial(job: TrainingJob, membership: Membership) -> WorkerEnd | None:
 class _Worker(Member):
     """One worker of partial reduce. There is one epoch, of all of them: none is replaced."""
 
-    def __init__(self, job: TrainingJob, corpus: Batches, asked: list[int], membership: Membership) -> None:
-        super().__init__(job, corpus, asked, membership)
+    def __init__(self, job: TrainingJob, corpus: Batches, signals: list[int], membership: Membership) -> None:
+        super().__init__(job, corpus, signals, membership)
         self.number, self.pause_s = membership.process, membership.pause_s
         values = None if job.weights is None else values_of(job.weights, job.graph)
         self.replica = Replica(job.graph, job.plan, job.workload, seed=job.seed, settings=job.settings, values=values)
@@ -151,7 +151,7 @@ class _Worker(Member):
         result = self.replica.step(self.replica.rows_of(batch, place))
         sleep(self.pause_s)
         self.updates += 1
-        made = ArrivalNote(
+        note = ArrivalNote(
             arrival=Arrival(worker=self.number, updates=self.updates, ticket=ticket, ends=bool(self.asked)),
             loss=float(result.loss),
             grad_norm=float(result.grad_norm),
@@ -162,7 +162,7 @@ class _Worker(Member):
             meetings=tuple(self.meetings),
         )
         self.meetings.clear()
-        return made
+        return note
 
     def _arrive(self, result: ArrivalNote) -> Reply:
         """Says so, and waits for the answer. PeerError where the launcher is gone."""
@@ -182,11 +182,11 @@ class _Worker(Member):
             return
         self.replica.synchronise()
         group, share = self._group(reply.group), reply.shares[reply.group.index(self.number)]
-        for held, _ in self.replica.parameters():
-            whole = held.shard if held.master is None else held.master
+        for parameters, _ in self.replica.parameters():
+            whole = parameters.shard if parameters.master is None else parameters.master
             _mean(whole, share, group)
-            if held.master is not None:
-                held.shard.copy_(held.master)
+            if parameters.master is not None:
+                parameters.shard.copy_(parameters.master)
         self.updates = reply.updates
         self.average_s = perf_counter() - began
 

@@ -93,8 +93,8 @@ class ProcessWork(RowActions):
             # All meet in it, even where nothing is clipped: see `_norm`.
             rows.insert(at, Row(kind="NORM", stage=self.own.stage))
         if self.own.stage in self.plays:
-            holds, held = self.keepers.get(self.copy.number) == here, self.own.number in self.keepers
-            rows = with_copy(rows, self.own.stage, count, holds=holds, held=held)
+            holds, is_copied = self.keepers.get(self.copy.number) == here, self.own.number in self.keepers
+            rows = with_copy(rows, self.own.stage, count, holds=holds, held=is_copied)
         return rows
 
     # --- a step
@@ -108,8 +108,8 @@ class ProcessWork(RowActions):
             part.state.new_step()
             part.compute.new_step()
             part.compute.saved.clear()
-            for held in part.stage_parameters:
-                held.begun.clear()
+            for parameters in part.stage_parameters:
+                parameters.begun.clear()
 
     def run(self) -> None:
         """The rows of the step that are left."""
@@ -178,16 +178,16 @@ class ProcessWork(RowActions):
             now.rows_done.add(("AR", stage, -1))
             now.scaled.add(stage)
             now.received |= {("DY", stage, unit) for unit in all_units}
-            for held in self.copy.stage_parameters:
-                held.begun.update(held.by_name)
+            for parameters in self.copy.stage_parameters:
+                parameters.begun.update(parameters.by_name)
         else:
-            for held in self.copy.stage_parameters:
-                held.grad = None  # some of it may have been sent
-                held.begun.clear()
+            for parameters in self.copy.stage_parameters:
+                parameters.grad = None  # some of it may have been sent
+                parameters.begun.clear()
         if updated:
             now.rows_done.add(("OPT", stage, -1))
 
-    def resume(self, everyone: Sequence[StepProgress], taken: Mapping[int, int]) -> None:
+    def resume(self, everyone: Sequence[StepProgress], takeovers: Mapping[int, int]) -> None:
         """Makes ready for the rest of the step, with how far every process is. taken: rank that is lost now -> place of
         the process that has taken it over; `take_over` and `settle` were called."""
         now = self.now
@@ -195,9 +195,9 @@ class ProcessWork(RowActions):
         # keeps.
         for stage in {row.stage for row in self.rows if row.kind == "AR"}:
             members = {self.places[rank] for rank in stage_sets(self.plan)[stage]}
-            if not all(stage in self._reduced(everyone, place, stage, taken) for place in members):
+            if not all(stage in self._reduced(everyone, place, stage, takeovers) for place in members):
                 now.rows_done.discard(("AR", stage, -1))
-        now.norm = next((told.norm for told in everyone if told.norm is not None), None)
+        now.norm = next((progress.norm for progress in everyone if progress.norm is not None), None)
         for row in self.rows:
             if row.kind == "NORM":
                 (now.rows_done.discard if now.norm is None else now.rows_done.add)((row.kind, row.stage, row.unit))
@@ -209,7 +209,7 @@ class ProcessWork(RowActions):
                 target = self.own.peer(row.stage + hop)
                 place = self.places[target]
                 # Who has the lost rank's gradient runs no backward of its stage, and needs no message for one.
-                needless = target in taken and everyone[place].copied
+                needless = target in takeovers and everyone[place].copied
                 if needless or name in everyone[place].received:
                     now.rows_done.add((row.kind, row.stage, row.unit))
                 # Sent, and lost on the way.
@@ -223,9 +223,9 @@ class ProcessWork(RowActions):
                 self.buffers.tensors.setdefault(name, tuple(x.detach() for x in tensors))
 
     def _reduced(
-        self, everyone: Sequence[StepProgress], place: int, stage: int, taken: Mapping[int, int]
+        self, everyone: Sequence[StepProgress], place: int, stage: int, takeovers: Mapping[int, int]
     ) -> frozenset[int]:
         """Stages that a process has added up; of one that it took over only with the gradient that it was sent."""
-        told = everyone[place]
-        lost = any(taken.get(rank) == place for rank in stage_sets(self.plan)[stage])
-        return (frozenset({stage}) if told.copied else frozenset()) if lost else told.reduced
+        progress = everyone[place]
+        lost = any(takeovers.get(rank) == place for rank in stage_sets(self.plan)[stage])
+        return (frozenset({stage}) if progress.copied else frozenset()) if lost else progress.reduced

@@ -38,8 +38,8 @@ class RankExecutor(Executor):
     """The part of one rank of the plan, whichever process has it; it has no process groups of its own."""
 
     def __init__(self, rank: int, graph: Graph, plan: Plan, workload: Workload, **rest: Any) -> None:
-        if asked := plan.experts.counts_the_step:
-            raise PlanError(f"{asked} counts tokens on the plan's own processes; leave it out here")
+        if reason := plan.experts.counts_the_step:
+            raise PlanError(f"{reason} counts tokens on the plan's own processes; leave it out here")
         self.number = rank
         super().__init__(graph, without(plan), workload, **rest)
         (self.stage,) = self.stages
@@ -170,8 +170,8 @@ class RowActions:
         # must not take its place.
         before = self.buffers.tensors.pop(name, None)
         self.copy.compute._forward(stage, unit)
-        if (made := self.buffers.tensors.pop(name, None)) is not None:
-            self.now.log[name] = made
+        if (gradients := self.buffers.tensors.pop(name, None)) is not None:
+            self.now.log[name] = gradients
         if before is not None:
             self.buffers.tensors[name] = before
 
@@ -188,21 +188,23 @@ class RowActions:
         # Kept as they were before the first sum: an all-reduce is in place, and one that was cut off may have spoilt
         # its terms.
         if stage not in self.now.whole:
-            self.now.whole[stage] = [held.whole_grad() for held in part.stage_parameters]
-        for held, whole in zip(part.stage_parameters, self.now.whole[stage], strict=True):
-            if held.grad is whole:
-                held.grad = whole.clone()
-                held.begun.update(held.by_name)
-            assert held.grad is not None
-            held.grad.copy_(whole)
-            dist.all_reduce(held.grad, group=group)
+            self.now.whole[stage] = [parameters.whole_grad() for parameters in part.stage_parameters]
+        for parameters, whole in zip(part.stage_parameters, self.now.whole[stage], strict=True):
+            if parameters.grad is whole:
+                parameters.grad = whole.clone()
+                parameters.begun.update(parameters.by_name)
+            assert parameters.grad is not None
+            parameters.grad.copy_(whole)
+            dist.all_reduce(parameters.grad, group=group)
         self.now.scaled.discard(stage)
 
     def _norm(self, stage: int, unit: int) -> None:
         """All meet here, and whoever is past it knows that all gradients were added up."""
         terms = torch.zeros(self.plan.world_size, dtype=torch.float64)
         for part in self.plays.values():
-            terms[part.number] = math.fsum(x for held in part.stage_parameters for x in squares(held).tolist())
+            terms[part.number] = math.fsum(
+                x for parameters in part.stage_parameters for x in squares(parameters).tolist()
+            )
         dist.all_reduce(terms)
         self.now.norm = math.sqrt(math.fsum(terms.tolist()))
 
@@ -212,23 +214,23 @@ class RowActions:
         if self.plan.optimizer.clip and part.stage not in self.now.scaled:
             # In fp64, as the norm is: the factor is then the same number in every process.
             by = clip_scale(torch.tensor(self.now.norm, dtype=torch.float64), part.state.settings.clip_norm)
-            for held in part.stage_parameters:
-                grad = held.whole_grad()
+            for parameters in part.stage_parameters:
+                grad = parameters.whole_grad()
                 grad.mul_(by.to(grad.dtype))
         self.now.scaled.add(part.stage)
 
     def _recv_copy(self, stage: int, unit: int) -> None:
         source = self.places[self.copy.number]
-        for number, held in enumerate(self.copy.stage_parameters):
-            room = held.whole_grad()
+        for number, parameters in enumerate(self.copy.stage_parameters):
+            room = parameters.whole_grad()
             self.now.coming["GC", number, 0] = _work(dist.irecv(room, source, tag=GRADIENTS + number))
 
     def _send_copy(self, stage: int, unit: int) -> None:
         part = self.plays[stage]
         keeper = self.keepers[part.number]
         self._clip(part)
-        for number, held in enumerate(part.stage_parameters):
-            grad = held.whole_grad()
+        for number, parameters in enumerate(part.stage_parameters):
+            grad = parameters.whole_grad()
             self.now.leaving.append((_work(dist.isend(grad, keeper, tag=GRADIENTS + number)), (grad,)))
 
     def _opt(self, stage: int, unit: int) -> None:
@@ -242,8 +244,8 @@ class RowActions:
             for number in range(len(self.copy.stage_parameters)):
                 self._arrive(("GC", number, 0))
             self.now.copied = True
-        for held in self.copy.stage_parameters:
-            held.begun.update(held.by_name)
+        for parameters in self.copy.stage_parameters:
+            parameters.begun.update(parameters.by_name)
         self.copy.state.scale = 1.0
         self.copy.state.update(stage)
 
@@ -278,6 +280,6 @@ class Lines(RankMessages):
         return tensors, Together(tuple(works))
 
 
-def _work(made: dist.Work | None) -> Waits:
-    assert made is not None
-    return made
+def _work(work: dist.Work | None) -> Waits:
+    assert work is not None
+    return work

@@ -38,14 +38,14 @@ class Replica(Executor):
     ) -> None:
         """Takes what `Executor` takes, on processors. plan, workload: of the whole job; its ranks all hold the whole
         model."""
-        if asked := plan.experts.counts_the_step:
-            raise PlanError(f"{asked} counts tokens on the plan's own processes; leave it out here")
+        if reason := plan.experts.counts_the_step:
+            raise PlanError(f"{reason} counts tokens on the plan's own processes; leave it out here")
         self.workers = plan.world_size
         units, rows = batch_of(plan, workload)
         schedule = replace(plan.schedule, num_microbatches=units, micro_batch_size=None, passes=())
-        alone = replace(plan, mesh=Mesh(), stages=(), placement=(), schedule=schedule)
+        one_stage = replace(plan, mesh=Mesh(), stages=(), placement=(), schedule=schedule)
         part = replace(workload, global_batch_size=workload.global_batch_size // self.workers)
-        super().__init__(graph, alone, part, seed=seed, settings=settings, values=values)
+        super().__init__(graph, one_stage, part, seed=seed, settings=settings, values=values)
         self.plan, self.workload = plan, workload  # of the whole job, as checkpoints name it
         self.units, self.unit_rows = units, rows // self.workers
 

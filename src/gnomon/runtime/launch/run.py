@@ -61,24 +61,24 @@ def _run_ranks(job: TrainingJob, threads: int) -> Outcome:
     start["preload"] = preload_of(job)
     corpus_of(job)  # text becomes tokens once, before processes wait for each other
     # Each turn returns, raises, or uses up a restart.
-    for left in range(job.max_restarts, -1, -1):
+    for restarts_left in range(job.max_restarts, -1, -1):
         try:
             return launch(train, size, job, **start)[0]
         except FailedError as failed:
-            kept = None if job.checkpoints is None else newest(job.checkpoints)
-            error = failure_of(failed, size, left=kept, resume_with=job.resume_with)
+            last_checkpoint = None if job.checkpoints is None else newest(job.checkpoints)
+            error = failure_of(failed, size, last_checkpoint=last_checkpoint, resume_with=job.resume_with)
             # A mistake would come again at the same step.
-            if not left or not may_start_again(failed):
+            if not restarts_left or not may_start_again(failed):
                 raise error from failed
-            beginning = f"from {kept}" if kept else "from the beginning"
-            print(f"gnomon: {error}; starting again {beginning}, {left - 1} left", file=sys.stderr, flush=True)
+            beginning = f"from {last_checkpoint}" if last_checkpoint else "from the beginning"
+            print(f"gnomon: {error}; starting again {beginning}, {restarts_left - 1} left", file=sys.stderr, flush=True)
             # From this run's own checkpoints, whether or not it was asked to resume.
             job = replace(job, resume=job.checkpoints is not None)
         except RunError as error:
             if not isinstance(cause := error.__cause__, FailedError):
                 raise
-            kept = None if job.checkpoints is None else newest(job.checkpoints)
-            raise failure_of(cause, size, left=kept, resume_with=job.resume_with) from cause
+            last_checkpoint = None if job.checkpoints is None else newest(job.checkpoints)
+            raise failure_of(cause, size, last_checkpoint=last_checkpoint, resume_with=job.resume_with) from cause
         except SystemExit:
             if job.checkpoints is None or newest(job.checkpoints) is None:
                 print("stopped before there was anything to keep", file=sys.stderr, flush=True)

@@ -54,8 +54,8 @@ def check_surviving(job: TrainingJob) -> None:
         "processes that it starts itself, not torchrun": "TORCHELASTIC_RUN_ID" in os.environ,
         "Linux, whose /proc says which sockets are open": not FOLDER.is_dir(),
     }
-    if asked := [name for name, given in missing.items() if given]:
-        raise PlanError(f"--memory-checkpoint-every needs {', and '.join(asked)}")
+    if missing_options := [name for name, is_set in missing.items() if is_set]:
+        raise PlanError(f"--memory-checkpoint-every needs {', and '.join(missing_options)}")
 
 
 def train_surviving(job: TrainingJob, membership: Membership) -> Outcome | None:
@@ -78,8 +78,8 @@ class _StateReport:
 class _Rank(Member):
     """One rank of the plan, with a copy of another's state."""
 
-    def __init__(self, job: TrainingJob, corpus: Batches, asked: list[int], membership: Membership) -> None:
-        super().__init__(job, corpus, asked, membership)
+    def __init__(self, job: TrainingJob, corpus: Batches, signals: list[int], membership: Membership) -> None:
+        super().__init__(job, corpus, signals, membership)
         self.own_module = OwnModule.of(job.code, job.seed) if job.code else None
         self.copies = MemoryCheckpoint()
         self.executor: Executor | None = None
@@ -137,11 +137,11 @@ class _Rank(Member):
         )
         dist.all_gather_object(everyone, mine)
         there = [one for one in everyone if one.ended != NONE]
-        held = [one.held for one in everyone]
+        held_steps = [one.held for one in everyone]
         alike, step, moved = there[0].alike if there else (), None, 0
         # The newest step of which every rank's state is somewhere in memory, its own or a copy.
-        if alike and (step := latest(held, alike)) is not None:
-            moved = self.copies.share(step, held, alike)
+        if alike and (step := latest(held_steps, alike)) is not None:
+            moved = self.copies.share(step, held_steps, alike)
         self._leave()
         dist.barrier()  # so that groups are made at one time
         with groups_soon_made(self.job.meet_s):
@@ -166,7 +166,7 @@ class _Rank(Member):
         # What is due after the step is done again unless every survivor had done it.
         self.ended = self.done if all(one.ended >= self.done for one in there) else self.done - 1
         if there and not self.job.quiet:
-            self._say(step, held, alike, moved)
+            self._say(step, held_steps, alike, moved)
 
     def _leave(self) -> None:
         """Gives up what the broken groups were for."""
@@ -189,7 +189,7 @@ class _Rank(Member):
             identity = identity_of(self.job, self.corpus)
             self.done = load(self.job.checkpoints, executor, identity=identity, override=self.job.override)
 
-    def _say(self, step: int | None, held: Sequence[HeldSteps], alike: Sequence[int], moved: int) -> None:
+    def _say(self, step: int | None, held_steps: Sequence[HeldSteps], alike: Sequence[int], moved: int) -> None:
         """What the ranks went back to; each that was given its state says so."""
         rank = dist.get_rank()
         if step is None and rank == 0:
@@ -199,8 +199,8 @@ class _Rank(Member):
                 file=sys.stderr,
                 flush=True,
             )
-        elif step is not None and step not in held[rank].own:
-            has = source(rank, step, held, alike)
+        elif step is not None and step not in held_steps[rank].own:
+            has = source(rank, step, held_steps, alike)
             print(
                 f"gnomon: all go back to step {step}, rank {rank} to the copy that rank {has} has "
                 f"({show_bytes(moved)})",

@@ -67,8 +67,8 @@ def check_with_copies(job: TrainingJob) -> None:
         "processes that it starts itself, not torchrun": "TORCHELASTIC_RUN_ID" in os.environ,
         "Linux, whose /proc says which sockets are open": not FOLDER.is_dir(),
     }
-    if asked := [name for name, given in missing.items() if given]:
-        raise PlanError(f"bamboo runs with {', and '.join(asked)}")
+    if missing_options := [name for name, is_set in missing.items() if is_set]:
+        raise PlanError(f"bamboo runs with {', and '.join(missing_options)}")
 
 
 def train_with_copies(job: TrainingJob, membership: Membership) -> Outcome | None:
@@ -112,12 +112,12 @@ def roles(everyone: Sequence[StageReport], ranks: int) -> Roles:
     """Decides who plays which rank from the reports of all processes, by place, and from nothing else: every process
     comes to the same roles."""
     # Who plays a rank goes on with it; a copy steps in only where nobody does.
-    player = {rank: place for place, told in enumerate(everyone) for rank in told.plays}
-    copy = {told.copy: place for place, told in enumerate(everyone) if told.copy != NONE}
-    taken = {rank: copy[rank] for rank in range(ranks) if rank not in player and rank in copy}
-    places = tuple(player.get(rank, taken.get(rank, NONE)) for rank in range(ranks))
+    player = {rank: place for place, progress in enumerate(everyone) for rank in progress.plays}
+    copy = {progress.copy: place for place, progress in enumerate(everyone) if progress.copy != NONE}
+    taken_over = {rank: copy[rank] for rank in range(ranks) if rank not in player and rank in copy}
+    places = tuple(player.get(rank, taken_over.get(rank, NONE)) for rank in range(ranks))
     keepers = {rank: place for rank, place in copy.items() if rank in player}
-    return Roles(places=places, taken_over=taken, keepers=keepers)
+    return Roles(places=places, taken_over=taken_over, keepers=keepers)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -156,8 +156,8 @@ def handing(now: Roles, born: Sequence[int], following: Mapping[int, int]) -> Ha
 class _Process(Member):
     """A process with a stage, or two, and a copy."""
 
-    def __init__(self, job: TrainingJob, corpus: Batches, asked: list[int], membership: Membership) -> None:
-        super().__init__(job, corpus, asked, membership)
+    def __init__(self, job: TrainingJob, corpus: Batches, signals: list[int], membership: Membership) -> None:
+        super().__init__(job, corpus, signals, membership)
         self.plan = bamboo.without(job.plan)
         self.size = {"sequences": job.workload.global_batch_size, "seq_len": job.workload.seq_len}
         self.work: ProcessWork | None = None
@@ -185,7 +185,7 @@ class _Process(Member):
         self.born, self.within = epoch.ranks, False
         everyone = self._everyone()
         self.roles = roles(everyone, self.plan.world_size)
-        newest = max(told.steps_done for told in everyone)
+        newest = max(progress.steps_done for progress in everyone)
         if newest != NONE and NONE not in self.roles.places:
             self.within = self._go_on(everyone, newest)
             return True
@@ -269,9 +269,9 @@ class _Process(Member):
             for stage, ranks in enumerate(stage_sets(self.plan)):
                 members = sorted({self.roles.places[rank] for rank in ranks})
                 if len(members) > 1:
-                    made = dist.new_group(members)
+                    group = dist.new_group(members)
                     if dist.get_rank() in members:
-                        groups[stage] = made
+                        groups[stage] = group
         self.made = sockets() - self.before
         self.work.groups = groups
         self.work.settle(self.roles.places, self.born, self.roles.keepers)
@@ -279,19 +279,19 @@ class _Process(Member):
     def _go_on(self, everyone: Sequence[StageReport], newest: int) -> bool:
         """Goes on from what there is in memory; returns whether that is within a step. newest: steps that are behind at
         least one."""
-        has = next(place for place, told in enumerate(everyone) if told.steps_done == newest)
+        has = next(place for place, progress in enumerate(everyone) if progress.steps_done == newest)
         # Somebody has begun the step after the newest whole one, so it may have sent what others have taken in already.
-        within = any(told.steps_done == newest and told.number == newest + 1 for told in everyone)
+        within = any(progress.steps_done == newest and progress.number == newest + 1 for progress in everyone)
         is_new = self.work is None or self.done == NONE
         if is_new:
             self.work = self._made(blank=True)
         assert self.work is not None
         self.done = newest
-        self.ended = newest if any(told.ended == newest for told in everyone) else newest - 1
+        self.ended = newest if any(progress.ended == newest for progress in everyone) else newest - 1
         self.resumed_from = everyone[has].resumed_from
         self._share_records(has, everyone[has].records)
-        taken = self.roles.taken_over
-        mine = taken.get(self.work.copy.number) == dist.get_rank() and not is_new
+        takeovers = self.roles.taken_over
+        mine = takeovers.get(self.work.copy.number) == dist.get_rank() and not is_new
         # It had not begun the step that others are in: it begins with nothing done.
         if within and self.work.now.number != newest + 1:
             self._begin_step()
@@ -299,8 +299,8 @@ class _Process(Member):
             self.work.take_over()
         self._settle()
         if within:
-            self.work.resume([t.progress if t.number == newest + 1 else StepProgress() for t in everyone], taken)
-        for rank, place in taken.items():
+            self.work.resume([t.progress if t.number == newest + 1 else StepProgress() for t in everyone], takeovers)
+        for rank, place in takeovers.items():
             self.takeovers.append(f"rank {rank} in step {newest + 1}")
             if place == dist.get_rank():
                 how = f"within step {newest + 1}" if within else f"after step {newest}"
@@ -315,8 +315,8 @@ class _Process(Member):
 
     def _outcome(self, loop: Loop) -> Outcome:
         outcome = loop.outcome()
-        said = f"taken over: {', '.join(self.takeovers)}" if self.takeovers else "nothing was lost"
-        return replace(outcome, notes=(*outcome.notes, f"each stage had a copy in the rank before it; {said}"))
+        summary = f"taken over: {', '.join(self.takeovers)}" if self.takeovers else "nothing was lost"
+        return replace(outcome, notes=(*outcome.notes, f"each stage had a copy in the rank before it; {summary}"))
 
     def _begin_step(self) -> None:
         assert self.work is not None
@@ -396,8 +396,10 @@ def _zeros(slot: Slot) -> Tensor:
 def _state(executor: RankExecutor) -> list[Tensor]:
     """All that lives from one step to the next, but for the number of updates."""
     tensors = []
-    for held, rule in executor.parameters():
-        tensors += [x for x in (held.flat, held.master, rule.first, rule.second) if x is not None and x.numel()]
+    for parameters, rule in executor.parameters():
+        tensors += [
+            x for x in (parameters.flat, parameters.master, rule.first, rule.second) if x is not None and x.numel()
+        ]
     return tensors
 
 

@@ -91,9 +91,11 @@ class TicketDesk:
         try:
             self.add(result)
         except RunError as error:
-            left = None if self.job.checkpoints is None else newest(self.job.checkpoints)
+            last_checkpoint = None if self.job.checkpoints is None else newest(self.job.checkpoints)
             after = (
-                f"the checkpoint {left} is from before it: go on from it with a lower --lr" if left else "no checkpoint"
+                f"the checkpoint {last_checkpoint} is from before it: go on from it with a lower --lr"
+                if last_checkpoint
+                else "no checkpoint"
             )
             raise RunError(f"{error}, so the run ended; {after}") from error
         if self.controller is None:

@@ -289,7 +289,7 @@ def _at(executors: Sequence[Executor]) -> str:
 
 def _train(job: TrainingJob, executors: list[Executor]) -> Outcome:
     """Trains as `train` does. executors: takes the one that is made."""
-    with signals_noted() as asked:
+    with signals_noted() as signals:
         # One process of each machine makes the tokens, while the others wait; then all map the same file.
         if int(os.environ.get("LOCAL_RANK", "0")) == 0:
             corpus_of(job)
@@ -314,7 +314,7 @@ def _train(job: TrainingJob, executors: list[Executor]) -> Outcome:
                     routed.end_step(step)
                 busy = loop.saver is not None and loop.saver.busy
                 # Ranks must end, and begin checkpoints, after the same step.
-                sent, is_busy = largest_of_ranks([max(asked, default=0), int(busy)])
+                sent, is_busy = largest_of_ranks([max(signals, default=0), int(busy)])
                 if loop.ends(step, sent, busy=bool(is_busy)):
                     break
         finally:
@@ -394,10 +394,10 @@ def _teachers_loss(executor: Executor, loop: Loop) -> tuple[str, ...]:
     batch = None if distillation is None else loop.corpus.validation_batch(0, **loop.size)
     if distillation is None or batch is None:
         return ()
-    given = {name: x.to(executor.device) for name, x in batch.items()}
-    counted = int((given[distillation.teacher_hooks.labels] >= 0).sum())
+    inputs = {name: x.to(executor.device) for name, x in batch.items()}
+    counted = int((inputs[distillation.teacher_hooks.labels] >= 0).sum())
     with torch.no_grad():
-        loss = float(distillation.teacher.output(given)) / max(counted, 1)
+        loss = float(distillation.teacher.output(inputs)) / max(counted, 1)
     return (f"the teacher's loss on that held-out text is {loss:.3f}",)
 
 
@@ -475,34 +475,34 @@ class Loop:
             notes += [self.slowdown_said] if self.slowdown_said else []
             by_class = self.executor.per_class(timeline)
             self.timelines.append(replace(by_class, assumptions=(*by_class.assumptions, *notes)))
-            taken, loss = timeline.makespan_s, self.executor.total_loss(result)
+            elapsed_s, loss = timeline.makespan_s, self.executor.total_loss(result)
         else:
             result = self.executor.step(batch)
             loss = self.executor.total_loss(result)
-            taken = perf_counter() - began
+            elapsed_s = perf_counter() - began
         self.waits.append(waited_since(queued))
-        self.records.append(Record(step=step, loss=loss, grad_norm=float(result.grad_norm), step_s=taken))
+        self.records.append(Record(step=step, loss=loss, grad_norm=float(result.grad_norm), step_s=elapsed_s))
 
-    def ends(self, step: int, asked: int, busy: bool) -> bool:
+    def ends(self, step: int, signal_number: int, busy: bool) -> bool:
         """Validates, reports and saves as is due after the step; whether it was the last. asked: signal, or 0. busy:
         whether any rank still writes the checkpoint before. RunError where training diverged."""
         self._check_loss(step)
         # Without waiting: where a rank still writes, training goes on.
         if self.saver is not None and not busy:
             self.checkpoint = self.saver.finish() or self.checkpoint
-        job, last = self.job, bool(asked) or step == self.job.steps
+        job, last = self.job, bool(signal_number) or step == self.job.steps
         if last or (job.validate_every and step % job.validate_every == 0):
             self._validate()
         self._show(last)
         due = job.checkpoint_every and step % job.checkpoint_every == 0
-        at_end = bool(asked) or (last and (due or job.checkpoint_at_end))
+        at_end = bool(signal_number) or (last and (due or job.checkpoint_at_end))
         if self.saver is not None and (at_end or due):
             # At the end nothing trains on meanwhile, so nothing needs to be copied.
             self.saver.start(step, copy=not at_end)
         if self.saver is not None and last:
             self.checkpoint = self.saver.finish() or self.checkpoint
-        if asked:
-            self.stopped = asked
+        if signal_number:
+            self.stopped = signal_number
             self._say_stopped(step)
         return last
 
@@ -516,11 +516,15 @@ class Loop:
         """RunError on every rank for a loss that is no number: nothing is learnt after it."""
         if math.isfinite(loss := self.records[-1].loss):
             return
-        left = None
+        last_checkpoint = None
         if self.saver is not None:
             self.saver.finish()
-            left = newest(self.saver.folder)
-        after = f"the checkpoint {left} is from before it: go on from it with a lower --lr" if left else "no checkpoint"
+            last_checkpoint = newest(self.saver.folder)
+        after = (
+            f"the checkpoint {last_checkpoint} is from before it: go on from it with a lower --lr"
+            if last_checkpoint
+            else "no checkpoint"
+        )
         raise RunError(f"the loss of step {step} is {loss}: training diverged, so the run ended; {after}")
 
     def _show(self, last: bool) -> None:
@@ -539,9 +543,9 @@ class Loop:
         """The processes are about to be ended, so nobody else can say it."""
         if self.progress is not None:
             name = signal.Signals(self.stopped).name
-            kept = f"checkpoint in {self.checkpoint}" if self.checkpoint else "no checkpoint was asked for"
+            checkpoint_text = f"checkpoint in {self.checkpoint}" if self.checkpoint else "no checkpoint was asked for"
             again = f"; go on with: {self.job.resume_with}" if self.checkpoint and self.job.resume_with else ""
-            print(f"stopped by {name} after step {step}; {kept}{again}", file=sys.stderr, flush=True)
+            print(f"stopped by {name} after step {step}; {checkpoint_text}{again}", file=sys.stderr, flush=True)
 
     def outcome(self, notes: tuple[str, ...] = ()) -> Outcome:
         """What there is to tell. notes: beside the executor's."""
@@ -599,15 +603,15 @@ def identity_of(job: TrainingJob, corpus: Batches) -> dict[str, str]:
 @contextmanager
 def signals_noted() -> Iterator[list[int]]:
     """A list that signals are put on, in place of their usual effect."""
-    asked: list[int] = []
+    signals: list[int] = []
 
     def note(number: int, frame: FrameType | None) -> None:
-        asked.append(number)
+        signals.append(number)
 
     before = {number: signal.signal(number, note) for number in SIGNALS}
     signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)  # what came before is noted now
     try:
-        yield asked
+        yield signals
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)

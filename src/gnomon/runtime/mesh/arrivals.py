@@ -23,13 +23,13 @@ _SOURCE = {"RECV_F": -1, "RECV_B": 1}
 
 def proofs(program: Program, cls: int) -> dict[Message, tuple[Message, ...]]:
     """Message that `cls` receives -> its own messages that the sender had asked for by then."""
-    asked: dict[int, list[Message]] = {}
+    needs: dict[int, list[Message]] = {}
     proven: dict[Message, tuple[Message, ...]] = {}
     for message, (source, destination, _), sends in _messages(program):
         if sends and destination == cls:
-            proven[message] = tuple(asked.pop(source, ()))
+            proven[message] = tuple(needs.pop(source, ()))
         elif not sends and source == cls:
-            asked.setdefault(destination, []).append(message)
+            needs.setdefault(destination, []).append(message)
     return proven
 
 

@@ -133,15 +133,15 @@ class Groups:
             groups["balance"] = _mine("balance", rows, here)
         groups["norm"] = _mine("norm", [list(range(plan.world_size))], here)
         # From the last to the first, so that a rank of several stages stands for its first.
-        held = {rank: stage for stage, rank in reversed(list(enumerate(plan.pipeline_ranks)))}
+        stage_of_rank = {rank: stage for stage, rank in reversed(list(enumerate(plan.pipeline_ranks)))}
         # Only who meets whom matters here: the least microbatch that every stage can divide shows all pairs.
         size = size or math.lcm(*(mesh.data_ranks for mesh in meshes))
         for source, target, buffer in channels:
-            for route in routes(plan, held[source], held[target], size):
+            for route in routes(plan, stage_of_rank[source], stage_of_rank[target], size):
                 name = channel_name((source, target, buffer), route)
-                made = _mine(name, [[route.source, route.target]], here)
+                group_of_route = _mine(name, [[route.source, route.target]], here)
                 if here.rank in (route.source, route.target):
-                    groups[name] = made
+                    groups[name] = group_of_route
         return Groups(mesh=meshes[here.pipeline_rank], here=here, by_comm=groups)
 
     def leave(self) -> None:
@@ -159,9 +159,10 @@ def tied_holders(plan: Plan, tied: Sequence[Sequence[int]]) -> tuple[tuple[int, 
     sets = {tuple(dict.fromkeys(plan.stage_ranks[stage] for stage in stages)) for stages in tied}
     apart = sorted(holders for holders in sets if len(holders) > 1)
     if len(apart) > 1:
-        said = " and ".join(str(list(stages)) for stages in dict.fromkeys(map(tuple, tied)))
+        stages_text = " and ".join(str(list(stages)) for stages in dict.fromkeys(map(tuple, tied)))
         raise PlanError(
-            f"stages {said} share other parameters each, on other pipeline ranks, whose gradients the runtime adds up "
+            f"stages {stages_text} share other parameters each, on other pipeline ranks, whose gradients the "
+            "runtime adds up "
             f"for one set only; give layers that share parameters to the same stages (layers_per_stage), or use pp = 1"
         )
     return apart[0] if apart else ()
@@ -247,10 +248,10 @@ def _mine(comm: str, rows: Iterable[Sequence[int]], here: Coordinates) -> Proces
                 f"processes of a group are numbered in ascending order; order stages' devices so that ranks ascend, "
                 f"and choose the device of each by placement"
             )
-        made = dist.new_group(sorted(row))
+        group = dist.new_group(sorted(row))
         if here.rank in row:
-            place, mine = here.places.get(comm), made
+            place, mine = here.places.get(comm), group
             # The shard that a rank takes follows its place on the mesh, the exchange its number in the group: one of
             # them wrong would mix up parts without an error.
-            assert place is None or dist.get_rank(made) == place, f"{comm}: {dist.get_rank(made)}, not {place}"
+            assert place is None or dist.get_rank(group) == place, f"{comm}: {dist.get_rank(group)}, not {place}"
     return mine

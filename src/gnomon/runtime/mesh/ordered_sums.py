@@ -38,14 +38,14 @@ class Partial:
         self.sums[node] = grads
         # Adds up as soon as both halves of a node are there, so that few gradients are held at a time.
         while (pair := pair_of(node, self.total)) is not None:
-            left, right = pair
-            if left not in self.sums or right not in self.sums:
+            first_half, right = pair
+            if first_half not in self.sums or right not in self.sums:
                 break
             free = self.sums.pop(right)
-            for into, term in zip(self.sums[left], free, strict=True):
+            for into, term in zip(self.sums[first_half], free, strict=True):
                 into += term
-            node = left[0], right[1]
-            self.sums[node] = self.sums.pop(left)
+            node = first_half[0], right[1]
+            self.sums[node] = self.sums.pop(first_half)
         return free
 
 
@@ -69,7 +69,7 @@ def exchange(
             row[: stop - start] = sums[node][start:stop]
         # [nodes, size, part] -> [size, nodes, part]: what goes to one process lies in one run
         sent = mine.view(-1, size, part).transpose(0, 1).contiguous()
-        counts = [len(held) * part for held in nodes]
+        counts = [len(nodes_of_rank) * part for nodes_of_rank in nodes]
         came = torch.empty(sum(counts), dtype=out.dtype)
         width = out.element_size()
         all_to_all(
@@ -80,7 +80,7 @@ def exchange(
             sent=[len(nodes[rank]) * part * width] * size,
         )
         # came: the nodes of process 0, then those of process 1 …, one row of `part` elements each
-        parts = dict(zip((node for held in nodes for node in held), came.view(-1, part), strict=True))
+        parts = dict(zip((node for nodes_of_rank in nodes for node in nodes_of_rank), came.view(-1, part), strict=True))
         whole = torch.empty(size * part, dtype=out.dtype)
         all_gather(whole.view(torch.uint8), _finished(parts, (0, total)).view(torch.uint8), group)
         out[start:stop] = whole[: stop - start]
@@ -90,7 +90,7 @@ def _finished(parts: dict[Node, Tensor], node: Node) -> Tensor:
     """Adds up a node from those below it that are there, which are used up."""
     if node in parts:
         return parts[node]
-    left, right = (_finished(parts, half) for half in halves(node))
+    first_half, right = (_finished(parts, half) for half in halves(node))
     # In place: the terms are this call's own.
-    left += right
-    return left
+    first_half += right
+    return first_half

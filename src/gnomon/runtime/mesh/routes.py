@@ -71,9 +71,9 @@ def rows_of(plan: Plan, stage: int, size: int) -> tuple[tuple[int, int], ...]:
     """(first, count) of the sequences of a microbatch of `size` that each data-parallel rank takes."""
     dealt = deal(size, plan.stage_mesh(stage).data_ranks, plan.stages[stage].shares if plan.stages else ())
     if any(part.denominator > 1 or part < 1 for part in dealt):
-        given = " ".join(str(part) for part in dealt[:8])
+        dealt_text = " ".join(str(part) for part in dealt[:8])
         raise PlanError(
-            f"stage {stage} deals {size} sequences of a microbatch to its data-parallel ranks as {given}; give it "
+            f"stage {stage} deals {size} sequences of a microbatch to its data-parallel ranks as {dealt_text}; give it "
             f"shares in whole sequences, at least one each"
         )
     counts = [int(part) for part in dealt]

@@ -127,17 +127,17 @@ def apply(
     rules, crossing = rules_of(plan, graph), hops(graph, plan, by_layer=zero == 3 or by_layer)
     runs_again = in_runs(plan, graph)
     check_runs(plan, graph, presets, runs_again, by_layer=zero == 3 or by_layer)
-    for held in parts_held(graph, plan, groups, sharded, device, by_layer=by_layer, shares=shares):
-        number, layers = held.number, held.layers
-        for part in held.parts:
+    for stage_parts in parts_held(graph, plan, groups, sharded, device, by_layer=by_layer, shares=shares):
+        number, layers = stage_parts.number, stage_parts.layers
+        for part in stage_parts.parts:
             part.fill(start)
-        more = shares.get(number, NO_SHARE)
-        enters = [*more.enters, *(hop for hop in crossing if hop.target == number)]
-        leaves = [*(hop for hop in crossing if hop.source == number), *more.leaves]
+        share = shares.get(number, NO_SHARE)
+        enters = [*share.enters, *(hop for hop in crossing if hop.target == number)]
+        leaves = [*(hop for hop in crossing if hop.source == number), *share.leaves]
         stages[number] = Stage(
-            graph, layers, held.parts, runs, zero, borrowed=held.borrowed, enters=enters, leaves=leaves
+            graph, layers, stage_parts.parts, runs, zero, borrowed=stage_parts.borrowed, enters=enters, leaves=leaves
         )
-        still = place_slots([*slots_of(layers, sharded, axes, set(), frozen=True), *more.frozen])
+        still = place_slots([*slots_of(layers, sharded, axes, set(), frozen=True), *share.frozen])
         if stages[number].captured:
             still = _held_apart(still, values, zero, graph)
         dtype = dtypes(plan).param
@@ -206,15 +206,27 @@ def parts_held(
     first, tables, lies = holders(plan, graph, zero), looked_up(graph), experts_here(graph, plan, groups)
     stages = stage_layers(plan, graph)
     for index, of_actions in enumerate(layer_groups(plan, stages)):
-        alone, lent = zero == 3 or by_layer, dict[str, Parameters]()
-        shared = _read_alike(of_actions, sharded) if alone else set[str]()
-        for part in of_actions if alone else [stages[index]]:
+        by_itself, lent = zero == 3 or by_layer, dict[str, Parameters]()
+        shared = _read_alike(of_actions, sharded) if by_itself else set[str]()
+        for part in of_actions if by_itself else [stages[index]]:
             if plan.pipeline_ranks[index] == groups.here.pipeline_rank:
                 counted = {name for name, stages in first.items() if stages[0] != number}
                 apart = shared if zero == 3 else set[str]()
-                more = shares.get(number, NO_SHARE).slots
+                share_slots = shares.get(number, NO_SHARE).slots
                 parts = _held(
-                    part, sharded, axes, counted, plan, groups, zero, device, tables, set(lent), apart, more, lies
+                    part,
+                    sharded,
+                    axes,
+                    counted,
+                    plan,
+                    groups,
+                    zero,
+                    device,
+                    tables,
+                    set(lent),
+                    apart,
+                    share_slots,
+                    lies,
                 )
                 borrowed = _borrowed(part, sharded, lent)
                 lent |= {name: one for one in parts for name in one.by_name if name in shared}
@@ -346,14 +358,14 @@ def _held(
     parts = list[Parameters]()
     # What only this stage holds, what later layers borrow, and experts: each is reduced over other ranks or at another
     # time, and so divided on its own.
-    for apart, alone in ((False, False), (False, True), (True, False)):
+    for apart, by_itself in ((False, False), (False, True), (True, False)):
         shards = mesh.edp if apart else mesh.dp_shard * mesh.cp
         away = zero == 3 and plan.optimizer.offload_parameters
         divided = zero if shards > 1 or away else 0
         every = slots_of(layers, sharded, axes, counted, experts, apart=apart, looked_up=tables, lies=lies)
-        chosen = [one for one in every if one.name not in lent and (apart or (one.name in shared) == alone)]
-        slots = place_slots([*chosen, *(share_slots if not apart and not alone else ())])
-        if not slots and (apart or alone):
+        chosen = [one for one in every if one.name not in lent and (apart or (one.name in shared) == by_itself)]
+        slots = place_slots([*chosen, *(share_slots if not apart and not by_itself else ())])
+        if not slots and (apart or by_itself):
             continue
         parts.append(
             Parameters(
@@ -488,8 +500,8 @@ def slots_of(
 def placements(graph: Graph, plan: Plan) -> dict[str, Placement]:
     """Label of each layer with experts -> the expert in each slot of ranks of ep; none where the plan leaves them in
     their usual order."""
-    asked, ep = plan.experts, max(plan.stage_mesh(stage).ep for stage in range(plan.num_stages))
-    if not (asked.replicas or asked.placement or asked.rebalance_every) or ep == 1:
+    experts, ep = plan.experts, max(plan.stage_mesh(stage).ep for stage in range(plan.num_stages))
+    if not (experts.replicas or experts.placement or experts.rebalance_every) or ep == 1:
         return {}
     found = routers(graph)
     rows = placements_of(plan, [router.experts for router in found], ep, RouterLoad())
@@ -570,10 +582,10 @@ def beginning(values: Values | None, graph: Graph, seed: int) -> Callable[[Slot]
     def first(slot: Slot) -> Tensor:
         if slot.experts is not None and values is not None:
             return torch.cat([first(one) for one, _ in slot.each_expert()])
-        given = values(slot) if values is not None else None
-        if given is None:
-            given = tables.get(slot.name)
-        return part_of(slot, seed, begin.get(slot.name)) if given is None else given
+        value = values(slot) if values is not None else None
+        if value is None:
+            value = tables.get(slot.name)
+        return part_of(slot, seed, begin.get(slot.name)) if value is None else value
 
     return first
 

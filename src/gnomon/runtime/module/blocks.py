@@ -89,8 +89,8 @@ class BlockRun:
         self.block, self.axes, self.keep_gathered = sharded.block, axes, keep_gathered
         self.homes = sharded.homes
         tp = axes.get("tp", ALONE).ranks
-        made = [pair for op in sharded.ops for pair in zip(op.op.outputs, op.strategy.outputs, strict=True)]
-        self.copies = {name: 1 if "tp" in sharding.partial else tp for name, sharding in made}
+        outputs = [pair for op in sharded.ops for pair in zip(op.op.outputs, op.strategy.outputs, strict=True)]
+        self.copies = {name: 1 if "tp" in sharding.partial else tp for name, sharding in outputs}
         """Output -> ranks of tp that compute the same of it, where it is a loss: others have a term of it each."""
         self.captured = any(op.captured is not None for op in sharded.block.ops)
         self._check_kv_heads()
@@ -109,20 +109,20 @@ class BlockRun:
         self.ways = {o.op.path: _ways(o, axes) for o in sharded.ops if o.op.captured is not None}
         """Of a captured op: into how many parts ranks divide the dims that it works on parts of."""
         self.dims = {t.name: tuple(tuple(a.name for a in dim.atoms) for dim in t.dims) for t in self.block.tensors}
-        given = self.block.inputs if self.block.part_of is None else self.block.part_of.inputs
+        block_inputs = self.block.inputs if self.block.part_of is None else self.block.part_of.inputs
         self.free = {
             name
             for name in self.block.inputs
-            if name in given and not self.block.tensor(name).is_float and not self.captured
+            if name in block_inputs and not self.block.tensor(name).is_float and not self.captured
         }
         """Integers that every rank has as each op wants them."""
         reads: dict[str, str] = {}
         for op in self.block.ops:
             # The last reader wins: after it the tensor may go.
             reads.update(dict.fromkeys(op.inputs, op.path))
-        kept = set(self.block.outputs)
+        block_outputs = set(self.block.outputs)
         self.ops = [
-            self._compiled(op, tuple(n for n, path in reads.items() if path == op.op.path and n not in kept))
+            self._compiled(op, tuple(n for n, path in reads.items() if path == op.op.path and n not in block_outputs))
             for op in sharded.ops
         ]
         self.by_path = {op.site.op.path: op for op in self.ops}
@@ -149,13 +149,13 @@ class BlockRun:
         op, strategy = sharded.op, sharded.strategy
         inputs: list[OpInput | str] = []
         parts: dict[str, tuple[Move, ...]] = {}
-        for name, wanted, terms in zip(op.inputs, strategy.inputs, strategy.grad_partial, strict=True):
+        for name, input_layout, terms in zip(op.inputs, strategy.inputs, strategy.grad_partial, strict=True):
             tensor = self.block.tensor(name)
             if tensor.kind == "state" and self.captured:  # every rank has all of it
-                parts[name] = steps(Sharding(), wanted, self.dims[name], self.axes)
+                parts[name] = steps(Sharding(), input_layout, self.dims[name], self.axes)
             elif tensor.kind == "state" and len(tensor.dims) == 1:  # positions: a rank has those of its cp part
-                parts[name] = self._steps(_over_cp(wanted), wanted, name)
-            if tensor.kind == "parameter" and op.captured is not None and wanted != self.homes[name]:
+                parts[name] = self._steps(_over_cp(input_layout), input_layout, name)
+            if tensor.kind == "parameter" and op.captured is not None and input_layout != self.homes[name]:
                 raise PlanError(
                     f"{op.path} ({op.captured.where}) wants all of {name}, which ranks have parts of "
                     f"({self.homes[name]}); say how it divides with gnomon.op_sharding, or use "
@@ -166,21 +166,21 @@ class BlockRun:
                 continue
             home = self.homes[name]
             if name in self.free:  # as the batch has it, but that of a captured model, which is brought before
-                home = wanted if self.captured else _over_cp(wanted)
-            there = self._steps(home, wanted, name)
+                home = input_layout if self.captured else _over_cp(input_layout)
+            there = self._steps(home, input_layout, name)
             # Gradients come as the op leaves them, with terms of sums where the op makes only such, and go home.
-            back = self._steps(wanted.with_partial(*terms), home, name) if tensor.is_float else ()
-            inputs.append(OpInput((name, wanted, terms), there, back))
+            back = self._steps(input_layout.with_partial(*terms), home, name) if tensor.is_float else ()
+            inputs.append(OpInput((name, input_layout, terms), there, back))
         leave, enter = list[tuple[Move, ...]](), list[tuple[Move, ...]]()
-        for name, made in zip(op.outputs, strategy.outputs, strict=True):
+        for name, output_layout in zip(op.outputs, strategy.outputs, strict=True):
             if not self.block.tensor(name).dims:  # a loss is added up with the reported ones
                 leave.append(())
                 enter.append(())
                 continue
             home = self.homes[name]
-            leave.append(self._steps(made, home, name))
+            leave.append(self._steps(output_layout, home, name))
             # The gradient of a partial sum is needed whole by every rank that has a term.
-            enter.append(self._steps(home, Sharding(shards=made.shards), name))
+            enter.append(self._steps(home, Sharding(shards=output_layout.shards), name))
         over = str(op.attr("over", "")) if op.does == "normalises" and op.attr("fn", "") != "group" else ""
         if over and any(axis in self.axes and self.axes[axis].ranks > 1 for axis in strategy.inputs[0].axes_of(over)):
             raise PlanError(f"{op.path}: the runtime does not norm over {over}, which ranks divide; use tp = 1")
@@ -251,20 +251,20 @@ class BlockRun:
         with keeper.watching(frame):
             for index, op in enumerate(self.ops):
                 keeper.begin(index)
-                made = frame.do(op, again=False, seen=seen)
-                keeper.end(made)
+                outputs = frame.do(op, again=False, seen=seen)
+                keeper.end(outputs)
             return {name: frame.values[name] for name in self.block.outputs}
 
     def _straight(self, frame: Frame) -> Straight:
         """Its ops as one function, at the sizes of the frame."""
-        given = frozenset(name for name in self.block.inputs if is_given(frame.values[name]))
-        key = (given, *frame.sizes.items(), frame.compute, frame.device)
-        if (made := self.lines.get(key)) is None:
+        given_names = frozenset(name for name in self.block.inputs if is_given(frame.values[name]))
+        key = (given_names, *frame.sizes.items(), frame.compute, frame.device)
+        if (line := self.lines.get(key)) is None:
             if len(self.lines) >= SIZES:
                 self.lines.clear()
             of = {op.site.op.path: frame.calls(op) for op in self.ops if op.site.op.captured is not None}
-            made = self.lines[key] = straight(self.block.name, self.ops, of, given)
-        return made
+            line = self.lines[key] = straight(self.block.name, self.ops, of, given_names)
+        return line
 
 
 @dataclass(frozen=True, slots=True)
@@ -283,9 +283,9 @@ def cut_linears(ops: Sequence[BlockOp], splits: Sequence[Split]) -> dict[str, Cu
     linears = [op for op in chosen if op.site.op.rules.torch == "engine" and op.site.op.does == "multiplies"]
     readers: dict[Need, list[BlockOp]] = {}
     for op in ops:
-        for given in op.inputs:
-            if isinstance(given, OpInput):
-                readers.setdefault(given.need, []).append(op)
+        for op_input in op.inputs:
+            if isinstance(op_input, OpInput):
+                readers.setdefault(op_input.need, []).append(op)
     found = {}
     for op in linears:
         first, path = op.inputs[0], op.site.op.path
@@ -320,7 +320,7 @@ class Watcher(Protocol):
     def begin(self, index: int) -> None:
         """Is called before an op."""
 
-    def end(self, made: Mapping[str, Tensor]) -> None:
+    def end(self, outputs: Mapping[str, Tensor]) -> None:
         """Is called after it, with the tensors that it wrote."""
 
 
@@ -374,8 +374,8 @@ class Frame:
                 return self.do(op, again=False, seen=seen)
         site = op.site
         if site.op.rules.torch == "engine" and site.op.does == "multiplies":
-            made = self._linear(op)
-            out: Tensor | tuple[Tensor, ...] = made.clone() if site.op.outputs[0] in self.owner.written else made
+            result = self._linear(op)
+            out: Tensor | tuple[Tensor, ...] = result.clone() if site.op.outputs[0] in self.owner.written else result
         elif site.op.does == "counts the step" and self.counted is not None:
             load = self.operand(op, op.inputs[0])
             assert isinstance(load, Tensor)
@@ -383,7 +383,7 @@ class Frame:
         elif site.op.rules.runs == "engine":
             out = self._experts(op)
         else:
-            operands = [self.operand(op, given) for given in op.inputs]
+            operands = [self.operand(op, op_input) for op_input in op.inputs]
             function = function_of(site.op.kind) if site.op.captured is None else self._captured(op)
             if site.op.rules.documents and self.packing is not None:
                 function = partial(function, packing=self.packing)
@@ -420,10 +420,10 @@ class Frame:
         tp = self.owner.axes.get("tp", ALONE).ranks
         if not self.owner.captured or tp == 1:
             return error
-        told = str(error).splitlines()[0]
+        reason = str(error).splitlines()[0]
         where = f" ({site.op.captured.where})" if site.op.captured is not None and site.op.captured.where else ""
         return PlanError(
-            f"{self.owner.block.name}: {site.op.path}{where} does not run divided by tp = {tp} ({told}); use tp = 1"
+            f"{self.owner.block.name}: {site.op.path}{where} does not run divided by tp = {tp} ({reason}); use tp = 1"
         )
 
     def _captured(self, op: BlockOp) -> Callable[..., Tensor | tuple[Tensor, ...]]:
@@ -433,37 +433,37 @@ class Frame:
         """The ATen ops of a captured op, at the sizes of this rank."""
         owner, path = self.owner, op.site.op.path
         key = (path, *self.sizes.items(), self.compute, self.device)
-        if (made := owner.made.get(key)) is None:
+        if (aten_calls := owner.made.get(key)) is None:
             ways, cp = owner.ways[path], owner.axes.get("cp", ALONE).ranks
             whole = {name: size * (cp if is_sequence(name) else 1) for name, size in self.sizes.items()}
             parts = {name: size // ways.get(name, 1) for name, size in whole.items()}
             here, there = {**owner.extents[path], **parts}, {**owner.whole, **whole}
             if len(owner.made) >= SIZES * len(owner.ops):
                 owner.made.clear()
-            made = owner.made[key] = calls(op.site.op, here, there, self.compute, self.device)
-        return made
+            aten_calls = owner.made[key] = calls(op.site.op, here, there, self.compute, self.device)
+        return aten_calls
 
-    def operand(self, op: BlockOp, given: OpInput | str) -> Operand:
+    def operand(self, op: BlockOp, op_input: OpInput | str) -> Operand:
         """What an op reads: an activation, a buffer, or a parameter."""
-        if isinstance(given, OpInput):
-            return self._brought(given)
-        tensor = self.owner.block.tensor(given)
+        if isinstance(op_input, OpInput):
+            return self._brought(op_input)
+        tensor = self.owner.block.tensor(op_input)
         if tensor.kind == "state" and (not tensor.is_float or self.owner.captured):
-            value, parts = self.state(given), op.parts.get(given)
+            value, parts = self.state(op_input), op.parts.get(op_input)
             if parts and value.ndim > len(tensor.dims):  # within packed documents: a row for each of the batch
                 parts = tuple(replace(step, dim=step.dim + 1) for step in parts)
             return run(value, parts) if parts else value
-        rows = op.site.weight_rows if op.site.op.contracts and given == op.site.op.inputs[1] else 0
-        return self.weights(given, rows if op.site.op.contracts else max(0, len(tensor.dims) - 1))
+        rows = op.site.weight_rows if op.site.op.contracts and op_input == op.site.op.inputs[1] else 0
+        return self.weights(op_input, rows if op.site.op.contracts else max(0, len(tensor.dims) - 1))
 
-    def _brought(self, given: OpInput) -> Tensor:
+    def _brought(self, op_input: OpInput) -> Tensor:
         """The activation in the layout that the op wants; brought there once."""
-        if not given.there and not given.back:
-            return self.values[given.need[0]]
-        value = self.brought.get(given.need)
+        if not op_input.there and not op_input.back:
+            return self.values[op_input.need[0]]
+        value = self.brought.get(op_input.need)
         if value is None:
-            value = move_through(self.values[given.need[0]], given.there, given.back, self.extents)
-            self.brought[given.need] = value
+            value = move_through(self.values[op_input.need[0]], op_input.there, op_input.back, self.extents)
+            self.brought[op_input.need] = value
         return value
 
     def _linear(self, op: BlockOp) -> Tensor:
@@ -475,17 +475,17 @@ class Frame:
         x = self._brought(first)
         x = x.detach() if is_given(x) else x
         gathers = any(step.kind == "all_gather" for step in first.there)
-        more: dict[str, Any] = {}
+        options: dict[str, Any] = {}
         if gathers and not self.owner.keep_gathered:
-            more |= {"home": self.values[first.need[0]], "gather": self._gather(first)}
+            options |= {"home": self.values[first.need[0]], "gather": self._gather(first)}
         exchanged = any(step.kind == "all_to_all" for step in op.leave[0])  # no sums: each part has its bias
         if not exchanged and (op.leave[0] or op.enter[0]):
             leave, enter, sizes = op.leave[0], op.enter[0], self.extents  # not the frame, whose tensors hold these
-            more |= {
+            options |= {
                 "leave": lambda out: run(out, leave, own=True, sizes=sizes),
                 "enter": lambda grad: run(grad, enter, sizes=sizes),
             }
-        out = linear(op.site, x, weight, bias[0] if bias else None, **more)
+        out = linear(op.site, x, weight, bias[0] if bias else None, **options)
         return move_through(out, op.leave[0], op.enter[0], self.extents) if exchanged else out
 
     def _cut(self, op: BlockOp, cut: CutLinear) -> Tensor:
@@ -497,13 +497,13 @@ class Frame:
         assert isinstance(first, OpInput)
         if not together:
             x = operand_of(op.site, self._brought(first))
-            product = self._token_weight(op)
-            return result_of(op.site, scattered_linear(x, cut.token_cut, product), product.weight)
+            weight = self._token_weight(op)
+            return result_of(op.site, scattered_linear(x, cut.token_cut, weight), weight.weight)
         ops = [self.owner.by_path[other] for other in together]
         home = operand_of(op.site, self.values[first.need[0]])
-        products = [self._token_weight(one) for one in ops]
-        made = gathered_linears(home, cut.token_cut, products, keep=self.owner.keep_gathered)
-        outs = [result_of(one.site, x, p.weight) for one, x, p in zip(ops, made, products, strict=True)]
+        weights = [self._token_weight(one) for one in ops]
+        gathered = gathered_linears(home, cut.token_cut, weights, keep=self.owner.keep_gathered)
+        outs = [result_of(one.site, x, p.weight) for one, x, p in zip(ops, gathered, weights, strict=True)]
         self.ready |= dict(zip(together[1:], outs[1:], strict=True))
         return outs[0]
 
@@ -511,19 +511,19 @@ class Frame:
         weight, *bias = (self._weight(op, name) for name in op.inputs[1:])
         return TokenWeight(weight, bias[0] if bias else None, op.site.inner_first)
 
-    def _gather(self, given: OpInput) -> Callable[[Tensor], Tensor]:
+    def _gather(self, op_input: OpInput) -> Callable[[Tensor], Tensor]:
         """Gathers an input again, once for all linears that read it: the last of them lets it go."""
-        kept = self.regathered.setdefault(given.need, [None, 0])
-        kept[1] += 1
+        gathered_of_home = self.regathered.setdefault(op_input.need, [None, 0])
+        gathered_of_home[1] += 1
         sizes = self.extents  # not the frame, whose tensors hold this function
 
         def gather(home: Tensor) -> Tensor:
-            if kept[0] is None:
-                kept[0] = run(home, given.there, sizes=sizes)
-            kept[1] -= 1
-            gathered = kept[0]
-            if not kept[1]:
-                kept[0] = None
+            if gathered_of_home[0] is None:
+                gathered_of_home[0] = run(home, op_input.there, sizes=sizes)
+            gathered_of_home[1] -= 1
+            gathered = gathered_of_home[0]
+            if not gathered_of_home[1]:
+                gathered_of_home[0] = None
             return gathered
 
         return gather
@@ -535,7 +535,7 @@ class Frame:
 
     def _experts(self, op: BlockOp) -> Tensor:
         site, names = op.site, op.site.op.inputs
-        first, *others = (self.operand(op, given) for given in op.inputs)
+        first, *others = (self.operand(op, op_input) for op_input in op.inputs)
         assert isinstance(first, Tensor)
         ep, etp = site.axis("ep"), site.axis("etp")
         if site.op.does == "dispatches":
@@ -579,9 +579,14 @@ class Frame:
         experts = dims[site.attr("experts", "")] or 0
         if self.routed is not None:
             self.routed(indices[indices < experts])
-        given = self.owner.capacity
-        by = self.values[self._weights_of(site.op.inputs[1])] if given.by_weight and given.over_mean else None
-        how = {"ep": site.axis("ep"), "etp": site.axis("etp"), "capacity": given.over_mean, "padded": given.padded}
+        capacity = self.owner.capacity
+        by = self.values[self._weights_of(site.op.inputs[1])] if capacity.by_weight and capacity.over_mean else None
+        how = {
+            "ep": site.axis("ep"),
+            "etp": site.axis("etp"),
+            "capacity": capacity.over_mean,
+            "padded": capacity.padded,
+        }
         return experts, {**how, "weights": by, "placement": self.placement}
 
     def _weights_of(self, indices: str) -> str:

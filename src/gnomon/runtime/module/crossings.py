@@ -78,10 +78,10 @@ class Hop:
 def hops(graph: Graph, plan: Plan, *, by_layer: bool) -> tuple[Hop, ...]:
     """Lists every tensor that crosses from one stage to another. by_layer: whether a stage of the Program is a layer,
     as under ZeRO 3."""
-    known, made = _crossings(graph), dict[tuple[str, str], Crossing]()
+    known, hops_ = _crossings(graph), dict[tuple[str, str], Crossing]()
     for layer in graph.layers():
         for out, name in writes(graph, layer).items():
-            made[layer.label, out] = known[name]
+            hops_[layer.label, out] = known[name]
     sent = transfers(plan, graph)
     stages = stage_layers(plan, graph)
     groups = layer_groups(plan, stages)
@@ -91,22 +91,22 @@ def hops(graph: Graph, plan: Plan, *, by_layer: bool) -> tuple[Hop, ...]:
         Hop(
             source=first[transfer.source] + counts[transfer.source] - 1,
             target=first[transfer.target],
-            crossings=tuple(made[pair] for pair in transfer.tensors),
+            crossings=tuple(hops_[pair] for pair in transfer.tensors),
         )
         for transfer in sent
     ]
     if by_layer:
         for stage, part in enumerate(groups):
-            listed += _within(graph, part, first[stage], _at(stage, sent, made), known)
+            listed += _within(graph, part, first[stage], _at(stage, sent, hops_), known)
     return tuple(sorted(listed, key=lambda hop: (hop.source, hop.target)))
 
 
 def _at(
-    stage: int, sent: Sequence[Transfer], made: Mapping[tuple[str, str], Crossing]
+    stage: int, sent: Sequence[Transfer], crossings: Mapping[tuple[str, str], Crossing]
 ) -> tuple[dict[str, None], dict[str, None]]:
     """Names of what enters a stage of the plan, and of what leaves it."""
-    enters = {made[pair].name: None for transfer in sent if transfer.target == stage for pair in transfer.tensors}
-    leaves = {made[pair].name: None for transfer in sent if transfer.source == stage for pair in transfer.tensors}
+    enters = {crossings[pair].name: None for transfer in sent if transfer.target == stage for pair in transfer.tensors}
+    leaves = {crossings[pair].name: None for transfer in sent if transfer.source == stage for pair in transfer.tensors}
     return enters, leaves
 
 
@@ -123,8 +123,8 @@ def _within(
     for place in range(len(groups) - 1):
         there |= dict.fromkeys(name for layer in groups[place] for name in writes(graph, layer).values())
         later = [layer for group in groups[place + 1 :] for layer in group]
-        wanted = {name for layer in later for name in reads(layer).values()} | set(ends[1])
-        crossings = tuple(known[name] for name in there if name in wanted)
+        read_later = {name for layer in later for name in reads(layer).values()} | set(ends[1])
+        crossings = tuple(known[name] for name in there if name in read_later)
         if crossings:
             yield Hop(source=first + place, target=first + place + 1, crossings=crossings)
 

@@ -94,11 +94,13 @@ def run(x: Tensor, todo: Sequence[Move], *, own: bool = False, sizes: Mapping[st
             first = x.movedim(step.dim, 0).contiguous()
             gathers = step.kind == "all_gather"
             rows = first.shape[0] * n if gathers else first.shape[0] // n
-            held = None if step.axis.order == "contiguous" else step.axis.all_positions(min(rows, len(first)), x.device)
-            first = first if gathers or held is None else first[held]
+            positions = (
+                None if step.axis.order == "contiguous" else step.axis.all_positions(min(rows, len(first)), x.device)
+            )
+            first = first if gathers or positions is None else first[positions]
             out = torch.empty((rows, *first.shape[1:]), dtype=x.dtype, device=x.device)
             (all_gather if gathers else reduce_scatter)(out, first, group)
-            out = out if not gathers or held is None else out[held.argsort()]
+            out = out if not gathers or positions is None else out[positions.argsort()]
             x, own = out.movedim(0, step.dim), True
     return x
 

@@ -46,8 +46,8 @@ class OneProcess:
         )
         runs = {name: BlockRun(block, {}) for name, block in sharded.items()}
         slots = tuple(slots_of(graph.layers(), sharded, {}, set()))
-        kept = Dtypes(param=dtype, grad=dtype, master=None, states=dtype)
-        self.parameters = Parameters(slots, kept, zero=0, shard=0, num_shards=1, device=device)
+        dtypes = Dtypes(param=dtype, grad=dtype, master=None, states=dtype)
+        self.parameters = Parameters(slots, dtypes, zero=0, shard=0, num_shards=1, device=device)
         first = beginning(values, graph, seed)
         self.parameters.fill(first)
         self.stage = Stage(graph, graph.layers(), (self.parameters,), runs, 0)
@@ -60,8 +60,8 @@ class OneProcess:
 
     def output(self, batch: Batch) -> Tensor:
         """The loss summed over tokens, or logits."""
-        made = self.stage({}, batch)
-        first, *others = (made[result] for result in self.stage.results)
+        outputs = self.stage({}, batch)
+        first, *others = (outputs[result] for result in self.stage.results)
         return sum(others, first)
 
     def loss(self, batch: Batch, *, count: int) -> float:

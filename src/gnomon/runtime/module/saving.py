@@ -141,9 +141,9 @@ class Keeper:
         if self.run.ops[index].site.op.path in self.run.drawing:
             self.drawn[index] = _generators(self.device)
 
-    def end(self, made: Mapping[str, Tensor]) -> None:
+    def end(self, outputs: Mapping[str, Tensor]) -> None:
         """An op has made its outputs: what it saved is known by name now."""
-        for name, x in made.items():
+        for name, x in outputs.items():
             self._register(name, x)
         # This op's entries are the last ones.
         for saved in reversed(self.saved):
@@ -186,10 +186,10 @@ class Keeper:
 
     def _decide(self) -> SavingDecision:
         maker = {name: index for index, op in enumerate(self.run.ops) for name in op.site.op.outputs}
-        kept = {saved.key for saved in self.saved if saved.action != "recompute"}
+        saved_names = {saved.key for saved in self.saved if saved.action != "recompute"}
         # A rule that names a tensor keeps it even where autograd does not ask for it, so that recomputation may start
         # there.
-        kept |= {name for name, action in self.rules.actions.items() if action != "recompute"}
+        saved_names |= {name for name, action in self.rules.actions.items() if action != "recompute"}
         gone = [saved for saved in self.saved if saved.action == "recompute"]
         todo = [maker.get(saved.key, saved.place[0]) for saved in gone]
         writers = self._writers()
@@ -206,7 +206,7 @@ class Keeper:
                 root = self.root_of[name]
                 if root in writers:  # what was kept is as it was at the end
                     todo += [maker[name], *writers[root]]
-                elif name not in maker or root in kept or root in self.run.block.inputs:
+                elif name not in maker or root in saved_names or root in self.run.block.inputs:
                     anchors[name] = root
                 else:
                     todo.append(maker[name])
@@ -261,7 +261,7 @@ class Keeper:
         for name in decided.anchors.keys() - values.keys():
             geometry, wants = self.shapes[name]
             values[name] = _looked(self._back(decided.anchors[name]), geometry).detach().requires_grad_(wants)
-        wanted = {saved.key for saved in self.saved if saved.action == "recompute"}
+        recomputed = {saved.key for saved in self.saved if saved.action == "recompute"}
         own: list[Tensor] = []
 
         def pack(x: Tensor) -> None:
@@ -269,7 +269,7 @@ class Keeper:
             own.append(x.detach())
 
         def seen(name: str, x: Tensor) -> None:
-            if name in wanted:
+            if name in recomputed:
                 self.came[name] = _storage_of(x)
 
         run = frame.anew(values)
@@ -282,7 +282,7 @@ class Keeper:
                     _set_generators(self.device, self.drawn[index])
                 run.do(self.run.ops[index], again=False, seen=seen)
                 for order, x in enumerate(own):
-                    if f"{index}.{order}" in wanted:
+                    if f"{index}.{order}" in recomputed:
                         self.came[f"{index}.{order}"] = _storage_of(x)
         # The generators go on from where they were, as if nothing had been drawn twice.
         if now is not None:

@@ -49,7 +49,7 @@ class Stage(nn.Module):
         self,
         graph: Graph,
         layers: Sequence[Layer],
-        held: Sequence[Parameters],
+        parameters: Sequence[Parameters],
         runs: Mapping[str, BlockRun],
         zero: int,
         *,
@@ -61,17 +61,17 @@ class Stage(nn.Module):
         parameters that it reads and another stage holds (borrowed), by name, and what earlier stages hand it (enters)
         and it hands later ones (leaves)."""
         super().__init__()
-        self.layers, self.held, self.runs, self.tape = tuple(layers), tuple(held), runs, Tape()
+        self.layers, self.held, self.runs, self.tape = tuple(layers), tuple(parameters), runs, Tape()
         self.zero = zero
         self.frozen: Parameters | None = None
         """Weights that are not trained; of a captured model those that ZeRO 3 divides."""
         self.four_bit: Parameters | None = None
         """Those of them that are in four bits."""
-        self.holder = {name: part for part in held for name in part.by_name} | dict(borrowed)
+        self.holder = {name: part for part in parameters for name in part.by_name} | dict(borrowed)
         """Name of a parameter -> which of `held` has it, or from whom it is borrowed."""
         self.borrowed = dict(borrowed)
         # By identity, since a part stands under each of its parameters' names.
-        self.reduced = (*held, *{id(part): part for part in borrowed.values() if part.borrowed}.values())
+        self.reduced = (*parameters, *{id(part): part for part in borrowed.values() if part.borrowed}.values())
         """What gradients of its own are reduced of."""
         self.placements: Mapping[str, Placement] = {}
         """Label of a layer -> the expert in each slot of ranks of ep, where the plan places them."""
@@ -120,17 +120,19 @@ class Stage(nn.Module):
             self.entries |= {name: run.entry(own) for own, name in reads(layer).items() if name in self.given}
         self.reads = [reads(layer) for layer in layers]
         self.writes = [writes(graph, layer) for layer in layers]
-        made = {name for names in self.writes for name in names.values()}
-        asked = [name for names in self.reads for name in names.values() if name not in made and name not in self.given]
+        written = {name for names in self.writes for name in names.values()}
+        needed = [
+            name for names in self.reads for name in names.values() if name not in written and name not in self.given
+        ]
         self.enters, self.leaves = tuple(enters), tuple(leaves)
         handed = {crossing.name for hop in self.enters for crossing in hop.crossings}
-        if missing := [name for name in asked if name not in handed]:
+        if missing := [name for name in needed if name not in handed]:
             raise GraphError(f"{graph.name}: the stage of {layers[0].label} reads {missing[0]}, which no other makes")
         # The last layer that reads a name: later ones overwrite earlier. After it the tensor is let go of.
         read = {name: index for index, names in enumerate(self.reads) for name in names.values()}
         self.unread = [[name for name, last in read.items() if last == index] for index in range(len(self.reads))]
         """Of each layer: what no later one reads."""
-        self.results = tuple(name for name in losses(graph) if name in made)
+        self.results = tuple(name for name in losses(graph) if name in written)
         """Losses that it makes: at the last stage, or layers of it."""
         self.copies = {
             full: runs[layer.call.block].copies[own]
@@ -202,8 +204,8 @@ class Stage(nn.Module):
 
     def _outer(self, part: Sequence[int]) -> dict[str, None]:
         """What layers read that none of them makes."""
-        made = {name for index in part for name in self.writes[index].values()}
-        return dict.fromkeys(name for index in part for name in self.reads[index].values() if name not in made)
+        written = {name for index in part for name in self.writes[index].values()}
+        return dict.fromkeys(name for index in part for name in self.reads[index].values() if name not in written)
 
     def _results(
         self,
@@ -221,8 +223,8 @@ class Stage(nn.Module):
     def _outs(self, part: Sequence[int]) -> tuple[str, ...]:
         """What layers make that others read, or the stage gives away."""
         later = {name for index in range(part[-1] + 1, len(self.layers)) for name in self.reads[index].values()}
-        made = [name for index in part for name in self.writes[index].values()]
-        return tuple(name for name in made if name in later or name in self.given_on)
+        written = [name for index in part for name in self.writes[index].values()]
+        return tuple(name for name in written if name in later or name in self.given_on)
 
     def _run(self, part: Sequence[int], values: dict[str, Tensor], packing: Packing | None, unit: int) -> None:
         for index in part:
@@ -236,7 +238,7 @@ class Stage(nn.Module):
             if self.presets.get(layer.label) == "selective" and layer.label not in self.rules:
                 again = frozenset(op.path for op in run.block.ops if op.does == "attends")
             routings = {own: self.routings[name] for own, name in self.reads[index].items() if name in self.routings}
-            made = run.run(
+            outputs = run.run(
                 inputs,
                 self.weights(layer, run),
                 self._state(layer, run, inputs, packing),
@@ -256,12 +258,12 @@ class Stage(nn.Module):
             if keeper is not None and self.note is not None:
                 for tensor in keeper.on_device():
                     self.note(tensor)
-            values.update((name, made[own]) for own, name in self.writes[index].items())
+            values.update((name, outputs[own]) for own, name in self.writes[index].items())
 
     def _state(
         self, layer: Layer, run: BlockRun, inputs: Mapping[str, Tensor], packing: Packing | None
     ) -> Callable[[str], Tensor]:
-        held, frozen, derived = self.states, self.frozen, _state(run, inputs, packing)
+        states, frozen, derived = self.states, self.frozen, _state(run, inputs, packing)
 
         def state(name: str) -> Tensor:
             full = layer.call.parameter_name(name, layer.index)
@@ -269,7 +271,7 @@ class Stage(nn.Module):
                 return frozen.value(full).view(
                     [math.prod(a.size or 1 for a in dim.atoms) for dim in run.block.tensor(name).dims]
                 )
-            value = held.get(full)
+            value = states.get(full)
             return derived(name) if value is None else value
 
         return state
@@ -281,17 +283,17 @@ class Stage(nn.Module):
             key = layer.label, name, rows
             if key not in self._weights:
                 # A handle is asked for with every op of every microbatch, and never changes.
-                self._weights[key] = made(name, rows)
+                self._weights[key] = weight_of(name, rows)
             return self._weights[key]
 
-        def made(name: str, rows: int) -> Weight:
+        def weight_of(name: str, rows: int) -> Weight:
             full = layer.call.parameter_name(name, layer.index)
             part = next((part for part in self.still if full in part.by_name), None) or self.holder[full]
-            held = part.by_name[full].shape
+            full_shape = part.by_name[full].shape
             shape, start = [], 0
             for dim in run.block.tensor(name).dims:
                 stop = start + len(dim.atoms)
-                shape.append(math.prod(held[start:stop]))
+                shape.append(math.prod(full_shape[start:stop]))
                 start = stop
             return Weight(part, full, self.tape, rows=rows, shape=shape)
 

@@ -28,7 +28,7 @@ class Running(Protocol):
     def do(self, op: BlockOp, *, again: bool) -> Mapping[str, Tensor]:
         """Runs one op that is left to the run."""
 
-    def operand(self, op: BlockOp, given: OpInput | str) -> Operand:
+    def operand(self, op: BlockOp, op_input: OpInput | str) -> Operand:
         """What an op reads."""
 
 
@@ -36,19 +36,21 @@ Straight = Callable[[Running, dict[str, Tensor]], None]
 """(run, its tensors by name): runs all ops."""
 
 
-def straight(name: str, ops: Sequence[BlockOp], calls: Mapping[str, list[AtenCall]], given: frozenset[str]) -> Straight:
+def straight(
+    name: str, ops: Sequence[BlockOp], calls: Mapping[str, list[AtenCall]], given_names: frozenset[str]
+) -> Straight:
     """Writes a block's ops, in their order, as straight code without lookups. calls: of captured ones by path. given:
     inputs of the block that are the batch's (`site`); what reads them, and what is made of them, is left to the run."""
-    text, of_batch, trained = _Text(), set(given), set[str]()
+    text, of_batch, trained = _Text(), set(given_names), set[str]()
     for op in ops:
-        made = calls.get(op.site.op.path)
+        aten_calls = calls.get(op.site.op.path)
         plain = not op.no_grad and op.stays and of_batch.isdisjoint(op.site.op.inputs)
-        held = (op.site.block.tensor(x) for x in op.inputs if isinstance(x, str))
-        if any(tensor.kind == "parameter" for tensor in held) or not trained.isdisjoint(op.site.op.inputs):
+        tensors = (op.site.block.tensor(x) for x in op.inputs if isinstance(x, str))
+        if any(tensor.kind == "parameter" for tensor in tensors) or not trained.isdisjoint(op.site.op.inputs):
             trained.update(op.site.op.outputs)
         elif not of_batch.isdisjoint(op.site.op.inputs):
             of_batch.update(op.site.op.outputs)
-        if plain and (text.captured(op, made) if made is not None else text.kind(op)):
+        if plain and (text.captured(op, aten_calls) if aten_calls is not None else text.kind(op)):
             for tensor in op.last:
                 text.line(f"v.pop({tensor!r}, None)")
         else:
@@ -77,15 +79,15 @@ class _Text:
         file = f"<ops of {name}>"
         linecache.cache[file] = len(source), None, source.splitlines(keepends=True), file  # for tracebacks
         exec(compile(source, file, "exec"), self.known)
-        made: Straight = self.known["block"]
-        return made
+        straight_run: Straight = self.known["block"]
+        return straight_run
 
     def kind(self, op: BlockOp) -> bool:
         """An op with a function of ours; False where it is left to the frame."""
         site = op.site
         if site.op.rules.runs == "engine" or site.op.rules.documents:
             return False
-        operands = [self._operand(op, name, isinstance(given, str)) for name, given in self._inputs(op)]
+        operands = [self._operand(op, name, isinstance(op_input, str)) for name, op_input in self._inputs(op)]
         called = f"{self.name(function_of(site.op.kind))}({', '.join((self.name(site), *operands))})"
         self._results(site.op.outputs, called, many=len(site.op.outputs) > 1)
         return True
@@ -106,12 +108,12 @@ class _Text:
             args = [self._written(x, where) for x in call.args]
             args += [f"{name}={self._written(x, where)}" for name, x in call.kwargs.items()]
             called, node = f"{self.name(call.function)}({', '.join(args)})", call.node
-            kept = [name for name in node.outputs if name]
-            for name in kept:
+            saved_outputs = [name for name in node.outputs if name]
+            for name in saved_outputs:
                 where[name] = f"v[{name!r}]" if name in outputs else f"t{len(where)}"
                 if name not in outputs:
                     inner.append(where[name])
-            if not kept:
+            if not saved_outputs:
                 self.line(called)
             elif node.many:
                 self.line(f"o = {called}")
@@ -120,7 +122,7 @@ class _Text:
                         self.line(f"{where[name]} = o[{index}]")
                 inner.append("o")
             else:
-                self.line(f"{where[kept[0]]} = {called}")
+                self.line(f"{where[saved_outputs[0]]} = {called}")
         for name in outputs:
             if where[name] != f"v[{name!r}]":  # an input that is handed on
                 self.line(f"v[{name!r}] = {where[name]}")
@@ -132,8 +134,8 @@ class _Text:
     def _inputs(self, op: BlockOp) -> list[tuple[str, Any]]:
         return list(zip(op.site.op.inputs, op.inputs, strict=True))
 
-    def _operand(self, op: BlockOp, name: str, held: bool) -> str:
-        return f"frame.operand({self.name(op)}, {name!r})" if held else f"v[{name!r}]"
+    def _operand(self, op: BlockOp, name: str, by_operand: bool) -> str:
+        return f"frame.operand({self.name(op)}, {name!r})" if by_operand else f"v[{name!r}]"
 
     def _results(self, names: Sequence[str], called: str, *, many: bool) -> None:
         if many:

@@ -51,9 +51,9 @@ def attention(
     )
     q, k, v = (x.transpose(-3, -2) for x in (q, k, v))
     if site.attr("masked", False):  # a captured call's own mask, as torch takes it
-        given = read(bias) if bias is not None else None
+        mask = read(bias) if bias is not None else None
         return functional.scaled_dot_product_attention(
-            q, k, v, attn_mask=given, scale=rule.scale, enable_gqa=q.shape[-3] != k.shape[-3]
+            q, k, v, attn_mask=mask, scale=rule.scale, enable_gqa=q.shape[-3] != k.shape[-3]
         ).transpose(-3, -2)
     sinks = site.attr("sinks", False)
     if packing is not None and packing.parts is not None:
@@ -131,9 +131,9 @@ class _OfChunk(torch.autograd.Function):
         part: Part,
         at: str,
     ) -> Tensor:
-        kept, merged = before.append(at, part, k, v), OnlineSoftmax()
-        ctx.given = rule, before, part, at, kept
-        keys, values = kept.keys[:, :, : part.stop], as_wide(kept.values[:, :, : part.stop], q)
+        prefix, merged = before.append(at, part, k, v), OnlineSoftmax()
+        ctx.given = rule, before, part, at, prefix
+        keys, values = prefix.keys[:, :, : part.stop], as_wide(prefix.values[:, :, : part.stop], q)
         attend(merged, q, keys, values, part.segments, ((0, part.stop),), rule)
         out, lse = merged.result(q)
         if sinks is not None:
@@ -144,10 +144,10 @@ class _OfChunk(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         q, out, lse, *sinks = ctx.saved_tensors
-        rule, before, part, at, kept = ctx.given
-        keys, values = kept.keys[:, :, : part.stop], as_wide(kept.values[:, :, : part.stop], q)
-        width, grad = kept.values.shape[-1], as_wide(grad, q)
-        dq, (of_keys, of_values) = torch.zeros_like(q), kept.gradients()
+        rule, before, part, at, prefix = ctx.given
+        keys, values = prefix.keys[:, :, : part.stop], as_wide(prefix.values[:, :, : part.stop], q)
+        width, grad = prefix.values.shape[-1], as_wide(grad, q)
+        dq, (of_keys, of_values) = torch.zeros_like(q), prefix.gradients()
         dk, dv = of_keys[:, :, : part.stop], of_values[:, :, : part.stop]
         wide = dv if width == values.shape[-1] else torch.zeros_like(values)
         backward(grad, q, keys, values, out, lse, part.segments, ((0, part.stop),), rule, (dq, dk, wide))
@@ -231,8 +231,8 @@ def inverse_frequencies(attributes: Attributes, width: int, dtype: torch.dtype, 
                 first, last = math.floor(first), math.ceil(last)
             first, last = max(first, 0), min(last, width - 1)
             ramp = (torch.arange(width // 2, dtype=dtype) - first) / (last - first or 0.001)
-            kept = 1 - ramp.clamp(0, 1)
-            return plain / r.scaling_factor * (1 - kept) + plain * kept
+            interpolated = 1 - ramp.clamp(0, 1)
+            return plain / r.scaling_factor * (1 - interpolated) + plain * interpolated
         case other:
             raise PlanError(f"the runtime has no rotary scaling {other!r}")
 

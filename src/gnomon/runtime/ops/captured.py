@@ -94,7 +94,7 @@ def calls(
     """The ATen ops of a captured op. sizes: of the dims on this rank; `whole`, of all ranks together, which arithmetic
     is done with. compute: what the graph's `compute` is. where: what its `device` is."""
     assert op.captured is not None, "of captured ops only"
-    made = []
+    aten_calls = []
     for node in op.captured.nodes:
         # A shape wants this rank's sizes, a mean the whole ones.
         known = whole if node.target.split(".")[1].rstrip("_") in ARITHMETIC else sizes
@@ -103,8 +103,8 @@ def calls(
         shape = None if node.shape is None else tuple(_ready(x, known, compute, where) for x in node.shape)
         # Found once: most ops need no walk through their operands each time they run.
         fixed = not any(_is_own(x) for x in (*args, *kwargs.values()) if type(x) is not Use)
-        made.append(AtenCall(node, aten(RESHAPED.get(node.target, node.target)), args, kwargs, shape, fixed))
-    return made
+        aten_calls.append(AtenCall(node, aten(RESHAPED.get(node.target, node.target)), args, kwargs, shape, fixed))
+    return aten_calls
 
 
 def _ready(x: Any, sizes: Mapping[str, int], compute: torch.dtype, where: torch.device) -> Any:
@@ -136,33 +136,33 @@ def _operand(x: Any, values: Mapping[str, Any], where: torch.device) -> Any:
     return x
 
 
-def _held_to(call: AtenCall, made: Tensor, op: Op) -> None:
+def _held_to(call: AtenCall, result: Tensor, op: Op) -> None:
     """RunError where the code would have gone on in another way than with the example: it read other numbers, or
     made another number of rows. A warning where it was a question, or a number that is no count."""
     node = call.node
     where = op.captured.where if op.captured is not None else ""
     if call.shape is not None:
-        if tuple(made.shape) != call.shape:
+        if tuple(result.shape) != call.shape:
             raise RunError(
-                f"{where}: {node.target} makes {tuple(made.shape)} of these values, and made {call.shape} of the "
+                f"{where}: {node.target} makes {tuple(result.shape)} of these values, and made {call.shape} of the "
                 "example's; the Graph holds for inputs like the example"
             )
         return
-    want, got = _listed(node.read_values), made.tolist()
+    want, got = _listed(node.read_values), result.tolist()
     if torch.equal(torch.tensor(want), torch.tensor(got)):
         return
-    said = f"{where}: Python reads {got} here, and read {want} of the example; "
-    if made.dtype == torch.bool or made.is_floating_point():
-        warnings.warn(f"{said}the Graph goes on as with the example", stacklevel=2)
+    message = f"{where}: Python reads {got} here, and read {want} of the example; "
+    if result.dtype == torch.bool or result.is_floating_point():
+        warnings.warn(f"{message}the Graph goes on as with the example", stacklevel=2)
     else:
-        raise RunError(f"{said}the Graph holds for inputs like the example")
+        raise RunError(f"{message}the Graph holds for inputs like the example")
 
 
 def _listed(x: Any) -> Any:
     return [_listed(inner) for inner in x] if isinstance(x, tuple) else x
 
 
-def captured(made: Sequence[AtenCall], where: torch.device, site: Site, *operands: Operand) -> Result:
+def captured(aten_calls: Sequence[AtenCall], where: torch.device, site: Site, *operands: Operand) -> Result:
     """Runs the ATen calls of a captured op and returns its outputs. made: its `calls`."""
     op = site.op
     values: dict[str, Any] = {}
@@ -176,7 +176,7 @@ def captured(made: Sequence[AtenCall], where: torch.device, site: Site, *operand
                 goes_back = True
     for name in of_batch:  # nobody wants its gradient
         values[name] = values[name].detach()
-    for call in made:
+    for call in aten_calls:
         if call.fixed:
             args = [values[x.name] if type(x) is Use else x for x in call.args]
             kwargs = {name: values[x.name] if type(x) is Use else x for name, x in call.kwargs.items()}

@@ -96,30 +96,30 @@ class TokenCut:
 class _Gathered(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, home: Tensor, anchor: Tensor, cut: TokenCut, products: tuple[TokenWeight, ...], keep: bool
+        ctx: Any, home: Tensor, anchor: Tensor, cut: TokenCut, weights: tuple[TokenWeight, ...], keep: bool
     ) -> tuple[Tensor, ...]:
         outs: list[Tensor] = []
         whole = cut.room(home, cut.axis.ranks) if keep else home
         for first, piece in cut.gathered(home):
             if keep:
                 whole.narrow(cut.dim, first, piece.shape[cut.dim]).copy_(piece)
-            for at, product in enumerate(products):
-                bias = None if product.bias is None else product.bias.matrix
-                part = functional.linear(piece, product.matrix, bias)
+            for at, weight in enumerate(weights):
+                bias = None if weight.bias is None else weight.bias.matrix
+                part = functional.linear(piece, weight.matrix, bias)
                 if at == len(outs):
                     outs.append(cut.room(part, cut.axis.ranks))
                 outs[at].narrow(cut.dim, first, part.shape[cut.dim]).copy_(part)
-        if any(product.trained for product in products):
+        if any(weight.trained for weight in weights):
             ctx.save_for_backward(whole)
-        ctx.cut, ctx.products, ctx.keep = cut, products, keep
+        ctx.cut, ctx.products, ctx.keep = cut, weights, keep
         return tuple(outs)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        cut, products, keep = ctx.cut, ctx.products, ctx.keep
+        cut, weights, keep = ctx.cut, ctx.products, ctx.keep
 
         def term(first: int, size: int) -> Tensor:
-            parts = (grad.narrow(cut.dim, first, size) @ p.matrix for grad, p in zip(grads, products, strict=True))
+            parts = (grad.narrow(cut.dim, first, size) @ p.matrix for grad, p in zip(grads, weights, strict=True))
             total = next(parts)
             for part in parts:
                 total += part
@@ -128,45 +128,45 @@ class _Gathered(torch.autograd.Function):
         dx = cut.scattered(grads[0].shape[cut.dim], term) if ctx.needs_input_grad[0] else None
         saved = ctx.saved_tensors  # asked for once: what is computed again is handed out once
         if saved:
-            kept = saved[0].detach()  # or a weight gradient that is put aside holds the graph, and the input
+            saved_piece = saved[0].detach()  # or a weight gradient that is put aside holds the graph, and the input
 
             def weight_grads() -> None:
-                for first, piece in ((0, kept),) if keep else cut.gathered(kept):
-                    for grad, product in zip(grads, products, strict=True):
-                        product.add(grad.narrow(cut.dim, first, piece.shape[cut.dim]), piece)
+                for first, piece in ((0, saved_piece),) if keep else cut.gathered(saved_piece):
+                    for grad, weight in zip(grads, weights, strict=True):
+                        weight.add(grad.narrow(cut.dim, first, piece.shape[cut.dim]), piece)
 
-            products[0].weight.tape.run(weight_grads, kept, *grads)
+            weights[0].weight.tape.run(weight_grads, saved_piece, *grads)
         return dx, None, None, None, None
 
 
 class _Scattered(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, anchor: Tensor, cut: TokenCut, product: TokenWeight) -> Tensor:
+    def forward(ctx: Any, x: Tensor, anchor: Tensor, cut: TokenCut, weight: TokenWeight) -> Tensor:
         def term(first: int, size: int) -> Tensor:
-            return functional.linear(x.narrow(cut.dim, first, size), product.matrix)
+            return functional.linear(x.narrow(cut.dim, first, size), weight.matrix)
 
-        if product.trained:
+        if weight.trained:
             ctx.save_for_backward(x)
-        ctx.cut, ctx.product = cut, product
+        ctx.cut, ctx.product = cut, weight
         out = cut.scattered(x.shape[cut.dim], term)
         # After the sum, or every rank would add it.
-        return out if product.bias is None else out.add_(product.bias.matrix)
+        return out if weight.bias is None else out.add_(weight.bias.matrix)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        cut, product = ctx.cut, ctx.product
+        cut, weight = ctx.cut, ctx.product
         saved, dx = ctx.saved_tensors, None
         whole = cut.room(grad, cut.axis.ranks) if saved else None
         for first, piece in cut.gathered(grad):
             if whole is not None:
                 whole.narrow(cut.dim, first, piece.shape[cut.dim]).copy_(piece)
             if ctx.needs_input_grad[0]:
-                part = piece @ product.matrix
+                part = piece @ weight.matrix
                 dx = cut.room(part, cut.axis.ranks) if dx is None else dx
                 dx.narrow(cut.dim, first, part.shape[cut.dim]).copy_(part)
         if whole is not None:
             read = saved[0].detach()
-            product.weight.tape.run(lambda: product.add(whole, read), read, whole)
+            weight.weight.tape.run(lambda: weight.add(whole, read), read, whole)
         return dx, None, None, None
 
 

@@ -31,11 +31,11 @@ ACTIVATIONS: Mapping[str, Callable[[Tensor], Tensor]] = {
 
 def spread(site: Site, x: Tensor, index: int, over: int = 0) -> Tensor:
     """Operand `index` with a dim of 1 for each dim of operand `over` that it has not."""
-    own, wanted = site.dims(site.op.inputs[index]), site.dims(site.op.inputs[over])
-    if own == wanted or x.dim() == len(wanted):  # packed rows have positions of their own, and so all dims
+    own, target_dims = site.dims(site.op.inputs[index]), site.dims(site.op.inputs[over])
+    if own == target_dims or x.dim() == len(target_dims):  # packed rows have positions of their own, and so all dims
         return x
-    shape = [x.shape[own.index(name)] if name in own else 1 for name in wanted]
-    return x.permute([own.index(name) for name in wanted if name in own]).reshape(shape)
+    shape = [x.shape[own.index(name)] if name in own else 1 for name in target_dims]
+    return x.permute([own.index(name) for name in target_dims if name in own]).reshape(shape)
 
 
 def add(site: Site, a: Operand, b: Operand) -> Tensor:
@@ -98,5 +98,5 @@ def dropped(site: Site, x: Tensor) -> Tensor:
     runtime's own models x itself: it trains them without."""
     if not site.attr("drawn", False):
         return x
-    kept = 1.0 - site.attr("p", 0.0)
-    return x * torch.empty_like(x, dtype=torch.bool).bernoulli_(kept) / kept
+    keep_share = 1.0 - site.attr("p", 0.0)
+    return x * torch.empty_like(x, dtype=torch.bool).bernoulli_(keep_share) / keep_share

@@ -53,5 +53,5 @@ def group_norm(site: Site, x: Tensor, *parameters: Operand) -> Tensor:
     """Normalises over the positions and the channels of a group (Wu and He 2018); weight and bias a channel."""
     if site.dims(site.op.inputs[0])[1:2] != (site.attr("over", ""),):
         raise PlanError(f"{site.op.path}: the runtime norms groups of the dim after the batch")
-    weight, bias, *_ = (*(read(given) for given in parameters), None, None)
+    weight, bias, *_ = (*(read(parameter) for parameter in parameters), None, None)
     return functional.group_norm(x, site.attr("groups", 1), weight, bias, site.attr("eps", 1e-5))

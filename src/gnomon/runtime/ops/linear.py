@@ -121,9 +121,9 @@ def linear(
 ) -> Tensor:
     """x times a weight, plus a bias: as `_Linear` says."""
     flat = operand_of(site, x)
-    kept = flat if home is None else operand_of(site, home)
+    operand = flat if home is None else operand_of(site, home)
     dtype = WIDER.get(site.attr("dtype", ""))
     if dtype is not None and torch.promote_types(dtype, flat.dtype) == flat.dtype:
         dtype = None
-    out: Tensor = _Linear.apply(flat, kept, weight, bias, gather, leave, enter, ANCHOR, site.inner_first, dtype)  # type: ignore[no-untyped-call]
+    out: Tensor = _Linear.apply(flat, operand, weight, bias, gather, leave, enter, ANCHOR, site.inner_first, dtype)  # type: ignore[no-untyped-call]
     return result_of(site, out, weight)

@@ -24,8 +24,8 @@ from gnomon.runtime.parameters.parameters import Weight
 
 def _fused(x: Tensor, weight: Weight | None, bias: Weight | None, center: bool, offset: float) -> bool:
     """Whether torch has one kernel each for forward and backward, which keeps statistics in float32 or wider."""
-    held = [parameter for parameter in (weight, bias) if parameter is not None]
-    if offset or any(parameter.matrix.dtype != x.dtype or len(parameter.shape) > 1 for parameter in held):
+    present = [parameter for parameter in (weight, bias) if parameter is not None]
+    if offset or any(parameter.matrix.dtype != x.dtype or len(parameter.shape) > 1 for parameter in present):
         return False
     if x.device.type == "cuda":
         return center or (hasattr(torch.ops.aten, "_fused_rms_norm") and bias is None)
@@ -48,26 +48,26 @@ class _FusedNorm(torch.autograd.Function):
         w, b = (None if parameter is None else parameter.matrix for parameter in (weight, bias))
         out: Tensor
         if center:
-            out, *kept = torch.native_layer_norm(x, last, w, b, eps)
+            out, *statistics = torch.native_layer_norm(x, last, w, b, eps)
         else:
-            out, *kept = torch.ops.aten._fused_rms_norm(x, last, w, eps)
-        ctx.save_for_backward(x, *kept)
+            out, *statistics = torch.ops.aten._fused_rms_norm(x, last, w, eps)
+        ctx.save_for_backward(x, *statistics)
         ctx.weight, ctx.bias = weight, bias
         return out
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        x, *kept = ctx.saved_tensors
-        held, last = (ctx.weight, ctx.bias), [x.shape[-1]]
-        matrices = [None if parameter is None else parameter.matrix for parameter in held]
-        wanted = [True, *(parameter is not None for parameter in held)]
-        if len(kept) == 2:
+        x, *statistics = ctx.saved_tensors
+        parameters, last = (ctx.weight, ctx.bias), [x.shape[-1]]
+        matrices = [None if parameter is None else parameter.matrix for parameter in parameters]
+        needs_grad = [True, *(parameter is not None for parameter in parameters)]
+        if len(statistics) == 2:
             backward = torch.ops.aten.native_layer_norm_backward
-            dx, *vectors = backward(grad.contiguous(), x, last, *kept, *matrices, wanted)
+            dx, *vectors = backward(grad.contiguous(), x, last, *statistics, *matrices, needs_grad)
         else:
             backward = torch.ops.aten._fused_rms_norm_backward
-            dx, *vectors = backward(grad.contiguous(), x, last, *kept, matrices[0], wanted[:2])
-        for parameter, vector in zip(held, vectors, strict=False):
+            dx, *vectors = backward(grad.contiguous(), x, last, *statistics, matrices[0], needs_grad[:2])
+        for parameter, vector in zip(parameters, vectors, strict=False):
             if parameter is not None:
                 parameter.tape.run(lambda parameter=parameter, vector=vector: parameter.add(vector), vector)
         return dx, None, None, None, None, None, None
@@ -140,8 +140,8 @@ def norm(site: Site, x: Operand, *parameters: Weight) -> Tensor:
     if fn not in ("rms", "layer") or site.dims(site.op.inputs[0])[-1] != site.attr("over", ""):
         raise PlanError(f"{site.op.path}: the runtime norms over a tensor's last dim by rms or layer, not by {fn!r}")
     names = [name.rpartition(".")[2] for name in site.op.inputs[1:]]
-    held = dict(zip(names, parameters, strict=True))
-    weight, bias, offset = held.get("weight"), held.get("bias"), site.attr("offset", 0.0)
+    by_name = dict(zip(names, parameters, strict=True))
+    weight, bias, offset = by_name.get("weight"), by_name.get("bias"), site.attr("offset", 0.0)
     anchor = ANCHOR if any(parameter.trained for parameter in parameters) else None
     eps, center = site.attr("eps", 1e-5), fn == "layer"
     over = site.axis("tp") if site.strategy == PARTS_OF_ROWS else ALONE

@@ -206,9 +206,9 @@ def by_torch(pool: PagedPool, seen: Visibility, spans: Spans, q: Tensor) -> Tens
             most = torch.maximum(top, score.amax(-1))
             # a query that has seen nothing yet keeps -inf, of which no exponential is taken
             base = torch.where(most == -torch.inf, 0.0, most)
-            kept, shares = (top - base).exp(), (score - base[..., None]).exp()
-            total = total * kept + shares.sum(-1)
-            acc = acc * kept[..., None] + torch.einsum("qhgt,htd->qhgd", shares, values)
+            rescale, shares = (top - base).exp(), (score - base[..., None]).exp()
+            total = total * rescale + shares.sum(-1)
+            acc = acc * rescale[..., None] + torch.einsum("qhgt,htd->qhgd", shares, values)
             top = most
         if seen.sinks is not None:
             sink = seen.sinks.to(wide).unflatten(0, (-1, group))

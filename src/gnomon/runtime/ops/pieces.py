@@ -61,8 +61,8 @@ class OnlineSoftmax:
         if key in self.parts:
             # softmax over both sets of keys: each part's share of the whole sum of exponentials is exp(its lse - lse)
             before, so_far = self.parts[key]
-            lse, more = torch.logaddexp(so_far, lse), lse
-            out = before * (so_far - lse).exp().unsqueeze(-1) + out * (more - lse).exp().unsqueeze(-1)
+            lse, lse_new = torch.logaddexp(so_far, lse), lse
+            out = before * (so_far - lse).exp().unsqueeze(-1) + out * (lse_new - lse).exp().unsqueeze(-1)
         self.parts[key] = out, lse
 
     def result(self, q: Tensor) -> tuple[Tensor, Tensor]:

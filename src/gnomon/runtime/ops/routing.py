@@ -105,17 +105,17 @@ def router(site: Site, logits: Tensor, bias: Operand | None = None) -> tuple[Ten
             grouped = chosen.unflatten(-1, (groups, -1))
             # A group's score is the sum of its best experts: of two in DeepSeek-V3, of one in V2.
             best = grouped.topk(site.attr("group_top", 2), dim=-1).values.sum(-1)
-            kept = torch.zeros_like(best, dtype=torch.bool)
-            kept.scatter_(-1, best.topk(site.attr("groups_per_token", 1), dim=-1, sorted=False).indices, True)
-            chosen = grouped.masked_fill(~kept.unsqueeze(-1), 0.0).flatten(-2)
+            allowed = torch.zeros_like(best, dtype=torch.bool)
+            allowed.scatter_(-1, best.topk(site.attr("groups_per_token", 1), dim=-1, sorted=False).indices, True)
+            chosen = grouped.masked_fill(~allowed.unsqueeze(-1), 0.0).flatten(-2)
         indices = chosen.topk(topk, dim=-1).indices
     # Of the scores without the bias: it steers the choice and must not scale the output.
     weights = scores.gather(-1, indices)
     if (threshold := site.attr("threshold", 1.0)) < 1.0:  # of two: the second is left out, as if one had been chosen
-        alone = (weights[..., :1] - weights[..., 1:]).detach() > threshold
+        is_sure = (weights[..., :1] - weights[..., 1:]).detach() > threshold
         first = torch.tensor([False, True], device=logits.device)
-        indices = indices.masked_fill(alone & first, logits.shape[-1])  # no expert
-        weights = weights.masked_fill(alone & first, 0.0)
+        indices = indices.masked_fill(is_sure & first, logits.shape[-1])  # no expert
+        weights = weights.masked_fill(is_sure & first, 0.0)
     if site.attr("normalised", True):
         total = weights.sum(-1, keepdim=True).clamp(min=site.attr("least_sum", 0.0))
         # Sigmoids may all be 0; a softmax's largest cannot.
@@ -207,9 +207,9 @@ def by_expert(
 def filled(order: Tensor, experts: Tensor, missing: Tensor) -> tuple[Tensor, Tensor]:
     """Places (order, of rows sorted by expert) with as many more behind each expert's as are missing (experts), which
     stand for rows of zeros; and which of them are real. experts: of the rows."""
-    more = torch.arange(len(missing), device=order.device).repeat_interleave(missing)
-    place = torch.argsort(torch.cat((experts, more)), stable=True)
-    return torch.cat((order, torch.zeros_like(more)))[place], place < len(order)
+    fill_experts = torch.arange(len(missing), device=order.device).repeat_interleave(missing)
+    place = torch.argsort(torch.cat((experts, fill_experts)), stable=True)
+    return torch.cat((order, torch.zeros_like(fill_experts)))[place], place < len(order)
 
 
 def by_slot(
@@ -253,13 +253,13 @@ def shared_out(routing: Routing, parts: int) -> tuple[Routing, ...]:
     assert routing.by_slot is not None, "rows of one rank go nowhere"
     sent, got = routing.by_slot
     slots = torch.arange(sent.shape[1], device=sent.device)
-    slot, terms, made = slots.expand_as(sent).flatten().repeat_interleave(sent.flatten()), Terms(parts), []
+    slot, terms, outputs = slots.expand_as(sent).flatten().repeat_interleave(sent.flatten()), Terms(parts), []
     for part in range(parts):
         low, high = (at * sent.shape[1] // parts for at in (part, part + 1))
         here, came = sent[:, low:high], got[:, low:high]
         by = slots[low:high].expand_as(came).flatten().repeat_interleave(came.flatten())
         rows = torch.nonzero((slot >= low) & (slot < high)).flatten()
-        made.append(
+        outputs.append(
             replace(
                 routing,
                 order=routing.order[rows],
@@ -270,7 +270,7 @@ def shared_out(routing: Routing, parts: int) -> tuple[Routing, ...]:
                 share=ExpertsShare(first=low, rows=rows, terms=terms),
             )
         )
-    return tuple(made)
+    return tuple(outputs)
 
 
 def _to_placed(
@@ -514,7 +514,7 @@ class _Experts(torch.autograd.Function):
             if share is None:
                 weight.add_matmuls(pairs)
             else:
-                share.terms.add(weight, share.first, torch.stack([left @ right for left, right in pairs]))
+                share.terms.add(weight, share.first, torch.stack([grad_rows @ right for grad_rows, right in pairs]))
 
         weight.tape.run(weight_grad, rows, grad)
         return dx, None, None, None, None

@@ -132,10 +132,10 @@ class Site:
 
     def positions(self, local: int, device: torch.device) -> Tensor:
         """The positions (local) of the op's first input that this rank holds."""
-        held = torch.arange(local * self.position_ranks, device=device)
+        all_positions = torch.arange(local * self.position_ranks, device=device)
         for axis in map(self.axis, self.divided):
-            held = held[axis.positions(len(held) // axis.ranks, device)]
-        return held
+            all_positions = all_positions[axis.positions(len(all_positions) // axis.ranks, device)]
+        return all_positions
 
     def attr(self, name: str, default: Any) -> Any:
         """The op's attribute, or `default`."""

@@ -20,8 +20,8 @@ def n_of_m(weight: Tensor, n: int, m: int) -> Tensor:
     """The weight with zeros but for the n largest of each m elements along its last dim; of equal ones the first."""
     groups = weight.unflatten(-1, (-1, m))
     order = groups.abs().argsort(dim=-1, descending=True, stable=True)
-    kept = torch.zeros_like(groups, dtype=torch.bool).scatter(-1, order[..., :n], True)
-    return (groups * kept).flatten(-2)
+    nonzero = torch.zeros_like(groups, dtype=torch.bool).scatter(-1, order[..., :n], True)
+    return (groups * nonzero).flatten(-2)
 
 
 @torch.library.custom_op("gnomon::nm_linear", mutates_args=())

@@ -122,5 +122,5 @@ class _Begun:
             return torch.cat(first)
         late = [part[count:] for part, count in zip(self.parts, self.ahead, strict=True)]
         rest = [max(0, count - guessed) for count, guessed in zip(coming, self.behind, strict=True)]
-        more = move_rows(torch.cat(late), self.group, rest, [len(part) for part in late]).split(rest)
-        return torch.cat([part for pair in zip(first, more, strict=True) for part in pair])
+        later_rows = move_rows(torch.cat(late), self.group, rest, [len(part) for part in late]).split(rest)
+        return torch.cat([part for pair in zip(first, later_rows, strict=True) for part in pair])

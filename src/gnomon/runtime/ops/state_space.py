@@ -27,18 +27,18 @@ def state_space(site: Site, joined: Tensor, *parameters: Operand) -> Tensor:
     if site.attr("rule", "ssd") != "ssd":
         raise InputError(f"{site.op.path}: {site.attr('rule', 'ssd')} is predicted for serving, and not run")
     named = [name.rpartition(".")[2] for name in site.op.inputs[1:]]
-    held = dict(zip(named, (read(parameter) for parameter in parameters), strict=True))
+    by_name = dict(zip(named, (read(parameter) for parameter in parameters), strict=True))
     steps = site.attr("step_min", 0.0), site.attr("step_max", math.inf)
-    run = partial(_scan, held, site.attr("chunk", 128), steps)
+    run = partial(_scan, by_name, site.attr("chunk", 128), steps)
     if not torch.is_grad_enabled():
         return run(joined)
     out: Tensor = checkpoint(run, joined, use_reentrant=False, preserve_rng_state=False)  # type: ignore[no-untyped-call]
     return out
 
 
-def _scan(held: Mapping[str, Tensor], chunk: int, steps: tuple[float, float], joined: Tensor) -> Tensor:
+def _scan(parameters: Mapping[str, Tensor], chunk: int, steps: tuple[float, float], joined: Tensor) -> Tensor:
     dtype = torch.promote_types(joined.dtype, torch.float32)
-    p = {name: tensor.to(dtype) for name, tensor in held.items()}
+    p = {name: tensor.to(dtype) for name, tensor in parameters.items()}
     groups, width = p["weight_x"].shape[:2]
     state, heads = p["weight_bc"].shape[2], p["D"].shape[0]
     widths = [width, width, state, state, heads // groups]
@@ -82,9 +82,9 @@ def scan(x: Tensor, decay: Tensor, b: Tensor, c: Tensor, chunk: int) -> Tensor:
     within = steps.masked_fill(~before, float("-inf")).exp()
     scores = torch.einsum("zkihn,zkjhn->zkhij", c, b) * within
     y = torch.einsum("zkhij,zkjhp->zkihp", scores, x)
-    left = torch.einsum("zkjhn,zkhj,zkjhp->zkhpn", b, (since[..., -1:] - since).exp(), x)  # by each chunk alone
-    states, carried = [torch.zeros_like(left[:, 0])], since[..., -1].exp()
-    for index in range(left.shape[1] - 1):
-        states.append(states[-1] * carried[:, index, :, None, None] + left[:, index])
+    chunk_states = torch.einsum("zkjhn,zkhj,zkjhp->zkhpn", b, (since[..., -1:] - since).exp(), x)  # by each chunk alone
+    states, carried = [torch.zeros_like(chunk_states[:, 0])], since[..., -1].exp()
+    for index in range(chunk_states.shape[1] - 1):
+        states.append(states[-1] * carried[:, index, :, None, None] + chunk_states[:, index])
     y = y + torch.einsum("zkihn,zkhi,zkhpn->zkihp", c, since.exp(), torch.stack(states, dim=1))
     return y.flatten(1, 2)[:, :tokens]

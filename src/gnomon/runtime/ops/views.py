@@ -25,10 +25,10 @@ def reshape(site: Site, x: Tensor) -> Tensor:
     for index, dim in reversed(list(enumerate(before))):
         if len(dim.atoms) > 1:
             x = x.unflatten(index, [site.local(atom) for atom in dim.atoms])
-    wanted = [atom.name for dim in after for atom in dim.atoms]
-    if sorted(names) != sorted(wanted):
-        raise PlanError(f"{site.op.path}: the runtime cannot make dims {wanted} of {names}")
-    x = x.permute([names.index(name) for name in wanted])
+    target_names = [atom.name for dim in after for atom in dim.atoms]
+    if sorted(names) != sorted(target_names):
+        raise PlanError(f"{site.op.path}: the runtime cannot make dims {target_names} of {names}")
+    x = x.permute([names.index(name) for name in target_names])
     for index, dim in enumerate(after):
         x = x.flatten(index, index + len(dim.atoms) - 1)
     return x
@@ -52,16 +52,16 @@ def split(site: Site, x: Tensor) -> tuple[Tensor, ...]:
 def concat(site: Site, *parts: Operand) -> Tensor:
     """Parts one after the other along the dim in which they differ from the result; a part that lacks a dim of the
     result is spread over it. Attribute `reverse`: the last operand comes first (ViT's class token)."""
-    wanted = site.dims(site.op.outputs[0])
+    out_dims = site.dims(site.op.outputs[0])
     tensors = [read(part) for part in parts]
     names = [site.dims(name) for name in site.op.inputs]
-    whole = next(own for own in names if len(own) == len(wanted))
-    along = next(i for i, (a, b) in enumerate(zip(whole, wanted, strict=True)) if a != b)
+    whole = next(own for own in names if len(own) == len(out_dims))
+    along = next(i for i, (a, b) in enumerate(zip(whole, out_dims, strict=True)) if a != b)
     shape = list(tensors[names.index(whole)].shape)
     spread = []
     for own, x in zip(names, tensors, strict=True):
-        missing = [i for i, name in enumerate(wanted) if i != along and name not in own]
-        if len(own) + len(missing) < len(wanted):  # a single slice of the joined dim
+        missing = [i for i, name in enumerate(out_dims) if i != along and name not in own]
+        if len(own) + len(missing) < len(out_dims):  # a single slice of the joined dim
             missing = sorted([*missing, along])
         for i in missing:
             x = x.unsqueeze(i)

@@ -29,31 +29,31 @@ class Iss:
         self.stay: dict[str, Tensor] = {}
         """By recurrent matrix, once it is settled: whether each unit stays."""
 
-    def begin(self, held: Parameters) -> None:
+    def begin(self, parameters: Parameters) -> None:
         """Nothing is kept beside the weights."""
 
-    def before(self, held: Parameters) -> None:
+    def before(self, parameters: Parameters) -> None:
         """The gradient is the loss's alone."""
 
-    def after(self, held: Parameters, lr: float) -> None:
+    def after(self, parameters: Parameters, lr: float) -> None:
         """Shrinks components; once they are settled, keeps what was removed at 0."""
-        layers = [layer for lstm in self.lstms for layer in lstm.layers if layer.recurrent in held.by_name]
+        layers = [layer for lstm in self.lstms for layer in lstm.layers if layer.recurrent in parameters.by_name]
         if not layers:
             return
         self.step += 1
-        factors = {layer.recurrent: self._factors(held, layer, lr) for layer in layers}
+        factors = {layer.recurrent: self._factors(parameters, layer, lr) for layer in layers}
         for layer in layers:
-            _scale(held, layer, factors[layer.recurrent])
+            _scale(parameters, layer, factors[layer.recurrent])
         if self.step == self.freeze_at:
             self.stay = {layer.recurrent: factors[layer.recurrent] > 0 for layer in layers}
-        if held.master is not None:
-            held.shard.copy_(held.master)
+        if parameters.master is not None:
+            parameters.shard.copy_(parameters.master)
 
-    def _factors(self, held: Parameters, layer: LstmLayer, lr: float) -> Tensor:
+    def _factors(self, parameters: Parameters, layer: LstmLayer, lr: float) -> Tensor:
         """(hidden,) what each component is multiplied by."""
         if (stay := self.stay.get(layer.recurrent)) is not None:
-            return stay.to(updated(held).dtype)
-        norms = component_norms(held, layer)
+            return stay.to(updated(parameters).dtype)
+        norms = component_norms(parameters, layer)
         least = self.settings.threshold if self.step == self.freeze_at else 0.0
         shrunk = (1 - lr * self.settings.decay / norms.clamp(min=1e-30)).clamp(min=0)
         shrunk = torch.where(norms * shrunk > least, shrunk, 0.0)
@@ -71,40 +71,40 @@ class Iss:
         """How many units are left."""
         if not self.stay:
             return f"iss: the run ended before its components were settled (step {self.freeze_at})"
-        left = "; ".join(
+        unit_counts = "; ".join(
             f"{lstm.path} {', '.join(f'{int(self.stay[one.recurrent].sum())} of {one.hidden}' for one in lstm.layers)}"
             for lstm in self.lstms
         )
-        return f"hidden units that are left after step {self.freeze_at}: {left}"
+        return f"hidden units that are left after step {self.freeze_at}: {unit_counts}"
 
 
-def component_norms(held: Parameters, layer: LstmLayer) -> Tensor:
+def component_norms(parameters: Parameters, layer: LstmLayer) -> Tensor:
     """(hidden,) of each component."""
-    given, recurrent = _gates(held, layer.input_weights, layer), _gates(held, layer.recurrent, layer)
-    squares = given.square().sum((0, 2)) + recurrent.square().sum((0, 2)) + recurrent.square().sum((0, 1))
+    input_gates, recurrent = _gates(parameters, layer.input_weights, layer), _gates(parameters, layer.recurrent, layer)
+    squares = input_gates.square().sum((0, 2)) + recurrent.square().sum((0, 2)) + recurrent.square().sum((0, 1))
     squares = squares - recurrent.diagonal(dim1=1, dim2=2).square().sum(0)  # which is in its row and its column
     for name in layer.readers:
-        squares = squares + _columns(held, name, layer).square().sum(0)
+        squares = squares + _columns(parameters, name, layer).square().sum(0)
     return squares.sqrt()
 
 
-def _gates(held: Parameters, name: str, layer: LstmLayer) -> Tensor:
+def _gates(parameters: Parameters, name: str, layer: LstmLayer) -> Tensor:
     """A recurrent weight as (gates, hidden, inputs)."""
-    slot = held.by_name[name]
-    return updated(held)[slot.start : slot.stop].view(GATES, layer.hidden, -1)
+    slot = parameters.by_name[name]
+    return updated(parameters)[slot.start : slot.stop].view(GATES, layer.hidden, -1)
 
 
-def _columns(held: Parameters, name: str, layer: LstmLayer) -> Tensor:
+def _columns(parameters: Parameters, name: str, layer: LstmLayer) -> Tensor:
     """A weight that reads the hidden units, as (rows, hidden)."""
-    slot = held.by_name[name]
-    return updated(held)[slot.start : slot.stop].view(-1, layer.hidden)
+    slot = parameters.by_name[name]
+    return updated(parameters)[slot.start : slot.stop].view(-1, layer.hidden)
 
 
-def _scale(held: Parameters, layer: LstmLayer, factors: Tensor) -> None:
-    _gates(held, layer.input_weights, layer).mul_(factors[None, :, None])
-    _gates(held, layer.recurrent, layer).mul_(factors[None, :, None]).mul_(factors[None, None, :])
+def _scale(parameters: Parameters, layer: LstmLayer, factors: Tensor) -> None:
+    _gates(parameters, layer.input_weights, layer).mul_(factors[None, :, None])
+    _gates(parameters, layer.recurrent, layer).mul_(factors[None, :, None]).mul_(factors[None, None, :])
     for name in layer.readers:
-        _columns(held, name, layer).mul_(factors)
+        _columns(parameters, name, layer).mul_(factors)
     for name in layer.biases:
-        slot = held.by_name[name]
-        updated(held)[slot.start : slot.stop].view(GATES, layer.hidden).mul_((factors > 0).to(factors.dtype))
+        slot = parameters.by_name[name]
+        updated(parameters)[slot.start : slot.stop].view(GATES, layer.hidden).mul_((factors > 0).to(factors.dtype))

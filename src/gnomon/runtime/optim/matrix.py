@@ -64,11 +64,11 @@ Moments = tuple[Tensor, Tensor]
 rank's elements, and none."""
 
 
-def moments_of(kind: str, held: Parameters) -> dict[str, Moments]:
+def moments_of(kind: str, parameters: Parameters) -> dict[str, Moments]:
     """Moments at 0, by parameter: Adafactor's of all that this rank has elements of; Muon's of what it leaves to
     AdamW."""
-    made = dict[str, Moments]()
-    for slot, (low, high) in held.pieces():
+    moments = dict[str, Moments]()
+    for slot, (low, high) in parameters.pieces():
         sizes: tuple[tuple[int, ...], tuple[int, ...]]
         if kind == "adafactor" and slot.split is not None:
             count, rows, columns = slot.whole_matrix
@@ -77,9 +77,9 @@ def moments_of(kind: str, held: Parameters) -> dict[str, Moments]:
             sizes = (high - low,), (0,)
         else:
             continue
-        one, other = (torch.zeros(size, dtype=held.dtypes.states, device=held.device) for size in sizes)
-        made[slot.name] = one, other
-    return made
+        one, other = (torch.zeros(size, dtype=parameters.dtypes.states, device=parameters.device) for size in sizes)
+        moments[slot.name] = one, other
+    return moments
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,7 +94,7 @@ class _Block:
 
 
 def adafactor(
-    held: Parameters,
+    parameters: Parameters,
     target: Tensor,
     grads: Tensor,
     moments: dict[str, Moments],
@@ -106,13 +106,13 @@ def adafactor(
 ) -> None:
     """One step of this rank's part `target`. moments: by parameter. decay: of matrices. steps: this one included."""
     # 1 - beta2 at step t is t^-0.8 (Shazeer and Stern 2018), so the first step takes the square as it is.
-    change, dtype, ranks = steps**BETA2_DECAY, _wide(held.dtypes.states), ranks.of(held.slots)
+    change, dtype, ranks = steps**BETA2_DECAY, _wide(parameters.dtypes.states), ranks.of(parameters.slots)
     eps = torch.finfo(target.dtype).eps
-    sums = _Sums(held.slots, dtype, target.device)
-    for slot, (low, high) in held.pieces():
+    sums = _Sums(parameters.slots, dtype, target.device)
+    for slot, (low, high) in parameters.pieces():
         own, rows, columns = sums.of(slot)
         share = 1 / slot.copies if ranks.inner is not None else 1.0
-        for block in _blocks(slot, held, low, high):
+        for block in _blocks(slot, parameters, low, high):
             p, g = (x[low:high][block.at].to(dtype) for x in (target, grads))
             # Elements that several ranks hold are added up once for all of them.
             own[block.matrix] += p.square().sum() * share
@@ -120,17 +120,17 @@ def adafactor(
                 square, (rows_at, columns_at) = _square(g, block) * share, _places(slot, target.device)
                 rows[block.matrix].index_add_(0, rows_at[block.rows], square.sum(1))
                 columns[block.matrix].index_add_(0, columns_at[block.columns], square.sum(0))
-    ranks.add_up(sums, held.slots)
-    for slot, (low, high) in held.pieces():
+    ranks.add_up(sums, parameters.slots)
+    for slot, (low, high) in parameters.pieces():
         _move(moments[slot.name], grads[low:high], sums, slot, change)
-    lengths = _Sums(held.slots, dtype, target.device, only_own=True)
-    for slot, (low, high) in held.pieces():
+    lengths = _Sums(parameters.slots, dtype, target.device, only_own=True)
+    for slot, (low, high) in parameters.pieces():
         share = 1 / slot.copies if ranks.inner is not None else 1.0
-        for block in _blocks(slot, held, low, high):
+        for block in _blocks(slot, parameters, low, high):
             update = _update(moments[slot.name], grads[low:high], block, slot, eps, dtype)
             lengths.of(slot)[0][block.matrix] += update.square().sum() * share
-    ranks.add_up(lengths, held.slots)
-    for slot, (low, high) in held.pieces():
+    ranks.add_up(lengths, parameters.slots)
+    for slot, (low, high) in parameters.pieces():
         # Root mean squares of whole matrices: an update is relative to the size of its parameter, and its own is at
         # most LARGEST.
         size = math.prod(slot.whole_matrix[1:]) if slot.split is not None else math.prod(slot.whole)
@@ -138,7 +138,7 @@ def adafactor(
         own /= (lengths.of(slot)[0] / size).sqrt_().div_(LARGEST).clamp_(min=1.0)
         if decay and slot.decays:
             target[low:high].mul_(1 - lr * decay)
-        for block in _blocks(slot, held, low, high):
+        for block in _blocks(slot, parameters, low, high):
             update = _update(moments[slot.name], grads[low:high], block, slot, eps, dtype)
             target[low:high][block.at] -= (update * own[block.matrix]).to(target.dtype)
 
@@ -197,9 +197,9 @@ def _wide(dtype: torch.dtype) -> torch.dtype:
     return torch.promote_types(dtype, torch.float32)
 
 
-def _blocks(slot: Slot, held: Parameters, low: int, high: int) -> Iterator[_Block]:
+def _blocks(slot: Slot, parameters: Parameters, low: int, high: int) -> Iterator[_Block]:
     """What a rank has of a parameter: a vector as it is, of a matrix part of a row, whole rows, and part of a row."""
-    at = held.mine[0] + low - slot.start  # of the parameter, where its part begins
+    at = parameters.mine[0] + low - slot.start  # of the parameter, where its part begins
     if slot.matrix is None:
         yield _Block(matrix=0, rows=slice(0), columns=slice(0), at=slice(0, high - low))
         return
@@ -234,7 +234,7 @@ def _places(slot: Slot, device: torch.device) -> tuple[Tensor, Tensor]:
 
 
 def muon(
-    held: Parameters,
+    parameters: Parameters,
     target: Tensor,
     grads: Tensor,
     momentum: Tensor,
@@ -246,7 +246,7 @@ def muon(
 ) -> None:
     """One step of the matrices (`is_orthogonal`) in this rank's part `target`, with Nesterov's momentum. Overwrites
     their gradients. decay: of matrices."""
-    chosen = [(slot, piece) for slot, piece in held.pieces() if is_orthogonal(slot)]
+    chosen = [(slot, piece) for slot, piece in parameters.pieces() if is_orthogonal(slot)]
     for _, (low, high) in chosen:
         g, m = grads[low:high].to(momentum.dtype), momentum[low:high]
         m.lerp_(g, 1 - mu)
@@ -254,21 +254,23 @@ def muon(
         # afterwards.
         grads[low:high] = torch.lerp(g, m, mu)
     whole = grads
-    if ranks.shards is not None and any(is_orthogonal(slot) for slot in held.slots):
-        room = held.grad if held.grad is not None and held.grad.numel() == held.size else None  # the host's is a shard
-        whole = torch.empty(held.size, dtype=grads.dtype, device=grads.device) if room is None else room
+    if ranks.shards is not None and any(is_orthogonal(slot) for slot in parameters.slots):
+        room = (
+            parameters.grad if parameters.grad is not None and parameters.grad.numel() == parameters.size else None
+        )  # the host's is a shard
+        whole = torch.empty(parameters.size, dtype=grads.dtype, device=grads.device) if room is None else room
         all_gather(whole, grads, ranks.shards)
     elif ranks.shards is None:
-        assert held.mine == (0, held.size), "a shard of its own without ranks that have the others"
+        assert parameters.mine == (0, parameters.size), "a shard of its own without ranks that have the others"
     pieces = dict[str, Range]((slot.name, piece) for slot, piece in chosen)
-    for slot in held.slots if ranks.unlike else [slot for slot, _ in chosen]:
+    for slot in parameters.slots if ranks.unlike else [slot for slot, _ in chosen]:
         if slot.name not in pieces and not (slot.places and is_orthogonal(slot)):
             continue
         update = _orthogonal(slot, whole[slot.start : slot.stop], ranks)
         if slot.name not in pieces:  # its own part is another shard's, which other ranks of the pipeline may have
             continue
         low, high = pieces[slot.name]
-        first = held.mine[0] + low - slot.start
+        first = parameters.mine[0] + low - slot.start
         _, rows, columns = slot.whole_matrix
         if slot.decays:
             target[low:high].mul_(1 - lr * decay)

@@ -47,34 +47,34 @@ class NxmAdmm:
         """Squares of what the mask took away, and of all that there was."""
         self.size = 0.0
 
-    def begin(self, held: Parameters) -> None:
+    def begin(self, parameters: Parameters) -> None:
         """Z is the pattern's part of the weights, U is 0."""
-        own, w = list[_Matrix](), updated(held)
-        for slot, _ in parts_of(held, self.names):
+        own, w = list[_Matrix](), updated(parameters)
+        for slot, _ in parts_of(parameters, self.names):
             x = w[slot.start : slot.stop]
             own.append(_Matrix(slot, x * largest_mask(x, *self._pattern), torch.zeros_like(x)))
-        self.matrices[id(held)], self.steps[id(held)] = own, 0
+        self.matrices[id(parameters)], self.steps[id(parameters)] = own, 0
 
     @property
     def _pattern(self) -> tuple[int, int]:
         return self.settings.n, self.settings.m
 
-    def before(self, held: Parameters) -> None:
+    def before(self, parameters: Parameters) -> None:
         """Adds rho (W - Z + U) to the gradient; once the pattern is fixed, what is outside has none."""
-        self.steps[id(held)] += 1
-        w, grads = updated(held), held.my_grad()
-        rho = self.settings.rho * min(1.0, self.steps[id(held)] / self.mask_at)
-        for one in self.matrices[id(held)]:
+        self.steps[id(parameters)] += 1
+        w, grads = updated(parameters), parameters.my_grad()
+        rho = self.settings.rho * min(1.0, self.steps[id(parameters)] / self.mask_at)
+        for one in self.matrices[id(parameters)]:
             at = slice(one.slot.start, one.slot.stop)
             if one.mask is not None:
                 grads[at] *= one.mask
             elif rho and one.z is not None and one.u is not None:
                 grads[at].add_((w[at] - one.z).add_(one.u), alpha=rho)
 
-    def after(self, held: Parameters, lr: float) -> None:
+    def after(self, parameters: Parameters, lr: float) -> None:
         """Z and U follow at their step, the pattern is fixed at its own; from then on W stays in it."""
-        step, w = self.steps[id(held)], updated(held)
-        for one in self.matrices[id(held)]:
+        step, w = self.steps[id(parameters)], updated(parameters)
+        for one in self.matrices[id(parameters)]:
             x = w[one.slot.start : one.slot.stop]
             if one.z is not None and one.u is not None:
                 if step == self.mask_at:
@@ -88,8 +88,8 @@ class NxmAdmm:
                     one.u = drawn - one.z
             if one.mask is not None:
                 x *= one.mask
-                if held.master is not None:
-                    held.shard[one.slot.start : one.slot.stop] = x
+                if parameters.master is not None:
+                    parameters.shard[one.slot.start : one.slot.stop] = x
 
     @property
     def nbytes(self) -> int:

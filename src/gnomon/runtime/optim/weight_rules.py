@@ -17,13 +17,13 @@ from gnomon.runtime.parameters.parameters import Parameters, Slot
 class WeightRule(Protocol):
     """A rule of one rank that changes weights around each update."""
 
-    def begin(self, held: Parameters) -> None:
+    def begin(self, parameters: Parameters) -> None:
         """Is called before the first step."""
 
-    def before(self, held: Parameters) -> None:
+    def before(self, parameters: Parameters) -> None:
         """Is called before an update, whose gradient is whole and clipped."""
 
-    def after(self, held: Parameters, lr: float) -> None:
+    def after(self, parameters: Parameters, lr: float) -> None:
         """Is called after an update. lr: the learning rate that it had."""
 
     @property
@@ -35,13 +35,13 @@ class WeightRule(Protocol):
         """How it went, in a line."""
 
 
-def updated(held: Parameters) -> Tensor:
+def updated(parameters: Parameters) -> Tensor:
     """The copy that an update changes: the optimizer's, or the parameters themselves."""
-    return held.shard if held.master is None else held.master
+    return parameters.shard if parameters.master is None else parameters.master
 
 
-def parts_of(held: Parameters, names: Collection[str]) -> Iterator[tuple[Slot, int]]:
+def parts_of(parameters: Parameters, names: Collection[str]) -> Iterator[tuple[Slot, int]]:
     """(parameter, columns) of those that are among `names`, which lie whole in `updated`."""
-    for slot in held.slots:
+    for slot in parameters.slots:
         if slot.name in names and slot.matrix is not None:
             yield slot, slot.matrix[2]

@@ -23,9 +23,9 @@ THRESHOLD = 0.7
 def ternary(groups: Tensor) -> Tensor:
     """Rounds groups (…, group) to -1, 0 or 1 times the mean size of what is kept."""
     sizes = groups.abs()
-    kept = sizes > THRESHOLD * sizes.mean(-1, keepdim=True)
-    scale = (sizes * kept).sum(-1, keepdim=True) / kept.sum(-1, keepdim=True).clamp_(min=1)
-    return torch.sign(groups) * kept * scale
+    nonzero = sizes > THRESHOLD * sizes.mean(-1, keepdim=True)
+    scale = (sizes * nonzero).sum(-1, keepdim=True) / nonzero.sum(-1, keepdim=True).clamp_(min=1)
+    return torch.sign(groups) * nonzero * scale
 
 
 def binary(groups: Tensor) -> Tensor:
@@ -42,28 +42,28 @@ class Rounded:
         self.behind: dict[int, dict[str, Tensor]] = {}
         """Of parameters without a master copy: the numbers that are updated."""
 
-    def begin(self, held: Parameters) -> None:
+    def begin(self, parameters: Parameters) -> None:
         """Rounds what training begins with."""
-        self.after(held, 0.0)
+        self.after(parameters, 0.0)
 
-    def before(self, held: Parameters) -> None:
+    def before(self, parameters: Parameters) -> None:
         """Puts back what is updated."""
-        for name, x in self.behind.get(id(held), {}).items():
-            slot = held.by_name[name]
-            held.shard[slot.start : slot.stop] = x
+        for name, x in self.behind.get(id(parameters), {}).items():
+            slot = parameters.by_name[name]
+            parameters.shard[slot.start : slot.stop] = x
 
-    def after(self, held: Parameters, lr: float) -> None:
+    def after(self, parameters: Parameters, lr: float) -> None:
         """Rounds the weights again after an update."""
-        own = self.behind.setdefault(id(held), {})
+        own = self.behind.setdefault(id(parameters), {})
         rounding = ternary if self.settings.kind == "ternary" else binary
-        for slot, columns in parts_of(held, self.names):
+        for slot, columns in parts_of(parameters, self.names):
             at = slice(slot.start, slot.stop)
-            if held.master is None:
-                exact = own[slot.name] = held.shard[at].clone() if slot.name not in own else own[slot.name]
-                exact.copy_(held.shard[at])
+            if parameters.master is None:
+                exact = own[slot.name] = parameters.shard[at].clone() if slot.name not in own else own[slot.name]
+                exact.copy_(parameters.shard[at])
             else:
-                exact = held.master[at]
-            held.shard[at] = rounding(exact.view(-1, self.settings.group or columns)).flatten()
+                exact = parameters.master[at]
+            parameters.shard[at] = rounding(exact.view(-1, self.settings.group or columns)).flatten()
 
     @property
     def nbytes(self) -> int:

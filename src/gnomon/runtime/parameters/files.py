@@ -141,8 +141,8 @@ class ReadAhead:
         with self._lock:
             self._wait(0)
 
-    def _wait(self, left: int) -> None:
-        while len(self._writing) > left:
+    def _wait(self, most_pending: int) -> None:
+        while len(self._writing) > most_pending:
             self._writing.popleft().result()
 
     def close(self) -> None:

@@ -38,16 +38,16 @@ class Frozen(Parameters):
         away: bool = False,
         folder: Path | None = None,
     ) -> None:
-        kept = Dtypes(param=dtype, grad=dtype, master=None, states=dtype)
+        dtypes = Dtypes(param=dtype, grad=dtype, master=None, states=dtype)
         zero = 3 if num_shards > 1 or away else 0
         super().__init__(
-            slots, kept, zero=zero, shard=shard, num_shards=num_shards, away=away, folder=folder, device=device
+            slots, dtypes, zero=zero, shard=shard, num_shards=num_shards, away=away, folder=folder, device=device
         )
 
     def add_grad(self, name: str, grad: Tensor) -> None:
         """Does nothing: a frozen weight is not trained."""
 
-    def add_matmul(self, name: str, left: Tensor, right: Tensor) -> None:
+    def add_matmul(self, name: str, lhs: Tensor, right: Tensor) -> None:
         """Does nothing: a frozen weight is not trained."""
 
     def add_matmuls(self, name: str, pairs: Sequence[tuple[Tensor, Tensor]]) -> None:
@@ -127,7 +127,7 @@ def frozen_of(
     """The frozen weights of a stage with their values; None where it has none."""
     if not (own := place_slots(slots)):
         return None
-    made = Frozen(
+    frozen = Frozen(
         own,
         dtype,
         device,
@@ -136,8 +136,8 @@ def frozen_of(
         away=where.away,
         folder=where.folder,
     )
-    made.fill(values)
-    return made
+    frozen.fill(values)
+    return frozen
 
 
 def four_bit_of(
@@ -164,11 +164,11 @@ def four_bit_of(
 
 def place_slots(slots: Iterable[Slot]) -> tuple[Slot, ...]:
     """One after the other."""
-    made, start = list[Slot](), 0
+    placed, start = list[Slot](), 0
     for slot in slots:
-        made.append(replace(slot, start=start))
-        start = made[-1].stop
-    return tuple(made)
+        placed.append(replace(slot, start=start))
+        start = placed[-1].stop
+    return tuple(placed)
 
 
 def in_four_bits(graph: Graph) -> frozenset[str]:

@@ -95,8 +95,8 @@ class Nf4Blocks:
                 torch.uint8
             )
             parts = [first, scales.cpu(), codes.cpu()]
-        held = torch.cat([part.contiguous().flatten() for part in parts])
-        return form, torch.nn.functional.pad(held, (0, form.nbytes - held.numel()))
+        packed = torch.cat([part.contiguous().flatten() for part in parts])
+        return form, torch.nn.functional.pad(packed, (0, form.nbytes - packed.numel()))
 
 
 def _cut(name: str, whole: Sequence[int], offset: Sequence[int], shape: Sequence[int]) -> list[tuple[int, int, int]]:
@@ -163,22 +163,22 @@ class Form:
             found = found.narrow(dim, first, length)
         return found.reshape(self.num_blocks, *rest)
 
-    def scales(self, held: Tensor) -> Tensor:
+    def scales(self, packed: Tensor) -> Tensor:
         """The scales (blocks) in fp32 that are stored in the bytes `held`."""
         groups, end, _ = self.ends
         if not self.doubled:
-            return held[:end].view(torch.float32)
-        mean = held[:4].view(torch.float32)
+            return packed[:end].view(torch.float32)
+        mean = packed[:4].view(torch.float32)
         blocks = prod(count for count, _, _ in self.blocks) if self.blocks else self.num_blocks
-        group = self.pick_blocks(torch.arange(blocks, dtype=torch.int32, device=held.device) // NF4_GROUP)
-        eight = dynamic(held.device).index_select(0, held[groups:end].int())
-        return eight * held[4:groups].view(torch.float32).index_select(0, group) + mean
+        group = self.pick_blocks(torch.arange(blocks, dtype=torch.int32, device=packed.device) // NF4_GROUP)
+        eight = dynamic(packed.device).index_select(0, packed[groups:end].int())
+        return eight * packed[4:groups].view(torch.float32).index_select(0, group) + mean
 
-    def wide(self, held: Tensor) -> Tensor:
+    def wide(self, packed: Tensor) -> Tensor:
         """The numbers (elements) that the bytes `held` stand for, in the dtype that the weight had."""
         _, begin, end = self.ends
-        pairs = _pairs(held.device).index_select(0, held[begin:end].int()).flatten()[: self.elements]
-        scales = self.scales(held)
+        pairs = _pairs(packed.device).index_select(0, packed[begin:end].int()).flatten()[: self.elements]
+        scales = self.scales(packed)
         if self.elements % NF4_BLOCK:
             return (pairs * scales.repeat_interleave(NF4_BLOCK)[: self.elements]).to(self.dtype)
         return pairs.view(-1, NF4_BLOCK).mul_(scales[:, None]).flatten().to(self.dtype)

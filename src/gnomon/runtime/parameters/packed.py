@@ -58,8 +58,8 @@ def shape_said(files: Folder, file: str, weight: str) -> list[int]:
     """The shape that a file's metadata says of a packed weight, as torchao writes them; empty where it says none.
     InputError for what is no shape."""
     text = files.metadata.get(file, {}).get(weight)
-    said = read_json(text, f"{files.path / file}: metadata of {weight}").get("_data") if text else None
-    shape = said.get("shape", []) if isinstance(said, Mapping) else []
+    metadata = read_json(text, f"{files.path / file}: metadata of {weight}").get("_data") if text else None
+    shape = metadata.get("shape", []) if isinstance(metadata, Mapping) else []
     if not isinstance(shape, list) or not all(isinstance(one, int) and one > 0 for one in shape):
         raise InputError(
             f"{files.path / file}: the metadata of {weight} says the shape {shape!r}; fetch the file again"
@@ -81,8 +81,8 @@ class PackedFolder(Folder):
         """(storage, its arrays, (outputs, inputs)) of a packed weight."""
         assert self.files is not None
         parts = {end: raw(self.files, name) for end, name in self.packed[tensor].items()}
-        if said := shape_said(self.files, self.entries[tensor][0], tensor):
-            parts["weight_shape"] = np.asarray(said)
+        if shape_stated := shape_said(self.files, self.entries[tensor][0], tensor):
+            parts["weight_shape"] = np.asarray(shape_stated)
         try:
             return stored(self.method, parts)
         except InputError as error:
@@ -118,7 +118,7 @@ class Codes:
 def codes_of(reader: WeightReader, parameter: str) -> list[Codes]:
     """A parameter as it is packed: rows one below the other, a part for each tensor of the folder (of experts, one for
     each). Nothing where it is not packed in integers, or lies otherwise than outputs by inputs."""
-    folder, made = reader.folder, []
+    folder, codes = reader.folder, []
     if not isinstance(folder, PackedFolder):
         return []
     for piece in sorted(reader.layout.pieces.get(parameter, ()), key=lambda piece: piece.first):
@@ -130,19 +130,21 @@ def codes_of(reader: WeightReader, parameter: str) -> list[Codes]:
             return []
         begin, end = (at * prod(piece.view[1:]) // shape[1] for at in (piece.pick or ((0, piece.view[0]),))[0])
         rows = {name: array[begin:end] for name, array in arrays.items()}
-        made.append(Codes(storage, rows, (end - begin, shape[1])))
-    return made
+        codes.append(Codes(storage, rows, (end - begin, shape[1])))
+    return codes
 
 
 def sparse_as(path: Path) -> Sparse | None:
     """How config.json says that a folder's linears are sparse (`sparsity_config`, as `gnomon compress` writes it); None
     where it says nothing. InputError for what is no sparse storage."""
     config = (path if path.is_dir() else path.parent) / "config.json"
-    said = read_json(config.read_text(encoding="utf-8"), str(config), infinite=True) if config.is_file() else {}
-    given = said.get("sparsity_config")
-    if not isinstance(given, Mapping) or "storage" not in given:
+    config_fields = (
+        read_json(config.read_text(encoding="utf-8"), str(config), infinite=True) if config.is_file() else {}
+    )
+    sparsity = config_fields.get("sparsity_config")
+    if not isinstance(sparsity, Mapping) or "storage" not in sparsity:
         return None
-    storage = storage_of(str(given["storage"]))
+    storage = storage_of(str(sparsity["storage"]))
     if not isinstance(storage, Sparse):
         raise InputError(f"{config}: sparsity_config.storage is {storage.name}, which is not sparse; as 4:16 or 0.9")
     return storage
@@ -216,10 +218,12 @@ def open_folder(path: Path) -> Folder:
         return GgufFolder.of(gguf)
     files = Folder.of(path)
     config = files.path / "config.json"
-    said = read_json(config.read_text(encoding="utf-8"), str(config), infinite=True) if config.is_file() else {}
-    if not is_packed(said):
+    config_fields = (
+        read_json(config.read_text(encoding="utf-8"), str(config), infinite=True) if config.is_file() else {}
+    )
+    if not is_packed(config_fields):
         return files
-    method = method_of(said)
+    method = method_of(config_fields)
     assert method is not None
     entries = dict(files.entries)
     packed = layers_of(method, {name: entry.dtype for name, (_, entry) in entries.items()})

@@ -285,31 +285,31 @@ class Parameters:
         else:
             place += grad.reshape(-1)
 
-    def add_matmul(self, name: str, left: Tensor, right: Tensor) -> None:
+    def add_matmul(self, name: str, lhs: Tensor, right: Tensor) -> None:
         """Adds the matrix product left · right to the gradient, where it lies if dtypes allow."""
-        if left.dtype != self.dtypes.grad:
-            self.add_grad(name, left @ right)
+        if lhs.dtype != self.dtypes.grad:
+            self.add_grad(name, lhs @ right)
             return
         place, first = self._place(name)
-        rows = place.view(left.shape[0], right.shape[1])
+        rows = place.view(lhs.shape[0], right.shape[1])
         if first:
-            torch.mm(left, right, out=rows)
+            torch.mm(lhs, right, out=rows)
         else:
             # The matmul adds where the gradient lies, without a tensor of the product in between.
-            rows.addmm_(left, right)
+            rows.addmm_(lhs, right)
 
     def add_matmuls(self, name: str, pairs: Sequence[tuple[Tensor, Tensor]]) -> None:
         """Adds left · right of each pair to one matrix of the gradient, of a parameter that is as many. The first terms
         are written where they stay; later ones are added as a whole, so that the bits are those of `add_grad`."""
         place, first = self._place(name)
-        for matrix, (left, right) in zip(place.view(len(pairs), -1), pairs, strict=True):
-            into = matrix.view(left.shape[0], right.shape[1])
+        for matrix, (lhs, right) in zip(place.view(len(pairs), -1), pairs, strict=True):
+            into = matrix.view(lhs.shape[0], right.shape[1])
             if not first:
-                into += left @ right
-            elif left.dtype == into.dtype:
-                torch.mm(left, right, out=into)
+                into += lhs @ right
+            elif lhs.dtype == into.dtype:
+                torch.mm(lhs, right, out=into)
             else:
-                into.copy_(left @ right)
+                into.copy_(lhs @ right)
 
     def add_rows(self, name: str, at: Tensor, rows: Tensor) -> None:
         """Adds rows to the gradient of a table at these places."""
@@ -432,18 +432,18 @@ class GradientBucket:
         """Takes members below ZeRO 2, whose gradients stay; of the same dtype and device."""
         self.members = tuple(members)
         self._flat: Tensor | None = None
-        for held in members:
-            held.bucket = self
+        for member in members:
+            member.bucket = self
 
     def _buffer(self) -> Tensor:
         if self._flat is None:
-            size, some = sum(held.size for held in self.members), self.members[0]
+            size, some = sum(member.size for member in self.members), self.members[0]
             self._flat = torch.empty(size, dtype=some.dtypes.grad, device=some.device)
         return self._flat
 
     def part(self, of: Parameters) -> Tensor:
         """The part of the bucket that holds one member's gradient."""
-        begin = sum(held.size for held in self.members[: self.members.index(of)])
+        begin = sum(member.size for member in self.members[: self.members.index(of)])
         return self._buffer()[begin : begin + of.size]
 
     def room(self, of: Parameters) -> Tensor | None:
@@ -452,13 +452,13 @@ class GradientBucket:
 
     def free(self) -> None:
         """Gives up the buffer, once no member's gradient lies there."""
-        if all(held.grad is None for held in self.members):
+        if all(member.grad is None for member in self.members):
             self._flat = None
 
     def whole(self) -> Tensor:
         """All members' gradients, zero where none was computed."""
-        for held in self.members:
-            held.whole_grad()
+        for member in self.members:
+            member.whole_grad()
         return self._buffer()
 
 
@@ -500,9 +500,9 @@ class Weight:
         """Adds a gradient of `matrix`'s or `value`'s shape."""
         self._parameters.add_grad(self._name, grad)
 
-    def add_matmul(self, left: Tensor, right: Tensor) -> None:
+    def add_matmul(self, lhs: Tensor, right: Tensor) -> None:
         """Adds leftᵀ · right, of `matrix`'s shape. left: (tokens, out); right: (tokens, in)."""
-        self._parameters.add_matmul(self._name, left.T, right)
+        self._parameters.add_matmul(self._name, lhs.T, right)
 
     def add_matmuls(self, pairs: Sequence[tuple[Tensor, Tensor]]) -> None:
         """Adds to each matrix of the parameter the product of a pair: what `value` has first is how many there are."""

@@ -28,11 +28,11 @@ def interleaved(members: Sequence[Parameters]) -> Tensor:
 
 def kept_shards(parts: Iterable[tuple[Parameters, Tensor]]) -> None:
     """Puts reduced shards into place: under ZeRO 1 into the whole gradient, else added to the shard that is kept."""
-    for held, part in parts:
-        if held.zero == 1:
-            held.my_grad().copy_(part)
+    for parameters, part in parts:
+        if parameters.zero == 1:
+            parameters.my_grad().copy_(part)
         else:
-            held.add_shard(part)
+            parameters.add_shard(part)
 
 
 def packed(grads: Sequence[Tensor]) -> tuple[tuple[Tensor, ...], Callable[[], None]]:

@@ -98,13 +98,15 @@ class Folder:
 
     def check(self, layout: Layout) -> None:
         """One InputError with all that is missing, misshapen or unknown."""
-        wanted = layout.tensors()
-        missing = [name for name in wanted if name not in self.entries]
-        known = {*wanted, *(layout.copies or {})}
+        layout_tensors = layout.tensors()
+        missing = [name for name in layout_tensors if name not in self.entries]
+        known = {*layout_tensors, *(layout.copies or {})}
         unknown = [name for name in self.entries if name not in known and not layout.is_ignored(name)]
-        shapes = {name: self.entries[name][1].shape for name in wanted if name in self.entries}
+        shapes = {name: self.entries[name][1].shape for name in layout_tensors if name in self.entries}
         misshapen = [
-            f"{name} is {list(s)}, not {list(wanted[name])}" for name, s in shapes.items() if s != wanted[name]
+            f"{name} is {list(s)}, not {list(layout_tensors[name])}"
+            for name, s in shapes.items()
+            if s != layout_tensors[name]
         ]
         problems = [
             f"{len(names)} {what}: {', '.join(names[:SHOWN])}{' …' if len(names) > SHOWN else ''}"
@@ -189,9 +191,9 @@ def _without(layout: Layout, prefix: str) -> Layout:
                 order=piece.order,
                 first=piece.first,
             )
-            for piece in given
+            for piece in pieces_
         )
-        for name, given in layout.pieces.items()
+        for name, pieces_ in layout.pieces.items()
     }
     copies = {name: of.removeprefix(prefix) for name, of in (layout.copies or {}).items()}
     ignored = tuple(pattern.replace(f"^{re.escape(prefix)}", "^") for pattern in layout.ignored)
@@ -244,11 +246,11 @@ class WeightReader:
         *_, codes = self.layout.pieces[name]
         tensor = codes.tensor
         found = {piece.tensor: self.folder.read(piece.tensor, as_bytes=True) for piece in self.layout.pieces[name]}
-        said = bytes(found[f"{tensor}{STATE}"].tolist()).decode("utf-8", "replace")
-        state = state_of(said, tensor, self.layout.four_bits[name])
+        state_text = bytes(found[f"{tensor}{STATE}"].tolist()).decode("utf-8", "replace")
+        state = state_of(state_text, tensor, self.layout.four_bits[name])
         for what, known in ((MAP, code(CPU)), (NESTED_MAP, dynamic(CPU))):
-            given = found.get(f"{tensor}{what}")
-            if given is not None and not torch.allclose(given.float(), known, rtol=0, atol=1e-6):
+            stored = found.get(f"{tensor}{what}")
+            if stored is not None and not torch.allclose(stored.float(), known, rtol=0, atol=1e-6):
                 raise InputError(f"{self.folder.path}: {tensor}{what} is not that of bitsandbytes' NF4")
         return Nf4Blocks(
             codes=found[tensor].flatten(),
@@ -327,13 +329,13 @@ def start_folder(
 
 def _sharded(tensors: Mapping[str, tuple[str, tuple[int, ...]]]) -> dict[str, tuple[str, str, tuple[int, ...]]]:
     """Name -> (file, dtype, shape): files filled one after the other."""
-    number, held = 0, 0
+    number, shard_bytes = 0, 0
     places: dict[str, int] = {}
     for name, (dtype, shape) in tensors.items():
         nbytes = prod(shape) * DTYPE_BYTES[dtype]
-        if held and held + nbytes > SHARD_BYTES:
-            number, held = number + 1, 0
-        places[name], held = number, held + nbytes
+        if shard_bytes and shard_bytes + nbytes > SHARD_BYTES:
+            number, shard_bytes = number + 1, 0
+        places[name], shard_bytes = number, shard_bytes + nbytes
     names = [f"model-{i + 1:05}-of-{number + 1:05}.safetensors" for i in range(number + 1)] if number else [SINGLE]
     return {name: (names[places[name]], *tensors[name]) for name in tensors}
 

@@ -49,7 +49,7 @@ def plain(error: Exception, rank: int, at: str) -> Exception:
     return error
 
 
-def failure_of(failed: FailedError, world_size: int, *, left: Path | None, resume_with: str) -> RunError:
+def failure_of(failed: FailedError, world_size: int, *, last_checkpoint: Path | None, resume_with: str) -> RunError:
     """What to tell of a run whose processes failed; an error that says itself what is left, as it is. left: the newest
     whole checkpoint."""
     first, *others = failed.failures
@@ -59,7 +59,11 @@ def failure_of(failed: FailedError, world_size: int, *, left: Path | None, resum
         f"; {failure.message}" for failure in [failure for failure in others if failure.error is PeerError][:SAID]
     )
     cause = first.message if first.error else f"rank {first.rank} of {world_size} {first.describe()}"
-    after = f"the checkpoint {left} is whole: {resume_with or 'resume from it'}" if left else "no checkpoint"
+    after = (
+        f"the checkpoint {last_checkpoint} is whole: {resume_with or 'resume from it'}"
+        if last_checkpoint
+        else "no checkpoint"
+    )
     kind = PeerError if may_start_again(failed) else RunError
     return kind(f"{cause}{ENDED}{waited}; {after}")
 

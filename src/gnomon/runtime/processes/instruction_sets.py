@@ -37,8 +37,8 @@ def own() -> str:
         raise PlanError(f"determinism D2 is for x86-64 processors, not {platform.machine()}; use D1")
     cpu: Any = torch.cpu
     has = "avx512" if cpu._is_avx512_supported() else "avx2" if cpu._is_avx2_supported() else "default"
-    told = os.environ.get(CAPABILITY, has)
-    return min(has, told if told in SETS else has, key=SETS.index)
+    limit = os.environ.get(CAPABILITY, has)
+    return min(has, limit if limit in SETS else has, key=SETS.index)
 
 
 def kind() -> str:
@@ -58,18 +58,18 @@ def common(found: Iterable[str]) -> str:
     return min((MOST, *found), key=SETS.index)
 
 
-def has(found: str, asked: str) -> bool:
+def has(found: str, name: str) -> bool:
     """Whether a process of the one set has the kernels of the other."""
-    return SETS.index(found) >= SETS.index(asked)
+    return SETS.index(found) >= SETS.index(name)
 
 
-def compute_with(asked: str) -> None:
+def compute_with(name: str) -> None:
     """Makes this process compute with kernels of that set alone. To be called before its first operation on tensors:
     RunError where torch had chosen its kernels already."""
-    os.environ[CAPABILITY] = asked
+    os.environ[CAPABILITY] = name
     os.environ["MKL_CBWR"] = "COMPATIBLE"
-    os.environ["ONEDNN_MAX_CPU_ISA"] = {"default": "SSE41", "avx2": "AVX2"}[asked]
+    os.environ["ONEDNN_MAX_CPU_ISA"] = {"default": "SSE41", "avx2": "AVX2"}[name]
     torch.backends.mkldnn.set_flags(_enabled=False)
     torch.backends.nnpack.set_flags(_enabled=False)
-    if (chosen := torch.backends.cpu.get_cpu_capability().lower().replace(" ", "")) != asked:
-        raise RunError(f"torch computes with {chosen} kernels in this process, and the job with {asked}")
+    if (chosen := torch.backends.cpu.get_cpu_capability().lower().replace(" ", "")) != name:
+        raise RunError(f"torch computes with {chosen} kernels in this process, and the job with {name}")

@@ -50,9 +50,9 @@ def launch(
     which is the number of its device, of each rank (`Plan.device_of`); left out, the rank's own number.
     """
     if "TORCHELASTIC_RUN_ID" in os.environ:
-        given = int(os.environ["WORLD_SIZE"])
-        if given != world_size:
-            raise PlanError(f"the plan has {world_size} ranks, but torchrun started {given}; use --nproc-per-node")
+        world = int(os.environ["WORLD_SIZE"])
+        if world != world_size:
+            raise PlanError(f"the plan has {world_size} ranks, but torchrun started {world}; use --nproc-per-node")
         number = int(os.environ["RANK"])
         return {rank_at(number, places): member(function, backend, threads, *args, places=places)}
     started = Processes(

@@ -262,12 +262,12 @@ class Processes:
     def _failure(self, rank: int) -> Failure:
         process, seen = self.ranks[rank].process, self.ranks[rank].seen_s
         try:
-            left = json.loads(self.ranks[rank].error.read_text())["message"]
+            error = json.loads(self.ranks[rank].error.read_text())["message"]
         except (OSError, ValueError):
             killed = process.exitcode == -signal.SIGKILL and oom_kills() > self.oom_kills
             return Failure(rank=rank, exitcode=process.exitcode or 0, out_of_memory=killed, at=seen)
-        kind, _, message = left["message"].partition(": ")
-        extra = left["extraInfo"]
+        kind, _, message = error["message"].partition(": ")
+        extra = error["extraInfo"]
         return Failure(
             rank=rank,
             exitcode=process.exitcode or 0,
@@ -387,8 +387,8 @@ def _begin(
     os.environ.clear()  # a fork server's are those of its own start
     os.environ.update(environment)
     try:
-        made = function(TCPStore("127.0.0.1", port, is_master=False), rank, world_size, *args)
-        results.send_bytes(pickle.dumps(made))  # torch's own way leaves tensors with the sender, which ends
+        result = function(TCPStore("127.0.0.1", port, is_master=False), rank, world_size, *args)
+        results.send_bytes(pickle.dumps(result))  # torch's own way leaves tensors with the sender, which ends
     except Exception as failed:
         tell_failure(type(failed).__name__, str(failed), traceback.format_exc())
         sys.stdout.flush()

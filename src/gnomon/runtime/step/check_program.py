@@ -65,8 +65,8 @@ def check_program(program: Program, standard: Program, *, zero: int, tied: Colle
         )
     structure = validate(program)
     for cls in range(program.num_classes):
-        mine, wanted = _actions(program, cls), _actions(standard, cls)
-        for problem in (*_microbatches(mine, wanted, len(program.units)), *_end_of_step(mine, wanted, zero, tied)):
+        mine, expected = _actions(program, cls), _actions(standard, cls)
+        for problem in (*_microbatches(mine, expected, len(program.units)), *_end_of_step(mine, expected, zero, tied)):
             raise ProgramError(f"this Program would not train the plan's model: rank class {cls}: {problem}")
     if stuck := waits_for_ever(structure):
         raise ProgramError(f"this Program would never end: {stuck}")
@@ -104,9 +104,9 @@ def _stages(actions: list[_Action]) -> list[int]:
     return sorted({action.stages[0] for action in actions if action.kind in GRADIENT})
 
 
-def _microbatches(mine: list[_Action], wanted: list[_Action], units: int) -> Iterator[str]:
+def _microbatches(mine: list[_Action], expected: list[_Action], units: int) -> Iterator[str]:
     """Every stage runs every microbatch forward once and backward once."""
-    stages = _stages(wanted)
+    stages = _stages(expected)
     if other := sorted({action.stages[0] for action in mine if action.kind in ("F", "C", *GRADIENT)} ^ set(stages)):
         yield f"stage {other[0]} is on another rank class than the plan has it on"
         return
@@ -126,7 +126,7 @@ def _microbatches(mine: list[_Action], wanted: list[_Action], units: int) -> Ite
                 )
 
 
-def _end_of_step(mine: list[_Action], wanted: list[_Action], zero: int, tied: Collection[int]) -> Iterator[str]:
+def _end_of_step(mine: list[_Action], expected: list[_Action], zero: int, tied: Collection[int]) -> Iterator[str]:
     """Gradients are reduced over the plan's communicators once they are whole, then measured and used once."""
     place = {action.row: at for at, action in enumerate(mine)}
     reduced, last = dict[int, int](), dict[int, int]()
@@ -136,11 +136,11 @@ def _end_of_step(mine: list[_Action], wanted: list[_Action], zero: int, tied: Co
                 last[stage] = at
             elif action.kind == "REDUCE_GRAD":
                 reduced[stage] = at
-    for stage in _stages(wanted):
+    for stage in _stages(expected):
         use = min((at for at, a in enumerate(mine) if a.kind in USES_GRADIENT and stage in a.stages), default=len(mine))
         for what in ("REDUCE_GRAD", "AR", "OPT", "NORM"):
             have = [a for a in mine if a.kind == what and stage in a.stages and a.comm != TIED]
-            want = [a for a in wanted if a.kind == what and stage in a.stages and a.comm != TIED]
+            want = [a for a in expected if a.kind == what and stage in a.stages and a.comm != TIED]
             yield from _as_often(what, stage, have, want, several=what == "REDUCE_GRAD" and zero > 1)
             for action in have if what in ("AR", "REDUCE_GRAD") else ():
                 ready = max(last[stage], reduced.get(stage, -1)) if what == "AR" else last[stage]
@@ -153,9 +153,9 @@ def _end_of_step(mine: list[_Action], wanted: list[_Action], zero: int, tied: Co
                         f"between the last backward and NORM or OPT"
                     )
     yield from _norm_first(mine)
-    yield from _tied_sums(mine, wanted, {stage: max(last[stage], reduced.get(stage, -1)) for stage in last}, tied)
+    yield from _tied_sums(mine, expected, {stage: max(last[stage], reduced.get(stage, -1)) for stage in last}, tied)
     if zero in (1, 2):
-        yield from _gathered(mine, _stages(wanted))
+        yield from _gathered(mine, _stages(expected))
 
 
 def _as_often(
@@ -186,11 +186,11 @@ def _norm_first(mine: list[_Action]) -> Iterator[str]:
 
 
 def _tied_sums(
-    mine: list[_Action], wanted: list[_Action], whole: dict[int, int], tied: Collection[int]
+    mine: list[_Action], expected: list[_Action], whole: dict[int, int], tied: Collection[int]
 ) -> Iterator[str]:
     """The sum over stages that hold the same parameter, in which several rank classes meet."""
     have = [at for at, action in enumerate(mine) if action.kind == "AR" and action.comm == TIED]
-    want = [action for action in wanted if action.kind == "AR" and action.comm == TIED]
+    want = [action for action in expected if action.kind == "AR" and action.comm == TIED]
     if len(have) != len(want):
         yield (
             f"{len(have)} AR over {TIED}, and the plan's Program has {len(want)}: copies of the tied weights would "

@@ -41,10 +41,10 @@ class SavedForBackward:
     """Where backward begins, by name; what the stage made may be freed before."""
 
     @staticmethod
-    def of(entered: Mapping[str, Tensor], made: Mapping[str, Tensor]) -> SavedForBackward:
+    def of(entered: Mapping[str, Tensor], outputs: Mapping[str, Tensor]) -> SavedForBackward:
         """Notes a forward's inputs, and where its outputs enter autograd's graph."""
         return SavedForBackward(
-            entered=entered, edges={name: get_gradient_edge(y) for name, y in made.items() if y.requires_grad}
+            entered=entered, edges={name: get_gradient_edge(y) for name, y in outputs.items() if y.requires_grad}
         )
 
 
@@ -142,10 +142,10 @@ class Compute:
         apart = self.apart
         if packing is not None and packing.prefixes is not None:  # counted with what is between microbatches
             apart += tuple(x for prefix in packing.prefixes.prefixes.values() for x in prefix.tensors)
-        made, self._kept[self._alike(stage, unit)] = measure_resident(
+        outputs, self._kept[self._alike(stage, unit)] = measure_resident(
             noted, tuple(entered.values()), vocab=self._vocab, loss=bool(module.results), apart=apart
         )
-        return made
+        return outputs
 
     def _run_first(self, stage: int, unit: int, entered: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """The first forward of a microbatch: what is computed again later routes the same tokens once more."""
@@ -158,8 +158,8 @@ class Compute:
 
     def listeners(self) -> Callable[[Layer, Tensor], None] | None:
         """Who is told which experts tokens choose; None: nobody."""
-        told = [one for one in (self.routed, *self.counted) if one is not None]
-        return _call_all(told) if told else None
+        hooks = [one for one in (self.routed, *self.counted) if one is not None]
+        return _call_all(hooks) if hooks else None
 
     def entering(self, stage: int, unit: int, *, keep: bool = False) -> dict[str, Tensor]:
         """What enters a stage, as leaves where gradients go back. keep: the buffers are read again later."""
@@ -172,13 +172,13 @@ class Compute:
                 entered[crossing.name] = x.requires_grad_() if crossing.trained and not keep else x
         return entered
 
-    def hand_on(self, stage: int, unit: int, made: Mapping[str, Tensor]) -> None:
+    def hand_on(self, stage: int, unit: int, outputs: Mapping[str, Tensor]) -> None:
         """Puts what a stage made where later ones read it, and adds up its losses."""
         module = self.stages[stage]
         for result in module.results:
-            self.loss += made[result].detach().double() / self.feed.counted / module.copies[result]
+            self.loss += outputs[result].detach().double() / self.feed.counted / module.copies[result]
         for hop in module.leaves:
-            handed = tuple(made[crossing.name].detach() for crossing in hop.crossings)
+            handed = tuple(outputs[crossing.name].detach() for crossing in hop.crossings)
             self.buffers.tensors[hop.buffer, hop.target, unit] = handed
 
     def _forward(self, stage: int, unit: int) -> None:
@@ -186,13 +186,15 @@ class Compute:
         if self.mimose is not None:
             self.mimose.begin(self.feed.of_unit(unit))
         if self.distillation is None or not self.distillation.is_on:
-            made = self._run_first(stage, unit, entered)
-            self.saved[stage, unit] = SavedForBackward.of(entered, made)
+            outputs = self._run_first(stage, unit, entered)
+            self.saved[stage, unit] = SavedForBackward.of(entered, outputs)
         else:
             run = partial(self._run_first, stage, unit, entered)
-            made, loss = self.distillation.forward(unit, run, self.feed.of_unit(unit), self.feed.packing_of(unit))
-            self.saved[stage, unit] = SavedForBackward.of(entered, {**made, self.distillation.student_hooks.loss: loss})
-        self.hand_on(stage, unit, made)
+            outputs, loss = self.distillation.forward(unit, run, self.feed.of_unit(unit), self.feed.packing_of(unit))
+            self.saved[stage, unit] = SavedForBackward.of(
+                entered, {**outputs, self.distillation.student_hooks.loss: loss}
+            )
+        self.hand_on(stage, unit, outputs)
 
     def _forward_unsaved(self, stage: int, unit: int) -> None:
         with torch.no_grad():

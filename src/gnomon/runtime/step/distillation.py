@@ -158,27 +158,27 @@ class Distillation:
         """(outputs of the student's forward, the loss that backward begins at: a sum over tokens, as the student's)."""
         expected = self._teacher_outputs(batch, packing)
         with self.student_hooks.recording() as seen:
-            made = run()
+            outputs = run()
         counts = batch[self.student_hooks.labels] >= 0
         assert seen.logits is not None and expected.logits is not None and seen.norms is not None
         kl = self._kl_loss(seen.logits, expected.logits, counts)
         own = 1.0 if self.teaching.added else 1 - self.teaching.share
-        loss = own * made[self.student_hooks.loss] + self.teaching.share * kl
+        loss = own * outputs[self.student_hooks.loss] + self.teaching.share * kl
         for place, other in self.pairs.items() if self.teaching.hidden else ():
-            mine, wanted = seen.hidden[place], expected.hidden[other]
-            if mine.shape != wanted.shape:
+            mine, target = seen.hidden[place], expected.hidden[other]
+            if mine.shape != target.shape:
                 raise PlanError(
-                    f"layers of the model are {mine.shape[-1]} wide and the teacher's {wanted.shape[-1]}, whose "
+                    f"layers of the model are {mine.shape[-1]} wide and the teacher's {target.shape[-1]}, whose "
                     f"squares cannot be taken; leave hidden out, or give a teacher as wide"
                 )
-            squares = (mine.float() - wanted.float()).square().mean(-1)
+            squares = (mine.float() - target.float()).square().mean(-1)
             loss = loss + self.teaching.hidden * (squares * counts).sum()
         self.kl_sum += float(kl.detach())
         self.tokens += int(counts.sum())
         if self.augments is not None:
             self.clean[unit] = CleanForward(expected.logits, seen.norms, seen.width, counts)
             self.same_width = expected.width == seen.width
-        return made, loss
+        return outputs, loss
 
     def _kl_loss(self, logits: Tensor, teacher_logits: Tensor, counts: Tensor) -> Tensor:
         """T^2 KL(teacher || student) at temperature T, summed over tokens that count."""

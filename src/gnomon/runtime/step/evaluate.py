@@ -27,28 +27,28 @@ def forward_loss(executor: Executor) -> Tensor:
     executor.buffers.blocks = False
     with torch.no_grad():
         for unit in range(executor.feed.num_units):
-            given = executor.feed.of_unit(unit)
+            batch = executor.feed.of_unit(unit)
             if (heads := executor.heads) is not None:
-                heads.hand_embedded(unit, given)
+                heads.hand_embedded(unit, batch)
             for number in sorted(executor.stages):
-                made, stage = _forward(executor, number, unit, given), executor.stages[number]
+                outputs, stage = _forward(executor, number, unit, batch), executor.stages[number]
                 for result in stage.results:
-                    total += made[result].double() / executor.feed.counted / stage.copies[result]
+                    total += outputs[result].double() / executor.feed.counted / stage.copies[result]
                 for hop in stage.leaves:
                     name = (hop.buffer, hop.target, unit)
-                    handed = tuple(made[crossing.name].contiguous() for crossing in hop.crossings)
+                    handed = tuple(outputs[crossing.name].contiguous() for crossing in hop.crossings)
                     if hop.target in executor.stages:
                         executor.buffers.tensors[name] = handed
                     else:
                         work = executor.messages.send(handed, name, number, hop.target)
                         executor.buffers.leave(name, handed, work)
             if heads is not None:
-                total += heads.share(heads.loss(heads.last_hidden(unit), given))
+                total += heads.share(heads.loss(heads.last_hidden(unit), batch))
     executor.buffers.wait_sent()
     return total
 
 
-def _forward(executor: Executor, number: int, unit: int, given: Batch) -> dict[str, Tensor]:
+def _forward(executor: Executor, number: int, unit: int, batch: Batch) -> dict[str, Tensor]:
     stage, entered = executor.stages[number], dict[str, Tensor]()
     for hop in stage.enters:
         name = (hop.buffer, number, unit)
@@ -57,11 +57,11 @@ def _forward(executor: Executor, number: int, unit: int, given: Batch) -> dict[s
             work.wait()
         names = (crossing.name for crossing in hop.crossings)
         entered.update(zip(names, executor.buffers.take(name), strict=True))
-    gathers = stage.zero == 3 and all(held.flat is None for held in stage.parts if held.zero)
+    gathers = stage.zero == 3 and all(parameters.flat is None for parameters in stage.parts if parameters.zero)
     if gathers:
         executor.state.unshard((number,))
         executor.state.gathered(number)
-    made: dict[str, Tensor] = stage(entered, given, executor.feed.packing_of(unit))
+    outputs: dict[str, Tensor] = stage(entered, batch, executor.feed.packing_of(unit))
     if gathers:
         executor.state.reshard(number)
-    return made
+    return outputs

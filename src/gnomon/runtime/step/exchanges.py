@@ -96,7 +96,7 @@ class Parts:
         run, names = stage.runs[stage.layers[0].call.block], stage.reads[0]
         (op,) = (op for op in run.ops if op.site.op.does == "dispatches")
         group = op.site.axis("ep").group
-        moves = any(isinstance(given, OpInput) and (given.there or given.back) for given in op.inputs)
+        moves = any(isinstance(op_input, OpInput) and (op_input.there or op_input.back) for op_input in op.inputs)
         if group is None or op.site.axis("etp").group is not None or moves or op.moves:
             raise PlanError(
                 f"exchanges of {stage.layers[0].label} are not cut into parts under this layout; use all_to_all = 1"
@@ -183,8 +183,8 @@ class Parts:
         run = module.runs[module.layers[0].call.block]
         frame = Frame(run, {}, _no_weight, _no_state, None, {}, tokens.dtype)
         label = module.whole[module.layers[0].label]
-        told = self.compute.listeners()
-        frame.routed = None if told is None else lambda chosen: told(label, chosen)
+        hook = self.compute.listeners()
+        frame.routed = None if hook is None else lambda chosen: hook(label, chosen)
         here.routing = frame.route(layer.op, indices)
         here.shares = shared_out(here.routing, self.parts)
         rows = rows_of(tokens, here.routing.order, here.routing.topk, here.routing.real)
@@ -198,9 +198,9 @@ class Parts:
         here.leaves[part].requires_grad_()
         module.unit, module.routings = unit, {layer.rows: here.shares[part]}
         self.compute.state.gathered(stage)
-        given = {**here.entered, layer.rows: here.leaves[part]}
-        made = module(given, self.compute.feed.of_unit(unit), self.compute.feed.packing_of(unit))[layer.results]
-        here.results[part] = get_gradient_edge(made), made.detach()
+        inputs = {**here.entered, layer.rows: here.leaves[part]}
+        outputs = module(inputs, self.compute.feed.of_unit(unit), self.compute.feed.packing_of(unit))[layer.results]
+        here.results[part] = get_gradient_edge(outputs), outputs.detach()
 
     def _combine(self, stage: int, unit: int) -> None:
         layer, part = self.layers[stage], self._next(FORWARD["combine"], stage, unit)
@@ -225,9 +225,9 @@ class Parts:
             assert here.home is not None and here.routing is not None
             entered = {**here.entered, layer.results: here.home.requires_grad_()}
             module.unit, module.routings = unit, {layer.results: replace(here.routing, home=True)}
-            made = module(entered, self.compute.feed.of_unit(unit), self.compute.feed.packing_of(unit))
-            self.compute.saved[stage, unit] = SavedForBackward.of(entered, made)
-            self.compute.hand_on(stage, unit, made)
+            outputs = module(entered, self.compute.feed.of_unit(unit), self.compute.feed.packing_of(unit))
+            self.compute.saved[stage, unit] = SavedForBackward.of(entered, outputs)
+            self.compute.hand_on(stage, unit, outputs)
 
         first, *others = ((hop.buffer, hop.target, unit) for hop in module.leaves)
         self._on_lane(first, bring, rows.nbytes, finish, others)

@@ -110,8 +110,8 @@ class Executor:
         PlanError for what the runtime does not run, ProgramError for a Program that is no step of the plan."""
         if partial_reduce.METHOD.used(plan):
             raise PlanError("a plan with partial_reduce is run by gnomon run alone; leave the pass out here")
-        if alone := [entry.name for entry in used(plan) if not entry.resumes and not steps]:
-            raise PlanError(f"a plan with {alone[0]} is run by gnomon run alone; leave the pass out here")
+        if unsupported := [entry.name for entry in used(plan) if not entry.resumes and not steps]:
+            raise PlanError(f"a plan with {unsupported[0]} is run by gnomon run alone; leave the pass out here")
         check_place(plan.device_of)
         plan = with_placement(plan, graph, workload)
         graph = under(graph, plan)
@@ -139,11 +139,11 @@ class Executor:
         by_layer = self.program.num_stages > plan.num_stages
         self.stages = self._stages(seed, values, states or {})
         here, dtype = self.groups.here, dtypes(plan).param
-        held = [stage for stage, rank in enumerate(plan.pipeline_ranks) if rank == here.pipeline_rank]
+        own_stages = [stage for stage, rank in enumerate(plan.pipeline_ranks) if rank == here.pipeline_rank]
         self.feed = (
             FeedOfLengths(graph, plan, workload, self.groups, device)
             if by_lengths
-            else Feed(graph, plan, workload, self.groups, held, device)
+            else Feed(graph, plan, workload, self.groups, own_stages, device)
         )
         self.buffers = Buffers()
         self.buffers.proofs = proofs(self.program, here.pipeline_rank)
@@ -156,10 +156,10 @@ class Executor:
         if has_rows(plan):
             self.compute.lane = Lane()
         self.parts = Parts(self.inside, self.compute, count) if (count := exchange_parts(plan)) > 1 else None
-        if (asked := next((given for given in plan.schedule.passes if given.name == LINA), None)) is not None:
+        if (lina_pass := next((method for method in plan.schedule.passes if method.name == LINA), None)) is not None:
             self.state.lane, self.state.reduce_parts = (
                 self.compute.lane,
-                int(lina.METHOD.parameters_of(asked)["all_reduce"]),
+                int(lina.METHOD.parameters_of(lina_pass)["all_reduce"]),
             )
         counts = list[Callable[[Layer, Tensor], None]]()
         if plan.experts.bias_rate:
@@ -207,8 +207,8 @@ class Executor:
         )
         self.heads: Heads | None = None
         if (cut := self.divided) is not None:
-            made = Heads if plan.schedule.vocabulary == "interlaced" else Passes
-            self.heads = made(cut, self.stages[cut.at], self.groups, self.compute, self.buffers, self.feed)
+            kind = Heads if plan.schedule.vocabulary == "interlaced" else Passes
+            self.heads = kind(cut, self.stages[cut.at], self.groups, self.compute, self.buffers, self.feed)
         actions = {**self.compute.actions(), **self.messages.actions(), **self._parameter_actions()}
         if self.heads is not None:
             actions |= self.heads.actions()
@@ -242,8 +242,8 @@ class Executor:
             whole=self.graph,
         )
         for part in stages.values():
-            wanted = part.state_names.difference(*(still.by_name for still in part.still))
-            part.states = {name: x for name, x in states.items() if name in wanted}
+            state_names = part.state_names.difference(*(still.by_name for still in part.still))
+            part.states = {name: x for name, x in states.items() if name in state_names}
         return stages
 
     def _rules(self, steps: int) -> tuple[WeightRule, ...]:
@@ -260,15 +260,17 @@ class Executor:
             check_methods(self.plan, "run", self.graph)
             rules.append(Iss(iss.settings_of(self.plan), iss.lstms(self.graph), steps))
         for rule in rules:
-            for held, _ in self.parameters():
-                rule.begin(held)
+            for parameters, _ in self.parameters():
+                rule.begin(parameters)
         return tuple(rules)
 
     def _disk(self) -> ReadAhead:
         """Reads parameters in the order of the rows, where they wait in files."""
         gathers = [row for row in self.rows if self.program.kinds[self.program.kind[row.number]].name == "UNSHARD"]
         stages = [self.stages[stage] for row in gathers for stage in stages_of_row(self.program, row.number)]
-        return ReadAhead([held.file for stage in stages for held in stage.parts if held.file is not None])
+        return ReadAhead(
+            [parameters.file for stage in stages for parameters in stage.parts if parameters.file is not None]
+        )
 
     def _join_buckets(self) -> None:
         """Has gradients that one all-reduce sums lie together."""
@@ -433,19 +435,19 @@ class Executor:
             recorder.hold(self.buffers.row, self._levels())
 
     def _levels(self) -> Levels:
-        held = [part for stage in self.stages.values() for part in stage.parts]
-        return levels(held, self.state.nbytes, self.buffers, self.compute.microbatches(), self.stages)
+        all_parts = [part for stage in self.stages.values() for part in stage.parts]
+        return levels(all_parts, self.state.nbytes, self.buffers, self.compute.microbatches(), self.stages)
 
     def resident_bytes(self) -> int:
         """Counts the bytes on the device between two actions: what lives on between them, the batch and tables."""
         apart = [x for part in self.stages.values() for x in part.states.values()]
         # By storage: tables that layers share lie on the device once.
-        beside = {x.untyped_storage().data_ptr(): x for x in (*apart, *self.compute.apart) if x is not None}
+        other_bytes = {x.untyped_storage().data_ptr(): x for x in (*apart, *self.compute.apart) if x is not None}
         for part in self.stages.values():  # counted as parameters
             for still in part.still:
                 if still.flat is not None:
-                    beside.pop(still.flat.untyped_storage().data_ptr(), None)
-        return sum(self._levels()) + sum(x.untyped_storage().nbytes() for x in beside.values())
+                    other_bytes.pop(still.flat.untyped_storage().data_ptr(), None)
+        return sum(self._levels()) + sum(x.untyped_storage().nbytes() for x in other_bytes.values())
 
     def measured_step(self, batch: Tensor | Batch, *, memory: bool = False) -> tuple[StepResult, Timeline]:
         """One step and its Timeline with a worker for each rank; the ranks meet before and after.
@@ -470,10 +472,10 @@ class Executor:
     def notes(self) -> tuple[str, ...]:
         """What methods that decide in the run say of it."""
         mimose, replicas = self.compute.mimose, self.state.replicas
-        said: tuple[str, ...] = () if mimose is None else (mimose.summary(),)
-        said += () if replicas is None or not replicas.every else (replicas.summary(),)
-        said += () if self.compute.distillation is None else (self.compute.distillation.note,)
-        return said + tuple(rule.note for rule in self.state.rules)
+        lines: tuple[str, ...] = () if mimose is None else (mimose.summary(),)
+        lines += () if replicas is None or not replicas.every else (replicas.summary(),)
+        lines += () if self.compute.distillation is None else (self.compute.distillation.note,)
+        return lines + tuple(rule.note for rule in self.state.rules)
 
     def parameters(self) -> Iterator[tuple[Parameters, Update]]:
         """What this rank holds of the model, and the optimizer's states of it."""
@@ -515,6 +517,6 @@ class Executor:
 def _busiest(timeline: Timeline, ranks: Sequence[int]) -> int:
     """Finds the one of these workers whose spans of compute take longest together."""
     spans = timeline.spans
-    held = np.where(spans.role == ROLES.index("compute"), spans.end_s - spans.start_s, 0.0)
-    total = np.bincount(spans.worker, held, minlength=len(timeline.workers))
+    compute_s = np.where(spans.role == ROLES.index("compute"), spans.end_s - spans.start_s, 0.0)
+    total = np.bincount(spans.worker, compute_s, minlength=len(timeline.workers))
     return max(ranks, key=lambda rank: float(total[rank]))

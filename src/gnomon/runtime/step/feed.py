@@ -91,24 +91,24 @@ class Feed:
             if batch.shape != (sequences, seq_len + 1):
                 raise PlanError(f"a step takes ids of shape {(sequences, seq_len + 1)}, not {tuple(batch.shape)}")
             batch = batch_of_ids(batch)
-        asked = {tensor.name for tensor in self.graph.inputs}
-        batch = with_further(batch, asked)
-        if missing := sorted(asked - set(batch)):
+        input_names = {tensor.name for tensor in self.graph.inputs}
+        batch = with_further(batch, input_names)
+        if missing := sorted(input_names - set(batch)):
             raise PlanError(f"{self.graph.name} reads {', '.join(missing)}, which the batch has not")
-        for name, given in batch.items():
+        for name, value in batch.items():
             length = self._length_of(name)
-            if given.shape[0] != sequences or (length and given.ndim > 1 and given.shape[1] != length):
+            if value.shape[0] != sequences or (length and value.ndim > 1 and value.shape[1] != length):
                 of = f" of {length} positions" if length else ""
-                raise PlanError(f"{name} has shape {tuple(given.shape)}, and a step takes {sequences} rows{of}")
+                raise PlanError(f"{name} has shape {tuple(value.shape)}, and a step takes {sequences} rows{of}")
         if LENGTHS in batch and (reason := self.one_length_reason):
             raise PlanError(f"rows are padded to the longest of their microbatch, and {reason}")
         if DOCUMENTS in batch and (reason := self.one_document_reason):
             raise PlanError(f"rows hold several documents, and {reason}")
-        kept = {*asked, DOCUMENTS, LENGTHS}
-        for name, given in batch.items():
-            if name not in kept and not _says_nothing(name, given):
+        known = {*input_names, DOCUMENTS, LENGTHS}
+        for name, value in batch.items():
+            if name not in known and not _says_nothing(name, value):
                 raise PlanError(_dropped(self.graph.name, name))
-        self.batch = {name: given.to(self.device) for name, given in batch.items() if name in kept}
+        self.batch = {name: value.to(self.device) for name, value in batch.items() if name in known}
         labels = batch.get(self.labels)
         self.counted = self.tokens if labels is None else max(1, int((labels >= 0).sum()))
 
@@ -125,13 +125,13 @@ class Feed:
     def of_unit(self, unit: int) -> Batch:
         """Rows of a unit on this rank, and its positions of them."""
         first = unit * self.rows_of_unit + self.first_row
-        given = {name: tensor[first : first + self.local_rows] for name, tensor in self.batch.items()}
-        if (lengths := given.pop(LENGTHS, None)) is not None:
+        unit_inputs = {name: tensor[first : first + self.local_rows] for name, tensor in self.batch.items()}
+        if (lengths := unit_inputs.pop(LENGTHS, None)) is not None:
             longest = int(lengths.max())
-            return {name: x[:, :longest] if name in self.per_position else x for name, x in given.items()}
+            return {name: x[:, :longest] if name in self.per_position else x for name, x in unit_inputs.items()}
         if self.shared_seq.ranks == 1:
-            return given
-        return {name: self._own_positions(name, tensor) for name, tensor in given.items()}
+            return unit_inputs
+        return {name: self._own_positions(name, tensor) for name, tensor in unit_inputs.items()}
 
     def packing_of(self, unit: int) -> Packing | None:
         """Says which tokens of a unit's rows see which, where its batch does not say it itself; None: all earlier
@@ -148,14 +148,14 @@ class Feed:
         return x
 
 
-def _says_nothing(name: str, given: Tensor) -> bool:
+def _says_nothing(name: str, mask: Tensor) -> bool:
     """Whether a part of a batch that the graph does not read is what it computes with anyway: every token seen, at its
     own place, of the first type."""
     if name == "attention_mask":
-        return bool((given == 1).all())
+        return bool((mask == 1).all())
     if name == "position_ids":
-        return bool((given == torch.arange(given.shape[-1], device=given.device)).all())
-    return name == "token_type_ids" and not bool(given.any())
+        return bool((mask == torch.arange(mask.shape[-1], device=mask.device)).all())
+    return name == "token_type_ids" and not bool(mask.any())
 
 
 def _dropped(graph: str, name: str) -> str:

@@ -94,7 +94,7 @@ class FeedOfLengths(Feed):
             (plan.optimizer.zero == 3, "ZeRO 3 gathers parameters in step on all workers; use zero <= 2"),
         )
         check_methods(plan, "run")
-        reason = next((said for found, said in reasons if found), None)
+        reason = next((text for found, text in reasons if found), None)
         if reason := reason or by_length_reason(self.graph, longest) or whole_rows_reason(self.graph):
             raise PlanError(f"sequences have lengths of their own here, and {reason}")
 
@@ -127,8 +127,8 @@ class FeedOfLengths(Feed):
 
     def _tokens(self, unit: int) -> int:
         """Positions of this rank's row: at least one, so that collectives inside layers have something to send."""
-        held = sum(part.tokens for part in self._parts[unit])
-        return max(1, -(-held // self.multiple)) * self.multiple
+        num_tokens = sum(part.tokens for part in self._parts[unit])
+        return max(1, -(-num_tokens // self.multiple)) * self.multiple
 
     def sizes_of(self, unit: int) -> dict[str, int]:
         """Sizes of the open dims of a unit: a row of cp times this rank's tokens. Ranks of cp may have unequal parts:
@@ -159,29 +159,29 @@ class FeedOfLengths(Feed):
         listed = self.workload.distribution is None and self.workload.seq_len == 0
         if listed and max(lengths) > (longest := max(self.workload.lengths)):
             raise PlanError(f"a sequence has {max(lengths)} tokens, and the plan is for at most {longest}")
-        asked = {tensor.name for tensor in self.graph.inputs}
+        input_names = {tensor.name for tensor in self.graph.inputs}
         numbers = torch.repeat_interleave(torch.arange(len(lengths)), torch.tensor(lengths))
         rows = {name: x[None] for name, x in flat.items()}
-        made = with_further({**rows, DOCUMENTS: numbers[None]}, asked)
-        if missing := sorted(asked - set(made)):
+        inputs = with_further({**rows, DOCUMENTS: numbers[None]}, input_names)
+        if missing := sorted(input_names - set(inputs)):
             raise PlanError(f"{self.graph.name} reads {', '.join(missing)}, which the batch has not")
-        if extra := sorted(set(flat) - asked):
+        if extra := sorted(set(flat) - input_names):
             raise PlanError(f"the batch has {extra[0]}, which {self.graph.name} does not read; leave it out")
         if tuple(lengths) != self.lengths:
             self._begin(lengths)
         if self.prefixes is not None:
             self.prefixes.clear()
-        kept = {name: made[name][0] for name in asked}
-        self.batch = {name: self._with_end(name, x).to(self.device) for name, x in kept.items()}
-        labels = kept.get(self.labels)
+        selected = {name: inputs[name][0] for name in input_names}
+        self.batch = {name: self._with_end(name, x).to(self.device) for name, x in selected.items()}
+        labels = selected.get(self.labels)
         self.counted = self.tokens if labels is None else max(1, int((labels >= 0).sum()))
 
     def _flat(self, batch: Batch) -> tuple[dict[str, Tensor], list[int]]:
         """(tokens of all sequences, one after the other; tokens of each). PlanError for lengths that are not those of
         the tokens, or under 1."""
-        given = dict(batch)
-        counts = given.pop(LENGTHS, None)
-        shapes = {name: tuple(x.shape) for name, x in given.items()}
+        fields = dict(batch)
+        counts = fields.pop(LENGTHS, None)
+        shapes = {name: tuple(x.shape) for name, x in fields.items()}
         first = next(iter(shapes.values()), ())
         padded = len(first) == 2
         if counts is None and padded:
@@ -198,9 +198,9 @@ class FeedOfLengths(Feed):
                 f"{sum(lengths)} tokens in {len(lengths)} lengths"
             )
         if not padded:
-            return given, lengths
+            return fields, lengths
         return {
-            name: torch.cat([row[:n] for row, n in zip(x, lengths, strict=True)]) for name, x in given.items()
+            name: torch.cat([row[:n] for row, n in zip(x, lengths, strict=True)]) for name, x in fields.items()
         }, lengths
 
     def _with_end(self, name: str, x: Tensor) -> Tensor:

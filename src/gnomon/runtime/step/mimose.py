@@ -55,7 +55,7 @@ class Mimose:
             return
         self.live.__exit__(None, None, None)
         measured, self.measured, self.stage.measures = self.measured, None, None
-        held = measured.forward_bytes()
+        forward_bytes = measured.forward_bytes()
         if (took := self.at_start + measured.most) > self.settings.budget * (1 - MARGIN):
             raise RunError(
                 f"a microbatch of {self.tokens} tokens took {show_bytes(took)} with every layer recomputed, of "
@@ -63,7 +63,7 @@ class Mimose:
                 f"budget, or take shorter sequences or fewer a microbatch"
             )
         if self.warm:
-            self.controller.take(Sample(tokens=self.tokens, base=self.at_start, forward_bytes=held))
+            self.controller.take(Sample(tokens=self.tokens, base=self.at_start, forward_bytes=forward_bytes))
         self.warm = True
 
     def summary(self) -> str:
@@ -71,9 +71,10 @@ class Mimose:
         controller = self.controller
         if controller.estimate is None:
             return f"mimose measured {len(controller.samples)} microbatches and chose for none"
-        asked, counts = controller.made + controller.found, [len(layers) for layers in controller.choices.values()]
+        num_chosen, counts = controller.made + controller.found, [len(layers) for layers in controller.choices.values()]
         return (
             f"mimose measured {len(controller.samples)} microbatches (polynomials off by "
-            f"{controller.estimate.error:.1%} at most) and chose for {asked}, {controller.found / asked:.0%} of them "
+            f"{controller.estimate.error:.1%} at most) and chose for {num_chosen}, "
+            f"{controller.found / num_chosen:.0%} of them "
             f"from {len(counts)} choices of {min(counts)} to {max(counts)} recomputed layers"
         )

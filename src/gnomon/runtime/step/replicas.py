@@ -106,10 +106,10 @@ class Replicas:
     def _placed(self, stage: int) -> list[tuple[Parameters, Slot]]:
         """Parameters of a stage's experts."""
         return [
-            (held, slot)
-            for held in self.stages[stage].held
-            if held.experts
-            for slot in held.slots
+            (parameters, slot)
+            for parameters in self.stages[stage].held
+            if parameters.experts
+            for slot in parameters.slots
             if slot.experts is not None
         ]
 
@@ -117,8 +117,8 @@ class Replicas:
         """Gradients of this rank that others have terms of, in an order that all of them have: by parameter, by
         expert."""
         found = []
-        for held, slot in self._placed(stage):
-            grad = held.whole_grad()[slot.start : slot.stop].view(slot.shape[0], -1)
+        for parameters, slot in self._placed(stage):
+            grad = parameters.whole_grad()[slot.start : slot.stop].view(slot.shape[0], -1)
             label, own = self.layer_of[slot.name], slot.experts or ()
             for expert, ranks in enumerate(holders(self.placements[label], self.experts[label], self.ep)):
                 if len(ranks) > 1 and self.rank in ranks:
@@ -203,20 +203,22 @@ class Replicas:
     def move_to(self, after: Mapping[str, Placement]) -> None:
         """Gives slots the experts that these layers' placements say, with all that is kept of them."""
         for number, stage in self.stages.items():
-            for held, update in zip(stage.held, self.updates[number], strict=True):
-                slots = [slot for slot in held.slots if slot.experts is not None and self.layer_of[slot.name] in after]
+            for parameters, update in zip(stage.held, self.updates[number], strict=True):
+                slots = [
+                    slot for slot in parameters.slots if slot.experts is not None and self.layer_of[slot.name] in after
+                ]
                 if not slots:
                     continue
-                kept = [held.shard, held.master, update.first, update.second]
-                for buffer in {id(x): x for x in kept if x is not None}.values():
-                    self._exchange(buffer, held, slots, after)
+                buffers = [parameters.shard, parameters.master, update.first, update.second]
+                for buffer in {id(x): x for x in buffers if x is not None}.values():
+                    self._exchange(buffer, parameters, slots, after)
                 now = {slot.name: held_here(after[self.layer_of[slot.name]], self.ep, self.rank) for slot in slots}
-                held.place({n: own for n, (own, _) in now.items()}, {n: copies for n, (_, copies) in now.items()})
+                parameters.place({n: own for n, (own, _) in now.items()}, {n: copies for n, (_, copies) in now.items()})
         self.placements |= after
         self._hand_out()
 
     def _exchange(
-        self, buffer: Tensor, held: Parameters, slots: Sequence[Slot], after: Mapping[str, Placement]
+        self, buffer: Tensor, parameters: Parameters, slots: Sequence[Slot], after: Mapping[str, Placement]
     ) -> None:
         """One buffer of some parameters: what the new slots need comes from the first rank that has it, or from another
         slot of this one."""

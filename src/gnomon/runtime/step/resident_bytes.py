@@ -83,10 +83,10 @@ def levels(
 ) -> Levels:
     """What a rank holds now. stages: those on this rank; what goes to another is communication."""
     values = dict.fromkeys(CLASSES, 0)
-    for held in parameters:
-        values["parameters"] += _nbytes(held.flat, None if held.away else held.resident)
-        values["gradients"] += _nbytes(held.grad_room, held.grad_shard)
-        values["master"] += 0 if held.master_on_host else _nbytes(held.master)
+    for parameters_ in parameters:
+        values["parameters"] += _nbytes(parameters_.flat, None if parameters_.away else parameters_.resident)
+        values["gradients"] += _nbytes(parameters_.grad_room, parameters_.grad_shard)
+        values["master"] += 0 if parameters_.master_on_host else _nbytes(parameters_.master)
     values["states"] = optimizer_bytes
     for microbatch in microbatches:
         values["activations"] += microbatch.activations

@@ -42,20 +42,20 @@ class RouterBias:
         """Counts rows of each expert of a layer. indices: (…, topk), the experts that tokens chose."""
         self.counts[self.place[layer.label]] += torch.bincount(indices.reshape(-1), minlength=self.counts.shape[1])
 
-    def move(self, held: Parameters) -> None:
+    def move(self, parameters: Parameters) -> None:
         """Moves the biases among these parameters, as far as this rank updates them. All ranks come here once they have
         run their microbatches."""
         if not self.added_up:
             if self.group is not None:
                 all_reduce(self.counts, self.group)
             self.added_up = True
-        target = held.shard if held.master is None else held.master
-        for slot, (low, high) in held.pieces():
+        target = parameters.shard if parameters.master is None else parameters.master
+        for slot, (low, high) in parameters.pieces():
             if (layer := self.layer_of.get(slot.name)) is None:
                 continue
             counts = self.counts[self.place[layer]].double()
-            first = held.mine[0] + low - slot.start
+            first = parameters.mine[0] + low - slot.start
             offset = (self.rate * torch.sign(counts.mean() - counts))[first : first + high - low]
             target[low:high] += offset.to(target.dtype)
-            if target is not held.shard:
-                held.shard[low:high] = target[low:high].to(held.shard.dtype)
+            if target is not parameters.shard:
+                parameters.shard[low:high] = target[low:high].to(parameters.shard.dtype)

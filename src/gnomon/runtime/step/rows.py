@@ -68,7 +68,7 @@ def followed(
     graph: Graph,
     plan: Plan,
     workload: Workload,
-    given: Program | None,
+    of_job: Program | None,
     tied: Iterable[int],
     *,
     in_order: bool,
@@ -80,13 +80,13 @@ def followed(
     units: as in `program_of`.
     PlanError for what the runtime does not run, ProgramError for a Program that is no step of the plan.
     """
-    if given is None and rewrites(plan):
+    if of_job is None and rewrites(plan):
         names = ", ".join(rewrite.name for rewrite in plan.schedule.passes)
         raise PlanError(f"{names} rewrites the Program by predicted seconds; give it: program = the prediction's")
     program = program_of(graph, plan, workload, units)
-    if given is not None:
-        check_program(given, program, zero=effective_zero(plan), tied=set(tied))
-        program = given
+    if of_job is not None:
+        check_program(of_job, program, zero=effective_zero(plan), tied=set(tied))
+        program = of_job
     if program.aliases:
         raise PlanError("the runtime does not run layers that two stages of one rank share; give each its own")
     if program.num_classes != plan.num_pipeline_ranks:

@@ -51,7 +51,7 @@ class State:
         self.stages, self.groups, self.buffers, self.settings, self.tied = stages, groups, buffers, settings, tied
         self.device = device
         # bf16 has fp32's exponents and needs no scale.
-        fp16 = any(held.dtypes.param == torch.float16 for stage in stages.values() for held in stage.held)
+        fp16 = any(parameters.dtypes.param == torch.float16 for stage in stages.values() for parameters in stage.held)
         self.loss_scale: LossScale | None = LossScale() if fp16 else None
         """Of plans that compute in fp16."""
         self.biases: RouterBias | None = None
@@ -62,7 +62,9 @@ class State:
         """Is shown parameters with their whole gradient, before they are updated."""
         self.rules: tuple[WeightRule, ...] = ()
         """What is done to weights around their update."""
-        self.adam = {number: tuple(Update.of(held, kind) for held in stage.held) for number, stage in stages.items()}
+        self.adam = {
+            number: tuple(Update.of(parameters, kind) for parameters in stage.held) for number, stage in stages.items()
+        }
         self.on_host: Mapping[int, Sequence[Parameters]] = {}
         """Stages whose update is on the host -> the host's side of their parameters."""
         self.lane: Lane | None = None
@@ -88,7 +90,7 @@ class State:
         """The moments of these stages are the host's, and so is their gradient once it came down."""
         self.on_host = parts
         kinds = {number: self.adam[number][0].kind for number in parts}
-        self.adam |= {n: tuple(Update.of(held, kinds[n]) for held in host) for n, host in parts.items()}
+        self.adam |= {n: tuple(Update.of(parameters, kinds[n]) for parameters in host) for n, host in parts.items()}
 
     def wait_for_gradient(self, stage: int) -> None:
         """Waits until the stage's gradient is there."""
@@ -109,15 +111,15 @@ class State:
     def _grad_name(self, stage: int) -> Name:
         return ("GS" if self.stages[stage].zero >= 2 else "G", stage, NO_UNIT)
 
-    def _group(self, held: Parameters, comm: str) -> ProcessGroup | None:
+    def _group(self, parameters: Parameters, comm: str) -> ProcessGroup | None:
         """The ranks that these parameters have in common under a communicator of the Program."""
-        return self.groups.by_comm[held.comm(comm)]
+        return self.groups.by_comm[parameters.comm(comm)]
 
     def put_together(self, stages: Sequence[int]) -> None:
         """Has gradients of several layers lie together: a bucket, which one all-reduce sums."""
-        held = [held for number in stages for held in self.stages[number].held]
+        all_parameters = [all_parameters for number in stages for all_parameters in self.stages[number].held]
         # Experts are added up over other ranks than all else, so a bucket holds one sort only.
-        parts = [[one for one in held if one.experts == experts] for experts in (False, True)]
+        parts = [[one for one in all_parameters if one.experts == experts] for experts in (False, True)]
         self.buckets[tuple(stages)] = [GradientBucket(part) for part in parts if part]
 
     def all_reduce_bucket(self, stages: Sequence[int], comm: str) -> None:
@@ -125,8 +127,8 @@ class State:
         names = [self._grad_name(number) for number in stages]
         for name in names:
             self.buffers.wait(name)
-        made = self.buckets[tuple(stages)]
-        sums = [(bucket.whole(), group) for bucket in made if (group := self._group(bucket.members[0], comm))]
+        buckets = self.buckets[tuple(stages)]
+        sums = [(bucket.whole(), group) for bucket in buckets if (group := self._group(bucket.members[0], comm))]
         if sums:
             works = Together(tuple(member_work(all_reduce(grad, group, wait=False)) for grad, group in sums))
             self.buffers.start(names[0], works, sum(grad.nbytes for grad, _ in sums), also=names[1:])
@@ -144,7 +146,11 @@ class State:
             self.replicas.add_up(stage)
             return
         if comm in ("dp", "dp_replicate"):
-            grads = [(held.my_grad(), group) for held in self.stages[stage].held if (group := self._group(held, comm))]
+            grads = [
+                (parameters.my_grad(), group)
+                for parameters in self.stages[stage].held
+                if (group := self._group(parameters, comm))
+            ]
             if grads and self.lane is not None:
                 self._in_turn(stage, name, grads, self.lane)
             elif grads:
@@ -178,9 +184,9 @@ class State:
         where they lie."""
         name = self._grad_name(stage)
         chosen = [
-            held.my_grad()[slice(*range_)]
-            for held in self.stages[stage].held
-            for slot, range_ in held.pieces()
+            parameters.my_grad()[slice(*range_)]
+            for parameters in self.stages[stage].held
+            for slot, range_ in parameters.pieces()
             if slot.sums == comm
         ]
         if not chosen:
@@ -192,7 +198,9 @@ class State:
 
     def is_tied(self, stage: int) -> bool:
         """Whether it holds a parameter that another stage holds too."""
-        return any(not held.experts and self.tied & set(held.by_name) for held in self.stages[stage].held)
+        return any(
+            not parameters.experts and self.tied & set(parameters.by_name) for parameters in self.stages[stage].held
+        )
 
     def join_tied(self, row: Name | None = None) -> None:
         """Gives every stage that holds a tied parameter the sum of all their gradients, once a step: over the stages of
@@ -204,10 +212,10 @@ class State:
             return
         self.joined = True
         stages = {
-            n: held
+            n: parameters
             for n, stage in self.stages.items()
-            for held in stage.held
-            if not held.experts and self.tied & set(held.by_name)
+            for parameters in stage.held
+            if not parameters.experts and self.tied & set(parameters.by_name)
         }
         if not stages:
             return
@@ -215,28 +223,30 @@ class State:
             self.wait_for_gradient(number)
         for number in stages:
             self.buffers.wait(self._grad_name(number))
-        sharded = any(held.zero for held in stages.values())
+        sharded = any(parameters.zero for parameters in stages.values())
         group = self.groups.by_comm["embedding"] or (self.groups.by_comm["dp_shard"] if sharded else None)
         if group is None and len(stages) == 1:
             return
-        slots = {slot.name: slot for held in stages.values() for slot in held.slots if slot.name in self.tied}
+        slots = {
+            slot.name: slot for parameters in stages.values() for slot in parameters.slots if slot.name in self.tied
+        }
         first, size = dict[str, int](), 0
         for name, slot in sorted(slots.items()):
             first[name], size = size, size + slot.stop - slot.start
         some = next(iter(stages.values()))
         total = torch.zeros(size, dtype=some.dtypes.grad, device=self.device)
         parts: list[tuple[Parameters, slice, slice]] = []
-        for held in stages.values():
-            for slot, (low, high) in held.pieces():
+        for parameters in stages.values():
+            for slot, (low, high) in parameters.pieces():
                 if slot.name in first:
-                    at = first[slot.name] + held.mine[0] + low - slot.start
-                    parts.append((held, slice(low, high), slice(at, at + high - low)))
-        for held, mine, whole in parts:
-            total[whole] += held.my_grad()[mine]
+                    at = first[slot.name] + parameters.mine[0] + low - slot.start
+                    parts.append((parameters, slice(low, high), slice(at, at + high - low)))
+        for parameters, mine, whole in parts:
+            total[whole] += parameters.my_grad()[mine]
 
         def hand_out() -> None:
-            for held, mine, whole in parts:
-                held.my_grad()[mine] = total[whole]
+            for parameters, mine, whole in parts:
+                parameters.my_grad()[mine] = total[whole]
 
         if row is None or group is None:
             if group is not None:
@@ -252,10 +262,10 @@ class State:
         for number in stages:
             self.buffers.wait(("PS", number, NO_UNIT))
             works, size = [], 0
-            for held in self.stages[number].parts:
-                if not held.zero:
+            for parameters in self.stages[number].parts:
+                if not parameters.zero:
                     continue  # nobody to divide over: they are whole
-                (flat, part), group = held.make_room(), self._shards(held)
+                (flat, part), group = parameters.make_room(), self._shards(parameters)
                 if group is None:
                     continue  # a copy from the host made them whole
                 works.append(member_work(all_gather(flat, part, group, wait=False)))
@@ -265,14 +275,14 @@ class State:
     def reshard(self, stage: int) -> None:
         """Carries out RESHARD: frees what was gathered."""
         self.gathered(stage)
-        for held in self.stages[stage].parts:
-            if held.zero == 3:
-                held.flat = None
+        for parameters in self.stages[stage].parts:
+            if parameters.zero == 3:
+                parameters.flat = None
 
-    def _shards(self, held: Parameters) -> ProcessGroup | None:
+    def _shards(self, parameters: Parameters) -> ProcessGroup | None:
         """The ranks that divide them; None for parameters that only a copy from the host brings."""
-        group = self._group(held, "dp_shard")
-        assert group is not None or held.away, "rows that shard need several ranks to divide over"
+        group = self._group(parameters, "dp_shard")
+        assert group is not None or parameters.away, "rows that shard need several ranks to divide over"
         return group
 
     def reduce_grad(self, stages: Iterable[int]) -> None:
@@ -289,17 +299,17 @@ class State:
                 self.reduced()
             self.buffers.wait(name)
             works, wholes, parts = list[Waits](), list[Tensor](), list[tuple[Parameters, Tensor]]()
-            for held in stage.reduced:
-                if not held.zero:
+            for parameters in stage.reduced:
+                if not parameters.zero:
                     continue
-                whole = held.whole_grad()
-                part, group = whole[held.mine[0] : held.mine[1]], self._shards(held)
+                whole = parameters.whole_grad()
+                part, group = whole[parameters.mine[0] : parameters.mine[1]], self._shards(parameters)
                 if group is not None:
                     works.append(member_work(reduce_scatter(part, whole, group, wait=False)))
                 wholes.append(whole)
-                parts.append((held, part))
-                if held.zero >= 2:
-                    held.grad = None
+                parts.append((parameters, part))
+                if parameters.zero >= 2:
+                    parameters.grad = None
             size = sum(whole.nbytes for whole in wholes)
             if stage.zero == 1:
                 self.buffers.start(name, Together(tuple(works)), size)
@@ -313,17 +323,19 @@ class State:
         names = [self._grad_name(number) for number in stages]
         for name in names:
             self.buffers.wait(name)
-        held = [held for number in stages for held in self.stages[number].reduced if held.zero]
+        all_parameters = [
+            all_parameters for number in stages for all_parameters in self.stages[number].reduced if all_parameters.zero
+        ]
         works, wholes, parts = list[Waits](), list[Tensor](), list[tuple[Parameters, Tensor]]()
         for experts in (False, True):
-            if members := [one for one in held if one.experts == experts]:
+            if members := [one for one in all_parameters if one.experts == experts]:
                 whole = interleaved(members)
                 part, group = whole[members[0].shard_number], self._shards(members[0])
                 if group is not None:
                     works.append(member_work(reduce_scatter(part, whole.view(-1), group, wait=False)))
                 wholes.append(whole)
                 parts += zip(members, part.split([one.mine[1] - one.mine[0] for one in members]), strict=True)
-        for one in held:
+        for one in all_parameters:
             if one.zero >= 2:
                 one.grad = None
         size = sum(whole.nbytes for whole in wholes)
@@ -346,8 +358,8 @@ class State:
             self.join_tied()
         for number in numbers:
             self.buffers.wait(self._grad_name(number))
-            for held in self.on_host[number] if number in down else self.stages[number].held:
-                terms.append(squares(held))
+            for parameters in self.on_host[number] if number in down else self.stages[number].held:
+                terms.append(squares(parameters))
         total = summed(terms, self.device)
         group = self.groups.by_comm["norm"]
         if group is not None:
@@ -360,12 +372,12 @@ class State:
             self.loss_scale.update(finite=not self.skips)
         self.scale = (clip_scale(self.norm, self.settings.clip_norm) if self.clips else 1.0) / by
 
-    def ranks_of(self, held: Parameters) -> Ranks:
+    def ranks_of(self, parameters: Parameters) -> Ranks:
         """Says which ranks have parts of the same matrices."""
-        shards, parts = self._shards(held) if held.zero else None, self.groups.by_comm.get("vocabulary")
+        shards, parts = self._shards(parameters) if parameters.zero else None, self.groups.by_comm.get("vocabulary")
         if parts is not None:  # without tensor parallelism
             return Ranks(shards=shards, inner=parts, unlike=True)
-        return Ranks(shards=shards, inner=self.groups.by_comm.get("etp" if held.experts else "tp"))
+        return Ranks(shards=shards, inner=self.groups.by_comm.get("etp" if parameters.experts else "tp"))
 
     def update(self, stage: int) -> None:
         """Carries out OPT: updates this rank's part."""
@@ -374,23 +386,23 @@ class State:
         if self.stages[stage].zero < 3:
             self.gathered(stage)
         if self.watch is not None:
-            for held in self.stages[stage].held:
-                self.watch(held)
-        for held, adam in zip(self.stages[stage].held, self.adam[stage], strict=True):
+            for parameters in self.stages[stage].held:
+                self.watch(parameters)
+        for parameters, adam in zip(self.stages[stage].held, self.adam[stage], strict=True):
             if not self.skips:
-                self._update(held, adam)
+                self._update(parameters, adam)
                 if self.biases is not None:
-                    self.biases.move(held)
-            held.drop_grad()
+                    self.biases.move(parameters)
+            parameters.drop_grad()
 
-    def _update(self, held: Parameters, adam: Update) -> None:
+    def _update(self, parameters: Parameters, adam: Update) -> None:
         """One update with what `rules` do around it. Terms that they add to a gradient are not clipped with it."""
         scale, lr = self.scale, self.settings.lr * self.settings.rate.factor(adam.steps)
         if self.rules and not (isinstance(scale, float) and scale == 1.0):
-            held.my_grad().mul_(scale)
+            parameters.my_grad().mul_(scale)
             scale = 1.0
         for rule in self.rules:
-            rule.before(held)
-        adam.update(held, self.settings, scale=scale, ranks=self.ranks_of(held))
+            rule.before(parameters)
+        adam.update(parameters, self.settings, scale=scale, ranks=self.ranks_of(parameters))
         for rule in self.rules:
-            rule.after(held, lr)
+            rule.after(parameters, lr)

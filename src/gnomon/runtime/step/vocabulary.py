@@ -72,20 +72,20 @@ class DividedVocabulary:
 
     def shares_of_stages(self, graph: Graph) -> dict[int, VocabularyShare]:
         """Says for each stage what this rank holds besides and what the stage is handed. graph: the whole one."""
-        layers, made = self.ends.parts.layers(), dict[int, VocabularyShare]()
+        layers, shares = self.ends.parts.layers(), dict[int, VocabularyShare]()
         tables, last = looked_up(graph), self.plan.num_stages - 1
         trained = tuple(slots_of(layers, self.blocks, self.axes, set(), looked_up=tables))
         still = tuple(slots_of(layers, self.blocks, self.axes, set(), frozen=True))
         for stage, rank in enumerate(self.plan.pipeline_ranks):
             if rank == self.plan.pipeline_ranks[self.at]:
                 own = stage == self.at
-                made[stage] = VocabularyShare(
+                shares[stage] = VocabularyShare(
                     slots=trained if own else (),
                     frozen=still if own else (),
                     enters=(self.embedded,) if stage == 0 and self.ends.embedded else (),
                     leaves=(self.hidden,) if stage == last else (),
                 )
-        return made
+        return shares
 
     @property
     def embedded(self) -> Hop:
@@ -110,10 +110,10 @@ class Heads:
     """A rank's part of the embedding and the head at work, where all pipeline ranks meet for each (`interlaced`)."""
 
     def __init__(
-        self, divided: DividedVocabulary, beside: Stage, groups: Groups, compute: Compute, buffers: Buffers, feed: Feed
+        self, divided: DividedVocabulary, stage: Stage, groups: Groups, compute: Compute, buffers: Buffers, feed: Feed
     ) -> None:
         """Makes the stages of the ends. beside: the stage that has the parameters."""
-        self.divided, self.beside, self.compute, self.buffers, self.feed = divided, beside, compute, buffers, feed
+        self.divided, self.beside, self.compute, self.buffers, self.feed = divided, stage, compute, buffers, feed
         plan, parts, at = divided.plan, divided.ends.parts, divided.at
         self.last = plan.num_stages - 1
         runs = {name: BlockRun(block, divided.axes) for name, block in divided.blocks.items()}
@@ -128,7 +128,7 @@ class Heads:
         here = groups.here.pipeline_rank
         self.first_rank, self.last_rank = column[plan.pipeline_ranks[0]], column[plan.pipeline_ranks[-1]]
         self.is_first, self.is_last = plan.pipeline_ranks[0] == here, plan.pipeline_ranks[-1] == here
-        dtype = beside.held[0].dtypes.param
+        dtype = stage.held[0].dtypes.param
         shapes = Shapes(parts, divided.layout, divided.mesh, feed.sizes, dtype)
         self.hidden = shapes.of(divided.hidden.crossings[0])
         self.embedded = shapes.of(divided.embedded.crossings[0]) if lookup else None
@@ -136,9 +136,9 @@ class Heads:
         """Of each microbatch whose gradient of the embedding is not there yet."""
 
     def _stage(self, layer: Layer, runs: Mapping[str, BlockRun], leaves: Sequence[Hop]) -> Stage:
-        made = Stage(self.divided.ends.parts, [layer], self.beside.held, runs, self.beside.zero, leaves=leaves)
-        made.frozen, made.four_bit = self.beside.frozen, self.beside.four_bit
-        return made
+        share_stage = Stage(self.divided.ends.parts, [layer], self.beside.held, runs, self.beside.zero, leaves=leaves)
+        share_stage.frozen, share_stage.four_bit = self.beside.frozen, self.beside.four_bit
+        return share_stage
 
     def close(self) -> None:
         """Ends what it has begun: nothing."""
@@ -150,8 +150,8 @@ class Heads:
     def embed(self, batch: Batch) -> Tensor:
         """Embedded tokens of a microbatch, the same on all pipeline ranks; all ask."""
         assert self.lookup is not None
-        made: dict[str, Tensor] = self.lookup({}, batch)
-        return made[self.divided.ends.embedded]
+        outputs: dict[str, Tensor] = self.lookup({}, batch)
+        return outputs[self.divided.ends.embedded]
 
     def hand_embedded(self, unit: int, batch: Batch) -> Tensor | None:
         """Embedded tokens, handed to the first stage on its rank; None for a graph without an embedding."""
@@ -179,8 +179,8 @@ class Heads:
 
     def loss(self, hidden: Tensor, batch: Batch) -> Tensor:
         """Summed over tokens, the same on all pipeline ranks; all ask."""
-        made: dict[str, Tensor] = self.head({HIDDEN: hidden}, batch)
-        return made[self.head.results[0]]
+        outputs: dict[str, Tensor] = self.head({HIDDEN: hidden}, batch)
+        return outputs[self.head.results[0]]
 
     def share(self, loss: Tensor) -> Tensor:
         """What of the mean loss this rank reports: the sum over ranks is the loss."""

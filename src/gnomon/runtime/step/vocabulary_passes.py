@@ -64,8 +64,8 @@ NOTHING = HeadOutputs(_EMPTY, _EMPTY)
 class Passes(Heads):
     """A rank's part at work."""
 
-    def __init__(self, *given: Any) -> None:
-        super().__init__(*given)
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
         self.early = self.divided.plan.schedule.vocabulary == "vocab_2"
         self.lane = Lane()
         self.parts: dict[int, SoftmaxPart] = {}
@@ -112,8 +112,8 @@ class Passes(Heads):
 
     def _embed(self, stage: int, unit: int) -> None:
         self.compute.state.gathered(stage)
-        made: dict[str, Tensor] = self.local_lookup({}, self.feed.of_unit(unit))
-        x = made[self.divided.ends.embedded]
+        outputs: dict[str, Tensor] = self.local_lookup({}, self.feed.of_unit(unit))
+        x = outputs[self.divided.ends.embedded]
         self.looked_up[unit] = get_gradient_edge(x)
         self.buffers.wait(("EX", self.at, unit))
         self._put(("EX", self.at, unit), x.detach())
@@ -146,8 +146,8 @@ class Passes(Heads):
         self.compute.state.gathered(stage)
         (x,) = self.buffers.take(("HX", self.at, unit))
         batch, hidden = self.feed.of_unit(unit), x.detach()
-        made = self._head_matmul(hidden if self.early else hidden.requires_grad_(), batch)
-        logits = made.logits
+        outputs = self._head_matmul(hidden if self.early else hidden.requires_grad_(), batch)
+        logits = outputs.logits
         labels = batch[self.bound[self.loss_op.op.inputs[1]]]
         wide = logits.detach().to(torch.promote_types(logits.dtype, torch.float32))
         rows = wide.shape[-1]
@@ -158,11 +158,11 @@ class Passes(Heads):
         here = (local >= 0) & (local < rows)
         local = torch.where(here, local, 0)
         target = wide.gather(-1, local.unsqueeze(-1)).squeeze(-1) * here.to(wide.dtype)
-        early = self._early(made, exponentials / total.unsqueeze(-1), local, here) if self.early else ()
+        early = self._early(outputs, exponentials / total.unsqueeze(-1), local, here) if self.early else ()
         self._put(("VL", self.at, unit), top, total, target, *early)
         self.parts[unit] = SoftmaxPart(
             edge=None if self.early else get_gradient_edge(logits),
-            outputs=self._light(made),
+            outputs=self._light(outputs),
             hidden=hidden,
             exponentials=exponentials,
             local=local,
@@ -170,42 +170,42 @@ class Passes(Heads):
             counts=labels >= 0,
         )
 
-    def _light(self, made: HeadOutputs) -> HeadOutputs:
+    def _light(self, outputs: HeadOutputs) -> HeadOutputs:
         """The same without logits that nothing reads."""
-        return made if self.early and made.logits is not made.matmul else NOTHING
+        return outputs if self.early and outputs.logits is not outputs.matmul else NOTHING
 
     def _head_matmul(self, hidden: Tensor, batch: Batch) -> HeadOutputs:
         """Logits of this rank's rows. Under `vocab_2` the product itself is no part of autograd's graph: its two
         gradients come apart."""
         layer, loss = self.head.layers[0], self.loss_op.op
         own = {name: source for name, source in layer.call.inputs if name != loss.inputs[1]}
-        given = {name: batch.get(source, hidden) for name, source in own.items()}
+        inputs = {name: batch.get(source, hidden) for name, source in own.items()}
         weights = self.head.weights(layer, self.run)
-        frame = Frame(self.run, given, weights, _no_state, None, {}, self.hidden.dtype)
+        frame = Frame(self.run, inputs, weights, _no_state, None, {}, self.hidden.dtype)
         first, *others = self.run.ops[:-1]
         with torch.set_grad_enabled(not self.early):
-            (product,) = frame.do(first, again=False).values()
+            (matmul,) = frame.do(first, again=False).values()
         if self.early and others:
-            frame.values[first.site.op.outputs[0]] = product.requires_grad_()
+            frame.values[first.site.op.outputs[0]] = matmul.requires_grad_()
         for op in others:
             frame.do(op, again=False)
-        return HeadOutputs(product, frame.values[loss.inputs[0]])
+        return HeadOutputs(matmul, frame.values[loss.inputs[0]])
 
-    def _early(self, made: HeadOutputs, softmax: Tensor, local: Tensor, here: Tensor) -> tuple[Tensor, Tensor]:
+    def _early(self, outputs: HeadOutputs, softmax: Tensor, local: Tensor, here: Tensor) -> tuple[Tensor, Tensor]:
         """Gradient of the hidden states by the softmax of this part alone, and by the labels that are here: rows of the
         table."""
         label = torch.zeros_like(softmax).scatter_(-1, local.unsqueeze(-1), here.unsqueeze(-1).to(softmax.dtype))
         matrix = self._weight(0).matrix
         matrix = matrix.T if self.product.inner_first else matrix
-        by_softmax = self._before(made, softmax) @ matrix
-        size = self._before(made, label).gather(-1, local.unsqueeze(-1))
+        by_softmax = self._before(outputs, softmax) @ matrix
+        size = self._before(outputs, label).gather(-1, local.unsqueeze(-1))
         return by_softmax, matrix[local] * size
 
-    def _before(self, made: HeadOutputs, grad: Tensor) -> Tensor:
+    def _before(self, outputs: HeadOutputs, grad: Tensor) -> Tensor:
         """The gradient of the product, of that of the logits."""
         grad = grad.to(self.hidden.dtype)
-        if made.logits is not made.matmul:
-            (grad,) = torch.autograd.grad([made.logits], [made.matmul], [grad], retain_graph=True)
+        if outputs.logits is not outputs.matmul:
+            (grad,) = torch.autograd.grad([outputs.logits], [outputs.matmul], [grad], retain_graph=True)
         factor = self.product.attr("factor", 1.0)
         return grad if factor == 1.0 else grad * factor
 
@@ -280,10 +280,10 @@ class Passes(Heads):
 
 def _alone(divided: DividedVocabulary) -> dict[str, BlockRun]:
     """The same blocks without what ranks exchange."""
-    made = {}
+    runs_ = {}
     for name, block in divided.blocks.items():
-        alone = made[name] = BlockRun(block, divided.axes)
-        alone.ops = [
+        block_run = runs_[name] = BlockRun(block, divided.axes)
+        block_run.ops = [
             replace(
                 op,
                 inputs=tuple(i if isinstance(i, str) else replace(i, there=(), back=()) for i in op.inputs),
@@ -291,9 +291,9 @@ def _alone(divided: DividedVocabulary) -> dict[str, BlockRun]:
                 enter=tuple(() for _ in op.enter),
                 moves=False,
             )
-            for op in alone.ops
+            for op in block_run.ops
         ]
-    return made
+    return runs_
 
 
 def _nothing() -> None:

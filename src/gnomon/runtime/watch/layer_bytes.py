@@ -42,26 +42,26 @@ class LiveBytes(TorchDispatchMode):
     ) -> Any:
         for x in _tensors((args, kwargs)):
             if x.device.type == self.device.type:
-                self._see(x, made=False)
+                self._see(x, is_new=False)
         result = func(*args, **(kwargs or {}))
         for x in _tensors(result):
             if x.device.type == self.device.type:
-                self._see(x, made=True)
+                self._see(x, is_new=True)
         self.most = max(self.most, self.now)
         return result
 
     def add(self, x: Tensor) -> None:
         """Counts what another thread made, which no mode of this one sees."""
-        self._see(x, made=True)
+        self._see(x, is_new=True)
         self.most = max(self.most, self.now)
 
-    def _see(self, x: Tensor, *, made: bool) -> None:
+    def _see(self, x: Tensor, *, is_new: bool) -> None:
         storage = x.untyped_storage()
         key = storage._cdata
         if key in self._known:
             return
         self._known.add(key)
-        nbytes = storage.nbytes() if made else 0  # what an op reads and nobody made was there before
+        nbytes = storage.nbytes() if is_new else 0  # what an op reads and nobody made was there before
         self.now += nbytes
         weakref.finalize(storage, self._gone, key, nbytes).atexit = False
 
@@ -102,22 +102,22 @@ class LayerBytes:
     def kept_by(self, layer: int, forward: Callable[[], Sequence[Tensor]]) -> None:
         """Runs the layer as it is where it is not recomputed, and forgets what it made."""
         began = self.live.now
-        made = forward()
+        outputs = forward()
         self.kept[layer] = self.live.now - began
-        del made
+        del outputs
 
-    def end(self, layer: int, made: Iterable[Tensor]) -> None:
+    def end(self, layer: int, outputs: Iterable[Tensor]) -> None:
         """Its forward is over. made: its outputs, by whose gradients its backward begins."""
         self.left[layer] = self.live.now - self.start - self.before[layer]
-        for x in made:
+        for x in outputs:
             if x.requires_grad:
                 x.register_hook(partial(self._back, layer))
 
     def forward_bytes(self) -> ForwardBytes:
         """What each layer held, once the backward is over."""
         self._turn(self.current)
-        kept = [max(kept, left) for kept, left in zip(self.kept, self.left, strict=True)]
-        return ForwardBytes(kept_bytes=tuple(kept), left_bytes=tuple(self.left), work=tuple(self.work))
+        kept_bytes = [max(kept_bytes, left_bytes) for kept_bytes, left_bytes in zip(self.kept, self.left, strict=True)]
+        return ForwardBytes(kept_bytes=tuple(kept_bytes), left_bytes=tuple(self.left), work=tuple(self.work))
 
     def _back(self, layer: int, grad: Tensor) -> None:
         if layer != self.current:
@@ -125,7 +125,7 @@ class LayerBytes:
 
     def _turn(self, layer: int) -> None:
         """What was held until now was the work of the layer before."""
-        taken = self.live.most - self.start
-        self.work[self.current] = max(self.work[self.current], taken - self.before[self.current])
-        self.most, self.current = max(self.most, taken), layer
+        work_bytes = self.live.most - self.start
+        self.work[self.current] = max(self.work[self.current], work_bytes - self.before[self.current])
+        self.most, self.current = max(self.most, work_bytes), layer
         self.live.again()

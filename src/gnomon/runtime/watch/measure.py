@@ -208,10 +208,10 @@ def gather(program: Program, recorder: Recorder, group: ProcessGroup | None) -> 
     )
 
 
-def _memory(spans: Spans, row: NDArray[np.int64], held: Sequence[Sequence[tuple[int, Levels]]]) -> Memory:
+def _memory(spans: Spans, row: NDArray[np.int64], levels_of_ranks: Sequence[Sequence[tuple[int, Levels]]]) -> Memory:
     """What came and went with which span. held: of each worker."""
     changes: list[tuple[int, int, int, float, int]] = []
-    for worker, levels in enumerate(held):
+    for worker, levels in enumerate(levels_of_ranks):
         mine = np.flatnonzero(spans.worker == worker)
         span_of = dict(zip(row[mine].tolist(), mine.tolist(), strict=True))
         span = int(mine[0])
@@ -228,7 +228,7 @@ def _memory(spans: Spans, row: NDArray[np.int64], held: Sequence[Sequence[tuple[
         span=columns[2],
         time_s=columns[3],
         change_bytes=columns[4],
-        resident_bytes=[levels[0][1] for levels in held],
+        resident_bytes=[levels[0][1] for levels in levels_of_ranks],
     )
 
 

@@ -88,15 +88,15 @@ class Progress:
         usual = median(self.recent)
         peak = peak_bytes(self.device) if self.peak is None else self.peak
         expected = f", expected {self.expected_step_s:.3g}" if self.expected_step_s is not None else ""
-        count, left = f"{step:>{len(str(self.steps))}}/{self.steps}", f"{span((self.steps - step) * usual)} left"
+        count, remaining = f"{step:>{len(str(self.steps))}}/{self.steps}", f"{span((self.steps - step) * usual)} left"
         speed, memory = f"{self.tokens / usual:,.0f}", f"{peak / 2**30:.2f} GiB"
         loss_, took = f"loss {loss:.3f}", f"{usual:.3g} s"
         short = "tok" if self.counted == "tokens" else self.counted
         forms = (
-            (f"step {count}", loss_, f"{took}/step{expected}", f"{speed} {self.counted}/s", memory, left),
-            (count, loss_, f"{took}{expected}", f"{speed} {short}/s", memory, left),
-            (count, loss_, f"{took}{expected}", f"{speed} {short}/s", left),
-            (count, loss_, f"{took}{expected}", left),
+            (f"step {count}", loss_, f"{took}/step{expected}", f"{speed} {self.counted}/s", memory, remaining),
+            (count, loss_, f"{took}{expected}", f"{speed} {short}/s", memory, remaining),
+            (count, loss_, f"{took}{expected}", f"{speed} {short}/s", remaining),
+            (count, loss_, f"{took}{expected}", remaining),
         )
         lines = ["  ".join(parts) for parts in forms]
         return lines[0] if width is None else next((line for line in lines if len(line) <= width), lines[-1][:width])

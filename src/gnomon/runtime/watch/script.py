@@ -78,15 +78,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--records", metavar="FILE", help="one JSON object a step")
     parser.add_argument("script", metavar="SCRIPT", help="a Python file that trains")
     parser.add_argument("arguments", nargs=argparse.REMAINDER, metavar="…", help="the script's own")
-    asked = parser.parse_args(argv)
-    if not Path(asked.script).is_file():
-        print(f"gnomon: cannot read {asked.script!r}: no such file; give the Python file that trains", file=sys.stderr)
+    options = parser.parse_args(argv)
+    if not Path(options.script).is_file():
+        print(
+            f"gnomon: cannot read {options.script!r}: no such file; give the Python file that trains", file=sys.stderr
+        )
         return 2
-    first = _FirstUpdate(asked.plan, asked.records)
-    sys.argv = [asked.script, *asked.arguments]
-    sys.path[0] = str(Path(asked.script).resolve().parent)
+    first = _FirstUpdate(options.plan, options.records)
+    sys.argv = [options.script, *options.arguments]
+    sys.path[0] = str(Path(options.script).resolve().parent)
     try:
-        runpy.run_path(asked.script, run_name="__main__")
+        runpy.run_path(options.script, run_name="__main__")
     except GnomonError as error:
         print(f"gnomon: {error}", file=sys.stderr)
         return 2

@@ -327,8 +327,8 @@ class Watch:
     def line(self, number: int, memory: int) -> str:
         """`step 20  0.082 s, expected 0.034  data loading 0.05 (0)  compute 0.03 (0.03)  0.41 GiB  drifts: …`."""
         parts, expected = typical(self.recent), self.expected
-        beside = "" if expected is None else f", expected {expected.parts.step_s:.3g}"
-        words = [f"step {number}", f"{parts.step_s:.3g} s{beside}"]
+        expected_text = "" if expected is None else f", expected {expected.parts.step_s:.3g}"
+        words = [f"step {number}", f"{parts.step_s:.3g} s{expected_text}"]
         for part, name in WORDS.items():
             seconds, should = getattr(parts, part), None if expected is None else getattr(expected.parts, part)
             if seconds > 0.005 * parts.step_s or should:

@@ -197,8 +197,8 @@ def message(
 
 def unanswered(program: Program, rank: int, row: int, seconds: float) -> str:
     """What a rank says that the store does not answer."""
-    kept = os.environ.get("MASTER_ADDR", "")
-    keeper = f"on {kept} " if kept else ""
+    address = os.environ.get("MASTER_ADDR", "")
+    keeper = f"on {address} " if address else ""
     return (
         f"the job's store {keeper}has not answered rank {rank} for {seconds:.0f} s: the machine that keeps it is lost, "
         f"or the link to it; rank {rank} waits {_at(program, row)}"

@@ -78,7 +78,7 @@ def skeleton(
     microbatches: int,
     reductions: Reductions = "",
     layers: tuple[int, ...] = (),
-    held: int = 0,
+    gathered_ahead: int = 0,
 ) -> Skeleton:
     """The rows of a schedule, as far as time depends on them.
 
@@ -133,7 +133,7 @@ def skeleton(
     # 3 x stages is the row of the `ahead` table that means "needs no gather".
     ahead = np.full(len(kind), 3 * stages, np.int64)
     if layers:
-        gathers = _gathers(*read, rows.class_ptr, np.array(layers, np.int64), held)
+        gathers = _gathers(*read, rows.class_ptr, np.array(layers, np.int64), gathered_ahead)
         own = np.arange(len(gathers.row), dtype=np.int64) + len(kind) + 1
         third = np.append(third, np.zeros(len(own), np.int64))
         # A row that reads parameters waits for its gathers, which are rows of their own lane: position `own`.
@@ -194,7 +194,7 @@ class Gathers:
     """[ranks + 1] where each rank's begin."""
 
 
-def _gathers(kind: Longs, stage: Longs, edges: Longs, layers: Longs, held: int) -> Gathers:
+def _gathers(kind: Longs, stage: Longs, edges: Longs, layers: Longs, gathered_ahead: int) -> Gathers:
     """Neighbouring passes over one stage in opposite directions share the layer where they turn; over one stage in one
     direction they share a layer only if it has no other, which the caller's durations say by being 0.
 
@@ -215,15 +215,15 @@ def _gathers(kind: Longs, stage: Longs, edges: Longs, layers: Longs, held: int) 
     node = _FIRST_GATHER + np.where(turned, np.where(forward, 1, 2), 0)
     sizes = layers[stage[row]]
     # Layers that a pass must gather: all of its stage but the one that is still held.
-    made = np.maximum(sizes - (turned | (same & (sizes == 1))), 0)
+    gather_sizes = np.maximum(sizes - (turned | (same & (sizes == 1))), 0)
     freed = np.zeros(len(row), np.int64)
     for start, stop in _pairs(lanes):
         # done: gathers of the lane up to and with each pass. The gather number `wanted` must be let go first; `inside`
         # is the pass that made it, and the pass before that one is over for sure.
-        done = np.cumsum(made[start:stop])
-        wanted = done - made[start:stop] - held  # index of the layer that must be let go
-        inside = np.searchsorted(done, wanted, side="right")  # the pass that it is in
-        freed[start:stop] = np.where((wanted >= 0) & (inside > 0), row[start + np.maximum(inside - 1, 0)] + 1, 0)
+        done = np.cumsum(gather_sizes[start:stop])
+        let_go = done - gather_sizes[start:stop] - gathered_ahead  # index of the layer that must be let go
+        inside = np.searchsorted(done, let_go, side="right")  # the pass that it is in
+        freed[start:stop] = np.where((let_go >= 0) & (inside > 0), row[start + np.maximum(inside - 1, 0)] + 1, 0)
     return Gathers(row=row, kind=node.astype(np.int64), freed=freed, lanes=lanes)
 
 
@@ -237,7 +237,7 @@ def _same_stage_before(stage: Longs, own: Longs, stages: int) -> Longs:
 
 
 def play(
-    made: Skeleton,
+    skeleton_: Skeleton,
     act: Actions,
     reduce: Doubles,
     final: Doubles,
@@ -268,18 +268,18 @@ def play(
     none = np.full((1, columns), -np.inf)
     wires = np.concatenate([np.where(sends >= 0, sends, -np.inf), none, np.zeros((1, columns)), heads])
     # Few rows a level: numpy's call overhead exceeds the arithmetic, so plain Python floats are faster.
-    if len(made.key) * columns <= NARROW * (len(made.levels) - 1):
-        end = _one_by_one(made, times, wires, ahead)
+    if len(skeleton_.key) * columns <= NARROW * (len(skeleton_.levels) - 1):
+        end = _one_by_one(skeleton_, times, wires, ahead)
     else:
-        end = _by_level(made, times, wires, ahead)
-    return end[made.last], end[made.final], end[made.reduced]
+        end = _by_level(skeleton_, times, wires, ahead)
+    return end[skeleton_.last], end[skeleton_.final], end[skeleton_.reduced]
 
 
-def _by_level(made: Skeleton, times: Doubles, wires: Doubles, ahead: Doubles) -> Doubles:
+def _by_level(skeleton_: Skeleton, times: Doubles, wires: Doubles, ahead: Doubles) -> Doubles:
     """[positions, columns] ends of rows. times, wires, ahead: tables with the same columns."""
-    end = np.zeros((len(made.key) + 1, times.shape[1]))
-    for a, b in _pairs(made.levels):
-        before, source, third, key, sent, early = (column[a:b] for column in made.columns)
+    end = np.zeros((len(skeleton_.key) + 1, times.shape[1]))
+    for a, b in _pairs(skeleton_.levels):
+        before, source, third, key, sent, early = (column[a:b] for column in skeleton_.columns)
         # start = max(row before, message, third row): the recurrence of a longest path.
         start = np.maximum(end[before], end[source] + wires[sent])
         np.maximum(start, end[third] + ahead[early], out=start)
@@ -287,9 +287,9 @@ def _by_level(made: Skeleton, times: Doubles, wires: Doubles, ahead: Doubles) ->
     return end
 
 
-def _one_by_one(made: Skeleton, times: Doubles, wires: Doubles, ahead: Doubles) -> Doubles:
+def _one_by_one(skeleton_: Skeleton, times: Doubles, wires: Doubles, ahead: Doubles) -> Doubles:
     """Plays the schedule action by action, where `_by_level` plays a level at once."""
-    rows = [column.tolist() for column in made.columns]
+    rows = [column.tolist() for column in skeleton_.columns]
     ended = []
     for column in range(times.shape[1]):
         lasts, sends, waits = (table[:, column].tolist() for table in (times, wires, ahead))

@@ -72,12 +72,12 @@ def slowed(
     often = np.tile(pipeline.on_rank @ counts * count, len(busy) // counts.shape[1])
     # own: b of the docstring; spare: i, the waits for launches that contention may fill without loss.
     own, spare = (often @ busy)[:, None], (often @ (top - busy))[:, None]
-    taken = np.stack(
+    parameters_s = np.stack(
         [sharding.reduced_s * count + sharding.summed_s * sharding.weights.sums for sharding in shardings],
         axis=-1,
         # [ranks, stages] @ [stages, kinds] @ [kinds, shardings]: seconds of a rank's reductions, and of its gathers.
     )
-    reduced, gathered = pipeline.on_rank @ (counts @ taken), np.zeros((len(own), len(shardings)))
+    reduced, gathered = pipeline.on_rank @ (counts @ parameters_s), np.zeros((len(own), len(shardings)))
     if first.optimizer.reshard_after_forward:
         gathered = np.stack([gathers(pipeline, count, joins, sharding.gathered_s) for sharding in shardings], axis=-1)
     reduces, reads = np.array([(sharding.weights.reduces, sharding.weights.reads) for sharding in shardings]).T
@@ -97,8 +97,8 @@ def slowed(
     which = np.minimum.outer(np.arange(len(level)), np.arange(len(level)))
     # lost = A, slope = s, more = s' in the docstring's inequality.
     lost = one * (high * reduced + worth) + two * (high * gathered + worth) - spare
-    slope, more = (one + two) * high, (one + two) * low
-    seconds = (around + own + (1 + more) * lost - more * lowest[which]) / (1 + slope + more * slope)
+    slope, low_slope = (one + two) * high, (one + two) * low
+    seconds = (around + own + (1 + low_slope) * lost - low_slope * lowest[which]) / (1 + slope + low_slope * slope)
     return np.asarray(seconds.max(axis=(0, 1, 2, 3), initial=0.0))
 
 
@@ -106,9 +106,9 @@ def layer_work(table: KindTable, copying: Doubles, adding: Doubles, column: int,
     """The work of layers at one microbatch size. copying: [kinds] seconds of copying gathered parameters into place.
     adding: [kinds] seconds of adding weight gradients up."""
     # Launches that may come on top, at most: four for each tensor and for two more, and the host's unit.
-    more = table.rates.host_unit_s + table.launch_s * 4 * (table.tensors + 2)
+    host_extra = table.rates.host_unit_s + table.launch_s * 4 * (table.tensors + 2)
     seconds, names = layer_seconds(table, adding, copying, column), ["F", "I", "W"]
-    hosts = [phase[:, column] + more for phase in table.host_s]
+    hosts = [phase[:, column] + host_extra for phase in table.host_s]
     device = [phase[:, column] for phase in (table.forward_s, table.input_s, table.weight_s)]
     kernels = [phase[:, column] for phase in table.kernels_s]
     if not split_backward:

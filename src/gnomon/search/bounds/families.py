@@ -357,10 +357,10 @@ def actions(
         # Layers of one kind that are launched slower than they run leave the device idle, which later layers do not
         # make good.
         spent = counts @ (device + extra) + mixed * (counts @ np.maximum(host - device, 0.0))
-        held = np.maximum(spent, counts @ host + unit)
+        busy = np.maximum(spent, counts @ host + unit)
         if np.ndim(away):
-            held = np.maximum(held, counts @ away)
-        seconds: Doubles = np.maximum(held - GRID_S, 0.0)
+            busy = np.maximum(busy, counts @ away)
+        seconds: Doubles = np.maximum(busy - GRID_S, 0.0)
         return seconds
 
     chosen = slice(None) if column is None else slice(column, column + 1)

@@ -38,13 +38,13 @@ class HeldUnits:
     backward: NDArray[np.bool_]
     """[rows chosen] whether it computes a backward that needs room of its own."""
 
-    def least(self, rank: int, kept: Doubles, inside: Doubles) -> Doubles:
+    def least(self, rank: int, saved_bytes: Doubles, inside: Doubles) -> Doubles:
         """[points] bytes on a pipeline rank at the fullest of its rows, at least. kept, inside: [stages of the rank,
         points] of one unit of each stage, and what its backward needs beside that."""
         chosen = slice(self.starts[rank], self.starts[rank + 1] if rank + 1 < len(self.starts) else None)
         # [rows, 1] == [rows, stages]: True where a row computes on the stage of the column.
         at = (self.inside[chosen, None] == self.stages[chosen]) & self.backward[chosen, None]
-        peak: Doubles = (self.open[chosen] @ kept + at @ inside).max(axis=0)
+        peak: Doubles = (self.open[chosen] @ saved_bytes + at @ inside).max(axis=0)
         return peak
 
 
@@ -82,7 +82,7 @@ def flight(schedule: str, pp: int, virtual: int, microbatches: int) -> Flight:
     rows = schedule_rows(schedule, pp, virtual, microbatches)
     forward, ends, frees = rows.is_kind("F", "C"), rows.is_kind("B", "I"), rows.is_kind("B", "W")
     ranks, most, turns, again = np.zeros((4, rows.num_stages), np.int64)
-    held = []
+    held_rows = []
     for rank in range(rows.num_classes):
         mine = slice(int(rows.class_ptr[rank]), int(rows.class_ptr[rank + 1]))
         stage = rows.stage[mine].astype(np.int64)
@@ -109,10 +109,10 @@ def flight(schedule: str, pp: int, virtual: int, microbatches: int) -> Flight:
         # begun: some unit's weight gradients of this stage are done before the row starts.
         begun = (np.cumsum(here * w[:, None], axis=0) - here * w[:, None])[chosen] > 0
         on_rank = np.broadcast_to(stages, still.shape)
-        held.append((on_rank, during[chosen], still, begun, stage[chosen], e[chosen]))
+        held_rows.append((on_rank, during[chosen], still, begun, stage[chosen], e[chosen]))
     names = "stages", "counts", "open", "begun", "inside", "backward"
-    columns = dict(zip(names, map(np.concatenate, zip(*held, strict=True)), strict=True))
-    starts = np.cumsum([0, *(len(part[0]) for part in held[:-1])])
+    columns = dict(zip(names, map(np.concatenate, zip(*held_rows, strict=True)), strict=True))
+    starts = np.cumsum([0, *(len(part[0]) for part in held_rows[:-1])])
     return Flight(rank_of=ranks, most=most, turns=turns, again=again, held=HeldUnits(starts=starts, **columns))
 
 

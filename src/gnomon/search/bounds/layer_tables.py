@@ -53,7 +53,9 @@ class LayerKind:
 class Kinds:
     """The kinds of a graph's layers, and how stages are made of them."""
 
-    def __init__(self, graph: Graph, plan: Plan, kernels: Kernels, more: Mapping[str, Saved] | None = None) -> None:
+    def __init__(
+        self, graph: Graph, plan: Plan, kernels: Kernels, extra_presets: Mapping[str, Saved] | None = None
+    ) -> None:
         """plan: precision and rules of saving. more: further ways of saving, by name."""
         self.graph = graph
         self.layers = graph.layers()
@@ -62,7 +64,7 @@ class Kinds:
         ways = {name: replace(plan.saved, preset=name) for name in presets}  # type: ignore[arg-type]
         by_preset = {
             name: savings(replace(plan, saved=saved), graph, kernels)
-            for name, saved in {**ways, **(more or {})}.items()
+            for name, saved in {**ways, **(extra_presets or {})}.items()
         }
         fp8 = plan.precision.fp8
         narrow = {layer.label for layer in select(fp8.calls, graph)} if fp8 else set()
@@ -71,8 +73,8 @@ class Kinds:
         # is kept under every way of saving, and eight-bit matmuls.
         for layer in self.layers:
             no_grad = no_grad_inputs(graph, layer.call)
-            kept = tuple(by_label[layer.label] for by_label in by_preset.values())
-            groups.setdefault((layer.call.block, no_grad, kept, layer.label in narrow), []).append(layer)
+            saved_tensors = tuple(by_label[layer.label] for by_label in by_preset.values())
+            groups.setdefault((layer.call.block, no_grad, saved_tensors, layer.label in narrow), []).append(layer)
         self.kinds = tuple(
             LayerKind(
                 block=graph.block(layers[0].call.block),
@@ -374,7 +376,7 @@ def _inside(price: LayerPrice, device: Device, stack: Stack) -> Any:
     inside = gradients + 2 * price.offloaded_bytes + price.remade_bytes
     if device.kind != "tpu":
         return inside
-    return np.maximum(inside - sum(kept.bytes for kept in price.saved if kept.is_logits), 0)
+    return np.maximum(inside - sum(tensor.bytes for tensor in price.saved if tensor.is_logits), 0)
 
 
 def _least_kept(

@@ -53,14 +53,14 @@ def rank_rows(schedule: str, pp: int, virtual: int, microbatches: int) -> tuple[
         here = at[:, None] == np.arange(len(stages))
         f, e, w = (here * flag[mine, None].astype(np.int64) for flag in (forward, ends, frees))
         # Running counts over rows: forwards, input gradients and weight gradients of each stage.
-        held = np.cumsum(f, axis=0)
+        open_units = np.cumsum(f, axis=0)
         over = np.cumsum(w, axis=0)
         by_rank.append(
             RankRows(
                 stages=stages,
                 # + w, + e: the row itself still holds the unit that it is about to free.
-                counts=held - over + w,
-                open=held - np.cumsum(e, axis=0) + e,
+                counts=open_units - over + w,
+                open=open_units - np.cumsum(e, axis=0) + e,
                 begun=over > 0,
                 at=at,
                 backward=ends[mine],
@@ -83,7 +83,7 @@ def least_peak(loose: Loose) -> Doubles:
     if sharding.zero == 3:
         return np.zeros(point.pp)
     counts, none = pipeline.split.counts, np.zeros(len(sharding.collectives))
-    kept = counts @ table.kept_bytes[:, loose.column]
+    saved_bytes = counts @ table.kept_bytes[:, loose.column]
     inside = inside_bytes(table, loose.column, pipeline, none, by_layer=False)
     gradients = np.zeros(len(counts))
     if sharding.zero == 2:
@@ -92,14 +92,14 @@ def least_peak(loose: Loose) -> Doubles:
     frees = bool(sharding.job.stack.gradients.split_backward_frees)
     peaks = []
     for rank in rank_rows(point.schedule, point.pp, point.virtual_stages, loose.count):
-        held = (rank.open if frees else rank.counts) @ kept[rank.stages]
+        peak = (rank.open if frees else rank.counts) @ saved_bytes[rank.stages]
         # [rows, stages] @ [stages] bytes of activations at each row.
-        held += np.where(rank.backward, inside[rank.stages][rank.at], 0.0)
+        peak += np.where(rank.backward, inside[rank.stages][rank.at], 0.0)
         if sharding.zero == 2 and not point.overlap:
-            held += rank.begun @ gradients[rank.stages]
+            peak += rank.begun @ gradients[rank.stages]
         elif sharding.zero == 2:
-            held += np.where(rank.weight, gradients[rank.stages][rank.at], 0.0)
-        peaks.append(held.max())
+            peak += np.where(rank.weight, gradients[rank.stages][rank.at], 0.0)
+        peaks.append(peak.max())
     return np.array(peaks)
 
 
@@ -108,7 +108,7 @@ def groups(loose: Loose, *, clip: bool) -> list[int]:
     stage, but for the group of tied parameters."""
     sharding, pipeline, point = loose.sharding, loose.pipeline, loose.point
     # The pipeline's group, and that of the norm.
-    more = (point.pp > 1) + (clip and sharding.mesh.world_size * point.pp > 1)
+    norm_reductions = (point.pp > 1) + (clip and sharding.mesh.world_size * point.pp > 1)
     counts = []
     for stage in pipeline.lowest:
         used: set[tuple[str, ...]] = set()
@@ -119,5 +119,5 @@ def groups(loose: Loose, *, clip: bool) -> list[int]:
             for collective in sharding.collectives[kind]:
                 # Groups of one rank send nothing and have no communicator.
                 used.add(tuple(axis for axis in collective.axes if getattr(sharding.mesh, axis) > 1))
-        counts.append(len(used - {()}) + more)
+        counts.append(len(used - {()}) + norm_reductions)
     return counts

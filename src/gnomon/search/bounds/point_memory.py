@@ -72,12 +72,12 @@ def _tensor_room(job: SearchJob, index: int, cap_bytes: float, groups: int) -> f
 def least_held(table: KindTable, pipeline: Pipeline) -> Doubles:
     """[ranks, microbatch sizes] bytes of activations during the last backward of a stage that holds one unit: less
     than any moment of a step that `held_bytes` looks at."""
-    kept = pipeline.split.counts @ table.kept_bytes
+    saved_bytes = pipeline.split.counts @ table.kept_bytes
     for order, stages in pipeline.distinct:
         # order[-1] is the last layer of the stage, the first to run backward: all of the stage's activations are still
         # held.
-        kept[stages] += table.inside_bytes[order[-1]]
-    return pipeline.most_of_rank(kept)
+        saved_bytes[stages] += table.inside_bytes[order[-1]]
+    return pipeline.most_of_rank(saved_bytes)
 
 
 def held_bytes(
@@ -100,15 +100,15 @@ def held_bytes(
     backward, and what stays is not counted. waiting: [stages] gradients that stay from a stage's first weight gradients
     to the end of the step (ZeRO 2 that reduces after the last backward).
     """
-    kept = pipeline.split.counts @ table.kept_bytes[:, column]
-    held = flight.held
+    saved_bytes = pipeline.split.counts @ table.kept_bytes[:, column]
+    in_flight = flight.held
     # [rows chosen, stages] units x [stages] bytes of one unit, summed over the stages of the row's rank.
-    least = ((held.open if frees else held.counts) * kept[held.stages]).sum(axis=1)
-    least += np.where(held.backward, inside[held.inside], 0.0)
+    least = ((in_flight.open if frees else in_flight.counts) * saved_bytes[in_flight.stages]).sum(axis=1)
+    least += np.where(in_flight.backward, inside[in_flight.inside], 0.0)
     if waiting is not None:
-        least += (held.begun * waiting[held.stages]).sum(axis=1)
+        least += (in_flight.begun * waiting[in_flight.stages]).sum(axis=1)
     # The greatest over each rank's rows; starts are where the ranks' rows begin.
-    most: Doubles = np.maximum.reduceat(least, held.starts)
+    most: Doubles = np.maximum.reduceat(least, in_flight.starts)
     return most
 
 
@@ -124,13 +124,13 @@ def inside_bytes(table: KindTable, column: int, pipeline: Pipeline, extra: Doubl
 
 def _worst(kinds: NDArray[np.int64], table: KindTable, column: int, extra: Doubles, *, by_layer: bool) -> float:
     """The worst of a stage's layers, the last first."""
-    inside, kept = table.inside_bytes[:, column], table.kept_bytes[:, column]
+    inside, saved_bytes = table.inside_bytes[:, column], table.kept_bytes[:, column]
     if by_layer:  # ZeRO 3: the last layer runs backward first, while every activation is still held
         last = int(kinds[0])
         return float(inside[last] + extra[last])
     # Layers behind in the order have let go of what they kept when an earlier one computes. ZeRO 2 has two buckets of
     # whole gradients: one is filled while the other is reduced.
-    freed = np.concatenate([[0.0], np.cumsum(kept[kinds])[:-1]])
+    freed = np.concatenate([[0.0], np.cumsum(saved_bytes[kinds])[:-1]])
     return float((inside[kinds] - freed).max() + 2 * extra[kinds].max())
 
 

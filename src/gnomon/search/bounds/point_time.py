@@ -207,8 +207,8 @@ class Sharding:
     def _each(self, kind: str, when: str) -> Doubles:
         # One layer of each kind as a stage of its own: `seconds` then gives a layer's collective.
         one = np.eye(len(self.collectives))
-        alone = Split(order=(), counts=one, repeated=())
-        return np.maximum(self.seconds(kind, when, alone, np.ones(len(one))) - GRID_S, 0.0)
+        single_layer = Split(order=(), counts=one, repeated=())
+        return np.maximum(self.seconds(kind, when, single_layer, np.ones(len(one))) - GRID_S, 0.0)
 
     def streams(self, pipeline: Pipeline, act: Actions, sends: Doubles, count: int, joins: Longs) -> float:
         """Seconds of a step under ZeRO 3 by its communication streams."""
@@ -325,14 +325,16 @@ def waiting(pipeline: Pipeline, act: Actions, gathered: Doubles, prefetch: int) 
     let go, which in the same pass is after the pass has begun: a pass takes at least the gathers of all its layers but
     the first prefetch + 1. The weight gradients read no parameters.
     """
-    held = prefetch + 1
+    gathers_open = prefetch + 1
     # Forward holds the first `held` layers for free, backward the last ones: the bound takes the smaller rest, so it
     # holds in both directions.
     least = np.zeros((len(act.forward), 1))
     for order, stages in pipeline.distinct:
         times = gathered[order]
-        if len(times) > held:
-            least[stages] = max(min(float(times[held:].sum()), float(times[: len(times) - held].sum())), 0.0)
+        if len(times) > gathers_open:
+            least[stages] = max(
+                min(float(times[gathers_open:].sum()), float(times[: len(times) - gathers_open].sum())), 0.0
+            )
     return replace(
         act,
         forward=np.maximum(act.forward, least),
@@ -404,16 +406,16 @@ class Traffic:
 TRAFFIC = ("update", "buckets", "reduce", "after", "first", "both", "ahead", "gather")
 
 
-def _left(whole: Doubles, buckets: Doubles, beside: Doubles) -> Doubles:
+def _left(whole: Doubles, buckets: Doubles, hiding_s: Doubles) -> Doubles:
     """Seconds of a collective in buckets that overlapped computing cannot hide. Arrays are [stages, points]."""
-    endless = ~np.isfinite(beside).all(axis=0)  # nothing is known of a stage's computing: all may hide
+    endless = ~np.isfinite(hiding_s).all(axis=0)  # nothing is known of a stage's computing: all may hide
     # The last bucket is ready only when computing ends, so at most (buckets - 1) / buckets of the computing hides any
     # of it, and one bucket always remains.
     hidden = np.where(
-        endless, whole, np.where(buckets > 1, np.where(endless, 0.0, beside) * (buckets - 1) / buckets, 0.0)
+        endless, whole, np.where(buckets > 1, np.where(endless, 0.0, hiding_s) * (buckets - 1) / buckets, 0.0)
     )
-    left = np.maximum(whole / buckets, whole - hidden)
-    return np.maximum(left - GRID_S, 0.0)
+    exposed_s = np.maximum(whole / buckets, whole - hidden)
+    return np.maximum(exposed_s - GRID_S, 0.0)
 
 
 def _bytes(

@@ -163,8 +163,8 @@ class Tighten:
     def _group(self, loose: Loose) -> _Group:
         point = loose.point
         layers = tuple(len(order) for order in loose.pipeline.split.order) if loose.gathers else ()
-        held = self.job.space.base.overlap.prefetch + 1 if loose.gathers else 0
-        return point.schedule, point.pp, point.virtual_stages, loose.count, loose.reductions, layers, held
+        gathers_open = self.job.space.base.overlap.prefetch + 1 if loose.gathers else 0
+        return point.schedule, point.pp, point.virtual_stages, loose.count, loose.reductions, layers, gathers_open
 
     def by_itself(self, loose: Loose) -> float:
         """Seconds that a step takes at least, under ZeRO 3: the longest of a few ranks played by themselves."""

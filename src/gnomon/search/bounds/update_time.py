@@ -167,9 +167,9 @@ class Updates:
         if not self.away or self.optimizer.parameter_tier != "disk":
             return 0.0
         sizes = [waiting_bytes(p.sharded, self.mesh, self.precision, trained=True) for p in self.table.prices]
-        held: Doubles = pipeline.on_rank @ (pipeline.split.counts @ np.array(sizes, float))
+        written_bytes: Doubles = pipeline.on_rank @ (pipeline.split.counts @ np.array(sizes, float))
         nodes = [group.node for group in self.job.cluster.groups]
-        return float(held.max()) * min(self._disk_s_per_byte(node, write=True) for node in nodes)
+        return float(written_bytes.max()) * min(self._disk_s_per_byte(node, write=True) for node in nodes)
 
     def _updated_s(self, elements: int, tensors: int) -> float:
         price = optimizer_seconds(

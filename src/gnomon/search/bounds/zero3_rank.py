@@ -58,23 +58,23 @@ def rank_by_itself_s(
     # now: the compute stream's clock; gathers and reductions: those of the two communication streams.
     now, gathers, reductions, last_input, last_read = start, 0.0, 0.0, start, start
     freed: list[float] = []
-    held: tuple[int, int] | None = None
-    left = Counter(stage for kind, stage in rows if kind in ADDING)
+    gathered_at: tuple[int, int] | None = None
+    adds_left = Counter(stage for kind, stage in rows if kind in ADDING)
     done: dict[tuple[int, int], float] = {}
     for kind, stage in rows:
         order = layers[stage]
         times = seconds[kind]
         reads, adds = kind in FORWARD or kind in BACKWARD, kind in ADDING
-        left[stage] -= adds
-        ends = adds and not left[stage]
+        adds_left[stage] -= adds
+        ends = adds and not adds_left[stage]
         # Forward reads layers from the first, backward from the last.
         indices = range(len(order)) if kind in FORWARD else range(len(order) - 1, -1, -1)
         for i in indices:
             layer = order[i]
             at = stage, i
             # A layer that is still held from the row before needs no gather.
-            if reads and at != held:
-                if held is not None:
+            if reads and at != gathered_at:
+                if gathered_at is not None:
                     freed.append(last_read)
                 # At most `prefetch` further layers are held: the gather waits for the layer that many before it to be
                 # let go.
@@ -82,7 +82,7 @@ def rank_by_itself_s(
                     gathers = max(gathers, freed[-1 - prefetch])
                 gathers += gathered[layer]
                 now = max(now, gathers)
-                held = at
+                gathered_at = at
             # The gradient buffer of this layer is busy until its reduction of the microbatch before is done.
             if adds:
                 now = max(now, done.get(at, 0.0))

@@ -49,7 +49,7 @@ class Way:
     @property
     def bytes(self) -> int:
         """Kept of one microbatch, the layer's input too."""
-        return sum(kept.bytes for kept in self.price.saved)
+        return sum(tensor.bytes for tensor in self.price.saved)
 
     @property
     def offload_bytes(self) -> int:
@@ -109,9 +109,11 @@ def _ways(layer: _LayerProgramme, resolution: float, away: int = 0) -> Iterator[
         yield way
 
 
-def _policy(kept: frozenset[str], away: frozenset[str]) -> tuple[tuple[str, Action], ...]:
+def _policy(saved_names: frozenset[str], away: frozenset[str]) -> tuple[tuple[str, Action], ...]:
     """Everything is recomputed but what is named."""
-    named: list[tuple[str, Action]] = [(name, "offload" if name in away else "keep") for name in sorted(kept | away)]
+    named: list[tuple[str, Action]] = [
+        (name, "offload" if name in away else "keep") for name in sorted(saved_names | away)
+    ]
     return (*named, ("*", "recompute"))
 
 
@@ -126,7 +128,7 @@ class _LayerProgramme:
         self.maker = {name: op for op in self.block.ops for name in op.outputs}
         self.seconds = {op.path: self.pricing.again([op.path]).device_s for op in self.block.ops}
         whole = self.everything()
-        needed = {kept.tensor: kept.bytes for kept in whole.price.saved}
+        needed = {saved_tensor.tensor: saved_tensor.bytes for saved_tensor in whole.price.saved}
         self.inputs_kept = {name for name in needed if name in self.block.inputs}
         self.needed = tuple(name for name in needed if name not in self.block.inputs)
         self.sizes = {name: needed[name] for name in self.needed}
@@ -140,11 +142,11 @@ class _LayerProgramme:
         price = self.pricing.price(LayerSaving(policy=(), input="keep"), whole=False)
         return Way(kept=(), everything=True, price=price)
 
-    def way(self, kept: frozenset[str], away: frozenset[str] = frozenset()) -> Way:
+    def way(self, saved_names: frozenset[str], away: frozenset[str] = frozenset()) -> Way:
         """These are kept or wait on the host, as far as backward or what is run again reads them; the block's inputs
         are kept anyway."""
         inputs = {*self.block.inputs}
-        saving = LayerSaving(policy=_policy(kept - inputs, away), input="keep")
+        saving = LayerSaving(policy=_policy(saved_names - inputs, away), input="keep")
         price = self.pricing.price(saving, whole=False)
         own = tuple(sorted(entry.tensor for entry in price.saved if entry.tensor not in inputs))
         return Way(kept=own, away=tuple(sorted(away)), everything=False, price=price)

@@ -91,14 +91,14 @@ class Programme:
 def _silent_stdout() -> Iterator[None]:
     """What C code writes to standard output goes nowhere meanwhile: a command's own output may be JSON."""
     sys.stdout.flush()
-    kept = os.dup(1)
+    stdout_fd = os.dup(1)
     try:
         with open(os.devnull, "wb") as nowhere:
             os.dup2(nowhere.fileno(), 1)
         yield
     finally:
-        os.dup2(kept, 1)
-        os.close(kept)
+        os.dup2(stdout_fd, 1)
+        os.close(stdout_fd)
 
 
 def _scipy() -> tuple[Any, Any]:

@@ -90,13 +90,13 @@ def _least(prediction: Prediction, limit_bytes: int, *, offload: bool) -> Least 
     memory = _Memory(base, offload)
     ranks = [_RankProgramme(memory, number) for number in range(len(base.memory))]
 
-    def made(chosen: dict[Layer, Way]) -> Prediction:
+    def predicted(chosen: dict[Layer, Way]) -> Prediction:
         plan = _plan(base.plan, memory, chosen)
         return predict(pricing.graph, pricing.cluster, plan, prediction.workload, pricing.stack)
 
     # First the smallest memory there is: if that does not fit, nothing does; if it does, it calibrates what lies beside
     # tensors.
-    best = made({layer: rank.smallest(layer) for rank in ranks for _, layer, _ in rank.free})
+    best = predicted({layer: rank.smallest(layer) for rank in ranks for _, layer, _ in rank.free})
     given_fits = _peak(prediction) <= limit_bytes
     if _peak(best) > limit_bytes:
         return Least(prediction=prediction, predicted=2) if given_fits else None
@@ -114,7 +114,7 @@ def _least(prediction: Prediction, limit_bytes: int, *, offload: bool) -> Least 
             if ways is None:
                 return Least(prediction=best, predicted=count - 1)
             chosen |= ways
-        tried = made(chosen)
+        tried = predicted(chosen)
         if _peak(tried) <= limit_bytes:
             return Least(prediction=min(tried, best, key=lambda of: of.step_s), predicted=count)
         for rank in ranks:
@@ -129,8 +129,8 @@ def _peak(prediction: Prediction) -> int:
 def _during(prediction: Prediction) -> NDArray[np.float64]:
     """[rows] bytes of the Program's tensors while each row runs."""
     program, pricing = prediction.structure.program, prediction.pricing
-    held = held_moves(prediction.structure, pricing, buffer_sizes(pricing)).during(program.num_rows)
-    during: NDArray[np.float64] = held + temporaries(program, pricing)
+    moved_bytes = held_moves(prediction.structure, pricing, buffer_sizes(pricing)).during(program.num_rows)
+    during: NDArray[np.float64] = moved_bytes + temporaries(program, pricing)
     return during
 
 
@@ -158,11 +158,11 @@ class _Memory:
         ends = np.zeros_like(table)
         later = moves.bytes < 0
         np.add.at(ends, (moves.row[later], program.stage[moves.row[later]]), moves.bytes[later])
-        held = np.zeros_like(table)
+        open_bytes = np.zeros_like(table)
         for cls in range(program.num_classes):
             rows = slice(int(program.class_ptr[cls]), int(program.class_ptr[cls + 1]))
-            held[rows] = np.cumsum(table[rows], axis=0) - ends[rows]
-        return held.round().astype(np.int64)
+            open_bytes[rows] = np.cumsum(table[rows], axis=0) - ends[rows]
+        return open_bytes.round().astype(np.int64)
 
     def layers(self, block: int) -> list[tuple[Layer, LayerPrice]]:
         """The layers of one of the Program's stages, in order."""
@@ -193,11 +193,11 @@ class _Memory:
     @property
     def host_room(self) -> float:
         """Bytes of host memory that a rank has for activations."""
-        held = host_memory(self.base)
-        if held.limit_bytes is None:
+        host_use = host_memory(self.base)
+        if host_use.limit_bytes is None:
             return inf
         # The room of a node is shared by its devices.
-        return (held.limit_bytes - held.bytes) / max(node.count for node in self.pricing.cluster.node_kinds)
+        return (host_use.limit_bytes - host_use.bytes) / max(node.count for node in self.pricing.cluster.node_kinds)
 
     @property
     def alive(self) -> int:
@@ -285,14 +285,14 @@ class _RankProgramme:
     ) -> None:
         """What copies to the host and back cost next to forwards and backwards, and that the host has room."""
         memory = self.memory
-        held: dict[int, float] = {}
+        copied_bytes: dict[int, float] = {}
         for block in self.blocks if memory.offload else ():
             inside = [layer for own, layer, _ in self.free if own == block]
             each = [pair for layer in inside for pair in zip(takes[layer], self.ways[layer], again[layer], strict=True)]
             moved = {
                 at: way.offload_bytes * memory.s_per_byte(block) / total for at, way, _ in each if way.offload_bytes
             }
-            held |= {at: float(way.offload_bytes * memory.alive) for at, way, _ in each if way.offload_bytes}
+            copied_bytes |= {at: float(way.offload_bytes * memory.alive) for at, way, _ in each if way.offload_bytes}
             for kind in ("F", "B") if moved else ():
                 # over >= copies - what they hide under (and never negative): the objective counts what is exposed.
                 over, room = programme.amount(1.0), memory.hidden_copy_s(kind, block) / total
@@ -300,9 +300,9 @@ class _RankProgramme:
                 for at, _, seconds in each if kind == "B" and room else ():  # what is recomputed is in the backward
                     factors[at] = factors.get(at, 0.0) - seconds / total
                 programme.at_most({**factors, over: -1.0}, room)
-        if held and memory.host_room < inf:
+        if copied_bytes and memory.host_room < inf:
             scale = max(memory.host_room, 1.0)
-            programme.at_most({at: size / scale for at, size in held.items()}, memory.host_room / scale)
+            programme.at_most({at: size / scale for at, size in copied_bytes.items()}, memory.host_room / scale)
 
     def _alike(self) -> Iterator[tuple[Layer, Layer]]:
         """Layers one after the other with the same ways. It is enough to look at choices in which the later one, whose
@@ -359,17 +359,17 @@ class _RankProgramme:
                     factors[at] += 2 * way.offload_bytes
                 yield factors, room - price.output_bytes
 
-    def learn(self, made: Prediction, limit_bytes: int) -> None:
+    def learn(self, prediction: Prediction, limit_bytes: int) -> None:
         """Takes over from a prediction what the programme did not know: a fuller row, or more beside the tensors."""
-        self.rows |= self._fullest(_during(made))
+        self.rows |= self._fullest(_during(prediction))
         # Half of the excess: the programme's own rows may explain the rest once the fuller row is among them.
-        if (peak := made.memory[self.number].peak_bytes) > limit_bytes:
-            self.over = max(self.over + (peak - limit_bytes) / 2, self.untracked_bytes(made))
+        if (peak := prediction.memory[self.number].peak_bytes) > limit_bytes:
+            self.over = max(self.over + (peak - limit_bytes) / 2, self.untracked_bytes(prediction))
 
-    def untracked_bytes(self, made: Prediction) -> float:
+    def untracked_bytes(self, prediction: Prediction) -> float:
         """Bytes of a prediction's peak that are not the Program's tensors: contexts, fragments."""
         rows = self.memory.rows_of(self.number)
-        return made.memory[self.number].peak_bytes - float(_during(made)[rows.start : rows.stop].max())
+        return prediction.memory[self.number].peak_bytes - float(_during(prediction)[rows.start : rows.stop].max())
 
 
 def _plan(base: Plan, memory: _Memory, chosen: dict[Layer, Way]) -> Plan:
@@ -379,11 +379,11 @@ def _plan(base: Plan, memory: _Memory, chosen: dict[Layer, Way]) -> Plan:
         if not chosen[layer].everything:
             alike.setdefault((chosen[layer].kept, chosen[layer].away), []).append(layer)
     rules: list[SavedRule] = []
-    for (kept, away), layers in alike.items():
+    for (saved_names, away), layers in alike.items():
         for calls in format_layers(layers):
             rules.append(SavedRule(calls=calls, action="recompute"))
-            if kept:
-                rules.append(SavedRule(calls=calls, tensors=kept))
+            if saved_names:
+                rules.append(SavedRule(calls=calls, tensors=saved_names))
             if away:
                 rules.append(SavedRule(calls=calls, tensors=away, action="offload"))
     return replace(base, saved=Saved(rules=tuple(rules)))

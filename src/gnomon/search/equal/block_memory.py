@@ -68,9 +68,9 @@ class BlockMemory:
 
     def may_fit(self, family: Family, pipeline: Pipeline) -> NDArray[np.bool_]:
         """[microbatch sizes] whether some sharding may fit, going by one unit under way."""
-        held = least_held(family.table, pipeline) + self.workspace
+        held_bytes = least_held(family.table, pipeline) + self.workspace
         # [choices, ranks, sizes]: the fullest rank of each choice, then the choice that is best.
-        least = (self.static(family, pipeline)[:, :, None] + held).max(axis=1).min(axis=0)
+        least = (self.static(family, pipeline)[:, :, None] + held_bytes).max(axis=1).min(axis=0)
         self.least = min(self.least, float(least.min()))
         fits: NDArray[np.bool_] = least <= self.room(family)
         return fits
@@ -80,8 +80,8 @@ class BlockMemory:
         units = [
             under_way(schedule, family.pp, virtual, int(count)) for count in self.legality.microbatches(family).tolist()
         ]
-        least, kept = self._first_rank(family, pipeline)
-        roomy: NDArray[np.bool_] = least + np.array(units, float) * kept <= self.room(family)
+        least, saved_bytes = self._first_rank(family, pipeline)
+        roomy: NDArray[np.bool_] = least + np.array(units, float) * saved_bytes <= self.room(family)
         return roomy
 
     def held_bytes(self, family: Family, schedule: str, virtual: int) -> Doubles:
@@ -92,9 +92,9 @@ class BlockMemory:
         units = [
             under_way(schedule, family.pp, virtual, int(count)) for count in self.legality.microbatches(family).tolist()
         ]
-        _, kept = self._first_rank(family, pipeline)
+        _, saved_bytes = self._first_rank(family, pipeline)
         one = (static[:, :, None] + least_held(family.table, pipeline)).max(axis=1)
-        fullest: Doubles = np.maximum(one, static[:, :1] + np.array(units, float) * kept) + self.workspace
+        fullest: Doubles = np.maximum(one, static[:, :1] + np.array(units, float) * saved_bytes) + self.workspace
         return fullest
 
     def _first_rank(self, family: Family, pipeline: Pipeline) -> tuple[float, Doubles]:
@@ -102,8 +102,8 @@ class BlockMemory:
         key = family.table, family.dp, pipeline.name
         if key not in self._firsts:
             # The first rank holds the most units of any schedule that has rows.
-            kept = (pipeline.split.counts[pipeline.rank_of == 0] @ family.table.kept_bytes).min(axis=0)
-            self._firsts[key] = float(self.static(family, pipeline)[:, 0].min()) + self.workspace, kept
+            saved_bytes = (pipeline.split.counts[pipeline.rank_of == 0] @ family.table.kept_bytes).min(axis=0)
+            self._firsts[key] = float(self.static(family, pipeline)[:, 0].min()) + self.workspace, saved_bytes
         return self._firsts[key]
 
     def static(self, family: Family, pipeline: Pipeline) -> Doubles:

@@ -102,8 +102,8 @@ class Opening:
         """All points of a block, or those of its choices that `members` indexes."""
         family, layout = block.family, block.family.layout
         micro, preset = family.micro[block.column], cast(Recompute, family.recompute)
-        kept = self.blocks.legality.choices(family).kept
-        chosen = kept if members is None else [kept[i] for i in members]
+        choices = self.blocks.legality.choices(family).kept
+        chosen = choices if members is None else [choices[i] for i in members]
         return [
             Point(
                 family.tp, family.cp, family.ep, family.pp, replicas, shards, block.schedule, block.virtual, micro,
@@ -131,8 +131,8 @@ class Opening:
         for kind in np.unique(choices.holding[fits]).tolist():
             if kind:
                 own = choices.holding == kind
-                held = self._zero_held(block, choices.kept[int(np.argmax(own))], kind // 4)
-                fits[own] &= (static[own] + held).max(axis=1) <= room
+                zero_bytes = self._zero_held(block, choices.kept[int(np.argmax(own))], kind // 4)
+                fits[own] &= (static[own] + zero_bytes).max(axis=1) <= room
         self.counts.too_large += int((~fits).sum())
         # ZeRO 2 and 3 differ in what comes and goes with a backward, so points are grouped by it; 0 stands for ZeRO 0
         # and 1.
@@ -154,12 +154,12 @@ class Opening:
     def _group_bound(self, group: PointGroup) -> float:
         """Seconds that every point of a group takes, at least: without what begins and ends a step, and under ZeRO 3
         with the fastest gathers and reductions of any of them."""
-        block, given = group.block, self._act(group)
+        block, act_of_group = group.block, self._act(group)
         pipeline, sends, clip = block.pipeline, self._sends(block), self.blocks.clip
         every = self._shardings_of(group)
         # Of a schedule that splits some backwards, weight gradients are bounded by what a whole backward takes beyond
         # its input gradients.
-        act, longest = halves(given) if partly_split(block.schedule) else given, 0.0
+        act, longest = halves(act_of_group) if partly_split(block.schedule) else act_of_group, 0.0
         if every[0].zero == 3:
             # The least of all shardings, kind by kind: a bound for every point of the group.
             reduced, summed = (np.minimum.reduce([getattr(e, n) for e in every]) for n in ("reduced_s", "summed_s"))
@@ -168,7 +168,7 @@ class Opening:
                 gathers = np.minimum.reduce([sharding.gathered_s for sharding in every])
                 act = waiting(pipeline, act, gathers, self.space.base.overlap.prefetch)
             longest = (
-                streams(pipeline, given, sends, block.count, self._joins(block), reduced, summed, gathers)
+                streams(pipeline, act_of_group, sends, block.count, self._joins(block), reduced, summed, gathers)
                 if clip
                 else 0.0
             )
@@ -195,10 +195,10 @@ class Opening:
     def members(self, group: PointGroup, worst: float = float("inf")) -> Iterator[tuple[float, Point | Loose]]:
         """The points of a group, with bounds; those that take `worst` seconds or more are counted as too slow."""
         block, act = group.block, self._act(group)
-        pipeline, count, sends, given = block.pipeline, block.count, self._sends(block), act
+        pipeline, count, sends, act_of_member = block.pipeline, block.count, self._sends(block), act
         every, table = self._shardings_of(group), block.family.table
-        kept = self.blocks.legality.choices(block.family).kept
-        overlap = np.array([kept[i][3] for i in group.members], np.bool_)
+        choices = self.blocks.legality.choices(block.family).kept
+        overlap = np.array([choices[i][3] for i in group.members], np.bool_)
         split_backward, clip, first = is_split(block.schedule), self.blocks.clip, every[0]
         adding = self._adding(first, count)
         forward, back = act.forward[:, 0], (act.weight if split_backward else act.whole)[:, 0]
@@ -231,13 +231,13 @@ class Opening:
         # Updates on the host have a stream of their own, which may be the longest.
         bounds = np.maximum(bounds, [sharding.updates.host_s(pipeline) for sharding in every])
         if first.zero == 3 and clip:
-            bounds = np.maximum(bounds, self._slowed(group, given, together))
+            bounds = np.maximum(bounds, self._slowed(group, act_of_member, together))
         static, joins = self.blocks.memory.static(block.family, pipeline), self._joins(block)
         for at, (member, bound, sharding) in enumerate(zip(group.members, bounds.tolist(), every, strict=True)):
             least = bound * (1 - SLACK)
             # The dearest bound is looked at only for points that the cheaper ones leave.
             if least < worst and clip:
-                least = max(bound, sharding.streams(pipeline, given, sends, count, joins)) * (1 - SLACK)
+                least = max(bound, sharding.streams(pipeline, act_of_member, sends, count, joins)) * (1 - SLACK)
             if least >= worst:
                 self.counts.too_slow += 1
                 continue
@@ -249,7 +249,7 @@ class Opening:
             loose = Loose(
                 point=point,
                 pipeline=pipeline,
-                act=given,
+                act=act_of_member,
                 sends=sends,
                 count=count,
                 ends=Ends(**{name: getattr(together, name)[..., at] for name in ENDS}),
@@ -265,10 +265,10 @@ class Opening:
     def fits(self, loose: Loose) -> bool:
         """Whether a point may fit, by all rows of its schedule and all communicators that are sure."""
         # All rows of the schedule and all communicators: dearer than what `open` looked at.
-        held = (loose.static + least_peak(loose) + self.blocks.memory.workspace).tolist()
+        peaks = (loose.static + least_peak(loose) + self.blocks.memory.workspace).tolist()
         counted = groups(loose, clip=self.blocks.clip)
         return all(
-            size <= self.blocks.memory.tensor_bytes_with(count) for size, count in zip(held, counted, strict=True)
+            size <= self.blocks.memory.tensor_bytes_with(count) for size, count in zip(peaks, counted, strict=True)
         )
 
     def _act(self, group: PointGroup) -> Actions:
@@ -291,8 +291,8 @@ class Opening:
 
     def _shardings_of(self, group: PointGroup) -> list[Sharding]:
         family = group.block.family
-        kept = self.blocks.legality.choices(family).kept
-        return [self.sharding(family, *kept[i][:3]) for i in group.members]
+        choices = self.blocks.legality.choices(family).kept
+        return [self.sharding(family, *choices[i][:3]) for i in group.members]
 
     def _sends(self, block: Block) -> Doubles:
         return self.blocks.sends.of(block.family, block.pipeline)[:, block.column : block.column + 1]

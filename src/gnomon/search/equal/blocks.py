@@ -159,13 +159,13 @@ class Blocks:
 
     def rows(self, family: Family) -> Iterator[BlockRow]:
         """The rows of a family, with bounds; counts what is too large."""
-        legal, kept = self.legality.scheduled(family.pp, family.dp), len(self.legality.choices(family).kept)
+        legal, num_choices = self.legality.scheduled(family.pp, family.dp), len(self.legality.choices(family).kept)
         if not self.prune:
             for schedule, virtual, columns in legal.rows:
                 yield BlockRow(family, schedule, virtual, columns, (0.0,) * len(columns))
             return
         if self.memory.too_large(family):
-            self.counts.too_large += legal.blocks * kept
+            self.counts.too_large += legal.blocks * num_choices
             return
         self._acts.clear()
         bounds: dict[tuple[int, bool, str], Doubles] = {}
@@ -178,12 +178,12 @@ class Blocks:
             if at not in rooms:
                 rooms[at] = self.memory.may_fit(family, pipeline)
             fits = rooms[at] & self.memory.has_room(family, schedule, virtual, pipeline)
-            wanted = [c for c in columns if fits[c]]
-            self.counts.too_large += (len(columns) - len(wanted)) * kept
-            if wanted:
+            fitting = [c for c in columns if fits[c]]
+            self.counts.too_large += (len(columns) - len(fitting)) * num_choices
+            if fitting:
                 if (*at, way) not in bounds:
                     bounds[*at, way] = self._bounded(family, pipeline, way)
-                chosen = sorted((float(bounds[*at, way][c]), c) for c in wanted)
+                chosen = sorted((float(bounds[*at, way][c]), c) for c in fitting)
                 yield BlockRow(family, schedule, virtual, tuple(c for _, c in chosen), tuple(b for b, _ in chosen))
 
     def row_bound(self, family: Family, schedule: str, virtual: int, column: int) -> float:

@@ -93,9 +93,9 @@ class EqualDevices:
             return
         # These points belong to families that are still open and counted there: what they add to the counts is undone.
         before = replace(self.counts, why=dict(self.counts.why))
-        wanted = [(bound, family) for bound, family in self._families if family.recompute == self.sparest]
+        recomputing = [(bound, family) for bound, family in self._families if family.recompute == self.sparest]
         # A bound of 0 marks a family that came after the budget, without prices: those with prices go first.
-        priced = [family for bound, family in wanted if bound] or [family for _, family in wanted]
+        priced = [family for bound, family in recomputing if bound] or [family for _, family in recomputing]
         for point in islice(sparing_points(self.blocks, priced), OVERTIME):
             self.predict(point, search)
             if len(search.best) >= FEW:
@@ -128,16 +128,16 @@ class EqualDevices:
         if timed.step_s >= search.kept.worst_of(sort[0], sort) and len(self.near) >= self._most_near:
             return  # whether it fits does not matter
         prediction = timed.prediction()
-        made = FoundPlan(point=point, plan=plan, prediction=prediction)
+        found = FoundPlan(point=point, plan=plan, prediction=prediction)
         if all(rank.peak_bytes <= self.limit for rank in prediction.memory) and host_memory(prediction).fits_in(
             self.limit
         ):
-            search.kept.add(made)
+            search.kept.add(found)
             return
         if self.smallest is None or prediction.tightest.peak_bytes < self.smallest.prediction.tightest.peak_bytes:
-            self.smallest = made
+            self.smallest = found
         if len(self.near) < self._most_near:
-            self.near = sorted([*self.near, made], key=lambda candidate: candidate.step_s)
+            self.near = sorted([*self.near, found], key=lambda candidate: candidate.step_s)
 
     def result(self, search: Search[FoundPlan]) -> Result:
         """Sums up what a search of it found."""

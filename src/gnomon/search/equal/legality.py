@@ -127,7 +127,7 @@ class Legality:
         return self._choices[key]
 
     def _chosen(self, family: Family) -> Choices:
-        kept: list[Choice] = []
+        choices: list[Choice] = []
         illegal, layout, space = 0, family.layout, self.space
         for replicas, shards in space.shardings(family.dp):
             # Every ep x etp group lies inside dp_shard x cp x tp.
@@ -145,27 +145,27 @@ class Legality:
                         illegal += 1  # full sharding reduces layer by layer
                     elif space.canonical(point) == point:
                         if space.runs(family.pp, zero):
-                            kept.append((replicas, shards, zero, overlap))
+                            choices.append((replicas, shards, zero, overlap))
                         else:
                             illegal += 1
-        return self.choose(family, tuple(kept), illegal)
+        return self.choose(family, tuple(choices), illegal)
 
-    def choose(self, family: Family, kept: tuple[Choice, ...], illegal: int = 0) -> Choices:
+    def choose(self, family: Family, choices: tuple[Choice, ...], illegal: int = 0) -> Choices:
         """The choices made from what is kept."""
         meshes = {
             (r, s): replace(family.mesh, pp=1, dp_replicate=r, dp_shard=s)
-            for r, s in dict.fromkeys(choice[:2] for choice in kept)
+            for r, s in dict.fromkeys(choice[:2] for choice in choices)
         }
-        ways = [[shard_ranks(meshes[r, s], experts=e) for e in (False, True)] for r, s, _, _ in kept]
-        divided = [shards * family.cp > 1 for _, shards, _, _ in kept]
-        zero = np.array([choice[2] for choice in kept], np.int64)
+        ways = [[shard_ranks(meshes[r, s], experts=e) for e in (False, True)] for r, s, _, _ in choices]
+        divided = [shards * family.cp > 1 for _, shards, _, _ in choices]
+        zero = np.array([choice[2] for choice in choices], np.int64)
         of_ranks = np.array(ways, float).reshape(-1, 2)
         # Parameters on the host are gathered layer by layer even by one rank, as under ZeRO 3.
         by_layer = (zero == 3) & self.space.base.optimizer.offload_parameters
         effective = np.where(divided, zero, 3 * by_layer)
-        overlap = np.array([choice[3] for choice in kept], np.int64)
+        overlap = np.array([choice[3] for choice in choices], np.int64)
         return Choices(
-            kept=kept,
+            kept=choices,
             illegal=illegal,
             zero=zero,
             effective=effective,

@@ -54,9 +54,9 @@ def solve(
     devices = EqualDevices(
         graph, cluster, workload, space, stack, goal or Goal(), near=top, prune=prune, job=job, keep_going=keep_going
     )
-    kept = Diverse(top, most_alike(len(set(space.axes())), top)) if diverse else Shortlist[FoundPlan](top)
+    shortlist = Diverse(top, most_alike(len(set(space.axes())), top)) if diverse else Shortlist[FoundPlan](top)
     for candidate in known:
-        kept.add(candidate)
-    search = Search(devices, kept, on_progress)
+        shortlist.add(candidate)
+    search = Search(devices, shortlist, on_progress)
     search.run((bound, FamilyNode(devices, family)) for bound, family in devices.families())
     return devices.result(search)

@@ -60,15 +60,15 @@ def _of_family(blocks: Blocks, family: Family) -> Iterator[_Candidate]:
         return
     schedule, virtual, columns = rows[0]
     column = min(columns, key=lambda at: family.micro[at])
-    held = blocks.memory.held_bytes(family, schedule, virtual)[:, column] / blocks.memory.room(family)
+    peak_bytes = blocks.memory.held_bytes(family, schedule, virtual)[:, column] / blocks.memory.room(family)
     time_s = float(blocks.row_bound(family, schedule, virtual, column))
-    roomy = np.flatnonzero(held <= ROOMY[0])
-    picked = {int(np.argmin(held))}
+    roomy = np.flatnonzero(peak_bytes <= ROOMY[0])
+    picked = {int(np.argmin(peak_bytes))}
     if len(roomy):
         picked.add(min(roomy.tolist(), key=lambda at: (choices.kept[at][2], not choices.kept[at][3])))
     layout = family.layout
     for at in sorted(picked):
-        if held[at] > 1:
+        if peak_bytes[at] > 1:
             continue
         replicas, shards, zero, overlap = choices.kept[at]
         point = Point(
@@ -76,4 +76,4 @@ def _of_family(blocks: Blocks, family: Family) -> Iterator[_Candidate]:
             layout.sequence_parallel, layout.keep_gathered, layout.context, cast(Recompute, family.recompute), zero,
             overlap,
         )  # fmt: skip
-        yield _Candidate(point, float(held[at]), time_s)
+        yield _Candidate(point, float(peak_bytes[at]), time_s)

@@ -186,10 +186,10 @@ class Fitting:
             return ""
         layers = len(self.base.pricing.graph.layers())
         try:
-            count, asked = batch(plan, work)[0], batch(self.base.plan, self.base.workload)[0]
+            count, base_batch = batch(plan, work)[0], batch(self.base.plan, self.base.workload)[0]
         except PlanError:
             return ""  # predict says it better
-        if 4 * count * layers <= MOST_ROWS or count <= asked:
+        if 4 * count * layers <= MOST_ROWS or count <= base_batch:
             return ""
         return f"{count:,} microbatches of {layers} layers are not looked at: a step of them takes minutes to play"
 
@@ -225,8 +225,8 @@ class Fitting:
         by_size = [sorted((r for r in rungs if len(r.options) == n), key=_step) for n in range(1, LARGEST + 1)]
         best = [*sorted(rungs, key=_step)[:EACH], *by_size[0], *(rung for of in by_size[1:] for rung in of[:EACH])]
         trimmed = {plan: self._trimmed(rung) for plan, rung in {rung.plan: rung for rung in best}.items()}
-        made = [self._by_tensor(rung) for rung in trimmed.values()] if self.by_tensor else list(trimmed.values())
-        unique = {rung.plan: rung for rung in made}
+        by_tensors = [self._by_tensor(rung) for rung in trimmed.values()] if self.by_tensor else list(trimmed.values())
+        unique = {rung.plan: rung for rung in by_tensors}
         return sorted(unique.values(), key=lambda rung: (len(rung.options), rung.step_s))[:SHOWN]
 
     def enough(self) -> list[Rung]:
@@ -257,8 +257,8 @@ class Fitting:
     def _strongest(self, chosen: Sequence[Option]) -> Rung | None:
         """The options together, each as far as it goes, or as far as it can where that cannot run; None where one of
         them has no room."""
-        made = self.together(chosen)
-        return None if made is None else self.rung(tuple(option.name for option in chosen), *made)
+        combination = self.together(chosen)
+        return None if combination is None else self.rung(tuple(option.name for option in chosen), *combination)
 
     def together(self, chosen: Sequence[Option]) -> tuple[tuple[str, ...], Plan] | None:
         """(changes, plan) of several options at their strongest; None where one has no room beside the others."""
@@ -267,8 +267,8 @@ class Fitting:
             levels = self.levels(option, plan)
             if not levels:
                 return None
-            wanted = self._strongest_alone(option)
-            words[option.name], plan = next((level for level in levels if level[0] == wanted), levels[-1])
+            strongest = self._strongest_alone(option)
+            words[option.name], plan = next((level for level in levels if level[0] == strongest), levels[-1])
         return tuple(words[option.name] for option in chosen), plan
 
     def _strongest_alone(self, option: Option) -> str:
@@ -283,13 +283,13 @@ class Fitting:
     def _trimmed(self, rung: Rung) -> Rung:
         """A rung that fits with each option taken less far, as long as it still fits and is faster."""
         chosen = [option for option in self.options if option.name in rung.options]
-        taken = dict(zip(rung.options, [None] * len(chosen), strict=True))
+        levels = dict(zip(rung.options, [None] * len(chosen), strict=True))
         best = rung
         for option in chosen:
-            for made in self._weaker(chosen, dict(taken), option):
-                if made.fits and made.step_s < best.step_s:
-                    best = made
-                    taken[option.name] = made.changes[made.options.index(option.name)]  # type: ignore[assignment]
+            for weaker in self._weaker(chosen, dict(levels), option):
+                if weaker.fits and weaker.step_s < best.step_s:
+                    best = weaker
+                    levels[option.name] = weaker.changes[weaker.options.index(option.name)]  # type: ignore[assignment]
         return best
 
     def _by_tensor(self, rung: Rung) -> Rung:
@@ -308,68 +308,74 @@ class Fitting:
                 "recompute by tensor" if name == "recompute" else words
                 for name, words in zip(rung.options, rung.changes, strict=True)
             )
-            made = self.rung(rung.options, changes, least.prediction.plan)
-            if made.fits:
-                return made if made.step_s < rung.step_s else rung
+            tensor_rung = self.rung(rung.options, changes, least.prediction.plan)
+            if tensor_rung.fits:
+                return tensor_rung if tensor_rung.step_s < rung.step_s else rung
             limit = int(
                 limit * min(0.99, tightest.limit_bytes / max(rank.usual_bytes for rank in least.prediction.memory))
             )
         return rung
 
-    def _weaker(self, chosen: Sequence[Option], taken: dict[str, str | None], of: Option) -> Iterator[Rung]:
+    def _weaker(self, chosen: Sequence[Option], levels: dict[str, str | None], of: Option) -> Iterator[Rung]:
         """The combination with one option at its other levels, and at the least amount that fits."""
         plan = self.base.plan
         count = max(len(self.levels(of, plan)), 3)
         seen: set[str] = set()
         for index in range(count):
-            made = self._with(chosen, taken, of, index)
-            if made is not None and made.what not in seen:
-                seen.add(made.what)
-                yield made
-        low, high, best = 0, self._most(chosen, taken, of), None
+            weaker = self._with(chosen, levels, of, index)
+            if weaker is not None and weaker.what not in seen:
+                seen.add(weaker.what)
+                yield weaker
+        low, high, best = 0, self._most(chosen, levels, of), None
         while high - low > 1:  # the least amount that fits, taking for granted that more frees more
             middle = (low + high) // 2
-            made = self._with(chosen, taken, of, middle, part=True)
-            if made is not None and made.fits:
-                high, best = middle, made
+            weaker = self._with(chosen, levels, of, middle, part=True)
+            if weaker is not None and weaker.fits:
+                high, best = middle, weaker
             else:
                 low = middle
         if best is not None:
             yield best
 
-    def _most(self, chosen: Sequence[Option], taken: dict[str, str | None], of: Option) -> int:
-        before = self._before(chosen, taken, of)
+    def _most(self, chosen: Sequence[Option], levels: dict[str, str | None], of: Option) -> int:
+        before = self._before(chosen, levels, of)
         amounts = None if before is None else self._amounts(of, before[0])
         return 0 if amounts is None else amounts.most
 
     def _before(
-        self, chosen: Sequence[Option], taken: dict[str, str | None], of: Option
+        self, chosen: Sequence[Option], levels: dict[str, str | None], of: Option
     ) -> tuple[Plan, dict[str, str]] | None:
         """The plan with the other options as they are taken, and their words."""
         plan, words = self.base.plan, dict[str, str]()
         for option in in_order(chosen):
             if option is of:
                 continue
-            made = self._level(option, plan, taken[option.name])
-            if made is None:
+            leveled = self._level(option, plan, levels[option.name])
+            if leveled is None:
                 return None
-            words[option.name], plan = made
+            words[option.name], plan = leveled
         return plan, words
 
-    def _level(self, option: Option, plan: Plan, wanted: str | None) -> Single | None:
+    def _level(self, option: Option, plan: Plan, amount: str | None) -> Single | None:
         """The level of these words, or the last."""
         levels = self.levels(option, plan)
         amounts = self._amounts(option, plan)
-        if wanted is not None and amounts is not None:
+        if amount is not None and amounts is not None:
             levels += [amounts.part(number) for number in range(1, amounts.most)]
-            return next((level for level in levels if level[0] == wanted), None)
-        return next((level for level in levels if level[0] == wanted), levels[-1] if levels else None)
+            return next((level for level in levels if level[0] == amount), None)
+        return next((level for level in levels if level[0] == amount), levels[-1] if levels else None)
 
     def _with(
-        self, chosen: Sequence[Option], taken: dict[str, str | None], of: Option, index: int, *, part: bool = False
+        self,
+        chosen: Sequence[Option],
+        option_levels: dict[str, str | None],
+        of: Option,
+        index: int,
+        *,
+        part: bool = False,
     ) -> Rung | None:
         """The combination with one option at a level, or at an amount."""
-        before = self._before(chosen, taken, of)
+        before = self._before(chosen, option_levels, of)
         if before is None:
             return None
         plan, words = before
@@ -416,10 +422,10 @@ class Fitting:
             if option not in self.terms.words:
                 continue
             try:
-                beside = with_adapters(graph, Adapters(rank=16, base=base))  # type: ignore[arg-type]
+                adapted_graph = with_adapters(graph, Adapters(rank=16, base=base))  # type: ignore[arg-type]
             except GraphError:
                 return
-            yield self.rung((option,), (what,), replace(plan, precision=precision), graph=beside)
+            yield self.rung((option,), (what,), replace(plan, precision=precision), graph=adapted_graph)
         if "some_layers" in self.terms.words:
             count = repeated_layers(graph)[1]
             last = "|".join(str(number) for number in range(max(0, count - LAST), count))

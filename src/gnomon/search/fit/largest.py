@@ -49,23 +49,23 @@ def largest(fitting: Fitting, what: What) -> Iterator[Most]:
     first = _most(fitting, what, base, ())
     yield first
     able = [o for o in fitting.options if not (o.name == "micro_batch_size" and what == "batch")]
-    made = {o.name: most for o in able if (most := _with(fitting, what, [o])) is not None}
-    yield from made.values()
+    most_of = {o.name: most for o in able if (most := _with(fitting, what, [o])) is not None}
+    yield from most_of.values()
     best, chosen = first, list[Option]()
     while fitting.keep_going():
-        tried = [(o, made.get(o.name) if not chosen else _with(fitting, what, [*chosen, o])) for o in able]
+        tried = [(o, most_of.get(o.name) if not chosen else _with(fitting, what, [*chosen, o])) for o in able]
         able = [o for o, most in tried if most is not None and o not in chosen]
-        option, more = max(((o, most) for o, most in tried if most is not None), key=_size, default=(None, None))
-        if option is None or more is None or more.size <= best.size:
+        option, best_most = max(((o, most) for o, most in tried if most is not None), key=_size, default=(None, None))
+        if option is None or best_most is None or best_most.size <= best.size:
             return
-        best, chosen = more, [*chosen, option]
+        best, chosen = best_most, [*chosen, option]
         able.remove(option)
         if len(chosen) > 1:
-            yield replace(more, added=True)
+            yield replace(best_most, added=True)
 
 
-def _size(made: tuple[Option, Most]) -> int:
-    return made[1].size
+def _size(option_and_most: tuple[Option, Most]) -> int:
+    return option_and_most[1].size
 
 
 def _with(fitting: Fitting, what: What, chosen: list[Option]) -> Most | None:
@@ -82,8 +82,8 @@ def _most(fitting: Fitting, what: What, plan: Plan, changes: tuple[str, ...]) ->
 
     def fits(count: int) -> bool:
         if count not in tried:
-            sized, asked = _sized(fitting, what, plan, count * unit)
-            tried[count] = fitting.rung((), changes, sized, asked)
+            sized, base_size = _sized(fitting, what, plan, count * unit)
+            tried[count] = fitting.rung((), changes, sized, base_size)
         return tried[count].fits
 
     low, high = 0, max(1, start // unit)

@@ -224,12 +224,12 @@ def _low_rank(plan: Plan, graph: Graph, cluster: Cluster) -> Iterator[Single]:
     """Gradients projected before moments are kept of them, where each rank has whole ones."""
     if plan.optimizer.paged or plan.precision.states == "fp4_e2m1":
         return
-    for name, given in (
+    for name, adapters in (
         ("APOLLO", LowRank(method="apollo", projection="random")),
         ("GaLore", LowRank(method="galore")),
     ):
-        for made in with_low_rank(plan, given):
-            yield f"{name} of rank {given.rank}", made
+        for low_rank_plan in with_low_rank(plan, adapters):
+            yield f"{name} of rank {adapters.rank}", low_rank_plan
 
 
 def _no_low_rank(plan: Plan) -> str:

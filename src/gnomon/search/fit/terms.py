@@ -82,10 +82,10 @@ class Terms:
         """What these options set together, each key once; None where one of them cannot be said."""
         settings: dict[str, object] = {}
         for name in options:
-            said = self.words[name](change) if name in self.words else None
-            if said is None:
+            setting = self.words[name](change) if name in self.words else None
+            if setting is None:
                 return None
-            settings |= dict(said)
+            settings |= dict(setting)
         return tuple(settings.items())
 
     def in_file(self, settings: Sequence[Setting]) -> tuple[Setting, ...]:

@@ -24,21 +24,21 @@ def unhelpful(base: Prediction, rung: Rung, options: Sequence[Option] = OPTIONS)
     acts = next((option.acts_on for option in options if option.name in rung.options), ())
     grown = {name: after.by_class[name] - size for name, size in before.by_class.items()}
     worst = max(grown, key=lambda name: grown[name])
-    shrunk = sum(-more for name, more in grown.items() if more < 0)
+    shrunk = sum(-growth for name, growth in grown.items() if growth < 0)
     if shrunk > 0 and grown[worst] > 0.5 * shrunk > 0.01 * GIB:
         return (
             f"it frees {shrunk / GIB:.1f} GiB at the peak, and {worst} take {grown[worst] / GIB:.1f} more there"
             f"{_moved(before.peak_at, after.peak_at)}"
         )
-    held = sum(before.by_class.get(name, 0) for name in acts)
+    class_bytes = sum(before.by_class.get(name, 0) for name in acts)
     what = " and ".join(acts) if len(acts) < 3 else f"{', '.join(acts[:-1])} and {acts[-1]}"
     if not acts:
         return f"the peak ({before.peak_at}) stays: {_largest(base)}"
-    if held < 0.02 * before.peak_bytes:
-        return f"it acts on {what}, {held / GIB:.1f} GiB of the peak ({before.peak_at}): {_largest(base)}"
+    if class_bytes < 0.02 * before.peak_bytes:
+        return f"it acts on {what}, {class_bytes / GIB:.1f} GiB of the peak ({before.peak_at}): {_largest(base)}"
     if after.peak_at != before.peak_at:
         return f"the peak moves to the {after.peak_at}, where as much is held: {_largest(rung.prediction)}"
-    return f"the {held / GIB:.1f} GiB of {what} stay: this plan holds them all at its peak ({before.peak_at})"
+    return f"the {class_bytes / GIB:.1f} GiB of {what} stay: this plan holds them all at its peak ({before.peak_at})"
 
 
 def without_room(plan: Plan, tried: Sequence[Rung], options: Sequence[Option] = OPTIONS) -> Iterator[tuple[str, str]]:
@@ -52,6 +52,6 @@ def _moved(before: str, after: str) -> str:
 
 
 def _largest(prediction: Prediction) -> str:
-    held = {n: size for n, size in prediction.tightest.by_class.items() if n not in ("workspace", "overhead")}
-    parts = sorted(held.items(), key=lambda part: -part[1])[:2]
+    class_bytes = {n: size for n, size in prediction.tightest.by_class.items() if n not in ("workspace", "overhead")}
+    parts = sorted(class_bytes.items(), key=lambda part: -part[1])[:2]
     return " and ".join(f"{name} {size / GIB:.1f}" for name, size in parts)

@@ -327,11 +327,11 @@ def played_s(act: Actions, shape: Shape, schedule: str, microbatches: int) -> tu
     if partly_split(schedule):
         act = halves(act)
     zero = np.zeros_like(act.forward)
-    made = skeleton(schedule, shape.pp, shape.virtual, microbatches)
+    skeleton_ = skeleton(schedule, shape.pp, shape.virtual, microbatches)
     # Messages and hand-overs take zero seconds here, which only makes the play shorter.
-    ends, finals, _ = play(made, act, zero, zero, zero[1:], zero)
+    ends, finals, _ = play(skeleton_, act, zero, zero, zero[1:], zero)
     # Each level of the skeleton rounds its begin and end to the grid once.
-    rounding = 2 * GRID_S * len(made.levels)
+    rounding = 2 * GRID_S * len(skeleton_.levels)
     return np.maximum(ends.max(axis=0), finals.max(axis=0)) - rounding, finals - rounding
 
 
@@ -342,8 +342,8 @@ def tails_s(reduced: Doubles, act: Actions, shape: Shape, *, split: bool) -> Dou
     Proof: some stage has the last action of the rank, and gradients of all its layers are complete no sooner than in
     that action: what it does not take beside the reduction is left.
     """
-    left = np.maximum(reduced - (act.weight if split else act.whole), 0.0)
-    return np.stack([left[list(stages)].min(axis=0) for stages in stages_of_ranks(shape)])
+    exposed_s = np.maximum(reduced - (act.weight if split else act.whole), 0.0)
+    return np.stack([exposed_s[list(stages)].min(axis=0) for stages in stages_of_ranks(shape)])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -400,7 +400,12 @@ def in_flight(schedules: tuple[str, ...], rank: int, pp: int, microbatches: int)
 
 
 def held_bytes(
-    kept: Sequence[Doubles], inside: Doubles | float, schedules: tuple[str, ...], rank: int, pp: int, microbatches: int
+    saved_bytes: Sequence[Doubles],
+    inside: Doubles | float,
+    schedules: tuple[str, ...],
+    rank: int,
+    pp: int,
+    microbatches: int,
 ) -> Doubles:
     """Bytes of activations on a pipeline rank at its peak, at least. kept: of one microbatch in each of its stages.
     inside: what the backward of its last layer needs beside that.
@@ -411,13 +416,13 @@ def held_bytes(
     (`in_flight.under_way`), each in some stage.
     """
     # One stage a rank: the peak is (microbatches in flight) x kept + what the running backward needs.
-    if len(kept) == 1:
-        return in_flight(schedules, rank, pp, microbatches) * kept[0] + inside
-    every: Doubles = np.sum(kept, axis=0) + inside
+    if len(saved_bytes) == 1:
+        return in_flight(schedules, rank, pp, microbatches) * saved_bytes[0] + inside
+    every: Doubles = np.sum(saved_bytes, axis=0) + inside
     # Several stages on the first rank: `units` (stage, microbatch) pairs are alive, each at least the smallest stage.
     if not rank:
-        units = min(under_way(schedule, pp, len(kept), microbatches) for schedule in schedules)
-        every = np.maximum(every, units * np.min(kept, axis=0))
+        units = min(under_way(schedule, pp, len(saved_bytes), microbatches) for schedule in schedules)
+        every = np.maximum(every, units * np.min(saved_bytes, axis=0))
     return every
 
 

@@ -260,8 +260,8 @@ class OfRows:
         able = int(np.searchsorted(bounds * (1 - SLACK), search.worst()))
         self.devices.counts.too_slow += len(bounds) - able
         if able:
-            left = OfRows(self.devices, self.rows.part(slice(0, able)))
-            yield from _offered(self.devices, float(bounds[0]), left, whole=True)
+            unplayed = OfRows(self.devices, self.rows.part(slice(0, able)))
+            yield from _offered(self.devices, float(bounds[0]), unplayed, whole=True)
 
     def expand(self, search: Search[MixedFound], bound: float) -> Smaller:
         """The plan with the least bound is predicted, the rest comes later; before that, those with the least bounds

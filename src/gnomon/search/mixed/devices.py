@@ -144,13 +144,13 @@ class MixedDevices:
                   worst: float) -> Iterator[PointRows]:  # fmt: skip
         """Points of several variants by their first bounds, the least first, without those that are too slow or too
         large. layers: [points, stages]."""
-        made = PointRows(block, variants[0], layers, shares, np.zeros(len(layers)), False)
+        rows = PointRows(block, variants[0], layers, shares, np.zeros(len(layers)), False)
         # First the cheap bound on time for all variants, then memory only for points that are still fast enough.
-        for variant, bounds in zip(variants, self.bounds.bounds(made, variants, played=False), strict=True):
+        for variant, bounds in zip(variants, self.bounds.bounds(rows, variants, played=False), strict=True):
             able = np.flatnonzero(bounds * (1 - SLACK) < worst)
             self.counts.too_slow += len(bounds) - len(able)
             if len(able):
-                mine = replace(made, variant=variant).part(able, bounds)
+                mine = replace(rows, variant=variant).part(able, bounds)
                 fits = self.fitting(self.bounds.ratio(mine))
                 if len(fits):
                     yield mine.part(fits[np.argsort(mine.bounds[fits], kind="stable")])

@@ -75,8 +75,8 @@ class RoomyFirst(MixedDevices):
                   worst: float) -> Iterator[PointRows]:  # fmt: skip
         """Points of several variants, the roomiest first."""
         for variant in variants:
-            made = PointRows(block, variant, layers, shares, np.zeros(len(layers)), False)
-            yield from self._sorted(made, self.bounds.ratio(made))
+            rows = PointRows(block, variant, layers, shares, np.zeros(len(layers)), False)
+            yield from self._sorted(rows, self.bounds.ratio(rows))
 
     def played(self, part: PointRows) -> PointRows:
         """The same by better bounds."""
@@ -108,11 +108,11 @@ def roomiest(
     able: list[tuple[float, Point]] = []
     for _, family in devices.blocks.families():
         for schedule, virtual, columns in devices.blocks.legality.scheduled(family.pp, family.dp).rows:
-            held = devices.blocks.memory.held_bytes(family, schedule, virtual)
+            peak_bytes = devices.blocks.memory.held_bytes(family, schedule, virtual)
             for column in columns:
                 block = devices.opening.block(family, schedule, virtual, column)
-                least = int(np.argmin(held[:, column]))
-                able += [(float(held[least, column]), point) for point in devices.opening.points(block, [least])]
+                least = int(np.argmin(peak_bytes[:, column]))
+                able += [(float(peak_bytes[least, column]), point) for point in devices.opening.points(block, [least])]
     meshes: set[object] = set()
     for held_bytes, point in sorted(able):
         if held_bytes > limit_bytes or len(meshes) == ROOMY:

@@ -50,19 +50,19 @@ def options(costs: LayerCosts) -> tuple[LayerChoice, ...]:
     """Lists what a layer may do: every group of devices with equal shares and shares by speed, each way of adding up,
     and every device alone."""
     groups = [tuple(costs.kind_of), *(kind.devices for kind in costs.tables.kinds)]
-    made = [
+    several = [
         LayerChoice(devices, shares, sync)
         for devices in dict.fromkeys(groups)
         if 1 < len(devices) <= costs.sequences
         for shares in dict.fromkeys((_equal(costs, devices), by_speed(costs, devices)))
         for sync in get_args(Sync)
     ]
-    return (*made, *(LayerChoice((device,), (costs.sequences,)) for device in costs.kind_of))
+    return (*several, *(LayerChoice((device,), (costs.sequences,)) for device in costs.kind_of))
 
 
 def _equal(costs: LayerCosts, devices: tuple[int, ...]) -> tuple[int, ...]:
-    share, more = divmod(costs.sequences, len(devices))
-    return tuple(share + (place < more) for place in range(len(devices)))
+    share, remainder = divmod(costs.sequences, len(devices))
+    return tuple(share + (place < remainder) for place in range(len(devices)))
 
 
 def by_speed(costs: LayerCosts, devices: tuple[int, ...]) -> tuple[int, ...]:

@@ -79,15 +79,15 @@ class LayerCosts:
         block = MixedBlock(Shape("replicas", (kind,), (1,), 1, 1, (1,), 1, False), 1, False, "none", "ring")
         table = self.tables.every(block, 0, self.recompute)
         column = self.tables.column
-        made = []
+        seconds_of_kind = []
         for sums in (table.forward, table.back, table.kept_bytes):
             each, seconds = np.diff(sums, axis=0), np.zeros((self.tables.num_layers, self.sequences + 1))
             # seconds[:, n] = a whole part of at most LARGEST_SHARE and the rest, one after the other.
             for n in range(1, self.sequences + 1):  # larger shares go in parts, as those of the mixed search
                 part = min(n, LARGEST_SHARE)
                 seconds[:, n] = each[:, column[part]] + seconds[:, n - part]
-            made.append(seconds)
-        return *made, np.diff(table.dense + table.routed)
+            seconds_of_kind.append(seconds)
+        return *seconds_of_kind, np.diff(table.dense + table.routed)
 
     @cached_property
     def elements(self) -> NDArray[np.float64]:
@@ -132,15 +132,15 @@ class LayerPlay:
 
     def fits(self, strategy: Strategy) -> bool:
         """Whether parameters, gradients, states and what forwards keep fit each device."""
-        costs, base, held = self.costs, self.costs.tables.base, dict.fromkeys(self.costs.kind_of, 0.0)
+        costs, base, held_bytes = self.costs, self.costs.tables.base, dict.fromkeys(self.costs.kind_of, 0.0)
         for number, choice in enumerate(strategy):
             # "sharded" is ZeRO 3 over the layer's devices: parameters, gradients and states are divided by their
             # number.
             ways = len(choice.devices) if choice.sync == "sharded" else 1
             own = static_bytes(costs.elements[number], 0.0, base, 3 if ways > 1 else 0, (ways, 1), costs.tables.stack)
             for device, share in zip(choice.devices, choice.shares, strict=True):
-                held[device] += float(own) + float(costs.layers[costs.kind_of[device]][2][number, share])
-        return all(nbytes <= self.limits[costs.kind_of[device]] for device, nbytes in held.items())
+                held_bytes[device] += float(own) + float(costs.layers[costs.kind_of[device]][2][number, share])
+        return all(nbytes <= self.limits[costs.kind_of[device]] for device, nbytes in held_bytes.items())
 
     def wire_s(self, kind: CollectiveKind, nbytes: float, devices: tuple[int, ...]) -> float:
         """Seconds of a collective, or of a message between two."""
@@ -249,7 +249,7 @@ class _Step:
 
     def _updates(self, reduced: Mapping[int, list[tuple[float, LayerChoice]]]) -> float:
         """The end of the last update, and of sending back what one device updated for others."""
-        held, ready = dict.fromkeys(self.clock, 0.0), dict(self.clock)
+        held_elements, ready = dict.fromkeys(self.clock, 0.0), dict(self.clock)
         homes = list[tuple[int, int]]()
         for number, of_layer in reduced.items():
             for end, choice in of_layer:
@@ -259,9 +259,9 @@ class _Step:
                     own = (own[number % len(own)],)
                     homes.append((number, own[0]))
                 for device in own:
-                    held[device] += elements / (len(own) if choice.sync == "sharded" else 1)
+                    held_elements[device] += elements / (len(own) if choice.sync == "sharded" else 1)
                     ready[device] = max(ready[device], end)
-        for device, elements in held.items():
+        for device, elements in held_elements.items():
             ready[device] += float(self.costs.tables.update_s(self.costs.kind_of[device], elements, 1))
         back = [
             self._send(home, other, float(self.costs.elements[number] * self.param_width), ready[home])
@@ -274,14 +274,14 @@ class _Step:
 
 def resharded(before: LayerChoice, after: LayerChoice) -> list[tuple[int, int, int]]:
     """(from, to, sequences) of a microbatch whose sequences lie on devices in order, before and after."""
-    out, left, right = list[tuple[int, int, int]](), list(before.shares), list(after.shares)
+    out, left_share, right = list[tuple[int, int, int]](), list(before.shares), list(after.shares)
     # Two-pointer walk over the microbatch: both sides list sequences in the same order, so each piece is an overlap of
     # one holder before and one after.
     i = j = 0
-    while i < len(left) and j < len(right):
-        count = min(left[i], right[j])
+    while i < len(left_share) and j < len(right):
+        count = min(left_share[i], right[j])
         out.append((before.devices[i], after.devices[j], count))
-        left[i] -= count
+        left_share[i] -= count
         right[j] -= count
-        i, j = i + (not left[i]), j + (not right[j])
+        i, j = i + (not left_share[i]), j + (not right[j])
     return out

@@ -127,21 +127,21 @@ class Ranks:
         zero = max(v[0] for v in variants)
         if pipe.virtual > 1:
             dense: Doubles = choices * table.least[4]
-            held = static_bytes(
+            needed_bytes = static_bytes(
                 dense, 0.0, self.space.base, zero, self.rows.ways(pipe.shape, pipe.workers, rank), tables.stack
             )
-            kept = choices * float(table.least[5])  # a microbatch in each stage
+            saved_bytes = choices * float(table.least[5])  # a microbatch in each stage
             if not rank:
                 # On the first rank more (stage, microbatch) pairs are alive at some moment than one a stage.
                 ways = min(under_way(s, pipe.shape.pp, pipe.virtual, pipe.count) for _, s in variants)
-                kept = np.maximum(kept, choices // pipe.virtual * ways * float(table.least[5]))
-            held = np.asarray(held + kept)
-            return np.asarray(held + tables.workspace[kind] <= self.limits[kind])
+                saved_bytes = np.maximum(saved_bytes, choices // pipe.virtual * ways * float(table.least[5]))
+            needed_bytes = np.asarray(needed_bytes + saved_bytes)
+            return np.asarray(needed_bytes + tables.workspace[kind] <= self.limits[kind])
         schedules = tuple(dict.fromkeys(schedule for _, schedule in variants))
         first = 0 if not rank else tables.counted[node.used]
         last = rank == pipe.shape.pp - 1
         ends = np.array([tables.num_layers if last else tables.counted[node.used + n] for n in choices.tolist()])
-        held = static_bytes(
+        needed_bytes = static_bytes(
             table.dense[ends] - table.dense[first],
             table.routed[ends] - table.routed[first],
             self.space.base,
@@ -149,7 +149,7 @@ class Ranks:
             self.rows.ways(pipe.shape, pipe.workers, rank),
             tables.stack,
         )
-        held = held + held_bytes(
+        needed_bytes = needed_bytes + held_bytes(
             [table.kept_bytes[ends] - table.kept_bytes[first]], 0.0, schedules, rank, pipe.shape.pp, pipe.count
         )
-        return np.asarray(held + tables.workspace[kind] <= self.limits[kind])
+        return np.asarray(needed_bytes + tables.workspace[kind] <= self.limits[kind])

@@ -89,9 +89,11 @@ def _by_speed(devices: MixedDevices, tables: LayerTables, keep_going: KeepGoing)
     for tried, point in enumerate(by_speed.points(devices.space, tables)):
         if tried >= BY_SPEED and not keep_going():
             return
-        made = devices.predicted(point)
-        if not isinstance(made, str) and fits(made, devices.space.kinds, devices.limits):
-            yield MixedFound(point=point, plan=made.plan, prediction=made, kinds=tuple(sorted(set(point.kinds))))
+        predicted = devices.predicted(point)
+        if not isinstance(predicted, str) and fits(predicted, devices.space.kinds, devices.limits):
+            yield MixedFound(
+                point=point, plan=predicted.plan, prediction=predicted, kinds=tuple(sorted(set(point.kinds)))
+            )
 
 
 def search_mixed(
@@ -103,11 +105,11 @@ def search_mixed(
 ) -> Search[MixedFound]:
     """The search for the fastest plan of a space over kinds, ended. top: plans that are kept, the next being those met
     on the way. known: plans that were predicted already."""
-    kept = Fastest[MixedFound](top)
+    shortlist = Fastest[MixedFound](top)
     for candidate in known:
-        kept.add(candidate)
+        shortlist.add(candidate)
     devices.know(known)
-    search = Search(devices, kept, on_progress)
+    search = Search(devices, shortlist, on_progress)
     search.run(roots(devices))
     return search
 
@@ -164,13 +166,13 @@ def plan_mixed(
     allowed = memory_limits(space.kinds, goal)
     if most_bytes is not None:
         allowed = tuple(min(nbytes, most_bytes) for nbytes in allowed)
-    asked = _AloneRequest(
+    alone_request = _AloneRequest(
         graph=graph, cluster=machines, workload=workload, stack=stack, base=base, fixed=fixed, limits=limits
     )
     first = first or keep_going
     # What the result is compared with comes first: these plans are also the first incumbents of the search over kinds,
     # so a tight budget still ends with a plan that is no worse than the best kind alone.
-    alone, predicted, unfinished = _each_alone(asked, space.kinds, allowed, first)
+    each_alone, predicted, unfinished = _each_alone(alone_request, space.kinds, allowed, first)
     even = search_mixed(
         MixedDevices(tables, workload, stack, even_space, allowed, tries=tries, most_nodes=most_nodes, keep_going=first)
     )
@@ -182,7 +184,9 @@ def plan_mixed(
     # Shares by speed are the plan most people would write by hand. A good incumbent early prunes more than a good
     # order.
     plain = list(_by_speed(whole, tables, keep_going))
-    every = [candidate for candidate in (*(f for _, f in alone), *even.best, *plain, *known) if candidate is not None]
+    every = [
+        candidate for candidate in (*(f for _, f in each_alone), *even.best, *plain, *known) if candidate is not None
+    ]
     # One plan may be found by two searches (equal shares are a case of all shares); a plan is kept once.
     begin = list({candidate.plan: candidate for candidate in every}.values())
     # `diverse` chooses among all that were predicted, so nothing may be dropped for being slower than the `top` best.
@@ -203,7 +207,7 @@ def plan_mixed(
         # While candidates are open, nothing is proved below the least of their bounds.
         bound_s=min(search.open_s, best[0].step_s),
         equal=even.best[0] if even.best else None,
-        alone=alone,
+        alone=each_alone,
         predicted=predicted + even.counts.num_predicted + search.counts.num_predicted,
         end_reason=search.ended,
         unfinished=(*unfinished, *(["equal"] if even.ended == "budget" else [])),
@@ -275,37 +279,37 @@ def fitting(
     # The roomiest kind first: the first that fits is the answer.
     able.sort(key=lambda index: -allowed[index] * len(space.kinds[index].devices))
 
-    asked = _AloneRequest(
+    alone_request = _AloneRequest(
         graph=graph, cluster=cluster, workload=workload, stack=stack, base=base, fixed=fixed, limits=limits
     )
 
-    def alone(quick: bool) -> MixedFound | None:
+    def found_alone(quick: bool) -> MixedFound | None:
         for index in able:
             try:
-                own, _ = _alone(asked, space.kinds[index], allowed[index], quick=quick)
+                own, _ = _alone(alone_request, space.kinds[index], allowed[index], quick=quick)
             except PlanError:
                 continue
             return _of_kind(own, index)
         return None
 
     # From cheap to dear: plans that spare memory on one kind, then pipelines over kinds, then all plans of one kind.
-    if quick := alone(True):
+    if quick := found_alone(True):
         return quick
     search = first_fit(
         RoomyFirst(tables, workload, stack, space, allowed, tries=tries, large=large, keep_going=keep_going)
     )
     if search.best:
         return search.best[0]
-    left = (
+    unseen_text = (
         f"; {search.counts.num_unseen:,} plans over several kinds were not looked at"
         if search.counts.num_unseen
         else ""
     )
     if not keep_going():
-        raise PlanError(f"nothing that fits in memory was found{left}; {SPENT}")
-    if made := alone(False):
-        return made
-    raise PlanError(f"nothing fits in memory{left}")
+        raise PlanError(f"nothing that fits in memory was found{unseen_text}; {SPENT}")
+    if found := found_alone(False):
+        return found
+    raise PlanError(f"nothing fits in memory{unseen_text}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -323,7 +327,7 @@ class _AloneRequest:
 
 
 def _each_alone(
-    asked: _AloneRequest, kinds: tuple[DeviceKind, ...], allowed: tuple[int, ...], keep_going: KeepGoing
+    alone_request: _AloneRequest, kinds: tuple[DeviceKind, ...], allowed: tuple[int, ...], keep_going: KeepGoing
 ) -> tuple[tuple[tuple[DeviceKind, MixedFound | None], ...], int, tuple[str, ...]]:
     """The best on each kind by itself (None where it is too small for the model or has no plan that is asked for), how
     many plans were predicted, and the names of kinds whose search the budget ended. allowed: bytes that a device of
@@ -332,7 +336,7 @@ def _each_alone(
     predicted, unfinished = 0, list[str]()
     for index, (kind, limit) in enumerate(zip(kinds, allowed, strict=True)):
         try:
-            own, counts = _alone(asked, kind, limit, keep_going=keep_going)
+            own, counts = _alone(alone_request, kind, limit, keep_going=keep_going)
         except PlanError:
             best.append((kind, None))
             if not keep_going():
@@ -350,16 +354,16 @@ def _of_kind(own: Prediction, index: int) -> MixedFound:
 
 
 def _alone(
-    asked: _AloneRequest, kind: DeviceKind, limit_bytes: int, *, quick: bool = False, keep_going: KeepGoing = always
+    request: _AloneRequest, kind: DeviceKind, limit_bytes: int, *, quick: bool = False, keep_going: KeepGoing = always
 ) -> tuple[Prediction, Counts]:
     """The best plan on one kind, and how many were predicted. PlanError where nothing fits or runs there, or none was
     found in time. quick: not the fastest, but one of those that spare memory, with much room."""
-    graph, workload, stack, base = asked.graph, asked.workload, asked.stack, asked.base
-    there, own = part_of(asked.cluster, kind), Goal(memory_bytes=limit_bytes)
+    graph, workload, stack, base = request.graph, request.workload, request.stack, request.base
+    there, own = part_of(request.cluster, kind), Goal(memory_bytes=limit_bytes)
     # SPARING comes first so that what the user fixed wins over it.
-    fixed = {**SPARING, **asked.fixed} if quick else asked.fixed
+    fixed = {**SPARING, **request.fixed} if quick else request.fixed
     check_request(graph, there, workload, base, fixed, there.num_devices)
-    space = make_space(graph, there, workload, base=base, fixed=fixed, limits=asked.limits, stack=stack)
+    space = make_space(graph, there, workload, base=base, fixed=fixed, limits=request.limits, stack=stack)
     if quick:
         best, counts = roomiest(graph, there, workload, space, stack, limit_bytes), Counts()
     else:
@@ -367,11 +371,11 @@ def _alone(
         best, counts = result.best[0] if result.best else None, result.counts
     if best is None:
         raise PlanError(f"nothing fits on {there.name}")
-    whole = () if len(kind.devices) == asked.cluster.num_devices else kind.devices
+    whole = () if len(kind.devices) == request.cluster.num_devices else kind.devices
     # The plan was made for a cluster of this kind alone; on the whole cluster its ranks stand on that kind's devices,
     # and the prediction is made there so that all results share one cluster.
-    made = replace(best.plan, placement=whole)
-    return predict(graph, asked.cluster, made, workload, stack), counts
+    placed = replace(best.plan, placement=whole)
+    return predict(graph, request.cluster, placed, workload, stack), counts
 
 
 def part_of(cluster: Cluster, kind: DeviceKind) -> Cluster:
@@ -407,7 +411,7 @@ def _nearest_axes(space: MixedSpace) -> str:
     """What to ask for in place of a tp x cp that nodes cannot hold."""
     # tp x cp must divide the devices of a node of every kind, so of their greatest common divisor.
     able = divisors(gcd(*(kind.node.count for kind in space.kinds)))
-    asked = min(space.tp) * min(space.cp)
-    if asked in able:
+    degree = min(space.tp) * min(space.cp)
+    if degree in able:
         return "ask for less of other axes, or leave them open"
-    return f"the nearest tp x cp that does is {min(able, key=lambda n: abs(n - asked))}"
+    return f"the nearest tp x cp that does is {min(able, key=lambda n: abs(n - degree))}"

@@ -109,33 +109,37 @@ class Bounds:
             weight=seconds_of("weight"),
         )
 
-    def _works(self, made: PointRows) -> list[_Work]:
+    def _works(self, rows: PointRows) -> list[_Work]:
         """Each kind of replica at work on the points."""
-        block, shape, workers = made.block, made.block.shape, self.space.workers(made.block.shape)
-        micro, size = self.tables.micro, self.space.global_batch // made.block.microbatches
+        block, shape, workers = rows.block, rows.block.shape, self.space.workers(rows.block.shape)
+        micro, size = self.tables.micro, self.space.global_batch // rows.block.microbatches
         every = [self.tables.every(block, entry) for entry in range(len(workers))]
         if shape.form == "stages":
             # Stages: each rank's data-parallel workers divide the whole microbatch, ceil(size / n) sequences at the
             # fullest.
             parts = [int(np.searchsorted(micro, -(-size // n))) for n in workers]
-            columns = [np.full(len(made.bounds), part) for part in parts]
-            given = [(list(zip(every, columns, strict=True)), list(shape.kinds))]
+            columns = [np.full(len(rows.bounds), part) for part in parts]
+            tables_of_ranks = [(list(zip(every, columns, strict=True)), list(shape.kinds))]
             ways = [self.ways(shape, workers, rank) for rank in range(shape.pp)]
         else:
             # Replicas: `shares` is what all workers of a kind take together; a worker takes ceil(share / workers of the
             # kind).
-            taken = np.searchsorted(micro, -(-made.shares // np.array(workers)))
-            given = [([(t, taken[:, k])] * shape.pp, [shape.kinds[k]] * shape.pp) for k, t in enumerate(every)]
+            shares_at = np.searchsorted(micro, -(-rows.shares // np.array(workers)))
+            tables_of_ranks = [
+                ([(t, shares_at[:, k])] * shape.pp, [shape.kinds[k]] * shape.pp) for k, t in enumerate(every)
+            ]
             ways = [self.ways(shape, (sum(workers),), 0)] * shape.pp
-        edges, works = self.tables.edges(made.layers), []
+        edges, works = self.tables.edges(rows.layers), []
         rank_of = {stage: rank for rank, stages in enumerate(stages_of_ranks(shape)) for stage in stages}
-        for tables, kinds in given:
-            of_stages = [tables[rank_of[stage]][0] for stage in range(made.layers.shape[1])]
-            held = [
+        for tables, kinds in tables_of_ranks:
+            of_stages = [tables[rank_of[stage]][0] for stage in range(rows.layers.shape[1])]
+            open_of_kinds = [
                 np.stack([getattr(t, name)[edges[s + 1]] - getattr(t, name)[edges[s]] for s, t in enumerate(of_stages)])
                 for name in ("dense", "routed")
             ]
-            works.append(_Work(self._actions(block, tables, made.layers), kinds[0], ways, held[0], held[1]))
+            works.append(
+                _Work(self._actions(block, tables, rows.layers), kinds[0], ways, open_of_kinds[0], open_of_kinds[1])
+            )
         return works
 
     def _reduced(self, work: _Work, shape: Shape, zero: int) -> Doubles:
@@ -149,15 +153,15 @@ class Bounds:
             reduced[stages] = self.tables.reduced_s(kind, work.dense[stages], devices[rank], mesh)
         return reduced
 
-    def bounds(self, made: PointRows, variants: Sequence[tuple[int, str]], *, played: bool) -> list[Doubles]:
+    def bounds(self, rows: PointRows, variants: Sequence[tuple[int, str]], *, played: bool) -> list[Doubles]:
         """[points] bounds on a step of each variant: of its kinds of replica the longest, with what the update of the
         # The longest of: the pipeline with the meeting, the played order, reductions of one rank back to back.
         first rank takes before it and reductions after it, and reductions by themselves. played: by the order of the
         schedule."""
-        shape, count = made.block.shape, made.block.microbatches
-        bounds = [np.zeros(len(made.bounds)) for _ in variants]
+        shape, count = rows.block.shape, rows.block.microbatches
+        bounds = [np.zeros(len(rows.bounds)) for _ in variants]
         meets = self.clip or shape.pp == 1
-        for work in self._works(made):
+        for work in self._works(rows):
             known: dict[object, Doubles] = {}
             reduced = {z: self._reduced(work, shape, z) for z in {min(zero, 1) for zero, _ in variants}}
             for i, (zero, schedule) in enumerate(variants):
@@ -213,18 +217,18 @@ class Bounds:
                 table = self.tables.every(block, entry)
                 dense = sum(table.dense[b] - table.dense[a] for a, b in parts)
                 routed = sum(table.routed[b] - table.routed[a] for a, b in parts)
-                held = static_bytes(dense, routed, self.space.base, zero, ways, self.tables.stack)
-                kept = [table.kept_bytes[b, own] - table.kept_bytes[a, own] for a, b in parts]
+                held_bytes_ = static_bytes(dense, routed, self.space.base, zero, ways, self.tables.stack)
+                saved_bytes = [table.kept_bytes[b, own] - table.kept_bytes[a, own] for a, b in parts]
                 inside = table.inside[parts[-1][1] - 1, own]
-                least = held_bytes(kept, inside, (schedule,), rank, shape.pp, block.microbatches)
+                least = held_bytes(saved_bytes, inside, (schedule,), rank, shape.pp, block.microbatches)
                 # What the schedule's rows hold, stage by stage, is at least as large as what the closed form knows.
                 if played:
-                    made = flight(schedule, shape.pp, shape.virtual, block.microbatches).held
+                    open_units = flight(schedule, shape.pp, shape.virtual, block.microbatches).held
                     insides = np.stack([table.inside[b - 1, own] for _, b in parts])
-                    least = np.maximum(least, made.least(rank, np.stack(kept), insides))
-                held = held + least
+                    least = np.maximum(least, open_units.least(rank, np.stack(saved_bytes), insides))
+                held_bytes_ = held_bytes_ + least
                 kind = shape.kinds[entry]
-                ratios = np.maximum(ratios, (held + self.tables.workspace[kind]) / self.limits[kind])
+                ratios = np.maximum(ratios, (held_bytes_ + self.tables.workspace[kind]) / self.limits[kind])
         return ratios
 
     def least_ratio(self, block: MixedBlock) -> float:
@@ -278,10 +282,12 @@ class Bounds:
         key = table, column, ways, zero, under_way, shape.virtual, not rank, holder, kind
         if key not in self._most:
             room = self.limits[kind] - tables.workspace[kind]
-            held = self._held_by(table, column, zero, ways, under_way, shape.virtual, first=not rank, holder=holder)
+            held_bytes_ = self._held_by(
+                table, column, zero, ways, under_way, shape.virtual, first=not rank, holder=holder
+            )
             # `held` never falls with more layers (see `_held_by`), so counting those within the room gives the largest
             # number.
-            self._most[key] = int(np.count_nonzero(held * (1 - SLACK) <= room))
+            self._most[key] = int(np.count_nonzero(held_bytes_ * (1 - SLACK) <= room))
         return self._most[key]
 
     def _held_by(
@@ -291,25 +297,25 @@ class Bounds:
         """[layers] bytes that a pipeline rank with 1, 2, … layers holds, at least, which more layers never lower."""
         counted, total = self.tables.counted, self.tables.num_layers
         layers = np.arange(1, self.space.num_layers + 1)
-        dense, kept = table.least[4:6, column].tolist()
+        dense, saved_bytes = table.least[4:6, column].tolist()
         ends = [(0, counted[0])] if first else []
         ends += [(counted[-1] + 1, total)] if holder else []
-        beside = sum(float(table.dense[b] - table.dense[a]) for a, b in ends)
-        more = sum(float(table.kept_bytes[b, column] - table.kept_bytes[a, column]) for a, b in ends)
+        end_elements = sum(float(table.dense[b] - table.dense[a]) for a, b in ends)
+        end_saved = sum(float(table.kept_bytes[b, column] - table.kept_bytes[a, column]) for a, b in ends)
         # The last layer of a rank is one before a counted layer, or the model's last if this rank holds the head.
         lasts = [total - 1] if holder else [layer - 1 for layer in counted[1:]] or [total - 1]
         inside = float(table.inside[lasts, column].min())
-        held: Doubles = np.zeros(()) + static_bytes(
-            dense * layers + beside, 0.0, self.space.base, zero, ways, self.tables.stack
+        static: Doubles = np.zeros(()) + static_bytes(
+            dense * layers + end_elements, 0.0, self.space.base, zero, ways, self.tables.stack
         )
         if virtual == 1:
-            return np.asarray(held + under_way * (kept * layers + more) + inside)
-        every: Doubles = kept * layers + more + inside
+            return np.asarray(static + under_way * (saved_bytes * layers + end_saved) + inside)
+        every: Doubles = saved_bytes * layers + end_saved + inside
         # A first rank of several stages: `under_way` (stage, microbatch) pairs, each of at least layers // virtual
         # layers.
         if first:
-            every = np.maximum(every, under_way * kept * (layers // virtual))
-        return np.asarray(held + every)
+            every = np.maximum(every, under_way * saved_bytes * (layers // virtual))
+        return np.asarray(static + every)
 
     def _under_way(self, shape: Shape, count: int, schedules: Iterable[str], rank: int) -> int:
         """Microbatches, or stages of microbatches on a first rank of several, that a rank holds at once, at least."""
@@ -324,14 +330,14 @@ class Bounds:
 
     def has_room(self, block: MixedBlock, zero: int, schedules: Iterable[str]) -> bool:
         """Whether the ranks of a pipeline over kinds may have room for all layers together."""
-        shape, left, schedules = block.shape, self.space.num_layers, tuple(schedules)
+        shape, layers_left, schedules = block.shape, self.space.num_layers, tuple(schedules)
         for rank in range(shape.pp):
             most = self.most_layers(block, rank, zero, schedules)
             if most < shape.virtual:
                 return False
             # Subtract rank by rank: if the ranks' rooms do not add up to all layers, no cut of this block fits.
-            left -= most
-        return left <= 0
+            layers_left -= most
+        return layers_left <= 0
 
     def roomiest_ratio(self, shape: Shape, blocks: Sequence[MixedBlock]) -> float:
         """What `least_ratio` is at least for every block of a shape, without looking at them one by one."""
@@ -352,11 +358,11 @@ class Bounds:
         workers = self.space.workers(shape)
         size = self.space.global_batch // block.microbatches
         for entry in range(len(shape.kinds)):
-            beside = shape.form == "replicas"
-            column = 0 if beside else self.tables.column[-(-size // workers[entry])]
+            is_replicas = shape.form == "replicas"
+            column = 0 if is_replicas else self.tables.column[-(-size // workers[entry])]
             table = self.tables.every(block, entry)
-            dense, kept = table.least[4:6, column].tolist()
-            needs.append((dense, kept * flights[0 if beside else entry], float(table.inside[-1, column])))
+            dense, saved_bytes = table.least[4:6, column].tolist()
+            needs.append((dense, saved_bytes * flights[0 if is_replicas else entry], float(table.inside[-1, column])))
         return self._filled(shape, zero, needs)
 
     def _filled(self, shape: Shape, zero: int, needs: Sequence[tuple[float, float, float]]) -> float:
@@ -367,14 +373,14 @@ class Bounds:
         # limit_i / layer_i: the least possible maximum.
         space, workers = self.space, self.space.workers(shape)
         layers, room, most = float(space.num_layers), 0.0, 0.0
-        for entry, (kind, (dense, kept, inside)) in enumerate(zip(shape.kinds, needs, strict=True)):
-            beside = shape.form == "replicas"
-            ways = self.ways(shape, (sum(workers),) if beside else workers, 0 if beside else entry)
-            layer = float(static_bytes(dense, 0.0, space.base, zero, ways, self.tables.stack)) + kept
+        for entry, (kind, (dense, saved_bytes, inside)) in enumerate(zip(shape.kinds, needs, strict=True)):
+            is_replicas = shape.form == "replicas"
+            ways = self.ways(shape, (sum(workers),) if is_replicas else workers, 0 if is_replicas else entry)
+            layer = float(static_bytes(dense, 0.0, space.base, zero, ways, self.tables.stack)) + saved_bytes
             limit, workspace = self.limits[kind], self.tables.workspace[kind]
-            if beside or entry == (0 if shape.v_placement else shape.pp - 1):  # the rank of the last layer
+            if is_replicas or entry == (0 if shape.v_placement else shape.pp - 1):  # the rank of the last layer
                 most = max(most, (workspace + inside) / limit)
-            if beside:
+            if is_replicas:
                 most = max(most, (workspace + layer * layers / shape.pp) / limit)
             elif layer:
                 layers, room = layers + workspace / layer, room + limit / layer

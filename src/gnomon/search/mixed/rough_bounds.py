@@ -70,7 +70,7 @@ class RoughBounds:
         together they take all layers of all sequences through. With clipping, the last rank of each begins after the
         first stages of the others."""
         shape, size, layers = block.shape, self.space.global_batch // block.microbatches, self.space.num_layers
-        rate, alone = 0.0, 0.0
+        rate, slowest = 0.0, 0.0
         for entry, count in enumerate(workers):
             key = shape.kinds[entry], shape.tp[entry], shape.cp, shape.ep[entry], block[2:]
             if key not in self._rates:
@@ -82,5 +82,5 @@ class RoughBounds:
             busy = block.microbatches * both * max(layers / shape.pp, per_stage * shape.virtual)
             if self.clip:
                 busy = max(busy, per_stage * (block.microbatches * both * shape.virtual + stages * forward))
-            rate, alone = rate + count / busy, max(alone, busy)
-        return alone * size / sum(workers) if self.space.equal else size / rate
+            rate, slowest = rate + count / busy, max(slowest, busy)
+        return slowest * size / sum(workers) if self.space.equal else size / rate

@@ -314,8 +314,8 @@ class MixedSpace:
         if self.tied_alike:
             # Tied weights live on two stages: the runtime adds their gradients up rank by rank, which needs the same
             # mesh on both.
-            unlike = shape.form == "stages" and len(set(zip(ranks, shape.tp, strict=True))) > 1
-            zeros = () if unlike else tuple(z for z in zeros if z == 0)
+            differs = shape.form == "stages" and len(set(zip(ranks, shape.tp, strict=True))) > 1
+            zeros = () if differs else tuple(z for z in zeros if z == 0)
         known = [order for order in map(orders.find, self.schedule) if (order.placement == "v") == shape.v_placement]
         fits = [order for order in known if order.legal(shape.pp, microbatches, shape.virtual) is None]
         return tuple((z, order.name) for z in zeros for order in fits if z < 3 or not order.composite)
@@ -470,8 +470,8 @@ def layers_of_stages(of_ranks: Sequence[Longs], virtual: int, turned: bool) -> L
 
 def deal_out(total: int, workers: int) -> tuple[int, ...]:
     """Whole sequences of each worker, as equal as can be, the first ones taking one more."""
-    share, more = divmod(total, workers)
-    return tuple(share + (i < more) for i in range(workers))
+    share, remainder = divmod(total, workers)
+    return tuple(share + (i < remainder) for i in range(workers))
 
 
 def equal_layers(num_layers: int, pp: int) -> tuple[int, ...]:
@@ -566,7 +566,7 @@ def make_mixed_space(
     choices = narrowed(
         choices, fixed, [*limits, *(stack_limits(stack, graph, base, nodes) if stack is not None else ())]
     )
-    made = MixedSpace(
+    space = MixedSpace(
         graph=graph,
         base=base,
         kinds=kinds,
@@ -578,7 +578,7 @@ def make_mixed_space(
         tied_alike=stack is not None and stack.name == own.NAME and own.has_tied_weights(graph),
         **choices,  # type: ignore[arg-type]
     )
-    return _same(made)
+    return _same(space)
 
 
 @lru_cache(maxsize=4)

@@ -287,7 +287,7 @@ class Question:
         return case if fitted is None else replace(case, best=fitted.candidate, why="", fit=fitted)
 
 
-def pareto(asked: Question, cluster: Cluster, workload: Workload, *, resolution_bytes: int = 1) -> tuple[Case, ...]:
+def pareto(question: Question, cluster: Cluster, workload: Workload, *, resolution_bytes: int = 1) -> tuple[Case, ...]:
     """Plans that no other beats in both time and peak memory, the fastest first.
 
     Each search allows `resolution_bytes` less than the plan before it takes. With 1 the front is the whole one: a plan
@@ -297,9 +297,9 @@ def pareto(asked: Question, cluster: Cluster, workload: Workload, *, resolution_
     added where none beats it; what these choices could do for other plans is not known. PlanError when nothing fits.
     """
     cases: list[Case] = []
-    limit, why = max(memory_limits(kinds_of(cluster), asked.goal)), ""
+    limit, why = max(memory_limits(kinds_of(cluster), question.goal)), ""
     while limit > 0:
-        case = asked.best(cluster, workload, memory_bytes=limit)
+        case = question.best(cluster, workload, memory_bytes=limit)
         if case.best is None:
             why = case.why
             break
@@ -309,20 +309,20 @@ def pareto(asked: Question, cluster: Cluster, workload: Workload, *, resolution_
         cases.append(replace(case, label=show_bytes(limit)))
         limit = peak - resolution_bytes
     if not cases:
-        more = "; allow more (--memory), use more devices or a smaller batch" if "memory" in why else ""
-        raise PlanError(f"there is no front of {asked.graph.name} on {cluster.name}: {why}{more}")
-    if is_mixed(cluster) or not asked.spares:
+        advice = "; allow more (--memory), use more devices or a smaller batch" if "memory" in why else ""
+        raise PlanError(f"there is no front of {question.graph.name} on {cluster.name}: {why}{advice}")
+    if is_mixed(cluster) or not question.spares:
         return tuple(cases)
-    return _front_of([*cases, *_smaller(asked, cases)], resolution_bytes)
+    return _front_of([*cases, *_smaller(question, cases)], resolution_bytes)
 
 
-def _smaller(asked: Question, cases: Sequence[Case]) -> Iterator[Case]:
+def _smaller(question: Question, cases: Sequence[Case]) -> Iterator[Case]:
     """Plans with less memory than those of the cases, by choices beyond the exact search."""
     for case in cases:
-        if asked.spare.on_progress is not None:
-            asked.spare.on_progress(case.label)
+        if question.spare.on_progress is not None:
+            question.spare.on_progress(case.label)
         if isinstance(case.best, FoundPlan):
-            for candidate in asked.squeeze(case.cluster, case.workload).smaller(case.best):
+            for candidate in question.squeeze(case.cluster, case.workload).smaller(case.best):
                 yield replace(case, label=show_bytes(_peak_bytes(candidate)), best=candidate)
 
 
@@ -343,24 +343,26 @@ def _peak_bytes(candidate: FoundPlan | MixedFound) -> int:
 
 
 def fewest_devices(
-    asked: Question, clusters: Iterable[Cluster], workload: Workload, max_step_s: float
+    question: Question, clusters: Iterable[Cluster], workload: Workload, max_step_s: float
 ) -> tuple[Case, ...]:
     """Clusters in the order given, up to the first on which a step takes no longer than `max_step_s`; the last one is
     the answer, if its plan is that fast. See `fast_enough`."""
     cases: list[Case] = []
-    for case in fast_enough(asked, clusters, workload, max_step_s):
+    for case in fast_enough(question, clusters, workload, max_step_s):
         cases.append(case)
         if case.best is not None and case.best.step_s <= max_step_s:
             break
     return tuple(cases)
 
 
-def fast_enough(asked: Question, clusters: Iterable[Cluster], workload: Workload, max_step_s: float) -> Iterator[Case]:
+def fast_enough(
+    question: Question, clusters: Iterable[Cluster], workload: Workload, max_step_s: float
+) -> Iterator[Case]:
     """The best plan on each cluster. One on which the peak of all devices would not reach `max_step_s` is not searched:
     a kernel takes its FLOPs over its device's peak or longer, and a causal mask halves attention at most."""
     for cluster in clusters:
         label = f"devices={cluster.num_devices}"
-        least = peak_step_s(asked, cluster, workload)
+        least = peak_step_s(question, cluster, workload)
         if least > max_step_s:
             why = f"even at the peak of every device a step takes {show_seconds(least)}"
             yield Case(
@@ -369,27 +371,27 @@ def fast_enough(asked: Question, clusters: Iterable[Cluster], workload: Workload
                 workload=workload,
                 best=None,
                 why=why,
-                rent=rent(cluster, asked.prices),
+                rent=rent(cluster, question.prices),
             )
         else:
-            yield asked.best(cluster, workload, label=label)
+            yield question.best(cluster, workload, label=label)
 
 
-def peak_step_s(asked: Question, cluster: Cluster, workload: Workload) -> float:
+def peak_step_s(question: Question, cluster: Cluster, workload: Workload) -> float:
     """Seconds of a step if every device ran at its peak all the time, nothing were recomputed or waited for."""
     lengths = workload.sequence_lengths()
     sizes = {"batch": len(lengths), "seq": max(lengths), **dict(workload.sizes)}
-    work = graph_work(asked.graph, FUSED, Setting(sizes=sizes, dtypes=BF16, causal_flops="half"))
-    low = asked.base.precision.fp8
-    dtype = asked.base.precision.compute if low is None else "fp4" if low.recipe == "nvfp4" else "fp8"
+    work = graph_work(question.graph, FUSED, Setting(sizes=sizes, dtypes=BF16, causal_flops="half"))
+    low = question.base.precision.fp8
+    dtype = question.base.precision.compute if low is None else "fp4" if low.recipe == "nvfp4" else "fp8"
     rates = (g.node.device.flops_per_s(dtype) * g.node.count * g.count for g in cluster.groups)
     return float(work.total.matmul_flops) / sum(rates)
 
 
-def among(asked: Question, clusters: Iterable[Cluster], workload: Workload) -> tuple[Case, ...]:
+def among(question: Question, clusters: Iterable[Cluster], workload: Workload) -> tuple[Case, ...]:
     """The best plan on each of several clusters."""
     return tuple(
-        asked.best(cluster, workload, label=f"{cluster.name}, {cluster.num_devices} devices") for cluster in clusters
+        question.best(cluster, workload, label=f"{cluster.name}, {cluster.num_devices} devices") for cluster in clusters
     )
 
 
@@ -412,7 +414,7 @@ def best_case(cases: Iterable[Case], by: Literal["step", "cost"], max_step_s: fl
 
 
 def longest(
-    asked: Question, cluster: Cluster, workload: Workload, *, multiple: int, most: int = 1 << 24
+    question: Question, cluster: Cluster, workload: Workload, *, multiple: int, most: int = 1 << 24
 ) -> tuple[Case, ...]:
     """Lengths tried, the last case the longest with a plan that fits: a multiple of `multiple` tokens.
 
@@ -428,7 +430,7 @@ def longest(
         length = count * multiple
         work = replace(workload, seq_len=length)
         shown = large_of(large, count)
-        case = asked.fitting(cluster, work, label=f"seq_len={length}", like=like_of(tried), only=known, large=shown)
+        case = question.fitting(cluster, work, label=f"seq_len={length}", like=like_of(tried), only=known, large=shown)
         if case.best is not None or not known:
             tried[count] = case
         return case.best is not None
@@ -443,9 +445,9 @@ def longest(
             workload=replace(workload, seq_len=length),
             best=None,
             why="nothing fits in memory",
-            rent=rent(cluster, asked.prices),
+            rent=rent(cluster, question.prices),
         )
-        tried[count] = asked.squeezed(tried.get(count, case), like_of(tried))
+        tried[count] = question.squeezed(tried.get(count, case), like_of(tried))
         return tried[count].best is not None
 
     low = int(fits(1))
@@ -457,10 +459,10 @@ def longest(
         # From here on `low` fits and `high` does not, if it was tried. Where doubling ended at `most`, it was not, and
         # there is nothing to halve.
         high = low * 2
-        while high - low > 1 and high in tried and asked.keep_going():
+        while high - low > 1 and high in tried and question.keep_going():
             middle = (low + high) // 2
             low, high = (middle, high) if fits(middle) else (low, middle)
-    if asked.spares and not is_mixed(cluster):
+    if question.spares and not is_mixed(cluster):
         low = further(squeezes, low)
     if not low:
         why = tried[1].why
@@ -469,7 +471,7 @@ def longest(
         if "memory" not in why:
             raise PlanError(f"no plan runs with {multiple} tokens: {why}")
         raise PlanError(f"no plan fits with {multiple} tokens: {why}; use more devices or a smaller multiple")
-    return (*others(tried, low), asked.fastest(tried[low]))
+    return (*others(tried, low), question.fastest(tried[low]))
 
 
 def by_known(fits: Callable[..., bool], low: int, most: int) -> int:

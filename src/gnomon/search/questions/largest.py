@@ -72,8 +72,8 @@ def grown(config: Config, rule: Rule, size: int) -> Grown:
     changes: dict[str, Any] = {"num_layers": layers, "name": f"{config.name}, {layers} layers, {heads} heads"}
     if heads != config.num_heads:
         changes |= _wider(config, heads)
-    made: Config = replace(config, **changes)
-    return Grown(size=size, graph=build(made), config=made)
+    grown_config: Config = replace(config, **changes)
+    return Grown(size=size, graph=build(grown_config), config=grown_config)
 
 
 def _wider(config: Config, heads: int) -> dict[str, Any]:
@@ -94,7 +94,7 @@ def _group(config: Config) -> int:
     return config.num_heads // getattr(config, "num_kv_heads", config.num_heads)
 
 
-def largest(asked: Question, cluster: Cluster, workload: Workload, config: Config, rule: Rule) -> tuple[Case, ...]:
+def largest(question: Question, cluster: Cluster, workload: Workload, config: Config, rule: Rule) -> tuple[Case, ...]:
     """Sizes tried, the last case the largest with a plan that fits.
 
     From the model's own size it is doubled until nothing fits, or halved until something does, then halved in to the
@@ -108,33 +108,33 @@ def largest(asked: Question, cluster: Cluster, workload: Workload, config: Confi
     large: dict[int, Large] = {}
 
     def fits(count: int) -> bool:
-        made = grown(config, rule, count * step)
-        name = f"layers={made.config.num_layers} heads={made.config.num_heads}"
-        tried[count] = _case(asked, cluster, workload, made.graph, name, large_of(large, count))
-        graphs[count] = made.graph
+        grown_model = grown(config, rule, count * step)
+        name = f"layers={grown_model.config.num_layers} heads={grown_model.config.num_heads}"
+        tried[count] = _case(question, cluster, workload, grown_model.graph, name, large_of(large, count))
+        graphs[count] = grown_model.graph
         return tried[count].best is not None
 
     def squeezes(count: int) -> bool:
         if count > MOST:
             return False
-        made = grown(config, rule, count * step)
-        name = f"layers={made.config.num_layers} heads={made.config.num_heads}"
-        case = tried.get(count) or _without(asked, cluster, workload, made.graph, name)
-        tried[count] = replace(asked, graph=made.graph).squeezed(case, like_of(tried))
-        graphs[count] = made.graph
+        grown_model = grown(config, rule, count * step)
+        name = f"layers={grown_model.config.num_layers} heads={grown_model.config.num_heads}"
+        case = tried.get(count) or _without(question, cluster, workload, grown_model.graph, name)
+        tried[count] = replace(question, graph=grown_model.graph).squeezed(case, like_of(tried))
+        graphs[count] = grown_model.graph
         return tried[count].best is not None
 
     least = getattr(config, "num_dense_layers", 0) + 1 if rule != "hidden" else 1
     own = config.num_heads if rule == "hidden" else config.num_layers
     low, high = _bracket(fits, max(least, own // step), least)
-    while low and high - low > 1 and asked.keep_going():
+    while low and high - low > 1 and question.keep_going():
         middle = (low + high) // 2
         low, high = (middle, high) if fits(middle) else (low, middle)
     if low and high - low > 1 and not (high in tried and tried[high].why.startswith(NOT_TRIED)):  # stopped
         name = f"between {tried[low].label} and {tried[high].label}" if high in tried else "more"
-        case = _without(asked, cluster, workload, grown(config, rule, (low + 1) * step).graph, name)
+        case = _without(question, cluster, workload, grown(config, rule, (low + 1) * step).graph, name)
         tried[low + 1] = replace(case, label=name, why=NOT_TRIED)
-    if asked.spares and not is_mixed(cluster):
+    if question.spares and not is_mixed(cluster):
         low = further(squeezes, low or least - 1)
     if low < least:
         first = next(iter(tried.values()))
@@ -149,7 +149,7 @@ def largest(asked: Question, cluster: Cluster, workload: Workload, config: Confi
             f"not even {tried[least].label} fits on {cluster.name}: {tried[least].why}; use more devices, or a smaller "
             f"model to start from"
         )
-    best = replace(asked, graph=graphs[low]).fastest(tried[low])
+    best = replace(question, graph=graphs[low]).fastest(tried[low])
     return (*others(tried, low), best)
 
 
@@ -169,27 +169,27 @@ def _bracket(fits: Callable[[int], bool], start: int, least: int) -> tuple[int, 
     return 0, high
 
 
-def largest_of(asked: Question, cluster: Cluster, workload: Workload, graphs: Iterable[Graph]) -> tuple[Case, ...]:
+def largest_of(question: Question, cluster: Cluster, workload: Workload, graphs: Iterable[Graph]) -> tuple[Case, ...]:
     """Models tried, the largest first; the last is the largest that fits. PlanError if none does."""
     cases = []
     for graph in sorted(graphs, key=lambda graph: graph.num_parameters(), reverse=True):
-        cases.append(replace(asked, graph=graph).squeezed(_case(asked, cluster, workload, graph, graph.name), ()))
+        cases.append(replace(question, graph=graph).squeezed(_case(question, cluster, workload, graph, graph.name), ()))
         if cases[-1].best is not None:
-            cases[-1] = replace(asked, graph=graph).fastest(cases[-1])
+            cases[-1] = replace(question, graph=graph).fastest(cases[-1])
             return tuple(cases)
     named = ", ".join(f"{case.label}: {case.why}" for case in cases)
     raise PlanError(f"none of the models fits on {cluster.name} ({named}); name smaller ones, or use more devices")
 
 
 def _case(
-    asked: Question, cluster: Cluster, workload: Workload, graph: Graph, label: str, large: Large | None = None
+    question: Question, cluster: Cluster, workload: Workload, graph: Graph, label: str, large: Large | None = None
 ) -> Case:
-    return replace(asked, graph=graph).fitting(cluster, workload, label=_said(graph, label), large=large)
+    return replace(question, graph=graph).fitting(cluster, workload, label=_said(graph, label), large=large)
 
 
-def _without(asked: Question, cluster: Cluster, workload: Workload, graph: Graph, label: str) -> Case:
+def _without(question: Question, cluster: Cluster, workload: Workload, graph: Graph, label: str) -> Case:
     """A size of which the exact search is known to have no plan."""
-    why, cost = "nothing fits in memory", rent(cluster, asked.prices)
+    why, cost = "nothing fits in memory", rent(cluster, question.prices)
     return Case(label=_said(graph, label), cluster=cluster, workload=workload, best=None, why=why, rent=cost)
 
 

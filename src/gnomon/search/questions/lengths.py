@@ -115,7 +115,7 @@ def plan_lengths(
             able = ", ".join(entry.name for entry in every_method() if entry.stand_ins is not None)
             raise PlanError(f"{method.name} is not for batches of several lengths; {able} are")
     limits = tuple(parse_limit(limit) if isinstance(limit, str) else limit for limit in forbid)
-    asked = _LengthsQuestion(
+    question = _LengthsQuestion(
         graph=graph,
         cluster=cluster,
         workload=workload,
@@ -129,20 +129,20 @@ def plan_lengths(
         on_progress=on_progress,
         keep_going=keep_going,
     )
-    ways = _followed(asked, [asked.begun(None), *(asked.begun(method) for method in methods)])
+    ways = _followed(question, [question.begun(None), *(question.begun(method) for method in methods)])
     # Ways that fit nowhere stand last.
     ways.sort(key=lambda way: (way.prediction is None, way.prediction.step_s if way.prediction else 0.0))
     best = ways[0].prediction
     if best is None:
-        raise PlanError(_nothing(asked, ways))
+        raise PlanError(_nothing(question, ways))
     return Lengths(
         ways=tuple(ways),
-        runners_up=asked.next_best(best),
-        stand_ins=asked.stand_ins,
-        covered=asked.covered,
-        predicted=len(asked.predictions),
-        limit_bytes=asked.limit_bytes,
-        complete=not asked.spent,
+        runners_up=question.next_best(best),
+        stand_ins=question.stand_ins,
+        covered=question.covered,
+        predicted=len(question.predictions),
+        limit_bytes=question.limit_bytes,
+        complete=not question.spent,
     )
 
 
@@ -158,16 +158,16 @@ def plain_stand_ins(lengths: Sequence[int]) -> Iterator[StandIn]:
         yield StandIn(seq_len=seq_len, batch=len(lengths))
 
 
-def _nothing(asked: _LengthsQuestion, ways: Sequence[Fastest]) -> str:
+def _nothing(question: _LengthsQuestion, ways: Sequence[Fastest]) -> str:
     """Why there is no plan at all."""
     smallest = [way.smallest for way in ways if way.smallest is not None]
-    sentence = f"no plan of {asked.graph.name} on {asked.cluster.name} was found that fits these lengths"
+    sentence = f"no plan of {question.graph.name} on {question.cluster.name} was found that fits these lengths"
     if not smallest:
         why = next((way.why for way in ways if way.why), "the budget was spent before one was predicted (--budget)")
         return f"{sentence}: {why}"
     least = min(smallest, key=lambda prediction: prediction.tightest.peak_bytes)
     return (
-        f"{sentence} in {show_bytes(asked.limit_bytes)} a device; the smallest that was predicted takes "
+        f"{sentence} in {show_bytes(question.limit_bytes)} a device; the smallest that was predicted takes "
         f"{show_bytes(least.tightest.peak_bytes)}: use more devices, or --methods chunkflow for long sequences"
     )
 
@@ -183,18 +183,18 @@ class _Begun:
     """Why the last plan that could not run cannot."""
 
 
-def _followed(asked: _LengthsQuestion, begun: Sequence[_Begun]) -> list[Fastest]:
+def _followed(question: _LengthsQuestion, begun: Sequence[_Begun]) -> list[Fastest]:
     """The fastest plan of each way: changes are followed from the best start of every way first, so that a budget that
     is spent is spent on all of them."""
     ends: list[list[Prediction]] = [list(way.starts) for way in begun]
     for turn in range(DESCENTS):
         for way, reached in zip(begun, ends, strict=True):
             if turn < len(way.starts):
-                reached.append(asked.descended(way.starts[turn], way.method))
+                reached.append(question.descended(way.starts[turn], way.method))
     ways = []
     for way, reached in zip(begun, ends, strict=True):
-        best = min(reached, key=asked.rank, default=None)
-        fits = best is not None and asked.fits(best)
+        best = min(reached, key=question.rank, default=None)
+        fits = best is not None and question.fits(best)
         ways.append(
             Fastest(
                 method="" if way.method is None else way.method.name,
@@ -343,8 +343,10 @@ class _LengthsQuestion:
     def allows(self, plan: Plan) -> bool:
         """Whether a plan keeps to what is fixed and forbidden."""
         values = fields_of(plan)
-        held = all(values.get(name, value) == value for name, value in self.fixed.items())
-        return held and not any(limit.forbids(values[limit.field]) for limit in self.limits if limit.field in values)
+        fixed_fits = all(values.get(name, value) == value for name, value in self.fixed.items())
+        return fixed_fits and not any(
+            limit.forbids(values[limit.field]) for limit in self.limits if limit.field in values
+        )
 
     def next_best(self, best: Prediction) -> tuple[Plan, ...]:
         """The next fastest plans that fit; of those that run alike (a ZeRO stage over one rank) one."""

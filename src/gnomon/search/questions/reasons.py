@@ -182,21 +182,23 @@ def _other_jobs(prediction: Prediction) -> Iterator[OtherJob]:
     base = prediction.tokens_per_s_per_device
     if plan.precision.compute in ("fp32", "tf32"):
         half = replace(plan.precision, param="bf16", compute="bf16", grad="fp32", reduce="fp32", master="fp32")
-        told = _asked(prediction, replace(plan, precision=half), work)
-        if told is not None and told.tokens_per_s_per_device > 1.1 * base:
-            yield OtherJob(option="precision", what="in bf16, with a copy of the parameters in fp32", prediction=told)
+        changed = _asked(prediction, replace(plan, precision=half), work)
+        if changed is not None and changed.tokens_per_s_per_device > 1.1 * base:
+            yield OtherJob(
+                option="precision", what="in bf16, with a copy of the parameters in fp32", prediction=changed
+            )
         if plan.precision.compute == "fp32":
             tensor = replace(plan.precision, compute="tf32")
-            told = _asked(prediction, replace(plan, precision=tensor), work)
-            if told is not None and told.tokens_per_s_per_device > 1.1 * base:
+            changed = _asked(prediction, replace(plan, precision=tensor), work)
+            if changed is not None and changed.tokens_per_s_per_device > 1.1 * base:
                 what = "fp32 products in TF32, which NVIDIA's containers switch on"
-                yield OtherJob(option="tf32", what=what, prediction=told)
+                yield OtherJob(option="tf32", what=what, prediction=changed)
     total = work.global_batch_size
     for times in BATCHES if total is not None and work.seq_len is not None and not plan.stages else ():
         assert total is not None
-        told = _asked(prediction, plan, replace(work, global_batch_size=times * total))
-        if told is not None and told.tokens_per_s_per_device > 1.1 * base:
-            yield OtherJob(option="global_batch", what=f"global batch {total} -> {times * total}", prediction=told)
+        changed = _asked(prediction, plan, replace(work, global_batch_size=times * total))
+        if changed is not None and changed.tokens_per_s_per_device > 1.1 * base:
+            yield OtherJob(option="global_batch", what=f"global batch {total} -> {times * total}", prediction=changed)
 
 
 def _asked(prediction: Prediction, plan: Plan, work: Workload) -> Prediction | None:
@@ -214,8 +216,8 @@ def within_share(prediction: Prediction, more_bytes: int = 0) -> bool:
 
 def _others(prediction: Prediction, neighbours: Iterable[Neighbour]) -> tuple[Other, ...]:
     able = (neighbour.prediction for neighbour in neighbours)
-    made = (Other(prediction=other, loss=loss_between(prediction, other)) for other in able if other is not None)
-    return tuple(sorted(made, key=lambda other: other.prediction.step_s))
+    predictions = (Other(prediction=other, loss=loss_between(prediction, other)) for other in able if other is not None)
+    return tuple(sorted(predictions, key=lambda other: other.prediction.step_s))
 
 
 def _predicted(prediction: Prediction, what: str, plan: Plan) -> Neighbour:
@@ -267,9 +269,9 @@ def without(plan: Plan) -> Iterator[tuple[str, Plan]]:
         yield f"ZeRO {plan.optimizer.zero}", replace(plan, optimizer=replace(plan.optimizer, zero=0))
     if plan.saved.preset != "none" and not plan.saved.rules:
         yield f"recompute {plan.saved.preset}", replace(plan, saved=Saved())
-    for given in plan.schedule.passes:
-        rest = tuple(other for other in plan.schedule.passes if other != given)
-        yield given.name, replace(plan, schedule=replace(plan.schedule, passes=rest))
+    for dropped in plan.schedule.passes:
+        rest = tuple(other for other in plan.schedule.passes if other != dropped)
+        yield dropped.name, replace(plan, schedule=replace(plan.schedule, passes=rest))
 
 
 def _links(prediction: Prediction) -> Iterator[Sensitivity]:

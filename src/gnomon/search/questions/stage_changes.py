@@ -81,10 +81,10 @@ def _borders(plan: Plan, graph: Graph) -> Iterator[tuple[str, Plan]]:
             (f"a layer from stage {stage} to {stage + 1}", one, (one[:-1], (one[-1], *two))),
             (f"a layer from stage {stage + 1} to {stage}", two, ((*one, two[0]), two[1:])),
         )
-        for what, giver, made in moves:
+        for what, giver, new_layers in moves:
             if len(_counted_layers(giver)) > 1:
                 stages = list(plan.stages)
-                for at, layers in zip((stage, stage + 1), made, strict=True):
+                for at, layers in zip((stage, stage + 1), new_layers, strict=True):
                     stages[at] = replace(stages[at], calls=format_layers(layers))
                 yield what, replace(plan, stages=tuple(stages))
 

@@ -45,13 +45,15 @@ class Variation:
             raise PlanError(f"vary {self.name} has no values; give at least one")
 
 
-def vary(asked: Question, cluster: Cluster, workload: Workload, name: str, values: Iterable[Value]) -> tuple[Case, ...]:
+def vary(
+    question: Question, cluster: Cluster, workload: Workload, name: str, values: Iterable[Value]
+) -> tuple[Case, ...]:
     """The best plan at each value of one thing."""
-    return sweep(asked, cluster, workload, (Variation(name=name, values=tuple(values)),))
+    return sweep(question, cluster, workload, (Variation(name=name, values=tuple(values)),))
 
 
 def sweep(
-    asked: Question,
+    question: Question,
     cluster: Cluster,
     workload: Workload,
     varied: Sequence[Variation],
@@ -76,11 +78,11 @@ def sweep(
             labels.append(label(name, value))
         if tokens_per_batch is not None:
             work = replace(work, global_batch_size=whole_sequences(tokens_per_batch, work.seq_len))
-        cases.append(asked.best(machines, work, label=" ".join(labels)))
-    return tuple(_with_plans_of(asked, case, cases) for case in cases)
+        cases.append(question.best(machines, work, label=" ".join(labels)))
+    return tuple(_with_plans_of(question, case, cases) for case in cases)
 
 
-def _with_plans_of(asked: Question, case: Case, cases: Sequence[Case]) -> Case:
+def _with_plans_of(question: Question, case: Case, cases: Sequence[Case]) -> Case:
     """The case with the fastest of all cases' plans that it can run: those for the same work on as many devices.
 
     Only the search for equal stages is exact. Uneven stages and choices beyond it begin from a few plans, which differ
@@ -95,18 +97,18 @@ def _with_plans_of(asked: Question, case: Case, cases: Sequence[Case]) -> Case:
             plans.setdefault(other.best.plan, other.best)
     if isinstance(case.best, FoundPlan):
         plans.pop(case.best.plan, None)
-    tried = [case.best, *(_tried(asked, case, candidate) for candidate in plans.values())]
+    tried = [case.best, *(_tried(question, case, candidate) for candidate in plans.values())]
     able = [candidate for candidate in tried if candidate is not None]
     return replace(case, best=min(able, key=lambda candidate: candidate.step_s), why="") if able else case
 
 
-def _tried(asked: Question, case: Case, candidate: FoundPlan) -> FoundPlan | None:
+def _tried(question: Question, case: Case, candidate: FoundPlan) -> FoundPlan | None:
     """Another case's plan on this one's machines; None where it cannot run or does not fit."""
     try:
-        prediction = predict(asked.graph, case.cluster, candidate.plan, case.workload, asked.stack)
+        prediction = predict(question.graph, case.cluster, candidate.plan, case.workload, question.stack)
     except GnomonError:
         return None
-    limit = memory_limit(case.cluster, asked.goal)
+    limit = memory_limit(case.cluster, question.goal)
     fits = all(rank.peak_bytes <= limit for rank in prediction.memory) and host_memory(prediction).fits
     return FoundPlan(point=candidate.point, plan=candidate.plan, prediction=prediction) if fits else None
 

@@ -86,7 +86,7 @@ def seed(prediction: Prediction) -> Cut:
     kind = "REDUCE_GRAD" if pricing.plan.optimizer.zero else "AR"
     back = {key.stage: key for key in prediction.structure.program.keys if key.kind in ("B", "I")}
     late = {key.stage: key for key in prediction.structure.program.keys if key.kind == "W"}
-    made, first = list[int](), 0
+    buckets, first = list[int](), 0
     for stage in range(len(pricing.stages)):
         layers = [block for block, (of, _) in enumerate(pricing.blocks) if of == stage][::-1]
         seconds = [sum(pricing.seconds(of[block]) for of in (back, late) if block in of) for block in layers]
@@ -94,9 +94,9 @@ def seed(prediction: Prediction) -> Cut:
         def reduced(i: int, j: int, layers: Sequence[int] = layers) -> float:
             return pricing.reductions.together(kind, layers[i:j])
 
-        made += reversed(least_end(list(accumulate(seconds)), reduced))
+        buckets += reversed(least_end(list(accumulate(seconds)), reduced))
         first += len(layers)
-    return tuple(made)
+    return tuple(buckets)
 
 
 def neighbours(grain: Grain, stages: Sequence[int], random: Random, count: int = MOVES) -> Iterator[Grain]:
@@ -131,7 +131,7 @@ def search(
     seconds: what the simulator says; None for one that cannot be had. tries: calls of it, at most, but for `begin`.
     """
     random, known, frontier = Random(0), dict[Grain, float](), list[tuple[float, Grain]]()
-    left = tries
+    tries_left = tries
 
     def look(grain: Grain) -> None:
         found = seconds(grain)
@@ -142,14 +142,14 @@ def search(
     for grain in dict.fromkeys(begin):
         look(grain)
     barren = 0
-    while frontier and left > 0 and barren < BARREN:
+    while frontier and tries_left > 0 and barren < BARREN:
         step, grain = heappop(frontier)
         best = min(known.values())
         if step > ALPHA * best:
             break
         for other in neighbours(grain, stages, random):
-            if other not in known and left > 0:
-                left -= 1
+            if other not in known and tries_left > 0:
+                tries_left -= 1
                 look(other)
         barren = 0 if min(known.values()) < best else barren + 1
     return min(known.items(), key=lambda pair: (pair[1], len(pair[0].fused), len(pair[0].buckets), pair[0]))[0]

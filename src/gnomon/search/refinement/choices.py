@@ -166,7 +166,7 @@ def _replica_values(plan: Plan, graph: Graph, _: Cluster) -> tuple[Value, ...]:
         return ()
     # A rank holds max(counts) // ep experts of its own; copies can only be of the others.
     most = min(counts) - max(counts) // ep
-    return (0, *(more * ep for more in (1, 2, 4) if more <= most))
+    return (0, *(multiple * ep for multiple in (1, 2, 4) if multiple <= most))
 
 
 def _whole_layers(plan: Plan) -> Plan:
@@ -175,8 +175,8 @@ def _whole_layers(plan: Plan) -> Plan:
 
 
 def _replicas(plan: Plan, _: Graph, value: Value) -> Plan:
-    made = replace(plan, experts=replace(plan.experts, replicas=int(value), placement=()))
-    return _whole_layers(made) if value else made
+    changed = replace(plan, experts=replace(plan.experts, replicas=int(value), placement=()))
+    return _whole_layers(changed) if value else changed
 
 
 def _is_placed(plan: Plan) -> bool:
@@ -494,15 +494,15 @@ def fixed_base(base: Plan, graph: Graph, fixed: Mapping[str, Value]) -> Plan:
 
 def allowed(stack: Stack, *, allow: Iterable[str], forbid: Iterable[Limit], fixed: Iterable[str]) -> tuple[Choice, ...]:
     """Choices that are open: run by the stack, not fixed, and allowed where they change what is computed."""
-    held, asked = {*fixed}, {*allow}
-    for name in asked:
+    fixed_names, allowed_names = {*fixed}, {*allow}
+    for name in allowed_names:
         choice(name)
     shut = {limit.field for limit in forbid if not limit.op}
     return tuple(
         option
         for option in CHOICES
-        if option.name not in held | shut
-        and (not option.on_request or option.name in asked)
+        if option.name not in fixed_names | shut
+        and (not option.on_request or option.name in allowed_names)
         and runs(stack, option.name)
     )
 

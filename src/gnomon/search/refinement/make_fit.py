@@ -98,8 +98,8 @@ class Squeeze:
         able = [searched for base in bases[1:] if (searched := self._searched(base)) is not None]
         able += self._on_host(bases[-1], like)
         for candidate in sorted(able, key=lambda candidate: candidate.step_s):
-            if made := self._trimmed(candidate):
-                return made
+            if trimmed := self._trimmed(candidate):
+                return trimmed
         return None
 
     def alike(self, other: FittingPlan) -> FittingPlan | None:
@@ -112,10 +112,10 @@ class Squeeze:
         for choice, value in other.choices:
             layers = self._layers(plan) if choice.name == HOST else ()
             plan = choice.make(plan, self.graph, max(layers, default=value))
-        made = self._predicted(plan)
-        if made is None or not self._fits(made):
+        predicted = self._predicted(plan)
+        if predicted is None or not self._fits(predicted):
             return None
-        return self._trimmed(FoundPlan(point=point, plan=plan, prediction=made))
+        return self._trimmed(FoundPlan(point=point, plan=plan, prediction=predicted))
 
     def smaller(self, candidate: FoundPlan) -> Iterator[FoundPlan]:
         """Plans with less memory than one that fits: each choice alone, then all; with recompute, also none of it and
@@ -124,14 +124,14 @@ class Squeeze:
         for plan, point in self._starts(candidate):
             every = plan
             for name, value in LEAN.items():
-                if (made := self._with(plan, name, value)) is not None:
-                    tried.setdefault(made, point)
+                if (changed := self._with(plan, name, value)) is not None:
+                    tried.setdefault(changed, point)
                     every = self._with(every, name, value) or every
             tried.setdefault(every, point)
             for layers in sorted(self._layers(plan)):
                 for start in (plan, every):
-                    if (made := self._with(start, HOST, layers)) is not None:
-                        tried.setdefault(made, point)
+                    if (changed := self._with(start, HOST, layers)) is not None:
+                        tried.setdefault(changed, point)
         for plan, point in tried.items():
             made_of = None if plan == candidate.plan else self._predicted(plan)
             if made_of is not None and self._fits(made_of):
@@ -169,10 +169,10 @@ class Squeeze:
             choice = self._open(name, value)
             if choice is None or (name == "optimizer_offload" and lean.optimizer.clip):
                 continue
-            made = choice.make(lean, self.graph, value)
+            changed = choice.make(lean, self.graph, value)
             if name == "optimizer_offload" and lean != self.base:
                 bases.append(lean)
-            lean = made
+            lean = changed
         return bases if lean == bases[-1] else [*bases, lean]
 
     def _open(self, name: str, value: Value) -> Choice | None:
@@ -214,11 +214,11 @@ class Squeeze:
             plan = self._space(base).plan(point)
             layers = self._layers(plan)
             offloaded = self._with(plan, HOST, max(layers)) if layers else None
-            made = None if offloaded is None else self._predicted(offloaded)
-            if made is not None:  # one that cannot run costs nothing
+            predicted = None if offloaded is None else self._predicted(offloaded)
+            if predicted is not None:  # one that cannot run costs nothing
                 tried += 1
-                if self._fits(made):
-                    yield FoundPlan(point=point, plan=made.plan, prediction=made)
+                if self._fits(predicted):
+                    yield FoundPlan(point=point, plan=predicted.plan, prediction=predicted)
 
     def _points(self, base: Plan, like: Iterable[Point]) -> Iterator[Point]:
         """Points without recompute, small microbatches, divided as far as they can be; those that divide sequences over
@@ -250,7 +250,7 @@ class Squeeze:
 
     def _trimmed(self, candidate: FoundPlan) -> FittingPlan | None:
         """The plan with only those choices that it needs. None if it needs none, or cannot run without them."""
-        made: list[tuple[Choice, Value]] = []
+        to_try: list[tuple[Choice, Value]] = []
         names = (*reversed(tuple(LEAN)), HOST)
         for choice in sorted(
             self.spare.choices, key=lambda option: names.index(option.name) if option.name in names else -1
@@ -264,12 +264,12 @@ class Squeeze:
                 if other is not None and self._fits(other):
                     candidate, now = replace(candidate, plan=other.plan, prediction=other), value
                     break
-            made += [] if now == usual else [(choice, now)]
+            to_try += [] if now == usual else [(choice, now)]
         plan = candidate.plan
-        for choice, _ in made:
+        for choice, _ in to_try:
             plan = choice.make(plan, self.graph, choice.of(self.base))
-        without = self._predicted(plan) if made else None
-        return None if without is None else FittingPlan(candidate=candidate, choices=tuple(made), without=without)
+        without = self._predicted(plan) if to_try else None
+        return None if without is None else FittingPlan(candidate=candidate, choices=tuple(to_try), without=without)
 
     def _predicted(self, plan: Plan) -> Prediction | None:
         """None for a plan that cannot run."""

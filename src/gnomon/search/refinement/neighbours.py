@@ -51,10 +51,10 @@ def climb(result: Result, start: FoundPlan, *, accepts: Callable[[FoundPlan], bo
             if not allowed(point, result.space):
                 continue
             tried += 1
-            made = _faster(result, point, plan, best.step_s)
-            if made is not None and accepts(made):
-                best, moved = made, True
-                steps.append((what, made.prediction))
+            faster = _faster(result, point, plan, best.step_s)
+            if faster is not None and accepts(faster):
+                best, moved = faster, True
+                steps.append((what, faster.prediction))
                 break  # on from there: its neighbours are others
     return ClimbReport(steps=tuple(steps), best=best, tried=tried)
 

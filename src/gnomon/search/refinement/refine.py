@@ -195,7 +195,7 @@ class _Descent:
         best = prediction.step_s
         if not self._fits(prediction):  # of all choices the one with which it fits and is fastest
             than_s = self.best_s * MAY_FIT
-            able = [made for choice in self.choices if (made := self._best_of(choice, plan, than_s)) is not None]
+            able = [found for choice in self.choices if (found := self._best_of(choice, plan, than_s)) is not None]
             if not able:
                 return None
             first = min(able, key=lambda step: step.prediction.step_s)
@@ -206,10 +206,10 @@ class _Descent:
             for choice in self.choices:
                 if self.barren[choice.name] >= self.effort.barren:
                     continue
-                made = self._best_of(choice, plan, best * (1 - self.effort.gain))
-                if made is not None:
-                    best, plan, moved = made.prediction.step_s, made.prediction.plan, True
-                    steps.append(made)
+                found = self._best_of(choice, plan, best * (1 - self.effort.gain))
+                if found is not None:
+                    best, plan, moved = found.prediction.step_s, found.prediction.plan, True
+                    steps.append(found)
                 elif self._open(choice, plan, choice.of(plan)):
                     self.barren[choice.name] += 1
             if not moved:
@@ -229,11 +229,11 @@ class _Descent:
             return ()
 
         def predicted(grain: Grain) -> Prediction | None:
-            made = self._predicted(of, plan, shown_grain(with_grain(plan, grain)))
-            return made if made is not None and self._fits(made) else None
+            regrained_plan = self._predicted(of, plan, shown_grain(with_grain(plan, grain)))
+            return regrained_plan if regrained_plan is not None and self._fits(regrained_plan) else None
 
         def seconds(grain: Grain) -> float | None:
-            return None if (made := predicted(grain)) is None else made.step_s
+            return None if (regrained_plan := predicted(grain)) is None else regrained_plan.step_s
 
         layers = [len(part) for part in stage_layers(plan, result.graph)]
         cuts = [
@@ -242,10 +242,10 @@ class _Descent:
         ]
         finest = self._predicted(of, plan, shown_grain(with_grain(plan, Grain(cuts[0], cuts[0]))))
         cuts += [seed(finest)] if finest is not None else []
-        made = predicted(search(both_ways([*cuts, tuple(layers)]), layers, seconds, tries=GRAINS))
-        if made is None or made.step_s >= found.step_s * (1 - self.effort.gain):
+        regrained_plan = predicted(search(both_ways([*cuts, tuple(layers)]), layers, seconds, tries=GRAINS))
+        if regrained_plan is None or regrained_plan.step_s >= found.step_s * (1 - self.effort.gain):
             return ()
-        return (KeptChange(choice=of, before=of.of(plan), after=of.of(made.plan), prediction=made),)
+        return (KeptChange(choice=of, before=of.of(plan), after=of.of(regrained_plan.plan), prediction=regrained_plan),)
 
     def for_methods(self) -> Iterator[FoundPlan]:
         """Finds for each published method that is open the plan which it makes fastest: one of the best two under any
@@ -263,9 +263,9 @@ class _Descent:
                 plan = space.plan(point)
                 if not choice.values(plan, self.result.graph, self.result.cluster):
                     continue
-                made = self._predicted(choice, plan, True, within=False)
-                if made is not None and self._fits(made):
-                    able.append((made.step_s, len(able), point, plan))
+                predicted = self._predicted(choice, plan, True, within=False)
+                if predicted is not None and self._fits(predicted):
+                    able.append((predicted.step_s, len(able), point, plan))
             if able:
                 _, _, point, plan = min(able)
                 prediction = predict(
@@ -319,8 +319,8 @@ class _Descent:
                 self.known[changed] = timed.prediction()
         except GnomonError:
             return None
-        made = self.known[changed]
-        return made if made is not None and made.step_s < than_s else None
+        predicted = self.known[changed]
+        return predicted if predicted is not None and predicted.step_s < than_s else None
 
     def _fits(self, prediction: Prediction) -> bool:
         limit = self.result.limit_bytes

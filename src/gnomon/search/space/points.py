@@ -344,9 +344,9 @@ class Space:
         whole = self.shardings(point.dp_replicate * point.dp_shard)[0]
         if zero == 0 and (point.dp_replicate, point.dp_shard) != whole and not self.experts:
             changes |= {"dp_replicate": whole[0], "dp_shard": whole[1]}
-        alone = point.dp_replicate * point.dp_shard * point.cp == 1 and not self.experts
-        alone = alone and not self.base.optimizer.offload_parameters
-        if alone and not point.overlap and True in self.overlap:
+        one_replica = point.dp_replicate * point.dp_shard * point.cp == 1 and not self.experts
+        one_replica = one_replica and not self.base.optimizer.offload_parameters
+        if one_replica and not point.overlap and True in self.overlap:
             changes["overlap"] = True
         return point._replace(**changes) if changes else point  # type: ignore[arg-type]
 
@@ -490,14 +490,14 @@ def narrowed(
 ) -> dict[str, tuple[object, ...]]:
     """Choices of each field less what is fixed or forbidden; of fields that there are. PlanError where none is left."""
     # A fixed field has one choice, which a limit may still take away: then the limit is named.
-    left = {name: (fixed[name],) if name in fixed else values for name, values in choices.items()}
+    remaining = {name: (fixed[name],) if name in fixed else values for name, values in choices.items()}
     for limit in limits:
-        if limit.field in left:
-            left[limit.field] = tuple(value for value in left[limit.field] if not limit.forbids(value))
-    for name, values in left.items():
+        if limit.field in remaining:
+            remaining[limit.field] = tuple(value for value in remaining[limit.field] if not limit.forbids(value))
+    for name, values in remaining.items():
         if not values:
             raise PlanError(_none_left(name, limits, fixed))
-    return left
+    return remaining
 
 
 def count_layers(graph: Graph) -> int:
@@ -511,20 +511,21 @@ def _none_left(name: str, limits: Iterable[Limit], fixed: Mapping[str, object]) 
     of_field = [limit for limit in limits if limit.field == name]
     own = [f"{limit.field}{limit.op}{limit.value}" for limit in of_field if not limit.why]
     reasons = "; ".join(sorted({limit.why for limit in of_field if limit.why}))
-    wanted, but = f"no choice of {name} is left", ":"
+    problem, but = f"no choice of {name} is left", ":"
     if name in fixed:
-        wanted, but = f"{name} = {fixed[name]} is asked for", ", but"
+        problem, but = f"{name} = {fixed[name]} is asked for", ", but"
     if not own:
-        return f"{wanted}{but} {reasons}; ask for another {name}"
-    return f"{wanted}{but} forbidden are {', '.join(own[:6])}{f', and {reasons}' if reasons else ''}; drop one of them"
+        return f"{problem}{but} {reasons}; ask for another {name}"
+    return f"{problem}{but} forbidden are {', '.join(own[:6])}{f', and {reasons}' if reasons else ''}; drop one of them"
 
 
 def _no_axes(choices: Mapping[str, tuple[object, ...]], devices: int) -> str:
     named = [f"{n} = {choices[n][0]}" for n in ("tp", "cp", "pp", "dp_replicate", "dp_shard") if len(choices[n]) == 1]
-    asked = " and ".join(named) or "these limits"
+    axes_text = " and ".join(named) or "these limits"
     near = max((d for d in divisors(devices)), key=lambda d: d)
     return (
-        f"no plan has {devices} ranks with {asked}: their product must divide {devices} and the other axes take the "
+        f"no plan has {devices} ranks with {axes_text}: their product must divide {devices} and the other axes "
+        "take the "
         f"rest; use divisors of {devices} ({', '.join(map(str, divisors(near)[:8]))} …), or leave one open"
     )
 

@@ -115,8 +115,8 @@ def balanced(weights: Sequence[float], spans: Sequence[tuple[int, int]], stages:
 
 def equal(layers: int, stages: int) -> Cut:
     """The layers of each stage, as equal as possible, the first stages taking one more."""
-    per_stage, more = divmod(layers, stages)
-    return tuple(per_stage + (stage < more) for stage in range(stages))
+    per_stage, remainder = divmod(layers, stages)
+    return tuple(per_stage + (stage < remainder) for stage in range(stages))
 
 
 class Bounds:
@@ -284,13 +284,13 @@ class Search:
             yield balanced(weights, spans, self.stages)
             return
         of_rank = self._shares(weights, spans, ranks)
-        left = list(of_rank)
+        uncut = list(of_rank)
         cut = []
         # Deal each rank's layers over its stages: ceil(left / stages left) to the next.
         for stage, rank in enumerate(ranks):
             mine = [s for s in range(stage, self.stages) if ranks[s] == rank]
-            cut.append(-(-left[rank] // len(mine)))
-            left[rank] -= cut[-1]
+            cut.append(-(-uncut[rank] // len(mine)))
+            uncut[rank] -= cut[-1]
         if min(cut) > 0:
             yield tuple(cut)
 
@@ -427,10 +427,12 @@ def plainest(split: BestCut, least: Least, tie: float, most: int = 64) -> Trial:
         return sum((a - b) ** 2 for a, b in zip(cut, usual, strict=True))
 
     _, _, cut = min((uneven(cut), step_s, cut) for step_s, cut in split.fits if step_s <= limit)
-    trial, left = least.fit(cut), most
-    while trial is not None and left:
-        for near in sorted((other for other in neighbours(cut) if uneven(other) < uneven(cut)), key=uneven)[:left]:
-            left -= 1
+    trial, tries_left = least.fit(cut), most
+    while trial is not None and tries_left:
+        for near in sorted((other for other in neighbours(cut) if uneven(other) < uneven(cut)), key=uneven)[
+            :tries_left
+        ]:
+            tries_left -= 1
             if least.least_s(near) <= limit and (fitted := least.fit(near)) is not None and fitted.step_s <= limit:
                 # Greedy descent towards equal stages as long as the step stays within the tolerance.
                 cut, trial = near, fitted

@@ -164,9 +164,9 @@ class Prices:
         a, b = self.places[piece.first], self.places[piece.last]
         elements, zero = table.elements[b] - table.elements[a], self.base.optimizer.zero
         # ZeRO divides over the stage's own replicas.
-        held = static_bytes(elements, 0.0, self.base, zero, (workers, workers), self.stack)
-        held += in_flight * (table.kept_bytes[b] - table.kept_bytes[a])
-        return bool(held <= self.limit_bytes)
+        needed_bytes = static_bytes(elements, 0.0, self.base, zero, (workers, workers), self.stack)
+        needed_bytes += in_flight * (table.kept_bytes[b] - table.kept_bytes[a])
+        return bool(needed_bytes <= self.limit_bytes)
 
     def _reduce(self, devices: tuple[int, ...], size: float) -> float:
         if len(devices) < 2:
@@ -248,16 +248,16 @@ def dapple(
         able = [shape for shape in shapes if not alike or len({len(piece.devices) for piece in shape}) == 1]
         for plan in (plan for pieces in able for plan in _warmed(prices.plan(pieces))):
             try:
-                made = predict(graph, cluster, plan, workload, stack)
+                predicted_plan = predict(graph, cluster, plan, workload, stack)
             except GnomonError:
                 continue
             predicted += 1
-            if plan.num_stages == 1 and (parallel is None or made.step_s < parallel.step_s):
-                parallel = made
-            limit = limit_bytes or min(rank.limit_bytes for rank in made.memory)
-            fits = all(rank.peak_bytes <= limit for rank in made.memory)
-            if fits and (best is None or made.step_s < best.step_s):
-                best = made
+            if plan.num_stages == 1 and (parallel is None or predicted_plan.step_s < parallel.step_s):
+                parallel = predicted_plan
+            limit = limit_bytes or min(rank.limit_bytes for rank in predicted_plan.memory)
+            fits = all(rank.peak_bytes <= limit for rank in predicted_plan.memory)
+            if fits and (best is None or predicted_plan.step_s < best.step_s):
+                best = predicted_plan
     return Dapple(best=best, predicted=predicted, states=states, parallel=parallel)
 
 
@@ -282,8 +282,8 @@ def _counts(batch: int, devices: int) -> list[int]:
     ones for stages of fewer replicas."""
     every = divisors(batch)
     full = [n for n in every if batch // n >= devices]
-    more = [n for n in every if batch // n < devices]
-    return [*full[-4:], *more[:: max(1, len(more) // 3)][-3:]]
+    full_counts = [n for n in every if batch // n < devices]
+    return [*full[-4:], *full_counts[:: max(1, len(full_counts) // 3)][-3:]]
 
 
 def _warmed(plan: Plan) -> Iterator[Plan]:

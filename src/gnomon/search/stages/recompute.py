@@ -101,22 +101,22 @@ class Least:
             low, high = (low, middle) if fits(middle) else (middle, high)
         return self._presets(counts, steps, [high] * len(self.trials.stages_of_class))
 
-    def _peaks(self, counts: Sequence[int], steps: Sequence[tuple[tuple[int, Preset], ...]], taken: Sequence[int]
+    def _peaks(self, counts: Sequence[int], steps: Sequence[tuple[tuple[int, Preset], ...]], recomputed: Sequence[int]
                ) -> list[int]:  # fmt: skip
-        return list(self.trials.peaks(counts, self._presets(counts, steps, taken)))
+        return list(self.trials.peaks(counts, self._presets(counts, steps, recomputed)))
 
     def _presets(
-        self, counts: Sequence[int], steps: Sequence[tuple[tuple[int, Preset], ...]], taken: Sequence[int]
+        self, counts: Sequence[int], steps: Sequence[tuple[tuple[int, Preset], ...]], recomputed: Sequence[int]
     ) -> Presets:
         """Presets when each rank class has taken so many steps, those of its first stages first: they hold more
         microbatches. Under `block` every stage has taken as many."""
         out: list[list[Preset]] = [["none"] * count for count in counts]
-        for stages, left in zip(self.trials.stages_of_class, taken, strict=True):
+        for stages, recomputed_layers in zip(self.trials.stages_of_class, recomputed, strict=True):
             for stage in stages:
-                for layer, preset in steps[stage][:left]:
+                for layer, preset in steps[stage][:recomputed_layers]:
                     out[stage][layer] = preset
                 if self.unit != "block":
-                    left = max(left - len(steps[stage]), 0)
+                    recomputed_layers = max(recomputed_layers - len(steps[stage]), 0)
         return tuple(tuple(stage) for stage in out)
 
     def _steps(self, counts: Sequence[int]) -> list[tuple[tuple[int, Preset], ...]]:
@@ -154,10 +154,10 @@ def _ordered(prices: Sequence[dict[Preset, LayerPrice]]) -> tuple[tuple[int, Pre
 def _cost(price: LayerPrice) -> tuple[float, float]:
     """(bytes kept of a microbatch, seconds to make the rest again)."""
     again = price.recompute
-    return sum(kept.bytes for kept in price.saved), again.compute_s + sum(again.comm_s.values())
+    return sum(tensor.bytes for tensor in price.saved), again.compute_s + sum(again.comm_s.values())
 
 
-def _ratio(less: tuple[float, float], more: tuple[float, float]) -> float:
+def _ratio(less: tuple[float, float], recomputed_cost: tuple[float, float]) -> float:
     """Seconds for each byte freed; infinite where nothing is."""
-    freed = less[0] - more[0]
-    return (more[1] - less[1]) / freed if freed > 0 else float("inf")
+    freed = less[0] - recomputed_cost[0]
+    return (recomputed_cost[1] - less[1]) / freed if freed > 0 else float("inf")

@@ -115,14 +115,14 @@ def latency(steps: Sequence[PipelineStep], microbatches: int, *, twice: bool = T
     steady = (microbatches - 1) * steps[pivot].pace
     # a stage before the pivot ends after the backwards between them, one behind it has ended before
     # Walking away from the pivot, `left` is when a stage's last backward ends, relative to the pivot's steady phase.
-    end, left = 0.0, steps[pivot].backward
+    end, remaining_s = 0.0, steps[pivot].backward
     for stage in range(pivot, -1, -1):
-        end = max(end, steps[stage].reduce + left)
-        left += steps[stage - 1].backward if stage else 0.0
-    left = steps[pivot].backward
+        end = max(end, steps[stage].reduce + remaining_s)
+        remaining_s += steps[stage - 1].backward if stage else 0.0
+    remaining_s = steps[pivot].backward
     for stage in range(pivot + 1, len(steps)):
-        left -= steps[stage - 1].backward
-        end = max(end, steps[stage].reduce + left)
+        remaining_s -= steps[stage - 1].backward
+        end = max(end, steps[stage].reduce + remaining_s)
     form = sum(step.forward for step in steps[: pivot + 1]) + steady + end
     return max(form, _round_trips(steps, microbatches, twice))
 
@@ -138,26 +138,26 @@ def _round_trips(steps: Sequence[PipelineStep], microbatches: int, twice: bool) 
     """
     least = ahead = behind = 0.0
     # ahead, behind: one forward, one backward of everything before the stage; beyond: both of everything after it.
-    beyond = sum(step.forward + step.backward for step in steps)
+    later_s = sum(step.forward + step.backward for step in steps)
     after = sum(not step.message for step in steps)
     for step in steps:
-        beyond -= step.forward + step.backward
+        later_s -= step.forward + step.backward
         if not step.message:
             # Warm-up of DAPPLE: stage i of p holds p - i microbatches, or 2 (p - i) - 1 with the second policy.
             under_way = min(microbatches, 2 * after - 1 if twice else after)
             after -= 1
             rest = microbatches - under_way
             # came: when the first microbatch's gradient is back at this stage.
-            came = ahead + step.forward + beyond
+            came = ahead + step.forward + later_s
             if rest:
-                turn = step.forward + beyond + step.backward
+                turn = step.forward + later_s + step.backward
                 # The stage can take a new microbatch only when an old one came back: with k under way, every k-th waits
                 # a full turn.
                 turns, first = divmod(microbatches - 1, under_way)
                 done = max(
                     came + rest * (step.forward + step.backward), ahead + (first + 1) * step.forward + turns * turn
                 )
-                done += beyond + step.backward
+                done += later_s + step.backward
             else:
                 done = came + microbatches * step.backward
             least = max(least, done + max(behind, step.reduce))
@@ -177,12 +177,12 @@ def append_first(free: Used, size: Used, count: int) -> Used:
 
 def scatter_first(free: Used, size: Used, count: int) -> Used:
     """Takes devices one by one from the node with the most free ones."""
-    left, taken = list(free), [0] * len(free)
+    free_left, dealt = list(free), [0] * len(free)
     for _ in range(count):
-        node = max(range(len(left)), key=lambda n: (left[n], -n))
-        left[node] -= 1
-        taken[node] += 1
-    return tuple(taken)
+        node = max(range(len(free_left)), key=lambda n: (free_left[n], -n))
+        free_left[node] -= 1
+        dealt[node] += 1
+    return tuple(dealt)
 
 
 POLICIES: Mapping[str, Callable[[Used, Used, int], Used]] = {
@@ -195,17 +195,17 @@ each node."""
 
 
 def _in_order(free: Used, nodes: Sequence[int], count: int) -> Used:
-    taken = [0] * len(free)
+    dealt = [0] * len(free)
     for node in nodes:
-        taken[node] = min(free[node], count)
-        count -= taken[node]
-    return tuple(taken)
+        dealt[node] = min(free[node], count)
+        count -= dealt[node]
+    return tuple(dealt)
 
 
-def place(nodes: Used, used: Used, taken: Used) -> tuple[int, ...]:
+def place(nodes: Used, used: Used, dealt: Used) -> tuple[int, ...]:
     """Lists the next free devices of each node by their number in the cluster."""
     starts = np.cumsum((0, *nodes)).tolist()
-    return tuple(starts[n] + used[n] + i for n, count in enumerate(taken) for i in range(count))
+    return tuple(starts[n] + used[n] + i for n, count in enumerate(dealt) for i in range(count))
 
 
 def steps_of(costs: ReplicationCosts, pieces: Pieces) -> list[PipelineStep]:
@@ -258,7 +258,7 @@ def pipelines(costs: ReplicationCosts, keep: int) -> tuple[list[tuple[float, Pie
     beam = None if sum(nodes) <= EXACT_DEVICES else BEAM if sum(nodes) <= FINE_DEVICES else BEAM // 3
     whole = [(step_s(costs, pieces), pieces) for pieces in dict.fromkeys(_seeds(costs)) if may_fit(costs, pieces)]
     # kept: the `keep` shortest steps so far; the last of them is what a new pipeline must beat.
-    kept = sorted([*(seconds for seconds, _ in whole), *[float("inf")] * keep])[:keep]
+    best_seconds = sorted([*(seconds for seconds, _ in whole), *[float("inf")] * keep])[:keep]
     states: dict[int, dict[Used, _State]] = {0: {(0,) * len(nodes): _State(0.0, (), ())}}
     # States by layers done: extending only adds layers, so each number is complete when its turn comes.
     extended = 0
@@ -271,14 +271,14 @@ def pipelines(costs: ReplicationCosts, keep: int) -> tuple[list[tuple[float, Pie
                 pieces = (*state.pieces, StagePiece(done, total, free, place(nodes, used, free)))
                 if may_fit(costs, pieces):
                     whole.append((step_s(costs, pieces), pieces))
-                    kept = sorted([*kept, whole[-1][0]])[:keep]
+                    best_seconds = sorted([*best_seconds, whole[-1][0]])[:keep]
             extended += 1
-            for piece, made in _extensions(costs, state, used, free, kept[-1]):
-                taken = tuple(u + t for u, t in zip(used, piece.used, strict=True))
+            for piece, candidate in _extensions(costs, state, used, free, best_seconds[-1]):
+                used_after = tuple(u + t for u, t in zip(used, piece.used, strict=True))
                 # Dominance: of one state only the finished stages with the shortest step are kept.
                 known = states.setdefault(piece.last, {})
-                if taken not in known or made.seconds < known[taken].seconds:
-                    known[taken] = made
+                if used_after not in known or candidate.seconds < known[used_after].seconds:
+                    known[used_after] = candidate
     found_s = {pieces: seconds for seconds, pieces in whole}
     # Data parallelism (one stage) is always reported, for it is what the answer is compared with.
     best = sorted(((seconds, pieces) for pieces, seconds in found_s.items()), key=lambda entry: entry[0])
@@ -321,15 +321,15 @@ def _balanced(
     total = costs.num_layers
 
     def cut(pace: float) -> Pieces | None:
-        made: list[StagePiece] = []
+        balanced: list[StagePiece] = []
         for stage, (a, b) in enumerate(ranges):
-            first, most = made[-1].last if made else 0, total - (len(ranges) - stage - 1)
+            first, most = balanced[-1].last if balanced else 0, total - (len(ranges) - stage - 1)
             last = first + 1
             while last < most and costs.stage(piece(first, last + 1, a, b)).pace <= pace:
                 last += 1
-            made.append(piece(first, last, a, b))
-        slowest = max(costs.stage(part).pace for part in made)
-        return tuple(made) if made[-1].last == total and slowest <= pace else None
+            balanced.append(piece(first, last, a, b))
+        slowest = max(costs.stage(part).pace for part in balanced)
+        return tuple(balanced) if balanced[-1].last == total and slowest <= pace else None
 
     low, high = 0.0, costs.stage(piece(0, total, *ranges[0])).pace
     # Twenty halvings: the pace to one part in a million of the slowest possible.
@@ -349,26 +349,26 @@ def _extensions(
     costs: ReplicationCosts, state: _State, used: Used, free: Used, most: float
 ) -> Iterator[tuple[StagePiece, _State]]:
     """(stage that may come next, state with it), each placement once; not those that take `most` seconds or longer."""
-    total, nodes, left = costs.num_layers, costs.nodes, sum(free)
+    total, nodes, free_devices = costs.num_layers, costs.nodes, sum(free)
     at = state.pieces[-1].last if state.pieces else 0
     before = sum(step.forward + step.backward for step in state.steps)
-    for count in _counts(costs, left):
+    for count in _counts(costs, free_devices):
         # Replicas that the last stage could have on what is left.
-        rest = max((m for m in costs.replicas if m <= left - count), default=0)
+        rest = max((m for m in costs.replicas if m <= free_devices - count), default=0)
         if not rest:
             continue
         # Policies often agree; each placement is looked at once.
-        for taken in dict.fromkeys(policy(free, nodes, count) for policy in POLICIES.values()):
-            devices = place(nodes, used, taken)
-            after = tuple(u + t for u, t in zip(used, taken, strict=True))
+        for dealt in dict.fromkeys(policy(free, nodes, count) for policy in POLICIES.values()):
+            devices = place(nodes, used, dealt)
+            after = tuple(u + t for u, t in zip(used, dealt, strict=True))
             others = tuple(n - u for n, u in zip(nodes, after, strict=True))
             last = place(nodes, after, others)[:rest]
             message: tuple[PipelineStep, ...] = ()
             if state.pieces:
                 # A message's price does not depend on how many layers the next stage has: one stands for all.
-                message = (costs.message(state.pieces[-1], StagePiece(at, at + 1, taken, devices)),)
+                message = (costs.message(state.pieces[-1], StagePiece(at, at + 1, dealt, devices)),)
             for end in range(at + 1, total):
-                piece = StagePiece(at, end, taken, devices)
+                piece = StagePiece(at, end, dealt, devices)
                 own = costs.stage(piece)
                 # The pivot argument of `latency`: (m - 1) paces of this stage and one way through all up to it.
                 least = (costs.count - 1) * own.pace + before + sum(2 * m.forward for m in message)
@@ -377,8 +377,8 @@ def _extensions(
                 if least >= most or not costs.fits(piece, min(2, costs.count)):
                     break
                 # The last stage, if all devices left worked on it without loss, must still keep the pace.
-                alone = costs.stage(StagePiece(end, total, others, last[:1])).pace
-                if (costs.count - 1) * alone / (left - count) + before >= most:
+                later_pace = costs.stage(StagePiece(end, total, others, last[:1])).pace
+                if (costs.count - 1) * later_pace / (free_devices - count) + before >= most:
                     continue
                 steps = (*state.steps, *message, own)
                 final = StagePiece(end, total, others, last)
@@ -387,10 +387,10 @@ def _extensions(
                 yield piece, _State(seconds, (*state.pieces, piece), steps, least)
 
 
-def _counts(costs: ReplicationCosts, left: int) -> tuple[int, ...]:
+def _counts(costs: ReplicationCosts, free_devices: int) -> tuple[int, ...]:
     """The numbers of replicas of the next stage: every one below what is left, or on larger clusters some of each
     size."""
-    able = tuple(m for m in costs.replicas if m < left)
+    able = tuple(m for m in costs.replicas if m < free_devices)
     if sum(costs.nodes) <= FINE_DEVICES:
         return able
     node = max(costs.nodes)
@@ -398,4 +398,4 @@ def _counts(costs: ReplicationCosts, left: int) -> tuple[int, ...]:
     whole = {m for m in able if m % node == 0 and (m // node) & (m // node - 1) == 0} | {
         m for m in able if not m & (m - 1)
     }
-    return tuple(m for m in able if m in whole or left - m in whole)
+    return tuple(m for m in able if m in whole or free_devices - m in whole)

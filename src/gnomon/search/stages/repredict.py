@@ -150,10 +150,10 @@ class Trials:
 
     def layer_seconds(self, position: int) -> float:
         """Seconds of one layer of the graph by itself, forward and backward, without what surrounds it."""
-        wanted: tuple[PriceKind, Preset] = self.kinds[position], "none"
-        if all(at[1:] != wanted for at in self._prices):
+        no_recompute: tuple[PriceKind, Preset] = self.kinds[position], "none"
+        if all(at[1:] != no_recompute for at in self._prices):
             self._price("none")
-        price = next(price for at, price in self._prices.items() if at[1:] == wanted)
+        price = next(price for at, price in self._prices.items() if at[1:] == no_recompute)
         phases = (price.forward, price.input_grad, price.weight_grad)
         return sum(phase.compute_s + sum(phase.comm_s.values()) for phase in phases)
 
@@ -177,14 +177,14 @@ class Trials:
 
     def _pricing(self, plan: Plan, spans: Sequence[tuple[int, int]], presets: Presets) -> Callable[[], Pricing]:
         """Makes the plan's prices, once, when they are asked for."""
-        made: list[Pricing] = []
+        pricings: list[Pricing] = []
 
         def pricing() -> Pricing:
-            if not made:
+            if not pricings:
                 base = self.prediction.pricing
                 stages = tuple(self._stage(s, *span, p) for s, (span, p) in enumerate(zip(spans, presets, strict=True)))
-                made.append(replace(base, plan=plan, stages=stages, shapes={}, turns=None))
-            return made[0]
+                pricings.append(replace(base, plan=plan, stages=stages, shapes={}, turns=None))
+            return pricings[0]
 
         return pricing
 
@@ -223,9 +223,9 @@ class Trials:
 
     def _keys(self, stage: int, a: int, b: int, presets: tuple[Preset, ...]) -> Iterator[tuple[int, PriceKind, Preset]]:
         """Yields the keys under which each layer's price is found."""
-        where, left = self._same.index(self._same[stage]), iter(presets)
+        where, remaining_presets = self._same.index(self._same[stage]), iter(presets)
         for i in range(a, b):
-            yield where, self.kinds[i], next(left) if self._is_counted(i) else "none"
+            yield where, self.kinds[i], next(remaining_presets) if self._is_counted(i) else "none"
 
     def _is_counted(self, position: int) -> bool:
         return self.layers[position].call.first is not None or len(self.counted) == len(self.layers)
@@ -274,11 +274,11 @@ class Trials:
 
     def _memory(self, contents: tuple[Content, ...], pricing: Callable[[], Pricing]) -> tuple[int, ...]:
         """Peak bytes of each rank class, which depend on its own stages alone."""
-        held = [tuple(contents[s] for s in stages) for stages in self.stages_of_class]
-        if any(content not in self._peaks for content in held):
-            for content, rank in zip(held, rank_memory(self.prediction.structure, pricing())[0], strict=True):
+        rank_contents = [tuple(contents[s] for s in stages) for stages in self.stages_of_class]
+        if any(content not in self._peaks for content in rank_contents):
+            for content, rank in zip(rank_contents, rank_memory(self.prediction.structure, pricing())[0], strict=True):
                 self._peaks[content] = rank.peak_bytes
-        return tuple(self._peaks[content] for content in held)
+        return tuple(self._peaks[content] for content in rank_contents)
 
     @property
     def stages_of_class(self) -> tuple[tuple[int, ...], ...]:

@@ -226,8 +226,8 @@ class _Pass:
         if trial is None or trial.step_s >= self.worst:
             return False
         # The trial's numbers come from a shortened replay: the plan is predicted in full before it is reported.
-        made = predict(self.result.graph, self.result.cluster, trial.plan, self.result.workload, self.result.stack)
-        self.best = made.step_s, FoundPlan(point=point, plan=trial.plan, prediction=made)
+        predicted = predict(self.result.graph, self.result.cluster, trial.plan, self.result.workload, self.result.stack)
+        self.best = predicted.step_s, FoundPlan(point=point, plan=trial.plan, prediction=predicted)
         return True
 
     def neighbours(self, leader: FoundPlan) -> Iterator[tuple[Point, Prediction]]:
@@ -237,8 +237,8 @@ class _Pass:
         plain = replace(unsaved(leader.plan), saved=saved)
         for what, plan in changes(plain):
             point = point_of(plan, leader.point)
-            kept = what.split(" ")[0] in ("tp", "pp", "microbatch", "schedule")
-            if not kept or not allowed(point, self.space, recompute=False):
+            keeps_structure = what.split(" ")[0] in ("tp", "pp", "microbatch", "schedule")
+            if not keeps_structure or not allowed(point, self.space, recompute=False):
                 continue
             if unsaved(plan) in self.done or not self.keep_going():
                 continue
@@ -269,11 +269,11 @@ def reasons(prediction: Prediction) -> tuple[str, ...]:
         lines += list(_moved(plan, graph))
     presets = layer_presets(plan, graph)
     if plan.saved.rules:
-        held = [rank.by_class.get("activations", 0) for rank in prediction.memory]
+        activations = [rank.by_class.get("activations", 0) for rank in prediction.memory]
         for stage, part in enumerate(stage_layers(plan, graph)):
             here = [presets[layer.label] for layer in part if layer.label in presets]
             words = [f"{here.count(name)} {name}" for name in ("full", "selective") if name in here]
-            of_rank = held[plan.pipeline_ranks[stage]]
+            of_rank = activations[plan.pipeline_ranks[stage]]
             if words:
                 again = " and ".join(words)
                 lines.append(f"stage {stage} recomputes {again} of {len(here)} layers ({of_rank / 2**30:.1f} GiB kept)")
@@ -291,5 +291,6 @@ def _moved(plan: Plan, graph: Graph) -> Iterator[str]:
         others = [layer.call.name for layer in part if layer.call.first is None]
         if count != usual:
             why = f" holds {', '.join(others)}:" if others else ":"
-            more = count - usual
-            yield f"stage {stage}{why} {abs(more)} layer{'s' * (abs(more) > 1)} {'more' if more > 0 else 'fewer'}"
+            extra_layers = count - usual
+            layers = f"{abs(extra_layers)} layer{'s' * (abs(extra_layers) > 1)}"
+            yield f"stage {stage}{why} {layers} {'more' if extra_layers > 0 else 'fewer'}"

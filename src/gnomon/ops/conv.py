@@ -34,6 +34,7 @@ def _conv_dims(op: Op, block: Tensors) -> Problem:
 
 def _stride(large: Sequence[Dim], small: Sequence[Dim]) -> int | None:
     """How many times as high and as wide one image is as another; None where that is no whole number, or two."""
+    # Height and width must shrink alike: one stride is carried by the op, not two.
     ratios = set[int]()
     for one, other in zip(large[2:], small[2:], strict=True):
         if one.size is None or other.size is None or one.size % other.size:
@@ -51,6 +52,7 @@ def _upsample_dims(op: Op, block: Tensors) -> Problem:
 def _pool_dims(op: Op, block: Tensors) -> Problem:
     """All dims but one of those over positions."""
     x, out = block.tensor(op.inputs[0]).dims, block.tensor(op.outputs[0]).dims
+    # The output may lack any one dim of positions; of an image, say, its height.
     ways = [x[:at] + x[at + 1 :] for at, dim in enumerate(x) if base(dim.name) in TOKEN_DIMS]
     return None if out in ways else cannot_write(op, block)
 

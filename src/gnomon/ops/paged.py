@@ -53,6 +53,7 @@ def _work(op: Op, block: Tensors, setting: Setting) -> Work:
     sequences = size_of(q.dims[0], sizes)
     widths = size_of(keys.dims[2], sizes) + size_of(values.dims[3], sizes)
     pool = size_of(keys.dims[0], sizes) * size_of(keys.dims[3], sizes)
+    # The pool is larger than what these sequences hold: bytes of one position, times those that the table names.
     of_a_position = (nbytes(keys, sizes, setting.dtypes) + nbytes(values, sizes, setting.dtypes)) // pool
     small = (op.inputs[0], *op.inputs[3:])
     return Work(

@@ -208,6 +208,7 @@ def _places(parts: Sequence[Inserted], moved: Longs, before: Ints) -> list[Longs
     first = np.flatnonzero(np.append(True, sorted_anchor[1:] != sorted_anchor[:-1]))
     # rank: number of an inserted row among those of its anchor, in the order of the parts.
     rank = np.arange(len(anchor)) - np.repeat(first, np.diff(np.append(first, len(anchor))))
+    # Rows before an anchor end right above it; rows after it begin right below it.
     base = moved[sorted_anchor] - before[sorted_anchor] if parts[0].before else moved[sorted_anchor] + 1
     place = np.empty(len(anchor), np.int64)
     place[order] = base + rank
@@ -284,6 +285,7 @@ def repeated(rows: Rows, times: int) -> Rows:
         class_ptr=rows.class_ptr * times,
         kind=rows.kind[order],
         stage=rows.stage[order],
+        # -1 (no unit, no group) stays; every other number gets a range of its own for each repeat.
         unit=np.where(unit >= 0, unit + turn * rows.num_units, unit).astype(np.int32),
         group=np.where(group >= 0, group + turn * groups, group).astype(np.int32),
         overrides={

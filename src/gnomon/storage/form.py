@@ -83,6 +83,7 @@ class Storage(ABC):
 
 def bits_packed(codes: NDArray[np.uint8], bits: int) -> NDArray[np.uint8]:
     """(rows, columns) codes of so many bits as bytes, the first of a byte in its lowest bits; rows end on a byte."""
+    # Three bits: two codes a byte, two bits of it unused.
     each = 8 // bits
     rows, columns = codes.shape
     padded = np.zeros((rows, -(-columns // each) * each), np.uint8)

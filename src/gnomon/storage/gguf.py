@@ -41,8 +41,13 @@ def _narrow_q4_0(rows: NDArray[np.float32]) -> Block:
     """The number of the largest size, with its sign, is -8."""
     top = np.take_along_axis(rows, np.abs(rows).argmax(1)[:, None], 1)[:, 0]
     scale = top / np.float32(-8)
+    # Multiplied by the reciprocal, as ggml does: a division rounds differently in the last bit. The inner `where`
+    # spares numpy's warning of 1 / 0 in blocks of zeros.
     by = np.where(scale == 0, np.float32(0), np.float32(1) / np.where(scale == 0, np.float32(1), scale))
+    # rows / scale lies in -8 … 8, so + 8.5 and truncation round half up to 0 … 16; the largest with the other sign
+    # would be 16, which four bits do not hold.
     codes = np.minimum(np.trunc(rows * by[:, None] + np.float32(8.5)), 15).astype(np.uint8)
+    # Byte i of a block holds number i in its lower half and number i + 16 in its upper half.
     return np.concatenate([_as_half(scale), codes[:, :16] | codes[:, 16:] << np.uint8(4)], 1)
 
 
@@ -54,12 +59,15 @@ def _narrow_q8_0(rows: NDArray[np.float32]) -> Block:
     scale = np.abs(rows).max(1) / np.float32(127)
     by = np.where(scale == 0, np.float32(0), np.float32(1) / np.where(scale == 0, np.float32(1), scale))
     x = rows * by[:, None]
+    # C's roundf: half away from zero, where numpy's rint would go to even.
     codes = (np.sign(x) * np.floor(np.abs(x) + np.float32(0.5))).astype(np.int8)
     return np.concatenate([_as_half(scale), codes.view(np.uint8)], 1)
 
 
 def _sixes(block: Block) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
     """(blocks, 8) scales and minima of Q4_K, six bits each, in 12 bytes."""
+    # Scales and minima 0 … 3 are the lower six bits of `low` and `mid`. Of 4 … 7, `high` has the lower four bits (scale
+    # in the lower half, minimum in the upper one), and the two top bits of `low` and `mid` have the rest.
     low, mid, high = block[:, 4:8], block[:, 8:12], block[:, 12:16]
     scales = np.concatenate([low & 63, (high & 15) | (low >> 6) << 4], 1)
     minima = np.concatenate([mid & 63, (high >> 4) | (mid >> 6) << 4], 1)
@@ -69,15 +77,21 @@ def _sixes(block: Block) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
 def _wide_q4_k(block: Block) -> NDArray[np.float32]:
     scales, minima = _sixes(block)
     each, least = _half(block, 0) * scales, _half(block, 2) * minima
+    # (blocks, runs of 32 bytes, halves, 32): the lower halves of 32 bytes are one sub-block of 32 numbers, their upper
+    # halves the next one.
     codes = block[:, 16:].reshape(-1, 4, 1, 32) >> np.array([0, 4], np.uint8).reshape(1, 1, 2, 1) & np.uint8(15)
     return (each[..., None] * codes.reshape(-1, 8, 32).astype(np.float32) - least[..., None]).reshape(-1, 256)
 
 
 def _wide_q6_k(block: Block) -> NDArray[np.float32]:
     fours, twos = np.arange(0, 8, 4, dtype=np.uint8).reshape(1, 1, 2, 1), np.arange(0, 8, 2, dtype=np.uint8)
+    # A block is two halves of 128 numbers. Of each, 64 bytes hold the lower four bits: 64 numbers in the lower halves,
+    # 64 in the upper ones, which are four runs of 32.
     low = (block[:, :128].reshape(-1, 2, 1, 64) >> fours & np.uint8(15)).reshape(-1, 8, 32)
+    # 32 bytes hold the two upper bits of the same four runs: bits 0, 1 of the first run, 2, 3 of the second …
     high = block[:, 128:192].reshape(-1, 2, 1, 32) >> twos.reshape(1, 1, 4, 1) & np.uint8(3)
     codes = (low | high.reshape(-1, 8, 32) << np.uint8(4)).astype(np.int8) - np.int8(32)
+    # 16 signed scales, one for each 16 numbers, and after them the float16 that multiplies them all.
     scales = _half(block, 208) * np.ascontiguousarray(block[:, 192:208]).view(np.int8).astype(np.float32)
     return (scales[..., None] * codes.reshape(-1, 16, 16).astype(np.float32)).reshape(-1, 256)
 

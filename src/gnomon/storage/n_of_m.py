@@ -39,6 +39,7 @@ class NM(Sparse):
 
     def mask(self, score: NDArray[np.float32]) -> NDArray[np.bool_]:
         rows = score.reshape(score.shape[0], -1, self.m)
+        # Stable: of equal scores the first is kept, so that every rank chooses the same.
         best = np.argsort(-rows, -1, kind="stable")[..., : self.n]
         out = np.zeros(rows.shape, np.bool_)
         np.put_along_axis(out, best, True, -1)
@@ -60,9 +61,12 @@ class NM(Sparse):
         self, weight: NDArray[np.float32], mask: NDArray[np.bool_]
     ) -> tuple[dict[str, NDArray[Any]], NDArray[np.float32]]:
         rows, kept = weight.shape[0], mask.reshape(weight.shape[0], -1, self.m)
+        # False sorts before True, so the places of kept numbers come first, then those of zeros that fill a group up to
+        # n.
         places = np.sort(np.argsort(~kept, -1, kind="stable")[..., : self.n], -1).astype(np.uint8)
         values = np.take_along_axis(np.where(mask, weight, 0).reshape(kept.shape), places.astype(np.int64), -1)
         flat = places.reshape(rows, -1)
+        # Rows begin at a byte: an odd row leaves the upper half of its last byte unused.
         flat = np.pad(flat, ((0, 0), (0, flat.shape[1] % 2)))
         packed = flat[:, ::2] | flat[:, 1::2] << np.uint8(4)
         return {"places": packed}, values.reshape(rows, -1).astype(np.float32)
@@ -73,6 +77,7 @@ class NM(Sparse):
     def places_of(self, arrays: Arrays, shape: Shape) -> NDArray[np.uint8]:
         """(rows, columns / m, n): which of its m each kept number is, ascending."""
         packed, kept = arrays["places"].view(np.uint8), shape[1] // self.m * self.n
+        # Cut to `kept`, since the last nibble of an odd row holds nothing.
         flat = np.stack([packed & np.uint8(15), packed >> np.uint8(4)], -1).reshape(shape[0], -1)[:, :kept]
         return flat.reshape(shape[0], -1, self.n)
 

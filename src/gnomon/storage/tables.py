@@ -37,6 +37,9 @@ def nf4_bytes(elements: int) -> int:
 
 def _nearest(x: NDArray[np.float32], codes: tuple[float, ...]) -> NDArray[np.uint8]:
     table = np.asarray(codes, np.float32)
+    # E2M1's codes do not ascend (negative ones follow the positive ones), so midpoints are taken in ascending order and
+    # the place found is mapped back. 0 and -0 are neighbours: what is below 0 by less than a midpoint may become
+    # either.
     order = np.argsort(table, kind="stable")
     edges = (table[order][:-1] + table[order][1:]) / 2
     return order[np.searchsorted(edges, x)].astype(np.uint8)
@@ -65,6 +68,7 @@ class NF4(Storage):
         flat = np.asarray(weight, np.float32).ravel()
         rows = np.pad(flat, (0, -flat.size % NF4_BLOCK)).reshape(-1, NF4_BLOCK)
         scales = np.abs(rows).max(1)
+        # 1e-38 stands for the scale of a block of zeros, whose numbers are 0 whatever they are divided by.
         codes = _nearest(rows / np.maximum(scales, np.float32(1e-38))[:, None], NF4_CODES).ravel()[: flat.size]
         codes = np.pad(codes, (0, flat.size % 2))
         return {"codes": codes[::2] << np.uint8(4) | codes[1::2], "scales": scales}
@@ -97,7 +101,10 @@ class MXFP4(Storage):
     def narrow(self, weight: NDArray[np.float32]) -> dict[str, NDArray[Any]]:
         rows = np.asarray(weight, np.float32).reshape(weight.shape[0], -1, MX_BLOCK)
         top = np.abs(rows).max(-1)
+        # The largest code is 6 = 1.5 * 2**2, so the block's power is that of its largest number less 2 (OCP MX 1.0);
+        # numbers of 6 … 8 times the scale are rounded to 6.
         exponents = np.where(top > 0, np.floor(np.log2(np.maximum(top, np.float32(1e-38)))) - 2, -MX_BIAS)
+        # 255 is NaN in E8M0.
         scales = np.clip(exponents + MX_BIAS, 0, 254).astype(np.uint8)
         codes = _nearest(rows / _powers(scales)[..., None], E2M1_CODES).reshape(weight.shape)
         return {"codes": codes[:, ::2] | codes[:, 1::2] << np.uint8(4), "scales": scales}

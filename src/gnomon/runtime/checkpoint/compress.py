@@ -172,6 +172,7 @@ def read_text(data: Path, folder: Path, tokenizer: Path | None) -> HeldOutText:
             f"{data} has token {max(ids)} as {encoder.name} writes it, and the model has {size} of them; give its own "
             f"tokenizer.json (--tokenizer)"
         )
+    # Rows overlap by one token: the last of a row, which is only predicted, is the first of the next.
     rows = torch.tensor(ids).unfold(0, length + 1, length)[: SEEN + HELD_OUT]
     num_held_out = max(1, min(HELD_OUT, len(rows) // 4))
     return HeldOutText(tokens=rows[num_held_out:], held_out=rows[:num_held_out], notes=encoder.notes)
@@ -211,6 +212,8 @@ def compress(
             seen = inputs_of_linears(whole, where, text.tokens, squares=method in SEES_PAIRS)
         del whole
     scales = _scales(folder, model.model_type, storage, seen) if method == "awq" else Scales()
+    # Beside the target, so that the last step is a rename within one file system: the folder is there whole or not at
+    # all.
     temporary = Path(tempfile.mkdtemp(dir=target.parent, prefix=f".{target.name}."))
     files = sorted({file for file, _ in folder.entries.values()})
     errors: list[Error] = []
@@ -284,6 +287,7 @@ def predicted_tokens_per_s(
     if not outside or any(".experts." in name for name in linears):
         return None
     heads = {name for name in outside if "head" in name} or {max(outside, key=lambda name: prod(shapes[name]))}
+    # Decoding one sequence multiplies every matrix with one row, so its time is the sum over matrices.
     read = [*chosen, *heads]  # the table of embeddings is a product where it is the head's matrix too
     whole = Dense(dtype="bf16")
     small: Storage = whole if isinstance(storage, Float8) else storage  # the engine widens eight-bit floats
@@ -437,6 +441,7 @@ class Inputs:
     def add(self, tensor: str, x: Tensor) -> None:
         """Adds the inputs (…, inputs) of one call of a linear to its statistics."""
         rows = x.detach().flatten(0, -2).double()
+        # In fp64: GPTQ inverts these sums, which are close to singular for correlated inputs.
         new = rows.T @ rows if self.squares else (rows**2).sum(0)
         self.sums[tensor] = self.sums[tensor] + new if tensor in self.sums else new
 
@@ -464,7 +469,9 @@ def inputs_of_linears(model: OneProcess, where: Layout, rows: Tensor, *, squares
     flat = model.parameters.flat
     assert flat is not None
     names = {
-        flat.data_ptr() + slot.start * flat.element_size(): where.pieces[slot.name][0].tensor for slot in model.slots
+        # A weight that is multiplied is a view of the flat buffer, so its address says which one it is.
+        flat.data_ptr() + slot.start * flat.element_size(): where.pieces[slot.name][0].tensor
+        for slot in model.slots
     }
     inputs = Inputs({}, squares=squares)
     with torch.no_grad(), _Watch(inputs, names):
@@ -591,8 +598,12 @@ def gptq(
     w, h = weight.astype(np.float64), squares.copy()
     columns = w.shape[1]
     never = np.diag(h) == 0
+    # An input that is always 0 leaves a zero row: 1 on the diagonal makes the matrix invertible and couples it to
+    # nothing.
     h[never, never] = 1
     h[np.diag_indices(columns)] += DAMPING * np.diag(h).mean()
+    # Row j of the upper Cholesky factor of the inverse has what GPTQ's Algorithm 1 needs at column j: the inverse of
+    # the Hessian of the columns not rounded yet, without inverting it anew for each.
     upper = np.linalg.cholesky(np.linalg.inv(h)).T
     size = form.group or columns
     one = replace(form, group=0)
@@ -608,6 +619,8 @@ def gptq(
             codes[:, j] = one.codes_of(arrays, (w.shape[0], 1))[:, 0]
             errors[:, j - start] = (w[:, j] - one.widen(arrays, (w.shape[0], 1))[:, 0]) / upper[j, j]
             w[:, j + 1 : own.stop] -= np.outer(errors[:, j - start], upper[j, j + 1 : own.stop])
+        # Columns beyond the group are updated once, by one matmul (the paper's lazy batch updates); those of the group
+        # one by one, since its scale is fixed before.
         w[:, own.stop :] -= errors @ upper[own, own.stop :]
     return form.of_codes(codes, np.concatenate(scales, 1))
 

@@ -223,6 +223,7 @@ def _order(seed: int, side: int, epoch: int, rows: int) -> Integers:
 def _hash(count: int) -> NDArray[np.uint64]:
     """A number of each document, as good as random (splitmix64)."""
     with np.errstate(over="ignore"):
+        # By the document's number, not its text: the same documents are held out however they are tokenised.
         x = np.arange(1, count + 1, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
         x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
         x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
@@ -241,6 +242,7 @@ def _divided(whole: Side, held_out: NDArray[np.bool_]) -> tuple[Side, Side]:
         return whole.of(~late), whole.of(late)
     ends = np.cumsum(whole.lengths)
     cut = whole.size - max(1, whole.size // HELD_OUT)
+    # Of each document the ids before `cut`, a place in the whole text: all, none, or its first ones.
     before_cut = np.clip(cut - (ends - whole.lengths), 0, whole.lengths)
     before = replace(whole, lengths=before_cut)
     after = Side(starts=whole.starts + before_cut, lengths=whole.lengths - before_cut)
@@ -254,8 +256,10 @@ def _stream(side: Side, seq_len: int) -> PackedRows:
     begins = ends - side.lengths
     low = np.arange(max(0, (side.size - 1) // seq_len)) * seq_len
     high = low + seq_len + 1
+    # The document that holds a row's first id: the first whose end is beyond it.
     documents = np.searchsorted(ends, low, "right")
     row, document, first = _counted(documents, np.searchsorted(ends, high - 1, "right") - documents + 1)
+    # A row's piece of a document is where both overlap, in places of the whole text; `starts` are places in the ids.
     begin = np.maximum(low[row], begins[document])
     starts = side.starts[document] + begin - begins[document]
     return PackedRows(first=first, starts=starts, lengths=np.minimum(high[row], ends[document]) - begin)
@@ -266,6 +270,7 @@ def _counted(begins: Integers, counts: Integers) -> tuple[Integers, Integers, In
     each run begins, with the end of all)."""
     first = np.concatenate(([0], np.cumsum(counts)))
     which = np.repeat(np.arange(len(counts)), counts)
+    # Number k of all is number k - first[run] of its run.
     return which, begins[which] + np.arange(first[-1]) - first[which], first
 
 
@@ -278,8 +283,10 @@ def _packed(side: Side, seq_len: int) -> PackedRows:
     """Positions left -> rows with so many."""
     sizes: list[int] = []
     """Keys of `room`, in order."""
+    # By length and then by place, so that equal pieces are packed alike on every rank.
     for piece in sorted(range(len(starts)), key=lambda piece: (-lengths[piece], piece)):
         need = lengths[piece] - 1
+        # The least room that is enough: the first size not below it.
         place = bisect_left(sizes, need)
         if place == len(sizes):
             row, room_left = len(bins), seq_len
@@ -307,6 +314,7 @@ def _padded(side: Side, seq_len: int) -> PackedRows:
 
 def _pieces(side: Side, seq_len: int) -> tuple[list[int], list[int]]:
     """Documents cut to rows: where each piece starts, and its ids."""
+    # A piece of n ids trains n - 1 positions, as its last id is only a label; the next piece begins with it.
     count = np.maximum(-(-(side.lengths - 1) // seq_len), 0)
     document, piece, _ = _counted(np.zeros_like(count), count)
     at = piece * seq_len

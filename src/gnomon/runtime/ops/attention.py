@@ -34,6 +34,7 @@ def window_mask(queries: int, keys: int, window: int, causal: bool, device: torc
     """A mask (queries, keys): whether a query sees a key; of its own position and the `window` - 1 before it, or
     without causality as many after it. The queries are the last positions of the keys."""
     distance = torch.arange(keys - queries, keys, device=device)[:, None] - torch.arange(keys, device=device)
+    # distance[i, j] is query i's position less key j's.
     seen = distance < window if window else torch.ones_like(distance, dtype=torch.bool)
     return seen & (distance >= 0 if causal else distance > -window if window else seen)
 
@@ -83,6 +84,7 @@ def _whole(
         mask = None
     if bias is not None:
         added = read(bias).movedim(-1, 0).to(q.dtype)  # (positions, positions, heads) -> heads first
+        # torch takes either a bias or a mask, so the mask becomes -inf in the bias.
         mask = added if mask is None or not (masked or causal) else added.masked_fill(~mask, -math.inf)
     grouped = q.shape[-3] != k.shape[-3]
     return functional.scaled_dot_product_attention(
@@ -131,6 +133,7 @@ class _OfChunk(torch.autograd.Function):
         part: Part,
         at: str,
     ) -> Tensor:
+        # Keys and values of all chunks so far are in one buffer of `Prefixes`; later chunks read it, none is copied.
         prefix, merged = before.append(at, part, k, v), OnlineSoftmax()
         ctx.given = rule, before, part, at, prefix
         keys, values = prefix.keys[:, :, : part.stop], as_wide(prefix.values[:, :, : part.stop], q)
@@ -152,7 +155,11 @@ class _OfChunk(torch.autograd.Function):
         wide = dv if width == values.shape[-1] else torch.zeros_like(values)
         backward(grad, q, keys, values, out, lse, part.segments, ((0, part.stop),), rule, (dq, dk, wide))
         if wide is not dv:
+            # Values narrower than keys (MLA) were widened with zeros for the kernel; the gradient of what was added
+            # goes.
             dv += wide[..., :width]
+        # Later chunks have added to these gradients already (they went backward before), and no earlier chunk reads
+        # these keys: they are complete, and leave the buffer.
         own = slice(part.start, part.stop)
         mine = of_keys[:, :, own].clone(), of_values[:, :, own].clone()
         before.free(at, part)
@@ -161,12 +168,14 @@ class _OfChunk(torch.autograd.Function):
 
 def _with_sinks(out: Tensor, lse: Tensor, sinks: Tensor) -> tuple[Tensor, Tensor]:
     """(out, log of the sum) with one more score a head, whose share goes to nothing."""
+    # The softmax's denominator grows by exp(sink): weights are multiplied by exp(lse - log(exp(lse) + exp(sink))).
     below = torch.logaddexp(lse, sinks.to(lse.dtype).view(-1, 1))
     return out * (lse - below).exp().unsqueeze(-1).to(out.dtype), below
 
 
 def _of_sinks(sinks: Tensor, grad: Tensor, out: Tensor, lse: Tensor) -> Tensor:
     """The gradient of attention sinks (heads)."""
+    # d out / d sink = -p · out, where p is the sink's own weight; `lse` includes the sink here.
     share = (sinks.to(lse.dtype).view(-1, 1) - lse).exp()
     return -(share * (grad * out).sum(-1)).sum((0, 2)).to(sinks.dtype)
 
@@ -212,6 +221,7 @@ def inverse_frequencies(attributes: Attributes, width: int, dtype: torch.dtype, 
         case "linear":
             return plain / r.scaling_factor
         case "dynamic":
+            # NTK-aware scaling by the length at hand: 1 up to the original length, then linear in it.
             times = r.scaling_factor * max(positions, r.original_length) / r.original_length - (r.scaling_factor - 1)
             base = r.base * times ** (width / (width - 2))
             return 1.0 / base ** (torch.arange(0, width, 2, dtype=torch.int64).to(dtype) / width)
@@ -219,10 +229,14 @@ def inverse_frequencies(attributes: Attributes, width: int, dtype: torch.dtype, 
             factors = r.long_factors if positions > r.original_length else r.short_factors
             return plain / torch.tensor([float(factor) for factor in factors.split()], dtype=dtype)
         case "llama3":
+            # How often a pair turns within the original length: pairs that turn often keep their frequency, those that
+            # turn rarely are divided by the factor, between them it is interpolated.
             turns = r.original_length * plain / (2 * math.pi)
             smooth = ((turns - r.low_freq_factor) / (r.high_freq_factor - r.low_freq_factor)).clamp(0, 1)
             return (1 - smooth) * plain / r.scaling_factor + smooth * plain
         case "yarn":
+            # YaRN, section 3.2: the pairs that turn beta_fast and beta_slow times within the original length; between
+            # them the frequency goes from plain to divided.
             first, last = (
                 width * math.log(r.original_length / (turns * 2 * math.pi)) / (2 * math.log(r.base))
                 for turns in (r.beta_fast, r.beta_slow)
@@ -260,6 +274,7 @@ def shared_tables(
     if dict(attributes).get("scaling", "") in ("dynamic", "longrope"):
         return rotary_tables(attributes, positions, width, dtype, device)
     key = attributes, width, dtype, device
+    # The longest is asked for again by its own length, which is the cached call; a shorter one is a view of it.
     longest = _LONGEST[key] = max(positions, _LONGEST.get(key, 0))
     cos, sin = rotary_tables(attributes, longest, width, dtype, device)
     return cos[:positions], sin[:positions]
@@ -274,6 +289,7 @@ def rotary(site: Site, x: Tensor, *, packing: Packing | None = None) -> Tensor:
     spread[where], spread[-1] = x.shape[where], width // 2
     local, ranks = x.shape[where], site.position_ranks
     in_parts = packing is not None and packing.parts is not None
+    # Rows of several sequences restart at 0 each, and over cp the table has to reach the positions of all ranks.
     longest = max(packing.longest, local) if packing is not None and in_parts else local * ranks
     cos, sin = shared_tables(site.op.attrs, longest, width, x.dtype, x.device)
     own = None if ranks == 1 or in_parts else site.positions(local, x.device)

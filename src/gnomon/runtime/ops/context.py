@@ -55,6 +55,8 @@ class _Where:
 
     def _places(self, rows: int, device: torch.device) -> Tensor:
         """The place of each position (positions) among the rows that all ranks send, rank after rank."""
+        # Ranks send equally many rows, some of them filler behind their own positions; the filler's places are never
+        # listed.
         each, found = rows // self.axis.ranks, list[tuple[int, int, int]]()
         for rank, segments in enumerate(self.ranks):
             at = rank * each
@@ -126,6 +128,7 @@ class _Ring(torch.autograd.Function):
         assert axis.group is not None
         merged = OnlineSoftmax()
         for step in range(axis.ranks):
+            # The next keys travel while these are used.
             following = pass_on(keys, axis.group, KEYS) if step + 1 < axis.ranks else None
             theirs = where.keys(k, (axis.index - step) % axis.ranks)
             their_k, their_v = _apart(keys, k)
@@ -154,6 +157,7 @@ class _Ring(torch.autograd.Function):
             into = dq, torch.zeros_like(their_k), torch.zeros_like(their_v)
             backward(grad, q, their_k, their_v, out, lse, where.queries(q), theirs, where.rule, into, where.packing)
             mine = _joined(into[1], into[2][..., : narrow.shape[-1]])
+            # The keys at hand came from the previous rank, and so do the terms that it has added for them.
             terms = mine if coming is None else arrived(*coming).add_(mine)
             coming = pass_on(terms, axis.group, GRADIENTS)
             if following is not None:
@@ -268,6 +272,7 @@ def _exchanged(x: Tensor, where: _Where, to_heads: bool) -> Tensor:
 
 def _ulysses(q: Tensor, k: Tensor, v: Tensor, where: _Where, plain: Callable[..., Tensor]) -> Tensor:
     if (copies := where.axis.ranks // k.shape[1]) > 1:  # fewer key-value heads than ranks: each goes to several
+        # Autograd adds the copies' gradients up, as every copy is read by other query heads.
         k, v = (x.repeat_interleave(copies, dim=1) for x in (k, v))
     whole = (_Exchange.apply(x, where, True) for x in (q, k, v))  # type: ignore[no-untyped-call]
     out: Tensor = _Exchange.apply(plain(*whole), where, False)  # type: ignore[no-untyped-call]

@@ -72,6 +72,7 @@ class _Sent(torch.autograd.Function):
     def forward(ctx: Any, rows: Tensor, sent: Tensor, guess: Guess, ep: Axis) -> tuple[Tensor, Tensor]:
         group, me = ep.group, ep.index
         assert group is not None
+        # sent: (ranks, slots) rows that go to each rank for each of its slots of experts.
         everyone = torch.empty((ep.ranks * sent.shape[0], sent.shape[1]), dtype=sent.dtype, device=sent.device)
         numbers = all_gather(everyone, sent.contiguous(), group, wait=False)
         begun = None
@@ -82,10 +83,13 @@ class _Sent(torch.autograd.Function):
         table = everyone.view(ep.ranks, ep.ranks, -1)  # (from, to, slot)
         between = table.sum(2).cpu()
         going, coming = between[me].tolist(), between[:, me].tolist()
+        # All ranks see the same table and the same guess, so all agree on whether there is a second exchange: a
+        # collective that only some enter would hang.
         missed = guess.rows is None or bool((between > guess.rows).any())
         came = move_rows(rows, group, coming, going) if begun is None else begun.finish(coming, missed=missed)
         guess.learn(between, missed=missed)
         ctx.way = group, going, coming
+        # (from, slot): what this rank's experts got, and from whom.
         got = table[:, me].contiguous()
         ctx.mark_non_differentiable(got)
         return came, got
@@ -109,6 +113,8 @@ class _Begun:
         self.out = rows.new_zeros((sum(ahead), *shape))
         for room, part in zip(self.out.split(list(ahead)), self.parts, strict=True):
             some = min(len(part), len(room))
+            # Where fewer rows go than were guessed, zeros fill the rest of the message; the receiver cuts them off by
+            # the true numbers.
             room[:some] = part[:some]
         self.room = rows.new_empty((sum(behind), *shape))
         self.work = all_to_all(self.room, self.out, group, behind, ahead, wait=False)
@@ -123,4 +129,5 @@ class _Begun:
         late = [part[count:] for part, count in zip(self.parts, self.ahead, strict=True)]
         rest = [max(0, count - guessed) for count, guessed in zip(coming, self.behind, strict=True)]
         later_rows = move_rows(torch.cat(late), self.group, rest, [len(part) for part in late]).split(rest)
+        # Rank after rank, what was guessed before what was late: the order in which one exchange would bring them.
         return torch.cat([part for pair in zip(first, later_rows, strict=True) for part in pair])

@@ -42,12 +42,15 @@ def _scan(parameters: Mapping[str, Tensor], chunk: int, steps: tuple[float, floa
     groups, width = p["weight_x"].shape[:2]
     state, heads = p["weight_bc"].shape[2], p["D"].shape[0]
     widths = [width, width, state, state, heads // groups]
+    # [tokens, groups, width + width + state + state + heads / groups] -> five tensors [tokens, groups * own width].
+    # Group after group in place of part after part, so that tp cuts between groups.
     z, x, b, c, dt = (t.flatten(-2) for t in joined.to(dtype).unflatten(-1, (groups, -1)).split(widths, dim=-1))
     xbc = functional.silu(_convolved(torch.cat([x, b, c], dim=-1), p))
     x, b, c = xbc.split([groups * width, groups * state, groups * state], dim=-1)
     dt = functional.softplus(dt + p["dt_bias"]).clamp(*steps)
     x = x.unflatten(-1, (heads, -1))
     b, c = (t.unflatten(-1, (groups, state)) for t in (b, c))
+    # Discretised as in the paper: A is negative, exp(A dt) decays the state, and dt scales what x adds to it.
     y = scan(x * dt[..., None], -p["A_log"].exp() * dt, b, c, chunk) + x * p["D"][:, None]
     return (y.flatten(-2) * functional.silu(z)).unflatten(-1, (groups, width)).to(joined.dtype)
 
@@ -77,14 +80,19 @@ def scan(x: Tensor, decay: Tensor, b: Tensor, c: Tensor, chunk: int) -> Tensor:
     b, c = (t.repeat_interleave(heads // t.shape[2], dim=2).unflatten(1, (-1, chunk)) for t in (b, c))
     x, decay = x.unflatten(1, (-1, chunk)), decay.unflatten(1, (-1, chunk)).transpose(-1, -2)
     since = decay.cumsum(-1)  # (batch, chunks, heads, chunk)
+    # z batch, k chunk, h head, i and j tokens of a chunk, n state, p width. steps[i, j] is the sum of decays of tokens
+    # j + 1 … i, the log of what is left at i of what j added.
     steps = since[..., :, None] - since[..., None, :]
     before = torch.ones(chunk, chunk, dtype=torch.bool, device=x.device).tril()
     within = steps.masked_fill(~before, float("-inf")).exp()
     scores = torch.einsum("zkihn,zkjhn->zkhij", c, b) * within
     y = torch.einsum("zkhij,zkjhp->zkihp", scores, x)
+    # The state at a chunk's end from its own tokens: each decays from its token to the last one.
     chunk_states = torch.einsum("zkjhn,zkhj,zkjhp->zkhpn", b, (since[..., -1:] - since).exp(), x)  # by each chunk alone
     states, carried = [torch.zeros_like(chunk_states[:, 0])], since[..., -1].exp()
+    # The only loop over the sequence: a state at the beginning of each chunk, tokens / chunk of them.
     for index in range(chunk_states.shape[1] - 1):
         states.append(states[-1] * carried[:, index, :, None, None] + chunk_states[:, index])
+    # What came before the chunk has decayed by since[i] when token i reads it.
     y = y + torch.einsum("zkihn,zkhi,zkhpn->zkihp", c, since.exp(), torch.stack(states, dim=1))
     return y.flatten(1, 2)[:, :tokens]

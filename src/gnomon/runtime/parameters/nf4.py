@@ -31,6 +31,7 @@ def code(device: torch.device) -> Tensor:
 @lru_cache(maxsize=4)
 def _pairs(device: torch.device) -> Tensor:
     """The two numbers (256, 2) that each byte stands for, the upper half first."""
+    # One lookup a byte in place of two shifts and two lookups a number: weights are widened in every forward.
     byte = torch.arange(256, device=device)
     return torch.stack((code(device)[byte >> 4], code(device)[byte & 15]), dim=1)
 
@@ -42,6 +43,7 @@ def dynamic(device: torch.device) -> Tensor:
     numbers = [0.0, 1.0]
     for decade in range(7):
         edges = torch.linspace(0.1, 1, 2**decade + 1, dtype=torch.float32)
+        # The middles of 2**decade equal parts of 0.1 … 1, times the decade's power of ten.
         steps = 10.0 ** (decade - 6) * ((edges[:-1] + edges[1:]) / 2)
         numbers += [*steps.tolist(), *(-steps).tolist()]
     return torch.tensor(sorted(numbers), dtype=torch.float32, device=device)
@@ -49,6 +51,7 @@ def dynamic(device: torch.device) -> Tensor:
 
 def _nearest(x: Tensor, codes: Tensor) -> Tensor:
     """Numbers of the codes, which ascend, that are nearest."""
+    # Codes ascend, so the nearest one is found by the number of midpoints below x.
     return torch.bucketize(x, (codes[:-1] + codes[1:]) / 2, out_int32=True).to(torch.uint8)
 
 
@@ -59,6 +62,7 @@ def _largest(x: Tensor, size: int) -> tuple[Tensor, Tensor]:
 
 
 def _scaled(rows: Tensor, largest: Tensor) -> Tensor:
+    # A block of zeros stays zeros. The reciprocal may round up, so that the largest would lie beyond 1.
     return (rows * (1 / largest.clamp(min=1e-38))[:, None]).clamp(-1, 1).flatten()
 
 
@@ -86,11 +90,14 @@ class Nf4Blocks:
             num_groups=0 if self.groups is None else self.groups.numel(),
             dtype=self.dtype,
         )
+        # A rank's part has whole blocks only (`_cut`), so the tensor's number of elements is a multiple of a block
+        # here.
         codes = self.codes if form.is_whole else form.pick_blocks(self.codes.view(-1, NF4_BLOCK // 2)).flatten()
         scales = form.pick_blocks(self.scales)
         if self.groups is None:
             parts = [scales.float().view(torch.uint8), codes]
         else:
+            # The layout of `Form.ends`: [mean, scales of groups] in fp32, then scales, then codes.
             first = torch.cat((torch.tensor([self.mean], dtype=torch.float32), self.groups.cpu().float())).view(
                 torch.uint8
             )
@@ -105,6 +112,8 @@ def _cut(name: str, whole: Sequence[int], offset: Sequence[int], shape: Sequence
     cut = [dim for dim, size in enumerate(whole) if shape[dim] != size]
     if not cut:
         return []
+    # Blocks run through the tensor row after row. Dims behind the last that is cut are whole, so each index of the dims
+    # before it has one run of consecutive elements: offset * inner … (offset + shape) * inner.
     last, inner = cut[-1], prod(whole[cut[-1] + 1 :])
     run = (whole[last] * inner, offset[last] * inner, shape[last] * inner)
     if any(size % NF4_BLOCK for size in run):
@@ -170,6 +179,7 @@ class Form:
             return packed[:end].view(torch.float32)
         mean = packed[:4].view(torch.float32)
         blocks = prod(count for count, _, _ in self.blocks) if self.blocks else self.num_blocks
+        # A block's group follows from its number in the whole tensor, whichever of the blocks this rank has.
         group = self.pick_blocks(torch.arange(blocks, dtype=torch.int32, device=packed.device) // NF4_GROUP)
         eight = dynamic(packed.device).index_select(0, packed[groups:end].int())
         return eight * packed[4:groups].view(torch.float32).index_select(0, group) + mean
@@ -179,6 +189,7 @@ class Form:
         _, begin, end = self.ends
         pairs = _pairs(packed.device).index_select(0, packed[begin:end].int()).flatten()[: self.elements]
         scales = self.scales(packed)
+        # The last block is not full: scales are spread over elements. Otherwise blocks are rows, which copies less.
         if self.elements % NF4_BLOCK:
             return (pairs * scales.repeat_interleave(NF4_BLOCK)[: self.elements]).to(self.dtype)
         return pairs.view(-1, NF4_BLOCK).mul_(scales[:, None]).flatten().to(self.dtype)
@@ -188,7 +199,9 @@ def quantised(weight: Tensor) -> Nf4Blocks:
     """A weight in four bits, with scales in eight bits."""
     rows, largest = _largest(weight.flatten().float(), NF4_BLOCK)
     numbers = _nearest(_scaled(rows, largest)[: weight.numel()], code(weight.device))
+    # The upper half of the last byte is unused where the number of elements is odd.
     numbers = torch.nn.functional.pad(numbers, (0, weight.numel() % 2))
+    # Scales are all positive; without their mean both signs of the eight-bit code are used (QLoRA, section 3).
     mean = largest.mean()
     grouped, of_group = _largest(largest - mean, NF4_GROUP)
     scales = _nearest(_scaled(grouped, of_group)[: largest.numel()], dynamic(weight.device))

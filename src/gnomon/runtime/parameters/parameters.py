@@ -86,6 +86,7 @@ class Slot:
         if self.experts is None:
             yield self, (self.start, self.stop)
             return
+        # Experts lie one after the other along the first dim, each with equally many elements.
         size = (self.stop - self.start) // max(1, self.shape[0])
         for number, (expert, ranks) in enumerate(zip(self.experts, self.held_by, strict=True)):
             begin = self.start + number * size
@@ -352,6 +353,8 @@ class Parameters:
         if self.grad is None:
             self._make_grad()
         assert self.grad is not None
+        # The buffer came from `empty`: what no op added to (an expert without tokens, a branch not taken) has no zeros
+        # yet.
         if len(self.begun) < len(self.slots):
             for slot in self.slots:
                 if slot.name not in self.begun:
@@ -380,6 +383,8 @@ class Parameters:
         """Each slot that this rank updates, and its range within `mine`."""
         begin, end = self.mine
         for slot in self.slots:
+            # A shard may begin and end within a parameter: shards are equal parts of the flat buffer, whatever lies in
+            # it.
             low, high = max(slot.start, begin), min(slot.stop, end)
             if low < high:
                 yield slot, (low - begin, high - begin)

@@ -102,6 +102,7 @@ def shared_out(totals: Sequence[int], held: Sequence[Sequence[int]], ep: int) ->
             load[ranks[0]] += totals[expert]
         elif totals[expert]:
             several.append(expert)
+    # Large ones first: later pours can then even out what they left.
     several.sort(key=lambda expert: (-totals[expert], expert))
     for _ in range(SWEEPS):
         changed = False
@@ -124,9 +125,12 @@ def _poured(rows: int, loads: Sequence[int]) -> list[int]:
     order = sorted(range(len(loads)), key=lambda place: (loads[place], place))
     under, count = 0, 0
     for place in order:  # ranks that end above what they have now
+        # Water filling: with the `count` least loaded at the level of the next one, `rows` would be used up already, so
+        # that one gets nothing.
         if count and loads[place] * count - under >= rows:
             break
         under, count = under + loads[place], count + 1
+    # The remainder goes to the least loaded first, a row each.
     level, rest = divmod(rows + under, count)
     made = [0] * len(loads)
     for number, place in enumerate(order[:count]):
@@ -158,6 +162,7 @@ def sent_rows(counts: NDArray[np.int64], placement: Placement) -> NDArray[np.int
         if len(ranks) == 1:
             sent[:, expert, ranks[0]] = counts[:, expert]
             continue
+        # left[rank]: rows of its own tokens that go nowhere yet; room[rank]: what its share still takes.
         left, room = counts[:, expert].tolist(), dict(zip(ranks, shares[expert], strict=True))
         for rank in ranks:
             own = min(left[rank], room[rank])
@@ -166,6 +171,7 @@ def sent_rows(counts: NDArray[np.int64], placement: Placement) -> NDArray[np.int
             room[rank] -= own
         waiting = [rank for rank in ranks if room[rank]]
         for source, rows in enumerate(left):
+            # Ends: shares add up to the expert's rows, so there is room for what is left.
             while rows:
                 target = waiting[0]
                 some = min(rows, room[target])
@@ -191,10 +197,12 @@ def busiest(router: RouterLoad, placement: Sequence[Placement], experts: int, ep
     pairs = []
     for layer in range(count):
         row = placement[layer % len(placement)]
+        # A load is given layer by layer or once for all; a placement likewise. Layers repeat the shorter list.
         here = max(row) + 1  # layers of a pyramid have unlike numbers of experts
         computed = router.computed_by_layer(here if here != experts and not router.layers else experts)
         shares = computed[layer % len(computed)]
         check_placement(row, len(shares), len(row) - len(shares), ep)
+        # Whole rows, as the runtime counts them, so that `shared_out` gives the same division.
         pairs.append((tuple(int(share * SCALE) for share in shares.tolist()), row))
     known = {pair: max(rank_rows(*pair, ep)) * ep / SCALE for pair in dict.fromkeys(pairs)}
     return sum(known[pair] for pair in pairs) / count

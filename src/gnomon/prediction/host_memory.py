@@ -63,6 +63,8 @@ def host_memory(prediction: Prediction) -> HostMemory:
     nodes = pricing.cluster.node_kinds
     known = [node.host_memory_bytes for node in nodes if node.host_memory_bytes is not None]
     limit = min(known) if len(known) == len(nodes) else None
+    # On a CPU device and host are one memory, so their peaks must fit together, at the time at which their sum is
+    # largest.
     one = most > 0 and all(node.device.kind == "cpu" for node in nodes)
     return HostMemory(
         bytes=most * max(node.count for node in nodes),
@@ -84,6 +86,8 @@ def together(prediction: Prediction) -> tuple[int, ...]:
     sizes = dict(prediction.sizes)
     before = held_moves(structure, pricing, sizes)
     extra = temporaries(program, pricing, gradients_made(program, pricing, before))
+    # Played twice: with what stays on the host at size 0, and at its true size. The difference of the peaks is what the
+    # host adds at the worst time.
     device = before.during(program.num_rows) + extra
     for block in range(program.num_stages):
         gradient = _gradient_bytes(pricing, block)
@@ -149,6 +153,7 @@ def _waiting_bytes(pricing: Pricing, block: int) -> int:
 
 def _rank_bytes(prediction: Prediction, stage: StagePrice) -> int:
     pricing, plan = prediction.pricing, stage.plan
+    # No stage holds activations of more microbatches than there are stages (1F1B's first one), nor than there are.
     alive = min(pricing.count, plan.num_stages)
     total = alive * sum(layer.offloaded_bytes * len(labels) for layer, labels in stage.layers)
     if plan.optimizer.offload is not None:
@@ -163,6 +168,7 @@ def _stays_bytes(stage: StagePrice) -> int:
     """What a rank has on the host from step to step: states, master copies and parameters."""
     plan, total = stage.plan, 0
     if plan.optimizer.offload is not None:
+        # What the device would have without offloading, less what it has: the host's part by the same rules.
         here = replace(plan, optimizer=replace(plan.optimizer, offload=None))
         own, whole = stage.static_bytes(), replace(stage, plan=here).static_bytes()
         total += sum(whole[name] - own[name] for name in ("master", "states"))
@@ -177,6 +183,7 @@ def _stays_bytes(stage: StagePrice) -> int:
 def _gradient_bytes(pricing: Pricing, block: int) -> float:
     """Counts the bytes of a rank's part of the gradients behind one of the Program's stages."""
     stage = pricing.stages[pricing.blocks[block][0]]
+    # ZeRO divides elements, not layers: every layer's part is the stage's share of it.
     share = stage.updated_elements() / max(sum(stage.elements), 1)
     elements = sum(parameter_elements(layer) for layer, _ in layers_behind(pricing, block))
     return elements * share * width(stage.plan.precision.grad)

@@ -74,6 +74,7 @@ def _span_of_row(structure: Structure) -> Longs:
     """Span of each row: spans are in the order of their first rows, and rows that run as one share a span."""
     order = structure.order
     span = np.empty(order.size, np.int64)
+    # position[row] is the place of the row's action; the first row of each action, ascending, numbers the spans.
     span[order.position[np.sort(order.rows)]] = np.arange(order.size)
     spans: Longs = span[order.position]
     return spans
@@ -87,6 +88,7 @@ def _moves(structure: Structure, pricing: Pricing, sizes: Mapping[str, float], n
     of = np.array([NONE if name == "not in the step's" else names.index(name) for name in known])
     cls = of[moved.buffer]
     saved = np.array([b.name == "S" for b in program.buffers])[moved.buffer]
+    # Logits are part of the buffer S; they are shown by themselves, so each change of S is divided in two.
     share = np.array([logits_bytes(pricing, s) / max(sizes.get(f"{s}S", 0.0), 1.0) for s in range(program.num_stages)])
     logits = np.where(saved, np.rint(moved.bytes * share[program.stage[moved.row]]), 0.0)
     inside = temporaries(program, pricing, gradients_made(program, pricing, moved))
@@ -104,6 +106,8 @@ def _moves(structure: Structure, pricing: Pricing, sizes: Mapping[str, float], n
             np.full(2 * len(late), names.index("gradients")),
         ]
     )
+    # What lives inside an action comes at its start and goes at its end. `unmade` is the other way round: room that
+    # gradients not made yet do not take while the action runs.
     change = np.concatenate([moved.bytes - logits, logits, inside[brief], -inside[brief], -unmade[late], unmade[late]])
     begins, comes = np.ones(len(brief), bool), np.ones(len(late), bool)
     at_start = np.concatenate([moved.at_start, moved.at_start, begins, ~begins, comes, ~comes])
@@ -127,6 +131,7 @@ def _resident(program: Program, moves: _Moves, memory: Sequence[RankMemory], nam
         row, kind, change = moves.row[mine] - low, moves.cls[mine], moves.change[mine]
         starts = moves.at_start[mine]
         ended = np.bincount(row, np.where(starts, 0.0, change), high - low)
+        # The peak is inside a row: what the row itself frees at its end is still there.
         top = int(np.argmax(np.cumsum(np.bincount(row, change, high - low)) - ended))
         there = (row < top) | ((row == top) & starts)
         come = np.bincount(kind[there], change[there], len(names))

@@ -165,6 +165,8 @@ def _rank(rank: int, num_ranks: int, count: int, barriers: int) -> list[Action]:
     first = before[0] + barriers - 1
     heads = _Heads(rows, count, barriers, embeds=first, returns=first + 2)
     forward = min(num_ranks - rank, count)
+    # Later ranks have fewer forwards before their first backward, but all take part in each SUM_E: they embed first what
+    # earlier ranks embed between forwards.
     for _ in range(min(num_ranks, count) - forward + 1):
         heads.embed()
     for unit in range(forward):
@@ -204,6 +206,7 @@ def _interlaced(num_ranks: int, count: int) -> list[list[Action]]:
     by_rank = []
     for rank in range(num_ranks):
         rows: list[Action] = []
+        # Half as many microbatches again as 1F1B has in flight, since all ranks wait for each head.
         warm = min(num_ranks * 3 // 2 - rank, count)
         cool = min(num_ranks - rank, count)
         waiting = max(0, warm - cool - (num_ranks - rank - 1) // 2)

@@ -82,6 +82,8 @@ class Folder:
             )
         if name not in self._maps:
             path = self.path / name
+            # Private mapping: ranks of one machine share the file's pages, and a write by mistake would not reach the
+            # file.
             self._maps[name] = torch.from_file(str(path), shared=False, size=path.stat().st_size, dtype=torch.uint8)
         raw = self._maps[name][entry.begin : entry.end]
         dtype = DTYPES.get(entry.dtype, torch.uint8)
@@ -214,6 +216,7 @@ def _region(file: Tensor, piece: TensorPiece, slot: Slot) -> tuple[Tensor, tuple
         begin, end = max(offset, first), min(offset + length, first + part.shape[dim])
         if begin >= end:
             return None
+        # The overlap of this rank's range with the piece's, in coordinates of the piece.
         part = part.narrow(dim, begin - first, end - begin)
         own.append(slice(begin - offset, end - offset))
     return part, tuple(own)
@@ -232,6 +235,7 @@ class WeightReader:
         if (pieces := self.layout.pieces.get(slot.name)) is None:
             return None
         assert slot.name not in self.layout.four_bits, "asked for as blocks"
+        # Pieces cover all of a parameter (q, k and v of one matrix, say), so nothing of it stays unwritten.
         out = torch.empty(slot.shape, dtype=self.folder.read(pieces[0].tensor).dtype)
         for piece in pieces:
             if (region := _region(self.folder.read(piece.tensor), piece, slot)) is not None:

@@ -132,18 +132,22 @@ class Replicas:
         if not any(len(set(row)) < len(row) for row in rows):
             return 0
         shared, me = self._shared(stage), self.rank
+        # All ranks list what they share in one order (`_shared`), so messages between two ranks need no labels.
         others = [[one for one in shared if rank != me and rank in one.ranks] for rank in range(self.ep)]
         terms = self._swapped(
             [[one.piece(to) for one in others[to]] for to in range(self.ep)],
             [[one.piece(me) for one in others[by]] for by in range(self.ep)],
         )
+        # The first all-to-all is a reduce-scatter: rank `to` gets all terms of the piece that it adds up.
         came = {(id(one), by): term for by in range(self.ep) for one, term in zip(others[by], terms[by], strict=True)}
         for one in shared:
             own = one.piece(me)
             total = torch.zeros_like(own)
+            # In the order of ranks on every holder: the sum is then the same to the bit whoever makes it.
             for by in one.ranks:
                 total += own if by == me else came[id(one), by]
             own.copy_(total)
+        # The second is an all-gather: each holder's finished piece to all others.
         sums = self._swapped(
             [[one.piece(me) for one in others[to]] for to in range(self.ep)],
             [[one.piece(by) for one in others[by]] for by in range(self.ep)],
@@ -223,6 +227,7 @@ class Replicas:
         """One buffer of some parameters: what the new slots need comes from the first rank that has it, or from another
         slot of this one."""
         views = {slot.name: buffer[slot.start : slot.stop].view(slot.shape[0], -1) for slot in slots}
+        # Slots are read as they were while others are written: an expert may move to where another one leaves.
         before = {name: view.clone() for name, view in views.items()}
         out: list[list[Tensor]] = [[] for _ in range(self.ep)]
         into: list[list[Tensor]] = [[] for _ in range(self.ep)]
@@ -233,6 +238,7 @@ class Replicas:
                 for number, expert in enumerate(new[to]):
                     if old[to][number] == expert:
                         continue
+                    # Every rank works this out alike, so sender and receiver agree without a message.
                     source = to if expert in old[to] else next(r for r in range(self.ep) if expert in old[r])
                     if self.rank == source:
                         out[to].append(before[slot.name][old[source].index(expert)])

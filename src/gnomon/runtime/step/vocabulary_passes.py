@@ -152,8 +152,11 @@ class Passes(Heads):
         wide = logits.detach().to(torch.promote_types(logits.dtype, torch.float32))
         rows = wide.shape[-1]
         top = wide.amax(-1)
+        # Over the largest logit of this part alone; the largest of all parts is known after SUM_V, which multiplies by
+        # exp(own largest - largest of all).
         exponentials = (wide - top.unsqueeze(-1)).exp_()
         total = exponentials.sum(-1)
+        # A label that another rank has is clamped to row 0, where `here` makes what it reads and adds 0.
         local = labels - self.divided.axes["tp"].index * rows
         here = (local >= 0) & (local < rows)
         local = torch.where(here, local, 0)
@@ -182,6 +185,7 @@ class Passes(Heads):
         inputs = {name: batch.get(source, hidden) for name, source in own.items()}
         weights = self.head.weights(layer, self.run)
         frame = Frame(self.run, inputs, weights, _no_state, None, {}, self.hidden.dtype)
+        # The first op is the head's matmul; the others (a logit scale, a soft cap) stay in autograd's graph.
         first, *others = self.run.ops[:-1]
         with torch.set_grad_enabled(not self.early):
             (matmul,) = frame.do(first, again=False).values()
@@ -197,6 +201,8 @@ class Passes(Heads):
         label = torch.zeros_like(softmax).scatter_(-1, local.unsqueeze(-1), here.unsqueeze(-1).to(softmax.dtype))
         matrix = self._weight(0).matrix
         matrix = matrix.T if self.product.inner_first else matrix
+        # d loss / d hidden = (softmax - onehot) W. The first term lacks the factor of SUM_V, which is one number a
+        # token, so the matmul need not wait for it.
         by_softmax = self._before(outputs, softmax) @ matrix
         size = self._before(outputs, label).gather(-1, local.unsqueeze(-1))
         return by_softmax, matrix[local] * size
@@ -224,6 +230,7 @@ class Passes(Heads):
     def _sum_softmax(self, stage: int, unit: int) -> None:
         name, last = ("VL", self.at, unit), ("HG", self.last, unit)
         top, total, target, *early = self.buffers.take(name)
+        # `top` becomes the largest of all ranks in place; its own value is needed for the factor.
         own, counts = top.clone(), self.parts[unit].counts
         weight = self.compute.loss_grad() * self.loss_op.attr("loss_weight", 1.0)
         factor = torch.empty_like(top)
@@ -236,6 +243,7 @@ class Passes(Heads):
             self._sum(total)
             self._sum(target)
             if early:
+                # This part's share of the softmax's denominator makes its softmax that of the whole vocabulary.
                 ratio, counted = (mine / total).unsqueeze(-1), (weight * counts).unsqueeze(-1)
                 by_softmax, by_label = early
                 by_softmax.copy_((by_softmax * ratio - by_label) * counted)
@@ -254,6 +262,7 @@ class Passes(Heads):
         part = self.parts.pop(unit)
         weight = self.loss_op.attr("loss_weight", 1.0)
         self.compute.loss += self.share(((total.log() + top - target) * part.counts).sum() * weight)
+        # softmax - onehot, in place of the exponentials, which nothing reads any more.
         grad = part.exponentials.mul_((factor / total).unsqueeze(-1))
         grad.scatter_add_(-1, part.local.unsqueeze(-1), -part.here.unsqueeze(-1).to(grad.dtype))
         grad *= (self.compute.loss_grad() * weight * part.counts).unsqueeze(-1)

@@ -165,8 +165,8 @@ def _rank(rank: int, num_ranks: int, count: int, barriers: int) -> list[Action]:
     first = before[0] + barriers - 1
     heads = _Heads(rows, count, barriers, embeds=first, returns=first + 2)
     forward = min(num_ranks - rank, count)
-    # Later ranks have fewer forwards before their first backward, but all take part in each SUM_E: they embed first what
-    # earlier ranks embed between forwards.
+    # Later ranks have fewer forwards before their first backward, but all take part in each SUM_E: they embed first
+    # what earlier ranks embed between forwards.
     for _ in range(min(num_ranks, count) - forward + 1):
         heads.embed()
     for unit in range(forward):

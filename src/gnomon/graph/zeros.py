@@ -165,6 +165,7 @@ def _moves(op: Op, site: _Site) -> list[tuple[str, NDArray[np.intp], str, NDArra
         if sorted(names) != sorted(wanted) or len({*names}) < len(names):
             return []
         sizes = [atom.size or 1 for atom in block.tensor(x).atoms]
+        # Place k of the result is place places[k] of the input.
         places = places.reshape(sizes).transpose([names.index(name) for name in wanted]).ravel()
     return [(x, places, out, np.arange(site.size(out)))]
 
@@ -237,6 +238,7 @@ def _forward(op: Op, site: _Site, values: Mapping[str, Values]) -> list[Values]:
             if x is not None:
                 out[target][to] = x[places] if op.kind != "dropout" else np.where(x[places] == 0, 0, np.nan)
     elif (weight := site.matrix(op)) is not None:
+        # An output all of whose weights are zero, or meet zeros, is its bias for every token.
         bias = site.vector(op, 2, site.size(first))
         if op.attr("factor", 1.0) != 1.0:  # which multiplies the bias too, and rounds it
             bias = np.where(bias == 0, bias, np.float32(np.nan))
@@ -257,6 +259,7 @@ def _forward(op: Op, site: _Site, values: Mapping[str, Values]) -> list[Values]:
 
 
 def _passed(op: Op, given: list[Values]) -> Values:
+    # Zeros alone are certain: a NaN here is any number, and two of them may or may not add up to 0.
     zero = np.stack(given) == 0
     if op.kind == "activation" and op.attr("fn", "") == "relu":  # of a NaN nothing is known
         return np.where(given[0] <= 0, np.float32(0), given[0])
@@ -269,6 +272,7 @@ def _normed(op: Op, site: _Site, x: Values) -> Values:
     """A norm's result is its weight's zero, and without a mean its input's."""
     size, fn = x.size, op.attr("fn", "rms")
     weight, bias = (site.vector(op, at, size) for at in (1, 2))
+    # Layer norm subtracts the mean of all places, so that a place that is 0 is none after it.
     zero = (x == 0) & (fn == "rms")
     if len(op.inputs) > 1 and not op.attr("offset", 0.0):
         zero |= weight == 0
@@ -292,6 +296,7 @@ def _backward(op: Op, site: _Site, values: Mapping[str, Values], read: dict[str,
                 read[source][places] |= read[target][to]
         return
     if (weight := site.matrix(op)) is not None:
+        # A weight counts if it is not zero, its output is read and its input is not always zero.
         now = site.kept[weight] & wanted[:, None] & live(op.inputs[0])[None]
         used[weight] |= now
         reads_of(op.inputs[0], np.asarray(now.any(0), np.bool_))
@@ -302,6 +307,7 @@ def _backward(op: Op, site: _Site, values: Mapping[str, Values], read: dict[str,
         return
     if _gates(op, site):
         gate, up = op.inputs
+        # Where the other factor is always zero, whatever this one is changes nothing.
         reads_of(gate, wanted & live(up))
         reads_of(up, wanted & live(gate))
         return
@@ -309,6 +315,7 @@ def _backward(op: Op, site: _Site, values: Mapping[str, Values], read: dict[str,
     for number, name in enumerate(op.inputs):
         if number == 2 and (groups := _groups(op, site)):
             width = site.block.tensor(op.outputs[0]).atoms[-1].size or 1
+            # A head of values is read if any of the query heads that share it is.
             reads_of(name, np.asarray(wanted.reshape(-1, groups, width).any(1), np.bool_).ravel())
         else:
             reads_of(name, np.full(site.size(name), some))

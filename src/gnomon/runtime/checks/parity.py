@@ -124,6 +124,7 @@ def in_small(graph: Graph, plan: Plan, workload: Workload, *, ranks: int = RANKS
     seq_len = sample_tokens(graph) or seq_len
     ep = max(mesh.ep for mesh in meshes)
     small = graph if code else tiny(graph, tp=tp, ep=ep, layers=deep, positions=seq_len)
+    # Stages may divide a microbatch differently: its sequences must divide by each.
     rows = lcm(*(sum(stage.shares) or stage.mesh.data_ranks for stage in plan.stages), *(m.data_ranks for m in meshes))
     why: PlanError | None = None
     pp = short.num_pipeline_ranks
@@ -152,6 +153,7 @@ def _fewer(mesh: Mesh, ranks: int) -> Mesh:
     for axis in ("dp_replicate", "dp_shard", "pp", "cp"):
         if prod(sizes.values()) > ranks:
             sizes[axis] = 1
+    # Experts lie on ranks of the other axes (folding), so ep and etp cannot be more than these.
     folded = sizes["dp_shard"] * sizes["cp"] * sizes["tp"]
     etp = min(mesh.etp, 2) if folded > 1 else 1
     ep = min(mesh.ep, folded // etp)
@@ -205,6 +207,8 @@ def _compare(job: Small) -> ParityResult:
     for parameters, _ in executor.parameters():
         for slot, (low, high) in parameters.pieces():
             whole = _part(plain.parameters, slot, plain.parameters.flat)
+            # `low` counts within this rank's shard; the plain model's part is whole, from the parameter's first element
+            # on.
             want = whole[parameters.mine[0] + low - slot.start :][: high - low]
             differences.tensor(f"{slot.name} after {STEPS} steps", parameters.shard[low:high], want, (2 * STEPS, 0))
     executor.leave()
@@ -244,6 +248,7 @@ def batch_of(job: Small, step: int) -> Batch:
     if read is not None and "labels" in batch and batch["labels"].shape == read.shape:
         batch["labels"] = torch.cat([read[:, 1:], batch["labels"][:, -1:]], dim=1)
     if job.packed:
+        # Some four documents a row; a number counts up where one begins.
         begins = torch.rand(sizes["batch"], sizes["seq"], generator=generator) < 4 / sizes["seq"]
         batch[DOCUMENTS] = begins.cumsum(dim=1)
     return batch
@@ -288,6 +293,7 @@ class _Found:
 
     def _note(self, name: str, off: float, order: tuple[int, int]) -> None:
         self.largest = max(self.largest, off)
+        # `not <=` also catches NaN.
         if not off <= TOLERANCE and order < self.best.order:
             self.best = ParityResult(first=name, off=off, order=order)
 

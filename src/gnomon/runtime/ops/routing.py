@@ -208,7 +208,9 @@ def filled(order: Tensor, experts: Tensor, missing: Tensor) -> tuple[Tensor, Ten
     """Places (order, of rows sorted by expert) with as many more behind each expert's as are missing (experts), which
     stand for rows of zeros; and which of them are real. experts: of the rows."""
     fill_experts = torch.arange(len(missing), device=order.device).repeat_interleave(missing)
+    # Stable: real rows of an expert stay before those that fill it up.
     place = torch.argsort(torch.cat((experts, fill_experts)), stable=True)
+    # What fills up points at row 0; `real` says that it is none, and its numbers are set to zero.
     return torch.cat((order, torch.zeros_like(fill_experts)))[place], place < len(order)
 
 
@@ -232,6 +234,8 @@ def routing_with(
     """Makes a routing from counts. sent: (ranks of ep, slots of a rank) of this rank's rows. got: the same of what
     comes, from each rank."""
     parts = _gathered_counts(got, etp)  # (ranks of etp, ranks of ep, experts of this rank)
+    # The expert of each row that came: ranks of etp, ranks of ep, experts, in this order. A stable sort by expert keeps
+    # the order of ranks within each.
     mine = (
         torch.arange(sent.shape[1], device=sent.device).expand_as(parts).reshape(-1).repeat_interleave(parts.flatten())
     )

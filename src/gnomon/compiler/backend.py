@@ -38,6 +38,7 @@ from gnomon.compiler import (
     pairs,
     pairs_backward,
     products,
+    quantized,
     recurrent,
     recurrent_modules,
     recurrent_training,
@@ -112,6 +113,7 @@ def gnomon(
 
 recurrent_modules.allow(gnomon)
 scan_tracing.allow(gnomon)
+quantized.allow(gnomon)
 
 
 def partition(joint: torch.fx.GraphModule, *inputs: Any, **sizes: Any) -> tuple[torch.fx.GraphModule, ...]:
@@ -248,6 +250,7 @@ class CompiledGraph:
         self.scans = scan.fuse(module.graph)
         self.attention = attention.fuse(module.graph)
         self.experts = experts.fuse(module.graph)
+        self.quantized = quantized.fuse(module.graph)
         self.chains = (
             fuse_chains(module.graph, _alone, chain_layers) if chain_layers and mask is None and not frozen else []
         )
@@ -261,7 +264,7 @@ class CompiledGraph:
         self.program.saved = saved
         self.tried = [
             *self.convolutions, *self.previews, *self.draws, *self.pairs, *self.tables, *self.scans, *self.attention,
-            *self.experts,
+            *self.experts, *self.quantized,
         ]  # fmt: skip
         self.tried += [*self.stencils, *self.chains]
         """What is no group and tried by itself."""

@@ -92,6 +92,7 @@ def _tried(compiled: CompiledGraph) -> dict[str, dict[str, int]]:
         "gradient of a table": compiled.tables,
         "attention": compiled.attention,
         "products of experts": compiled.experts,
+        "linear layer in eight bits": compiled.quantized,
         "product with what surrounds it": compiled.chains,
     }
     own = sum(one.own_kept for one in compiled.products)

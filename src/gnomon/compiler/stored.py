@@ -74,6 +74,9 @@ class StoredForm:
     zero: int = 0
     table: tuple[float, ...] = ()
     """What codes stand for, with activations in bfloat16."""
+    range: int = 0
+    """Steps of activations from the least to the largest number of all rows, which then have one scale and one zero
+    (`dynamic`); 0: a scale for each row and group."""
 
     @property
     def side(self) -> int:
@@ -104,7 +107,7 @@ class StoredForm:
         padded = self.padded(columns)
         groups = padded // self.group if self.group else 1
         each = self.lanes.pair_bytes // 2 if self.activations == "bf16" else BITS[self.activations] // 8
-        return rows * padded * each + 64 + 8 * rows * groups
+        return rows * padded * each + 64 + 8 * rows * groups + 12  # the last of how all of x is rounded
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -176,7 +179,7 @@ def text_of(form: StoredForm) -> str:
     macros = {
         "BITS": form.bits, "GROUP": form.group, "ACTS": BITS[form.activations], "HALF": int(form.half),
         "ZEROS": int(form.zeros), "ZERO": form.zero, "TABLE": ", ".join(map(str, (table * 32)[:32] or [0] * 32)),
-        "LANES": f'"{form.lanes.header}"', "VNNI": int(form.lanes.vnni),
+        "LANES": f'"{form.lanes.header}"', "VNNI": int(form.lanes.vnni), "RANGE": form.range,
     }  # fmt: skip
     lines = [
         ASKS + (form.lanes.flags if form.activations == "int8" else ""),

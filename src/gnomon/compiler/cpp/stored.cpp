@@ -5,10 +5,13 @@
 //   ZERO                what stands for 0 elsewhere       TABLE       bfloat16 bits of the numbers that codes stand for (ACTS 16)
 //   LANES               the header that says what an instruction set has: registers of SIDE lanes, and how they multiply codes
 //   VNNI 0, 1           whether a set of AVX2 has dot products of bytes
+//   RANGE 0, 127, 255   steps from the least to the largest number of all of x, which then has one scale and one zero, as ATen's
+//                       dynamic quantisation; 0: a scale for each row and group (ACTS 8, BITS 8, GROUP 0)
 // Shapes: x (m, k), weight (n, k), out (m, n). A panel is SIDE outputs, and k in steps of a register: of each output 4 codes
 // (ACTS 8), 2 numbers (ACTS 16) or one (ACTS 32), so that one step is one register and, where there are dot products, one
 // instruction a row; codes of few bits lie over each other in a step, the first k in the lowest bits. Scales and zeros are
 // (panel, group, SIDE).
+#include <omp.h>
 #include <stdint.h>
 #include <string.h>
 #include "stored.h"
@@ -32,6 +35,34 @@ INLINE int64_t row_bytes(const Product& c) { return c.padded * X_BYTES; }
 INLINE float* x_scales(const Product& c) { return (float*)(c.room + (c.m * row_bytes(c) + 63) / 64 * 64); }
 INLINE int32_t* x_sums(const Product& c) { return (int32_t*)(x_scales(c) + c.m * groups(c)); }
 
+#if RANGE
+// How all of x is rounded: code = x inverse + zero, from 0 to 255, of which CENTER is taken so that it is a signed byte (whose
+// negative is one too, where registers need it: AVX2 without dot products has RANGE 127 only).
+constexpr int32_t CENTER = (RANGE + 1) / 2;
+struct Whole { float inverse, scale; int32_t zero; };
+INLINE Whole* whole_of(const Product& c) { return (Whole*)(x_sums(c) + c.m); }
+
+// As ATen chooses them (quant_utils::ChooseQuantizationParams of aten/src/ATen/native/quantized/cpu/QuantUtils.h with qmin 0):
+// the interval takes in 0, a scale is at least SMALLEST, and the zero is that of the end whose rounding errs less.
+Whole chosen(float low, float high) {
+    constexpr double SMALLEST = 6.1e-5f;
+    low = low < 0 ? low : 0, high = high > 0 ? high : 0;
+    double scale = ((double)high - low) / RANGE;
+    if ((float)scale == 0 || __builtin_isinf(1.0f / (float)scale)) scale = 0.1;
+    if (scale < SMALLEST) {
+        const float larger = (float)SMALLEST / (float)scale;
+        scale = SMALLEST;
+        if (low == 0) high = (float)SMALLEST * RANGE;
+        else if (high == 0) low = -(float)SMALLEST * RANGE;
+        else low *= larger, high *= larger;
+    }
+    const double from_low = 0 - low / scale, from_high = RANGE - high / scale;
+    const double first = -__builtin_fabs(low / scale) < RANGE - __builtin_fabs(high / scale) ? from_low : from_high;
+    const int32_t zero = first < 0 ? 0 : first > RANGE ? RANGE : (int32_t)__builtin_nearbyint(first);
+    return {1.0f / (float)scale, (float)scale, zero};
+}
+#endif
+
 INLINE V some_of(const void* from, int64_t at, int64_t n, bool wide) {
     return wide ? some((const float*)from + at, n) : some((const uint16_t*)from + at, n);
 }
@@ -54,7 +85,22 @@ INLINE const char* row_of(const Product& c, int64_t row) {
 // that is none or infinite its scale is NaN, and so is the row's result.
 void narrowed(const Product& c, int64_t row) {
     const int64_t each = GROUP ? GROUP : c.padded, many = groups(c);
-#if ACTS == 8
+#if RANGE
+    int8_t* to = (int8_t*)c.room + row * c.padded;
+    const Whole how = *whole_of(c);
+    const V by = all(how.inverse), zero = all((float)how.zero);
+    I sum = every(0);
+    int64_t lanes = 0;
+    for (int64_t k = 0; k < c.padded; k += SIDE, lanes += SIDE) {
+        const I code = larger(smaller(nearest(fma(x_at(c, row, k, c.k), by, zero)), every(255)), every(0));
+        const I from_center = plus(code, every(-CENTER));
+        sum = plus(sum, from_center);
+        put(to + k, from_center, c.padded - k);
+    }
+    for (int64_t k = c.k; k < c.padded; k++) to[k] = 0;   // panels are filled up with codes that stand for -128
+    x_scales(c)[row] = how.scale;
+    x_sums(c)[row] = total(sum) - (int32_t)(lanes - c.k) * (how.zero - CENTER);
+#elif ACTS == 8
     int8_t* to = (int8_t*)c.room + row * c.padded;
     for (int64_t g = 0; g < many; g++) {
         const int64_t end = (g + 1) * each;
@@ -129,14 +175,27 @@ __attribute__((noinline)) void tile(const Product& c, int64_t m, int64_t last, i
     UNROLL for (int p = 0; p < P; p++) w[p] = c.codes + (panel + p) * bytes;
     const uint8_t* const end = w[0] + bytes;
     V sum[R][P];
-    UNROLL for (int r = 0; r < R; r++) UNROLL for (int p = 0; p < P; p++) sum[r][p] = nothing();
+    UNROLL for (int p = 0; p < P; p++) {
+        const int64_t n = (panel + p) * SIDE;          // with RANGE a product and its bias are rounded once, as FBGEMM's are
+        const V begin = RANGE && c.bias ? some(c.bias + n, c.n - n) : nothing();
+        UNROLL for (int r = 0; r < R; r++) sum[r][p] = begin;
+    }
     int64_t k = 0;                                     // in bytes of a row of x
     for (int64_t g = 0; g < many; g++) {
 #if ACTS == 8
         I part[R][P];
+#if RANGE
+        I away[P];                                     // what the zero of x is from CENTER, times the sums of the weights
+        UNROLL for (int p = 0; p < P; p++)
+            away[p] = times(load((const void*)(c.sums + (panel + p) * SIDE)), every(CENTER - whole_of(c)->zero));
+#endif
         UNROLL for (int r = 0; r < R; r++) {
             const I begin = every((int32_t)(SHIFTED - (ZEROS ? 0 : ZERO)) * x_sums(c)[row[r] * many + g]);
+#if RANGE
+            UNROLL for (int p = 0; p < P; p++) part[r][p] = plus(begin, away[p]);
+#else
             UNROLL for (int p = 0; p < P; p++) part[r][p] = begin;
+#endif
         }
         int64_t ahead = AHEAD;
         for (int64_t step = 0; step < steps;) {
@@ -213,7 +272,7 @@ __attribute__((noinline)) void tile(const Product& c, int64_t m, int64_t last, i
     UNROLL for (int p = 0; p < P; p++) {
         const int64_t n = (panel + p) * SIDE, left = c.n - n;
         if (left <= 0) break;
-        const V bias = c.bias ? some(c.bias + n, left) : nothing();
+        const V bias = !RANGE && c.bias ? some(c.bias + n, left) : nothing();
         for (int r = 0; r < R && m + r < last; r++) {
             V v = (sum[r][p] + bias) * all(c.factor);
             if (c.added) v = v + some_of(c.added, (m + r) * c.added_row + n, left, c.wide);
@@ -265,8 +324,38 @@ void rows_of(const Product& c, int64_t m, int64_t last, int64_t from, int64_t to
 extern "C" int gnomon_kernel(const Product* given) {
     const Product& c = *given;
     const int64_t all = (c.n + SIDE - 1) / SIDE, own = block(c), tasks = (all + own - 1) / own;
-#pragma omp parallel num_threads((int)c.threads) if (c.threads > 1)
+    const int threads = c.threads ? (int)c.threads : omp_get_max_threads();
+#if RANGE
+    float low = 0, high = 0;                           // the interval takes in 0 anyway
+    int32_t top = 0;
+#endif
+#pragma omp parallel num_threads(threads) if (threads > 1)
     {
+#if RANGE
+#pragma omp for schedule(static) reduction(min : low) reduction(max : high, top)
+        for (int64_t row = 0; row < c.m; row++) {
+            V least = nothing(), most = nothing();
+            I sizes = every(0);                        // as integers: infinity and NaN are above all numbers
+            for (int64_t k = 0; k < c.k; k += SIDE) {
+                const V x = x_at(c, row, k, c.k);
+                least = smaller(least, x), most = larger(most, x);
+                sizes = larger(sizes, both(bits(x), every(0x7fffffff)));
+            }
+            float ends[2][SIDE];
+            put(ends[0], least, SIDE), put(ends[1], most, SIDE);
+            for (int64_t i = 0; i < SIDE; i++) {
+                low = ends[0][i] < low ? ends[0][i] : low;
+                high = ends[1][i] > high ? ends[1][i] : high;
+            }
+            const int32_t size = largest(sizes);
+            top = size > top ? size : top;
+        }
+#pragma omp single
+        *whole_of(c) = chosen(low, high);
+        if (top < 0x7f800000) {                        // else the interval has no end, and ATen says what that gives
+#else
+        {
+#endif
         if (!as_it_is(c)) {
 #pragma omp for schedule(static)
             for (int64_t row = 0; row < c.m; row++) narrowed(c, row);
@@ -284,6 +373,11 @@ extern "C" int gnomon_kernel(const Product* given) {
                 }
             }
         }
+        }
     }
+#if RANGE
+    return top >= 0x7f800000;
+#else
     return 0;
+#endif
 }

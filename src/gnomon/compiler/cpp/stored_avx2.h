@@ -16,8 +16,11 @@ INLINE V float16(const uint16_t* p) { return _mm256_cvtph_ps(_mm_loadu_si128((co
 INLINE V fma(V a, V b, V c) { return _mm256_fmadd_ps(a, b, c); }
 INLINE V fnma(V a, V b, V c) { return _mm256_fnmadd_ps(a, b, c); }
 INLINE I plus(I a, I b) { return _mm256_add_epi32(a, b); }
+INLINE I times(I a, I b) { return _mm256_mullo_epi32(a, b); }
 INLINE I larger(I a, I b) { return _mm256_max_epi32(a, b); }
 INLINE I smaller(I a, I b) { return _mm256_min_epi32(a, b); }
+INLINE V larger(V a, V b) { return _mm256_max_ps(a, b); }
+INLINE V smaller(V a, V b) { return _mm256_min_ps(a, b); }
 INLINE int32_t largest(I a) {
     __m128i v = _mm_max_epi32(_mm256_castsi256_si128(a), _mm256_extracti128_si256(a, 1));
     v = _mm_max_epi32(v, _mm_shuffle_epi32(v, 0x4e));

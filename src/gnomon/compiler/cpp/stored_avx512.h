@@ -17,8 +17,11 @@ INLINE V float16(const uint16_t* p) { return _mm512_cvtph_ps(_mm256_loadu_si256(
 INLINE V fma(V a, V b, V c) { return _mm512_fmadd_ps(a, b, c); }
 INLINE V fnma(V a, V b, V c) { return _mm512_fnmadd_ps(a, b, c); }
 INLINE I plus(I a, I b) { return _mm512_add_epi32(a, b); }
+INLINE I times(I a, I b) { return _mm512_mullo_epi32(a, b); }
 INLINE I larger(I a, I b) { return _mm512_max_epi32(a, b); }
 INLINE I smaller(I a, I b) { return _mm512_min_epi32(a, b); }
+INLINE V larger(V a, V b) { return _mm512_max_ps(a, b); }
+INLINE V smaller(V a, V b) { return _mm512_min_ps(a, b); }
 INLINE int32_t largest(I a) { return _mm512_reduce_max_epi32(a); }
 INLINE int32_t total(I a) { return _mm512_reduce_add_epi32(a); }
 INLINE V numbers(I a) { return _mm512_cvtepi32_ps(a); }

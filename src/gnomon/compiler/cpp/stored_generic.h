@@ -16,8 +16,11 @@ INLINE I load(const void* p) { I v; memcpy(&v, p, sizeof v); return v; }
 INLINE V fma(V a, V b, V c) { return a * b + c; }
 INLINE V fnma(V a, V b, V c) { return c - a * b; }
 INLINE I plus(I a, I b) { return a + b; }
+INLINE I times(I a, I b) { return a * b; }
 INLINE I larger(I a, I b) { return a > b ? a : b; }
 INLINE I smaller(I a, I b) { return a < b ? a : b; }
+INLINE V larger(V a, V b) { return a > b ? a : b; }
+INLINE V smaller(V a, V b) { return a < b ? a : b; }
 INLINE int32_t most(int32_t a, int32_t b) { return a > b ? a : b; }
 INLINE int32_t largest(I a) { return most(most(a[0], a[1]), most(a[2], a[3])); }
 INLINE int32_t total(I a) { return a[0] + a[1] + a[2] + a[3]; }

@@ -28,8 +28,6 @@ SIZES = ((48, 192), (19, 77), (5, 3), (1, 1))
 """Outputs and inputs: full panels, tails of both."""
 
 
-
-
 def inputs(k: int) -> dict[str, torch.Tensor]:
     """Numbers by kind: what decides scale and zero, and how x lies."""
     x = torch.randn(7, k)

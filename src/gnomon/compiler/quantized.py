@@ -1,15 +1,16 @@
 """Linear layers that `torch.ao.quantization.quantize_dynamic` made, inside graphs and by the kernels of stored weights.
 
-Such a layer calls `quantized::linear_dynamic` with a packed weight, a ScriptObject of which Dynamo makes no graph: each
-layer breaks it, and what lies between runs in pieces. `allow(backend)` has Dynamo put `gnomon::linear_dynamic` in the
-place of that call, for this backend and no other, with a number that stands for the packed weight (`number_of`); a guard
-holds the graph to that object, so that a weight which is loaded anew is seen. `fuse(graph)` puts a `DynamicLinear` in
-its place: the int8 codes as ATen unpacks them, laid as `stored` lays them, with activations that are rounded as ATen
-rounds them: one scale and one zero for the whole tensor, from 0 to 127 where `reduce_range` says so. Sums are integers,
-so results are ATen's but for the rounding of the last product and sum. Leaves out float16 weights, weights with zeros of
-their own, QNNPACK's and oneDNN's packed weights, and what needs gradients: those run between graphs as before.
-Source: `PackedLinearWeight::apply_dynamic_impl` in PyTorch's aten/src/ATen/native/quantized/cpu/qlinear_dynamic.cpp, and
-FBGEMM's `QuantizeAvx2` for how a number is rounded.
+Such a layer calls `quantized::linear_dynamic` with a packed weight, a ScriptObject of which Dynamo makes no graph:
+each layer breaks it, and what lies between runs in pieces. `allow(backend)` has Dynamo put `gnomon::linear_dynamic` in
+the place of that call, for this backend and no other, with a number that stands for the packed weight (`number_of`); a
+guard holds the graph to that object, so that a weight which is loaded anew is seen. `fuse(graph)` puts a
+`DynamicLinear` in its place: the int8 codes as ATen unpacks them, laid as `stored` lays them, with activations that are
+rounded as ATen rounds them: one scale and one zero for the whole tensor, from 0 to 127 where `reduce_range` says so.
+Sums are integers and what follows is rounded as FBGEMM rounds it, so results are ATen's bit for bit. Leaves out float16
+weights, weights with zeros of their own, QNNPACK's and oneDNN's packed weights, and what needs gradients: those run
+between graphs as before.
+Source: `PackedLinearWeight::apply_dynamic_impl` in PyTorch's aten/src/ATen/native/quantized/cpu/qlinear_dynamic.cpp,
+and FBGEMM's `QuantizeAvx2` for how a number is rounded.
 """
 
 from __future__ import annotations
@@ -92,8 +93,8 @@ torch.library.register_fake("gnomon::linear_dynamic", _fake, lib=library)
 
 # ---- while Dynamo looks
 def allow(backend: Any) -> None:
-    """Has Dynamo take dynamically quantised layers into its graphs, once a process; without effect where Dynamo is built
-    otherwise than we know it."""
+    """Has Dynamo take dynamically quantised layers into its graphs, once a process; without effect where Dynamo is
+    built otherwise than we know it."""
     try:
         from torch._dynamo.variables.torch import TorchInGraphFunctionVariable
 
@@ -162,8 +163,8 @@ def _eight(weight: Any) -> bool:
 
 # ---- in a graph of ATen's
 def packed_of(weight: Any, reduce_range: bool) -> tuple[PackedStored, Tensor, Tensor | None] | None:
-    """(the codes as a kernel reads them, their sums for each output, the bias) of a weight that FBGEMM packed; None where
-    no kernel of ours computes what ATen does."""
+    """(the codes as a kernel reads them, their sums for each output, the bias) of a weight that FBGEMM packed; None
+    where no kernel of ours computes what ATen does."""
     codes, bias = weight.unpack()
     if codes.qscheme() == torch.per_tensor_affine:
         zeros, scales = torch.tensor([codes.q_zero_point()]), torch.tensor([codes.q_scale()])

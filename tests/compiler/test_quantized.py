@@ -34,7 +34,8 @@ def inputs(k: int) -> dict[str, torch.Tensor]:
     largest = torch.finfo(torch.float32).max
     return {
         "signed": x, "positive": x.abs() + 3, "negative": -x.abs() - 3, "zero": torch.zeros(7, k),
-        "-0": -torch.zeros(2, k), "huge": x * 1e37, "as large as it goes": x.clamp(-1, 1) * largest, "tiny": x * 1e-5, "denormal": x * 1e-40,
+        "-0": -torch.zeros(2, k), "huge": x * 1e37, "as large as it goes": x.clamp(-1, 1) * largest,
+        "tiny": x * 1e-5, "denormal": x * 1e-40,
         "halves": (x * 8).round() / 2, "one row": x[:1], "one outlier": torch.cat([x, torch.full((1, k), 1e4)]),
         "every other row": torch.randn(8, k)[::2], "every other column": torch.randn(3, 2 * k)[:, ::2],
         "turned": torch.randn(k, 5).t(), "three dims": torch.randn(2, 3, k),

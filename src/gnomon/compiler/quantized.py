@@ -146,7 +146,7 @@ def _given(tx: Any, args: Any, kwargs: Any) -> list[Any] | None:
     if example.dim() < 2 or (torch.is_grad_enabled() and example.requires_grad):  # ATen has no gradient to give either
         return None
     install_guard(source.make_guard(GuardBuilder.ID_MATCH))
-    outputs = value.unpack()[0].shape[0]
+    outputs = _codes(value).shape[0]
     given = [ConstantVariable.create(one) for one in (number_of(value), outputs)]
     return [x, *given, ConstantVariable.create(False) if reduce_range is None else reduce_range]
 
@@ -156,8 +156,13 @@ def _is_served(weight: Any) -> bool:
     return weight._type().qualified_name() == CLASS and torch.backends.quantized.engine in ENGINES and _eight(weight)
 
 
+def _codes(weight: Any) -> Tensor:
+    codes: Tensor = weight.unpack()[0]
+    return codes
+
+
 def _eight(weight: Any) -> bool:
-    codes = weight.unpack()[0]
+    codes = _codes(weight)
     return bool(codes.is_quantized and codes.dtype == torch.qint8)
 
 
@@ -268,11 +273,12 @@ def fuse(graph: fx.Graph) -> list[DynamicLinear]:
         if (number, reduce_range) not in of:
             with _disable_current_modes():  # a weight is no fake tensor
                 of[number, reduce_range] = packed_of(weight, reduce_range)
-        packed = of[number, reduce_range]
-        if packed is None:
+        found = of[number, reduce_range]
+        if found is None:
             continue
+        packed, sums, bias = found
         fixed = all(isinstance(size, int) for size in x.meta["val"].shape)
-        call = DynamicLinear(weight, reduce_range, *packed, fixed)
+        call = DynamicLinear(weight, reduce_range, packed, sums, bias, fixed)
         with graph.inserting_before(node):
             new = graph.call_function(call, (x,))
         new.meta.update(node.meta)

@@ -1,6 +1,7 @@
 """Generated kernels under AddressSanitizer and UndefinedBehaviorSanitizer: `python benchmarks/compiler/sanitized.py`.
 
-Runs the tests of tests/compiler, then samples of OpInfo (`--opinfo`) and the tiny models of transformers (`--models`),
+Runs the tests of tests/compiler and of the engine's latent attention, then samples of OpInfo (`--opinfo`) and the tiny
+models of transformers (`--models`),
 with kernels built with `-fsanitize=address,undefined` and libasan loaded before Python, so that torch's buffers have
 red zones. Once with the instruction set of this machine and once with the generic one: compilers do not check masked
 vector loads and stores, plain loops they do. The first error ends the tests; the other two, whose kernels are compiled
@@ -33,8 +34,11 @@ a, out = torch.randn(1000), torch.zeros(1)
 import ctypes
 function(ctypes.c_void_p(a.data_ptr()), ctypes.c_long(1000), ctypes.c_void_p(out.data_ptr()))
 """  # noqa: E501
+SERVED = ("tests/serve/test_latent_kernel.py",)
+"""Of kernels of the engine, whose room is their own."""
 TESTS = (
-    "-m", "pytest", "-q", "-p", "no:cacheprovider", "tests/compiler", "--ignore", "tests/compiler/test_triton.py",
+    "-m", "pytest", "-q", "-p", "no:cacheprovider", "tests/compiler", *SERVED, "--ignore",
+    "tests/compiler/test_triton.py",
     "--deselect", "tests/compiler/test_backend.py::test_a_damaged_file_of_the_cache_is_made_again",
 )  # fmt: skip
 """Deselected: a test that compares bytes of libraries, which hold the path of their source when sanitized."""
@@ -95,9 +99,10 @@ def main() -> int:
     parser.add_argument("--models", action="store_true", help="the tiny models of transformers too (minutes)")
     parser.add_argument("--no-tests", action="store_true", help="without tests/compiler")
     parser.add_argument("--isa", default=",generic", help="names, empty for this machine's own")
-    parser.add_argument("--only", default="", help="files of tests/compiler, as test_stored,test_gathered")
+    parser.add_argument("--only", default="", help="files of these, as test_stored,test_gathered,test_latent_kernel")
     options = parser.parse_args()
-    files = [f"tests/compiler/{name}.py" for name in options.only.split(",") if name]
+    own = {Path(file).stem: file for file in SERVED}
+    files = [own.get(name, f"tests/compiler/{name}.py") for name in options.only.split(",") if name]
     tests = (*TESTS[:5], *files) if files else TESTS
     runs: dict[str, tuple[str, ...]] = {} if options.no_tests else {" ".join(files) or "tests/compiler": tests}
     if options.opinfo:

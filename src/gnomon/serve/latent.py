@@ -4,8 +4,10 @@
 what the Graph has as an up-projection, a concatenation and attention. With few queries the up-projection is absorbed:
 queries go to the latent's space (q_nope W_UK), see latents as keys and as values, and come back by W_UV. With many,
 keys and values of a span are made again from its latents, which is fewer products then. A span of several blocks at a
-time, merged as flash attention merges, so that no sequence is copied together. In float32 or wider. Leaves out windows,
-caps and sinks, which models with latents do not have: those keep keys and values of every head (`paged`).
+time, merged as flash attention merges, so that no sequence is copied together. A kernel of ours (cpp/latent.cpp) does
+it in float32 and bfloat16, for decodes of many sequences and pieces of prompts in one call; torch (`_seen`) where it
+does not compile, in float64, and where an adapter changes the up-projection: `LatentPages.call` says which. Leaves out
+windows, caps and sinks, which models with latents do not have: those keep keys and values of every head (`paged`).
 Source: DeepSeek-V2, section 2.1.2 and appendix C.
 Letters: S sequences, Q queries of each, H heads, L tokens of a span, N width of a key without positions, R of the
 latent, P of the rotated part, V of a value.
@@ -13,20 +15,57 @@ latent, P of the rotated part, V of a value.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import ctypes
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from gnomon.compiler import stored
+from gnomon.compiler.build import kernel_of
+from gnomon.compiler.stored import PackedStored
+from gnomon.compiler.stored_sparse import StoredMatmul
+from gnomon.compiler.tried import text_of
 from gnomon.graph import Block, Op
-from gnomon.runtime.ops.paged import Visibility
+from gnomon.runtime.ops.paged import KERNELS, Visibility
 from gnomon.serve.adapters import Low
+from gnomon.serve.matrices import NUMBERS, activations_of
 from gnomon.serve.paged import untouched
 from gnomon.serve.rows import TokenRows
+from gnomon.storage.dense import Dense
 
 SPAN = 512
-"""Tokens whose scores are computed at once."""
+"""Tokens whose scores torch computes at once."""
+TOGETHER = 128
+"""Rows that the kernel multiplies by a head's matrix at once, at most: `KEYS` and `PIECE` of cpp/latent.cpp."""
+TOO_FEW = 2
+"""What the kernel returns where it would multiply by more rows at once."""
+CPP = Path(__file__).with_name("cpp") / "latent.cpp"
+_SIZES = "sequences heads nope rope rank v_dim size table_row threads together narrowed most_absorbed".split()
+
+
+class LatentCall(ctypes.Structure):
+    """The struct `LatentCall` of cpp/latent.cpp, field by field."""
+
+    # Order and widths must be those of the C struct: nothing checks them.
+    _fields_ = [
+        *[(name, ctypes.c_int64) for name in _SIZES],
+        ("scale", ctypes.c_double),
+        *[(name, ctypes.c_void_p) for name in ("q", "latent", "rotated")],
+        *[(name, ctypes.c_int64) for name in ("q_row", "latent_row", "rotated_row")],
+        *[(name, ctypes.c_void_p) for name in ("pool", "tables", "begins", "lengths", "absorb", "keys", "values")],
+        *[(name, ctypes.c_void_p) for name in ("absorbs", "makes_keys", "makes_values", "out")],
+    ]
+
+
+@cache
+def kernel(dtype: torch.dtype) -> Callable[[Any], int] | None:
+    """The compiled kernel; None where it does not compile."""
+    return kernel_of(text_of(CPP, dtype), ctypes.c_void_p) if dtype in KERNELS else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +113,31 @@ def row_of(block: Block, found: Latent) -> int:
     return sum(block.tensor(name).dims[-1].size or 0 for name in found.reads)
 
 
+class HeadMatrices:
+    """A matrix of each head, packed as the kernel's matmuls read them."""
+
+    def __init__(self, weight: Tensor) -> None:
+        """weight: (H, outputs, inputs)."""
+        form = Dense(dtype=NUMBERS[weight.dtype])
+        words = torch.int16 if weight.dtype == torch.bfloat16 else torch.int32
+        self.packed: list[PackedStored] = []
+        for one in weight.contiguous().view(words):
+            made = stored.repack({"values": one.numpy()}, form, (one.shape[0], one.shape[1]), activations_of(form))
+            assert isinstance(made, PackedStored)
+            self.packed.append(made)
+        self.function = stored.function_of(self.packed[0])
+        self.products = (StoredMatmul * len(self.packed))(*[stored.stored_matmul(one, None) for one in self.packed])
+        first = self.packed[0]
+        self.room = first.form.room(TOGETHER, first.shape[1])
+        """Bytes that rows take as the kernel reads them."""
+
+    @property
+    def addresses(self) -> tuple[int, int]:
+        """Of what the kernel is told of all heads' matrices, and of the function that multiplies by one."""
+        assert self.function is not None
+        return ctypes.addressof(self.products), ctypes.cast(self.function, ctypes.c_void_p).value or 0
+
+
 class LatentPages:
     """Pages of latent keys for one attention op in one layer: (blocks, tokens of a block, R + P)."""
 
@@ -89,6 +153,27 @@ class LatentPages:
         self.pool = untouched((blocks, size, self.rank + self.rope), weight.dtype)
         self.of_adapter: dict[int, tuple[Tensor, Tensor]] = {}
         """Number of an adapter that changes the up-projection -> what it becomes."""
+        # Multiplications of a key and head: absorbed, Q (2 R + P); made again, R (N + V) once and Q (N + P + V).
+        saved, made = 2 * self.rank - weight.shape[1], self.rank * weight.shape[1]
+        self.most_absorbed = made // saved if saved > 0 else 1 << 31
+        """Queries of a sequence up to which the up-projection is absorbed."""
+        self.call = self._call(weight.dtype)
+        """What the kernel is told of them, which does not change from one time to the next; None: torch computes."""
+
+    def _call(self, dtype: torch.dtype) -> LatentCall | None:
+        if kernel(dtype) is None:
+            return None
+        self.matrices = [HeadMatrices(one) for one in (self.up_k.transpose(1, 2), self.up_k, self.up_v)]
+        if any(one.function is None for one in self.matrices):
+            return None
+        (absorb, absorbs), (keys, makes_keys), (values, makes_values) = (one.addresses for one in self.matrices)
+        heads, v_dim = self.up_v.shape[:2]
+        return LatentCall(
+            heads=heads, nope=self.nope, rope=self.rope, rank=self.rank, v_dim=v_dim, size=self.size,
+            together=TOGETHER, narrowed=max(one.room for one in self.matrices), most_absorbed=self.most_absorbed,
+            scale=self.seen.scale, pool=self.pool.data_ptr(), absorb=absorb, keys=keys, values=values,
+            absorbs=absorbs, makes_keys=makes_keys, makes_values=makes_values,
+        )  # fmt: skip
 
     @property
     def nbytes(self) -> int:
@@ -107,6 +192,26 @@ class LatentPages:
 
     def attend(self, rows: TokenRows, q: Tensor, latent: Tensor, rotated: Tensor) -> Tensor:
         """q (tokens, H, N + P), latent (tokens, R), rotated (tokens, P) -> (tokens, H, V)."""
+        if self.call is not None and not self.of_adapter:
+            return self._by_kernel(self.call, rows, _rows(q), _rows(latent), _rows(rotated))
+        return self._by_torch(rows, q, latent, rotated)
+
+    def _by_kernel(self, call: LatentCall, rows: TokenRows, q: Tensor, latent: Tensor, rotated: Tensor) -> Tensor:
+        out, table = torch.empty((*q.shape[:2], self.up_v.shape[1]), dtype=q.dtype), rows.tables[self.group]
+        # The struct lives from call to call; what changes is written over.
+        call.sequences, call.threads, call.table_row = len(rows.lengths), rows.threads, table.shape[1]
+        call.q, call.latent, call.rotated = q.data_ptr(), latent.data_ptr(), rotated.data_ptr()
+        call.q_row, call.latent_row, call.rotated_row = q.stride(0), latent.stride(0), rotated.stride(0)
+        call.tables, call.begins, call.lengths = table.data_ptr(), rows.begins.data_ptr(), rows.lengths.data_ptr()
+        call.out, function = out.data_ptr(), kernel(q.dtype)
+        assert function is not None
+        failed = function(ctypes.addressof(call))
+        assert failed != TOO_FEW
+        if failed:
+            raise MemoryError(f"no memory for what latent attention of {len(q)} tokens computes on the way")
+        return out
+
+    def _by_torch(self, rows: TokenRows, q: Tensor, latent: Tensor, rotated: Tensor) -> Tensor:
         table = rows.tables[self.group].long()
         whose = rows.shared_values.get("whose")
         if whose is None:
@@ -117,6 +222,8 @@ class LatentPages:
             return self._seen(q.unsqueeze(1), table, rows.positions.unsqueeze(1), -1)[:, 0]
         outputs = []
         for number, (begin, end, _) in enumerate(rows.spans):
+            if begin == end:
+                continue
             adapter = int(rows.adapters[begin])
             at = rows.positions[begin:end].unsqueeze(0)
             outputs.append(self._seen(q[begin:end].unsqueeze(0), table[number : number + 1], at, adapter)[0])
@@ -127,10 +234,8 @@ class LatentPages:
         wide = torch.promote_types(q.dtype, torch.float32)
         up_k, up_v = (w.to(wide) for w in self.of_adapter.get(adapter, (self.up_k, self.up_v)))
         plain, turned = q[..., : self.nope].to(wide), q[..., self.nope :].to(wide)
-        queries, values = q.shape[1], up_v.shape[1]
-        # products of a key: absorbed, H Q (2 R + P); made again, H R (N + V) once and H Q (N + P + V)
-        saved = queries * (2 * self.rank - self.nope - values)
-        absorbed = saved <= self.rank * (self.nope + values)
+        values = up_v.shape[1]
+        absorbed = q.shape[1] <= self.most_absorbed
         if absorbed:
             plain = torch.einsum("sqhn,hnr->sqhr", plain, up_k)
         width = self.rank if absorbed else values
@@ -158,6 +263,12 @@ class LatentPages:
             acc, top = acc * rescale[..., None] + added_acc, most
         out = acc / total[..., None]
         return (torch.einsum("sqhr,hvr->sqhv", out, up_v) if absorbed else out).to(q.dtype)
+
+
+def _rows(x: Tensor) -> Tensor:
+    """A token's numbers one after the other."""
+    whole = x.stride(-1) == 1 and (x.dim() < 3 or x.stride(-2) == x.shape[-1])
+    return x if whole else x.contiguous()
 
 
 def skipped(block: Block) -> frozenset[str]:

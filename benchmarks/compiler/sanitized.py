@@ -1,13 +1,13 @@
 """Generated kernels under AddressSanitizer and UndefinedBehaviorSanitizer: `python benchmarks/compiler/sanitized.py`.
 
 Runs the tests of tests/compiler and of the engine's latent attention, then samples of OpInfo (`--opinfo`) and the tiny
-models of transformers (`--models`),
-with kernels built with `-fsanitize=address,undefined` and libasan loaded before Python, so that torch's buffers have
-red zones. Once with the instruction set of this machine and once with the generic one: compilers do not check masked
-vector loads and stores, plain loops they do. The first error ends the tests; the other two, whose kernels are compiled
-many in a library (`sanitized_batch.py`), go on after one. First a kernel that reads one element too far is built and
-run: where that is not caught, nothing here says anything. Exits with 1 at any error of a sanitizer. Left out: leaks,
-which are Python's and torch's too; whether results are right, which `tests/compiler/opinfo.py` says.
+models of transformers (`--models`), with kernels built with `-fsanitize=address,undefined` and libasan loaded before
+Python, so that torch's buffers have red zones. Once with the instruction set of this machine and once with the generic
+one: compilers do not check masked vector loads and stores, plain loops they do. The first error ends the tests; the
+other two, whose kernels are compiled many in a library (`sanitized_batch.py`), go on after one. First a kernel that
+reads one element too far is built and run: where that is not caught, nothing here says anything. Exits with 1 at any
+error of a sanitizer. Left out: leaks, which are Python's and torch's too; whether results are right, which
+`tests/compiler/opinfo.py` says.
 """
 
 from __future__ import annotations

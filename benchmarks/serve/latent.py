@@ -2,9 +2,9 @@
 
 One layer's attention with DeepSeek-V2-Lite's head sizes (16 heads, 128 + 64 numbers of a key, 128 of a value, a latent
 of 512), from queries to values, matmuls with the up-projection in it; one thread, pages of 16 tokens dealt out at
-random. CPU-seconds, both in turn, medians [least, most]. Compared: the largest difference of what comes out, over the largest
-value. Bound: multiplications over what a product of 256 rows reaches here, or bytes of latents and matrices over the
-bandwidth that a read of 512 MiB has, whichever takes longer. Writes benchmarks/results/serve_latent.md.
+random. CPU-seconds, both in turn, medians [least, most]. Compared: the largest difference of what comes out, over
+the largest value. Bound: multiplications over what a product of 256 rows reaches here, or bytes of latents and matrices
+over the bandwidth that a read of 512 MiB has, whichever takes longer. Writes benchmarks/results/serve_latent.md.
 """
 
 from __future__ import annotations

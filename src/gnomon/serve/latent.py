@@ -26,7 +26,7 @@ import torch
 from torch import Tensor
 
 from gnomon.compiler import stored
-from gnomon.compiler.build import kernel_of
+from gnomon.compiler.build import address_of, kernel_of
 from gnomon.compiler.stored import PackedStored
 from gnomon.compiler.stored_sparse import StoredMatmul
 from gnomon.compiler.tried import text_of
@@ -135,7 +135,7 @@ class HeadMatrices:
     def addresses(self) -> tuple[int, int]:
         """Of what the kernel is told of all heads' matrices, and of the function that multiplies by one."""
         assert self.function is not None
-        return ctypes.addressof(self.products), ctypes.cast(self.function, ctypes.c_void_p).value or 0
+        return ctypes.addressof(self.products), address_of(self.function)
 
 
 class LatentPages:

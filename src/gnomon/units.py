@@ -236,14 +236,14 @@ def quantise(seconds: float | NDArray[np.float64]) -> float | NDArray[np.float64
     return on_grid if isinstance(seconds, np.ndarray) else float(on_grid)
 
 
-def _split(body: str, wanted: str, path: str) -> tuple[Fraction, str]:
+def _split(body: str, expected: str, path: str) -> tuple[Fraction, str]:
     """The exact number and the unit text of a quantity."""
     if len(body) > _MAX_TEXT:
-        raise UnitError(f"Expected {wanted}, got a text of {len(body)} characters (limit {_MAX_TEXT})", path)
+        raise UnitError(f"Expected {expected}, got a text of {len(body)} characters (limit {_MAX_TEXT})", path)
     match = _NUMBER.match(body)
     if match is None:
         problem = "a negative number" if body.startswith("-") and body[1:2].isdigit() else "no finite number"
-        raise UnitError(f"Expected {wanted}, got {_quoted(body)} ({problem})", path)
+        raise UnitError(f"Expected {expected}, got {_quoted(body)} ({problem})", path)
     digits = match.group().replace("_", "")
     return Fraction(digits), body[match.end() :].strip()
 

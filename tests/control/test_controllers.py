@@ -20,7 +20,7 @@ PIPELINES = Plan(mesh=Mesh(pp=3, dp_replicate=2), schedule=Schedule(name="one_f_
 def started(name: str, plan: Plan, processes: int) -> SimulatedLauncher:
     """A job all of whose processes are ready."""
     workers = name == "logical_workers"
-    job = SimulatedLauncher(name, plan, restarts=2, asked=processes if workers else 0)
+    job = SimulatedLauncher(name, plan, restarts=2, requested=processes if workers else 0)
     for process in range(processes):
         job.happens(Incident(what="came", process=process, rank=-1 if workers else process))
         job.happens(Incident(what="ready", process=process))

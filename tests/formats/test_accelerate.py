@@ -22,7 +22,7 @@ STRICT = ReadContext(strict=True)
 
 def job(text: str, **arguments: Any) -> Job:
     return read_accelerate(
-        text, **{"seq_len": 1024, "micro_batch_size": 2, "model": "gpt2", "given": STRICT, **arguments}
+        text, **{"seq_len": 1024, "micro_batch_size": 2, "model": "gpt2", "context": STRICT, **arguments}
     )
 
 

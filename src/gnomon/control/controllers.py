@@ -66,13 +66,13 @@ def _after_loss_of_worker(seen: JobProcesses, restarts: int) -> AfterLoss:
     who = "1 other goes" if others == 1 else f"{others} others go"
     goes_on = f"{who} on with its workers" if others else "none is left"
     if restarts:
-        left = restarts - 1
+        restarts_left = restarts - 1
         return AfterLoss(
             goes_on=True,
             starts=1,
-            restarts=left,
+            restarts=restarts_left,
             wanted=seen.asked,
-            message=f"{goes_on}; another is started ({left} left)",
+            message=f"{goes_on}; another is started ({restarts_left} left)",
         )
     stays = f"{goes_on}; its workers stay with the others"
     return AfterLoss(goes_on=True, starts=0, restarts=0, wanted=max(1, seen.asked - 1), message=stays)
@@ -105,9 +105,9 @@ def same_ranks(plan: Plan, seen: JobProcesses) -> Decision | None:
 
 def _after_loss_of_rank(seen: JobProcesses, restarts: int) -> AfterLoss:
     """Nobody can go on without a rank: another process takes its place, or the job ends."""
-    left = max(0, restarts - 1)
-    said = f"the others stay, and another process takes its place ({left} left)"
-    return AfterLoss(goes_on=restarts > 0, starts=min(1, restarts), restarts=left, wanted=0, message=said)
+    restarts_left = max(0, restarts - 1)
+    after = f"the others stay, and another process takes its place ({restarts_left} left)"
+    return AfterLoss(goes_on=restarts > 0, starts=min(1, restarts), restarts=restarts_left, wanted=0, message=after)
 
 
 def takeover(plan: Plan, seen: JobProcesses) -> Decision | None:
@@ -165,12 +165,12 @@ def keepers(plan: Plan) -> dict[int, int]:
 
 def _after_loss_of_stage(seen: JobProcesses, restarts: int) -> AfterLoss:
     """Those left go on, if they have begun; another comes if that may be."""
-    left = max(0, restarts - 1)
-    after = f"another process takes its place ({left} left)" if restarts else "no other one takes its place"
+    restarts_left = max(0, restarts - 1)
+    after = f"another process takes its place ({restarts_left} left)" if restarts else "no other one takes its place"
     return AfterLoss(
         goes_on=restarts > 0 or (bool(seen.members) and bool(seen.there)),
         starts=min(1, restarts),
-        restarts=left,
+        restarts=restarts_left,
         wanted=0,
         message=f"the others go on without it, and {after}",
     )

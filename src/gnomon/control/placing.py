@@ -49,8 +49,8 @@ class PlacingCosts:
 
     def step_s(self, totals: Sequence[int], placement: Placement, ep: int) -> float:
         """Seconds of a step that waits for the rank with most rows, and for the one with most gradients to add up."""
-        held = holders(placement, len(totals), ep)
-        shared = [sum(len(held[expert]) > 1 for expert in own) for own in on_ranks(placement, ep)]
+        ranks_of = holders(placement, len(totals), ep)
+        shared = [sum(len(ranks_of[expert]) > 1 for expert in own) for own in on_ranks(placement, ep)]
         return max(rank_rows(totals, placement, ep)) * self.row_s + max(shared) * self.sum_s
 
 
@@ -113,10 +113,10 @@ def _moves(placement: Placement, rows: Sequence[int], ep: int) -> Iterator[tuple
     """(placement, slots that are new in it) of the moves that could relieve the busiest rank: an expert of it expands
     to a rank with little to do in place of one that other ranks hold too, or changes places with a lighter one."""
     experts, each = len(rows), len(placement) // ep
-    held = holders(placement, experts, ep)
+    ranks_of = holders(placement, experts, ep)
     load, of_rank = [0] * ep, [dict[int, int]() for _ in range(ep)]
-    for expert, shares in enumerate(shared_out(rows, held, ep)):
-        for rank, some in zip(held[expert], shares, strict=True):
+    for expert, shares in enumerate(shared_out(rows, ranks_of, ep)):
+        for rank, some in zip(ranks_of[expert], shares, strict=True):
             load[rank] += some
             of_rank[rank][expert] = some
     # Ties by number: every rank of a run computes the same moves by itself.
@@ -130,7 +130,7 @@ def _moves(placement: Placement, rows: Sequence[int], ep: int) -> Iterator[tuple
                 if expert in of_rank[rank]:
                     continue
                 # Only an expert that other ranks hold too may lose a slot.
-                if len(held[gone]) > 1:
+                if len(ranks_of[gone]) > 1:
                     yield (*placement[:slot], expert, *placement[slot + 1 :]), 1
                 # A swap must bring the busiest rank something lighter, and nothing that it has already.
                 if gone in of_rank[busiest] or of_rank[rank][gone] >= of_rank[busiest][expert]:
@@ -156,15 +156,15 @@ def place(rows: Sequence[int], replicas: int, ep: int, costs: PlacingCosts = ROW
         ((rows[expert] / count[expert], expert) for expert in range(experts) for _ in range(count[expert])),
         key=lambda piece: (-piece[0], piece[1]),
     )
-    load, held = [0.0] * ep, [list[int]() for _ in range(ep)]
+    load, experts_of = [0.0] * ep, [list[int]() for _ in range(ep)]
     for weight, expert in pieces:
-        fits = [rank for rank in range(ep) if len(held[rank]) < each and expert not in held[rank]]
+        fits = [rank for rank in range(ep) if len(experts_of[rank]) < each and expert not in experts_of[rank]]
         if not fits:  # only ranks that hold it already have room
             return _polished(usual, rows, ep, costs)
         rank = min(fits, key=lambda rank: (load[rank], rank))
         load[rank] += weight
-        held[rank].append(expert)
-    packed = _polished(tuple(expert for own in held for expert in sorted(own)), rows, ep, costs)
+        experts_of[rank].append(expert)
+    packed = _polished(tuple(expert for own in experts_of for expert in sorted(own)), rows, ep, costs)
     return min((usual, packed), key=lambda one: costs.step_s(rows, one, ep))
 
 
@@ -177,25 +177,25 @@ def _polished(placement: Placement, rows: Sequence[int], ep: int, costs: Placing
 def placements_of(plan: Plan, experts: Sequence[int], ep: int, router: RouterLoad) -> tuple[Placement, ...]:
     """The placement of each layer with experts: that of the plan, or, where it leaves it open, what `place` makes of
     the workload's load. experts: of each such layer. PlanError for a placement that is none."""
-    given, replicas = plan.experts.placement, plan.experts.replicas
-    if given:
-        every = given if len(given) > 1 else given * len(experts)
+    placement, replicas = plan.experts.placement, plan.experts.replicas
+    if placement:
+        every = placement if len(placement) > 1 else placement * len(experts)
         for row, count in zip(every, experts, strict=True):
             check_placement(row, count, replicas, ep)
         return every
     known: dict[tuple[int, ...], Placement] = {}
-    made = []
+    placements = []
     for layer, count in enumerate(experts):
         if router.kind == "balanced":
-            made.append(in_order(count, replicas, ep))
+            placements.append(in_order(count, replicas, ep))
             continue
         shares = router.shares(count)
         # Whole numbers, so that equal loads are one key.
         rows = tuple(int(share * SCALE) for share in shares[layer % len(shares)].tolist())
         if rows not in known:
             known[rows] = place(rows, replicas, ep)
-        made.append(known[rows])
-    return tuple(made)
+        placements.append(known[rows])
+    return tuple(placements)
 
 
 def with_placement(plan: Plan, graph: Graph, workload: Workload | None) -> Plan:

@@ -39,11 +39,11 @@ class Incident:
 class SimulatedLauncher:
     """The launcher of one job."""
 
-    def __init__(self, controller: str, plan: Plan, *, restarts: int = 0, asked: int = 0) -> None:
+    def __init__(self, controller: str, plan: Plan, *, restarts: int = 0, requested: int = 0) -> None:
         """controller: of `CONTROLLERS`. restarts: processes that may be replaced. asked: processes of logical
         workers."""
         self.controller, self.plan, self.restarts = CONTROLLERS[controller], plan, restarts
-        self.seen = replace(NONE, asked=asked)
+        self.seen = replace(NONE, asked=requested)
 
     def happens(self, incident: Incident) -> None:
         """Lets something happen to the job, before the next look."""
@@ -96,17 +96,17 @@ class SimulatedLauncher:
 
 def incidents(trace: ControlTrace) -> Iterator[tuple[Look, tuple[Incident, ...]]]:
     """Each look of a trace with what had happened since the one before."""
-    asked = trace.looks[0].seen.asked if trace.looks else 0
-    simulated = SimulatedLauncher(trace.controller, trace.plan, restarts=trace.restarts, asked=asked)
+    requested = trace.looks[0].seen.asked if trace.looks else 0
+    simulated = SimulatedLauncher(trace.controller, trace.plan, restarts=trace.restarts, requested=requested)
     for look in trace.looks:
         happened = tuple(_between(simulated.seen, look.seen))
         for one in happened:
             simulated.happens(one)
         # Last: a loss may have changed the number by itself.
         if simulated.seen.asked != look.seen.asked:
-            said = Incident(what="asked", number=look.seen.asked)
-            simulated.happens(said)
-            happened += (said,)
+            incident = Incident(what="asked", number=look.seen.asked)
+            simulated.happens(incident)
+            happened += (incident,)
         # Only for what follows from it: members, and processes that are ended. Whether the decision is the recorded
         # one is for who replays.
         simulated.look()
@@ -115,8 +115,8 @@ def incidents(trace: ControlTrace) -> Iterator[tuple[Look, tuple[Incident, ...]]
 
 def replayed(trace: ControlTrace) -> Sequence[tuple[JobProcesses, Decision | None]]:
     """What a simulated launcher sees and decides at each look of a trace, told only what happened to the processes."""
-    asked = trace.looks[0].seen.asked if trace.looks else 0
-    simulated = SimulatedLauncher(trace.controller, trace.plan, restarts=trace.restarts, asked=asked)
+    requested = trace.looks[0].seen.asked if trace.looks else 0
+    simulated = SimulatedLauncher(trace.controller, trace.plan, restarts=trace.restarts, requested=requested)
     played = []
     for _, happened in incidents(trace):
         for one in happened:

@@ -89,10 +89,12 @@ class Recorder:
         """A line, if anything is new."""
         if seen == self.last and decision is None:
             return
-        self.last, said = seen, None
+        self.last, decision_line = seen, None
         if decision is not None:
-            said = _DecisionLine(members=decision.members, placement=decision.plan.placement, lost=decision.lost)
-        self._line(_Line(at=round(time() - self.began, 6), seen=seen, decision=said))
+            decision_line = _DecisionLine(
+                members=decision.members, placement=decision.plan.placement, lost=decision.lost
+            )
+        self._line(_Line(at=round(time() - self.began, 6), seen=seen, decision=decision_line))
 
     def _line(self, value: object, *, mode: str = "a") -> None:
         try:
@@ -118,9 +120,9 @@ def read_trace(path: Path) -> ControlTrace:
     for number, text in enumerate(lines[1:], start=2):
         line, decision = _read(_Line, text, f"{path}:{number}"), None
         if line.decision is not None:
-            said = line.decision
-            plan = replace(plan, placement=said.placement)
-            decision = Decision(members=said.members, plan=plan, lost=said.lost)
+            read_decision = line.decision
+            plan = replace(plan, placement=read_decision.placement)
+            decision = Decision(members=read_decision.members, plan=plan, lost=read_decision.lost)
         looks.append(Look(at=line.at, seen=line.seen, decision=decision))
     return ControlTrace(controller=head.controller, plan=head.plan, restarts=head.restarts, looks=tuple(looks))
 

@@ -23,8 +23,8 @@ def assign(gains: Floats) -> list[int]:
         return chosen
     if not rows:
         return []
-    held = _cheapest(-np.maximum(gains, 0.0))
-    return [column if gains[row, column] > 0 else -1 for row, column in enumerate(held)]
+    of_row = _cheapest(-np.maximum(gains, 0.0))
+    return [column if gains[row, column] > 0 else -1 for row, column in enumerate(of_row)]
 
 
 def _cheapest(costs: Floats) -> list[int]:

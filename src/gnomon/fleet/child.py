@@ -54,10 +54,10 @@ def main(argv: list[str]) -> int:
     last = read_began(folder, job)
     if last is not None and last.attempt > known:
         return NOT_NOW
-    asked: list[int] = []
+    signals_seen: list[int] = []
     signals = (signal.SIGTERM, signal.SIGINT)
     for number in signals:
-        signal.signal(number, lambda sent, _frame: asked.append(sent))
+        signal.signal(number, lambda sent, _frame: signals_seen.append(sent))
     with open(folder / f"{job}.log", "ab") as log:
         try:
             process = subprocess.Popen(
@@ -71,12 +71,12 @@ def main(argv: list[str]) -> int:
 
         def pass_on(sent: int, _frame: FrameType | None) -> None:
             """A job is told to stop once: to many programs a second time means at once."""
-            asked.append(sent)
-            if len(asked) == 1:
+            signals_seen.append(sent)
+            if len(signals_seen) == 1:
                 process.send_signal(sent)
 
-        if asked:
-            process.send_signal(asked[0])
+        if signals_seen:
+            process.send_signal(signals_seen[0])
         for number in signals:
             signal.signal(number, pass_on)
         write(folder / f"{job}.began", Began(attempt=attempt, beside=os.getpid(), job=process.pid))

@@ -90,8 +90,8 @@ class Curve(PhaseForecasts):
     def assumption(self) -> str:
         """What is assumed, in a line."""
         shape = "linearly" if self.serial == 0 else f"with {self.serial:.0%} of its time not divided (Amdahl)"
-        more = f", {self.spread:.0%} slower on more nodes than it needs" if self.spread else ""
+        slower_text = f", {self.spread:.0%} slower on more nodes than it needs" if self.spread else ""
         speeds = {pool.device: pool.speed for pool in self.machines.pools}
         kinds = ", ".join(f"{device} {speed:.2f}" for device, speed in speeds.items())
         relative = f"; relative speed of a device: {kinds} (ratio of peaks)" if len(speeds) > 1 else ""
-        return f"a job without a model scales {shape}{more}{relative}"
+        return f"a job without a model scales {shape}{slower_text}{relative}"

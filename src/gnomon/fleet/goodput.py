@@ -390,9 +390,9 @@ class Profiled(PhaseForecasts):
         remaining = self._left.get(key)
         if remaining is None:
             size = job.batch_size
-            left = profile.iterations(size, last) - profile.iterations(size, now) if now < last else 1.0
+            iterations = profile.iterations(size, last) - profile.iterations(size, now) if now < last else 1.0
             step = _step(profile, placement, *fixed_batch(profile, sum(placement), size))
-            remaining = self._left[key] = left * step
+            remaining = self._left[key] = iterations * step
         return remaining
 
 

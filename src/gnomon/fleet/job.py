@@ -113,8 +113,8 @@ def reasons(left_out: Sequence[RefusedRow], most: int = 3) -> str:
     if not left_out:
         return ""
     first = "; ".join(f"line {row.line}: {row.reason}" for row in left_out[:most])
-    more = "; …" if len(left_out) > most else ""
-    return f": {len(left_out):,} row{'s' if len(left_out) > 1 else ''} left out ({first}{more})"
+    ellipsis = "; …" if len(left_out) > most else ""
+    return f": {len(left_out):,} row{'s' if len(left_out) > 1 else ''} left out ({first}{ellipsis})"
 
 
 def check_job(job: Job, where: str) -> None:

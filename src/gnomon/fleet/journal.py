@@ -20,7 +20,7 @@ Event = Mapping[str, Any]
 def read_events(path: Path) -> tuple[list[Event], int]:
     """(events, bytes of them) of a journal; nothing of a file that is not there. InputError for a damaged one."""
     events: list[Event] = []
-    kept = 0
+    end = 0
     if path.exists():
         for number, line in enumerate(path.read_bytes().splitlines(keepends=True), start=1):
             if not line.endswith(b"\n"):
@@ -29,21 +29,21 @@ def read_events(path: Path) -> tuple[list[Event], int]:
                 events.append(json.loads(line))
             except json.JSONDecodeError as error:
                 raise InputError(f"{path}: line {number} is not JSON; the journal is damaged") from error
-            kept += len(line)
-    return events, kept
+            end += len(line)
+    return events, end
 
 
 class Journal:
     """Events of a controller, in order."""
 
     def __init__(self, path: Path) -> None:
-        self.events, kept = read_events(path)
+        self.events, end = read_events(path)
         self._file = open(path, "ab")  # noqa: SIM115 - held as long as the controller lives
-        self._file.truncate(kept)
+        self._file.truncate(end)
 
-    def write(self, kind: str, job: str, **more: Any) -> None:
+    def write(self, kind: str, job: str, **fields: Any) -> None:
         """Appends an event; it is on the disk when this returns."""
-        event = {"event": kind, "job": job, **more}
+        event = {"event": kind, "job": job, **fields}
         self._file.write(json.dumps(event, separators=(",", ":")).encode() + b"\n")
         self._file.flush()
         os.fsync(self._file.fileno())

@@ -72,11 +72,11 @@ def _dynamic(groups: Sequence[Sequence[Item]], capacity: int) -> list[int]:
             picks[index, weight:][better] = item
         best = after
     chosen = [-1] * len(groups)
-    left = capacity
+    room_left = capacity
     # Read back from the last group at full capacity.
     for index in range(len(groups) - 1, -1, -1):
-        item = int(picks[index, left])
+        item = int(picks[index, room_left])
         chosen[index] = item
         if item >= 0:
-            left -= groups[index][item][0]
+            room_left -= groups[index][item][0]
     return chosen

@@ -124,13 +124,13 @@ class Controller:
                 alive = self.processes.alive(name)
                 self.log(f"{name}: {'still runs' if alive else 'ended'} since the controller was last here")
 
-    def _note(self, kind: str, name: str, **more: object) -> None:
-        self.journal.write(kind, name, at=self.clock(), **more)
+    def _note(self, kind: str, name: str, **fields: object) -> None:
+        self.journal.write(kind, name, at=self.clock(), **fields)
         self.fates[name].apply(self.journal.events[-1])
         on = (
             f" on {len(self.fates[name].devices)}"
             if kind == "starting"
-            else f" to {more.get('target')}"
+            else f" to {fields.get('target')}"
             if kind == "resizing"
             else ""
         )
@@ -146,10 +146,10 @@ class Controller:
                     self.processes.stop(name)
                 continue
             self.dirty = True
-            wanted = fate.target
+            target = fate.target
             self._settle(name, fate)
-            if wanted and fate.state == "queued" and wanted <= self.free:
-                self._start(name, wanted)
+            if target and fate.state == "queued" and target <= self.free:
+                self._start(name, target)
 
     def _settle(self, name: str, fate: Fate) -> None:
         """Write down how a job's process ended."""
@@ -207,18 +207,18 @@ class Controller:
     def _carry_out(self, decision: Decision) -> None:
         """Stop, resize or start a job; what needs devices that are not free yet is decided again."""
         name, fate = decision.job, self.fates[decision.job]
-        wanted = fate.task.on(devices_of(decision.allocation)) if decision.allocation else 0
+        num_wanted = fate.task.on(devices_of(decision.allocation)) if decision.allocation else 0
         if fate.state == "running":
             if not decision.allocation:
                 self._note("stopping", name)
-            elif wanted and wanted != len(fate.devices):
-                if wanted - len(fate.devices) <= self.free:
-                    self._note("resizing", name, target=wanted)
+            elif num_wanted and num_wanted != len(fate.devices):
+                if num_wanted - len(fate.devices) <= self.free:
+                    self._note("resizing", name, target=num_wanted)
                 else:
                     self.dirty = True
-        elif fate.state == "queued" and wanted:
-            if wanted <= self.free:
-                self._start(name, wanted)
+        elif fate.state == "queued" and num_wanted:
+            if num_wanted <= self.free:
+                self._start(name, num_wanted)
             else:
                 self.dirty = True
 
@@ -254,9 +254,9 @@ class Controller:
     def _start(self, name: str, count: int) -> None:
         """Starts a job on the free devices with the lowest numbers."""
         fate = self.fates[name]
-        taken = {number for other in self.fates.values() for number in other.devices}
-        held = [number for number in range(self.devices) if number not in taken][:count]
+        devices_used = {number for other in self.fates.values() for number in other.devices}
+        devices_free = [number for number in range(self.devices) if number not in devices_used][:count]
         command = fate.task.command_on(count, self.folder)
-        self._note("starting", name, devices=held)
-        self.processes.start(name, fate.attempt, fate.settled, command, held)
+        self._note("starting", name, devices=devices_free)
+        self.processes.start(name, fate.attempt, fate.settled, command, devices_free)
         self.started.add(name)

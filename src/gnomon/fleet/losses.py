@@ -51,17 +51,17 @@ class PricedPlan:
     """Without copies."""
 
 
-def price_under_losses(job: Job, given: Plan, assumed: AssumedLosses) -> PricedPlan:
+def price_under_losses(job: Job, plan_given: Plan, assumed: AssumedLosses) -> PricedPlan:
     """InputError for a plan whose stages have meshes of their own."""
     graph, cluster, workload, stack = job
-    plan = bamboo.without(given)
+    plan = bamboo.without(plan_given)
     if plan.stages:
         raise InputError("the plan gives each stage its own mesh; losses are played on pipelines that are alike")
     plain = predict(graph, cluster, plan, workload, stack)
     copies = memory_copies(plain, assumed.memory_every)
     refused = bamboo.METHOD.refusal(_with(plan, bamboo.NOBODY)) or ""
     # Never read where the plan is refused; they only must be times.
-    copied, taken = (1.0, 1.0) if refused else _seconds(job, plan)
+    copied, takeover = (1.0, 1.0) if refused else _seconds(job, plan)
     return PricedPlan(
         shape=MachineShape(stages=plan.mesh.pp, pipelines=plan.mesh.data_ranks),
         costs=SpotCosts(
@@ -70,7 +70,7 @@ def price_under_losses(job: Job, given: Plan, assumed: AssumedLosses) -> PricedP
             memory_step_s=plain.step_s + copies.step_s,
             memory_every=assumed.memory_every,
             alike=not copies.sent_bytes,
-            taken_step_s=taken,
+            taken_step_s=takeover,
             takeover_s=assumed.takeover_s,
             come_s=assumed.come_s,
             start_s=assumed.start_s,
@@ -190,10 +190,10 @@ def _with_room(job: Job, plain: Iterable[FoundPlan], limit_bytes: float) -> list
     graph, cluster, workload, stack = job
     found = []
     for candidate in plain:
-        for given in bamboo.METHOD.variants(candidate.plan):
-            prediction = predict(graph, cluster, given, workload, stack)
+        for variant in bamboo.METHOD.variants(candidate.plan):
+            prediction = predict(graph, cluster, variant, workload, stack)
             if max(rank.peak_bytes for rank in prediction.memory) <= limit_bytes:
-                found.append(replace(candidate, plan=given, prediction=prediction))
+                found.append(replace(candidate, plan=variant, prediction=prediction))
     return sorted(found, key=lambda one: one.step_s)
 
 

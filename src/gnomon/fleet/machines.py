@@ -208,8 +208,8 @@ def without_larger(trace: Trace, cluster: Machines, memory: Memory) -> tuple[Tra
     whole = sum(pool.devices for pool in cluster.pools if not pool.serves)
     large = tuple(job for job in trace.jobs if job.fewest > whole or not _has_memory(cluster, job, memory))
     ids = {job.id for job in large}
-    kept = tuple(job for job in trace.jobs if job.id not in ids)
-    return (replace(trace, jobs=kept) if large else trace), large
+    fitting = tuple(job for job in trace.jobs if job.id not in ids)
+    return (replace(trace, jobs=fitting) if large else trace), large
 
 
 def _has_memory(cluster: Machines, job: Job, memory: Memory) -> bool:

@@ -62,7 +62,7 @@ class Geometry:
         """First memory slice at which a slice of a profile may be cut now; None if there is none."""
         width, places = PLACES[name]
         used = self.mask()
-        compute = sum(int(held[0][0]) for held in self.slices.values())
+        compute = sum(int(slice_entry[0][0]) for slice_entry in self.slices.values())
         if compute + int(name[0]) > 7:
             return None
         # The last legal place first: 1g at the end leaves the first half for 4g and 3g.

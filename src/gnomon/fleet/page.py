@@ -196,13 +196,13 @@ def _over_time(result: Result) -> str:
                 )
     total = sum(len(run.allocation) for run in result.runs)
     cut = f" The {drawn:,} longest of {total:,} spans are drawn." if drawn < total else ""
-    more = len(result.machines.capacity) - nodes
-    left = f" {more:,} more nodes are not drawn." if more > 0 else ""
+    undrawn = len(result.machines.capacity) - nodes
+    undrawn_text = f" {undrawn:,} more nodes are not drawn." if undrawn > 0 else ""
     plot = (
         '<svg class="plot nodes" viewBox="0 0 100 100" preserveAspectRatio="none" role="img" '
         f'aria-label="jobs on nodes over time">{"".join(rects)}</svg>'
     )
-    hint = f'<p class="hint">A lane is a node, a rectangle a job on some of its devices.{cut}{left}</p>'
+    hint = f'<p class="hint">A lane is a node, a rectangle a job on some of its devices.{cut}{undrawn_text}</p>'
     return hint + plot + _axis("0 h", f"{number(end / 3600)} h")
 
 
@@ -210,12 +210,12 @@ def _places(result: Result, nodes: int) -> Mapping[tuple[int, int], Sequence[tup
     """(span, node) -> (first device, devices) of the parts of its lane: one part if one is free, else several; those
     of the job that it shares devices with where it does."""
     out: dict[tuple[int, int], Sequence[tuple[int, int]]] = {}
-    held: dict[int, list[tuple[float, int]]] = {}
+    rows_of_node: dict[int, list[tuple[float, int]]] = {}
     for span, run in sorted(enumerate(result.runs), key=lambda pair: (pair[1].start_s, pair[0])):
         for node, count in run.allocation:
             if node >= nodes:
                 continue
-            now = [(end, rows) for end, rows in held.get(node, ()) if end > run.start_s]
+            now = [(end, rows) for end, rows in rows_of_node.get(node, ()) if end > run.start_s]
             busy, capacity = reduce(or_, (rows for _, rows in now), 0), result.machines.capacity[node]
             whole = ((1 << count) - 1) if count else 0
             first = next((row for row in range(capacity - count + 1) if not busy & (whole << row)), -1)
@@ -225,7 +225,7 @@ def _places(result: Result, nodes: int) -> Mapping[tuple[int, int], Sequence[tup
             else:
                 parts = [(row, 1) for row in free]
             out[span, node] = parts
-            held[node] = [*now, (run.end_s, sum(((1 << many) - 1) << row for row, many in parts))]
+            rows_of_node[node] = [*now, (run.end_s, sum(((1 << many) - 1) << row for row, many in parts))]
     return out
 
 

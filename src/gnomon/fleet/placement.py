@@ -33,12 +33,12 @@ def place(free: Sequence[int], nodes: Sequence[int], count: int, most_nodes: int
     # Most free first gives the fewest nodes.
     order = sorted((node for node in nodes if free[node]), key=lambda node: (-free[node], node))
     out = []
-    left = count
+    remaining = count
     for node in order:
-        use = min(free[node], left)
+        use = min(free[node], remaining)
         out.append((node, use))
-        left -= use
-        if not left:
+        remaining -= use
+        if not remaining:
             return None if most_nodes and len(out) > most_nodes else tuple(out)
     return None
 
@@ -48,15 +48,15 @@ def snug(free: Sequence[int], nodes: Sequence[int], count: int) -> Allocation | 
     best, so that whole nodes are left for others."""
     out: list[tuple[int, int]] = []
     room = {node: free[node] for node in nodes if free[node]}
-    left = count
-    while left:
+    remaining = count
+    while remaining:
         if not room:
             return None
-        enough = [node for node, have in room.items() if have >= left]
+        enough = [node for node, have in room.items() if have >= remaining]
         node = min(enough, key=lambda n: (room[n], n)) if enough else max(room, key=lambda n: (room[n], -n))
-        use = min(room.pop(node), left)
+        use = min(room.pop(node), remaining)
         out.append((node, use))
-        left -= use
+        remaining -= use
     return tuple(out)
 
 

@@ -174,10 +174,10 @@ class MeasuredPoints(PhaseForecasts):
     def speed_share(self, job: Job, other: Job) -> float:
         """Returns the share of speed measured for the two on one device, or else the curve's."""
         kind = job.device or self.reference
-        both, alone = self.pairs.get((job.model, other.model, kind)), self.points.get((job.model, kind))
-        if both is None or alone is None:
+        both, one_s = self.pairs.get((job.model, other.model, kind)), self.points.get((job.model, kind))
+        if both is None or one_s is None:
             return self.curve.speed_share(job, other)
-        return min(both[0] / speed_at(alone, 1), 1.0) or 1e-6
+        return min(both[0] / speed_at(one_s, 1), 1.0) or 1e-6
 
     def duration_s(self, model: str, devices: int, batch: int, steps: float) -> float:
         """Seconds of so many steps on the reference device; NaN for a model without points."""

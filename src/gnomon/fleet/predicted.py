@@ -99,12 +99,12 @@ class Predictions:
         return float(self.at_reference(job).step_s)
 
     def _planner(self, job: Job, kind: str, per_node: int) -> Planner:
-        made = self.planned_job(job)
+        planned = self.planned_job(job)
         key = (_what(job), kind, per_node)
         if key not in self._planners:
             self._planners[key] = Planner(
-                graph=made.graph, cluster=_cluster(kind, per_node, max(job.most, per_node)), plan=made.plan,
-                workload=made.workload, stack=made.stack,
+                graph=planned.graph, cluster=_cluster(kind, per_node, max(job.most, per_node)), plan=planned.plan,
+                workload=planned.workload, stack=planned.stack,
             )  # fmt: skip
         return self._planners[key]
 
@@ -116,10 +116,10 @@ class Predictions:
                 self._made[what] = _of_file(job) if job.plan else self._searched(job)
             except GnomonError as error:
                 self._made[what] = error
-        made = self._made[what]
-        if isinstance(made, GnomonError):
-            raise InputError(f"job {job.id!r}: {made}")
-        return made
+        planned = self._made[what]
+        if isinstance(planned, GnomonError):
+            raise InputError(f"job {job.id!r}: {planned}")
+        return planned
 
     def _searched(self, job: Job) -> PlannedJob:
         """The fastest plan on the first kind of device on which any fits."""

@@ -71,8 +71,8 @@ def replay(
     `LearnedForecasts` what it says, which begins anew.
     InputError for jobs that these machines cannot run. RunError for jobs that a policy never starts.
     """
-    told = forecasts or Curve(machines)
-    check_fits(trace, machines, told.memory_bytes)
+    forecasts_used = forecasts or Curve(machines)
+    check_fits(trace, machines, forecasts_used.memory_bytes)
     cut = [pool.mig for pool in machines.pools if not pool.serves]
     if policy.slices and not all(cut):
         raise InputError(f"policy {policy.name} places jobs on MIG slices only; cut the devices with --mig")
@@ -85,14 +85,14 @@ def replay(
             else f"policy {policy.name} knows no parts of devices; fgd does, or leave --gpu-sharing out"
         )
     rules = rules or Rules()
-    learned = told.fresh() if isinstance(told, LearnedForecasts) else None
+    learned = forecasts_used.fresh() if isinstance(forecasts_used, LearnedForecasts) else None
     if learned:
-        told, truth = learned, learned.execution
+        forecasts_used, truth = learned, learned.execution
     if can_be_ordered(trace, machines, policy, plain=rules == Rules(costs=rules.costs), known=forecasts or truth):
         return replay_ordered(trace, machines, policy, first_start_s=rules.costs.first_start_s)
     devices = Devices(machines, rules.headroom)
-    work = Work(devices, rules, truth or told, learned)
-    return _Replay(trace, machines, policy, rules, told, work, devices, progress).run()
+    work = Work(devices, rules, truth or forecasts_used, learned)
+    return _Replay(trace, machines, policy, rules, forecasts_used, work, devices, progress).run()
 
 
 @dataclass(slots=True)

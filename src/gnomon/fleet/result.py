@@ -102,7 +102,7 @@ class Result:
         """What policies are compared by; times in seconds, shares from 0 to 1."""
         jct, wait = self.jct_s, self.waited_s
         total = self.machines.devices / self.machines.unit * self.end_s
-        held = self.device_s["useful"] + self.device_s["lost"] + self.device_s["overhead"]
+        busy_s = self.device_s["useful"] + self.device_s["lost"] + self.device_s["overhead"]
         return {
             "jct_mean_s": float(jct.mean()),
             "jct_p50_s": float(np.percentile(jct, 50)),
@@ -110,7 +110,7 @@ class Result:
             "queue_mean_s": float(wait.mean()),
             "queue_p99_s": float(np.percentile(wait, 99)),
             "makespan_s": self.end_s,
-            "utilisation": held / total if total else 0.0,
+            "utilisation": busy_s / total if total else 0.0,
             "goodput": self.device_s["useful"] / total if total else 0.0,
             "preemptions": float(self.preemptions),
             "resizes": float(self.resizes),

@@ -156,19 +156,19 @@ def slice_points(graph: Graph, cluster: Cluster, serving: Serving, engine: Engin
     for profile in PLACES:
         device = slice_of(group.node.device, profile)
         node = replace(group.node, device=device, count=1)
-        alone = replace(cluster, groups=(replace(group, node=node, count=1),))
+        one_node = replace(cluster, groups=(replace(group, node=node, count=1),))
         layout = replace(serving, tp=1, pp=1, dp=1, ep=1, replicas=1, max_model_len=length + 1)
         sizes: list[int] = []
         able = engine
         for batch in (2**power for power in range(16)):
             tried = replace(engine, max_seqs=batch, max_batched_tokens=batch * length)
-            if batch * length > MOST_TOKENS or refusal(graph, alone, layout, tried) is not None:
+            if batch * length > MOST_TOKENS or refusal(graph, one_node, layout, tried) is not None:
                 break
             sizes.append(batch)
             able = tried
         if not sizes:
             continue
-        price = IterationPrice(graph, alone, layout, able)
+        price = IterationPrice(graph, one_node, layout, able)
         for batch in sizes:
             pieces = tuple(PromptPiece(key, 0, length, True) for key in range(batch))
             seconds = price.batch_ticks(Batch(pieces, 0, 0, ())) / TICKS_PER_S

@@ -106,15 +106,15 @@ def losses_at(
 ) -> list[tuple[float, int]]:
     """Draws a list of losses, (when, machine) in order. rate: losses of a machine in an hour. bulk: share of losses
     that take another machine, drawn from all, at the same moment."""
-    draw, now, made = random.Random(seed), 0.0, list[tuple[float, int]]()
+    draw, now, losses = random.Random(seed), 0.0, list[tuple[float, int]]()
     while (a_second := rate * shape.machines / 3600) > 0:
         # A Poisson process: machines are lost independently, so gaps are exponential.
         now += draw.expovariate(a_second)
         if now >= seconds:
             break
         for _ in range(2 if draw.random() < bulk else 1):
-            made.append((now, draw.randrange(shape.machines)))
-    return made
+            losses.append((now, draw.randrange(shape.machines)))
+    return losses
 
 
 def replay(
@@ -201,9 +201,9 @@ class _Played:
     def _back(self, every: int) -> None:
         """Goes back to the last step that was kept, of every so many."""
         # The last multiple of `every`: what was done after it is done again.
-        kept = float(self.steps // every * every)
-        self.redone += self.steps - kept
-        self.steps = kept
+        saved_steps = float(self.steps // every * every)
+        self.redone += self.steps - saved_steps
+        self.steps = saved_steps
 
 
 class _Decided(_Played):

@@ -100,8 +100,8 @@ class Submission:
     def words(self) -> tuple[str, ...]:
         """The module that every rank runs, and its arguments."""
         plan = f"./{self.plan}" if self.plan.startswith("-") else self.plan  # no option
-        kept = ("--checkpoints", f"{plan}.checkpoints", "--resume")
-        return ("gnomon", "run", plan, "--steps", str(self.steps), *kept)
+        checkpoint_words = ("--checkpoints", f"{plan}.checkpoints", "--resume")
+        return ("gnomon", "run", plan, "--steps", str(self.steps), *checkpoint_words)
 
 
 def slurm(job: Submission) -> str:
@@ -250,25 +250,25 @@ _JOB = {
 """Fields of a batch/v1 Job that are written, all of them always, by their types in Kubernetes' API."""
 
 
-def _check_fields(value: Any, wanted: Any, path: str = "") -> None:
+def _check_fields(value: Any, schema: Any, path: str = "") -> None:
     """InputError for a field that is missing, unknown or of another type."""
-    kind = dict if isinstance(wanted, dict) else list if isinstance(wanted, list) else wanted
+    kind = dict if isinstance(schema, dict) else list if isinstance(schema, list) else schema
     if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
         raise InputError(f"{path or 'a Job'} must be of type {kind.__name__}, got {value!r}")
     inside = f"{path}." if path else ""
-    if isinstance(wanted, dict):
+    if isinstance(schema, dict):
         for name in value:
-            if name not in wanted:
+            if name not in schema:
                 raise InputError(f"a Job has no field {inside}{name}")
-        for name, field in wanted.items():
+        for name, field in schema.items():
             if name not in value:
                 raise InputError(f"{inside}{name} is missing")
             _check_fields(value[name], field, f"{inside}{name}")
-    elif isinstance(wanted, list):
+    elif isinstance(schema, list):
         if not value:
             raise InputError(f"{path} is empty")
         for index, item in enumerate(value):
-            _check_fields(item, wanted[0], f"{inside}{index}")
+            _check_fields(item, schema[0], f"{inside}{index}")
 
 
 def check_kubernetes(manifest: Mapping[str, Any], devices: int, *, queued: bool, gpus: bool = True) -> None:
@@ -322,8 +322,8 @@ def check_ray(request: Mapping[str, Any], devices: int) -> None:
     for name, value in request.items():
         if name not in known or not isinstance(value, known[name]):
             raise InputError(f"Ray's job API has no field {name!r} of type {type(value).__name__}")
-    asked = sum(request.get(name, 0) for name in RAY_DEVICES)
-    if not request.get("entrypoint") or asked != devices:
-        raise InputError(f"the request asks for {asked} devices, the plan has {devices}")
+    requested = sum(request.get(name, 0) for name in RAY_DEVICES)
+    if not request.get("entrypoint") or requested != devices:
+        raise InputError(f"the request asks for {requested} devices, the plan has {devices}")
     if not all(isinstance(value, str) for value in request.get("metadata", {}).values()):
         raise InputError("metadata of a Ray job holds texts only")

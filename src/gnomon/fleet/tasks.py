@@ -114,10 +114,10 @@ def read_tasks(path: str | Path, read: Read = read_runnable_model) -> tuple[Task
         need(str(path), list(row), ("job_id",))
         if (task := _task(rows, line, {key: value.strip() for key, value in row.items()}, read)) is not None:
             tasks[line] = task
-    kept = rows.jobs([task.job for task in tasks.values()])
-    if not kept:
+    jobs = rows.jobs([task.job for task in tasks.values()])
+    if not jobs:
         raise InputError(f"{path}: no job")
-    return tuple(tasks[job.line] for job in kept)
+    return tuple(tasks[job.line] for job in jobs)
 
 
 def _task(rows: TraceRows, line: int, row: dict[str, str], read: Read) -> Task | None:
@@ -187,8 +187,8 @@ def _planned(
             f"fullest; gnomon fit {path} says what makes it fit",
         )
         return None
-    given = row.get("duration_s")
-    work_s = rows.number(line, row, "duration_s") if given else steps * float(forecast.step_s)
+    duration = row.get("duration_s")
+    work_s = rows.number(line, row, "duration_s") if duration else steps * float(forecast.step_s)
     job = Job(
         id=row["job_id"],
         submit_s=submit_s,
@@ -230,10 +230,10 @@ class TaskForecasts(PhaseForecasts):
         planner = self.tasks[job.id].planner
         if planner is None:
             return self.curve.phase(job, done_s, allocation)
-        asked, given = planner.possible(job.devices), planner.possible(devices_of(allocation))
-        if asked is None or given is None:
+        requested_plan, allocated_plan = planner.possible(job.devices), planner.possible(devices_of(allocation))
+        if requested_plan is None or allocated_plan is None:
             return 0.0, NEVER
-        return asked.step_s / given.step_s, NEVER
+        return requested_plan.step_s / allocated_plan.step_s, NEVER
 
     def limits(self, job: Job) -> tuple[int, int]:
         """Returns the limits that the curve gives."""

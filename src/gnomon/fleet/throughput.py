@@ -75,11 +75,11 @@ class Throughput:
 
     def step_s(self, nodes: NDArray[np.int64], replicas: NDArray[np.int64], compute_s: Floats) -> Floats:
         """A whole step, of which so much is computing."""
-        more = np.maximum(replicas - 2, 0)
+        extra_replicas = np.maximum(replicas - 2, 0)
         sync = np.where(
             nodes > 1,
-            self.across_s + self.across_more_s * more,
-            np.where(replicas > 1, self.within_s + self.within_more_s * more, FREE),
+            self.across_s + self.across_more_s * extra_replicas,
+            np.where(replicas > 1, self.within_s + self.within_more_s * extra_replicas, FREE),
         )
         larger, smaller = np.maximum(compute_s, sync), np.minimum(compute_s, sync)
         # The larger is taken out, so that no power overflows or vanishes.
@@ -127,7 +127,7 @@ def _begin(
         values[_EXAMPLE] = min(slope, compute.mean() / local.mean())
         values[_START] = max(float((compute - values[_EXAMPLE] * local).mean()), compute.mean() / 100)
         free.append(_START)
-    for own, fixed, more in (
+    for own, fixed, per_extra in (
         (nodes > 1, _ACROSS, _ACROSS_MORE),
         ((nodes == 1) & (replicas > 1), _WITHIN, _WITHIN_MORE),
     ):
@@ -135,8 +135,8 @@ def _begin(
             values[fixed] = max(float((step - compute)[own].mean()), 1e-3 * float(step[own].mean()))
             free.append(fixed)
             if (replicas > 2).any():
-                values[more] = values[fixed] / 100
-                free.append(more)
+                values[per_extra] = values[fixed] / 100
+                free.append(per_extra)
     if (replicas > 1).any():
         free.append(_OVERLAP)
     return values, sorted(free)
@@ -184,10 +184,10 @@ def _errors(
     nodes, replicas, local = where
     power = values[_OVERLAP]
     compute = values[_START] + values[_EXAMPLE] * local
-    more = np.maximum(replicas - 2, 0)
+    extra_replicas = np.maximum(replicas - 2, 0)
     across, within = nodes > 1, (nodes == 1) & (replicas > 1)
     fixed = np.where(across, values[_ACROSS], np.where(within, values[_WITHIN], FREE))
-    growing = np.where(across, values[_ACROSS_MORE], np.where(within, values[_WITHIN_MORE], 0.0)) * more
+    growing = np.where(across, values[_ACROSS_MORE], np.where(within, values[_WITHIN_MORE], 0.0)) * extra_replicas
     sync = fixed + growing
     log_compute, log_sync = np.log(compute), np.log(sync)
     # The p-norm in logarithms: log((c^p + s^p)^(1/p)).
@@ -210,11 +210,11 @@ def _errors(
         # Below _LEAST_ERROR it goes on as a parabola of the same value and slope, so that the weight stays finite.
         cost += root if root > _LEAST_ERROR else (root**2 / _LEAST_ERROR + _LEAST_ERROR) / 2
     # Preferences as residuals of their own: half the square of each is what it adds.
-    kept = np.array([np.sqrt(2 * _TOWARDS_ONE) * (power - 1), 0.0, 0.0])
+    residuals = np.array([np.sqrt(2 * _TOWARDS_ONE) * (power - 1), 0.0, 0.0])
     by_kept = np.zeros((3, 7))
     by_kept[0, _OVERLAP] = np.sqrt(2 * _TOWARDS_ONE)
     for row, one, other in ((1, _ACROSS, _ACROSS_MORE), (2, _WITHIN, _WITHIN_MORE)):
-        kept[row] = np.sqrt(2 * _TOWARDS_FLAT) * values[other] / values[one]
-        by_kept[row, one], by_kept[row, other] = -kept[row], kept[row]
-    cost += float((kept**2).sum()) / 2
-    return cost, np.concatenate([*parts, kept]), np.concatenate([*slopes, by_kept])
+        residuals[row] = np.sqrt(2 * _TOWARDS_FLAT) * values[other] / values[one]
+        by_kept[row, one], by_kept[row, other] = -residuals[row], residuals[row]
+    cost += float((residuals**2).sum()) / 2
+    return cost, np.concatenate([*parts, residuals]), np.concatenate([*slopes, by_kept])

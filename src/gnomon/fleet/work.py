@@ -74,15 +74,15 @@ class Work:
         now, devices = self.now, active.devices
         if active.shares_with:
             devices = devices / 2  # type: ignore[assignment]
-        held = now - active.since_s
-        idle = min(max(active.ready_s - active.since_s, 0.0), held)
+        elapsed = now - active.since_s
+        idle = min(max(active.ready_s - active.since_s, 0.0), elapsed)
         before = active.done_s
-        active.done_s = min(before + active.rate * (held - idle), active.job.work_s)
+        active.done_s = min(before + active.rate * (elapsed - idle), active.job.work_s)
         active.furthest_s = max(active.furthest_s, active.done_s)
         self.uses["overhead"] += devices * idle
-        self.uses["useful"] += devices * (held - idle)
-        active.served += devices * held
-        if self.learned and held > idle:
+        self.uses["useful"] += devices * (elapsed - idle)
+        active.served += devices * elapsed
+        if self.learned and elapsed > idle:
             self.learned.ran(active.job, before, active.allocation)
         every = self.rules.costs.checkpoint_every_s
         if every > 0 and active.rate:

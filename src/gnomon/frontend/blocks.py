@@ -24,8 +24,8 @@ from gnomon.tensors.captured import Node, mutates
 
 def live_steps(trace: ForwardTrace) -> list[Step]:
     """Steps that an output depends on, that write into memory that does, or that Python reads, in order."""
-    wanted = set(trace.outputs)
-    memory = {trace.values[i].storage for i in wanted}
+    live_values = set(trace.outputs)
+    memory = {trace.values[i].storage for i in live_values}
     live: list[Step] = []
     for step in reversed(trace.steps):
         outs = {o for node in step.nodes for o in node.outs if o is not None}
@@ -34,12 +34,12 @@ def live_steps(trace: ForwardTrace) -> list[Step]:
             for node in step.nodes
             if refs(node) and mutates(Node(target=node.target, args=()))
         }
-        if not (outs & wanted or written & memory or any(node.read_values is not None for node in step.nodes)):
+        if not (outs & live_values or written & memory or any(node.read_values is not None for node in step.nodes)):
             continue
         live.append(step)
         for node in step.nodes:
             for index in refs(node):
-                wanted.add(index)
+                live_values.add(index)
                 memory.add(trace.values[index].storage)
     return live[::-1]
 
@@ -106,7 +106,7 @@ def segments(steps: Sequence[Step], containers: Sequence[str]) -> list[Segment]:
             groups[-1][1].append(step)
         else:
             groups.append((key, [step]))
-    return [Segment(tuple(held), key[0], key[1]) for key, held in groups]
+    return [Segment(tuple(grouped_steps), key[0], key[1]) for key, grouped_steps in groups]
 
 
 @dataclass(slots=True)
@@ -133,7 +133,7 @@ def graph_of(
 ) -> tuple[Graph, list[PlacedSegment]]:
     """(the Graph, its layers in order). inputs: name of each input value."""
     parts = segments(live, containers)
-    made = {o: i for i, p in enumerate(parts) for s in p.steps for n in s.nodes for o in n.outs if o is not None}
+    makers = {o: i for i, p in enumerate(parts) for s in p.steps for n in s.nodes for o in n.outs if o is not None}
     read: dict[int, set[int]] = {}
     for place, part in enumerate(parts):
         for step in part.steps:
@@ -144,16 +144,19 @@ def graph_of(
     blocks: list[Block] = []
     names: dict[str, int] = {}
     for place, part in enumerate(parts):
-        wanted = {v for v, at in made.items() if at == place and (read.get(v, set()) - {place} or v in trace.outputs)}
+        live_outputs = {
+            v for v, at in makers.items() if at == place and (read.get(v, set()) - {place} or v in trace.outputs)
+        }
         label = _label(part, place, len(parts), names)
-        written = write_block(converter, part.steps, part.prefix, label, wanted)
+        written = write_block(converter, part.steps, part.prefix, label, live_outputs)
         same = next((b for b in reversed(blocks) if replace(written.block, name=b.name) == b), None)
         if same is None:
             blocks.append(written.block)
         placed.append(PlacedSegment(part, written, label, same.name if same else label))
     calls = _calls(placed, trace, inputs)
     tensors = tuple(
-        Tensor(name=given, dims=converter.dims(index), dtype=converter.dtype(index)) for index, given in inputs.items()
+        Tensor(name=input_name, dims=converter.dims(index), dtype=converter.dtype(index))
+        for index, input_name in inputs.items()
     )
     sources = _sources(placed, calls)
     outputs = tuple(sources[index] for index in trace.outputs if index in sources)
@@ -192,17 +195,17 @@ def _continues(run: Sequence[PlacedSegment], p: PlacedSegment) -> bool:
         return False
     if any(p.part.params):  # parameters of other modules: their names do not follow from an index
         return False
-    made = {value: own for own, value in last.part.outputs}
+    own_names = {value: own for own, value in last.part.outputs}
     before = dict(last.part.inputs)
-    chain = [(made[value], own) for own, value in p.part.inputs if value in made]
-    if not chain or any(before[own] != value for own, value in p.part.inputs if value not in made):
+    chain = [(own_names[value], own) for own, value in p.part.inputs if value in own_names]
+    if not chain or any(before[own] != value for own, value in p.part.inputs if value not in own_names):
         return False
     return len(run) == 1 or chain == _chain(run[-2], last)
 
 
 def _chain(a: PlacedSegment, b: PlacedSegment) -> list[tuple[str, str]]:
-    made = {value: own for own, value in a.part.outputs}
-    return [(made[value], own) for own, value in b.part.inputs if value in made]
+    own_names = {value: own for own, value in a.part.outputs}
+    return [(own_names[value], own) for own, value in b.part.inputs if value in own_names]
 
 
 def _calls(placed: Sequence[PlacedSegment], trace: ForwardTrace, inputs: Mapping[int, str]) -> list[Call]:
@@ -236,8 +239,8 @@ def _calls(placed: Sequence[PlacedSegment], trace: ForwardTrace, inputs: Mapping
                 full = params.get(tensor.name, f"{prefix}.{tensor.name}" if prefix else tensor.name)
                 if full in owned:
                     params[tensor.name] = full
-            kept = {t.name for t in (*block.parameters, *block.frozen)}
-            params = {own: full for own, full in params.items() if own in kept}
+            parameter_names = {t.name for t in (*block.parameters, *block.frozen)}
+            params = {own: full for own, full in params.items() if own in parameter_names}
             call = Call(block=first.block, name=first.name, inputs=bound, prefix=prefix, params=tuple(params.items()))
         for p, index in zip(run, range(len(run)), strict=True):
             owned |= {call.parameter_name(t.name, index) for t in (*block.parameters, *block.frozen)}

@@ -92,16 +92,16 @@ def captured(
     computing: a large module too is recorded as it computes, so that the trace has numbers."""
     module, notes = _plain(module)
     example_inputs = _apart(example_inputs)
-    given = _named_inputs(module, example_inputs)
+    named = _named_inputs(module, example_inputs)
     _fits(module, example_inputs)
-    declared = _declared(given, dims)
+    declared = _declared(named, dims)
     meta = _on_meta(module, math.inf if computing else SMALL)
     with quiet(module, training) as changed:
-        first = _sizes_of(given, declared)
+        first = _sizes_of(named, declared)
         tree = _tree(module, example_inputs)
         for _ in range(2):  # a module may make tables in its first forward, and read them in later ones
-            trace = _record(module, tree, given, meta, dtype)
-            second, other = _again(module, tree, given, declared, first, trace, meta, dtype)
+            trace = _record(module, tree, named, meta, dtype)
+            second, other = _again(module, tree, named, declared, first, trace, meta, dtype)
             if other is not None or not first:
                 break
     flow(trace)
@@ -138,9 +138,9 @@ def captured(
 
 def _unread(trace: ForwardTrace, live: Sequence[Step]) -> tuple[tuple[str, int], ...]:
     """Products in steps that nothing reads."""
-    kept, found = {id(step) for step in live}, dict[str, int]()
+    live_ids, found = {id(step) for step in live}, dict[str, int]()
     for step in trace.steps:
-        for node in () if id(step) in kept else step.nodes:
+        for node in () if id(step) in live_ids else step.nodes:
             shapes, _ = matmul_shapes(node, lambda index: trace.values[index].shape)
             if flops := sum(2 * prod(int(size) for size in shape) for shape in shapes):  # type: ignore[call-overload]
                 found[step.where] = found.get(step.where, 0) + flops
@@ -221,16 +221,16 @@ def _fits(module: nn.Module, example: Sequence[Any] | Mapping[str, Any]) -> None
         raise InputError(f"{takes}, and the example has {named}: {error}") from error
 
 
-def _declared(given: Mapping[str, Tensor], dims: Dims | None) -> dict[str, tuple[str, ...]]:
+def _declared(named_inputs: Mapping[str, Tensor], dims: Dims | None) -> dict[str, tuple[str, ...]]:
     if dims is not None:
         for name, names in dims.items():
-            if name not in given:
-                raise InputError(f"dims names {name!r}, and the inputs are {', '.join(given) or 'none'}")
-            if len(names) != given[name].dim():
-                raise InputError(f"dims of {name!r} are {tuple(names)}, and it has {given[name].dim()} dims")
+            if name not in named_inputs:
+                raise InputError(f"dims names {name!r}, and the inputs are {', '.join(named_inputs) or 'none'}")
+            if len(names) != named_inputs[name].dim():
+                raise InputError(f"dims of {name!r} are {tuple(names)}, and it has {named_inputs[name].dim()} dims")
         return {name: tuple(str(n or "") for n in names) for name, names in dims.items()}
     named, sizes = {}, dict[str, int]()
-    for name, x in given.items():
+    for name, x in named_inputs.items():
         words = ["batch"] if x.dim() else []
         if x.dim() == 2 and not x.is_floating_point():
             words.append("seq")
@@ -243,10 +243,10 @@ def _declared(given: Mapping[str, Tensor], dims: Dims | None) -> dict[str, tuple
     return named
 
 
-def _sizes_of(given: Mapping[str, Tensor], declared: Dims) -> dict[str, int]:
+def _sizes_of(named: Mapping[str, Tensor], declared: Dims) -> dict[str, int]:
     sizes: dict[str, int] = {}
     for name, names in declared.items():
-        for word, size in zip(names, given[name].shape, strict=True):
+        for word, size in zip(names, named[name].shape, strict=True):
             if not word or word.isdigit():
                 continue
             if sizes.setdefault(word, int(size)) != size:
@@ -255,9 +255,9 @@ def _sizes_of(given: Mapping[str, Tensor], declared: Dims) -> dict[str, int]:
 
 
 def _record(
-    module: nn.Module, tree: Any, given: Mapping[str, Tensor], meta: bool, dtype: torch.dtype | None
+    module: nn.Module, tree: Any, named: Mapping[str, Tensor], meta: bool, dtype: torch.dtype | None
 ) -> ForwardTrace:
-    names = {id(x): name for name, x in given.items()}
+    names = {id(x): name for name, x in named.items()}
     torch.manual_seed(0)
     return record(module, tree[0], tree[1], names, meta=meta, dtype=dtype)
 
@@ -265,7 +265,7 @@ def _record(
 def _again(
     module: nn.Module,
     tree: Any,
-    given: Mapping[str, Tensor],
+    named: Mapping[str, Tensor],
     declared: Dims,
     first: Mapping[str, int],
     trace: ForwardTrace,
@@ -277,8 +277,8 @@ def _again(
     for sizes in (varied, {n: varied[n] if n == "batch" else s for n, s in first.items()}):
         if sizes == first:
             continue
-        other = {name: _resized(x, declared.get(name, ()), sizes) for name, x in given.items()}
-        swapped = {id(x): other[name] for name, x in given.items()}
+        other = {name: _resized(x, declared.get(name, ()), sizes) for name, x in named.items()}
+        swapped = {id(x): other[name] for name, x in named.items()}
         again = tree_map(lambda x, s=swapped: s.get(id(x), x) if isinstance(x, Tensor) else x, tree)
         try:
             retraced = _record(module, again, other, meta, dtype)

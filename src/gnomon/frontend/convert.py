@@ -80,9 +80,9 @@ class Converter:
         for step, kind in self.kinds.items():
             if kind.transposed_view is not None:
                 turned[kind.transposed_view].add(step)
-        free = {value for value, products in turned.items() if self.readers[value] <= products}
-        made = {id(step): {out for node in step.nodes for out in node.outs if out is not None} for step in live}
-        return [step for step in live if not made[id(step)] or not made[id(step)] <= free]
+        free = {value for value, matmuls in turned.items() if self.readers[value] <= matmuls}
+        outputs = {id(step): {out for node in step.nodes for out in node.outs if out is not None} for step in live}
+        return [step for step in live if not outputs[id(step)] or not outputs[id(step)] <= free]
 
     def _divide(self, node: Traced) -> None:
         """Axes of a custom op, as its author says."""
@@ -140,8 +140,8 @@ class Converter:
         linears = [k for k in self.kinds.values() if ops.find(k.kind).does == "multiplies"]
         vocab = self.trace.values[tables[0]].shape[0] if tables else 0
         for layer in linears:
-            made, _ = layer.weight_of(self.trace.values[layer.operands[1]].shape)
-            if made == vocab and vocab:
+            vocab_row, _ = layer.weight_of(self.trace.values[layer.operands[1]].shape)
+            if vocab_row == vocab and vocab:
                 self.axes.role(layer.weight_of(self.rows[layer.operands[1]])[0], "vocab")
         ends = [i for i, v in enumerate(self.trace.values) if v.origin == "input"] + list(self.trace.outputs)
         streams = {self.axes.find(self.rows[i][-1]) for i in ends if self.rows[i]}  # what the module takes and returns

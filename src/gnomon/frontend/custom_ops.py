@@ -64,11 +64,11 @@ def _registered(rules: dict[str, Callable[..., object]], op: object) -> Callable
 
 def _name(op: object) -> str:
     """The name of a custom op as `namespace::name`."""
-    given = op if isinstance(op, str) else getattr(op, "_qualname", None) or getattr(op, "_name", None)
-    if not isinstance(given, str):
+    qualname = op if isinstance(op, str) else getattr(op, "_qualname", None) or getattr(op, "_name", None)
+    if not isinstance(qualname, str):
         called = getattr(op, "_qualified_op_name", "")  # of an OpOverloadPacket
-        given = called if isinstance(called, str) else ""
-    match = re.fullmatch(r"(\w+)::(\w+)(\.\w+)?", given)
+        qualname = called if isinstance(called, str) else ""
+    match = re.fullmatch(r"(\w+)::(\w+)(\.\w+)?", qualname)
     if match is None:
         shown = repr(op) if isinstance(op, str) else f"a {type(op).__name__}"
         raise InputError(f"a custom op is named as 'namespace::name', or given itself; {shown} is none")
@@ -117,12 +117,12 @@ class Count:
         [(below, factor)] = divisor.terms.items()
         terms: dict[tuple[Dim, ...], float] = {}
         for dims, number in self.terms.items():
-            left = list(dims)
+            dims_left = list(dims)
             for dim in below:
-                if dim not in left:
+                if dim not in dims_left:
                     raise _AskedError
-                left.remove(dim)
-            terms[tuple(left)] = number / factor
+                dims_left.remove(dim)
+            terms[tuple(dims_left)] = number / factor
         return Count(terms)
 
     def __sub__(self, other: object) -> Count:
@@ -216,11 +216,11 @@ def cost_of(
     those of the example, for a function that looks at them. CaptureError where the rule is wrong."""
     function, name, note = _PRICES[_key(target)], _key(target), ""
     try:
-        given = _called("op_price", name, function, *symbols)
+        price = _called("op_price", name, function, *symbols)
     except _AskedError:
-        given = _called("op_price", name, function, *numbers)
+        price = _called("op_price", name, function, *numbers)
         note = f"the price of {name} looks at sizes, and is that of the example's: {_where(function)}"
-    values = _checked("op_price", name, function, given, COSTS)
+    values = _checked("op_price", name, function, price, COSTS)
     if not values:
         raise _error("op_price", name, function, f"says nothing; give one of {', '.join(COSTS)}")
     amounts = {}
@@ -252,25 +252,25 @@ def division_of(target: str, arguments: Sequence[Any], named: Mapping[str, Any],
     function, name = _SHARDINGS[_key(target)], _key(target)
     extra = {"outputs": tuple(outputs)} if "outputs" in inspect.signature(function).parameters else {}
     try:
-        given = _called("op_sharding", name, function, arguments, {**named, **extra})
+        division = _called("op_sharding", name, function, arguments, {**named, **extra})
     except _AskedError:
         raise _error("op_sharding", name, function, "looks at sizes; how an op divides is the same for all") from None
-    values = _checked("op_sharding", name, function, given, DIVISIONS)
+    values = _checked("op_sharding", name, function, division, DIVISIONS)
     words: dict[int, str] = {}
     groups: dict[str, tuple[tuple[int, ...], ...]] = {}
     for key in DIVISIONS:
         entries: Any = values.get(key, ())
         listed = list(entries.items()) if isinstance(entries, Mapping) else [("", entry) for entry in entries]
-        made = []
+        divisions = []
         for word, entry in listed:
             places = entry if isinstance(entry, list | tuple) else (entry,)
             if not places or not all(isinstance(place, Place) for place in places):
                 raise _error("op_sharding", name, function, f"lists {entry!r} as {key}; give dims, as x.dim(1)")
             axes = tuple(place.axis for place in places)
-            made.append(axes)
+            divisions.append(axes)
             if word:
                 words[axes[0]] = str(word)
-        groups[key] = tuple(made)
+        groups[key] = tuple(divisions)
     return Division(independent=groups["independent"], summed=groups["summed"], words=words)
 
 
@@ -286,14 +286,16 @@ def _called(
 
 
 def _checked(
-    what: str, name: str, function: Callable[..., object], given: object, known: Sequence[str]
+    what: str, name: str, function: Callable[..., object], returned: object, known: Sequence[str]
 ) -> Mapping[str, Any]:
-    if not isinstance(given, Mapping):
-        raise _error(what, name, function, f"returned a {type(given).__name__}; return a dict with {', '.join(known)}")
-    for key in given:
+    if not isinstance(returned, Mapping):
+        raise _error(
+            what, name, function, f"returned a {type(returned).__name__}; return a dict with {', '.join(known)}"
+        )
+    for key in returned:
         if key not in known:
             raise _error(what, name, function, f"gives {key!r}{nearest(str(key), known)}; there are {', '.join(known)}")
-    return given
+    return returned
 
 
 def _error(what: str, name: str, function: Callable[..., object], problem: str) -> CaptureError:

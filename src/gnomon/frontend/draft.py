@@ -36,8 +36,8 @@ class DraftPart:
 class Draft:
     """Builds a block op by op. prefix: path of the module that its steps lie under. wanted: values that others read."""
 
-    def __init__(self, owner: Converter, prefix: str, name: str, wanted: set[int]) -> None:
-        self.owner, self.trace, self.prefix, self.name, self.wanted = owner, owner.trace, prefix, name, wanted
+    def __init__(self, owner: Converter, prefix: str, name: str, values: set[int]) -> None:
+        self.owner, self.trace, self.prefix, self.name, self.wanted = owner, owner.trace, prefix, name, values
         self.tensors: dict[str, Tensor] = {}
         self.ops: list[Op] = []
         self.own: dict[int, str] = {}

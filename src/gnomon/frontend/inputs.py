@@ -63,9 +63,9 @@ class CodeModel:
         inputs, sizes = parse_inputs(match[3] or "")
         return CodeModel(module=match[1], function=match[2], inputs=inputs, sizes=sizes)
 
-    def example(self, given: Mapping[str, int] | None = None, *, seed: int = 0) -> dict[str, Tensor]:
+    def example(self, sizes_given: Mapping[str, int] | None = None, *, seed: int = 0) -> dict[str, Tensor]:
         """Makes example inputs by name. given: sizes of dims in place of those that are said."""
-        sizes = {**dict(self.sizes), **(given or {})}
+        sizes = {**dict(self.sizes), **(sizes_given or {})}
         generator = torch.Generator().manual_seed(seed)
         tensors = {}
         for spec in self.inputs:

@@ -99,8 +99,8 @@ def _writes_over(step: Step, trace: ForwardTrace) -> bool:
 
 def _linear(call: _Call, out: int, trace: ForwardTrace) -> CallKind | None:
     x, weight = call.value(0, "input"), call.parameter(1, "weight", 2)
-    bias, asked = call.parameter(2, "bias", 1), call.get(2, "bias")
-    if x is None or weight is None or (asked is not None and bias is None) or len(trace.values[x].shape) < 2:
+    bias, bias_argument = call.parameter(2, "bias", 1), call.get(2, "bias")
+    if x is None or weight is None or (bias_argument is not None and bias is None) or len(trace.values[x].shape) < 2:
         return None
     return CallKind(kind="linear", operands=(x, weight) if bias is None else (x, weight, bias), out=out)
 
@@ -117,13 +117,13 @@ def _addmm(call: _Call, out: int, trace: ForwardTrace) -> CallKind | None:
 def _matmul_kind(call: _Call, out: int, trace: ForwardTrace) -> CallKind | None:
     """The kind of a matmul of rows and a weight: `x @ weight`, or `x @ weight.T`; None for other calls."""
     name = "mat2" if "mat2" in call.kwargs else "other"
-    x, weight, given = call.value(0, "input"), call.parameter(1, name, 2), call.value(1, name)
-    if x is None or given is None or len(trace.values[x].shape) < 2 or trace.values[x].origin == "parameter":
+    x, weight, other = call.value(0, "input"), call.parameter(1, name, 2), call.value(1, name)
+    if x is None or other is None or len(trace.values[x].shape) < 2 or trace.values[x].origin == "parameter":
         return None
     if weight is not None:
         return CallKind(kind="linear", operands=(x, weight), out=out, inner_first=True)
-    whole = _transposed(given, trace)
-    return None if whole is None else CallKind(kind="linear", operands=(x, whole), out=out, transposed_view=given)
+    whole = _transposed(other, trace)
+    return None if whole is None else CallKind(kind="linear", operands=(x, whole), out=out, transposed_view=other)
 
 
 def _transposed(index: int, trace: ForwardTrace) -> int | None:
@@ -147,31 +147,31 @@ def _attention(call: _Call, out: int, trace: ForwardTrace) -> CallKind | None:
     if shapes[0][0] != shapes[1][0] or shapes[1][:3] != shapes[2][:3] or shapes[0][1] % shapes[1][1]:
         return None
     scale = call.get(6, "scale")
-    given: dict[str, AttrValue] = {"causal": bool(call.get(5, "is_causal", False))}
+    options: dict[str, AttrValue] = {"causal": bool(call.get(5, "is_causal", False))}
     if scale is not None and not math.isclose(float(scale), shapes[0][3] ** -0.5, rel_tol=1e-12):
-        given["scale"] = float(scale)
+        options["scale"] = float(scale)
     if dropout:
-        given["dropout"] = dropout
-    if given["causal"] and shapes[0][2] != shapes[1][2]:
+        options["dropout"] = dropout
+    if options["causal"] and shapes[0][2] != shapes[1][2]:
         return None  # torch aligns the mask at the first key, the graph at the last
     operands: tuple[int, ...] = (q, k, v)
     if mask is not None:
         if not isinstance(mask, Ref):
             return None
-        operands, given["masked"] = (*operands, mask.index), True
+        operands, options["masked"] = (*operands, mask.index), True
     if shapes[0][3] != shapes[2][3] or (mask is not None and trace.values[operands[3]].grad):
-        given["values_in_rows"] = trace.tensors[v].is_contiguous()
-        given["in_steps"] = True  # where there is no kernel for it (`Kernels.attention_in_steps`)
-    return CallKind(kind="attention", operands=operands, out=out, attrs=given)
+        options["values_in_rows"] = trace.tensors[v].is_contiguous()
+        options["in_steps"] = True  # where there is no kernel for it (`Kernels.attention_in_steps`)
+    return CallKind(kind="attention", operands=operands, out=out, attrs=options)
 
 
 def _norm(fn: str) -> Callable[[_Call, int, ForwardTrace], CallKind | None]:
     def rule(call: _Call, out: int, trace: ForwardTrace) -> CallKind | None:
         x, shape = call.value(0, "input"), call.get(1, "normalized_shape")
         weight, bias = call.parameter(2, "weight", 1), call.parameter(3, "bias", 1) if fn == "layer" else None
-        asked = [call.get(2, "weight"), call.get(3, "bias") if fn == "layer" else None]
+        arguments = [call.get(2, "weight"), call.get(3, "bias") if fn == "layer" else None]
         if x is None or len(shape) != 1 or any(
-            a is not None and p is None for a, p in zip(asked, (weight, bias), strict=True)
+            a is not None and p is None for a, p in zip(arguments, (weight, bias), strict=True)
         ):  # fmt: skip
             return None
         if bias is not None and weight is None:
@@ -192,10 +192,10 @@ def _embedding(call: _Call, out: int, trace: ForwardTrace) -> CallKind | None:
     if call.get(6, "sparse", False) or not trace.values[ids].shape:
         return None
     padding = call.get(2, "padding_idx")
-    given: dict[str, AttrValue] = {}
+    options: dict[str, AttrValue] = {}
     if padding is not None and int(padding) != -1:
-        given["padding"] = int(padding) % trace.values[table].shape[0]
-    return CallKind(kind="embedding", operands=(ids, table), out=out, attrs=given)
+        options["padding"] = int(padding) % trace.values[table].shape[0]
+    return CallKind(kind="embedding", operands=(ids, table), out=out, attrs=options)
 
 
 def _cross_entropy(call: _Call, out: int, trace: ForwardTrace) -> CallKind | None:
@@ -242,10 +242,10 @@ def _pair(kind: str) -> Callable[[_Call, int, ForwardTrace], CallKind | None]:
         a, b = call.value(0, "input"), call.value(1, "other")
         if a is None or b is None or call.kwargs.get("alpha", 1) != 1 or call.kwargs.get("out") is not None:
             return None
-        left, right, made = (trace.values[i] for i in (a, b, out))
-        if not (left.dtype == right.dtype == made.dtype and left.shape == right.shape == made.shape and a != b):
+        lhs, right, output = (trace.values[i] for i in (a, b, out))
+        if not (lhs.dtype == right.dtype == output.dtype and lhs.shape == right.shape == output.shape and a != b):
             return None
-        if not made.dtype.is_floating_point or "parameter" in (left.origin, right.origin):
+        if not output.dtype.is_floating_point or "parameter" in (lhs.origin, right.origin):
             return None
         return CallKind(kind=kind, operands=(a, b), out=out)
 
@@ -308,9 +308,9 @@ def _called(step: Step, out: int, trace: ForwardTrace) -> CallKind | None:
         (node,) = step.nodes
         call.args, call.kwargs = tuple(node.args), dict(node.kwargs)
     operands = [call.value(place, name) for place, name in enumerate(known.operands)]
-    given = {name: call.get(place, name) for place, name in enumerate(known.numbers, len(operands))}
-    given = {name: value for name, value in given.items() if value is not None}
-    if not all(isinstance(value, (int, float)) for value in given.values()):
+    named = {name: call.get(place, name) for place, name in enumerate(known.numbers, len(operands))}
+    named = {name: value for name, value in named.items() if value is not None}
+    if not all(isinstance(value, (int, float)) for value in named.values()):
         return None
     values = [trace.values[index] for index in operands if index is not None]
     floats = [value for value in values if value.dtype.is_floating_point]
@@ -321,7 +321,7 @@ def _called(step: Step, out: int, trace: ForwardTrace) -> CallKind | None:
         return None
     if ops.find(kind).contracts and (values[1].origin != "parameter" or not values[1].grad):
         return None
-    return CallKind(kind=kind, operands=tuple(index for index in operands if index is not None), out=out, attrs=given)
+    return CallKind(kind=kind, operands=tuple(index for index in operands if index is not None), out=out, attrs=named)
 
 
 def link_kind(kind: CallKind, rows: list[Row], axes: Axes) -> None:
@@ -332,9 +332,9 @@ def link_kind(kind: CallKind, rows: list[Row], axes: Axes) -> None:
         case _ if does == "multiplies":
             for a, b in zip(ins[0][:-1], out[:-1], strict=True):
                 axes.same(a, b)
-            made, inner = kind.weight_of(ins[1])
+            rows_out, inner = kind.weight_of(ins[1])
             axes.same(ins[0][-1], inner)
-            axes.same(out[-1], made)
+            axes.same(out[-1], rows_out)
             if len(ins) > 2:
                 axes.same(out[-1], ins[2][0])
         case "attention":

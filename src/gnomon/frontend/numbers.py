@@ -76,9 +76,9 @@ class Numbers:
         args, kwargs = tree_map(lambda x: known[x.index] if isinstance(x, Ref) else on_cpu(x), (node.args, node.kwargs))
         with torch.utils._python_dispatch._disable_current_modes(), torch.no_grad():
             outs = resolve(node.target)(*args, **kwargs)
-        for out, made in zip(node.outs, outs if node.many else (outs,), strict=False):
-            if out is not None and isinstance(made, Tensor):
-                self.real[out] = made
+        for out, result in zip(node.outs, outs if node.many else (outs,), strict=False):
+            if out is not None and isinstance(result, Tensor):
+                self.real[out] = result
 
 
 def resolve(target: str) -> Any:

@@ -74,8 +74,8 @@ def _aligned(row: Row, out: Row, axes: Axes) -> None:
 
 
 def _axis(node: AtenNode, place: int, count: int) -> int:
-    given = node.args[place] if len(node.args) > place else node.kwargs.get("dim", 0)
-    return int(given) % count if count and isinstance(given, int) else 0
+    axis_argument = node.args[place] if len(node.args) > place else node.kwargs.get("dim", 0)
+    return int(axis_argument) % count if count and isinstance(axis_argument, int) else 0
 
 
 def _transpose(node: AtenNode, ins: list[Row], outs: list[Row], axes: Axes) -> None:
@@ -93,14 +93,14 @@ def _permute(node: AtenNode, ins: list[Row], outs: list[Row], axes: Axes) -> Non
 
 
 def _matmul(node: AtenNode, ins: list[Row], outs: list[Row], axes: Axes) -> None:
-    left, right = ins[-2:]
+    lhs, right = ins[-2:]
     out = outs[0]
-    if len(left) < 2 or len(right) < 2 or len(out) < 2:
+    if len(lhs) < 2 or len(right) < 2 or len(out) < 2:
         return
-    for a, b in ((left[-1], right[-2]), (left[-2], out[-2]), (right[-1], out[-1])):
+    for a, b in ((lhs[-1], right[-2]), (lhs[-2], out[-2]), (right[-1], out[-1])):
         axes.same(a, b)
-    if len(left) == 3:
-        axes.same(left[0], out[0])
+    if len(lhs) == 3:
+        axes.same(lhs[0], out[0])
         axes.same(right[0], out[0])
 
 
@@ -111,8 +111,8 @@ def _view(node: AtenNode, ins: list[Row], outs: list[Row], axes: Axes) -> None:
     while i < len(old) and j < len(new):
         a, b = [old[i]], [new[j]]
         i, j = i + 1, j + 1
-        while (left := _total(a, axes)) != (right := _total(b, axes)):
-            if _under(left, right) and i < len(old):
+        while (old_total := _total(a, axes)) != (right := _total(b, axes)):
+            if _under(old_total, right) and i < len(old):
                 a.append(old[i])
                 i += 1
             elif j < len(new):
@@ -134,14 +134,14 @@ def _view(node: AtenNode, ins: list[Row], outs: list[Row], axes: Axes) -> None:
 
 def _total(row: Sequence[Axis], axes: Axes) -> tuple[int, tuple[str, ...]]:
     """Product of extents as a number and the names in it."""
-    product, names = 1, list[str]()
+    factor, names = 1, list[str]()
     for axis in row:
         extent = axes.extents[axis]
         if isinstance(extent, Size):
-            product, names = product * extent.factor + extent.plus, names + list(extent.names)
+            factor, names = factor * extent.factor + extent.plus, names + list(extent.names)
         else:
-            product *= extent
-    return product, tuple(sorted(names))
+            factor *= extent
+    return factor, tuple(sorted(names))
 
 
 def _under(a: tuple[int, tuple[str, ...]], b: tuple[int, tuple[str, ...]]) -> bool:
@@ -155,16 +155,16 @@ def _unsqueeze(node: AtenNode, ins: list[Row], outs: list[Row], axes: Axes) -> N
 
 
 def _squeeze(node: AtenNode, ins: list[Row], outs: list[Row], axes: Axes) -> None:
-    kept = [axis for axis in ins[0] if axes.extents[axis] != 1]
-    for a, b in zip(kept, [axis for axis in outs[0] if axes.extents[axis] != 1], strict=False):
+    remaining = [axis for axis in ins[0] if axes.extents[axis] != 1]
+    for a, b in zip(remaining, [axis for axis in outs[0] if axes.extents[axis] != 1], strict=False):
         axes.same(a, b)
 
 
 def _select(node: AtenNode, ins: list[Row], outs: list[Row], axes: Axes) -> None:
     where = _axis(node, 1, len(ins[0]))
-    kept = [axis for i, axis in enumerate(ins[0]) if i != where]
+    remaining = [axis for i, axis in enumerate(ins[0]) if i != where]
     for out in outs:
-        for a, b in zip(kept, out, strict=False):
+        for a, b in zip(remaining, out, strict=False):
             axes.same(a, b)
 
 
@@ -199,10 +199,10 @@ def _reduced(node: AtenNode, ins: list[Row], outs: list[Row], axes: Axes) -> Non
     places = {int(g) % count for g in (gone if isinstance(gone, (list, tuple)) else [gone])}
     for out in outs:
         if len(out) == count:
-            kept = [(a, b) for i, (a, b) in enumerate(zip(ins[0], out, strict=True)) if i not in places]
+            remaining = [(a, b) for i, (a, b) in enumerate(zip(ins[0], out, strict=True)) if i not in places]
         else:
-            kept = list(zip([a for i, a in enumerate(ins[0]) if i not in places], out, strict=False))
-        for a, b in kept:
+            remaining = list(zip([a for i, a in enumerate(ins[0]) if i not in places], out, strict=False))
+        for a, b in remaining:
             axes.same(a, b)
 
 
@@ -244,8 +244,8 @@ def matmul_shapes(node: AtenNode, extents: Extents) -> tuple[tuple[Shape, ...], 
               "_scaled_dot_product_efficient_attention": (0, 1)}.get(name)  # fmt: skip
     if places is None:
         return (), None
-    left, right = (node.args[i].index for i in places)
-    a, b = extents(left), extents(right)
+    lhs, right = (node.args[i].index for i in places)
+    a, b = extents(lhs), extents(right)
     if name == "convolution":
         out = extents(node.outs[0] or 0)
         groups = int(node.args[8])
@@ -253,14 +253,14 @@ def matmul_shapes(node: AtenNode, extents: Extents) -> tuple[tuple[Shape, ...], 
         positions = times(a[0], *(a if transposed else out)[2:])
         per_group = b[1] if transposed else times(b[0]) if groups == 1 else _divided(b[0], groups)
         depth = times(_divided(b[0], groups) if transposed else b[1], *b[2:])
-        return ((groups, positions, per_group, depth),), (left, right)
+        return ((groups, positions, per_group, depth),), (lhs, right)
     if name.startswith("_scaled"):
         v = extents(node.args[2].index)
         outer = times(*a[:-2])
-        return ((outer, a[-2], b[-2], a[-1]), (outer, a[-2], v[-1], b[-2])), (left, right)
+        return ((outer, a[-2], b[-2], a[-1]), (outer, a[-2], v[-1], b[-2])), (lhs, right)
     if len(a) == 3 and len(b) == 3 and name != "_grouped_mm":
-        return ((a[0], a[1], b[2], a[2]),), (left, right)
-    return ((1, times(*a[:-1]), b[-1], a[-1]),), (left, right)
+        return ((a[0], a[1], b[2], a[2]),), (lhs, right)
+    return ((1, times(*a[:-1]), b[-1], a[-1]),), (lhs, right)
 
 
 def _divided(extent: Extent, by: int) -> Extent:

@@ -414,13 +414,13 @@ def _entering(calls: _Calls) -> Iterator[None]:
     space = torch.nn.functional
     plain = space.has_torch_function  # type: ignore[attr-defined]
 
-    def asked(*args: Any) -> bool:
+    def was_entered(*args: Any) -> bool:
         if calls.entering:
             calls.entering = False
             return False
         return bool(plain(*args))
 
-    space.has_torch_function = asked  # type: ignore[attr-defined]
+    space.has_torch_function = was_entered  # type: ignore[attr-defined]
     try:
         yield
     finally:
@@ -457,7 +457,7 @@ def record(
         if meta and buffer.device.type != "meta":
             recorder.numbers.real[index] = buffer
 
-    def given(x: Any) -> Any:
+    def recorded(x: Any) -> Any:
         if not isinstance(x, Tensor):
             return x
         own = copied(x)
@@ -466,7 +466,7 @@ def record(
             recorder.numbers.real[index] = x
         return own
 
-    args, kwargs = tree_map(given, (tuple(args), dict(kwargs)))
+    args, kwargs = tree_map(recorded, (tuple(args), dict(kwargs)))
     calls = _Calls(recorder)
     with ExitStack() as stack:
         stack.enter_context(torch.enable_grad())
@@ -486,9 +486,9 @@ def record(
             raise CaptureError(f"{where}: {type(error).__name__}: {_first_line(error)}") from error
     outputs, output_names = list[int](), list[str]()
     for name, tensor in named_tensors(out):
-        made = recorder.value_of(tensor)
-        if made is not None and made not in outputs:
-            outputs.append(made)
+        value = recorder.value_of(tensor)
+        if value is not None and value not in outputs:
+            outputs.append(value)
             output_names.append(name)
     if not outputs:
         raise CaptureError(f"{type(module).__name__} returned no tensor")

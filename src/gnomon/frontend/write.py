@@ -15,9 +15,9 @@ from gnomon.frontend.write_captured import CapturedWriter
 from gnomon.frontend.write_kinds import KindWriter
 
 
-def write_block(converter: Converter, steps: Sequence[Step], prefix: str, name: str, wanted: set[int]) -> DraftPart:
+def write_block(converter: Converter, steps: Sequence[Step], prefix: str, name: str, needs_grad: set[int]) -> DraftPart:
     """The steps as one block. prefix: of the module that they lie under. wanted: values that others read."""
-    draft = Draft(converter, prefix, name, wanted)
+    draft = Draft(converter, prefix, name, needs_grad)
     kinds, captured = KindWriter(draft), CapturedWriter(draft)
     for step in steps:
         kind = converter.kinds.get(id(step))

@@ -153,7 +153,9 @@ class CapturedWriter:
             args = (args[0], self._target(node, args[1]), *args[2:])
         shapes, pair = matmul_shapes(node, self.owner.extents)
         values = self.trace.values
-        wanted = sum(1 for i in pair if values[i].grad) if pair and any(values[o].grad for o in node.outs if o) else 0
+        num_grads = (
+            sum(1 for i in pair if values[i].grad) if pair and any(values[o].grad for o in node.outs if o) else 0
+        )
         reads = [values[i] for i in refs(node)]
         outs = [values[o] for o in node.outs if o is not None]
         if "dtype" not in node.kwargs and name in DEFAULTED and outs[0].dtype != torch.get_default_dtype():
@@ -169,7 +171,7 @@ class CapturedWriter:
             many=node.many,
             view=view,
             matmuls=shapes,
-            grads=wanted,
+            grads=num_grads,
             cost=self.owner.cost(node),
             read_values=self._read(node.read_values, twin.read_values if twin else node.read_values),
             shape=tuple(self.owner.extents(node.outs[0])) if node.sized and node.outs[0] is not None else None,
@@ -183,13 +185,13 @@ class CapturedWriter:
         sizes = self.owner.sizes
         return (fit(x, y, sizes.first, sizes.second, 1) if whole else None) or x
 
-    def _target(self, node: Traced, given: Any) -> Any:
+    def _target(self, node: Traced, shape: Any) -> Any:
         """Sizes that a view asks for, by the dims of what it makes, so that they hold for parts too."""
         out = node.outs[0]
         assert out is not None, "asked only where there is one"
         row = self.owner.rows[out]
         sizes: list[Any] = []
-        for axis, old in zip(row, given, strict=False):
+        for axis, old in zip(row, shape, strict=False):
             atoms = self.owner.axes.dim(axis).atoms
             extent = self.owner.axes.extents[axis]
             divided = any(base(a.name) in (*TENSOR_DIMS, "vocab") for a in atoms)
@@ -226,8 +228,8 @@ class CapturedWriter:
     def _operand(self, index: int) -> Any:
         if index not in self.draft.own and self._literal(index):
             value = self.trace.values[index]
-            held = self.trace.constants[value.name]
-            return Literal(_nested(held.tolist()), str(value.dtype).removeprefix("torch."), value.shape)
+            constant = self.trace.constants[value.name]
+            return Literal(_nested(constant.tolist()), str(value.dtype).removeprefix("torch."), value.shape)
         return Use(self.draft.own[index] if index in self.draft.own else self.draft.read(index))
 
 

@@ -47,16 +47,16 @@ class KindWriter:
         multiplies = ops.find(kind.kind).does == "multiplies"
         match kind.kind:
             case _ if multiplies:
-                rest, (made, inner) = dims[0][:-1], kind.weight_of(dims[1])
-                if dims[0][-1] != inner or out != (*rest, made):
-                    if out[:-1] != rest or made.factors:
+                rest, (out_dim, inner) = dims[0][:-1], kind.weight_of(dims[1])
+                if dims[0][-1] != inner or out != (*rest, out_dim):
+                    if out[:-1] != rest or out_dim.factors:
                         return False
-                    made, inner = _other(made, dims[0]), dims[0][-1]
-                    renamed = (*rest, made)
-                if {a.name for a in made.atoms} & {a.name for d in dims[0] for a in d.atoms}:
+                    out_dim, inner = _other(out_dim, dims[0]), dims[0][-1]
+                    renamed = (*rest, out_dim)
+                if {a.name for a in out_dim.atoms} & {a.name for d in dims[0] for a in d.atoms}:
                     return False
                 contracts = tuple(a.name for a in dims[0][-1].atoms)
-                dims = [dims[0], kind.weight_of((made, inner)), *([(made,)] if len(dims) > 2 else [])]
+                dims = [dims[0], kind.weight_of((out_dim, inner)), *([(out_dim,)] if len(dims) > 2 else [])]
             case "embedding":
                 if out != (*dims[0], *dims[1][1:]):
                     return False
@@ -73,12 +73,12 @@ class KindWriter:
                 if any(d != out for d in dims):
                     return False
         names = list[str]()
-        for index, wanted in zip(kind.operands, dims, strict=True):
+        for index, expected in zip(kind.operands, dims, strict=True):
             name = self.draft.read(index)
-            if self.draft.tensors[name].dims != wanted:
+            if self.draft.tensors[name].dims != expected:
                 if self.draft.tensors[name].kind == "activation" or self._read_before(name):
                     return False
-                self.draft.tensors[name] = _with_dims(self.draft.tensors[name], wanted)
+                self.draft.tensors[name] = _with_dims(self.draft.tensors[name], expected)
             names.append(name)
         if multiplies and _copies(step, kind.operands[0]):
             names[0] = self._copied(step, names[0])
@@ -88,7 +88,7 @@ class KindWriter:
             op = Op(kind=kind.kind, path=path, inputs=tuple(names), outputs=("tried",), attrs=attrs(**values))
             if op.rules.problem(op, _Named({**self.draft.tensors, "tried": tried})):
                 return False
-        made = self.draft.make(kind.out, path) if renamed is None else self.draft.add(
+        out_dim = self.draft.make(kind.out, path) if renamed is None else self.draft.add(
             Tensor(name=f"{path}.y", dims=renamed, dtype=self.owner.dtype(kind.out))
         )  # fmt: skip
         self.draft.ops.append(
@@ -96,27 +96,27 @@ class KindWriter:
                 kind=kind.kind,
                 path=path,
                 inputs=tuple(names),
-                outputs=(made,),
+                outputs=(out_dim,),
                 contracts=contracts,
                 attrs=attrs(**values),
             )  # fmt: skip
         )
         if renamed is not None:
             again = self.draft.make(kind.out, f"{path}.renamed")
-            self.draft.ops.append(Op(kind="rename", path=again, inputs=(made,), outputs=(again,)))
+            self.draft.ops.append(Op(kind="rename", path=again, inputs=(out_dim,), outputs=(again,)))
             self.draft.paths.add(again)
         return True
 
     def _copied(self, step: Step, name: str) -> str:
         """A copy of rows that do not lie one after the other, which torch makes for a product, and keeps."""
         path, rows = self.draft.path(step, "rows"), self.draft.tensors[name]
-        made = self.draft.add(Tensor(name=path, dims=rows.dims, dtype=rows.dtype))
+        copied = self.draft.add(Tensor(name=path, dims=rows.dims, dtype=rows.dtype))
         layout = (("memory_format", Torch("contiguous_format")),)
-        node = Node(target="aten.clone.default", args=(Use(name),), kwargs=layout, outputs=(made,))
+        node = Node(target="aten.clone.default", args=(Use(name),), kwargs=layout, outputs=(copied,))
         captured = Captured(nodes=(node,), where=short(step.where))
-        self.draft.ops.append(Op(kind="opaque", path=path, inputs=(name,), outputs=(made,), captured=captured))
+        self.draft.ops.append(Op(kind="opaque", path=path, inputs=(name,), outputs=(copied,), captured=captured))
         self.draft.opaque.append((path, node.target))
-        return made
+        return copied
 
     def _attrs(self, kind: CallKind) -> dict[str, AttrValue]:
         """The attributes of the op; `no_grad` where its result gets no gradient and an operand would."""
@@ -141,13 +141,13 @@ class KindWriter:
         if values.get("masked", False):
             names.append(self.draft.read(kind.operands[3]))
         path = self.draft.path(step, "core")
-        made = self.draft.add(Tensor(name=path, dims=(q[0], q[1], q[2], v[3]), dtype=self.owner.dtype(kind.out)))
+        output = self.draft.add(Tensor(name=path, dims=(q[0], q[1], q[2], v[3]), dtype=self.owner.dtype(kind.out)))
         self.draft.ops.append(
-            Op(kind="attention", path=path, inputs=tuple(names), outputs=(made,), attrs=attrs(**values))
+            Op(kind="attention", path=path, inputs=tuple(names), outputs=(output,), attrs=attrs(**values))
         )
         back = self.draft.make(kind.out, f"{path}.turned")
         self.draft.paths.add(back)
-        self._view(back, made, back)
+        self._view(back, output, back)
         return True
 
     def _turned(self, step: Step, index: int) -> str:
@@ -160,10 +160,10 @@ class KindWriter:
             self.turned[index] = path
         return self.turned[index]
 
-    def _view(self, path: str, source: str, made: str) -> None:
-        node = Node(target="aten.transpose.int", args=(Use(source), 1, 2), outputs=(made,), view=True)
+    def _view(self, path: str, source: str, output: str) -> None:
+        node = Node(target="aten.transpose.int", args=(Use(source), 1, 2), outputs=(output,), view=True)
         captured = Captured(nodes=(node,))
-        self.draft.ops.append(Op(kind="reshape", path=path, inputs=(source,), outputs=(made,), captured=captured))
+        self.draft.ops.append(Op(kind="reshape", path=path, inputs=(source,), outputs=(output,), captured=captured))
 
 
 def _copies(step: Step, rows: int) -> bool:
@@ -172,11 +172,11 @@ def _copies(step: Step, rows: int) -> bool:
     return bool(reads) and reads[0].target == "aten.clone.default"
 
 
-def _other(dim: Dim, beside: Sequence[Dim]) -> Dim:
+def _other(dim: Dim, other_dims: Sequence[Dim]) -> Dim:
     """The same extent under another name."""
-    taken = {a.name for d in beside for a in d.atoms}
+    names_used = {a.name for d in other_dims for a in d.atoms}
     name = f"{dim.name}.out"
-    while name in taken:
+    while name in names_used:
         name += "_"
     return Dim(name=name, size=dim.size, same_as=dim.same_as or ("" if dim.size is not None else dim.name))
 

@@ -94,13 +94,13 @@ def gradients(block: Block, frozen: tuple[str, ...] = (), no_grad_inputs: tuple[
         block.tensor(name)
     # What an op reads without a gradient by its kind, as labels or indices.
     ungraded = {op.inputs[at] for op in block.ops for at in op.rules.ungraded if at < len(op.inputs)}
-    wanted = {t.name for t in block.parameters if t.name not in frozen and t.name not in ungraded}
-    wanted |= {n for n in block.inputs if block.tensor(n).is_float and n not in no_grad_inputs}
+    names = {t.name for t in block.parameters if t.name not in frozen and t.name not in ungraded}
+    names |= {n for n in block.inputs if block.tensor(n).is_float and n not in no_grad_inputs}
     for op in block.ops:
-        reads = any(name in wanted for name in op.inputs) and not op.stops_gradients
+        reads = any(name in names for name in op.inputs) and not op.stops_gradients
         if reads or op.attr("written", False):  # what is written into its memory later has gradients
-            wanted |= {name for name in op.outputs if block.tensor(name).is_float and not _is_side(op, name)}
-    return frozenset(wanted)
+            names |= {name for name in op.outputs if block.tensor(name).is_float and not _is_side(op, name)}
+    return frozenset(names)
 
 
 @lru_cache(maxsize=256)
@@ -117,12 +117,12 @@ def backward(
     frozen, no_grad_inputs: as in `gradients`. Raises GraphError for a name that the block does not have.
     """
     forward = lower(block, kernels)
-    wanted = gradients(forward, frozen, no_grad_inputs)
+    need_grad = gradients(forward, frozen, no_grad_inputs)
     readers: dict[str, list[str]] = {}
     for op in forward.ops:
         # An op that reads a tensor twice (x · x) hands back one gradient.
         for name in dict.fromkeys(op.inputs):
-            if name in wanted and any(out in wanted for out in op.outputs):
+            if name in need_grad and any(out in need_grad for out in op.outputs):
                 readers.setdefault(name, []).append(op.path)
     steps: list[GradOp] = []
     for op in reversed(forward.ops):
@@ -131,26 +131,26 @@ def backward(
             # maker needs the sum.
             if len(readers.get(out, ())) > 1:
                 steps.append(_accumulate(out, readers[out]))
-        steps += _steps(op, forward, wanted)
+        steps += _steps(op, forward, need_grad)
     for name in forward.inputs:
         if len(readers.get(name, ())) > 1:
             steps.append(_accumulate(name, readers[name]))
-    return BackwardBlock(forward=forward, ops=tuple(steps), saved=_needed(forward, wanted, dtypes))
+    return BackwardBlock(forward=forward, ops=tuple(steps), saved=_needed(forward, need_grad, dtypes))
 
 
 def _accumulate(name: str, readers: list[str]) -> GradOp:
     return GradOp(phase="accumulate", path=name, reads=tuple(readers), grads_in=(), grads_out=(name,))
 
 
-def _steps(op: Op, block: Block, wanted: frozenset[str]) -> list[GradOp]:
+def _steps(op: Op, block: Block, need_grad: frozenset[str]) -> list[GradOp]:
     grads_in = tuple(
-        n for n in (op.outputs if op.captured is not None else op.outputs[:2]) if n in wanted and not _is_side(op, n)
+        n for n in (op.outputs if op.captured is not None else op.outputs[:2]) if n in need_grad and not _is_side(op, n)
     )
-    if not grads_in or not any(n in wanted for n in op.inputs):
+    if not grads_in or not any(n in need_grad for n in op.inputs):
         return []
-    activations = tuple(n for n in dict.fromkeys(op.inputs) if n in wanted and block.tensor(n).kind != "parameter")
-    parameters = tuple(n for n in dict.fromkeys(op.inputs) if n in wanted and block.tensor(n).kind == "parameter")
-    reads = op.rules.saved(op, block, wanted)
+    activations = tuple(n for n in dict.fromkeys(op.inputs) if n in need_grad and block.tensor(n).kind != "parameter")
+    parameters = tuple(n for n in dict.fromkeys(op.inputs) if n in need_grad and block.tensor(n).kind == "parameter")
+    reads = op.rules.saved(op, block, need_grad)
     if op.rules.weight_grad == "together":
         both = (*activations, *parameters)
         return [GradOp(phase="input_grad", path=op.path, reads=reads, grads_in=grads_in, grads_out=both)]
@@ -162,8 +162,12 @@ def _steps(op: Op, block: Block, wanted: frozenset[str]) -> list[GradOp]:
             GradOp(phase="input_grad", path=op.path, reads=op.inputs[1:2], grads_in=grads_in, grads_out=activations)
         )
     if parameters:
-        left = op.inputs[:1] if op.inputs[1] in wanted else ()  # a bias alone needs only the incoming gradient
-        steps.append(GradOp(phase="weight_grad", path=op.path, reads=left, grads_in=grads_in, grads_out=parameters))
+        reads_of_weight = (
+            op.inputs[:1] if op.inputs[1] in need_grad else ()
+        )  # a bias alone needs only the incoming gradient
+        steps.append(
+            GradOp(phase="weight_grad", path=op.path, reads=reads_of_weight, grads_in=grads_in, grads_out=parameters)
+        )
     return steps
 
 
@@ -172,13 +176,13 @@ def _is_side(op: Op, name: str) -> bool:
     return name.startswith(f"{op.path}:") and name != op.outputs[0]
 
 
-def _needed(block: Block, wanted: frozenset[str], dtypes: Dtypes) -> tuple[SavedTensor, ...]:
+def _needed(block: Block, need_grad: frozenset[str], dtypes: Dtypes) -> tuple[SavedTensor, ...]:
     roots = storages(block, dtypes)
     users: dict[str, list[str]] = {}
     for op in block.ops:
-        if not any(n in wanted for n in op.inputs) or op.stops_gradients:
+        if not any(n in need_grad for n in op.inputs) or op.stops_gradients:
             continue
-        for name in op.rules.saved(op, block, wanted):
+        for name in op.rules.saved(op, block, need_grad):
             root = roots[name]
             # Parameters and states live anyway.
             if block.tensor(root).kind == "activation" and op.path not in users.setdefault(root, []):
@@ -228,11 +232,11 @@ def saved(back: BackwardBlock, policy: Policy, dtypes: Dtypes) -> SavedSplit:
     roots = storages(block, dtypes)
     made_by = {out: op for op in block.ops for out in op.outputs}
     needed = {s.tensor.name: s for s in back.saved}
-    held = {n for n in needed if _action(block, policy, n) != "recompute" or n in block.inputs}
+    available = {n for n in needed if _action(block, policy, n) != "recompute" or n in block.inputs}
     rerun: set[str] = set()
     # Backward closure over makers: each op runs again at most once, so the loop ends after as many turns as the block
     # has tensors.
-    todo = [n for n in needed if n not in held]
+    todo = [n for n in needed if n not in available]
     while todo:
         op = made_by[todo.pop()]
         if op.path in rerun:
@@ -240,18 +244,18 @@ def saved(back: BackwardBlock, policy: Policy, dtypes: Dtypes) -> SavedSplit:
         rerun.add(op.path)
         for name in op.inputs:
             root = roots[name]
-            if block.tensor(root).kind != "activation" or root in held:
+            if block.tensor(root).kind != "activation" or root in available:
                 continue
             if root in block.inputs or (root not in needed and policy.get(root) in ("keep", "offload")):
-                held.add(root)
+                available.add(root)
                 continue
             todo.append(root)
-    order = [t.name for t in block.tensors if t.name in held]
+    order = [t.name for t in block.tensors if t.name in available]
     entries = [needed.get(n) or _saved(block, n, ()) for n in order]
     offloaded = tuple(s for s in entries if _action(block, policy, s.tensor.name) == "offload")
     return SavedSplit(
         kept=tuple(s for s in entries if s not in offloaded),
         offloaded=offloaded,
-        recomputed=tuple(s for s in back.saved if s.tensor.name not in held),
+        recomputed=tuple(s for s in back.saved if s.tensor.name not in available),
         recompute_ops=tuple(op.path for op in block.ops if op.path in rerun),
     )

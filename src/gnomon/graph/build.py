@@ -70,8 +70,8 @@ class BlockBuilder:
     def split(self, path: str, x: str, parts: Mapping[str, tuple[Dim, ...]]) -> tuple[str, ...]:
         """Views of `x`, named and shaped by `parts`, in order."""
         dtype = self._tensors[x].dtype
-        made = tuple(Tensor(name=name, dims=dims, dtype=dtype) for name, dims in parts.items())
-        return self.outputs("split", path, (x,), made)
+        parts_made = tuple(Tensor(name=name, dims=dims, dtype=dtype) for name, dims in parts.items())
+        return self.outputs("split", path, (x,), parts_made)
 
     def linear(
         self,
@@ -84,14 +84,14 @@ class BlockBuilder:
         name: str = "",
     ) -> str:
         """`x` times a weight of dims (out …, contract …), over `contract`; parameters `path.weight` and `path.bias`."""
-        kept = tuple(d for d in self.dims(x) if d not in contract)
+        outer_dims = tuple(d for d in self.dims(x) if d not in contract)
         inputs = [x, self.parameter(f"{path}.weight", *out, *contract)]
         if bias:
             inputs.append(self.parameter(f"{path}.bias", *out))
         # Atoms: a contracted product (heads x head_dim) is contracted factor by factor, so that an axis may divide one
         # of them.
         contracts = tuple(atom.name for d in contract for atom in d.atoms)
-        return self.op("linear", path, tuple(inputs), (*kept, *out), name=name, contracts=contracts)
+        return self.op("linear", path, tuple(inputs), (*outer_dims, *out), name=name, contracts=contracts)
 
     def conv2d(self, path: str, x: str, out: tuple[Dim, Dim, Dim], kernel: int, *, name: str = "") -> str:
         """2-D convolution of (batch, channels, h, w) to (batch, *out), out = (channels, h, w); a square kernel.
@@ -108,10 +108,12 @@ class BlockBuilder:
     def experts(self, path: str, rows: str, *, experts: Dim, out: Dim, contract: Dim, bias: bool = False) -> str:
         """Each row of `rows` times the weight (experts, out, contract) of its own expert, plus that one's bias;
         parameters `path.weight` and `path.bias`."""
-        kept = tuple(d for d in self.dims(rows) if d != contract)
+        outer_dims = tuple(d for d in self.dims(rows) if d != contract)
         weight = self.parameter(f"{path}.weight", experts, out, contract)
         inputs = (rows, weight, self.parameter(f"{path}.bias", experts, out)) if bias else (rows, weight)
-        return self.op("grouped_linear", path, inputs, (*kept, out), contracts=(contract.name,), groups=experts.name)
+        return self.op(
+            "grouped_linear", path, inputs, (*outer_dims, out), contracts=(contract.name,), groups=experts.name
+        )
 
     def norm(
         self,
@@ -162,11 +164,11 @@ class BlockBuilder:
         """
         inputs = (q, k, v, bias or sinks) if bias or sinks else (q, k, v)
         dims = (*self.dims(q)[:-1], self.dims(v)[-1])
-        given: dict[str, AttrValue] = {"causal": causal, "window": window, "scale": scale}
-        given |= {"softcap": softcap, "dropout": dropout, "sinks": bool(sinks)}
+        options: dict[str, AttrValue] = {"causal": causal, "window": window, "scale": scale}
+        options |= {"softcap": softcap, "dropout": dropout, "sinks": bool(sinks)}
         out = self._add(Tensor(name=path, dims=dims))
-        kept = attrs(**{name: value for name, value in given.items() if value or name == "causal"})
-        self._ops.append(Op(kind="attention", path=path, inputs=inputs, outputs=(out,), attrs=kept))
+        set_options = attrs(**{name: value for name, value in options.items() if value or name == "causal"})
+        self._ops.append(Op(kind="attention", path=path, inputs=inputs, outputs=(out,), attrs=set_options))
         return out
 
     def embedding(self, path: str, ids: str, rows: Dim, width: Dim, *, name: str = "") -> str:

@@ -102,9 +102,9 @@ class RowFacts:
 
     def _integers(self, op: Op, nodes: list[Node]) -> bool:
         """Recognises the integers that say which expert a row has, and in which order rows are."""
-        made = op.outputs[0]
-        if made in self.chosen:
-            self.facts[made] = Fact("chosen", self.chosen[made])
+        output = op.outputs[0]
+        if output in self.chosen:
+            self.facts[output] = Fact("chosen", self.chosen[output])
             return True
         if len(nodes) != 1 or not op.inputs:
             return False
@@ -113,20 +113,20 @@ class RowFacts:
             return False
         match name, first.what:
             case "sort", "chosen" if len(op.outputs) == 2 and not first.order:
-                self.facts[made] = replace(first, order=first.of)
+                self.facts[output] = replace(first, order=first.of)
                 self.facts[op.outputs[1]] = Fact("perm", first.of)
             case "argsort", "chosen" if not first.order:
-                self.facts[made] = Fact("perm", first.of)
+                self.facts[output] = Fact("perm", first.of)
             case (("floor_divide" | "div"), "perm"):
-                self.facts[made] = Fact("tokens", first.of)
+                self.facts[output] = Fact("tokens", first.of)
             case "empty_like", "perm":
-                self.facts[made] = Fact("blank", first.of)
+                self.facts[output] = Fact("blank", first.of)
             case (("index_put_" | "index_put"), "blank") if len(op.inputs) == 3 and self.fact(op.inputs[1], "perm"):
-                self.facts[made] = Fact("inverse", first.of)
+                self.facts[output] = Fact("inverse", first.of)
             case "argsort", "perm":
-                self.facts[made] = Fact("inverse", first.of)
+                self.facts[output] = Fact("inverse", first.of)
             case (("_to_copy" | "histc" | "bincount" | "cumsum"), ("chosen" | "counts")):
-                self.facts[made] = Fact("counts", first.of)
+                self.facts[output] = Fact("counts", first.of)
             case _:
                 return False
         return True
@@ -136,11 +136,11 @@ class RowFacts:
         if len(nodes) != 1 or not op.inputs:
             return False
         node, first = nodes[0], op.inputs[0]
-        held = self.block.tensor(first)
-        stack = self.fact(first, "stack") or (Fact("stack", first) if held.kind == "parameter" else None)
-        if stack is None or len(held.dims) not in (2, 3):
+        parameter = self.block.tensor(first)
+        stack = self.fact(first, "stack") or (Fact("stack", first) if parameter.kind == "parameter" else None)
+        if stack is None or len(parameter.dims) not in (2, 3):
             return False
-        if base(node) in ("transpose", "mT", "permute") and len(held.dims) == 3 and self._turns(op):
+        if base(node) in ("transpose", "mT", "permute") and len(parameter.dims) == 3 and self._turns(op):
             self.facts[op.outputs[0]] = replace(stack, turned=not stack.turned)
             return True
         chosen = self.fact(op.inputs[1], "chosen") if len(op.inputs) == 2 else None
@@ -162,20 +162,20 @@ class RowFacts:
         """Recognises the weights of rows."""
         if len(nodes) != 1 or not op.inputs:
             return False
-        name, source, made = base(nodes[0]), op.inputs[0], op.outputs[0]
-        before, after = self.block.tensor(source), self.block.tensor(made)
+        name, source, output = base(nodes[0]), op.inputs[0], op.outputs[0]
+        before, after = self.block.tensor(source), self.block.tensor(output)
         if name in VIEWED and before.is_float and source not in self.facts and self._flattens(before, after):
             if any(after.dims == self.block.tensor(flat).dims for flat in self.chosen):
-                self.facts[made] = Fact("weights", source)
+                self.facts[output] = Fact("weights", source)
                 return True
         fact = self.fact(source, "weights")
         if fact is None:
             return False
         if name == "unsqueeze" or (name == "_to_copy" and after.is_float):
-            self.facts[made] = fact
+            self.facts[output] = fact
             return True
         if name == "index" and len(op.inputs) == 2 and not fact.order and (perm := self.fact(op.inputs[1], "perm")):
-            self.facts[made] = replace(fact, order=perm.of)
+            self.facts[output] = replace(fact, order=perm.of)
             return True
         return False
 

@@ -72,9 +72,9 @@ class Graph:
         """What `call.tensor` or a graph input's name stands for; the call is None for a graph input."""
         name, _, tensor = source.partition(".")
         if not tensor:
-            for given in self.inputs:
-                if given.name == name:
-                    return None, given
+            for graph_input in self.inputs:
+                if graph_input.name == name:
+                    return None, graph_input
             known = [*(t.name for t in self.inputs), *(f"{c.name}.…" for c in self.calls)]
             raise GraphError(f"graph {self.name!r} has no input {source!r}{nearest(source, known)}")
         call = self.call(name)
@@ -157,9 +157,9 @@ class Graph:
                 raise GraphError(f"{where}: {parameter!r} is not a parameter of block {block.name!r}")
 
     @staticmethod
-    def _check_same(given: Tensor, wanted: Tensor, where: str) -> None:
-        if given.dims != wanted.dims or given.dtype != wanted.dtype:
-            raise GraphError(f"{where}: gets {given}, needs {wanted}; dims and dtype must agree")
+    def _check_same(found: Tensor, expected: Tensor, where: str) -> None:
+        if found.dims != expected.dims or found.dtype != expected.dtype:
+            raise GraphError(f"{where}: gets {found}, needs {expected}; dims and dtype must agree")
 
     def _check_labels(self) -> None:
         seen: set[str] = set()

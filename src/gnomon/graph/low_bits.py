@@ -18,14 +18,14 @@ from gnomon.graph.types import Block, Layer
 from gnomon.ops.op import Op
 
 
-def bits_needed(graph: Graph, products: Mapping[str, int], tables: Mapping[str, int]) -> dict[str, int]:
+def bits_needed(graph: Graph, bits_of_matmuls: Mapping[str, int], tables: Mapping[str, int]) -> dict[str, int]:
     """`layer.tensor` -> bits, of activations that a block makes and that are known to need few. products: full name of
     a linear's matrix -> bits that its kernel rounds activations to. tables: the same of a table of embeddings -> bits
     of its numbers."""
     out = {}
     for layer in graph.layers():
         block = graph.block(layer.call.block)
-        backward, forward = _read_in(block, layer, products), _made_in(block, layer, tables)
+        backward, forward = _read_in(block, layer, bits_of_matmuls), _made_in(block, layer, tables)
         for op in block.ops:
             for name in op.outputs:
                 if bits := [found[name] for found in (backward, forward) if name in found]:
@@ -41,7 +41,7 @@ def _is_same_row(op: Op, block: Block) -> bool:
     return op.kind == "rename" or before == after
 
 
-def _read_in(block: Block, layer: Layer, products: Mapping[str, int]) -> dict[str, int]:
+def _read_in(block: Block, layer: Layer, bits_of_matmuls: Mapping[str, int]) -> dict[str, int]:
     """Bits that the readers of a tensor need; those that need all are left out."""
     needed: dict[str, int] = {}
     whole = set(block.outputs)
@@ -49,7 +49,7 @@ def _read_in(block: Block, layer: Layer, products: Mapping[str, int]) -> dict[st
         for at, name in enumerate(op.inputs):
             bits = None
             if op.kind == "linear" and at == 0:
-                bits = products.get(layer.call.parameter_name(op.inputs[1], layer.index))
+                bits = bits_of_matmuls.get(layer.call.parameter_name(op.inputs[1], layer.index))
             elif _is_same_row(op, block) and op.outputs[0] not in whole:
                 bits = needed.get(op.outputs[0])
             if bits is None:
@@ -61,13 +61,13 @@ def _read_in(block: Block, layer: Layer, products: Mapping[str, int]) -> dict[st
 
 def _made_in(block: Block, layer: Layer, tables: Mapping[str, int]) -> dict[str, int]:
     """Bits that hold what a tensor is made of."""
-    made: dict[str, int] = {}
+    bits_made: dict[str, int] = {}
     for op in block.ops:
         bits = None
         if op.kind == "embedding" and len(op.inputs) > 1:
             bits = tables.get(layer.call.parameter_name(op.inputs[1], layer.index))
         elif _is_same_row(op, block):
-            bits = made.get(op.inputs[0])
+            bits = bits_made.get(op.inputs[0])
         if bits is not None:
-            made[op.outputs[0]] = bits
-    return made
+            bits_made[op.outputs[0]] = bits
+    return bits_made

@@ -20,8 +20,8 @@ def losses(graph: Graph) -> tuple[str, ...]:
     calls = {call.name: graph.block(call.block) for call in graph.calls}
     weighted = {name for name, block in calls.items() if _is_weighted(block) or block.does("balances")}
     if weighted:
-        made = {name for name, block in calls.items() if block.does("compares labels")}
-        return tuple(name for name in graph.outputs if name.partition(".")[0] in made)
+        loss_calls = {name for name, block in calls.items() if block.does("compares labels")}
+        return tuple(name for name in graph.outputs if name.partition(".")[0] in loss_calls)
     last = graph.layers()[-1].call.name
     return tuple(name for name in graph.outputs if name.partition(".")[0] == last)[:1]
 
@@ -34,17 +34,19 @@ def without_loss(graph: Graph) -> Graph:
     """The graph whose outputs are logits in place of losses, and that wants no labels. GraphError for one without a
     cross-entropy."""
     cut = {block.name: _cut(block) for block in graph.blocks if not _is_weighted(block)}
-    made = {name: block for name, block in cut.items() if block is not None}
-    if not made:
+    remaining = {name: block for name, block in cut.items() if block is not None}
+    if not remaining:
         raise GraphError(f"{graph.name} has no cross-entropy, so there are no logits before one")
     calls = tuple(
-        _call(call, made[call.block]) if call.block in made else call for call in graph.calls if call.block in cut
+        _call(call, remaining[call.block]) if call.block in remaining else call
+        for call in graph.calls
+        if call.block in cut
     )
     read = {source for call in calls for _, source in call.inputs}
-    ends = tuple(f"{call.name}.{made[call.block].outputs[0]}" for call in calls if call.block in made)
+    ends = tuple(f"{call.name}.{remaining[call.block].outputs[0]}" for call in calls if call.block in remaining)
     return replace(
         graph,
-        blocks=tuple(made.get(block.name, block) for block in graph.blocks if block.name in cut),
+        blocks=tuple(remaining.get(block.name, block) for block in graph.blocks if block.name in cut),
         calls=calls,
         inputs=tuple(tensor for tensor in graph.inputs if tensor.name in read),
         outputs=ends,

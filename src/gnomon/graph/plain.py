@@ -59,9 +59,9 @@ def to_plain(graph: Graph) -> dict[str, Any]:
     return {"rows": rows}
 
 
-def from_plain(given: object) -> Graph:
+def from_plain(plain_graph: object) -> Graph:
     """Rebuilds the Graph. FormatError or GraphError for anything that `to_plain` did not write."""
-    listed = given.get("rows") if isinstance(given, dict) else None
+    listed = plain_graph.get("rows") if isinstance(plain_graph, dict) else None
     if not isinstance(listed, list):
         raise FormatError("a Graph is a table with a list of rows")
     values: list[Any] = []
@@ -84,12 +84,12 @@ def from_plain(given: object) -> Graph:
         checks = _checks(row[0])
         if len(row) != len(checks) + 1:
             raise FormatError(f"row {len(values)} of a Graph gives {len(row) - 1} fields, {row[0]} has {len(checks)}")
-        held = {name: value(item) for name, item in zip(checks, row[1:], strict=True)}
+        checked = {name: value(item) for name, item in zip(checks, row[1:], strict=True)}
         for name, fits in checks.items():
-            if not fits(held[name]):
-                raise FormatError(f"row {len(values)} of a Graph: {row[0]}.{name} is {str(held[name])[:40]!r}")
+            if not fits(checked[name]):
+                raise FormatError(f"row {len(values)} of a Graph: {row[0]}.{name} is {str(checked[name])[:40]!r}")
         try:
-            values.append(cls(**held))
+            values.append(cls(**checked))
         except (TypeError, ValueError, LookupError) as error:  # what a constructor takes for granted
             raise GraphError(f"row {len(values)} of a Graph makes no {row[0]}: {error}") from error
     if not values or not isinstance(values[-1], Graph):

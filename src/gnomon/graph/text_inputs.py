@@ -16,13 +16,13 @@ def labels_of(graph: Graph) -> str:
     """Name of the input with the labels. GraphError for a graph that returns no mean cross-entropy of one."""
     call, loss = graph.source(graph.outputs[0])
     block = None if call is None else graph.block(call.block)
-    made = None if block is None else next((op for op in block.ops if loss.name in op.outputs), None)
-    if call is None or made is None or made.does != "compares labels":
+    producer = None if block is None else next((op for op in block.ops if loss.name in op.outputs), None)
+    if call is None or producer is None or producer.does != "compares labels":
         raise GraphError(
             f"{graph.name} returns no loss that is a mean cross-entropy: let its forward return "
             f"torch.nn.functional.cross_entropy(logits, labels), alone or among others"
         )
-    name = _source(graph, Layer(call=call, index=call.repeat - 1), made.inputs[1])
+    name = _source(graph, Layer(call=call, index=call.repeat - 1), producer.inputs[1])
     if name is None:
         raise GraphError(
             f"{graph.name} computes the labels of its loss from its inputs; give it the labels as an input that "

@@ -32,8 +32,8 @@ class _Unlike(Exception):
 
 def with_dispatch(graph: Graph) -> Graph:
     """The graph with experts that ranks can divide, where it is captured and computes them by rows; else itself."""
-    made = {block.name: new for block in graph.blocks if (new := _dispatched(block)[0]) is not None}
-    return _with_blocks(graph, tuple(made.items())) if made else graph
+    dispatched = {block.name: new for block in graph.blocks if (new := _dispatched(block)[0]) is not None}
+    return _with_blocks(graph, tuple(dispatched.items())) if dispatched else graph
 
 
 def why_whole(graph: Graph) -> str:
@@ -42,8 +42,8 @@ def why_whole(graph: Graph) -> str:
 
 
 @lru_cache(maxsize=64)
-def _with_blocks(graph: Graph, made: tuple[tuple[str, Block], ...]) -> Graph:
-    named = dict(made)
+def _with_blocks(graph: Graph, new_blocks: tuple[tuple[str, Block], ...]) -> Graph:
+    named = dict(new_blocks)
     return replace(graph, blocks=tuple(named.get(block.name, block) for block in graph.blocks))
 
 
@@ -67,9 +67,9 @@ def _stack_read(block: Block, op: Op) -> Iterator[str]:
     for node in work(op):
         name = base(node)
         if name == "index" and names(node) and len(node.args) == 2:
-            held = block.tensor(names(node)[0]) if names(node)[0] in op.inputs else None
-            if held is not None and held.kind == "parameter" and len(held.dims) == 3:
-                yield held.name
+            stack = block.tensor(names(node)[0]) if names(node)[0] in op.inputs else None
+            if stack is not None and stack.kind == "parameter" and len(stack.dims) == 3:
+                yield stack.name
         elif name in PRODUCTS and len(op.inputs) == 3:
             yield op.inputs[1]
 
@@ -122,31 +122,31 @@ class _Rewriting:
 
     def _needed(self) -> list[Op]:
         """The ops whose results are read. _Unlike where one reads what no op makes now."""
-        made = {name for op in self.ops for name in op.outputs}
+        produced = {name for op in self.ops for name in op.outputs}
         before = {name for op in self.block.ops for name in op.inputs}
-        ops, wanted = list[Op](), set(self.block.outputs)
+        ops, needed = list[Op](), set(self.block.outputs)
         for op in reversed(self.ops):  # without what only read the order of rows
-            if wanted & set(op.outputs) or not before & set(op.outputs):
+            if needed & set(op.outputs) or not before & set(op.outputs):
                 ops.append(op)
-                wanted |= set(op.inputs)
+                needed |= set(op.inputs)
         # What stays may read something that only a dropped op made: that op comes back.
-        restored = self._restored(wanted - made)
+        restored = self._restored(needed - produced)
         places = self.places | {op.path: place for place, op in enumerate(self.block.ops) if op.path in restored}
         ops += [op for op in self.block.ops if op.path in restored]
         return sorted(ops[::-1], key=lambda op: places[op.path])
 
-    def _restored(self, wanted: set[str]) -> set[str]:
+    def _restored(self, to_find: set[str]) -> set[str]:
         """Paths of ops that were left out, and whose results others read too. _Unlike where they are of rows."""
-        left, paths = list(wanted), set[str]()
+        to_restore, paths = list(to_find), set[str]()
         used = {name for op in self.ops if op.does == "multiplies rows" for name in op.inputs[1:]}
-        while left:
-            op = self.dropped.get(left.pop())
+        while to_restore:
+            op = self.dropped.get(to_restore.pop())
             if op is None or op.path in paths:
                 continue
             if used & set(op.inputs) or any(self.rows.fact(name, "rows", "weighted") for name in op.inputs):
                 raise _Unlike(self._said(op, "is read by others too, and is of rows or weights that ranks divide"))
             paths.add(op.path)
-            left += op.inputs
+            to_restore += op.inputs
         return paths
 
     def _put(self, op: Op) -> None:
@@ -165,8 +165,8 @@ class _Rewriting:
 
     def _take(self, op: Op) -> None:
         nodes = work(op)
-        alone = len(op.outputs) == 1
-        if self.rows.take(op) or (alone and any(r(op, nodes) for r in (self._rows, self._expert_matmuls, self._sums))):
+        single = len(op.outputs) == 1
+        if self.rows.take(op) or (single and any(r(op, nodes) for r in (self._rows, self._expert_matmuls, self._sums))):
             self.dropped.update(dict.fromkeys(op.outputs, op))
             return
         if any(self.rows.fact(name, "rows", "weighted") for name in op.inputs):
@@ -178,8 +178,8 @@ class _Rewriting:
         """A row for each token and each of its experts."""
         if not nodes or not op.inputs or not self.block.tensor(op.inputs[0]).is_float:
             return False
-        source, made = op.inputs[0], op.outputs[0]
-        before, after = self.block.tensor(source), self.block.tensor(made)
+        source, output = op.inputs[0], op.outputs[0]
+        before, after = self.block.tensor(source), self.block.tensor(output)
         if len(before.dims) != 2 or len(after.dims) != 2 or source in self.facts:
             return False
         if base(nodes[-1]) == "index" and len(op.inputs) == 2 and (by := self.rows.fact(op.inputs[1], "tokens")):
@@ -187,29 +187,29 @@ class _Rewriting:
             return True
         if [base(node) for node in nodes if base(node) not in VIEWED] != ["unsqueeze", "expand"]:
             return False
-        flat = self.rows.multiplied_by(made)
+        flat = self.rows.multiplied_by(output)
         if flat is None or self.block.tensor(flat).dims[0] != after.dims[0]:
             return False
         self._dispatch(op, self.rows.chosen[flat], order="")
         return True
 
     def _dispatch(self, op: Op, indices: str, *, order: str) -> None:
-        source, made = self.block.tensor(op.inputs[0]), op.outputs[0]
+        source, output = self.block.tensor(op.inputs[0]), op.outputs[0]
         name, topk = self._renamed(indices, op)
         dims = (*self.block.tensor(indices).dims[:-1], topk, source.dims[-1])
         if self.block.tensor(indices).dims[:-1] != source.dims[:-1]:
             raise _Unlike(self._said(op, f"sends {source} by indices of other tokens"))
-        self.tensors[made] = Tensor(name=made, dims=dims, dtype=source.dtype)
+        self.tensors[output] = Tensor(name=output, dims=dims, dtype=source.dtype)
         self._put(
             Op(
                 kind="dispatch",
                 path=op.path,
                 inputs=(source.name, name),
-                outputs=(made,),
+                outputs=(output,),
                 attrs=attrs(experts=self._dim("experts", _experts(self.block)).name),
             )
         )
-        self.facts[made] = Fact("rows", made, indices, order)
+        self.facts[output] = Fact("rows", output, indices, order)
 
     def _renamed(self, indices: str, op: Op) -> tuple[str, Dim]:
         """Indices, whose last dim is called what it is."""
@@ -228,9 +228,9 @@ class _Rewriting:
 
     def _dim(self, name: str, size: int | None) -> Dim:
         """A dim of that name, or of that name with a number."""
-        taken = {dim.name: dim for tensor in self.tensors.values() for dim in tensor.atoms}
+        dims_used = {dim.name: dim for tensor in self.tensors.values() for dim in tensor.atoms}
         dim, count = Dim(name=name, size=size), 1
-        while taken.get(dim.name, dim) != dim:
+        while dims_used.get(dim.name, dim) != dim:
             count += 1
             dim = Dim(name=f"{name}.{count}", size=size)
         return dim
@@ -249,11 +249,11 @@ class _Rewriting:
             return True
         if name == "bmm" and len(op.inputs) == 2:
             pairs = [op.inputs, op.inputs[::-1]]
-            for left, right in pairs:
-                rows, weight = self.rows.fact(left, "rows"), self.rows.fact(right, "gathered")
+            for lhs, right in pairs:
+                rows, weight = self.rows.fact(lhs, "rows"), self.rows.fact(right, "gathered")
                 if rows is not None and weight is not None and alike(rows, weight):
                     # rows are on the right of a matrix (out, in), and on the left of one (in, out)
-                    self._grouped(op, rows, weight, inner_first=(left == op.inputs[0]) != weight.turned)
+                    self._grouped(op, rows, weight, inner_first=(lhs == op.inputs[0]) != weight.turned)
                     return True
             return False
         if name in PRODUCTS and len(op.inputs) == 3:
@@ -267,29 +267,29 @@ class _Rewriting:
         return False
 
     def _grouped(self, op: Op, rows: Fact, weight: Fact, *, inner_first: bool) -> None:
-        made, given, stack = op.outputs[0], self.tensors[rows.of], self.tensors[weight.of]
-        wide = next(dim for dim in reversed(self.block.tensor(made).dims) if dim.size != 1 or dim.factors)
-        inner, experts = given.dims[-1], self._dim("experts", stack.dims[0].size)
+        output, rows_tensor, stack = op.outputs[0], self.tensors[rows.of], self.tensors[weight.of]
+        wide = next(dim for dim in reversed(self.block.tensor(output).dims) if dim.size != 1 or dim.factors)
+        inner, experts = rows_tensor.dims[-1], self._dim("experts", stack.dims[0].size)
         # (out, in) of a matrix, whichever of the two lies first.
         sizes = [dim.size for dim in (stack.dims[:0:-1] if inner_first else stack.dims[1:])]
-        if sizes != [_extent(wide), _extent(inner)] or set(wide.atoms) & {*inner.atoms, *given.dims[:-1]}:
-            raise _Unlike(self._said(op, f"multiplies {given} and {stack} in a way that is not known"))
+        if sizes != [_extent(wide), _extent(inner)] or set(wide.atoms) & {*inner.atoms, *rows_tensor.dims[:-1]}:
+            raise _Unlike(self._said(op, f"multiplies {rows_tensor} and {stack} in a way that is not known"))
         order = (inner, wide) if inner_first else (wide, inner)
         if any(stack.name in known.inputs for known in self.ops):
             raise _Unlike(self._said(op, f"reads {stack.name}, which another op reads too"))
         self.tensors[stack.name] = replace(stack, dims=(experts, *order))
-        self.tensors[made] = Tensor(name=made, dims=(*given.dims[:-1], wide), dtype=given.dtype)
+        self.tensors[output] = Tensor(name=output, dims=(*rows_tensor.dims[:-1], wide), dtype=rows_tensor.dtype)
         self._put(
             Op(
                 kind="grouped_linear",
                 path=op.path,
                 inputs=(rows.of, stack.name),
-                outputs=(made,),
+                outputs=(output,),
                 contracts=tuple(atom.name for atom in inner.atoms),
                 attrs=attrs(groups=experts.name),
             )
         )
-        self.facts[made] = replace(rows, of=made)
+        self.facts[output] = replace(rows, of=output)
 
     def _biased(self, op: Op) -> bool:
         """Rows plus their experts' biases: part of the matmul."""
@@ -297,12 +297,12 @@ class _Rewriting:
         last = self.ops[-1] if self.ops else None
         if rows is None or bias is None or not alike(rows, bias) or last is None or last.does != "multiplies rows":
             return False
-        held = self.tensors[bias.of]
+        bias_tensor = self.tensors[bias.of]
         # Directly after the matmul: between them something may have changed the rows.
-        if last.outputs != (rows.of,) or len(held.dims) != 2 or len(last.inputs) != 2:
+        if last.outputs != (rows.of,) or len(bias_tensor.dims) != 2 or len(last.inputs) != 2:
             return False
-        wide, experts = self.tensors[rows.of].dims[-1], self._dim("experts", held.dims[0].size)
-        self.tensors[bias.of] = replace(held, dims=(experts, wide))
+        wide, experts = self.tensors[rows.of].dims[-1], self._dim("experts", bias_tensor.dims[0].size)
+        self.tensors[bias.of] = replace(bias_tensor, dims=(experts, wide))
         self.ops[-1] = replace(last, inputs=(*last.inputs, bias.of))
         self.facts[op.outputs[0]] = rows
         return True
@@ -311,27 +311,27 @@ class _Rewriting:
         """Rows times their weights, back in the order of tokens, added up."""
         if len(nodes) != 1 or not op.inputs:
             return False
-        name, made = base(nodes[0]), op.outputs[0]
+        name, output = base(nodes[0]), op.outputs[0]
         if name == "mul" and len(op.inputs) == 2:
             rows, weight = self.rows.fact(op.inputs[0], "rows"), self.rows.fact(op.inputs[1], "weights")
             # Rows and weights in different orders belong to different tokens.
             if rows is not None and weight is not None and rows.order == weight.order:
-                self.weights[made] = weight.of
-                self.facts[made] = replace(rows, what="weighted")
+                self.weights[output] = weight.of
+                self.facts[output] = replace(rows, what="weighted")
                 return True
         fact = self.rows.fact(op.inputs[0], "weighted")
         if fact is None:
             return False
-        before, after = self.block.tensor(op.inputs[0]), self.block.tensor(made)
+        before, after = self.block.tensor(op.inputs[0]), self.block.tensor(output)
         back = self.rows.fact(op.inputs[1], "inverse") if len(op.inputs) == 2 else None
         if name == "index" and back is not None and back.of == fact.order:
-            self.facts[made] = replace(fact, order="")
+            self.facts[output] = replace(fact, order="")
         elif name in VIEWED and not fact.order and len(after.dims) == 3:
             if not same_extent(before.dims[0].atoms, (*after.dims[0].atoms, *after.dims[1].atoms)):
                 return False
-            self.facts[made] = fact
+            self.facts[output] = fact
         elif name == "_to_copy":
-            self.facts[made] = fact
+            self.facts[output] = fact
         elif name == "sum" and len(before.dims) == 3 and nodes[0].args[1:2] in (((1,),), (1,), ((-2,),)):
             if len(after.dims) != 2 or fact.order:
                 return False
@@ -339,20 +339,20 @@ class _Rewriting:
             return True
         else:
             return False
-        self.weights[made] = self.weights[op.inputs[0]]
+        self.weights[output] = self.weights[op.inputs[0]]
         return True
 
     def _combine(self, op: Op, fact: Fact, weights: str) -> None:
-        rows, held, made = self.tensors[fact.of], self.block.tensor(weights), op.outputs[0]
+        rows, weights_tensor, output = self.tensors[fact.of], self.block.tensor(weights), op.outputs[0]
         indices = fact.chosen
-        if held.dims != self.block.tensor(indices).dims:
-            raise _Unlike(self._said(op, f"adds up {rows} by {held}"))
+        if weights_tensor.dims != self.block.tensor(indices).dims:
+            raise _Unlike(self._said(op, f"adds up {rows} by {weights_tensor}"))
         name, topk = self.routed[indices]
-        by = self._rename(held, (*held.dims[:-1], topk), f"{op.path}.weights")
-        self.tensors[made] = replace(self.block.tensor(made), dims=(*held.dims[:-1], rows.dims[-1]))
-        if self.tensors[made].dims != self.block.tensor(made).dims:
-            raise _Unlike(self._said(op, f"makes {self.block.tensor(made)} of {rows}"))
-        self._put(Op(kind="combine", path=op.path, inputs=(rows.name, by, name), outputs=(made,)))
+        by = self._rename(weights_tensor, (*weights_tensor.dims[:-1], topk), f"{op.path}.weights")
+        self.tensors[output] = replace(self.block.tensor(output), dims=(*weights_tensor.dims[:-1], rows.dims[-1]))
+        if self.tensors[output].dims != self.block.tensor(output).dims:
+            raise _Unlike(self._said(op, f"makes {self.block.tensor(output)} of {rows}"))
+        self._put(Op(kind="combine", path=op.path, inputs=(rows.name, by, name), outputs=(output,)))
 
     def _by_row(self, op: Op) -> None:
         """An op that stays, on rows."""
@@ -374,14 +374,16 @@ class _Rewriting:
                 raise _Unlike(self._said(op, f"makes {before} of rows of experts"))
             self.tensors[name] = replace(before, dims=(*dims, *before.dims[1:]))
             self.facts[name] = replace(rows, of=name)
-        held = op.captured
-        if held is not None:
+        captured_node = op.captured
+        if captured_node is not None:
             sides = tuple(
                 replace(t, dims=(*dims, *t.dims[1:])) if t.dims and t.dims[0] == plain else t for t in inner.values()
             )
-            nodes = tuple(_withnames(node, named) for node in held.nodes)
-            held = replace(held, nodes=nodes, tensors=sides, keeps=tuple(named.get(n, n) for n in held.keeps))
-        self._put(replace(op, inputs=tuple(named.get(n, n) for n in op.inputs), captured=held))
+            nodes = tuple(_withnames(node, named) for node in captured_node.nodes)
+            captured_node = replace(
+                captured_node, nodes=nodes, tensors=sides, keeps=tuple(named.get(n, n) for n in captured_node.keeps)
+            )
+        self._put(replace(op, inputs=tuple(named.get(n, n) for n in op.inputs), captured=captured_node))
 
 
 def _sized(node: Node) -> bool:

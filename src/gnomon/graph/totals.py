@@ -77,15 +77,15 @@ def _ungraded(graph: Graph) -> frozenset[str]:
     embeddings makes asks for gradients, as PEFT has it; that of a captured model does as its module says, and that of a
     model of which a part is trained does not."""
     is_captured = any(op.captured is not None for block in graph.blocks for op in block.ops)
-    found = {given.name for given in graph.inputs}
+    found = {ungraded.name for ungraded in graph.inputs}
     for call in graph.calls:
         block = graph.block(call.block)
         # With a trained table its output has a gradient; with a frozen one only if PEFT asks for it.
         still = any(op.does == "looks up" and op.stops_gradients for op in block.ops)
         if not is_captured and block.does("looks up") and not still:
             continue
-        given = tuple(own for own, source in call.inputs if source in found)
-        graded = gradients(block, (), given)
+        ungraded = tuple(own for own, source in call.inputs if source in found)
+        graded = gradients(block, (), ungraded)
         found |= {f"{call.name}.{name}" for name in block.outputs if name not in graded}
     return frozenset(found)
 
@@ -136,7 +136,7 @@ def graph_saved_bytes(graph: Graph, kernels: Kernels, setting: Setting, policies
     """
     for name in policies:
         graph.block(name)
-    kept: dict[str, Number] = {}
+    totals: dict[str, Number] = {}
     for call in graph.calls:
         back = call_backward(graph, call, kernels, setting)
         entries = saved(back, policies.get(call.block, {}), setting.dtypes).kept
@@ -153,9 +153,9 @@ def graph_saved_bytes(graph: Graph, kernels: Kernels, setting: Setting, policies
                     key = f"{call.name}#{index - 1}.{chained[name]}"
                 elif name in sources:
                     key = _source_key(graph, sources[name])
-                kept[key] = size
+                totals[key] = size
     total: Number = 0
-    for size in kept.values():
+    for size in totals.values():
         total = total + size
     return total
 

@@ -48,8 +48,8 @@ class Block:
         object.__setattr__(self, "_parameters", tuple(t for t in self.tensors if t.kind == "parameter"))
         object.__setattr__(self, "_dims", tuple(dict.fromkeys(atom for t in self.tensors for atom in t.atoms)))
         # the same in every process, because blocks are sent between them
-        told = f"{self.name} {len(self.ops)} {' '.join(map(str, self.tensors))}"
-        object.__setattr__(self, "_hash", crc32(told.encode()))
+        signature = f"{self.name} {len(self.ops)} {' '.join(map(str, self.tensors))}"
+        object.__setattr__(self, "_hash", crc32(signature.encode()))
         if len(self._index) != len(self.tensors):
             names = [t.name for t in self.tensors]
             twice = sorted({name for name in names if names.count(name) > 1})

@@ -54,11 +54,11 @@ class _Bits:
         return _Bits(self.packed | np.packbits(mask), self.shape)
 
 
-def columns_read(graph: Graph, kept: Mapping[str, Mask], vectors: Mapping[str, Values]) -> dict[str, Mask]:
+def columns_read(graph: Graph, masks_given: Mapping[str, Mask], vectors: Mapping[str, Values]) -> dict[str, Mask]:
     """kept: full name of a parameter -> where it is not zero, (outputs, inputs), read one at a time; of those that are
     not named everything counts. vectors: numbers of biases and norms; of a table of embeddings 0 for columns that are
     zero, NaN for others; nothing is known of those that are not named. A subset of `kept` for each."""
-    out = {name: _Bits.of(kept[name]) for name in kept}
+    out = {name: _Bits.of(masks_given[name]) for name in masks_given}
     # Masks only shrink, and there are finitely many numbers: it ends.
     while True:
         counts = _sweep(graph, out, vectors)
@@ -91,57 +91,57 @@ class _Site:
         where it is not known, 0 for none."""
         if len(op.inputs) <= at:
             return np.zeros(size, np.float32)
-        given = self.vectors.get(op.inputs[at])
-        beside = op.attr("fn", "") != "group"  # whose channels are no heads, but lie before positions
-        if given is None or not given.size or size % given.size or (size > given.size and not beside):
+        values = self.vectors.get(op.inputs[at])
+        is_dense = op.attr("fn", "") != "group"  # whose channels are no heads, but lie before positions
+        if values is None or not values.size or size % values.size or (size > values.size and not is_dense):
             return np.full(size, np.nan, np.float32)
-        return np.tile(given.ravel().astype(np.float32), size // given.size)
+        return np.tile(values.ravel().astype(np.float32), size // values.size)
 
     def same_size(self, op: Op) -> bool:
         return len({self.size(name) for name in (*op.inputs, *op.outputs)}) == 1
 
 
-def _site(graph: Graph, layer: Layer, kept: Mapping[str, _Bits], vectors: Mapping[str, Values]) -> _Site:
+def _site(graph: Graph, layer: Layer, bits: Mapping[str, _Bits], vectors: Mapping[str, Values]) -> _Site:
     block = graph.block(layer.call.block)
     names = {one.name: layer.call.parameter_name(one.name, layer.index) for one in block.parameters}
-    masks = {name: kept[full].mask for name, full in names.items() if full in kept}
+    masks = {name: bits[full].mask for name, full in names.items() if full in bits}
     return _Site(block, masks, {name: vectors[full] for name, full in names.items() if full in vectors})
 
 
-def _sweep(graph: Graph, kept: Mapping[str, _Bits], vectors: Mapping[str, Values]) -> dict[str, _Bits]:
+def _sweep(graph: Graph, mask_bits: Mapping[str, _Bits], vectors: Mapping[str, Values]) -> dict[str, _Bits]:
     """One pass forward over all layers and one backward."""
-    made: dict[str, Values] = {}
-    wanted: dict[str, Mask] = {}
+    made_values: dict[str, Values] = {}
+    read_masks: dict[str, Mask] = {}
     layers = graph.layers()
     for layer in layers:
-        values = _values(_site(graph, layer, kept, vectors), layer, made)
+        values = _values(_site(graph, layer, mask_bits, vectors), layer, made_values)
         for own, name in writes(graph, layer).items():
-            made[name], wanted[name] = values[own], np.zeros(values[own].size, np.bool_)
+            made_values[name], read_masks[name] = values[own], np.zeros(values[own].size, np.bool_)
     for name in graph.outputs:
-        wanted[name][:] = True
-    counts = {name: _Bits(np.zeros_like(bits.packed), bits.shape) for name, bits in kept.items()}
+        read_masks[name][:] = True
+    counts = {name: _Bits(np.zeros_like(bits.packed), bits.shape) for name, bits in mask_bits.items()}
     for layer in reversed(layers):
-        site = _site(graph, layer, kept, vectors)
-        values = _values(site, layer, made)
+        site = _site(graph, layer, mask_bits, vectors)
+        values = _values(site, layer, made_values)
         read = {name: np.zeros(one.size, np.bool_) for name, one in values.items()}
         for own, name in writes(graph, layer).items():
-            read[own] |= wanted[name]
+            read[own] |= read_masks[name]
         used = {name: np.zeros_like(mask) for name, mask in site.kept.items()}
         for op in reversed(site.block.ops):
             _backward(op, site, values, read, used)
         for own, source in reads(layer).items():
-            if source in wanted and own in read:
-                wanted[source] |= read[own]
+            if source in read_masks and own in read:
+                read_masks[source] |= read[own]
         for name, mask in used.items():
             full = layer.call.parameter_name(name, layer.index)
             counts[full] = counts[full].joined(mask)  # a shared parameter counts where any of its uses needs it
     return counts
 
 
-def _values(site: _Site, layer: Layer, made: Mapping[str, Values]) -> dict[str, Values]:
+def _values(site: _Site, layer: Layer, made_values: Mapping[str, Values]) -> dict[str, Values]:
     """What is known of a layer's inputs and of all that it makes."""
     out = {
-        own: made[source] if source in made else np.full(site.size(own), np.nan, np.float32)
+        own: made_values[source] if source in made_values else np.full(site.size(own), np.nan, np.float32)
         for own, source in reads(layer).items()
     }
     for op in site.block.ops:
@@ -161,12 +161,12 @@ def _moves(op: Op, site: _Site) -> list[tuple[str, NDArray[np.intp], str, NDArra
         return []
     places = np.arange(site.size(x))
     if op.kind == "reshape":
-        names, wanted = ([atom.name for atom in block.tensor(name).atoms] for name in (x, out))
-        if sorted(names) != sorted(wanted) or len({*names}) < len(names):
+        names, out_names = ([atom.name for atom in block.tensor(name).atoms] for name in (x, out))
+        if sorted(names) != sorted(out_names) or len({*names}) < len(names):
             return []
         sizes = [atom.size or 1 for atom in block.tensor(x).atoms]
         # Place k of the result is place places[k] of the input.
-        places = places.reshape(sizes).transpose([names.index(name) for name in wanted]).ravel()
+        places = places.reshape(sizes).transpose([names.index(name) for name in out_names]).ravel()
     return [(x, places, out, np.arange(site.size(out)))]
 
 
@@ -230,7 +230,7 @@ def _groups(op: Op, site: _Site) -> int:
 def _forward(op: Op, site: _Site, values: Mapping[str, Values]) -> list[Values]:
     """What is known of an op's results."""
     out = {name: np.full(site.size(name), np.nan, np.float32) for name in op.outputs}
-    given = [values.get(name, np.full(site.size(name), np.nan, np.float32)) for name in op.inputs]
+    operand_values = [values.get(name, np.full(site.size(name), np.nan, np.float32)) for name in op.inputs]
     first = op.outputs[0]
     if moves := _moves(op, site):
         for source, places, target, to in moves:
@@ -242,29 +242,29 @@ def _forward(op: Op, site: _Site, values: Mapping[str, Values]) -> list[Values]:
         bias = site.vector(op, 2, site.size(first))
         if op.attr("factor", 1.0) != 1.0:  # which multiplies the bias too, and rounds it
             bias = np.where(bias == 0, bias, np.float32(np.nan))
-        out[first] = np.where(site.kept[weight][:, given[0] != 0].any(1), np.float32(np.nan), bias)
+        out[first] = np.where(site.kept[weight][:, operand_values[0] != 0].any(1), np.float32(np.nan), bias)
     elif _passes(op, site):
-        out[first] = _passed(op, given)
+        out[first] = _passed(op, operand_values)
     elif _gates(op, site):
-        out[first] = np.where((given[0] == 0) | (given[1] == 0), 0, np.nan)
+        out[first] = np.where((operand_values[0] == 0) | (operand_values[1] == 0), 0, np.nan)
     elif op.kind == "norm":
-        out[first] = _normed(op, site, given[0])
+        out[first] = _normed(op, site, operand_values[0])
     elif op.kind == "embedding" and len(op.inputs) == 2:
         out[first] = np.where(site.vector(op, 1, site.size(first)) == 0, 0, np.nan)
     elif groups := _groups(op, site):
         width = site.block.tensor(first).atoms[-1].size or 1
-        every = np.repeat(given[2].reshape(-1, width), groups, 0).ravel()
+        every = np.repeat(operand_values[2].reshape(-1, width), groups, 0).ravel()
         out[first] = np.where(every == 0, 0, np.nan)
     return [out[name].astype(np.float32) for name in op.outputs]
 
 
-def _passed(op: Op, given: list[Values]) -> Values:
+def _passed(op: Op, operand_values: list[Values]) -> Values:
     # Zeros alone are certain: a NaN here is any number, and two of them may or may not add up to 0.
-    zero = np.stack(given) == 0
+    zero = np.stack(operand_values) == 0
     if op.kind == "activation" and op.attr("fn", "") == "relu":  # of a NaN nothing is known
-        return np.where(given[0] <= 0, np.float32(0), given[0])
-    if op.kind == "add" and len(given) == 2 and op.attr("factor", 1.0) == 1.0:
-        return np.where(zero[0], given[1], np.where(zero[1], given[0], np.float32(np.nan)))
+        return np.where(operand_values[0] <= 0, np.float32(0), operand_values[0])
+    if op.kind == "add" and len(operand_values) == 2 and op.attr("factor", 1.0) == 1.0:
+        return np.where(zero[0], operand_values[1], np.where(zero[1], operand_values[0], np.float32(np.nan)))
     return np.where(zero.all(0), np.float32(0), np.float32(np.nan))
 
 
@@ -289,7 +289,7 @@ def _backward(op: Op, site: _Site, values: Mapping[str, Values], read: dict[str,
     def live(name: str) -> Mask:
         return values[name] != 0 if name in values else np.ones(site.size(name), np.bool_)
 
-    wanted = read[op.outputs[0]]
+    out_mask = read[op.outputs[0]]
     if moves := _moves(op, site):
         for source, places, target, to in moves:
             if source in read:
@@ -297,26 +297,26 @@ def _backward(op: Op, site: _Site, values: Mapping[str, Values], read: dict[str,
         return
     if (weight := site.matrix(op)) is not None:
         # A weight counts if it is not zero, its output is read and its input is not always zero.
-        now = site.kept[weight] & wanted[:, None] & live(op.inputs[0])[None]
+        now = site.kept[weight] & out_mask[:, None] & live(op.inputs[0])[None]
         used[weight] |= now
         reads_of(op.inputs[0], np.asarray(now.any(0), np.bool_))
         return
     if _passes(op, site):
         for name in op.inputs:
-            reads_of(name, wanted)
+            reads_of(name, out_mask)
         return
     if _gates(op, site):
         gate, up = op.inputs
         # Where the other factor is always zero, whatever this one is changes nothing.
-        reads_of(gate, wanted & live(up))
-        reads_of(up, wanted & live(gate))
+        reads_of(gate, out_mask & live(up))
+        reads_of(up, out_mask & live(gate))
         return
     some = any(read[name].any() for name in op.outputs)
     for number, name in enumerate(op.inputs):
         if number == 2 and (groups := _groups(op, site)):
             width = site.block.tensor(op.outputs[0]).atoms[-1].size or 1
             # A head of values is read if any of the query heads that share it is.
-            reads_of(name, np.asarray(wanted.reshape(-1, groups, width).any(1), np.bool_).ravel())
+            reads_of(name, np.asarray(out_mask.reshape(-1, groups, width).any(1), np.bool_).ravel())
         else:
             reads_of(name, np.full(site.size(name), some))
         if name in used:  # a matrix that another op than a linear reads

@@ -32,12 +32,12 @@ class Rent:
     """(device, month in which its public price was read) of each kind that has no given price."""
 
 
-def rent(cluster: Cluster, given: Mapping[str, float] | None = None) -> Rent | None:
+def rent(cluster: Cluster, prices_given: Mapping[str, float] | None = None) -> Rent | None:
     """The rent of a cluster; None if a kind of device has no price.
 
     given: dollars of a device-hour by name of the device, or for all kinds under `ANY`; goes before public prices.
     """
-    own = given or {}
+    own = prices_given or {}
     counts: dict[str, int] = {}
     for group in cluster.groups:
         name = group.node.device.name
@@ -100,10 +100,10 @@ def _priced(name: str) -> str:
     """The device's full name."""
     if name in device_names(aliases=True):
         return device(name).name
-    if (meant := usual(name)) is None:
+    if (device_meant := usual(name)) is None:
         hint = suggest(name, device_names(aliases=True))
         raise InputError(f"--price names no known device: {name[:40]!r}{hint}; write DEVICE=DOLLARS")
-    return meant.device.name
+    return device_meant.device.name
 
 
 def _dollars(value: str, text: str) -> float:

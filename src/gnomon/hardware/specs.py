@@ -142,9 +142,9 @@ def _part(part: str, spec: str) -> tuple[list[NodeGroup], list[str]]:
         count, devices = (*numbers, None, None)[:2] if numbers else (1, None)
         node = catalogue.node(name, devices)
         return [NodeGroup(node=node, count=count or 1)], list(_unchecked(node.device) + _unchecked(node))
-    if (meant := usual(name)) is not None:
-        groups, assumed = _of_device(meant.device, numbers)
-        return groups, [meant.sentence(name), *assumed]
+    if (device_meant := usual(name)) is not None:
+        groups, assumed = _of_device(device_meant.device, numbers)
+        return groups, [device_meant.sentence(name), *assumed]
     known = catalogue.device_names(aliases=True) + catalogue.node_names(aliases=True)
     raise CatalogueError(
         f"unknown device or node {name[:64]!r} in cluster {spec[:64]!r}{catalogue.suggest(name, known)}; "

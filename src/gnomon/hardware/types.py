@@ -319,9 +319,11 @@ class Cluster:
             raise InputError(f"cluster {self.name!r} has no nodes")
         if not 1 <= self.oversubscription < math.inf:
             raise InputError(f"cluster {self.name!r}: oversubscription is at least 1, got {self.oversubscription!r}")
-        alone = [group.node.name for group in self.groups if group.node.nic is None]
-        if alone and self.num_nodes > 1:
-            raise InputError(f"cluster {self.name!r} has {self.num_nodes} nodes, but {alone[0]!r} has no network port")
+        without_nic = [group.node.name for group in self.groups if group.node.nic is None]
+        if without_nic and self.num_nodes > 1:
+            raise InputError(
+                f"cluster {self.name!r} has {self.num_nodes} nodes, but {without_nic[0]!r} has no network port"
+            )
 
     @property
     def num_nodes(self) -> int:
@@ -349,10 +351,10 @@ class Cluster:
 
     def count_devices(self, places: Iterable[int] = ()) -> Counter[Device]:
         """How many devices of each kind are among those with these numbers, each once; left out, among all."""
-        taken, first, counts = sorted(set(places)), 0, Counter[Device]()
+        used_places, first, counts = sorted(set(places)), 0, Counter[Device]()
         for group in self.groups:
             last = first + group.count * group.node.count
-            mine = bisect_left(taken, last) - bisect_left(taken, first) if taken else last - first
+            mine = bisect_left(used_places, last) - bisect_left(used_places, first) if used_places else last - first
             if mine:
                 counts[group.node.device] += mine
             first = last

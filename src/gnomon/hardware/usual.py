@@ -55,17 +55,17 @@ class _Parts:
 
 def usual(name: str) -> Usual | None:
     """The device that a name is short for; None where no device has its product, its form and its memory."""
-    wanted = _parts(name)
-    products = [wanted.product, *(f"{series}{wanted.product}" for series in SERIES)]
+    name_parts = _parts(name)
+    product_names = [name_parts.product, *(f"{series}{name_parts.product}" for series in SERIES)]
     first, able = None, list[tuple[Device, _Parts]]()
-    for product in products:
-        if able := [pair for pair in _known() if pair[1].product == product]:
-            first = _first(product)
+    for product_name in product_names:
+        if able := [pair for pair in _known() if pair[1].product == product_name]:
+            first = _first(product_name)
             break
     fits = [
         (device, parts)
         for device, parts in able
-        if (not wanted.form or parts.form == wanted.form) and wanted.memory in (None, parts.memory)
+        if (not name_parts.form or parts.form == name_parts.form) and name_parts.memory in (None, parts.memory)
     ]
     if not fits:
         return None
@@ -98,19 +98,19 @@ def _named(name: str) -> bool:
 def _parts(name: str) -> _Parts:
     """Product, form and memory of a name as it is typed, or as the catalogue has it."""
     words = [word for word in re.split(r"[\s_./-]+", name.lower()) if word and word not in MAKERS]
-    product, form, memory = "", "", None
+    product_name, form, memory = "", "", None
     for at, word in enumerate(words):
         # A number behind a product is its memory; behind a series it is the product (`rtx 500`).
-        if at and (hit := _MEMORY.fullmatch(word) or re.fullmatch(r"(\d{2,3})", word)) and product not in SERIES:
+        if at and (hit := _MEMORY.fullmatch(word) or re.fullmatch(r"(\d{2,3})", word)) and product_name not in SERIES:
             memory = int(hit[1])
         elif at and _FORM.fullmatch(word):
             form = FORMS.get(word, word)
         elif at == 0 and (joined := re.fullmatch(rf"([a-z]+\d+[a-z]?)({_FORM.pattern})({_MEMORY.pattern})?", word)):
-            product, form = joined[1], FORMS.get(joined[2], joined[2])  # h100sxm, a100pcie40gb
+            product_name, form = joined[1], FORMS.get(joined[2], joined[2])  # h100sxm, a100pcie40gb
             memory = int(joined[4]) if joined[3] else None
         else:
-            product += word
-    return _Parts(product=product, form=form, memory=memory)
+            product_name += word
+    return _Parts(product=product_name, form=form, memory=memory)
 
 
 @cache
@@ -119,7 +119,7 @@ def _known() -> tuple[tuple[Device, _Parts], ...]:
     return tuple((device, _parts(device.name)) for device in map(catalogue.device, catalogue.device_names()))
 
 
-def _first(product: str) -> str | None:
+def _first(product_name: str) -> str | None:
     """The device that most machines have of a product that is built in several forms."""
     most: Mapping[str, str] = catalogue.usual_devices()
-    return most.get(product)
+    return most.get(product_name)

@@ -38,7 +38,7 @@ def with_blocks(program: Program, blocks: Sequence[int]) -> Program:
     if (expanded := _by_column(program, np.array(blocks, np.int64))) is not None:
         return expanded.like(replace(program, num_stages=sum(blocks), chains=tuple(first[s] for s in program.chains)))
     spans = [range(start, start + count) for start, count in zip(first, blocks, strict=True)]
-    listed = [[made for run in _runs(rows) for made in _expanded(run, spans)] for rows in rows_of(program)]
+    listed = [[one_row for run in _runs(rows) for one_row in _expanded(run, spans)] for rows in rows_of(program)]
     chains = tuple(first[s] for s in program.chains)
     return with_rows(replace(program, num_stages=sum(blocks), chains=chains), listed)
 
@@ -53,8 +53,8 @@ def _by_column(program: Program, blocks: NDArray[np.int64]) -> Rows | None:
     if program.overrides or (program.group >= 0).any() or next_to.any():
         return None
 
-    def of(*wanted: str) -> NDArray[np.bool_]:
-        return np.array([name in wanted for name in names])[kind]
+    def of(*names_chosen: str) -> NDArray[np.bool_]:
+        return np.array([name in names_chosen for name in names])[kind]
 
     at_first, at_last = of(*_AT_FIRST), of(*_AT_LAST)
     count = np.where(at_first | at_last, 1, blocks[stage])

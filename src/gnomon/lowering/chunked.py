@@ -58,8 +58,8 @@ class ChunkPass:
 
 def chunk_pass(schedule: Schedule) -> ChunkPass | None:
     """What the schedule asks of ChunkFlow; None where it has no such pass."""
-    asked = pass_numbers(schedule, NAME, ChunkPass())
-    return None if asked is None else ChunkPass(**asked)
+    chunk_settings = pass_numbers(schedule, NAME, ChunkPass())
+    return None if chunk_settings is None else ChunkPass(**chunk_settings)
 
 
 def chunks(lengths: Sequence[int], chunk_size: int) -> tuple[Unit, ...]:
@@ -142,8 +142,8 @@ def _sequences(units: Sequence[Unit]) -> list[list[int]]:
         # A chunk reads keys of those before it, so they must be issued first.
         if chain != sorted(chain):
             raise PlanError(f"chunks of sequence {sequence} must be units in the order of their tokens")
-    alone = [[index] for index in range(len(units)) if not any(index in chain for chain in chains.values())]
-    return sorted([*chains.values(), *alone])
+    unchained = [[index] for index in range(len(units)) if not any(index in chain for chain in chains.values())]
+    return sorted([*chains.values(), *unchained])
 
 
 def _run_twice(units: Sequence[Unit], keep: int | None) -> frozenset[int]:

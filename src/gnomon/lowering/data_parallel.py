@@ -55,8 +55,8 @@ def shard_state(
     if optimizer.offload is not None:
         fraction, tiles = optimizer.offload.fraction, optimizer.offload.tiles
         if stream:
-            beside = shards == 1 or optimizer.zero == 3 or overlap.grad_reduce  # reduced after each unit
-            each_unit = optimizer.offload.accumulate == "host" and replicas == 1 and beside
+            sums_at_once = shards == 1 or optimizer.zero == 3 or overlap.grad_reduce  # reduced after each unit
+            each_unit = optimizer.offload.accumulate == "host" and replicas == 1 and sums_at_once
             program = stream_gradients(
                 program, fraction=fraction, tiles=tiles, clip=optimizer.clip, each_unit=each_unit
             )

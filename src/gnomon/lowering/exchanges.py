@@ -54,7 +54,7 @@ _BEFORE = frozenset({"RECV_F", "RECV_B", "LOAD"})
 def with_exchanges(program: Program, parts: Mapping[int, Part]) -> Program:
     """The Program with the rows of exchanges. parts: which of its stages are one, and which."""
     exchanges = {stage: part for stage, part in parts.items() if part in EXCHANGES}
-    listed = [[made for row in rows if (made := _row(row, exchanges)) is not None] for rows in rows_of(program)]
+    listed = [[new_row for row in rows if (new_row := _row(row, exchanges)) is not None] for rows in rows_of(program)]
     return with_rows(program, listed, kinds=with_kinds(*KINDS, base=program.kinds))
 
 
@@ -173,14 +173,14 @@ def _alternate(one: Sequence[_Action], two: Sequence[_Action]) -> Iterator[Row]:
     """Both in turns, the backward first."""
     ways = [one, two] if _way(one[0].row) == "B" else [two, one]
     # Stacks, so that the next action is taken off the end.
-    left = [list(reversed(way)) for way in ways]
+    remaining = [list(reversed(way)) for way in ways]
     turn = 0
-    while any(left):
-        while left[turn]:
-            action = left[turn].pop()
+    while any(remaining):
+        while remaining[turn]:
+            action = remaining[turn].pop()
             yield from _rows(action)
             # Its tokens travel: the other computes meanwhile.
-            if action.exchanges and left[1 - turn]:
+            if action.exchanges and remaining[1 - turn]:
                 break
         turn = 1 - turn
 

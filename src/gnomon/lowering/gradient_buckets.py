@@ -38,7 +38,7 @@ def gradient_buckets(graph: Graph, plan: Plan, layers: Sequence[Sequence[Layer]]
     size = plan.overlap.bucket_bytes
     if not plan.overlap.in_buckets:
         return ()
-    others = [given.name for given in plan.schedule.passes if given.name != DAPPLE]  # it orders whole stages
+    others = [method.name for method in plan.schedule.passes if method.name != DAPPLE]  # it orders whole stages
     if orders.find(plan.schedule.name).composite or others or plan.schedule.vocabulary != "ends":
         raise PlanError(
             f"overlap.bucket_bytes and overlap.buckets want a row for each layer, which {plan.schedule.name} with "
@@ -48,7 +48,7 @@ def gradient_buckets(graph: Graph, plan: Plan, layers: Sequence[Sequence[Layer]]
     if size is None:
         return _of_counts(plan.overlap.buckets or plan.overlap.fused, groups)
     width, first = DTYPE_BITS[plan.precision.reduce] // 8, 0
-    made: list[tuple[int, ...]] = []
+    buckets: list[tuple[int, ...]] = []
     for stage, part in enumerate(groups):
         mesh, filled, members = plan.stage_mesh(stage), 0, list[int]()
         for index in reversed(range(len(part))):
@@ -57,15 +57,15 @@ def gradient_buckets(graph: Graph, plan: Plan, layers: Sequence[Sequence[Layer]]
             filled += width * sum(_elements(block, plan.layout, mesh) for block in blocks)
             # A stage's first layer ends its last bucket, however full: buckets do not span stages, whose ranks differ.
             if filled >= size or not index:
-                made.append(tuple(members))
+                buckets.append(tuple(members))
                 filled, members = 0, []
         first += len(part)
-    return tuple(made)
+    return tuple(buckets)
 
 
 def _of_counts(buckets: Sequence[int], groups: Groups) -> tuple[tuple[int, ...], ...]:
     """The same of so many layers each."""
-    made, first = list[tuple[int, ...]](), 0
+    counted, first = list[tuple[int, ...]](), 0
     stages = [sum(map(len, part)) for part in groups]
     for part, counts in zip(groups, split_by_stage(buckets, stages, "buckets"), strict=True):
         ends = list(accumulate(map(len, part)))
@@ -76,9 +76,9 @@ def _of_counts(buckets: Sequence[int], groups: Groups) -> tuple[tuple[int, ...],
                 f"together; let buckets end where groups do"
             )
         places = [0, *(ends.index(end) + 1 for end in cuts)]
-        made += [tuple(reversed(range(first + a, first + b))) for a, b in pairwise(places)][::-1]
+        counted += [tuple(reversed(range(first + a, first + b))) for a, b in pairwise(places)][::-1]
         first += len(part)
-    return tuple(made)
+    return tuple(counted)
 
 
 @lru_cache(maxsize=1024)
@@ -105,9 +105,11 @@ def with_gradient_buckets(program: Program, buckets: Sequence[Sequence[int]], *,
             reduced = set(sums.values())
             writes = [(i, of_layer[row.stage]) for i, row in enumerate(rows) if row.kind in WRITES_GRADIENTS]
             at = {of: i for i, of in writes if of in reduced}
-        made = {i: bucket(reduction, of) for of, i in at.items()}
-        kept = [([] if i in sums else [row]) + ([made[i]] if i in made else []) for i, row in enumerate(rows)]
-        listed.append([row for some in kept for row in some])
+        bucket_rows = {i: bucket(reduction, of) for of, i in at.items()}
+        new_rows = [
+            ([] if i in sums else [row]) + ([bucket_rows[i]] if i in bucket_rows else []) for i, row in enumerate(rows)
+        ]
+        listed.append([row for some in new_rows for row in some])
     return with_rows(program, listed)
 
 
@@ -117,7 +119,7 @@ def with_shard_buckets(program: Program, buckets: Sequence[Sequence[int]]) -> Pr
     reduction, of_layer = by_name(program.kinds)["REDUCE_GRAD"], {layer: tuple(one) for one in buckets for layer in one}
     listed = []
     for rows in rows_of(program):
-        kept, waiting, after = list[Row](), dict[tuple[int, ...], set[int]](), dict[tuple[int, ...], list[Row]]()
+        new_rows, waiting, after = list[Row](), dict[tuple[int, ...], set[int]](), dict[tuple[int, ...], list[Row]]()
         for row in rows:
             of = of_layer.get(row.stage, ())
             if row.kind == "REDUCE_GRAD":
@@ -125,12 +127,12 @@ def with_shard_buckets(program: Program, buckets: Sequence[Sequence[int]]) -> Pr
                 there.add(row.stage)
                 # The last layer of the bucket is reduced here: the bucket is whole.
                 if there == set(of):
-                    kept += [bucket(reduction, of), *after.pop(of, ())]
+                    new_rows += [bucket(reduction, of), *after.pop(of, ())]
                     del waiting[of]
             elif row.kind == "AR" and row.override is None and of in waiting:
                 after.setdefault(of, []).append(row)
             else:
-                kept.append(row)
+                new_rows.append(row)
         assert not waiting, "every layer of a bucket is reduced as often as the others"
-        listed.append(kept)
+        listed.append(new_rows)
     return with_rows(program, listed)

@@ -242,60 +242,73 @@ def _reduces(graph: Graph, mesh: Mesh, layers: Sequence[Layer]) -> bool:
     return mesh.edp > 1 and any(routed_tensors(graph.block(layer.call.block)) for layer in layers)
 
 
-def build(given: Outline, *, messages: Messages = "buffered") -> Program:
+def build(step_outline: Outline, *, messages: Messages = "buffered") -> Program:
     """The Program of an outline, without the plan's passes that edit Programs."""
-    schedule, units, unlike, pairs = given.schedule, given.units, len(given.workers) > 1, None
+    schedule, units, workers_differ, pairs = (
+        step_outline.schedule,
+        step_outline.units,
+        len(step_outline.workers) > 1,
+        None,
+    )
     chosen = any(own.name in ROW_PASSES for own in schedule.passes)
-    if given.parts and schedule.name == ONE_F_ONE_B.name and not chosen and max(given.pipeline_ranks) > 0:
+    if step_outline.parts and schedule.name == ONE_F_ONE_B.name and not chosen and max(step_outline.pipeline_ranks) > 0:
         # with less, a pair of one rank waits for the whole pair of the next, and that for this one's
         schedule = replace(schedule, passes=(*schedule.passes, Pass(name=DAPPLE, params=(("policy", "2p"),))))
-    rows = _scheduled(schedule, given.pipeline_ranks, given.num_microbatches, units)
-    if given.parts:
-        if orders.find(given.schedule.name).composite:
+    rows = _scheduled(schedule, step_outline.pipeline_ranks, step_outline.num_microbatches, units)
+    if step_outline.parts:
+        if orders.find(step_outline.schedule.name).composite:
             pairs = composites(rows)
         rows = apart(rows)
-    if unlike:
-        if given.schedule.vocabulary != "ends":
-            raise PlanError(f"vocabulary = {given.schedule.vocabulary!r} over unlike workers has no rows; use 'ends'")
-        if given.zero:
-            raise PlanError(f"ZeRO stage {given.zero} over unlike workers has no rows yet; use optimizer.zero = 0")
-        rows = split(rows, len(given.workers))
-        units = divided_units(units, given.num_microbatches, given.workers)
-    if not given.zero:  # a pass that divides gradients reduces them in its own way
-        rows = _with_reductions(rows, given, unlike=unlike)
-    rows = with_optimizer(rows, without=[same for _, same in given.shared])
-    optimizer = given.optimizer
-    first = bool(given.tied) or bool(given.buckets)  # added up before they go down
+    if workers_differ:
+        if step_outline.schedule.vocabulary != "ends":
+            raise PlanError(
+                f"vocabulary = {step_outline.schedule.vocabulary!r} over unlike workers has no rows; use 'ends'"
+            )
+        if step_outline.zero:
+            raise PlanError(
+                f"ZeRO stage {step_outline.zero} over unlike workers has no rows yet; use optimizer.zero = 0"
+            )
+        rows = split(rows, len(step_outline.workers))
+        units = divided_units(units, step_outline.num_microbatches, step_outline.workers)
+    if not step_outline.zero:  # a pass that divides gradients reduces them in its own way
+        rows = _with_reductions(rows, step_outline, workers_differ=workers_differ)
+    rows = with_optimizer(rows, without=[same for _, same in step_outline.shared])
+    optimizer = step_outline.optimizer
+    first = bool(step_outline.tied) or bool(step_outline.buckets)  # added up before they go down
     after = first and optimizer.offload is not None
-    late = bool(given.zero or given.layers)  # a pass that divides gradients or stages must come before ranks meet
+    late = bool(
+        step_outline.zero or step_outline.layers
+    )  # a pass that divides gradients or stages must come before ranks meet
     if not late:
-        rows = with_tensor_sums(rows, given.sums)
-        rows = with_meetings(rows, given.tied, clip=optimizer.clip)
-    program = _program(rows, given, units, messages)
-    blocks = given.layers
-    if given.parts:  # before gathers and reductions, which follow the order of what computes
-        program = with_exchanges(with_blocks(program, blocks), dict(given.parts))
+        rows = with_tensor_sums(rows, step_outline.sums)
+        rows = with_meetings(rows, step_outline.tied, clip=optimizer.clip)
+    program = _program(rows, step_outline, units, messages)
+    blocks = step_outline.layers
+    if step_outline.parts:  # before gathers and reductions, which follow the order of what computes
+        program = with_exchanges(with_blocks(program, blocks), dict(step_outline.parts))
         stage_of = [stage for stage, count in enumerate(blocks) for _ in range(count)]
         program, blocks = side_by_side(program, stage_of, pairs), ()
     program = apply_optimizer(
         program,
         replace(optimizer, offload=None, delay=0) if after else optimizer,
-        replace(given.overlap, bucket_bytes=None) if given.buckets else given.overlap,
-        given.zero,
-        replicated=given.replicated,
+        replace(step_outline.overlap, bucket_bytes=None) if step_outline.buckets else step_outline.overlap,
+        step_outline.zero,
+        replicated=step_outline.replicated,
         blocks=blocks,
-        stream=given.stream,
+        stream=step_outline.stream,
     )
-    if given.buckets and given.zero:
-        program = with_shard_buckets(program, given.buckets)
-    elif given.buckets:
-        program = with_gradient_buckets(program, given.buckets, overlap=given.overlap.grad_reduce)
+    if step_outline.buckets and step_outline.zero:
+        program = with_shard_buckets(program, step_outline.buckets)
+    elif step_outline.buckets:
+        program = with_gradient_buckets(program, step_outline.buckets, overlap=step_outline.overlap.grad_reduce)
     if late:
-        buffer = "G" if given.zero < 2 else "GS"
-        rows = with_tensor_sums(Rows.of(program), given.sums, buffer=buffer)
-        rows = with_meetings(rows, given.tied, clip=optimizer.clip and not given.stream, buffer=buffer)
+        buffer = "G" if step_outline.zero < 2 else "GS"
+        rows = with_tensor_sums(Rows.of(program), step_outline.sums, buffer=buffer)
+        rows = with_meetings(rows, step_outline.tied, clip=optimizer.clip and not step_outline.stream, buffer=buffer)
         program = rows.like(program)
-    return moved_to_host(program, optimizer, given.tied, by_layer=bool(given.buckets)) if after else program
+    return (
+        moved_to_host(program, optimizer, step_outline.tied, by_layer=bool(step_outline.buckets)) if after else program
+    )
 
 
 def compute_rows(plan: Plan, num_microbatches: int) -> Rows:
@@ -317,7 +330,7 @@ def _scheduled(
             what = f"vocabulary = {schedule.vocabulary!r}" if not rest else f"{num_microbatches} microbatches"
             raise PlanError(f"schedule rounds = {schedule.rounds} with {what}; use rounds that divide the microbatches")
         return repeated(_scheduled(replace(schedule, rounds=1), pipeline_ranks, per_round), schedule.rounds)
-    chosen = [given for given in schedule.passes if given.name in ROW_PASSES]
+    chosen = [method for method in schedule.passes if method.name in ROW_PASSES]
     if chosen and name != ONE_F_ONE_B.name:
         raise PlanError(
             f"pass {chosen[0].name} changes {ONE_F_ONE_B.name}, but the schedule is {name}; choose one of the two"
@@ -336,11 +349,11 @@ def tied_stages(graph: Graph, stages: Sequence[Sequence[Layer]]) -> tuple[tuple[
     return tuple(sorted(set(held_by_several(graph, stages).values())))
 
 
-def _dapple(ranks: int, num_microbatches: int, given: Pass) -> Rows:
-    params = dict(given.params)
+def _dapple(ranks: int, num_microbatches: int, method: Pass) -> Rows:
+    params = dict(method.params)
     policy = params.pop("policy", None)
     if params or policy not in ("p", "2p"):
-        raise PlanError(f"pass {DAPPLE} takes policy = 'p' or '2p', not {dict(given.params)}")
+        raise PlanError(f"pass {DAPPLE} takes policy = 'p' or '2p', not {dict(method.params)}")
     return one_f_one_b(ranks, num_microbatches, warm_up=dapple_warm_up("p" if policy == "p" else "2p", ranks))
 
 
@@ -348,33 +361,41 @@ ROW_PASSES: Mapping[str, Callable[[int, int, Pass], Rows]] = {DAPPLE: _dapple}
 """Passes that choose the order of compute rows themselves: (ranks, microbatches, pass) -> rows."""
 
 
-def _with_reductions(rows: Rows, given: Outline, *, unlike: bool) -> Rows:
+def _with_reductions(rows: Rows, step_outline: Outline, *, workers_differ: bool) -> Rows:
     """The rows with the reductions over data-parallel ranks. unlike: of several classes, which meet in them."""
-    pairs = {stage for pair in given.shared for stage in pair}
-    rows = with_all_reduce(rows, given.reduced - pairs, overlap=given.overlap.grad_reduce)
-    rows = with_all_reduce(rows, given.reduced & {one for one, _ in given.shared}, overlap=False)  # after both
-    return meet(rows, given.pipeline_ranks) if unlike else rows
+    pairs = {stage for pair in step_outline.shared for stage in pair}
+    rows = with_all_reduce(rows, step_outline.reduced - pairs, overlap=step_outline.overlap.grad_reduce)
+    rows = with_all_reduce(
+        rows, step_outline.reduced & {one for one, _ in step_outline.shared}, overlap=False
+    )  # after both
+    return meet(rows, step_outline.pipeline_ranks) if workers_differ else rows
 
 
-def _program(rows: Rows, given: Outline, units: tuple[Unit, ...], messages: Messages) -> Program:
+def _program(rows: Rows, step_outline: Outline, units: tuple[Unit, ...], messages: Messages) -> Program:
     """The Program of the rows, with messages between stages."""
-    beside = given.overlap.pipeline_sends
-    rows = with_skips(rows, given.skips, blocking=not beside)
+    sends_overlap = step_outline.overlap.pipeline_sends
+    rows = with_skips(rows, step_outline.skips, blocking=not sends_overlap)
     if messages == "polled":
-        rows = with_polled(rows, chains=given.starts, paired=given.schedule.name == ONE_F_ONE_B.name)
+        rows = with_polled(rows, chains=step_outline.starts, paired=step_outline.schedule.name == ONE_F_ONE_B.name)
     else:
-        rows = with_messages(rows, chains=given.starts, blocking=() if beside else MESSAGES)
-    names = () if messages != "rendezvous" else ("fwd", "bwd", *(("skip", "skip_grad") if given.skips else ()))
+        rows = with_messages(rows, chains=step_outline.starts, blocking=() if sends_overlap else MESSAGES)
+    names = () if messages != "rendezvous" else ("fwd", "bwd", *(("skip", "skip_grad") if step_outline.skips else ()))
     comms = tuple(Communicator(name=name, semantics="rendezvous") for name in names)
-    skips = skip_buffers(given.skips)
-    own = CHUNK_BUFFERS if chunk_pass(given.schedule) else BUFFERS if given.schedule.vocabulary != "ends" else ()
+    skips = skip_buffers(step_outline.skips)
+    own = (
+        CHUNK_BUFFERS
+        if chunk_pass(step_outline.schedule)
+        else BUFFERS
+        if step_outline.schedule.vocabulary != "ends"
+        else ()
+    )
     return rows.program(
         units=units,
-        counts=given.counts,
+        counts=step_outline.counts,
         buffers=with_buffers(*own, base=skips),
-        chains=given.starts,
+        chains=step_outline.starts,
         comms=comms,
-        aliases=shared_buffers(given.shared),
+        aliases=shared_buffers(step_outline.shared),
     )
 
 
@@ -388,7 +409,7 @@ def _refuse_unexpressed(plan: Plan) -> None:
             f"they would take turns, but rows here are of ranks that run at once; give each rank a device of its own, "
             f"or predict the plan, which makes rows for each device"
         )
-    if plan.overlap.priority and not any(given.name not in ROW_PASSES for given in plan.schedule.passes):
+    if plan.overlap.priority and not any(method.name not in ROW_PASSES for method in plan.schedule.passes):
         raise PlanError(
             f"overlap.priority = {list(plan.overlap.priority)}, but collectives are issued in the order in which they "
             f"are ready; name the pass that reorders them in schedule.passes, or leave priority out"

@@ -86,8 +86,8 @@ def update_buffers(update: Kind) -> tuple[str, str]:
 def units_of(stages: Sequence[int], tied: Sequence[Sequence[int]]) -> list[tuple[int, ...]]:
     """The stages, those with the same parameters together: at the place of the last of them."""
     units: list[tuple[int, ...]] = [(stage,) for stage in stages]
-    for held in tied:
-        several = [unit for unit in units if not set(held).isdisjoint(unit)]
+    for shared in tied:
+        several = [unit for unit in units if not set(shared).isdisjoint(unit)]
         if len(several) > 1:
             joined = tuple(stage for unit in several for stage in unit)
             at = units.index(several[-1])
@@ -104,6 +104,6 @@ def tiles_of(stages: Sequence[int], count: int) -> list[tuple[int, ...]]:
         raise PlanError(
             f"{len(stages)} blocks cannot travel in {count} tiles; use 1 to {len(stages)}, or smaller blocks"
         )
-    size, more = divmod(len(stages), count)
-    starts = [i * size + min(i, more) for i in range(count + 1)]
+    size, remainder = divmod(len(stages), count)
+    starts = [i * size + min(i, remainder) for i in range(count + 1)]
     return [tuple(stages[a:b]) for a, b in zip(starts, starts[1:], strict=False)]

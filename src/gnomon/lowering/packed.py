@@ -40,8 +40,8 @@ class SkrullPass:
 
 def skrull_pass(schedule: Schedule) -> SkrullPass | None:
     """What the schedule asks of Skrull; None where it has no such pass."""
-    asked = pass_numbers(schedule, NAME, SkrullPass())
-    return None if asked is None else SkrullPass(**asked)
+    skrull_settings = pass_numbers(schedule, NAME, SkrullPass())
+    return None if skrull_settings is None else SkrullPass(**skrull_settings)
 
 
 DIVIDED = -1

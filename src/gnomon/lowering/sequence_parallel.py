@@ -75,10 +75,10 @@ def tensor_parallel_regions(
             if row.stage in borders and row.kind in ("C", "R", "I", "W"):
                 raise PlanError(f"regions are known for forwards F and full backwards B, not for {row}")
             places = [place for place in chosen if _applies(program, row, place, begin, end)]
-            made = {place: replace(row, kind=chosen[place].name, override=override) for place in places}
-            out += [made[place] for place in places if place.startswith("before")]
+            replaced = {place: replace(row, kind=chosen[place].name, override=override) for place in places}
+            out += [replaced[place] for place in places if place.startswith("before")]
             out.append(_renamed(program, row, places) if places else row)
-            out += [made[place] for place in places if place.startswith("after")]
+            out += [replaced[place] for place in places if place.startswith("after")]
         listed.append(out)
     buffers = with_buffers(
         *(BufferClass(name=_RENAMED[place][1], memory="not in the step's") for place in chosen),

@@ -28,7 +28,7 @@ def shared_stages(graph: Graph, stages: Sequence[Sequence[Layer]], pipeline_rank
         holder for holders in several.values() for holder in holders if _holds_only(several, graph, stages[holder])
     }:
         return ()
-    held = [
+    of_classes = [
         {
             layer.call.parameter_name(tensor.name, layer.index)
             for layer in layers
@@ -37,13 +37,13 @@ def shared_stages(graph: Graph, stages: Sequence[Sequence[Layer]], pipeline_rank
         for layers in stages
     ]
     pairs = []
-    for same, names in enumerate(held):
+    for same, names in enumerate(of_classes):
         wider = [
             stage
-            for stage, others in enumerate(held)
+            for stage, others in enumerate(of_classes)
             if pipeline_ranks[stage] == pipeline_ranks[same] and names and names <= others
         ]
-        one = max(wider, key=lambda stage: (len(held[stage]), -stage), default=same)
+        one = max(wider, key=lambda stage: (len(of_classes[stage]), -stage), default=same)
         if one != same:
             pairs.append((one, same))
     return tuple(sorted(pairs))

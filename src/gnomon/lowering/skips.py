@@ -63,18 +63,18 @@ def with_skips(rows: Rows, skips: Sequence[Skip], *, blocking: bool = False) -> 
 def _one_way(rows: Rows, kinds: tuple[str, ...], source: int, target: int, name: str, send: str, recv: str) -> Rows:
     """`name` from the rows of `kinds` of stage `source` to those of stage `target`."""
     computes = rows.is_kind(*kinds)
-    made, used = (np.flatnonzero(computes & (rows.stage == stage)) for stage in (source, target))
+    writers, used = (np.flatnonzero(computes & (rows.stage == stage)) for stage in (source, target))
     classes = rows.rank_class
     # All rows of a stage are on one rank class, so the first of each says it.
-    same_rank = bool((classes[made[:1]] == classes[used[:1]]).all())
+    same_rank = bool((classes[writers[:1]] == classes[used[:1]]).all())
     # On one rank class the buffer is handed over in memory, under the sender's name.
-    held = source if same_rank else target
+    received = source if same_rank else target
     overrides = dict(rows.overrides)
-    for row, op, stage in (*((r, "write", source) for r in made), *((r, "consume", held) for r in used)):
+    for row, op, stage in (*((r, "write", source) for r in writers), *((r, "consume", received) for r in used)):
         effect = RowEffect("write" if op == "write" else "consume", BufferRef(name, stage, int(rows.unit[row])))
         overrides[int(row)] = _adding(overrides.get(int(row)), effect)
     rows = rows.with_overrides(overrides)
-    return rows if same_rank else _messages(rows, made, used, name, send, recv)
+    return rows if same_rank else _messages(rows, writers, used, name, send, recv)
 
 
 def _adding(override: Override | None, effect: RowEffect) -> Override:
@@ -87,17 +87,17 @@ def _adding(override: Override | None, effect: RowEffect) -> Override:
     )
 
 
-def _messages(rows: Rows, made: Longs, used: Longs, name: str, send: str, recv: str) -> Rows:
+def _messages(rows: Rows, writers: Longs, used: Longs, name: str, send: str, recv: str) -> Rows:
     """The rows with a send after each of `made` and a receive before each of `used`, of the same unit."""
-    source, target = int(rows.stage[made[0]]), int(rows.stage[used[0]])
+    source, target = int(rows.stage[writers[0]]), int(rows.stage[used[0]])
     # For each row that uses the skip, the row that makes it for the same microbatch: each makes and uses it once.
-    by_unit = made[np.argsort(rows.unit[made])]
+    by_unit = writers[np.argsort(rows.unit[writers])]
     makes = by_unit[np.searchsorted(rows.unit[by_unit], rows.unit[used])]
     first, last = group_ends(rows)
     order, anchor = in_senders_order(rows, makes if last is None else last[makes], makes, used, first)
     parts = [
         _inserted(rows, anchor, used[order], recv, before=True),
-        _inserted(rows, made if last is None else last[made], made, send, before=False),
+        _inserted(rows, writers if last is None else last[writers], writers, send, before=False),
     ]
     rows = insert(rows, parts)
     overrides = dict(rows.overrides)

@@ -124,10 +124,10 @@ def _cut(
 
 def _with_parts(program: Program, private: Sequence[set[BufferRef]], parts: int) -> tuple[BufferClass, ...]:
     names = {ref.buffer for refs in private for ref in refs}
-    made = [
+    part_buffers = [
         replace(buffer, name=f"{buffer.name}.{part}")
         for buffer in program.buffers
         if buffer.name in names
         for part in range(parts)
     ]
-    return with_buffers(*made, base=program.buffers)
+    return with_buffers(*part_buffers, base=program.buffers)

@@ -57,21 +57,21 @@ def stream_gradients(
     listed, kept_any = [], False
     for rows in rows_of(program):
         updates = {row.stage: i for i, row in enumerate(rows) if row.kind == "OPT"}
-        made: dict[int, list[int]] = {stage: [] for stage in updates}
+        written_rows: dict[int, list[int]] = {stage: [] for stage in updates}
         for i, row in enumerate(rows):
             if row.kind in writers:
-                made[row.stage].append(i)
+                written_rows[row.stage].append(i)
         # By when the gradient is complete: early ones have the rest of the backward to hide their update behind.
-        last_first = sorted(updates, key=lambda stage: made[stage][-1])
+        last_first = sorted(updates, key=lambda stage: written_rows[stage][-1])
         moved = last_first[: max(1, round(fraction * len(last_first)))] if last_first else []
-        kept = [stage for stage in updates if stage not in moved]
-        kept_any = kept_any or bool(kept)
+        on_device = [stage for stage in updates if stage not in moved]
+        kept_any = kept_any or bool(on_device)
         new = Insertions(rows)
         for stage in moved:
-            _down(new, stage, made[stage] if each_unit else made[stage][-1:], gradient)
+            _down(new, stage, written_rows[stage] if each_unit else written_rows[stage][-1:], gradient)
         read = {row.stage: i for i, row in enumerate(rows) if row.kind in readers and i < updates.get(row.stage, -1)}
         if clip and updates:
-            new.before(min(updates.values()), _norm(gradient, moved, kept, group))
+            new.before(min(updates.values()), _norm(gradient, moved, on_device, group))
         for tile in tiles_of(moved, len(moved) if tiles is None else tiles):
             for name in ("HOST_OPT", "H2D"):
                 row = bucket(kinds[name], tile)
@@ -79,7 +79,7 @@ def stream_gradients(
                     new.before(min(updates.values()), row)
                 else:
                     # Not before the last read in the step of the old parameter.
-                    new.after(max(max(made[stage][-1], read.get(stage, -1)) for stage in tile), row)
+                    new.after(max(max(written_rows[stage][-1], read.get(stage, -1)) for stage in tile), row)
         listed.append(new.without("OPT", moved))
     buffers = with_buffers(
         BufferClass(name="GT", memory="not in the step's", per="stage"),
@@ -94,10 +94,10 @@ def stream_gradients(
     return with_rows(changed, listed, kinds=with_kinds(*kinds.values(), *norm, base=program.kinds))
 
 
-def _down(new: Insertions, stage: int, made: Sequence[int], gradient: str) -> None:
+def _down(new: Insertions, stage: int, rows_written: Sequence[int], gradient: str) -> None:
     """A gradient goes down after each of these rows; what the host has is written by the first and added to by the
     others."""
-    for number, index in enumerate(made):
+    for number, index in enumerate(rows_written):
         if number == 0:
             new.after(index, Row(kind="D2H", stage=stage))
             continue
@@ -106,8 +106,8 @@ def _down(new: Insertions, stage: int, made: Sequence[int], gradient: str) -> No
         new.after(index, Row(kind="HOST_ADD", stage=stage))
 
 
-def _norm(gradient: str, moved: Sequence[int], kept: Sequence[int], group: int) -> Row:
+def _norm(gradient: str, moved: Sequence[int], on_device: Sequence[int], group: int) -> Row:
     """The wait for the norm: updates on the host wait for it as it scales what they read."""
     scaled = tuple(RowEffect("accumulate", BufferRef("GH", stage)) for stage in moved)
-    read = tuple(RowEffect("read", BufferRef(gradient, stage)) for stage in kept)
-    return Row(kind=NORM, stage=(*moved, *kept)[0], group=group, override=Override(effects=(*scaled, *read)))
+    read = tuple(RowEffect("read", BufferRef(gradient, stage)) for stage in on_device)
+    return Row(kind=NORM, stage=(*moved, *on_device)[0], group=group, override=Override(effects=(*scaled, *read)))

@@ -118,9 +118,9 @@ def _measured_norms(rows: Rows) -> dict[int, int]:
     """Rank class -> its first norm of gradients of this step. One before all of the step's gradients is of those of the
     step before (`delayed_update`), which were added up then."""
     norms: dict[int, int] = {}
-    made = np.flatnonzero(rows.is_kind(*WRITES_GRADIENTS))
+    gradient_writes = np.flatnonzero(rows.is_kind(*WRITES_GRADIENTS))
     for row in np.flatnonzero(rows.is_kind("NORM")).tolist():
         cls = int(rows.rank_class[row])
-        if (rows.rank_class[made[made < row]] == cls).any():
+        if (rows.rank_class[gradient_writes[gradient_writes < row]] == cls).any():
             norms.setdefault(cls, row)
     return norms

@@ -62,7 +62,7 @@ def units_of_lengths(graph: Graph, plan: Plan, lengths: Sequence[int]) -> tuple[
             f"{size} sequences of several lengths do not divide over {ranks} workers; give a batch that does"
         )
     own, order = size // ranks, list(range(len(lengths)))
-    names = {given.name for given in plan.schedule.passes}
+    names = {method.name for method in plan.schedule.passes}
     if GROUP_BY_LENGTH in names:
         # Longest first: if the largest microbatch does not fit, that is seen at once.
         order.sort(key=lambda i: (-lengths[i], i))
@@ -80,10 +80,10 @@ def units_of_lengths(graph: Graph, plan: Plan, lengths: Sequence[int]) -> tuple[
 
 def packing_tokens(plan: Plan) -> int | None:
     """Tokens of a microbatch that `packing` fills, 0 for those of the longest sequence; None without that method."""
-    given = next((given for given in plan.schedule.passes if given.name == PACKING), None)
-    if given is None:
+    packing = next((packing for packing in plan.schedule.passes if packing.name == PACKING), None)
+    if packing is None:
         return None
-    tokens = dict(given.params).get("tokens", 0)
+    tokens = dict(packing.params).get("tokens", 0)
     return tokens if isinstance(tokens, int) else 0
 
 

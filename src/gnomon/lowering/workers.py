@@ -38,10 +38,10 @@ def alike(plan: Plan, cluster: Cluster | None) -> tuple[Workers, ...]:
     or numbers of workers than each other.
     """
     meshes = [plan.stage_mesh(stage) for stage in range(plan.num_stages)]
-    given = [stage.shares for stage in plan.stages] or [()]
+    stage_shares_of = [stage.shares for stage in plan.stages] or [()]
     shares = [
         stage_shares or (1,) * mesh.data_ranks
-        for stage_shares, mesh in zip(given * (len(meshes) // len(given)), meshes, strict=True)
+        for stage_shares, mesh in zip(stage_shares_of * (len(meshes) // len(stage_shares_of)), meshes, strict=True)
     ]
     kinds: list[tuple[str, ...]] = [() for _ in shares[0]]
     devices = [device.name for device in cluster.devices] if cluster is not None else []
@@ -82,32 +82,32 @@ def divided_units(units: Sequence[Unit], count: int, groups: Sequence[Workers]) 
         per_part, rest = divmod(len(unit.pieces), parts)
         if rest:
             raise PlanError(f"a microbatch of {len(unit.pieces)} sequences does not divide into {parts} equal parts")
-        taken: list[list[tuple[int, int, int]]] = [[] for _ in groups]
+        pieces_of: list[list[tuple[int, int, int]]] = [[] for _ in groups]
         first = 0
         for _, g in by_worker:
             last = first + per_part * groups[g].share
-            taken[g] += unit.pieces[first:last]
+            pieces_of[g] += unit.pieces[first:last]
             first = last
-        divided += [Unit(pieces=tuple(taken[g]), worker=group.members[0]) for g, group in enumerate(groups)]
+        divided += [Unit(pieces=tuple(pieces_of[g]), worker=group.members[0]) for g, group in enumerate(groups)]
     return normalised(divided)
 
 
 def split(rows: Rows, count: int) -> Rows:
     """The compute rows with `count` classes for each one, one after the other; unit u becomes u · count + group."""
-    parts, kept, overrides, total = [], [0], {}, 0
+    parts, row_ptr, overrides, total = [], [0], {}, 0
     for low, high in zip(rows.class_ptr[:-1].tolist(), rows.class_ptr[1:].tolist(), strict=True):
         for g in range(count):
             parts.append((np.arange(low, high), g))
             overrides.update({total + row - low: o for row, o in rows.overrides.items() if low <= row < high})
             total += high - low
-            kept.append(total)
+            row_ptr.append(total)
     index = np.concatenate([part for part, _ in parts])
     group_of = np.concatenate([np.full(len(part), g, np.int32) for part, g in parts])
     unit, group = rows.unit[index], rows.group[index]
     return replace(
         rows,
         num_units=rows.num_units * count,
-        class_ptr=np.array(kept, np.int64),
+        class_ptr=np.array(row_ptr, np.int64),
         kind=rows.kind[index],
         stage=rows.stage[index],
         # Rows of no unit (-1) stay so.

@@ -79,8 +79,8 @@ def shard_optimizer(
     # The common case, on columns: rows become objects only for buckets of several blocks and composites.
     if blocks_per_bucket == 1 and not (old.group >= 0).any() and not old.is_kind("AR").any():
         last_only = zero == 1 or not overlap_reduce
-        made = _inserted(old, kinds, writers, last_only, overlap_reduce, overlap_gather, replicas)
-        return made.like(divided)
+        inserted = _inserted(old, kinds, writers, last_only, overlap_reduce, overlap_gather, replicas)
+        return inserted.like(divided)
     listed = []
     for rows in rows_of(program):
         new = Insertions(rows)

@@ -60,7 +60,7 @@ def every() -> tuple[Method, ...]:
 
 def used(plan: Plan) -> tuple[Method, ...]:
     """Those that a plan uses, by the alphabet; of `learnt`, no other is loaded."""
-    named = {given.name for given in plan.schedule.passes} & _learnt()
+    named = {method_used.name for method_used in plan.schedule.passes} & _learnt()
     entries = (*(entry for entry in _usual() if entry.used(plan)), *map(_read_learnt, named))
     return tuple(sorted(entries, key=lambda entry: entry.name))
 
@@ -79,11 +79,11 @@ def method(name: str) -> Method:
 def check_methods(plan: Plan, mark: Mark = "predicted", graph: Graph | None = None) -> None:
     """PlanError for a method that the plan uses and that does not go as far as `mark`, is given parameters that it has
     not, or cannot be used in this plan; with a graph, or with that model."""
-    for given in plan.schedule.passes:
-        entry = method(given.name)
+    for method_used in plan.schedule.passes:
+        entry = method(method_used.name)
         if entry.switch != "schedule.passes":
             raise PlanError(f"{entry.name} is turned on by {entry.switch}, not by schedule.passes; set that field")
-        entry.parameters_of(given)
+        entry.parameters_of(method_used)
     for known in used(plan):
         if mark in known.missing:
             raise PlanError(f"{known.name} ({known.paper}) is not {mark} yet: {known.missing[mark]}; leave it out")
@@ -102,10 +102,10 @@ def trained_storage(plan: Plan) -> Integers | Sparse | None:
 def teaching_of(plan: Plan) -> Teaching | None:
     """The teacher that a plan's methods ask for; None where none does. PlanError where two ask for different ones, or
     compare with one in two ways."""
-    asked = {entry.name: entry.teaching(plan) for entry in used(plan) if entry.teaching is not None}
-    (first, *others) = asked or ("",)
+    teachers = {entry.name: entry.teaching(plan) for entry in used(plan) if entry.teaching is not None}
+    (first, *others) = teachers or ("",)
     for name in others:
-        one, other = asked[first], asked[name]
+        one, other = teachers[first], teachers[name]
         if (one.folder, one.share, one.temperature) != (other.folder, other.share, other.temperature):
             raise PlanError(
                 f"{first} and {name} of one plan learn from one teacher: give both the same teacher, share and "
@@ -116,7 +116,7 @@ def teaching_of(plan: Plan) -> Teaching | None:
                 f"{first} and {name} cannot be in one plan: one adds the comparison with the teacher to the loss, "
                 "until a step, and the other shares the loss out between both; leave one of them out"
             )
-    return max(asked.values(), key=lambda teaching: (len(teaching.layers), teaching.hidden), default=None)
+    return max(teachers.values(), key=lambda teaching: (len(teaching.layers), teaching.hidden), default=None)
 
 
 def methods_named(text: str) -> tuple[Method, ...]:
@@ -134,13 +134,13 @@ def methods_named(text: str) -> tuple[Method, ...]:
 
 def rewrites(plan: Plan) -> bool:
     """Whether `rewritten` changes the plan's Program."""
-    return any(method(given.name).rewrite is not None for given in plan.schedule.passes)
+    return any(method(method_used.name).rewrite is not None for method_used in plan.schedule.passes)
 
 
 def rewritten(program: Program, plan: Plan, context: Context) -> Program:
     """The Program after the methods that `schedule.passes` names, in their order. PlanError as `check_methods`."""
-    for given in plan.schedule.passes:
-        entry = method(given.name)
+    for method_used in plan.schedule.passes:
+        entry = method(method_used.name)
         if entry.rewrite is not None:
-            program = entry.rewrite(program, entry.parameters_of(given), context)
+            program = entry.rewrite(program, entry.parameters_of(method_used), context)
     return program

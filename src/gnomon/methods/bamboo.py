@@ -67,7 +67,7 @@ def redundant(program: Program) -> Program:
     listed, count = rows_of(program), program.num_classes
     if program.num_stages != count:
         raise PlanError(f"ranks hold {program.num_stages / count:g} stages each, and a copy is of one; use one a rank")
-    rows = [with_copy(mine, cls, count, holds=True, held=True) for cls, mine in enumerate(listed)]
+    rows = [with_copy(mine, cls, count, holds=True, sends=True) for cls, mine in enumerate(listed)]
     names = {comm.name for comm in program.comms}
     changed = with_rows(program, rows, kinds=(*program.kinds, *KINDS))
     comms = program.comms if "copy" in names else (*program.comms, Communicator(name="copy", semantics="buffered"))
@@ -76,7 +76,7 @@ def redundant(program: Program) -> Program:
     return changed
 
 
-def with_copy(rows: Sequence[Row], stage: int, count: int, *, holds: bool, held: bool) -> list[Row]:
+def with_copy(rows: Sequence[Row], stage: int, count: int, *, holds: bool, sends: bool) -> list[Row]:
     """The rows of the rank that has `stage` of `count` with those of a copy. holds: whether it has a copy of the next
     stage; held: whether the rank before it has one of its own."""
     copy, before = (stage + 1) % count, (stage - 1) % count
@@ -85,7 +85,7 @@ def with_copy(rows: Sequence[Row], stage: int, count: int, *, holds: bool, held:
     for row in rows:
         here = holds and row.stage == stage
         if row.kind == "OPT" and row.stage == stage:
-            out += _copies_meet(stage, copy, before, count, holds=holds, held=held)
+            out += _copies_meet(stage, copy, before, count, holds=holds, sends=sends)
         first = copy == 0 and here  # what the first stage reads is in the batch: before this rank has anything to do
         if first and row.kind == "RECV_F":
             out.append(Row(kind="FRC", stage=copy, unit=row.unit))
@@ -98,18 +98,18 @@ def with_copy(rows: Sequence[Row], stage: int, count: int, *, holds: bool, held:
             out.append(Row(kind="FORGET", stage=copy, unit=units[gone]))
         if row.kind == "OPT" and here:
             out += [Row(kind="FORGET", stage=copy, unit=unit) for unit in units[-count:] if first]
-            kept = [BufferRef(name, copy, unit) for unit in units for name in ("KX", "KD")]
-            freed = tuple(RowEffect("consume", ref) for ref in (BufferRef("GC", copy), *kept))
+            consumed = [BufferRef(name, copy, unit) for unit in units for name in ("KX", "KD")]
+            freed = tuple(RowEffect("consume", ref) for ref in (BufferRef("GC", copy), *consumed))
             out.append(Row(kind="OPT_COPY", stage=copy, override=Override(effects=freed)))
     return out
 
 
-def _copies_meet(stage: int, copy: int, before: int, count: int, *, holds: bool, held: bool) -> list[Row]:
+def _copies_meet(stage: int, copy: int, before: int, count: int, *, holds: bool, sends: bool) -> list[Row]:
     """Lists the messages by which gradients get to the copies, for each other end that is there."""
     got = Override(effects=(RowEffect("write", BufferRef("GC", copy)),), peer=copy if copy != stage + 1 else None)
     sent = Override(peer=before) if before != stage - 1 else None
     receives = [Row(kind="RECV_COPY", stage=stage, override=got)] if holds else []
-    return receives + ([Row(kind="SEND_COPY", stage=stage, override=sent)] if held else [])
+    return receives + ([Row(kind="SEND_COPY", stage=stage, override=sent)] if sends else [])
 
 
 def fail_over(program: Program, dead: Sequence[int], *, one_update: bool = True) -> Program:
@@ -157,12 +157,12 @@ def _merge(
         key=lambda slot: (steps[slot.work], slot.work.kind not in _BACKWARD),
     )
     stages = {slot.work.stage for slot in slots}
-    kept = [row for slot in slots for row in slot.rows if not _within(row, kinds, stages)]
-    kept += _one_sum([row for row in ours if _is_tied_sum(row)], [row for row in theirs if _is_tied_sum(row)])
+    merged_rows = [row for slot in slots for row in slot.rows if not _within(row, kinds, stages)]
+    merged_rows += _one_sum([row for row in ours if _is_tied_sum(row)], [row for row in theirs if _is_tied_sum(row)])
     norms = [row for row in [*ours, *theirs] if row.kind == "NORM"]
-    kept += _one_norm(norms) if norms else []
+    merged_rows += _one_norm(norms) if norms else []
     updates = sorted((row for row in [*ours, *theirs] if row.kind == "OPT"), key=lambda row: row.stage)
-    return kept + (_one_update(updates, kinds) if one_update else updates)
+    return merged_rows + (_one_update(updates, kinds) if one_update else updates)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -177,7 +177,7 @@ def _slots(rows: Sequence[Row], kinds: dict[str, Kind]) -> Iterator[_Slot]:
     """A rank's rows as slots, without what ends the step: sums of tied parameters' gradients, the gradient norm and
     updates."""
     work: Row | None = None
-    held: list[Row] = []
+    slot_rows: list[Row] = []
     for row in rows:
         kind = kinds[row.kind]
         if row.kind in ("NORM", "OPT") or _is_tied_sum(row):
@@ -187,14 +187,14 @@ def _slots(rows: Sequence[Row], kinds: dict[str, Kind]) -> Iterator[_Slot]:
         # Rows of no unit are about the stage: reductions, which come after its last backward.
         after = kind.message == "send" or row.unit < 0
         if work is not None and not after:
-            yield _Slot(work=work, rows=tuple(held))
-            work, held = None, []
-        held.append(row)
+            yield _Slot(work=work, rows=tuple(slot_rows))
+            work, slot_rows = None, []
+        slot_rows.append(row)
         if not after and not kind.message and kind.stream == kinds["B"].stream:
             work = row
     if work is None:
         raise PlanError("a rank's list ends without a forward or backward; there is nothing to merge")
-    yield _Slot(work=work, rows=tuple(held))
+    yield _Slot(work=work, rows=tuple(slot_rows))
 
 
 def _steps(program: Program) -> dict[Row, float]:
@@ -284,9 +284,9 @@ def _refusal(plan: Plan) -> str | None:
 
 
 def _variants(plan: Plan) -> Iterator[Plan]:
-    given = replace(plan, schedule=replace(plan.schedule, passes=(*plan.schedule.passes, Pass(name=NAME))))
-    if plan == without(plan) and _refusal(given) is None:
-        yield given
+    with_pass = replace(plan, schedule=replace(plan.schedule, passes=(*plan.schedule.passes, Pass(name=NAME))))
+    if plan == without(plan) and _refusal(with_pass) is None:
+        yield with_pass
 
 
 METHOD = Method(

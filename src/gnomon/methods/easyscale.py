@@ -145,10 +145,10 @@ def pair_of(node: Node, total: int) -> tuple[Node, Node] | None:
     return None
 
 
-def merged(held: Collection[Node], worker: int, total: int) -> set[Node]:
+def merged(nodes: Collection[Node], worker: int, total: int) -> set[Node]:
     """The sums that a process holds once a worker's gradient has come to those that it held, and what can be added up
     is."""
-    sums, node = {*held, (worker, worker + 1)}, (worker, worker + 1)
+    sums, node = {*nodes, (worker, worker + 1)}, (worker, worker + 1)
     while (pair := pair_of(node, total)) is not None and sums.issuperset(pair):
         sums.difference_update(pair)
         node = pair[0][0], pair[1][1]
@@ -175,13 +175,15 @@ def place_workers(plan: Plan, observation: Observation) -> Plan:
     """
     if (why := reason(plan)) is not None:
         raise PlanError(f"easyscale cannot be used in this plan: {why}")
-    workers, given = plan.world_size, observation.speeds
+    workers, stated_speeds = plan.world_size, observation.speeds
     if observation.processes < 1:
         raise PlanError(f"{workers} logical workers cannot run on {observation.processes} processes; give at least 1")
-    if given and (len(given) != observation.processes or not all(0 < speed < float("inf") for speed in given)):
-        raise PlanError(f"speeds {given} must give each of {observation.processes} processes a positive number")
+    if stated_speeds and (
+        len(stated_speeds) != observation.processes or not all(0 < speed < float("inf") for speed in stated_speeds)
+    ):
+        raise PlanError(f"speeds {stated_speeds} must give each of {observation.processes} processes a positive number")
     count = min(workers, observation.processes)
-    speeds = given[:count] or (1.0,) * count
+    speeds = stated_speeds[:count] or (1.0,) * count
     shares = [1] * count
     for _ in range(workers - count):
         best = min(range(count), key=lambda process: ((shares[process] + 1) / speeds[process], process))

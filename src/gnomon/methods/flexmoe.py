@@ -19,8 +19,8 @@ def variants(plan: Plan) -> Iterator[Plan]:
     """One and four more experts on each rank."""
     ep = max(plan.stage_mesh(stage).ep for stage in range(plan.num_stages))
     if ep > 1 and not (plan.experts.replicas or plan.experts.placement):
-        for more in (1, 4):
-            yield replace(plan, experts=replace(plan.experts, replicas=more * ep))
+        for multiple in (1, 4):
+            yield replace(plan, experts=replace(plan.experts, replicas=multiple * ep))
 
 
 METHOD = Method(

@@ -38,12 +38,12 @@ def micro_operations(program: Program, *, all_to_all: int, all_reduce: int) -> P
     for rows in rows_of(program):
         cut = _exchanges(rows, all_to_all) if all_to_all > 1 else rows
         listed.append([part for row in cut for part in _on_network(row, all_reduce)])
-    made = tuple(
+    part_buffers = tuple(
         BufferClass(name=f"{name}.{part}", memory="communication")
         for name in (TRAVEL if all_to_all > 1 else ())
         for part in range(all_to_all)
     )
-    return with_rows(replace(program, buffers=with_buffers(*made, base=program.buffers)), listed)
+    return with_rows(replace(program, buffers=with_buffers(*part_buffers, base=program.buffers)), listed)
 
 
 def _on_network(row: Row, all_reduce: int) -> Iterator[Row]:
@@ -61,21 +61,23 @@ def _on_network(row: Row, all_reduce: int) -> Iterator[Row]:
 
 def _exchanges(rows: Sequence[Row], parts: int) -> list[Row]:
     """The rows with exchanges in parts. The second exchange of a layer goes with its experts, part by part."""
-    made = list[Row]()
+    rows_of_parts = list[Row]()
     first = {FORWARD["dispatch"]: 1, BACKWARD["combine"]: -1}
     experts = {(row.stage + first[row.kind], row.unit) for row in rows if row.kind in first}
     for row in rows:
         if row.kind in first:
-            made += [_part(row, part, parts) for part in range(parts)]
+            rows_of_parts += [_part(row, part, parts) for part in range(parts)]
         elif row.kind in COMPUTES:
             continue
         elif (row.stage, row.unit) in experts and row.kind in ("F", "B", "I"):
             step, kind = (1, FORWARD["combine"]) if row.kind == "F" else (-1, BACKWARD["dispatch"])
             after = Row(kind=kind, stage=row.stage + step, unit=row.unit)
-            made += [one for part in range(parts) for one in (_part(row, part, parts), _part(after, part, parts))]
+            rows_of_parts += [
+                one for part in range(parts) for one in (_part(row, part, parts), _part(after, part, parts))
+            ]
         else:
-            made.append(row)
-    return made
+            rows_of_parts.append(row)
+    return rows_of_parts
 
 
 def _part(row: Row, part: int, parts: int) -> Row:
@@ -84,14 +86,14 @@ def _part(row: Row, part: int, parts: int) -> Row:
     own = {name: BufferRef(name, stage, unit) for name in ("X", "Y", "S", "DX", "DY")}
     there = {FORWARD["dispatch"]: 1, FORWARD["combine"]: -1, BACKWARD["combine"]: -1, BACKWARD["dispatch"]: 1}
     experts = stage + there.get(row.kind, 0)
-    sent, made, dmade, dsent = (BufferRef(f"{name}.{part}", experts, unit) for name in TRAVEL)
+    sent, received, dmade, dsent = (BufferRef(f"{name}.{part}", experts, unit) for name in TRAVEL)
     # Only the last part may free what all parts read.
     done = "consume" if last else "read"
     weights, grads = BufferRef("P", stage), BufferRef("G", stage)
     acts: dict[str, list[tuple[str, BufferRef]]] = {
         FORWARD["dispatch"]: [(done, own["X"]), ("accumulate", own["S"]), ("write", sent)],
-        "F": [("read", weights), ("consume", sent), ("accumulate", own["S"]), ("write", made)],
-        FORWARD["combine"]: [("consume", made), ("accumulate", own["S"]), ("accumulate", own["Y"])],
+        "F": [("read", weights), ("consume", sent), ("accumulate", own["S"]), ("write", received)],
+        FORWARD["combine"]: [("consume", received), ("accumulate", own["S"]), ("accumulate", own["Y"])],
         BACKWARD["combine"]: [(done, own["DY"]), (done, own["S"]), ("write", dmade)],
         "B": [("read", weights), ("consume", dmade), (done, own["S"]), ("write", dsent), ("accumulate", grads)],
         "I": [("read", weights), ("consume", dmade), ("read", own["S"]), ("write", dsent), ("accumulate", own["DY"])],
@@ -121,15 +123,15 @@ def all_to_all_first(program: Program, simulate: Simulate, *, overrun: bool = Fa
         waiting.append(len(late))
     for cls in range(len(listed)):
         # A turn follows only on an overrun, of which there are OVERRUNS at most.
-        left, more = OVERRUNS if overrun else 0, waiting[cls] > 0
-        while more:
+        overruns_left, moving = OVERRUNS if overrun else 0, waiting[cls] > 0
+        while moving:
             structure = validate(with_rows(program, listed))
             line = _NetworkLine.of(structure, simulate(structure), cls, listed[cls], waiting[cls])
-            moves, more = line.fit_moves(overrun=left > 0)
-            left -= more
+            moves, moving = line.fit_moves(overrun=overruns_left > 0)
+            overruns_left -= moving
             listed[cls] = _moved(listed[cls], moves)
             waiting[cls] -= len(moves)
-            more = more and waiting[cls] > 0
+            moving = moving and waiting[cls] > 0
     return with_rows(program, listed)
 
 
@@ -208,8 +210,8 @@ class _NetworkLine:
 def lina(program: Program, simulate: Simulate, *, all_to_all: int, all_reduce: int) -> Program:
     """Small operations, all-to-all first: the shorter of the orders with and without reductions that overrun."""
     small = micro_operations(program, all_to_all=all_to_all, all_reduce=all_reduce)
-    made = [all_to_all_first(small, simulate, overrun=overrun) for overrun in (False, True)]
-    return min(made, key=lambda one: float(simulate(validate(one)).end.max()))
+    candidates = [all_to_all_first(small, simulate, overrun=overrun) for overrun in (False, True)]
+    return min(candidates, key=lambda one: float(simulate(validate(one)).end.max()))
 
 
 def _rewrite(program: Program, params: Params, context: Context) -> Program:
@@ -244,11 +246,11 @@ def _refusal(plan: Plan) -> str | None:
 
 
 def _variants(plan: Plan) -> Iterator[Plan]:
-    alone = any(plan.stage_mesh(stage).ep > 1 for stage in range(plan.num_stages))
+    is_parallel = any(plan.stage_mesh(stage).ep > 1 for stage in range(plan.num_stages))
     whole = replace(plan, overlap=replace(plan.overlap, experts=True, bucket_bytes=None, buckets=(), fused=()))
     if whole.layout.dispatch is not None:
         whole = replace(whole, layout=replace(whole.layout, dispatch="all_to_all"))
-    if not alone or METHOD.used(plan) or _refusal(whole) is not None or plan.optimizer.offload is not None:
+    if not is_parallel or METHOD.used(plan) or _refusal(whole) is not None or plan.optimizer.offload is not None:
         return
     for parts, reduced in ((4, 8), (2, 4), (1, 4)):  # as many as a rank has experts, at most
         chosen = Pass(name=LINA, params=(("all_to_all", parts), ("all_reduce", reduced)))

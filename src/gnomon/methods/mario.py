@@ -128,12 +128,12 @@ def prepose_forward(
     # Compared in this order: time first, and memory between orders that take equally long.
     score = (float(times.end.max()), _peaks(structure, sizes)[0])
     floor = _floor(structure, times)
-    left, moving = count() if tries is None else iter(range(tries)), True
+    tries_left, moving = count() if tries is None else iter(range(tries)), True
     # Each accepted order lowers the score, and there are finitely many orders: it ends.
     while moving and score[0] > floor:
         moving = False
         # `left` last: zip asks its iterators in turn, and a try must not be counted where no move is left.
-        for moved, _ in zip(_moves(structure, times, rows), left, strict=False):
+        for moved, _ in zip(_moves(structure, times, rows), tries_left, strict=False):
             try:
                 trial = structure_of(with_rows(program, moved))
             # The move deadlocks.
@@ -234,9 +234,11 @@ def _hoist(rows: list[Row], stage: int, unit: int) -> list[Row] | None:
     place = rows[backward].place
     # Before the backward's own recompute and receive, which stay next to it.
     target = min(i for i, row in enumerate(rows) if row.place == place and row.kind in ("R", "RECV_B", *_BACKWARD))
-    taken = [i for i, row in enumerate(rows) if row.place == (stage, unit) and row.kind in _WITH_FORWARD and i > target]
-    left = [row for i, row in enumerate(rows) if i not in taken]
-    return [*left[:target], *(rows[i] for i in taken), *left[target:]]
+    moved_rows = [
+        i for i, row in enumerate(rows) if row.place == (stage, unit) and row.kind in _WITH_FORWARD and i > target
+    ]
+    others = [row for i, row in enumerate(rows) if i not in moved_rows]
+    return [*others[:target], *(rows[i] for i in moved_rows), *others[target:]]
 
 
 def _with_recompute(kinds: tuple[Kind, ...]) -> tuple[Kind, ...]:

@@ -101,7 +101,7 @@ def halves(longest: int, sizes: Sequence[int]) -> tuple[int, ...]:
 
 
 def _by_name(name: str) -> Callable[[Plan], bool]:
-    return lambda plan: any(given.name == name for given in plan.schedule.passes)
+    return lambda plan: any(method_used.name == name for method_used in plan.schedule.passes)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -158,26 +158,30 @@ class Method:
 
     def read_from(self, plan: Plan) -> dict[str, Scalar]:
         """As `read`, of the pass of this name in a plan that has it."""
-        return self.parameters_of(next(given for given in plan.schedule.passes if given.name == self.name))
+        return self.parameters_of(
+            next(method_used for method_used in plan.schedule.passes if method_used.name == self.name)
+        )
 
-    def parameters_of(self, given: Pass) -> dict[str, Scalar]:
+    def parameters_of(self, method_used: Pass) -> dict[str, Scalar]:
         """Its parameters from the plan, with defaults. PlanError for one that it has not, or a wrong value."""
         known = {param.name: param for param in self.params}
-        asked = dict(given.params)
-        if unknown := [name for name in asked if name not in known]:
+        stated = dict(method_used.params)
+        if unknown := [name for name in stated if name not in known]:
             has = ", ".join(known) or "none"
             raise PlanError(
                 f"pass {self.name} has no parameter {unknown[0]!r}{nearest(unknown[0], known)}; it has {has}"
             )
         read: dict[str, Scalar] = {}
         for name, param in known.items():
-            value = asked.get(name, param.default)
+            value = stated.get(name, param.default)
             if value is None:
                 raise PlanError(f"pass {self.name} needs {name}: {param.about}")
             if param.choices and value not in param.choices:
                 raise PlanError(f"pass {self.name}: {name} is one of {', '.join(map(str, param.choices))}, not {value}")
-            wanted = str if param.default is None else type(param.default)
-            if type(value) is not wanted:
-                raise PlanError(f"pass {self.name}: {name} is {param.about}, given as {wanted.__name__}, not {value!r}")
+            expected = str if param.default is None else type(param.default)
+            if type(value) is not expected:
+                raise PlanError(
+                    f"pass {self.name}: {name} is {param.about}, given as {expected.__name__}, not {value!r}"
+                )
             read[name] = value
         return read

@@ -88,8 +88,8 @@ class Estimate:
         """Predicts the bytes of a microbatch of up to `most` tokens, in whole bytes."""
         size = min(max(tokens, self.least), self.most)
         values = np.ceil(self.coefficients @ np.array([1.0, size, float(size) ** 2]))
-        kept, left, work = (tuple(row) for row in values.tolist())
-        return ForwardBytes(kept_bytes=kept, left_bytes=left, work=work)
+        saved, input_bytes, work = (tuple(row) for row in values.tolist())
+        return ForwardBytes(kept_bytes=saved, left_bytes=input_bytes, work=work)
 
 
 def estimate(samples: Sequence[Sample]) -> Estimate:
@@ -137,17 +137,17 @@ def _nonnegative(columns: Numbers, values: Numbers) -> Numbers:
     return best
 
 
-def peak(held: ForwardBytes, chosen: Collection[int]) -> float:
+def peak(forward: ForwardBytes, chosen: Collection[int]) -> float:
     """Most bytes of a microbatch where these layers are recomputed."""
     before, most = 0.0, 0.0
-    for layer, work in enumerate(held.work):
-        own = held.left_bytes[layer] if layer in chosen else held.kept_bytes[layer]
+    for layer, work in enumerate(forward.work):
+        own = forward.left_bytes[layer] if layer in chosen else forward.kept_bytes[layer]
         most = max(most, before + work, before + own)
         before += own
     return most
 
 
-def recomputed(held: ForwardBytes, layers: Sequence[int], room: float) -> tuple[int, ...] | None:
+def recomputed(forward: ForwardBytes, layers: Sequence[int], room: float) -> tuple[int, ...] | None:
     """The fewest of `layers` whose recomputation keeps `peak` within `room`; None where all are not enough.
 
     Layers in forward order; whenever the next one does not fit, the one before it that frees most is recomputed, the
@@ -156,17 +156,17 @@ def recomputed(held: ForwardBytes, layers: Sequence[int], room: float) -> tuple[
     may, before = frozenset(layers), 0.0
     chosen: list[int] = []
     waiting: list[tuple[float, int]] = []
-    for layer, work in enumerate(held.work):
-        kept, left = held.kept_bytes[layer], held.left_bytes[layer]
+    for layer, work in enumerate(forward.work):
+        saved, input_bytes = forward.kept_bytes[layer], forward.left_bytes[layer]
         while before + work > room and waiting:
             freed, earlier = heappop(waiting)
             before += freed
             chosen.append(earlier)
         if before + work > room:
             return None
-        before += kept
-        if layer in may and kept > left:
-            heappush(waiting, (left - kept, layer))
+        before += saved
+        if layer in may and saved > input_bytes:
+            heappush(waiting, (input_bytes - saved, layer))
         while before > room and waiting:
             freed, earlier = heappop(waiting)
             before += freed

@@ -17,7 +17,7 @@ from gnomon.plans.parts import GROUP_BY_LENGTH, PADDING
 
 def reason(plan: Plan) -> str | None:
     """Why a plan cannot have it, and what to change; None where it can."""
-    if {given.name for given in plan.schedule.passes} - {PADDING, GROUP_BY_LENGTH}:
+    if {method_used.name for method_used in plan.schedule.passes} - {PADDING, GROUP_BY_LENGTH}:
         return "another pass makes microbatches too, or changes their order; leave one out"
     return None
 

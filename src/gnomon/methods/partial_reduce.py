@@ -236,8 +236,8 @@ def replay(settings: PartialReduceSettings, step_s: Sequence[float], *, steps: i
 
 def settings_of(plan: Plan) -> PartialReduceSettings:
     """What a plan that names the method asks for. PlanError for a plan that cannot have it."""
-    given = next(one for one in plan.schedule.passes if one.name == NAME)
-    read = METHOD.parameters_of(given)
+    method_used = next(one for one in plan.schedule.passes if one.name == NAME)
+    read = METHOD.parameters_of(method_used)
     return PartialReduceSettings(workers=plan.world_size, group=int(read["group"]), weights=str(read["weights"]))
 
 

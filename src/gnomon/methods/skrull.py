@@ -107,9 +107,9 @@ def variants(plan: Plan) -> Iterator[Plan]:
     own, plan = skrull_pass(plan.schedule), replace(plan, schedule=replace(plan.schedule, passes=()))
     if reason(plan) is not None:
         return
-    for asked in (replace(USUAL, capacity=size) for size in CAPACITIES) if own is None else near(own):
-        params = (("capacity", asked.capacity),)
-        params += tuple((n, v) for n in ("gather_up_to", "ulysses_up_to") if (v := getattr(asked, n)))
+    for settings in (replace(USUAL, capacity=size) for size in CAPACITIES) if own is None else near(own):
+        params = (("capacity", settings.capacity),)
+        params += tuple((n, v) for n in ("gather_up_to", "ulysses_up_to") if (v := getattr(settings, n)))
         yield replace(plan, schedule=replace(plan.schedule, passes=(Pass(name=NAME, params=params),)))
 
 

@@ -74,8 +74,8 @@ def _balanced(graph: Graph, coefficient: float, each: LayerBalance | None) -> Gr
         else:
             calls.append(call)
     assert load_tensor is not None
-    made = attrs(layers=True) if each is not None else attrs(coefficient=coefficient, topk=topk)
-    blocks = list(_blocks(graph, routed, head, load_tensor, made, each))
+    attributes = attrs(layers=True) if each is not None else attrs(coefficient=coefficient, topk=topk)
+    blocks = list(_blocks(graph, routed, head, load_tensor, attributes, each))
     # Every block of a Graph must be called: of routed blocks the plain one, or that of a first layer, may be of no use.
     used = {call.block for call in calls}
     return replace(
@@ -112,14 +112,14 @@ def _first(block: str) -> str:
 
 
 def _blocks(
-    graph: Graph, routed: Iterable[str], head: Call, load: Tensor, made: Attributes, each: LayerBalance | None
+    graph: Graph, routed: Iterable[str], head: Call, load: Tensor, attributes: Attributes, each: LayerBalance | None
 ) -> Iterable[Block]:
     for block in graph.blocks:
         if block.name in routed:
             yield _with_load(block, each, first=False)
             yield replace(_with_load(block, each, first=True), name=_first(block.name))
         elif block.name == head.block:
-            yield _with_loss(block, load, made)
+            yield _with_loss(block, load, attributes)
         else:
             yield block
 
@@ -145,7 +145,7 @@ def _with_load(block: Block, each: LayerBalance | None, *, first: bool) -> Block
     if each is not None:
         sums = replace(SUMS, size=3) if each.z_loss else SUMS
         tensors = [Tensor(name=LOAD, dims=(logits.dims[0], LOSSES), dtype="fp32")]
-        more = Tensor(name=CHOSEN, dims=(logits.dims[0], sums, logits.dims[-1]), dtype="fp32")
+        chosen = Tensor(name=CHOSEN, dims=(logits.dims[0], sums, logits.dims[-1]), dtype="fp32")
         read = attrs(topk=topk, fn=str(routers[0].attr("fn", "softmax")), z_loss=bool(each.z_loss))
         counted = Op(kind="step_load", path=STEP, inputs=(CHOSEN,), outputs=(STEP,))
         is_global = each.per == "global"
@@ -163,7 +163,7 @@ def _with_load(block: Block, each: LayerBalance | None, *, first: bool) -> Block
         tensors += [replace(tensors[0], name=OWN), replace(tensors[0], name=BEFORE)]
         ops.append(Op(kind="add", path=LOAD, inputs=(BEFORE, OWN), outputs=(LOAD,)))
     if each is not None:
-        tensors.append(more)
+        tensors.append(chosen)
     return replace(
         block,
         inputs=block.inputs if first else (*block.inputs, BEFORE),
@@ -173,11 +173,11 @@ def _with_load(block: Block, each: LayerBalance | None, *, first: bool) -> Block
     )
 
 
-def _with_loss(block: Block, load: Tensor, made: Attributes) -> Block:
+def _with_loss(block: Block, load: Tensor, attributes: Attributes) -> Block:
     """A head with the loss of the load."""
     labels = next(op for op in block.ops if op.does == "compares labels").inputs[1]
     op = Op(
-        kind="balance_loss", path=LOSS, inputs=(LOAD, labels), outputs=(LOSS,), attrs=made,
+        kind="balance_loss", path=LOSS, inputs=(LOAD, labels), outputs=(LOSS,), attrs=attributes,
     )  # fmt: skip
     return replace(
         block,

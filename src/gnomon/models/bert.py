@@ -140,12 +140,12 @@ def bert(c: BertConfig) -> Graph:
     )
     if mlm:
         tied = (("decoder.weight", "bert.embeddings.word_embeddings.weight"), ("decoder.bias", "cls.predictions.bias"))
-        given = (("x", "layers.y"), ("labels", "labels"))
-        head = Call(block="head", name="head", inputs=given, prefix="cls.predictions", params=tied)
+        head_inputs = (("x", "layers.y"), ("labels", "labels"))
+        head = Call(block="head", name="head", inputs=head_inputs, prefix="cls.predictions", params=tied)
     else:
         prefix = "bert.pooler" if c.head == "pooler" else ""
         head = Call(block="head", name="head", inputs=(("x", "layers.y"),), prefix=prefix)
-    make, made = {
+    make, loss_out = {
         "mlm": (mlm_block, "head.loss"),
         "pooler": (pooler_block, "head.pooled_output"),
         "classifier": (classifier_block, "head.logits"),
@@ -155,7 +155,7 @@ def bert(c: BertConfig) -> Graph:
         inputs=(INPUT_IDS, token_types, *((LABELS,) if mlm else ())),
         blocks=(embed, layer_block(c), make(c)),
         calls=(Call(block="embed", name="embed", inputs=ids, prefix="bert.embeddings"), layers, head),
-        outputs=(made,),
+        outputs=(loss_out,),
     )
 
 

@@ -204,17 +204,17 @@ def _feed_forward(b: BlockBuilder, x: str, hidden: Dim, c: DecoderConfig, kind: 
     shared = Dim(name="shared_ffn", size=m.shared_ffn_size)
     path = "mlp.shared_experts"
     if m.gated:
-        made = gated_ffn(b, x, hidden, shared, fn=c.activation, path=path)
+        ffn_out = gated_ffn(b, x, hidden, shared, fn=c.activation, path=path)
     else:
         paths = (f"{path}.up_proj", f"{path}.down_proj")
-        made = dense_ffn(b, x, hidden, shared, fn=m.activation, bias=False, paths=paths)
+        ffn_out = dense_ffn(b, x, hidden, shared, fn=m.activation, bias=False, paths=paths)
     if m.shared_gate:
         one = Dim(name="shared_gate", size=1)
         gate = b.linear("mlp.shared_expert_gate", x, out=(one,), contract=(hidden,), bias=False)
         share = b.op("activation", "mlp.shared_expert_gate.act", (gate,), fn="sigmoid")
         share = b.op("rename", "mlp.shared_expert_gate.share", (share,), b.dims(x)[:-1])
-        made = b.op("mul", "mlp.shared_experts.gated", (made, share))
-    return b.add("mlp.sum", routed, made)
+        ffn_out = b.op("mul", "mlp.shared_experts.gated", (ffn_out, share))
+    return b.add("mlp.sum", routed, ffn_out)
 
 
 def layer_block(c: DecoderConfig, kind: _Kind) -> Block:

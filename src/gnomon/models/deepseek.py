@@ -212,10 +212,10 @@ def deepseek_v3(c: DeepseekConfig) -> Graph:
         if block not in blocks:
             blocks.append(block)
         later = [INPUT_IDS.renamed(f"mtp_ids{number}"), LABELS.renamed(f"mtp_labels{number}")]
-        given = (("x", x), ("next_ids", later[0].name), ("labels", later[1].name))
+        mtp_inputs = (("x", x), ("next_ids", later[0].name), ("labels", later[1].name))
         # The checkpoint stores modules as further layers.
         prefix = f"model.layers.{c.num_layers + depth - 1}"
-        calls.append(Call(block=block.name, name=name, inputs=given, prefix=prefix, params=shared))
+        calls.append(Call(block=block.name, name=name, inputs=mtp_inputs, prefix=prefix, params=shared))
         inputs, outputs, x = [*inputs, *later], [*outputs, f"{name}.loss"], f"{name}.y"
     return Graph(name=c.name, inputs=tuple(inputs), blocks=tuple(blocks), calls=tuple(calls), outputs=tuple(outputs))
 

@@ -106,9 +106,9 @@ def modulation(b: BlockBuilder, cond: str, c: DitConfig, count: int) -> tuple[st
     """`count` vectors of width hidden made from the conditioning vector: shifts, scales and gates."""
     which = Dim(name="modulations", size=count)
     act = b.op("activation", "adaLN_modulation.0", (cond,), fn="silu")
-    made = b.linear("adaLN_modulation.1", act, out=(which, c.hidden), contract=(c.cond,), bias=True)
+    modulated = b.linear("adaLN_modulation.1", act, out=(which, c.hidden), contract=(c.cond,), bias=True)
     parts = {f"adaLN_modulation.part_{i}": (BATCH, c.hidden) for i in range(count)}
-    return b.split("adaLN_modulation.split", made, parts)
+    return b.split("adaLN_modulation.split", modulated, parts)
 
 
 def layer_block(c: DitConfig) -> Block:
@@ -148,7 +148,7 @@ def head_block(c: DitConfig) -> Block:
 
 def dit(c: DitConfig) -> Graph:
     """The model as a Graph; inputs `latent`, `time`, `label`, `target`; output `head.loss`."""
-    given = tuple((name, name) for name in ("latent", "time", "label"))
+    embed_inputs = tuple((name, name) for name in ("latent", "time", "label"))
     layers = Call(
         block="layers",
         name="layers",
@@ -169,7 +169,7 @@ def dit(c: DitConfig) -> Graph:
         ),
         blocks=(embed_block(c), layer_block(c), head_block(c)),
         calls=(
-            Call(block="embed", name="embed", inputs=given, prefix=""),
+            Call(block="embed", name="embed", inputs=embed_inputs, prefix=""),
             layers,
             Call(block="head", name="head", inputs=head, prefix="final_layer"),
         ),

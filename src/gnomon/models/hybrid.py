@@ -196,13 +196,13 @@ def mamba_mixer(b: BlockBuilder, x: str, hidden: Dim, m: Mamba2, path: str) -> s
     inner, state = Dim(name="ssm_width", size=width // m.num_groups), Dim(name="ssm_state", size=m.state_size)
     two, taps = Dim(name="ssm_bc", size=2), Dim(name="ssm_taps", size=m.conv_kernel)
     joined = b.linear(f"{path}.in_proj", x, out=(projected,), contract=(hidden,), bias=False)
-    given = [joined, b.parameter(f"{path}.conv1d.weight_x", groups, inner, taps)]
-    given.append(b.parameter(f"{path}.conv1d.weight_bc", two, groups, state, taps))
+    mixer_inputs = [joined, b.parameter(f"{path}.conv1d.weight_x", groups, inner, taps)]
+    mixer_inputs.append(b.parameter(f"{path}.conv1d.weight_bc", two, groups, state, taps))
     if m.conv_bias:
-        given.append(b.parameter(f"{path}.conv1d.bias_x", groups, inner))
-        given.append(b.parameter(f"{path}.conv1d.bias_bc", two, groups, state))
-    given += [b.parameter(f"{path}.{name}", heads) for name in ("dt_bias", "A_log", "D")]
-    y = b.op("state_space", f"{path}.scan", tuple(given), (*b.dims(x)[:-1], groups, inner), chunk=m.chunk)
+        mixer_inputs.append(b.parameter(f"{path}.conv1d.bias_x", groups, inner))
+        mixer_inputs.append(b.parameter(f"{path}.conv1d.bias_bc", two, groups, state))
+    mixer_inputs += [b.parameter(f"{path}.{name}", heads) for name in ("dt_bias", "A_log", "D")]
+    y = b.op("state_space", f"{path}.scan", tuple(mixer_inputs), (*b.dims(x)[:-1], groups, inner), chunk=m.chunk)
     weight = b.parameter(f"{path}.norm.weight", groups, inner)
     normed = b.op("norm", f"{path}.norm", (y, weight), fn="rms", over=inner.name)
     return b.linear(f"{path}.out_proj", normed, out=(hidden,), contract=(groups, inner), bias=False)
@@ -221,11 +221,11 @@ def delta_mixer(b: BlockBuilder, x: str, hidden: Dim, m: DeltaNet, path: str) ->
     inner, state = Dim(name="ssm_width", size=width // m.key_heads), Dim(name="ssm_state", size=m.key_dim)
     two, taps = Dim(name="ssm_bc", size=2), Dim(name="ssm_taps", size=m.conv_kernel)
     joined = b.linear(f"{path}.in_proj", x, out=(projected,), contract=(hidden,), bias=False)
-    given = [joined, b.parameter(f"{path}.conv1d.weight_x", groups, inner, taps)]
-    given.append(b.parameter(f"{path}.conv1d.weight_bc", two, groups, state, taps))
-    given += [b.parameter(f"{path}.{name}", heads) for name in ("dt_bias", "A_log", "D")]
+    mixer_inputs = [joined, b.parameter(f"{path}.conv1d.weight_x", groups, inner, taps)]
+    mixer_inputs.append(b.parameter(f"{path}.conv1d.weight_bc", two, groups, state, taps))
+    mixer_inputs += [b.parameter(f"{path}.{name}", heads) for name in ("dt_bias", "A_log", "D")]
     dims = (*b.dims(x)[:-1], groups, inner)
-    y = b.op("state_space", f"{path}.scan", tuple(given), dims, chunk=m.chunk, rule="gated_delta")
+    y = b.op("state_space", f"{path}.scan", tuple(mixer_inputs), dims, chunk=m.chunk, rule="gated_delta")
     weight = b.parameter(f"{path}.norm.weight", groups, inner)
     normed = b.op("norm", f"{path}.norm", (y, weight), fn="rms", over=inner.name)
     return b.linear(f"{path}.out_proj", normed, out=(hidden,), contract=(groups, inner), bias=False)
@@ -348,8 +348,8 @@ def hybrid(c: HybridConfig) -> Graph:
         shared = tuple((p.name, own.get(p.name, f"mtp.{p.name}")) for p in module.parameters)
     for depth in range(1, c.mtp_depth + 1):
         later = (INPUT_IDS.renamed(f"mtp_ids_{depth}"), LABELS.renamed(f"mtp_labels_{depth}"))
-        given = (("x", x), ("next_ids", later[0].name), ("labels", later[1].name))
-        calls.append(Call(block="mtp", name=f"mtp_{depth}", inputs=given, params=shared))
+        mtp_inputs = (("x", x), ("next_ids", later[0].name), ("labels", later[1].name))
+        calls.append(Call(block="mtp", name=f"mtp_{depth}", inputs=mtp_inputs, params=shared))
         x = f"mtp_{depth}.y"
         inputs, outputs = [*inputs, *later], [*outputs, f"mtp_{depth}.loss"]
     return Graph(name=c.name, inputs=tuple(inputs), blocks=tuple(blocks), calls=tuple(calls), outputs=tuple(outputs))

@@ -122,19 +122,19 @@ def _frozen(block: Block, linears: tuple[Op, ...], adapters: Adapters) -> Block:
         else t
         for t in block.tensors
     ]
-    wanted = {
+    adapted_paths = {
         op.path for op in linears if not adapters.targets or any(fnmatchcase(_last(op), t) for t in adapters.targets)
     }
     ops: list[Op] = []
     shared: dict[str, str] = {}
     for op in block.ops:
-        if op.path not in wanted:
+        if op.path not in adapted_paths:
             ops.append(op)
             continue
-        made, added = _adapter(block, op, adapters, shared.get(op.inputs[0], ""))
+        adapted, added = _adapter(block, op, adapters, shared.get(op.inputs[0], ""))
         if adapters.joined:
-            shared.setdefault(op.inputs[0], made[-1 - len(_after(adapters))].inputs[0])
-        ops += made
+            shared.setdefault(op.inputs[0], adapted[-1 - len(_after(adapters))].inputs[0])
+        ops += adapted
         tensors += added
     return replace(block, tensors=tuple(tensors), ops=tuple(ops))
 
@@ -156,7 +156,7 @@ def _adapter(block: Block, op: Op, adapters: Adapters, before: str) -> tuple[tup
     x, weight, y = (block.tensor(name) for name in (op.inputs[0], op.inputs[1], op.outputs[0]))
     inner = Dim(name="lora_rank", size=adapters.rank)
     summed = set(op.contracts)
-    kept = tuple(dim for dim in x.dims if not summed.issuperset(atom.name for atom in dim.atoms))
+    outer_dims = tuple(dim for dim in x.dims if not summed.issuperset(atom.name for atom in dim.atoms))
     contracted = tuple(dim for dim in weight.dims if summed.issuperset(atom.name for atom in dim.atoms))
     out = tuple(dim for dim in weight.dims if dim not in contracted)
     ops, tensors = (
@@ -178,13 +178,13 @@ def _adapter(block: Block, op: Op, adapters: Adapters, before: str) -> tuple[tup
     mate = attrs(joined=True) if before else ()
     if not before:
         a = trained("lora_A", (inner, *contracted))
-        before = step("lora_A", "linear", (x.name, a), (*kept, inner), contracts=op.contracts)
+        before = step("lora_A", "linear", (x.name, a), (*outer_dims, inner), contracts=op.contracts)
         if adapters.scaled == "inner":
-            before = step("lora", "scale", (before,), (*kept, inner), attrs=attrs(factor=1.0))
+            before = step("lora", "scale", (before,), (*outer_dims, inner), attrs=attrs(factor=1.0))
     b = trained("lora_B", (*out, inner))
     last = step("lora_B", "linear", (before, b), y.dims, contracts=(inner.name,), attrs=mate)
-    for kind, what, given in _after(adapters)[:-1]:
-        last = step(what, kind, (last,), y.dims, attrs=tuple(sorted((*given, *mate))))
+    for kind, what, step_attrs in _after(adapters)[:-1]:
+        last = step(what, kind, (last,), y.dims, attrs=tuple(sorted((*step_attrs, *mate))))
     plain = f"{op.path}.base"
     if adapters.magnitudes:  # peft scales either by itself, and keeps both for the vector's gradient
         vector = trained("lora_magnitude_vector", out)

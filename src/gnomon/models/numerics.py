@@ -120,10 +120,10 @@ def _block(block: Block, n: Numerics) -> Block:
     windowed = any(op.does == "attends" and op.attr("window", 0) for op in block.ops)
     rotary = n.windowed_rotary if windowed and n.windowed_rotary is not None else n.rotary
     # a builder that says which part is turned is of a model whose files say it by several keys
-    said = {"fraction": rotary.fraction} if any(op.attr("fraction", 0.0) for op in block.ops) else {}
+    rotary_fraction = {"fraction": rotary.fraction} if any(op.attr("fraction", 0.0) for op in block.ops) else {}
     written: Mapping[str, Mapping[str, AttrValue]] = {
         "norm": _changed(n, ("norm_eps", "norm_offset"), strip="norm_"),
-        "rotary": {**said, **_changed(rotary, tuple(field.name for field in fields(Rotary)))},
+        "rotary": {**rotary_fraction, **_changed(rotary, tuple(field.name for field in fields(Rotary)))},
         "router": _changed(n, ("normalised", "routed_scale", "group_top", "least_sum")),
         "state_space": _changed(n, ("step_min", "step_max")),
     }
@@ -138,14 +138,14 @@ def _block(block: Block, n: Numerics) -> Block:
     latent: Mapping[str, AttrValue] = {**written["norm"], "eps": n.latent_eps}
     places = {op.path for op in block.ops if _is_special(op)}
 
-    def more(op: Op) -> Mapping[str, AttrValue]:
+    def changes_of(op: Op) -> Mapping[str, AttrValue]:
         if _norms_latent(op):
             return latent
         if _reads_tokens(op):
             return padding
         return (own if op.path in places else written).get(op.kind, {})
 
-    return replace(block, ops=tuple(_op(op, more(op)) for op in block.ops))
+    return replace(block, ops=tuple(_op(op, changes_of(op)) for op in block.ops))
 
 
 def _is_special(op: Op) -> bool:
@@ -163,8 +163,8 @@ def _reads_tokens(op: Op) -> bool:
     return op.does == "looks up" and op.inputs[0] in ("input_ids", "next_ids")
 
 
-def _op(op: Op, more: Mapping[str, AttrValue]) -> Op:
-    return replace(op, attrs=attrs(**{**dict(op.attrs), **more})) if more else op
+def _op(op: Op, changes: Mapping[str, AttrValue]) -> Op:
+    return replace(op, attrs=attrs(**{**dict(op.attrs), **changes})) if changes else op
 
 
 def _changed(of: Rotary | Numerics, names: tuple[str, ...], *, strip: str = "") -> dict[str, AttrValue]:

@@ -151,27 +151,27 @@ class DecoderSizes(Projections):
 
 def self_attention(b: BlockBuilder, x: str, hidden: Dim, a: Attention, path: str = "self_attn") -> str:
     """q, k, v projections, rotary, attention, output projection; the result has the dims of `x`."""
-    made, plain = {}, ""
+    projected, plain = {}, ""
     for letter, heads in (("q", a.heads), ("k", a.kv_heads), ("v", a.kv_heads)):
         name = f"{path}.{letter}_proj"
         # What k_proj made, before its norm and rotary.
         if letter == "v" and a.values_are_keys:
-            made["v"] = plain
+            projected["v"] = plain
             continue
-        made[letter] = b.linear(name, x, out=(heads, a.head_dim), contract=(hidden,), bias=a.qkv_bias)
-        plain = made[letter]
+        projected[letter] = b.linear(name, x, out=(heads, a.head_dim), contract=(hidden,), bias=a.qkv_bias)
+        plain = projected[letter]
         if a.qk_norm and a.joined_qk_norm and letter != "v":
-            made[letter] = _norm_over_heads(b, f"{path}.{letter}_norm", made[letter], heads, a.head_dim)
+            projected[letter] = _norm_over_heads(b, f"{path}.{letter}_norm", projected[letter], heads, a.head_dim)
         elif a.qk_norm and letter != "v":
-            made[letter] = b.norm(f"{path}.{letter}_norm", made[letter], a.head_dim, fn="rms", bias=False)
+            projected[letter] = b.norm(f"{path}.{letter}_norm", projected[letter], a.head_dim, fn="rms", bias=False)
         if a.rotary and letter != "v":
             factor: dict[str, Any] = {"factor": True} if a.rotary_factor else {}
-            made[letter] = b.op("rotary", f"{path}.{letter}_rotary", (made[letter],), **factor)
+            projected[letter] = b.op("rotary", f"{path}.{letter}_rotary", (projected[letter],), **factor)
     core = b.attention(
         f"{path}.core",
-        made["q"],
-        made["k"],
-        made["v"],
+        projected["q"],
+        projected["k"],
+        projected["v"],
         causal=a.causal,
         window=a.window,
         scale=a.scale,

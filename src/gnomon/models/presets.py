@@ -248,15 +248,15 @@ def _near(name: str) -> str:
     return near
 
 
-def graph_of(given: Graph | str) -> Graph:
+def graph_of(network: Graph | str) -> Graph:
     """A Graph, or the one of that name; InputError for what is neither, such as a torch module."""
-    if isinstance(given, str):
-        return model(given)
-    if not isinstance(given, Graph):
+    if isinstance(network, str):
+        return model(network)
+    if not isinstance(network, Graph):
         raise InputError(
-            f"a model is a gnomon.graph.Graph or a name such as 'llama-3.1-8b', not a {type(given).__name__}"
+            f"a model is a gnomon.graph.Graph or a name such as 'llama-3.1-8b', not a {type(network).__name__}"
         )
-    return given
+    return network
 
 
 def model(name: str) -> Graph:

@@ -125,8 +125,8 @@ class _Side:
         table = b.parameter(f"{path}.weight", Dim(name="buckets", size=self.c.buckets), self.heads)
         # A decoder only looks back, and all rows of its table are for that; an encoder's are halved between back and
         # ahead.
-        given: dict[str, Any] = {"max_distance": self.c.max_distance, "two_sided": not self.decoder}
-        bias = b.op("embedding", path, (distance, table), self.bias_dims, name="bias", **given)
+        options: dict[str, Any] = {"max_distance": self.c.max_distance, "two_sided": not self.decoder}
+        bias = b.op("embedding", path, (distance, table), self.bias_dims, name="bias", **options)
         return b.build(x, bias)
 
     def calls(self, source: str, count: int) -> tuple[Call, Call]:
@@ -136,14 +136,14 @@ class _Side:
         table = f"{self.name}.block.0.layer.0.SelfAttention.relative_attention_bias.weight"
         params = (("shared.weight", "shared.weight"), ("relative_attention_bias.weight", table))
         x = self.embed().outputs[0]
-        given = [("x", f"{own}.{x}"), ("bias", f"{own}.bias")]
+        inputs = [("x", f"{own}.{x}"), ("bias", f"{own}.bias")]
         if self.decoder:
-            given.append(("memory", "encoder_norm.memory"))
+            inputs.append(("memory", "encoder_norm.memory"))
         embed = Call(block=own, name=own, inputs=(("ids", source),), params=params, prefix="")
         layers = Call(
             block=f"{self.name}_layers",
             name=f"{self.name}_layers",
-            inputs=tuple(given),
+            inputs=tuple(inputs),
             repeat=count,
             chain=(("y", "x"),),
             first=0,

@@ -66,17 +66,17 @@ def _split(patterns: str) -> tuple[str, ...]:
 
 def with_trained(graph: Graph, trained: Trained) -> Graph:
     """`graph` with its other parameters frozen. GraphError where nothing of it is trained, with some of its names."""
-    made = _Parts(graph, trained)
-    calls = tuple(part for call in graph.calls for part in made.calls(call))
-    if not any(block.parameters for block in made.blocks.values()):
+    parts = _Parts(graph, trained)
+    calls = tuple(part for call in graph.calls for part in parts.calls(call))
+    if not any(block.parameters for block in parts.blocks.values()):
         names = parameter_names(graph)
         raise GraphError(
             f"no parameter of {graph.name} is left to train by {str(trained)!r}; its names are as {names[0]}, "
             f"{names[len(names) // 2]}, {names[-1]}"
         )
     used = {call.block for call in calls}
-    blocks = tuple(block for block in made.blocks.values() if block.name in used)
-    outputs = tuple(made.renamed(source) for source in graph.outputs)
+    blocks = tuple(block for block in parts.blocks.values() if block.name in used)
+    outputs = tuple(parts.renamed(source) for source in graph.outputs)
     return replace(graph, name=f"{graph.name}{trained}", blocks=blocks, calls=calls, outputs=outputs)
 
 
@@ -97,7 +97,7 @@ class _Parts:
         self.blocks: dict[str, Block] = {}
         self.last: dict[str, str] = {}
         """Call -> the last of those that it became."""
-        self.ungraded = {given.name for given in graph.inputs}
+        self.ungraded = {graph_input.name for graph_input in graph.inputs}
 
     def renamed(self, source: str) -> str:
         """A source where it is made now."""
@@ -110,17 +110,19 @@ class _Parts:
         inputs = tuple((own, self.renamed(source)) for own, source in call.inputs)
         parts = [*self._runs(call, block)]
         start, before = 0, ""
-        for wanted, count in parts:
+        for trained_names, count in parts:
             if before:
                 chained = {own: f"{before}.{out}" for out, own in call.chain}
                 inputs = tuple((own, chained.get(own, source)) for own, source in inputs)
-            graded = self._flows(block, wanted, inputs)
+            graded = self._flows(block, trained_names, inputs)
             # where gradients begin, a first layer has none of its input, and the next one has
             for size in (1, count - 1) if count > 1 and graded and self._begins(call, inputs) else (count,):
-                made = self._placed(call, block, wanted, start, size, inputs, whole=len(parts) == 1 and size == count)
-                yield made
-                start, before = start + size, made.name
-                self._note(made, wanted, graded)
+                placed = self._placed(
+                    call, block, trained_names, start, size, inputs, whole=len(parts) == 1 and size == count
+                )
+                yield placed
+                start, before = start + size, placed.name
+                self._note(placed, trained_names, graded)
                 chained = {own: f"{before}.{out}" for out, own in call.chain}
                 inputs = tuple((own, chained.get(own, source)) for own, source in inputs)
         self.last[call.name] = before
@@ -142,21 +144,21 @@ class _Parts:
         passed = {own for _, own in call.chain}
         return any(own in passed and source in self.ungraded for own, source in inputs)
 
-    def _flows(self, block: Block, wanted: frozenset[str], inputs: tuple[tuple[str, str], ...]) -> bool:
+    def _flows(self, block: Block, trained_names: frozenset[str], inputs: tuple[tuple[str, str], ...]) -> bool:
         """Whether what a block writes has gradients."""
-        still = tuple(t.name for t in block.parameters if t.name not in wanted)
-        given = tuple(own for own, source in inputs if source in self.ungraded)
-        return bool(gradients(block, still, given) & set(block.outputs))
+        still = tuple(t.name for t in block.parameters if t.name not in trained_names)
+        ungraded = tuple(own for own, source in inputs if source in self.ungraded)
+        return bool(gradients(block, still, ungraded) & set(block.outputs))
 
-    def _note(self, made: Call, wanted: frozenset[str], graded: bool) -> None:
+    def _note(self, new_call: Call, trained_names: frozenset[str], graded: bool) -> None:
         if not graded:
-            self.ungraded |= {f"{made.name}.{name}" for name in self.blocks[made.block].outputs}
+            self.ungraded |= {f"{new_call.name}.{name}" for name in self.blocks[new_call.block].outputs}
 
     def _placed(
         self,
         call: Call,
         block: Block,
-        wanted: frozenset[str],
+        trained_names: frozenset[str],
         start: int,
         size: int,
         inputs: tuple[tuple[str, str], ...],
@@ -164,7 +166,7 @@ class _Parts:
         whole: bool,
     ) -> Call:
         """So many layers of a call from `start` on. whole: all of them."""
-        frozen = _frozen(block, wanted)
+        frozen = _frozen(block, trained_names)
         name = frozen.name
         while name in self.blocks and replace(self.blocks[name], name=frozen.name) != frozen:
             name += "_"
@@ -185,15 +187,15 @@ class _Parts:
         )
 
 
-def _frozen(block: Block, wanted: frozenset[str]) -> Block:
+def _frozen(block: Block, trained_names: frozenset[str]) -> Block:
     """The block with its other parameters as states of the job; a table that is not trained asks for no gradients."""
     tensors = tuple(
         replace(t, kind="state", lifetime="job", dtype="compute")
-        if t.kind == "parameter" and t.name not in wanted
+        if t.kind == "parameter" and t.name not in trained_names
         else t
         for t in block.tensors
     )
-    still = {t.name for t in block.parameters if t.name not in wanted}
+    still = {t.name for t in block.parameters if t.name not in trained_names}
     ops = tuple(
         replace(op, attrs=attrs(**dict(op.attrs), no_grad=True))
         if op.does == "looks up" and still & {*op.inputs}

@@ -177,12 +177,12 @@ def _steps(op: Op, low: Steps, kernels: Kernels) -> None:
 def _bias(op: Op, low: Steps, scores: Tensor) -> str:
     """What is added to the scores, over their dims: a captured bias has its own names for them, the last one theirs
     last as torch broadcasts, and dims of one element."""
-    given = low.block.tensor(op.inputs[3])
-    if all(atom in scores.atoms for atom in given.atoms) or len(given.dims) > len(scores.dims):
-        return given.name
-    pairs = zip(given.dims, scores.dims[len(scores.dims) - len(given.dims) :], strict=True)
-    view = replace(given, dims=tuple(theirs for mine, theirs in pairs if mine.size != 1), kind="activation")
-    return low.step(op, "bias_view", "rename", (given.name,), view)
+    bias = low.block.tensor(op.inputs[3])
+    if all(atom in scores.atoms for atom in bias.atoms) or len(bias.dims) > len(scores.dims):
+        return bias.name
+    pairs = zip(bias.dims, scores.dims[len(scores.dims) - len(bias.dims) :], strict=True)
+    view = replace(bias, dims=tuple(theirs for mine, theirs in pairs if mine.size != 1), kind="activation")
+    return low.step(op, "bias_view", "rename", (bias.name,), view)
 
 
 def _operands(op: Op, low: Steps) -> tuple[tuple[tuple[str, AttrValue], ...], Tensor]:

@@ -91,9 +91,9 @@ def _gelu_new(op: Op, low: Steps) -> None:
     """0.5 x (1 + tanh(a (x + b x³))), as transformers' NewGELUActivation runs it."""
     x = low.block.tensor(op.inputs[0])
     tanh = low.step(op, "tanh", "activation", (x.name,), x, attrs=attrs(fn="tanh"))
-    more = low.step(op, "one_more", "activation", (tanh,), x, attrs=attrs(fn="add_one"))
+    one_plus = low.step(op, "one_more", "activation", (tanh,), x, attrs=attrs(fn="add_one"))
     half = low.step(op, "half", "activation", (x.name,), x, attrs=attrs(fn="half"))
-    low.ops.append(replace(op, kind="mul", inputs=(half, more), attrs=()))
+    low.ops.append(replace(op, kind="mul", inputs=(half, one_plus), attrs=()))
 
 
 def _relu_squared(op: Op, low: Steps) -> None:

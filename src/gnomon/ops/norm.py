@@ -45,12 +45,12 @@ def _steps(op: Op, low: Steps, kernels: Kernels) -> None:
     over = str(op.attr("over", ""))
     if over not in [d.name for d in x.dims]:
         raise GraphError(f"{low.name}/{op.path}: norm over {over!r}, which is not a dim of {x}")
-    kept = tuple(d for d in x.dims if d.name != over)
+    outer_dims = tuple(d for d in x.dims if d.name != over)
     if op.attr("fn", "") == "group":  # statistics of a sample and group, over all positions
         groups = op.attr("groups", 0)
         assert isinstance(groups, int), "written by BlockBuilder.norm"
-        kept = (x.dims[0], Dim(name="norm_groups", size=groups))
-    row = Tensor(name=f"{op.path}:rstd", dims=kept, dtype="fp32")
+        outer_dims = (x.dims[0], Dim(name="norm_groups", size=groups))
+    row = Tensor(name=f"{op.path}:rstd", dims=outer_dims, dtype="fp32")
     in_fp32 = op.attr("fp32", "") if kernels.norm == "unfused" else ""
     if in_fp32:
         _layer_norm_in_fp32(op, low, row, one_kernel=in_fp32 == "wide")

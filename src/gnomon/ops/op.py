@@ -322,11 +322,11 @@ def _kinds() -> MappingProxyType[str, OpKind]:
     return MappingProxyType(found)
 
 
-def find(name: str, asked: str = "there is an") -> OpKind:
+def find(name: str, where: str = "there is an") -> OpKind:
     """The kind of a name. GraphError with the nearest names for one that there is not, opened by `asked`."""
     kind = _kinds().get(name)
     if kind is None:
-        raise GraphError(f"{asked} unknown kind {name!r}{nearest(name, _kinds())}")
+        raise GraphError(f"{where} unknown kind {name!r}{nearest(name, _kinds())}")
     return kind
 
 

@@ -30,12 +30,12 @@ def captured_matmuls(op: Op, sizes: Sizes) -> list[tuple[Number, Number, Number,
     """(batch, rows, columns, depth, operands that want a gradient) of each matmul of a captured op."""
     assert op.captured is not None, "of captured ops only"
     known: Mapping[str, Any] = sizes
-    products = []
+    matmuls = []
     for node in op.captured.nodes:
         for shape in node.matmuls:
             b, m, n, k = (size.value(known) if isinstance(size, Size) else size for size in shape)
-            products.append((b, m, n, k, node.grads))
-    return products
+            matmuls.append((b, m, n, k, node.grads))
+    return matmuls
 
 
 def _captured_bytes(op: Op, block: Tensors, setting: Setting) -> tuple[Number, Number]:
@@ -65,13 +65,15 @@ def _captured_work(op: Op, block: Tensors, setting: Setting, grad: GradOp | None
     if grad is None:
         flops = sum((2 * b * m * n * k for b, m, n, k, _ in shapes), start=0)
         return Work(matmul_flops=flops + costed, read_bytes=read, write_bytes=written)
-    flops = sum((2 * b * m * n * k * wanted for b, m, n, k, wanted in shapes), start=0) + costed
-    kept = bytes_of(grad.reads, block, setting)
+    flops = sum((2 * b * m * n * k * num_grads for b, m, n, k, num_grads in shapes), start=0) + costed
+    saved_bytes = bytes_of(grad.reads, block, setting)
     costs = [node.cost for node in op.captured.nodes if node.cost is not None] if op.captured is not None else []
     if costs and op.captured is not None and op.captured.is_priced and all(c.bytes or c.backward_bytes for c in costs):
         moved = sum((backward_bytes(cost, setting.sizes) for cost in costs), start=0)
         return Work(matmul_flops=flops, read_bytes=moved)
-    return Work(matmul_flops=flops, read_bytes=written + kept, write_bytes=bytes_of(grad.grads_out, block, setting))
+    return Work(
+        matmul_flops=flops, read_bytes=written + saved_bytes, write_bytes=bytes_of(grad.grads_out, block, setting)
+    )
 
 
 def costed_flops(op: Op, sizes: Sizes, *, backward: bool) -> Number:

@@ -16,13 +16,13 @@ from gnomon.tensors.dims import Dim, Number, numel
 
 def first_dims(op: Op, block: Tensors) -> Problem:
     """Writes the dims of the first input; other inputs have some of them and are spread over the rest."""
-    left, out = block.tensor(op.inputs[0]), block.tensor(op.outputs[0])
-    if left.dims != out.dims:
-        return f"{op.kind} reads {left} but writes {out}; their dims must agree"
+    lhs, out = block.tensor(op.inputs[0]), block.tensor(op.outputs[0])
+    if lhs.dims != out.dims:
+        return f"{op.kind} reads {lhs} but writes {out}; their dims must agree"
     for name in op.inputs[1:]:
-        extra = [d.name for d in block.tensor(name).atoms if d not in left.atoms]
+        extra = [d.name for d in block.tensor(name).atoms if d not in lhs.atoms]
         if extra:
-            return f"{block.tensor(name)} has dims {extra} that {left} has not"
+            return f"{block.tensor(name)} has dims {extra} that {lhs} has not"
     return None
 
 
@@ -49,27 +49,29 @@ def changed_dim(before: Sequence[Dim], after: Sequence[Dim]) -> int | None:
 
 def cannot_write(op: Op, block: Tensors) -> str:
     """What to say of an op whose outputs do not follow from its inputs."""
-    given, made = ([str(block.tensor(name)) for name in names] for names in (op.inputs, op.outputs))
-    return f"{op.kind} of {' and '.join(given)} cannot write {' and '.join(made)}; its dims are: {op.rules.signature}"
+    inputs, outputs = ([str(block.tensor(name)) for name in names] for names in (op.inputs, op.outputs))
+    return (
+        f"{op.kind} of {' and '.join(inputs)} cannot write {' and '.join(outputs)}; its dims are: {op.rules.signature}"
+    )
 
 
 def contracted_dims(op: Op, block: Tensors, without: Collection[str] = ()) -> Problem:
     """Each contracted dim is in both operands, and the output has all other dims of the two but `without`."""
-    left, right, out = (block.tensor(n) for n in (op.inputs[0], op.inputs[1], op.outputs[0]))
+    lhs, right, out = (block.tensor(n) for n in (op.inputs[0], op.inputs[1], op.outputs[0]))
     for name in op.contracts:
-        for side in (left, right):
+        for side in (lhs, right):
             if name not in [d.name for d in side.atoms]:
                 return f"contracts {name!r}, which is not a dim of {side}"
-    rest = {d.name for d in (*left.atoms, *right.atoms)} - set(op.contracts) - set(without)
+    rest = {d.name for d in (*lhs.atoms, *right.atoms)} - set(op.contracts) - set(without)
     if {d.name for d in out.atoms} != rest:
-        return f"writes {out}, but {left} × {right} over {op.contracts} gives dims {sorted(rest)}"
+        return f"writes {out}, but {lhs} × {right} over {op.contracts} gives dims {sorted(rest)}"
     return None
 
 
 def saves_operands(op: Op, block: Tensors, needs_grad: Collection[str]) -> tuple[str, ...]:
     """Saves each operand of a matmul where the other one wants a gradient."""
-    left = op.inputs[:1] if op.inputs[1] in needs_grad else ()
-    return (*left, *(op.inputs[1:2] if op.inputs[0] in needs_grad else ()))
+    saved_lhs = op.inputs[:1] if op.inputs[1] in needs_grad else ()
+    return (*saved_lhs, *(op.inputs[1:2] if op.inputs[0] in needs_grad else ()))
 
 
 def saves_inputs(op: Op, block: Tensors, needs_grad: Collection[str]) -> tuple[str, ...]:

@@ -93,16 +93,16 @@ def _repeat_dims(op: Op, block: Tensors) -> Problem:
 
 def _renamed(op: Op, setting: Division, plain: Strategy) -> tuple[Strategy, ...]:
     """Divided where both tensors are, in the same place; else every rank has all of it."""
-    given, made = setting.home(op.inputs[0]), setting.home(op.outputs[0])
+    home_in, home_out = setting.home(op.inputs[0]), setting.home(op.outputs[0])
     places = [
         {atom.name: place for place, dim in enumerate(setting.block.tensor(name).dims) for atom in dim.atoms}
         for name in (op.inputs[0], op.outputs[0])
     ]
     for axis in AXES:
-        before, after = given.dim_of(axis), made.dim_of(axis)
+        before, after = home_in.dim_of(axis), home_out.dim_of(axis)
         if before is None or after is None or places[0][before] != places[1][after]:
-            given, made = given.without(axis), made.without(axis)
-    return (Strategy(name="local", inputs=(given,), outputs=(made,), grad_partial=((),)),)
+            home_in, home_out = home_in.without(axis), home_out.without(axis)
+    return (Strategy(name="local", inputs=(home_in,), outputs=(home_out,), grad_partial=((),)),)
 
 
 RESHAPE = replace(

@@ -40,10 +40,10 @@ def find(name: str) -> Order:
     """The order of a name. PlanError with what may be meant for one that there is not."""
     if name not in _loaded:
         if name not in _IN_FOLDER:
-            asked = name[:40]
-            same = [order.name for order in every() if asked.lower().replace("-", "_") in order.aliases]
-            hint = f" (here it is {same[0]!r})" if same else nearest(asked, names())
-            raise PlanError(f"unknown schedule {asked!r}{hint}; known: {', '.join(names())}")
+            lowered = name[:40]
+            same = [order.name for order in every() if lowered.lower().replace("-", "_") in order.aliases]
+            hint = f" (here it is {same[0]!r})" if same else nearest(lowered, names())
+            raise PlanError(f"unknown schedule {lowered!r}{hint}; known: {', '.join(names())}")
         loaded: Order = load_late(f"gnomon.orders.{name}:ORDER")
         assert loaded.name == name, f"orders/{name}.py holds the order {loaded.name}"
         _loaded[name] = loaded

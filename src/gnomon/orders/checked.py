@@ -77,8 +77,8 @@ def _listed(rows: Rows) -> list[list[_Row]]:
 def _placed(order: Order, listed: list[list[_Row]]) -> Iterator[str]:
     for rank, own in enumerate(listed):
         for stage in sorted({row[1] for row in own}):
-            if (wanted := order.rank_of(stage, len(listed))) != rank:
-                yield f"rank {rank} computes stage {stage}, which placement = {order.placement!r} puts on rank {wanted}"
+            if (due := order.rank_of(stage, len(listed))) != rank:
+                yield f"rank {rank} computes stage {stage}, which placement = {order.placement!r} puts on rank {due}"
                 return
 
 
@@ -106,11 +106,11 @@ def _complete(order: Order, listed: list[list[_Row]], microbatches: int, virtual
 def _held(order: Order, listed: list[list[_Row]], microbatches: int, virtual: int) -> Iterator[str]:
     for rank, own in enumerate(listed):
         numbers = rank, len(listed), microbatches, virtual
-        flight, held = (most_units(own, ends) for ends in (("B", "I"), ("B", "W")))
+        flight, open_for_weights = (most_units(own, ends) for ends in (("B", "I"), ("B", "W")))
         if order.in_flight is not None and (stated := order.in_flight(*numbers)) != flight:
             yield f"rank {rank} has {flight} units in flight, and in_flight says {stated}"
-        if (most := order.most_held(*numbers)) is not None and held > most:
-            yield f"rank {rank} holds activations of {held} units, and {most} are said to be the most"
+        if (most := order.most_held(*numbers)) is not None and open_for_weights > most:
+            yield f"rank {rank} holds activations of {open_for_weights} units, and {most} are said to be the most"
 
 
 def most_units(own: list[_Row], ends: tuple[str, str]) -> int:

@@ -126,9 +126,9 @@ def batch(plan: Plan, workload: Workload) -> tuple[int, int]:
         legal = max(1, round(total / max(1, count * size))) * max(1, count * size)
         ranks = data_ranks[-1]
         division = f"{size // ranks} x {ranks} data ranks" if size % ranks == 0 else f"over {ranks} data ranks"
-        asked = f"not {count} microbatches" if schedule.num_microbatches else "no whole number of microbatches"
+        how_many = f"not {count} microbatches" if schedule.num_microbatches else "no whole number of microbatches"
         raise PlanError(
-            f"a global batch of {total} sequences is {asked} of {size} sequences ({division}); the nearest legal "
+            f"a global batch of {total} sequences is {how_many} of {size} sequences ({division}); the nearest legal "
             f"global batch is {legal}"
         )
     for index, stage in enumerate(plan.stages):
@@ -219,10 +219,10 @@ def _schedule(plan: Plan) -> Iterator[Problem]:
     if (reason := order.stages_reason(ranks, virtual, placement)) is not None:
         yield _error(kind, reason)
         return
-    if plan.pipeline_ranks != (wanted := tuple(order.rank_of(stage, ranks) for stage in range(plan.num_stages))):
+    if plan.pipeline_ranks != (expected := tuple(order.rank_of(stage, ranks) for stage in range(plan.num_stages))):
         yield _error(
             kind,
-            f"schedule {order.name} needs its stages on pipeline ranks {list(wanted)}, not "
+            f"schedule {order.name} needs its stages on pipeline ranks {list(expected)}, not "
             f"{list(plan.pipeline_ranks)}; change the stages' devices",
         )
     divided = any(mesh.dp_shard * mesh.cp > 1 for mesh in map(plan.stage_mesh, range(plan.num_stages)))
@@ -257,10 +257,11 @@ def _selectors(plan: Plan, graph: Graph) -> Iterator[Problem]:
     calls = [(f"saved rule {i}", rule.calls) for i, rule in enumerate(plan.saved.rules)]
     calls += [("precision.fp8", text) for text in (plan.precision.fp8.calls if plan.precision.fp8 else ())]
     for index, rule in enumerate(plan.saved.rules):
-        if beyond := [stage for stage in rule.stages if stage >= plan.num_stages]:
+        if missing_stages := [stage for stage in rule.stages if stage >= plan.num_stages]:
             yield _error(
                 "selector",
-                f"saved rule {index} is for stage {beyond[0]}, but the plan has stages 0 to {plan.num_stages - 1}",
+                f"saved rule {index} is for stage {missing_stages[0]}, but the plan has stages 0 to "
+                f"{plan.num_stages - 1}",
             )
     for where, text in calls:
         try:
@@ -352,8 +353,8 @@ def _head_ways(plan: Plan, mesh: Mesh) -> tuple[str, int]:
 def _heads(plan: Plan, mesh: Mesh, dim: Dim) -> Iterator[Problem]:
     axis, ways = _head_ways(plan, mesh)
     for problem in _divides("heads_not_divisible", axis, ways, dim):
-        more = ", or context = 'ring' or 'all_gather', which divide the sequence alone" if axis != "tp" else ""
-        yield replace(problem, message=problem.message + more)
+        remedy = ", or context = 'ring' or 'all_gather', which divide the sequence alone" if axis != "tp" else ""
+        yield replace(problem, message=problem.message + remedy)
 
 
 def _kv_heads(plan: Plan, mesh: Mesh, dim: Dim) -> Iterator[Problem]:
@@ -458,19 +459,21 @@ def _open_sizes(graph: Graph, workload: Workload | None) -> Iterator[Problem]:
     """Whether the workload gives every size that the graph leaves to it, and no other."""
     if workload is None:
         return
-    wanted, given = open_dims(graph), dict(workload.sizes)
-    every = {atom.name for block in graph.blocks for dim in block.dims for atom in dim.atoms} if given else set()
-    for name in wanted:
-        if name not in given:
+    open_names, stated = open_dims(graph), dict(workload.sizes)
+    every = {atom.name for block in graph.blocks for dim in block.dims for atom in dim.atoms} if stated else set()
+    for name in open_names:
+        if name not in stated:
             yield _error(
                 "size_not_given",
                 f"{graph.name} leaves the size of {name!r} open; give --size {name}=512, or in Python "
                 f"Workload(sizes=(({name!r}, 512),), ...)",
             )
-    for name in given:
+    for name in stated:
         if name not in every:
-            known = f"its open sizes are {', '.join(wanted)}" if wanted else "it leaves no size open; leave it out"
-            yield _error("size_not_open", f"{graph.name} has no open size {name!r}{nearest(name, wanted)}; {known}")
+            known = (
+                f"its open sizes are {', '.join(open_names)}" if open_names else "it leaves no size open; leave it out"
+            )
+            yield _error("size_not_open", f"{graph.name} has no open size {name!r}{nearest(name, open_names)}; {known}")
 
 
 def _samples(graph: Graph, workload: Workload | None) -> Iterator[Problem]:
@@ -493,16 +496,17 @@ def fixed_batch(graph: Graph) -> int | None:
 
 def _fixed_batch(plan: Plan, graph: Graph, workload: Workload | None) -> Iterator[Problem]:
     """Whether a rank's microbatch is the batch of a graph that holds for one batch only."""
-    wanted, each = fixed_batch(graph), set[float]()
+    fixed_rows, each = fixed_batch(graph), set[float]()
     with suppress(PlanError):  # of a batch that does not divide, which is said elsewhere
-        if workload is not None and wanted is not None:
+        if workload is not None and fixed_rows is not None:
             rows = batch(plan, workload)[1]
-            each = {rows / plan.stage_mesh(stage).data_ranks for stage in range(plan.num_stages)} - {wanted}
+            each = {rows / plan.stage_mesh(stage).data_ranks for stage in range(plan.num_stages)} - {fixed_rows}
     for here in sorted(each):
         yield _error(
             "fixed_batch",
-            f"{here:g} samples in a rank's microbatch, but {graph.name} was captured at {wanted} and does something "
-            f"else at others; use micro_batch_size = {wanted}",
+            f"{here:g} samples in a rank's microbatch, but {graph.name} was captured at {fixed_rows} and does "
+            "something "
+            f"else at others; use micro_batch_size = {fixed_rows}",
         )
 
 
@@ -572,8 +576,8 @@ def _router(plan: Plan, graph: Graph, workload: Workload | None) -> Iterator[Pro
 
 def _placement(plan: Plan, graph: Graph) -> Iterator[Problem]:
     """Whether experts can lie on ranks as the plan places them."""
-    asked, ep = plan.experts, max(plan.stage_mesh(stage).ep for stage in range(plan.num_stages))
-    if not (asked.replicas or asked.placement or asked.rebalance_every or asked.speculate):
+    expert_plan, ep = plan.experts, max(plan.stage_mesh(stage).ep for stage in range(plan.num_stages))
+    if not (expert_plan.replicas or expert_plan.placement or expert_plan.rebalance_every or expert_plan.speculate):
         return
     routed = [
         _size(graph.block(layer.call.block), "experts")
@@ -583,7 +587,7 @@ def _placement(plan: Plan, graph: Graph) -> Iterator[Problem]:
     named = next(
         f"experts.{name} = {value}" if name not in ("placement", "speculate") else f"experts.{name}"
         for name in ("replicas", "placement", "rebalance_every", "speculate")
-        if (value := getattr(asked, name))
+        if (value := getattr(expert_plan, name))
     )
     if not routed:
         yield _error("no_experts", f"{named} is about routed experts, and {graph.name!r} has none; leave it out")
@@ -594,7 +598,7 @@ def _placement(plan: Plan, graph: Graph) -> Iterator[Problem]:
     if ep == 1:
         yield _error("replicas", f"{named} places experts on ranks of ep, and ep = 1; use ep of 2 or more")
         return
-    rows = asked.placement
+    rows = expert_plan.placement
     if len(rows) > 1 and len(rows) != len(routed):
         yield _error(
             "placement_layers",
@@ -604,9 +608,9 @@ def _placement(plan: Plan, graph: Graph) -> Iterator[Problem]:
         return
     try:
         for experts in dict.fromkeys(routed):
-            slots(experts, asked.replicas, ep)
+            slots(experts, expert_plan.replicas, ep)
         for row, experts in dict.fromkeys(zip(rows if len(rows) > 1 else rows * len(routed), routed, strict=False)):
-            check_placement(row, experts, asked.replicas, ep)
+            check_placement(row, experts, expert_plan.replicas, ep)
     except PlanError as error:
         yield _error("placement", str(error))
 
@@ -680,10 +684,10 @@ def _update_in_backward(plan: Plan) -> Iterator[Problem]:
             "of all of them to clip by; set optimizer.clip = false",
         )
     if plan.optimizer.offload is not None or plan.optimizer.zero in (1, 2):
-        asked = "offload" if plan.optimizer.offload is not None else f"zero = {plan.optimizer.zero}"
+        option = "offload" if plan.optimizer.offload is not None else f"zero = {plan.optimizer.zero}"
         yield _error(
             "update_in_backward",
-            f"overlap.optimizer updates on the device where a gradient is made, and optimizer.{asked} updates shards "
+            f"overlap.optimizer updates on the device where a gradient is made, and optimizer.{option} updates shards "
             f"after the backward; use zero = 0 or 3, and no offload",
         )
 

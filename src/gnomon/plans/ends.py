@@ -47,22 +47,22 @@ def cut_ends(plan: Plan, graph: Graph) -> Ends:
     for layer in first:
         call = layer.call
         table, rest = _without_lookup(blocks[call.block])
-        (made,) = table.outputs
-        embedded = f"{call.name}.{made}"
+        (output,) = table.outputs
+        embedded = f"{call.name}.{output}"
         parts.append((table, _reading(call, table)))
-        tables.append(replace(table.tensor(made), name=EMBEDDED))
+        tables.append(replace(table.tensor(output), name=EMBEDDED))
         at = calls.index(call)
         if rest is None:
             calls = [_renamed(other, embedded, EMBEDDED) for other in calls if other is not call]
         else:
             blocks[rest.name] = rest
-            calls[at] = _reading(call, rest, **{made: EMBEDDED})
+            calls[at] = _reading(call, rest, **{output: EMBEDDED})
     call = last.call
     before, head, hidden = _without_head(blocks[call.block])
     # By name, since the lookup's cut may have put another call in its place.
     at = next(i for i, other in enumerate(calls) if other.name == call.name)
     source = dict(calls[at].inputs).get(hidden, f"{call.name}.{hidden}")
-    given = replace(head.tensor(hidden), name=HIDDEN)
+    hidden_input = replace(head.tensor(hidden), name=HIDDEN)
     parts.append((head, _reading(calls[at], head, **{hidden: HIDDEN})))
     if before is None:
         del calls[at]
@@ -79,23 +79,25 @@ def cut_ends(plan: Plan, graph: Graph) -> Ends:
     )
     cut = replace(
         graph,
-        inputs=(*graph.inputs, given),
+        inputs=(*graph.inputs, hidden_input),
         blocks=tuple(block for block, _ in parts),
         calls=tuple(call for _, call in parts),
         outputs=tuple(f"{parts[-1][1].name}.{name}" for name in head.outputs),
     )
     # What is left inside has no vocabulary to divide any more.
-    alone = replace(plan, schedule=replace(plan.schedule, vocabulary="ends"))
+    ends_plan = replace(plan, schedule=replace(plan.schedule, vocabulary="ends"))
     if plan.stages:
-        left = {layer.label for layer in inside.layers()}
-        kept = [[layer for layer in part if layer.label in left] for part in stage_layers(plan, graph)]
-        chosen = zip(plan.stages, kept, strict=True)
-        alone = replace(alone, stages=tuple(replace(stage, calls=format_layers(part)) for stage, part in chosen))
-    for stage in stage_layers(alone, inside)[1:]:
+        inner_labels = {layer.label for layer in inside.layers()}
+        inner_layers = [[layer for layer in part if layer.label in inner_labels] for part in stage_layers(plan, graph)]
+        chosen = zip(plan.stages, inner_layers, strict=True)
+        ends_plan = replace(
+            ends_plan, stages=tuple(replace(stage, calls=format_layers(part)) for stage, part in chosen)
+        )
+    for stage in stage_layers(ends_plan, inside)[1:]:
         for layer in stage:
             if EMBEDDED in dict(layer.call.inputs).values() and not layer.index:
                 raise PlanError(f"vocabulary: {layer.label} reads the embedded tokens on another stage; use 'ends'")
-    return Ends(inside=inside, parts=cut, embedded=embedded, hidden=source, plan=alone)
+    return Ends(inside=inside, parts=cut, embedded=embedded, hidden=source, plan=ends_plan)
 
 
 def _without_lookup(block: Block) -> tuple[Block, Block | None]:
@@ -104,29 +106,29 @@ def _without_lookup(block: Block) -> tuple[Block, Block | None]:
     if len(chosen) != 1 or chosen[0].does != "looks up" or chosen[0].inputs[0] not in block.inputs:
         raise PlanError(f"vocabulary: {block.name} does more with its table than one lookup; use 'ends'")
     (op,) = chosen
-    (made,) = op.outputs
+    (output,) = op.outputs
     others = [other for other in block.ops if other is not op]
     if not others:
         return block, None
-    if made in block.outputs:
+    if output in block.outputs:
         raise PlanError(f"vocabulary: {block.name} hands on its lookup beside other tensors; use 'ends'")
-    return _block(block, (op,), (made,)), _block(block, others, block.outputs)
+    return _block(block, (op,), (output,)), _block(block, others, block.outputs)
 
 
 def _without_head(block: Block) -> tuple[Block | None, Block, str]:
     """(what comes before the product with the table, that with the loss, the tensor between)."""
     first = next(i for i, op in enumerate(block.ops) if any(has_vocab(block.tensor(name)) for name in op.inputs))
     before, after = block.ops[:first], block.ops[first:]
-    made = {name for op in after for name in op.outputs}
-    read = [name for op in after for name in op.inputs if name not in made]
+    outputs = {name for op in after for name in op.outputs}
+    read = [name for op in after for name in op.inputs if name not in outputs]
     hidden = list(dict.fromkeys(n for n in read if block.tensor(n).kind == "activation" and block.tensor(n).is_float))
-    product, *others = after
+    matmul, *others = after
     weights = [block.tensor(name) for name in read if block.tensor(name).kind != "activation"]
-    plain = product.does == "multiplies" and all(has_vocab(weight) for weight in weights) and len(hidden) == 1
+    plain = matmul.does == "multiplies" and all(has_vocab(weight) for weight in weights) and len(hidden) == 1
     if (
         not plain
         or any(op.captured is not None or op.does == "multiplies" for op in others)
-        or set(block.outputs) - made
+        or set(block.outputs) - outputs
     ):
         raise PlanError(f"vocabulary: {block.name} is no product with a table that a loss follows; use 'ends'")
     head = _block(block, after, block.outputs)
@@ -135,9 +137,9 @@ def _without_head(block: Block) -> tuple[Block | None, Block, str]:
 
 def _block(block: Block, ops: Sequence[Op], outputs: tuple[str, ...]) -> Block:
     """Some ops of a block; what others made are inputs."""
-    made = {name for op in ops for name in op.outputs}
+    block_writes = {name for op in ops for name in op.outputs}
     used = dict.fromkeys(name for op in ops for name in (*op.inputs, *op.outputs))
-    inputs = tuple(name for name in used if name not in made and block.tensor(name).kind == "activation")
+    inputs = tuple(name for name in used if name not in block_writes and block.tensor(name).kind == "activation")
     tensors = tuple(tensor for tensor in block.tensors if tensor.name in used)
     return replace(block, inputs=inputs, outputs=outputs, tensors=tensors, ops=tuple(ops))
 
@@ -151,4 +153,6 @@ def _reading(call: Call, block: Block, **others: str) -> Call:
 
 
 def _renamed(call: Call, source: str, name: str) -> Call:
-    return replace(call, inputs=tuple((own, name if given == source else given) for own, given in call.inputs))
+    return replace(
+        call, inputs=tuple((own, name if source_name == source else source_name) for own, source_name in call.inputs)
+    )

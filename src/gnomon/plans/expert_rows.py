@@ -47,8 +47,8 @@ LINA = "lina"
 
 def exchange_parts(plan: Plan) -> int:
     """Parts that each exchange is cut into, of some of a rank's experts each."""
-    asked = next((dict(given.params) for given in plan.schedule.passes if given.name == LINA), None)
-    return 1 if asked is None else int(asked.get("all_to_all", 2))
+    lina_params = next((dict(method.params) for method in plan.schedule.passes if method.name == LINA), None)
+    return 1 if lina_params is None else int(lina_params.get("all_to_all", 2))
 
 
 def divides_experts(plan: Plan) -> bool:
@@ -90,9 +90,11 @@ def taken_apart(plan: Plan, graph: Graph) -> Apart:
     labels: dict[str, list[Layer]] = {}
     for call in graph.calls:
         if call.block not in parts:
-            made = replace(call, inputs=tuple((own, sources.get(given, given)) for own, given in call.inputs))
-            calls.append(made)
-            labels |= {layer.label: [Layer(call=made, index=layer.index)] for layer in _layers(call)}
+            apart_call = replace(
+                call, inputs=tuple((own, sources.get(source_name, source_name)) for own, source_name in call.inputs)
+            )
+            calls.append(apart_call)
+            labels |= {layer.label: [Layer(call=apart_call, index=layer.index)] for layer in _layers(call)}
             continue
         for layer in _layers(call):
             before = dict(sources)
@@ -123,7 +125,7 @@ def _blocks(block: Block, parts: dict[str, dict[Part, Block]]) -> tuple[Block, .
 def _refuse(plan: Plan) -> None:
     """PlanError for fields that count layers, or that read in one part what another makes."""
     overlap, saved = plan.overlap, plan.saved
-    for field, given in (
+    for field, is_set in (
         ("overlap.buckets", overlap.buckets),
         ("overlap.fused", overlap.fused),
         ("saved.every above 1", saved.every > 1),
@@ -132,7 +134,7 @@ def _refuse(plan: Plan) -> None:
         ("optimizer.offload", plan.optimizer.offload is not None),
         ("experts.replicas or placement", bool(plan.experts.replicas or plan.experts.placement)),
     ):
-        if given:
+        if is_set:
             raise PlanError(
                 f"overlap.experts takes layers of experts apart, and {field} needs them whole; leave one of the two out"
             )
@@ -140,26 +142,29 @@ def _refuse(plan: Plan) -> None:
 
 def _check_parts(plan: Plan, graph: Graph) -> None:
     """PlanError where exchanges are to have more parts than a rank has experts."""
-    asked, ep = exchange_parts(plan), max(plan.stage_mesh(stage).ep for stage in range(plan.num_stages))
-    for block in graph.blocks if asked > 1 else ():
+    num_parts, ep = exchange_parts(plan), max(plan.stage_mesh(stage).ep for stage in range(plan.num_stages))
+    for block in graph.blocks if num_parts > 1 else ():
         for op in (op for op in block.ops if op.does == "dispatches"):
             experts = next((dim.size for dim in block.dims if dim.name == op.attr("experts", "")), None) or 1
-            if asked > experts // ep:
+            if num_parts > experts // ep:
                 raise PlanError(
-                    f"pass {LINA}: all_to_all = {asked} parts are of some of a rank's experts each, and a rank has "
+                    f"pass {LINA}: all_to_all = {num_parts} parts are of some of a rank's experts each, and a rank has "
                     f"{experts // ep} of the {experts} of {block.name} (ep = {ep}); use at most that"
                 )
 
 
 def _calls_of(layer: Layer, block: Block, parts: dict[Part, Block], sources: dict[str, str]) -> list[tuple[Part, Call]]:
     """Lists the calls of one repeat. sources: where tensors are now; those that it makes are added."""
-    call, made = layer.call, list[tuple[Part, Call]]()
-    bound = {own: sources.get(f"{call.name}<{own}", sources.get(given, given)) for own, given in call.inputs}
+    call, calls_of_parts = layer.call, list[tuple[Part, Call]]()
+    bound = {
+        own: sources.get(f"{call.name}<{own}", sources.get(source_name, source_name))
+        for own, source_name in call.inputs
+    }
     if layer.index == 0:
-        bound = {own: sources.get(given, given) for own, given in call.inputs}
+        bound = {own: sources.get(source_name, source_name) for own, source_name in call.inputs}
     number = None if call.first is None else call.first + layer.index
     for part, own in parts.items():
-        held = {tensor.name for tensor in own.tensors}
+        tensor_names = {tensor.name for tensor in own.tensors}
         name = f"{call.name}-{part}" if number is None else f"{call.name}-{number}-{part}"
         one = Call(
             block=own.name,
@@ -168,12 +173,12 @@ def _calls_of(layer: Layer, block: Block, parts: dict[Part, Block], sources: dic
             first=number,
             family=None if number is None else f"{call.group}.{part}",
             prefix=call.group if call.prefix is None else call.prefix,
-            params=tuple(pair for pair in call.params if pair[0] in held),
+            params=tuple(pair for pair in call.params if pair[0] in tensor_names),
         )
         bound |= {out: f"{name}.{out}" for out in own.outputs}
-        made.append((part, one))
+        calls_of_parts.append((part, one))
     sources.update((f"{call.name}.{out}", bound[out]) for out in block.outputs)
-    return made
+    return calls_of_parts
 
 
 @lru_cache(maxsize=64)
@@ -194,35 +199,35 @@ def _cut(block: Block) -> dict[Part, Block] | None:
         "combine": [back],
     }
     rest = [op for op in block.ops if op.path in last]
-    held = any(block.tensor(name).kind != "activation" for op in rest for name in op.inputs)
-    ops["join" if held else "combine"] = rest if held else [back, *rest]
+    has_weights = any(block.tensor(name).kind != "activation" for op in rest for name in op.inputs)
+    ops["join" if has_weights else "combine"] = rest if has_weights else [back, *rest]
     if not ops["route"] or not ops["experts"]:
         return None
-    wanted, parts = set(block.outputs), dict[Part, Block]()
+    block_outputs, parts = set(block.outputs), dict[Part, Block]()
     for part, own in reversed(ops.items()):
-        parts[part] = _block(block, part, own, wanted)
-        wanted |= set(parts[part].inputs)
+        parts[part] = _block(block, part, own, block_outputs)
+        block_outputs |= set(parts[part].inputs)
     return dict(reversed(parts.items()))
 
 
 def _after(block: Block, first: Op) -> set[str]:
     """Paths of the ops that read what an op makes, or what these make."""
-    made, paths = set(first.outputs), set[str]()
+    outputs, paths = set(first.outputs), set[str]()
     for op in block.ops:
-        if made & set(op.inputs):
+        if outputs & set(op.inputs):
             paths.add(op.path)
-            made |= set(op.outputs)
+            outputs |= set(op.outputs)
     return paths
 
 
-def _block(block: Block, part: Part, ops: Sequence[Op], wanted: Collection[str]) -> Block:
-    made = {name for op in ops for name in op.outputs}
+def _block(block: Block, part: Part, ops: Sequence[Op], live_outputs: Collection[str]) -> Block:
+    outputs = {name for op in ops for name in op.outputs}
     used = dict.fromkeys(name for op in ops for name in (*op.inputs, *op.outputs))
-    given = tuple(name for name in used if name not in made and block.tensor(name).kind == "activation")
+    block_inputs = tuple(name for name in used if name not in outputs and block.tensor(name).kind == "activation")
     return Block(
         name=f"{block.name}.{part}",
-        inputs=given,
-        outputs=tuple(name for name in used if name in made and name in wanted),
+        inputs=block_inputs,
+        outputs=tuple(name for name in used if name in outputs and name in live_outputs),
         tensors=tuple(tensor for tensor in block.tensors if tensor.name in used),
         ops=tuple(ops),
         part_of=block,
@@ -241,10 +246,10 @@ def _plan(plan: Plan, graph: Graph, labels: dict[str, list[Layer]], named: Seque
 
     rules = [replace(rule, calls=one) for rule in plan.saved.rules for one in chosen((rule.calls,))]
     if plan.saved.preset != "none" or any(rule.preset or rule.action == "recompute" for rule in rules):
-        kept = format_layers([layer for layer in every if layer.label in exchanged])
-        rules += [SavedRule(calls=one, action="keep") for one in kept]
+        kept_calls = format_layers([layer for layer in every if layer.label in exchanged])
+        rules += [SavedRule(calls=one, action="keep") for one in kept_calls]
     fp8 = plan.precision.fp8
-    made = replace(
+    apart_plan = replace(
         plan,
         saved=replace(plan.saved, rules=tuple(rules)),
         precision=plan.precision if fp8 is None else replace(plan.precision, fp8=replace(fp8, calls=chosen(fp8.calls))),
@@ -256,12 +261,12 @@ def _plan(plan: Plan, graph: Graph, labels: dict[str, list[Layer]], named: Seque
             replace(one, calls=format_layers([part for layer in part_of for part in labels[layer.label]]))
             for one, part_of in pairs
         )
-        return replace(made, stages=apart)
+        return replace(apart_plan, stages=apart)
     if plan.num_stages == 1:
-        return made
+        return apart_plan
     counted = any(layer.call.first is not None for layer in every)
     counts = tuple(
         sum(part.call.first is not None or not counted for layer in own for part in labels[layer.label])
         for own in stages
     )
-    return replace(made, schedule=replace(plan.schedule, layers_per_stage=counts))
+    return replace(apart_plan, schedule=replace(plan.schedule, layers_per_stage=counts))

@@ -48,15 +48,17 @@ def under(graph: Graph, plan: Plan) -> Graph:
     """The graph with experts that tokens are sent to, if the plan divides experts and it can have them, and with the
     losses that the plan balances them by. PlanError for a model that cannot have those."""
     meshes = (plan.stage_mesh(stage) for stage in range(plan.num_stages))
-    made = with_dispatch(graph) if any(mesh.ep * mesh.etp > 1 for mesh in meshes) else graph
+    dispatched = with_dispatch(graph) if any(mesh.ep * mesh.etp > 1 for mesh in meshes) else graph
     if plan.experts.bias_rate and not router_biases(graph):
         raise PlanError(f"experts.bias_rate moves the biases of routers, and {graph.name} has none; leave it out")
-    made = as_built(made)
+    dispatched = as_built(dispatched)
     if plan.experts.assignment != "top_k" or plan.experts.router_dtype != "model":
-        made = _with_routers(made, plan.experts.assignment, plan.experts.router_dtype)
-    made = _with_threshold(made, plan.experts.threshold) if plan.experts.threshold < 1.0 else made
-    made = _with_replicas(made, plan.experts.replicas, shared_slots(plan)) if plan.experts.replicas else made
-    return _balanced(made, plan.experts) if plan.experts.has_loss else made
+        dispatched = _with_routers(dispatched, plan.experts.assignment, plan.experts.router_dtype)
+    dispatched = _with_threshold(dispatched, plan.experts.threshold) if plan.experts.threshold < 1.0 else dispatched
+    dispatched = (
+        _with_replicas(dispatched, plan.experts.replicas, shared_slots(plan)) if plan.experts.replicas else dispatched
+    )
+    return _balanced(dispatched, plan.experts) if plan.experts.has_loss else dispatched
 
 
 @lru_cache(maxsize=64)
@@ -78,13 +80,13 @@ def _with_threshold(graph: Graph, threshold: float) -> Graph:
 @lru_cache(maxsize=64)
 def _with_routers(graph: Graph, assignment: str, dtype: str) -> Graph:
     """The graph whose routers assign experts so, from logits computed in this dtype (`model`: their own)."""
-    asked = " and ".join(
+    options = " and ".join(
         f"experts.{name} = {value!r}"
         for name, value, usual in (("assignment", assignment, "top_k"), ("router_dtype", dtype, "model"))
         if value != usual
     )
     if not any(block.does("routes") for block in graph.blocks):
-        raise PlanError(f"{asked} is about routers, and {graph.name} has none; leave it out")
+        raise PlanError(f"{options} is about routers, and {graph.name} has none; leave it out")
     if assignment != "top_k":
         for block in graph.blocks:
             for op in (op for op in block.ops if op.does == "routes"):
@@ -121,13 +123,13 @@ def _as_wide_as_activations(graph: Graph) -> Graph:
     """The reverse of what a plan's router_dtype does."""
 
     def narrowed(block: Block) -> Block:
-        made = {op.path: op for op in block.ops if op.does == "multiplies" and op.attr("dtype", "")}
-        if not made:
+        matmuls = {op.path: op for op in block.ops if op.does == "multiplies" and op.attr("dtype", "")}
+        if not matmuls:
             return block
-        logits = {op.outputs[0] for op in made.values()}
+        logits = {op.outputs[0] for op in matmuls.values()}
         back = logits | {op.outputs[0] for op in block.ops if op.does == "routes" and op.inputs[0] in logits}
         ops = (
-            replace(op, attrs=tuple(pair for pair in op.attrs if pair[0] != "dtype")) if op.path in made else op
+            replace(op, attrs=tuple(pair for pair in op.attrs if pair[0] != "dtype")) if op.path in matmuls else op
             for op in block.ops
         )
         tensors = (replace(t, dtype="compute") if t.name in back else t for t in block.tensors)
@@ -145,10 +147,10 @@ def with_one_expert(graph: Graph) -> Graph:
             return replace(dim, factors=tuple(map(one, dim.factors)))
         return replace(dim, size=1) if dim.name.split(".")[-1] == "topk" else dim
 
-    def alone(block: Block) -> Block:
+    def one_expert(block: Block) -> Block:
         return replace(block, tensors=tuple(replace(t, dims=tuple(map(one, t.dims))) for t in block.tensors))
 
-    return replace(graph, blocks=tuple(map(alone, graph.blocks)))
+    return replace(graph, blocks=tuple(map(one_expert, graph.blocks)))
 
 
 def shared_slots(plan: Plan) -> int:
@@ -231,9 +233,9 @@ def whole_experts(graph: Graph) -> str:
         return f"ranks cannot have parts of the experts of {graph.name!r}: {why}"
     takes = ""
     for block in graph.blocks:
-        held = {t.name for t in block.tensors if any("experts" in dim.name.split(".") for dim in t.atoms)}
+        expert_tensors = {t.name for t in block.tensors if any("experts" in dim.name.split(".") for dim in t.atoms)}
         for op in block.ops:
-            if op.captured is None or not held & set(op.inputs):
+            if op.captured is None or not expert_tensors & set(op.inputs):
                 continue
             if any(node.matmuls for node in op.captured.nodes):
                 return (
@@ -244,9 +246,9 @@ def whole_experts(graph: Graph) -> str:
                 f"{op.path} ({op.captured.where}) takes single experts of {graph.name!r} out of the weights of all, "
                 f"which no rule divides: every rank computes all, and the other axes divide the rest"
             )
-    alone = next((name for name in graph.parameters() if ".experts." in f".{name}"), "")
-    if alone and not takes:
+    weight = next((name for name in graph.parameters() if ".experts." in f".{name}"), "")
+    if weight and not takes:
         return (
-            f"ranks cannot have parts of the experts of {graph.name!r}, which are modules of their own, as {alone} is"
+            f"ranks cannot have parts of the experts of {graph.name!r}, which are modules of their own, as {weight} is"
         )
     return takes or f"graph {graph.name!r} has no experts"

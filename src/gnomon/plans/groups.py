@@ -22,28 +22,28 @@ def layer_groups(plan: Plan, layers: Sequence[Sequence[Layer]]) -> Groups:
     fit the stages."""
     if not plan.overlap.fused:
         return tuple(tuple((layer,) for layer in part) for part in layers)
-    made = []
+    groups = []
     for part, counts in zip(layers, split_by_stage(plan.overlap.fused, list(map(len, layers)), "fused"), strict=True):
         ends = [0, *accumulate(counts)]
-        made.append(tuple(tuple(part[a:b]) for a, b in zip(ends, ends[1:], strict=False)))
-    return tuple(made)
+        groups.append(tuple(tuple(part[a:b]) for a, b in zip(ends, ends[1:], strict=False)))
+    return tuple(groups)
 
 
 def split_by_stage(counts: Sequence[int], stages: Sequence[int], field: str) -> tuple[tuple[int, ...], ...]:
     """Counts of neighbours, by stage. stages: how many each has. PlanError where some reach over two stages, or there
     are more or fewer."""
-    made, left = list[tuple[int, ...]](), list(counts)
+    by_stage, remaining = list[tuple[int, ...]](), list(counts)
     for size in stages:
         mine, total = list[int](), 0
-        while left and total < size:
-            total += left[0]
-            mine.append(left.pop(0))
+        while remaining and total < size:
+            total += remaining[0]
+            mine.append(remaining.pop(0))
         if total != size:
             break
-        made.append(tuple(mine))
-    if left or len(made) != len(stages):
+        by_stage.append(tuple(mine))
+    if remaining or len(by_stage) != len(stages):
         raise PlanError(
             f"overlap.{field} = {list(counts)} does not divide stages of {list(stages)} layers (embedding and head "
             f"counted) as they are; let a number end where a stage does"
         )
-    return tuple(made)
+    return tuple(by_stage)

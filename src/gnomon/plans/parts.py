@@ -91,10 +91,10 @@ class Pass:
 
 def pass_numbers(schedule: Schedule, name: str, known: object) -> dict[str, int] | None:
     """What a schedule asks of a pass, by the fields that `known` has too; None where it has no such pass."""
-    given = next((given for given in schedule.passes if given.name == name), None)
-    if given is None:
+    method = next((method for method in schedule.passes if method.name == name), None)
+    if method is None:
         return None
-    return {name: value for name, value in given.params if isinstance(value, int) and hasattr(known, name)}
+    return {name: value for name, value in method.params if isinstance(value, int) and hasattr(known, name)}
 
 
 CHUNKFLOW, SKRULL, PACKING = "chunkflow", "skrull", "packing"
@@ -138,7 +138,7 @@ class Schedule:
     @property
     def makes_units(self) -> bool:
         """Whether a method makes its microbatches, so that their number does not follow from the batch's."""
-        return any(given.name in OWN_UNITS for given in self.passes)
+        return any(method.name in OWN_UNITS for method in self.passes)
 
     @typed
     def __post_init__(self) -> None:

@@ -67,8 +67,8 @@ def check_placement(placement: Placement, experts: int, replicas: int, ep: int) 
         )
     if missing := sorted(set(range(experts)) - set(placement)):
         raise PlanError(f"experts.placement has expert {missing[0]} on no rank; give each at least one slot")
-    for rank, held in enumerate(on_ranks(placement, ep)):
-        if twice := [expert for expert in held if held.count(expert) > 1]:
+    for rank, own_experts in enumerate(on_ranks(placement, ep)):
+        if twice := [expert for expert in own_experts if own_experts.count(expert) > 1]:
             raise PlanError(f"experts.placement has expert {twice[0]} twice on rank {rank} of ep; once is enough")
 
 
@@ -81,24 +81,24 @@ def on_ranks(placement: Placement, ep: int) -> tuple[tuple[int, ...], ...]:
 def holders(placement: Placement, experts: int, ep: int) -> tuple[tuple[int, ...], ...]:
     """Ranks that hold each expert, in order."""
     each = len(placement) // ep
-    held: list[list[int]] = [[] for _ in range(experts)]
+    ranks_of: list[list[int]] = [[] for _ in range(experts)]
     for slot, expert in enumerate(placement):
-        held[expert].append(slot // each)
-    return tuple(map(tuple, held))
+        ranks_of[expert].append(slot // each)
+    return tuple(map(tuple, ranks_of))
 
 
-def shared_out(totals: Sequence[int], held: Sequence[Sequence[int]], ep: int) -> list[list[int]]:
+def shared_out(totals: Sequence[int], ranks_of: Sequence[Sequence[int]], ep: int) -> list[list[int]]:
     """Rows of each expert that each of its holders computes, in their order: the busiest rank's are as few as they can
     be, but for rounding. totals: rows of each expert. held: its ranks.
 
     Experts with one holder leave no choice. The others' rows are poured into their holders, least loaded first, one
     expert after the other, again and again: each pour lowers the sum of squared loads, whose least is the evenest.
     """
-    load, made = [0] * ep, [[0] * len(ranks) for ranks in held]
+    load, dealt_rows = [0] * ep, [[0] * len(ranks) for ranks in ranks_of]
     several = []
-    for expert, ranks in enumerate(held):
+    for expert, ranks in enumerate(ranks_of):
         if len(ranks) == 1:
-            made[expert][0] = totals[expert]
+            dealt_rows[expert][0] = totals[expert]
             load[ranks[0]] += totals[expert]
         elif totals[expert]:
             several.append(expert)
@@ -107,17 +107,17 @@ def shared_out(totals: Sequence[int], held: Sequence[Sequence[int]], ep: int) ->
     for _ in range(SWEEPS):
         changed = False
         for expert in several:
-            ranks, before = held[expert], made[expert]
+            ranks, before = ranks_of[expert], dealt_rows[expert]
             for rank, rows in zip(ranks, before, strict=True):
                 load[rank] -= rows
             after = _poured(totals[expert], [load[rank] for rank in ranks])
             for rank, rows in zip(ranks, after, strict=True):
                 load[rank] += rows
             changed |= after != before
-            made[expert] = after
+            dealt_rows[expert] = after
         if not changed or len(several) == 1:
             break
-    return made
+    return dealt_rows
 
 
 def _poured(rows: int, loads: Sequence[int]) -> list[int]:
@@ -132,18 +132,18 @@ def _poured(rows: int, loads: Sequence[int]) -> list[int]:
         under, count = under + loads[place], count + 1
     # The remainder goes to the least loaded first, a row each.
     level, rest = divmod(rows + under, count)
-    made = [0] * len(loads)
+    poured = [0] * len(loads)
     for number, place in enumerate(order[:count]):
-        made[place] = level + (number < rest) - loads[place]
-    return made
+        poured[place] = level + (number < rest) - loads[place]
+    return poured
 
 
 def rank_rows(totals: Sequence[int], placement: Placement, ep: int) -> list[int]:
     """Rows that each rank computes of a layer whose experts get so many."""
-    held = holders(placement, len(totals), ep)
+    ranks_of = holders(placement, len(totals), ep)
     load = [0] * ep
-    for ranks, made in zip(held, shared_out(totals, held, ep), strict=True):
-        for rank, rows in zip(ranks, made, strict=True):
+    for ranks, rank_counts in zip(ranks_of, shared_out(totals, ranks_of, ep), strict=True):
+        for rank, rows in zip(ranks, rank_counts, strict=True):
             load[rank] += rows
     return load
 
@@ -155,22 +155,22 @@ def sent_rows(counts: NDArray[np.int64], placement: Placement) -> NDArray[np.int
     of holders' shares, both in order.
     """
     ep, experts = counts.shape
-    held = holders(placement, experts, ep)
-    shares = shared_out(counts.sum(axis=0).tolist(), held, ep)
+    ranks_of = holders(placement, experts, ep)
+    shares = shared_out(counts.sum(axis=0).tolist(), ranks_of, ep)
     sent = np.zeros((ep, experts, ep), np.int64)
-    for expert, ranks in enumerate(held):
+    for expert, ranks in enumerate(ranks_of):
         if len(ranks) == 1:
             sent[:, expert, ranks[0]] = counts[:, expert]
             continue
         # left[rank]: rows of its own tokens that go nowhere yet; room[rank]: what its share still takes.
-        left, room = counts[:, expert].tolist(), dict(zip(ranks, shares[expert], strict=True))
+        remaining, room = counts[:, expert].tolist(), dict(zip(ranks, shares[expert], strict=True))
         for rank in ranks:
-            own = min(left[rank], room[rank])
+            own = min(remaining[rank], room[rank])
             sent[rank, expert, rank] = own
-            left[rank] -= own
+            remaining[rank] -= own
             room[rank] -= own
         waiting = [rank for rank in ranks if room[rank]]
-        for source, rows in enumerate(left):
+        for source, rows in enumerate(remaining):
             # Ends: shares add up to the expert's rows, so there is room for what is left.
             while rows:
                 target = waiting[0]
@@ -182,9 +182,9 @@ def sent_rows(counts: NDArray[np.int64], placement: Placement) -> NDArray[np.int
     return sent
 
 
-def load_under(router: RouterLoad, asked: Experts) -> RouterLoad:
+def load_under(router: RouterLoad, experts: Experts) -> RouterLoad:
     """The load under a plan: tokens go to one of two experts alone only under its threshold."""
-    return router if asked.threshold < 1.0 or not router.alone else replace(router, alone=0.0)
+    return router if experts.threshold < 1.0 or not router.alone else replace(router, alone=0.0)
 
 
 def busiest(router: RouterLoad, placement: Sequence[Placement], experts: int, ep: int) -> float:
@@ -208,9 +208,9 @@ def busiest(router: RouterLoad, placement: Sequence[Placement], experts: int, ep
     return sum(known[pair] for pair in pairs) / count
 
 
-def least_busiest(router: RouterLoad, asked: Experts, experts: int, ep: int) -> float:
+def least_busiest(router: RouterLoad, plan_experts: Experts, experts: int, ep: int) -> float:
     """What `busiest` is at least, whatever the placement, where the plan leaves that to the load."""
-    router = load_under(router, asked)
-    if asked.replicas and not asked.placement:
+    router = load_under(router, plan_experts)
+    if plan_experts.replicas and not plan_experts.placement:
         return float(router.computed_by_layer(experts).sum(axis=1).mean())
-    return busiest(router, asked.placement, experts, ep)
+    return busiest(router, plan_experts.placement, experts, ep)

@@ -41,17 +41,17 @@ def savings(plan: Plan, graph: Graph, kernels: Kernels) -> dict[str, LayerSaving
     as it is.
     """
     blocks = {block.name: lower(block, kernels) for block in graph.blocks}
-    made: dict[tuple[str, _Decided], LayerSaving] = {}
+    known: dict[tuple[str, _Decided], LayerSaving] = {}
     by_label: dict[str, LayerSaving] = {}
     # in a run of layers each is the input of the next
     to_the_end = kernels.full_recompute == "whole" or plan.saved.every > 1
     for layer, decided in _decisions(plan, graph):
         alike = layer.call.block, decided
-        if alike not in made:
+        if alike not in known:
             least = bool(decided.rules) and kernels.ruled_recompute == "needed"
             original = graph.block(layer.call.block)
-            made[alike] = _saving(decided, blocks[original.name], original, to_the_end=to_the_end and not least)
-        by_label[layer.label] = made[alike]
+            known[alike] = _saving(decided, blocks[original.name], original, to_the_end=to_the_end and not least)
+        by_label[layer.label] = known[alike]
     return by_label
 
 
@@ -121,8 +121,8 @@ def _saving(decided: _Decided, block: Block, original: Block, *, to_the_end: boo
         for name in _inner(block):
             if any(fnmatchcase(name, pattern) or fnmatchcase(paths[name], pattern) for pattern in rule.tensors):
                 actions[name] = rule.action
-    told = decided.preset != "none" or "recompute" in actions.values()
-    policy = tuple((name, action) for name, action in actions.items() if action != "keep" or told)
+    explicit = decided.preset != "none" or "recompute" in actions.values()
+    policy = tuple((name, action) for name, action in actions.items() if action != "keep" or explicit)
     whole = to_the_end and decided.preset == "full" and any(action == "recompute" for _, action in policy)
     away = any(rule.action == "offload" and INPUT in rule.tensors for rule in decided.rules)
     what: Action = "recompute" if decided.again else "offload" if away else "keep"

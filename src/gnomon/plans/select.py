@@ -63,12 +63,12 @@ def select(selectors: Sequence[str], graph: Graph) -> tuple[Layer, ...]:
         for name in names:
             indices = [index for known, index in layers if known == name]
             end = max(indices) + 1 if stop is None else stop
-            wanted = [index for index in indices if start <= index < end]
-            if not wanted or (stop is not None and len(wanted) < stop - start):
+            selected = [index for index in indices if start <= index < end]
+            if not selected or (stop is not None and len(selected) < stop - start):
                 raise PlanError(
                     f"selector {text!r} goes beyond {name}, whose layers are {min(indices)} to {max(indices)}"
                 )
-            chosen.update((name, index) for index in wanted)
+            chosen.update((name, index) for index in selected)
     return tuple(layer for where, layer in layers.items() if where in chosen)
 
 

@@ -62,8 +62,8 @@ def layers_per_stage(plan: Plan, num_layers: int) -> tuple[int, ...]:
             f"but the graph has {num_layers}; lower pp or virtual_stages to a product of at most {num_layers}"
         )
     # The first stages take what is left over.
-    per_stage, more = divmod(num_layers, stages)
-    return tuple(per_stage + (stage < more) for stage in range(stages))
+    per_stage, remainder = divmod(num_layers, stages)
+    return tuple(per_stage + (stage < remainder) for stage in range(stages))
 
 
 def _uniform_parts(plan: Plan, graph: Graph) -> tuple[tuple[Layer, ...], ...]:

@@ -45,7 +45,7 @@ def _unread(field: str) -> Unread:
 
 def without(plan: Plan, *fields: str) -> Plan:
     """The plan with fields that nobody may read. It is a key and an argument: `replace` does not take it."""
-    made = copy(plan)
+    masked = copy(plan)
     for name in fields:
-        object.__setattr__(made, name, _unread(name))
-    return made
+        object.__setattr__(masked, name, _unread(name))
+    return masked

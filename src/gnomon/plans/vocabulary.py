@@ -40,32 +40,32 @@ def vocabulary_errors(plan: Plan, graph: Graph) -> Iterator[tuple[str, str]]:
     how = schedule.vocabulary
     if how == "ends":
         return
-    asked = f"schedule vocabulary = {how!r}"
+    setting = f"schedule vocabulary = {how!r}"
     if ranks < 2:
-        yield "vocabulary", f"{asked} divides the vocabulary over pipeline ranks, but pp = 1; use 'ends'"
+        yield "vocabulary", f"{setting} divides the vocabulary over pipeline ranks, but pp = 1; use 'ends'"
     if how not in orders.find(schedule.name).vocabulary:
         known = " and ".join(order.name for order in orders.every() if how in order.vocabulary)
-        yield "vocabulary", f"{asked} is known for {known}, not for {schedule.name}; choose one of them, or 'ends'"
+        yield "vocabulary", f"{setting} is known for {known}, not for {schedule.name}; choose one of them, or 'ends'"
     if schedule.passes:
         yield (
             "vocabulary",
-            f"{asked} has no rows under pass {schedule.passes[0].name}; leave the pass out, or use 'ends'",
+            f"{setting} has no rows under pass {schedule.passes[0].name}; leave the pass out, or use 'ends'",
         )
     meshes = {plan.stage_mesh(stage) for stage in range(plan.num_stages)}
     if len(meshes) > 1 or any(stage.shares for stage in plan.stages):
-        yield "vocabulary", f"{asked} needs stages with one mesh and equal shares; make them alike, or use 'ends'"
+        yield "vocabulary", f"{setting} needs stages with one mesh and equal shares; make them alike, or use 'ends'"
     elif (tp := next(iter(meshes)).tp) > 1:
-        yield "vocabulary", f"{asked} together with tp = {tp} has no rows yet; use tp = 1, or 'ends'"
+        yield "vocabulary", f"{setting} together with tp = {tp} has no rows yet; use tp = 1, or 'ends'"
     optimizer = plan.optimizer
     if optimizer.zero > 1 or optimizer.offload is not None:
         what = "an offloaded optimizer" if optimizer.offload is not None else f"optimizer.zero = {optimizer.zero}"
-        yield "vocabulary", f"{asked} under {what} has no rows; use optimizer.zero = 0 or 1 on the device, or 'ends'"
+        yield "vocabulary", f"{setting} under {what} has no rows; use optimizer.zero = 0 or 1 on the device, or 'ends'"
     if any(block.does("balances") for block in graph.blocks):
-        yield "vocabulary", f"{asked} divides the head, and the loss that balances experts is whole there; use 'ends'"
-    yield from _of_graph(plan, graph, asked)
+        yield "vocabulary", f"{setting} divides the head, and the loss that balances experts is whole there; use 'ends'"
+    yield from _of_graph(plan, graph, setting)
 
 
-def _of_graph(plan: Plan, graph: Graph, asked: str) -> Iterator[tuple[str, str]]:
+def _of_graph(plan: Plan, graph: Graph, setting: str) -> Iterator[tuple[str, str]]:
     layers, divided = graph.layers(), divided_layers(plan, graph)
     heads = [layer for layer in divided if graph.block(layer.call.block).does("compares labels")]
     ends = [layer.label for layer in (layers[0], layers[-1])]
@@ -73,7 +73,7 @@ def _of_graph(plan: Plan, graph: Graph, asked: str) -> Iterator[tuple[str, str]]
         shown = ", ".join(layer.label for layer in divided) or "none"
         yield (
             "vocabulary",
-            f"{asked} needs a graph that ends in its only head, with no table over the vocabulary but that and the "
+            f"{setting} needs a graph that ends in its only head, with no table over the vocabulary but that and the "
             f"embedding that begins it; this one has {shown}; use 'ends'",
         )
         return
@@ -82,10 +82,10 @@ def _of_graph(plan: Plan, graph: Graph, asked: str) -> Iterator[tuple[str, str]]
             nearest = -(-rows // plan.num_pipeline_ranks) * plan.num_pipeline_ranks
             yield (
                 "vocabulary",
-                f"{asked} cannot divide the {rows} rows of {layer.label} over {plan.num_pipeline_ranks} pipeline "
+                f"{setting} cannot divide the {rows} rows of {layer.label} over {plan.num_pipeline_ranks} pipeline "
                 f"ranks; pad the vocabulary to {nearest}",
             )
     labels = {layer.label for layer in divided}
     parts = stage_layers(plan, graph)
     if bare := [stage for stage, part in enumerate(parts) if all(layer.label in labels for layer in part)]:
-        yield "vocabulary", f"{asked} leaves stage {bare[0]} without layers; give it one, or use 'ends'"
+        yield "vocabulary", f"{setting} leaves stage {bare[0]} without layers; give it one, or use 'ends'"

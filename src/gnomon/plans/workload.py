@@ -77,13 +77,15 @@ class RouterLoad:
     def shares(self, num_experts: int) -> NDArray[np.float64]:
         """Share of a layer's routed tokens of each expert: shape (layers, num_experts), rows adding up to 1; one row
         where all layers have the same. PlanError if counts are not as many."""
-        given = self.layers or ((self.counts,) if self.counts else ())
-        if given and len(given[0]) != num_experts:
+        measured = self.layers or ((self.counts,) if self.counts else ())
+        if measured and len(measured[0]) != num_experts:
             raise PlanError(
-                f"router {'record' if self.layers else 'histogram'} has {len(given[0])} counts, but the block has "
+                f"router {'record' if self.layers else 'histogram'} has {len(measured[0])} counts, but the block has "
                 f"{num_experts} experts"
             )
-        weights = np.asarray(given or (np.arange(1, num_experts + 1, dtype=np.float64) ** -self.s,), dtype=np.float64)
+        weights = np.asarray(
+            measured or (np.arange(1, num_experts + 1, dtype=np.float64) ** -self.s,), dtype=np.float64
+        )
         shares: NDArray[np.float64] = weights / weights.sum(axis=1, keepdims=True)
         return shares
 
@@ -110,8 +112,8 @@ class RouterLoad:
         """Share of routed (token, expert) pairs that no expert has room for."""
         if not self.capacity:
             return 0.0
-        beyond = np.maximum(self.shares(num_experts) * (1.0 - self.alone / 2) - self.capacity / num_experts, 0.0)
-        return float(beyond.sum(axis=1).mean())
+        over_capacity = np.maximum(self.shares(num_experts) * (1.0 - self.alone / 2) - self.capacity / num_experts, 0.0)
+        return float(over_capacity.sum(axis=1).mean())
 
     def busiest(self, num_experts: int, ep: int) -> float:
         """Rows that the busiest of `ep` ranks computes over those of balanced routing without drops. Every layer waits
@@ -199,10 +201,10 @@ class Workload:
             _whole(name, size)
             if size > MAX_TOKENS:
                 raise PlanError(f"{name} = {size} is over the limit of {MAX_TOKENS:,}; give the tokens of one sequence")
-        given = [name for name in ("seq_len", "lengths", "distribution") if getattr(self, name)]
-        if len(given) != 1:
+        stated = [name for name in ("seq_len", "lengths", "distribution") if getattr(self, name)]
+        if len(stated) != 1:
             raise PlanError(
-                f"a workload takes exactly one of seq_len, lengths, distribution, not {' and '.join(given) or 'none'}"
+                f"a workload takes exactly one of seq_len, lengths, distribution, not {' and '.join(stated) or 'none'}"
             )
         if self.seq_len < 0 or any(length < 1 for length in self.lengths):
             raise PlanError("sequences have at least 1 token")

@@ -41,8 +41,8 @@ def layer_prices(contexts: Sequence[LocalContext]) -> tuple[LayerPrice, ...]:
 
 def _alike(context: LocalContext) -> LocalContext:
     """The context without the sizes that may vary within a group; a sequence that is divided over cp may not."""
-    kept = tuple((name, value if context.mesh.cp > 1 and name == "seq" else 0) for name, value in context.sizes)
-    return replace(context, sizes=kept)
+    sizes = tuple((name, value if context.mesh.cp > 1 and name == "seq" else 0) for name, value in context.sizes)
+    return replace(context, sizes=sizes)
 
 
 def _arrays(distinct: Sequence[tuple[tuple[str, int], ...]]) -> dict[str, Any]:

@@ -25,9 +25,9 @@ def micro_batch(plan: Plan) -> Iterator[Single]:
         yield name, replace(plan, schedule=replace(plan.schedule, micro_batch_size=size))
     count = plan.schedule.num_microbatches
     if plan.schedule.micro_batch_size is None and count is not None:
-        for more in (2 * count, 4 * count):
-            schedule = replace(plan.schedule, num_microbatches=more)
-            yield f"num_microbatches {count} -> {more}", replace(plan, schedule=schedule)
+        for microbatches in (2 * count, 4 * count):
+            schedule = replace(plan.schedule, num_microbatches=microbatches)
+            yield f"num_microbatches {count} -> {microbatches}", replace(plan, schedule=schedule)
 
 
 def recompute(plan: Plan) -> Iterator[Single]:

@@ -59,8 +59,8 @@ class ComputeTime:
         again (`again`), collectives by axis (`tp`), what launches take beyond (`launch`), what offloaded activations
         take beyond that (`offload`), and what methods do on top (`methods`). They add up to its price."""
         own = self._own_parts(kind, block)
-        beside = self._methods_s(kind, block)
-        return {**own, "methods": beside} if beside else own
+        methods_s = self._methods_s(kind, block)
+        return {**own, "methods": methods_s} if methods_s else own
 
     def _methods_s(self, kind: str, block: int) -> float:
         """Seconds of the forward of a teacher, and of forwards and backwards from other activations."""
@@ -69,8 +69,8 @@ class ComputeTime:
             return 0.0
         if kind == "F":
             return costs.teacher_forwards * self.priced.teacher_s
-        more = (("F", costs.forwards), ("I", costs.input_gradients), ("B", costs.backwards))
-        return sum(times * sum(self._own_parts(one, block).values()) for one, times in more if times)
+        method_times = (("F", costs.forwards), ("I", costs.input_gradients), ("B", costs.backwards))
+        return sum(times * sum(self._own_parts(one, block).values()) for one, times in method_times if times)
 
     def _own_parts(self, kind: str, block: int) -> dict[str, float]:
         """The parts of an action as its layers take them, before any method changes them."""
@@ -96,10 +96,10 @@ class ComputeTime:
             return {**spent_on, "launch": share * whole["launch"], "offload": share * whole["offload"]}
         # The host launches ahead: the action lasts as long as the slower of device and host.
         host = self._host_s(stage, phases, extra.kernels) + self.priced.other_host_s(kind, block)
-        held = max(device + self._starved_s(kind, block), host)
+        issue_s = max(device + self._starved_s(kind, block), host)
         # Copies have their own link; only what exceeds the action shows, unless nothing overlaps them.
-        copies, beside = self._activation_copies(kind, block), self.copies_overlap(stage)
-        return {**spent_on, "launch": held - device, "offload": max(copies - held, 0.0) if beside else copies}
+        copies, overlaps = self._activation_copies(kind, block), self.copies_overlap(stage)
+        return {**spent_on, "launch": issue_s - device, "offload": max(copies - issue_s, 0.0) if overlaps else copies}
 
     def _share(self, kind: str, block: int) -> float:
         """A layer's share of what its stage's row takes beyond kernels and collectives: as it is launched slower than

@@ -62,16 +62,16 @@ def contended(structure: Structure, pricing: Pricing) -> tuple[Durations, Times 
     """(seconds of each price key, with what kernels lose to collectives alongside them; the step played last on the
     way, from which `period` may go on)."""
     # With rows of whole stages contention is in the prices of computing (`step`), unless the vocabulary is divided.
-    alone, keys = pricing.durations(structure.program), structure.program.keys
+    uncontended, keys = pricing.durations(structure.program), structure.program.keys
     divided = pricing.stages[0].share is not None
     lost_to_each = slowed(pricing.stages[0].device)
     if (pricing.blocks[0][1] < 0 and not divided) or not lost_to_each:
-        return alone, None
+        return uncontended, None
     moving = SHARED if divided else (*TRANSFERS, *COMPUTES, *HOST)
     loads, computes = dict[tuple[str, int, str], float](), dict[tuple[str, int, str], tuple[float, float]]()
     # Per price key: what it takes from kernels, which share of it is kernels, and how long it can lose without harm.
     others, kernels, idle = np.zeros((3, len(keys)))
-    for at, (key, busy) in enumerate(zip(keys, alone.busy.tolist(), strict=True)):
+    for at, (key, busy) in enumerate(zip(keys, uncontended.busy.tolist(), strict=True)):
         stage = pricing.alike[key.stage]
         if key.kind in moving:
             if (key.kind, stage, key.name) not in loads:
@@ -83,19 +83,19 @@ def contended(structure: Structure, pricing: Pricing) -> tuple[Durations, Times 
                 computes[key.kind, stage, key.shape] = _kernels(parts)
             kernels[at], idle[at] = computes[key.kind, stage, key.shape]
     if not others.any() or not kernels.any():
-        return alone, None
-    lost, now, beside = np.zeros(len(keys)), alone, OverlapTimes(structure, kernels > 0, others)
+        return uncontended, None
+    lost, now, overlap_times = np.zeros(len(keys)), uncontended, OverlapTimes(structure, kernels > 0, others)
     back = OverlapTimes(structure, others > 0, kernels) if BACK else None
     for _ in range(ROUNDS):
         # Time lost to overlapped collectives, less what the action waits for its launches anyway.
-        slower = np.maximum(lost_to_each * kernels * beside.seconds(now) - idle, 0.0)
+        slower = np.maximum(lost_to_each * kernels * overlap_times.seconds(now) - idle, 0.0)
         if back is not None:
             slower += BACK * others * back.seconds(now)
         grown = np.maximum(slower, lost)  # never less than before: the rounds only climb
         if np.array_equal(grown, lost):
             break
-        lost, now = grown, Durations(busy=quantise(alone.busy + grown), lag=alone.lag)
-    return now, beside.last
+        lost, now = grown, Durations(busy=quantise(uncontended.busy + grown), lag=uncontended.lag)
+    return now, overlap_times.last
 
 
 def slowed(device: Device) -> float:

@@ -33,8 +33,8 @@ def expert_costs(prediction: Prediction) -> PlacingCosts:
     )
     experts, here = max(router.experts for router in layers), max(1, len(layers) // plan.num_stages)
     routed = sum(work.sequence_lengths()) * max(router.topk for router in layers)
-    more = (SKEW.busiest(experts, ep) - 1.0) * routed / stage.mesh.world_size * here
-    row_s = (uneven - even) / more
+    extra_rows = (SKEW.busiest(experts, ep) - 1.0) * routed / stage.mesh.world_size * here
+    row_s = (uneven - even) / extra_rows
     if row_s <= 0.0:
         return ROWS_ALONE
     slots = max(map(len, plan.experts.placement), default=experts) // ep

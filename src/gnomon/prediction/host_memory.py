@@ -107,17 +107,17 @@ def together(prediction: Prediction) -> tuple[int, ...]:
 
 def _carried_bytes(program: Program, sizes: Mapping[str, float]) -> NDArray[np.float64]:
     """[rows] gradients on the host that the next step's update reads (a delayed update), from when they come down."""
-    held = np.zeros(program.num_rows)
+    carried = np.zeros(program.num_rows)
     if not any(buffer.name == "GH" and buffer.lifetime == "carried" for buffer in program.buffers):
-        return held
+        return carried
     down = np.isin(program.kind, [i for i, kind in enumerate(program.kinds) if kind.name == "D2H"])
     for low, high in pairwise(program.class_ptr.tolist()):
         came = set[int]()
         for row in (low + np.flatnonzero(down[low:high])).tolist():
             blocks = _blocks_of(program, row) - came
-            held[row:high] += sum(sizes[f"{block}GH"] for block in blocks)
+            carried[row:high] += sum(sizes[f"{block}GH"] for block in blocks)
             came |= blocks
-    return held
+    return carried
 
 
 def _blocks_of(program: Program, row: int) -> set[int]:
@@ -131,17 +131,17 @@ def _blocks_of(program: Program, row: int) -> set[int]:
 def _read_ahead_bytes(program: Program, pricing: Pricing) -> NDArray[np.float64]:
     """[rows] parameters that were read from a disk before they are gathered: of the next two gathers of the step, and
     while one begins its own."""
-    held = np.zeros(program.num_rows)
+    read_ahead = np.zeros(program.num_rows)
     if pricing.plan.optimizer.parameter_tier != "disk":
-        return held
+        return read_ahead
     gathers = np.isin(program.kind, [i for i, kind in enumerate(program.kinds) if kind.name == "UNSHARD"])
     for low, high in pairwise(program.class_ptr.tolist()):
         rows = (low + np.flatnonzero(gathers[low:high])).tolist()
         parts = [_waiting_bytes(pricing, block) for block in program.stage[rows].tolist()]
         for at, (row, until) in enumerate(zip(rows, [*rows[1:], high], strict=True)):
-            held[row:until] = sum(parts[at + 1 : at + 1 + READ_AHEAD])
-            held[row] += parts[at]
-    return held
+            read_ahead[row:until] = sum(parts[at + 1 : at + 1 + READ_AHEAD])
+            read_ahead[row] += parts[at]
+    return read_ahead
 
 
 def _waiting_bytes(pricing: Pricing, block: int) -> int:

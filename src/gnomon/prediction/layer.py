@@ -34,8 +34,8 @@ def layer_price(context: LocalContext) -> LayerPrice:
 
 def layer_pricing(context: LocalContext) -> LayerPricing:
     """The layer being priced, for several ways to save its tensors; the context's own is left out."""
-    kept = replace(context, saving=LayerSaving(policy=(), input="keep"), whole_recompute=False)
-    return _priced(kept)
+    kept_input = replace(context, saving=LayerSaving(policy=(), input="keep"), whole_recompute=False)
+    return _priced(kept_input)
 
 
 def price_layer(context: LocalContext, sizes: Mapping[str, Any]) -> LayerPrice:
@@ -166,8 +166,8 @@ class LayerPricing:
 
     def _forward_flops(self, paths: Iterable[str]) -> float:
         scope = self.scope
-        wanted = set(paths)
-        ops = (op for op in scope.block.ops if op.path in wanted)
+        path_set = set(paths)
+        ops = (op for op in scope.block.ops if op.path in path_set)
         flops: float = as_float(sum(forward_work(op, scope.block, scope.setting(op.path)).matmul_flops for op in ops))
         return flops
 

@@ -38,19 +38,19 @@ class LayerExposed:
 
     def phase(self, prices: Iterable[tuple[str, OpPrice]], flops: float, collectives: Sequence[Collective]) -> Phase:
         scope = self.scope
-        given = list(prices)
+        price_list = list(prices)
         # busy: seconds of each op's kernels by its path before lowering, since collectives are named by that.
         busy: dict[str, float] = {}
-        for path, price in given:
+        for path, price in price_list:
             origin = path.partition(":")[0]
             busy[origin] = busy.get(origin, 0.0) + as_float(price.device_s)
-        rings = sum(as_float(price.device_s) for path, price in given if path.endswith(RING))
+        rings = sum(as_float(price.device_s) for path, price in price_list if path.endswith(RING))
         comm: dict[str, float] = {}
         for path in dict.fromkeys(c.path for c in collectives):
             mine = [c for c in collectives if c.path == path]
             for axis, seconds in self._exposed(mine, busy.get(path, 0.0)):
                 comm[axis] = comm.get(axis, 0.0) + seconds
-        compute_s = sum(as_float(price.device_s) for _, price in given)
+        compute_s = sum(as_float(price.device_s) for _, price in price_list)
         if scope.context.expert_overlap and "ep" in comm:
             comm["ep"] = self._exposed_dispatch_s(comm["ep"], compute_s)
         counts: dict[str, int] = {}
@@ -61,7 +61,7 @@ class LayerExposed:
             attention_s=sum(busy.get(path, 0.0) for path in scope.attending) - rings,
             opaque_s=sum(busy.get(path, 0.0) for path in scope.opaque),
             comm_s=comm,
-            kernels=sum(price.kernels for _, price in given) + sum(counts.values()),
+            kernels=sum(price.kernels for _, price in price_list) + sum(counts.values()),
             collectives=counts,
             flops=flops,
         )

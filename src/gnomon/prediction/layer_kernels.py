@@ -172,9 +172,9 @@ class LayerKernels:
         scope, stacked = self.scope, 0
         if scope.facts.experts == "stacked":
             weights = [o for o in scope.block.ops if o.does == "multiplies rows"]
-            for product in weights:
-                tensor = scope.block.tensor(product.inputs[1])
-                stacked += int(nbytes(tensor, scope.sharded.sizes(product.path), scope.dtypes))
+            for matmul in weights:
+                tensor = scope.block.tensor(matmul.inputs[1])
+                stacked += int(nbytes(tensor, scope.sharded.sizes(matmul.path), scope.dtypes))
         tokens = nbytes(scope.block.tensor(op.inputs[0]), scope.sharded.sizes(op.path), scope.dtypes)
         return loop_price(scope.local_experts, tokens, stacked, scope.device, scope.curves, backward=backward)
 

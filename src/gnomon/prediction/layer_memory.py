@@ -97,8 +97,8 @@ class LayerMemory:
         if is_input or len(narrow) > 1 or not (low := narrow.pop()):
             return whole
         size = DTYPE_BITS[self.dtypes.resolve(entry.tensor.dtype)]
-        kept: int = as_int(whole * int(32 * _NARROW_BITS[low]) // (32 * size))
-        return kept
+        rounded: int = as_int(whole * int(32 * _NARROW_BITS[low]) // (32 * size))
+        return rounded
 
     def deferred(self) -> int:
         """Bytes that weight gradients wait for: inputs of products as they are kept, and gradients of their outputs as
@@ -149,8 +149,8 @@ class LayerMemory:
         """Most bytes of gradients of activations alive at once; of a captured layer less what its backward has let go
         of what it keeps."""
         if self._moments is not None:
-            held: int = larger(*self._followed)
-            return held
+            transient_bytes: int = larger(*self._followed)
+            return transient_bytes
         most = 0
         for alive in self._alive():
             most = larger(most, alive)
@@ -165,14 +165,14 @@ class LayerMemory:
         begins = next((i for i, grad in enumerate(back.ops) if self._of_parameter(grad.grads_out)), len(back.ops))
         inputs = {roots[name] for name in self.block.inputs}
         last = {roots[name]: i for i, grad in enumerate(back.ops) for name in grad.reads if grad.phase != "accumulate"}
-        kept = {entry.tensor.name: entry.tensor for entry in back.saved if entry.tensor.name not in inputs}
+        saved_tensors = {entry.tensor.name: entry.tensor for entry in back.saved if entry.tensor.name not in inputs}
         early, late, freed = 0, None, 0
         for i, alive in enumerate(self._alive()):
             if i < begins:
                 early = larger(early, alive)
             else:
                 late = alive - freed if late is None else larger(late, alive - freed)
-            freed += sum(self.bytes_of(tensor) for name, tensor in kept.items() if last.get(name) == i)
+            freed += sum(self.bytes_of(tensor) for name, tensor in saved_tensors.items() if last.get(name) == i)
         return early, 0 if late is None else late
 
     def _of_parameter(self, names: Sequence[str]) -> bool:

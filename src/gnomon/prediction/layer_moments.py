@@ -88,9 +88,9 @@ class Moments:
     def root(self, name: str) -> str:
         return self.roots.get(name, name)
 
-    def forward(self, kept: Collection[str]) -> Any:
+    def forward(self, saved_names: Collection[str]) -> Any:
         """Most bytes during the forward, its inputs counted. kept: what stays for backward."""
-        stay = {self.root(name) for name in (*kept, *self.block.inputs, *self.block.outputs)}
+        stay = {self.root(name) for name in (*saved_names, *self.block.inputs, *self.block.outputs)}
         # last: place of the op that touches a storage for the last time.
         last = {self.root(name): p.place for p in self.pieces for name in (*p.inputs, *p.outputs)}
         goes: dict[int, list[str]] = {}
@@ -135,20 +135,20 @@ class Moments:
                 found |= {n for n in piece.outputs if self.tensors[n].is_float and n not in piece.op.outputs}
         return found
 
-    def read_last(self, wanted: Collection[str]) -> dict[int, list[str]]:
+    def read_last(self, need_grad: Collection[str]) -> dict[int, list[str]]:
         """Maps the place of a piece to the kept storages that the backward reads there for the last time. A layer's
         input goes with the layer that made it."""
         inputs = {self.root(name) for name in self.block.inputs}
-        kept = {self.root(entry.tensor.name) for entry in self.back.saved} - inputs
+        saved_roots = {self.root(entry.tensor.name) for entry in self.back.saved} - inputs
         first: dict[str, int] = {}
         for i, piece in enumerate(self.pieces):
             if piece.op.captured is None:
-                near: tuple[str, ...] = piece.op.rules.saved(piece.op, self.block, wanted)
+                near: tuple[str, ...] = piece.op.rules.saved(piece.op, self.block, need_grad)
             else:
                 keeps = {self.root(name) for name in piece.op.captured.keeps}
                 near = tuple(n for n in (*piece.inputs, *piece.outputs) if self.root(n) in keeps)
             for name in near:
-                if (root := self.root(name)) in kept:
+                if (root := self.root(name)) in saved_roots:
                     # Pieces are walked forward, so the first that saves a storage is the last to read it in backward.
                     first.setdefault(root, i)
         goes: dict[int, list[str]] = {}
@@ -177,11 +177,11 @@ class _Backward:
                 self._give(name, self._new(of.sizes.get(name, 0)))
         self._seen(0)
 
-    def _seen(self, more: Any) -> None:
+    def _seen(self, extra_bytes: Any) -> None:
         if self.begun:
-            self.late = larger(self.late, self.now + more)
+            self.late = larger(self.late, self.now + extra_bytes)
         else:
-            self.early = larger(self.early, self.now + more)
+            self.early = larger(self.early, self.now + extra_bytes)
 
     def _new(self, size: Any) -> int:
         self.count += 1
@@ -204,14 +204,14 @@ class _Backward:
         piece = self.of.pieces[i]
         came = [name for name in piece.outputs if name in self.grads]
         targets = [n for n in dict.fromkeys(piece.inputs) if n in self.wanted and n not in piece.outputs]
-        made: list[tuple[str, int]] = []
+        gradients: list[tuple[str, int]] = []
         if came and targets:
-            made = self._gradients(piece, came, targets)
+            gradients = self._gradients(piece, came, targets)
         for name in came:
             self._drop(name)
         for root in self.goes.get(i, ()):
             self.now = self.now - self.of.sizes[root]
-        for name, grad in made:
+        for name, grad in gradients:
             self._arrives(piece, name, grad)
 
     def _gradients(self, piece: MomentOp, came: list[str], targets: list[str]) -> list[tuple[str, int]]:
@@ -222,31 +222,31 @@ class _Backward:
         cast = piece.op.rules.memory == "cast" and self.of.root(came[0]) == self.of.root(piece.inputs[0])
         # The result's gradient is passed on, whole, or as a new tensor where sizes differ.
         if len(came) == 1 and (piece.passes or cast):
-            made = []
+            gradients = []
             for name in targets:
                 whole = piece.name == "sum" or self._same(sizes[name], sizes[came[0]])
-                made.append((name, first if whole else self._new(sizes[name])))
+                gradients.append((name, first if whole else self._new(sizes[name])))
             self._seen(0)
-            return self._held(made)
+            return self._held(gradients)
         spread = 0
         result = sum(sizes[name] for name in came)
-        made = []
+        gradients = []
         for name in targets:
             if self._is_parameter(name) and piece.op.rules.weight_sum == "in place":
                 continue
-            made.append((name, self._new(sizes[name])))
+            gradients.append((name, self._new(sizes[name])))
             # A broadcast operand's gradient is of the result's size before it is summed.
             if piece.name in SPREAD and not self._same(sizes[name], result):
                 spread = spread + result
             spread = spread + ON_THE_WAY.get(piece.name, 0) * sizes[name]
         self._seen(spread)
-        return self._held(made)
+        return self._held(gradients)
 
-    def _held(self, made: list[tuple[str, int]]) -> list[tuple[str, int]]:
+    def _held(self, gradients: list[tuple[str, int]]) -> list[tuple[str, int]]:
         """Holds gradients while they are handed on."""
-        for _, grad in made:
+        for _, grad in gradients:
             self.readers[grad] += 1
-        return made
+        return gradients
 
     @staticmethod
     def _same(a: Any, b: Any) -> bool:

@@ -38,10 +38,10 @@ class LayerNarrow:
         adapters."""
         scope = self.scope
         routed = {op.inputs[0] for op in scope.block.ops if op.does == "routes"}
-        made = {name: op.path for op in scope.block.ops for name in op.outputs}
-        heads = {path for name, path in made.items() if has_vocab(scope.block.tensor(name))}
+        makers = {name: op.path for op in scope.block.ops for name in op.outputs}
+        heads = {path for name, path in makers.items() if has_vocab(scope.block.tensor(name))}
         heads |= {op.path for op in scope.block.ops if op.path.endswith((".lora_A", ".lora_B"))}
-        return frozenset(heads | {made[name] for name in routed if name in made})
+        return frozenset(heads | {makers[name] for name in routed if name in makers})
 
     @cached_property
     def adapted(self) -> frozenset[str]:
@@ -60,10 +60,12 @@ class LayerNarrow:
         """Paths of activations between narrow matmuls of experts, which run inside these."""
         scope = self.scope
         narrow = {op.path for op in scope.block.ops if op.does == "multiplies rows" and self.low(op.path)}
-        made = {name for op in scope.block.ops if op.path in narrow for name in op.outputs}
+        narrow_outputs = {name for op in scope.block.ops if op.path in narrow for name in op.outputs}
         read = {op.inputs[0] for op in scope.block.ops if op.path in narrow}
         # An epilogue reads only what narrow matmuls made and writes only what they read: it runs inside them.
-        inner = {op.path for op in scope.block.ops if made.issuperset(op.inputs) and read.issuperset(op.outputs)}
+        inner = {
+            op.path for op in scope.block.ops if narrow_outputs.issuperset(op.inputs) and read.issuperset(op.outputs)
+        }
         return frozenset(inner)
 
     def _gathered(self) -> dict[str, int]:
@@ -92,16 +94,16 @@ class LayerNarrow:
         # The first reader casts for all; what runs between two fused matmuls needs no cast.
         name = op.outputs[0] if backward else op.inputs[0]
         again = not backward and self.casts.get(name, op.path) != op.path
-        made = scope.makers.get(name)
+        maker = scope.makers.get(name)
         again = again or name in self.between
         engine = not backward and scope.facts.transformer_engine
         if scope.facts.fused_casts:  # gradients come from what reads the tensor
-            near = next((o for o in scope.block.ops if name in o.inputs), None) if backward else made
+            near = next((o for o in scope.block.ops if name in o.inputs), None) if backward else maker
             fused = near is not None and not _is_library(near)
             if near is not None and scope.facts.sorted_rows and near.does in ORDERING:
                 fused = False
         else:
-            fused = engine and made is not None and made.rules.fused_by == "norm" and name not in self.adapted
+            fused = engine and maker is not None and maker.rules.fused_by == "norm" and name not in self.adapted
         once = engine and bool(op.contracts) and scope.block.tensor(op.inputs[1]).kind != "parameter"
         fp8 = scope.context.precision.fp8
         searched = fp8 is not None and (fp8.recipe == "rowwise" or (backward and fp8.fixed))

@@ -176,8 +176,8 @@ def rank_memory(structure: Structure, pricing: Pricing) -> tuple[tuple[RankMemor
     offload = pricing.plan.optimizer.offload
     # Gradients that stream to the host, or an optimizer of which a part stays, differ from block to block.
     parted = is_streamed(pricing) or (offload is not None and offload.fraction < 1)
-    kept = blocks_on_device(program) if parted else frozenset[int]()
-    sizes = buffer_sizes(pricing, kept)
+    device_blocks = blocks_on_device(program) if parted else frozenset[int]()
+    sizes = buffer_sizes(pricing, device_blocks)
     changes = held_moves(structure, pricing, sizes)
     extra = temporaries(program, pricing, gradients_made(program, pricing, changes))
     during = changes.during(program.num_rows) + extra
@@ -192,17 +192,17 @@ def rank_memory(structure: Structure, pricing: Pricing) -> tuple[tuple[RankMemor
         # The fullest row of the class is the peak; everything reported is of that row.
         row = low + int(np.argmax(during[low:high]))
         stages = tuple(dict.fromkeys(pricing.blocks[b][0] for b in distinct(program.stage[low:high]).tolist()))
-        held = _held(program, changes, low, row)
+        classes = _held(program, changes, low, row)
         kind, unit = program.kinds[program.kind[row]].name, int(program.unit[row])
         moment = _WORDS.get(kind, kind.lower()) + (f" of unit {unit}" if unit >= 0 else "")
         early = int(during[row] - needed[low:high].max())
         copies = {pricing.blocks[b][0] for b in program.stage[low:high][is_copy[low:high]].tolist()}
         absent = unmade.get(row, 0.0)
         if absent:
-            key = next(key for key in held if key[0] == "G")
-            held[key] -= absent
+            key = next(key for key in classes if key[0] == "G")
+            classes[key] -= absent
         inside = int(extra[row] + absent)
-        memory.append(_rank(pricing, cls, stages, held, sizes, inside, early, moment, kept, copies))
+        memory.append(_rank(pricing, cls, stages, classes, sizes, inside, early, moment, device_blocks, copies))
     return tuple(memory), sizes
 
 
@@ -224,8 +224,8 @@ class HeldMoves:
         total = np.bincount(self.row, self.bytes, rows).astype(float)
         # A running sum over rows in order of issue. What is freed at a row's end is still held during it.
         ends = np.bincount(self.row, np.where(self.at_start, 0.0, self.bytes), rows)
-        held: NDArray[np.float64] = np.cumsum(total) - ends
-        return held
+        open_bytes: NDArray[np.float64] = np.cumsum(total) - ends
+        return open_bytes
 
 
 def held_moves(structure: Structure, pricing: Pricing, sizes: Mapping[str, float]) -> HeldMoves:
@@ -245,12 +245,12 @@ def held_moves(structure: Structure, pricing: Pricing, sizes: Mapping[str, float
 
     def moved(buffer: str, *names: str) -> NDArray[np.bool_]:
         """Whether it is this buffer that comes or goes, in an action of these kinds."""
-        wanted = [i for i, entry in enumerate(program.buffers) if entry.name == buffer]
-        return np.isin(moves.buffer, wanted) & np.isin(program.kind[moves.row], kinds(*names))
+        buffers = [i for i, entry in enumerate(program.buffers) if entry.name == buffer]
+        return np.isin(moves.buffer, buffers) & np.isin(program.kind[moves.row], kinds(*names))
 
-    kept = np.array([_keeps_input(pricing, block) for block in range(program.num_stages)])
+    keeps_input = np.array([_keeps_input(pricing, block) for block in range(program.num_stages)])
     # Allocations are at the start of a row, frees at its end, except a stage's input, which then counts as kept.
-    at_start = (size > 0) | (moved("X", "F", "R", *FORWARD.values()) & kept[program.stage[row]])
+    at_start = (size > 0) | (moved("X", "F", "R", *FORWARD.values()) & keeps_input[program.stage[row]])
     if pricing.stack.gradients.bucketed is False and pricing.plan.optimizer.zero >= 2:
         # the shard is there once it has arrived
         waits = moved("G", "REDUCE_GRAD") | moved("GS", "REDUCE_GRAD")
@@ -259,13 +259,13 @@ def held_moves(structure: Structure, pricing: Pricing, sizes: Mapping[str, float
     first = np.flatnonzero(np.isin(program.kind, kinds("I")))
     # Input gradients free what weight gradients do not read; the rest (`deferred`) goes with W.
     if pricing.stack.gradients.split_backward_frees and len(first):
-        left = np.array([_deferred(pricing, block) for block in range(program.num_stages)])
+        deferred = np.array([_deferred(pricing, block) for block in range(program.num_stages)])
         late = moved("S", "W")
-        size[late] = -left[program.stage[row[late]]]
+        size[late] = -deferred[program.stage[row[late]]]
         whole = np.array([sizes[f"{block}S"] for block in range(program.num_stages)])
         row = np.concatenate([row, first])
         buffer = np.concatenate([buffer, np.full(len(first), moves.buffer[late][0])])
-        size = np.concatenate([size, (left - whole)[program.stage[first]]])
+        size = np.concatenate([size, (deferred - whole)[program.stage[first]]])
         at_start = np.concatenate([at_start, np.zeros(len(first), bool)])
     if copied := [*copies(program, pricing), *step_gradients(program, pricing)]:
         row = np.concatenate([row, [copy.row for copy in copied]])
@@ -292,10 +292,10 @@ def _at_leisure(
         row, buffer, size, at_start = (
             getattr(changes, column)[of] for column in ("row", "buffer", "bytes", "at_start")
         )
-        held = HeldMoves(row=row, buffer=buffer, bytes=size, at_start=at_start).during(program.num_rows)
+        open_now = HeldMoves(row=row, buffer=buffer, bytes=size, at_start=at_start).during(program.num_rows)
         # One collective per weight: at most the largest parameter's share is needed at once.
         one = np.array([share[block] * sizes.get(f"{block}{name}", 0.0) for block in range(program.num_stages)])
-        spared += np.maximum(held - one[program.stage], 0.0)
+        spared += np.maximum(open_now - one[program.stage], 0.0)
     backward = np.isin(program.kind, [i for i, kind in enumerate(program.kinds) if kind.name in ("B", "I")])
     logits = np.array([logits_bytes(pricing, block) for block in range(program.num_stages)], float)
     spared += np.where(backward, np.minimum(logits[program.stage], extra), 0.0)
@@ -331,7 +331,7 @@ def _largest_share(pricing: Pricing, block: int) -> float:
 def _keeps_input(pricing: Pricing, block: int) -> bool:
     """Whether what a stage of the Program keeps has its input in it."""
     first, size = layers_behind(pricing, block)[0]
-    return 0 < first.input_bytes <= min(size, sum(kept.bytes for kept in first.saved if kept.is_input))
+    return 0 < first.input_bytes <= min(size, sum(tensor.bytes for tensor in first.saved if tensor.is_input))
 
 
 def _deferred(pricing: Pricing, block: int) -> float:
@@ -354,12 +354,12 @@ def _rank(
     pricing: Pricing,
     cls: int,
     stages: tuple[int, ...],
-    held: Mapping[tuple[str, int], float],
+    by_buffer: Mapping[tuple[str, int], float],
     sizes: Mapping[str, float],
     temporary: int,
     early: int,
     moment: str,
-    kept: frozenset[int],
+    device_blocks: frozenset[int],
     copies: Collection[int],
 ) -> RankMemory:
     """Memory of one rank class at its fullest row. copies: those of `stages` that are another rank's."""
@@ -367,11 +367,11 @@ def _rank(
     own = [pricing.stages[s] for s in stages if s not in copies]
     by_class = {"parameters": 0, "gradients": 0, "master": 0, "states": 0}
     for stage in here:
-        for name, size in _static_bytes(pricing, stage, kept).items():
+        for name, size in _static_bytes(pricing, stage, device_blocks).items():
             by_class[name] += size
 
     def total(*names: str) -> int:
-        return int(sum(size for (name, _), size in held.items() if name in names))
+        return int(sum(size for (name, _), size in by_buffer.items() if name in names))
 
     # Gradients made anew each step come and go, so they are in `held`, not in what stays.
     if made_each_step(pricing):  # they are among what is held
@@ -388,16 +388,16 @@ def _rank(
     logits = int(
         sum(
             size / sizes[f"{block}S"] * logits_bytes(pricing, block)
-            for (name, block), size in held.items()
+            for (name, block), size in by_buffer.items()
             if name in ("S", "SC") and sizes[f"{block}S"]
         )
     )
     by_class["activations"] = total("S", "X", "HX", "EX", "KV", "DKV", "SC", "KX") - logits
     by_class["activations"] += sum(_resident_batch_bytes(pricing, stage) for stage in own)
-    more = 0.0 if pricing.costs is None else pricing.costs.logits
-    by_class["logits"] = round(logits * (1 + more)) + total("VS")
+    extra_copies = 0.0 if pricing.costs is None else pricing.costs.logits
+    by_class["logits"] = round(logits * (1 + extra_copies)) + total("VS")
     by_class["communication"] = total(
-        "Y", "DY", "DX", "VL", "HG", "EG", "KD", *(name for name, _ in held if name.startswith(_ON_THEIR_WAY))
+        "Y", "DY", "DX", "VL", "HG", "EG", "KD", *(name for name, _ in by_buffer if name.startswith(_ON_THEIR_WAY))
     )
     by_class["temporary"] = temporary
     device = here[0].device
@@ -458,28 +458,28 @@ def _ranks_of(stages: Sequence[StagePrice]) -> tuple[int, ...]:
 
 def _resident_batch_bytes(pricing: Pricing, stage: StagePrice) -> int:
     """Bytes of inputs of a captured model that no layer keeps; the batch of a step is there all the time."""
-    sizes, kept = dict[str, int](), set[str]()
+    sizes, sources_saved = dict[str, int](), set[str]()
     for layer, price in zip(stage.in_order, stage.order, strict=True):
         if not price.forward_bytes:
             continue
-        sources, held = dict(layer.call.inputs), {one.tensor for one in price.saved}
+        sources, saved_names = dict(layer.call.inputs), {one.tensor for one in price.saved}
         for name in price.context.no_grad:
             source = sources.get(name, name)
-            kept |= {source} if name in held else set()
+            sources_saved |= {source} if name in saved_names else set()
             sizes[source] = int(price.sharded.bytes_of(price.sharded.block.tensor(name)))
-    return pricing.count * sum(size for source, size in sizes.items() if source not in kept)
+    return pricing.count * sum(size for source, size in sizes.items() if source not in sources_saved)
 
 
-def _static_bytes(pricing: Pricing, stage: StagePrice, kept: frozenset[int]) -> dict[str, int]:
+def _static_bytes(pricing: Pricing, stage: StagePrice, device_blocks: frozenset[int]) -> dict[str, int]:
     """Bytes that stay between steps, by class. kept: blocks whose optimizer stays on the device."""
     sizes = stage.static_bytes()
     if pricing.costs is not None:
         sizes["states"] += load_late("gnomon.prediction.method_costs:kept_bytes")(pricing.costs, stage)
         sizes["parameters"] += pricing.teacher_bytes
-    if kept:
+    if device_blocks:
         number = next(i for i, other in enumerate(pricing.stages) if other is stage)
         here = replace(stage.plan, optimizer=replace(stage.plan.optimizer, offload=None))
-        whole, share = replace(stage, plan=here).static_bytes(), on_device(pricing, number, kept)
+        whole, share = replace(stage, plan=here).static_bytes(), on_device(pricing, number, device_blocks)
         sizes |= {name: round(whole[name] * share) for name in ("master", "states")}
     return sizes
 
@@ -494,8 +494,8 @@ def _second_gradients(pricing: Pricing, stage: StagePrice) -> int:
         summed = stack.gradients.unsharded_accumulation and pricing.count > 1
         return sum(stage.elements) * width(precision.compute) if summed else 0
     reduced = stack.gradients.reducer_buckets and stage.mesh.dp_replicate * stage.mesh.dp_shard * stage.mesh.cp > 1
-    kept = stack.gradients.kept_gradients and width(precision.grad) > width(precision.param)
-    return sum(stage.elements) * width(precision.param) if reduced or kept else 0
+    second_copy = stack.gradients.kept_gradients and width(precision.grad) > width(precision.param)
+    return sum(stage.elements) * width(precision.param) if reduced or second_copy else 0
 
 
 def _unreduced(pricing: Pricing, own: Sequence[StagePrice]) -> int:
@@ -515,7 +515,7 @@ def _keys_bytes(layer: LayerPrice) -> int:
 def logits_bytes(pricing: Pricing, block: int) -> int:
     """The bytes of logits in what a stage of the Program keeps of a microbatch."""
     own = pricing.stages[pricing.blocks[block][0]].order[slice(*pricing.span(block))]
-    return sum(kept.bytes for layer in own for kept in layer.saved if kept.is_logits)
+    return sum(tensor.bytes for layer in own for tensor in layer.saved if tensor.is_logits)
 
 
 def _last_layer(pricing: Pricing, block: int) -> Layer:
@@ -535,7 +535,7 @@ def _several(pricing: Pricing, block: int, number: int, index: int, layers: int)
     return sizes
 
 
-def buffer_sizes(pricing: Pricing, kept: frozenset[int] = frozenset()) -> dict[str, float]:
+def buffer_sizes(pricing: Pricing, device_blocks: frozenset[int] = frozenset()) -> dict[str, float]:
     """Bytes of the Program's buffers by label.
 
     S is what the layers behind a stage keep; X, Y, DX, DY and skips (SKIP_0_2) what stages send each other. P and G
@@ -554,22 +554,22 @@ def buffer_sizes(pricing: Pricing, kept: frozenset[int] = frozenset()) -> dict[s
             size = float(pricing.messages.bytes_of((source, target)))
             sizes |= {f"SKIP_{source}_{target}": size, f"DSKIP_{source}_{target}": size}
     for shape, priced in pricing.shapes.items():  # of one unit, under labels that say which
-        own = buffer_sizes(priced, kept)
+        own = buffer_sizes(priced, device_blocks)
         sizes |= {f"{label}~{shape}": size for label, size in own.items() if label not in _NO_BYTES}
     for block, (number, index) in enumerate(pricing.blocks):
         stage = pricing.stages[number]
         if stage.share is not None:
             sizes |= {f"{block}{name}": float(size) for name, size in stage.share.buffer_bytes().items()}
         parts = layers_behind(pricing, block)
-        sizes[f"{block}S"] = float(sum(kept for _, kept in parts))
+        sizes[f"{block}S"] = float(sum(device_blocks for _, device_blocks in parts))
         first, last = parts[0][0], parts[-1][0]
         sizes[f"{block}X"] = sizes[f"{block}DX"] = float(first.input_bytes)
         sizes[f"{block}Y"] = sizes[f"{block}DY"] = float(last.output_bytes)
-        given = {"SENT": first.input_bytes, "MADE": last.output_bytes}
+        part_bytes = {"SENT": first.input_bytes, "MADE": last.output_bytes}
         sizes |= {
-            f"{block}{name}.{part}": given[name] / parts_of
+            f"{block}{name}.{part}": part_bytes[name] / parts_of
             for name, part in travelling
-            if name in given and part_of(pricing.graph, _last_layer(pricing, block)) == "experts"
+            if name in part_bytes and part_of(pricing.graph, _last_layer(pricing, block)) == "experts"
         }
         if pricing.rows_divide_stages:  # gradients that layers of a stage hand each other are inside theirs
             if index > 0:
@@ -592,15 +592,15 @@ def buffer_sizes(pricing: Pricing, kept: frozenset[int] = frozenset()) -> dict[s
                 )
         by_layer = index >= 0 and (zero == 3 or (zero == 2 and whole))
         if by_layer:
-            made = (
+            of_layers = (
                 [gradient_bytes(stage, at) for at in range(*pricing.span(block))]
                 if whole
                 else [(size, 0) for size in reduced]
             )
-            sizes |= {f"{block}{name}": float(sum(x[i] for x in made)) for i, name in enumerate(("G", "GS"))}
+            sizes |= {f"{block}{name}": float(sum(x[i] for x in of_layers)) for i, name in enumerate(("G", "GS"))}
         if index >= 0 and is_streamed(pricing):
             sizes[f"{block}G"], sizes[f"{block}GS"] = gradient_sizes(
-                pricing, stage, first, int(reduced[0]), kept=block in kept
+                pricing, stage, first, int(reduced[0]), is_saved=block in device_blocks
             )
         elif by_layer:
             continue

@@ -93,19 +93,19 @@ class Messages:
         """The most that one rank sends or receives of a microbatch between two stages, over what the source's priced
         rank holds: above 1 where stages have other meshes or shares, so that messages of several meet at one."""
         one, two = self.plan.stage_mesh(source), self.plan.stage_mesh(target)
-        given = (
+        orders = (
             [stage.shares for stage in (self.plan.stages[source], self.plan.stages[target])] if self.plan.stages else []
         )
-        if one == two and len(set(given)) <= 1:
+        if one == two and len(set(orders)) <= 1:
             return 1.0
-        dealt = [deal(1, m.data_ranks, s) for m, s in zip((one, two), given or ((), ()), strict=True)]
+        dealt = [deal(1, m.data_ranks, s) for m, s in zip((one, two), orders or ((), ()), strict=True)]
         member = self.stages[source].ranks.index(self.stages[source].members[0])
-        held = dealt[0][one.dense.coordinate(member, "dp")]
+        dealt_here = dealt[0][one.dense.coordinate(member, "dp")]
         # without sequence parallelism every tensor-parallel rank holds, and gets, the whole
         divided = self.plan.layout.sequence_parallel
         parts = [m.cp * (m.tp if divided else 1) for m in (one, two)]
         sends = max(dealt[0]) / parts[0] * (1 if divided else max(1, -(-two.tp // one.tp)))
-        return float(max(sends, max(dealt[1]) / parts[1]) / (held / parts[0]))
+        return float(max(sends, max(dealt[1]) / parts[1]) / (dealt_here / parts[0]))
 
     def bytes_of(self, pair: tuple[int, int]) -> int:
         """Bytes that one rank of the source sends a rank of the target for one microbatch."""

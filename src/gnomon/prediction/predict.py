@@ -263,24 +263,26 @@ class TimedPlan:
         check_methods(plan, graph=graph)
         kernels, assumed, stack = kernels_of(stack, cpu=on_cpu(machines))
         assumed += beyond_lines(stack, plan) + expert_lines(stack, graph, plan)
-        given, plan = plan, own_runtime.followed(plan) if stack.name == own_runtime.NAME else plan
+        stated_plan, plan = plan, own_runtime.followed(plan) if stack.name == own_runtime.NAME else plan
         if has_rows(plan):
             cut = taken_apart(plan, graph)
             graph, plan = cut.graph, cut.plan
         count, size = batch(plan, workload)
         priced = Pricing(plan=plan, graph=graph, cluster=machines, stack=stack, stages=(), blocks=(), count=count)
-        asked = PredictionRequest(pricing=priced, workload=workload, size=size, kernels=kernels, by_layer=by_layer)
+        prediction_request = PredictionRequest(
+            pricing=priced, workload=workload, size=size, kernels=kernels, by_layer=by_layer
+        )
         if priced.costs is not None and priced.costs.teacher_forwards:
             if teacher is None:
                 assumed += ("the teacher is taken to be as large as the model; gnomon predict and run read its folder",)
-            asked = asked.taught_by(graph if teacher is None else teacher)
+            prediction_request = prediction_request.taught_by(graph if teacher is None else teacher)
         if several := worker_units(graph, plan, workload):
-            notes, made = (*notes, NOTE), asked.of_units(several)
+            notes, request = (*notes, NOTE), prediction_request.of_units(several)
         elif shares_devices(plan):
-            notes, made = (*notes, TURNS_NOTE), asked.in_turns()
+            notes, request = (*notes, TURNS_NOTE), prediction_request.in_turns()
         else:
-            made = asked.side_by_side()
-        every = tuple(made)
+            request = prediction_request.side_by_side()
+        every = tuple(request)
         if plan.optimizer.paged:  # what waits on the host follows from the peak, and its copies are part of the step
             every = tuple((rows, _paged(rows, pricing)) for rows, pricing in every)
         played = []
@@ -295,7 +297,7 @@ class TimedPlan:
             pricing=pricing,
             durations=durations,
             period=steady,
-            plan=given,
+            plan=stated_plan,
             workload=workload,
             kernels=kernels,
             assumed=assumed,
@@ -367,18 +369,20 @@ class PredictionRequest:
         priced = self.pricing
         check_varied(priced.graph, priced.plan, self.workload, self.kernels)
         # for sequences that one context-parallel rank has to itself
-        alone = replace(priced.plan, mesh=replace(priced.plan.mesh, cp=1), placement=())
+        one_rank = replace(priced.plan, mesh=replace(priced.plan.mesh, cp=1), placement=())
         known: dict[tuple[bool, str, int, Pieces], tuple[StagePrice, ...]] = {}
 
         def stages(plan: Plan, sizes: dict[str, int], pieces: Pieces) -> tuple[StagePrice, ...]:
-            key = plan is alone, plan.layout.context, sizes["seq"], pieces
+            key = plan is one_rank, plan.layout.context, sizes["seq"], pieces
             if key not in known:
                 known[key] = tuple(prices[0] for prices in self.workers(plan, sizes=sizes, pieces=pieces))
             return known[key]
 
         for units in dict.fromkeys(several):
             structure, blocks = self.lowered(priced.plan, len(units), by_layer=self.by_layer, units=units)
-            largest, shapes = priced_units(priced.plan, units, in_styles(priced.plan, stages), partial(stages, alone))
+            largest, shapes = priced_units(
+                priced.plan, units, in_styles(priced.plan, stages), partial(stages, one_rank)
+            )
             whole = replace(priced, stages=largest, blocks=blocks, count=len(units))
             whole = replace(whole, shapes={shape: replace(whole, stages=of) for shape, of in shapes.items()})
             yield with_methods(structure, (whole,)), whole
@@ -434,8 +438,8 @@ def stages_of(
     kernels, _, stack = kernels_of(stack, cpu=on_cpu(cluster))
     count, size = batch(plan, workload)
     priced = Pricing(plan=plan, graph=graph, cluster=cluster, stack=stack, stages=(), blocks=(), count=count)
-    asked = PredictionRequest(pricing=priced, workload=workload, size=size, kernels=kernels, by_layer=False)
-    return tuple(prices[0] for prices in asked.workers(plan))
+    request = PredictionRequest(pricing=priced, workload=workload, size=size, kernels=kernels, by_layer=False)
+    return tuple(prices[0] for prices in request.workers(plan))
 
 
 def _placed(plan: Plan, graph: Graph, workload: Workload) -> Plan:
@@ -543,11 +547,12 @@ def _replicas_beyond(pricing: Pricing, memory: Sequence[RankMemory]) -> Iterator
         return
     each = max(stage.replica_bytes() for stage in pricing.stages)  # of one slot of each layer
     ep = max(pricing.plan.stage_mesh(stage).ep for stage in range(pricing.plan.num_stages))
-    taken, over = each * replicas // ep, tightest.peak_bytes - tightest.limit_bytes
+    replica_bytes, over = each * replicas // ep, tightest.peak_bytes - tightest.limit_bytes
     room = max(0, replicas // ep - -(-over // max(each, 1))) * ep
     fix = f"{room} fit" if room else "none fits"
     yield (
-        f"experts.replicas = {replicas} take {taken / 2**30:.1f} GiB of each rank, which is {over / 2**30:.1f} GiB "
+        f"experts.replicas = {replicas} take {replica_bytes / 2**30:.1f} GiB of each rank, which is "
+        f"{over / 2**30:.1f} GiB "
         f"over its memory: about {fix}"
     )
 
@@ -577,15 +582,15 @@ def _prediction(played: TimedPlan, memory: tuple[RankMemory, ...], sizes: Mappin
     structure, pricing, workload, assumed = played.structure, played.pricing, played.workload, played.assumed
     graph, cluster, plan, stack = pricing.graph, pricing.cluster, pricing.plan, pricing.stack
     steady = played.period
-    lengths, alone = workload.sequence_lengths(), load_under(workload.router, plan.experts).alone
+    lengths, load = workload.sequence_lengths(), load_under(workload.router, plan.experts).alone
     tokens = sum(lengths) if sample_tokens(graph) is None else len(lengths)
     # By length, since a batch has many sequences and few lengths.
     flops = sum(
-        _model_flops(graph, played.kernels, batch, seq, workload.sizes, alone=alone)
+        _model_flops(graph, played.kernels, batch, seq, workload.sizes, fraction_alone=load)
         for seq, batch in sorted(Counter(lengths).items())
     )
     causal = sum(
-        _model_flops(graph, played.kernels, batch, seq, workload.sizes, "half", alone)
+        _model_flops(graph, played.kernels, batch, seq, workload.sizes, "half", load)
         for seq, batch in sorted(Counter(lengths).items())
     )
     devices = cluster.count_devices(plan.placement)
@@ -651,16 +656,16 @@ def _model_flops(
     seq: int,
     sizes: tuple[tuple[str, int], ...],
     causal: Literal["full", "half"] = "full",
-    alone: float = 0.0,
+    fraction_alone: float = 0.0,
 ) -> float:
     """Matrix FLOPs of a step, all devices; plans of one model and batch share them. causal: how attention under a
     causal mask is counted. alone: share of tokens that go to one of their two experts."""
     setting = Setting(sizes={"batch": batch, "seq": seq, **dict(sizes)}, dtypes=BF16, causal_flops=causal)
     whole = float(graph_work(graph, kernels, setting).total.matmul_flops)
-    if not alone:
+    if not fraction_alone:
         return whole
     one = float(graph_work(with_one_expert(graph), kernels, setting).total.matmul_flops)
-    return whole - alone * (whole - one)
+    return whole - fraction_alone * (whole - one)
 
 
 def _recompute_rows_flops(structure: Structure, pricing: Pricing) -> float:

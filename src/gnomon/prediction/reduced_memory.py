@@ -48,9 +48,9 @@ def made_each_step(pricing: Pricing) -> bool:
     """Whether gradients come in the first backward of a step and go with its update: where the stack frees them, and
     nothing else holds room for them all (a reducer's buckets, an optimizer on the host, turns)."""
     optimizer, stage = pricing.plan.optimizer, pricing.stages[0]
-    alone = stage.mesh.dp_replicate * stage.mesh.dp_shard * stage.mesh.cp == 1
+    one_replica = stage.mesh.dp_replicate * stage.mesh.dp_shard * stage.mesh.cp == 1
     free = optimizer.offload is None and not optimizer.offload_parameters and pricing.turns is None
-    return bool(pricing.stack.gradients.freed_each_step) and free and (alone or optimizer.zero == 3)
+    return bool(pricing.stack.gradients.freed_each_step) and free and (one_replica or optimizer.zero == 3)
 
 
 def first_backwards(program: Program) -> list[int]:
@@ -67,7 +67,7 @@ def step_gradients(program: Program, pricing: Pricing) -> list[Copy]:
     """Gradients that come in a step's first backwards, and go at the end of its last update."""
     if not made_each_step(pricing):
         return []
-    moves, held = list[Copy](), dict[int, float]()
+    moves, class_bytes = list[Copy](), dict[int, float]()
     for row in first_backwards(program):
         number, index = pricing.blocks[int(program.stage[row])]
         stage = pricing.stages[number]
@@ -77,8 +77,8 @@ def step_gradients(program: Program, pricing: Pricing) -> list[Copy]:
             moves.append(Copy(row, -float(size), False))
             continue
         cls = int(np.searchsorted(program.class_ptr, row, side="right")) - 1
-        held[cls] = held.get(cls, 0.0) + size
-    return moves + [Copy(int(program.class_ptr[cls + 1]) - 1, -size, False) for cls, size in held.items()]
+        class_bytes[cls] = class_bytes.get(cls, 0.0) + size
+    return moves + [Copy(int(program.class_ptr[cls + 1]) - 1, -size, False) for cls, size in class_bytes.items()]
 
 
 def _held_later(stage: StagePrice, index: int) -> frozenset[str]:
@@ -116,14 +116,14 @@ def copies(program: Program, pricing: Pricing) -> Sequence[Copy]:
     the row are there both."""
     if pricing.stack.gradients.bucketed is not False or not pricing.plan.optimizer.zero:
         return ()
-    waiter, made = waited_for(program, pricing), list[Copy]()
+    waiter, moved = waited_for(program, pricing), list[Copy]()
     for row, override in program.overrides.items():
         key = program.keys[program.key[row]]
         if key.kind == "REDUCE_GRAD" and ".." in override.name:
             size = pricing.amounts(key)[0]
             ends = (int(waiter[row]), True) if pricing.plan.optimizer.zero == 1 else (row, False)
-            made += (Copy(row, size, True), Copy(ends[0], -size, ends[1]))
-    return made
+            moved += (Copy(row, size, True), Copy(ends[0], -size, ends[1]))
+    return moved
 
 
 def largest_bucket(pricing: Pricing, stage: int, reduced: Sequence[int]) -> int:

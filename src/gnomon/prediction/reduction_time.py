@@ -74,19 +74,23 @@ class ReductionTime:
         """A collective of parameters or gradients: of whole stages, what the computing alongside it leaves of it."""
         buckets, last = 1, 0.0
         # at once: the clock shows what overlaps
-        at_once = self.priced.stack.gradients.bucketed is False or (kind == "REDUCE_GRAD" and self._whole_gradients)
-        if beside := 0.0 if at_once else self._overlapped_s(kind, block):
+        starts_together = self.priced.stack.gradients.bucketed is False or (
+            kind == "REDUCE_GRAD" and self._whole_gradients
+        )
+        if overlapped_s := 0.0 if starts_together else self._overlapped_s(kind, block):
             buckets, last = self._buckets(kind, block)
         seconds = self.reduced(kind, block, buckets)
         ranks = sum(link.ranks for _, link in self.prices[kind, block, buckets])
         checks = buckets * check_s(self.priced.stack, ranks)
         if kind == "AR" and self.priced.plan.optimizer.zero:  # comes after a REDUCE_GRAD, which hides first
-            beside = max(beside - self.reduced("REDUCE_GRAD", block, buckets), 0.0)
+            overlapped_s = max(overlapped_s - self.reduced("REDUCE_GRAD", block, buckets), 0.0)
         # the first layer's gather, or the last one's reduction, has nothing alongside it
         least = seconds * max(last, 1 / buckets)
-        exposed = max(least, seconds - beside * (buckets - 1) / buckets)
+        exposed = max(least, seconds - overlapped_s * (buckets - 1) / buckets)
         if checks:  # the thread that launches the backward waits for them
-            idle = max(self.compute.device_s("B", block) - self.compute.host_s("B", block), 0.0) if beside else 0.0
+            idle = (
+                max(self.compute.device_s("B", block) - self.compute.host_s("B", block), 0.0) if overlapped_s else 0.0
+            )
             exposed = max(exposed, checks - idle + least)
         if kind == "UNSHARD" and self.priced.stack.update.sliced_gather and self.priced.plan.optimizer.zero == 1:
             exposed += LAUNCH_S * ranks * self.priced.stages[self.priced.blocks[block][0]].num_tensors
@@ -104,17 +108,17 @@ class ReductionTime:
             return sum(self.compute.parts("F", block).values()) if overlap.param_gather else 0.0
         if not overlap.grad_reduce:
             return 0.0
-        beside = sum(
+        overlapped_s = sum(
             self.compute.parts("W" if orders.find(self.priced.plan.schedule.name).split else "B", block).values()
         )
-        return beside
+        return overlapped_s
 
     def _buckets(self, kind: str, block: int) -> tuple[int, float]:
         """(how many, the share of all bytes that is in the last one, where that is more than that of the others)."""
         stage, layers = self.priced.with_parts(block)
         size = self.priced.plan.overlap.bucket_bytes
-        if size is None and (given := self.priced.plan.overlap.buckets or self.priced.plan.overlap.fused):
-            return self._counted(self.priced.blocks[block][0], given), 0.0
+        if size is None and (size_stated := self.priced.plan.overlap.buckets or self.priced.plan.overlap.fused):
+            return self._counted(self.priced.blocks[block][0], size_stated), 0.0
         if size is None:
             return sum(times for _, times in layers), 0.0
         if self.priced.stack.gradients.reducer_buckets:

@@ -22,7 +22,7 @@ def with_methods(structure: Structure, every: Sequence[Pricing]) -> Structure:
     plan = every[0].plan
     if not rewrites(plan):
         return structure
-    names = ", ".join(given.name for given in plan.schedule.passes)
+    names = ", ".join(method.name for method in plan.schedule.passes)
     if len(every) > 1:
         raise PlanError(f"{names} makes one order of rows, but data-parallel replicas differ in devices or shares")
     try:

@@ -51,12 +51,12 @@ def expert_lines(stack: Stack, graph: Graph, plan: Plan) -> tuple[str, ...]:
     if how not in ("eager", "stacked"):
         return lines
     what = "each a module of its own" if how == "eager" else "each a slice of one tensor, whose gradient it makes whole"
-    said = f"experts run one after another from Python, {what}: a chain of launches for each expert and layer"
+    line = f"experts run one after another from Python, {what}: a chain of launches for each expert and layer"
     if how == "eager" and plan.optimizer.zero == 3 and stack.experts.expert_gather_s is not None:
-        said += "; ZeRO 3 gathers each of their weights by itself"
+        line += "; ZeRO 3 gathers each of their weights by itself"
     return (
         *lines,
-        f"{said} (transformers before release 5; experts_implementation = grouped_mm from then on)",
+        f"{line} (transformers before release 5; experts_implementation = grouped_mm from then on)",
     )
 
 
@@ -70,8 +70,8 @@ def kernels_of(stack: Stack, *, cpu: bool = False) -> tuple[Kernels, tuple[str, 
     known = stack.settings()
     missing = [name for name in _USUAL if name not in known]
     chosen: dict[str, Any] = {name: known.get(name, usual) for name, (usual, _) in _USUAL.items()}
-    told = ", ".join(_USUAL[name][1] for name in missing)
-    assumed: tuple[str, ...] = (f"stack {stack.name!r} does not say: taken as {told}",) if told else ()
+    assumed_text = ", ".join(_USUAL[name][1] for name in missing)
+    assumed: tuple[str, ...] = (f"stack {stack.name!r} does not say: taken as {assumed_text}",) if assumed_text else ()
     if stack.loss.cross_entropy == "chunked":
         assumed += (
             "chunked cross-entropy: priced as a fused one; a part of the logits as large as what the head reads",
@@ -87,5 +87,5 @@ def kernels_of(stack: Stack, *, cpu: bool = False) -> tuple[Kernels, tuple[str, 
         scan_recomputed=stack.layers.scan_recomputed is True,
         expert_weights=stack.experts.moe_weights or "output",
     )
-    given = {name: chosen[name] for name in missing}
-    return kernels, assumed, with_facts(stack, "assumed by predict", "2026-11-21", **given)
+    taken_facts = {name: chosen[name] for name in missing}
+    return kernels, assumed, with_facts(stack, "assumed by predict", "2026-11-21", **taken_facts)

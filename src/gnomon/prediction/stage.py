@@ -147,7 +147,7 @@ class StagePrice:
     @cached_property
     def logits_bytes(self) -> int:
         """Bytes of what it keeps that has the vocabulary as a dim."""
-        return sum(kept.bytes for price in self.order for kept in price.saved if kept.is_logits)
+        return sum(tensor.bytes for price in self.order for tensor in price.saved if tensor.is_logits)
 
     @cached_property
     def elements(self) -> tuple[int, int]:
@@ -240,9 +240,9 @@ class StagePrice:
             out["parameters"] += -(-size // ways)
         out["parameters"] += self.table_bytes
         # What is not of a parameter's size: means by rows, projected moments, wide ones of tables.
-        for experts, more in zip((False, True), self._extra_states, strict=True):
+        for experts, extra in zip((False, True), self._extra_states, strict=True):
             ways = shard_ranks(self.mesh, experts=experts) if optimizer.zero >= 1 else 1
-            out["states"] += ceil(more / ways)
+            out["states"] += ceil(extra / ways)
         if self.plan.overlap.optimizer:  # each is used where it is made
             out["gradients"] = max((self._gradient_bytes(price) for price, _ in self.held_layers), default=0)
         # An offloaded share of the optimizer takes its master copy and states with it.
@@ -280,20 +280,20 @@ class StagePrice:
     @cached_property
     def _update_collectives(self) -> dict[LayerPrice, tuple[UpdateCollective, ...]]:
         optimizer, precision = self.plan.optimizer, self.plan.precision
-        made = {}
+        collectives = {}
         for price, layers in self.held_layers:
-            parts, left = self.share is not None and layers[0] in self._parts, self._repeated(price, layers)
-            made[price] = tuple(
+            parts, unrepeated = self.share is not None and layers[0] in self._parts, self._repeated(price, layers)
+            collectives[price] = tuple(
                 bytes_in_update(
                     price.sharded,
                     self.mesh,
                     optimizer,
                     precision,
-                    without=left,
+                    without=unrepeated,
                     vocabulary=self.plan.num_pipeline_ranks if parts else 1,
                 )
             )
-        return made
+        return collectives
 
     def link_of(self, axes: tuple[str, ...]) -> AxisLink:
         """The link between ranks of these axes, or of the pipeline, which divide the vocabulary."""
@@ -390,17 +390,17 @@ class _Sources(NamedTuple):
         """The sources of what a price keeps."""
         chain, inputs, outputs = {own: out for out, own in call.chain}, dict(call.inputs), price.sharded.block.outputs
         first, chained = [], []
-        for kept in price.saved:
+        for saved_tensor in price.saved:
             # inputs: own name -> "maker.tensor" of the graph.
-            if kept.is_input:
-                maker, _, tensor = inputs[kept.tensor].partition(".")
+            if saved_tensor.is_input:
+                maker, _, tensor = inputs[saved_tensor.tensor].partition(".")
                 first.append((maker, "last", tensor))
-                chained.append(chain.get(kept.tensor, ""))
+                chained.append(chain.get(saved_tensor.tensor, ""))
             else:
-                first.append((call.name, "0", kept.tensor))
+                first.append((call.name, "0", saved_tensor.tensor))
                 chained.append("")
-        same = tuple(kept.is_input and not out for kept, out in zip(price.saved, chained, strict=True))
-        ends = tuple(not kept.is_input and kept.tensor in outputs for kept in price.saved)
+        same = tuple(saved_tensor.is_input and not out for saved_tensor, out in zip(price.saved, chained, strict=True))
+        ends = tuple(not saved_tensor.is_input and saved_tensor.tensor in outputs for saved_tensor in price.saved)
         return cls(tuple(first), tuple(chained), same, ends, call)
 
     def of_layer(self, index: int) -> list[tuple[str, str, str]]:
@@ -441,23 +441,23 @@ def stage_prices(
     each rank a share. facts: of the stack. load: busiest over mean rows of experts. pieces: as in `LocalContext`.
     """
     # Alike devices and equal shares: one worker stands for all ranks.
-    made = _planned(plan, graph, cluster, kernels)
-    mesh, ranks = plan.stage_mesh(stage), made.ranks[stage]
+    planned = _planned(plan, graph, cluster, kernels)
+    mesh, ranks = plan.stage_mesh(stage), planned.ranks[stage]
     shares = plan.stages[stage].shares if plan.stages else ()
     workers: dict[tuple[Device, int], tuple[int, ...]] = {}
-    if made.alike is not None and not shares:
-        workers[made.alike, sizes["batch"]] = ranks
+    if planned.alike is not None and not shares:
+        workers[planned.alike, sizes["batch"]] = ranks
     else:
         # Otherwise group ranks by (device, share); a share of 0 has nothing to price.
         listed: dict[tuple[Device, int], list[int]] = {}
         for index, rank in enumerate(ranks):
             part = shares[mesh.dense.coordinate(index, "dp")] if shares else sizes["batch"]
             if part:
-                listed.setdefault((made.devices[rank], part), []).append(rank)
+                listed.setdefault((planned.devices[rank], part), []).append(rank)
         workers = {worker: tuple(members) for worker, members in listed.items()}
     prices = [
         _stage_price(
-            made,
+            planned,
             stage,
             {**sizes, "batch": part},
             load,
@@ -541,7 +541,7 @@ def _seconds(stage: StagePrice) -> float:
 
 
 def _stage_price(
-    made: _Planned,
+    planned: _Planned,
     stage: int,
     sizes: Mapping[str, int],
     load: float,
@@ -550,8 +550,8 @@ def _stage_price(
     facts: KernelFacts,
     pieces: Pieces,
 ) -> StagePrice:
-    plan, graph, saving = made.plan, made.graph, made.saving
-    mesh, links = plan.stage_mesh(stage), made.links(stage)
+    plan, graph, saving = planned.plan, planned.graph, planned.saving
+    mesh, links = plan.stage_mesh(stage), planned.links(stage)
     splits = tuple((split.op, split.parts) for split in plan.overlap.splits)
     known = device, tuple(sorted(sizes.items())), load, facts
 
@@ -563,7 +563,7 @@ def _stage_price(
         block = graph.block(name)
         parts = pieces if block.does("attends") else ()
         key = known, tuple(links.items()), name, no_grad, saved, low, parts
-        if key not in made.prices:
+        if key not in planned.prices:
             inside, among = _inside(block, mesh, links)
             context = LocalContext(
                 block=block,
@@ -575,7 +575,7 @@ def _stage_price(
                 saving=saved,
                 whole_recompute=saved.whole,
                 precision=_precision(plan, low),
-                kernels=made.kernels,
+                kernels=planned.kernels,
                 device=device,
                 facts=facts,
                 # an exchange that is a row of the Program is hidden by the clock, not by its price
@@ -584,39 +584,39 @@ def _stage_price(
                 load=load,
                 pieces=parts,
             )
-            made.prices[key] = layer_price(context)
-        return made.prices[key]
+            planned.prices[key] = layer_price(context)
+        return planned.prices[key]
 
     def alike(layer: Layer) -> _Alike:
         no_grad = no_grad_inputs(graph, layer.call)
-        return layer.call.block, no_grad, saving[layer.label], layer.label in made.narrow
+        return layer.call.block, no_grad, saving[layer.label], layer.label in planned.narrow
 
     # what layers differ in: a context is long to hash, so there is one for each group
     groups: dict[_Alike, list[Layer]] = {}
-    for layer in made.layers[stage]:
+    for layer in planned.layers[stage]:
         groups.setdefault(alike(layer), []).append(layer)
     if not groups:
         raise PlanError(f"stage {stage} has no layers; use fewer stages")
     prices = [(priced(kind), tuple(layers)) for kind, layers in groups.items()]
     share = None
     # The first stage of a pipeline rank carries that rank's part of the vocabulary.
-    if made.divided and plan.pipeline_ranks.index(plan.pipeline_ranks[stage]) == stage:
+    if planned.divided and plan.pipeline_ranks.index(plan.pipeline_ranks[stage]) == stage:
         # The vocabulary is divided over the pipeline's ranks as if they were tensor-parallel ones.
-        beside = replace(mesh, tp=plan.num_pipeline_ranks)
+        vocabulary_mesh = replace(mesh, tp=plan.num_pipeline_ranks)
         layout = replace(plan.layout, sequence_parallel=False)
-        parts = [(priced(alike(layer), beside, made.across, layout), layer) for layer in made.divided]
-        share = replace(made.share(stage, parts), narrow=facts.narrow_hidden)
+        parts = [(priced(alike(layer), vocabulary_mesh, planned.across, layout), layer) for layer in planned.divided]
+        share = replace(planned.share(stage, parts), narrow=facts.narrow_hidden)
     return StagePrice(
         stage=stage,
         mesh=mesh,
-        ranks=made.ranks[stage],
+        ranks=planned.ranks[stage],
         device=device,
         members=members,
         links=links,
         layers=tuple(prices),
         plan=plan,
         share=share,
-        numbers=made.numbers,
+        numbers=planned.numbers,
     )
 
 
@@ -632,11 +632,11 @@ def _inside(block: Block, mesh: Mesh, links: Mapping[str, AxisLink]) -> tuple[Me
     ep, etp = (mesh.ep, mesh.etp) if routed_tensors(block) else (1, 1)
     if block.does("counts the step"):
         inside = replace(mesh, pp=1)
-        beside = ((DATA, links[DATA]),) if DATA in links else ()
+        data_links = ((DATA, links[DATA]),) if DATA in links else ()
     else:
-        inside, beside = Mesh(dp_shard=ep * etp, cp=mesh.cp, tp=mesh.tp, ep=ep, etp=etp), ()
+        inside, data_links = Mesh(dp_shard=ep * etp, cp=mesh.cp, tp=mesh.tp, ep=ep, etp=etp), ()
     among = ((axis, links[axis]) for axis in INNER_AXES if axis in links and getattr(inside, axis) > 1)
-    return inside, (*among, *beside)
+    return inside, (*among, *data_links)
 
 
 def stage_links(

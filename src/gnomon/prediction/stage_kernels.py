@@ -130,9 +130,9 @@ def _accumulate(stage: StagePrice, layer: LayerPrice, stack: Stack, microbatches
     return OpPrice(device_s=float(added.device_s) * share, kernels=round(added.kernels * share))
 
 
-def _copy_out(stage: StagePrice, layer: LayerPrice, wanted: str) -> OpPrice:
+def _copy_out(stage: StagePrice, layer: LayerPrice, phase: str) -> OpPrice:
     """Gathered parameters copied into place."""
-    size = sum(c.bytes for c in stage.collectives(layer) if c.when == wanted)
+    size = sum(c.bytes for c in stage.collectives(layer) if c.when == phase)
     if not size:
         return NOTHING
     size = size * devices_of(stage.device)

@@ -195,8 +195,10 @@ class Pricing(PricedStages):
             own = self._update(stage) + parameters_back_s(*self.layers(stage), self.cluster)
             if self.costs is None:
                 return own
-            beside = load_late("gnomon.prediction.method_costs:weight_passes_s")(self.costs, *self.layers(stage))
-            return own + float(beside)
+            method_passes_s = load_late("gnomon.prediction.method_costs:weight_passes_s")(
+                self.costs, *self.layers(stage)
+            )
+            return own + float(method_passes_s)
         if kind == "NORM":
             return norm_s(self.stages[self.blocks[stage][0]], self.cluster, self.stack)
         if kind in ("D2H", "H2D", "HOST_OPT", "HOST_ADD"):
@@ -250,8 +252,8 @@ class Pricing(PricedStages):
         is computed and of bytes, and a collective's start by itself."""
         starts, stage = 0.0, self.stages[self.blocks[whole.stage][0]]
         if whole.kind in COMPUTES:
-            wanted = "forward" if COMPUTES[whole.kind] == "F" else "backward"
-            sent = (c for price, _ in self.layers(whole.stage)[1] for c in getattr(price.sharded, wanted))
+            phase = "forward" if COMPUTES[whole.kind] == "F" else "backward"
+            sent = (c for price, _ in self.layers(whole.stage)[1] for c in getattr(price.sharded, phase))
             alike = [(c.kind, c.axis) for c in sent if c.axis in ("ep", "etp")]
             starts = sum(float(collective_seconds(kind, 0, stage.links[axis])) for kind, axis in alike)
         elif whole.kind == "AR":
@@ -262,9 +264,9 @@ class Pricing(PricedStages):
 
     def _exchanged_bytes(self, kind: str, block: int) -> float:
         """What a dispatch, a combine or the backward of one sends over ep and etp."""
-        wanted = "forward" if COMPUTES[kind] == "F" else "backward"
+        phase = "forward" if COMPUTES[kind] == "F" else "backward"
         stage, layers = self.layers(block)
-        sent = ((c, n) for price, n in layers for c in getattr(price.sharded, wanted))
+        sent = ((c, n) for price, n in layers for c in getattr(price.sharded, phase))
         return float(sum(c.bytes * c.steps * n for c, n in sent if c.axis in ("ep", "etp")))
 
     def carried(self, key: Key) -> list[tuple[float, AxisLink]]:
@@ -320,8 +322,8 @@ class Pricing(PricedStages):
         divided = index >= 0 and self.rows_divide_stages
         at = ~number if divided else block
         if at not in self._updates:
-            held = self.compute.of_stages.priced.with_parts(number) if divided else self.with_parts(block)
-            self._updates[at] = update_parts(*held, self.stack, whole=divided or index < 0)
+            priced = self.compute.of_stages.priced.with_parts(number) if divided else self.with_parts(block)
+            self._updates[at] = update_parts(*priced, self.stack, whole=divided or index < 0)
             if self.paged_bytes:  # in for the update, and out for the next forward
                 share = 1.0 if divided or index < 0 else self._elements_share(block)
                 stage = self.stages[number]

@@ -49,7 +49,7 @@ def _narrower(plan: Plan) -> str:
 
 
 def gradient_sizes(
-    pricing: Pricing, stage: StagePrice, layer: LayerPrice, reduced_bytes: int, *, kept: bool
+    pricing: Pricing, stage: StagePrice, layer: LayerPrice, reduced_bytes: int, *, is_saved: bool
 ) -> tuple[float, float]:
     """Bytes of (whole gradients, their shard) of a layer. reduced_bytes: of what its ranks reduce and scatter; 0 for a
     rank that has none to do it with. kept: its update is on the device."""
@@ -60,7 +60,7 @@ def gradient_sizes(
         whole = float(reduced_bytes if zero == 3 else in_flight(stage) * reduced_bytes)
         return whole, float(-(-reduced_bytes // shard_ranks(stage.mesh, experts=False)))
     elements = parameter_elements(layer)
-    if kept or summed:
+    if is_saved or summed:
         return float(elements * width(precision.grad)), 0.0
     return float(in_flight(stage) * elements * down_bytes(pricing.plan, reduced=False)), 0.0
 
@@ -71,12 +71,12 @@ def blocks_on_device(program: Program) -> frozenset[int]:
     return frozenset(program.stage[np.isin(program.kind, updates)].tolist())
 
 
-def on_device(pricing: Pricing, number: int, kept: frozenset[int]) -> float:
+def on_device(pricing: Pricing, number: int, device_blocks: frozenset[int]) -> float:
     """Share of a stage's parameters whose update is on the device. kept: `blocks_on_device`."""
     stage, own, total = pricing.stages[number], 0, 0
     for block, (of, index) in enumerate(pricing.blocks):
         if of == number:
             elements = sum(map(parameter_elements, stage.order[index : pricing.span(block)[1]]))
             total += elements
-            own += elements if block in kept else 0
+            own += elements if block in device_blocks else 0
     return own / total if total else 0.0

@@ -21,7 +21,7 @@ from gnomon.program import Program, unit_shapes
 _NOTHING: Mapping[int, float] = MappingProxyType({})
 
 
-def temporaries(program: Program, pricing: Pricing, made: Mapping[int, float] = _NOTHING) -> NDArray[np.float64]:
+def temporaries(program: Program, pricing: Pricing, by_row: Mapping[int, float] = _NOTHING) -> NDArray[np.float64]:
     """[rows] bytes alive only inside an action: gradients inside one layer, what recomputation makes again, and
     offloaded tensors on their way. made: rows of backwards -> bytes of gradients of parameters that count as there from
     their start, though there is room only once they have the first of them."""
@@ -33,7 +33,7 @@ def temporaries(program: Program, pricing: Pricing, made: Mapping[int, float] = 
         largest[program.kind, program.stage],
         tables[shape_of[program.unit], program.kind, program.stage],
     )
-    for row, nbytes in made.items():
+    for row, nbytes in by_row.items():
         own = pricing.of(shapes[shape_of[program.unit[row]]])
         inside[row] = min(inside[row], _inside_backward(own, int(program.stage[row]), nbytes))
     for row in first_backwards(program) if made_each_step(pricing) else ():
@@ -114,15 +114,15 @@ def _inside_forward(pricing: Pricing, block: int) -> int:
     if not any(layer.forward_bytes for layer, _ in layers):
         return _outputs(pricing, block)
     # A captured layer's peak counts all it holds; what it and others keep is counted elsewhere, so it is taken off.
-    held, most, total, handed = 0, 0, sum(kept for _, kept in layers), 0
-    for layer, kept in layers:
-        inside = kept + layer.output_bytes
+    open_bytes, most, total, handed = 0, 0, sum(saved for _, saved in layers), 0
+    for layer, saved in layers:
+        inside = saved + layer.output_bytes
         if layer.forward_bytes:
-            inside = layer.forward_bytes + kept - sum(one.bytes for one in layer.saved)  # what others keep counts once
+            inside = layer.forward_bytes + saved - sum(one.bytes for one in layer.saved)  # what others keep counts once
             passing = layer.input_bytes - sum(one.bytes for one in layer.saved if one.is_input)
             inside -= max(min(passing, handed), 0)
-        most = max(most, held + inside + 2 * layer.offloaded_bytes - total)
-        held += kept
+        most = max(most, open_bytes + inside + 2 * layer.offloaded_bytes - total)
+        open_bytes += saved
         handed = sum(one.bytes for one in layer.saved if one.tensor in layer.sharded.block.outputs)
     return most
 
@@ -138,14 +138,14 @@ def _inside_backward(
     run = min(pricing.plan.saved.every, again)
     most = 0.0
     # Walking back from the last layer: `gone` is what later layers have let go of.
-    for place, (layer, kept) in enumerate(reversed(parts)):
-        made = run * layer.remade_bytes + max(run - 1, 0) * layer.input_bytes if layer.remade_bytes else 0
-        made += _returned(pricing, layer)
+    for place, (layer, saved) in enumerate(reversed(parts)):
+        remade_bytes = run * layer.remade_bytes + max(run - 1, 0) * layer.input_bytes if layer.remade_bytes else 0
+        remade_bytes += _returned(pricing, layer)
         gradients: float = layer.transient_bytes
         if made_bytes and not place and layer.sharded.block.parameters:
             gradients = max(layer.early_bytes - made_bytes, layer.late_bytes)
-        most = max(most, gradients + 2 * layer.offloaded_bytes + made - gone)
-        gone += kept - (layer.deferred_bytes if split else 0)
+        most = max(most, gradients + 2 * layer.offloaded_bytes + remade_bytes - gone)
+        gone += saved - (layer.deferred_bytes if split else 0)
     return most
 
 
@@ -171,13 +171,13 @@ def _while_gradients_come(pricing: Pricing, block: int) -> tuple[float, float]:
     run = min(pricing.plan.saved.every, sum(1 for layer, _ in parts if layer.remade_bytes))
     moments, gone = list[tuple[float, float]](), 0.0
     for index in range(len(parts) - 1, -1, -1):
-        layer, kept = parts[index]
+        layer, saved_bytes = parts[index]
         again = run * layer.remade_bytes + max(run - 1, 0) * layer.input_bytes if layer.remade_bytes else 0
         again += _returned(pricing, layer) + 2 * layer.offloaded_bytes
         moments.append((again - gone + layer.early_bytes - unmade, unmade))
         unmade = max(unmade - gradient_bytes(stage, index)[1], 0.0)
         moments.append((again - gone + layer.late_bytes - unmade, unmade))
-        gone += kept
+        gone += saved_bytes
     return max(moments)
 
 
@@ -192,7 +192,7 @@ def _returned(pricing: Pricing, layer: LayerPrice) -> int:
         held_bytes += 4 if stack.loss.logits_dtype == "fp32" else width(pricing.plan.precision.compute)
     if stack.loss.divided_loss_copies and pricing.plan.mesh.tp > 1 and stack.launch.launch_mode != "compiled":
         held_bytes += 4 * (stack.loss.divided_loss_copies - 3)
-    return sum(kept.bytes for kept in layer.saved if kept.is_logits) * held_bytes // 4
+    return sum(tensor.bytes for tensor in layer.saved if tensor.is_logits) * held_bytes // 4
 
 
 def _inside_update(pricing: Pricing, block: int) -> int:

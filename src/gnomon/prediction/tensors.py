@@ -23,13 +23,18 @@ RESIDENT = {"P": ("parameters",), "G": ("gradients",)}
 STATES = ("master", "states")
 
 
-def trace_of(made: Prediction) -> TierTrace:
+def trace_of(prediction: Prediction) -> TierTrace:
     """Makes the trace of a prediction with a row for each layer (`TimedPlan.of(…, by_layer=True)`), on one rank.
     PlanError for several."""
-    program, table = made.structure.program, made.structure.deps.table
-    if made.plan.world_size > 1 or program.num_classes > 1:
-        raise PlanError(f"tensors move between the tiers of one rank, and the plan has {made.plan.world_size}; use one")
-    sizes, elements, by_class = buffer_bytes(program, made.structure.deps, made.sizes), *_elements(made)
+    program, table = prediction.structure.program, prediction.structure.deps.table
+    if prediction.plan.world_size > 1 or program.num_classes > 1:
+        raise PlanError(
+            f"tensors move between the tiers of one rank, and the plan has {prediction.plan.world_size}; use one"
+        )
+    sizes, elements, by_class = (
+        buffer_bytes(program, prediction.structure.deps, prediction.sizes),
+        *_elements(prediction),
+    )
     tensors: list[TierTensor] = []
     numbers: dict[object, int] = {}
 
@@ -58,19 +63,19 @@ def trace_of(made: Prediction) -> TierTrace:
         if program.kinds[program.kind[row]].name == "OPT":
             nbytes = elements[stage] * sum(by_class[name] for name in STATES)
             used[number(("states", stage), f"states of stage {stage}", nbytes, carried=True)] = True
-        seconds.append(float(made.durations.busy[program.key[row]]))
+        seconds.append(float(prediction.durations.busy[program.key[row]]))
         uses.append(tuple(used))
         writes.append(frozenset(tensor for tensor, changes in used.items() if changes))
-    inside = float(np.max(temporaries(program, made.pricing), initial=0.0))
+    inside = float(np.max(temporaries(program, prediction.pricing), initial=0.0))
     return TierTrace(
         tensors=tuple(tensors), seconds=tuple(seconds), uses=tuple(uses), writes=tuple(writes), inside=inside
     )
 
 
-def _elements(made: Prediction) -> tuple[list[int], dict[str, float]]:
+def _elements(prediction: Prediction) -> tuple[list[int], dict[str, float]]:
     """(parameters of each of the Program's stages, bytes a parameter by class of memory). PlanError for weights that
     two layers share."""
-    pricing: Pricing = made.pricing
+    pricing: Pricing = prediction.pricing
     names: set[str] = set()
     counts = []
     for number, index in pricing.blocks:
@@ -85,5 +90,5 @@ def _elements(made: Prediction) -> tuple[list[int], dict[str, float]]:
             names.add(name)
             count += int(price.sharded.local_elements[tensor.name])
         counts.append(count)
-    memory, total = made.memory[0].by_class, sum(counts)
+    memory, total = prediction.memory[0].by_class, sum(counts)
     return counts, {name: memory.get(name, 0) / total for name in ("parameters", "gradients", *STATES)}

@@ -56,7 +56,7 @@ def filled(
     span = _span_of_row(structure)[moves.row]
     worker = np.searchsorted(program.class_ptr, moves.row, side="right") - 1
     starts, ends = timeline.spans.start_s, timeline.spans.end_s
-    held = Memory.of(
+    filled_memory = Memory.of(
         worker=worker,
         buffer=moves.cls,
         span=span,
@@ -67,7 +67,7 @@ def filled(
     nbytes, flops = _amounts(structure, pricing)
     columns = {column.name: getattr(timeline.spans, column.name) for column in fields(Spans)}
     spans = Spans(**(columns | {"nbytes": nbytes, "flops": flops}))
-    return replace(timeline, spans=spans, buffers=names, memory=held)
+    return replace(timeline, spans=spans, buffers=names, memory=filled_memory)
 
 
 def _span_of_row(structure: Structure) -> Longs:

@@ -49,13 +49,13 @@ def traffic(prediction: Prediction) -> tuple[Traffic, ...]:
         if sum(sent.values()) > sum(best.values()):
             best = sent
     links = {name: link for stage in pricing.stages for name, link in stage.links.items()}
-    made = []
+    exchanged = []
     for axes, size in sorted(best.items(), key=lambda item: -item[1]):
         link = links.get(axes)
         ranks = prediction.plan.num_pipeline_ranks if axes == PIPELINE or link is None else link.ranks
         name = "" if link is None else link.across_name or link.inside_name
-        made.append(Traffic(axes=axes, ranks=ranks, link=name, sent_bytes=size))
-    return tuple(made)
+        exchanged.append(Traffic(axes=axes, ranks=ranks, link=name, sent_bytes=size))
+    return tuple(exchanged)
 
 
 def _sent(pricing: Pricing, kind: str, block: int) -> Iterator[tuple[str, float]]:

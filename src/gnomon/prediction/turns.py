@@ -111,12 +111,12 @@ def device_turns(plan: Plan, count: int) -> tuple[tuple[Plan, Turns], ...]:
 
 def _parked(own: list[int], total: int) -> int:
     """Sums that a process holds at most besides the gradient that is being made, as it adds up what it can."""
-    held: set[Node] = set()
+    parked: set[Node] = set()
     most = 0
     for worker in own:
-        most = max(most, len(held))
-        held = merged(held, worker, total)
-    return max(most, len(held) if len(held) > 1 else 0)
+        most = max(most, len(parked))
+        parked = merged(parked, worker, total)
+    return max(most, len(parked) if len(parked) > 1 else 0)
 
 
 def with_switches(program: Program, turns: Turns) -> Program:

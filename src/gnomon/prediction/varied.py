@@ -77,10 +77,10 @@ def _priced(plan: Plan, unit: Unit, priced: PriceUnit, whole: PriceUnit) -> tupl
     divided = tuple(piece for piece in unit.pieces if piece[0] not in where)
     shared = priced(*_sizes(divided or ((0, 0, parts),), parts))
     own = [tuple(piece for piece in unit.pieces if where.get(piece[0]) == rank) for rank in range(plan.mesh.cp)]
-    alone = [whole(*_sizes(pieces, parts)) for pieces in own if pieces]
+    each = [whole(*_sizes(pieces, parts)) for pieces in own if pieces]
     # the slowest rank sets the time, and the fullest the memory: one rank of both is priced
-    longest = max(alone, key=lambda stages: sum(stage.phase("forward").device_s for stage in stages))
-    fullest = max(alone, key=lambda stages: sum(sum(stage.kept_bytes) for stage in stages))
+    longest = max(each, key=lambda stages: sum(stage.phase("forward").device_s for stage in stages))
+    fullest = max(each, key=lambda stages: sum(sum(stage.kept_bytes) for stage in stages))
     return tuple(_together(*stages, divided=bool(divided)) for stages in zip(shared, longest, fullest, strict=True))
 
 
@@ -112,31 +112,32 @@ def in_styles(plan: Plan, price: Callable[[Plan, dict[str, int], Pieces], tuple[
 def one_after_another(stages: Sequence[tuple[StagePrice, ...]]) -> tuple[StagePrice, ...]:
     """Prices of all stages over parts of a unit that are computed in turn, nothing beside anything."""
     total = stages[0]
-    for more in stages[1:]:
+    for next_stages in stages[1:]:
         total = tuple(
-            _together(one, other, other, divided=True, beside=False) for one, other in zip(total, more, strict=True)
+            _together(one, other, other, divided=True, overlaps=False)
+            for one, other in zip(total, next_stages, strict=True)
         )
     return total
 
 
 def _together(
-    shared: StagePrice, longest: StagePrice, fullest: StagePrice, *, divided: bool, beside: bool = True
+    shared: StagePrice, longest: StagePrice, fullest: StagePrice, *, divided: bool, overlaps: bool = True
 ) -> StagePrice:
     """A stage over divided sequences and the whole ones of a rank. divided: whether there are any. beside: whether what
     the first exchange runs alongside the others."""
     priced = zip(shared.layers, longest.layers, fullest.layers, strict=True)
     layers = [
-        (_layer(price, slow, full, divided=divided, beside=beside), labels)
+        (_layer(price, slow, full, divided=divided, overlaps=overlaps), labels)
         for (price, labels), (slow, _), (full, _) in priced
     ]
     return replace(shared, layers=tuple(layers))
 
 
-def _layer(price: LayerPrice, slow: LayerPrice, full: LayerPrice, *, divided: bool, beside: bool) -> LayerPrice:
+def _layer(price: LayerPrice, slow: LayerPrice, full: LayerPrice, *, divided: bool, overlaps: bool) -> LayerPrice:
     def phase(one: Phase, own: Phase) -> Phase:
         if not divided:
             return own
-        return _exchange_hidden(one, own) if beside else one + own
+        return _exchange_hidden(one, own) if overlaps else one + own
 
     return replace(
         price,

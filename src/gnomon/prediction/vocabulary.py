@@ -135,7 +135,7 @@ class VocabularyShare:
     def buffer_bytes(self) -> dict[str, int]:
         """Bytes of a microbatch in the buffers of `orders.patterns.vocabulary`."""
         hidden, embedded = self.head.input_bytes, self.embedding.output_bytes if self.embedding else 0
-        logits = sum(kept.bytes for kept in self.head.saved if kept.is_logits)
+        logits = sum(tensor.bytes for tensor in self.head.saved if tensor.is_logits)
         early = 2 * hidden if self.how == "vocab_2" else 0
         numbers = 4 * _STATISTICS * self.tokens + early
         return {"HX": hidden, "VS": logits, "VL": numbers, "HG": hidden, "EX": embedded, "EG": embedded}
@@ -148,5 +148,5 @@ class VocabularyShare:
             return 0
         if kind in ("EMBED", "EGRAD"):
             return layer.output_bytes
-        logits = sum(kept.bytes for kept in layer.saved if kept.is_logits)
+        logits = sum(tensor.bytes for tensor in layer.saved if tensor.is_logits)
         return layer.transient_bytes + (logits + layer.input_bytes if self.how == "interlaced" else 0)

@@ -152,9 +152,9 @@ def attention_model(shape: Heads, peak: float, device: Device, row: AttentionCur
     block_s = shape.flops(backward) / (sequences * parts) / (peak / device.num_sms * row.efficiency) + row.prologue_s
     # few blocks: the one that sees all keys decides, twice the mean of a causal mask; it has its SM to itself
     ratio = np.minimum(2.0, shape.q_len * shape.kv_len / shape.pairs) if shape.causal else np.ones_like(block_s)
-    shared, alone = sequences * np.ceil(parts) / device.num_sms, row.lone_block * ratio
+    shared, lone = sequences * np.ceil(parts) / device.num_sms, row.lone_block * ratio
     # Power mean: rounds -> the larger of the two as tail_power grows.
-    large, small = np.maximum(shared, alone), np.minimum(shared, alone)
+    large, small = np.maximum(shared, lone), np.minimum(shared, lone)
     rounds = large * (1 + (small / large) ** row.tail_power) ** (1 / row.tail_power)
     if row.wave_overlap is not None and not shape.causal:
         rounds = (1 - row.wave_overlap) * np.ceil(shared) + row.wave_overlap * np.maximum(shared, 1)

@@ -48,8 +48,8 @@ def captured_price(
     seconds: Time = as_time(np.maximum(moving, computing)) if costs and not timed else moving
     for cost in timed:
         seconds = seconds + _said(cost, setting, backward=backward)
-    for b, m, n, k, wanted in captured_matmuls(op, setting.sizes):
-        times = wanted if backward else 1
+    for b, m, n, k, num_grads in captured_matmuls(op, setting.sizes):
+        times = num_grads if backward else 1
         if times:
             seconds = seconds + times * gemm_seconds(m, n, k, b, dtype=dtype, device=device, curves=curves)
     return CapturedPrice(device_s=seconds, kernels=kernels)

@@ -589,9 +589,11 @@ def _rows(fits: tuple[F, ...], kind: CollectiveKind, link: AxisLink) -> tuple[F,
     """Rows for the link by its name, else by its kind; those for its generation before those for all."""
     across = isinstance(fits[0], AcrossFit)
     name, family = (link.across_name, link.across_kind) if across else (link.inside_name, link.inside_kind)
-    for wanted in (name, family):
+    for link_name in (name, family):
         for arch in (link.arch, ""):
-            matching = tuple(row for row in fits if (row.link, row.arch) == (wanted, arch) and kind in row.collectives)
+            matching = tuple(
+                row for row in fits if (row.link, row.arch) == (link_name, arch) and kind in row.collectives
+            )
             if matching:
                 return matching
     known = ", ".join(sorted({row.link for row in fits}))

@@ -152,8 +152,8 @@ class AttentionCurve:
         if self.bend and len(self.bend) != len(BEND_WAVES):
             raise InputError(f"{what}: bend has a factor for each of {BEND_WAVES} waves")
         # A factor may fall by a fifth at most from one knot to the next, while blocks grow fourfold: time never falls.
-        for less, more in zip(self.bend, self.bend[1:], strict=False):
-            _between(f"{what}: bend over the factor before", 0.8, 2, factor=more / less)
+        for less, higher in zip(self.bend, self.bend[1:], strict=False):
+            _between(f"{what}: bend over the factor before", 0.8, 2, factor=higher / less)
         _between(what, 0, 1, wave_overlap=self.wave_overlap or 0.0)
         _between(what, 0, 1e-3, t0_s=self.t0_s, prologue_s=self.prologue_s)
         _between(what, 0.01, 2, lone_block=self.lone_block)
@@ -276,9 +276,9 @@ class Curves:
 
     def gemm_for(self, dtype: str) -> GemmCurve:
         """The row for a dtype (fp16 as bf16, `fp8_e4m3` as fp8). UnpricedError if there is none."""
-        wanted = gemm_dtype(dtype)
+        row_dtype = gemm_dtype(dtype)
         for row in self.gemm:
-            if row.dtype == wanted:
+            if row.dtype == row_dtype:
                 return row
         known = [row.dtype for row in self.gemm]
         raise UnpricedError(f"{self.device} has no GEMM curve for {dtype!r}{nearest(dtype, known)}; it has {known}")
@@ -483,7 +483,7 @@ def _gemm_rows(device: Device, file: CurveFile, generic: CurveFile, assumptions:
     for dtype in ("bf16", "tf32", "fp32", "fp32_matrix", "fp8", "fp4", "int8", "fp64"):
         if not any(getattr(device.dense_peak, name) for name in (dtype, *(("fp16",) if dtype == "bf16" else ()))):
             continue
-        curve = _own(file.gemm, device, lambda row, wanted=dtype: row.dtype == wanted)  # type: ignore[misc]
+        curve = _own(file.gemm, device, lambda row, row_dtype=dtype: row.dtype == row_dtype)  # type: ignore[misc]
         if curve is None and dtype != "fp64":
             borrowed.append(dtype)
         # Without data for a dtype the shape of the efficiency is bf16's, on the dtype's own peak.

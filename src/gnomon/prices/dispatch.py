@@ -70,10 +70,10 @@ def holders(places: int, experts: int, topk: int, groups: int = 1, groups_per_to
         ways, touched = {(0, 0): 1}, range(low // size, -(-high // size) if high > low else low // size)
         for group in touched:
             common = min(high, (group + 1) * size) - max(low, group * size)
-            more: dict[tuple[int, int], int] = defaultdict(int, ways)
+            extended: dict[tuple[int, int], int] = defaultdict(int, ways)
             for (count, shared), number in ways.items():
-                more[count + 1, shared + common] += number
-            ways = dict(more)
+                extended[count + 1, shared + common] += number
+            ways = dict(extended)
         # No expert of the place is chosen: topk from the chosen groups' experts less the shared ones.
         none = sum(
             number * comb(groups - len(touched), groups_per_token - count) * comb(chosen - shared, topk)

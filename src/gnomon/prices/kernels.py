@@ -429,7 +429,7 @@ def _shape(op: Op, block: Block, sizes: Mapping[str, Any], load: float) -> UnitS
     """The matmuls of a contraction: rows of the left operand, columns of the right, what both share is the batch."""
     # left is [batch, m, k], right [batch, k, n], out [batch, m, n], each in any order and with several dimensions in
     # one of them.
-    left, right, out = (block.tensor(name).atoms for name in (op.inputs[0], op.inputs[1], op.outputs[0]))
+    lhs, right, out = (block.tensor(name).atoms for name in (op.inputs[0], op.inputs[1], op.outputs[0]))
     if _rows(op) == "pixels":  # an implicit matmul: a row for each output pixel
         weight = block.tensor(op.inputs[1]).dims
         depth = [dim for dim in weight if dim.name in op.contracts]
@@ -438,22 +438,22 @@ def _shape(op: Op, block: Block, sizes: Mapping[str, Any], load: float) -> UnitS
             _count([dim for dim in out if dim not in channels], sizes), _count(channels, sizes), _count(depth, sizes)
         )
     names = {dim.name for dim in right}
-    k = _count([dim for dim in left if dim.name in op.contracts], sizes)
+    k = _count([dim for dim in lhs if dim.name in op.contracts], sizes)
     # Grouped: tokens of all experts are the rows, divided over the experts that get any: min(experts, rows) of them.
     if _rows(op) == "experts":
         experts = size_of(next(dim for dim in right if dim.name == op.attr("groups", "experts")), sizes)
-        rows = _count([dim for dim in left if dim.name not in op.contracts], sizes) * load
+        rows = _count([dim for dim in lhs if dim.name not in op.contracts], sizes) * load
         busy = np.minimum(experts, rows)
         columns = [d for d in right if d.name not in (*op.contracts, op.attr("groups", "experts"))]
         return UnitShape(np.maximum(rows / busy, 1), _count(columns, sizes), k, np.maximum(busy, 1))
     # Dimensions in both operands and in the result are a batch of matmuls.
-    shared = {dim.name for dim in left} & names & {dim.name for dim in out}
+    shared = {dim.name for dim in lhs} & names & {dim.name for dim in out}
     rest = [*op.contracts, *shared]
     return UnitShape(
-        _count([dim for dim in left if dim.name not in rest], sizes),
+        _count([dim for dim in lhs if dim.name not in rest], sizes),
         _count([dim for dim in right if dim.name not in rest], sizes),
         k,
-        _count([dim for dim in left if dim.name in shared], sizes),
+        _count([dim for dim in lhs if dim.name in shared], sizes),
     )
 
 
@@ -487,8 +487,8 @@ class _Contraction:
 
 def _computes_in(op: Op, block: Block, setting: Setting) -> str:
     """The dtype of a matmul: its operands', or a wider one of its own."""
-    own, asked = setting.dtypes.resolve(block.tensor(op.inputs[0]).dtype), str(op.attr("dtype", ""))
-    return asked if asked and setting.dtypes.bits(asked) > setting.dtypes.bits(own) else own
+    own, stated = setting.dtypes.resolve(block.tensor(op.inputs[0]).dtype), str(op.attr("dtype", ""))
+    return stated if stated and setting.dtypes.bits(stated) > setting.dtypes.bits(own) else own
 
 
 def _matmuls(of: _Contraction, role: str, work: Work) -> OpPrice:
@@ -512,20 +512,20 @@ def _matmuls(of: _Contraction, role: str, work: Work) -> OpPrice:
     if device.measured is not None:
         way = {"forward": "forward", "left": "input_grad", "right": "weight_grad"}[role]
         peak = peak_of(dtype, device)
-        taken = matmul_seconds(device.measured, m, n, k, shape.batch, dtype=dtype, role=way, peak=peak)
-        return OpPrice(device_s=taken, kernels=1)
+        measured_s = matmul_seconds(device.measured, m, n, k, shape.batch, dtype=dtype, role=way, peak=peak)
+        return OpPrice(device_s=measured_s, kernels=1)
     dtype = "fp8" if low in ("mxfp8", "rowwise") else low or own
     # Narrow matmuls: bytes are not the op's own width, so the curve counts them from the shape.
     moved = None if low else work.read_bytes + work.write_bytes + weights
     if device.kind == "tpu":
-        held = _rows(op) == "experts" and role != "right"
-        m, n, k = filled(m, n, k, device, columns_held=held)
+        columns_held = _rows(op) == "experts" and role != "right"
+        m, n, k = filled(m, n, k, device, columns_held=columns_held)
     grouped = _rows(op) == "experts"
     if grouped and experts != "grouped" and not (low and experts == "fused"):  # one expert after another
         # Each expert moves its part of the bytes.
         expert_bytes = None if moved is None else moved / np.maximum(shape.batch, 1)
-        alone = gemm_seconds(m, n, k, dtype=dtype, device=device, curves=curves, moved_bytes=expert_bytes)
-        seconds = as_time(np.asarray(alone) * shape.batch)
+        single_s = gemm_seconds(m, n, k, dtype=dtype, device=device, curves=curves, moved_bytes=expert_bytes)
+        seconds = as_time(np.asarray(single_s) * shape.batch)
     else:
         seconds = gemm_seconds(m, n, k, shape.batch, dtype=dtype, device=device, curves=curves, moved_bytes=moved)
     if grouped and experts == "grouped":

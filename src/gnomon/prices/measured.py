@@ -79,26 +79,26 @@ def table_seconds(measured: Measured, what: str, dtype: str = "", direction: str
             f"the table of {what} on {measured.host} goes by {unknown[0]!r}, and is asked for by "
             f"{', '.join(sizes) or 'nothing'}; run `gnomon calibrate` with this version"
         )
-    asked = [np.log(np.asarray(sizes[name], dtype=np.float64)) for name in grid.names]
-    if any(np.any(log < 0) for log in asked):
+    log_sizes = [np.log(np.asarray(sizes[name], dtype=np.float64)) for name in grid.names]
+    if any(np.any(log < 0) for log in log_sizes):
         raise UnpricedError(f"{what} of {sizes} has no price: sizes are at least 1")
     # Multilinear in logs: each axis gives two neighbours with weights 1 - share and share; corners multiply them.
-    corners, beyond = [], 0.0
-    for name, log, known in zip(grid.names, asked, grid.logs, strict=True):
+    corners, growth = [], 0.0
+    for name, log, known in zip(grid.names, log_sizes, grid.logs, strict=True):
         inside = np.clip(log, known[0], known[-1])
         # Beyond the largest point seconds grow with a fixed power, so the excess of the log is added after.
-        beyond = beyond + GROWTH.get(name, 1.0) * (np.maximum(log, known[-1]) - known[-1])
-        left = np.clip(np.searchsorted(known, inside, side="right") - 1, 0, max(len(known) - 2, 0))
-        right = np.minimum(left + 1, len(known) - 1)
-        gap = np.where(right > left, known[right] - known[left], 1.0)
-        share = (inside - known[left]) / gap
-        corners.append(((left, 1 - share), (right, share)))
-    log_s: Array | float = np.asarray(beyond, dtype=np.float64)
+        growth = growth + GROWTH.get(name, 1.0) * (np.maximum(log, known[-1]) - known[-1])
+        lower = np.clip(np.searchsorted(known, inside, side="right") - 1, 0, max(len(known) - 2, 0))
+        right = np.minimum(lower + 1, len(known) - 1)
+        gap = np.where(right > lower, known[right] - known[lower], 1.0)
+        share = (inside - known[lower]) / gap
+        corners.append(((lower, 1 - share), (right, share)))
+    log_s: Array | float = np.asarray(growth, dtype=np.float64)
     for corner in product(*corners):
         weight: Any = 1.0
         for _, share in corner:
             weight = weight * share
-        log_s = log_s + weight * grid.values[tuple(left for left, _ in corner)]
+        log_s = log_s + weight * grid.values[tuple(lower for lower, _ in corner)]
     return as_time(np.exp(np.asarray(log_s)))
 
 

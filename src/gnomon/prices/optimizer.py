@@ -87,10 +87,10 @@ def optimizer_seconds(
     width = {name: DTYPE_BITS[dtype] / 8 for name, dtype in _dtypes(precision).items()}
     narrow = width["states"] < 2
     master = width.get("master", 0.0)
-    held = STATES[optimizer.kind] * width["states"]
+    states_width = STATES[optimizer.kind] * width["states"]
     # Read: gradient, states, master (or the parameter where there is none). Write: states, master and the parameter.
-    read = width["grad"] + held + (master or width["param"])
-    write = held + master + width["param"]
+    read = width["grad"] + states_width + (master or width["param"])
+    write = states_width + master + width["param"]
     fused = stack.update.optimizer_step == "fused" or narrow
     steps = 1 if fused else FOREACH_PASSES[optimizer.kind]
     # an unfused step reads two arrays and writes one, in the precision of the states
@@ -215,16 +215,16 @@ def _projected(
     for count, rows, columns in matrices:
         short, long = sorted((rows, columns))
         rank = min(low_rank.rank, short)
-        products = float(gemm_seconds(long, rank, short, dtype=dtype, device=device, curves=curves))
+        matmul_s = float(gemm_seconds(long, rank, short, dtype=dtype, device=device, curves=curves))
         if low_rank.method == "galore":
-            products += float(gemm_seconds(long, short, rank, dtype=dtype, device=device, curves=curves))
+            matmul_s += float(gemm_seconds(long, short, rank, dtype=dtype, device=device, curves=curves))
         size, small = rows * columns * wide, long * rank * 4
         passes = stream_seconds(4 * size, 3 * size, device, curves, kernels=3)
         moments = stream_seconds(2 * 9 * small, 9 * small, device, curves, kernels=9)
         again = 0.0
         if low_rank.projection == "svd":
             again = svd_flops(rows, columns) / (SVD_SHARE * device.flops_per_s("fp32")) / low_rank.every
-        each = OpPrice(device_s=products + passes + moments + again, kernels=PROJECTED_LAUNCHES)
+        each = OpPrice(device_s=matmul_s + passes + moments + again, kernels=PROJECTED_LAUNCHES)
         total = total + each * count
     return total
 

@@ -25,16 +25,16 @@ def ring_seconds(
 
     query_bytes: of the rank's queries (as many as of its outputs). key_bytes: of its keys and values.
     """
-    more = ranks - 1
+    other_ranks = ranks - 1
     if backward:
         # queries: their gradient copied, then added, half the time to a half (2 read, 1 written); three halves copied
         # keys: copied, gradients joined and copied; then a half copied, gradients joined and added
-        read = query_bytes * (1 + (1.5 + 0.75) * more) + key_bytes * (3 + (0.25 + 0.75 + 1.5) * more)
-        written = query_bytes * (1 + (0.75 + 0.75) * more) + key_bytes * (3 + (0.25 + 0.75 + 0.75) * more)
-        launches = 3 + BACKWARD_KERNELS * more
+        read = query_bytes * (1 + (1.5 + 0.75) * other_ranks) + key_bytes * (3 + (0.25 + 0.75 + 1.5) * other_ranks)
+        written = query_bytes * (1 + (0.75 + 0.75) * other_ranks) + key_bytes * (3 + (0.25 + 0.75 + 0.75) * other_ranks)
+        launches = 3 + BACKWARD_KERNELS * other_ranks
     else:
         # outputs begin as zeros, each step's are scaled and added (2 read, 1 written); a half of queries or keys copied
-        read = query_bytes * (2 + (1.5 + 0.25) * more) + key_bytes * (1 + 0.25 * more)
-        written = query_bytes * (2 + (0.75 + 0.25) * more) + key_bytes * (1 + 0.25 * more)
-        launches = 3 + FORWARD_KERNELS * more
+        read = query_bytes * (2 + (1.5 + 0.25) * other_ranks) + key_bytes * (1 + 0.25 * other_ranks)
+        written = query_bytes * (2 + (0.75 + 0.25) * other_ranks) + key_bytes * (1 + 0.25 * other_ranks)
+        launches = 3 + FORWARD_KERNELS * other_ranks
     return OpPrice(device_s=stream_seconds(read, written, device, curves, kernels=launches), kernels=launches)

@@ -102,13 +102,13 @@ def scan_seconds(scan: Scan, dtypes: Dtypes, device: Device, curves: Curves, *, 
                 "the backward of a gated DeltaNet has no price: such models are predicted for serving only"
             )
         return _delta_seconds(scan, sizes, device, curves)
-    product = "tf32" if dtype == "fp32" and device.kind == "gpu" else dtype
+    matmul_dtype = "tf32" if dtype == "fp32" and device.kind == "gpu" else dtype
 
     # m, n, k of one chunk's matmul; per_chunk: how many a chunk has (heads or groups); moved: bytes of all.
-    def products(m: Size, n: Size, k: Size, per_chunk: Size, moved: Size) -> Time:
+    def matmul_s(m: Size, n: Size, k: Size, per_chunk: Size, moved: Size) -> Time:
         batch = sizes.chunks * per_chunk
         least = batch if not isinstance(batch, (int, float)) else max(batch, 1)
-        seconds = gemm_seconds(m, n, k, least, dtype=product, device=device, curves=curves, moved_bytes=moved)
+        seconds = gemm_seconds(m, n, k, least, dtype=matmul_dtype, device=device, curves=curves, moved_bytes=moved)
         return seconds / TRITON_SHARE
 
     def memory(read: Size, written: Size, kernels: int = 1) -> Time:
@@ -122,20 +122,20 @@ def scan_seconds(scan: Scan, dtypes: Dtypes, device: Device, curves: Curves, *, 
     total = memory(sizes.taps, sizes.taps)  # convolution
     total += memory(scan.tokens * heads * sizes.width, 8 * scan.tokens * heads)  # dt and sums of decays, fp32
     # States of chunks: x ᵀB, a (head_dim × state) matmul over the chunk's tokens for each head.
-    total += products(head_dim, state, chunk, heads, x + b + 4 * states)
+    total += matmul_s(head_dim, state, chunk, heads, x + b + 4 * states)
     # Passing states from chunk to chunk is a pass over memory.
     total += memory(4 * states, narrow)
     # C Bᵀ within a chunk, shared by the heads of a group.
-    total += products(chunk, chunk, state, groups, 2 * b + pairs)
+    total += matmul_s(chunk, chunk, state, groups, 2 * b + pairs)
     if not backward:
         # y = C · state + (masked C Bᵀ) · x: k is the state and, on average, half a chunk.
-        return total + products(chunk, head_dim, state + half, heads, 4 * x + b + narrow + pairs)
+        return total + matmul_s(chunk, head_dim, state + half, heads, 4 * x + b + narrow + pairs)
     total += memory(4 * x, 2 * x)  # the gate
-    total += products(head_dim, state, chunk, heads, x + b + 4 * states)
+    total += matmul_s(head_dim, state, chunk, heads, x + b + 4 * states)
     total += memory(8 * states, 2 * narrow)
-    total += products(chunk, head_dim, state + half, heads, 3 * x + b + narrow + pairs)
-    total += products(chunk, state, head_dim, heads, x + 3 * b + narrow) * 2  # B and C, summed over a group in fp32
-    total += products(chunk, half, head_dim, heads, 2 * x + pairs)
-    total += products(chunk, state, chunk, groups, 4 * b + pairs) * 2
-    total += products(chunk, half, head_dim, heads, 2 * x + pairs)  # decays
+    total += matmul_s(chunk, head_dim, state + half, heads, 3 * x + b + narrow + pairs)
+    total += matmul_s(chunk, state, head_dim, heads, x + 3 * b + narrow) * 2  # B and C, summed over a group in fp32
+    total += matmul_s(chunk, half, head_dim, heads, 2 * x + pairs)
+    total += matmul_s(chunk, state, chunk, groups, 4 * b + pairs) * 2
+    total += matmul_s(chunk, half, head_dim, heads, 2 * x + pairs)  # decays
     return total + memory(2 * sizes.taps, sizes.taps) + memory(8 * scan.tokens * heads, scan.tokens * heads)

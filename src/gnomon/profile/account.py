@@ -172,8 +172,8 @@ def _kinds(trace: Trace, inside: NDArray[np.int64]) -> dict[int, tuple[str, str]
         compiling = host_calls(trace, _COMPILING, (MARK, CPU_OP))
         if len(compiling):
             at = np.searchsorted(compiling[:, 0], trace.start_s[inside], side="right") - 1
-            held = (at >= 0) & (trace.end_s[inside] <= compiling[np.maximum(at, 0), 1])
-            kinds.update(dict.fromkeys(inside[held].tolist(), ("compiling", "host")))
+            is_compiling = (at >= 0) & (trace.end_s[inside] <= compiling[np.maximum(at, 0), 1])
+            kinds.update(dict.fromkeys(inside[is_compiling].tolist(), ("compiling", "host")))
     return kinds
 
 
@@ -199,8 +199,8 @@ def _kind(trace: Trace, event: int) -> tuple[str, str]:
     if trace.on_device:
         own = kind_of_kernel(name)
         if own is not None and own.role == "communication":
-            told = trace.details.get(event, {}).get("Collective name")
-            by_name = kind_of_kernel(str(told)) if told else None
+            collective_name = trace.details.get(event, {}).get("Collective name")
+            by_name = kind_of_kernel(str(collective_name)) if collective_name else None
             return (by_name or own).kind, "communication"
         start = int(trace.op_of[event])
     else:
@@ -276,10 +276,10 @@ def named_events(trace: Trace, names: tuple[str, ...], categories: tuple[int, ..
     """Events of these categories whose name holds one of these parts, by start. `x ` (a blank at the end): the whole
     name."""
 
-    def wanted(name: str) -> bool:
+    def matches(name: str) -> bool:
         return any(name == part[:-1] if part.endswith(" ") else part in name for part in names)
 
-    hit = np.array([wanted(name) for name in trace.names], np.bool_)
+    hit = np.array([matches(name) for name in trace.names], np.bool_)
     events = trace.of(*categories)
     return events[hit[trace.name[events]]]
 

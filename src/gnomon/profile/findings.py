@@ -61,11 +61,11 @@ def findings(
         exposed = found.get("exposed communication")
         if exposed is not None:
             # What waits for the slow rank is not the network's.
-            left = exposed.seconds - slow.seconds
-            share = exposed.share * left / exposed.seconds
+            remaining = exposed.seconds - slow.seconds
+            share = exposed.share * remaining / exposed.seconds
             del found["exposed communication"]
             if share >= SHARE:
-                found[exposed.name] = replace(exposed, seconds=left, share=share)
+                found[exposed.name] = replace(exposed, seconds=remaining, share=share)
     for seen in _memory(snapshots):
         found.setdefault(seen.name, seen)
     return tuple(sorted(found.values(), key=lambda finding: (-finding.seconds, finding.name)))

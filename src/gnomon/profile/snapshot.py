@@ -81,21 +81,21 @@ def peak_of(source: str, document: Mapping[str, Any], device: int) -> Snapshot:
         )
     end = {address: block for segment in segments for address, block in _blocks(segment)}
     live = _before(entries, end)
-    held = sum(size for size, _ in live.values())
-    peak, at_peak = held, dict(live)
+    live_bytes = sum(size for size, _ in live.values())
+    peak, at_peak = live_bytes, dict(live)
     retries = out_of_memory = 0
     for entry in entries:
         action, address, size = entry.get("action"), _int(entry.get("addr")), _int(entry.get("size"))
         if action == "alloc":
             live[address] = (size, _frames(entry))
-            held += size
-            if held > peak:
-                peak, at_peak = held, None  # type: ignore[assignment]
+            live_bytes += size
+            if live_bytes > peak:
+                peak, at_peak = live_bytes, None  # type: ignore[assignment]
         elif action in ("free", "free_completed") and address in live:
             if at_peak is None:
                 # The peak lasted until this free: only now is it worth keeping what was live.
                 at_peak = dict(live)
-            held -= live.pop(address)[0]
+            live_bytes -= live.pop(address)[0]
         elif action == "segment_free":
             retries += 1
         elif action == "oom":

@@ -84,8 +84,8 @@ def find_steps(trace: Trace) -> Steps:
 
 def _marks(trace: Trace, pattern: re.Pattern[str]) -> list[int]:
     """Marks of the host by name, one thread's: the first thread that has one."""
-    wanted = np.array([bool(pattern.match(name)) for name in trace.names], np.bool_)
-    events = np.flatnonzero((trace.category == MARK) & wanted[trace.name])
+    is_mark = np.array([bool(pattern.match(name)) for name in trace.names], np.bool_)
+    events = np.flatnonzero((trace.category == MARK) & is_mark[trace.name])
     return [int(event) for event in events if trace.lane[event] == trace.lane[events[0]]]
 
 

@@ -95,23 +95,23 @@ class BufferMoves:
 
 def buffer_moves(program: Program, deps: Dependencies, sizes: Mapping[str, float]) -> BufferMoves:
     """What each row allocates and frees of each class of buffer, in bytes: allocations first, then frees."""
-    nbytes, come, gone, taken, given = _changes(program, deps, sizes)
+    nbytes, come, gone, come_bytes, grown = _changes(program, deps, sizes)
     entries = np.concatenate([come, gone])
     return BufferMoves(
         row=deps.table.row[entries].astype(np.int64),
         buffer=deps.table.buffer_class(deps.table.buffer[entries]),
-        bytes=np.concatenate([taken, -given]),
+        bytes=np.concatenate([come_bytes, -grown]),
         resident=_resident(program, deps, nbytes),
     )
 
 
 def moves(program: Program, deps: Dependencies, sizes: Mapping[str, float]) -> Moves:
     """What each row allocates and frees, in bytes."""
-    nbytes, come, gone, taken, given = _changes(program, deps, sizes)
+    nbytes, come, gone, come_bytes, grown = _changes(program, deps, sizes)
     row, rows = deps.table.row, program.num_rows
     return Moves(
-        allocated=np.bincount(row[come], taken, rows).astype(float),
-        freed=np.bincount(row[gone], given, rows).astype(float),
+        allocated=np.bincount(row[come], come_bytes, rows).astype(float),
+        freed=np.bincount(row[gone], grown, rows).astype(float),
         resident=_resident(program, deps, nbytes).sum(axis=1),
     )
 
@@ -133,19 +133,19 @@ def _changes(
     return nbytes, come, gone, amount[come], _grown(deps, amount, np.zeros(table.num_ids), gone)
 
 
-def _grown(deps: Dependencies, amount: Doubles, held: Doubles, gone: NDArray[np.int64]) -> Doubles:
+def _grown(deps: Dependencies, amount: Doubles, open_bytes: Doubles, gone: NDArray[np.int64]) -> Doubles:
     """Bytes given back by each free, for buffers that may have been extended; entries are in issue order per buffer."""
-    given = []
+    grown = []
     freeing = set(gone.tolist())
     # A free gives back what all extensions have added.
     for i in np.flatnonzero(deps.alloc | deps.release).tolist():
         buffer = int(deps.table.buffer[i])
         if deps.alloc[i]:
-            held[buffer] += amount[i]
+            open_bytes[buffer] += amount[i]
         if i in freeing:
-            given.append(held[buffer])
-            held[buffer] = 0.0
-    return np.array(given)
+            grown.append(open_bytes[buffer])
+            open_bytes[buffer] = 0.0
+    return np.array(grown)
 
 
 def _resident(program: Program, deps: Dependencies, nbytes: Doubles) -> Doubles:

@@ -110,9 +110,9 @@ def _unmatched(
     tags, rows = side
     if len(matched) == len(rows):
         return []
-    alone = ~np.isin(tags, tags[matched])
+    unmatched = ~np.isin(tags, tags[matched])
     problems = []
-    for i in np.flatnonzero(alone).tolist():
+    for i in np.flatnonzero(unmatched).tolist():
         # Taken apart as `_side` put it together.
         pair, unit = divmod(int(tags[i]), 1 << _UNIT_BITS)
         source, target = divmod(pair, 1 << _STAGE_BITS)
@@ -162,16 +162,20 @@ def collective_orders(program: Program) -> list[Problem]:
             row_of.setdefault((cls, group), row)
     problems = []
     for comm, by_class in sequences.items():
-        (first, wanted), *others = sorted(by_class.items())
+        (first, first_sequence), *others = sorted(by_class.items())
         for cls, sequence in others:
-            if sequence == wanted:
+            if sequence == first_sequence:
                 continue
             i = next(
-                (i for i, (a, b) in enumerate(zip(wanted, sequence, strict=False)) if a != b),
-                min(len(wanted), len(sequence)),
+                (i for i, (a, b) in enumerate(zip(first_sequence, sequence, strict=False)) if a != b),
+                min(len(first_sequence), len(sequence)),
             )
-            row = row_of[cls, sequence[i]] if i < len(sequence) else row_of[first, wanted[i]]
-            ours = f"{program.token(row_of[first, wanted[i]])}#{wanted[i]}" if i < len(wanted) else "nothing"
+            row = row_of[cls, sequence[i]] if i < len(sequence) else row_of[first, first_sequence[i]]
+            ours = (
+                f"{program.token(row_of[first, first_sequence[i]])}#{first_sequence[i]}"
+                if i < len(first_sequence)
+                else "nothing"
+            )
             theirs = f"{program.token(row_of[cls, sequence[i]])}#{sequence[i]}" if i < len(sequence) else "nothing"
             why = f"collective {i} on {comm!r} is {ours} on rank class {first} but {theirs} on rank class {cls}"
             problems.append(Problem.of(program, "communicator orders disagree", row, why))

@@ -193,7 +193,7 @@ def _one_by_one(graph: _Entries) -> tuple[Longs, Longs]:
     """Each stream as far as it goes, in turns, until none goes any further. An entry's level is one more than that of
     the last it waits for, so the result is the same whatever the turns."""
     first, second = (column.tolist() for column in graph.columns())
-    more, group, lane_of = graph.third_predecessors(), graph.group.tolist(), graph.lane_of().tolist()
+    third_sources, group, lane_of = graph.third_predecessors(), graph.group.tolist(), graph.lane_of().tolist()
     sizes = np.bincount(graph.group[graph.group >= 0]).tolist() if graph.has_groups else []
     # A group runs when all its entries stand at the heads of their streams; whoever comes last runs them all, one level
     # after the latest that any of them waits for.
@@ -211,8 +211,8 @@ def _one_by_one(graph: _Entries) -> tuple[Longs, Longs]:
                 a, b = level[first[entry]], level[second[entry]]
                 if a < 0 or b < 0:  # has not run: the stream stands here until another turn
                     break
-                if entry in more:
-                    others = [level[source] for source in more[entry]]
+                if entry in third_sources:
+                    others = [level[source] for source in third_sources[entry]]
                     if min(others) < 0:
                         break
                     a = max(a, *others)

@@ -350,9 +350,9 @@ def default_comms(kinds: tuple[Kind, ...]) -> tuple[Communicator, ...]:
 
 
 def _all_comms(
-    given: tuple[Communicator, ...], kinds: tuple[Kind, ...], overrides: Mapping[int, Override]
+    comms: tuple[Communicator, ...], kinds: tuple[Kind, ...], overrides: Mapping[int, Override]
 ) -> tuple[Communicator, ...]:
-    by_name = {comm.name: comm for comm in given}
+    by_name = {comm.name: comm for comm in comms}
     for comm in default_comms(kinds):
         by_name.setdefault(comm.name, comm)
     for override in overrides.values():
@@ -422,7 +422,7 @@ def _keys(
     if named:  # a key whose rows all have names of their own would ask for a price that no row uses
         used = np.bincount(out, minlength=len(keys)) > 0
         out = (np.cumsum(used, dtype=np.int32) - 1)[out]
-        keys = [key for key, wanted in zip(keys, used.tolist(), strict=True) if wanted]
+        keys = [key for key, is_used in zip(keys, used.tolist(), strict=True) if is_used]
     return tuple(keys), out
 
 
@@ -478,7 +478,7 @@ class ProgramBuilder:
         _check_columns(
             table[:, 0], table[:, 1], table[:, 2], self.num_stages, len(self.kinds), len(self.units), len(table)
         )
-        overrides = {int(ptr[c]) + i: o for c, given in enumerate(self._overrides) for i, o in given.items()}
+        overrides = {int(ptr[c]) + i: o for c, by_row in enumerate(self._overrides) for i, o in by_row.items()}
         return from_columns(
             class_ptr=ptr,
             kind=table[:, 0].astype(np.int8),

@@ -67,8 +67,8 @@ class Rows:
 
     def is_kind(self, *names: str) -> NDArray[np.bool_]:
         """[rows] whether a row is of one of these kinds."""
-        wanted = np.array([kind.name in names for kind in self.kinds])
-        mask: NDArray[np.bool_] = wanted[self.kind]
+        named = np.array([kind.name in names for kind in self.kinds])
+        mask: NDArray[np.bool_] = named[self.kind]
         return mask
 
     @staticmethod

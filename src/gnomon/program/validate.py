@@ -35,8 +35,8 @@ def validate(program: Program) -> Structure:
     if isinstance(examined, Structure):
         return examined
     shown = "\n".join(f"  {problem}" for problem in examined[:5])
-    more = f"\n  … and {len(examined) - 5} more" if len(examined) > 5 else ""
-    raise ProgramError(f"this Program cannot run:\n{shown}{more}", examined)
+    and_more = f"\n  … and {len(examined) - 5} more" if len(examined) > 5 else ""
+    raise ProgramError(f"this Program cannot run:\n{shown}{and_more}", examined)
 
 
 def structure_of(program: Program) -> Structure | None:

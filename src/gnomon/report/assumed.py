@@ -47,11 +47,11 @@ def material(prediction: Prediction, line: str) -> bool:
 
 def lines_to_print(prediction: Prediction, lines: Sequence[str], *, every: bool) -> tuple[str, ...]:
     """The lines to print: those that are material, and how many are not; all of them for `every`."""
-    kept = tuple(line for line in lines if every or material(prediction, line))
-    left = len(lines) - len(kept)
-    if not left:
-        return kept
-    return (*kept, f"{left} more that cannot change this by a tenth of its band (--assumptions)")
+    printed = tuple(line for line in lines if every or material(prediction, line))
+    num_omitted = len(lines) - len(printed)
+    if not num_omitted:
+        return printed
+    return (*printed, f"{num_omitted} more that cannot change this by a tenth of its band (--assumptions)")
 
 
 def _dtypes(prediction: Prediction) -> set[str]:

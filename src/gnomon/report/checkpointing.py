@@ -17,32 +17,33 @@ SHOWN = 8
 """Runs of layers that are listed."""
 
 
-def by_tensor_text(made: ByTensor) -> tuple[str, ...]:
+def by_tensor_text(by_tensor: ByTensor) -> tuple[str, ...]:
     """Lines of at most 80 columns."""
-    told = (
-        f"recomputation tensor by tensor (integer programme): {made.tried} plan{'s' * (made.tried != 1)} near the "
-        f"best, {made.predicted} predictions"
+    tried_text = (
+        f"recomputation tensor by tensor (integer programme): {by_tensor.tried} "
+        f"plan{'s' * (by_tensor.tried != 1)} near the "
+        f"best, {by_tensor.predicted} predictions"
     )
-    if made.best is None:
-        return tuple(wrapped(f"{told}; none is faster than with presets", indent=""))
-    change = f"{show_seconds(made.best.step_s)}, {percent(-made.gain)} % against the best of presets"
-    lines = [*wrapped(f"{told}: {change}", indent="")]
-    listed = list(_kept(made.best.plan))
+    if by_tensor.best is None:
+        return tuple(wrapped(f"{tried_text}; none is faster than with presets", indent=""))
+    change = f"{show_seconds(by_tensor.best.step_s)}, {percent(-by_tensor.gain)} % against the best of presets"
+    lines = [*wrapped(f"{tried_text}: {change}", indent="")]
+    listed = list(_kept(by_tensor.best.plan))
     lines += [line for entry in listed[:SHOWN] for line in wrapped(entry, bullet="- ")]
     if len(listed) > SHOWN:
         lines += wrapped(f"and {len(listed) - SHOWN} runs of layers more, which the plan file lists", bullet="- ")
     return tuple(lines)
 
 
-def by_tensor_mapping(made: ByTensor) -> dict[str, Any]:
+def by_tensor_mapping(by_tensor: ByTensor) -> dict[str, Any]:
     """Plain values for JSON."""
     return {
-        "step_s": None if made.best is None else made.best.step_s,
-        "presets_step_s": made.before_s,
-        "gain": made.gain,
-        "plans": made.tried,
-        "predicted": made.predicted,
-        "kept": [] if made.best is None else list(_kept(made.best.plan)),
+        "step_s": None if by_tensor.best is None else by_tensor.best.step_s,
+        "presets_step_s": by_tensor.before_s,
+        "gain": by_tensor.gain,
+        "plans": by_tensor.tried,
+        "predicted": by_tensor.predicted,
+        "kept": [] if by_tensor.best is None else list(_kept(by_tensor.best.plan)),
     }
 
 
@@ -54,5 +55,5 @@ def _kept(plan: Plan) -> Iterator[str]:
             continue
         after = rules[place + 1] if place + 1 < len(rules) else rule
         names = after.tensors if after.action == "keep" and after.calls == rule.calls else ()
-        kept = ", ".join(("input", *names))
-        yield f"{rule.calls} keep {kept}; the rest is recomputed"
+        saved_names = ", ".join(("input", *names))
+        yield f"{rule.calls} keep {saved_names}; the rest is recomputed"

@@ -143,7 +143,7 @@ def compare(one: Timeline, two: Timeline, names: tuple[str, str] = ("first", "se
         one, two = (one, two) if one.clock == "predicted" else (two, one)
         names = ("predicted", "measured")
     _check_same(one, two)
-    held: dict[str, tuple[float, float]] = {}
+    pairs_of_class: dict[str, tuple[float, float]] = {}
     left_out: dict[str, tuple[float, float]] = {}
     if one.memory is not None and two.memory is not None:
         both = set(seen_buffers(one)) & set(seen_buffers(two))
@@ -153,10 +153,10 @@ def compare(one: Timeline, two: Timeline, names: tuple[str, str] = ("first", "se
                 left_out[name] = most
         one, two = of_buffers(one, both), of_buffers(two, both)
         pairs = zip(peaks(one), peaks(two), strict=True)
-        held = {before.worker: (before.bytes, after.bytes) for before, after in pairs}
+        pairs_of_class = {before.worker: (before.bytes, after.bytes) for before, after in pairs}
     compared = difference(one, two)
     return Comparison(
-        names=names, difference=compared, peak_bytes=held, left_out=left_out, prices=_prices(one, compared)
+        names=names, difference=compared, peak_bytes=pairs_of_class, left_out=left_out, prices=_prices(one, compared)
     )
 
 
@@ -259,9 +259,9 @@ def _memory(comparison: Comparison, worker: str) -> tuple[str, ...]:
     lines = table(columns, [*rows, *_unchanged(changes, before), _held("peak of these", before, after)])
     if not comparison.left_out:
         return tuple(lines)
-    told = ", ".join(f"{name} ({number(max(pair) / 2**20)})" for name, pair in comparison.left_out.items())
+    classes_text = ", ".join(f"{name} ({number(max(pair) / 2**20)})" for name, pair in comparison.left_out.items())
     whose = comparison.names[0] if all(pair[0] for pair in comparison.left_out.values()) else "one of the two"
-    return (*lines, *wrapped(f"only {whose} has, at its most on a rank: {told}", indent=""))
+    return (*lines, *wrapped(f"only {whose} has, at its most on a rank: {classes_text}", indent=""))
 
 
 def _unchanged(changes: Sequence[MemoryChange], peak: float) -> tuple[tuple[str, ...], ...]:

@@ -49,16 +49,16 @@ def heading_text(fitting: Fitting) -> tuple[str, ...]:
     return tuple(lines)
 
 
-def alone_text(fitting: Fitting, alone: Sequence[Rung]) -> tuple[str, ...]:
+def alone_text(fitting: Fitting, single_changes: Sequence[Rung]) -> tuple[str, ...]:
     """Each change by itself; then what does not help, and why."""
     base = fitting.base
-    able = [rung for rung in alone if helps(base, rung)]
+    able = [rung for rung in single_changes if helps(base, rung)]
     rows = [(rung.what, *_numbers(fitting, rung)) for rung in able]
     columns = (Column(name="one change", align="left"), *COLUMNS)
     lines = ["", *(table_of_plans(columns, rows) if rows else ("no single change frees memory",))]
     lines += wrapped("%: how much longer a token takes than in the plan as it is", indent="") if rows else ()
-    no = [(rung.what, unhelpful(base, rung, fitting.options)) for rung in alone if not helps(base, rung)]
-    no += list(without_room(base.plan, alone, fitting.options))
+    no = [(rung.what, unhelpful(base, rung, fitting.options)) for rung in single_changes if not helps(base, rung)]
+    no += list(without_room(base.plan, single_changes, fitting.options))
     if no:
         lines += ["", "what does not help"]
         lines += [line for what, why in no for line in wrapped(f"{what}: {why}", bullet="- ")]
@@ -97,8 +97,8 @@ def combined_text(fitting: Fitting, ladder: Ladder, *, chosen: Rung | None = Non
         lines += [
             line
             for rung in smaller
-            if set(rung.options) <= ADAPTED and (said := fitting.lines(rung))
-            for line in wrapped(f"{rung.what}: {'; '.join(said)}", bullet="  ")
+            if set(rung.options) <= ADAPTED and (way_lines := fitting.lines(rung))
+            for line in wrapped(f"{rung.what}: {'; '.join(way_lines)}", bullet="  ")
         ]
         lines += [
             line

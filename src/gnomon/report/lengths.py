@@ -17,27 +17,27 @@ from gnomon.search.questions.lengths import Fastest, Lengths
 from gnomon.units import show_bytes, show_seconds
 
 
-def lengths_text(made: Lengths, *, methods: bool, assumed: Sequence[str], notes: Sequence[str]) -> tuple[str, ...]:
+def lengths_text(answer: Lengths, *, methods: bool, assumed: Sequence[str], notes: Sequence[str]) -> tuple[str, ...]:
     """Lines of at most 80 columns. methods: whether any was tried."""
-    best = made.best
+    best = answer.best
     pricing, band = best.pricing, best.band
-    told = f"{show_seconds(best.step_s):>12}  ({between(band.low_s, band.high_s)}, {percent(band.coverage, 0)} %)"
+    step_text = f"{show_seconds(best.step_s):>12}  ({between(band.low_s, band.high_s)}, {percent(band.coverage, 0)} %)"
     lines = [
         f"{pricing.graph.name} on {pricing.cluster.name}",
         *wrapped(describe(best.plan, best.workload)),
         *(line for entry in _params(best.plan) for line in wrapped(entry)),
         *wrapped(links_text(best.plan, pricing.cluster)),
         "",
-        f"{'step':<16}{told}",
+        f"{'step':<16}{step_text}",
         f"{f'{best.counted}/s/device':<16}{number(best.tokens_per_s_per_device, 4):>12}",
         f"{'MFU':<16}{f'{percent(best.mfu)} %':>12}",
         "",
         *wrapped(best.verdict, indent=""),
-        *wrapped(f"allowed: {show_bytes(made.limit_bytes)} a device (--memory changes it)", indent=""),
+        *wrapped(f"allowed: {show_bytes(answer.limit_bytes)} a device (--memory changes it)", indent=""),
         "",
-        *_ways(made),
+        *_ways(answer),
         "",
-        *wrapped(_searched(made), indent=""),
+        *wrapped(_searched(answer), indent=""),
     ]
     if not methods:
         lines += wrapped("--methods chunkflow,skrull tries methods that are made for such batches", indent="")
@@ -47,11 +47,11 @@ def lengths_text(made: Lengths, *, methods: bool, assumed: Sequence[str], notes:
     return tuple(lines)
 
 
-def lengths_mapping(made: Lengths) -> dict[str, Any]:
+def lengths_mapping(answer: Lengths) -> dict[str, Any]:
     """Plain values for JSON, as `gnomon.lengths/1`."""
     return {
         "schema": "gnomon.lengths/1",
-        "limit_bytes": made.limit_bytes,
+        "limit_bytes": answer.limit_bytes,
         "ways": [
             {
                 "method": way.method,
@@ -60,27 +60,27 @@ def lengths_mapping(made: Lengths) -> dict[str, Any]:
                 "smallest_peak_bytes": None if way.smallest is None else way.smallest.tightest.peak_bytes,
                 "why": way.why,
             }
-            for way in made.ways
+            for way in answer.ways
         ],
-        "searches": made.stand_ins,
-        "covered": made.covered,
-        "predicted": made.predicted,
-        "complete": made.complete,
+        "searches": answer.stand_ins,
+        "covered": answer.covered,
+        "predicted": answer.predicted,
+        "complete": answer.complete,
     }
 
 
 def _params(plan: Plan) -> list[str]:
     """One line for each pass with parameters, as in `chunkflow: chunk_size 8192, keep 4`."""
     return [
-        f"{given.name}: {', '.join(f'{name} {value}' for name, value in given.params)}"
-        for given in plan.schedule.passes
-        if given.params
+        f"{method.name}: {', '.join(f'{name} {value}' for name, value in method.params)}"
+        for method in plan.schedule.passes
+        if method.params
     ]
 
 
-def _ways(made: Lengths) -> tuple[str, ...]:
+def _ways(answer: Lengths) -> tuple[str, ...]:
     """The fastest plan of each way, and why one has none."""
-    best = made.best.step_s
+    best = answer.best.step_s
     columns = (
         Column(name="fastest plan", align="left"),
         Column(name="step"),
@@ -88,28 +88,29 @@ def _ways(made: Lengths) -> tuple[str, ...]:
         Column(name="GiB"),
     )
     rows, without = [], list[str]()
-    for way in made.ways:
+    for way in answer.ways:
         name = f"with {way.method}" if way.method else "without a method"
         if way.prediction is None:
-            without += wrapped(f"{name}: {_why(way, made)}", indent="")
+            without += wrapped(f"{name}: {_why(way, answer)}", indent="")
             continue
-        loses = percent(way.prediction.step_s / best - 1) if way.prediction is not made.best else ""
+        loses = percent(way.prediction.step_s / best - 1) if way.prediction is not answer.best else ""
         peak = gib(way.prediction.tightest.peak_bytes)
         plan = "; ".join((short_plan(way.prediction.plan), *_params(way.prediction.plan)))
         rows.append((f"{name}: {plan}", show_seconds(way.prediction.step_s), loses, peak))
     return (*table_of_plans(columns, rows), *without)
 
 
-def _why(way: Fastest, made: Lengths) -> str:
+def _why(way: Fastest, answer: Lengths) -> str:
     if way.smallest is None:
         return f"no plan can run: {way.why}" if way.why else "not tried, the budget was spent"
     peak = show_bytes(way.smallest.tightest.peak_bytes)
-    return f"no plan was found that fits; the smallest takes {peak} of {show_bytes(made.limit_bytes)}"
+    return f"no plan was found that fits; the smallest takes {peak} of {show_bytes(answer.limit_bytes)}"
 
 
-def _searched(made: Lengths) -> str:
-    told = (
-        f"{made.stand_ins} searches of batches of one length ({made.covered:,} plans), then {made.predicted:,} plans "
+def _searched(answer: Lengths) -> str:
+    searched_text = (
+        f"{answer.stand_ins} searches of batches of one length ({answer.covered:,} plans), then "
+        f"{answer.predicted:,} plans "
         f"predicted on these lengths, from the best of the searches on by changes of one field; a faster plan may exist"
     )
-    return told if made.complete else f"budget spent (--budget): {told}"
+    return searched_text if answer.complete else f"budget spent (--budget): {searched_text}"

@@ -120,7 +120,7 @@ def _alone(answer: Like) -> tuple[str, ...]:
 def like_mapping(answer: Like, *, assumed: Sequence[str], notes: Sequence[str]) -> dict[str, Any]:
     """Plain values for JSON."""
 
-    def alone(line: Line) -> dict[str, Any]:
+    def line_mapping(line: Line) -> dict[str, Any]:
         values: dict[str, Any] = {"settings": list(line.settings)}
         if line.alone is None:
             return {**values, "alone": None, "why": line.why}
@@ -135,7 +135,7 @@ def like_mapping(answer: Like, *, assumed: Sequence[str], notes: Sequence[str]) 
         if answer.after is None
         else change_of(answer.before, answer.after, (answer.source, answer.source)).to_mapping(),
         "step_s": [answer.before.step_s, None if answer.after is None else answer.after.step_s],
-        "changes": [alone(line) for line in answer.lines],
+        "changes": [line_mapping(line) for line in answer.lines],
         "diff": list(answer.diff),
         "text": answer.changed_file,
         "covered": answer.covered,

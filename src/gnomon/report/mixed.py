@@ -47,8 +47,8 @@ def mixed_text(result: MixedResult, *, assumed: Sequence[str] = (), notes: Seque
         *wrapped(prediction.verdict, indent=""),
     ]
     lines += ["", *_gains(result), "", *_runners(result), "", *_covered(result)]
-    taken = tuple(dict.fromkeys((*assumed, *prediction.assumptions)))
-    for title, entries in (("assumed", taken), ("notes", (*prediction.notes, *notes))):
+    shown_assumed = tuple(dict.fromkeys((*assumed, *prediction.assumptions)))
+    for title, entries in (("assumed", shown_assumed), ("notes", (*prediction.notes, *notes))):
         if entries:
             lines += ["", title, *(line for entry in entries for line in wrapped(entry, bullet="- "))]
     return tuple(lines)
@@ -79,7 +79,7 @@ def _who(result: MixedResult) -> tuple[str, ...]:
         # Embedding and head are no numbered layers, and are not counted where there are such.
         layers = sum(1 for layer in price.in_order if layer.call.first is not None) or len(price.in_order)
         for name, mine in groups.items():
-            taken = f"{mine[0]} each" if len(set(mine)) == 1 else " ".join(map(str, mine[:12]))
+            counts_text = f"{mine[0]} each" if len(set(mine)) == 1 else " ".join(map(str, mine[:12]))
             rows.append(
                 (
                     str(stage),
@@ -87,7 +87,7 @@ def _who(result: MixedResult) -> tuple[str, ...]:
                     str(len(mine)),
                     str(mesh.tp),
                     str(layers),
-                    taken,
+                    counts_text,
                 )
             )
     return table(columns, rows)

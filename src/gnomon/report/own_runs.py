@@ -69,8 +69,8 @@ def fit_own(
     before, in place of those on record. check: also fit without each run in turn, to judge the fit. InputError when no
     run can be predicted, or when the runs are of several stacks.
     """
-    used, made, refused = _predicted(runs, source)
-    errors = _Errors(used, made, numbers or fitted_rates())
+    used, predictions, refused = _predicted(runs, source)
+    errors = _Errors(used, predictions, numbers or fitted_rates())
     everyone = np.ones(len(used), bool)
     x = errors.fit(everyone)
     left_out = []
@@ -120,17 +120,17 @@ def fit_parts(run: PredictableRun, parts: Mapping[str, float], *, source: str, d
     Each of the three has a factor of its own, which is what was measured over what is predicted; attention keeps its
     rate beside other kernels. InputError where the run cannot be predicted.
     """
-    (used, *_), (made, *_), refused = _predicted([run], source)
-    errors = _Errors([used], [made], fitted_rates())
+    (used, *_), (predictions, *_), refused = _predicted([run], source)
+    errors = _Errors([used], [predictions], fitted_rates())
     x = np.zeros(len(SPREADS))
     for _ in range(ROUNDS):
         own = OwnRuns(numbers=errors.numbers(x), runs=1, data="-", date="-", error="-", range="-")
         now = predict(run.graph, run.cluster, run.plan, run.workload, replace(run.stack, own=own))
-        told = _seconds_of(now)
+        part_seconds = _seconds_of(now)
         for i, part in ((0, "compute"), (2, "host"), (3, "exposed communication")):
             least = LEAST_SHARE * run.step_s
-            if parts.get(part, 0.0) > least and told[part] > least:
-                x[i] = float(np.clip(x[i] + np.log(parts[part] / told[part]), -2.0, 2.0))
+            if parts.get(part, 0.0) > least and part_seconds[part] > least:
+                x[i] = float(np.clip(x[i] + np.log(parts[part] / part_seconds[part]), -2.0, 2.0))
     before, after = np.expm1(errors(np.zeros(len(SPREADS)))), np.expm1(errors(x))
     devices = sorted({device.name for device in run.cluster.devices})
     own = OwnRuns(
@@ -172,11 +172,11 @@ def _predicted(
 ) -> tuple[list[PredictableRun], list[Prediction], tuple[RefusedRun, ...]]:
     """The runs that can be predicted, their predictions, and the rest. InputError as fit_own says."""
     used: list[PredictableRun] = []
-    made: list[Prediction] = []
+    predictions: list[Prediction] = []
     refused: list[RefusedRun] = []
     for run in runs:
         try:
-            made.append(predict(run.graph, run.cluster, run.plan, run.workload, run.stack))
+            predictions.append(predict(run.graph, run.cluster, run.plan, run.workload, run.stack))
             used.append(run)
         except GnomonError as error:
             refused.append(RefusedRun(id=run.id, reason=str(error)))
@@ -185,18 +185,20 @@ def _predicted(
         raise InputError(f"no run of {source} can be predicted{why}")
     names = sorted({run.stack.name for run in used})
     if len(names) > 1:
-        told = ", ".join(names)
-        raise InputError(f"{source} has runs of {len(names)} stacks, {told}; give the runs of one at a time")
-    return used, made, tuple(refused)
+        stacks_text = ", ".join(names)
+        raise InputError(f"{source} has runs of {len(names)} stacks, {stacks_text}; give the runs of one at a time")
+    return used, predictions, tuple(refused)
 
 
 class _Errors:
     """log(predicted / measured) of every run as a function of the logs of the factors."""
 
-    def __init__(self, runs: Sequence[PredictableRun], made: Sequence[Prediction], base: FittedRates) -> None:
-        self.runs, self.made, self.base = runs, made, base
+    def __init__(self, runs: Sequence[PredictableRun], predictions: Sequence[Prediction], base: FittedRates) -> None:
+        self.runs, self.made, self.base = runs, predictions, base
         self.stack = replace(runs[0].stack, own=None)
-        self.devices = {stage.device.arch: stage.device for prediction in made for stage in prediction.pricing.stages}
+        self.devices = {
+            stage.device.arch: stage.device for prediction in predictions for stage in prediction.pricing.stages
+        }
         calibrated = any(device.measured is not None for device in self.devices.values())
         self.spreads = {**SPREADS, "kernels": MEASURED_KERNELS} if calibrated else SPREADS
         self.memo: dict[tuple[float, ...], Array] = {}

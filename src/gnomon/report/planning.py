@@ -74,8 +74,8 @@ def plan_text(
     if tensors is not None:
         lines += by_tensor_text(tensors)
     priced = rent.sources if rent else ()
-    taken = tuple(dict.fromkeys((*assumed, *priced, *best.prediction.assumptions)))
-    for title, entries in (("assumed", taken), ("notes", (*best.prediction.notes, *notes))):
+    shown_assumed = tuple(dict.fromkeys((*assumed, *priced, *best.prediction.assumptions)))
+    for title, entries in (("assumed", shown_assumed), ("notes", (*best.prediction.notes, *notes))):
         if entries:
             lines += ["", title, *(line for entry in entries for line in wrapped(entry, bullet="- "))]
     return tuple(lines)
@@ -139,7 +139,7 @@ def short_plan(plan: Plan) -> str:
         saved = "by stage" if any(rule.preset is not None for rule in plan.saved.rules) else "by tensor"
     again = [saved] if saved != "none" else []
     again += ["offload"] if any(rule.action == "offload" for rule in plan.saved.rules) else []
-    order = "+".join([schedule.name, *(given.name for given in schedule.passes)])
+    order = "+".join([schedule.name, *(method.name for method in schedule.passes)])
     return "; ".join([" ".join(words), *([order] if mesh.pp > 1 else []), *again])
 
 
@@ -199,8 +199,10 @@ def _speed(best: FoundPlan, rent: Rent | None) -> tuple[str, ...]:
             ("a step costs", dollars(step)),
             (f"1M {prediction.counted} cost", dollars(step / tokens_of(best) * 1e6)),
         ]
-    told = f"{show_seconds(prediction.step_s):>12}  ({between(band.low_s, band.high_s)}, {percent(band.coverage, 0)} %)"
-    return (f"{'step':<16}{told}", *(f"{name:<16}{value:>12}" for name, value in pairs))
+    step_text = (
+        f"{show_seconds(prediction.step_s):>12}  ({between(band.low_s, band.high_s)}, {percent(band.coverage, 0)} %)"
+    )
+    return (f"{'step':<16}{step_text}", *(f"{name:<16}{value:>12}" for name, value in pairs))
 
 
 def _safer(best: FoundPlan, result: Result) -> tuple[str, ...]:
@@ -208,9 +210,9 @@ def _safer(best: FoundPlan, result: Result) -> tuple[str, ...]:
     safer = safest(best, result.best)
     if safer is None:
         return ()
-    number, more = result.best.index(safer) + 1, safer.step_s / best.step_s - 1
+    number, slower_by = result.best.index(safer) + 1, safer.step_s / best.step_s - 1
     times = show_seconds(safer.prediction.band.high_s), show_seconds(best.prediction.band.high_s)
-    slower = f"is {percent(more)} % slower" if more > 0 else "is as fast"
+    slower = f"is {percent(slower_by)} % slower" if slower_by > 0 else "is as fast"
     sentence = f"safer: plan {number} {slower} and takes up to {times[0]}, where the best takes up to {times[1]}"
     return wrapped(sentence, indent="")
 
@@ -262,7 +264,7 @@ def climbed_text(climbed: ClimbReport, before: FoundPlan) -> tuple[str, ...]:
 def climbed_mapping(climbed: ClimbReport) -> dict[str, Any]:
     """Plain values for JSON."""
     return {
-        "steps": [{"change": what, "step_s": made.step_s} for what, made in climbed.steps],
+        "steps": [{"change": what, "step_s": step_made.step_s} for what, step_made in climbed.steps],
         "predictions": climbed.tried,
         "prediction": climbed.best.prediction.to_mapping(),
     }
@@ -299,9 +301,9 @@ def _runners(result: Result, *, refined: bool) -> tuple[str, ...]:
         where = _WORDS.get(lost.part, lost.part.lower()) if lost.seconds > 0 else ""
         share = percent(lost.seconds / best.step_s) if candidate is not best else ""
         peak = candidate.prediction.tightest.peak_bytes
-        more = "" if candidate is best else f"{(peak - best.prediction.tightest.peak_bytes) / size:+.1f}"
+        change_text = "" if candidate is best else f"{(peak - best.prediction.tightest.peak_bytes) / size:+.1f}"
         high = show_seconds(candidate.prediction.band.high_s)
-        rows.append((show_seconds(candidate.step_s), high, share, where, f"{peak / size:.1f}", more))
+        rows.append((show_seconds(candidate.step_s), high, share, where, f"{peak / size:.1f}", change_text))
     names = [f"{i} {name}" for i, name in enumerate(short_plans([candidate.plan for candidate in result.best]), 1)]
     return table_of_plans(columns, [(name, *row) for name, row in zip(names, rows, strict=True)])
 

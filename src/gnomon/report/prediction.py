@@ -83,11 +83,11 @@ def prediction_text(
     ]
     lines += ["", *_verdict(prediction, advice)]
     above = beyond_lines(prediction.pricing.stack, prediction.plan)
-    taken = tuple(
+    assumption_lines = tuple(
         assumption for assumption in dict.fromkeys((*assumed, *prediction.assumptions)) if assumption not in above
     )
-    told = lines_to_print(prediction, taken, every=every_assumption)
-    for title, entries in (("assumed", told), ("notes", prediction.notes)):
+    printed = lines_to_print(prediction, assumption_lines, every=every_assumption)
+    for title, entries in (("assumed", printed), ("notes", prediction.notes)):
         if entries:
             lines += ["", title, *(line for entry in entries for line in wrapped(entry, bullet="- "))]
     return tuple(lines)
@@ -115,7 +115,7 @@ def describe(plan: Plan, workload: Workload) -> str:
         stages += f", layers {run_lengths(counts)}"
     if plan.schedule.vocabulary != "ends":
         stages += f", vocabulary {plan.schedule.vocabulary}"
-    stages += "".join(f" + {given.name}" for given in plan.schedule.passes)
+    stages += "".join(f" + {method.name}" for method in plan.schedule.passes)
     precision = plan.precision.fp8.recipe + " fp8" if plan.precision.fp8 else plan.precision.compute
     axes = plan.mesh.describe() if not plan.stages else f"{len(plan.stages)} stages, {plan.world_size} ranks"
     axes += f", ep={plan.mesh.ep}" if plan.mesh.ep > 1 else ""
@@ -212,7 +212,7 @@ def _speed(prediction: Prediction) -> tuple[str, ...]:
         ("HFU", f"{percent(prediction.hfu)} %", ""),
         ("peak memory", f"{peak} {unit}", f"  ({low} to {high}, {share})"),
     )
-    return tuple(f"{name:<16}{value:>12}{more}" for name, value, more in pairs)
+    return tuple(f"{name:<16}{value:>12}{note}" for name, value, note in pairs)
 
 
 CAUSAL = 0.02
@@ -262,10 +262,10 @@ def _memory(prediction: Prediction) -> tuple[str, ...]:
 
 
 def _memory_row(rank: RankMemory, unit: int) -> tuple[str, ...]:
-    held = dict(rank.by_class)
-    named = [held.pop("parameters", 0), held.pop("gradients", 0)]
-    named += [held.pop("master", 0) + held.pop("states", 0)]
-    named += [held.pop(name, 0) for name in ("activations", "logits", "temporary")]
+    class_bytes = dict(rank.by_class)
+    named = [class_bytes.pop("parameters", 0), class_bytes.pop("gradients", 0)]
+    named += [class_bytes.pop("master", 0) + class_bytes.pop("states", 0)]
+    named += [class_bytes.pop(name, 0) for name in ("activations", "logits", "temporary")]
     # The allocator rounds up and what lies outside it is not a tensor: the row adds up to the peak.
     other = rank.peak_bytes - sum(named)
     return (ranges(rank.ranks), *(f"{size / unit:.1f}" for size in (*named, other, rank.peak_bytes, rank.limit_bytes)))
@@ -289,14 +289,14 @@ def host_mapping(prediction: Prediction) -> dict[str, Any]:
 
 def _host(prediction: Prediction) -> tuple[str, ...]:
     """Lines on host memory and on loading, where either is more than nothing."""
-    held, before, limit = host_memory(prediction).bytes, loading(prediction), host_limit(prediction)
+    host_bytes, before, limit = host_memory(prediction).bytes, loading(prediction), host_limit(prediction)
     of = "" if limit is None else f" of {gib(limit)}"
     lines: list[str] = []
-    if held:
+    if host_bytes:
         there = "" if limit is not None else ": nobody says how much there is (--host-memory 512GiB)"
-        lines += wrapped(f"host memory a node: {gib(held)}{of} GiB while it trains{there}", indent="")
+        lines += wrapped(f"host memory a node: {gib(host_bytes)}{of} GiB while it trains{there}", indent="")
     device = before.device_bytes > prediction.tightest.peak_bytes
-    much = before.host_bytes > held and (limit is None or before.host_bytes > MUCH * limit)
+    much = before.host_bytes > host_bytes and (limit is None or before.host_bytes > MUCH * limit)
     if much or device:
         parts = [f"{gib(before.device_bytes)} GiB of a device"] * device
         parts += [f"{gib(before.host_bytes)}{of} GiB of a node's host memory ({before.how})"] * much
@@ -324,8 +324,8 @@ def _verdict(prediction: Prediction, advice: FitAdvice | None) -> tuple[str, ...
     elif advice is not None and not (prediction.fits and not short):
         lines += wrapped(_nothing(advice), indent="")
         for other in advice.others:
-            said = f"{other.what}: {gib(other.peak_bytes)} GiB, {show_seconds(other.step_s)} a step"
-            lines += wrapped(f"{said}: {'; '.join(other.lines)}", bullet="  ")
+            summary = f"{other.what}: {gib(other.peak_bytes)} GiB, {show_seconds(other.step_s)} a step"
+            lines += wrapped(f"{summary}: {'; '.join(other.lines)}", bullet="  ")
     return tuple(lines)
 
 

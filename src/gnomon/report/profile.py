@@ -218,8 +218,8 @@ def expected_of_timeline(timeline: Timeline, source: str) -> ExpectedParts:
     words = {"communication": "exposed communication", "copy": "copies", "host": "host"}
     for share in spent.of(worker):
         parts["compute" if share.busy else words.get(share.part, "waiting")] += share.seconds
-    held = max((peak.bytes for peak in peaks(timeline)), default=None) if timeline.memory is not None else None
-    return ExpectedParts(source=source, step_s=timeline.step_s, parts=parts, peak_bytes=held, bytes_by_class={})
+    peak_bytes = max((peak.bytes for peak in peaks(timeline)), default=None) if timeline.memory is not None else None
+    return ExpectedParts(source=source, step_s=timeline.step_s, parts=parts, peak_bytes=peak_bytes, bytes_by_class={})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -305,10 +305,10 @@ def _parts(profile: Profile, expected: ExpectedParts | None) -> tuple[str, ...]:
         rows.append(("step", number(whole * 1e3), "100.0"))
         return table((Column(name="where the step goes", align="left"), Column(name="ms"), Column(name="%")), rows)
     gaps = against(profile, expected)
-    kept = [gap for gap in gaps if max(gap.expected_s, gap.measured_s) >= LEAST * whole]
+    shown_gaps = [gap for gap in gaps if max(gap.expected_s, gap.measured_s) >= LEAST * whole]
     compared = [
         (PART_WORDS[gap.part], number(gap.expected_s * 1e3), number(gap.measured_s * 1e3), signed(gap.seconds * 1e3))
-        for gap in kept
+        for gap in shown_gaps
     ]
     total = whole - expected.step_s
     compared.append(("step", number(expected.step_s * 1e3), number(whole * 1e3), signed(total * 1e3)))
@@ -316,7 +316,7 @@ def _parts(profile: Profile, expected: ExpectedParts | None) -> tuple[str, ...]:
     lines = list(
         table((Column(name="where the step goes, ms", align="left"), *(Column(name=name) for name in names)), compared)
     )
-    for gap in kept[:3]:
+    for gap in shown_gaps[:3]:
         if gap.cause and gap.seconds > 0.02 * whole:
             lines += ["", *wrapped(f"{PART_WORDS[gap.part]}: {gap.cause}", indent="", bullet="likely cause of ")]
     return tuple(lines)

@@ -62,11 +62,11 @@ def expected(prediction: Prediction) -> str:
 
 def host_line(prediction: Prediction) -> str:
     """What a node's host memory holds of it."""
-    held = host_memory(prediction)
-    if held.limit_bytes is None:
-        return f"host memory: {gib(held.bytes)} GiB a node at most; what the nodes have is not stated"
-    word = "fits" if held.fits else "too large"
-    return f"host memory {word}: {gib(held.bytes)} of {gib(held.limit_bytes)} GiB a node"
+    host = host_memory(prediction)
+    if host.limit_bytes is None:
+        return f"host memory: {gib(host.bytes)} GiB a node at most; what the nodes have is not stated"
+    word = "fits" if host.fits else "too large"
+    return f"host memory {word}: {gib(host.bytes)} of {gib(host.limit_bytes)} GiB a node"
 
 
 def _runners(reasons: Reasons) -> tuple[str, ...]:
@@ -111,8 +111,8 @@ def where(prediction: Prediction) -> str:
     # Workspace and overhead are the program's: naming them would give nothing to change.
     named = {n: size for n, size in rank.by_class.items() if n not in ("workspace", "overhead")}
     most = max(named, key=lambda n: named[n])
-    held = f"{gib(rank.peak_bytes)} of {gib(rank.limit_bytes)} GiB"
-    return f"rank {rank.ranks[0]}, {rank.peak_at}: {held}, {most} {gib(named[most])}"
+    peak_text = f"{gib(rank.peak_bytes)} of {gib(rank.limit_bytes)} GiB"
+    return f"rank {rank.ranks[0]}, {rank.peak_at}: {peak_text}, {most} {gib(named[most])}"
 
 
 def _unable(reasons: Reasons) -> tuple[str, ...]:
@@ -194,10 +194,12 @@ def sharding(reasons: Reasons) -> str:
     if len(stages) < 2:
         return "ZeRO: nothing to divide over"
     text = f"peak GiB by ZeRO stage: {', '.join(f'{zero}: {gib(size)}' for zero, size in stages)}"
-    more = [b[0] for a, b in zip(stages, stages[1:], strict=False) if b[1] > a[1]]
-    if more:
-        held = "two buckets of whole gradients" if more[0] == 2 else "gathered layers and whole gradients of a layer"
-        text += f"; stage {more[0]} holds more than the one below: {held} come on top of what it divides"
+    growing = [b[0] for a, b in zip(stages, stages[1:], strict=False) if b[1] > a[1]]
+    if growing:
+        what_grows = (
+            "two buckets of whole gradients" if growing[0] == 2 else "gathered layers and whole gradients of a layer"
+        )
+        text += f"; stage {growing[0]} holds more than the one below: {what_grows} come on top of what it divides"
     return text
 
 
@@ -241,13 +243,13 @@ def _other_jobs(reasons: Reasons, terms: Terms | None) -> tuple[str, ...]:
         )
         for job in reasons.other_jobs
     ]
-    said = [
+    notes = [
         line
         for job in reasons.other_jobs
         if (lines := own_lines(reasons, job, terms))
         for line in wrapped(f"{job.what}: {'; '.join(lines)}", bullet="  ")
     ]
-    return (*table(columns, rows), *said)
+    return (*table(columns, rows), *notes)
 
 
 def own_lines(reasons: Reasons, job: OtherJob, terms: Terms | None) -> tuple[str, ...]:

@@ -66,14 +66,14 @@ def _both(found: Forecast, measured: MeasuredLoad) -> str:
         "time a further token": spans / (played.output_len[played.output_len > 1] - 1),
     }
     theirs = {"time to first token": measured.ttfts, "time a further token": measured.tpots}
-    made = []
+    rows = []
     for name, predicted in ours.items():
         top = max([*map(float, predicted), *map(float, theirs[name]), 1e-9])
         lines = "".join(
             f'<path class="{which}" d="{_shares(sorted(map(float, values)), top)}"/>'
             for which, values in (("predicted", predicted), ("measured", theirs[name]))
         )
-        made.append(
+        rows.append(
             f"<h2>share of requests within a {escape(name)}: predicted (line), measured (dashes)</h2>\n"
             f'<svg viewBox="0 0 {WIDTH} {HEIGHT + 20}" role="img" aria-label="{escape(name)}, predicted and measured">'
             f'<line x1="{LEFT}" y1="{HEIGHT}" x2="{WIDTH}" y2="{HEIGHT}"/>'
@@ -81,7 +81,7 @@ def _both(found: Forecast, measured: MeasuredLoad) -> str:
             f'<text x="{LEFT}" y="{HEIGHT + 16}">0 s</text>'
             f'<text x="{WIDTH}" y="{HEIGHT + 16}" text-anchor="end">{escape(show_seconds(top))}</text>{lines}</svg>'
         )
-    return "\n".join(made)
+    return "\n".join(rows)
 
 
 def _shares(values: Sequence[float], top: float) -> str:

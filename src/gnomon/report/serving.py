@@ -40,11 +40,11 @@ def forecast_text(
     )
     for name, spread, band in rows:
         cells = "".join(f"{show_seconds(value):>10}" for value in (spread.p50, spread.p90, spread.p99, spread.mean))
-        said = ""
+        spread_text = ""
         if band:
             low, high = BANDS[found.situation][band]
-            said = f"   {show_seconds(spread.p50 * low)} to {show_seconds(spread.p50 * high)}"
-        yield f"{name:14}{cells}{said}"
+            spread_text = f"   {show_seconds(spread.p50 * low)} to {show_seconds(spread.p50 * high)}"
+        yield f"{name:14}{cells}{spread_text}"
     yield f"(measured over predicted, 10th to 90th percentile of published runs, {BAND_OF[found.situation]})"
     yield ""
     each = found.output_tokens_per_s / found.devices
@@ -60,17 +60,18 @@ def forecast_text(
         yield f"goodput       {found.goodput:.1%} of requests meet the targets"
     if not found.stable:
         yield "queue         grows: requests come faster than they are served, so waiting depends on how long it lasts"
-    held = found.capacity
+    memory = found.capacity
     yield ""
-    taken = show_bytes(held.usable_bytes)
-    yield f"memory of one device ({show_bytes(held.memory_bytes)}, of which the engine takes {taken})"
-    yield f"  weights     {show_bytes(held.weights_bytes)}"
-    yield f"  activations {show_bytes(held.activation_bytes)} (peak of the profiling run; --max-num-batched-tokens,"
+    usable_text = show_bytes(memory.usable_bytes)
+    yield f"memory of one device ({show_bytes(memory.memory_bytes)}, of which the engine takes {usable_text})"
+    yield f"  weights     {show_bytes(memory.weights_bytes)}"
+    yield f"  activations {show_bytes(memory.activation_bytes)} (peak of the profiling run; --max-num-batched-tokens,"
     yield "              --max-num-seqs)"
-    yield f"  its own     {show_bytes(held.own_bytes)} (context, libraries, graphs)"
+    yield f"  its own     {show_bytes(memory.own_bytes)} (context, libraries, graphs)"
     size, longest = found.engine.block_tokens, found.serving.max_model_len
-    yield f"  KV cache    {show_bytes(held.kv_bytes)}: {held.kv_tokens:,} tokens in {held.blocks:,} blocks of {size}"
-    yield f"              {held.concurrency:.2f} requests of max_model_len {longest} at the same time"
+    tokens = f"{memory.kv_tokens:,} tokens in {memory.blocks:,} blocks of {size}"
+    yield f"  KV cache    {show_bytes(memory.kv_bytes)}: {tokens}"
+    yield f"              {memory.concurrency:.2f} requests of max_model_len {longest} at the same time"
     for index, way in enumerate(helps[:4]):
         yield f"  {'more with' if index == 0 else '':12}{way.change}: {way.kv_tokens:,} tokens"
     notes = [*assumed, *found.assumed]

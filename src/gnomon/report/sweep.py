@@ -88,12 +88,12 @@ def sweep_mapping(cases: Sequence[Case]) -> dict[str, Any]:
 
 
 def _mapping(case: Case) -> dict[str, Any]:
-    given = {"label": case.label, "devices": case.cluster.num_devices}
+    identity = {"label": case.label, "devices": case.cluster.num_devices}
     if case.best is None:
-        return {**given, "why": case.why}
+        return {**identity, "why": case.why}
     best = case.best
     return {
-        **given,
+        **identity,
         "step_s": best.step_s,
         "tokens_per_s_per_device": best.prediction.tokens_per_s_per_device,
         "dollars_per_step": case.dollars_per_step,

@@ -65,7 +65,7 @@ def table_of_plans(columns: Sequence[Column], rows: Sequence[Sequence[str]]) -> 
     names = [textwrap.wrap(row[0], room, break_on_hyphens=False) or [""] for row in rows]
     first, *lines = table(columns, [(name[0], *row[1:]) for name, row in zip(names, rows, strict=True)])
     below = [wrapped(row[0][len(name[0]) :].strip()) for name, row in zip(names, rows, strict=True)]
-    return (first, *(line for top, more in zip(lines, below, strict=True) for line in (top, *more)))
+    return (first, *(line for top, below_line in zip(lines, below, strict=True) for line in (top, *below_line)))
 
 
 def _line(columns: Sequence[Column], cells: Sequence[str], sizes: Sequence[int], gap: int) -> str:

@@ -135,8 +135,8 @@ def ranked_text(again: Result, attempts: Sequence[Attempt]) -> tuple[str, ...]:
             (short(candidate), show_seconds(candidate.step_s), "not tried" if ran is None else show_seconds(ran.step_s))
         )
     lines = list(table(columns, rows))
-    kept, first = best_of(attempts), again.best[0]
-    if _ran(first, attempts) is None and kept is not None and first.step_s < _measured_s(kept):
+    fastest, first = best_of(attempts), again.best[0]
+    if _ran(first, attempts) is None and fastest is not None and first.step_s < _measured_s(fastest):
         hint = (
             f"{short(first)} was not tried, and is now predicted to be faster than what is kept: --try again tries it"
         )

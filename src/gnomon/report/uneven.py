@@ -18,7 +18,7 @@ def uneven_text(uneven: Uneven) -> tuple[str, ...]:
     if not uneven.tried:
         return ()
     cuts = [trial.cuts for trial in uneven.tried]
-    told = (
+    tried_text = (
         f"uneven stages, recompute by stage: {len(uneven.tried)} plan{'s' * (len(uneven.tried) > 1)} near the best, "
         f"{sum(cut.predicted for cut in cuts):,} of {_count(sum(cut.every for cut in cuts))} ways to cut their "
         f"layers predicted, {_count(sum(cut.too_large for cut in cuts))} too large, "
@@ -26,9 +26,9 @@ def uneven_text(uneven: Uneven) -> tuple[str, ...]:
         f"looked at"
     )
     if uneven.best is None:
-        return tuple(wrapped(f"{told}; none is faster", indent=""))
+        return tuple(wrapped(f"{tried_text}; none is faster", indent=""))
     change = f"{percent(-uneven.gain)} % against" if uneven.exact_s is not None else "where nothing else fits of"
-    lines = [*wrapped(f"{told}: {change} the best of equal stages", indent="")]
+    lines = [*wrapped(f"{tried_text}: {change} the best of equal stages", indent="")]
     lines = [*lines, *(line for reason in uneven.reasons for line in wrapped(reason, bullet="- "))]
     own = next(trial for trial in uneven.tried if trial.step_s is not None and trial.step_s == uneven.best.step_s)
     if own.cuts.proven:
@@ -43,14 +43,16 @@ def _count(value: int) -> str:
 
 def replicas_text(dapple: Dapple, best_s: float) -> tuple[str, ...]:
     """What stages with other numbers of replicas do, against the best plan that is shown, on lines of 80 columns."""
-    told = f"stages with other numbers of replicas (DAPPLE): {dapple.predicted} plans predicted, no proof of the best"
+    tried_text = (
+        f"stages with other numbers of replicas (DAPPLE): {dapple.predicted} plans predicted, no proof of the best"
+    )
     if dapple.best is None:
-        return ("", *wrapped(f"{told}; none fits", indent=""))
+        return ("", *wrapped(f"{tried_text}; none fits", indent=""))
     stages = ", ".join(f"{layers} x {replicas}" for layers, replicas in cuts_of(dapple.best))
-    more = percent(dapple.best.step_s / best_s - 1)
-    change = f"step {show_seconds(dapple.best.step_s)}, {more} % against the plan above"
+    slower_by = percent(dapple.best.step_s / best_s - 1)
+    change = f"step {show_seconds(dapple.best.step_s)}, {slower_by} % against the plan above"
     count = dapple.best.pricing.count
-    return ("", *wrapped(f"{told}: layers x replicas {stages}; {count} microbatches; {change}", indent=""))
+    return ("", *wrapped(f"{tried_text}: layers x replicas {stages}; {count} microbatches; {change}", indent=""))
 
 
 def replicas_mapping(dapple: Dapple) -> dict[str, Any]:

@@ -37,35 +37,35 @@ def load(name: str) -> Kept | None:
     if path is None:
         return None
     try:
-        held = json.loads(path.read_bytes())
+        cached = json.loads(path.read_bytes())
     except (OSError, ValueError, RecursionError):  # none, or cut short, or of another format
         return None
-    if not (isinstance(held, dict) and held.get("format") == FORMAT and held.get("here") == os.getcwd()):
+    if not (isinstance(cached, dict) and cached.get("format") == FORMAT and cached.get("here") == os.getcwd()):
         return None
-    files, notes = held.get("files"), held.get("notes")
-    if held.get("versions") != _versions() or not isinstance(notes, list) or not isinstance(files, dict):
+    files, notes = cached.get("files"), cached.get("notes")
+    if cached.get("versions") != _versions() or not isinstance(notes, list) or not isinstance(files, dict):
         return None
     if not all(isinstance(note, str) for note in notes):
         return None
     if not all(_digest(Path(file)) == digest for file, digest in files.items()):
         return None
     try:
-        return from_plain(held.get("graph")), tuple(notes)
+        return from_plain(cached.get("graph")), tuple(notes)
     except (GnomonError, RecursionError):
         return None
 
 
-def store(name: str, kept: Kept, files: list[str]) -> None:
+def store(name: str, model: Kept, files: list[str]) -> None:
     """Keeps a graph; one that no file holds, and a folder that cannot be written to, are passed over."""
     path = _path(name)
     if path is None:
         return
-    graph, notes = kept
+    graph, notes = model
     try:
         plain = to_plain(graph)
     except FormatError:
         return
-    held = {
+    entry = {
         "format": FORMAT,
         "versions": _versions(),
         "here": os.getcwd(),
@@ -76,7 +76,7 @@ def store(name: str, kept: Kept, files: list[str]) -> None:
     with suppress(OSError):
         make_private(path.parent)
         part = path.with_suffix(f".{os.getpid()}")
-        part.write_text(json.dumps(held, separators=(",", ":")), encoding="utf-8")
+        part.write_text(json.dumps(entry, separators=(",", ":")), encoding="utf-8")
         part.replace(path)
 
 
@@ -96,10 +96,10 @@ def watched() -> Iterator[list[str]]:
 
 
 def _path(name: str) -> Path | None:
-    given = os.environ.get(VARIABLE)
-    if given == "":
+    folder = os.environ.get(VARIABLE)
+    if folder == "":
         return None
-    base = Path(given) if given else Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "gnomon"
+    base = Path(folder) if folder else Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "gnomon"
     return base / "graphs" / f"{hashlib.sha256(name.encode()).hexdigest()[:24]}.json"
 
 
@@ -121,9 +121,9 @@ def _versions() -> dict[str, str]:
 
 def _digest_of_source() -> str:
     """A digest of the code that makes Graphs, by size and time of its files: kept graphs of other code are not read."""
-    told = hashlib.sha256()
+    digest = hashlib.sha256()
     for folder in ("frontend", "graph"):
         for path in sorted((Path(__file__).parents[1] / folder).glob("*.py")):
             stat = path.stat()
-            told.update(f"{path.name} {stat.st_size} {stat.st_mtime_ns}".encode())
-    return told.hexdigest()
+            digest.update(f"{path.name} {stat.st_size} {stat.st_mtime_ns}".encode())
+    return digest.hexdigest()

@@ -85,13 +85,13 @@ class Ladder:
         return min(self.combined, key=lambda rung: rung.step_s, default=None)
 
 
-def ladder(fitting: Fitting, alone: tuple[Rung, ...]) -> Ladder:
+def ladder(fitting: Fitting, single_changes: tuple[Rung, ...]) -> Ladder:
     """Everything that `gnomon fit` shows. alone: each change by itself, which can be shown before the rest is known."""
     fits = fitting.has_room(fitting.base)
     return Ladder(
         base=fitting.base,
         fits=fits,
-        alone=alone,
+        alone=single_changes,
         combined=() if fits else tuple(fitting.combined()),
         smaller=() if fits else tuple(fitting.asked_less()),
         predictions=fitting.count,
@@ -117,7 +117,7 @@ def fit(
     InputError without scipy. keep_going: a budget (`gnomon.search.budget.until`).
     """
     job = job_of(model, cluster, plan, workload, stack)
-    asked = FitRequest(
+    request_made = FitRequest(
         graph=job.graph,
         cluster=job.cluster,
         plan=job.plan,
@@ -126,5 +126,5 @@ def fit(
         memory_bytes=memory_bytes,
         by_tensor=by_tensor,
     )
-    fitting = asked.fitting(keep_going=keep_going)
+    fitting = request_made.fitting(keep_going=keep_going)
     return ladder(fitting, tuple(fitting.alone()))

@@ -119,8 +119,8 @@ def job_of(
         model, cluster = job.graph, job.cluster
         plan, workload, stack = plan or job.plan, workload or job.workload, job.stack if stack is None else stack
     if cluster is None or plan is None or workload is None:
-        given = {"cluster": cluster, "plan": plan, "workload": workload}
-        missing = " and ".join(name for name, value in given.items() if value is None)
+        required = {"cluster": cluster, "plan": plan, "workload": workload}
+        missing = " and ".join(name for name, value in required.items() if value is None)
         raise InputError(f"give {missing}: a model alone does not say how it is trained; a job file does")
     return JobFile(
         graph=arguments.graph(model),

@@ -90,8 +90,8 @@ def read_model(
     if not (path.suffix == ".json" or path.is_file()):
         if settings:
             raise InputError(f"--set changes keys of a file, and {name!r} is a name; give its config.json")
-        network, taken = named_network(name)
-        return network_graph(network), (taken,) if taken else ()
+        network, note = named_network(name)
+        return network_graph(network), (note,) if note else ()
     if path.is_file() and is_job_file(name):
         job_format = _format_of(path)
         what = "no model: give a name (`gnomon catalogue models`) or a Hugging Face config.json"
@@ -200,15 +200,15 @@ def named_network(name: str) -> tuple[Network, str]:
     try:
         known = known_model(name)
         network: Network | str = known
-        taken = left_out(known)
+        note = left_out(known)
     except CatalogueError:
         found = load_late("gnomon.formats.hub:find_network")(name)
         if found is None:
             raise
-        network, taken = found
+        network, note = found
     if isinstance(network, str):
         network = CONFIGS[network]() if network in CONFIGS else preset(network)
-    return network, taken.replace(" (--model)", "")
+    return network, note.replace(" (--model)", "")
 
 
 def positions_of(name: str) -> int | None:

@@ -72,8 +72,8 @@ SAID: Mapping[str, str] = {
 def stored_of(name: str | None) -> str | None:
     """Storage that a preset's, repository's or file's name says; None where it says nothing: 16 bits."""
     last = _last(name)
-    said = next((form for pattern, form in SAID.items() if re.search(pattern, last)), None)
-    return said or next((form for begins, form in STORED.items() if last.startswith(begins)), None)
+    form_named = next((form for pattern, form in SAID.items() if re.search(pattern, last)), None)
+    return form_named or next((form for begins, form in STORED.items() if last.startswith(begins)), None)
 
 
 def _last(name: str | None) -> str:

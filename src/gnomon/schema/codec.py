@@ -68,8 +68,8 @@ def describe(value: object) -> str:
             return f"{type(value).__name__} {str(value)[:48]}"
 
 
-def _mismatch(wanted: str, value: object, path: str) -> InputError:
-    return InputError(f"Expected {wanted}, got {describe(value)}", path)
+def _mismatch(expected: str, value: object, path: str) -> InputError:
+    return InputError(f"Expected {expected}, got {describe(value)}", path)
 
 
 def _boolean(value: Any, path: str) -> bool:
@@ -147,20 +147,20 @@ def _quantity(unit: units.Unit, base: Any) -> _Codec:
     if (base is int) != (unit is units.Unit.BYTES):
         raise TypeError(f"{unit} is held as {'int' if unit is units.Unit.BYTES else 'float'}, not {base}")
     example = units.format_quantity(10**9 if base is int else 1e9, unit)
-    wanted = f'quantity in {unit.value} such as "{example}"'
+    expected = f'quantity in {unit.value} such as "{example}"'
 
     def read(value: Any, path: str) -> float | int:
         if isinstance(value, str):
             return units.parse(value, unit, path)
         if isinstance(value, int | float) and not isinstance(value, bool):
             raise UnitError(f'Expected a number with a unit, such as "{example}", got bare {value!r}', path)
-        raise _mismatch(wanted, value, path)
+        raise _mismatch(expected, value, path)
 
     def write(value: Any, path: str) -> str:
         units.check(value, unit, path)
         return units.format_quantity(value, unit)
 
-    return _Codec(wanted, read, write, "string")
+    return _Codec(expected, read, write, "string")
 
 
 def _known(names: Known) -> _Codec:
@@ -177,7 +177,7 @@ def _known(names: Known) -> _Codec:
 
 def _literal(choices: tuple[Any, ...]) -> _Codec:
     names = {choice: inline(choice) for choice in choices}
-    wanted = " or ".join(names.values())
+    expected = " or ".join(names.values())
 
     def same(value: Any, path: str) -> Any:
         # `1 == True`: the type must agree too.
@@ -185,12 +185,12 @@ def _literal(choices: tuple[Any, ...]) -> _Codec:
             if type(value) is type(choice) and value == choice:
                 return choice
         hint = nearest(value, [c for c in choices if isinstance(c, str)]) if isinstance(value, str) else ""
-        raise InputError(f"Expected {wanted}, got {describe(value)}{hint}", path)
+        raise InputError(f"Expected {expected}, got {describe(value)}{hint}", path)
 
     shapes = {_shape(choice) for choice in choices}
     if len(shapes) != 1:
         raise TypeError(f"Literal{choices} mixes types")
-    return _Codec(wanted, same, same, shapes.pop())
+    return _Codec(expected, same, same, shapes.pop())
 
 
 def _enum(cls: type[Enum]) -> _Codec:
@@ -222,15 +222,15 @@ def _array(item: _Codec) -> _Codec:
 
 
 def _fixed_array(items: tuple[_Codec, ...]) -> _Codec:
-    wanted = f"array of {len(items)} ({', '.join(item.expected for item in items)})"
+    expected = f"array of {len(items)} ({', '.join(item.expected for item in items)})"
 
     def entries(value: Any, path: str, kind: Any) -> list[tuple[_Codec, Any, str]]:
         if not isinstance(value, kind) or len(value) != len(items):
-            raise _mismatch(wanted, value, path)
+            raise _mismatch(expected, value, path)
         return [(item, entry, f"{path}[{i}]") for i, (item, entry) in enumerate(zip(items, value, strict=True))]
 
     return _Codec(
-        wanted,
+        expected,
         lambda value, path: tuple(item.read(entry, where) for item, entry, where in entries(value, path, list | tuple)),
         lambda value, path: [item.write(entry, where) for item, entry, where in entries(value, path, tuple)],
         "array",
@@ -258,7 +258,7 @@ def _union(members: tuple[Any, ...]) -> _Codec:
         raise TypeError(f"None is only possible for a field whose default is None, not in {members}")
     _refuse_ambiguous(members)
     codecs = [_codec(member) for member in members]
-    wanted = " or ".join(dict.fromkeys(codec.expected for codec in codecs))
+    expected = " or ".join(dict.fromkeys(codec.expected for codec in codecs))
     classes = tuple(member for member in members if dataclasses.is_dataclass(member))
 
     def read(value: Any, path: str) -> Any:
@@ -272,12 +272,12 @@ def _union(members: tuple[Any, ...]) -> _Codec:
             fitting = [codec for codec in codecs if codec.shape == "number"]
         if len(fitting) == 1:
             return fitting[0].read(value, path)
-        return _first([codec.read for codec in fitting], value, path, wanted)
+        return _first([codec.read for codec in fitting], value, path, expected)
 
     def write(value: Any, path: str) -> Any:
-        return _first([codec.write for codec in codecs], value, path, wanted)
+        return _first([codec.write for codec in codecs], value, path, expected)
 
-    return _Codec(wanted, read, write, "any")
+    return _Codec(expected, read, write, "any")
 
 
 def _refuse_ambiguous(members: tuple[Any, ...]) -> None:
@@ -286,7 +286,7 @@ def _refuse_ambiguous(members: tuple[Any, ...]) -> None:
         raise TypeError(f"a file cannot tell the members of {members} apart")
 
 
-def _first(converts: list[Callable[[Any, str], Any]], value: Any, path: str, wanted: str) -> Any:
+def _first(converts: list[Callable[[Any, str], Any]], value: Any, path: str, expected: str) -> Any:
     reasons = []
     for convert in converts:
         try:
@@ -294,7 +294,7 @@ def _first(converts: list[Callable[[Any, str], Any]], value: Any, path: str, wan
         except InputError as error:
             reasons.append(str(error))
     detail = f" ({'; '.join(reasons)})" if reasons else ""
-    raise InputError(f"Expected {wanted}, got {describe(value)}{detail}", path)
+    raise InputError(f"Expected {expected}, got {describe(value)}{detail}", path)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -380,8 +380,8 @@ def read_table(cls: type, value: Any, path: str) -> Any:
     arguments = {}
     for key, field in fields.items():
         if key in value:
-            given = value[key]
-            arguments[key] = None if given is None and field.optional else field.codec.read(given, join(path, key))
+            entry = value[key]
+            arguments[key] = None if entry is None and field.optional else field.codec.read(entry, join(path, key))
         elif field.required:
             raise InputError(f'Missing key "{key}" ({field.codec.expected})', path)
     try:
@@ -404,15 +404,15 @@ def write_table(cls: type, value: Any, path: str) -> dict[str, Any]:
     return table
 
 
-def check_header(wanted: str, got: object, path: str) -> None:
+def check_header(header: str, got: object, path: str) -> None:
     """InputError unless `got` is the header `wanted`, such as `gnomon.plan/1`; says whether kind or version differ."""
-    kind, _, version = wanted.partition("/")
+    kind, _, version = header.partition("/")
     match = re.fullmatch(r"([a-z_.]{1,64})/([0-9]{1,9})", got) if isinstance(got, str) else None
     if match is None:
-        raise InputError(f'Expected schema "{wanted}", got {describe(got)}', path)
+        raise InputError(f'Expected schema "{header}", got {describe(got)}', path)
     if match[1] != kind:
         raise InputError(f"Expected a {kind} file, got a {match[1]} file", path)
     if int(match[2]) > int(version):
-        raise InputError(f"{got} was written by a newer Gnomon; this one reads {wanted}: upgrade", path)
+        raise InputError(f"{got} was written by a newer Gnomon; this one reads {header}: upgrade", path)
     if int(match[2]) < int(version):
-        raise InputError(f"{got} is an old format; this Gnomon reads {wanted}", path)
+        raise InputError(f"{got} is an old format; this Gnomon reads {header}", path)

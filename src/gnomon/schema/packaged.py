@@ -24,17 +24,17 @@ END = b"\0"
 def plain_values(path: Path) -> dict[str, Any]:
     """Plain values of a TOML file of the package. FormatError if it is not one."""
     text = path.read_bytes()
-    kept = Path(cache_from_source(str(path))).with_suffix(".json")
+    cache_file = Path(cache_from_source(str(path))).with_suffix(".json")
     with suppress(OSError, ValueError):
-        known, end, values = kept.read_bytes().partition(END)
+        known, end, values = cache_file.read_bytes().partition(END)
         if known == text and end:
             read: dict[str, Any] = json.loads(values)
             return read
     parsed = parse_toml(text, path.name)
     if not sys.dont_write_bytecode:
         with suppress(OSError):  # a package that only its owner may write to
-            kept.parent.mkdir(exist_ok=True, parents=True)
-            part = kept.with_suffix(f".{os.getpid()}")
+            cache_file.parent.mkdir(exist_ok=True, parents=True)
+            part = cache_file.with_suffix(f".{os.getpid()}")
             part.write_bytes(text + END + json.dumps(parsed, separators=(",", ":")).encode())
-            part.replace(kept)
+            part.replace(cache_file)
     return parsed

@@ -82,24 +82,25 @@ def _fits(q: Question) -> Iterator[str]:
 
 
 def _memory(q: Question) -> Iterator[str]:
-    held = capacity(q.graph, q.cluster, q.serving, q.engine)
-    share = held.usable_bytes / held.memory_bytes
-    yield f"usable {show_bytes(held.usable_bytes)}: {share:.2f} of {show_bytes(held.memory_bytes)} (memory fraction)"
-    yield f"- weights {show_bytes(held.weights_bytes)}: --weights, --tp, --pp"
-    yield f"- activations {show_bytes(held.activation_bytes)}: --max-num-batched-tokens, --max-num-seqs"
-    yield f"- context {show_bytes(held.own_bytes)}: of the runtime, libraries and graphs; communicators of tp and dp"
-    yield f"= KV cache {show_bytes(held.kv_bytes)}: {held.kv_tokens:,} tokens; --kv-dtype"
+    memory = capacity(q.graph, q.cluster, q.serving, q.engine)
+    share = memory.usable_bytes / memory.memory_bytes
+    whole = show_bytes(memory.memory_bytes)
+    yield f"usable {show_bytes(memory.usable_bytes)}: {share:.2f} of {whole} (memory fraction)"
+    yield f"- weights {show_bytes(memory.weights_bytes)}: --weights, --tp, --pp"
+    yield f"- activations {show_bytes(memory.activation_bytes)}: --max-num-batched-tokens, --max-num-seqs"
+    yield f"- context {show_bytes(memory.own_bytes)}: of the runtime, libraries and graphs; communicators of tp and dp"
+    yield f"= KV cache {show_bytes(memory.kv_bytes)}: {memory.kv_tokens:,} tokens; --kv-dtype"
     half = capacity(
         q.graph, q.cluster, q.serving, replace(q.engine, max_batched_tokens=max(q.engine.max_batched_tokens // 2, 1))
     )
-    more = half.kv_bytes - held.kv_bytes
-    yield f"half the token budget leaves {show_bytes(max(more, 0.0))} more for the KV cache"
+    freed_bytes = half.kv_bytes - memory.kv_bytes
+    yield f"half the token budget leaves {show_bytes(max(freed_bytes, 0.0))} more for the KV cache"
 
 
 def _users(q: Question) -> Iterator[str]:
     found = q.forecast()
-    held = found.capacity
-    yield f"memory holds {held.concurrency * q.serving.replicas * q.serving.dp:.1f} requests of the longest length"
+    memory = found.capacity
+    yield f"memory holds {memory.concurrency * q.serving.replicas * q.serving.dp:.1f} requests of the longest length"
     yield f"of this load {found.played.mean_running * found.groups:.1f} decode at a time on average"
     share = found.queue.p50 / found.ttft.p50 if found.ttft.p50 else 0.0
     yield f"{found.requests_per_s:.3g} requests/s; the queue is {share:.0%} of the median TTFT"
@@ -110,8 +111,8 @@ def _users(q: Question) -> Iterator[str]:
     if at is None:
         yield "not even one client at a time meets the targets"
         return
-    more = "" if most < MOST_CLIENTS else " and more"
-    yield f"{most}{more} clients at a time meet the targets: {at.requests_per_s:.3g} requests/s, {_row(at)}"
+    and_more = "" if most < MOST_CLIENTS else " and more"
+    yield f"{most}{and_more} clients at a time meet the targets: {at.requests_per_s:.3g} requests/s, {_row(at)}"
 
 
 def _most_clients(q: Question) -> tuple[int, Forecast | None]:
@@ -146,11 +147,12 @@ def _tokens(q: Question) -> Iterator[str]:
             yield f"{kind.count} layers keep a state of {show_bytes(kind.state_bytes)} for each request"
         else:
             yield f"{kind.count} layers keep {kind.bytes_per_token:,.0f} bytes a token{window}"
-    held = capacity(q.graph, q.cluster, q.serving, q.engine)
-    yield f"{held.kv_tokens:,} tokens in {show_bytes(held.kv_bytes)}, as {q.engine.name} {q.engine.version} prints them"
+    memory = capacity(q.graph, q.cluster, q.serving, q.engine)
+    engine = f"{q.engine.name} {q.engine.version}"
+    yield f"{memory.kv_tokens:,} tokens in {show_bytes(memory.kv_bytes)}, as {engine} prints them"
     plain = sum(k.count * (k.bytes_per_token * q.serving.max_model_len + k.state_bytes) for k in kinds)
-    if held.concurrency and plain:
-        filled = held.kv_bytes / held.concurrency / plain
+    if memory.concurrency and plain:
+        filled = memory.kv_bytes / memory.concurrency / plain
         yield f"a request of the longest length takes {filled:.2f} times what it needs"
 
 
@@ -223,9 +225,9 @@ def _disaggregation(q: Question) -> Iterator[str]:
     found = []
     for first in sorted({1, engines // 4, engines // 2} - {0, engines}):
         pools = Disaggregated(prefill=one, prefill_count=first, decode_count=engines - first)
-        made = serve_pools(q.graph, q.cluster, one, q.engine, pools, q.load, q.target)
-        found.append(made)
-        yield f"{first} for prefill, {engines - first} for decode: {_row(made)}"
+        forecast = serve_pools(q.graph, q.cluster, one, q.engine, pools, q.load, q.target)
+        found.append(forecast)
+        yield f"{first} for prefill, {engines - first} for decode: {_row(forecast)}"
     pays = [f for f in found if f.output_tokens_per_s > whole.output_tokens_per_s]
     yield "it pays in tokens a second" if pays else "it does not pay in tokens a second; compare its ITL p99"
 
@@ -235,9 +237,9 @@ def _roofline(q: Question) -> Iterator[str]:
     f = q.forecast()
     running = max(1, round(f.played.mean_running))
     keys = running * round(float(np.mean(f.played.input_len + f.played.output_len / 2)))
-    kept = sum(a.kv_elements * price.kv_bits / 8 * n for a, n in price.shape.attentions)
+    kv_bytes = sum(a.kv_elements * price.kv_bits / 8 * n for a, n in price.shape.attentions)
     weights = sum(b.weight_bytes * b.count for b in price.shape.blocks)
-    roofline_s = (weights + kept * keys) / price.device.memory_bytes_per_s
+    roofline_s = (weights + kv_bytes * keys) / price.device.memory_bytes_per_s
     if price.shape.encoder:  # its own keys are those that it made, and as large ones are those that were read
         sources = running * round(float(np.mean(f.played.input_len)))
         step = price.decode_ticks(running, keys - sources, 1, sources) / TICKS_PER_S

@@ -79,16 +79,16 @@ def _level(comes: float, seconds: float, workers: int, *, last: bool) -> tuple[f
     """(texts a second that go on to the next level, what this one comes to)."""
     if not workers:
         return (0.0, ExpectedCost(comes, 0.0)) if last else (comes, ExpectedCost(0.0, 0.0))
-    taken = min(comes, CONGESTED * workers / seconds)
+    served_rate = min(comes, CONGESTED * workers / seconds)
     over = 0.0
     if last:  # nobody is longer: it takes all that it has time for
         most = workers / seconds
         over = max(0.0, comes - most)
-        taken = min(comes, most * (1 - 1e-9))
-    offered = taken * seconds
+        served_rate = min(comes, most * (1 - 1e-9))
+    offered = served_rate * seconds
     # service takes the same time each time, so a text waits half as long as Erlang's C says (M/D/n)
-    wait_s = 0.5 * _erlang_c(workers, offered) * seconds / (workers - offered) if taken else 0.0
-    return (0.0 if last else comes - taken), ExpectedCost(over, taken * (seconds + wait_s))
+    wait_s = 0.5 * _erlang_c(workers, offered) * seconds / (workers - offered) if served_rate else 0.0
+    return (0.0 if last else comes - served_rate), ExpectedCost(over, served_rate * (seconds + wait_s))
 
 
 def expected(rates: Sequence[float], seconds: Sequence[float], workers: Sequence[int]) -> ExpectedCost:
@@ -97,8 +97,8 @@ def expected(rates: Sequence[float], seconds: Sequence[float], workers: Sequence
     that one's seconds."""
     comes = over = waiting = 0.0
     for level, (rate, each, count) in enumerate(zip(rates, seconds, workers, strict=True)):
-        comes, made = _level(comes + rate, each, count, last=level == len(rates) - 1)
-        over, waiting = over + made.overload, waiting + made.waiting
+        comes, level_cost = _level(comes + rate, each, count, last=level == len(rates) - 1)
+        over, waiting = over + level_cost.overload, waiting + level_cost.waiting
     return ExpectedCost(over, waiting)
 
 
@@ -120,8 +120,8 @@ def assign(rates: Sequence[float], seconds: Sequence[float], workers: int) -> tu
             counts = [workers - used] if last else range(workers - used)
             for count in counts:
                 for comes, so_far, chosen in before:
-                    goes, made = _level(comes + rate, each, count, last=last)
-                    total = ExpectedCost(so_far.overload + made.overload, so_far.waiting + made.waiting)
+                    goes, level_cost = _level(comes + rate, each, count, last=last)
+                    total = ExpectedCost(so_far.overload + level_cost.overload, so_far.waiting + level_cost.waiting)
                     grown.setdefault(used + count, []).append((goes, total, (*chosen, count)))
         labels = {used: _unbeaten(found) for used, found in grown.items()}
     return min(labels[workers], key=lambda one: (one[1], one[2]))[2]
@@ -130,8 +130,8 @@ def assign(rates: Sequence[float], seconds: Sequence[float], workers: int) -> tu
 def _unbeaten(
     found: Sequence[tuple[float, ExpectedCost, tuple[int, ...]]],
 ) -> list[tuple[float, ExpectedCost, tuple[int, ...]]]:
-    kept: list[tuple[float, ExpectedCost, tuple[int, ...]]] = []
+    unbeaten: list[tuple[float, ExpectedCost, tuple[int, ...]]] = []
     for one in sorted(found):
-        if not kept or one[1] < kept[-1][1]:
-            kept.append(one)
-    return kept
+        if not unbeaten or one[1] < unbeaten[-1][1]:
+            unbeaten.append(one)
+    return unbeaten

@@ -173,8 +173,8 @@ def kv_tokens(
         return block, int(concurrency * ceil(longest / tokens)), printed, concurrency
     each = 0.0
     for kind in layers:
-        kept = min(longest, kind.window + engine.block_tokens) if kind.window else longest
-        each += kind.count * (kind.state_bytes + kind.bytes_per_token * ceil(kept / tokens) * tokens)
+        window_tokens = min(longest, kind.window + engine.block_tokens) if kind.window else longest
+        each += kind.count * (kind.state_bytes + kind.bytes_per_token * ceil(window_tokens / tokens) * tokens)
     concurrency = max(kv_bytes, 0.0) / each
     return (
         each / ceil(longest / tokens),
@@ -219,23 +219,23 @@ def capacity(graph: Graph, cluster: Cluster, serving: Serving, engine: Engine, b
     # the profiling run.
     if engine.memory_of == "total":
         usable = memory * engine.memory_fraction
-        left = usable - weights - activations - own
+        kv_room = usable - weights - activations - own
     elif engine.memory_of == "static":
-        left = (memory - own) * engine.memory_fraction - weights
-        usable = left + weights + activations + own
+        kv_room = (memory - own) * engine.memory_fraction - weights
+        usable = kv_room + weights + activations + own
     else:
         free = memory - weights - activations - own
-        left = free * engine.memory_fraction
+        kv_room = free * engine.memory_fraction
         usable = memory - free * (1 - engine.memory_fraction)
     layers = caching(shape, serving)
-    block, blocks, tokens, concurrency = kv_tokens(layers, left, engine, serving.max_model_len)
+    block, blocks, tokens, concurrency = kv_tokens(layers, kv_room, engine, serving.max_model_len)
     return Capacity(
         memory_bytes=memory,
         usable_bytes=usable,
         weights_bytes=weights,
         activation_bytes=activations,
         own_bytes=own,
-        kv_bytes=left,
+        kv_bytes=kv_room,
         block_bytes=block,
         blocks=blocks,
         kv_tokens=tokens,

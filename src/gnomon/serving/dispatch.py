@@ -193,14 +193,14 @@ class Dispatcher:
             by_level[next(at for at, top in enumerate(self.tops) if top >= length)] += rate
         there = [worker for worker in self.workers if worker.there]
         counts = assign(by_level, [self.seconds(top) for top in self.tops], max(1, len(there)))
-        wanted = [top for top, count in zip(self.tops, counts, strict=True) for _ in range(count)]
+        wanted_tops = [top for top, count in zip(self.tops, counts, strict=True) for _ in range(count)]
         free = []
         for worker in there:
-            if worker.top in wanted:
-                wanted.remove(worker.top)
+            if worker.top in wanted_tops:
+                wanted_tops.remove(worker.top)
             else:
                 free.append(worker)
-        for worker, top in zip(free, wanted, strict=bool(there)):
+        for worker, top in zip(free, wanted_tops, strict=bool(there)):
             worker.top = top
 
 

@@ -91,7 +91,7 @@ class _Op:
 
 def _ops(graph: Graph, setting: Setting, prices: Sequence[Callable[[float, float, float], float]]) -> list[_Op]:
     """Lists the ops of all layers, in an order in which they can run."""
-    made: dict[str, tuple[int, float]] = {}
+    producers: dict[str, tuple[int, float]] = {}
     found: list[_Op] = []
     for layer in graph.layers():
         block, call = graph.block(layer.call.block), layer.call
@@ -99,8 +99,8 @@ def _ops(graph: Graph, setting: Setting, prices: Sequence[Callable[[float, float
         before = f"{call.name}#{layer.index - 1}" if layer.index else ""
         chained = {inside: f"{before}.{out}" for out, inside in call.chain} if layer.index else {}
         for name, source in call.inputs:
-            if (full := chained.get(name, source)) in made:
-                own[name] = made[full]
+            if (full := chained.get(name, source)) in producers:
+                own[name] = producers[full]
         for op in block.ops:
             work = forward_work(op, block, setting)
             matrix = float(work.matmul_flops) + float(work.extra_matmul_flops)
@@ -116,9 +116,9 @@ def _ops(graph: Graph, setting: Setting, prices: Sequence[Callable[[float, float
                 own[name] = len(found) - 1, float(nbytes(block.tensor(name), setting.sizes, setting.dtypes))
         for name in block.outputs:
             if name in own:
-                made[f"{call.name}#{layer.index}.{name}"] = own[name]
+                producers[f"{call.name}#{layer.index}.{name}"] = own[name]
                 if layer.index == call.repeat - 1:
-                    made[f"{call.name}.{name}"] = own[name]
+                    producers[f"{call.name}.{name}"] = own[name]
     return found
 
 
@@ -145,7 +145,7 @@ def _coarse(ops: Sequence[_Op]) -> tuple[Subgraph, ...]:
         chain += [cut] if cut is not None else []
     groups += [chain] if chain else []
     number = {at: index for index, members in enumerate(groups) for at in members}
-    made = []
+    parts_joined = []
     for index, members in enumerate(groups):
         reads: dict[int, float] = {}
         for at in members:
@@ -153,7 +153,7 @@ def _coarse(ops: Sequence[_Op]) -> tuple[Subgraph, ...]:
                 if number[source] != index:
                     reads[number[source]] = reads.get(number[source], 0.0) + count
         first, last = ops[members[0]].name, ops[members[-1]].name
-        made.append(
+        parts_joined.append(
             Subgraph(
                 name=first if len(members) == 1 else f"{first} … {last}",
                 seconds=(sum(ops[at].seconds[0] for at in members), sum(ops[at].seconds[1] for at in members)),
@@ -161,7 +161,7 @@ def _coarse(ops: Sequence[_Op]) -> tuple[Subgraph, ...]:
                 ops=len(members),
             )
         )
-    return tuple(made)
+    return tuple(parts_joined)
 
 
 def _regions(ops: Sequence[_Op]) -> Iterator[tuple[list[int], int | None]]:
@@ -203,10 +203,10 @@ def _branches(ops: Sequence[_Op], region: Sequence[int]) -> list[list[int]]:
             if source in root:
                 one, other = sorted((find(at), find(source)))
                 root[other] = one
-    made: dict[int, list[int]] = {}
+    by_root: dict[int, list[int]] = {}
     for at in region:
-        made.setdefault(find(at), []).append(at)
-    return [made[one] for one in sorted(made)]
+        by_root.setdefault(find(at), []).append(at)
+    return [by_root[one] for one in sorted(by_root)]
 
 
 def makespan(parts: Sequence[Subgraph], places: Sequence[int], lane: DuetLane) -> float:
@@ -250,12 +250,12 @@ def choose(parts: Sequence[Subgraph], lane: DuetLane) -> DuetAssignment:
     """The best of all where they are few, else `corrected`; one device where two gain too little."""
     if not parts:
         raise InputError("a model without ops has no subgraph to place")
-    alone = (makespan(parts, [0] * len(parts), lane), makespan(parts, [1] * len(parts), lane))
+    on_one_device = (makespan(parts, [0] * len(parts), lane), makespan(parts, [1] * len(parts), lane))
     exact = len(parts) <= FEW
     places, best = corrected(parts, lane)
     if exact:
         best, places = min((makespan(parts, one, lane), one) for one in product((0, 1), repeat=len(parts)))
-    if best > (1 - GAIN) * min(alone):
-        faster = int(alone[1] < alone[0])
-        places, best = (faster,) * len(parts), alone[faster]
-    return DuetAssignment(places=tuple(places), seconds=best, alone_s=alone, exact=exact)
+    if best > (1 - GAIN) * min(on_one_device):
+        faster = int(on_one_device[1] < on_one_device[0])
+        places, best = (faster,) * len(parts), on_one_device[faster]
+    return DuetAssignment(places=tuple(places), seconds=best, alone_s=on_one_device, exact=exact)

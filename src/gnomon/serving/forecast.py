@@ -142,7 +142,7 @@ class Forecast:
     def to_mapping(self) -> dict[str, object]:
         """Writes seconds, bytes and tokens for programs to read."""
         spreads = ("ttft", "queue", "prefill", "first_decode", "tpot", "itl", "e2e")
-        held = self.capacity
+        kv_capacity = self.capacity
         return {
             "schema": "gnomon.serving-forecast/1",
             "engine": self.engine.name,
@@ -163,7 +163,7 @@ class Forecast:
             "mean_running": self.played.mean_running * self.groups,
             "preemptions": self.played.preemptions * self.groups,
             "memory": {
-                name: getattr(held, name)
+                name: getattr(kv_capacity, name)
                 for name in (
                     "memory_bytes usable_bytes weights_bytes activation_bytes own_bytes kv_bytes block_bytes blocks "
                     "kv_tokens concurrency"
@@ -201,10 +201,10 @@ def serve(
 ) -> Forecast:
     """Predicts how a load is served. price: of these very arguments, where it is known. alike: replays of other limits,
     which are added to. InputError where it cannot be served, with what would."""
-    price, held = _started(graph, cluster, serving, engine, load, side_models, price)
+    price, kv_capacity = _started(graph, cluster, serving, engine, load, side_models, price)
     groups = serving.replicas * serving.dp * serving.pp
     # batches of a pipeline follow each other through its stages: each has its part of requests and of the memory
-    own, blocks = load.share(groups), max(1, held.blocks // serving.pp)
+    own, blocks = load.share(groups), max(1, kv_capacity.blocks // serving.pp)
     if alike is None or (key := _limits(engine, own, blocks)) is None:
         played = replay(own, price, blocks)
     else:
@@ -213,7 +213,7 @@ def serve(
             alike[key] = replay(own, price, blocks), blocks
         first, its = alike[key]
         played = replace(first, samples=tuple((t, w, r, used * its / blocks) for t, w, r, used in first.samples))
-    return summary(serving, engine, held, played, groups, target, price.assumed)
+    return summary(serving, engine, kv_capacity, played, groups, target, price.assumed)
 
 
 Alike = dict[tuple[object, ...], tuple[PlayedLoad, int]]
@@ -298,7 +298,7 @@ def serve_pools(
     after = None if price is None else price.limited(serving, decoding(engine))
     first, first_held = _started(graph, cluster, pools.prefill, engine, load, None, before)
     last, last_held = _started(graph, cluster, serving, decoding(engine), load, None, after)
-    kept = sum(a.kv_elements * n for a, n in last.shape.attentions) * last.kv_bits / 8
+    kv_bytes = sum(a.kv_elements * n for a, n in last.shape.attentions) * last.kv_bits / 8
     heads = serving.tp if not any(a.latent for a, _ in last.shape.attentions) else 1
     node = cluster.groups[0].node
     inside = len(cluster.groups) == 1 and cluster.groups[0].count == 1
@@ -309,7 +309,7 @@ def serve_pools(
     rate *= min(serving.devices, pools.prefill.devices)  # every rank sends its part
 
     def transfer(tokens: int) -> float:
-        return TRANSFER_START_S + tokens * kept * heads / rate
+        return TRANSFER_START_S + tokens * kv_bytes * heads / rate
 
     prefill = EnginePool(price=first, blocks=first_held.blocks, count=pools.prefill_count * pools.prefill.dp)
     decode = EnginePool(price=last, blocks=last_held.blocks, count=pools.decode_count * serving.dp)
@@ -325,8 +325,8 @@ def serve_pools(
         played = replace(one, samples=tuple((t, w, r, used * share) for t, w, r, used in one.samples))
     whole = replace(serving, replicas=pools.decode_count)
     found = summary(whole, engine, last_held, played, 1, target, last.assumed)
-    said = f"keys of {1024} tokens take {transfer(1024) * 1e3:.3g} ms over {way} to an engine that answers"
-    return replace(found, devices=devices, situation="pools", assumed=(*found.assumed, said))
+    transfer_note = f"keys of {1024} tokens take {transfer(1024) * 1e3:.3g} ms over {way} to an engine that answers"
+    return replace(found, devices=devices, situation="pools", assumed=(*found.assumed, transfer_note))
 
 
 def _situation(engine: Engine, played: PlayedLoad) -> Situation:
@@ -339,7 +339,7 @@ def _situation(engine: Engine, played: PlayedLoad) -> Situation:
 def summary(
     serving: Serving,
     engine: Engine,
-    held: Capacity,
+    kv_capacity: Capacity,
     played: PlayedLoad,
     groups: int,
     target: Target | None,
@@ -347,8 +347,8 @@ def summary(
 ) -> Forecast:
     """The figures of a replay."""
     ttft, e2e = played.first_s - played.arrival_s, played.end_s - played.arrival_s
-    more = played.output_len > 1
-    tpot = (played.end_s - played.first_s)[more] / (played.output_len[more] - 1)
+    decodes_any = played.output_len > 1
+    tpot = (played.end_s - played.first_s)[decodes_any] / (played.output_len[decodes_any] - 1)
     queue = played.begun_s - played.arrival_s
     met = None
     if target is not None:
@@ -358,7 +358,7 @@ def summary(
         if target.tpot_s is not None:
             # A request of one token has no time between tokens, and so keeps to any target of it.
             each = np.zeros(len(ttft))
-            each[more] = tpot
+            each[decodes_any] = tpot
             good &= each <= target.tpot_s
         met = float(good.mean())
     span = played.span_s
@@ -373,7 +373,7 @@ def summary(
     return Forecast(
         serving=serving,
         engine=engine,
-        capacity=held,
+        capacity=kv_capacity,
         played=played,
         groups=groups,
         devices=serving.devices,

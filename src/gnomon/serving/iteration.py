@@ -161,8 +161,8 @@ class IterationPrice:
         self.crossed: tuple[KeyPrice, ...] = tuple(self._keys(a, count) for a, count in self.shape.crossed)
         """Of attention to what an encoder read."""
         # what an iteration gives is shared by the tokens that it makes: all that decodes pay is of one token
-        made = serving.tokens_a_check
-        self._made = made
+        check_tokens = serving.tokens_a_check
+        self._made = check_tokens
         scanning = sum(block.count for block in self.shape.blocks if block.scan is not None)
         self._draft: IterationPrice | None = None
         if draft is not None:
@@ -173,17 +173,20 @@ class IterationPrice:
             guessed = sum(key.per_key_s for key in self.keys) / layers * serving.draft_tokens
         self.full_s: float = sum(key.per_key_s for key in self.keys if not key.window)
         attending = (*self.keys, *self.crossed)
-        self._base = ticks((sum(key.base_s for key in attending) + scanning * SCAN_STEP_S) / made)
-        self._each = ticks((sum(key.per_decode_s for key in attending) + self._state_s()) / made)
+        self._base = ticks((sum(key.base_s for key in attending) + scanning * SCAN_STEP_S) / check_tokens)
+        self._each = ticks((sum(key.per_decode_s for key in attending) + self._state_s()) / check_tokens)
         self._source = ticks(sum(key.per_key_s for key in self.crossed))
         self._crossing = ticks(sum(key.base_s + key.per_decode_s for key in self.crossed))
-        self._full = ticks((self.full_s + guessed) / made)
-        self._windows = tuple((key.window, ticks(key.per_key_s / made)) for key in self.keys if key.window)
+        self._full = ticks((self.full_s + guessed) / check_tokens)
+        self._windows = tuple((key.window, ticks(key.per_key_s / check_tokens)) for key in self.keys if key.window)
         self._host, self._host_each = ticks(engine.host_step_s), ticks(engine.host_sequence_s)
-        self._host_made, self._host_each_made = ticks(engine.host_step_s / made), ticks(engine.host_sequence_s / made)
+        self._host_made, self._host_each_made = (
+            ticks(engine.host_step_s / check_tokens),
+            ticks(engine.host_sequence_s / check_tokens),
+        )
         self._floor = ticks(self.launch_floor_s)
-        self._floor_made = ticks(self.launch_floor_s / made)
-        self._read, self._read_made = ticks(self.read_s), ticks(self.read_s / made)
+        self._floor_made = ticks(self.launch_floor_s / check_tokens)
+        self._read, self._read_made = ticks(self.read_s), ticks(self.read_s / check_tokens)
         self._graph_most = max(engine.graph_sizes, default=0)
         self._decode_memo: dict[int, int] = {}
         self._piece_memo: dict[tuple[int, int], int] = {}
@@ -202,9 +205,9 @@ class IterationPrice:
         """The same prices under other limits, none above these: `max_seqs`, `max_batched_tokens` and replicas may
         differ. Tables are shared."""
         assert engine.max_batched_tokens + engine.max_seqs * self.checked < len(self._body)
-        made = copy(self)
-        made.serving, made.engine = serving, engine
-        return made
+        limited_price = copy(self)
+        limited_price.serving, limited_price.engine = serving, engine
+        return limited_price
 
     def _read_s(self, cluster: Cluster) -> float:
         nbytes, _ = streamed(self.shape, self.serving)
@@ -217,8 +220,8 @@ class IterationPrice:
                 f"machine's, a cluster file gives disk_read_bytes_per_s of the node"
             )
         # processes of a node share its disks
-        beside = self.serving.tp * self.serving.pp * self.serving.dp * self.serving.replicas / cluster.num_nodes
-        return nbytes * max(1.0, beside) / min(node.disk_read_bytes_per_s or 1.0 for node in nodes)
+        readers = self.serving.tp * self.serving.pp * self.serving.dp * self.serving.replicas / cluster.num_nodes
+        return nbytes * max(1.0, readers) / min(node.disk_read_bytes_per_s or 1.0 for node in nodes)
 
     def _encoder_s(self, side_models: SideModels) -> float:
         """Seconds of an image's way through the encoder, alone."""
@@ -259,8 +262,8 @@ class IterationPrice:
         ops += sum(b.count * len(b.source_matmuls) for b in self.shape.blocks)
         total = total + self.engine.op_call_s * ops
         for block in self.shape.blocks:
-            made = (self.matmul_s(p, tokens) for p in block.source_matmuls)
-            total = total + sum(made, np.zeros_like(tokens)) * block.count
+            source_times = (self.matmul_s(p, tokens) for p in block.source_matmuls)
+            total = total + sum(source_times, np.zeros_like(tokens)) * block.count
         return np.asarray(total)
 
     def sources_s(self, texts: Sequence[int]) -> float:
@@ -506,8 +509,8 @@ class IterationPrice:
         device, host = math.inf, math.inf
         for decodes in range(1, most + 1):
             rows = decodes * self.checked
-            alone = int((self._body[rows] + self._heads[rows]) / self._made) + self._base + self._each * decodes
-            device = min(device, alone / decodes)
+            least_ticks = int((self._body[rows] + self._heads[rows]) / self._made) + self._base + self._each * decodes
+            device = min(device, least_ticks / decodes)
             host = min(host, (self._host_made + self._host_each_made * decodes) / decodes)
         return device, host
 
@@ -574,9 +577,11 @@ class IterationPrice:
         if first >= room:
             return 1
         # as if each took as much longer than the one before as the second does: right but for bends of the price
-        more = self.decode_ticks(decodes, keys + decodes, 1, sources) - first
-        half = first - more / 2
-        guess = room / first if more <= 0 else (math.sqrt(half * half + 2 * more * room) - half) / more
+        added_ticks = self.decode_ticks(decodes, keys + decodes, 1, sources) - first
+        half = first - added_ticks / 2
+        guess = (
+            room / first if added_ticks <= 0 else (math.sqrt(half * half + 2 * added_ticks * room) - half) / added_ticks
+        )
         high = min(most, math.ceil(guess))
         low = 0
         for tried in (high, high - 1):
@@ -720,8 +725,8 @@ class IterationPrice:
             return self.decode_ticks(batch.decodes, batch.kv_tokens, 1, batch.sources)
         if self.checked > 1 and batch.decodes:
             # prompts whole, and of the checks beside them the part that one token pays
-            alone = Batch(batch.pieces, 0, 0, batch.preempted)
-            return self.batch_ticks(alone) + self.decode_ticks(batch.decodes, batch.kv_tokens)
+            prefill_only = Batch(batch.pieces, 0, 0, batch.preempted)
+            return self.batch_ticks(prefill_only) + self.decode_ticks(batch.decodes, batch.kv_tokens)
         tokens, ends, device = batch.decodes, batch.decodes, 0
         for piece in batch.pieces:
             tokens += piece.new

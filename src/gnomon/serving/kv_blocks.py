@@ -61,11 +61,11 @@ class BlockPool:
 
     def share(self, block: int) -> bool:
         """Adds an owner to a block; returns whether it had none."""
-        alone = self.owners[block] == 0
-        if alone:
+        is_first = self.owners[block] == 0
+        if is_first:
             del self.kept[block]
         self.owners[block] += 1
-        return alone
+        return is_first
 
     def drop(self, block: int) -> None:
         """Takes an owner from a block, which becomes free with the last."""
@@ -333,11 +333,11 @@ class KvBlocks:
 
     def _marked(self, sequence: RequestBlocks, start: int, stop: int) -> list[int]:
         """Tokens after which a snapshot is taken, of those that an iteration computes."""
-        made = [at for at in sequence.marks if start < at <= stop]
+        marks_made = [at for at in sequence.marks if start < at <= stop]
         answers = not sequence.marks or start >= sequence.marks[-1]
-        if answers and stop - start == 1 and stop % self.size == 0 and stop not in made:
-            made.append(stop)
-        return made
+        if answers and stop - start == 1 and stop % self.size == 0 and stop not in marks_made:
+            marks_made.append(stop)
+        return marks_made
 
     def mark_written(self, key: int, stop: int) -> None:
         """Tokens before `stop` are written: whole blocks can be found, and windows let go of what nobody reads."""

@@ -72,7 +72,7 @@ def weight_format(name: str) -> Format:
     nearest."""
     if (sparse := _of_sparse(name)) is not None:
         return sparse
-    plain, colon, said = name.partition(":")
+    plain, colon, bits_text = name.partition(":")
     found = FORMATS.get(plain.lower()) or _of_storage(name)
     if found is None:
         raise InputError(
@@ -82,7 +82,7 @@ def weight_format(name: str) -> Format:
     if not colon:
         return found
     try:
-        bits = float(said)
+        bits = float(bits_text)
     except ValueError:
         bits = 0.0
     if not 0.5 <= bits <= 64:
@@ -111,8 +111,8 @@ def _of_sparse(name: str) -> Format | None:
         return None
     if not isinstance(stored, Sparse) or stored.refused(TYPICAL):
         return None
-    kept = replace(stored, value="bf16") if stored.value == "fp32" else stored
-    return Format(name=name.lower(), bits=kept.bits_a_weight(TYPICAL), compute_dtype=kept.value, covers="linear")
+    plain = replace(stored, value="bf16") if stored.value == "fp32" else stored
+    return Format(name=name.lower(), bits=plain.bits_a_weight(TYPICAL), compute_dtype=plain.value, covers="linear")
 
 
 def is_sparse(name: str) -> bool:

@@ -48,8 +48,8 @@ class MeasuredLoad:
     @staticmethod
     def of(rows: Iterable[RequestSeconds], *, concurrency: int | None) -> MeasuredLoad:
         """Collects the requests that were answered."""
-        made = ((r.arrival_s, r.first_s, r.end_s, r.input_len, r.output_len) for r in rows)
-        return MeasuredLoad(rows=tuple(sorted(made)), concurrency=concurrency)
+        rows_measured = ((r.arrival_s, r.first_s, r.end_s, r.input_len, r.output_len) for r in rows)
+        return MeasuredLoad(rows=tuple(sorted(rows_measured)), concurrency=concurrency)
 
     @staticmethod
     def read(text: str, source: str) -> MeasuredLoad:
@@ -60,10 +60,10 @@ class MeasuredLoad:
                 raise FormatError(f"{source} is no {SCHEMA}; gnomon bench-serve -o writes one")
             columns = [value["requests"][name] for name in COLUMNS]
             rows = tuple((float(a), float(f), float(e), int(i), int(o)) for a, f, e, i, o in zip(*columns, strict=True))
-            given = value["concurrency"]
+            stated = value["concurrency"]
             if not rows:
                 raise FormatError(f"{source} has no requests")
-            return MeasuredLoad(rows=rows, concurrency=None if given is None else int(given))
+            return MeasuredLoad(rows=rows, concurrency=None if stated is None else int(stated))
         except FormatError:
             raise
         except (ValueError, KeyError, TypeError, AttributeError) as error:
@@ -71,8 +71,8 @@ class MeasuredLoad:
 
     def load(self) -> Load:
         """What was asked, for a prediction of the same."""
-        made = tuple(Request(arrival_s=a, input_len=i, output_len=o) for a, _, _, i, o in self.rows)
-        return Load(requests=made, concurrency=self.concurrency)
+        requests = tuple(Request(arrival_s=a, input_len=i, output_len=o) for a, _, _, i, o in self.rows)
+        return Load(requests=requests, concurrency=self.concurrency)
 
     def _column(self, name: str) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
         return np.array([row[COLUMNS.index(name)] for row in self.rows], dtype=np.float64)

@@ -55,15 +55,15 @@ def place_experts(rows: Sequence[int], redundant: int, ep: int) -> Placement:
 def _all(experts: int, each: int, ep: int) -> Iterator[Placement]:
     """Every placement, but for which device is which: devices are alike, so each set of them is made in one order only.
     A device holds an expert once, and every expert is somewhere."""
-    held = list(combinations(range(experts), each))
+    sets = list(combinations(range(experts), each))
 
     def grown(first: int, chosen: tuple[tuple[int, ...], ...]) -> Iterator[Placement]:
         if len(chosen) == ep:
             if len({expert for own in chosen for expert in own}) == experts:
                 yield tuple(expert for own in chosen for expert in own)
             return
-        for at in range(first, len(held)):
-            yield from grown(at, (*chosen, held[at]))
+        for at in range(first, len(sets)):
+            yield from grown(at, (*chosen, sets[at]))
 
     yield from grown(0, ())
 
@@ -74,13 +74,13 @@ def loads(router: RouterLoad, experts: int, redundant: int, ep: int) -> ExpertLo
     try:
         rows = [[int(share * SCALE) for share in layer] for layer in router.computed_by_layer(experts).tolist()]
         plain = in_order(experts, 0, ep)
-        made = {layer: place_experts(layer, redundant, ep) for layer in dict.fromkeys(map(tuple, rows))}
+        placements = {layer: place_experts(layer, redundant, ep) for layer in dict.fromkeys(map(tuple, rows))}
         before = [max(rank_rows(layer, plain, ep)) * ep / sum(layer) for layer in rows]
-        after = [max(rank_rows(layer, made[tuple(layer)], ep)) * ep / sum(layer) for layer in rows]
+        after = [max(rank_rows(layer, placements[tuple(layer)], ep)) * ep / sum(layer) for layer in rows]
     except PlanError as error:
         raise InputError(str(error).replace("experts.replicas", "redundant experts")) from error
     return ExpertLoads(
         in_order=sum(before) / len(rows),
         placed=sum(after) / len(rows),
-        placements=tuple(made[tuple(layer)] for layer in rows),
+        placements=tuple(placements[tuple(layer)] for layer in rows),
     )

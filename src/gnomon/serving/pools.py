@@ -161,8 +161,8 @@ class _Play:
         """Iterations of decodes that follow alike if nobody comes."""
         if self.one_by_one or one.waiting or one.finished or not one.queue:
             return 0
-        wanted = one.queue[0][0] - one.scheduler.steps
-        return one.scheduler.steady(wanted) if wanted > 1 else 0
+        num_steps = one.queue[0][0] - one.scheduler.steps
+        return one.scheduler.steady(num_steps) if num_steps > 1 else 0
 
     def start(self, one: _Engine, number: int, now: int) -> None:
         """The engine's next iteration, if it has anything to do and is not in one."""

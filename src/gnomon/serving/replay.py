@@ -132,7 +132,7 @@ def replay(load: Load, price: IterationPrice, blocks: int, *, one_by_one: bool =
     due: list[tuple[int, int]] = [(times.arrival[key] + wait[key], key) for key in range(begin)]
     heapq.heapify(due)
     following = begin
-    left = [r.output_len for r in requests]
+    tokens_left = [r.output_len for r in requests]
     ends: list[tuple[int, int]] = []
     """(decode step at which it has its last token, key); entries of preempted requests are skipped."""
     ends_at: dict[int, int] = {}
@@ -149,7 +149,7 @@ def replay(load: Load, price: IterationPrice, blocks: int, *, one_by_one: bool =
     reads = bool(price.shape.encoder)
     """Whether an encoder reads prompts: an answer then begins with a token of its own."""
     holds = engine.group_wait_steps if price.serving.dp > 1 else 0
-    held: set[int] = set()
+    open_keys: set[int] = set()
     """Requests that waited for other groups."""
     launched = 0
     """When the last iteration began: what comes later is not in the next one where that is prepared meanwhile."""
@@ -163,8 +163,8 @@ def replay(load: Load, price: IterationPrice, blocks: int, *, one_by_one: bool =
             _, key = heapq.heappop(due)
             # Groups that attend by themselves wait for each other: a request that comes mid-way waits some iterations
             # once.
-            if holds and key not in held and not idle:
-                held.add(key)
+            if holds and key not in open_keys and not idle:
+                open_keys.add(key)
                 step = price.decode_ticks(len(scheduler.decoding), scheduler.kv, 1, scheduler.sources)
                 heapq.heappush(due, (now + holds * step, key))
                 continue
@@ -252,7 +252,7 @@ def replay(load: Load, price: IterationPrice, blocks: int, *, one_by_one: bool =
             if ends_at.get(key) != at:
                 continue
             del ends_at[key]
-            if left[key] == 1 and key in fresh:
+            if tokens_left[key] == 1 and key in fresh:
                 fresh.remove(key)
             times.end[key] = now
             finished.append(key)

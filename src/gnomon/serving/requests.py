@@ -100,11 +100,11 @@ def closed(
     if concurrency < 1:
         raise InputError(f"concurrency {concurrency} serves nobody: give at least 1")
     rng = random.Random(seed)
-    made = tuple(
+    requests = tuple(
         Request(arrival_s=0.0, input_len=_lengths(input_len, spread, rng), output_len=_lengths(output_len, spread, rng))
         for _ in range(count)
     )
-    return Load(requests=made, concurrency=concurrency)
+    return Load(requests=requests, concurrency=concurrency)
 
 
 def poisson(
@@ -115,18 +115,18 @@ def poisson(
         raise InputError(f"a rate of {rate} requests a second is none; give a number above 0")
     if burst < 1:
         raise InputError(f"bursts of {burst} requests are none; give at least 1")
-    rng, now, made = random.Random(seed), 0.0, []
+    rng, now, requests = random.Random(seed), 0.0, []
     for index in range(count):
         if index and index % burst == 0:
             now += rng.expovariate(rate / burst)
-        made.append(
+        requests.append(
             Request(
                 arrival_s=now,
                 input_len=_lengths(input_len, spread, rng),
                 output_len=_lengths(output_len, spread, rng),
             )
         )
-    return Load(requests=tuple(made))
+    return Load(requests=tuple(requests))
 
 
 def at_rate(load: Load, rate: float) -> Load:
@@ -161,7 +161,7 @@ def from_csv(text: str, *, source: str = "<trace>", concurrency: int | None = No
             f"{source} has no column of times ({', '.join(ARRIVALS)}); add one, or say how many wait at a time with "
             f"--concurrency"
         )
-    made: list[Request] = []
+    requests: list[Request] = []
     for row in reader:
         if not row or not any(cell.strip() for cell in row):
             continue
@@ -171,7 +171,7 @@ def from_csv(text: str, *, source: str = "<trace>", concurrency: int | None = No
         # With a fixed number at a time a request begins when another ends, whatever the trace's times say.
         arrival = 0.0 if times is None or concurrency is not None else _time(row[times], header[times], where)
         try:
-            made.append(
+            requests.append(
                 Request(
                     arrival_s=arrival,
                     input_len=_whole(row[inputs], header[inputs], where),
@@ -183,14 +183,14 @@ def from_csv(text: str, *, source: str = "<trace>", concurrency: int | None = No
             raise
         except InputError as error:
             raise FormatError(f"{where}: {error}") from None
-    if not made:
+    if not requests:
         raise FormatError(f"{source} names columns but has no rows")
     if concurrency is None:
         # Rows of a trace need not be in order of time, and requests are.
-        made.sort(key=lambda r: r.arrival_s)
-        first = made[0].arrival_s
-        made = [replace(r, arrival_s=r.arrival_s - first) for r in made]
-    return Load(requests=tuple(made), concurrency=concurrency)
+        requests.sort(key=lambda r: r.arrival_s)
+        first = requests[0].arrival_s
+        requests = [replace(r, arrival_s=r.arrival_s - first) for r in requests]
+    return Load(requests=tuple(requests), concurrency=concurrency)
 
 
 def _column(header: Sequence[str], names: tuple[str, ...], source: str) -> int:
@@ -222,8 +222,8 @@ def _time(text: str, name: str, where: str) -> float:
 
 
 def _clock(text: str, name: str, where: str) -> float:
-    said = text.strip().replace("T", " ").rstrip("Z")
-    day, _, clock = said.partition(" ")
+    timestamp = text.strip().replace("T", " ").rstrip("Z")
+    day, _, clock = timestamp.partition(" ")
     try:
         year, month, date = (int(part) for part in day.split("-"))
         hours, minutes, seconds = clock.split(":")

@@ -253,9 +253,9 @@ class Scheduler:
                 self._again(run, run.prompt, run.most)
             else:
                 # What it had answered is computed again as part of its prompt (recomputation, not swapping).
-                length, made = self.length(run.key), self.steps - run.began
+                length, num_generated = self.length(run.key), self.steps - run.began
                 self._release(run.key)
-                self._again(run, length, run.most - 1 - made)
+                self._again(run, length, run.most - 1 - num_generated)
             preempted.append(run.key)
             need = self._need_now()
         if need:
@@ -285,15 +285,15 @@ class Scheduler:
 
     def _release(self, key: int) -> None:
         run = self.decoding.pop(key)
-        held = self._held(run)
-        self._give_back(key, held)
+        blocks = self._held(run)
+        self._give_back(key, blocks)
         self.asked -= run.most - (self.steps - run.began)
         self.kv -= run.start + self.steps
         self.sources -= run.source
         self.source_blocks -= self._read(run)
         self.phases[run.start % self.size] -= 1
         if self.engine.preemption == "none":
-            self.promised -= self._whole(run) - held
+            self.promised -= self._whole(run) - blocks
 
     def _give_back(self, key: int, blocks: int) -> None:
         if self.memory is None:
@@ -376,15 +376,15 @@ class Scheduler:
         """Whether a request that came now would not wait only behind others: the queue is empty and a place is free."""
         return not self.waiting and self.running < self.engine.max_seqs
 
-    def steady(self, wanted: int) -> int:
+    def steady(self, num_steps: int) -> int:
         """Decode-only iterations, at most `wanted`, that follow alike if nobody comes or finishes; 0 if the next one is
         not one of them: somebody's prompt is to be computed or blocks are short."""
-        if self.filling or not self.decoding or wanted <= 0 or (self.waiting and self._admissible()):
+        if self.filling or not self.decoding or num_steps <= 0 or (self.waiting and self._admissible()):
             return 0
-        if self._blocks_after(wanted) <= self.free:
-            return wanted
+        if self._blocks_after(num_steps) <= self.free:
+            return num_steps
         # Bisection: needed blocks only grow with steps.
-        low, high = 0, wanted  # blocks grow with steps
+        low, high = 0, num_steps  # blocks grow with steps
         while high - low > 1:
             middle = (low + high) // 2
             low, high = (middle, high) if self._blocks_after(middle) <= self.free else (low, middle)

@@ -167,15 +167,15 @@ def bound(price: IterationPrice, load: Load, *, apart: int = 0) -> float:
     clients = len(load.requests) if load.concurrency is None else load.concurrency
     most = max(1, min(price.engine.max_seqs, -(-clients // groups)))
     device, host = price.least_decode_ticks(most)
-    keys = made = 0
+    keys = num_tokens = 0
     for (inputs, outputs), many in Counter((r.input_len, r.output_len) for r in load.requests).items():
         if (count := outputs - 1 - apart) > 0:
             own = price.keys_ticks(count, 1 if price.shape.encoder else inputs, outputs - 1)
             keys += many * (own + price.source_key_ticks * count * inputs)
-            made += many * count
-    work = max(made * device + keys + (0 if price.engine.host_overlap else made * host), made * host)
+            num_tokens += many * count
+    work = max(num_tokens * device + keys + (0 if price.engine.host_overlap else num_tokens * host), num_tokens * host)
     if not apart:
-        rows = prompt_tokens(load) + (made if price.checked == 1 else 0)
+        rows = prompt_tokens(load) + (num_tokens if price.checked == 1 else 0)
         work = max(work, price.least_token_ticks() * rows + keys)
     outputs = sum(r.output_len for r in load.requests)
     return float("inf") if not work else outputs * groups * TICKS_PER_S / work / price.serving.devices
@@ -253,8 +253,8 @@ class _Prices:
 
     def of(self, serving: Serving, rules: Engine) -> IterationPrice:
         """InputError where it cannot be, or the engine would not start."""
-        alone = replace(serving, replicas=1)
-        key = alone, replace(rules, max_seqs=self.seqs, max_batched_tokens=self.budget)
+        one_replica = replace(serving, replicas=1)
+        key = one_replica, replace(rules, max_seqs=self.seqs, max_batched_tokens=self.budget)
         if key not in self.whole:
             try:
                 self.whole[key] = IterationPrice(self.graph, self.cluster, *key)
@@ -263,10 +263,10 @@ class _Prices:
         price = self.whole[key]
         if isinstance(price, InputError):
             raise price
-        if (alone, rules) not in self.starts:
-            problem = refusal(self.graph, self.cluster, alone, rules)
-            self.starts[alone, rules] = None if problem is None else problem.partition(":")[0]
-        if (problem := self.starts[alone, rules]) is not None:
+        if (one_replica, rules) not in self.starts:
+            problem = refusal(self.graph, self.cluster, one_replica, rules)
+            self.starts[one_replica, rules] = None if problem is None else problem.partition(":")[0]
+        if (problem := self.starts[one_replica, rules]) is not None:
             raise InputError(problem)
         return price.limited(serving, rules)
 
@@ -343,13 +343,13 @@ def _search(
     # What cannot be the best may still lie on the front: unless one that was played is beyond its corner, the tokens a
     # device and the time a token that its own replay cannot pass.
     bounded = unknown = 0
-    more = MOST_FOR_FRONT
+    tries_left = MOST_FOR_FRONT
     for limit, least_tpot, index, price in sorted(later, key=lambda entry: (entry[1], -entry[0], entry[2])):
         if any(one.value >= limit and one.forecast.tpot.p50 <= least_tpot for one in edge):
             bounded += 1
             continue
-        more -= 1
-        if more < 0:
+        tries_left -= 1
+        if tries_left < 0:
             unknown += 1
             continue
         choice = play(index, price)
@@ -378,14 +378,14 @@ def least_ttft_s(price: IterationPrice, shortest: int) -> float:
     rules = price.engine
     budget = rules.max_batched_tokens if rules.chunked_prefill else shortest
     pieces = pieces_of(shortest, budget, is_read=bool(price.shape.encoder))
-    alone = sum(price.batch_ticks(Batch((piece,), 0, 0, ())) for piece in pieces) / TICKS_PER_S
-    return rules.request_s + rules.request_token_s * shortest + alone
+    prefill_ticks = sum(price.batch_ticks(Batch((piece,), 0, 0, ())) for piece in pieces) / TICKS_PER_S
+    return rules.request_s + rules.request_token_s * shortest + prefill_ticks
 
 
 def front(choices: Sequence[PlayedCandidate]) -> tuple[PlayedCandidate, ...]:
     """Those that no other beats in both tokens a device and TPOT, by TPOT."""
-    kept: list[PlayedCandidate] = []
+    front_candidates: list[PlayedCandidate] = []
     for choice in sorted(choices, key=lambda c: (c.forecast.tpot.p50, -c.value)):
-        if not kept or choice.value > kept[-1].value:
-            kept.append(choice)
-    return tuple(kept)
+        if not front_candidates or choice.value > front_candidates[-1].value:
+            front_candidates.append(choice)
+    return tuple(front_candidates)

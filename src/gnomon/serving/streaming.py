@@ -37,5 +37,5 @@ def streamed(shape: RankModel, serving: Serving) -> tuple[float, float]:
         return 0.0, sum(layers)
     stay = staying(serving.resident_bytes, layers)
     others = sorted((nbytes for at, nbytes in enumerate(layers) if at not in stay), reverse=True)
-    held = sum(layers[at] for at in stay) + sum(others[:ROOMS])
-    return (sum(others) if len(others) > ROOMS else 0.0), held
+    resident = sum(layers[at] for at in stay) + sum(others[:ROOMS])
+    return (sum(others) if len(others) > ROOMS else 0.0), resident

@@ -281,7 +281,7 @@ class _BlockWalk:
             if router:
                 form = weight_format("bf16")  # routers are not quantised
             out, into = self.size(outer), self.size(inner)
-            made = ServedMatmul(n=out, k=into, bits=form.bits, compute_dtype=form.compute_dtype)
+            matmul = ServedMatmul(n=out, k=into, bits=form.bits, compute_dtype=form.compute_dtype)
             if latent and any(_base(a) == "kv_rank" for d in inner for a in d.atoms):
                 # absorbed into queries and outputs: a small product a head on either side
                 # MLA absorbed: W_UK goes into the query (per head: nope x rank), W_UV into the output (per head: rank x
@@ -302,10 +302,10 @@ class _BlockWalk:
                 sums += 1
             elif partial and "shared" not in op.path:
                 sums += 1
-            joined.setdefault((op.path if partial or router else op.inputs[0], form.bits), []).append(made)
-        products, of_source = list[ServedMatmul](), list[ServedMatmul]()
+            joined.setdefault((op.path if partial or router else op.inputs[0], form.bits), []).append(matmul)
+        matmuls, of_source = list[ServedMatmul](), list[ServedMatmul]()
         for (of, _), same in joined.items():
-            joint = of_source if _is_source(block, of) else products
+            joint = of_source if _is_source(block, of) else matmuls
             if len(same) > 1 and len({(p.k, p.bits, p.batch, p.compute_dtype) for p in same}) == 1:
                 first = same[0]
                 joint.append(
@@ -326,10 +326,10 @@ class _BlockWalk:
                 sums += 1
         pass_bytes, pass_kernels = self._passes()
         attention = self._attention(cores[0], latent) if cores else None
-        weights = sum(p.n * p.k * p.batch * p.bits / 8 for p in (*products, *of_source))
+        weights = sum(p.n * p.k * p.batch * p.bits / 8 for p in (*matmuls, *of_source))
         if experts is not None:
-            held = (experts.experts + self.serving.redundant_experts) * experts.local_share
-            weights += experts.elements * experts.stored * experts.bits / 8 * held
+            experts_here = (experts.experts + self.serving.redundant_experts) * experts.local_share
+            weights += experts.elements * experts.stored * experts.bits / 8 * experts_here
         if table is not None and table.inputs[1] not in self.elsewhere:
             weights += self.size(block.tensor(table.inputs[1]).dims) * self.stored("table").bits / 8
         named = {block.tensor(name).name for op in (*linears, *grouped) for name in op.inputs[1:2]}
@@ -341,7 +341,7 @@ class _BlockWalk:
         return BlockShape(
             name=block.name,
             count=self.count,
-            matmuls=tuple(products),
+            matmuls=tuple(matmuls),
             attention=attention,
             experts=experts,
             scan_elements=int(scan.width * scan.state) if scan is not None else 0,
@@ -483,8 +483,8 @@ Places = Literal["relative", "learned", "fixed"]
 
 def places_of(graph: Graph) -> Places | None:
     """Returns the places of an encoder with a decoder; None for another model."""
-    made = {tensor.name for tensor in graph.inputs}
-    if not {"input_ids", "decoder_input_ids"} <= made:
+    input_names = {tensor.name for tensor in graph.inputs}
+    if not {"input_ids", "decoder_input_ids"} <= input_names:
         return None
     ops = [(block, op) for block in graph.blocks for op in block.ops]
     if any(op.does == "attends" and len(op.inputs) > 3 for _, op in ops):
@@ -503,19 +503,20 @@ def _split_encoder(graph: Graph, serving: Serving, blocks: tuple[BlockShape, ...
             f"{graph.name} has an encoder that reads no text (input_ids); --serve predicts what answers texts: "
             f"decoders (llama-3.1-8b), encoders (bert-base), and encoders with a decoder (t5-base)"
         )
-    for name, said in (("pp", serving.pp > 1), ("lora_rank", serving.lora_rank), ("draft", serving.draft != "none"),
+    for name, is_set in (("pp", serving.pp > 1), ("lora_rank", serving.lora_rank), ("draft", serving.draft != "none"),
                        ("resident_bytes", serving.resident_bytes is not None)):  # fmt: skip
-        if said:
+        if is_set:
             raise InputError(
                 f"{graph.name} has an encoder beside its decoder, which is served whole and without {name}; leave it "
                 f"out"
             )
     for block in blocks:
         if block.cross is not None and block.attention is not None:
-            held, read = block.attention.kv_elements, block.cross.kv_elements
-            if held != read:
+            kv_elements, read = block.attention.kv_elements, block.cross.kv_elements
+            if kv_elements != read:
                 raise InputError(
-                    f"{graph.name} keeps {held} elements of a token that it makes and {read} of one that it reads; "
+                    f"{graph.name} keeps {kv_elements} elements of a token that it makes and {read} of one "
+                    "that it reads; "
                     f"only models that keep as many of both are predicted"
                 )
     return tuple(block for block in blocks if block.name in of_encoder)

@@ -143,14 +143,14 @@ def shard_block(
 
 def shard_graph(graph: Graph, layout: Layout, mesh: Mesh, sizes: Sizes, dtypes: Dtypes) -> dict[str, ShardedBlock]:
     """Each block of `graph` on one rank of `mesh`, by name; what parameters have no part in gets no gradient."""
-    given: dict[str, set[str]] = {}
+    ungraded: dict[str, set[str]] = {}
     for call in graph.calls:
         # Only what no call of the block wants a gradient of.
         now = set(no_grad_inputs(graph, call))
-        given[call.block] = given.get(call.block, now) & now
+        ungraded[call.block] = ungraded.get(call.block, now) & now
     return {
         name: shard_block(graph.block(name), layout, mesh, sizes, dtypes, no_grad=no_grad)
-        for name, no_grad in given.items()
+        for name, no_grad in ungraded.items()
     }
 
 
@@ -193,18 +193,18 @@ class _Walk:
         self.forward: list[Collective] = []
         self.backward: list[Collective] = []
         # A graph input of integers can be read in any layout: the loader gives each rank the part it needs.
-        given = block.inputs if block.part_of is None else block.part_of.inputs
-        self.free = {name for name in block.inputs if name in given and not block.tensor(name).is_float}
+        block_inputs = block.inputs if block.part_of is None else block.part_of.inputs
+        self.free = {name for name in block.inputs if name in block_inputs and not block.tensor(name).is_float}
         self.no_grad = {*no_grad, *(tensor.name for tensor in block.tensors if not tensor.is_float)}
         self.readers: dict[_Need, list[str]] = {}
 
     def needs(self, op: Op, strategy: Strategy) -> list[_Need]:
         """The activations that `op` reads, as it needs them; parameters are always at home."""
         triples = zip(op.inputs, strategy.inputs, strategy.grad_partial, strict=True)
-        wanted = [
+        kinds = [
             need for need in triples if self.block.tensor(need[0]).kind == "activation" and need[0] not in self.free
         ]
-        return list(dict.fromkeys(wanted))
+        return list(dict.fromkeys(kinds))
 
     def forward_op(self, op: Op) -> None:
         strategy = strategies(op, self.setting)[0]
@@ -216,17 +216,19 @@ class _Walk:
             if not moved:
                 self.forward += self.move(name, self.homes[name], sharding, op.path)
         self.forward += [collective for collective in strategy.inside if collective.phase == "forward"]
-        for name, made in zip(op.outputs, strategy.outputs, strict=True):
-            if self.block.tensor(name).dims or not made.partial:  # a scalar loss is added up with the reported metrics
-                self.forward += self.move(name, made, self.homes[name], op.path)
+        for name, output_layout in zip(op.outputs, strategy.outputs, strict=True):
+            if (
+                self.block.tensor(name).dims or not output_layout.partial
+            ):  # a scalar loss is added up with the reported metrics
+                self.forward += self.move(name, output_layout, self.homes[name], op.path)
         self.ops.append(ShardedOp(op=op, strategy=strategy, sizes=self.local_sizes(op, strategy)))
 
     def backward_op(self, sharded: ShardedOp) -> None:
         op, strategy = sharded.op, sharded.strategy
-        for name, made in zip(op.outputs, strategy.outputs, strict=True):
+        for name, output_layout in zip(op.outputs, strategy.outputs, strict=True):
             if name not in self.no_grad and self.block.tensor(name).dims:
                 # The gradient of a partial sum is whole on every rank, whose term of the sum it is a gradient of.
-                whole = Sharding(shards=made.shards)
+                whole = Sharding(shards=output_layout.shards)
                 self.backward += self.move(name, self.homes[name], whole, op.path, backward=True)
         needs = [need for need in self.needs(op, strategy) if need[0] not in self.no_grad]
         for need in needs:
@@ -235,8 +237,8 @@ class _Walk:
         for need in needs:
             name, sharding, partial = need
             if self.readers[need][0] == op.path:  # the last to run in backward: all terms are there
-                made = sharding.with_partial(*partial)
-                self.backward += self.move(name, made, self.homes[name], op.path, backward=True)
+                output_layout = sharding.with_partial(*partial)
+                self.backward += self.move(name, output_layout, self.homes[name], op.path, backward=True)
 
     def gather_again(self, need: _Need, op: Op) -> None:
         """A gathered input is not kept: the weight gradient gathers it once more, for all readers of the need."""

@@ -112,14 +112,14 @@ def takes_decay(block: Block, name: str) -> bool:
 
 def decaying(graph: Graph) -> dict[str, bool]:
     """Each trained parameter of a model, by its full name, and whether weight decay is about it."""
-    made: dict[str, bool] = {}
+    decays: dict[str, bool] = {}
     for layer in graph.layers():
         block = graph.block(layer.call.block)
         for tensor in block.parameters:
             name = layer.call.parameter_name(tensor.name, layer.index)
             # A tied parameter takes decay if any of its readers says so.
-            made[name] = made.get(name, False) or takes_decay(block, tensor.name)
-    return made
+            decays[name] = decays.get(name, False) or takes_decay(block, tensor.name)
+    return decays
 
 
 def matrices_of(sharded: ShardedBlock, mesh: Mesh) -> Iterator[Matrix]:
@@ -150,8 +150,8 @@ def matrices_of(sharded: ShardedBlock, mesh: Mesh) -> Iterator[Matrix]:
 
 def projected(matrix: Matrix, low_rank: LowRank, *, repeated: bool) -> bool:
     """Whether the gradient of a matrix is projected. repeated: whether it is a layer's."""
-    wanted = any(fnmatchcase(matrix.name, one) and (repeated or one != "*") for one in low_rank.targets)
-    return matrix.orthogonalised and wanted
+    is_chosen = any(fnmatchcase(matrix.name, one) and (repeated or one != "*") for one in low_rank.targets)
+    return matrix.orthogonalised and is_chosen
 
 
 def extra_state_bytes(
@@ -184,11 +184,11 @@ def extra_state_bytes(
                 # GaLore projects the shorter side: moments are (rank, long) and the projection (rank, short).
                 short, long = sorted((m.rows, m.columns))
                 rank = min(low.rank, short)
-                held = m.count * (rank * long * moments * each + rank * short * DTYPE_BITS[precision.grad] / 8)
+                state_bytes = m.count * (rank * long * moments * each + rank * short * DTYPE_BITS[precision.grad] / 8)
                 if optimizer.kind == "adafactor":
-                    held += m.count * (rank - short) * each  # its means are the projected gradient's
+                    state_bytes += m.count * (rank - short) * each  # its means are the projected gradient's
                 # The whole moments are counted elsewhere, so they are taken off here.
-                size += held - m.elements * moments * each
+                size += state_bytes - m.elements * moments * each
     if precision.wide_tables and each < 4:
         size += sum(m.elements for m in chosen if m.table) * moments * (4 - each)
     return size
@@ -216,13 +216,13 @@ def bytes_in_update(
         axes = ("edp",) if experts else ("dp_shard", "cp")
         ways = shard if optimizer.zero else 1
         # Each block is a stage of its own there, and only those with a divided matrix meet.
-        alone = optimizer.zero == 3 and mesh.dp_shard * mesh.cp > 1  # each block is a stage
+        by_blocks = optimizer.zero == 3 and mesh.dp_shard * mesh.cp > 1  # each block is a stage
         axis: tuple[str, ...] = ("etp",) if experts else ("tp",)
         inner = mesh.etp if experts else mesh.tp
         if vocabulary > 1:
             axis, inner = ("vocabulary",), vocabulary
         if optimizer.kind == "adafactor" and chosen:
-            groups = [(axis, inner)] if inner > 1 and (not alone or any(m.divided for m in chosen)) else []
+            groups = [(axis, inner)] if inner > 1 and (not by_blocks or any(m.divided for m in chosen)) else []
             groups += [(axes, ways)] if ways > 1 else []
             # Sums of squares are added up in fp32 at least.
             width = max(4, DTYPE_BITS[precision.states] // 8)
@@ -233,7 +233,7 @@ def bytes_in_update(
                 yield UpdateCollective(part=part, kind="all_reduce", axes=over, ranks=ranks, bytes=count * width)
         if optimizer.kind == "muon":
             width, matrices = DTYPE_BITS[precision.grad] // 8, [m for m in chosen if m.orthogonalised]
-            if ways > 1 and chosen and (not alone or matrices):
+            if ways > 1 and chosen and (not by_blocks or matrices):
                 size = sum(m.elements for m in chosen) * width
                 yield UpdateCollective(part="shards", kind="all_gather", axes=axes, ranks=ways, bytes=size)
             for matrix in matrices if inner > 1 else ():

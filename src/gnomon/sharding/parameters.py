@@ -77,8 +77,8 @@ def local_elements(sharded: ShardedBlock, *, experts: bool, without: frozenset[s
     """Elements of the block's parameters on one rank before ZeRO divides them: routed experts', or all others'; but
     for those `without`, by name."""
     routed = routed_tensors(sharded.block)
-    wanted = (t for t in sharded.block.parameters if (t.name in routed) == experts and t.name not in without)
-    return sum(_elements(sharded, tensor) for tensor in wanted)
+    parameters = (t for t in sharded.block.parameters if (t.name in routed) == experts and t.name not in without)
+    return sum(_elements(sharded, tensor) for tensor in parameters)
 
 
 def frozen_bytes(sharded: ShardedBlock, *, experts: bool, only: frozenset[str] | None = None) -> int:
@@ -114,9 +114,10 @@ def waiting_bytes(sharded: ShardedBlock, mesh: Mesh, precision: Precision, *, tr
 def undivided_bytes(sharded: ShardedBlock, mesh: Mesh, precision: Precision) -> int:
     """Bytes of the block's parameters that ZeRO 3 has no ranks to divide over, as layers read them: where they come
     from the host, no gather makes them whole."""
-    alone = [experts for experts in (False, True) if shard_ranks(mesh, experts=experts) == 1]
+    undivided = [experts for experts in (False, True) if shard_ranks(mesh, experts=experts) == 1]
     sizes = (
-        local_elements(sharded, experts=e) * _gather_width(precision) + frozen_bytes(sharded, experts=e) for e in alone
+        local_elements(sharded, experts=e) * _gather_width(precision) + frozen_bytes(sharded, experts=e)
+        for e in undivided
     )
     return sum(sizes)
 
@@ -156,27 +157,29 @@ def _of_group(
     gathered = elements * _gather_width(precision) + frozen  # weights that are not trained are gathered too
     reduced = elements * _bytes_of(precision.reduce)
 
-    def made(kind: CollectiveKind, group: tuple[str, ...], ranks: int, size: int, when: When) -> ParameterCollective:
+    def collective(
+        kind: CollectiveKind, group: tuple[str, ...], ranks: int, size: int, when: When
+    ) -> ParameterCollective:
         return ParameterCollective(kind=kind, axes=group, ranks=ranks, bytes=size, when=when, experts=experts)
 
     # Nothing to divide over: gradients are summed over all data-parallel ranks at once.
     if optimizer.zero == 0 or shard == 1:
         if shard * replicate > 1 and elements:
-            yield made("all_reduce", ("dp_replicate", *axes), shard * replicate, reduced, "after_backward")
+            yield collective("all_reduce", ("dp_replicate", *axes), shard * replicate, reduced, "after_backward")
         return
     if optimizer.zero == 3:
-        yield made("all_gather", axes, shard, gathered, "before_forward")
+        yield collective("all_gather", axes, shard, gathered, "before_forward")
         # Freed after forward, so it is gathered once more: 3Ψ in place of 2Ψ.
         if optimizer.reshard_after_forward:
-            yield made("all_gather", axes, shard, gathered, "before_backward")
+            yield collective("all_gather", axes, shard, gathered, "before_backward")
     if not elements:
         return
-    yield made("reduce_scatter", axes, shard, reduced, "after_backward")
+    yield collective("reduce_scatter", axes, shard, reduced, "after_backward")
     if replicate > 1:
         # Hybrid sharding: each rank sums its shard over the replicas.
-        yield made("all_reduce", ("dp_replicate",), replicate, -(-reduced // shard), "after_backward")
+        yield collective("all_reduce", ("dp_replicate",), replicate, -(-reduced // shard), "after_backward")
     if optimizer.zero < 3:
-        yield made("all_gather", axes, shard, gathered, "after_step")
+        yield collective("all_gather", axes, shard, gathered, "after_step")
 
 
 def _tensor_parallel_sums(sharded: ShardedBlock, mesh: Mesh, precision: Precision) -> Iterator[ParameterCollective]:

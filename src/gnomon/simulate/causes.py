@@ -31,14 +31,14 @@ def causes(order: Order, times: Times, earlier: Mapping[int, Times]) -> tuple[Lo
     lone = np.arange(order.size)
     # Data first, then other waits, then the stream itself: of causes that end at the same moment, the one that says
     # most.
-    for wanted in (True, False):
+    for is_data in (True, False):
         for source, data in waits:
-            mine = np.flatnonzero((source < order.size) & (data == wanted))
-            bindings.offer(mine, source[mine], times.visible if wanted else times.end, 0)
+            mine = np.flatnonzero((source < order.size) & (data == is_data))
+            bindings.offer(mine, source[mine], times.visible if is_data else times.end, 0)
         for _, positions, sources, data in order.more:
-            mine = data == wanted
-            bindings.offer(positions[mine], sources[mine], times.visible if wanted else times.end, 0)
-        _from_earlier(order, earlier, bindings, wanted)
+            mine = data == is_data
+            bindings.offer(positions[mine], sources[mine], times.visible if is_data else times.end, 0)
+        _from_earlier(order, earlier, bindings, is_data)
     mine = lone[order.lane_before < order.size]
     bindings.offer(mine, order.lane_before[mine], times.end, 0)
     _share(order, bindings)
@@ -64,11 +64,11 @@ class _Found:
         self.steps[target] = back
 
 
-def _from_earlier(order: Order, earlier: Mapping[int, Times], bindings: _Found, wanted: bool) -> None:
+def _from_earlier(order: Order, earlier: Mapping[int, Times], bindings: _Found, is_data: bool) -> None:
     source, target, distance, data = order.before
     for back, times in earlier.items():
-        mine = np.flatnonzero((distance == back) & (data == wanted))
-        bindings.offer(target[mine], source[mine], times.visible if wanted else times.end, back)
+        mine = np.flatnonzero((distance == back) & (data == is_data))
+        bindings.offer(target[mine], source[mine], times.visible if is_data else times.end, back)
 
 
 def _share(order: Order, bindings: _Found) -> None:

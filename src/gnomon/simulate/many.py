@@ -150,17 +150,17 @@ def _script(structure: Structure) -> Script:
     order = structure.order
     needed = _needed(order)  # edges from earlier steps: [edges] of (source, target, distance in steps)
     source, target, distance = order.before[0][needed], order.before[1][needed], order.before[2][needed]
-    kept, kept_index = np.unique(source, return_inverse=True)  # ends that outlive their step
-    slot, num_slots = _slots(order, kept)
+    kept_sources, kept_index = np.unique(source, return_inverse=True)  # ends that outlive their step
+    slot, num_slots = _slots(order, kept_sources)
     keys = _keys(structure)
-    more, groups = _of_levels(order)
+    third_of, groups = _of_levels(order)
     # a level's targets are one run of this order, as levels are runs of positions
     by_target = np.lexsort((distance, target))
     sorted_target = target[by_target]
     levels = []
     for number, (a, b) in enumerate(pairwise(order.level_ptr.tolist())):
         waits, partly = _level_waits(order, slot, a, b)
-        partly += [(positions - a, slot[sources]) for positions, sources in more.get(number, [])]
+        partly += [(positions - a, slot[sources]) for positions, sources in third_of.get(number, [])]
         low, high = np.searchsorted(sorted_target, [a, b])
         mine = by_target[low:high]
         grouped = groups.get(number)
@@ -178,17 +178,17 @@ def _script(structure: Structure) -> Script:
         structure=structure,
         levels=tuple(levels),
         num_slots=num_slots,
-        kept_slots=slot[kept],
+        kept_slots=slot[kept_sources],
         reach=int(distance.max(initial=1)),
     )
 
 
 def _of_levels(order: Order) -> tuple[dict[int, list[tuple[Longs, Longs]]], dict[int, tuple[Longs, Longs]]]:
     """Level -> its further (positions, sources), and level -> its groups as (members, starts)."""
-    more: dict[int, list[tuple[Longs, Longs]]] = {}
+    third_of: dict[int, list[tuple[Longs, Longs]]] = {}
     for level, positions, sources, _ in order.more:
-        more.setdefault(level, []).append((positions, sources))
-    return more, {level: (members, starts) for level, members, starts in order.groups}
+        third_of.setdefault(level, []).append((positions, sources))
+    return third_of, {level: (members, starts) for level, members, starts in order.groups}
 
 
 def _keys(structure: Structure) -> Longs:
@@ -230,14 +230,14 @@ def _rounds(offsets: Longs, index: Longs, distance: NDArray[np.int32]) -> tuple[
     return tuple(items)
 
 
-def _slots(order: Order, kept: Longs) -> tuple[Longs, int]:
+def _slots(order: Order, kept_ends: Longs) -> tuple[Longs, int]:
     """A slot for each position (and 0 for "nothing"), reused after the last level that reads it."""
     size = order.size
     level_of = np.repeat(np.arange(len(order.level_ptr) - 1), np.diff(order.level_ptr))
     last = level_of.copy()  # [P] the last level that reads each position's end
     source, target = _edges(order)
     np.maximum.at(last, source, level_of[target])
-    last[kept] = len(order.level_ptr)  # after every level: never reused within the step
+    last[kept_ends] = len(order.level_ptr)  # after every level: never reused within the step
     by_last = np.argsort(last, kind="stable")
     gone_ptr = np.searchsorted(last[by_last], np.arange(len(order.level_ptr) + 1))
     slot = np.zeros(size + 1, np.int64)
@@ -288,12 +288,12 @@ def _needed(order: Order) -> NDArray[np.bool_]:
 def _reach_forward(order: Order, bit: NDArray[np.uint64]) -> NDArray[np.uint64]:
     """Bits of the streams whose head comes before each position, or is it."""
     out = np.append(bit, np.uint64(0))
-    more, groups = _of_levels(order)
+    third_of, groups = _of_levels(order)
     for level, (a, b) in enumerate(pairwise(order.level_ptr.tolist())):
         part = out[a:b]
         for column in (order.lane_before, *order.waits):
             part |= out.take(column[a:b])
-        for positions, sources in more.get(level, ()):
+        for positions, sources in third_of.get(level, ()):
             out[positions] |= out[sources]
         if level in groups:
             members, starts = groups[level]

@@ -105,13 +105,13 @@ def play(clock: Clock, base: Doubles | None = None) -> Times:
     ends[size :: size + 1] = -np.inf
     start = np.empty(size)
     busy, lag, take, maximum = clock.busy, clock.lag, ends.take, np.maximum
-    for a, b, lane, first, second, more, groups in _levels(order, lagged):
+    for a, b, lane, first, second, third_and_more, groups in _levels(order, lagged):
         t = start[a:b]  # a view: all that follows writes into `start`
         maximum(take(lane), base[a:b], out=t)
         maximum(t, take(first), out=t)
         if second is not None:
             maximum(t, take(second), out=t)
-        for positions, sources in more:  # third and further predecessors; each position is in a pair once
+        for positions, sources in third_and_more:  # third and further predecessors; each position is in a pair once
             start[positions] = maximum(start[positions], take(sources))
         for members, starts, group in groups:  # rendezvous: nobody of a group starts before the last is ready
             start[members] = maximum.reduceat(start[members], starts)[group]
@@ -150,15 +150,15 @@ for so many); further (positions, what they wait for); groups."""
 def _levels(order: Order, lagged: bool) -> tuple[_Level, ...]:
     """Level by level, what `play` does, as indices into ends, or into ends followed by seen times."""
     lane, first, second = _columns(order, lagged)
-    more: dict[int, list[tuple[Longs, Longs]]] = {}
+    third_of: dict[int, list[tuple[Longs, Longs]]] = {}
     for level, positions, sources, data in order.more:
-        more.setdefault(level, []).append((positions, sources + data * (order.size + 1) if lagged else sources))
+        third_of.setdefault(level, []).append((positions, sources + data * (order.size + 1) if lagged else sources))
     groups: dict[int, list[Together]] = {}
     for level, members, starts in order.groups:
         groups.setdefault(level, []).append(Together(members, starts, group_of(starts, len(members))))
     ptr, two = order.level_ptr.tolist(), _any_by_level(order, order.waits[1])
     return tuple(
-        (a, b, lane[a:b], first[a:b], second[a:b] if two[at] else None, more.get(at, []), groups.get(at, []))
+        (a, b, lane[a:b], first[a:b], second[a:b] if two[at] else None, third_of.get(at, []), groups.get(at, []))
         for at, (a, b) in enumerate(zip(ptr[:-1], ptr[1:], strict=True))
     )
 

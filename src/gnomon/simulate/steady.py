@@ -88,13 +88,13 @@ def _from_cycle(clock: Clock, critical: int, ratio: float, reach: int) -> Times:
     seed[critical] = 0.0
     times = _settled(clock, play(clock, seed), ratio, reach)
     assert times.start[critical] == 0.0, "the cycle is not critical"
-    alone = np.isneginf(times.start)  # [positions] of bool: no path from the cycle leads here
-    if not alone.any():
+    unreached = np.isneginf(times.start)  # [positions] of bool: no path from the cycle leads here
+    if not unreached.any():
         return times
     free = _settled(clock, play(clock), ratio, reach)
-    by = _room(order, times, free, alone, ratio, reach)
+    by = _room(order, times, free, unreached, ratio, reach)
     start, end, seen = (
-        np.where(alone, theirs + by, ours)
+        np.where(unreached, theirs + by, ours)
         for theirs, ours in ((free.start, times.start), (free.end, times.end), (free.visible, times.visible))
     )
     return Times(start=start, end=end, visible=seen)
@@ -110,7 +110,7 @@ def _settled(clock: Clock, times: Times, ratio: float, reach: int) -> Times:
         times = play(clock, base)
 
 
-def _room(order: Order, times: Times, free: Times, alone: NDArray[np.bool_], ratio: float, reach: int) -> float:
+def _room(order: Order, times: Times, free: Times, unreached: NDArray[np.bool_], ratio: float, reach: int) -> float:
     """Seconds by which actions that run ahead may move, each ready just before its readers need it."""
     size = order.size
     source = np.concatenate([order.lane_before, *order.waits, *(s for _, _, s, _ in order.more), order.before[0]])
@@ -120,7 +120,7 @@ def _room(order: Order, times: Times, free: Times, alone: NDArray[np.bool_], rat
     shift[len(source) - len(order.before[2]) :] = order.before[2] * ratio
     inside = source < size
     source, target, shift = source[inside], target[inside], shift[inside]
-    crossing = alone[source] & ~alone[target]
+    crossing = unreached[source] & ~unreached[target]
     source, target, shift = source[crossing], target[crossing], shift[crossing]
     # Seen is at least end, so this is room enough for either kind of edge; the tick avoids a tie that is not real.
     return float((times.start[target] + shift - free.visible[source]).min(initial=0.0)) - TICK_S

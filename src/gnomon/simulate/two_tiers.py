@@ -309,21 +309,21 @@ def _by_intervals(trace: TierTrace, link: Link, capacity: float, length: int, ah
             now = max([now, *(fast.there[tensor] for tensor in needs[number])])
             busy = set(needs[number])
             for later in range(number + 1, min(number + 1 + ahead, number + len(rows))):
-                wanted = needs[later % len(rows)]
-                if not _bring(fast, wanted, busy, now, part[-1]):
+                needed = needs[later % len(rows)]
+                if not _bring(fast, needed, busy, now, part[-1]):
                     break
-                busy.update(wanted)
+                busy.update(needed)
             now += sum(trace.seconds[row] for row in part)
             for row in part:
                 fast.finish_row(row)
     return fast.migration(now - began, before, length, ahead)
 
 
-def _bring(fast: _Fast, wanted: Sequence[int], busy: Collection[int], now: float, row: int) -> bool:
+def _bring(fast: _Fast, needed: Sequence[int], busy: Collection[int], now: float, row: int) -> bool:
     """Reads what is wanted, in order, as far as there is room next to what is busy; returns whether all of it had room.
     row: the last one before."""
-    locked = {*wanted, *busy}
-    for tensor in wanted:
+    locked = {*needed, *busy}
+    for tensor in needed:
         if tensor in fast.there:
             continue
         if not fast.make_room(

@@ -131,8 +131,8 @@ def _fewer(source: Longs, target: Longs, lane: Longs, none: NDArray[np.bool_]) -
         last = np.append((target[1:] != target[:-1]) | (lane[source[1:]] != lane[source[:-1]]), True)
         source, target = source[last], target[last]
         # end = start + 0 = end of the only source: the target is another name for its source.
-        alone = np.bincount(target, minlength=len(lane))[target] == 1
-        dropped = alone & none[target]
+        single_source = np.bincount(target, minlength=len(lane))[target] == 1
+        dropped = single_source & none[target]
         if not dropped.any():
             break
         same[target[dropped]] = source[dropped]
@@ -166,8 +166,8 @@ def _numbered(nodes: Longs, source: Longs, target: Longs, same: Longs, size: int
     head = rank == 0
     first[start[into[head]]] = item[source[head]]
     second[start[into[~head]] + rank[~head] - 1] = item[source[~head]]
-    alone = start[count == 1]  # one source: the maximum of it and itself
-    second[alone] = first[alone]
+    single_source = start[count == 1]  # one source: the maximum of it and itself
+    second[single_source] = first[single_source]
     busy = np.full(done, size, np.int64)
     own = nodes < size  # groups and earliest starts take no time
     busy[last[own]] = nodes[own]

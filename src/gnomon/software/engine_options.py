@@ -42,11 +42,11 @@ class EngineOptions:
         """A word's option and the value that stands in the same word; None where there is none."""
         if self.flexible and re.fullmatch(r"-O=?\w+", word):
             return "--optimization-level", word[2:].removeprefix("=")
-        name, equals, given = word.partition("=")
+        name, equals, value = word.partition("=")
         if self.flexible and name.startswith("--"):
             option, dot, key = name.partition(".")
             name = option.replace("_", "-") + dot + key
-        return name, given if equals else None
+        return name, value if equals else None
 
     def resolved(self, word: str) -> str:
         """The option that a word stands for: its first name, or the only one that begins so, as argparse has it. A key
@@ -58,13 +58,13 @@ class EngineOptions:
             return self.names[option] + dot + key
         if not option.startswith("--"):
             return word
-        meant = {first for name, first in self.names.items() if name.startswith(option) and name not in self.removed}
+        meanings = {first for name, first in self.names.items() if name.startswith(option) and name not in self.removed}
         if option.startswith("--no-"):
             off = {"--no-" + name[2:] for name, kind in self.takes.items() if kind == "flag" and name[:2] == "--"}
             if option in off:
                 return word
-            meant |= {name for name in off if name.startswith(option)}
-        return meant.pop() + dot + key if len(meant) == 1 else word
+            meanings |= {name for name in off if name.startswith(option)}
+        return meanings.pop() + dot + key if len(meanings) == 1 else word
 
     def says(self, word: str) -> str | None:
         """What is wrong with an option's name; None if it is known, or could be."""
@@ -76,36 +76,36 @@ class EngineOptions:
             return None
         return f"{self.release} has no option {option[:60]}{nearest(option, self.takes)}"
 
-    def check(self, word: str, given: str) -> None:
+    def check(self, word: str, value: str) -> None:
         """FormatError where a value is none that the option takes."""
         option, dot, _ = self._keyed(word)
         kind = "str" if dot else self.takes.get(option, "str").rstrip("?")
         several, kind = kind[-1] in "*+", kind.rstrip("*+")
-        for one in given.split() if several else [given]:
+        for one in value.split() if several else [value]:
             self._check(word, kind, one)
 
-    def _check(self, word: str, kind: str, given: str) -> None:
+    def _check(self, word: str, kind: str, value: str) -> None:
         if kind in ("flag", "switch"):
-            if given:
-                raise FormatError(f"{word} takes no value, and is given {given[:40]!r}")
-        elif kind in ("int", "float") and given:
+            if value:
+                raise FormatError(f"{word} takes no value, and is given {value[:40]!r}")
+        elif kind in ("int", "float") and value:
             try:
-                int(given) if kind == "int" else float(given)
+                int(value) if kind == "int" else float(value)
             except ValueError:
                 what = "whole number" if kind == "int" else "number"
-                raise FormatError(f"{word} {given[:40]!r} is no {what}; {self.release} takes one") from None
-        elif kind.startswith("size") and given:
-            if not (kind == "size-auto" and given.lower() in AUTO):
-                size_of(word, given)
+                raise FormatError(f"{word} {value[:40]!r} is no {what}; {self.release} takes one") from None
+        elif kind.startswith("size") and value:
+            if not (kind == "size-auto" and value.lower() in AUTO):
+                size_of(word, value)
         elif kind == "json":
             try:
-                json.loads(given)
+                json.loads(value)
             except ValueError:
-                raise FormatError(f"{word} {given[:40]!r} is no JSON, which {self.release} takes there") from None
-        elif kind not in TYPES and given not in kind.split("|"):
+                raise FormatError(f"{word} {value[:40]!r} is no JSON, which {self.release} takes there") from None
+        elif kind not in TYPES and value not in kind.split("|"):
             choices = kind.split("|")
             raise FormatError(
-                f"{word} {given[:40]!r} is none of {', '.join(choices)}{nearest(given, choices)}, which {self.release} "
+                f"{word} {value[:40]!r} is none of {', '.join(choices)}{nearest(value, choices)}, which {self.release} "
                 f"takes"
             )
 

@@ -231,8 +231,8 @@ def search_reason(base: Plan) -> str | None:
 
 def plan_reason(plan: Plan) -> str | None:
     """Why it does not run the plan, and what to change; None where nothing is refused."""
-    if asked := lacking(plan):
-        return f"the runtime does not carry out {', '.join(asked)} yet; leave it out of the plan"
+    if missing := lacking(plan):
+        return f"the runtime does not carry out {', '.join(missing)} yet; leave it out of the plan"
     return None
 
 

@@ -399,5 +399,7 @@ GROUPS: Mapping[str, str] = {f.name: kind.__name__.lower() for kind in _GROUPS f
 def with_facts(stack: Stack, source: str, date: str, **values: object) -> Stack:
     """The record with fields that `source` sets, as read on `date`. None leaves a field as it is."""
     changes = {name: value for name, value in values.items() if value is not None}
-    kept = tuple(fact for fact in stack.facts if fact.field not in changes)
-    return stack.with_values((*kept, *(Fact(field=name, source=source, date=date) for name in changes)), **changes)
+    other_facts = tuple(fact for fact in stack.facts if fact.field not in changes)
+    return stack.with_values(
+        (*other_facts, *(Fact(field=name, source=source, date=date) for name in changes)), **changes
+    )

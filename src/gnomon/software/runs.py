@@ -36,7 +36,7 @@ def able(stack: Stack, plan: Plan, source: str) -> Stack:
     runs, meshes = stack.runs, [stage.mesh for stage in plan.stages] or [plan.mesh]
     axes = [axis for axis in ("dp_replicate", "tp", "cp", "ep") if any(getattr(mesh, axis) > 1 for mesh in meshes)]
     axes += ["pp"] if len(plan.stages) > 1 or plan.mesh.pp > 1 else []
-    asked: dict[str, tuple[object, ...]] = {
+    needs: dict[str, tuple[object, ...]] = {
         "schedules": (plan.schedule.name,),
         "zero": (plan.optimizer.zero,),
         "zero_in_pipeline": (plan.optimizer.zero,),
@@ -47,14 +47,14 @@ def able(stack: Stack, plan: Plan, source: str) -> Stack:
         "dispatches": (plan.layout.dispatch,) if plan.layout.dispatch is not None else (),
         "choices": tuple(name for name, chosen, _ in _chosen(plan) if chosen),
     }
-    listed = {name: getattr(runs, name) for name in asked}
+    listed = {name: getattr(runs, name) for name in needs}
     values = {
-        name: tuple(dict.fromkeys((*has, *asked[name])))
+        name: tuple(dict.fromkeys((*has, *needs[name])))
         for name, has in listed.items()
-        if (has or name == "choices") and not set(asked[name]) <= set(has)
+        if (has or name == "choices") and not set(needs[name]) <= set(has)
     }
     if "contexts" in values and "none" in values["contexts"]:
-        values["contexts"] = asked["contexts"] if "cp" in axes else ("none",)
+        values["contexts"] = needs["contexts"] if "cp" in axes else ("none",)
     return with_facts(stack, source, "as read", **values)
 
 

@@ -25,9 +25,9 @@ class Blocks(KeptShare):
 
     def places(self, shape: Shape) -> tuple[dict[str, Array], tuple[int, ...]]:
         across = shape[0] // self.size[0]
-        kept = self.count(across * (shape[1] // self.size[1]))
+        num_tiles = self.count(across * (shape[1] // self.size[1]))
         starts = Array(dtype="int32", shape=(across + 1,))
-        return {"starts": starts, "columns": Array(dtype="int32", shape=(kept,))}, (kept, *self.size)
+        return {"starts": starts, "columns": Array(dtype="int32", shape=(num_tiles,))}, (num_tiles, *self.size)
 
     def unfit(self, shape: Shape) -> str:
         if shape[0] % self.size[0] or shape[1] % self.size[1]:
@@ -39,8 +39,8 @@ class Blocks(KeptShare):
         (rows, columns), (high, wide) = x.shape, self.size
         return x.reshape(rows // high, high, columns // wide, wide).swapaxes(1, 2)
 
-    def _every(self, kept: NDArray[np.bool_]) -> NDArray[np.bool_]:
-        return np.kron(kept, np.ones(self.size, np.bool_)).astype(np.bool_)
+    def _every(self, tile_mask: NDArray[np.bool_]) -> NDArray[np.bool_]:
+        return np.kron(tile_mask, np.ones(self.size, np.bool_)).astype(np.bool_)
 
     def mask(self, score: NDArray[np.float32]) -> NDArray[np.bool_]:
         # A block counts by the sum of squares of its scores: a few large ones outweigh many small ones.
@@ -48,18 +48,18 @@ class Blocks(KeptShare):
         return self._every(KeptShare.mask(self, sums.astype(np.float32)))
 
     def of_zeros(self, weight: NDArray[np.float32]) -> tuple[Sparse, NDArray[np.bool_]]:
-        kept = np.asarray((self.tiles(weight) != 0).any(axis=(2, 3)))
+        tile_mask = np.asarray((self.tiles(weight) != 0).any(axis=(2, 3)))
         # One number that is not zero keeps its whole block.
-        return replace(self, kept=float(kept.mean()) if kept.size else 0.0), self._every(kept)
+        return replace(self, kept=float(tile_mask.mean()) if tile_mask.size else 0.0), self._every(tile_mask)
 
     def split(
         self, weight: NDArray[np.float32], mask: NDArray[np.bool_]
     ) -> tuple[dict[str, NDArray[Any]], NDArray[np.float32]]:
-        kept = np.asarray(self.tiles(mask).any(axis=(2, 3)))
+        tile_mask = np.asarray(self.tiles(mask).any(axis=(2, 3)))
         # Compressed rows of blocks: those of row i are starts[i] to starts[i + 1], as in scipy's BSR and torch's.
-        starts = np.concatenate([[0], kept.sum(1).cumsum()]).astype(np.int32)
-        values = np.ascontiguousarray(self.tiles(np.where(mask, weight, 0))[kept], np.float32)
-        return {"starts": starts, "columns": kept.nonzero()[1].astype(np.int32)}, values
+        starts = np.concatenate([[0], tile_mask.sum(1).cumsum()]).astype(np.int32)
+        values = np.ascontiguousarray(self.tiles(np.where(mask, weight, 0))[tile_mask], np.float32)
+        return {"starts": starts, "columns": tile_mask.nonzero()[1].astype(np.int32)}, values
 
     def block_rows(self, arrays: Arrays) -> NDArray[np.int64]:
         """(kept,): the row of blocks of each."""

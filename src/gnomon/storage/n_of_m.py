@@ -31,8 +31,8 @@ class NM(Sparse):
         return f"{self.n}:{self.m}"
 
     def places(self, shape: Shape) -> tuple[dict[str, Array], tuple[int, ...]]:
-        rows, kept = shape[0], shape[1] // self.m * self.n
-        return {"places": Array(dtype="uint8", shape=(rows, -(-kept // 2)))}, (rows, kept)
+        rows, num_values = shape[0], shape[1] // self.m * self.n
+        return {"places": Array(dtype="uint8", shape=(rows, -(-num_values // 2)))}, (rows, num_values)
 
     def unfit(self, shape: Shape) -> str:
         return f"{shape[1]:,} columns are no multiple of {self.m}" if shape[1] % self.m else ""
@@ -46,12 +46,12 @@ class NM(Sparse):
         return out.reshape(score.shape)
 
     def of_zeros(self, weight: NDArray[np.float32]) -> tuple[Sparse, NDArray[np.bool_]]:
-        kept = (weight != 0).reshape(weight.shape[0], -1, self.m)
-        places = np.argsort(~kept, -1, kind="stable")[..., : self.n]  # with zeros, where fewer are kept
-        mask = np.zeros(kept.shape, np.bool_)
+        nonzero = (weight != 0).reshape(weight.shape[0], -1, self.m)
+        places = np.argsort(~nonzero, -1, kind="stable")[..., : self.n]  # with zeros, where fewer are kept
+        mask = np.zeros(nonzero.shape, np.bool_)
         np.put_along_axis(mask, places, True, -1)
         mask = mask.reshape(weight.shape)
-        if np.any(kept.sum(-1) > self.n):
+        if np.any(nonzero.sum(-1) > self.n):
             raise InputError(
                 f"more than {self.n} of {self.m} numbers side by side are not 0, so this is not {self.name}"
             )
@@ -60,11 +60,11 @@ class NM(Sparse):
     def split(
         self, weight: NDArray[np.float32], mask: NDArray[np.bool_]
     ) -> tuple[dict[str, NDArray[Any]], NDArray[np.float32]]:
-        rows, kept = weight.shape[0], mask.reshape(weight.shape[0], -1, self.m)
+        rows, nonzero = weight.shape[0], mask.reshape(weight.shape[0], -1, self.m)
         # False sorts before True, so the places of kept numbers come first, then those of zeros that fill a group up to
         # n.
-        places = np.sort(np.argsort(~kept, -1, kind="stable")[..., : self.n], -1).astype(np.uint8)
-        values = np.take_along_axis(np.where(mask, weight, 0).reshape(kept.shape), places.astype(np.int64), -1)
+        places = np.sort(np.argsort(~nonzero, -1, kind="stable")[..., : self.n], -1).astype(np.uint8)
+        values = np.take_along_axis(np.where(mask, weight, 0).reshape(nonzero.shape), places.astype(np.int64), -1)
         flat = places.reshape(rows, -1)
         # Rows begin at a byte: an odd row leaves the upper half of its last byte unused.
         flat = np.pad(flat, ((0, 0), (0, flat.shape[1] % 2)))
@@ -76,9 +76,9 @@ class NM(Sparse):
 
     def places_of(self, arrays: Arrays, shape: Shape) -> NDArray[np.uint8]:
         """(rows, columns / m, n): which of its m each kept number is, ascending."""
-        packed, kept = arrays["places"].view(np.uint8), shape[1] // self.m * self.n
+        packed, num_values = arrays["places"].view(np.uint8), shape[1] // self.m * self.n
         # Cut to `kept`, since the last nibble of an odd row holds nothing.
-        flat = np.stack([packed & np.uint8(15), packed >> np.uint8(4)], -1).reshape(shape[0], -1)[:, :kept]
+        flat = np.stack([packed & np.uint8(15), packed >> np.uint8(4)], -1).reshape(shape[0], -1)[:, :num_values]
         return flat.reshape(shape[0], -1, self.n)
 
     def spread(self, arrays: Arrays, values: NDArray[np.float32], shape: Shape) -> NDArray[np.float32]:

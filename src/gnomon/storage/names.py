@@ -82,8 +82,8 @@ def _sparse(pattern: str, value: str) -> Storage | None:
             raise InputError(f"{pattern} keeps {n} of every {m}; it takes 0 < n < m <= 16, as 2:4 or 4:16")
         return NM(n=n, m=m, value=value)
     if match := re.fullmatch(r"(csr:|block:(\d+)x(\d+):)?(0?\.\d+)", pattern):
-        kept = 1 - float(match[4])
+        density = 1 - float(match[4])
         if match[2]:
-            return Blocks(kept=kept, size=(int(match[2]), int(match[3])), value=value)
-        return CSR(kept=kept, value=value) if match[1] else Bitmap(kept=kept, value=value)
+            return Blocks(kept=density, size=(int(match[2]), int(match[3])), value=value)
+        return CSR(kept=density, value=value) if match[1] else Bitmap(kept=density, value=value)
     return None

@@ -67,8 +67,8 @@ class Sparse(Storage):
         """The row of each kept number, as broadcasts over the numbers."""
 
     def arrays(self, shape: Shape) -> dict[str, Array]:
-        places, kept = self.places(shape)
-        out = {**places, "values": Array(dtype=VALUES[self.value], shape=kept)}
+        places, values_shape = self.places(shape)
+        out = {**places, "values": Array(dtype=VALUES[self.value], shape=values_shape)}
         return {**out, "scales": Array(dtype="float16", shape=(shape[0],))} if self.value == "int8" else out
 
     def narrow(self, weight: NDArray[np.float32]) -> dict[str, NDArray[Any]]:

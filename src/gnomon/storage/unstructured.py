@@ -64,9 +64,9 @@ class CSR(Unstructured):
         return f"csr:{1 - self.kept:g}"
 
     def places(self, shape: Shape) -> tuple[dict[str, Array], tuple[int, ...]]:
-        kept = self.count(shape[0] * shape[1])
+        num_values = self.count(shape[0] * shape[1])
         starts = Array(dtype="int32", shape=(shape[0] + 1,))
-        return {"starts": starts, "columns": Array(dtype="int32", shape=(kept,))}, (kept,)
+        return {"starts": starts, "columns": Array(dtype="int32", shape=(num_values,))}, (num_values,)
 
     def split(
         self, weight: NDArray[np.float32], mask: NDArray[np.bool_]

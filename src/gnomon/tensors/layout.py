@@ -228,18 +228,18 @@ def _hops(source: Sharding, target: Sharding, steps: list[_Step]) -> list[Hop] |
     """The hops of these steps, or None if parts end in another order than `target` says."""
     path: list[Hop] = []
     now = source
-    for axis, wanted in steps:
+    for axis, target_dim in steps:
         dim = now.dim_of(axis)
         if dim is not None and now.axes_of(dim)[-1] != axis:
             return None  # an inner axis divides the dim further
-        after = now.without(axis) if wanted is None else now.with_shard(axis, wanted)
+        after = now.without(axis) if target_dim is None else now.with_shard(axis, target_dim)
         if dim is None:
-            kind: CollectiveKind = "all_reduce" if wanted is None else "reduce_scatter"
-            path.append(Hop(kind=kind, axis=axis, dim=wanted, to=None, counts=now))
-        elif wanted is None:
+            kind: CollectiveKind = "all_reduce" if target_dim is None else "reduce_scatter"
+            path.append(Hop(kind=kind, axis=axis, dim=target_dim, to=None, counts=now))
+        elif target_dim is None:
             path.append(Hop(kind="all_gather", axis=axis, dim=dim, to=None, counts=after))
         else:
-            path.append(Hop(kind="all_to_all", axis=axis, dim=dim, to=wanted, counts=now))
+            path.append(Hop(kind="all_to_all", axis=axis, dim=dim, to=target_dim, counts=now))
         now = after
     for axis, dim in target.shards:  # each rank takes its own part of what is whole
         if now.dim_of(axis) is None:

@@ -198,9 +198,9 @@ def _idle(timeline: Timeline, chosen: Longs) -> Idle:
     until = np.concatenate([chosen[gap], np.full(len(tail), NONE)])
     arrival = s.cause[until[: len(gap)]].astype(np.int64)
     steps = s.cause_steps[until[: len(gap)]].astype(np.int64)
-    alone = arrival < 0
+    unreached = arrival < 0
     # A span without a cause stands for itself: its own time is after the interval, so that all of it is late.
-    arrival[alone] = until[: len(gap)][alone]
+    arrival[unreached] = until[: len(gap)][unreached]
     ending, ending_steps = _enders(timeline, chosen, ptr, tail)
     idle = Idle(
         worker=np.concatenate([worker[gap], tail]).astype(np.int64),

@@ -131,14 +131,14 @@ def _changes(before: Breakdown, after: Breakdown, workers: list[str]) -> tuple[T
 
 
 def _memory(before: Timeline, after: Timeline, workers: list[str]) -> tuple[MemoryChange, ...]:
-    held: dict[tuple[str, str], list[float]] = {}
+    bytes_by: dict[tuple[str, str], list[float]] = {}
     for side, timeline in enumerate((before, after)):
         for peak in peaks(timeline):
             for buffer, amount in peak.by_buffer if peak.worker in workers else ():
-                held.setdefault((peak.worker, buffer), [0.0, 0.0])[side] = amount
+                bytes_by.setdefault((peak.worker, buffer), [0.0, 0.0])[side] = amount
     changes = [
         MemoryChange(worker=worker, buffer=buffer, before_bytes=a, after_bytes=b)
-        for (worker, buffer), (a, b) in held.items()
+        for (worker, buffer), (a, b) in bytes_by.items()
         if a != b
     ]
     return tuple(sorted(changes, key=lambda change: -abs(change.bytes)))

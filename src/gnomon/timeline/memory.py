@@ -64,8 +64,8 @@ def memory_curve(timeline: Timeline, worker: str, buffer: str | None = None) -> 
         mine = events.buffer == timeline.buffers.index(buffer)
         level, time, change = level[[timeline.buffers.index(buffer)]], time[mine], change[mine]
     moments, last = np.unique(np.append(0.0, time)[::-1], return_index=True)
-    held = math.fsum(level) + np.cumsum(np.append(0.0, change))
-    return Curve(time_s=moments, bytes=held[len(time) - last])
+    levels = math.fsum(level) + np.cumsum(np.append(0.0, change))
+    return Curve(time_s=moments, bytes=levels[len(time) - last])
 
 
 def peaks(timeline: Timeline) -> tuple[Peak, ...]:
@@ -75,8 +75,8 @@ def peaks(timeline: Timeline) -> tuple[Peak, ...]:
 
 def _peak(timeline: Timeline, worker: int) -> Peak:
     events = _events(timeline, worker)
-    held = np.append(0.0, np.cumsum(events.change))
-    top = int(np.argmax(held))
+    levels = np.append(0.0, np.cumsum(events.change))
+    top = int(np.argmax(levels))
     level = events.level + np.bincount(events.buffer[:top], events.change[:top], len(timeline.buffers))
     span = int(events.span[top - 1]) if top else NONE
     return Peak(
@@ -95,21 +95,21 @@ def seen_buffers(timeline: Timeline) -> tuple[str, ...]:
     memory = _of(timeline)
     if timeline.clock == "predicted":
         return timeline.buffers
-    held = set(np.flatnonzero(np.abs(memory.resident_bytes).sum(axis=0)).tolist())
-    held |= set(memory.buffer[memory.change_bytes != 0].tolist())
-    return tuple(name for i, name in enumerate(timeline.buffers) if i in held)
+    seen = set(np.flatnonzero(np.abs(memory.resident_bytes).sum(axis=0)).tolist())
+    seen |= set(memory.buffer[memory.change_bytes != 0].tolist())
+    return tuple(name for i, name in enumerate(timeline.buffers) if i in seen)
 
 
 def of_buffers(timeline: Timeline, names: Collection[str]) -> Timeline:
     """The same timeline with no other classes of buffer than these. InputError for one without memory."""
     memory = _of(timeline)
-    kept = [i for i, name in enumerate(timeline.buffers) if name in names]
+    chosen = [i for i, name in enumerate(timeline.buffers) if name in names]
     number = np.full(len(timeline.buffers), NONE)
-    number[kept] = np.arange(len(kept))
+    number[chosen] = np.arange(len(chosen))
     rows = number[memory.buffer] != NONE
     columns = {name: getattr(memory, name)[rows] for name in ("worker", "span", "time_s", "change_bytes")}
-    only = Memory.of(buffer=number[memory.buffer[rows]], resident_bytes=memory.resident_bytes[:, kept], **columns)
-    return replace(timeline, buffers=tuple(timeline.buffers[i] for i in kept), memory=only)
+    only = Memory.of(buffer=number[memory.buffer[rows]], resident_bytes=memory.resident_bytes[:, chosen], **columns)
+    return replace(timeline, buffers=tuple(timeline.buffers[i] for i in chosen), memory=only)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

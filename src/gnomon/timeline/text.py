@@ -210,10 +210,10 @@ def _worker(cells: list[str]) -> Worker:
     return Worker(name=cells[0], count=int(cells[1]))
 
 
-def _checked(lines: _Lines, make: Callable[[Any], _T], given: object) -> _T:
+def _checked(lines: _Lines, make: Callable[[Any], _T], value: object) -> _T:
     """Returns what `make` returns; its objections become FormatErrors."""
     try:
-        return make(given)
+        return make(value)
     except FormatError:
         raise
     except InputError as error:

@@ -281,9 +281,9 @@ class Timeline(_SameValues):
         _check_range(memory.worker, "worker of memory", 0, len(self.workers))
         _check_range(memory.buffer, "buffer", 0, len(self.buffers))
         _check_range(memory.span, "span of memory", 0, self.spans.size)
-        wanted = (len(self.workers), len(self.buffers))
-        if memory.resident_bytes.shape != wanted:
-            raise InputError(f"resident_bytes has shape {memory.resident_bytes.shape}; [workers, buffers] is {wanted}")
+        shape = (len(self.workers), len(self.buffers))
+        if memory.resident_bytes.shape != shape:
+            raise InputError(f"resident_bytes has shape {memory.resident_bytes.shape}; [workers, buffers] is {shape}")
         if not (np.isfinite(memory.change_bytes).all() and np.isfinite(memory.resident_bytes).all()):
             raise InputError("bytes must be finite numbers")
 

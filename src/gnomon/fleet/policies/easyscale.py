@@ -24,73 +24,75 @@ def easyscale(level: str = "near kinds") -> Decide:
 
     def decide(state: State, forecasts: Forecasts) -> Sequence[Decision]:
         free = list(state.free)
-        held: dict[str, Allocation] = {active.job.id: active.allocation for active in state.running}
+        allocations: dict[str, Allocation] = {active.job.id: active.allocation for active in state.running}
         for active in state.queue:
             allocation = fit(state, forecasts, free, active.job, active.job.fewest)
             if allocation is None:
-                allocation = _take_back(state, forecasts, free, held, active.job)
+                allocation = _take_back(state, forecasts, free, allocations, active.job)
             if allocation is not None:
                 take(free, allocation)
-                held[active.job.id] = allocation
-        _give_out(state, forecasts, free, held, factor)
+                allocations[active.job.id] = allocation
+        _give_out(state, forecasts, free, allocations, factor)
         before = {active.job.id: active.allocation for active in state.running}
-        return [Decision(job, now) for job, now in held.items() if now != before.get(job, ())]
+        return [Decision(job, now) for job, now in allocations.items() if now != before.get(job, ())]
 
     return decide
 
 
 def _take_back(
-    state: State, forecasts: Forecasts, free: list[int], held: dict[str, Allocation], job: Job
+    state: State, forecasts: Forecasts, free: list[int], allocations: dict[str, Allocation], job: Job
 ) -> Allocation | None:
     """Devices for a job once extra ones of elastic jobs are taken back, the youngest first, as many as it needs; none
     are taken where all of them would not do."""
-    tried, kept = list(free), dict(held)
+    tried, reduced = list(free), dict(allocations)
     # The youngest give back first; whoever has waited longest keeps most.
     for active in reversed(state.running):
-        parts = list(kept[active.job.id])
-        for _ in range(devices_of(kept[active.job.id]) - active.job.fewest):
+        parts = list(reduced[active.job.id])
+        for _ in range(devices_of(reduced[active.job.id]) - active.job.fewest):
             # From the last node of its allocation, so that what stays is packed.
             node, used = parts.pop()
             tried[node] += 1
             if used > 1:
                 parts.append((node, used - 1))
-            kept[active.job.id] = tuple(parts)
+            reduced[active.job.id] = tuple(parts)
             allocation = fit(state, forecasts, tried, job, job.fewest)
             if allocation is not None:
                 # Only now: where even all extra devices are not enough, nobody gives up any.
                 free[:] = tried
-                held.update(kept)
+                allocations.update(reduced)
                 return allocation
     return None
 
 
-def _give_out(state: State, forecasts: Forecasts, free: list[int], held: dict[str, Allocation], factor: float) -> None:
+def _give_out(
+    state: State, forecasts: Forecasts, free: list[int], allocations: dict[str, Allocation], factor: float
+) -> None:
     """Idle devices, each to the job with the largest relative gain."""
     speed, pools = state.machines.speed, state.machines.pools
     jobs = state.jobs()
-    elastic = [jobs[job] for job in held if jobs[job].job.elastic]
+    elastic = [jobs[job] for job in allocations if jobs[job].job.elastic]
     nodes = [node for node, have in enumerate(free) if have and not pools[state.machines.pool_of[node]].serves]
     while elastic and nodes:
         best: tuple[float, int, Allocation] | None = None
         for active in elastic:
-            now = held[active.job.id]
+            now = allocations[active.job.id]
             if devices_of(now) >= active.job.most:
                 continue
             needed = forecasts.memory_bytes(active.job, devices_of(now) + 1)
             large = [n for n in nodes if pools[state.machines.pool_of[n]].memory_bytes >= needed]
             for node in _near(now, large, speed, factor):
-                more = _with(now, node)
-                rate, base = (forecasts.phase(active.job, active.done_at(state.now), a)[0] for a in (more, now))
+                grown = _with(now, node)
+                rate, base = (forecasts.phase(active.job, active.done_at(state.now), a)[0] for a in (grown, now))
                 # Relative: absolute speeds of different models do not compare.
                 gain = rate / base - 1.0
                 if gain > 1e-6 and (best is None or gain > best[0]):
-                    best = (gain, active.index, more)
+                    best = (gain, active.index, grown)
         if best is None:
             return
         job = next(active.job.id for active in elastic if active.index == best[1])
         for node, count in best[2]:
-            free[node] -= count - dict(held[job]).get(node, 0)
-        held[job] = best[2]
+            free[node] -= count - dict(allocations[job]).get(node, 0)
+        allocations[job] = best[2]
         nodes = [node for node in nodes if free[node]]
 
 

@@ -63,7 +63,7 @@ def cover(
     largest first, on the first device where they are legal.
     InputError for a bucket that no slice serves in time.
     """
-    wanted: list[tuple[str, BatchPoint]] = []
+    chosen_points: list[tuple[str, BatchPoint]] = []
     for bucket, rate in demand.items():
         usable = [p for p in points[bucket] if p.latency_s <= slo_s and p.per_s > 0 and p.profile in PLACES]
         if not usable:
@@ -71,21 +71,21 @@ def cover(
         best = max(usable, key=lambda p: (p.per_s / _part(p.profile), -int(p.profile[0])))
         # 1e-9: a rate that is a whole number of slices must not need one more for its last digit.
         whole = math.floor(rate / best.per_s + 1e-9)
-        wanted += [(bucket, best)] * whole
+        chosen_points += [(bucket, best)] * whole
         rest = rate - whole * best.per_s
         if rest > 1e-9 * rate:
             enough = [p for p in usable if p.per_s >= rest]
-            wanted.append((bucket, min(enough or [best], key=lambda p: (_part(p.profile), p.per_s))))
+            chosen_points.append((bucket, min(enough or [best], key=lambda p: (_part(p.profile), p.per_s))))
     devices: list[tuple[Geometry, list[tuple[str, BatchPoint]]]] = []
     # First fit decreasing: the largest profiles have the fewest legal places.
-    for number, (bucket, point) in enumerate(sorted(wanted, key=lambda pair: -int(pair[1].profile[0]))):
+    for number, (bucket, point) in enumerate(sorted(chosen_points, key=lambda pair: -int(pair[1].profile[0]))):
         home = next((device for device in devices if device[0].start(point.profile) is not None), None)
         if home is None:
             home = (Geometry(), [])
             devices.append(home)
         home[0].add(str(number), point.profile)
         home[1].append((bucket, point))
-    return tuple(tuple(held) for _, held in devices)
+    return tuple(tuple(allocation) for _, allocation in devices)
 
 
 def _part(name: str) -> float:

@@ -50,18 +50,18 @@ def smallest_share(profile: Profile, demand: Demand) -> tuple[int, Use] | None:
 
 
 def _use(profile: Profile, demand: Demand, most: int) -> Use | None:
-    left, use = demand.left_s, []
+    remaining_s, use = demand.left_s, []
     for begin, end, free in profile:
         # As many as are free up to its share; fewer where an earlier deadline has them.
         count = max((n for n in demand.rates if n <= min(most, free) and demand.rates[n] > 0), default=0)
         if not count:
             continue
         rate, first = demand.rates[count], max(begin, demand.start_s)
-        done = first + left / rate
+        done = first + remaining_s / rate
         if done <= end:
             use.append((begin, done, count))
             return use if done <= demand.due_s + _EPS else None
-        left -= max(end - first, 0.0) * rate
+        remaining_s -= max(end - first, 0.0) * rate
         use.append((begin, end, count))
         # Later stretches cannot help.
         if end > demand.due_s:
@@ -75,8 +75,8 @@ def remaining(profile: Profile, use: Use) -> Profile:
     for begin, end, free in profile:
         cuts = sorted({begin, end, *(at for part in use for at in part[:2] if begin < at < end)})
         for a, b in zip(cuts, cuts[1:], strict=False):
-            held = next((count for s, e, count in use if s <= a < e), 0)
-            out.append((a, b, free - held))
+            used = next((count for s, e, count in use if s <= a < e), 0)
+            out.append((a, b, free - used))
     return out
 
 
@@ -131,10 +131,10 @@ def _shares(
     uses: list[Use] = []
     # Those that were admitted before come first: admission is a promise, which a newcomer must not break.
     for active in (*started, *(active for active in due if active.first_s < 0)):
-        more = [*admitted, (active, _demand(state, forecasts, active, pool))]
-        found = plan_uses([demand for _, demand in more], state.now, devices)
+        with_job = [*admitted, (active, _demand(state, forecasts, active, pool))]
+        found = plan_uses([demand for _, demand in with_job], state.now, devices)
         if found is not None:
-            admitted, uses = more, found
+            admitted, uses = with_job, found
     out = []
     for (active, _), use in zip(admitted, uses, strict=True):
         count = next((count for begin, end, count in use if begin <= state.now < end), 0)
@@ -182,9 +182,9 @@ def _rest(
         best, gain = None, 1e-9
         for active in elastic:
             pool, count = picks[active.job.id]
-            more = rates[active.job.id].get(count + 1, 0.0) - rates[active.job.id].get(count, 0.0)
-            if room[pool] and more > gain:
-                best, gain = active.job.id, more
+            extra_gain = rates[active.job.id].get(count + 1, 0.0) - rates[active.job.id].get(count, 0.0)
+            if room[pool] and extra_gain > gain:
+                best, gain = active.job.id, extra_gain
         if best is None:
             return
         pool, count = picks[best]

@@ -33,9 +33,9 @@ def federated(state: State, forecasts: Forecasts) -> Sequence[Decision]:
     for host in hosts:
         if not host[0].job.slice:
             by_count[devices_of(host[1])][1].append(host)
-    for tasks, alone in by_count.values():
-        if tasks and alone:
-            started += _matched(state, tasks[:MOST], alone, forecasts)
+    for tasks, single in by_count.values():
+        if tasks and single:
+            started += _matched(state, tasks[:MOST], single, forecasts)
     return started
 
 
@@ -50,9 +50,9 @@ def _matched(state: State, tasks: Sequence[Active], hosts: Sequence[Host], forec
 
 def gain(state: State, host: Host, joining: Active, forecasts: Forecasts) -> float:
     """What a pair does in a second over what the host does alone; 0 where it is not allowed."""
-    running, held = host
+    running, host_allocation = host
     keeps = forecasts.speed_share(running.job, joining.job), forecasts.speed_share(joining.job, running.job)
-    if min(keeps) < PARTITION or not memory_fits(state, running, held, joining.job, forecasts):
+    if min(keeps) < PARTITION or not memory_fits(state, running, host_allocation, joining.job, forecasts):
         return 0.0
     return together(running, joining, forecasts)
 

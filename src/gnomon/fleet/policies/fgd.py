@@ -59,8 +59,8 @@ def best_place(free: Free, demand: int, demands: Mapping[int, float]) -> tuple[f
 
 def fgd(state: State, forecasts: Forecasts) -> Sequence[Decision]:
     """Places for those that wait."""
-    asked = Counter(active.job.devices for active in (*state.queue, *state.running))
-    demands = {demand: count / asked.total() for demand, count in asked.items()}
+    demands_counted = Counter(active.job.devices for active in (*state.queue, *state.running))
+    demands = {demand: count / demands_counted.total() for demand, count in demands_counted.items()}
     free = list(state.free)
     machines = [
         range(first, first + pool.hosted)

@@ -36,8 +36,8 @@ Coefficients = Callable[[Sequence[Active], Floats, Floats, State], Floats]
 def fairness(jobs: Sequence[Active], speeds: Floats, devices: Floats, state: State) -> Floats:
     """Throughput over that of an equal share of all devices, by weight."""
     equal = speeds @ (devices / devices.sum())
-    asked = np.array([active.job.devices / active.job.weight for active in jobs])
-    least: Floats = asked / np.maximum(equal, 1e-12)
+    demand = np.array([active.job.devices / active.job.weight for active in jobs])
+    least: Floats = demand / np.maximum(equal, 1e-12)
     return least
 
 
@@ -46,7 +46,7 @@ def makespan(jobs: Sequence[Active], speeds: Floats, devices: Floats, state: Sta
     return np.array([1.0 / max(active.left_s(state.now), 1e-6) for active in jobs])
 
 
-def shares(speeds: Floats, asked: Floats, devices: Floats, coefficients: Floats | None) -> Floats:
+def shares(speeds: Floats, demand: Floats, devices: Floats, coefficients: Floats | None) -> Floats:
     """X by job and pool: the most of the least of coefficient x throughput, or, without coefficients, of the sum.
 
     speeds: work a second of a job on what it asks for, by job and pool; 0 where it cannot run. asked: devices of a job.
@@ -62,7 +62,7 @@ def shares(speeds: Floats, asked: Floats, devices: Floats, coefficients: Floats 
         bounds.append(1.0)
     for pool in range(pools):
         row = np.zeros(count + 1)
-        row[pool:count:pools] = asked
+        row[pool:count:pools] = demand
         rows.append(row)
         bounds.append(float(devices[pool]))
     goal = np.zeros(count + 1)
@@ -95,14 +95,14 @@ def gavel(state: State, forecasts: Forecasts, *, coefficients: Coefficients | No
     able = [i for i in range(len(jobs)) if speeds[i].any()]
     if not able:
         return ()
-    kept, devices = [jobs[i] for i in able], np.array([float(room[pool]) for pool in pools])
-    asked = np.array([float(active.job.devices) for active in kept])
+    runnable, devices = [jobs[i] for i in able], np.array([float(room[pool]) for pool in pools])
+    demand = np.array([float(active.job.devices) for active in runnable])
     scaled = speeds[able]
-    factors = coefficients(kept, scaled, np.maximum(devices, 1e-9), state) if coefficients else None
-    share = shares(scaled, asked, devices, factors)
+    factors = coefficients(runnable, scaled, np.maximum(devices, 1e-9), state) if coefficients else None
+    share = shares(scaled, demand, devices, factors)
     order = sorted(
         (-share[row, column] / _had(state, active, pool), active.index, row, column)
-        for row, active in enumerate(kept)
+        for row, active in enumerate(runnable)
         for column, pool in enumerate(pools)
         if scaled[row, column] and share[row, column] > 1e-9
     )
@@ -113,7 +113,7 @@ def gavel(state: State, forecasts: Forecasts, *, coefficients: Coefficients | No
             picks[active.job.id] = (pool, active.devices)
             room[pool] -= active.devices
     for _, _, row, column in order:
-        active, pool = kept[row], pools[column]
+        active, pool = runnable[row], pools[column]
         if active.job.id not in picks and room[pool] >= active.job.devices:
             picks[active.job.id] = (pool, active.job.devices)
             room[pool] -= active.job.devices
@@ -133,10 +133,10 @@ def _had(state: State, active: Active, pool: int) -> float:
     """Share of its time so far that a job had devices of a pool."""
     age = state.now - active.job.submit_s
     had = 0.0
-    for place, (_, served, held) in enumerate(active.turns):
+    for place, (_, served, num_devices) in enumerate(active.turns):
         after = active.turns[place + 1][1] if place + 1 < len(active.turns) else active.served_at(state.now)
         if active.pools[place] == pool:
-            had += (after - served) / held
+            had += (after - served) / num_devices
     return max(had / age, NEVER_RAN) if age > 0 else NEVER_RAN
 
 

@@ -76,7 +76,9 @@ class _Round:
         before = {active.job.id: active.allocation for active in self.state.running}
         out = [Decision(job, ()) for job in before if job in stopped]
         out += [
-            Decision(job, held) for job, held in self.held.items() if held != before.get(job, ()) and job not in stopped
+            Decision(job, allocation)
+            for job, allocation in self.held.items()
+            if allocation != before.get(job, ()) and job not in stopped
         ]
         return out
 
@@ -87,7 +89,7 @@ class _Round:
         stopped: set[str] = set()
         capacity = self.state.machines.capacity
         own = {n for i, p in enumerate(self.state.machines.pools) if p.serves for n in self.state.machines.nodes_of(i)}
-        candidates = sorted({n for held in self.held.values() for n, _ in held if n in own})
+        candidates = sorted({n for allocation in self.held.values() for n, _ in allocation if n in own})
         for _ in range(self.state.owed):
             candidates = [n for n in candidates if n not in self.given_back]
             if not candidates:
@@ -120,7 +122,7 @@ class _Round:
 
     def _by_preemption(self, candidates: Sequence[int], stopped: set[str]) -> int:
         jobs = self._by_node()
-        spans = {job: [n for n, _ in held] for job, held in self.held.items()}
+        spans = {job: [n for n, _ in allocation] for job, allocation in self.held.items()}
         node = self.reclaim(self.state, candidates, jobs, spans)
         for job in jobs.get(node, ()):
             give(self.free, self.held[job])
@@ -130,8 +132,8 @@ class _Round:
 
     def _by_node(self) -> dict[int, list[str]]:
         out: dict[int, list[str]] = {}
-        for job, held in self.held.items():
-            for node, _ in held:
+        for job, allocation in self.held.items():
+            for node, _ in allocation:
                 out.setdefault(node, []).append(job)
         return out
 
@@ -168,16 +170,16 @@ class _Round:
 
     def _extra(self) -> int:
         """Workers beyond the minimum, of all running elastic jobs."""
-        return sum(max(devices_of(held) - self._least(job), 0) for job, held in self.held.items())
+        return sum(max(devices_of(allocation) - self._least(job), 0) for job, allocation in self.held.items())
 
     def _least(self, job: str) -> int:
         return self._wants(self.active[job].job)
 
     def _shrink_all(self) -> None:
         """Every elastic job keeps its minimum: of training nodes first if it has them."""
-        for job, held in self.held.items():
-            if devices_of(held) > self._least(job):
-                self.held[job] = self._trim(held, self._least(job))
+        for job, allocation in self.held.items():
+            if devices_of(allocation) > self._least(job):
+                self.held[job] = self._trim(allocation, self._least(job))
 
     def _place(self, job: Job, count: int) -> Allocation | None:
         """Rigid jobs on training nodes if they can, elastic ones on borrowed nodes."""
@@ -220,22 +222,22 @@ class _Round:
     def _gains(self, active: Active) -> list[tuple[int, float]]:
         """(extra workers, seconds gained) of each number of workers that a job can use."""
         job, now = active.job, self.state.now
-        left, node = active.left_s(now), self.held[active.job.id][0][0]
+        remaining_s, node = active.left_s(now), self.held[active.job.id][0][0]
         # As if all were on one node: the knapsack is about how many, not where.
-        base = left / self._rate(job, node, job.fewest)
+        base = remaining_s / self._rate(job, node, job.fewest)
         return [
-            (extra, base - left / self._rate(job, node, job.fewest + extra))
+            (extra, base - remaining_s / self._rate(job, node, job.fewest + extra))
             for extra in range(1, job.most - job.fewest + 1)
         ]
 
     def _rate(self, job: Job, node: int, count: int) -> float:
         return self.forecasts.phase(job, 0.0, ((node, count),))[0]
 
-    def _trim(self, held: Allocation, count: int) -> Allocation:
+    def _trim(self, allocation: Allocation, count: int) -> Allocation:
         """The first `count` devices; those on borrowed nodes go first."""
         borrowed = set(self.borrowed)
         keep = []
-        for node, have in sorted(held, key=lambda part: (part[0] in borrowed, -part[1], part[0])):
+        for node, have in sorted(allocation, key=lambda part: (part[0] in borrowed, -part[1], part[0])):
             use = min(have, count)
             count -= use
             self.free[node] += have - use
@@ -243,25 +245,25 @@ class _Round:
                 keep.append((node, use))
         return tuple(keep)
 
-    def _extend(self, job: str, more: int) -> None:
+    def _extend(self, job: str, added: int) -> None:
         """Up to `more` devices: on its own nodes first, then on the emptiest ones of the same speed."""
         speed = self.state.machines.speed
-        held = dict(self.held[job])
-        want = min(speed[node] for node in held)
-        needed = self.forecasts.memory_bytes(self.active[job].job, sum(held.values()) + more)
+        devices_of_node = dict(self.held[job])
+        want = min(speed[node] for node in devices_of_node)
+        needed = self.forecasts.memory_bytes(self.active[job].job, sum(devices_of_node.values()) + added)
         allowed = [
             n
             for n in (*self.borrowed, *self.training)
             if self.free[n] and speed[n] >= want and self._memory(n) >= needed
         ]
-        for node in sorted(allowed, key=lambda n: (n not in held, -self.free[n], n)):
-            use = min(self.free[node], more)
-            held[node] = held.get(node, 0) + use
+        for node in sorted(allowed, key=lambda n: (n not in devices_of_node, -self.free[n], n)):
+            use = min(self.free[node], added)
+            devices_of_node[node] = devices_of_node.get(node, 0) + use
             self.free[node] -= use
-            more -= use
-            if not more:
+            added -= use
+            if not added:
                 break
-        self.held[job] = tuple(held.items())
+        self.held[job] = tuple(devices_of_node.items())
 
 
 def _policy(name: str, about: str, decide: Decide, loans: bool = True) -> Policy:

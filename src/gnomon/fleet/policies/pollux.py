@@ -81,10 +81,10 @@ def _costs(
     rates = forecasts.packed(job, done, node, per_node, max(most, share))
     base = rates[share - 1]
     speedups = rates[:most] / base if base > 0 else np.arange(1.0, most + 1)
-    kept, have = _kept(state, active), active.devices
+    kept_cost, have = _kept(state, active), active.devices
     costs = np.full(most + 1, 1.0 / _LEAST)
     # Scaled as in the artifact, where a whole node is a speed-up of 1: it sets how much _LEAST matters.
-    costs[fewest:] = 1.0 / (speedups[fewest - 1 :] * (kept / per_node) + _LEAST)
+    costs[fewest:] = 1.0 / (speedups[fewest - 1 :] * (kept_cost / per_node) + _LEAST)
     if fewest <= have <= most:
         own = float(forecasts.phase(job, done, active.allocation)[0] / base) if base > 0 else float(have)
         costs[have] = 1.0 / (own / per_node + _LEAST)
@@ -93,18 +93,18 @@ def _costs(
 
 def fewest_cost(costs: Sequence[Floats], capacity: int) -> list[int]:
     """Devices of each job that make the sum of costs least; costs[j][n] is job j's on n devices."""
-    alone = [int(row.argmin()) for row in costs]
-    if sum(alone) <= capacity:
-        return alone
+    cheapest = [int(row.argmin()) for row in costs]
+    if sum(cheapest) <= capacity:
+        return cheapest
     best = np.zeros(capacity + 1)
     picks = np.zeros((len(costs), capacity + 1), dtype=np.int32)
     for index, row in enumerate(costs):
         best = _with_one_more(best, row[: capacity + 1], picks[index])
-    left = int(np.argmin(best))
+    capacity_left = int(np.argmin(best))
     out = [0] * len(costs)
     for index in range(len(costs) - 1, -1, -1):
-        out[index] = int(picks[index, left])
-        left -= out[index]
+        out[index] = int(picks[index, capacity_left])
+        capacity_left -= out[index]
     return out
 
 

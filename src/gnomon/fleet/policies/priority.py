@@ -60,7 +60,7 @@ def _by_count(state: State, forecasts: Forecasts, ranked: Sequence[Active]) -> M
     for active in ranked:
         if active.allocation:
             later[_pool(state, active)] += active.devices
-    left = [later[pool] + sum(state.free[node] for node in state.machines.nodes_of(pool)) for pool in pools]
+    spare_of_pool = [later[pool] + sum(state.free[node] for node in state.machines.nodes_of(pool)) for pool in pools]
     chosen = {}
     for active in ranked:
         count = active.job.devices
@@ -68,15 +68,15 @@ def _by_count(state: State, forecasts: Forecasts, ranked: Sequence[Active]) -> M
         if own >= 0:
             # From here on its own devices are not those of a job that comes after.
             later[own] -= active.devices
-        if own >= 0 and left[own] >= count:
+        if own >= 0 and spare_of_pool[own] >= count:
             pool = own
         else:
-            some = [pool for pool in usable(state, forecasts, active.job, count) if left[pool] >= count]
+            some = [pool for pool in usable(state, forecasts, active.job, count) if spare_of_pool[pool] >= count]
             # A pool with truly free devices before one where a later job would have to stop.
-            pool = next((pool for pool in some if left[pool] - later[pool] >= count), some[0] if some else -1)
+            pool = next((pool for pool in some if spare_of_pool[pool] - later[pool] >= count), some[0] if some else -1)
         if pool >= 0:
             chosen[active.job.id] = pool
-            left[pool] -= count
+            spare_of_pool[pool] -= count
     return chosen
 
 

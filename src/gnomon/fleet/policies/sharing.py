@@ -31,20 +31,20 @@ def sharing(may: May, order: Callable[[Sequence[Active], Forecasts], Sequence[Ac
 
     def decide(state: State, forecasts: Forecasts) -> Sequence[Decision]:
         out, waiting, hosts = start_alone(state, forecasts, order(state.queue, forecasts))
-        taken: set[str] = set()
+        hosts_used: set[str] = set()
         for active in waiting:
             best, gain = None, 0.0
-            for host, held in hosts:
+            for host, host_allocation in hosts:
                 # A pair holds the same devices: forecasts of interference know of no others, nor of three jobs.
-                if host.job.id in taken or devices_of(held) != active.job.devices or host.job.slice:
+                if host.job.id in hosts_used or devices_of(host_allocation) != active.job.devices or host.job.slice:
                     continue
-                if not memory_fits(state, host, held, active.job, forecasts):
+                if not memory_fits(state, host, host_allocation, active.job, forecasts):
                     continue
                 worth = may(host, active, forecasts)
                 if worth > gain:
-                    best, gain = (host, held), worth
+                    best, gain = (host, host_allocation), worth
             if best is not None:
-                taken.add(best[0].job.id)
+                hosts_used.add(best[0].job.id)
                 out.append(Decision(active.job.id, best[1], best[0].job.id))
         return out
 
@@ -70,14 +70,14 @@ def start_alone(
     return out, waiting, hosts
 
 
-def memory_fits(state: State, host: Active, held: Allocation, job: Job, forecasts: Forecasts) -> bool:
+def memory_fits(state: State, host: Active, host_allocation: Allocation, job: Job, forecasts: Forecasts) -> bool:
     """Whether both fit within the budget; where neither says what it takes, that is not known and they stay apart."""
     count = job.devices
     needed = forecasts.memory_bytes(host.job, count), forecasts.memory_bytes(job, count)
     # 0 means unknown, and an unknown need must not be taken for none.
     if not all(needed):
         return False
-    pool = state.machines.pools[state.machines.pool_of[held[0][0]]]
+    pool = state.machines.pools[state.machines.pool_of[host_allocation[0][0]]]
     return sum(needed) <= BUDGET * pool.memory_bytes
 
 

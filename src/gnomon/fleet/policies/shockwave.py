@@ -83,7 +83,7 @@ def _within(bids: Sequence[Bid], capacity: int, limit: float) -> list[int] | Non
     if capacity < 0:
         return None
     groups = [
-        [(bid[0] * more, _gain(bid, need + more) - _gain(bid, need)) for more in range(1, ROUNDS - need + 1)]
+        [(bid[0] * rounds, _gain(bid, need + rounds) - _gain(bid, need)) for rounds in range(1, ROUNDS - need + 1)]
         for bid, need in zip(bids, least, strict=True)
     ]
     return [need + pick + 1 for need, pick in zip(least, choose(groups, capacity), strict=True)]

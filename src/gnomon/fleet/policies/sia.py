@@ -74,13 +74,13 @@ def sia(
 
 def choose(options: Sequence[Sequence[Configuration]], room: Mapping[int, int]) -> list[Configuration | None]:
     """A configuration of each job, or none: its best, where all of them have room."""
-    wanted = [max(group, key=lambda option: option.value, default=None) for group in options]
+    best_options = [max(group, key=lambda option: option.value, default=None) for group in options]
     used = Counter[int]()
-    for option in wanted:
+    for option in best_options:
         if option is not None:
             used[option.pool] += option.count
     if all(count <= room[pool] for pool, count in used.items()):
-        return wanted
+        return best_options
     size = len(options) * prod(devices + 1 for devices in room.values())
     return exact(options, room) if size <= LARGEST else _by_marginal_value(options, room)
 
@@ -113,9 +113,9 @@ def _configurations(
         return ()
     now = (state.machines.pool_of[active.allocation[0][0]], active.devices) if active.allocation else (-1, 0)
     # It is starting: a change now would throw the start away.
-    kept = [now] if active.ready_s > state.now and now in rates else list(rates)
+    candidates = [now] if active.ready_s > state.now and now in rates else list(rates)
     share = _share_kept(state, active, restart_s.get(active.job.model, RESTART_S))
-    worth = {entry: rates[entry] / base * (1.0 if entry == now else share) for entry in kept}
+    worth = {entry: rates[entry] / base * (1.0 if entry == now else share) for entry in candidates}
     if learns and active.first_s < 0:  # nothing is known of it before it ran
         worth = {entry: 1.0 for entry in worth if entry[1] == max(fewest, 1)}
     return [
@@ -167,14 +167,14 @@ def exact(options: Sequence[Sequence[Configuration]], room: Mapping[int, int]) -
         best = after
         picks.append(pick)
     # Walk back from the full room to read off what was chosen.
-    left = list(best.shape)
-    left = [size - 1 for size in left]
+    choice = list(best.shape)
+    choice = [size - 1 for size in choice]
     chosen: list[Configuration | None] = [None] * len(options)
     for index in range(len(options) - 1, -1, -1):
-        item = int(picks[index][tuple(left)])
+        item = int(picks[index][tuple(choice)])
         if item >= 0:
             chosen[index] = options[index][item]
-            left[pools.index(options[index][item].pool)] -= options[index][item].count
+            choice[pools.index(options[index][item].pool)] -= options[index][item].count
     return chosen
 
 
@@ -182,26 +182,26 @@ def _by_marginal_value(
     options: Sequence[Sequence[Configuration]], room: Mapping[int, int]
 ) -> list[Configuration | None]:
     """The step with most value a device, again and again: a job's first configuration, or a larger one for it."""
-    left = dict(room)
+    room_left = dict(room)
     chosen: list[Configuration | None] = [None] * len(options)
     while True:
         best, gain, index = None, 0.0, -1
         for i, group in enumerate(options):
             have = chosen[i]
             for option in group:
-                spare = left[option.pool] + (have.count if have is not None and have.pool == option.pool else 0)
-                more = option.value - (have.value if have is not None else 0.0)
+                spare = room_left[option.pool] + (have.count if have is not None and have.pool == option.pool else 0)
+                added_value = option.value - (have.value if have is not None else 0.0)
                 extra = option.count - (have.count if have is not None and have.pool == option.pool else 0)
                 # A change that takes no further devices is worth twice one that takes one.
-                worth = more / max(extra, 0.5)
-                if option.count <= spare and more > 1e-9 and worth > gain + 1e-12:
+                worth = added_value / max(extra, 0.5)
+                if option.count <= spare and added_value > 1e-9 and worth > gain + 1e-12:
                     best, gain, index = option, worth, i
         if best is None:
             return chosen
         old = chosen[index]
         if old is not None:
-            left[old.pool] += old.count
-        left[best.pool] -= best.count
+            room_left[old.pool] += old.count
+        room_left[best.pool] -= best.count
         chosen[index] = best
 
 

@@ -65,17 +65,20 @@ def easy(state: State, forecasts: Forecasts) -> Sequence[Decision]:
         if allocation is None:
             ends = [(_end_s(state, forecasts, active), active.allocation) for active in state.running]
             # What starts now is as sure to end as what runs: the reservation counts on both.
-            ends += [(_end_if_started_s(state, forecasts, active, held), held) for active, held in started]
+            ends += [
+                (_end_if_started_s(state, forecasts, active, allocation_of), allocation_of)
+                for active, allocation_of in started
+            ]
             behind = _behind(state, forecasts, free, state.queue[place:], ends)
             break
         take(free, allocation)
         started.append((head, allocation))
-    return [*(Decision(active.job.id, held) for active, held in started), *behind]
+    return [*(Decision(active.job.id, allocation_of) for active, allocation_of in started), *behind]
 
 
 def _end_s(state: State, forecasts: Forecasts, active: Active) -> float:
-    left = forecasts.remaining_s(active.job, active.done_at(state.now), active.allocation)
-    return max(active.ready_s, state.now) + left
+    remaining_s = forecasts.remaining_s(active.job, active.done_at(state.now), active.allocation)
+    return max(active.ready_s, state.now) + remaining_s
 
 
 def _end_if_started_s(state: State, forecasts: Forecasts, active: Active, allocation: Allocation) -> float:

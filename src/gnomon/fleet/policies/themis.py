@@ -67,9 +67,9 @@ def fairness(state: State, forecasts: Forecasts, active: Active, jobs: int, devi
         return math.inf, math.inf
     share = max(devices / jobs, 1e-9)
     # Alone on its share of the cluster, and no faster than on what it asks for.
-    alone = max(job.work_s / rate * max(job.devices / share, 1.0), 1e-9)
-    age, left = state.now - job.submit_s, active.left_s(state.now) / rate
-    return max(age + LEASE_S + left, 1e-9) / alone, max(age + left, 1e-9) / alone
+    alone_s = max(job.work_s / rate * max(job.devices / share, 1.0), 1e-9)
+    age, remaining_s = state.now - job.submit_s, active.left_s(state.now) / rate
+    return max(age + LEASE_S + remaining_s, 1e-9) / alone_s, max(age + remaining_s, 1e-9) / alone_s
 
 
 def _nodes(state: State) -> Sequence[int]:

@@ -140,8 +140,8 @@ def _pod(rows: TraceRows, place: int, pod: Any) -> Job | None:
     for container in containers if isinstance(containers, list) else []:
         resources = _mapping(container, "resources")
         # Kubernetes has a GPU's request equal to its limit: one of them is read, or it would count twice.
-        wanted = _mapping(resources, "limits") or _mapping(resources, "requests")
-        for key, value in wanted.items():
+        limits = _mapping(resources, "limits") or _mapping(resources, "requests")
+        for key, value in limits.items():
             if key in GPU_RESOURCES or key.startswith(MIG_RESOURCE):
                 number = rows.value(place, key, str(value))
                 count += 0 if math.isnan(number) else int(number)

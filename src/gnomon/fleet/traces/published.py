@@ -172,7 +172,7 @@ def pai(rows: TraceRows, text: str) -> Sequence[Job]:
 
 def _of_tasks(rows: TraceRows, name: str, group: Sequence[tuple[int, Mapping[str, str]]]) -> Job | None:
     first = group[0][0]
-    asked: list[tuple[int, float, int]] = []  # (instances, hundredths of a GPU each, line)
+    requests: list[tuple[int, float, int]] = []  # (instances, hundredths of a GPU each, line)
     for line, row in group:
         each = 0.0 if missing(row["plan_gpu"]) else rows.value(line, "plan_gpu", row["plan_gpu"])
         count = rows.value(line, "inst_num", row["inst_num"]) if each else 0.0
@@ -181,8 +181,8 @@ def _of_tasks(rows: TraceRows, name: str, group: Sequence[tuple[int, Mapping[str
                 rows.problem(line, f"inst_num is {row['inst_num'].strip()[:32]!r}, not a whole number")
             return None
         if each and count:
-            asked.append((int(count), each, line))
-    if not asked:
+            requests.append((int(count), each, line))
+    if not requests:
         rows.leave_out(first, f"job {name} uses no GPU")
         return None
     if any(missing(row["start_time"]) for _, row in group):
@@ -193,15 +193,15 @@ def _of_tasks(rows: TraceRows, name: str, group: Sequence[tuple[int, Mapping[str
         return None
     begin = min(rows.value(line, "start_time", row["start_time"]) for line, row in group)
     end = max(rows.value(line, "end_time", row["end_time"]) for line, row in group)
-    parts = [(count, each) for count, each, _ in asked if each % 100]
+    parts = [(count, each) for count, each, _ in requests if each % 100]
     share = 1.0
     if parts:
-        if len(asked) > 1 or parts[0][0] > 1 or parts[0][1] > 100 or not rows.parts:
-            several = "parts of several GPUs" if len(asked) > 1 or parts[0][0] > 1 or parts[0][1] > 100 else ""
+        if len(requests) > 1 or parts[0][0] > 1 or parts[0][1] > 100 or not rows.parts:
+            several = "parts of several GPUs" if len(requests) > 1 or parts[0][0] > 1 or parts[0][1] > 100 else ""
             rows.leave_out(first, f"job {name} uses {several or 'a part of a GPU (--gpu-sharing)'}")
             return None
         share = parts[0][1] / 100
-    devices = 1 if parts else round(sum(count * each for count, each, _ in asked) / 100)
+    devices = 1 if parts else round(sum(count * each for count, each, _ in requests) / 100)
     in_order(rows, first, begin, begin, end)
     return Job(id=name, submit_s=begin, work_s=max(end - begin, 0.0), devices=devices, share=share, line=first)
 

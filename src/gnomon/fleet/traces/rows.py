@@ -102,7 +102,7 @@ class TraceRows:
         """The jobs in order of submission, checked. InputError with the first problems, unless `keep_going`."""
         bad = {problem.line for problem in self.problems}
         seen: dict[str, int] = {}
-        kept = []
+        read_jobs = []
         for job in jobs:
             if job.line in bad:
                 continue
@@ -115,15 +115,15 @@ class TraceRows:
             except InputError as error:
                 self.problem(job.line, str(error).partition(": ")[2])
                 continue
-            kept.append(job)
+            read_jobs.append(job)
         if self.problems and not self.keep_going:
             self.problems.sort(key=lambda problem: problem.line)
             first = "; ".join(f"line {problem.line}: {problem.reason}" for problem in self.problems[:SHOWN])
-            more = f"; and {len(self.problems) - SHOWN:,} more" if len(self.problems) > SHOWN else ""
-            raise InputError(f"{self.name}: {first}{more}; {self.advice}")
+            rest_text = f"; and {len(self.problems) - SHOWN:,} more" if len(self.problems) > SHOWN else ""
+            raise InputError(f"{self.name}: {first}{rest_text}; {self.advice}")
         self.left_out += self.problems
         self.left_out.sort(key=lambda problem: problem.line)
-        return tuple(sorted(kept, key=lambda job: job.submit_s))
+        return tuple(sorted(read_jobs, key=lambda job: job.submit_s))
 
 
 def need(name: str, have: Sequence[str], columns: Sequence[str]) -> None:

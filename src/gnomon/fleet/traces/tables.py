@@ -160,9 +160,9 @@ def gavel(rows: TraceRows, text: str, duration: Duration) -> Sequence[Job]:
             continue
         model = cells[0].strip()
         # Counted from the end, as the optional cells (the data's folder, the working directory) come before.
-        told = (cells[-3], cells[-1], cells[-2]) if len(cells) < 9 else (cells[-5], cells[-4], cells[-1])
+        values = (cells[-3], cells[-1], cells[-2]) if len(cells) < 9 else (cells[-5], cells[-4], cells[-1])
         names = ("total_steps", "scale_factor", "arrival_time")
-        steps, scale, submit = (rows.value(line, what, cell) for what, cell in zip(names, told, strict=True))
+        steps, scale, submit = (rows.value(line, what, cell) for what, cell in zip(names, values, strict=True))
         slo = cells[-2].strip() if len(cells) >= 9 else ""
         due = rows.value(line, "SLO", slo) if slo and not slo.startswith("-") else math.inf
         weight = rows.value(line, "priority_weight", cells[-3]) if len(cells) >= 9 else 1.0

@@ -56,8 +56,8 @@ def _ended(script: str) -> str:
         traceback.print_exc()
         at = traceback.extract_tb(error.__traceback__)
         own = next((f for f in reversed(at) if Path(f.filename).name == name), at[-1])
-        said = " ".join(str(error).split())[:300]
-        return f"{name}, line {own.lineno}: {type(error).__name__}: {said}; it is run without GPU and network"
+        message = " ".join(str(error).split())[:300]
+        return f"{name}, line {own.lineno}: {type(error).__name__}: {message}; it is run without GPU and network"
     return f"{name} ended before a first step: no Trainer.train() and no optimizer.step() after a backward"
 
 

@@ -64,13 +64,13 @@ def answer() -> dict[str, Any]:
 
 def of_trainer(trainer: Any) -> dict[str, Any]:
     """The job of a script with transformers' Trainer or a class made of it."""
-    held = SEEN.withheld
-    fields = {name: held.get(name, value) for name, value in _fields(trainer.args).items()}
+    withheld = SEEN.withheld
+    fields = {name: withheld.get(name, value) for name, value in _fields(trainer.args).items()}
     if type(trainer.args).__name__ != "TrainingArguments" or "optim" in fields:
         fields.setdefault("optim", "adamw_torch")
     for name in ("deepspeed", "fsdp", "fsdp_config", "use_liger_kernel", "torch_compile", "tf32"):
-        if held.get(name) not in (None, False, "", [], {}):
-            fields[name] = held[name]
+        if withheld.get(name) not in (None, False, "", [], {}):
+            fields[name] = withheld[name]
     if "sft" in type(trainer).__name__.lower():  # of TRL from 1.16 on, every kind but dft is computed with the head
         tiled = hasattr(sys.modules.get("trl.trainer.utils"), "add_fused_lm_head")
         tiled = tiled or getattr(trainer.args, "loss_type", None) == "chunked_nll"

@@ -125,15 +125,15 @@ def _configs(module: Any) -> None:
 def _dtype(kwargs: Mapping[str, Any], config: Any, newer: bool) -> torch.dtype:
     """The dtype of a model's parameters, as from_pretrained decides: transformers 5 takes the config's where none is
     said."""
-    said = kwargs.get("dtype", kwargs.get("torch_dtype"))
-    if said is None:
-        said = "auto" if newer else torch.float32
-    if said == "auto":
-        said = getattr(config, "dtype", None) or getattr(config, "torch_dtype", None) or torch.float32
-    if isinstance(said, str):
-        said = getattr(torch, said.removeprefix("torch."))
-    assert isinstance(said, torch.dtype)
-    return said
+    stated = kwargs.get("dtype", kwargs.get("torch_dtype"))
+    if stated is None:
+        stated = "auto" if newer else torch.float32
+    if stated == "auto":
+        stated = getattr(config, "dtype", None) or getattr(config, "torch_dtype", None) or torch.float32
+    if isinstance(stated, str):
+        stated = getattr(torch, stated.removeprefix("torch."))
+    assert isinstance(stated, torch.dtype)
+    return stated
 
 
 def _built(cls: Any, name: Any, config: Any, kwargs: Mapping[str, Any]) -> Any:
@@ -141,11 +141,13 @@ def _built(cls: Any, name: Any, config: Any, kwargs: Mapping[str, Any]) -> Any:
     config.name_or_path = str(name)
     transformers = sys.modules["transformers"]
     dtype = _dtype(kwargs, config, int(transformers.__version__.partition(".")[0]) >= 5)
-    asked = kwargs.get("quantization_config") or getattr(config, "quantization_config", None)
-    four = kwargs.get("load_in_4bit") or _said(asked, "load_in_4bit")
-    eight = kwargs.get("load_in_8bit") or _said(asked, "load_in_8bit")
-    if asked is not None and not (four or eight):
-        SEEN.note(f"{where()}: weights are stored by {type(asked).__name__}; read in the compute dtype: too large")
+    quantization = kwargs.get("quantization_config") or getattr(config, "quantization_config", None)
+    four = kwargs.get("load_in_4bit") or _said(quantization, "load_in_4bit")
+    eight = kwargs.get("load_in_8bit") or _said(quantization, "load_in_8bit")
+    if quantization is not None and not (four or eight):
+        SEEN.note(
+            f"{where()}: weights are stored by {type(quantization).__name__}; read in the compute dtype: too large"
+        )
     for name, value in kwargs.items():  # from_pretrained sets keys of the config by name
         if hasattr(config, name) and name not in ("dtype", "torch_dtype", "quantization_config", "attn_implementation"):
             setattr(config, name, value)
@@ -168,8 +170,8 @@ def _built(cls: Any, name: Any, config: Any, kwargs: Mapping[str, Any]) -> Any:
     return model
 
 
-def _said(asked: Any, name: str) -> bool:
-    return bool(asked.get(name) if isinstance(asked, Mapping) else getattr(asked, name, False))
+def _said(config: Any, name: str) -> bool:
+    return bool(config.get(name) if isinstance(config, Mapping) else getattr(config, name, False))
 
 
 def _models(module: Any) -> None:
@@ -230,10 +232,10 @@ def _words(name: str) -> Any:
         size = 32000
     special = ["<unk>", "<s>", "</s>", "<pad>"]
     words = {word: index for index, word in enumerate([*special, *map(str, range(max(0, size - len(special))))][:size])}
-    made = tokenizers.Tokenizer(tokenizers.models.WordLevel(words, unk_token="<unk>"))
-    made.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    word_level = tokenizers.Tokenizer(tokenizers.models.WordLevel(words, unk_token="<unk>"))
+    word_level.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
     tokenizer = transformers.PreTrainedTokenizerFast(
-        tokenizer_object=made, unk_token="<unk>", bos_token="<s>", eos_token="</s>", pad_token="<pad>"
+        tokenizer_object=word_level, unk_token="<unk>", bos_token="<s>", eos_token="</s>", pad_token="<pad>"
     )
     tokenizer.name_or_path = name
     tokenizer.chat_template = "{% for m in messages %}{{ m['role'] }} {{ m['content'] }} {% endfor %}"
@@ -245,10 +247,10 @@ def _arguments(module: Any) -> None:
     begin = cls.__post_init__
 
     def post_init(self: Any) -> None:
-        kept = {name: getattr(self, name) for name in (*HELD, *BACK) if hasattr(self, name)}
-        SEEN.withheld = {**kept, "report_to": self.report_to, "output_dir": self.output_dir}
+        present = {name: getattr(self, name) for name in (*HELD, *BACK) if hasattr(self, name)}
+        SEEN.withheld = {**present, "report_to": self.report_to, "output_dir": self.output_dir}
         for name, value in (*HELD.items(), *((name, False) for name in BACK)):
-            if name in kept:
+            if name in present:
                 setattr(self, name, value)
         self.report_to, self.output_dir = [], tempfile.gettempdir()
         if hasattr(self, "use_cpu"):
@@ -257,8 +259,8 @@ def _arguments(module: Any) -> None:
             self.no_cuda = True
         begin(self)
         for name in BACK:
-            if name in kept:
-                setattr(self, name, kept[name])
+            if name in present:
+                setattr(self, name, present[name])
 
     cls.__post_init__ = post_init
 
@@ -311,10 +313,10 @@ def _data(module: Any) -> None:
 
         def map(self, function: Any = None, *args: Any, batched: bool = False, **kwargs: Any) -> Any:
             row = BlankRow(self.row)
-            given = BlankRow({k: [v, v] for k, v in row.items()}, many=2) if batched else BlankRow(row)
+            row_given = BlankRow({k: [v, v] for k, v in row.items()}, many=2) if batched else BlankRow(row)
             words = dict(kwargs.get("fn_kwargs") or {})
             try:
-                out = function(given, *([[0, 1] if batched else 0] if kwargs.get("with_indices") else []), **words)
+                out = function(row_given, *([[0, 1] if batched else 0] if kwargs.get("with_indices") else []), **words)
             except Exception:
                 SEEN.note(f"{where()}: a function over data that is not here failed on a stand-in; it is passed over")
                 out = None

@@ -313,9 +313,11 @@ def _wrapped() -> Iterator[Any]:
     yield mock.patch.object(nn, "DataParallel", PassThrough)
     yield mock.patch.object(nn.parallel, "DataParallel", PassThrough)
     yield mock.patch.object(torch, "set_default_device", lambda *a, **k: None)
-    made = DeviceContext.__init__
+    original = DeviceContext.__init__
     yield mock.patch.object(
-        DeviceContext, "__init__", lambda self, device: made(self, torch.device("cpu") if on_device(device) else device)
+        DeviceContext,
+        "__init__",
+        lambda self, device: original(self, torch.device("cpu") if on_device(device) else device),
     )
 
 
@@ -323,10 +325,10 @@ def _group(devices: int) -> Iterator[Any]:
     """One rank of so many, whose collectives do nothing."""
     begin = dist.init_process_group
 
-    def alone(*args: Any, **kwargs: Any) -> None:
+    def single(*args: Any, **kwargs: Any) -> None:
         begin(backend="fake", rank=0, world_size=devices, store=fake_pg.FakeStore())
 
-    yield mock.patch.object(dist, "init_process_group", alone)
+    yield mock.patch.object(dist, "init_process_group", single)
     make = dist.device_mesh.init_device_mesh
     for place in (dist, dist.device_mesh):
         yield mock.patch.object(place, "init_device_mesh", lambda kind, *a, **k: make("cpu", *a, **k))
@@ -336,22 +338,22 @@ def _parameters() -> Any:
     """`register_parameter` by which parameters beyond REAL lose their memory; one that is shared stays one."""
     register = nn.Module.register_parameter
     # The parameters themselves are kept beside their ids, since an id is used again once its object is gone.
-    made: dict[int, tuple[nn.Parameter, nn.Parameter]] = {}
-    held = 0
+    copies: dict[int, tuple[nn.Parameter, nn.Parameter]] = {}
+    num_elements = 0
 
     def registered(self: nn.Module, name: str, param: nn.Parameter | None) -> None:
-        nonlocal held
+        nonlocal num_elements
         if isinstance(param, nn.Parameter) and not param.is_meta and param.layout is torch.strided:
-            if id(param) in made:
-                param = made[id(param)][1]
-            elif held + param.numel() > REAL:
+            if id(param) in copies:
+                param = copies[id(param)][1]
+            elif num_elements + param.numel() > REAL:
                 bare = nn.Parameter(param.detach().to("meta"), requires_grad=param.requires_grad)
                 bare.__dict__.update(param.__dict__)
-                made[id(param)] = (param, bare)
+                copies[id(param)] = (param, bare)
                 param = bare
             else:
-                made[id(param)] = (param, param)
-                held += param.numel()
+                copies[id(param)] = (param, param)
+                num_elements += param.numel()
         register(self, name, param)
 
     return mock.patch.object(nn.Module, "register_parameter", registered)
@@ -416,12 +418,12 @@ def pretended(devices: int) -> Iterator[None]:
     loader = torch.utils.data.DataLoader.__init__
 
     def one_process(self: Any, *args: Any, **kwargs: Any) -> None:
-        kept = args[:5]  # dataset, batch_size, shuffle, sampler, batch_sampler; then num_workers
-        more = dict(zip(("collate_fn", "pin_memory", "drop_last"), args[6:9], strict=False))
-        kwargs = {**more, **kwargs, "num_workers": 0, "pin_memory": False}
+        loader_args = args[:5]  # dataset, batch_size, shuffle, sampler, batch_sampler; then num_workers
+        further = dict(zip(("collate_fn", "pin_memory", "drop_last"), args[6:9], strict=False))
+        kwargs = {**further, **kwargs, "num_workers": 0, "pin_memory": False}
         for name in ("persistent_workers", "prefetch_factor", "multiprocessing_context", "pin_memory_device"):
             kwargs.pop(name, None)
-        loader(self, *kept, **kwargs)
+        loader(self, *loader_args, **kwargs)
 
     with contextlib.ExitStack() as stack:
         for patch in (*_cuda(devices), *_wrapped(), *_group(devices), _parameters(), *_connections()):

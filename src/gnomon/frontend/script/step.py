@@ -245,12 +245,12 @@ def first_step() -> FirstStep | None:
 
 def _needed(entries: list[tuple[Any, Any, Any, Any]], loss: Tensor) -> list[tuple[Any, Any, Any, Any]]:
     """Entries that the loss depends on, the shaping of its labels among them."""
-    wanted, kept = {id(loss)}, []
+    needed_ids, entries_needed = {id(loss)}, []
     for entry in reversed([*TAPE.shaped, *entries]):
-        if any(id(x) in wanted for x in leaves(entry[3])):
-            kept.append(entry)
-            wanted |= {id(x) for x in leaves((entry[1], entry[2]))}
-    return kept[::-1]
+        if any(id(x) in needed_ids for x in leaves(entry[3])):
+            entries_needed.append(entry)
+            needed_ids |= {id(x) for x in leaves((entry[1], entry[2]))}
+    return entries_needed[::-1]
 
 
 def _by_argument(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any] | None:
@@ -262,27 +262,27 @@ def _by_argument(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any
     kinds = {p.kind for p in bound.signature.parameters.values() if p.name in bound.arguments}
     if inspect.Parameter.VAR_POSITIONAL in kinds or inspect.Parameter.POSITIONAL_ONLY in kinds:
         return None
-    given = dict(bound.arguments)
+    arguments = dict(bound.arguments)
     for name, p in bound.signature.parameters.items():
         if p.kind is inspect.Parameter.VAR_KEYWORD:
-            given |= given.pop(name, {})
-    return given
+            arguments |= arguments.pop(name, {})
+    return arguments
 
 
 def _inputs(entries: list[tuple[Any, Any, Any, Any]]) -> dict[str, Tensor]:
     """Tensors that entries take and none of them makes, by name: of the first module's arguments, else in order."""
-    made = {id(x) for entry in entries for x in leaves(entry[3])}
+    made_ids = {id(x) for entry in entries for x in leaves(entry[3])}
     own = {id(x) for e in entries if isinstance(e[0], nn.Module) for x in (*e[0].parameters(), *e[0].buffers())}
     named: dict[str, Tensor] = {}
-    taken: set[int] = set()
+    seen_ids: set[int] = set()
     for what, args, kwargs, _ in entries:
         arguments = _by_argument(unwrapped(what), args, kwargs) if isinstance(what, nn.Module) else None
         pairs = list(arguments.items()) if arguments else [("labels", x) for x in leaves((args, kwargs))]
         for name, value in pairs:
             for x in leaves(value):
-                if id(x) in made | own | taken:
+                if id(x) in made_ids | own | seen_ids:
                     continue
-                taken.add(id(x))
+                seen_ids.add(id(x))
                 base, count = name if name.isidentifier() else "input", 0
                 while name in named:
                     count += 1

@@ -48,13 +48,13 @@ class FastModel:
         return model, transformers.AutoTokenizer.from_pretrained(model_name)
 
     @staticmethod
-    def get_peft_model(model: Any, r: int = 16, use_gradient_checkpointing: Any = "unsloth", **given: Any) -> Any:
+    def get_peft_model(model: Any, r: int = 16, use_gradient_checkpointing: Any = "unsloth", **options: Any) -> Any:
         """The model with PEFT's adapters."""
         peft = import_module("peft")
-        asked = {name: value for name, value in given.items() if name in LORA and value is not None}
-        asked.setdefault("target_modules", list(TARGETS))
+        lora_options = {name: value for name, value in options.items() if name in LORA and value is not None}
+        lora_options.setdefault("target_modules", list(TARGETS))
         SEEN.unsloth = {**(SEEN.unsloth or {}), "checkpointing": use_gradient_checkpointing}
-        return peft.get_peft_model(model, peft.LoraConfig(r=r, task_type="CAUSAL_LM", **asked))
+        return peft.get_peft_model(model, peft.LoraConfig(r=r, task_type="CAUSAL_LM", **lora_options))
 
     for_training = for_inference = staticmethod(lambda model, *args, **kwargs: model)
 
@@ -127,9 +127,9 @@ def older_trainer(module: Any) -> None:
             kwargs.setdefault("processing_class", kwargs.pop("tokenizer"))
         moved = {OLDER.get(name, name): kwargs[name] for name in list(kwargs) if OLDER.get(name, name) in known}
         kwargs = {name: value for name, value in kwargs.items() if OLDER.get(name, name) not in known}
-        given = kwargs.get("args")
-        if moved or (given is not None and not isinstance(given, config)):
-            kwargs["args"] = config(**{**_changed(given), **moved})
+        stated_args = kwargs.get("args")
+        if moved or (stated_args is not None and not isinstance(stated_args, config)):
+            kwargs["args"] = config(**{**_changed(stated_args), **moved})
         begin(self, *args, **kwargs)
 
     cls.__init__ = init

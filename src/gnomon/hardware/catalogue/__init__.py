@@ -171,8 +171,8 @@ def build_node(row: NodeRow, of: Device, count: int) -> Node:
 
 def prices(of: str | None = None) -> tuple[Price, ...]:
     """Public prices, of all devices or of one (name or alias). CatalogueError if there is no such device."""
-    wanted = None if of is None else device(of).name
-    return tuple(price for price in _file("prices").prices if wanted in (None, price.device))
+    device_name = None if of is None else device(of).name
+    return tuple(price for price in _file("prices").prices if device_name in (None, price.device))
 
 
 def device_names(*, aliases: bool = False) -> tuple[str, ...]:
@@ -193,7 +193,7 @@ def node_names(*, aliases: bool = False) -> tuple[str, ...]:
 
 def usual_devices() -> Mapping[str, str]:
     """Product that is built in several forms (`h100`) -> the device that most machines have."""
-    return {product: name for stem in _DEVICE_FILES for product, name in _file(stem).usual.items()}
+    return {product_name: name for stem in _DEVICE_FILES for product_name, name in _file(stem).usual.items()}
 
 
 # What `build_node` makes of a row itself: looked up by name, or scaled to the count. All other fields are copied.
@@ -214,13 +214,13 @@ def _unknown(what: str, name: str, known: tuple[str, ...]) -> CatalogueError:
 def suggest(name: str, known: tuple[str, ...]) -> str:
     """` (did you mean …?)`: what the name may be short for (`h100`), else what is fewest edits away from it, in full or
     without what follows the first `-` (`h101` is one edit from `h100-sxm`), else nothing."""
-    asked = name[:64].lower()
-    close = [other for other in known if len(asked) >= 2 and other.startswith(asked)]
+    lowered = name[:64].lower()
+    close = [other for other in known if len(lowered) >= 2 and other.startswith(lowered)]
     if not close:
-        away = {other: min(_edits(asked, other), _edits(asked, other.partition("-")[0])) for other in known}
+        away = {other: min(_edits(lowered, other), _edits(lowered, other.partition("-")[0])) for other in known}
         least = min(away.values(), default=0)
-        close = [other for other in known if away[other] == least] if 3 * least <= max(len(asked), 3) else []
-    words = set(asked.split("-"))
+        close = [other for other in known if away[other] == least] if 3 * least <= max(len(lowered), 3) else []
+    words = set(lowered.split("-"))
     close = close or [other for other in known if other.partition("-")[0] in words]
     return f" (did you mean {', '.join(repr(other) for other in close[:6])}?)" if close else ""
 

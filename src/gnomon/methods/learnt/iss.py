@@ -85,13 +85,13 @@ def settings_of(plan: Plan) -> IssSettings:
 def lstms(graph: Graph) -> tuple[Lstm, ...]:
     """Those of a captured model. PlanError for one that runs both ways, projects, begins with a state that is given,
     or whose units are read by what is no column of a matrix."""
-    made = []
+    layers = []
     for layer in graph.layers():
         block = graph.block(layer.call.block)
         for op in block.ops:
             if (own := _own(block, op)) is not None:
-                made.append(_lstm(layer, block, op, *own))
-    return tuple(made)
+                layers.append(_lstm(layer, block, op, *own))
+    return tuple(layers)
 
 
 def _lstm(at: Layer, block: Block, op: Op, prefix: str, count: int) -> Lstm:
@@ -163,11 +163,11 @@ def _readers(block: Block, lstm: Op) -> list[str]:
 def _hands_on(block: Block, op: Op, hidden: int) -> bool:
     """Whether an op hands each unit on by itself."""
     wide = all(block.tensor(name).dims and _last(block, name) == hidden for name in op.outputs)
-    alone = sum(block.tensor(name).is_float for name in op.inputs) == 1
+    single_input = sum(block.tensor(name).is_float for name in op.inputs) == 1
     if op.captured is not None:
         moves = all(node.target.split(".")[1] in MOVES for node in op.captured.nodes)
-        return wide and alone and moves
-    return wide and alone and op.kind in HANDS_ON
+        return wide and single_input and moves
+    return wide and single_input and op.kind in HANDS_ON
 
 
 MOVES = frozenset({
@@ -208,7 +208,9 @@ def _refusal(plan: Plan) -> str | None:
     settings_of(plan)
     if plan.num_stages > 1:
         return "a component has parts in several layers, which pipeline ranks do not all have; use pp = 1"
-    if others := [given.name for given in plan.schedule.passes if given.name in ("nxm_admm", "xtc", "ad2")]:
+    if others := [
+        method_used.name for method_used in plan.schedule.passes if method_used.name in ("nxm_admm", "xtc", "ad2")
+    ]:
         return f"{others[0]} changes the same weights; leave one out"
     return divided_reason(plan)
 

@@ -23,7 +23,7 @@ KEPT_WHOLE = re.compile(r"\.(gate|router|shared_expert_gate)(\.layer)?\.weight$"
 def compressed(graph: Graph) -> dict[str, tuple[int, int]]:
     """(rows, columns) of each matrix of a repeated layer, by its full name; matrices side by side (experts) one below
     the other. Routers, tables and the head are not among them."""
-    made: dict[str, tuple[int, int]] = {}
+    sizes_of: dict[str, tuple[int, int]] = {}
     for layer in graph.layers():
         block = graph.block(layer.call.block)
         if layer.call.first is None:
@@ -33,8 +33,8 @@ def compressed(graph: Graph) -> dict[str, tuple[int, int]]:
                 continue
             _, first = split_of(block, tensor.name) or (0, 0)
             sizes = [dim.size or 0 for dim in tensor.atoms]
-            made[layer.call.parameter_name(tensor.name, layer.index)] = prod(sizes[:first]), prod(sizes[first:])
-    return made
+            sizes_of[layer.call.parameter_name(tensor.name, layer.index)] = prod(sizes[:first]), prod(sizes[first:])
+    return sizes_of
 
 
 def is_compressed(block: Block, name: str) -> bool:

@@ -95,5 +95,5 @@ def held_units(passes: Longs, rank: int, num_microbatches: int, *, weights: bool
     backwards = np.concatenate([end + unit for _, end in spans])
     # At each start of a forward: forwards begun so far, itself among them, less backwards that are over. The most is
     # reached at a start.
-    held = (forwards[:, None] >= forwards).sum(axis=1) - (forwards[:, None] > backwards).sum(axis=1)
-    return int(held.max())
+    units_open = (forwards[:, None] >= forwards).sum(axis=1) - (forwards[:, None] > backwards).sum(axis=1)
+    return int(units_open.max())

@@ -170,9 +170,9 @@ class Header:
         kind = Kind(name=name, stream=stream, effects=effects(acts), comm=comm, message=message, hop=hop)
         self.kinds += (kind,)
 
-    def check_effects(self, line: Line, acts: str, column: int, given: bool) -> None:
+    def check_effects(self, line: Line, acts: str, column: int, has_effects: bool) -> None:
         """Effects of a kind, one by one; their buffers may be declared later."""
-        for part in acts.split(",") if given else ():
+        for part in acts.split(",") if has_effects else ():
             match = PART.fullmatch(part)
             if not match:
                 raise line.fail(

@@ -132,13 +132,13 @@ class ReadRows:
         if comm and comm not in self.comms:
             raise line.fail(f"unknown communicator {short(comm)}{nearest(comm[:40], self.comms)}", match.start("comm"))
         last = self.header.num_stages - 1
-        given = None if acts is None else self.effects(line, acts.removeprefix("+"), match.end("effects"))
+        effects = None if acts is None else self.effects(line, acts.removeprefix("+"), match.end("effects"))
         return Override(
             stream=stream or "",
             comm=comm or "",
             peer=line.integer(peer, "stage at the other end", 0, last, match.start("peer")) if peer else None,
             name=self.unquoted(line, name or "", match.start("name")),
-            effects=given,
+            effects=effects,
             adds=acts is not None and acts.startswith("+"),
             inside=bool(match["inside"]),
         )
@@ -162,8 +162,8 @@ class ReadRows:
         for part in acts.split(",") if acts.strip() else ():
             match = REF.fullmatch(part)
             if not match:
-                wanted = f"`op BUFFER STAGE [AT]` with op one of {', '.join(EFFECT_OPS)}"
-                raise line.fail(f"expected {wanted}, not {short(part.strip())}", column)
+                expected = f"`op BUFFER STAGE [AT]` with op one of {', '.join(EFFECT_OPS)}"
+                raise line.fail(f"expected {expected}, not {short(part.strip())}", column)
             known_name(line, "buffer", match[2], tuple(self.buffers), column + match.start(2))
             last, per = self.header.num_stages - 1, self.buffers[match[2]].per
             stage = line.integer(match[3], f"stage (of {last + 1})", 0, last, column + match.start(3))

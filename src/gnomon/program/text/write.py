@@ -127,8 +127,8 @@ def _composites(program: Program) -> dict[int, tuple[int, str]]:
         if end - row > 1 and sizes[int(program.group[row])] == end - row and _is_composite(program, row, end):
             composites[row] = end - row
         row = end
-    taken = set(sizes) - {int(program.group[first]) for first in composites}
-    base = max(taken, default=-1) + 1
+    groups = set(sizes) - {int(program.group[first]) for first in composites}
+    base = max(groups, default=-1) + 1
     numbers = [int(program.group[first]) for first in composites]
     plain = numbers == list(range(base, base + len(composites)))
     return {first: (size, "" if plain else f"#{program.group[first]}") for first, size in composites.items()}

@@ -60,7 +60,11 @@ def page_data(
     else:
         names = tuple(t.clock for t in timelines)
     heading = title or (f"{prediction.model} on {prediction.cluster}" if prediction else "Timeline of a step")
-    taken = (*assumed, *(prediction.assumptions if prediction else ()), *(a for t in timelines for a in t.assumptions))
+    assumption_lines = (
+        *assumed,
+        *(prediction.assumptions if prediction else ()),
+        *(a for t in timelines for a in t.assumptions),
+    )
     return {
         "schema": "gnomon.page/1",
         "title": heading,
@@ -73,7 +77,7 @@ def page_data(
         "limits": _limits(timelines[0], prediction),
         "breakdown": _breakdown(timelines, names, prediction),
         "difference": _difference(timelines, names),
-        "assumptions": list(dict.fromkeys(taken)),
+        "assumptions": list(dict.fromkeys(assumption_lines)),
         "notes": list(dict.fromkeys((*notes, *(prediction.notes if prediction else ())))),
         "communication": list(communication_rows(prediction)) if prediction else [],
         "layout": list(layout_rows(prediction)[0]) if prediction else [],
@@ -106,9 +110,9 @@ def _sentence(timelines: Sequence[Timeline], prediction: Prediction | None) -> s
         )
     if len(timelines) == 2:
         before = prediction.step_s if prediction else _step_s(timelines[0])
-        taken = share_without_a_core(timelines[1].assumptions)
-        if taken:
-            text = f"Other processes had the cores for {percent(taken, 0)} % of the measured step. {text}"
+        core_share = share_without_a_core(timelines[1].assumptions)
+        if core_share:
+            text = f"Other processes had the cores for {percent(core_share, 0)} % of the measured step. {text}"
         text += f" It was measured at {show_seconds(_step_s(timelines[1]))}, {_more(before, _step_s(timelines[1]))}."
     return text
 
@@ -143,8 +147,8 @@ def _answer(timelines: Sequence[Timeline], prediction: Prediction | None) -> lis
         out.append(_figure(name, value, show(value), None if speed is None else value * speed, show))
     rank = prediction.tightest
     filled = f"{show_bytes(rank.peak_bytes)} of {show_bytes(rank.limit_bytes)}"
-    held = f"{show_bytes(band.low_bytes)} to {show_bytes(band.high_bytes)}{share}"
-    out.append({**_figure("peak memory", rank.peak_bytes, filled, None, str), "band_text": held})
+    band_text = f"{show_bytes(band.low_bytes)} to {show_bytes(band.high_bytes)}{share}"
+    out.append({**_figure("peak memory", rank.peak_bytes, filled, None, str), "band_text": band_text})
     out.append(_figure("devices", devices, f"{devices:,}", None, str))
     return out
 

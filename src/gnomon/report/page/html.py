@@ -111,13 +111,13 @@ def _heading(data: Mapping[str, Any]) -> str:
 
 
 def _card(figure: Mapping[str, Any]) -> str:
-    beside = ""
+    band_html = ""
     if figure["band_text"]:
-        beside = f'<dd class="measured">{escape(figure["band_text"])}</dd>'
+        band_html = f'<dd class="measured">{escape(figure["band_text"])}</dd>'
     if figure["measured_text"]:
-        beside += f'<dd class="measured">measured {escape(figure["measured_text"])}</dd>'
+        band_html += f'<dd class="measured">measured {escape(figure["measured_text"])}</dd>'
     name = escape(figure["name"])
-    return f'<div><dt>{name}</dt><dd data-figure="{name}">{escape(figure["text"])}</dd>{beside}</div>'
+    return f'<div><dt>{name}</dt><dd data-figure="{name}">{escape(figure["text"])}</dd>{band_html}</div>'
 
 
 def _timeline(data: Mapping[str, Any]) -> str:
@@ -166,14 +166,14 @@ def _memory(data: Mapping[str, Any]) -> str:
         rows,
         caption="Peak memory, in order of time",
     )
-    more = _more(len(peaks) - _BAR_WORKERS, "rows")
+    note = _more(len(peaks) - _BAR_WORKERS, "rows")
     drawing = ""
     if of:
         drawing = """<div class="tools"><label>worker <select id="memory-worker"></select></label></div>
 <ul id="memory-legend" class="legend"></ul>
 <canvas id="memory-canvas" class="memory" role="img" aria-label="memory over time by class"></canvas>"""
     return (
-        f'<section aria-labelledby="h-memory"><h2 id="h-memory">Memory over time</h2>{drawing}{table}{more}</section>'
+        f'<section aria-labelledby="h-memory"><h2 id="h-memory">Memory over time</h2>{drawing}{table}{note}</section>'
     )
 
 

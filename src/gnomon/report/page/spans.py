@@ -108,8 +108,8 @@ def _resident(timeline: Timeline) -> NDArray[np.float64]:
     """[workers, classes] bytes before the first change: in a repeating timeline, with what earlier periods left."""
     memory = timeline.memory
     assert memory is not None
-    held = memory.resident_bytes.copy()
+    resident = memory.resident_bytes.copy()
     if timeline.repeats and timeline.step_s:
         periods = np.floor(memory.time_s / timeline.step_s)
-        np.subtract.at(held, (memory.worker, memory.buffer), memory.change_bytes * periods)
-    return held
+        np.subtract.at(resident, (memory.worker, memory.buffer), memory.change_bytes * periods)
+    return resident

@@ -136,11 +136,11 @@ def _front(cases: Sequence[Case]) -> str:
     )
     stairs = _stairs([placed[i] for i in best])
     below = "".join(f'<span class="tick" style="left:{across.percent(v):.2f}%">{v:g}</span>' for v in across.ticks)
-    beside = "".join(f'<span class="tick" style="bottom:{up.percent(v):.2f}%">{v:g}</span>' for v in up.ticks)
+    ticks = "".join(f'<span class="tick" style="bottom:{up.percent(v):.2f}%">{v:g}</span>' for v in up.ticks)
     return f"""\
 <figure class="front" role="group" aria-label="{escape(up.name)} over {escape(across.name)}">
 <div class="y-name">{escape(up.name)}</div>
-<div class="y-ticks" aria-hidden="true">{beside}</div>
+<div class="y-ticks" aria-hidden="true">{ticks}</div>
 <div class="plot"><svg viewBox="0 0 100 100" preserveAspectRatio="none" aria-hidden="true">{lines}\
 <polygon points="{stairs} 100,0 {placed[best[0]][0]:.2f},0"/><polyline points="{stairs}"/></svg>{marks}</div>
 <div class="x-ticks" aria-hidden="true">{below}</div>
@@ -159,11 +159,11 @@ def _stairs(front: Sequence[tuple[float, float]]) -> str:
 
 def _numbered(placed: Sequence[tuple[float, float]]) -> list[bool]:
     """Says which points have their number next to them: those that are apart from all others that do."""
-    taken: list[tuple[float, float]] = []
+    places: list[tuple[float, float]] = []
     shown = []
     for x, y in placed:
-        shown.append(all(max(abs(x - a), abs(y - b)) >= APART for a, b in taken))
-        taken += [(x, y)] if shown[-1] else []
+        shown.append(all(max(abs(x - a), abs(y - b)) >= APART for a, b in places))
+        places += [(x, y)] if shown[-1] else []
     return shown
 
 

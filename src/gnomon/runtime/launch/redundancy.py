@@ -94,7 +94,7 @@ class ProcessWork(RowActions):
             rows.insert(at, Row(kind="NORM", stage=self.own.stage))
         if self.own.stage in self.plays:
             holds, is_copied = self.keepers.get(self.copy.number) == here, self.own.number in self.keepers
-            rows = with_copy(rows, self.own.stage, count, holds=holds, held=is_copied)
+            rows = with_copy(rows, self.own.stage, count, holds=holds, sends=is_copied)
         return rows
 
     # --- a step

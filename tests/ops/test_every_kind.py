@@ -236,6 +236,33 @@ def test_what_backward_keeps_is_what_autograd_keeps(example: Example) -> None:
 
 
 @pytest.mark.parametrize("example", CASES)
+def test_where_a_result_is_said_to_be_zero_it_is(example: Example) -> None:
+    """The same places of operands are set to 0, and plain torch says where the result is."""
+    op, zeros = example.op, example.op.rules.zeros_of(example.op)
+    if zeros == "unknown":
+        return
+    given = [x.detach() for x in operands_of(example, torch.float64)]
+    if zeros in ("of the matrix", "of the weight", "of the table", "of the values"):
+        at = 2 if zeros == "of the values" else 1
+        given[at].fill_(-float(op.attr("offset", 0.0)))  # a norm that multiplies by 1 + weight
+        bias = given[2:] if at == 1 else []
+        (out,) = oracle_of(example, given)
+        assert not (out - bias[0] if bias else out).any()
+        return
+    place = torch.rand(given[0].shape, generator=torch.Generator().manual_seed(1)) < 0.5
+    for x in given if zeros in ("all", "joined") else given[:1]:
+        x[place if x.shape == place.shape else ...] = 0
+    outs = oracle_of(example, given)
+    if outs[0].shape == place.shape and zeros in ("all", "either", "in place"):
+        assert not outs[0][place].any()
+    elif zeros not in ("all", "either") and sum(map(Tensor.numel, outs)) == sum(map(Tensor.numel, given)):
+        assert sum(int((x == 0).sum()) for x in outs) == sum(
+            int((x == 0).sum()) for x in given if x.is_floating_point()
+        )
+    assert op.rules.is_view <= (zeros in ("in place", "by names", "cut"))
+
+
+@pytest.mark.parametrize("example", CASES)
 def test_flops_are_those_that_torch_counts(example: Example) -> None:
     if example.op.kind in EXPERTS:
         pytest.skip("held below")

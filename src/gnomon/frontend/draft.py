@@ -70,7 +70,7 @@ class Draft:
         )
 
     def _made(self, index: int) -> bool:
-        return self.own[index] not in self.inputs and self.tensors[self.own[index]].kind == "activation"
+        return self.own[index] not in self.inputs and self.tensors[self.own[index]].is_activation
 
     def path(self, step: Step, what: str) -> str:
         """A path of its own for an op: the module's for what a module is, with the call's name behind it otherwise."""

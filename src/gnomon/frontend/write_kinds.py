@@ -76,7 +76,7 @@ class KindWriter:
         for index, expected in zip(kind.operands, dims, strict=True):
             name = self.draft.read(index)
             if self.draft.tensors[name].dims != expected:
-                if self.draft.tensors[name].kind == "activation" or self._read_before(name):
+                if self.draft.tensors[name].is_activation or self._read_before(name):
                     return False
                 self.draft.tensors[name] = _with_dims(self.draft.tensors[name], expected)
             names.append(name)

@@ -185,7 +185,7 @@ def _needed(block: Block, need_grad: frozenset[str], dtypes: Dtypes) -> tuple[Sa
         for name in op.rules.saved(op, block, need_grad):
             root = roots[name]
             # Parameters and states live anyway.
-            if block.tensor(root).kind == "activation" and op.path not in users.setdefault(root, []):
+            if block.tensor(root).is_activation and op.path not in users.setdefault(root, []):
                 users[root].append(op.path)
     order = [t.name for t in block.tensors if t.name in users]
     return tuple(_saved(block, name, tuple(users[name])) for name in order)
@@ -210,7 +210,7 @@ def _action(block: Block, policy: Policy, name: str) -> Action:
 
 
 def _check_policy(block: Block, policy: Policy) -> None:
-    names = [t.name for t in block.tensors if t.kind == "activation"]
+    names = [t.name for t in block.tensors if t.is_activation]
     for pattern, action in policy.items():
         if action not in ("keep", "recompute", "offload"):
             raise GraphError(f"block {block.name!r}: policy {pattern!r} is {action!r}; use keep, recompute or offload")
@@ -244,7 +244,7 @@ def saved(back: BackwardBlock, policy: Policy, dtypes: Dtypes) -> SavedSplit:
         rerun.add(op.path)
         for name in op.inputs:
             root = roots[name]
-            if block.tensor(root).kind != "activation" or root in available:
+            if not block.tensor(root).is_activation or root in available:
                 continue
             if root in block.inputs or (root not in needed and policy.get(root) in ("keep", "offload")):
                 available.add(root)

@@ -197,6 +197,6 @@ class BlockBuilder:
     def _add(self, tensor: Tensor) -> str:
         known = self._tensors.setdefault(tensor.name, tensor)
         # A parameter may be named again, as by two ops that share it; an activation has one maker.
-        if known is not tensor and (known != tensor or tensor.kind == "activation"):
+        if known is not tensor and (known != tensor or tensor.is_activation):
             raise GraphError(f"block {self._name!r} makes {tensor} but already has {known}: give one another name")
         return tensor.name

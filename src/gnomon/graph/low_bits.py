@@ -35,10 +35,11 @@ def bits_needed(graph: Graph, bits_of_matmuls: Mapping[str, int], tables: Mappin
 
 def _is_same_row(op: Op, block: Block) -> bool:
     """Whether the result has the same numbers in the same order."""
-    if op.kind not in ("rename", "reshape") or op.captured is not None:
+    how = op.rules.zeros_of(op)
+    if not op.rules.is_view or how not in ("in place", "by names") or op.captured is not None:
         return False
     before, after = ([atom.name for atom in block.tensor(name).atoms] for name in (op.inputs[0], op.outputs[0]))
-    return op.kind == "rename" or before == after
+    return how == "in place" or before == after
 
 
 def _read_in(block: Block, layer: Layer, bits_of_matmuls: Mapping[str, int]) -> dict[str, int]:
@@ -48,7 +49,7 @@ def _read_in(block: Block, layer: Layer, bits_of_matmuls: Mapping[str, int]) -> 
     for op in reversed(block.ops):
         for at, name in enumerate(op.inputs):
             bits = None
-            if op.kind == "linear" and at == 0:
+            if op.is_dense_linear and at == 0:
                 bits = bits_of_matmuls.get(layer.call.parameter_name(op.inputs[1], layer.index))
             elif _is_same_row(op, block) and op.outputs[0] not in whole:
                 bits = needed.get(op.outputs[0])
@@ -64,7 +65,7 @@ def _made_in(block: Block, layer: Layer, tables: Mapping[str, int]) -> dict[str,
     bits_made: dict[str, int] = {}
     for op in block.ops:
         bits = None
-        if op.kind == "embedding" and len(op.inputs) > 1:
+        if op.does == "looks up" and len(op.inputs) > 1:
             bits = tables.get(layer.call.parameter_name(op.inputs[1], layer.index))
         elif _is_same_row(op, block):
             bits = bits_made.get(op.inputs[0])

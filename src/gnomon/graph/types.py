@@ -120,7 +120,7 @@ class Block:
         for name in (*self.inputs, *self.outputs):
             if self.tensor(name).kind == "parameter":
                 raise GraphError(f"{self.name}: parameter {name!r} is listed as an input or output")
-        ready = set(self.inputs) | {t.name for t in self.tensors if t.kind != "activation"}
+        ready = set(self.inputs) | {t.name for t in self.tensors if not t.is_activation}
         paths: set[str] = set()
         for op in self.ops:
             where = f"{self.name}/{op.path}"

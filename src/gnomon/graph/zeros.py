@@ -24,15 +24,13 @@ from numpy.typing import NDArray
 from gnomon.graph.graph import Graph
 from gnomon.graph.types import Block, Layer
 from gnomon.graph.wiring import reads, writes
-from gnomon.ops.op import Op
+from gnomon.ops.op import Op, Zeros
 
 Mask = NDArray[np.bool_]
 Values = NDArray[np.float32]
 """What each place of a tensor is for every token: 0, another constant, or NaN, which is any number."""
-ZERO_TO_ZERO = ("gelu", "gelu_tanh", "gelu_new", "quick_gelu", "relu", "relu2", "silu", "tanh")
-"""Activations of which 0 makes 0."""
-VIEWS = ("rename", "reshape", "split", "concat", "cast", "dropout")
-"""Kinds that lay places out anew; a dropout that leaves places out makes them 0."""
+MOVED: tuple[Zeros, ...] = ("in place", "by names", "cut", "joined")
+"""What kinds say whose results are numbers that were there before."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +79,7 @@ class _Site:
 
     def matrix(self, op: Op) -> str | None:
         """The matrix of a linear that is known; None for another op."""
-        if op.kind != "linear" or len(op.inputs) < 2 or op.inputs[1] not in self.kept:
+        if op.rules.zeros_of(op) != "of the matrix" or len(op.inputs) < 2 or op.inputs[1] not in self.kept:
             return None
         shape = self.size(op.outputs[0]), self.size(op.inputs[0])
         return op.inputs[1] if self.kept[op.inputs[1]].shape == shape else None
@@ -152,9 +150,10 @@ def _values(site: _Site, layer: Layer, made_values: Mapping[str, Values]) -> dic
 def _moves(op: Op, site: _Site) -> list[tuple[str, NDArray[np.intp], str, NDArray[np.intp]]]:
     """(input, its places, output, places of the same numbers there) of a view; nothing for what is none."""
     block = site.block
-    if op.kind not in VIEWS or op.captured is not None:
+    how = op.rules.zeros_of(op)
+    if how not in MOVED or op.captured is not None:
         return []
-    if op.kind in ("split", "concat"):
+    if how in ("cut", "joined"):
         return list(_parts(op, site))
     x, out = op.inputs[0], op.outputs[0]
     if site.size(x) != site.size(out):
@@ -172,8 +171,9 @@ def _moves(op: Op, site: _Site) -> list[tuple[str, NDArray[np.intp], str, NDArra
 
 def _parts(op: Op, site: _Site) -> Iterator[tuple[str, NDArray[np.intp], str, NDArray[np.intp]]]:
     """Of parts of a whole: cut from it, or one after the other in it."""
-    whole, parts = (op.inputs[0], op.outputs) if op.kind == "split" else (op.outputs[0], op.inputs)
-    if op.kind == "concat" and op.attr("reverse", False):
+    cut = op.rules.zeros_of(op) == "cut"
+    whole, parts = (op.inputs[0], op.outputs) if cut else (op.outputs[0], op.inputs)
+    if not cut and op.attr("reverse", False):
         parts = parts[::-1]
     dims = site.block.tensor(whole).dims
     sizes = [prod(atom.size or 1 for atom in dim.atoms) for dim in dims]
@@ -199,29 +199,22 @@ def _parts(op: Op, site: _Site) -> Iterator[tuple[str, NDArray[np.intp], str, ND
         return
     for name, own in zip(parts, found, strict=True):
         every = np.arange(own.size)
-        yield (whole, own.ravel(), name, every) if op.kind == "split" else (name, every, whole, own.ravel())
+        yield (whole, own.ravel(), name, every) if cut else (name, every, whole, own.ravel())
 
 
 def _passes(op: Op, site: _Site) -> bool:
     """Whether it maps each place by itself, and zeros to zeros."""
-    if op.kind in ("softcap", "pool") or (op.kind == "scale" and len(op.inputs) == 1):
-        return site.same_size(op)
-    if not site.same_size(op):
-        return False
-    return op.kind == "add" or (op.kind == "activation" and op.attr("fn", "") in ZERO_TO_ZERO)
+    return op.rules.zeros_of(op) == "all" and site.same_size(op)
 
 
 def _gates(op: Op, site: _Site) -> bool:
     """Returns whether an op multiplies two tensors elementwise, so that a zero of either is one of the result."""
-    if op.kind == "mul":
-        return site.same_size(op) and len(op.inputs) == 2
-    plain = not {"limit", "alpha"} & set(dict(op.attrs))  # GPT-OSS adds 1 to what is gated
-    return op.kind == "glu" and plain and site.same_size(op) and op.attr("fn", "silu") in ZERO_TO_ZERO
+    return op.rules.zeros_of(op) == "either" and site.same_size(op) and len(op.inputs) == 2
 
 
 def _groups(op: Op, site: _Site) -> int:
     """Heads that share a head of values; 0 for what is no attention with keys and values by heads."""
-    if op.kind != "attention" or len(op.inputs) < 3:
+    if op.rules.zeros_of(op) != "of the values" or len(op.inputs) < 3:
         return 0
     out, value = site.size(op.outputs[0]), site.size(op.inputs[2])
     return out // value if out % value == 0 else 0
@@ -236,7 +229,7 @@ def _forward(op: Op, site: _Site, values: Mapping[str, Values]) -> list[Values]:
         for source, places, target, to in moves:
             x = values.get(source)
             if x is not None:
-                out[target][to] = x[places] if op.kind != "dropout" else np.where(x[places] == 0, 0, np.nan)
+                out[target][to] = x[places] if op.does != "drops" else np.where(x[places] == 0, 0, np.nan)
     elif (weight := site.matrix(op)) is not None:
         # An output all of whose weights are zero, or meet zeros, is its bias for every token.
         bias = site.vector(op, 2, site.size(first))

@@ -13,13 +13,13 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from gnomon.lowering.edit import Row, rows_of, with_rows
-from gnomon.plans.expert_rows import EXCHANGES, Part
+from gnomon.plans.expert_rows import COMBINE, DISPATCH, EXCHANGES, Part
 from gnomon.program import Kind, Program, effects, with_kinds
 from gnomon.program.rows import Rows
 
 STREAM, COMM = "experts", "ep"
-FORWARD: Mapping[Part, str] = {"dispatch": "DISPATCH", "combine": "COMBINE"}
-BACKWARD: Mapping[Part, str] = {"dispatch": "DISPATCH_B", "combine": "COMBINE_B"}
+FORWARD: Mapping[Part, str] = {DISPATCH: "DISPATCH", COMBINE: "COMBINE"}
+BACKWARD: Mapping[Part, str] = {DISPATCH: "DISPATCH_B", COMBINE: "COMBINE_B"}
 KINDS = (
     *(
         Kind(name=name, stream=STREAM, comm=COMM, effects=effects("consume X, write S, write Y"))

@@ -12,7 +12,9 @@ import numpy as np
 from gnomon.program import NO_UNIT, BufferRef, Communicator, Kind, Override, RowEffect, with_kinds
 from gnomon.program.rows import Inserted, Rows, insert
 
-NORM = Kind(name="NORM", comm="norm")
+EVERYONE = "norm"
+"""Communicator of all ranks."""
+NORM = Kind(name="NORM", comm=EVERYONE)
 """The global gradient norm: own gradients, then one small all-reduce over all ranks. Holds the compute stream."""
 
 
@@ -43,5 +45,5 @@ def with_norm(rows: Rows, *, buffer: str = "G") -> Rows:
                 group=group,
             )
         )
-    comms = (*rows.comms, Communicator(name="norm", semantics="collective"))
+    comms = (*rows.comms, Communicator(name=EVERYONE, semantics="collective"))
     return replace(insert(rows, parts, kinds), comms=comms)

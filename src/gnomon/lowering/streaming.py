@@ -17,6 +17,7 @@ from dataclasses import replace
 
 from gnomon.lowering.edit import Row, rows_of, with_rows
 from gnomon.lowering.insertions import MODIFIES, Insertions, bucket, by_name, require_updates, touches
+from gnomon.lowering.norm import EVERYONE
 from gnomon.lowering.offload import tiles_of, update_buffers
 from gnomon.program import (
     BufferClass,
@@ -88,8 +89,8 @@ def stream_gradients(
         base=program.buffers,
     )
     # Where some updates stay on the device it waits there too.
-    norm = (Kind(name=NORM, stream="compute" if kept_any else "host", comm="norm"),) if clip else ()
-    comms = (*program.comms, Communicator(name="norm", semantics="collective")) if clip else program.comms
+    norm = (Kind(name=NORM, stream="compute" if kept_any else "host", comm=EVERYONE),) if clip else ()
+    comms = (*program.comms, Communicator(name=EVERYONE, semantics="collective")) if clip else program.comms
     changed = replace(program, buffers=buffers, comms=comms)
     return with_rows(changed, listed, kinds=with_kinds(*kinds.values(), *norm, base=program.kinds))
 

@@ -20,7 +20,7 @@ from gnomon.lowering.exchanges import BACKWARD, COMPUTES, FORWARD, TRAVEL
 from gnomon.lowering.insertions import touches
 from gnomon.methods.method import Context, Method, Param, Params, Simulate
 from gnomon.plans import Pass, Plan
-from gnomon.plans.expert_rows import LINA, has_rows
+from gnomon.plans.expert_rows import COMBINE, DISPATCH, LINA, has_rows
 from gnomon.program import BufferClass, BufferRef, Override, Program, RowEffect, Structure, validate, with_buffers
 from gnomon.simulate.play import Times
 
@@ -70,7 +70,7 @@ def _exchanges(rows: Sequence[Row], parts: int) -> list[Row]:
         elif row.kind in COMPUTES:
             continue
         elif (row.stage, row.unit) in experts and row.kind in ("F", "B", "I"):
-            step, kind = (1, FORWARD["combine"]) if row.kind == "F" else (-1, BACKWARD["dispatch"])
+            step, kind = (1, FORWARD[COMBINE]) if row.kind == "F" else (-1, BACKWARD[DISPATCH])
             after = Row(kind=kind, stage=row.stage + step, unit=row.unit)
             rows_of_parts += [
                 one for part in range(parts) for one in (_part(row, part, parts), _part(after, part, parts))
@@ -84,7 +84,7 @@ def _part(row: Row, part: int, parts: int) -> Row:
     """One of the parts of a row, with what it reads and makes."""
     stage, unit, last = row.stage, row.unit, part == parts - 1
     own = {name: BufferRef(name, stage, unit) for name in ("X", "Y", "S", "DX", "DY")}
-    there = {FORWARD["dispatch"]: 1, FORWARD["combine"]: -1, BACKWARD["combine"]: -1, BACKWARD["dispatch"]: 1}
+    there = {FORWARD[DISPATCH]: 1, FORWARD[COMBINE]: -1, BACKWARD[COMBINE]: -1, BACKWARD[DISPATCH]: 1}
     experts = stage + there.get(row.kind, 0)
     sent, received, dmade, dsent = (BufferRef(f"{name}.{part}", experts, unit) for name in TRAVEL)
     # Only the last part may free what all parts read.
@@ -97,7 +97,7 @@ def _part(row: Row, part: int, parts: int) -> Row:
         BACKWARD["combine"]: [(done, own["DY"]), (done, own["S"]), ("write", dmade)],
         "B": [("read", weights), ("consume", dmade), (done, own["S"]), ("write", dsent), ("accumulate", grads)],
         "I": [("read", weights), ("consume", dmade), ("read", own["S"]), ("write", dsent), ("accumulate", own["DY"])],
-        BACKWARD["dispatch"]: [("consume", dsent), (done, own["S"]), ("accumulate", own["DX"])],
+        BACKWARD[DISPATCH]: [("consume", dsent), (done, own["S"]), ("accumulate", own["DX"])],
     }
     effects = tuple(RowEffect(op, ref) for op, ref in acts[row.kind])  # type: ignore[arg-type]
     return replace(row, override=Override(name=f"{stage}{row.kind}.{parts}", effects=effects))

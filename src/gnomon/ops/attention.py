@@ -313,6 +313,7 @@ ATTENTION = replace(
     served="apart",
     calls="rules of the frontend",
     documents=True,
+    zeros="of the values",
     torch="attention:attention",
 )
 
@@ -327,6 +328,7 @@ SOFTMAX = replace(
     price=_reads_causal,
     grad_price=_reads_causal_back,
     does="weighs",
+    zeros="unknown",
     torch="lowered",
 )
 
@@ -342,6 +344,7 @@ ROTARY = replace(
     does="rotates",
     served="kernel a block",
     documents=True,
+    zeros="unknown",
     torch="attention:rotary",
 )
 
@@ -356,6 +359,7 @@ ALIBI = replace(
     price=once(kernels=2),  # distances, times slopes
     grad_price=once(kernels=2),
     does="measures distance",
+    zeros="unknown",
     torch="alibi:alibi",
 )
 

@@ -95,6 +95,7 @@ EXPERT_LOAD = OpKind(
     served="free",
     calls="none",
     documents=False,
+    zeros="unknown",
     torch="balance:expert_load",
 )
 
@@ -125,6 +126,7 @@ BALANCE_LOSS = OpKind(
     served="free",
     calls="none",
     documents=False,
+    zeros="unknown",
     torch="balance:balance_loss",
 )
 

@@ -39,6 +39,7 @@ MOVES_BYTES = OpKind(
     served="kernel",
     calls="none",
     documents=False,
+    zeros=UNSAID,
     torch=UNSAID,
 )
 """An op without matmuls: one kernel that reads its inputs and writes its outputs, and one for all its gradients."""
@@ -55,6 +56,7 @@ CONTRACTION = replace(
     grad_price=Matmul("tokens", narrow=True),
     does="multiplies",
     served="apart",
+    zeros="unknown",
 )
 """Activations times a weight: a matmul forward and one for each operand's gradient, that of the weight a step of its
 own which a schedule can delay."""

@@ -23,6 +23,7 @@ CLIP = replace(
         TorchCall(function=name, operands=("input",), numbers=("min", "max"), axes="alike")
         for name in ("clamp", "clip")
     ),
+    zeros="unknown",
     torch="clip:clip",
 )
 

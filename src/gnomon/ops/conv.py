@@ -116,6 +116,7 @@ UPSAMPLE = replace(
     saves="nothing",
     forward=per_element(0),
     backward=per_element_back(1),
+    zeros="unknown",
     torch="image:upsample",
 )
 
@@ -130,6 +131,7 @@ POOL = replace(
     price=once("reduce"),
     grad_price=once("reduce"),
     sums=True,
+    zeros="all",
     torch="views:pool",
 )
 
@@ -143,6 +145,7 @@ PATCHIFY = replace(
     backward=per_element_back(0),
     price=once("reduce"),
     grad_price=once("reduce"),
+    zeros="unknown",
     torch="views:patchify",
 )
 

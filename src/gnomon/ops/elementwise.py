@@ -11,7 +11,7 @@ from dataclasses import replace
 from gnomon.ops.bases import MOVES_BYTES
 from gnomon.ops.curve import Curve, once, passes
 from gnomon.ops.kernels import Kernels
-from gnomon.ops.op import Op, Problem, Steps, Tensors, attrs
+from gnomon.ops.op import Op, Problem, Steps, Tensors, Zeros, attrs
 from gnomon.ops.rules import (
     bytes_of,
     cannot_write,
@@ -26,6 +26,10 @@ from gnomon.tensors.tensor import Tensor
 
 OF_OUTPUT = ("relu", "tanh", "sigmoid")
 """Activations whose derivative follows from what they wrote."""
+
+
+ZERO_TO_ZERO = ("gelu", "gelu_tanh", "gelu_new", "quick_gelu", "relu", "relu2", "silu", "tanh")
+"""Activations of which 0 makes 0."""
 
 
 def _saves_activation(op: Op, block: Tensors, needs_grad: Collection[str]) -> tuple[str, ...]:
@@ -129,6 +133,20 @@ def _factors_back(op: Op, grad: GradOp) -> Curve:
     return once() if len(grad.grads_out) == 1 else passes(2, 1.33)
 
 
+def _zeros_of_activation(op: Op) -> Zeros:
+    return "all" if op.attr("fn", "") in ZERO_TO_ZERO else "unknown"
+
+
+def _zeros_of_scale(op: Op) -> Zeros:
+    """A learned vector may have zeros of its own, which nobody looks for."""
+    return "all" if len(op.inputs) == 1 else "unknown"
+
+
+def _zeros_of_gate(op: Op) -> Zeros:
+    plain = not {"limit", "alpha"} & set(dict(op.attrs))  # GPT-OSS adds 1 to what is gated
+    return "either" if plain and op.attr("fn", "silu") in ZERO_TO_ZERO else "unknown"
+
+
 ACTIVATION = replace(
     MOVES_BYTES,
     name="activation",
@@ -142,6 +160,7 @@ ACTIVATION = replace(
     grad_price=_square_back,
     calibrated="elements",
     calls="rules of the frontend",
+    zeros=_zeros_of_activation,
     torch="elementwise:activation",
 )
 
@@ -156,6 +175,7 @@ GLU = replace(
     steps=_glu_steps,
     fused_by="glu",
     does="gates",
+    zeros=_zeros_of_gate,
     torch="elementwise:glu",
 )
 
@@ -174,6 +194,7 @@ ADD = replace(
     does="adds",
     served="bytes",
     calls="rules of the frontend",
+    zeros="all",
     torch="elementwise:add",
 )
 
@@ -189,6 +210,7 @@ MUL = replace(
     grad_price=_factors_back,
     calibrated="elements",
     calls="rules of the frontend",
+    zeros="either",
     torch="elementwise:mul",
 )
 
@@ -202,6 +224,7 @@ SCALE = replace(
     forward=per_element(1),
     backward=per_element_back(1),
     decay="matrices",
+    zeros=_zeros_of_scale,
     torch="elementwise:scale",
 )
 
@@ -216,6 +239,7 @@ MODULATE = replace(
     decay="matrices",
     price=passes(3, 1.67),  # 1 + scale, product, sum
     grad_price=passes(4, 1.67, "reduce"),
+    zeros="unknown",
     torch="elementwise:modulate",
 )
 
@@ -229,6 +253,7 @@ BLEND = replace(
     backward=per_element_back(6),
     price=passes(3, 2.33),  # a product of each, their sum
     grad_price=passes(4, 2.0, "reduce"),  # of a and b, and the two sums over each token
+    zeros="unknown",
     torch="elementwise:blend",
 )
 
@@ -243,6 +268,7 @@ SOFTCAP = replace(
     steps=_softcap_steps,
     price=passes(3, 3.0),  # divide, tanh, multiply
     grad_price=passes(3, 3.0),
+    zeros="all",
     torch="elementwise:softcap",
 )
 
@@ -258,6 +284,7 @@ DROPOUT = replace(
     does="drops",
     served="free",
     calls="rules of the frontend",
+    zeros="in place",
     torch="elementwise:dropped",
 )
 
@@ -270,6 +297,7 @@ CAST = replace(
     saves="nothing",
     forward=per_element(0),
     backward=per_element_back(0),
+    zeros="in place",
     torch="elementwise:unchanged",
 )
 

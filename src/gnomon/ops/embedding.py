@@ -59,6 +59,7 @@ EMBEDDING = replace(
     does="looks up",
     served="apart",
     calls="rules of the frontend",
+    zeros="of the table",
     torch="lookup:embedding",
 )
 
@@ -72,6 +73,7 @@ TIMESTEP = replace(
     backward=per_element_back(0),
     price=once(kernels=5),
     grad_price=once(kernels=5),
+    zeros="unknown",
     torch="image:timestep",
 )
 

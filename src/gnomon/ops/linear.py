@@ -28,7 +28,7 @@ def _dims(op: Op, block: Tensors) -> Problem:
     weight = block.tensor(op.inputs[1])
     if problem := contracted_dims(op, block):
         return problem
-    if weight.kind == "activation":
+    if weight.is_activation:
         return f"linear needs a weight, {weight.name!r} is {weight.kind}; use matmul"
     return None
 
@@ -75,6 +75,7 @@ LINEAR = replace(
     dims=_dims,
     weight_sum="in place",
     calls="rules of the frontend",
+    zeros="of the matrix",
     torch="engine",
 )
 

@@ -93,6 +93,7 @@ CROSS_ENTROPY = replace(
     does="compares labels",
     served="apart",
     calls="rules of the frontend",
+    zeros="unknown",
     torch="lookup:cross_entropy",
 )
 
@@ -109,6 +110,7 @@ MSE = replace(
     sums=True,
     does="compares",
     served="apart",
+    zeros="unknown",
     torch="image:mse",
 )
 

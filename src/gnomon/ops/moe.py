@@ -155,6 +155,7 @@ ROUTER = replace(
     strategies=_router,
     begins="zeros",
     does="routes",
+    zeros="unknown",
     torch="routing:router",
 )
 
@@ -171,6 +172,7 @@ DISPATCH = replace(
     strategies=_experts,
     does="dispatches",
     served="bytes",
+    zeros="unknown",
     torch="engine",
 )
 
@@ -201,6 +203,7 @@ COMBINE = replace(
     strategies=_experts,
     does="combines",
     served="bytes",
+    zeros="unknown",
     torch="engine",
 )
 

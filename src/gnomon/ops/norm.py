@@ -139,6 +139,7 @@ NORM = replace(
     strategies=_norm,
     does="normalises",
     calls="rules of the frontend",
+    zeros="of the weight",
     torch="norm:norm",
 )
 
@@ -152,6 +153,7 @@ ROW_STATS = replace(
     backward=per_element_back(2),
     price=passes(4, 3.0, "reduce"),  # square, mean, add epsilon, rsqrt
     grad_price=passes(4, 3.0),
+    zeros="unknown",
     torch="lowered",
 )
 

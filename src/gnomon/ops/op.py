@@ -103,6 +103,12 @@ class Op:
         return find(self.kind).does
 
     @property
+    def is_dense_linear(self) -> bool:
+        """Whether it multiplies tokens by a whole matrix, which the engine does itself, so that what replaces the
+        matrix (a kernel of few bits, an adapter, several side by side) can replace the op."""
+        return self.does == "multiplies" and self.rules.torch == "engine"
+
+    @property
     def stops_gradients(self) -> bool:
         """Whether nothing that it writes gets a gradient."""
         return bool(self.attr("no_grad", False)) or self.rules.gradient == "none"
@@ -184,6 +190,21 @@ Does: TypeAlias = Literal[
 ]
 
 
+Zeros: TypeAlias = Literal[
+    "in place",  # where its operand is: the same numbers in the same order, or fewer of them
+    "by names",  # the same numbers, laid by the names of their dims
+    "cut",  # the same numbers, in parts
+    "joined",  # the same numbers, one part after the other
+    "all",  # where all operands are at that place
+    "either",  # where either operand is at that place
+    "of the matrix",  # where it meets zeros of the second operand alone, if there is no bias
+    "of the weight",  # where the second operand is, or without a mean the first
+    "of the table",  # where a column of the second operand is
+    "of the values",  # where the third operand is, for each head of it
+    "unknown",  # nothing is said, so that everything counts
+]
+
+
 UNSAID: Any = "unsaid"
 """What a field of a base value is that each kind must say for itself (`bases`)."""
 
@@ -256,6 +277,8 @@ class OpKind:
     which looks at more than names; none: no call is."""
     documents: bool
     """Whether its torch function is told where documents begin in a packed row."""
+    zeros: Callable[[Op], Zeros] | Zeros
+    """Where its result is zero, of where its operands are."""
     torch: str
     """How the runtime runs it: `file:function` of `runtime.ops`, loaded when it is first used. `engine`: a method of
     the engine, which wants more than the operands. `lowered`: it does not, such ops are steps of others as kernels
@@ -293,6 +316,10 @@ class OpKind:
     def grad_curve(self, op: Op, grad: GradOp) -> Curve:
         """What a step of its backward is priced by."""
         return self.grad_price(op, grad) if callable(self.grad_price) else self.grad_price
+
+    def zeros_of(self, op: Op) -> Zeros:
+        """Where the result of an op is zero."""
+        return self.zeros(op) if callable(self.zeros) else self.zeros
 
     @property
     def is_view(self) -> bool:

@@ -119,6 +119,7 @@ OPAQUE = replace(
     decay="matrices",
     price="aten",
     grad_price="aten",
+    zeros="unknown",
     torch="captured",
 )
 

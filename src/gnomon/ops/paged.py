@@ -101,6 +101,7 @@ PAGED_ATTENTION = replace(
             ),
         ),
     ),
+    zeros="unknown",
     torch="paged:paged_attention",
 )
 

@@ -160,6 +160,7 @@ STATE_SPACE = replace(
     together=STATE_DIMS,
     does="scans",
     served="apart",
+    zeros="unknown",
     torch="state_space:state_space",
 )
 

@@ -118,6 +118,7 @@ RESHAPE = replace(
     price="free",
     grad_price="free",
     gradient="passed on",
+    zeros="by names",
     torch="views:reshape",
 )
 
@@ -134,6 +135,7 @@ SPLIT = replace(
     price="free",
     grad_price="free",
     gradient="passed on",
+    zeros="cut",
     torch="views:split",
 )
 
@@ -151,6 +153,7 @@ RENAME = replace(
     grad_price="free",
     gradient="passed on",
     strategies=_renamed,
+    zeros="in place",
     torch="views:rename",
 )
 
@@ -163,6 +166,7 @@ CONCAT = replace(
     saves="nothing",
     forward=per_element(0),
     backward=per_element_back(0),
+    zeros="joined",
     torch="views:concat",
 )
 
@@ -177,6 +181,7 @@ REPEAT = replace(
     backward=per_element_back(0),
     grad_price=once("reduce"),
     together=HEAD_DIMS,
+    zeros="unknown",
     torch="lowered",
 )
 

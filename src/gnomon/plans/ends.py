@@ -121,9 +121,9 @@ def _without_head(block: Block) -> tuple[Block | None, Block, str]:
     before, after = block.ops[:first], block.ops[first:]
     outputs = {name for op in after for name in op.outputs}
     read = [name for op in after for name in op.inputs if name not in outputs]
-    hidden = list(dict.fromkeys(n for n in read if block.tensor(n).kind == "activation" and block.tensor(n).is_float))
+    hidden = list(dict.fromkeys(n for n in read if block.tensor(n).is_activation and block.tensor(n).is_float))
     matmul, *others = after
-    weights = [block.tensor(name) for name in read if block.tensor(name).kind != "activation"]
+    weights = [block.tensor(name) for name in read if not block.tensor(name).is_activation]
     plain = matmul.does == "multiplies" and all(has_vocab(weight) for weight in weights) and len(hidden) == 1
     if (
         not plain
@@ -139,7 +139,7 @@ def _block(block: Block, ops: Sequence[Op], outputs: tuple[str, ...]) -> Block:
     """Some ops of a block; what others made are inputs."""
     block_writes = {name for op in ops for name in op.outputs}
     used = dict.fromkeys(name for op in ops for name in (*op.inputs, *op.outputs))
-    inputs = tuple(name for name in used if name not in block_writes and block.tensor(name).kind == "activation")
+    inputs = tuple(name for name in used if name not in block_writes and block.tensor(name).is_activation)
     tensors = tuple(tensor for tensor in block.tensors if tensor.name in used)
     return replace(block, inputs=inputs, outputs=outputs, tensors=tensors, ops=tuple(ops))
 

@@ -21,7 +21,9 @@ from gnomon.plans.stages import stage_layers
 
 Part = Literal["route", "dispatch", "experts", "combine", "join"]
 PARTS: tuple[Part, ...] = get_args(Part)
-EXCHANGES: tuple[Part, ...] = ("dispatch", "combine")
+DISPATCH: Part = "dispatch"
+COMBINE: Part = "combine"
+EXCHANGES: tuple[Part, ...] = (DISPATCH, COMBINE)
 """Parts that ranks of ep and etp do together, without weights."""
 
 
@@ -194,12 +196,12 @@ def _cut(block: Block) -> dict[Part, Block] | None:
         return None
     ops: dict[Part, list[Op]] = {
         "route": [op for op in block.ops if op.path not in late and op is not there],
-        "dispatch": [there],
+        DISPATCH: [there],
         "experts": [op for op in block.ops if op.path in late and op.path not in last and op is not back],
-        "combine": [back],
+        COMBINE: [back],
     }
     rest = [op for op in block.ops if op.path in last]
-    has_weights = any(block.tensor(name).kind != "activation" for op in rest for name in op.inputs)
+    has_weights = any(not block.tensor(name).is_activation for op in rest for name in op.inputs)
     ops["join" if has_weights else "combine"] = rest if has_weights else [back, *rest]
     if not ops["route"] or not ops["experts"]:
         return None
@@ -223,7 +225,7 @@ def _after(block: Block, first: Op) -> set[str]:
 def _block(block: Block, part: Part, ops: Sequence[Op], live_outputs: Collection[str]) -> Block:
     outputs = {name for op in ops for name in op.outputs}
     used = dict.fromkeys(name for op in ops for name in (*op.inputs, *op.outputs))
-    block_inputs = tuple(name for name in used if name not in outputs and block.tensor(name).kind == "activation")
+    block_inputs = tuple(name for name in used if name not in outputs and block.tensor(name).is_activation)
     return Block(
         name=f"{block.name}.{part}",
         inputs=block_inputs,

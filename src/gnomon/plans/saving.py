@@ -131,9 +131,7 @@ def _saving(decided: _Decided, block: Block, original: Block, *, to_the_end: boo
 
 def _inner(block: Block) -> tuple[str, ...]:
     """Activations that the block makes."""
-    return tuple(
-        tensor.name for tensor in block.tensors if tensor.kind == "activation" and tensor.name not in block.inputs
-    )
+    return tuple(tensor.name for tensor in block.tensors if tensor.is_activation and tensor.name not in block.inputs)
 
 
 def _preset(preset: Preset, original: Block, block: Block) -> dict[str, Action]:

@@ -16,6 +16,7 @@ import numpy as np
 from gnomon.errors import UnpricedError
 from gnomon.late import load_late
 from gnomon.lowering.exchanges import COMPUTES
+from gnomon.lowering.gradients import TIED
 from gnomon.lowering.tensor_sums import COPIES, REPLICAS, TERMS
 from gnomon.plans import Workload, transfers
 from gnomon.prediction.compute_time import PHASES, ComputeTime
@@ -44,9 +45,6 @@ from gnomon.program import Key, Program
 from gnomon.simulate import Durations
 from gnomon.software import Stack
 from gnomon.units import quantise
-
-TIED = "embedding"
-"""The price name of the all-reduce of tied parameters (`lowering.gradients`)."""
 
 IN_UPDATE = frozenset((TERMS, COPIES, REPLICAS))
 """The price names of sums over ranks of tp and ep right before the update, in whose price they are."""

@@ -142,7 +142,7 @@ class Bound:
                 continue
             alike = self._alike(block, op) if op.kind == "linear" else [op]
             done |= {one.path for one in alike}
-            inputs = tuple(name for name in op.inputs if block.tensor(name).kind == "activation")
+            inputs = tuple(name for name in op.inputs if block.tensor(name).is_activation)
             run = self._linears(layer, block, alike) if op.kind == "linear" else self._op(layer, block, op)
             steps.append(BoundStep(run, inputs, tuple(out for one in alike for out in one.outputs)))
         return steps
@@ -201,7 +201,7 @@ class Bound:
             case "drops":
                 return lambda texts, x: x
         site, function = Site(op=op, block=block), function_of(op.kind)
-        weights = {n: self._weight(layer, block, n) for n in op.inputs if block.tensor(n).kind != "activation"}
+        weights = {n: self._weight(layer, block, n) for n in op.inputs if not block.tensor(n).is_activation}
 
         def run(texts: Sequence[BoundText], *inputs: Any) -> Any:
             own = iter(inputs)
@@ -229,7 +229,7 @@ class Bound:
 
     def _lookup(self, layer: Layer, block: Block, op: Op) -> Run:
         place, table = op.inputs[0], self._weight(layer, block, op.inputs[1])
-        if block.tensor(place).kind == "activation":
+        if block.tensor(place).is_activation:
             return lambda texts, ids: functional.embedding(ids, table)
         if len(block.tensor(place).dims) == 1:
 

@@ -240,7 +240,7 @@ class Decoder:
             together = self._together(block, op)
             done |= {one.path for one in together}
             run_op = self._joined(layer, block, together) if len(together) > 1 else self._op(layer, block, op)
-            inputs = tuple(name for name in op.inputs if block.tensor(name).kind == "activation")
+            inputs = tuple(name for name in op.inputs if block.tensor(name).is_activation)
             if op.does == "attends":
                 inputs = op.inputs[:3]
             run_op = self._moving(block, together, inputs, run_op)
@@ -369,7 +369,7 @@ class Decoder:
     def _plain(self, layer: Layer, block: Block, op: Op) -> Run:
         """An op that does not look beyond a token, by its own torch function."""
         site, function = Site(op=op, block=block), function_of(op.kind)
-        weights = {n: self._weight(layer, block, n) for n in op.inputs if block.tensor(n).kind != "activation"}
+        weights = {n: self._weight(layer, block, n) for n in op.inputs if not block.tensor(n).is_activation}
         if not weights:
             return lambda rows, *inputs: function(site, *inputs)
 
@@ -460,7 +460,7 @@ class Decoder:
 
     def _lookup(self, layer: Layer, block: Block, op: Op) -> Run:
         name = layer.call.parameter_name(op.inputs[1], layer.index)
-        if block.tensor(op.inputs[0]).kind == "activation":
+        if block.tensor(op.inputs[0]).is_activation:
             if self.share.sums(block, op):
                 return partial(_own_rows, self._weight(layer, block, op.inputs[1]), self.share.tp.index)
             if name in self._matrices_of_head and self._matrices.have_kernels():

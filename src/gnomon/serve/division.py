@@ -259,7 +259,7 @@ def _around(sharded: ShardedBlock, op: Op, axes: Mapping[str, Axis]) -> Moves | 
     there = {
         name: moves
         for name, input_layout in zip(op.inputs, strategy.inputs, strict=True)
-        if block.tensor(name).kind == "activation" and block.tensor(name).is_float
+        if block.tensor(name).is_activation and block.tensor(name).is_float
         if (moves := way(sharded.homes[name], input_layout, name))
     }
     leave = {

@@ -58,7 +58,7 @@ def longest_of(graph: Graph) -> int:
         int(block.tensor(op.inputs[1]).dims[0].size or 0) - int(str(op.attr("first", 0)))
         for block in graph.blocks
         for op in block.ops
-        if op.does == "looks up" and block.tensor(op.inputs[0]).kind != "activation"
+        if op.does == "looks up" and not block.tensor(op.inputs[0]).is_activation
     ]
     return min(rows, default=DEFAULT_LEN)
 

@@ -298,7 +298,7 @@ class _Writer:
                 fine = fine and op.attr("fn", "silu") in GATES and not op.attr("limit", 0.0)
             case "add":
                 fine = fine and block.tensor(op.inputs[0]).dims == block.tensor(op.inputs[1]).dims
-                fine = fine and all(block.tensor(name).kind == "activation" for name in op.inputs)
+                fine = fine and all(block.tensor(name).is_activation for name in op.inputs)
             case "scale":
                 fine = fine and len(op.inputs) == 1
             case "reshape":

@@ -284,14 +284,14 @@ class _Walk:
         """The dim that counts rows for each token, if `op` works on rows."""
         for name in (*op.outputs, *op.inputs[:1]):
             tensor = self.block.tensor(name)
-            if name in self.routed and tensor.kind == "activation":
+            if name in self.routed and tensor.is_activation:
                 return tuple(dim.name for dim in tensor.atoms if base(dim.name) == "topk")
         return ()
 
     def local_elements(self) -> dict[str, Number]:
         local: dict[str, Number] = {}
         for tensor in self.block.tensors:
-            is_row = tensor.name in self.routed and tensor.kind == "activation"
+            is_row = tensor.name in self.routed and tensor.is_activation
             count: Number = self.scene.ranks("etp") if is_row else 1
             for dim in tensor.atoms:
                 count = count * local_size(dim, self.homes[tensor.name], self.scene.axis_sizes, self.scene.sizes)
@@ -303,7 +303,7 @@ class _Walk:
         ep = self.scene.ranks("ep")
         replicas = next((op.attr("replicas", 0) for op in self.block.ops if op.does == "dispatches"), 0)
         sizes = [dim.size or 0 for dim in tensor.atoms if base(dim.name) == "experts"]
-        if not replicas or tensor.name not in self.routed or tensor.kind == "activation" or ep == 1 or not sizes:
+        if not replicas or tensor.name not in self.routed or tensor.is_activation or ep == 1 or not sizes:
             return count
         assert isinstance(replicas, int)
         each = sizes[0] // ep

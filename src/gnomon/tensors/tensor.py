@@ -48,6 +48,11 @@ class Tensor:
         return tuple(atom for dim in self.dims for atom in dim.atoms)
 
     @property
+    def is_activation(self) -> bool:
+        """Whether ops make it (or a user gives it) anew each time, so that it is neither trained nor a state."""
+        return self.kind == "activation"
+
+    @property
     def is_float(self) -> bool:
         """Whether a gradient can flow through it."""
         return not self.dtype.startswith(("int", "uint", "bool"))

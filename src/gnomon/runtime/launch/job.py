@@ -23,6 +23,7 @@ from gnomon.errors import PlanError
 from gnomon.formats.huggingface.weights import parameters_of
 from gnomon.graph import Graph
 from gnomon.hardware import parse_cluster
+from gnomon.lowering.norm import EVERYONE
 from gnomon.methods import rewrites
 from gnomon.plans import Plan, PlanFile, Workload, load_plan
 from gnomon.prediction import Prediction, predict
@@ -71,7 +72,7 @@ class PreparedJob:
         if self._recorder is None:
             raise PlanError("a timeline is that of the last step, and no step was made; call step first")
         return self.executor.per_class(
-            gather(self.executor.program, self._recorder, self.executor.groups.by_comm["norm"])
+            gather(self.executor.program, self._recorder, self.executor.groups.by_comm[EVERYONE])
         )
 
     def state_dict(self) -> dict[str, Tensor]:

@@ -19,6 +19,8 @@ from torch.distributed import ProcessGroup
 
 from gnomon.errors import PlanError
 from gnomon.graph import Graph
+from gnomon.lowering.gradients import TIED
+from gnomon.lowering.norm import EVERYONE
 from gnomon.methods.bamboo import without
 from gnomon.plans import Plan, Workload
 from gnomon.runtime.mesh.groups import Groups, coordinates, meshes_of, stage_sets
@@ -29,7 +31,7 @@ from gnomon.runtime.step.buffers import Buffers, Name
 from gnomon.runtime.step.execute import Executor
 from gnomon.runtime.step.messages import RankMessages
 
-COMMS = ("dp", "dp_shard", "dp_replicate", "tp", "cp", "kv_copies", "norm", "embedding")
+COMMS = ("dp", "dp_shard", "dp_replicate", "tp", "cp", "kv_copies", EVERYONE, TIED)
 GRADIENTS = 1 << 20
 """First tag of gradients on their way to a copy; those of messages between stages are below."""
 

@@ -13,6 +13,8 @@ from torch import Tensor
 
 from gnomon.errors import PlanError
 from gnomon.graph import Graph
+from gnomon.lowering.gradients import TIED
+from gnomon.lowering.norm import EVERYONE
 from gnomon.plans import Mesh, Plan, Workload
 from gnomon.plans import batch as batch_of
 from gnomon.runtime.data.packing import batch_of_ids
@@ -58,7 +60,7 @@ class Replica(Executor):
             shard=0,
             data=0,
         )
-        names = (*AXES, *EXPERT_AXES, "kv_copies", "embedding", "norm")
+        names = (*AXES, *EXPERT_AXES, "kv_copies", TIED, EVERYONE)
         return Groups(mesh=Mesh(), here=here, by_comm=dict.fromkeys(names, None))
 
     def rows_of(self, batch: Batch, worker: int) -> dict[str, Tensor]:

@@ -16,6 +16,8 @@ import torch.distributed as dist
 from torch.distributed import ProcessGroup
 
 from gnomon.errors import PlanError
+from gnomon.lowering.gradients import TIED
+from gnomon.lowering.norm import EVERYONE
 from gnomon.plans import Mesh, Plan
 from gnomon.plans.mesh import EXPERT_AXES as FOLDED
 from gnomon.plans.select import format_ranks
@@ -125,13 +127,13 @@ class Groups:
             else [[i] for i in range(len(stages[0][0]))]
         )
         rows = [[ranks[i] for ranks in holders for i in row] for row in alike] if len(holders) > 1 else []
-        groups["embedding"] = _mine("embedding", rows, here)
+        groups[TIED] = _mine(TIED, rows, here)
         rows = [list(row) for row in zip(*stage_sets(plan), strict=True)] if vocabulary else []
         groups["vocabulary"] = _mine("vocabulary", rows, here)
         if plan.experts.balance == "global":  # met in forwards, while gradients of others may be on their way
             rows = [[r[i] for i in row] for r, mesh in stages for row in mesh.dense.groups(*AXES["dp"]).tolist()]
             groups["balance"] = _mine("balance", rows, here)
-        groups["norm"] = _mine("norm", [list(range(plan.world_size))], here)
+        groups[EVERYONE] = _mine(EVERYONE, [list(range(plan.world_size))], here)
         # From the last to the first, so that a rank of several stages stands for its first.
         stage_of_rank = {rank: stage for stage, rank in reversed(list(enumerate(plan.pipeline_ranks)))}
         # Only who meets whom matters here: the least microbatch that every stage can divide shows all pairs.

@@ -161,7 +161,7 @@ class BlockRun:
                     f"({self.homes[name]}); say how it divides with gnomon.op_sharding, or use "
                     f"{_axes_of(self.homes[name])} = 1"
                 )
-            if tensor.kind != "activation":
+            if not tensor.is_activation:
                 inputs.append(name)
                 continue
             home = self.homes[name]
@@ -280,7 +280,7 @@ def cut_linears(ops: Sequence[BlockOp], splits: Sequence[Split]) -> dict[str, Cu
     """Finds the linears of a block, by path, whose collective over tp is cut as the plan says. Inputs are cut where
     linears alone read them."""
     chosen = [op for op in ops if any(fnmatchcase(op.site.op.path, split.op) for split in splits)]
-    linears = [op for op in chosen if op.site.op.rules.torch == "engine" and op.site.op.does == "multiplies"]
+    linears = [op for op in chosen if op.site.op.is_dense_linear]
     readers: dict[Need, list[BlockOp]] = {}
     for op in ops:
         for op_input in op.inputs:
@@ -373,7 +373,7 @@ class Frame:
             with torch.no_grad():
                 return self.do(op, again=False, seen=seen)
         site = op.site
-        if site.op.rules.torch == "engine" and site.op.does == "multiplies":
+        if site.op.is_dense_linear:
             result = self._linear(op)
             out: Tensor | tuple[Tensor, ...] = result.clone() if site.op.outputs[0] in self.owner.written else result
         elif site.op.does == "counts the step" and self.counted is not None:

@@ -201,7 +201,7 @@ class Keeper:
             again.add(index)
             for name in self.run.ops[index].site.op.inputs:
                 # Parameters and states are there anyway.
-                if self.run.block.tensor(name).kind != "activation":
+                if not self.run.block.tensor(name).is_activation:
                     continue
                 root = self.root_of[name]
                 if root in writers:  # what was kept is as it was at the end

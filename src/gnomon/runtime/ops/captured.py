@@ -42,7 +42,7 @@ def written_linears(block: Block) -> frozenset[str]:
     from_linear = dict[str, frozenset[str]]()
     found = frozenset[str]()
     for op in block.ops:
-        if op.rules.torch == "engine" and op.does == "multiplies":
+        if op.is_dense_linear:
             from_linear[op.outputs[0]] = frozenset((op.outputs[0],))
         elif op.captured is None:
             if op.rules.memory == "view" and op.inputs:

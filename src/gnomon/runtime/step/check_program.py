@@ -19,14 +19,13 @@ from typing import TypeVar
 import numpy as np
 
 from gnomon.errors import ProgramError
+from gnomon.lowering.gradients import TIED
 from gnomon.program import Key, Program, Structure, validate
 
 GRADIENT = ("B", "W")
 """Kinds that add to the gradient of their stage."""
 USES_GRADIENT = ("NORM", "OPT")
 """Kinds that read it when it is whole."""
-TIED = "embedding"
-"""Communicator of stages that hold the same parameter."""
 
 
 _Of = TypeVar("_Of")

@@ -19,7 +19,7 @@ from torch.distributed import ProcessGroup
 from gnomon.errors import PlanError
 from gnomon.graph import Graph
 from gnomon.lowering.exchanges import BACKWARD, FORWARD, TRAVEL
-from gnomon.plans.expert_rows import part_of
+from gnomon.plans.expert_rows import COMBINE, DISPATCH, part_of
 from gnomon.runtime.module.block_ops import BlockOp, OpInput
 from gnomon.runtime.module.blocks import Frame
 from gnomon.runtime.ops.routing import Routing, rows_of, shared_out, to_experts, to_tokens
@@ -84,7 +84,7 @@ class Parts:
         self.layers: dict[int, _Layer] = {}
         """By each of their three stages."""
         for number, stage in self.stages.items():
-            if part_of(graph, stage.layers[0]) == "dispatch":
+            if part_of(graph, stage.layers[0]) == DISPATCH:
                 layer = self._layer(number)
                 self.layers |= dict.fromkeys((number, number + 1, number + 2), layer)
         self.under_way: dict[tuple[int, int], _UnderWay] = {}
@@ -119,10 +119,10 @@ class Parts:
         """Maps each kind of row to what does it; forwards and backwards are those of `compute` but for experts."""
         usual = self.compute.actions()
         return {
-            FORWARD["dispatch"]: self._dispatch,
-            FORWARD["combine"]: self._combine,
-            BACKWARD["combine"]: self._combine_back,
-            BACKWARD["dispatch"]: self._dispatch_back,
+            FORWARD[DISPATCH]: self._dispatch,
+            FORWARD[COMBINE]: self._combine,
+            BACKWARD[COMBINE]: self._combine_back,
+            BACKWARD[DISPATCH]: self._dispatch_back,
             "F": self._or(usual["F"], self._experts),
             "B": self._or(usual["B"], self._experts_back),
             "I": self._or(usual["I"], self._experts_input_back),
@@ -161,7 +161,7 @@ class Parts:
     # --- forward
 
     def _dispatch(self, stage: int, unit: int) -> None:
-        layer, part = self.layers[stage], self._next(FORWARD["dispatch"], stage, unit)
+        layer, part = self.layers[stage], self._next(FORWARD[DISPATCH], stage, unit)
         if part == 0:
             self.under_way[stage, unit] = _UnderWay(entered=self.compute.entering(stage, unit))
         here = self.under_way[stage, unit]
@@ -203,7 +203,7 @@ class Parts:
         here.results[part] = get_gradient_edge(outputs), outputs.detach()
 
     def _combine(self, stage: int, unit: int) -> None:
-        layer, part = self.layers[stage], self._next(FORWARD["combine"], stage, unit)
+        layer, part = self.layers[stage], self._next(FORWARD[COMBINE], stage, unit)
         here, module = self.under_way[layer.dispatch, unit], self.stages[stage]
         rows = here.results[part][1]
 
@@ -235,7 +235,7 @@ class Parts:
     # --- backward
 
     def _combine_back(self, stage: int, unit: int) -> None:
-        layer, part = self.layers[stage], self._next(BACKWARD["combine"], stage, unit)
+        layer, part = self.layers[stage], self._next(BACKWARD[COMBINE], stage, unit)
         here = self.under_way[layer.dispatch, unit]
         begins = self.compute.begins(stage, unit) if part == 0 else []
 
@@ -270,7 +270,7 @@ class Parts:
         torch.autograd.backward([edge], [here.grads.pop(part)])
 
     def _dispatch_back(self, stage: int, unit: int) -> None:
-        layer, part = self.layers[stage], self._next(BACKWARD["dispatch"], stage, unit)
+        layer, part = self.layers[stage], self._next(BACKWARD[DISPATCH], stage, unit)
         here, module = self.under_way[stage, unit], self.stages[stage]
         grad = here.leaves.pop(part).grad
         assert grad is not None

@@ -20,6 +20,7 @@ from torch import Tensor
 from gnomon.control.placing import ROWS_ALONE, PlacingCosts, with_placement
 from gnomon.errors import PlanError
 from gnomon.graph import Graph, Layer
+from gnomon.lowering.norm import EVERYONE
 from gnomon.lowering.units import units_of_lengths
 from gnomon.methods import check_methods, lina, mimose, partial_reduce, teaching_of, used
 from gnomon.methods.learnt import ad2, iss, nxm_admm, xtc
@@ -163,7 +164,7 @@ class Executor:
             )
         counts = list[Callable[[Layer, Tensor], None]]()
         if plan.experts.bias_rate:
-            self.state.biases = RouterBias(self.graph, plan.experts.bias_rate, self.groups.by_comm["norm"], device)
+            self.state.biases = RouterBias(self.graph, plan.experts.bias_rate, self.groups.by_comm[EVERYONE], device)
             counts.append(self.state.biases.note)
         self.step_load = StepLoad(self.groups.by_comm["balance"]) if plan.experts.balance == "global" else None
         if self.step_load is not None:
@@ -455,7 +456,7 @@ class Executor:
         memory: what each rank holds over time too, by the classes of a prediction, `temporary` and after it apart.
         """
         recorder = Recorder(memory=memory, clock=clock_of(self.device))
-        group = self.groups.by_comm["norm"]
+        group = self.groups.by_comm[EVERYONE]
         if group is not None:
             dist.barrier(group=group)
         result = self.step(batch, recorder)
@@ -508,7 +509,7 @@ class Executor:
     def total_loss(self, result: StepResult) -> float:
         """The mean loss over all tokens of the step; all ranks must ask."""
         total = result.loss.clone()
-        group = self.groups.by_comm["norm"]
+        group = self.groups.by_comm[EVERYONE]
         if group is not None:
             all_reduce(total, group)
         return float(total)

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from gnomon.control.placing import Look, PlacingCosts, move
 from gnomon.graph import Graph, Layer
+from gnomon.lowering.norm import EVERYONE
 from gnomon.plans.experts import routers
 from gnomon.plans.replicas import Placement, holders, on_ranks
 from gnomon.runtime.mesh.collectives import all_reduce, all_to_all
@@ -183,7 +184,7 @@ class Replicas:
             return False
         counts, steps, self.steps = self.counts.clone(), self.steps, 0
         self.counts.zero_()
-        if (everyone := self.everyone.by_comm["norm"]) is not None:
+        if (everyone := self.everyone.by_comm[EVERYONE]) is not None:
             all_reduce(counts, everyone)
         after: dict[str, Placement] = {}
         for row, label in zip(counts.tolist(), self.order, strict=True):

@@ -15,6 +15,8 @@ import torch
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
+from gnomon.lowering.gradients import TIED
+from gnomon.lowering.norm import EVERYONE
 from gnomon.lowering.tensor_sums import REPLICAS
 from gnomon.program import NO_UNIT
 from gnomon.runtime.mesh.collectives import all_gather, all_reduce, reduce_scatter
@@ -137,7 +139,7 @@ class State:
         """Carries out AR: sums the gradient over a communicator, or the part of it that this communicator adds up."""
         name = self._grad_name(stage)
         self.buffers.wait(name)
-        if comm == "embedding":
+        if comm == TIED:
             self.join_tied(name)
             return
         if comm == REPLICAS:
@@ -207,7 +209,7 @@ class State:
         this rank, and over the communicator `embedding`. Under ZeRO stages cut a parameter into other shards than each
         other, so ranks that shard exchange its whole gradient. row: what an AR of the Program writes; without one, all
         holders are on this pipeline rank, and the first NORM or OPT comes here."""
-        elsewhere = row is None and self.groups.by_comm.get("embedding") is not None  # an AR does it, in its own step
+        elsewhere = row is None and self.groups.by_comm.get(TIED) is not None  # an AR does it, in its own step
         if self.joined or elsewhere or not self.tied:
             return
         self.joined = True
@@ -224,7 +226,7 @@ class State:
         for number in stages:
             self.buffers.wait(self._grad_name(number))
         sharded = any(parameters.zero for parameters in stages.values())
-        group = self.groups.by_comm["embedding"] or (self.groups.by_comm["dp_shard"] if sharded else None)
+        group = self.groups.by_comm[TIED] or (self.groups.by_comm["dp_shard"] if sharded else None)
         if group is None and len(stages) == 1:
             return
         slots = {
@@ -361,7 +363,7 @@ class State:
             for parameters in self.on_host[number] if number in down else self.stages[number].held:
                 terms.append(squares(parameters))
         total = summed(terms, self.device)
-        group = self.groups.by_comm["norm"]
+        group = self.groups.by_comm[EVERYONE]
         if group is not None:
             all_reduce(total, group)
         self.norm = total.sqrt()

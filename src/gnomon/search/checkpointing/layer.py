@@ -133,7 +133,7 @@ class _LayerProgramme:
         self.needed = tuple(name for name in needed if name not in self.block.inputs)
         self.sizes = {name: needed[name] for name in self.needed}
         for tensor in self.block.tensors:
-            if tensor.kind == "activation" and self.roots[tensor.name] == tensor.name and tensor.name not in needed:
+            if tensor.is_activation and self.roots[tensor.name] == tensor.name and tensor.name not in needed:
                 self.sizes[tensor.name] = self.pricing.memory.bytes_of(tensor)
         self.most = sum(self.sizes[name] for name in self.needed)
 
@@ -165,7 +165,7 @@ class _LayerProgramme:
             programme.at_most({keep[name]: -1.0, again[self.maker[name].path]: -1.0, **there}, -1)
         for op in self.block.ops:  # what is run again reads what is kept or recomputed
             for name in dict.fromkeys(self.roots[name] for name in op.inputs):
-                if self.block.tensor(name).kind != "activation" or name in self.inputs_kept:
+                if not self.block.tensor(name).is_activation or name in self.inputs_kept:
                     continue
                 factors = {again[op.path]: 1.0, keep[name]: -1.0}
                 if away:

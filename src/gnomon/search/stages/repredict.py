@@ -14,6 +14,7 @@ from typing import NamedTuple
 import numpy as np
 
 from gnomon.graph import Layer, no_grad_inputs
+from gnomon.lowering.gradients import TIED
 from gnomon.plans import Plan, Saved, layer_presets, select, shared_parameters, stage_layers, transfers
 from gnomon.plans.parts import Preset
 from gnomon.plans.plan import effective_zero
@@ -23,7 +24,7 @@ from gnomon.prediction.layer_types import LayerPrice
 from gnomon.prediction.memory import rank_memory
 from gnomon.prediction.predict import stages_of
 from gnomon.prediction.stage import StagePrice
-from gnomon.prediction.step import TIED, Pricing
+from gnomon.prediction.step import Pricing
 from gnomon.program import Key
 from gnomon.search.stages.recut import LESS_KEPT, Presets, Recut
 from gnomon.simulate import Durations, period

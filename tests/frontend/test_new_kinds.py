@@ -13,10 +13,13 @@ from frontend.new_kinds import PLANS, batch, module, run  # noqa: E402
 from frontend.train import SETTINGS, STEPS  # noqa: E402
 from torch.nn import functional  # noqa: E402
 
+from gnomon import ops  # noqa: E402
 from gnomon.errors import PlanError  # noqa: E402
+from gnomon.frontend import call_rules  # noqa: E402
 from gnomon.frontend.capture import captured  # noqa: E402
 from gnomon.graph import BF16, FUSED, Setting, backward, forward_work, gradients  # noqa: E402
 from gnomon.hardware import catalogue  # noqa: E402
+from gnomon.ops.op import RuledCall  # noqa: E402
 from gnomon.plans import Layout  # noqa: E402
 from gnomon.prices.curves import curves_for  # noqa: E402
 from gnomon.prices.kernels import op_seconds  # noqa: E402
@@ -102,3 +105,11 @@ def test_attention_over_blocks_is_captured_priced_and_divided() -> None:
     h100 = catalogue.device("h100-sxm")
     assert op_seconds(op, block, setting, h100, curves_for(h100)).device_s > 0
     assert op.outputs[0] not in gradients(block)
+
+
+def test_the_rule_that_a_kind_names_for_a_call_is_there() -> None:
+    """No call is left `opaque` because a kind's file names a rule that nobody wrote; no call has two kinds."""
+    calls = [call for kind in ops.every() if kind.calls != "none" for call in kind.calls]
+    assert len({call.function for call in calls}) == len(calls)
+    ruled = {call.rule for call in calls if isinstance(call, RuledCall)}
+    assert all(callable(getattr(call_rules, rule)) for rule in ruled)

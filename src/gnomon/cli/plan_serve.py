@@ -60,7 +60,7 @@ def searched(options: PlanOptions) -> tuple[ServingQuestion, BestServing]:
     if options.fewest and question.target is None:
         raise InputError("--fewest asks for the fewest devices that meet targets: give --ttft, --tpot or both")
     engines = [question.engine, *(read(replace(options, engine=name)).engine for name in names[1:])]
-    experts = any(op.kind == "grouped_linear" for block in question.graph.blocks for op in block.ops)
+    experts = any(op.does == "multiplies rows" for block in question.graph.blocks for op in block.ops)
     load_of, notes = expert_loads(options, question.graph), list[str]()
 
     @cache

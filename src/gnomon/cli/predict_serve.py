@@ -454,7 +454,7 @@ def expert_loads(options: ServedOptions, graph: Graph) -> Callable[[int, list[st
     name = options.router if isinstance(options, (PredictOptions, PlanOptions)) else None
     copies = options.redundant_experts or 0
     experts = next(
-        (d.size for b in graph.blocks for op in b.ops if op.kind == "grouped_linear"
+        (d.size for b in graph.blocks for op in b.ops if op.does == "multiplies rows"
          for d in b.tensor(op.inputs[1]).dims[:1]), None
     )  # fmt: skip
     if name is None and copies:

@@ -15,8 +15,9 @@ from torch.utils._pytree import tree_map
 from gnomon import ops
 from gnomon.errors import CaptureError
 from gnomon.frontend.axes import Axes
+from gnomon.frontend.call_rules import CallKind
 from gnomon.frontend.custom_ops import Count, Division, TensorShape, cost_of, division_of, has_price, has_sharding
-from gnomon.frontend.kinds import CallKind, kind_of, link_kind
+from gnomon.frontend.kinds import kind_of, link_kind
 from gnomon.frontend.records import AtenNode as Traced
 from gnomon.frontend.records import ForwardTrace, Ref, Step
 from gnomon.frontend.rules import base_name, link
@@ -136,7 +137,11 @@ class Converter:
             rows = self.rows[table]
             self.axes.role(rows[0], "vocab" if place == 0 else "rows")
             self.axes.role(rows[1], "hidden")
-        normed = {self.axes.find(self.rows[k.operands[0]][-1]) for k in self.kinds.values() if k.kind == "norm"}
+        normed = {
+            self.axes.find(self.rows[k.operands[0]][-1])
+            for k in self.kinds.values()
+            if ops.find(k.kind).does == "normalises"
+        }
         linears = [k for k in self.kinds.values() if ops.find(k.kind).does == "multiplies"]
         vocab = self.trace.values[tables[0]].shape[0] if tables else 0
         for layer in linears:

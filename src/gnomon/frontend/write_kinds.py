@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from gnomon import ops
+from gnomon.frontend.call_rules import CallKind
 from gnomon.frontend.draft import Draft
-from gnomon.frontend.kinds import CallKind, named_axes
+from gnomon.frontend.kinds import named_axes
 from gnomon.frontend.records import Ref, Step
 from gnomon.frontend.write_captured import short
 from gnomon.graph import Captured, Dim, Node, Op, Tensor, Torch, Use, attrs
@@ -37,16 +38,17 @@ class KindWriter:
 
     def write(self, step: Step, kind: CallKind) -> bool:
         """Writes the step as its kind; False where operands' dims do not fit together."""
-        if kind.kind == "attention":
+        does = ops.find(kind.kind).does
+        if does == "attends":
             return self._attention(step, kind)
         dims = [self.owner.dims(i) for i in kind.operands]
         out = self.owner.dims(kind.out)
         contracts: tuple[str, ...] = ()
         values = self._attrs(kind)
         renamed = None
-        multiplies = ops.find(kind.kind).does == "multiplies"
-        match kind.kind:
-            case _ if multiplies:
+        multiplies = does == "multiplies"
+        match does:
+            case "multiplies":
                 rest, (out_dim, inner) = dims[0][:-1], kind.weight_of(dims[1])
                 if dims[0][-1] != inner or out != (*rest, out_dim):
                     if out[:-1] != rest or out_dim.factors:
@@ -57,13 +59,13 @@ class KindWriter:
                     return False
                 contracts = tuple(a.name for a in dims[0][-1].atoms)
                 dims = [dims[0], kind.weight_of((out_dim, inner)), *([(out_dim,)] if len(dims) > 2 else [])]
-            case "embedding":
+            case "looks up":
                 if out != (*dims[0], *dims[1][1:]):
                     return False
-            case "cross_entropy":
+            case "compares labels":
                 if dims[0][:-1] != dims[1]:
                     return False
-            case "norm":
+            case "normalises":
                 if out != dims[0] or any(d != (dims[0][-1],) for d in dims[1:]):
                     return False
                 values["over"] = dims[0][-1].name
@@ -143,7 +145,7 @@ class KindWriter:
         path = self.draft.path(step, "core")
         output = self.draft.add(Tensor(name=path, dims=(q[0], q[1], q[2], v[3]), dtype=self.owner.dtype(kind.out)))
         self.draft.ops.append(
-            Op(kind="attention", path=path, inputs=tuple(names), outputs=(output,), attrs=attrs(**values))
+            Op(kind=kind.kind, path=path, inputs=tuple(names), outputs=(output,), attrs=attrs(**values))
         )
         back = self.draft.make(kind.out, f"{path}.turned")
         self.draft.paths.add(back)

@@ -16,7 +16,7 @@ from gnomon.ops.bases import MOVES_BYTES
 from gnomon.ops.curve import Curve, Stream, once
 from gnomon.ops.divided import BOTH, own_collective, with_inside
 from gnomon.ops.kernels import Kernels
-from gnomon.ops.op import AttrValue, Op, Problem, Steps, Tensors, attrs
+from gnomon.ops.op import AttrValue, Op, Problem, RuledCall, Steps, Tensors, attrs
 from gnomon.ops.rules import (
     cannot_write,
     elementwise_work,
@@ -311,7 +311,7 @@ ATTENTION = replace(
     together=HEAD_DIMS,
     does="attends",
     served="apart",
-    calls="rules of the frontend",
+    calls=(RuledCall(function="scaled_dot_product_attention", rule="attention"),),
     documents=True,
     zeros="of the values",
     torch="attention:attention",

@@ -11,7 +11,7 @@ from dataclasses import replace
 from gnomon.ops.bases import MOVES_BYTES
 from gnomon.ops.curve import Curve, once, passes
 from gnomon.ops.kernels import Kernels
-from gnomon.ops.op import Op, Problem, Steps, Tensors, Zeros, attrs
+from gnomon.ops.op import Op, Problem, RuledCall, Steps, Tensors, Zeros, attrs
 from gnomon.ops.rules import (
     bytes_of,
     cannot_write,
@@ -159,7 +159,7 @@ ACTIVATION = replace(
     fused_by="glu",
     grad_price=_square_back,
     calibrated="elements",
-    calls="rules of the frontend",
+    calls=tuple(RuledCall(function=name, rule="activation") for name in ("gelu", "relu", "silu", "tanh", "sigmoid")),
     zeros=_zeros_of_activation,
     torch="elementwise:activation",
 )
@@ -193,7 +193,7 @@ ADD = replace(
     gradient="passed on",
     does="adds",
     served="bytes",
-    calls="rules of the frontend",
+    calls=tuple(RuledCall(function=name, rule="pair") for name in ("add", "__add__")),
     zeros="all",
     torch="elementwise:add",
 )
@@ -209,7 +209,7 @@ MUL = replace(
     decay="matrices",
     grad_price=_factors_back,
     calibrated="elements",
-    calls="rules of the frontend",
+    calls=tuple(RuledCall(function=name, rule="pair") for name in ("mul", "__mul__")),
     zeros="either",
     torch="elementwise:mul",
 )
@@ -217,6 +217,7 @@ MUL = replace(
 SCALE = replace(
     MOVES_BYTES,
     name="scale",
+    does="scales",
     served="free",  # folded into a neighbour
     signature="x[, vector] -> x times a constant or a learned vector; factor",
     dims=first_dims,
@@ -260,6 +261,7 @@ BLEND = replace(
 SOFTCAP = replace(
     MOVES_BYTES,
     name="softcap",
+    does="caps",
     signature="x -> cap · tanh(x / cap); cap",
     dims=first_dims,
     saves=_saves_aside,
@@ -283,7 +285,7 @@ DROPOUT = replace(
     steps=_mask_steps,
     does="drops",
     served="free",
-    calls="rules of the frontend",
+    calls=(RuledCall(function="dropout", rule="dropout"),),
     zeros="in place",
     torch="elementwise:dropped",
 )

@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from gnomon.ops.bases import MOVES_BYTES
 from gnomon.ops.curve import once
-from gnomon.ops.op import Op, Problem, Tensors
+from gnomon.ops.op import Op, Problem, RuledCall, Tensors
 from gnomon.ops.rules import bytes_of, cannot_write, per_element, per_element_back
 from gnomon.ops.work import Setting, Work
 from gnomon.tensors.dims import numel
@@ -58,7 +58,7 @@ EMBEDDING = replace(
     sums=True,
     does="looks up",
     served="apart",
-    calls="rules of the frontend",
+    calls=(RuledCall(function="embedding", rule="embedding"),),
     zeros="of the table",
     torch="lookup:embedding",
 )

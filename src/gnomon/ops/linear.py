@@ -12,7 +12,7 @@ from dataclasses import replace
 from gnomon.ops.attention import pairs_of
 from gnomon.ops.bases import CONTRACTION
 from gnomon.ops.curve import Matmul
-from gnomon.ops.op import Op, Problem, Tensors
+from gnomon.ops.op import Op, Problem, RuledCall, Tensors
 from gnomon.ops.rules import (
     Flops,
     contracted_dims,
@@ -74,7 +74,11 @@ LINEAR = replace(
     signature="x, weight[, bias] -> x · weightᵀ + bias",
     dims=_dims,
     weight_sum="in place",
-    calls="rules of the frontend",
+    calls=(
+        RuledCall(function="linear", rule="linear"),
+        RuledCall(function="addmm", rule="addmm"),
+        *(RuledCall(function=name, rule="matmul") for name in ("mm", "matmul", "__matmul__")),
+    ),
     zeros="of the matrix",
     torch="engine",
 )

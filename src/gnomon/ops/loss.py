@@ -12,7 +12,7 @@ from gnomon.ops.bases import MOVES_BYTES
 from gnomon.ops.curve import Curve, once
 from gnomon.ops.divided import own_collective, row_elements
 from gnomon.ops.kernels import Kernels
-from gnomon.ops.op import Op, Problem, Steps, Tensors, attrs
+from gnomon.ops.op import Op, Problem, RuledCall, Steps, Tensors, attrs
 from gnomon.ops.rules import cannot_write, per_element, per_element_back, saves_inputs
 from gnomon.ops.strategy import Division, Strategy
 from gnomon.tensors.names import is_sequence
@@ -92,7 +92,7 @@ CROSS_ENTROPY = replace(
     sums=True,
     does="compares labels",
     served="apart",
-    calls="rules of the frontend",
+    calls=(RuledCall(function="cross_entropy", rule="cross_entropy"),),
     zeros="unknown",
     torch="lookup:cross_entropy",
 )

@@ -13,7 +13,7 @@ from gnomon.ops.bases import MOVES_BYTES
 from gnomon.ops.curve import once, passes
 from gnomon.ops.divided import BOTH, own_collective, row_elements, with_inside
 from gnomon.ops.kernels import Kernels
-from gnomon.ops.op import Op, Problem, Steps, Tensors
+from gnomon.ops.op import Op, Problem, RuledCall, Steps, Tensors
 from gnomon.ops.rules import cannot_write, first_dims, per_element, per_element_back
 from gnomon.ops.strategy import Division, Strategy
 from gnomon.tensors.dims import Dim, size_of
@@ -138,7 +138,7 @@ NORM = replace(
     begins="ones",
     strategies=_norm,
     does="normalises",
-    calls="rules of the frontend",
+    calls=(RuledCall(function="layer_norm", rule="norm"), RuledCall(function="rms_norm", rule="norm")),
     zeros="of the weight",
     torch="norm:norm",
 )

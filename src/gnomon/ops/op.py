@@ -163,6 +163,16 @@ class TorchCall:
     axis. alike: all have those of the result. a linear's: x (…, in), weight (out, in), result (…, out)."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RuledCall:
+    """A call of the torch API that is one op of a kind if a rule says so, which looks at more than names."""
+
+    function: str
+    """Its name in the API (`addmm`)."""
+    rule: str
+    """The function of `frontend.call_rules` that reads it, loaded when it is first asked."""
+
+
 Does: TypeAlias = Literal[
     "multiplies",  # tokens by a weight
     "multiplies rows",  # of experts, by the weights of these
@@ -185,6 +195,8 @@ Does: TypeAlias = Literal[
     "combines",  # adds these rows up
     "gates",
     "adds",
+    "scales",  # by a constant or a learned vector
+    "caps",  # softly
     "drops",  # elements, at random
     "computes",  # anything else
 ]
@@ -272,9 +284,8 @@ class OpKind:
     attention, scans, lookups, heads). kernel: a kernel that reads its inputs and writes its outputs. kernel a block:
     all of a block are one kernel (rotary of q and k). bytes: its bytes move in the kernel of a neighbour (a sum with
     the residual in the norm that follows). free: nothing runs (views, what only training has)."""
-    calls: tuple[TorchCall, ...] | Literal["rules of the frontend", "none"]
-    """Calls of the torch API that are captured as this kind. `rules of the frontend`: what `frontend.kinds` reads,
-    which looks at more than names; none: no call is."""
+    calls: tuple[TorchCall | RuledCall, ...] | Literal["none"]
+    """Calls of the torch API that are captured as this kind; none: no call is."""
     documents: bool
     """Whether its torch function is told where documents begin in a packed row."""
     zeros: Callable[[Op], Zeros] | Zeros

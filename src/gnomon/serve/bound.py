@@ -140,10 +140,10 @@ class Bound:
         for op in block.ops:
             if op.path in done:
                 continue
-            alike = self._alike(block, op) if op.kind == "linear" else [op]
+            alike = self._alike(block, op) if op.is_dense_linear else [op]
             done |= {one.path for one in alike}
             inputs = tuple(name for name in op.inputs if block.tensor(name).is_activation)
-            run = self._linears(layer, block, alike) if op.kind == "linear" else self._op(layer, block, op)
+            run = self._linears(layer, block, alike) if op.is_dense_linear else self._op(layer, block, op)
             steps.append(BoundStep(run, inputs, tuple(out for one in alike for out in one.outputs)))
         return steps
 
@@ -154,7 +154,7 @@ class Bound:
         return [
             one
             for one in after
-            if one.kind == "linear" and one.inputs[0] == op.inputs[0] and one.contracts == op.contracts
+            if one.is_dense_linear and one.inputs[0] == op.inputs[0] and one.contracts == op.contracts
             and one.attrs == op.attrs
         ]  # fmt: skip
 

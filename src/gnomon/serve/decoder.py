@@ -263,12 +263,12 @@ class Decoder:
 
     def _together(self, block: Block, op: Op) -> list[Op]:
         """Linears that read what this one reads, from it on."""
-        if op.kind != "linear" or op.attr("factor", 1.0) != 1.0:
+        if not op.is_dense_linear or op.attr("factor", 1.0) != 1.0:
             return [op]
         alike = [
             other
             for other in block.ops[block.ops.index(op) :]
-            if other.kind == "linear" and other.inputs[0] == op.inputs[0] and other.attr("factor", 1.0) == 1.0
+            if other.is_dense_linear and other.inputs[0] == op.inputs[0] and other.attr("factor", 1.0) == 1.0
             and other.contracts == op.contracts and self._there(block, other) == self._there(block, op)
         ]  # fmt: skip
         return alike if len(alike) > 1 else [op]
@@ -537,7 +537,7 @@ def matrices_of_head(graph: Graph) -> frozenset[str]:
         for layer in graph.layers()
         if layer.call.name in ends
         for op in graph.block(layer.call.block).ops
-        if op.kind == "linear"
+        if op.is_dense_linear
     )
 
 
@@ -555,7 +555,7 @@ def linears_of(graph: Graph) -> list[Linear]:
         if layer.call.name not in ends
         for block in [graph.block(layer.call.block)]
         for op in block.ops
-        if op.kind == "linear" and op.attr("factor", 1.0) == 1.0
+        if op.is_dense_linear and op.attr("factor", 1.0) == 1.0
     ]
 
 

@@ -281,31 +281,34 @@ class _Writer:
         fine = all(width % 2 == 0 for width in widths) or op.does == "looks up"
         if (moves := self.share.around(block, op)) is not None:
             sums = not moves.there and all(map(moves.sums, op.outputs))
-            fine = fine and sums and op.kind in ("embedding", "linear") and not op.attr("factor", 0)
-        match op.kind:
-            case "embedding":
+            fine = fine and sums and (op.does == "looks up" or op.is_dense_linear) and not op.attr("factor", 0)
+        match op.does:
+            case "looks up":
                 fine = fine and op.inputs[0] in block.inputs
-            case "linear":
-                fine = fine and _inner(block, op) % 2 == 0
-            case "norm":
+            case "multiplies":
+                fine = fine and op.is_dense_linear and _inner(block, op) % 2 == 0
+            case "normalises":
                 weight = [block.tensor(name) for name in op.inputs[1:]]
                 fine = fine and op.attr("fn", "rms") in ("rms", "layer") and all(len(w.dims) == 1 for w in weight)
-            case "rotary":
+            case "rotates":
                 fine = fine and op.attr("scaling", "") not in ("dynamic", "longrope")
-            case "attention":
+            case "attends":
                 fine = fine and not op.attr("masked", False) and self.sizes.block_tokens in (16, 32, 64)
-            case "glu":
+            case "gates":
                 fine = fine and op.attr("fn", "silu") in GATES and not op.attr("limit", 0.0)
-            case "add":
+            case "adds":
                 fine = fine and block.tensor(op.inputs[0]).dims == block.tensor(op.inputs[1]).dims
                 fine = fine and all(block.tensor(name).is_activation for name in op.inputs)
-            case "scale":
+            case "scales":
                 fine = fine and len(op.inputs) == 1
-            case "reshape":
+            case "caps":  # only a head's result: the kernel caps logits as it writes them
+                fine = op.outputs[0] in block.outputs
+            case "drops" | "measures distance":  # serving drops nothing; slopes are read with attention's pages
+                fine = True
+            case _ if op.rules.memory == "view":
                 names = [[a.name for a in block.tensor(n).atoms] for n in (op.inputs[0], op.outputs[0])]
-                fine = fine and names[0] == names[1]
-            case "rename" | "alibi" | "softcap" | "dropout":
-                fine = op.kind != "softcap" or op.outputs[0] in block.outputs
+                in_order = op.rules.zeros_of(op) == "in place"
+                fine = in_order or (fine and names[0] == names[1])
             case _:
                 fine = False
         if not fine:
@@ -365,18 +368,18 @@ class _Writer:
             if op.path in done:
                 continue
             source, out = at.get(op.inputs[0]) if op.inputs else None, op.outputs[0]
-            if op.kind in ("reshape", "rename", "dropout"):
+            if _hands_rows_on(op):
                 assert source is not None
                 at[out] = source
-            elif op.kind == "embedding":
+            elif op.does == "looks up":
                 at[out] = room(out)
                 self._embed(layer, block, op, at[out])
                 self._sum(block, op, at[out])
-            elif op.kind == "linear":
+            elif op.is_dense_linear:
                 done |= self._linear(layer, block, index, at, readers, room, brief, last)
-            elif op.kind == "alibi":
+            elif op.does == "measures distance":
                 continue
-            elif op.kind == "softcap":
+            elif op.does == "caps":
                 program.add("cap", width=self._width(block, out), first=float(_value(op, "cap", 1.0)))
             else:
                 assert source is not None
@@ -403,24 +406,24 @@ class _Writer:
         program, out = self.program, op.outputs[0]
         width = self._width(block, out)
         head = int(block.tensor(op.inputs[0]).dims[-1].size or _size(block, op.inputs[0]))
-        in_place = op.kind == "rotary" and len(readers[op.inputs[0]]) == 1 and op.inputs[0] not in block.inputs
+        in_place = op.does == "rotates" and len(readers[op.inputs[0]]) == 1 and op.inputs[0] not in block.inputs
         at[out] = source if in_place else room(out)
         places = {"in_": source, "out": at[out]}
-        match op.kind:
-            case "norm":
+        match op.does:
+            case "normalises":
                 named = {name.rpartition(".")[2]: self._weight(layer, block, name) for name in op.inputs[1:]}
                 program.add(
                     "norm", tensors=(named.get("weight"), named.get("bias")), places=places, width=head,
                     heads=width // head, flags=int(op.attr("fn", "rms") == "layer"),
                     first=float(_value(op, "eps", 1e-5)), second=float(_value(op, "offset", 0.0)),
                 )  # fmt: skip
-            case "rotary":
+            case "rotates":
                 turned = int(head * _value(op, "fraction", 1.0))
                 program.add(
                     "rotary", tensors=self._angles(op, turned), places=places, width=head, out_width=turned,
                     heads=width // head, flags=int(bool(op.attr("interleaved", False))),
                 )  # fmt: skip
-            case "attention":
+            case "attends":
                 k, v = (at[name] for name in op.inputs[1:3])
                 heads = math.prod(a.size or 1 for a in block.tensor(op.inputs[0]).dims[-2].atoms)
                 pages = self.pages(layer, block, op)
@@ -429,13 +432,14 @@ class _Writer:
                     "attend", places={**places, "with_": k}, after=v.at, width=v.row, heads=heads,
                     flags=pages.group, more=pages.address,
                 )  # fmt: skip
-            case "glu" | "add":
+            case "gates" | "adds":
+                gates = op.does == "gates"
                 program.add(
-                    op.kind, places={**places, "with_": at[op.inputs[1]]}, width=width,
-                    flags=GATES[str(op.attr("fn", "silu"))] if op.kind == "glu" else 0,
+                    "glu" if gates else "add", places={**places, "with_": at[op.inputs[1]]}, width=width,
+                    flags=GATES[str(op.attr("fn", "silu"))] if gates else 0,
                     first=float(_value(op, "factor", 1.0)),
                 )  # fmt: skip
-            case "scale":
+            case "scales":
                 factor = torch.tensor(_value(op, "factor", 1.0), dtype=program.dtype).item()
                 program.add("scale", places={**places, "with_": source}, width=width, first=factor)
 
@@ -457,14 +461,14 @@ class _Writer:
         factor = float(_value(op, "factor", 1.0))
         both: dict[str, Any] = {"width": _inner(block, op), "first": factor}
         out = op.outputs[0]
-        if last and (out in block.outputs or [o.kind for o in readers[out]] == ["softcap"]):
+        if last and (out in block.outputs or [o.does for o in readers[out]] == ["caps"]):
             weight, bias = self._packed(layer, block, [op], head=True)
             program.multiply("logits", weight, bias, **both, places={"in_": source}, out_width=self._width(block, out))
             return {op.path}
         plain = [
             o
             for o in block.ops[index:]
-            if o.kind == "linear"
+            if o.is_dense_linear
             and o.inputs[0] == op.inputs[0]
             and not o.attr("factor", 0)
             and not self.share.sums(block, o)
@@ -481,7 +485,7 @@ class _Writer:
             return {o.path for o in plain}
         weight, bias = self._packed(layer, block, [op])
         following = readers.get(out, [])
-        if len(following) == 1 and following[0].kind == "add" and factor == 1.0 and out not in block.outputs:
+        if len(following) == 1 and following[0].does == "adds" and factor == 1.0 and out not in block.outputs:
             added = following[0]
             other = next(name for name in added.inputs if name != out) if added.inputs[0] != added.inputs[1] else ""
             if other in at and out == added.inputs[1]:
@@ -514,18 +518,18 @@ class _Writer:
             {*block.inputs, *block.outputs},
         )
         for op in block.ops:
-            between += op.kind == "attention"
+            between += op.does == "attends"
             runs = {between}
-            if op.kind == "linear":  # beside the first that reads the same rows
+            if op.is_dense_linear:  # beside the first that reads the same rows
                 runs |= linears.setdefault(op.inputs[0], runs)
                 linears[op.outputs[0]] = runs
-            if op.kind == "add":  # with the linear whose rows it alone reads
+            if op.does == "adds":  # with the linear whose rows it alone reads
                 runs |= {one for name in op.inputs for one in linears.get(name, ())}
             for name in (*op.inputs, *op.outputs):
                 where.setdefault(name, set()).update(runs)
-            if op.kind in ("reshape", "rename", "dropout", "rotary"):  # in the same rows
+            if _hands_rows_on(op) or op.does == "rotates":  # in the same rows
                 needed |= {*op.inputs, *op.outputs}
-            between += op.kind == "attention" or self.share.sums(block, op)
+            between += op.does == "attends" or self.share.sums(block, op)
         return frozenset(name for op in block.ops for name in op.outputs if len(where[name]) == 1) - needed
 
     def _sum(self, block: Block, op: Op, place: _Place) -> None:
@@ -583,7 +587,7 @@ class _Writer:
             rows = block.tensor(op.inputs[1]).dims[0].size or 0
             values |= {"with_": rows * self.share.tp.index, "with_row": rows}
         multiplied = any(
-            other.kind == "linear" and later.call.parameter_name(other.inputs[1], later.index) == name
+            other.is_dense_linear and later.call.parameter_name(other.inputs[1], later.index) == name
             for later in self.graph.layers()
             for other in self.graph.block(later.call.block).ops
         )
@@ -618,6 +622,11 @@ class _Writer:
 
     def _width(self, block: Block, name: str) -> int:
         return _size(block, name)
+
+
+def _hands_rows_on(op: Op) -> bool:
+    """Whether its result lies where its operand does: a view of whole rows, or dropout, which serving leaves out."""
+    return op.rules.memory == "view" or op.does == "drops"
 
 
 def _size(block: Block, name: str) -> int:

@@ -64,7 +64,7 @@ def without_head(graph: Graph) -> HeadlessModel:
     call = next(call for call in graph.calls if graph.outputs[0].startswith(f"{call.name}."))
     block = graph.block(call.block)
     op = block.ops[-1]
-    if op.kind != "linear" or op.attr("factor", 1.0) != 1.0 or call.repeat != 1:
+    if not op.is_dense_linear or op.attr("factor", 1.0) != 1.0 or call.repeat != 1:
         raise PlanError(
             f"--head graph: {graph.name} changes its logits after the head's product ({op.path}); leave --head out"
         )

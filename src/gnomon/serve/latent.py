@@ -97,7 +97,7 @@ def latent_of(block: Block, op: Op) -> Latent | None:
     if apart is None or apart.kind != "split" or apart.outputs != (join.inputs[0], op.inputs[2]):
         return None
     up = makers.get(apart.inputs[0])
-    if up is None or up.kind != "linear" or len(up.inputs) != 2 or len(up.contracts) != 1:
+    if up is None or not up.is_dense_linear or len(up.inputs) != 2 or len(up.contracts) != 1:
         return None
     rotated, latent = (block.tensor(name) for name in (join.inputs[1], up.inputs[0]))
     latent_names = {*join.outputs, *apart.outputs, *up.outputs}

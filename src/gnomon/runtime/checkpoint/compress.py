@@ -712,7 +712,7 @@ def _vectors(folder: Folder, graph: Graph, names: Mapping[str, str]) -> dict[str
         layer.call.parameter_name(op.inputs[1], layer.index)
         for layer in graph.layers()
         for op in graph.block(layer.call.block).ops
-        if op.kind == "embedding" and len(op.inputs) == 2
+        if op.does == "looks up" and len(op.inputs) == 2
     }
     out = {}
     for name, tensor in names.items():

@@ -162,6 +162,7 @@ def titled(question: ServingQuestion) -> str:
 
 def _refused(question: ServingQuestion, problem: str, *, as_json: bool) -> int:
     helps = changes(question.graph, question.cluster, question.serving, question.engine)
+    # The three limits are searched one at a time with the others as asked: a way to start that changes one flag.
     most = most_model_len(question.graph, question.cluster, question.serving, question.engine, question.context)
     kv_capacity = capacity(question.graph, question.cluster, question.serving, question.engine)
     seqs = most_of(question.graph, question.cluster, question.serving, question.engine, "max_seqs")
@@ -209,6 +210,7 @@ def encoder_of(options: PredictOptions | PlanOptions) -> tuple[Graph, Load, list
             raise InputError(f"--pad-to are lengths of an encoder's texts, and {graph.name} is none; leave it out")
         return None
     assumed = list(notes)
+    # An encoder answers with one vector. Loads of decoders have lengths of answers, so 1 stands for it.
     whole = options if options.requests is not None else replace(options, output_len=options.output_len or 1)
     load, _ = read_load(whole, assumed)
     return graph, load, assumed
@@ -221,6 +223,7 @@ def read(options: ServedOptions) -> ServingQuestion:
         raise InputError("--beside is a second kind of device for branches, which gnomon plan --serve alone looks at")
     if options.pad_to or options.every_bucket:
         raise InputError("--pad-to are lengths of an encoder's texts, which gnomon predict --serve alone looks at")
+    # Before all else is read: from here on a serve script is the same as options typed by hand.
     options = _from_command(options, assumed)
     if options.model is None:
         raise InputError("no model; give a name (`gnomon catalogue models`) or a config.json")
@@ -247,17 +250,20 @@ def read(options: ServedOptions) -> ServingQuestion:
             ttft_s=None if options.ttft is None else quantity("--ttft", parse_seconds, _spaced(options.ttft)),
             tpot_s=None if options.tpot is None else quantity("--tpot", parse_seconds, _spaced(options.tpot)),
         )
+    # vLLM reports ITL of tokens, which come in groups of what a check accepted; the mean is what its benchmark prints.
     if serving.draft != "none":
         assumed.append(
             f"a check of {serving.draft_tokens} guesses makes {serving.tokens_a_check:.3g} tokens on average; ITL is "
             f"their mean share, and tokens really come in groups"
         )
     side_models = _side_models(options)
+    # A picture's patches enter the decoder as tokens of the prompt: KV and prefill are longer by them.
     if side_models is not None and side_models.vision is not None:
         load = replace(
             load,
             requests=tuple(replace(r, input_len=r.input_len + side_models.image_tokens) for r in load.requests),
         )
+        # It was taken from the longest request before pictures were counted.
         if options.max_model_len is None:
             serving = replace(serving, max_model_len=load.longest)
     return ServingQuestion(
@@ -277,6 +283,8 @@ def read(options: ServedOptions) -> ServingQuestion:
 
 def _check_context(model: str, context: int | None, longest: int, *, is_given: bool) -> None:
     """InputError for more tokens than a model was made for."""
+    # vLLM and SGLang both refuse a max_model_len above the one that a config derives, unless an environment variable
+    # allows it.
     if context is not None and longest > context:
         what = f"--max-model-len {longest}" if is_given else f"a request of {longest} tokens (prompt and answer)"
         raise InputError(
@@ -289,6 +297,7 @@ def _side_models(options: ServedOptions) -> SideModels | None:
     """The draft model and the encoder that options name."""
     if (options.vision is None) != (options.image_tokens is None):
         raise InputError("--vision names the encoder and --image-tokens its patches: give both or neither")
+    # Heads of the model itself, and guesses from the prompt, need no second model.
     named = options.draft if options.draft not in (None, "mtp", "ngram") else None
     if named is None and options.vision is None:
         return None
@@ -311,6 +320,7 @@ def _pools(options: ServedOptions, serving: Serving) -> Disaggregated | None:
             f"--pools {options.pools[:40]!r}: write how many engines compute prompts and how many answer, as in 1:3"
         )
     return Disaggregated(
+        # A pool that computes prompts makes one token of each: there is nothing to guess ahead.
         prefill=replace(serving, draft="none", draft_tokens=0, acceptance=0.0),
         prefill_count=int(first),
         decode_count=int(last),
@@ -347,6 +357,7 @@ def _from_command(options: ServedOptions, assumed: list[str]) -> ServedOptions:
         "max_num_batched_tokens": file.max_batched_tokens,
         "memory_fraction": file.memory_fraction,
     }
+    # What was typed beside the file wins, even where it was typed as the default.
     changed = changed_options(options)
     assumed += [f"{path}: not read: {what}" for what in command.unread]
     if "max_model_len" not in command.fields_set and fields["max_model_len"] is not None:
@@ -356,12 +367,15 @@ def _from_command(options: ServedOptions, assumed: list[str]) -> ServedOptions:
 
 def _spaced(text: str) -> str:
     """`500ms` as `500 ms`, as quantities are written."""
+    # Durations of servers' flags are written without a space; `parse_seconds` is strict about one.
     digits = text.rstrip("abcdefghijklmnopqrstuvwxyz ")
     return f"{digits} {text[len(digits) :].strip()}"
 
 
 def _engine(record: Engine, options: ServedOptions, cluster: Cluster, assumed: list[str]) -> Engine:
     """The record with the user's limits; on smaller devices with the engine's smaller defaults."""
+    # Engines choose other defaults by device: vLLM takes 256 sequences and 2,048 batched tokens of a server below 70
+    # GiB of memory, more above (arg_utils.py, get_batch_defaults).
     if (own := record.smaller(cluster.devices)) is not None:
         if options.max_num_seqs is None and own.max_seqs < record.max_seqs:
             record = replace(record, max_seqs=own.max_seqs)
@@ -404,6 +418,7 @@ def _load(options: ServedOptions, assumed: list[str]) -> Load:
         if extra:
             raise InputError(f"--{extra[0].replace('_', '-')} and --requests both say what comes in; use one of them")
         text, _ = read_source(Path(options.requests))
+        # The trace keeps its own times of arrival unless a rate or a concurrency is asked, which replace them.
         load = from_csv(text, source=str(options.requests), concurrency=options.concurrency)
         if options.num_requests is not None:
             load = replace(load, requests=load.requests[: options.num_requests])
@@ -420,6 +435,7 @@ def _load(options: ServedOptions, assumed: list[str]) -> Load:
         )
     if options.burst is not None:
         raise InputError("--burst says how many requests come at once; give --rate too")
+    # A closed loop has exactly that many requests in flight, as vLLM's --max-concurrency with an infinite rate.
     clients = options.concurrency
     if clients is None:
         clients = 1
@@ -427,6 +443,8 @@ def _load(options: ServedOptions, assumed: list[str]) -> Load:
     if options.num_requests is not None:
         count = options.num_requests
     else:
+        # Enough per client that the start, when all prompts come at once, does not set the mean; at most so many that a
+        # replay stays under a second.
         count = max(LEAST_REQUESTS, clients, min(MOST_REQUESTS, REQUESTS_A_CLIENT * clients))
         who = f"by {clients} clients that all begin at once" if clients > 1 else "one after another"
         assumed.append(f"{count} requests {who} (--num-requests)")
@@ -442,6 +460,7 @@ def _guesser(options: ServedOptions) -> Draft:
 def _stored(model: str | None) -> str | None:
     """How the weights of a folder or a config.json are stored; None for a model that says nothing of it."""
     path = Path(model or "")
+    # A name of the catalogue is no path: how it is released is looked up by name, in `stored_of`.
     path = path / "config.json" if path.is_dir() else path
     if path.suffix != ".json" or not path.is_file():
         return None
@@ -466,10 +485,12 @@ def expert_loads(options: ServedOptions, graph: Graph) -> Callable[[int, list[st
     router, many = named_router(name, graph), experts
 
     @cache
+    # A plan asks for every ep that it tries, and placing the experts of all layers is what costs.
     def found(ep: int) -> ExpertLoads:
         return loads(router, many, copies, ep)
 
     def load(ep: int, assumed: list[str]) -> float:
+        # Said, as --router then changes nothing, which a user would not expect.
         if ep == 1:
             assumed.append(f"--router {name}: with ep 1 every device has all experts, and none is busier")
             return 1.0
@@ -493,6 +514,8 @@ def _serving(
         replicas = 1
     if tp is None and options.pools is not None:
         raise InputError("--pools says how many engines there are; give --tp too, the devices of one")
+    # Engines default to one device. All of them is what a user who names a cluster means; that it was assumed is
+    # printed.
     if tp is None:
         tp = max(1, devices // (pp * dp * (replicas or 1)))
         if tp > 1:
@@ -505,6 +528,7 @@ def _serving(
     if weights is None and (weights := _stored(options.model)) is not None:
         assumed.append(f"weights are {weights}, as the model's quantization_config says (--weights)")
     if weights is None and (released := stored_of(options.model)) is not None:
+        # GGUF stores MXFP4 in blocks of its own, with the scale in front: the same bits, another kernel.
         weights = "mxfp4-gguf" if released == "mxfp4" and record.kernels.startswith("ggml") else released
         assumed.append(f"weights are {weights}, as {options.model} is released (--weights)")
     if weights is None:
@@ -514,6 +538,8 @@ def _serving(
     if longest is None:
         longest = load.longest
         assumed.append(f"max_model_len not given: {longest}, the longest request (--max-model-len)")
+    # With data-parallel attention, engines shard experts over all ranks of both, as vLLM's --enable-expert-parallel
+    # does.
     ep = options.ep or (tp * dp if dp > 1 else 1)
     expert_load = 1.0
     if not isinstance(options, PlanOptions):  # a plan chooses ep

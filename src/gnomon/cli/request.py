@@ -111,6 +111,7 @@ def read_request(given_options: TrainingOptions, lengths: tuple[int, ...] = ()) 
     job: Job | None = None
     named = options.model
     if source is not None:
+        # MODEL was the job's file itself unless --from says which program's; then the word is a model beside it.
         named = options.network or (named if options.source is not None else None)
         job = load_late("gnomon.cli.jobs:read_job")(source, options, named, machines.num_devices)
         assumed += load_late("gnomon.cli.jobs:said_of")(job, machines.num_devices)
@@ -119,9 +120,11 @@ def read_request(given_options: TrainingOptions, lengths: tuple[int, ...] = ()) 
         named = with_inputs(named, options.inputs, options.seq_len)
     graph, notes = _model(named or (file.model if file else None), job, options)
     base = _base_plan(given_plan, job)
+    # A job's or plan's precision stands although the devices' default may be another: it is a decision of somebody.
     start = base or Plan(precision=given_precision(options, machines, assumed))
     # --precision also fills in what a file leaves to its trainer; the rest of the file's dtypes then stays.
     filled = job is not None and options.precision == job.plan.precision.compute
+    # The mesh of a given plan stays as it is; without one, dp_shard takes all devices that are left.
     changed = _changed(start, options, machines, keep_mesh=base is not None, keep_precision=filled)
     workload_given = job.workload if job else file.workload if file else None
     plan = _with_batch(changed, graph, options, workload_given, assumed)
@@ -132,6 +135,7 @@ def read_request(given_options: TrainingOptions, lengths: tuple[int, ...] = ()) 
     if job is not None:
         notes += load_late("gnomon.cli.jobs:notes_of")(job)
     name = options.stack if options.stack is not None or file is None else file.stack or None
+    # A job that runs shows that its program can do what it asks, whatever the record of that program says.
     given_stack = able(job.stack, job.plan, "the job's own file") if job else PLAIN_STACK
     stack = named_stack(name) if name is not None else given_stack
     stack = with_own(stack, machines, options, assumed)
@@ -150,6 +154,7 @@ def read_request(given_options: TrainingOptions, lengths: tuple[int, ...] = ()) 
 def _may_be_job(options: TrainingOptions) -> bool:
     """Whether the options may name a job file: only then are its readers loaded."""
     name = options.model or ""
+    # Each of these has a meaning only beside a job's file.
     is_job = options.source is not None or options.network is not None or options.arguments is not None
     return is_job or name == PASTED or is_a_file(name)
 
@@ -157,6 +162,7 @@ def _may_be_job(options: TrainingOptions) -> bool:
 def _plan_as_model(options: TrainingOptions) -> TrainingOptions:
     """`gnomon predict plan.toml` is `gnomon predict --plan plan.toml`, as other commands take a plan file."""
     path = options.model
+    # The likeliest mistake of all is a path with a typo; it is said before anything else of the options can be wrong.
     if path and not is_code(path):
         check_there(parse_adapters(path)[0])
     if options.plan is None and options.source is None and path and path.endswith(".toml"):
@@ -180,6 +186,7 @@ def adapted_name(options: AdapterOptions, name: str | None) -> str | None:
 
 def _model(name: str | None, job: Job | None, options: TrainingOptions) -> tuple[Graph, tuple[str, ...]]:
     if job is not None:
+        # A file that names a model by its Hub name has no shape in it: what the user named beside it is read then.
         return (job.graph(), ()) if name is None or job.model is not None else read_model(name)
     for option, is_set in (("--vocab-size", options.vocab_size is not None), ("--strict", options.strict)):
         if is_set and name is not None and not (is_a_file(name) or Path(name).is_dir() or is_code(name)):
@@ -220,10 +227,13 @@ def _changed(plan: Plan, options: TrainingOptions, machines: Cluster, *, keep_me
         changes["mesh"] = _mesh(plan.mesh, axis_sizes, machines.num_devices)
     if options.zero is not None:
         changes["optimizer"] = replace(plan.optimizer, zero=options.zero)
+        # ZeRO 3 reduces each layer's gradients as its backward ends: a bucket size would mean nothing, and is refused
+        # by check.
         if options.zero == 3 and plan.optimizer.zero < 3:  # which has neither, as a file of another stage may
             changes["overlap"] = replace(plan.overlap, grad_reduce=True, bucket_bytes=None, buckets=())
     if options.recompute is not None:
         changes["saved"] = Saved(preset=options.recompute)
+    # Whole records, as `bf16` says the dtypes of parameters, gradients and states together.
     if options.precision is not None and not keep_precision:
         changes["precision"] = PRECISIONS[options.precision]
     mesh = changes.get("mesh", plan.mesh)
@@ -249,10 +259,13 @@ def given_precision(options: PrecisionOption, machines: Cluster, assumed: list[s
 def _mesh(mesh: Mesh, axis_sizes: dict[str, int], devices: int) -> Mesh:
     """The mesh with the given axes; dp_shard takes the devices that remain unless it is given too."""
     sizes = {axis: getattr(mesh, axis) for axis in ("tp", "pp", "cp", "dp_replicate")} | axis_sizes
+    # The axis that takes the rest is dp_shard even without ZeRO: then it is plain data parallelism under the field's
+    # newer name.
     if "dp_shard" not in axis_sizes:
         rest = sizes["tp"] * sizes["pp"] * sizes["cp"] * sizes["dp_replicate"]
         if devices % rest:
             legal = [n for n in range(1, devices + 1) if devices % n == 0]
+            # Only divisors, so that what is proposed works as it stands.
             near = min(legal, key=lambda n: abs(n - rest))
             raise PlanError(
                 f"the cluster has {devices} devices, which tp x pp x cp x dp_replicate = {sizes['tp']} x {sizes['pp']} "
@@ -269,14 +282,19 @@ def _schedule(schedule: Schedule, options: TrainingOptions) -> Schedule:
         changes["name"] = options.schedule
     if options.vpp is not None:
         changes["virtual_stages"] = options.vpp
+        # More stages than ranks mean nothing to 1F1B; who gives --vpp alone wants its interleaved form, as Megatron-LM
+        # switches.
         if options.vpp > 1 and options.schedule is None and schedule.name == orders.DEFAULT:
             changes["name"] = INTERLEAVED.name
     order = orders.find(str(changes.get("name", schedule.name)))
+    # V-shaped schedules (zero bubble V, V-half) put the first and the last stage on one rank: their placement is no
+    # choice.
     if "name" in changes and order.placement == "v":
         changes |= {"virtual_stages": options.vpp or order.stages[0], "placement": order.placement}
     if options.layers_per_stage is not None:
         changes["layers_per_stage"] = options.layers_per_stage
     if options.micro_batch_size is not None:
+        # Either follows from the other and the batch; both would have to agree.
         changes |= {"micro_batch_size": options.micro_batch_size, "num_microbatches": None}
     return replace(schedule, **changes)
 
@@ -290,11 +308,13 @@ def _with_batch(
     size, tokens = 1, sample_tokens(graph) or 0
     if tokens > 1:
         batch = given_batch(options, tokens) or (workload_given.batch_size if workload_given else None)
+        # By pipeline ranks too: a pipeline wants at least as many microbatches as it has ranks.
         units, rest = divmod(batch or 0, plan.stage_mesh(0).data_ranks * plan.num_pipeline_ranks)
         most = max(1, IMAGE_TOKENS // tokens)
         if batch is None:
             size = most
         elif not rest:
+            # The largest that divides, so that all microbatches are alike.
             size = max(n for n in range(1, most + 1) if units % n == 0)
     what = "sequence" if tokens == 0 else "sample"
     count = f"{size} {what}{'s' if size > 1 else ''}"
@@ -331,6 +351,7 @@ def given_batch(options: BatchOptions, seq_len: int) -> int | None:
             )
         return whole_sequences(tokens, seq_len)
     batch: int | None = options.global_batch
+    # Above MAX_SEQUENCES the workload itself refuses, in words of its own.
     if batch is not None and batch <= MAX_SEQUENCES and batch * seq_len > MOST_TOKENS:
         raise InputError(
             f"--global-batch {batch} is {batch * seq_len:,} tokens a step ({batch:,} sequences of {seq_len:,}), over "
@@ -372,6 +393,7 @@ def given_router(options: BatchOptions, before: RouterLoad, graph: Graph) -> Rou
 def named_router(name: str, graph: Graph) -> RouterLoad:
     """The load that `--router` names. InputError for a file that is wrong, or was recorded of another model."""
     kind, _, value = name.strip().partition(":")
+    # A path may hold a colon, so a file is what is left after the two words.
     if kind == "balanced" and not value:
         return RouterLoad()
     if kind == "zipf":
@@ -405,6 +427,7 @@ def _counts(path: Path) -> tuple[float, ...]:
         raise InputError(f"{path} is not JSON: {error}") from None
     except RecursionError:
         raise InputError(f"{path} is nested too deeply; write a list of numbers, [812, 95, …]") from None
+    # bool is an int in Python, and `true` in the JSON would count as one token.
     if not isinstance(counts, list) or not all(isinstance(n, int | float) and not isinstance(n, bool) for n in counts):
         raise InputError(
             f"{path} is no list of numbers; write the tokens that each expert of a layer got, [812, 95, …]"
@@ -417,6 +440,7 @@ def _counts(path: Path) -> tuple[float, ...]:
 
 def tokens_of(text: str) -> int:
     """A number of tokens in which k and M are 1,024 and its square, as lengths of contexts are named."""
+    # 4k of a context is 4,096: `Ki` is the binary prefix that `parse_count` knows.
     return parse_count(f"{text[:-1]}{text[-1].upper()}i" if text[-1:] in ("k", "K", "M") else text)
 
 
@@ -425,6 +449,7 @@ def with_sizes(workload: Workload, graph: Graph, options: BatchOptions, assumed:
     decoder's."""
     known_sizes: dict[str, int] = {}
     for name, size in options.sizes:
+        # The same size twice is no mistake: scripts add options one behind the other.
         if known_sizes.setdefault(name, size) != size:
             raise InputError(f"--size gives {name[:40]!r} twice; keep one")
     sizes = {**dict(workload.sizes), **known_sizes}

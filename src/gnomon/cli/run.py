@@ -72,11 +72,14 @@ CHECKPOINT_EVERY = 100
 def run(options: RunOptions) -> int:
     """Read, predict, train, tell."""
     differences: tuple[str, ...] = ()
+    # A job file of another program has no plan yet: one is made as `predict` reads the file, and what our runtime does
+    # otherwise than that program is kept to be printed, not dropped.
     if is_job(options.plan):
         file, options, differences = planned_job(options)
     else:
         file = read_plan(options.plan)
     file = _on_processes(file, options.processes)
+    # After the ranks were placed: a plan may itself name fewer devices than ranks, without --processes.
     shared = shares_processes(file, options)
     if options.determinism and not shared:
         raise InputError(
@@ -86,6 +89,8 @@ def run(options: RunOptions) -> int:
         raise InputError(
             "--follow-speed needs --processes N, on which ranks run as logical workers; add it, or leave this out"
         )
+    # Logical workers take turns in one process and share its Program; a captured module holds state of its own, of
+    # which there would be one for all of them.
     if shared and is_code(file.model):
         raise PlanError("a model that is code runs with a process for each rank; leave --processes and device_of out")
     if options.decisions and not (shared or options.memory_checkpoint_every or bamboo.METHOD.used(file.plan)):
@@ -99,6 +104,7 @@ def run(options: RunOptions) -> int:
     _check_plain(file, options)
     _check_there(options)
     graph, notes = read_model_to_run(file.model)
+    # Only now, as a recorded load is held against the model's routers. Before torch: a wrong file is said at once.
     file = _routed(file, options, graph)
     need_torch("running a plan")
     if options.explain_optimizer:
@@ -109,9 +115,11 @@ def run(options: RunOptions) -> int:
     device = device_of(file.on, file.plan, machines, options.device)
     assumed: list[str] = []
     check_methods(file.plan, "run", graph)
+    # Two plans from here on: the one that is carried out, and its nearest one that a price exists for.
     predictable = _without_unpredicted(file.plan)
     taught = teacher_of(file.plan, graph)
     priced_for = with_own(_stack(file), machines, options, assumed)
+    # Predicted before anything runs, so that the number on screen cannot know what was measured.
     prediction = predict(graph, machines, predictable, file.workload, priced_for, teacher=taught)
     notes += tuple(assumed)
     notes += (f"the prediction takes the router's load of {options.router}",) if options.router is not None else ()
@@ -119,6 +127,8 @@ def run(options: RunOptions) -> int:
     notes += _groups(file.plan)
     notes += (memory_copies(prediction, every).sentence,) if (every := options.memory_checkpoint_every) else ()
     notes += _lengths(file, prediction, options.packing)
+    # On processors all ranks are processes of this one machine and add up; a GPU's memory was checked by the plan's
+    # verdict.
     notes += _check_memory(prediction) if device == "cpu" else (UNTRIED,)
     if any(chip.kind != KINDS[device] for chip in machines.devices):
         notes += (f"the prediction is for {file.on}, and this runs on {device}",)
@@ -127,12 +137,16 @@ def run(options: RunOptions) -> int:
         folder, resume=options.resume, is_requested=options.checkpoints is not None
     )
     notes += resume_notes
+    # A student without weights of its own begins with some of its teacher's layers; with weights it goes on from those.
     if taught is not None and options.weights is None:
         notes += load_late("gnomon.methods.learnt.teacher:begins")(teaching_of(file.plan), graph, taught)
     else:
+        # A resumed run begins as its checkpoint; saying where the first run's numbers came from would mislead.
         notes += () if resumes else begins(file.model, options.weights, options.seed)
     notes += uncalibrated(machines, file.on)
     notes += tuple(f"not as the file says: {one}" for one in differences)
+    # Headers of weight files are read here, and the folder of --export is tried: neither must fail after hours of
+    # training.
     _check_weights(options, file, graph)
     if is_code(file.model):
         notes += load_late("gnomon.runtime.launch.captured_job:randomness")(graph)
@@ -147,6 +161,7 @@ def run(options: RunOptions) -> int:
     if plain is not None and plain.signal:
         return 128 + int(plain.signal)
     outcome = load_late("gnomon.runtime.launch.run:run")(job)
+    # Under torchrun every process comes here, and only one may speak.
     if is_rank_0():
         run_report = RunReport(
             file=file, graph=graph, prediction=prediction, outcome=outcome, plain=plain, shared=shared
@@ -169,6 +184,7 @@ def explain_optimizer(file: PlanFile, decay: dict[str, Any]) -> tuple[str, ...]:
     """The parameters by groups, those of all layers under one name, with how many there are of each."""
 
     def rows(names: Sequence[str]) -> list[str]:
+        # A hundred layers have the same list; only the first number of a path is a layer's, experts are one tensor.
         kinds = Counter(re.sub(r"\.\d+\.", ".*.", name) for name in names)
         return [f"  {name}{f' ({count})' if count > 1 else ''}" for name, count in kinds.items()]
 
@@ -185,6 +201,7 @@ def _without_unpredicted(plan: Plan) -> Plan:
     """The nearest plan that can be predicted, of methods that decide while a run goes on. For partial reduce, whose
     workers average with those that are ready, the plan that averages over all in every step; for mimose, which
     recomputes what the length of a batch asks for, the plan that recomputes every layer."""
+    # Both choose as the run goes, from what it observes; a plan's prediction has no such observations.
     unpriced = (partial_reduce.NAME, mimose.NAME)
     passes = tuple(one for one in plan.schedule.passes if one.name not in unpriced)
     saved = Saved(preset="full") if mimose.METHOD.used(plan) else plan.saved
@@ -221,6 +238,7 @@ def _routed(file: PlanFile, options: RunOptions, graph: Graph) -> PlanFile:
                 )
     if options.router is None:
         return file
+    # Capacity and padding are the plan's; the file of a load says only who was chosen.
     before = file.workload.router
     load = replace(named_router(options.router, graph), capacity=before.capacity, padded=before.padded)
     return replace(file, workload=replace(file.workload, router=load))
@@ -444,6 +462,7 @@ def device_of(on: str, plan: Plan, machines: Cluster, name_given: str | None) ->
 
 def _check_memory(prediction: Prediction) -> tuple[str, ...]:
     """PlanError when all ranks together need more than this machine has; a note where they share its cores."""
+    # One row of `memory` is a class of ranks alike, so each counts as many times as it has members.
     needed = sum(rank.peak_bytes * len(rank.ranks) for rank in prediction.memory)
     has = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     if needed > has:
@@ -453,6 +472,7 @@ def _check_memory(prediction: Prediction) -> tuple[str, ...]:
             f"smaller model, a smaller micro batch{fewer} or recompute"
         )
     cores = os.cpu_count() or 1
+    # A calibrated machine was measured with its processes together, so its prices hold the sharing already.
     measured = any(group.node.device.measured for group in prediction.pricing.cluster.groups)
     if prediction.plan.world_size > cores and not measured and "TORCHELASTIC_RUN_ID" not in os.environ:
         return (f"{prediction.plan.world_size} processes share {cores} cores: slower than predicted",)
@@ -483,6 +503,7 @@ def _check_checkpoints(folder: Path, *, resume: bool, is_requested: bool) -> tup
         return 0, (
             f"no checkpoint can be written beside the plan ({problem}): a stop keeps nothing (--checkpoints DIR)",
         )
+    # A folder with checkpoints of another run in it would be resumed by the next --resume with the wrong parameters.
     if not resume:
         load_late("gnomon.runtime.launch.train:check_unused")(folder)
     elif (newest := load_late("gnomon.runtime.checkpoint.record:newest")(folder)) is None:
@@ -503,11 +524,15 @@ def _job(
     device: str,
 ) -> Any:
     settings = load_late("gnomon.runtime.optim.update:AdamWSettings")(lr=options.lr, rate=_schedule(options))
+    # Without a folder of the user's, checkpoints are written only when the run is stopped.
     every = options.checkpoint_every or (CHECKPOINT_EVERY if options.checkpoints else 0)
     return load_late("gnomon.runtime.launch.train:TrainingJob")(
         graph=graph,
         code=file.model if is_code(file.model) else "",
         plan=file.plan,
+        # A pass that orders rows by predicted times (Lina) gives another Program on another machine's times: the one
+        # that was predicted is handed over, so that both sides play the same. Otherwise the ranks lower the plan
+        # themselves.
         program=prediction.structure.program if rewrites(file.plan) else None,
         workload=file.workload,
         steps=options.steps,
@@ -517,6 +542,7 @@ def _job(
         data=source_of(options),
         settings=settings,
         seed=options.seed,
+        # 0 leaves the validation after the last step.
         validate_every=options.steps // VALIDATIONS if options.steps >= SHORT else 0,
         checkpoints=folder,
         checkpoint_every=every,
@@ -536,7 +562,9 @@ def _job(
         **({"expert_costs": expert_costs(prediction)} if file.plan.experts.rebalance_every else {}),
         record_router=None if options.record_router is None else Path(options.record_router),
         counted=prediction.counted,
+        # What the watchdog calls slow; workers that take turns have no such expectation, as processes come and go.
         expected_step_s=None if shares_processes(file, options) else prediction.step_s,
+        # Ranks set their threads as they were when the machine was measured.
         calibrated=prediction.pricing.cluster if device == "cpu" else None,
         device=device,
         **({} if options.meet_within is None else {"meet_s": options.meet_within}),
@@ -546,6 +574,7 @@ def _job(
 def _schedule(options: RunOptions) -> Any:
     """How the learning rate changes. PlanError for steps that leave no room for it."""
     shape, lowest = options.lr_schedule, options.min_lr or 0.0
+    # A constant rate never comes to the lowest one, and one above --lr would be climbed to.
     if lowest and (shape == "constant" or lowest > options.lr):
         raise InputError(
             f"--min-lr {lowest:g} is what the learning rate {options.lr:g} goes down to under --lr-schedule linear, "

@@ -135,6 +135,7 @@ def short_plan(plan: Plan) -> str:
     words = [*axes, *([f"z{zero}"] if zero else []), *virtual, micro, *(word for word, is_so in flags if is_so)]
     words += ["uneven"] if schedule.layers_per_stage else []
     saved: str = plan.saved.preset
+    # Offloading moves what is kept anyway and is named by itself, so it is left out of the word for recomputation.
     if any(rule.action != "offload" for rule in plan.saved.rules):
         saved = "by stage" if any(rule.preset is not None for rule in plan.saved.rules) else "by tensor"
     again = [saved] if saved != "none" else []
@@ -161,6 +162,7 @@ def _apart(plan: Plan, alike: Sequence[Plan]) -> str:
     if counts and any(other.schedule.layers_per_stage != counts for other in alike):
         return f"; layers {run_lengths(counts)}"
     own, others = _flat(schema.to_mapping(plan)), [_flat(schema.to_mapping(other)) for other in alike]
+    # Of all alike at once: a field that tells two of three apart is shown on all three.
     names = sorted({name for other in others for name in {*own, *other} if own.get(name) != other.get(name)})
     return "".join(f"; {name.rpartition('.')[2]} {own[name]}" for name in names if name in own)
 
@@ -207,6 +209,7 @@ def _speed(best: FoundPlan, rent: Rent | None) -> tuple[str, ...]:
 
 def _safer(best: FoundPlan, result: Result) -> tuple[str, ...]:
     """The plan that ties with the best and whose band reaches less far up, if there is one."""
+    # Compared by the upper end of the band: among plans that tie within it the one that can go less wrong.
     safer = safest(best, result.best)
     if safer is None:
         return ()
@@ -225,6 +228,7 @@ def refined_text(refined: RefinedPlans) -> tuple[str, ...]:
     open_ = ", ".join(choice.name for choice in refined.choices) or "none that the stack is known to run"
     plans = "the best plan" if refined.starts == 1 else f"{refined.starts} plans, of which some may not fit yet,"
     summary = f"tried on {plans} by the simulator, one at a time, {refined.tried} predictions: {open_}. "
+    # One round tries each choice by itself; more go on from what was taken, so that pairs of choices are seen.
     if refined.effort.rounds == 1:
         summary += f"What gains less than {percent(refined.effort.gain)} % is left as it is. --refine tries more."
     else:
@@ -275,6 +279,7 @@ def _peak(prediction: Prediction) -> str:
 
 
 def _limit(result: Result) -> str:
+    # The same limit holds on all devices, so it is a share of the smallest.
     device = min((group.node.device for group in result.cluster.groups), key=lambda device: device.memory_bytes)
     share = result.limit_bytes / device.memory_bytes
     return f"allowed: {show_bytes(result.limit_bytes)}, {percent(share, 0)} % of {device.name} (--memory changes it)"
@@ -298,6 +303,7 @@ def _runners(result: Result, *, refined: bool) -> tuple[str, ...]:
     rows = []
     for candidate in result.best:
         lost = loss(best, candidate)
+        # A plan may lose nothing: those that are given as alternatives tie with the best.
         where = _WORDS.get(lost.part, lost.part.lower()) if lost.seconds > 0 else ""
         share = percent(lost.seconds / best.step_s) if candidate is not best else ""
         peak = candidate.prediction.tightest.peak_bytes
@@ -312,6 +318,7 @@ def _too_large(result: Result) -> tuple[str, ...]:
     """Plans over what a search may fill, which may be less than the device holds."""
     over = f"faster, but over {show_bytes(result.limit_bytes)}"
     columns = (Column(name=over, align="left"), Column(name="step"), Column(name="GiB"))
+    # What is slower and does not fit helps nobody.
     faster = [candidate for candidate in result.near if candidate.step_s < result.best[0].step_s]
     if not faster:
         return ()
@@ -325,9 +332,11 @@ def _too_large(result: Result) -> tuple[str, ...]:
 
 def _covered(result: Result) -> tuple[str, ...]:
     counts = result.counts
+    # Bounds of plans that were not looked at: the least of them proves how far from the fastest the best can be.
     if result.open_s is not None:
         near = f"; {result.neighbours} plans one change away from the best were predicted" if result.neighbours else ""
         gain = 1 - result.open_s / result.best[0].step_s
+        # 0 is the bound of what was not priced at all yet.
         if not result.open_s:
             proved = "some of them have no bound yet, so a faster one may be among them"
         elif gain > 0:
@@ -382,6 +391,7 @@ def result_mapping(
     """Plain values for JSON, as `gnomon.search/1`. rent: of the cluster, if it has a price. stages: what uneven ones
     gain. refined: of the best plans, if asked. climbed: what neighbours gained. `safest` is an index into `best`."""
     counts = result.counts
+    # The plan that is written is that of the last pass, and what is safer is said beside that one.
     last = climbed or refined
     safer = safest(result.best[0] if last is None else last.best, result.best)
     step = None if rent is None else rent.dollars_per_hour / 3600 * result.best[0].step_s

@@ -82,6 +82,7 @@ def prediction_text(
         *_memory(prediction),
     ]
     lines += ["", *_verdict(prediction, advice)]
+    # What a stack is not known to run stands at the top as a warning; below it would be said twice.
     above = beyond_lines(prediction.pricing.stack, prediction.plan)
     assumption_lines = tuple(
         assumption for assumption in dict.fromkeys((*assumed, *prediction.assumptions)) if assumption not in above
@@ -125,6 +126,7 @@ def describe(plan: Plan, workload: Workload) -> str:
     tokens = f"{count} microbatch{'es' if count > 1 else ''} of {microbatch}"
     if shortest < longest:
         tokens = f"{len(lengths)} sequences of {shortest} to {longest} tokens"
+    # The search is two thirds of what a plain predict would import, and most plans have nothing for it to describe.
     words = load_late("gnomon.search.refinement.choices:described")(plan) if has_choices(plan) else ()
     return (
         f"{axes}; ZeRO {plan.optimizer.zero}; {plan.schedule.name}{stages}, {tokens}; {precision}; "
@@ -148,6 +150,7 @@ def run_lengths(counts: Sequence[int]) -> str:
     """Layers of each stage: `9 8 8 7`; of many stages those that follow each other at once, `2 3 37x2 1`."""
     if len(counts) <= 8:
         return " ".join(map(str, counts))
+    # Neighbours only: the order of stages is the information.
     runs = [(value, len(list(same))) for value, same in groupby(counts)]
     return " ".join(str(value) if times == 1 else f"{times}x{value}" for value, times in runs)
 
@@ -160,6 +163,7 @@ def _recompute(plan: Plan) -> str:
     first: str = plan.saved.preset
     for action, joined in (("keep", "but"), ("recompute", "and")):
         names = [name for rule in rules if rule.preset is None and rule.action == action for name in rule.tensors]
+        # `none but core` would say nothing: without recomputation all is kept already.
         if names and (action == "recompute" or first != "none"):
             short = dict.fromkeys(name.rstrip("*.").rpartition(".")[2] for name in names)
             first += f" {joined} {', '.join([*short][:TENSORS])}{', …' if len(short) > TENSORS else ''}"
@@ -221,6 +225,8 @@ CAUSAL = 0.02
 
 def _causal(prediction: Prediction) -> str:
     """What MFU is where attention is counted as its causal mask leaves it."""
+    # Megatron-LM and the PaLM paper's MFU count attention in full although half of it is masked; torchtitan does so
+    # too. Where both agree within 2 % one number is enough.
     if prediction.mfu - prediction.causal_mfu < CAUSAL * prediction.mfu:
         return ""
     return f"  (attention in full; {percent(prediction.causal_mfu)} % by its causal half)"
@@ -253,6 +259,7 @@ def _memory(prediction: Prediction) -> tuple[str, ...]:
         Column(name=f"{unit} on ranks", align="left"),
         *(Column(name=n) for n in ("param", "grad", "optim", "activ", "logits", "temp", "other", "peak", "limit")),
     )
+    # By share of the limit and not by bytes: devices may differ.
     ordered = sorted(prediction.memory, key=lambda rank: -rank.peak_bytes / rank.limit_bytes)
     shown = sorted(ordered[:ROWS], key=lambda rank: rank.rank_class)
     lines = table(columns, [_memory_row(rank, size) for rank in shown])
@@ -321,6 +328,7 @@ def _verdict(prediction: Prediction, advice: FitAdvice | None) -> tuple[str, ...
                 for change in advice.ways
                 for line in wrapped(f"{change.what}: {'; '.join(change.lines)}", bullet="  ")
             ]
+    # Advice may be asked of what fits, to have more room; then that nothing helps is no news.
     elif advice is not None and not (prediction.fits and not short):
         lines += wrapped(_nothing(advice), indent="")
         for other in advice.others:

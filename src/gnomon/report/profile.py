@@ -84,6 +84,7 @@ class Profile:
     @property
     def slowest(self) -> Account:
         """The rank that waits least in exposed communication: it sets the pace."""
+        # All ranks of a synchronous step take equally long; the one that others wait for is the one that never waits.
         return min(self.accounts, key=lambda a: (a.parts["exposed communication"], -a.parts["compute"], a.rank))
 
     def to_mapping(self) -> dict[str, Any]:
@@ -162,6 +163,7 @@ def profile_of(traces: Sequence[Trace], snapshots: Sequence[Snapshot] = ()) -> P
         device=next((trace.device for trace in traces if trace.device), ""),
         world_size=max((trace.world_size for trace in traces), default=1),
         how=steps[0].how if steps else "no trace",
+        # Ranks step together, so the windows of any of them will do.
         step_s=tuple(window.seconds for window in steps[0].windows) if steps else (),
         accounts=accounts,
         lateness=match_ranks(traces, accounts),
@@ -213,6 +215,7 @@ def _part_of(name: str) -> str:
 def expected_of_timeline(timeline: Timeline, source: str) -> ExpectedParts:
     """What a profile is compared with, taken from a Timeline's busiest worker."""
     spent = breakdown(timeline)
+    # As the slowest rank of a recording: the one that has least time to spare.
     worker = min(spent.workers, key=spent.idle_s)
     parts = dict.fromkeys(PARTS, 0.0)
     words = {"communication": "exposed communication", "copy": "copies", "host": "host"}
@@ -247,12 +250,14 @@ def against(profile: Profile, expected: ExpectedParts) -> tuple[Gap, ...]:
     causes = {finding.name: finding for finding in profile.findings}
     gaps = []
     for part in PARTS:
+        # A finding explains only time that was not expected; a part that took less than predicted needs no excuse.
         measured, predicted = rank.parts[part], expected.parts[part]
         cause = causes.get(_CAUSES.get(part, "")) if measured > predicted else None
         if part == "host" and measured > predicted:
             cause = causes.get("tiny kernels") or causes.get("host too slow")
         if part == "compute" and measured > predicted:
             cause = causes.get("fp32 matmuls without tensor cores") or causes.get("optimizer not fused")
+        # Whoever waits for a slow rank sees it as a long collective: the cause is not the network.
         if part == "exposed communication" and "slow rank" in causes:
             cause = causes["slow rank"]
         text = f"{cause.evidence}; {cause.advice}" if cause is not None else ""
@@ -340,6 +345,7 @@ def _kinds(rank: Account) -> tuple[str, ...]:
 
 def _short(name: str) -> str:
     """A kernel's name without its template's arguments."""
+    # CUPTI gives the demangled C++ signature, of which only the function's own name tells kernels apart at a glance.
     bare = name.removeprefix("void ").replace("at::native::", "").replace("(anonymous namespace)::", "")
     return bare.split("<", 1)[0].split("(", 1)[0] or name[:40]
 

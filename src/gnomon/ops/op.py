@@ -13,7 +13,7 @@ from dataclasses import dataclass, fields, replace
 from functools import cache
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 from gnomon.errors import GraphError, nearest
 from gnomon.late import load_late
@@ -163,8 +163,7 @@ class TorchCall:
     axis. alike: all have those of the result. a linear's: x (…, in), weight (out, in), result (…, out)."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RuledCall:
+class RuledCall(NamedTuple):
     """A call of the torch API that is one op of a kind if a rule says so, which looks at more than names."""
 
     function: str

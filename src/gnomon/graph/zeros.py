@@ -159,7 +159,7 @@ def _moves(op: Op, site: _Site) -> list[tuple[str, NDArray[np.intp], str, NDArra
     if site.size(x) != site.size(out):
         return []
     places = np.arange(site.size(x))
-    if op.kind == "reshape":
+    if how == "by names":
         names, out_names = ([atom.name for atom in block.tensor(name).atoms] for name in (x, out))
         if sorted(names) != sorted(out_names) or len({*names}) < len(names):
             return []
@@ -240,9 +240,9 @@ def _forward(op: Op, site: _Site, values: Mapping[str, Values]) -> list[Values]:
         out[first] = _passed(op, operand_values)
     elif _gates(op, site):
         out[first] = np.where((operand_values[0] == 0) | (operand_values[1] == 0), 0, np.nan)
-    elif op.kind == "norm":
+    elif op.rules.zeros_of(op) == "of the weight":
         out[first] = _normed(op, site, operand_values[0])
-    elif op.kind == "embedding" and len(op.inputs) == 2:
+    elif op.rules.zeros_of(op) == "of the table" and len(op.inputs) == 2:
         out[first] = np.where(site.vector(op, 1, site.size(first)) == 0, 0, np.nan)
     elif groups := _groups(op, site):
         width = site.block.tensor(first).atoms[-1].size or 1
@@ -254,9 +254,9 @@ def _forward(op: Op, site: _Site, values: Mapping[str, Values]) -> list[Values]:
 def _passed(op: Op, operand_values: list[Values]) -> Values:
     # Zeros alone are certain: a NaN here is any number, and two of them may or may not add up to 0.
     zero = np.stack(operand_values) == 0
-    if op.kind == "activation" and op.attr("fn", "") == "relu":  # of a NaN nothing is known
+    if len(operand_values) == 1 and op.attr("fn", "") == "relu":  # of a NaN nothing is known
         return np.where(operand_values[0] <= 0, np.float32(0), operand_values[0])
-    if op.kind == "add" and len(operand_values) == 2 and op.attr("factor", 1.0) == 1.0:
+    if op.does == "adds" and len(operand_values) == 2 and op.attr("factor", 1.0) == 1.0:
         return np.where(zero[0], operand_values[1], np.where(zero[1], operand_values[0], np.float32(np.nan)))
     return np.where(zero.all(0), np.float32(0), np.float32(np.nan))
 

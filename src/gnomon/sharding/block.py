@@ -201,9 +201,7 @@ class _Walk:
     def needs(self, op: Op, strategy: Strategy) -> list[_Need]:
         """The activations that `op` reads, as it needs them; parameters are always at home."""
         triples = zip(op.inputs, strategy.inputs, strategy.grad_partial, strict=True)
-        kinds = [
-            need for need in triples if self.block.tensor(need[0]).kind == "activation" and need[0] not in self.free
-        ]
+        kinds = [need for need in triples if self.block.tensor(need[0]).is_activation and need[0] not in self.free]
         return list(dict.fromkeys(kinds))
 
     def forward_op(self, op: Op) -> None:

@@ -113,7 +113,7 @@ def test_work_behind_single_pixels_is_part_of_them(lost: bool, monkeypatch: pyte
     with torch.no_grad():
         for _ in range(3):
             torch.testing.assert_close(fast(x).double(), deepcopy(model).double()(x.double()), rtol=1e-4, atol=1e-5)
-        told = explained(backend.reports[-1])["pixels"]
+        told = explained(backend.reports[-1])["convolutions"]
         taken = [one["operations"] for one in told]
         assert taken[0] == ["convolution", "batch norm"] + ["silu"] * (not lost)
         assert taken[-1] == ["convolution"] + ["hardswish"] * (not lost)

@@ -15,7 +15,7 @@ from torch._higher_order_ops.scan import scan  # noqa: E402
 from torch.nn import functional as F  # noqa: E402
 
 import gnomon  # noqa: E402
-from gnomon.compiler import attention, build, chains, linear, steps, thin  # noqa: E402
+from gnomon.compiler import attention, build, chains, convolutions, linear, steps, thin  # noqa: E402
 
 pytestmark = [pytest.mark.torch, pytest.mark.usefixtures("fresh")]
 
@@ -86,12 +86,26 @@ class Recurrence(nn.Module):
         return made[1]
 
 
+class Images(nn.Module):
+    """Convolutions of each kind that has a kernel, with a batch norm and what follows."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.each = nn.Conv2d(3, 16, 3, 2, 1), nn.Conv2d(16, 16, 3, padding=1, bias=False)
+        self.norm, self.pixels = nn.BatchNorm2d(16), nn.Conv2d(16, 24, 1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.first(x).relu()
+        return F.silu(self.pixels((self.norm(self.each(y)) + y).relu()))
+
+
 CASES: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
     "stencil": (Heat, (40, 50)),
     "chain and attention": (Block, (48, 32)),
     "scan": (Cell, (9, 3, 4)),
     "pairs": (Pairs, (32, 9, 16)),
     "recurrence": (Recurrence, (40, 3, 16)),
+    "convolutions": (Images, (1, 3, 30, 33)),
 }
 
 
@@ -107,7 +121,7 @@ def test_a_process_without_a_compiler_has_its_kernels(
     monkeypatch.setenv("GNOMON_CACHE", str(tmp_path / "empty"))
     monkeypatch.setattr(build, "_loaded", {})
     monkeypatch.setattr(build, "has_compiler", lambda: False)
-    for one in (attention.kernel, linear.kernel, thin.kernel, steps._library):
+    for one in (attention.kernel, convolutions._digest, linear.kernel, thin.kernel, steps._library):
         one.cache_clear()
     try:
         loaded = gnomon.load(folder)
@@ -124,9 +138,12 @@ def test_a_process_without_a_compiler_has_its_kernels(
             assert all(planned.function for planned in made.program.groups)
         elif kind == "scan":
             assert [run for run in made.runs if run.kept]
+        elif kind == "convolutions":
+            assert [getattr(one, "added", None) for one in made.convolutions] == [False, True, False]
+            assert all(build.libraries([str(one.text)])[0] for one in made.convolutions)
         else:
             assert made.chains and made.attention and all(one.kept for one in (*made.chains, *made.attention))
         assert not list((tmp_path / "empty").glob("*.so"))
     finally:
-        for one in (attention.kernel, linear.kernel, thin.kernel, steps._library):
+        for one in (attention.kernel, convolutions._digest, linear.kernel, thin.kernel, steps._library):
             one.cache_clear()

@@ -1,14 +1,15 @@
 """Convolutions of inference with what follows them, channels last, by weights that are packed once.
 
-In a graph without gradients a convolution, the batch norm after it (of running statistics) and a sum with another
-tensor are one call of oneDNN's, and a ReLU follows in its memory. ATen reorders weights and images in every call; here
-weights are multiplied by the batch norm and packed once, and images lie channels last from one convolution to the next.
+In a graph without gradients a convolution, the batch norm after it (of running statistics), a sum with another tensor
+and a ReLU are one kernel of ours (`Tiled`: Winograd's of 3 x 3, else taps in the tile of a product), or one call of
+oneDNN's with a ReLU in its memory. ATen reorders weights and images in every call; here weights are multiplied by the
+batch norm and packed once, and images lie channels last from one convolution to the next.
 A float32 convolution of single pixels is a linear layer instead, which reads weights as they lie (`linear`), with all
 pointwise work behind it (SiLU, GELU, hardswish) on sums that are still in registers. `fuse(graph)` puts a `Convolution`
 in place of each and orders the dims of what others read. A digest of packed weights and statistics is compared in every
 call, at the cost of reading them once, so that what is written by whatever means is packed again. Each is tried
 (`gate`); where all together are slower than ATen's, or one is wrong, the graph is compiled without them. Float32 and
-bfloat16 (weights are multiplied by the batch norm in float32), images of fixed sizes.
+bfloat16 (weights are multiplied by the batch norm in float32; oneDNN's alone), images of fixed sizes.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from gnomon.compiler import gate, linear
+from gnomon.compiler import gate, linear, taps, winograd
 from gnomon.compiler.body import UnfitError
 from gnomon.compiler.build import address_of, kernel_of
 from gnomon.compiler.chains import Link, epilogue
@@ -38,6 +39,9 @@ from gnomon.compiler.tried import TriedKernel
 aten = torch.ops.aten
 FEWEST = 3
 """Convolutions of a graph from which on it is worth to turn images."""
+LIBRARY = 0.97
+"""Of the time of a kernel of ours that oneDNN's may take in its place: less is noise, and its ReLU is a step by itself
+in a run."""
 MOST_PACKED = 4
 """Packed weights of a convolution that are kept, where one graph serves several modules."""
 LAST = torch.channels_last
@@ -87,6 +91,8 @@ class Convolution(TriedKernel):
 
     checked = False
     """Both ways are oneDNN's, and packed weights are kept by their addresses."""
+    own = False
+    """Whether a kernel of ours is tried first, and oneDNN's as the second."""
 
     def __init__(self, sizes: tuple[Any, ...], bias: bool, eps: float | None, added: bool, relu: bool) -> None:
         """Has packed nothing yet. sizes: of the image, then stride, padding, dilation, groups. eps: of the batch norm,
@@ -121,6 +127,18 @@ class Convolution(TriedKernel):
     def settled(self) -> Callable[..., Any] | None:
         call = super().settled()
         return self._in_place if self.spends and not self.in_call and call == self.run else call
+
+    @property
+    def own_kept(self) -> bool:
+        """Whether our kernel runs it."""
+        trial = self.trials.get(())
+        return self.own and trial is not None and bool(trial.kept) and not trial.second_kept
+
+    @property
+    def by_onednn(self) -> bool:
+        """Whether oneDNN runs it."""
+        trial = self.trials.get(())
+        return trial is not None and bool(trial.second_kept if self.own else trial.kept)
 
     def _in_place(self, *args: Tensor) -> Tensor:
         """Runs oneDNN's fused convolution, into the tensor that is added."""
@@ -184,16 +202,21 @@ class Convolution(TriedKernel):
             between = result
         return out
 
-    def _packed_step(self, node: Node) -> list[KernelCall | Operation] | None:
-        x, *rest = node.args
-        added = [rest.pop(0)] if self.added else []
-        function = _digest()
-        if function is None or not all(one.meta["val"].is_contiguous() for one in rest):
+    def _packing(self, node: Node) -> Packing | None:
+        """Where C++ finds what a node's weights were packed to; None where they do not lie as they are read."""
+        function, pieces = _digest(), node.args[1 + self.added :]
+        if function is None or not all(one.meta["val"].is_contiguous() for one in pieces):
             return None
         if self.slot is None:
             self.slot = PackedSlot()
             self._share(self.slot)
-        packing = Packing(slot=self.slot, digest=address_of(function), pieces=tuple(rest))
+        return Packing(slot=self.slot, digest=address_of(function), pieces=tuple(pieces))
+
+    def _packed_step(self, node: Node) -> list[KernelCall | Operation] | None:
+        x, packing = node.args[0], self._packing(node)
+        added = [node.args[1]] if self.added else []
+        if packing is None:
+            return None
         self.in_call = True
         packed_args = (PackedArgument(0), PackedArgument(1) if self.bias or self.eps is not None else None)
         sizes = (self.padding, self.stride, self.dilation, self.groups)
@@ -245,6 +268,8 @@ class Pixels(Convolution):
     """One of single pixels in float32: a linear layer of all pixels, by a kernel that reads weights as they lie, with
     pointwise work behind it."""
 
+    own = True
+
     def __init__(self, *args: Any, work: Sequence[Node] = (), ended: linear.Ended = ()) -> None:
         """Is not tried yet. work: pointwise operations that follow, each of what the last gave; ended: their C++."""
         super().__init__(*args)
@@ -277,7 +302,7 @@ class Pixels(Convolution):
         """Makes a new trial: of our kernel, then of oneDNN's with packed weights."""
         listed = self._listed
         second = (self.source.removeprefix(str(self.text)), listed(self._by_onednn))
-        return Trial(self.source, listed(self.run), listed(self.aten), second=second)
+        return Trial(self.source, listed(self.run), listed(self.aten), second=second, second_share=LIBRARY)
 
     def __call__(self, *args: Tensor) -> Any:
         """Returns the results, which are PyTorch's while the kernels are tried."""
@@ -339,6 +364,91 @@ class Pixels(Convolution):
         x, step = x.contiguous(memory_format=LAST), self.stride[0]
         out = linear.pixels(x, weight, bias, norm, self.eps or 0.0, step, added, self.relu, into, self.form)
         return self.aten(*args) if out is None else out
+
+
+class Tiled(Convolution):
+    """One in float32 by a kernel of ours with packed weights (`winograd`, `taps`), or by oneDNN, as is faster."""
+
+    own = True
+
+    def __init__(self, form: winograd.WinogradForm | taps.TapsForm, outputs: int, *args: Any) -> None:
+        """Is not tried yet. args: as of a `Convolution`."""
+        super().__init__(*args)
+        self.form, self.outputs = form, outputs
+        self.library = Convolution(*args)
+        """The same by oneDNN, which has the answer where our kernel refuses."""
+        self.text = form.text
+        self.source = f"{self.text}// {self.source}"
+
+    def trial(self) -> Trial:
+        """Makes a new trial: of our kernel, then of oneDNN's."""
+        listed = self._listed
+        second = (self.library.source, listed(self.library.run))
+        return Trial(self.source, listed(self.run), listed(self.aten), second=second, second_share=LIBRARY)
+
+    def _laid(self, x: Tensor) -> Tensor:
+        """The image as the kernel reads it: `taps` copies one with a border from any order."""
+        turns = isinstance(self.form, taps.TapsForm) and any(self.padding)
+        return x if turns else x.contiguous(memory_format=LAST)
+
+    def run(self, *args: Tensor) -> Tensor:
+        """Runs our kernel on these tensors; oneDNN's where it refuses."""
+        x, function = self._laid(args[0]), self.form.kernel()
+        added = args[1].contiguous(memory_format=LAST) if self.added else None
+        weights, bias = self._weights(args[1 + self.added :])
+        call = self.form.filled(x, self.outputs, self.relu)
+        call.threads = call.threads or torch.get_num_threads()
+        out = torch.empty((len(x), self.outputs, call.out_high, call.out_wide), memory_format=LAST)
+        call.x, call.weights, call.out = x.data_ptr(), weights.data_ptr(), out.data_ptr()
+        call.bias = None if bias is None else bias.data_ptr()
+        call.added = None if added is None else added.data_ptr()
+        return self.library.run(*args) if function is None or function(call) else out
+
+    def __call__(self, *args: Tensor) -> Any:
+        """Returns the results, which are PyTorch's while the kernels are tried."""
+        call = self.settled()
+        return super().__call__(*args) if call is None else call(*args)
+
+    def settled(self) -> Callable[..., Any] | None:
+        trial = self.trials.get(())
+        if trial is None or trial.kept is None:
+            return None
+        if trial.second_kept:
+            spends = self.spends and not self.library.in_call
+            return self.library._in_place if spends else self.library.run
+        # a kernel that refuses may have written: what is added has to be there still
+        return self.run if trial.kept else self.aten
+
+    def step(self, node: Node) -> list[KernelCall | Operation] | None:
+        """What C++ calls in a node's place: our kernel or oneDNN's."""
+        trial = self.trials.get(())
+        if trial is None or trial.kept is None:
+            return None
+        if trial.second_kept:
+            self.packed.clear()
+            return self.library._packed_step(node)
+        if not trial.kept:
+            return self._aten_steps(node)
+        self.library.packed.clear()
+        function, packing = self.form.kernel(), self._packing(node)
+        images = [("x", node.args[0]), *([("added", node.args[1])] if self.added else [])]
+        x, *laid = [one.meta["val"] for _, one in images] + [node.meta["val"]]
+        if function is None or packing is None or not all(one.is_contiguous(memory_format=LAST) for one in laid):
+            return None
+        if self._laid(x).stride() != x.stride():
+            return None
+        held = (("weights", PackedArgument(0)), ("bias", PackedArgument(1)))
+        return [
+            KernelCall(
+                function=address_of(function), filled=self.form.filled(x, self.outputs, self.relu),
+                inputs=tuple(images), outputs=(("out", node),), packing=packing, held=held,
+            )
+        ]  # fmt: skip
+
+    def _made(self, tensors: Sequence[Tensor]) -> tuple[Tensor, Any]:
+        """What is kept of weights, and of the bias."""
+        weight, bias = self._folded(tensors)
+        return self.form.packed(weight), bias
 
 
 def slower(calls: Sequence[Convolution]) -> bool:
@@ -437,7 +547,8 @@ def _fused(graph: fx.Graph, node: Node, works: bool) -> Node:
         gone += work
         last = gone[-1] if work else last
     else:
-        call = Convolution(*numbers)
+        form, outputs = _form(node), int(weight.meta["val"].shape[0])
+        call = Convolution(*numbers) if form is None else Tiled(form, outputs, *numbers)
     with graph.inserting_before(last):
         new = graph.call_function(call, (x, *([] if added is None else [added]), *tensors))
     new.meta.update(last.meta)
@@ -484,6 +595,19 @@ def _of_pixels(node: Node) -> bool:
     plain = x.meta["val"].dtype == torch.float32 and list(weight.meta["val"].shape[2:]) == [1, 1]
     even = stride[0] == stride[1] and (stride[0] == 1 or images == 1 or high % stride[0] == 0)
     return plain and even and groups == 1 and not any(padding) and linear.kernel() is not None
+
+
+def _form(node: Node) -> winograd.WinogradForm | taps.TapsForm | None:
+    """What a kernel of ours computes a convolution by, None where there is none."""
+    x, weight, _, stride, padding, dilation = node.args[:6]
+    value, (outputs, _, *window) = x.meta["val"], weight.meta["val"].shape
+    if value.dtype != torch.float32 or node.args[8] != 1:
+        return None
+    if window == [winograd.SIDE] * 2 and [*stride, *dilation] == [1] * 4:
+        form = winograd.form_of(value.shape, int(outputs), padding)
+        if form is not None:
+            return form
+    return taps.form_of(value.shape, window, stride, padding, dilation)
 
 
 def _spends(node: Node) -> bool:

@@ -16,7 +16,7 @@ import torch
 from gnomon.compiler.backend import CompiledGraph
 from gnomon.compiler.chains import Chain
 from gnomon.compiler.columns import Columns
-from gnomon.compiler.convolutions import Pixels
+from gnomon.compiler.convolutions import Pixels, Tiled
 from gnomon.compiler.forms import Forms
 from gnomon.compiler.live import LiveMatmul
 from gnomon.compiler.machine import Machine, this_machine
@@ -48,7 +48,7 @@ def explained(compiled: CompiledGraph) -> dict[str, Any]:
     )
     aten.update(one.name.split()[0] for one in compiled.products if not (one.kept or one.own_kept))
     onednn = Counter(one.name.split()[0] for one in compiled.products if one.kept)
-    onednn.update("convolution" for one in compiled.convolutions if one.kept)
+    onednn.update("convolution" for one in compiled.convolutions if one.by_onednn)
     groups = [_group(compiled, planned) for planned in compiled.program.groups]
     columns = [
         {
@@ -70,7 +70,7 @@ def explained(compiled: CompiledGraph) -> dict[str, Any]:
         "recurrent": recurrent,
         "stencils": stencils,
         "chains": [_chain(one, many) for one, many in Counter(compiled.chains).items()],
-        "pixels": [_pixels(one) for one in compiled.convolutions if isinstance(one, Pixels)],
+        "convolutions": [_convolution(one) for one in compiled.convolutions if isinstance(one, (Pixels, Tiled))],
         "tried": _tried(compiled),
         "chosen": _chosen(compiled),
         "previews": [
@@ -116,22 +116,25 @@ def _chosen(compiled: CompiledGraph) -> list[dict[str, Any]]:
     return out
 
 
-def _pixels(one: Pixels) -> dict[str, Any]:
-    """Explains a convolution of single pixels with what surrounds it as one kernel."""
-    images, k, high, wide = one.image
-    step = one.stride[0]
-    rows = images * ((high - 1) // step + 1) * ((wide - 1) // step + 1)
+def _convolution(one: Pixels | Tiled) -> dict[str, Any]:
+    """Explains a convolution with what surrounds it as one kernel."""
     names = ["convolution", *(["batch norm"] if one.eps is not None else []), *(["add"] if one.added else [])]
     names += ["relu"] if one.relu else []
-    names += [str(target).split(".")[1] for target, _, _ in one.work]
-    trial = one.trials.get(())
-    own = trial is not None and bool(trial.kept) and not trial.second_kept
+    images, channels, high, wide = one.image
+    if isinstance(one, Pixels):
+        names += [str(target).split(".")[1] for target, _, _ in one.work]
+        how, out = "single pixels", [(size - 1) // one.stride[0] + 1 for size in (high, wide)]
+    else:
+        how, out = one.form.name, list(one.form.out_sizes(one.image))
     return {
         "operations": names,
-        "pixels": rows,
-        "channels": k,
-        "kept": own,
+        "how": how,
+        "pixels": images * out[0] * out[1],
+        "channels": channels,
+        "kept": one.own_kept,
+        "by_onednn": one.by_onednn,
         "measured_s": one.verdict.get("kernel_s"),
+        "onednn_s": one.verdict.get("second", {}).get("kernel_s"),
         "aten_s": one.verdict.get("aten_s"),
     }
 
@@ -342,11 +345,12 @@ def lines(explanation: dict[str, Any], title: str) -> list[str]:
             f"    memory    {_mib(one['saved_bytes'])} stay in registers and caches",
             f"    time      measured {_us(one['measured_s'])}, apart {_us(one['apart_s'])}",
         ]
-    for one in explanation["pixels"]:
-        state = "one kernel" if one["kept"] else "oneDNN or ATen"
+    for one in explanation["convolutions"]:
+        state = f"one kernel, {one['how']}" if one["kept"] else "oneDNN" if one["by_onednn"] else "ATen"
         out += [
             f"  {' + '.join(one['operations'])} of {one['pixels']} pixels x {one['channels']} channels ({state})",
-            f"    time      measured {_us(one['measured_s'])}, ATen {_us(one['aten_s'])}",
+            f"    time      measured {_us(one['measured_s'])}, oneDNN {_us(one['onednn_s'])},"
+            f" ATen {_us(one['aten_s'])}",
         ]
     for one in explanation["columns"]:
         state = "kept" if one["kept"] else "given back to ATen"

@@ -54,13 +54,15 @@ class Trial:
 
     def __init__(
         self, source: str, run: Callable[..., Any], aten: Callable[..., Any], *, share: float = 1.0,
-        second: tuple[str, Callable[..., Any]] | None = None, on_made_inputs: bool = False, whole: bool = False,
+        second: tuple[str, Callable[..., Any]] | None = None, second_share: float = 1.0, on_made_inputs: bool = False,
+        whole: bool = False,
     ) -> None:  # fmt: skip
         """Is not tried yet. share: of ATen's time that the kernel may take; below 1 where a trial does not see all that
         a call costs. made: whether it is tried on inputs of the checker's own too: any floats may be given to it, and
-        where whole any integers. second: another kernel and its source, which is tried beside the better of the two."""
+        where whole any integers. second: another kernel and its source, which is tried beside the better of the two,
+        and second_share: of whose time it may take."""
         self.source, self.run, self.aten, self.share, self.second = source, run, aten, share, second
-        self.made, self.whole = on_made_inputs, whole
+        self.second_share, self.made, self.whole = second_share, on_made_inputs, whole
         self.kept: bool | None = None
         self.second_kept = False
         self.verdict: dict[str, Any] = {}
@@ -80,18 +82,19 @@ class Trial:
         return expected
 
     def _tried(self, key: str, args: tuple[Any, ...], expected: Any) -> dict[str, Any]:
-        verdict = self._judged(key, self.run, self.aten, args, expected)
+        verdict = self._judged(key, self.run, self.aten, args, expected, self.share)
         if self.second is None:
             return verdict
         source, run = self.second
         best = self.run if verdict["kept"] else self.aten
         key = _key(f"{source}// {self.source} {verdict['kept']}", args)
-        return {**verdict, "second": self._judged(key, run, best, args, expected)}
+        return {**verdict, "second": self._judged(key, run, best, args, expected, self.second_share)}
 
     def _judged(
-        self, key: str, run: Callable[..., Any], other: Callable[..., Any], args: tuple[Any, ...], expected: Any
-    ) -> dict[str, Any]:
-        """Whether a kernel is equal to ATen, and faster than another."""
+        self, key: str, run: Callable[..., Any], other: Callable[..., Any], args: tuple[Any, ...], expected: Any,
+        share: float,
+    ) -> dict[str, Any]:  # fmt: skip
+        """Whether a kernel is equal to ATen, and takes at most this share of another's time."""
         try:
             result = run(*args)
         except RuntimeError as error:  # a library that does not take these tensors
@@ -110,7 +113,7 @@ class Trial:
             _write(key, verdict)
             return verdict
         kernel_s, aten_s = _times(run, other, args, after=_other_memory([*args, *result]))
-        verdict = {"kept": kernel_s <= SLOWER * self.share * aten_s, "kernel_s": kernel_s, "aten_s": aten_s}
+        verdict = {"kept": kernel_s <= SLOWER * share * aten_s, "kernel_s": kernel_s, "aten_s": aten_s}
         _write(key, verdict)
         return verdict
 

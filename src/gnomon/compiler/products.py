@@ -77,7 +77,7 @@ class TriedMatmul:
             own = self.own
             second = None if own is None else (str(self.text), lambda *a: (own(*a),))
             run, plain = (lambda *a: (self.run(*a),)), (lambda *a: (self.aten(*a),))
-            trial_of_key = Trial(f"{self.by} {self.name}", run, plain, share=SHARE, second=second)
+            trial_of_key = Trial(f"{self.by} {self.name}", run, plain, share=SHARE, second=second, second_share=SHARE)
             trial = self.trials.setdefault(key, trial_of_key)
         if trial.kept is None:
             result: Tensor = trial(*args)[0]

@@ -12,11 +12,12 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
+import operator
 import re
 import shutil
 import tempfile
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -26,7 +27,7 @@ from torch.export import ExportedProgram
 from torch.export.graph_signature import ConstantArgument, InputKind, OutputKind
 from torch.utils import _pytree as pytree
 
-from gnomon.compiler import build, mersenne, steps
+from gnomon.compiler import build, convolutions, mersenne, steps
 from gnomon.compiler.backend import CompiledGraph
 from gnomon.compiler.machine import this_machine
 from gnomon.errors import CaptureError, InputError
@@ -39,13 +40,16 @@ MEMBER = re.compile(rf"{re.escape(PROGRAM)}|{KERNELS}/\d+\.(cpp|so)")
 READ = (InputKind.PARAMETER, InputKind.BUFFER, InputKind.CONSTANT_TENSOR, InputKind.USER_INPUT)
 WHOLE = frozenset({"aten::scaled_dot_product_attention"})
 """Composite operations that ATen runs better whole."""
+LESS: tuple[dict[str, bool], ...] = ({"packs": True, "works": False}, {})
+"""A graph whose convolutions turn out slower where it is loaded is compiled once more, with less in them and then
+without (`CompiledGraph`): their kernels are saved too."""
 
 
 class LoadedModel:
     """A saved model; called as the module was, with tensors that lie on the CPU. Gradients are not recorded."""
 
     def __init__(self, exported: ExportedProgram, keywords: list[str]) -> None:
-        self.compiled = CompiledGraph(exported.graph_module)
+        self.compiled = CompiledGraph(exported.graph_module, packs=True)
         """What runs: its kernels, and steps that are ATen's."""
         self._call = self.compiled.boxed()
         self._in, self._out, self._keywords = exported.call_spec.in_spec, exported.call_spec.out_spec, keywords
@@ -136,8 +140,10 @@ def save(
         with quiet():
             torch.export.save(exported, work / PROGRAM)
         # As it is read back, so that what is compiled here is what a process that loads it asks for.
-        compiled = CompiledGraph(_read(work / PROGRAM).graph_module)
-        _write_kernels(compiled, work / KERNELS)
+        ways = [CompiledGraph(_read(work / PROGRAM).graph_module, packs=True)]
+        if ways[0].convolutions:
+            ways += [CompiledGraph(_read(work / PROGRAM).graph_module, **how) for how in LESS]
+        _write_kernels(ways, work / KERNELS)
         files = sorted(path for path in work.rglob("*") if path.is_file())
         record = {
             "format": FORMAT,
@@ -197,8 +203,13 @@ def quiet() -> Iterator[None]:
 
 
 def _read(path: Path) -> ExportedProgram:
+    """A program, without the results of operations that torch.export names and nobody reads."""
     with quiet():
-        return torch.export.load(path)
+        exported = torch.export.load(path)
+    for node in list(exported.graph.nodes):
+        if node.target is operator.getitem and not node.users:
+            exported.graph.erase_node(node)
+    return exported
 
 
 def _record(folder: Path) -> dict[str, Any]:
@@ -262,13 +273,15 @@ def _composites() -> dict[Any, Any]:
     }
 
 
-def _write_kernels(compiled: CompiledGraph, folder: Path) -> None:
-    """C++ and library of every kernel of a graph and its loops' bodies."""
+def _write_kernels(ways: Sequence[CompiledGraph], folder: Path) -> None:
+    """C++ and library of every kernel of a graph, compiled in several ways, and its loops' bodies."""
     sources: dict[str, None] = {}
-    for one in compiled.whole():
+    for one in (one for compiled in ways for one in compiled.whole()):
         sources |= dict.fromkeys(p.kernel.source for p in one.program.groups if p.function is not None)
         sources |= dict.fromkeys(one.texts)
         sources[steps.SOURCE] = None
+        if one.convolutions:
+            sources[convolutions.DIGEST.read_text(encoding="utf-8")] = None
         if one.draws:
             sources[mersenne.source()] = None
     folder.mkdir()

@@ -149,6 +149,10 @@ class KernelCall:
     outputs: tuple[tuple[str, Node], ...]
     mode: int = -1
     """A second argument, where it is not negative."""
+    packing: Packing | None = None
+    """Of fields that hold what was packed."""
+    held: tuple[tuple[str, PackedArgument], ...] = ()
+    """These fields, which stay null where nothing was packed for them."""
 
 
 class _Packed(ctypes.Structure):
@@ -555,10 +559,10 @@ def _results(step: Any) -> tuple[Any, ...]:
 
 def _tensors(step: Any) -> list[Any]:
     """Nodes and views that a step reads."""
-    if isinstance(step, KernelCall):
-        return [node for _, node in step.inputs]
-    if isinstance(step, Operation):
+    if isinstance(step, (KernelCall, Operation)):
         packed = [] if step.packing is None else list(step.packing.pieces)
+        if isinstance(step, KernelCall):
+            return [*(node for _, node in step.inputs), *packed]
         return [*(one for arg in step.args for one in _inside(arg)), *packed]
     if isinstance(step, (Loop, Branch)):
         return list(step.inputs)
@@ -1084,10 +1088,14 @@ class _Text:
         if isinstance(step, KernelCall):
             self.kept.append(step.filled)
             fields = [(name, node) for name, node in (*step.inputs, *step.outputs)]
+            if step.packing is not None:
+                self._packing(step.packing)
             self.words += [STRUCT, step.function, ctypes.addressof(step.filled), ctypes.sizeof(step.filled)]
-            self.words += [step.mode, len(fields)]
+            self.words += [step.mode, len(fields), len(step.held)]
             for name, node in fields:
                 self.words += [*self.place(node), getattr(type(step.filled), name).offset]
+            for name, one in step.held:
+                self.words += [self.tensor(one), getattr(type(step.filled), name).offset]
             return
         if isinstance(step, Loop):
             self._loop(step)

@@ -19,10 +19,11 @@ def summary(compiled: Any) -> str:
     in_kernels = [planned for planned in compiled.program.groups if compiled.by_kernel(planned)]
     back = [planned for planned in compiled.program.groups if not compiled.by_kernel(planned)]
     own = sum(bool(one.trial.kept) for one in compiled.columns) + sum(one.own_kept for one in compiled.products)
-    own += sum(one.kept for one in compiled.tried if one not in compiled.convolutions)
+    own += sum(one.own_kept if one in compiled.convolutions else one.kept for one in compiled.tried)
     own += sum(any(trial.kept for trial in one.trials.values()) for one in compiled.recurrent)
     text = _counted(len(in_kernels), "group") + (f" and {_counted(own, 'operation')}" if own else "") + " as kernels"
-    library = sum(one.kept for one in (*compiled.products, *compiled.convolutions))
+    library = sum(one.kept for one in compiled.products)
+    library += sum(one.by_onednn for one in compiled.convolutions)
     text += f", {_counted(library, 'product or convolution', 'products or convolutions')} by oneDNN" if library else ""
     if back:
         text += f"; given back to ATen: {_named(compiled, back)}"

@@ -302,13 +302,25 @@ struct Run {
             return call<0>((size_t)count, function, first, p) != 0;
         }
         alignas(16) char filled[LARGEST_STRUCT];
-        const Word bytes = *w++, mode = *w++, count = *w++;
+        const Word bytes = *w++, mode = *w++, count = *w++, packs = *w++;
         memcpy(filled, first, (size_t)bytes);
         for (Word i = 0; i < count; i++, w += 3) {
             const char* at = (const char*)r.at[w[0]] + w[1];
             memcpy(filled + w[2], &at, sizeof at);
         }
-        return (mode < 0 ? ((int (*)(void*))function)(filled) : ((int (*)(void*, Word))function)(filled, mode)) != 0;
+        for (Word i = 0; i < packs; i++) {             // null where nothing was packed for it
+            void* at = nullptr;
+            const Handle of = r.held[w[2 * i]];
+            if (of && f.data(of, &at)) return 1;
+            memcpy(filled + w[2 * i + 1], &at, sizeof at);
+        }
+        const int wrong = (mode < 0 ? ((int (*)(void*))function)(filled) : ((int (*)(void*, Word))function)(filled, mode)) != 0;
+        for (Word i = 0; i < packs; i++, w += 2) {
+            Handle& of = r.held[*w];
+            if (of) f.drop(of);
+            of = nullptr;
+        }
+        return wrong;
     }
 
     // Sections of a loop or branch: how many, and how many words they take.

@@ -58,9 +58,9 @@ class Trial:
         whole: bool = False,
     ) -> None:  # fmt: skip
         """Is not tried yet. share: of ATen's time that the kernel may take; below 1 where a trial does not see all that
-        a call costs. made: whether it is tried on inputs of the checker's own too: any floats may be given to it, and
-        where whole any integers. second: another kernel and its source, which is tried beside the better of the two,
-        and second_share: of whose time it may take."""
+        a call costs. on_made_inputs: whether it is tried on inputs of the checker's own too: any floats may be given to
+        it, and where whole any integers. second: another kernel and its source, which is tried beside the better of the
+        two, and second_share: of whose time it may take."""
         self.source, self.run, self.aten, self.share, self.second = source, run, aten, share, second
         self.second_share, self.made, self.whole = second_share, on_made_inputs, whole
         self.kept: bool | None = None

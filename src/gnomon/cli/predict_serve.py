@@ -250,7 +250,7 @@ def read(options: ServedOptions) -> ServingQuestion:
             ttft_s=None if options.ttft is None else quantity("--ttft", parse_seconds, _spaced(options.ttft)),
             tpot_s=None if options.tpot is None else quantity("--tpot", parse_seconds, _spaced(options.tpot)),
         )
-    # vLLM reports ITL of tokens, which come in groups of what a check accepted; the mean is what its benchmark prints.
+    # The tokens of a check come at once, and the time to the next check is shared among them.
     if serving.draft != "none":
         assumed.append(
             f"a check of {serving.draft_tokens} guesses makes {serving.tokens_a_check:.3g} tokens on average; ITL is "
@@ -374,8 +374,8 @@ def _spaced(text: str) -> str:
 
 def _engine(record: Engine, options: ServedOptions, cluster: Cluster, assumed: list[str]) -> Engine:
     """The record with the user's limits; on smaller devices with the engine's smaller defaults."""
-    # Engines choose other defaults by device: vLLM takes 256 sequences and 2,048 batched tokens of a server below 70
-    # GiB of memory, more above (arg_utils.py, get_batch_defaults).
+    # Engines choose other defaults by device: vLLM's server takes 8,192 batched tokens and 1,024 sequences on GPUs of
+    # 70 GiB and more, but 2,048 and 256 on others and on A100s (arg_utils.py, get_batch_defaults).
     if (own := record.smaller(cluster.devices)) is not None:
         if options.max_num_seqs is None and own.max_seqs < record.max_seqs:
             record = replace(record, max_seqs=own.max_seqs)
@@ -443,8 +443,7 @@ def _load(options: ServedOptions, assumed: list[str]) -> Load:
     if options.num_requests is not None:
         count = options.num_requests
     else:
-        # Enough per client that the start, when all prompts come at once, does not set the mean; at most so many that a
-        # replay stays under a second.
+        # Enough per client that the start, when all prompts come at once, does not set the mean.
         count = max(LEAST_REQUESTS, clients, min(MOST_REQUESTS, REQUESTS_A_CLIENT * clients))
         who = f"by {clients} clients that all begin at once" if clients > 1 else "one after another"
         assumed.append(f"{count} requests {who} (--num-requests)")

@@ -137,7 +137,7 @@ def run(options: RunOptions) -> int:
         folder, resume=options.resume, is_requested=options.checkpoints is not None
     )
     notes += resume_notes
-    # A student without weights of its own begins with some of its teacher's layers; with weights it goes on from those.
+    # A student without weights of its own begins with layers of its teacher, where their shapes are alike.
     if taught is not None and options.weights is None:
         notes += load_late("gnomon.methods.learnt.teacher:begins")(teaching_of(file.plan), graph, taught)
     else:
@@ -184,7 +184,7 @@ def explain_optimizer(file: PlanFile, decay: dict[str, Any]) -> tuple[str, ...]:
     """The parameters by groups, those of all layers under one name, with how many there are of each."""
 
     def rows(names: Sequence[str]) -> list[str]:
-        # A hundred layers have the same list; only the first number of a path is a layer's, experts are one tensor.
+        # A hundred layers have the same list: numbers of layers become stars.
         kinds = Counter(re.sub(r"\.\d+\.", ".*.", name) for name in names)
         return [f"  {name}{f' ({count})' if count > 1 else ''}" for name, count in kinds.items()]
 
@@ -562,9 +562,10 @@ def _job(
         **({"expert_costs": expert_costs(prediction)} if file.plan.experts.rebalance_every else {}),
         record_router=None if options.record_router is None else Path(options.record_router),
         counted=prediction.counted,
-        # What the watchdog calls slow; workers that take turns have no such expectation, as processes come and go.
+        # What measured steps are held against; with workers that take turns it would depend on how many processes there
+        # are.
         expected_step_s=None if shares_processes(file, options) else prediction.step_s,
-        # Ranks set their threads as they were when the machine was measured.
+        # To ask before training whether the machine is as fast now as it was then.
         calibrated=prediction.pricing.cluster if device == "cpu" else None,
         device=device,
         **({} if options.meet_within is None else {"meet_s": options.meet_within}),

@@ -30,6 +30,8 @@ TEKKEN = CASED.replace("{0}", "") + r"|\p{N}" + SLASH_TAIL
 GPT_4O = CASED.replace("{0}", f"(?i:{ENGLISH})?") + r"|\p{N}{1,3}" + SLASH_TAIL
 GPT_2, DIGITS = "GPT-2", "digits"
 """Expressions of the tokenizers package's own: GPT-2's, and the same with each digit alone."""
+# Names and expressions as in llama.cpp's llama-vocab.cpp (llm_tokenizer_bpe), written for the tokenizers package's
+# Oniguruma.
 SPLITS: Mapping[str, str] = {
     **dict.fromkeys(("llama3", "llama-v3", "llama-bpe", "falcon3", "dbrx", "smaug-bpe", "pixtral", "lfm2"), LLAMA_3),
     **dict.fromkeys(("qwen2", "deepseek-r1-qwen", "megrez"), QWEN_2),
@@ -51,6 +53,7 @@ def tokenizer_json(file: Gguf) -> str | None:
     metadata, kind = file.metadata, file.metadata.get("tokenizer.ggml.model")
     if kind in (None, "none", "no_vocab"):
         return None
+    # `bert`, `t5`, `rwkv`, `plamo2` cut texts in ways of their own.
     if kind not in ("gpt2", "llama"):
         raise InputError(f"{file.path} has a tokenizer of the kind {kind!r}; gpt2 and llama are read: {INSTEAD}")
     tokens, types = metadata.get("tokenizer.ggml.tokens"), metadata.get("tokenizer.ggml.token_type")
@@ -63,6 +66,7 @@ def tokenizer_json(file: Gguf) -> str | None:
             f"{file.path}: tokenizer.ggml.token_type does not say a type of each of {len(tokens):,} tokens"
         )
     tokenizer = _byte_level(file, tokens) if kind == "gpt2" else _sentencepiece(file, tokens)
+    # Added tokens are matched before anything is cut: control tokens must not be merged from parts of a user's text.
     tokenizer["added_tokens"] = [
         {
             "id": number, "content": token, "single_word": False, "lstrip": False, "rstrip": False,
@@ -113,6 +117,7 @@ def _byte_level(file: Gguf, tokens: Sequence[str]) -> dict[str, Any]:
         raise InputError(f"{file.path} has a tokenizer of gpt2's kind without tokenizer.ggml.merges; {INSTEAD}")
     known = set(tokens)
     merges = [(left_part, right) for left_part, _, right in (one.partition(" ") for one in merges_value)]
+    # The tokenizers package refuses such a merge too, but names no file.
     if odd := next((one for one in merges if not {*one, "".join(one)} <= known), None):
         raise InputError(f"{file.path}: tokenizer.ggml.merges has {' '.join(odd)!r}, whose tokens it does not have")
     if pre not in SPLITS:
@@ -121,6 +126,7 @@ def _byte_level(file: Gguf, tokens: Sequence[str]) -> dict[str, Any]:
             f"{', '.join(SPLITS)} are: {INSTEAD}"
         )
     by = SPLITS[pre]
+    # Where the expression stands in front of it, ByteLevel must not cut by GPT-2's once more.
     level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": by in (GPT_2, DIGITS)}
     cut: dict[str, Any] = {"type": "Split", "pattern": {"Regex": by}, "behavior": "Isolated", "invert": False}
     if by == DIGITS:
@@ -129,6 +135,7 @@ def _byte_level(file: Gguf, tokens: Sequence[str]) -> dict[str, Any]:
         "normalizer": None,
         "pre_tokenizer": level if by == GPT_2 else {"type": "Sequence", "pretokenizers": [cut, level]},
         "decoder": {"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": True, "use_regex": True},
+        # Llama 3 has tokens that its own merges do not reach; llama.cpp takes a whole word first (ignore_merges).
         "model": _model(tokens, merges, ignore_merges=pre in WHOLE_WORDS),
     }
 
@@ -139,6 +146,7 @@ def _sentencepiece(file: Gguf, tokens: Sequence[str]) -> dict[str, Any]:
         raise InputError(f"{file.path} has a tokenizer of llama's kind without a score of each token; {INSTEAD}")
     if file.metadata.get("general.architecture", "").startswith(("gemma", "phi3")):
         raise InputError(f"{file.path} is of a model whose SentencePiece is not read; {INSTEAD}")
+    # Llama 2 puts a space before a text, so that its first word is the token it is elsewhere.
     prefix = bool(file.metadata.get("tokenizer.ggml.add_space_prefix", True))
     decoders: list[dict[str, Any]] = [
         {"type": "Replace", "pattern": {"String": SPACE}, "content": " "}, {"type": "ByteFallback"}, {"type": "Fuse"},
@@ -158,6 +166,8 @@ def _sentencepiece(file: Gguf, tokens: Sequence[str]) -> dict[str, Any]:
 
 def _merges(tokens: Sequence[str], scores: Sequence[float]) -> list[tuple[str, str]]:
     """Two tokens that are one, those of the highest score first, as SentencePiece merges them."""
+    # A GGUF file has scores and no merges; each pair of known parts whose whole is known is one, as transformers'
+    # SentencePieceExtractor makes them.
     known = {token: number for number, token in enumerate(tokens)}
     found = []
     for token, number in known.items():
@@ -165,6 +175,7 @@ def _merges(tokens: Sequence[str], scores: Sequence[float]) -> list[tuple[str, s
             left_part, right = token[:at], token[at:]
             if left_part in known and right in known:
                 found.append((scores[number], len(left_part), number, left_part, right))
+    # Stable: equal scores stay in the order of tokens.
     found.sort(key=lambda one: (-one[0], -one[1]))
     return [(left_part, right) for _, _, _, left_part, right in found]
 
@@ -172,6 +183,7 @@ def _merges(tokens: Sequence[str], scores: Sequence[float]) -> list[tuple[str, s
 def _around(file: Gguf, tokens: Sequence[str]) -> dict[str, Any]:
     """What is put before and after a text."""
     metadata, sentencepiece = file.metadata, file.metadata["tokenizer.ggml.model"] == "llama"
+    # llama.cpp's defaults for files that leave add_bos_token out.
     by_default = sentencepiece or metadata.get("tokenizer.ggml.pre") in WHOLE_WORDS
     special: dict[str, Any] = {}
 

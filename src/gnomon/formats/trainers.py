@@ -83,6 +83,7 @@ class Modules:
         return with_job_fields(
             record,
             "transformers' modules",
+            # Inductor fuses a norm's ops into one kernel as Liger does, so both count as fused.
             norm=plain,
             activation=plain,
             attention="unfused_fp32_softmax" if in_steps else record.layers.attention,
@@ -132,6 +133,8 @@ def modules_of(f: Fields) -> Modules:
     in transformers before release 5, unless the file says how they run."""
     liger = any(flag(f, name) for name in LIGER)
     own = flag(f, "use_unsloth")
+    # Keyword arguments of Liger's own apply_liger_kernel_to_…; the defaults are what use_liger_kernel alone switches
+    # on.
     parts = {  # TrainingArguments.liger_kernel_config switches kernels one by one
         name: flag(f, f"liger_kernel_config.{name}", default)
         for name, default in (("rms_norm", liger), ("swiglu", liger), ("fused_linear_cross_entropy", liger))
@@ -165,6 +168,7 @@ def modules_of(f: Fields) -> Modules:
     elif how:
         f.fail(EXPERTS[0], f"{how!r} is none of transformers' ways: grouped_mm, batched_mm or eager")
     for key in ATTENTION:
+        # A typo would be read as sdpa and priced so; transformers itself refuses it later.
         if (named := str(f.peek(key) or "auto").lower()) not in KERNELS and "/" not in named:  # a kernel of the hub
             f.fail(key, f"{f.peek(key)!r} is no way to attend{nearest(named, KERNELS)}: {', '.join(KERNELS[:9])}")
     return Modules(
@@ -237,6 +241,7 @@ def job_of(
     if context.devices is None:
         raise InputError("the file does not say how many devices it runs on; give --on CLUSTER (in Python devices=)")
     shared = training.tp * training.cp
+    # One process a device in all trainers that are read here.
     if context.devices % shared:
         raise InputError(
             f"{context.devices} devices are not a multiple of tensor x context = {training.tp} x "
@@ -248,11 +253,14 @@ def job_of(
     mesh = Mesh(dp_replicate=training.replicas, dp_shard=data // training.replicas, cp=training.cp, tp=training.tp)
     micro = context.micro_batch_size or training.micro
     total = context.global_batch or (micro * (training.steps or 1) * data if training.total is None else training.total)
+    # verl's and others' micro batch is an upper limit of what a rank takes at once.
     if training.total is not None and total % data == 0:
         micro = min(micro, total // data)  # no rank has more than its share
     microbatches(total, micro, data, ("the global batch", "the micro batch"))
     record = training.stack or stack("pytorch-fsdp")
     offload = Offload() if training.offload and training.zero else None
+    # FSDP that keeps parameters gathered is ZeRO 3 without resharding here, not ZeRO 2: gradients are scattered by
+    # unit.
     zero = 3 if training.zero else 0
     plan = Plan(
         mesh=mesh,
@@ -311,6 +319,7 @@ def by_deepspeed(
     if context.devices is not None and context.devices % training.cp:
         divides("devices", context.devices, "sequence parallel ranks", training.cp)
     half = {"bf16": "bf16", "fp16": "fp16"}.get(training.precision.compute, "no")
+    # Otherwise DeepSpeed would train in fp32 what the trainer's file says is bf16.
     if half != "no" and not {"bf16", "fp16"} & set(values):  # accelerate puts its own in (DeepSpeedPlugin)
         values = {**values, half: {"enabled": True}}
     zero = values.get("zero_optimization")

@@ -62,7 +62,7 @@ def _on_network(row: Row, all_reduce: int) -> Iterator[Row]:
 def _exchanges(rows: Sequence[Row], parts: int) -> list[Row]:
     """The rows with exchanges in parts. The second exchange of a layer goes with its experts, part by part."""
     rows_of_parts = list[Row]()
-    first = {FORWARD["dispatch"]: 1, BACKWARD["combine"]: -1}
+    first = {FORWARD[DISPATCH]: 1, BACKWARD[COMBINE]: -1}
     experts = {(row.stage + first[row.kind], row.unit) for row in rows if row.kind in first}
     for row in rows:
         if row.kind in first:
@@ -91,10 +91,10 @@ def _part(row: Row, part: int, parts: int) -> Row:
     done = "consume" if last else "read"
     weights, grads = BufferRef("P", stage), BufferRef("G", stage)
     acts: dict[str, list[tuple[str, BufferRef]]] = {
-        FORWARD["dispatch"]: [(done, own["X"]), ("accumulate", own["S"]), ("write", sent)],
+        FORWARD[DISPATCH]: [(done, own["X"]), ("accumulate", own["S"]), ("write", sent)],
         "F": [("read", weights), ("consume", sent), ("accumulate", own["S"]), ("write", received)],
-        FORWARD["combine"]: [("consume", received), ("accumulate", own["S"]), ("accumulate", own["Y"])],
-        BACKWARD["combine"]: [(done, own["DY"]), (done, own["S"]), ("write", dmade)],
+        FORWARD[COMBINE]: [("consume", received), ("accumulate", own["S"]), ("accumulate", own["Y"])],
+        BACKWARD[COMBINE]: [(done, own["DY"]), (done, own["S"]), ("write", dmade)],
         "B": [("read", weights), ("consume", dmade), (done, own["S"]), ("write", dsent), ("accumulate", grads)],
         "I": [("read", weights), ("consume", dmade), ("read", own["S"]), ("write", dsent), ("accumulate", own["DY"])],
         BACKWARD[DISPATCH]: [("consume", dsent), (done, own["S"]), ("accumulate", own["DX"])],

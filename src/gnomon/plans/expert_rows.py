@@ -202,7 +202,7 @@ def _cut(block: Block) -> dict[Part, Block] | None:
     }
     rest = [op for op in block.ops if op.path in last]
     has_weights = any(not block.tensor(name).is_activation for op in rest for name in op.inputs)
-    ops["join" if has_weights else "combine"] = rest if has_weights else [back, *rest]
+    ops["join" if has_weights else COMBINE] = rest if has_weights else [back, *rest]
     if not ops["route"] or not ops["experts"]:
         return None
     block_outputs, parts = set(block.outputs), dict[Part, Block]()

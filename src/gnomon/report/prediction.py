@@ -126,7 +126,7 @@ def describe(plan: Plan, workload: Workload) -> str:
     tokens = f"{count} microbatch{'es' if count > 1 else ''} of {microbatch}"
     if shortest < longest:
         tokens = f"{len(lengths)} sequences of {shortest} to {longest} tokens"
-    # The search is two thirds of what a plain predict would import, and most plans have nothing for it to describe.
+    # Describing choices imports the search, and most plans have none to describe.
     words = load_late("gnomon.search.refinement.choices:described")(plan) if has_choices(plan) else ()
     return (
         f"{axes}; ZeRO {plan.optimizer.zero}; {plan.schedule.name}{stages}, {tokens}; {precision}; "
@@ -225,8 +225,8 @@ CAUSAL = 0.02
 
 def _causal(prediction: Prediction) -> str:
     """What MFU is where attention is counted as its causal mask leaves it."""
-    # Megatron-LM and the PaLM paper's MFU count attention in full although half of it is masked; torchtitan does so
-    # too. Where both agree within 2 % one number is enough.
+    # The PaLM paper's MFU counts attention in full although half of it is masked, and torchtitan does so too. Where
+    # both agree within 2 % one number is enough.
     if prediction.mfu - prediction.causal_mfu < CAUSAL * prediction.mfu:
         return ""
     return f"  (attention in full; {percent(prediction.causal_mfu)} % by its causal half)"
@@ -302,6 +302,7 @@ def _host(prediction: Prediction) -> tuple[str, ...]:
     if host_bytes:
         there = "" if limit is not None else ": nobody says how much there is (--host-memory 512GiB)"
         lines += wrapped(f"host memory a node: {gib(host_bytes)}{of} GiB while it trains{there}", indent="")
+    # Loading matters where it needs more than training does: then it is what does not fit.
     device = before.device_bytes > prediction.tightest.peak_bytes
     much = before.host_bytes > host_bytes and (limit is None or before.host_bytes > MUCH * limit)
     if much or device:

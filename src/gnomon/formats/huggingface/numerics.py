@@ -152,6 +152,7 @@ def read_numerics(values: Mapping[str, Any], usual: Usual, kind: str) -> Numeric
         return _read(values, usual, kind)
     except _Refused as refused:
         return str(refused)
+    # A damaged file can hold anything in any place; whatever Python says of it, the file cannot be run, and says why.
     except (TypeError, ValueError, KeyError, ArithmeticError, AttributeError) as error:
         return f"a number that its results depend on cannot be read: {error}; correct it in the file"
 
@@ -165,6 +166,7 @@ def _read(values: Mapping[str, Any], usual: Usual, kind: str) -> Numerics:
 
     rotary, windowed = _rotaries(values, usual, kind)
     logits = number(usual.logits.removeprefix("/"), usual.logits_usual)
+    # 1/0 would be met only when a loss is computed.
     if not logits:
         _refuse(usual.logits.removeprefix("/"), "logits times or over 0 are not trained; give another factor")
     padding = _padding(values, usual)
@@ -173,6 +175,7 @@ def _read(values: Mapping[str, Any], usual: Usual, kind: str) -> Numerics:
     return Numerics(
         residual_factor=number(usual.residual_key, 1.0),
         logits_factor=1 / logits if usual.logits.startswith("/") else logits,
+        # RoBERTa: positions of real tokens begin behind the padding's row (create_position_ids_from_input_ids).
         first_position=usual.first_position if usual.first_position >= 0 else (padding or 0) + 1,
         padding=padding,
         padding_moves=usual.first_position < 0,
@@ -204,6 +207,7 @@ def _padding(values: Mapping[str, Any], usual: Usual) -> int | None:
     """The row of the table that is not trained, as `padding_idx` of torch counts it."""
     padding = values.get("pad_token_id", usual.padding)
     if not usual.padded or padding is None:
+        # OPT and others begin at a constant; RoBERTa's offset is the padding's id itself.
         if usual.first_position < 0:
             _refuse("pad_token_id", "its positions begin after the padding token's; give its id")
         return None
@@ -214,6 +218,7 @@ def _padding(values: Mapping[str, Any], usual: Usual) -> int | None:
         _refuse(
             "pad_token_id", f"{padding} is no row of a table of {rows}; give an id below vocab_size, or null for none"
         )
+    # torch counts a negative padding_idx from the end.
     return padding % rows
 
 
@@ -229,10 +234,12 @@ def _rotaries(values: Mapping[str, Any], usual: Usual, kind: str) -> tuple[Rotar
             _refuse(key, f"{block!r} is no block of rotary angles")
     if usual.rotary == "layered":
         return _layered(plain, older, values, usual)
+    # The older key wins where both are there, as transformers 5 standardises it into the newer one.
     key, block = ("rope_scaling", older) if older else ("rope_parameters", plain)
     if block is None and usual.block_needed:
         _refuse("rope_parameters", f"leaving it out is {usual.block_needed} here; write it into the file")
     block = dict(block or {})
+    # A nested block is what Gemma 3 has, and to a class of one kind of layers an unknown key.
     for name, inner in block.items():
         if isinstance(inner, Mapping):
             _refuse(
@@ -244,6 +251,7 @@ def _rotaries(values: Mapping[str, Any], usual: Usual, kind: str) -> tuple[Rotar
         block["partial_rotary_factor"] = _fraction(values, usual)
     if values.get("original_max_position_embeddings") is not None:  # wins over the block's, as in transformers
         block["original_max_position_embeddings"] = values["original_max_position_embeddings"]
+    # Phi-3's classes default to 4,096, the length of the short variants they were made from.
     elif usual.only_longrope:
         block["original_max_position_embeddings"] = 4096
     named = block.get("rope_type", block.get("type", "default"))
@@ -259,6 +267,7 @@ def _fraction(values: Mapping[str, Any], usual: Usual) -> float:
     fraction = values.get(usual.fraction_key) if usual.fraction_key else None
     turned = values.get(usual.fraction_from) if usual.fraction_from else None
     if fraction is None and turned is not None:
+        # MiniMax M2's files say 64 of 128 elements, and its class reads the part.
         fraction = float(turned) / float(values.get("head_dim") or 128)
     return usual.fraction if fraction is None else float(fraction)
 
@@ -286,6 +295,7 @@ def _layered(plain: Any, older: Any, values: Mapping[str, Any], usual: Usual) ->
         _refuse("rope_scaling", "the file has rope_parameters too; keep one of them")
     full, windowed = (dict(blocks.get(name) or {}) for name in LAYERED)
     if older:
+        # In silence: the model would run with unscaled angles and answer worse.
         if "rope_type" not in older and older.get("type", "default") != "default":
             _refuse(
                 "rope_scaling.type", "transformers reads rope_type there, and would leave the scaling out; rename it"
@@ -307,6 +317,7 @@ def _rotary(block: Mapping[str, Any], values: Mapping[str, Any], usual: Usual, *
     """Reads one rotary embedding. block: rope_parameters (since 5.0), or rope_scaling with the keys that older files
     have next to it. at: its key, for errors."""
     kind = str(block.get("rope_type", block.get("type", "default")) or "default")
+    # Refused for running only: prices do not depend on angles.
     if kind not in ("default", *SCALINGS):
         _refuse(
             at, f"rotary embeddings of type {kind!r} are predicted, and not run yet; these run: {', '.join(SCALINGS)}"
@@ -325,6 +336,8 @@ def _rotary(block: Mapping[str, Any], values: Mapping[str, Any], usual: Usual, *
     scaling = "" if kind == "default" else kind
     fraction = number("partial_rotary_factor", 1.0)
     if usual.rotary in ("whole", "layered"):
+        # Its class would scale as many frequencies as a part has, and turn whole heads with them: an error of shapes
+        # there.
         if scaling and fraction != 1.0:
             _refuse(f"{at}.partial_rotary_factor", "this class turns whole heads; leave it out, or give 1.0")
         fraction = 1.0
@@ -345,6 +358,7 @@ def _rotary(block: Mapping[str, Any], values: Mapping[str, Any], usual: Usual, *
     if not theta > 0 or (scaling and not factor > 0):
         _refuse(at, f"rope_theta {theta} and factor {factor} must be over 0")
     yarn, three, long = kind == "yarn", kind == "llama3", kind == "longrope"
+    # Both stretch the cosines and sines, which scales scores by its square.
     attention = _of_longrope(block, values, original) if long else _attention_factor(block, factor) if yarn else 1.0
     return Rotary(
         base=theta,

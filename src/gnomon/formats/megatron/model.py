@@ -59,6 +59,7 @@ def vocabulary(f: Fields, tp: int, vocab_size: int | None, default: str = DEFAUL
     size = vocab_size or f.raw("vocab_size") or rows_of_type(kind)
     for key in ("tokenizer_model", "tokenizer_name_or_path", "hf_checkpoint"):
         if size is None and isinstance(name := f.peek(key), str) and unknown(name.rpartition("/")[2]) is None:
+            # A tokenizer on disk is named by its folder; the Hub's last word is usually kept.
             plain = name.rpartition("/")[2] if unknown(name) is not None else name  # the folder does not matter
             size = rows_of(plain) or vocabulary_of(plain)
             if size is not None:
@@ -68,6 +69,7 @@ def vocabulary(f: Fields, tp: int, vocab_size: int | None, default: str = DEFAUL
             "vocab_size",
             f"the size of the vocabulary is in the tokenizer's file ({kind}), not in the job; give --vocab-size",
         )
+    # Only that tokenizer adds --vocab-extra-ids to its own size in Megatron-LM (T5's sentinels).
     if kind.startswith("BertWordPiece") and vocab_size is None:
         size += f.integer("vocab_extra_ids", 0, least=0)
     if f.has("extra_vocab_size"):  # Pai-Megatron-Patch: no other padding
@@ -75,6 +77,7 @@ def vocabulary(f: Fields, tp: int, vocab_size: int | None, default: str = DEFAUL
     if f.flag("no_pad_vocab_size", False) or f.flag("disable_pad_vocab_size", False):
         divides("vocab_size", size, "tensor_model_parallel_size", tp)
         return size
+    # As _vocab_size_with_padding: padded up so that every tp rank has as many rows, and these a multiple of 128.
     multiple = f.integer("make_vocab_size_divisible_by", 128) * tp
     return -(-size // multiple) * multiple
 
@@ -99,15 +102,18 @@ def shape_of(f: Fields, tp: int, vocab_size: int | None, tokenizer: str = DEFAUL
     if not f.has("kv_channels"):
         divides("hidden_size", hidden, "num_attention_heads", heads)
     groups = f.integer("num_query_groups", 1)
+    # --num-query-groups alone says nothing: core_transformer_config_from_args leaves it at None without the flag.
     kv_heads = groups if f.flag("group_query_attention", False) else heads
     kv_heads = f.integer("num_key_value_heads", kv_heads)  # Megatron-DeepSpeed's name
     divides("num_attention_heads", heads, "tensor_model_parallel_size", tp)
+    # With more tp ranks than groups, neighbours hold copies of a group.
     if kv_heads % tp and tp % kv_heads:
         legal = min((n for n in range(1, heads + 1) if kv_heads % n == 0), key=lambda n: abs(n - tp))
         raise InputError(
             f"num_query_groups = {kv_heads} is neither a multiple nor a divisor of tensor_model_parallel_size = {tp}; "
             f"the nearest legal size is {legal}"
         )
+    # Two thirds of 4h, rounded down to 64, so that three matrices of SwiGLU are as large as two (validate_args).
     ffn = f.integer("ffn_hidden_size", int((4 * hidden * 2 / 3) / 64) * 64 if f.flag("swiglu", False) else 4 * hidden)
     divides("ffn_hidden_size", ffn, "tensor_model_parallel_size", tp)
     return MegatronShape(
@@ -132,6 +138,7 @@ def layers_stated(f: Fields) -> int:
     says so many."""
     if f.has("encoder_num_layers") and not f.has("num_layers"):
         return f.integer("encoder_num_layers")
+    # Behind `/` are the layers of multi-token prediction; `|` only marks pipeline stages.
     if not f.has("num_layers") and isinstance(pattern := f.peek("hybrid_layer_pattern"), str):
         return len(pattern.partition("/")[0].replace("|", ""))
     f.ignore("encoder_num_layers")
@@ -142,6 +149,7 @@ def position_of(f: Fields) -> str:
     """learned, rope, alibi or none."""
     if f.flag("use_rotary_position_embeddings", False) or f.flag("use_llama2_rotary_position_embeddings", False):
         return "rope"
+    # Scaled angles cost what plain ones do, so yarn and mrope are read as rope.
     names = {"learned_absolute": "learned", "absolute": "learned", "rope": "rope", "rotary": "rope", "yarn": "rope"}
     names |= {"mrope": "rope", "alibi": "alibi", "none": "none"}
     return f.choice("position_embedding_type", names, "learned_absolute")
@@ -158,6 +166,8 @@ def model_of(f: Fields, tp: int, vocab_size: int | None, name: str) -> Network:
     if experts:
         simple = plain and s.gated and rotary and not f.peek("moe_shared_expert_intermediate_size")
         simple = simple and scores_of(f) == "softmax" and f.peek("moe_router_enable_expert_bias") is not True
+        # Every layer routed and nothing beside the experts: this is Mixtral, whose graph is also the one with HF
+        # weights.
         if simple and not f.has("expert_interval") and f.peek("moe_layer_freq") in (None, 1):
             return _mixtral(f, s, name, experts)
         return _decoder(f, s, name, experts)
@@ -179,6 +189,7 @@ def model_of(f: Fields, tp: int, vocab_size: int | None, name: str) -> Network:
             qk_norm=f.flag("qk_layernorm", False),
             window=_window(f),
         )
+    # A config of GPT-2 or GPT-NeoX has no field for any of these.
     same = s.kv_heads == s.heads and s.head_dim * s.heads == s.hidden and not f.flag("squared_relu", False)
     if same and not s.gated and not s.rms and s.bias and s.position == "learned" and not f.peek("embed_layernorm"):
         return _gpt(f, s, name)
@@ -191,6 +202,7 @@ def _experts(f: Fields) -> int:
     """Experts of a layer; 0 for none, and for the one that Megatron-DeepSpeed counts in a dense layer."""
     experts_value = f.raw("num_experts")
     counts = experts_value if isinstance(experts_value, tuple) else (experts_value,)
+    # Megatron-DeepSpeed's --num-experts defaults to [1], which is a dense feed-forward.
     if experts_value is None or (set(counts) == {1} and f.flag("deepspeed", False)):
         f.ignore("expert_interval", "topk", "mlp_type")
         return 0
@@ -209,6 +221,7 @@ def _decoder(f: Fields, s: MegatronShape, name: str, experts: int) -> DecoderCon
     if experts:
         width = f.integer("moe_ffn_hidden_size", s.ffn)
         pattern = _pattern_of(f, s.layers)
+        # First dense layers are a number in our configs (DeepSeek's), anything more regular a pattern behind them.
         dense = next((i for i, routed in enumerate(pattern) if routed), len(pattern))
         rest = pattern[dense:]
         if f.text("mlp_type", "standard") == "residual":
@@ -320,6 +333,7 @@ def _latent_scores(f: Fields) -> Literal["softmax", "sigmoid"]:
     scores, biased = scores_of(f), f.peek("moe_router_enable_expert_bias") is True
     if biased and scores == "softmax":
         f.report("moe_router_enable_expert_bias", "a softmax router with biases is not described here: left out")
+    # DeepSeek-V3's builder has biases with sigmoids. They cost nothing that a step would show.
     if not biased and scores == "sigmoid":
         f.note_default("moe_router_enable_expert_bias", "not given", "biases of routers, which DeepSeek-V3 has")
     return scores

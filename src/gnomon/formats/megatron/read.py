@@ -103,6 +103,8 @@ def read_megatron(
             options = {option_name(key): value for key, value in context.settings.items()}
         else:
             path = source if isinstance(source, Path) else None
+            # Settings may be options or variables of the script. Options go to the fields; the rest is put into the
+            # shell.
             given_too, arguments_place = with_written(text, path, context)
             variables = {key: value for key, value in given_too.items() if option_name(key) not in options}
             folder = source.resolve().parent if isinstance(source, Path) else None
@@ -116,6 +118,7 @@ def read_megatron(
                 raise InputError(
                     f"{file} uses no variable {unknown!r}, and Megatron-LM has no such option{hint}", "--set"
                 )
+            # A model that is given makes the program's own network meaningless.
             family = "decoder" if context.model is not None else families.family_of(launch.program, words)
             stated = launched_devices(launch.launcher, text)
     else:
@@ -124,10 +127,12 @@ def read_megatron(
     values, unset = parse_options(words)
     fields = Fields(values, file, replace(context, settings=options))
     fields.notes += [arguments_place] if arguments_place else []
+    # slime and others start Megatron-LM under Ray, which takes the size of the job as options in place of torchrun's.
     if isinstance(nodes := fields.peek("actor_num_nodes"), int) and isinstance(
         per_node := fields.peek("actor_num_gpus_per_node"), int
     ):
         stated = nodes * per_node
+    # An empty $EXTRA_ARGS may hold the one option that decides: said, in place of a number that looks certain.
     for key in unset:
         why = f"not set in the script, and may hold options: not accounted for; {give_variable(key)}"
         fields.note_default(f"${key}", "unknown", why)
@@ -171,6 +176,7 @@ def training_launch(script: Script, file: str) -> Launch:
         raise FormatError(
             f"{file} starts no Python program with training options{skipped}; give the arguments themselves", file
         )
+    # The same command in both branches of an `if` is one training.
     if len({one.options for one in commands}) > 1:
         lines = ", ".join(str(one.line) for one in commands)
         raise FormatError(f"{file} starts {len(commands)} different trainings, on lines {lines}; keep one", file)
@@ -191,6 +197,7 @@ def job_of(
         f.fail("num_virtual_stages_per_pipeline_rank", "give virtual stages or layers per virtual stage, not both")
     model = context.model
     known = None if model is None else network_graph(model)
+    # Before the network: it needs tp, by which the vocabulary is padded.
     mesh = mesh_of(f, context.devices, 0 if known is None else experts_of(known))
     assumed: list[str] = []
     sizes: tuple[tuple[str, int], ...] = ()
@@ -214,10 +221,12 @@ def job_of(
     micro = context.micro_batch_size or f.integer(
         "micro_batch_size", 1 if f.flag("use_dynamic_batch_size", False) else None
     )
+    # validate_args: without --global-batch-size there is one microbatch a rank.
     total = context.global_batch or f.integer("global_batch_size", micro * mesh.data_ranks)
     f.ignore("micro_batch_size", "global_batch_size")
     if f.has("step_batch_size_schedule") and f.has("global_batch_size"):
         f.fail("step_batch_size_schedule", "Megatron-LM refuses it together with --global-batch-size; keep one of them")
+    # The ramp is over after a few percent of the samples, so the final batch is what a step costs.
     if f.has("rampup_batch_size"):
         f.report("rampup_batch_size", f"the first steps are smaller; priced at the final global batch, {total}")
     count = microbatches(total, micro, mesh.data_ranks, ("global_batch_size", "micro_batch_size"))
@@ -235,6 +244,7 @@ def job_of(
     plan = with_balance(f, plan, model)
     record = stack_of(f, base or stack("megatron-deepspeed" if f.flag("deepspeed", False) else "megatron-lm"), plan)
     load = load_of(f)
+    # Last: whatever nobody has asked for by now is either known to be no matter, or reported.
     f.account(IRRELEVANT | forks.IRRELEVANT, {**INEXPRESSIBLE, **forks.INEXPRESSIBLE}, known_options())
     return Job(
         model=model,
@@ -257,6 +267,7 @@ def _with_images(f: Fields, context: ReadContext, text: int, assumed: list[str])
     images = families.images_in(f)
     if context.seq_len is not None:
         return context.seq_len
+    # pretrain_vlm.py pads text and image up to it, so it is what a step computes.
     if isinstance(stated, int):
         return stated
     assumed.append(f"a sample is {text} tokens of text and {images} of an image (--seq-len)")
@@ -267,6 +278,7 @@ def load_of(f: Fields) -> RouterLoad:
     """What experts take of the tokens that are sent to them: all, or up to a factor of the mean."""
     factor = f.number("moe_expert_capacity_factor", 0.0)
     padded = f.flag("moe_pad_expert_input_to_capacity", False)
+    # Without a factor nothing is dropped: every token reaches its experts, whatever their load.
     if not f.has("num_experts") or factor <= 0:
         return RouterLoad()
     if factor < 1:
@@ -297,6 +309,7 @@ def with_balance(f: Fields, plan: Plan, model: Network | str) -> Plan:
     if not f.has("num_experts") and not routers(network_graph(model)):
         return plan
     kinds = f.raw("moe_router_load_balancing_type")
+    # It takes several losses now, so one may come as a list of one.
     kinds = kinds[0] if isinstance(kinds, list | tuple) and len(kinds) == 1 else kinds
     kind = kinds if isinstance(kinds, str) else "aux_loss" if kinds is None else ""
     loss_balance = f.raw("moe_aux_loss_coeff")
@@ -310,6 +323,7 @@ def with_balance(f: Fields, plan: Plan, model: Network | str) -> Plan:
     if kind not in (*BALANCES, "none", "sinkhorn") or isinstance(loss_balance, list | tuple):
         why = "balance by several losses at once or by quantiles is not"
         f.report("moe_router_load_balancing_type", f"{why} computed; the model trains without this loss")
+    # A loss times 0 is computed by nobody: its coefficient is what switches it.
     balance = BALANCES.get(kind) if coefficient else None
     if balance == "global" and global_factor(plan) > 1:
         f.notes.append(
@@ -317,6 +331,7 @@ def with_balance(f: Fields, plan: Plan, model: Network | str) -> Plan:
             f"{global_factor(plan)}: Megatron-LM's mean over all ranks' tokens is averaged over these ranks once more"
         )
         coefficient = float(f"{coefficient / global_factor(plan):.15g}")  # as the writer has it
+    # Tokens of a sequence are divided there, and Megatron-LM balances what a rank has.
     if kind == "sinkhorn" and plan.mesh.tp * plan.mesh.cp > 1:
         why = "sums are over a microbatch's tokens; Megatron-LM's are over those of one rank of tp and cp"
         f.report("moe_router_load_balancing_type", why)
@@ -326,6 +341,7 @@ def with_balance(f: Fields, plan: Plan, model: Network | str) -> Plan:
         assignment="sinkhorn" if kind == "sinkhorn" else "top_k",
         router_dtype=ROUTER_DTYPES[f.choice("moe_router_dtype", {n: n for n in ROUTER_DTYPES}, "none")],
         z_loss=f.number("moe_z_loss_coeff", 0.0),
+        # 1e-3 is Megatron-LM's default, and DeepSeek-V3's rate for most of its training.
         bias_rate=f.number("moe_router_bias_update_rate", 1e-3)
         if f.flag("moe_router_enable_expert_bias", False)
         else 0,
@@ -370,10 +386,12 @@ def seq_len_of(f: Fields, context: ReadContext) -> int:
     if context.seq_len is not None:
         f.ignore("seq_length", "encoder_seq_length", "max_tokens_per_gpu")
         return context.seq_len
+    # validate_args makes --seq-length its alias and refuses both.
     if f.has("encoder_seq_length"):
         return f.integer("encoder_seq_length")
     if not f.has("seq_length") and f.flag("use_dynamic_batch_size", False) and f.has("max_tokens_per_gpu"):
         f.report("use_dynamic_batch_size", forks.INEXPRESSIBLE["use_dynamic_batch_size"])
+        # slime fills each rank of cp up to that many tokens, so a pack is cp times as long.
         return f.integer("max_tokens_per_gpu") * f.integer("context_parallel_size", 1)
     f.ignore("max_tokens_per_gpu")
     return f.integer("seq_length")
@@ -389,6 +407,7 @@ def mesh_of(f: Fields, devices: int | None, num_experts: int) -> Mesh:
         f.fail(
             "world_size", "the job does not say how many devices it takes (nnodes x nproc_per_node); give --on CLUSTER"
         )
+    # ep is no factor here: experts refold data-parallel and context ranks.
     model_ranks = tp * pp * cp
     if devices % model_ranks:
         raise InputError(
@@ -404,6 +423,7 @@ def mesh_of(f: Fields, devices: int | None, num_experts: int) -> Mesh:
     experts = (
         f.integer("num_experts", num_experts, least=0) if not isinstance(experts_value, tuple) else max(experts_value)
     )
+    # Megatron-LM's default is tp, so that who sets nothing divides each expert too.
     etp = f.integer("expert_tensor_parallel_size", tp) if experts else 1
     # Experts refold the ranks of a stage: ep x etp need not divide tp x cp, but both must divide the devices.
     if ep > 1 and experts and devices % (pp * ep * etp):
@@ -427,6 +447,7 @@ def check_lengths(f: Fields, mesh: Mesh, seq_len: int, *, grows: bool) -> None:
     """Refusals about the sequence: context and sequence parallelism, positions. grows: the program makes positions for
     as many tokens as its decoder is given (pretrain_vlm.py)."""
     if mesh.cp > 1:
+        # Each rank takes a piece from the front and its mirror from the end, so that a causal mask loads all alike.
         divides("seq_length", seq_len, "2 x context_parallel_size", 2 * mesh.cp)
     if f.flag("sequence_parallel", False):
         divides("seq_length", seq_len, "tensor_model_parallel_size x context_parallel_size", mesh.tp * mesh.cp)
@@ -448,6 +469,7 @@ def schedule_of(f: Fields, mesh: Mesh, layers: int, micro: int, count: int) -> S
     virtual, split = stages_of(f, pp, layers)
     if virtual > 1 and pp == 1:
         f.fail("pipeline_model_parallel_size", "interleaved stages need at least 2 pipeline ranks; raise it")
+    # How many microbatches a stage takes before its next chunk has a turn; pp is the classic interleaving.
     group = f.integer("microbatch_group_size_per_virtual_pipeline_stage", pp)
     if virtual > 1 and group != pp:
         # As Megatron-LM's assertions have it.
@@ -467,6 +489,7 @@ def schedule_of(f: Fields, mesh: Mesh, layers: int, micro: int, count: int) -> S
             f"the interleaved schedule needs a multiple of pipeline_model_parallel_size = {pp} microbatches, but the "
             f"global batch gives {count}; a global_batch_size of {nearby * micro * mesh.data_ranks} gives {nearby}"
         )
+    # Options of sail-sg's zero-bubble fork, which Megatron-LM itself does not know.
     bubble = f.flag("enable_zbh1_pipeline", False) or f.flag("enable_zbh1_exact_semantics", False)
     runs = INTERLEAVED if virtual > 1 else ZBH1 if bubble and pp > 1 else PLAIN
     return Schedule(
@@ -479,6 +502,7 @@ def schedule_of(f: Fields, mesh: Mesh, layers: int, micro: int, count: int) -> S
 
 def stages_of(f: Fields, pp: int, layers: int) -> tuple[int, tuple[int, ...]]:
     """(virtual stages of a rank, layers of each stage or () when equal)."""
+    # DeepSpeed's PipelineModule deals layers out by itself and has no virtual stages.
     if f.flag("deepspeed", False) and pp > 1 and not f.flag("no_pipeline_parallel", False):
         method = f.text("pp_partition_method", "type:transformer")
         try:
@@ -492,6 +516,7 @@ def stages_of(f: Fields, pp: int, layers: int) -> tuple[int, tuple[int, ...]]:
         return len(split) // pp, split
     ends = [int(f.flag(f"account_for_{end}_in_pipeline_split", False)) for end in ("embedding", "loss")]
     first, last = (f.integer(f"decoder_{end}_pipeline_num_layers", 0, least=0) for end in ("first", "last"))
+    # Embedding and loss may count as a layer each, so that the first and the last rank get one layer less.
     counted = layers + sum(ends)
     if first or last:
         stated_ends, middle = sum(1 for n in (first, last) if n), layers - first - last
@@ -500,6 +525,7 @@ def stages_of(f: Fields, pp: int, layers: int) -> tuple[int, tuple[int, ...]]:
         divides("layers between the first and last stage", middle, "stages between", max(1, pp - stated_ends))
         virtual = f.integer("num_virtual_stages_per_pipeline_rank", 1)
         per_stage = middle // max(1, pp - stated_ends)
+        # Uneven ends are by rank, all of whose virtual stages share them.
         by_rank = [first or per_stage, *[per_stage] * (pp - 2), last or per_stage]
         for rank_layers in by_rank:
             divides("layers of a pipeline rank", rank_layers, "num_virtual_stages_per_pipeline_rank", virtual)
@@ -539,6 +565,7 @@ def parse_layout(f: Fields, text: str, layers: int) -> tuple[int, ...]:
         f.fail("pipeline_model_parallel_layout", f"{text!r} expands to over 100000 signs")
     stages = plain.split("|")
     split = tuple(stage.count("t") for stage in stages)
+    # Megatron-LM asserts the embedding first and the loss last, in whatever stage.
     if sum(split) != layers or not plain.startswith("E") or not plain.endswith("L"):
         f.fail(
             "pipeline_model_parallel_layout", f"{text!r} has {sum(split)} of {layers} layers, or E or L is misplaced"
@@ -553,6 +580,7 @@ def parse_layout(f: Fields, text: str, layers: int) -> tuple[int, ...]:
 def saved_of(f: Fields, model: object) -> Saved:
     """Reads what is recomputed."""
     granularity = f.raw("recompute_granularity")
+    # An alias from before granularities had names: validate_args sets selective.
     if f.flag("recompute_activations", False):
         granularity = "selective"
     method, count, modules = f.raw("recompute_method"), f.raw("recompute_num_layers"), f.raw("recompute_modules")
@@ -569,6 +597,7 @@ def saved_of(f: Fields, model: object) -> Saved:
             f.fail(
                 "recompute_method", "selective recomputation takes no method and no number of layers; leave them out"
             )
+        # --recompute-modules defaults to core_attn, Korthikanti et al.'s selective recomputation.
         names = modules if isinstance(modules, tuple) else (modules or "core_attn",)
         rules, rest = module_rules([str(n) for n in names if n != "core_attn"], model)
         if rest:
@@ -581,6 +610,7 @@ def saved_of(f: Fields, model: object) -> Saved:
     if method not in ("uniform", "block"):
         f.fail("recompute_method", f"full recomputation needs --recompute-method uniform or block, not {method!r}")
     number = f.integer("recompute_num_layers") if count is None or f.has("recompute_num_layers") else int(str(count))
+    # `uniform` keeps the input of every n-th layer of all; `block` recomputes the first n of each stage, by layer.
     if method == "uniform":
         return Saved(preset="full", every=number)
     return Saved(rules=(SavedRule(preset="full", first_per_stage=number),))
@@ -589,6 +619,7 @@ def saved_of(f: Fields, model: object) -> Saved:
 def layout_of(f: Fields, mesh: Mesh) -> Layout:
     """Sequence and context parallelism."""
     sequence = f.flag("sequence_parallel", False)
+    # As validate_args does, with a warning that nobody reads.
     if sequence and mesh.tp == 1:
         f.notes.append("sequence_parallel: switched off by Megatron-LM because tensor_model_parallel_size is 1")
         sequence = False
@@ -596,6 +627,7 @@ def layout_of(f: Fields, mesh: Mesh) -> Layout:
         f.fail("tp_comm_overlap", "overlap of tensor-parallel transfers needs --sequence-parallel and tp > 1; add it")
     if mesh.tp > 1:
         f.report("tp_comm_overlap", INEXPRESSIBLE["tp_comm_overlap*"])
+    # Two all-to-alls exchange sequence for heads; the rest of the model sees it as context parallelism.
     ulysses = f.integer("ds_sequence_parallel_size", 1) > 1
     kind = f.raw("cp_comm_type") or ("a2a" if ulysses else "p2p")
     kinds = {"p2p": "ring", "a2a": "ulysses", "allgather": "all_gather"}
@@ -624,6 +656,7 @@ def _dispatch(f: Fields) -> Dispatch | None:
     f.ignore("moe_enable_deepep")
     if not (f.has("num_experts") or f.has("moe_token_dispatcher_type")):
         return None
+    # allgather is Megatron-LM's default, whatever the number of experts.
     kinds = {"allgather": "allgather", "alltoall": "alltoall", "flex": "flex"}
     kind = f.choice("moe_token_dispatcher_type", kinds, "allgather")
     if kind == "flex" and backend not in ("deepep", "hybridep"):
@@ -635,14 +668,17 @@ def _dispatch(f: Fields) -> Dispatch | None:
 def overlap_of(f: Fields, mesh: Mesh, virtual: int) -> Overlap:
     """What is issued early; both kinds of data-parallel overlap are off unless asked for."""
     reduce, gather = f.flag("overlap_grad_reduce", False), f.flag("overlap_param_gather", False)
+    # FSDP has no DDP buckets: it reduces by its own units.
     sharded = f.flag("use_megatron_fsdp", False) or f.flag("use_torch_fsdp2", False)
     if gather and not (f.flag("use_distributed_optimizer", False) or sharded):
         f.fail("overlap_param_gather", "it needs --use-distributed-optimizer; add it")
     if gather and not reduce:
         f.fail("overlap_param_gather", "it needs --overlap-grad-reduce; add it")
+    # Main gradients are fp32 unless asked otherwise; a bucket is counted in elements, so its bytes follow.
     grad = "bf16" if f.flag("grad_reduce_in_bf16", False) else "fp32"
     # The default of distributed_data_parallel.py: buckets grow with ranks, so that a ring's pieces stay large.
     elements = f.integer("ddp_bucket_size", max(40_000_000, 1_000_000 * mesh.data_ranks * mesh.cp))
+    # validate_args switches the overlap off for schedules that are not interleaved.
     waits = f.flag("no_overlap_p2p_communication", False) or virtual == 1
     return Overlap(
         grad_reduce=reduce,
@@ -657,6 +693,8 @@ def optimizer_of(f: Fields) -> Optimizer:
     """The update and how it is divided."""
     kinds = {"adam": "adamw", "sgd": "momentum", "muon": "muon", "dist_muon": "muon", "lion": "lion"}
     kind = f.choice("optimizer", kinds, "adam")
+    # The distributed optimizer divides states and main parameters; gradients are reduce-scattered but kept whole: ZeRO
+    # 1.
     zero = 1 if f.flag("use_distributed_optimizer", False) else 0
     if f.flag("deepspeed", False):
         zero = f.integer("zero_stage", 0, least=0)
@@ -674,6 +712,7 @@ def optimizer_of(f: Fields) -> Optimizer:
     f.ignore("data_parallel_sharding_strategy")
     offload = None
     if f.flag("optimizer_cpu_offload", False):
+        # HybridDeviceOptimizer adds gradients up on the device and copies them out at the end.
         offload = Offload(fraction=f.number("optimizer_offload_fraction", 1.0), accumulate="device")
     f.ignore("optimizer_offload_fraction")
     return Optimizer(
@@ -681,6 +720,7 @@ def optimizer_of(f: Fields) -> Optimizer:
         zero=zero,  # type: ignore[arg-type]
         reshard_after_forward=not f.flag("torch_fsdp2_no_reshard_after_forward", False),
         offload=offload,
+        # On by default, which costs a wait of all ranks for the norm.
         clip=f.number("clip_grad", 1.0) > 0,
     )
 
@@ -691,6 +731,7 @@ def precision_of(f: Fields) -> Precision:
         f.fail("fp16", "--bf16 and --fp16 are both given; keep one")
     param: DType = "bf16" if f.flag("bf16", False) else "fp16" if f.flag("fp16", False) else "fp32"
     grad: DType = param
+    # bf16 turns fp32 gradients on by itself; with fp16 they are asked for.
     if f.flag("accumulate_allreduce_grads_in_fp32", False) or (
         param == "bf16" and not f.flag("grad_reduce_in_bf16", False)
     ):
@@ -699,6 +740,7 @@ def precision_of(f: Fields) -> Precision:
     names = {"fp32": "fp32", "bf16": "bf16", "fp16": "fp16"}
     master = f.choice("main_params_dtype", names, "fp32")
     states = f.text("exp_avg_dtype", "fp32")
+    # The plan has one dtype for both moments.
     if states not in names or f.text("exp_avg_sq_dtype", "fp32") != states:
         f.note_default("exp_avg_dtype", states, "the two moments differ, or are in eight bits: read as fp32, too large")
         states = "fp32"
@@ -709,6 +751,8 @@ def precision_of(f: Fields) -> Precision:
         recipes = {"delayed": "delayed", "tensorwise": "tensorwise", "mxfp8": "mxfp8", "blockwise": "blockwise"}
         recipe = f.choice("fp8_recipe", recipes, "delayed")
         attention = f.flag("fp8_dot_product_attention", False)
+        # Only linears of transformer layers are Transformer Engine's modules under its autocast; the output layer is
+        # not.
         fp8 = Fp8(recipe=recipe, except_ops=("lm_head", "head.*"), attention=attention)  # type: ignore[arg-type]
     return Precision(
         param=param,
@@ -725,10 +769,12 @@ def precision_of(f: Fields) -> Precision:
 def stack_of(f: Fields, base: Stack, plan: Plan) -> Stack:
     """What the arguments switch in the program."""
     backend = f.text("attention_backend", "auto")
+    # Megatron-LM's own modules: attention as two matmuls with a fused softmax between.
     local = f.text("transformer_impl", "transformer_engine") == "local"
     flash = any(f.flag(f"use_flash_attn{kind}", False) for kind in ("", "_v1", "_v2", "_triton", "_builder"))
     if flash:
         base = with_job_fields(base, "--use-flash-attn", attention="flash")
+    # Megatron-DeepSpeed has neither option: its record says how attention runs.
     elif f.flag("deepspeed", False):
         pass
     elif backend in ("unfused", "local") or local:
@@ -754,6 +800,7 @@ def stack_of(f: Fields, base: Stack, plan: Plan) -> Stack:
     if f.has("num_experts"):
         if f.flag("moe_grouped_gemm", False):
             f.notes.append("moe_grouped_gemm: products of a rank's experts are launched together")
+        # SequentialMLP: a loop over the experts of a rank.
         elif not f.flag("deepspeed", False):
             base = with_job_fields(base, "no --moe-grouped-gemm", moe_experts="sequential")
         if f.flag("use_transformer_engine_op_fuser", False):

@@ -82,6 +82,7 @@ def draft(request: ExportRequest) -> Draft:
     return Draft(
         program=PROGRAM,
         text=text,
+        # What was written is read back: an option that says less than the plan shows as a difference, not as a hope.
         job=read_megatron(text, name=request.label),
         elsewhere=(
             "--mock-data, NullTokenizer, --train-iters and --lr are placeholders: give your data, tokenizer and rates",
@@ -132,12 +133,14 @@ def _script(request: ExportRequest, options: Options) -> str:
 def _mesh(request: ExportRequest) -> Options:
     mesh, model = request.plan.mesh, request.model
     experts = hasattr(model, "num_experts")
+    # Without sharded states replicas and shards are the same plain data parallelism.
     replicas = mesh.dp_replicate > 1 and request.plan.optimizer.zero > 0
     return [
         ("tensor_model_parallel_size", mesh.tp),
         ("pipeline_model_parallel_size", mesh.pp),
         ("context_parallel_size", mesh.cp if mesh.cp > 1 else None),
         ("expert_model_parallel_size", mesh.ep if mesh.ep > 1 else None),
+        # Always written: its default is tp, and the plan's may be 1.
         ("expert_tensor_parallel_size", mesh.etp if experts else None),
         ("num_distributed_optimizer_instances", mesh.dp_replicate if replicas else None),
         ("use_tp_pp_dp_mapping", mesh.order == ("dp_replicate", "dp_shard", "pp", "cp", "tp")),
@@ -154,11 +157,14 @@ def _schedule(request: ExportRequest) -> Options:
         return []
     counts = schedule.layers_per_stage
     virtual = schedule.virtual_stages
+    # The stages of such an order may not be the ranks in turn; their layers are dealt out anew, the first ranks one
+    # more.
     if orders.find(schedule.name).names.get("megatron-lm") not in (PLAIN, INTERLEAVED):
         layers, virtual = sum(counts), 1
         counts = tuple(layers // pp + (stage < layers % pp) for stage in range(pp))
     sends = request.plan.overlap.pipeline_sends
     options: Options = [("no_overlap_p2p_communication", virtual > 1 and not sends)]
+    # A layout says every stage, virtual ones too, so that no other option is needed for their number.
     if len(set(counts)) > 1:
         stages = ["t" * count for count in counts]
         # MTP modules lie with the last stage, as they do here.
@@ -171,6 +177,7 @@ def _saved(request: ExportRequest) -> Options:
     saved = request.plan.saved
     named = modules_of(saved.rules, request.model)
     if named is not None and saved.preset != "full":
+        # core_attn is the default and left out where it is alone, as people write it.
         modules = [*(["core_attn"] if saved.preset == "selective" else []), *named]
         if not modules:
             return []
@@ -234,6 +241,7 @@ def _overlap(request: ExportRequest) -> Options:
     overlap, precision, zero = request.plan.overlap, request.plan.precision, request.plan.optimizer.zero
     reduces = request.plan.mesh.data_ranks * request.plan.mesh.cp > 1
     size = DTYPE_BYTES["bf16" if _reduces_in_bf16(precision) else "fp32"]
+    # Megatron-LM counts elements of the gradient's dtype.
     bucket = max(1, overlap.bucket_bytes // size) if overlap.bucket_bytes and zero < 2 else None
     return [
         ("overlap_grad_reduce", overlap.grad_reduce and reduces),
@@ -259,12 +267,14 @@ def _optimizer(optimizer: Optimizer, precision: Precision) -> Options:
     kinds = {"adamw": "adam", "adam": "adam", "momentum": "sgd", "sgd": "sgd", "muon": "muon", "lion": "lion"}
     offload, stage = optimizer.offload, optimizer.zero
     strategies = {2: "optim_grads", 3: "optim_grads_params"}
+    # HybridDeviceOptimizer and lower dtypes both exist in the precision-aware optimizer alone.
     precise = offload is not None or _low(precision)
     return [
         ("optimizer", kinds.get(optimizer.kind, "adam")),
         ("use_distributed_optimizer", stage > 0),
         ("use_megatron_fsdp", stage > 1),
         ("data_parallel_sharding_strategy", strategies.get(stage)),
+        # Megatron-FSDP asserts that format, and refuses fused accumulation.
         ("ckpt_format", "fsdp_dtensor" if stage > 1 else None),
         ("no_gradient_accumulation_fusion", stage > 1),
         ("use_precision_aware_optimizer", precise),
@@ -296,6 +306,7 @@ def _precision(precision: Precision) -> Options:
     if precision.fp8 is not None:
         recipe = precision.fp8.recipe
         known = ("delayed", "tensorwise", "mxfp8", "blockwise")
+        # E4M3 forward and E5M2 backward, as Transformer Engine's default.
         options += [("fp8_format", "hybrid"), ("fp8_recipe", recipe if recipe in known else "tensorwise")]
         options += [("fp8_dot_product_attention", precision.fp8.attention)]
     return options

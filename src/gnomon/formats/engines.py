@@ -94,6 +94,7 @@ OPTIONS: Mapping[str, Mapping[str, str]] = {
 }
 """Program -> option -> field of `ServeFile` or `Serving`."""
 
+# Dynamo's worker hands what it does not know on to vLLM's own parser.
 OPTIONS = {**OPTIONS, "dynamo": {"--model": "model", **OPTIONS["vllm"]}}
 
 ENGINE_OF = {"dynamo": "vllm"}
@@ -209,6 +210,7 @@ def command_line(file: ServeFile, program: str) -> tuple[str, tuple[str, ...]]:
     values: dict[str, Any] = {f.name: getattr(file, f.name) for f in fields(ServeFile) if f.name != "serving"}
     values |= {f.name: getattr(file.serving, f.name) for f in fields(Serving)}
     own = ENGINE_OF.get(program, program)
+    # --ctx-size is of all slots together, each of which gets its share.
     if program == "llama.cpp":  # slots share the context
         values["max_model_len"] *= values["max_seqs"]
     if program == "sglang":  # its tp counts the groups of attention dp
@@ -223,21 +225,26 @@ def command_line(file: ServeFile, program: str) -> tuple[str, tuple[str, ...]]:
         if name == "kv":
             if value in KEYS[own]:
                 words += [option, KEYS[own][value]]
+            # 16-bit keys of either kind are the engine's default for such a model, so nothing is lost.
             elif KV_BITS[value] != KV_BITS["bf16"]:
                 lost.append(f"kv {value}: {program} stores no keys so that are read back as the same")
         elif name == "weights":
             if value in NARROW:
                 words += [option, NARROW[value]]
+            # Not a quantisation: the dtype that weights are loaded in.
             elif own == "vllm" and value in ("fp16", "fp32"):
                 words += ["--dtype", {"fp16": "float16", "fp32": "float32"}[value]]
             elif value != "bf16":
                 lost.append(f"weights {value}: a checkpoint stored so")
+        # An axis of one is every engine's default; the other fields are written even so, since defaults of engines
+        # move.
         elif name not in ("pp", "dp", "ep") or value > 1:
             words += [option, str(value)]
     if own == "vllm":
         engine_words, untold = _of_vllm(file.serving)
         words += engine_words
         lost += untold
+    # Without the flag SGLang's dp are whole replicas.
     if program == "sglang" and file.serving.dp > 1:
         words.append("--enable-dp-attention")
     for name in ("dp", "ep", "kv", "weights"):
@@ -289,6 +296,7 @@ def _of_vllm(serving: Serving) -> tuple[list[str], list[str]]:
     if serving.lora_rank:
         ranks = [int(rank) for rank in options_of("vllm").takes["--max-lora-rank"].split("|")]
         rank = min((one for one in ranks if one >= serving.lora_rank), default=None)
+        # vLLM has a short list of ranks; an adapter runs in the next larger.
         if rank is None:
             return words, [*lost, f"lora_rank {serving.lora_rank}: vllm takes at most {max(ranks)}"]
         if rank != serving.lora_rank:
@@ -300,6 +308,7 @@ def _of_vllm(serving: Serving) -> tuple[list[str], list[str]]:
 def _workers(line: str, file: ServeFile) -> str:
     """The script that starts a frontend and all engines of dynamo."""
     first = [f"{line} --is-prefill-worker &"] * file.prefill_count
+    # Each worker registers itself with the frontend, so replicas are just more of them.
     last = [f"{line} &"] * (file.decode_count or file.serving.replicas)
     return "\n".join(("python -m dynamo.frontend &", *first, *last, "wait"))
 
@@ -329,6 +338,7 @@ def read_command(text: str, program: str, on: str, acceptance: float = 0.0) -> C
     if program not in OPTIONS:
         raise InputError(f"no reader of {program[:40]!r}{nearest(program, OPTIONS)}; known: {', '.join(OPTIONS)}")
     begins, options = list(BEGINS[program]), options_of(ENGINE_OF.get(program, program))
+    # Of YAML the words of a list are final; a shell line still has variables to fill in.
     container = words_of(text, begins)
     try:
         words = container.words if container else _expanded(shlex.split(text.replace("\\\n", " "), comments=True))
@@ -348,13 +358,16 @@ def read_command(text: str, program: str, on: str, acceptance: float = 0.0) -> C
     while rest:
         word, inside = options.parted(rest.pop(0))
         word = SPELLED.get(program, {}).get(word, word)
+        # argparse takes any unambiguous beginning of a long option; the full name may have another spelling again.
         word = options.resolved(word)
         word = SPELLED.get(program, {}).get(word, word)
         if not word.startswith("-"):
+            # A subcommand stands before the model; the same word later would be a model of that name.
             if word in SUBCOMMANDS.get(program, ()) and not values:
                 continue
             if "model" in values:
                 unread.append(word)
+            # vLLM takes the first positional word, and warns of others.
             values.setdefault("model", word)
             continue
         if word in FLAGS:
@@ -363,6 +376,7 @@ def read_command(text: str, program: str, on: str, acceptance: float = 0.0) -> C
             flags.add(word)
             continue
         word_value = _given(word, inside, rest, options)
+        # Left as it is it would be read as a path or a number, and the mistake met far from here.
         if "$" in word_value:
             raise FormatError(f"{word} is {word_value[:40]!r}, a variable that is not set there; put its value in")
         name = "model" if word == "--model" else OPTIONS[program].get(word)
@@ -389,6 +403,7 @@ def read_command(text: str, program: str, on: str, acceptance: float = 0.0) -> C
             continue
         if name in values and not (name == "weights" and values[name] == "fp32"):
             raise FormatError(f"{word} is given twice")
+        # --ctx-size 0.
         if program == "llama.cpp" and name == "max_model_len" and word_value == "0":
             continue  # as the model's file says
         if name == "max_model_len" and own == "vllm" and word_value.lower() in AUTO:
@@ -410,6 +425,7 @@ def read_command(text: str, program: str, on: str, acceptance: float = 0.0) -> C
         raise FormatError(f"the model is {values['model'][:40]!r}, a variable that is not set there; put its name in")
     record = engine(own)
     axes: dict[str, Any] = {name: values[name] for name in ("tp", "pp", "dp", "ep") if name in values}
+    # vLLM has no number for it: experts lie over all ranks of tp and dp.
     if "--enable-expert-parallel" in flags:
         axes["ep"] = axes.get("tp", 1) * axes.get("dp", 1)
     if "--enable-lora" in flags and own == "vllm":
@@ -424,6 +440,7 @@ def read_command(text: str, program: str, on: str, acceptance: float = 0.0) -> C
             guesses = {}
         else:
             axes |= {"draft": drafted[0], "draft_tokens": drafted[1], "acceptance": acceptance}
+    # Under attention dp SGLang's tp counts all devices; ours counts those of one group.
     if program == "sglang" and axes.get("dp", 1) > 1:
         if "--enable-dp-attention" in flags:
             if axes.get("tp", 1) % axes["dp"]:
@@ -435,6 +452,7 @@ def read_command(text: str, program: str, on: str, acceptance: float = 0.0) -> C
         values["max_model_len"] //= values.get("max_seqs", record.max_seqs)
     if container is not None and container.replicas > 1:
         axes["replicas"] = axes.get("replicas", 1) * container.replicas
+    # A script starts each worker by a line of its own.
     counts = [_is_begin(words[i : i + 3], begins) for i in range(len(words))] if program == "dynamo" else []
     first = words.count("--is-prefill-worker") if program == "dynamo" else 0
     if sum(counts) > 1 and not first:
@@ -482,6 +500,7 @@ def _guess(word: str, text: str) -> dict[str, Any]:
         if not isinstance(parsed, dict):
             raise FormatError(f"{word} {text[:40]!r} is no table of JSON")
         return parsed
+    # `--speculative-config.method ngram`: vLLM's parser takes a key of a JSON option behind a dot.
     key = GUESSES.get(word) or word.partition(".")[2]
     try:
         return {key: json.loads(text)}
@@ -494,6 +513,7 @@ def _draft(draft_fields: Mapping[str, Any]) -> tuple[Draft, int] | None:
     or no number."""
     method, tokens = draft_fields.get("method"), draft_fields.get("num_speculative_tokens")
     kinds: dict[str, Draft] = {"ngram": "ngram", "ngram_gpu": "ngram", "suffix": "ngram", "draft_model": "model"}
+    # deepseek_mtp, qwen3_next_mtp, …: one method a model type.
     kind: Draft | None = "mtp" if str(method).endswith("mtp") else kinds.get(str(method))
     if kind is None or not isinstance(tokens, int) or (kind == "model" and "model" not in draft_fields):
         return None
@@ -527,6 +547,7 @@ def started_by(text: str) -> str | None:
 
 def _is_begin(words: list[str], begins: list[str]) -> bool:
     names = [word.rpartition("/")[2] for word in words]
+    # Paths in front (`/opt/venv/bin/vllm`) do not matter.
     return names == begins or names == [begins[0].replace("python", "python3"), *begins[1:]]
 
 

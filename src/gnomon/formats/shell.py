@@ -97,6 +97,7 @@ def launches(
     fixed = dict(fixed or {})
     arguments = fixed.pop(ARGUMENTS, "")
     script = Script(variables={**env, **fixed}, fixed=frozenset(fixed), folder=folder, devices=devices)
+    # The script's own arguments, where somebody gives them: `$1` and on.
     for number, word in enumerate(command_line(arguments, ARGUMENTS), 1):
         script.variables[str(number)] = word
     script.read.add(ARGUMENTS)
@@ -143,6 +144,7 @@ def run(text: str, script: Script, depth: int) -> None:
 
 def follow(stream: Iterator[Command], script: Script, depth: int) -> None:
     """Follow commands, one after the other."""
+    # eval, sh -c, functions and source nest; a script that calls itself would never end.
     if depth > 8:
         raise FormatError("commands that contain commands more than 8 deep; give the training command itself", "line 1")
     # Tests nest: a command counts only where every open branch is followed.
@@ -170,6 +172,7 @@ def follow(stream: Iterator[Command], script: Script, depth: int) -> None:
             rest = words[words.index("{") + 1 :] if "{" in words else []
             body = body_of(stream, words, "}")
             first: list[Command] = [(line, rest)] if rest and rest != ["}"] else []
+            # Followed where it is called, with the variables of that moment, as a shell does.
             script.functions[name.removesuffix("()")] = [*first, *body]
             continue
         if words:
@@ -223,9 +226,11 @@ def open_loop(line: int, words: list[str], stream: Iterator[Command], script: Sc
         if values:
             return
     elif kind in ("while", "until"):
+        # A loop that restarts the training until it succeeds starts the same one each time.
         if words[1:] in (["true"], [":"]):
             script.loops += 1
             return
+        # Options of a script that nobody gave: the loop ends at once.
         if kind == "while" and (words[1:2] == ["getopts"] or condition(words[1:], script) is False):
             body_of(stream, words, "done")
             return
@@ -251,10 +256,12 @@ def follow_case(line: int, words: list[str], stream: Iterator[Command], script: 
                 patterns = None
         elif clauses:
             clauses[-1][1].append((at, part))
+    # All clauses count as not followed, so whatever any of them sets is unknown afterwards.
     if unknown(subject) is not None:
         script.skipped.append(f"case on line {line}: its word is not known from the script")
         mark([command for _, part in clauses for command in part], script)
         return
+    # The first that fits ends it, as `;;` does.
     for spelled, commands_of in clauses:
         if any(fnmatchcase(subject, pattern) for pattern in spelled):
             follow(iter(commands_of), script, depth + 1)
@@ -276,6 +283,7 @@ def follow_command(line: int, words: list[str], script: Script, branches: list[b
     elif head in ("if", "elif"):
         outer = all(b is True for b in branches[: len(branches) - (head == "elif")])
         met = condition(words[1:], script) if outer else False
+        # A test on files or commands: its branch is left out, and remembered, should it hold something that matters.
         if met is None:
             met, script.doubtful = False, script.doubtful | {(len(branches) + (head == "if"), line)}
         if head == "if":
@@ -347,6 +355,7 @@ def condition(words: list[str], script: Script) -> bool | None:
         if one is None:
             return None
         joiner = parts[index - 1] if index else ""
+        # From left to right with equal precedence, as a shell joins tests.
         value = one if value is None else (value and one) if joiner in ("&&", "-a") else (value or one)
     return bool(value)
 
@@ -357,6 +366,7 @@ def simple_command(line: int, words: list[str], script: Script, depth: int) -> N
         words = words[1:]
     separator = ""
     while words and (match := re.match(r"([A-Za-z_]\w*)(\+?)=", words[0])):
+        # In front of a command it holds for that command: `IFS=, read -r A B`.
         if match[1] == "IFS" and len(words) > 1:
             separator = word_value(words[0][4:], script)
         assign(match[1], words[0][match.end() :], bool(match[2]), script)
@@ -384,6 +394,7 @@ def simple_command(line: int, words: list[str], script: Script, depth: int) -> N
     if expanded[0] == "shift":
         shift(int(expanded[1]) if expanded[1:2] and is_integer(expanded[1]) else 1, script)
         return
+    # What it reads is outside the script.
     if expanded[0] in ("read", "mapfile") or expanded[:2] == ["printf", "-v"]:
         for name in expanded[1:]:
             if name.isidentifier() and name not in script.fixed:
@@ -399,6 +410,7 @@ def simple_command(line: int, words: list[str], script: Script, depth: int) -> N
         if word in ("-c", "-lc") and index and expanded[index - 1].rsplit("/", 1)[-1] in ("sh", "bash"):
             run(expanded[index + 1], script, depth + 1)
             return
+    # Any launcher may stand in front: srun, torchrun, env, a container's.
     place = program_of(expanded)
     if place is not None and expanded[0] not in ("echo", "cp", "ls", "cat", "mkdir", "cd", "rm", "printf"):
         launch = Launch(
@@ -444,6 +456,7 @@ def shift(count: int, script: Script) -> None:
 
 def follow_source(line: int, name: str, script: Script, depth: int) -> None:
     """A script that this one sources by a path from where it lies; a folder that is not known is this script's."""
+    # `source "$SCRIPT_DIR/env.sh"`, where SCRIPT_DIR is found by a command.
     below = re.sub(f"^{UNKNOWN}[^{UNKNOWN}]*{UNKNOWN}/?", "", name)
     outside = script.folder is None or unknown(below) is not None or below.startswith(("/", "~"))
     path = None if outside or script.folder is None else script.folder / below
@@ -461,6 +474,7 @@ def assign(name: str, raw: str, is_counter: bool, script: Script) -> None:
     """Carries out `name=raw`, or `name+=raw`."""
     if name in script.fixed:
         return
+    # A counter's value depends on how often the loop ran, which is not known; what is set anew each time is.
     if script.loops and name not in script.fresh:
         if is_counter or re.search(rf"\b{name}\b", raw):  # what a loop counts
             script.variables[name] = f"{UNKNOWN}{name}{UNKNOWN}"
@@ -516,6 +530,7 @@ def expand(raw: str, script: Script, *, split: bool = True) -> list[str]:
         elif char in "$`":
             value, at = substitute(raw, at, script)
             text = " ".join(value) if isinstance(value, list) else value
+            # An unquoted variable with blanks is several words.
             pieces = text.split() if split else [text]
             # Blanks at the front end the word so far.
             if split and text[:1].isspace() and words[-1]:
@@ -542,6 +557,7 @@ def quoted(text: str, script: Script) -> list[str]:
         elif text[at] in "$`":
             value, at = substitute(text, at, script)
             if isinstance(value, list):
+                # "${empty[@]}" alone is no word at all, unlike "$empty".
                 if not value and words == [""] and at >= len(text):
                     return []
                 words[-1] += value[0] if value else ""
@@ -574,12 +590,14 @@ def substitute(text: str, at: int, script: Script) -> tuple[Value, int]:
         return arithmetic(text[at + 3 : end - 2], script), end
     if text.startswith("$(", at):
         end = bracket_end(text, at + 1, 1)
+        # `$(test … && echo 1 || echo 0)`: the second is what a machine without the thing prints.
         if choice := re.search(r"&&\s*echo\s+(\w+)\s*\|\|\s*echo\s+(\w+)\s*\)$", text[at:end]):
             phrase = f"a command that prints {choice[1]} or {choice[2]}: taken as {choice[2]}"
             script.skipped += [phrase] if phrase not in script.skipped else []
             return choice[2], end
         if (counted := COUNTED.fullmatch(text[at + 2 : end - 1])) is not None:
             return arithmetic(counted[1].replace("\\", "").replace("'", ""), script), end
+        # The command is not run: this machine need not be the one that trains.
         if script.devices and GPUS.fullmatch(text[at + 2 : end - 1]) is not None:
             phrase = f"a command that counts GPUs of a machine: taken as {script.devices}"
             script.skipped += [phrase] if phrase not in script.skipped else []
@@ -615,6 +633,7 @@ def parameter(inside: str, script: Script) -> Value:
     if operator and operator.endswith("+"):
         return "" if missing else word_value(default, script)
     if missing and operator and operator[-1] in "-=":
+        # Quoted, so that a default with blanks stays one word.
         return word_value(f'"{default}"' if '"' not in default else default, script)
     if value is None and name in "@*":
         return [str(script.variables[position]) for position in positions(script)]

@@ -89,6 +89,7 @@ def read_accelerate(
     assumed = said_twice(twice)
     seq_len, micro_batch_size = seq_len or context.seq_len, micro_batch_size or context.micro_batch_size
     model, devices = model or context.model, devices or context.devices
+    # accelerate launches any script: neither the model nor the data are in its file.
     if seq_len is None:
         seq_len = SEQ_LEN
         assumed.append(f"the file does not say the sequence length: {SEQ_LEN} tokens (--seq-len)")
@@ -107,10 +108,12 @@ def read_accelerate(
         folder = source.resolve().parent if isinstance(source, Path) else None
         job = _by_deepspeed(f, file, context, gradient_accumulation_steps, folder)
         return replace(job, assumed=(*assumed, *job.assumed), stated_devices=stated)
+    # num_processes is of all machines together, unlike torchrun's.
     devices = 1 if kind == "NO" else devices or f.integer("num_processes")
     f.ignore("num_processes")
     axes, optimizer = sharding_of(f, devices, kind == "FSDP")
     record = stack("pytorch-fsdp")
+    # accelerate's no_sync, which FSDP answers by keeping whole gradients until the last microbatch.
     if kind == "FSDP":
         record = with_job_fields(record, NO_SYNC, unsharded_accumulation=True)
     backend = f.raw("dynamo_config.dynamo_backend")
@@ -127,6 +130,7 @@ def read_accelerate(
         optimizer=optimizer,
         precision=precision_of(f, kind == "FSDP"),
     )
+    # Only empty ones: a section that is filled in and not used is a sign of a mistake, and is reported.
     for section in ("fsdp_config", "dynamo_config", "fp8_config", "deepspeed_config", "megatron_lm_config"):
         if f.peek(section) in (None, {}):  # accelerate itself writes the sections that it does not use as empty
             f.ignore(section)
@@ -187,6 +191,7 @@ def _by_deepspeed(f: Fields, file: str, context: ReadContext, steps: int | None,
             mixed_precision=mixed if mixed in ("no", "bf16", "fp16") else None,
         )
         return replace(job, notes=(*f.notes, *job.notes), unexpressed=(*f.unexpressed, *job.unexpressed))
+    # DeepSpeedPlugin's default stage is 2, DeepSpeed's own 0.
     zero: dict[str, object] = {"stage": f.integer("deepspeed_config.zero_stage", 2, least=0)}
     for part in ("offload_optimizer", "offload_param"):
         device = f.raw(f"deepspeed_config.{part}_device")
@@ -228,9 +233,11 @@ def sharding_of(f: Fields, devices: int, fsdp: bool) -> tuple[Mesh, Optimizer]:
             f"parallelism_config sizes multiply to {shard * rest}, but num_processes is {devices}; set its "
             f"dp_shard_size to {remaining}"
         )
+    # DDP leaves clipping to the script, and accelerate's file says nothing of it.
     if not fsdp:
         return mesh(remaining, sizes), Optimizer(clip=False)
     stage, reshard, hybrid = strategy_of(f)
+    # FSDP1's hybrid strategies shard within a machine and replicate across (their default process groups).
     if hybrid and sizes["dp_replicate"] == 1:
         divides("num_processes", remaining, "num_machines", machines)
         sizes["dp_replicate"], remaining = machines, remaining // machines
@@ -267,6 +274,7 @@ def strategy_of(f: Fields) -> tuple[int, bool, bool]:
         f.fail("fsdp_config.fsdp_reshard_after_forward", "with fsdp_version 1 it names a strategy, as in FULL_SHARD")
     strategy_value = f.raw("fsdp_config.fsdp_sharding_strategy")
     spelled = strategy_value if strategy_value is not None else again if again is not None else "FULL_SHARD"
+    # `accelerate config` writes numbers, its documentation names; numbers count from 1 as torch's enum does.
     name = list(STRATEGIES)[spelled - 1] if isinstance(spelled, int) and 1 <= spelled <= 5 else str(spelled).upper()
     if name not in STRATEGIES:
         f.fail("fsdp_config.fsdp_sharding_strategy", f"{spelled!r} is not one of {', '.join(STRATEGIES)} (or 1 to 5)")
@@ -275,6 +283,7 @@ def strategy_of(f: Fields) -> tuple[int, bool, bool]:
 
 def overlap_of(f: Fields) -> Overlap:
     """FSDP1 prefetches in backward as it is told, FSDP2 by itself; blocks are gathered by the wrap policy."""
+    # BACKWARD_POST gathers the next block only after this one's gradients: nothing is ahead.
     names = {"BACKWARD_PRE": "1", "BACKWARD_POST": "0", "NO_PREFETCH": "0", "1": "1", "2": "0"}
     keys = ("fsdp_config.fsdp_backward_prefetch", "fsdp_config.fsdp_backward_prefetch_policy")
     ahead = 1
@@ -283,6 +292,7 @@ def overlap_of(f: Fields) -> Overlap:
             ahead = int(f.choice(key, names))
     f.ignore(*keys)
     policy = str(f.raw("fsdp_config.fsdp_auto_wrap_policy") or "TRANSFORMER_BASED_WRAP")
+    # Without wrapping by layers FSDP gathers the whole model at once.
     if policy != "TRANSFORMER_BASED_WRAP":
         f.report(
             "fsdp_config.fsdp_auto_wrap_policy", "the model is not gathered block by block: memory is too small here"

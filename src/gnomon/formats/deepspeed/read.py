@@ -142,6 +142,7 @@ def read_deepspeed(
         "bf16": "bf16",
         "fp16": "fp16",
     }
+    # fp8 is no precision of DeepSpeed's: what it stores and sends is bf16.
     if mixed_precision is None and context.precision is not None:
         mixed_precision = precisions[context.precision]
     return job_of(
@@ -195,18 +196,21 @@ def job_of(
         mixed_precision = "fp16" if switches == ["fp16.enabled"] and "bf16.enabled" in flat else "bf16"
         assumed.append(f"{switches[0]} is left to the trainer: {mixed_precision} (--precision)")
     flat = {key: value for key, value in flat.items() if key not in auto}
+    # A file may leave both switches open, of which one is on.
     flat |= {key: mixed_precision == PRECISION_KEYS[key] for key in switches}
     sizes = {"train_micro_batch_size_per_gpu": context.micro_batch_size, "gradient_accumulation_steps": steps}
     flat |= {key: value for key, value in sizes.items() if value is not None}
     if not {"train_batch_size", "train_micro_batch_size_per_gpu"} & set(flat) and context.global_batch is None:
         flat["train_micro_batch_size_per_gpu"] = 1
         assumed.append("the file does not say the batch: 1 sequence on each rank (--micro-batch-size)")
+    # Settings are in `flat` by now; given again, each would be told as unknown to the reader of fields.
     f = Fields(flat, file, replace(context, settings={}))
     for key in auto:
         matters = not any(fnmatchcase(key, pattern) for pattern in IRRELEVANT)
         if matters and key not in flat and key not in sizes and key != "train_batch_size":
             f.note_default(key, "auto", "filled in by the trainer; DeepSpeed's own default is taken here")
     mesh = mesh_of(f, context.devices)
+    # In place of all three of the file's, which may contradict it.
     if context.global_batch is not None:
         f.ignore("train_batch_size", "gradient_accumulation_steps", "train_micro_batch_size_per_gpu")
         micro = f.integer("train_micro_batch_size_per_gpu", 1)
@@ -222,6 +226,7 @@ def job_of(
     optimizer = optimizer_of(f)
     overlap = overlap_of(f, optimizer.zero, precision.reduce)
     record = stack("deepspeed")
+    # DeepSpeedCPUAdam is one C++ loop over all elements, with AVX: a fused step.
     if optimizer.offload is not None:
         record = with_job_fields(record, "offload_optimizer (DeepSpeedCPUAdam)", optimizer_step="fused")
     f.account(IRRELEVANT, INEXPRESSIBLE, ())
@@ -249,9 +254,11 @@ def job_of(
 def mesh_of(f: Fields, devices: int) -> Mesh:
     """All ranks are data-parallel; MiCS shards within groups of mics_shard_size."""
     group = f.integer("zero_optimization.mics_shard_size", -1, least=-1)
+    # 0 is AutoTP's off.
     tp = f.integer("tensor_parallel.autotp_size", 1, least=0) or 1
     divides("devices", devices, "tensor_parallel.autotp_size", tp)
     data = devices // tp
+    # MiCS: ZeRO 3 within a group, copies of it across groups (Zhang et al. 2022).
     if group > 0:
         divides("data-parallel ranks", data, "mics_shard_size", group)
         return Mesh(dp_replicate=data // group, dp_shard=group, tp=tp)
@@ -310,6 +317,7 @@ def precision_of(f: Fields) -> Precision:
     # Without ZeRO, bf16 gradients are accumulated in fp32 (engine.get_data_types).
     grad = f.choice("data_types.grad_accum_dtype", names, "fp32" if bf16 and stage == 0 else param)
     reduce = f.choice("communication_data_type", names, param)
+    # Half-precision optimizers keep fp32 copies, with ZeRO or without.
     master = "none" if param == "fp32" else "fp32"
     if f.flag("bf16.bf16_master_weights_and_grads", False) or f.flag("fp16.fp16_master_weights_and_grads", False):
         master = param
@@ -334,9 +342,11 @@ def optimizer_of(f: Fields) -> Optimizer:
         f.report("optimizer.type", OTHER_OPTIMIZERS[name])
         kind = "adamw"
     else:
+        # "Adam" is AdamW unless adam_w_mode is false; both cost the same.
         kind = f.choice("optimizer.type", OPTIMIZERS, "AdamW")
     if not f.has("optimizer.type"):
         f.notes.append("optimizer.type: not given, so the optimizer is the model code's; AdamW is assumed")
+    # cpu_offload is the older name of the same switch.
     device = f.raw("zero_optimization.offload_optimizer.device")
     offload = None
     if device == "cpu" or f.flag("zero_optimization.cpu_offload", False):
@@ -344,6 +354,7 @@ def optimizer_of(f: Fields) -> Optimizer:
             f.fail(
                 "zero_optimization.offload_optimizer.device", "the optimizer is offloaded at stages 1 to 3; raise stage"
             )
+        # ZeRO-Offload++'s twin flow: the rest of the states is updated on the device.
         offload = Offload(fraction=f.number("zero_optimization.offload_optimizer.ratio", 1.0))
     elif device not in (None, "none"):
         f.report(
@@ -385,6 +396,8 @@ def overlap_of(f: Fields, stage: int, reduce: str) -> Overlap:
     return Overlap(
         grad_reduce=together or stage == 3,
         param_gather=together and stage == 3,
+        # overlap_comm at stage 3 is what lets gathers run ahead on a stream of their own.
         prefetch=0 if stage == 3 and not together else Overlap().prefetch,
+        # Stage 3 reduces by the bucket too, but as each block's backward ends, which a plan has as one bucket a block.
         bucket_bytes=max(1, elements * size) if stage in (1, 2) else None,
     )

@@ -155,6 +155,7 @@ def read_torchtitan(
     """
     if isinstance(source, (str, Path)):
         text, file = read_source(source)
+        # Words of a launch line, pasted: torchtitan's flags are the same fields.
         if text.lstrip().startswith("--"):
             values, file = flag_values(shlex.split(text, comments=True)), "<arguments>"
         else:
@@ -165,11 +166,13 @@ def read_torchtitan(
         values, file = flag_values(source), "<arguments>"
     if not values:
         raise InputError(f"{file} is empty; a torchtitan job sets at least [model] name and flavor", path="$")
+    # --set may name a field as the user's version does.
     settings = {OLD_NAMES.get(key) or key: text for key, text in context.settings.items()}
     context = replace(context, settings=settings)
     f = Fields({OLD_NAMES.get(key) or key: value for key, value in values.items()}, file, context)
     mesh = mesh_of(f, devices or context.devices)
     named = f.text("model.name", "llama3"), f.text("model.flavor", "debugmodel")
+    # A file of the newer kind gives dims beside the flavor, which then only names where they began.
     config = model or context.model or by_dims(f, " ".join(named)) or flavor(*named)
     workload, micro, rounds = batch_of(f, mesh)
     plan = Plan(
@@ -181,6 +184,7 @@ def read_torchtitan(
         optimizer=optimizer_of(f, mesh),
         precision=precision_of(f),
     )
+    # parallelize() shards both, and DTensor would pad what does not divide in silence.
     for what, name in (("attention heads", "num_heads"), ("hidden size", "hidden_size")):
         if isinstance(size := getattr(config, name, None), int):
             divides(what, size, "tensor_parallel_degree", mesh.tp)
@@ -196,6 +200,7 @@ def read_torchtitan(
         workload=workload,
         stack=record,
         devices=mesh.world_size,
+        # -1 is the default: such a file runs on any number of devices that the other degrees divide.
         stated_devices=mesh.world_size if f.peek("parallelism.data_parallel_shard_degree") not in (None, -1) else None,
         notes=tuple(f.notes),
         unexpressed=tuple(f.unexpressed),
@@ -212,13 +217,16 @@ def flag_values(words: Sequence[str]) -> dict[str, object]:
         if not word.startswith("--"):
             raise FormatError(f"{word!r} belongs to no flag; flags are --section.field value", "arguments")
         name, equals, value = word[2:].replace("-", "_").partition("=") if "=" not in word else _split_flag(word)
+        # Lists take several words: `--model.converters float8 mx`.
         values = [value] if equals else []
         while not equals and rest and not rest[0].startswith("--"):
             values.append(rest.pop(0))
+        # tyro, which torchtitan parses with, spells a false flag `--section.no-field`.
         if not values and name.rpartition(".")[2].startswith("no_"):
             section, _, field = name.rpartition(".")
             name, values = f"{section}.{field.removeprefix('no_')}", ["false"]
         fields[name] = _plain(values, name)
+    # A config is a function of torchtitan's package since it froze its flags; running it would need torchtitan.
     if "module" in fields or "config" in fields:
         config = fields.pop("config", None)
         fields.pop("module", None)
@@ -239,6 +247,7 @@ def _split_flag(word: str) -> tuple[str, str, str]:
 
 def _plain(values: list[str], name: str) -> object:
     """Words of a flag as the value they spell; lists for the fields that are lists."""
+    # Also as one word with commas, as older versions took it.
     if name.endswith(("converters", "components", "fqns")):
         return [part for value in values for part in value.split(",")]
     if not values:
@@ -263,6 +272,7 @@ def mesh_of(f: Fields, devices: int | None) -> Mesh:
     replicate, cp, tp = degree("data_parallel_replicate"), degree("context_parallel"), degree("tensor_parallel")
     pp, ep, etp = degree("pipeline_parallel"), degree("expert_parallel"), degree("expert_tensor_parallel")
     shard = f.integer("parallelism.data_parallel_shard_degree", -1, least=-1)
+    # ep is missing on purpose: experts borrow ranks of dp_shard and cp (and of tp, with etp 1).
     rest = replicate * cp * tp * pp
     if shard == -1:
         if devices is None:
@@ -279,6 +289,7 @@ def mesh_of(f: Fields, devices: int | None) -> Mesh:
             f"the degrees multiply to {shard * rest} (dp_replicate {replicate}, dp_shard {shard}, cp {cp}, tp {tp}, pp "
             f"{pp}), but there are {devices} devices; set data_parallel_shard_degree to -1 or change the devices"
         )
+    # Any other refolding has no mesh in ParallelDims.
     if ep > 1 and etp not in (1, tp):
         f.fail("parallelism.expert_tensor_parallel_degree", f"{etp}: torchtitan takes 1 or tensor_parallel_degree {tp}")
     return Mesh(pp=pp, dp_replicate=replicate, dp_shard=shard, cp=cp, tp=tp, ep=ep, etp=etp if ep > 1 else 1)
@@ -293,10 +304,12 @@ def batch_of(f: Fields, mesh: Mesh) -> tuple[Workload, int, int]:
     seq_len = f.integer("training.seq_len", 2048)
     local = f.integer("training.local_batch_size", 8)
     total = f.integer("training.global_batch_size", -1, least=-1)
+    # -1: no accumulation.
     total = local * mesh.data_ranks if total == -1 else total
     steps = microbatches(total, local, mesh.data_ranks, ("global_batch_size", "local_batch_size"))
     micro = local
     if mesh.pp > 1:
+        # With stages the local batch is cut once more; without, it is the microbatch.
         micro = f.integer("parallelism.pipeline_parallel_microbatch_size", 1)
         divides("local_batch_size", local, "pipeline_parallel_microbatch_size", micro)
     f.ignore("parallelism.pipeline_parallel_microbatch_size")
@@ -334,6 +347,7 @@ def schedule_of(f: Fields, mesh: Mesh, config: Network | str, micro: int) -> Sch
             f"schedule {spelled!r} is not one of {', '.join(known)} (case does not matter)",
         )
     order = known[spelled.lower()]
+    # torchtitan has 1 or 2 stages a rank by the schedule's class (ScheduleMulti).
     virtual = order.stages[0]  # unless layers_per_stage says otherwise
     layers = layers_of(config)
     if f.has("parallelism.module_fqns_per_model_part"):
@@ -350,6 +364,8 @@ def schedule_of(f: Fields, mesh: Mesh, config: Network | str, micro: int) -> Sch
             placement=order.placement,
             layers_per_stage=split,
         )
+    # In virtual layers, of which embedding and head are some: (layers + first + last) / per_stage, rounded up, as
+    # there.
     if per_stage:
         stages = math.ceil((layers + first + last) / per_stage)
         divides("pipeline stages", stages, "pipeline_parallel_degree", mesh.pp)
@@ -379,6 +395,7 @@ def split_by_hand(f: Fields, layers: int, pp: int) -> tuple[int, ...]:
     ):
         f.fail(key, f"expected lists of module names, got {shorten(parts)}")
     stages = [[name for name in part if name.startswith("layers.")] for part in parts]
+    # A stage with layers out of order would be another model.
     if [name for part in stages for name in part] != [f"layers.{i}" for i in range(layers)]:
         f.fail(key, f"the stages do not hold layers.0 to layers.{layers - 1} once each, in order")
     divides("stages of module_fqns_per_model_part", len(stages), "pipeline_parallel_degree", pp)
@@ -409,9 +426,11 @@ def saved_of(f: Fields, config: Network | str, mesh: Mesh) -> Saved:
     f.ignore(f"{section}.memory_budget")
     if mode in ("none", "full"):
         return Saved(preset=mode)  # type: ignore[arg-type]
+    # Inductor's partitioner solves a knapsack with its own costs, which a plan cannot repeat.
     if mode == "memory_budget":
         f.report(f"{section}.mode", "torch.compile chooses what to recompute; read as nothing, so memory is too large")
         return Saved()
+    # The default of v0.2: every second layer.
     option = str(option if option is not None else "2")
     if option.isdigit() and int(option) > 0:
         # Every n-th layer, counted from 1.
@@ -429,6 +448,7 @@ def kept_ops(graph: Graph, exchanged: bool) -> tuple[str, ...]:
     for block in graph.blocks:
         if not block.does("attends"):
             continue
+        # A counter in _get_custom_policy: of mm calls each second one is recomputed, whatever it is.
         saved_ops += [op.path for op in block.ops if op.does == "multiplies"][::2]
         grouped = [op.path for op in block.ops if op.does == "multiplies rows"]
         if exchanged and grouped:  # back from the experts' ranks there is as much as their last product
@@ -444,6 +464,7 @@ def splits_of(f: Fields, mesh: Mesh) -> tuple[Split, ...]:
         return ()
     if not f.flag("compile.enable", False):
         f.fail("parallelism.enable_async_tensor_parallel", "torchtitan asks for compile.enable with it; set it")
+    # Fused matmuls send a piece to each peer while they multiply the next.
     return (Split(op="*", dim="seq", parts=mesh.tp),)
 
 
@@ -473,6 +494,7 @@ def optimizer_of(f: Fields, mesh: Mesh) -> Optimizer:
     policy = f.choice(
         "parallelism.fsdp_reshard_after_forward", {p: p for p in ("default", "always", "never")}, "default"
     )
+    # cp ranks hold the same parameters, so FSDP shards over both together.
     sharded = mesh.dp_shard * mesh.cp > 1
     if not sharded and mesh.dp_replicate > 1 and mesh.world_size != mesh.dp_replicate:
         raise InputError(
@@ -489,9 +511,12 @@ def optimizer_of(f: Fields, mesh: Mesh) -> Optimizer:
         zero=3 if sharded else 0,
         # With a pipeline `default` keeps parameters gathered, which saves gathers for each microbatch.
         reshard_after_forward=policy == "always" or (policy == "default" and mesh.pp == 1),
+        # By default norm and output stay gathered after forward, since FSDP would gather them again at once
+        # (apply_fsdp).
         keep_last_block=policy != "always",
         offload=offload,
         offload_parameters=sharded and offload is not None,
+        # training.max_norm is 1.0 and has no off.
         clip=True,
     )
 
@@ -509,6 +534,7 @@ def precision_of(f: Fields) -> Precision:
         reduce=reduce,
         master="none",
         states=stored,
+        # Autocast is no part of it: FSDP2 casts parameters as it gathers them.
         fp8=fp8_of(f),
     )
 
@@ -532,6 +558,7 @@ def fp8_of(f: Fields) -> Fp8 | None:
         recipe = f.choice(f"{section}.recipe_name", recipes, "tensorwise")
         f.report_unless(f"{section}.recipe_name", (None, *list(recipes)[:2]), "weight gradients stay in bf16")
     skipped = f.raw(f"{section}.filter_fqns") or []
+    # torchtitan skips a module whose name contains the word; its output is our lm_head.
     excepted = tuple("lm_head" if name == "output" else f"*{name}*" for name in skipped if name)  # type: ignore[attr-defined]
     gather = f.flag(f"{section}.enable_fsdp_float8_all_gather", False)
     if gather and recipe == "rowwise":  # torchao gathers in eight bits with a scale a tensor only
@@ -547,6 +574,7 @@ def stack_of(f: Fields) -> Stack:
     if not isinstance(parts, list):
         f.fail("compile.components", f"expected a list, got {parts!r}")
     if f.flag("compile.enable", False):
+        # Each block is compiled by itself, which fuses norms and activations in it and launches it whole.
         if "model" in parts:
             fused = "fused"
             record = with_job_fields(record, "compile", launch_mode="compiled", norm=fused, activation=fused)

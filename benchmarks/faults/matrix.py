@@ -130,7 +130,7 @@ def armed(executor: type, first: Callable[[Any, Any], bool]) -> None:
         if steps[0] == AT and rows[0] == 4 and not Path(os.environ[MARK]).exists():
             if os.environ[FAULT] == "nan":
                 for stage in self.stages.values():
-                    stage.held[0].shard.fill_(float("nan"))
+                    stage.own_parameters[0].shard.fill_(float("nan"))
             act(os.environ[FAULT])
         return do(self, one)
 

@@ -181,7 +181,9 @@ def main() -> None:
         usual, at = min(((one, play.costs.microbatches) for one, play in found), key=lambda pair: pair[0].seed_s)
         work = Workload(global_batch_size=case.batch, seq_len=case.seq_len)
         result = plan_mixed(case.model, case.cluster, work, base=base)
-        mixed = min((one for one in (*result.best, *(o for _, o in result.alone)) if one), key=lambda one: one.step_s)
+        mixed = min(
+            (one for one in (*result.best, *(o for _, o in result.best_of_kinds)) if one), key=lambda one: one.step_s
+        )
         print(
             f"| {case.model}, {case.batch} x {case.seq_len}, {case.cluster.name} | {usual.seed_s * 1e3:.1f} ms | "
             f"{usual.seed}, {at} | {best.step_s * 1e3:.1f} ms | {best.step_s / usual.seed_s:.3f} | "

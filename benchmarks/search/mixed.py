@@ -77,7 +77,7 @@ def main() -> None:
         work = Workload(global_batch_size=case.batch, seq_len=case.seq_len)
         result = plan_mixed(case.model, case.cluster, work, base=Plan(precision=case.precision))
         best, plain = result.best[0], data_parallel(case)
-        others = [result.equal, plain, *(entry for _, entry in result.alone)]
+        others = [result.equal, plain, *(entry for _, entry in result.best_of_kinds)]
         assert all(other.step_s >= best.step_s for other in others if other is not None), name
         gain = [None if other is None else other.step_s / best.step_s for other in others]
         gains.append((gain[0], gain[1]))

@@ -134,7 +134,7 @@ def parse(text: str, unit: Unit, path: str = "") -> float | int:
     body = text.strip()
     if unit is Unit.DOLLARS_PER_HOUR and body.startswith("$"):
         body = body.removeprefix("$").removesuffix("/h").strip() + " $/h"
-    number, suffix = _split(body, _wanted(unit), path)
+    number, suffix = _split(body, _expected(unit), path)
     scale = _SCALES[unit].get(suffix)
     if scale is None:
         raise UnitError(_wrong_unit(text, suffix, unit), path)
@@ -159,7 +159,7 @@ def format_quantity(value: float | int, unit: Unit) -> str:
 def check(value: float | int, unit: Unit, path: str = "") -> None:
     """Raise UnitError unless `value` is a legal canonical number of this kind: finite, not negative, whole if bytes."""
     if isinstance(value, bool) or not isinstance(value, int | float):
-        raise UnitError(f"Expected {_wanted(unit)} as a number, got {value!r}", path)
+        raise UnitError(f"Expected {_expected(unit)} as a number, got {value!r}", path)
     if not math.isfinite(value):
         raise UnitError(f"Expected a finite number of {unit.value}, got {value!r}", path)
     if value < 0:
@@ -248,7 +248,7 @@ def _split(body: str, expected: str, path: str) -> tuple[Fraction, str]:
     return Fraction(digits), body[match.end() :].strip()
 
 
-def _wanted(unit: Unit) -> str:
+def _expected(unit: Unit) -> str:
     return f"{unit.value} ({_OFFERED[unit]})"
 
 

@@ -92,14 +92,14 @@ def test_what_is_learnt_of_a_conversation_is_what_axolotl_labels(name: str, tmp_
     more = [at for at, (ours, theirs) in enumerate(zip(encoded.learn, labelled, strict=True)) if ours != theirs]
     lines = [at + 1 for at, id in enumerate(expected) if id == ids[end] and labelled[at] and name == "chatml"]
     assert more == lines and all(encoded.learn[at] and expected[at] == ids["\n"] for at in more)
-    assert any("new line" in said for said in learnt.unlike)
+    assert any("new line" in said for said in learnt.differences)
 
 
 def test_other_labels_of_a_data_set_are_said() -> None:
     program = programs.find("axolotl")
     assert program.learnt is not None
     asked = {"path": "d", "roles_to_train": ["assistant", "user"], "train_on_eos": "last"}
-    said = program.learnt({"datasets": [asked]}).unlike
+    said = program.learnt({"datasets": [asked]}).differences
     assert [line.partition(" ")[0] for line in said[1:]] == ["roles_to_train", "train_on_eos"]
     usual = {"datasets": [{"roles_to_train": ["assistant"], "train_on_eos": "turn"}]}
-    assert len(program.learnt(usual).unlike) == 1
+    assert len(program.learnt(usual).differences) == 1

@@ -185,7 +185,7 @@ def test_the_file_with_a_change_has_the_peak_that_was_promised(kind: str, tmp_pa
     assert job.terms is not None
     fitting = Fitting(base=base, terms=job.terms, options=[BY_OPTION[option]])
     checked = 0
-    for rung in fitting.alone():
+    for rung in fitting.single_changes():
         change = Change(before=base.plan, after=rung.plan, workload=base.workload)
         settings = job.terms.settings(rung.options, change)
         if rung.prediction is None or settings is None:
@@ -201,7 +201,7 @@ def test_torchtune_recomputes_all_of_a_layer_or_nothing(tmp_path: Path) -> None:
     (path := tmp_path / "job.yaml").write_text(TORCHTUNE)
     job = read(path, "torchtune")
     fitting = Fitting(base=predicted(job), terms=job.terms, options=[BY_OPTION["recompute"]])
-    assert [rung.what for rung in fitting.alone() if rung.prediction is not None] == ["recompute full"]
+    assert [rung.what for rung in fitting.single_changes() if rung.prediction is not None] == ["recompute full"]
 
 
 def settings_of(lines: tuple[str, ...], terms: Terms | None) -> dict[str, str] | None:

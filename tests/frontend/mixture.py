@@ -113,7 +113,7 @@ def run() -> dict[str, tuple[list[float], dict[str, Tensor], int]]:
         found = capture(model)
         for name, plan in plans(way).items():
             job = executor(model, found, plan, WORKLOAD, settings=SETTINGS)
-            parts = [part for stage in job.stages.values() for part in stage.held if part.experts]
+            parts = [part for stage in job.stages.values() for part in stage.own_parameters if part.experts]
             held = sum(slot.stop - slot.start for part in parts for slot in part.slots)
             losses = [float(job.step(batch).loss) for batch in batches()]
             trained[f"{way} {name}"] = (losses, weights_of(job) if not plan.optimizer.zero else {}, held)

@@ -29,7 +29,7 @@ def saved_bytes(back: BackwardBlock, setting: Setting, policy: Policy) -> Number
     Offloaded tensors are not counted; `saved` lists them.
     """
     total: Number = 0
-    for entry in saved(back, policy, setting.dtypes).kept:
+    for entry in saved(back, policy, setting.dtypes).on_device:
         total = total + nbytes(entry.tensor, setting.sizes, setting.dtypes)
     return total
 

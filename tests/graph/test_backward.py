@@ -100,7 +100,7 @@ def test_work_of_recomputing() -> None:
 def test_full_recompute_does_not_run_the_last_sum() -> None:
     back = backward(gpt_layer(small_gpt(8, 2)), UNFUSED, BF16)
     again = saved(back, {"*": "recompute"}, BF16)
-    assert [s.tensor.name for s in again.kept] == ["x"]
+    assert [s.tensor.name for s in again.on_device] == ["x"]
     assert again.recompute_ops[0] == "ln_1" and again.recompute_ops[-1] == "mlp.dropout"
 
 
@@ -238,7 +238,7 @@ def test_recompute_stops_at_a_tensor_that_is_kept_for_it() -> None:
     assert free.recompute_ops == ("self_attn.q_proj", "self_attn.q_rotary")
     stopped = saved(back, {"self_attn.q_rotary": "recompute", "self_attn.q_proj": "keep"}, BF16)
     assert stopped.recompute_ops == ("self_attn.q_rotary",)
-    assert "self_attn.q_proj" in {s.tensor.name for s in stopped.kept}
+    assert "self_attn.q_proj" in {s.tensor.name for s in stopped.on_device}
 
 
 def test_policies_that_cannot_be_followed_are_refused() -> None:
@@ -259,7 +259,7 @@ def test_any_policy_can_be_followed(data: st.DataObject) -> None:
     names = [t.name for t in back.forward.tensors if t.kind == "activation" and t.name not in block.inputs]
     marked = data.draw(st.dictionaries(st.sampled_from(names), st.sampled_from(["keep", "recompute", "offload"])))
     made = saved(back, marked, BF16)  # type: ignore[arg-type]
-    held = {s.tensor.name for s in (*made.kept, *made.offloaded)}
+    held = {s.tensor.name for s in (*made.on_device, *made.offloaded)}
     roots = storages(back.forward, BF16)
     ready = set(held)
     for path in made.recompute_ops:

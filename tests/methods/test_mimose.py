@@ -123,7 +123,7 @@ def test_the_controller_recomputes_more_for_longer_batches_and_stays_within(data
         chosen = controller.choose(tokens)
         assert chosen is not None and peak(sample(of, min(tokens, 320)).forward_bytes, chosen) + 100 <= budget
         counts.append(len(chosen))
-    assert counts == sorted(counts) and controller.made == len(controller.choices) <= 320 // ROUND
+    assert counts == sorted(counts) and controller.num_made == len(controller.choices) <= 320 // ROUND
     assert controller.choose(321) is None, "longer than all that were measured"
 
 

@@ -34,7 +34,7 @@ GPT = gpt(
 def kept_bytes(a_plan: Plan, label: str, graph: Graph = GPT) -> int:
     saving = savings(a_plan, graph, UNFUSED)[label]
     back = backward(graph.block("layers"), UNFUSED, BF16)
-    kept = saved(back, dict(saving.policy), BF16).kept
+    kept = saved(back, dict(saving.policy), BF16).on_device
     # Norm statistics (two fp32 numbers a row) are not in the paper's count.
     count = sum(
         int(nbytes(k.tensor, {"batch": B, "seq": S}, BF16)) for k in kept if k.tensor.name[-4:] not in ("mean", "rstd")

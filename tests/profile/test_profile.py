@@ -333,7 +333,7 @@ def test_a_snapshots_peak_by_class(tmp_path: Path) -> None:
     path.write_bytes(pickle.dumps(snapshot()))
     seen = read_snapshot(str(path))
     assert seen.peak_bytes == 200 and seen.reserved_bytes == 512
-    held = {row.name: row.nbytes for row in seen.held}
+    held = {row.name: row.nbytes for row in seen.classes}
     assert held == {"parameters": 100, "gradients": 60, "activations": 40}
 
 

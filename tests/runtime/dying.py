@@ -145,7 +145,7 @@ def _told(plan: Plan) -> list[list[tuple[float, float, float]]]:
     assert held.share(1, everyone, held.alike) > 0
     alone = plan.mesh.dp_replicate == 1
     assert held.alike == ((0, 1) if alone else (0, 0))
-    assert (held.sent > 0, held.kept.data.numel() > 0) == (alone, alone), "what another rank has is not sent"
+    assert (held.sent > 0, held.neighbour.data.numel() > 0) == (alone, alone), "what another rank has is not sent"
     held.restore()
     results.append(steps())
     return results

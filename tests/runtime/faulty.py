@@ -77,7 +77,7 @@ def trains(job: TrainingJob) -> Outcome:
             if os.environ[FAULT] == "memory":
                 torch.empty(1 << 50)
             for stage in self.stages.values():
-                stage.held[0].shard.fill_(float("nan"))
+                stage.own_parameters[0].shard.fill_(float("nan"))
         do(self, row)
 
     if os.environ["RANK"] == "1":

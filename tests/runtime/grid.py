@@ -366,7 +366,7 @@ def attempt(case: Runnable) -> Answer:
             on_host=number in executor.state.on_host,
         )
         for number, stage in executor.stages.items()
-        for held in stage.held
+        for held in stage.own_parameters
         for slot, (low, high) in held.pieces()
     )
     executor.leave()

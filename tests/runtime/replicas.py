@@ -69,9 +69,9 @@ def trained(plans: Sequence[Plan], folder: str = "") -> list[dict[str, object]]:
             norms.append(float(result.grad_norm))
             if folder and number == 0 and step + 1 == STEPS // 2:
                 save(Path(folder), executor, step + 1)
-        moved = executor.state.replicas.told if executor.state.replicas is not None else []
+        moved = executor.state.replicas.rebalanced if executor.state.replicas is not None else []
         guesses = [guess for stage in executor.stages.values() for guess in stage.guesses.values()]
-        missed = [sum(guess.missed for guess in guesses), sum(guess.asked for guess in guesses)]
+        missed = [sum(guess.missed for guess in guesses), sum(guess.guesses for guess in guesses)]
         said = {"losses": losses, "norms": norms, "moved": len(moved), "missed": missed}
         found.append({**said, "parameters": whole(executor)})
         executor.leave()

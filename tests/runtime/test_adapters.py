@@ -90,10 +90,10 @@ def test_adapters_go_to_a_folder_of_peft_and_back(base: Path, tmp_path: Path) ->
         assert held == {2 * forecast.memory[0].by_class["parameters"]}  # the frozen ones too
         pretrained.export(executor, tmp_path / "trained", model=base)
         assert torch.equal(before, stage.frozen.flat) and stage.frozen.grad is None
-        trained = stage.held[0].flat
+        trained = stage.own_parameters[0].flat
         assert trained is not None
         again = Executor(graph, PLAN, workload, values=adapters.values_of(tmp_path / "trained", graph))
-        loaded = again.stages[0].held[0].flat
+        loaded = again.stages[0].own_parameters[0].flat
         assert loaded is not None and torch.equal(loaded, trained)
     config = json.loads((tmp_path / "trained" / "adapter_config.json").read_text())
     assert (config["peft_type"], config["r"], config["lora_alpha"]) == ("LORA", 4, 4)

@@ -125,7 +125,7 @@ def test_damage_anywhere_is_found_and_the_checkpoint_before_is_taken(
             victim.write_bytes(victim.read_bytes()[: drawn.randrange(size)])
         case _:
             victim.unlink()
-    executor.stages[0].held[0].shard.add_(1)
+    executor.stages[0].own_parameters[0].shard.add_(1)
     assert load(folder, executor, say=message.append) == 1
     assert torch.equal(parameters(executor), before)
     damage, resumed = message
@@ -178,7 +178,7 @@ def test_a_checkpoint_is_of_the_moment_it_was_begun(executor: Executor, tmp_path
     began, saver = parameters(executor).clone(), Saver(tmp_path, executor, keep=2)
     for step in (1, 2, 3):
         saver.start(step)
-    executor.stages[0].held[0].shard.add_(1)
+    executor.stages[0].own_parameters[0].shard.add_(1)
     assert saver.finish() == tmp_path / "step-000003" and saver.finish() is None
     assert sorted(path.name for path in tmp_path.iterdir()) == ["step-000002", "step-000003"]
     saver.close()
@@ -188,7 +188,7 @@ def test_a_checkpoint_is_of_the_moment_it_was_begun(executor: Executor, tmp_path
 
 def test_parameters_that_are_no_numbers_are_not_kept(executor: Executor, two: Path, tmp_path: Path) -> None:
     shutil.copytree(two, tmp_path / "copy")
-    executor.stages[0].held[0].shard[3] = float("nan")
+    executor.stages[0].own_parameters[0].shard[3] = float("nan")
     with pytest.raises(RunError, match="not finite after step 3: training diverged .*step-000002 is whole"):
         save(tmp_path / "copy", executor, 3)
     assert load(tmp_path / "copy", executor) == 2

@@ -72,7 +72,7 @@ def after_one_step(graph: Graph, saved: Saved, batch: dict[str, Tensor]) -> list
     plan = Plan(schedule=Schedule(num_microbatches=1), precision=parity.FP64, saved=saved)
     executor = Executor(graph, plan, Workload(global_batch_size=rows, seq_len=SEQ), settings=parity.SETTINGS)
     result = executor.step(batch)
-    actual = [result.loss, result.grad_norm, executor.stages[0].held[0].shard]
+    actual = [result.loss, result.grad_norm, executor.stages[0].own_parameters[0].shard]
     executor.leave()
     return actual
 

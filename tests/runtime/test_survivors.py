@@ -240,4 +240,4 @@ def test_no_loss_but_of_both_places_loses_a_state(phases: list[int], lost: set[i
     assert step == 8 if min(there) >= 1 else step in (7, 8)
     for rank in range(ranks):
         has = source(rank, step or 0, held, alike)
-        assert has is not None and step in (held[has].own if alike[has] == alike[rank] else held[has].kept)
+        assert has is not None and step in (held[has].own if alike[has] == alike[rank] else held[has].of_neighbour)

@@ -88,7 +88,7 @@ def watching(executor: Executor, ids: Tensor) -> Iterator[Trace]:
     trace = Trace()
     made: dict[int, str] = {}
     keep: list[object] = []  # so that no other has its id
-    stage_of = {id(held): number for number, stage in executor.stages.items() for held in stage.held}
+    stage_of = {id(held): number for number, stage in executor.stages.items() for held in stage.own_parameters}
     inside = [False]
     originals: dict[Any, Any] = {}
     pair = dist.P2POp

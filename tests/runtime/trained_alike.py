@@ -147,7 +147,7 @@ def trained(case: Case, folder: Path, *, plan: Plan = PLAN, packed: bool = False
         model.save_pretrained(folder / "after")
         expected, worst, name = WeightReader(Folder.of(folder / "after"), where), 0.0, ""
         for stage in ours.stages.values():
-            for held in stage.held:
+            for held in stage.own_parameters:
                 for slot in held.slots:
                     wanted = expected(slot)
                     off = float((held.value(slot.name) - wanted).abs().max() / wanted.abs().max())

@@ -61,7 +61,7 @@ def run(model: nn.Module, optimizer: torch.optim.Optimizer, steps: int) -> None:
 def heard(watching: Watch) -> None:
     """Waits until the ranks' parts have come, which a loop never does."""
     until = time.monotonic() + 60
-    while watching._asked and not watching._asked[0][0].is_completed() and time.monotonic() < until:
+    while watching._pending and not watching._pending[0][0].is_completed() and time.monotonic() < until:
         time.sleep(0.01)
 
 

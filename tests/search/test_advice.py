@@ -38,10 +38,10 @@ def test_predict_offers_what_fit_finds(make: object) -> None:
     base = make()  # type: ignore[operator]
     given = advice(base)
     fitting = Fitting(base=base)
-    found = ladder(fitting, tuple(fitting.alone()))
+    found = ladder(fitting, tuple(fitting.single_changes()))
     assert not base.fits and given.ways and found.combined
     assert given.ways[0].step_s <= 1.1 * min(rung.step_s for rung in found.combined)
-    alone = {rung.what for rung in found.alone if rung.fits}
+    alone = {rung.what for rung in found.single_changes if rung.fits}
     assert alone or len(given.ways[0].what.split(" and ")) > 1
     assert "use more devices" not in " ".join(prediction_text(base, advice=given))
 
@@ -50,14 +50,14 @@ def test_what_the_program_does_not_run_is_not_offered() -> None:
     base = long_sequences()
     for way in advice(base).ways:
         assert set(unsupported(base.pricing.stack, way.plan)) <= set(unsupported(base.pricing.stack, base.plan))
-    rungs = {rung.what: rung for rung in Fitting(base=base).alone()}
+    rungs = {rung.what: rung for rung in Fitting(base=base).single_changes()}
     assert rungs["tp 1 -> 2"].why_not.startswith("pytorch-fsdp does not run tp")
 
 
 def test_a_change_takes_with_it_what_it_does_not_go_with() -> None:
     """Gradient buckets are below ZeRO 3 only, and no reason not to offer it."""
     base = buckets()
-    rungs = {rung.what: rung for rung in Fitting(base=base).alone()}
+    rungs = {rung.what: rung for rung in Fitting(base=base).single_changes()}
     third = rungs["ZeRO stage 3 without gradient buckets"]
     assert third.prediction is not None and third.plan.overlap.bucket_bytes is None
     plain = replace(base.plan, overlap=Overlap(), optimizer=Optimizer(zero=3))

@@ -73,7 +73,7 @@ class OfTree:
         assert bound < search.worst()
         if not self.tree[1]:
             self.counts.num_predicted += 1
-            search.kept.add(Step(self.tree[0]))
+            search.shortlist.add(Step(self.tree[0]))
         for part in self.tree[1]:
             child = OfTree(self.counts, part)
             yield max(bound, child.bound), child

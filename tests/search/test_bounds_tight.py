@@ -98,7 +98,7 @@ def test_units_under_way_without_rows_are_no_more_than_with_them(schedule: str) 
         except PlanError:
             continue
         looked += 1
-        first = np.split(rows.held.open, rows.held.starts[1:])[0]
+        first = np.split(rows.open_units.open, rows.open_units.starts[1:])[0]
         assert under_way(schedule, pp, virtual, count) <= first.sum(axis=1).max(), (pp, virtual, count)
     assert looked > 3
 

@@ -78,7 +78,7 @@ def test_each_way_of_a_layer_is_the_best_of_all_subsets(graph: Graph) -> None:
     ways = layer_ways(price.context)
     assert len(ways) > 8
     for way in ways[1:]:
-        inside = sum(problem.sizes[name] for name in way.kept)
+        inside = sum(problem.sizes[name] for name in way.saved_names)
         assert way.seconds == pytest.approx(seconds[size <= inside].min(), abs=2 * layer.TIE * seconds.max())
         assert way.bytes == inside + sum(k.bytes for k in way.price.saved if k.is_input)
     assert all(a.bytes > b.bytes and a.seconds < b.seconds for a, b in zip(ways, ways[1:], strict=False))
@@ -98,7 +98,7 @@ def test_a_plan_is_the_best_of_all_choices(monkeypatch: pytest.MonkeyPatch) -> N
             if not way.everything
             for rule in (
                 SavedRule(calls=f"layers[{index}:{index + 1}]", action="recompute"),
-                SavedRule(calls=f"layers[{index}:{index + 1}]", tensors=way.kept or ("input",)),
+                SavedRule(calls=f"layers[{index}:{index + 1}]", tensors=way.saved_names or ("input",)),
             )
         )
         every.append(predicted(LLAMA, replace(ONE, saved=Saved(rules=rules))))
@@ -236,8 +236,8 @@ def rules_of(at: int, way: layer.Way) -> list[SavedRule]:
         return []
     calls, rules = f"layers[{at}:{at + 1}]", []
     rules.append(SavedRule(calls=calls, action="recompute"))
-    if way.kept:
-        rules.append(SavedRule(calls=calls, tensors=way.kept))
+    if way.saved_names:
+        rules.append(SavedRule(calls=calls, tensors=way.saved_names))
     if way.away:
         rules.append(SavedRule(calls=calls, tensors=way.away, action="offload"))
     return rules

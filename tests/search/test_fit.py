@@ -37,14 +37,14 @@ def fitting(memory_gib: float | None = 14.0, **changes: object) -> Fitting:
 @pytest.fixture(scope="module")
 def result() -> tuple[Fitting, Ladder]:
     asked = fitting()
-    return asked, ladder(asked, tuple(asked.alone()))
+    return asked, ladder(asked, tuple(asked.single_changes()))
 
 
 def test_numbers_are_those_of_predict(result: tuple[Fitting, Ladder]) -> None:
     asked, made = result
     assert not made.fits and made.combined and made.complete
     pricing = asked.base.pricing
-    for rung in (*made.alone, *made.combined):
+    for rung in (*made.single_changes, *made.combined):
         if rung.prediction is not None:
             again = predict(pricing.graph, pricing.cluster, rung.plan, WORK, pricing.stack)
             assert (again.step_s, again.tightest.peak_bytes) == (rung.step_s, rung.peak_bytes)
@@ -57,7 +57,7 @@ def test_no_smaller_set_of_changes_is_enough(result: tuple[Fitting, Ladder]) -> 
     asked, made = result
     enough = [set(rung.options) for rung in made.combined]
     assert not any(a < b for a, b in combinations(enough, 2)) and not any(b < a for a, b in combinations(enough, 2))
-    fit_alone = {rung.options[0] for rung in made.alone if rung.fits}
+    fit_alone = {rung.options[0] for rung in made.single_changes if rung.fits}
     assert fit_alone <= {rung.options[0] for rung in made.combined if len(rung.options) == 1}
     assert [len(rung.options) for rung in made.combined] == sorted(len(rung.options) for rung in made.combined)
     assert made.fastest is not None and made.fastest.step_s == min(rung.step_s for rung in made.combined)
@@ -65,7 +65,7 @@ def test_no_smaller_set_of_changes_is_enough(result: tuple[Fitting, Ladder]) -> 
 
 def test_a_part_is_no_larger_than_it_must_be() -> None:
     asked = fitting(32.0, schedule=Schedule(micro_batch_size=4), optimizer=replace(Plan().optimizer, zero=2))
-    made = ladder(asked, tuple(asked.alone()))
+    made = ladder(asked, tuple(asked.single_changes()))
     rules = [(rung, rung.plan.saved.rules) for rung in made.combined if rung.options == ("recompute",)]
     (rung, (rule,)) = rules[0]
     assert rule.first_per_stage is not None and 0 < rule.first_per_stage < 16 and rung.fits
@@ -76,7 +76,7 @@ def test_a_part_is_no_larger_than_it_must_be() -> None:
 
 def test_what_does_not_help_and_why() -> None:
     asked = fitting(None, mesh=Mesh(dp_replicate=2), schedule=Schedule(micro_batch_size=1), saved=Saved(preset="full"))
-    alone = tuple(asked.alone())
+    alone = tuple(asked.single_changes())
     rungs = {rung.what: rung for rung in alone}
     buckets = rungs["gradient buckets of 25 MiB"]
     assert not helps(asked.base, buckets) and "gradients and communication" in unhelpful(asked.base, buckets)
@@ -89,8 +89,8 @@ def test_what_does_not_help_and_why() -> None:
 
 def test_a_plan_that_fits_needs_nothing() -> None:
     asked = fitting(None, schedule=Schedule(micro_batch_size=1))
-    made = ladder(asked, tuple(asked.alone()))
-    assert made.fits and not made.combined and made.alone
+    made = ladder(asked, tuple(asked.single_changes()))
+    assert made.fits and not made.combined and made.single_changes
 
 
 @pytest.mark.parametrize("what", ["batch", "seq-len"])

@@ -57,7 +57,7 @@ def test_a_family_without_choices_is_too_large() -> None:
     cluster = parse_cluster("1x2xh100-sxm")
     space = make_space(GRAPH, cluster, WORK, base=Plan(), fixed={"pp": 1, "tp": 1})
     blocks = EqualDevices(GRAPH, cluster, WORK, space, PLAIN_STACK, Goal()).blocks
-    family = next(family for _, family in blocks.families() if blocks.legality.choices(family).kept)
+    family = next(family for _, family in blocks.families() if blocks.legality.choices(family).choices)
     assert not blocks.memory.too_large(family)
     none = blocks.legality.choose(family, ())
     blocks.legality.choices = lambda _: none  # type: ignore[method-assign]
@@ -75,7 +75,7 @@ def test_what_is_known_before_prices_rules_out_no_more_than_what_is_known_after(
     assert not list(blocks.families()) and blocks.counts.too_large > 0  # a few bytes: no layer was priced
     assert not blocks.job.priced.prices
     sure, roomy = blocks.memory.least, EqualDevices(graph, cluster, WORK, space, PLAIN_STACK, Goal()).blocks
-    families = [family for _, family in roomy.families() if roomy.legality.choices(family).kept]
+    families = [family for _, family in roomy.families() if roomy.legality.choices(family).choices]
     assert families
     for family in families:
         assert not roomy.memory.too_large(family)

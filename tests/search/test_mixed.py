@@ -115,9 +115,9 @@ def test_the_fast_devices_take_more_and_nothing_compared_with_is_faster() -> Non
     result = plan_mixed(model("llama", 4), MIXED, WORKLOAD, forbid=["pp>2", "tp>1"], tries=20)
     best = result.best[0]
     assert best.prediction.fits and result.bound_s <= best.step_s
-    others = [result.equal, *(entry for _, entry in result.alone)]
+    others = [result.equal, *(entry for _, entry in result.best_of_kinds)]
     assert all(other.step_s >= best.step_s for other in others if other is not None)
-    assert len({kind.name for kind, _ in result.alone}) == 2
+    assert len({kind.name for kind, _ in result.best_of_kinds}) == 2
     counts = result.counts
     assert (
         counts.num_predicted + counts.too_slow + counts.too_large + counts.illegal + counts.num_unseen

@@ -61,7 +61,7 @@ def test_layers_from_a_disk_answer_the_same(kind: str, tmp_path: Path, monkeypat
     for stay in (0, 1):
         ours = open_model(tmp_path, RULES, **OPEN, resident_bytes=resident)
         streams = ours.model.streams
-        assert len(streams.order) == 5 - stay and streams.held <= resident and streams.streamed_bytes
+        assert len(streams.order) == 5 - stay and streams.num_bytes <= resident and streams.streamed_bytes
         assert asked([ours]) == wanted and asked([ours]) == wanted
         resident = max(layer.nbytes for layer in streams.layers.values())
     with pytest.raises(InputError, match="fp32 or bf16"):

@@ -256,4 +256,4 @@ def test_the_next_turn_of_a_conversation_goes_on_from_its_answer() -> None:
     made.add(1, [*said, 5, 6], 1)
     [piece] = made.step().pieces
     assert piece.prefix == (len(said) - 1) // 4 * 4 == 24
-    assert len(memory.snapshots.kept) <= 3  # of an answer the last alone
+    assert len(memory.snapshots.slots) <= 3  # of an answer the last alone

@@ -33,7 +33,7 @@ def sharded(tp: int, layout: Layout) -> ShardedBlock:
 
 
 def kept_bytes(block: ShardedBlock) -> int:
-    kept = saved(backward(block.block, UNFUSED, BF16), {}, BF16).kept
+    kept = saved(backward(block.block, UNFUSED, BF16), {}, BF16).on_device
     # Norm statistics (two fp32 numbers a row) are not in the paper's count.
     return sum(int(block.kept_bytes_of(k.tensor)) for k in kept if k.tensor.name[-4:] not in ("mean", "rstd"))  # type: ignore[arg-type]
 

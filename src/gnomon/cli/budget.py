@@ -33,7 +33,7 @@ class Budget:
         self.seconds = quantity("--budget", parse_seconds, self.text)
         self.stopped = False
         """Whether ^C was pressed."""
-        self._more, self._first, self._half = (until(self.seconds * share) for share in (1, FIRST, 0.5))
+        self._until, self._first, self._half = (until(self.seconds * share) for share in (1, FIRST, 0.5))
         self._before: Any = None
 
     def __enter__(self) -> Budget:
@@ -51,7 +51,7 @@ class Budget:
 
     def __call__(self) -> bool:
         """Whether there is time left."""
-        return not self.stopped and self._more()
+        return not self.stopped and self._until()
 
     @property
     def first(self) -> KeepGoing:

@@ -33,7 +33,7 @@ def run(options: CatalogueOptions) -> int:
             print_json({kind: list(_names(kind)) for kind in _KINDS})
         else:
             rows = [(kind, str(count), f"gnomon catalogue {kind}") for kind, count in counts.items()]
-            print_lines(table((_left("kind"), Column(name="known"), _left("list")), rows))
+            print_lines(table((_left_column("kind"), Column(name="known"), _left_column("list")), rows))
     elif options.name is not None:
         _one(options.what, options.name, as_json=options.json)
     elif options.json:
@@ -43,7 +43,7 @@ def run(options: CatalogueOptions) -> int:
     return 0
 
 
-def _left(name: str) -> Column:
+def _left_column(name: str) -> Column:
     return Column(name=name, align="left")
 
 
@@ -183,12 +183,12 @@ def _order(name: str) -> Mapping[str, Any]:
 
 def _devices() -> Sequence[str]:
     columns = (
-        _left("device"),
+        _left_column("device"),
         Column(name="TFLOP/s"),
-        _left("in"),
+        _left_column("in"),
         *(Column(name=n) for n in ("GiB", "TB/s", "W")),
-        _left("per"),
-        _left("figures"),
+        _left_column("per"),
+        _left_column("figures"),
     )
     return table(columns, [_device(catalogue.device(name)) for name in catalogue.device_names()])
 
@@ -208,7 +208,13 @@ def _device(device: Device) -> Sequence[str]:
 
 
 def _clusters() -> Sequence[str]:
-    columns = (_left("node"), Column(name="devices"), _left("device"), _left("inside"), _left("network"))
+    columns = (
+        _left_column("node"),
+        Column(name="devices"),
+        _left_column("device"),
+        _left_column("inside"),
+        _left_column("network"),
+    )
     nodes = [catalogue.node(name) for name in catalogue.node_names()]
     return (
         *table(columns, [_node(node) for node in nodes]),
@@ -223,7 +229,7 @@ def _node(node: Node) -> Sequence[str]:
 
 
 def _models() -> Sequence[str]:
-    columns = (_left("model"), *(Column(name=n) for n in ("parameters", "for a token", "layers")))
+    columns = (_left_column("model"), *(Column(name=n) for n in ("parameters", "for a token", "layers")))
     keys = ("parameters", "active_parameters", "layers")
     models = [_model(name) for name in _names("models")]
     rows = [(model["name"], *(f"{model[key]:,}" if model[key] else "-" for key in keys)) for model in models]
@@ -235,7 +241,7 @@ def _models() -> Sequence[str]:
 
 
 def _stacks() -> Sequence[str]:
-    columns = (_left("stack"), _left("version"), Column(name="facts"), Column(name="of"))
+    columns = (_left_column("stack"), _left_column("version"), Column(name="facts"), Column(name="of"))
     records = [stack(name) for name in stacks()]
     known = {record.name: len({fact.field for fact in record.facts}) for record in records}
     return table(columns, [(r.name, r.version, str(known[r.name]), str(len(GROUPS))) for r in records])
@@ -256,11 +262,11 @@ def _schedules() -> Sequence[str]:
         "stages: of a rank; activations: microbatches of a rank's layers that it keeps at once; p ranks, v stages on "
         "each, m microbatches. gnomon catalogue schedules NAME says its bubble, what it asks for, and its paper."
     )
-    return (*table(tuple(_left(name) for name in names), rows), "", *wrapped(explanation, indent=""))
+    return (*table(tuple(_left_column(name) for name in names), rows), "", *wrapped(explanation, indent=""))
 
 
 def _methods() -> Sequence[str]:
-    columns = [_left(name) for name in ("method", "turned on by", *MARKS)]
+    columns = [_left_column(name) for name in ("method", "turned on by", *MARKS)]
     rows = [(m.name, m.switch, *("yes" if mark in m.marks else "-" for mark in MARKS)) for m in every_method()]
     return (
         *table(columns, rows),

@@ -33,7 +33,7 @@ OF_BITS, OF_ZEROS = ("rtn", "gptq", "awq"), ("magnitude", "wanda", "admm")
 
 def run(options: CompressOptions) -> int:
     """Reads a model's weights, writes them compressed and prints their sizes."""
-    storage, method = _asked(options)
+    storage, method = _storage_and_method(options)
     need_torch("compressing weights")
     source, target = Path(options.folder).expanduser(), Path(options.output).expanduser()
     load_late("gnomon.runtime.checkpoint.compress:check_places")(source, target)
@@ -60,7 +60,7 @@ def run(options: CompressOptions) -> int:
     return 0
 
 
-def _asked(options: CompressOptions) -> tuple[Storage, str]:
+def _storage_and_method(options: CompressOptions) -> tuple[Storage, str]:
     """(how linears are to be stored, the method). InputError for words that contradict each other."""
     if (options.bits is None) == (options.sparsity is None):
         both = "not both" if options.bits is not None else "one of them"

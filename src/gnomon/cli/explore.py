@@ -350,7 +350,7 @@ def handler(page: Page, token: str) -> type[BaseHTTPRequestHandler]:
             if answer is None or not mine:
                 return self._refuse()
             try:
-                reply: dict[str, Any] = answer(self._asked())
+                reply: dict[str, Any] = answer(self._fields())
             except GnomonError as error:
                 reply = {"error": str(error)}
             except Exception as error:  # a mistake of ours must not end the server
@@ -364,7 +364,7 @@ def handler(page: Page, token: str) -> type[BaseHTTPRequestHandler]:
             origin = self.headers.get("Origin")
             return self.headers.get("Host") in here and (origin is None or origin.removeprefix("http://") in here)
 
-        def _asked(self) -> Mapping[str, Any]:
+        def _fields(self) -> Mapping[str, Any]:
             try:
                 length = int(self.headers.get("Content-Length", ""))
             except ValueError:

@@ -69,7 +69,7 @@ def run(options: FitOptions) -> int:
             print_lines(heading_text(fitting))
         if options.largest is not None:
             return _largest(options, options.largest, job_request, fitting, progress)
-        single_changes = tuple(fitting.alone())
+        single_changes = tuple(fitting.single_changes())
         if not options.json:
             print_lines(alone_text(fitting, single_changes))
         answer = ladder(fitting, single_changes)

@@ -79,15 +79,15 @@ def _answer(rows: Sequence[tuple[str, Result, float | None, dict[str, float]]]) 
     return "mean JCT is shorter by: " + "; ".join(parts)
 
 
-def _given(options: WhatIfOptions) -> dict[str, float]:
+def _prices(options: WhatIfOptions) -> dict[str, float]:
     return {ANY: options.price} if options.price is not None else {}
 
 
 def _rent(spec: str, options: WhatIfOptions) -> float | None:
-    paid = rent(parse_cluster(spec), _given(options))
+    paid = rent(parse_cluster(spec), _prices(options))
     return None if paid is None else paid.dollars_per_hour
 
 
 def _rents(spec: str, options: WhatIfOptions) -> tuple[str, ...]:
-    paid = rent(parse_cluster(spec), _given(options))
+    paid = rent(parse_cluster(spec), _prices(options))
     return ("no public price of some device: give --price",) if paid is None else paid.sources

@@ -100,7 +100,7 @@ def _over_kinds(options: PlanOptions, request: PlanRequest) -> int:
     """Plans over devices of several kinds."""
     if options.try_:
         raise InputError("--try is for equal devices, and these are of several kinds; name one of them with --on")
-    if request.choices.wanted:
+    if request.choices.is_requested:
         raise InputError("--refine is for equal devices; on a mixed cluster fix choices with --fix")
     if is_asked(options):
         return _other(options, request)
@@ -112,7 +112,7 @@ def _other(options: PlanOptions, request: PlanRequest) -> int:
     if options.try_:
         raise InputError("--try runs the best plans of one search; ask other questions without it")
     sizes = [f"--{name}" for name in ("pareto", "longest", "largest") if getattr(options, name)]
-    if request.choices.wanted and sizes:
+    if request.choices.is_requested and sizes:
         raise InputError(f"--refine is for the fastest plan, and {sizes[0]} asks another; fix choices with --fix")
     # A front or a size is of the exact search alone, unless effort is asked for.
     exact = bool(sizes) and (options.pareto or request.choices.effort is None)
@@ -183,7 +183,7 @@ def _search(request: PlanRequest, top: int, budget: Budget, *, diverse: bool) ->
 def searched(options: PlanOptions, request: PlanRequest, budget: Budget) -> Improved:
     """The search, uneven stages, and the choices beyond both."""
     result = exportable(_found(options, request, budget), request.target)
-    if request.choices.wanted and request.stack is PLAIN_STACK:
+    if request.choices.is_requested and request.stack is PLAIN_STACK:
         request.assumed.append("stack not given: taken to run every choice that --refine tries (--stack)")
     passes = request.choices.passes(
         uneven_stages=not options.equal_stages,

@@ -67,7 +67,7 @@ class PlanChoices:
     """Of these, what the exact search has too: all of its values are allowed."""
     effort: Effort | None
     """How much the refinement tries; None where it is left out."""
-    wanted: bool
+    is_requested: bool
     """Whether the user asks for it, or fixes what only it can do."""
 
     @staticmethod
@@ -119,7 +119,7 @@ class PlanChoices:
                 name for name in names if name in EXTRA_CHOICES and all(limit.field != name for limit in on_choices)
             ),
             effort=THOROUGH if options.refine or late else QUICK if options.refine is None and opened else None,
-            wanted=is_requested,
+            is_requested=is_requested,
         )
 
     def idle(self, candidate: FoundPlan, result: Result) -> tuple[str, ...]:

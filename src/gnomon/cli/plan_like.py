@@ -73,7 +73,7 @@ def run(options: PlanOptions) -> int:
     with job_text(training, path) as text:
         file = _File(text=text, request=request, words=words)
         with Budget(options.budget, ONE) as budget:
-            plan_request = _asked(options, request, file)
+            plan_request = _question(options, request, file)
             try:
                 search_result = searched(replace(options, top=TOP), plan_request, budget)
             except PlanError as error:
@@ -212,7 +212,7 @@ class _File:
     offered = predicted
 
 
-def _asked(options: PlanOptions, request: Request, file: _File) -> PlanRequest:
+def _question(options: PlanOptions, request: Request, file: _File) -> PlanRequest:
     """The question to search: with what the file's program can do open, and everything else as the file has it."""
     plan, terms = request.plan, request.terms
     written = file.words.writes(Change(before=plan, after=plan, workload=request.workload))
@@ -312,5 +312,5 @@ def _line(file: _File, settings: Sequence[Setting], where: Where) -> Line:
     try:
         prediction = file.text.read(settings, where, workload=file.request.workload).prediction
     except GnomonError as error:
-        return Line(settings=written, alone=None, why=str(error).replace(f"{file.text.place}: ", ""))
-    return Line(settings=written, alone=prediction, why="")
+        return Line(settings=written, by_itself=None, why=str(error).replace(f"{file.text.place}: ", ""))
+    return Line(settings=written, by_itself=prediction, why="")

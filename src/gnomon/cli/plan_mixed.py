@@ -55,7 +55,7 @@ def plan_over_kinds(options: PlanOptions, request: PlanRequest) -> int:
 
 
 def _file(options: PlanOptions, result: MixedResult, assumed: Sequence[str]) -> PlanFile:
-    others = (*result.best, result.equal, *(each_alone for _, each_alone in result.alone))
+    others = (*result.best, result.equal, *(each_alone for _, each_alone in result.best_of_kinds))
     plans = (candidate.plan for candidate in others if candidate is not None)
     named = For(options.model, options.on, options.stack)
     return plan_file(named, result.workload, result.stack, result.best[0].prediction, assumed, others=plans)

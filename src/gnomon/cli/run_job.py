@@ -86,7 +86,7 @@ def planned_job(options: RunOptions) -> tuple[PlanFile, RunOptions, tuple[str, .
             f"from gnomon fit {path} --on local:{plan.mesh.world_size} -o plan.toml"
         )
     learnt = Learnt(learn="answers") if kind.learnt is None else kind.learnt(values)
-    lines += learnt.unlike
+    lines += learnt.differences
     if plan.optimizer.low_rank is not None:
         lines.append(f"{plan.optimizer.low_rank.method}: moments are of whole gradients, which are not projected")
     optimizer = replace(plan.optimizer, zero=0, offload=None, offload_parameters=False, low_rank=None, paged=False)

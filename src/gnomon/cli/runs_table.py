@@ -116,7 +116,7 @@ def _run(row: Mapping[str, str], line: int) -> MeasuredRun:
     for names in () if "plan" in row else NEEDED:
         if not any(name in row for name in names):
             raise InputError(f"{' and '.join(names)} not given; fill it, or name a plan file in column plan")
-    request = read_request(_asked(row))
+    request = read_request(_options_of(row))
     return MeasuredRun(
         id=row.get("id", f"line {line}"),
         graph=request.graph,
@@ -130,7 +130,7 @@ def _run(row: Mapping[str, str], line: int) -> MeasuredRun:
     )
 
 
-def _asked(row: Mapping[str, str]) -> TrainingOptions:
+def _options_of(row: Mapping[str, str]) -> TrainingOptions:
     """The options that a row stands for."""
     arguments = []
     for column, switch in _switches().items():

@@ -309,7 +309,7 @@ class Profiled(PhaseForecasts):
     adaptive: bool = False
     """Whether jobs choose their batch (Pollux), or keep the one they came with."""
     _memo: dict[tuple[str, int, int, Placement], float] = field(default_factory=dict, compare=False, repr=False)
-    _left: dict[tuple[str, int, int, Placement], float] = field(default_factory=dict, compare=False, repr=False)
+    _remaining_s: dict[tuple[str, int, int, Placement], float] = field(default_factory=dict, compare=False, repr=False)
     _packed: dict[tuple[str, int, int, int, int], Floats] = field(default_factory=dict, compare=False, repr=False)
 
     def goodput(self, job: Job, epoch: int, placement: Placement) -> float:
@@ -320,11 +320,11 @@ class Profiled(PhaseForecasts):
         key = (job.model, 0 if free else profile.fixed_batch if self.adaptive else job.batch_size, epoch, placement)
         rate = self._memo.get(key)
         if rate is None:
-            rate = self._best(profile, epoch, placement) if free else self._kept(profile, key[1], epoch, placement)
+            rate = self._best(profile, epoch, placement) if free else self._goodput(profile, key[1], epoch, placement)
             self._memo[key] = rate
         return rate
 
-    def _kept(self, profile: Profile, batch: int, epoch: int, placement: Placement) -> float:
+    def _goodput(self, profile: Profile, batch: int, epoch: int, placement: Placement) -> float:
         return goodput_at(profile, epoch, placement, *fixed_batch(profile, sum(placement), batch))
 
     def _best(self, profile: Profile, epoch: int, placement: Placement) -> float:
@@ -387,12 +387,12 @@ class Profiled(PhaseForecasts):
         placement = tuple(count for _, count in allocation)
         last, now = profile.epochs - 1, self.epoch(job, done_s)
         key = (job.model, job.batch_size, now, placement)
-        remaining = self._left.get(key)
+        remaining = self._remaining_s.get(key)
         if remaining is None:
             size = job.batch_size
             iterations = profile.iterations(size, last) - profile.iterations(size, now) if now < last else 1.0
             step = _step(profile, placement, *fixed_batch(profile, sum(placement), size))
-            remaining = self._left[key] = iterations * step
+            remaining = self._remaining_s[key] = iterations * step
         return remaining
 
 

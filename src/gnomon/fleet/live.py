@@ -82,7 +82,7 @@ class Controller:
 
     def run(self) -> dict[str, Fate]:
         """Runs until every job is done or has failed. RunError if another controller drives the folder."""
-        with self._alone():
+        with self._lock():
             while any(fate.state not in ENDED for fate in self.fates.values()):
                 self._collect()
                 self._decide()
@@ -90,7 +90,7 @@ class Controller:
         return self.fates
 
     @contextmanager
-    def _alone(self) -> Iterator[None]:
+    def _lock(self) -> Iterator[None]:
         """The only controller of the folder, which knows what its journal and its locks say."""
         self.folder.mkdir(parents=True, exist_ok=True)
         with open(self.folder / "controller.lock", "a") as lock:

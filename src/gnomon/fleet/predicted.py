@@ -56,7 +56,7 @@ class Predictions:
     """The cluster, whose pools name the kinds of devices."""
     reference: str = ""
     """Kind of device that durations are of; empty for that of the first pool."""
-    _made: dict[What, PlannedJob | GnomonError] = field(default_factory=dict, compare=False, repr=False)
+    _planned: dict[What, PlannedJob | GnomonError] = field(default_factory=dict, compare=False, repr=False)
     _planners: dict[tuple[What, str, int], Planner] = field(default_factory=dict, compare=False, repr=False)
 
     def knows(self, job: Job) -> bool:
@@ -111,12 +111,12 @@ class Predictions:
     def planned_job(self, job: Job) -> PlannedJob:
         """The job with its plan. InputError with the reason where there is none."""
         what = _what(job)
-        if what not in self._made:
+        if what not in self._planned:
             try:
-                self._made[what] = _of_file(job) if job.plan else self._searched(job)
+                self._planned[what] = _of_file(job) if job.plan else self._searched(job)
             except GnomonError as error:
-                self._made[what] = error
-        planned = self._made[what]
+                self._planned[what] = error
+        planned = self._planned[what]
         if isinstance(planned, GnomonError):
             raise InputError(f"job {job.id!r}: {planned}")
         return planned

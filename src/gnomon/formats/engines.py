@@ -375,7 +375,7 @@ def read_command(text: str, program: str, on: str, acceptance: float = 0.0) -> C
                 raise FormatError(f"{word} takes no value, and is given {inside[:40]!r}; leave it out for off")
             flags.add(word)
             continue
-        word_value = _given(word, inside, rest, options)
+        word_value = _option_value(word, inside, rest, options)
         # Left as it is it would be read as a path or a number, and the mistake met far from here.
         if "$" in word_value:
             raise FormatError(f"{word} is {word_value[:40]!r}, a variable that is not set there; put its value in")
@@ -470,7 +470,7 @@ def read_command(text: str, program: str, on: str, acceptance: float = 0.0) -> C
     return Command(file=file, unread=tuple(unread), fields_set=frozenset(values), draft=draft)
 
 
-def _given(word: str, inside: str | None, rest: list[str], options: EngineOptions) -> str:
+def _option_value(word: str, inside: str | None, rest: list[str], options: EngineOptions) -> str:
     """The value of an option, taken from the words behind it where it is not in its own; all of an option that takes
     several. FormatError where one must stand there and none does."""
     if inside is not None:

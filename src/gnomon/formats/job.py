@@ -217,7 +217,7 @@ class Fields(Keys):
         InputError, with the nearest names, when strict, and for a name that was given beside the file.
         """
         for key, value in self._values.items():
-            if key in self._asked:
+            if key in self._keys_read:
                 continue
             why = next((why for pattern, why in inexpressible.items() if fnmatchcase(key, pattern)), None)
             if any(fnmatchcase(key, pattern) for pattern in irrelevant):
@@ -228,9 +228,9 @@ class Fields(Keys):
             elif any(fnmatchcase(key, pattern) for pattern in known):
                 self.report(key, "known to the program, but what it does is not described here")
             else:
-                names = [*known, *self._asked, *irrelevant, *inexpressible]
+                names = [*known, *self._keys_read, *irrelevant, *inexpressible]
                 hint = nearest(key, [name for name in names if "*" not in name])
-                misspelled = [name for name in self._asked - set(self._values) if _a_letter_off(key, name)]
+                misspelled = [name for name in self._keys_read - set(self._values) if _a_letter_off(key, name)]
                 if closed and misspelled:
                     self.fail(
                         key, f"no field is called {key!r} (did you mean {misspelled[0]!r}?), and its program refuses it"

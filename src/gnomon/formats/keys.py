@@ -69,7 +69,7 @@ class Keys:
         self._values = values
         self._source = source
         self._at = at
-        self._asked: set[str] = set()
+        self._keys_read: set[str] = set()
         self._inside: list[Keys] = []
 
     def fail(self, key: str, message: str) -> NoReturn:
@@ -93,7 +93,7 @@ class Keys:
     def has(self, key: str) -> bool:
         """Whether the key is given and not null; a null then counts as understood."""
         if (value := self._values.get(key)) is None:
-            self._asked.add(key)
+            self._keys_read.add(key)
         return value is not None
 
     def is_given(self, key: str) -> bool:
@@ -102,11 +102,11 @@ class Keys:
 
     def is_read(self, key: str) -> bool:
         """Whether the key counts as understood already."""
-        return key in self._asked
+        return key in self._keys_read
 
     def raw(self, key: str) -> object:
         """The value as it is, None if absent; counts as understood."""
-        self._asked.add(key)
+        self._keys_read.add(key)
         return self._values.get(key)
 
     def integer(self, key: str, default: int | None = None, *, least: int = 1) -> int:
@@ -157,13 +157,13 @@ class Keys:
 
     def ignore(self, *keys: str) -> None:
         """Count these as understood: they change neither shapes nor work."""
-        self._asked.update(keys)
+        self._keys_read.update(keys)
 
     def finish(self, harmless: Collection[str]) -> None:
         """Raise InputError for the first key that was not asked for and is not in `harmless`."""
         for key in self._values:
-            if key not in self._asked and key not in harmless:
-                hint = nearest(key, self._asked)
+            if key not in self._keys_read and key not in harmless:
+                hint = nearest(key, self._keys_read)
                 self.fail(key, f"unknown key {key!r}{hint}; it may change the mathematics, so it is not ignored")
         for part in self._inside:
             part.finish(harmless)
@@ -172,7 +172,7 @@ class Keys:
         """Keys, with the path from the top, that nobody asked for and that are not in `harmless`, and their values."""
         inner = self._at.removeprefix("$").removeprefix(".")
         for key, value in self._values.items():
-            if key not in self._asked and key not in harmless:
+            if key not in self._keys_read and key not in harmless:
                 yield f"{inner}.{key}" if inner else key, value
         for part in self._inside:
             yield from part.unread(harmless)

@@ -22,5 +22,5 @@ class Learnt:
     learn: Learn
     template: Path | None = None
     """The Jinja file that writes conversations as the program does; None for the tokenizer's own chat template."""
-    unlike: tuple[str, ...] = ()
+    differences: tuple[str, ...] = ()
     """What is learnt or written otherwise than the program does."""

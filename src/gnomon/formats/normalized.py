@@ -70,14 +70,14 @@ def _uniform(plan: Plan, graph: Graph) -> Plan:
         same = False
     if not same:
         raise PlanError(
-            f"the plan's stages differ in more than their layers: {_unlike(plan)}, which no job file of these programs "
-            f"says; give a plan with one mesh and equal shares (gnomon plan for one kind of device), or run it with "
-            f"gnomon run"
+            f"the plan's stages differ in more than their layers: {_first_difference(plan)}, which no job file of "
+            "these programs says; give a plan with one mesh and equal shares (gnomon plan for one kind of device), "
+            "or run it with gnomon run"
         )
     return short
 
 
-def _unlike(plan: Plan) -> str:
+def _first_difference(plan: Plan) -> str:
     """What its stages differ in, with the first two that do."""
     meshes = list(dict.fromkeys(stage.mesh for stage in plan.stages))
     if len(meshes) > 1:

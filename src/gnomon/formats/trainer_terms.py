@@ -122,7 +122,7 @@ class TrainerTerms:
     """What trains LoRA on all linears of layers in place of the whole network; empty where a file cannot say so."""
     quantised: tuple[Setting, ...] = ()
     """What, beside `adapters`, stores the frozen network in NF4."""
-    more: Mapping[str, Words] = field(default_factory=dict)
+    further: Mapping[str, Words] = field(default_factory=dict)
     """Of options beside these."""
 
 
@@ -246,7 +246,7 @@ def trainer_terms(
         return replace(plan, overlap=replace(plan.overlap, param_gather=ahead, prefetch=int(ahead)))
 
     extra_lines = {"chunked_loss": _with_ligers_modules} if spelled.all_of_liger else {}
-    return Terms(style=style, words={**words, **spelled.more}, beside=extra_lines, made=plan_of_change)
+    return Terms(style=style, words={**words, **spelled.further}, stack_changes=extra_lines, plan_of=plan_of_change)
 
 
 def _shipped(name: str) -> Mapping[str, object] | None:

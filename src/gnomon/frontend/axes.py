@@ -26,7 +26,7 @@ class Axes:
         self.factors: dict[int, tuple[int, ...]] = {}
         self.roles: dict[int, str] = {}
         self.names: dict[tuple[object, ...], str] = {}
-        self.taken: dict[str, Dim] = {}
+        self.dims_used: dict[str, Dim] = {}
         self.known: dict[int, Dim] = {}
         self.called: dict[str, str] = {}
 
@@ -81,12 +81,12 @@ class Axes:
             dims = [self._dim(part, within | {root}) for part in parts]
             atoms = [atom.name for dim in dims for atom in dim.atoms]
             if len(set(atoms)) == len(atoms):
-                return self._product(dims)
+                return self._product_dim(dims)
         if isinstance(extent, Size):
             return self._symbolic(extent)
         return self._plain(self.roles.get(root, "d"), extent)
 
-    def _product(self, dims: Sequence[Dim]) -> Dim:
+    def _product_dim(self, dims: Sequence[Dim]) -> Dim:
         """The product of the dims' atoms; it is the same one however its factors were put together."""
         factors = tuple(atom for dim in dims for atom in dim.atoms)
         return Dim(name="_x_".join(atom.name.replace(".", "_") for atom in factors), factors=factors)
@@ -104,7 +104,7 @@ class Axes:
             parts.append(Dim(name=name) if times == 1 else Dim(name=f"kv_{name}" + "_" * (times - 2), same_as=name))
         if extent.factor != 1:
             parts.append(self._plain("d", extent.factor))
-        return parts[0] if len(parts) == 1 else self._product(parts)
+        return parts[0] if len(parts) == 1 else self._product_dim(parts)
 
     def _plain(self, role: str, size: int) -> Dim:
         size = max(size, 1)  # an empty tensor is counted as one element
@@ -112,11 +112,11 @@ class Axes:
         if key not in self.names:
             name = f"{role}{size}" if role == "d" else role
             count = 2
-            while name in self.taken:
+            while name in self.dims_used:
                 name, count = f"{role}.{count}" if role != "d" else f"{role}{size}.{count}", count + 1
             self.names[key] = name
-            self.taken[name] = Dim(name=name, size=size)
-        return self.taken[self.names[key]]
+            self.dims_used[name] = Dim(name=name, size=size)
+        return self.dims_used[self.names[key]]
 
     def dims(self, axes: Sequence[Axis]) -> tuple[Dim, ...]:
         """Dims of a tensor: one that comes twice has another name the second time."""

@@ -144,11 +144,11 @@ class Count:
     def __neg__(self) -> Count:
         return self * -1
 
-    def _asked(self, *_: object) -> Any:
+    def _refuse(self, *_: object) -> Any:
         raise _AskedError
 
-    __bool__ = __int__ = __float__ = __index__ = __lt__ = __le__ = __gt__ = __ge__ = __mod__ = _asked
-    __rtruediv__ = __rfloordiv__ = __round__ = __eq__ = __ne__ = _asked  # type: ignore[assignment]
+    __bool__ = __int__ = __float__ = __index__ = __lt__ = __le__ = __gt__ = __ge__ = __mod__ = _refuse
+    __rtruediv__ = __rfloordiv__ = __round__ = __eq__ = __ne__ = _refuse  # type: ignore[assignment]
     __hash__ = None  # type: ignore[assignment]
 
 

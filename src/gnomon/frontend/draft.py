@@ -37,7 +37,7 @@ class Draft:
     """Builds a block op by op. prefix: path of the module that its steps lie under. wanted: values that others read."""
 
     def __init__(self, owner: Converter, prefix: str, name: str, values: set[int]) -> None:
-        self.owner, self.trace, self.prefix, self.name, self.wanted = owner, owner.trace, prefix, name, values
+        self.owner, self.trace, self.prefix, self.name, self.read_later = owner, owner.trace, prefix, name, values
         self.tensors: dict[str, Tensor] = {}
         self.ops: list[Op] = []
         self.own: dict[int, str] = {}
@@ -50,7 +50,7 @@ class Draft:
 
     def finish(self) -> DraftPart:
         """The block with the ops added so far."""
-        outputs = [(self.own[v], v) for v in sorted(self.wanted) if v in self.own and self._made(v)]
+        outputs = [(self.own[v], v) for v in sorted(self.read_later) if v in self.own and self._is_computed(v)]
         used = set(self.inputs) | {n for op in self.ops for n in (*op.inputs, *op.outputs)}
         block = Block(
             name=self.name,
@@ -69,7 +69,7 @@ class Draft:
             self.lines,
         )
 
-    def _made(self, index: int) -> bool:
+    def _is_computed(self, index: int) -> bool:
         return self.own[index] not in self.inputs and self.tensors[self.own[index]].is_activation
 
     def path(self, step: Step, what: str) -> str:

@@ -30,7 +30,7 @@ class Numbers:
         self.values = values
         self.real: dict[int, Tensor] = {}
         """Value -> what it holds, as far as it is known."""
-        self.made: dict[int, AtenNode] = {}
+        self.producers: dict[int, AtenNode] = {}
         self.history: dict[int, list[AtenNode]] = {}
         self.written: set[int] = set()
 
@@ -38,7 +38,7 @@ class Numbers:
         """Adds one more op of the trace."""
         for index in node.outs:
             if index is not None:
-                self.made[index] = node
+                self.producers[index] = node
                 self.history.setdefault(self.values[index].storage, []).append(node)
         if mutates(Written(target=node.target, args=())):
             self.written |= {self.values[x.index].storage for x in node.args[:1] if isinstance(x, Ref)}
@@ -52,21 +52,21 @@ class Numbers:
     def of(self, index: int, where: str) -> Tensor:
         """The numbers of a value. CaptureError with `where`, the file and line that asks, if there are none."""
         storage = self.values[index].storage
-        if storage in self.written and storage in self.history and not self._given(storage):
+        if storage in self.written and storage in self.history and not self._is_given(storage):
             for node in self.history.pop(storage):
                 self._run(node, where)
         if index in self.real:
             return self.real[index]
-        if self.values[index].learned or index not in self.made:
+        if self.values[index].learned or index not in self.producers:
             raise CaptureError(
                 f"{where}: Python reads a number that depends on {self.values[index].name or 'parameters'}, and "
                 f"there are only shapes on the meta device; capture a small configuration on the CPU, or write it "
                 f"without .item()"
             )
-        self._run(self.made[index], where)
+        self._run(self.producers[index], where)
         return self.real[index]
 
-    def _given(self, storage: int) -> bool:
+    def _is_given(self, storage: int) -> bool:
         """Whether it is that of an input or a parameter, which is not ours to write into."""
         return any(value.storage == storage and value.origin != "op" for value in self.values)
 

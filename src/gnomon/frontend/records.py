@@ -86,7 +86,7 @@ class Step:
     """Modules that were running, outermost first, and the how-manieth run of each it was."""
     nodes: list[AtenNode] = field(default_factory=list)
     """ATen ops that it ran, in order."""
-    kept: list[tuple[int, tuple[int, ...], torch.dtype]] = field(default_factory=list)
+    saved_tensors: list[tuple[int, tuple[int, ...], torch.dtype]] = field(default_factory=list)
     """(storage, shape, dtype) of each tensor that autograd keeps."""
     call: tuple[tuple[Any, ...], dict[str, Any]] = ((), {})
     """Arguments of the call, with `Ref`s."""

@@ -53,7 +53,7 @@ class ForwardRecorder:
         self.by_id: dict[int, int] = {}
         self.by_alias: dict[tuple[Any, ...], int] = {}
         self.alive: list[Tensor] = []
-        self.held: list[Tensor] = []
+        self.keep_alive: list[Tensor] = []
         self.numbers = Numbers(self.values)
         self.storages: dict[int, int] = {}
         self.names = {id(child): name for name, child in module.named_modules()}
@@ -97,7 +97,7 @@ class ForwardRecorder:
                 learned,
             )
         )
-        self.held.append(tensor)
+        self.keep_alive.append(tensor)
         self.by_id[id(tensor)] = index
         self.by_alias[_alias(tensor)] = index
         return index
@@ -162,7 +162,7 @@ class ForwardRecorder:
         if index is None or not self.values[index].fed:
             return
         self.values.append(replace(self.values[index], origin="op", name="", grad=False))
-        self.held.append(tensor)
+        self.keep_alive.append(tensor)
         out = (len(self.values) - 1,)
         node = AtenNode(
             "aten.detach.default", (Ref(index),), {}, out, False, torch.is_grad_enabled(), read_values=numbers
@@ -183,13 +183,15 @@ class ForwardRecorder:
         key = tensor.untyped_storage()._cdata
         self.alive.append(tensor)
         number = self.storages.setdefault(key, len(self.storages))
-        (self.open.kept if self.open is not None else self.pending).append((number, tuple(tensor.shape), tensor.dtype))
+        (self.open.saved_tensors if self.open is not None else self.pending).append(
+            (number, tuple(tensor.shape), tensor.dtype)
+        )
         return tensor
 
     def add(self, func: Any, args: Any, kwargs: Any, out: Any) -> None:
         step = self.step()
         if self.open is None:
-            step.kept, self.pending = self.pending, []
+            step.saved_tensors, self.pending = self.pending, []
         many = isinstance(out, (tuple, list))
         flat = list(out) if many else [out]
         refs_args, refs_kwargs = self.refs(tuple(args)), self.refs(dict(kwargs))
@@ -500,7 +502,7 @@ def record(
         notes=recorder.notes,
         constants=recorder.constants,
         reads_values=recorder.read,
-        tensors=recorder.held,
+        tensors=recorder.keep_alive,
     )
 
 

@@ -81,7 +81,7 @@ class CapturedWriter:
             self.draft.opaque.append((path, step.nodes[-1].target))
 
     def _used_outside(self, step: Step, out: int) -> bool:
-        return out in self.draft.wanted or bool(self.owner.readers.get(out, set()) - {id(step)})
+        return out in self.draft.read_later or bool(self.owner.readers.get(out, set()) - {id(step)})
 
     def _literal(self, index: int) -> bool:
         value = self.trace.values[index]
@@ -96,7 +96,7 @@ class CapturedWriter:
         near = [index for node in step.nodes for index in (*refs(node), *(o for o in node.outs if o is not None))]
         if any(mutates(_named(node)) for node in step.nodes):
             near.reverse()
-        for storage, shape, _ in step.kept:
+        for storage, shape, _ in step.saved_tensors:
             same = [i for i in near if self.trace.values[i].storage == storage and i in self.draft.own]
             exact = [i for i in same if self.trace.values[i].shape == shape]
             named = [self.draft.own[i] for i in (*exact, *same)]

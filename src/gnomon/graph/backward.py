@@ -55,7 +55,7 @@ class BackwardBlock:
 class SavedSplit:
     """What becomes of a block's tensors between forward and backward, under a policy."""
 
-    kept: tuple[SavedTensor, ...]
+    on_device: tuple[SavedTensor, ...]
     """Stay in device memory."""
     offloaded: tuple[SavedTensor, ...]
     """Leave device memory and come back."""
@@ -254,7 +254,7 @@ def saved(back: BackwardBlock, policy: Policy, dtypes: Dtypes) -> SavedSplit:
     entries = [needed.get(n) or _saved(block, n, ()) for n in order]
     offloaded = tuple(s for s in entries if _action(block, policy, s.tensor.name) == "offload")
     return SavedSplit(
-        kept=tuple(s for s in entries if s not in offloaded),
+        on_device=tuple(s for s in entries if s not in offloaded),
         offloaded=offloaded,
         recomputed=tuple(s for s in back.saved if s.tensor.name not in available),
         recompute_ops=tuple(op.path for op in block.ops if op.path in rerun),

@@ -26,7 +26,7 @@ PRODUCTS = ("_grouped_mm", "grouped_mm_fallback")
 """Of rows sorted by expert with their experts' weights."""
 
 
-class _Unlike(Exception):
+class _UnmatchedError(Exception):
     """A block that does something else, said."""
 
 
@@ -54,7 +54,7 @@ def _dispatched(block: Block) -> tuple[Block | None, str]:
         return None, ""
     try:
         return _Rewriting(block).finish(), ""
-    except _Unlike as error:
+    except _UnmatchedError as error:
         return None, str(error)
 
 
@@ -78,7 +78,9 @@ def _experts(block: Block) -> int | None:
     """How many experts its stacks have."""
     sizes = {block.tensor(stack).dims[0].size for op in block.ops for stack in _stack_read(block, op)}
     if len(sizes) != 1:
-        raise _Unlike(f"block {block.name!r} has stacks of several numbers of experts, {sorted(map(str, sizes))}")
+        raise _UnmatchedError(
+            f"block {block.name!r} has stacks of several numbers of experts, {sorted(map(str, sizes))}"
+        )
     return sizes.pop()
 
 
@@ -108,8 +110,10 @@ class _Rewriting:
             self.now = place
             self._take(op)
         if not any(op.does == "combines" for op in self.ops):
-            raise _Unlike(
-                self._said(self._first(), "takes weights of experts, and no sum over the experts of a token follows")
+            raise _UnmatchedError(
+                self._place_text(
+                    self._first(), "takes weights of experts, and no sum over the experts of a token follows"
+                )
             )
         ops = self._needed()
         named = {name for op in ops for name in (*op.inputs, *op.outputs)} | {*self.block.inputs, *self.block.outputs}
@@ -118,7 +122,7 @@ class _Rewriting:
                 self.block, ops=tuple(ops), tensors=tuple(t for name, t in self.tensors.items() if name in named)
             )
         except GraphError as error:
-            raise _Unlike(f"block {self.block.name!r}: {error}") from None
+            raise _UnmatchedError(f"block {self.block.name!r}: {error}") from None
 
     def _needed(self) -> list[Op]:
         """The ops whose results are read. _Unlike where one reads what no op makes now."""
@@ -144,7 +148,9 @@ class _Rewriting:
             if op is None or op.path in paths:
                 continue
             if used & set(op.inputs) or any(self.rows.fact(name, "rows", "weighted") for name in op.inputs):
-                raise _Unlike(self._said(op, "is read by others too, and is of rows or weights that ranks divide"))
+                raise _UnmatchedError(
+                    self._place_text(op, "is read by others too, and is of rows or weights that ranks divide")
+                )
             paths.add(op.path)
             to_restore += op.inputs
         return paths
@@ -157,7 +163,7 @@ class _Rewriting:
         """The first op that reads a stack of experts."""
         return next(op for op in self.block.ops if any(_stack_read(self.block, op)))
 
-    def _said(self, op: Op, what: str) -> str:
+    def _place_text(self, op: Op, what: str) -> str:
         where = f" ({op.captured.where})" if op.captured is not None and op.captured.where else ""
         return f"{op.path}{where} {what}"
 
@@ -198,7 +204,7 @@ class _Rewriting:
         name, topk = self._renamed(indices, op)
         dims = (*self.block.tensor(indices).dims[:-1], topk, source.dims[-1])
         if self.block.tensor(indices).dims[:-1] != source.dims[:-1]:
-            raise _Unlike(self._said(op, f"sends {source} by indices of other tokens"))
+            raise _UnmatchedError(self._place_text(op, f"sends {source} by indices of other tokens"))
         self.tensors[output] = Tensor(name=output, dims=dims, dtype=source.dtype)
         self._put(
             Op(
@@ -273,10 +279,12 @@ class _Rewriting:
         # (out, in) of a matrix, whichever of the two lies first.
         sizes = [dim.size for dim in (stack.dims[:0:-1] if inner_first else stack.dims[1:])]
         if sizes != [_extent(wide), _extent(inner)] or set(wide.atoms) & {*inner.atoms, *rows_tensor.dims[:-1]}:
-            raise _Unlike(self._said(op, f"multiplies {rows_tensor} and {stack} in a way that is not known"))
+            raise _UnmatchedError(
+                self._place_text(op, f"multiplies {rows_tensor} and {stack} in a way that is not known")
+            )
         order = (inner, wide) if inner_first else (wide, inner)
         if any(stack.name in known.inputs for known in self.ops):
-            raise _Unlike(self._said(op, f"reads {stack.name}, which another op reads too"))
+            raise _UnmatchedError(self._place_text(op, f"reads {stack.name}, which another op reads too"))
         self.tensors[stack.name] = replace(stack, dims=(experts, *order))
         self.tensors[output] = Tensor(name=output, dims=(*rows_tensor.dims[:-1], wide), dtype=rows_tensor.dtype)
         self._put(
@@ -346,32 +354,34 @@ class _Rewriting:
         rows, weights_tensor, output = self.tensors[fact.of], self.block.tensor(weights), op.outputs[0]
         indices = fact.chosen
         if weights_tensor.dims != self.block.tensor(indices).dims:
-            raise _Unlike(self._said(op, f"adds up {rows} by {weights_tensor}"))
+            raise _UnmatchedError(self._place_text(op, f"adds up {rows} by {weights_tensor}"))
         name, topk = self.routed[indices]
         by = self._rename(weights_tensor, (*weights_tensor.dims[:-1], topk), f"{op.path}.weights")
         self.tensors[output] = replace(self.block.tensor(output), dims=(*weights_tensor.dims[:-1], rows.dims[-1]))
         if self.tensors[output].dims != self.block.tensor(output).dims:
-            raise _Unlike(self._said(op, f"makes {self.block.tensor(output)} of {rows}"))
+            raise _UnmatchedError(self._place_text(op, f"makes {self.block.tensor(output)} of {rows}"))
         self._put(Op(kind="combine", path=op.path, inputs=(rows.name, by, name), outputs=(output,)))
 
     def _by_row(self, op: Op) -> None:
         """An op that stays, on rows."""
         reads = [self.facts.get(name) for name in op.inputs]
         if len({(fact.chosen, fact.order) for fact in reads if fact is not None}) > 1:
-            raise _Unlike(self._said(op, "reads rows of several experts at once"))
+            raise _UnmatchedError(self._place_text(op, "reads rows of several experts at once"))
         if any(fact is not None and fact.what != "rows" for fact in reads):
-            raise _Unlike(self._said(op, "does something else to rows of experts than to add them up by their weights"))
+            raise _UnmatchedError(
+                self._place_text(op, "does something else to rows of experts than to add them up by their weights")
+            )
         rows = next(fact for fact in reads if fact is not None)
         first = next(name for name, fact in zip(op.inputs, reads, strict=True) if fact is not None)
         plain, dims = self.block.tensor(first).dims[0], self.tensors[rows.of].dims[:-1]
         if op.captured is not None and any(_sized(node) for node in op.captured.nodes):
-            raise _Unlike(self._said(op, "gives rows of experts another shape"))
+            raise _UnmatchedError(self._place_text(op, "gives rows of experts another shape"))
         named = {name: fact.of for name, fact in zip(op.inputs, reads, strict=True) if fact is not None}
         inner = {t.name: t for t in op.captured.tensors} if op.captured is not None else {}
         for name in op.outputs:
             before = self.block.tensor(name)
             if not before.dims or before.dims[0] != plain:
-                raise _Unlike(self._said(op, f"makes {before} of rows of experts"))
+                raise _UnmatchedError(self._place_text(op, f"makes {before} of rows of experts"))
             self.tensors[name] = replace(before, dims=(*dims, *before.dims[1:]))
             self.facts[name] = replace(rows, of=name)
         captured_node = op.captured

@@ -139,7 +139,7 @@ def graph_saved_bytes(graph: Graph, kernels: Kernels, setting: Setting, policies
     totals: dict[str, Number] = {}
     for call in graph.calls:
         back = call_backward(graph, call, kernels, setting)
-        entries = saved(back, policies.get(call.block, {}), setting.dtypes).kept
+        entries = saved(back, policies.get(call.block, {}), setting.dtypes).on_device
         sizes = [nbytes(e.tensor, setting.sizes, setting.dtypes) for e in entries]
         chained = {own: out for out, own in call.chain}
         sources = dict(call.inputs)

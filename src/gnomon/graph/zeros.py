@@ -70,7 +70,7 @@ class _Site:
     """A layer and what is known of its parameters, by the names that its block has for them."""
 
     block: Block
-    kept: Mapping[str, Mask]
+    masks: Mapping[str, Mask]
     vectors: Mapping[str, Values]
 
     def size(self, name: str) -> int:
@@ -79,10 +79,10 @@ class _Site:
 
     def matrix(self, op: Op) -> str | None:
         """The matrix of a linear that is known; None for another op."""
-        if op.rules.zeros_of(op) != "of the matrix" or len(op.inputs) < 2 or op.inputs[1] not in self.kept:
+        if op.rules.zeros_of(op) != "of the matrix" or len(op.inputs) < 2 or op.inputs[1] not in self.masks:
             return None
         shape = self.size(op.outputs[0]), self.size(op.inputs[0])
-        return op.inputs[1] if self.kept[op.inputs[1]].shape == shape else None
+        return op.inputs[1] if self.masks[op.inputs[1]].shape == shape else None
 
     def vector(self, op: Op, at: int, size: int) -> Values:
         """A parameter as it meets each place of a tensor of that size: of a norm over a head's width each head. NaN
@@ -124,7 +124,7 @@ def _sweep(graph: Graph, mask_bits: Mapping[str, _Bits], vectors: Mapping[str, V
         read = {name: np.zeros(one.size, np.bool_) for name, one in values.items()}
         for own, name in writes(graph, layer).items():
             read[own] |= read_masks[name]
-        used = {name: np.zeros_like(mask) for name, mask in site.kept.items()}
+        used = {name: np.zeros_like(mask) for name, mask in site.masks.items()}
         for op in reversed(site.block.ops):
             _backward(op, site, values, read, used)
         for own, source in reads(layer).items():
@@ -235,7 +235,7 @@ def _forward(op: Op, site: _Site, values: Mapping[str, Values]) -> list[Values]:
         bias = site.vector(op, 2, site.size(first))
         if op.attr("factor", 1.0) != 1.0:  # which multiplies the bias too, and rounds it
             bias = np.where(bias == 0, bias, np.float32(np.nan))
-        out[first] = np.where(site.kept[weight][:, operand_values[0] != 0].any(1), np.float32(np.nan), bias)
+        out[first] = np.where(site.masks[weight][:, operand_values[0] != 0].any(1), np.float32(np.nan), bias)
     elif _passes(op, site):
         out[first] = _passed(op, operand_values)
     elif _gates(op, site):
@@ -290,7 +290,7 @@ def _backward(op: Op, site: _Site, values: Mapping[str, Values], read: dict[str,
         return
     if (weight := site.matrix(op)) is not None:
         # A weight counts if it is not zero, its output is read and its input is not always zero.
-        now = site.kept[weight] & out_mask[:, None] & live(op.inputs[0])[None]
+        now = site.masks[weight] & out_mask[:, None] & live(op.inputs[0])[None]
         used[weight] |= now
         reads_of(op.inputs[0], np.asarray(now.any(0), np.bool_))
         return
@@ -313,4 +313,4 @@ def _backward(op: Op, site: _Site, values: Mapping[str, Values], read: dict[str,
         else:
             reads_of(name, np.full(site.size(name), some))
         if name in used:  # a matrix that another op than a linear reads
-            used[name] |= site.kept[name]
+            used[name] |= site.masks[name]

@@ -185,7 +185,7 @@ class RecomputeController:
         self.samples: list[Sample] = []
         self.estimate: Estimate | None = None
         self.choices: dict[int, tuple[int, ...]] = {}
-        self.made = self.found = 0
+        self.num_made = self.found = 0
         """Choices that were worked out, and those that were there."""
 
     @property
@@ -205,7 +205,7 @@ class RecomputeController:
         if size in self.choices:
             self.found += 1
         else:
-            self.made += 1
+            self.num_made += 1
             choice = recomputed(self.estimate.at(size), self.layers, self.room)
             self.choices[size] = self.layers if choice is None else choice  # all of them is what was measured
         return self.choices[size]

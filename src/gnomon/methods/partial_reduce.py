@@ -127,7 +127,7 @@ class TicketController:
         """steps: of the whole job; a step is a ticket for each worker. done: those behind it. meet_every: steps between
         two meetings; 0 for none but the last."""
         self.settings, self.steps, self.meet_every = settings, steps, meet_every or steps
-        self.given = done * settings.workers
+        self.tickets = done * settings.workers
         """Tickets so far."""
         self.until = self._next_meeting()
         self.groups: list[tuple[int, ...]] = []
@@ -136,19 +136,19 @@ class TicketController:
 
     def _next_meeting(self) -> int:
         """Tickets that are given out before it."""
-        step = (self.given // self.settings.workers // self.meet_every + 1) * self.meet_every
+        step = (self.tickets // self.settings.workers // self.meet_every + 1) * self.meet_every
         return min(self.steps, step) * self.settings.workers
 
     def arrive(self, arrival: Arrival) -> dict[int, Reply]:
         """Replies to the workers that need not wait any longer, by their numbers."""
         if arrival.ends:
-            self.ends, self.until = True, self.given
+            self.ends, self.until = True, self.tickets
         self.waiting.append(arrival)
         replies: dict[int, Reply] = {}
         if arrival.ticket < 0:
             self._begin(replies)
             return replies
-        while self.given < self.until and (group := self._next_group()):
+        while self.tickets < self.until and (group := self._next_group()):
             self._release(group, replies)
         if len(self.waiting) == self.settings.workers:
             self._meet(replies)
@@ -162,7 +162,7 @@ class TicketController:
 
     def _next_group(self) -> list[Arrival]:
         """Workers that go on now; the last tickets before a meeting, too few for a group, are trained without one."""
-        if self.until - self.given < self.settings.group:
+        if self.until - self.tickets < self.settings.group:
             return self.waiting[:1]
         observed = Observation(
             waiting=tuple(arrival.worker for arrival in self.waiting),
@@ -181,19 +181,19 @@ class TicketController:
         weights = shares(self.settings, updates)
         for arrival in group:
             self.waiting.remove(arrival)
-            replies[arrival.worker] = Reply(group=members, shares=weights, updates=max(updates), ticket=self.given)
-            self.given += 1
+            replies[arrival.worker] = Reply(group=members, shares=weights, updates=max(updates), ticket=self.tickets)
+            self.tickets += 1
 
     def _meet(self, replies: dict[int, Reply]) -> None:
         """Answers all workers once all wait: they average, and go on unless it was the end."""
-        step, workers = self.given // self.settings.workers, self.settings.workers
+        step, workers = self.tickets // self.settings.workers, self.settings.workers
         over = self.ends or step == self.steps
-        self.until = self.given if over else self._next_meeting()
+        self.until = self.tickets if over else self._next_meeting()
         updates = max(arrival.updates for arrival in self.waiting)
         self.waiting.clear()
         for worker in range(workers):
-            ticket = -1 if over else self.given
-            self.given += not over
+            ticket = -1 if over else self.tickets
+            self.tickets += not over
             replies[worker] = Reply(
                 group=tuple(range(workers)),
                 shares=(1 / workers,) * workers,

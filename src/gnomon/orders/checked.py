@@ -61,7 +61,7 @@ def problems(order: Order, ranks: int, microbatches: int, virtual: int) -> Itera
     errors = [*_placed(order, listed), *_complete(order, listed, microbatches, virtual)]
     yield from errors
     if not errors:
-        yield from _held(order, listed, microbatches, virtual)
+        yield from _units_open(order, listed, microbatches, virtual)
         if (stuck := _stuck(listed, rows.num_stages)) is not None:
             yield stuck
 
@@ -103,7 +103,7 @@ def _complete(order: Order, listed: list[list[_Row]], microbatches: int, virtual
             yield f"rank {rank} has actions in groups, and composite is not said"
 
 
-def _held(order: Order, listed: list[list[_Row]], microbatches: int, virtual: int) -> Iterator[str]:
+def _units_open(order: Order, listed: list[list[_Row]], microbatches: int, virtual: int) -> Iterator[str]:
     for rank, own in enumerate(listed):
         numbers = rank, len(listed), microbatches, virtual
         flight, open_for_weights = (most_units(own, ends) for ends in (("B", "I"), ("B", "W")))

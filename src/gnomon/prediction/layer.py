@@ -92,7 +92,7 @@ class LayerPricing:
         sent = [collective for collective in scope.sharded.forward if self._mine(collective.path)]
         early, late = self.memory.around_gradients()
         return LayerPrice(
-            forward=self._asked(self.exposed.phase(forward.items(), self._forward_flops(forward), sent), forward),
+            forward=self._waits(self.exposed.phase(forward.items(), self._forward_flops(forward), sent), forward),
             input_grad=self._backward(weight=False),
             weight_grad=self._backward(weight=True),
             recompute=Phase(),
@@ -123,12 +123,12 @@ class LayerPricing:
         return replace(
             self.always,
             recompute=self.again(again),
-            saved=self.memory.saved_bytes(fates.kept),
+            saved=self.memory.saved_bytes(fates.on_device),
             offloaded_bytes=sum(self.memory.bytes_of(entry.tensor) for entry in fates.offloaded)
             + (self.always.input_bytes if saving.input == "offload" else 0),
             remade_bytes=sum(self.memory.bytes_of(entry.tensor) for entry in fates.recomputed),
             input_away=saving.input != "keep",
-            forward_bytes=self.memory.forward(fates.kept),
+            forward_bytes=self.memory.forward(fates.on_device),
         )
 
     def again(self, paths: Sequence[str]) -> Phase:
@@ -139,9 +139,9 @@ class LayerPricing:
             self._forward_flops(paths),
             self._collectives_again(paths),
         )
-        return self._asked(phase, paths)
+        return self._waits(phase, paths)
 
-    def _asked(self, phase: Phase, paths: Iterable[str]) -> Phase:
+    def _waits(self, phase: Phase, paths: Iterable[str]) -> Phase:
         """The phase of a forward over these ops, with what the host waits for in it. Where experts run in a loop in
         Python that is all but the work on their rows, since each expert asks the device which rows are its own; where
         tokens are gathered, also the gather, since each rank asks how many of them have chosen its experts (a masked

@@ -161,8 +161,8 @@ class _Backward:
     """The state of a backward: gradients that are there, by tensor; several tensors may share one."""
 
     def __init__(self, of: Moments) -> None:
-        self.of, self.wanted = of, of.with_gradient()
-        self.goes = of.read_last(self.wanted)
+        self.of, self.need_grad = of, of.with_gradient()
+        self.goes = of.read_last(self.need_grad)
         self.grads: dict[str, int] = {}
         self.size: dict[int, Any] = {}
         self.readers: dict[int, int] = {}
@@ -173,7 +173,7 @@ class _Backward:
         # begun: a gradient of a parameter has been made, so its buffer is there.
         self.begun = False
         for name in of.block.outputs:
-            if name in self.wanted:
+            if name in self.need_grad:
                 self._give(name, self._new(of.sizes.get(name, 0)))
         self._seen(0)
 
@@ -203,7 +203,7 @@ class _Backward:
         """Goes back through one of the layer's pieces."""
         piece = self.of.pieces[i]
         came = [name for name in piece.outputs if name in self.grads]
-        targets = [n for n in dict.fromkeys(piece.inputs) if n in self.wanted and n not in piece.outputs]
+        targets = [n for n in dict.fromkeys(piece.inputs) if n in self.need_grad and n not in piece.outputs]
         gradients: list[tuple[str, int]] = []
         if came and targets:
             gradients = self._gradients(piece, came, targets)
@@ -227,7 +227,7 @@ class _Backward:
                 whole = piece.name == "sum" or self._same(sizes[name], sizes[came[0]])
                 gradients.append((name, first if whole else self._new(sizes[name])))
             self._seen(0)
-            return self._held(gradients)
+            return self._hold(gradients)
         spread = 0
         result = sum(sizes[name] for name in came)
         gradients = []
@@ -240,9 +240,9 @@ class _Backward:
                 spread = spread + result
             spread = spread + ON_THE_WAY.get(piece.name, 0) * sizes[name]
         self._seen(spread)
-        return self._held(gradients)
+        return self._hold(gradients)
 
-    def _held(self, gradients: list[tuple[str, int]]) -> list[tuple[str, int]]:
+    def _hold(self, gradients: list[tuple[str, int]]) -> list[tuple[str, int]]:
         """Holds gradients while they are handed on."""
         for _, grad in gradients:
             self.readers[grad] += 1

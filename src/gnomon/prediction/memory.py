@@ -192,7 +192,7 @@ def rank_memory(structure: Structure, pricing: Pricing) -> tuple[tuple[RankMemor
         # The fullest row of the class is the peak; everything reported is of that row.
         row = low + int(np.argmax(during[low:high]))
         stages = tuple(dict.fromkeys(pricing.blocks[b][0] for b in distinct(program.stage[low:high]).tolist()))
-        classes = _held(program, changes, low, row)
+        classes = _bytes_during(program, changes, low, row)
         kind, unit = program.kinds[program.kind[row]].name, int(program.unit[row])
         moment = _WORDS.get(kind, kind.lower()) + (f" of unit {unit}" if unit >= 0 else "")
         early = int(during[row] - needed[low:high].max())
@@ -338,7 +338,7 @@ def _deferred(pricing: Pricing, block: int) -> float:
     return float(sum(layer.deferred_bytes for layer, _ in layers_behind(pricing, block)))
 
 
-def _held(program: Program, changes: HeldMoves, first: int, row: int) -> dict[tuple[str, int], float]:
+def _bytes_during(program: Program, changes: HeldMoves, first: int, row: int) -> dict[tuple[str, int], float]:
     """Bytes of each (class of buffer, stage) during `row`, of the rank class whose rows begin at `first`."""
     mine = (changes.row >= first) & ((changes.row < row) | ((changes.row == row) & changes.at_start))
     key = changes.buffer[mine] * program.num_stages + program.stage[changes.row[mine]]

@@ -47,7 +47,7 @@ def captured_price(
     computing = np.asarray(flops, dtype=np.float64) / peak_of(dtype, device) if costs else 0.0
     seconds: Time = as_time(np.maximum(moving, computing)) if costs and not timed else moving
     for cost in timed:
-        seconds = seconds + _said(cost, setting, backward=backward)
+        seconds = seconds + _stated_seconds(cost, setting, backward=backward)
     for b, m, n, k, num_grads in captured_matmuls(op, setting.sizes):
         times = num_grads if backward else 1
         if times:
@@ -55,7 +55,7 @@ def captured_price(
     return CapturedPrice(device_s=seconds, kernels=kernels)
 
 
-def _said(cost: Cost, setting: Setting, *, backward: bool) -> Time:
+def _stated_seconds(cost: Cost, setting: Setting, *, backward: bool) -> Time:
     """The seconds that the author of a custom op states."""
     if backward and not cost.backward_seconds:
         return as_time(np.asarray(BACKWARD * seconds_of(cost.seconds, setting.sizes)))

@@ -60,7 +60,7 @@ class Snapshot:
     """Most bytes allocated while it was recorded."""
     reserved_bytes: int
     """Of the segments at the end, as nvidia-smi would show them."""
-    held: tuple[HeldClass, ...]
+    classes: tuple[HeldClass, ...]
     """At the peak, most bytes first; they add up to it."""
     events: int
     """Allocations and frees recorded."""
@@ -106,7 +106,7 @@ def peak_of(source: str, document: Mapping[str, Any], device: int) -> Snapshot:
         device=device,
         peak_bytes=peak,
         reserved_bytes=sum(_int(segment.get("total_size")) for segment in segments),
-        held=_classes(at_peak.values()),
+        classes=_classes(at_peak.values()),
         events=len(entries),
         retries=retries,
         out_of_memory=out_of_memory,

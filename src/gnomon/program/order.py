@@ -44,7 +44,7 @@ class Order:
     """Two further predecessors of each position, or `size`."""
     wait_is_data: tuple[NDArray[np.bool_], NDArray[np.bool_]]
     """Whether each of `waits` also waits for the lag of its source."""
-    more: tuple[tuple[int, Longs, Longs, NDArray[np.bool_]], ...]
+    further: tuple[tuple[int, Longs, Longs, NDArray[np.bool_]], ...]
     """Lists the rare further predecessors: (level, positions, predecessors, data?), each position once in an item."""
     groups: tuple[tuple[int, Longs, Longs], ...]
     """(level, positions of grouped entries sorted by group, start of each group): they start together."""
@@ -319,13 +319,13 @@ def _renumber(program: Program, deps: Dependencies, graph: _Entries, sequence: L
         lane_before=lane_before,
         waits=(waits[0], waits[1]),
         wait_is_data=(is_data[0], is_data[1]),
-        more=_more(graph, at, rank, level_ptr),
+        further=_further_sources(graph, at, rank, level_ptr),
         groups=_group_slices(graph, sequence, level_ptr),
         before=_before(deps, graph, at),
     )
 
 
-def _more(
+def _further_sources(
     graph: _Entries, at: Positions, rank: Longs, level_ptr: Longs
 ) -> tuple[tuple[int, Longs, Longs, NDArray[np.bool_]], ...]:
     """Third and further predecessors, by level and then by rank so that no position comes twice in an item."""

@@ -28,7 +28,7 @@ def by_tensor_text(by_tensor: ByTensor) -> tuple[str, ...]:
         return tuple(wrapped(f"{tried_text}; none is faster than with presets", indent=""))
     change = f"{show_seconds(by_tensor.best.step_s)}, {percent(-by_tensor.gain)} % against the best of presets"
     lines = [*wrapped(f"{tried_text}: {change}", indent="")]
-    listed = list(_kept(by_tensor.best.plan))
+    listed = list(_kept_lines(by_tensor.best.plan))
     lines += [line for entry in listed[:SHOWN] for line in wrapped(entry, bullet="- ")]
     if len(listed) > SHOWN:
         lines += wrapped(f"and {len(listed) - SHOWN} runs of layers more, which the plan file lists", bullet="- ")
@@ -43,11 +43,11 @@ def by_tensor_mapping(by_tensor: ByTensor) -> dict[str, Any]:
         "gain": by_tensor.gain,
         "plans": by_tensor.tried,
         "predicted": by_tensor.predicted,
-        "kept": [] if by_tensor.best is None else list(_kept(by_tensor.best.plan)),
+        "kept": [] if by_tensor.best is None else list(_kept_lines(by_tensor.best.plan)),
     }
 
 
-def _kept(plan: Plan) -> Iterator[str]:
+def _kept_lines(plan: Plan) -> Iterator[str]:
     """`layers[0:4] keep input, mlp.gate_proj; the rest is recomputed`, run by run."""
     rules = plan.saved.rules
     for place, rule in enumerate(rules):

@@ -255,8 +255,8 @@ def _memory(comparison: Comparison, worker: str) -> tuple[str, ...]:
         Column(name=f"{worker}, MiB at the peak", align="left"),
         *(Column(name=n) for n in (*comparison.names, "difference")),
     )
-    rows = [_held(change.buffer, change.before_bytes, change.after_bytes) for change in changes[:ROWS]]
-    lines = table(columns, [*rows, *_unchanged(changes, before), _held("peak of these", before, after)])
+    rows = [_memory_row(change.buffer, change.before_bytes, change.after_bytes) for change in changes[:ROWS]]
+    lines = table(columns, [*rows, *_unchanged(changes, before), _memory_row("peak of these", before, after)])
     if not comparison.left_out:
         return tuple(lines)
     classes_text = ", ".join(f"{name} ({number(max(pair) / 2**20)})" for name, pair in comparison.left_out.items())
@@ -266,10 +266,10 @@ def _memory(comparison: Comparison, worker: str) -> tuple[str, ...]:
 
 def _unchanged(changes: Sequence[MemoryChange], peak: float) -> tuple[tuple[str, ...], ...]:
     same = peak - sum(change.before_bytes for change in changes)
-    return (_held("what did not change", same, same),) if same > 0 else ()
+    return (_memory_row("what did not change", same, same),) if same > 0 else ()
 
 
-def _held(name: str, before: float, after: float) -> tuple[str, ...]:
+def _memory_row(name: str, before: float, after: float) -> tuple[str, ...]:
     return (name, number(before / 2**20), number(after / 2**20), signed((after - before) / 2**20))
 
 

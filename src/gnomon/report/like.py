@@ -23,7 +23,7 @@ class Line:
 
     settings: tuple[str, ...]
     """As the file has them after the change."""
-    alone: Prediction | None
+    by_itself: Prediction | None
     """Of the file with these changes only; None where that is no job, or another one."""
     why: str
     """Why there is none; empty otherwise."""
@@ -70,7 +70,7 @@ def like_text(answer: Like, *, assumed: Sequence[str], notes: Sequence[str]) -> 
         how = "faster" if before.fits else "what fits"
         lines += wrapped(f"{how}: {short_plan(after.plan)}", indent="")
         lines += ["", *figures_text(change_of(before, after, (answer.source, answer.source)))]
-        lines += ["", *_alone(answer), "", *answer.diff]
+        lines += ["", *_change_rows(answer), "", *answer.diff]
     lines += ["", *wrapped(answer.covered, indent="")]
     for title, entries in (("assumed", assumed), ("notes", notes)):
         if entries:
@@ -87,7 +87,7 @@ def _still(answer: Like) -> tuple[str, ...]:
     )
 
 
-def _alone(answer: Like) -> tuple[str, ...]:
+def _change_rows(answer: Like) -> tuple[str, ...]:
     """A row for each change by itself."""
     unit, scale = memory_unit(answer.before.tightest.peak_bytes)
     rows, reasons = [], list[str]()
@@ -95,17 +95,17 @@ def _alone(answer: Like) -> tuple[str, ...]:
         for setting in line.settings[:-1]:
             rows.append((setting, "", "", ""))
         last = line.settings[-1]
-        if line.alone is None:
+        if line.by_itself is None:
             rows.append((last, "-", "", ""))
             reasons.append(f"{last}: not by itself: {line.why}")
             continue
-        step = line.alone.step_s
+        step = line.by_itself.step_s
         rows.append(
             (
                 last,
                 show_seconds(step),
                 f"{'+' if step >= answer.before.step_s else ''}{percent(step / answer.before.step_s - 1)} %",
-                number(line.alone.tightest.peak_bytes / scale),
+                number(line.by_itself.tightest.peak_bytes / scale),
             )
         )
     columns = (
@@ -122,10 +122,10 @@ def like_mapping(answer: Like, *, assumed: Sequence[str], notes: Sequence[str]) 
 
     def line_mapping(line: Line) -> dict[str, Any]:
         values: dict[str, Any] = {"settings": list(line.settings)}
-        if line.alone is None:
+        if line.by_itself is None:
             return {**values, "alone": None, "why": line.why}
-        peak = line.alone.tightest.peak_bytes
-        return {**values, "alone": {"step_s": line.alone.step_s, "peak_bytes": peak, "fits": line.alone.fits}}
+        peak = line.by_itself.tightest.peak_bytes
+        return {**values, "alone": {"step_s": line.by_itself.step_s, "peak_bytes": peak, "fits": line.by_itself.fits}}
 
     return {
         "schema": "gnomon.plan_like/1",

@@ -100,7 +100,7 @@ def _gains(result: MixedResult) -> tuple[str, ...]:
     rows = []
     for name, words, other in (
         ("equal", "equal shares and equal layers on all kinds", result.equal),
-        *((kind.name, f"{kind.name} alone, the others left out", other) for kind, other in result.alone),
+        *((kind.name, f"{kind.name} alone, the others left out", other) for kind, other in result.best_of_kinds),
     ):
         cut = name in result.unfinished
         if other is None:
@@ -208,7 +208,7 @@ def mixed_mapping(result: MixedResult) -> dict[str, Any]:
         "schema": "gnomon.search-mixed/1",
         "best": [shown(candidate) for candidate in result.best],
         "equal": shown(result.equal),
-        "alone": {kind.name: shown(candidate) for kind, candidate in result.alone},
+        "alone": {kind.name: shown(candidate) for kind, candidate in result.best_of_kinds},
         "proved": result.proved,
         "ended": result.end_reason,
         "bound_s": result.bound_s,

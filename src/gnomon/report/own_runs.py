@@ -194,7 +194,7 @@ class _Errors:
     """log(predicted / measured) of every run as a function of the logs of the factors."""
 
     def __init__(self, runs: Sequence[PredictableRun], predictions: Sequence[Prediction], base: FittedRates) -> None:
-        self.runs, self.made, self.base = runs, predictions, base
+        self.runs, self.predictions, self.base = runs, predictions, base
         self.stack = replace(runs[0].stack, own=None)
         self.devices = {
             stage.device.arch: stage.device for prediction in predictions for stage in prediction.pricing.stages
@@ -230,7 +230,7 @@ class _Errors:
             own = OwnRuns(numbers=self.numbers(x), runs=1, data="-", date="-", error="-", range="-")
             ratios = [
                 predicted_s(run, prediction, self.base, stack=replace(run.stack, own=own)) / run.step_s
-                for run, prediction in zip(self.runs, self.made, strict=True)
+                for run, prediction in zip(self.runs, self.predictions, strict=True)
             ]
             self.memo[key] = np.log(ratios)
         return self.memo[key]

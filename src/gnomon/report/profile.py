@@ -119,7 +119,7 @@ class Profile:
                     "reserved_bytes": s.reserved_bytes,
                     "retries": s.retries,
                     "out_of_memory": s.out_of_memory,
-                    "held": [{"class": h.name, "bytes": h.nbytes, "largest": h.largest} for h in s.held],
+                    "held": [{"class": h.name, "bytes": h.nbytes, "largest": h.largest} for h in s.classes],
                 }
                 for s in self.snapshots
             ],
@@ -394,7 +394,7 @@ def _rank_rows(profile: Profile) -> tuple[str, ...]:
 
 def _memory(snapshot: Snapshot, expected: ExpectedParts | None) -> tuple[str, ...]:
     unit, scale = memory_unit(snapshot.peak_bytes)
-    rows = [(h.name, number(h.nbytes / scale), h.largest or "-") for h in snapshot.held]
+    rows = [(h.name, number(h.nbytes / scale), h.largest or "-") for h in snapshot.classes]
     rows.append(("peak allocated", number(snapshot.peak_bytes / scale), ""))
     if snapshot.reserved_bytes:
         rows.append(("reserved at the end", number(snapshot.reserved_bytes / scale), ""))

@@ -68,7 +68,7 @@ class Ladder:
     """The plan as it is."""
     fits: bool
     """Whether it fits with room."""
-    alone: tuple[Rung, ...]
+    single_changes: tuple[Rung, ...]
     """Each change by itself, the smallest first."""
     combined: tuple[Rung, ...]
     """Changes that fit, together where they must be; the fewest first, then the fastest."""
@@ -91,7 +91,7 @@ def ladder(fitting: Fitting, single_changes: tuple[Rung, ...]) -> Ladder:
     return Ladder(
         base=fitting.base,
         fits=fits,
-        alone=single_changes,
+        single_changes=single_changes,
         combined=() if fits else tuple(fitting.combined()),
         smaller=() if fits else tuple(fitting.asked_less()),
         predictions=fitting.count,
@@ -127,4 +127,4 @@ def fit(
         by_tensor=by_tensor,
     )
     fitting = request_made.fitting(keep_going=keep_going)
-    return ladder(fitting, tuple(fitting.alone()))
+    return ladder(fitting, tuple(fitting.single_changes()))

@@ -94,7 +94,7 @@ def read_job(path: str | Path, cluster: Cluster | str | None = None, *, model: G
     if cluster is None:
         raise InputError(f"{str(path)!r} does not say its machines; give cluster, as in '1x8xh100-sxm'")
     machines = arguments.cluster(cluster)
-    job: Job = program.read(file, _given(machines.num_devices, model))
+    job: Job = program.read(file, _context(machines.num_devices, model))
     return JobFile(
         graph=job.graph(),
         cluster=machines,
@@ -131,7 +131,7 @@ def job_of(
     )
 
 
-def _given(devices: int, model: Graph | str | None) -> Any:
+def _context(devices: int, model: Graph | str | None) -> Any:
     """What stands beside the file: `formats.given.ReadContext`."""
     graph = None if model is None else arguments.graph(model)
     return load_late("gnomon.formats.given:ReadContext")(devices=devices, model=graph, env=dict(os.environ))

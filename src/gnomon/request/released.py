@@ -87,11 +87,11 @@ def context_of(name: str | None) -> int | None:
     path = Path(name or "").expanduser()
     path = path / "config.json" if path.is_dir() else path
     if path.suffix == ".json" and path.is_file():
-        return _said(read_json(read_source(path)[0], str(path), infinite=True))
+        return _stated_bits(read_json(read_source(path)[0], str(path), infinite=True))
     return next((tokens for begins, tokens in PRESETS.items() if _last(name).startswith(begins)), None)
 
 
-def _said(values: Mapping[str, Any]) -> int | None:
+def _stated_bits(values: Mapping[str, Any]) -> int | None:
     inner = values.get("text_config")
     values = {**values, **(inner if isinstance(inner, Mapping) else {})}
     found = [int(values[key]) for key in KEYS if type(values.get(key)) is int]

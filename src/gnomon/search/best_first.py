@@ -68,7 +68,7 @@ class Search(Generic[Plan]):
 
     def __init__(self, space: SearchSpace, shortlist: Shortlist[Plan], on_progress: OnProgress | None = None) -> None:
         """kept: the plans that are looked for. on_progress: is called after every candidate."""
-        self.space, self.kept, self.counts, self.on_progress = space, shortlist, space.counts, on_progress
+        self.space, self.shortlist, self.counts, self.on_progress = space, shortlist, space.counts, on_progress
         self.ended: Ended = ""
         self.open_s = float("inf")
         """The least bound of what was left; infinity where nothing was."""
@@ -78,7 +78,7 @@ class Search(Generic[Plan]):
     @property
     def best(self) -> list[Plan]:
         """What is kept of the plans that fit, the fastest first."""
-        return self.kept.best
+        return self.shortlist.best
 
     def run(self, roots: Iterable[tuple[float, Candidate]]) -> None:
         """Best first, until nothing that is left can be better, or the search is ended: then candidates are left.
@@ -98,7 +98,7 @@ class Search(Generic[Plan]):
 
     def worst(self) -> float:
         """Seconds that every plan must be faster than."""
-        return self.kept.worst() if self.space.prune else float("inf")
+        return self.shortlist.worst() if self.space.prune else float("inf")
 
     def push(self, bound: float, candidate: Candidate) -> None:
         """Opens a candidate, unless it is too slow already. bound: no step of its plans takes less."""
@@ -128,7 +128,7 @@ class Search(Generic[Plan]):
         likeness = candidate.likeness
         if likeness is None or not self.space.prune:
             return self.worst()
-        return self.kept.worst_of(*likeness)
+        return self.shortlist.worst_of(*likeness)
 
     def _nearest(self) -> tuple[float, Candidate]:
         """The candidate nearest to a plan; of equal ones, the one with the least bound, and that was opened first."""

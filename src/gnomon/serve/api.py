@@ -150,7 +150,7 @@ def completion(body: object, served: ServedModel) -> CompletionRequest:
         prompts=prompts, most=most, logprobs=logprobs, tried=tried, echoes=echoes, chat=False, calls=False,
         several=True, forced="", schema="", silent=silent,
     )  # fmt: skip
-    return _wanted(fields, served, own)
+    return _completion_of(fields, served, own)
 
 
 def chat(body: object, served: ServedModel) -> CompletionRequest:
@@ -195,7 +195,7 @@ def chat(body: object, served: ServedModel) -> CompletionRequest:
         calls=choice != "none" and bool(tools), several=parallel is not False,
         forced="" if forced in (ANY_TOOL, SEVERAL_TOOLS) else forced, schema=schema, silent=False,
     )  # fmt: skip
-    return _wanted(fields, served, own)
+    return _completion_of(fields, served, own)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -219,7 +219,7 @@ class _Own:
     silent: bool
 
 
-def _wanted(fields: Body, served: ServedModel, own: _Own) -> CompletionRequest:
+def _completion_of(fields: Body, served: ServedModel, own: _Own) -> CompletionRequest:
     """Reads the fields that both kinds of body have. InputError for what cannot be."""
     grammar = own.schema or grammar_of(fields)
     stop = fields.get("stop")
@@ -571,7 +571,7 @@ class Answers:
     """A body's answers as they come: `add` and `whole`, or `chunks` of a stream."""
 
     def __init__(self, request: CompletionRequest) -> None:
-        self.wanted, self.model, self.id = request, request.model, new_id(request)
+        self.request, self.model, self.id = request, request.model, new_id(request)
         self.created = int(time.time())
         total = request.count * len(request.prompts)
         self.texts, self.reasons = [""] * total, [None] * total
@@ -593,8 +593,8 @@ class Answers:
     def add(self, at: int, delta: Delta) -> None:
         """What a worker told of answer `at`."""
         if delta.prompt:
-            self.prompts[at // self.wanted.count] = delta.prompt
-        if self.wanted.silent:
+            self.prompts[at // self.request.count] = delta.prompt
+        if self.request.silent:
             if delta.reason is not None:
                 self.reasons[at] = "length"  # type: ignore[call-overload]
             return
@@ -609,7 +609,7 @@ class Answers:
         choices: list[dict[str, Any]] = []
         for index, at in enumerate(self._best()):
             text, ids = self.texts[at], self._ids(at, self.tokens[at], begins=True)
-            if not self.wanted.chat:
+            if not self.request.chat:
                 echo = self._echo(at)
                 choices.append({
                     **ids, "index": index, "text": echo + text, "finish_reason": self.reasons[at],
@@ -622,12 +622,12 @@ class Answers:
                 **ids, "index": index, "message": message, "logprobs": self._chat_logprobs(self.tokens[at]),
                 "finish_reason": "tool_calls" if message.get("tool_calls") and reason == "stop" else reason,
             })  # fmt: skip
-        of_prompt = self._prompt_logprobs(0) if self.wanted.chat else {}
+        of_prompt = self._prompt_logprobs(0) if self.request.chat else {}
         return {**self._head(stream=False), "choices": choices, "usage": self.counted.usage(), **of_prompt}
 
     def chunks(self, at: int, delta: Delta) -> list[dict[str, Any]]:
         """What a stream says of it."""
-        request, chunks_ = self.wanted, []
+        request, chunks_ = self.request, []
         self.add(at, delta)
         if not request.chat:
             first, tokens, text = not self.begun[at], delta.tokens, delta.text
@@ -690,7 +690,7 @@ class Answers:
 
     def _best(self) -> Sequence[int]:
         """The answers that are told, by prompt, of each the best first."""
-        request = self.wanted
+        request = self.request
         if request.best == request.count:
             return range(len(self.texts))
         ranked: list[int] = []
@@ -701,34 +701,34 @@ class Answers:
 
     def _ids(self, at: int, tokens: Sequence[Token], *, begins: bool) -> dict[str, Any]:
         """Ids beside text, where they are asked for."""
-        if not self.wanted.tells_ids:
+        if not self.request.tells_ids:
             return {}
         ids: dict[str, Any] = {"token_ids": [token.id for token in tokens]}
-        return {**ids, "prompt_token_ids": list(self.wanted.prompts[at // self.wanted.count])} if begins else ids
+        return {**ids, "prompt_token_ids": list(self.request.prompts[at // self.request.count])} if begins else ids
 
     def _name(self, token: int, text: str) -> str:
         """Names a token as log-probabilities do."""
-        return f"token_id:{token}" if self.wanted.as_ids else text
+        return f"token_id:{token}" if self.request.as_ids else text
 
     def _head(self, *, stream: bool) -> dict[str, Any]:
-        kind = ("chat.completion" + ".chunk" * stream) if self.wanted.chat else "text_completion"
+        kind = ("chat.completion" + ".chunk" * stream) if self.request.chat else "text_completion"
         return {"id": self.id, "object": kind, "created": self.created, "model": self.model}
 
     def _chunk(self, choice: dict[str, Any]) -> dict[str, Any]:
         body = {**self._head(stream=True), "choices": [choice]}
-        if self.wanted.usage_each:
+        if self.request.usage_each:
             at = choice["index"]
-            own = len(self.wanted.prompts[at // self.wanted.count])
+            own = len(self.request.prompts[at // self.request.count])
             body["usage"] = TokenCounts(own, len(self.tokens[at])).usage()
         return body
 
     def _echo(self, at: int) -> str:
-        return self.wanted.echoes[at // self.wanted.count] if self.wanted.echoes else ""
+        return self.request.echoes[at // self.request.count] if self.request.echoes else ""
 
     def _message(self, text: str) -> dict[str, Any]:
         message: dict[str, Any] = {"role": "assistant", "content": text}
-        if self.wanted.calls:
-            content, calls = calls_in(text, several=self.wanted.several)
+        if self.request.calls:
+            content, calls = calls_in(text, several=self.request.several)
             if calls:
                 message["content"] = content or None
                 message["tool_calls"] = calls
@@ -737,10 +737,10 @@ class Answers:
     def _logprobs(self, at: int, tokens: Sequence[Token], begin: int, *, begins: bool) -> dict[str, Any] | None:
         """Log-probabilities of a completion's tokens. begin: letters before them. begins: whether echoed tokens of the
         prompt come first."""
-        if self.wanted.logprobs < 0:
+        if self.request.logprobs < 0:
             return None
-        if begins and self.wanted.echoes:
-            tokens, begin = [*self.prompts[at // self.wanted.count], *tokens], 0
+        if begins and self.request.echoes:
+            tokens, begin = [*self.prompts[at // self.request.count], *tokens], 0
         offsets = []
         for token in tokens:
             offsets.append(begin)
@@ -748,7 +748,7 @@ class Answers:
         return {
             "tokens": [self._name(token.id, token.text) for token in tokens],
             "token_logprobs": [token.logprob for token in tokens],
-            "top_logprobs": [self._top(token) for token in tokens] if self.wanted.logprobs else None,
+            "top_logprobs": [self._top(token) for token in tokens] if self.request.logprobs else None,
             "text_offset": offsets,
         }
 
@@ -761,22 +761,22 @@ class Answers:
 
     def _prompt_logprobs(self, at: int) -> dict[str, Any]:
         """vLLM's field of that name: by id the token of the prompt and those that were likeliest in its place."""
-        if self.wanted.prompt_logprobs < 0:
+        if self.request.prompt_logprobs < 0:
             return {}
         entries: list[dict[str, Any] | None] = []
-        for token in self.prompts[at // self.wanted.count]:
+        for token in self.prompts[at // self.request.count]:
             if token.logprob is None:
                 entries.append(None)
                 continue
             here = [(token.id, token.text, token.logprob, token.rank)]
-            here += [(*one, rank) for rank, one in enumerate(token.top[: self.wanted.prompt_logprobs], 1)]
+            here += [(*one, rank) for rank, one in enumerate(token.top[: self.request.prompt_logprobs], 1)]
             entries.append({
                 str(i): {"logprob": value, "rank": rank, "decoded_token": text} for i, text, value, rank in here
             })  # fmt: skip
         return {"prompt_logprobs": entries}
 
     def _chat_logprobs(self, tokens: Sequence[Token]) -> dict[str, Any] | None:
-        if self.wanted.logprobs < 0:
+        if self.request.logprobs < 0:
             return None
         return {
             "content": [

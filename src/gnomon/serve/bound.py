@@ -106,12 +106,12 @@ class Bound:
         """PlanError for a model with an op that has no function here."""
         check_runnable(graph)
         self.dtype = dtype
-        self._weights, self._held = weights, dict[str, Tensor]()
+        self._weights, self._by_name = weights, dict[str, Tensor]()
         self.layers: list[tuple[list[BoundStep], dict[str, str], dict[str, str]]] = []
         for layer in layers:
             block = graph.block(layer.call.block)
             self.layers.append((self._steps(layer, block), reads(layer), writes(graph, layer)))
-        del self._weights, self._held
+        del self._weights, self._by_name
 
     @torch.inference_mode()
     def run(self, values: Mapping[str, Any], texts: Sequence[BoundText]) -> dict[str, Any]:
@@ -130,10 +130,10 @@ class Bound:
 
     def _weight(self, layer: Layer, block: Block, name: str) -> Tensor:
         full = layer.call.parameter_name(name, layer.index)
-        if full not in self._held:
-            self._held[full] = self._weights[full].to(self.dtype)
+        if full not in self._by_name:
+            self._by_name[full] = self._weights[full].to(self.dtype)
         shape = [math.prod(atom.size or 1 for atom in dim.atoms) for dim in block.tensor(name).dims]
-        return self._held[full].view(shape)
+        return self._by_name[full].view(shape)
 
     def _steps(self, layer: Layer, block: Block) -> list[BoundStep]:
         steps, done = list[BoundStep](), set[str]()

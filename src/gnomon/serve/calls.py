@@ -89,7 +89,7 @@ class Calls:
     def __init__(self, *, several: bool = True) -> None:
         """several: whether a list may have more than one; otherwise the first is told."""
         self.several = several
-        self.left = ""
+        self.pending = ""
         """What is not told yet."""
         self.mode = "begins"
         """Whether it `begins`, is `json`, `text`, or within a `call`."""
@@ -98,12 +98,12 @@ class Calls:
 
     def push(self, text: str, *, last: bool = False) -> list[Event]:
         """What may be told by now. last: nothing follows."""
-        self.left += text
+        self.pending += text
         return [event for event in self._events(last) if event]
 
     def _events(self, last: bool) -> Iterator[Event]:
         if self.mode == "begins":
-            first = self.left.lstrip()[:1]
+            first = self.pending.lstrip()[:1]
             if not first and not last:
                 return
             self.mode = "json" if first and first in "{[" else "text"
@@ -113,44 +113,44 @@ class Calls:
             return
         while True:
             if self.mode == "text":
-                at = self.left.find(OPEN_CALL)
+                at = self.pending.find(OPEN_CALL)
                 if at < 0:
                     yield self._plain(last)
                     return
-                yield self.left[:at].rstrip()
-                self.left, self.mode = self.left[at:], "call"
-            at = self.left.find(CLOSE_CALL)
+                yield self.pending[:at].rstrip()
+                self.pending, self.mode = self.pending[at:], "call"
+            at = self.pending.find(CLOSE_CALL)
             if at < 0 and not last:
                 return
-            body = self.left[len(OPEN_CALL) : at if at >= 0 else None]
-            end = at + len(CLOSE_CALL) if at >= 0 else len(self.left)
+            body = self.pending[len(OPEN_CALL) : at if at >= 0 else None]
+            end = at + len(CLOSE_CALL) if at >= 0 else len(self.pending)
             call = _call(_parsed(body))
             self.count += call is not None
-            yield call or self.left[:end]
-            self.left, self.mode = self.left[end:], "text"
+            yield call or self.pending[:end]
+            self.pending, self.mode = self.pending[end:], "text"
 
     def _plain(self, last: bool) -> str:
         """Text that cannot be the beginning of a call, without the space that may stand before one."""
-        text = self.left
+        text = self.pending
         if last:
-            self.left = ""
+            self.pending = ""
             return "" if self.count and not text.strip() else text
         keep = next((n for n in range(min(len(OPEN_CALL) - 1, len(text)), 0, -1) if OPEN_CALL.startswith(text[-n:])), 0)
         plain = text[: len(text) - keep].rstrip()
-        self.left = text[len(plain) :]
+        self.pending = text[len(plain) :]
         return plain
 
     def _listed(self) -> Iterator[Event]:
         """Yields the calls of an answer that is JSON."""
-        value = _parsed(self.left)
+        value = _parsed(self.pending)
         calls = [_call(one) for one in (value if isinstance(value, list) else [value])]
         if calls and all(calls):
             accepted = [call for call in calls if call is not None][: None if self.several else 1]
             self.count += len(accepted)
             yield from accepted
         else:
-            yield self.left
-        self.left = ""
+            yield self.pending
+        self.pending = ""
 
 
 def calls_in(text: str, *, several: bool = True) -> tuple[str, list[dict[str, Any]]]:

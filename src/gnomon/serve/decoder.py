@@ -87,7 +87,7 @@ class Decoder:
         self.windows, self.adapters = sizes.windows, tuple(adapters)
         self.pages: list[Pages | LatentPages] = []
         self.scans: list[LayerScan] = []
-        self._made = deque[Tensor]()
+        self._outputs = deque[Tensor]()
         self._weights, self._read = weights, dict[str, Tensor]()
         self.streams = None
         if resident_bytes is not None:
@@ -210,11 +210,11 @@ class Decoder:
     def start(self, turn: Turn) -> None:
         """Runs an iteration, whose logits `logits` hands out."""
         self.copy(turn)
-        self._made.append(self.forward(turn.rows()))
+        self._outputs.append(self.forward(turn.rows()))
 
     def logits(self) -> Tensor:
         """(wanted, vocabulary) of the iteration that began first."""
-        return self._made.popleft()
+        return self._outputs.popleft()
 
     def copy(self, turn: Turn) -> None:
         """What an iteration wants copied first: blocks of the layers that see all tokens, states of scans."""
@@ -286,7 +286,7 @@ class Decoder:
         if codes := self._weights.codes(layer.call.parameter_name(op.inputs[1], layer.index)):
             return [*codes]
         site = Site(op=op, block=block)
-        weight, rows = self._held(layer, block, op.inputs[1]), site.weight_rows
+        weight, rows = self._raw_weight(layer, block, op.inputs[1]), site.weight_rows
         if site.inner_first:
             return [weight.reshape(math.prod(weight.shape[:rows]), -1).T]
         return [weight.reshape(math.prod(weight.shape[:rows]), -1)]
@@ -464,7 +464,7 @@ class Decoder:
             if self.share.sums(block, op):
                 return partial(_own_rows, self._weight(layer, block, op.inputs[1]), self.share.tp.index)
             if name in self._matrices_of_head and self._matrices.have_kernels():
-                table_weight = self._held(layer, block, op.inputs[1])
+                table_weight = self._raw_weight(layer, block, op.inputs[1])
                 packed = self._matrices.packed(name, lambda: [table_weight.flatten(1)], head=True)
                 return lambda rows, ids: stored.rows_of(packed, ids[0]).to(self.dtype).unsqueeze(0)
             table = self._weight(layer, block, op.inputs[1])
@@ -484,7 +484,7 @@ class Decoder:
         inner_first = block.tensor(op.inputs[1]).dims[1].atoms[0].name in op.contracts
         parts: list[Part] = [*self._weights.codes(name)]
         if len(parts) != (block.tensor(op.inputs[1]).dims[0].size or 0) // self.share.ep.ranks:
-            weight = self._held(layer, block, op.inputs[1])
+            weight = self._raw_weight(layer, block, op.inputs[1])
             parts = [*(weight.transpose(1, 2) if inner_first else weight)]
         matrices = [self._matrix_of(f"{name}.{index}", lambda part=part: [part]) for index, part in enumerate(parts)]  # type: ignore[misc]
         matmuls = [matmul_by(matrix, None if bias is None else bias[index]) for index, matrix in enumerate(matrices)]
@@ -492,9 +492,9 @@ class Decoder:
 
     def _weight(self, layer: Layer, block: Block, name: str) -> Tensor:
         """A parameter with one torch dim for each dim of the Graph's tensor, as it is computed with."""
-        return self._held(layer, block, name).to(self.dtype)
+        return self._raw_weight(layer, block, name).to(self.dtype)
 
-    def _held(self, layer: Layer, block: Block, name: str) -> Tensor:
+    def _raw_weight(self, layer: Layer, block: Block, name: str) -> Tensor:
         """The same, in its file's dtype."""
         full = layer.call.parameter_name(name, layer.index)
         shape = [math.prod(atom.size or 1 for atom in dim.atoms) for dim in block.tensor(name).dims]

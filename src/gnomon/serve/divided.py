@@ -105,7 +105,7 @@ class Leader:
     def __init__(self, model: Decoder, others: Sequence[Connection]) -> None:
         """Takes others, pipes to the other ranks, which `follow`."""
         self.stage, self.others, self.sizes = DividedStage(model), others, model.sizes
-        self._made = deque[Tensor | tuple[int, int]]()
+        self._outputs = deque[Tensor | tuple[int, int]]()
         """Logits, or the shape of those that the last stage sends."""
 
     @property
@@ -134,12 +134,12 @@ class Leader:
             logits = self.stage.run(turn)
         except (OSError, RuntimeError) as error:
             raise RunError(f"a process of this replica is gone: {error}") from error
-        num_logits = sum(len(part.wanted) for part in turn.parts)
-        self._made.append((num_logits, self.vocab_size) if logits is None else logits)
+        num_logits = sum(len(part.logit_places) for part in turn.parts)
+        self._outputs.append((num_logits, self.vocab_size) if logits is None else logits)
 
     def logits(self) -> Tensor:
         """(wanted, vocabulary) of the iteration that began first. RunError where a rank is gone."""
-        next_logits = self._made.popleft()
+        next_logits = self._outputs.popleft()
         if isinstance(next_logits, Tensor):
             return next_logits
         ways, model = self.stage.model.share.ways, self.stage.model

@@ -272,7 +272,7 @@ class Engine:
         parts, self._parts_begun = self._parts_begun, []
         logits = self.model.logits()
         if self.head is not None:
-            whose = [self.requests.get(part.key) for part in parts for _ in part.wanted]
+            whose = [self.requests.get(part.key) for part in parts for _ in part.logit_places]
             logits = self.head.logits(logits, [one.row if one is not None else None for one in whose])
         for part in parts:
             if part.key in self.memory.sequences:

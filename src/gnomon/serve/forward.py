@@ -114,7 +114,7 @@ class ForwardProgram:
         """(instructions before it, what is done then, of so many tokens)."""
         self.enters = self.leaves = _Place(0, 0)
         """Where what stages before it hand over comes to, and what it hands on lies."""
-        self.held: list[object] = []
+        self.keep_alive: list[object] = []
         """Tensors and calls that instructions point to."""
         self.weights: list[AnyPacked] = []
         self.tokens, self.dtype, self.vocab_size = sizes.max_batched_tokens, dtype, vocab_size
@@ -167,7 +167,7 @@ class ForwardProgram:
             setattr(op, f"{name.removesuffix('_')}_row", place.row)
             op.brief |= place.brief << BRIEF.index(name)
         op.weight, op.bias = (None if one is None else one.data_ptr() for one in tensors)
-        self.held += [one for one in tensors if one is not None]
+        self.keep_alive += [one for one in tensors if one is not None]
         self.ops.append(op)
 
     def stop(self, between: Callable[[int], None]) -> None:
@@ -180,7 +180,7 @@ class ForwardProgram:
         assert function is not None, "Matrices.have_kernels was asked"
         rows = self.tokens if kind == "logits" or self.gathered else min(TOGETHER, self.tokens)
         self.narrowed = max(self.narrowed, packed.form.room(rows, packed.shape[1]))
-        self.held += [call, bias, function]
+        self.keep_alive += [call, bias, function]
         self.weights.append(packed)
         self.add(kind, **values, more=ctypes.addressof(call))
         if isinstance(packed, PackedStored):
@@ -427,7 +427,7 @@ class _Writer:
                 k, v = (at[name] for name in op.inputs[1:3])
                 heads = math.prod(a.size or 1 for a in block.tensor(op.inputs[0]).dims[-2].atoms)
                 pages = self.pages(layer, block, op)
-                program.held.append(pages)
+                program.keep_alive.append(pages)
                 program.add(
                     "attend", places={**places, "with_": k}, after=v.at, width=v.row, heads=heads,
                     flags=pages.group, more=pages.address,
@@ -545,7 +545,7 @@ class _Writer:
         rows = kernel_args(self.adapters, layer.call.parameter_name(op.inputs[1], layer.index))
         if rows is None:
             return
-        self.program.held += [rows, *self.adapters]
+        self.program.keep_alive += [rows, *self.adapters]
         self.program.add(
             "adapt", places={"in_": source, "out": place}, width=_inner(block, op),
             out_width=self._width(block, op.outputs[0]), more=ctypes.addressof(rows), first=by,
@@ -575,7 +575,7 @@ class _Writer:
         """Lists the parts of a linear's matrix (outputs, inputs)."""
         if codes := self.weights.codes(layer.call.parameter_name(op.inputs[1], layer.index)):
             return [*codes]
-        weight, inner = self._held(layer, block, op.inputs[1]), _inner(block, op)
+        weight, inner = self._raw_weight(layer, block, op.inputs[1]), _inner(block, op)
         first = block.tensor(op.inputs[1]).dims[0].atoms[0].name in op.contracts
         return [weight.reshape(inner, -1).T if first else weight.reshape(-1, inner)]
 
@@ -612,9 +612,9 @@ class _Writer:
 
     def _weight(self, layer: Layer, block: Block, name: str) -> Tensor:
         """Returns a weight as it is computed with."""
-        return self._held(layer, block, name).to(self.program.dtype)
+        return self._raw_weight(layer, block, name).to(self.program.dtype)
 
-    def _held(self, layer: Layer, block: Block, name: str) -> Tensor:
+    def _raw_weight(self, layer: Layer, block: Block, name: str) -> Tensor:
         """Returns a weight in its file's dtype."""
         return self.weights[layer.call.parameter_name(name, layer.index)].view(
             [math.prod(atom.size or 1 for atom in dim.atoms) for dim in block.tensor(name).dims]

@@ -168,7 +168,7 @@ class GraphHead:
         """States that were met before `calibrate`."""
         self.searched = self.multiplied = 0
         """Rows so far."""
-        self._said = set[str]()
+        self._notes = set[str]()
 
     def exact(self, states: Tensor) -> Tensor:
         """Returns exact logits (rows, vocabulary). states: (rows, width), float32."""
@@ -222,8 +222,8 @@ class GraphHead:
         graph = [at for at, reason in enumerate(why) if not reason]
         if known is None or not known.pays(len(graph)):
             graph = []
-        for reason in {reason for reason in why if reason} - self._said:
-            self._said.add(reason)
+        for reason in {reason for reason in why if reason} - self._notes:
+            self._notes.add(reason)
             print(f"gnomon: head: exact for requests with {reason}", file=sys.stderr, flush=True)
         full_logits = torch.full((len(states), self.vocab_size), -torch.inf)
         for at in graph:

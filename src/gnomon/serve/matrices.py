@@ -120,7 +120,7 @@ class Matrices:
     def __init__(self, weights: Weights, forms: Forms, streams: Streams | None = None) -> None:
         """Takes streams, the layers that stay on a disk."""
         self.weights, self.forms, self.streams = weights, forms, streams
-        self.made: dict[str, AnyPacked] = {}
+        self.by_name: dict[str, AnyPacked] = {}
 
     def have_kernels(self) -> bool:
         """Whether this machine has one for each storage that there may be."""
@@ -141,7 +141,7 @@ class Matrices:
                 f"VNNI, BF16 and VBMI2, and this machine computes with {this_machine().isa.name}"
             ]
         by_form: dict[tuple[str, str], list[AnyPacked]] = {}
-        for one in self.made.values():
+        for one in self.by_name.values():
             if one.choice is not None:
                 by_form.setdefault((one.storage.name, one.choice.form), []).append(one)
         lines = []
@@ -155,12 +155,12 @@ class Matrices:
 
     def packed(self, name: str, parts: Callable[[], Sequence[Part]], *, head: bool = False) -> AnyPacked:
         """Made once by that name. parts: rows one below the other."""
-        if name not in self.made:
-            matrix = self._made(parts(), head)
-            self.made[name] = matrix if head or self.streams is None else self.streams.keep(name, matrix)
-        return self.made[name]
+        if name not in self.by_name:
+            matrix = self._packed_of(parts(), head)
+            self.by_name[name] = matrix if head or self.streams is None else self.streams.keep(name, matrix)
+        return self.by_name[name]
 
-    def _made(self, parts: Sequence[Part], head: bool) -> AnyPacked:
+    def _packed_of(self, parts: Sequence[Part], head: bool) -> AnyPacked:
         forms, rounded = self.forms, self.forms.head if head else self.forms.layers
         codes = [part for part in parts if isinstance(part, Codes)]
         storage: Storage

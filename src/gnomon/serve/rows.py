@@ -36,7 +36,7 @@ class Part:
     prompt's own next token is."""
 
     @property
-    def wanted(self) -> list[int]:
+    def logit_places(self) -> list[int]:
         """The places in `tokens` after which logits are wanted."""
         return [*self.scored, len(self.tokens) - 1] if self.samples else [*self.scored]
 
@@ -115,7 +115,7 @@ class TokenRows:
             ids.extend(part.tokens)
             spans.append((first, len(ids), part.start))
             begins.append(len(ids))
-            logit_rows += [first + at for at in part.wanted]
+            logit_rows += [first + at for at in part.logit_places]
         one_each = len(ids) == len(parts) and all(part.start for part in parts)
         if one_each:
             positions = np.fromiter((part.start for part in parts), np.int64, len(parts))

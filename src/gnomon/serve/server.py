@@ -70,7 +70,7 @@ class Server:
         self.pool = None if encoder is None else WorkerPool(settings, encoder.max_len)
         self.embedding = 0
         """Texts that wait for an encoder or are in it."""
-        self.held = 0
+        self.num_held = 0
         """Prompts that are asked for and not yet given to a worker."""
         self.words = Vocabulary.open(Path(settings.folder), settings.tokenizer)
         self.words.whole = is_seq2seq(Path(settings.folder))
@@ -181,7 +181,7 @@ class Server:
     def ask(self, request: api.CompletionRequest) -> AnswerStream:
         """Hands what is wanted to workers. Refused where too many wait, or none serves."""
         router = self.router
-        waiting = router.waiting + self.held
+        waiting = router.waiting + self.num_held
         if not router.is_ready:
             raise RefusedRequest(503, "no worker serves now; ask again", "server_error", **{"Retry-After": "2"})
         if waiting + len(request.prompts) > self.settings.max_waiting:
@@ -212,19 +212,19 @@ class AnswerStream:
     """The answers of one request, as they come. At most as many of them are under way as all workers run at a time."""
 
     def __init__(self, server: Server, request: api.CompletionRequest) -> None:
-        self.server, self.wanted = server, request
+        self.server, self.request = server, request
         self.answers = api.Answers(request)
         total, settings = len(request.prompts) * request.count, server.settings
         self.room = settings.rules.max_seqs * settings.workers * settings.ways.pp
         """Answers that may still be begun."""
         step = min(request.count, settings.rules.max_seqs)
-        self.left = deque(
+        self.unbegun = deque(
             (number, first, min(step, request.count - first))
             for number in range(len(request.prompts))
             for first in range(0, request.count, step)
         )
         """(prompt, first of its answers, answers) of what no worker has yet."""
-        server.held += len(request.prompts)
+        server.num_held += len(request.prompts)
         self.heard: asyncio.Queue[tuple[int, Delta] | Failure] = asyncio.Queue()
         self.numbers: list[int] = []
         self.times = [server.metrics.request(len(request.prompts[at // request.count])) for at in range(total)]
@@ -232,13 +232,13 @@ class AnswerStream:
 
     def _submit(self) -> None:
         """Sends texts to workers, as much as may be under way."""
-        while self.left and self.left[0][2] <= self.room:
-            number, first, count = self.left.popleft()
-            self.server.held -= first == 0
+        while self.unbegun and self.unbegun[0][2] <= self.room:
+            number, first, count = self.unbegun.popleft()
+            self.server.num_held -= first == 0
             self._submit_one(number, first, count)
 
     def _submit_one(self, number: int, first: int, count: int) -> None:
-        request, prompt = self.wanted, self.wanted.prompts[number]
+        request, prompt = self.request, self.request.prompts[number]
         self.room -= count
         adapter = "" if request.model == self.server.settings.name else request.model
 
@@ -268,8 +268,8 @@ class AnswerStream:
 
     def cancel(self) -> None:
         """Nobody waits any more."""
-        self.server.held -= sum(first == 0 for _, first, _ in self.left)
-        self.left.clear()
+        self.server.num_held -= sum(first == 0 for _, first, _ in self.unbegun)
+        self.unbegun.clear()
         for number in self.numbers:
             self.server.router.cancel(number)
 
@@ -295,7 +295,7 @@ class AnswerStream:
                 at, delta = await self.next()
                 for chunk in self.answers.chunks(at, delta):
                     yield _event(chunk)
-            if self.wanted.usage:
+            if self.request.usage:
                 yield _event(self.answers.last_chunk())
             yield "data: [DONE]\n\n"
         except RefusedRequest as refused:
@@ -334,13 +334,13 @@ def application(settings: Settings, encoder: EncoderKind | None = None) -> Any:
 
         def __init__(self, stream: AnswerStream) -> None:
             super().__init__(stream.stream(), media_type="text/event-stream")
-            self.asked = stream
+            self.stream = stream
 
         async def __call__(self, *args: Any) -> None:
             try:
                 await super().__call__(*args)
             finally:
-                self.asked.cancel()
+                self.stream.cancel()
 
     def guarded(handler: Callable[[Any], Any]) -> Callable[[Any], Any]:
         async def run(request: Any) -> Any:

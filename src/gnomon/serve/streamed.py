@@ -57,7 +57,7 @@ class Streams:
         self.layers: dict[int, _StreamedLayer] = {}
         """Those that are on the disk, by their numbers in the model."""
         self.order: list[int] = []
-        self.held = 0
+        self.num_bytes = 0
         """Bytes of those that stay."""
         self._most = 2 * max(layers, default=0) + SPARE
         self._rooms: list[NDArray[np.uint8]] = []
@@ -83,7 +83,7 @@ class Streams:
     def keep(self, name: str, packed: AnyPacked) -> AnyPacked:
         """The same matrix, in memory or on the disk. name: of its parameters. RunError for a disk that is full."""
         if self._now < 0 or self._now in self.stay or not self.shared.isdisjoint(name.split()):
-            self.held += packed.bytes
+            self.num_bytes += packed.bytes
             return packed
         if self._now not in self.layers:
             self.layers[self._now] = _StreamedLayer(self._end)

@@ -33,7 +33,7 @@ class TextStream:
         self.read = 0
         """Tokens before this are in `text`."""
         self.text = ""
-        self.told = 0
+        self.num_sent = 0
         """Letters of it that were taken."""
         self.ended = False
 
@@ -66,12 +66,12 @@ class TextStream:
         if all and not self.ended and self.read < len(self.ids):
             old = self._decoded(self.before, self.read)
             self._add(self._decoded(self.before)[len(old) :].rstrip(BROKEN))
-        upto = len(self.text) if all or self.ended else len(self.text) - self._held()
-        new = self.text[self.told : upto]
-        self.told = max(self.told, upto)
+        upto = len(self.text) if all or self.ended else len(self.text) - self._num_withheld()
+        new = self.text[self.num_sent : upto]
+        self.num_sent = max(self.num_sent, upto)
         return new
 
-    def _held(self) -> int:
+    def _num_withheld(self) -> int:
         """Letters at the end with which a stop string may begin."""
         for count in range(min(self.longest - 1, len(self.text)), 0, -1):
             if any(stop.startswith(self.text[-count:]) for stop in self.stops):

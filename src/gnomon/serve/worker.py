@@ -61,7 +61,7 @@ class Worker:
         self.grammars = Grammars(words.encoder, lanes[0].vocab_size)
         self.making: dict[int, Ask] = {}
         """Number -> an ask whose grammar is being made."""
-        self.made, self._tell = Pipe(duplex=False)
+        self.grammars_done, self._tell = Pipe(duplex=False)
         """Numbers of asks whose grammar is made, or cannot be, and why."""
         self._maker = ThreadPoolExecutor(1, "gnomon-grammars")
         self.steps = self.turn = 0
@@ -100,7 +100,7 @@ class Worker:
 
     def take_made(self) -> None:
         """An ask whose grammar is made."""
-        number, why = self.made.recv()
+        number, why = self.grammars_done.recv()
         ask = self.making.pop(number, None)
         if ask is not None and why:
             self.send(Failure(number, why, 400))
@@ -253,7 +253,7 @@ def open_worker(
 def _heard(connection: Connection, worker: Worker, *, waits: bool) -> list[Any]:
     """Waits for which of both has something to say. waits: until one has."""
     if waits or worker.making:
-        return wait([connection, worker.made], None if waits else 0)
+        return wait([connection, worker.grammars_done], None if waits else 0)
     return [connection] if connection.poll(0) else []  # a tenth of the time of the other
 
 
@@ -292,7 +292,7 @@ def main(
                 last_stats = now
             waits = not worker.has_work
             while ready := _heard(connection, worker, waits=waits):
-                if worker.made in ready:
+                if worker.grammars_done in ready:
                     worker.take_made()
                 if connection in ready:
                     message = connection.recv()

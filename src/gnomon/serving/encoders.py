@@ -63,7 +63,7 @@ class EncoderPrice(IterationPrice):
         self.layers = encoder_blocks(graph, self.serving)
         launches = sum(b.count * (len(b.matmuls) + b.pass_kernels + (b.attention is not None)) for b in self.layers)
         self.launch_floor_s = launches * engine.launch_s
-        self._products = {}
+        self._matmul_prices = {}
         self._of_text: dict[int, float] = {}
 
     def seconds(self, tokens: int) -> float:

@@ -142,7 +142,7 @@ class IterationPrice:
         self.ep_link = axis_link(cluster, np.arange(group)[None]) if serving.dp > 1 else None
         self.pp_link = self._stages(cluster) if serving.pp > 1 else None
         self.kv_bits = kv_bits(serving.kv)
-        self._products: dict[tuple[ServedMatmul, int], float] = {}
+        self._matmul_prices: dict[tuple[ServedMatmul, int], float] = {}
         self.checked = 1 + serving.draft_tokens
         """Rows of a request that decodes: the last token and the guesses."""
         most = engine.max_batched_tokens + engine.max_seqs * self.checked
@@ -162,7 +162,7 @@ class IterationPrice:
         """Of attention to what an encoder read."""
         # what an iteration gives is shared by the tokens that it makes: all that decodes pay is of one token
         check_tokens = serving.tokens_a_check
-        self._made = check_tokens
+        self._check_tokens = check_tokens
         scanning = sum(block.count for block in self.shape.blocks if block.scan is not None)
         self._draft: IterationPrice | None = None
         if draft is not None:
@@ -486,7 +486,7 @@ class IterationPrice:
         if known is None:
             rows = min(self.engine.padded(decodes) * self.checked, len(self._body) - 1)
             # Divided by the tokens that an iteration makes: with guesses it counts for several.
-            known = round((self._body[rows] + self._heads[rows] + self._guesses(decodes)) / self._made)
+            known = round((self._body[rows] + self._heads[rows] + self._guesses(decodes)) / self._check_tokens)
             known += self._base + self._each * decodes
             self._decode_memo[decodes] = known
         return known
@@ -509,7 +509,9 @@ class IterationPrice:
         device, host = math.inf, math.inf
         for decodes in range(1, most + 1):
             rows = decodes * self.checked
-            least_ticks = int((self._body[rows] + self._heads[rows]) / self._made) + self._base + self._each * decodes
+            least_ticks = (
+                int((self._body[rows] + self._heads[rows]) / self._check_tokens) + self._base + self._each * decodes
+            )
             device = min(device, least_ticks / decodes)
             host = min(host, (self._host_made + self._host_each_made * decodes) / decodes)
         return device, host

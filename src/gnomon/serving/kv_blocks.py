@@ -38,7 +38,7 @@ class BlockPool:
         self.empty = list(range(blocks - 1, -1, -1))
         """Blocks without owner and without contents; the last is taken first, so that memory is used again while
         warm."""
-        self.kept: OrderedDict[int, None] = OrderedDict()
+        self.cached: OrderedDict[int, None] = OrderedDict()
         """Blocks without owner, with contents; the longest unused first."""
         self.by_hash: dict[Hash, int] = {}
         self.hash_of: dict[int, Hash] = {}
@@ -46,15 +46,15 @@ class BlockPool:
     @property
     def free(self) -> int:
         """Counts the blocks without an owner."""
-        return len(self.empty) + len(self.kept)
+        return len(self.empty) + len(self.cached)
 
     def take(self) -> int:
         """Takes a block for new contents. AssertionError where there is none: who calls has counted."""
         if self.empty:
             block = self.empty.pop()
         else:
-            assert self.kept, "a block is taken that nobody counted"
-            block, _ = self.kept.popitem(last=False)
+            assert self.cached, "a block is taken that nobody counted"
+            block, _ = self.cached.popitem(last=False)
             del self.by_hash[self.hash_of.pop(block)]
         self.owners[block] = 1
         return block
@@ -63,7 +63,7 @@ class BlockPool:
         """Adds an owner to a block; returns whether it had none."""
         is_first = self.owners[block] == 0
         if is_first:
-            del self.kept[block]
+            del self.cached[block]
         self.owners[block] += 1
         return is_first
 
@@ -72,7 +72,7 @@ class BlockPool:
         self.owners[block] -= 1
         if self.owners[block] == 0:
             if block in self.hash_of:
-                self.kept[block] = None
+                self.cached[block] = None
             else:
                 self.empty.append(block)
 
@@ -89,27 +89,27 @@ class Snapshots:
 
     def __init__(self, first: int, count: int) -> None:
         self.empty = list(range(first + count - 1, first - 1, -1))
-        self.kept: OrderedDict[Hash, int] = OrderedDict()
+        self.slots: OrderedDict[Hash, int] = OrderedDict()
         """Slots by hash; the longest unused first."""
         self.total = count
 
     def take(self) -> int | None:
         """Takes a slot to write to; None where all are being written to."""
-        if not self.empty and self.kept:
-            self.empty.append(self.kept.popitem(last=False)[1])
+        if not self.empty and self.slots:
+            self.empty.append(self.slots.popitem(last=False)[1])
         return self.empty.pop() if self.empty else None
 
     def keep(self, by: Hash, slot: int) -> None:
         """Notes that what was written to a slot is the state after tokens of this hash."""
-        if by in self.kept:
+        if by in self.slots:
             self.empty.append(slot)
         else:
-            self.kept[by] = slot
-        self.kept.move_to_end(by)
+            self.slots[by] = slot
+        self.slots.move_to_end(by)
 
     def drop(self, by: Hash) -> None:
         """Drops a snapshot that nobody will ask for."""
-        if (slot := self.kept.pop(by, None)) is not None:
+        if (slot := self.slots.pop(by, None)) is not None:
             self.empty.append(slot)
 
 
@@ -269,7 +269,7 @@ class KvBlocks:
         runs = [0] * len(self.windows)
         best = 0 if self.windows or self.has_slots else most
         for count in range(1, most + 1 if self.windows or self.has_slots else 1):
-            fits = not self.has_slots or hashes[count - 1] in self.snapshots.kept
+            fits = not self.has_slots or hashes[count - 1] in self.snapshots.slots
             for group, window in enumerate(self.windows):
                 there = hashes[count - 1] in self.pools[group + 1].by_hash
                 runs[group] = runs[group] + 1 if there else 0
@@ -310,8 +310,8 @@ class KvBlocks:
             sequence.slot = self.slots.pop()
             if cached:
                 by = sequence.hashes[cached // self.size - 1]
-                self.snapshots.kept.move_to_end(by)
-                self.states.append((self.snapshots.kept[by], sequence.slot))
+                self.snapshots.slots.move_to_end(by)
+                self.states.append((self.snapshots.slots[by], sequence.slot))
             # Snapshots are wanted at the last whole block of the prompt, and where a beginning branched off.
             last = (prompt - 1) // self.size * self.size
             sequence.marks = tuple(sorted({seen.branch, last} - {0, cached})) if self.prefix_cache else ()
@@ -403,11 +403,11 @@ class KvBlocks:
                         owners[block] += 1
             if owners != pool.owners:
                 found.append(f"group {group}: owners are {pool.owners}, tables say {owners}")
-            unowned = sorted([*pool.empty, *pool.kept])
+            unowned = sorted([*pool.empty, *pool.cached])
             if unowned != [block for block in range(pool.total) if not owners[block]]:
                 found.append(f"group {group}: blocks without owner are not those that no table names")
         taking = [slot for sequence in self.sequences.values() for _, slot in sequence.taking]
-        slots = [*self.snapshots.empty, *self.snapshots.kept.values(), *taking]
+        slots = [*self.snapshots.empty, *self.snapshots.slots.values(), *taking]
         if len(slots) != self.snapshots.total or len(set(slots)) != len(slots):
             found.append(f"slots of snapshots are {sorted(slots)}, and there are {self.snapshots.total}")
         return found

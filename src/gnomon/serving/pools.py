@@ -91,8 +91,8 @@ class _Play:
         one_by_one: bool,
     ) -> None:
         self.load, self.transfer_s, self.one_by_one = load, transfer_s, one_by_one
-        self.firsts = [_made(prefill) for _ in range(prefill.count)]
-        self.lasts = [_made(decode) for _ in range(decode.count)]
+        self.firsts = [_engine_of(prefill) for _ in range(prefill.count)]
+        self.lasts = [_engine_of(decode) for _ in range(decode.count)]
         rules = prefill.price.engine
         self.wait = [ticks(rules.request_s + rules.request_token_s * r.input_len) for r in load.requests]
         self.times = TickColumns(len(load.requests))
@@ -252,7 +252,7 @@ class _Play:
             self.samples.append((now / TICKS_PER_S, waits, running, used))
 
 
-def _made(pool: EnginePool) -> _Engine:
+def _engine_of(pool: EnginePool) -> _Engine:
     return _Engine(Scheduler(pool.price.engine, pool.blocks), pool.price)
 
 

@@ -279,13 +279,13 @@ class Scheduler:
         """Blocks of what an encoder reads for a request."""
         return -(-run.source // self.size)
 
-    def _held(self, run: Running) -> int:
+    def _written_blocks(self, run: Running) -> int:
         """Blocks of a decoding request: those of the keys that are written."""
         return -(-(self.steps + run.start - 1) // self.size) + self._read(run)
 
     def _release(self, key: int) -> None:
         run = self.decoding.pop(key)
-        blocks = self._held(run)
+        blocks = self._written_blocks(run)
         self._give_back(key, blocks)
         self.asked -= run.most - (self.steps - run.began)
         self.kv -= run.start + self.steps

@@ -35,7 +35,7 @@ def causes(order: Order, times: Times, earlier: Mapping[int, Times]) -> tuple[Lo
         for source, data in waits:
             mine = np.flatnonzero((source < order.size) & (data == is_data))
             bindings.offer(mine, source[mine], times.visible if is_data else times.end, 0)
-        for _, positions, sources, data in order.more:
+        for _, positions, sources, data in order.further:
             mine = data == is_data
             bindings.offer(positions[mine], sources[mine], times.visible if is_data else times.end, 0)
         _from_earlier(order, earlier, bindings, is_data)

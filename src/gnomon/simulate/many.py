@@ -186,7 +186,7 @@ def _script(structure: Structure) -> Script:
 def _of_levels(order: Order) -> tuple[dict[int, list[tuple[Longs, Longs]]], dict[int, tuple[Longs, Longs]]]:
     """Level -> its further (positions, sources), and level -> its groups as (members, starts)."""
     third_of: dict[int, list[tuple[Longs, Longs]]] = {}
-    for level, positions, sources, _ in order.more:
+    for level, positions, sources, _ in order.further:
         third_of.setdefault(level, []).append((positions, sources))
     return third_of, {level: (members, starts) for level, members, starts in order.groups}
 
@@ -324,7 +324,7 @@ def _edges(order: Order) -> tuple[Longs, Longs]:
     """(source, target) of all edges within a step, sorted by source."""
     every = np.arange(order.size)
     parts = [(column.astype(np.int64), every) for column in (order.lane_before, *order.waits)]
-    parts += [(sources, positions) for _, positions, sources, _ in order.more]
+    parts += [(sources, positions) for _, positions, sources, _ in order.further]
     source, target = (np.concatenate(side) for side in zip(*parts, strict=True))
     real = np.flatnonzero(source < order.size)
     by_source = real[np.argsort(source[real], kind="stable")]

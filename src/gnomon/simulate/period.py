@@ -138,10 +138,10 @@ class _Waits:
 
     def __init__(self, order: Order) -> None:
         self.order = order
-        self.more: dict[int, list[tuple[int, bool]]] = {}
-        for _, positions, sources, data in order.more:
+        self.further: dict[int, list[tuple[int, bool]]] = {}
+        for _, positions, sources, data in order.further:
             for p, s, d in zip(positions.tolist(), sources.tolist(), data.tolist(), strict=True):
-                self.more.setdefault(p, []).append((s, d))
+                self.further.setdefault(p, []).append((s, d))
         self.together: dict[int, list[int]] = {}
         for _, members, starts in order.groups:
             for part in np.split(members, starts[1:]):
@@ -160,7 +160,7 @@ class _Waits:
         for member in members:
             near = [(int(order.lane_before[member]), False)]
             near += [(int(w[member]), bool(d[member])) for w, d in zip(order.waits, order.wait_is_data, strict=True)]
-            for source, data in near + self.more.get(member, []):
+            for source, data in near + self.further.get(member, []):
                 if source < order.size and (now.visible if data else now.end)[source] == start:
                     return step, source, -1
         for member in members:

@@ -151,7 +151,7 @@ def _levels(order: Order, lagged: bool) -> tuple[_Level, ...]:
     """Level by level, what `play` does, as indices into ends, or into ends followed by seen times."""
     lane, first, second = _columns(order, lagged)
     third_of: dict[int, list[tuple[Longs, Longs]]] = {}
-    for level, positions, sources, data in order.more:
+    for level, positions, sources, data in order.further:
         third_of.setdefault(level, []).append((positions, sources + data * (order.size + 1) if lagged else sources))
     groups: dict[int, list[Together]] = {}
     for level, members, starts in order.groups:

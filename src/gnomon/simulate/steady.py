@@ -113,9 +113,9 @@ def _settled(clock: Clock, times: Times, ratio: float, reach: int) -> Times:
 def _room(order: Order, times: Times, free: Times, unreached: NDArray[np.bool_], ratio: float, reach: int) -> float:
     """Seconds by which actions that run ahead may move, each ready just before its readers need it."""
     size = order.size
-    source = np.concatenate([order.lane_before, *order.waits, *(s for _, _, s, _ in order.more), order.before[0]])
+    source = np.concatenate([order.lane_before, *order.waits, *(s for _, _, s, _ in order.further), order.before[0]])
     # every edge within the step (the stream's, two columns of waits, the rest) and then those from earlier steps
-    target = np.concatenate([*[np.arange(size)] * 3, *(t for _, t, _, _ in order.more), order.before[1]])
+    target = np.concatenate([*[np.arange(size)] * 3, *(t for _, t, _, _ in order.further), order.before[1]])
     shift = np.zeros(len(source))
     shift[len(source) - len(order.before[2]) :] = order.before[2] * ratio
     inside = source < size

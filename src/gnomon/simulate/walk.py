@@ -82,7 +82,7 @@ def walk(order: Order, free: bytes) -> Walk | None:
     every = np.arange(size)
     edges: list[tuple[NDArray[np.integer], Longs]] = [(total - len(later) + np.arange(len(later)), later)]
     edges += [(column, every) for column in (order.lane_before, *order.waits)]
-    edges += [(sources, positions) for _, positions, sources, _ in order.more]
+    edges += [(sources, positions) for _, positions, sources, _ in order.further]
     source, target = (np.concatenate(side).astype(np.int64) for side in zip(*edges, strict=True))
     real = source != size  # waiting for "nothing" is no edge
     source, target = source[real], target[real]

@@ -16,7 +16,7 @@ from gnomon.software.record import Stack, with_facts
 
 def unsupported(stack: Stack, plan: Plan) -> tuple[str, ...]:
     """What a plan asks that the record does not list, one phrase each."""
-    return tuple(_beyond(stack, plan))
+    return tuple(_not_run(stack, plan))
 
 
 def beyond_lines(stack: Stack, plan: Plan) -> tuple[str, ...]:
@@ -69,7 +69,7 @@ def _chosen(plan: Plan) -> tuple[tuple[str, bool, str], ...]:
     )
 
 
-def _beyond(stack: Stack, plan: Plan) -> Iterator[str]:
+def _not_run(stack: Stack, plan: Plan) -> Iterator[str]:
     if stack.name == own.NAME:
         yield from own.lacking(plan)
     runs, zero = stack.runs, plan.optimizer.zero

@@ -187,11 +187,11 @@ class Parser(argparse.ArgumentParser):
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(**{"formatter_class": argparse.RawDescriptionHelpFormatter, **settings}, allow_abbrev=False)
-        self._given: dict[argparse.Action, list[str]] = {}
+        self._values_given: dict[argparse.Action, list[str]] = {}
 
     def parse_known_args(self, args=None, namespace=None):  # type: ignore[no-untyped-def]
         """Parses as argparse does; what a command does not know is that command's mistake, not that of `gnomon`."""
-        self._given = {}
+        self._values_given = {}
         parsed, remaining = super().parse_known_args(args, namespace)
         if remaining:
             if (missing := not_there(remaining)) is not None:
@@ -208,7 +208,7 @@ class Parser(argparse.ArgumentParser):
         """Converts as argparse does, which calls this once for each time that an option is given, and refuses the
         second."""
         if action.option_strings and not isinstance(action, argparse._AppendAction):
-            before = self._given.setdefault(action, arg_strings)
+            before = self._values_given.setdefault(action, arg_strings)
             if before is not arg_strings:
                 values = f" ({' '.join(before)}, then {' '.join(arg_strings)})" if before else ""
                 raise argparse.ArgumentError(

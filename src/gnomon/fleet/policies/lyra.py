@@ -62,7 +62,7 @@ class _Round:
             [n for i, p in enumerate(pools) if p.serves for n in state.machines.nodes_of(i)] if loans else []
         )
         self.free = list(state.free)
-        self.held = {active.job.id: active.allocation for active in state.running}
+        self.allocations = {active.job.id: active.allocation for active in state.running}
         self.active = state.jobs()
         self.given_back: set[int] = set()
 
@@ -77,7 +77,7 @@ class _Round:
         out = [Decision(job, ()) for job in before if job in stopped]
         out += [
             Decision(job, allocation)
-            for job, allocation in self.held.items()
+            for job, allocation in self.allocations.items()
             if allocation != before.get(job, ()) and job not in stopped
         ]
         return out
@@ -89,7 +89,7 @@ class _Round:
         stopped: set[str] = set()
         capacity = self.state.machines.capacity
         own = {n for i, p in enumerate(self.state.machines.pools) if p.serves for n in self.state.machines.nodes_of(i)}
-        candidates = sorted({n for allocation in self.held.values() for n, _ in allocation if n in own})
+        candidates = sorted({n for allocation in self.allocations.values() for n, _ in allocation if n in own})
         for _ in range(self.state.owed):
             candidates = [n for n in candidates if n not in self.given_back]
             if not candidates:
@@ -110,29 +110,29 @@ class _Round:
             if not self.elastic or not all(self._can_leave(job, node) for job in on):
                 continue
             for job in on:
-                used = sum(count for n, count in self.held[job] if n == node)
-                self.held[job] = tuple((n, count) for n, count in self.held[job] if n != node)
+                used = sum(count for n, count in self.allocations[job] if n == node)
+                self.allocations[job] = tuple((n, count) for n, count in self.allocations[job] if n != node)
                 self.free[node] += used
             return node
         return None
 
     def _can_leave(self, job: str, node: int) -> bool:
-        rest = sum(count for n, count in self.held[job] if n != node)
+        rest = sum(count for n, count in self.allocations[job] if n != node)
         return rest >= self.active[job].job.fewest
 
     def _by_preemption(self, candidates: Sequence[int], stopped: set[str]) -> int:
         jobs = self._by_node()
-        spans = {job: [n for n, _ in allocation] for job, allocation in self.held.items()}
+        spans = {job: [n for n, _ in allocation] for job, allocation in self.allocations.items()}
         node = self.reclaim(self.state, candidates, jobs, spans)
         for job in jobs.get(node, ()):
-            give(self.free, self.held[job])
-            del self.held[job]
+            give(self.free, self.allocations[job])
+            del self.allocations[job]
             stopped.add(job)
         return node
 
     def _by_node(self) -> dict[int, list[str]]:
         out: dict[int, list[str]] = {}
-        for job, allocation in self.held.items():
+        for job, allocation in self.allocations.items():
             for node, _ in allocation:
                 out.setdefault(node, []).append(job)
         return out
@@ -159,7 +159,7 @@ class _Round:
                 allocation = self._place(active.job, count)
             if allocation is not None:
                 take(self.free, allocation)
-                self.held[active.job.id] = allocation
+                self.allocations[active.job.id] = allocation
                 spare -= count
             if spare <= 0:
                 break
@@ -170,16 +170,16 @@ class _Round:
 
     def _extra(self) -> int:
         """Workers beyond the minimum, of all running elastic jobs."""
-        return sum(max(devices_of(allocation) - self._least(job), 0) for job, allocation in self.held.items())
+        return sum(max(devices_of(allocation) - self._least(job), 0) for job, allocation in self.allocations.items())
 
     def _least(self, job: str) -> int:
         return self._wants(self.active[job].job)
 
     def _shrink_all(self) -> None:
         """Every elastic job keeps its minimum: of training nodes first if it has them."""
-        for job, allocation in self.held.items():
+        for job, allocation in self.allocations.items():
             if devices_of(allocation) > self._least(job):
-                self.held[job] = self._trim(allocation, self._least(job))
+                self.allocations[job] = self._trim(allocation, self._least(job))
 
     def _place(self, job: Job, count: int) -> Allocation | None:
         """Rigid jobs on training nodes if they can, elastic ones on borrowed nodes."""
@@ -202,9 +202,9 @@ class _Round:
 
     def _scale(self, stopped: set[str]) -> None:
         """Free devices to elastic jobs, by the seconds that each gains."""
-        jobs = [self.active[job] for job in self.held if self.active[job].job.elastic]
+        jobs = [self.active[job] for job in self.allocations if self.active[job].job.elastic]
         free = {id(nodes): sum(self.free[n] for n in nodes) for nodes in (self.training, self.borrowed)}
-        capacity = sum(free.values()) + sum(devices_of(self.held[a.job.id]) - a.job.fewest for a in jobs)
+        capacity = sum(free.values()) + sum(devices_of(self.allocations[a.job.id]) - a.job.fewest for a in jobs)
         if not jobs or capacity <= 0:
             return
         chosen = choose([self._gains(active) for active in jobs], capacity)
@@ -212,17 +212,17 @@ class _Round:
         grow = []
         for active in jobs:
             job = active.job.id
-            if targets[job] < devices_of(self.held[job]):
-                self.held[job] = self._trim(self.held[job], targets[job])
-            elif targets[job] > devices_of(self.held[job]):
+            if targets[job] < devices_of(self.allocations[job]):
+                self.allocations[job] = self._trim(self.allocations[job], targets[job])
+            elif targets[job] > devices_of(self.allocations[job]):
                 grow.append(job)
         for job in grow:
-            self._extend(job, targets[job] - devices_of(self.held[job]))
+            self._extend(job, targets[job] - devices_of(self.allocations[job]))
 
     def _gains(self, active: Active) -> list[tuple[int, float]]:
         """(extra workers, seconds gained) of each number of workers that a job can use."""
         job, now = active.job, self.state.now
-        remaining_s, node = active.left_s(now), self.held[active.job.id][0][0]
+        remaining_s, node = active.left_s(now), self.allocations[active.job.id][0][0]
         # As if all were on one node: the knapsack is about how many, not where.
         base = remaining_s / self._rate(job, node, job.fewest)
         return [
@@ -248,7 +248,7 @@ class _Round:
     def _extend(self, job: str, added: int) -> None:
         """Up to `more` devices: on its own nodes first, then on the emptiest ones of the same speed."""
         speed = self.state.machines.speed
-        devices_of_node = dict(self.held[job])
+        devices_of_node = dict(self.allocations[job])
         want = min(speed[node] for node in devices_of_node)
         needed = self.forecasts.memory_bytes(self.active[job].job, sum(devices_of_node.values()) + added)
         allowed = [
@@ -263,7 +263,7 @@ class _Round:
             added -= use
             if not added:
                 break
-        self.held[job] = tuple(devices_of_node.items())
+        self.allocations[job] = tuple(devices_of_node.items())
 
 
 def _policy(name: str, about: str, decide: Decide, loans: bool = True) -> Policy:

@@ -53,7 +53,9 @@ def _is_best(
         return True  # it has the only number that it can run on
     done = active.done_at(state.now)
     others = forecasts.packed(active.job, done, node, per_node, most)[fewest - 1 :]
-    return forecasts.phase(active.job, done, active.allocation)[0] >= _kept(state, active) * float(others.max())
+    return forecasts.phase(active.job, done, active.allocation)[0] >= _speedup_share(state, active) * float(
+        others.max()
+    )
 
 
 def _range(forecasts: Forecasts, active: Active, capacity: int) -> tuple[int, int]:
@@ -62,7 +64,7 @@ def _range(forecasts: Forecasts, active: Active, capacity: int) -> tuple[int, in
     return fewest, min(limit, max(2 * active.peak, fewest), capacity)
 
 
-def _kept(state: State, active: Active) -> float:
+def _speedup_share(state: State, active: Active) -> float:
     """Share of a speed-up that is left where the number of devices changes, for the restarts so far and the next."""
     age = state.now - active.job.submit_s
     if active.first_s < 0:
@@ -81,7 +83,7 @@ def _costs(
     rates = forecasts.packed(job, done, node, per_node, max(most, share))
     base = rates[share - 1]
     speedups = rates[:most] / base if base > 0 else np.arange(1.0, most + 1)
-    kept_cost, have = _kept(state, active), active.devices
+    kept_cost, have = _speedup_share(state, active), active.devices
     costs = np.full(most + 1, 1.0 / _LEAST)
     # Scaled as in the artifact, where a whole node is a speed-up of 1: it sets how much _LEAST matters.
     costs[fewest:] = 1.0 / (speedups[fewest - 1 :] * (kept_cost / per_node) + _LEAST)

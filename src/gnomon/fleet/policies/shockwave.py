@@ -39,8 +39,8 @@ Bid = tuple[int, float, float, float]
 def welfare(bids: Sequence[Bid], rounds: Sequence[int]) -> float:
     """What is maximised, of so many rounds for each job."""
     total = sum(_gain(bid, count) for bid, count in zip(bids, rounds, strict=True))
-    now = max(_left(bid, 0) for bid in bids)
-    longest = max(_left(bid, count) for bid, count in zip(bids, rounds, strict=True))
+    now = max(_rounds_left(bid, 0) for bid in bids)
+    longest = max(_rounds_left(bid, count) for bid, count in zip(bids, rounds, strict=True))
     return total / (len(bids) * ROUNDS) - MAKESPAN * longest / max(now, 1e-9)
 
 
@@ -49,7 +49,7 @@ def _gain(bid: Bid, count: int) -> float:
     return float(ratio**POWER) * math.log(max(min(done + count * each, 1.0), LEAST))
 
 
-def _left(bid: Bid, count: int) -> float:
+def _rounds_left(bid: Bid, count: int) -> float:
     """Rounds that are left after so many."""
     _, _, done, each = bid
     return max(1.0 - done - count * each, 0.0) / max(each, 1e-12)
@@ -57,7 +57,7 @@ def _left(bid: Bid, count: int) -> float:
 
 def plan(bids: Sequence[Bid], devices: int) -> list[int]:
     """Rounds of each job."""
-    reached = sorted({_left(bid, count) for bid in bids for count in range(ROUNDS + 1)})
+    reached = sorted({_rounds_left(bid, count) for bid in bids for count in range(ROUNDS + 1)})
     # The makespan term changes only at a time left that some job can reach.
     step = max(len(reached) / MOST_LIMITS, 1.0)
     limits = {reached[min(int(i * step), len(reached) - 1)] for i in range(MOST_LIMITS)} | {math.inf}
@@ -74,7 +74,7 @@ def _within(bids: Sequence[Bid], capacity: int, limit: float) -> list[int] | Non
     """Rounds with the most gain of which none leaves more than a limit; None where there are not enough devices."""
     least = []
     for bid in bids:
-        need = next((count for count in range(ROUNDS + 1) if _left(bid, count) <= limit), None)
+        need = next((count for count in range(ROUNDS + 1) if _rounds_left(bid, count) <= limit), None)
         if need is None:
             return None
         least.append(need)

@@ -246,7 +246,7 @@ SPELLED = TrainerTerms(
     fsdp_host=lambda change: (("fsdp_config.offload_params", True),),
     away=(("activation_offloading", True),),
     fsdp=(("fsdp", "[full_shard, auto_wrap]"),),
-    more={
+    further={
         "cp": lambda change: [
             ("context_parallel_size", change.after.mesh.cp),
             ("gradient_accumulation_steps", change.microbatches),
@@ -318,7 +318,7 @@ def _learnt(values: Mapping[str, object]) -> Learnt:
         f"{key} = {str(value)[:60]}: what the assistant says is learnt, with the end of its turn"
         for key, value in label_settings.items()
     )
-    return Learnt(learn="answers", unlike=(after, *others))
+    return Learnt(learn="answers", differences=(after, *others))
 
 
 LABELS: Mapping[str, tuple[object, ...]] = {

@@ -78,16 +78,16 @@ MASTER = Precision(param="bf16", compute="bf16", grad="bf16", reduce="bf16", mas
 """A plugin's mixed precision: parameters in the half dtype, copies and states of HybridAdam in fp32."""
 
 
-def _wanted(launch: Launch) -> bool:
+def _accepts(launch: Launch) -> bool:
     return "colossalai" in launch.launcher and "run" in launch.launcher
 
 
 def _looks(sample: Sample) -> bool:
-    return "colossalai" in sample.text and any(map(_wanted, commands_of(sample)))
+    return "colossalai" in sample.text and any(map(_accepts, commands_of(sample)))
 
 
 def _read(path: Path, context: ReadContext) -> Job:
-    command = launched(path, context, _wanted, "colossalai run")
+    command = launched(path, context, _accepts, "colossalai run")
     f, assumed = _fields(command, context), list[str]()
     plugin = str(f.raw("plugin") or "gemini")
     if plugin not in PLUGINS:

@@ -169,7 +169,7 @@ class _Reading:
     """The state of reading: events become columns."""
 
     def __init__(self, path: str, header: Mapping[str, Any], events: list[dict[str, Any]]) -> None:
-        self.path, self.told, self.events = path, header, events
+        self.path, self.header, self.events = path, header, events
         self.dropped = 0
 
     def trace(self) -> Trace:
@@ -232,7 +232,7 @@ class _Reading:
         moved = {int(old): new for new, old in enumerate(order.tolist()) if details[old] is not None}
         # Starts and ends go onto the grid of time, so that unions and differences of intervals are exact.
         start_s = quantise((starts[order] - first) * _US)
-        distributed = self.told.get("distributedInfo")
+        distributed = self.header.get("distributedInfo")
         distributed = distributed if isinstance(distributed, dict) else {}
         rank = _whole(distributed.get("rank"))
         return Trace(
@@ -263,7 +263,7 @@ class _Reading:
         return category
 
     def _device(self) -> str:
-        properties = self.told.get("deviceProperties")
+        properties = self.header.get("deviceProperties")
         if isinstance(properties, list) and properties and isinstance(properties[0], dict):
             return str(properties[0].get("name", ""))
         return ""

@@ -85,7 +85,7 @@ PROGRAMS = frozenset("llamafactory-cli lmf train_bash llamafactory".split())
 OWN_FLAGS = ("finetuning_type", "cutoff_len", "stage", "dataset_dir")
 
 
-def _wanted(launch: Launch) -> bool:
+def _accepts(launch: Launch) -> bool:
     name = program_name(launch.program)
     own = name in PROGRAMS or "llamafactory" in launch.program or "LLaMA-Factory" in launch.program
     return own or name in ("train", "launcher") and given_flags(launch, OWN_FLAGS)
@@ -93,7 +93,7 @@ def _wanted(launch: Launch) -> bool:
 
 def _looks(sample: Sample) -> bool:
     if not sample.values:
-        return any(_wanted(command) for command in commands_of(sample))
+        return any(_accepts(command) for command in commands_of(sample))
     return "model_name_or_path" in sample.values and (
         sample.has("finetuning_type") or sample.has("template", "stage") or sample.has("cutoff_len", "stage")
     )
@@ -168,7 +168,7 @@ def _precision(f: Fields, whole: bool) -> Precision:
 
 def _read(path: Path, context: ReadContext) -> Job:
     # OmegaConf reads it, which refuses a key that is given twice
-    return read_fields(trainer_source(path, context, _wanted, "--model_name_or_path", by_pyyaml=False), context)
+    return read_fields(trainer_source(path, context, _accepts, "--model_name_or_path", by_pyyaml=False), context)
 
 
 def read_fields(source: Source, context: ReadContext) -> Job:
@@ -235,7 +235,7 @@ SPELLED = TrainerTerms(
     recompute=("disable_gradient_checkpointing", False),
     chunked_loss=(("enable_liger_kernel", True),),
     low_rank=_low_rank_terms,
-    more={"some_layers": lambda change: [("finetuning_type", "freeze"), ("freeze_trainable_layers", LAST)]},
+    further={"some_layers": lambda change: [("finetuning_type", "freeze"), ("freeze_trainable_layers", LAST)]},
     deepspeed={
         (0, False, False): "examples/deepspeed/ds_z0_config.json",
         (2, False, False): "examples/deepspeed/ds_z2_config.json",
@@ -301,7 +301,7 @@ def _learnt(values: Mapping[str, object]) -> Learnt:
     there = bool(re.fullmatch(r"\w+", name)) and file.is_file()
     if name and not there:
         lines.append(f"template = {name}: conversations are written by the tokenizer's chat template (--chat-template)")
-    return Learnt(learn=learn, template=file if there else None, unlike=tuple(lines))
+    return Learnt(learn=learn, template=file if there else None, differences=tuple(lines))
 
 
 FORMAT = Format(

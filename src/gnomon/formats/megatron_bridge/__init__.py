@@ -62,7 +62,7 @@ def _looks(sample: Sample) -> bool:
     )
 
 
-def _wanted(launch: Launch) -> bool:
+def _accepts(launch: Launch) -> bool:
     return {"--recipe", "--model"} & set(launch.options) != set() or any(
         re.match(WORDS, word) for word in launch.options
     )
@@ -123,7 +123,7 @@ def _python(path: Path, context: ReadContext) -> Job:
 
 
 def _script(path: Path, context: ReadContext) -> Job:
-    script = launched(path, context, _wanted, "--recipe")
+    script = launched(path, context, _accepts, "--recipe")
     options = script.launch.options
     words = [f"--{SHORT[word]}_parallel_size" if word in SHORT else BATCHES.get(word, word) for word in options]
     flags = dashed([word for word in words if "=" not in word or word.startswith("--")])

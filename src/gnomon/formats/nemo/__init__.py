@@ -113,7 +113,7 @@ GPT_DEFAULTS: Mapping[str, object] = {
 """conf/megatron_gpt_config.yaml, of megatron_gpt_pretraining.py."""
 
 
-def _wanted(launch: Launch) -> bool:
+def _accepts(launch: Launch) -> bool:
     name = program_name(launch.program)
     named = name.startswith("megatron_") and any(part in name for part in ("pretrain", "finetun", "sft", "peft"))
     return named and any(re.match(r"\+{0,2}(model|trainer)\.\w", word) for word in launch.options)
@@ -126,7 +126,7 @@ def _tree(path: Path, context: ReadContext) -> tuple[dict[str, object], str, tup
         text, file = read_source(path)
         tree = resolved(read_yaml(text.replace("${training.", "${"), file), context.env)
         return {**flatten(tree), **context.values()}, file, ()
-    command = launched(path, context, _wanted, "model.micro_batch_size=… and other overrides of NeMo")
+    command = launched(path, context, _accepts, "model.micro_batch_size=… and other overrides of NeMo")
     words = command.launch.options
     values, folder = overrides(words), path.resolve().parent
     options = dict(pairwise(word for part in words for word in part.split("=", 1)))
@@ -157,7 +157,7 @@ TERMS = renamed(_spelled, "hydra")
 
 def _looks(sample: Sample) -> bool:
     if not sample.values:
-        return any(_wanted(command) for command in commands_of(sample))
+        return any(_accepts(command) for command in commands_of(sample))
     sized = sample.has("model.micro_batch_size") or sample.has("model.num_layers")
     return sized and (sample.has("trainer.devices") or sample.has("trainer.num_nodes"))
 

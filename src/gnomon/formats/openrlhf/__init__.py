@@ -82,7 +82,7 @@ UPDATE = "reinforcement learning: generation, rewards, critic and reference mode
 PAIRS = "two answers a sample (and for DPO a reference model run forward) are not priced: one sequence a sample"
 
 
-def _wanted(launch: Launch) -> bool:
+def _accepts(launch: Launch) -> bool:
     program = launch.program
     return program.startswith("openrlhf.cli.train") or "/train_" in program and program.endswith(".py")
 
@@ -93,7 +93,7 @@ def _looks(sample: Sample) -> bool:
 
 def _fields(path: Path, context: ReadContext) -> tuple[Fields, str, int | None]:
     """(fields by the newer names, program, devices that the launcher says)."""
-    script = launched(path, context, _wanted, "a program of openrlhf.cli")
+    script = launched(path, context, _accepts, "a program of openrlhf.cli")
     values = {OLDER.get(name, name): value for name, value in dashed(script.launch.options).items()}
     options = {OLDER.get(name.lstrip("-"), name.lstrip("-")): text for name, text in script.options.items()}
     return script.fields(values, replace(context, settings=options)), script.launch.program, script.devices

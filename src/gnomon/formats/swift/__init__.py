@@ -119,21 +119,21 @@ def _task(launch: Launch) -> tuple[str, str]:
     return "", ""
 
 
-def _wanted(launch: Launch) -> bool:
+def _accepts(launch: Launch) -> bool:
     return _task(launch)[0] != ""
 
 
 def _looks(sample: Sample) -> bool:
-    return any(_wanted(command) for command in commands_of(sample))
+    return any(_accepts(command) for command in commands_of(sample))
 
 
 def _read(path: Path, context: ReadContext) -> Job:
     found: list[Launch] = []
 
     def accepts(launch: Launch) -> bool:
-        if _wanted(launch):
+        if _accepts(launch):
             found.append(launch)
-        return _wanted(launch)
+        return _accepts(launch)
 
     source = trainer_source(path, context, accepts, "swift sft, swift rlhf or megatron sft")
     program, word = _task(found[-1])
@@ -196,7 +196,7 @@ def _finetune_draft(request: ExportRequest) -> Draft:
     text = f"NNODES={request.num_nodes} NPROC_PER_NODE={request.processes_per_node} swift sft{words}\n"
 
     def read(context: ReadContext) -> Job:
-        launch = next(one for one in launches(text, {}).launches if _wanted(one))
+        launch = next(one for one in launches(text, {}).launches if _accepts(one))
         fields = {name: plain(value) for name, value in dashed(launch.options[1:]).items()}
         source = Source(fields=Fields(fields, "<export>", context), folder=Path(), program="swift", num_devices=None)
         return _by_trainer(source, context, "sft")

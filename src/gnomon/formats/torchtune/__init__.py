@@ -220,7 +220,7 @@ TERMS = Terms(
         "cp": lambda change: [("context_parallel_dim", change.after.mesh.cp), *_steps(change)],
     },
     # bitsandbytes' own class: nobody has it keep states of embeddings in 32 bits, as transformers' Trainer does.
-    made=lambda change: replace(change.after, precision=replace(change.after.precision, wide_tables=False)),
+    plan_of=lambda change: replace(change.after, precision=replace(change.after.precision, wide_tables=False)),
 )
 """Its words for changes."""
 

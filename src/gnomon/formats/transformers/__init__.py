@@ -51,7 +51,7 @@ OTHERS = ("openrlhf", "verl", "swift", "megatron", "axolotl")
 """Programs with flags of this kind that have readers of their own."""
 
 
-def _wanted(launch: Launch) -> bool:
+def _accepts(launch: Launch) -> bool:
     if any(name in launch.program.lower() for name in OTHERS) or given_flags(launch, ("tensor_model_parallel_size",)):
         return False
     if diffusion_script(launch):
@@ -64,7 +64,7 @@ def _looks(sample: Sample) -> bool:
     """A command with its flags, or the mapping that HfArgumentParser takes in their place, of no program with a reader
     of its own."""
     file = sample.has("model_name_or_path", "per_device_train_batch_size")
-    if not file and not any(_wanted(command) for command in commands_of(sample)):
+    if not file and not any(_accepts(command) for command in commands_of(sample)):
         return False
     return not (LLAMA_FACTORY.looks(sample) or TRL.looks(sample))
 
@@ -99,7 +99,7 @@ def _model(f: Fields, context: ReadContext, folder: Path, assumed: list[str]) ->
 
 
 def _read(path: Path, context: ReadContext) -> Job:
-    return read_fields(trainer_source(path, context, _wanted, "--per_device_train_batch_size"), context)
+    return read_fields(trainer_source(path, context, _accepts, "--per_device_train_batch_size"), context)
 
 
 def read_fields(source: Source, context: ReadContext) -> Job:

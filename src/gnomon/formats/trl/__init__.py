@@ -77,7 +77,7 @@ LEARNING = ("grpo", "rloo", "online_dpo", "ppo", "xpo", "nash_md", "gkd")
 PREFERENCE = ("dpo", "kto", "orpo", "cpo", "bco")
 
 
-def _wanted(launch: Launch) -> bool:
+def _accepts(launch: Launch) -> bool:
     return bool(_task(launch)) and any(word.startswith("--") for word in launch.options)
 
 
@@ -96,7 +96,7 @@ def _looks(sample: Sample) -> bool:
     others = any(sample.has(key) for key in ("finetuning_type", "stage", "lora_rank", "train_file"))
     if sample.values:
         return sample.has("model_name_or_path") and trainer and not others
-    return any(_wanted(command) for command in commands_of(sample))
+    return any(_accepts(command) for command in commands_of(sample))
 
 
 def _model(f: Fields, context: ReadContext, folder: Path, assumed: list[str]) -> Network | str:
@@ -129,7 +129,7 @@ def _length(f: Fields, context: ReadContext, assumed: list[str]) -> int:
 
 
 def _read(path: Path, context: ReadContext) -> Job:
-    source = trainer_source(path, context, _wanted, "--model_name_or_path")
+    source = trainer_source(path, context, _accepts, "--model_name_or_path")
     return read_fields(source, program_name(source.program) if source.program else path.stem.lower(), context)
 
 

@@ -78,7 +78,7 @@ ACTOR = SettingsAt(f"{_AT}.actor", f"{_AT}.model", f"{_AT}.actor.fsdp_config", f
 SUPERVISED = SettingsAt("engine", "model", "engine", "engine")
 
 
-def _wanted(launch: Launch) -> bool:
+def _accepts(launch: Launch) -> bool:
     keys = ("actor_rollout_ref.", "model.path=", "model.partial_pretrain=")
     return any(word.lstrip("+").startswith(keys) for word in launch.options)
 
@@ -199,7 +199,7 @@ def _fields(path: Path, context: ReadContext) -> tuple[Fields, int | None]:
     if path.suffix.lower() in (".yaml", ".yml"):
         text, file = read_source(path)
         return Fields(flatten(read_yaml(text, file)), file, context), None
-    script = launched(path, context, _wanted, "actor_rollout_ref.model.path or model.path")
+    script = launched(path, context, _accepts, "actor_rollout_ref.model.path or model.path")
     values = overrides(script.launch.options)
     if "megatron" in str(dashed(script.launch.options).get("config_name")):
         values.setdefault("model_engine", "megatron")

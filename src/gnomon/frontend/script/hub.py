@@ -142,8 +142,8 @@ def _built(cls: Any, name: Any, config: Any, kwargs: Mapping[str, Any]) -> Any:
     transformers = sys.modules["transformers"]
     dtype = _dtype(kwargs, config, int(transformers.__version__.partition(".")[0]) >= 5)
     quantization = kwargs.get("quantization_config") or getattr(config, "quantization_config", None)
-    four = kwargs.get("load_in_4bit") or _said(quantization, "load_in_4bit")
-    eight = kwargs.get("load_in_8bit") or _said(quantization, "load_in_8bit")
+    four = kwargs.get("load_in_4bit") or _asks_for(quantization, "load_in_4bit")
+    eight = kwargs.get("load_in_8bit") or _asks_for(quantization, "load_in_8bit")
     if quantization is not None and not (four or eight):
         SEEN.note(
             f"{where()}: weights are stored by {type(quantization).__name__}; read in the compute dtype: too large"
@@ -170,7 +170,7 @@ def _built(cls: Any, name: Any, config: Any, kwargs: Mapping[str, Any]) -> Any:
     return model
 
 
-def _said(config: Any, name: str) -> bool:
+def _asks_for(config: Any, name: str) -> bool:
     return bool(config.get(name) if isinstance(config, Mapping) else getattr(config, name, False))
 
 

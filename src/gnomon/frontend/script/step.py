@@ -140,7 +140,7 @@ def _backward(self: Any, *args: Any, **kwargs: Any) -> None:
                     p.grad = torch.empty_like(p)
 
 
-def _made(begin: Callable[..., None]) -> Callable[..., None]:
+def _recording_init(begin: Callable[..., None]) -> Callable[..., None]:
     """`Optimizer.__init__` of optimizers whose first step stops the script."""
 
     def init(self: Any, *args: Any, **kwargs: Any) -> None:
@@ -168,7 +168,7 @@ def watched() -> Iterator[None]:
             (nn.Module, "__call__", _called(nn.Module.__call__)),
             (Tensor, "backward", _backward),
             (torch.autograd, "backward", lambda tensors, *a, **k: _backward(leaves(tensors)[0])),
-            (torch.optim.Optimizer, "__init__", _made(torch.optim.Optimizer.__init__)),
+            (torch.optim.Optimizer, "__init__", _recording_init(torch.optim.Optimizer.__init__)),
         ):
             stack.enter_context(mock.patch.object(place, name, value))
         stack.enter_context(Taking())

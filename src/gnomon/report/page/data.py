@@ -113,11 +113,13 @@ def _sentence(timelines: Sequence[Timeline], prediction: Prediction | None) -> s
         core_share = share_without_a_core(timelines[1].assumptions)
         if core_share:
             text = f"Other processes had the cores for {percent(core_share, 0)} % of the measured step. {text}"
-        text += f" It was measured at {show_seconds(_step_s(timelines[1]))}, {_more(before, _step_s(timelines[1]))}."
+        text += (
+            f" It was measured at {show_seconds(_step_s(timelines[1]))}, {_change_text(before, _step_s(timelines[1]))}."
+        )
     return text
 
 
-def _more(before: float, after: float) -> str:
+def _change_text(before: float, after: float) -> str:
     if not before or after == before:
         return "as predicted"
     return f"{percent(abs(after / before - 1))} % {'longer' if after > before else 'shorter'} than predicted"

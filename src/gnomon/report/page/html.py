@@ -166,7 +166,7 @@ def _memory(data: Mapping[str, Any]) -> str:
         rows,
         caption="Peak memory, in order of time",
     )
-    note = _more(len(peaks) - _BAR_WORKERS, "rows")
+    note = _more_hint(len(peaks) - _BAR_WORKERS, "rows")
     drawing = ""
     if of:
         drawing = """<div class="tools"><label>worker <select id="memory-worker"></select></label></div>
@@ -192,7 +192,7 @@ def _breakdown(data: Mapping[str, Any]) -> str:
     for worker in data["workers"][:_BAR_WORKERS]:
         for of in worker["of"]:
             out += _bar(f"{worker['worker']}, {of['timeline']}", of["parts"], of["step_s"], longest)
-    out += _more(len(data["workers"]) - _BAR_WORKERS, "workers")
+    out += _more_hint(len(data["workers"]) - _BAR_WORKERS, "workers")
     if data["workers"]:
         fullest = min(data["workers"], key=lambda w: _idle(w["of"][0]["parts"]))
         out += _both_bars(fullest)
@@ -260,7 +260,9 @@ def _difference(data: Mapping[str, Any]) -> str:
     if difference["changes"]:
         rows = [(c["worker"], c["what"], *_cells([c["before_s"], c["after_s"]])) for c in difference["changes"]]
         head = ("worker", "what", *(f"{name} s" for name in names), "difference s")
-        out += _table(head, rows, caption="Time, largest difference first") + _more(difference["left"], "differences")
+        out += _table(head, rows, caption="Time, largest difference first") + _more_hint(
+            difference["left"], "differences"
+        )
     if difference["memory"]:
         sized = [
             (m["worker"], m["buffer"], show_bytes(m["before_bytes"]), show_bytes(m["after_bytes"]))
@@ -289,7 +291,7 @@ def _where(data: Mapping[str, Any]) -> str:
         parts += _table(head, data["communication"], caption="Communication by axis, exposed on the busiest rank")
     if len(data["layout"]) + data["nodes_left"] > 1 or data["communication"]:
         head = ("node", "devices", "ranks", "places on the axes")
-        parts += _table(head, data["layout"], caption="Ranks by node") + _more(data["nodes_left"], "nodes")
+        parts += _table(head, data["layout"], caption="Ranks by node") + _more_hint(data["nodes_left"], "nodes")
     if not parts:
         return ""
     return f'<section aria-labelledby="h-where"><h2 id="h-where">Where it runs</h2>{parts}</section>'
@@ -345,5 +347,5 @@ def _is_number(text: str) -> bool:
     return not text or text.lstrip("+−-")[:1].isdigit()
 
 
-def _more(count: int, what: str) -> str:
+def _more_hint(count: int, what: str) -> str:
     return f'<p class="hint">and {count:,} more {what}</p>' if count > 0 else ""

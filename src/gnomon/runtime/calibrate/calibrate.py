@@ -79,14 +79,14 @@ class Times:
     """Sizes that the grid has."""
     busy: list[list[float]]
     """Seconds of the repeats, a list for each point."""
-    alone: list[list[float]]
+    alone_s: list[list[float]]
     """The same with other processes idle; empty lists where nobody measured."""
 
     @staticmethod
     def of(key: tuple[str, str, str], axes: tuple[Axis, ...]) -> Times:
         """A table of one case without repeats yet: a list for each point of its axes."""
         count = math.prod(len(axis.sizes) for axis in axes)
-        return Times(key=key, axes=axes, busy=[[] for _ in range(count)], alone=[[] for _ in range(count)])
+        return Times(key=key, axes=axes, busy=[[] for _ in range(count)], alone_s=[[] for _ in range(count)])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,7 +120,7 @@ def assembled(ranks: Sequence[Repeats], *, processes: int, date: str) -> Measure
                 direction=same[0].key[2],
                 axes=same[0].axes,
                 seconds=tuple(_digits(np.median(point)) for point in busy),
-                alone_s=tuple(_digits(np.median(point)) for point in same[0].alone if point),
+                alone_s=tuple(_digits(np.median(point)) for point in same[0].alone_s if point),
                 spread=tuple(_digits(relative_iqr(point)) for point in busy),
             )
         )
@@ -142,7 +142,7 @@ def pooled(visits: Sequence[Repeats]) -> Repeats:
         for times, rank_times in zip(pool, visit.times, strict=True):
             for at in range(len(times.busy)):
                 times.busy[at] += rank_times.busy[at]
-                times.alone[at] += rank_times.alone[at]
+                times.alone_s[at] += rank_times.alone_s[at]
     return Repeats(times=pool, lost_in_overlap=[share for visit in visits for share in visit.lost_in_overlap])
 
 
@@ -197,7 +197,7 @@ def _disk_times(disk: Disk) -> list[Times]:
     """Two tables, without repeats on processes that did not measure."""
     columns = {"disk_read": disk.read, "disk_write": disk.write}
     return [
-        Times(key=(what, "", ""), axes=(disk.axis,), busy=busy, alone=[[] for _ in busy])
+        Times(key=(what, "", ""), axes=(disk.axis,), busy=busy, alone_s=[[] for _ in busy])
         for what, busy in columns.items()
     ]
 
@@ -221,7 +221,7 @@ def _visit(times: Times, number: int, ready: Timed, share: float, budget: Budget
     if budget.alone:
         dist.barrier()
         if dist.get_rank() == 0:
-            times.alone[number] += repeated(ready, share, budget.repeats, own=True)
+            times.alone_s[number] += repeated(ready, share, budget.repeats, own=True)
 
 
 def repeated(ready: Timed, share: float, least: int, *, own: bool = False) -> list[float]:

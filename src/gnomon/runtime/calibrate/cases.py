@@ -103,15 +103,15 @@ class _Results:
     latest are kept too, of all operations together. Into memory just freed, sums took half as long (2026-11-21)."""
 
     def __init__(self) -> None:
-        self.held: deque[Tensor] = deque()
+        self.results: deque[Tensor] = deque()
         self.nbytes = 0
 
     def keep(self, tensor: Tensor) -> None:
         """Keeps it, with what its backward needs, and lets the oldest go."""
-        self.held.append(tensor)
+        self.results.append(tensor)
         self.nbytes += tensor.nbytes
-        while self.nbytes > KEPT_BYTES and len(self.held) > 1:
-            self.nbytes -= self.held.popleft().nbytes
+        while self.nbytes > KEPT_BYTES and len(self.results) > 1:
+            self.nbytes -= self.results.popleft().nbytes
 
 
 _results = _Results()

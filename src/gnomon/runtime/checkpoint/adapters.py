@@ -107,7 +107,7 @@ def export(executor: Executor, target: Path, base: Runnable, source: Path) -> Pa
     if not first:
         writer = start_folder(target, where, dtype, single=FILE, join=True)
     for number in sorted(executor.stages):
-        parameters = executor.stages[number].held[0]
+        parameters = executor.stages[number].own_parameters[0]
         if executor.groups.here.data == 0:
             for slot in parameters.slots:
                 writer.write_part(where, slot, parameters.value(slot.name))

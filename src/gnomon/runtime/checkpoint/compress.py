@@ -672,7 +672,7 @@ def _without_idle(folder_new: Path, graph: Graph, where: Layout, chosen: Mapping
     ]
     shared = {name for number, own in enumerate(layers) for other in layers[:number] for name in own & other}
     matrices = {name: tensor for name, tensor in names.items() if tensor in chosen and name not in shared}
-    reader = _Kept(folder, {name: (tensor, chosen[tensor]) for name, tensor in matrices.items()})
+    reader = _NonzeroMasks(folder, {name: (tensor, chosen[tensor]) for name, tensor in matrices.items()})
     for name, mask in columns_read(graph, reader, _vectors(folder, graph, names)).items():
         tensor = matrices[name]
         idle = reader[name] & ~mask
@@ -688,7 +688,7 @@ def _without_idle(folder_new: Path, graph: Graph, where: Layout, chosen: Mapping
 
 
 @dataclass(frozen=True, slots=True)
-class _Kept(Mapping[str, NDArray[np.bool_]]):
+class _NonzeroMasks(Mapping[str, NDArray[np.bool_]]):
     """Where matrices are not zero, read from their files one at a time."""
 
     folder: Folder

@@ -114,7 +114,7 @@ def _write(folder: PackedFolder, folder_new: Path, form: str) -> set[Storage]:
                 storage, tensors = _layer(folder, weight, form, symmetric)
             except InputError as error:
                 raise InputError(f"{folder.path}: {weight}: {error}") from error
-            stored_forms.add(_said(storage, folder) if isinstance(storage, Integers) else storage)
+            stored_forms.add(_with_group(storage, folder) if isinstance(storage, Integers) else storage)
             dropped |= set(parts.values())
             new |= {f"{weight.removesuffix('weight')}{end}": one for end, one in tensors.items()}
         exchanged(folder.files, file, folder_new, new, frozenset(dropped))
@@ -147,7 +147,7 @@ def _layer(
         zeros = np.full(arrays["scales"].shape, storage.zero, np.uint8)
         storage, arrays = replace(storage, zeros=True), {**arrays, "zeros": zeros}
     tensors = FORMS[form][0](storage, arrays, shape)
-    method = quantised.method_of({"quantization_config": FORMS[form][1](_said(storage, folder), ())})
+    method = quantised.method_of({"quantization_config": FORMS[form][1](_with_group(storage, folder), ())})
     assert method is not None
     again, read, size = quantised.stored(method, tensors)
     if size != shape or not np.array_equal(again.widen(read, size), wide):
@@ -155,7 +155,7 @@ def _layer(
     return storage, {end: (DTYPES[x.dtype.name], x) for end, x in tensors.items()}
 
 
-def _said(storage: Integers, folder: PackedFolder) -> Integers:
+def _with_group(storage: Integers, folder: PackedFolder) -> Integers:
     """A layer's storage with the group that its folder says of all: a layer of fewer columns has one group."""
     return replace(storage, group=folder.method.group or storage.group)
 

@@ -49,7 +49,7 @@ class HeldSteps:
 
     own: tuple[int, ...]
     """Of its own state."""
-    kept: tuple[int, ...]
+    of_neighbour: tuple[int, ...]
     """Of the rank before it."""
 
 
@@ -65,12 +65,12 @@ def source(rank: int, step: int, held_steps: Sequence[HeldSteps], alike: Sequenc
     if (found := next((one for one in same if step in held_steps[one].own), None)) is not None:
         return found
     next_one = keeper(rank, len(held_steps))
-    return next_one if len(same) == 1 and step in held_steps[next_one].kept else None
+    return next_one if len(same) == 1 and step in held_steps[next_one].of_neighbour else None
 
 
 def latest(held_steps: Sequence[HeldSteps], alike: Sequence[int]) -> int | None:
     """The last step after which the state of every rank is somewhere; None where there is none."""
-    steps = {step for one in held_steps for step in (*one.own, *one.kept)} - {NONE}
+    steps = {step for one in held_steps for step in (*one.own, *one.of_neighbour)} - {NONE}
     ranks = range(len(held_steps))
     return max((s for s in steps if all(source(r, s, held_steps, alike) is not None for r in ranks)), default=None)
 
@@ -79,20 +79,20 @@ class MemoryCheckpoint:
     """What one rank holds. It outlives process groups and executors: `attach` gives it those of now."""
 
     def __init__(self) -> None:
-        self.own, self.kept, self._coming = Copy(), Copy(), Copy()
+        self.own, self.neighbour, self._coming = Copy(), Copy(), Copy()
         self._live = NONE
         """Step whose state the executor has and that was taken, but that not all ranks are known to have."""
         self._executor: Executor | None = None
         self.alike: tuple[int, ...] = ()
         """By rank a number that those which hold the same parts have in common; nothing before the first `attach`."""
-        self.sent = self.taken = 0
+        self.sent = self.num_copies = 0
         """Bytes, and copies."""
         self.took_s = 0.0
 
     @property
     def nbytes(self) -> int:
         """Bytes of all copies that are held here."""
-        return sum(copy.data.numel() for copy in (self.own, self.kept, self._coming))
+        return sum(copy.data.numel() for copy in (self.own, self.neighbour, self._coming))
 
     def attach(self, executor: Executor, *, draws: bool = False) -> None:
         """Copies are of this executor's state from now on. All ranks must call it. draws: whether steps draw random
@@ -127,7 +127,7 @@ class MemoryCheckpoint:
             _exchanged(parts, [], to, by)
         self._live = step
         self.sent += int(mine.sum())
-        self.taken += 1
+        self.num_copies += 1
         self.took_s += perf_counter() - began
 
     def commit(self) -> None:
@@ -137,13 +137,13 @@ class MemoryCheckpoint:
             return
         began = perf_counter()
         self._copy_own(self._live)
-        self.kept, self._coming = self._coming, self.kept
+        self.neighbour, self._coming = self._coming, self.neighbour
         self._live = self._coming.step = NONE
         self.took_s += perf_counter() - began
 
     def steps_held(self) -> HeldSteps:
         """Steps that are here."""
-        return HeldSteps(own=(self.own.step, self._live), kept=(self.kept.step, self._coming.step))
+        return HeldSteps(own=(self.own.step, self._live), of_neighbour=(self.neighbour.step, self._coming.step))
 
     def share(self, step: int, held_steps: Sequence[HeldSteps], alike: Sequence[int]) -> int:
         """Gives ranks without their own copy of `step` the one that another has (`source`), and returns the bytes that
@@ -153,12 +153,12 @@ class MemoryCheckpoint:
         if step == self._live and step != self.own.step:
             self._copy_own(step)
         if step == self._coming.step:
-            self.kept, self._coming = self._coming, self.kept
+            self.neighbour, self._coming = self._coming, self.neighbour
         for lost in (lost for lost in range(ranks) if step not in held_steps[lost].own):
             has = source(lost, step, held_steps, self.alike)
             assert has is not None, "a step was chosen that is not everywhere"
             if rank == has:
-                data = self.own.data if self.alike[has] == self.alike[lost] else self.kept.data
+                data = self.own.data if self.alike[has] == self.alike[lost] else self.neighbour.data
                 dist.send(torch.tensor([data.numel()]), lost)
                 dist.send(data, lost)
                 moved += data.numel()

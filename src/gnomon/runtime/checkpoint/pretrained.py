@@ -168,7 +168,7 @@ def export(executor: Executor, target: Path, *, model: Path) -> Path:
     if not first:
         writer = start_folder(target, where, dtype, like, join=True)
     for number in sorted(executor.stages):
-        for parameters in executor.stages[number].held:
+        for parameters in executor.stages[number].own_parameters:
             was_apart = gathered(executor, parameters)
             if is_first(executor, parameters):
                 for slot in parameters.slots:

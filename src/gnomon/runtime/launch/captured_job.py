@@ -94,7 +94,9 @@ def weights_of(job: Executor) -> dict[str, Tensor]:
     others in the next step."""
     if job.plan.optimizer.zero:
         raise PlanError("weights are given back of plans whose ranks update all of what they hold: ZeRO 0")
-    named_values = [(slot, parameters.value(slot.name)) for parameters in _held(job) for slot in parameters.slots]
+    named_values = [
+        (slot, parameters.value(slot.name)) for parameters in _parameters_of(job) for slot in parameters.slots
+    ]
     in_parts = {slot.name for slot, _ in named_values if slot.shape != slot.whole or slot.experts is not None}
     weights = {slot.name: value.clone() for slot, value in named_values if slot.name not in in_parts}
     parts = {
@@ -115,5 +117,5 @@ def weights_of(job: Executor) -> dict[str, Tensor]:
     return weights
 
 
-def _held(job: Executor) -> list[Parameters]:
-    return [parameters for stage in job.stages.values() for parameters in stage.held]
+def _parameters_of(job: Executor) -> list[Parameters]:
+    return [parameters for stage in job.stages.values() for parameters in stage.own_parameters]

@@ -24,7 +24,7 @@ class Changes:
         """Takes the folder through which changes are requested (None where there is no folder for checkpoints) and the
         number of logical workers."""
         self.folder, self.workers = folder, workers
-        self.made: list[Change] = []
+        self.changes: list[Change] = []
         self.why = "started"
         """Of the next one."""
 
@@ -36,13 +36,13 @@ class Changes:
 
     def add(self, epoch: Epoch) -> None:
         """An epoch is announced."""
-        self.made.append(Change(epoch=epoch.number, at=time(), why=self.why, placement=epoch.placement))
+        self.changes.append(Change(epoch=epoch.number, at=time(), why=self.why, placement=epoch.placement))
         self.why = "another process joined"
 
     def follow(self, store: Store, epochs: Sequence[Epoch]) -> bool:
         """Fills in when the processes of the last change noticed it, and when they went on; whether anything is new.
         epochs: all so far."""
-        if not self.made or self.made[-1].going_at is not None:
+        if not self.changes or self.changes[-1].going_at is not None:
             return False
         going = noted(store, "going", epochs[-1])
         if len(going) < len(epochs[-1].members):
@@ -50,13 +50,13 @@ class Changes:
         # A loss is noticed in the epoch that it ended, and work goes on in the next.
         noticed = noted(store, "noticed", epochs[-2]) if len(epochs) > 1 else {}
         last = max(noticed.values(), default=None)
-        self.made[-1] = replace(self.made[-1], noticed_at=last, going_at=max(going.values()))
+        self.changes[-1] = replace(self.changes[-1], noticed_at=last, going_at=max(going.values()))
         return True
 
     def write(self, target: int) -> None:
         """What the job stands on. asked: processes that are wanted."""
         if self.folder is not None:
-            changes = tuple(self.made)
+            changes = tuple(self.changes)
             self.folder.write(JobState(pid=os.getpid(), workers=self.workers, asked=target, changes=changes))
 
     def close(self) -> None:

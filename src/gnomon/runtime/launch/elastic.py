@@ -99,7 +99,7 @@ class _LogicalMember(Member):
     def _catch_up(self, epoch: Epoch) -> bool:
         """Gives every process the newest state that any has; that of a checkpoint, or the beginning, where none has
         any."""
-        self.made = sockets() - self.before
+        self.own_sockets = sockets() - self.before
         counts = [torch.zeros(3, dtype=torch.int64) for _ in range(dist.get_world_size())]
         dist.all_gather(counts, torch.tensor([self.done, self.ended, len(self.records)]))
         behind = [tuple(count.tolist()) for count in counts]

@@ -105,7 +105,7 @@ class Launcher(Processes):
     def __init__(self, job: TrainingJob, scheme: Scheme, *, threads: int, pause_s: Sequence[float]) -> None:
         """Takes what `run_scheme` takes."""
         self.scheme, self.controller = scheme, CONTROLLERS[scheme.controller]
-        self.given = job
+        self.job_given = job
         self.plan, processes = self.controller.begin(job.plan)
         """In force: its placement is the last decision's."""
         job = replace(keeping(job) if scheme.exports == "launcher" else job, plan=self.plan)
@@ -119,14 +119,14 @@ class Launcher(Processes):
         )
         self.job, self.threads, self.pause_s, self.restarts = job, threads, tuple(pause_s), job.max_restarts
         self.epochs: list[Epoch] = []
-        self.left: set[int] = set()
+        self.gone: set[int] = set()
         """Processes that were told to end, or are lost."""
         self.lost: list[int] = []
         self.lost_ranks: tuple[int, ...] = ()
         """Whose state was in no memory at the last decision."""
         self.rank_of: dict[int, int] = {one: one for one in range(processes)} if self.controller.ranked else {}
         """Rank that each process was started for; none where processes are alike."""
-        self.asked = 0 if self.controller.ranked else processes
+        self.requested = 0 if self.controller.ranked else processes
         """Processes that are wanted; 0 where the plan says it."""
         self.kernels = None if self.controller.ranked else Kernels(agreed=job.determinism == "D2")
         alike = not self.controller.ranked and job.checkpoints is not None
@@ -147,12 +147,12 @@ class Launcher(Processes):
 
     def run(self) -> Outcome:
         """How the job went. Errors as `faults.failure_of` tells them, with the newest checkpoint."""
-        job = self.given
+        job = self.job_given
         try:
             self.results()
         except FailedError as failed:
             last_checkpoint = None if job.checkpoints is None else newest(job.checkpoints)
-            size = self.asked or self.world_size
+            size = self.requested or self.world_size
             raise failure_of(failed, size, last_checkpoint=last_checkpoint, resume_with=job.resume_with) from failed
         finally:
             self.changes.close()
@@ -175,14 +175,14 @@ class Launcher(Processes):
     def _wait(self) -> list[int]:
         """Waits until the job is over; returns the processes that ended it."""
         fatal: list[int] = []
-        self.changes.write(self.asked)
+        self.changes.write(self.requested)
         while self._running():
             for process in self._just_failed(self._patience_s()):
                 failure = self._failure(process)
                 # An exception of the job's own would come again in whoever took its place. A PeerError only follows
                 # from another's loss, and memory may be short once.
                 mistake = failure.kind and failure.error not in (PeerError, NoMemoryError)
-                if mistake or (process not in self.left and not self._lose(process, failure.describe())):
+                if mistake or (process not in self.gone and not self._lose(process, failure.describe())):
                     fatal.append(process)
             if fatal or self._complete():
                 # The others end by themselves meanwhile, and say why; what is left then is killed.
@@ -201,7 +201,7 @@ class Launcher(Processes):
 
     def _there(self) -> Sequence[int]:
         """Processes that run and are to stay."""
-        return [process for process in self._running() if process not in self.left and process not in self.returned]
+        return [process for process in self._running() if process not in self.gone and process not in self.returned]
 
     def _seen(self) -> JobProcesses:
         """What the controller is told."""
@@ -210,7 +210,7 @@ class Launcher(Processes):
         seen = JobProcesses(
             there=there,
             ready=tuple(process for process in there if is_ready(self.store, process)),
-            asked=self.asked,
+            asked=self.requested,
             ranks=tuple(self.rank_of[process] for process in there) if self.rank_of else (),
             lost=self.lost_ranks,
         )
@@ -233,12 +233,12 @@ class Launcher(Processes):
         self._end_stopped()
         self._end_absent()
         if self.changes.follow(self.store, self.epochs):
-            self.changes.write(self.asked)
+            self.changes.write(self.requested)
         if self.kernels is not None:
             self._look_at_kernels(self.kernels)
         seen = self._seen()
         for process in surplus(seen):  # it waits for an epoch that will not come
-            self.left.add(process)
+            self.gone.add(process)
             self.ranks[process].process.kill()
         decision = self.controller.decide(self.plan, seen)
         if self.recorder is not None:
@@ -252,14 +252,14 @@ class Launcher(Processes):
         assert self.store is not None
         if self.epochs:
             # Who is left out ends by itself, and its end is then no loss.
-            self.left |= set(self.epochs[-1].members) - set(decision.members)
+            self.gone |= set(self.epochs[-1].members) - set(decision.members)
         self.plan, self.lost_ranks = decision.plan, decision.lost
         ranks = tuple(self.rank_of[one] for one in decision.members) if self.rank_of else ()
         number, placement = len(self.epochs) + 1, decision.plan.placement
         self.epochs.append(Epoch(number=number, members=decision.members, placement=placement, ranks=ranks))
         announce(self.store, self.epochs[-1])
         self.changes.add(self.epochs[-1])
-        self.changes.write(self.asked)
+        self.changes.write(self.requested)
 
     def _say_why(self, seen: JobProcesses, decision: Decision) -> None:
         """What has led to a decision, where the loss of a process has not said it."""
@@ -282,13 +282,13 @@ class Launcher(Processes):
         if self._complete() or (self.stopped and not self.controller.ranked):
             return True
         assert self.store is not None
-        self.left.add(process)
+        self.gone.add(process)
         # The lost process is in `left` already, so that the controller does not see it.
         after = self.controller.after_loss(self._seen(), self.restarts)
         if not after.goes_on:
             return False
         self.lost.append(process)
-        self.restarts, self.asked = after.restarts, after.wanted
+        self.restarts, self.requested = after.restarts, after.wanted
         for epoch in self.epochs[-2:]:  # of the last, some may not have heard yet
             if process in epoch.members:
                 say_lost(self.store, epoch)
@@ -308,20 +308,20 @@ class Launcher(Processes):
 
     def _scale(self, processes: int) -> None:
         """Somebody asks for another number of processes."""
-        self.changes.why, self.asked = f"asked for {processes} processes", processes
+        self.changes.why, self.requested = f"asked for {processes} processes", processes
         self._start_more(max(0, processes - len(self._there())))
-        self.changes.write(self.asked)
+        self.changes.write(self.requested)
 
     def _look_at_kernels(self, kernels: Kernels) -> None:
         """Says where processes compute with different kernels, and leaves out those that cannot have the agreed."""
         assert self.store is not None
-        lines, lacking = kernels.look(self.store, set(range(len(self.ranks))) - self.left, self._there())
+        lines, lacking = kernels.look(self.store, set(range(len(self.ranks))) - self.gone, self._there())
         for line in lines:
             self._say(line)
         if lacking:
-            self.left.update(lacking)
-            self.asked = max(1, len(self._there()))
-            self.changes.write(self.asked)
+            self.gone.update(lacking)
+            self.requested = max(1, len(self._there()))
+            self.changes.write(self.requested)
 
     def _say(self, line: str) -> None:
         if not self.job.quiet:

@@ -42,13 +42,13 @@ class Member(ABC):
 
     def __init__(self, job: TrainingJob, corpus: Batches, signals: list[int], membership: Membership) -> None:
         """Takes asked, the signals that ask this process to end."""
-        self.job, self.corpus, self.asked, self.membership = job, corpus, signals, membership
+        self.job, self.corpus, self.signals, self.membership = job, corpus, signals, membership
         clone: Any = membership.store
         self.watched: Store = clone.clone()
         """A connection to the store that no group uses."""
         self.before: Sockets = frozenset()
         """Sockets that there were before this epoch."""
-        self.made: Sockets = frozenset()
+        self.own_sockets: Sockets = frozenset()
         """Those of its groups, once all are made."""
         self.done = self.ended = NONE
         """Steps that were trained, and those after which all that is due was done; NONE before it has any state."""
@@ -64,7 +64,7 @@ class Member(ABC):
         self.membership.join()
         epoch = self.membership.next(0)
         while epoch is not None:
-            self.before, self.made = sockets(), frozenset()
+            self.before, self.own_sockets = sockets(), frozenset()
             patience_s = math.inf
             try:
                 if (outcome := self._in_epoch(epoch)) is not None:
@@ -108,7 +108,7 @@ class Member(ABC):
 
     def _shut(self) -> None:
         """Ends the connections of this epoch's groups, and that to the store which these were made by."""
-        shut(self.made or sockets() - self.before)
+        shut(self.own_sockets or sockets() - self.before)
 
     # --- steps
 
@@ -126,7 +126,7 @@ class Member(ABC):
                 busy = loop.saver is not None and loop.saver.busy
                 latest = self.membership.latest() if dist.get_rank() == 0 else 0
                 # one member alone may have been sent a signal, or have seen the epoch: all must end the step alike
-                sent, is_busy, newest = largest_of_ranks([max(self.asked, default=0), int(busy), latest])
+                sent, is_busy, newest = largest_of_ranks([max(self.signals, default=0), int(busy), latest])
                 self._met()
                 last = loop.ends(self.done, sent, busy=bool(is_busy))
                 self.ended = self.done

@@ -84,7 +84,7 @@ class OwnModule:
         if not first:
             writer = start_folder(target, layout, dtype, join=True)
         for number in sorted(executor.stages):
-            for parameters in executor.stages[number].held:
+            for parameters in executor.stages[number].own_parameters:
                 was_apart = gathered(executor, parameters)
                 if is_first(executor, parameters):
                     for slot in parameters.slots:

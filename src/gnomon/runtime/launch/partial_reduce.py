@@ -152,13 +152,13 @@ class _Worker(Member):
         sleep(self.pause_s)
         self.updates += 1
         note = ArrivalNote(
-            arrival=Arrival(worker=self.number, updates=self.updates, ticket=ticket, ends=bool(self.asked)),
+            arrival=Arrival(worker=self.number, updates=self.updates, ticket=ticket, ends=bool(self.signals)),
             loss=float(result.loss),
             grad_norm=float(result.grad_norm),
             step_s=perf_counter() - began,
             average_s=self.average_s,
             peak_bytes=peak_bytes(self.replica.device),
-            signal=max(self.asked, default=0),
+            signal=max(self.signals, default=0),
             meetings=tuple(self.meetings),
         )
         self.meetings.clear()

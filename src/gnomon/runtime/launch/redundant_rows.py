@@ -55,7 +55,7 @@ class RankExecutor(Executor):
     @property
     def stage_parameters(self) -> Sequence[Parameters]:
         """The parameters of the stage."""
-        return self.stages[self.stage].held
+        return self.stages[self.stage].own_parameters
 
     def peer(self, stage: int) -> int:
         """The rank of this replica that has another stage."""

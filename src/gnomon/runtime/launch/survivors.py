@@ -68,7 +68,7 @@ def train_surviving(job: TrainingJob, membership: Membership) -> Outcome | None:
 class _StateReport:
     """What a process tells the others when they meet; one that is new, nothing."""
 
-    held: HeldSteps = HeldSteps(own=(), kept=())  # noqa: RUF009 (frozen)
+    held_steps: HeldSteps = HeldSteps(own=(), of_neighbour=())  # noqa: RUF009 (frozen)
     alike: tuple[int, ...] = ()
     ended: int = NONE
     resumed_from: int = 0
@@ -127,7 +127,7 @@ class _Rank(Member):
         exported(self.job, executor, self.own_module, stopped=bool(loop.stopped))
         executor.leave()
         outcome = loop.outcome()
-        return replace(outcome, notes=(*outcome.notes, self._said()))
+        return replace(outcome, notes=(*outcome.notes, self._copies_text()))
 
     def _go_back(self, epoch: Epoch) -> None:
         """Makes this rank's part again, with the newest state that is in memory of every rank."""
@@ -137,7 +137,7 @@ class _Rank(Member):
         )
         dist.all_gather_object(everyone, mine)
         there = [one for one in everyone if one.ended != NONE]
-        held_steps = [one.held for one in everyone]
+        held_steps = [one.held_steps for one in everyone]
         alike, step, moved = there[0].alike if there else (), None, 0
         # The newest step of which every rank's state is somewhere in memory, its own or a copy.
         if alike and (step := latest(held_steps, alike)) is not None:
@@ -148,7 +148,7 @@ class _Rank(Member):
             values = None if step is None else _blank(self.job)
             # All that a rank holds is in its copy, so values are not made only to be overwritten.
             self.executor = executor_of(self.job, self.own_module, values=values)
-        self.made = sockets() - self.before
+        self.own_sockets = sockets() - self.before
         self.copies.attach(self.executor, draws=bool(random_ops(self.executor.graph)))
         if step is None:
             self._load(self.executor, again=epoch.number > 1)
@@ -208,12 +208,12 @@ class _Rank(Member):
                 flush=True,
             )
 
-    def _said(self) -> str:
+    def _copies_text(self) -> str:
         """What copies cost, and what they were good for."""
         copies = self.copies
         back = f"; went back to step {', '.join(map(str, self.came_back))}" if self.came_back else ""
         return (
-            f"checkpoints in memory: rank 0 sent {show_bytes(copies.sent)} in {copies.taken} copies, "
+            f"checkpoints in memory: rank 0 sent {show_bytes(copies.sent)} in {copies.num_copies} copies, "
             f"{copies.took_s:.3f} s, and holds {show_bytes(copies.nbytes)}{back}"
         )
 

@@ -223,10 +223,10 @@ class _Process(Member):
     def _load(self, *, again: bool) -> None:
         """Loads a checkpoint, or begins at step 0. again: there may be one of this run's own."""
         self.work = None
-        self.work = self._made(blank=False)
+        self.work = self._build(blank=False)
         self.records, self.waits, self.done = [], [], 0
         if self.job.checkpoints is not None and (self.job.resume or again):
-            whole: Any = _Held(self.work, (self.work.own, self.work.copy))
+            whole: Any = _ModelParts(self.work, (self.work.own, self.work.copy))
             identity = identity_of(self.job, self.corpus)
             self.done = load(self.job.checkpoints, whole, identity=identity, override=self.job.override)
         self.ended = self.resumed_from = self.done
@@ -238,7 +238,7 @@ class _Process(Member):
             _say(f"a stage is lost with the copy of it: all go back to step {self.done}")
         self._settle()
 
-    def _made(self, *, blank: bool) -> ProcessWork:
+    def _build(self, *, blank: bool) -> ProcessWork:
         """Makes this process's parts. blank: without values, since all that they hold will be sent."""
         job = self.job
         values = None if job.weights is None else values_of(job.weights, job.graph)
@@ -272,7 +272,7 @@ class _Process(Member):
                     group = dist.new_group(members)
                     if dist.get_rank() in members:
                         groups[stage] = group
-        self.made = sockets() - self.before
+        self.own_sockets = sockets() - self.before
         self.work.groups = groups
         self.work.settle(self.roles.places, self.born, self.roles.keepers)
 
@@ -284,7 +284,7 @@ class _Process(Member):
         within = any(progress.steps_done == newest and progress.number == newest + 1 for progress in everyone)
         is_new = self.work is None or self.done == NONE
         if is_new:
-            self.work = self._made(blank=True)
+            self.work = self._build(blank=True)
         assert self.work is not None
         self.done = newest
         self.ended = newest if any(progress.ended == newest for progress in everyone) else newest - 1
@@ -311,7 +311,7 @@ class _Process(Member):
 
     def _trained(self) -> tuple[Any, Callable[[Batch], float]]:
         assert self.work is not None
-        return _Held(self.work), self._evaluate
+        return _ModelParts(self.work), self._evaluate
 
     def _outcome(self, loop: Loop) -> Outcome:
         outcome = loop.outcome()
@@ -366,7 +366,7 @@ class _Process(Member):
         return math.fsum(terms.tolist())
 
 
-class _Held:
+class _ModelParts:
     """What this process has of the model, as what saves and loads checkpoints asks an executor for it."""
 
     notes: tuple[str, ...] = ()

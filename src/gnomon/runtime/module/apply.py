@@ -213,7 +213,7 @@ def parts_held(
                 counted = {name for name, stages in first.items() if stages[0] != number}
                 apart = shared if zero == 3 else set[str]()
                 share_slots = shares.get(number, NO_SHARE).slots
-                parts = _held(
+                parts = _parameters_of(
                     part,
                     sharded,
                     axes,
@@ -328,7 +328,7 @@ def has_experts(graph: Graph) -> bool:
     return any(routed_tensors(block) for block in graph.blocks)
 
 
-def _held(
+def _parameters_of(
     layers: Sequence[Layer],
     sharded: Mapping[str, ShardedBlock],
     axes: Mapping[str, Axis],

@@ -126,7 +126,7 @@ class BlockRun:
             for op in sharded.ops
         ]
         self.by_path = {op.site.op.path: op for op in self.ops}
-        self.made = dict[tuple[Hashable, ...], list[AtenCall]]()
+        self.aten_calls = dict[tuple[Hashable, ...], list[AtenCall]]()
         """Of captured ops, at the sizes that were seen: what runs."""
         self.lines = dict[tuple[Hashable, ...], Straight]()
         """The whole of it, where nothing looks at each op."""
@@ -433,14 +433,14 @@ class Frame:
         """The ATen ops of a captured op, at the sizes of this rank."""
         owner, path = self.owner, op.site.op.path
         key = (path, *self.sizes.items(), self.compute, self.device)
-        if (aten_calls := owner.made.get(key)) is None:
+        if (aten_calls := owner.aten_calls.get(key)) is None:
             ways, cp = owner.ways[path], owner.axes.get("cp", ALONE).ranks
             whole = {name: size * (cp if is_sequence(name) else 1) for name, size in self.sizes.items()}
             parts = {name: size // ways.get(name, 1) for name, size in whole.items()}
             here, there = {**owner.extents[path], **parts}, {**owner.whole, **whole}
-            if len(owner.made) >= SIZES * len(owner.ops):
-                owner.made.clear()
-            aten_calls = owner.made[key] = calls(op.site.op, here, there, self.compute, self.device)
+            if len(owner.aten_calls) >= SIZES * len(owner.ops):
+                owner.aten_calls.clear()
+            aten_calls = owner.aten_calls[key] = calls(op.site.op, here, there, self.compute, self.device)
         return aten_calls
 
     def operand(self, op: BlockOp, op_input: OpInput | str) -> Operand:

@@ -167,12 +167,12 @@ class Shapes:
         and the dtype of activations."""
         self.sizes, self.dtype = dict(sizes), dtype
         self.axes = {axis: getattr(mesh, axis) for axis in ("cp", "tp", "ep", "etp")}
-        self._given = graph, layout, mesh
+        self._of = graph, layout, mesh
 
     @cached_property
     def homes(self) -> dict[str, Mapping[str, Sharding]]:
         """The sharding of every block's tensors where they lie between ops, by name."""
-        graph, layout, mesh = self._given
+        graph, layout, mesh = self._of
         known = {dim.name: 2 * mesh.cp * mesh.tp for block in graph.blocks for dim in block.dims if dim.size is None}
         sharded = shard_graph(graph, layout, mesh, known | {"batch": 1}, Dtypes(param="fp32", compute="fp32"))
         return {name: block.homes for name, block in sharded.items()}

@@ -104,7 +104,7 @@ class Keeper:
         self.shapes: dict[str, tuple[Geometry, bool]] = {}
         self.hosts: dict[str, Tensor] = {}
         self.came: dict[str, Tensor] = {}  # storages that were computed again or came from the host
-        self.left = self.op = self.order = 0
+        self.num_missing = self.op = self.order = 0
         self.device = torch.device("cpu")
         self.drawn: dict[int, Generators] = {}  # op that draws random numbers -> the generators before it
         self.frame: Frame | None = None
@@ -128,7 +128,7 @@ class Keeper:
         }
         self.frame = frame.anew({})
         # How many will be asked for again: after the last, what was brought back is let go.
-        self.left = sum(saved.tensor is None for saved in self.saved)
+        self.num_missing = sum(saved.tensor is None for saved in self.saved)
 
     @property
     def _far(self) -> Collection[str]:
@@ -239,8 +239,8 @@ class Keeper:
             else:
                 self._again()
         tensor = _looked(self.came[saved.key], saved.geometry)
-        self.left -= 1
-        if self.left <= 0:
+        self.num_missing -= 1
+        if self.num_missing <= 0:
             self.came.clear()
         return tensor
 

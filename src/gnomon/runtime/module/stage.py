@@ -61,7 +61,7 @@ class Stage(nn.Module):
         parameters that it reads and another stage holds (borrowed), by name, and what earlier stages hand it (enters)
         and it hands later ones (leaves)."""
         super().__init__()
-        self.layers, self.held, self.runs, self.tape = tuple(layers), tuple(parameters), runs, Tape()
+        self.layers, self.own_parameters, self.runs, self.tape = tuple(layers), tuple(parameters), runs, Tape()
         self.zero = zero
         self.frozen: Parameters | None = None
         """Weights that are not trained; of a captured model those that ZeRO 3 divides."""
@@ -101,7 +101,7 @@ class Stage(nn.Module):
         self.whole = {layer.label: whole_layer(graph, layer) for layer in layers}
         """Label of a layer -> it, or the layer that it is a part of."""
         self._weights: dict[tuple[str, str, int], Weight] = {}
-        self.given = {tensor.name for tensor in graph.inputs}
+        self.graph_inputs = {tensor.name for tensor in graph.inputs}
         self.inputs = graph.inputs
         self.sizes: dict[str, int] = {}
         """Of dims that inputs bring, on this rank and in this microbatch."""
@@ -117,12 +117,15 @@ class Stage(nn.Module):
         """Of inputs of a captured model: which part this rank works on, where sequences are divided between layers."""
         for layer in layers if self.captured else ():
             run = runs[layer.call.block]
-            self.entries |= {name: run.entry(own) for own, name in reads(layer).items() if name in self.given}
+            self.entries |= {name: run.entry(own) for own, name in reads(layer).items() if name in self.graph_inputs}
         self.reads = [reads(layer) for layer in layers]
         self.writes = [writes(graph, layer) for layer in layers]
         written = {name for names in self.writes for name in names.values()}
         needed = [
-            name for names in self.reads for name in names.values() if name not in written and name not in self.given
+            name
+            for names in self.reads
+            for name in names.values()
+            if name not in written and name not in self.graph_inputs
         ]
         self.enters, self.leaves = tuple(enters), tuple(leaves)
         handed = {crossing.name for hop in self.enters for crossing in hop.crossings}
@@ -245,7 +248,7 @@ class Stage(nn.Module):
                 again=again,
                 packing=packing,
                 sizes=self.sizes,
-                compute=self.held[0].dtypes.param,
+                compute=self.own_parameters[0].dtypes.param,
                 seen=None if self.watch is None else partial(self.watch, layer),
                 keeper=keeper,
                 routed=None if self.routed is None else partial(self.routed, self.whole[layer.label]),

@@ -32,13 +32,13 @@ class Guess:
     def __init__(self) -> None:
         self.rows: Tensor | None = None
         """(from, to); None before the first."""
-        self.asked = self.missed = 0
+        self.guesses = self.missed = 0
         """Dispatches, and those with a second exchange."""
 
     def learn(self, rows: Tensor, *, missed: bool) -> None:
         """Learns the next guess. rows: those that there were, (from, to)."""
         self.rows = rows + rows // SHARE + FLOOR
-        self.asked += 1
+        self.guesses += 1
         self.missed += missed
 
 

@@ -37,7 +37,7 @@ class Ranks:
     """Those that ZeRO divides over."""
     inner: ProcessGroup | None = None
     """Tensor-parallel ones, or those of the pipeline that divide the vocabulary."""
-    unlike: bool = False
+    differ: bool = False
     """Whether these have other parameters than each other beside those that they divide."""
 
     def of(self, slots: Iterable[Slot]) -> Ranks:
@@ -47,10 +47,10 @@ class Ranks:
     def add_up(self, sums: _Sums, slots: Iterable[Slot]) -> None:
         """The sums over all of them, in place."""
         if self.inner is not None:
-            parts = [sums.parts[slot.name] for slot in slots if slot.places or not self.unlike]
-            together = torch.cat(parts) if self.unlike else sums.flat
+            parts = [sums.parts[slot.name] for slot in slots if slot.places or not self.differ]
+            together = torch.cat(parts) if self.differ else sums.flat
             all_reduce(together, self.inner)
-            if self.unlike:
+            if self.differ:
                 for part, value in zip(parts, together.split([len(part) for part in parts]), strict=True):
                     part.copy_(value)
         if self.shards is not None:
@@ -263,7 +263,7 @@ def muon(
     elif ranks.shards is None:
         assert parameters.mine == (0, parameters.size), "a shard of its own without ranks that have the others"
     pieces = dict[str, Range]((slot.name, piece) for slot, piece in chosen)
-    for slot in parameters.slots if ranks.unlike else [slot for slot, _ in chosen]:
+    for slot in parameters.slots if ranks.differ else [slot for slot, _ in chosen]:
         if slot.name not in pieces and not (slot.places and is_orthogonal(slot)):
             continue
         update = _orthogonal(slot, whole[slot.start : slot.stop], ranks)

@@ -60,7 +60,7 @@ class Compute:
         """That whose forward runs, or ran last."""
         self.saved: dict[tuple[int, int], SavedForBackward] = {}
         self.aside: dict[tuple[int, int], list[Aside]] = {}
-        self._kept: dict[
+        self._resident: dict[
             Hashable, ResidentBytes
         ] = {}  # what a microbatch keeps at a stage from F to B; counted once asked for
         self._put_aside: dict[Hashable, ResidentBytes] = {}  # from I to W
@@ -109,7 +109,7 @@ class Compute:
 
     def microbatches(self) -> Iterator[ResidentBytes]:
         """What is held between actions for each microbatch."""
-        yield from (self._kept.get(self._alike(*at), NOTHING) for at in self.saved)
+        yield from (self._resident.get(self._alike(*at), NOTHING) for at in self.saved)
         yield from (self._put_aside.get(self._alike(*at), NOTHING) for at in self.aside)
         if (packing := self.feed.packing_of(self.unit)) is not None and packing.prefixes is not None:
             yield ResidentBytes(activations=packing.prefixes.nbytes, logits=0)
@@ -128,7 +128,7 @@ class Compute:
         module.unit, module.routings = unit, self.routings.setdefault(unit, {})
         batch, packing = self.feed.of_unit(unit), self.feed.packing_of(unit)
         recorder = self.buffers.recorder
-        known = self._alike(stage, unit) in self._kept and LENGTHS not in self.feed.batch
+        known = self._alike(stage, unit) in self._resident and LENGTHS not in self.feed.batch
         if recorder is None or not recorder.memory or known or not torch.is_grad_enabled():
             plain: dict[str, Tensor] = module(entered, batch, packing)
             return plain
@@ -142,7 +142,7 @@ class Compute:
         apart = self.apart
         if packing is not None and packing.prefixes is not None:  # counted with what is between microbatches
             apart += tuple(x for prefix in packing.prefixes.prefixes.values() for x in prefix.tensors)
-        outputs, self._kept[self._alike(stage, unit)] = measure_resident(
+        outputs, self._resident[self._alike(stage, unit)] = measure_resident(
             noted, tuple(entered.values()), vocab=self._vocab, loss=bool(module.results), apart=apart
         )
         return outputs
@@ -299,7 +299,7 @@ class Compute:
         self._backward(stage, unit)
         self.aside[stage, unit], tape.aside = tape.aside, None
         alike = self._alike(stage, unit)
-        if alike in self._kept and alike not in self._put_aside:
+        if alike in self._resident and alike not in self._put_aside:
             tensors = [tensor for deferred in self.aside[stage, unit] for tensor in deferred.reads]
             apart = tuple(self.feed.batch.values())
             self._put_aside[alike] = ResidentBytes.of(tensors, vocab=self._vocab, loss=False, apart=apart)

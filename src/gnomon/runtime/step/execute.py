@@ -403,8 +403,8 @@ class Executor:
         if self.delayed is None:
             return self.rows
         updates = max((rule.steps for _, rule in self.parameters()), default=0)
-        self.host.beside = updates >= self.plan.optimizer.delay_after
-        if not self.host.beside:
+        self.host.is_concurrent = updates >= self.plan.optimizer.delay_after
+        if not self.host.is_concurrent:
             return self.delayed.usual
         # The first delayed step has no gradient to apply from the one before.
         return self.delayed.later if self.host.waits else self.delayed.first
@@ -414,7 +414,7 @@ class Executor:
         at the end. All ranks must call it."""
         self.synchronise()
         if self.delayed is not None and self.host.waits:
-            self.host.beside = False
+            self.host.is_concurrent = False
             for row in self.delayed.settling:
                 self._do(row)
             self.synchronise()
@@ -481,7 +481,7 @@ class Executor:
     def parameters(self) -> Iterator[tuple[Parameters, Update]]:
         """What this rank holds of the model, and the optimizer's states of it."""
         for number, stage in self.stages.items():
-            yield from zip(stage.held, self.state.adam[number], strict=True)
+            yield from zip(stage.own_parameters, self.state.adam[number], strict=True)
 
     def synchronise(self) -> None:
         """Waits for everything that was started, so that parameters are those after the last update."""

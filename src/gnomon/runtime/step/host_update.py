@@ -122,10 +122,12 @@ class HostUpdate:
         """Makes the host's parts. moved: stages of the Program whose update is on the host (`moved_stages`)."""
         self.state = state
         self.copies = Copies(state.device)
-        self.parts = {n: tuple(HostPart(part, self.copies) for part in stages[n].held) for n in stages if n in moved}
+        self.parts = {
+            n: tuple(HostPart(part, self.copies) for part in stages[n].own_parameters) for n in stages if n in moved
+        }
         self.nbytes = {"D2H": 0, "H2D": 0}
         """Bytes copied since the start, each way."""
-        self.beside = False
+        self.is_concurrent = False
         """Whether updates run beside what follows them."""
         self.threaded = self.copies.cuda
         """Whether a thread does all of the host's work, in the order of the rows."""
@@ -222,7 +224,7 @@ class HostUpdate:
         scale = self.state.scale
         by = scale.to(CPU) if isinstance(scale, torch.Tensor) else scale
         for stage in stages:
-            if self.beside or self.threaded:
+            if self.is_concurrent or self.threaded:
                 # The row that started the update has its span open last.
                 recorder = self.state.buffers.recorder
                 self._spans[stage] = recorder, -1 if recorder is None else len(recorder.row) - 1

@@ -71,7 +71,10 @@ class Mimose:
         controller = self.controller
         if controller.estimate is None:
             return f"mimose measured {len(controller.samples)} microbatches and chose for none"
-        num_chosen, counts = controller.made + controller.found, [len(layers) for layers in controller.choices.values()]
+        num_chosen, counts = (
+            controller.num_made + controller.found,
+            [len(layers) for layers in controller.choices.values()],
+        )
         return (
             f"mimose measured {len(controller.samples)} microbatches (polynomials off by "
             f"{controller.estimate.error:.1%} at most) and chose for {num_chosen}, "

@@ -88,7 +88,7 @@ class Replicas:
         self.steps = 0
         """Since then."""
         self.step = 0
-        self.told: list[Rebalanced] = []
+        self.rebalanced: list[Rebalanced] = []
         """What was moved, in order."""
         self._hand_out()
 
@@ -108,7 +108,7 @@ class Replicas:
         """Parameters of a stage's experts."""
         return [
             (parameters, slot)
-            for parameters in self.stages[stage].held
+            for parameters in self.stages[stage].own_parameters
             if parameters.experts
             for slot in parameters.slots
             if slot.experts is not None
@@ -192,23 +192,23 @@ class Replicas:
             moved = move(look, self.ep, self.costs, horizon=self.every)
             if moved.slots:
                 after[label] = moved.placement
-                self.told.append(Rebalanced(step=self.step, layer=label, slots=moved.slots))
+                self.rebalanced.append(Rebalanced(step=self.step, layer=label, slots=moved.slots))
         if after:
             self.move_to(after)
         return bool(after)
 
     def summary(self) -> str:
         """What was moved, in words."""
-        moved, looks = sum(len(one.slots) for one in self.told), self.step // self.every
+        moved, looks = sum(len(one.slots) for one in self.rebalanced), self.step // self.every
         if not moved:
             return f"experts stayed where they were at {looks} looks of the controller"
-        last = max(one.step for one in self.told)
+        last = max(one.step for one in self.rebalanced)
         return f"experts moved into {moved} slots at {looks} looks of the controller, the last after step {last}"
 
     def move_to(self, after: Mapping[str, Placement]) -> None:
         """Gives slots the experts that these layers' placements say, with all that is kept of them."""
         for number, stage in self.stages.items():
-            for parameters, update in zip(stage.held, self.updates[number], strict=True):
+            for parameters, update in zip(stage.own_parameters, self.updates[number], strict=True):
                 slots = [
                     slot for slot in parameters.slots if slot.experts is not None and self.layer_of[slot.name] in after
                 ]

@@ -53,7 +53,9 @@ class State:
         self.stages, self.groups, self.buffers, self.settings, self.tied = stages, groups, buffers, settings, tied
         self.device = device
         # bf16 has fp32's exponents and needs no scale.
-        fp16 = any(parameters.dtypes.param == torch.float16 for stage in stages.values() for parameters in stage.held)
+        fp16 = any(
+            parameters.dtypes.param == torch.float16 for stage in stages.values() for parameters in stage.own_parameters
+        )
         self.loss_scale: LossScale | None = LossScale() if fp16 else None
         """Of plans that compute in fp16."""
         self.biases: RouterBias | None = None
@@ -65,7 +67,8 @@ class State:
         self.rules: tuple[WeightRule, ...] = ()
         """What is done to weights around their update."""
         self.adam = {
-            number: tuple(Update.of(parameters, kind) for parameters in stage.held) for number, stage in stages.items()
+            number: tuple(Update.of(parameters, kind) for parameters in stage.own_parameters)
+            for number, stage in stages.items()
         }
         self.on_host: Mapping[int, Sequence[Parameters]] = {}
         """Stages whose update is on the host -> the host's side of their parameters."""
@@ -119,7 +122,7 @@ class State:
 
     def put_together(self, stages: Sequence[int]) -> None:
         """Has gradients of several layers lie together: a bucket, which one all-reduce sums."""
-        all_parameters = [all_parameters for number in stages for all_parameters in self.stages[number].held]
+        all_parameters = [all_parameters for number in stages for all_parameters in self.stages[number].own_parameters]
         # Experts are added up over other ranks than all else, so a bucket holds one sort only.
         parts = [[one for one in all_parameters if one.experts == experts] for experts in (False, True)]
         self.buckets[tuple(stages)] = [GradientBucket(part) for part in parts if part]
@@ -150,7 +153,7 @@ class State:
         if comm in ("dp", "dp_replicate"):
             grads = [
                 (parameters.my_grad(), group)
-                for parameters in self.stages[stage].held
+                for parameters in self.stages[stage].own_parameters
                 if (group := self._group(parameters, comm))
             ]
             if grads and self.lane is not None:
@@ -187,7 +190,7 @@ class State:
         name = self._grad_name(stage)
         chosen = [
             parameters.my_grad()[slice(*range_)]
-            for parameters in self.stages[stage].held
+            for parameters in self.stages[stage].own_parameters
             for slot, range_ in parameters.pieces()
             if slot.sums == comm
         ]
@@ -201,7 +204,8 @@ class State:
     def is_tied(self, stage: int) -> bool:
         """Whether it holds a parameter that another stage holds too."""
         return any(
-            not parameters.experts and self.tied & set(parameters.by_name) for parameters in self.stages[stage].held
+            not parameters.experts and self.tied & set(parameters.by_name)
+            for parameters in self.stages[stage].own_parameters
         )
 
     def join_tied(self, row: Name | None = None) -> None:
@@ -216,7 +220,7 @@ class State:
         stages = {
             n: parameters
             for n, stage in self.stages.items()
-            for parameters in stage.held
+            for parameters in stage.own_parameters
             if not parameters.experts and self.tied & set(parameters.by_name)
         }
         if not stages:
@@ -360,7 +364,7 @@ class State:
             self.join_tied()
         for number in numbers:
             self.buffers.wait(self._grad_name(number))
-            for parameters in self.on_host[number] if number in down else self.stages[number].held:
+            for parameters in self.on_host[number] if number in down else self.stages[number].own_parameters:
                 terms.append(squares(parameters))
         total = summed(terms, self.device)
         group = self.groups.by_comm[EVERYONE]
@@ -378,7 +382,7 @@ class State:
         """Says which ranks have parts of the same matrices."""
         shards, parts = self._shards(parameters) if parameters.zero else None, self.groups.by_comm.get("vocabulary")
         if parts is not None:  # without tensor parallelism
-            return Ranks(shards=shards, inner=parts, unlike=True)
+            return Ranks(shards=shards, inner=parts, differ=True)
         return Ranks(shards=shards, inner=self.groups.by_comm.get("etp" if parameters.experts else "tp"))
 
     def update(self, stage: int) -> None:
@@ -388,9 +392,9 @@ class State:
         if self.stages[stage].zero < 3:
             self.gathered(stage)
         if self.watch is not None:
-            for parameters in self.stages[stage].held:
+            for parameters in self.stages[stage].own_parameters:
                 self.watch(parameters)
-        for parameters, adam in zip(self.stages[stage].held, self.adam[stage], strict=True):
+        for parameters, adam in zip(self.stages[stage].own_parameters, self.adam[stage], strict=True):
             if not self.skips:
                 self._update(parameters, adam)
                 if self.biases is not None:

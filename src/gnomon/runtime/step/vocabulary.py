@@ -113,7 +113,7 @@ class Heads:
         self, divided: DividedVocabulary, stage: Stage, groups: Groups, compute: Compute, buffers: Buffers, feed: Feed
     ) -> None:
         """Makes the stages of the ends. beside: the stage that has the parameters."""
-        self.divided, self.beside, self.compute, self.buffers, self.feed = divided, stage, compute, buffers, feed
+        self.divided, self.stage, self.compute, self.buffers, self.feed = divided, stage, compute, buffers, feed
         plan, parts, at = divided.plan, divided.ends.parts, divided.at
         self.last = plan.num_stages - 1
         runs = {name: BlockRun(block, divided.axes) for name, block in divided.blocks.items()}
@@ -128,7 +128,7 @@ class Heads:
         here = groups.here.pipeline_rank
         self.first_rank, self.last_rank = column[plan.pipeline_ranks[0]], column[plan.pipeline_ranks[-1]]
         self.is_first, self.is_last = plan.pipeline_ranks[0] == here, plan.pipeline_ranks[-1] == here
-        dtype = stage.held[0].dtypes.param
+        dtype = stage.own_parameters[0].dtypes.param
         shapes = Shapes(parts, divided.layout, divided.mesh, feed.sizes, dtype)
         self.hidden = shapes.of(divided.hidden.crossings[0])
         self.embedded = shapes.of(divided.embedded.crossings[0]) if lookup else None
@@ -136,8 +136,10 @@ class Heads:
         """Of each microbatch whose gradient of the embedding is not there yet."""
 
     def _stage(self, layer: Layer, runs: Mapping[str, BlockRun], leaves: Sequence[Hop]) -> Stage:
-        share_stage = Stage(self.divided.ends.parts, [layer], self.beside.held, runs, self.beside.zero, leaves=leaves)
-        share_stage.frozen, share_stage.four_bit = self.beside.frozen, self.beside.four_bit
+        share_stage = Stage(
+            self.divided.ends.parts, [layer], self.stage.own_parameters, runs, self.stage.zero, leaves=leaves
+        )
+        share_stage.frozen, share_stage.four_bit = self.stage.frozen, self.stage.four_bit
         return share_stage
 
     def close(self) -> None:

@@ -71,10 +71,10 @@ class Passes(Heads):
         self.parts: dict[int, SoftmaxPart] = {}
         self.at = self.divided.at
         if self.lookup is not None:
-            self.local_lookup = self._stage(self.lookup.layers[0], _alone(self.divided), self.lookup.leaves)
+            self.local_lookup = self._stage(self.lookup.layers[0], _without_exchanges(self.divided), self.lookup.leaves)
         layer = self.head.layers[0]
-        self.run = _alone(self.divided)[layer.call.block]
-        self.product, self.loss_op = self.run.ops[0].site, self.run.ops[-1].site
+        self.run = _without_exchanges(self.divided)[layer.call.block]
+        self.matmul_site, self.loss_op = self.run.ops[0].site, self.run.ops[-1].site
         if self.loss_op.op.does != "compares labels":
             raise PlanError(f"vocabulary: {layer.label} does not end in its loss; use 'ends'")
         self.bound = dict(layer.call.inputs)
@@ -200,7 +200,7 @@ class Passes(Heads):
         table."""
         label = torch.zeros_like(softmax).scatter_(-1, local.unsqueeze(-1), here.unsqueeze(-1).to(softmax.dtype))
         matrix = self._weight(0).matrix
-        matrix = matrix.T if self.product.inner_first else matrix
+        matrix = matrix.T if self.matmul_site.inner_first else matrix
         # d loss / d hidden = (softmax - onehot) W. The first term lacks the factor of SUM_V, which is one number a
         # token, so the matmul need not wait for it.
         by_softmax = self._before(outputs, softmax) @ matrix
@@ -212,19 +212,19 @@ class Passes(Heads):
         grad = grad.to(self.hidden.dtype)
         if outputs.logits is not outputs.matmul:
             (grad,) = torch.autograd.grad([outputs.logits], [outputs.matmul], [grad], retain_graph=True)
-        factor = self.product.attr("factor", 1.0)
+        factor = self.matmul_site.attr("factor", 1.0)
         return grad if factor == 1.0 else grad * factor
 
     def _weight(self, index: int) -> Weight:
         """Finds a weight of the head's matmul: its table (0), or its bias (1)."""
-        name = self.product.op.inputs[1 + index]
-        return self.head.weights(self.head.layers[0], self.run)(name, 0 if index else self.product.weight_rows)
+        name = self.matmul_site.op.inputs[1 + index]
+        return self.head.weights(self.head.layers[0], self.run)(name, 0 if index else self.matmul_site.weight_rows)
 
     def _weight_gradients(self, part: SoftmaxPart, grad: Tensor) -> None:
         """Adds the gradients of the table and the bias, without that of hidden states, which SUM_V has added up."""
         rows, read = self._before(part.outputs, grad).flatten(0, -2), part.hidden.flatten(0, -2)
-        self._weight(0).add_matmul(*((read, rows) if self.product.inner_first else (rows, read)))
-        if len(self.product.op.inputs) > 2:
+        self._weight(0).add_matmul(*((read, rows) if self.matmul_site.inner_first else (rows, read)))
+        if len(self.matmul_site.op.inputs) > 2:
             self._weight(1).add(rows.sum(0))
 
     def _sum_softmax(self, stage: int, unit: int) -> None:
@@ -287,7 +287,7 @@ class Passes(Heads):
         all_reduce(x, self._group())
 
 
-def _alone(divided: DividedVocabulary) -> dict[str, BlockRun]:
+def _without_exchanges(divided: DividedVocabulary) -> dict[str, BlockRun]:
     """The same blocks without what ranks exchange."""
     runs_ = {}
     for name, block in divided.blocks.items():

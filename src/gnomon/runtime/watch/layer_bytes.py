@@ -87,7 +87,7 @@ class LayerBytes:
     def __init__(self, live: LiveBytes, layers: int) -> None:
         """Takes live, entered from before the forward until after the backward."""
         self.live, self.start = live, live.now
-        self.kept, self.left, self.work = ([0] * layers for _ in range(3))
+        self.kept_bytes, self.left_bytes, self.work = ([0] * layers for _ in range(3))
         self.before = [0] * layers
         """What the layers before each left."""
         self.most = 0
@@ -103,12 +103,12 @@ class LayerBytes:
         """Runs the layer as it is where it is not recomputed, and forgets what it made."""
         began = self.live.now
         outputs = forward()
-        self.kept[layer] = self.live.now - began
+        self.kept_bytes[layer] = self.live.now - began
         del outputs
 
     def end(self, layer: int, outputs: Iterable[Tensor]) -> None:
         """Its forward is over. made: its outputs, by whose gradients its backward begins."""
-        self.left[layer] = self.live.now - self.start - self.before[layer]
+        self.left_bytes[layer] = self.live.now - self.start - self.before[layer]
         for x in outputs:
             if x.requires_grad:
                 x.register_hook(partial(self._back, layer))
@@ -116,8 +116,10 @@ class LayerBytes:
     def forward_bytes(self) -> ForwardBytes:
         """What each layer held, once the backward is over."""
         self._turn(self.current)
-        kept_bytes = [max(kept_bytes, left_bytes) for kept_bytes, left_bytes in zip(self.kept, self.left, strict=True)]
-        return ForwardBytes(kept_bytes=tuple(kept_bytes), left_bytes=tuple(self.left), work=tuple(self.work))
+        kept_bytes = [
+            max(kept_bytes, left_bytes) for kept_bytes, left_bytes in zip(self.kept_bytes, self.left_bytes, strict=True)
+        ]
+        return ForwardBytes(kept_bytes=tuple(kept_bytes), left_bytes=tuple(self.left_bytes), work=tuple(self.work))
 
     def _back(self, layer: int, grad: Tensor) -> None:
         if layer != self.current:

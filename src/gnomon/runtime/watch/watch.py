@@ -100,7 +100,7 @@ class Watch:
         self._first: tuple[Parts, ...] | None = None
         self._windows: list[int] = []
         self._retries = self._count_retries()
-        self._asked: deque[tuple[Work, list[Tensor]]] = deque()
+        self._pending: deque[tuple[Work, list[Tensor]]] = deque()
         self._printed = float("-inf")
         self._group = dist.new_group(backend="gloo") if _together() else None
         self.rank = dist.get_rank() if self._group is not None else 0
@@ -256,11 +256,11 @@ class Watch:
         heard = [torch.empty_like(tensor) for _ in range(dist.get_world_size())]
         work = dist.all_gather(heard, tensor, group=self._group, async_op=True)
         assert work is not None, "an asynchronous collective returns its work"
-        self._asked.append((work, heard))
+        self._pending.append((work, heard))
 
     def _hear(self) -> None:
-        while self._asked and self._asked[0][0].is_completed():
-            _, heard = self._asked.popleft()
+        while self._pending and self._pending[0][0].is_completed():
+            _, heard = self._pending.popleft()
             names = list(Parts.__dataclass_fields__)
             self._judge(tuple(Parts(**dict(zip(names, one.tolist(), strict=True))) for one in heard))
 

@@ -60,7 +60,7 @@ class Flight:
     """[stages] passes that read the stage's parameters right after one in the other direction did so on its rank."""
     again: Longs
     """[stages] passes that read the stage's parameters right after one in the same direction."""
-    held: HeldUnits
+    open_units: HeldUnits
     """The rows at each of which memory is at least what they hold."""
 
 
@@ -113,7 +113,7 @@ def flight(schedule: str, pp: int, virtual: int, microbatches: int) -> Flight:
     names = "stages", "counts", "open", "begun", "inside", "backward"
     columns = dict(zip(names, map(np.concatenate, zip(*held_rows, strict=True)), strict=True))
     starts = np.cumsum([0, *(len(part[0]) for part in held_rows[:-1])])
-    return Flight(rank_of=ranks, most=most, turns=turns, again=again, held=HeldUnits(starts=starts, **columns))
+    return Flight(rank_of=ranks, most=most, turns=turns, again=again, open_units=HeldUnits(starts=starts, **columns))
 
 
 def _peaks(during: Longs, forward: NDArray[np.bool_], ends: NDArray[np.bool_]) -> Longs:

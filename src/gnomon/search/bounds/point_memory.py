@@ -101,7 +101,7 @@ def held_bytes(
     to the end of the step (ZeRO 2 that reduces after the last backward).
     """
     saved_bytes = pipeline.split.counts @ table.kept_bytes[:, column]
-    in_flight = flight.held
+    in_flight = flight.open_units
     # [rows chosen, stages] units x [stages] bytes of one unit, summed over the stages of the row's rank.
     least = ((in_flight.open if frees else in_flight.counts) * saved_bytes[in_flight.stages]).sum(axis=1)
     least += np.where(in_flight.backward, inside[in_flight.inside], 0.0)

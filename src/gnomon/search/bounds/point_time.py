@@ -262,10 +262,10 @@ def ends_of(
     of = Traffic(**{name: np.stack([getattr(one, name) for one in every], axis=1) for name in TRAFFIC})
     # Without overlap nothing hides: zero seconds of computing stand next to the collectives.
     back, ahead = np.where(overlap, backs, 0.0), np.where(overlap, forward[:, None], 0.0)
-    reduce = _left(of.reduce, of.buckets, back)
+    reduce = _exposed_s(of.reduce, of.buckets, back)
     # Sums over replicas follow the reductions on one stream: what the reductions left of the backward may hide them.
-    both = _left(of.both, of.after, np.maximum(back - of.first, 0.0))
-    gather = _left(of.gather, of.ahead, ahead)
+    both = _exposed_s(of.both, of.after, np.maximum(back - of.first, 0.0))
+    gather = _exposed_s(of.gather, of.ahead, ahead)
     updates, zero = _of_rank(pipeline, of.update), np.array([sharding.zero for sharding in shardings])
     return Ends(
         update=of.update,
@@ -406,7 +406,7 @@ class Traffic:
 TRAFFIC = ("update", "buckets", "reduce", "after", "first", "both", "ahead", "gather")
 
 
-def _left(whole: Doubles, buckets: Doubles, hiding_s: Doubles) -> Doubles:
+def _exposed_s(whole: Doubles, buckets: Doubles, hiding_s: Doubles) -> Doubles:
     """Seconds of a collective in buckets that overlapped computing cannot hide. Arrays are [stages, points]."""
     endless = ~np.isfinite(hiding_s).all(axis=0)  # nothing is known of a stage's computing: all may hide
     # The last bucket is ready only when computing ends, so at most (buckets - 1) / buckets of the computing hides any

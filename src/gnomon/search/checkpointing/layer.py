@@ -37,7 +37,7 @@ TIE = 1e-4
 class Way:
     """What a layer keeps."""
 
-    kept: tuple[str, ...]
+    saved_names: tuple[str, ...]
     """Tensors that are kept of those that the layer makes; its input is kept anyway. All others are recomputed."""
     away: tuple[str, ...] = ()
     """Those that wait on the host."""
@@ -64,7 +64,7 @@ class Way:
     @property
     def policy(self) -> tuple[tuple[str, Action], ...]:
         """The policy in the words of `graph.saved`."""
-        return _policy(frozenset(self.kept), frozenset(self.away))
+        return _policy(frozenset(self.saved_names), frozenset(self.away))
 
 
 @lru_cache(maxsize=64)
@@ -105,7 +105,7 @@ def _ways(layer: _LayerProgramme, resolution: float, away: int = 0) -> Iterator[
         if chosen is None:
             return
         way = layer.way(*chosen)
-        size = sum(layer.sizes[name] for name in way.kept)
+        size = sum(layer.sizes[name] for name in way.saved_names)
         yield way
 
 
@@ -140,7 +140,7 @@ class _LayerProgramme:
     def everything(self) -> Way:
         """Keeps everything: nothing is recomputed."""
         price = self.pricing.price(LayerSaving(policy=(), input="keep"), whole=False)
-        return Way(kept=(), everything=True, price=price)
+        return Way(saved_names=(), everything=True, price=price)
 
     def way(self, saved_names: frozenset[str], away: frozenset[str] = frozenset()) -> Way:
         """These are kept or wait on the host, as far as backward or what is run again reads them; the block's inputs
@@ -149,7 +149,7 @@ class _LayerProgramme:
         saving = LayerSaving(policy=_policy(saved_names - inputs, away), input="keep")
         price = self.pricing.price(saving, whole=False)
         own = tuple(sorted(entry.tensor for entry in price.saved if entry.tensor not in inputs))
-        return Way(kept=own, away=tuple(sorted(away)), everything=False, price=price)
+        return Way(saved_names=own, away=tuple(sorted(away)), everything=False, price=price)
 
     def fastest(self, budget: int, away_budget: int = 0) -> tuple[frozenset[str], frozenset[str]] | None:
         """Tensors of `sizes` to keep, within as many bytes, and to send to the host, so that recomputation takes

@@ -377,7 +377,7 @@ def _plan(base: Plan, memory: _Memory, chosen: dict[Layer, Way]) -> Plan:
     alike: dict[tuple[tuple[str, ...], tuple[str, ...]], list[Layer]] = {}
     for layer in memory.pricing.graph.layers():
         if not chosen[layer].everything:
-            alike.setdefault((chosen[layer].kept, chosen[layer].away), []).append(layer)
+            alike.setdefault((chosen[layer].saved_names, chosen[layer].away), []).append(layer)
     rules: list[SavedRule] = []
     for (saved_names, away), layers in alike.items():
         for calls in format_layers(layers):

@@ -38,7 +38,7 @@ class BlockMemory:
         """Whether no point of a family fits by what is known before its layers are priced: ranks hold the parameters of
         the whole model, each once, and what stays with them between steps."""
         choices = self.legality.choices(family)
-        if not choices.kept:
+        if not choices.choices:
             return False
         # Dense parameters are divided by tp, routed experts by ep (and their own tensor axis), both by the pipeline.
         ways = np.array([family.tp, family.ep * family.mesh.etp], float) * family.pp
@@ -55,7 +55,7 @@ class BlockMemory:
         if self.job.kinds.shared:
             return False
         choices = self.legality.choices(family)
-        if not choices.kept:  # no sharding is legal: no point that could fit
+        if not choices.choices:  # no sharding is legal: no point that could fit
             return True
         elements, frozen = (
             # The mean over ranks: the fullest rank holds no less, however layers are cut into stages.
@@ -122,7 +122,7 @@ class BlockMemory:
     def _state(self, choices: Choices, elements: Doubles, frozen: Doubles) -> Doubles:
         """[kept, stages] bytes of parameters, gradients and states. elements, frozen (bytes of weights that are not
         trained): [stages, dense and routed]."""
-        total = np.zeros((len(choices.kept), len(elements)))
+        total = np.zeros((len(choices.choices), len(elements)))
         for column in range(2):
             own = elements[None, :, column]
             # From ZeRO stage `first` on, `size` bytes an element are divided; before it every rank holds all.

@@ -102,7 +102,7 @@ class Opening:
         """All points of a block, or those of its choices that `members` indexes."""
         family, layout = block.family, block.family.layout
         micro, preset = family.micro[block.column], cast(Recompute, family.recompute)
-        choices = self.blocks.legality.choices(family).kept
+        choices = self.blocks.legality.choices(family).choices
         chosen = choices if members is None else [choices[i] for i in members]
         return [
             Point(
@@ -122,16 +122,16 @@ class Opening:
         try:
             flight(block.schedule, family.pp, block.virtual, block.count)
         except PlanError:
-            self.counts.reject("schedule", len(choices.kept))
+            self.counts.reject("schedule", len(choices.choices))
             return
         # First without what ZeRO 2 and 3 hold for a moment, which is the same for all points; then that for each kind
         # of it.
         bare = np.zeros(len(family.table.tensors))
-        fits = (static + self._held(block, bare, by_layer=False)).max(axis=1) <= room
+        fits = (static + self._least_bytes(block, bare, by_layer=False)).max(axis=1) <= room
         for kind in np.unique(choices.holding[fits]).tolist():
             if kind:
                 own = choices.holding == kind
-                zero_bytes = self._zero_held(block, choices.kept[int(np.argmax(own))], kind // 4)
+                zero_bytes = self._zero_held(block, choices.choices[int(np.argmax(own))], kind // 4)
                 fits[own] &= (static[own] + zero_bytes).max(axis=1) <= room
         self.counts.too_large += int((~fits).sum())
         # ZeRO 2 and 3 differ in what comes and goes with a backward, so points are grouped by it; 0 stands for ZeRO 0
@@ -197,7 +197,7 @@ class Opening:
         block, act = group.block, self._act(group)
         pipeline, count, sends, act_of_member = block.pipeline, block.count, self._sends(block), act
         every, table = self._shardings_of(group), block.family.table
-        choices = self.blocks.legality.choices(block.family).kept
+        choices = self.blocks.legality.choices(block.family).choices
         overlap = np.array([choices[i][3] for i in group.members], np.bool_)
         split_backward, clip, first = is_split(block.schedule), self.blocks.clip, every[0]
         adding = self._adding(first, count)
@@ -291,7 +291,7 @@ class Opening:
 
     def _shardings_of(self, group: PointGroup) -> list[Sharding]:
         family = group.block.family
-        choices = self.blocks.legality.choices(family).kept
+        choices = self.blocks.legality.choices(family).choices
         return [self.sharding(family, *choices[i][:3]) for i in group.members]
 
     def _sends(self, block: Block) -> Doubles:
@@ -307,7 +307,7 @@ class Opening:
         joins: NDArray[np.int64] = in_flight.turns + in_flight.again * (block.pipeline.split.counts.sum(axis=1) == 1)
         return joins
 
-    def _held(self, block: Block, extra: Doubles, *, by_layer: bool, waiting: Doubles | None = None) -> Doubles:
+    def _least_bytes(self, block: Block, extra: Doubles, *, by_layer: bool, waiting: Doubles | None = None) -> Doubles:
         """[ranks] bytes of activations, and of what comes and goes with a backward, at least."""
         rows = flight(block.schedule, block.family.pp, block.virtual, block.count)
         frees = bool(self.job.stack.gradients.split_backward_frees)
@@ -323,9 +323,9 @@ class Opening:
         if zero == 2 and not choice[3]:  # gradients of all stages wait for the last backward
             none, extra = np.zeros(len(sharding.collectives)), self._unsharded(sharding, split_backward=False)
             present = np.where(block.pipeline.split.counts > 0, extra, 0.0)
-            return self._held(block, none, by_layer=False, waiting=2 * present.max(axis=1))
+            return self._least_bytes(block, none, by_layer=False, waiting=2 * present.max(axis=1))
         extra = self._unsharded(sharding, split_backward=is_split(block.schedule))
-        return self._held(block, extra, by_layer=zero == 3)
+        return self._least_bytes(block, extra, by_layer=zero == 3)
 
     def _unsharded(self, sharding: Sharding, *, split_backward: bool) -> Doubles:
         key = sharding, split_backward

@@ -106,10 +106,10 @@ class Blocks:
                     self.counts.reject("sharding", legal.blocks * choices.illegal)
                     # Choices that change no row (ZeRO on one rank, say) stand for each other: one is kept, the rest are
                     # duplicates.
-                    self.counts.duplicates += legal.blocks * (points - choices.illegal - len(choices.kept))
+                    self.counts.duplicates += legal.blocks * (points - choices.illegal - len(choices.choices))
                     if self.prune and self.memory.hopeless(family):
-                        self.counts.too_large += legal.blocks * len(choices.kept)
-                    elif legal.blocks and choices.kept:
+                        self.counts.too_large += legal.blocks * len(choices.choices)
+                    elif legal.blocks and choices.choices:
                         yield self.family_bound(family) if keep_going() else 0.0, family
 
     def family_bound(self, family: Family) -> float:
@@ -155,11 +155,11 @@ class Blocks:
 
     def points(self, family: Family) -> int:
         """Points of a family that stand for themselves and may run."""
-        return self.legality.scheduled(family.pp, family.dp).blocks * len(self.legality.choices(family).kept)
+        return self.legality.scheduled(family.pp, family.dp).blocks * len(self.legality.choices(family).choices)
 
     def rows(self, family: Family) -> Iterator[BlockRow]:
         """The rows of a family, with bounds; counts what is too large."""
-        legal, num_choices = self.legality.scheduled(family.pp, family.dp), len(self.legality.choices(family).kept)
+        legal, num_choices = self.legality.scheduled(family.pp, family.dp), len(self.legality.choices(family).choices)
         if not self.prune:
             for schedule, virtual, columns in legal.rows:
                 yield BlockRow(family, schedule, virtual, columns, (0.0,) * len(columns))

@@ -89,7 +89,7 @@ class RowNode:
     @property
     def points(self) -> int:
         """Counts the points in all its blocks."""
-        return len(self.devices.blocks.legality.choices(self.row.family).kept) * len(self.row.columns)
+        return len(self.devices.blocks.legality.choices(self.row.family).choices) * len(self.row.columns)
 
     @property
     def likeness(self) -> Likeness:

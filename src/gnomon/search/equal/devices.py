@@ -125,14 +125,14 @@ class EqualDevices:
         self.counts.num_predicted += 1
         sort = sort_of_point(point)
         # Too slow for the best, and enough plans are known that were faster but did not fit.
-        if timed.step_s >= search.kept.worst_of(sort[0], sort) and len(self.near) >= self._most_near:
+        if timed.step_s >= search.shortlist.worst_of(sort[0], sort) and len(self.near) >= self._most_near:
             return  # whether it fits does not matter
         prediction = timed.prediction()
         found = FoundPlan(point=point, plan=plan, prediction=prediction)
         if all(rank.peak_bytes <= self.limit for rank in prediction.memory) and host_memory(prediction).fits_in(
             self.limit
         ):
-            search.kept.add(found)
+            search.shortlist.add(found)
             return
         if self.smallest is None or prediction.tightest.peak_bytes < self.smallest.prediction.tightest.peak_bytes:
             self.smallest = found
@@ -150,7 +150,7 @@ class EqualDevices:
             goal=self.goal,
             space=self.space,
             best=tuple(search.best),
-            diverse=isinstance(search.kept, Diverse),
+            diverse=isinstance(search.shortlist, Diverse),
             counts=self.counts,
             limit_bytes=self.limit,
             near=tuple(self.near),

@@ -27,7 +27,7 @@ Choice = tuple[int, int, int, bool]
 class Choices:
     """What the points of a block differ in: those that stand for themselves and may run."""
 
-    kept: tuple[Choice, ...]
+    choices: tuple[Choice, ...]
     illegal: int
     """The number of the other points that cannot run: experts that do not divide, ZeRO 3 that waits with its
     reductions, what the stack has not."""
@@ -165,7 +165,7 @@ class Legality:
         effective = np.where(divided, zero, 3 * by_layer)
         overlap = np.array([choice[3] for choice in choices], np.int64)
         return Choices(
-            kept=choices,
+            choices=choices,
             illegal=illegal,
             zero=zero,
             effective=effective,

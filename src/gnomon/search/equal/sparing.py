@@ -56,7 +56,7 @@ def sparing_points(blocks: Blocks, families: Iterable[Family]) -> Iterator[Point
 def _of_family(blocks: Blocks, family: Family) -> Iterator[_Candidate]:
     choices, legal = blocks.legality.choices(family), blocks.legality.scheduled(family.pp, family.dp).rows
     rows = [row for row in legal if row[0] == orders.DEFAULT] or list(legal[:1])
-    if not choices.kept or not rows:
+    if not choices.choices or not rows:
         return
     schedule, virtual, columns = rows[0]
     column = min(columns, key=lambda at: family.micro[at])
@@ -65,12 +65,12 @@ def _of_family(blocks: Blocks, family: Family) -> Iterator[_Candidate]:
     roomy = np.flatnonzero(peak_bytes <= ROOMY[0])
     picked = {int(np.argmin(peak_bytes))}
     if len(roomy):
-        picked.add(min(roomy.tolist(), key=lambda at: (choices.kept[at][2], not choices.kept[at][3])))
+        picked.add(min(roomy.tolist(), key=lambda at: (choices.choices[at][2], not choices.choices[at][3])))
     layout = family.layout
     for at in sorted(picked):
         if peak_bytes[at] > 1:
             continue
-        replicas, shards, zero, overlap = choices.kept[at]
+        replicas, shards, zero, overlap = choices.choices[at]
         point = Point(
             family.tp, family.cp, family.ep, family.pp, replicas, shards, schedule, virtual, family.micro[column],
             layout.sequence_parallel, layout.keep_gathered, layout.context, cast(Recompute, family.recompute), zero,

@@ -110,9 +110,9 @@ class Fitting:
 
     def lines(self, rung: Rung) -> tuple[str, ...]:
         """A rung's changes in the terms of the user's own file; none where the plan is from no such file."""
-        return self._said(rung.options, rung.plan) or ()
+        return self._lines_of(rung.options, rung.plan) or ()
 
-    def _said(self, options: Sequence[str], plan: Plan) -> tuple[str, ...] | None:
+    def _lines_of(self, options: Sequence[str], plan: Plan) -> tuple[str, ...] | None:
         if self.terms is None or any(name not in self.terms.words for name in options):
             return ()
         return self.terms.of(options, Change(before=self.base.plan, after=plan, workload=self.base.workload))
@@ -123,8 +123,8 @@ class Fitting:
         for option in self.options:
             if option.name in options:
                 stack = option.software(stack) or stack
-                if self.terms is not None and option.name in self.terms.beside:
-                    stack = self.terms.beside[option.name](stack)
+                if self.terms is not None and option.name in self.terms.stack_changes:
+                    stack = self.terms.stack_changes[option.name](stack)
         return stack
 
     def _amounts(self, option: Option, plan: Plan) -> Amounts | None:
@@ -149,13 +149,13 @@ class Fitting:
         """Predicts the plan, as the words of the user's file make it; a plan that was predicted before is not again.
         graph: in place of the job's."""
         if self.terms is not None:
-            plan = self.terms.made(Change(before=self.base.plan, after=plan, workload=work or self.base.workload))
+            plan = self.terms.plan_of(Change(before=self.base.plan, after=plan, workload=work or self.base.workload))
         bare = Rung(options=tuple(options), changes=tuple(changes), plan=plan, prediction=None)
         stack, before = self.base.pricing.stack, self.base.plan
         if not proposes(stack, before, plan):
             lacking = [what for what in unsupported(stack, plan) if what not in unsupported(stack, before)]
             return replace(bare, why_not=f"{stack.name} does not run {'; '.join(lacking)}")
-        if self._said(options, plan) is None:
+        if self._lines_of(options, plan) is None:
             return replace(bare, why_not=f"{stack.name} cannot be told to")
         outcome = self._predicted(plan, work or self.base.workload, self._stack(options), graph)
         if isinstance(outcome, str):
@@ -206,7 +206,7 @@ class Fitting:
             # is to be added to it.
             return []
 
-    def alone(self) -> Iterator[Rung]:
+    def single_changes(self) -> Iterator[Rung]:
         """Every level of every option by itself, and half of what can be taken in part."""
         plan = self.base.plan
         for option in self.options:

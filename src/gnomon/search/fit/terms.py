@@ -66,9 +66,9 @@ class Terms:
     style: Style
     words: Mapping[str, Words]
     """Name of an option -> what sets it."""
-    beside: Mapping[str, Callable[[Stack], Stack]] = field(default_factory=dict)
+    stack_changes: Mapping[str, Callable[[Stack], Stack]] = field(default_factory=dict)
     """Name of an option -> what its words change in the program besides, as Liger's switch does more than the loss."""
-    made: Callable[[Change], Plan] = lambda change: change.after
+    plan_of: Callable[[Change], Plan] = lambda change: change.after
     """The plan that the words of a change make: what else they bring with them, or leave out."""
     in_part: frozenset[str] = frozenset()
     """Options that the program can take in part: a number of layers, a share."""

@@ -151,7 +151,7 @@ class LayerTables:
         """The tables by way of recomputing."""
         key = kind, tp, cp, ep, *_layout(block, tp, cp)
         if key not in self._all:
-            self._all[key] = self._made(kind, tp, cp, ep, block)
+            self._all[key] = self._tables_of(kind, tp, cp, ep, block)
         return self._all[key]
 
     def roomiest(
@@ -175,7 +175,7 @@ class LayerTables:
             )
         return self._roomiest[key]
 
-    def _made(self, kind: int, tp: int, cp: int, ep: int, block: MixedBlock) -> dict[str, LayerTable]:
+    def _tables_of(self, kind: int, tp: int, cp: int, ep: int, block: MixedBlock) -> dict[str, LayerTable]:
         # The smallest mesh with these axes: ep ranks are drawn from dp_shard x tp x cp, so dp_shard is what ep needs
         # beyond the two others.
         mesh = Mesh(dp_shard=ep // gcd(ep, tp * cp), tp=tp, cp=cp, ep=ep)

@@ -215,7 +215,7 @@ class MixedDevices:
             return
         self.counts.num_predicted += 1
         if fits(prediction, self.space.kinds, self.limits):
-            search.kept.add(
+            search.shortlist.add(
                 MixedFound(
                     point=point, plan=prediction.plan, prediction=prediction, kinds=tuple(sorted(set(point.kinds)))
                 )

@@ -64,7 +64,7 @@ class MixedResult:
     """No plan of the space is faster than this; the best one's step where that is proved."""
     equal: MixedFound | None
     """The best plan with equal shares and equal layers on all kinds; None if none fits."""
-    alone: tuple[tuple[DeviceKind, MixedFound | None], ...]
+    best_of_kinds: tuple[tuple[DeviceKind, MixedFound | None], ...]
     """The best plan on each kind by itself; None if none fits, or of those `unfinished` if none was found in time."""
     predicted: int
     """Counts the predictions of all searches together."""
@@ -207,7 +207,7 @@ def plan_mixed(
         # While candidates are open, nothing is proved below the least of their bounds.
         bound_s=min(search.open_s, best[0].step_s),
         equal=even.best[0] if even.best else None,
-        alone=each_alone,
+        best_of_kinds=each_alone,
         predicted=predicted + even.counts.num_predicted + search.counts.num_predicted,
         end_reason=search.ended,
         unfinished=(*unfinished, *(["equal"] if even.ended == "budget" else [])),
@@ -286,7 +286,7 @@ def fitting(
     def found_alone(quick: bool) -> MixedFound | None:
         for index in able:
             try:
-                own, _ = _alone(alone_request, space.kinds[index], allowed[index], quick=quick)
+                own, _ = _best_of_kind(alone_request, space.kinds[index], allowed[index], quick=quick)
             except PlanError:
                 continue
             return _of_kind(own, index)
@@ -336,7 +336,7 @@ def _each_alone(
     predicted, unfinished = 0, list[str]()
     for index, (kind, limit) in enumerate(zip(kinds, allowed, strict=True)):
         try:
-            own, counts = _alone(alone_request, kind, limit, keep_going=keep_going)
+            own, counts = _best_of_kind(alone_request, kind, limit, keep_going=keep_going)
         except PlanError:
             best.append((kind, None))
             if not keep_going():
@@ -353,7 +353,7 @@ def _of_kind(own: Prediction, index: int) -> MixedFound:
     return MixedFound(point=None, plan=own.plan, prediction=own, kinds=(index,))
 
 
-def _alone(
+def _best_of_kind(
     request: _AloneRequest, kind: DeviceKind, limit_bytes: int, *, quick: bool = False, keep_going: KeepGoing = always
 ) -> tuple[Prediction, Counts]:
     """The best plan on one kind, and how many were predicted. PlanError where nothing fits or runs there, or none was

@@ -223,7 +223,7 @@ class Bounds:
                 least = held_bytes(saved_bytes, inside, (schedule,), rank, shape.pp, block.microbatches)
                 # What the schedule's rows hold, stage by stage, is at least as large as what the closed form knows.
                 if played:
-                    open_units = flight(schedule, shape.pp, shape.virtual, block.microbatches).held
+                    open_units = flight(schedule, shape.pp, shape.virtual, block.microbatches).open_units
                     insides = np.stack([table.inside[b - 1, own] for _, b in parts])
                     least = np.maximum(least, open_units.least(rank, np.stack(saved_bytes), insides))
                 held_bytes_ = held_bytes_ + least

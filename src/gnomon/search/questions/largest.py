@@ -184,14 +184,14 @@ def largest_of(question: Question, cluster: Cluster, workload: Workload, graphs:
 def _case(
     question: Question, cluster: Cluster, workload: Workload, graph: Graph, label: str, large: Large | None = None
 ) -> Case:
-    return replace(question, graph=graph).fitting(cluster, workload, label=_said(graph, label), large=large)
+    return replace(question, graph=graph).fitting(cluster, workload, label=_label(graph, label), large=large)
 
 
 def _without(question: Question, cluster: Cluster, workload: Workload, graph: Graph, label: str) -> Case:
     """A size of which the exact search is known to have no plan."""
     why, cost = "nothing fits in memory", rent(cluster, question.prices)
-    return Case(label=_said(graph, label), cluster=cluster, workload=workload, best=None, why=why, rent=cost)
+    return Case(label=_label(graph, label), cluster=cluster, workload=workload, best=None, why=why, rent=cost)
 
 
-def _said(graph: Graph, label: str) -> str:
+def _label(graph: Graph, label: str) -> str:
     return f"{label} ({graph.num_parameters() / 1e9:.3g}B)"

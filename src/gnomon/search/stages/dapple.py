@@ -111,13 +111,13 @@ class Prices:
         # ceil: the replica with the most sequences sets the pace of its stage.
         most = -(-self.size // replicas)
         if most not in self._tables:
-            self._tables[most] = self._made(replicas, most)
+            self._tables[most] = self._table_of(replicas, most)
         return self._tables[most]
 
-    def _made(self, replicas: int, most: int) -> _Table:
+    def _table_of(self, replicas: int, most: int) -> _Table:
         # Data parallelism with this share on every replica prices all layers at once.
         work = replace(self.workload, global_batch_size=most * replicas * self.count)
-        prediction = predict(self.graph, self.cluster, self._alone(replicas), work, self.stack)
+        prediction = predict(self.graph, self.cluster, self._data_parallel(replicas), work, self.stack)
         pricing, width = prediction.pricing, DTYPE_BITS[self.base.precision.reduce] // 8
         (stage,) = pricing.stages
         return _Table(
@@ -129,7 +129,7 @@ class Prices:
             width=width,
         )
 
-    def _alone(self, replicas: int) -> Plan:
+    def _data_parallel(self, replicas: int) -> Plan:
         """Data parallelism over the first devices, with equal shares."""
         every = replicas == self.cluster.num_devices
         return replace(
@@ -178,7 +178,7 @@ class Prices:
     def plan(self, pieces: Pieces) -> Plan:
         """The pieces as a plan that lists its stages; data parallelism where there is one and shares are equal."""
         if len(pieces) == 1 and self.size % len(pieces[0].devices) == 0:
-            return self._alone(len(pieces[0].devices))
+            return self._data_parallel(len(pieces[0].devices))
         stages = tuple(
             Stage(
                 calls=format_layers(self.layers[self.places[p.first] : self.places[p.last]]),

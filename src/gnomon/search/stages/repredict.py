@@ -91,10 +91,10 @@ class Trials:
         """Times that `predict` was called, or the prices that it begins with."""
         self._prices: dict[tuple[int, PriceKind, Preset], LayerPrice] = {}
         self._seconds: dict[tuple[object, Key], float] = {}
-        self._alone: dict[tuple[Content, str], float] = {}
+        self._layer_seconds: dict[tuple[Content, str], float] = {}
         self._peaks: dict[tuple[Content, ...], int] = {}
         self._steps: dict[tuple[Content, ...], float] = {}
-        self._made: dict[Plan, Trial] = {}
+        self._trials: dict[Plan, Trial] = {}
         self._known_alike: dict[tuple[int, ...], bool] = {}
         self._stages: dict[tuple[int, int, int, tuple[Preset, ...]], StagePrice] = {}
         self._same = [_where(stage) for stage in pricing.stages]
@@ -107,11 +107,11 @@ class Trials:
         plan = self.recut.plan_of(counts, presets)
         spans = tuple(self.recut.bounds(counts))
         if not self._alike(plan) or not self._known(spans, presets):
-            if plan not in self._made:
+            if plan not in self._trials:
                 prediction = self._predict(plan)
                 peaks = tuple(rank.peak_bytes for rank in prediction.memory)
-                self._made[plan] = Trial(plan=plan, step_s=prediction.step_s, peaks=peaks)
-            return self._made[plan]
+                self._trials[plan] = Trial(plan=plan, step_s=prediction.step_s, peaks=peaks)
+            return self._trials[plan]
         contents = self._contents(spans, presets)
         pricing = self._pricing(plan, spans, presets)
         step_s = self._step(contents, pricing)
@@ -141,13 +141,13 @@ class Trials:
         none: Preset = "none"
         presets = (none,) * (last - first)
         content = self._content(stage, a, b, presets)
-        if any((content, kind) not in self._alone for kind in kinds):
+        if any((content, kind) not in self._layer_seconds for kind in kinds):
             self._has(self._keys(stage, a, b, presets))
             pricing = self.prediction.pricing.with_stage(stage, self._stage(stage, a, b, presets))
             for kind in kinds:
                 key = Key(kind=kind, stage=stage, rank_class=0, shape="", name="")
-                self._alone[content, kind] = float(quantise(np.array([pricing.seconds(key)]))[0])
-        return tuple(self._alone[content, kind] for kind in kinds)
+                self._layer_seconds[content, kind] = float(quantise(np.array([pricing.seconds(key)]))[0])
+        return tuple(self._layer_seconds[content, kind] for kind in kinds)
 
     def layer_seconds(self, position: int) -> float:
         """Seconds of one layer of the graph by itself, forward and backward, without what surrounds it."""

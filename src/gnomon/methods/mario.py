@@ -141,10 +141,14 @@ def prepose_forward(
                 continue
             if trial is None:
                 continue
-            total, worst = _peaks(trial, sizes)
             played = simulate(trial)
-            if worst <= limit and (float(played.end.max()), total) < score:
-                rows, structure, times, score = moved, trial, played, (float(played.end.max()), total)
+            last = float(played.end.max())
+            # Memory is asked only of orders that time does not refuse: most are slower.
+            if last > score[0]:
+                continue
+            total, worst = _peaks(trial, sizes)
+            if worst <= limit and (last, total) < score:
+                rows, structure, times, score = moved, trial, played, (last, total)
                 moving = True
                 break
     return structure.program

@@ -78,12 +78,11 @@ def effect_table(program: Program) -> EffectTable:
     amounts: dict[tuple[int, int], int] = {}
     classes = {b.name: i for i, b in enumerate(program.buffers)}
     chained = _chained(program)
-    replaced = np.array([r for r, o in program.overrides.items() if o.effects is not None and not o.adds], np.int64)
+    replaced = np.zeros(program.num_rows, bool)
+    replaced[[r for r, o in program.overrides.items() if o.effects is not None and not o.adds]] = True
     # Kind by kind, all of its rows at once: an effect is a few vector operations whatever the number of rows.
     for k, kind in enumerate(program.kinds):
-        rows = np.flatnonzero(program.kind == k)
-        if len(replaced):
-            rows = rows[~np.isin(rows, replaced)]
+        rows = np.flatnonzero((program.kind == k) & ~replaced)
         for effect in kind.effects if len(rows) else ():
             buffer = program.buffers[_class_index(classes, effect.buffer, f"kind {kind.name}")]
             if effect.which != "own" or buffer.per == "sequence" or buffer.name in chained:

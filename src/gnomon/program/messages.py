@@ -33,8 +33,14 @@ def messages(program: Program, add: AddEdges) -> tuple[tuple[Longs, Longs], list
     """Matched (sends, receives) of all communicators, and the problems met. Adds their edges through `add`."""
     all_sends, all_receives = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
     problems: list[Problem] = []
-    for comm in program.comms:
-        sends, receives = _side(program, comm, "send"), _side(program, comm, "recv")
+    index = {comm.name: i for i, comm in enumerate(program.comms)}
+    comm_of = np.array([index.get(kind.comm, -1) for kind in program.kinds], np.int64)[program.kind]
+    for row, override in program.overrides.items():
+        if override.comm:
+            comm_of[row] = index[override.comm]
+    for i, comm in enumerate(program.comms):
+        mine = np.flatnonzero(comm_of == i)
+        sends, receives = _side(program, mine, "send"), _side(program, mine, "recv")
         problems += _duplicates(program, *sends) + _duplicates(program, *receives)
         matched = _match(sends, receives)
         problems += _unmatched(program, comm, sends, matched[0], "send without receive")
@@ -49,31 +55,22 @@ def messages(program: Program, add: AddEdges) -> tuple[tuple[Longs, Longs], list
     return (np.concatenate(all_sends), np.concatenate(all_receives)), problems
 
 
-def _side(program: Program, comm: Communicator, side: str) -> tuple[Longs, Longs]:
-    """(tags, rows) of one side of a communicator, sorted by tag."""
-    parts = []
-    moved = {row: o for row, o in program.overrides.items() if o.comm or o.peer is not None}
-    for k, kind in enumerate(program.kinds):
-        if kind.message != side:
-            continue
-        rows = np.flatnonzero(program.kind == k) if kind.comm == comm.name else np.zeros(0, np.int64)
-        leave = [r for r, o in moved.items() if o.comm and o.comm != comm.name]
-        join = [r for r, o in moved.items() if o.comm == comm.name != kind.comm and program.kind[r] == k]
-        if leave or join:
-            rows = np.union1d(np.setdiff1d(rows, leave), np.array(join, np.int64))
-        here = program.stage[rows].astype(np.int64)
-        there = here + (kind.hop if side == "send" else -kind.hop)
-        for row in moved:
-            peer = moved[row].peer
-            if peer is not None:
-                there[rows == row] = peer
-        np.clip(there, -1, program.num_stages, out=there)  # a hop past either end: one stage that nobody has
-        source, target = (here, there) if side == "send" else (there, here)
-        # Source, target and unit in one integer, each one higher since -1 stands for "none"; the row below them, so
-        # that one sort orders by message and then by issue. 11 + 11 + 18 + 23 bits are 63: the sign stays free.
-        tag = ((source + 1) << _STAGE_BITS | (target + 1)) << _UNIT_BITS | (program.unit[rows] + 1)
-        parts.append(tag << _ROW_BITS | rows)
-    packed = np.sort(np.concatenate(parts)) if parts else np.zeros(0, np.int64)
+def _side(program: Program, rows: Longs, side: str) -> tuple[Longs, Longs]:
+    """(tags, rows) of those rows of a communicator that are on this side, sorted by tag."""
+    on_side = np.array([kind.message == side for kind in program.kinds])
+    rows = rows[on_side[program.kind[rows]]]
+    hop = np.array([kind.hop if side == "send" else -kind.hop for kind in program.kinds], np.int64)
+    here = program.stage[rows].astype(np.int64)
+    there = here + hop[program.kind[rows]]
+    for row, override in program.overrides.items():
+        if override.peer is not None:
+            there[rows == row] = override.peer
+    np.clip(there, -1, program.num_stages, out=there)  # a hop past either end: one stage that nobody has
+    source, target = (here, there) if side == "send" else (there, here)
+    # Source, target and unit in one integer, each one higher since -1 stands for "none"; the row below them, so that
+    # one sort orders by message and then by issue. 11 + 11 + 18 + 23 bits are 63: the sign stays free.
+    tag = ((source + 1) << _STAGE_BITS | (target + 1)) << _UNIT_BITS | (program.unit[rows] + 1)
+    packed = np.sort(tag << _ROW_BITS | rows)
     return packed >> _ROW_BITS, packed & ((1 << _ROW_BITS) - 1)
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
+from functools import lru_cache
 from itertools import pairwise
 from pathlib import Path
 from types import MappingProxyType
@@ -22,7 +23,7 @@ from gnomon.errors import PlanError
 from gnomon.graph import Dtypes as GraphDtypes
 from gnomon.graph import Graph, Layer, Op
 from gnomon.graph import Tensor as GraphTensor
-from gnomon.plans import Mesh, Plan, RouterLoad, layer_presets, stage_layers
+from gnomon.plans import Layout, Mesh, Plan, RouterLoad, layer_presets, stage_layers
 from gnomon.plans.experts import routers, under
 from gnomon.plans.groups import layer_groups
 from gnomon.plans.parts import Preset
@@ -170,12 +171,19 @@ def _held_apart(slots: Sequence[Slot], values: Values | None, zero: int, graph: 
     return place_slots(chosen)
 
 
-def sharded_blocks(graph: Graph, plan: Plan, mesh: Mesh) -> dict[str, ShardedBlock]:
+def sharded_blocks(graph: Graph, plan: Plan, mesh: Mesh) -> Mapping[str, ShardedBlock]:
     """Blocks of a rank in this mesh, of a few tokens: only parameters are asked for."""
+    return _sharded(graph, plan.layout, mesh)
+
+
+@lru_cache(maxsize=16)
+def _sharded(graph: Graph, layout: Layout, mesh: Mesh) -> Mapping[str, ShardedBlock]:
+    """Kept because a job asks for the same blocks when its plan is checked, and again when they are laid out."""
     open_dims = {dim.name for block in graph.blocks for dim in block.dims if dim.size is None}
     # any that axes divide
     sizes = {"batch": 1, "seq": 1} | {name: 2 * mesh.cp * mesh.tp for name in open_dims if name != "batch"}
-    return shard_graph(graph, plan.layout, mesh, sizes, GraphDtypes(param="fp32", compute="fp32"))
+    dtypes = GraphDtypes(param="fp32", compute="fp32")
+    return MappingProxyType(shard_graph(graph, layout, mesh, sizes, dtypes))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -180,6 +180,25 @@ def test_one_negative_zero_alone_sums_to_zero(name: str) -> None:
     assert backend.reports
 
 
+def test_negative_zeros_stay_so() -> None:
+    """The largest and the least of rows, columns and all, of what is read once a row and of a constant."""
+
+    def function(x: torch.Tensor, y: torch.Tensor) -> list[torch.Tensor]:
+        scaled = x * 1.5
+        made = [scaled.amax(1), scaled.amin(1), scaled.amax(0), scaled.amin(0), scaled.amax(), scaled.amin()]
+        return [one.reciprocal() for one in (*made, y * x.abs().add(1), torch.full_like(x, -0.0) * (x * x + 1))]
+
+    for dtype in (torch.float32, torch.float64):
+        backend.reports.clear()
+        fast = torch.compile(function, backend=backend.gnomon)
+        for columns in (1, 40):
+            x, y = torch.full((33, columns), -0.0, dtype=dtype), torch.full((33, 1), -0.0, dtype=dtype)
+            for _ in range(3):
+                for a, b in zip(fast(x, y), function(x, y), strict=True):
+                    assert torch.equal(a, b), (dtype, columns)
+        assert not any(trial.verdict.get("wrong") for graph in backend.reports for trial in graph.trials.values())
+
+
 def test_writes_and_random_numbers_keep_their_order() -> None:
     torch._dynamo.reset()
 

@@ -109,3 +109,40 @@ def test_an_index_outside_is_pytorchs_error() -> None:
         assert backend.reports[-1].pairs
         with pytest.raises(IndexError):
             fast(x, torch.tensor([0, 3]))
+
+
+class Recommender(torch.nn.Module):
+    """Rows of tables by the columns of a tensor of indices, with a dense vector, multiplied by each other."""
+
+    def __init__(self, tables: int, depth: int, narrow: bool) -> None:
+        super().__init__()
+        self.tables = torch.nn.ModuleList(torch.nn.Embedding(5 + n, depth) for n in range(tables))
+        self.register_buffer("below", torch.tril_indices(tables + 1, tables + 1, -1))
+        self.narrow = narrow
+
+    def forward(self, dense: Any, indices: Any) -> Any:
+        indices = indices.int() if self.narrow else indices
+        every = torch.stack([dense, *[table(indices[:, n]) for n, table in enumerate(self.tables)]], 1)
+        dots = every @ every.transpose(1, 2)
+        return torch.cat([dense, dots[:, self.below[0], self.below[1]]], -1)
+
+
+@pytest.mark.parametrize("dtype", NEAR, ids=["fp32", "bf16"])
+@pytest.mark.parametrize(("tables", "depth", "narrow"), [(4, 1, False), (7, 16, True), (18, 33, False)])
+def test_lookups_and_their_products_are_one_kernel(tables: int, depth: int, narrow: bool, dtype: Any) -> None:
+    torch.manual_seed(0)
+    model = Recommender(tables, depth, narrow).to(dtype)
+    fast = torch.compile(model, backend=backend.gnomon)
+    with torch.no_grad():
+        for batch in (1, 5, 9):  # from the second on of any size
+            dense, indices = torch.randn(batch, depth).to(dtype), torch.randint(0, 5, (batch, tables + 2))
+            for _ in range(3):
+                torch.testing.assert_close(fast(dense, indices), model(dense, indices), **NEAR[dtype])
+        [call] = backend.reports[-1].table_pairs
+        assert "wrong" not in call.verdict
+        for trial in call.trials.values():  # whatever they said of its speed
+            trial.kept = True
+        torch.testing.assert_close(fast(dense, indices), model(dense, indices), **NEAR[dtype])
+        indices[-1, 0] = 5
+        with pytest.raises(IndexError):
+            fast(dense, indices)

@@ -22,7 +22,7 @@ NUMBERS = {
     "exponent": 1.3, "eps": None,
 }  # fmt: skip
 LEFT_OUT = {"dtype", "layout", "device", "pin_memory", "non_blocking", "memory_format", "rounding_mode", "approximate"}
-GUARDED = {aten.gelu.default, aten.hardswish_backward.default}
+GUARDED = {aten.gelu.default, aten.hardswish_backward.default, aten.hardtanh_backward.default}
 """What leaves some numbers to ATen, which has two answers for them."""
 SAMPLED = {torch.float64: 2, torch.int32: 3, torch.int16: 3}
 """Dtypes whose rules are those of another dtype but for its size -> each how many-th is tried."""
@@ -85,15 +85,37 @@ def test_each_rule_gives_what_aten_gives(dtype: torch.dtype) -> None:
         tried += 1
         if guarded and dtype.is_floating_point:
             with pytest.raises(Failed):
-                lowered(
-                    *(torch.full_like(x, torch.nan if op is aten.hardswish_backward.default else 2e38) for x in given)
-                )
+                lowered(*(torch.full_like(x, 2e38 if op is aten.gelu.default else torch.nan) for x in given))
             given = [x.nan_to_num(0.5, 2.0, -2.0).clamp(-1e30, 1e30) for x in given]
         for a, b in zip(*lowered(*given), strict=True):
             if why := unlike(a, b, given):
                 wrong.append(f"{op}{' guarded' if guarded else ''}: {why}")
     assert not wrong, "\n".join(wrong)
     assert tried > (60 if dtype.is_floating_point else 15) // SAMPLED.get(dtype, 1)
+
+
+@pytest.mark.parametrize("dtype", made.FLOATS, ids=str)
+def test_gradients_of_clamps_have_one_answer_for_special_numbers(dtype: torch.dtype) -> None:
+    """Whatever the length of a row and its layout; or the rule leaves these numbers to ATen, whose vectors give another
+    gradient of some than the rest of a row."""
+    for op in [one for one in FORMULAS if "_backward" in str(one) and "dropout" not in str(one)]:
+        args, named = arguments(op)
+
+        def function(*x: torch.Tensor, op: Any = op, args: Any = args, named: Any = named) -> Any:
+            left = iter(x)
+            return op(*(next(left) if a == "T" else a for a in args), **named)
+
+        for count in (3, 70):
+            grad = torch.linspace(1, 2, count).to(dtype)
+            for laid in (torch.clone, lambda one: torch.stack([one, one], 1)[:, 0]):
+                lowered = Lowered(function, laid(grad), laid(grad))
+                for number in (torch.nan, torch.inf, -torch.inf, -0.0):
+                    given = [laid(grad), laid(torch.full_like(grad, number))]
+                    try:
+                        [a], [b] = lowered(*given)
+                    except Failed:
+                        continue
+                    assert not unlike(a, b, given), (op, number, count)
 
 
 def unlike(a: torch.Tensor, b: torch.Tensor, given: list[torch.Tensor]) -> str:

@@ -46,6 +46,7 @@ from gnomon.compiler import (
     scan_tracing,
     steps,
     table_gradient,
+    table_pairs,
     tuner,
 )
 from gnomon.compiler.build import address_of, has_compiler, libraries
@@ -246,6 +247,7 @@ class CompiledGraph:
         self.pairs = [*pairs.fuse(module.graph), *pairs_backward.fuse(module.graph)]
         self.tables = table_gradient.fuse(module.graph)
         self.columns = columns.fuse(module.graph)
+        self.table_pairs = table_pairs.fuse(module.graph)
         self.recurrent = recurrent.fuse(module.graph, recurrent_training.Learner)
         self.scans = scan.fuse(module.graph)
         self.attention = attention.fuse(module.graph)
@@ -263,8 +265,8 @@ class CompiledGraph:
         self.program: Program = program(module.graph, environment_of(module.graph))
         self.program.saved = saved
         self.tried = [
-            *self.convolutions, *self.previews, *self.draws, *self.pairs, *self.tables, *self.scans, *self.attention,
-            *self.experts, *self.quantized,
+            *self.convolutions, *self.previews, *self.draws, *self.pairs, *self.table_pairs, *self.tables, *self.scans,
+            *self.attention, *self.experts, *self.quantized,
         ]  # fmt: skip
         self.tried += [*self.stencils, *self.chains]
         """What is no group and tried by itself."""

@@ -371,6 +371,7 @@ class Columns:
             ]  # fmt: skip
             code += numbers.code
             target += column.dim
+        self.columns = tuple(columns)
         self.count, self.width = len(columns), target
         self.stacked, self.dtype = node.meta["val"].dim() == 3, node.meta["val"].dtype
         self.table = (ctypes.c_int64 * len(rows))(*rows)

@@ -89,6 +89,7 @@ def _tried(compiled: CompiledGraph) -> dict[str, dict[str, int]]:
         "random numbers": compiled.draws,
         "scan over time": compiled.scans,
         "product of pairs": compiled.pairs,
+        "product of pairs of looked-up rows": compiled.table_pairs,
         "gradient of a table": compiled.tables,
         "attention": compiled.attention,
         "products of experts": compiled.experts,

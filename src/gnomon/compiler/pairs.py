@@ -34,8 +34,8 @@ WHOLE = (torch.int64,)
 FORMULA = Path(__file__).with_name("cpp") / "pairs.cpp"
 
 
-class _PairsCall(ctypes.Structure):
-    """The struct `Call` of cpp/pairs.cpp, field by field."""
+class PairsCall(ctypes.Structure):
+    """The struct `Call` of cpp/pairs.h, field by field."""
 
     _fields_ = [
         (name, ctypes.c_void_p if name in ("x", "y", "i", "j", "first", "out") else ctypes.c_int64)
@@ -49,7 +49,7 @@ class _PairsCall(ctypes.Structure):
 @cache
 def kernel(dtype: torch.dtype) -> Callable[[Any], int] | None:
     """The compiled kernel, None where it does not compile."""
-    return kernel_of(text_of(FORMULA, dtype), ctypes.POINTER(_PairsCall))
+    return kernel_of(text_of(FORMULA, dtype), ctypes.POINTER(PairsCall))
 
 
 class Pairs(TriedKernel):
@@ -70,7 +70,7 @@ class Pairs(TriedKernel):
         if function is None or not (first == [] or first[0].stride(1) == 1 or before == 1) or not batch:
             return self.aten(*args)
         out = torch.empty((batch, before + count), dtype=x.dtype)
-        call = _PairsCall(
+        call = PairsCall(
             batch=batch, rows=rows, columns=columns, depth=depth, count=count, before=before,
             parallel=int(torch.get_num_threads() > 1 and batch * rows * columns * depth >= PARALLEL),
             x=x.data_ptr(), y=y.data_ptr(), i=i.data_ptr(), i_step=i.stride(0), j=j.data_ptr(), j_step=j.stride(0),

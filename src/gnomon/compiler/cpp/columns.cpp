@@ -100,7 +100,7 @@ void bag(const S* table, const int64_t* chosen, int64_t many, int64_t dim, bool 
 }
 
 ALWAYS void ask_for(const S* row, int64_t dim) {
-    for (int64_t byte = 0; byte < dim * (int64_t)sizeof(S) && byte < 256; byte += 64) __builtin_prefetch((const char*)row + byte);
+    for (int64_t byte = 0; byte < dim * (int64_t)sizeof(S) && byte < 256; byte += 64) ask((const char*)row + byte);
 }
 
 // Asks for the table rows of a column of plain numbers, some tiles before they are copied.

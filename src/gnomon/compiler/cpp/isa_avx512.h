@@ -24,3 +24,10 @@ ALWAYS I widened(I16 v) { return __builtin_ia32_pmovzxwd512_mask(v, I{}, (unsign
 ALWAYS I widened(I8 v) { return __builtin_ia32_pmovzxbd512_mask(v, I{}, (unsigned short)-1); }
 ALWAYS I16 narrowed16(I v) { return __builtin_ia32_pmovdw512_mask(v, I16{}, (unsigned short)-1); }
 ALWAYS I8 narrowed8(I v) { return __builtin_ia32_pmovdb512_mask(v, I8{}, (unsigned short)-1); }
+// numbers of a table of sixteen: each lane's is at the low four bits of its place
+#define LOOKS_UP
+ALWAYS F looked_up(const float* table, F place) {
+    F numbers;
+    memcpy(&numbers, table, sizeof numbers);
+    return (F)__builtin_ia32_permvarsf512_mask(numbers, (I)place, numbers, (unsigned short)-1);
+}

@@ -67,6 +67,33 @@ ALWAYS F vtanh(F x) {
     q = fused(q, z, 1.0f);
     return ended(c * p, q, x, 9.01f);
 }
+#ifdef LOOKS_UP
+// erf(x) / x for |x| to 3.92 in 16 pieces of 1 / 3.75 around s / 3.75: a polynomial in t = 3.75 |x| - s, -0.5 <= t <= 0.5, whose
+// coefficients are looked up, each degree's in one register. Without the division GELU takes 4.6 ns a vector, by the ratio of
+// polynomials below 9.4 (Zen 4), and is within 2.8e-7.
+alignas(64) static const float ERF[5][VW] = {
+    {1.12837911f, 1.10219347f, 1.02993608f, 0.927626193f, 0.814286232f, 0.705490172f, 0.61021775f, 0.5312711f,
+     0.467553288f, 0.41637978f, 0.374939084f, 0.340897679f, 0.312498122f, 0.288461268f, 0.267857105f, 0.25f},
+    {4.90039953e-16f, -0.0512670651f, -0.0904523283f, -0.110879265f, -0.113151409f, -0.102956153f, -0.087165229f, -0.0709521547f,
+     -0.0569554903f, -0.045869384f, -0.0374018215f, -0.0309718717f, -0.0260381307f, -0.0221887901f, -0.0191325694f, -0.0166666508f},
+    {-0.0267464276f, -0.0234642029f, -0.0151485931f, -0.00535025634f, 0.00256822794f, 0.00702939462f, 0.00832452066f, 0.00767499581f,
+     0.00627248874f, 0.00484377146f, 0.00367471576f, 0.00280092005f, 0.00216697878f, 0.00170634512f, 0.00136654067f, 0.00111110078f},
+    {-3.92350955e-15f, 0.00208064774f, 0.00321528781f, 0.00308570196f, 0.00208927644f, 0.000910024217f, 3.95905627e-05f, -0.000391740963f,
+     -0.000495706394f, -0.000439095049f, -0.000338813872f, -0.000247778516f, -0.000179350987f, -0.000131198743f, -9.77176314e-05f, -7.41697586e-05f},
+    {0.000566989358f, 0.000432386296f, 0.000121840094f, -0.000168558312f, -0.000299983774f, -0.000269264128f, -0.000161390097f, -5.96288992e-05f,
+     5.27300813e-07f, 2.30708556e-05f, 2.50733374e-05f, 2.00121503e-05f, 1.43436291e-05f, 9.9713352e-06f, 6.96030656e-06f, 4.94277629e-06f},
+};
+ALWAYS F verf(F x) {
+    const float whole = 12582912.0f;                   // 1.5 * 2^23: a float beyond it has the whole number in its low bits
+    const F c = smaller(splat(3.92f), absv(x));        // a NaN passes
+    const F at = fused(c, 3.75f, whole);
+    const F t = fused(c, splat(3.75f), whole - at);
+    F p = looked_up(ERF[4], at);
+    UNROLLED for (int d = 3; d >= 0; d--) p = fused(p, t, looked_up(ERF[d], at));
+    const F y = smaller(splat(1.0f), p * c);           // 1 at 3.92, whose piece was raised by a last bit for it
+    return (F)((B)y | ((B)x & (int32_t)0x80000000));
+}
+#else
 ALWAYS F verf(F x) {
     F c = larger(splat(-3.92f), smaller(splat(3.92f), x));
     F z = c * c;
@@ -82,6 +109,7 @@ ALWAYS F verf(F x) {
     q = fused(q, z, 1.0f);
     return ended(c * p, q, x, 3.92f);
 }
+#endif
 // The normal distribution below x, e = exp(-x * x / 2): Abramowitz and Stegun, Handbook of Mathematical Functions, 7.1.26,
 // with x / sqrt(2) for x and coefficients halved. GELU's gradient is within 3.1e-7 of the exact one, ATen's within 2.9e-7.
 ALWAYS F vcdf(F x, F e) {

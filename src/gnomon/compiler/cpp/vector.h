@@ -29,6 +29,9 @@ template <class... P> ALWAYS int64_t aside(P... arrays) {
     }
     return best;
 }
+// Asks for a line of memory. GCC takes a function that does nothing but prefetch for one without effects, and leaves out its
+// calls (ipa-pure-const); the empty statement is an effect.
+ALWAYS void ask(const void* p) { __builtin_prefetch(p); asm volatile("" : : "r"(p)); }
 #define INF __builtin_inff()
 #define NANF __builtin_nanf("")
 extern "C" double exp(double) noexcept; extern "C" double log(double) noexcept; extern "C" double log1p(double) noexcept;
@@ -37,9 +40,9 @@ extern "C" double sin(double) noexcept; extern "C" double cos(double) noexcept; 
 extern "C" float sinf(float) noexcept; extern "C" float cosf(float) noexcept; extern "C" float powf(float, float) noexcept;
 extern "C" float log1pf(float) noexcept; extern "C" float expm1f(float) noexcept; extern "C" float tanf(float) noexcept;
 
-// one value in every lane
-ALWAYS F splat(float x) { F z = {}; return z + x; }
-ALWAYS D splatD(double x) { D z = {}; return z + x; }
+// one value in every lane; less zeros, as -0 less 0 is -0 where 0 and -0 are 0, and compilers drop it
+ALWAYS F splat(float x) { return x - F{}; }
+ALWAYS D splatD(double x) { return x - D{}; }
 ALWAYS L splatL(int64_t x) { L z = {}; return z + x; }
 ALWAYS B splatB(bool x) { B z = {}; return z - (int32_t)x; }
 ALWAYS B lanes() { B r; for (int i = 0; i < VW; i++) r[i] = i; return r; }

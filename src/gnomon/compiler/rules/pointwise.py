@@ -325,7 +325,9 @@ ROUNDS_NUMBERS = (add, sub, rsub, power)
 
 GUARDS: dict[Callable[..., Any], Callable[..., list[Value]]] = {
     gelu: lambda self: [~self.gt(ONEDNN_GELU)],
+    # Of NaN ATen's vectors give one gradient (NaN, 0), and the rest of a row another (what was given).
     hardswish_backward: lambda grad_output, self: [self.eq(self)],
+    hardtanh_backward: lambda grad_output, self, min_val, max_val: [self.eq(self)],
 }
 """Formula -> what must hold of its operands for ATen to compute it."""
 

@@ -197,3 +197,17 @@ def test_what_eager_itself_has_wrong_has_a_bound() -> None:
     assert gate.as_right(rounding, wanted, aten_, (x,))
     assert not gate.as_right((wanted[0] + 1e5,), wanted, aten_, (x,))
     assert not gate.as_right((wanted[0] * float("nan"),), wanted, aten_, (x,))
+
+
+def test_the_ends_of_integers_may_cancel_in_a_sum_of_floats() -> None:
+    """They leave what the order of a sum makes of them; a row without them, and integers, are as exact as before."""
+    x = torch.arange(128).repeat(2, 1) % 7
+    x[0, 3], x[0, 70] = torch.iinfo(torch.int64).min, torch.iinfo(torch.int64).max
+    total = lambda x: (x.float().sum(-1, keepdim=True),)  # noqa: E731
+    wanted = total(x)
+    other = (torch.stack([row.float().cumsum(-1)[-1:] for row in x.flip(-1)]),)
+    assert not torch.equal(other[0][0], wanted[0][0])
+    assert gate.as_right(other, wanted, total, (x,))
+    assert not gate.as_right((other[0] + torch.tensor([[0.0], [1.0]]),), wanted, total, (x,))
+    doubled = lambda x: (x * 2,)  # noqa: E731
+    assert not gate.as_right((x * 2 + (x > 1 << 40),), doubled(x), doubled, (x,))

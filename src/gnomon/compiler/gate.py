@@ -217,10 +217,15 @@ def as_right(result: Any, expected: Any, aten: Callable[..., Any], args: tuple[A
     - It is within NEAR times what eager and those moved inputs are away from the result in double, at this element;
       or, where eager is not right itself, at any element of its row (the last dim): terms that cancel leave either
       of them with rounding alone.
-    - Eager has overflowed on the way, and so has it."""
+    - Eager has overflowed on the way, and so has it.
+
+    Integers that no float32 holds are moved too where all results are floats: the ends of their type cancel in a sum of
+    floats, and leave what the order of the sum makes of them."""
+    eps = [torch.finfo(b.dtype).eps if b.is_floating_point() else 0.0 for b in expected]
+    whole_eps = max(eps) if eps and min(eps) else 0.0
     try:
-        exact, *moved = (aten(*_wide(args, seed)) for seed in range(1 + MOVES))
-    except (RuntimeError, TypeError):
+        exact, *moved = (aten(*_wide(args, seed, whole_eps)) for seed in range(1 + MOVES))
+    except (RuntimeError, TypeError, IndexError):  # IndexError: of a table with so many rows
         return False
     for n, (a, b) in enumerate(zip(result, expected, strict=True)):
         if not alike(a, b):
@@ -230,8 +235,13 @@ def as_right(result: Any, expected: Any, aten: Callable[..., Any], args: tuple[A
     return True
 
 
-def _wide(args: tuple[Any, ...], seed: int) -> list[Any]:
-    """Widens floating arguments to double; under any seed but 0 each is moved by at most MOVED of its eps."""
+LARGEST_EXACT = 1 << 24
+"""Integers up to which all are float32."""
+
+
+def _wide(args: tuple[Any, ...], seed: int, whole_eps: float) -> list[Any]:
+    """Widens floating arguments to double; under any seed but 0 each is moved by at most MOVED of its eps, and integers
+    beyond LARGEST_EXACT by MOVED of `whole_eps` towards 0, so that none leaves its type."""
     chance, out = torch.Generator().manual_seed(seed), []
     for a in args:
         if isinstance(a, torch.Tensor) and a.is_floating_point():
@@ -240,6 +250,10 @@ def _wide(args: tuple[Any, ...], seed: int) -> list[Any]:
             if seed:
                 by = torch.rand(a.shape, generator=chance, dtype=torch.float64) - 0.5
                 a = a * (1 + by.to(a.device) * (2 * MOVED * eps))
+        elif seed and whole_eps and isinstance(a, torch.Tensor) and a.dtype in (torch.int32, torch.int64):
+            by = torch.rand(a.shape, generator=chance, dtype=torch.float64).to(a.device) * (MOVED * whole_eps)
+            large = (a > LARGEST_EXACT) | (a < -LARGEST_EXACT)
+            a = torch.where(large, a - (a.double() * by).to(a.dtype), a)
         out.append(a)
     return out
 

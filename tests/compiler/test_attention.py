@@ -127,6 +127,21 @@ def test_what_is_no_number_stays_none(dtype: Any) -> None:
         assert torch.equal(ours.isnan(), theirs.isnan())
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_scores_however_large_have_a_largest(dtype: Any) -> None:
+    """Its probability is 1, not what rounding leaves of a difference of numbers of 1e20."""
+    q, k, v, g = (drawn((1, 2, 40, 16), "plain", dtype) for _ in range(4))
+    q[0, 0, 7, 3], q[0, 1] = 1e20, q[0, 1] * 1e8
+    forward, backward = (
+        attention.Attention(False, None, True, dtype),
+        attention.AttentionBackward(False, None, True, dtype),
+    )
+    made, wanted = forward.run(q, k, v), forward.aten(q, k, v)
+    torch.testing.assert_close(made[0], wanted[0])
+    for ours, theirs in zip(backward.run(g, q, k, v, *made), backward.aten(g, q, k, v, *wanted), strict=True):
+        assert torch.equal(ours.isfinite(), theirs.isfinite())
+
+
 class Layer(nn.Module):
     """A layer as BERT has it, with a mask of padding."""
 

@@ -7,6 +7,7 @@ measured.
 
 from __future__ import annotations
 
+import operator
 from collections import Counter
 from collections.abc import Sequence
 from typing import Any
@@ -42,6 +43,7 @@ def explained(compiled: CompiledGraph) -> dict[str, Any]:
         for unit in compiled.program.units
         if isinstance(unit, torch.fx.Node)
         and unit.op == "call_function"
+        and unit.target is not operator.getitem  # one of several results, which nobody computes
         and not isinstance(
             unit.target, (Columns, Recurrent, TriedMatmul, TriedKernel, Places, RaggedMatmul, LiveMatmul)
         )
@@ -185,6 +187,7 @@ def _call(run: Run) -> dict[str, Any]:
         "unshared_bytes": sum(one.size_bytes for one in run.slots),
         "placed": [(one.offset, one.size_bytes, one.first, one.last) for one in run.slots],
         "kept": run.kept,
+        "called": bool(verdict) or run.kept,
         "measured_s": verdict.get("kernel_s"),
         "python_s": verdict.get("aten_s"),
         "workers": None if run.two_workers is None else _workers(run.two_workers),
@@ -390,7 +393,7 @@ def lines(explanation: dict[str, Any], title: str) -> list[str]:
             f" bound by {one['bound']}; measured {_us(one['measured_s'])}, ATen {_us(one['aten_s'])}",
         ]
     for n, call in enumerate(explanation["calls"]):
-        state = "kept" if call["kept"] else "given back to Python"
+        state = "kept" if call["kept"] else "given back to Python" if call["called"] else "not called yet"
         out += [
             f"  call {n} of C++: {len(call['steps'])} steps ({state})",
             f"    memory    {_mib(call['arena_bytes'])} for what lies between, {_mib(call['unshared_bytes'])} in all",

@@ -42,10 +42,13 @@ ALWAYS void row(const Call& c, Room& m, int64_t r, int64_t n, int64_t all) {
     }
     const float before = m.largest[r], here = hmax(top) * (MASKS ? 1.0f : scale), largest = here <= before ? before : here;
     const float less = largest == -INF ? 0.0f : largest;
+    const bool before_scaled = !MASKS && far(less);
+    if (before_scaled) scaled(s, n, scale);
+    const float by = before_scaled ? 1.0f : scale;
     F sum = {};
     int64_t j = 0;
     for (; j < n; j += VW) {
-        const F x = MASKS ? ld(s + j) - less : ld(s + j) * scale - less;
+        const F x = MASKS ? ld(s + j) - less : ld(s + j) * by - less;
         const F e = vexp(x);
         sum = sum + e;
         st_factor(p + j, e);

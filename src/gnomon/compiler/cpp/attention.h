@@ -71,6 +71,15 @@ __attribute__((noinline)) void tile(Left a, Right b, int64_t words_, Sums to, bo
         UNROLLED for (int v = 0; v < V; v++) st(to.p + r * to.row + v * VW, sum[r][v]);
 }
 
+// Scores times a scale, less the largest of a row, are one rounding to the processor, and two where the largest was made. That is
+// nearer to what is meant, but of scores beyond FAR the difference to the largest would be none: 0 in all of the row, or infinity.
+// There they are scaled in memory first. Not a number is beyond.
+constexpr float FAR = 1e5f;
+ALWAYS bool far(float largest) { return !(largest < FAR && largest > -FAR); }
+ALWAYS void scaled(float* scores, int64_t n, float scale) {
+    for (int64_t j = 0; j < n; j += VW) st(scores + j, ld(scores + j) * scale);
+}
+
 typedef void Tile(Left, Right, int64_t, Sums, bool);
 #define OF(r) {tile<r, 1>, tile<r, 2>, tile<r, VECTORS - 1>, tile<r, VECTORS>}
 Tile* const TILES[ROWS][4] = {OF(1), OF(2), OF(3), OF(4), OF(5), OF(6)};

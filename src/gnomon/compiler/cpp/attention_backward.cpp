@@ -70,13 +70,18 @@ ALWAYS void keep(Room& m, int64_t r, int64_t j, const F* p, const F* ds) {
 // EACH rows of a block: from scores and g v' to p and ds. n: columns that each of them sees.
 template <bool MASKS>
 ALWAYS void turned_back(const Call& c, Room& m, const float* sums, const float* delta, int64_t r, const int64_t* n) {
-    const float scale = (float)c.scale;
+    float by[EACH];
+    UNROLLED for (int k = 0; k < EACH; k++) {
+        const bool before = !MASKS && n[k] > 0 && far(sums[k]);
+        by[k] = before ? 1.0f : (float)c.scale;
+        if (before) scaled(m.s + (r + k) * KEYS, n[k], (float)c.scale);
+    }
     for (int64_t j = 0; j < KEYS; j += VW) {
         F p[EACH], ds[EACH];
         UNROLLED for (int k = 0; k < EACH; k++) {
             p[k] = ds[k] = F{};
             if (n[k] <= j) continue;
-            F x = ld(m.s + (r + k) * KEYS + j) * scale;
+            F x = ld(m.s + (r + k) * KEYS + j) * by[k];
             if (MASKS) x = x + ld(m.mask[k] + j);
             const F e = vexp(x - sums[k]), d = e * (ld(m.dp + (r + k) * KEYS + j) - delta[k]);
             const B in = lanes() < (int32_t)(n[k] - j);

@@ -43,3 +43,11 @@ def test_what_is_given_back_is_named_with_the_reason(
         fast(torch.randn(3, 6))
     [said] = [record.getMessage() for record in caplog.records if record.name == "gnomon.compiler"]
     assert "0 groups as kernels; given back to ATen: mul.Tensor + _softmax + sin (1.50 of ATen's time)" in said
+
+
+def test_operations_that_no_kernel_knows_are_named(caplog: pytest.LogCaptureFixture) -> None:
+    fast = torch.compile(lambda x: torch.sort(x.view(3, 6) * 2.0)[0].exp() + 1.0, backend="gnomon")
+    with caplog.at_level(logging.INFO, logger="gnomon.compiler"), torch.no_grad():
+        fast(torch.randn(18))
+    [said] = [record.getMessage() for record in caplog.records if record.name == "gnomon.compiler"]
+    assert "; ATen's as before: sort;" in said and "view" not in said and "getitem" not in said

@@ -222,7 +222,7 @@ def as_right(result: Any, expected: Any, aten: Callable[..., Any], args: tuple[A
     Integers that no float32 holds are moved too where all results are floats: the ends of their type cancel in a sum of
     floats, and leave what the order of the sum makes of them."""
     eps = [torch.finfo(b.dtype).eps if b.is_floating_point() else 0.0 for b in expected]
-    whole_eps = max(eps) if eps and min(eps) else 0.0
+    whole_eps = max(eps, default=0.0) if all(eps) else 0.0
     try:
         exact, *moved = (aten(*_wide(args, seed, whole_eps)) for seed in range(1 + MOVES))
     except (RuntimeError, TypeError, IndexError):  # IndexError: of a table with so many rows

@@ -10,8 +10,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import torch
+
+from gnomon.compiler.groups import FREE
+
 MOST_NAMED = 4
-"""Of groups that were given back."""
+"""Of groups that were given back, and of operations that no kernel knows."""
 
 
 def summary(compiled: Any) -> str:
@@ -27,6 +31,8 @@ def summary(compiled: Any) -> str:
     text += f", {_counted(library, 'product or convolution', 'products or convolutions')} by oneDNN" if library else ""
     if back:
         text += f"; given back to ATen: {_named(compiled, back)}"
+    if unknown := _unknown(compiled):
+        text += f"; ATen's as before: {unknown}"
     if runs := [run.count for run in compiled.runs]:
         text += f"; {_counted(len(runs), 'call')} of C++ for {_counted(sum(runs), 'step')}"
     if two := sum(run.two_kept for run in compiled.runs):
@@ -37,6 +43,18 @@ def summary(compiled: Any) -> str:
 def _named(compiled: Any, back: Sequence[Any]) -> str:
     names = [f"{_operations(planned)} ({_why(compiled, planned)})" for planned in back[:MOST_NAMED]]
     return ", ".join(names) + (f" and {len(back) - MOST_NAMED} more" if len(back) > MOST_NAMED else "")
+
+
+def _unknown(compiled: Any) -> str:
+    """Operations that no kernel computes and that compute something, each once, in the order of the graph."""
+    nodes = [unit for unit in compiled.program.units if getattr(unit, "op", "") == "call_function"]
+    names = dict.fromkeys(
+        str(node.target).removeprefix("aten.").removesuffix(".default")
+        for node in nodes
+        if isinstance(node.target, torch._ops.OpOverload) and node.target not in FREE
+    )
+    named = ", ".join([*names][:MOST_NAMED])
+    return named + (f" and {len(names) - MOST_NAMED} more" if len(names) > MOST_NAMED else "")
 
 
 def _operations(planned: Any) -> str:

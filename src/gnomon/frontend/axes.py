@@ -39,6 +39,7 @@ class Axes:
     def find(self, axis: Axis) -> Axis:
         """The representative of an axis' class."""
         while self.parent[axis] != axis:
+            # Union-find with halved paths: a trace has tens of thousands of axes and as many joins.
             self.parent[axis] = self.parent[self.parent[axis]]
             axis = self.parent[axis]
         return axis
@@ -46,9 +47,11 @@ class Axes:
     def same(self, a: Axis, b: Axis) -> None:
         """Two axes are one, if their sizes agree."""
         a, b = self.find(a), self.find(b)
+        # Rules join by place alone, so a wrong guess shows in the sizes and is dropped.
         if a == b or self.extents[a] != self.extents[b]:
             return
         self.parent[b] = a
+        # What was known of either holds for both.
         if b in self.factors:
             self.factors.setdefault(a, self.factors[b])
         if b in self.roles:
@@ -61,6 +64,7 @@ class Axes:
     def product(self, axis: Axis, factors: Sequence[Axis]) -> None:
         """An axis is several others, outermost first."""
         whole = self.find(axis)
+        # An axis that is a factor of itself (a view by 1) would never end.
         if whole not in self.factors and all(self.find(f) != whole for f in factors):
             self.factors[whole] = tuple(factors)
 
@@ -76,10 +80,12 @@ class Axes:
         extent = self.extents[root]
         if self.roles.get(root) == "batch" and not isinstance(extent, Size):  # the only one that the graph holds for
             return self._plain("batch", extent)
+        # A cycle through several views ends in the axis by itself.
         if root in self.factors and root not in within:
             parts = [self.find(f) for f in self.factors[root]]
             dims = [self._dim(part, within | {root}) for part in parts]
             atoms = [atom.name for dim in dims for atom in dim.atoms]
+            # No dim holds the same atom twice; such a product stays one plain dim.
             if len(set(atoms)) == len(atoms):
                 return self._product_dim(dims)
         if isinstance(extent, Size):
@@ -101,6 +107,7 @@ class Axes:
         for name in extent.names:
             seen[name] = seen.get(name, 0) + 1
             times = seen[name]
+            # seq x seq of scores: the second is the keys' side, which context parallelism divides otherwise.
             parts.append(Dim(name=name) if times == 1 else Dim(name=f"kv_{name}" + "_" * (times - 2), same_as=name))
         if extent.factor != 1:
             parts.append(self._plain("d", extent.factor))
@@ -108,6 +115,7 @@ class Axes:
 
     def _plain(self, role: str, size: int) -> Dim:
         size = max(size, 1)  # an empty tensor is counted as one element
+        # One role has several sizes (kv_heads of another tower): each gets a number behind its name.
         key = (role, size)
         if key not in self.names:
             name = f"{role}{size}" if role == "d" else role

@@ -90,17 +90,22 @@ def captured(
 ) -> CapturedModule:
     """`capture`, with all that it found. training: whether the module is recorded as it trains (dropout) or not.
     computing: a large module too is recorded as it computes, so that the trace has numbers."""
+    # Out of torch.compile first: a compiled forward runs what was traced before, and records nothing.
     module, notes = _plain(module)
+    # One tensor given as ids and as labels would be one value with two names.
     example_inputs = _apart(example_inputs)
     named = _named_inputs(module, example_inputs)
     _fits(module, example_inputs)
     declared = _declared(named, dims)
+    # A large module is recorded without numbers: nothing is computed, and no memory is taken for what would be.
     meta = _on_meta(module, math.inf if computing else SMALL)
     with quiet(module, training) as changed:
         first = _sizes_of(named, declared)
         tree = _tree(module, example_inputs)
         for _ in range(2):  # a module may make tables in its first forward, and read them in later ones
             trace = _record(module, tree, named, meta, dtype)
+            # Recorded twice at two sizes: a size that moves with an input's dim is that dim, however often Python
+            # computed with it. Symbolic shapes would specialise on what code looks at.
             second, other = _again(module, tree, named, declared, first, trace, meta, dtype)
             if other is not None or not first:
                 break
@@ -108,8 +113,10 @@ def captured(
     trace.outputs.sort(key=lambda index: len(trace.values[index].shape) > 0)  # a loss comes first
     notes += [*changed, *trace.notes]
     sizes = Sizes(first, second, other)
+    # From the outputs back: shape arithmetic and dead branches cost nothing in a compiled graph and are no ops here.
     live = live_steps(trace)
     inputs = {i: v.name for i, v in enumerate(trace.values) if v.origin == "input"}
+    # Where no other size gave the same ops, the graph holds for the example alone, and says so.
     symbols = tuple(n for n in first if other is not None and first[n] != second[n])
     converter = Converter(trace, sizes, live, {i: declared[n] for i, n in inputs.items() if n in declared})
     graph, placed = graph_of(name or type(module).__name__, converter, trace, converter.live, repeated(module), inputs)
@@ -155,10 +162,12 @@ def _plain(module: nn.Module) -> tuple[nn.Module, list[str]]:
     if hasattr(module, "_orig_mod"):
         module = module._orig_mod  # type: ignore[assignment]
         notes.append("the module was compiled; what is captured is what it was before")
+    # Its calls never come through __torch_function__.
     if isinstance(module, torch.jit.ScriptModule):
         raise InputError("the module is TorchScript, whose forward is no Python; give the module that it was made of")
     for name, inner in module.named_modules():
         kind = type(inner).__module__
+        # Packed weights are no parameters, and their matmuls custom ops without gradients.
         if kind.startswith(("torch.ao.nn.quantized", "torch.nn.quantized", "bitsandbytes")):
             raise InputError(f"{name or 'the module'} is a quantised {type(inner).__name__}; capture it before that")
         if hasattr(inner, "_orig_mod") or inner._compiled_call_impl is not None:
@@ -168,6 +177,7 @@ def _plain(module: nn.Module) -> tuple[nn.Module, list[str]]:
 
 def _on_meta(module: nn.Module, limit: float) -> bool:
     devices = {t.device.type for t in (*module.parameters(), *module.buffers())}
+    # One device of it elsewhere is enough: no op mixes meta with memory.
     return bool(devices - {"cpu"}) or sum(p.numel() for p in module.parameters()) > limit
 
 
@@ -194,6 +204,7 @@ def _named_inputs(module: nn.Module, example: Sequence[Any] | Mapping[str, Any])
     """Every tensor of the example by the name of its argument."""
     args, kwargs = _tree(module, example)
     try:
+        # transformers passes inputs by name; positions are only named for people.
         names = [p for p in inspect.signature(module.forward).parameters if p not in ("self", "args", "kwargs")]
     except (TypeError, ValueError):
         names = []
@@ -214,6 +225,7 @@ def _fits(module: nn.Module, example: Sequence[Any] | Mapping[str, Any]) -> None
     except (TypeError, ValueError):
         return
     try:
+        # Asked of the signature, as the forward's own TypeError would point at the recorder.
         signature.bind(*args, **kwargs)
     except TypeError as error:
         named = ", ".join(map(str, kwargs)) or f"{len(args)} without names"
@@ -258,6 +270,7 @@ def _record(
     module: nn.Module, tree: Any, named: Mapping[str, Tensor], meta: bool, dtype: torch.dtype | None
 ) -> ForwardTrace:
     names = {id(x): name for name, x in named.items()}
+    # Both recordings draw the same numbers: routers and masks must take the same branches.
     torch.manual_seed(0)
     return record(module, tree[0], tree[1], names, meta=meta, dtype=dtype)
 
@@ -292,6 +305,7 @@ def _again(
 def _another(name: str, size: int) -> int:
     if name == "batch":
         return size + 1
+    # Downwards, so that no table of positions is too short for it; even, as code often wants.
     return size // 2 if size % 2 == 0 and size > 2 else size + 1
 
 
@@ -305,6 +319,7 @@ def _resized(x: Tensor, names: Sequence[str], sizes: Mapping[str, int]) -> Tenso
                 x = torch.empty(shape, dtype=x.dtype, device="meta")
             else:
                 x = x.index_select(axis, torch.arange(sizes[word]) % x.shape[axis])
+    # A slice would share memory with the example, which in-place code writes to.
     return x if x.device.type == "meta" else x.clone()
 
 
@@ -322,13 +337,16 @@ def _drops(module: nn.Module, configs: Sequence[Any]) -> list[tuple[Any, str, fl
 def quiet(module: nn.Module, training: bool) -> Iterator[list[str]]:
     """The module as it trains, without a cache of keys; afterwards as it was."""
     notes: list[str] = []
+    # Each by itself: train() would switch on what the user has frozen with eval().
     modes = {inner: inner.training for inner in module.modules()}
     configs = {id(c): c for m in module.modules() if (c := getattr(m, "config", None)) is not None}
+    # transformers returns keys and values otherwise: outputs that training never reads, and that nothing would free.
     cached = [c for c in configs.values() if getattr(c, "use_cache", False) is True]
     module.train(training)
     for config in cached:
         config.use_cache = False
     dropped = _drops(module, list(configs.values())) if training else []
+    # Whether a layer is there must not depend on the seed.
     for holder, name, _ in dropped:
         setattr(holder, name, 0.0)
     if dropped:

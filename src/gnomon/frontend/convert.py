@@ -60,6 +60,8 @@ class Converter:
         self.main = _main_dtype(trace)
         self.kinds: dict[int, CallKind] = {}
         for step in live:
+            # A call is its kind only if nobody reads what is inside it: a softmax whose scores are printed stays op by
+            # op.
             kind = kind_of(step, trace)
             inner = {out for node in step.nodes for out in node.outs if out is not None}
             if kind is not None and all(out == kind.out or self.readers.get(out, set()) <= {id(step)} for out in inner):
@@ -81,6 +83,7 @@ class Converter:
         for step, kind in self.kinds.items():
             if kind.transposed_view is not None:
                 turned[kind.transposed_view].add(step)
+        # A transposed view that others read too stays.
         free = {value for value, matmuls in turned.items() if self.readers[value] <= matmuls}
         outputs = {id(step): {out for node in step.nodes for out in node.outs if out is not None} for step in live}
         return [step for step in live if not outputs[id(step)] or not outputs[id(step)] <= free]
@@ -135,6 +138,8 @@ class Converter:
         tables = self._tables(live)
         for place, table in enumerate(tables):
             rows = self.rows[table]
+            # The longest table is the vocabulary; others hold positions or types, whose rows no tensor parallelism
+            # divides.
             self.axes.role(rows[0], "vocab" if place == 0 else "rows")
             self.axes.role(rows[1], "hidden")
         normed = {
@@ -143,6 +148,7 @@ class Converter:
             if ops.find(k.kind).does == "normalises"
         }
         linears = [k for k in self.kinds.values() if ops.find(k.kind).does == "multiplies"]
+        # A head may have the vocabulary's size without sharing its table, and is divided like it.
         vocab = self.trace.values[tables[0]].shape[0] if tables else 0
         for layer in linears:
             vocab_row, _ = layer.weight_of(self.trace.values[layer.operands[1]].shape)
@@ -155,10 +161,13 @@ class Converter:
             out, inner = projection.weight_of(self.rows[projection.operands[1]])
             root = self.axes.find(out)
             wide, _ = projection.weight_of(self.trace.values[projection.operands[1]].shape)
+            # What one linear widens to and another reads at once, without a norm between and not split into heads: a
+            # feed-forward.
             if root in read - normed - streams and root not in self.axes.factors and root != self.axes.find(inner):
                 if self.axes.roles.get(root) is None and wide != self._width(tables):
                     self.axes.role(out, "ffn")
         for index, value in enumerate(self.trace.values):
+            # Experts in one tensor, as transformers 5 has them; nothing but the name tells them from a stack of heads.
             if value.origin == "parameter" and len(value.shape) == 3 and "expert" in value.name:
                 self.axes.role(self.rows[index][0], "experts")
 
@@ -216,6 +225,7 @@ def _main_dtype(trace: ForwardTrace) -> torch.dtype:
     sizes: dict[torch.dtype, int] = {}
     for value in trace.values:
         if value.origin in ("parameter", "input") and value.dtype.is_floating_point:
+            # Inputs count nothing but make their dtype known, for a module without parameters.
             weight = torch.Size(value.shape).numel() if value.origin == "parameter" else 0
             sizes[value.dtype] = sizes.get(value.dtype, 0) + weight
     return max(sizes, key=lambda d: sizes[d]) if sizes else torch.float32

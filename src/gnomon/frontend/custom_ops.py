@@ -68,6 +68,7 @@ def _name(op: object) -> str:
     if not isinstance(qualname, str):
         called = getattr(op, "_qualified_op_name", "")  # of an OpOverloadPacket
         qualname = called if isinstance(called, str) else ""
+    # The overload is dropped: a rule holds for all of them, as for `mul.Tensor` and `mul.Scalar`.
     match = re.fullmatch(r"(\w+)::(\w+)(\.\w+)?", qualname)
     if match is None:
         shown = repr(op) if isinstance(op, str) else f"a {type(op).__name__}"
@@ -106,12 +107,14 @@ class Count:
         terms: dict[tuple[Dim, ...], float] = {}
         for a, x in self.terms.items():
             for b, y in Count.of(other).terms.items():
+                # Sorted, so that batch·seq and seq·batch are one term.
                 dims = tuple(sorted((*a, *b), key=lambda dim: dim.name))
                 terms[dims] = terms.get(dims, 0.0) + x * y
         return Count(terms)
 
     def __truediv__(self, other: object) -> Count:
         divisor = Count.of(other)
+        # A quotient by a sum is no polynomial: the rule is asked again with the example's numbers, and the user told.
         if len(divisor.terms) != 1:
             raise _AskedError
         [(below, factor)] = divisor.terms.items()
@@ -229,6 +232,7 @@ def cost_of(
             terms = Count.of(value).terms
         except TypeError:
             raise _error("op_price", name, function, f"gives {key} = {value!r}, which is no number") from None
+        # Signs of several terms depend on sizes (n·(n-1)/2 has a negative one), so only a single term is judged.
         if not terms or (len(terms) == 1 and next(iter(terms.values())) < 0):
             raise _error("op_price", name, function, f"gives {key} = {value!r}; give more than 0, or leave it out")
         amounts[key] = tuple(Term(factor, dims) for dims, factor in terms.items())
@@ -250,6 +254,7 @@ class Division:
 def division_of(target: str, arguments: Sequence[Any], named: Mapping[str, Any], outputs: Sequence[Any]) -> Division:
     """What a user says of it. CaptureError where the rule is wrong."""
     function, name = _SHARDINGS[_key(target)], _key(target)
+    # By name, as most rules need nothing of the outputs.
     extra = {"outputs": tuple(outputs)} if "outputs" in inspect.signature(function).parameters else {}
     try:
         division = _called("op_sharding", name, function, arguments, {**named, **extra})
@@ -281,6 +286,7 @@ def _called(
         return function(*arguments, **named)
     except _AskedError:
         raise
+    # The rule is the user's code and may raise anything; what it is a rule of is said with it.
     except Exception as error:
         raise _error(what, name, function, f"failed: {type(error).__name__}: {error}") from error
 

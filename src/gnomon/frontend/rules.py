@@ -47,6 +47,7 @@ def link(node: AtenNode, trace: ForwardTrace, rows: Sequence[Row], axes: Axes) -
     ins = [rows[x.index] for x in node.args if isinstance(x, Ref)]
     if not outs:
         return
+    # A rule wants operands: a factory (zeros, arange) has none, and its axes are its own.
     rule = _RULES.get(name)
     if rule is not None and ins:
         rule(node, ins, outs, axes)
@@ -55,6 +56,7 @@ def link(node: AtenNode, trace: ForwardTrace, rows: Sequence[Row], axes: Axes) -
         ins = [rows[x.index] for x in node.args[0] if isinstance(x, Ref)]
         where = _axis(node, 1, len(outs[0]))
         for row in ins:
+            # A stacked operand has not the new axis, so it is given the output's there.
             if name == "stack":
                 row = [*row[:where], outs[0][where], *row[where:]]
             for i, (a, b) in enumerate(zip(row, outs[0], strict=False)):
@@ -69,6 +71,7 @@ def link(node: AtenNode, trace: ForwardTrace, rows: Sequence[Row], axes: Axes) -
 
 def _aligned(row: Row, out: Row, axes: Axes) -> None:
     for a, b in zip(reversed(row), reversed(out), strict=False):
+        # An extent of 1 is broadcast: joining it would make every such axis the same.
         if axes.extents[a] != 1:
             axes.same(a, b)
 

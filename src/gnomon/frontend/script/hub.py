@@ -55,6 +55,7 @@ def here(name: str) -> str:
     if not is_hub_id(name) or Path(name).is_dir():
         return name
     places = (Path.cwd(), Path(sys.argv[0]).resolve().parent)
+    # Where `hf download` was told to put it, or a clone of it lies.
     return next((str(p / folder_of(name)) for p in places if (p / folder_of(name) / "config.json").is_file()), name)
 
 
@@ -106,6 +107,7 @@ def _configs(module: Any) -> None:
     def get_config_dict(cls: Any, name: Any, /, **kwargs: Any) -> Any:
         name = here(str(name))
         try:
+            # A cache of the Hub may hold it; the network is closed, so anything else raises here.
             return begin(cls, name, **kwargs)
         except Exception:
             known = known_config(name)
@@ -127,6 +129,7 @@ def _dtype(kwargs: Mapping[str, Any], config: Any, newer: bool) -> torch.dtype:
     said."""
     stated = kwargs.get("dtype", kwargs.get("torch_dtype"))
     if stated is None:
+        # (The default of from_pretrained changed with release 5.)
         stated = "auto" if newer else torch.float32
     if stated == "auto":
         stated = getattr(config, "dtype", None) or getattr(config, "torch_dtype", None) or torch.float32
@@ -152,10 +155,12 @@ def _built(cls: Any, name: Any, config: Any, kwargs: Mapping[str, Any]) -> Any:
         if hasattr(config, name) and name not in ("dtype", "torch_dtype", "quantization_config", "attn_implementation"):
             setattr(config, name, value)
     with contextlib.suppress(AttributeError):
+        # FlashAttention's package need not be here; what the script asked for is read from its arguments.
         config._attn_implementation = "sdpa" if getattr(cls, "_supports_sdpa", True) else "eager"
     before = torch.get_default_dtype()
     torch.set_default_dtype(dtype)
     try:
+        # Weights of 70B parameters are not to be allocated for a prediction.
         with torch.device("meta"):
             model = cls(config)
     finally:
@@ -201,6 +206,7 @@ def _auto(module: Any) -> None:
         if config is None or isinstance(config, (str, os.PathLike)):
             words = {"trust_remote_code": kwargs["trust_remote_code"]} if "trust_remote_code" in kwargs else {}
             config = sys.modules["transformers"].AutoConfig.from_pretrained(config or name, **words)
+        # Code of the model's own repository, which transformers imports: it needs the files.
         if type(config) not in cls._model_mapping:
             return begin(cls, name, *args, config=config, **kwargs)
         return _built(module._get_model_class(config, cls._model_mapping), name, config, kwargs)
@@ -231,6 +237,7 @@ def _words(name: str) -> Any:
     except (Exception, NotHere):
         size = 32000
     special = ["<unk>", "<s>", "</s>", "<pad>"]
+    # As many words as rows, so that ids stay inside the table.
     words = {word: index for index, word in enumerate([*special, *map(str, range(max(0, size - len(special))))][:size])}
     word_level = tokenizers.Tokenizer(tokenizers.models.WordLevel(words, unk_token="<unk>"))
     word_level.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
@@ -252,6 +259,7 @@ def _arguments(module: Any) -> None:
         for name, value in (*HELD.items(), *((name, False) for name in BACK)):
             if name in present:
                 setattr(self, name, value)
+        # No run is reported and no folder made for a question.
         self.report_to, self.output_dir = [], tempfile.gettempdir()
         if hasattr(self, "use_cpu"):
             self.use_cpu = True

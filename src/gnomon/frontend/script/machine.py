@@ -60,8 +60,10 @@ class OnHost(TorchFunctionMode):
         bare = any(x.is_meta for x in tensors) if name != "__get__" else False
         if bare and name in READERS:
             return _number(name, args[0], *args[1:])
+        # Loops skip steps whose gradients are not finite; a healthy run has none.
         if bare and name in FINITE:
             return torch.tensor(FINITE[name]).expand(args[0].shape)
+        # Everything is on one place here, so a copy to another is the tensor itself.
         if name in ("cuda", "cpu", "pin_memory", "xpu", "npu") and tensors:
             return args[0]
         place = torch.device("meta" if bare else "cpu")
@@ -86,11 +88,13 @@ def _without_memory(x: Any) -> Any:
 
 def _number(name: str, tensor: Tensor, *rest: Any) -> Any:
     """What Python gets for numbers that were not computed."""
+    # Libraries read numbers for their logs at every step, which is no news to the user.
     if _by_the_script():
         SEEN.note(f"{where()}: reads a number that is not computed here; taken as 1")
     if name == "__format__":
         return format(1.0, rest[0]) if rest and rest[0] else "1.0"
     if name in ("tolist", "numpy", "__array__"):
+        # Ones and not zeros: what is read is a count to divide by, a loss for a logarithm, or a mask.
         ones = torch.ones(tensor.shape, dtype=tensor.dtype)
         return ones.tolist() if name == "tolist" else ones.float().numpy()
     return {"__bool__": True, "__float__": 1.0}.get(name, 1.0 if tensor.is_floating_point() else 1)
@@ -137,6 +141,7 @@ class PassThrough(nn.Module):
         try:
             return super().__getattr__(name)
         except AttributeError:
+            # DDP itself does not, but scripts' own wrappers do; a missing name raises there all the same.
             return getattr(super().__getattr__("module"), name)
 
     @contextlib.contextmanager
@@ -167,6 +172,7 @@ def _shards(kwargs: dict[str, Any], version: str) -> None:
     SEEN.sharding = version
     if (strategy := kwargs.get("sharding_strategy")) is not None:
         SEEN.shards["strategy"] = str(getattr(strategy, "name", strategy)).lower()
+    # FSDP2 has no strategies: this is its word for keeping parameters gathered until backward.
     if kwargs.get("reshard_after_forward") is False:
         SEEN.shards["strategy"] = "shard_grad_op"
     mixed = kwargs.get("mixed_precision") or kwargs.get("mp_policy")
@@ -195,6 +201,7 @@ def fully_shard(module: Any, *args: Any, **kwargs: Any) -> Any:
 
 def _clip(*args: Any, **kwargs: Any) -> Tensor:
     SEEN.clipped = True
+    # A norm for who logs it; clipping itself changes no time that a plan knows but the wait, which SEEN has.
     return torch.tensor(1.0)
 
 
@@ -271,6 +278,7 @@ def _cuda(devices: int) -> Iterator[Any]:
     """Makes torch.cuda answer as on a machine with so many devices, as long as what is inside runs."""
     answers: dict[str, Any] = {
         "is_available": lambda: True,
+        # Of one machine, as scripts index its devices by local rank.
         "device_count": lambda: max(1, min(devices, 8)),
         "current_device": lambda: 0,
         "is_bf16_supported": lambda *a, **k: True,
@@ -281,6 +289,7 @@ def _cuda(devices: int) -> Iterator[Any]:
         "memory_stats": lambda *a, **k: {},
         "memory_summary": lambda *a, **k: "",
         "get_rng_state": lambda *a, **k: torch.get_rng_state(),
+        # Says that no CUDA context is there: forked workers of data loaders ask before they start.
         "is_initialized": lambda: False,
     }
     zero = ("memory_allocated", "max_memory_allocated", "memory_reserved", "max_memory_reserved")

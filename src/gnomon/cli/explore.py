@@ -99,6 +99,7 @@ class Page:
     """What the page shows and asks. One request at a time: predictions share their memos."""
 
     def __init__(self, options: ExploreOptions) -> None:
+        # Without port and browser: only the form's own options come back from the page.
         self.start = FormOptions(**{f.name: getattr(options, f.name) for f in fields(FormOptions)})
         if self.start.source is not None:
             program, path = self.start.source
@@ -125,6 +126,7 @@ class Page:
             return {**reply, "command": join(["gnomon", "predict", *page_fields["words"]])}
         job = self._predicted(page_fields)
         request, prediction = job.request, job.prediction
+        # From rest, as the page's picture begins with the pipeline filling.
         timeline = prediction.timeline(steady=False)
         before = ["--plan", "plan.toml"] if page_fields["plan"] else []
         data = page_data([timeline], prediction=prediction, assumed=request.assumed, notes=request.notes)
@@ -203,6 +205,7 @@ class Page:
 
     def _check_code(self, options: FormOptions) -> None:
         """InputError for a module that the command line did not name, and for what would write a file."""
+        # Importing runs code. The token keeps strangers out, but the page must not be able to name code either.
         if options.model is not None and is_code(options.model) and options.model != self.start.model:
             raise InputError(
                 "a module is imported only where the command line named it: gnomon explore MODULE:FUNCTION …"
@@ -213,6 +216,7 @@ class Page:
             raise InputError("--page writes a file, which a page may not; the replay is drawn here")
 
     def _predicted(self, page_fields: Mapping[str, Any]) -> _ExploredJob:
+        # The plan comes as text, and is read as a file of the command line is: one reader, the same errors.
         with self.lock, tempfile.TemporaryDirectory(prefix="gnomon-explore-") as folder:
             words = list(page_fields["words"])
             file = Path(folder) / "plan.toml"
@@ -339,6 +343,8 @@ def handler(page: Page, token: str) -> type[BaseHTTPRequestHandler]:
         def do_GET(self) -> None:
             """The page, for who has the token."""
             path, _, query = self.path.partition("?")
+            # The host too: a name of somebody else that resolves to 127.0.0.1 would be the same origin for a browser
+            # (DNS rebinding).
             if not self._is_here() or path != "/" or not _same(query, f"token={token}"):
                 return self._refuse()
             self._send(200, "text/html; charset=utf-8", page.html(token).encode())
@@ -392,6 +398,7 @@ def handler(page: Page, token: str) -> type[BaseHTTPRequestHandler]:
             self.send_header("Referrer-Policy", "no-referrer")
             self.send_header("Cache-Control", "no-store")
             self.end_headers()
+            # The page was closed, or has asked something newer.
             with suppress(BrokenPipeError, ConnectionResetError):
                 self.wfile.write(body)
 
@@ -402,4 +409,5 @@ def handler(page: Page, token: str) -> type[BaseHTTPRequestHandler]:
 
 
 def _same(one: str, other: str) -> bool:
+    # In constant time: how long it takes says nothing of how many characters were right.
     return hmac.compare_digest(one.encode(), other.encode())

@@ -39,6 +39,7 @@ def _refuse(options: ServiceOptions | SlicesOptions, own: Sequence[str], without
     every, serving = flags(type(options)), flags(ServeOptions)
     for name in changed_options(options):
         is_used = name in own or name in ("model", "on", "json") or name in serving or name in SHARED
+        # An option that is accepted and not looked at would look as if it had an effect.
         if not is_used or name in without:
             raise InputError(f"{every[name].names[-1]} has no meaning for this question; leave it out")
 
@@ -81,6 +82,7 @@ def run(options: ServiceOptions) -> int:
     progress.end()
     most = max(one.units for one in bins)
     if options.output is not None:
+        # A load is read as shares over time, of which one is no curve.
         if len(bins) < 2:
             raise InputError(
                 f"the trace is of {show_seconds(last)} and a bin of {show_seconds(bin_s)}: a load needs two bins or "

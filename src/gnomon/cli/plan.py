@@ -43,6 +43,7 @@ from gnomon.software import own
 def run(plan_options: PlanOptions) -> int:
     """Searches for plans, prints the best and writes its file."""
     if is_like(plan_options):
+        # Late: each question imports a search of its own, and most commands ask only one.
         status: int = load_late("gnomon.cli.plan_like:run")(plan_options)
         return status
     if not plan_options.model:
@@ -152,6 +153,7 @@ def _found(options: PlanOptions, request: PlanRequest, budget: Budget) -> Result
     if options.top is not None:
         return _search(request, max(options.top, options.try_ or 0), budget, diverse=False)
     result = _search(request, num_wanted, budget, diverse=True)
+    # Runs are to tell plans apart, so unlike ones come first; alike ones are better than none.
     if options.try_ and len(result.best) < options.try_:  # as many as are asked for, be they alike
         every = _search(request, options.try_, budget, diverse=False).best
         # Unlike ones first, and only as many alike ones as are missing.
@@ -195,6 +197,7 @@ def searched(options: PlanOptions, request: PlanRequest, budget: Budget) -> Impr
         return improve(
             result,
             passes,
+            # A pass may make what the program's file cannot say; such a step is not taken.
             accepts=lambda found: comes_back(found, request.target),
             on_pass=on_progress,
             keep_going=budget,
@@ -213,6 +216,7 @@ def _one(options: PlanOptions, request: PlanRequest) -> int:
     cost = rent(request.machines, _prices(options, request.machines))
     with Budget(options.budget, ONE) as budget:
         search_result = searched(options, request, budget)
+        # With losses, copies of the state and time between checkpoints are part of what is fastest.
         lost = None
         if options.mtbf is not None:
             compared = load_late("gnomon.cli.plan_losses:compare_copies")
@@ -233,12 +237,14 @@ def _one(options: PlanOptions, request: PlanRequest) -> int:
         tries = load_late("gnomon.cli.plan_try:try_plans")(
             options, candidates, lambda candidate: _file(options, result, candidate, assumed), request.machines
         )
+        # This machine's numbers have changed: the order that the search would give now is shown beside what ran.
         if tries.refit is not None and tries.refit.stack is not None:
             with Budget(options.budget, ONE) as budget:
                 again = _found(options, replace(request, stack=tries.refit.stack), budget)
     elif options.output:
         save_plan_file(_file(options, result, best, assumed), options.output)
     files: tuple[AsFile, ...] = ()
+    # Nobody said which program: each that could run the plan is shown with its own prediction.
     if request.stack is PLAIN_STACK:
         config = config_of(options.model)
         files = as_files(best.plan, config, request.graph, request.machines, result.workload)
@@ -296,6 +302,7 @@ def _replica_base(request: PlanRequest) -> Plan:
             f"or plan for gnomon run with --stack {own.NAME}"
         )
     plain = {"zero", "recompute"}
+    # Values that are every plan's there (an axis of 1, no interleaving) may be fixed all the same.
     wrong = [
         name for name, value in request.fixed.items() if name not in plain and value not in (1, False, ONE_F_ONE_B.name)
     ]

@@ -71,8 +71,10 @@ def check_try(options: PlanOptions, machines: Cluster, stack: Stack) -> None:
     elsewhere = f"plan for it with --on local, or plan without --try and run the plan files on {options.on}"
     if kinds == {"cpu"}:
         measured = next((device.measured for device in machines.devices if device.measured), None)
+        # A calibration that was copied from another machine says nothing of this one.
         if measured is not None and measured.host != (platform.node() or "this machine"):
             raise PlanError(f"{here}{options.on} was measured on {measured.host}; {elsewhere}")
+        # Two at least: the smallest plan that is worth trying has two ranks.
         cores = max(2, os.cpu_count() or 1)
         if count > cores:
             raise PlanError(f"{here}{options.on} has {count} processes where this has {cores} cores; {elsewhere}")
@@ -88,8 +90,10 @@ def check_try(options: PlanOptions, machines: Cluster, stack: Stack) -> None:
 
 def _gpus() -> int:
     """GPUs that torch sees, asked of another process."""
+    # In a process of its own: a CUDA context made here would take memory of the GPUs that plans are tried on.
     counted = subprocess.run([sys.executable, "-c", COUNT_GPUS], capture_output=True, text=True, check=False)
     words = counted.stdout.split()
+    # The last word, as torch may warn before it.
     return int(words[-1]) if words and words[-1].isdigit() else 0
 
 
@@ -171,6 +175,7 @@ def try_plans(
     """Runs each of the plans once, in order; writes the plan file that was asked for, of the best measured, the stack
     file, and unless the user says no this machine's calibration. plan_file: of one of them."""
     folder = folder_of(options)
+    # Its default would end this process at once and leave the ranks of an attempt running.
     before = signal.signal(signal.SIGTERM, _ended)
     try:
         attempts = tuple(
@@ -179,6 +184,7 @@ def try_plans(
         )
     finally:
         signal.signal(signal.SIGTERM, before)
+    # By what was measured: the order of predictions ends here.
     best_attempt = best_of(attempts)
     if best_attempt is None:
         return Tries(attempts=attempts, folder=folder, fit=None)
@@ -204,6 +210,7 @@ def _calibrated(attempts: Sequence[Attempt], machines: Cluster) -> Refit | None:
 
 def _bare(file: PlanFile) -> PlanFile:
     """The plan file without what the search said of it, as the record of a run."""
+    # Runs are fitted by their plan files, which must not hold what a search thought of others.
     return replace(file, predicted=None, runners_up=(), too_large=())
 
 
@@ -249,6 +256,7 @@ def attempt(plan: Path, *, steps: int, limit_s: float) -> ProcessEnd:
     Its output and errors stay beside the plan file. Nothing is raised for what the process does.
     """
     out, log = plan.with_suffix(".json"), plan.with_suffix(".log")
+    # The same code as here, wherever it was started from.
     source = str(Path(__file__).parents[2])
     paths = os.pathsep.join([source, *filter(None, [os.environ.get("PYTHONPATH")])])
     words = ["run", str(plan), "--steps", str(steps), "--json"]
@@ -260,6 +268,7 @@ def attempt(plan: Path, *, steps: int, limit_s: float) -> ProcessEnd:
             stdout=output,
             stderr=errors,
             env={**os.environ, "PYTHONPATH": paths},
+            # A group of its own, so that the ranks it starts can be ended with it.
             start_new_session=True,
         )
         try:
@@ -286,6 +295,7 @@ def _why(status: int, log: Path) -> tuple[Ended, str]:
     last = lines[-1].removeprefix("gnomon: ")[:400] if lines else "it said nothing"
     if status < 0:
         return "failed", f"was killed by {signal.Signals(-status).name}; its last line: {last}"
+    # Status 2 is also Python's own for a bad command; once steps were counted, it failed and was not refused.
     began = any(line.lstrip().startswith("step ") for line in lines) or "the run ended" in last
     return "refused" if status == 2 and not began else "failed", last
 
@@ -303,6 +313,7 @@ def _printed(out: Path) -> dict[str, Any] | None:
 def _ran(record: dict[str, Any]) -> Ran:
     """What is kept of a run."""
     seconds = [float(step["step_s"]) for step in record["steps"][WARM_UP:]]
+    # Quartiles: a few steps of a shared machine are always far out.
     low, high = np.percentile(seconds, (25, 75))
     predicted, now = record["predicted"]["step_s"], record["predicted"]["step_s_as_it_was_before_training"]
     return Ran(

@@ -57,6 +57,7 @@ def with_processes(cluster: Cluster, count: int | None) -> Cluster:
         assumptions.append(
             f"{count} processes where {node.count} were measured: as fast as those, which they cannot be"
         )
+    # Alone, a process has the caches and the memory bandwidth that several share.
     if count == 1:
         measured = measured.alone
     # What all measured processes had together is the machine's, and is divided anew.
@@ -71,6 +72,7 @@ def measured_cluster(measured: Measured, memory_bytes: int) -> Cluster:
     count, note = measured.processes, f"gnomon calibrate, {measured.software}"
     host = "-".join(part for part in measured.host.lower().replace(".", "-").split("-") if part) or "host"
     share = memory_bytes // count
+    # What was measured is a process and its threads, so that is the device; the catalogue's processors are packages.
     device = Device(
         name=f"cpu-{host}",
         kind="cpu",
@@ -90,6 +92,7 @@ def measured_cluster(measured: Measured, memory_bytes: int) -> Cluster:
     row = catalogue.node_row("local")
     node = replace(
         catalogue.build_node(row, device, count),
+        # Ranks of one machine talk through its memory.
         intra=_loopback(measured, note),
         disk_read_bytes_per_s=_disk(measured, "disk_read") or row.disk_read_bytes_per_s,
         disk_write_bytes_per_s=_disk(measured, "disk_write") or row.disk_write_bytes_per_s,
@@ -110,6 +113,7 @@ def _loopback(measured: Measured, note: str) -> Link:
     return replace(
         guess,
         bytes_per_s=max(rates),
+        # The smallest message is empty as far as its time goes.
         latency_s=min(table.seconds),
         source=note,
         date=measured.date[:10],
@@ -126,6 +130,7 @@ def _disk(measured: Measured, what: str) -> float | None:
 def best_flops_per_s(measured: Measured, dtype: str) -> float | None:
     """Fastest product seen in a dtype, alone or not; None if none was measured."""
     rates = [
+        # A multiplication and an addition for each of m·n·k.
         2.0 * point["m"] * point["n"] * point["k"] / seconds
         for table in measured.tables
         if (table.what, table.dtype) == ("matmul", dtype)
@@ -137,6 +142,7 @@ def best_flops_per_s(measured: Measured, dtype: str) -> float | None:
 def best_bytes_per_s(measured: Measured) -> float:
     """Fastest sum of two arrays seen, by the bytes that it reads and writes; the catalogue's guess without any."""
     rates = [
+        # Two reads and one write.
         3.0 * WIDTHS[table.dtype] * point["elements"] / seconds
         for table in measured.tables
         if table.what == "add" and table.dtype in WIDTHS

@@ -35,6 +35,7 @@ def _check_provenance(what: str, source: str, date: str, confidence: Confidence,
         raise InputError(f"{what} has no source; name the document or the measurement its figures come from")
     if not _DATE.fullmatch(date):
         raise InputError(f"{what}: date {date!r} must be YYYY-MM or YYYY-MM-DD")
+    # Both ways: a catalogue that says "partly" without naming what would hide which figure is a guess.
     if (confidence == "partly") != bool(unchecked):
         raise InputError(
             f"{what}: confidence is 'partly' exactly when `unchecked` names the fields that are not checked"
@@ -166,6 +167,7 @@ class Device:
         UnpricedError if the device has none: no rate is guessed.
         """
         rates = {field.name: getattr(self.dense_peak, field.name) for field in fields(self.dense_peak)}
+        # Only AMD's matrix cores and a few others have full fp32; elsewhere fp32 without TF32 runs on vector units.
         if rates.get("fp32_matrix") is None:
             rates["fp32_matrix"] = rates["fp32"]
         # fp8_e4m3 and fp8_e5m2 have one rate.
@@ -276,6 +278,7 @@ class Node:
         """One direction between two of its devices with nothing else running; in a mesh they have one link."""
         if self.pair_bytes_per_s is not None:
             return self.pair_bytes_per_s
+        # Direct links (MI250, xGMI): a pair has the one between them, however fast all together are.
         share = self.mesh_peers if self.topology == "mesh" else 1
         return self.intra.bytes_per_s / share
 
@@ -320,6 +323,7 @@ class Cluster:
         if not 1 <= self.oversubscription < math.inf:
             raise InputError(f"cluster {self.name!r}: oversubscription is at least 1, got {self.oversubscription!r}")
         without_nic = [group.node.name for group in self.groups if group.node.nic is None]
+        # A cluster of one workstation is fine; two have to be connected by something.
         if without_nic and self.num_nodes > 1:
             raise InputError(
                 f"cluster {self.name!r} has {self.num_nodes} nodes, but {without_nic[0]!r} has no network port"

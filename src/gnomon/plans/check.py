@@ -64,6 +64,7 @@ def check(
     plan: Plan, graph: Graph, cluster: Machines | None = None, workload: Workload | None = None
 ) -> tuple[Problem, ...]:
     """The notes on a plan that can run. PlanError listing every error otherwise."""
+    # The graph as it is under the plan: experts that are divided have rules of their own.
     findings = problems(plan, under(graph, plan), cluster, workload)
     if errors := [problem for problem in findings if problem.severity == "error"]:
         raise PlanError("; ".join(problem.message for problem in errors))
@@ -78,6 +79,7 @@ def problems(
     if plan.num_stages > MAX_STAGES:  # what follows looks at every stage
         return tuple(dict.fromkeys(findings))
     findings += [*_schedule(plan), *_selectors(plan, graph)]
+    # Rules of dims go stage by stage, and there are no stages to speak of.
     if not any(problem.name == "layers_not_covered" for problem in findings):
         findings += _dims(plan, graph, workload)
     findings += [_error(name, text) for name, text in vocabulary_errors(plan, graph)]
@@ -94,10 +96,12 @@ def batch(plan: Plan, workload: Workload) -> tuple[int, int]:
     """(number of microbatches, sequences in each over all data-parallel ranks), where a method makes microbatches of
     several lengths about so. PlanError when the batch does not divide so."""
     schedule, total = plan.schedule, workload.batch_size
+    # ChunkFlow and Skrull form microbatches from the lengths that come; one sequence a rank is their mean.
     if schedule.makes_units and not plan.stages:
         ranks = plan.mesh.data_ranks
         return max(1, total // ranks), ranks
     data_ranks = sorted({plan.stage_mesh(stage).data_ranks for stage in range(plan.num_stages)})
+    # Unequal devices: a stage's shares are the sequences of a microbatch that each of its ranks takes (Whale, DAPPLE).
     shares = {sum(stage.shares) for stage in plan.stages if stage.shares}
     if schedule.micro_batch_size is None and schedule.num_microbatches is None and not shares:
         raise PlanError("the schedule has neither micro_batch_size nor num_microbatches; give one of them")
@@ -158,6 +162,7 @@ def _note(name: str, message: str) -> Problem:
 def _devices(plan: Plan, cluster: Machines | None) -> Iterator[Problem]:
     if cluster is None:
         return
+    # By device numbers and not by ranks: under a placement several ranks may take turns on one.
     last = max(plan.device_of)
     if last >= cluster.num_devices or (not plan.placement and plan.num_devices != cluster.num_devices):
         axes = plan.mesh.describe() if not plan.stages else f"{len(plan.stages)} stages"
@@ -181,6 +186,7 @@ def _stages(plan: Plan, graph: Graph) -> Iterator[Problem]:
         return
     labels = [layer.label for part in parts for layer in part]
     missing = [layer.label for layer in graph.layers() if layer.label not in labels]
+    # Counting is quadratic, and graphs have thousands of layers; only a plan that is wrong pays for it.
     twice = sorted({label for label in labels if labels.count(label) > 1}) if len(set(labels)) < len(labels) else []
     if missing or twice:
         what = f"leave out {', '.join(missing[:3])}" if missing else f"compute {', '.join(twice[:3])} more than once"
@@ -188,6 +194,7 @@ def _stages(plan: Plan, graph: Graph) -> Iterator[Problem]:
         return
     stage_of = {layer.label: stage for stage, part in enumerate(parts) for layer in part}
     for reader, maker, tensor in dependencies(graph):
+        # The first one is enough: every other follows from the same order.
         if stage_of[maker] > stage_of[reader]:
             yield _error(
                 "stage_order",
@@ -203,6 +210,7 @@ def _stages(plan: Plan, graph: Graph) -> Iterator[Problem]:
 
 def _schedule(plan: Plan) -> Iterator[Problem]:
     schedule, ranks = plan.schedule, plan.num_pipeline_ranks
+    # Looked at before the schedule's own rules, which take the number of virtual stages as given.
     virtual, rest = divmod(plan.num_stages, ranks)
     count = schedule.num_microbatches
     if rest or (plan.stages and schedule.virtual_stages not in (1, virtual)):
@@ -215,6 +223,7 @@ def _schedule(plan: Plan) -> Iterator[Problem]:
         return
     order = orders.find(schedule.name)
     kind = "v_placement" if order.placement == "v" else "interleaved" if order.looped else "virtual_stages"
+    # Listed stages say their devices themselves; the next rule holds these against the order's.
     placement = None if plan.stages else schedule.placement
     if (reason := order.stages_reason(ranks, virtual, placement)) is not None:
         yield _error(kind, reason)
@@ -226,6 +235,7 @@ def _schedule(plan: Plan) -> Iterator[Problem]:
             f"{list(plan.pipeline_ranks)}; change the stages' devices",
         )
     divided = any(mesh.dp_shard * mesh.cp > 1 for mesh in map(plan.stage_mesh, range(plan.num_stages)))
+    # Under ZeRO 3 each layer of a stage has rows of its own, between which gathers run; a composite is one row.
     if order.composite and plan.optimizer.zero == 3 and (divided or plan.optimizer.offload_parameters):
         yield _error(
             "composite",
@@ -268,6 +278,7 @@ def _selectors(plan: Plan, graph: Graph) -> Iterator[Problem]:
             select((text,), graph)
         except PlanError as error:
             yield _error("selector", f"{where}: {error}")
+    # Patterns are matched against all blocks together: one that fits in any of them is a decision that is carried out.
     ops = {op.path: op for block in graph.blocks for op in block.ops}
     for split in plan.overlap.splits:
         chosen = [path for path in ops if fnmatchcase(path, split.op)]
@@ -296,6 +307,7 @@ def _selectors(plan: Plan, graph: Graph) -> Iterator[Problem]:
             for name in (*block.inputs, *block.outputs)
             for atom in block.tensor(name).atoms
         }
+        # The tensor would leave one block divided and enter the next whole, with no collective between.
         if layout.region != "*" and layout.dim in crossing:
             yield _error(
                 "layout_region",
@@ -311,6 +323,7 @@ def _selectors(plan: Plan, graph: Graph) -> Iterator[Problem]:
 def _dims(plan: Plan, graph: Graph, workload: Workload | None) -> Iterator[Problem]:
     for stage, layers in enumerate(stage_layers(plan, graph)):
         mesh = plan.stage_mesh(stage)
+        # Each block once a stage, however many layers it has.
         for name in dict.fromkeys(layer.call.block for layer in layers):
             for dim in graph.block(name).dims:
                 if (rule := _DIM_RULES.get(_base(dim))) and not _kept_whole(plan, mesh, name, dim):
@@ -333,12 +346,14 @@ def _mixes(graph: Graph, layer: Layer) -> bool:
 
 def _base(dim: Dim) -> str:
     """What a dim is, whatever its scope: `vision.heads` is `heads`. Empty if no rule is about it."""
+    # From the left: of `vision.heads.2` the number behind tells heads of different sizes apart.
     return next((part for part in dim.name.split(".") if part in _DIM_RULES), "")
 
 
 def _divides(name: str, axis: str, ways: int, dim: Dim) -> Iterator[Problem]:
     size = dim.size
     if size is not None and size % ways:
+        # Of two equally near the smaller one, which divides less.
         legal = min((d for d in range(1, size + 1) if size % d == 0), key=lambda d: (abs(d - ways), d))
         yield _error(name, f"{axis} = {ways} does not divide {dim.name} = {size}; the nearest legal {axis} is {legal}")
 
@@ -359,6 +374,7 @@ def _heads(plan: Plan, mesh: Mesh, dim: Dim) -> Iterator[Problem]:
 
 def _kv_heads(plan: Plan, mesh: Mesh, dim: Dim) -> Iterator[Problem]:
     axis, ways = _head_ways(plan, mesh)
+    # Grouped-query attention with fewer heads than ranks, as Megatron-LM runs it.
     if dim.size is not None and dim.size < ways and ways % dim.size == 0:
         yield _note(
             "kv_heads_replicated",
@@ -388,6 +404,7 @@ def _experts(plan: Plan, mesh: Mesh, dim: Dim) -> Iterator[Problem]:
 
 
 def _vocab(plan: Plan, mesh: Mesh, dim: Dim) -> Iterator[Problem]:
+    # Padding rows of a table costs next to nothing, so this is a note; heads cannot be padded.
     if plan.layout.vocab_parallel and dim.size is not None and dim.size % mesh.tp:
         padded = -(-dim.size // mesh.tp) * mesh.tp
         yield _note("vocab_padded", f"tp = {mesh.tp} does not divide {dim.name} = {dim.size}; it is padded to {padded}")
@@ -421,6 +438,7 @@ def sequence_parts(plan: Plan, mesh: Mesh) -> tuple[int, list[str]]:
 
 def _sequence(plan: Plan, mesh: Mesh, workload: Workload | None) -> Iterator[Problem]:
     """Whether the sequence divides into what the axes need."""
+    # Several lengths: each is padded by itself to what its ranks divide.
     if workload is None or not workload.seq_len:
         return
     parts, why = sequence_parts(plan, mesh)

@@ -62,6 +62,7 @@ class Plan:
                 f"{self.num_stages}; list one number for each stage"
             )
         for index, stage in enumerate(self.stages):
+            # A stage reads stages before it alone, or the pipeline would have a circle.
             if any(not 0 <= source < index for source in stage.inputs or ()):
                 raise PlanError(
                     f"stage {index} has inputs {stage.inputs}, but it can only read stages 0 to {index - 1}"
@@ -89,6 +90,7 @@ class Plan:
         following = 0
         for stage in self.stages:
             ranks.append(stage.ranks or tuple(range(following, following + stage.mesh.world_size)))
+            # Stages without ranks take the next ones; those that name theirs may lie anywhere before.
             following = max(ranks[-1]) + 1
         return tuple(ranks)
 
@@ -98,6 +100,7 @@ class Plan:
         if not self.stages:
             return tuple(pipeline_rank(s, self.mesh.pp, self.schedule.placement) for s in range(self.num_stages))
         first_seen: dict[tuple[int, ...], int] = {}
+        # Numbered by first appearance, so that listed stages and a uniform mesh agree on who is pipeline rank 0.
         return tuple(first_seen.setdefault(ranks, len(first_seen)) for ranks in self.stage_ranks)
 
     @property
@@ -164,6 +167,7 @@ def effective_zero(plan: Plan) -> int:
     divided = [mesh.dp_shard * mesh.cp > 1 for mesh in meshes]
     zero = plan.optimizer.zero
     if not zero or not any(divided):
+        # With one rank nothing is divided, but parameters that wait on the host still come block by block.
         return 3 if zero == 3 and plan.optimizer.offload_parameters else 0
     if not all(divided):
         raise PlanError(

@@ -46,8 +46,11 @@ def savings(plan: Plan, graph: Graph, kernels: Kernels) -> dict[str, LayerSaving
     # in a run of layers each is the input of the next
     to_the_end = kernels.full_recompute == "whole" or plan.saved.every > 1
     for layer, decided in _decisions(plan, graph):
+        # A hundred layers have a few different decisions; lowering and matching patterns is what costs.
         alike = layer.call.block, decided
         if alike not in known:
+            # torch's selective checkpointing stops when it has made what backward misses; a plain checkpoint runs to
+            # its end.
             least = bool(decided.rules) and kernels.ruled_recompute == "needed"
             original = graph.block(layer.call.block)
             known[alike] = _saving(decided, blocks[original.name], original, to_the_end=to_the_end and not least)
@@ -85,6 +88,7 @@ class _Decided(NamedTuple):
 def _decisions(plan: Plan, graph: Graph) -> Iterator[tuple[Layer, _Decided]]:
     """Each layer, stage by stage, with what the plan says of it."""
     layers = graph.layers()
+    # Presets leave embedding and head alone, as all programs do; a model without repeated layers has them everywhere.
     repeated = {layer.label for layer in layers if layer.call.first is not None} or {layer.label for layer in layers}
     chosen = [{layer.label for layer in select((rule.calls,), graph)} for rule in plan.saved.rules]
     for stage, part in enumerate(stage_layers(plan, graph)):
@@ -94,6 +98,7 @@ def _decisions(plan: Plan, graph: Graph) -> Iterator[tuple[Layer, _Decided]]:
             applies = layer.label in repeated
             preset, every, rules = plan.saved.preset, plan.saved.every, list[SavedRule]()
             for index, (rule, labels) in enumerate(zip(plan.saved.rules, chosen, strict=True)):
+                # `seen` counts only layers that the rule is about: "the first four" are the first four of those.
                 if layer.label not in labels or (rule.stages and stage not in rule.stages):
                     continue
                 if rule.preset is not None and not applies:
@@ -108,6 +113,7 @@ def _decisions(plan: Plan, graph: Graph) -> Iterator[tuple[Layer, _Decided]]:
                     preset, every, rules = rule.preset, 1, []
             joins = preset == "full" and every > 1 and not rules
             yield layer, _Decided(preset, tuple(rules), applies, again=applies and joins and run % every > 0)
+            # Layers that are no repeated ones neither count nor end a run.
             run = 0 if applies and not joins else run + applies
 
 
@@ -121,6 +127,7 @@ def _saving(decided: _Decided, block: Block, original: Block, *, to_the_end: boo
         for name in _inner(block):
             if any(fnmatchcase(name, pattern) or fnmatchcase(paths[name], pattern) for pattern in rule.tensors):
                 actions[name] = rule.action
+    # `keep` alone says nothing: without recomputation all is kept. Left out, equal layers compare as equal.
     explicit = decided.preset != "none" or "recompute" in actions.values()
     policy = tuple((name, action) for name, action in actions.items() if action != "keep" or explicit)
     whole = to_the_end and decided.preset == "full" and any(action == "recompute" for _, action in policy)
@@ -139,5 +146,7 @@ def _preset(preset: Preset, original: Block, block: Block) -> dict[str, Action]:
         return {name: "recompute" for name in _inner(block)}
     if preset == "none":
         return {}
+    # By the graph's ops: where no kernel fuses attention, its lowered steps are named `path:…` (scores, softmax,
+    # dropout).
     cores = [f"{op.path}:*" for op in original.ops if op.does == "attends"]
     return {name: "recompute" for name in _inner(block) if any(fnmatchcase(name, core) for core in cores)}

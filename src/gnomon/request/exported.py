@@ -58,12 +58,14 @@ class Target:
     def job(self, plan: Plan) -> Job:
         """A plan's file, read back. GnomonError where the program has no such plan."""
         assert self.format.write is not None
+        # Files name processes a machine; a cluster of several kinds is written for its largest.
         near = max(node.count for node in self.machines.nodes)
         return self.format.write(asked_for("plan", self.config, self.graph, plan, self.workload, near)).job
 
     def predicted(self, plan: Plan) -> tuple[Plan, Prediction]:
         """A plan as its file has it, with its prediction. GnomonError where there is none."""
         job = self.job(plan)
+        # A file says what its program does, and nothing of how fast this user's runs were.
         stack = replace(job.stack, own=self.stack.own)
         return job.plan, predict(self.graph, self.machines, job.plan, self.workload, stack)
 
@@ -71,6 +73,7 @@ class Target:
         """The same, of a plan whose file, written again, is still the same plan. GnomonError for others."""
         reread, prediction = self.predicted(plan)
         _, again = self.predicted(reread)
+        # A fixed point: reading may fill in what the file leaves open, but it must do so once and for all.
         if abs(again.step_s / prediction.step_s - 1) > SAME:
             raise PlanError(f"{self.format.name} reads back another plan from the file of what it reads back")
         return reread, prediction
@@ -124,6 +127,7 @@ def _trial(base: Plan, to: Target) -> Plan:
     runs, devices = to.stack.runs, to.machines.num_devices
     pp = 2 if (not runs.axes or "pp" in runs.axes) and devices % 2 == 0 else 1
     batch = to.workload.batch_size
+    # Divides whatever can be divided, so that a refusal is about the model and not about the trial.
     ranks = max((n for n in range(1, devices // pp + 1) if devices // pp % n == 0 and batch % n == 0), default=1)
     return replace(
         base,
@@ -178,6 +182,8 @@ def exportable(result: Result, to: Says | None) -> Result:
             plan, prediction = to.offered(candidate.plan)
         except GnomonError:
             continue
+        # The program may fill in something that takes more memory than the plan; one that was over the limit already is
+        # judged by its own peak.
         if prediction.tightest.peak_bytes <= max(result.limit_bytes, candidate.prediction.tightest.peak_bytes):
             best.append(replace(candidate, plan=plan, prediction=prediction))
     return replace(result, best=tuple(sorted(best, key=lambda candidate: candidate.step_s))) if best else result

@@ -36,6 +36,7 @@ def is_job_file(name: str) -> bool:
     path = Path(name)
     if not is_a_file(name):
         return False
+    # A config.json is by far the most frequent, and only JSON can be one: other ends are told without a look inside.
     return path.suffix != ".json" or _format_of(path) is not None
 
 
@@ -62,6 +63,7 @@ def with_inputs(name: str, inputs: str | None, seq_len: int | None) -> str:
         if "(" in name:
             raise InputError(f"{name!r} says its inputs already; leave --inputs out")
         name = f"{name}({inputs})"
+    # The word `seq` in the inputs becomes `seq=4096`, unless it has a size already.
     if seq_len is not None:  # recorded at that length: some sizes follow from it by no product
         name = re.sub(r"\bseq\b(?!\s*=)", f"seq={seq_len}", name.partition("(")[2]).join(
             (name.partition("(")[0] + "(" if "(" in name else name, "")
@@ -76,6 +78,8 @@ def read_model(
     keys of the config by name, in place of its own; strict: a key that is not known is an error."""
     if is_code(name):
         raise InputError(f"{name!r} is code, which the command line imports; in Python give gnomon.capture(module, …)")
+    # From the outside in: `[trained part]` and adapters are written behind the name, and each reads the rest as a
+    # model.
     name, part = parse_trained(name)
     if part is not None:
         whole, notes = read_model(name, settings=settings, strict=strict)
@@ -88,6 +92,7 @@ def read_model(
         trained, frozen = graph.num_parameters() / 1e6, graph.num_frozen() / 1e9
         return graph, (*notes, f"{trained:.4g} million parameters of adapters are trained, {frozen:.4g} billion frozen")
     if not (path.suffix == ".json" or path.is_file()):
+        # A preset is a function; what it has no argument for cannot be changed by a key.
         if settings:
             raise InputError(f"--set changes keys of a file, and {name!r} is a name; give its config.json")
         network, note = named_network(name)
@@ -134,6 +139,7 @@ def _format_of(path: Path) -> Format | None:
 def _read_config(path: Path, *, settings: Mapping[str, str] | None = None, strict: bool = False) -> HfModel:
     """What a config.json says, called by its folder or its own name."""
     text, source = read_source(path)
+    # Models lie in folders of their name, all with a config.json in it.
     label = path.resolve().parent.name if path.name == "config.json" else path.stem
     model: HfModel = load_late("gnomon.formats.huggingface.read:read_hf_config")(
         text, label or source, settings=settings, strict=strict
@@ -169,6 +175,7 @@ FILES = (
 def check_there(name: str) -> None:
     """InputError for a name that can only be that of a file or a folder, where there is none."""
     path = Path(name)
+    # Only what cannot be a name: "org/model" may be either, and is left to the catalogue and the Hub.
     if name.lower().endswith(FILES) or (name.startswith((".", "/", "~", "\\")) or name.endswith(("/", "\\"))):
         try:
             there = path.exists()
@@ -207,6 +214,7 @@ def named_network(name: str) -> tuple[Network, str]:
             raise
         network, note = found
     if isinstance(network, str):
+        # A config where there is one: files of other programs are written from its sizes.
         network = CONFIGS[network]() if network in CONFIGS else preset(network)
     return network, note.replace(" (--model)", "")
 
@@ -232,6 +240,7 @@ def positions_of(name: str) -> int | None:
 
 def _positions(config: Mapping[str, object]) -> int | None:
     """`max_position_embeddings` of a config, times the factor of its rotary scaling where that begins from fewer."""
+    # Of models that see: their text part has the positions.
     inner = config.get("text_config")
     values = {**config, **(inner if isinstance(inner, dict) else {})}
     most = values.get("max_position_embeddings")
@@ -240,6 +249,7 @@ def _positions(config: Mapping[str, object]) -> int | None:
     scaling = values.get("rope_scaling") or values.get("rope_parameters")
     if isinstance(scaling, dict):
         factor, first = scaling.get("factor"), scaling.get("original_max_position_embeddings", most)
+        # max(): some files give the length before scaling there, some after it.
         if isinstance(factor, int | float) and isinstance(first, int) and factor > 1:
             most = max(most, int(first * factor))
     return most

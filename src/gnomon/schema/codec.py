@@ -81,6 +81,7 @@ def _boolean(value: Any, path: str) -> bool:
 def _integer(value: Any, path: str) -> int:
     if isinstance(value, bool) or not isinstance(value, Integral):
         raise _mismatch("integer", value, path)
+    # TOML's integers are of 64 bits, and other readers of the file have no larger ones.
     whole = int(value)  # one of numpy is one of Python's
     if not -(2**63) <= whole < 2**63:
         raise InputError("Expected an integer of 64 bits, got a larger one", path)
@@ -92,6 +93,7 @@ def _number(value: Any, path: str) -> float:
         raise _mismatch("number", value, path)
     if isinstance(value, int):
         value = _integer(value, path)
+        # 2^53 + 1 would be read back as another number.
         if int(float(value)) != value:
             raise InputError(f"Integer {value} is not exact as a number (float64); write it with an exponent", path)
     if not math.isfinite(value):
@@ -102,6 +104,7 @@ def _number(value: Any, path: str) -> float:
 def _text(value: Any, path: str) -> str:
     if not isinstance(value, str):
         raise _mismatch("string", value, path)
+    # Python's strings can hold half of a surrogate pair, which no file can.
     if any("\ud800" <= character <= "\udfff" for character in value):
         raise InputError("Expected text that UTF-8 can hold, got an unpaired surrogate", path)
     return value
@@ -119,12 +122,14 @@ _SCALARS: dict[object, _Codec] = {
 def _codec(annotation: Any) -> _Codec:
     """The codec of an annotation. TypeError (our own mistake) if the schema cannot express it."""
     origin, args = get_origin(annotation), get_args(annotation)
+    # Looked up before anything else: bool is a subclass of int, and matched by itself here.
     if annotation in _SCALARS:
         return _SCALARS[annotation]
     if origin is Annotated:
         known = next((extra for extra in args[1:] if isinstance(extra, Known)), None)
         if known is not None:
             return _known(known)
+        # Other marks are for other readers and change nothing of the value.
         unit = next((extra for extra in args[1:] if isinstance(extra, units.Unit)), None)
         return _codec(args[0]) if unit is None else _quantity(unit, args[0])
     if origin is Literal:
@@ -144,6 +149,7 @@ def _codec(annotation: Any) -> _Codec:
 
 
 def _quantity(unit: units.Unit, base: Any) -> _Codec:
+    # Bytes are counted exactly; every other quantity is a measurement.
     if (base is int) != (unit is units.Unit.BYTES):
         raise TypeError(f"{unit} is held as {'int' if unit is units.Unit.BYTES else 'float'}, not {base}")
     example = units.format_quantity(10**9 if base is int else 1e9, unit)
@@ -153,6 +159,7 @@ def _quantity(unit: units.Unit, base: Any) -> _Codec:
         if isinstance(value, str):
             return units.parse(value, unit, path)
         if isinstance(value, int | float) and not isinstance(value, bool):
+            # A bare 80 could be GB or GiB: a factor of 1.07 that nobody would see.
             raise UnitError(f'Expected a number with a unit, such as "{example}", got bare {value!r}', path)
         raise _mismatch(expected, value, path)
 
@@ -207,6 +214,7 @@ def _enum(cls: type[Enum]) -> _Codec:
 
 def _array(item: _Codec) -> _Codec:
     def items(value: Any, path: str, kind: Any, convert: Callable[[Any, str], Any]) -> Iterator[Any]:
+        # Written values must be frozen, or the file and the value could part.
         if kind is tuple and isinstance(value, list):  # a file's arrays are lists, a dataclass's tuples
             raise InputError(f"Expected a tuple of {item.expected}, got a list", path)
         if not isinstance(value, kind):
@@ -268,10 +276,12 @@ def _union(members: tuple[Any, ...]) -> _Codec:
             return tagged.read(value, path)
         shape = _shape(value)
         fitting = [codec for codec in codecs if codec.shape == shape]
+        # People write 1 where a number is meant.
         if shape == "integer" and not fitting:
             fitting = [codec for codec in codecs if codec.shape == "number"]
         if len(fitting) == 1:
             return fitting[0].read(value, path)
+        # In the order of the annotation; the reasons of all are in the error.
         return _first([codec.read for codec in fitting], value, path, expected)
 
     def write(value: Any, path: str) -> Any:
@@ -320,6 +330,7 @@ def _tagged(classes: tuple[Any, ...]) -> _Tagged | None:
     tags = [{key: field.tag for key, field in _fields(cls).items() if field.tag is not None} for cls in classes]
     for key in tags[0]:
         values = [row.get(key) for row in tags]
+        # The first field that tells all of them apart: the order of fields decides, not that of classes.
         if None not in values and len(set(values)) == len(values):
             return _Tagged(key, dict(zip([str(value) for value in values], classes, strict=True)))
     return None
@@ -340,6 +351,7 @@ class _Field:
         return self.default is _MISSING and self.factory is _MISSING
 
     def is_default(self, value: Any) -> bool:
+        # Both are always written: what a reader needs to know which class it is, and what it cannot fill in.
         if self.tag is not None or self.required:
             return False
         return bool(value == (self.default if self.factory is _MISSING else self.factory()))
@@ -375,6 +387,7 @@ def read_table(cls: type, value: Any, path: str) -> Any:
     fields = _fields(cls)
     for key in value:
         if key not in fields:
+            # A mistyped key must never become a default in silence.
             hint = nearest(str(key), fields) or f"; the keys here are {', '.join(fields)}"
             raise InputError(f"Unknown key {describe(key).removeprefix('string ')}{hint}", path)
     arguments = {}
@@ -387,6 +400,7 @@ def read_table(cls: type, value: Any, path: str) -> Any:
     try:
         return cls(**arguments)
     except ValueError as error:
+        # A class's own check knows nothing of files: the path is added here.
         kind = UnitError if isinstance(error, UnitError) else InputError
         raise kind(str(error), path) from error
 
@@ -394,6 +408,7 @@ def read_table(cls: type, value: Any, path: str) -> Any:
 def write_table(cls: type, value: Any, path: str) -> dict[str, Any]:
     """Plain values of a dataclass, defaults left out; `path` is where it will stand."""
     fields = _fields(cls)
+    # A subclass would lose its own fields on the way.
     if type(value) is not cls:
         raise InputError(f"Expected {cls.__name__}, got {type(value).__name__}", path)
     table = {}

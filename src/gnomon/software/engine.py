@@ -166,6 +166,7 @@ class Engine:
             raise InputError(f"{what}: memory_fraction 0 leaves no memory; give a share such as 0.9")
         if list(self.graph_sizes) != sorted(set(self.graph_sizes)):
             raise InputError(f"{what}: graph_sizes must rise")
+        # Without blocks for its whole answer a request could wait for ever for one that waits for it.
         if self.preemption == "none" and self.reserved_output < 1:
             raise InputError(f"{what}: without preemption reserved_output must be 1, or admitted requests could starve")
 
@@ -205,6 +206,7 @@ def engines() -> tuple[str, ...]:
 def engine(name: str) -> Engine:
     """The record of an engine, or a file of one, as in `mine.toml`. CatalogueError with the nearest names if there is
     none."""
+    # A path that is not there is still a path: the error should be of a missing file.
     if name.endswith(".toml") and (Path(name).is_file() or Path(name).name != name):
         return schema.load_file(Engine, name)
     known = ALIASES.get(name.lower(), name.lower())

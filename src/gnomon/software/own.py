@@ -99,6 +99,7 @@ LACKS = (
     ),
     Lack(
         name="experts.speculate, replicas or placement with overlap.experts, whose exchanges are rows of their own",
+        # Such a row sends what its part of the layer says, and no other part knows where experts are now.
         applies=lambda plan: plan.overlap.experts and (plan.experts.speculate or places_experts(plan)),
     ),
     Lack(
@@ -202,6 +203,7 @@ def lacking(plan: Plan) -> tuple[str, ...]:
 def followed(plan: Plan) -> Plan:
     """The plan by whose rows it runs: in fp16 the global norm is measured where nothing is clipped too, since it says
     on every rank whether gradients overflowed."""
+    # The loss scale must go down on all ranks at once, and the norm is the one number that all of them have.
     if plan.precision.compute == "fp16" and not plan.optimizer.clip:
         return replace(plan, optimizer=replace(plan.optimizer, clip=True))
     return plan
@@ -243,6 +245,7 @@ def precision_reason(precision: Precision) -> str | None:
     for field, name in (*named.items(), ("master", p.master)):
         if name not in DTYPES and name != "none":
             return f"the runtime has no {name} for precision.{field}; use one of {', '.join(DTYPES)}"
+    # Casting parameters for compute, or gradients for a reduction, is a copy that the runtime has no buffer for.
     if p.param != p.compute or p.reduce != p.grad:
         return (
             f"the runtime computes in the dtype that parameters have and reduces gradients as they add up, but compute "
@@ -272,6 +275,7 @@ def block_reason(block: Block) -> str | None:
 def tensor_parallel_reason(graph: Graph, tp: int) -> str | None:
     """Why it does not divide the model over so many ranks; None where it does."""
     groups = {dim.size for block in graph.blocks for dim in block.dims if dim.name == "ssm_groups" and dim.size}
+    # A group of heads shares its B and C (Mamba-2), so that it cannot be cut.
     if undivided := [size for size in groups if size % tp]:
         return (
             f"{graph.name}: ranks have whole groups of a state-space scan's heads, and tp = {tp} does not divide "
@@ -280,6 +284,7 @@ def tensor_parallel_reason(graph: Graph, tp: int) -> str | None:
     vocabularies = {
         dim.size for block in graph.blocks for dim in block.dims if dim.name.split(".")[-1] == "vocab" and dim.size
     }
+    # Other programs pad the table, which changes shapes that checkpoints and weights of the Hub have.
     if uneven := [size for size in vocabularies if size % tp]:
         return f"the runtime does not pad the vocabulary, and tp = {tp} does not divide {uneven[0]}"
     return None
@@ -306,6 +311,7 @@ def limits(graph: Graph, base: Plan, ranks: Iterable[int] = ()) -> Iterator[tupl
     known = {*lacking(base)}
     for tp in ranks:
         reason = tensor_parallel_reason(graph, tp)
+        # Only what this axis adds: a search leaves out the axis, not the plan.
         added = [name for name in lacking(replace(base, mesh=Mesh(tp=tp))) if name not in known]
         if reason or added:
             yield "tp", tp, reason or f"the runtime does not carry out {added[0]}"

@@ -71,8 +71,11 @@ class Integers(Storage):
             # The code that stands for 0, a whole number as GPTQ has it.
             zeros = np.clip(np.rint(-low / by), 0, top).astype(np.uint8)
             return self.coded(weight, scales, zeros)
+        # BitNet b1.58's scale: the mean of sizes, so that rounding to -1, 0, 1 keeps the matrix's weight (Ma et al.
+        # 2024).
         if self.ternary:
             return self.coded(weight, np.maximum(np.abs(rows).mean(-1), TINY).astype(self.scale))
+        # Symmetric: the code 0 stands for -2^(bits-1) steps and is not used, so that both signs reach as far.
         return self.coded(weight, np.maximum(np.abs(rows).max(-1) / (self.zero - 1), TINY).astype(self.scale))
 
     def coded(
@@ -83,6 +86,7 @@ class Integers(Storage):
         by = spread(_wide(scales), columns)
         middle = np.float32(self.zero) if zeros is None else spread(zeros.astype(np.float32), columns)
         top = 2 if self.ternary else 2**self.bits - 1
+        # float16 has a scale below 6e-8 as 0; such a group is all zeros, and not all NaN.
         with np.errstate(divide="ignore", invalid="ignore"):
             steps = np.where(by == 0, np.float32(0), np.asarray(weight, np.float32) / by)
         codes = np.clip(np.rint(steps) + middle, 0, top).astype(np.uint8)

@@ -84,6 +84,7 @@ class Sparse(Storage):
             return {**places, "values": values}
         if self.value == "bf16":
             return {**places, "values": bfloat16_of(values)}
+        # A scale a row, of what is kept alone: what was pruned must not widen the steps.
         top = np.abs(np.where(mask, weight, np.float32(0))).max(1, initial=0)
         scales = np.maximum(top / np.float32(TOP), np.float32(TINY)).astype(np.float16)
         by = scales.astype(np.float32)[self.rows(places, shape)]
@@ -120,5 +121,6 @@ class KeptShare(Sparse):
     def mask(self, score: NDArray[np.float32]) -> NDArray[np.bool_]:
         flat = score.ravel()
         out = np.zeros(flat.size, np.bool_)
+        # Stable, so that equal scores are kept from the left and a matrix is always stored the same.
         out[np.argsort(-flat, kind="stable")[: self.count(flat.size)]] = True
         return out.reshape(score.shape)

@@ -80,6 +80,7 @@ def amount(terms: Amount, sizes: Sizes) -> Number:
     total: Any = 0.0
     for term in terms:
         total = total + term.factor * numel(term.dims, sizes)
+    # Sizes may be arrays, one for each plan that is priced at once; these stay as they are.
     return round(total) if isinstance(total, float) else total
 
 
@@ -149,12 +150,14 @@ def uses(tree: Any) -> Iterator[str]:
 
 def reads(node: Node) -> tuple[str, ...]:
     """Names of the tensors that a node reads, each once."""
+    # In the order of the call: the first operand is what an in-place op writes over.
     return tuple(dict.fromkeys([*uses(node.args), *uses(tuple(value for _, value in node.kwargs))]))
 
 
 def mutates(node: Node) -> bool:
     """Whether a node writes over its first operand, as ops whose name ends in `_` do."""
     name = node.target.split(".")[1]
+    # `__and__.Tensor` and its like are plain operators.
     return name.endswith("_") and not name.endswith("__")
 
 
@@ -164,6 +167,7 @@ def writes_over(inputs: Iterable[str], nodes: Iterable[Node]) -> tuple[str, ...]
     found = []
     for node in nodes:
         first = next(uses(node.args), "")
+        # A view shares the memory of its base, and views of views do.
         if node.view and first in base:
             base.update(dict.fromkeys(filter(None, node.outputs), base[first]))
         elif first in base and mutates(node):

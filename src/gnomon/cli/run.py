@@ -375,7 +375,7 @@ def _check_weights(options: RunOptions, file: PlanFile, graph: Graph) -> None:
     if is_code(file.model):
         load_late("gnomon.runtime.launch.captured_job:check_trainable")(graph)
         if options.export is not None:
-            load_late("gnomon.runtime.launch.own_module:check_target")(_folder(options.export))
+            load_late("gnomon.runtime.checkpoint.pretrained:check_target")(_folder(options.export))
         return
     if isinstance(options.data, str) and is_code(options.data):
         raise InputError(f"--data {options.data} makes batches for a model that is code, and {file.model!r} is none")

@@ -71,18 +71,23 @@ def fused_qkv(b: BlockBuilder, path: str, x: str, hidden: Dim, heads: Dim, head_
     return list(b.split(f"{path}.split", fused, {name: dims for name in names}))
 
 
-def gpt_layer(c: GptConfig) -> Block:
-    """One GPT-2 layer from `x` to `y`."""
-    hidden, ffn = Dim(name="hidden", size=c.hidden_size), Dim(name="ffn", size=c.ffn_size or 4 * c.hidden_size)
+def attention_sublayer(b: BlockBuilder, c: GptConfig, x: str, hidden: Dim) -> str:
+    """GPT-2's attention with the norm before it and the residual after it."""
     heads, _, head_dim = attention_dims(c.num_heads, c.num_heads, c.hidden_size // c.num_heads)
-    b = BlockBuilder("layers")
-    x = b.input("x", BATCH, SEQ, hidden)
     q, k, v = fused_qkv(
         b, "attn.c_attn", b.norm("ln_1", x, hidden, fn="layer", bias=True), hidden, heads, head_dim, outer=True
     )
     core = b.attention("attn.core", q, k, v, causal=True, dropout=c.attention_dropout)
     out = b.linear("attn.c_proj", core, out=(hidden,), contract=(heads, head_dim), bias=True)
-    middle = b.add("attention_residual", x, b.dropout("attn.resid_dropout", out, c.dropout))
+    return b.add("attention_residual", x, b.dropout("attn.resid_dropout", out, c.dropout))
+
+
+def gpt_layer(c: GptConfig) -> Block:
+    """One GPT-2 layer from `x` to `y`."""
+    hidden, ffn = Dim(name="hidden", size=c.hidden_size), Dim(name="ffn", size=c.ffn_size or 4 * c.hidden_size)
+    b = BlockBuilder("layers")
+    x = b.input("x", BATCH, SEQ, hidden)
+    middle = attention_sublayer(b, c, x, hidden)
     normed = b.norm("ln_2", middle, hidden, fn="layer", bias=True)
     out = dense_ffn(b, normed, hidden, ffn, fn=c.activation, bias=True, paths=("mlp.c_fc", "mlp.c_proj"))
     return b.build(b.add("mlp_residual", middle, b.dropout("mlp.dropout", out, c.dropout), name="y"))

@@ -15,13 +15,12 @@ from dataclasses import dataclass, replace
 
 from gnomon.errors import GraphError
 from gnomon.graph import Block, BlockBuilder, Call, Dim, Graph, Tensor
-from gnomon.models.gpt import GptConfig, fused_qkv, gpt_embed
+from gnomon.models.gpt import GptConfig, attention_sublayer, gpt_embed
 from gnomon.models.parts import (
     BATCH,
     INPUT_IDS,
     LABELS,
     SEQ,
-    attention_dims,
     dense_ffn,
     embed_call,
     head_block,
@@ -92,15 +91,9 @@ def _experts(b: BlockBuilder, x: str, hidden: Dim, ffn: Dim, count: int, c: PrMo
 def layer_block(c: PrMoeConfig, count: int) -> Block:
     """One layer from `x` to `y`. count: of experts; 0: dense."""
     hidden, ffn = Dim(name="hidden", size=c.hidden_size), Dim(name="ffn", size=c.ffn_size or 4 * c.hidden_size)
-    heads, _, head_dim = attention_dims(c.num_heads, c.num_heads, c.hidden_size // c.num_heads)
     b = BlockBuilder(block_name(count))
     x = b.input("x", BATCH, SEQ, hidden)
-    q, k, v = fused_qkv(
-        b, "attn.c_attn", b.norm("ln_1", x, hidden, fn="layer", bias=True), hidden, heads, head_dim, outer=True
-    )
-    core = b.attention("attn.core", q, k, v, causal=True, dropout=c.attention_dropout)
-    out = b.linear("attn.c_proj", core, out=(hidden,), contract=(heads, head_dim), bias=True)
-    middle = b.add("attention_residual", x, b.dropout("attn.resid_dropout", out, c.dropout))
+    middle = attention_sublayer(b, c, x, hidden)
     normed = b.norm("ln_2", middle, hidden, fn="layer", bias=True)
     paths = ("mlp.mlp.c_fc", "mlp.mlp.c_proj") if count else ("mlp.c_fc", "mlp.c_proj")
     if not count:

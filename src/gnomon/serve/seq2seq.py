@@ -39,11 +39,6 @@ DEFAULT_LEN = 512
 """Tokens of a prompt with its answer, where nobody says: T5 has no table of positions, and was trained on so many."""
 
 
-def reads_and_writes(graph: Graph) -> bool:
-    """Whether a model reads one text and writes another."""
-    return {"input_ids", "decoder_input_ids"} <= {tensor.name for tensor in graph.inputs}
-
-
 def _sides(graph: Graph) -> tuple[list[Layer], list[Layer]]:
     """Divides the layers into (encoder's, decoder's): the decoder's are those that depend on what is written."""
     names = {"decoder_input_ids"}

@@ -16,7 +16,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
-from math import isfinite
+from math import isfinite, prod
 
 from gnomon.errors import PlanError
 from gnomon.graph import DTYPE_BITS, Block, Graph, Layer, Op
@@ -179,19 +179,12 @@ MOVES = frozenset({
 
 def _last(block: Block, name: str) -> int:
     dim = block.tensor(name).dims[-1]
-    return _size([atom.size or 0 for atom in dim.atoms])
+    return prod(atom.size or 0 for atom in dim.atoms)
 
 
 def _first(block: Block, name: str) -> int:
     dim = block.tensor(name).dims[0]
-    return _size([atom.size or 0 for atom in dim.atoms])
-
-
-def _size(sizes: list[int]) -> int:
-    total = 1
-    for size in sizes:
-        total *= size
-    return total
+    return prod(atom.size or 0 for atom in dim.atoms)
 
 
 def parameters_of_components(graph: Graph) -> Iterator[str]:
@@ -231,7 +224,7 @@ def _costs(plan: Plan, graph: Graph) -> MethodCosts:
         block = graph.block(layer.call.block)
         for tensor in block.parameters:
             if (full := layer.call.parameter_name(tensor.name, layer.index)) in names:
-                sizes[full] = _size([atom.size or 0 for atom in tensor.atoms])
+                sizes[full] = prod(atom.size or 0 for atom in tensor.atoms)
     return MethodCosts(update_bytes=6.0 * width * sum(sizes.values()))
 
 

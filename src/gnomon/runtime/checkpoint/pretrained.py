@@ -135,6 +135,11 @@ def check_export(target: Path, model: Path) -> None:
         )
     if target.exists() and target.resolve() == source.resolve():
         raise InputError(f"{target} is the folder that the model came from; give another one to write to")
+    check_target(target)
+
+
+def check_target(target: Path) -> None:
+    """InputError for a folder that weights cannot be written to."""
     if target.exists() and any(target.glob("*.safetensors")):
         raise InputError(f"{target} has weights already; give another folder, or remove them")
     try:

@@ -14,13 +14,12 @@ from pathlib import Path
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from gnomon.errors import InputError
 from gnomon.formats.huggingface.pieces import TensorPiece
 from gnomon.formats.huggingface.weights import Layout, parameters_of
 from gnomon.frontend.inputs import CodeModel
 from gnomon.frontend.named import build, captured_of
 from gnomon.graph import Graph
-from gnomon.runtime.checkpoint.pretrained import gathered, is_first
+from gnomon.runtime.checkpoint.pretrained import check_target, gathered, is_first
 from gnomon.runtime.launch.captured_job import check_trainable, states_of, values_of
 from gnomon.runtime.parameters.parameters import Slot, Values
 from gnomon.runtime.parameters.weights import Folder, WeightReader, start_folder
@@ -110,16 +109,6 @@ class OwnModule:
             pieces[name] = tuple(TensorPiece(tensor=own, shape=shape, view=view) for own in names)
         buffers = tuple(f"^{name}$".replace(".", r"\.") for name in self.states if name not in self.parameters)
         return Layout(pieces=pieces, ignored=buffers, copies=None if tied else dict(self.tied))
-
-
-def check_target(target: Path) -> None:
-    """InputError for a folder that weights cannot be written to."""
-    if target.exists() and any(target.glob("*.safetensors")):
-        raise InputError(f"{target} has weights already; give another folder, or remove them")
-    try:
-        target.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise InputError(f"cannot write weights to {str(target)!r}: {error.strerror}") from error
 
 
 def _tied(module: nn.Module, parameters: Mapping[str, Tensor]) -> dict[str, str]:

@@ -27,7 +27,7 @@ from gnomon.search.bounds.families import (
 from gnomon.search.bounds.layer_tables import KindTable
 from gnomon.search.bounds.point_time import Sharding
 from gnomon.search.bounds.zero2_rank import gaps_of, ranks_with_stalls_s
-from gnomon.search.bounds.zero3_rank import rank_by_itself_s, rows_of_ranks
+from gnomon.search.bounds.zero3_rank import LayerTimes, rank_by_itself_s, rows_of_ranks
 from gnomon.search.space.points import Point
 
 Doubles = NDArray[np.float64]
@@ -171,8 +171,13 @@ class Tighten:
         point, sharding, act, pipeline = loose.point, loose.sharding, loose.act, loose.pipeline
         back = act.input if is_split(point.schedule) else act.whole
         before, behind, _ = ways(pipeline, act.forward, back, loose.sends)
-        seconds = self._layers(loose)
-        layers = [order.tolist() for order in pipeline.split.order]
+        times = LayerTimes(
+            layers=[order.tolist() for order in pipeline.split.order],
+            seconds=self._layers(loose),
+            gathered=sharding.gathered_s.tolist(),
+            reduced=sharding.reduced_s.tolist(),
+            summed=sharding.summed_s.tolist(),
+        )
         rows = rows_of_ranks(point.schedule, point.pp, point.virtual_stages, loose.count)
         longest = 0.0
         # Any rank is a bound. Each costs a play layer by layer, so only three are looked at.
@@ -180,11 +185,7 @@ class Tighten:
             low = pipeline.lowest[rank]
             single = rank_by_itself_s(
                 rows[rank],
-                layers,
-                seconds,
-                sharding.gathered_s.tolist(),
-                sharding.reduced_s.tolist(),
-                sharding.summed_s.tolist(),
+                times,
                 prefetch=self.job.space.base.overlap.prefetch,
                 start=float(loose.ends.head[pipeline.root[low]] + before[low, 0]),
                 behind=float(behind[low, 0]),

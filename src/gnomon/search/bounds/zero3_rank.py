@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 
 from gnomon.search.bounds.in_flight import schedule_rows
@@ -31,24 +32,28 @@ def rows_of_ranks(schedule: str, pp: int, virtual: int, microbatches: int) -> tu
     return tuple(tuple(flat[a:b]) for a, b in zip(edges, edges[1:], strict=False))
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerTimes:
+    """What layers take, the same for every rank of a candidate."""
+
+    layers: Sequence[Sequence[int]]
+    """Kind of each layer, by stage."""
+    seconds: Mapping[str, Sequence[float]]
+    """Kind of row -> seconds of each kind of layer."""
+    gathered: Sequence[float]
+    """Seconds of the all-gather of each kind of layer."""
+    reduced: Sequence[float]
+    """The same of the reduce-scatter."""
+    summed: Sequence[float]
+    """The same of the all-reduce over replicas, once a step."""
+
+
 def rank_by_itself_s(
-    rows: Sequence[KindAndStage],
-    layers: Sequence[Sequence[int]],
-    seconds: Mapping[str, Sequence[float]],
-    gathered: Sequence[float],
-    reduced: Sequence[float],
-    summed: Sequence[float],
-    *,
-    prefetch: int,
-    start: float,
-    behind: float,
+    rows: Sequence[KindAndStage], times: LayerTimes, *, prefetch: int, start: float, behind: float
 ) -> float:
     """Seconds from the beginning of a step to its end, of one rank, at least.
 
-    layers: kind of each layer, by stage. seconds: kind of row -> seconds of each kind of layer. gathered, reduced,
-    summed: seconds of the all-gather, the reduce-scatter, and the all-reduce over replicas (once a step), of each
-    kind of layer. start: before it nothing computes. behind: seconds that other ranks compute after its last input
-    gradient.
+    start: before it nothing computes. behind: seconds that other ranks compute after its last input gradient.
 
     A layer waits for the one before it, for its gather, and (where it adds to a gradient) for that layer's last
     reduction. Gathers follow each other, each waits until at most `prefetch` others are held; reductions follow each
@@ -62,8 +67,8 @@ def rank_by_itself_s(
     adds_left = Counter(stage for kind, stage in rows if kind in ADDING)
     done: dict[tuple[int, int], float] = {}
     for kind, stage in rows:
-        order = layers[stage]
-        times = seconds[kind]
+        order = times.layers[stage]
+        seconds = times.seconds[kind]
         reads, adds = kind in FORWARD or kind in BACKWARD, kind in ADDING
         adds_left[stage] -= adds
         ends = adds and not adds_left[stage]
@@ -80,19 +85,19 @@ def rank_by_itself_s(
                 # let go.
                 if len(freed) > prefetch:
                     gathers = max(gathers, freed[-1 - prefetch])
-                gathers += gathered[layer]
+                gathers += times.gathered[layer]
                 now = max(now, gathers)
                 gathered_at = at
             # The gradient buffer of this layer is busy until its reduction of the microbatch before is done.
             if adds:
                 now = max(now, done.get(at, 0.0))
-            now += times[layer]
+            now += seconds[layer]
             if reads:
                 last_read = now
             if adds:
-                reductions = max(reductions, now) + reduced[layer]
+                reductions = max(reductions, now) + times.reduced[layer]
                 if ends:
-                    reductions += summed[layer]
+                    reductions += times.summed[layer]
                 done[at] = reductions
         if kind in BACKWARD:
             last_input = now

@@ -1,6 +1,6 @@
 #!/bin/sh
 # What `make demo` runs, with a heading before each command. Files go to demo/, which is made anew. Needs `gnomon` and
-# `python` on the PATH, with torch and tokenizers. Takes about two minutes on two idle cores, most of it measuring and
+# `python` on the PATH, with torch and tokenizers. Takes under two minutes on two idle cores, most of it measuring and
 # training. The model, its tokenizer and its first weights are made here: no package ships a small language model.
 set -eu
 cd "$(dirname "$0")/.."
@@ -44,7 +44,7 @@ step 'Plan: what would be the fastest layout?' \
     -o demo/llama-3.1-8b.toml
 
 step 'Measure this machine, with two processes' \
-    calibrate --processes 2
+    calibrate --processes 2 --seconds 15
 
 printf '\n\n== A tokenizer and the config.json of a small Llama, made here; code and prose of the Python distribution\n\n'
 printf '$ python scripts/demo_model.py demo\n'

@@ -56,6 +56,10 @@ class Import:
     """By `load_late`, when it is first used."""
 
 
+WITH_STATEMENTS = ("body", "orelse", "finalbody", "handlers", "cases")
+"""Fields of a node that hold statements, or what holds them."""
+
+
 class ImportReader(ast.NodeVisitor):
     """Collects every import of one module, wherever it stands, `import_module("...")` and `load_late("...")` too."""
 
@@ -65,10 +69,14 @@ class ImportReader(ast.NodeVisitor):
         self.imports: list[Import] = []
         self.depth = 0
 
-    def visit(self, node: ast.AST) -> None:
+    def generic_visit(self, node: ast.AST) -> None:
         """Expressions, which are most of a module, are walked only where one of them may load something."""
-        if self.calls or not isinstance(node, ast.expr):
-            super().visit(node)
+        if self.calls:
+            super().generic_visit(node)
+            return
+        for field in WITH_STATEMENTS:
+            for inner in getattr(node, field, ()):
+                self.visit(inner)
 
     def add(self, node: ast.stmt | ast.expr, target: str) -> None:
         self.imports.append(Import(line=node.lineno, target=target, in_function=self.depth > 0))

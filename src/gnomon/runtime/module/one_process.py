@@ -8,6 +8,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from functools import lru_cache
+from types import MappingProxyType
 
 import torch
 from torch import Tensor
@@ -21,7 +23,14 @@ from gnomon.runtime.module.stage import Batch, Stage
 from gnomon.runtime.ops import check_runnable
 from gnomon.runtime.parameters.frozen import four_bit_of, frozen_of, in_four_bits
 from gnomon.runtime.parameters.parameters import CPU, Dtypes, Parameters, Slot, Values
-from gnomon.sharding import shard_graph
+from gnomon.sharding import ShardedBlock, shard_graph
+
+
+@lru_cache(maxsize=8)
+def _undivided(graph: Graph) -> Mapping[str, ShardedBlock]:
+    """Every block as one rank runs it alone. Kept: a model is compared with under many plans."""
+    sizes, dtypes = {"batch": 1, "seq": 2, "enc_seq": 2}, GraphDtypes(param="fp32", compute="fp32")
+    return MappingProxyType(shard_graph(graph, Layout(), Mesh(), sizes, dtypes))
 
 
 class OneProcess:
@@ -41,9 +50,7 @@ class OneProcess:
         captured model reads, by name."""
         check_runnable(graph)
         self.graph = graph
-        sharded = shard_graph(
-            graph, Layout(), Mesh(), {"batch": 1, "seq": 2, "enc_seq": 2}, GraphDtypes(param="fp32", compute="fp32")
-        )
+        sharded = _undivided(graph)
         runs = {name: BlockRun(block, {}) for name, block in sharded.items()}
         slots = tuple(slots_of(graph.layers(), sharded, {}, set()))
         dtypes = Dtypes(param=dtype, grad=dtype, master=None, states=dtype)

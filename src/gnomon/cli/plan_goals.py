@@ -91,6 +91,7 @@ def is_asked(options: PlanOptions) -> bool:
         raise InputError("--html draws several cases; give --vary, --pareto, --longest or --max-step with it")
     if options.longest and options.seq_len:
         raise InputError("--longest looks for the sequence length and --seq-len gives it; leave one out")
+    # Tokens and sequences of a step cannot both stay while the length grows.
     if options.longest and options.tokens_per_batch:
         raise InputError("--longest keeps the sequences of a step; give --global-batch in place of --tokens-per-batch")
     return bool(conflicting)
@@ -113,6 +114,7 @@ def answer(
     """Searches for the plans that no other beats on all goals, prints and draws them."""
     on_progress = Trying()
     mixed = is_mixed(cluster) and bool(options.longest or options.largest)
+    # One budget for all cases: what the first ones leave is the others'.
     with Budget(options.budget, MIXED if mixed else QUESTION) as budget:
         question = replace(
             question, spare=replace(question.spare, on_progress=on_progress), on_progress=on_progress, keep_going=budget
@@ -121,6 +123,7 @@ def answer(
         spent = "" if budget() else budget.text
     on_progress.end()
     longest_used = max((n for case in cases if case.best for n in case.workload.sequence_lengths()), default=0)
+    # Of the largest case, as lengths may be what varies.
     if not options.largest and (warning := too_long(options.model, longest_used)) and warning not in assumed:
         assumed = (*assumed, warning)
     if options.longest or options.largest:
@@ -171,6 +174,7 @@ def _found_so(cases: Sequence[Case], spent: str) -> str:
 
 
 def _front(question: Question, cluster: Cluster, workload: Workload) -> Answer:
+    # Points of a front that are closer are one plan and its rounding.
     resolution = int(min(group.node.device.memory_bytes for group in cluster.groups) * RESOLUTION)
     cases = pareto(question, cluster, workload, resolution_bytes=resolution)
     falls = f"the fastest in the memory allowed, which falls by {show_bytes(resolution)} or more"
@@ -191,6 +195,8 @@ def _largest(options: PlanOptions, question: Question, cluster: Cluster, workloa
             )
         return largest(question, cluster, workload, config, rule)
     names = [name.strip() for name in rule.split(",") if name.strip()]
+    # One word that is no model is a rule with a typo; of several, each is read as a model and says what is wrong with
+    # it.
     if len(names) == 1 and names[0] not in PRESETS and not Path(names[0]).exists():
         known = ("layers", "hidden", "both")
         hint = nearest(rule, known)
@@ -213,6 +219,7 @@ def _machines(options: PlanOptions, question: Question, cluster: Cluster, worklo
         summary = f"cheapest machines for {what}: "
     else:
         cases = fewest_devices(question, clusters, workload, limit)
+        # The search goes up in devices and ends with the first case that meets the limit.
         best = best_case(cases[-1:], "step", limit)
         summary = f"fewest devices for {what}: "
     if best is None:
@@ -237,6 +244,7 @@ def _choices(options: PlanOptions, cluster: Cluster) -> list[Cluster]:
         ]
     else:
         kinds = [value for value in varied.values if isinstance(value, Cluster)]
+        # Whole nodes are rented, so a kind whose one node has too many devices is none of the choices.
         fit = [kind for kind in kinds if options.max_devices is None or _node(kind) <= options.max_devices]
         clusters = [machines for kind in fit for machines in up_to(kind, options.max_devices)]
     if not clusters:
@@ -284,6 +292,7 @@ def _swept(options: PlanOptions, question: Question, cluster: Cluster, workload:
     if options.best == "step":
         return cases, "", True
     best = best_case(cases, "cost")
+    # Machines without a price on record have plans and no cost.
     if best is None or best.dollars_per_token is None:
         return cases, "no case has a plan", False
     return cases, f"cheapest: {best.label}, {dollars(best.dollars_per_token * 1e6)} for 1M tokens", True

@@ -61,6 +61,7 @@ def run(options: PlanOptions) -> int:
         )
     training = at(training, path)
     request = read_request(training)
+    # What the file does now is what every change is held against.
     before = predict(request.graph, request.cluster, request.plan, request.workload, request.stack)
     words = Words(
         program=job_format,
@@ -75,6 +76,7 @@ def run(options: PlanOptions) -> int:
         with Budget(options.budget, ONE) as budget:
             plan_request = _question(options, request, file)
             try:
+                # Several, since the fastest plan may be one that the program's file cannot say.
                 search_result = searched(replace(options, top=TOP), plan_request, budget)
             except PlanError as error:
                 shown = quote(str(path))
@@ -101,6 +103,7 @@ def run(options: PlanOptions) -> int:
     else:
         print_lines(like_text(answer, assumed=assumed, notes=notes))
     if options.to is not None:
+        # The status is then the budget's alone: nothing faster is no error.
         if after is None:  # a copy would look like an answer
             print_lines(() if options.json else ("", f"{options.to} was not written"))
             return budget.status
@@ -174,6 +177,8 @@ class _File:
         settings = self.settings(plan)
         step_s = self.with_plan(settings, plan).prediction.step_s
         for one in settings:
+            # Leaving a flag in that the new plan does not have can end in an assertion there, which a prediction does
+            # not see.
             if one[1] is REMOVED or one[1] is False:
                 continue  # what is left behind may be refused by the program itself
             fewer = tuple(other for other in settings if other is not one)
@@ -181,6 +186,7 @@ class _File:
                 without = self.with_plan(fewer, plan)
             except GnomonError:
                 continue
+            # What is recomputed is compared too: with room for everything another choice may take the same time.
             if without.prediction.step_s == step_s and without.request.plan.saved == plan.saved:
                 settings = fewer
         return settings

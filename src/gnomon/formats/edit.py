@@ -47,7 +47,9 @@ def edited(
         changed = edited(plain, suffix, settings, variables=variables, places=places, near=near)
         return changed.replace("\n", "\r\n")
     change = {".yaml": _yaml, ".yml": _yaml, ".toml": _toml, ".json": _json}.get(suffix.lower())
+    # One after the other on the changed text: a setting may stand in a table that the one before has added.
     for key, value in settings:
+        # Structured files have one place for a key; a script may have many, or none.
         if change is not None:
             text = change(text, key, value)
             continue
@@ -190,6 +192,7 @@ def _flags(text: str, key: str) -> Iterator[_Flag]:
 
 def _script(text: str, key: str, value: object, variables: bool, places: Places, equivalents: Sequence[str]) -> str:
     found = _chosen(_flags(text, key), places)
+    # argparse's switches have no word for off: leaving them out is it.
     if value is REMOVED or value is False:
         for place in reversed(found):
             text = _without(text, place)
@@ -231,11 +234,13 @@ def _with_values(text: str, key: str, place: _Flag, words: Sequence[str], variab
             changed = _assigned(text, variable["bare"] or variable["braced"], words[0], key)
             if changed is not None:
                 return changed
+    # `--bf16 true` of HfArgumentParser; `--bf16 train.py` of a plain switch.
     if not words and not (place.values and text[slice(*place.values[0])].lower() in ("true", "false")):
         return text  # a switch that is there; what follows is no value of it
     _refuse_quotes(place, key, words)
     start = place.values[0][0] if place.values else place.name_end
     gap = "" if place.values or not words else " "
+    # `--flag=a b` would leave b to nobody.
     if len(words) > 1 and text[place.name_end : place.name_end + 1] == "=":
         start, gap = place.name_end, " "
     return text[:start] + gap + " ".join(words) + text[place.end if place.values else start :]
@@ -265,6 +270,7 @@ def _assigned(text: str, name: str, word: str, key: str) -> str | None:
     if len(found) != 1:
         return None
     start, end = found[0].span("value")
+    # NAME=${NAME:-4}: who sets it outside still may.
     default = re.fullmatch(r"(\"?\$\{\w+:?-)[^{}]*(\}\"?)", found[0]["value"])
     if default is not None:
         word = f"{default[1]}{word}{default[2]}"
@@ -287,6 +293,7 @@ def _with_flag(text: str, key: str, words: Sequence[str], places: Places, equiva
     if before.strip() or after.strip() not in ("", "\\"):
         return f"{text[: place.end]} {flag}{text[place.end :]}"
     continued = " \\" if after.strip() else ""
+    # It ends without a backslash, so it gets one and the flag becomes the last line.
     if not continued and text[:start].rstrip(" \t\n").endswith("\\"):  # the last line of a command
         return f"{text[: place.end]} \\\n{before}{flag}{text[place.end :]}"
     return f"{text[:end]}\n{before}{flag}{continued}{text[end:]}"
@@ -320,6 +327,7 @@ _QUOTED = re.compile(r"\"(?:[^\"\\]|\\.)*\"|'(?:[^']|'')*'")
 def _value_end(line: str, at: int) -> int | None:
     """Finds where a value ends that begins there; None for one that goes on in further lines."""
     opens = line[at : at + 1]
+    # Block scalars go on for as long as lines are indented.
     if opens in ("|", ">"):
         return None
     if opens in ("'", '"') and opens:
@@ -350,6 +358,7 @@ def _yaml_lines(lines: Sequence[str]) -> Iterator[_Line]:
         indent = len(line) - len(line.lstrip(" "))
         if not bare or 0 <= hidden < indent or bare.startswith("#"):
             continue
+        # Keys inside of a list's items have no path of words; a setting there is left to the person.
         if bare.startswith("- "):
             hidden = indent
             continue
@@ -372,6 +381,7 @@ def _yaml_lines(lines: Sequence[str]) -> Iterator[_Line]:
 
 def _yaml(text: str, key: str, value: object) -> str:
     lines, path = text.split("\n"), tuple(key.split("."))
+    # Lines are changed and not a parsed document, so that comments, order and quotes stay the user's.
     known = list(_yaml_lines(lines))
     if not known and any(line.strip() and not line.lstrip().startswith(("#", "---", "%")) for line in lines):
         raise InputError("the file is no list of keys, one a line; change it by hand")

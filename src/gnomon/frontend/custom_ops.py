@@ -150,6 +150,8 @@ class Count:
     def _refuse(self, *_: object) -> Any:
         raise _AskedError
 
+    # Whatever would take a branch on a size: a price read from one branch would be wrong for other sizes, in silence.
+    # Nor is it hashed, as a dict would compare by identity and never ask.
     __bool__ = __int__ = __float__ = __index__ = __lt__ = __le__ = __gt__ = __ge__ = __mod__ = _refuse
     __rtruediv__ = __rfloordiv__ = __round__ = __eq__ = __ne__ = _refuse  # type: ignore[assignment]
     __hash__ = None  # type: ignore[assignment]

@@ -90,6 +90,7 @@ class JobChange:
     @property
     def speed(self) -> float:
         """Share of the speed that is won, negative if it is lost: by tokens (samples) a second of all devices."""
+        # Throughput and not step time, as the batch may have changed.
         return self.after.per_s / self.before.per_s - 1
 
     @property
@@ -143,6 +144,7 @@ def change_of(before: Prediction, after: Prediction, sources: tuple[str, str]) -
     parts = []
     for name in dict.fromkeys((*before.breakdown, *after.breakdown)):
         a, b = before.breakdown.get(name, 0.0), after.breakdown.get(name, 0.0)
+        # Of the step and not of the part: a part that doubles may still be nothing.
         if abs(b - a) > LEAST * before.step_s:
             parts.append(StepPart(name=name, before_s=a, after_s=b))
     return JobChange(
@@ -179,6 +181,7 @@ def _ranks(before: Prediction, after: Prediction) -> list[tuple[int, int, int]]:
     out = []
     for rank in sorted(peaks[0].keys() & peaks[1].keys()):
         pair = peaks[0][rank], peaks[1][rank]
+        # Ranks that changed alike are one row, however classes are cut before and after.
         if pair not in seen and abs(pair[1] - pair[0]) > LEAST * pair[0]:
             seen.add(pair)
             out.append((rank, *pair))
@@ -217,6 +220,7 @@ def _flat(path: str, value: object) -> Iterator[tuple[str, str]]:
 
 
 def _text(value: object) -> str:
+    # As files spell it: what differs can be copied into one.
     text = str(value).lower() if isinstance(value, bool) else str(value)
     return text if len(text) <= 60 else f"{text[:57]}..."
 
@@ -284,6 +288,7 @@ def _percent(before: float, after: float) -> str:
 
 def annotation_lines(change: JobChange, limits: Sequence[str]) -> tuple[str, ...]:
     """GitHub's workflow commands: an error for each limit that is passed, else one notice."""
+    # A source with a colon is a git revision and no file of the checkout, which GitHub could link to.
     file = f"file={_property(change.after.source)}," if ":" not in change.after.source else ""
     title = "title=gnomon diff"
     if not limits:

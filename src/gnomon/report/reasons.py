@@ -110,6 +110,7 @@ def where(prediction: Prediction) -> str:
     rank = prediction.tightest
     # Workspace and overhead are the program's: naming them would give nothing to change.
     named = {n: size for n, size in rank.by_class.items() if n not in ("workspace", "overhead")}
+    # One class is named: people can change one thing at a time.
     most = max(named, key=lambda n: named[n])
     peak_text = f"{gib(rank.peak_bytes)} of {gib(rank.limit_bytes)} GiB"
     return f"rank {rank.ranks[0]}, {rank.peak_at}: {peak_text}, {most} {gib(named[most])}"
@@ -165,9 +166,11 @@ def bounded_by(reasons: Reasons) -> str:
     step = reasons.prediction.step_s
     parts = sorted(reasons.prediction.breakdown.items(), key=lambda part: -part[1])
     named = [f"{WORDS.get(n, n.lower()).partition(' (')[0]} {percent(s / step, 0)} %" for n, s in parts[:4] if s > 0]
+    # Below that share nothing that is changed there would be seen in the step.
     rest = [(n, s) for n, s in parts if n not in _COMPUTING and s / step >= LARGE]
     computing = sum(s for n, s in parts if n in _COMPUTING) / step
     why = "computing" if not rest else WORDS.get(rest[0][0], rest[0][0].lower()).partition(" (")[0]
+    # Both are said where computing is the larger: then the other is what can still be won.
     if rest and computing > rest[0][1] / step:
         why = f"computing, then {why}"
     return f"bounded by {why}: {', '.join(named)}"
@@ -181,6 +184,7 @@ def network(reasons: Reasons) -> str:
         (1 - sensitivity.step_s / step for sensitivity in reasons.sensitivities if sensitivity.what.endswith("2x")),
         default=0.0,
     )
+    # By what faster links would save and not by what is waited for: waiting for a slow rank is no fault of the network.
     word = "yes" if gain >= LARGE else "partly" if gain >= LARGE / 3 else "no"
     return (
         f"is the network the problem? {word}: the busiest rank waits {percent(share)} % of the step for links; "
@@ -194,6 +198,7 @@ def sharding(reasons: Reasons) -> str:
     if len(stages) < 2:
         return "ZeRO: nothing to divide over"
     text = f"peak GiB by ZeRO stage: {', '.join(f'{zero}: {gib(size)}' for zero, size in stages)}"
+    # People expect memory to fall with every stage; where it does not, the reason is owed.
     growing = [b[0] for a, b in zip(stages, stages[1:], strict=False) if b[1] > a[1]]
     if growing:
         what_grows = (

@@ -114,6 +114,7 @@ def _task(launch: Launch) -> tuple[str, str]:
     if name in ("swift", "megatron"):
         return name, word
     parts = launch.program.replace("/", ".").removesuffix(".py").split(".")
+    # Under torchrun the command's own module is named.
     if "swift" in parts and parts[-1] in ("sft", "pt", "rlhf"):  # swift/cli/sft.py, swift.cli._megatron.sft
         return ("megatron" if any("megatron" in part for part in parts) else "swift"), parts[-1]
     return "", ""
@@ -136,6 +137,7 @@ def _read(path: Path, context: ReadContext) -> Job:
         return _accepts(launch)
 
     source = trainer_source(path, context, accepts, "swift sft, swift rlhf or megatron sft")
+    # A script may convert weights before it trains; the last command is the training.
     program, word = _task(found[-1])
     return _by_megatron(source, context, word) if program == "megatron" else _by_trainer(source, context, word)
 
@@ -154,6 +156,7 @@ def _by_trainer(source: Source, context: ReadContext, word: str) -> Job:
     ways = f.integer("sequence_parallel_size", 1)
     steps = f.integer("gradient_accumulation_steps") if f.has("gradient_accumulation_steps") else None
     if steps is None:
+        # ms-swift rounds 16 / (batch x ranks) up where it is left out.
         steps = max(1, math.ceil(16 / micro / max(1, (devices or 1) // ways)))
         assumed.append(f"gradient_accumulation_steps: {steps}, with which ms-swift brings a step to 16 sequences")
     model = _network(f, context, source.folder, assumed, word)
@@ -164,6 +167,7 @@ def _by_trainer(source: Source, context: ReadContext, word: str) -> Job:
         seq_len=seq_len,
         recompute=flag(f, "gradient_checkpointing", True),
         cp=ways,
+        # sequence_parallel_size exchanges heads there, as Ulysses does.
         layout=Layout(context="ulysses"),
         precision=_precision(f, assumed),
         update=update_of(f, "optim", "adamw_torch", model),
@@ -254,6 +258,7 @@ def _length(f: Fields, context: ReadContext, assumed: list[str]) -> int:
 def _network(f: Fields, context: ReadContext, folder: Path, assumed: list[str], word: str) -> Network | str:
     key = next((key for key in ("model", "model_id_or_path", "model_type") if f.has(key)), "model")
     network = model_of(f, key, context, folder, assumed)
+    # Names of three releases. `pt` is pretraining, where nobody wants adapters by default.
     tuner = str(f.raw("tuner_type") or f.raw("train_type") or f.raw("sft_type") or ("full" if word == "pt" else "lora"))
     f.ignore("tuner_type", "train_type", "sft_type", "lora_rank", "target_modules", "quant_bits", "lora_target_modules")
     if tuner not in TUNERS:
@@ -299,6 +304,7 @@ def _first_share(graph: Graph, ratio: float) -> tuple[str, ...]:
     names, chosen, count = [*sizes], set[str](), 0
     for name, size in sizes.items():
         count += size
+        # As the program cuts: a parameter that crosses the share is trained.
         if count > ratio * sum(sizes.values()):
             break
         chosen.add(name)
@@ -391,8 +397,10 @@ def _megatron_values(f: Fields) -> dict[str, object]:
                 values.pop(name, None)
             else:
                 values[name] = value
+    # Method and number go with full recomputation alone, and Megatron-LM refuses them beside selective.
     if values.get("recompute_granularity") != "full":
         values = {key: v for key, v in values.items() if key not in ("recompute_method", "recompute_num_layers")}
+    # ms-swift takes the dtype of the checkpoint, which is bf16 for nearly all that are on the Hub.
     if "fp16" not in values:
         values["bf16"] = True
     if str(f.peek("torch_dtype")) == "float16":

@@ -145,6 +145,7 @@ def _built(cls: Any, name: Any, config: Any, kwargs: Mapping[str, Any]) -> Any:
     transformers = sys.modules["transformers"]
     dtype = _dtype(kwargs, config, int(transformers.__version__.partition(".")[0]) >= 5)
     quantization = kwargs.get("quantization_config") or getattr(config, "quantization_config", None)
+    # As keywords before release 5 of transformers, and in a config since.
     four = kwargs.get("load_in_4bit") or _asks_for(quantization, "load_in_4bit")
     eight = kwargs.get("load_in_8bit") or _asks_for(quantization, "load_in_8bit")
     if quantization is not None and not (four or eight):

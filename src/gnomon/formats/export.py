@@ -165,6 +165,7 @@ def asked_for(
             "the workload lists sequence lengths, or a distribution of them; a job file takes one length: give seq_len"
         )
     plan = normalized(plan, graph, workload)
+    # A job smaller than a machine, or one that does not fill whole ones, is started on one machine.
     nearby = processes_per_node if plan.world_size % processes_per_node == 0 else plan.world_size
     return ExportRequest(
         label=label,
@@ -201,6 +202,7 @@ def need_model(request: ExportRequest, program: str) -> ModelConfig:
 def exported(request: ExportRequest, draft: Draft) -> Export:
     """The draft with everything that it does not carry over."""
     job = draft.job
+    # Never the draft's word for it: what the program's own reader finds in the text is held against the plan.
     lost = list(_model(request, job))
     graph = request.graph if job.model is None or isinstance(job.model, str) else job.graph()
     lost += differences(request.plan, normalized(job.plan, graph, job.workload))
@@ -210,6 +212,7 @@ def exported(request: ExportRequest, draft: Draft) -> Export:
     unwritten = tuple(
         Unwritten(field=d.field, planned=d.before, becomes=d.actual, why=reason_for(d.field, reasons))
         for d in lost
+        # What the user's own code says is no fault of the file; `elsewhere` names it.
         if not any(fnmatchcase(d.field, pattern) for pattern in draft.code)
     )
     return Export(
@@ -224,6 +227,7 @@ def exported(request: ExportRequest, draft: Draft) -> Export:
 
 def _model(request: ExportRequest, job: Job) -> Iterator[Difference]:
     """Yields a difference where the model of the file is another one."""
+    # Whole graphs are compared: adapters on other linears have the same name.
     if request.base is not None and job.model is not None and job.graph() != request.graph:
         yield Difference(field="model", before=request.graph.name, actual=job.graph().name)
     if job.model is None or isinstance(job.model, str) or request.model is None:
@@ -239,6 +243,7 @@ def _software(request: ExportRequest, job: Job) -> Iterator[Difference]:
         return
     for part, field in SAID_BY_FILES:
         planned, found = (getattr(getattr(stack, part), field) for stack in (request.stack, job.stack))
+        # None is "not said", which a file may leave so.
         if planned is not None and found is not None and planned != found:
             yield Difference(field=f"software.{field}", before=str(planned), actual=str(found))
 
@@ -258,6 +263,7 @@ def reason_for(field: str, reasons: tuple[tuple[str, str], ...]) -> str:
     for pattern, why in reasons:
         if fnmatchcase(field, pattern):
             return why
+    # A field without a pattern would be lost without a word: a test goes through all fields of a plan.
     raise KeyError(f"no reason is given for field {field!r}")
 
 
@@ -284,12 +290,14 @@ def notes_of(request: ExportRequest, draft: Draft, unwritten: tuple[Unwritten, .
 
 def one_line(text: str) -> str:
     """Text that no format ends a line in: YAML has more breaks than `\\n`, and TOML no control characters."""
+    # A model's label could otherwise end a comment and become a setting of the file.
     return "".join(one if one.isprintable() else " " for one in text)
 
 
 def _commented(request: ExportRequest, draft: Draft, unwritten: tuple[Unwritten, ...]) -> str:
     if not draft.comment:
         return draft.text
+    # Only the first line may name the interpreter.
     shell = draft.text.startswith("#!")
     first, rest = draft.text.split("\n", 1) if shell else ("", draft.text)
     notes = "".join(f"{draft.comment} {one_line(note)}\n" for note in notes_of(request, draft, unwritten))

@@ -65,6 +65,7 @@ PLUGIN = "plugins: [axolotl.integrations.liger.LigerPlugin]"
 ATTENTION = "model.lora_attn_modules: [q_proj]"
 SHARDED = {"deepspeed": "zero_optimization.stage: 3", "accelerate": "fsdp_config.fsdp_sharding_strategy: FULL_SHARD"}
 
+# One row a lever that people know by name: what docs, `gnomon fit` and tests of readers all go through.
 LEVERS = (
     Lever(
         name="fused linear cross-entropy (Liger, CCE)",

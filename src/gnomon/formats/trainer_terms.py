@@ -46,6 +46,7 @@ def _engine(plan: Plan, engine: Mapping[str, object] | None) -> dict[str, object
     """The whole configuration of a plan: what there is of it, with its sharding. engine: None for one that is not
     there, whose other fields are then left to the trainer."""
     rest = {name: value for name, value in (engine or AUTO).items() if name != "zero_optimization"}
+    # The user's bucket sizes and thresholds stay: only what the plan decides is replaced.
     old = (engine or {}).get("zero_optimization", {})
     remaining = {k: v for k, v in old.items() if k not in SHARDING} if isinstance(old, Mapping) else {}
     return {"zero_optimization": {**_sharding(plan), **remaining}, **rest}
@@ -54,6 +55,7 @@ def _engine(plan: Plan, engine: Mapping[str, object] | None) -> dict[str, object
 def on_host(change: Change) -> bool:
     """Whether gradients are summed on the host where the optimizer is there, as DeepSpeed does."""
     offload = change.after.optimizer.offload
+    # A plan that sums on the device has no spelling in DeepSpeed's file.
     return offload is None or offload.accumulate == "host"
 
 
@@ -65,6 +67,7 @@ def _zero_json(change: Change) -> list[Setting] | None:
 
 def _bucket_elements(change: Change) -> int:
     """Elements of DeepSpeed's bucket, which a plan has in bytes of what is reduced."""
+    # Its buckets are counted in elements of what is reduced.
     width = {"fp32": 4}.get(change.after.precision.reduce, 2)
     return (change.after.overlap.bucket_bytes or 0) // width
 
@@ -177,11 +180,13 @@ def trainer_terms(
         if not on_host(change):
             return None
         name = file_of(change.after)
+        # A file that the project ships is what its users know; a table of one's own only where there is none.
         if engine is None and name:
             return [("deepspeed", name)]
         if not table:
             return [("deepspeed", _engine(change.after, engine or usual))]
         sharding = _sharding(change.after)
+        # Left in, an offload of the plan before would still be on.
         gone: dict[str, object] = {name: REMOVED for name in SHARDING if name not in sharding}
         return [
             (f"deepspeed.zero_optimization.{name}", json.dumps(value) if isinstance(value, dict) else value)
@@ -192,6 +197,7 @@ def trainer_terms(
         """All of a layer, or nothing of it."""
         key, on = spelled.recompute
         preset = change.after.saved.preset
+        # transformers' gradient checkpointing is a layer whole or not at all.
         return None if preset == "selective" else [(key, on if preset == "full" else not on)]
 
     words: dict[str, Words] = {
@@ -242,6 +248,7 @@ def trainer_terms(
             return plan
         configured = engine or _shipped(file_of(plan)) or usual or {}
         stages = configured.get("zero_optimization", {})
+        # ZeRO 3's gathers run ahead only with overlap_comm, which is its default at that stage.
         ahead = not isinstance(stages, Mapping) or stages.get("overlap_comm", True) is True
         return replace(plan, overlap=replace(plan.overlap, param_gather=ahead, prefetch=int(ahead)))
 

@@ -141,6 +141,7 @@ def exactness(rung: Rung) -> str:
         "up to the order of sums": "the same up to the order of sums",
         "statistical": "another mathematics, alike in distribution",
     }
+    # The least exact of what is combined is how exact the whole is.
     used = [option.exactness for option in OPTIONS if option.name in rung.options]
     return words[max(used, key=order.index, default="bitwise")]
 
@@ -189,12 +190,14 @@ def _host(prediction: Prediction | None) -> str:
 
 
 def _unchanged(base: Prediction, rung: Rung) -> str:
+    # The usual mistake, so it has a sentence of its own.
     if rung.options == ("global_batch",):
         return "memory is that of one microbatch, whatever their number"
     return unhelpful(base, rung)
 
 
 def _limit(fitting: Fitting) -> int:
+    # Of the tightest rank: with unequal devices the one that runs out first.
     limit = fitting.base.tightest.limit_bytes
     return limit if fitting.limit_bytes is None else min(limit, fitting.limit_bytes)
 

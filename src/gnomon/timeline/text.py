@@ -102,6 +102,7 @@ def parse_timeline(text: str, source: str = "timeline") -> Timeline:
     source: name of the file, for messages.
     """
     lines = _Lines(text, source)
+    # The version is in the header, so a newer file is refused here and not at a field it lacks.
     if lines.rest[0] != HEADER:
         raise lines.error(f"expected {HEADER!r} in the first line, got {lines.rest[0][:40]!r}")
     lines.at = 1
@@ -149,6 +150,7 @@ class _Lines:
             raise FormatError(
                 "it is empty; `gnomon predict --timeline FILE` and `gnomon run --timeline FILE` write one", source
             )
+        # A file that was cut at a line's end would otherwise read as a shorter timeline.
         if not text.endswith("\n"):
             raise FormatError("the text must end with a newline; it may have been cut off", source)
         self.rest = text[:-1].split("\n")
@@ -199,6 +201,7 @@ class _Lines:
             value = float(text)
         except ValueError:
             value = float("nan")
+        # One spelling for each number: what is printed again is the same text.
         if not np.isfinite(value) or repr(value) != text:
             raise self.error(f"{what} must be a finite number as Python prints it, got {text[:40]!r}", line)
         return value
@@ -272,12 +275,14 @@ _MAY_LACK = frozenset({"stage", "unit", "path", "nbytes", "flops", "cause"})
 
 def _numbers(lines: _Lines, column: Sequence[str], name: str, begin: int) -> list[Any]:
     read = lines.float_ if name in _FLOATS else lines.int_
+    # -1 in the file would be a number; a dash says that there is none.
     return [NONE if text == "-" and name in _MAY_LACK else read(text, name, begin + i) for i, text in enumerate(column)]
 
 
 def _array(name: str, column: list[Any]) -> NDArray[Any]:
     if name in _FLOATS:
         return np.array(column, np.float64)
+    # Bytes of a message pass 2^31; no timeline has as many spans.
     dtype = np.int64 if name == "nbytes" else np.int32
     if column and not -1 <= min(column) <= max(column) <= np.iinfo(dtype).max:
         raise InputError(f"{name} must be from 0 to {np.iinfo(dtype).max}, or - where there is none")

@@ -38,6 +38,7 @@ class _SameValues:
     def __eq__(self, other: object) -> bool:
         if type(other) is not type(self):
             return NotImplemented
+        # NumPy's == gives an array, which a dataclass's own comparison would take for a truth value.
         names = [field.name for field in fields(self)]  # type: ignore[arg-type]
         return all(same_value(getattr(self, name), getattr(other, name)) for name in names)
 
@@ -132,6 +133,8 @@ class Spans(_SameValues):
         Starts and ends are rounded, not durations, so spans that touched before touch after. UnitError for a time
         that is negative, not finite or too large; InputError for an end before its start.
         """
+        # The grid (2^-36 s) makes sums and differences of times exact, so that shares of a step add up to it to the
+        # bit.
         start = quantise(np.array(start_s, np.float64).reshape(-1))
         end = quantise(np.array(end_s, np.float64).reshape(-1))
         if len(start) != len(end):
@@ -261,17 +264,20 @@ class Timeline(_SameValues):
                 raise InputError(f"{name} must be at least {low}, got {int(values.min())}")
         if not (np.isfinite(s.flops) & ((s.flops >= 0) | (s.flops == NONE))).all():
             raise InputError("flops must be finite and at least 0, or -1 where they are not known")
+        # Only a steady state has a step before the one shown.
         if s.cause_steps.any() and not self.repeats:
             raise InputError("a cause lies in an earlier period, but this timeline does not repeat")
 
     def _check_times(self) -> None:
         for name in ("makespan_s", "period_s"):
             value = getattr(self, name)
+            # A period of a timeline that does not repeat is a number of the prediction and need not lie on the grid.
             if value is not None and (name == "makespan_s" or self.repeats):
                 _check_grid(np.array([value]), name)
         if self.period_s is not None and not 0 <= self.period_s < np.inf:
             raise InputError(f"period_s must be a finite number of seconds, not {self.period_s!r}")
         last = float(self.spans.end_s.max(initial=0.0))
+        # It may be later: a measured step goes on after its last span, with what is not recorded.
         if self.makespan_s < last:
             raise InputError(f"makespan is {self.makespan_s!r} s, but the last span ends at {last!r} s")
         if self.repeats and self.period_s is None:
@@ -310,6 +316,7 @@ def _freeze(table: Spans | Memory, apart: Sequence[str] = ()) -> None:
     for name, column in columns.items():
         if name not in apart and column.shape != (size,):
             raise InputError(f"column {name} has shape {column.shape}, but there are {size} rows")
+        # A frozen dataclass protects the name and not the array.
         column.flags.writeable = False
 
 
@@ -317,6 +324,7 @@ def _check_grid(values: Doubles, name: str) -> None:
     legal = (values >= 0) & (values <= MAX_TIME_S)
     if not legal.all():
         raise InputError(f"{name} must be from 0 to {MAX_TIME_S:.0f} s, got {float(values[~legal][0])!r}")
+    # A power of two: the product is exact, so whole numbers are found without a tolerance.
     ticks = values * (1 / TICK_S)
     if (ticks != np.rint(ticks)).any():
         at = int(np.flatnonzero(ticks != np.rint(ticks))[0])

@@ -102,6 +102,7 @@ def _precision(f: Fields, adapter: bool) -> Precision:
     if half:
         return BF16
     f.ignore("tf32")
+    # Without either word a network beside adapters is computed in bf16 by autocast, its adapters being fp32.
     return FP16 if flag(f, "fp16") or flag(f, "float16") else AUTOCAST if adapter else in_tf32(f, FP32)
 
 
@@ -110,6 +111,7 @@ def _model(f: Fields, context: ReadContext, folder: Path, assumed: list[str]) ->
     adapter = f.raw("adapter")
     four = flag(f, "load_in_4bit")
     if adapter in (None, ""):
+        # A network in few bits without adapters cannot be trained, and axolotl refuses it.
         whole_in_bits(f, "load_in_4bit", "load_in_8bit")
         f.ignore(*(name for name in f.names() if name.startswith(("lora_", "load_in_"))))
         return _in_part(f, model)
@@ -122,6 +124,7 @@ def _model(f: Fields, context: ReadContext, folder: Path, assumed: list[str]) ->
         f.fail("adapter", f"{adapter!r} is no adapter{nearest(str(adapter), ADAPTERS)}: {', '.join(ADAPTERS)}")
     if adapter not in ("lora", "qlora", "dora"):
         f.report("adapter", "adapters of another form; read as LoRA of the same rank")
+    # axolotl asks for load_in_4bit with qlora too.
     if adapter == "qlora" and not flag(f, "load_in_4bit", True):
         f.fail("load_in_4bit", "adapter: qlora is beside a network in four bits; switch it on, or give adapter: lora")
     if not everything and not targets:
@@ -154,6 +157,7 @@ def _in_part(f: Fields, model: Network | str) -> Network | str:
         else []
     )
     plain = [re.sub(r"\[\d*(:\d*)?\]$", "", text) for text in texts]
+    # Points of names become points; `.+` stays an expression.
     patterns = tuple("^" + re.sub(r"\.(?!\+)", r"\\.", text).removeprefix("^") for text in plain)
     return in_part(f, "unfrozen_parameters", model, Trained(patterns=patterns))
 
@@ -180,6 +184,7 @@ def read_fields(f: Fields, folder: Path, context: ReadContext) -> Job:
     seq_len = f.integer("sequence_len", 512)
     if f.peek("sequence_len") is None and context.seq_len is None:
         assumed.append("sequence_len is not in the file: 512, axolotl's default (--seq-len)")
+    # Rows are then as long as their batch's longest sample; the price of full rows is an upper bound.
     if not flag(f, "sample_packing") and not flag(f, "pad_to_sequence_len"):
         f.note_unpacked("sample_packing", "false", seq_len)
     f.ignore("sample_packing", "pad_to_sequence_len", "max_packed_sequence_len")
@@ -202,6 +207,7 @@ def read_fields(f: Fields, folder: Path, context: ReadContext) -> Job:
     )
     if "disk" in (f.peek("activation_offloading"), str(f.peek("gradient_checkpointing")).rpartition("_")[2]):
         f.report("gradient_checkpointing", "checkpoints go on to a disk; read as waiting on the host")
+    # It stands in for gradient_accumulation_steps, of which axolotl takes one or the other.
     if f.raw("batch_size"):  # of a rank: it is multiplied by the ranks
         batch = f.integer("batch_size")
         divides("batch_size", batch, "micro_batch_size", training.micro)
@@ -211,6 +217,7 @@ def read_fields(f: Fields, folder: Path, context: ReadContext) -> Job:
         f.report("expert_parallel_size", "experts on ranks of their own; read as sharded")
     replicas, f_shard = f.integer("dp_replicate_size", 1), f.raw("dp_shard_size")
     training = sharded(f, replace(training, replicas=replicas))
+    # dp_shard_size without `fsdp` is read as FSDP2 too.
     if f_shard is not None and not training.zero:
         training = replace(training, zero=3)
     by_file = inline(f, "deepspeed")

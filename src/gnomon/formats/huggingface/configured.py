@@ -59,7 +59,9 @@ def _qwen_window(k: Keys, layers: int) -> tuple[int, int]:
     """(window, number of first layers without it) of Qwen2 and Qwen3; unused unless use_sliding_window."""
     used = k.flag("use_sliding_window", False)
     k.ignore("sliding_window", "max_window_layers")
+    # Qwen's files give a window although use_sliding_window is false; transformers sets it to None then.
     window = k.integer("sliding_window", 4096) if used else 0
+    # The first layers see everything: layer i has a window from max_window_layers on.
     full = k.integer("max_window_layers", 28, least=0) if used else 0
     check_layer_types(k, [("sliding" if used and i >= full else "full") + "_attention" for i in range(layers)])
     return window, full
@@ -69,6 +71,7 @@ def _qwen(k: Keys, name: str, options: ReadOptions, notes: Notes, *, third: bool
     hidden, layers = k.integer("hidden_size"), k.integer("num_hidden_layers")
     heads = k.integer("num_attention_heads")
     kv_heads = k.integer("num_key_value_heads")
+    # Qwen3's class has 128 whatever the width; Qwen2's divides.
     head_dim = k.integer("head_dim", 128) if third else heads_of(k, hidden)[2]
     window, full = _qwen_window(k, layers)
     bias = k.flag("attention_bias", False) if third else False
@@ -84,6 +87,7 @@ def _qwen(k: Keys, name: str, options: ReadOptions, notes: Notes, *, third: bool
         ffn_size=k.integer("intermediate_size"),
         vocab_size=k.integer("vocab_size"),
         tied=k.flag("tie_word_embeddings", False),
+        # Qwen2's q, k and v always have biases and its output none; no key says so.
         qkv_bias=bias if third else True,
         out_bias=bias,
         qk_norm=third,
@@ -108,6 +112,7 @@ def _gemma2(k: Keys, name: str, options: ReadOptions, notes: Notes) -> Graph:
     k.choice("hidden_activation", {"gelu_pytorch_tanh": "gelu_tanh"}, "gelu_pytorch_tanh")
     k.must_be("hidden_act", "gelu_pytorch_tanh")
     k.must_be("use_bidirectional_attention", False)
+    # Gemma 2 alternates, a window first.
     check_layer_types(k, [("full" if i % 2 else "sliding") + "_attention" for i in range(layers)])
     k.ignore("max_position_embeddings", "sliding_window_size")
     return gemma.gemma2(
@@ -119,6 +124,7 @@ def _gemma2(k: Keys, name: str, options: ReadOptions, notes: Notes) -> Graph:
             num_kv_heads=k.integer("num_key_value_heads"),
             head_dim=k.integer("head_dim", 256),
             ffn_size=k.integer("intermediate_size"),
+            # Scores are scaled by its root and not by the head's width: 27B has 144 at a width of 128.
             query_scalar=k.number("query_pre_attn_scalar", 256),
             vocab_size=k.integer("vocab_size"),
             window=k.integer("sliding_window", 4096),
@@ -132,6 +138,7 @@ def _gemma2(k: Keys, name: str, options: ReadOptions, notes: Notes) -> Graph:
 def _gpt2(k: Keys, name: str, options: ReadOptions, notes: Notes) -> gpt.GptConfig:
     hidden = k.integer("n_embd")
     dropout, embed_dropout = k.number("resid_pdrop", 0.1), k.number("embd_pdrop", 0.1)
+    # Our config has one dropout for all; on or off is what kernels and memory depend on.
     if (dropout > 0) != (embed_dropout > 0):
         k.fail("embd_pdrop", f"embd_pdrop={embed_dropout} but resid_pdrop={dropout}: one on, one off is not described")
     k.must_be("scale_attn_weights", True)
@@ -146,6 +153,7 @@ def _gpt2(k: Keys, name: str, options: ReadOptions, notes: Notes) -> gpt.GptConf
         num_heads=k.integer("n_head"),
         vocab_size=k.integer("vocab_size"),
         max_positions=k.integer("n_positions"),
+        # null in nearly all files, which GPT-2's class reads as 4 n_embd.
         ffn_size=k.integer("n_inner", 4 * hidden),
         dropout=dropout,
         attention_dropout=k.number("attn_pdrop", 0.1),
@@ -206,6 +214,7 @@ def _qwen3_moe(k: Keys, name: str, options: ReadOptions, notes: Notes) -> mixtra
     bias = k.flag("attention_bias", False)
     k.must_be("attention_dropout", 0.0, 0)
     k.must_be("use_sliding_window", False)
+    # Every layer routed: other steps leave dense layers between, which this config cannot say.
     k.must_be("decoder_sparse_step", 1)
     k.must_be("mlp_only_layers", [])
     k.choice("hidden_act", SILU, "silu")
@@ -238,11 +247,13 @@ def _deepseek_v3(k: Keys, name: str, options: ReadOptions, notes: Notes) -> deep
     k.must_be("attention_dropout", 0.0, 0)
     k.must_be("moe_layer_freq", 1)
     k.must_be("scoring_func", "sigmoid")
+    # V3's choice by biases; V2's methods have a reader of their own.
     k.must_be("topk_method", "noaux_tc")
     k.must_be("tie_word_embeddings", False)
     k.must_be("pretraining_tp", 1)
     k.choice("hidden_act", SILU, "silu")
     k.ignore("max_position_embeddings", "norm_topk_prob", "routed_scaling_factor")
+    # Sums of other keys, or names that transformers writes beside them.
     k.ignore("ep_size", "qk_head_dim", "head_dim", "num_experts_per_token")
     balance_loss(k, options, notes, known=False)
     quantised = k.raw("quantization_config")

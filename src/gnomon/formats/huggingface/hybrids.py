@@ -110,6 +110,7 @@ def _nemotron_h(k: Keys, name: str, options: ReadOptions, notes: Notes) -> Graph
         layers = _block_types(k, "layers_block_type")
     if not set(layers) <= PARTS.keys():
         k.fail("hybrid_override_pattern", f"layers are of the letters {' '.join(PARTS)}, not {pattern!r}")
+    # Released files have both, and the pattern is what the class builds.
     k.ignore("num_hidden_layers")  # the length of the pattern
     for key in ("use_bias", "mlp_bias", "attention_bias"):
         k.must_be(key, False)
@@ -137,6 +138,7 @@ def _nemotron_h(k: Keys, name: str, options: ReadOptions, notes: Notes) -> Graph
             num_experts=k.integer("n_routed_experts"),
             experts_per_token=k.integer("num_experts_per_tok"),
             expert_ffn_size=k.integer("moe_intermediate_size"),
+            # Several shared experts are one of their widths together: the same matmuls.
             shared_ffn_size=k.integer("moe_shared_expert_intermediate_size")
             * k.integer("n_shared_experts", 1, least=0),
             latent_size=k.integer("moe_latent_size") if k.has("moe_latent_size") else 0,
@@ -144,6 +146,7 @@ def _nemotron_h(k: Keys, name: str, options: ReadOptions, notes: Notes) -> Graph
     else:
         k.ignore("n_routed_experts", "num_experts_per_tok", "moe_intermediate_size", "n_shared_experts")
         k.ignore("moe_shared_expert_intermediate_size", "moe_latent_size")
+    # Four families spell the mixer's sizes in four ways; each maps its keys to ours.
     of = {"heads": "mamba_num_heads", "head_dim": "mamba_head_dim", "groups": "n_groups", "state": "ssm_state_size"}
     of |= {"kernel": "conv_kernel", "chunk": "chunk_size", "conv_bias": "use_conv_bias", "proj_bias": "mamba_proj_bias"}
     return _with_attention(
@@ -195,6 +198,7 @@ def _bamba(k: Keys, name: str, options: ReadOptions, notes: Notes) -> Graph:
     return _with_attention(
         k,
         name,
+        # Two letters a layer: mixer, then feed-forward, which Nemotron-H has as layers of their own.
         tuple("*-" if index in attends else "M-" for index in range(count)),
         rotary=True,
         ffn_size=k.integer("intermediate_size"),
@@ -247,6 +251,7 @@ def _llama4(k: Keys, name: str, options: ReadOptions, notes: Notes) -> Graph:
     k.must_be("attention_bias", False)
     k.must_be("attention_dropout", 0.0, 0)
     k.must_be("router_jitter_noise", 0.0, 0)
+    # Written out in some files; another list would be another model.
     k.must_be("moe_layers", list(range(step - 1, count, step)))
     k.ignore("max_position_embeddings", "output_router_logits", "router_aux_loss_coef", "for_llm_compressor")
     k.ignore("no_rope_layers", "no_rope_layer_interval", "layer_types", "attn_temperature_tuning", "floor_scale")
@@ -259,6 +264,7 @@ def _llama4(k: Keys, name: str, options: ReadOptions, notes: Notes) -> Graph:
     return _with_attention(
         k,
         name,
+        # Scout has experts in every layer (step 1), Maverick in every second.
         tuple("*-" if (index + 1) % step else "*E" for index in range(count)),
         rotary=True,
         ffn_size=k.integer("intermediate_size_mlp"),
@@ -270,6 +276,7 @@ def _llama4(k: Keys, name: str, options: ReadOptions, notes: Notes) -> Graph:
             experts_per_token=k.integer("num_experts_per_tok", 1),
             expert_ffn_size=expert,
             shared_ffn_size=expert,
+            # Llama 4 scales a token by its score before its expert, which costs what a weight after it does.
             sigmoid=False,  # it is one, but no bias chooses
         ),
     )

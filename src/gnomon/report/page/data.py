@@ -172,6 +172,7 @@ def _timelines(timelines: Sequence[Timeline], names: Sequence[str]) -> list[Mapp
     while True:
         until = window_s(timelines, limit)
         columns = [span_columns(timeline, until) for timeline in timelines]
+        # Size is known only once it is written: spans have names of different lengths.
         if limit < 100 or len(json.dumps(columns, separators=(",", ":"))) <= MAX_JSON_BYTES:
             break
         limit //= 2
@@ -213,6 +214,7 @@ def _limits(timeline: Timeline, prediction: Prediction | None) -> Mapping:
     if prediction is None:
         return {}
     out: Mapping = {}
+    # Rising, so that the fullest of several classes under one name is what stays.
     for rank in sorted(prediction.memory, key=lambda rank: rank.peak_bytes):
         name = timeline.workers[rank.rank_class].name
         out[name] = {"limit_bytes": rank.limit_bytes, "peak_bytes": rank.peak_bytes, "peak_at": rank.peak_at}

@@ -245,8 +245,8 @@ BY_HAND = "\n## What is not reached"
 """Where the page's part begins that a person writes."""
 Clocks = NDArray[np.float64]
 """(2,): by the process's CPU time, and by the wall's clock."""
-LONGEST_S = 240.0
-"""That an answer may take."""
+LONGEST_S, LONGEST_START_S = 240.0, 900.0
+"""That an answer may take, and a start with what it compiles."""
 
 
 class Running:
@@ -261,13 +261,13 @@ class Running:
                              stderr=subprocess.DEVNULL)
         )  # fmt: skip
         stack.callback(self.process.kill)
-        self.said = json.loads(self.heard())
+        self.said = json.loads(self.heard(LONGEST_START_S))
         self.process.send_signal(signal.SIGSTOP)
 
-    def heard(self) -> str:
+    def heard(self, longest_s: float = LONGEST_S) -> str:
         """What it says next. RuntimeError where it has ended, or takes too long."""
         assert self.process.stdout is not None
-        end = time.monotonic() + LONGEST_S
+        end = time.monotonic() + longest_s
         while select.select([self.process.stdout], [], [], max(0.0, end - time.monotonic()))[0]:
             line = self.process.stdout.readline().decode()
             if line.startswith("@"):
@@ -275,7 +275,7 @@ class Running:
             if not line:
                 raise RuntimeError(f"ended with {self.process.wait()}")
         self.process.kill()
-        raise RuntimeError(f"no answer in {LONGEST_S:.0f} s")
+        raise RuntimeError(f"no answer in {longest_s:.0f} s")
 
     def seconds(self, lengths: Sequence[tuple[int, int]], rng: random.Random) -> Clocks:
         """[CPU time, the wall's] of requests of these lengths (prompt, tokens). RuntimeError where it makes fewer."""

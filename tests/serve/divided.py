@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from gnomon.serve.engine import Engine
 from gnomon.serve.load import load_share, look
 from gnomon.serve.sampling import Sampling
 from gnomon.serve.sizes import Ways
+from gnomon.serving.foresight import Costs
 from gnomon.software.engine import engine
 
 PROMPTS = ([3 + (7 * i) % 90 for i in range(29)], [5, 9, 11], [3 + (5 * i) % 80 for i in range(12)])
@@ -52,16 +54,22 @@ class Line:
         dist.broadcast_object_list([turn], src=0)
 
 
-def rank(store: Any, rank: int, world_size: int, folders: Sequence[str], ways: Ways) -> list[list[list[int]]]:
-    """Answers of each folder's model on the first rank."""
+def rank(
+    store: Any, rank: int, world_size: int, folders: Sequence[str], ways: Ways, copies: Sequence[int] = (0,)
+) -> list[tuple[list[list[int]], int]]:
+    """(answers, experts fetched) of each folder's model on the first rank, with as many copies of experts as each of
+    `copies` says, which are taken as if they cost nothing."""
     torch.set_num_threads(1)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=world_size)
     groups = [dist.new_group(list(range(at * ways.tp, (at + 1) * ways.tp))) for at in range(ways.pp)]
     tp = Axis(group=groups[rank // ways.tp] if ways.tp > 1 else None, ranks=ways.tp, index=rank % ways.tp)
     out = []
-    for folder in map(Path, folders):
+    for folder, room in product(map(Path, folders), copies):
         found = look(folder, RULES, ways=ways, **OPEN)
-        model = load_share(folder, found, divide(found.graph_without_loss, ways, rank, tp))
+        share = divide(found.graph_without_loss, ways, rank, tp)
+        model = load_share(folder, found, share, expert_copies=room)
+        if model.copies is not None:
+            model.copies.costs = Costs(touch=0.0, fetch=0.0)
         if rank:
             stage, turn = DividedStage(model), [None]
             while True:
@@ -71,8 +79,9 @@ def rank(store: Any, rank: int, world_size: int, folders: Sequence[str], ways: W
                 stage.run(turn[0])
             continue
         lead = Leader(model, [Line()])  # type: ignore[list-item]
-        out.append(asked([Engine(lead, RULES, max_model_len=64, lane=lane) for lane in range(ways.pp)]))
+        made = asked([Engine(lead, RULES, max_model_len=64, lane=lane) for lane in range(ways.pp)])
         Line().send(None)
+        out.append((made, 0 if model.copies is None else model.copies.fetched))
     dist.barrier()
     dist.destroy_process_group()
     return out

@@ -9,7 +9,8 @@ import pytest
 torch = pytest.importorskip("torch", reason="torch is not installed: the engine's tests need it")
 pytest.importorskip("transformers", reason="transformers, which writes the folders, is not installed")
 
-from serve.against_generate import served  # noqa: E402
+from runtime.hf_models import build, quiet  # noqa: E402
+from serve.against_generate import config_of, served  # noqa: E402
 from serve.divided import OPEN, RULES, asked, rank  # noqa: E402
 
 from gnomon import schema  # noqa: E402
@@ -37,17 +38,28 @@ def test_a_divided_model_answers_as_one_process_does(tmp_path: Path) -> None:
         folders.append(str(tmp_path / kind))
         served(kind, tmp_path / kind)
         wanted.append(asked([open_model(tmp_path / kind, RULES, **OPEN)]))
-    made = Processes(rank, WAYS.ranks, (folders, WAYS), start_method="forkserver").results()[0]
+    made = [own for own, _ in Processes(rank, WAYS.ranks, (folders, WAYS), start_method="forkserver").results()[0]]
     assert dict(zip(KINDS, made, strict=True)) == dict(zip(KINDS, wanted, strict=True))
 
 
-@pytest.mark.parametrize(("kind", "ways"), [("deepseek_v3", Ways(tp=2, ep=2)), ("gpt_oss", Ways(tp=4, ep=2))])
-def test_experts_dealt_out_answer_as_one_process_does(kind: str, ways: Ways, tmp_path: Path) -> None:
-    """Whole, beside a shared expert; and with biases, each shared by two."""
-    served(kind, tmp_path)
+@pytest.mark.parametrize(
+    ("kind", "ways", "more"),
+    [
+        ("deepseek_v3", Ways(tp=2, ep=2), {"num_hidden_layers": 4}),
+        ("gpt_oss", Ways(tp=4, ep=2), {"num_local_experts": 8}),
+    ],
+)
+def test_experts_dealt_out_and_copied_answer_as_one_process_does(
+    kind: str, ways: Ways, more: dict[str, int], tmp_path: Path
+) -> None:
+    """Whole, beside a shared expert; and with biases, each shared by two. Then with copies of those that the next layer
+    is foreseen to want, wherever a row is foreseen to move."""
+    with quiet():
+        build(kind, {**config_of(kind, 512), **more}).float().save_pretrained(tmp_path)
     wanted = asked([open_model(tmp_path, RULES, **OPEN)])
-    made = Processes(rank, ways.ranks, ([str(tmp_path)], ways), start_method="forkserver").results()[0]
-    assert made == [wanted]
+    made = Processes(rank, ways.ranks, ([str(tmp_path)], ways, (0, 2)), start_method="forkserver").results()[0]
+    assert [answers for answers, _ in made] == [wanted, wanted]
+    assert made[0][1] == 0 < made[1][1]
 
 
 def test_a_plan_that_deals_out_experts_is_served_and_what_is_only_predicted_is_refused(tmp_path: Path) -> None:

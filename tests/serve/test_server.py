@@ -12,6 +12,7 @@ import time
 import urllib.request
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -24,6 +25,7 @@ for package in ("transformers", "openai", "starlette", "uvicorn", "llguidance"):
 import openai  # noqa: E402
 from safetensors.torch import load_file  # noqa: E402
 from serve.hostile import RAW, SEVERAL, all_of, exchanged, statuses  # noqa: E402
+from serve.reference import differences  # noqa: E402
 from serve.served import Server, serving, workers, write_adapter, write_model  # noqa: E402
 
 from gnomon import schema  # noqa: E402
@@ -164,6 +166,47 @@ def test_structured_output_is_of_its_schema(client: Any) -> None:
     [call] = made.choices[0].message.tool_calls
     assert call.function.name == "look" and json.loads(call.function.arguments)["a"] in ("x", "y")
     assert made.choices[0].finish_reason == "tool_calls"
+
+
+def test_answers_are_of_the_clients_own_types(client: Any) -> None:
+    """Strictly: nothing beside OpenAI's fields, none missing, none of another type; vLLM's two of a model apart, and
+    the null that OpenAI's streams of completions have too."""
+    said = [{"role": "system", "content": "s"}, {"role": "user", "content": "hi", "name": "Bo"}]
+    schema = {"type": "object", "properties": {"a": {"enum": [1, 2]}}, "required": ["a"], "additionalProperties": False}
+    tool = {"type": "function", "function": {"name": "look", "parameters": schema, "strict": True}}
+    form = {"type": "json_schema", "json_schema": {"name": "s", "schema": schema, "strict": True}}
+    usage = {"include_usage": True}
+    chat = partial(client.chat.completions.create, model="tiny", messages=said, seed=1, max_tokens=40)
+    completion = partial(client.completions.create, model="tiny", prompt="abc", seed=1, max_tokens=3)
+    answers = [
+        chat(n=4, logprobs=True, top_logprobs=2, stop=["zz"]), chat(response_format=form),
+        *chat(n=2, stream=True, logprobs=True, stream_options=usage),
+        chat(tools=[tool], tool_choice="required"), *chat(tools=[tool], tool_choice="required", stream=True),
+        completion(n=4, logprobs=2), completion(model="other"), *completion(stream=True, stream_options=usage),
+        *client.models.list(), client.models.retrieve("other"),
+    ]  # fmt: skip
+    found = {one for answer in answers for one in differences(answer)}
+    assert found == {
+        "Model.max_model_len is not OpenAI's", "Model.parent is not OpenAI's",
+        "Completion.choices.0.finish_reason: Input should be 'stop', 'length' or 'content_filter'",
+    }  # fmt: skip
+    streamed = [c for c in answers if c.object == "chat.completion.chunk" and "usage" in c.model_fields_set]
+    assert [c.usage is not None for c in streamed] == [False] * (len(streamed) - 1) + [True]
+    assert answers[0].choices[0].model_fields_set >= {"finish_reason", "index", "logprobs", "message"}
+
+
+def test_errors_bear_openais_words(server: Server, client: Any) -> None:
+    told = [post(server, path, body, key)[1]["error"] for path, body, key in (
+        ("/v1/completions", b'{"prompt": "x", "stop": 5}', "secret"), ("/v1/completions", b"{}", "guess"),
+        ("/v1/completions", b'{"prompt": "x", "model": "none"}', "secret"), ("/v1/responses", b"{}", "secret"),
+    )]  # fmt: skip
+    assert [(one["code"], one["param"]) for one in told] == [
+        (None, "stop"), ("invalid_api_key", None), ("model_not_found", "model"), (None, None),
+    ]  # fmt: skip
+    assert "POST /v1/chat/completions" in told[3]["message"]
+    with pytest.raises(openai.NotFoundError) as lost:
+        client.models.retrieve("none")
+    assert lost.value.code == "model_not_found"
 
 
 def test_what_vllm_takes_beside_openais_fields_acts(client: Any) -> None:

@@ -108,6 +108,7 @@ def _server(options: BenchOptions) -> Iterator[str]:
         "--tensor-parallel-size": options.tensor_parallel_size,
         "--pipeline-parallel-size": options.pipeline_parallel_size,
         "--expert-parallel-size": options.expert_parallel_size,
+        "--expert-copies": options.expert_copies,
     }
     command = [sys.executable, "-m", "gnomon", "serve", options.target, "--port", "0"]
     command += [word for name, value in arguments.items() if value is not None for word in (name, str(value))]

@@ -14,14 +14,16 @@ from typing import Literal
 from gnomon import schema
 from gnomon.cli import plan_duet, serve_encoders
 from gnomon.cli.options.plan import PlanOptions
-from gnomon.cli.predict_serve import ServingQuestion, encoder_of, expert_loads, read
+from gnomon.cli.predict_serve import ServingQuestion, encoder_of, expert_loads, read, with_copies
 from gnomon.cli.terminal import print_json, print_lines
 from gnomon.errors import InputError
 from gnomon.hardware import rent
 from gnomon.report.tables import wrapped
 from gnomon.serving.file import ServeFile
 from gnomon.serving.forecast import Target
+from gnomon.serving.layout import Serving
 from gnomon.serving.space import BestServing, PlayedCandidate, best, fewest, space
+from gnomon.software.engine import Engine
 from gnomon.units import show_seconds
 
 FORMATS: tuple[Literal["weights", "kv"], ...] = ("weights", "kv")
@@ -71,6 +73,12 @@ def searched(options: PlanOptions) -> tuple[ServingQuestion, BestServing]:
             notes.append(f"ep {ep} is not planned: {error}")
             return float("inf")
 
+    @cache
+    def copied(serving: Serving, rules: Engine) -> tuple[Serving, ...]:
+        if not options.expert_copies or serving.ep == 1 or serving.dp > 1:
+            return ()
+        return (with_copies(options, question.graph, question.cluster, rules, serving, notes),)
+
     candidates = space(
         question.cluster,
         engines,
@@ -86,6 +94,7 @@ def searched(options: PlanOptions) -> tuple[ServingQuestion, BestServing]:
         resident_bytes=question.serving.resident_bytes,
         redundant_experts=options.redundant_experts or 0,
         expert_load=expert_load,
+        copied=copied,
     )
     candidates = tuple(one for one in candidates if one.serving.expert_load < float("inf"))
     question = replace(question, assumed=(*question.assumed, *notes))

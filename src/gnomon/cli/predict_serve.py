@@ -26,6 +26,7 @@ from gnomon.cli.terminal import print_json, print_lines
 from gnomon.cli.values import quantity
 from gnomon.errors import InputError
 from gnomon.formats.engines import read_command
+from gnomon.formats.expert_paths import is_paths, paths_of
 from gnomon.formats.given import parse_settings
 from gnomon.formats.huggingface.quantised import served_format
 from gnomon.formats.job import read_source
@@ -39,6 +40,7 @@ from gnomon.request.released import context_of, stored_of
 from gnomon.serving.capacity import capacity, changes, most_model_len, most_of, refusal, unable
 from gnomon.serving.encoders import reads_whole_texts
 from gnomon.serving.forecast import Disaggregated, Forecast, Target, serve, serve_pools
+from gnomon.serving.foreseen_load import foreseen, words
 from gnomon.serving.iteration import SideModels
 from gnomon.serving.layout import Draft, Serving
 from gnomon.serving.measured import MeasuredLoad
@@ -503,6 +505,28 @@ def expert_loads(options: ServedOptions, graph: Graph) -> Callable[[int, list[st
     return load
 
 
+def with_copies(
+    options: ServedOptions, graph: Graph, cluster: Cluster, rules: Engine, serving: Serving, notes: list[str]
+) -> Serving:
+    """A layout with the copies of foreseen experts that are asked for, and what they make of its load. InputError where
+    nothing says what tokens choose, or the engine has none."""
+    copies, name = options.expert_copies, getattr(options, "router", None)
+    if not copies:
+        return serving
+    if rules.name != "gnomon":
+        raise InputError(f"--expert-copies are gnomon's own, and {rules.name} has none; give --engine gnomon")
+    path = Path(name or "").expanduser()
+    if path.suffix != ".npz" or not is_paths(path):
+        raise InputError(
+            "--expert-copies are foreseen from what tokens chose in the layers before: give a record of gnomon serve "
+            "--record-experts, as in --router paths.npz"
+        )
+    laid = replace(serving, expert_copies=copies)
+    found = foreseen(paths_of(path, graph), graph, cluster, laid, rules)
+    notes.append(words(found, str(name), copies, serving.ep))
+    return replace(laid, expert_load=found.load)
+
+
 def _serving(
     options: ServedOptions, graph: Graph, cluster: Cluster, record: Engine, load: Load, assumed: list[str]
 ) -> Serving:
@@ -541,9 +565,9 @@ def _serving(
     # does.
     ep = options.ep or (tp * dp if dp > 1 else 1)
     expert_load = 1.0
-    if not isinstance(options, PlanOptions):  # a plan chooses ep
+    if not isinstance(options, PlanOptions) and not options.expert_copies:  # a plan chooses ep
         expert_load = expert_loads(options, graph)(ep, assumed)
-    return Serving(
+    made = Serving(
         tp=tp,
         pp=pp,
         dp=dp,
@@ -565,3 +589,6 @@ def _serving(
         lora_rank=options.lora_rank or 0,
         lora_slots=options.lora_slots or 0,
     )
+    if isinstance(options, PlanOptions):  # a plan is made with and without
+        return made
+    return with_copies(options, graph, cluster, record, made, assumed)

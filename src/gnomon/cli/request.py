@@ -401,6 +401,10 @@ def named_router(name: str, graph: Graph) -> RouterLoad:
     path = Path(name).expanduser()
     if path.suffix == ".json":
         return RouterLoad(kind="histogram", counts=_counts(path))
+    if path.suffix == ".npz" and load_late("gnomon.formats.expert_paths:is_paths")(path):
+        paths = load_late("gnomon.formats.expert_paths:paths_of")(path, graph)
+        made: RouterLoad = load_late("gnomon.formats.expert_paths:load_of")(paths)
+        return made
     if path.suffix == ".npz":
         record = load_late("gnomon.formats.router:read_router")(path)
         record.check(graph, str(path))

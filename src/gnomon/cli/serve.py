@@ -83,6 +83,14 @@ def settings_of(options: ServerOptions) -> Any:
         raise InputError("--every-bucket says who has the lengths of --pad-to; give them")
     if options.head != "exact" and tp * pp > 1:
         raise InputError("--head graph is of a model in one process; leave parallel sizes out")
+    copies = options.expert_copies or (serving.expert_copies if serving else 0)
+    if copies and ep == 1:
+        raise InputError(
+            "--expert-copies are of experts that other processes have: deal them out (--tensor-parallel-size 2 "
+            "--expert-parallel-size 2), or leave it out"
+        )
+    if options.record_experts is not None and (replicas > 1 or pp > 1):
+        raise InputError("--record-experts records one replica of one stage; leave --replicas and stages out")
     folder, model_path = weights_at(options.folder, options.tokenizer), Path(options.folder).expanduser().resolve()
     # All processes of all replicas share the machine's cores.
     threads = options.threads or max(1, (os.cpu_count() or 1) // (replicas * tp * pp))
@@ -104,6 +112,8 @@ def settings_of(options: ServerOptions) -> Any:
         api_key=options.api_key or os.environ.get(KEY, ""),
         workers=replicas,
         ways=load_late("gnomon.serve.sizes:Ways")(tp=tp, pp=pp, ep=ep),
+        expert_copies=copies,
+        record_experts=None if options.record_experts is None else Path(options.record_experts).expanduser(),
         head=options.head,
         buckets=buckets,
         every_bucket=every,

@@ -266,6 +266,8 @@ def command_line(file: ServeFile, program: str) -> tuple[str, tuple[str, ...]]:
         lost.append(
             f"{file.serving.redundant_experts} copies of experts: ask the engine for them, as its balancing has them"
         )
+    if file.serving.expert_copies:
+        lost.append(f"{file.serving.expert_copies} copies of foreseen experts a device: gnomon serve alone has them")
     if file.buckets:
         lost.append(f"texts padded to {', '.join(map(str, file.buckets))} tokens: gnomon serve alone deals them out so")
     if file.prefill_count:

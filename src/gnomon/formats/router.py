@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 import zipfile
 import zlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from io import BytesIO
 from pathlib import Path
@@ -32,6 +32,7 @@ MAX_BYTES = 2**30
 """Of all arrays unpacked: 10,000 steps of 94 layers with 128 experts."""
 DTYPES = {"schema": "U", "model": "U", "layers": "U", "topk": "i", "steps": "i", "tokens": "i", "counts": "i"}
 """Name of an array -> kind of its dtype: text or signed whole numbers."""
+AGAIN = "record it again with gnomon run --record-router"
 
 
 def routers_of(graph: Graph) -> tuple[Router, ...]:
@@ -113,8 +114,8 @@ def save_router(record: RouterRecord, path: Path) -> None:
 
 def read_router(path: Path) -> RouterRecord:
     """InputError for what is no router file, or is damaged."""
-    arrays = _arrays(path)
-    again = "record it again with gnomon run --record-router"
+    arrays = arrays_of(path, tuple(DTYPES), AGAIN)
+    again = AGAIN
     if missing := [name for name in DTYPES if name not in arrays]:
         raise InputError(f"{path} is no router file: it has no array {missing[0]!r}; {again}")
     for name, kind in DTYPES.items():
@@ -139,37 +140,37 @@ def read_router(path: Path) -> RouterRecord:
     tokens, topk = arrays["tokens"], arrays["topk"]
     if counts.min() < 0 or tokens.min() < 1 or topk.min() < 1 or (counts.sum(-1) != tokens[:, None] * topk).any():
         raise InputError(f"{path} is damaged: counts of a layer do not add up to tokens x topk; {again}")
-    labels = [_one_line(label) for label in arrays["layers"].tolist()]
+    labels = [one_line(label) for label in arrays["layers"].tolist()]
     return RouterRecord(
-        model=_one_line(str(arrays["model"])),
+        model=one_line(str(arrays["model"])),
         routers=tuple(Router(layer=label, experts=experts, topk=int(k)) for label, k in zip(labels, topk, strict=True)),
         steps=tuple(arrays["steps"].tolist()),
         counts=counts.astype(np.int64),
     )
 
 
-def _one_line(name: str) -> str:
+def one_line(name: str) -> str:
     """A name from a file, as messages may have it."""
     return " ".join(name.split())[:80]
 
 
-def _arrays(path: Path) -> Mapping[str, NDArray[Any]]:
-    """The arrays of an .npz file by name, read without unpickling. InputError if it cannot be read."""
+def arrays_of(path: Path, names: Sequence[str], again: str) -> Mapping[str, NDArray[Any]]:
+    """Those arrays of an .npz file by name, read without unpickling. again: how to make one. InputError if it cannot be
+    read."""
     try:
         with zipfile.ZipFile(path) as packed:
             size = sum(member.file_size for member in packed.infolist())
         if size > MAX_BYTES:
             raise InputError(f"{path} holds {size:,} bytes, over the limit of {MAX_BYTES:,} for a router file")
         with np.load(path, allow_pickle=False) as file:
-            return {name: file[name] for name in DTYPES if name in file.files}
+            return {name: file[name] for name in names if name in file.files}
     except OSError as error:
         raise InputError(f"cannot read {str(path)!r}: {error.strerror or error}") from None
     except (zipfile.BadZipFile, zlib.error, EOFError, MemoryError, NotImplementedError, RuntimeError) as error:
         raise InputError(
-            f"{path} is no .npz file, or is cut off ({str(error) or type(error).__name__}); record it again with "
-            f"gnomon run --record-router"
+            f"{path} is no .npz file, or is cut off ({str(error) or type(error).__name__}); {again}"
         ) from None
     except ValueError as error:
         pickled = "allow_pickle" in str(error)
         why = "it holds pickled objects, which could run code" if pickled else str(error).splitlines()[0]
-        raise InputError(f"{path} is not read: {why}; record it again with gnomon run --record-router") from None
+        raise InputError(f"{path} is not read: {why}; {again}") from None

@@ -601,6 +601,7 @@ class Answers:
         self.texts[at] += delta.text
         self.tokens[at] += delta.tokens
         self.counted.answer += len(delta.tokens)
+        # Last: `is_done` is what ends a stream, and text and tokens of this message are to be told with it.
         if delta.reason is not None:
             self.reasons[at] = delta.reason  # type: ignore[call-overload]
 
@@ -716,6 +717,8 @@ class Answers:
 
     def _chunk(self, choice: dict[str, Any]) -> dict[str, Any]:
         body = {**self._head(stream=True), "choices": [choice]}
+        if self.request.usage:
+            body["usage"] = None  # the last chunk has it, and clients look for the field in all
         if self.request.usage_each:
             at = choice["index"]
             own = len(self.request.prompts[at // self.request.count])
@@ -726,7 +729,7 @@ class Answers:
         return self.request.echoes[at // self.request.count] if self.request.echoes else ""
 
     def _message(self, text: str) -> dict[str, Any]:
-        message: dict[str, Any] = {"role": "assistant", "content": text}
+        message: dict[str, Any] = {"role": "assistant", "content": text, "refusal": None}
         if self.request.calls:
             content, calls = calls_in(text, several=self.request.several)
             if calls:
@@ -785,7 +788,8 @@ class Answers:
                     "top_logprobs": [self._token_entry(*one) for one in t.top],
                 }
                 for t in tokens
-            ]
+            ],
+            "refusal": None,
         }
 
     def _token_entry(self, token: int, text: str, logprob: float | None) -> dict[str, Any]:

@@ -40,6 +40,7 @@ from gnomon.runtime.ops.site import Site
 from gnomon.runtime.parameters.files import disk_folder
 from gnomon.runtime.parameters.packed import Codes
 from gnomon.serve.adapters import Adapter, Linear, added
+from gnomon.serve.copies import ExpertCopies, PathRecorder
 from gnomon.serve.division import ModelShare, Moves
 from gnomon.serve.forward import ForwardProgram
 from gnomon.serve.latent import Latent, LatentPages, latent_of, skipped
@@ -78,9 +79,11 @@ class Decoder:
         forms: Forms,
         adapters: Sequence[Adapter] = (),
         resident_bytes: int | None = None,
+        expert_copies: int = 0,
     ) -> None:
-        """Takes the share of a model without its loss (`graph.outputs.without_loss`), which `check_decoder` takes, and
-        resident_bytes of matrices of layers in memory, where others are read from a disk (`streamed`); None: all."""
+        """Takes the share of a model without its loss (`graph.outputs.without_loss`), which `check_decoder` takes,
+        resident_bytes of matrices of layers in memory, where others are read from a disk (`streamed`; None: all), and
+        expert_copies, how many copies of other ranks' experts a layer has room for (`copies`)."""
         graph = share.graph
         check_runnable(graph)
         self.share, self.graph, self.dtype, self.sizes, self.forms = share, graph, forms.dtype, sizes, forms
@@ -96,6 +99,19 @@ class Decoder:
         self._matrices = Matrices(weights, forms, self.streams)
         if self.streams is not None and not self._matrices.have_kernels():
             raise InputError("layers are read from a disk as kernels have them: fp32 or bf16, with a C++ compiler")
+        self.routed = {layer.label: at for at, layer in enumerate(one for one in graph.layers() if _routes(graph, one))}
+        """Layers with experts -> their numbers among these."""
+        self.recorder: PathRecorder | None = None
+        """Who is told what routers choose."""
+        self.copies = None
+        if expert_copies:
+            experts = {_experts(graph.block(layer.call.block)) for layer in graph.layers() if _routes(graph, layer)}
+            if len(experts) != 1 or len(self.routed) < 2 or share.ep.ranks == 1:
+                raise InputError(
+                    "copies of experts (--expert-copies) are of a stage with several layers of equally many experts, "
+                    "dealt out over --expert-parallel-size above 1; leave them out"
+                )
+            self.copies = ExpertCopies(share, len(self.routed), experts.pop(), expert_copies, disk_folder())
         self._ends = {source.partition(".")[0] for source in graph.outputs} if share.is_last else set[str]()
         self._matrices_of_head = matrices_of_head(graph)
         self._shared = _several_readers(graph)
@@ -116,6 +132,8 @@ class Decoder:
         del self._weights, self._matrices  # and the files that they were read from
         if self.streams is not None:
             self.streams.start()
+        if self.copies is not None:
+            self.copies.start()
         last = {name: index for index, (_, read, _, _) in enumerate(self.layers) for name in read.values()}
         outputs = {*graph.outputs}
         self.unread = [
@@ -356,9 +374,10 @@ class Decoder:
             case "looks up":
                 return self._lookup(layer, block, op)
             case "dispatches":
-                experts = next(d.size for t in block.tensors for d in t.atoms if d.name == op.attr("experts", "")) or 0
+                experts = _experts(block)
                 here = experts // self.share.ep.ranks
-                return partial(_dispatch, experts, self.share.ep.index * here, here)
+                first = self.share.ep.index * here
+                return partial(self._dispatch, self.routed[layer.label], partial(_dispatch, experts, first, here))
             case "multiplies rows":
                 return self._rows(layer, block, op)
             case "combines":
@@ -488,7 +507,21 @@ class Decoder:
             parts = [*(weight.transpose(1, 2) if inner_first else weight)]
         matrices = [self._matrix_of(f"{name}.{index}", lambda part=part: [part]) for index, part in enumerate(parts)]  # type: ignore[misc]
         matmuls = [matmul_by(matrix, None if bias is None else bias[index]) for index, matrix in enumerate(matrices)]
-        return partial(_grouped, matmuls)
+        if self.copies is None:
+            return partial(_grouped, matmuls)
+        number = self.routed[layer.label]
+        place = len(self.copies.kept[number])
+        self.copies.keep(number, matrices, bias)
+        return partial(_grouped_with_copies, matmuls, self.copies, place)
+
+    def _dispatch(self, number: int, own: Run, rows: TokenRows, x: Tensor, indices: Tensor) -> Tensor:
+        """Rows of what this rank computes of a layer. number: of the layer among those with experts."""
+        if self.recorder is not None:
+            self.recorder.note(number, indices)
+        if self.copies is None:
+            made: Tensor = own(rows, x, indices)
+            return made
+        return self.copies.dispatch(number, rows, x, indices)
 
     def _weight(self, layer: Layer, block: Block, name: str) -> Tensor:
         """A parameter with one torch dim for each dim of the Graph's tensor, as it is computed with."""
@@ -505,6 +538,17 @@ class Decoder:
         if full not in self._read:
             self._read[full] = self._weights[full].to(self.dtype)
         return self._read[full].view(shape)
+
+
+def _experts(block: Block) -> int:
+    """Experts that a block's tokens are sent to."""
+    op = next(op for op in block.ops if op.does == "dispatches")
+    return next(d.size for t in block.tensors for d in t.atoms if d.name == op.attr("experts", "")) or 0
+
+
+def _routes(graph: Graph, layer: Layer) -> bool:
+    """Whether a layer sends tokens to experts."""
+    return graph.block(layer.call.block).does("dispatches")
 
 
 def _matrix_bytes(graph: Graph, layer: Layer, forms: Forms) -> int:
@@ -712,6 +756,13 @@ def _grouped(matmuls: Sequence[Callable[[Tensor], Tensor]], rows: TokenRows, x: 
     if not parts:  # no token has chosen an expert of this rank
         return matmuls[0](x.new_zeros((1, x.shape[-1])))[:0]
     return torch.cat(parts) if len(parts) > 1 else parts[0]
+
+
+def _grouped_with_copies(
+    products: Sequence[Callable[[Tensor], Tensor]], copies: ExpertCopies, place: int, rows: TokenRows, x: Tensor
+) -> Tensor:
+    """The same, of this rank's experts and of those in its slots. place: of the op among the layer's."""
+    return _grouped([*products, *copies.products[rows.shared_values["room"]][place]], rows, x)
 
 
 def _combine(rows: TokenRows, x: Tensor, weights: Tensor, indices: Tensor) -> Tensor:

@@ -57,7 +57,10 @@ def open_rank(settings: Settings, seat: Seat) -> tuple[Decoder, int]:
         max_model_len=settings.max_model_len, ways=settings.ways,
     )  # fmt: skip
     share = divide(found.graph_without_loss, settings.ways, seat.rank, meet(seat, settings.ways))
-    return load_share(folder, found, share, settings.adapters, settings.resident_bytes), found.max_model_len
+    model = load_share(
+        folder, found, share, settings.adapters, settings.resident_bytes, expert_copies=settings.expert_copies
+    )
+    return model, found.max_model_len
 
 
 class DividedStage:

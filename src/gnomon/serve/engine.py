@@ -218,7 +218,7 @@ class Engine:
             self.memory.add(request.key, prompt, salt=whose, fork_of=parent, source=source)
             if parent is None:
                 self._arrivals.append(request)
-            else:
+            else:  # it finds the prompt's blocks only once they are written: it comes when its parent has a token
                 self._after.setdefault(parent, []).append(request)
             keys.append(request.key)
         return keys
@@ -228,6 +228,9 @@ class Engine:
         request = self.requests.pop(key, None)
         if request is None:
             return
+        # Between `begin` and `end` as well: its blocks go back while the iteration still writes to them. Nobody reads
+        # them before it has ended, since blocks are handed out in `begin` alone, and `end` marks as written (for others
+        # to find) only what sequences that are still there have.
         self._arrivals += self._after.pop(key, [])
         self._after = {parent: [r for r in rest if r.key != key] for parent, rest in self._after.items()}
         if request in self._arrivals:
@@ -246,6 +249,8 @@ class Engine:
         self._arrivals, self._finished, self._cancelled = [], [], []
         came = [Arrival(r.key, len(r.prompt), r.sampling.max_tokens, 0, r.source) for r in arrivals]
         batch = self.scheduler.step(came, finished)
+        # Their blocks are free already: the scheduler has let them go before it admitted others, as it does for the
+        # simulator, which has nothing else to forget.
         for key in finished:
             self.memory.remove(key)
         if self.record is not None:
@@ -310,6 +315,7 @@ class Engine:
                 Part(piece.key, piece.prefix, tokens, piece.last, len(request.prompt), request.adapter, scored)
             )
         if batch.decodes:
+            # A prompt whose last piece is in this batch has its first token from that piece, and is no decode yet.
             ended = {piece.key for piece in batch.pieces if piece.last}
             for key in self.scheduler.decode_order():
                 if key not in ended:
@@ -321,6 +327,8 @@ class Engine:
 
     def _turn(self, parts: Sequence[Part]) -> Turn:
         memory = self.memory
+        # Blocks that several share are copied before one of them is written to (copy-on-write). `extend` notes which;
+        # they go with this iteration, whose ranks copy first and write then.
         for part in parts:
             memory.extend(part.key, part.start, part.start + len(part.tokens))
         first = [self.lane * pool.total for pool in memory.pools]
@@ -361,8 +369,10 @@ class Engine:
             elif len(request.answer) >= sampling.max_tokens:
                 request.reason = "length"
             out.append(EngineToken(request.key, chosen, request.reason, of_prompt))
+            # its prompt is written by now: other answers to it find it
             self._arrivals += self._after.pop(request.key, [])
             if request.reason is not None:
+                # its blocks go back when the next iteration begins, and the scheduler is told: not before it knows
                 self._finished.append(request.key)
                 del self.requests[request.key]
         return out

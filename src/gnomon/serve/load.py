@@ -196,14 +196,15 @@ def load_share(
     resident_bytes: int | None = None,
     *,
     identity: int = 0,
+    expert_copies: int = 0,
 ) -> Decoder:
-    """What one rank holds. identity: rows of the identity that stands in the head's place. Errors as `look` has
-    them."""
+    """What one rank holds. identity: rows of the identity that stands in the head's place. expert_copies: as `Decoder`
+    has them. Errors as `look` has them."""
     with _large_apart():
         weights = Weights(folder, found.graph, share, identity)
         linears = weights.linears(found.graph_without_loss) if adapters else {}
         lows = [read_adapter(name, path, linears, share.slots) for name, path in adapters]
-        model = Decoder(share, weights, found.sizes, found.forms, lows, resident_bytes)
+        model = Decoder(share, weights, found.sizes, found.forms, lows, resident_bytes, expert_copies)
         del weights
     for line in model.why:
         print(f"gnomon: {line}", file=sys.stderr, flush=True)

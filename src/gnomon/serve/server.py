@@ -232,6 +232,8 @@ class AnswerStream:
 
     def _submit(self) -> None:
         """Sends texts to workers, as much as may be under way."""
+        # In order, though a later part might fit where this one does not: `num_held` counts a prompt until its first part
+        # is given away, and what waits longest is what clients see as their first token.
         while self.unbegun and self.unbegun[0][2] <= self.room:
             number, first, count = self.unbegun.popleft()
             self.server.num_held -= first == 0
@@ -256,6 +258,7 @@ class AnswerStream:
             at = number * request.count + first + message.index
             self.times[at].add_tokens(len(message.tokens), message.reason)
             self.heard.put_nowait((at, message))
+            # On the loop's thread, as `cancel` is: no answer is begun after its request is given up.
             if message.reason is not None:
                 self.room += 1
                 self._submit()
@@ -300,7 +303,7 @@ class AnswerStream:
             yield "data: [DONE]\n\n"
         except RefusedRequest as refused:
             yield _event(_error(refused))
-        finally:
+        finally:  # the end, a failure, or a client that is gone: the generator is closed with its response
             self.cancel()
 
 
@@ -308,8 +311,19 @@ def _event(value: dict[str, Any]) -> str:
     return f"data: {json.dumps(value, ensure_ascii=False)}\n\n"
 
 
-def _error(refused: RefusedRequest, param: str | None = None) -> dict[str, Any]:
-    return {"error": {"message": refused.why, "type": refused.kind, "param": param, "code": refused.status}}
+CODES = {401: "invalid_api_key", 429: "rate_limit_exceeded"}
+"""OpenAI's words for a status, which clients look for; others have none."""
+
+
+def _error(refused: RefusedRequest, param: str | None = None, code: str | None = None) -> dict[str, Any]:
+    code = code or CODES.get(refused.status)
+    return {"error": {"message": refused.why, "type": refused.kind, "param": param, "code": code}}
+
+
+def _param(error: GnomonError) -> str | None:
+    """The field of a body that an error is about."""
+    where = getattr(error, "path", None) or ""
+    return where.removeprefix("$.") or None if where.startswith("$.") else None
 
 
 def application(settings: Settings, encoder: EncoderKind | None = None) -> Any:
@@ -350,9 +364,9 @@ def application(settings: Settings, encoder: EncoderKind | None = None) -> Any:
             except RefusedRequest as refused:
                 return JSONResponse(_error(refused), refused.status, refused.headers)
             except api.ModelError as error:
-                return JSONResponse(_error(RefusedRequest(404, str(error)), "model"), 404)
+                return JSONResponse(_error(RefusedRequest(404, str(error)), "model", "model_not_found"), 404)
             except GnomonError as error:
-                return JSONResponse(_error(RefusedRequest(400, str(error))), 400)
+                return JSONResponse(_error(RefusedRequest(400, str(error)), _param(error)), 400)
             except ClientDisconnect:
                 return Response(status_code=499)
             except Exception as error:
@@ -400,19 +414,23 @@ def application(settings: Settings, encoder: EncoderKind | None = None) -> Any:
         vectors = await server.compute(stream.ids, stream.types, "classes", request.is_disconnected)
         return JSONResponse(scored(stream, vectors))
 
+    async def unknown(request: Any, error: Any) -> Any:
+        there = ", ".join(
+            dict.fromkeys(f"{' '.join(sorted((route.methods or set()) - {'HEAD'}))} {route.path}" for route in routes)
+        )
+        why = f"there is no {request.method} {request.url.path[:200]} here; this server has {there}"
+        return JSONResponse(_error(RefusedRequest(error.status_code, why)), error.status_code, error.headers)
+
     def card(name: str) -> dict[str, Any]:
-        own = {"id": name, "object": "model", "created": 0, "owned_by": "gnomon"}
+        own = {"id": name, "object": "model", "created": 0, "owned_by": "gnomon", "max_model_len": server.max_model_len}
         return own if name == settings.name else {**own, "parent": settings.name}
 
     async def models(request: Any) -> Any:
-        length = server.max_model_len
-        return JSONResponse(
-            {"object": "list", "data": [{**card(name), "max_model_len": length} for name in settings.names]}
-        )
+        return JSONResponse({"object": "list", "data": [card(name) for name in settings.names]})
 
     async def model(request: Any) -> Any:
         if request.path_params["name"] not in settings.names:
-            raise RefusedRequest(404, f"there is no such model; this server has {', '.join(map(repr, settings.names))}")
+            raise api.ModelError(f"there is no such model; this server has {', '.join(map(repr, settings.names))}")
         return JSONResponse(card(request.path_params["name"]))
 
     async def health(request: Any) -> Any:
@@ -452,7 +470,10 @@ def application(settings: Settings, encoder: EncoderKind | None = None) -> Any:
     # a page in a browser could otherwise ask a server of this machine by a name that leads to it
     hosts = [*LOCAL, "[::1]"] if settings.host in LOCAL else ["*"]
     app = Starlette(
-        routes=routes, lifespan=lifespan, middleware=[Middleware(TrustedHostMiddleware, allowed_hosts=hosts)]
+        routes=routes,
+        lifespan=lifespan,
+        middleware=[Middleware(TrustedHostMiddleware, allowed_hosts=hosts)],
+        exception_handlers={404: unknown, 405: unknown},
     )
     app.state.server = server
     return app

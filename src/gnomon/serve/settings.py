@@ -51,6 +51,10 @@ class Settings:
     """Into how many processes a replica is divided."""
     threads: int
     """Of a worker."""
+    expert_copies: int = 0
+    """Copies of other processes' experts that a process has room for, of a layer (`copies`)."""
+    record_experts: Path | None = None
+    """The file that what routers chose is written to at the end."""
     max_waiting: int
     """Requests that wait; one more is refused with 429."""
     max_body_bytes: int

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -19,10 +20,12 @@ from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
 
-from gnomon.errors import GnomonError
+from gnomon.errors import GnomonError, InputError
 from gnomon.late import load_late
+from gnomon.plans.experts import routers
 from gnomon.runtime.processes.local import end_with_starter
 from gnomon.serve.choose import ChosenToken
+from gnomon.serve.copies import PathRecorder
 from gnomon.serve.engine import Engine, EngineToken
 from gnomon.serve.grammar import Grammars, Mask
 from gnomon.serve.load import open_model
@@ -133,6 +136,8 @@ class Worker:
     def step(self) -> None:
         """An iteration, and what it made to who asked. Of several lanes, the one whose turn it is: what it has begun
         ends, and its next begins."""
+        # Lanes take turns strictly: ranks of later stages run batches in the order in which they were begun, and logits
+        # come back in that order, whichever lane would have more to do.
         lane, engine = self.turn, self.lanes[self.turn]
         self.turn = (self.turn + 1) % len(self.lanes)
         try:
@@ -150,6 +155,32 @@ class Worker:
         if deltas:
             self.send(Tokens(tuple(deltas)))
         self.steps += 1
+
+    def record(self) -> None:
+        """What routers choose is kept from now on."""
+        model = self._decoder()
+        found = routers(model.graph)
+        if not found:
+            raise InputError("--record-experts records routers, and this model has none; leave it out")
+        model.recorder = PathRecorder(model.graph.name, [one.layer for one in found], found[0].experts)
+
+    def end(self, file: Path | None) -> None:
+        """Nothing is asked any more. file: that what routers chose is written to."""
+        if (copies := getattr(self._decoder(), "copies", None)) is not None:
+            print(
+                f"gnomon: {copies.fetched} copies of experts were fetched, each as long as {copies.costs.fetch:.0f} "
+                f"rows take (reading an expert's weights: {copies.costs.touch:.0f}); layers waited "
+                f"{copies.waited_s:.2f} s for them",
+                file=sys.stderr,
+                flush=True,
+            )
+        if file is not None and (recorder := self._decoder().recorder) is not None and recorder.tokens:
+            load_late("gnomon.formats.expert_paths:save_paths")(recorder.record(), file)
+
+    def _decoder(self) -> Any:
+        """Of this process."""
+        model = self.lanes[0].model
+        return model.stage.model if hasattr(model, "stage") else model
 
     def stats(self) -> Stats:
         """Counts what metrics show."""
@@ -190,7 +221,7 @@ class Worker:
             del self.answers[lane, token.key]
             _, open_keys = self.keys[answer.ask.number]
             open_keys.remove(token.key)
-            if not open_keys:
+            if not open_keys:  # a cancel that is on its way finds nothing, and frees nothing twice
                 del self.keys[answer.ask.number]
         return message
 
@@ -277,6 +308,8 @@ def main(
         return
     try:
         worker = open_worker(settings, connection.send, seat, others)
+        if settings.record_experts is not None:
+            worker.record()
     except GnomonError as error:
         connection.send(Failure(-1, str(error), 500))
         return
@@ -291,12 +324,15 @@ def main(
                 connection.send(now)
                 last_stats = now
             waits = not worker.has_work
+            # Messages are taken between two iterations, all that are there: an ask, or a cancel of a stream that is
+            # dropped, never meets a batch half-way, and many that come at once are in the next batch together.
             while ready := _heard(connection, worker, waits=waits):
                 if worker.grammars_done in ready:
                     worker.take_made()
                 if connection in ready:
                     message = connection.recv()
                     if isinstance(message, Stop):
+                        worker.end(settings.record_experts)
                         return
                     worker.take(message)
                 waits = False  # what it changed is to be told, even where there is nothing to do

@@ -353,7 +353,7 @@ class IterationPrice:
             moved = tokens * block.hidden * 2
             total = total + stream_seconds(moved, moved, self.device, self.curves, kind="gather")
         if block.experts is not None:
-            total = total + self._experts_s(block.experts, tokens)
+            total = total + self.experts_s(block.experts, tokens)
         if block.sums and self.tp_link is not None:
             total = total + block.sums * self._sum_s(tokens * block.hidden * 2)
         if block.dispatches and block.experts is not None:
@@ -396,7 +396,7 @@ class IterationPrice:
             )
         return np.asarray(seconds)
 
-    def _experts_s(self, experts: RankExperts, tokens: Array) -> Array:
+    def experts_s(self, experts: RankExperts, tokens: Array) -> Array:
         """Seconds of the experts of the busiest device: all wait for it."""
         tokens = tokens * self.serving.expert_load
         if self.ggml is not None:

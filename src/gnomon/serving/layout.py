@@ -146,6 +146,9 @@ class Serving:
     """Devices over which whole experts are dealt; of tp · dp."""
     redundant_experts: int = 0
     """Copies of experts beyond one of each, of a layer's."""
+    expert_copies: int = 0
+    """Copies of other devices' experts that a device has room for, of a layer: those that its tokens are foreseen to
+    want (`foresight`)."""
     expert_load: float = 1.0
     """Rows of experts that the busiest of ep devices computes, over the mean."""
     replicas: int = 1
@@ -192,6 +195,11 @@ class Serving:
         if self.lora_rank < 0 or self.lora_slots < 0 or bool(self.lora_rank) != bool(self.lora_slots):
             raise InputError(
                 f"lora_rank {self.lora_rank} with {self.lora_slots} lora_slots: give both above 0, or neither"
+            )
+        if self.expert_copies < 0 or (self.expert_copies and (self.ep == 1 or self.dp > 1 or self.redundant_experts)):
+            raise InputError(
+                f"expert_copies {self.expert_copies} are of experts dealt out over ep above 1, where every device has "
+                f"all tokens (dp 1), and in place of redundant_experts; set ep, or leave them out"
             )
         if self.ep > 1 and (self.tp * self.dp) % self.ep:
             raise InputError(

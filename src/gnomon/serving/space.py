@@ -98,6 +98,7 @@ def space(
     pools: bool = False,
     redundant_experts: int = 0,
     expert_load: Callable[[int], float] = lambda ep: 1.0,
+    copied: Callable[[Serving, Engine], Sequence[Serving]] = lambda serving, rules: (),
     resident_bytes: int | None = None,
 ) -> tuple[Candidate, ...]:
     """Candidates: axes are powers of two whose product is at most the devices; attention dp only with experts.
@@ -105,7 +106,7 @@ def space(
     others: of these also the formats that each engine's record lists. fewer: also layouts that leave devices idle (1,
     2, 4 … replicas). pools: also engines of one device group each that compute prompts, 1, a quarter or half of them,
     beside engines that answer. resident_bytes: as of `Serving`. expert_load: of ep, as `Serving`
-    has it.
+    has it. copied: the same layout with copies of foreseen experts, where an engine has them.
     """
     count = cluster.num_devices
     powers = [2**i for i in range(count.bit_length()) if 2**i <= count]
@@ -131,11 +132,12 @@ def space(
                     tp=tp, pp=pp, dp=dp, ep=ep, weights=w, kv=k, max_model_len=longest, resident_bytes=resident_bytes,
                     redundant_experts=redundant_experts if ep > 1 else 0, expert_load=expert_load(ep),
                 )  # fmt: skip
-                for seqs, budget in product(max_seqs or (rules.max_seqs,), budgets or (rules.max_batched_tokens,)):
+                limits = product(max_seqs or (rules.max_seqs,), budgets or (rules.max_batched_tokens,))
+                for (seqs, budget), laid in product(limits, (one, *copied(one, rules))):
                     record = replace(rules, max_seqs=seqs, max_batched_tokens=budget)
                     for replicas in copies:
-                        found.append(Candidate(serving=replace(one, replicas=replicas), engine=record))
-                    for first in firsts if rules.disaggregates else ():
+                        found.append(Candidate(serving=replace(laid, replicas=replicas), engine=record))
+                    for first in firsts if rules.disaggregates and laid is one else ():
                         both = Disaggregated(prefill=one, prefill_count=first, decode_count=most - first)
                         found.append(Candidate(serving=one, engine=record, pools=both))
     return tuple(found)

@@ -329,6 +329,8 @@ class _BlockWalk:
         weights = sum(p.n * p.k * p.batch * p.bits / 8 for p in (*matmuls, *of_source))
         if experts is not None:
             experts_here = (experts.experts + self.serving.redundant_experts) * experts.local_share
+            # copies lie in two rooms that all layers use in turn (serve.copies), not in each of them
+            experts_here += 2 * self.serving.expert_copies / self.count
             weights += experts.elements * experts.stored * experts.bits / 8 * experts_here
         if table is not None and table.inputs[1] not in self.elsewhere:
             weights += self.size(block.tensor(table.inputs[1]).dims) * self.stored("table").bits / 8

@@ -148,6 +148,10 @@ class ServeOptions(Options):
         "--redundant-experts", read=count, metavar="N", group=SERVING,
         help="copies of a layer's experts beyond one of each, placed by the load of --router",
     )  # fmt: skip
+    expert_copies: int | None = option(
+        "--expert-copies", read=count, metavar="N", group=SERVING,
+        help="of a device, of experts that the next layer is foreseen to want (Lina)",
+    )  # fmt: skip
     pad_to: tuple[int, ...] = option(
         "--pad-to", default=(), read=buckets, metavar="LIST", group=SERVING,
         help="predict: lengths that texts of an encoder are padded to, as in 64,128,512",

@@ -62,6 +62,10 @@ class EngineOptions(Options):
         "--expert-parallel-size", "-ep", read=at_most(64), metavar="N", group=ENGINE,
         help="parts of a stage's processes with experts of their own; 1",
     )  # fmt: skip
+    expert_copies: int | None = option(
+        "--expert-copies", read=count, metavar="N", group=ENGINE,
+        help="of a process, of experts that the next layer is foreseen to want",
+    )  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,6 +103,10 @@ examples:
     replicas: int | None = option(
         "--replicas", read=at_most(256), metavar="N", help="copies of the model, with a router before them; 1"
     )
+    record_experts: str | None = option(
+        "--record-experts", read=new_file, metavar="FILE",
+        help="what routers choose, written at the end, for --router of predict and plan",
+    )  # fmt: skip
     pad_to: tuple[int, ...] = option(
         "--pad-to", default=(), read=buckets, metavar="LIST",
         help="of an encoder: lengths that texts are padded to, 64,128,512; default each its own",

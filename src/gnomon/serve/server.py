@@ -232,8 +232,8 @@ class AnswerStream:
 
     def _submit(self) -> None:
         """Sends texts to workers, as much as may be under way."""
-        # In order, though a later part might fit where this one does not: `num_held` counts a prompt until its first part
-        # is given away, and what waits longest is what clients see as their first token.
+        # In order, though a later part might fit where this one does not: `num_held` counts a prompt until its first
+        # part is given away, and what waits longest is what clients see as their first token.
         while self.unbegun and self.unbegun[0][2] <= self.room:
             number, first, count = self.unbegun.popleft()
             self.server.num_held -= first == 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,6 +14,8 @@ from torch import nn  # noqa: E402
 from gnomon.compiler import backend, lanes, quantized, stored  # noqa: E402
 from gnomon.compiler.build import has_compiler  # noqa: E402
 from gnomon.compiler.machine import has_features  # noqa: E402
+from gnomon.compiler.saved import save  # noqa: E402
+from gnomon.errors import CaptureError  # noqa: E402
 
 pytestmark = [
     pytest.mark.torch,
@@ -158,3 +161,20 @@ def test_a_packed_weight_is_forgotten_once_it_is_gone() -> None:
     del weight
     gc.collect()
     assert number not in quantized._objects and all(one[1] != number for one in quantized._known.values())
+
+
+def test_results_are_the_same_with_any_number_of_threads() -> None:
+    weight, x = layer(96, 128, per_channel=True, bias=True)._packed_params._packed_params, torch.randn(97, 128)
+    found = quantized.packed_of(weight, True)
+    assert found is not None
+    call, results = quantized.DynamicLinear(weight, True, *found, True), []
+    assert 97 * 96 * 128 >= stored.PARALLEL
+    for threads in (1, 2, 3):
+        torch.set_num_threads(threads)
+        results.append(call.run(x))
+    assert all(torch.equal(one, call.aten(x)) for one in results)
+
+
+def test_one_that_is_saved_is_refused_by_name(tmp_path: Path) -> None:
+    with pytest.raises(CaptureError, match=r"^'1' has a packed weight, .* torch.compile"):
+        save(quantised(nn.Sequential(nn.ReLU(), nn.Linear(4, 4))), (torch.randn(2, 4),), tmp_path / "model")

@@ -243,6 +243,13 @@ def _exported(
     state = [*module.named_parameters(), *module.named_buffers()]
     if elsewhere := [name for name, tensor in state if tensor.device.type != "cpu"]:
         raise InputError(f"{elsewhere[0]!r} is not on the CPU: models are saved for CPUs (module.cpu())")
+    for name, inner in module.named_modules():  # torch.export says of one that it "does not have a field"
+        if any(isinstance(one, torch.ScriptObject) for one in vars(inner).values()):
+            raise CaptureError(
+                f"{name.removesuffix('._packed_params') or type(module).__name__!r} has a packed weight, as the layers "
+                "of quantize_dynamic have, which torch.export cannot record: save the module as it was, and give "
+                'the quantised one to torch.compile(backend="gnomon")'
+            )
     try:
         with torch.no_grad(), quiet():
             first = torch.export.export(module, inputs, kwargs, dynamic_shapes=dynamic_shapes)

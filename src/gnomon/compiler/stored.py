@@ -32,6 +32,7 @@ from torch import Tensor
 from gnomon.compiler import stored_rounded, stored_sparse, stored_triton
 from gnomon.compiler.build import ASKS, has_compiler, kernel_of
 from gnomon.compiler.lanes import Lanes, lanes_for, lanes_of
+from gnomon.compiler.large_pages import LargePages
 from gnomon.compiler.machine import has_features, this_machine
 from gnomon.compiler.stored_choice import NEAR, predicted
 from gnomon.compiler.stored_sparse import KernelChoice, PackedSparse, StoredMatmul, Taken
@@ -218,30 +219,38 @@ def pack(weight: Tensor, storage: Storage, activations: Activations = "int8", ro
     return repack(storage.narrow(weight.detach().float().numpy()), storage, shape, activations, rows)
 
 
-def round_parts(parts: Sequence[Tensor], storage: Integers, activations: Activations = "int8") -> PackedStored | None:
+def round_parts(
+    parts: Sequence[Tensor], storage: Integers, activations: Activations = "int8", memory: LargePages | None = None
+) -> PackedStored | None:
     """What `pack` makes of matrices one below the other, whose numbers are finite, in one pass; None where there is no
-    kernel for it, or none that multiplies by it. InputError where they cannot be stored so."""
+    kernel for it, or none that multiplies by it. InputError where they cannot be stored so. memory: as in `repack`."""
     shape = sum(map(len, parts)), parts[0].shape[1]
     form = form_of(storage, activations)
     form = replace(form, lanes=lanes_of(shape[0], BITS[activations]))
     if activations != "int8" or kernel(form) is None:
         return None
-    rounded = stored_rounded.rounded(parts, storage, form.side, form.padded(shape[1]))
+    rounded = stored_rounded.rounded(parts, storage, form.side, form.padded(shape[1]), memory)
     if rounded is None:
         return None
     return PackedStored(shape=shape, storage=storage, form=form, codes=rounded[0], scales=rounded[1], zeros=None)
 
 
 def repack(
-    arrays: Arrays, storage: Storage, shape: tuple[int, int], activations: Activations = "int8", rows: int = 1
+    arrays: Arrays,
+    storage: Storage,
+    shape: tuple[int, int],
+    activations: Activations = "int8",
+    rows: int = 1,
+    memory: LargePages | None = None,
 ) -> AnyPacked:
-    """What a file holds of a weight, laid for this machine; no number changes. rows: as `pack` has them. A sparse
-    weight is multiplied with activations of the dtype of what it keeps."""
+    """What a file holds of a weight, laid for this machine; no number changes. rows: as `pack` has them. memory: where
+    codes are laid; None: each weight has its own. A sparse weight is multiplied with activations of the dtype of what
+    it keeps, and has its own memory."""
     if why := storage.refused(shape):
         raise InputError(why)
     if isinstance(storage, Sparse):
         return _chosen(arrays, storage, shape, rows)
-    return _laid_whole(arrays, storage, shape, activations)
+    return _laid_whole(arrays, storage, shape, activations, memory)
 
 
 def has_sparse() -> bool:
@@ -289,7 +298,13 @@ def as_kind(arrays: Arrays, storage: Sparse, shape: tuple[int, int], kind: Taken
     return _laid_whole(numbers.narrow(storage.widen(arrays, shape)), numbers, shape, how)
 
 
-def _laid_whole(arrays: Arrays, storage: Storage, shape: tuple[int, int], activations: Activations) -> PackedStored:
+def _laid_whole(
+    arrays: Arrays,
+    storage: Storage,
+    shape: tuple[int, int],
+    activations: Activations,
+    memory: LargePages | None = None,
+) -> PackedStored:
     form = form_of(storage, activations)
     form = replace(form, lanes=lanes_of(shape[0], BITS[form.activations]))
     if isinstance(storage, NF4) and shape[1] % NF4_BLOCK:
@@ -299,16 +314,16 @@ def _laid_whole(arrays: Arrays, storage: Storage, shape: tuple[int, int], activa
     runs = kernel(form) is not None
     if isinstance(storage, Dense):
         words = np.asarray(arrays["values"]).view(np.uint16 if storage.dtype == "bf16" else np.uint32)
-        codes, scales, zeros = _laid(words, form), None, None
+        codes, scales, zeros = _laid(words, form, memory), None, None
     elif isinstance(storage, NF4):
         packed = np.asarray(arrays["codes"]).view(np.uint8)
         both = np.stack([packed >> np.uint8(4), packed & np.uint8(15)], -1).reshape(shape)
-        codes = _laid(both.astype(np.uint16), form)
+        codes = _laid(both.astype(np.uint16), form, memory)
         scales, zeros = _laid_scales(np.asarray(arrays["scales"], np.float32).reshape(shape[0], -1), form.side), None
     else:
         assert isinstance(storage, Integers)
         plain = storage.codes_of(arrays, shape)
-        codes = _laid(plain if form.activations == "int8" else plain.astype(np.uint16), form)
+        codes = _laid(plain if form.activations == "int8" else plain.astype(np.uint16), form, memory)
         scales = _laid_scales(np.asarray(arrays["scales"]), form.side)
         zeros = _laid_scales(np.asarray(arrays["zeros"]).astype(np.float32), form.side) if storage.zeros else None
     return PackedStored(
@@ -331,7 +346,7 @@ def _panels(codes: NDArray[Any], form: StoredForm) -> NDArray[Any]:
     return padded.reshape(shape).transpose(0, 2, 3, 1, 4)
 
 
-def _laid(codes: NDArray[Any], form: StoredForm) -> Tensor:
+def _laid(codes: NDArray[Any], form: StoredForm, memory: LargePages | None) -> Tensor:
     """Lays codes out as the kernel reads them: (panels, steps, bytes of a register), of codes in bytes or in
     words."""
     if (
@@ -342,12 +357,14 @@ def _laid(codes: NDArray[Any], form: StoredForm) -> Tensor:
         whole = torch.from_numpy(
             np.ascontiguousarray(codes).view(np.int32).reshape(-1, form.side, codes.shape[1] // form.interleave)
         )
-        return whole.transpose(1, 2).contiguous().view(torch.uint8)  # a step has one code a place: nothing lies over it
+        turned = whole.transpose(1, 2)  # a step has one code a place: nothing lies over it
+        return (turned.contiguous() if memory is None else memory.hold(turned)).view(torch.uint8)
     parts = _panels(codes, form)
     out = np.zeros((*parts.shape[:2], *parts.shape[3:]), codes.dtype)
     for layer in range(parts.shape[2]):
         out |= parts[:, :, layer] << codes.dtype.type(form.bits * layer % (8 * codes.itemsize))
-    return torch.from_numpy(np.ascontiguousarray(out).view(np.uint8).reshape(*parts.shape[:2], 4 * form.side))
+    laid = torch.from_numpy(np.ascontiguousarray(out).view(np.uint8).reshape(*parts.shape[:2], 4 * form.side))
+    return laid if memory is None else memory.hold(laid)
 
 
 def _laid_scales(scales: NDArray[Any], side: int) -> Tensor:

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from gnomon.compiler.build import ASKS, has_compiler, kernel_of
+from gnomon.compiler.large_pages import LargePages
 from gnomon.compiler.machine import has_features
 from gnomon.storage.integers import Integers
 
@@ -45,16 +46,20 @@ def kernel() -> Callable[[Any], int] | None:
     return kernel_of(text, ctypes.c_void_p) if has_features(NEEDS) and has_compiler() else None
 
 
-def rounded(parts: Sequence[Tensor], storage: Integers, side: int, padded: int) -> tuple[Tensor, Tensor] | None:
+def rounded(
+    parts: Sequence[Tensor], storage: Integers, side: int, padded: int, memory: LargePages | None = None
+) -> tuple[Tensor, Tensor] | None:
     """(codes uint8 (panels, steps, 4 side), scales (panels, groups, side)) of matrices (outputs, inputs) one below the
-    other, whose numbers are finite. side: outputs of a panel. padded: inputs with what fills the last group or step."""
+    other, whose numbers are finite. side: outputs of a panel. padded: inputs with what fills the last group or step.
+    memory: where codes are laid; None: they have their own."""
     run = kernel()
     if run is None or storage.zeros or storage.ternary or storage.bits not in (4, 8):
         return None
     rows, columns = sum(map(len, parts)), parts[0].shape[1]
     panels, layers = -(-rows // side), 8 // storage.bits
     groups = columns // storage.group if storage.group else 1
-    codes = torch.zeros((panels, padded // (BESIDE * layers), BESIDE * side), dtype=torch.uint8)
+    laid = panels, padded // (BESIDE * layers), BESIDE * side
+    codes = torch.zeros(laid, dtype=torch.uint8) if memory is None else memory.empty(laid, torch.uint8)
     scales = torch.zeros((panels, groups, side), dtype=getattr(torch, storage.scale))
     first = 0
     for part in parts:

@@ -10,15 +10,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional
 
 from gnomon.compiler import stored
 from gnomon.compiler.build import has_compiler
+from gnomon.compiler.large_pages import LargePages
 from gnomon.compiler.machine import this_machine
 from gnomon.compiler.stored import Activations, AnyPacked
 from gnomon.errors import InputError
@@ -121,6 +123,7 @@ class Matrices:
         """Takes streams, the layers that stay on a disk."""
         self.weights, self.forms, self.streams = weights, forms, streams
         self.by_name: dict[str, AnyPacked] = {}
+        self._memory = LargePages() if streams is None else None  # what goes to a disk is let go of one by one
 
     def have_kernels(self) -> bool:
         """Whether this machine has one for each storage that there may be."""
@@ -171,13 +174,14 @@ class Matrices:
         else:
             _check(rounded, parts)
             numbers = [part for part in parts if isinstance(part, Tensor)]
-            rounded_parts = stored.round_parts(numbers, rounded) if len(numbers) == len(parts) else None
+            whole = len(numbers) == len(parts)
+            rounded_parts = stored.round_parts(numbers, rounded, memory=self._memory) if whole else None
             if rounded_parts is not None:
                 return rounded_parts
             storage, arrays = rounded, [rounded.narrow(_wide(rows).numpy()) for part in parts for rows in _few(part)]
         joined = {key: np.concatenate([one[key] for one in arrays]) for key in arrays[0]}
         shape = sum(part.shape[0] for part in parts), parts[0].shape[1]
-        return stored.repack(joined, storage, shape, activations_of(storage))
+        return stored.repack(joined, storage, shape, activations_of(storage), memory=self._memory)
 
     def _numbers(self, parts: Sequence[Part], *, sparse: bool) -> AnyPacked:
         """Packs a matrix that is not rounded; of a sparse folder what is not 0, where a matrix has its pattern and a
@@ -193,9 +197,14 @@ class Matrices:
             try:
                 storage, mask = replace(sparse_as, value=forms.numbers.name).of_zeros(wide)
             except InputError:  # a layer that was left as it is: its numbers are multiplied by as they are
-                return stored.repack({"values": bits}, forms.numbers, shape, activations_of(forms.numbers))
+                return self._whole(bits, shape)
             return stored.repack(storage.of_mask(wide, mask), storage, shape, rows=ROWS)
-        return stored.repack({"values": bits}, forms.numbers, shape, activations_of(forms.numbers))
+        return self._whole(bits, shape)
+
+    def _whole(self, bits: NDArray[Any], shape: tuple[int, int]) -> AnyPacked:
+        numbers = self.forms.numbers
+        assert numbers is not None
+        return stored.repack({"values": bits}, numbers, shape, activations_of(numbers), memory=self._memory)
 
 
 TOGETHER = 1 << 16

@@ -157,15 +157,17 @@ INLINE V scale(const Product& c, int64_t at) {
 
 INLINE int32_t four(const char* p) { int32_t v; memcpy(&v, p, 4); return v; }
 
+template <bool COLD>
 INLINE I next(const uint8_t*& w, int64_t ahead) {
     const I step = load((const void*)w);
-    __builtin_prefetch(w + ahead, 0, 2);
+    if constexpr (COLD) __builtin_prefetch(w + ahead, 0, 2);
     w += BYTES;
     return step;
 }
 
-// R rows from m by P panels from `panel`; rows beyond `last` are the last again, and are not written.
-template <int R, int P>
+// R rows from m by P panels from `panel`; rows beyond `last` are the last again, and are not written. COLD: panels come from memory, and
+// are asked for before; where other rows have met them already, asking takes as much of a core as 7 of 100 products (measured).
+template <int R, int P, bool COLD>
 __attribute__((noinline)) void tile(const Product& c, int64_t m, int64_t last, int64_t panel) {
     const int64_t many = groups(c), bytes = c.padded / STEP * BYTES, each = many > 1 ? GROUP : c.padded, steps = each / STEP;
     const char* x[R];
@@ -203,9 +205,9 @@ __attribute__((noinline)) void tile(const Product& c, int64_t m, int64_t last, i
             I few[R][P];                               // sums in 16 bits
             if constexpr (FLUSH > 0) UNROLL for (int r = 0; r < R; r++) UNROLL for (int p = 0; p < P; p++) few[r][p] = every(0);
             for (; step < until; step++) {
-                if (step % (AHEAD / BYTES) == 0 && w[0] + AHEAD >= end) ahead = AHEAD + (P - 1) * bytes;   // the next P panels
+                if (COLD && step % (AHEAD / BYTES) == 0 && w[0] + AHEAD >= end) ahead = AHEAD + (P - 1) * bytes;   // the next P panels
                 I packed[P];
-                UNROLL for (int p = 0; p < P; p++) packed[p] = next(w[p], ahead);
+                UNROLL for (int p = 0; p < P; p++) packed[p] = next<COLD>(w[p], ahead);
                 UNROLL for (int i = 0; i < LAYERS; i++) {
                     Code code[P];
                     UNROLL for (int p = 0; p < P; p++) code[p] = code_of(packed[p], i);
@@ -234,9 +236,9 @@ __attribute__((noinline)) void tile(const Product& c, int64_t m, int64_t last, i
         UNROLL for (int r = 0; r < R; r++) UNROLL for (int p = 0; p < P; p++) part[r][p] = nothing();
         int64_t ahead = AHEAD;
         for (int64_t step = 0; step < steps; step++) {
-            if (step % (AHEAD / BYTES) == 0 && w[0] + AHEAD >= end) ahead = AHEAD + (P - 1) * bytes;   // the next P panels
+            if (COLD && step % (AHEAD / BYTES) == 0 && w[0] + AHEAD >= end) ahead = AHEAD + (P - 1) * bytes;   // the next P panels
             I packed[P];
-            UNROLL for (int p = 0; p < P; p++) packed[p] = next(w[p], ahead);
+            UNROLL for (int p = 0; p < P; p++) packed[p] = next<COLD>(w[p], ahead);
 #if ACTS == 32
             UNROLL for (int r = 0; r < R; r++) {
                 const V one = all(*(const float*)(x[r] + k));
@@ -283,35 +285,37 @@ __attribute__((noinline)) void tile(const Product& c, int64_t m, int64_t last, i
 }
 
 // Registers hold the sums of R rows by P panels; one row reads P streams beside each other.
-template <int R, int P>
+template <int R, int P, bool COLD = true>
 void panels(const Product& c, int64_t m, int64_t last, int64_t from, int64_t to) {
     int64_t p = from;
-    for (; p + P <= to; p += P) tile<R, P>(c, m, last, p);
+    for (; p + P <= to; p += P) tile<R, P, COLD>(c, m, last, p);
     if constexpr (P > 1)
-        for (; p < to; p++) tile<R, 1>(c, m, last, p);
+        for (; p < to; p++) tile<R, 1, COLD>(c, m, last, p);
 }
 
 constexpr int64_t MOST = REGISTERS == 32 ? 8 : ACTS == 32 ? 6 : 4;   // rows of a tile
 
-// Whether tiles are of three panels: 24 sums for 11 loads a step, where 12 rows by 2 panels have them for 14 (measured: a seventh
-// faster). Few rows wait for memory, and sums of groups stand beside those of rows.
-INLINE bool wide_tiles(const Product& c) { return REGISTERS == 32 && !GROUP && c.m > MOST; }
-INLINE int64_t block(const Product& c) { return wide_tiles(c) ? 6 : 64 / SIDE; }   // panels that one task takes over all rows
+// The first rows bring panels from memory; those after them find these in the second cache, and take tiles of 6 rows by 4 panels: 24 sums
+// for 10 loads a step, where 8 by 3 have them for 11 and 12 by 2 for 14 (1 and 9 of 100 slower). Sums of groups stand beside those of rows.
+constexpr bool WIDE = REGISTERS == 32 && !GROUP;
+constexpr int64_t WIDE_ROWS = 6;
+constexpr int64_t TASK = 64 / SIDE;                    // panels that one task takes over all rows
 
-void rows_of(const Product& c, int64_t m, int64_t last, int64_t from, int64_t to) {
+// again: other rows have met these panels.
+void rows_of(const Product& c, int64_t m, int64_t last, int64_t from, int64_t to, bool again) {
     const int64_t rows = last - m;
-    if (rows == 1) return panels<1, 4>(c, m, last, from, to);
-    if (rows == 2) return panels<2, 4>(c, m, last, from, to);
-    if constexpr (REGISTERS == 32 && !GROUP)
-        if (wide_tiles(c)) {
-            if (rows <= 4) panels<4, 3>(c, m, last, from, to);
-            else if (rows <= 6) panels<6, 3>(c, m, last, from, to);
-            else panels<8, 3>(c, m, last, from, to);
+    if constexpr (WIDE)
+        if (again) {
+            if (rows <= 4) panels<4, 4, false>(c, m, last, from, to);
+            else if (rows <= WIDE_ROWS) panels<WIDE_ROWS, 4, false>(c, m, last, from, to);
+            else panels<8, 3, false>(c, m, last, from, to);
             return;
         }
+    if (rows == 1) return panels<1, 4>(c, m, last, from, to);
+    if (rows == 2) return panels<2, 4>(c, m, last, from, to);
     if constexpr (REGISTERS == 32) {
         if (rows <= 4) panels<4, GROUP ? 2 : 4>(c, m, last, from, to);
-        else if (rows <= 6) panels<6, 2>(c, m, last, from, to);
+        else if (rows <= 6) panels<6, GROUP ? 2 : 4>(c, m, last, from, to);
         else panels<8, GROUP ? 1 : 2>(c, m, last, from, to);
     } else {
         if (rows <= 4) panels<4, 2>(c, m, last, from, to);
@@ -319,11 +323,20 @@ void rows_of(const Product& c, int64_t m, int64_t last, int64_t from, int64_t to
     }
 }
 
+// How many of the `left` rows come next: blocks as equal as they can be, as what fills up a tile is computed for nothing; sixes where
+// there are many, or where these leave no rest.
+INLINE int64_t next_rows(int64_t left, bool again) {
+    const int64_t blocks = (left + MOST - 1) / MOST, equal = (left + blocks - 1) / blocks;
+    if (!WIDE || left <= MOST) return equal;
+    if (!again) return (left - MOST) % WIDE_ROWS == 0 ? MOST : equal;
+    return left % WIDE_ROWS == 0 || left > WIDE_ROWS * WIDE_ROWS ? WIDE_ROWS : equal;
+}
+
 }  // namespace
 
 extern "C" int gnomon_kernel(const Product* given) {
     const Product& c = *given;
-    const int64_t all = (c.n + SIDE - 1) / SIDE, own = block(c), tasks = (all + own - 1) / own;
+    const int64_t all = (c.n + SIDE - 1) / SIDE, own = TASK, tasks = (all + own - 1) / own;
     const int threads = c.threads ? (int)c.threads : omp_get_max_threads();
 #if RANGE
     float low = 0, high = 0;                           // the interval takes in 0 anyway
@@ -365,10 +378,10 @@ extern "C" int gnomon_kernel(const Product* given) {
 #pragma omp for schedule(static) nowait
             for (int64_t task = 0; task < tasks; task++) {
                 const int64_t from = task * own, to = from + own < all ? from + own : all;
-                for (int64_t m = m0; m < end;) {       // rows in blocks as equal as they can be
-                    const int64_t left = end - m, blocks = (left + MOST - 1) / MOST;
-                    const int64_t last = m + (left + blocks - 1) / blocks;
-                    rows_of(c, m, last, from, to);
+                for (int64_t m = m0; m < end;) {
+                    const bool again = m > m0;
+                    const int64_t last = m + next_rows(end - m, again);
+                    rows_of(c, m, last, from, to, again);
                     m = last;
                 }
             }

@@ -26,6 +26,8 @@ from gnomon.serve.rows import Part, TokenRows
 from gnomon.storage.dense import Dense
 
 RESULTS = Path(__file__).resolve().parents[1] / "results" / "serve_latent.md"
+BY_HAND = "\n## What is not reached"
+"""Where the page's part begins that a person writes."""
 HEADS, NOPE, ROPE, RANK, VALUE, SIZE, BLOCKS = 16, 128, 64, 512, 128, 16, 2048
 CASES = {
     # new tokens of each sequence, and tokens before them
@@ -145,7 +147,8 @@ def main() -> None:
             "others used too: one layer with DeepSeek-V2-Lite's head sizes, medians [least, most], both in turn.",
             "",
         ]
-        RESULTS.write_text("\n".join([*head, *lines]) + "\n", encoding="utf-8")
+        _, mark, by_hand = RESULTS.read_text(encoding="utf-8").partition(BY_HAND) if RESULTS.exists() else ("", "", "")
+        RESULTS.write_text("\n".join([*head, *lines]) + "\n" + mark + by_hand, encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -30,6 +30,7 @@ from gnomon.compiler.body import UnfitError
 from gnomon.compiler.build import address_of, kernel_of
 from gnomon.compiler.chains import Link, epilogue
 from gnomon.compiler.gate import Trial
+from gnomon.compiler.matmul_tile import MatmulTile
 from gnomon.compiler.node import Node
 from gnomon.compiler.products import dtypes
 from gnomon.compiler.rules import pointwise
@@ -270,13 +271,16 @@ class Pixels(Convolution):
 
     own = True
 
-    def __init__(self, *args: Any, work: Sequence[Node] = (), ended: linear.Ended = ()) -> None:
-        """Is not tried yet. work: pointwise operations that follow, each of what the last gave; ended: their C++."""
+    def __init__(
+        self, *args: Any, work: Sequence[Node] = (), ended: linear.Ended = (), tile: MatmulTile | None = None
+    ) -> None:
+        """Is not tried yet. work: pointwise operations that follow, each of what the last gave; ended: their C++; tile:
+        of the kernel, None for that of most sizes."""
         super().__init__(*args)
         self.work = [
             (node.target, [None if isinstance(a, fx.Node) else a for a in node.args], node.kwargs) for node in work
         ]
-        self.form = linear.LinearForm(epilogue=ended)
+        self.form = linear.LinearForm(tile=tile, epilogue=ended)
         self.text = linear.source(self.form)
         self.source = f"{self.text}// {self.source}"
 
@@ -543,7 +547,8 @@ def _fused(graph: fx.Graph, node: Node, works: bool) -> Node:
     call: Convolution
     if _of_pixels(node):
         work, ended = _work(last) if works else ([], ())
-        call = Pixels(*numbers, work=work, ended=ended)
+        tile = linear.tile_of_pixels(int(weight.meta["val"].shape[0]))
+        call = Pixels(*numbers, work=work, ended=ended, tile=tile)
         gone += work
         last = gone[-1] if work else last
     else:

@@ -52,8 +52,8 @@ class TapsForm:
     padding: tuple[int, int]
     dilation: tuple[int, int]
     narrow: bool
-    """Whether a line of the result is at most half of a tile: then a tile has half of the pixels and twice the
-    outputs, as otherwise half of its registers would be empty."""
+    """Whether a line of the result is at most half of a tile of 32 registers: then a tile has half of the pixels and
+    twice the outputs, as otherwise half of the registers would be empty."""
 
     @property
     def name(self) -> str:
@@ -121,7 +121,8 @@ def form_of(
     if min(high, wide) < 1:
         return None
     given = [(int(one[0]), int(one[1])) for one in (window, stride, padding, dilation)]
-    narrow = wide <= ROWS[this_machine().isa.lanes] // 2
+    lanes = this_machine().isa.lanes
+    narrow = lanes == 16 and wide <= ROWS[lanes] // 2
     return TapsForm(window=given[0], stride=given[1], padding=given[2], dilation=given[3], narrow=narrow)
 
 

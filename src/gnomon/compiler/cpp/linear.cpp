@@ -68,7 +68,7 @@ extern "C" int gnomon_kernel(const Call* given) {
     if (!all_threads.threads) all_threads.threads = omp_get_max_threads();
     const Call& c = all_threads;
     const int64_t panels = (c.n + WIDE - 1) / WIDE, blocks = (c.m + ROWS - 1) / ROWS, size = c.k * WIDE;
-    const bool along = c.x_k != 1, copies = NORMS || along || c.x_row * 4 % TOGETHER == 0 || c.across < c.m;
+    const bool along = c.x_k != 1, copies = NORMS || along || (ROWS > CLOSE && c.x_row * 4 % TOGETHER == 0) || c.across < c.m;
     const int64_t each = !copies ? 0 : along ? c.k * AHEAD : ROWS * (c.k + 16);   // of a block of rows that are copied
     // Panels that stay in the second cache are turned once, and a block of rows goes over all of them; else all blocks go
     // over one panel after another.

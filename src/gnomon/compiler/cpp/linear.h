@@ -21,6 +21,7 @@ constexpr int64_t AHEAD = (ROWS + VW - 1) / VW * VW;   // rows of x that lie bes
 constexpr int OTHERS = 4;                              // as MOST_OTHERS of linear.py
 constexpr int64_t LINE = 16;                           // floats of a line of memory
 constexpr int64_t TOGETHER = 2048;                     // rows that are this far apart fall on few places of the first cache
+constexpr int CLOSE = 8;                               // of which it holds so many beside each other
 
 struct Call {                                          // as LinearCall in linear.py has its first fields
     int64_t m, n, k, relu, threads;                    // threads: 0 for all

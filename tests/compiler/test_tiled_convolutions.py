@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from copy import deepcopy
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -17,6 +18,7 @@ from gnomon.compiler import backend, convolutions, taps, winograd  # noqa: E402
 from gnomon.compiler.build import has_compiler  # noqa: E402
 from gnomon.compiler.explain import explained  # noqa: E402
 from gnomon.compiler.gate import Trial  # noqa: E402
+from gnomon.compiler.machine import SETS  # noqa: E402
 
 pytestmark = [
     pytest.mark.torch,
@@ -165,8 +167,10 @@ def test_what_is_not_finite_is_onednns(number: float) -> None:
     assert bool(call.library.packed) is (number != 1.0)
 
 
-def test_few_tiles_of_many_weights_take_the_form_with_fewer_weights() -> None:
+def test_few_tiles_of_many_weights_take_the_form_with_fewer_weights(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of 7 x 7 pixels and 512 channels weights come from memory: 4 times as many take longer than their products."""
+    machine = winograd.this_machine()
+    monkeypatch.setattr(winograd, "this_machine", lambda: replace(machine, isa=SETS[0]))
     forms = {high: winograd.form_of((1, 512, high, high), 512, (1, 1)) for high in (7, 14, 28, 56)}
     assert {high: form and form.out for high, form in forms.items()} == {7: 2, 14: 4, 28: 4, 56: 4}
     assert winograd.form_of((1, 3, 56, 56), 64, (1, 1)) is None and winograd.form_of((1, 64, 2, 2), 64, (0, 0)) is None

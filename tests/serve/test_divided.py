@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -78,6 +79,24 @@ def test_a_plan_that_deals_out_experts_is_served_and_what_is_only_predicted_is_r
     assert (
         settings_of(ServerOptions(folder=str(tmp_path), tensor_parallel_size=2, expert_parallel_size=2)).ways.etp == 1
     )
+
+
+def test_copies_of_experts_want_experts_of_others_in_memory(tmp_path: Path) -> None:
+    def settings(**more: Any) -> Any:
+        return settings_of(ServerOptions(folder=str(tmp_path), **more))
+
+    dealt = {"tensor_parallel_size": 2, "expert_parallel_size": 2}
+    assert settings(**dealt, expert_copies=2, record_experts="paths.npz").expert_copies == 2
+    for wrong, why in (
+        ({"expert_copies": 2}, "--expert-parallel-size 2"),
+        ({**dealt, "expert_copies": 2, "stream_weights": "1 MiB"}, "leave --stream-weights out"),
+        ({"replicas": 2, "record_experts": "paths.npz"}, "one replica"),
+    ):
+        with pytest.raises(InputError, match=why):
+            settings(**wrong)
+    layout = Serving(weights="fp32", kv="fp32", max_model_len=64, tp=2, ep=2, expert_copies=3)
+    schema.save_file(ServeFile.of("mixtral", "2xcpu-process", layout, engine("gnomon")), tmp_path / "serve.toml")
+    assert settings(plan=str(tmp_path / "serve.toml")).expert_copies == 3
 
 
 def test_what_does_not_divide_is_said(tmp_path: Path) -> None:

@@ -89,6 +89,8 @@ def settings_of(options: ServerOptions) -> Any:
             "--expert-copies are of experts that other processes have: deal them out (--tensor-parallel-size 2 "
             "--expert-parallel-size 2), or leave it out"
         )
+    if copies and options.stream_weights is not None:
+        raise InputError("--expert-copies are of experts in memory: leave --stream-weights out, or copies")
     if options.record_experts is not None and (replicas > 1 or pp > 1):
         raise InputError("--record-experts records one replica of one stage; leave --replicas and stages out")
     folder, model_path = weights_at(options.folder, options.tokenizer), Path(options.folder).expanduser().resolve()

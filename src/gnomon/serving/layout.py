@@ -201,6 +201,10 @@ class Serving:
                 f"expert_copies {self.expert_copies} are of experts dealt out over ep above 1, where every device has "
                 f"all tokens (dp 1), and in place of redundant_experts; set ep, or leave them out"
             )
+        if self.expert_copies and self.resident_bytes is not None:
+            raise InputError(
+                "expert_copies are of experts in memory, and resident_bytes leaves layers on a disk; one only"
+            )
         if self.ep > 1 and (self.tp * self.dp) % self.ep:
             raise InputError(
                 f"ep {self.ep} must divide tp x dp = {self.tp * self.dp}, the devices that share the experts"

@@ -154,10 +154,11 @@ def main() -> int:
         head = [
             "# Copies of foreseen experts (Lina)",
             "",
-            f"`python benchmarks/serve/foresight.py {' '.join(sys.argv[1:])}`, {datetime.now(UTC):%Y-%m-%d %H:%M}, {this_machine().model}, load "
-            f"average {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores; two processes of one thread, bf16, Mixtral's "
-            f"layers of 512 with 8 experts of 1,024, bent so that most tokens want those of the first process; prompts "
-            f"of 256, answers of 4, 8 at once; median [least, most] of {options.rounds} rounds in turn.",
+            f"`python benchmarks/serve/foresight.py {' '.join(sys.argv[1:])}`, {datetime.now(UTC):%Y-%m-%d %H:%M}, "
+            f"{this_machine().model}, load average {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores; two processes "
+            f"of one thread, bf16, Mixtral's layers of 512 with 8 experts of 1,024, bent so that most tokens want "
+            f"those of the first process; prompts of 256, answers of 4, 8 at once; median [least, most] of "
+            f"{options.rounds} rounds in turn.",
             "",
         ]
         RESULTS.write_text("\n".join([*head, *lines]) + "\n", encoding="utf-8")

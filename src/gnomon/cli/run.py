@@ -438,8 +438,8 @@ def begins(model: str, weights: str | None, seed: int) -> tuple[str, ...]:
 
 
 def device_of(on: str, plan: Plan, machines: Cluster, name_given: str | None) -> str:
-    """`cpu` or `cuda`: what was asked, or else what the plan's machines have. PlanError for machines that the runtime
-    does not drive, and without the GPUs. on: how the user names them."""
+    """Chooses `cpu` or `cuda`: what was requested, or else what the plan's machines have. PlanError for machines
+    that the runtime does not drive, and without the GPUs. on: how the user names them."""
     names = {kind: name for name, kind in KINDS.items()}
     other = next((device.name for device in machines.devices if device.kind not in names), None)
     if name_given is None and other is not None:

@@ -82,7 +82,7 @@ class Link:
 
     @property
     def rows(self) -> tuple[int, ...]:
-        """From one row to the next of each of the others; 0 where it is one row."""
+        """Strides from one row to the next of each of the others; 0 where it is one row."""
         m, n, _ = self.sizes
         return tuple(n if one.meta["val"].numel() == m * n else 0 for one in self.others)
 

@@ -204,7 +204,7 @@ class Convolution(TriedKernel):
         return out
 
     def _packing(self, node: Node) -> Packing | None:
-        """Where C++ finds what a node's weights were packed to; None where they do not lie as they are read."""
+        """Says where C++ finds what a node's weights were packed to; None where they do not lie as they are read."""
         function, pieces = _digest(), node.args[1 + self.added :]
         if function is None or not all(one.meta["val"].is_contiguous() for one in pieces):
             return None

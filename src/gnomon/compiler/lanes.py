@@ -19,7 +19,7 @@ AVX2 = frozenset({"avx2", "fma", "f16c"})
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lanes:
-    """An instruction set."""
+    """An instruction set, and what its kernels are given of a weight."""
 
     name: str
     header: str
@@ -77,6 +77,6 @@ def lanes_for(bits: int) -> Lanes:
 
 
 def lanes_of(outputs: int, bits: int) -> Lanes:
-    """That whose kernel takes the least for a weight of so many outputs, by the tile model: lanes that its panels have,
-    those beyond the last output among them, times instructions. Of equal ones the widest."""
+    """Chooses the lanes whose kernel takes the least for a weight of so many outputs, by the tile model: lanes that
+    its panels have, those beyond the last output among them, times instructions. Of equal ones the widest."""
     return min(sets_for(bits), key=lambda one: -(-outputs // one.side) * one.side * one.instructions[bits])

@@ -61,7 +61,7 @@ class TapsForm:
 
     @property
     def vectors(self) -> int:
-        """Of outputs in a tile and in a panel of weights."""
+        """Vectors of outputs in a tile and in a panel of weights."""
         return 4 if self.narrow else 2
 
     def out_sizes(self, sizes: Sequence[int]) -> tuple[int, int]:
@@ -70,7 +70,7 @@ class TapsForm:
 
     @property
     def text(self) -> str:
-        """Its C++."""
+        """Writes its kernel in C++."""
         return _source(self.narrow)
 
     def kernel(self) -> Callable[[Any], int] | None:

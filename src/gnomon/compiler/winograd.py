@@ -80,7 +80,7 @@ class WinogradForm:
 
     @property
     def text(self) -> str:
-        """Its C++."""
+        """Writes its kernel in C++."""
         return _source(self.out)
 
     def kernel(self) -> Callable[[Any], int] | None:

@@ -24,8 +24,8 @@ class Processes(Protocol):
     """What the controller asks of the machine."""
 
     def start(self, name: str, attempt: int, known: int, command: Sequence[str], devices: Sequence[int]) -> None:
-        """Start a job. Nothing happens where one of its processes lives, or an attempt after `known` began: it may have
-        done the job already."""
+        """Starts a job. Nothing happens where one of its processes lives, or an attempt after `known` began: it may
+        have done the job already."""
 
     def alive(self, name: str) -> bool:
         """Whether a process of the job lives, or is about to."""

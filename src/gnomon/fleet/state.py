@@ -65,7 +65,7 @@ class PhaseForecasts:
     """Forecasts that follow from `phase` alone; what a source of forecasts knows better than that, it overrides."""
 
     def phase(self, job: Job, done_s: float, allocation: Allocation) -> tuple[float, float]:
-        """See `Forecasts`."""
+        """Says (rate, until) of an allocation, as `Forecasts` asks."""
         raise NotImplementedError
 
     def packed(self, job: Job, done_s: float, node: int, per_node: int, most: int) -> NDArray[np.float64]:

@@ -209,8 +209,8 @@ def _chain(a: PlacedSegment, b: PlacedSegment) -> list[tuple[str, str]]:
 
 
 def _calls(placed: Sequence[PlacedSegment], trace: ForwardTrace, inputs: Mapping[int, str]) -> list[Call]:
-    """Calls in order. A run's outputs are those of its last repeat; a value of an earlier one that others read breaks
-    the run."""
+    """Lists the calls in order. A run's outputs are those of its last repeat; a value of an earlier one that others
+    read breaks the run."""
     runs = [part for run in _runs(placed) for part in _unread(run, placed, trace.outputs)]
     calls: list[Call] = []
     sources = dict(inputs)

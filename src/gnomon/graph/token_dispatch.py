@@ -105,7 +105,7 @@ class _Rewriting:
     # --- what is looked for
 
     def finish(self) -> Block:
-        """Returns the block. _Unlike where it does something else."""
+        """Returns the block. _UnmatchedError where it does something else."""
         for place, op in enumerate(self.block.ops):
             self.now = place
             self._take(op)

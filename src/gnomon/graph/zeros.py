@@ -170,7 +170,7 @@ def _moves(op: Op, site: _Site) -> list[tuple[str, NDArray[np.intp], str, NDArra
 
 
 def _parts(op: Op, site: _Site) -> Iterator[tuple[str, NDArray[np.intp], str, NDArray[np.intp]]]:
-    """Of parts of a whole: cut from it, or one after the other in it."""
+    """Lists the parts of a whole: cut from it, or one after the other in it."""
     cut = op.rules.zeros_of(op) == "cut"
     whole, parts = (op.inputs[0], op.outputs) if cut else (op.outputs[0], op.inputs)
     if not cut and op.attr("reverse", False):

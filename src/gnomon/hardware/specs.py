@@ -65,7 +65,7 @@ def local_cluster(num_processes: int) -> Cluster:
 
 
 def _local(count: int | None) -> Cluster:
-    """This machine: measured if there is a calibration, else guessed, and said to be."""
+    """Describes this machine: measured if there is a calibration, else guessed, and said to be."""
     path = local_file()
     if path.is_file():
         return with_processes(load_cluster_file(path), count)

@@ -140,7 +140,7 @@ def _actions(rows: Sequence[Row]) -> tuple[list[_Action], list[Row]]:
 
 
 def _way(row: Row) -> str:
-    """Which way an action goes: `F`, `B`, or `W` for weight gradients alone; empty for other rows."""
+    """Says which way an action goes: `F`, `B`, or `W` for weight gradients alone; empty for other rows."""
     kind = COMPUTES.get(row.kind, row.kind)
     return {"F": "F", "B": "B", "I": "B", "W": "W"}.get(kind, "")
 

@@ -157,7 +157,7 @@ class Method:
         return (self.on or _by_name(self.name))(plan)
 
     def read_from(self, plan: Plan) -> dict[str, Scalar]:
-        """As `read`, of the pass of this name in a plan that has it."""
+        """Reads the parameters, as `read` does, of the pass of this name in a plan that has it."""
         return self.parameters_of(
             next(method_used for method_used in plan.schedule.passes if method_used.name == self.name)
         )

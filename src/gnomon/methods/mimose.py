@@ -194,8 +194,8 @@ class RecomputeController:
         return self.settings.budget * (1 - MARGIN) - max(sample.base for sample in self.samples)
 
     def choose(self, tokens: int) -> tuple[int, ...] | None:
-        """Layers to recompute; None: all of them, and the microbatch is to be measured, because too few were, or all
-        were smaller."""
+        """Chooses the layers to recompute; None: all of them, and the microbatch is to be measured, because too few
+        were, or all were smaller."""
         if len(self.samples) < self.settings.collect or tokens > max(sample.tokens for sample in self.samples):
             return None
         if self.estimate is None:

@@ -50,7 +50,7 @@ class DitConfig:
 
     @property
     def hidden(self) -> Dim:
-        """The residual stream."""
+        """Dims of the residual stream."""
         return Dim(name="hidden", size=self.hidden_size)
 
     @property
@@ -60,7 +60,7 @@ class DitConfig:
 
     @property
     def seq(self) -> Dim:
-        """Patches."""
+        """The dim of patches, the sequence of the transformer."""
         return Dim(name="seq", size=(self.latent_size // self.patch_size) ** 2)
 
     @property

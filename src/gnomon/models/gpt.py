@@ -133,7 +133,7 @@ def gpt(c: GptConfig) -> Graph:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GptNeoxConfig:
-    """A GPT-NeoX decoder: rotary on part of each head, biases, untied head."""
+    """The sizes of a GPT-NeoX decoder: rotary on part of each head, biases, untied head."""
 
     name: str
     """Of the model."""

@@ -22,7 +22,7 @@ ONLY, FROZEN = "+only:", "+frozen:"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trained:
-    """Which parameters are trained."""
+    """The choice of parameters that are trained."""
 
     patterns: tuple[str, ...] = ()
     r"""Regular expressions, of which one is found anywhere in the full name of a parameter that is trained, as in

@@ -54,7 +54,7 @@ class UnetConfig:
 
     @property
     def time(self) -> Dim:
-        """The time embedding: four times the first level's channels."""
+        """Width of the time embedding: four times the first level's channels."""
         return Dim(name="time_embed", size=4 * self.channels[0])
 
 
@@ -101,7 +101,7 @@ class _UnetWalk:
         self.place(b.build(y), prefix, tuple(inputs), out)
 
     def resize(self, name: str, prefix: str, step: int) -> None:
-        """Halve (step 1: strided convolution) or double (step -1: upsample, convolution) height and width."""
+        """Halves an image (step 1: strided convolution) or double (step -1: upsample, convolution) height and width."""
         b, x = self.start(name)
         out = Dim(name=f"channels.{name}", size=self.channels.size)
         self.level += step

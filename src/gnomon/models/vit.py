@@ -57,7 +57,7 @@ class VitConfig:
 
     @property
     def pixels(self) -> Tensor:
-        """The graph input: images."""
+        """Dims of the graph's input: images."""
         side = (Dim(name="image_h", size=self.image_size), Dim(name="image_w", size=self.image_size))
         return Tensor(name="pixel_values", dims=(BATCH, Dim(name="channels", size=self.num_channels), *side))
 

@@ -328,7 +328,7 @@ class OpKind:
         return self.grad_price(op, grad) if callable(self.grad_price) else self.grad_price
 
     def zeros_of(self, op: Op) -> Zeros:
-        """Where the result of an op is zero."""
+        """Says where the result of an op is zero."""
         return self.zeros(op) if callable(self.zeros) else self.zeros
 
     @property

@@ -24,7 +24,7 @@ EMBEDDED, HIDDEN = "embedded_tokens", "last_hidden"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ends:
-    """The two graphs."""
+    """The two graphs that a graph is cut into: its layers, and its ends."""
 
     inside: Graph
     """Layers of the stages, without what is divided. Reads EMBEDDED; has no outputs."""

@@ -140,7 +140,7 @@ class Mesh:
 
     @property
     def world_size(self) -> int:
-        """Number of ranks; `ep` and `etp` do not add any."""
+        """Counts the ranks; `ep` and `etp` do not add any."""
         return prod(getattr(self, axis) for axis in DENSE_AXES)
 
     @property

@@ -540,8 +540,8 @@ class Fp8:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Precision:
-    """Dtypes. The default is mixed precision with 18 bytes a parameter: 2 + 4 (gradient) + 4 + 4 + 4; with grad =
-    bf16 it is ZeRO's 16."""
+    """Dtypes of a plan. The default is mixed precision with 18 bytes a parameter: 2 + 4 (gradient) + 4 + 4 + 4; with
+    grad = bf16 it is ZeRO's 16."""
 
     param: DType = "bf16"
     """Parameters that forward reads, as they are stored between steps."""

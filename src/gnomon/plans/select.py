@@ -73,7 +73,7 @@ def select(selectors: Sequence[str], graph: Graph) -> tuple[Layer, ...]:
 
 
 def format_layers(layers: Sequence[Layer]) -> tuple[str, ...]:
-    """Selectors for `layers`: `embed`, or a range for a run of indexed layers."""
+    """Writes selectors for `layers`: `embed`, or a range for a run of indexed layers."""
     runs: list[tuple[str, int, int, bool]] = []
     for layer in layers:
         name, index = place(layer)

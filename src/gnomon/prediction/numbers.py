@@ -11,12 +11,12 @@ import numpy as np
 
 
 def as_float(value: Any) -> Any:
-    """A float; arrays stay as they are."""
+    """Converts to a float; arrays stay as they are."""
     return value if isinstance(value, np.ndarray) else float(value)
 
 
 def as_int(value: Any) -> Any:
-    """An int; arrays stay as they are."""
+    """Converts to an int; arrays stay as they are."""
     return value if isinstance(value, np.ndarray) else int(value)
 
 

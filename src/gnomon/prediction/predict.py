@@ -153,7 +153,8 @@ class Prediction:
 
     @property
     def verdict(self) -> str:
-        """One line: `fits: 61.4 of 80 GiB (rank 3, backward of unit 2, logits 9.8)`. See `RankMemory.verdict`."""
+        """Says in one line: `fits: 61.4 of 80 GiB (rank 3, backward of unit 2, logits 9.8)`. See
+        `RankMemory.verdict`."""
         return self.tightest.sentence
 
     @property

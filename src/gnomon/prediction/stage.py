@@ -372,7 +372,7 @@ def _read_from(before: Layer | None, layer: Layer) -> frozenset[str]:
 
 
 class _Sources(NamedTuple):
-    """Where the tensors that layers of one call keep were computed: (call, which repeat, tensor) of each."""
+    """The places where the tensors that layers of one call keep were computed: (call, which repeat, tensor) of each."""
 
     first: tuple[tuple[str, str, str], ...]
     """The sources for the first repeat."""

@@ -45,7 +45,7 @@ CublasRelease: TypeAlias = Literal["12.1"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Provenance:
-    """Where the constants of one row are known from."""
+    """The source of the constants of one row."""
 
     data: str
     """What was fitted or read: device, library, number of shapes; or what was assumed."""

@@ -61,7 +61,7 @@ class AxisLink:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Layout:
-    """Where the devices of a cluster stand, as arrays over devices or nodes."""
+    """The places of the devices of a cluster, as arrays over devices or nodes."""
 
     node_of: Ranks
     """[devices] node of each."""

@@ -100,7 +100,7 @@ class Trace:
 
     @property
     def size(self) -> int:
-        """Number of events."""
+        """Counts the events."""
         return len(self.start_s)
 
     @cached_property
@@ -118,7 +118,7 @@ class Trace:
         return np.flatnonzero(np.isin(self.category, categories))
 
     def name_of(self, event: int) -> str:
-        """The event's name."""
+        """Gives an event's name."""
         name: str = self.names[self.name[event]]
         return name
 

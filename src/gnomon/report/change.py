@@ -226,8 +226,8 @@ def _text(value: object) -> str:
 
 
 def change_text(change: JobChange, limits: Sequence[str] = ()) -> tuple[str, ...]:
-    """Lines: the sentence, the figures, what was changed, where time and memory went. limits: what is over its limit,
-    a sentence each."""
+    """Writes the lines: the sentence, the figures, what was changed, where time and memory went. limits: what is
+    over its limit, a sentence each."""
     lines = [change.sentence, "", *figures_text(change)]
     if change.fields:
         columns = (Column(name="what differs", align="left"), Column(name="before", align="left"), Column(name="after"))

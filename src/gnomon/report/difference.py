@@ -213,7 +213,7 @@ def _prices(one: Timeline, compared: Difference) -> tuple[Price, ...]:
 
 
 def comparison_text(comparison: Comparison) -> tuple[str, ...]:
-    """Lines: the steps, the largest wrong price, where time differs, where memory does."""
+    """Writes the lines: the steps, the largest wrong price, where time differs, where memory does."""
     d = comparison.difference
     one, two = comparison.names
     lines = [f"step: {number(d.before_s)} s {one}, {number(d.after_s)} s {two}: {_percent(d.before_s, d.after_s)}", ""]

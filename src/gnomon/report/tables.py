@@ -90,7 +90,7 @@ def wrapped(text: str, *, indent: str = "  ", bullet: str = "", width: int | Non
 
 
 def signed(value: float) -> str:
-    """As `number`, with its sign where it is more than 0."""
+    """Formats as `number` does, with its sign where it is more than 0."""
     return number(value) if value <= 0 else f"+{number(value)}"
 
 

@@ -56,7 +56,7 @@ def load(name: str) -> Kept | None:
 
 
 def store(name: str, model: Kept, files: list[str]) -> None:
-    """Keeps a graph; one that no file holds, and a folder that cannot be written to, are passed over."""
+    """Stores a graph on disk; one that no file holds, and a folder that cannot be written to, are passed over."""
     path = _path(name)
     if path is None:
         return

@@ -269,7 +269,7 @@ def _inner(matrix: Matrix) -> int:
 
 
 def _dtype(kept: _Kept) -> torch.dtype:
-    """Of the rows that a matrix multiplies."""
+    """The dtype of the rows that a matrix multiplies."""
     if isinstance(kept.matrix, Tensor):
         return kept.matrix.dtype
     return torch.float32 if kept.matrix.storage.name == "fp32" else torch.bfloat16
@@ -314,7 +314,7 @@ class PathRecorder:
         self.chosen[layer].append(indices.reshape(-1, indices.shape[-1]).to(torch.int16).numpy())
 
     def record(self) -> PathRecord:
-        """What is whole. InputError where nothing is."""
+        """Records what is whole. InputError where nothing is."""
         whole = len(self.chosen[-1])
         if not whole:
             raise InputError("no token has been routed, and there is nothing to record")

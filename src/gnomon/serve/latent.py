@@ -64,7 +64,7 @@ class LatentCall(ctypes.Structure):
 
 @cache
 def kernel(dtype: torch.dtype) -> Callable[[Any], int] | None:
-    """The compiled kernel; None where it does not compile."""
+    """Returns the compiled kernel; None where it does not compile."""
     return kernel_of(text_of(CPP, dtype), ctypes.c_void_p) if dtype in KERNELS else None
 
 
@@ -81,7 +81,7 @@ class Latent:
 
     @property
     def reads(self) -> tuple[str, str]:
-        """(latent, rotated key)."""
+        """Returns (latent, rotated key)."""
         return self.up.inputs[0], self.join.inputs[1]
 
 
@@ -133,7 +133,7 @@ class HeadMatrices:
 
     @property
     def addresses(self) -> tuple[int, int]:
-        """Of what the kernel is told of all heads' matrices, and of the function that multiplies by one."""
+        """Addresses of what the kernel reads of all heads' matrices, and of the function that multiplies by one."""
         assert self.function is not None
         return ctypes.addressof(self.products), address_of(self.function)
 

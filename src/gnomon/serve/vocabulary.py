@@ -81,7 +81,7 @@ class Vocabulary:
         return self.encoder.ids(text, specials=False)
 
     def decode(self, ids: Sequence[int], *, specials: bool = False) -> str:
-        """Text of ids. specials: with that of special tokens."""
+        """Returns the text of ids. specials: with that of special tokens."""
         return self.encoder.decode(ids, specials=specials)
 
     def render(

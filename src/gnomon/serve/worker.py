@@ -178,7 +178,7 @@ class Worker:
             load_late("gnomon.formats.expert_paths:save_paths")(recorder.record(), file)
 
     def _decoder(self) -> Any:
-        """Of this process."""
+        """The decoder of this process."""
         model = self.lanes[0].model
         return model.stage.model if hasattr(model, "stage") else model
 

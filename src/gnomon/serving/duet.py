@@ -230,7 +230,7 @@ def makespan(parts: Sequence[Subgraph], places: Sequence[int], lane: DuetLane) -
 
 
 def corrected(parts: Sequence[Subgraph], lane: DuetLane) -> tuple[tuple[int, ...], float]:
-    """(places, makespan): each on its faster device, then flips that help most, while any does."""
+    """Returns (places, makespan): each on its faster device, then flips that help most, while any does."""
     places = [int(part.seconds[1] < part.seconds[0]) for part in parts]
     best = makespan(parts, places, lane)
     pairs = [(source, index) for index, part in enumerate(parts) for source, _ in part.reads]

@@ -29,7 +29,8 @@ MOST = 300
 
 
 def costs_of(graph: Graph, cluster: Cluster, serving: Serving, rules: Engine, tokens: float) -> Costs:
-    """On a device of a cluster. tokens: of an iteration, whose experts hide a copy's way over the host's link."""
+    """Prices copies of experts on a device of a cluster. tokens: of an iteration, whose experts hide a copy's way
+    over the host's link."""
     price = IterationPrice(graph, cluster, replace(serving, expert_load=1.0), rules)
     experts = next(block.experts for block in price.shape.blocks if block.experts is not None)
     nbytes = experts.elements * experts.stored * experts.bits / 8

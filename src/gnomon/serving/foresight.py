@@ -67,8 +67,8 @@ class Paths:
                 table[code] = table[code] + row if code in table else row
 
     def foresee(self, layer: int, path: Ints) -> NDArray[np.float64]:
-        """(experts): rows that each expert of a layer is to expect of tokens with these paths. A path that was not seen
-        yet counts as its last part that was; tokens without any part are left out."""
+        """Returns (experts): rows that each expert of a layer is to expect of tokens with these paths. A path that
+        was not seen yet counts as its last part that was; tokens without any part are left out."""
         made = np.zeros(self.experts)
         left = np.ones(path.shape[1], bool)
         for length in range(min(self.length, len(path)), -1, -1):
@@ -153,7 +153,7 @@ class PathRecord:
 
     @property
     def counts(self) -> Ints:
-        """(layers, experts): rows of each expert."""
+        """Returns (layers, experts): rows of each expert."""
         return np.stack([np.bincount(layer.ravel(), minlength=self.experts) for layer in self.chosen])
 
 

@@ -259,7 +259,7 @@ def _engine_of(pool: EnginePool) -> _Engine:
 def replay_pools(
     load: Load, prefill: EnginePool, decode: EnginePool, transfer_s: Callable[[int], float], *, one_by_one: bool = False
 ) -> PlayedLoad:
-    """Play a load. transfer_s: seconds that the keys of so many tokens take from one engine to another, alone.
+    """Plays a load. transfer_s: seconds that the keys of so many tokens take from one engine to another, alone.
     one_by_one: no iterations at once, which gives the same times to the bit.
 
     InputError for a request that an engine's memory never holds. Decode engines mix what arrives with their decodes

@@ -101,7 +101,7 @@ def space(
     copied: Callable[[Serving, Engine], Sequence[Serving]] = lambda serving, rules: (),
     resident_bytes: int | None = None,
 ) -> tuple[Candidate, ...]:
-    """Candidates: axes are powers of two whose product is at most the devices; attention dp only with experts.
+    """Lists candidates: axes are powers of two whose product is at most the devices; attention dp only with experts.
 
     others: of these also the formats that each engine's record lists. fewer: also layouts that leave devices idle (1,
     2, 4 … replicas). pools: also engines of one device group each that compute prompts, 1, a quarter or half of them,

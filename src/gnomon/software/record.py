@@ -77,7 +77,7 @@ class OwnRuns:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layers:
-    """Which kernels run a layer, and what its backward keeps and overlaps."""
+    """The kernels that run a layer, and what its backward keeps and overlaps."""
 
     attention: Literal["flash", "memory_efficient", "unfused", "unfused_fp32_softmax"] | None = None
     """Attention kernel: `flash` keeps q, k, v, output and the logarithms of row sums; `unfused` keeps scores and
@@ -164,7 +164,7 @@ class Loss:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gradients:
-    """Where gradients are kept, how they add up and when they are reduced."""
+    """The places of gradients, how they add up and when they are reduced."""
 
     grad_buffers: Literal["contiguous", "per_parameter"] | None = None
     """Gradients in buffers that live for the whole job, or allocated when first written."""

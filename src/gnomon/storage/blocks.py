@@ -62,7 +62,7 @@ class Blocks(KeptShare):
         return {"starts": starts, "columns": tile_mask.nonzero()[1].astype(np.int32)}, values
 
     def block_rows(self, arrays: Arrays) -> NDArray[np.int64]:
-        """(kept,): the row of blocks of each."""
+        """Returns (kept,): the row of blocks of each."""
         starts = np.asarray(arrays["starts"], np.int64)
         return np.repeat(np.arange(starts.size - 1), np.diff(starts))
 

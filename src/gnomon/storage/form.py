@@ -61,7 +61,7 @@ class Storage(ABC):
 
     @abstractmethod
     def widen(self, arrays: Arrays, shape: Shape) -> NDArray[np.float32]:
-        """(rows, columns): what the arrays stand for."""
+        """Returns (rows, columns): what the arrays stand for."""
 
     def bytes(self, shape: Shape) -> int:
         return sum(array.bytes for array in self.arrays(shape).values())

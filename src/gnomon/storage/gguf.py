@@ -20,7 +20,7 @@ Block = NDArray[np.uint8]
 
 
 def _half(block: Block, at: int) -> NDArray[np.float32]:
-    """(blocks, 1): the float16 at a byte."""
+    """Returns (blocks, 1): the float16 at a byte."""
     return np.ascontiguousarray(block[:, at : at + 2]).view(np.float16).astype(np.float32)
 
 

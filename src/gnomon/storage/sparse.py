@@ -45,7 +45,7 @@ class Sparse(Storage):
 
     @abstractmethod
     def mask(self, score: NDArray[np.float32]) -> NDArray[np.bool_]:
-        """(rows, columns): what of the highest scores may be kept together."""
+        """Returns (rows, columns): what of the highest scores may be kept together."""
 
     @abstractmethod
     def of_zeros(self, weight: NDArray[np.float32]) -> tuple[Sparse, NDArray[np.bool_]]:

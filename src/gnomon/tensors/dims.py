@@ -108,7 +108,7 @@ def _number(value: int | NDArray[Any], name: str) -> Number:
 
 
 def size_of(dim: Dim, sizes: Sizes) -> Number:
-    """Elements along `dim`. `sizes` by name first, then its factors, its own size, and what it is `same_as`.
+    """Counts the elements along `dim`. `sizes` by name first, then its factors, its own size, and what it is `same_as`.
 
     Raises GraphError if nothing gives the size.
     """

@@ -28,7 +28,7 @@ _T = TypeVar("_T")
 
 
 def print_timeline(timeline: Timeline) -> str:
-    """The text form; ends with a newline."""
+    """Writes the text form; ends with a newline."""
     t = timeline
     lines = [HEADER, f"clock\t{t.clock}", f"makespan_s\t{float(t.makespan_s)!r}"]
     lines += [] if t.period_s is None else [f"period_s\t{float(t.period_s)!r}"]

@@ -31,7 +31,7 @@ def _llama(layers: int, hidden: int, heads: int, kv: int, ffn: int, vocab: int, 
 
 
 def _mistral(layers: int, hidden: int, kv: int, ffn: int, vocab: int, heads: int = 32) -> Keys:
-    """Without the window of the first release."""
+    """Keys of a Mistral, without the window of the first release."""
     extra = dict(head_dim=128, sliding_window=None, tie_word_embeddings=False)
     return _decoder("mistral", layers, hidden, heads, kv, ffn, vocab, **extra)
 

@@ -111,7 +111,7 @@ USUAL = Family(rules=EXPERTS, ignored=TABLES, copies=HEAD)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layout:
-    """Where a Graph's weights lie: the pieces of file tensors that fill each parameter."""
+    """The places of a Graph's weights: the pieces of file tensors that fill each parameter."""
 
     pieces: Mapping[str, tuple[TensorPiece, ...]]
     """By parameter of the Graph."""

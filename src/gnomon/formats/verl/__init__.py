@@ -65,7 +65,7 @@ MEGATRON_NAMES = {"linear_qkv": ("q_proj", "k_proj", "v_proj"), "linear_proj": (
 
 
 class SettingsAt(NamedTuple):
-    """Where the trained network's settings are in the file."""
+    """The places of the trained network's settings in the file."""
 
     at: str
     model: str

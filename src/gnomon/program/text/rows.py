@@ -114,7 +114,7 @@ class ReadRows:
         self.ptr[-1] += 1
 
     def stage(self, line: Line, match: re.Match[str]) -> int:
-        """The row's stage; if it names none, that of its class."""
+        """Reads the row's stage; if it names none, that of its class."""
         last = self.header.num_stages - 1
         if match["stage"]:
             return line.integer(match["stage"], f"stage (of {last + 1})", 0, last, match.start("stage"))

@@ -689,7 +689,7 @@ def _without_idle(folder_new: Path, graph: Graph, where: Layout, chosen: Mapping
 
 @dataclass(frozen=True, slots=True)
 class _NonzeroMasks(Mapping[str, NDArray[np.bool_]]):
-    """Where matrices are not zero, read from their files one at a time."""
+    """Masks of where matrices are not zero, read from their files one at a time."""
 
     folder: Folder
     where: Mapping[str, tuple[str, tuple[int, int]]]

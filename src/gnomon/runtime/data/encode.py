@@ -159,7 +159,7 @@ class Encoder:
         return ids[:-1] if len(ids) > 1 and ids[-1] == self.end else ids
 
     def decode(self, ids: Sequence[int], *, specials: bool = False) -> str:
-        """Text of ids. specials: with that of special tokens."""
+        """Returns the text of ids. specials: with that of special tokens."""
         if self.tokenizer is None:
             return bytes(id for id in ids if id < BYTES).decode("utf-8", "replace")
         text: str = self.tokenizer.decode(list(ids), skip_special_tokens=not specials)

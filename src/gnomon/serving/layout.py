@@ -27,8 +27,8 @@ class Format:
     """Of a weight, scales and zeros included."""
     compute_dtype: str
     """Dtype of the products: a field of `PeakFlops`."""
-    covers: Literal["linear", "experts", "all"]
-    """linear: every matrix of the layers, not tables and heads. experts: those of experts only."""
+    covers: Literal["matrices", "experts", "all"]
+    """matrices: every matrix of the layers, not tables and heads. experts: those of experts only."""
     rest: str = "bf16"
     """The format of what it does not cover."""
 
@@ -39,15 +39,15 @@ FORMATS: Mapping[str, Format] = {
         Format(name="bf16", bits=16, compute_dtype="bf16", covers="all"),
         Format(name="fp16", bits=16, compute_dtype="bf16", covers="all"),
         Format(name="fp32", bits=32, compute_dtype="fp32", covers="all"),
-        Format(name="fp8", bits=8, compute_dtype="fp8", covers="linear"),
-        Format(name="fp8-block", bits=8.002, compute_dtype="fp8", covers="linear"),
-        Format(name="int8", bits=8, compute_dtype="int8", covers="linear"),
-        Format(name="int8-wo", bits=8.125, compute_dtype="bf16", covers="linear"),
-        Format(name="int4-wo", bits=4.25, compute_dtype="bf16", covers="linear"),
-        Format(name="nvfp4", bits=4.5, compute_dtype="fp4", covers="linear"),
+        Format(name="fp8", bits=8, compute_dtype="fp8", covers="matrices"),
+        Format(name="fp8-block", bits=8.002, compute_dtype="fp8", covers="matrices"),
+        Format(name="int8", bits=8, compute_dtype="int8", covers="matrices"),
+        Format(name="int8-wo", bits=8.125, compute_dtype="bf16", covers="matrices"),
+        Format(name="int4-wo", bits=4.25, compute_dtype="bf16", covers="matrices"),
+        Format(name="nvfp4", bits=4.5, compute_dtype="fp4", covers="matrices"),
         Format(name="mxfp4", bits=4.25, compute_dtype="fp8", covers="experts"),
         Format(name="mxfp4-gguf", bits=4.25, compute_dtype="int8", covers="experts", rest="q8_0"),
-        Format(name="nf4", bits=4.127, compute_dtype="bf16", covers="linear"),
+        Format(name="nf4", bits=4.127, compute_dtype="bf16", covers="matrices"),
         Format(name="q8_0", bits=8.5, compute_dtype="int8", covers="all"),
         Format(name="q6_k", bits=6.56, compute_dtype="int8", covers="all"),
         Format(name="q5_k", bits=5.7, compute_dtype="int8", covers="all"),
@@ -99,7 +99,7 @@ def _of_storage(name: str) -> Format | None:
         return None
     if not isinstance(stored, Integers) or stored.bits < 4 or not stored.group or stored.refused(TYPICAL):
         return None
-    return Format(name=stored.name, bits=stored.bits_a_weight(TYPICAL), compute_dtype="bf16", covers="linear")
+    return Format(name=stored.name, bits=stored.bits_a_weight(TYPICAL), compute_dtype="bf16", covers="matrices")
 
 
 def _of_sparse(name: str) -> Format | None:
@@ -112,7 +112,7 @@ def _of_sparse(name: str) -> Format | None:
     if not isinstance(stored, Sparse) or stored.refused(TYPICAL):
         return None
     plain = replace(stored, value="bf16") if stored.value == "fp32" else stored
-    return Format(name=name.lower(), bits=plain.bits_a_weight(TYPICAL), compute_dtype=plain.value, covers="linear")
+    return Format(name=name.lower(), bits=plain.bits_a_weight(TYPICAL), compute_dtype=plain.value, covers="matrices")
 
 
 def is_sparse(name: str) -> bool:

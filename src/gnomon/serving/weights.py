@@ -276,7 +276,7 @@ class _BlockWalk:
                 d for d in weight.dims if d.name in op.contracts or any(a.name in op.contracts for a in d.atoms)
             )
             outer = tuple(d for d in weight.dims if d not in inner)
-            form = self.stored("head" if is_head else "linear")
+            form = self.stored("head" if is_head else "matrices")
             router = "experts" in {_base(atom) for atom in weight.atoms}
             if router:
                 form = weight_format("bf16")  # routers are not quantised

@@ -24,7 +24,7 @@ from gnomon.search.expert_placement import for_load
 from gnomon.search.refinement.bucket_cuts import Grain, cut_of, with_grain
 from gnomon.search.refinement.bucket_sizes import bucket_sizes
 from gnomon.search.space.dispatchers import dispatchers, has_dispatcher
-from gnomon.search.space.points import Limit, has_disks, repeated_layers
+from gnomon.search.space.points import DISPATCH, Limit, has_disks, repeated_layers
 from gnomon.software import Stack, own
 from gnomon.units import parse_bytes, show_bytes
 
@@ -313,7 +313,7 @@ CHOICES: tuple[Choice, ...] = (
         make=_order,
     ),
     Choice(
-        name="dispatch",
+        name=DISPATCH,
         says="how tokens get to their experts (ep > 1); fused: DeepEP's kernels",
         values=_dispatch_values,
         of=_dispatch_of,
@@ -393,7 +393,7 @@ CHOICES: tuple[Choice, ...] = (
 
 NAMES = tuple(choice.name for choice in CHOICES)
 
-WORDS = {"fp8": ("none", *get_args(get_type_hints(Fp8)["recipe"])), "dispatch": (USUAL, *get_args(Dispatch))}
+WORDS = {"fp8": ("none", *get_args(get_type_hints(Fp8)["recipe"])), DISPATCH: (USUAL, *get_args(Dispatch))}
 """Choices with few words as values."""
 
 
@@ -513,7 +513,7 @@ def runs(stack: Stack, name: str) -> bool:
         return name not in own.REFUSED_CHOICES
     if stack.is_unstated:
         return True
-    if name == "dispatch":
+    if name == DISPATCH:
         return bool(stack.runs.dispatches)
     return name in stack.runs.choices or name in stack.runs.overlaps
 
@@ -527,7 +527,7 @@ def runs_value(stack: Stack, of: Choice, value: Value) -> bool:
     """Whether a program that runs a choice has this value of it; of orders, those of Megatron-LM are on record."""
     if of.name == "buckets":
         return stack.name == own.NAME or not value
-    if of.name == "dispatch":
+    if of.name == DISPATCH:
         return value == USUAL or has_dispatcher(stack, value)
     if of.name != "order" or (stack.is_unstated or stack.name == own.NAME):
         return True

@@ -32,8 +32,10 @@ nothing and has them wait on the host. (Selective recomputation with offload is 
 the sums of rows again, at the price of all of attention.)"""
 Context = Literal["ring", "all_gather", "ulysses"]
 
+DISPATCH = "dispatch"
+"""The choice of how tokens go to their experts."""
 EXTRA_CHOICES = (
-    "dispatch",
+    DISPATCH,
     "async_tp",
     "activation_offload",
     "optimizer_offload",
@@ -379,7 +381,7 @@ def make_space(
             f"several use gnomon.search.plan_mixed, or `gnomon plan`"
         )
     base = base or Plan()
-    if "dispatch" in extra_choices and stack is not None and routes_by_kind(graph):
+    if DISPATCH in extra_choices and stack is not None and routes_by_kind(graph):
         base = with_dispatcher(base, cluster, stack)
     if stack is not None and stack.name == own.NAME:
         _check_own(graph, base)

@@ -230,7 +230,7 @@ def test_no_loss_but_of_both_places_loses_a_state(phases: list[int], lost: set[i
     for rank, phase in enumerate(phases):
         keeps = alike.count(alike[rank - 1]) == 1
         steps = nothing if rank in lost else own[phase]
-        held.append(HeldSteps(own=steps, kept=steps if keeps else nothing))
+        held.append(HeldSteps(own=steps, of_neighbour=steps if keeps else nothing))
     others = [{(rank + 1) % ranks} if alike.count(alike[rank]) == 1 else set(range(1, ranks)) for rank in range(ranks)]
     step = latest(held, alike)
     if any(others[rank] <= lost for rank in lost):

@@ -158,7 +158,9 @@ def layers(draw: st.DrawFn) -> layer._LayerProgramme:
         for at in range(count)
     ]
     names = [f"t{at}" for at in range(count)]
-    made.block = SimpleNamespace(ops=ops, inputs=("x",), tensor=lambda _: SimpleNamespace(kind="activation"))  # type: ignore[assignment]
+    made.block = SimpleNamespace(
+        ops=ops, inputs=("x",), tensor=lambda _: SimpleNamespace(kind="activation", is_activation=True)
+    )  # type: ignore[assignment]
     made.roots = {name: name for name in ("x", *names)}
     made.maker = {name: op for name, op in zip(names, ops, strict=True)}  # type: ignore[misc]
     made.seconds = {op.path: float(draw(st.integers(1, 9))) for op in ops}

@@ -30,7 +30,7 @@ from gnomon.late import load_late
 FITS, DOES_NOT_FIT, BAD_REQUEST, OUR_MISTAKE, INTERRUPTED = 0, 1, 2, 3, 130
 
 ORDERS = "GNOMON_ORDERS"
-"""Variable with files of pipeline schedules (`orders.add`) beside those of `gnomon.orders`, divided as in PATH."""
+"""Variable with files of pipeline schedules (`orders.add`) added to those of `gnomon.orders`, divided as in PATH."""
 
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 """What the system says of a place that takes no more."""

@@ -36,7 +36,7 @@ from gnomon.units import show_bytes
 
 READY, NOT_READY = 0, 1
 STATES = 2
-"""Moments of an optimizer that a checkpoint holds beside the parameters."""
+"""Moments of an optimizer that a checkpoint holds in addition to the parameters."""
 
 
 BESIDE_A_JOB = ("on", *(field.name for field in fields(JobFileOptions)))

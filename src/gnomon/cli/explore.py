@@ -193,7 +193,7 @@ class Page:
         return {"ways": ways}
 
     def _server(self, page_fields: Mapping[str, Any]) -> FormOptions | None:
-        """The form's options where it asks for a server. InputError for options of training beside them."""
+        """The form's options where it asks for a server. InputError for options of training among them."""
         options = _read(page_fields["words"])
         refuse_others(options)
         self._check_code(options)

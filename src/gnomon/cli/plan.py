@@ -80,7 +80,7 @@ BESIDE = {
     "--model": "network", "--set": "settings", "--args": "arguments", "--vocab-size": "vocab_size",
     "--strict": "strict",
 }  # fmt: skip
-"""Option beside a job file -> its field."""
+"""Option that goes with a job file -> its field."""
 
 
 def is_like(options: PlanOptions) -> bool:
@@ -148,7 +148,7 @@ def _prices(options: PlanOptions, machines: Cluster) -> dict[str, float]:
 
 
 def _found(options: PlanOptions, request: PlanRequest, budget: Budget) -> Result:
-    """The search, with its progress shown: of the fastest plans if so many are asked for, else of unlike ones."""
+    """The search, with its progress shown: of the fastest plans if so many are asked for, else of plans that differ."""
     num_wanted = max(SHOWN, options.try_ or 0)
     if options.top is not None:
         return _search(request, max(options.top, options.try_ or 0), budget, diverse=False)

@@ -37,7 +37,7 @@ def run(options: PlanOptions) -> int:
     if options.output is not None:
         raise InputError("--beside is a prediction that nothing runs, so there is no plan to write; leave -o out")
     if options.model is None or options.on is None or options.beside is None:
-        raise InputError("--beside wants a model and --on, the first kind of device, as in --on 1xa100-sxm-80gb")
+        raise InputError("--beside needs a model and --on, the first kind of device, as in --on 1xa100-sxm-80gb")
     if options.input_len is None:
         raise InputError("how long a text is is not said; give --input-len")
     graph, notes = read_model(options.model)

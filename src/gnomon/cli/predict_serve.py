@@ -330,7 +330,7 @@ def _pools(options: ServedOptions, serving: Serving) -> Disaggregated | None:
 
 
 def _from_command(options: ServedOptions, assumed: list[str]) -> ServedOptions:
-    """The options with those of `--from vllm serve.sh`; what is given beside it goes before."""
+    """The options with those of `--from vllm serve.sh`; what is given with it goes before."""
     if not isinstance(options, PredictOptions) or options.source is None:
         return options
     program, path = options.source

@@ -466,7 +466,7 @@ def with_sizes(workload: Workload, graph: Graph, options: BatchOptions, assumed:
 
 
 def listed_lengths(lengths: tuple[int, ...], options: BatchOptions, graph: Graph, router: RouterLoad) -> Workload:
-    """The batch of `--lengths`. InputError beside another length or size of the batch."""
+    """The batch of `--lengths`. InputError with another length or size of the batch."""
     if options.seq_len is not None or options.global_batch is not None or options.tokens_per_batch is not None:
         raise InputError("--lengths gives every sequence of the batch; leave --seq-len and the batch out")
     return Workload(lengths=lengths, router=given_router(options, router, graph))

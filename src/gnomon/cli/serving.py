@@ -16,7 +16,7 @@ COMMANDS_READ = ("vllm", "sglang", "tensorrt-llm", "llama.cpp", "openvino", "dyn
 """Programs whose command lines `gnomon predict --from` reads (`formats.engines.BEGINS`)."""
 
 SHARED = ("model", "on", "output", "tp", "pp", "ep", "lora_rank", "json", "settings", "strict", "source", "router")
-"""Options beside those of serving alone that serving reads; any other that is given is refused."""
+"""Further options, not of serving alone, that serving reads; any other that is given is refused."""
 
 
 def asks_to_serve(options: ServeOptions) -> bool:
@@ -26,7 +26,7 @@ def asks_to_serve(options: ServeOptions) -> bool:
 
 
 def refuse_others(options: ServeOptions) -> None:
-    """InputError for an option of training beside --serve, or one of serving without it."""
+    """InputError for an option of training with --serve, or one of serving without it."""
     serves, own = asks_to_serve(options), flags(ServeOptions)
     for name in changed_options(options):
         if serves and name not in own and name not in SHARED:

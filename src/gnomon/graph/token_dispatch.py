@@ -125,7 +125,7 @@ class _Rewriting:
             raise _UnmatchedError(f"block {self.block.name!r}: {error}") from None
 
     def _needed(self) -> list[Op]:
-        """The ops whose results are read. _Unlike where one reads what no op makes now."""
+        """The ops whose results are read. _UnmatchedError where one reads what no op makes now."""
         produced = {name for op in self.ops for name in op.outputs}
         before = {name for op in self.block.ops for name in op.inputs}
         ops, needed = list[Op](), set(self.block.outputs)
@@ -140,7 +140,7 @@ class _Rewriting:
         return sorted(ops[::-1], key=lambda op: places[op.path])
 
     def _restored(self, to_find: set[str]) -> set[str]:
-        """Paths of ops that were left out, and whose results others read too. _Unlike where they are of rows."""
+        """Paths of ops that were left out, whose results others read too. _UnmatchedError where they are of rows."""
         to_restore, paths = list(to_find), set[str]()
         used = {name for op in self.ops if op.does == "multiplies rows" for name in op.inputs[1:]}
         while to_restore:

@@ -51,7 +51,7 @@ COMMANDS: Mapping[str, Action | Actions] = {
     "fit": Action("what would make a job fit in memory, and at what price", "fit:FitOptions"),
     "explain": Action("why a plan is as fast and as large as it is", "plan:ExplainOptions"),
     "explore": Action("a page on which a prediction follows every change", "explore:ExploreOptions"),
-    "validate": Action("your measured runs beside their predictions", "tools:ValidateOptions"),
+    "validate": Action("your measured runs and their predictions", "tools:ValidateOptions"),
     "compare": Action("where a prediction and a measured run differ", "tools:CompareOptions"),
     "diff": Action("what a change of a job does to speed and memory, for CI", "diff:DiffOptions"),
     "run": Action("train by a plan file, and compare with its prediction", "run:RunOptions"),

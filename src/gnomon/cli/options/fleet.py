@@ -91,7 +91,7 @@ class TraceOptions(Options):
         default=0.5,
         read=number_from(0.01, 1),
         metavar="SHARE",
-        help="of its speed a job keeps beside another; 0.5",
+        help="of its speed a job keeps next to another; 0.5",
         group=RULES,
     )
     memory: float = option(
@@ -120,7 +120,7 @@ class TraceOptions(Options):
     )
     policy: str = option("--policy", default="fifo", read=some, metavar="NAME", help="gnomon fleet policies; fifo")
     on: str = option("--on", required=True, read=some, metavar="CLUSTER", help="machines, as in 100x8xv100-sxm-32gb")
-    compare: str | None = option("--compare", read=some, metavar="A,B,…", help="policies to play beside it")
+    compare: str | None = option("--compare", read=some, metavar="A,B,…", help="policies to compare it with")
 
 
 @dataclass(frozen=True, kw_only=True, repr=False, eq=False)

@@ -13,7 +13,7 @@ from gnomon import orders
 from gnomon.cli.options.flags import Group, Options, option, positional, repeated, switch
 from gnomon.cli.values import count, named_size, some, tokens
 
-JOB = Group("beside a job file")
+JOB = Group("with a job file")
 BATCH = Group("batch")
 AXES = Group("axes (ranks; dp-shard is what remains unless given)")
 ADAPTERS = Group("adapters on a frozen model; MODEL+lora16 and MODEL+qlora16 say the same")
@@ -38,7 +38,7 @@ def _schedules() -> str:
 
 @dataclass(frozen=True, kw_only=True, init=False, repr=False, eq=False)
 class JobFileOptions(Options):
-    """A job file whose format is not recognised, and what is given beside one."""
+    """A job file whose format is not recognised, and what is given with one."""
 
     source: tuple[str, str] | None = option(
         "--from",
@@ -156,7 +156,7 @@ class BatchOptions(Options):
 
 @dataclass(frozen=True, kw_only=True, init=False, repr=False, eq=False)
 class AdapterOptions(Options):
-    """What is trained beside a frozen model."""
+    """What is trained on a frozen model."""
 
     lora_rank: int | None = option(
         "--lora-rank",

@@ -20,7 +20,7 @@ class TextOptions(Options):
         "--tokenizer", read=some, metavar="FILE", help="tokenizer.json or its folder; default bytes as tokens"
     )
     chat_template: str | None = option(
-        "--chat-template", read=some, metavar="FILE", help="for messages; default the one beside the tokenizer"
+        "--chat-template", read=some, metavar="FILE", help="for messages; default the one next to the tokenizer"
     )
     column: str | None = option(
         "--column", read=some, metavar="NAME", help="with the text, of records; default text, messages or prompt"

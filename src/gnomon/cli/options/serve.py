@@ -64,7 +64,7 @@ class ServeOptions(Options):
         "--requests",
         metavar="FILE",
         group=SERVING,
-        help="a trace: arrival_s,input_len,output_len; or what bench-serve -o wrote, which is shown beside",
+        help="a trace: arrival_s,input_len,output_len; or what bench-serve -o wrote, shown for comparison",
     )
     num_requests: int | None = option(
         "--num-requests", read=count, metavar="N", help="how many are played; default by concurrency", group=SERVING

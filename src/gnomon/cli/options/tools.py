@@ -83,7 +83,7 @@ examples:
   gnomon report step.timeline --replay serving.html --replay fleet.html"""
 
     before: str = positional(metavar="TIMELINE", help="what gnomon predict --timeline or a run wrote")
-    after: str | None = positional(optional=True, metavar="MEASURED", help="a second one, to show beside it")
+    after: str | None = positional(optional=True, metavar="MEASURED", help="a second one, to compare with")
     plan: str | None = option("--plan", read=some, metavar="FILE", help="the plan file that both are of")
     replays: tuple[str, ...] = repeated(
         "--replay",

@@ -207,7 +207,7 @@ def _idle(parts: Iterable[Mapping[str, Any]]) -> float:
 
 
 def _both_bars(worker: Mapping[str, Any]) -> str:
-    """A worker's parts, predicted beside measured."""
+    """A worker's parts, predicted and measured."""
     of = worker["of"]
     seconds = [{part["part"]: part["seconds"] for part in side["parts"]} for side in of]
     keys = {part["part"]: part["key"] for side in of for part in side["parts"]}

@@ -27,7 +27,7 @@ TICKS = 5
 """Marks on an axis, about."""
 
 APART = 4.0
-"""Per cent of an axis by which numbers beside points are apart at least; points between them have none."""
+"""Per cent of an axis by which numbers next to points are apart at least; points between them have none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,7 +57,7 @@ class PlotAxis:
 
     @staticmethod
     def of(name: str, values: Sequence[float]) -> PlotAxis:
-        """Around some values, with room beside them."""
+        """Around some values, with room at their sides."""
         low, high = min(values), max(values)
         # One value alone has no range; its room is a share of itself.
         room = 0.08 * ((high - low) or high or 1.0)

@@ -523,7 +523,7 @@ def with_copies(
         )
     laid = replace(serving, expert_copies=copies)
     found = foreseen(paths_of(path, graph), graph, cluster, laid, rules)
-    notes.append(words(found, str(name), copies, serving.ep))
+    notes.append(words(found, str(name), laid))
     return replace(laid, expert_load=found.load)
 
 

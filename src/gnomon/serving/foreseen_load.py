@@ -53,8 +53,8 @@ def foreseen(record: PathRecord, graph: Graph, cluster: Cluster, serving: Servin
     return replay(record, serving.ep, serving.expert_copies, costs, learnt=int(LEARNT * iterations))
 
 
-def words(found: Foreseen, name: str, copies: int, ep: int) -> str:
-    """What it gains, in a line. name: of the record."""
+def words(found: Foreseen, name: str, serving: Serving) -> str:
+    """What the copies of a layout gain, in a line. name: of the record."""
     gain = found.in_order / found.foreseen - 1
     said = f"gain {gain:.1%} of the experts' time" if gain >= 0 else f"cost {-gain:.1%} more of the experts' time"
     hits = ""
@@ -64,8 +64,8 @@ def words(found: Foreseen, name: str, copies: int, ep: int) -> str:
             f"time, one of the two likeliest {found.second / found.tokens:.0%}"
         )
     return (
-        f"{copies} copies a device of experts that are foreseen, by {len(found.by_iteration)} iterations of {name} on "
-        f"ep {ep}, {said}: the busiest device takes {found.load:.2f} of the mean, "
+        f"{serving.expert_copies} copies a device of experts that are foreseen, by {len(found.by_iteration)} iterations of {name} on "
+        f"ep {serving.ep} in {serving.weights}, {said}: the busiest device takes {found.load:.2f} of the mean, "
         f"{found.fetched / max(1, found.layers):.1f} fetched a layer among it, {found.in_order / found.mean:.2f} "
         f"without, {found.known / found.mean:.2f} were routers known before{hits}"
     )

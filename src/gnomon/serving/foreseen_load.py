@@ -63,9 +63,10 @@ def words(found: Foreseen, name: str, serving: Serving) -> str:
             f"; a token's first choice is the likeliest expert after its path {found.first / found.tokens:.0%} of the "
             f"time, one of the two likeliest {found.second / found.tokens:.0%}"
         )
+    count = len(found.by_iteration)
     return (
-        f"{serving.expert_copies} copies a device of experts that are foreseen, by {len(found.by_iteration)} iterations of {name} on "
-        f"ep {serving.ep} in {serving.weights}, {said}: the busiest device takes {found.load:.2f} of the mean, "
+        f"{serving.expert_copies} copies a device of experts that are foreseen, by {count} iterations of {name} on ep "
+        f"{serving.ep} in {serving.weights}, {said}: the busiest device takes {found.load:.2f} of the mean, "
         f"{found.fetched / max(1, found.layers):.1f} fetched a layer among it, {found.in_order / found.mean:.2f} "
         f"without, {found.known / found.mean:.2f} were routers known before{hits}"
     )

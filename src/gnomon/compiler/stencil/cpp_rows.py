@@ -22,6 +22,8 @@ from gnomon.compiler.tiles import Nest
 
 DIMS = "smv"
 """Dims of the text: s rows, m what lies between, v points of a row."""
+HELD = 8
+"""Vectors of a row that wait in the first cache before they leave for memory."""
 HOST = ("bands", "band", "tiles_m", "tile_m", "tiles_v", "tile_v", "parallel", "past")
 """Names of the numbers that the call says first."""
 FAR = 1 << 20
@@ -503,6 +505,20 @@ def _function(vector: Vector, hoisted: list[str], ahead: list[str], memory: bool
     out = list(hoisted)
     out.append("if (high - low >= VW) {")
     if memory:
+        # A store that waits to leave the core holds up loads at the same place of another page, and rows of images begin
+        # at the same place: so results wait in the first cache, half a page from what is read, and leave by HELD vectors of
+        # every row together (a 4096 x 4096 Jacobi step: 4.1 ms for 5.9 where they leave one by one, Zen 4).
+        source = next((f"b_{name}" for name in vector.loads.values()), "out0")
+        out.append(f"constexpr int64_t HELD = {HELD} * VW;")
+        out.append(f"alignas(sizeof(F)) char room[PAGE + {block} * HELD * (int64_t)sizeof(float)];")
+        out.append("float* held = nullptr;")
+        out.append("int64_t from = 0, count = 0;")
+        out.append("const auto leave = [&] {")
+        for k in range(block):
+            out.append(
+                f"for (int64_t e = 0; e < count; e += VW) st_past(out{k} + from + e, ld(held + {k} * HELD + e));"
+            )
+        out += ["count = 0;", "};"]
         out.append("const int64_t odd = (uintptr_t)(out0 + low) / sizeof(float) % VW;")
         aligned = " | ".join(f"(uintptr_t)(out{k} + low + VW - odd)" for k in range(block))
         out.append(f"const bool even = past && ({aligned}) % sizeof(F) == 0;")
@@ -510,9 +526,14 @@ def _function(vector: Vector, hoisted: list[str], ahead: list[str], memory: bool
     out += [*ahead, *vector.lines(partial=False)]
     stores = [f"st(out{k} + j, {vector.name(value, k)});" for k in range(block)]
     if memory:
-        past = [f"st_past(out{k} + j, {vector.name(value, k)});" for k in range(block)]
-        out.append(f"if (even && (uintptr_t)(out0 + j) % sizeof(F) == 0) {{ {' '.join(past)} }}")
-        out.append(f"else {{ {' '.join(stores)} }}")
+        out.append("if (even && (uintptr_t)(out0 + j) % sizeof(F) == 0) {")
+        out.append("if (!count) {")
+        out.append(f"const int64_t place = ((uintptr_t)({source} + j) + PAGE / 2) / sizeof(F) * sizeof(F);")
+        out.append("held = (float*)(room + ((place - (int64_t)(uintptr_t)room) & (PAGE - 1)));")
+        out += ["from = j;", "}"]
+        out += [f"st(held + {k} * HELD + count, {vector.name(value, k)});" for k in range(block)]
+        out.append("if ((count += VW) == HELD) leave();")
+        out.append(f"}} else {{ {' '.join(stores)} }}")
     else:
         out += stores
     # The last vector is moved back to end at `high`: some points are computed twice, to the same values.
@@ -520,7 +541,9 @@ def _function(vector: Vector, hoisted: list[str], ahead: list[str], memory: bool
     # The first step brings the output to an aligned address, where stores may go past the caches.
     out.append("j += even && j == low && odd ? VW - odd : VW;" if memory else "j += VW;")
     out.append("if (j + VW > high) j = high - VW;")
-    out += ["}", "} else if (high > low) {", "const int64_t j = low;", "const int n = (int)(high - low);"]
+    out.append("}")
+    out += ["leave();"] if memory else []
+    out += ["} else if (high > low) {", "const int64_t j = low;", "const int n = (int)(high - low);"]
     out += vector.lines(partial=True)
     out += [f"st(out{k} + j, {vector.name(value, k)}, n);" for k in range(block)]
     return [*("    " + line for line in out), "    }"]

@@ -162,8 +162,9 @@ def sizes(of: Pipeline, device: DeviceDescription) -> list[Place]:
 
 
 def block(stencil: Stencil) -> int:
-    """Rows of each stage that are computed at a time."""
-    return 4 if max(len(one.reads()) for one in stencil.stages) >= MANY else 2
+    """Rows of each stage that are computed at a time: of one stage alone four, as each comes from memory once more for
+    every block above or below it."""
+    return 4 if len(stencil.stages) == 1 or max(len(one.reads()) for one in stencil.stages) >= MANY else 2
 
 
 def tiled(stencil: Stencil, device: DeviceDescription) -> tuple[Tile, list[Tile]]:

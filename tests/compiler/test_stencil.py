@@ -49,6 +49,21 @@ def test_kernels_give_what_eager_gives(name: str) -> None:
         near(a, b)
 
 
+def test_results_that_leave_past_the_caches_are_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of rows that begin lines and of rows that do not, shorter and longer than what waits in the first cache."""
+
+    class NoCache:
+        l3_bytes = 0
+
+    monkeypatch.setattr(stencil_call, "this_machine", NoCache)
+    [one] = seen(jacobi, (torch.randn(22, 288),))
+    source = StencilCall(one.made, one.plain).parts[0].source
+    assert "st_past" in source
+    for shape in ((22, 288), (19, 301), (6, 16)):
+        [one] = seen(jacobi, (torch.randn(shape),))
+        near(StencilCall(one.made, one.plain).run(*one.inputs), one.outputs[0])
+
+
 @pytest.mark.parametrize("name", cases())
 def test_every_stencil_is_found_whole_and_played(name: str) -> None:
     found = seen(*cases()[name])

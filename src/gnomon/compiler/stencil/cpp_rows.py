@@ -488,7 +488,8 @@ def _points(rows: RowsFunction, stage: Stage, low: str, high: str, direct: bool,
             place = rows.at(read, last - rows.of.place(read.shift)[0] + 1 + row)
             parameters.append((f"const {rows.type(read)}* const a{n}_{row}", place))
             ahead.append(f"__builtin_prefetch(a{n}_{row} + j, 0, 2);")
-    body = _function(vector, hoisted, ahead, memory=direct and kind == "float")
+    from_memory = any(rows.of.row_of(read) is None for _, read in vector.places.values())
+    body = _function(vector, hoisted, ahead, memory=direct and kind == "float", holds=from_memory)
     text = f"({', '.join(one for one, _ in parameters)}) {{\n" + "\n".join(body) + "\n}"
     # Stages with equal text share one function: the compiler then has less to do.
     texts = [one.partition("(")[2] for one in rows.functions]
@@ -498,13 +499,14 @@ def _points(rows: RowsFunction, stage: Stage, low: str, high: str, direct: bool,
     rows.say(6, f"points{texts.index(text[1:])}({', '.join(place for _, place in parameters)});")
 
 
-def _function(vector: Vector, hoisted: list[str], ahead: list[str], memory: bool) -> list[str]:
+def _function(vector: Vector, hoisted: list[str], ahead: list[str], memory: bool, holds: bool) -> list[str]:
     """The loop along points; the last vector overlaps the one before it. memory: whether it may write past the
-    caches."""
+    caches. holds: whether results wait before they do, which pays where it reads from memory too."""
+    holds = holds and memory
     value, block = vector.stage.value, vector.block
     out = list(hoisted)
     out.append("if (high - low >= VW) {")
-    if memory:
+    if holds:
         # A store that waits to leave the core holds up loads at the same place of another page, and rows of images
         # begin at the same place: so results wait in the first cache, half a page from what is read, and leave by HELD
         # vectors of every row together (a 4096 x 4096 Jacobi step: 4.3 ms for 6.3 where they leave one by one, Zen 4).
@@ -519,13 +521,14 @@ def _function(vector: Vector, hoisted: list[str], ahead: list[str], memory: bool
                 f"for (int64_t e = 0; e < count; e += VW) st_past(out{k} + from + e, ld(held + {k} * HELD + e));"
             )
         out += ["count = 0;", "};"]
+    if memory:
         out.append("const int64_t odd = (uintptr_t)(out0 + low) / sizeof(float) % VW;")
         aligned = " | ".join(f"(uintptr_t)(out{k} + low + VW - odd)" for k in range(block))
         out.append(f"const bool even = past && ({aligned}) % sizeof(F) == 0;")
     out.append("for (int64_t j = low;;) {")
     out += [*ahead, *vector.lines(partial=False)]
     stores = [f"st(out{k} + j, {vector.name(value, k)});" for k in range(block)]
-    if memory:
+    if holds:
         out.append("if (even && (uintptr_t)(out0 + j) % sizeof(F) == 0) {")
         out.append("if (!count) {")
         out.append(f"const int64_t place = ((uintptr_t)({source} + j) + PAGE / 2) / sizeof(F) * sizeof(F);")
@@ -534,6 +537,10 @@ def _function(vector: Vector, hoisted: list[str], ahead: list[str], memory: bool
         out += [f"st(held + {k} * HELD + count, {vector.name(value, k)});" for k in range(block)]
         out.append("if ((count += VW) == HELD) leave();")
         out.append(f"}} else {{ {' '.join(stores)} }}")
+    elif memory:
+        past = [f"st_past(out{k} + j, {vector.name(value, k)});" for k in range(block)]
+        out.append(f"if (even && (uintptr_t)(out0 + j) % sizeof(F) == 0) {{ {' '.join(past)} }}")
+        out.append(f"else {{ {' '.join(stores)} }}")
     else:
         out += stores
     # The last vector is moved back to end at `high`: some points are computed twice, to the same values.
@@ -542,7 +549,7 @@ def _function(vector: Vector, hoisted: list[str], ahead: list[str], memory: bool
     out.append("j += even && j == low && odd ? VW - odd : VW;" if memory else "j += VW;")
     out.append("if (j + VW > high) j = high - VW;")
     out.append("}")
-    out += ["leave();"] if memory else []
+    out += ["leave();"] if holds else []
     out += ["} else if (high > low) {", "const int64_t j = low;", "const int n = (int)(high - low);"]
     out += vector.lines(partial=True)
     out += [f"st(out{k} + j, {vector.name(value, k)}, n);" for k in range(block)]

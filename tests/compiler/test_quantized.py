@@ -57,7 +57,8 @@ def layer(n: int, k: int, per_channel: bool, bias: bool) -> nn.Module:
     ("name", "reduce_range"), [("avx512", True), ("avx512", False), ("avx2", True), ("avx2", False), ("generic", True)]
 )
 def test_the_kernel_gives_what_aten_gives(name: str, reduce_range: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Bit for bit, as sums are integers and what follows is rounded as FBGEMM rounds it."""
+    """Bit for bit, as sums are integers and what follows is rounded as FBGEMM rounds it; the generic set has no product
+    and sum that are rounded once unless the compiler makes one."""
     one = next(one for one in lanes.SETS if one.name == name)
     if not has_features(one.needed(8)):
         pytest.skip(f"this machine has no {name}")
@@ -73,8 +74,9 @@ def test_the_kernel_gives_what_aten_gives(name: str, reduce_range: bool, monkeyp
         for kind, x in inputs(k).items():
             got, wanted = call.run(x), call.aten(x)
             assert got.stride() == wanted.stride(), kind
+            apart = 1e-6 * float(wanted.nan_to_num(0.0, 0.0, 0.0).abs().max()) if name == "generic" else 0.0
             torch.testing.assert_close(
-                got, wanted, rtol=0, atol=0, equal_nan=True, msg=lambda m, kind=kind: f"{kind}: {m}"
+                got, wanted, rtol=0, atol=apart, equal_nan=True, msg=lambda m, kind=kind: f"{kind}: {m}"
             )
 
 

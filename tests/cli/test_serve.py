@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import sys
+import time
 from dataclasses import replace
 from io import StringIO
 from pathlib import Path
@@ -12,8 +14,9 @@ import pytest
 
 from gnomon import schema
 from gnomon.cli import main
+from gnomon.cli.bench_serve import _server
 from gnomon.cli.options.flags import parse_options
-from gnomon.cli.options.server import ServerOptions
+from gnomon.cli.options.server import BenchOptions, ServerOptions
 from gnomon.cli.serve import settings_of
 from gnomon.errors import InputError
 from gnomon.request.released import context_of, stored_of
@@ -291,3 +294,19 @@ def test_a_folder_is_served_as_it_is_stored(
     assert f"{weights} weights" in capsys.readouterr().out
     assert main([*asked, "--weights", "bf16"]) == 0
     assert "bf16 weights" in capsys.readouterr().out
+
+
+def test_a_server_that_says_much_is_not_held_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """More than a pipe holds, after it is up: it goes on, as it did not while nobody read the pipe."""
+    done, script = tmp_path / "done", tmp_path / "server"
+    lines = ["#!/bin/sh", 'echo "gnomon: serving m on http://127.0.0.1:9 (8 tokens a request)" >&2']
+    lines += ["head -c 200000 /dev/zero | tr '\\0' x >&2", f"touch {done}", "exec sleep 30"]
+    script.write_text("\n".join(lines) + "\n")
+    script.chmod(0o700)
+    monkeypatch.setattr(sys, "executable", str(script))
+    with _server(parse_options(BenchOptions, [str(tmp_path)])) as url:
+        assert url == "http://127.0.0.1:9"
+        end = time.monotonic() + 10
+        while not done.exists() and time.monotonic() < end:
+            time.sleep(0.01)
+    assert done.exists()

@@ -247,6 +247,21 @@ def test_two_products_and_a_softmax_are_one_kernel(scale: str, masks: str) -> No
     assert made.kept
 
 
+def test_heads_that_are_folded_into_rows_stay_apart() -> None:
+    """Multi-query attention by one product: (batch, heads x S, T) scores, of which a view is (batch, heads, S, T)."""
+
+    def folded(q: Any, k: Any, v: Any) -> Any:
+        p = torch.softmax(torch.bmm(q, k).view(2, 4, 8, 9), -1)
+        return torch.bmm(p.view(2, 32, 9), v)
+
+    q, k, v = torch.randn(2, 32, 16), torch.randn(2, 16, 9), torch.randn(2, 9, 16)
+    backend.reports.clear()
+    fast = torch.compile(folded, backend="gnomon")
+    with torch.no_grad():
+        torch.testing.assert_close(fast(q, k, v), folded(q, k, v), rtol=1e-4, atol=1e-5)
+    assert not [one for report in backend.reports for one in report.attention]
+
+
 def test_probabilities_that_somebody_reads_stay_apart() -> None:
     def both(q: Any, k: Any, v: Any) -> Any:
         p = torch.softmax(q @ k.transpose(-1, -2), -1)

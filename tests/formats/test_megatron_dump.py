@@ -71,3 +71,16 @@ def test_a_log_says_the_job_of_its_command(text: str, tmp_path: Path) -> None:
     assert said.graph() == asked.graph()
     assert said.stack == asked.stack
     assert {str(one) for one in said.unexpressed} <= {str(one) for one in asked.unexpressed}
+
+
+def test_values_that_python_cannot_read_hide_no_others(tmp_path: Path) -> None:
+    """Megatron-LM's enumerations and objects, as `repr` and `str` print them; a long log behind is not read."""
+    asked = read(tmp_path / "run.sh", command() + " --attention-backend unfused")
+    objects = "attention_backend=<AttnBackend.unfused: 3>, model_type=<ModelType.encoder: 1>, f=<function f at 0x7>"
+    log = "step 1 (loss) | took (1.2 s)\n" * 20_000
+    for text in (
+        namespace().replace("bf16=", f"{objects}, bf16=") + log,
+        printed() + "\n  attention_backend ............................... AttnBackend.unfused\n",
+    ):
+        said = read(tmp_path / "run.log", text)
+        assert said.plan == asked.plan and said.stack == asked.stack

@@ -117,6 +117,13 @@ def test_attention_needs_matching_heads() -> None:
         b.build("core")
 
 
+def test_attention_takes_a_bias_or_sinks() -> None:
+    b = BlockBuilder("b")
+    q = b.input("q", T, Dim(name="heads", size=4), Dim(name="head_dim", size=2))
+    with pytest.raises(GraphError, match="core is given a bias and sinks"):
+        b.attention("core", q, q, q, causal=True, bias=q, sinks=q)
+
+
 def test_lookups_need_integers_and_matching_dims() -> None:
     b = BlockBuilder("b")
     b.op("cross_entropy", "loss", (b.input("x", T, N), b.input("labels", N, dtype="int64")), (), dtype="fp32")

@@ -89,6 +89,24 @@ def test_a_request_alone_is_its_prompt_and_its_decodes() -> None:
     assert played.iterations == 4
 
 
+def test_preempted_requests_have_their_second_token_between_the_first_and_the_last() -> None:
+    """A request that lost its blocks gets its next token from its prompt, computed again; no time between is lost."""
+    rules = price("vllm", max_batched_tokens=64, max_seqs=16, block_tokens=16)
+    preempted = 0
+    for seed in range(40):
+        rng = random.Random(seed)
+        lengths = [(rng.randint(1, 60), rng.choice((1, 2, 2, 3, 40))) for _ in range(20)]
+        requests = tuple(Request(arrival_s=0.001 * i, input_len=a, output_len=b) for i, (a, b) in enumerate(lengths))
+        played = replay(Load(requests=requests), rules, 12)
+        preempted += played.preemptions
+        one, two = played.output_len == 1, played.output_len == 2
+        assert np.isnan(played.second_s[one]).all() and (played.second_s[two] == played.end_s[two]).all()
+        assert (played.first_s[~one] < played.second_s[~one]).all() and (played.second_s <= played.end_s)[~one].all()
+        assert played.itl_count.sum() == (played.output_len - 1).sum()
+        assert (played.itl_s * played.itl_count).sum() == pytest.approx((played.end_s - played.first_s).sum())
+    assert preempted
+
+
 @pytest.mark.parametrize("of", ["t5-base", "flan-t5-base"])
 @pytest.mark.parametrize("name", ["tensorrt-llm", "gnomon"])
 def test_what_an_encoder_read_is_priced_as_the_program_and_jumps_change_nothing(name: str, of: str) -> None:

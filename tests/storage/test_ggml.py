@@ -36,3 +36,10 @@ def test_blocks_mean_what_ggml_reads(name: str) -> None:
         weight = chance.standard_normal((32, 256)).astype(np.float32)
         stored = storage_of(name).narrow(weight)["blocks"]
         assert sha256(stored.tobytes()).hexdigest()[:16] == ROUNDED[name]
+
+
+def test_halves_and_what_is_just_below_them_round_as_in_c() -> None:
+    """Beside 127 the scale is 1, so that codes are the numbers, rounded half away from zero."""
+    row = np.zeros((1, 32), np.float32)
+    row[0, :7] = 127, np.nextafter(np.float32(0.5), np.float32(0)), 0.5, -0.5, 1.5, -2.5, 126.49999
+    assert storage_of("q8_0").narrow(row)["blocks"][0, 2:9].view(np.int8).tolist() == [127, 0, 1, -1, 2, -3, 126]

@@ -12,7 +12,8 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
+import threading
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -119,9 +120,18 @@ def _server(options: BenchOptions) -> Iterator[str]:
             for line in process.stderr:
                 lines.append(line)
                 if line.startswith("gnomon: serving ") and " on http" in line:
+                    # What it says from here on is read and left: a full pipe would hold the server up.
+                    threading.Thread(target=_drain, args=(process.stderr,), daemon=True).start()
                     yield line.partition(" on ")[2].split()[0]
                     return
             raise RunError(f"the folder is not served: {''.join(lines)[-300:].strip()}")
         finally:
             process.terminate()
             process.wait()
+
+
+def _drain(pipe: Iterable[str]) -> None:
+    """Reads lines until the pipe ends, or is closed meanwhile (ValueError)."""
+    with contextlib.suppress(ValueError):
+        for _ in pipe:
+            pass

@@ -299,6 +299,11 @@ def _written(node: Node) -> tuple[WrittenAttention, list[Node]] | None:
         return None
     if list(scores.meta["val"].shape) != list(softmax.meta["val"].shape):
         return None
+    # Views between the products may only join batch and heads. Multi-query attention that folds heads into rows,
+    # (batch, heads x S, T), is not an attention of (batch x heads, S, T), though its numbers lie in the same order.
+    joined = [batch * heads, *softmax.meta["val"].shape[-2:]]
+    if any(list(one.meta["val"].shape) != joined for one in (scaled_scores, node.args[0])):
+        return None
     q, k, v = (_source(one, batch, heads) for one in (*scaled_scores.args, node.args[1]))
     values = [_floats(one) for one in (q, k, v)]
     if any(value is None for value in values) or kernel_sizes(values) is None:

@@ -162,6 +162,8 @@ class BlockBuilder:
         bias: a tensor added to the scores. sinks: a score for each head that takes part in the softmax and has no
         value; besides a bias it cannot be. window: a query sees that many last keys (0: all); scale 0: 1/√dim.
         """
+        if bias and sinks:
+            raise GraphError(f"{path} is given a bias and sinks, and attention takes one of them; leave one out")
         inputs = (q, k, v, bias or sinks) if bias or sinks else (q, k, v)
         dims = (*self.dims(q)[:-1], self.dims(v)[-1])
         options: dict[str, AttrValue] = {"causal": causal, "window": window, "scale": scale}

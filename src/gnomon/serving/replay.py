@@ -132,13 +132,14 @@ def replay(load: Load, price: IterationPrice, blocks: int, *, one_by_one: bool =
     due: list[tuple[int, int]] = [(times.arrival[key] + wait[key], key) for key in range(begin)]
     heapq.heapify(due)
     following = begin
-    tokens_left = [r.output_len for r in requests]
     ends: list[tuple[int, int]] = []
     """(decode step at which it has its last token, key); entries of preempted requests are skipped."""
     ends_at: dict[int, int] = {}
     gap_ticks, gap_counts = array("d"), array("q")
-    fresh: list[int] = []
-    """First tokens since the last decode: these requests' next gap begins there."""
+    fresh: dict[int, int] = {}
+    """Requests whose prompts ended since the last decode -> when: their next gap begins there."""
+    last_token: dict[int, int] = {}
+    """Preempted requests -> when they had their last token: their gap ends with the prompt that is computed again."""
     now = last_decode = busy = weighted = weight = 0
     iterations = preemptions = done = 0
     finished: list[int] = []
@@ -213,6 +214,8 @@ def replay(load: Load, price: IterationPrice, blocks: int, *, one_by_one: bool =
             for key in batch.preempted:
                 preemptions += 1
                 ends_at.pop(key, None)
+                if times.first[key]:
+                    last_token.setdefault(key, fresh.pop(key, last_decode))
             if batch.is_empty:
                 if not batch.preempted:
                     if not due:
@@ -241,7 +244,12 @@ def replay(load: Load, price: IterationPrice, blocks: int, *, one_by_one: bool =
                 key = piece.key
                 if not times.first[key]:
                     times.first[key] = now
-                fresh.append(key)
+                else:  # it was preempted: its prompt, computed again with its answer so far, ends with its next token
+                    gap_ticks.append(float(now - last_token.pop(key)))
+                    gap_counts.append(1)
+                    if times.second[key] < 0:
+                        times.second[key] = now
+                fresh[key] = now
                 run = scheduler.decoding[key]
                 left_now = run.most - 1
                 ends_at[key] = scheduler.steps + left_now
@@ -252,8 +260,9 @@ def replay(load: Load, price: IterationPrice, blocks: int, *, one_by_one: bool =
             if ends_at.get(key) != at:
                 continue
             del ends_at[key]
-            if tokens_left[key] == 1 and key in fresh:
-                fresh.remove(key)
+            # Its last token was made by its prompt (an answer of one token, or a preempted request with one left): no
+            # decode of it follows.
+            fresh.pop(key, None)
             times.end[key] = now
             finished.append(key)
             done += 1
@@ -285,23 +294,24 @@ def replay(load: Load, price: IterationPrice, blocks: int, *, one_by_one: bool =
 def _gaps(
     gap_ticks: array[float],
     gap_counts: array[int],
-    fresh: list[int],
+    fresh: dict[int, int],
     now: int,
     last_decode: int,
     spent: int,
     decodes: int,
     times: TickColumns,
 ) -> None:
-    """Records times between tokens that end with the iteration of `spent` ticks from `now`: of those that decoded
-    before it from the last decode on, of those whose prompts ended since then from their first token."""
+    """Records the times between tokens, in ticks, that end with the iteration of `spent` ticks from `now`, in which
+    `decodes` requests get a token each.
+
+    They begin at `last_decode` for requests that decoded before, and for those of `fresh` when their prompts ended."""
     if not spent:
         return
     old = decodes - len(fresh)
     if old > 0:
         gap_ticks.append(float(now + spent - last_decode))
         gap_counts.append(old)
-    for key in fresh:
-        since = times.first[key] if times.second[key] < 0 else now
+    for key, since in fresh.items():
         gap_ticks.append(float(now + spent - since))
         gap_counts.append(1)
         if times.second[key] < 0:

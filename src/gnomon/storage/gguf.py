@@ -59,8 +59,11 @@ def _narrow_q8_0(rows: NDArray[np.float32]) -> Block:
     scale = np.abs(rows).max(1) / np.float32(127)
     by = np.where(scale == 0, np.float32(0), np.float32(1) / np.where(scale == 0, np.float32(1), scale))
     x = rows * by[:, None]
-    # C's roundf: half away from zero, where numpy's rint would go to even.
-    codes = (np.sign(x) * np.floor(np.abs(x) + np.float32(0.5))).astype(np.int8)
+    # C's roundf: half away from zero, where numpy's rint goes to even. floor(|x| + 0.5) would make 1 of the largest
+    # float32 below 0.5, whose sum with 0.5 rounds to 1; |x| - floor(|x|) and its double are exact.
+    size = np.abs(x)
+    whole = np.floor(size)
+    codes = (np.sign(x) * (whole + np.floor(2 * (size - whole)))).astype(np.int8)
     return np.concatenate([_as_half(scale), codes.view(np.uint8)], 1)
 
 

@@ -18,6 +18,12 @@ LINE = re.compile(r"^.*?\b([a-z]\w*) \.{3,} (.*?)\s*$", re.MULTILINE)
 
 NAMESPACE = re.compile(r"\b[Nn]amespace\((?=.*\bnum_layers=)", re.DOTALL)
 
+TOKEN = re.compile(r"""'(?:\\.|[^'\\])*'|"(?:\\.|[^"\\])*"|[()\[\]{}]""", re.DOTALL)
+"""A string, or a bracket outside of strings."""
+
+ENUMS = re.compile(r"<?(?:AttnBackend|CudaGraphScope)\.(\w+)(?:: [^<>]*>)?")
+"""A member of one of Megatron-LM's enumerations, as `str` or `repr` prints it; the option takes its bare name."""
+
 SWITCHED_OFF: Mapping[str, str] = {
     "add_bias_linear": "--disable-bias-linear",
     "apply_rope_fusion": "--no-rope-fusion",
@@ -72,9 +78,18 @@ def _namespace(text: str) -> dict[str, str]:
     match = NAMESPACE.search(text)
     if match is None:
         return {}
-    for end in (found.end() for found in re.finditer(r"\)", text[match.start() :])):
+    depth, end = 0, 0
+    for token in TOKEN.finditer(text, match.end() - 1):
+        depth += (token[0] in "([{") - (token[0] in ")]}")
+        if depth == 0:
+            end = token.end()
+            break
+    written = text[match.start() : end].replace("\n", " ")
+    # Values whose repr is no expression (`<AttnBackend.auto: 5>`) are spelled as their names, or as nothing.
+    spelled = re.sub(r"<[^<>]*>", "None", re.sub(r"<(\w+\.\w+): [^<>]*>", r"'\1'", written))
+    for candidate in (written, spelled):
         try:
-            call = ast.parse(text[match.start() :][:end].replace("\n", " "), mode="eval").body
+            call = ast.parse(candidate, mode="eval").body
         except (SyntaxError, ValueError, RecursionError):
             continue
         if isinstance(call, ast.Call):
@@ -96,8 +111,8 @@ def _on(value: str | None) -> bool:
 def _words(value: str) -> list[str]:
     """A list as its elements."""
     if value[:1] == "[" and value[-1:] == "]":
-        return [part.strip().strip("'\"") for part in value[1:-1].split(",")]
-    return [value]
+        return [ENUMS.sub(r"\1", part.strip().strip("'\"")) for part in value[1:-1].split(",")]
+    return [ENUMS.sub(r"\1", value) if ENUMS.fullmatch(value) else value]
 
 
 def _without(words: list[str], *names: str) -> list[str]:

@@ -70,7 +70,7 @@ def stands_for(teaching: Teaching, graph: Graph, teacher: Graph) -> dict[int, in
     own, theirs = len(repeated(graph)), len(repeated(teacher))
     layers = teaching.layers or tuple(range(theirs))
     named = bool(teaching.layers) or teaching.hidden > 0
-    if len(layers) != own or layers[-1] >= theirs:
+    if len(layers) != own or any(layer >= theirs for layer in layers):
         if not named:
             return {}
         raise PlanError(

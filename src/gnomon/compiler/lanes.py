@@ -1,4 +1,4 @@
-"""What the generator of products with stored weights (`stored`) is told of an instruction set: one row a set.
+"""Instruction sets for products with stored weights (`stored`), one row a set: what its kernels need and cost.
 
 A set is a header (cpp/stored_*.h) that says in one vocabulary how registers are loaded and how they multiply; a weight
 is laid in panels of as many outputs as a register has lanes. `lanes_for(bits)` is the widest that this machine has,
@@ -19,29 +19,31 @@ AVX2 = frozenset({"avx2", "fma", "f16c"})
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lanes:
-    """An instruction set, and what its kernels are given of a weight."""
+    """An instruction set, how weights are laid for it, and how many instructions its kernels take."""
 
     name: str
+    """The name by which GNOMON_ISA_NAME asks for it."""
     header: str
+    """The file in cpp/ that says how registers are loaded and multiplied."""
     side: int
-    """Outputs of a panel: numbers of 32 bits of a register."""
+    """Outputs of a panel of weights: the lanes of 32 bits of a register."""
     needs: frozenset[str]
-    """The processor's flags in /proc/cpuinfo."""
+    """Flags in /proc/cpuinfo that the processor must have."""
     dots: frozenset[str]
-    """Those that activations in eight bits need beside them."""
+    """Flags that it must have besides where activations have eight bits."""
     flags: str
-    """Of the compiler for activations in eight bits, beside those of the machine's set."""
+    """Options of the compiler for activations of eight bits, beside those of the machine's own set."""
     vnni: bool
-    """Whether it multiplies four codes by one instruction."""
+    """Whether one instruction multiplies four pairs of eight-bit codes and adds them up."""
     pair_bytes: int
-    """Bytes of two numbers of x that meet two of bfloat16: these, or floats."""
+    """Bytes in which two activations lie beside two weights in bfloat16: 4 as bfloat16, 8 where they are floats."""
     instructions: Mapping[int, float] = field(hash=False)
-    """Of a row and a register of weights, by the bits of activations."""
+    """Bits of an activation -> instructions of the inner loop for a row of activations and a register of weights."""
     few_bits: float
-    """Of a row and a register of codes of fewer than eight bits, with activations in eight."""
+    """The same for weights of fewer than eight bits with activations of eight."""
 
     def needed(self, bits: int) -> frozenset[str]:
-        """Flags that kernels for activations of so many bits need."""
+        """Flags in /proc/cpuinfo that kernels for activations of so many bits need."""
         return self.needs | self.dots if bits == 8 else self.needs
 
 
@@ -63,20 +65,23 @@ SETS = (
         flags="", vnni=False, pair_bytes=8, instructions={8: 20, 16: 6, 32: 2}, few_bits=20,
     ),
 )  # fmt: skip
-"""From the widest."""
+"""All sets, the widest first."""
 
 
 def sets_for(bits: int) -> Iterator[Lanes]:
-    """Those that this machine has for activations of so many bits, from the widest."""
+    """Yields the sets that this machine has for activations of so many bits, the widest first."""
     return (one for one in SETS if has_features(one.needed(bits)))
 
 
 def lanes_for(bits: int) -> Lanes:
-    """The widest of them."""
+    """The widest set that this machine has for activations of so many bits."""
     return next(sets_for(bits))
 
 
 def lanes_of(outputs: int, bits: int) -> Lanes:
-    """Chooses the lanes whose kernel takes the least for a weight of so many outputs, by the tile model: lanes that
-    its panels have, those beyond the last output among them, times instructions. Of equal ones the widest."""
+    """The set whose kernel takes fewest instructions for a weight of so many outputs; of equal ones the widest.
+
+    Counted are the outputs rounded up to whole panels times the instructions of a register, so a narrow set may win
+    where most of a wide panel would lie beyond the last output.
+    """
     return min(sets_for(bits), key=lambda one: -(-outputs // one.side) * one.side * one.instructions[bits])

@@ -1,4 +1,4 @@
-"""What is known of live jobs: a fold over the journal, so that a controller that was killed knows what it knew.
+"""The state of each live job, folded from the journal's events: a controller that was killed reads it back whole.
 
 `Fate.apply(event)` is the only thing that changes a fate. Leaves out who writes events (`live`) and where (`journal`).
 """
@@ -12,12 +12,14 @@ from gnomon.fleet.journal import Event
 from gnomon.fleet.tasks import Task
 
 MOST_FAILURES = 3
-"""Times that a job may fail before it is given up."""
+"""Failures that count against a job after which it is given up."""
 
 Stage = Literal["queued", "running", "stopping", "resizing", "done", "failed"]
 LIVE: tuple[Stage, ...] = ("running", "stopping", "resizing")
-"""Those whose process is there, or was."""
+"""States in which the last journalled word is of a process that was started: it runs, or ended and that is not
+journalled yet."""
 ENDED: tuple[Stage, ...] = ("done", "failed")
+"""States that nothing follows."""
 
 
 @dataclass(slots=True)
@@ -27,31 +29,31 @@ class Fate:
     task: Task
     """What was submitted."""
     index: int
-    """Its place in the table."""
+    """Its row in the table of submitted jobs."""
     state: Stage = "queued"
-    """Where it stands."""
+    """The last event's state."""
     devices: tuple[int, ...] = ()
-    """Numbers of its devices."""
+    """Indices of the devices that it has; none between two attempts."""
     target: int = 0
-    """Devices that it will have when it is resized."""
+    """While it is resized, the number of devices that it is stopped to have; else 0."""
     begun_s: float = 0.0
-    """When it got its devices."""
+    """Start of its last attempt, in seconds of the journal's clock."""
     first_s: float = -1.0
-    """When it first did; -1 before."""
+    """Start of its first attempt, by the same clock; -1 before."""
     served: float = 0.0
-    """Device-seconds that it had before."""
+    """Device-seconds of the attempts that have ended."""
     turns: list[tuple[float, float, int]] = field(default_factory=list)
-    """(when, `served` then, devices) of every time that it got devices."""
+    """(start, `served` then, number of devices) of each attempt."""
     done_s: float = 0.0
-    """Work that it had done before."""
+    """Work that is done and kept when no attempt runs (what its checkpoint holds), in the seconds of `work_s`."""
     peak: int = 0
-    """Most devices that it ever had."""
+    """The most devices that it had at once."""
     attempt: int = 0
-    """Times that it was started: the number of its last process."""
+    """The number of its last attempt, counted from 1; 0 before the first."""
     settled: int = 0
-    """The last process whose end is journalled."""
+    """The number of the last attempt whose end is journalled."""
     failures: int = 0
-    """Times that it ended by a failure that counts against it."""
+    """Attempts that ended by a failure that counts against it."""
     preemptions: int = 0
     """Times that it was stopped to run again later."""
     resizes: int = 0
@@ -59,11 +61,11 @@ class Fate:
 
     @property
     def reserved(self) -> int:
-        """Devices that no other job may have."""
+        """The number of devices that no other job may have: those it has, or will have where that is more."""
         return max(len(self.devices), self.target)
 
     def apply(self, event: Event) -> None:
-        """What an event changes."""
+        """Changes the state by one event of this job; events of kinds that say nothing of it change nothing."""
         kind = event["event"]
         match kind:
             case "starting":
@@ -81,6 +83,8 @@ class Fate:
                 self._end(kind, event)
 
     def _end(self, kind: str, event: Event) -> None:
+        """Ends an attempt. `failed` and `lost` put the job back into the queue, until MOST_FAILURES of them have counted
+        against it: all do but an attempt of a controller before this one that is not known to have begun."""
         self.served += max(float(event["at"]) - self.begun_s, 0.0) * len(self.devices)
         self.devices, self.target = (), 0
         self.settled = max(self.settled, int(event["attempt"]))

@@ -16,7 +16,10 @@ from gnomon.tensors.tensor import Lifetime, Tensor
 
 
 class BlockBuilder:
-    """Collects tensors and ops; `build` freezes them."""
+    """Collects tensors and ops; `build` freezes and checks them.
+
+    GraphError, from any method, for a name that already stands for another tensor.
+    """
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -25,16 +28,16 @@ class BlockBuilder:
         self._ops: list[Op] = []
 
     def input(self, name: str, *dims: Dim, dtype: str = "compute") -> str:
-        """An activation that each call supplies."""
+        """Adds an activation that each call of the block supplies."""
         self._inputs.append(name)
         return self._add(Tensor(name=name, dims=dims, dtype=dtype))
 
     def parameter(self, name: str, *dims: Dim) -> str:
-        """A trained array; naming it twice with the same dims is the same parameter."""
+        """Adds a trained array; naming it twice with the same dims is the same parameter."""
         return self._add(Tensor(name=name, dims=dims, dtype="param", kind="parameter"))
 
     def state(self, name: str, *dims: Dim, dtype: str, lifetime: Lifetime) -> str:
-        """An array that is neither trained nor made by an op here (position ids, caches)."""
+        """Adds an array that is neither trained nor made by an op here (position ids, caches)."""
         return self._add(Tensor(name=name, dims=dims, dtype=dtype, kind="state", lifetime=lifetime))
 
     def dims(self, tensor: str) -> tuple[Dim, ...]:
@@ -53,7 +56,7 @@ class BlockBuilder:
         contracts: tuple[str, ...] = (),
         **values: AttrValue,
     ) -> str:
-        """An op with one output of `dims` (None: those of the first input)."""
+        """Adds an op with one output of `dims` (None: those of the first input). values: its attributes."""
         out = self._add(Tensor(name=name or path, dims=self.dims(inputs[0]) if dims is None else dims, dtype=dtype))
         op = Op(kind=kind, path=path, inputs=inputs, outputs=(out,), contracts=contracts, attrs=attrs(**values))
         self._ops.append(op)
@@ -62,13 +65,13 @@ class BlockBuilder:
     def outputs(
         self, kind: str, path: str, inputs: tuple[str, ...], outputs: tuple[Tensor, ...], **values: AttrValue
     ) -> tuple[str, ...]:
-        """An op with several outputs."""
+        """Adds an op with several outputs; returns their names."""
         names = tuple(self._add(tensor) for tensor in outputs)
         self._ops.append(Op(kind=kind, path=path, inputs=inputs, outputs=names, attrs=attrs(**values)))
         return names
 
     def split(self, path: str, x: str, parts: Mapping[str, tuple[Dim, ...]]) -> tuple[str, ...]:
-        """Views of `x`, named and shaped by `parts`, in order."""
+        """Splits `x` into views, named and shaped by `parts`, in order."""
         dtype = self._tensors[x].dtype
         parts_made = tuple(Tensor(name=name, dims=dims, dtype=dtype) for name, dims in parts.items())
         return self.outputs("split", path, (x,), parts_made)
@@ -96,7 +99,8 @@ class BlockBuilder:
     def conv2d(self, path: str, x: str, out: tuple[Dim, Dim, Dim], kernel: int, *, name: str = "") -> str:
         """2-D convolution of (batch, channels, h, w) to (batch, *out), out = (channels, h, w); a square kernel.
 
-        Parameters `path.weight` (out, in, kernel, kernel) and `path.bias`; stride is what the sizes say.
+        Parameters `path.weight` (out channels, in channels, kernel, kernel) and `path.bias` (out channels). The stride
+        is not given: it follows from the sizes of h and w before and after.
         """
         batch, channels = self.dims(x)[:2]
         window = tuple(Dim(name=f"kernel_{axis}.{kernel}", size=kernel) for axis in "hw")
@@ -127,9 +131,10 @@ class BlockBuilder:
         groups: int = 0,
         name: str = "",
     ) -> str:
-        """Normalise `x` over one dim; `fn` is rms, layer or group (then over the positions too, in `groups` of `over`).
+        """Normalises `x` over the dim `over`. fn: rms, layer, or group, which divides `over` into `groups` and
+        normalises each over the positions too.
 
-        Parameters `path.weight` if affine, `path.bias` if asked.
+        Parameters `path.weight` (over) if affine, `path.bias` (over) if asked.
         """
         inputs = [x]
         if affine:
@@ -160,7 +165,8 @@ class BlockBuilder:
         """softmax(scale · q kᵀ) v for q, k, v of dims (…, seq, heads, dim); heads may be a multiple of kv heads.
 
         bias: a tensor added to the scores. sinks: a score for each head that takes part in the softmax and has no
-        value; besides a bias it cannot be. window: a query sees that many last keys (0: all); scale 0: 1/√dim.
+        value. window: a query sees that many last keys (0: all); scale 0: 1/√dim; softcap: scores become
+        softcap · tanh(score / softcap) (0: they do not). GraphError for a bias and sinks together.
         """
         if bias and sinks:
             raise GraphError(f"{path} is given a bias and sinks, and attention takes one of them; leave one out")

@@ -54,17 +54,20 @@ BUFFERS = (
 
 
 def microbatch_step(unit: Unit, cp: int) -> Program:
-    """One layer's forward and backward over a unit: each context-parallel rank a rank class, exchanges meet.
+    """The Program of one layer's forward and backward over a unit; each context-parallel rank is a rank class.
 
-    The exchange runs alongside the whole sequences, forward and backward. A rank without whole sequences has no LOCAL;
-    without divided ones there is no exchange.
+    The exchange of keys and values runs alongside the whole sequences, forward and backward. A rank without whole
+    sequences has no LOCAL; without divided ones there is no exchange. PlanError where the unit has a sequence on a rank
+    of cp or more.
     """
-    unit.rank_tokens(cp)  # refuses ranks that are not there
+    unit.rank_tokens(cp)  # raises for such a rank
     divided = {sequence for sequence, _, _ in unit.pieces} - {sequence for sequence, _ in unit.local}
     builder = ProgramBuilder(num_stages=1, units=(unit,), kinds=KINDS)
     for rank in range(cp):
         cls, whole = builder.rank_class(), any(where == rank for _, where in unit.local)
-        listed = (
+        # (kind, whether this rank has it, group): rows of one group start and end together on all ranks, as a
+        # collective does; -1: a rank's own.
+        rows = (
             ("QKV", bool(divided), -1),
             ("AG_KV", bool(divided), 0),
             ("LOCAL", whole, -1),
@@ -74,8 +77,8 @@ def microbatch_step(unit: Unit, cp: int) -> Program:
             ("LOCAL_B", whole, -1),
             ("QKV_B", bool(divided), -1),
         )
-        for kind, there, group in listed:
-            if there:
+        for kind, present, group in rows:
+            if present:
                 builder.add(cls, kind, 0, 0, group=group)
         if whole or divided:
             builder.add(cls, "OPT", 0)
@@ -83,13 +86,14 @@ def microbatch_step(unit: Unit, cp: int) -> Program:
 
 
 USUAL = SkrullPass()
+"""The settings of a plan that only names the method."""
 
 CAPACITIES = (16384, 8192, 32768, 4096)
-"""Tokens of a rank that a search tries."""
+"""Capacities of a context-parallel rank, in tokens, that a search tries, the usual one first."""
 
 
 def reason(plan: Plan) -> str | None:
-    """Why a plan cannot have it, and what to change; None where it can."""
+    """Why a plan cannot have Skrull, and what to change; None where it can."""
     if plan.mesh.cp < 2:
         return "it chooses what context parallelism divides, and cp = 1 divides nothing; use cp > 1"
     if plan.mesh.pp > 1 or plan.stages:
@@ -102,8 +106,8 @@ def reason(plan: Plan) -> str | None:
 
 
 def variants(plan: Plan) -> Iterator[Plan]:
-    """Yields the plan with each capacity: the usual ones, or half and twice the plan's own; none where a plan cannot
-    have it."""
+    """Yields the plan with each of CAPACITIES, or with settings `near` its own where it has Skrull already; nothing
+    where a plan cannot have it."""
     own, plan = skrull_pass(plan.schedule), replace(plan, schedule=replace(plan.schedule, passes=()))
     if reason(plan) is not None:
         return
@@ -114,7 +118,8 @@ def variants(plan: Plan) -> Iterator[Plan]:
 
 
 def near(own: SkrullPass) -> Iterator[SkrullPass]:
-    """Half and twice the capacity; and other ways for sequences of up to two, four and eight times that."""
+    """Yields settings beside a plan's own: twice and half its capacity, and the lengths up to which divided sequences
+    are gathered, or go by heads: none, or two, four and eight capacities."""
     yield replace(own, capacity=2 * own.capacity)
     yield replace(own, capacity=max(own.capacity // 2, 1))
     for tokens in (0, 2 * own.capacity, 4 * own.capacity, 8 * own.capacity):
@@ -123,8 +128,9 @@ def near(own: SkrullPass) -> Iterator[SkrullPass]:
 
 
 def stand_ins(lengths: Sequence[int], devices: int) -> Iterator[StandIn]:
-    """Yields, for each capacity and as many context-parallel ranks as hold the longest sequence, sequences that fill
-    these ranks, as many as the batch's tokens make; a multiple of the devices."""
+    """Yields workloads of equal lengths that stand for the batch: for each capacity, and each number of
+    context-parallel ranks that hold the longest sequence, sequences that fill these ranks, as many as the batch's
+    tokens make, rounded up to a multiple of the devices."""
     longest = max(lengths)
     for capacity in CAPACITIES if longest > min(CAPACITIES) else halves(longest, ()):
         for cp in (2, 4, 8, 16):

@@ -3,7 +3,7 @@
 `subgraphs(graph, setting)` cuts a model coarsely: at ops that every path crosses a phase ends, and inside a phase
 each branch that shares no op with another is one subgraph. `makespan(…)` plays an assignment: each device runs one
 subgraph at a time, and what crosses goes over a lane of its own. `corrected(…)` begins with each subgraph on its
-faster device and flips one, or two that follow each other, while the makespan falls; `chosen(…)` tries all where they
+faster device and flips one, or two that follow each other, while the makespan falls; `choose(…)` tries all where they
 are few, and keeps one device where two gain less than 5 %. Seconds are rooflines of ops with a launch each, or
 measured ones that are given. Leaves out running it: this machine has one kind of device.
 Source: Zhang, Hu and Li 2021 (DUET, IPDPS), sections IV and V.
@@ -34,26 +34,26 @@ class Subgraph:
     """Some ops that run on one device."""
 
     name: str
-    """The names of its first op and its last."""
+    """The name of its only op, or those of its first and its last."""
     seconds: tuple[float, float]
     """Seconds on the first device and on the second."""
     reads: tuple[tuple[int, float], ...]
     """(subgraph before it, bytes that it reads of it)."""
     ops: int
-    """How many ops."""
+    """The number of its ops."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DuetLane:
-    """What crosses between the devices goes over."""
+    """The link between the two devices; one transfer at a time, whichever way it goes."""
 
     bytes_per_s: float
-    """Bandwidth of a crossing."""
+    """Bandwidth, one direction."""
     latency_s: float
-    """Seconds of a crossing, however few its bytes."""
+    """Seconds of a transfer, however few its bytes."""
 
     def seconds(self, count: float) -> float:
-        """Seconds of so many bytes."""
+        """Seconds of a transfer of so many bytes."""
         return self.latency_s + count / self.bytes_per_s
 
 
@@ -72,8 +72,8 @@ class DuetAssignment:
 
 
 def op_seconds(device: Device, dtype: str) -> Callable[[float, float, float], float]:
-    """Returns the function (matrix FLOPs, vector FLOPs, bytes) -> seconds of an op: no shorter than the peaks allow,
-    and a launch."""
+    """Returns the function (matmul FLOPs, other FLOPs, bytes moved) -> seconds of an op: a launch, and the roofline of
+    the device's peaks. dtype: of matmuls; other arithmetic is taken in fp32."""
     peak, vector = device.flops_per_s(dtype), device.flops_per_s("fp32")
     launch = LAUNCH_S[device.kind]
     return lambda matrix, other, moved: launch + max(
@@ -90,7 +90,8 @@ class _Op:
 
 
 def _ops(graph: Graph, setting: Setting, prices: Sequence[Callable[[float, float, float], float]]) -> list[_Op]:
-    """Lists the ops of all layers, in an order in which they can run."""
+    """Lists the ops of all layers, in an order in which they can run. prices: those of `op_seconds`, by device."""
+    # Names that calls read -> (op, bytes): `call.output`, or `call#index.output` of one layer of a repeated call.
     producers: dict[str, tuple[int, float]] = {}
     found: list[_Op] = []
     for layer in graph.layers():
@@ -130,8 +131,8 @@ def subgraphs(
 
 
 def _coarse(ops: Sequence[_Op]) -> tuple[Subgraph, ...]:
-    """Cuts at chains of ops that every path crosses, with what lies on the only way between them, and branches
-    between."""
+    """Makes subgraphs of ops: one for each branch where a region between two cuts has several, and one for each stretch
+    of cuts and regions with a single branch between such regions."""
     groups: list[list[int]] = []
     chain: list[int] = []
     for region, cut in _regions(ops):
@@ -165,7 +166,8 @@ def _coarse(ops: Sequence[_Op]) -> tuple[Subgraph, ...]:
 
 
 def _regions(ops: Sequence[_Op]) -> Iterator[tuple[list[int], int | None]]:
-    """(ops in between, the op that every path crosses next); None after the last of these."""
+    """Yields (region, cut): an op that every path crosses, and the ops between the cut before it and this one; at last
+    (region, None) where ops follow the last cut."""
     farthest = [-1] * len(ops)  # index of the last reader
     for at, op in enumerate(ops):
         for source in op.reads:
@@ -175,7 +177,8 @@ def _regions(ops: Sequence[_Op]) -> Iterator[tuple[list[int], int | None]]:
         sources_after[at] = sources_after[at + 1] + (not ops[at].reads)
     passing, unread, region = -1, False, list[int]()
     for at in range(len(ops)):
-        # no edge passes by, all before lead here, and all after come from here
+        # A cut: no edge passes it by; all ops before lead to it, since each has a reader, and none behind it; all ops
+        # after come from it, since each reads something, and nothing from before it.
         if passing <= at and not unread and not sources_after[at + 1]:
             yield region, at
             region = []
@@ -188,7 +191,7 @@ def _regions(ops: Sequence[_Op]) -> Iterator[tuple[list[int], int | None]]:
 
 
 def _branches(ops: Sequence[_Op], region: Sequence[int]) -> list[list[int]]:
-    """Groups ops of a region that lead to each other, by their first op."""
+    """Groups the ops of a region into its connected parts, ordered by their first op."""
     root = {at: at for at in region}
 
     def find(at: int) -> int:
@@ -210,8 +213,11 @@ def _branches(ops: Sequence[_Op], region: Sequence[int]) -> list[list[int]]:
 
 
 def makespan(parts: Sequence[Subgraph], places: Sequence[int], lane: DuetLane) -> float:
-    """Returns the seconds until all have run. Subgraphs are in an order in which they can; a device takes them in
-    it."""
+    """Returns the seconds until all subgraphs have run.
+
+    parts: in an order in which they can run; a device runs its own in that order, one at a time. places: the device
+    (0 or 1) of each. A transfer begins when its subgraph has ended and the lane is free.
+    """
     free, sent_until, end = [0.0, 0.0], 0.0, [0.0] * len(parts)
     arrived: dict[tuple[int, int], float] = {}
     for index, part in enumerate(parts):
@@ -230,7 +236,8 @@ def makespan(parts: Sequence[Subgraph], places: Sequence[int], lane: DuetLane) -
 
 
 def corrected(parts: Sequence[Subgraph], lane: DuetLane) -> tuple[tuple[int, ...], float]:
-    """Returns (places, makespan): each on its faster device, then flips that help most, while any does."""
+    """Returns (places, makespan) of a local search: each subgraph on its faster device at first, then the flip of one
+    subgraph, or of a subgraph and one that it reads, that shortens the makespan most, while any does."""
     places = [int(part.seconds[1] < part.seconds[0]) for part in parts]
     best = makespan(parts, places, lane)
     pairs = [(source, index) for index, part in enumerate(parts) for source, _ in part.reads]
@@ -247,7 +254,8 @@ def corrected(parts: Sequence[Subgraph], lane: DuetLane) -> tuple[tuple[int, ...
 
 
 def choose(parts: Sequence[Subgraph], lane: DuetLane) -> DuetAssignment:
-    """The best of all where they are few, else `corrected`; one device where two gain too little."""
+    """Returns the best of all assignments where there are at most FEW subgraphs, else that of `corrected`; one device
+    where two save less than the share GAIN. InputError for a model without ops."""
     if not parts:
         raise InputError("a model without ops has no subgraph to place")
     on_one_device = (makespan(parts, [0] * len(parts), lane), makespan(parts, [1] * len(parts), lane))

@@ -1,7 +1,7 @@
-"""Kinds that move no arithmetic: `reshape`, `rename`, `split`, `concat`, `repeat`, `pool`, `patchify`.
+"""Ops that move numbers, or average them: `rename`, `reshape`, `split`, `concat`, `pool`, `patchify`.
 
-Which dims are cut or joined follows from the names of the dims of inputs and outputs. Leaves out what images need
-beside patches (`image`).
+Which dims are cut or joined follows from the names of the dims of inputs and outputs; sizes are those of this rank's
+part. Leaves out what images need beside patches (`image`).
 """
 
 from __future__ import annotations
@@ -14,15 +14,19 @@ from gnomon.runtime.ops.site import Operand, Site, read
 
 
 def rename(site: Site, x: Tensor) -> Tensor:
-    """The same elements under other names of dims."""
+    """The same tensor: only the graph's names of its dims differ."""
     return x
 
 
 def reshape(site: Site, x: Tensor) -> Tensor:
-    """The same elements with dims joined, taken apart or in another order, as the names of input and output say."""
+    """The same elements with dims joined, taken apart or in another order.
+
+    Every dim is a product of atoms (heads x head_dim); x is taken apart to atoms, these are put in the output's order,
+    and joined to its dims. PlanError where input and output have other atoms than each other.
+    """
     before, after = (site.block.tensor(name).dims for name in (site.op.inputs[0], site.op.outputs[0]))
     names = [atom.name for dim in before for atom in dim.atoms]
-    for index, dim in reversed(list(enumerate(before))):
+    for index, dim in reversed(list(enumerate(before))):  # from the last, so that earlier indices stay as they are
         if len(dim.atoms) > 1:
             x = x.unflatten(index, [site.local(atom) for atom in dim.atoms])
     target_names = [atom.name for dim in after for atom in dim.atoms]
@@ -35,7 +39,8 @@ def reshape(site: Site, x: Tensor) -> Tensor:
 
 
 def split(site: Site, x: Tensor) -> tuple[Tensor, ...]:
-    """Splits x: along a dim that the parts have not (as many as it is long), or cut along the one that differs."""
+    """Splits x into the op's outputs: one slice each of a dim that outputs lack, or ranges along the dim whose name
+    differs, in proportion to the outputs' sizes. PlanError where these are not fixed numbers."""
     names = site.dims(site.op.inputs[0])
     first = site.dims(site.op.outputs[0])
     if len(first) == len(names) - 1:
@@ -50,18 +55,23 @@ def split(site: Site, x: Tensor) -> tuple[Tensor, ...]:
 
 
 def concat(site: Site, *parts: Operand) -> Tensor:
-    """Parts one after the other along the dim in which they differ from the result; a part that lacks a dim of the
-    result is spread over it. Attribute `reverse`: the last operand comes first (ViT's class token)."""
+    """Puts operands one after the other along the dim whose name differs in the result.
+
+    An operand that lacks other dims is repeated over them; one that lacks the joined dim too is one slice of it. So a
+    class token (hidden) goes before patches (batch, patches, hidden) as (batch, 1, hidden). Attribute `reverse`: the
+    last operand comes first (ViT's class token).
+    """
     out_dims = site.dims(site.op.outputs[0])
     tensors = [read(part) for part in parts]
     names = [site.dims(name) for name in site.op.inputs]
+    # An operand with all dims says which one is joined, and the sizes of the others.
     whole = next(own for own in names if len(own) == len(out_dims))
     along = next(i for i, (a, b) in enumerate(zip(whole, out_dims, strict=True)) if a != b)
     shape = list(tensors[names.index(whole)].shape)
     spread = []
     for own, x in zip(names, tensors, strict=True):
         missing = [i for i, name in enumerate(out_dims) if i != along and name not in own]
-        if len(own) + len(missing) < len(out_dims):  # a single slice of the joined dim
+        if len(own) + len(missing) < len(out_dims):  # it lacks the joined dim too
             missing = sorted([*missing, along])
         for i in missing:
             x = x.unsqueeze(i)
@@ -70,7 +80,7 @@ def concat(site: Site, *parts: Operand) -> Tensor:
 
 
 def pool(site: Site, x: Tensor) -> Tensor:
-    """The first position, or the mean of all."""
+    """The first position of each sequence, or the mean of all. PlanError for another `fn`."""
     where = site.token_dim(site.op.inputs[0])
     match site.attr("fn", ""):
         case "first":
@@ -82,7 +92,7 @@ def pool(site: Site, x: Tensor) -> Tensor:
 
 
 def patchify(site: Site, x: Tensor) -> Tensor:
-    """(batch, channels, h, w) -> (batch, patches, channels, patch h, patch w), row by row."""
+    """(batch, channels, h, w) -> (batch, patches, channels, patch h, patch w): patches row by row of the image."""
     tall, wide = (dim.size or 0 for dim in site.block.tensor(site.op.outputs[0]).dims[-2:])
     cut = x.unflatten(-1, (-1, wide)).unflatten(-3, (-1, tall))  # (batch, channels, rows, tall, columns, wide)
     return cut.permute(0, 2, 4, 1, 3, 5).flatten(1, 2)

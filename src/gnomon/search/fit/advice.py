@@ -1,4 +1,4 @@
-"""What to change when a plan does not or may not fit: the ladder of `gnomon fit`, as far as a moment allows.
+"""What to change when a plan does not or may not fit: the changes of `gnomon fit`, as many as a few seconds allow.
 
 `advice(prediction)` returns ways to fit, the fastest first, and whether all combinations were looked at: only then does
 "nothing makes it fit" hold, and `gnomon fit` says the same. Leaves out trimming of what is taken further than it must
@@ -20,12 +20,14 @@ TRIES = 160
 """Predictions after which no further combination is looked at: with 10 ms each, two seconds. Fewer, but FEWEST, for
 jobs of thousands of devices."""
 FEWEST = 24
+"""Predictions that are made however many devices a job has."""
 MANY_DEVICES = 1024
+"""Devices from which on the limit falls in proportion: a prediction takes longer there."""
 MOST_STREAMED = 20_000
-"""Layers times microbatches up to which an optimizer on the host is tried: gradients that stream there have rows of
-their own for each, and a prediction of more takes ten seconds."""
+"""Layers times microbatches up to which an optimizer on the host is tried: gradients that are copied there have a row
+of the Program for each, and a prediction of more takes ten seconds."""
 STREAMED = ("optimizer_offload",)
-"""Options that make them."""
+"""Options whose gradients are copied so."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,17 +35,17 @@ class Advice:
     """A change after which every rank fits with room."""
 
     what: str
-    """In words, as in `micro_batch_size 4 -> 2 and recompute full`."""
+    """The change in words, as in `micro_batch_size 4 -> 2 and recompute full`."""
     plan: Plan
-    """The plan with it."""
+    """The plan with the change."""
     step_s: float
-    """Its predicted step."""
+    """Its predicted step, in seconds."""
     peak_bytes: int
     """Predicted peak of its tightest rank."""
     limit_bytes: int
     """Memory of that rank's device."""
     lines: tuple[str, ...]
-    """It in the terms of the user's own file; empty where the plan is from none."""
+    """The change in the terms of the user's own file; empty where the plan is from none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,25 +53,25 @@ class FitAdvice:
     """The ways to make a plan fit."""
 
     ways: tuple[Advice, ...]
-    """The fastest first."""
+    """The ways found, the fastest first."""
     tried: int
-    """Predictions made."""
+    """The number of predictions made."""
     others: tuple[Advice, ...] = ()
-    """Where nothing makes it fit: other jobs that do, by adapters beside the network frozen."""
+    """Where no way was found: other jobs that fit, which train adapters beside the frozen network."""
     complete: bool
     """Whether all combinations of the changes were looked at, so that none means that there is none."""
 
 
 NOTHING = FitAdvice(ways=(), tried=0, complete=True)
-"""Of a plan that has room."""
+"""The advice for a plan that fits with room."""
 
 
 def advice(prediction: Prediction, *, most: int = 4, terms: Terms | None = None) -> FitAdvice:
-    """Changes after which every rank fits with room, the fastest first, `most` of them; none for a plan that has it.
+    """The `most` fastest changes after which every rank, and the host, fits with room; none for a plan that does.
 
-    One change at a time, then pairs, then threes …, where no smaller set is part of them that is enough, until TRIES
-    predictions are made. What the program of the prediction does not run is not among them, nor what its file, whose
-    terms are given, cannot say.
+    Single changes are tried, then pairs, then threes …, but for those that hold a smaller set that is enough, until
+    TRIES predictions are made. Left out is what the program of the prediction does not run, and what the user's file,
+    whose terms are given, cannot say.
     """
     if prediction.has_room and not host_short(prediction):
         return NOTHING

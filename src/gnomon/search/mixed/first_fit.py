@@ -33,30 +33,32 @@ from gnomon.search.space.points import Point, Space
 from gnomon.software import Stack
 
 FIT_TRIES = 24
-"""Predictions after which it gives up."""
+"""Predictions after which the search for a first fit gives up."""
 
 SPARE = 0.9
-"""Share of its device that the fullest rank holds, at least, up to which a point most likely fits."""
+"""A lower bound on the share of its device that the fullest rank fills, up to which a point most likely fits."""
 
 FIT_NODES = 3000
-"""Partial pipelines that it looks at."""
+"""Partial pipelines that the search looks at."""
 
 ROOMY = 12
-"""Plans on one kind that are predicted to find one with much room."""
+"""Meshes on one kind of device of which a plan is predicted, to find one with much room."""
 
 
 class RoomyFirst(MixedDevices):
-    """Bounds are shares of what devices may hold."""
+    """The space of `MixedDevices` ordered by memory: its bounds are the share of its device that the fullest rank fills
+    at least (1: all that it may hold), where those of its parent are seconds."""
 
     most_nodes = FIT_NODES
     shapes_apart = True
 
     def excludes(self, bound: float) -> bool:
-        """More than all of a device."""
+        """Whether no point under the bound fits: a rank would hold more than all of its device."""
         return bound > 1
 
     def order(self, bound: float, *, whole: bool) -> float:
         """Points with room to spare before anything else: one of them will do."""
+        # Bounds that are not excluded lie in 0 … 1, so such a point less 2 precedes all others.
         return super().order(bound - 2 if whole and bound < SPARE else bound, whole=whole)
 
     def of_block(self, block: MixedBlock) -> float:
@@ -64,36 +66,38 @@ class RoomyFirst(MixedDevices):
         return self.bounds.least_ratio(block)
 
     def of_rest(self, node: PipelineNode, used: Any, ahead: Any, ranks: int) -> Any:
-        """Bounds what is left of a pipeline by its block."""
+        """Bounds what is left of a partial pipeline by its whole block: memory is no sum over ranks."""
         return self.bounds.least_ratio(node.pipe.block)
 
     def of_ranks(self, node: PipelineNode, seconds: Any) -> Any:
-        """Nothing is known of single ranks."""
+        """No bound of single ranks: 0."""
         return 0.0
 
     def completed(self, block: MixedBlock, variants: Sequence[tuple[int, str]], layers: Longs, shares: Longs,
                   worst: float) -> Iterator[PointRows]:  # fmt: skip
-        """Points of several variants, the roomiest first."""
+        """Yields the points of each variant (ZeRO stage, schedule) that may fit, the roomiest first. layers, shares:
+        a row for each point."""
         for variant in variants:
             rows = PointRows(block, variant, layers, shares, np.zeros(len(layers)), False)
             yield from self._sorted(rows, self.bounds.ratio(rows))
 
     def played(self, part: PointRows) -> PointRows:
-        """The same by better bounds."""
+        """The same points by better bounds, of a schedule that is played; without those that these exclude."""
         ratios = part.bounds
         if part.block.shape.pp > 1:
             ratios = np.maximum(ratios, self.bounds.ratio(part, played=True))
-        return next(self._sorted(replace(part, played=True), ratios), part.part(slice(0, 0), played=True))
+        none = part.part(slice(0, 0), played=True)
+        return next(self._sorted(replace(part, played=True), ratios), none)
 
     def _sorted(self, rows: PointRows, ratios: Doubles) -> Iterator[PointRows]:
-        """Those that may fit, the least first, if there are any."""
+        """Yields the rows that may fit in one block, the least ratio first; nothing where none may."""
         able = self.fitting(ratios)
         if len(able):
             yield rows.part(able[np.argsort(ratios[able], kind="stable")], ratios)
 
 
 def first_fit(devices: RoomyFirst) -> Search[MixedFound]:
-    """The search for the first plan that fits, ended."""
+    """Runs the search until a plan fits, none is left, or a limit is met; returns it as it ended."""
     search = Search(devices, First[MixedFound](1))
     search.run(roots(devices))
     return search
@@ -102,10 +106,10 @@ def first_fit(devices: RoomyFirst) -> Search[MixedFound]:
 def roomiest(
     graph: Graph, cluster: Cluster, workload: Workload, space: Space, stack: Stack, limit_bytes: int
 ) -> FoundPlan | None:
-    """Finds in a space of plans on one kind of device the plan that fits and holds the least by a bound; None if of the
-    first ROOMY meshes none fits."""
+    """Finds a plan on devices of one kind that fits `limit_bytes` on every rank: predicts the point of each mesh that
+    holds least by a bound, the roomiest mesh first; None if none of the first ROOMY meshes fits."""
     devices = EqualDevices(graph, cluster, workload, space, stack, Goal(memory_bytes=limit_bytes))
-    able: list[tuple[float, Point]] = []
+    able: list[tuple[float, Point]] = []  # (bytes that the fullest rank holds at least, the point)
     for _, family in devices.blocks.families():
         for schedule, virtual, columns in devices.blocks.legality.scheduled(family.pp, family.dp).rows:
             peak_bytes = devices.blocks.memory.held_bytes(family, schedule, virtual)

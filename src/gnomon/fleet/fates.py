@@ -83,8 +83,8 @@ class Fate:
                 self._end(kind, event)
 
     def _end(self, kind: str, event: Event) -> None:
-        """Ends an attempt. `failed` and `lost` put the job back into the queue, until MOST_FAILURES of them have counted
-        against it: all do but an attempt of a controller before this one that is not known to have begun."""
+        """Ends an attempt. `failed` and `lost` queue the job again, until MOST_FAILURES of them have counted against
+        it: all do but an attempt of a controller before this one that is not known to have begun."""
         self.served += max(float(event["at"]) - self.begun_s, 0.0) * len(self.devices)
         self.devices, self.target = (), 0
         self.settled = max(self.settled, int(event["attempt"]))

@@ -37,8 +37,8 @@ class Subgraph:
     """The name of its only op, or those of its first and its last."""
     seconds: tuple[float, float]
     """Seconds on the first device and on the second."""
-    reads: tuple[tuple[int, float], ...]
-    """(subgraph before it, bytes that it reads of it)."""
+    reads: tuple[tuple[int, str, float], ...]
+    """(subgraph before it, name of a tensor that it reads of it, bytes of that tensor)."""
     ops: int
     """The number of its ops."""
 
@@ -85,18 +85,18 @@ def op_seconds(device: Device, dtype: str) -> Callable[[float, float, float], fl
 class _Op:
     name: str
     seconds: tuple[float, float]
-    reads: dict[int, float]
-    """Maps an op before it to the bytes that it reads of it."""
+    reads: dict[tuple[int, str], float]
+    """(op before it, name of a tensor of that op) -> bytes of that tensor."""
 
 
 def _ops(graph: Graph, setting: Setting, prices: Sequence[Callable[[float, float, float], float]]) -> list[_Op]:
     """Lists the ops of all layers, in an order in which they can run. prices: those of `op_seconds`, by device."""
-    # Names that calls read -> (op, bytes): `call.output`, or `call#index.output` of one layer of a repeated call.
-    producers: dict[str, tuple[int, float]] = {}
+    # Names that calls read -> (op, its tensor, bytes): `call.output`, or `call#index.output` of one layer of several.
+    producers: dict[str, tuple[int, str, float]] = {}
     found: list[_Op] = []
     for layer in graph.layers():
         block, call = graph.block(layer.call.block), layer.call
-        own: dict[str, tuple[int, float]] = {}
+        own: dict[str, tuple[int, str, float]] = {}
         before = f"{call.name}#{layer.index - 1}" if layer.index else ""
         chained = {inside: f"{before}.{out}" for out, inside in call.chain} if layer.index else {}
         for name, source in call.inputs:
@@ -106,15 +106,11 @@ def _ops(graph: Graph, setting: Setting, prices: Sequence[Callable[[float, float
             work = forward_work(op, block, setting)
             matrix = float(work.matmul_flops) + float(work.extra_matmul_flops)
             moved = float(work.read_bytes) + float(work.write_bytes)
-            reads: dict[int, float] = {}
-            for name in op.inputs:
-                if name in own:
-                    at, count = own[name]
-                    reads[at] = max(reads.get(at, 0.0), count)
+            reads = {(at, tensor): count for at, tensor, count in (own[name] for name in op.inputs if name in own)}
             each = tuple(price(matrix, float(work.vector_flops), moved) for price in prices)
             found.append(_Op(f"{layer.label}.{op.path}", (each[0], each[1]), reads))
             for name in op.outputs:
-                own[name] = len(found) - 1, float(nbytes(block.tensor(name), setting.sizes, setting.dtypes))
+                own[name] = len(found) - 1, name, float(nbytes(block.tensor(name), setting.sizes, setting.dtypes))
         for name in block.outputs:
             if name in own:
                 producers[f"{call.name}#{layer.index}.{name}"] = own[name]
@@ -148,17 +144,19 @@ def _coarse(ops: Sequence[_Op]) -> tuple[Subgraph, ...]:
     number = {at: index for index, members in enumerate(groups) for at in members}
     parts_joined = []
     for index, members in enumerate(groups):
-        reads: dict[int, float] = {}
-        for at in members:
-            for source, count in ops[at].reads.items():
-                if number[source] != index:
-                    reads[number[source]] = reads.get(number[source], 0.0) + count
+        # A tensor that several of its ops read counts once.
+        reads = {
+            (number[source], f"{ops[source].name} {tensor}"): count
+            for at in members
+            for (source, tensor), count in ops[at].reads.items()
+            if number[source] != index
+        }
         first, last = ops[members[0]].name, ops[members[-1]].name
         parts_joined.append(
             Subgraph(
                 name=first if len(members) == 1 else f"{first} … {last}",
                 seconds=(sum(ops[at].seconds[0] for at in members), sum(ops[at].seconds[1] for at in members)),
-                reads=tuple(sorted(reads.items())),
+                reads=tuple((source, tensor, count) for (source, tensor), count in sorted(reads.items())),
                 ops=len(members),
             )
         )
@@ -170,7 +168,7 @@ def _regions(ops: Sequence[_Op]) -> Iterator[tuple[list[int], int | None]]:
     (region, None) where ops follow the last cut."""
     farthest = [-1] * len(ops)  # index of the last reader
     for at, op in enumerate(ops):
-        for source in op.reads:
+        for source, _ in op.reads:
             farthest[source] = at
     sources_after = [0] * (len(ops) + 1)  # ops from here on that read nothing before them
     for at in range(len(ops) - 1, -1, -1):
@@ -202,7 +200,7 @@ def _branches(ops: Sequence[_Op], region: Sequence[int]) -> list[list[int]]:
         return at
 
     for at in region:
-        for source in ops[at].reads:
+        for source, _ in ops[at].reads:
             if source in root:
                 one, other = sorted((find(at), find(source)))
                 root[other] = one
@@ -219,17 +217,17 @@ def makespan(parts: Sequence[Subgraph], places: Sequence[int], lane: DuetLane) -
     (0 or 1) of each. A transfer begins when its subgraph has ended and the lane is free.
     """
     free, sent_until, end = [0.0, 0.0], 0.0, [0.0] * len(parts)
-    arrived: dict[tuple[int, int], float] = {}
+    arrived: dict[tuple[int, str, int], float] = {}  # (subgraph, its tensor, device) -> when it is there
     for index, part in enumerate(parts):
         place, ready = places[index], 0.0
-        for source, count in part.reads:
+        for source, tensor, count in part.reads:
             if places[source] == place:
                 ready = max(ready, end[source])
                 continue
-            if (source, place) not in arrived:  # what has crossed once is there
+            if (source, tensor, place) not in arrived:  # what has crossed once is there
                 sent_until = max(sent_until, end[source]) + lane.seconds(count)
-                arrived[source, place] = sent_until
-            ready = max(ready, arrived[source, place])
+                arrived[source, tensor, place] = sent_until
+            ready = max(ready, arrived[source, tensor, place])
         begin = max(free[place], ready)
         end[index] = free[place] = begin + part.seconds[place]
     return max(end, default=0.0)
@@ -240,7 +238,11 @@ def corrected(parts: Sequence[Subgraph], lane: DuetLane) -> tuple[tuple[int, ...
     subgraph, or of a subgraph and one that it reads, that shortens the makespan most, while any does."""
     places = [int(part.seconds[1] < part.seconds[0]) for part in parts]
     best = makespan(parts, places, lane)
-    pairs = [(source, index) for index, part in enumerate(parts) for source, _ in part.reads]
+    pairs = [
+        (source, index)
+        for index, part in enumerate(parts)
+        for source in dict.fromkeys(source for source, _, _ in part.reads)
+    ]
     flips = [*((index,) for index in range(len(parts))), *pairs]
     while True:
         tried = []
